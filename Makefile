@@ -1,0 +1,46 @@
+# make setup | demo | test | soak | check | clean          for a checkout: everything lies in .venv
+# make install | uninstall | wheelhouse                    for a centre: docs/site-guide.md
+PYTHON ?= python3
+PYTEST_ARGS ?=
+
+VENV := .venv
+RUNTIME := $(VENV)/.hpcdl-runtime
+DEVELOPMENT := $(VENV)/.hpcdl-development
+
+.PHONY: setup demo test soak check clean install uninstall wheelhouse help
+.DEFAULT_GOAL := help
+
+help:
+	@sed -n '1,2s/^# //p' Makefile
+
+setup: $(RUNTIME)
+
+$(RUNTIME): pyproject.toml scripts/setup
+	@scripts/setup '$(PYTHON)' '.[mpich]' '$@'
+
+$(DEVELOPMENT): $(RUNTIME)
+	@scripts/setup '$(PYTHON)' '.[mpich,dev]' '$@'
+
+demo: $(RUNTIME)
+	@scripts/demo
+
+test: $(DEVELOPMENT)
+	$(VENV)/bin/python -m pytest -m "not soak" $(PYTEST_ARGS)
+
+soak: $(DEVELOPMENT)
+	$(VENV)/bin/python -m pytest -m soak $(PYTEST_ARGS)
+
+check: $(DEVELOPMENT)
+	@scripts/check
+
+clean:
+	rm -rf demo build dist wheelhouse .pytest_cache .mypy_cache .ruff_cache .hypothesis *.egg-info
+	find hpcdl tests benchmarks scripts -name __pycache__ -type d -prune -exec rm -rf {} + 2>/dev/null || true
+
+export PREFIX MODULEDIR MPI MPI_MODULE MPI_LIBRARY WHEELHOUSE REQUIREMENTS SUFFIX FORCE
+
+# VERSION counts only on make's own command line: many environments hold a variable of that name.
+uninstall: export HPCDL_UNINSTALL = $(if $(filter command,$(firstword $(origin VERSION))),$(VERSION))
+install uninstall wheelhouse:
+	@scripts/check-python '$(PYTHON)'
+	@'$(PYTHON)' -B scripts/installer $@

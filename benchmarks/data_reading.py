@@ -1,0 +1,201 @@
+"""Reading raw shards against a plain loop of os.preadv over the same bytes, and tf.data output against TFRecord.
+
+    python benchmarks/data_reading.py [--mib 1024] [--repeats 5] [--folder DIR]
+
+All variants of one repeat run one after the other in this process, on bytes that are in the page cache; ratios are
+taken within a repeat, and the median ratio is printed.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import statistics
+import tempfile
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+
+from hpcdl.config.load import Layer, load
+from hpcdl.data.buffers import aligned_empty
+from hpcdl.data.dataset import Dataset, open_dataset
+from hpcdl.data.order import Epoch
+from hpcdl.data.reader import SplitReader, open_reader
+from hpcdl.data.request import ShardConfig, ShardRequest
+from hpcdl.data.stream import TrainingStream
+from hpcdl.data.writing import shard
+
+BATCH = 64
+
+
+def make(folder: Path, mib: int) -> Dataset:
+    target = folder / "shards"
+    samples = mib * 1024**2 // (224 * 224 * 3)
+    config = load(ShardConfig, [Layer(origin="benchmark", values={"samples": samples})]).config
+    shard(ShardRequest(source="synthetic:imagenet", target=target, config=config, resume=True), bar=False)
+    return open_dataset(str(target))
+
+
+def plain(dataset: Dataset) -> float:
+    """Read every shard from end to end with os.preadv into one buffer of a block's size."""
+    assert dataset.folder is not None and dataset.manifest is not None
+    size = dataset.manifest.block_samples * int(np.prod(dataset.sample_shape))
+    buffer = aligned_empty((size,), np.uint8)
+    buffer[:] = 0
+    started = time.perf_counter()
+    for entry in dataset.manifest.shards():
+        descriptor = os.open(dataset.folder / entry.file, os.O_RDONLY)
+        offset = 4096
+        while count := os.preadv(descriptor, [buffer], offset):
+            offset += count
+        os.close(descriptor)
+    return time.perf_counter() - started
+
+
+def blocks(dataset: Dataset) -> float:
+    """Read every block in shuffled order into one recycled buffer."""
+    reader = open_reader(dataset, dataset.train_split)
+    assert isinstance(reader, SplitReader) and dataset.manifest is not None
+    buffer = aligned_empty((dataset.manifest.block_samples, *dataset.sample_shape), dataset.dtype)
+    order = Epoch(reader.layout, 1, 0).blocks.tolist()
+    for block in order[:: max(1, len(order) // 64)]:  # opens the shards, touches the buffer
+        reader.read_block(block, buffer)
+    started = time.perf_counter()
+    for block in order:
+        reader.read_block(block, buffer)
+    seconds = time.perf_counter() - started
+    reader.close()
+    return seconds
+
+
+def single(dataset: Dataset) -> float:
+    """Read every sample alone, in random order, into recycled batch buffers."""
+    reader = open_reader(dataset, dataset.train_split)
+    buffer = aligned_empty((BATCH, *dataset.sample_shape), dataset.dtype)
+    ids = np.random.default_rng(0).permutation(dataset.train_split.num_samples).astype(np.int64)
+    reader.read_samples(ids[:BATCH], buffer)
+    started = time.perf_counter()
+    for first in range(0, len(ids), BATCH):
+        part = ids[first : first + BATCH]
+        reader.read_samples(part, buffer[: len(part)])
+    seconds = time.perf_counter() - started
+    reader.close()
+    return seconds
+
+
+def stream(dataset: Dataset) -> float:
+    """Shuffled batches of the training stream as numpy arrays."""
+    batches = TrainingStream(
+        open_reader(dataset, dataset.train_split), batch_size=BATCH, worker=0, num_workers=1, seed=0
+    )
+    steps = batches.steps_per_epoch
+    for step in range(steps):  # the first epoch makes the buffers
+        batches.images(step)
+    started = time.perf_counter()
+    for step in range(steps, 2 * steps):
+        batches.images(step)
+    seconds = time.perf_counter() - started
+    batches.close()
+    return seconds
+
+
+def tf_shards(dataset: Dataset) -> float:
+    """One epoch of hpcdl.data.open: shuffled batches at the output of tf.data."""
+    import hpcdl.data
+
+    batches = iter(hpcdl.data.open(dataset, batch_size=BATCH, epochs=2))
+    steps = dataset.train_split.num_samples // BATCH
+    for _ in range(steps):  # the first epoch makes the buffers
+        next(batches)
+    started = time.perf_counter()
+    for _ in range(steps):
+        next(batches)
+    return time.perf_counter() - started
+
+
+def tf_records(dataset: Dataset, folder: Path) -> Callable[[], float]:
+    """One epoch of the same batches by tf.data from TFRecord files, parsed, decoded and batched in parallel."""
+    import tensorflow as tf
+
+    path = folder / "records.tfrecord"
+    if not path.exists():
+        reader = open_reader(dataset, dataset.train_split)
+        image = np.empty((1, *dataset.sample_shape), dataset.dtype)
+        with tf.io.TFRecordWriter(str(path)) as out:
+            for sample in range(dataset.train_split.num_samples):
+                ids = np.array([sample], np.int64)
+                reader.read_samples(ids, image)
+                feature = {
+                    "image": tf.train.Feature(bytes_list=tf.train.BytesList(value=[image.tobytes()])),
+                    "label": tf.train.Feature(int64_list=tf.train.Int64List(value=reader.labels(ids).tolist())),
+                }
+                out.write(tf.train.Example(features=tf.train.Features(feature=feature)).SerializeToString())
+        reader.close()
+    spec = {"image": tf.io.FixedLenFeature((), tf.string), "label": tf.io.FixedLenFeature((), tf.int64)}
+
+    def parse(records):  # type: ignore[no-untyped-def]
+        found = tf.io.parse_example(records, spec)
+        images = tf.reshape(tf.io.decode_raw(found["image"], tf.uint8), (-1, *dataset.sample_shape))
+        return images, found["label"]
+
+    steps = dataset.train_split.num_samples // BATCH
+    batches = tf.data.TFRecordDataset(str(path)).repeat().batch(BATCH, drop_remainder=True)
+    ready = iter(batches.map(parse, num_parallel_calls=tf.data.AUTOTUNE).prefetch(2))
+
+    def run() -> float:
+        started = time.perf_counter()
+        for _ in range(steps):
+            next(ready)
+        return time.perf_counter() - started
+
+    run()
+    return run
+
+
+def main() -> None:
+    arguments = argparse.ArgumentParser(description=__doc__)
+    arguments.add_argument("--mib", type=int, default=1024)
+    arguments.add_argument("--repeats", type=int, default=5)
+    arguments.add_argument("--folder", type=Path)
+    chosen = arguments.parse_args()
+    with tempfile.TemporaryDirectory() as scratch:
+        folder = chosen.folder or Path(scratch)
+        dataset = make(folder, chosen.mib)
+        records = tf_records(dataset, folder)
+        variants: dict[str, Callable[[], float]] = {
+            "plain preadv": lambda: plain(dataset),
+            "shuffled blocks": lambda: blocks(dataset),
+            "single samples": lambda: single(dataset),
+            "training stream": lambda: stream(dataset),
+            "tf.data, shards": lambda: tf_shards(dataset),
+            "tf.data, TFRecord": records,
+        }
+        plain(dataset)
+        seconds = {name: [] for name in variants}
+        for _ in range(chosen.repeats):
+            for name, run in variants.items():
+                seconds[name].append(run())
+        size = dataset.train_split.num_samples * int(np.prod(dataset.sample_shape))
+    report(seconds, size)
+
+
+def report(seconds: dict[str, list[float]], size: int) -> None:
+    def ratio(base: str, name: str) -> float:
+        return statistics.median(b / s for b, s in zip(seconds[base], seconds[name], strict=True))
+
+    print(json.dumps({
+        "gb_per_second": {name: round(size / statistics.median(times) / 1e9, 2) for name, times in seconds.items()},
+        "ratios": {
+            "shuffled blocks / plain preadv": round(ratio("plain preadv", "shuffled blocks"), 2),
+            "single samples / plain preadv": round(ratio("plain preadv", "single samples"), 2),
+            "training stream / plain preadv": round(ratio("plain preadv", "training stream"), 2),
+            "tf.data from shards / tf.data from TFRecord": round(ratio("tf.data, TFRecord", "tf.data, shards"), 2),
+        },
+    }, indent=1))  # fmt: skip
+
+
+if __name__ == "__main__":
+    main()

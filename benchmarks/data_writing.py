@@ -1,0 +1,150 @@
+"""Writing raw shards against a plain sequential write with fsync; packing JPEG files against `cp`.
+
+    python benchmarks/data_writing.py [--mib 512] [--jpegs 4000] [--repeats 5] [--folder DIR]
+
+Variants of one repeat run one after the other; ratios are taken within a repeat, the median ratio is printed. Sharding
+is timed as the command does it, from listing to the manifest, with one process; the start of Python is left out. The
+raw source is a .npy file in the page cache; the plain write takes the same bytes from memory.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import resource
+import shutil
+import statistics
+import subprocess
+import tempfile
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+from PIL import Image
+
+from hpcdl.config.load import Layer, load
+from hpcdl.data.request import ShardConfig, ShardRequest
+from hpcdl.data.writing import shard
+
+
+def sharding(source: Path, target: Path, **options: object) -> Callable[[], float]:
+    def run() -> float:
+        shutil.rmtree(target, ignore_errors=True)
+        os.sync()
+        config = load(ShardConfig, [Layer(origin="benchmark", values={"workers": 1, **options})]).config
+        started = time.perf_counter()
+        shard(ShardRequest(source=str(source), target=target, config=config), bar=False)
+        return time.perf_counter() - started
+
+    return run
+
+
+def plain(target: Path, content: np.ndarray) -> Callable[[], float]:
+    """Write the bytes in pieces of a block into files of a shard's size, each with an fsync."""
+
+    def run() -> float:
+        shutil.rmtree(target, ignore_errors=True)
+        target.mkdir()
+        os.sync()
+        view = memoryview(content).cast("B")
+        piece, part = 7 * 150_528, max(1, round(len(view) / (16 * 1024**2)))
+        edges = [len(view) * number // part for number in range(part + 1)]
+        started = time.perf_counter()
+        for number in range(part):
+            with (target / str(number)).open("wb", buffering=0) as file:
+                for first in range(edges[number], edges[number + 1], piece):
+                    file.write(view[first : min(first + piece, edges[number + 1])])
+                os.fsync(file.fileno())
+        return time.perf_counter() - started
+
+    return run
+
+
+def copying(source: Path, target: Path, *, synced: bool = False) -> Callable[[], float]:
+    """Copy with cp, which by itself leaves the bytes in memory; shards are on the device when they are done."""
+
+    def run() -> float:
+        shutil.rmtree(target, ignore_errors=True)
+        os.sync()
+        started = time.perf_counter()
+        subprocess.run(["cp", "-r", source, target], check=True)
+        if synced:
+            os.sync()
+        return time.perf_counter() - started
+
+    return run
+
+
+def jpegs(folder: Path, count: int) -> Path:
+    """A folder of JPEG files of ImageNet's size (about 110 kB), ten classes."""
+    root = folder / "jpegs"
+    if root.exists():
+        return root
+    rng = np.random.default_rng(0)
+    for number in range(count):
+        (root / str(number % 10)).mkdir(parents=True, exist_ok=True)
+        small = Image.fromarray(rng.integers(0, 256, (120, 160, 3), dtype=np.uint8))
+        small.resize((500, 375), Image.Resampling.BICUBIC).save(root / str(number % 10) / f"{number}.jpg", quality=92)
+    return root
+
+
+def processor_seconds() -> float:
+    """User and system time of this process and those it waited for: unlike wall time, hardly touched by neighbours."""
+    used = [resource.getrusage(who) for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN)]
+    return sum(item.ru_utime + item.ru_stime for item in used)
+
+
+def main() -> None:
+    arguments = argparse.ArgumentParser(description=__doc__)
+    arguments.add_argument("--mib", type=int, default=512)
+    arguments.add_argument("--jpegs", type=int, default=4000)
+    arguments.add_argument("--repeats", type=int, default=5)
+    arguments.add_argument("--folder", type=Path)
+    chosen = arguments.parse_args()
+    with tempfile.TemporaryDirectory() as scratch:
+        folder = chosen.folder or Path(scratch)
+        arrays = folder / "arrays"
+        arrays.mkdir(exist_ok=True)
+        count = chosen.mib * 1024**2 // 150_528
+        images = np.random.default_rng(0).integers(0, 256, (count, 224, 224, 3), dtype=np.uint8)
+        np.save(arrays / "images.npy", images)
+        np.save(arrays / "labels.npy", np.arange(count) % 10)
+        source = jpegs(folder, chosen.jpegs)
+        variants = {
+            "plain write": plain(folder / "plain", images),
+            "raw shards": sharding(arrays, folder / "raw"),
+            "cp of JPEG files": copying(source, folder / "copy"),
+            "encoded shards": sharding(source, folder / "encoded", encoding="encoded"),
+            "cp of JPEG files, then sync": copying(source, folder / "copy", synced=True),
+        }
+        seconds: dict[str, list[float]] = {name: [] for name in variants}
+        processor: dict[str, list[float]] = {name: [] for name in variants}
+        for _ in range(chosen.repeats):
+            for name, run in variants.items():
+                before = processor_seconds()
+                seconds[name].append(run())
+                processor[name].append(processor_seconds() - before)
+        size = sum(path.stat().st_size for path in source.rglob("*.jpg"))
+
+    def ratio(times: dict[str, list[float]], base: str, name: str) -> float:
+        return round(statistics.median(b / s for b, s in zip(times[base], times[name], strict=True)), 2)
+
+    print(json.dumps({
+        "median_seconds": {name: round(statistics.median(times), 3) for name, times in seconds.items()},
+        "raw_mib": chosen.mib, "jpeg_files": chosen.jpegs, "jpeg_mib": round(size / 1024**2),
+        "median_processor_seconds": {name: round(statistics.median(times), 3) for name, times in processor.items()},
+        **{
+            title: {
+                "raw shards / plain write with fsync": ratio(times, "plain write", "raw shards"),
+                "encoded shards / cp of the files": ratio(times, "cp of JPEG files", "encoded shards"),
+                "encoded shards / cp of the files and sync": ratio(times, "cp of JPEG files, then sync", "encoded shards"),
+            }
+            for title, times in (("ratios", seconds), ("ratios_of_processor_seconds", processor))
+        },
+    }, indent=1))  # fmt: skip
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,56 @@
+"""LeNet for real on shaped hosts: where the time of a step goes with `easgd` and sync-easgd 1, 2, 3.
+
+    python -m benchmarks.easgd_lenet --hosts 4 --rate 1gbit --data digits-shards
+
+As root, in the lab's namespaces: one `hpcdl train` rank a worker host, and one host more for the server of `easgd`. LeNet's
+weights are 1.64 MiB. The parts are means per step over the workers, from the run's own record.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+import tempfile
+from pathlib import Path
+
+from benchmarks.shaped_hosts import run_ranks
+from hpcdl.cluster.mpiexec import find_mpiexec
+from hpcdl.core.records import RunRecord, read_record
+
+METHODS = (("easgd", ()), *(("sync-easgd", ("--variant", variant)) for variant in "123"))
+COMMUNICATION = ("wait", "exposed_communication")
+
+
+def train(options: argparse.Namespace, strategy: str, flags: tuple[str, ...], run_dir: Path) -> RunRecord:
+    """One run; every host trains with one thread, as all of them share this machine."""
+    servers = 1 if strategy == "easgd" else 0
+    command = [
+        sys.executable, "-m", "hpcdl", "train", "--model", "lenet", "--data", str(options.data.resolve()), "--strategy",
+        strategy, *flags, "--batch-size", "64", "--steps", str(options.steps), "--learning-rate", "0.02",
+        "--deterministic", "--run-dir", str(run_dir),
+    ]  # fmt: skip
+    run_ranks(options.hosts + servers, options.rate, find_mpiexec().path, command)
+    return read_record(run_dir)
+
+
+def main() -> None:
+    """Run every method once and print its parts."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--hosts", type=int, default=4)
+    parser.add_argument("--rate", default="1gbit")
+    parser.add_argument("--steps", type=int, default=60)
+    parser.add_argument("--data", type=Path, required=True)
+    options = parser.parse_args()
+    # Below the checkout: the hosts see it at the same path.
+    with tempfile.TemporaryDirectory(prefix=".easgd-lenet-", dir=Path.cwd()) as name:
+        for number, (strategy, flags) in enumerate(METHODS):
+            record = train(options, strategy, flags, Path(name) / str(number))
+            step_s = sum(record.parts.values())
+            share = sum(record.parts[part] for part in COMMUNICATION) / step_s
+            parts = ", ".join(f"{part} {1e3 * seconds:.1f}" for part, seconds in record.parts.items())
+            label = f"{strategy} {flags[-1]}" if flags else strategy
+            print(f"{label:14s} step {1e3 * step_s:6.1f} ms, waiting and communicating {share:4.0%} ({parts} ms)")
+
+
+if __name__ == "__main__":
+    main()

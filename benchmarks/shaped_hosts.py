@@ -1,0 +1,55 @@
+"""Runs one MPI rank on each of some hosts whose network is shaped: tests/lab's hosts, mpich's mpiexec. Needs root."""
+
+from __future__ import annotations
+
+import subprocess
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+from tests.conftest import ROOT
+from tests.lab.hosts import LOGIN, Lab, lab_folder, missing
+
+_REMOTE_SHELL = """#!/bin/bash
+while [[ $1 == -* ]]; do shift; done
+host=$1; shift
+declare -A inits=({inits})
+exec nsenter --target "${{inits[$host]}}" --all --wd={root} -- env -i {environment} bash -c "$*"
+"""
+
+
+def run_ranks(num_hosts: int, rate: str, mpiexec: Path, command: Sequence[str], timeout_s: float = 580.0) -> str:
+    """What the ranks of `command` print; each host sends at most `rate` (tc's spelling)."""
+    problem = missing()
+    if problem:
+        raise SystemExit(problem)
+    with lab_folder() as folder:
+        lab = Lab(folder, num_nodes=num_hosts, rate=rate)
+        try:
+            lab.start()
+            return _run(lab, mpiexec, command, timeout_s)
+        finally:
+            lab.stop()
+
+
+def _run(lab: Lab, mpiexec: Path, command: Sequence[str], timeout_s: float) -> str:
+    environment = {"PATH": "/usr/local/bin:/usr/bin:/bin:/usr/sbin:/sbin", "HOME": "/root", "PYTHONPATH": str(ROOT)}
+    shell = _written_shell(lab, environment)
+    # mpiexec lives on the login host's network, but sees all processes: it has to enter the other hosts.
+    enter = ["nsenter", "--target", str(lab.inits[LOGIN]), "--net", "--uts", "--"]
+    line = [str(mpiexec), "-launcher", "ssh", "-launcher-exec", str(shell), "-iface", "eth0", "-hosts",
+            ",".join(lab.nodes), "-n", str(len(lab.nodes)), *command]  # fmt: skip
+    finished = subprocess.run(
+        [*enter, *line], stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=timeout_s, cwd=ROOT
+    )
+    if finished.returncode:
+        raise SystemExit(f"the ranks failed:\n{finished.stdout}\n{finished.stderr}")
+    return finished.stdout
+
+
+def _written_shell(lab: Lab, environment: Mapping[str, str]) -> Path:
+    path = lab.folder / "remote-shell"
+    inits = " ".join(f"[{host}]={pid}" for host, pid in lab.inits.items())
+    values = " ".join(f"{name}={value}" for name, value in environment.items())
+    path.write_text(_REMOTE_SHELL.format(inits=inits, root=ROOT, environment=values))
+    path.chmod(0o700)
+    return path

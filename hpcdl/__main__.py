@@ -1,0 +1,12 @@
+"""`python -m hpcdl` is the `hpcdl` command."""
+
+import sys
+
+# `-m` puts the current folder first on the path; nothing may be read from there unasked.
+if not sys.flags.safe_path:
+    del sys.path[0]
+
+from hpcdl.cli.main import main
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,209 @@
+"""`hpcdl bench allreduce`: every all-reduce at every size; `python -m hpcdl.bench.allreduce FOLDER` is one rank."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import sys
+import tempfile
+import zlib
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import numpy
+
+from hpcdl.bench.pingpong import LONG_BYTES, median_link, sweep
+from hpcdl.cluster import local
+from hpcdl.cluster.environment import placement
+from hpcdl.collectives.measure import CANDIDATES, Row, measure, save_table, table_file
+from hpcdl.collectives.table import COLLECTIVES
+from hpcdl.collectives.workspace import Workspace
+from hpcdl.config.bench_allreduce import AllreduceBenchConfig
+from hpcdl.config.load import Layer, as_toml_values, load
+from hpcdl.core.alpha_beta import AlphaBeta, alpha_beta
+from hpcdl.core.errors import CorruptError, HpcdlError, UsageError
+from hpcdl.core.files import read_json, write_json
+from hpcdl.core.progress import progress
+from hpcdl.core.records import from_json
+from hpcdl.core.units import format_bytes, parse_bytes
+from hpcdl.node.plan import launch_plan
+from hpcdl.node.topology import read_topology
+
+if TYPE_CHECKING:
+    from hpcdl.core.protocols import Communicator
+
+CONFIG_FILE = "config.json"
+RESULT_FILE = "result.json"
+PROGRESS_FILE = "progress.json"
+
+
+@dataclass(frozen=True, kw_only=True)
+class AllreduceRow:
+    """One algorithm at one size: median seconds of the slowest rank.
+
+    `bus_bandwidth` is 2(p-1)/p n/t in bytes/s, what each rank must at least send and receive in that time.
+    `share_of_bound` is the bound, lg p latencies and 2(p-1)/p n bytes on the median link, over the time; through shared
+    memory it may exceed 1.
+    """
+
+    algorithm: str
+    bytes: int
+    seconds: float
+    bus_bandwidth: float
+    share_of_bound: float
+
+
+@dataclass(frozen=True, kw_only=True)
+class SlowestPair:
+    """The two ranks between which a message of 1 MiB takes longest; `ratio` over the median pair."""
+
+    ranks: Sequence[int]
+    hosts: Sequence[str]
+    seconds: float
+    ratio: float
+
+
+@dataclass(frozen=True, kw_only=True)
+class AllreduceResult:
+    """What was measured; `fits` holds alpha and beta of each algorithm, `link` those of the median pair of ranks."""
+
+    library: str
+    ranks: int
+    nodes: int
+    repeats: int
+    rows: Sequence[AllreduceRow]
+    fits: Mapping[str, AlphaBeta]
+    link: AlphaBeta
+    slowest_pair: SlowestPair
+
+
+def run(config: AllreduceBenchConfig) -> AllreduceResult | None:
+    """Measure on fresh ranks of this node, or on those that a launcher has started; None on all of these but rank 0."""
+    sizes = parse_sizes(config.run.sizes)
+    place = placement()
+    if place is not None and place.size > 1:
+        from hpcdl.training.rank import communicator_for
+
+        result = measure_on_rank(config, communicator_for(place), lambda _: None)
+        return result if place.rank == 0 else None
+    if config.run.ranks < 2:
+        raise UsageError(f"--ranks {config.run.ranks}: an all-reduce needs at least two ranks; use --ranks 2")
+    plan = launch_plan(read_topology(), None, config.run.ranks, config.run.ranks)
+    with tempfile.TemporaryDirectory(prefix="hpcdl-bench-") as name:
+        folder = Path(name)
+        write_json(folder / CONFIG_FILE, as_toml_values(config))
+        with progress("all-reduces", len(sizes)) as bar:
+
+            def tick() -> None:
+                with contextlib.suppress(OSError, CorruptError):
+                    bar.update(read_json(folder / PROGRESS_FILE))
+
+            command = [sys.executable, "-m", "hpcdl.bench.allreduce", name]
+            local.start(plan, command, folder=folder / "ranks", tick=tick)
+        return from_json(AllreduceResult, read_json(folder / RESULT_FILE))
+
+
+def parse_sizes(text: str) -> list[int]:
+    """Bytes of each size in `4KiB,1MiB`, in ascending order and whole float32 numbers; UsageError otherwise."""
+    try:
+        sizes = sorted({parse_bytes(part) // 4 * 4 for part in text.split(",") if part.strip()})
+    except ValueError as error:
+        raise UsageError(f"--sizes {text}: {error}") from None
+    if not sizes or sizes[0] < 4:
+        raise UsageError(f"--sizes {text}: a size is at least 4 bytes; write for example 4KiB,1MiB")
+    return sizes
+
+
+def measure_on_rank(
+    config: AllreduceBenchConfig, communicator: Communicator, tick: Callable[[int], None]
+) -> AllreduceResult:
+    """One rank's part; every rank gets the result. HpcdlError where an algorithm sums wrongly.
+
+    Rank 0 keeps the times for `--strategy auto`.
+    """
+    workspace = Workspace()
+    sizes = parse_sizes(config.run.sizes)
+    pairs = sweep(communicator)
+    rows: list[Row] = []
+    for size in sizes:
+        for name in CANDIDATES:
+            check(communicator, name, size, workspace)
+        table = measure(communicator, [size], repeats=config.run.repeats, workspace=workspace)
+        rows += table.rows
+        tick(len(rows))
+    table = dataclasses.replace(table, rows=rows)
+    workspace.close()
+    if communicator.rank == 0:
+        with contextlib.suppress(OSError):  # a full home must not cost the result
+            save_table(table_file(table.library, table.ranks, table.nodes, communicator.host), table)
+    link = median_link(pairs)
+    slowest = max(pairs, key=lambda pair: pair.seconds)
+    fits = {name: alpha_beta(sizes, [row.seconds[name] for row in rows]) for name in CANDIDATES}
+    return AllreduceResult(
+        library=table.library,
+        ranks=table.ranks,
+        nodes=table.nodes,
+        repeats=config.run.repeats,
+        rows=[_row(name, row, table.ranks, link) for row in rows for name in CANDIDATES],
+        fits={name: fit for name, fit in fits.items() if fit is not None},
+        link=link,
+        slowest_pair=SlowestPair(
+            ranks=slowest.ranks,
+            hosts=slowest.hosts,
+            seconds=slowest.seconds,
+            ratio=slowest.seconds / link.seconds(LONG_BYTES),
+        ),
+    )
+
+
+def check(communicator: Communicator, name: str, num_bytes: int, workspace: Workspace) -> None:
+    """Sum whole numbers, which float32 adds exactly, and compare with the known result on every rank."""
+    pattern = (numpy.arange(num_bytes // 4) % 251).astype(numpy.float32)
+    buffer = pattern * numpy.float32(communicator.rank + 1)
+    COLLECTIVES.load(name)(communicator, buffer, workspace)
+    expected = pattern * numpy.float32(communicator.size * (communicator.size + 1) // 2)
+    verdicts = communicator.allgather_json([bool((buffer == expected).all()), zlib.crc32(buffer.tobytes())])
+    wrong = [rank for rank, (correct, _) in enumerate(verdicts) if not correct]
+    if wrong or len({checksum for _, checksum in verdicts}) > 1:
+        raise HpcdlError(
+            f"{name} sums {format_bytes(num_bytes)} wrongly on rank {wrong[0] if wrong else 0} "
+            f"with {communicator.library}; use another strategy and report this"
+        )
+
+
+def _row(name: str, row: Row, num_ranks: int, link: AlphaBeta) -> AllreduceRow:
+    seconds = row.seconds[name]
+    least_bytes = 2 * (num_ranks - 1) / num_ranks * row.bytes
+    bound_s = (num_ranks - 1).bit_length() * link.latency_s + least_bytes * link.seconds_per_byte
+    return AllreduceRow(
+        algorithm=name,
+        bytes=row.bytes,
+        seconds=seconds,
+        bus_bandwidth=least_bytes / seconds,
+        share_of_bound=bound_s / seconds,
+    )
+
+
+def main() -> None:
+    """Entry of a rank process."""
+    from hpcdl.training.rank import supervised
+
+    folder = Path(sys.argv[1])
+    config = load(AllreduceBenchConfig, [Layer(origin=CONFIG_FILE, values=read_json(folder / CONFIG_FILE))]).config
+
+    def body(communicator: Communicator) -> None:
+        def tick(done: int) -> None:
+            if communicator.rank == 0:
+                write_json(folder / PROGRESS_FILE, done)
+
+        result = measure_on_rank(config, communicator, tick)
+        if communicator.rank == 0:
+            write_json(folder / RESULT_FILE, dataclasses.asdict(result))
+
+    sys.exit(supervised(body))
+
+
+if __name__ == "__main__":
+    main()

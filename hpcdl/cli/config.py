@@ -1,0 +1,29 @@
+"""`hpcdl config show`: the settings of a run and where each comes from."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import typer
+
+from hpcdl.cli.options import ConfigFlag, JsonFlag, SetFlag, settings_for_show, takes_settings
+from hpcdl.cli.output import print_json, print_table
+from hpcdl.config.schema import TrainConfig
+
+commands = typer.Typer(no_args_is_help=True, help="Show the settings of `hpcdl train` and where each comes from.")
+
+
+def register(app: typer.Typer) -> None:
+    """Add the group."""
+    app.add_typer(commands, name="config")
+
+
+@commands.command(epilog="Example: hpcdl config show --config study.toml --set batch-size=64")
+@takes_settings(TrainConfig)
+def show(flags: dict[str, Any], config: ConfigFlag = None, set_: SetFlag = None, json: JsonFlag = False) -> None:
+    """Print every setting of `hpcdl train`, its value, and the layer that it comes from."""
+    rows = settings_for_show(TrainConfig, "train", flags, config, set_)
+    if json:
+        print_json({"settings": [{"key": key, "value": value, "origin": origin} for key, value, origin in rows]})
+        return
+    print_table(("setting", "value", "from"), rows)

@@ -1,0 +1,119 @@
+"""`hpcdl inspect`: what a data folder holds, whether it is sound, and how to mend it."""
+
+from __future__ import annotations
+
+import dataclasses
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from hpcdl.cli.options import JsonFlag
+from hpcdl.cli.output import print_json, print_table, say
+from hpcdl.core.errors import UsageError
+from hpcdl.core.units import format_bytes, format_count
+
+_CLASSES_SHOWN = 20
+
+
+def register(app: typer.Typer) -> None:
+    """Add the command."""
+    app.command(name="inspect", epilog="Example: hpcdl inspect shards --verify")(inspect)
+
+
+def inspect(
+    folder: Annotated[Path, typer.Argument(metavar="DIR", help="Folder that `hpcdl shard` made.")],
+    verify: Annotated[bool, typer.Option("--verify", help="Read everything and check every checksum.")] = False,
+    repair: Annotated[bool, typer.Option("--repair", help="Verify, and write damaged shards again.")] = False,
+    source: Annotated[str | None, typer.Option("--from", metavar="SOURCE", help="What the data was made from.")] = None,
+    samples: Annotated[int, typer.Option("--samples", metavar="N", min=0, help="Save N sample pictures as PNG.")] = 0,
+    out: Annotated[Path | None, typer.Option("--out", metavar="DIR", help="Where pictures go [DIR-samples].")] = None,
+    json: JsonFlag = False,
+) -> None:
+    """Show what a data folder holds; check and mend it."""
+    if repair != (source is not None):
+        raise UsageError("--repair and --from belong together: hpcdl inspect DIR --repair --from SOURCE")
+    document: dict[str, Any] = {}
+    if verify or repair:
+        document.update(_check(folder, source, keep=json))
+    from hpcdl.data import inspection
+
+    found = inspection.inspect(folder)
+    if samples:
+        document["pictures"] = _pictures(folder, samples, out or Path(f"{folder.name}-samples"))
+    if json:
+        print_json({**dataclasses.asdict(found), **document})
+        return
+    _show(found)
+    say(f"next: hpcdl train --model lenet --data {folder}" if verify else f"next: hpcdl inspect {folder} --verify")
+
+
+def _check(folder: Path, source: str | None, *, keep: bool) -> dict[str, Any]:
+    """Verify, and with a source mend; CorruptError where damage remains."""
+    from hpcdl.core.progress import progress
+    from hpcdl.data import inspection
+
+    done = 0
+    with progress("verifying", inspection.total_bytes(folder)) as bar:
+
+        def told(count: int) -> None:
+            nonlocal done
+            done += count
+            bar.update(done, format_bytes(done))
+
+        checked = inspection.verify(folder, told=told)
+    repaired: list[str] = []
+    if source is not None and checked.bad_shards:
+        from hpcdl.data.repair import repair
+
+        repaired = repair(folder, source, checked.bad_shards)
+        for name in repaired:
+            say(f"written again: {name}")
+        checked = inspection.verify(folder)
+    if keep and checked.faults:
+        print_json({"folder": str(folder), "faults": list(checked.faults), "bad_shards": list(checked.bad_shards)})
+    inspection.require_sound(folder, checked)
+    say(f"sound: every checksum of {checked.num_shards} shards ({format_bytes(checked.num_bytes)}) fits")
+    return {"verified": True, "faults": [], "bad_shards": [], "repaired": repaired}
+
+
+def _pictures(folder: Path, samples: int, out: Path) -> list[str]:
+    from hpcdl.data.dataset import open_dataset
+    from hpcdl.data.pictures import write_pictures
+
+    dataset = open_dataset(str(folder))
+    split = dataset.splits.get("train") or next(iter(dataset.splits.values()))
+    written = write_pictures(dataset, split, samples, out)
+    say(f"{len(written)} pictures of {split.name} in {out}")
+    return [str(path) for path in written]
+
+
+def _show(found: Any) -> None:
+    shape = "x".join(str(side) for side in found.sample_shape)
+    packed = f", {found.compression}" if found.compression else ""
+    rows = [
+        ("name", found.name),
+        ("source", found.source_format),
+        ("samples", f"{shape} {found.dtype}, {found.encoding}{packed}"),
+        ("classes", format_count(found.num_classes)),
+        ("block", f"{found.block_samples} samples"),
+        ("file system", found.file_system),
+        ("seed", str(found.seed)),
+        ("written by", f"hpcdl {found.hpcdl_version}"),
+    ]
+    if found.stripes:
+        rows.insert(6, ("stripes", f"{found.stripes.count} OST(s) of {format_bytes(found.stripes.size)}"))
+    if found.num_skipped:
+        rows.append(("skipped", f"{found.num_skipped} samples, named in the manifest"))
+    print_table(("what", "value"), rows)
+    print()
+    print_table(
+        ("split", "samples", "shards", "bytes"),
+        [(s.name, format_count(s.num_samples), str(s.num_shards), format_bytes(s.num_bytes)) for s in found.splits],
+    )
+    print()
+    names = list(found.splits[0].histogram)[:_CLASSES_SHOWN]
+    header = ("class", *(split.name for split in found.splits))
+    print_table(header, [(name, *(format_count(s.histogram[name]) for s in found.splits)) for name in names])
+    if found.num_classes > _CLASSES_SHOWN:
+        print(f"... and {found.num_classes - _CLASSES_SHOWN} more classes; --json lists all")

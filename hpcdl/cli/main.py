@@ -1,0 +1,72 @@
+"""The `hpcdl` command: runs the app and turns errors into one line and an exit code."""
+
+from __future__ import annotations
+
+import os
+import sys
+
+from hpcdl.core.errors import HpcdlError, Interrupted, UsageError
+
+VERBOSE = "HPCDL_VERBOSE"
+"""Set by `-v`; ranks inherit it."""
+
+
+def main() -> None:
+    """Run the command line and exit with the codes that the errors carry."""
+    sys.exit(run(sys.argv[1:]))
+
+
+def run(arguments: list[str]) -> int:
+    """Run `arguments` and return the exit code; messages go to stderr."""
+    from hpcdl.cli.app import app
+
+    try:
+        result = app(arguments, prog_name="hpcdl", standalone_mode=False)
+    except HpcdlError as error:
+        complain(error)
+        return error.exit_code
+    except KeyboardInterrupt:
+        complain(Interrupted("stopped by Ctrl-C"))
+        return Interrupted.exit_code
+    except BrokenPipeError:  # the reader of a pipe (`| head`) is gone: nobody is left to tell
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 1
+    except Exception as error:  # noqa: BLE001  the last line of defence; -v shows the traceback
+        return _unexpected(error)
+    return result if isinstance(result, int) else 0
+
+
+def complain(error: BaseException) -> None:
+    """Print the lines of an error on stderr, each behind the program's name.
+
+    What the user handed in is wrong on every rank alike: under a launcher rank 0 alone says so.
+    """
+    from hpcdl.cluster.environment import placement
+
+    place = placement()
+    if isinstance(error, UsageError) and place is not None and place.rank > 0:
+        return
+    for line in str(error).splitlines():
+        print(f"hpcdl: {line}", file=sys.stderr)
+
+
+def _unexpected(error: Exception) -> int:
+    message = getattr(error, "format_message", None)
+    if message is not None:  # typer's own usage errors
+        context = getattr(error, "ctx", None)
+        where = f"{context.command_path} --help" if context else "hpcdl --help"
+        print(f"hpcdl: {message().rstrip('.')}; see `{where}`", file=sys.stderr)
+        return 2
+    if type(error).__name__ == "Abort":
+        complain(Interrupted("stopped by Ctrl-C"))
+        return Interrupted.exit_code
+    if type(error).__name__ == "Exit":
+        return int(getattr(error, "exit_code", 1))
+    if os.environ.get(VERBOSE):
+        raise error
+    detail = str(error).strip().splitlines()
+    print(
+        f"hpcdl: {type(error).__name__}: {detail[0] if detail else 'no details'} (run again with -v for the traceback)",
+        file=sys.stderr,
+    )
+    return 1

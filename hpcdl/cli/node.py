@@ -1,0 +1,94 @@
+"""`hpcdl node`: what this node is made of, and the environment that its profile asks for."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Annotated
+
+import typer
+
+from hpcdl.cli.options import JsonFlag
+from hpcdl.cli.output import print_json, printable, say
+from hpcdl.core.units import format_bytes
+
+commands = typer.Typer(no_args_is_help=True, help="Look at this node, or at one of the machines that hpcdl knows.")
+
+MachineFlag = Annotated[
+    str | None, typer.Option("--machine", metavar="NAME", help="A known machine, or an hwloc XML file.")
+]
+ProfileFlag = Annotated[str, typer.Option("--profile", metavar="FILE", help="A profile, `auto` or `none`. [auto]")]
+ModelFlag = Annotated[str, typer.Option("--model", metavar="TEXT", help="Network whose profile is looked for.")]
+RanksFlag = Annotated[
+    int | None,
+    typer.Option("--ranks-per-node", min=1, metavar="N", help="Ranks that share the node. [the profile's, or 1]"),
+]
+
+
+def register(app: typer.Typer) -> None:
+    """Add the group."""
+    app.add_typer(commands, name="node")
+
+
+@commands.command(epilog="Example: hpcdl node show --machine stampede2-knl-quadrant-flat")
+def show(
+    machine: MachineFlag = None,
+    profile: ProfileFlag = "auto",
+    model: ModelFlag = "",
+    ranks_per_node: RanksFlag = None,
+    json: JsonFlag = False,
+) -> None:
+    """Show packages, NUMA nodes, caches, cores, what this process may use, and where ranks would sit."""
+    from hpcdl.node.cpusets import format_list
+    from hpcdl.node.engine import find_engine
+    from hpcdl.node.picture import draw
+    from hpcdl.node.sight import sight
+
+    seen = sight(machine, profile, model, ranks_per_node)
+    topology, plan = seen.topology, seen.plan
+    if json:
+        document = dataclasses.asdict(topology) | {
+            "memory_mode": topology.memory_mode, "cluster_mode": topology.cluster_mode,
+            "fingerprint": topology.fingerprint, "cpus_by_local_rank": [list(cpus) for cpus in plan.cpus_by_local_rank],
+        }  # fmt: skip
+        print_json(document)
+        return
+    print(printable(topology.summary))
+    print(f"memory mode    {topology.memory_mode}, {topology.cluster_mode}")
+    for cache in topology.caches:
+        print(f"cache {cache.level:<8} {cache.num} x {format_bytes(cache.size_bytes)}, {cache.cores_each} cores each")
+    memory = format_list(topology.allowed_memory_nodes)
+    print(f"may use        CPUs {format_list(topology.allowed_cpus)}, NUMA nodes {memory}")
+    print(f"fingerprint    {topology.fingerprint} (from {printable(topology.source)})")
+    if machine is None:
+        print(f"engine         {find_engine().summary}")
+    print()
+    print("\n".join(draw(topology, plan.cpus_by_local_rank)))
+    if seen.sentence:
+        say(seen.sentence)
+    say("next: hpcdl tune-threads --model M --batch-size B" + (f" --plan --machine {machine}" if machine else ""))
+
+
+@commands.command(epilog='Example: eval "$(hpcdl node env --model resnet50)"')
+def env(
+    machine: MachineFlag = None,
+    profile: ProfileFlag = "auto",
+    model: ModelFlag = "",
+    ranks_per_node: RanksFlag = None,
+    json: JsonFlag = False,
+) -> None:
+    """Print the profile's environment as shell exports, for use without hpcdl; numactl lines stand as comments."""
+    from hpcdl.node.environment import shell_exports
+    from hpcdl.node.plan import numactl_words
+    from hpcdl.node.sight import sight
+
+    seen = sight(machine, profile, model, ranks_per_node)
+    if json:
+        every = [numactl_words(seen.plan, rank) for rank in range(seen.plan.ranks_per_node)]
+        print_json({"environment": dict(seen.plan.environment), "numactl": every})
+    else:
+        print("\n".join(shell_exports(seen.plan.environment)))
+        for rank in range(seen.plan.ranks_per_node):
+            words = numactl_words(seen.plan, rank)
+            if words:
+                print(f"# local rank {rank}: {' '.join(words)} COMMAND")
+    say(seen.sentence or "no profile fits this node: these are hpcdl's defaults; make one with `hpcdl tune-threads`")

@@ -1,0 +1,123 @@
+"""Flags made from the settings that config/ declares, so that each is written down once."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from hpcdl.config.load import (
+    Effective,
+    Layer,
+    all_settings,
+    file_layer,
+    flag_layer,
+    flatten,
+    load,
+    set_layer,
+    standard_layers,
+)
+from hpcdl.config.settings import Setting
+
+JsonFlag = Annotated[bool, typer.Option("--json", help="Print one JSON document on stdout.")]
+ConfigFlag = Annotated[
+    Path | None, typer.Option("--config", metavar="FILE", help="TOML file whose keys are the flags.")
+]
+SetFlag = Annotated[list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="One setting; may be repeated.")]
+
+_METAVARS = {
+    "int": "N",
+    "float": "X",
+    "bytes": "SIZE",
+    "seconds": "TIME",
+    "size": "N|HxW",
+    "Path": "PATH",
+    "str": "TEXT",
+    "counts": "N,N",
+    "names": "NAME,NAME",
+}
+
+
+def takes_settings(cls: type) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
+    """Give a command every setting of `cls` as an optional flag; its `flags` argument gets them by key.
+
+    Values arrive as text and are parsed with all other layers, so that every mistake is reported at once.
+    """
+    settings = all_settings(cls)
+
+    def decorate(command: Callable[..., Any]) -> Callable[..., Any]:
+        own = [
+            item.replace(kind=inspect.Parameter.KEYWORD_ONLY)
+            for item in inspect.signature(command, eval_str=True).parameters.values()
+            if item.name != "flags"
+        ]
+        generated = [_parameter(item) for item in settings]
+
+        def wrapper(**values: Any) -> Any:
+            flags = {item.key: values.pop(item.name) for item in settings}
+            return command(flags=flags, **values)
+
+        wrapper.__doc__ = command.__doc__
+        wrapper.__name__ = command.__name__
+        wrapper.__signature__ = inspect.Signature([*generated, *own])  # type: ignore[attr-defined]
+        wrapper.__annotations__ = {item.name: item.annotation for item in [*generated, *own]}
+        return wrapper
+
+    return decorate
+
+
+def effective(
+    cls: type[Any],
+    command: str,
+    flags: Mapping[str, Any],
+    config: Path | None,
+    pairs: list[str] | None,
+    below: Sequence[Layer] = (),
+) -> Effective[Any]:
+    """The config of a command from all its layers, weakest first; `below` come under file and flags."""
+    return load(cls, _layers(command, flags, config, pairs, below))
+
+
+def _layers(
+    command: str,
+    flags: Mapping[str, Any],
+    config: Path | None,
+    pairs: list[str] | None,
+    below: Sequence[Layer] = (),
+) -> list[Layer]:
+    layers = [*standard_layers(command), *below]
+    if config is not None:
+        layers.append(file_layer(config))
+    return [*layers, set_layer(pairs or []), flag_layer(flags)]
+
+
+def _parameter(item: Setting) -> inspect.Parameter:
+    if item.kind == "bool":
+        option = typer.Option(f"--{item.key}/--no-{item.key}", help=_help(item), show_default=False)
+        annotation: Any = Annotated[bool | None, option]
+    else:
+        metavar = "|".join(item.choices) or _METAVARS.get(item.kind, "TEXT")
+        option = typer.Option(f"--{item.key}", metavar=metavar, help=_help(item), show_default=False)
+        annotation = Annotated[str | None, option]
+    return inspect.Parameter(item.name, inspect.Parameter.KEYWORD_ONLY, default=None, annotation=annotation)
+
+
+def _help(item: Setting) -> str:
+    if item.required or item.default is None:
+        return item.help
+    return f"{item.help} [{item.show(item.default)}]"
+
+
+def settings_for_show(
+    cls: type[Any], command: str, flags: Mapping[str, Any], config: Path | None, pairs: list[str] | None
+) -> list[tuple[str, str, str]]:
+    """Key, value as typed, and origin of every setting; what is required and not given shows as `(needed)`."""
+    settings = all_settings(cls)
+    placeholders = Layer(origin="(needed)", values={item.key: "?" for item in settings if item.required})
+    layers = [placeholders, *_layers(command, flags, config, pairs)]
+    found = load(cls, layers)
+    values = flatten(found.config)
+    return [(item.key, item.show(values[item.key]), found.origins[item.key]) for item in settings]

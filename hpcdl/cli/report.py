@@ -1,0 +1,129 @@
+"""`hpcdl report`: what the runs show."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from hpcdl.cli.options import JsonFlag
+from hpcdl.cli.output import print_json, printable, say
+from hpcdl.core.errors import HpcdlError, UsageError
+from hpcdl.core.progress import progress
+from hpcdl.core.units import parse_bytes
+
+if TYPE_CHECKING:
+    from hpcdl.report.sources import Gathered
+
+ALL_FORMATS = "terminal,html,md,csv,json"
+
+Runs = Annotated[
+    list[Path] | None, typer.Argument(metavar="RUN...", help="Run directories, or folders of run directories.")
+]
+Out = Annotated[
+    Path | None,
+    typer.Option("--out", metavar="DIR", help="Where the report goes. [RUN/report, or report for several]"),
+]
+Formats = Annotated[str, typer.Option("--format", metavar="LIST", help="Forms of the report, by commas.")]
+Import = Annotated[
+    tuple[str, Path] | None,
+    typer.Option("--import", metavar="csv FILE", help="Runs measured elsewhere: `csv` and a file."),
+]
+Baseline = Annotated[Path | None, typer.Option("--baseline", metavar="DIR", help="An earlier study to compare with.")]
+FailOn = Annotated[
+    float | None,
+    typer.Option("--fail-on-regression", metavar="PCT", help="Exit 1 where more than this slower than the baseline."),
+]
+Anonymous = Annotated[bool, typer.Option("--anonymous", help="Leave out hosts, users and paths.")]
+Figures = Annotated[bool, typer.Option("--figures", help="Also write each figure as PNG and PDF.")]
+Link = Annotated[
+    str | None, typer.Option("--link", metavar="SIZE", help="What the network carries per second, such as 12.5GB.")
+]
+
+
+def register(app: typer.Typer) -> None:
+    """Add the command."""
+    app.command("report", epilog="Example: hpcdl report runs --out report")(report)
+
+
+def report(
+    runs: Runs = None,
+    out: Out = None,
+    formats: Formats = ALL_FORMATS,
+    imported: Import = None,
+    baseline: Baseline = None,
+    fail_on_regression: FailOn = None,
+    anonymous: Anonymous = False,
+    figures: Figures = False,
+    link: Link = None,
+    as_json: JsonFlag = False,
+) -> None:
+    """Tell how runs trained and scaled: a page, tables and figures, with intervals and caveats."""
+    from hpcdl.report.analysis import analyse
+    from hpcdl.report.baseline import regressions
+    from hpcdl.report.build import compose, render
+    from hpcdl.report.references import load_references
+    from hpcdl.report.summary import accuracy_line
+
+    chosen = _formats(formats, as_json)
+    if not runs and imported is None:
+        raise UsageError("no runs named; type hpcdl report RUN... or hpcdl report --import csv FILE")
+    if fail_on_regression is not None and (baseline is None or not 0 <= fail_on_regression < 100):
+        raise UsageError("--fail-on-regression takes a percentage from 0 to 100, and needs --baseline DIR")
+    study = analyse(
+        _gather(runs or [], imported, anonymous),
+        baseline=None if baseline is None else _gather([baseline], None, anonymous),
+        baseline_name="" if baseline is None else "baseline" if anonymous else str(baseline),
+        references=load_references(),
+        link_bytes_per_second=_link(link),
+    )
+    document = compose(study)
+    folder = out or (runs[0] / "report" if runs and len(runs) == 1 else Path("report"))
+    written = render(document, folder, chosen, paper_figures=figures, bar=progress("drawing", 1))
+    if as_json:
+        print_json(document.data)
+    tell = say if as_json else print
+    for path in [path for path in written.paths if path.suffix == ".html"] or written.paths[:1]:
+        tell(printable(f"report: {path.resolve()}"))
+    tell(printable(accuracy_line(study)))
+    if fail_on_regression is not None:
+        slower = regressions(study.comparisons, fail_on_regression)
+        if slower:
+            first = slower[0]
+            raise HpcdlError(
+                f"{len(slower)} settings are more than {fail_on_regression:g} % slower than the baseline;"
+                f" the first: {first.where} at {100 * first.ratio.value:.1f} % of it; see the report"
+            )
+
+
+def _formats(formats: str, as_json: bool) -> list[str]:
+    from hpcdl.report.renderers import RENDERERS
+
+    chosen = [name.strip() for name in formats.split(",") if name.strip()]
+    for name in chosen:
+        RENDERERS.entry(name)
+    return [name for name in chosen if not (as_json and name == "terminal")]
+
+
+def _gather(runs: list[Path], imported: tuple[str, Path] | None, anonymous: bool) -> Gathered:
+    from hpcdl.report.anonymous import anonymised
+    from hpcdl.report.csv_import import read_csv
+    from hpcdl.report.sources import Gathered, gather
+
+    found = gather(runs, progress("reading records", 1)) if runs else Gathered(runs=())
+    if imported is not None:
+        kind, path = imported
+        if kind != "csv":
+            raise UsageError(f"--import {kind}: only csv is known; type --import csv FILE")
+        found += read_csv(path)
+    return anonymised(found) if anonymous else found
+
+
+def _link(text: str | None) -> float | None:
+    if text is None:
+        return None
+    try:
+        return float(parse_bytes(text))
+    except ValueError as error:
+        raise UsageError(f"--link: {error}") from None

@@ -1,0 +1,130 @@
+"""`hpcdl shard`: from any source to verified shards."""
+
+from __future__ import annotations
+
+import dataclasses
+import signal
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from hpcdl.cli.options import ConfigFlag, JsonFlag, SetFlag, effective, takes_settings
+from hpcdl.cli.output import print_json, say
+from hpcdl.core.protocols import Communicator
+from hpcdl.core.units import format_bytes, format_count, format_seconds
+from hpcdl.data.request import ShardConfig, ShardRequest
+
+
+def register(app: typer.Typer) -> None:
+    """Add the command."""
+    app.command(name="shard", epilog="Example: hpcdl shard images shards --image-size 224 --split train=0.9,val=0.1")(
+        shard
+    )
+
+
+@takes_settings(ShardConfig)
+def shard(
+    flags: dict[str, Any],
+    source: Annotated[str, typer.Argument(metavar="SOURCE", help="Folder or file of samples, or synthetic:NAME.")],
+    target: Annotated[Path, typer.Argument(metavar="DIR", help="Folder to make.")],
+    resume: Annotated[bool, typer.Option("--resume", help="Go on where an earlier call stopped.")] = False,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Print the plan and stop.")] = False,
+    config: ConfigFlag = None,
+    pairs: SetFlag = None,
+    json: JsonFlag = False,
+) -> None:
+    """Turn images from any source into shards that feed every rank at disk speed."""
+    settings = effective(ShardConfig, "shard", flags, config, pairs)
+    request = ShardRequest(source=source, target=target, config=settings.config, resume=resume)
+    from hpcdl.data import writing
+
+    if dry_run:
+        job = writing.dry_run(request)
+        _show_plan(job)
+        if json:
+            print_json(_plan_document(job))
+        return
+    communicator = _ranks()
+    with _sigterm_as_ctrl_c():
+        try:
+            report = writing.shard(request, communicator=communicator, planned=_show_plan)
+        except writing.OtherRankFailed as error:
+            raise typer.Exit(error.exit_code) from None
+    if communicator is not None and communicator.rank:
+        return
+    if json:
+        print_json(_report_document(report, target))
+        return
+    _show_report(report, target)
+
+
+def _ranks() -> Communicator | None:
+    """The ranks of the launcher that started this process, if one did."""
+    from hpcdl.cluster.environment import placement
+
+    place = placement()
+    if place is None or place.size == 1:
+        return None
+    from hpcdl.comm.mpi import world
+
+    return world(place.size)
+
+
+@contextmanager
+def _sigterm_as_ctrl_c() -> Iterator[None]:
+    """Have SIGTERM, which schedulers send, stop as Ctrl-C does: whole shards stay for --resume."""
+    before = signal.signal(signal.SIGTERM, signal.default_int_handler)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before)
+
+
+def _show_plan(job: Any) -> None:
+    plan = job.plan
+    shape = "x".join(str(side) for side in job.sample_shape)
+    classes, size = format_count(len(job.facts.class_names)), format_bytes(plan.total_bytes)
+    say(f"plan: {job.spec.format} -> {job.encoding} {shape} {job.dtype}, {classes} classes, {size}")
+    for name, count in plan.shards.items():
+        say(f"  {name}: {format_count(plan.num_samples[name])} samples in {count} shards")
+    for reason in plan.reasons:
+        say(f"  {reason}")
+
+
+def _show_report(report: Any, target: Path) -> None:
+    manifest = report.manifest
+    skipped = manifest.skipped
+    for name in skipped[:10]:
+        say(f"skipped: {name}")
+    if len(skipped) > 10:
+        say(f'... and {len(skipped) - 10} more; all of them stand in {target / "manifest.json"} under "skipped"')
+    kept = f", {report.kept} kept from before" if report.kept else ""
+    say(f"{report.written} shards written in {format_seconds(report.seconds)}{kept}: {target}")
+    say(f"next: hpcdl inspect {target} --verify, or hpcdl train --model lenet --data {target}")
+
+
+def _plan_document(job: Any) -> dict[str, Any]:
+    return {
+        "format": job.spec.format,
+        "encoding": job.encoding,
+        "sample_shape": list(job.sample_shape),
+        "dtype": job.dtype,
+        "num_classes": len(job.facts.class_names),
+        "plan": dataclasses.asdict(job.plan),
+    }
+
+
+def _report_document(report: Any, target: Path) -> dict[str, Any]:
+    manifest = report.manifest
+    return {
+        "folder": str(target),
+        "splits": {name: entry.num_samples for name, entry in manifest.splits.items()},
+        "shards": len(manifest.shards()),
+        "written": report.written,
+        "kept": report.kept,
+        "skipped": list(manifest.skipped),
+        "seconds": report.seconds,
+    }

@@ -1,0 +1,150 @@
+"""`hpcdl sweep`: run a study, every combination of a matrix, repeated, and survive what happens meanwhile."""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from hpcdl.cli.options import JsonFlag, SetFlag, takes_settings
+from hpcdl.cli.output import print_json, print_table, printable, say
+from hpcdl.config.study import Study, StudyConfig, load_study
+from hpcdl.core.errors import HpcdlError
+from hpcdl.core.progress import progress
+from hpcdl.core.units import format_seconds
+
+if TYPE_CHECKING:
+    from hpcdl.study.estimate import Estimate
+    from hpcdl.study.plan import Plan
+    from hpcdl.study.state import StudyState
+    from hpcdl.study.sweep import News
+
+COLUMNS = (
+    "run", "model", "data", "strategy", "nodes", "ranks", "workers", "servers", "threads", "batch", "time", "state",
+)  # fmt: skip
+StudyFile = Annotated[Path | None, typer.Argument(metavar="STUDY.toml", help="The study; flags lie over it.")]
+Small = Annotated[bool, typer.Option("--small", help="The study's small version: its table [small].")]
+Resume = Annotated[bool, typer.Option("--resume", help="Go on with the study in --out; finished runs are kept.")]
+DryRun = Annotated[bool, typer.Option("--dry-run", help="List the runs and estimate their time; start none.")]
+Out = Annotated[Path | None, typer.Option("--out", metavar="DIR", help="Folder of the study. [studies/NAME]")]
+
+
+def register(app: typer.Typer) -> None:
+    """Add the command."""
+    app.command(epilog="Example: hpcdl sweep study.toml --dry-run")(sweep)
+
+
+@takes_settings(StudyConfig)
+def sweep(
+    flags: dict[str, Any],
+    study: StudyFile = None,
+    small: Small = False,
+    dry_run: DryRun = False,
+    resume: Resume = False,
+    out: Out = None,
+    set_: SetFlag = None,
+    json: JsonFlag = False,
+) -> None:
+    """Run a study: every combination of its lists, repeated in random order, each run a fresh `hpcdl train`."""
+    from hpcdl.study.checks import prepare_points
+    from hpcdl.study.places import find_place
+    from hpcdl.study.plan import make_plan
+    from hpcdl.study.state import open_study
+    from hpcdl.study.sweep import Sweep, raise_for
+
+    wanted = load_study(study, flags, set_, small=small)
+    plan, prepared = prepare_points(wanted, make_plan(wanted))
+    folder = out or Path("studies") / wanted.name
+    state = open_study(folder, wanted, plan, resume=resume)
+    if dry_run:
+        _show_plan(wanted, plan, state, prepared, json)
+        return
+    for line in plan.left_out:
+        say(printable(line))
+    with progress(wanted.name, len(plan.runs)) as bar:
+        state = Sweep(folder, wanted, plan, state, find_place(os.environ), lambda news: _follow(bar, news)).run()
+    if json:
+        print_json({"folder": str(folder), **dataclasses.asdict(state)})
+    else:
+        print(printable(f"{folder}: {state.count('finished')} of {len(state.runs)} runs finished"))
+    say(printable(f"next: hpcdl report {folder} --out {folder}/report"))
+    raise_for(state, folder)
+
+
+def _follow(bar: Any, news: News) -> None:
+    done = news.state.count("finished") + news.state.count("failed")
+    bar.update(done, f"{done} of {len(news.state.runs)}  {' '.join(news.running)}")
+    if news.line:
+        say(printable(f"[{done}/{len(news.state.runs)}] {news.line}"))
+
+
+def _show_plan(study: Study, plan: Plan, state: StudyState, prepared: Any, json: bool) -> None:
+    from hpcdl.node.topology import read_topology
+    from hpcdl.study.estimate import estimate_study
+    from hpcdl.study.places import find_place
+
+    cores, nodes = len(read_topology().usable_cores), _num_nodes(find_place, plan)
+    estimate = estimate_study(study, plan, prepared, cores, nodes, state)
+    if json:
+        print_json(_plan_document(study, plan, state, estimate))
+        return
+    print_table(
+        COLUMNS,
+        [
+            [run.name, run.point.model, run.point.data, run.point.strategy, str(run.point.nodes), str(run.point.ranks),
+             str(run.point.workers), str(run.point.servers), str(run.point.threads or ""), str(run.point.batch_size),
+             _time(estimate.seconds_by_run.get(run.name)), state.run(run.name).status]
+            for run in plan.runs
+        ],
+    )  # fmt: skip
+    for line in plan.left_out:
+        say(printable(line))
+    for line in _sentences(study, plan, estimate, cores):
+        print(line)
+    say("next: the same command without --dry-run")
+
+
+def _num_nodes(find_place: Any, plan: Plan) -> int:
+    """The nodes at hand, or as many as the largest run needs where the study is only being planned."""
+    try:
+        here = len(find_place(os.environ).nodes)
+    except HpcdlError:
+        here = 1
+    return max(here, *(point.nodes for point in plan.points))
+
+
+def _sentences(study: Study, plan: Plan, estimate: Estimate, cores: int) -> list[str]:
+    total = f"about {format_seconds(estimate.seconds)}, {estimate.node_hours:.3g} node-hours"
+    lines = [f"{len(plan.points)} points x {study.plan.repeats} repeats = {len(plan.runs)} runs: {total} to go"]
+    if estimate.unknown:
+        lines.append(f"{estimate.unknown} runs are in no estimate: their network is not in `hpcdl models`")
+    guessed = len(estimate.seconds_by_run) - estimate.measured
+    if guessed and study.plan.run_estimate is None:
+        from hpcdl.study.estimate import FLOP_PER_CORE_AND_SECOND
+
+        rate = f"{FLOP_PER_CORE_AND_SECOND / 1e9:.0f} GFLOP/s a core, {cores} cores a node as here, no communication"
+        lines.append(f"guessed for {guessed} runs: {rate}; give --run-estimate TIME to say better")
+    return lines
+
+
+def _time(seconds: float | None) -> str:
+    return "" if seconds is None else format_seconds(seconds)
+
+
+def _plan_document(study: Study, plan: Plan, state: StudyState, estimate: Estimate) -> dict[str, Any]:
+    return {
+        "study": study.name,
+        "mode": study.plan.mode,
+        "runs": [
+            {"name": run.name, "repeat": run.repeat, **dataclasses.asdict(run.point),
+             "seconds": estimate.seconds_by_run.get(run.name), "status": state.run(run.name).status}
+            for run in plan.runs
+        ],
+        "left_out": list(plan.left_out),
+        "seconds": estimate.seconds,
+        "node_hours": estimate.node_hours,
+        "unknown": estimate.unknown,
+    }  # fmt: skip

@@ -1,0 +1,116 @@
+"""`hpcdl train`: train a network with a parallel strategy."""
+
+from __future__ import annotations
+
+import dataclasses
+from pathlib import Path
+from types import TracebackType
+from typing import TYPE_CHECKING, Any, Self
+
+import typer
+
+from hpcdl.cli.options import ConfigFlag, JsonFlag, SetFlag, effective, takes_settings
+from hpcdl.cli.output import print_json, printable, say
+from hpcdl.config.load import Layer
+from hpcdl.config.schema import TrainConfig
+from hpcdl.core.errors import UsageError
+from hpcdl.core.progress import Progress, progress
+from hpcdl.core.units import format_rate, format_seconds
+
+if TYPE_CHECKING:
+    from hpcdl.core.records import RunRecord
+
+
+def register(app: typer.Typer) -> None:
+    """Add the command."""
+    app.command(epilog="Example: hpcdl train --model lenet --data shards --strategy ring --ranks 2 --epochs 5")(train)
+
+
+@takes_settings(TrainConfig)
+def train(flags: dict[str, Any], config: ConfigFlag = None, set_: SetFlag = None, json: JsonFlag = False) -> None:
+    """Train a network: on this node with --ranks N, or as one rank under mpiexec or srun."""
+    from hpcdl.cluster.environment import placement
+    from hpcdl.core.records import read_record
+    from hpcdl.training import launch
+
+    settings = effective(TrainConfig, "train", flags, config, set_, below=_resumed(flags))
+    place = placement()
+    if place is None:
+        with Follower() as follower:
+            run_dir, record = launch.train(settings, follower.show)
+    else:
+        run_dir = launch.train_inside(settings, place)
+        if place.rank != 0:
+            return
+        record = read_record(run_dir)
+    if json:
+        print_json({"run_dir": str(run_dir), "record": dataclasses.asdict(record)})
+    else:
+        print_summary(run_dir, record)
+
+
+def _resumed(flags: dict[str, Any]) -> list[Layer]:
+    """With --resume, the settings of the run that goes on; UsageError without a folder to resume from."""
+    if not flags["resume"]:
+        return []
+    if flags["run-dir"] is None:
+        raise UsageError("--resume needs to know which run: add --run-dir DIR")
+    from hpcdl.training.rundir import resume_layer
+
+    return resume_layer(Path(flags["run-dir"]))
+
+
+def print_summary(run_dir: Path, record: RunRecord) -> None:
+    """The result in a few lines, and what to do next."""
+    facts = []
+    if record.images_per_second:
+        facts.append(format_rate(record.images_per_second, "images"))
+    if record.accuracy is not None:
+        facts.append(f"accuracy {record.accuracy:.4f}")
+    if record.loss is not None:
+        facts.append(f"loss {record.loss:.4f}")
+    print(f"{run_dir}: {record.steps} steps on {record.workers} workers; {', '.join(facts)}")
+    for warning in record.warnings:
+        say(f"warning: {warning}")
+    say(f"next: hpcdl report {run_dir} --out {run_dir}/report")
+
+
+class Follower:
+    """Shows a run's journal: a bar for steps, a line for messages and epochs."""
+
+    def __init__(self) -> None:
+        self._bar: Progress | None = None
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if self._bar is not None:
+            self._bar.__exit__(kind, error, trace)
+
+    def show(self, event: dict[str, Any]) -> None:
+        """Draw one event."""
+        {"start": self._start, "step": self._step, "epoch": self._epoch, "message": self._message}[event["kind"]](event)
+
+    def _start(self, event: dict[str, Any]) -> None:
+        self._bar = progress("training", event["steps"])
+        self._bar.__enter__()
+
+    def _step(self, event: dict[str, Any]) -> None:
+        if self._bar is not None:
+            rate = format_rate(event["images_per_second"], "images")
+            self._bar.update(event["step"], f"step {event['step']}  {rate}  loss {event['loss']:.4f}")
+
+    def _epoch(self, event: dict[str, Any]) -> None:
+        held_out = event["val_accuracy"]
+        tail = f", held-out accuracy {held_out:.4f}" if held_out is not None else ""
+        loss, accuracy = event["loss"], event["accuracy"]
+        say(
+            f"epoch {event['epoch']:.3g}  step {event['step']}  {format_seconds(event['seconds'])}  "
+            f"loss {loss:.4f}, accuracy {accuracy:.4f}{tail}"
+        )
+
+    def _message(self, event: dict[str, Any]) -> None:
+        say(printable(event["text"]))

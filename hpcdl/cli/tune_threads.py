@@ -1,0 +1,164 @@
+"""`hpcdl tune-threads`: find a node's fastest threads, binding and memory by measuring."""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from hpcdl.cli.options import ConfigFlag, JsonFlag, SetFlag, effective, takes_settings
+from hpcdl.cli.output import print_json, print_table, printable, say
+from hpcdl.config.tuning import TuneConfig
+from hpcdl.core.progress import progress
+from hpcdl.core.units import format_bytes, format_rate, format_seconds
+
+if TYPE_CHECKING:
+    from hpcdl.study.tune import Prepared, Tuned
+
+ResumeFlag = Annotated[bool, typer.Option("--resume", help="Go on from the trial log.")]
+PlanFlag = Annotated[bool, typer.Option("--plan", help="Print every candidate with its command lines; run nothing.")]
+ReplayFlag = Annotated[
+    Path | None, typer.Option("--replay", metavar="FILE", help="Search a CSV table of recorded trials; run nothing.")
+]
+NUM_TOLD = 12
+
+
+def register(app: typer.Typer) -> None:
+    """Add the command."""
+    epilog = "Example: hpcdl tune-threads --model resnet50 --batch-size 32 --budget 10m"
+    app.command("tune-threads", epilog=epilog)(tune_threads)
+
+
+@takes_settings(TuneConfig)
+def tune_threads(
+    flags: dict[str, Any],
+    replay: ReplayFlag = None,
+    plan: PlanFlag = False,
+    resume: ResumeFlag = False,
+    config: ConfigFlag = None,
+    set_: SetFlag = None,
+    json: JsonFlag = False,
+) -> None:
+    """Find this node's fastest threads, binding and memory by measuring; `hpcdl train` then uses what was found."""
+    # The search's matrices are small: on a node of many cores BLAS threads would only get in its way.
+    os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
+    settings = effective(TuneConfig, "tune-threads", flags, config, set_).config
+    if replay is not None:
+        _replay(replay, settings.search.seed, json)
+        return
+    from hpcdl.study.tune import prepare, tune
+
+    prepared = prepare(settings, planning=plan)
+    if plan:
+        _show_plan(prepared, json)
+        return
+    say(f"{prepared.topology.summary}; {prepared.engine.summary}")
+    say(f"{len(prepared.space.candidates)} candidates, {format_seconds(settings.search.budget)} to search")
+    with progress("tuning", settings.search.budget) as bar:
+        tuned = tune(prepared, resume=resume, notify=lambda state: bar.update(state.seconds, _note(state)))
+    _show_result(tuned, json)
+
+
+def _replay(path: Path, seed: int, json: bool) -> None:
+    from hpcdl.node.replay import read_table, replay
+
+    result = replay(read_table(path), seed=seed)
+    if json:
+        print_json({key: value for key, value in dataclasses.asdict(result).items() if key != "choice"})
+        return
+    print("winner   " + printable(" ".join(f"{name}={value}" for name, value in result.winner.items())))
+    print(f"trials   {result.trials_used} candidates measured")
+    print(f"samples  {result.samples_used} used, {result.samples_exhaustive} by exhaustive search with three repeats")
+    print(f"regret   {100 * result.regret:.2f} % below the best mean in the table")
+
+
+def _show_plan(prepared: Prepared, json: bool) -> None:
+    from hpcdl.node.plan import command_line
+    from hpcdl.node.settings import chosen, describe
+    from hpcdl.study.trials import Workload, bench_step_command
+
+    own = prepared.config.workload
+    workload = Workload(model=own.model or "MODEL", batch_size=own.batch_size, data=own.data, steps=own.steps)
+    rows = []
+    for candidate in prepared.space.candidates:
+        command = ["hpcdl", *bench_step_command(workload, candidate.settings, Path("none"))[3:]]
+        lines = [command_line(candidate.plan, rank, command) for rank in range(candidate.plan.ranks_per_node)]
+        rows.append((candidate, lines))
+    if json:
+        print_json({
+            "machine": prepared.topology.summary,
+            "engine": prepared.engine.summary,
+            "candidates": [
+                {"settings": chosen(item.settings), "origin": item.origin, "environment": dict(item.plan.environment),
+                 "cpus_by_local_rank": [list(cpus) for cpus in item.plan.cpus_by_local_rank],
+                 "memory_policy": item.plan.memory_policy,
+                 "memory_nodes_by_local_rank": [list(nodes) for nodes in item.plan.memory_nodes_by_local_rank],
+                 "commands": lines}
+                for item, lines in rows
+            ],
+            "left_out": dict(prepared.space.dropped),
+        })  # fmt: skip
+        return
+    print(f"{prepared.topology.summary}\n{prepared.engine.summary}\n{len(rows)} candidates")
+    for number, (candidate, lines) in enumerate(rows, start=1):
+        print(f"\n{number}. {describe(candidate.settings)}" + (f"  ({candidate.origin})" if candidate.origin else ""))
+        for rank, line in enumerate(lines):
+            print(f"   local rank {rank}: {line}")
+    for reason, count in prepared.space.dropped.items():
+        say(f"left out {count}: {reason}")
+    say("next: hpcdl tune-threads --model M --batch-size B --budget 10m")
+
+
+def _note(state: Any) -> str:
+    if state.best is None:
+        return f"{state.num_samples} samples"
+    from hpcdl.node.settings import describe
+
+    return f"best {format_rate(state.best.images_per_second, 'images')}: {describe(state.settings)}"
+
+
+def _show_result(tuned: Tuned, json: bool) -> None:
+    from hpcdl.node.profile import as_document
+
+    if json:
+        document = as_document(tuned.profile) | {"path": str(tuned.path) if tuned.path else None, "log": str(tuned.log)}
+        print_json(document | {"num_samples": tuned.found.num_samples, "seconds": tuned.found.seconds})
+    else:
+        _print_tables(tuned)
+    for warning in tuned.found.warnings:
+        say(f"warning: {warning}")
+    if tuned.path is None:
+        say(f"no trial ended within the budget: {tuned.profile.verdict}; nothing was stored, give a longer --budget")
+        return
+    say(f"profile: {tuned.path}")
+    say(f"next: hpcdl train --model {tuned.profile.model} --data DIR --strategy ring --ranks N   (it uses the profile)")
+
+
+def _print_tables(tuned: Tuned) -> None:
+    from hpcdl.node.effects import Trial, main_effects
+    from hpcdl.node.settings import describe, show
+
+    print_table(
+        ["images/s", "+-", "n", "memory/rank", "settings"],
+        [
+            [f"{trial.images_per_second:.4g}" if trial.images_per_second else trial.status,
+             f"{trial.ci95:.2g}" if trial.ci95 else "", str(trial.n),
+             format_bytes(trial.memory_bytes_per_rank) if trial.memory_bytes_per_rank else "",
+             " ".join(f"{name}={show(value)}" for name, value in trial.settings.items())]
+            for trial in tuned.found.trials[:NUM_TOLD]
+        ],
+    )  # fmt: skip
+    trials = [
+        Trial(settings=t.settings, samples=[t.images_per_second] * t.n)
+        for t in tuned.found.trials
+        if t.images_per_second
+    ]
+    effects = main_effects(trials)
+    if effects:
+        print()
+        rows = [[e.setting, e.value, f"{100 * (e.ratio - 1):+.1f} %", str(e.num_trials)] for e in effects[:NUM_TOLD]]
+        print_table(["setting", "value", "effect", "trials"], rows)
+    print(f"\nwinner: {describe(tuned.profile.settings)}; {tuned.profile.verdict}")

@@ -1,0 +1,1 @@
+"""Where am I, and how do ranks start: one file per scheduler or launcher; carries a LaunchPlan out."""

@@ -1,0 +1,69 @@
+"""What the launcher that started this process says about it: rank, size and local rank from the environment."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, kw_only=True)
+class Placement:
+    """This process among its fellows, as `launcher` counts them."""
+
+    launcher: str
+    rank: int
+    size: int
+    local_rank: int
+    local_size: int
+
+
+OWN_LAUNCHER = "hpcdl"
+"""Ranks that hpcdl has started itself, without MPI."""
+# Each launcher's variables for rank, size, local rank and local size; the first whose rank and size are set counts.
+_VARIABLES = (
+    (OWN_LAUNCHER, "HPCDL_RANK", "HPCDL_SIZE", "HPCDL_RANK", "HPCDL_SIZE"),
+    ("openmpi", *(f"OMPI_COMM_WORLD_{what}" for what in ("RANK", "SIZE", "LOCAL_RANK", "LOCAL_SIZE"))),
+    ("mvapich", *(f"MV2_COMM_WORLD_{what}" for what in ("RANK", "SIZE", "LOCAL_RANK", "LOCAL_SIZE"))),
+    ("mpich", "PMI_RANK", "PMI_SIZE", "MPI_LOCALRANKID", "MPI_LOCALNRANKS"),
+    ("slurm", "SLURM_PROCID", "SLURM_STEP_NUM_TASKS", "SLURM_LOCALID", "SLURM_STEP_TASKS_PER_NODE"),
+)  # fmt: skip
+
+
+def placement(environment: Mapping[str, str] = os.environ) -> Placement | None:
+    """This process's placement, or None outside any launcher."""
+    for launcher, rank, size, local_rank, local_size in _VARIABLES:
+        if launcher == "slurm" and not _in_step(environment):
+            continue  # a batch script or an interactive shell: no step, no ranks
+        if rank in environment and size in environment:
+            return Placement(
+                launcher=launcher,
+                rank=int(environment[rank]),
+                size=int(environment[size]),
+                # srun --mpi=pmi2 sets PMI_RANK but leaves the node's part to Slurm's own variables.
+                local_rank=int(environment.get(local_rank) or _of_slurm(environment, "SLURM_LOCALID", "0")),
+                local_size=_leading_number(
+                    environment.get(local_size) or _of_slurm(environment, "SLURM_STEP_TASKS_PER_NODE", "1")
+                ),
+            )
+    return None
+
+
+def _of_slurm(environment: Mapping[str, str], name: str, default: str) -> str:
+    """A variable of Slurm's step; the default in a batch script, whose own step has one task."""
+    return environment.get(name, default) if _in_step(environment) else default
+
+
+def _in_step(environment: Mapping[str, str]) -> bool:
+    return not environment.get("SLURM_STEP_ID", "4294967290").startswith("42949672")
+
+
+def own_placement(rank: int, size: int) -> dict[str, str]:
+    """The variables for ranks on one node that hpcdl starts itself, without MPI."""
+    return {"HPCDL_RANK": str(rank), "HPCDL_SIZE": str(size)}
+
+
+def _leading_number(text: str) -> int:
+    """4 of Slurm's `4(x2),3`."""
+    digits = text.split("(")[0].split(",")[0]
+    return int(digits) if digits.isdigit() else 1

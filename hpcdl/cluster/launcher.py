@@ -1,0 +1,64 @@
+"""What every launcher can do; hpcdl/cluster/launchers.py is the table of them."""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Mapping, Sequence
+from typing import Protocol
+
+from hpcdl.core.errors import UsageError
+from hpcdl.core.protocols import LaunchPlan
+
+END_VARIABLE = "HPCDL_JOB_END"
+"""Unix time at which the job's time is up; job scripts of `hpcdl submit` set it."""
+
+
+class Launcher(Protocol):
+    """Starts ranks on the nodes of one job. Stateless; everything comes from `environment`."""
+
+    name: str
+    batch: str
+    """The batch system that takes this launcher's scripts (hpcdl/cluster/batch.py); empty for none."""
+
+    def present(self, environment: Mapping[str, str]) -> bool:
+        """Whether this process is in a job that this launcher starts ranks in."""
+
+    def hosts(self, environment: Mapping[str, str]) -> list[str]:
+        """The job's nodes in rank order; empty for this node alone."""
+
+    def line(
+        self, plan: LaunchPlan, command: Sequence[str], *, mpi: bool, environment: Mapping[str, str]
+    ) -> tuple[list[str], Mapping[str, str]]:
+        """The command that starts `command` on every rank of `plan`, and what it needs in its environment.
+
+        Without `mpi` the ranks must find each other by other means. UsageError says why it cannot work here.
+        """
+
+    def first_casualty(self, log: str) -> int | None:
+        """The rank that died first, as the launcher's own chatter tells it."""
+
+
+def ranks_per_node(hosts: Sequence[str], num_ranks: int) -> int:
+    """Ranks on the fullest node when `num_ranks` are spread evenly over `hosts` (empty: this node alone)."""
+    return math.ceil(num_ranks / max(len(hosts), 1))
+
+
+def seconds_left(environment: Mapping[str, str], now: float | None = None) -> float | None:
+    """Seconds until the job's time is up, None where nobody says; never negative.
+
+    Slurm 22.05 and newer tell the end by themselves.
+    """
+    for name in (END_VARIABLE, "SLURM_JOB_END_TIME"):
+        text = environment.get(name, "")
+        if text.isdigit():
+            return max(int(text) - (time.time() if now is None else now), 0.0)
+    return None
+
+
+def refuse_without_mpi(name: str, mpi: bool) -> None:
+    """UsageError where a strategy that goes without MPI is to be started by a launcher that cannot do that."""
+    if not mpi:
+        raise UsageError(
+            f"the launcher {name} starts ranks by MPI only; take a strategy other than grpc-*, or run on one node"
+        )

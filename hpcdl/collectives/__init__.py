@@ -1,0 +1,1 @@
+"""All-reduces, one file each: numpy and the Communicator protocol, no TensorFlow."""

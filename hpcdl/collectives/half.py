@@ -1,0 +1,47 @@
+"""Sums of half-precision buffers, for gradients that are compressed on the wire: pass one as `add` to an all-reduce.
+
+Both numbers are widened to float32, added, and rounded once, to nearest even: a sum over p ranks is rounded as often as
+a partial sum is sent, and no more.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import numpy
+
+if TYPE_CHECKING:
+    from hpcdl.core.protocols import Array
+
+BLOCK = 1 << 16
+"""Elements that are widened at a time: their float32 copies stay in the cache."""
+
+
+def add_float16(target: Array, incoming: Array) -> None:
+    """`target` += `incoming` for float16 buffers; numpy widens and rounds by itself."""
+    numpy.add(target, incoming, out=target)
+
+
+def add_bfloat16(target: Array, incoming: Array) -> None:
+    """`target` += `incoming` for bfloat16 numbers held in uint16 buffers."""
+    for start in range(0, target.size, BLOCK):
+        part = target[start : start + BLOCK]
+        part[...] = to_bfloat16(from_bfloat16(part) + from_bfloat16(incoming[start : start + BLOCK]))
+
+
+def to_bfloat16(values: Array) -> Array:
+    """The upper halves of float32 `values`, rounded to nearest even, as uint16; NaN stays NaN."""
+    bits = values.view(numpy.uint32)
+    rounded = (bits + (0x7FFF + ((bits >> 16) & 1))) >> 16
+    # Rounding could carry a NaN's lowest bits over into infinity or zero.
+    nan = numpy.isnan(values)
+    if nan.any():
+        rounded = numpy.where(nan, 0x7FC0, rounded)
+    halves: Array = rounded.astype(numpy.uint16)
+    return halves
+
+
+def from_bfloat16(halves: Array) -> Array:
+    """float32 numbers of uint16 `halves`; exact."""
+    wide: Array = (halves.astype(numpy.uint32) << 16).view(numpy.float32)
+    return wide

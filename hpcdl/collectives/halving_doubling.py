@@ -1,0 +1,100 @@
+"""Rabenseifner's all-reduce: recursive halving, then recursive doubling (Thakur, Rabenseifner and Gropp 2005).
+
+Partners at distance p/2, p/4, ..., 1 swap the halves of what they still hold, and add: then every rank holds one
+finished p-th. The same exchanges backwards, with growing pieces, give everybody the whole.
+
+Rounds 2 lg p. A rank sends 2n(p-1)/p bytes where p divides the number of elements. Where p is no power of two, two
+rounds more, and n bytes more for a rank that gives a result back (fold.py).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import TYPE_CHECKING
+
+from hpcdl.collectives.fold import Fold, fold_for, fold_in, fold_out
+from hpcdl.collectives.slices import run_sliced
+from hpcdl.collectives.workspace import Cost, Workspace
+
+if TYPE_CHECKING:
+    from hpcdl.core.protocols import Add, Array, Communicator
+
+
+def allreduce(
+    communicator: Communicator, buffer: Array, workspace: Workspace | None = None, add: Add | None = None
+) -> None:
+    """Sum `buffer` over the ranks in place."""
+    # A slice of a power of two of ranks is the length of two messages: what a rank swaps first is half of it.
+    shares = 1 if fold_for(communicator.size).num_folded else 2
+    run_sliced(exchange, communicator, buffer, workspace, add, shares=shares)
+
+
+def cost(num_ranks: int, num_bytes: int, item_bytes: int = 4) -> Cost:
+    """Rounds, and bytes sent by the busiest rank, for a buffer of one slice."""
+    if num_ranks == 1 or num_bytes == 0:
+        return Cost(rounds=0, bytes=0)
+    fold = fold_for(num_ranks)
+    edges = _edges(num_bytes // item_bytes, fold.num_core)
+    busiest = 0
+    for number in range(fold.num_core):
+        # What a rank hands over in halving it gets back in doubling, and the other way round.
+        elements = sum(
+            edges[theirs[1]] - edges[theirs[0]] + edges[mine[1]] - edges[mine[0]]
+            for _, mine, theirs in _halvings(number, fold.num_core)
+        )
+        returned = num_bytes // item_bytes if number < fold.num_folded else 0
+        busiest = max(busiest, elements + returned)
+    rounds = 2 * (fold.num_core.bit_length() - 1) + 2 * (fold.num_folded > 0)
+    return Cost(rounds=rounds, bytes=busiest * item_bytes)
+
+
+def exchange(communicator: Communicator, part: Array, scratch: Array, add: Add, tag: int) -> Iterator[None]:
+    """One slice: fold in, halve, double, fold out."""
+    fold = fold_for(communicator.size)
+    yield from fold_in(communicator, fold, part, scratch, add, tag)
+    number = fold.core_number(communicator.rank)
+    if number is not None:
+        yield from _core(communicator, fold, number, part, scratch, add, tag)
+    yield from fold_out(communicator, fold, part, tag)
+
+
+def _core(
+    communicator: Communicator, fold: Fold, number: int, part: Array, scratch: Array, add: Add, tag: int
+) -> Iterator[None]:
+    edges = _edges(part.size, fold.num_core)
+    halvings = _halvings(number, fold.num_core)
+    for partner, mine, theirs in halvings:
+        kept = part[edges[mine[0]] : edges[mine[1]]]
+        landing = scratch[: kept.size]
+        receive = communicator.irecv(landing, fold.rank_of(partner), tag)
+        send = communicator.isend(part[edges[theirs[0]] : edges[theirs[1]]], fold.rank_of(partner), tag)
+        yield
+        receive.wait()
+        add(kept, landing)
+        send.wait()
+    for partner, mine, theirs in reversed(halvings):
+        receive = communicator.irecv(part[edges[theirs[0]] : edges[theirs[1]]], fold.rank_of(partner), tag)
+        send = communicator.isend(part[edges[mine[0]] : edges[mine[1]]], fold.rank_of(partner), tag)
+        yield
+        receive.wait()
+        send.wait()
+
+
+def _edges(length: int, num_parts: int) -> list[int]:
+    """Bounds of the parts; halves of halves differ by one element at most, so that a landing zone of half fits."""
+    return [part * length // num_parts for part in range(num_parts + 1)]
+
+
+def _halvings(number: int, num_core: int) -> list[tuple[int, tuple[int, int], tuple[int, int]]]:
+    """(partner, parts kept, parts handed over) of each halving round, as ranges of part numbers."""
+    rounds = []
+    low, high = 0, num_core
+    distance = num_core // 2
+    while distance:
+        middle = low + distance
+        lower, upper = (low, middle), (middle, high)
+        mine, theirs = (upper, lower) if number & distance else (lower, upper)
+        rounds.append((number ^ distance, mine, theirs))
+        low, high = mine
+        distance //= 2
+    return rounds

@@ -1,0 +1,130 @@
+"""How long each all-reduce takes at each size, timed by all ranks together; what `auto` chooses by."""
+
+from __future__ import annotations
+
+import re
+import statistics
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy
+
+from hpcdl.collectives.table import COLLECTIVES
+from hpcdl.collectives.workspace import Workspace
+from hpcdl.core.errors import CorruptError
+from hpcdl.core.files import read_json, write_json
+from hpcdl.core.paths import user_cache_folder
+from hpcdl.core.records import from_json
+
+if TYPE_CHECKING:
+    from hpcdl.core.protocols import Communicator
+
+SCHEMA = "hpcdl.allreduce/1"
+CANDIDATES = tuple(name for name in COLLECTIVES if name != "auto")
+HOPELESS = 4.0
+"""An algorithm this many times slower than the best so far is not timed again at that size."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Row:
+    """Median seconds of each algorithm for one size, the slowest rank's."""
+
+    bytes: int
+    seconds: Mapping[str, float]
+
+    @property
+    def best(self) -> str:
+        """The fastest algorithm."""
+        return min(self.seconds, key=lambda name: self.seconds[name])
+
+
+@dataclass(frozen=True, kw_only=True)
+class Timetable:
+    """Rows by size for one MPI library, number of ranks and number of nodes."""
+
+    schema: str = SCHEMA
+    library: str
+    ranks: int
+    nodes: int
+    rows: Sequence[Row]
+
+    def best(self, num_bytes: int) -> str:
+        """The fastest algorithm at the measured size that is nearest by ratio."""
+
+        def distance(row: Row) -> float:
+            return max(row.bytes, num_bytes, 1) / max(1, min(row.bytes, num_bytes))
+
+        return min(self.rows, key=distance).best
+
+
+def measure(
+    communicator: Communicator,
+    sizes: Sequence[int],
+    *,
+    names: Sequence[str] = CANDIDATES,
+    repeats: int = 3,
+    workspace: Workspace | None = None,
+    tick: Callable[[], None] = lambda: None,
+) -> Timetable:
+    """Time `names` at `sizes` (bytes), in turn; every rank calls it and gets the same table.
+
+    One call of each warms up. `tick` is called after each size.
+    """
+    kept = workspace or Workspace()
+    rows = []
+    for num_bytes in sizes:
+        samples: dict[str, list[float]] = {name: [] for name in names}
+        for repeat in range(repeats + 1):
+            best = min((min(times) for times in samples.values() if times), default=float("inf"))
+            for name in names:
+                if repeat > 1 and min(samples[name]) > HOPELESS * best:
+                    continue
+                seconds = _time_once(communicator, name, num_bytes, kept)
+                if repeat > 0:
+                    samples[name].append(seconds)
+        rows.append(Row(bytes=num_bytes, seconds={name: statistics.median(samples[name]) for name in names}))
+        tick()
+    if workspace is None:
+        kept.close()
+    nodes = len(set(communicator.allgather_json(communicator.host)))
+    return Timetable(library=communicator.library, ranks=communicator.size, nodes=nodes, rows=rows)
+
+
+def _time_once(communicator: Communicator, name: str, num_bytes: int, workspace: Workspace) -> float:
+    """Seconds of one call on the slowest rank: the same number on every rank."""
+    allreduce = COLLECTIVES.load(name)
+    buffer = workspace.scratch("measured", num_bytes // 4, numpy.float32)
+    buffer.fill(1)
+    communicator.barrier()
+    start_s = time.perf_counter()
+    allreduce(communicator, buffer, workspace)
+    return float(max(communicator.allgather_json(time.perf_counter() - start_s)))
+
+
+def table_file(library: str, ranks: int, nodes: int, host: str) -> Path:
+    """Where a table is kept: one for each library, shape of job and family of hosts (`cpu012` and `cpu7` are one)."""
+    family = re.sub(r"\d+", "", host.partition(".")[0])
+    name = re.sub(r"[^A-Za-z0-9.]+", "-", f"{library} {family} {ranks} ranks {nodes} nodes").strip("-")
+    return user_cache_folder() / "allreduce" / f"{name}.json"
+
+
+def load_table(path: Path) -> Timetable | None:
+    """The table in `path`; None where there is none, or one that cannot be used: measuring again mends it."""
+    try:
+        document: Any = read_json(path)
+        if not isinstance(document, dict) or document.get("schema") != SCHEMA:
+            return None
+        table = from_json(Timetable, document)
+    except (OSError, CorruptError, TypeError, ValueError):
+        return None
+    usable = table.rows and all(row.seconds and set(row.seconds) <= set(CANDIDATES) for row in table.rows)
+    return table if usable else None
+
+
+def save_table(path: Path, table: Timetable) -> None:
+    """Keep `table` for later runs."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    write_json(path, asdict(table))

@@ -1,0 +1,90 @@
+"""Large buffers travel in slices, a few under way at a time.
+
+An algorithm describes the exchange of one slice as a generator: it posts messages, yields, and waits for them when it
+is resumed. `run_sliced` resumes the slices under way in turn, so that messages of some come in while another is summed;
+a rank that has to share its core with back-propagation then finds more to do each time it gets the core.
+
+This cannot deadlock where the exchange of a single slice cannot: a rank that waits in stage j of any slice has posted
+stage j of all that are under way, and one that waits in a later slice has posted all stages of the earlier ones.
+"""
+
+from __future__ import annotations
+
+import collections
+import itertools
+from collections.abc import Callable, Iterator
+from typing import TYPE_CHECKING
+
+from hpcdl.collectives.workspace import Workspace
+from hpcdl.comm.addition import plain_add
+
+if TYPE_CHECKING:
+    from hpcdl.core.protocols import Add, Array, Communicator
+
+    Exchange = Callable[[Communicator, Array, Array, Add, int], Iterator[None]]
+    """`exchange(communicator, part, scratch, add, tag)`: sums `part` over the ranks; `scratch` is as long as `part`
+    divided by the shares that it is cut into, rounded up."""
+
+SLOTS = 4
+"""Slices under way: with fewer, a rank that shares its core has to give it up more often."""
+LEAST_BYTES = 1 << 20
+"""Messages are not cut shorter than this for the sake of overlap: each costs a meeting of two ranks."""
+_END = object()
+
+
+def run_sliced(
+    exchange: Exchange,
+    communicator: Communicator,
+    buffer: Array,
+    workspace: Workspace | None,
+    add: Add | None,
+    *,
+    shares: int = 1,
+) -> None:
+    """Sum `buffer` over the ranks in place, slice by slice.
+
+    The exchange cuts a slice into `shares` messages, so slices are that much longer: multiples of `shares` elements,
+    except for the last. A buffer of up to SLOTS slices is under way all at once.
+    """
+    if communicator.size == 1 or buffer.size == 0:
+        return
+    workspace = workspace or Workspace()
+    flat = flattened(buffer)
+    per_message = _message_length(flat, shares, workspace.message_bytes)
+    slice_length = per_message * shares
+    starts = collections.deque(range(0, flat.size, slice_length))
+
+    def work(slot: int) -> Iterator[None]:
+        scratch = workspace.scratch(("slot", slot), per_message, flat.dtype)
+        while starts:
+            start = starts.popleft()
+            yield from exchange(communicator, flat[start : start + slice_length], scratch, add or plain_add, slot)
+
+    in_turn = collections.deque(work(slot) for slot in range(min(SLOTS, len(starts))))
+    while in_turn:
+        exchanging = in_turn.popleft()
+        if next(exchanging, _END) is not _END:
+            in_turn.append(exchanging)
+
+
+def _message_length(flat: Array, shares: int, most_bytes: int) -> int:
+    """Elements of a message: SLOTS slices if that makes messages neither too short nor too long."""
+    most = max(1, most_bytes // flat.itemsize)
+    least = min(most, LEAST_BYTES // flat.itemsize)
+    even = -(-flat.size // (shares * SLOTS))
+    # Never longer than the buffer: short buffers must not pay for long scratch.
+    return min(max(least, min(even, most)), -(-flat.size // shares))
+
+
+def flattened(buffer: Array) -> Array:
+    """A flat view of `buffer`; ValueError where that would be a copy."""
+    if not buffer.flags.c_contiguous:
+        raise ValueError("an all-reduce works in place on C-contiguous buffers; copy it first")
+    return buffer.reshape(-1)
+
+
+def spans(length: int, num_parts: int) -> list[tuple[int, int]]:
+    """Bounds of `num_parts` parts of `length` elements; the first ones are longer by one where it does not divide."""
+    base, longer = divmod(length, num_parts)
+    edges = [part * base + min(part, longer) for part in range(num_parts + 1)]
+    return list(itertools.pairwise(edges))

@@ -1,0 +1,92 @@
+"""Closes a listening socket of this process to everything that does not come over the job's own address.
+
+TensorFlow's gRPC servers listen on every interface (the address is fixed in grpc_server_lib.cc) and authenticate
+nobody. A classic BPF program on the listening socket makes the kernel drop what is not sent to the job's address by
+one of the job's hosts, before any handshake: from outside the port looks as if nobody listened. Linux lets every
+process do that to its own sockets, without privileges.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import socket
+import struct
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+
+from hpcdl.core.errors import HpcdlError
+
+_SO_ATTACH_FILTER = 26
+_LISTENING = "0A"
+_LOAD_WORD, _LOAD_HALF, _JUMP_EQUAL, _RETURN = 0x20, 0x28, 0x15, 0x06
+_PROTOCOL = 0xFFFFF000  # SKF_AD_OFF + SKF_AD_PROTOCOL
+_NETWORK_HEADER = 0xFFF00000  # SKF_NET_OFF
+_IPV4, _SOURCE, _DESTINATION = 0x0800, 12, 16
+_WHOLE = 0xFFFFFFFF
+_MAX_PEERS = 2000
+"""A program has room for 4096 instructions."""
+
+
+def fence(port: int, address: str, peers: Iterable[str]) -> None:
+    """Keep this process's listening sockets on `port` to messages from `peers` to `address` (IPv4, dotted).
+
+    HpcdlError where this process does not listen on `port`, or the kernel refuses.
+    """
+    program = _program(address, sorted({address, *peers}))
+    sockets = _listening(port)
+    if not sockets:
+        raise HpcdlError(f"nothing in this process listens on port {port}; it cannot be fenced in")
+    code = ctypes.create_string_buffer(program, len(program))
+    # struct sock_fprog: number of instructions, padding, pointer.
+    header = struct.pack("HxxxxxxP", len(program) // 8, ctypes.addressof(code))
+    for listener in sockets:
+        with listener:
+            try:
+                listener.setsockopt(socket.SOL_SOCKET, _SO_ATTACH_FILTER, header)
+            except OSError as error:
+                raise HpcdlError(f"the kernel refuses to fence in port {port}: {error.strerror}") from error
+
+
+def _program(address: str, peers: Sequence[str]) -> bytes:
+    """Accept IPv4 packets to `address` from one of `peers`; drop all others."""
+    accept, drop = (_RETURN, 0, 0, _WHOLE), (_RETURN, 0, 0, 0)
+    rows = [
+        (_LOAD_HALF, 0, 0, _PROTOCOL),
+        (_JUMP_EQUAL, 1, 0, _IPV4),
+        drop,
+        (_LOAD_WORD, 0, 0, _NETWORK_HEADER + _DESTINATION),
+        (_JUMP_EQUAL, 1, 0, _number(address)),
+        drop,
+        (_LOAD_WORD, 0, 0, _NETWORK_HEADER + _SOURCE),
+    ]
+    for peer in peers[:_MAX_PEERS]:
+        rows += [(_JUMP_EQUAL, 0, 1, _number(peer)), accept]
+    # More hosts than a program has room for: the address alone must do.
+    rows.append(drop if len(peers) <= _MAX_PEERS else accept)
+    return b"".join(struct.pack("HBBI", *row) for row in rows)
+
+
+def _number(address: str) -> int:
+    return int.from_bytes(socket.inet_aton(address), "big")
+
+
+def _listening(port: int) -> list[socket.socket]:
+    """Duplicates of this process's sockets that listen on `port`."""
+    inodes = set()
+    for table in ("tcp", "tcp6"):
+        path = Path("/proc/self/net") / table
+        rows = [line.split() for line in path.read_text().splitlines()[1:]] if path.exists() else []
+        inodes |= {f"socket:[{row[9]}]" for row in rows if row[3] == _LISTENING and _port_of(row[1]) == port}
+    found = []
+    for entry in Path("/proc/self/fd").iterdir():
+        try:
+            if str(entry.readlink()) in inodes:
+                found.append(socket.socket(fileno=os.dup(int(entry.name))))
+        except OSError:  # closed meanwhile
+            continue
+    return found
+
+
+def _port_of(place: str) -> int:
+    return int(place.rpartition(":")[2], 16)

@@ -1,0 +1,136 @@
+"""A communicator that counts: messages, bytes, and how many rounds follow one another."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import numpy
+
+if TYPE_CHECKING:
+    from hpcdl.core.protocols import Add, Array, Communicator, Request
+
+
+@dataclass(kw_only=True)
+class Counts:
+    """What one rank has done, in this group and in those split from it.
+
+    `rounds` counts in the one-port model, where a rank sends at most one message and receives at most one in a round,
+    and a message leaves after what its sender had received before (Lamport's clock, Communications of the ACM 21,
+    1978, with ports). The maximum over the ranks is what latency costs.
+    """
+
+    messages: int = 0
+    bytes: int = 0
+    library_calls: int = 0
+    last_sent: int = 0
+    last_received: int = 0
+
+    @property
+    def rounds(self) -> int:
+        """The last round in which this rank sent or received."""
+        return max(self.last_sent, self.last_received)
+
+    def sending(self) -> int:
+        """The round in which a message leaves now."""
+        self.last_sent = self.rounds + 1
+        return self.last_sent
+
+    def received(self, round_sent: int) -> None:
+        """A message of that round has come."""
+        self.last_received = max(self.last_received + 1, round_sent)
+
+
+class TracingCommunicator:
+    """Wraps a communicator and counts into `counts`; each message takes a clock along in a message of its own."""
+
+    def __init__(self, inner: Communicator, counts: Counts | None = None, clocks: Communicator | None = None) -> None:
+        self._inner = inner
+        self._clocks = clocks or inner.duplicate()
+        self.counts = counts or Counts()
+        self.rank = inner.rank
+        self.size = inner.size
+        self.host = inner.host
+        self.library = inner.library
+
+    def isend(self, buffer: Array, destination: int, tag: int = 0) -> TracingRequest:
+        """Count the message, and send it with the clock's next value."""
+        self.counts.messages += 1
+        self.counts.bytes += buffer.nbytes
+        clock = numpy.array([self.counts.sending()])
+        sent = self._clocks.isend(clock, destination, tag)
+        return TracingRequest(self._inner.isend(buffer, destination, tag), sent, None, self.counts)
+
+    def irecv(self, buffer: Array, source: int, tag: int = 0) -> TracingRequest:
+        """Receive the message and its clock."""
+        clock = numpy.zeros(1, numpy.int64)
+        coming = self._clocks.irecv(clock, source, tag)
+        return TracingRequest(self._inner.irecv(buffer, source, tag), coming, clock, self.counts)
+
+    def wait_any(self, requests: Sequence[Request]) -> int:
+        """Index of the first request that is done, and its clock taken over."""
+        traced = [request for request in requests if isinstance(request, TracingRequest)]
+        index = self._inner.wait_any([request.message for request in traced])
+        traced[index].take_over()
+        return index
+
+    def barrier(self) -> None:
+        """Not counted."""
+        self._inner.barrier()
+
+    def broadcast(self, buffer: Array, root: int = 0) -> None:
+        """Counted as a call of the library."""
+        self.counts.library_calls += 1
+        self._inner.broadcast(buffer, root)
+
+    def allreduce(self, buffer: Array, add: Add | None = None) -> None:
+        """Counted as a call of the library."""
+        self.counts.library_calls += 1
+        self._inner.allreduce(buffer, add)
+
+    def allgather_json(self, value: Any) -> list[Any]:
+        """Not counted."""
+        return self._inner.allgather_json(value)
+
+    def duplicate(self) -> TracingCommunicator:
+        """A group that counts into the same counts."""
+        return TracingCommunicator(self._inner.duplicate(), self.counts)
+
+    def split(self, color: int, key: int = 0) -> TracingCommunicator:
+        """A group that counts into the same counts."""
+        return TracingCommunicator(self._inner.split(color, key), self.counts)
+
+    def shared_array(self, shape: Sequence[int], dtype: Any) -> Array:
+        """Not counted: memory is not sent."""
+        return self._inner.shared_array(shape, dtype)
+
+    def free(self) -> None:
+        """Free both groups."""
+        self._clocks.free()
+        self._inner.free()
+
+    def abort(self, exit_code: int) -> None:
+        """End every rank of the job now."""
+        self._inner.abort(exit_code)
+
+
+class TracingRequest:
+    """A message and its clock."""
+
+    def __init__(self, message: Request, clock_message: Request, clock: Array | None, counts: Counts) -> None:
+        self.message = message
+        self._clock_message = clock_message
+        self._clock = clock
+        self._counts = counts
+
+    def wait(self) -> None:
+        """Wait for both, and take the clock over."""
+        self.message.wait()
+        self.take_over()
+
+    def take_over(self) -> None:
+        """Set this rank's clock forward to the received one."""
+        self._clock_message.wait()
+        if self._clock is not None:
+            self._counts.received(int(self._clock[0]))

@@ -1,0 +1,1 @@
+"""Settings: what there is (schema), and where each value comes from (load)."""

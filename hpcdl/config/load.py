@@ -1,0 +1,162 @@
+"""Layers of settings become one frozen config: defaults < site < user < file < flags; all errors at once."""
+
+from __future__ import annotations
+
+import dataclasses
+import tomllib
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Generic, TypeVar, get_type_hints
+
+from hpcdl.config.settings import Setting, settings_of
+from hpcdl.core.errors import ConfigError, UsageError, suggestion
+from hpcdl.core.paths import site_config_file, user_config_folder
+
+Config = TypeVar("Config")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Layer:
+    """Raw values by key, and the place that a message names: `site.toml`, `--config x.toml`, `flag`."""
+
+    origin: str
+    values: Mapping[str, Any]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Effective(Generic[Config]):
+    """A config, and where each of its keys came from."""
+
+    config: Config
+    origins: Mapping[str, str]
+
+
+def groups_of(cls: type) -> dict[str, type]:
+    """The groups (attribute name to dataclass) of a config class."""
+    return dict(get_type_hints(cls))
+
+
+def all_settings(cls: type) -> list[Setting]:
+    """Every setting of a config class, group by group."""
+    return [item for group in groups_of(cls).values() for item in settings_of(group)]
+
+
+def read_toml(path: Path) -> dict[str, Any]:
+    """The tables of a TOML file; UsageError names line and column of a mistake."""
+    try:
+        with path.open("rb") as file:
+            return tomllib.load(file)
+    except FileNotFoundError:
+        raise UsageError(f"no such config file: {path}; check the path") from None
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        raise UsageError(f"{path} is no valid TOML: {error}") from None
+    except OSError as error:
+        raise UsageError(f"cannot read config file {path}: {error.strerror}") from None
+
+
+def standard_layers(command: str) -> list[Layer]:
+    """The site's and the user's layer: the table `[command]` of each file that exists."""
+    found = []
+    for origin, path in (("site", site_config_file()), ("user", user_config_folder() / "config.toml")):
+        if path.is_file():
+            table = read_toml(path).get(command, {})
+            found.append(Layer(origin=f"{origin} ({path})", values=_plain_keys(table)))
+    return found
+
+
+def file_layer(path: Path) -> Layer:
+    """The layer of a `--config` file: its keys are the flags' names."""
+    return Layer(origin=f"file ({path})", values=_plain_keys(read_toml(path)))
+
+
+def flag_layer(values: Mapping[str, Any]) -> Layer:
+    """The layer of the command line; absent flags (None) are left out."""
+    return Layer(origin="flag", values={key: value for key, value in _plain_keys(values).items() if value is not None})
+
+
+def set_layer(pairs: list[str]) -> Layer:
+    """The layer of `--set key=value` flags."""
+    values = {}
+    for pair in pairs:
+        key, equals, value = pair.partition("=")
+        if not equals:
+            raise UsageError(f"--set {pair}: write --set key=value")
+        values[key.strip()] = value
+    return Layer(origin="--set", values=_plain_keys(values))
+
+
+def load(cls: type[Config], layers: list[Layer]) -> Effective[Config]:
+    """Merge `layers` (weakest first) over the defaults into a `cls`. ConfigError holds every problem found."""
+    known = {item.key: item for item in all_settings(cls)}
+    problems: list[str] = []
+    values: dict[str, Any] = {}
+    origins: dict[str, str] = {}
+    for layer in layers:
+        for key, raw in layer.values.items():
+            if key not in known:
+                problems.append(f"{layer.origin}: unknown key {key!r}{suggestion(key, known)}")
+                continue
+            try:
+                values[key] = known[key].parse(raw)
+                origins[key] = layer.origin
+            except ValueError as error:
+                problems.append(_complaint(layer.origin, key, error))
+    for key, item in known.items():
+        if key in values:
+            continue
+        if item.required:
+            if not any(key in layer.values for layer in layers):
+                problems.append(f"--{key} is needed: {item.help}")
+        else:
+            values[key], origins[key] = item.default, "default"
+    if problems:
+        raise ConfigError(problems)
+    return Effective(config=_build(cls, values), origins=origins)
+
+
+def flatten(config: Any) -> dict[str, Any]:
+    """The values of a config by key."""
+    return {
+        item.key: getattr(getattr(config, group), item.name)
+        for group, cls in groups_of(type(config)).items()
+        for item in settings_of(cls)
+    }
+
+
+def as_toml_values(config: Any) -> dict[str, Any]:
+    """`flatten` in types that TOML has; unset values are left out."""
+    converted = {}
+    for key, value in flatten(config).items():
+        if value is None:
+            continue
+        converted[key] = list(value) if isinstance(value, tuple) else str(value) if isinstance(value, Path) else value
+    return converted
+
+
+def replace(config: Config, **changes: Any) -> Config:
+    """`config` with some settings changed, by attribute name, whatever group they are in."""
+    groups = {}
+    for group, cls in groups_of(type(config)).items():
+        mine = {item.name: changes.pop(item.name) for item in settings_of(cls) if item.name in changes}
+        groups[group] = dataclasses.replace(getattr(config, group), **mine)
+    if changes:
+        raise TypeError(f"no such settings: {', '.join(changes)}")
+    return type(config)(**groups)
+
+
+def _build(cls: type[Config], values: Mapping[str, Any]) -> Config:
+    return cls(
+        **{
+            group: group_cls(**{item.name: values[item.key] for item in settings_of(group_cls)})
+            for group, group_cls in groups_of(cls).items()
+        }
+    )
+
+
+def _plain_keys(values: Mapping[str, Any]) -> dict[str, Any]:
+    return {key.replace("_", "-"): value for key, value in values.items()}
+
+
+def _complaint(origin: str, key: str, error: ValueError) -> str:
+    return f"--{key}: {error}" if origin == "flag" else f"{origin}: {key}: {error}"

@@ -1,0 +1,154 @@
+"""Every setting of `hpcdl train`, in groups; a group is handed to the room that needs it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+from hpcdl.config.settings import REQUIRED, setting
+
+
+@dataclass(frozen=True, kw_only=True)
+class ModelConfig:
+    """What is trained."""
+
+    model: str = setting(
+        REQUIRED, "Network: a name of `hpcdl models`, or your own as file.py:build or package.module:build."
+    )
+    classes: int | None = setting(None, "Number of classes; by default as many as the data has.", at_least=1)
+    init_weights: Path | None = setting(None, "Start from the weights of this .keras file (fine-tuning).")
+    precision: str = setting(
+        "float32", "Precision of the computation.", choices=("float32", "mixed_bfloat16", "mixed_float16")
+    )
+
+
+@dataclass(frozen=True, kw_only=True)
+class DataConfig:
+    """What it is trained on."""
+
+    data: str = setting(REQUIRED, "Folder made by `hpcdl shard`, or synthetic:NAME.")
+    batch_size: int = setting(32, "Samples per worker and step.", at_least=1)
+
+
+@dataclass(frozen=True, kw_only=True)
+class ObjectiveConfig:
+    """What is minimised and counted."""
+
+    loss: str = setting("cross-entropy", "Loss: cross-entropy, or a function of keras.losses for other models.")
+    metrics: str = setting("", "Metrics beside another loss: functions of keras.metrics, separated by commas.")
+    label_smoothing: float = setting(0.0, "Share of a label spread over all classes.", at_least=0, at_most=0.999)
+    target_accuracy: float | None = setting(None, "Stop when the held-out accuracy reaches this.", above=0, at_most=1)
+
+
+@dataclass(frozen=True, kw_only=True)
+class OptimizerConfig:
+    """How weights move."""
+
+    optimizer: str = setting(
+        "sgd", "Rule that updates the weights.", choices=("sgd", "momentum", "nesterov", "adam", "lars")
+    )
+    learning_rate: float = setting(0.01, "Learning rate.", above=0)
+    momentum: float = setting(0.9, "Momentum of momentum, nesterov and lars.", at_least=0, at_most=0.9999)
+    weight_decay: float = setting(0.0, "Weight decay; biases and normalisation are left out.", at_least=0)
+    lars_trust: float = setting(0.001, "Trust coefficient of lars.", above=0)
+    base_batch: int | None = setting(
+        None, "Global batch that the learning rate was chosen for; it is scaled linearly to this run's.", at_least=1
+    )
+    warmup_epochs: float = setting(0.0, "Epochs of linear warm-up of the learning rate.", at_least=0)
+    schedule: str = setting(
+        "constant", "Learning rate after the warm-up.", choices=("constant", "step", "cosine", "polynomial")
+    )
+    decay_epochs: float = setting(30.0, "Epochs between the drops of --schedule step.", above=0)
+    decay_factor: float = setting(0.1, "Factor of each drop of --schedule step.", above=0, at_most=1)
+    decay_power: float = setting(1.0, "Power of --schedule polynomial.", above=0)
+
+
+@dataclass(frozen=True, kw_only=True)
+class ExchangeConfig:
+    """How ranks agree."""
+
+    strategy: str = setting("ring", "Parallel strategy: a name from `hpcdl strategies`.")
+    bucket_size: int = setting(
+        25 * 1024**2, "Gradients are sent together in buckets of about this size.", kind="bytes", at_least=1
+    )
+    servers: int = setting(1, "Ranks that serve (the highest), for strategies with servers.", at_least=1)
+    compress: str = setting("none", "Number format in which gradients travel.", choices=("none", "fp16", "bf16"))
+    accumulate: int = setting(1, "Batches whose gradients are added up before an exchange.", at_least=1)
+    placement: str | None = setting(
+        None,
+        "How variables are placed on servers; by default split for ps, round-robin for grpc-ps.",
+        choices=("round-robin", "greedy", "split"),
+    )
+    backup_workers: int = setting(0, "Workers of ps whose gradients need not be waited for.", at_least=0)
+
+
+@dataclass(frozen=True, kw_only=True)
+class ElasticConfig:
+    """How the EASGD family and its asynchronous baselines exchange with their center."""
+
+    elasticity: float | None = setting(
+        None, "Elastic strength rho; the moving rate is learning rate x rho and follows its schedule.", above=0
+    )
+    moving_rate: float | None = setting(
+        None, "Constant moving rate alpha in place of --elasticity; default 0.9 / workers.", at_least=0
+    )
+    period: int = setting(1, "Steps from one exchange with the center to the next.", at_least=1)
+    variant: str = setting(
+        "3", "sync-easgd: 1 tree reduction, 2 center on every rank, 3 also overlapped.", choices=("1", "2", "3")
+    )
+    unpacked: bool = setting(False, "Exchange layer by layer instead of in one message.")
+    groups: int = setting(
+        1, "Groups that the cores of a node are split in; gradients are summed over them.", at_least=1
+    )
+
+
+@dataclass(frozen=True, kw_only=True)
+class RunConfig:
+    """How long, how many, where to."""
+
+    ranks: int = setting(1, "Number of processes in all.", at_least=1)
+    epochs: int | None = setting(None, "Passes over the data; default 1 unless --steps is given.", at_least=1)
+    steps: int | None = setting(None, "Optimizer steps, in place of --epochs.", at_least=1)
+    seed: int = setting(0, "Seed of weights, order of samples and dropout.", at_least=0)
+    deterministic: bool = setting(False, "Same numbers at every run: op determinism and fixed thread counts.")
+    profile: str = setting(
+        "auto", "Node profile of `hpcdl tune-threads`: a file, `none`, or `auto`, the best that fits."
+    )
+    run_dir: Path | None = setting(None, "Folder of the run; default runs/<time>-<model>-<strategy>.")
+    warmup_steps: int = setting(3, "First steps that throughput leaves out.", at_least=0)
+    tensorboard: Path | None = setting(None, "Folder for TensorBoard's event files, written by rank 0.")
+
+
+@dataclass(frozen=True, kw_only=True)
+class CheckpointConfig:
+    """What survives an interruption."""
+
+    resume: bool = setting(False, "Go on with the run in --run-dir; start it where there is none.")
+    checkpoint_every: float = setting(600.0, "Time between checkpoints.", kind="seconds", above=0)
+    keep_checkpoints: int = setting(3, "Number of checkpoints kept.", at_least=1)
+    time_limit: float | None = setting(None, "Save and stop with exit 75 after this time.", kind="seconds", above=0)
+
+
+@dataclass(frozen=True, kw_only=True)
+class SafetyConfig:
+    """When a run that goes wrong is ended."""
+
+    stall_timeout: float = setting(300.0, "End the run when an exchange waits this long.", kind="seconds", above=0)
+    divergence_check_steps: int = setting(
+        1000, "Compare a hash of all weights over the ranks every so many steps; 0 turns it off.", at_least=0
+    )
+
+
+@dataclass(frozen=True, kw_only=True)
+class TrainConfig:
+    """All groups of one training run."""
+
+    model: ModelConfig
+    data: DataConfig
+    objective: ObjectiveConfig
+    optimizer: OptimizerConfig
+    exchange: ExchangeConfig
+    elastic: ElasticConfig
+    run: RunConfig
+    checkpoint: CheckpointConfig
+    safety: SafetyConfig

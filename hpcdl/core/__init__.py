@@ -1,0 +1,1 @@
+"""What every room may use; nothing here imports a heavy library."""

@@ -1,0 +1,86 @@
+"""One tree of errors; each class knows the exit code that the command line turns it into.
+
+    HpcdlError                1    failed while working
+    ├── RankError             1    one rank failed; carries its number and host
+    ├── UsageError            2    what the user handed in is unusable
+    │   ├── UnknownNameError  2    a name that no registry has
+    │   ├── ConfigError       2    one or more settings, all reported at once
+    │   └── SourceError       2    a source of data that cannot be read
+    ├── CorruptError          3    something that hpcdl wrote fails its check
+    ├── StoppedEarly          75   stopped with something to resume
+    └── Interrupted           130  stopped with nothing to resume
+
+A message is one line: what was given, what is possible, what to type.
+"""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Iterable
+
+
+class HpcdlError(Exception):
+    """Something went wrong that the user should read about in one line."""
+
+    exit_code = 1
+
+
+class RankError(HpcdlError):
+    """A rank failed; `rank` and `host` say which one, `exit_code` is the rank's own."""
+
+    def __init__(self, message: str, *, rank: int | None = None, host: str = "", exit_code: int = 1) -> None:
+        super().__init__(message)
+        self.rank = rank
+        self.host = host
+        self.exit_code = exit_code
+
+
+class UsageError(HpcdlError):
+    """What the user handed in is unusable; found before anything is written."""
+
+    exit_code = 2
+
+
+class UnknownNameError(UsageError):
+    """A name that is not among the known ones."""
+
+    def __init__(self, kind: str, name: str, known: Iterable[str]) -> None:
+        super().__init__(f"unknown {kind} {name!r}{suggestion(name, known)}")
+
+
+class ConfigError(UsageError):
+    """One or more settings are wrong; `problems` holds a line for each."""
+
+    def __init__(self, problems: Iterable[str]) -> None:
+        self.problems = tuple(problems)
+        super().__init__("\n".join(self.problems))
+
+
+class SourceError(UsageError):
+    """A data source is missing, empty or not of the expected format."""
+
+
+class CorruptError(HpcdlError):
+    """A shard, manifest, checkpoint or record fails its check."""
+
+    exit_code = 3
+
+
+class StoppedEarly(HpcdlError):
+    """Stopped by a signal, a time limit or Ctrl-C; `--resume` goes on from here."""
+
+    exit_code = 75
+
+
+class Interrupted(HpcdlError):
+    """Stopped by Ctrl-C with nothing to resume."""
+
+    exit_code = 130
+
+
+def suggestion(name: str, known: Iterable[str]) -> str:
+    """The tail of an error message: the nearest known name, then all of them."""
+    names = sorted(known)
+    nearest = difflib.get_close_matches(name, names, n=1, cutoff=0.5)
+    hint = f"; did you mean {nearest[0]!r}?" if nearest else ";"
+    return f"{hint} known: {', '.join(names)}" if names else "; none is known"

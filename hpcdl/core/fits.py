@@ -1,0 +1,189 @@
+"""Laws of scaling, fitted with intervals. A fit takes single runs, never their means.
+
+With u(n) = X(n)/n, the throughput per worker, each law reads u(n) = X(1) D(n)^sign, D(n) = 1 + sum_i own_i column_i(n):
+
+    amdahl      sign -1   column n - 1                     Amdahl, AFIPS 1967
+    usl         sign -1   columns n - 1 and n (n - 1)      Gunther, Guerrilla Capacity Planning, 2007
+    gustafson   sign +1   column -(n - 1)/n                Gustafson, Communications of the ACM 31, 1988
+
+Noise of throughput is relative, so log u is fitted by least squares: Gauss-Newton from the weighted linear solution.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+
+from hpcdl.core.log_least_squares import solve
+from hpcdl.core.statistics import t_quantile
+
+MOST_WORKERS = 2**24
+"""How far a crossing is looked for: beyond any machine."""
+_LARGEST_LOG = 700.0
+
+
+@dataclass(frozen=True, kw_only=True)
+class Parameter:
+    """A fitted value with its 95 % Student-t interval; the bounds are None where no run is left to judge by."""
+
+    value: float
+    low: float | None = None
+    high: float | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Law:
+    """One law; `columns(n)` and `own` (the names of its parameters beside X(1)) correspond."""
+
+    name: str
+    own: tuple[str, ...]
+    sign: int
+    columns: Callable[[float], tuple[float, ...]]
+
+    def denominator(self, own: Sequence[float], n: float) -> float:
+        """D(n); not positive outside the law's domain."""
+        return 1 + sum(value * column for value, column in zip(own, self.columns(n), strict=True))
+
+
+LAWS: Mapping[str, Law] = {
+    law.name: law
+    for law in (
+        Law(name="amdahl", own=("serial_fraction",), sign=-1, columns=lambda n: (n - 1,)),
+        Law(name="gustafson", own=("serial_fraction",), sign=1, columns=lambda n: ((1 - n) / n,)),
+        Law(name="usl", own=("sigma", "kappa"), sign=-1, columns=lambda n: (n - 1, n * (n - 1))),
+    )
+}
+
+
+@dataclass(frozen=True, kw_only=True)
+class ScalingFit:
+    """Throughput against n by one law.
+
+    `parameters` are `x1` (X at n = 1) and the law's own. `r2` is on log u: on X itself it would be near 1 for every
+    law. `spread` is the relative residual standard deviation. `covariance` is that of (log X(1), own parameters).
+    `saturated`: as many parameters as different n, so that the runs cannot contradict the law.
+    """
+
+    law: Law
+    parameters: Mapping[str, Parameter]
+    covariance: tuple[tuple[float, ...], ...] | None
+    r2: float | None
+    spread: float | None
+    num_runs: int
+    largest: float
+    saturated: bool
+
+    def throughput(self, n: float) -> float:
+        """X(n) by the law; 0 where it has left its domain."""
+        denominator = self.law.denominator(self._own, n)
+        return n * self.parameters["x1"].value * denominator**self.law.sign if denominator > 0 else 0.0
+
+    def efficiency(self, n: float, base: float) -> Parameter:
+        """(X(n)/n)/(X(base)/base) with its pointwise interval, by the delta method on logarithms."""
+        own = self._own
+        denominators = (self.law.denominator(own, n), self.law.denominator(own, base))
+        if min(denominators) <= 0:
+            return Parameter(value=0.0)
+        log_value = self.law.sign * math.log(denominators[0] / denominators[1])
+        if self.covariance is None:
+            return Parameter(value=math.exp(log_value))
+        slopes = [
+            here / denominators[0] - there / denominators[1]
+            for here, there in zip(self.law.columns(n), self.law.columns(base), strict=True)
+        ]
+        variance = sum(
+            slopes[i] * self.covariance[i + 1][j + 1] * slopes[j] for i in range(len(own)) for j in range(len(own))
+        )
+        reach = t_quantile(0.975, self.num_runs - len(own) - 1) * math.sqrt(max(variance, 0.0))
+        low, high = math.exp(max(log_value - reach, -_LARGEST_LOG)), math.exp(min(log_value + reach, _LARGEST_LOG))
+        return Parameter(value=math.exp(log_value), low=low, high=high)
+
+    @property
+    def _own(self) -> list[float]:
+        return [self.parameters[name].value for name in self.law.own]
+
+
+def fit_scaling(law: Law, n: Sequence[float], throughput: Sequence[float]) -> ScalingFit | None:
+    """Fit `law` to single runs (`throughput[i]` > 0 at `n[i]` >= 1).
+
+    None where there are fewer different n than parameters, or where no parameters of the law come near the runs.
+    """
+    import numpy
+
+    distinct = sorted(set(n))
+    if len(distinct) < len(law.own) + 1:
+        return None
+    columns = numpy.array([law.columns(item) for item in n])
+    log_u = numpy.log(numpy.asarray(throughput, dtype=float) / numpy.asarray(n, dtype=float))
+    solution = solve(law.sign, columns, log_u)
+    if solution is None:
+        return None
+    jacobian, residual = solution.jacobian, solution.residual
+    spare = len(n) - jacobian.shape[1]
+    total = float(((log_u - log_u.mean()) ** 2).sum())
+    covariance = None
+    reach = numpy.full(jacobian.shape[1], numpy.nan)
+    if spare > 0:
+        covariance = numpy.linalg.pinv(jacobian.T @ jacobian) * float(residual @ residual) / spare
+        reach = t_quantile(0.975, spare) * numpy.sqrt(numpy.maximum(numpy.diag(covariance), 0.0))
+    values = dict(zip(("x1", *law.own), solution.point, strict=True))
+    return ScalingFit(
+        law=law,
+        parameters={
+            name: _parameter(float(value), float(half), name == "x1")
+            for (name, value), half in zip(values.items(), reach, strict=True)
+        },
+        covariance=None if covariance is None else tuple(tuple(map(float, row)) for row in covariance),
+        r2=1 - float(residual @ residual) / total if total > 0 else None,
+        spread=math.sqrt(float(residual @ residual) / spare) if spare > 0 else None,
+        num_runs=len(n),
+        largest=float(distinct[-1]),
+        saturated=len(distinct) == len(law.own) + 1,
+    )
+
+
+@dataclass(frozen=True, kw_only=True)
+class Crossing:
+    """Where efficiency passes `target`, as a real number; None where the law stays above it up to MOST_WORKERS.
+
+    The interval is where the 95 % band crosses; `high` None means that the runs set no upper bound.
+    """
+
+    target: float
+    n: float | None
+    low: float | None
+    high: float | None
+    extrapolated: bool
+
+
+def crossing(fit: ScalingFit, base: float, target: float = 0.8) -> Crossing:
+    """Where the fitted efficiency relative to `base` falls below `target`."""
+    found = _first(lambda n: fit.efficiency(n, base).value < target, base)
+    low = high = None
+    if fit.covariance is not None:
+        low = _first(lambda n: (fit.efficiency(n, base).low or 0.0) < target, base)
+        high = _first(lambda n: (fit.efficiency(n, base).high or 0.0) < target, base)
+    return Crossing(target=target, n=found, low=low, high=high, extrapolated=found is None or found > fit.largest)
+
+
+def _first(below: Callable[[float], bool], base: float) -> float | None:
+    """The smallest n >= base with `below(n)`, to 1e-6 relative: doubling, then bisection."""
+    low = high = float(base)
+    while not below(high):
+        if high >= MOST_WORKERS:
+            return None
+        low, high = high, high * 2
+    while high - low > 1e-6 * high:
+        middle = (low + high) / 2
+        low, high = (low, middle) if below(middle) else (middle, high)
+    return high
+
+
+def _parameter(value: float, half: float, on_logarithm: bool) -> Parameter:
+    if math.isnan(half):
+        return Parameter(value=value)
+    if on_logarithm:
+        reach = min(half, _LARGEST_LOG)
+        return Parameter(value=value, low=value * math.exp(-reach), high=value * math.exp(reach))
+    return Parameter(value=value, low=value - half, high=value + half)

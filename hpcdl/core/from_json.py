@@ -1,0 +1,80 @@
+"""Frozen dataclasses from JSON, checked field by field, by their type hints."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, TypeVar, get_args, get_origin, get_type_hints
+
+Record = TypeVar("Record")
+
+
+def from_json(cls: type[Record], document: Mapping[str, Any]) -> Record:
+    """A dataclass from a JSON object; unknown keys are ignored. TypeError and ValueError name the bad field."""
+    converters = _field_converters(cls)  # type: ignore[arg-type]  # every class is hashable, mypy misses it for type[T]
+    return cls(**{name: convert(document[name], name) for name, convert in converters.items() if name in document})
+
+
+_Converter = Callable[[Any, str], Any]
+
+
+@functools.cache
+def _field_converters(cls: type) -> dict[str, _Converter]:
+    """What turns each field's JSON into its type; made once, because a report reads thousands of records."""
+    return {name: _converter(hint) for name, hint in get_type_hints(cls).items()}
+
+
+def _converter(hint: Any) -> _Converter:
+    origin, arguments = get_origin(hint), get_args(hint)
+    if hint is Any:
+        return lambda value, name: value
+    if type(None) in arguments:
+        inner = _converter(next(argument for argument in arguments if argument is not type(None)))
+        return lambda value, name: None if value is None else inner(value, name)
+    if origin is not None and issubclass(origin, Mapping):
+        return _of_mapping(_converter(arguments[1]), arguments[1])
+    if origin is not None and issubclass(origin, Sequence):
+        return _of_sequence(_converter(arguments[0]), arguments[0])
+    if dataclasses.is_dataclass(hint):
+        return lambda value, name: from_json(hint, _checked(value, dict, name, "object"))  # type: ignore[arg-type]
+    return _of_scalar(hint)
+
+
+def _of_mapping(convert: _Converter, kind: type) -> _Converter:
+    def of_object(value: Any, name: str) -> dict[str, Any]:
+        items: dict[str, Any] = _checked(value, dict, name, "object")
+        if set(map(type, items.values())) <= {kind}:
+            return items
+        return {key: convert(item, name) for key, item in items.items()}
+
+    return of_object
+
+
+def _of_sequence(convert: _Converter, kind: type) -> _Converter:
+    def of_list(value: Any, name: str) -> tuple[Any, ...]:
+        items = _checked(value, list, name, "list")
+        if set(map(type, items)) <= {kind}:  # nothing to convert: the common case of thousands of step times
+            return tuple(items)
+        return tuple(convert(item, name) for item in items)
+
+    return of_list
+
+
+def _of_scalar(hint: type) -> _Converter:
+    accepted = (int, float) if hint is float else (hint,)
+
+    def of_scalar(value: Any, name: str) -> Any:
+        if type(value) is hint:
+            return value
+        if not isinstance(value, accepted) or isinstance(value, bool):
+            raise TypeError(f"{name} is {value!r}, expected {hint.__name__}")
+        return hint(value)
+
+    return of_scalar
+
+
+def _checked(value: Any, kind: type, name: str, word: str) -> Any:
+    if not isinstance(value, kind):
+        raise TypeError(f"{name} is no {word}")
+    return value

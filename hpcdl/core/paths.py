@@ -1,0 +1,37 @@
+"""Where hpcdl's own files and the user's settings lie."""
+
+from __future__ import annotations
+
+import os
+import sys
+from pathlib import Path
+
+
+def share_folder() -> Path:
+    """The folder with machines, jobs, examples, schemas and references.
+
+    `$HPCDL_SHARE` (set by the modulefile), else that of a checkout, else that of the environment's prefix.
+    """
+    named = os.environ.get("HPCDL_SHARE")
+    if named:
+        return Path(named)
+    checkout = Path(__file__).resolve().parents[2] / "share" / "hpcdl"
+    return checkout if checkout.is_dir() else Path(sys.prefix) / "share" / "hpcdl"
+
+
+def user_config_folder() -> Path:
+    """`$XDG_CONFIG_HOME/hpcdl`, by default `~/.config/hpcdl`."""
+    base = os.environ.get("XDG_CONFIG_HOME")
+    return (Path(base) if base else Path.home() / ".config") / "hpcdl"
+
+
+def site_config_file() -> Path:
+    """The site's settings: `$HPCDL_SITE_CONFIG`, else `site.toml` in the share folder."""
+    named = os.environ.get("HPCDL_SITE_CONFIG")
+    return Path(named) if named else share_folder() / "site.toml"
+
+
+def user_cache_folder() -> Path:
+    """`$XDG_CACHE_HOME/hpcdl`, by default `~/.cache/hpcdl`: what can be measured again."""
+    base = os.environ.get("XDG_CACHE_HOME")
+    return (Path(base) if base else Path.home() / ".cache") / "hpcdl"

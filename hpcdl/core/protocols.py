@@ -1,0 +1,100 @@
+"""The two contracts that rooms meet at: how ranks talk, and how ranks start."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, Protocol
+
+if TYPE_CHECKING:
+    import numpy
+
+    Array = numpy.ndarray[Any, Any]
+    Add = Callable[[Array, Array], None]
+    """`add(target, incoming)` sums `incoming` into `target`, element by element, in place."""
+
+
+class Request(Protocol):
+    """A message under way."""
+
+    def wait(self) -> None:
+        """Return when the buffer may be used again (send) or is filled (receive)."""
+
+
+class Communicator(Protocol):
+    """How the ranks of one group talk. Buffers are C-contiguous numpy arrays; lengths agree on both sides.
+
+    Every collective must be called by all ranks in the same order. A failed peer raises RankError or ends the job;
+    it never hangs a caller that the implementation can wake.
+    """
+
+    @property
+    def rank(self) -> int:
+        """This rank's number, 0 to size - 1."""
+
+    @property
+    def size(self) -> int:
+        """Number of ranks in the group."""
+
+    @property
+    def host(self) -> str:
+        """Name of the node that this rank runs on; ranks with equal names share memory."""
+
+    @property
+    def library(self) -> str:
+        """What carries the messages, with its version: `MPICH 5.0.2`, `threads`."""
+
+    def isend(self, buffer: Array, destination: int, tag: int = 0) -> Request:
+        """Start sending `buffer`; it must stay untouched until the request is waited for."""
+
+    def irecv(self, buffer: Array, source: int, tag: int = 0) -> Request:
+        """Start receiving into `buffer`, in order of sending for each source and tag."""
+
+    def wait_any(self, requests: Sequence[Request]) -> int:
+        """Wait until one of `requests` is done and return its index; first come, first served."""
+
+    def barrier(self) -> None:
+        """Return when every rank has called."""
+
+    def broadcast(self, buffer: Array, root: int = 0) -> None:
+        """Fill `buffer` on every rank with the root's bytes, in place."""
+
+    def allreduce(self, buffer: Array, add: Add | None = None) -> None:
+        """Sum `buffer` over the ranks in place, by the library's own algorithm; `add` replaces the plain sum."""
+
+    def allgather_json(self, value: Any) -> list[Any]:
+        """Every rank's `value` (anything JSON can hold), in rank order, on every rank."""
+
+    def duplicate(self) -> Communicator:
+        """The same group with a message space of its own, for use by another thread."""
+
+    def split(self, color: int, key: int = 0) -> Communicator:
+        """The group of the ranks that gave the same `color`, ordered by `key`, then rank."""
+
+    def shared_array(self, shape: Sequence[int], dtype: Any) -> Array:
+        """One zeroed array that every rank of this group sees; all ranks must be on one node.
+
+        It lives as long as the communicator; `barrier` separates writing from reading.
+        """
+
+    def free(self) -> None:
+        """Give back what `duplicate` or `split` took, and shared arrays; called by every rank, last."""
+
+    def abort(self, exit_code: int) -> None:
+        """End every rank of the job now."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class LaunchPlan:
+    """How ranks are to be started: computed by node/, carried out by cluster/.
+
+    `environment` is set before Python starts. `cpus_by_local_rank[i]` is the affinity of the i-th rank of a node
+    (empty: the scheduler's), `memory_nodes_by_local_rank[i]` its NUMA nodes (empty: the default policy).
+    """
+
+    num_ranks: int
+    ranks_per_node: int
+    environment: Mapping[str, str] = field(default_factory=dict)
+    cpus_by_local_rank: Sequence[Sequence[int]] = ()
+    memory_nodes_by_local_rank: Sequence[Sequence[int]] = ()
+    memory_policy: str = "default"

@@ -1,0 +1,146 @@
+"""The record of one run: what `train` writes and `report` reads (`hpcdl.run/1`, docs/run-record.md).
+
+Frozen dataclasses on one side, JSON on the other. /1 only grows: readers ignore fields that they do not know, and
+fields that an older writer left out take their defaults.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from hpcdl.core.errors import CorruptError
+from hpcdl.core.files import read_json, write_json
+from hpcdl.core.from_json import from_json as from_json  # rooms that read records take it from here
+
+SCHEMA = "hpcdl.run/1"
+FILE_NAME = "record.json"
+PARTS = ("input", "compute", "wait", "exposed_communication", "update", "other")
+ALL_STEPS_UP_TO = 10_000
+"""Step times are kept one by one up to this many steps, as quantiles beyond."""
+ENVIRONMENT_PREFIXES = (
+    "OMP_", "KMP_", "MKL_NUM_", "TF_ENABLE_ONEDNN", "TF_NUM_", "TF_XLA_FLAGS", "GLIBC_TUNABLES", "ONEDNN_", "DNNL_",
+    "SLURM_JOB_ID", "SLURM_JOB_NUM_NODES", "SLURM_NTASKS", "SLURM_CPUS_PER_TASK", "OMPI_MCA_", "MPICH_", "MPIR_CVAR_",
+    "UCX_", "CUDA_VISIBLE_DEVICES", "HPCDL_VERSION",
+)  # fmt: skip
+"""The only environment variables that a record may hold; none of them carries a secret."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class HistoryPoint:
+    """Where training stood: `seconds` since the first step began; loss and accuracy are means over the samples."""
+
+    epoch: float
+    step: int
+    seconds: float
+    loss: float | None = None
+    accuracy: float | None = None
+    val_loss: float | None = None
+    val_accuracy: float | None = None
+    val_metrics: Mapping[str, float] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, kw_only=True)
+class RankRecord:
+    """One rank: `parts` are mean seconds per step after warm-up, by the names in PARTS.
+
+    `bytes_received_per_step` and `busy_seconds_per_step` are what a server took in and how long it worked on it.
+    """
+
+    rank: int
+    host: str
+    role: str = "worker"
+    parts: Mapping[str, float] = field(default_factory=dict)
+    bytes_sent_per_step: float = 0.0
+    bytes_received_per_step: float | None = None
+    busy_seconds_per_step: float | None = None
+    peak_memory_bytes: int | None = None
+    details: Mapping[str, Any] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, kw_only=True)
+class RunRecord:
+    """One run. Times in seconds, sizes in bytes; None means not measured (yet).
+
+    `staleness_*` count updates of the center between a worker's read and its write. `study`, `mode` (`weak`, `strong`
+    or `scale-up`) and `repeat` are set by a study that the run belongs to.
+    """
+
+    schema: str = SCHEMA
+    status: str = "running"
+    message: str = ""
+    started_at: str = ""
+    finished_at: str = ""
+    strategy: str
+    model: str
+    parameters: int | None = None
+    gradient_bytes: int | None = None
+    data: str
+    num_samples: int | None = None
+    data_checksum: str = ""
+    ranks: int
+    workers: int
+    servers: int = 0
+    nodes: int = 1
+    ranks_per_node: int = 1
+    hosts: Sequence[str] = ()
+    intra_op_threads: int | None = None
+    inter_op_threads: int | None = None
+    batch_per_rank: int
+    accumulate: int = 1
+    global_batch: int
+    steps: int = 0
+    warmup_steps: int = 0
+    step_seconds: Sequence[float] = ()
+    step_seconds_quantiles: Mapping[str, float] = field(default_factory=dict)
+    images_per_second: float | None = None
+    seconds_per_epoch: float | None = None
+    seconds_total: float | None = None
+    target_accuracy: float | None = None
+    seconds_to_target: float | None = None
+    resumed_from_steps: Sequence[int] = ()
+    parts: Mapping[str, float] = field(default_factory=dict)
+    imbalance_seconds: float | None = None
+    bytes_sent_per_step: float | None = None
+    link_bytes_per_second: float | None = None
+    staleness_mean: float | None = None
+    staleness_max: float | None = None
+    staleness_histogram: Mapping[str, int] = field(default_factory=dict)
+    loss: float | None = None
+    accuracy: float | None = None
+    history: Sequence[HistoryPoint] = ()
+    rank_records: Sequence[RankRecord] = ()
+    machine: str = ""
+    processor: str = ""
+    cores_per_node: int | None = None
+    profile: str = ""
+    software: Mapping[str, str] = field(default_factory=dict)
+    environment: Mapping[str, str] = field(default_factory=dict)
+    config: Mapping[str, Any] = field(default_factory=dict)
+    study: str = ""
+    mode: str = ""
+    repeat: int | None = None
+    warnings: Sequence[str] = ()
+
+
+def write_record(run_dir: Path, record: RunRecord) -> None:
+    """Write `record` into `run_dir`, atomically."""
+    write_json(run_dir / FILE_NAME, dataclasses.asdict(record))
+
+
+def read_record(run_dir: Path) -> RunRecord:
+    """The record in `run_dir`; CorruptError where it is missing, no JSON, of another schema or of wrong types."""
+    path = run_dir / FILE_NAME
+    if not path.is_file():
+        raise CorruptError(f"{run_dir} holds no {FILE_NAME}; name a folder that `hpcdl train` made")
+    document = read_json(path)
+    found = document.get("schema") if isinstance(document, dict) else None
+    if found != SCHEMA:
+        raise CorruptError(f"{path} has schema {found!r}, this hpcdl reads {SCHEMA!r}")
+    try:
+        return from_json(RunRecord, document)
+    except (TypeError, ValueError) as error:
+        raise CorruptError(f"{path} is damaged: {error}") from error

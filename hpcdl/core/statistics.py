@@ -1,0 +1,145 @@
+"""Means, Student-t intervals and quantiles; the unit of replication is the run."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import math
+import statistics
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, kw_only=True)
+class Estimate:
+    """A mean over `n` runs; `std` and the half width `ci95` are None where n < 2."""
+
+    mean: float
+    std: float | None
+    ci95: float | None
+    n: int
+
+
+def estimate(values: Sequence[float]) -> Estimate:
+    """Mean, sample standard deviation and half width of the 95 % Student-t interval."""
+    n = len(values)
+    if n == 0:
+        raise ValueError("no values to estimate from")
+    mean = statistics.fmean(values)
+    if n == 1:
+        return Estimate(mean=mean, std=None, ci95=None, n=1)
+    std = math.sqrt(variance(values))
+    return Estimate(mean=mean, std=std, ci95=t_quantile(0.975, n - 1) * std / math.sqrt(n), n=n)
+
+
+def variance(values: Sequence[float]) -> float:
+    """Sample variance of two values or more; the standard library's is exact, and too slow for thousands of points."""
+    mean = statistics.fmean(values)
+    return math.fsum((value - mean) ** 2 for value in values) / (len(values) - 1)
+
+
+@functools.lru_cache(maxsize=4096)
+def t_quantile(probability: float, degrees_of_freedom: float) -> float:
+    """Quantile of Student's t distribution."""
+    from scipy.special import stdtrit  # imported late: commands without statistics must not pay for scipy
+
+    return float(stdtrit(degrees_of_freedom, probability))
+
+
+def quantiles(values: Sequence[float], probabilities: Sequence[float]) -> list[float]:
+    """Linear-interpolation quantiles (Hyndman and Fan's type 7) of `values`."""
+    ordered = sorted(values)
+    if not ordered:
+        raise ValueError("no values to take quantiles of")
+    result = []
+    for probability in probabilities:
+        position = probability * (len(ordered) - 1)
+        low = math.floor(position)
+        high = min(low + 1, len(ordered) - 1)
+        result.append(ordered[low] + (position - low) * (ordered[high] - ordered[low]))
+    return result
+
+
+@dataclass(frozen=True, kw_only=True)
+class Ratio:
+    """A ratio of two means with Welch's 95 % interval on logarithms.
+
+    `value` is the ratio of the arithmetic means, so that it can be recomputed from a table of means; `low`, `high`
+    and `p_value` (two-sided, of ratio 1) come from the logarithms and are None where a side has fewer than two runs.
+    `std` is that of the ratio of one run to one run.
+    """
+
+    value: float
+    low: float | None
+    high: float | None
+    p_value: float | None
+    std: float | None
+    n: int
+    n_base: int
+
+    @property
+    def ci95(self) -> float | None:
+        """Half the width of the interval."""
+        return None if self.low is None or self.high is None else (self.high - self.low) / 2
+
+    def scaled(self, factor: float) -> Ratio:
+        """The ratio times an exact positive number."""
+        low, high, std = (None if value is None else value * factor for value in (self.low, self.high, self.std))
+        return dataclasses.replace(self, value=self.value * factor, low=low, high=high, std=std)
+
+
+def welch_log_ratio(values: Sequence[float], base: Sequence[float], *, confidence: float = 0.95) -> Ratio:
+    """The ratio of positive `values` to positive `base`, by Welch's t on logarithms (Welch, Biometrika 34, 1947).
+
+    A percentile bootstrap would cover only about 81 % with three runs a side; this covers 95 %.
+    """
+    if min(*values, *base) <= 0:
+        raise ValueError("a ratio on logarithms needs positive values")
+    value = statistics.fmean(values) / statistics.fmean(base)
+    sizes = (len(values), len(base))
+    if min(sizes) < 2:
+        return Ratio(value=value, low=None, high=None, p_value=None, std=None, n=sizes[0], n_base=sizes[1])
+    logs = ([math.log(item) for item in values], [math.log(item) for item in base])
+    difference = statistics.fmean(logs[0]) - statistics.fmean(logs[1])
+    variances = (variance(logs[0]), variance(logs[1]))
+    error = math.sqrt(variances[0] / sizes[0] + variances[1] / sizes[1])
+    freedom = _welch_freedom(variances, sizes)
+    reach = t_quantile(0.5 + confidence / 2, freedom) * error if error > 0 else 0.0
+    return Ratio(
+        value=value,
+        low=math.exp(difference - reach),
+        high=math.exp(difference + reach),
+        p_value=_two_sided(difference, error, freedom),
+        std=value * math.sqrt(variances[0] + variances[1]),
+        n=sizes[0],
+        n_base=sizes[1],
+    )
+
+
+def holm(p_values: Sequence[float]) -> list[float]:
+    """Holm's step-down adjustment (Scandinavian Journal of Statistics 6, 1979), in the order given."""
+    order = sorted(range(len(p_values)), key=lambda index: p_values[index])
+    adjusted = [0.0] * len(p_values)
+    running = 0.0
+    for position, index in enumerate(order):
+        running = max(running, min(1.0, (len(order) - position) * p_values[index]))
+        adjusted[index] = running
+    return adjusted
+
+
+def _welch_freedom(variances: tuple[float, float], sizes: tuple[int, int]) -> float:
+    shares = [variance / size for variance, size in zip(variances, sizes, strict=True)]
+    total = sum(shares)
+    if total <= 0:
+        return float(sum(sizes) - 2)
+    # Divided by the total first: squares of tiny variances would underflow.
+    spread = sum((share / total) ** 2 / (size - 1) for share, size in zip(shares, sizes, strict=True))
+    return 1 / spread
+
+
+def _two_sided(difference: float, error: float, freedom: float) -> float:
+    if error <= 0:
+        return 1.0 if difference == 0 else 0.0
+    from scipy.special import stdtr  # imported late, as in t_quantile
+
+    return float(2 * stdtr(freedom, -abs(difference) / error))

@@ -1,0 +1,75 @@
+"""Bytes, seconds, rates and counts: numbers to text and back."""
+
+from __future__ import annotations
+
+import re
+from decimal import Decimal
+
+_BYTES = {
+    "": 1, "b": 1,
+    "k": 1000, "kb": 1000, "m": 1000**2, "mb": 1000**2, "g": 1000**3, "gb": 1000**3, "t": 1000**4, "tb": 1000**4,
+    "kib": 1024, "mib": 1024**2, "gib": 1024**3, "tib": 1024**4,
+}  # fmt: skip
+_SECONDS = {
+    unit: Decimal(seconds)
+    for unit, seconds in {"ms": "0.001", "": "1", "s": "1", "m": "60", "min": "60", "h": "3600", "d": "86400"}.items()
+}
+_NUMBER = r"(\d+(?:\.\d+)?)\s*([a-z]*)"
+
+
+def parse_bytes(text: str) -> int:
+    """Bytes in `text`: `256MiB`, `1.5GB`, `4096`. Raises ValueError otherwise."""
+    match = re.fullmatch(_NUMBER, text.strip().lower())
+    if not match or match[2] not in _BYTES:
+        raise ValueError(f"{text!r} is no size; write for example 256MiB or 1.5GB")
+    return int(Decimal(match[1]) * _BYTES[match[2]])
+
+
+def parse_seconds(text: str) -> float:
+    """Seconds in `text`: `90`, `10m`, `1h30m`, `01:30:00`, `1-00:00:00`. Raises ValueError otherwise."""
+    stripped = text.strip().lower()
+    clock = re.fullmatch(r"(?:(\d+)-)?(\d+):(\d\d):(\d\d)", stripped)
+    if clock:
+        days, hours, minutes, seconds = (int(part or 0) for part in clock.groups())
+        return float(((days * 24 + hours) * 60 + minutes) * 60 + seconds)
+    parts = re.findall(_NUMBER, stripped)
+    rebuilt = re.sub(_NUMBER, "", stripped).strip()
+    if not parts or rebuilt or any(unit not in _SECONDS for _, unit in parts):
+        raise ValueError(f"{text!r} is no time; write for example 90s, 10m, 1h30m or 01:30:00")
+    return float(sum(Decimal(number) * _SECONDS[unit] for number, unit in parts))
+
+
+def format_bytes(num_bytes: float) -> str:
+    """`num_bytes` in the largest binary unit that keeps it above one: `25 MiB`."""
+    value = float(num_bytes)
+    for unit in ("B", "KiB", "MiB", "GiB"):
+        if abs(value) < 1024:
+            return _short(value, unit)
+        value /= 1024
+    return _short(value, "TiB")
+
+
+def format_seconds(seconds: float) -> str:
+    """`seconds` as a person would say it: `3.2 ms`, `4.5 s`, `12m 05s`, `3h 20m`."""
+    if abs(seconds) < 1:
+        return _short(seconds * 1e3, "ms")
+    if seconds < 60:
+        return _short(seconds, "s")
+    minutes, rest = divmod(round(seconds), 60)
+    if minutes < 60:
+        return f"{minutes}m {rest:02d}s"
+    return f"{minutes // 60}h {minutes % 60:02d}m"
+
+
+def format_count(count: float) -> str:
+    """`count` with thousands separators: `431,080`."""
+    return f"{count:,.0f}"
+
+
+def format_rate(per_second: float, unit: str) -> str:
+    """A rate with three significant digits: `1,240 images/s`."""
+    return f"{float(f'{per_second:.3g}'):,g} {unit}/s"
+
+
+def _short(value: float, unit: str) -> str:
+    return f"{value:.0f} {unit}" if value >= 100 or value == int(value) else f"{value:.3g} {unit}"

@@ -1,0 +1,12 @@
+"""From any source to verified shards, and from shards to the batches of every rank."""
+
+from __future__ import annotations
+
+from typing import Any
+
+
+def open(data: str, **options: Any) -> Any:
+    """A `tf.data.Dataset` of batches (images, labels) of a data folder; see `hpcdl.data.pipeline.as_tf_dataset`."""
+    from hpcdl.data.pipeline import as_tf_dataset  # imported late: it loads TensorFlow
+
+    return as_tf_dataset(data, **options)

@@ -1,0 +1,130 @@
+"""What a model is trained on: a folder that `hpcdl shard` made, or samples made from a seed."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from hpcdl.core.errors import CorruptError, UsageError
+from hpcdl.data.manifest import FILE_NAME, Manifest, SplitEntry, read_manifest
+from hpcdl.data.synthetic import PREFIX, SyntheticSpec, parse_spec
+
+UNSPLIT = "all"
+"""Name of the only split of data that nobody divided."""
+PARTIAL_PREFIX = "manifest.partial"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Split:
+    """One split of a data set; `entry` is None for samples made from a seed."""
+
+    name: str
+    num_samples: int
+    entry: SplitEntry | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Dataset:
+    """A data set: `sample_shape` is (height, width, channels), `checksum` identifies the content."""
+
+    name: str
+    sample_shape: tuple[int, int, int]
+    dtype: str
+    num_classes: int | None
+    class_names: tuple[str, ...]
+    checksum: str
+    splits: Mapping[str, Split]
+    folder: Path | None = None
+    manifest: Manifest | None = None
+    synthetic: SyntheticSpec | None = None
+    seed: int = 0
+    copies: Mapping[Path, Path] = field(default_factory=dict)
+    """Where this process has copies of shards to read their bytes from: see resident.py."""
+
+    @property
+    def train_split(self) -> Split:
+        """`train`, or the only split; UsageError where several are there and none is called train."""
+        if "train" in self.splits:
+            return self.splits["train"]
+        if len(self.splits) == 1:
+            return next(iter(self.splits.values()))
+        raise UsageError(f"{self.name} has the splits {', '.join(self.splits)}; one of them must be called 'train'")
+
+    @property
+    def evaluation_split(self) -> Split | None:
+        """`val`, else `test`, else None."""
+        return self.splits.get("val") or self.splits.get("test")
+
+    @property
+    def encoded(self) -> bool:
+        """Whether samples lie as JPEG or PNG files and are decoded while training."""
+        return self.manifest is not None and self.manifest.encoding == "encoded"
+
+
+def open_dataset(data: str, *, seed: int = 0) -> Dataset:
+    """The data set of a folder or of `synthetic:NAME`; `seed` is that of samples made.
+
+    UsageError: no such folder, no data folder, not finished. CorruptError: a damaged manifest, a shard that is missing
+    or whose size is not the manifest's.
+    """
+    if data.startswith(PREFIX):
+        return _synthetic(data, seed)
+    folder = Path(data).expanduser()
+    if not folder.is_dir():
+        raise UsageError(f"no such data folder: {data}; make one with `hpcdl shard SOURCE {data}`")
+    if not (folder / FILE_NAME).is_file():
+        if any(folder.glob(PARTIAL_PREFIX + "*")):
+            raise UsageError(f"{data} is not finished; go on with the same `hpcdl shard` command and --resume")
+        raise UsageError(f"{data} holds no {FILE_NAME}; make a data folder with `hpcdl shard {data} NEW_FOLDER`")
+    manifest, checksum = read_manifest(folder)
+    _check_sizes(folder, manifest)
+    height, width, channels = manifest.sample_shape
+    return Dataset(
+        name=manifest.name,
+        sample_shape=(height, width, channels),
+        dtype=manifest.dtype,
+        num_classes=manifest.num_classes,
+        class_names=tuple(manifest.class_names),
+        checksum=checksum,
+        splits={
+            name: Split(name=name, num_samples=entry.num_samples, entry=entry)
+            for name, entry in manifest.splits.items()
+        },
+        folder=folder,
+        manifest=manifest,
+    )
+
+
+def _check_sizes(folder: Path, manifest: Manifest) -> None:
+    for shard in manifest.shards():
+        try:
+            found = (folder / shard.file).stat().st_size
+        except OSError as error:
+            raise CorruptError(
+                f"shard {folder / shard.file} cannot be read ({error.strerror}){_remedy(folder)}"
+            ) from error
+        if found != shard.num_bytes:
+            raise CorruptError(
+                f"shard {folder / shard.file} has {found} bytes, the manifest says {shard.num_bytes}{_remedy(folder)}"
+            )
+
+
+def _remedy(folder: Path) -> str:
+    return f"; mend it with `hpcdl inspect {folder} --repair --from SOURCE`"
+
+
+def _synthetic(data: str, seed: int) -> Dataset:
+    spec: Any = parse_spec(data)
+    return Dataset(
+        name=data,
+        sample_shape=spec.sample_shape,
+        dtype=spec.dtype,
+        num_classes=spec.num_classes,
+        class_names=tuple(str(number) for number in range(spec.num_classes)),
+        checksum=f"{data}#{seed}",
+        splits={"train": Split(name="train", num_samples=spec.num_samples)},
+        synthetic=spec,
+        seed=seed,
+    )

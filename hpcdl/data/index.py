@@ -1,0 +1,114 @@
+"""The list of a source's samples, kept on disk so that memory stays small whatever the number of samples.
+
+Folder of files: `rows.SPLIT` holds one fixed-size row per sample, `names` the files' names, each ended by a zero byte.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from pathlib import Path
+from types import TracebackType
+from typing import Any, BinaryIO, Self
+
+import numpy as np
+import numpy.typing as npt
+import xxhash
+
+ROW = np.dtype([("place", "<i8"), ("size", "<i8"), ("label", "<i8"), ("stamp", "<i8"), ("file", "<i8")])
+"""place: where the sample is (in `names`, or its number or offset in file `file`); size: encoded bytes, or 0;
+stamp: modification time in ns of a file of its own, or 0."""
+Rows = npt.NDArray[Any]
+_CHUNK = 1 << 16
+
+
+class IndexWriter:
+    """Takes rows split by split; a split exists once it was named."""
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+        self._names = (folder / "names").open("wb")
+        self._files: dict[str, BinaryIO] = {}
+        self._digest = xxhash.xxh3_64()
+        self.counts: dict[str, int] = {}
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._names.close()
+        for file in self._files.values():
+            file.close()
+
+    def add(self, split: str, rows: Rows) -> None:
+        """Append rows (dtype ROW)."""
+        if split not in self._files:
+            self._files[split] = (self._folder / f"rows.{split}").open("wb")
+            self.counts[split] = 0
+        content = rows.tobytes()
+        self._files[split].write(content)
+        self.counts[split] += len(rows)
+        stable = rows.copy()
+        stable["stamp"] = 0
+        self._digest.update(split.encode() + b"\0" + stable.tobytes())
+
+    def add_files(self, split: str, file: int, label: int | list[int], entries: list[tuple[bytes, int, int]]) -> None:
+        """Append samples that are files, (name, size, modification time in ns) each, of one label or one each."""
+        rows = np.zeros(len(entries), ROW)
+        place = self._names.tell()
+        for row, (name, size, stamp) in zip(rows, entries, strict=True):
+            row["place"], row["size"], row["stamp"] = place, size, stamp
+            place += len(name) + 1
+        rows["label"], rows["file"] = label, file
+        content = b"".join(name + b"\0" for name, _, _ in entries)
+        self._names.write(content)
+        self._digest.update(content)
+        self.add(split, rows)
+
+    def fingerprint(self) -> str:
+        """A checksum of the list: names, sizes and labels."""
+        return self._digest.hexdigest()
+
+
+class Index:
+    """Reads rows and names by number, with pread: nothing is held in memory."""
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+        self._descriptors: dict[str, int] = {}
+
+    def _descriptor(self, name: str) -> int:
+        if name not in self._descriptors:
+            self._descriptors[name] = os.open(self._folder / name, os.O_RDONLY | os.O_CLOEXEC)
+        return self._descriptors[name]
+
+    def rows(self, split: str, numbers: npt.NDArray[np.int64]) -> Rows:
+        """The rows with these numbers."""
+        descriptor, size = self._descriptor(f"rows.{split}"), ROW.itemsize
+        content = b"".join(os.pread(descriptor, size, number * size) for number in numbers.tolist())
+        return np.frombuffer(content, ROW)
+
+    def chunks(self, split: str) -> Iterator[Rows]:
+        """All rows in order, some thousand at once."""
+        descriptor, offset = self._descriptor(f"rows.{split}"), 0
+        while content := os.pread(descriptor, _CHUNK * ROW.itemsize, offset):
+            offset += len(content)
+            yield np.frombuffer(content, ROW)
+
+    def name(self, place: int) -> bytes:
+        """The name that starts at `place`."""
+        content = os.pread(self._descriptor("names"), 4096, place)
+        return content.partition(b"\0")[0]
+
+    def numbers(self, split: str, positions: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
+        """Row numbers at `positions` of a divided split (`members.SPLIT`, int64)."""
+        descriptor = self._descriptor(f"members.{split}")
+        return np.frombuffer(b"".join(os.pread(descriptor, 8, at * 8) for at in positions.tolist()), "<i8")
+
+    def close(self) -> None:
+        """Close the files."""
+        for descriptor in self._descriptors.values():
+            os.close(descriptor)
+        self._descriptors.clear()

@@ -1,0 +1,111 @@
+"""The manifest of a data folder (`hpcdl.data/1`, docs/shard-format.md): what there is, and the checksums of it."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path, PurePosixPath
+from typing import Any
+
+import xxhash
+
+from hpcdl.core.errors import CorruptError
+from hpcdl.core.files import read_json, write_text
+from hpcdl.core.records import from_json
+
+SCHEMA = "hpcdl.data/1"
+FILE_NAME = "manifest.json"
+
+
+@dataclass(frozen=True, kw_only=True)
+class ShardEntry:
+    """One shard: its file below the data folder, sizes in samples and bytes, and where things lie in the file.
+
+    `frame_checksum` covers every byte but the blocks; the blocks' own checksums lie in the shard, so that it stands
+    for the whole file.
+    """
+
+    file: str
+    num_samples: int
+    num_bytes: int
+    frame_checksum: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class SplitEntry:
+    """One split: its shards, in order of sample ids."""
+
+    num_samples: int
+    shards: Sequence[ShardEntry]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Recipe:
+    """What it takes to make any shard again from the same source: options, planned sizes, checksum of the list."""
+
+    options: Mapping[str, Any]
+    num_samples: Mapping[str, int]
+    shards: Mapping[str, int]
+    alignment: int
+    fingerprint: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class Manifest:
+    """A whole data set; `sample_shape` is (height, width, channels), `dtype` a numpy name."""
+
+    schema: str = SCHEMA
+    hpcdl_version: str
+    name: str
+    source: Mapping[str, str]
+    seed: int
+    encoding: str
+    compression: str | None = None
+    sample_shape: Sequence[int]
+    dtype: str
+    num_classes: int
+    class_names: Sequence[str]
+    block_samples: int
+    splits: Mapping[str, SplitEntry]
+    skipped: Sequence[str] = field(default=())
+    recipe: Recipe
+
+    def shards(self) -> list[ShardEntry]:
+        """Every shard, split by split."""
+        return [shard for split in self.splits.values() for shard in split.shards]
+
+
+def checksum_of(document: Mapping[str, Any]) -> str:
+    """XXH3-64 of a manifest's content: its canonical JSON without the key `checksum`."""
+    content = {key: value for key, value in document.items() if key != "checksum"}
+    return xxhash.xxh3_64_hexdigest(json.dumps(content, sort_keys=True, separators=(",", ":")).encode())
+
+
+def write_manifest(folder: Path, manifest: Manifest) -> None:
+    """Write the manifest into `folder`, atomically; what follows from the content follows byte by byte."""
+    document = dataclasses.asdict(manifest)
+    document["checksum"] = checksum_of(json.loads(json.dumps(document)))
+    write_text(folder / FILE_NAME, json.dumps(document, indent=1) + "\n")
+
+
+def read_manifest(folder: Path) -> tuple[Manifest, str]:
+    """The manifest in `folder` and its checksum; CorruptError where it is damaged, of another schema or unsafe."""
+    path = folder / FILE_NAME
+    document = read_json(path)
+    if not isinstance(document, dict) or document.get("schema") != SCHEMA:
+        found = document.get("schema") if isinstance(document, dict) else None
+        raise CorruptError(f"{path} has schema {found!r}, this hpcdl reads {SCHEMA!r}")
+    checksum = checksum_of(document)
+    if document.get("checksum") != checksum:
+        raise CorruptError(f"{path} is damaged: its checksum does not fit its content; shard the data again")
+    try:
+        manifest = from_json(Manifest, document)
+    except (TypeError, ValueError) as error:
+        raise CorruptError(f"{path} is damaged: {error}") from error
+    for shard in manifest.shards():
+        parts = PurePosixPath(shard.file).parts
+        if ".." in parts or PurePosixPath(shard.file).is_absolute():
+            raise CorruptError(f"{path} names a shard outside its folder: {shard.file!r}")
+    return manifest, checksum

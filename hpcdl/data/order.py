@@ -1,0 +1,196 @@
+"""Which samples a step trains on: pure functions of the layout, the seed, the epoch and the global batch.
+
+An epoch is one sequence of sample ids. Blocks (what is read at once) are permuted over all shards, `window_blocks` of
+them in a row form a window, and the samples of a window are permuted. Step t of the epoch takes the ids
+t * global_batch ... of that sequence, worker r the r-th slice of them: the same samples at a step for every number of
+workers, and any step can be computed without replaying the ones before. What is left behind the last whole global
+batch is dropped, other samples in every epoch.
+
+Permutations are Feistel networks with cycle walking (Black and Rogaway 2002, section 4), so they need no memory and
+do not depend on numpy's generators.
+"""
+
+from __future__ import annotations
+
+import bisect
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from functools import cached_property
+
+import numpy as np
+import numpy.typing as npt
+
+from hpcdl.core.errors import UsageError
+
+Ids = npt.NDArray[np.int64]
+_ROUNDS = 6
+_MASK = (1 << 64) - 1
+
+
+def mixed(*values: int) -> int:
+    """A 64-bit key from whole numbers; other numbers, other key (splitmix64, Steele et al. 2014)."""
+    state = 0
+    for value in values:
+        state = (state ^ (value & _MASK)) + 0x9E3779B97F4A7C15 & _MASK
+        state = (state ^ state >> 30) * 0xBF58476D1CE4E5B9 & _MASK
+        state = (state ^ state >> 27) * 0x94D049BB133111EB & _MASK
+        state ^= state >> 31
+    return state
+
+
+def permuted(positions: Ids, num: int, key: int) -> Ids:
+    """Where the permutation of 0 .. num-1 that `key` names sends each of `positions` (int64, in range)."""
+    if num <= 1:
+        return positions.copy()
+    half = max(1, ((num - 1).bit_length() + 1) // 2)
+    result = _feistel(positions.astype(np.uint64), half, key)
+    outside = result >= num
+    while outside.any():
+        result[outside] = _feistel(result[outside], half, key)
+        outside = result >= num
+    return result.astype(np.int64)
+
+
+def _feistel(values: npt.NDArray[np.uint64], half: int, key: int) -> npt.NDArray[np.uint64]:
+    mask, shift = np.uint64((1 << half) - 1), np.uint64(half)
+    left, right = values >> shift, values & mask
+    for number in range(_ROUNDS):
+        left, right = right, left ^ (_hashed(right, mixed(key, number)) & mask)
+    return left << shift | right
+
+
+def _hashed(values: npt.NDArray[np.uint64], key: int) -> npt.NDArray[np.uint64]:
+    state = (values ^ np.uint64(key)) * np.uint64(0xBF58476D1CE4E5B9)
+    state = (state ^ state >> np.uint64(27)) * np.uint64(0x94D049BB133111EB)
+    return state ^ state >> np.uint64(31)
+
+
+def steps_per_epoch(num_samples: int, global_batch: int) -> int:
+    """Whole global batches in an epoch; UsageError where there is not even one."""
+    if global_batch > num_samples:
+        raise UsageError(
+            f"a global batch of {global_batch} needs more than the {num_samples} samples there are; "
+            f"lower --batch-size or --ranks so that batch size x workers <= {num_samples}"
+        )
+    return num_samples // global_batch
+
+
+@dataclass(frozen=True, kw_only=True)
+class Layout:
+    """How samples lie in blocks: block i holds the ids `starts[i]` to `starts[i+1]` - 1; `window_blocks` are mixed."""
+
+    starts: Ids
+    window_blocks: int
+
+    @staticmethod
+    def uniform(num_samples: int, block_samples: int, window_blocks: int) -> Layout:
+        """Blocks of equal size, the last one shorter."""
+        return Layout.of_shards([num_samples], block_samples, window_blocks)
+
+    @staticmethod
+    def of_shards(samples_by_shard: list[int], block_samples: int, window_blocks: int) -> Layout:
+        """Blocks of equal size within each shard, the last one of a shard shorter; ids run on over the shards."""
+        pieces, first = [], 0
+        for num_samples in samples_by_shard:
+            pieces.append(np.arange(first, first + num_samples, block_samples, dtype=np.int64))
+            first += num_samples
+        return Layout(starts=np.concatenate([*pieces, np.array([first], np.int64)]), window_blocks=window_blocks)
+
+    @property
+    def num_samples(self) -> int:
+        """Samples in all blocks."""
+        return int(self.starts[-1])
+
+    @property
+    def num_blocks(self) -> int:
+        """Blocks in all shards."""
+        return len(self.starts) - 1
+
+
+@dataclass(frozen=True)
+class Epoch:
+    """The sequence of sample ids of one epoch."""
+
+    layout: Layout
+    seed: int
+    epoch: int
+    _orders: dict[int, Ids] = field(default_factory=dict, init=False, repr=False, compare=False)
+
+    @cached_property
+    def blocks(self) -> Ids:
+        """Block numbers in the order of this epoch."""
+        num = self.layout.num_blocks
+        return permuted(np.arange(num, dtype=np.int64), num, mixed(self.seed, self.epoch, 1))
+
+    @cached_property
+    def _ends(self) -> list[int]:
+        """Position in the sequence behind each window."""
+        lengths = np.diff(self.layout.starts)[self.blocks]
+        ends = np.cumsum(lengths)
+        last = np.arange(self.layout.window_blocks - 1, len(ends), self.layout.window_blocks)
+        found: list[int] = ends[np.unique(np.append(last, len(ends) - 1))].tolist()
+        return found
+
+    @property
+    def num_windows(self) -> int:
+        """Windows in the epoch."""
+        return len(self._ends)
+
+    def window_blocks(self, window: int) -> Ids:
+        """The block numbers of a window, in the order in which their samples are numbered within it."""
+        size = self.layout.window_blocks
+        return self.blocks[window * size : (window + 1) * size]
+
+    def places(self, start: int, stop: int) -> Iterator[tuple[int, Ids]]:
+        """Window by window, where the sequence's elements `start` to `stop` - 1 stand.
+
+        Yields (window, indices): an index counts the samples of the window's blocks, laid one behind the other.
+        """
+        while start < stop:
+            window = self.window_of(start)
+            first, last = self.window_bounds(window)
+            end = min(stop, last)
+            yield window, self.window_order(window)[start - first : end - first]
+            start = end
+
+    def window_of(self, position: int) -> int:
+        """The window that the sequence's element `position` stands in."""
+        return bisect.bisect_right(self._ends, position)
+
+    def window_bounds(self, window: int) -> tuple[int, int]:
+        """Position in the sequence of a window's first element, and the one behind its last."""
+        return (self._ends[window - 1] if window else 0), self._ends[window]
+
+    def window_order(self, window: int) -> Ids:
+        """The permutation of a window: what stands at its i-th place, counted as in `places`. The last two are kept."""
+        if window not in self._orders:
+            while len(self._orders) > 1:
+                del self._orders[next(iter(self._orders))]
+            first, last = self.window_bounds(window)
+            length = last - first
+            key = mixed(self.seed, self.epoch, 2, window)
+            self._orders[window] = permuted(np.arange(length, dtype=np.int64), length, key)
+        return self._orders[window]
+
+    def window_ids(self, window: int) -> Ids:
+        """The sample ids of the window's blocks, laid one behind the other."""
+        starts = self.layout.starts
+        return np.concatenate([np.arange(starts[b], starts[b + 1]) for b in self.window_blocks(window)])
+
+    def ids(self, start: int, stop: int) -> Ids:
+        """The sample ids at the places `start` to `stop` - 1 of the sequence."""
+        pieces = [self.window_ids(window)[indices] for window, indices in self.places(start, stop)]
+        return np.concatenate(pieces) if pieces else np.empty(0, np.int64)
+
+
+def worker_slice(step_in_epoch: int, *, batch_size: int, worker: int, num_workers: int) -> tuple[int, int]:
+    """Where in the epoch's sequence a worker's part of a step starts and stops."""
+    start = (step_in_epoch * num_workers + worker) * batch_size
+    return start, start + batch_size
+
+
+def global_batch_indices(step_in_epoch: int, *, layout: Layout, seed: int, epoch: int, global_batch: int) -> Ids:
+    """The sample ids that all workers together train on in a step; UsageError beyond the epoch's last step."""
+    if not 0 <= step_in_epoch < steps_per_epoch(layout.num_samples, global_batch):
+        raise UsageError(f"an epoch has no step {step_in_epoch} with a global batch of {global_batch}")
+    return Epoch(layout, seed, epoch).ids(step_in_epoch * global_batch, (step_in_epoch + 1) * global_batch)

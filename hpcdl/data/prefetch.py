@@ -1,0 +1,84 @@
+"""A thread that keeps a few items of an iterator ready, so that the consumer waits for a queue only."""
+
+from __future__ import annotations
+
+import queue
+import threading
+import weakref
+from collections.abc import Callable, Iterator
+from typing import Any, Generic, Self, TypeVar
+
+Item = TypeVar("Item")
+_POLL_S = 0.1
+
+
+class _End:
+    """Marks the end of the items; carries the error that ended them, if one did."""
+
+    def __init__(self, error: BaseException | None) -> None:
+        self.error = error
+
+
+class Prefetched(Generic[Item]):
+    """Iterates over what `produce()` yields, `depth` items ahead; errors reach the consumer in their place.
+
+    `close()` ends the thread and calls `release`; so do the end of the items, an error, and the interpreter's end.
+    """
+
+    def __init__(
+        self, produce: Callable[[], Iterator[Item]], *, depth: int = 2, release: Callable[[], None] = lambda: None
+    ) -> None:
+        self._ready: queue.Queue[Any] = queue.Queue(depth)
+        stop = threading.Event()
+        thread = threading.Thread(target=_run, args=(produce, self._ready, stop), name="hpcdl-prefetch", daemon=True)
+        self._finish = weakref.finalize(self, _end, thread, stop, release)
+        self._over = False
+        thread.start()
+
+    def __iter__(self) -> Self:
+        return self
+
+    def __next__(self) -> Item:
+        if self._over:
+            raise StopIteration
+        item = self._ready.get()
+        if isinstance(item, _End):
+            self._over = True
+            self.close()
+            if item.error is not None:
+                raise item.error
+            raise StopIteration
+        return item  # type: ignore[no-any-return]  # the queue holds items and ends
+
+    def close(self) -> None:
+        """End the thread; further items are dropped."""
+        self._over = True
+        self._finish()
+
+
+def _run(produce: Callable[[], Iterator[Any]], ready: queue.Queue[Any], stop: threading.Event) -> None:
+    end = _End(None)
+    try:
+        for item in produce():
+            if not _put(ready, item, stop):
+                return
+    except BaseException as error:  # noqa: BLE001  it is raised again where the item would have been taken
+        end = _End(error)
+    _put(ready, end, stop)
+
+
+def _put(ready: queue.Queue[Any], item: Any, stop: threading.Event) -> bool:
+    while not stop.is_set():
+        try:
+            ready.put(item, timeout=_POLL_S)
+        except queue.Full:
+            continue
+        return True
+    return False
+
+
+def _end(thread: threading.Thread, stop: threading.Event, release: Callable[[], None]) -> None:
+    stop.set()
+    if thread is not threading.current_thread():
+        thread.join(timeout=10)
+    release()

@@ -1,0 +1,104 @@
+"""What `hpcdl shard` can be asked for; light, because the command line reads it for its flags."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+from hpcdl.config.settings import setting
+from hpcdl.core.errors import UsageError
+
+
+@dataclass(frozen=True, kw_only=True)
+class SourceConfig:
+    """Where samples come from and how they are read."""
+
+    format: str = setting(
+        "auto",
+        "Format of the source.",
+        choices=(
+            "auto",
+            "image-folder",
+            "csv",
+            "cifar10",
+            "cifar100",
+            "mnist",
+            "numpy",
+            "tfrecord",
+            "hdf5",
+            "synthetic",
+        ),
+    )
+    samples: int | None = setting(None, "Samples to make, for synthetic sources.", at_least=1)
+    image_field: str | None = setting(None, "Where images are: an Example's field, an HDF5 path, a .npz array.")
+    label_field: str | None = setting(None, "Where labels are: likewise; for .npy the file with the labels.")
+    axes: str = setting("auto", "Order of the axes of array sources.", choices=("auto", "nhwc", "nchw"))
+
+
+@dataclass(frozen=True, kw_only=True)
+class LayoutConfig:
+    """What is made of the samples."""
+
+    encoding: str = setting("raw", "Pixels, or the JPEG and PNG files as they are.", choices=("raw", "encoded"))
+    image_size: tuple[int, int] | None = setting(None, "Scale and centre-crop images to this size.", kind="size")
+    channels: int | None = setting(
+        None, "Convert images to 1 or 3 channels; by default as found.", at_least=1, at_most=3
+    )
+    compression: str | None = setting(
+        None, "Lossless compression of raw blocks; slower to read.", choices=("gzip", "zstd", "blosc2")
+    )
+    split: str | None = setting(None, "Divide the source by class, for example train=0.8,val=0.2.")
+    seed: int = setting(1, "Seed of shuffle and split, and of synthetic sources.", at_least=0)
+    shards: int | None = setting(None, "Number of shards of each split.", at_least=1)
+    shard_size: int | None = setting(None, "Size of a shard, in place of --shards.", kind="bytes", at_least=1)
+    block_size: int | None = setting(None, "Size of what is read at once.", kind="bytes", at_least=1)
+    max_ranks: int | None = setting(None, "Most ranks that will train on it; default 64, or fewer.", at_least=1)
+    stripe_count: int | None = setting(None, "Lustre: number of OSTs of a shard.", at_least=-1)
+    stripe_size: int | None = setting(None, "Lustre: stripe size.", kind="bytes", at_least=65536)
+    stripe_pool: str | None = setting(None, "Lustre: OST pool.")
+
+
+@dataclass(frozen=True, kw_only=True)
+class WritingConfig:
+    """How the work is done; none of it changes a byte of the result."""
+
+    workers: int | None = setting(None, "Writing processes; default: the cores, or 1 a rank.", at_least=1)
+    on_error: str = setting("stop", "What to do about a sample that cannot be read.", choices=("stop", "skip"))
+
+
+@dataclass(frozen=True, kw_only=True)
+class ShardConfig:
+    """All settings of `hpcdl shard`."""
+
+    source: SourceConfig
+    layout: LayoutConfig
+    writing: WritingConfig
+
+
+@dataclass(frozen=True, kw_only=True)
+class ShardRequest:
+    """One call of `hpcdl shard`: from `source` (a path or synthetic:NAME) into the folder `target`."""
+
+    source: str
+    target: Path
+    config: ShardConfig
+    resume: bool = False
+
+
+def parse_split(text: str) -> dict[str, float]:
+    """Fractions by name of `train=0.8,val=0.2`, in this order; UsageError unless they are positive and sum to 1."""
+    fractions: dict[str, float] = {}
+    for part in text.split(","):
+        name, equals, value = part.strip().partition("=")
+        try:
+            fraction = float(value)
+        except ValueError:
+            fraction = -1.0
+        if not (equals and name.isidentifier() and 0 < fraction <= 1) or name in fractions:
+            raise UsageError(
+                f"--split {text}: {part.strip()!r} is no NAME=FRACTION; write for example train=0.8,val=0.2"
+            )
+        fractions[name] = fraction
+    if abs(sum(fractions.values()) - 1) > 1e-6:
+        raise UsageError(f"--split {text}: the fractions sum to {sum(fractions.values()):g}; they must sum to 1")
+    return fractions

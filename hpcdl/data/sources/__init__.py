@@ -1,0 +1,23 @@
+"""The formats that data can come from: one file each, found by name or recognised by their files."""
+
+from __future__ import annotations
+
+from hpcdl.core.registry import Entry, Registry
+
+SOURCES = Registry(
+    "source format",
+    {
+        "synthetic": Entry(target="hpcdl.data.sources.synthetic:SyntheticSource", summary="samples made from a seed"),
+        "csv": Entry(target="hpcdl.data.sources.csv_list:CsvSource", summary="a CSV of file,label"),
+        "cifar10": Entry(target="hpcdl.data.sources.cifar:Cifar10Source", summary="CIFAR-10, binary or python version"),
+        "cifar100": Entry(target="hpcdl.data.sources.cifar:Cifar100Source", summary="CIFAR-100, either version"),
+        "mnist": Entry(target="hpcdl.data.sources.idx:IdxSource", summary="MNIST's IDX files, plain or .gz"),
+        "numpy": Entry(target="hpcdl.data.sources.numpy_files:NumpySource", summary=".npy or .npz arrays"),
+        "tfrecord": Entry(target="hpcdl.data.sources.tfrecord:TFRecordSource", summary="TFRecord of tf.train.Example"),
+        "hdf5": Entry(target="hpcdl.data.sources.hdf5_arrays:Hdf5Source", summary="arrays in HDF5 files"),
+        "image-folder": Entry(
+            target="hpcdl.data.sources.image_folder:ImageFolderSource", summary="JPEG or PNG files, a folder per class"
+        ),
+    },
+)
+"""In the order in which `auto` asks them; the most particular first."""

@@ -1,0 +1,104 @@
+"""What a source is: it lists its samples once, then gives any of them by its row in the list."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Protocol
+
+import numpy.typing as npt
+
+from hpcdl.core.errors import HpcdlError, SourceError
+from hpcdl.data.index import Index, IndexWriter
+from hpcdl.data.sources import SOURCES
+
+Array = npt.NDArray[Any]
+Content = bytes | memoryview
+
+
+class UnreadableSample(HpcdlError):
+    """One sample cannot be read; `--on-error skip` leaves it out."""
+
+
+class SourceChanged(HpcdlError):
+    """The source is no longer what it was when its samples were listed."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class SourceSpec:
+    """Which source: everything that a source's constructor takes; plain values, so that a process can be told.
+
+    `checks`: refuse files of a wrong kind already when listing (off where they are to be skipped).
+    """
+
+    format: str
+    location: str
+    samples: int | None = None
+    image_field: str | None = None
+    label_field: str | None = None
+    axes: str = "auto"
+    seed: int = 0
+    checks: bool = True
+    work: str = ""
+    """Folder for what a source unpacks; lives as long as the writing."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class SourceFacts:
+    """What listing found: `sample_shape` (H, W, C) is None for image files; `files` are those that rows count.
+
+    `encodings` says what samples come as: `pixels` (arrays) or `files` (JPEG, PNG, ... bytes).
+    """
+
+    class_names: Sequence[str]
+    samples_are: str
+    sample_shape: Sequence[int] | None = None
+    dtype: str = "uint8"
+    files: Sequence[str] = ()
+    stamps: Sequence[int] = ()
+
+
+class Source(Protocol):
+    """One format."""
+
+    def __init__(self, spec: SourceSpec) -> None: ...
+
+    @staticmethod
+    def recognises(location: Path) -> bool:
+        """Whether the files at `location` are of this format, as far as a look at their names and heads tells."""
+
+    def scan(self, index: IndexWriter) -> SourceFacts:
+        """List every sample, split by split (`all` where the source is not divided). SourceError says what is wrong."""
+
+    def read(self, row: Any, facts: SourceFacts, index: Index) -> Content | Array:
+        """The sample of a row: the bytes of a file, or an (H, W, C) array; valid until the next read.
+
+        UnreadableSample, SourceChanged.
+        """
+
+    def describe(self, row: Any, facts: SourceFacts, index: Index) -> str:
+        """How a message names the sample of a row."""
+
+
+def open_source(spec: SourceSpec) -> Source:
+    """The source of a spec whose format is settled."""
+    source: Source = SOURCES.load(spec.format)(spec)
+    return source
+
+
+def recognise(location: str) -> str:
+    """The format of what lies at `location`; SourceError where none fits."""
+    from hpcdl.data.synthetic import PREFIX
+
+    if location.startswith(PREFIX):
+        return "synthetic"
+    path = Path(location)
+    if not path.exists():
+        raise SourceError(f"no such source: {location}; give a folder or file, or synthetic:NAME")
+    if path.is_dir() and not any(path.iterdir()):
+        raise SourceError(f"the source folder {location} is empty; it needs a folder of images for each class")
+    for name in SOURCES:
+        if SOURCES.load(name).recognises(path):
+            return name
+    raise SourceError(f"cannot tell the format of {location}; give --format, one of: {', '.join(SOURCES)}")

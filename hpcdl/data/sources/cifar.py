@@ -1,0 +1,214 @@
+"""CIFAR-10 and CIFAR-100 as their authors publish them, binary or python version (Krizhevsky 2009)."""
+
+from __future__ import annotations
+
+import io
+import pickle
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, ClassVar
+
+import numpy as np
+import numpy.typing as npt
+
+from hpcdl.core.errors import SourceError
+from hpcdl.data.index import Index, IndexWriter
+from hpcdl.data.sources.base import Array, SourceFacts, SourceSpec
+from hpcdl.data.sources.flat import FlatFiles, add_numbered, class_numbers, stamp_of
+
+_PIXELS = 3 * 32 * 32
+_ADMITTED = {
+    (module, name)
+    for module in ("numpy.core.multiarray", "numpy._core.multiarray", "numpy")
+    for name in ("_reconstruct", "ndarray", "dtype")
+}
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Version:
+    """The names of one published version; labels are the last of `label_bytes`, or under `label_key`."""
+
+    folders: tuple[str, ...]
+    files: dict[str, str]
+    names_file: str
+    names_key: bytes = b""
+    label_key: bytes = b""
+    label_bytes: int = 1
+
+    @property
+    def pickled(self) -> bool:
+        return bool(self.label_key)
+
+
+_TEN = {f"data_batch_{number}": "train" for number in range(1, 6)} | {"test_batch": "test"}
+_VERSIONS: dict[str, tuple[_Version, ...]] = {
+    "cifar10": (
+        _Version(
+            folders=("cifar-10-batches-bin",),
+            files={f"{name}.bin": split for name, split in _TEN.items()},
+            names_file="batches.meta.txt",
+        ),
+        _Version(
+            folders=("cifar-10-batches-py",),
+            files=_TEN,
+            names_file="batches.meta",
+            names_key=b"label_names",
+            label_key=b"labels",
+        ),
+    ),
+    "cifar100": (
+        _Version(
+            folders=("cifar-100-binary",),
+            files={"train.bin": "train", "test.bin": "test"},
+            names_file="fine_label_names.txt",
+            label_bytes=2,
+        ),
+        _Version(
+            folders=("cifar-100-python",),
+            files={"train": "train", "test": "test"},
+            names_file="meta",
+            names_key=b"fine_label_names",
+            label_key=b"fine_labels",
+        ),
+    ),
+}
+
+
+class Cifar10Source:
+    """CIFAR-10: the folder itself or the one above it; a missing batch file is left out."""
+
+    name: ClassVar[str] = "cifar10"
+    num_classes: ClassVar[int] = 10
+
+    def __init__(self, spec: SourceSpec) -> None:
+        self._root, self._work = Path(spec.location), Path(spec.work)
+        self._files = FlatFiles()
+
+    @classmethod
+    def recognises(cls, location: Path) -> bool:
+        """A folder with the batch files."""
+        return cls._find(location) is not None
+
+    def scan(self, index: IndexWriter) -> SourceFacts:
+        """List every record; pickled batches are unpacked into the work folder."""
+        found = self._find(self._root)
+        if found is None:
+            wanted = " or ".join(next(iter(version.files)) for version in _VERSIONS[self.name])
+            raise SourceError(f"{self._root} holds no {self.name} batches (such as {wanted}); unpack the archive first")
+        folder, version = found
+        files: list[str] = []
+        stamps: list[int] = []
+        for name, split in version.files.items():
+            path = folder / name
+            if not path.is_file():
+                continue
+            labels, path = self._unpack(path, version) if version.pickled else self._records(path, version)
+            add_numbered(index, split, len(files), labels)
+            files.append(f"{0 if version.pickled else version.label_bytes}:{path}")
+            stamps.append(stamp_of(path))
+        return SourceFacts(
+            class_names=self._names(folder, version),
+            samples_are="pixels",
+            sample_shape=(32, 32, 3),
+            files=files,
+            stamps=stamps,
+        )
+
+    def read(self, row: Any, facts: SourceFacts, index: Index) -> Array:
+        """One image; records hold the planes of the colours one behind the other."""
+        file = int(row["file"])
+        before, _, path = facts.files[file].partition(":")
+        record = int(before) + _PIXELS
+        content = self._files.read(path, facts.stamps[file], int(row["place"]) * record + int(before), _PIXELS)
+        return np.frombuffer(content, np.uint8).reshape(3, 32, 32).transpose(1, 2, 0)
+
+    def describe(self, row: Any, facts: SourceFacts, index: Index) -> str:
+        """File and number of the record."""
+        return f"record {int(row['place'])} of {Path(facts.files[int(row['file'])].partition(':')[2]).name}"
+
+    @classmethod
+    def _find(cls, location: Path) -> tuple[Path, _Version] | None:
+        for version in _VERSIONS[cls.name]:
+            for folder in (location, *(location / name for name in version.folders)):
+                if any((folder / name).is_file() for name in version.files) and (folder / version.names_file).is_file():
+                    return folder, version
+        return None
+
+    def _records(self, path: Path, version: _Version) -> tuple[npt.NDArray[np.int64], Path]:
+        record = version.label_bytes + _PIXELS
+        content = np.memmap(path, np.uint8, "r") if path.stat().st_size else np.empty(0, np.uint8)
+        if len(content) % record or not len(content):
+            raise SourceError(
+                f"{path} has {len(content)} bytes, no multiple of {record}; it is cut short or no {self.name} file"
+            )
+        return content.reshape(-1, record)[:, version.label_bytes - 1].astype(np.int64), path
+
+    def _unpack(self, path: Path, version: _Version) -> tuple[npt.NDArray[np.int64], Path]:
+        batch = load_plain(path)
+        data, labels = batch.get(b"data"), batch.get(version.label_key)
+        if not isinstance(data, np.ndarray) or data.dtype != np.uint8 or data.ndim != 2 or data.shape[1] != _PIXELS:
+            raise SourceError(f"{path} holds no {self.name} batch: b'data' is not uint8 (N, {_PIXELS})")
+        if (
+            not isinstance(labels, list)
+            or len(labels) != len(data)
+            or not all(isinstance(label, int) for label in labels)
+        ):
+            raise SourceError(
+                f"{path} holds no {self.name} batch: {version.label_key!r} is no list of {len(data)} numbers"
+            )
+        unpacked = self._work / f"{path.name}.pixels"
+        data.tofile(unpacked)
+        return np.array(labels, np.int64), unpacked
+
+    def _names(self, folder: Path, version: _Version) -> list[str]:
+        path = folder / version.names_file
+        if version.pickled:
+            names = load_plain(path).get(version.names_key, [])
+            found = [name.decode() if isinstance(name, bytes) else str(name) for name in names]
+        else:
+            found = [line.strip() for line in path.read_text().splitlines() if line.strip()]
+        return found if len(found) == self.num_classes else class_numbers(self.num_classes)
+
+
+class Cifar100Source(Cifar10Source):
+    """CIFAR-100 with its fine labels."""
+
+    name: ClassVar[str] = "cifar100"
+    num_classes: ClassVar[int] = 100
+
+
+class _PlainUnpickler(pickle.Unpickler):
+    """Admits numbers, text, bytes, lists, dicts and numpy arrays; anything else could run code."""
+
+    def find_class(self, module: str, name: str) -> Any:
+        if (module, name) == ("_codecs", "encode"):  # how Python 3 writes bytes for Python 2
+            return _latin1_bytes
+        if (module, name) not in _ADMITTED:
+            raise pickle.UnpicklingError(f"it asks for {module}.{name}")
+        return super().find_class(module, name)
+
+
+def _latin1_bytes(text: str, encoding: str) -> bytes:
+    if not isinstance(text, str) or encoding != "latin1":
+        raise pickle.UnpicklingError("it holds bytes of an unknown kind")
+    return text.encode("latin1")
+
+
+def load_plain(path: Path) -> dict[bytes, Any]:
+    """The dict in a pickled file; SourceError where there is more in it than plain values and numpy arrays."""
+    try:
+        found = _PlainUnpickler(io.BytesIO(path.read_bytes()), encoding="bytes").load()
+    except (
+        pickle.UnpicklingError,
+        EOFError,
+        ValueError,
+        TypeError,
+        IndexError,
+        KeyError,
+        AttributeError,
+        ImportError,
+    ) as error:
+        raise SourceError(f"{path} is refused: {error}; a CIFAR file holds plain lists and arrays only") from error
+    if not isinstance(found, dict):
+        raise SourceError(f"{path} is refused: it holds a {type(found).__name__}, a CIFAR file a dict")
+    return found

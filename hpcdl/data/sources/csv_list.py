@@ -1,0 +1,89 @@
+"""A CSV file of file,label (and, if a third column is there, split); files lie beside it or where they say."""
+
+from __future__ import annotations
+
+import csv
+import os
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from hpcdl.core.errors import SourceError
+from hpcdl.data.dataset import UNSPLIT
+from hpcdl.data.index import Index, IndexWriter
+from hpcdl.data.sources.base import SourceFacts, SourceSpec
+from hpcdl.data.sources.image_folder import CHECKED_AT_ONCE, SPLIT_NAMES, WholeFiles, check_magic
+
+_HEADS = ({"file", "label"}, {"filename", "label"}, {"path", "label"})
+_BATCH = 4096
+_Batch = dict[str, tuple[list[int], list[tuple[bytes, int, int]]]]
+"""Split to labels and files."""
+
+
+class CsvSource:
+    """Image files that a table lists."""
+
+    def __init__(self, spec: SourceSpec) -> None:
+        self._table = Path(spec.location)
+        self._root = os.fsencode(self._table.parent)
+        self._checks = spec.checks
+        self._files = WholeFiles()
+
+    @staticmethod
+    def recognises(location: Path) -> bool:
+        """A file called *.csv."""
+        return location.is_file() and location.suffix.lower() == ".csv"
+
+    def scan(self, index: IndexWriter) -> SourceFacts:
+        """List the rows of the table, in its order; classes are numbered by name, or as their own number."""
+        classes = sorted({label for _, label, _ in self._lines()})
+        if not classes:
+            raise SourceError(f"{self._table} lists no files; it needs lines of file,label")
+        if all(label.lstrip("-").isdigit() for label in classes):
+            numbers = {label: int(label) for label in classes}
+            names = [str(number) for number in range(max(numbers.values()) + 1)]
+        else:
+            numbers = {label: number for number, label in enumerate(classes)}
+            names = classes
+        batch: _Batch = {}
+        for count, (name, label, split) in enumerate(self._lines()):
+            path = os.path.join(self._root, os.fsencode(name))  # noqa: PTH118  bytes: names need not be UTF-8
+            try:
+                stat = os.stat(path)  # noqa: PTH116
+            except OSError as error:
+                raise SourceError(f"{self._table}: cannot read {name}: {error.strerror}") from error
+            if self._checks and count < CHECKED_AT_ONCE:
+                check_magic(path, name)
+            labels, entries = batch.setdefault(split, ([], []))
+            labels.append(numbers[label])
+            entries.append((os.fsencode(name), stat.st_size, stat.st_mtime_ns))
+            if count % _BATCH == _BATCH - 1:
+                self._add(index, batch)
+        self._add(index, batch)
+        return SourceFacts(class_names=names, samples_are="files")
+
+    def read(self, row: Any, facts: SourceFacts, index: Index) -> memoryview:
+        """The bytes of an image file."""
+        path = os.path.join(self._root, index.name(int(row["place"])))  # noqa: PTH118
+        return self._files.read(path, row, lambda: self.describe(row, facts, index))
+
+    def describe(self, row: Any, facts: SourceFacts, index: Index) -> str:
+        """The file as the table names it."""
+        return index.name(int(row["place"])).decode("utf-8", "replace")
+
+    def _add(self, index: IndexWriter, batch: _Batch) -> None:
+        for split, (labels, entries) in batch.items():
+            index.add_files(split, 0, labels, entries)
+        batch.clear()
+
+    def _lines(self) -> Iterator[tuple[str, str, str]]:
+        with self._table.open(encoding="utf-8-sig", errors="surrogateescape", newline="") as file:
+            for number, fields in enumerate(csv.reader(file), 1):
+                if not fields or (number == 1 and {field.strip().lower() for field in fields[:2]} in _HEADS):
+                    continue
+                if len(fields) not in (2, 3) or not fields[0].strip() or not fields[1].strip():
+                    raise SourceError(
+                        f"{self._table} line {number}: {len(fields)} fields; write file,label or file,label,split"
+                    )
+                split = fields[2].strip().lower() if len(fields) == 3 else UNSPLIT
+                yield fields[0].strip(), fields[1].strip(), SPLIT_NAMES.get(split, split)

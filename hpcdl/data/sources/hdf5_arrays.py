@@ -1,0 +1,127 @@
+"""Arrays in HDF5 files, as high-energy physics keeps them: images (N,C,H,W) or (N,H,W,C), labels (N)."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from hpcdl.core.errors import SourceError
+from hpcdl.data.dataset import UNSPLIT
+from hpcdl.data.hdf5 import ArrayFile
+from hpcdl.data.index import Index, IndexWriter
+from hpcdl.data.sources.base import Array, SourceFacts, SourceSpec, UnreadableSample
+from hpcdl.data.sources.flat import (
+    add_numbered,
+    changed,
+    channels_last,
+    checked_labels,
+    class_numbers,
+    split_of,
+    stamp_of,
+    stored_dtype,
+)
+
+_ENDINGS = (".h5", ".hdf5", ".hdf", ".he5")
+
+
+class Hdf5Source:
+    """One HDF5 file, or a folder of them; files called train*, val*, test* make splits if all are called so."""
+
+    def __init__(self, spec: SourceSpec) -> None:
+        self._location, self._work = Path(spec.location), Path(spec.work)
+        self._fields = (spec.image_field, spec.label_field)
+        self._axes = spec.axes
+        self._open: dict[str, ArrayFile] = {}
+
+    @staticmethod
+    def recognises(location: Path) -> bool:
+        """Files with one of HDF5's usual endings."""
+        return bool(_files(location))
+
+    def scan(self, index: IndexWriter) -> SourceFacts:
+        """Find the arrays of each file and list their samples."""
+        files: list[str] = []
+        stamps: list[int] = []
+        kinds, most = set(), 0
+        paths = _files(self._location)
+        if not paths:
+            raise SourceError(f"{self._location} holds no HDF5 files ({', '.join(_ENDINGS)})")
+        splits = [split_of(path.name) for path in paths]
+        divided = all(splits) and len(set(splits)) > 1
+        for path, split in zip(paths, splits, strict=True):
+            file = self._file(str(path))
+            image_name, label_name = self._names(path, file)
+            shape, dtype = file.kind(image_name)
+            where = f"{path}: {image_name}"
+            if len(shape) < 3 or not shape[0]:
+                raise SourceError(f"{where} has the shape {shape}; images are (N,H,W), (N,H,W,C) or (N,C,H,W)")
+            labels = checked_labels(file.whole(label_name), shape[0], f"{path}: {label_name}")
+            sample_shape, first = channels_last(shape[1:], self._axes, where)
+            kinds.add((sample_shape, stored_dtype(dtype, where)))
+            most = max(most, int(labels.max()))
+            add_numbered(index, split if divided and split else UNSPLIT, len(files), labels)
+            stored = file.unpacked(image_name, self._work / f"{len(files)}.npy")
+            files.append(f"{'nchw' if first else 'nhwc'}:{image_name}:{stored}")
+            stamps.append(stamp_of(stored))
+        if len(kinds) != 1:
+            raise SourceError(f"{self._location}: the files differ in shape or type of their images: {sorted(kinds)}")
+        sample_shape, kind = kinds.pop()
+        return SourceFacts(
+            class_names=class_numbers(most + 1),
+            samples_are="pixels",
+            sample_shape=sample_shape,
+            dtype=kind,
+            files=files,
+            stamps=stamps,
+        )
+
+    def read(self, row: Any, facts: SourceFacts, index: Index) -> Array:
+        """One image."""
+        number = int(row["file"])
+        axes, name, path = facts.files[number].split(":", 2)
+        if not Path(path).is_file() or stamp_of(path) != facts.stamps[number]:
+            raise changed(path)
+        try:
+            image = self._file(path).sample(name, int(row["place"]))
+        except OSError as error:
+            raise UnreadableSample(f"{self.describe(row, facts, index)} cannot be read: {error}") from error
+        if image.ndim == 2:
+            return image[:, :, np.newaxis]
+        return image.transpose(1, 2, 0) if axes == "nchw" else image
+
+    def describe(self, row: Any, facts: SourceFacts, index: Index) -> str:
+        """File, data set and number of the image."""
+        _, name, path = facts.files[int(row["file"])].split(":", 2)
+        return f"image {int(row['place'])} of {Path(path).name}:{name}"
+
+    def _file(self, path: str) -> ArrayFile:
+        if path not in self._open:
+            self._open[path] = ArrayFile(Path(path))
+        return self._open[path]
+
+    def _names(self, path: Path, file: ArrayFile) -> tuple[str, str]:
+        """The paths of images and labels in a file: as given, or the only ones that fit."""
+        shapes = file.shapes()
+        images, labels = self._fields
+        for name in (images, labels):
+            if name is not None and name.strip("/") not in shapes:
+                raise SourceError(f"{path} has no data set {name!r}; it has {', '.join(shapes) or 'none'}")
+        fitting = [name for name, shape in shapes.items() if len(shape) >= 3]
+        images = images or ("images" if "images" in fitting else fitting[0] if len(fitting) == 1 else None)
+        if images is not None:
+            length = shapes[images.strip("/")][0]
+            numbers = [name for name, shape in shapes.items() if shape in ((length,), (length, 1)) and name != images]
+            labels = labels or ("labels" if "labels" in numbers else numbers[0] if len(numbers) == 1 else None)
+        if images is None or labels is None:
+            raise SourceError(
+                f"{path}: which data sets? Give --image-field and --label-field of {', '.join(shapes) or 'none'}"
+            )
+        return images.strip("/"), labels.strip("/")
+
+
+def _files(location: Path) -> list[Path]:
+    if location.is_file():
+        return [location] if location.suffix.lower() in _ENDINGS else []
+    return sorted(path for path in location.iterdir() if path.is_file() and path.suffix.lower() in _ENDINGS)

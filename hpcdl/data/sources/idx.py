@@ -1,0 +1,114 @@
+"""MNIST's IDX files (LeCun's format), plain or compressed with gzip: also Fashion-MNIST, EMNIST and their kin."""
+
+from __future__ import annotations
+
+import gzip
+import shutil
+import zlib
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from hpcdl.core.errors import SourceError
+from hpcdl.data.index import Index, IndexWriter
+from hpcdl.data.sources.base import Array, SourceFacts, SourceSpec
+from hpcdl.data.sources.flat import FlatFiles, add_numbered, checked_labels, class_numbers, stamp_of
+
+_PREFIXES = {"train": "train", "t10k": "test", "test": "test"}
+_IMAGES, _LABELS = 0x0803, 0x0801
+_HEADER = {_IMAGES: 16, _LABELS: 8}
+_MNIST_CLASSES = 10
+
+
+class IdxSource:
+    """A folder with train-images-idx3-ubyte and its three siblings."""
+
+    def __init__(self, spec: SourceSpec) -> None:
+        self._root, self._work = Path(spec.location), Path(spec.work)
+        self._files = FlatFiles()
+
+    @staticmethod
+    def recognises(location: Path) -> bool:
+        """A folder with an images file of that name."""
+        return any(_find(location, prefix, "images") for prefix in _PREFIXES)
+
+    def scan(self, index: IndexWriter) -> SourceFacts:
+        """List the images; compressed files are unpacked into the work folder."""
+        files: list[str] = []
+        stamps: list[int] = []
+        shapes, most = set(), 0
+        for prefix, split in _PREFIXES.items():
+            images, labels = _find(self._root, prefix, "images"), _find(self._root, prefix, "labels")
+            if images is None:
+                continue
+            if labels is None:
+                raise SourceError(f"{images} has no labels beside it; {prefix}-labels-idx1-ubyte is missing")
+            flat = self._plain(images)
+            count, height, width = _header(flat, _IMAGES, images)
+            flat_labels = self._plain(labels)
+            (num_labels,) = _header(flat_labels, _LABELS, labels)
+            found = np.fromfile(flat_labels, np.uint8, num_labels, offset=_HEADER[_LABELS])
+            numbers = checked_labels(found, count, str(labels))
+            most = max(most, int(numbers.max(initial=0)))
+            shapes.add((height, width))
+            add_numbered(index, split, len(files), numbers)
+            files.append(str(flat))
+            stamps.append(stamp_of(flat))
+        if len(shapes) != 1:
+            raise SourceError(f"{self._root} holds no IDX images, or images of several sizes: {sorted(shapes)}")
+        (height, width), classes = shapes.pop(), max(_MNIST_CLASSES, most + 1)
+        return SourceFacts(
+            class_names=class_numbers(classes),
+            samples_are="pixels",
+            sample_shape=(height, width, 1),
+            files=files,
+            stamps=stamps,
+        )
+
+    def read(self, row: Any, facts: SourceFacts, index: Index) -> Array:
+        """One image."""
+        assert facts.sample_shape is not None
+        height, width, _ = facts.sample_shape
+        file, size = int(row["file"]), height * width
+        content = self._files.read(
+            facts.files[file], facts.stamps[file], _HEADER[_IMAGES] + int(row["place"]) * size, size
+        )
+        return np.frombuffer(content, np.uint8).reshape(height, width, 1)
+
+    def describe(self, row: Any, facts: SourceFacts, index: Index) -> str:
+        """File and number of the image."""
+        return f"image {int(row['place'])} of {Path(facts.files[int(row['file'])]).name}"
+
+    def _plain(self, path: Path) -> Path:
+        if path.suffix != ".gz":
+            return path
+        unpacked = self._work / path.stem
+        try:
+            with gzip.open(path, "rb") as packed, unpacked.open("wb") as out:
+                shutil.copyfileobj(packed, out, 1 << 20)
+        except (OSError, EOFError, zlib.error) as error:
+            raise SourceError(f"{path} cannot be unpacked: {error}; fetch it again") from error
+        return unpacked
+
+
+def _find(folder: Path, prefix: str, what: str) -> Path | None:
+    kind = "idx3" if what == "images" else "idx1"
+    names = [f"{prefix}-{what}{mark}{kind}-ubyte{ending}" for mark in ("-", ".") for ending in ("", ".gz")]
+    return next((folder / name for name in names if (folder / name).is_file()), None)
+
+
+def _header(path: Path, magic: int, shown: Path) -> tuple[int, ...]:
+    """The sizes in the header of an IDX file; SourceError for a wrong magic number or a wrong length."""
+    with path.open("rb") as file:
+        head = np.frombuffer(file.read(_HEADER[magic]), ">u4")
+    if len(head) * 4 < _HEADER[magic] or head[0] != magic:
+        found = f"{int(head[0]):#010x}" if len(head) else "nothing"
+        raise SourceError(
+            f"{shown} has the magic number {found}, an IDX file of this name {magic:#010x}; fetch it again"
+        )
+    sizes = tuple(int(size) for size in head[1:])
+    wanted = _HEADER[magic] + int(np.prod(sizes))
+    if path.stat().st_size != wanted:
+        raise SourceError(f"{shown} has {path.stat().st_size} bytes, its header tells of {wanted}; it is cut short")
+    return sizes

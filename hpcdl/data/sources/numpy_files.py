@@ -1,0 +1,191 @@
+"""Arrays in .npz archives (images and labels, or x_train, y_train, ...) or in .npy files side by side."""
+
+from __future__ import annotations
+
+import shutil
+import zipfile
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from hpcdl.core.errors import SourceError
+from hpcdl.data.dataset import UNSPLIT
+from hpcdl.data.index import Index, IndexWriter
+from hpcdl.data.sources.base import Array, SourceFacts, SourceSpec
+from hpcdl.data.sources.flat import (
+    FlatFiles,
+    add_numbered,
+    channels_last,
+    checked_labels,
+    class_numbers,
+    stamp_of,
+    stored_dtype,
+)
+
+_PAIRS = (("images", "labels"), ("x", "y"), ("data", "labels"))
+_DIVIDED = {"train": ("x_train", "y_train"), "val": ("x_val", "y_val"), "test": ("x_test", "y_test")}
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Stored:
+    """An array in a file: the first byte of its values, and what they are."""
+
+    path: Path
+    offset: int
+    shape: tuple[int, ...]
+    dtype: np.dtype[Any]
+
+
+class NumpySource:
+    """A .npz file, a .npy file of images with --label-field naming that of the labels, or a folder of both."""
+
+    def __init__(self, spec: SourceSpec) -> None:
+        self._location, self._work = Path(spec.location), Path(spec.work)
+        self._fields = (spec.image_field, spec.label_field)
+        self._axes = spec.axes
+        self._files = FlatFiles()
+        self._places: dict[int, tuple[int, np.dtype[Any], str, str]] = {}
+
+    @staticmethod
+    def recognises(location: Path) -> bool:
+        """A .npz or .npy file, or a folder with images.npy and labels.npy or the like."""
+        if location.is_dir():
+            return any((location / f"{images}.npy").is_file() for images, _ in (*_PAIRS, *_DIVIDED.values()))
+        return location.suffix in (".npy", ".npz")
+
+    def scan(self, index: IndexWriter) -> SourceFacts:
+        """Find the arrays and list their samples; compressed members are unpacked into the work folder."""
+        files: list[str] = []
+        stamps: list[int] = []
+        kinds, most = set(), 0
+        for split, (image_name, label_name) in self._pairs().items():
+            images, labels = self._array(image_name), self._array(label_name)
+            where = f"{self._location}: {image_name}"
+            if len(images.shape) < 3 or not images.shape[0]:
+                raise SourceError(f"{where} has the shape {images.shape}; images are (N,H,W), (N,H,W,C) or (N,C,H,W)")
+            values = np.memmap(labels.path, labels.dtype, "r", labels.offset, labels.shape)
+            numbers = checked_labels(np.asarray(values), images.shape[0], f"{self._location}: {label_name}")
+            shape, first = channels_last(images.shape[1:], self._axes, where)
+            kinds.add((shape, stored_dtype(images.dtype, where)))
+            most = max(most, int(numbers.max()))
+            add_numbered(index, split, len(files), numbers)
+            files.append(f"{images.offset}:{images.dtype.str}:{'nchw' if first else 'nhwc'}:{images.path}")
+            stamps.append(stamp_of(images.path))
+        if len(kinds) != 1:
+            raise SourceError(f"{self._location}: the splits differ in shape or type: {sorted(kinds)}")
+        shape, dtype = kinds.pop()
+        return SourceFacts(
+            class_names=class_numbers(most + 1),
+            samples_are="pixels",
+            sample_shape=shape,
+            dtype=dtype,
+            files=files,
+            stamps=stamps,
+        )
+
+    def read(self, row: Any, facts: SourceFacts, index: Index) -> Array:
+        """One image."""
+        assert facts.sample_shape is not None
+        file = int(row["file"])
+        if file not in self._places:
+            begin, kind, order, name = facts.files[file].split(":", 3)
+            self._places[file] = (int(begin), np.dtype(kind), order, name)
+        offset, dtype, axes, path = self._places[file]
+        height, width, channels = facts.sample_shape
+        size = height * width * channels * dtype.itemsize
+        content = self._files.read(path, facts.stamps[file], offset + int(row["place"]) * size, size)
+        values = np.frombuffer(content, dtype)
+        if axes == "nchw":
+            return values.reshape(channels, height, width).transpose(1, 2, 0)
+        return values.reshape(height, width, channels)
+
+    def describe(self, row: Any, facts: SourceFacts, index: Index) -> str:
+        """Number of the image, and its file."""
+        return f"image {int(row['place'])} of {Path(facts.files[int(row['file'])].split(':', 3)[3]).name}"
+
+    def _names(self) -> list[str]:
+        if self._location.is_dir():
+            return sorted(path.stem for path in self._location.glob("*.npy"))
+        if self._location.suffix == ".npz":
+            with _opened(self._location) as archive:
+                return [name.removesuffix(".npy") for name in archive.namelist()]
+        return [self._location.stem]
+
+    def _pairs(self) -> dict[str, tuple[str, str]]:
+        """The names of images and labels by split."""
+        names, (images, labels) = self._names(), self._fields
+        if self._location.suffix == ".npy":
+            if labels is None:
+                raise SourceError(
+                    f"{self._location}: name the file with its labels, for example --label-field labels.npy"
+                )
+            return {UNSPLIT: (self._location.stem, labels)}
+        if images or labels:
+            wanted = (images or "images", labels or "labels")
+            missing = [name for name in wanted if name not in names]
+            if missing:
+                raise SourceError(f"{self._location} has no array {missing[0]!r}; it has {', '.join(names)}")
+            return {UNSPLIT: wanted}
+        divided = {split: pair for split, pair in _DIVIDED.items() if set(pair) <= set(names)}
+        plain = next((pair for pair in _PAIRS if set(pair) <= set(names)), None)
+        if not divided and plain is None:
+            raise SourceError(
+                f"{self._location}: which arrays? Give --image-field and --label-field of {', '.join(names)}"
+            )
+        return divided or {UNSPLIT: plain or ("", "")}
+
+    def _array(self, name: str) -> _Stored:
+        folder = self._location if self._location.is_dir() else self._location.parent
+        if self._location.suffix == ".npz":
+            return self._member(f"{name}.npy")
+        path = folder / (name if name.endswith(".npy") else f"{name}.npy")
+        if not path.is_file():
+            raise SourceError(f"no such file: {path}; give --label-field")
+        return _stored(path, 0, str(path))
+
+    def _member(self, name: str) -> _Stored:
+        """A member of the archive where it lies, or unpacked."""
+        shown = f"{self._location}: {name}"
+        with _opened(self._location) as archive:
+            member = archive.getinfo(name)
+            if member.compress_type == zipfile.ZIP_STORED:
+                with self._location.open("rb") as file:
+                    file.seek(member.header_offset + 26)
+                    lengths = np.frombuffer(file.read(4), "<u2")
+                return _stored(self._location, member.header_offset + 30 + int(lengths.sum()), shown)
+            unpacked = self._work / name.replace("/", "_")
+            try:
+                with archive.open(member) as packed, unpacked.open("wb") as out:
+                    shutil.copyfileobj(packed, out, 1 << 20)
+            except (zipfile.BadZipFile, OSError, EOFError) as error:
+                raise SourceError(f"{shown} cannot be unpacked: {error}") from error
+        return _stored(unpacked, 0, shown)
+
+
+def _opened(path: Path) -> zipfile.ZipFile:
+    try:
+        return zipfile.ZipFile(path)
+    except (zipfile.BadZipFile, OSError) as error:
+        raise SourceError(f"{path} is no .npz archive: {error}") from error
+
+
+def _stored(path: Path, offset: int, shown: str) -> _Stored:
+    """The array whose .npy header stands at `offset` of `path`; objects (pickles) are refused."""
+    with path.open("rb") as file:
+        file.seek(offset)
+        try:
+            version = np.lib.format.read_magic(file)
+            read = np.lib.format.read_array_header_1_0 if version == (1, 0) else np.lib.format.read_array_header_2_0
+            shape, column_first, dtype = read(file)
+        except ValueError as error:
+            raise SourceError(f"{shown} is no numpy array: {error}") from error
+        position = file.tell()
+    if dtype.hasobject:
+        raise SourceError(f"{shown} holds Python objects; save plain numbers")
+    if column_first:
+        raise SourceError(f"{shown} is in Fortran order; save numpy.ascontiguousarray of it")
+    if path.stat().st_size < position + int(np.prod(shape, dtype=np.int64)) * dtype.itemsize:
+        raise SourceError(f"{shown} is cut short: its header tells of the shape {shape}")
+    return _Stored(path=path, offset=position, shape=tuple(shape), dtype=dtype)

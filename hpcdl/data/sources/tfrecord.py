@@ -1,0 +1,221 @@
+"""TFRecord files of tf.train.Example, read without TensorFlow; CRC-32C and protobuf by their libraries.
+
+A record is: length (uint64), masked CRC of the length (uint32), data, masked CRC of the data (uint32).
+"""
+
+from __future__ import annotations
+
+import os
+import struct
+from collections.abc import Iterator
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from hpcdl.core.errors import SourceError
+from hpcdl.data.dataset import UNSPLIT
+from hpcdl.data.index import ROW, Index, IndexWriter
+from hpcdl.data.sources.base import Array, SourceFacts, SourceSpec, UnreadableSample
+from hpcdl.data.sources.flat import FlatFiles, class_numbers, split_of, stamp_of
+
+_HEAD = struct.Struct("<QI")
+_FRAME = _HEAD.size + 4
+_LARGEST = 1 << 31
+_IMAGE_FIELDS = ("image/encoded", "image_raw", "image", "img")
+_LABEL_FIELDS = ("image/class/label", "label", "labels", "class")
+_SIDES = (
+    ("image/height", "image/width", "image/channels"),
+    ("height", "width", "depth"),
+    ("height", "width", "channels"),
+)
+_MAGIC = (b"\xff\xd8\xff", b"\x89PNG", b"GIF8", b"BM")
+_BATCH = 4096
+
+
+class TFRecordSource:
+    """One TFRecord file, or a folder of them; files called train*, val*, test* make splits if all are called so."""
+
+    def __init__(self, spec: SourceSpec) -> None:
+        self._location = Path(spec.location)
+        self._image_field, self._label_field = spec.image_field, spec.label_field
+        self._files = FlatFiles()
+
+    @staticmethod
+    def recognises(location: Path) -> bool:
+        """Files named as TFRecord files are, or one whose first record has a correct length."""
+        return bool(_files(location))
+
+    def scan(self, index: IndexWriter) -> SourceFacts:
+        """Read every record for its label and the size of its image."""
+        paths = _files(self._location)
+        if not paths:
+            raise SourceError(
+                f"{self._location} holds no TFRecord files; their names contain .tfrecord, or -00000-of-00001"
+            )
+        splits = [split_of(path.name) for path in paths]
+        divided = all(splits) and len(set(splits)) > 1
+        kinds, most = set(), 0
+        for number, (path, split) in enumerate(zip(paths, splits, strict=True)):
+            batch: list[tuple[int, int, int, int, int]] = []
+            for offset, content in _records(path):
+                label, size, kind = self._look(content, f"{path} at byte {offset}")
+                kinds.add(kind)
+                most = max(most, label)
+                batch.append((offset, size, label, 0, number))
+                if len(batch) == _BATCH:
+                    index.add(split if divided and split else UNSPLIT, np.array(batch, ROW))
+                    batch = []
+            index.add(split if divided and split else UNSPLIT, np.array(batch, ROW))
+        if len(kinds) > 1:
+            raise SourceError(f"{self._location}: records hold images of different kinds: {sorted(map(str, kinds))}")
+        shape = kinds.pop() if kinds else None
+        return SourceFacts(
+            class_names=class_numbers(most + 1),
+            samples_are="pixels" if shape else "files",
+            sample_shape=shape,
+            files=[str(path) for path in paths],
+            stamps=[stamp_of(path) for path in paths],
+        )
+
+    def read(self, row: Any, facts: SourceFacts, index: Index) -> bytes | Array:
+        """The image of a record; its checksum is checked."""
+        number, offset = int(row["file"]), int(row["place"])
+        path, stamp = facts.files[number], facts.stamps[number]
+        length, _ = _HEAD.unpack(self._files.read(path, stamp, offset, _HEAD.size))
+        framed = bytes(self._files.read(path, stamp, offset + _HEAD.size, length + 4))
+        if masked_crc(framed[:-4]) != int.from_bytes(framed[-4:], "little"):
+            raise UnreadableSample(f"{self.describe(row, facts, index)}: its checksum is wrong")
+        content = self._image(_features(framed[:-4], path), path)
+        if facts.sample_shape is None:
+            return content
+        height, width, channels = facts.sample_shape
+        return np.frombuffer(content, np.uint8).reshape(height, width, channels)
+
+    def describe(self, row: Any, facts: SourceFacts, index: Index) -> str:
+        """File and place of the record."""
+        return f"record at byte {int(row['place'])} of {Path(facts.files[int(row['file'])]).name}"
+
+    def _look(self, content: bytes, where: str) -> tuple[int, int, tuple[int, int, int] | None]:
+        """Label, size of the image in bytes, and its shape where it is raw pixels."""
+        features = _features(content, where)
+        image = self._image(features, where)
+        field = self._label_field or next((name for name in _LABEL_FIELDS if name in features), None)
+        values: Any = features[field].int64_list.value if field and field in features else ()
+        if len(values) != 1 or values[0] < 0:
+            found = (
+                f"{list(values)[:3]} in {field!r}"
+                if field and field in features
+                else f"the fields {', '.join(sorted(features))}"
+            )
+            raise SourceError(f"{where}: a label is one whole number from 0 on; found {found}; give --label-field")
+        if image.startswith(_MAGIC):
+            return values[0], len(image), None
+        for names in _SIDES:
+            if all(name in features for name in names):
+                shape = tuple(int(features[name].int64_list.value[0]) for name in names)
+                if int(np.prod(shape)) == len(image):
+                    return values[0], len(image), (shape[0], shape[1], shape[2])
+        raise SourceError(
+            f"{where}: the image is neither JPEG nor PNG, nor raw pixels with height, width and depth beside"
+        )
+
+    def _image(self, features: Any, where: str) -> bytes:
+        field = self._image_field or next((name for name in _IMAGE_FIELDS if name in features), None)
+        values: Any = features[field].bytes_list.value if field and field in features else ()
+        if len(values) != 1:
+            raise SourceError(
+                f"{where}: no image in {field!r}; give --image-field, one of {', '.join(sorted(features))}"
+            )
+        return bytes(values[0])
+
+
+def masked_crc(content: bytes) -> int:
+    """CRC-32C as TFRecord stores it: rotated by 15 bits, plus a constant."""
+    import google_crc32c
+
+    crc = int(google_crc32c.value(content))
+    return ((crc >> 15 | crc << 17) + 0xA282EAD8) & 0xFFFFFFFF
+
+
+@cache
+def _example_class() -> Any:
+    """The message class tf.train.Example, made from its description in a pool of its own."""
+    from google.protobuf import descriptor_pb2, descriptor_pool, message_factory
+
+    file = descriptor_pb2.FileDescriptorProto(name="hpcdl/example.proto", package="hpcdl", syntax="proto3")
+    kind = descriptor_pb2.FieldDescriptorProto
+
+    def message(name: str, *fields: tuple[str, int, int, int, str]) -> Any:
+        made = file.message_type.add(name=name)
+        for field, number, label, type_number, type_name in fields:
+            made.field.add(name=field, number=number, label=label, type=type_number, type_name=type_name or None)
+        return made
+
+    once, many, nested = kind.LABEL_OPTIONAL, kind.LABEL_REPEATED, kind.TYPE_MESSAGE
+    message("BytesList", ("value", 1, many, kind.TYPE_BYTES, ""))
+    message("FloatList", ("value", 1, many, kind.TYPE_FLOAT, ""))
+    message("Int64List", ("value", 1, many, kind.TYPE_INT64, ""))
+    message(
+        "Feature",
+        ("bytes_list", 1, once, nested, ".hpcdl.BytesList"),
+        ("float_list", 2, once, nested, ".hpcdl.FloatList"),
+        ("int64_list", 3, once, nested, ".hpcdl.Int64List"),
+    )
+    features = message("Features", ("feature", 1, many, nested, ".hpcdl.Features.FeatureEntry"))
+    entry = features.nested_type.add(name="FeatureEntry")
+    entry.field.add(name="key", number=1, label=once, type=kind.TYPE_STRING)
+    entry.field.add(name="value", number=2, label=once, type=nested, type_name=".hpcdl.Feature")
+    entry.options.map_entry = True
+    message("Example", ("features", 1, once, nested, ".hpcdl.Features"))
+    pool = descriptor_pool.DescriptorPool()
+    pool.Add(file)
+    return message_factory.GetMessageClass(pool.FindMessageTypeByName("hpcdl.Example"))
+
+
+def _features(content: bytes, where: str) -> Any:
+    from google.protobuf.message import DecodeError
+
+    try:
+        return _example_class().FromString(content).features.feature
+    except DecodeError as error:
+        raise SourceError(f"{where}: the record is no tf.train.Example ({error})") from error
+
+
+def _records(path: Path) -> Iterator[tuple[int, bytes]]:
+    """Offset and data of every record; SourceError where a length or its checksum is wrong."""
+    with path.open("rb") as file:
+        offset = 0
+        while head := file.read(_HEAD.size):
+            length = _length(head)
+            content = file.read(length) if length is not None else b""
+            if length is None or len(content) != length or len(file.read(4)) != 4:
+                raise SourceError(
+                    f"{path}: damaged or cut short at byte {offset}, or compressed (then gunzip it first)"
+                )
+            yield offset, content
+            offset += _FRAME + length
+
+
+def _length(head: bytes) -> int | None:
+    if len(head) != _HEAD.size:
+        return None
+    length, crc = _HEAD.unpack(head)
+    return length if length < _LARGEST and masked_crc(head[:8]) == crc else None
+
+
+def _starts_right(path: Path) -> bool:
+    with path.open("rb") as file:
+        return _length(file.read(_HEAD.size)) is not None
+
+
+def _files(location: Path) -> list[Path]:
+    if location.is_file():
+        return [location] if _named_so(location.name) or _starts_right(location) else []
+    with os.scandir(location) as entries:
+        return sorted(Path(entry.path) for entry in entries if entry.is_file() and _named_so(entry.name))
+
+
+def _named_so(name: str) -> bool:
+    return ".tfrecord" in name or ".tfrec" in name or "-of-" in name

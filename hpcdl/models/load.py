@@ -1,0 +1,162 @@
+"""From `--model` to a Keras model: a network of the table, or the user's own function."""
+
+from __future__ import annotations
+
+import importlib
+import importlib.util
+import inspect
+import sys
+import traceback
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from types import ModuleType
+from typing import TYPE_CHECKING, Any
+
+from hpcdl.core.errors import UsageError
+from hpcdl.models.spec import (
+    UserFunction,
+    check_model_spec,
+    existing_file,
+    function_missing,
+    loss_weights,
+    model_name,
+    module_missing,
+    parse_spec,
+)
+from hpcdl.models.table import REGISTRY, check_input, model_info
+
+if TYPE_CHECKING:
+    import keras
+
+__all__ = ["check_model_spec", "load_model", "loss_weights", "model_name"]
+
+ARGUMENTS = ("num_classes", "input_shape")
+"""What a model function may take, by keyword; it is given those that its signature names."""
+
+
+def load_model(spec: str, *, classes: int | None = None, input_shape: Sequence[int] | None = None) -> keras.Model:
+    """Build the model that `spec` names for `classes` and samples of `input_shape` (H, W, C).
+
+    None means the network's own default. Raises UsageError for everything that is wrong with the spec, the arguments
+    or the user's function, naming the function's file and line.
+    """
+    place = parse_spec(spec)
+    shape = None if input_shape is None else tuple(input_shape)
+    if isinstance(place, str):
+        info = model_info(place)
+        num_classes = info.classes if classes is None else classes
+        shape = info.input_shape if shape is None else shape
+        check_input(place, num_classes, shape)
+        return REGISTRY.load(place)(num_classes, shape)
+    given = {"num_classes": classes, "input_shape": shape}
+    model = _call(place, _user_function(place), {name: value for name, value in given.items() if value is not None})
+    return _checked(place, model, classes, shape)
+
+
+def _user_function(place: UserFunction) -> Callable[..., Any]:
+    module = _file_module(place, existing_file(place)) if place.path else _named_module(place)
+    function = getattr(module, place.function, None)
+    if function is None:
+        known = [name for name, value in vars(module).items() if inspect.isfunction(value) and not name.startswith("_")]
+        raise function_missing(place, known)
+    if not callable(function):
+        raise UsageError(f"model {str(place)!r} is no function but {type(function).__name__}; {_asked()}")
+    return function  # type: ignore[no-any-return]  # getattr of a module: its signature is looked at before the call
+
+
+def _file_module(place: UserFunction, path: Path) -> ModuleType:
+    # A name of its own: a file called json.py must not become the module json.
+    name = f"hpcdl_user_model_{path.stem}"
+    found = importlib.util.spec_from_file_location(name, path)
+    if found is None or found.loader is None:
+        raise UsageError(f"model {str(place)!r}: {path} is no Python file")
+    module = importlib.util.module_from_spec(found)
+    sys.modules[name] = module  # as an import does: classes in the file look themselves up there
+    try:
+        found.loader.exec_module(module)
+    except (Exception, SystemExit) as error:  # the user's code may raise anything
+        del sys.modules[name]
+        raise _failed(place, error, str(path)) from error
+    return module
+
+
+def _named_module(place: UserFunction) -> ModuleType:
+    try:
+        return importlib.import_module(place.module)
+    except (Exception, SystemExit) as error:  # the user's code may raise anything
+        missing = error.name if isinstance(error, ModuleNotFoundError) else None
+        if missing and f"{place.module}.".startswith(f"{missing}."):
+            raise module_missing(place) from error
+        raise _failed(place, error) from error
+
+
+def _call(place: UserFunction, function: Callable[..., Any], given: dict[str, Any]) -> Any:
+    try:
+        parameters = inspect.signature(function).parameters.values()
+    except (TypeError, ValueError) as error:
+        raise UsageError(f"model {str(place)!r} has no signature that Python can read; {_asked()}") from error
+    named = {item.name for item in parameters if item.kind in (item.KEYWORD_ONLY, item.POSITIONAL_OR_KEYWORD)}
+    takes_all = any(item.kind is item.VAR_KEYWORD for item in parameters)
+    arguments = {name: value for name, value in given.items() if takes_all or name in named}
+    optional = (inspect.Parameter.VAR_KEYWORD, inspect.Parameter.VAR_POSITIONAL)
+    needed = [item.name for item in parameters if item.default is item.empty and item.kind not in optional]
+    unmet = [name for name in needed if name not in arguments]
+    if unmet and unmet[0] in ARGUMENTS:
+        raise UsageError(
+            f"model {str(place)!r} needs {unmet[0]}, which is not known here; give --classes, or a default"
+        )
+    if unmet:
+        raise UsageError(f"model {str(place)!r} needs the argument {unmet[0]!r}, which hpcdl cannot give; {_asked()}")
+    try:
+        return function(**arguments)
+    except (Exception, SystemExit) as error:  # the user's code may raise anything
+        raise _failed(place, error, inspect.getsourcefile(function) or "") from error
+
+
+def _checked(place: UserFunction, model: Any, classes: int | None, input_shape: tuple[int, ...] | None) -> keras.Model:
+    """Refuse what cannot be trained on the data, before the first step does so less clearly."""
+    import keras
+
+    if not isinstance(model, keras.Model):
+        raise UsageError(f"model {str(place)!r} returned {_kind(model)}, not a Keras model; {_asked()}")
+    if not model.built and input_shape is not None:
+        try:
+            model.build((None, *input_shape))
+        except (Exception, SystemExit) as error:  # the user's layers may raise anything
+            raise _failed(place, error) from error
+    if not model.built:
+        raise UsageError(f"model {str(place)!r} has no weights yet; give it a keras.Input")
+    taken, made = getattr(model, "input_shape", None), getattr(model, "output_shape", None)
+    if input_shape is not None and isinstance(taken, tuple) and not _fits(input_shape, taken[1:]):
+        raise UsageError(f"model {str(place)!r} takes samples of {taken[1:]}, but the data has {input_shape}")
+    main = made[0] if isinstance(made, list) and made else made
+    if classes is not None and isinstance(main, tuple) and main[1:] != (classes,):
+        raise UsageError(
+            f"model {str(place)!r} gives outputs of shape {main[1:]}, but {classes} classes need ({classes},)"
+        )
+    return model
+
+
+def _fits(sample: tuple[int, ...], taken: tuple[int | None, ...]) -> bool:
+    return len(sample) == len(taken) and all(want in (None, have) for have, want in zip(sample, taken, strict=True))
+
+
+def _failed(place: UserFunction, error: BaseException, file: str = "") -> UsageError:
+    """One line for an exception in the user's code: its innermost line in `file`, or else the innermost of all."""
+    if isinstance(error, SyntaxError):
+        where: str | None = f"{error.filename}:{error.lineno}"
+    else:
+        frames = traceback.extract_tb(error.__traceback__)
+        own = [frame for frame in frames if frame.filename == file] or frames[-1:]
+        where = f"{own[-1].filename}:{own[-1].lineno}" if own else None
+    detail = next(iter(str(error).strip().splitlines()), "no details")
+    remedy = "; install it, or add its folder to PYTHONPATH" if isinstance(error, ModuleNotFoundError) else ""
+    return UsageError(f"model {str(place)!r} failed at {where}: {type(error).__name__}: {detail}{remedy}")
+
+
+def _kind(value: Any) -> str:
+    return "None (is there a `return`?)" if value is None else f"an object of type {type(value).__name__}"
+
+
+def _asked() -> str:
+    return "a model function takes num_classes and input_shape, or neither, and returns a keras.Model"

@@ -1,0 +1,50 @@
+"""Sets of CPU numbers as people and kernels write them: lists (`0-3,8`) and hexadecimal masks."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+
+def parse_list(text: str) -> tuple[int, ...]:
+    """The numbers of a kernel list such as `0-3,8`, ascending; an empty text is the empty set. Raises ValueError."""
+    found: set[int] = set()
+    for part in text.strip().split(","):
+        if not part.strip():
+            continue
+        first, _, last = part.strip().partition("-")
+        found.update(range(int(first), int(last or first) + 1))
+    return tuple(sorted(found))
+
+
+def format_list(numbers: Iterable[int]) -> str:
+    """`numbers` as the shortest kernel list: `0-3,8`."""
+    runs: list[list[int]] = []
+    for number in sorted(set(numbers)):
+        if runs and number == runs[-1][1] + 1:
+            runs[-1][1] = number
+        else:
+            runs.append([number, number])
+    return ",".join(str(first) if first == last else f"{first}-{last}" for first, last in runs)
+
+
+def parse_mask(text: str) -> tuple[int, ...]:
+    """The bits of an hwloc mask: hexadecimal words of 32 bits, the highest first, empty words meaning 0."""
+    value = 0
+    for word in text.strip().split(","):
+        value = (value << 32) | int(word or "0", 16)
+    return tuple(bit for bit in range(value.bit_length()) if value >> bit & 1)
+
+
+def format_mask(numbers: Iterable[int]) -> str:
+    """`numbers` as one hexadecimal mask, as `taskset` takes it: `0xff`."""
+    return hex(sum(1 << number for number in set(numbers)))
+
+
+def format_words(numbers: Iterable[int]) -> str:
+    """`numbers` as an hwloc mask, in words of 32 bits: `0x00000001,0x00000003`."""
+    value = sum(1 << number for number in set(numbers))
+    words: list[str] = []
+    while value or not words:
+        words.append(f"0x{value & 0xFFFFFFFF:08x}")
+        value >>= 32
+    return ",".join(reversed(words))

@@ -1,0 +1,133 @@
+"""What the installed TensorFlow and the node's libraries honour, found out without importing TensorFlow."""
+
+from __future__ import annotations
+
+import importlib.metadata
+import importlib.util
+import os
+import struct
+from dataclasses import dataclass
+from pathlib import Path
+
+PACKAGES = ("tensorflow", "tensorflow-cpu", "intel-tensorflow", "tensorflow-intel", "tensorflow-rocm")
+OPENMP_LIBRARIES = ("libiomp5", "libgomp", "libomp")
+LIBRARY_FOLDERS = (
+    "/usr/lib/x86_64-linux-gnu",
+    "/usr/lib/aarch64-linux-gnu",
+    "/usr/lib64",
+    "/usr/lib",
+    "/usr/local/lib",
+)
+PRELOADS = {"jemalloc": ("libjemalloc.so.2",), "tcmalloc": ("libtcmalloc_minimal.so.4", "libtcmalloc.so.4")}
+_DYNAMIC, _NEEDED, _STRTAB, _LOAD = 2, 1, 5, 1
+
+
+@dataclass(frozen=True, kw_only=True)
+class Engine:
+    """The build: `threading` is `own pool` (stock wheels) or `OpenMP` (MKL builds, which honour OMP_* and KMP_*)."""
+
+    package: str
+    version: str
+    threading: str
+    isa_caps: tuple[str, ...]
+    allocators: tuple[str, ...]
+
+    @property
+    def openmp(self) -> bool:
+        """Whether OMP_* and KMP_* count."""
+        return self.threading == "OpenMP"
+
+    @property
+    def summary(self) -> str:
+        """One sentence for people: what is installed and what it obeys."""
+        honours = (
+            "OMP_* and KMP_* count" if self.openmp else "intra-op, inter-op and affinity count, OMP_*/KMP_* do not"
+        )
+        return f"{self.package} {self.version} ({self.threading}: {honours})"
+
+
+def find_engine(cpuinfo: Path = Path("/proc/cpuinfo")) -> Engine:
+    """The TensorFlow that this Python would import; package `none` where there is none."""
+    package, version = _installed()
+    return Engine(
+        package=package,
+        version=version,
+        threading="OpenMP" if links_openmp() else "own pool",
+        isa_caps=_isa_caps(cpuinfo),
+        allocators=("default", *_glibc(), *(name for name in PRELOADS if preload_path(name) is not None)),
+    )
+
+
+def preload_path(allocator: str) -> Path | None:
+    """Where the library of `allocator` lies: system folders and those in the site's `HPCDL_PRELOAD_PATH` only."""
+    folders = [*filter(None, os.environ.get("HPCDL_PRELOAD_PATH", "").split(":")), *LIBRARY_FOLDERS]
+    candidates = (Path(folder) / name for folder in folders for name in PRELOADS.get(allocator, ()))
+    return next((path for path in candidates if path.is_file()), None)
+
+
+def _installed() -> tuple[str, str]:
+    for name in PACKAGES:
+        try:
+            return name, importlib.metadata.version(name)
+        except importlib.metadata.PackageNotFoundError:
+            continue
+    return "none", ""
+
+
+def links_openmp() -> bool:
+    """Whether the TensorFlow that this Python would import is linked with an OpenMP library."""
+    spec = importlib.util.find_spec("tensorflow")
+    if spec is None or not spec.origin:
+        return False
+    libraries = Path(spec.origin).parent.glob("libtensorflow_*.so*")
+    needed = [name for library in libraries for name in needed_libraries(library)]
+    return any(name.startswith(OPENMP_LIBRARIES) for name in needed)
+
+
+def needed_libraries(path: Path) -> list[str]:
+    """The DT_NEEDED names of a 64-bit little-endian ELF file (System V ABI, chapter 5); none for other files."""
+    try:
+        with path.open("rb") as file:
+            header = file.read(64)
+            if header[:6] != b"\x7fELF\x02\x01":
+                return []
+            offset, size, count = struct.unpack_from("<Q", header, 32)[0], *struct.unpack_from("<HH", header, 54)
+            file.seek(offset)
+            table = file.read(size * count)
+            segments = [struct.unpack_from("<IIQQQQ", table, index * size) for index in range(count)]
+            dynamic = next((item for item in segments if item[0] == _DYNAMIC), None)
+            if dynamic is None:
+                return []
+            file.seek(dynamic[2])
+            entries = list(struct.iter_unpack("<qQ", file.read(dynamic[5] // 16 * 16)))
+            address = next(value for tag, value in entries if tag == _STRTAB)
+            load = next(item for item in segments if item[0] == _LOAD and item[3] <= address < item[3] + item[5])
+            names = []
+            for tag, value in entries:
+                if tag == _NEEDED:
+                    file.seek(load[2] + address - load[3] + value)
+                    names.append(file.read(256).split(b"\0")[0].decode(errors="replace"))
+            return names
+    except (OSError, struct.error, StopIteration):
+        return []
+
+
+def _isa_caps(cpuinfo: Path) -> tuple[str, ...]:
+    """Caps below what this processor has: capping at or above it changes nothing."""
+    try:
+        text = cpuinfo.read_text()
+    except OSError:
+        return ("default",)
+    flags = set(next((line.partition(":")[2].split() for line in text.splitlines() if line.startswith("flags")), []))
+    steps = [("AVX2", "avx512bw"), ("AVX512_CORE", "avx512_bf16"), ("AVX512_CORE_BF16", "amx_tile")]
+    return ("default", *(cap for cap, above in steps if above in flags))
+
+
+def _glibc() -> tuple[str, ...]:
+    """glibc >= 2.35 has the tunable for huge pages (glibc manual, Memory Allocation Tunables)."""
+    try:
+        name, _, version = (os.confstr("CS_GNU_LIBC_VERSION") or "").partition(" ")
+        new_enough = name == "glibc" and tuple(map(int, version.split(".")[:2])) >= (2, 35)
+    except (ValueError, OSError):
+        new_enough = False
+    return ("glibc-tuned", "glibc-huge") if new_enough else ()

@@ -1,0 +1,98 @@
+"""Candidates as points: ordered settings by rank, categories by equality, and the products that make ridges."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+Floats = NDArray[np.float64]
+CATEGORICAL = ("binding", "memory_policy", "onednn", "allocator", "data_format", "xla", "onednn_isa", "onednn_fpmath")
+"""Known settings whose values have no order."""
+PRODUCTS = (
+    (("ranks_per_node", 1), ("intra_op_threads", 1)),
+    (("ranks_per_node", 1), ("intra_op_threads", 1), ("threads_per_core", -1)),
+    (("intra_op_threads", 1), ("inter_op_threads", 1)),
+)
+"""What a node really feels: threads in all, cores in use, threads at a time. Exponents by setting."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Factor:
+    """One coordinate: `levels[i]` of candidate i, and the distances (0 to 1) between levels.
+
+    `main` if it is a setting, else it is the product of `terms`.
+    """
+
+    name: str
+    ordered: bool
+    main: bool
+    terms: tuple[str, ...]
+    levels: NDArray[np.int64]
+    distances: Floats
+
+
+def factors_of(candidates: Sequence[Mapping[str, Any]]) -> list[Factor]:
+    """The coordinates in which `candidates` differ; settings that are the same everywhere are left out."""
+    names = list(dict.fromkeys(name for candidate in candidates for name in candidate))
+    found = [_factor(name, [candidate.get(name) for candidate in candidates]) for name in names]
+    factors = [factor for factor in found if factor is not None]
+    varying = {factor.name for factor in factors if factor.ordered}
+    for terms in PRODUCTS:
+        if all(name in varying for name, _ in terms):
+            product = _product(terms, candidates)
+            if product is not None:
+                factors.append(product)
+    return factors
+
+
+def number_of(value: Any) -> float | None:
+    """`value` as a number, None where it is none; truth values are categories."""
+    if value is None or isinstance(value, bool):
+        return None
+    try:
+        number = float(value)
+    except (TypeError, ValueError):
+        return None
+    return number if math.isfinite(number) else None
+
+
+def _factor(name: str, values: Sequence[Any]) -> Factor | None:
+    levels = sorted(set(values), key=str)
+    if len(levels) < 2:
+        return None
+    numbers = {value: number_of(value) for value in levels}
+    if name in CATEGORICAL or None in numbers.values() or len(set(numbers.values())) < 2:
+        places = {value: place for place, value in enumerate(levels)}
+        codes = np.array([places[value] for value in values])
+        apart = 1.0 - np.eye(len(levels))
+        return Factor(name=name, ordered=False, main=True, terms=(name,), levels=codes, distances=apart)
+    return _ordered((name,), [numbers[value] or 0.0 for value in values], main=True)
+
+
+def _ordered(terms: tuple[str, ...], numbers: Sequence[float], *, main: bool) -> Factor:
+    """Half by rank, half by logarithm where all are positive: neither 1-2-4-256 nor 60-64-66-68 is squeezed."""
+    levels, codes = np.unique(np.asarray(numbers, dtype=float), return_inverse=True)
+    ranks = np.arange(len(levels)) / (len(levels) - 1)
+    scaled = np.log(levels) if levels[0] > 0 else levels
+    place = 0.5 * (ranks + (scaled - scaled[0]) / (scaled[-1] - scaled[0]))
+    distances = np.abs(place[:, None] - place[None, :])
+    return Factor(name="*".join(terms), ordered=True, main=main, terms=terms, levels=codes, distances=distances)
+
+
+def _product(terms: Sequence[tuple[str, int]], candidates: Sequence[Mapping[str, Any]]) -> Factor | None:
+    logarithms = np.zeros(len(candidates))
+    for name, exponent in terms:
+        for index, candidate in enumerate(candidates):
+            number = number_of(candidate.get(name, 1))
+            if number is None or number <= 0:
+                return None
+            logarithms[index] += exponent * math.log(number)
+    values = np.exp(np.round(logarithms, 9))
+    if len(np.unique(values)) < 2:
+        return None
+    return _ordered(tuple(name for name, _ in terms), list(values), main=False)

@@ -1,0 +1,152 @@
+"""A LaunchPlan: environment, cores and memory of every local rank; and the check that a rank really got them."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import shlex
+from collections.abc import Sequence
+
+from hpcdl.core.errors import UsageError
+from hpcdl.core.protocols import LaunchPlan
+from hpcdl.node.binding import cores_needed, cpus_of, place_ranks
+from hpcdl.node.cpusets import format_list, format_mask
+from hpcdl.node.engine import links_openmp
+from hpcdl.node.environment import environment_of
+from hpcdl.node.memory import MEMORY_POLICY
+from hpcdl.node.settings import Settings
+from hpcdl.node.topology import Core, Topology, own_affinity
+
+INTER_OP_DEFAULT = 2
+"""One operation computes while another waits for its gradients' exchange."""
+_KERNEL_POLICIES = {
+    "default": "default", "membind": "membind", "membind-fast": "membind",
+    "preferred-fast": "preferred", "interleave": "interleave",
+}  # fmt: skip
+
+
+def launch_plan(
+    topology: Topology,
+    settings: Settings | None,
+    num_ranks: int,
+    ranks_per_node: int,
+    *,
+    openmp: bool | None = None,
+) -> LaunchPlan:
+    """How `num_ranks` ranks, `ranks_per_node` of them on each node, start on nodes like `topology`.
+
+    `cpus_by_local_rank` never overlap. Without settings every rank gets an equal share of the cores and as many
+    intra-op threads; where ranks outnumber the cores nothing is bound. `openmp`: whether the engine honours OMP_*;
+    by default the installed TensorFlow is looked at.
+    """
+    filled = fill(topology, settings, ranks_per_node)
+    placed = _placed(topology, filled, ranks_per_node)
+    environment = environment_of(filled, openmp=links_openmp() if openmp is None else openmp)
+    nodes = memory_nodes(topology, filled.memory_policy, placed, ranks_per_node)
+    policy = _KERNEL_POLICIES[filled.memory_policy]
+    if nodes:
+        environment[MEMORY_POLICY] = json.dumps([policy, nodes])
+    return LaunchPlan(
+        num_ranks=num_ranks,
+        ranks_per_node=ranks_per_node,
+        environment=environment,
+        cpus_by_local_rank=tuple(cpus_of(cores, filled.threads_per_core) for cores in placed),
+        memory_nodes_by_local_rank=nodes,
+        memory_policy=policy,
+    )
+
+
+def fill(topology: Topology, settings: Settings | None, ranks_per_node: int) -> Settings:
+    """`settings` with thread counts for `ranks_per_node` ranks on this node.
+
+    A profile that was found for another number of ranks keeps its engine, memory and allocator; its threads are
+    shared out anew, because threads that fitted two ranks would crowd four.
+    """
+    cores = topology.usable_cores
+    if settings is None:
+        binding = "balanced" if ranks_per_node <= len(cores) else "none"
+        settings = Settings(binding=binding)
+    available = max(len(cores) - settings.free_cores, 1)
+    share = max(available // ranks_per_node, 1)
+    threads = settings.intra_op_threads
+    tuned_for = settings.ranks_per_node
+    if threads is None:
+        threads = share * settings.threads_per_core
+    elif tuned_for is not None and tuned_for != ranks_per_node:
+        threads = max(threads * tuned_for // ranks_per_node, 1)
+        settings = dataclasses.replace(settings, ranks_per_node=ranks_per_node)
+        if ranks_per_node > available:
+            settings = dataclasses.replace(settings, binding="none")
+    return dataclasses.replace(
+        settings, intra_op_threads=threads, inter_op_threads=settings.inter_op_threads or INTER_OP_DEFAULT
+    )
+
+
+def _placed(topology: Topology, settings: Settings, ranks_per_node: int) -> list[list[Core]]:
+    if settings.threads_per_core > topology.threads_per_core:
+        raise UsageError(
+            f"threads_per_core={settings.threads_per_core}: a core that may be used here has "
+            f"{topology.threads_per_core} hardware threads; tune this node anew with `hpcdl tune-threads`, "
+            "or pass --profile none"
+        )
+    wanted = cores_needed(settings.intra_op_threads or 1, settings.threads_per_core)
+    return place_ranks(topology, ranks_per_node, wanted, settings.binding, settings.free_cores)
+
+
+def memory_nodes(
+    topology: Topology, policy: str, placed: Sequence[Sequence[Core]], ranks_per_node: int
+) -> tuple[tuple[int, ...], ...]:
+    """The memory nodes of each local rank under `policy`; empty for the default. UsageError without fast memory."""
+    if policy == "default":
+        return ()
+    everywhere = [topology.usable_cores] * ranks_per_node
+    allowed = set(topology.allowed_memory_nodes)
+    ranks = placed or everywhere
+    if policy == "interleave":
+        return tuple(tuple(sorted(allowed)) for _ in ranks)
+    if policy == "membind":
+        return tuple(tuple(sorted({core.numa_node for core in cores} & allowed)) for cores in ranks)
+    if not topology.fast_nodes:
+        raise UsageError(
+            f"memory_policy={policy}: this node has no fast memory of its own ({topology.summary}, memory mode "
+            f"{topology.memory_mode}); use default, membind or interleave"
+        )
+    return tuple(_near_fast(topology, cores) for cores in ranks)
+
+
+def _near_fast(topology: Topology, cores: Sequence[Core]) -> tuple[int, ...]:
+    own = {cpu for core in cores for cpu in core.cpus}
+    near = tuple(node.index for node in topology.fast_nodes if own & set(node.near_cpus))
+    return near or tuple(node.index for node in topology.fast_nodes)
+
+
+def numactl_words(plan: LaunchPlan, local_rank: int) -> list[str]:
+    """The numactl command in front of a rank, where a launcher does not bind by itself: for people and for --plan."""
+    words = []
+    if plan.cpus_by_local_rank:
+        words.append(f"--physcpubind={format_list(plan.cpus_by_local_rank[local_rank])}")
+    if plan.memory_policy != "default":
+        flag = {"membind": "membind", "preferred": "preferred", "interleave": "interleave"}[plan.memory_policy]
+        nodes = plan.memory_nodes_by_local_rank[local_rank]
+        if flag == "preferred" and len(nodes) > 1:
+            flag = "preferred-many"
+        words.append(f"--{flag}={format_list(nodes)}")
+    return ["numactl", *words] if words else []
+
+
+def command_line(plan: LaunchPlan, local_rank: int, command: Sequence[str]) -> str:
+    """What one would type to start a local rank by hand."""
+    spoken = {name: value for name, value in plan.environment.items() if name != MEMORY_POLICY}  # numactl says it
+    environment = [f"{name}={shlex.quote(value)}" for name, value in sorted(spoken.items())]
+    return " ".join([*environment, *numactl_words(plan, local_rank), *(shlex.quote(word) for word in command)])
+
+
+def verify_binding(expected: Sequence[int]) -> str | None:
+    """A warning with both masks where this process does not run on `expected` CPUs; None where it does, or none is."""
+    got = own_affinity()
+    if not expected or got == tuple(sorted(expected)):
+        return None
+    return (
+        f"binding differs: asked for CPUs {format_list(expected)} ({format_mask(expected)}), "
+        f"got {format_list(got)} ({format_mask(got)}); the launcher or the job's cpuset decided otherwise"
+    )

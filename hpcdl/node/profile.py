@@ -1,0 +1,208 @@
+"""Profiles: what `tune-threads` found for a node type and a model, kept as TOML, and the one that fits this run."""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from hpcdl.config.load import read_toml
+from hpcdl.core.errors import ConfigError, UsageError
+from hpcdl.core.files import write_text
+from hpcdl.core.paths import share_folder, user_config_folder
+from hpcdl.core.records import from_json
+from hpcdl.node.settings import Settings, chosen, describe, settings_from
+from hpcdl.node.topology import Topology
+
+SCHEMA = "hpcdl.profile/1"
+
+
+@dataclass(frozen=True, kw_only=True)
+class TrialSummary:
+    """One candidate that was measured: images/s over `n` samples, or why there are none."""
+
+    settings: Mapping[str, Any]
+    status: str
+    n: int = 0
+    images_per_second: float | None = None
+    ci95: float | None = None
+    memory_bytes_per_rank: int | None = None
+    message: str = ""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Profile:
+    """What was found. `sentence` says aloud why it was picked; it and `path` are not stored."""
+
+    settings: Settings
+    machine: str
+    processor: str
+    fingerprint: str
+    num_cores: int
+    model: str
+    batch_size: int
+    images_per_second: float | None = None
+    ci95: float | None = None
+    n: int = 0
+    verdict: str = ""
+    created_at: str = ""
+    engine: str = ""
+    software: Mapping[str, str] = field(default_factory=dict)
+    trials: Sequence[TrialSummary] = ()
+    path: Path | None = None
+    sentence: str = ""
+
+
+def user_folder() -> Path:
+    """Where a user's profiles lie."""
+    return user_config_folder() / "profiles"
+
+
+def site_folder() -> Path:
+    """Where a site's profiles lie."""
+    return share_folder() / "profiles"
+
+
+def file_name(profile: Profile) -> str:
+    """`<fingerprint>-<model>.toml`, with nothing in it that a shell or a file system minds."""
+    return f"{profile.fingerprint}-{_plain(profile.model)}.toml"
+
+
+def write_profile(profile: Profile, path: Path) -> None:
+    """Write `profile` to `path`, atomically. UsageError names the folder that cannot be written."""
+    import toml  # the writer; tomllib only reads
+
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        write_text(path, toml.dumps(as_document(profile)))
+    except OSError as error:
+        where = error.filename or path
+        raise UsageError(
+            f"cannot write profile {where}: {error.strerror}; choose another place with --out FILE"
+        ) from None
+
+
+def as_document(profile: Profile) -> dict[str, Any]:
+    """`profile` in types that TOML has; unset values are left out."""
+    document: dict[str, Any] = {"schema": SCHEMA}
+    for item in dataclasses.fields(profile):
+        value = getattr(profile, item.name)
+        if value is not None and item.name not in ("settings", "trials", "path", "sentence"):
+            document[item.name] = dict(value) if isinstance(value, Mapping) else value
+    document["settings"] = chosen(profile.settings)
+    document["trials"] = [
+        {key: value for key, value in dataclasses.asdict(trial).items() if value is not None}
+        for trial in profile.trials
+    ]
+    return document
+
+
+def read_profile(path: Path) -> Profile:
+    """The profile in `path`. UsageError or ConfigError where it is missing, no TOML, of another schema or has unknown
+    settings: a profile holds known settings only, never raw environment.
+    """
+    document = read_toml(path)
+    found = document.pop("schema", None)
+    if found != SCHEMA:
+        raise UsageError(
+            f"{path} has schema {found!r}, this hpcdl reads {SCHEMA!r}; make one with `hpcdl tune-threads`"
+        )
+    raw = document.pop("settings", None)
+    if not isinstance(raw, dict):
+        raise UsageError(f"{path} has no table [settings]; make it anew with `hpcdl tune-threads`")
+    settings = settings_from(raw, origin=str(path))
+    allowed = {item.name for item in dataclasses.fields(Profile)} - {"settings", "trials", "path", "sentence"}
+    needed = {"machine", "processor", "fingerprint", "num_cores", "model", "batch_size"}
+    try:
+        missing = sorted(needed - set(document))
+        if missing:
+            raise TypeError(f"{missing[0]} is missing")
+        trials = tuple(from_json(TrialSummary, item) for item in document.get("trials", ()))
+        stub = from_json(_Stored, {key: value for key, value in document.items() if key in allowed})
+    except (TypeError, ValueError, AttributeError) as error:
+        raise UsageError(f"{path} is damaged: {error}; make it anew with `hpcdl tune-threads`") from None
+    return Profile(settings=settings, trials=trials, path=path, **dataclasses.asdict(stub))
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Stored:
+    """The plain values of a profile's file, for the type check."""
+
+    machine: str
+    processor: str
+    fingerprint: str
+    num_cores: int
+    model: str
+    batch_size: int
+    images_per_second: float | None = None
+    ci95: float | None = None
+    n: int = 0
+    verdict: str = ""
+    created_at: str = ""
+    engine: str = ""
+    software: Mapping[str, str] = field(default_factory=dict)
+
+
+def find_profile(choice: str, model: str, topology: Topology, folders: Iterable[Path] | None = None) -> Profile | None:
+    """The profile to use: `none`, a file, or with `auto` the one whose node and model fit, else the nearest node's.
+
+    Its `sentence` says which and why. Profiles of other node types are never taken by `auto`: a wrong thread count can
+    cost more than none. A file that the user names is taken wherever it comes from, and `sentence` names the mismatch.
+    """
+    if choice == "none":
+        return None
+    if choice != "auto":
+        profile = read_profile(Path(choice).expanduser())
+        return dataclasses.replace(profile, sentence=_named(profile, topology, model))
+    stored = _stored(folders if folders is not None else (user_folder(), site_folder()))
+    here = [profile for profile in stored if profile.fingerprint == topology.fingerprint]
+    if here:
+        best = min(here, key=lambda profile: (profile.model != model, _minus(profile.created_at)))
+        fits = best.model == model
+        why = f"tuned on this node type for {best.model}" + ("" if fits else f"; there is none for {model}")
+        return dataclasses.replace(best, sentence=_sentence(best, why))
+    alike = [p for p in stored if p.processor == topology.processor and p.num_cores == len(topology.cores)]
+    if alike:
+        best = min(alike, key=lambda profile: (profile.model != model, _minus(profile.created_at)))
+        why = f"nearest: same processor and number of cores, but another layout ({best.machine}, {best.model})"
+        return dataclasses.replace(best, sentence=_sentence(best, why))
+    return None
+
+
+def _stored(folders: Iterable[Path]) -> list[Profile]:
+    """Every readable profile, the user's before the site's; a damaged one is passed over, `--profile FILE` says why."""
+    found = []
+    for folder in folders:
+        for path in sorted(folder.glob("*.toml")):
+            try:
+                found.append(read_profile(path))
+            except (UsageError, ConfigError):
+                continue
+    return found
+
+
+def _minus(created_at: str) -> tuple[int, ...]:
+    """Sorts later times first."""
+    return tuple(-ord(letter) for letter in created_at)
+
+
+def _named(profile: Profile, topology: Topology, model: str) -> str:
+    if profile.fingerprint != topology.fingerprint:
+        why = f"named by you, though tuned on another node type ({profile.processor}; here {topology.processor})"
+    elif profile.model != model:
+        why = f"named by you, though tuned for {profile.model}"
+    else:
+        why = "named by you"
+    return _sentence(profile, why)
+
+
+def _sentence(profile: Profile, why: str) -> str:
+    return f"profile {profile.path}: {why}; {describe(profile.settings)}"
+
+
+def _plain(name: str) -> str:
+    return re.sub(r"[^A-Za-z0-9._-]+", "-", os.path.basename(name)).strip(".-") or "model"  # noqa: PTH119  also `pkg:f`

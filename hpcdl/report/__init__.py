@@ -1,0 +1,1 @@
+"""From records to a report: records -> tables -> figures -> renderers; everything before the renderers is pure."""

@@ -1,0 +1,112 @@
+"""From a study to the files of a report: compose the document, render it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from hpcdl import __version__
+from hpcdl.core.errors import UsageError
+from hpcdl.core.progress import NullProgress, Progress
+from hpcdl.report.document import Document
+from hpcdl.report.figures import save, svg
+from hpcdl.report.names import listed
+from hpcdl.report.parts import Breakdown, breakdowns
+from hpcdl.report.renderers import RENDERERS
+from hpcdl.report.rows import scaling_rows
+from hpcdl.report.scaling import Curve
+from hpcdl.report.sections import SECTIONS
+from hpcdl.report.study import Study
+from hpcdl.report.summary import summary
+
+SCHEMA = "hpcdl.report/1"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Written:
+    """The files of a report, in the order in which they were written."""
+
+    paths: Sequence[Path]
+
+
+def compose(study: Study) -> Document:
+    """The document: the sections whose data is there."""
+    rows = scaling_rows(study.curves)
+    lines = summary(study)
+    found = (SECTIONS.load(name)(study) for name in SECTIONS)
+    models = listed(sorted({run.model for run in study.runs}), 3)
+    return Document(
+        title=f"Training report: {models}",
+        summary=lines,
+        warnings=study.warnings,
+        sections=[section for section in found if section is not None],
+        data=_data(study, lines, rows),
+        rows=rows,
+    )
+
+
+def render(
+    document: Document,
+    folder: Path,
+    formats: Sequence[str],
+    *,
+    paper_figures: bool = False,
+    bar: Progress | None = None,
+) -> Written:
+    """Write the document into `folder` in each of `formats` (names in RENDERERS); the terminal's is printed last."""
+    if folder.exists() and not folder.is_dir():
+        raise UsageError(f"--out {folder} is a file; name a folder")
+    ordered = sorted(dict.fromkeys(formats), key=lambda name: name == "terminal")
+    kept = (("svg",) if "md" in formats else ()) + (("png", "pdf") if paper_figures else ())
+    figures = document.figures() if kept or "html" in formats else []
+    drawings: dict[str, str] = {}
+    if figures or ordered != ["terminal"]:
+        folder.mkdir(parents=True, exist_ok=True)
+    paths: list[Path] = []
+    with bar or NullProgress() as shown:
+        for done, figure in enumerate(figures):
+            drawings[figure.name] = svg(figure)
+            if kept:
+                (folder / "figures").mkdir(exist_ok=True)
+                paths += save(figure, drawings[figure.name], folder / "figures", kept)
+            shown.update((done + 1) / (len(figures) + len(ordered)), figure.name)
+        for name in (item for item in ordered if item != "terminal"):
+            paths += RENDERERS.load(name)(document, folder, drawings)
+    if "terminal" in ordered:
+        RENDERERS.load("terminal")(document, folder, drawings)
+    return Written(paths=paths)
+
+
+def _data(study: Study, lines: Sequence[str], rows: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    """What report.json holds (docs/report-json.md)."""
+    return {
+        "schema": SCHEMA,
+        "hpcdl": __version__,
+        "summary": list(lines),
+        "warnings": list(study.warnings),
+        "scaling": list(rows),
+        "fits": [*(item.as_json() for item in study.fits), *(item.as_json() for item in study.communication)],
+        "verdicts": [item.as_json() for item in study.comparisons],
+        "parts": [_parts(curve, item) for curve in study.curves for item in breakdowns(curve)],
+        "runs": [
+            {"name": run.name, "status": run.status, "message": run.message, "usable": run.usable} for run in study.runs
+        ],
+    }
+
+
+def _parts(curve: Curve, item: Breakdown) -> dict[str, Any]:
+    run = item.point.first
+    return {
+        "mode": curve.mode,
+        "strategy": run.strategy,
+        "model": run.model,
+        "n": item.point.n,
+        "servers": run.servers,
+        "batch_per_rank": run.batch_per_rank,
+        "runs": item.num_runs,
+        "seconds": dict(item.parts),
+        "imbalance_seconds": item.imbalance_seconds,
+        "lost_efficiency": dict(item.lost),
+    }

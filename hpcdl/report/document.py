@@ -1,0 +1,105 @@
+"""What a report is made of, before anything is drawn: sections of text, tables and figures. Values, not strings."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+
+@dataclass(frozen=True, kw_only=True)
+class Interval:
+    """A value with the half width of its 95 % interval, None where it was measured once; `n` runs."""
+
+    value: float
+    half: float | None = None
+    n: int | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Bounds:
+    """A value with an interval that need not be symmetric; None is an open end."""
+
+    value: float | None
+    low: float | None
+    high: float | None
+
+
+Cell = str | int | float | Interval | Bounds | None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Column:
+    """`kind` says how values are written: text, count, number, rate, percent, seconds, bytes."""
+
+    name: str
+    kind: str = "text"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Table:
+    """Rows of cells; `note` stands below."""
+
+    title: str
+    columns: Sequence[Column]
+    rows: Sequence[Sequence[Cell]]
+    note: str = ""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Series:
+    """Points of a figure. `style`: measured (markers, line, error bars), dots (the same without the line), line,
+    ideal (dashed), fit (dotted), published (stars), stack (bars piled up; x are their names).
+
+    `low` and `high` are the ends of error bars, None where there is none.
+    """
+
+    label: str
+    x: Sequence[float | str]
+    y: Sequence[float]
+    low: Sequence[float | None] = ()
+    high: Sequence[float | None] = ()
+    style: str = "measured"
+    color: int = 0
+
+
+@dataclass(frozen=True, kw_only=True)
+class Figure:
+    """A plot: its data, what it shows in words (`alt`), and the same numbers as a table."""
+
+    name: str
+    title: str
+    alt: str
+    x_label: str
+    y_label: str
+    series: Sequence[Series]
+    table: Table
+    x_log: bool = False
+    y_log: bool = False
+    y_percent: bool = False
+
+
+@dataclass(frozen=True, kw_only=True)
+class Section:
+    """One part of a report; it exists only where its data does."""
+
+    name: str
+    title: str
+    lines: Sequence[str] = ()
+    items: Sequence[Table | Figure] = ()
+
+
+@dataclass(frozen=True, kw_only=True)
+class Document:
+    """A whole report; `data` is what report.json holds, `rows` what scaling.csv holds."""
+
+    title: str
+    summary: Sequence[str]
+    warnings: Sequence[str]
+    sections: Sequence[Section]
+    data: Mapping[str, Any]
+    rows: Sequence[Mapping[str, Any]] = field(default_factory=tuple)
+
+    def figures(self) -> list[Figure]:
+        """Every figure, in order."""
+        return [item for section in self.sections for item in section.items if isinstance(item, Figure)]

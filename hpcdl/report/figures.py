@@ -1,0 +1,160 @@
+"""Figures drawn by matplotlib: SVG for pages, PNG and PDF for papers. No window system, no global state kept."""
+
+from __future__ import annotations
+
+import dataclasses
+import io
+import math
+import re
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from hpcdl.core.files import replacing, write_text
+from hpcdl.report.cells import number, plain, shortened
+from hpcdl.report.document import Figure
+from hpcdl.report.drawing import DRAWERS, draw_stack
+
+_SHORT_LABEL = 32
+"""Characters up to which two labels stand side by side in a legend."""
+_LONGEST_LABEL = 60
+_INK = "#123456"
+"""Stands for the page's text colour: in SVG it becomes currentColor, so that a dark page gets light axes."""
+
+
+def svg(figure: Figure) -> str:
+    """The figure as SVG text whose ids carry the figure's name, so that several fit on one page."""
+    with _style():
+        canvas = _draw(figure, _INK)
+        buffer = io.StringIO()
+        canvas.savefig(buffer, format="svg", transparent=True, metadata={"Date": None, "Creator": None})
+    text = buffer.getvalue()
+    text = text[text.index("<svg") :]
+    text = re.sub(r'id="([^"]+)"', lambda match: f'id="{figure.name}-{match[1]}"', text)
+    text = re.sub(r'(href="#|url\(#)', lambda match: f"{match[1]}{figure.name}-", text)
+    text = re.sub(r"<metadata>.*?</metadata>\s*", "", text, flags=re.DOTALL)
+    return text.replace(_INK, "currentColor")
+
+
+def save(figure: Figure, drawing: str, folder: Path, formats: Sequence[str]) -> list[Path]:
+    """Write the figure, whose SVG is `drawing`, as `folder/NAME.FORMAT` in each of `formats` (svg, png, pdf)."""
+    paths = []
+    for form in formats:
+        path = folder / f"{figure.name}.{form}"
+        if form == "svg":
+            # Alone, outside a page, there is no text colour to take.
+            write_text(path, drawing.replace("currentColor", "#222222"))
+        else:
+            with _style(), replacing(path) as temporary:
+                metadata = {"CreationDate": None} if form == "pdf" else {"Software": None}
+                _draw(figure, "#222222").savefig(temporary, format=form, dpi=200, metadata=metadata)
+        paths.append(path)
+    return paths
+
+
+@contextmanager
+def _style() -> Iterator[None]:
+    """The settings under which figures are drawn, and not an instant longer."""
+    import matplotlib
+
+    settings: Any = {
+        "svg.fonttype": "none",
+        "svg.hashsalt": "hpcdl",
+        "pdf.fonttype": 42,
+        "font.family": "sans-serif",
+        "font.size": 10,
+        "axes.spines.top": False,
+        "axes.spines.right": False,
+        "text.parse_math": False,
+    }
+    with matplotlib.rc_context(settings):
+        yield
+
+
+def _draw(figure: Figure, ink: str) -> Any:
+    from matplotlib.figure import Figure as Canvas
+
+    figure = _with_short_labels(figure)
+    stacked = any(series.style == "stack" for series in figure.series)
+    # A plot keeps its height however many lines its legend has; text stays readable on a phone's width.
+    columns = 2 if max(len(series.label) for series in figure.series) <= _SHORT_LABEL else 1
+    legend_rows = math.ceil(len(figure.series) / columns)
+    height = 0.9 + 0.3 * len(figure.series[0].x) if stacked else 3.0
+    canvas = Canvas(figsize=(5.8, height + 0.22 * legend_rows), layout="constrained")
+    axes = canvas.add_subplot()
+    if stacked:
+        draw_stack(axes, figure)
+    else:
+        for series in figure.series:
+            DRAWERS[series.style](axes, series)
+        _scale_axes(axes, figure)
+    axes.set_xlabel(plain(figure.x_label), color=ink)
+    axes.set_ylabel(plain(figure.y_label), color=ink)
+    axes.tick_params(colors=ink, which="both")
+    for spine in axes.spines.values():
+        spine.set_color(ink)
+    axes.grid(visible=True, axis="y", alpha=0.25, color="#888888", linewidth=0.6)
+    handles, labels = axes.get_legend_handles_labels()
+    canvas.legend(
+        handles, labels, frameon=False, fontsize=9, labelcolor=ink, loc="outside lower center", ncols=columns
+    )  # fmt: skip
+    return canvas
+
+
+def _with_short_labels(figure: Figure) -> Figure:
+    """Names that leave room for the plot; the table behind a figure has them in full."""
+    labels = shortened([series.label for series in figure.series], _LONGEST_LABEL)
+    return dataclasses.replace(
+        figure,
+        series=[dataclasses.replace(series, label=label) for series, label in zip(figure.series, labels, strict=True)],
+    )
+
+
+def _scale_axes(axes: Any, figure: Figure) -> None:
+    from matplotlib.ticker import FixedLocator, FuncFormatter, NullFormatter, NullLocator
+
+    ticks = sorted({float(x) for series in figure.series if series.style != "fit" for x in series.x})
+    if figure.x_log and ticks and ticks[0] > 0:
+        axes.set_xscale("log", base=2)
+        kept = _thinned(ticks)
+        axes.xaxis.set_major_locator(FixedLocator(kept))
+        axes.xaxis.set_minor_locator(NullLocator())
+        axes.xaxis.set_major_formatter(FuncFormatter(lambda value, _: number(value) if value % 1 else f"{value:,.0f}"))
+    if figure.y_log:
+        axes.set_yscale("log")
+        axes.yaxis.set_major_formatter(FuncFormatter(lambda value, _: _tick(value)))
+        low, high = axes.get_ylim()
+        if high / low < 30:
+            axes.yaxis.set_minor_formatter(FuncFormatter(lambda value, _: _tick(value)))
+        else:
+            axes.yaxis.set_minor_formatter(NullFormatter())
+    else:
+        low, high = axes.get_ylim()
+        lines = all(series.style == "line" for series in figure.series)
+        # Lines over time need no zero: where they end is what one looks for.
+        bottom = low if low < 0 or (lines and low > high / 2) else 0.0
+        axes.set_ylim(bottom, _percent_top(figure) if figure.y_percent and not lines else high)
+    if figure.y_percent:
+        axes.yaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{100 * value:.0f} %"))
+
+
+def _percent_top(figure: Figure) -> float:
+    """Enough for what was measured, and for 100 %; a fitted law may leave the picture."""
+    reached = [value for series in figure.series if series.style != "fit" for value in (*series.y, *series.high)]
+    return 1.05 * max([1.0, *(value for value in reached if value is not None)])
+
+
+def _thinned(ticks: Sequence[float]) -> list[float]:
+    """At most a dozen ticks, none closer than a fifth of an octave to the one before."""
+    kept: list[float] = []
+    room = max(1.15, (ticks[-1] / ticks[0]) ** (1 / 12))
+    for tick in ticks:
+        if not kept or tick / kept[-1] >= room:
+            kept.append(tick)
+    return kept
+
+
+def _tick(value: float) -> str:
+    first = f"{value:e}"[0]
+    return f"{value:,g}" if first in "1235" else ""

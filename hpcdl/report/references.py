@@ -1,0 +1,54 @@
+"""Published points of other studies (share/hpcdl/references/*.toml), to be drawn beside the user's own."""
+
+from __future__ import annotations
+
+import tomllib
+from dataclasses import dataclass
+from pathlib import Path
+
+from hpcdl.core.errors import CorruptError
+from hpcdl.core.from_json import from_json
+from hpcdl.core.paths import share_folder
+
+
+@dataclass(frozen=True, kw_only=True)
+class Reference:
+    """One published point. `bound` says how the number was given: exact, about, above; `confidence` is papers' own.
+
+    `workers` are what the publication counts along its axis; `unit` names them (workers, nodes, KNL nodes).
+    """
+
+    source: str
+    citation: str
+    url: str
+    mode: str
+    strategy: str
+    model: str
+    workers: int
+    efficiency: float
+    unit: str = "workers"
+    servers: int = 0
+    bound: str = "exact"
+    confidence: str
+    note: str = ""
+
+    @property
+    def told_efficiency(self) -> str:
+        """The efficiency as the source gives it: `> 80 %`."""
+        signs = {"above": "> ", "about": "about "}
+        return f"{signs.get(self.bound, '')}{100 * self.efficiency:g} %"
+
+
+def load_references(folder: Path | None = None) -> list[Reference]:
+    """Every published point in `folder` (by default that of the installation); none where there is no such folder."""
+    where = folder or share_folder() / "references"
+    found: list[Reference] = []
+    for path in sorted(where.glob("*.toml")):
+        try:
+            document = tomllib.loads(path.read_text("utf-8"))
+            source = document["source"]
+            common = {"source": source["name"], "citation": source["citation"], "url": source["url"]}
+            found += [from_json(Reference, {**common, **point}) for point in document.get("point", [])]
+        except (tomllib.TOMLDecodeError, UnicodeDecodeError, KeyError, TypeError, ValueError) as error:
+            raise CorruptError(f"{path} is damaged: {error}") from error
+    return found

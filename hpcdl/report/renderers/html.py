@@ -1,0 +1,103 @@
+"""report.html: one file that needs no network: style and figures inside, no script at all."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from html import escape
+from importlib import resources
+from pathlib import Path
+
+from hpcdl import __version__
+from hpcdl.core.files import write_text
+from hpcdl.report.cells import cell_text, is_numeric, plain
+from hpcdl.report.document import Cell, Column, Document, Figure, Section, Table
+
+MOST_ROWS = 500
+"""Rows of one table; scaling.csv and report.json hold all."""
+_SHORT = 64
+"""Text up to this length stays on one line of its cell."""
+
+
+def render(document: Document, folder: Path, drawings: Mapping[str, str]) -> list[Path]:
+    """Write report.html into `folder`."""
+    path = folder / "report.html"
+    write_text(path, "\n".join(_page(document, drawings)) + "\n")
+    return [path]
+
+
+def escaped(text: str) -> str:
+    """`text` as a page shows it: no markup, no control codes."""
+    return escape(plain(text), quote=True)
+
+
+def _page(document: Document, drawings: Mapping[str, str]) -> Iterator[str]:
+    style = resources.files("hpcdl.report.renderers").joinpath("page.css").read_text("utf-8")
+    # No script and nothing from elsewhere: the policy makes a browser enforce it.
+    policy = "default-src 'none'; style-src 'unsafe-inline'; img-src data:; base-uri 'none'; form-action 'none'"
+    yield '<!DOCTYPE html>\n<html lang="en">\n<head>\n<meta charset="utf-8">'
+    yield f'<meta http-equiv="Content-Security-Policy" content="{policy}">'
+    yield '<meta name="viewport" content="width=device-width, initial-scale=1">'
+    yield '<meta name="referrer" content="no-referrer">\n<link rel="icon" href="data:,">'
+    yield f"<title>{escaped(document.title)}</title>\n<style>\n{style}</style>\n</head>\n<body>"
+    yield '<a class="skip" href="#summary">Skip to the summary</a>'
+    yield f'<header>\n<h1>{escaped(document.title)}</h1>\n</header>\n<nav aria-label="Sections"><ul>'
+    yield from (f'<li><a href="#{section.name}">{escaped(section.title)}</a></li>' for section in document.sections)
+    yield '</ul></nav>\n<main>\n<ol class="summary" id="summary">'
+    yield from (f"<li>{escaped(line)}</li>" for line in document.summary)
+    yield "</ol>"
+    if document.warnings:
+        yield '<section class="caveats" aria-labelledby="caveats">'
+        yield '<h2 id="caveats">Before you believe the numbers</h2>\n<ul>'
+        yield from (f"<li>{escaped(line)}</li>" for line in document.warnings)
+        yield "</ul>\n</section>"
+    for section in document.sections:
+        yield from _section(section, drawings)
+    yield f"</main>\n<footer>\n<p>hpcdl {escaped(__version__)}; definitions: docs/metrics.md.</p>\n</footer>"
+    yield "</body>\n</html>"
+
+
+def _section(section: Section, drawings: Mapping[str, str]) -> Iterator[str]:
+    yield f'<section aria-labelledby="{section.name}">\n<h2 id="{section.name}">{escaped(section.title)}</h2>'
+    yield from (f"<p>{escaped(line)}</p>" for line in section.lines)
+    tables = {id(item) for item in section.items if isinstance(item, Table)}
+    for item in section.items:
+        if isinstance(item, Figure):
+            yield from _figure(item, drawings[item.name], id(item.table) in tables)
+        else:
+            yield from _table(item)
+    yield "</section>"
+
+
+def _figure(figure: Figure, drawing: str, table_follows: bool) -> Iterator[str]:
+    drawing = drawing.replace("<svg ", f'<svg role="img" aria-label="{escaped(figure.alt)}" ', 1)
+    yield f'<figure id="figure-{figure.name}">\n<figcaption>{escaped(figure.title)}</figcaption>\n{drawing}'
+    if table_follows:
+        yield '<p class="note">The numbers of this figure are in the table of this section.</p>'
+    else:
+        yield "<details><summary>The numbers of this figure</summary>"
+        yield from _table(figure.table)
+        yield "</details>"
+    yield "</figure>"
+
+
+def _table(table: Table) -> Iterator[str]:
+    label = escaped(table.title)
+    yield f'<div class="wide" tabindex="0" role="region" aria-label="{label}">\n<table>\n<caption>{label}</caption>'
+    kinds = [' class="number"' if is_numeric(column) else "" for column in table.columns]
+    heads = (
+        f'<th scope="col"{kind}>{escaped(column.name)}</th>' for column, kind in zip(table.columns, kinds, strict=True)
+    )
+    yield f"<thead><tr>{''.join(heads)}</tr></thead>\n<tbody>"
+    for row in table.rows[:MOST_ROWS]:
+        yield f"<tr>{''.join(map(_cell, table.columns, row))}</tr>"
+    yield "</tbody>\n</table>\n</div>"
+    rest = len(table.rows) - MOST_ROWS
+    note = f"And {rest:,} more rows in scaling.csv and report.json. " if rest > 0 else ""
+    if note or table.note:
+        yield f'<p class="note">{escaped(note + table.note)}</p>'
+
+
+def _cell(column: Column, cell: Cell) -> str:
+    text = cell_text(column, cell)
+    kind = "number" if is_numeric(column) else "short" if len(text) <= _SHORT else ""
+    return f"<td{f' class={kind!r}' if kind else ''}>{escaped(text)}</td>"

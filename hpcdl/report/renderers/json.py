@@ -1,0 +1,16 @@
+"""report.json: the report for programs (docs/report-json.md)."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+
+from hpcdl.core.files import write_json
+from hpcdl.report.document import Document
+
+
+def render(document: Document, folder: Path, drawings: Mapping[str, str]) -> list[Path]:
+    """Write report.json into `folder`."""
+    path = folder / "report.json"
+    write_json(path, document.data)
+    return [path]

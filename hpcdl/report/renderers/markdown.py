@@ -1,0 +1,68 @@
+"""report.md for a wiki: the same sections, figures as files beside it."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+
+from hpcdl.core.files import write_text
+from hpcdl.report.cells import cell_text, is_numeric, plain
+from hpcdl.report.document import Document, Figure, Section, Table
+
+MOST_ROWS = 500
+"""Rows of one table; scaling.csv holds all."""
+_SPECIAL = re.compile(r"([\\`*_{}\[\]()<>#+!|~$&])")
+
+
+def render(document: Document, folder: Path, drawings: Mapping[str, str]) -> list[Path]:
+    """Write report.md into `folder`; it refers to figures/NAME.svg."""
+    path = folder / "report.md"
+    write_text(path, "\n".join(_lines(document)) + "\n")
+    return [path]
+
+
+def escaped(text: str) -> str:
+    """`text` as Markdown shows it: no markup, no HTML, no link, one line."""
+    quoted = _SPECIAL.sub(r"\\\1", plain(text)).replace("://", ":\u200b//").replace("www.", "www\u200b.")
+    return re.sub(r"^(\s*)([-=]|\d+\.)", r"\1\\\2", quoted)
+
+
+def _lines(document: Document) -> Iterator[str]:
+    yield f"# {escaped(document.title)}"
+    yield ""
+    yield from (f"- {escaped(line)}" for line in document.summary)
+    if document.warnings:
+        yield from ("", "**Caveats**", "")
+        yield from (f"- {escaped(line)}" for line in document.warnings)
+    for section in document.sections:
+        yield from _section(section)
+
+
+def _section(section: Section) -> Iterator[str]:
+    yield from ("", f"## {escaped(section.title)}", "")
+    yield from (escaped(line) for line in section.lines)
+    for item in section.items:
+        yield ""
+        yield from _figure(item) if isinstance(item, Figure) else _table(item)
+
+
+def _figure(figure: Figure) -> Iterator[str]:
+    yield f"![{escaped(figure.alt)}](figures/{figure.name}.svg)"
+    yield ""
+    yield f"*{escaped(figure.title)}*"
+
+
+def _table(table: Table) -> Iterator[str]:
+    yield f"**{escaped(table.title)}**"
+    yield ""
+    yield "| " + " | ".join(escaped(column.name) for column in table.columns) + " |"
+    yield "|" + "|".join("---:" if is_numeric(column) else "---" for column in table.columns) + "|"
+    for row in table.rows[:MOST_ROWS]:
+        cells = (escaped(cell_text(column, cell)) for column, cell in zip(table.columns, row, strict=True))
+        yield "| " + " | ".join(cells) + " |"
+    rest = len(table.rows) - MOST_ROWS
+    note = f"and {rest:,} more rows in scaling.csv. " if rest > 0 else ""
+    if table.note or note:
+        yield ""
+        yield escaped(note + table.note)

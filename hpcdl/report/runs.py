@@ -1,0 +1,160 @@
+"""A run as the report sees it: the flat part of a record, without the step times that a report does not show."""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+
+from hpcdl.core.records import PARTS, HistoryPoint, RunRecord
+from hpcdl.core.statistics import quantiles
+
+MODES = ("weak", "strong", "scale-up")
+NOT_MEASURED = ("failed", "running")
+"""States of a record whose numbers are not a measurement."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ServerLoad:
+    """What one server moved and worked per step; None where it was not measured."""
+
+    rank: int
+    bytes_per_step: float
+    busy_seconds: float | None
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Run:
+    """One run. `batch_per_rank` is per worker; times in seconds; None means not measured.
+
+    `config` holds its settings as text, `variant` those that keep it apart from other runs of the study.
+    """
+
+    name: str
+    status: str = "done"
+    message: str = ""
+    mode: str = ""
+    strategy: str
+    model: str
+    data: str = ""
+    nodes: int
+    ranks: int
+    workers: int
+    servers: int = 0
+    ranks_per_node: int
+    threads: int | None = None
+    batch_per_rank: int
+    global_batch: int
+    machine: str = ""
+    version: str = ""
+    images_per_second: float | None
+    step_seconds: float | None = None
+    step_seconds_p95: float | None = None
+    seconds_per_epoch: float | None = None
+    seconds_total: float | None = None
+    parts: Mapping[str, float] = field(default_factory=dict)
+    imbalance_seconds: float | None = None
+    bytes_per_step: float | None = None
+    link_bytes_per_second: float | None = None
+    gradient_bytes: int | None = None
+    server_loads: tuple[ServerLoad, ...] = ()
+    staleness_mean: float | None = None
+    staleness_max: float | None = None
+    loss: float | None = None
+    accuracy: float | None = None
+    history: tuple[HistoryPoint, ...] = ()
+    processor: str = ""
+    cores_per_node: int | None = None
+    hosts: tuple[str, ...] = ()
+    software: Mapping[str, str] = field(default_factory=dict)
+    config: Mapping[str, str] = field(default_factory=dict)
+    variant: str = ""
+    warnings: tuple[str, ...] = ()
+
+    @property
+    def usable(self) -> bool:
+        """Whether its throughput is a measurement."""
+        counts = min(self.workers, self.nodes, self.threads or 1)
+        return self.status not in NOT_MEASURED and positive(self.images_per_second) and counts >= 1
+
+
+def positive(value: float | None) -> bool:
+    """Whether `value` is a finite number above zero."""
+    return value is not None and math.isfinite(value) and value > 0
+
+
+def finite(value: float | None) -> float | None:
+    """`value`, or None where it is infinite or not a number: JSON has neither."""
+    return value if value is not None and math.isfinite(value) else None
+
+
+def from_record(record: RunRecord, name: str) -> Run:
+    """The report's view of `record`; `name` is what the report calls it."""
+    steps = [value for value in record.step_seconds[record.warmup_steps :] if math.isfinite(value)]
+    versions = (("hpcdl", record.software.get("hpcdl")), ("tensorflow", record.software.get("tensorflow")))
+    return Run(
+        name=name,
+        status=record.status,
+        message=record.message,
+        mode=record.mode if record.mode in MODES else "",
+        strategy=record.strategy,
+        model=record.model,
+        data=record.data,
+        nodes=record.nodes,
+        ranks=record.ranks,
+        workers=record.workers,
+        servers=record.servers,
+        ranks_per_node=record.ranks_per_node,
+        threads=record.intra_op_threads,
+        batch_per_rank=record.batch_per_rank,
+        global_batch=record.global_batch,
+        machine=machine_name(record.machine, record.hosts),
+        version=", ".join(f"{name} {version}" for name, version in versions if version),
+        images_per_second=record.images_per_second,
+        step_seconds=_step_seconds(record, steps),
+        step_seconds_p95=quantiles(steps, [0.95])[0] if steps else record.step_seconds_quantiles.get("95%"),
+        seconds_per_epoch=finite(record.seconds_per_epoch),
+        seconds_total=finite(record.seconds_total),
+        parts={name: record.parts[name] for name in PARTS if math.isfinite(record.parts.get(name, math.nan))},
+        imbalance_seconds=finite(record.imbalance_seconds),
+        bytes_per_step=finite(record.bytes_sent_per_step),
+        link_bytes_per_second=finite(record.link_bytes_per_second),
+        gradient_bytes=record.gradient_bytes,
+        server_loads=tuple(
+            ServerLoad(
+                rank=item.rank,
+                bytes_per_step=item.bytes_sent_per_step + (item.bytes_received_per_step or 0.0),
+                busy_seconds=item.busy_seconds_per_step,
+            )
+            for item in record.rank_records
+            if item.role == "server"
+        ),
+        staleness_mean=finite(record.staleness_mean),
+        staleness_max=finite(record.staleness_max),
+        loss=finite(record.loss),
+        accuracy=finite(record.accuracy),
+        history=tuple(record.history),
+        processor=record.processor,
+        cores_per_node=record.cores_per_node,
+        hosts=tuple(record.hosts),
+        software=dict(record.software),
+        config={name: str(value) for name, value in record.config.items()},
+        warnings=tuple(record.warnings),
+    )
+
+
+def machine_name(machine: str, hosts: Sequence[str]) -> str:
+    """`machine`, or the family of a host's name (`node17` is one of `node*`): jobs start on different nodes of one."""
+    if machine not in hosts:
+        return machine
+    first, dot, domain = machine.partition(".")
+    return re.sub(r"\d+", "*", first) + dot + domain
+
+
+def _step_seconds(record: RunRecord, steps: list[float]) -> float | None:
+    """Mean seconds of a step after warm-up: from the parts, which sum to it, else from the steps' times."""
+    total = sum(record.parts.values())
+    if record.parts and positive(total):
+        return total
+    return sum(steps) / len(steps) if steps else None

@@ -1,0 +1,25 @@
+"""The sections of a report, in order; each `build(study)` gives a Section, or None where its data is missing."""
+
+from __future__ import annotations
+
+from hpcdl.core.registry import Entry, Registry
+
+_HERE = "hpcdl.report.sections"
+
+SECTIONS = Registry(
+    "section",
+    {
+        "baseline": Entry(target=f"{_HERE}.baseline:build", summary="What changed against a baseline."),
+        "setup": Entry(target=f"{_HERE}.setup:build", summary="Machine, software, what ran, what failed."),
+        "learning": Entry(target=f"{_HERE}.learning:build", summary="Throughput, latency, loss and accuracy."),
+        "scale-up": Entry(target=f"{_HERE}.scaling:build_scale_up", summary="Speed-up by threads."),
+        "strong": Entry(target=f"{_HERE}.scaling:build_strong", summary="Fixed global batch."),
+        "weak": Entry(target=f"{_HERE}.scaling:build_weak", summary="Fixed batch per worker."),
+        "time": Entry(target=f"{_HERE}.time:build", summary="Parts of a step, lost efficiency."),
+        "network": Entry(target=f"{_HERE}.network:build", summary="Bytes, bandwidth, balance of servers."),
+        "strategies": Entry(target=f"{_HERE}.strategies:build", summary="Strategies side by side, verdicts."),
+        "fits": Entry(target=f"{_HERE}.fits:build", summary="Amdahl, Gustafson, USL, alpha-beta."),
+        "references": Entry(target=f"{_HERE}.references:build", summary="Beside published points."),
+        "cost": Entry(target=f"{_HERE}.cost:build", summary="Node-hours."),
+    },
+)

@@ -1,0 +1,25 @@
+"""What changed against the baseline, beyond noise."""
+
+from __future__ import annotations
+
+from hpcdl.report.baseline import KIND
+from hpcdl.report.document import Section
+from hpcdl.report.names import counted
+from hpcdl.report.sections.strategies import verdict_table
+from hpcdl.report.study import Study
+
+
+def build(study: Study) -> Section | None:
+    """One row for each setting that both studies measured."""
+    compared = [item for item in study.comparisons if item.kind == KIND]
+    if not compared:
+        return None
+    faster = sum(item.decided and item.a_is_better for item in compared)
+    slower = sum(item.decided and not item.a_is_better for item in compared)
+    settings = counted(len(compared), "setting")
+    lines = [
+        f"Of {settings} that both have, {faster} became faster and {slower} slower beyond noise;"
+        f" {len(compared) - faster - slower} did not change distinguishably. Baseline: {study.baseline_name}."
+    ]
+    table = verdict_table("This study (a) against the baseline (b)", compared)
+    return Section(name="baseline", title="Against the baseline", lines=lines, items=(table,))

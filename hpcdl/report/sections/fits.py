@@ -1,0 +1,157 @@
+"""Laws of scaling fitted to the curves, and how far they carry."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+from hpcdl.core.fits import Crossing, Parameter
+from hpcdl.report.cells import number
+from hpcdl.report.communication import CommunicationFit
+from hpcdl.report.document import Bounds, Cell, Column, Figure, Section, Series, Table
+from hpcdl.report.fitting import CurveFit
+from hpcdl.report.names import curve_names, listed
+from hpcdl.report.scaling import Curve
+from hpcdl.report.study import Study
+
+MOST_CURVES = 4
+"""Fitted curves in one figure."""
+_REACH = 4.0
+"""How far beyond the largest n a figure follows a law."""
+_SYMBOLS = {"serial_fraction": "serial fraction", "sigma": "σ (contention)", "kappa": "κ (coherency)"}
+
+
+def build(study: Study) -> Section | None:
+    """Parameters with intervals, and where efficiency falls below 80 %."""
+    if not study.fits and not study.communication:
+        return None
+    names = dict(zip(map(id, study.curves), curve_names(study.curves), strict=True))
+    table = _table(study.fits, names)
+    tables = [table] if study.fits else []
+    if study.communication:
+        tables.append(_communication(study.communication))
+    drawn = [item for item in study.fits if item.fit.law.name == "usl"][:MOST_CURVES]
+    figures = [_figure(drawn, names, table)] if drawn else []
+    lines = [
+        "Gustafson's law is fitted to weak scaling, Amdahl's to strong scaling and threads, the universal scalability"
+        " law (USL) to all, by least squares on the logarithms of single runs. R² is that of throughput per worker."
+    ]
+    if any(item.fit.saturated for item in study.fits):
+        lines.append("‡ marks fits with as many parameters as different n: these runs could not contradict the law.")
+    if any(item.fit.parameters["kappa"].value < 0 for item in study.fits if "kappa" in item.fit.parameters):
+        lines.append("A κ below 0 means that the curve flattens more than the law can: do not extrapolate such a fit.")
+    return Section(name="fits", title="Laws of scaling", lines=lines, items=(*figures, *tables))
+
+
+def _table(fits: Sequence[CurveFit], names: dict[int, str]) -> Table:
+    columns = (
+        Column(name="curve"), Column(name="law"), Column(name="parameters"), Column(name="R²", kind="number"),
+        Column(name="spread", kind="percent"), Column(name="runs", kind="count"),
+        Column(name="below 80 % from n"), Column(name="in nodes"),
+    )  # fmt: skip
+    rows: list[tuple[Cell, ...]] = []
+    for item in fits:
+        law = f"{item.fit.law.name}{' ‡' if item.fit.saturated else ''}"
+        parameters = "; ".join(_told(name, item.fit.parameters[name]) for name in item.fit.law.own)
+        share = item.nodes_per_n
+        rows.append(
+            (
+                f"{names[id(item.curve)]}, {item.curve.mode}", law, parameters, item.fit.r2, item.fit.spread,
+                item.fit.num_runs, crossing_text(item.below),
+                None if share is None else crossing_text(item.below, share),
+            )
+        )  # fmt: skip
+    return Table(
+        title="Fitted laws",
+        columns=columns,
+        rows=rows,
+        note="[low, high] are 95 % intervals (Student's t); spread is the relative residual of single runs.",
+    )
+
+
+def _communication(fits: Sequence[CommunicationFit]) -> Table:
+    columns = (
+        Column(name="strategy"), Column(name="machine"), Column(name="α per round", kind="seconds"),
+        Column(name="β: seconds per GB", kind="number"), Column(name="R²", kind="number"),
+        Column(name="spread", kind="percent"), Column(name="runs", kind="count"),
+    )  # fmt: skip
+    rows: list[tuple[Cell, ...]] = [
+        (
+            item.strategy, item.machine, _bounds(item.fit.coefficients[0]), _bounds(item.fit.coefficients[1], 1e9),
+            item.fit.r2, item.fit.spread, item.fit.num_runs,
+        )
+        for item in fits
+    ]  # fmt: skip
+    note = "Exposed communication = α x rounds + β x bytes of the strategy's own algorithm: hidden parts are not in it."
+    return Table(title="Alpha-beta of the exposed communication", columns=columns, rows=rows, note=note)
+
+
+def _bounds(parameter: Parameter, factor: float = 1.0) -> Bounds:
+    low, high = (None if end is None else end * factor for end in (parameter.low, parameter.high))
+    return Bounds(value=parameter.value * factor, low=low, high=high)
+
+
+def _told(name: str, parameter: Parameter) -> str:
+    told = f"{_SYMBOLS.get(name, name)} {number(parameter.value)}"
+    if parameter.low is None or parameter.high is None:
+        return told
+    return f"{told} [{number(parameter.low)}, {number(parameter.high)}]"
+
+
+def crossing_text(below: Crossing, factor: float = 1.0) -> str:
+    """The whole n from which efficiency is below the target: `12 [10, 15]`, `90 [60, ∞] extrapolated`."""
+    if below.n is None:
+        least = "" if below.low is None else f" (not before {_whole(below.low, factor)})"
+        return f"not reached{least}, extrapolated"
+    told = _whole(below.n, factor)
+    if below.low is not None:
+        told += f" [{_whole(below.low, factor)}, {_whole(below.high, factor)}]"
+    return told + (" extrapolated" if below.extrapolated else "")
+
+
+def _whole(n: float | None, factor: float) -> str:
+    return "∞" if n is None else f"{math.ceil(n * factor - 1e-6):,}"
+
+
+def _figure(drawn: Sequence[CurveFit], names: dict[int, str], table: Table) -> Figure:
+    series: list[Series] = []
+    for color, item in enumerate(drawn):
+        name = f"{names[id(item.curve)]}, {item.curve.mode}"
+        series += [_measured(item.curve, name, color), _fitted(item, name, color)]
+    ends = [point.n for item in drawn for point in item.curve.points]
+    x = [float(min(ends)), max(ends) * _REACH]
+    series.append(Series(label="80 %", x=x, y=[0.8, 0.8], style="ideal"))
+    told = [f"{names[id(item.curve)]}: below 80 % from n = {crossing_text(item.below)}" for item in drawn]
+    return Figure(
+        name="fits",
+        title="Efficiency and the USL's fit; beyond the largest measured n it is extrapolation",
+        alt=f"Measured efficiency with fitted curves. {listed(told, 4)}.",
+        x_label=listed(sorted({item.curve.axis for item in drawn})),
+        y_label="efficiency",
+        series=series,
+        table=table,
+        x_log=True,
+        y_percent=True,
+    )
+
+
+def _measured(curve: Curve, name: str, color: int) -> Series:
+    return Series(
+        label=name,
+        x=[point.n for point in curve.points],
+        y=[point.efficiency.value for point in curve.points],
+        low=[point.efficiency.low for point in curve.points],
+        high=[point.efficiency.high for point in curve.points],
+        style="dots",
+        color=color,
+    )
+
+
+def _fitted(item: CurveFit, name: str, color: int) -> Series:
+    first, last = item.curve.base.n, item.curve.points[-1].n * _REACH
+    x = [first * (last / first) ** (step / 60) for step in range(61)]
+    y = [item.fit.efficiency(n, first).value for n in x]
+    largest = item.curve.points[-1].n
+    # Beyond the runs a law that turns upwards says nothing: it is not drawn there.
+    end = next((i for i in range(1, len(x)) if x[i] > largest and y[i] > y[i - 1]), len(x))
+    return Series(label=f"fit: {name}", x=x[:end], y=y[:end], style="fit", color=color)

@@ -1,0 +1,179 @@
+"""Throughput, latency and accuracy: the three measures of training, and how loss and accuracy developed."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from hpcdl.core.records import HistoryPoint
+from hpcdl.report.document import Column, Figure, Section, Series, Table
+from hpcdl.report.means import mean_of
+from hpcdl.report.names import counted, listed
+from hpcdl.report.runs import Run, positive
+from hpcdl.report.study import Study
+
+MOST_LINES = 8
+"""Runs in one figure."""
+_SETTING = (
+    "model",
+    "strategy",
+    "variant",
+    "data",
+    "nodes",
+    "workers",
+    "servers",
+    "threads",
+    "batch_per_rank",
+    "machine",
+    "version",
+)
+_SHOWN = ("model", "strategy", "variant", "workers", "servers", "batch_per_rank", "data")
+
+
+def build(study: Study) -> Section | None:
+    """The three measures of each setting; figures where runs kept a history."""
+    groups = _settings(study.runs)
+    if not groups:
+        return None
+    table = _measures(groups)
+    curves = [(name, run) for name, run in _representatives(groups) if len(run.history) > 1]
+    figures = [figure for kind in _KINDS for figure in _figures(kind, curves[:MOST_LINES])]
+    lines = [
+        "Latency is seconds per epoch. Accuracy is that of held-out samples where a run evaluated, else of training."
+    ]
+    if len(curves) > MOST_LINES:
+        lines.append(f"The figures show {MOST_LINES} of {len(curves)} settings, the largest first, one run of each.")
+    elif curves:
+        lines.append("The figures show one run of each setting.")
+    return Section(name="learning", title="Throughput, latency and accuracy", lines=lines, items=(*figures, table))
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Kind:
+    """One quantity of the history."""
+
+    name: str
+    label: str
+    held_out: str
+    training: str
+    percent: bool
+
+
+_KINDS = (
+    _Kind(name="accuracy", label="accuracy", held_out="val_accuracy", training="accuracy", percent=True),
+    _Kind(name="loss", label="loss", held_out="val_loss", training="loss", percent=False),
+)
+_AXES = (("epochs", "epoch"), ("time", "seconds"))
+
+
+HELD_OUT = "on held-out samples"
+TRAINING = "on training samples"
+
+
+def final_accuracy(run: Run) -> tuple[float, str] | None:
+    """Accuracy at the end, and on which samples: held out where the run evaluated, else training's."""
+    for field, kind in (("val_accuracy", HELD_OUT), ("accuracy", TRAINING)):
+        for point in reversed(run.history):
+            value = getattr(point, field)
+            if value is not None and 0 <= value <= 1:
+                return value, kind
+    return None if run.accuracy is None else (run.accuracy, TRAINING)
+
+
+def _accuracy(run: Run) -> float | None:
+    ending = final_accuracy(run)
+    return None if ending is None else ending[0]
+
+
+def _settings(runs: Sequence[Run]) -> list[list[Run]]:
+    groups: dict[tuple[object, ...], list[Run]] = {}
+    for run in runs:
+        if run.usable:
+            groups.setdefault(tuple(getattr(run, name) for name in _SETTING), []).append(run)
+    return list(groups.values())
+
+
+def _measures(groups: Sequence[Sequence[Run]]) -> Table:
+    columns = (
+        Column(name="model"), Column(name="strategy"), Column(name="workers", kind="count"),
+        Column(name="batch per worker", kind="count"), Column(name="runs", kind="count"),
+        Column(name="images/s", kind="rate"), Column(name="step", kind="seconds"),
+        Column(name="s per epoch", kind="number"), Column(name="accuracy", kind="percent"),
+        Column(name="loss", kind="number"),
+    )  # fmt: skip
+    rows = [
+        (
+            group[0].model, group[0].strategy, group[0].workers, group[0].batch_per_rank, len(group),
+            mean_of([run.images_per_second for run in group]), mean_of([run.step_seconds for run in group]),
+            mean_of([run.seconds_per_epoch for run in group]), mean_of([_accuracy(run) for run in group]),
+            mean_of([run.loss for run in group]),
+        )
+        for group in groups
+    ]  # fmt: skip
+    return Table(
+        title="Three measures of each setting",
+        columns=columns,
+        rows=rows,
+        note="± is the half width of the 95 % interval (Student's t); † measured once.",
+    )
+
+
+def _representatives(groups: Sequence[Sequence[Run]]) -> list[tuple[str, Run]]:
+    runs = [next((run for run in group if len(run.history) > 1), group[0]) for group in groups]
+    varying = [name for name in _SHOWN if len({getattr(run, name) for run in runs}) > 1]
+    shown = varying or ["strategy"]
+    named = [(", ".join(_word(name, run) for name in shown if name != "servers" or run.servers), run) for run in runs]
+    # Strategies at their largest size come first: those are compared most.
+    return sorted(named, key=lambda pair: (-pair[1].workers, -pair[1].batch_per_rank))
+
+
+def _word(name: str, run: Run) -> str:
+    value = getattr(run, name)
+    if name in ("workers", "servers"):
+        return counted(value, name[:-1])
+    return f"batch {value}" if name == "batch_per_rank" else str(value)
+
+
+def _figures(kind: _Kind, curves: Sequence[tuple[str, Run]]) -> list[Figure]:
+    figures = []
+    for word, attribute in _AXES:
+        series = [
+            found
+            for color, (name, run) in enumerate(curves)
+            for found in _series(kind, attribute, name, run.history, color)
+        ]
+        if series:
+            figures.append(_figure(kind, word, series))
+    return figures
+
+
+def _series(kind: _Kind, attribute: str, name: str, history: Sequence[HistoryPoint], color: int) -> list[Series]:
+    for field, told in ((kind.held_out, ""), (kind.training, " (on training samples)")):
+        points = [(getattr(point, attribute), getattr(point, field)) for point in history]
+        known = [(x, y) for x, y in points if y is not None and (positive(y) or y == 0)]
+        if len(known) > 1:
+            x, y = zip(*known, strict=True)
+            return [Series(label=f"{name}{told}", x=x, y=y, style="line", color=color)]
+    return []
+
+
+def _figure(kind: _Kind, word: str, series: Sequence[Series]) -> Figure:
+    factor, unit = (100, " %") if kind.percent else (1, "")
+    ends = [f"{item.label} ends at {factor * item.y[-1]:.3g}{unit}" for item in series]
+    label = "epoch" if word == "epochs" else "seconds of training"
+    rows = [(item.label, float(x), y) for item in series for x, y in zip(item.x, item.y, strict=True)]
+    columns = (
+        Column(name="run"),
+        Column(name=label, kind="number"),
+        Column(name=kind.label, kind="percent" if kind.percent else "number"),
+    )
+    return Figure(
+        name=f"{kind.name}-{word}",
+        title=f"{kind.label.capitalize()} against {word}",
+        alt=f"{kind.label} against {word}: {listed(ends, 8)}.",
+        x_label=label,
+        y_label=kind.label,
+        series=series,
+        table=Table(title=f"{kind.label.capitalize()} against {word}", columns=columns, rows=rows),
+        y_percent=kind.percent,
+    )

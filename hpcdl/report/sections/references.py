@@ -1,0 +1,91 @@
+"""The study's efficiency beside published points, on the same axes and clearly labelled as published."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from hpcdl.report.document import Cell, Column, Figure, Section, Series, Table
+from hpcdl.report.names import curve_names, listed
+from hpcdl.report.references import Reference
+from hpcdl.report.scaling import Curve
+from hpcdl.report.study import Study
+
+MOST_CURVES = 4
+"""The user's curves in one figure."""
+
+
+def build(study: Study) -> Section | None:
+    """A figure for each mode in which both the study and a publication have points."""
+    items: list[Figure | Table] = []
+    for mode in ("weak", "strong"):
+        curves = [curve for curve in study.curves if curve.mode == mode and len(curve.points) > 1]
+        published = [point for point in study.references if point.mode == mode]
+        if curves and published:
+            items += _beside(mode, curves, published)
+    if not items:
+        return None
+    lines = [
+        "Published points are of other people on other machines: they say what was reached there, not what is due here."
+    ]
+    return Section(name="references", title="Beside published results", lines=lines, items=items)
+
+
+def _beside(mode: str, curves: Sequence[Curve], published: Sequence[Reference]) -> tuple[Figure, Table]:
+    sources = sorted({point.source for point in published})
+    own = [
+        Series(
+            label=f"this study: {name}",
+            x=[point.n for point in curve.points],
+            y=[point.efficiency.value for point in curve.points],
+            low=[point.efficiency.low for point in curve.points],
+            high=[point.efficiency.high for point in curve.points],
+            color=color,
+        )
+        for color, (curve, name) in enumerate(list(zip(curves, curve_names(curves), strict=True))[:MOST_CURVES])
+    ]
+    theirs = [
+        _series(f"published: {source}", [point for point in published if point.source == source], MOST_CURVES + number)
+        for number, source in enumerate(sources)
+    ]
+    table = _table(mode, published)
+    told = [
+        f"{point.source} {point.model} {point.told_efficiency} at {point.workers} {point.unit}" for point in published
+    ]
+    figure = Figure(
+        name=f"references-{mode}",
+        title=f"{mode.capitalize()} scaling beside published points (stars)",
+        alt=f"Efficiency of this study with published points: {listed(told, 8)}.",
+        x_label="workers (as each source counts them)",
+        y_label="efficiency",
+        series=(*own, *theirs),
+        table=table,
+        x_log=True,
+        y_percent=True,
+    )
+    return figure, table
+
+
+def _series(label: str, points: Sequence[Reference], color: int) -> Series:
+    return Series(
+        label=label,
+        x=[point.workers for point in points],
+        y=[point.efficiency for point in points],
+        style="published",
+        color=color,
+    )
+
+
+def _table(mode: str, published: Sequence[Reference]) -> Table:
+    columns = (
+        Column(name="published by"), Column(name="network"), Column(name="strategy"), Column(name="n", kind="count"),
+        Column(name="counts"), Column(name="servers", kind="count"), Column(name="efficiency"),
+        Column(name="confidence"), Column(name="note"),
+    )  # fmt: skip
+    rows: list[tuple[Cell, ...]] = [
+        (
+            f"{point.source}: {point.citation}", point.model, point.strategy, point.workers, point.unit,
+            point.servers or None, point.told_efficiency, point.confidence, point.note,
+        )
+        for point in published
+    ]  # fmt: skip
+    return Table(title=f"Published points, {mode} scaling", columns=columns, rows=rows)

@@ -1,0 +1,173 @@
+"""Scale-up, strong and weak scaling: throughput, speed-up and efficiency with intervals, base and ideal lines."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from hpcdl.core.statistics import Ratio
+from hpcdl.report.document import Column, Figure, Interval, Section, Series, Table
+from hpcdl.report.names import curve_names, listed
+from hpcdl.report.scaling import Curve, Point
+from hpcdl.report.study import Study
+
+MOST_CURVES = 8
+"""Curves in one figure; more could not be told apart. Tables hold all."""
+_TITLES = {"weak": "Weak scaling", "strong": "Strong scaling", "scale-up": "Scale-up by threads"}
+_MEANING = {
+    "weak": "The batch per worker is fixed, so the work grows with the workers; ideal efficiency is 100 %.",
+    "strong": "The global batch is fixed, so the same work is shared by more workers; ideal speed-up is n / base.",
+    "scale-up": "The same job with more threads per worker; ideal speed-up is threads / base.",
+}
+
+
+def build_weak(study: Study) -> Section | None:
+    """Throughput and efficiency at fixed batch per worker."""
+    return _build(study, "weak", (_THROUGHPUT, _EFFICIENCY))
+
+
+def build_strong(study: Study) -> Section | None:
+    """Time of a step, speed-up and efficiency at fixed global batch."""
+    return _build(study, "strong", (_THROUGHPUT, _SPEEDUP, _EFFICIENCY))
+
+
+def build_scale_up(study: Study) -> Section | None:
+    """Throughput, speed-up and efficiency against threads per worker."""
+    return _build(study, "scale-up", (_THROUGHPUT, _SPEEDUP, _EFFICIENCY))
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Measure:
+    """One quantity of a point: how a figure and a table show it."""
+
+    name: str
+    label: str
+    kind: str
+    value: Callable[[Point], tuple[float, float | None, float | None]]
+    ideal: Callable[[Curve, float], float] | None
+
+
+def _throughput_of(point: Point) -> tuple[float, float | None, float | None]:
+    value = point.throughput
+    if value.ci95 is None:
+        return value.mean, None, None
+    return value.mean, value.mean - value.ci95, value.mean + value.ci95
+
+
+def _ratio_of(ratio: Ratio) -> tuple[float, float | None, float | None]:
+    return ratio.value, ratio.low, ratio.high
+
+
+_THROUGHPUT = _Measure(
+    name="throughput",
+    label="images/s",
+    kind="rate",
+    value=_throughput_of,
+    ideal=lambda curve, n: curve.base.throughput.mean * n / curve.base.n,
+)
+_SPEEDUP = _Measure(
+    name="speedup",
+    label="speed-up over the base",
+    kind="number",
+    value=lambda point: _ratio_of(point.speedup),
+    ideal=lambda curve, n: n / curve.base.n,
+)
+_EFFICIENCY = _Measure(
+    name="efficiency",
+    label="efficiency",
+    kind="percent",
+    value=lambda point: _ratio_of(point.efficiency),
+    ideal=lambda curve, n: 1.0,
+)
+
+
+def _build(study: Study, mode: str, measures: Sequence[_Measure]) -> Section | None:
+    curves = [curve for curve in study.curves if curve.mode == mode]
+    if not any(len(curve.points) > 1 for curve in curves):
+        return None
+    names = curve_names(curves)
+    table = _table(mode, curves, names)
+    drawn = [(curve, name) for curve, name in zip(curves, names, strict=True) if len(curve.points) > 1]
+    lines = [_MEANING[mode], f"Base: {_bases(curves)}. Intervals are 95 %: Student's t, ratios by Welch on logarithms."]
+    if len(drawn) > MOST_CURVES:
+        lines.append(f"The figures show the first {MOST_CURVES} of {len(drawn)} curves; the table holds all.")
+    figures = [_figure(mode, measure, drawn[:MOST_CURVES], table) for measure in measures]
+    return Section(name=mode, title=_TITLES[mode], lines=lines, items=(*figures, table))
+
+
+def _bases(curves: Sequence[Curve]) -> str:
+    found = sorted({(curve.base.n, curve.axis) for curve in curves})
+    return listed([f"{n} {axis if n > 1 else axis[:-1]}" for n, axis in found])
+
+
+def _table(mode: str, curves: Sequence[Curve], names: Sequence[str]) -> Table:
+    axis = "threads" if mode == "scale-up" else "workers"
+    columns = (
+        Column(name="curve"), Column(name="batch"), Column(name=axis, kind="count"), Column(name="nodes", kind="count"),
+        Column(name="servers", kind="count"), Column(name="runs", kind="count"), Column(name="images/s", kind="rate"),
+        Column(name="std", kind="rate"), Column(name="speed-up", kind="number"),
+        Column(name="efficiency", kind="percent"), Column(name="per node", kind="percent"),
+    )  # fmt: skip
+    rows = [
+        (
+            name, curve.batch, point.n, point.first.nodes, point.first.servers, len(point.runs),
+            Interval(value=point.throughput.mean, half=point.throughput.ci95, n=point.throughput.n),
+            point.throughput.std, _cell(point.speedup), _cell(point.efficiency), _cell(point.efficiency_per_node),
+        )
+        for curve, name in zip(curves, names, strict=True)
+        for point in curve.points
+    ]  # fmt: skip
+    note = "± is the half width of the 95 % interval; † measured once, no interval; per node counts servers' nodes too."
+    return Table(title=f"{_TITLES[mode]}: all points", columns=columns, rows=rows, note=note)
+
+
+def _cell(ratio: Ratio) -> Interval:
+    return Interval(value=ratio.value, half=ratio.ci95, n=min(ratio.n, ratio.n_base))
+
+
+def _figure(mode: str, measure: _Measure, drawn: Sequence[tuple[Curve, str]], table: Table) -> Figure:
+    series = [_series(measure, curve, name, color) for color, (curve, name) in enumerate(drawn)]
+    axis = drawn[0][0].axis
+    ideal = _ideal(measure, drawn)
+    percent = measure.kind == "percent"
+    ends = [
+        f"{name} {measure.value(curve.points[-1])[0] * (100 if percent else 1):,.3g}{' %' if percent else ''}"
+        f" at {curve.points[-1].n} {axis}"
+        for curve, name in drawn
+    ]
+    return Figure(
+        name=f"{mode}-{measure.name}",
+        title=f"{_TITLES[mode]}: {measure.label}",
+        alt=f"{measure.label} against {axis}: {listed(ends, 8)}. The numbers are in the table below.",
+        x_label=axis,
+        y_label=measure.label,
+        series=(*series, *ideal),
+        table=table,
+        x_log=True,
+        y_log=not percent,
+        y_percent=percent,
+    )
+
+
+def _series(measure: _Measure, curve: Curve, name: str, color: int) -> Series:
+    values = [measure.value(point) for point in curve.points]
+    once = all(len(point.runs) == 1 for point in curve.points)
+    return Series(
+        label=f"{name} †" if once else name,
+        x=[point.n for point in curve.points],
+        y=[value for value, _, _ in values],
+        low=[low for _, low, _ in values],
+        high=[high for _, _, high in values],
+        style="measured",
+        color=color,
+    )
+
+
+def _ideal(measure: _Measure, drawn: Sequence[tuple[Curve, str]]) -> list[Series]:
+    """One dashed line, from the best base: what perfect scaling would give."""
+    if measure.ideal is None:
+        return []
+    best = max((curve for curve, _ in drawn), key=lambda curve: curve.base.throughput.mean / curve.base.n)
+    ends = [point.n for curve, _ in drawn for point in curve.points]
+    x = sorted({min(ends), max(ends)})
+    return [Series(label="ideal", x=x, y=[measure.ideal(best, n) for n in x], style="ideal")]

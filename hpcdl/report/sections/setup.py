@@ -1,0 +1,79 @@
+"""The machine, the software, what ran and what failed."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+
+from hpcdl.report.document import Cell, Column, Section, Table
+from hpcdl.report.names import counted, listed
+from hpcdl.report.runs import Run
+from hpcdl.report.study import Study
+
+MOST_FAILED = 50
+"""Rows in the table of failed runs."""
+
+
+def build(study: Study) -> Section | None:
+    """Always there: a reader must know where the numbers come from."""
+    items = [_setup(study.runs)]
+    failed = [run for run in study.runs if not run.usable]
+    if failed:
+        items.append(_failed(failed))
+    return Section(name="setup", title="Machine, software and runs", items=items)
+
+
+def _setup(runs: Sequence[Run]) -> Table:
+    rows: list[tuple[Cell, ...]] = [("runs", _statuses(runs))]
+    facts = (
+        ("machine", [run.machine for run in runs]),
+        ("processor", [run.processor for run in runs]),
+        ("cores per node", [str(run.cores_per_node) for run in runs if run.cores_per_node]),
+        ("nodes", [str(run.nodes) for run in runs]),
+        ("hosts", [host for run in runs for host in run.hosts]),
+        ("models", [run.model for run in runs]),
+        ("strategies", [run.strategy for run in runs]),
+        ("data", [run.data for run in runs]),
+        ("workers", [str(run.workers) for run in runs]),
+        ("batch per worker", [str(run.batch_per_rank) for run in runs]),
+    )
+    for name, values in facts:
+        found = [value for value in dict.fromkeys(values) if value]
+        if found:
+            rows.append((name, listed(sorted(found, key=_numeric_order), 12)))
+    software: dict[str, None] = {}
+    for run in runs:
+        software |= dict.fromkeys(f"{name} {version}" for name, version in run.software.items())
+        if not run.software and run.version:
+            software[run.version] = None
+    if software:
+        rows.append(("software", listed(sorted(software), 20)))
+    return Table(title="What ran, where", columns=(Column(name="what"), Column(name="value")), rows=rows)
+
+
+def _statuses(runs: Sequence[Run]) -> str:
+    counts = Counter(run.status for run in runs)
+    return f"{counted(len(runs), 'run')}: " + ", ".join(f"{count:,} {status}" for status, count in counts.most_common())
+
+
+def _numeric_order(text: str) -> tuple[int, int, str]:
+    return (0, int(text), "") if text.isdecimal() else (1, 0, text)
+
+
+def _failed(failed: Sequence[Run]) -> Table:
+    columns = (
+        Column(name="run"), Column(name="strategy"), Column(name="model"), Column(name="workers", kind="count"),
+        Column(name="status"), Column(name="message"),
+    )  # fmt: skip
+    rows = [
+        (run.name, run.strategy, run.model, run.workers, run.status, run.message or _reason(run))
+        for run in failed[:MOST_FAILED]
+    ]
+    rest = len(failed) - len(rows)
+    return Table(title="Runs in no mean", columns=columns, rows=rows, note=f"and {rest:,} more" if rest else "")
+
+
+def _reason(run: Run) -> str:
+    if run.status == "running":
+        return "the record was not finished"
+    return "no throughput" if run.images_per_second is None else f"throughput {run.images_per_second:g} images/s"

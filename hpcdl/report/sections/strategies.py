@@ -1,0 +1,73 @@
+"""Strategies side by side, with verdicts only where the runs support them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from hpcdl.report.contests import Contender, Contest, communication_share, seconds_to
+from hpcdl.report.document import Bounds, Cell, Column, Section, Table
+from hpcdl.report.means import mean_of
+from hpcdl.report.study import Study
+from hpcdl.report.verdicts import Comparison
+
+MEASURES = {"images_per_second": "images/s", "seconds_to_accuracy": "time to accuracy"}
+
+
+def build(study: Study) -> Section | None:
+    """One row for each strategy at each setting that several ran, and the verdict on each pair."""
+    if not study.contests:
+        return None
+    compared = [item for item in study.comparisons if item.kind == "strategies"]
+    items = [_contenders(study.contests)]
+    if compared:
+        items.append(verdict_table("Verdicts", compared))
+    lines = [
+        "A verdict is given where Welch's test on logarithms, Holm-corrected over all comparisons of this report,"
+        " excludes equality at 95 %; else the difference is not distinguishable with the runs there are."
+    ]
+    return Section(name="strategies", title="Strategies side by side", lines=lines, items=items)
+
+
+def verdict_table(title: str, compared: Sequence[Comparison]) -> Table:
+    """Each comparison with its ratio, interval, corrected p and verdict."""
+    columns = (
+        Column(name="setting"), Column(name="measure"), Column(name="a"), Column(name="b"),
+        Column(name="runs"), Column(name="a / b", kind="number"), Column(name="p (Holm)", kind="number"),
+        Column(name="verdict"),
+    )  # fmt: skip
+    rows: list[tuple[Cell, ...]] = [
+        (
+            item.where, MEASURES[item.measure], item.a, item.b, f"{item.ratio.n} : {item.ratio.n_base}",
+            Bounds(value=item.ratio.value, low=item.ratio.low, high=item.ratio.high), item.p_holm, item.verdict,
+        )
+        for item in compared
+    ]  # fmt: skip
+    return Table(title=title, columns=columns, rows=rows, note="Intervals are those of the single comparison, at 95 %.")
+
+
+def _contenders(contests: Sequence[Contest]) -> Table:
+    columns = (
+        Column(name="setting"), Column(name="strategy"), Column(name="runs", kind="count"),
+        Column(name="images/s", kind="rate"), Column(name="communication share", kind="percent"),
+        Column(name="mean staleness", kind="number"), Column(name="max staleness", kind="number"),
+        Column(name="target", kind="percent"), Column(name="time to target", kind="seconds"),
+    )  # fmt: skip
+    rows = [_row(contest, contender) for contest in contests for contender in contest.contenders]
+    note = "Target: the highest whole percentage of held-out accuracy that every run of the setting reached."
+    return Table(title="Each strategy at each shared setting", columns=columns, rows=rows, note=note)
+
+
+def _row(contest: Contest, contender: Contender) -> tuple[Cell, ...]:
+    runs = contender.runs
+    times = [] if contest.target is None else [seconds_to(run, contest.target) for run in runs]
+    return (
+        contest.where,
+        contender.name,
+        len(runs),
+        mean_of([run.images_per_second for run in runs]),
+        mean_of([communication_share(run) for run in runs]),
+        mean_of([run.staleness_mean for run in runs]),
+        max((run.staleness_max for run in runs if run.staleness_max is not None), default=None),
+        contest.target,
+        mean_of(times),
+    )

@@ -1,0 +1,120 @@
+"""The report in five lines that can be quoted, each with its numbers."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from hpcdl.core.units import format_seconds
+from hpcdl.report.cells import cell_text, number, percent
+from hpcdl.report.document import Column, Interval
+from hpcdl.report.names import counted, curve_names, listed
+from hpcdl.report.runs import Run
+from hpcdl.report.scaling import Curve, Point
+from hpcdl.report.sections.learning import HELD_OUT, final_accuracy
+from hpcdl.report.study import Study
+
+_RATE = Column(name="images/s", kind="rate")
+_PERCENT = Column(name="efficiency", kind="percent")
+
+
+def summary(study: Study) -> list[str]:
+    """Five lines: what ran, how fast, how it scales, where the time goes, what it learnt."""
+    return [rule(study) for rule in (_what, _throughput, _scaling, _time, _accuracy)]
+
+
+def _what(study: Study) -> str:
+    usable = [run for run in study.runs if run.usable]
+    left = len(study.runs) - len(usable) + len(study.unreadable)
+    models = listed(sorted({run.model for run in study.runs}))
+    strategies = listed(sorted({run.strategy for run in study.runs}), 6)
+    workers = sorted({run.workers for run in study.runs})
+    span = f"{workers[0]} to {workers[-1]} workers" if len(workers) > 1 else counted(workers[0], "worker")
+    nodes = max(run.nodes for run in study.runs)
+    machines = listed(sorted({run.machine for run in study.runs if run.machine}), 3)
+    where = f" of {machines}" if machines else ""
+    size = f"{'up to ' if nodes > 1 else ''}{counted(nodes, 'node')}{where}"
+    tail = f"; {counted(left, 'run')} not usable, listed below" if left else ""
+    told = counted(len(usable), "run")
+    return f"What ran: {told} of {models} with {strategies}, {span}, on {size}{tail}."
+
+
+def _throughput(study: Study) -> str:
+    if not study.curves:
+        return "Throughput: no usable measurement."
+    points = (point for curve in study.curves for point in curve.points)
+    point = max(points, key=lambda point: point.throughput.mean)
+    value = Interval(value=point.throughput.mean, half=point.throughput.ci95)
+    run = point.first
+    setting = f"{run.model}, {run.strategy}, {counted(run.workers, 'worker')}, batch {run.batch_per_rank} per worker"
+    runs = counted(point.throughput.n, "run")
+    return f"Throughput: {cell_text(_RATE, value)} images/s at best ({setting}, {runs})."
+
+
+def _scaling(study: Study) -> str:
+    for mode in ("weak", "strong", "scale-up"):
+        curves = [curve for curve in study.curves if curve.mode == mode and len(curve.points) > 1]
+        if curves:
+            return f"Scaling: {mode} efficiency {_ends(curves)}."
+    return "Scaling: all runs have the same size; run another --ranks to see an efficiency."
+
+
+def _ends(curves: Sequence[Curve]) -> str:
+    told = []
+    named = zip(curves, curve_names(curves), strict=True)
+    for curve, name in sorted(named, key=lambda pair: -pair[0].points[-1].efficiency.value):
+        point = curve.points[-1]
+        n = min(point.efficiency.n, point.efficiency.n_base)
+        value = cell_text(_PERCENT, Interval(value=point.efficiency.value, half=point.efficiency.ci95))
+        told.append(f"{name} {value} at {point.n} {curve.axis} over {curve.base.n} ({counted(n, 'run')})")
+    return listed(told, 3)
+
+
+def _time(study: Study) -> str:
+    points = [point for curve in study.curves for point in curve.points if _parts(point)]
+    if not points:
+        return "Time: these runs do not say where the time of a step goes."
+    point = max(points, key=lambda point: (point.n, point.throughput.mean))
+    parts = _parts(point)
+    total = sum(parts.values())
+    told = [f"{name.replace('_', ' ')} {percent(value / total)}" for name, value in _largest_first(parts) if value > 0]
+    run = point.first
+    where = f"{run.strategy}, {counted(run.workers, 'worker')}"
+    return f"Time: of a step ({where}) of {number(1000 * total)} ms: {listed(told, 3)}."
+
+
+def _parts(point: Point) -> dict[str, float]:
+    runs = [run for run in point.runs if run.parts and min(run.parts.values()) >= 0 and sum(run.parts.values()) > 0]
+    names = dict.fromkeys(name for run in runs for name in run.parts)
+    return {name: sum(run.parts.get(name, 0.0) for run in runs) / len(runs) for name in names}
+
+
+def _largest_first(parts: dict[str, float]) -> list[tuple[str, float]]:
+    return sorted(parts.items(), key=lambda item: -item[1])
+
+
+def _accuracy(study: Study) -> str:
+    best = _best(study)
+    if best is None:
+        return "Accuracy: not evaluated in these runs."
+    value, kind, run = best
+    epochs = f" after {run.history[-1].epoch:g} epochs" if run.history else ""
+    seconds = f" and {format_seconds(run.seconds_total)}" if run.seconds_total else ""
+    told = f"{run.model}, {run.strategy}, {counted(run.workers, 'worker')}{epochs}{seconds}"
+    return f"Accuracy: {percent(value)} {kind} at best ({told})."
+
+
+def accuracy_line(study: Study) -> str:
+    """The best accuracy alone, as the command ends with it."""
+    best = _best(study)
+    if best is None:
+        return "test accuracy: not evaluated"
+    value, kind, run = best
+    word = "test accuracy" if kind == HELD_OUT else "training accuracy"
+    return f"{word}: {100 * value:.2f} % ({run.model}, {run.strategy}, {counted(run.workers, 'worker')})"
+
+
+def _best(study: Study) -> tuple[float, str, Run] | None:
+    """The highest final accuracy with its kind and run; held-out samples count before training's own."""
+    found = [(*ending, run) for run in study.runs if run.usable and (ending := final_accuracy(run)) is not None]
+    held_out = [item for item in found if item[1] == HELD_OUT]
+    return max(held_out or found, key=lambda item: item[0], default=None)

@@ -1,0 +1,1 @@
+"""What ranks that serve do: numpy and a communicator, no TensorFlow."""

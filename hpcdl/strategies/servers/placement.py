@@ -1,0 +1,126 @@
+"""Which server takes which part of the gradient: round robin and greedy as TensorFlow places variables, or split.
+
+`round-robin` and `greedy` never cut a tensor (tf.compat.v1.train.replica_device_setter, with its default and with
+GreedyLoadBalancingStrategy by bytes), so the largest variable bounds the balance. `split` cuts every bucket into equal
+parts, one for each server.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from hpcdl.collectives.buckets import plan_buckets
+
+ITEM_BYTES = 4
+"""Gradients travel and are averaged in float32."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Bucket:
+    """Gradients that leave together: `variables` in the order in which they lie in the bucket's flat buffer.
+
+    Server s takes the elements `bounds[s]` to `bounds[s + 1]`.
+    """
+
+    variables: tuple[int, ...]
+    bounds: tuple[int, ...]
+
+
+Layout = Callable[[Sequence[int]], Bucket]
+"""From the variables of a bucket to its buffer."""
+
+
+def round_robin(lengths: Sequence[int], num_servers: int) -> list[int]:
+    """The server of each variable: one after the other, in the order in which the variables were made."""
+    return [index % num_servers for index in range(len(lengths))]
+
+
+def greedy(lengths: Sequence[int], num_servers: int) -> list[int]:
+    """The server of each variable: the one with the fewest bytes so far, in the order in which variables were made."""
+    loads = [0] * num_servers
+    owners = []
+    for length in lengths:
+        owner = loads.index(min(loads))
+        loads[owner] += length
+        owners.append(owner)
+    return owners
+
+
+def _whole(place: Callable[[Sequence[int], int], list[int]]) -> Callable[[Sequence[int], int], Layout]:
+    """Whole variables, each on the server that `place` gives it; a bucket's buffer is ordered by server."""
+
+    def prepare(lengths: Sequence[int], num_servers: int) -> Layout:
+        owners = place(lengths, num_servers)
+
+        def layout(members: Sequence[int]) -> Bucket:
+            ordered = sorted(members, key=lambda index: owners[index])
+            bounds = [0]
+            for server in range(num_servers):
+                bounds.append(bounds[-1] + sum(lengths[index] for index in members if owners[index] == server))
+            return Bucket(variables=tuple(ordered), bounds=tuple(bounds))
+
+        return layout
+
+    return prepare
+
+
+def _cut(lengths: Sequence[int], num_servers: int) -> Layout:
+    """Equal parts of every bucket, to the element; a bucket of one large tensor is cut where it lies."""
+
+    def layout(members: Sequence[int]) -> Bucket:
+        base, longer = divmod(sum(lengths[index] for index in members), num_servers)
+        bounds = tuple(part * base + min(part, longer) for part in range(num_servers + 1))
+        return Bucket(variables=tuple(members), bounds=bounds)
+
+    return layout
+
+
+PLACEMENTS: dict[str, Callable[[Sequence[int], int], Layout]] = {
+    "round-robin": _whole(round_robin),
+    "greedy": _whole(greedy),
+    "split": _cut,
+}
+
+
+def plan(lengths: Sequence[int], num_servers: int, placement: str, bucket_bytes: int) -> tuple[Bucket, ...]:
+    """Buckets in the order in which they leave (the last layer's first); `lengths` in elements, in creation order."""
+    layout = PLACEMENTS[placement](lengths, num_servers)
+    sizes = [length * ITEM_BYTES for length in lengths]
+    return tuple(layout(members) for members in plan_buckets(sizes, bucket_bytes))
+
+
+def held_bytes(buckets: Sequence[Bucket], num_servers: int) -> list[int]:
+    """Bytes of the gradient that each server takes."""
+    return [
+        ITEM_BYTES * sum(bucket.bounds[server + 1] - bucket.bounds[server] for bucket in buckets)
+        for server in range(num_servers)
+    ]
+
+
+def imbalance(loads: Sequence[float]) -> float:
+    """The busiest server's load over the mean; 1 is even."""
+    return max(loads) * len(loads) / sum(loads)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Message:
+    """A piece of a bucket's buffer, `start` to `stop` in elements, and the server that averages it."""
+
+    server: int
+    start: int
+    stop: int
+
+
+def messages(bucket: Bucket, message_bytes: int) -> tuple[Message, ...]:
+    """The pieces in which a bucket travels, at most `message_bytes` each; all servers' first ones come first.
+
+    A server sums one piece while the next is under way, and pieces stay in the cache.
+    """
+    step = max(1, message_bytes // ITEM_BYTES)
+    pieces = [
+        (start - first, Message(server=server, start=start, stop=min(start + step, stop)))
+        for server, (first, stop) in enumerate(zip(bucket.bounds, bucket.bounds[1:], strict=False))
+        for start in range(first, stop, step)
+    ]
+    return tuple(piece for _, piece in sorted(pieces, key=lambda item: item[0]))

@@ -1,0 +1,35 @@
+"""One process: gradients go straight to the optimizer."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import tensorflow as tf
+
+from hpcdl.strategies.base import Context, Server, Worker
+from hpcdl.strategies.stamps import timestamp
+
+
+class Single:
+    """The strategy `single`."""
+
+    def worker(self, context: Context) -> Worker:
+        """The only rank."""
+        return SingleWorker()
+
+    def server(self, context: Context) -> Server:
+        """Nobody serves."""
+        raise AssertionError("single has no servers")
+
+
+class SingleWorker(Worker):
+    """Applies its own gradients."""
+
+    def apply(self, gradients: Sequence[Any], variables: Sequence[Any], optimizer: Any) -> Any:
+        """Apply the local gradients."""
+        with tf.control_dependencies(gradients):
+            exchanged = timestamp()
+        with tf.control_dependencies([exchanged]):
+            optimizer.apply(gradients, variables)
+        return exchanged

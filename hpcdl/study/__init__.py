@@ -1,0 +1,1 @@
+"""Many runs as one study: trials of a node, matrices of runs."""

@@ -1,0 +1,142 @@
+"""One attempt at a run: a fresh `hpcdl train` process whose end, whatever it is, becomes a record."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import os
+import shutil
+import signal
+import subprocess
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import IO, Any
+
+from hpcdl.core.errors import CorruptError
+from hpcdl.core.records import RunRecord, read_record, write_record
+from hpcdl.study.places import Start
+from hpcdl.study.plan import PlannedRun
+from hpcdl.study.trials import MARK, marked
+from hpcdl.training.checkpoints import FOLDER as CHECKPOINTS
+
+HEAVY_RESULTS = ("model.keras", CHECKPOINTS)
+"""What a run leaves beside its records."""
+SOFT_STOP_S = 20.0
+"""How long a run may take to leave when it is asked to."""
+MAX_MESSAGE = 300
+_TAIL_BYTES = 8192
+
+
+@dataclass(kw_only=True)
+class Attempt:
+    """A process under way on `nodes`; `log` takes all that it says."""
+
+    run: PlannedRun
+    nodes: Sequence[str]
+    process: subprocess.Popen[bytes]
+    log: Path
+    began: float
+    timed_out: bool = False
+
+    @property
+    def seconds(self) -> float:
+        """Time since its start."""
+        return time.monotonic() - self.began
+
+
+def begin(run: PlannedRun, start: Start, nodes: Sequence[str], log: Path, mark: str) -> Attempt:
+    """Start a run; all its processes bear `mark` in their environment."""
+    environment = {**os.environ, **start.environment, MARK: mark}
+    with log.open("ab") as output:
+        try:
+            process = _process(start.command, environment, output)
+        except OSError as error:
+            output.write(f"hpcdl: cannot start {start.command[0]}: {error.strerror}\n".encode())
+            output.flush()
+            process = _process(["false"], environment, output)
+    return Attempt(run=run, nodes=nodes, process=process, log=log, began=time.monotonic())
+
+
+def _process(command: Sequence[str], environment: Mapping[str, str], output: IO[bytes]) -> subprocess.Popen[bytes]:
+    return subprocess.Popen(
+        list(command),
+        env=dict(environment),
+        stdin=subprocess.DEVNULL,
+        stdout=output,
+        stderr=output,
+        start_new_session=True,  # Ctrl-C reaches the sweep alone, which asks the run to leave
+    )
+
+
+def stop(attempts: Sequence[Attempt]) -> None:
+    """Ask runs to leave, twice (their launchers then kill the ranks), and kill those that do not."""
+    for number in (signal.SIGTERM, signal.SIGTERM, signal.SIGKILL):
+        for attempt in attempts:
+            if attempt.process.poll() is None:
+                attempt.process.send_signal(number)
+        deadline = time.monotonic() + SOFT_STOP_S
+        for attempt in attempts:
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                attempt.process.wait(max(deadline - time.monotonic(), 0.01))
+
+
+def end_leftovers(mark: str) -> int:
+    """Kill the processes of this node that bear `mark`: a killed sweep cannot end its runs. Returns their number."""
+    left = marked(mark)
+    for pid in left:
+        with contextlib.suppress(ProcessLookupError, PermissionError):
+            os.kill(pid, signal.SIGKILL)
+    return len(left)
+
+
+def finished_record(run_dir: Path) -> RunRecord | None:
+    """The record of a run that came to its end; None where it did not, or where it cannot be read."""
+    try:
+        record = read_record(run_dir)
+    except CorruptError:
+        return None
+    return record if record.status == "finished" else None
+
+
+def why_failed(attempt: Attempt, run_dir: Path) -> str:
+    """The last words of a run that failed."""
+    code = attempt.process.returncode
+    if attempt.timed_out:
+        return f"ended after {attempt.seconds:.0f} s by --run-timeout"
+    if code == 0:
+        return f"ended without a finished record in {run_dir.name}"
+    how = f"killed by signal {-code}" if code < 0 else f"exit code {code}"
+    with attempt.log.open("rb") as file:
+        file.seek(max(file.seek(0, os.SEEK_END) - _TAIL_BYTES, 0))
+        lines = file.read().decode(errors="replace").strip().splitlines()
+    own = [line.removeprefix("hpcdl: ") for line in lines if line.startswith("hpcdl: ")]
+    words = own or lines
+    return f"{how}: {words[-1][:MAX_MESSAGE]}" if words else how
+
+
+def stamp(run_dir: Path, run: PlannedRun, study: str, mode: str, failure: str = "") -> None:
+    """Write into the run's record which study it belongs to, and how it failed; a run without a record gets one."""
+    point = run.point
+    try:
+        record = read_record(run_dir)
+    except CorruptError:
+        run_dir.mkdir(parents=True, exist_ok=True)
+        record = RunRecord(
+            strategy=point.strategy, model=point.model, data=point.data, ranks=point.ranks, workers=point.workers,
+            servers=point.servers, nodes=point.nodes, ranks_per_node=point.ranks_per_node,
+            batch_per_rank=point.batch_size, global_batch=point.batch_size * point.workers,
+        )  # fmt: skip
+    changes: dict[str, Any] = {"status": "failed", "message": failure} if failure else {}
+    write_record(run_dir, dataclasses.replace(record, study=study, mode=mode, repeat=run.repeat, **changes))
+
+
+def drop_heavy_results(run_dir: Path) -> None:
+    """Remove the model and the checkpoints of a run that was measured."""
+    for name in HEAVY_RESULTS:
+        path = run_dir / name
+        if path.is_dir() and not path.is_symlink():
+            shutil.rmtree(path)
+        else:
+            path.unlink(missing_ok=True)

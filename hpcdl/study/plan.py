@@ -1,0 +1,157 @@
+"""The runs of a study: every combination of its matrix, repeated, in random order, interleaved."""
+
+from __future__ import annotations
+
+import dataclasses
+import itertools
+import random
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+
+from hpcdl.config.study import Study
+from hpcdl.core.errors import UsageError
+from hpcdl.strategies.base import check_ranks
+from hpcdl.strategies.table import find_strategy
+
+
+@dataclass(frozen=True, kw_only=True)
+class Point:
+    """One setting that is measured. `batch_size` is per worker; `threads` None leaves them to the node profile."""
+
+    number: int
+    model: str
+    data: str
+    strategy: str
+    nodes: int
+    ranks_per_node: int
+    ranks: int
+    workers: int
+    servers: int
+    batch_size: int
+    threads: int | None = None
+
+    @property
+    def label(self) -> str:
+        """The point in a few words, for people."""
+        servers = f" + {self.servers} servers" if self.servers else ""
+        threads = f" x {self.threads} threads" if self.threads else ""
+        return (
+            f"{self.model} on {self.data}, {self.strategy}: {self.workers} workers{servers}{threads}, "
+            f"batch {self.batch_size}, {self.nodes} nodes"
+        )
+
+
+@dataclass(frozen=True, kw_only=True)
+class PlannedRun:
+    """One repeat of a point; `name` is that of its folder."""
+
+    name: str
+    point: Point
+    repeat: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class Plan:
+    """The runs in the order in which they start, and a line for each kind of combination that cannot be."""
+
+    points: Sequence[Point]
+    runs: Sequence[PlannedRun]
+    left_out: Sequence[str]
+
+    def without(self, refused: Mapping[int, str]) -> Plan:
+        """The plan without some points, by number, and with the reasons why."""
+        return Plan(
+            points=[point for point in self.points if point.number not in refused],
+            runs=[run for run in self.runs if run.point.number not in refused],
+            left_out=[*self.left_out, *_told(Counter(refused.values()))],
+        )
+
+
+def make_plan(study: Study) -> Plan:
+    """The runs of `study`. UnknownNameError for a strategy; UsageError where no combination of the matrix can be."""
+    points: list[Point] = []
+    seen: set[Point] = set()
+    left_out: Counter[str] = Counter()
+    for candidate in _combinations(study):
+        if isinstance(candidate, str):
+            left_out[candidate] += 1
+        elif candidate not in seen:
+            seen.add(candidate)
+            points.append(dataclasses.replace(candidate, number=len(points) + 1))
+    told = _told(left_out)
+    if not points:
+        raise UsageError(f"{study.origin}: nothing of the matrix can run; {'; '.join(told)}")
+    return Plan(points=points, runs=_in_order(points, study.plan.repeats, study.plan.order_seed), left_out=told)
+
+
+def _told(reasons: Mapping[str, int]) -> list[str]:
+    return [f"left out {count} of the matrix: {reason}" for reason, count in reasons.items()]
+
+
+def _in_order(points: Sequence[Point], repeats: int, seed: int) -> list[PlannedRun]:
+    """Every point once in random order, then every point again: a machine that drifts favours none."""
+    shuffler = random.Random(seed)
+    runs = []
+    for repeat in range(1, repeats + 1):
+        turn = list(points)
+        shuffler.shuffle(turn)
+        runs += [PlannedRun(name=_run_name(point, repeat), point=point, repeat=repeat) for point in turn]
+    return runs
+
+
+def _run_name(point: Point, repeat: int) -> str:
+    return f"{point.number:03d}-{point.strategy}-{point.workers}w-{point.batch_size}b-r{repeat}"
+
+
+def _combinations(study: Study) -> Iterator[Point | str]:
+    """Each combination as an unnumbered point, or the reason why it cannot run."""
+    matrix = study.matrix
+    sizes = matrix.workers or matrix.nodes or (1,)
+    for model, data, strategy in itertools.product(matrix.model, matrix.data, matrix.strategy):
+        servers = matrix.servers if find_strategy(strategy).features.servers else (0,)
+        rest = itertools.product(
+            sizes,
+            matrix.ranks_per_node or (None,),
+            servers,
+            matrix.threads or (None,),
+            matrix.global_batch if study.plan.mode == "strong" else matrix.batch_size,
+        )
+        for size, ranks_per_node, num_servers, threads, batch in rest:
+            try:
+                ranks, nodes, on_node = _shape(study, size, ranks_per_node, num_servers)
+                workers = _workers(strategy, ranks, num_servers, nodes)
+                batch_size = _batch(study, batch, workers)
+            except UsageError as error:
+                yield str(error)
+                continue
+            yield Point(
+                number=0, model=model, data=data, strategy=strategy, nodes=nodes, ranks_per_node=on_node, ranks=ranks,
+                workers=workers, servers=num_servers, batch_size=batch_size, threads=threads,
+            )  # fmt: skip
+
+
+def _shape(study: Study, size: int, ranks_per_node: int | None, servers: int) -> tuple[int, int, int]:
+    """Ranks, nodes and ranks on a node: of `size` workers and their servers, or of `size` nodes."""
+    if study.matrix.workers:
+        ranks = size + servers
+        on_node = min(ranks_per_node or ranks, ranks)
+        return ranks, -(-ranks // on_node), on_node
+    on_node = ranks_per_node or 1
+    return size * on_node, size, on_node
+
+
+def _workers(strategy: str, ranks: int, servers: int, nodes: int) -> int:
+    info = find_strategy(strategy)
+    if info.features.one_node and nodes > 1:
+        raise UsageError(f"strategy {strategy!r} works on one node only")
+    return check_ranks(info, ranks=ranks, servers=servers)
+
+
+def _batch(study: Study, batch: int, workers: int) -> int:
+    """Samples per worker."""
+    if study.plan.mode != "strong":
+        return batch
+    if batch % workers:
+        raise UsageError(f"a global batch of {batch} cannot be divided among {workers} workers evenly")
+    return batch // workers

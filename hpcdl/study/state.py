@@ -1,0 +1,123 @@
+"""How far a study is: one JSON file beside its runs, replaced atomically whenever a run begins or ends."""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+import json
+import uuid
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from hpcdl.config.study import Study
+from hpcdl.core.errors import CorruptError, UsageError
+from hpcdl.core.files import read_json, write_json
+from hpcdl.core.from_json import from_json
+from hpcdl.study.plan import Plan
+
+SCHEMA = "hpcdl.study/1"
+FILE_NAME = "study.json"
+RUN_STATES = ("waiting", "running", "finished", "failed")
+
+
+@dataclass(frozen=True, kw_only=True)
+class RunState:
+    """One run: `attempts` counts those that failed, `message` says why the last one did."""
+
+    name: str
+    point: int
+    repeat: int
+    status: str = "waiting"
+    attempts: int = 0
+    seconds: float | None = None
+    message: str = ""
+
+
+@dataclass(frozen=True, kw_only=True)
+class StudyState:
+    """A study's file. `digest` names the plan and the settings of its runs, `mark` all processes of its runs."""
+
+    schema: str = SCHEMA
+    name: str
+    mode: str
+    origin: str
+    digest: str
+    mark: str
+    settings: Mapping[str, Any] = field(default_factory=dict)
+    left_out: Sequence[str] = ()
+    runs: Sequence[RunState] = ()
+
+    def count(self, status: str) -> int:
+        """The number of runs with `status`."""
+        return sum(run.status == status for run in self.runs)
+
+    def run(self, name: str) -> RunState:
+        """The state of one run."""
+        return next(run for run in self.runs if run.name == name)
+
+    def changed(self, name: str, **values: Any) -> StudyState:
+        """The state with some values of one run replaced."""
+        runs = [dataclasses.replace(run, **values) if run.name == name else run for run in self.runs]
+        return dataclasses.replace(self, runs=runs)
+
+
+def open_study(folder: Path, study: Study, plan: Plan, *, resume: bool) -> StudyState:
+    """The state to begin with; nothing is written. UsageError where `folder` holds a study and `resume` is not set."""
+    if (folder / FILE_NAME).exists():
+        if resume:
+            return _resumed_state(folder, study, plan)
+        raise UsageError(f"{folder} holds a study; go on with --resume, or choose another --out DIR")
+    if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
+        raise UsageError(f"{folder} exists and holds no study; choose another --out DIR")
+    return _new_state(study, plan)
+
+
+def _new_state(study: Study, plan: Plan) -> StudyState:
+    """The state of a study before its first run."""
+    return StudyState(
+        name=study.name,
+        mode=study.plan.mode,
+        origin=study.origin,
+        digest=_digest(study, plan),
+        mark=uuid.uuid4().hex,
+        settings=dict(study.train),
+        left_out=tuple(plan.left_out),
+        runs=[RunState(name=run.name, point=run.point.number, repeat=run.repeat) for run in plan.runs],
+    )
+
+
+def write_state(folder: Path, state: StudyState) -> None:
+    """Replace the file in `folder`."""
+    write_json(folder / FILE_NAME, dataclasses.asdict(state))
+
+
+def read_state(folder: Path) -> StudyState:
+    """The state in `folder`; CorruptError where it is damaged or of another schema."""
+    path = folder / FILE_NAME
+    document = read_json(path)
+    found = document.get("schema") if isinstance(document, dict) else None
+    if found != SCHEMA:
+        raise CorruptError(f"{path} has schema {found!r}, this hpcdl reads {SCHEMA!r}; choose another --out DIR")
+    try:
+        return from_json(StudyState, document)
+    except (TypeError, ValueError) as error:
+        raise CorruptError(f"{path} is damaged: {error}; choose another --out DIR") from error
+
+
+def _resumed_state(folder: Path, study: Study, plan: Plan) -> StudyState:
+    """The state to go on with. UsageError where the study in `folder` is another one: points would mix settings."""
+    state = read_state(folder)
+    if state.digest != _digest(study, plan):
+        raise UsageError(
+            f"{folder} holds runs of a study with another matrix or other settings ({state.origin}); "
+            "choose another --out DIR, or give the study as it was"
+        )
+    return state
+
+
+def _digest(study: Study, plan: Plan) -> str:
+    runs = [[run.name, dataclasses.asdict(run.point)] for run in plan.runs]
+    text = json.dumps([study.plan.mode, runs, dict(study.train)], sort_keys=True, default=str)
+    return hashlib.sha256(text.encode()).hexdigest()

@@ -1,0 +1,218 @@
+"""Carries a study out: starts its runs where there is room, keeps what they measured, and can be killed at any time."""
+
+from __future__ import annotations
+
+import shutil
+import signal
+import threading
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import toml
+
+from hpcdl.config.study import Study
+from hpcdl.core.errors import HpcdlError, StoppedEarly, UsageError
+from hpcdl.core.files import write_text
+from hpcdl.data.lock import writing
+from hpcdl.study.attempt import (
+    Attempt,
+    begin,
+    drop_heavy_results,
+    end_leftovers,
+    finished_record,
+    stamp,
+    stop,
+    why_failed,
+)
+from hpcdl.study.checks import settings_of_point
+from hpcdl.study.places import Place, check_room
+from hpcdl.study.plan import Plan, PlannedRun
+from hpcdl.study.state import StudyState, write_state
+from hpcdl.study.threads import profile_of_point
+
+RUNS, FAILED, LOGS, SETTINGS = "runs", "failed", "logs", "train.toml"
+POLL_S = 0.1
+
+
+@dataclass(frozen=True, kw_only=True)
+class News:
+    """What a sweep tells while it runs: the state, and a line where something ended."""
+
+    state: StudyState
+    running: Sequence[str]
+    line: str = ""
+
+
+class Sweep:
+    """One call of `hpcdl sweep` on the study in `folder`; `notify` is told about ten times a second."""
+
+    def __init__(
+        self,
+        folder: Path,
+        study: Study,
+        plan: Plan,
+        state: StudyState,
+        place: Place,
+        notify: Callable[[News], None] = lambda news: None,
+    ) -> None:
+        check_room(plan, place)
+        self.state = state
+        self._folder, self._study, self._plan, self._place, self._notify = folder, study, plan, place, notify
+        self._active: list[Attempt] = []
+        self._stopped = threading.Event()
+
+    def run(self) -> StudyState:
+        """Run what is not finished; returns the state at the end. StoppedEarly after a signal."""
+        try:
+            self._folder.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            raise UsageError(f"cannot make {self._folder}: {error.strerror}; choose another --out DIR") from None
+        with writing(self._folder), _on_signals(self._stopped.set):
+            self._take_stock()
+            waiting = [run for run in self._plan.runs if self.state.run(run.name).status == "waiting"]
+            try:
+                self._loop(waiting)
+            finally:
+                stop(self._active)
+                if self._active:
+                    end_leftovers(self.state.mark)
+        return self.state
+
+    def _loop(self, waiting: list[PlannedRun]) -> None:
+        while (waiting or self._active) and not self._stopped.is_set():
+            for run, nodes in _fitting(waiting, self._free()):
+                waiting.remove(run)
+                self._begin(run, nodes)
+            for attempt in [item for item in self._active if self._over(item)]:
+                self._active.remove(attempt)
+                if not self._close(attempt):
+                    waiting.append(attempt.run)
+            self._tell()
+            self._stopped.wait(POLL_S)
+        if self._stopped.is_set() and (waiting or self._active):
+            left = len(waiting) + len(self._active)
+            raise StoppedEarly(f"stopped with {left} of {len(self._plan.runs)} runs to go; go on with --resume")
+
+    def _take_stock(self) -> None:
+        """Settle what an earlier call left: runs that it did not see end, and failed ones, which get another chance."""
+        for name in (RUNS, LOGS, FAILED):
+            (self._folder / name).mkdir(exist_ok=True)
+        write_text(self._folder / SETTINGS, toml.dumps(dict(self._study.train)))
+        end_leftovers(self.state.mark)
+        for run in self._plan.runs:
+            status = self.state.run(run.name).status
+            record = finished_record(self._run_dir(run)) if status != "finished" else None
+            if status in ("running", "waiting") and record is not None:
+                self._keep(run, record.seconds_total)
+            elif status == "failed":
+                self._put_aside(run)
+                self.state = self.state.changed(run.name, status="waiting", attempts=0)
+            elif status == "running":
+                self.state = self.state.changed(run.name, status="waiting")
+        write_state(self._folder, self.state)
+
+    def _begin(self, run: PlannedRun, nodes: Sequence[str]) -> None:
+        run_dir = self._run_dir(run)
+        if run_dir.exists():
+            shutil.rmtree(run_dir)  # a part of a run is no measurement
+        self._set(run, status="running")
+        words = ["--config", str(self._folder / SETTINGS), "--run-dir", str(run_dir)]
+        seed = int(self._study.train.get("seed", 0)) + run.repeat - 1  # repeats that learn alike would be one run
+        for key, value in {**settings_of_point(run.point), "seed": seed}.items():
+            words += [f"--{key}", str(value)]
+        profile = profile_of_point(run.point, self._folder / "profiles")
+        if profile is not None:
+            words += ["--profile", str(profile)]
+        choice = str(profile or self._study.train.get("profile", "auto"))
+        start = self._place.start(run.point, nodes, words, choice)
+        log = self._folder / LOGS / f"{run.name}.log"
+        self._active.append(begin(run, start, nodes, log, self.state.mark))
+
+    def _over(self, attempt: Attempt) -> bool:
+        limit = self._study.plan.run_timeout
+        if attempt.process.poll() is None and limit is not None and attempt.seconds > limit:
+            attempt.timed_out = True
+            stop([attempt])
+        return attempt.process.poll() is not None
+
+    def _close(self, attempt: Attempt) -> bool:
+        """Note how a run ended; False where it is to be started again."""
+        run, run_dir = attempt.run, self._run_dir(attempt.run)
+        if attempt.process.returncode == 0 and finished_record(run_dir) is not None:
+            self._keep(run, attempt.seconds)
+            self._tell(f"{run.name} finished")
+            return True
+        why = why_failed(attempt, run_dir)
+        attempts = self.state.run(run.name).attempts + 1
+        stamp(run_dir, run, self.state.name, self.state.mode, why)
+        last = attempts > self._study.plan.retries
+        self._set(run, status="failed" if last else "waiting", attempts=attempts, message=why)
+        if not last:
+            self._put_aside(run)
+        self._tell(f"{run.name} failed ({why})" + ("" if last else "; it will be started again"))
+        return last
+
+    def _keep(self, run: PlannedRun, seconds: float | None) -> None:
+        run_dir = self._run_dir(run)
+        stamp(run_dir, run, self.state.name, self.state.mode)
+        if not self._study.plan.keep_models:
+            drop_heavy_results(run_dir)
+        self._set(run, status="finished", seconds=seconds)
+
+    def _put_aside(self, run: PlannedRun) -> None:
+        """Move a failed attempt out of the way; the report still tells of it."""
+        run_dir, number = self._run_dir(run), 1
+        while (self._folder / FAILED / f"{run.name}.{number}").exists():
+            number += 1
+        if run_dir.exists():
+            run_dir.rename(self._folder / FAILED / f"{run.name}.{number}")
+
+    def _set(self, run: PlannedRun, **values: Any) -> None:
+        self.state = self.state.changed(run.name, **values)
+        write_state(self._folder, self.state)
+
+    def _tell(self, line: str = "") -> None:
+        self._notify(News(state=self.state, running=[item.run.name for item in self._active], line=line))
+
+    def _free(self) -> list[str]:
+        taken = {node for attempt in self._active for node in attempt.nodes}
+        return [node for node in self._place.nodes if node not in taken]
+
+    def _run_dir(self, run: PlannedRun) -> Path:
+        return self._folder / RUNS / run.name
+
+
+def raise_for(state: StudyState, folder: Path) -> None:
+    """HpcdlError where runs have failed for good: the first one's last words."""
+    failed = [run for run in state.runs if run.status == "failed"]
+    if failed:
+        raise HpcdlError(
+            f"{len(failed)} of {len(state.runs)} runs failed; {failed[0].name}: {failed[0].message}; "
+            f"see {folder / LOGS}, and try them again with --resume"
+        )
+
+
+def _fitting(waiting: Sequence[PlannedRun], free: Sequence[str]) -> Iterator[tuple[PlannedRun, Sequence[str]]]:
+    """The runs, in their order, that fit onto free nodes together."""
+    left = list(free)
+    for run in list(waiting):
+        if run.point.nodes <= len(left):
+            yield run, left[: run.point.nodes]
+            left = left[run.point.nodes :]
+
+
+@contextmanager
+def _on_signals(action: Callable[[], None]) -> Iterator[None]:
+    """While active, SIGINT and SIGTERM call `action`; only the main thread may change handlers."""
+    before: Mapping[int, Any] = {}
+    if threading.current_thread() is threading.main_thread():
+        numbers = (signal.SIGINT, signal.SIGTERM)
+        before = {number: signal.signal(number, lambda *_: action()) for number in numbers}
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)

@@ -1,0 +1,190 @@
+"""Checkpoints: folders that are whole or absent, checked on reading, written while training goes on.
+
+`checkpoints/step-0000001200/` holds `shared.npz` (what all ranks have in common, by rank 0), `rank-R.npz` (what is a
+rank's own) and `checkpoint.json`, which is written last and lists every file with its size and BLAKE2b digest. The
+folder has a temporary name until then. See docs/checkpoints.md.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import shutil
+import threading
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy
+
+from hpcdl.core.errors import CorruptError
+from hpcdl.core.files import read_json, replacing, sync_folder, write_json
+from hpcdl.core.protocols import Communicator
+
+if TYPE_CHECKING:
+    from hpcdl.core.protocols import Array
+
+SCHEMA = "hpcdl.checkpoint/1"
+FOLDER = "checkpoints"
+SHARED_FILE = "shared.npz"
+MANIFEST = "checkpoint.json"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Snapshot:
+    """The state after `step` steps. `shared` matters on rank 0 alone, `own` on every rank, `facts` is JSON."""
+
+    step: int
+    shared: Mapping[str, Array] = field(default_factory=dict)
+    own: Mapping[str, Array] = field(default_factory=dict)
+    facts: Mapping[str, Any] = field(default_factory=dict)
+
+
+class CheckpointWriter:
+    """Writes snapshots in the background, one at a time; collective over `communicator`.
+
+    A disk that fails costs a warning, never the run: the last good checkpoint stays.
+    """
+
+    def __init__(self, run_dir: Path, communicator: Communicator, keep: int) -> None:
+        self._folder = run_dir / FOLDER
+        self._communicator = communicator.duplicate()
+        self._keep = keep
+        self._thread: threading.Thread | None = None
+        self._failure: BaseException | None = None
+        self.warnings: list[str] = []
+
+    def start(self, snapshot: Snapshot) -> None:
+        """Begin to write `snapshot`, whose arrays nobody changes any more; waits for the one before."""
+        self.wait()
+        self._thread = threading.Thread(target=self._guarded, args=(snapshot,), name="checkpoint")
+        self._thread.start()
+
+    def wait(self) -> None:
+        """Return when what was started is durable, or has failed and left a warning."""
+        if self._thread is not None:
+            self._thread.join()
+            self._thread = None
+        if self._failure is not None:
+            failure, self._failure = self._failure, None
+            raise failure
+
+    def _guarded(self, snapshot: Snapshot) -> None:
+        try:
+            self._write(snapshot)
+        except BaseException as error:  # noqa: BLE001  handed to the thread that waits
+            self._failure = error
+
+    def _write(self, snapshot: Snapshot) -> None:
+        temporary = self._folder / f".step-{snapshot.step:010d}.tmp"
+        if self._communicator.rank == 0:
+            shutil.rmtree(temporary, ignore_errors=True)
+        problem, files = "", {}
+        self._communicator.barrier()
+        try:
+            temporary.mkdir(parents=True, exist_ok=True)
+            if self._communicator.rank == 0:
+                files[SHARED_FILE] = write_arrays(temporary / SHARED_FILE, snapshot.shared)
+            own = own_file(self._communicator.rank)
+            files[own] = write_arrays(temporary / own, snapshot.own)
+        except OSError as error:
+            problem = f"{error.strerror or error} (rank {self._communicator.rank} on {self._communicator.host})"
+        gathered = self._communicator.allgather_json([problem, files])
+        problem = next((text for text, _ in gathered if text), "")
+        if self._communicator.rank == 0:
+            self._finish(snapshot, temporary, problem, {k: v for _, part in gathered for k, v in part.items()})
+        self._communicator.barrier()
+
+    def _finish(self, snapshot: Snapshot, temporary: Path, problem: str, files: Mapping[str, Any]) -> None:
+        try:
+            if problem:
+                raise OSError(problem)
+            document = {"schema": SCHEMA, "step": snapshot.step, "facts": snapshot.facts, "files": files}
+            write_json(temporary / MANIFEST, document)
+            final = folder_of(self._folder, snapshot.step)
+            shutil.rmtree(final, ignore_errors=True)
+            temporary.replace(final)
+            sync_folder(self._folder)
+            for old in list_checkpoints(self._folder)[self._keep :]:
+                shutil.rmtree(folder_of(self._folder, old), ignore_errors=True)
+        except OSError as error:
+            shutil.rmtree(temporary, ignore_errors=True)
+            self.warnings.append(
+                f"no checkpoint at step {snapshot.step}: {error.strerror or error}; the one before stays"
+            )
+
+
+def newest_valid(run_dir: Path, warnings: list[str]) -> int | None:
+    """Step of the newest checkpoint that passes its check; a damaged one is passed over with a warning."""
+    folder = run_dir / FOLDER
+    for step in list_checkpoints(folder):
+        try:
+            verify(folder_of(folder, step))
+        except CorruptError as error:
+            warnings.append(f"{error}; going back to the checkpoint before")
+            continue
+        return step
+    return None
+
+
+def read_shared(run_dir: Path, step: int) -> tuple[dict[str, Array], dict[str, Any]]:
+    """The common arrays and the facts of a checkpoint."""
+    folder = folder_of(run_dir / FOLDER, step)
+    return read_arrays(folder / SHARED_FILE), read_json(folder / MANIFEST)["facts"]
+
+
+def read_own(run_dir: Path, step: int, rank: int) -> dict[str, Array]:
+    """A rank's own arrays; empty where the checkpoint was written by fewer ranks."""
+    path = folder_of(run_dir / FOLDER, step) / own_file(rank)
+    return read_arrays(path) if path.exists() else {}
+
+
+def list_checkpoints(folder: Path) -> list[int]:
+    """Steps of the finished checkpoints, newest first."""
+    found = (path.name.removeprefix("step-") for path in folder.glob("step-*"))
+    return sorted((int(number) for number in found if number.isdigit()), reverse=True)
+
+
+def folder_of(folder: Path, step: int) -> Path:
+    """Where the checkpoint after `step` steps lies."""
+    return folder / f"step-{step:010d}"
+
+
+def own_file(rank: int) -> str:
+    """Name of the file with a rank's own state."""
+    return f"rank-{rank}.npz"
+
+
+def verify(folder: Path) -> None:
+    """CorruptError names the file that is missing, cut short or changed."""
+    try:
+        document = read_json(folder / MANIFEST)
+        files = dict(document["files"])
+        known = document["schema"] == SCHEMA
+    except (OSError, KeyError, TypeError, ValueError) as error:
+        raise CorruptError(f"checkpoint {folder} has no usable {MANIFEST} ({error})") from error
+    if not known:
+        raise CorruptError(f"checkpoint {folder} has schema {document['schema']!r}, this hpcdl reads {SCHEMA!r}")
+    for name, (size, digest) in files.items():
+        path = folder / name
+        if not path.is_file() or path.stat().st_size != size or digest_of(path) != digest:
+            raise CorruptError(f"checkpoint file {path} is damaged or missing")
+
+
+def write_arrays(path: Path, arrays: Mapping[str, Array]) -> tuple[int, str]:
+    """Write an .npz durably; returns its size and digest."""
+    with replacing(path) as temporary, temporary.open("wb") as file:
+        numpy.savez(file, **arrays)  # type: ignore[arg-type]
+    return path.stat().st_size, digest_of(path)
+
+
+def read_arrays(path: Path) -> dict[str, Array]:
+    """The arrays of an .npz."""
+    with numpy.load(path, allow_pickle=False) as archive:
+        return {name: archive[name] for name in archive.files}
+
+
+def digest_of(path: Path) -> str:
+    """BLAKE2b of a file's bytes, 32 hexadecimal digits."""
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, lambda: hashlib.blake2b(digest_size=16)).hexdigest()

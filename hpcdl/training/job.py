@@ -1,0 +1,87 @@
+"""What every rank of a run does, whatever its role; no TensorFlow here, servers go without it."""
+
+from __future__ import annotations
+
+import dataclasses
+import importlib
+import os
+from pathlib import Path
+
+from hpcdl.config.load import flatten
+from hpcdl.core.errors import UsageError
+from hpcdl.core.protocols import Communicator
+from hpcdl.core.records import RankRecord
+from hpcdl.data.resident import resident
+from hpcdl.strategies.base import Context, Strategy, StrategyInfo
+from hpcdl.training import results, runtime, safety
+from hpcdl.training.control import StopRequest
+from hpcdl.training.prepare import Prepared
+
+_MEASURED = ("bytes_sent_per_step", "bytes_received_per_step", "busy_seconds_per_step")
+"""What a server says about itself that has a field of its own in the record."""
+
+
+def run_rank(prepared: Prepared, communicator: Communicator, run_dir: Path) -> None:
+    """Work or serve, by rank. Collective over all ranks."""
+    if communicator.size != prepared.config.run.ranks:
+        raise UsageError(f"--ranks {prepared.config.run.ranks}, but {communicator.size} were started")
+    software = runtime.software_versions(communicator.library)
+    _check_same_start(prepared, communicator, software)
+    hosts = communicator.allgather_json(communicator.host)
+    started = results.first_record(prepared, hosts, software, os.environ.get("HPCDL_PROFILE", ""))
+    if communicator.rank < prepared.num_workers:
+        from hpcdl.training.worker import run_worker
+
+        if prepared.config.elastic.groups > 1:
+            prepared = dataclasses.replace(prepared, dataset=resident(prepared.dataset))
+        run_worker(prepared, communicator, run_dir, started)
+    else:
+        _serve(prepared, communicator)
+    communicator.barrier()
+
+
+def load_strategy(info: StrategyInfo) -> Strategy:
+    """The strategy behind a table entry."""
+    module, _, attribute = info.target.partition(":")
+    strategy: Strategy = getattr(importlib.import_module(module), attribute)()
+    return strategy
+
+
+def context(prepared: Prepared, communicator: Communicator) -> Context:
+    """What a strategy may know of the job."""
+    return Context(
+        info=prepared.info,
+        communicator=communicator,
+        num_workers=prepared.num_workers,
+        num_servers=prepared.num_servers,
+        exchange=prepared.config.exchange,
+        optimizer=prepared.config.optimizer,
+        elastic=prepared.config.elastic,
+        deterministic=prepared.config.run.deterministic,
+    )
+
+
+def _serve(prepared: Prepared, communicator: Communicator) -> None:
+    communicator.split(1)
+    # Signals go to every rank: the workers agree on the step at which all stop, and tell this server.
+    StopRequest().install()
+    server = load_strategy(prepared.info).server(context(prepared, communicator))
+    details = server.serve()
+    measured = {name: details.pop(name) for name in _MEASURED if name in details}
+    own = RankRecord(
+        rank=communicator.rank,
+        host=communicator.host,
+        role="server",
+        peak_memory_bytes=results.peak_memory_bytes(),
+        details={"bytes_sent": server.bytes_sent, **details},
+        **measured,
+    )
+    results.gather_ranks(communicator, own)
+
+
+def _check_same_start(prepared: Prepared, communicator: Communicator, software: dict[str, str]) -> None:
+    config = prepared.config
+    facts = {f"version of {name}": version for name, version in software.items()}
+    facts["data manifest"] = prepared.dataset.checksum
+    facts |= {f"--{key}": str(value) for key, value in flatten(config).items() if key != "run-dir"}
+    safety.check_same_start(facts, communicator)

@@ -1,0 +1,92 @@
+"""metrics.jsonl: one line per event of a run, appended by rank 0, followed by whoever watches."""
+
+from __future__ import annotations
+
+import json
+import time
+from pathlib import Path
+from typing import Any, Protocol
+
+FILE_NAME = "metrics.jsonl"
+STEP_INTERVAL_S = 0.5
+
+
+class Journal(Protocol):
+    """Takes events; `kind` is start, step, epoch or message."""
+
+    def write(self, kind: str, **values: Any) -> None:
+        """Append one event."""
+
+    def step(self, step: int, **values: Any) -> None:
+        """Append a step event, at most one per interval."""
+
+    def due(self) -> bool:
+        """Whether a step event would be kept now; asking counts as telling."""
+
+    def close(self) -> None:
+        """Nothing follows."""
+
+
+class NullJournal:
+    """For ranks that do not write."""
+
+    def write(self, kind: str, **values: Any) -> None:
+        """Drop the event."""
+
+    def step(self, step: int, **values: Any) -> None:
+        """Drop the event."""
+
+    def due(self) -> bool:
+        """Never."""
+        return False
+
+    def close(self) -> None:
+        """Do nothing."""
+
+
+class FileJournal:
+    """Appends to `metrics.jsonl` in a run directory; a line is whole or absent for a reader that waits for its end."""
+
+    def __init__(self, run_dir: Path) -> None:
+        self._file = (run_dir / FILE_NAME).open("a", buffering=1, encoding="utf-8")
+        self._last_step_at = 0.0
+
+    def write(self, kind: str, **values: Any) -> None:
+        """Append one event with the time of day."""
+        self._file.write(json.dumps({"kind": kind, "at": round(time.time(), 3), **values}) + "\n")
+
+    def step(self, step: int, **values: Any) -> None:
+        """Append a step event unless the last one is less than half a second old."""
+        if self.due():
+            self.write("step", step=step, **values)
+
+    def due(self) -> bool:
+        """Whether the interval since the last yes is over."""
+        now = time.monotonic()
+        if now - self._last_step_at < STEP_INTERVAL_S:
+            return False
+        self._last_step_at = now
+        return True
+
+    def close(self) -> None:
+        """Close the file."""
+        self._file.close()
+
+
+class JournalReader:
+    """Reads the events that were appended since the last call."""
+
+    def __init__(self, run_dir: Path) -> None:
+        self._path = run_dir / FILE_NAME
+        self._position = self._path.stat().st_size if self._path.exists() else 0
+
+    def read(self) -> list[dict[str, Any]]:
+        """New events, oldest first; a line that is not finished yet is left for the next call."""
+        if not self._path.exists():
+            return []
+        with self._path.open("rb") as file:
+            file.seek(self._position)
+            content = file.read()
+        whole = content[: content.rfind(b"\n") + 1]
+        self._position += len(whole)
+        return [json.loads(line) for line in whole.splitlines()]

@@ -1,0 +1,88 @@
+"""hpcdl in a user's own Keras script: `init`, `DistributedOptimizer`, `callbacks`, under `mpiexec -n N`.
+
+Three lines make `model.fit` synchronous over the ranks. This module keeps one communicator for the process, as MPI
+itself does; everything else in hpcdl is handed its communicator.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Sequence
+from typing import Any
+
+from hpcdl.core.errors import UsageError
+from hpcdl.core.protocols import Communicator
+
+_session: list[Communicator] = []
+
+
+def init() -> None:
+    """Join the ranks of the launcher, or be the only rank where there is none; call it before importing TensorFlow."""
+    from hpcdl.cluster.environment import placement
+    from hpcdl.training.rank import ALONE, communicator_for, set_up_process
+
+    if _session:
+        return
+    place = placement() or ALONE
+    set_up_process(place.local_rank)
+    _session.append(communicator_for(place))
+
+
+def communicator() -> Communicator:
+    """The communicator of all ranks."""
+    if not _session:
+        raise UsageError("hpcdl.init() has not been called; call it at the top of the script")
+    return _session[0]
+
+
+def rank() -> int:
+    """This process's number, 0 to size() - 1."""
+    return communicator().rank
+
+
+def size() -> int:
+    """Number of processes."""
+    return communicator().size
+
+
+def DistributedOptimizer(optimizer: Any, strategy: str = "ring", **exchange: Any) -> Any:  # noqa: N802  as Keras names
+    """A Keras optimizer like `optimizer` that averages gradients over the ranks before it applies them.
+
+    `strategy` is one whose features say `keras_fit`; `exchange` takes `bucket_size` and `compress`. The optimizer is
+    saved with a model under its own Keras class, so the model loads without hpcdl. XLA cannot compile the exchange:
+    leave `jit_compile` at its default on CPUs, or set it to False.
+    """
+    from hpcdl.config.schema import ExchangeConfig, OptimizerConfig
+    from hpcdl.strategies.base import Context
+    from hpcdl.strategies.table import find_strategy
+    from hpcdl.training.job import load_strategy
+
+    info = find_strategy(strategy)
+    if not info.features.keras_fit:
+        raise UsageError(f"strategy {strategy!r} does not go with Keras fit; `hpcdl strategies --json` shows which do")
+    context = Context(
+        info=info,
+        communicator=communicator(),
+        num_workers=size(),
+        num_servers=0,
+        exchange=dataclasses.replace(ExchangeConfig(strategy=strategy), **exchange),
+        optimizer=OptimizerConfig(),
+    )
+    worker: Any = load_strategy(info).worker(context)
+    plain = type(optimizer)
+
+    def apply(self: Any, grads: Sequence[Any], trainable_variables: Sequence[Any] | None = None) -> None:
+        averaged = worker.average(list(grads)) if size() > 1 else grads
+        plain.apply(self, averaged, trainable_variables)
+
+    # The same module and name: Keras then writes the plain class into saved models.
+    members = {"apply": apply, "__module__": plain.__module__, "__qualname__": plain.__qualname__}
+    distributed: Any = type(plain.__name__, (plain,), members)
+    return distributed.from_config(optimizer.get_config())
+
+
+def callbacks() -> Any:
+    """One Keras callback: everybody starts with rank 0's weights, and logs are means over the ranks."""
+    from hpcdl.training.keras_callback import AgreeOverRanks
+
+    return AgreeOverRanks(communicator())

@@ -1,0 +1,135 @@
+"""Starts a training run: checks first, then the run directory, then the ranks."""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from hpcdl.cluster import local
+from hpcdl.cluster.environment import Placement
+from hpcdl.cluster.launcher import ranks_per_node
+from hpcdl.cluster.launchers import find_launcher
+from hpcdl.cluster.status import FOLDER
+from hpcdl.comm.control import make_secret
+from hpcdl.config.load import Effective, replace
+from hpcdl.config.schema import TrainConfig
+from hpcdl.core.errors import HpcdlError, UsageError
+from hpcdl.core.protocols import Communicator, LaunchPlan
+from hpcdl.core.records import RunRecord, read_record
+from hpcdl.models.spec import model_name
+from hpcdl.node.plan import launch_plan
+from hpcdl.node.profile import find_profile
+from hpcdl.node.topology import read_topology
+from hpcdl.strategies.table import find_strategy
+from hpcdl.training import chips, rundir
+from hpcdl.training.journal import JournalReader
+from hpcdl.training.prepare import Prepared, prepare
+
+EventHandler = Callable[[dict[str, Any]], None]
+
+
+def train(effective: Effective[TrainConfig], on_event: EventHandler) -> tuple[Path, RunRecord]:
+    """Run a training on the ranks of this node, or of this job's nodes, and return its directory and record.
+
+    `on_event` gets the journal's events while the ranks run.
+    """
+    prepared = prepare(effective)
+    run_dir = choose_run_dir(prepared)
+    plan, said = plan_for(prepared)
+    rundir.create(run_dir, effective, {})
+    for text in said:
+        on_event({"kind": "message", "text": text})
+    reader = JournalReader(run_dir)
+
+    def tick() -> None:
+        for event in reader.read():
+            on_event(event)
+
+    if not prepared.info.features.mpi and prepared.config.run.ranks > 1:
+        make_secret(run_dir / FOLDER)
+    command = [sys.executable, "-m", "hpcdl.training.rank", str(run_dir)]
+    local.start(plan, command, folder=run_dir / FOLDER, mpi=prepared.info.features.mpi, tick=tick)
+    return run_dir, read_record(run_dir)
+
+
+def choose_run_dir(prepared: Prepared) -> Path:
+    """The folder of this run; UsageError where it holds another one and --resume was not asked for."""
+    run_dir = prepared.config.run.run_dir or rundir.default_run_dir(prepared.config)
+    if not prepared.config.checkpoint.resume:
+        rundir.check_new(run_dir)
+    return run_dir
+
+
+def plan_for(prepared: Prepared) -> tuple[LaunchPlan, list[str]]:
+    """How this run's ranks are to be started, and what to say about the node profile that was picked."""
+    topology = read_topology()
+    profile = find_profile(prepared.config.run.profile, model_name(prepared.config.model.model), topology)
+    ranks = prepared.config.run.ranks
+    groups = prepared.config.elastic.groups
+    if groups > 1:
+        weights = chips.weights_bytes(prepared.config.model.model)
+        chips.check_memory(ranks, weights, chips.data_bytes(prepared.dataset), topology)
+    settings = profile.settings if profile else chips.near_memory(groups, ranks, topology)
+    plan = launch_plan(topology, settings, ranks, ranks)
+    if profile is None:
+        return plan, []
+    return dataclasses.replace(plan, environment={**plan.environment, "HPCDL_PROFILE": str(profile.path)}), [
+        profile.sentence
+    ]
+
+
+def train_inside(effective: Effective[TrainConfig], place: Placement) -> Path:
+    """Train as one rank of the launcher that started this process; collective over its ranks."""
+    from hpcdl.training.job import run_rank
+    from hpcdl.training.rank import communicator_for, leaving_together, set_up_process
+
+    effective = with_ranks(effective, place)
+    set_up_process(place.local_rank)
+    communicator = communicator_for(place, mpi=find_strategy(effective.config.exchange.strategy).features.mpi)
+    prepared, run_dir = _agree(effective, communicator)
+    with leaving_together(communicator):
+        run_rank(prepared, communicator, run_dir)
+    return run_dir
+
+
+def with_ranks(effective: Effective[TrainConfig], place: Placement) -> Effective[TrainConfig]:
+    """The config with as many ranks as the launcher has started; UsageError where --ranks says otherwise."""
+    asked = effective.config.run.ranks
+    if effective.origins["ranks"] != "default" and asked != place.size:
+        raise UsageError(
+            f"--ranks {asked}, but {place.launcher} started {place.size}; leave --ranks out under a launcher"
+        )
+    origins = {**effective.origins, "ranks": f"launcher ({place.launcher})"}
+    return Effective(config=replace(effective.config, ranks=place.size), origins=origins)
+
+
+class SilentExit(HpcdlError):
+    """Another rank has told the user what went wrong; this one leaves with the same code."""
+
+    def __init__(self, exit_code: int) -> None:
+        super().__init__("")
+        self.exit_code = exit_code
+
+
+def _agree(effective: Effective[TrainConfig], communicator: Communicator) -> tuple[Prepared, Path]:
+    """Rank 0 checks and makes the run directory; every rank learns how that went, and nobody waits in vain."""
+    answer: dict[str, Any] = {}
+    problem: HpcdlError | None = None
+    if communicator.rank == 0:
+        try:
+            prepared = prepare(effective)
+            run_dir = choose_run_dir(prepared)
+            rundir.create(run_dir, effective, {})
+            answer = {"run_dir": str(run_dir), "exit_code": 0}
+        except HpcdlError as error:
+            problem, answer = error, {"exit_code": error.exit_code}
+    answer = communicator.allgather_json(answer)[0]
+    if problem is not None:
+        raise problem
+    if answer["exit_code"]:
+        raise SilentExit(answer["exit_code"])
+    return prepare(effective), Path(answer["run_dir"])

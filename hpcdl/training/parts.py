@@ -1,0 +1,175 @@
+"""What the loop of a worker is made of: its parts, its batches and evaluation, its checkpoints."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterable, Iterator, Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import keras
+
+from hpcdl.core.errors import StoppedEarly
+from hpcdl.core.events import Whereabouts
+from hpcdl.core.protocols import Communicator
+from hpcdl.core.records import HistoryPoint
+from hpcdl.data.pipeline import evaluation_batches, training_batches
+from hpcdl.strategies.base import Worker
+from hpcdl.training import state
+from hpcdl.training.center import center_in_place
+from hpcdl.training.checkpoints import CheckpointWriter, Snapshot
+from hpcdl.training.clock import StepClock
+from hpcdl.training.control import StopRequest
+from hpcdl.training.evaluate import Evaluation, Evaluator
+from hpcdl.training.journal import Journal
+from hpcdl.training.objective import Objective, objective_of
+from hpcdl.training.optimizers import build_optimizer
+from hpcdl.training.outcome import Outcome
+from hpcdl.training.position import Position
+from hpcdl.training.prepare import Prepared
+from hpcdl.training.schedules import build_schedule
+from hpcdl.training.step import as_model_input, build_follow, build_step
+
+if TYPE_CHECKING:
+    from hpcdl.core.protocols import Array
+
+
+class TrainerParts:
+    """Trains one model on one worker. `group` holds the workers alone; every method is collective over it."""
+
+    def __init__(
+        self,
+        prepared: Prepared,
+        model: keras.Model,
+        worker: Worker,
+        group: Communicator,
+        journal: Journal,
+        run_dir: Path,
+    ) -> None:
+        config = prepared.config
+        self._prepared, self._config = prepared, config
+        self.model, self._worker, self._group, self._journal = model, worker, group, journal
+        self._objective: Objective = objective_of(config.objective)
+        self.optimizer = build_optimizer(
+            config.optimizer, model.trainable_variables, loss_scaling=config.model.precision == "mixed_float16"
+        )
+        self._schedule = build_schedule(
+            config.optimizer,
+            global_batch=prepared.global_batch,
+            num_steps=prepared.num_steps,
+            steps_per_epoch=prepared.steps_per_epoch,
+        )
+        self._step = worker.build_step(model, self._objective, as_model_input) or build_step(
+            model, self.optimizer, worker, self._objective, config.exchange.accumulate
+        )
+        self._follow = build_follow(model, self.optimizer, worker)
+        self._evaluate = Evaluator(model, self._objective)
+        self._writer = CheckpointWriter(run_dir, group, config.checkpoint.keep_checkpoints)
+        self._position = Position(num_metrics=len(self._objective.names))
+        self._stop = StopRequest()
+        self.whereabouts = worker.whereabouts = Whereabouts()
+        self.outcome = Outcome(clock=StepClock(group, synchronous=True))
+
+    def position_at(self, step: int, facts: Mapping[str, Any], own: Mapping[str, Array]) -> Position:
+        """Where a checkpoint stands in this run. With another global batch the epoch goes on at the next whole step."""
+        position = Position(num_metrics=len(self._objective.names))
+        if facts["ranks"] == self._group.size and facts["global_batch"] == self._prepared.global_batch:
+            position.restore(own)
+            return position
+        epoch, step_in_epoch = divmod(step, facts["steps_per_epoch"])
+        samples = step_in_epoch * facts["global_batch"]
+        position.step = epoch * self._prepared.steps_per_epoch + -(-samples // self._prepared.global_batch)
+        position.seconds = facts["seconds"]
+        return position
+
+    def restore_worker(self, own: Mapping[str, Array]) -> None:
+        """Hand the strategy what it had put into this rank's part of a checkpoint."""
+        self._worker.restore(own)
+
+    def resume(self, position: Position, history: list[HistoryPoint]) -> None:
+        """Go on from `position`; the caller has put weights, optimizer and random state back."""
+        self._position = position
+        self.outcome.history = history
+
+    def _batches(self) -> Iterator[Any]:
+        return iter(
+            training_batches(
+                self._prepared.dataset,
+                batch_size=self._prepared.worker_batch,
+                worker=self._group.rank,
+                num_workers=self._group.size,
+                seed=self._config.run.seed,
+                start_step=self._position.step,
+                deterministic=self._config.run.deterministic,
+            )
+        )
+
+    def _evaluate_split(self) -> Evaluation | None:
+        split = self._prepared.dataset.evaluation_split
+        if split is None:
+            return None
+        batches = evaluation_batches(
+            self._prepared.dataset,
+            split,
+            batch_size=self._config.data.batch_size,
+            worker=self._group.rank,
+            num_workers=self._group.size,
+        )
+        return self._evaluate(self._noted(batches), self._group)
+
+    def _noted(self, batches: Iterable[Any]) -> Iterator[Any]:
+        """`batches`, with a beat for each; behind the last one the others are waited for."""
+        for batch in batches:
+            self.whereabouts.beat("evaluating")
+            yield batch
+        self.whereabouts.beat("agreeing", bucket=0)
+
+    def _average_moving_statistics(self) -> None:
+        state.average_moving_statistics(self.model, self._group)
+
+    def _save(self) -> None:
+        self._average_moving_statistics()
+        shared: dict[str, Array] = {}
+        with center_in_place(self._worker, self.model.trainable_variables):
+            if self._group.rank == 0:
+                shared |= state.copy_of(self.model.weights, "weights")
+        if self._group.rank == 0:
+            shared |= state.copy_of(self.optimizer.variables, "optimizer")
+        self._writer.start(
+            Snapshot(
+                step=self._position.step,
+                shared=shared,
+                own=self._own_state(),
+                facts=self._facts(),
+            )
+        )
+
+    def _facts(self) -> dict[str, Any]:
+        return {
+            "steps_per_epoch": self._prepared.steps_per_epoch,
+            "global_batch": self._prepared.global_batch,
+            "seconds": self._position.seconds,
+            "ranks": self._group.size,
+            "history": [vars(point) for point in self.outcome.history],
+        }
+
+    def _own_state(self) -> dict[str, Array]:
+        seeds = state.copy_of(state.seed_variables(self.model), "seeds")
+        return {**seeds, **self._position.arrays(), **self._worker.state()}
+
+    def _stop_early(self, reason: str) -> None:
+        self.outcome.clock.flush()
+        self._save()
+        self._writer.wait()
+        self._worker.finish(early=True)
+        raise StoppedEarly(
+            f"stopped by {reason} after step {self._position.step} of {self._prepared.num_steps}; "
+            "a checkpoint is saved: go on with --resume"
+        )
+
+    def _sample_ids(self, step: int) -> list[int]:
+        return self._prepared.sample_ids(step, self._group.rank)
+
+    def _close(self, began: float) -> None:
+        self.outcome.seconds = time.monotonic() - began
+        self.outcome.warnings += self._writer.warnings

@@ -1,0 +1,149 @@
+"""What one rank process does: `python -m hpcdl.training.rank RUN_DIR`."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import sys
+import traceback
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+from hpcdl.cluster.address import job_address
+from hpcdl.cluster.environment import OWN_LAUNCHER, Placement, placement
+from hpcdl.cluster.local import STATUS_VARIABLE
+from hpcdl.cluster.status import report_status
+from hpcdl.core.errors import HpcdlError, RankError, StoppedEarly
+from hpcdl.core.paths import user_cache_folder
+from hpcdl.core.protocols import Communicator
+from hpcdl.training import control, rundir, runtime
+from hpcdl.training.job import run_rank
+from hpcdl.training.prepare import prepare
+
+ALONE = Placement(launcher="none", rank=0, size=1, local_rank=0, local_size=1)
+
+_LOST_PEER = ("UnavailableError", "AbortedError", "CancelledError")
+"""What TensorFlow's own engines raise when another rank is gone, by name: servers run without TensorFlow."""
+
+
+def main() -> None:
+    """Entry of a training rank."""
+    run_dir = Path(sys.argv[1])
+
+    def body(communicator: Communicator) -> None:
+        effective, _ = rundir.read(run_dir)
+        run_rank(prepare(effective), communicator, run_dir)
+
+    sys.exit(supervised(body))
+
+
+def supervised(body: Callable[[Communicator], None]) -> int:
+    """Run `body` on this rank and put every way in which it can end into the status file; returns the exit code."""
+    place = placement() or ALONE
+    folder = Path(os.environ[STATUS_VARIABLE])
+    report_status(folder, place.rank, "running")
+    set_up_process(place.local_rank)
+    communicator: Communicator | None = None
+    try:
+        communicator = communicator_for(place)
+        body(communicator)
+    except BaseException as error:  # noqa: BLE001  whatever it is, the other ranks must not wait for this one
+        state, exit_code = verdict(error)
+        report_status(folder, place.rank, state, exit_code=exit_code, message=one_line(error))
+        if state == "stopped":
+            wait_for_the_others(communicator)
+            return exit_code
+        traceback.print_exc()
+        if communicator is not None:
+            communicator.abort(exit_code)
+        return exit_code
+    report_status(folder, place.rank, "done")
+    return 0
+
+
+def wait_for_the_others(communicator: Communicator | None) -> None:
+    """Every rank stops at the same step; a launcher that kills the job at the first exit must find all of them done."""
+    if communicator is not None:
+        with contextlib.suppress(HpcdlError):
+            communicator.barrier()
+
+
+@contextlib.contextmanager
+def leaving_together(communicator: Communicator) -> Iterator[None]:
+    """Inside, an error of this rank ends the whole job, and no rank leaves a run that stops early before the others.
+
+    For ranks that somebody else's launcher has started: the rank that failed first says so on stderr.
+    """
+    try:
+        yield
+    except StoppedEarly as error:
+        wait_for_the_others(communicator)
+        if communicator.rank == 0:
+            raise
+        raise StoppedEarly("") from error
+    except BaseException as error:
+        _, exit_code = verdict(error)
+        if communicator.size > 1:
+            if not isinstance(error, HpcdlError):
+                traceback.print_exc()
+            host = communicator.host
+            print(f"hpcdl: rank {communicator.rank} on {host}: {one_line(error)}", file=sys.stderr, flush=True)
+            communicator.abort(exit_code)
+        raise
+
+
+def set_up_process(local_rank: int) -> None:
+    """What must come before TensorFlow: affinity, GPU, silence; and an early warning of the scheduler's is kept."""
+    control.hold_warning()
+    runtime.bind(local_rank)
+    runtime.claim_gpu(local_rank)
+    runtime.silence()
+
+
+def verdict(error: BaseException) -> tuple[str, int]:
+    """A rank's state and exit code after `error`."""
+    if isinstance(error, StoppedEarly):
+        return "stopped", error.exit_code
+    if isinstance(error, RankError):
+        return "bereaved", error.exit_code
+    if type(error).__name__ in _LOST_PEER:
+        return "bereaved", 1
+    return "failed", error.exit_code if isinstance(error, HpcdlError) else 1
+
+
+def one_line(error: BaseException) -> str:
+    """The first line of an error; foreign errors with their class."""
+    text = (str(error).strip().splitlines() or [""])[0]
+    return text if isinstance(error, HpcdlError) else f"{type(error).__name__}: {text}".rstrip(": ")
+
+
+def communicator_for(place: Placement, *, mpi: bool = True) -> Communicator:
+    """MPI's world; for one rank a communicator that needs no MPI; without `mpi` one for control messages alone."""
+    if place.size == 1:
+        from hpcdl.comm.threads import alone
+
+        return alone()
+    if not mpi or place.launcher == OWN_LAUNCHER:
+        from hpcdl.comm.control import control_world
+
+        return control_world(place.rank, place.size, job_address(place), meeting_folder(place))
+    from hpcdl.comm.mpi import world
+
+    return world(expected_size=place.size)
+
+
+def meeting_folder(place: Placement) -> Path:
+    """Where ranks without MPI find each other: a folder of the run, or of the scheduler's step in the user's cache."""
+    if STATUS_VARIABLE in os.environ:
+        return Path(os.environ[STATUS_VARIABLE])
+    step = "-".join(os.environ.get(name, "0") for name in ("SLURM_JOB_ID", "SLURM_STEP_ID"))
+    folder = user_cache_folder() / "steps" / f"{place.launcher}-{step}"
+    if place.rank == 0:
+        from hpcdl.comm.control import make_secret
+
+        make_secret(folder)
+    return folder
+
+
+if __name__ == "__main__":
+    main()

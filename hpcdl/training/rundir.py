@@ -1,0 +1,68 @@
+"""A run directory: run.toml says what was asked and where each value came from."""
+
+from __future__ import annotations
+
+import time
+import tomllib
+from pathlib import Path
+from typing import Any
+
+import toml
+
+from hpcdl.config.load import Effective, Layer, as_toml_values, load
+from hpcdl.config.schema import TrainConfig
+from hpcdl.core.errors import CorruptError, HpcdlError, UsageError
+from hpcdl.core.files import write_text
+
+CONFIG_FILE = "run.toml"
+
+
+def default_run_dir(config: TrainConfig, now: float | None = None) -> Path:
+    """`runs/<time>-<model>-<strategy>`; the model's name without path and function."""
+    stamp = time.strftime("%Y%m%d-%H%M%S", time.localtime(now))
+    model = Path(config.model.model.partition(":")[0]).stem
+    base = Path("runs") / f"{stamp}-{model}-{config.exchange.strategy}"
+    candidate, number = base, 2
+    while candidate.exists():
+        candidate, number = base.with_name(f"{base.name}-{number}"), number + 1
+    return candidate
+
+
+def resume_layer(run_dir: Path) -> list[Layer]:
+    """The settings that the run in `run_dir` began with, as a layer below the flags; none where there is no run yet."""
+    if not (run_dir / CONFIG_FILE).exists():
+        return []
+    effective, _ = read(run_dir)
+    values = as_toml_values(effective.config)
+    given = {key: value for key, value in values.items() if effective.origins[key] != "default" and key != "run-dir"}
+    return [Layer(origin=f"run ({run_dir})", values=given)]
+
+
+def check_new(run_dir: Path) -> None:
+    """UsageError where `run_dir` exists and holds anything."""
+    if run_dir.exists() and (not run_dir.is_dir() or any(run_dir.iterdir())):
+        raise UsageError(f"run directory {run_dir} exists; choose another --run-dir, or go on with --resume")
+
+
+def create(run_dir: Path, effective: Effective[TrainConfig], facts: dict[str, Any]) -> None:
+    """Make the folder and write run.toml; `facts` are values that the start found out (nodes, placement)."""
+    try:
+        run_dir.mkdir(parents=True, exist_ok=True)
+        document = {**as_toml_values(effective.config), "facts": facts, "origins": dict(effective.origins)}
+        write_text(run_dir / CONFIG_FILE, toml.dumps(document))
+    except OSError as error:
+        raise HpcdlError(f"cannot write run directory {run_dir}: {error.strerror}; choose another --run-dir") from error
+
+
+def read(run_dir: Path) -> tuple[Effective[TrainConfig], dict[str, Any]]:
+    """The config of a run and the facts of its start; CorruptError where run.toml is missing or damaged."""
+    path = run_dir / CONFIG_FILE
+    try:
+        document = tomllib.loads(path.read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        raise CorruptError(f"{run_dir} holds no {CONFIG_FILE}; name a folder that `hpcdl train` made") from None
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        raise CorruptError(f"{path} is damaged: {error}") from None
+    facts, origins = document.pop("facts", {}), document.pop("origins", {})
+    loaded = load(TrainConfig, [Layer(origin=str(path), values=document)])
+    return Effective(config=loaded.config, origins={**loaded.origins, **origins}), facts

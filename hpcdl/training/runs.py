@@ -1,0 +1,81 @@
+"""Finished (or stopped) runs: their model back in memory, evaluated or exported."""
+
+from __future__ import annotations
+
+import dataclasses
+from pathlib import Path
+from typing import Any
+
+import keras
+
+from hpcdl.comm.threads import alone
+from hpcdl.core.errors import CorruptError, UsageError
+from hpcdl.data.dataset import open_dataset
+from hpcdl.data.pipeline import evaluation_batches
+from hpcdl.models.load import load_model
+from hpcdl.training import checkpoints, rundir, state
+from hpcdl.training.evaluate import Evaluation, Evaluator
+from hpcdl.training.objective import objective_of
+from hpcdl.training.worker import MODEL_FILE, save_model
+
+
+def load_run(run_dir: Path) -> tuple[keras.Model, list[str]]:
+    """The run's model: that of its end, else that of its newest checkpoint; and what to say about it."""
+    path = run_dir / MODEL_FILE
+    if path.is_file():
+        try:
+            return keras.saving.load_model(path, compile=False), []
+        except (OSError, ValueError, KeyError) as error:
+            raise CorruptError(f"{path} is damaged: {str(error).splitlines()[0]}") from error
+    effective, _ = rundir.read(run_dir)
+    warnings: list[str] = []
+    step = checkpoints.newest_valid(run_dir, warnings)
+    if step is None:
+        raise CorruptError(f"{run_dir} holds neither {MODEL_FILE} nor a checkpoint; let the run go on with --resume")
+    dataset = open_dataset(effective.config.data.data, seed=effective.config.run.seed)
+    model = load_model(
+        effective.config.model.model,
+        classes=effective.config.model.classes or dataset.num_classes,
+        input_shape=dataset.sample_shape,
+    )
+    shared, _ = checkpoints.read_shared(run_dir, step)
+    state.assign(model.weights, shared, "weights")
+    return model, [*warnings, f"the run is not finished: this is its checkpoint after step {step}"]
+
+
+def evaluate_run(run_dir: Path, data: str, split_name: str | None) -> tuple[Evaluation, str, list[str]]:
+    """Loss and metrics of a run's model on `data`, the split that was used, and what to say about it."""
+    effective, _ = rundir.read(run_dir)
+    dataset = open_dataset(data, seed=effective.config.run.seed)
+    name = split_name or next(
+        (name for name in ("test", "val", "train") if name in dataset.splits), next(iter(dataset.splits))
+    )
+    if name not in dataset.splits:
+        raise UsageError(f"--split {name}: {data} has {', '.join(dataset.splits)}")
+    model, said = load_run(run_dir)
+    taken = tuple(model.input_shape[1:])
+    if taken != tuple(dataset.sample_shape):
+        raise UsageError(f"the model of {run_dir} takes images of shape {taken}, {data} has {dataset.sample_shape}")
+    evaluate = Evaluator(model, objective_of(dataclasses.replace(effective.config.objective, label_smoothing=0.0)))
+    batches = evaluation_batches(dataset, dataset.splits[name], batch_size=effective.config.data.batch_size)
+    return evaluate(batches, alone()), name, said
+
+
+def export_run(run_dir: Path, form: str, target: Path) -> tuple[Path, list[str]]:
+    """Write a run's model as `keras` (target/model.keras) or `savedmodel` (for TensorFlow Serving)."""
+    if target.exists() and (not target.is_dir() or any(target.iterdir())):
+        raise UsageError(f"{target} exists; choose another folder")
+    model, said = load_run(run_dir)
+    writers: dict[str, Any] = {"keras": _write_keras, "savedmodel": _write_savedmodel}
+    return writers[form](model, target), said
+
+
+def _write_keras(model: keras.Model, target: Path) -> Path:
+    target.mkdir(parents=True, exist_ok=True)
+    save_model(model, target / MODEL_FILE)
+    return target / MODEL_FILE
+
+
+def _write_savedmodel(model: keras.Model, target: Path) -> Path:
+    model.export(target, verbose=False)
+    return target

@@ -1,0 +1,51 @@
+"""Checks that end a run which has gone wrong: NaN, ranks that differ, weights that drift apart."""
+
+from __future__ import annotations
+
+import hashlib
+import math
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+from hpcdl.core.errors import HpcdlError, UsageError
+from hpcdl.core.protocols import Communicator
+
+
+def check_loss(loss: float, step: int, rank: int, ids_of_batch: Callable[[], Sequence[int]]) -> None:
+    """HpcdlError where the loss is no finite number; names the step and the samples of the batch."""
+    if math.isfinite(loss):
+        return
+    sample_ids = ids_of_batch()
+    shown = ", ".join(str(sample) for sample in sample_ids[:16])
+    more = f" and {len(sample_ids) - 16} more" if len(sample_ids) > 16 else ""
+    raise HpcdlError(
+        f"loss is {loss} at step {step} on rank {rank}; samples of the batch: {shown}{more}; "
+        "lower --learning-rate, add --warmup-epochs, or look at these samples"
+    )
+
+
+def check_same_weights(variables: Sequence[Any], group: Communicator, step: int) -> None:
+    """HpcdlError on every rank where the weights are not bitwise the same on all; names tensor and ranks."""
+    digests = [hashlib.blake2b(item.numpy().tobytes(), digest_size=8).hexdigest() for item in variables]
+    gathered = group.allgather_json(digests)
+    for index, item in enumerate(variables):
+        column = [row[index] for row in gathered]
+        usual = max(set(column), key=lambda digest: (column.count(digest), -column.index(digest)))
+        odd = [str(rank) for rank, digest in enumerate(column) if digest != usual]
+        if odd:
+            raise HpcdlError(
+                f"weights differ over the ranks after step {step}: {item.path} on rank {', '.join(odd)}; "
+                "memory or network damage, or an exchange that is not deterministic; go back with --resume"
+            )
+
+
+def check_same_start(facts: Mapping[str, str], communicator: Communicator) -> None:
+    """UsageError on every rank where `facts` (name to value) differ over the ranks; names the first difference."""
+    gathered = communicator.allgather_json(dict(facts))
+    for name in facts:
+        for rank, other in enumerate(gathered):
+            if other.get(name) != gathered[0][name]:
+                raise UsageError(
+                    f"ranks differ in {name}: rank 0 has {gathered[0][name]}, rank {rank} has {other.get(name)}; "
+                    "start every rank with the same command, software and data"
+                )

@@ -1,0 +1,80 @@
+"""Learning rate by step: linear scaling and warm-up, then constant, step, cosine or polynomial decay.
+
+Sources: linear scaling and gradual warm-up, Goyal et al. 2017 (arXiv 1706.02677) sections 2.1 and 2.2; cosine,
+Loshchilov and Hutter 2017 (arXiv 1608.03983) equation 5 without restarts; polynomial, Caffe's `poly` policy.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from hpcdl.config.schema import OptimizerConfig
+
+
+@dataclass(frozen=True, kw_only=True)
+class Schedule:
+    """The learning rate of every step of a run."""
+
+    peak: float
+    warmup_steps: int
+    num_steps: int
+    steps_per_epoch: int
+    config: OptimizerConfig
+
+    def __call__(self, step: int) -> float:
+        """The learning rate of `step` (from 0). Warm-up rises linearly and reaches the peak after its last step."""
+        if step < self.warmup_steps:
+            return self.peak * (step + 1) / self.warmup_steps
+        return self.peak * _DECAYS[self.config.schedule](self, step)
+
+    def describe(self) -> str:
+        """One phrase for people: peak, scaling, warm-up and decay."""
+        words = [f"learning rate {self.peak:g}"]
+        if self.config.base_batch:
+            words.append(f"(= {self.config.learning_rate:g} scaled linearly from batch {self.config.base_batch})")
+        if self.warmup_steps:
+            words.append(f"after {self.warmup_steps} warm-up steps")
+        words.append({"constant": "constant", "step": "step decay", "cosine": "cosine decay",
+                      "polynomial": "polynomial decay"}[self.config.schedule])  # fmt: skip
+        return " ".join(words)
+
+
+def build_schedule(config: OptimizerConfig, *, global_batch: int, num_steps: int, steps_per_epoch: int) -> Schedule:
+    """The schedule of a run; with `base_batch` the peak is learning_rate x global_batch / base_batch."""
+    scale = global_batch / config.base_batch if config.base_batch else 1.0
+    return Schedule(
+        peak=config.learning_rate * scale,
+        warmup_steps=min(round(config.warmup_epochs * steps_per_epoch), num_steps),
+        num_steps=num_steps,
+        steps_per_epoch=steps_per_epoch,
+        config=config,
+    )
+
+
+def _progress(schedule: Schedule, step: int) -> float:
+    """Share of the steps after the warm-up that is over, from 0 to 1."""
+    total = max(schedule.num_steps - schedule.warmup_steps, 1)
+    return min((step - schedule.warmup_steps) / total, 1.0)
+
+
+def _step_decay(schedule: Schedule, step: int) -> float:
+    drops = int(step / schedule.steps_per_epoch / schedule.config.decay_epochs)
+    return schedule.config.decay_factor**drops
+
+
+def _cosine(schedule: Schedule, step: int) -> float:
+    return 0.5 * (1 + math.cos(math.pi * _progress(schedule, step)))
+
+
+def _polynomial(schedule: Schedule, step: int) -> float:
+    return float((1 - _progress(schedule, step)) ** schedule.config.decay_power)
+
+
+_DECAYS: dict[str, Callable[[Schedule, int], float]] = {
+    "constant": lambda schedule, step: 1.0,
+    "step": _step_decay,
+    "cosine": _cosine,
+    "polynomial": _polynomial,
+}

@@ -1,0 +1,35 @@
+"""`make install`, `make uninstall` and `make wheelhouse`: settings come from the environment, as make exports them."""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+from collections.abc import Callable
+
+from build import install, uninstall, wheelhouse
+from plan import InstallError, Plan
+
+COMMANDS: dict[str, Callable[[Plan], None]] = {"install": install, "uninstall": uninstall, "wheelhouse": wheelhouse}
+
+
+def stopped(number: int, _frame: object) -> None:
+    """Leave through the clean-up that an exception brings about."""
+    raise InstallError(f"stopped by {signal.Signals(number).name}; nothing was left behind", exit_code=130)
+
+
+def main() -> int:
+    """Run the command named on the command line; a failure is one line and an exit code."""
+    os.umask(0o022)  # what a centre installs is for everybody
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+        signal.signal(number, stopped)
+    try:
+        COMMANDS[sys.argv[1]](Plan.from_environment(os.environ))
+    except InstallError as error:
+        print(f"hpcdl: {error}", file=sys.stderr)
+        return error.exit_code
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

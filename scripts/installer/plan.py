@@ -1,0 +1,161 @@
+"""What is to be installed where: read from make's variables and checked before anything is written."""
+
+from __future__ import annotations
+
+import ast
+import os
+import re
+import shlex
+import subprocess
+import sys
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+CHECKOUT = Path(__file__).resolve().parents[2]
+MPI_CHOICES = {"mpich": "PyPI's mpich, inside the tree", "site": "the centre's own MPI library"}
+
+
+class InstallError(Exception):
+    """One line: what was given, what is possible, what to type. Exit code 2 before anything is written, else 1."""
+
+    def __init__(self, message: str, *, exit_code: int = 2) -> None:
+        super().__init__(message)
+        self.exit_code = exit_code
+
+
+@dataclass(frozen=True, kw_only=True)
+class Plan:
+    """The variables of `make install`, resolved. `version` ends with SUFFIX; `tree` is PREFIX/<version>."""
+
+    prefix: Path
+    moduledir: Path
+    mpi: str
+    mpi_module: str
+    mpi_library: str
+    wheelhouse: Path | None
+    requirements: tuple[str, ...]
+    force: bool
+    version: str
+
+    @classmethod
+    def from_environment(cls, environment: Mapping[str, str]) -> Plan:
+        """The plan that make's variables describe; InstallError names the variable that is wrong."""
+        mpi = environment.get("MPI") or "mpich"
+        if mpi not in MPI_CHOICES:
+            choices = " or ".join(f"MPI={name} ({text})" for name, text in MPI_CHOICES.items())
+            raise InstallError(f"MPI={mpi} is unknown; possible: {choices}")
+        wheels = environment.get("WHEELHOUSE")
+        return cls(
+            prefix=_folder("PREFIX", environment.get("PREFIX") or "/opt/apps/hpcdl"),
+            moduledir=_folder("MODULEDIR", environment.get("MODULEDIR") or "/opt/apps/modulefiles"),
+            mpi=mpi,
+            mpi_module=_module_name(environment.get("MPI_MODULE") or ""),
+            mpi_library=_quotable("MPI_LIBRARY", environment.get("MPI_LIBRARY") or ""),
+            wheelhouse=_folder("WHEELHOUSE", wheels) if wheels else None,
+            requirements=tuple(shlex.split(environment.get("REQUIREMENTS") or "")),
+            force=(environment.get("FORCE") or "0") not in ("0", "no"),
+            version=_version(
+                environment.get("HPCDL_UNINSTALL") or checkout_version() + (environment.get("SUFFIX") or "")
+            ),
+        )
+
+    @property
+    def tree(self) -> Path:
+        """Where this version lies."""
+        return self.prefix / self.version
+
+    @property
+    def replaced(self) -> Path:
+        """Where the tree that FORCE=1 replaces waits until the new one is whole."""
+        return self.prefix / f".{self.version}.replaced"
+
+    @property
+    def modulefile(self) -> Path:
+        """The modulefile of this version."""
+        return self.moduledir / "hpcdl" / f"{self.version}.lua"
+
+    @property
+    def replaced_modulefile(self) -> Path:
+        """The modulefile of the tree that waits in `replaced`, under a name that Lmod does not see."""
+        return self.modulefile.with_name(f".{self.modulefile.name}.replaced")
+
+    @property
+    def extras(self) -> str:
+        """The optional parts of the package that this plan takes."""
+        return "mpich,compression" if self.mpi == "mpich" else "compression"
+
+    def check_writable(self) -> None:
+        """InstallError where PREFIX or MODULEDIR cannot be written by this user."""
+        for name, folder in (("PREFIX", self.prefix), ("MODULEDIR", self.moduledir)):
+            existing = folder
+            while not existing.exists():
+                existing = existing.parent
+            if not existing.is_dir():
+                raise InstallError(f"{name}={folder}: {existing} is no folder; choose another {name}")
+            if not os.access(existing, os.W_OK | os.X_OK):
+                raise InstallError(
+                    f"{name}={folder} cannot be written by this user ({existing} is not writable); "
+                    f"choose another {name}, or ask whoever owns it"
+                )
+
+    def unreachable(self) -> list[str]:
+        """What other users cannot reach, although they should: sentences, one for each place."""
+        places = {"PREFIX": self.prefix, "MODULEDIR": self.moduledir, "PYTHON": Path(sys.executable).resolve()}
+        found = []
+        for name, path in places.items():
+            closed = [folder for folder in path.parents if folder.is_dir() and not folder.stat().st_mode & 0o001]
+            if closed:
+                found.append(f"{name}={path} is out of reach for other users: they cannot enter {closed[-1]}")
+        return found
+
+    def check_wheelhouse(self) -> None:
+        """InstallError where WHEELHOUSE holds no wheels."""
+        if self.wheelhouse is not None and not any(self.wheelhouse.glob("*.whl")):
+            raise InstallError(f"WHEELHOUSE={self.wheelhouse} holds no wheels; `make wheelhouse` fills one")
+
+    def find_mpi_library(self) -> str:
+        """The site's MPI library as the dynamic linker or MPI_LIBRARY names it; empty for the embedded one."""
+        if self.mpi != "site":
+            return ""
+        candidates = [self.mpi_library] if self.mpi_library else ["libmpi.so", "libmpi.so.12", "libmpi.so.40"]
+        for name in candidates:
+            # In a process of its own: a library that was loaded here could not be put away again.
+            probe = "import ctypes, os, sys; ctypes.CDLL(sys.argv[1], os.RTLD_LAZY).MPI_Get_version"
+            if subprocess.run([sys.executable, "-c", probe, name], capture_output=True, check=False).returncode == 0:
+                return name
+        tried = f"MPI_LIBRARY={self.mpi_library} is none" if self.mpi_library else "none is on the library path"
+        raise InstallError(
+            f"MPI=site needs the site's MPI library, and {tried}; load the site's MPI module first, "
+            "name the file with MPI_LIBRARY=/path/to/libmpi.so, or take MPI=mpich"
+        )
+
+
+def checkout_version() -> str:
+    """The version of this checkout, read without importing it."""
+    for node in ast.parse((CHECKOUT / "hpcdl" / "__init__.py").read_text()).body:
+        if isinstance(node, ast.Assign) and getattr(node.targets[0], "id", "") == "__version__":
+            return str(ast.literal_eval(node.value))
+    raise InstallError("hpcdl/__init__.py has no __version__; take a whole checkout")
+
+
+def _quotable(variable: str, text: str) -> str:
+    if re.search(r"[:\"'\\$`\x00-\x1f]", text):
+        raise InstallError(f"{variable}={text!r} cannot stand in PATH or a modulefile; leave out : \" ' \\ $ `")
+    return text
+
+
+def _folder(variable: str, text: str) -> Path:
+    return Path(_quotable(variable, text)).expanduser().absolute()  # links stay: a centre's paths often are links
+
+
+def _module_name(text: str) -> str:
+    if not re.fullmatch(r"[\w.+/-]*", text):
+        raise InstallError(f"MPI_MODULE={text!r} is no module name; give one as `module load` takes it")
+    return text
+
+
+def _version(text: str) -> str:
+    if not re.fullmatch(r"\d[\w.+-]*", text):
+        raise InstallError(f"{text!r} is no version; VERSION names one that PREFIX lists, SUFFIX is like -openmpi")
+    return text

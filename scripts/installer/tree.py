@@ -1,0 +1,102 @@
+"""A tree is whole, or it is not there: markers, recovery, and replacing one tree by another."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import shutil
+import socket
+from collections.abc import Iterator
+from pathlib import Path
+
+from modulefile import is_of_another_prefix
+from plan import InstallError, Plan
+from processes import running_from
+
+MARKER = ".hpcdl-unfinished"
+"""In a tree that is being built: says by whom."""
+RECEIPT = "install.json"
+"""In a tree that is whole: says what it is."""
+
+
+def is_ours(tree: Path) -> bool:
+    """Whether `make install` made `tree`, finished or not."""
+    return (tree / RECEIPT).is_file() or (tree / MARKER).is_file()
+
+
+def recover(plan: Plan) -> None:
+    """Clear what a killed install left, and put back the tree that it was replacing."""
+    marker = plan.tree / MARKER
+    if marker.is_file():
+        by = json.loads(marker.read_text())
+        alive = by["host"] != socket.gethostname() or Path(f"/proc/{by['pid']}").exists()
+        if alive and not plan.force:
+            raise InstallError(
+                f"{plan.tree} is being installed by process {by['pid']} on {by['host']}; wait for it, "
+                "or clear it away with FORCE=1"
+            )
+        print(f"hpcdl: clearing what an unfinished install left in {plan.tree}")
+        shutil.rmtree(plan.tree)
+    if plan.tree.exists():  # the new tree was whole: only the old one's removal was cut short
+        shutil.rmtree(plan.replaced, ignore_errors=True)
+        plan.replaced_modulefile.unlink(missing_ok=True)
+    else:
+        put_back(plan)
+
+
+def put_back(plan: Plan) -> None:
+    """The tree and the modulefile that were to be replaced, where they were."""
+    for waiting, place in ((plan.replaced, plan.tree), (plan.replaced_modulefile, plan.modulefile)):
+        if waiting.exists():
+            waiting.rename(place)
+
+
+def check_replaceable(plan: Plan) -> None:
+    """InstallError unless the place is free, or FORCE=1 and nobody runs from it."""
+    if is_of_another_prefix(plan):
+        raise InstallError(
+            f"{plan.modulefile} belongs to an installation outside {plan.prefix}; choose another MODULEDIR, "
+            "or a SUFFIX such as SUFFIX=-openmpi"
+        )
+    if not plan.tree.exists():
+        return
+    if not is_ours(plan.tree):
+        raise InstallError(f"{plan.tree} exists and is no hpcdl tree; choose another PREFIX")
+    if not plan.force:
+        raise InstallError(f"hpcdl {plan.version} is installed in {plan.tree} already; replace it with FORCE=1")
+    refuse_when_used(plan.tree)
+
+
+def refuse_when_used(tree: Path) -> None:
+    """InstallError where a process of this machine runs from `tree`."""
+    processes = running_from(tree)
+    if processes:
+        listed = ", ".join(map(str, processes[:5])) + (", ..." if len(processes) > 5 else "")
+        raise InstallError(f"{tree} is in use by process {listed}; wait until they end, or install another version")
+
+
+@contextlib.contextmanager
+def replacing(plan: Plan) -> Iterator[None]:
+    """Make the tree with its marker; on failure put things back as they were."""
+    made = [folder for folder in (plan.prefix, plan.moduledir) if not folder.exists()]
+    if plan.tree.exists():
+        plan.tree.rename(plan.replaced)
+        if plan.modulefile.exists():
+            plan.modulefile.rename(plan.replaced_modulefile)
+    try:
+        plan.tree.mkdir(parents=True)
+        plan.tree.chmod(0o755)
+        (plan.tree / MARKER).write_text(json.dumps({"pid": os.getpid(), "host": socket.gethostname()}))
+        yield
+    except BaseException as error:
+        shutil.rmtree(plan.tree, ignore_errors=True)
+        put_back(plan)
+        for folder in made:
+            with contextlib.suppress(OSError):  # not empty: somebody else's
+                folder.rmdir()
+        if isinstance(error, OSError):
+            raise InstallError(f"{error.strerror} ({error.filename}); nothing was left behind", exit_code=1) from None
+        raise
+    plan.replaced_modulefile.unlink(missing_ok=True)
+    shutil.rmtree(plan.replaced, ignore_errors=True)

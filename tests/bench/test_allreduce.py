@@ -1,0 +1,99 @@
+"""`hpcdl bench allreduce`: on threads, and once as a user runs it."""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from hpcdl.bench import allreduce, pingpong
+from hpcdl.collectives.measure import CANDIDATES, load_table, table_file
+from hpcdl.collectives.table import COLLECTIVES
+from hpcdl.collectives.workspace import Workspace
+from hpcdl.comm.threads import ThreadCommunicator, run
+from hpcdl.config.bench_allreduce import AllreduceBenchConfig, AllreduceBenchRun
+from hpcdl.core.errors import HpcdlError, UsageError
+from tests.conftest import CommandLine
+
+
+def test_measured_on_threads(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    config = AllreduceBenchConfig(run=AllreduceBenchRun(ranks=3, sizes="64KiB,1KiB", repeats=2))
+    ticks: list[int] = []
+    results = run(3, lambda communicator: allreduce.measure_on_rank(config, communicator, ticks.append))
+    result = results[0]
+    assert results[1] == result and sorted(ticks) == [1, 1, 1, 2, 2, 2]
+    assert [(row.bytes, row.algorithm) for row in result.rows] == [
+        (size, name) for size in (1024, 65536) for name in CANDIDATES
+    ]
+    for row in result.rows:
+        assert row.bus_bandwidth == pytest.approx(2 * 2 / 3 * row.bytes / row.seconds)
+        bound_s = 2 * result.link.latency_s + 4 / 3 * row.bytes * result.link.seconds_per_byte
+        assert row.share_of_bound == pytest.approx(bound_s / row.seconds)
+    assert set(result.fits) == set(CANDIDATES)
+    kept = load_table(table_file("threads", 3, 1, run(1, lambda communicator: communicator.host)[0]))
+    assert kept is not None and [row.bytes for row in kept.rows] == [1024, 65536], "auto reads what the bench measured"
+
+
+def test_a_wrong_sum_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
+    def forgets_a_rank(communicator: ThreadCommunicator, buffer: Any, workspace: Any) -> None:
+        communicator.broadcast(buffer)
+
+    monkeypatch.setattr(COLLECTIVES, "load", lambda name: forgets_a_rank)
+    with pytest.raises(HpcdlError, match="ring sums 4 KiB wrongly on rank 0"):
+        run(2, lambda communicator: allreduce.check(communicator, "ring", 4096, Workspace()))
+
+
+def test_the_slowest_pair_is_found() -> None:
+    class Slow(ThreadCommunicator):
+        """Messages between ranks 1 and 3 take longer."""
+
+        def isend(self, buffer: Any, destination: int, tag: int = 0) -> Any:
+            if {self.rank, destination} == {1, 3}:
+                time.sleep(0.002)
+            return super().isend(buffer, destination, tag)
+
+    def body(communicator: ThreadCommunicator) -> list[pingpong.Pair]:
+        communicator.__class__ = Slow
+        return pingpong.sweep(communicator)
+
+    pairs = run(4, body)[2]
+    assert sorted(pair.ranks for pair in pairs) == [(0, 1), (0, 2), (0, 3), (1, 2), (1, 3), (2, 3)]
+    assert max(pairs, key=lambda pair: pair.seconds).ranks == (1, 3)
+
+
+@pytest.mark.parametrize("num_ranks", [2, 5, 48, 49, 300])
+def test_pairs_cover_every_rank(num_ranks: int) -> None:
+    pairs = pingpong.choose_pairs(num_ranks)
+    assert {rank for pair in pairs for rank in pair} == set(range(num_ranks))
+    assert len(set(pairs)) == len(pairs) and all(low < high for low, high in pairs)
+    assert len(pairs) <= max(48 * 47 // 2, num_ranks * 9)
+
+
+def test_sizes() -> None:
+    assert allreduce.parse_sizes("1MiB, 4KiB,4097") == [4096, 1 << 20]
+    for wrong in ("", "3", "many", "1KiB;2KiB"):
+        with pytest.raises(UsageError, match="--sizes"):
+            allreduce.parse_sizes(wrong)
+
+
+@pytest.mark.mpi
+def test_as_a_user_runs_it(run_hpcdl: CommandLine) -> None:
+    finished = run_hpcdl(["bench", "allreduce", "--ranks", "2", "--sizes", "4KiB,256KiB", "--repeats", "2", "--json"])
+    assert finished.code == 0, finished.err
+    document = finished.json()
+    assert document["ranks"] == 2 and document["nodes"] == 1
+    assert {row["algorithm"] for row in document["rows"]} == set(CANDIDATES)
+    assert document["slowest_pair"]["ranks"] == [0, 1]
+    assert document["fits"]["ring"]["latency_s"] >= 0
+    assert list((run_hpcdl.home / "cache" / "hpcdl" / "allreduce").glob("*.json"))
+    shown = run_hpcdl(["bench", "allreduce", "--sizes", "4KiB", "--repeats", "1"])
+    assert shown.code == 0 and "<- auto" in shown.out and "slowest pair" in shown.err and "next: hpcdl" in shown.err
+
+
+def test_slips_are_told_before_ranks_start(run_hpcdl: CommandLine) -> None:
+    for arguments in (["--ranks", "1"], ["--sizes", "huge"]):
+        finished = run_hpcdl(["bench", "allreduce", *arguments])
+        assert finished.code == 2 and len(finished.err.splitlines()) == 1, finished.err

@@ -1,0 +1,91 @@
+from __future__ import annotations
+
+import csv
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+Run = Callable[..., Any]
+
+
+def test_replay_prints_what_the_contract_says(run_hpcdl: Run, tmp_path: Path) -> None:
+    path = tmp_path / "t.csv"
+    with path.open("w", newline="") as file:
+        writer = csv.writer(file)
+        writer.writerow(["ranks_per_node", "intra_op_threads", "images_per_second"])
+        writer.writerows([[1, threads, 100 - abs(threads - 8) + turn] for threads in range(1, 25) for turn in range(3)])
+    done = run_hpcdl(["tune-threads", "--replay", path, "--json"])
+    assert done.code == 0, done.err
+    document = done.json()
+    assert set(document) == {"winner", "trials_used", "samples_used", "samples_exhaustive", "regret"}
+    assert document["winner"] == {"ranks_per_node": "1", "intra_op_threads": "8"}
+    assert document["samples_exhaustive"] == 72
+    assert document["samples_used"] <= 36
+    assert "regret" in run_hpcdl(["tune-threads", "--replay", path]).out
+
+
+def test_plan_for_a_knl_without_being_there(run_hpcdl: Run) -> None:
+    done = run_hpcdl(["tune-threads", "--plan", "--machine", "stampede2-knl-quadrant-flat", "--json"])
+    assert done.code == 0, done.err
+    candidates = done.json()["candidates"]
+    published = next(item for item in candidates if item["origin"] == "published for this machine")
+    assert published["cpus_by_local_rank"] == [list(range(64))]
+    assert published["memory_nodes_by_local_rank"] == [[1]]
+    assert published["environment"]["HPCDL_INTRA_OP_THREADS"] == "64"
+    assert "numactl --physcpubind=0-63 --preferred=1 hpcdl bench step" in published["commands"][0]
+
+
+def test_plan_for_this_node_is_readable(run_hpcdl: Run, tmp_path: Path) -> None:
+    path = tmp_path / "s.toml"
+    path.write_text("only = true\nintra_op_threads = [1]\nbinding = ['none']\n")
+    done = run_hpcdl(["tune-threads", "--plan", "--space", path, "--model", "lenet"])
+    assert done.code == 0, done.err
+    assert "1 candidates" in done.out
+    assert "HPCDL_INTRA_OP_THREADS=1" in done.out
+    assert "--model lenet" in done.out
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (["--model", "lenet", "--budget", "0"], "--budget: 0"),
+        ([], "--model is needed"),
+        (["--model", "lenett"], "lenet"),
+        (["--model", "lenet", "--machine", "theta-knl"], "add --plan"),
+        (["--plan", "--machine", "theta"], "theta-knl"),
+        (["--plan", "--batch-sizes", "32,x"], "--batch-sizes '32,x'"),
+        (["--replay", "absent.csv"], "cannot read absent.csv"),
+        (["--plan", "--space", "absent.toml"], "absent.toml"),
+        (["--plan", "--machine", "generic", "--ranks-per-node", "9999"], "the space is empty"),
+    ],
+)
+def test_unusable_input_is_one_line_and_exit_2(
+    arguments: list[str], words: str, run_hpcdl: Run, tmp_path: Path
+) -> None:
+    done = run_hpcdl(["tune-threads", *arguments], cwd=tmp_path)
+    assert done.code == 2, done.err
+    assert words in done.err
+    assert len(done.err.strip().splitlines()) == 1
+    assert list(tmp_path.glob("*.toml")) == []
+
+
+@pytest.mark.mpi
+def test_a_real_search_stores_a_profile_that_is_found_again(run_hpcdl: Run, tmp_path: Path) -> None:
+    space = tmp_path / "s.toml"
+    space.write_text("only = true\nranks_per_node = [1]\nintra_op_threads = [1]\nbinding = ['none']\n")
+    words = ["tune-threads", "--model", "lenet", "--batch-size", "8", "--steps", "2", "--space", space]
+    done = run_hpcdl([*words, "--budget", "4m", "--precision", "0.9", "--json"], timeout_s=280)
+    assert done.code == 0, done.err
+    document = done.json()
+    assert document["schema"] == "hpcdl.profile/1"
+    assert document["settings"]["intra_op_threads"] == 1
+    assert document["images_per_second"] > 0
+    assert "not checked against" not in done.err
+    entries = [json.loads(line) for line in Path(document["log"]).read_text().splitlines()]
+    assert len(entries) == 1 + document["num_samples"]
+    found = run_hpcdl(["node", "env", "--model", "lenet"])
+    assert f"HPCDL_INTRA_OP_THREADS={document['settings']['intra_op_threads']}" in found.out
+    assert document["path"] in found.err

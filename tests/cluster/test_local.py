@@ -1,0 +1,108 @@
+"""The local launcher with real processes and the mpiexec in use; the ranks are small scripts without TensorFlow."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import textwrap
+import time
+from pathlib import Path
+
+import pytest
+
+from hpcdl.cluster import local
+from hpcdl.cluster.status import read_statuses, report_status
+from hpcdl.cluster.watch import DeathWatch
+from hpcdl.core.errors import RankError, StoppedEarly
+from hpcdl.core.protocols import LaunchPlan
+
+PREAMBLE = """
+import os, signal, sys, time
+from pathlib import Path
+from hpcdl.cluster.environment import placement
+from hpcdl.cluster.status import report_status
+from hpcdl.comm.mpi import world
+place, folder = placement(), Path(os.environ["HPCDL_STATUS_DIR"])
+report_status(folder, place.rank, "running")
+communicator = world(place.size)
+"""
+
+
+def start(body: str, tmp_path: Path, num_ranks: int = 2) -> Path:
+    script = tmp_path / "rank.py"
+    script.write_text(PREAMBLE + textwrap.dedent(body))
+    plan = LaunchPlan(num_ranks=num_ranks, ranks_per_node=num_ranks)
+    local.start(plan, [sys.executable, str(script)], folder=tmp_path / "ranks")
+    return tmp_path / "ranks"
+
+
+@pytest.mark.mpi
+def test_ranks_that_finish_leave_their_status(tmp_path: Path) -> None:
+    folder = start("communicator.barrier(); report_status(folder, place.rank, 'done')", tmp_path)
+    assert [(status.rank, status.state) for status in read_statuses(folder)] == [(0, "done"), (1, "done")]
+
+
+@pytest.mark.mpi
+def test_a_rank_that_raises_is_named_and_ends_the_others(tmp_path: Path) -> None:
+    began = time.monotonic()
+    with pytest.raises(RankError, match=r"rank 1 on \S+: no luck") as caught:
+        start(
+            """
+            if place.rank == 1:
+                report_status(folder, 1, "failed", exit_code=3, message="no luck")
+                communicator.abort(3)
+            communicator.barrier()
+            """,
+            tmp_path,
+        )
+    assert (caught.value.rank, caught.value.exit_code) == (1, 3)
+    assert time.monotonic() - began < 10
+
+
+@pytest.mark.mpi
+def test_a_rank_that_is_killed_is_named(tmp_path: Path) -> None:
+    began = time.monotonic()
+    with pytest.raises(RankError, match=r"rank 1 on .* ended without a word") as caught:
+        start(
+            "if place.rank == 1: time.sleep(0.5); os.kill(os.getpid(), signal.SIGKILL)\ncommunicator.barrier()",
+            tmp_path,
+        )
+    assert caught.value.rank == 1
+    assert time.monotonic() - began < 10
+
+
+@pytest.mark.mpi
+def test_ranks_that_stop_early_say_so(tmp_path: Path) -> None:
+    with pytest.raises(StoppedEarly, match="saved at step 5"):
+        start(
+            """
+            report_status(folder, place.rank, "stopped", exit_code=75, message="saved at step 5")
+            communicator.barrier()
+            sys.exit(75)
+            """,
+            tmp_path,
+        )
+
+
+def test_deaths_are_seen_in_their_order() -> None:
+    first, second = (subprocess.Popen(["sleep", "60"]) for _ in range(2))
+    watch = DeathWatch()
+    watch.add(first.pid)
+    watch.add(second.pid)
+    assert watch.poll(0.05) == []
+    second.kill()
+    assert watch.poll(5) == [second.pid]
+    first.send_signal(signal.SIGTERM)
+    assert watch.poll(5) == [first.pid]
+    watch.close()
+    first.wait()
+    second.wait()
+
+
+def test_a_damaged_status_is_left_out(tmp_path: Path) -> None:
+    report_status(tmp_path, 0, "running")
+    (tmp_path / "1.json").write_text("{")
+    (found,) = read_statuses(tmp_path)
+    assert (found.rank, found.pid) == (0, os.getpid())

@@ -1,0 +1,42 @@
+"""Alpha and beta are recovered from noisy exchanges, and their intervals cover them."""
+
+from __future__ import annotations
+
+import numpy
+import pytest
+
+from hpcdl.core.linear_fit import fit_relative
+
+ALPHA, BETA = 2e-5, 1 / 10e9
+
+
+def ring(p: int, num_bytes: float) -> tuple[float, float]:
+    return 2 * (p - 1), 2 * num_bytes * (p - 1) / p
+
+
+DESIGN = [ring(p, size) for p in (2, 4, 8, 16) for size in (1e5, 1e7, 1e8) for _ in range(3)]
+
+
+def test_exact_runs_are_recovered() -> None:
+    fit = fit_relative(DESIGN, [ALPHA * rounds + BETA * size for rounds, size in DESIGN])
+    assert fit is not None
+    assert fit.coefficients[0].value == pytest.approx(ALPHA, rel=1e-9)
+    assert fit.coefficients[1].value == pytest.approx(BETA, rel=1e-9)
+    assert fit.r2 == pytest.approx(1.0)
+
+
+def test_intervals_cover_alpha_and_beta() -> None:
+    random_source = numpy.random.default_rng(5)
+    exact = numpy.array([ALPHA * rounds + BETA * size for rounds, size in DESIGN])
+    covered = [0, 0]
+    for _ in range(1000):
+        fit = fit_relative(DESIGN, list(exact * numpy.exp(random_source.normal(0, 0.05, len(exact)))))
+        assert fit is not None
+        for index, truth in enumerate((ALPHA, BETA)):
+            parameter = fit.coefficients[index]
+            covered[index] += (parameter.low or 0) <= truth <= (parameter.high or 0)
+    assert all(900 <= count <= 990 for count in covered), covered
+
+
+def test_runs_that_cannot_tell_them_apart_give_no_fit() -> None:
+    assert fit_relative([ring(4, 1e6)] * 3, [1e-3, 1.1e-3, 0.9e-3]) is None

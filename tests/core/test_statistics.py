@@ -1,0 +1,114 @@
+"""Estimates against published and scipy's numbers; coverage of intervals by simulation."""
+
+from __future__ import annotations
+
+import math
+import random
+import statistics
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from scipy import stats
+
+from hpcdl.core.statistics import estimate, holm, quantiles, t_quantile, variance, welch_log_ratio
+
+POSITIVE = st.floats(min_value=1e-3, max_value=1e6)
+SAMPLE = st.lists(POSITIVE, min_size=2, max_size=12)
+
+
+def test_estimate_is_student_t() -> None:
+    found = estimate([98.0, 100.0, 102.0])
+    assert found.mean == 100.0
+    assert found.std == pytest.approx(2.0)
+    assert found.ci95 == pytest.approx(4.302653 * 2 / math.sqrt(3), rel=1e-6)
+    assert found.n == 3
+
+
+def test_estimate_of_one_run_has_no_interval() -> None:
+    found = estimate([5.0])
+    assert (found.mean, found.std, found.ci95, found.n) == (5.0, None, None, 1)
+
+
+def test_estimate_of_nothing_is_refused() -> None:
+    with pytest.raises(ValueError, match="no values"):
+        estimate([])
+
+
+@given(SAMPLE)
+def test_variance_is_the_standard_library_s(values: list[float]) -> None:
+    assert variance(values) == pytest.approx(statistics.variance(values), rel=1e-9, abs=1e-12)
+
+
+@given(SAMPLE, SAMPLE)
+def test_welch_is_scipy_s_on_logarithms(values: list[float], base: list[float]) -> None:
+    found = welch_log_ratio(values, base)
+    assert found.value == pytest.approx(statistics.fmean(values) / statistics.fmean(base))
+    logs = [math.log(item) for item in values], [math.log(item) for item in base]
+    if statistics.variance(logs[0]) < 1e-8 or statistics.variance(logs[1]) < 1e-8:
+        return
+    expected = stats.ttest_ind(*logs, equal_var=False)
+    interval = expected.confidence_interval(0.95)
+    assert found.p_value == pytest.approx(expected.pvalue, rel=1e-6, abs=1e-300)
+    assert math.log(found.low or 0) == pytest.approx(interval.low, rel=1e-6, abs=1e-9)
+    assert math.log(found.high or 0) == pytest.approx(interval.high, rel=1e-6, abs=1e-9)
+
+
+def test_welch_with_one_run_gives_a_ratio_without_interval() -> None:
+    found = welch_log_ratio([2.0], [1.0, 1.0, 1.0])
+    assert found.value == 2.0
+    assert (found.low, found.high, found.p_value, found.std, found.ci95) == (None, None, None, None, None)
+
+
+def test_welch_refuses_what_has_no_logarithm() -> None:
+    with pytest.raises(ValueError, match="positive"):
+        welch_log_ratio([1.0, 0.0], [1.0, 2.0])
+
+
+def test_runs_without_noise_are_told_apart() -> None:
+    same, other = welch_log_ratio([2.0, 2.0], [2.0, 2.0]), welch_log_ratio([2.0, 2.0], [1.0, 1.0])
+    assert (same.p_value, same.low, same.high) == (1.0, 1.0, 1.0)
+    assert other.p_value == 0.0
+
+
+def test_scaling_a_ratio_scales_its_interval() -> None:
+    found = welch_log_ratio([10, 11, 12], [5, 5.5, 6])
+    half = found.scaled(0.5)
+    assert half.value == pytest.approx(found.value / 2)
+    assert half.high == pytest.approx((found.high or 0) / 2)
+    assert half.p_value == found.p_value
+
+
+def test_holm_gives_the_textbook_s_numbers() -> None:
+    assert holm([0.01, 0.04, 0.03, 0.005]) == pytest.approx([0.03, 0.06, 0.06, 0.02])
+    assert holm([]) == []
+
+
+@given(st.lists(st.floats(min_value=0, max_value=1), max_size=20))
+def test_holm_keeps_the_order_and_never_helps(p_values: list[float]) -> None:
+    adjusted = holm(p_values)
+    assert all(p <= q <= 1 for p, q in zip(p_values, adjusted, strict=True))
+    ranked = [q for _, q in sorted(zip(p_values, adjusted, strict=True))]
+    assert ranked == sorted(ranked)
+
+
+@pytest.mark.parametrize("noise", [0.01, 0.1])
+def test_three_runs_a_side_cover_the_ratio(noise: float) -> None:
+    random_source = random.Random(7)
+    covered = 0
+    for _ in range(1000):
+        values = [80 * math.exp(random_source.gauss(0, noise)) for _ in range(3)]
+        base = [100 * math.exp(random_source.gauss(0, noise)) for _ in range(3)]
+        found = welch_log_ratio(values, base)
+        covered += (found.low or 1) <= 0.8 <= (found.high or 0)
+    assert 900 <= covered <= 990
+
+
+def test_quantiles_interpolate() -> None:
+    assert quantiles([4.0, 1.0, 3.0, 2.0], [0.0, 0.5, 1.0]) == [1.0, 2.5, 4.0]
+    with pytest.raises(ValueError, match="no values"):
+        quantiles([], [0.5])
+
+
+def test_t_quantile_is_the_table_s() -> None:
+    assert t_quantile(0.975, 2) == pytest.approx(4.302653, rel=1e-6)

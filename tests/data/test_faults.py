@@ -1,0 +1,200 @@
+"""Killed at any moment, out of space, bits that flip: nothing is lost, everything is found."""
+
+from __future__ import annotations
+
+import os
+import random
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from hpcdl.core.errors import CorruptError, HpcdlError
+from hpcdl.data.dataset import open_dataset
+from hpcdl.data.inspection import require_sound, verify
+from hpcdl.data.manifest import read_manifest
+from hpcdl.data.shard_file import faults
+from tests.conftest import CommandLine
+from tests.data.sharding import contents, image_folder, make, report
+
+
+def killed_at(seconds: float, arguments: list[str | Path], home: Path) -> bool:
+    """Start the command, kill it and all it started after so long; whether it was still at work."""
+    line = [sys.executable, "-m", "hpcdl", *map(str, arguments)]
+    process = subprocess.Popen(line, cwd=home, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+    time.sleep(seconds)
+    alive = process.poll() is None
+    process.kill()  # only the command itself: its writing processes must die with it
+    process.wait()
+    return alive
+
+
+def kill_and_resume(command: CommandLine, folder: Path, times: int, seed: int) -> None:
+    line: list[str | Path] = ["shard", "synthetic:imagenet", "--samples", "4000", "--shards", "40", "--workers", "2"]
+    undisturbed, disturbed = folder / "undisturbed", folder / "disturbed"
+    started = time.monotonic()
+    assert command([*line, undisturbed]).code == 0
+    whole_s = time.monotonic() - started
+    wanted = contents(undisturbed)
+    shutil.rmtree(undisturbed)
+    moments, hits = random.Random(seed), 0
+    for _ in range(times):
+        hits += killed_at(moments.uniform(0.3, 0.95) * whole_s, [*line, disturbed, "--resume"], command.home)
+        if (disturbed / "manifest.json").exists():
+            assert contents(disturbed) == wanted
+            shutil.rmtree(disturbed)
+    partial = sum(1 for _ in disturbed.glob("shard-*.h5"))
+    done = command([*line, disturbed, "--resume", "--json"])
+    assert done.code == 0, done.err
+    assert contents(disturbed) == wanted
+    assert hits, "every kill came too late to test anything"
+    assert done.json()["kept"] >= partial - 2  # whole shards are kept; those just renamed may not be entered yet
+
+
+def test_killed_while_writing_then_resumed(run_hpcdl: CommandLine, tmp_path: Path) -> None:
+    kill_and_resume(run_hpcdl, tmp_path, times=3, seed=1)
+
+
+@pytest.mark.soak
+def test_killed_twenty_times(run_hpcdl: CommandLine, tmp_path: Path) -> None:
+    kill_and_resume(run_hpcdl, tmp_path, times=20, seed=2)
+
+
+def test_resume_redoes_only_what_is_missing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from hpcdl.data.shards import ShardWriter
+
+    make("synthetic:mnist", tmp_path / "whole", samples=600, shards=6)
+    real, count = ShardWriter.write, 0
+
+    def fail_at_fourth(self: ShardWriter, *args: object) -> object:
+        nonlocal count
+        count += 1
+        if count == 4:
+            raise HpcdlError("the power goes")
+        return real(self, *args)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(ShardWriter, "write", fail_at_fourth)
+    with pytest.raises(HpcdlError, match="the power goes"):
+        make("synthetic:mnist", tmp_path / "out", samples=600, shards=6)
+    monkeypatch.setattr(ShardWriter, "write", real)
+    partial = tmp_path / "out" / "manifest.partial.00000"
+    partial.write_bytes(partial.read_bytes() + b'{"split": "all", "numb')  # a line that a crash cut short
+    (tmp_path / "out" / ".shard-00004.h5.99.tmp").write_bytes(b"half a shard")
+    again = report("synthetic:mnist", tmp_path / "out", samples=600, shards=6, resume=True)
+    assert (again.kept, again.written) == (3, 3)
+    assert contents(tmp_path / "out") == contents(tmp_path / "whole")
+
+
+@pytest.mark.parametrize(
+    "options", [{}, {"compression": "gzip"}, {"encoding": "encoded"}], ids=["raw", "gzip", "encoded"]
+)
+def test_one_flipped_bit_anywhere_is_found_and_named(options: dict[str, str], tmp_path: Path) -> None:
+    source = image_folder(tmp_path / "s", {"a": 30, "b": 30}, size=20)
+    make(source, tmp_path / "out", shards=2, max_ranks=6, **options)
+    require_sound(tmp_path / "out", verify(tmp_path / "out"))
+    manifest, _ = read_manifest(tmp_path / "out")
+    entry = manifest.shards()[1]
+    path = tmp_path / "out" / entry.file
+    original = path.read_bytes()
+    places = random.Random(3)
+    for position in [0, 8, len(original) - 1, *(places.randrange(len(original)) for _ in range(120))]:
+        damaged = bytearray(original)
+        damaged[position] ^= 1 << places.randrange(8)
+        path.write_bytes(damaged)
+        found = faults(tmp_path / "out", entry)
+        assert len(found) == 1 and found[0].startswith(f"{entry.file}: "), (position, found)
+    damaged = bytearray(original)
+    damaged[-1] ^= 1
+    path.write_bytes(damaged)
+    with pytest.raises(CorruptError, match=r"shard-00001\.h5: block \d+ \(samples \d+ to 29\)"):
+        require_sound(tmp_path / "out", verify(tmp_path / "out"))
+
+
+def test_damage_is_met_at_opening_where_that_is_cheap(tmp_path: Path) -> None:
+    make("synthetic:mnist", tmp_path / "out", samples=300, shards=3)
+    shard = tmp_path / "out" / "shard-00001.h5"
+    whole = shard.read_bytes()
+    shard.write_bytes(whole[: len(whole) // 2])
+    with pytest.raises(CorruptError, match=r"shard-00001\.h5 has \d+ bytes, the manifest says"):
+        open_dataset(str(tmp_path / "out"))
+    shard.unlink()
+    with pytest.raises(CorruptError, match=r"shard-00001\.h5 cannot be read"):
+        open_dataset(str(tmp_path / "out"))
+    shard.write_bytes(whole)
+    manifest = tmp_path / "out" / "manifest.json"
+    text = manifest.read_text()
+    for broken in (
+        text.replace('"num_samples": 100', '"num_samples": 101', 1),
+        text[:-30],
+        "[]",
+        text.replace("/1", "/9", 1),
+    ):
+        manifest.write_text(broken)
+        with pytest.raises(CorruptError):
+            open_dataset(str(tmp_path / "out"))
+
+
+@pytest.fixture
+def small_disk(tmp_path: Path, need: Callable[..., None]) -> Iterator[Path]:
+    """A tmpfs of 24 MiB."""
+    need(os.geteuid() == 0 and shutil.which("mount") is not None, "a small tmpfs can be mounted by root only")
+    folder = tmp_path / "disk"
+    folder.mkdir()
+    subprocess.run(["mount", "-t", "tmpfs", "-o", "size=24m", "tmpfs", folder], check=True)
+    try:
+        yield folder
+    finally:
+        subprocess.run(["umount", folder], check=True)
+
+
+@pytest.mark.parametrize("workers", [1, 2])
+def test_a_full_disk_is_told_and_resumed(
+    small_disk: Path, run_hpcdl: CommandLine, tmp_path: Path, workers: int
+) -> None:
+    line: list[str | Path] = ["shard", "synthetic:imagenet", small_disk / "out", "--samples", "130", "--shards", "10"]
+    line += ["--workers", str(workers)]  # 19 MiB
+    (small_disk / "other").write_bytes(bytes(12 * 1024**2))
+    early = run_hpcdl(line)
+    assert early.code == 1 and "18.7 MiB are needed" in early.err.replace("18.8", "18.7") and "--resume" in early.err
+    assert not (small_disk / "out").exists()
+    (small_disk / "other").unlink()
+    other = small_disk / "other"
+    process = subprocess.Popen([sys.executable, "-m", "hpcdl", *map(str, line)], stderr=subprocess.PIPE, text=True)
+    while not (small_disk / "out" / "manifest.partial.00000").exists():  # the space was checked
+        assert process.poll() is None
+    with other.open("wb") as file:
+        try:
+            for _ in range(20):
+                file.write(bytes(1024**2))
+        except OSError:
+            pass
+    _, err = process.communicate(timeout=60)
+    assert process.returncode == 1, err
+    assert "no space left" in err and "are needed" in err and "Traceback" not in err
+    assert (small_disk / "out" / "manifest.partial.00000").exists()
+    other.unlink()
+    assert run_hpcdl([*line, "--resume"]).code == 0
+    make("synthetic:imagenet", tmp_path / "whole", samples=130, shards=10)
+    assert contents(small_disk / "out") == contents(tmp_path / "whole")
+
+
+def test_a_writing_process_that_dies_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from hpcdl.data import tasks
+
+    real = tasks._Process.give
+
+    def give_and_kill(self: tasks._Process, task: tasks.Task) -> None:
+        real(self, task)
+        if task[1] == 2:
+            os.kill(self._process.pid, signal.SIGKILL)
+
+    monkeypatch.setattr(tasks._Process, "give", give_and_kill)
+    with pytest.raises(HpcdlError, match=r"a writing process died \(signal 9\)"):
+        make("synthetic:imagenet", tmp_path / "out", samples=60, shards=6, workers=2)
+    monkeypatch.setattr(tasks._Process, "give", real)
+    assert report("synthetic:imagenet", tmp_path / "out", samples=60, shards=6, resume=True).kept >= 1

@@ -1,0 +1,52 @@
+from __future__ import annotations
+
+import errno
+import fcntl
+import json
+import os
+import socket
+from pathlib import Path
+
+import pytest
+
+from hpcdl.core.errors import UsageError
+from hpcdl.data.lock import FILE_NAME, writing
+
+
+def test_held_freed_and_taken_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("SLURM_JOB_ID", "77")
+    with writing(tmp_path):
+        record = json.loads((tmp_path / FILE_NAME).read_text())
+        assert record == {"host": socket.gethostname(), "pid": os.getpid(), "job": "SLURM_JOB_ID=77"}
+        with pytest.raises(UsageError, match=f"pid {os.getpid()} on .*job SLURM_JOB_ID=77"), writing(tmp_path):
+            pass
+    assert not (tmp_path / FILE_NAME).exists()
+    (tmp_path / FILE_NAME).write_text(json.dumps({"host": socket.gethostname(), "pid": os.getppid(), "job": ""}))
+    with writing(tmp_path):  # flock works here, so what a dead writer left in the file counts for nothing
+        pass
+
+
+@pytest.mark.parametrize("number", [errno.ENOSYS, errno.EOPNOTSUPP, errno.ENOLCK])
+def test_where_there_is_no_flock_the_record_decides(
+    number: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(*_: object) -> None:
+        raise OSError(number, os.strerror(number))
+
+    monkeypatch.setattr(fcntl, "flock", refuse)
+    with writing(tmp_path), pytest.raises(UsageError, match="another hpcdl writes"), writing(tmp_path):
+        pass
+    child = os.fork()
+    if child == 0:
+        os._exit(0)
+    os.waitpid(child, 0)
+    path = tmp_path / FILE_NAME
+    path.write_text(json.dumps({"host": socket.gethostname(), "pid": child, "job": ""}))
+    with writing(tmp_path):  # its process is dead
+        pass
+    path.write_text(json.dumps({"host": "another-node", "pid": child, "job": "SLURM_JOB_ID=5"}))
+    with pytest.raises(UsageError, match="another-node, job SLURM_JOB_ID=5"), writing(tmp_path):
+        pass
+    path.write_text("")
+    with writing(tmp_path):
+        pass

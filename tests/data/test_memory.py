@@ -1,0 +1,62 @@
+"""The bound that the command promises: 512 MB and 64 MB a writing process, whatever the size of the data set."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+
+def peak_bytes(pid: int) -> int:
+    """Peak resident bytes of a process; 0 where it is gone."""
+    try:
+        status = Path(f"/proc/{pid}/status").read_text()
+    except OSError:
+        return 0
+    return next((int(line.split()[1]) * 1024 for line in status.splitlines() if line.startswith("VmHWM")), 0)
+
+
+def children(pid: int) -> list[int]:
+    try:
+        return [int(word) for word in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
+    except OSError:
+        return []
+
+
+def test_memory_stays_bounded(tmp_path: Path) -> None:
+    line = [sys.executable, "-m", "hpcdl", "shard", "synthetic:imagenet", str(tmp_path / "out")]
+    line += ["--samples", "3000", "--shards", "2", "--workers", "2"]  # 430 MB in shards of 215 MB
+    process = subprocess.Popen(line, stderr=subprocess.DEVNULL)
+    peaks: dict[int, int] = {}
+    while process.poll() is None:
+        for pid in (process.pid, *children(process.pid)):
+            peaks[pid] = max(peaks.get(pid, 0), peak_bytes(pid))
+        time.sleep(0.02)
+    assert process.returncode == 0 and len(peaks) >= 3
+    writers = sorted(peaks.values())[:2]
+    assert sum(peaks.values()) < 512e6 + 2 * 64e6
+    assert max(writers) < 150e6  # far below a shard: nothing is held but a block
+
+
+def test_a_long_list_of_samples_is_not_held_in_memory(tmp_path: Path) -> None:
+    line = [
+        sys.executable,
+        "-m",
+        "hpcdl",
+        "shard",
+        "synthetic:2x2x1:10",
+        "--dry-run",
+        str(tmp_path / "out"),
+        "--samples",
+    ]
+    peaks = []
+    for samples in ("1000", "300000"):
+        process = subprocess.Popen([*line, samples], stderr=subprocess.DEVNULL)
+        peak = 0
+        while process.poll() is None:
+            peak = max(peak, peak_bytes(process.pid))
+            time.sleep(0.005)
+        assert process.returncode == 0
+        peaks.append(peak)
+    assert peaks[1] - peaks[0] < 20e6  # the list is 12 MB on disk; a list of Python objects would be 100 MB

@@ -1,0 +1,78 @@
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from hpcdl.core.errors import UsageError
+from hpcdl.data.order import Epoch, Layout, global_batch_indices, mixed, permuted, steps_per_epoch, worker_slice
+
+shards = st.lists(st.integers(1, 60), min_size=1, max_size=6)
+
+
+@given(num=st.integers(1, 3000), key=st.integers(0, 2**64 - 1))
+@settings(max_examples=60, deadline=None)
+def test_permuted_is_a_permutation(num: int, key: int) -> None:
+    found = permuted(np.arange(num, dtype=np.int64), num, key)
+    assert np.array_equal(np.sort(found), np.arange(num))
+
+
+def test_permuted_spreads_evenly_and_keys_differ() -> None:
+    places = np.arange(10_000, dtype=np.int64)
+    one, two = (permuted(places, 10_000, mixed(key)) for key in (1, 2))
+    assert np.mean(one == two) < 0.01
+    counts, _ = np.histogram(one[:1000], bins=10, range=(0, 10_000))
+    assert counts.min() > 50 and counts.max() < 160  # 100 expected, standard deviation under 10
+    assert abs(np.corrcoef(places, one)[0, 1]) < 0.05
+
+
+def test_permuted_never_changes() -> None:
+    """The order of samples is part of what a resumed run relies on."""
+    assert permuted(np.arange(8, dtype=np.int64), 8, 42).tolist() == [6, 7, 4, 2, 0, 3, 5, 1]
+    assert mixed(1, 2, 3) == mixed(1, 2, 3) != mixed(1, 3, 2)
+
+
+@given(by_shard=shards, block=st.integers(1, 9), window=st.integers(1, 5), seed=st.integers(0, 99))
+@settings(max_examples=60, deadline=None)
+def test_an_epoch_holds_every_sample_once(by_shard: list[int], block: int, window: int, seed: int) -> None:
+    layout = Layout.of_shards(by_shard, block, window)
+    assert layout.num_samples == sum(by_shard)
+    epoch = Epoch(layout, seed, 3)
+    assert np.array_equal(np.sort(epoch.ids(0, layout.num_samples)), np.arange(layout.num_samples))
+    assert not (set(layout.starts[1:-1].tolist()) - set(range(1, layout.num_samples)))
+
+
+@given(by_shard=shards, block=st.integers(1, 9), batch=st.integers(1, 5), workers=st.integers(1, 6))
+@settings(max_examples=60, deadline=None)
+def test_workers_share_the_same_global_batch_and_steps(
+    by_shard: list[int], block: int, batch: int, workers: int
+) -> None:
+    layout = Layout.of_shards(by_shard, block, 4)
+    total = batch * workers
+    if total > layout.num_samples:
+        with pytest.raises(UsageError, match="batch size x workers"):
+            steps_per_epoch(layout.num_samples, total)
+        return
+    steps = steps_per_epoch(layout.num_samples, total)
+    assert 0 <= layout.num_samples - steps * total < total  # what is dropped is less than one global batch
+    seen: list[int] = []
+    for step in range(steps):
+        whole = global_batch_indices(step, layout=layout, seed=1, epoch=2, global_batch=total)
+        epoch = Epoch(layout, 1, 2)  # a fresh one: no step needs the ones before
+        parts = [
+            epoch.ids(*worker_slice(step, batch_size=batch, worker=w, num_workers=workers)) for w in range(workers)
+        ]
+        assert np.array_equal(np.concatenate(parts), whole)
+        seen += whole.tolist()
+    assert len(set(seen)) == len(seen)
+    with pytest.raises(UsageError):
+        global_batch_indices(steps, layout=layout, seed=1, epoch=2, global_batch=total)
+
+
+def test_epochs_and_seeds_differ_and_mix_shards() -> None:
+    layout = Layout.of_shards([500, 500], 10, 20)
+    first, second = Epoch(layout, 0, 0).ids(0, 1000), Epoch(layout, 0, 1).ids(0, 1000)
+    other = Epoch(layout, 1, 0).ids(0, 1000)
+    assert np.mean(first == second) < 0.05 and np.mean(first == other) < 0.05
+    assert 40 < np.sum(first[:200] < 500) < 160  # 20 blocks of 100: 10 from each shard, standard deviation 2

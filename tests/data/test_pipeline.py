@@ -1,0 +1,196 @@
+"""The one adapter to TensorFlow; this is the only test file of the room that loads it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from hpcdl.core.errors import SourceError, UsageError
+from hpcdl.data.augmentation import Augmentation
+from hpcdl.data.dataset import open_dataset
+from tests.data.sharding import everything, image_folder, make, numbers, pixels, same_samples
+
+tf = pytest.importorskip("tensorflow")
+
+
+@pytest.fixture(scope="module")
+def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("pipeline")
+    np.savez(folder / "a.npz", images=pixels(103, (12, 10, 3)), labels=numbers(103, 5))
+    make(folder / "a.npz", folder / "out", shards=3, split="train=0.7,val=0.3", max_ranks=8)
+    return folder / "out"
+
+
+def taken(batches: Any, count: int) -> list[tuple[np.ndarray, np.ndarray]]:
+    found = [tuple(item.numpy() for item in next(batches)) for _ in range(count)]
+    batches.close()
+    return found
+
+
+def test_training_batches(data: Path) -> None:
+    from hpcdl.data.pipeline import training_batches
+
+    dataset = open_dataset(str(data))
+    one = taken(training_batches(dataset, batch_size=24, seed=2), 9)
+    assert one[0][0].dtype == np.uint8 and one[0][1].dtype == np.int64 and one[0][0].shape == (24, 12, 10, 3)
+    two = [taken(training_batches(dataset, batch_size=12, worker=w, num_workers=2, seed=2), 9) for w in range(2)]
+    for step in range(9):
+        for place in range(2):
+            assert np.array_equal(one[step][place], np.concatenate([two[0][step][place], two[1][step][place]]))
+    late = taken(training_batches(dataset, batch_size=24, seed=2, start_step=7), 2)
+    assert all(np.array_equal(late[k][i], one[7 + k][i]) for k in range(2) for i in range(2))
+    assert same_samples_of(one[:3], data, "train")
+    with pytest.raises(UsageError, match="batch size x workers"):
+        training_batches(dataset, batch_size=200)
+
+
+def same_samples_of(batches: list[tuple[np.ndarray, np.ndarray]], data: Path, split: str) -> bool:
+    """Whether each sample is one of the split's, with its label."""
+    dataset = open_dataset(str(data))
+    assert dataset.manifest is not None
+    images, labels = everything(data, dataset.manifest, split)
+    known = {image.tobytes(): label for image, label in zip(images, labels, strict=True)}
+    return all(known.get(image.tobytes()) == label for batch in batches for image, label in zip(*batch, strict=True))
+
+
+@pytest.mark.parametrize("workers", [1, 2, 3, 7])
+def test_evaluation_sees_every_sample_exactly_once(data: Path, workers: int) -> None:
+    from hpcdl.data.pipeline import evaluation_batches
+
+    dataset = open_dataset(str(data))
+    split = dataset.evaluation_split
+    assert split is not None and split.name == "val" and dataset.manifest is not None
+    found = []
+    for worker in range(workers):
+        batches = evaluation_batches(dataset, split, batch_size=4, worker=worker, num_workers=workers)
+        found += [(images.numpy(), labels.numpy()) for images, labels in batches]
+    images, labels = (np.concatenate([item[place] for item in found]) for place in range(2))
+    assert same_samples(everything(data, dataset.manifest, "val"), images, labels)
+
+
+def test_the_public_api_gives_a_tf_data_dataset(data: Path) -> None:
+    import hpcdl.data
+
+    batches = hpcdl.data.open(str(data), batch_size=10, epochs=2, seed=4)
+    assert isinstance(batches, tf.data.Dataset)
+    assert batches.cardinality().numpy() == 14
+    assert batches.element_spec[0].shape.as_list() == [10, 12, 10, 3]
+    found = [(images.numpy(), labels.numpy()) for images, labels in batches]
+    assert len(found) == 14 and same_samples_of(found, data, "train")
+    again = [labels.numpy() for _, labels in hpcdl.data.open(str(data), batch_size=10, epochs=2, seed=4, start_step=9)]
+    assert np.array_equal(again, [labels for _, labels in found[9:]])
+    with pytest.raises(UsageError, match="known: train, val"):
+        hpcdl.data.open(str(data), split="tset")
+
+
+def test_augmentation_is_seeded_and_the_same_for_every_number_of_workers(data: Path) -> None:
+    from hpcdl.data.pipeline import training_batches
+
+    dataset = open_dataset(str(data))
+    change = Augmentation(flip=True, crop_padding=2, mean=(0.5, 0.4, 0.3), std=(0.2, 0.2, 0.25))
+    plain = taken(training_batches(dataset, batch_size=24), 2)
+    one = taken(training_batches(dataset, batch_size=24, augment=change), 2)
+    two = [
+        taken(training_batches(dataset, batch_size=12, worker=w, num_workers=2, augment=change), 2) for w in range(2)
+    ]
+    assert one[0][0].dtype == np.float32
+    assert np.array_equal(one[1][0], np.concatenate([two[0][1][0], two[1][1][0]]))
+    assert not np.array_equal(
+        one[0][0], taken(training_batches(dataset, batch_size=24, augment=change, seed=1), 1)[0][0]
+    )
+    flips = 0
+    for image, changed in zip(plain[0][0], one[0][0], strict=True):
+        flips += check_is_a_change_of(image, changed)
+    assert 4 <= flips <= 20  # of 24
+
+
+def check_is_a_change_of(image: np.ndarray, changed: np.ndarray) -> bool:
+    """Whether `changed` is mirrored; fails where it is no crop of `image` at all."""
+    for mirrored in (False, True):
+        base = image[:, ::-1] if mirrored else image
+        padded = np.pad(base, ((2, 2), (2, 2), (0, 0))).astype(np.float32) / 255
+        for row in range(5):
+            for column in range(5):
+                wanted = (padded[row : row + 12, column : column + 10] - [0.5, 0.4, 0.3]) / [0.2, 0.2, 0.25]
+                if np.allclose(wanted, changed, atol=1e-5):
+                    return mirrored
+    raise AssertionError("no crop of the image")
+
+
+def test_bad_augmentation_is_refused() -> None:
+    for wrong in ({"crop_padding": -1}, {"mean": (0.5,)}, {"mean": (0.5,), "std": (0.0,)}):
+        with pytest.raises(UsageError):
+            Augmentation(**wrong)
+
+
+def test_encoded_data_is_decoded_in_order(tmp_path: Path) -> None:
+    """PNG is lossless: encoded shards of the wanted size must train on the same pixels as raw ones."""
+    from hpcdl.data.pipeline import evaluation_batches, training_batches
+
+    source = image_folder(tmp_path / "s", {"a": 20, "b": 20}, size=9)
+    for encoding in ("raw", "encoded"):
+        make(source, tmp_path / encoding, encoding=encoding, block_size="1KiB", max_ranks=4)
+    raw, encoded = (open_dataset(str(tmp_path / name)) for name in ("raw", "encoded"))
+    two = taken(training_batches(encoded, batch_size=16), 5)
+    assert two[0][0].shape == (16, 9, 9, 3) and two[0][0].dtype == np.uint8
+    assert same_samples_of(two, tmp_path / "raw", "all")
+    assert all(len({image.tobytes() for image in images}) == 16 for images, _ in two)
+    passes = [list(evaluation_batches(dataset, dataset.train_split, batch_size=7)) for dataset in (raw, encoded)]
+    assert passes[1][-1][0].shape == (5, 9, 9, 3)
+    for one, other in zip(*passes, strict=True):
+        assert all(np.array_equal(one[place], other[place]) for place in range(2))
+    make(source, tmp_path / "small", encoding="encoded", image_size="6x5", channels=1)
+    small = taken(training_batches(open_dataset(str(tmp_path / "small")), batch_size=8), 1)
+    assert small[0][0].shape == (8, 6, 5, 1)
+
+
+def test_tfrecords_as_tensorflow_writes_them(tmp_path: Path) -> None:
+    images, labels = pixels(12, (9, 9, 3)), numbers(12, 4)
+
+    def write(path: Path, content: list[bytes], name: str, shape: bool = False) -> None:
+        with tf.io.TFRecordWriter(str(path)) as out:
+            for image, label in zip(content, labels.tolist(), strict=True):
+                feature = {
+                    name: tf.train.Feature(bytes_list=tf.train.BytesList(value=[image])),
+                    "image/class/label": tf.train.Feature(int64_list=tf.train.Int64List(value=[label])),
+                    "weight": tf.train.Feature(float_list=tf.train.FloatList(value=[0.5])),
+                }
+                if shape:
+                    sides = {"height": 9, "width": 9, "depth": 3}
+                    feature |= {k: tf.train.Feature(int64_list=tf.train.Int64List(value=[v])) for k, v in sides.items()}
+                out.write(tf.train.Example(features=tf.train.Features(feature=feature)).SerializeToString())
+
+    encoded = [tf.io.encode_png(image).numpy() for image in images]
+    (tmp_path / "s").mkdir()
+    write(tmp_path / "s" / "train-00000-of-00002.tfrecord", encoded, "image/encoded")
+    write(tmp_path / "s" / "validation-00000-of-00001.tfrecord", encoded, "image/encoded")
+    manifest = make(tmp_path / "s", tmp_path / "out")
+    assert set(manifest.splits) == {"train", "val"} and manifest.source["format"] == "tfrecord"
+    assert same_samples(everything(tmp_path / "out", manifest, "train"), images, labels)
+    packed = make(tmp_path / "s", tmp_path / "encoded", encoding="encoded")
+    assert packed.splits["train"].num_samples == 12
+    write(tmp_path / "raw.tfrecord", [image.tobytes() for image in images], "pixels", shape=True)
+    manifest = make(tmp_path / "raw.tfrecord", tmp_path / "out2", image_field="pixels")
+    assert same_samples(everything(tmp_path / "out2", manifest, "all"), images, labels)
+    with pytest.raises(SourceError, match="--image-field"):
+        make(tmp_path / "raw.tfrecord", tmp_path / "out3")
+    damaged = bytearray((tmp_path / "raw.tfrecord").read_bytes())
+    damaged[60] ^= 1
+    (tmp_path / "raw.tfrecord").write_bytes(damaged)
+    with pytest.raises(Exception, match=r"checksum is wrong|no tf\.train\.Example|--image-field"):
+        make(tmp_path / "raw.tfrecord", tmp_path / "out4", image_field="pixels")
+
+
+def test_bench_input(data: Path) -> None:
+    from hpcdl.bench.input import measure_input
+
+    found = measure_input(open_dataset(str(data)), batch_size=8, steps=12, step_seconds=0.02)
+    assert found.stored.samples_per_second > 0 and found.delivered.bytes_per_second > 0
+    assert list(found.delivered.batch_seconds) == ["p50", "p90", "p99", "p100"]
+    assert found.accelerator_utilisation is not None and 0.2 < found.accelerator_utilisation < 1
+    assert found.waiting_fraction == 1 - found.accelerator_utilisation
+    assert found.passes == (found.accelerator_utilisation >= 0.9)
+    assert measure_input(open_dataset(str(data)), batch_size=8, steps=2, step_seconds=None).passes is None

@@ -1,0 +1,184 @@
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import h5py
+import numpy as np
+import pytest
+
+from hpcdl.core.errors import CorruptError, UsageError
+from hpcdl.data.buffers import ALIGNMENT, BufferPool
+from hpcdl.data.dataset import open_dataset
+from hpcdl.data.prefetch import Prefetched
+from hpcdl.data.reader import SplitReader, open_reader
+from hpcdl.data.stream import TrainingStream
+from hpcdl.data.synthetic import parse_spec
+from hpcdl.data.windows import GatheredWindows, OwnSamples, ScatteredWindows
+from tests.data.sharding import make, numbers, pixels
+
+
+def folder(tmp_path: Path, side: int, num: int = 203, **options: object) -> Path:
+    np.savez(tmp_path / "a.npz", images=pixels(num, (side, side, 3)), labels=numbers(num, 7))
+    make(tmp_path / "a.npz", tmp_path / "out", shards=3, max_ranks=12, **options)
+    return tmp_path / "out"
+
+
+def stream(data: str, batch_size: int, worker: int, num_workers: int, seed: int = 5) -> TrainingStream:
+    dataset = open_dataset(data)
+    reader = open_reader(dataset, dataset.train_split)
+    return TrainingStream(reader, batch_size=batch_size, worker=worker, num_workers=num_workers, seed=seed)
+
+
+@pytest.mark.parametrize(
+    "side, options, ways",
+    [
+        (8, {}, (GatheredWindows, GatheredWindows)),
+        (40, {}, (ScatteredWindows, ScatteredWindows)),
+        (300, {}, (ScatteredWindows, OwnSamples)),
+        (8, {"compression": "gzip"}, (GatheredWindows, GatheredWindows)),
+    ],
+    ids=["small", "medium", "large", "compressed"],
+)
+def test_same_samples_for_every_number_of_workers_from_any_step(
+    side: int, options: dict[str, str], ways: tuple[type, type], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("hpcdl.data.reader.WINDOW_BYTES", 60 * side * side * 3)  # several windows an epoch
+    data = str(folder(tmp_path, side, **options))
+    one, five = stream(data, 20, 0, 1), [stream(data, 4, worker, 5) for worker in range(5)]
+    assert (type(one._source), type(five[0]._source)) == ways
+    kept = []
+    for step in range(2 * one.steps_per_epoch + 3):
+        images, labels = one.images(step)
+        parts = [worker.images(step) for worker in five]
+        assert np.array_equal(images, np.concatenate([part for part, _ in parts]))
+        assert np.array_equal(labels, np.concatenate([part for _, part in parts]))
+        assert np.array_equal(one.ids(step), np.concatenate([worker.ids(step) for worker in five]))
+        kept.append((images.copy(), labels))
+    for step in (2 * one.steps_per_epoch + 2, 4, 5, one.steps_per_epoch - 1, one.steps_per_epoch):
+        late = stream(data, 20, 0, 1)
+        for reached in (late.images(step), one.images(step)):  # begun there, and jumped there
+            assert np.array_equal(reached[0], kept[step][0]) and np.array_equal(reached[1], kept[step][1])
+        late.close()
+    reader = one.reader
+    truth = plain(data)
+    for step in (0, one.steps_per_epoch + 1):
+        ids = one.ids(step)
+        assert np.array_equal(kept[step][0], truth[0][ids]) and np.array_equal(kept[step][1], truth[1][ids])
+        out = np.empty((len(ids), side, side, 3), np.uint8)
+        reader.read_samples(ids, out)
+        assert np.array_equal(out, truth[0][ids])
+    epoch = np.concatenate([one.ids(step) for step in range(one.steps_per_epoch)])
+    assert len(set(epoch.tolist())) == len(epoch) and 203 - len(epoch) < 20
+    for opened in (one, *five):
+        opened.close()
+
+
+def plain(data: str) -> tuple[np.ndarray, np.ndarray]:
+    """All samples in the order of their ids, by plain h5py."""
+    images, labels = [], []
+    for path in sorted(Path(data).glob("*.h5")):
+        with h5py.File(path, locking=False) as file:
+            images.append(file["images"][:])
+            labels.append(file["labels"][:])
+    return np.concatenate(images), np.concatenate(labels)
+
+
+def test_encoded_files_come_back_byte_by_byte(tmp_path: Path) -> None:
+    from tests.data.sharding import image_folder
+
+    source = image_folder(tmp_path / "s", {"a": 9, "b": 9}, kind="jpg")
+    make(source, tmp_path / "out", encoding="encoded", shards=2)
+    opened = stream(str(tmp_path / "out"), 6, 0, 1)
+    found = [bytes(content) for step in range(3) for content in opened.files(step)[0]]
+    assert sorted(found) == sorted(path.read_bytes() for path in source.rglob("*.jpg"))
+    opened.close()
+
+
+def open_files() -> int:
+    return sum(1 for _ in Path("/proc/self/fd").iterdir())
+
+
+def test_few_files_stay_open(tmp_path: Path) -> None:
+    np.savez(tmp_path / "a.npz", images=pixels(80, (4, 4)), labels=numbers(80, 2))
+    make(tmp_path / "a.npz", tmp_path / "out", shards=40)
+    dataset = open_dataset(str(tmp_path / "out"))
+    reader = open_reader(dataset, dataset.train_split)
+    assert isinstance(reader, SplitReader)
+    reader._most_open = 5
+    before = open_files()
+    out = np.empty((80, 4, 4, 1), np.uint8)
+    for _ in range(2):
+        reader.read_samples(np.arange(80, dtype=np.int64), out)
+        assert open_files() - before <= 5
+    assert np.array_equal(out, plain(str(tmp_path / "out"))[0])
+    reader.close()
+    assert open_files() == before
+
+
+def test_a_shard_that_shrinks_while_it_is_read(tmp_path: Path) -> None:
+    data = folder(tmp_path, 40)
+    opened = stream(str(data), 20, 0, 1)
+    opened.images(0)
+    for path in data.glob("*.h5"):
+        os.truncate(path, 20_000)
+    with pytest.raises(CorruptError, match="--verify"):
+        for step in range(1, 40):
+            opened.images(step)
+    opened.close()
+
+
+def test_buffers_are_used_again_once_nobody_holds_them() -> None:
+    pool = BufferPool((4, 5), np.float32)
+    first = pool.take()
+    assert first.ctypes.data % ALIGNMENT == 0
+    view = first[1:2]
+    del first
+    assert pool.take() is not view.base and len(pool) == 2  # the view still needs the first one
+    del view
+    for _ in range(5):
+        pool.take()
+    assert len(pool) == 2
+
+
+def test_prefetched_hands_over_items_errors_and_the_end() -> None:
+    def broken() -> object:
+        yield 1
+        raise CorruptError("here")
+
+    released = []
+    items = Prefetched(broken, release=lambda: released.append(True))  # type: ignore[arg-type]
+    assert next(items) == 1
+    with pytest.raises(CorruptError, match="here"):
+        next(items)
+    assert released == [True]
+    with pytest.raises(StopIteration):
+        next(items)
+    assert list(Prefetched(lambda: iter(range(5)))) == [0, 1, 2, 3, 4]
+    endless = Prefetched(lambda: iter(int, 1))
+    assert next(endless) == 0
+    endless.close()
+    with pytest.raises(StopIteration):
+        next(endless)
+
+
+def test_opening_says_what_is_wrong(tmp_path: Path) -> None:
+    for data, message in ((str(tmp_path / "no"), "no such data folder"), (str(tmp_path), "hpcdl shard")):
+        with pytest.raises(UsageError, match=message):
+            open_dataset(data)
+    with pytest.raises(UsageError, match=r"global batch of 300 .* 203 samples .* batch size x workers"):
+        stream(str(folder(tmp_path, 8)), 100, 0, 3)
+
+
+def test_synthetic_names() -> None:
+    assert open_dataset("synthetic:hep").dtype == "float32"
+    assert open_dataset("synthetic:imagenet").train_split.num_samples == 1_281_167
+    own = parse_spec("synthetic:227x227x3:1000@64")
+    assert (own.sample_shape, own.num_classes, own.num_samples, own.dtype) == ((227, 227, 3), 1000, 64, "uint8")
+    assert parse_spec("synthetic:8x8x3:2:float16").dtype == "float16"
+    for wrong in ("synthetic:", "synthetic:lsun", "synthetic:0x8x3:2", "synthetic:mnist@0", "synthetic:mnist@x"):
+        with pytest.raises(UsageError):
+            parse_spec(wrong)
+    assert open_dataset("synthetic:mnist").evaluation_split is None
+    one, two = stream("synthetic:mnist@100", 10, 0, 1), stream("synthetic:mnist@100", 5, 1, 2)
+    assert np.array_equal(one.images(3)[0][5:], two.images(3)[0])

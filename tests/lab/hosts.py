@@ -1,0 +1,229 @@
+"""Hosts on one machine: each has a network, name, processes, /tmp and /dev/shm of its own; a bridge joins them.
+
+A host is the set of namespaces that one process holds; when that process is killed, everything on the host ends and
+the kernel takes its network and mounts away. Nothing is written outside the lab's folder.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import pwd
+import shutil
+import signal
+import subprocess
+import tempfile
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from tests.conftest import ROOT, Finished
+
+USER, USER_ID = "student", 12345
+"""The lab's unprivileged user, known on its hosts only."""
+LOGIN = "login"
+NETWORK = "10.77.0"
+ADDRESSES = {LOGIN: f"{NETWORK}.254", **{f"node{i}": f"{NETWORK}.{i}" for i in range(1, 65)}}
+PROGRAMS = ("ip", "tc", "unshare", "nsenter", "mount", "setpriv", "bash")
+
+# A folder that must be seen at its own path although it lies below /tmp is bound into the host's /tmp first.
+_BOOT = """
+set -eu
+host=$1; own=$2; etc=$3; shift 3
+for file in passwd group hosts; do mount --bind "$etc/$file" "/etc/$file"; done
+mkdir -p "$own/tmp"; chmod 1777 "$own/tmp"
+for shared in "$@"; do
+    case $shared in /tmp/*) mkdir -p "$own$shared"; mount --rbind "$shared" "$own$shared";; esac
+done
+mount --rbind "$own/tmp" /tmp
+mount -t tmpfs -o size=1g,mode=1777 tmpfs /dev/shm
+hostname "$host"
+ip link set lo up
+touch /tmp/.booted
+sleep infinity & wait
+"""
+
+
+@dataclass
+class Lab:
+    """Hosts `login`, `node1`, ... in `folder`; `shared` is the file system that all of them see at the same path."""
+
+    folder: Path
+    num_nodes: int
+    rate: str = ""
+    holders: dict[str, subprocess.Popen[bytes]] = field(default_factory=dict)
+    inits: dict[str, int] = field(default_factory=dict)
+
+    @property
+    def shared(self) -> Path:
+        """The parallel file system's stand-in."""
+        return self.folder / "shared"
+
+    @property
+    def home(self) -> Path:
+        """The user's home folder, on the shared file system."""
+        return self.shared / "home" / USER
+
+    @property
+    def nodes(self) -> list[str]:
+        """The compute nodes' names."""
+        return [f"node{i}" for i in range(1, self.num_nodes + 1)]
+
+    def start(self) -> None:
+        """Boot the hosts and join them by a bridge; `rate` (tc's spelling) shapes what each host sends."""
+        self._write_etc()
+        self.home.mkdir(parents=True)
+        os.chown(self.home, USER_ID, USER_ID)
+        for host in ("switch", LOGIN, *self.nodes):
+            self._boot(host)
+        self._on_switch("ip", "link", "add", "bridge", "type", "bridge")
+        self._on_switch("ip", "link", "set", "bridge", "up")
+        for host in (LOGIN, *self.nodes):
+            self._plug(host)
+
+    def stop(self) -> None:
+        """End every host by the process that holds it."""
+        for host in list(self.holders):
+            self.stop_host(host)
+
+    def stop_host(self, host: str) -> None:
+        """Pull the plug of one host: all its processes end at once."""
+        holder, init = self.holders.pop(host), self.inits.pop(host, None)
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(init or holder.pid, signal.SIGKILL)
+        holder.wait(timeout=30)
+
+    def run(
+        self,
+        arguments: Sequence[str | Path],
+        *,
+        host: str = LOGIN,
+        user: str = "root",
+        env: Mapping[str, str] | None = None,
+        cwd: Path | None = None,
+        timeout_s: float = 60.0,
+    ) -> Finished:
+        """Run a command on `host` as `user`, in an environment as a fresh login shell has it."""
+        line = self.command(arguments, host=host, user=user, env=env, cwd=cwd)
+        finished = subprocess.run(
+            line, stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=timeout_s, env={"PATH": os.defpath}
+        )
+        return Finished(finished.returncode, finished.stdout, finished.stderr)
+
+    def command(
+        self,
+        arguments: Sequence[str | Path],
+        *,
+        host: str = LOGIN,
+        user: str = "root",
+        env: Mapping[str, str] | None = None,
+        cwd: Path | None = None,
+    ) -> list[str]:
+        """The command line behind `run`, for tests that start it themselves."""
+        home = self.home if user == USER else Path(pwd.getpwnam(user).pw_dir)
+        environment = {
+            "HOME": str(home),
+            "USER": user,
+            "LOGNAME": user,
+            "PATH": "/usr/local/bin:/usr/bin:/bin:/usr/sbin:/sbin",
+            "LANG": "C.UTF-8",
+            "TERM": "dumb",
+            **self.environment,
+            **(env or {}),
+        }
+        enter = [
+            "nsenter",
+            "--target",
+            str(self.inits[host]),
+            "--all",
+            f"--wd={cwd or (home if home.is_dir() else '/')}",
+            "--",
+        ]
+        become = (
+            []
+            if user == "root"
+            else ["setpriv", f"--reuid={user}", f"--regid={user if user == USER else 'nogroup'}", "--init-groups"]
+        )
+        assignments = [f"{name}={value}" for name, value in environment.items()]
+        return [*enter, *become, "env", "-i", *assignments, *map(str, arguments)]
+
+    @property
+    def environment(self) -> Mapping[str, str]:
+        """What every command on every host finds in its environment."""
+        return {}
+
+    def _boot(self, host: str) -> None:
+        own = self.folder / "hosts" / host
+        own.mkdir(parents=True)
+        seen = [str(self.shared), str(ROOT)]
+        flags = ["--fork", "--pid", "--kill-child", "--mount-proc", "--net", "--uts", "--ipc", "--mount"]
+        line = ["unshare", *flags, "bash", "-c", _BOOT, "boot", host, str(own), str(self.folder / "etc"), *seen]
+        log = (own / "boot.log").open("wb")
+        with log:
+            holder = subprocess.Popen(line, stdin=subprocess.DEVNULL, stdout=log, stderr=log, start_new_session=True)
+        self.holders[host] = holder
+        wait_until(lambda: (own / "tmp" / ".booted").exists() or holder.poll() is not None, f"{host} boots")
+        if holder.poll() is not None:
+            raise RuntimeError(f"{host} did not boot: {(own / 'boot.log').read_text()}")
+        self.inits[host] = int(Path(f"/proc/{holder.pid}/task/{holder.pid}/children").read_text().split()[0])
+
+    def _plug(self, host: str) -> None:
+        pair = ["type", "veth", "peer", "name", "eth0", "netns", str(self.inits[host])]
+        self._on_switch("ip", "link", "add", f"to-{host}", *pair)
+        self._on_switch("ip", "link", "set", f"to-{host}", "master", "bridge", "up")
+        for line in (f"ip addr add {ADDRESSES[host]}/24 dev eth0", "ip link set eth0 up"):
+            self._checked(self.run(line.split(), host=host))
+        if self.rate:
+            shape = f"tc qdisc replace dev eth0 root tbf rate {self.rate} burst 256kb latency 50ms"
+            self._checked(self.run(shape.split(), host=host))
+
+    def _on_switch(self, *line: str) -> None:
+        # Only the network of the switch: process numbers must stay those of this machine.
+        subprocess.run(["nsenter", "--target", str(self.inits["switch"]), "--net", "--", *line], check=True)
+
+    def _write_etc(self) -> None:
+        etc = self.folder / "etc"
+        etc.mkdir(parents=True)
+        self.shared.mkdir()
+        shell = f"{USER}:x:{USER_ID}:{USER_ID}:a user of the lab:{self.home}:/bin/bash\n"
+        (etc / "passwd").write_text(Path("/etc/passwd").read_text() + shell)
+        (etc / "group").write_text(Path("/etc/group").read_text() + f"{USER}:x:{USER_ID}:\n")
+        lines = [f"{address} {name}" for name, address in ADDRESSES.items()]
+        (etc / "hosts").write_text("\n".join(["127.0.0.1 localhost", *lines]) + "\n")
+
+    @staticmethod
+    def _checked(finished: Finished) -> None:
+        if finished.code:
+            raise RuntimeError(finished.err)
+
+
+def wait_until(condition: object, what: str, timeout_s: float = 20.0) -> None:
+    """Return when `condition()` is true; TimeoutError says what did not come."""
+    deadline = time.monotonic() + timeout_s
+    while not condition():  # type: ignore[operator]
+        if time.monotonic() > deadline:
+            raise TimeoutError(f"waited {timeout_s:.0f} s in vain until {what}")
+        time.sleep(0.02)
+
+
+def missing() -> str:
+    """What this machine lacks for a lab; empty when nothing."""
+    if os.geteuid() != 0:
+        return "the lab needs root"
+    absent = [program for program in PROGRAMS if not shutil.which(program)]
+    if absent:
+        return f"these programs are not installed: {', '.join(absent)}"
+    probe = subprocess.run(["unshare", "--net", "--pid", "--fork", "--mount", "true"], capture_output=True, text=True)
+    return f"namespaces cannot be made here: {probe.stderr.strip()}" if probe.returncode else ""
+
+
+@contextlib.contextmanager
+def lab_folder() -> Iterator[Path]:
+    """A new folder that every user can enter, removed at the end."""
+    folder = Path(tempfile.mkdtemp(prefix="hpcdl-lab-"))
+    folder.chmod(0o755)
+    try:
+        yield folder
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)

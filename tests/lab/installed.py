@@ -1,0 +1,123 @@
+"""hpcdl installed as a centre's staff would: from a wheelhouse, with `make install`, under an unfriendly umask."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+from dataclasses import dataclass
+from pathlib import Path
+
+from tests.conftest import Finished
+from tests.lab.hosts import USER, Lab
+from tests.site.checkouts import SYSTEM_PYTHON, Checkout, copy_checkout, files_below
+
+LMOD = Path("/usr/share/lmod/lmod")
+OPEN_MPI = "libmpi.so.40"
+"""Debian's Open MPI, by its soname: what a site's MPI is in the lab."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Site:
+    """Two versions of one modulefile tree: `with_mpich` (embedded, pmi2) and `with_site_mpi` (Open MPI, pmix).
+
+    `outputs` holds what each `make` printed; `changed_outside` the paths of home and checkout that an install touched.
+    """
+
+    prefix: Path
+    prefix_with_space: Path
+    moduledir: Path
+    wheelhouse: Path
+    checkout: Checkout
+    with_mpich: str
+    with_site_mpi: str
+    outputs: dict[str, Finished]
+    changed_outside: frozenset[str]
+
+    def settings(self, prefix: Path | None = None) -> tuple[str, ...]:
+        """What `make install` was told."""
+        return (
+            f"PREFIX={prefix or self.prefix}",
+            f"MODULEDIR={self.moduledir}",
+            f"WHEELHOUSE={self.wheelhouse}",
+            f"PYTHON={SYSTEM_PYTHON}",
+        )
+
+    def script(self, *commands: str, version: str | None = None) -> str:
+        """A bash script that loads the module and runs `commands`; it stops at the first that fails."""
+        load = f"module load hpcdl/{version or self.with_mpich}"
+        return "\n".join(
+            (f"source {LMOD}/init/bash", f"module use {self.moduledir}", f"{load} || exit", "set -e", *commands)
+        )
+
+    def run(
+        self,
+        lab: Lab,
+        *commands: str,
+        version: str | None = None,
+        user: str = USER,
+        host: str = "login",
+        timeout_s: float = 120.0,
+    ) -> Finished:
+        """Run `commands` in a fresh shell with the module loaded, as an unprivileged user of the lab."""
+        line = ["bash", "--noprofile", "--norc", "-c", self.script(*commands, version=version)]
+        return lab.run(line, user=user, host=host, env={"LMOD_PAGER": "none"}, timeout_s=timeout_s)
+
+
+def install_site(shared: Path) -> Site:
+    """Fill a wheelhouse and install twice from it; the second time into a path with a space, over an old tree."""
+    checkout = copy_checkout(shared / "src" / "hpcdl", "1.0")
+    second = copy_checkout(shared / "src" / "hpcdl site", "1.1")
+    home = shared / "src" / "home"
+    home.mkdir()
+    site = Site(
+        prefix=shared / "apps" / "hpcdl",
+        prefix_with_space=shared / "more apps" / "hpcdl",
+        moduledir=shared / "apps" / "modulefiles",
+        wheelhouse=shared / "wheels",
+        checkout=checkout,
+        with_mpich="1.0",
+        with_site_mpi="1.1-openmpi",
+        outputs={},
+        changed_outside=frozenset(),
+    )
+    strict = ["bash", "-c", 'umask 077; exec "$@"', "strict"]
+    outputs = {
+        "wheelhouse": checkout.make(
+            "wheelhouse", f"WHEELHOUSE={site.wheelhouse}", f"PYTHON={SYSTEM_PYTHON}", timeout_s=600
+        )
+    }
+    assert outputs["wheelhouse"].code == 0, outputs["wheelhouse"].err
+    before = files_below(checkout.folder) | files_below(home)
+    environment = {"HOME": str(home)}
+    outputs["mpich"] = checkout.make("install", *site.settings(), before=strict, env=environment, timeout_s=600)
+    assert outputs["mpich"].code == 0, outputs["mpich"].err
+    after = files_below(checkout.folder) | files_below(home)
+    old = site.prefix_with_space / site.with_site_mpi
+    old.mkdir(parents=True)
+    (old / "install.json").write_text("{}")
+    (old / "stale").touch()
+    settings = (
+        *site.settings(site.prefix_with_space),
+        "MPI=site",
+        f"MPI_LIBRARY={OPEN_MPI}",
+        "SUFFIX=-openmpi",
+        "FORCE=1",
+    )
+    outputs["site"] = second.make("install", *settings, before=strict, timeout_s=600)
+    assert outputs["site"].code == 0, outputs["site"].err
+    changed = {name for name in before.keys() | after.keys() if before.get(name) != after.get(name)}
+    site.outputs.update(outputs)
+    return Site(**{**vars(site), "changed_outside": frozenset(changed)})
+
+
+def missing() -> str:
+    """What this machine lacks for an installed site; empty when nothing."""
+    wanted = {
+        f"{SYSTEM_PYTHON} (python3)": os.access(SYSTEM_PYTHON, os.X_OK),
+        "python3-venv": subprocess.run([SYSTEM_PYTHON, "-c", "import ensurepip"], check=False).returncode == 0,
+        "lmod": (LMOD / "init" / "bash").is_file(),
+        "openmpi-bin": bool(shutil.which("mpiexec.openmpi", path="/usr/bin")),
+    }
+    absent = [name for name, there in wanted.items() if not there]
+    return f"not installed: {', '.join(absent)}" if absent else ""

@@ -1,0 +1,74 @@
+"""Every all-reduce on real MPI ranks, under each MPI that is installed; all of one rank count inside one mpiexec."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from hpcdl.cluster.mpiexec import Mpiexec, environment_for, find_mpiexec, launch_flags
+from hpcdl.collectives.table import COLLECTIVES
+
+pytestmark = pytest.mark.mpi
+PROGRAM = Path(__file__).with_name("allreduce_ranks.py")
+DEBIAN_OPEN_MPI = Path("/usr/lib/x86_64-linux-gnu/libmpi.so.40")
+
+
+@pytest.fixture(scope="module", params=["default", pytest.param("openmpi", marks=pytest.mark.lab)])
+def mpiexec(request: pytest.FixtureRequest, need: Callable[..., None]) -> Any:
+    """The MPI that mpi4py finds by itself, and Debian's Open MPI."""
+    with pytest.MonkeyPatch.context() as patch:
+        if request.param == "openmpi":
+            need(DEBIAN_OPEN_MPI.exists(), "Open MPI is not installed (apt-get install openmpi-bin libopenmpi-dev)")
+            patch.setenv("MPI4PY_LIBMPI", str(DEBIAN_OPEN_MPI))
+        yield find_mpiexec()
+
+
+def command(mpiexec: Mpiexec, num_ranks: int, *arguments: str) -> tuple[list[str], dict[str, str]]:
+    flags = launch_flags(mpiexec.flavour)
+    line = [str(mpiexec.path), *flags, "-n", str(num_ranks), sys.executable, str(PROGRAM), *arguments]
+    return line, os.environ | dict(environment_for(mpiexec.flavour))
+
+
+@pytest.mark.parametrize("num_ranks", [2, 3, 4])
+def test_all_algorithms(mpiexec: Mpiexec, num_ranks: int, tmp_path: Path) -> None:
+    line, environment = command(mpiexec, num_ranks, str(tmp_path / "result.json"))
+    environment["XDG_CACHE_HOME"] = str(tmp_path)
+    finished = subprocess.run(line, env=environment, capture_output=True, text=True, timeout=120)
+    assert finished.returncode == 0, finished.stderr
+    results = json.loads((tmp_path / "result.json").read_text())
+    assert len(results) == num_ranks
+    check_basics(mpiexec, [result["basics"] for result in results])
+    for nodes, names in (("one_node", list(COLLECTIVES)), ("two_nodes", ["hierarchical"])):
+        for name in names:
+            found = [result[nodes][name] for result in results]
+            assert len({each["digest"] for each in found}) == 1, f"{name}: ranks differ"
+            # Sums of numbers below 1: each of size - 1 additions rounds by half a unit in the last place of at most 4.
+            assert found[0]["error"] <= 2 * num_ranks, name
+            assert found[0]["half_error"] <= 2 * num_ranks * 2.0**-7, name
+
+
+def check_basics(mpiexec: Mpiexec, results: list[dict[str, Any]]) -> None:
+    size = len(results)
+    for rank, result in enumerate(results):
+        assert result["json"] == [{"rank": other, "text": "ü" * other} for other in range(size)]
+        assert result["group"] == [other for other in reversed(range(size)) if other % 2 == rank % 2]
+        assert result["shared"] == 3 * size * (size + 1) // 2
+        assert result["broadcast"] and result["first_in_range"]
+        assert result["library"].startswith({"mpich": "MPICH", "openmpi": "Open MPI"}[mpiexec.flavour])
+        assert Path(result["library_path"]).samefile(mpiexec.library)
+
+
+def test_a_killed_rank_ends_the_job(mpiexec: Mpiexec, tmp_path: Path) -> None:
+    line, environment = command(mpiexec, 3, str(tmp_path / "result.json"), "dies")
+    start_s = time.monotonic()
+    finished = subprocess.run(line, env=environment, capture_output=True, text=True, timeout=60)
+    assert finished.returncode != 0
+    assert time.monotonic() - start_s < 30

@@ -1,0 +1,38 @@
+"""Topologies and engines that the tests of this room share."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+
+import pytest
+
+from hpcdl.node.engine import Engine
+from hpcdl.node.machines import read_machine
+from hpcdl.node.topology import Topology
+
+# As the command does: the search's matrices are small, and BLAS threads would only get in each other's way.
+os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
+
+
+@pytest.fixture(scope="session")
+def machine() -> Callable[[str], Topology]:
+    """The topology of a known machine."""
+    return lambda name: read_machine(name).topology
+
+
+@pytest.fixture(scope="session")
+def stock() -> Engine:
+    """A stock wheel on a processor with AVX-512."""
+    return Engine(
+        package="tensorflow", version="2.21.0", threading="own pool", isa_caps=("default", "AVX2"),
+        allocators=("default", "glibc-tuned", "glibc-huge"),
+    )  # fmt: skip
+
+
+@pytest.fixture(scope="session")
+def openmp() -> Engine:
+    """An MKL/OpenMP build."""
+    return Engine(
+        package="intel-tensorflow", version="2.14.0", threading="OpenMP", isa_caps=("default",), allocators=("default",)
+    )

@@ -1,0 +1,72 @@
+from __future__ import annotations
+
+import importlib.metadata
+import importlib.util
+import struct
+import sys
+from pathlib import Path
+
+import pytest
+
+from hpcdl.node import engine
+from hpcdl.node.engine import find_engine, needed_libraries
+
+
+def test_the_installed_build_is_recognised_without_importing_it() -> None:
+    found = find_engine()
+    assert found.package == "tensorflow"
+    assert found.version == importlib.metadata.version("tensorflow")
+    assert found.threading == "own pool"  # PyPI's wheel links no OpenMP
+    assert "OMP_*/KMP_* do not" in found.summary
+
+
+def test_needed_libraries_of_real_files() -> None:
+    spec = importlib.util.find_spec("tensorflow")
+    assert spec is not None
+    assert spec.origin is not None
+    names = needed_libraries(Path(spec.origin).parent / "libtensorflow_cc.so.2")
+    assert "libtensorflow_framework.so.2" in names
+    assert "libc.so.6" in needed_libraries(Path(sys.executable).resolve()) + needed_libraries(Path("/bin/sh").resolve())
+
+
+def elf_needing(name: str) -> bytes:
+    """The least ELF file with one DT_NEEDED entry."""
+    strings = b"\0" + name.encode() + b"\0"
+    dynamic = struct.pack("<qQqQqQ", 1, 1, 5, 400, 0, 0)
+    header = bytearray(64)
+    header[:6] = b"\x7fELF\x02\x01"
+    struct.pack_into("<Q", header, 32, 64)
+    struct.pack_into("<HH", header, 54, 56, 2)
+    load = struct.pack("<IIQQQQQQ", 1, 0, 0, 0, 0, 1000, 1000, 0)
+    table = struct.pack("<IIQQQQQQ", 2, 0, 200, 200, 200, len(dynamic), len(dynamic), 0)
+    image = bytearray(1000)
+    image[:64], image[64:176] = header, load + table
+    image[200 : 200 + len(dynamic)] = dynamic
+    image[400 : 400 + len(strings)] = strings
+    return bytes(image)
+
+
+def test_an_openmp_build_is_recognised(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    package = tmp_path / "tensorflow"
+    package.mkdir()
+    (package / "__init__.py").write_text("")
+    (package / "libtensorflow_framework.so.2").write_bytes(elf_needing("libiomp5.so"))
+    monkeypatch.syspath_prepend(tmp_path)
+    for name in [name for name in sys.modules if name.split(".")[0] == "tensorflow"]:
+        monkeypatch.delitem(sys.modules, name)
+    assert engine.links_openmp()
+
+
+@pytest.mark.parametrize("content", [b"", b"\x7fELF\x02\x01", b"not a library", b"\x7fELF\x02\x01" + bytes(58)])
+def test_other_files_need_nothing(content: bytes, tmp_path: Path) -> None:
+    path = tmp_path / "x.so"
+    path.write_bytes(content)
+    assert needed_libraries(path) == []
+
+
+def test_isa_caps_lie_below_what_the_processor_has(tmp_path: Path) -> None:
+    info = tmp_path / "cpuinfo"
+    info.write_text("flags\t\t: fpu avx2 avx512f avx512bw\n")
+    assert find_engine(info).isa_caps == ("default", "AVX2")
+    info.write_text("flags\t\t: fpu avx2\n")
+    assert find_engine(info).isa_caps == ("default",)

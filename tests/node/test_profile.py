@@ -1,0 +1,131 @@
+from __future__ import annotations
+
+import dataclasses
+import os
+import tomllib
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from hpcdl.core.errors import ConfigError, UsageError
+from hpcdl.node.profile import Profile, TrialSummary, file_name, find_profile, read_profile, write_profile
+from hpcdl.node.settings import Settings
+from hpcdl.node.topology import Topology
+
+Machine = Callable[[str], Topology]
+
+
+def profile_for(topology: Topology, model: str = "resnet50", created_at: str = "2026-01-01T00:00:00Z") -> Profile:
+    return Profile(
+        settings=Settings(ranks_per_node=2, intra_op_threads=14, binding="numa", onednn=False),
+        machine="c101", processor=topology.processor, fingerprint=topology.fingerprint, num_cores=len(topology.cores),
+        model=model, batch_size=32, images_per_second=120.5, ci95=1.25, n=5, created_at=created_at,
+        software={"tensorflow": "2.21.0"},
+        trials=(TrialSummary(settings={"ranks_per_node": 2}, status="ok", n=5, images_per_second=120.5, ci95=1.25),
+                TrialSummary(settings={"ranks_per_node": 4}, status="failed", message='exit code 1: "a\\b"\n')),
+    )  # fmt: skip
+
+
+def test_profiles_round_trip(machine: Machine, tmp_path: Path) -> None:
+    profile = profile_for(machine("generic"))
+    path = tmp_path / "deep" / file_name(profile)
+    write_profile(profile, path)
+    assert dataclasses.replace(read_profile(path), path=None) == profile
+    assert tomllib.loads(path.read_text())["schema"] == "hpcdl.profile/1"
+
+
+def test_file_names_are_plain(machine: Machine) -> None:
+    profile = profile_for(machine("generic"), model="../a b;$(x).py:build")
+    assert file_name(profile).endswith("-a-b-x-.py-build.toml")
+    assert "/" not in file_name(profile)
+
+
+def test_none_means_none(machine: Machine, tmp_path: Path) -> None:
+    write_profile(profile_for(machine("generic")), tmp_path / "p.toml")
+    assert find_profile("none", "resnet50", machine("generic"), [tmp_path]) is None
+
+
+def test_auto_prefers_this_node_and_model_then_the_newest(machine: Machine, tmp_path: Path) -> None:
+    topology = machine("generic")
+    write_profile(profile_for(topology, "lenet", "2026-03-01T00:00:00Z"), tmp_path / "a.toml")
+    write_profile(profile_for(topology, "resnet50", "2026-01-01T00:00:00Z"), tmp_path / "b.toml")
+    write_profile(profile_for(topology, "resnet50", "2026-02-01T00:00:00Z"), tmp_path / "c.toml")
+    (tmp_path / "broken.toml").write_text("this is no TOML")
+    found = find_profile("auto", "resnet50", topology, [tmp_path])
+    assert found is not None
+    assert found.path == tmp_path / "c.toml"
+    other = find_profile("auto", "hepcnn", topology, [tmp_path])
+    assert other is not None
+    assert other.model == "lenet"
+    assert "there is none for hepcnn" in other.sentence
+
+
+def test_auto_takes_the_nearest_and_says_so_but_no_other_machine(machine: Machine, tmp_path: Path) -> None:
+    write_profile(profile_for(machine("stampede2-knl-quadrant-cache")), tmp_path / "p.toml")
+    near = find_profile("auto", "resnet50", machine("stampede2-knl-quadrant-flat"), [tmp_path])
+    assert near is not None
+    assert "nearest" in near.sentence
+    assert find_profile("auto", "resnet50", machine("theta-knl"), [tmp_path]) is None
+
+
+def test_a_named_profile_of_another_machine_is_used_and_told(machine: Machine, tmp_path: Path) -> None:
+    path = tmp_path / "p.toml"
+    write_profile(profile_for(machine("theta-knl")), path)
+    found = find_profile(str(path), "resnet50", machine("generic"))
+    assert found is not None
+    assert "tuned on another node type" in found.sentence
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("schema = 1", "has schema 1"),
+        ('schema = "hpcdl.profile/1"', "no table [settings]"),
+        ("= broken", "no valid TOML"),
+        ('schema = "hpcdl.profile/1"\nmachine = "m"\n[settings]\nbinding = "none"', "is missing"),
+    ],
+)
+def test_damaged_profiles_say_what_is_wrong(text: str, words: str, tmp_path: Path, machine: Machine) -> None:
+    path = tmp_path / "p.toml"
+    path.write_text(text)
+    with pytest.raises(UsageError) as caught:
+        find_profile(str(path), "m", machine("generic"))
+    assert words in str(caught.value)
+
+
+def test_wrong_types_are_damage(machine: Machine, tmp_path: Path) -> None:
+    path = tmp_path / "p.toml"
+    write_profile(profile_for(machine("generic")), path)
+    path.write_text(path.read_text().replace("num_cores = 32", 'num_cores = "many"'))
+    with pytest.raises(UsageError, match="num_cores is 'many'"):
+        read_profile(path)
+
+
+def test_raw_environment_is_refused(machine: Machine, tmp_path: Path) -> None:
+    path = tmp_path / "p.toml"
+    write_profile(profile_for(machine("generic")), path)
+    path.write_text(path.read_text().replace("[settings]", '[settings]\nLD_PRELOAD = "/tmp/evil.so"'))
+    with pytest.raises(ConfigError, match="unknown setting 'LD_PRELOAD'"):
+        read_profile(path)
+
+
+def test_an_absent_file(machine: Machine) -> None:
+    with pytest.raises(UsageError, match="no such config file"):
+        find_profile("absent.toml", "m", machine("generic"))
+
+
+def test_no_space_left_names_the_file(machine: Machine) -> None:
+    """/dev/full fails every write; the folder of a device takes no files either."""
+    with pytest.raises(UsageError, match=r"cannot write profile .*choose another place with --out"):
+        write_profile(profile_for(machine("generic")), Path("/dev/full/p.toml"))
+
+
+def test_a_failed_write_leaves_nothing(machine: Machine, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(descriptor: int) -> None:
+        raise OSError(28, os.strerror(28))
+
+    monkeypatch.setattr(os, "fsync", full)
+    with pytest.raises(UsageError, match="No space left on device"):
+        write_profile(profile_for(machine("generic")), tmp_path / "p.toml")
+    assert list(tmp_path.iterdir()) == []

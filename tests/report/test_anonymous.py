@@ -1,0 +1,44 @@
+"""An anonymous report holds no host, user or path, in any of its forms."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from hpcdl.report.analysis import analyse
+from hpcdl.report.anonymous import anonymised
+from hpcdl.report.build import compose, render
+from hpcdl.report.runs import from_record, machine_name
+from hpcdl.report.sources import Gathered
+from tests.report.synthetic import make_record
+
+SECRETS = ("alice", "secrethost", "/scratch", "projectx")
+
+
+def test_nothing_that_names_people_or_places_is_left(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    records = [
+        make_record(
+            n, 100.0 * n, hosts=("secrethost1", "secrethost2"), machine="secrethost-cluster",
+            data="/scratch/alice/shards", model="/home/alice/projectx.py:build",
+            warnings=("rank 0 on secrethost1 is slow",),
+            software={"hpcdl": "1", "python": "/home/alice/bin"}, status=status, message="cannot read /scratch/alice",
+        )
+        for n in (1, 2)
+        for status in ("finished", "failed")
+    ]  # fmt: skip
+    runs = tuple(from_record(record, f"alice/run{number}") for number, record in enumerate(records))
+    study = analyse(
+        anonymised(Gathered(runs=runs, unreadable=("/scratch/alice/x",), remarks=("projectx.csv: doubled",)))
+    )
+    render(compose(study), tmp_path, ["terminal", "html", "md", "csv", "json"])
+    texts = [path.read_text() for path in tmp_path.rglob("*.*")] + [capsys.readouterr().out]
+    assert len(texts) > 5
+    for secret in SECRETS:
+        assert not [text for text in texts if secret in text], secret
+    assert any("machine 1" in text for text in texts)
+
+
+def test_hosts_of_one_machine_are_one_machine() -> None:
+    assert machine_name("node17.cluster2.org", ("node17.cluster2.org",)) == "node*.cluster2.org"
+    assert machine_name("lab", ("node1", "node2")) == "lab"

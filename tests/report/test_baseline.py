@@ -1,0 +1,47 @@
+"""A baseline is compared at equal settings only; what could not be compared is said."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from hpcdl.report.baseline import compare_with, regressions
+from hpcdl.report.runs import Run
+from hpcdl.report.verdicts import corrected
+from tests.report.synthetic import NOISE, make_run
+
+
+def study(rate: float, sizes: tuple[int, ...] = (1, 2), **changes: Any) -> list[Run]:
+    return [make_run(n, rate * n * noise, **changes) for n in sizes for noise in NOISE]
+
+
+def test_slower_beyond_noise_is_a_regression_only_beyond_the_percentage() -> None:
+    found, warnings = compare_with(study(90), study(100))
+    judged = corrected(found)
+    assert [round(item.ratio.value, 3) for item in judged] == [0.9, 0.9]
+    assert len(regressions(judged, 5)) == 2
+    assert regressions(judged, 15) == []
+    assert warnings == []
+
+
+def test_noise_and_gains_are_no_regression() -> None:
+    assert regressions(corrected(compare_with(study(99.9), study(100))[0]), 0) == []
+    assert regressions(corrected(compare_with(study(150), study(100))[0]), 0) == []
+
+
+def test_single_runs_cannot_fail_and_are_told() -> None:
+    found, warnings = compare_with([make_run(1, 1.0)], study(100, sizes=(1,)))
+    assert regressions(corrected(found), 0) == []
+    assert any("cannot be judged" in line for line in warnings)
+
+
+def test_settings_of_one_side_are_told() -> None:
+    _, warnings = compare_with(study(100, sizes=(1, 4)), study(100, sizes=(1, 2, 8)))
+    assert any(line.startswith("2 settings of the baseline") for line in warnings)
+    assert any(line.startswith("1 setting of this study") for line in warnings)
+
+
+def test_the_same_machine_is_preferred_and_another_is_told() -> None:
+    both = study(100, machine="a") + study(50, machine="b")
+    assert {round(item.ratio.value, 2) for item in compare_with(study(100, machine="a"), both)[0]} == {1.0}
+    _, warnings = compare_with(study(100, machine="c"), both)
+    assert any("another machine" in line for line in warnings)

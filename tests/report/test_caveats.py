@@ -1,0 +1,61 @@
+"""Every caveat is told, and none where there is nothing to tell."""
+
+from __future__ import annotations
+
+import pytest
+
+from hpcdl.report.caveats import caveats
+from hpcdl.report.runs import Run
+from hpcdl.report.scaling import build_curves
+from tests.report.synthetic import make_run
+
+
+def told(runs: list[Run], unreadable: tuple[str, ...] = ()) -> list[str]:
+    return caveats(runs, unreadable, build_curves(runs))
+
+
+def study(sizes: tuple[int, ...] = (1, 2), repeats: int = 3, **changes: object) -> list[Run]:
+    return [make_run(n, 100.0 * n + i, **changes) for n in sizes for i in range(repeats)]
+
+
+def test_one_run_is_said_to_be_one() -> None:
+    lines = told([make_run(1, 100.0)])
+    assert any("single point" in line for line in lines)
+    assert any("single measurement" in line for line in lines)
+
+
+def test_a_clean_study_has_no_caveat() -> None:
+    assert told(study()) == []
+
+
+@pytest.mark.parametrize(
+    ("runs", "words"),
+    [
+        (study(repeats=1), "single measurement"),
+        ([*study(), make_run(2, 201.0)], "uneven n"),
+        (study(sizes=(4, 8)), "missing base"),
+        ([*study(), *study(machine="other")], "mixed machines"),
+        ([*study(), *study(version="hpcdl 2")], "mixed versions"),
+        ([*study(), make_run(1, -5.0, name="broken")], "zero or negative"),
+        ([*study(), make_run(1, None, name="absent")], "without a throughput"),
+        ([*study(), make_run(1, 50.0, status="failed", message="rank 1 died")], "failed"),
+        ([*study(), make_run(1, None, status="running")], "did not finish"),
+        ([*study(sizes=(1,), threads=4), *study(sizes=(2,), threads=2)], "threads per worker change"),
+        ([*study(), *study(sizes=(1,), batch_per_rank=100)], "single point"),
+        ([*study(), make_run(1, 100.5, parts={"compute": -1.0})], "negative part"),
+        (study(warnings=("bound to nothing",)), "bound to nothing"),
+    ],
+)
+def test_each_caveat_is_told(runs: list[Run], words: str) -> None:
+    assert any(words in line for line in told(runs)), told(runs)
+
+
+def test_unreadable_records_are_told() -> None:
+    assert any("could not be read" in line and "a.json" in line for line in told(study(), ("a.json is damaged",)))
+
+
+def test_many_points_are_named_by_a_few() -> None:
+    lines = told(study(sizes=tuple(range(1, 40)), repeats=1))
+    (line,) = [line for line in lines if "single measurement" in line]
+    assert "39 points" in line
+    assert "36 more" in line

@@ -1,0 +1,96 @@
+"""Rows from elsewhere become runs, or a line that says which cell is wrong."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from hpcdl.core.errors import ConfigError, SourceError
+from hpcdl.report.csv_import import read_csv
+from hpcdl.report.runs import Run
+
+HEADER = "mode,strategy,model,nodes,ranks,batch_per_rank,repeat,images_per_second"
+
+
+def rows(tmp_path: Path, *lines: str, header: str = HEADER) -> tuple[Run, ...]:
+    path = tmp_path / "old.csv"
+    path.write_text("\n".join((header, *lines)) + "\n")
+    return read_csv(path).runs
+
+
+def test_documented_columns_are_read(tmp_path: Path) -> None:
+    (run,) = rows(tmp_path, "weak,horovod,resnet50,4,8,64,1,1234.5")
+    assert (run.mode, run.strategy, run.model, run.nodes, run.ranks) == ("weak", "horovod", "resnet50", 4, 8)
+    assert (run.workers, run.ranks_per_node, run.batch_per_rank, run.global_batch) == (8, 2, 64, 512)
+    assert run.images_per_second == 1234.5
+    assert run.step_seconds == pytest.approx(512 / 1234.5)
+
+
+def test_step_seconds_stand_in_for_throughput(tmp_path: Path) -> None:
+    header = "strategy,model,nodes,ranks,workers,servers,global_batch,step_seconds,compute_seconds"
+    (run,) = rows(tmp_path, "ps,lenet,5,5,4,1,128,0.5,0.4", header=header)
+    assert (run.workers, run.servers, run.batch_per_rank) == (4, 1, 32)
+    assert run.images_per_second == pytest.approx(256)
+    assert run.parts == pytest.approx({"compute": 0.4, "other": 0.1})
+
+
+def test_parts_beyond_the_step_are_not_used(tmp_path: Path) -> None:
+    header = "strategy,model,nodes,ranks,batch_per_rank,step_seconds,compute_seconds,input_seconds"
+    (run,) = rows(tmp_path, "ring,lenet,1,1,32,0.5,0.4,0.2", header=header)
+    assert not run.parts
+
+
+def test_spreadsheets_marks_and_spaces_are_taken(tmp_path: Path) -> None:
+    path = tmp_path / "old.csv"
+    path.write_bytes(("\ufeff" + HEADER + "\r\nweak, ring ,lenet,1,1,32,1, 99.5\r\n").encode())
+    assert read_csv(path).runs[0].strategy == "ring"
+
+
+@pytest.mark.parametrize("value", ["0", "-3", "", "nan"])
+def test_impossible_throughput_is_kept_for_the_report_to_tell(tmp_path: Path, value: str) -> None:
+    (run,) = rows(tmp_path, f"weak,ring,lenet,1,1,32,1,{value}")
+    assert not run.usable
+
+
+def test_all_mistakes_are_told_with_line_and_column(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError) as caught:
+        rows(tmp_path, "weak,ring,lenet,1,one,32,1,5", "faint,ring,lenet,1,1,32,1,5", "weak,,lenet,1,1,32,1,fast")
+    text = str(caught.value)
+    assert "old.csv:2: ranks: 'one'" in text
+    assert "old.csv:3: mode: 'faint'" in text
+    assert "old.csv:4: strategy: is empty" in text
+    assert "old.csv:4: images_per_second: 'fast'" in text
+
+
+def test_missing_columns_are_told(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError) as caught:
+        rows(tmp_path, "ring,lenet,1", header="strategy,modell,ranks")
+    assert "no column 'model'; did you mean 'modell'?" in str(caught.value)
+    assert "neither column 'images_per_second' nor 'step_seconds'" in str(caught.value)
+
+
+@pytest.mark.parametrize("content", [b"", b"\xff\xfe\x00", b"strategy,model\n"])
+def test_what_is_no_table_is_refused(tmp_path: Path, content: bytes) -> None:
+    path = tmp_path / "x.csv"
+    path.write_bytes(content)
+    with pytest.raises((SourceError, ConfigError)):
+        read_csv(path)
+
+
+def test_no_such_file(tmp_path: Path) -> None:
+    with pytest.raises(SourceError, match="no such file"):
+        read_csv(tmp_path / "absent.csv")
+
+
+def test_unknown_and_doubled_rows_are_remarked(tmp_path: Path) -> None:
+    path = tmp_path / "old.csv"
+    path.write_text(f"{HEADER},note\n" + "weak,ring,lenet,1,1,32,1,99,x\n" * 2)
+    remarks = read_csv(path).remarks
+    assert any("'note'" in line or "note" in line for line in remarks)
+    assert any("1 rows repeat" in line for line in remarks)
+
+
+def test_scale_up_needs_threads(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="scale-up needs"):
+        rows(tmp_path, "scale-up,ring,lenet,1,1,32,1,99")

@@ -1,0 +1,197 @@
+"""No string of a record becomes markup, a command of the terminal, or a formula of a spreadsheet."""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+import re
+import xml.etree.ElementTree as ElementTree
+from html.parser import HTMLParser
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from hpcdl.report.analysis import analyse
+from hpcdl.report.build import compose, render
+from hpcdl.report.cells import cell_text, number, plain, shortened
+from hpcdl.report.document import Bounds, Column, Document, Interval
+from hpcdl.report.figures import svg
+from hpcdl.report.renderers.csv import neutral
+from hpcdl.report.renderers.markdown import escaped as markdown_escaped
+from hpcdl.report.runs import from_record
+from hpcdl.report.sources import Gathered
+from tests.report.synthetic import make_record
+
+SCRIPT = "<script>alert(1)</script>"
+FORMULA = '=HYPERLINK("http://evil","x")'
+TERMINAL = "\x1b]0;owned\x07\x1b[31m\u202egnp"
+LINK = "[x](javascript:alert(1)) ![y](http://evil/z.png) $a_b$ _under"
+
+
+@pytest.fixture(scope="module")
+def document() -> Document:
+    records = [
+        make_record(n, 100.0 * n + repeat, strategy=strategy, model=FORMULA, data=LINK, machine=TERMINAL)
+        for n in (1, 2)
+        for repeat in range(2)
+        for strategy in (SCRIPT, "ring")
+    ]
+    records.append(make_record(1, None, status="failed", message=SCRIPT + TERMINAL + LINK, strategy="-bad"))
+    runs = tuple(from_record(record, f"{SCRIPT}{number}") for number, record in enumerate(records))
+    return compose(analyse(Gathered(runs=runs, unreadable=(TERMINAL,))))
+
+
+@pytest.fixture(scope="module")
+def folder(document: Document, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    out = tmp_path_factory.mktemp("report")
+    render(document, out, ["html", "md", "csv", "json"])
+    return out
+
+
+class Page(HTMLParser):
+    """Collects tags, attributes and ids of a page."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.tags: list[str] = []
+        self.attributes: list[tuple[str, str | None]] = []
+        self.ids: list[str] = []
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.tags.append(tag)
+        self.attributes += attrs
+        self.ids += [value for name, value in attrs if name == "id" and value]
+
+
+@pytest.fixture(scope="module")
+def page(folder: Path) -> Page:
+    found = Page()
+    found.feed((folder / "report.html").read_text())
+    return found
+
+
+def test_page_has_no_script_and_no_handler(page: Page, folder: Path) -> None:
+    assert "script" not in page.tags
+    assert not [name for name, _ in page.attributes if name.startswith("on")]
+    assert SCRIPT not in (folder / "report.html").read_text()
+
+
+def test_page_needs_no_network(page: Page) -> None:
+    addresses = [
+        value or "" for name, value in page.attributes if name in ("src", "href", "xlink:href", "data", "action")
+    ]
+    assert addresses
+    assert all(address.startswith(("#", "data:")) for address in addresses)
+
+
+def test_page_has_unique_ids_and_every_link_has_its_target(page: Page) -> None:
+    assert len(page.ids) == len(set(page.ids))
+    targets = [
+        value[1:] for name, value in page.attributes if name in ("href", "xlink:href") and value and value[0] == "#"
+    ]
+    assert set(targets) <= set(page.ids)
+
+
+def test_every_figure_is_described_and_backed_by_numbers(page: Page, document: Document, folder: Path) -> None:
+    labels = [value for name, value in page.attributes if name == "aria-label" and value]
+    for figure in document.figures():
+        assert plain(figure.alt) in labels
+        assert figure.table.rows
+        assert figure.title
+    assert page.tags.count("figure") == len(document.figures()) > 0
+    assert page.tags.count("svg") == len(document.figures())
+
+
+def test_markdown_shows_what_was_written(folder: Path) -> None:
+    text = (folder / "report.md").read_text()
+    assert SCRIPT not in text
+    assert "](javascript" not in text
+    assert "](http" not in text
+    assert "\x1b" not in text
+    for link in re.findall(r"!\[[^\n]*?\]\((figures/[^)]+)\)", text):
+        assert (folder / link).is_file()
+
+
+def test_csv_has_no_formula(folder: Path) -> None:
+    with (folder / "scaling.csv").open(newline="") as file:
+        rows = list(csv.reader(file))
+    assert len(rows) > 1
+    cells = [cell for row in rows for cell in row]
+    assert not [cell for cell in cells if cell.startswith(("=", "@", "+", "\t"))]
+    assert f"'{FORMULA}" in cells
+
+
+def test_json_keeps_strings_as_they_are(folder: Path) -> None:
+    document = json.loads((folder / "report.json").read_text())
+    assert {row["model"] for row in document["scaling"]} == {FORMULA}
+
+
+def test_terminal_prints_no_control_codes(
+    document: Document, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    render(document, tmp_path, ["terminal"])
+    printed = capsys.readouterr().out
+    assert "owned" in printed
+    assert not re.search(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\u202e]", printed)
+    assert not list(tmp_path.iterdir())
+
+
+def test_figures_are_well_formed_with_readable_text(document: Document) -> None:
+    for figure in document.figures():
+        tree = ElementTree.fromstring(svg(figure))
+        words = "".join(tree.itertext())
+        assert plain(figure.x_label) in words
+
+
+def test_a_figure_is_drawn_the_same_twice(document: Document) -> None:
+    figure = document.figures()[0]
+    assert svg(figure) == svg(figure)
+
+
+@given(st.text())
+def test_neutral_text_is_no_formula(text: str) -> None:
+    written = io.StringIO()
+    csv.writer(written).writerow([neutral(text)])
+    (row,) = csv.reader(io.StringIO(written.getvalue()))
+    assert not row[0].lstrip().startswith(("=", "+", "-", "@"))
+
+
+@given(st.text())
+def test_markdown_text_has_no_markup(text: str) -> None:
+    escaped = markdown_escaped(text)
+    assert "\n" not in escaped
+    assert not re.search(r"(?<!\\)(?:\\\\)*[<\[\]|`*#]", escaped)
+
+
+@pytest.mark.parametrize(
+    ("kind", "cell", "text"),
+    [
+        ("rate", Interval(value=1234.5, half=12.3, n=3), "1,234 ± 12"),
+        ("rate", Interval(value=62.9, half=1.31, n=3), "62.9 ± 1.3"),
+        ("rate", Interval(value=62.9, half=None, n=1), "62.9 †"),
+        ("percent", Interval(value=0.952, half=0.013, n=3), "95.2 ± 1.3 %"),
+        ("number", Bounds(value=1.5, low=1.2, high=None), "1.50 [1.20, –]"),
+        ("count", 12345, "12,345"),
+        ("seconds", 0.0123, "12.3 ms"),
+        ("bytes", 2**20, "1 MiB"),
+        ("number", float("nan"), "–"),
+        ("text", None, "–"),
+    ],
+)
+def test_cells_have_one_spelling(kind: str, cell: object, text: str) -> None:
+    assert cell_text(Column(name="x", kind=kind), cell) == text  # type: ignore[arg-type]
+
+
+@given(st.floats(allow_nan=True, allow_infinity=True))
+def test_every_number_has_a_text(value: float) -> None:
+    assert number(value)
+
+
+@given(st.lists(st.text(alphabet="abc ", max_size=80), max_size=8), st.integers(5, 40))
+def test_shortened_labels_still_differ(labels: list[str], most: int) -> None:
+    short = shortened(labels, most)
+    assert len(set(short)) == len(set(labels))
+    assert all(len(text) <= most + 4 for text in short)

@@ -1,0 +1,179 @@
+"""`hpcdl report` as a user types it: files, exit codes, one line for each mistake."""
+
+from __future__ import annotations
+
+import json
+import os
+import resource
+from dataclasses import asdict
+from pathlib import Path
+
+import pytest
+
+from tests.conftest import CommandLine
+from tests.report.synthetic import make_record, weak_study, write_run
+
+
+@pytest.fixture(scope="module")
+def study(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return weak_study(tmp_path_factory.mktemp("studies") / "study")
+
+
+def test_a_study_becomes_all_files(run_hpcdl: CommandLine, study: Path, tmp_path: Path) -> None:
+    out = tmp_path / "out"
+    finished = run_hpcdl(["report", study, "--out", out, "--figures"])
+    assert finished.code == 0, finished.err
+    assert {path.name for path in out.iterdir()} == {
+        "report.html",
+        "report.md",
+        "report.json",
+        "scaling.csv",
+        "figures",
+    }
+    assert {path.suffix for path in (out / "figures").iterdir()} == {".svg", ".png", ".pdf"}
+    *_, page, accuracy = finished.out.splitlines()
+    assert page == f"report: {out / 'report.html'}"
+    assert accuracy == "test accuracy: 88.00 % (lenet, ring, 1 worker)"
+    document = json.loads((out / "report.json").read_text())
+    assert [row["efficiency"]["mean"] for row in document["scaling"]] == pytest.approx([1.0, 0.9, 0.81])
+    assert len(document["summary"]) == 5
+    assert document["warnings"] == []
+    assert {item["law"] for item in document["fits"]} == {"gustafson", "usl", "alpha-beta"}
+
+
+def test_json_is_one_document_on_stdout(run_hpcdl: CommandLine, study: Path, tmp_path: Path) -> None:
+    finished = run_hpcdl(["report", study, "--out", tmp_path / "out", "--format", "json,terminal", "--json"])
+    assert finished.code == 0
+    assert finished.json() == json.loads((tmp_path / "out" / "report.json").read_text())
+    assert "test accuracy" in finished.err
+
+
+def test_terminal_alone_writes_nothing(run_hpcdl: CommandLine, study: Path, tmp_path: Path) -> None:
+    finished = run_hpcdl(["report", study, "--format", "terminal", "--out", tmp_path / "out"])
+    assert finished.code == 0
+    assert not (tmp_path / "out").exists()
+    assert "Weak scaling" in finished.out
+
+
+def test_one_run_without_an_out_is_reported_beside_it(run_hpcdl: CommandLine, tmp_path: Path) -> None:
+    run = write_run(tmp_path / "run", make_record())
+    finished = run_hpcdl(["report", run, "--format", "html"])
+    assert finished.code == 0
+    assert (run / "report" / "report.html").is_file()
+
+
+@pytest.mark.parametrize(
+    ("arguments", "code", "words"),
+    [
+        ([], 2, "no runs named"),
+        (["absent"], 2, "absent is absent"),
+        (["empty"], 2, "holds no record.json"),
+        (["study", "--format", "pdf"], 2, "unknown format 'pdf'"),
+        (["study", "--import", "json", "x.json"], 2, "only csv"),
+        (["--import", "csv", "absent.csv"], 2, "no such file"),
+        (["study", "--fail-on-regression", "5"], 2, "needs --baseline"),
+        (["study", "--link", "fast"], 2, "--link"),
+        (["study", "--out", "file"], 2, "is a file"),
+        (["study", "--baseline", "absent"], 2, "absent is absent"),
+        (["damaged"], 3, "is not valid JSON"),
+        (["future"], 3, "schema 'hpcdl.run/9'"),
+    ],
+)
+def test_mistakes_are_one_line_and_write_nothing(
+    run_hpcdl: CommandLine, tmp_path: Path, arguments: list[str], code: int, words: str
+) -> None:
+    here = tmp_path / "here"
+    write_run(here / "study" / "run", make_record())
+    for name, text in (("damaged", '{"schema": "hpcdl.run/1", '), ("future", '{"schema": "hpcdl.run/9"}')):
+        (here / name).mkdir()
+        (here / name / "record.json").write_text(text)
+    (here / "empty").mkdir()
+    (here / "file").write_text("")
+    before = sorted(here.rglob("*"))
+    finished = run_hpcdl(["report", *arguments], cwd=here)
+    assert finished.code == code, finished.err
+    assert words in finished.err
+    assert len(finished.err.splitlines()) == 1
+    assert finished.out == ""
+    assert sorted(here.rglob("*")) == before
+
+
+def test_a_damaged_record_among_others_is_told_and_left_out(run_hpcdl: CommandLine, tmp_path: Path) -> None:
+    folder = weak_study(tmp_path / "study")
+    (folder / "w1-r0" / "record.json").write_text("{")
+    finished = run_hpcdl(["report", folder, "--out", tmp_path / "out", "--json"])
+    assert finished.code == 0
+    document = finished.json()
+    assert any("could not be read" in line for line in document["warnings"])
+    assert document["scaling"][0]["n"] == 2
+
+
+def test_imported_rows_stand_beside_own_runs(run_hpcdl: CommandLine, study: Path, tmp_path: Path) -> None:
+    table = tmp_path / "old.csv"
+    lines = [f"weak,horovod,lenet,{n},{n},32,{r},{90 * n + r}" for n in (1, 2) for r in range(3)]
+    table.write_text("mode,strategy,model,nodes,ranks,batch_per_rank,repeat,images_per_second\n" + "\n".join(lines))
+    finished = run_hpcdl(["report", study, "--import", "csv", table, "--out", tmp_path / "out", "--json"])
+    assert finished.code == 0
+    rows = finished.json()["scaling"]
+    assert {row["strategy"] for row in rows} == {"ring", "horovod"}
+    assert next(row for row in rows if row["strategy"] == "horovod")["servers"] == 0
+    assert any("mixed machines" in line for line in finished.json()["warnings"])
+
+
+def test_a_baseline_that_was_faster_fails_the_command(run_hpcdl: CommandLine, study: Path, tmp_path: Path) -> None:
+    slower = tmp_path / "slower"
+    for workers in (1, 2, 4):
+        for repeat, noise in enumerate((0.99, 1.0, 1.01)):
+            rate = 85 * workers * 0.9 ** (workers.bit_length() - 1) * noise
+            write_run(slower / f"{workers}-{repeat}", make_record(workers, rate, software={"hpcdl": "2"}))
+    arguments: list[str | Path] = ["report", slower, "--baseline", study, "--out", tmp_path / "out", "--json"]
+    finished = run_hpcdl([*arguments, "--fail-on-regression", "10"])
+    assert finished.code == 1
+    assert "3 settings are more than 10 % slower" in finished.err
+    assert (tmp_path / "out" / "report.html").is_file()
+    found = [item for item in finished.json()["verdicts"] if item["kind"] == "baseline"]
+    assert [item["decided"] for item in found] == [True] * 3
+    assert run_hpcdl([*arguments, "--fail-on-regression", "20"]).code == 0
+
+
+def test_the_same_study_is_no_regression(run_hpcdl: CommandLine, study: Path, tmp_path: Path) -> None:
+    finished = run_hpcdl(
+        ["report", study, "--baseline", study, "--fail-on-regression", "0", "--out", tmp_path / "out", "--format", "md"]
+    )
+    assert finished.code == 0
+    assert "0 became faster and 0 slower" in (tmp_path / "out" / "report.md").read_text()
+
+
+def test_ten_thousand_records_take_seconds(run_hpcdl: CommandLine, tmp_path: Path) -> None:
+    """Under 10 s of processor time and 1 GB; the wall clock would measure this machine's other work."""
+    folder = tmp_path / "many"
+    for number in range(10_000):
+        workers = 2 ** (number % 6)
+        changes = {
+            "strategy": ("ring", "ps", "tree")[number % 3],
+            "model": ("lenet", "alexnet", "resnet50")[number // 3 % 3],
+            "batch_per_rank": (16, 32, 64)[number // 9 % 3],
+        }
+        record = make_record(workers, 100.0 * workers * (1 + number % 7 / 100), **changes)
+        (folder / f"r{number:05d}").mkdir(parents=True)
+        (folder / f"r{number:05d}" / "record.json").write_text(json.dumps(asdict(record)))
+    before = os.times()
+    finished = run_hpcdl(["report", folder, "--out", tmp_path / "out"])
+    after = os.times()
+    assert finished.code == 0, finished.err
+    assert "10,000 runs" in finished.out
+    assert after.children_user + after.children_system - before.children_user - before.children_system < 10
+    assert resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss < 1_000_000
+
+
+def test_numbers_that_are_none_do_not_stop_the_report(run_hpcdl: CommandLine, tmp_path: Path) -> None:
+    """Python writes NaN and Infinity into JSON; a record from elsewhere may hold them."""
+    folder = weak_study(tmp_path / "study")
+    path = folder / "w2-r1" / "record.json"
+    text = path.read_text().replace('"imbalance_seconds": ', '"imbalance_seconds": NaN, "was": ')
+    path.write_text(
+        text.replace('"loss": 2.0', '"loss": NaN').replace('"seconds_total": ', '"seconds_total": Infinity, "x": ')
+    )
+    finished = run_hpcdl(["report", folder, "--out", tmp_path / "out", "--json"])
+    assert finished.code == 0, finished.err
+    assert finished.json()["scaling"][1]["n"] == 3

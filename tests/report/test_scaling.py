@@ -1,0 +1,156 @@
+"""Efficiency as the definitions have it, on runs whose numbers are known."""
+
+from __future__ import annotations
+
+import random
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from hpcdl.report.rows import COLUMNS, flat_row, scaling_rows
+from hpcdl.report.runs import Run
+from hpcdl.report.scaling import Curve, build_curves
+from hpcdl.report.variants import other_differences, told_apart
+from tests.report.synthetic import NOISE, make_run
+
+
+def of_mode(runs: list[Run], mode: str) -> list[Curve]:
+    return [curve for curve in build_curves(runs) if curve.mode == mode]
+
+
+def test_weak_efficiency_is_throughput_per_worker_over_the_base_s() -> None:
+    runs = [make_run(n, rate * noise, mode="weak") for n, rate in ((1, 100), (4, 320)) for noise in NOISE]
+    (curve,) = of_mode(runs, "weak")
+    assert [point.n for point in curve.points] == [1, 4]
+    assert curve.points[1].speedup.value == pytest.approx(3.2)
+    assert curve.points[1].efficiency.value == pytest.approx(0.8)
+    assert curve.points[1].efficiency.low < 0.8 < curve.points[1].efficiency.high  # type: ignore[operator]
+    assert (curve.base.efficiency.value, curve.base.efficiency.ci95) == (1.0, 0.0)
+
+
+def test_strong_efficiency_is_speedup_over_n() -> None:
+    runs = [make_run(n, rate, mode="strong", batch_per_rank=64 // n) for n, rate in ((2, 100), (8, 200))]
+    (curve,) = of_mode(runs, "strong")
+    assert curve.base.n == 2
+    assert curve.points[1].speedup.value == pytest.approx(2.0)
+    assert curve.points[1].efficiency.value == pytest.approx(0.5)
+
+
+def test_scale_up_counts_threads() -> None:
+    runs = [make_run(1, rate, threads=threads) for threads, rate in ((1, 100), (4, 300))]
+    (curve,) = of_mode(runs, "scale-up")
+    assert curve.axis == "threads"
+    assert curve.points[1].efficiency.value == pytest.approx(0.75)
+
+
+def test_servers_count_per_node_only() -> None:
+    runs = [make_run(n, 100 * n, strategy="ps", servers=1, nodes=n + 1) for n in (1, 3)]
+    (curve,) = of_mode(runs, "weak")
+    assert curve.points[1].efficiency.value == pytest.approx(1.0)
+    assert curve.points[1].efficiency_per_node.value == pytest.approx(3.0 * 2 / 4)
+
+
+def test_runs_without_a_mode_join_the_curves_that_they_make() -> None:
+    runs = [make_run(1, 100, batch_per_rank=64), make_run(2, 190, batch_per_rank=64), make_run(2, 150)]
+    assert {(curve.mode, tuple(point.n for point in curve.points)) for curve in build_curves(runs)} == {
+        ("weak", (1, 2)),
+        ("strong", (1, 2)),
+    }
+
+
+def test_a_lonely_run_is_a_weak_point_of_its_own() -> None:
+    (curve,) = build_curves([make_run(2, 150)])
+    assert (curve.mode, len(curve.points)) == ("weak", 1)
+
+
+def test_machines_and_versions_are_never_averaged() -> None:
+    runs = [make_run(n, 100 * n, machine=machine) for n in (1, 2) for machine in ("a", "b")]
+    runs += [make_run(n, 50 * n, machine="a", version="hpcdl 2") for n in (1, 2)]
+    curves = of_mode(runs, "weak")
+    assert len(curves) == 3
+    assert all(len(point.runs) == 1 for curve in curves for point in curve.points)
+
+
+def test_two_settings_at_one_n_split_the_curve() -> None:
+    runs = [make_run(n, 100 * n, strategy="ps", servers=servers) for n in (1, 2) for servers in (1, 2)]
+    curves = of_mode(runs, "weak")
+    assert {curve.split for curve in curves} == {(("servers", 1),), (("servers", 2),)}
+
+
+def test_servers_that_grow_with_the_workers_are_one_curve() -> None:
+    runs = [make_run(n, 100 * n, strategy="ps", servers=n) for n in (1, 2, 4)]
+    (curve,) = of_mode(runs, "weak")
+    assert len(curve.points) == 3
+
+
+@pytest.mark.parametrize("rate", [0.0, -1.0, float("nan"), float("inf"), None])
+def test_impossible_throughput_is_in_no_mean(rate: float | None) -> None:
+    (curve,) = build_curves([make_run(1, 100), make_run(1, rate)])
+    assert curve.base.throughput.mean == 100
+    assert curve.base.throughput.n == 1
+
+
+@given(
+    st.lists(
+        st.builds(
+            lambda workers, batch, rate, strategy, servers, mode: make_run(
+                workers, rate, batch_per_rank=batch, strategy=strategy, servers=servers, mode=mode
+            ),
+            st.integers(1, 4), st.sampled_from([8, 16]), st.floats(1, 1e3), st.sampled_from(["ring", "ps"]),
+            st.integers(0, 2), st.sampled_from(["", "weak", "strong"]),
+        ),
+        max_size=20,
+    )
+)  # fmt: skip
+def test_no_run_is_lost_or_mixed(runs: list[Run]) -> None:
+    curves = build_curves(runs)
+    assert {id(run) for curve in curves for point in curve.points for run in point.runs} == set(map(id, runs))
+    for curve in curves:
+        for point in curve.points:
+            settings = {(run.strategy, run.workers, run.servers, run.batch_per_rank) for run in point.runs}
+            assert len(settings) == 1
+            assert len({id(run) for run in point.runs}) == len(point.runs)
+
+
+def test_rows_have_the_documented_keys() -> None:
+    (row, _) = scaling_rows(build_curves([make_run(n, 100 * n, threads=2) for n in (1, 2)]))
+    assert set(row) >= {
+        "mode", "strategy", "model", "nodes", "ranks", "workers", "servers", "ranks_per_node", "threads",
+        "batch_per_rank", "global_batch", "machine", "version", "n", "images_per_second", "speedup", "efficiency",
+    }  # fmt: skip
+    assert all(set(row[name]) >= {"mean", "std", "ci95"} for name in ("images_per_second", "speedup", "efficiency"))
+    assert row["n"] == 1
+    assert set(flat_row(row)) == set(COLUMNS)
+
+
+def test_efficiency_intervals_cover_the_truth() -> None:
+    """Three runs a point, 4 % noise, 1,000 studies."""
+    random_source = random.Random(3)
+    covered = {2: 0, 8: 0}
+    truth = {1: 1.0, 2: 0.95, 8: 0.8}
+    for _ in range(1000):
+        runs = [
+            make_run(n, 100 * n * e * random_source.lognormvariate(0, 0.04)) for n, e in truth.items() for _ in "abc"
+        ]
+        (curve,) = build_curves(runs)
+        for point in curve.points[1:]:
+            low, high = point.efficiency.low or 0, point.efficiency.high or 0
+            covered[point.n] += low <= truth[point.n] <= high
+    assert all(900 <= count <= 990 for count in covered.values()), covered
+
+
+def test_settings_that_cost_time_keep_runs_apart() -> None:
+    settings = ({"compress": "none", "learning-rate": "0.1"}, {"compress": "fp16", "learning-rate": "0.2"})
+    runs = told_apart([make_run(n, 100.0 * n, config=config) for n in (1, 2) for config in settings])
+    curves = of_mode(runs, "weak")
+    assert {curve.first.variant for curve in curves} == {"compress none", "compress fp16"}
+    assert all(len(point.runs) == 1 for curve in curves for point in curve.points)
+    (line,) = other_differences(runs)
+    assert "learning-rate" in line
+
+
+def test_settings_that_agree_say_nothing() -> None:
+    runs = told_apart([make_run(n, 100.0 * n, config={"compress": "fp16"}) for n in (1, 2)])
+    assert {run.variant for run in runs} == {""}
+    assert list(other_differences(runs)) == []

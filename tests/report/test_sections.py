@@ -1,0 +1,104 @@
+"""Sections appear when their data is there, and only then; published points are labelled as such."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from hpcdl.core.errors import CorruptError
+from hpcdl.core.records import RankRecord
+from hpcdl.report.analysis import analyse
+from hpcdl.report.build import compose
+from hpcdl.report.cells import cell_text
+from hpcdl.report.document import Document, Figure, Section, Table
+from hpcdl.report.references import load_references
+from hpcdl.report.runs import Run, from_record
+from hpcdl.report.sources import Gathered
+from tests.report.synthetic import make_record, make_run
+
+
+def document(runs: list[Run]) -> Document:
+    return compose(analyse(Gathered(runs=tuple(runs)), references=load_references()))
+
+
+def names(runs: list[Run]) -> set[str]:
+    return {section.name for section in document(runs).sections}
+
+
+def section(runs: list[Run], name: str) -> Section:
+    return next(item for item in document(runs).sections if item.name == name)
+
+
+def texts(item: Table) -> list[list[str]]:
+    return [[cell_text(column, cell) for column, cell in zip(item.columns, row, strict=True)] for row in item.rows]
+
+
+def test_a_lone_imported_run_has_no_scaling_time_or_network() -> None:
+    assert names([make_run(1, 100.0)]) == {"setup", "learning", "cost"}
+
+
+def test_only_failed_runs_still_make_a_report() -> None:
+    found = document([make_run(1, None, status="failed", message="rank 0 died")])
+    assert [item.name for item in found.sections] == ["setup"]
+    assert found.summary[1] == "Throughput: no usable measurement."
+
+
+@pytest.mark.parametrize(
+    ("runs", "name"),
+    [
+        ([make_run(n, 90.0 * n) for n in (1, 2)], "weak"),
+        ([make_run(n, 90.0 * n, batch_per_rank=64 // n, mode="strong") for n in (1, 2)], "strong"),
+        ([make_run(1, 90.0 * n, threads=n) for n in (1, 2)], "scale-up"),
+        ([make_run(1, 90.0, parts={"compute": 0.3})], "time"),
+        ([make_run(2, 90.0, bytes_per_step=1e6)], "network"),
+        ([make_run(2, 90.0), make_run(2, 80.0, strategy="tree")], "strategies"),
+        ([make_run(n, 90.0 * n) for n in (1, 2, 4)], "fits"),
+        ([make_run(n, 90.0 * n) for n in (1, 2)], "references"),
+    ],
+)
+def test_each_section_appears_with_its_data(runs: list[Run], name: str) -> None:
+    assert name in names(runs)
+    assert name not in names([make_run(1, 100.0)])
+
+
+def test_summary_has_five_lines_with_numbers() -> None:
+    runs = [from_record(make_record(n, 90.0 * n + repeat), f"r{n}{repeat}") for n in (1, 2) for repeat in range(3)]
+    what, throughput, scaling, time, accuracy = document(runs).summary
+    assert what == "What ran: 6 runs of lenet with ring, 1 to 2 workers, on up to 2 nodes of lab."
+    assert throughput.startswith("Throughput: 181.0 ± 2.5 images/s at best")
+    assert scaling == "Scaling: weak efficiency ring 99.5 ± 2.3 % at 2 workers over 1 (3 runs)."
+    assert "compute 70.0 %, exposed communication 10.0 %" in time
+    assert accuracy.startswith("Accuracy: 88.0 % on held-out samples at best (lenet, ring, 1 worker after 5 epochs")
+
+
+def test_servers_balance_is_shown() -> None:
+    servers = [
+        RankRecord(rank=2 + i, host="s", role="server", bytes_sent_per_step=size, busy_seconds_per_step=seconds)
+        for i, (size, seconds) in enumerate(((1e6, 0.1), (3e6, 0.3)))
+    ]
+    record = make_record(2, 90.0, strategy="ps", ranks=4, servers=2, rank_records=servers)
+    found = section([from_record(record, "r")], "network")
+    balance = next(item for item in found.items if isinstance(item, Table) and "Balance" in item.title)
+    assert texts(balance)[0][1:] == ["2", "1.91 MiB", "2.86 MiB", "1.50", "300 ms", "1.50"]
+
+
+def test_published_points_are_labelled_and_as_published() -> None:
+    published = {(item.source, item.workers, item.model): item for item in load_references()}
+    assert published["Cori", 512, "resnet50"].told_efficiency == "23 %"
+    assert published["Cori", 128, "resnet50"].told_efficiency == "> 80 %"
+    assert published["SC17", 64, "unspecified"].told_efficiency == "91.5 %"
+    found = section([make_run(n, 90.0 * n) for n in (1, 2)], "references")
+    (figure,) = [item for item in found.items if isinstance(item, Figure)]
+    assert {series.label.split(":")[0] for series in figure.series} == {"this study", "published"}
+    assert all(series.style == "published" for series in figure.series if series.label.startswith("published"))
+
+
+def test_a_damaged_reference_is_named(tmp_path: Path) -> None:
+    (tmp_path / "x.toml").write_text("[source]\nname = 'x'\n")
+    with pytest.raises(CorruptError, match=r"x\.toml is damaged"):
+        load_references(tmp_path)
+
+
+def test_without_references_there_is_no_such_section(tmp_path: Path) -> None:
+    assert load_references(tmp_path / "absent") == []

@@ -1,0 +1,82 @@
+"""A verdict needs evidence, and the evidence is corrected for how often one looked."""
+
+from __future__ import annotations
+
+import random
+
+from hpcdl.core.records import HistoryPoint
+from hpcdl.report.contests import build_contests, comparisons
+from hpcdl.report.runs import Run
+from hpcdl.report.verdicts import compare, corrected
+from tests.report.synthetic import make_run
+
+
+def pair(a: list[float], b: list[float]) -> list[Run]:
+    return [make_run(2, rate, strategy="ring") for rate in a] + [make_run(2, rate, strategy="ps") for rate in b]
+
+
+def verdict(runs: list[Run]) -> str:
+    (found,) = corrected(comparisons(build_contests(runs)))
+    return found.verdict
+
+
+def test_a_clear_difference_is_a_verdict() -> None:
+    assert verdict(pair([150, 151, 149], [100, 101, 99])) == "ring better than ps, 1.5 times"
+
+
+def test_noise_is_no_verdict() -> None:
+    assert verdict(pair([100, 130, 90], [100, 95, 120])) == "not distinguishable with 3 runs"
+
+
+def test_single_runs_are_no_verdict_however_far_apart() -> None:
+    assert verdict(pair([1000], [1])) == "not distinguishable with 1 run"
+
+
+def test_more_looks_need_more_evidence() -> None:
+    one = compare("strategies", "images_per_second", "here", ("a", [100, 103, 106]), ("b", [95, 97, 99]))
+    assert one is not None
+    assert corrected([one])[0].decided
+    noise = [
+        compare("strategies", "images_per_second", f"n{i}", ("a", [100 + i, 107, 91]), ("b", [104, 99, 93 + i]))
+        for i in range(9)
+    ]
+    among_many = corrected([one, *(item for item in noise if item is not None)])[0]
+    assert among_many.ratio == one.ratio
+    assert not among_many.decided
+
+
+def test_false_verdicts_are_rare_over_a_whole_report() -> None:
+    """Ten strategies that do not differ: Holm keeps the chance of any verdict in a report at 5 %."""
+    random_source = random.Random(1)
+    wrong = 0
+    for _ in range(200):
+        runs = [
+            make_run(2, 100 * random_source.lognormvariate(0, 0.03), strategy=f"s{number}")
+            for number in range(5)
+            for _ in range(4)
+        ]
+        wrong += any(item.decided for item in corrected(comparisons(build_contests(runs))))
+    assert wrong <= 20
+
+
+def test_only_the_same_job_is_compared() -> None:
+    runs = [make_run(2, 100.0, strategy="ring"), make_run(2, 100.0, strategy="ps", batch_per_rank=64)]
+    assert build_contests(runs) == []
+    placed = [make_run(4, 1.0, nodes=1, ranks_per_node=4), make_run(4, 1.0, strategy="ps", nodes=4, ranks_per_node=1)]
+    assert comparisons(build_contests(placed)) == []
+
+
+def test_time_to_accuracy_is_compared_at_an_accuracy_that_all_reached() -> None:
+    def run(strategy: str, seconds: float, accuracy: float) -> Run:
+        points = (
+            HistoryPoint(epoch=1.0, step=1, seconds=seconds, val_accuracy=0.7),
+            HistoryPoint(epoch=2.0, step=2, seconds=2 * seconds, val_accuracy=accuracy),
+        )
+        return make_run(2, 100.0 + seconds, strategy=strategy, history=points)
+
+    runs = [run("ring", 10 + i, 0.905) for i in range(3)] + [run("ps", 30 + i, 0.95) for i in range(3)]
+    (contest,) = build_contests(runs)
+    assert contest.target == 0.9
+    found = {item.measure: item for item in corrected(comparisons([contest]))}
+    assert found["seconds_to_accuracy"].verdict.startswith("ring better than ps, 2.8")
+    assert found["images_per_second"].verdict.startswith("ps better")

@@ -1,0 +1,219 @@
+"""What `make install` refuses, in one line, before it writes; and what a failed install leaves: nothing."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+
+import pytest
+
+from tests.conftest import Finished
+from tests.site.checkouts import Checkout, clean_environment, files_below
+
+
+class Place:
+    """An empty PREFIX and MODULEDIR."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self.prefix, self.moduledir = folder / "apps" / "hpcdl", folder / "apps" / "modulefiles"
+        self.settings = (f"PREFIX={self.prefix}", f"MODULEDIR={self.moduledir}", f"PYTHON={sys.executable}")
+
+    def fake_tree(self, version: str, receipt: str = "install.json") -> Path:
+        """What an installed version looks like to the installer."""
+        tree = self.prefix / version
+        (tree / "venv" / "bin").mkdir(parents=True)
+        (tree / receipt).write_text(json.dumps({"version": version, "pid": 2**22 + 1, "host": os.uname().nodename}))
+        self.moduledir.joinpath("hpcdl").mkdir(parents=True, exist_ok=True)
+        self.moduledir.joinpath("hpcdl", f"{version}.lua").write_text(f'local prefix = "{self.prefix}"\n')
+        return tree
+
+
+@pytest.fixture
+def place(open_folder: Path) -> Place:
+    return Place(Path(tempfile.mkdtemp(dir=open_folder)))
+
+
+@pytest.fixture
+def bad_wheels(tmp_path: Path) -> Path:
+    """A wheelhouse that has wheels, and none that helps."""
+    folder = tmp_path / "wheels"
+    folder.mkdir()
+    (folder / "nothing-1.0-py3-none-any.whl").write_bytes(b"")
+    return folder
+
+
+def fake_python(folder: Path, *lines: str) -> Path:
+    """A Python that starts with `lines` in its site customisation."""
+    folder.mkdir()
+    (folder / "sitecustomize.py").write_text("\n".join(("import sys", *lines)) + "\n")
+    program = folder / "python"
+    program.write_text(f'#!/bin/sh\nPYTHONPATH="{folder}" exec "{sys.executable}" "$@"\n')
+    program.chmod(0o755)
+    return program
+
+
+def assert_refused(finished: Finished, *words: str) -> None:
+    """One line of our own on stderr (make adds its own), with these words; exit code 2, which make passes on."""
+    own = [line for line in finished.err.splitlines() if not line.startswith("make")]
+    assert len(own) == 1 and own[0].startswith("hpcdl: "), finished.err
+    for word in words:
+        assert word in own[0]
+    assert finished.code == 2 and "Error 2" in finished.err
+
+
+@pytest.mark.parametrize(
+    "setting, words",
+    [
+        ("MPI=openmpi", ("MPI=openmpi", "MPI=mpich", "MPI=site")),
+        ("PREFIX=/tmp/a:b", ("PREFIX", "PATH")),
+        ('PREFIX=/tmp/a"b', ("PREFIX",)),
+        ("MPI_MODULE=open mpi;x", ("MPI_MODULE", "module load")),
+        ("PREFIX=/dev/null/apps", ("/dev/null is no folder", "PREFIX")),
+        ("MODULEDIR=/dev/null", ("/dev/null is no folder", "MODULEDIR")),
+        ("WHEELHOUSE=/proc/self/fdinfo", ("holds no wheels", "make wheelhouse")),
+        ("SUFFIX=/../up", ("no version", "SUFFIX")),
+        ("PYTHON=python9.9", ("python9.9", "sudo apt-get install git make python3-venv")),
+        ("PYTHON=/bin/false", ("no working Python", "3.11")),
+    ],
+)
+def test_bad_settings(checkout: Checkout, place: Place, setting: str, words: tuple[str, ...]) -> None:
+    assert_refused(checkout.make("install", *place.settings, setting), *words)
+    assert not files_below(place.folder)
+
+
+def test_old_python(checkout: Checkout, place: Place, tmp_path: Path) -> None:
+    python = fake_python(tmp_path / "old", "sys.version_info = (3, 9, 2, 'final', 0)")
+    assert_refused(checkout.make("install", *place.settings, f"PYTHON={python}"), "Python 3.9", "3.11")
+    assert not files_below(place.folder)
+
+
+def test_python_without_venv(checkout: Checkout, place: Place, tmp_path: Path) -> None:
+    python = fake_python(tmp_path / "bare", "sys.modules['ensurepip'] = None")
+    finished = checkout.make("install", *place.settings, f"PYTHON={python}")
+    assert_refused(finished, "virtual environments", "sudo apt-get install git make python3-venv")
+    assert_refused(checkout.make("setup", f"PYTHON={python}"), "virtual environments", "python3-venv")
+
+
+def test_no_mpi_library(checkout: Checkout, place: Place) -> None:
+    finished = checkout.make("install", *place.settings, "MPI=site", "MPI_LIBRARY=/no/libmpi.so")
+    assert_refused(finished, "MPI=site", "/no/libmpi.so", "load the site's MPI module", "MPI=mpich")
+    finished = checkout.make("install", *place.settings, "MPI=site", "MPI_LIBRARY=libc.so.6")
+    assert_refused(finished, "libc.so.6 is none")
+    assert not files_below(place.folder)
+
+
+def test_no_write_access(checkout: Checkout, place: Place) -> None:
+    place.folder.chmod(0o755)
+    before = ["setpriv", "--reuid=65534", "--regid=65534", "--clear-groups"] if os.geteuid() == 0 else []
+    place.folder.chmod(0o555)
+    settings = (*place.settings[:2], "PYTHON=/usr/bin/python3")
+    finished = checkout.make("install", *settings, before=before)
+    assert_refused(finished, f"PREFIX={place.prefix}", f"{place.folder} is not writable", "choose another PREFIX")
+    assert not files_below(place.folder)
+
+
+def test_installed_already(checkout: Checkout, place: Place) -> None:
+    tree = place.fake_tree("1.0")
+    before = files_below(place.folder)
+    assert_refused(checkout.make("install", *place.settings), str(tree), "already", "FORCE=1")
+    assert files_below(place.folder) == before
+
+
+def test_a_modulefile_of_another_prefix_is_never_replaced(checkout: Checkout, place: Place) -> None:
+    place.fake_tree("1.0")
+    other = f"PREFIX={place.folder / 'elsewhere'}"
+    before = files_below(place.folder)
+    finished = checkout.make("install", *place.settings, other, "FORCE=1")
+    assert_refused(finished, str(place.moduledir / "hpcdl" / "1.0.lua"), "SUFFIX=-openmpi")
+    assert files_below(place.folder) == before
+
+
+def test_a_strange_folder_is_never_replaced(checkout: Checkout, place: Place) -> None:
+    tree = place.fake_tree("1.0", receipt="somebody-elses")
+    for target in ("install", "uninstall"):
+        finished = checkout.make(target, *place.settings, "FORCE=1")
+        assert finished.code == 2 and str(tree) in finished.err
+    assert (tree / "somebody-elses").exists()
+
+
+@pytest.mark.parametrize("target, settings", [("install", ("FORCE=1",)), ("uninstall", ())])
+def test_a_tree_in_use_stays(checkout: Checkout, place: Place, target: str, settings: tuple[str, ...]) -> None:
+    tree = place.fake_tree("1.0")
+    program = tree / "venv" / "bin" / "busy"
+    shutil.copy("/bin/sleep", program)
+    with subprocess.Popen([program, "60"]) as busy:
+        try:
+            assert_refused(checkout.make(target, *place.settings, *settings), str(busy.pid), "in use")
+        finally:
+            busy.kill()
+    assert program.exists()
+
+
+def test_a_failed_install_leaves_nothing(checkout: Checkout, place: Place, bad_wheels: Path) -> None:
+    finished = checkout.make("install", *place.settings, f"WHEELHOUSE={bad_wheels}")
+    assert finished.code == 2 and "Error 1" in finished.err
+    assert "hpcdl: pip install failed (see above); nothing was left behind" in finished.err
+    assert not [name for name in files_below(place.folder) if name != "apps"]
+
+
+def test_a_failed_replacement_keeps_the_old(checkout: Checkout, place: Place, bad_wheels: Path) -> None:
+    place.fake_tree("1.0")
+    before = set(files_below(place.folder))
+    finished = checkout.make("install", *place.settings, f"WHEELHOUSE={bad_wheels}", "FORCE=1")
+    assert finished.code == 2 and "nothing was left behind" in finished.err
+    assert set(files_below(place.folder)) == before
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGKILL])
+def test_a_stopped_install(checkout: Checkout, place: Place, bad_wheels: Path, number: signal.Signals) -> None:
+    place.fake_tree("1.0")
+    before = set(files_below(place.folder))
+    line = [sys.executable, "-B", "scripts/installer", "install"]
+    variables = dict(word.split("=", 1) for word in place.settings) | {"WHEELHOUSE": str(bad_wheels), "FORCE": "1"}
+    environment = clean_environment(place.folder) | variables
+    with subprocess.Popen(
+        line, cwd=checkout.folder, env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE
+    ) as process:
+        marker = place.prefix / "1.0" / ".hpcdl-unfinished"
+        while not marker.exists():
+            assert process.poll() is None
+            time.sleep(0.005)
+        process.send_signal(number)
+        _, errors = process.communicate(timeout=30)
+    if number == signal.SIGTERM:
+        assert process.returncode == 130 and b"SIGTERM" in errors
+    else:  # nobody could clean up: the next command does, and finds the old tree again
+        assert marker.exists()
+        finished = checkout.make("install", *place.settings)
+        assert "clearing what an unfinished install left" in finished.out
+        assert_refused(finished, "already", "FORCE=1")
+    assert set(files_below(place.folder)) == before
+
+
+def test_an_install_under_way_is_left_alone(checkout: Checkout, place: Place) -> None:
+    tree = place.fake_tree("1.0", receipt="unused")
+    marker = tree / ".hpcdl-unfinished"
+    marker.write_text(json.dumps({"pid": os.getpid(), "host": os.uname().nodename}))
+    assert_refused(checkout.make("install", *place.settings), f"process {os.getpid()}", "FORCE=1")
+
+
+def test_uninstall(checkout: Checkout, place: Place) -> None:
+    first, second = place.fake_tree("0.9"), place.fake_tree("1.0")
+    (place.prefix / "site.toml").write_text("[train]\n")
+    finished = checkout.make("uninstall", *place.settings, "VERSION=0.9")
+    assert finished.code == 0, finished.err
+    assert not first.exists() and second.exists()
+    assert [path.name for path in (place.moduledir / "hpcdl").iterdir()] == ["1.0.lua"]
+    assert checkout.make("uninstall", *place.settings, env={"VERSION": "7"}).code == 0, (
+        "the environment's VERSION counts"
+    )
+    assert set(files_below(place.folder)) == {"apps", "apps/hpcdl", "apps/hpcdl/site.toml", "apps/modulefiles"}
+    assert_refused(checkout.make("uninstall", *place.settings), "1.0 is not in", "VERSION")

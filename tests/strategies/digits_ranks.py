@@ -1,0 +1,102 @@
+"""Ranks that train one strategy after another as `hpcdl train` does, in one TensorFlow start.
+
+`python digits_ranks.py CASES.json` under mpiexec. A case holds the settings of a run; ranks beyond it wait. `plant`
+in a case makes one rank fail: {"rank": 1, "step": 5, "kind": "exception" | "nan" | "signal"}.
+"""
+
+from __future__ import annotations
+
+import faulthandler
+import json
+import os
+import signal
+import sys
+import time
+import traceback
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from hpcdl.training import runtime
+
+runtime.silence()
+
+import numpy as np  # noqa: E402
+
+from hpcdl.comm.mpi import world  # noqa: E402  TensorFlow must find its environment set
+from hpcdl.config.load import Layer, load  # noqa: E402
+from hpcdl.config.schema import TrainConfig  # noqa: E402
+from hpcdl.core.errors import StoppedEarly  # noqa: E402
+from hpcdl.core.protocols import Communicator  # noqa: E402
+from hpcdl.strategies.flat import FlatWorker  # noqa: E402
+from hpcdl.training import rundir  # noqa: E402
+from hpcdl.training.job import run_rank  # noqa: E402
+from hpcdl.training.prepare import prepare  # noqa: E402
+
+
+def plant(fault: dict[str, Any], rank: int) -> Callable[[], None]:
+    """Make this rank fail before a step, if it is the one; returns what undoes it."""
+    plain = FlatWorker.before_step
+
+    def before_step(self: FlatWorker, step: int) -> None:
+        plain(self, step)
+        if rank == fault["rank"] and step == fault["step"]:
+            if fault["kind"] == "exception":
+                raise RuntimeError("planted")
+            if fault["kind"] == "signal":
+                os.kill(os.getpid(), signal.SIGTERM)
+            else:
+                honest = self.replica.step
+                self.replica.step = lambda gradient: honest(gradient * np.float32("nan"))  # type: ignore[method-assign]
+
+    def undo() -> None:
+        FlatWorker.before_step = plain  # type: ignore[method-assign]
+
+    FlatWorker.before_step = before_step  # type: ignore[method-assign]
+    return undo
+
+
+def run_case(case: dict[str, Any], everybody: Communicator) -> None:
+    """Train in `run-dir`; an early stop is written there."""
+    fault = case.pop("plant", {"rank": -1, "step": 0})
+    undo = plant(fault, everybody.rank)
+    try:
+        train(case, everybody)
+    finally:
+        undo()
+
+
+def train(case: dict[str, Any], everybody: Communicator) -> None:
+    """The case's ranks train, the others return."""
+    effective = load(TrainConfig, [Layer(origin="flag", values=case)])
+    run_dir = Path(case["run-dir"])
+    takes_part = everybody.rank < case["ranks"]
+    group = everybody.split(0 if takes_part else 1)
+    if not takes_part:
+        return
+    if group.rank == 0 and not run_dir.exists():
+        rundir.create(run_dir, effective, {})
+    group.barrier()
+    try:
+        run_rank(prepare(effective), group, run_dir)
+    except StoppedEarly as error:  # all of the case's ranks, servers too, have agreed on it: the next case may come
+        (run_dir / f"stopped-{group.rank}.txt").write_text(str(error))
+    except BaseException:  # noqa: BLE001  whatever it is, the other ranks must not wait for this one
+        traceback.print_exc()
+        everybody.abort(1)
+
+
+def main() -> None:
+    """Run the cases of a file."""
+    faulthandler.register(signal.SIGUSR2)
+    everybody = world()
+    for case in json.loads(Path(sys.argv[1]).read_text()):
+        began = time.monotonic()
+        run_case(case, everybody)
+        everybody.barrier()
+        if everybody.rank == 0:
+            print(f"{case['strategy']}: {time.monotonic() - began:.1f} s", flush=True)
+
+
+if __name__ == "__main__":
+    main()

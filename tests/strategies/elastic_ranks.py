@@ -1,0 +1,103 @@
+"""Runs the strategies' own replicas and servers as threads, in an order of arrival that the test decides."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+
+from hpcdl.comm import threads
+from hpcdl.comm.tracing import Counts, TracingCommunicator
+from hpcdl.config.schema import ElasticConfig, ExchangeConfig, OptimizerConfig
+from hpcdl.strategies.base import Context
+from hpcdl.strategies.table import find_strategy
+from hpcdl.training.job import load_strategy
+
+Gradient = Callable[[int, int, np.ndarray], np.ndarray]
+
+
+class Turns:
+    """Lets one worker at a time do its step, in a given order."""
+
+    def __init__(self, orders: Sequence[Sequence[int]]) -> None:
+        self._queue = [worker for order in orders for worker in order]
+        self._changed = threading.Condition()
+        self._next = 0
+
+    def take(self, worker: int) -> None:
+        with self._changed:
+            self._changed.wait_for(lambda: self._next >= len(self._queue) or self._queue[self._next] == worker, 60)
+
+    def give(self) -> None:
+        with self._changed:
+            self._next += 1
+            self._changed.notify_all()
+
+
+class Outcome:
+    """What is left of a run: the center, the workers' weights, replicas, servers' records and counted messages."""
+
+    def __init__(self, center: np.ndarray, weights: list[np.ndarray], details: list[Any], counts: list[Counts]) -> None:
+        self.center, self.weights, self.details, self.counts = center, weights, details, counts
+
+
+def run(
+    name: str,
+    start: np.ndarray,
+    gradient: Gradient,
+    *,
+    workers: int,
+    steps: int,
+    servers: int = 1,
+    orders: Sequence[Sequence[int]] | None = None,
+    eta: float = 0.05,
+    mu: float = 0.9,
+    sizes: Sequence[int] | None = None,
+    resume_at: int | None = None,
+    **elastic: Any,
+) -> Outcome:
+    """`steps` steps of strategy `name`. With `orders` the workers' steps take turns; otherwise they run freely."""
+    info = find_strategy(name)
+    servers = servers if info.features.servers else 0
+    turns = Turns(orders) if orders is not None else None
+    counts = [Counts() for _ in range(workers + servers)]
+
+    def rank(inner: threads.ThreadCommunicator) -> Any:
+        communicator = TracingCommunicator(inner, counts[inner.rank])
+        context = Context(
+            info=info,
+            communicator=communicator,
+            num_workers=workers,
+            num_servers=servers,
+            exchange=ExchangeConfig(servers=max(servers, 1)),
+            optimizer=OptimizerConfig(learning_rate=eta, momentum=mu),
+            elastic=ElasticConfig(**elastic),
+        )
+        strategy: Any = load_strategy(info)
+        if not context.is_worker:
+            return strategy.server(context).serve()
+        me = communicator.rank
+        replica = strategy.replica(context)
+        replica.start(start.astype(np.float32), sizes or [start.size])
+        for step in range(steps):
+            if turns:
+                turns.take(me)
+            replica.before_step(step)
+            replica.step(gradient(me, step, replica.weights.astype(np.float64)).astype(np.float32))
+            if turns:
+                turns.give()
+        counts[me].messages_in_steps = counts[me].messages  # type: ignore[attr-defined]
+        counts[me].bytes_in_steps = counts[me].bytes  # type: ignore[attr-defined]
+        counts[me].declared = replica.bytes_sent  # type: ignore[attr-defined]
+        replica.group.barrier()
+        center = replica.center().copy()
+        replica.finish()
+        return center, replica.weights.copy(), replica.details()
+
+    results = threads.run(workers + servers, rank)
+    return Outcome(
+        results[0][0], [result[1] for result in results[:workers]],
+        [result[2] for result in results[:workers]] + results[workers:], counts,
+    )  # fmt: skip

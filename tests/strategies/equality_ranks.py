@@ -1,0 +1,134 @@
+"""Ranks of the equality test: every case trains a small network on a group of ranks and compares with `single`.
+
+`python equality_ranks.py CASES.json OUT.json` under mpiexec; one TensorFlow start serves every case.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import sys
+from pathlib import Path
+from typing import Any
+
+from hpcdl.training import runtime
+
+runtime.silence()
+
+import keras  # noqa: E402  TensorFlow must find its environment set
+import numpy  # noqa: E402
+import tensorflow as tf  # noqa: E402
+
+from hpcdl.comm.mpi import world  # noqa: E402
+from hpcdl.config.schema import ExchangeConfig, OptimizerConfig  # noqa: E402
+from hpcdl.core.protocols import Communicator  # noqa: E402
+from hpcdl.models.load import load_model  # noqa: E402
+from hpcdl.strategies.base import Context, Worker  # noqa: E402
+from hpcdl.strategies.single import SingleWorker  # noqa: E402
+from hpcdl.strategies.table import find_strategy  # noqa: E402
+from hpcdl.training.job import load_strategy  # noqa: E402
+from hpcdl.training.objective import Classification  # noqa: E402
+from hpcdl.training.optimizers import build_optimizer  # noqa: E402
+from hpcdl.training.step import build_step  # noqa: E402
+
+NUM_STEPS = 20
+BATCH = 4
+
+
+def small_residual() -> keras.Model:
+    """Two residual blocks without batch normalisation: additions and shared inputs, few parameters.
+
+    Smooth activations: where a rectifier flips, rounding errors grow a thousandfold, whatever summed the gradients.
+    """
+    inputs = keras.Input((14, 14, 1))
+    x = keras.layers.Conv2D(8, 3, padding="same", activation="swish")(inputs)
+    for _ in range(2):
+        y = keras.layers.Conv2D(8, 3, padding="same", activation="swish")(x)
+        y = keras.layers.Conv2D(8, 3, padding="same")(y)
+        x = keras.layers.Activation("swish")(keras.layers.Add()([x, y]))
+    return keras.Model(inputs, keras.layers.Dense(10)(keras.layers.GlobalAveragePooling2D()(x)))
+
+
+NETWORKS = {
+    "lenet": lambda: load_model("lenet", classes=10, input_shape=(28, 28, 1)),
+    "residual": small_residual,
+}
+
+
+def samples(shape: tuple[int, ...], num_workers: int, step: int) -> tuple[Any, Any]:
+    """The global batch of a step: noise under a row that tells the label, without ties that pooling could break."""
+    generator = numpy.random.default_rng(1000 + step)
+    labels = generator.integers(0, 10, BATCH * num_workers)
+    images = generator.random((len(labels), *shape), numpy.float32) * 0.5
+    images[numpy.arange(len(labels)), labels, :, 0] += 0.5
+    return images, labels
+
+
+def train(case: dict[str, Any], worker: Worker, rank: int, num_slices: int) -> list[numpy.ndarray]:
+    """Train from the common start; a rank takes its slice of each global batch."""
+    keras.utils.set_random_seed(7)
+    model = NETWORKS[case["network"]]()
+    config = OptimizerConfig(optimizer=case["optimizer"], learning_rate=case["learning_rate"])
+    optimizer = build_optimizer(config, model.trainable_variables)
+    step = build_step(model, optimizer, worker, Classification(), case["accumulate"] if num_slices > 1 else 1)
+    worker.start([*model.weights, *optimizer.variables])
+    per_worker = case["num_workers"] * BATCH // num_slices
+    for number in range(NUM_STEPS):
+        images, labels = samples(model.input_shape[1:], case["num_workers"], number)
+        mine = slice(rank * per_worker, (rank + 1) * per_worker)
+        worker.before_step(number)
+        step(tf.constant(images[mine]), tf.constant(labels[mine]))
+        worker.after_step(number)
+    worker.finish()
+    return [numpy.asarray(variable.numpy()) for variable in model.trainable_variables]
+
+
+def run_case(case: dict[str, Any], everybody: Communicator) -> dict[str, Any]:
+    """The largest difference to `single`, and whether the ranks agree to the bit; meaningful on rank 0."""
+    info = find_strategy(case["strategy"])
+    num_servers = case.get("servers", 0)
+    num_ranks = case["num_workers"] + num_servers
+    takes_part = everybody.rank < num_ranks
+    group = everybody.split(0 if takes_part else 1)
+    if not takes_part:
+        return {}
+    context = Context(
+        info=info,
+        communicator=group,
+        num_workers=case["num_workers"],
+        num_servers=num_servers,
+        exchange=ExchangeConfig(**{"bucket_size": 200_000, **case.get("exchange", {})}),
+        optimizer=OptimizerConfig(optimizer=case["optimizer"], learning_rate=case["learning_rate"]),
+        deterministic=True,
+    )
+    strategy = load_strategy(info)
+    if not context.is_worker:
+        strategy.server(context).serve()
+        group.allgather_json(None)
+        return {}
+    weights = train(case, strategy.worker(context), group.rank, case["num_workers"])
+    digests = group.allgather_json([hashlib.sha256(weight.tobytes()).hexdigest() for weight in weights])
+    if group.rank:
+        return {}
+    own = [digest for digest in digests if digest is not None]
+    reference = train(case, SingleWorker(), 0, 1)
+    errors = [float(abs(a - b).max() / abs(b).max()) for a, b in zip(weights, reference, strict=True)]
+    return {"error": max(errors), "bitwise": all(digest == own[0] for digest in own)}
+
+
+def main() -> None:
+    """Run the cases of a file."""
+    runtime.configure(deterministic=True, seed=7)
+    everybody = world()
+    cases = json.loads(Path(sys.argv[1]).read_text())
+    results = []
+    for case in cases:
+        results.append(run_case(case, everybody))
+        tf.keras.backend.clear_session()
+        everybody.barrier()
+    if everybody.rank == 0:
+        Path(sys.argv[2]).write_text(json.dumps(results))
+
+
+if __name__ == "__main__":
+    main()

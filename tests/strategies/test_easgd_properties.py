@@ -1,0 +1,191 @@
+"""What must hold whatever the numbers: conservation, stability, bytes, and that nothing depends on luck."""
+
+from __future__ import annotations
+
+import itertools
+import math
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from hpcdl.strategies.servers.center_message import HEADER_BYTES, server_spans, sizes_within
+from tests.strategies.elastic_ranks import run
+
+QUICK = settings(max_examples=15, deadline=None)
+ELASTIC = ["easgd", "async-easgd", "async-measgd", "hogwild-easgd", "sync-easgd"]
+
+
+def still(worker: int, step: int, weights: np.ndarray) -> np.ndarray:
+    return np.zeros_like(weights)
+
+
+@pytest.mark.parametrize("name", ELASTIC)
+@given(workers=st.integers(2, 5), share=st.floats(0.05, 0.9), seed=st.integers(0, 1000))
+@QUICK
+def test_without_gradients_the_sum_of_all_weights_stays(name: str, workers: int, share: float, seed: int) -> None:
+    """Conservation: worker and center move by the same amount, towards each other."""
+    generator = np.random.default_rng(seed)
+    start = generator.normal(size=37)
+    kick = generator.normal(size=(workers, 37))
+
+    def kicked_once(worker: int, step: int, weights: np.ndarray) -> np.ndarray:
+        return kick[worker] if step == 0 else np.zeros_like(weights)
+
+    alpha = share * 2 / (workers + 1)
+    # Without orders a lock-free method could lose part of a write: here the workers take turns.
+    orders = [generator.permutation(workers).tolist() for _ in range(12)] if name != "sync-easgd" else None
+    if name == "easgd":
+        orders = None
+    found = run(
+        name, start, kicked_once, workers=workers, steps=12, orders=orders, eta=0.5, mu=0.0, moving_rate=alpha
+    )  # fmt: skip
+    expected = (workers + 1) * start - 0.5 * kick.sum(0)
+    assert np.abs(found.center + sum(found.weights) - expected).max() < 1e-4
+    # And it moved at all: the kicks pull the center.
+    assert np.abs(found.center - start).max() > 1e-4
+
+
+@given(
+    workers=st.integers(1, 5),
+    eta=st.floats(0.05, 2.5),
+    alpha=st.floats(0.01, 1.2),
+    curvature=st.floats(0.2, 2.0),
+)
+@QUICK
+def test_the_stability_conditions_of_sync_easgd(workers: int, eta: float, alpha: float, curvature: float) -> None:
+    """On f = h x^2 / 2 the trajectory shrinks inside the stated region and grows outside it."""
+    a, beta = eta * curvature, workers * alpha
+    margins = [4 - 2 * (a + alpha + beta) + a * beta, 4 - (a + alpha + beta)]
+    if workers >= 2:
+        margins.append(1 - abs(1 - a - alpha))
+    if min(abs(margin) for margin in margins) < 0.1:
+        return  # too near the border to tell within so few steps
+    radius = max(abs(np.linalg.eigvals(linear_map(workers, a, alpha))))
+    assert (radius < 1) == all(margin > 0 for margin in margins)
+    steps = math.ceil(math.log(1e4) / abs(math.log(max(radius, 1e-3))))
+    if steps > 150:
+        return
+    kick = np.linspace(-1, 1, workers) + 0.5  # unequal workers: their difference is a direction of its own
+
+    def kicked_once(worker: int, step: int, weights: np.ndarray) -> np.ndarray:
+        return curvature * weights + (kick[worker] if step == 0 else 0.0)
+
+    found = run(
+        "sync-easgd", np.ones(2), kicked_once, workers=workers, steps=steps, eta=eta, moving_rate=alpha, variant="2"
+    )
+    largest = max(np.abs(values).max() for values in (found.center, *found.weights))
+    assert largest < 0.3 if radius < 1 else largest > 3
+
+
+def linear_map(workers: int, a: float, alpha: float) -> np.ndarray:
+    """One synchronous round on (W_1 .. W_P, center) for f = h x^2 / 2, a = eta h."""
+    matrix = np.zeros((workers + 1, workers + 1))
+    matrix[:workers, :workers] = np.eye(workers) * (1 - a - alpha)
+    matrix[:workers, workers] = alpha
+    matrix[workers, :workers] = alpha
+    matrix[workers, workers] = 1 - workers * alpha
+    return matrix
+
+
+@pytest.mark.parametrize(("alpha", "stable"), [(0.45, True), (0.55, False)])
+def test_sync_easgd_itself_diverges_beyond_the_limit(alpha: float, stable: bool) -> None:
+    """Three workers: alpha < 2 / (P + 1) = 0.5 where the learning rate goes to zero."""
+    generator = np.random.default_rng(0)
+    kick = generator.normal(size=(3, 8))
+
+    def kicked_once(worker: int, step: int, weights: np.ndarray) -> np.ndarray:
+        return kick[worker] if step == 0 else np.zeros_like(weights)
+
+    found = run("sync-easgd", np.zeros(8), kicked_once, workers=3, steps=80, eta=1.0, moving_rate=alpha)
+    assert (np.abs(found.center).max() < 10) == stable
+
+
+@pytest.mark.parametrize(("eta", "alpha"), [(0.5, 0.7), (1.5, 0.3), (0.5, 0.99), (1.9, 0.5)])
+def test_the_stability_of_round_robin(eta: float, alpha: float) -> None:
+    """h = 1: stable strictly inside 0 < eta < 2, 0 < alpha < (4 - 2 eta) / (4 - eta); three workers."""
+    kick = np.array([1.0, -2.0, 3.0])
+
+    def gradient(worker: int, step: int, weights: np.ndarray) -> np.ndarray:
+        return weights + (kick[worker] if step == 0 else 0.0)
+
+    found = run("easgd", np.ones(1), gradient, workers=3, steps=120, eta=eta, moving_rate=alpha)
+    inside = 0 < alpha < (4 - 2 * eta) / (4 - eta)
+    assert (np.abs(found.center).max() < 1e-1) == inside
+
+
+@given(length=st.integers(1, 500), servers=st.integers(1, 7), cuts=st.lists(st.integers(1, 60), max_size=8))
+def test_servers_share_the_buffer_evenly(length: int, servers: int, cuts: list[int]) -> None:
+    spans = server_spans(length, servers)
+    held = [span.stop - span.start for span in spans]
+    assert sum(held) == length and max(held) - min(held) <= 1
+    sizes = [*cuts, length]
+    total = sum(sizes)
+    pieces = [sizes_within(sizes, span) for span in server_spans(total, servers)]
+    assert sum(itertools.chain.from_iterable(pieces)) == total
+
+
+LENGTH = 1000
+PAYLOAD = 4 * LENGTH
+
+
+@pytest.mark.parametrize("name", ["easgd", "async-sgd", "async-msgd", "async-easgd", "async-measgd"])
+@pytest.mark.parametrize(("servers", "unpacked", "messages"), [(1, False, 1), (2, False, 2), (1, True, 1 + 3)])
+def test_bytes_and_messages_of_an_exchange(name: str, servers: int, unpacked: bool, messages: int) -> None:
+    """Up and down: the weights once and a header for each server; packed, one message to each server."""
+    steps, workers = 5, 3
+    found = run(
+        name, np.ones(LENGTH), still, workers=workers, steps=steps, servers=servers, unpacked=unpacked,
+        sizes=[600, 300, 100],
+    )  # fmt: skip
+    each = PAYLOAD + servers * HEADER_BYTES
+    for worker, counts in enumerate(found.counts[:workers]):
+        # Worker 0 also gave the servers their center.
+        exchanges = steps + (1 if worker == 0 else 0)
+        assert counts.bytes_in_steps == exchanges * each  # type: ignore[attr-defined]
+        assert counts.declared == exchanges * each  # type: ignore[attr-defined]
+        assert counts.messages_in_steps == exchanges * messages  # type: ignore[attr-defined]
+    received = sum(record["bytes_received"] for record in found.details[workers:])
+    # Every worker also fetched the center once, and left.
+    assert received == workers * (steps + 2) * each
+
+
+@pytest.mark.parametrize("workers", [2, 3, 4, 6])
+@pytest.mark.parametrize("variant", ["1", "2", "3"])
+def test_bytes_of_a_sync_exchange(workers: int, variant: str) -> None:
+    """Variant 1: every rank but the root sends its sum once up; over all ranks P - 1 messages each way."""
+    found = run("sync-easgd", np.ones(LENGTH), still, workers=workers, steps=4, variant=variant)
+    sent = [counts.bytes_in_steps for counts in found.counts]  # type: ignore[attr-defined]
+    if variant == "1":
+        assert sum(sent) == 4 * 2 * (workers - 1) * PAYLOAD
+        assert sent == [counts.declared for counts in found.counts]  # type: ignore[attr-defined]
+    else:
+        # The declared number is that of the busiest rank.
+        assert max(sent) == found.counts[0].declared  # type: ignore[attr-defined]
+
+
+def test_staleness_of_taking_turns() -> None:
+    """In a fixed order every worker finds the writes of all others between two of its own."""
+    for name in ("async-easgd", "hogwild-sgd"):
+        orders = [[2, 0, 1]] * 10
+        found = run(name, np.ones(10), still, workers=3, steps=10, orders=orders)
+        counts: dict[str, int] = {}
+        for record in found.details:
+            for staleness, number in record.get("staleness_counts", {}).items():
+                counts[staleness] = counts.get(staleness, 0) + number
+        # The first writes follow reads of the start: 0, 1, 2 of others came before.
+        assert counts == {"0": 1, "1": 1, "2": 28}
+
+
+def test_two_runs_of_sync_easgd_leave_the_same_bits() -> None:
+    generator = np.random.default_rng(5)
+    noise = generator.normal(size=(30, 400))
+
+    def noisy(worker: int, step: int, weights: np.ndarray) -> np.ndarray:
+        return weights * (worker + 1) + noise[step]
+
+    first, second = (
+        run("sync-easgd", np.ones(400), noisy, workers=4, steps=30, eta=0.02).center.tobytes() for _ in range(2)
+    )
+    assert first == second

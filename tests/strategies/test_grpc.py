@@ -1,0 +1,113 @@
+"""TensorFlow's own engines through the command line: equal to `single`, closed to strangers, forbidden by the site."""
+
+from __future__ import annotations
+
+import socket
+import time
+from pathlib import Path
+from typing import Any
+
+import numpy
+import pytest
+
+from hpcdl.cluster.status import read_statuses
+from tests.conftest import CommandLine
+from tests.training.training_runs import finish, kill_rank, model_weights, record_of, start, steps_done, wait_for
+
+TRAIN = [
+    "train", "--model", "lenet", "--data", "synthetic:28x28x1:10", "--optimizer", "momentum", "--steps", "20",
+    "--schedule", "cosine", "--deterministic", "--profile", "none",
+]  # fmt: skip
+SGD = [item if item != "momentum" else "sgd" for item in TRAIN]
+"""TensorFlow's momentum is Keras's at a constant rate only: under a schedule plain SGD is compared."""
+RUNS: dict[str, list[str]] = {
+    "grpc-ring": ["--strategy", "grpc-ring", "--ranks", "2"],
+    "grpc-ps": ["--strategy", "grpc-ps", "--ranks", "4", "--servers", "2", "--placement", "greedy"],
+}
+
+
+@pytest.fixture(scope="module")
+def single(session_hpcdl: CommandLine) -> Path:
+    folder = session_hpcdl.home / "grpc-single"
+    finished = session_hpcdl([*SGD, "--strategy", "single", "--batch-size", "16", "--run-dir", folder])
+    assert finished.code == 0, finished.err
+    return folder
+
+
+@pytest.mark.parametrize("strategy", sorted(RUNS))
+def test_equals_single(session_hpcdl: CommandLine, single: Path, strategy: str) -> None:
+    folder = session_hpcdl.home / strategy
+    finished = session_hpcdl([*SGD, *RUNS[strategy], "--batch-size", "8", "--run-dir", folder], timeout_s=200)
+    assert finished.code == 0, finished.err
+    assert "authenticate nobody" in finished.err
+    record = record_of(folder)
+    assert record["workers"] == 2 and record["steps"] == 20 and record["status"] == "finished"
+    assert any("authenticate nobody" in warning for warning in record["warnings"])
+    assert record["software"]["mpi"] == "tcp"
+    assert len(record["rank_records"]) == record["ranks"]
+    assert not list((folder / "ranks").glob("secret*")), "the job's secret must not outlive it"
+    for own, other in zip(model_weights(folder), model_weights(single), strict=True):
+        assert numpy.abs(own - other).max() <= 1e-5 * numpy.abs(other).max()
+
+
+def listening_ports(pid: int) -> list[int]:
+    """Ports that a process of this host listens on."""
+    inodes = set()
+    for entry in Path(f"/proc/{pid}/fd").iterdir():
+        target = str(entry.readlink())
+        if target.startswith("socket:["):
+            inodes.add(target[8:-1])
+    rows = [
+        line.split() for name in ("tcp", "tcp6") for line in Path(f"/proc/{pid}/net/{name}").read_text().splitlines()
+    ]
+    return [int(row[1].rpartition(":")[2], 16) for row in rows[1:] if row[3] == "0A" and row[9] in inodes]
+
+
+def answers(address: str, port: int) -> bool:
+    with socket.socket() as probe:
+        probe.settimeout(1.0)
+        return probe.connect_ex((address, port)) == 0
+
+
+def test_servers_are_closed_to_other_interfaces_and_a_death_names_the_rank(session_hpcdl: CommandLine) -> None:
+    folder = session_hpcdl.home / "grpc-fenced"
+    arguments: list[Any] = [*TRAIN, "--strategy", "grpc-ps", "--ranks", "3", "--batch-size", "8", "--run-dir", folder]
+    arguments[arguments.index("--steps") + 1] = "1000000"
+    process = start(session_hpcdl, arguments)
+    wait_for(lambda: steps_done(folder) > 0)
+    ports = [port for status in read_statuses(folder / "ranks") for port in listening_ports(status.pid)]
+    assert len(ports) >= 3
+    for port in ports:
+        assert answers("127.0.0.1", port)
+        assert not answers("127.0.0.2", port), f"port {port} answers beyond the job's own address"
+    kill_rank(folder, 1)
+    killed_at = time.monotonic()
+    finished = finish(process)
+    assert time.monotonic() - killed_at < 10
+    assert finished.code == 1
+    assert "rank 1" in finished.err
+
+
+@pytest.mark.parametrize("strategy", sorted(RUNS))
+def test_the_site_may_forbid_it(run_hpcdl: CommandLine, strategy: str) -> None:
+    (run_hpcdl.home / "site.toml").write_text('[site]\nforbid-strategies = ["grpc-ps", "grpc-ring"]\n')
+    finished = run_hpcdl([*TRAIN, *RUNS[strategy], "--run-dir", run_hpcdl.home / "run"])
+    assert finished.code == 2
+    assert strategy in finished.err and "site.toml" in finished.err
+    assert not (run_hpcdl.home / "run").exists()
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ["--strategy", "grpc-ps", "--ranks", "3", "--placement", "split"],
+        ["--strategy", "grpc-ps", "--ranks", "3", "--optimizer", "lars"],
+        ["--strategy", "grpc-ps", "--ranks", "3", "--weight-decay", "0.1"],
+        ["--strategy", "grpc-ps", "--ranks", "3", "--accumulate", "2"],
+        ["--strategy", "grpc-ring", "--ranks", "2", "--compress", "bf16"],
+    ],
+)
+def test_what_the_engines_do_not_have_is_refused(run_hpcdl: CommandLine, arguments: list[str]) -> None:
+    finished = run_hpcdl([*TRAIN, *arguments, "--run-dir", run_hpcdl.home / "run"])
+    assert finished.code == 2
+    assert arguments[-2] in finished.err

@@ -1,0 +1,139 @@
+"""`ps` on real MPI ranks: equality with `single`, orderly and disorderly ends, backup workers."""
+
+from __future__ import annotations
+
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import numpy
+import pytest
+
+from tests.conftest import CommandLine
+from tests.strategies.test_contract import MAX_RANKS, case, check, run_cases
+from tests.training.training_runs import (
+    finish,
+    kill_rank,
+    model_weights,
+    record_of,
+    start,
+    steps_done,
+    wait_for,
+)
+
+pytestmark = pytest.mark.mpi
+
+PLACEMENTS = ("round-robin", "greedy", "split")
+TRAIN = [
+    "train", "--model", "lenet", "--data", "synthetic:28x28x1:10", "--strategy", "ps", "--batch-size", "8",
+    "--deterministic", "--profile", "none",
+]  # fmt: skip
+
+
+def test_every_placement_equals_single(tmp_path: Path) -> None:
+    cases = [
+        *(
+            case("ps", 2, servers=1 + number % 2, exchange={"placement": name})
+            for number, name in enumerate(PLACEMENTS)
+        ),
+        *(case("ps", 2, servers=2, exchange={"placement": name, "bucket_size": 1}) for name in ("greedy", "split")),
+        case("ps", 3, exchange={"placement": "split"}, optimizer="adam"),
+        case("ps", 3, exchange={"placement": "greedy"}, network="residual"),
+        case("ps", 2, accumulate=2),
+    ]
+    assert all(found["num_workers"] + found["servers"] <= MAX_RANKS for found in cases)
+    for found, result in zip(cases, run_cases(cases, tmp_path), strict=True):
+        check(found, result)
+
+
+def test_servers_do_without_tensorflow() -> None:
+    statement = (
+        "import sys, hpcdl.strategies.ps, hpcdl.strategies.servers.client, hpcdl.training.job; "
+        "sys.exit('tensorflow' in sys.modules or 'keras' in sys.modules)"
+    )
+    assert subprocess.run([sys.executable, "-c", statement], timeout=60, check=False).returncode == 0
+
+
+@pytest.fixture(scope="module")
+def whole_run(session_hpcdl: CommandLine) -> Path:
+    folder = session_hpcdl.home / "ps-whole"
+    finished = session_hpcdl([*TRAIN, "--ranks", "4", "--servers", "2", "--steps", "40", "--run-dir", folder])
+    assert finished.code == 0, finished.err
+    return folder
+
+
+def test_the_record_tells_about_servers(whole_run: Path) -> None:
+    record = record_of(whole_run)
+    assert (record["ranks"], record["workers"], record["servers"]) == (4, 2, 2)
+    workers = [rank for rank in record["rank_records"] if rank["role"] == "worker"]
+    servers = [rank for rank in record["rank_records"] if rank["role"] == "server"]
+    assert [rank["rank"] for rank in servers] == [2, 3]
+    gradient_bytes = record["gradient_bytes"]
+    assert {rank["bytes_sent_per_step"] for rank in workers} == {gradient_bytes}
+    assert sum(rank["details"]["held_bytes"] for rank in servers) == gradient_bytes
+    for rank in servers:
+        held = rank["details"]["held_bytes"]
+        assert held == pytest.approx(gradient_bytes / 2, rel=0.01)
+        assert rank["bytes_sent_per_step"] == rank["bytes_received_per_step"] == 2 * held
+        assert rank["busy_seconds_per_step"] > 0
+        assert rank["peak_memory_bytes"] < 0.5 * workers[0]["peak_memory_bytes"]
+
+
+def test_stopped_and_resumed_is_the_same_to_the_bit(session_hpcdl: CommandLine, whole_run: Path) -> None:
+    folder = session_hpcdl.home / "ps-stopped"
+    command: list[Any] = [*TRAIN, "--ranks", "4", "--servers", "2", "--steps", "40", "--run-dir", folder]
+    stopped = session_hpcdl([*command, "--time-limit", "1ms"])
+    assert stopped.code == 75, stopped.err
+    assert steps_done(folder) < 40
+    resumed = session_hpcdl([*command, "--resume", "--time-limit", "1h"])
+    assert resumed.code == 0, resumed.err
+    assert record_of(folder)["resumed_from_steps"]
+    for own, other in zip(model_weights(folder), model_weights(whole_run), strict=True):
+        assert numpy.array_equal(own, other)
+
+
+@pytest.mark.parametrize("rank", [1, 2])
+def test_a_killed_rank_ends_the_job(session_hpcdl: CommandLine, rank: int) -> None:
+    folder = session_hpcdl.home / f"ps-killed-{rank}"
+    process = start(session_hpcdl, [*TRAIN, "--ranks", "3", "--steps", "1000000", "--run-dir", folder])
+    wait_for(lambda: steps_done(folder) > 0)
+    kill_rank(folder, rank)
+    killed_at = time.monotonic()
+    finished = finish(process)
+    assert time.monotonic() - killed_at < 10
+    assert finished.code == 1
+    assert f"rank {rank}" in finished.err
+
+
+def test_a_worker_that_stands_still_is_left_behind_and_catches_up(session_hpcdl: CommandLine) -> None:
+    folder = session_hpcdl.home / "ps-backup"
+    arguments = ["--ranks", "3", "--backup-workers", "1", "--steps", "60", "--divergence-check-steps", "30"]
+    process = start(session_hpcdl, [*TRAIN, *arguments, "--run-dir", folder])
+    wait_for(lambda: steps_done(folder) > 0)
+    kill_rank(folder, 1, signal.SIGSTOP)
+    time.sleep(0.5)
+    kill_rank(folder, 1, signal.SIGCONT)
+    finished = finish(process)
+    assert finished.code == 0, finished.err
+    workers = record_of(folder)["rank_records"][:2]
+    assert workers[1]["details"]["followed_steps"] > 0
+    assert sum(rank["details"]["followed_steps"] for rank in workers) < 120
+
+
+@pytest.mark.parametrize(
+    ("arguments", "says"),
+    [
+        (["--ranks", "2", "--servers", "2"], "at least one worker"),
+        (["--ranks", "3", "--backup-workers", "2"], "at most 1"),
+        (["--ranks", "3", "--compress", "fp16"], "--compress fp16"),
+        (["--ranks", "3", "--placement", "even"], "round-robin, greedy, split"),
+    ],
+)
+def test_what_cannot_be_is_refused(run_hpcdl: CommandLine, arguments: list[str], says: str) -> None:
+    finished = run_hpcdl([*TRAIN, *arguments, "--run-dir", run_hpcdl.home / "run"])
+    assert finished.code == 2
+    assert says in finished.err
+    assert not (run_hpcdl.home / "run").exists()

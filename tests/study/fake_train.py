@@ -1,0 +1,56 @@
+"""Stands for `hpcdl train` in tests of the sweep: obeys `behaviour.json` beside it and writes a record.
+
+`behaviour.json` names, for runs by name, what each start does in turn: ok, fail, crash, silent, hang. `starts.jsonl`
+tells which run was started, when it ended, and with which flags.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import sys
+import time
+from pathlib import Path
+
+from hpcdl.core.records import RunRecord, write_record
+
+here = Path(sys.argv[1])
+flags = dict(zip(sys.argv[2::2], sys.argv[3::2], strict=True))
+run_dir = Path(flags["--run-dir"])
+assert not run_dir.exists(), "train refuses a folder that is there"
+plans = json.loads((here / "behaviour.json").read_text())
+log = here / "starts.jsonl"
+
+
+def tell(**facts: object) -> None:
+    with log.open("a") as file:
+        file.write(json.dumps({"run": run_dir.name, "pid": os.getpid(), "at": time.time(), **facts}) + "\n")
+
+
+before = [json.loads(line) for line in log.read_text().splitlines()] if log.exists() else []
+starts = sum(item["run"] == run_dir.name and item["what"] == "start" for item in before)
+behaviours = plans.get(run_dir.name, [])
+behaviour = behaviours[starts] if starts < len(behaviours) else "ok"
+tell(what="start", flags=flags)
+ranks, batch, servers = (int(flags.get(f"--{key}", "0")) for key in ("ranks", "batch-size", "servers"))
+record = RunRecord(
+    strategy=flags["--strategy"], model=flags["--model"], data=flags["--data"], ranks=ranks, workers=ranks - servers,
+    servers=servers, batch_per_rank=batch, global_batch=batch * (ranks - servers),
+)  # fmt: skip
+run_dir.mkdir(parents=True)
+(run_dir / "checkpoints").mkdir()
+(run_dir / "model.keras").write_text("weights")
+signal.signal(signal.SIGTERM, lambda *_: sys.exit(75))
+if behaviour == "silent":
+    sys.exit(0)
+write_record(run_dir, record)
+if behaviour == "crash":
+    os.kill(os.getpid(), signal.SIGKILL)
+if behaviour == "fail":
+    print("noise of a launcher\nhpcdl: rank 1 on c401: out of memory\nmore noise", file=sys.stderr)
+    sys.exit(1)
+time.sleep(60 if behaviour == "hang" else float(plans.get("seconds", 0)))
+values = {**vars(record), "status": "finished", "images_per_second": 100.0 * record.workers, "seconds_total": 1.0}
+write_record(run_dir, RunRecord(**values))
+tell(what="end")

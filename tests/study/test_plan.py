@@ -1,0 +1,134 @@
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from hpcdl.config.study import load_study
+from hpcdl.core.errors import ConfigError, UsageError
+from hpcdl.study.checks import prepare_points
+from hpcdl.study.plan import make_plan
+from tests.study.studies import small_study
+
+
+@settings(max_examples=25, deadline=None)
+@given(st.integers(1, 4), st.integers(0, 99), st.lists(st.integers(1, 9), min_size=1, max_size=5, unique=True))
+def test_every_turn_holds_every_point_once(repeats: int, seed: int, workers: list[int]) -> None:
+    _, plan = small_study(repeats=repeats, order_seed=seed, workers=workers)
+    num = len(workers)
+    turns = [plan.runs[start : start + num] for start in range(0, len(plan.runs), num)]
+    assert len(turns) == repeats
+    for number, turn in enumerate(turns, start=1):
+        assert sorted(run.point.workers for run in turn) == sorted(workers)
+        assert {run.repeat for run in turn} == {number}
+    assert len({run.name for run in plan.runs}) == len(plan.runs)
+
+
+def test_the_order_is_random_and_comes_again() -> None:
+    def order(seed: int) -> list[str]:
+        return [run.name for run in small_study(workers=list(range(1, 9)), order_seed=seed)[1].runs]
+
+    assert order(1) == order(1)
+    assert order(1) != order(2)
+    assert order(1)[:8] != [name.replace("-r2", "-r1") for name in order(1)[8:]]
+
+
+def test_servers_come_on_top_of_workers() -> None:
+    _, plan = small_study(strategy="ring,ps", workers="4", servers="1,2", ranks_per_node=2)
+    shapes = [(p.strategy, p.ranks, p.workers, p.servers, p.nodes, p.ranks_per_node) for p in plan.points]
+    assert shapes == [("ring", 4, 4, 0, 2, 2), ("ps", 5, 4, 1, 3, 2), ("ps", 6, 4, 2, 3, 2)]
+
+
+def test_nodes_count_servers_too() -> None:
+    _, plan = small_study(strategy="ring,ps", workers="", nodes="1,2", ranks_per_node="1,2")
+    shapes = [(p.strategy, p.nodes, p.ranks_per_node, p.workers) for p in plan.points]
+    assert shapes == [
+        ("ring", 1, 1, 1), ("ring", 1, 2, 2), ("ring", 2, 1, 2), ("ring", 2, 2, 4),
+        ("ps", 1, 2, 1), ("ps", 2, 1, 1), ("ps", 2, 2, 3),
+    ]  # fmt: skip
+    assert any("needs at least one worker" in line for line in plan.left_out)
+
+
+def test_strong_scaling_divides_the_global_batch() -> None:
+    study = load_study(
+        None,
+        {"model": "lenet", "data": "synthetic:mnist", "mode": "strong", "workers": "1,2,3,4", "global-batch": "64"},
+    )
+    plan = make_plan(study)
+    assert [(p.workers, p.batch_size) for p in plan.points] == [(1, 64), (2, 32), (4, 16)]
+    assert plan.left_out == ["left out 1 of the matrix: a global batch of 64 cannot be divided among 3 workers evenly"]
+
+
+def test_all_errors_of_a_file_at_once(tmp_path: Path) -> None:
+    path = tmp_path / "study.toml"
+    path.write_text(
+        'mode = "weka"\nrepeats = 0\n[matrix]\nmodel = ["lenet"]\nworkers = [0]\nstratgy = ["ring"]\n[train]\nsteps = 1\n'
+    )
+    with pytest.raises(ConfigError) as caught:
+        load_study(path, {})
+    text = str(caught.value)
+    for part in ("weak, strong, scale-up", "repeats", "workers", "did you mean 'strategy'"):
+        assert part in text
+
+
+def test_contradictions_are_told_together(tmp_path: Path) -> None:
+    path = tmp_path / "study.toml"
+    path.write_text('mode = "strong"\n[matrix]\nnodes = [1]\nworkers = [1]\nbatch-size = [8]\ndata = ["x"]\n')
+    with pytest.raises(ConfigError) as caught:
+        load_study(path, {})
+    assert len(caught.value.problems) == 4
+
+
+def test_wrong_settings_of_runs_are_found_before_any_runs(tmp_path: Path) -> None:
+    path = tmp_path / "study.toml"
+    path.write_text(
+        '[matrix]\nmodel = ["lenet"]\ndata = ["synthetic:mnist", "no-such-folder"]\nworkers = [1, 2]\n'
+        'strategy = ["ring", "ps"]\n[train]\nlearning-rate = -1\nranks = 3\nstep = 4\n'
+    )
+    study = load_study(path, {})
+    with pytest.raises(ConfigError) as caught:
+        prepare_points(study, make_plan(study))
+    text = str(caught.value)
+    assert "learning-rate" in text and "list nodes or workers" in text and "'steps'" in text
+    assert len(caught.value.problems) == 3, "each once, though every point has it"
+    path.write_text(path.read_text().partition("[train]")[0])
+    study = load_study(path, {})
+    with pytest.raises(ConfigError) as caught:
+        prepare_points(study, make_plan(study))
+    assert len(caught.value.problems) == 1 and "no such data folder" in str(caught.value)
+
+
+def test_points_that_train_refuses_are_left_out_and_told() -> None:
+    study, plan = small_study(strategy="sync-easgd", workers="1,2,4")
+    checked, prepared = prepare_points(study, plan)
+    assert (
+        [point.workers for point in checked.points]
+        == [2, 4]
+        == [prepared[p.number].num_workers for p in checked.points]
+    )
+    assert len(checked.runs) == 4
+    assert any("averages over workers" in line for line in checked.left_out)
+
+
+def test_a_matrix_of_nothing_is_an_error() -> None:
+    with pytest.raises(UsageError, match="'single' is one process"):
+        small_study(strategy="single", workers="2,3")
+
+
+def test_the_small_version_replaces_the_matrix(tmp_path: Path) -> None:
+    path = tmp_path / "big.toml"
+    path.write_text(
+        'repeats = 5\n[matrix]\nmodel = ["resnet50"]\ndata = ["synthetic:imagenet"]\nnodes = [512]\n'
+        "[train]\nsteps = 100\nmomentum = 0.8\n"
+        '[small]\nrepeats = 2\n[small.matrix]\nmodel = ["lenet"]\ndata = ["synthetic:mnist"]\nworkers = [1]\n'
+        "[small.train]\nsteps = 3\n"
+    )
+    big, small = load_study(path, {}), load_study(path, {}, ["seed=7"], small=True)
+    assert (big.name, big.plan.repeats, big.matrix.nodes, big.train["steps"]) == ("big", 5, (512,), 100)
+    assert (small.name, small.plan.repeats, small.matrix.nodes, small.matrix.workers) == ("big-small", 2, (), (1,))
+    assert small.train == {"steps": 3, "momentum": 0.8, "seed": "7"}
+    path.write_text(path.read_text().partition("[small]")[0])
+    with pytest.raises(UsageError, match=r"no table \[small\]"):
+        load_study(path, {}, small=True)

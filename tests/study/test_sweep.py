@@ -1,0 +1,181 @@
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from hpcdl.core.errors import HpcdlError, StoppedEarly, UsageError
+from hpcdl.core.records import read_record
+from hpcdl.study.state import read_state
+from hpcdl.study.sweep import raise_for
+from tests.conftest import ROOT
+from tests.study.studies import FakePlace, behave, small_study, sweep, told
+
+
+def finished_names(folder: Path) -> set[str]:
+    return {run.name for run in read_state(folder).runs if run.status == "finished"}
+
+
+def test_every_run_is_kept_and_knows_its_study(tmp_path: Path) -> None:
+    study, plan = small_study(name="speed", strategy="ring,ps")
+    place = behave(tmp_path / "fake")
+    state = sweep(tmp_path / "study", place, study, plan)
+    assert state.count("finished") == len(plan.runs) == 8
+    assert [item["run"] for item in told(place.folder)] == [run.name for run in plan.runs], "in the plan's order"
+    for run in plan.runs:
+        run_dir = tmp_path / "study" / "runs" / run.name
+        record = read_record(run_dir)
+        assert (record.study, record.mode, record.repeat) == ("speed", "weak", run.repeat)
+        assert record.images_per_second and record.status == "finished"
+        assert not (run_dir / "model.keras").exists() and not (run_dir / "checkpoints").exists()
+    seeds = {(item["run"][-2:], item["flags"]["--seed"]) for item in told(place.folder)}
+    assert seeds == {("r1", "0"), ("r2", "1")}, "repeats differ in their seed, points do not"
+
+
+def test_models_stay_where_that_is_wanted(tmp_path: Path) -> None:
+    study, plan = small_study(workers="1", repeats=1, keep_models=True)
+    sweep(tmp_path / "study", behave(tmp_path / "fake"), study, plan)
+    assert (tmp_path / "study" / "runs" / plan.runs[0].name / "model.keras").exists()
+
+
+def test_a_failed_run_is_tried_again_then_reported(tmp_path: Path) -> None:
+    study, plan = small_study(retries=1)
+    bad, once = "001-ring-1w-8b-r1", "002-ring-2w-8b-r2"
+    place = behave(tmp_path / "fake", **{f"run_{bad}": ["fail", "crash"], f"run_{once}": ["silent"]})
+    folder = tmp_path / "study"
+    state = sweep(folder, place, study, plan)
+    assert state.count("finished") == 3 and state.run(bad).status == "failed"
+    assert (state.run(bad).attempts, state.run(once).attempts) == (2, 1)
+    assert "signal 9" in state.run(bad).message and "without a finished record" in state.run(once).message
+    record = read_record(folder / "runs" / bad)
+    assert record.status == "failed" and record.study and record.repeat == 1
+    first = read_record(folder / "failed" / f"{bad}.1")
+    assert first.status == "failed" and first.message == "exit code 1: rank 1 on c401: out of memory"
+    assert read_record(folder / "failed" / f"{once}.1").workers == 2, "a run that left no record gets one"
+    with pytest.raises(HpcdlError, match=f"1 of 4 runs failed; {bad}: killed by signal 9") as caught:
+        raise_for(state, folder)
+    assert caught.value.exit_code == 1
+    again = sweep(folder, place, study, plan, resume=True)
+    assert again.count("finished") == 4, "a failed run gets another chance with --resume"
+    assert len(told(place.folder)) == 4 + 2 + 1, "and nothing else is run again"
+
+
+def test_a_run_that_hangs_is_ended(tmp_path: Path) -> None:
+    study, plan = small_study(workers="1", repeats=1, retries=0, run_timeout="1s")
+    place = behave(tmp_path / "fake", **{f"run_{plan.runs[0].name}": ["hang"]})
+    state = sweep(tmp_path / "study", place, study, plan)
+    assert state.runs[0].status == "failed" and "--run-timeout" in state.runs[0].message
+
+
+def started(folder: Path, *arguments: str) -> subprocess.Popen[str]:
+    line = [sys.executable, "-m", "tests.study.studies", str(folder), *arguments]
+    return subprocess.Popen(line, cwd=ROOT, stderr=subprocess.PIPE, text=True)
+
+
+def wait_for_starts(folder: Path, num: int) -> None:
+    deadline = time.monotonic() + 60
+    while len(told(folder)) < num:
+        assert time.monotonic() < deadline, told(folder)
+        time.sleep(0.01)
+
+
+def alive(pid: int) -> bool:
+    """Whether the process is there and no zombie that nobody has waited for."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+    except FileNotFoundError:
+        return False
+
+
+def test_a_killed_sweep_goes_on_and_repeats_nothing_that_finished(tmp_path: Path) -> None:
+    behave(tmp_path, seconds=0.2)
+    folder = tmp_path / "study"
+    kept: set[str] = set()
+    for turn, arguments in enumerate(((), ("--resume",), ("--resume",)), start=1):
+        process = started(tmp_path, *arguments)
+        wait_for_starts(tmp_path, 2 * turn)
+        process.kill()
+        process.communicate()
+        now = finished_names(folder)
+        assert kept <= now
+        kept = now
+    orphans = [item["pid"] for item in told(tmp_path) if alive(item["pid"])]
+    last = started(tmp_path, "--resume")
+    _, err = last.communicate(timeout=60)
+    assert last.returncode == 0, err
+    assert not any(map(alive, orphans)), "a run whose sweep was killed does not disturb those of the next"
+    starts = [item["run"] for item in told(tmp_path)]
+    assert len(finished_names(folder)) == 6 == len(set(starts))
+    for name in kept:
+        assert starts.count(name) <= 1 or name not in starts[starts.index(name) + 1 :]
+    assert len(starts) <= 6 + 3, "each kill costs one run at most"
+
+
+def test_a_run_that_ended_while_nobody_looked_is_kept(tmp_path: Path) -> None:
+    place = behave(tmp_path, seconds=0.3)
+    process = started(tmp_path)
+    wait_for_starts(tmp_path, 1)
+    process.kill()
+    process.communicate()
+    deadline = time.monotonic() + 30
+    while not told(tmp_path, "end"):
+        assert time.monotonic() < deadline
+        time.sleep(0.02)
+    study, plan = small_study(repeats=3)
+    state = sweep(tmp_path / "study", place, study, plan, resume=True)
+    assert state.count("finished") == 6 == len(told(tmp_path))
+    record = read_record(tmp_path / "study" / "runs" / plan.runs[0].name)
+    assert record.study == study.name
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_a_signal_stops_with_75_and_leaves_nothing_running(tmp_path: Path, number: int) -> None:
+    behave(tmp_path, seconds=30)
+    process = started(tmp_path)
+    wait_for_starts(tmp_path, 1)
+    os.kill(process.pid, number)
+    _, err = process.communicate(timeout=60)
+    assert process.returncode == StoppedEarly.exit_code
+    assert "go on with --resume" in err
+    assert not any(alive(item["pid"]) for item in told(tmp_path))
+    assert read_state(tmp_path / "study").count("finished") == 0
+
+
+def test_runs_go_side_by_side_on_nodes_of_their_own(tmp_path: Path) -> None:
+    study, plan = small_study(workers="1,2,3", ranks_per_node=1, repeats=2)
+    fake = behave(tmp_path / "fake", seconds=0.3)
+    place = FakePlace(folder=fake.folder, nodes=("c1", "c2", "c3"))
+    sweep(tmp_path / "study", place, study, plan)
+    sizes = {run.name: run.point.nodes for run in plan.runs}
+    begun = {item["run"]: item["at"] for item in told(fake.folder)}
+    ended = {item["run"]: item["at"] for item in told(fake.folder, "end")}
+    most = max(sum(sizes[name] for name in begun if begun[name] <= at < ended[name]) for at in begun.values())
+    assert most == 3, "never more nodes than there are, and not one run after the other"
+
+
+def test_a_study_that_needs_more_nodes_is_refused_before_anything_is_written(tmp_path: Path) -> None:
+    study, plan = small_study(workers="1,2", ranks_per_node=1)
+    with pytest.raises(UsageError, match="1 of 2 points need more than the 1 nodes here, up to 2; ask for 2 nodes"):
+        sweep(tmp_path / "study", behave(tmp_path / "fake"), study, plan)
+    assert not (tmp_path / "study").exists()
+
+
+def test_another_study_in_the_folder_is_refused(tmp_path: Path) -> None:
+    study, plan = small_study(workers="1", repeats=1)
+    place = behave(tmp_path / "fake")
+    sweep(tmp_path / "study", place, study, plan)
+    with pytest.raises(UsageError, match="--resume"):
+        sweep(tmp_path / "study", place, study, plan)
+    other = small_study(workers="1", repeats=1, batch_size="16")
+    with pytest.raises(UsageError, match="another matrix"):
+        sweep(tmp_path / "study", place, *other, resume=True)
+    (tmp_path / "thesis").mkdir()
+    (tmp_path / "thesis" / "chapter").touch()
+    with pytest.raises(UsageError, match="holds no study"):
+        sweep(tmp_path / "thesis", place, study, plan)
+    assert len(told(place.folder)) == 1

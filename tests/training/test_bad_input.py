@@ -1,0 +1,73 @@
+"""What the user hands in is checked before anything is written: one line, exit 2 (3 for damage), no traceback."""
+
+from __future__ import annotations
+
+import os
+import shutil
+from pathlib import Path
+
+import pytest
+
+from tests.conftest import CommandLine
+
+BASE = ["train", "--model", "lenet", "--strategy", "ring"]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "code", "words"),
+    [
+        (["--data", "nowhere"], 2, "nowhere"),
+        (["--strategy", "rign"], 2, "unknown strategy 'rign'; did you mean 'ring'?"),
+        (["--model", "lennet"], 2, "did you mean 'lenet'?"),
+        (["--ranks", "0"], 2, "--ranks: 0 is out of range; it must be at least 1"),
+        (["--ranks", "two"], 2, "--ranks: 'two' is no whole number"),
+        (["--ranks", "2000"], 2, "use fewer ranks or a smaller batch"),
+        (["--strategy", "single", "--ranks", "2"], 2, "use --ranks 1, or --strategy ring"),
+        (["--epochs", "1", "--steps", "1"], 2, "exclude each other"),
+        (["--config", "missing.toml"], 2, "no such config file"),
+        (["--set", "epohcs=1"], 2, "did you mean 'epochs'?"),
+        (["--resume"], 2, "add --run-dir DIR"),
+        (["--learning-rate", "nan"], 2, "no finite number"),
+        (["--time-limit", "soon"], 2, "write for example 90s"),
+    ],
+)
+def test_one_line_and_nothing_written(
+    run_hpcdl: CommandLine, shards: Path, tmp_path: Path, arguments: list[str], code: int, words: str
+) -> None:
+    before = sorted(tmp_path.rglob("*"))
+    data = [] if "--data" in arguments else ["--data", str(shards)]
+    finished = run_hpcdl([*BASE, *data, *arguments], cwd=tmp_path)
+    assert finished.code == code, finished.err
+    assert words in finished.err
+    assert len(finished.err.strip().splitlines()) == 1
+    assert "Traceback" not in finished.err
+    assert sorted(tmp_path.rglob("*")) == before
+
+
+def test_an_unknown_key_in_a_config_file(run_hpcdl: CommandLine, shards: Path, tmp_path: Path) -> None:
+    config = tmp_path / "run.toml"
+    config.write_text('data = "x"\nbatchsize = 3\n')
+    finished = run_hpcdl([*BASE, "--data", shards, "--config", config])
+    assert finished.code == 2
+    assert "unknown key 'batchsize'; did you mean 'batch-size'?" in finished.err
+
+
+def test_a_run_directory_that_exists_is_left_alone(run_hpcdl: CommandLine, shards: Path, tmp_path: Path) -> None:
+    taken = tmp_path / "taken"
+    taken.mkdir()
+    (taken / "notes.txt").write_text("mine")
+    finished = run_hpcdl([*BASE, "--data", shards, "--run-dir", taken])
+    assert finished.code == 2
+    assert "choose another --run-dir" in finished.err
+    assert [path.name for path in taken.iterdir()] == ["notes.txt"]
+
+
+def test_a_shard_cut_in_half_is_damage(run_hpcdl: CommandLine, shards: Path, tmp_path: Path) -> None:
+    copy = shutil.copytree(shards, tmp_path / "copy")
+    shard = next(copy.rglob("*.h5"))
+    os.truncate(shard, shard.stat().st_size // 2)
+    finished = run_hpcdl([*BASE, "--data", copy, "--run-dir", tmp_path / "run"])
+    assert finished.code == 3, finished.err
+    assert shard.name in finished.err
+    assert "Traceback" not in finished.err
+    assert not (tmp_path / "run").exists()

@@ -1,0 +1,110 @@
+"""Checkpoint files: whole or absent, checked on reading; ranks as threads."""
+
+from __future__ import annotations
+
+import json
+import os
+from pathlib import Path
+
+import numpy
+import pytest
+
+from hpcdl.comm import threads
+from hpcdl.comm.threads import alone
+from hpcdl.core.errors import CorruptError
+from hpcdl.training import checkpoints
+from hpcdl.training.checkpoints import CheckpointWriter, Snapshot
+
+
+def snapshot(step: int, rank: int = 0) -> Snapshot:
+    return Snapshot(
+        step=step,
+        shared={"weights/0": numpy.full((3, 4), step, numpy.float32)},
+        own={"totals": numpy.array([rank, step], numpy.float64)},
+        facts={"ranks": 2},
+    )
+
+
+def write(run_dir: Path, steps: list[int], keep: int = 3) -> CheckpointWriter:
+    writer = CheckpointWriter(run_dir, alone(), keep)
+    for step in steps:
+        writer.start(snapshot(step))
+    writer.wait()
+    return writer
+
+
+def test_every_rank_leaves_its_own_state(tmp_path: Path) -> None:
+    def rank(communicator: object) -> None:
+        writer = CheckpointWriter(tmp_path, communicator, 3)  # type: ignore[arg-type]
+        writer.start(snapshot(12, communicator.rank))  # type: ignore[attr-defined]
+        writer.wait()
+
+    threads.run(3, rank)
+    assert checkpoints.newest_valid(tmp_path, []) == 12
+    shared, facts = checkpoints.read_shared(tmp_path, 12)
+    numpy.testing.assert_array_equal(shared["weights/0"], numpy.full((3, 4), 12))
+    assert facts == {"ranks": 2}
+    assert [checkpoints.read_own(tmp_path, 12, rank)["totals"][0] for rank in range(3)] == [0, 1, 2]
+    assert checkpoints.read_own(tmp_path, 12, 3) == {}
+
+
+def test_the_last_k_are_kept(tmp_path: Path) -> None:
+    write(tmp_path, [1, 2, 3, 4, 5], keep=2)
+    assert checkpoints.list_checkpoints(tmp_path / "checkpoints") == [5, 4]
+
+
+def damage_truncate(path: Path) -> None:
+    os.truncate(path, path.stat().st_size * 2 // 3)
+
+
+def damage_bit(path: Path) -> None:
+    content = bytearray(path.read_bytes())
+    content[len(content) // 2] ^= 4
+    path.write_bytes(content)
+
+
+@pytest.mark.parametrize("damage", [damage_truncate, damage_bit, Path.unlink])
+@pytest.mark.parametrize("name", ["shared.npz", "rank-0.npz", "checkpoint.json"])
+def test_a_damaged_checkpoint_is_passed_over(tmp_path: Path, name: str, damage: object) -> None:
+    write(tmp_path, [1, 2])
+    newest = checkpoints.folder_of(tmp_path / "checkpoints", 2)
+    damage(newest / name)  # type: ignore[operator]
+    warnings: list[str] = []
+    assert checkpoints.newest_valid(tmp_path, warnings) == 1
+    assert len(warnings) == 1
+    assert "step-0000000002" in warnings[0]
+
+
+def test_a_foreign_schema_is_refused(tmp_path: Path) -> None:
+    write(tmp_path, [1])
+    manifest = checkpoints.folder_of(tmp_path / "checkpoints", 1) / "checkpoint.json"
+    manifest.write_text(json.dumps({**json.loads(manifest.read_text()), "schema": "hpcdl.checkpoint/9"}))
+    with pytest.raises(CorruptError, match=r"this hpcdl reads 'hpcdl.checkpoint/1'"):
+        checkpoints.verify(manifest.parent)
+
+
+def test_a_full_disk_costs_a_warning_and_keeps_the_last_good_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    writer = write(tmp_path, [1])
+
+    def full(path: Path, arrays: object) -> tuple[int, str]:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(checkpoints, "write_arrays", full)
+    writer.start(snapshot(2))
+    writer.wait()
+    monkeypatch.undo()
+    assert len(writer.warnings) == 1
+    assert "no checkpoint at step 2: No space left on device" in writer.warnings[0]
+    assert checkpoints.newest_valid(tmp_path, []) == 1
+    assert [path.name for path in (tmp_path / "checkpoints").iterdir()] == ["step-0000000001"]
+    writer.start(snapshot(3))
+    writer.wait()
+    assert checkpoints.newest_valid(tmp_path, []) == 3
+
+
+def test_half_written_folders_do_not_count(tmp_path: Path) -> None:
+    write(tmp_path, [1])
+    (tmp_path / "checkpoints" / ".step-0000000009.tmp").mkdir()
+    assert checkpoints.newest_valid(tmp_path, []) == 1

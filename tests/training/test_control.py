@@ -1,0 +1,60 @@
+"""Agreement between the workers of a synchronous run; ranks as threads."""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+
+from hpcdl.comm import threads
+from hpcdl.core.protocols import Communicator
+from hpcdl.strategies.base import Worker
+from hpcdl.training.control import Control, StopRequest, Wishes
+
+
+def steps_until(
+    communicator: Communicator, *, asks: int | None = None, time_limit_s: float | None = None, save_every_s: float = 1e9
+) -> tuple[int, Wishes]:
+    """Steps of 5 ms until the group agrees on something; rank 1 asks to stop at step `asks`."""
+    stop = StopRequest()
+    control = Control(communicator, stop, Worker(), save_every_s=save_every_s, time_limit_s=time_limit_s)
+    for step in range(2000):
+        time.sleep(0.005)
+        if communicator.rank == 1 and step == asks:
+            stop.asked = True
+        wishes = control.after_step()
+        if wishes.stop or wishes.save:
+            return step, wishes
+    raise AssertionError("nothing was agreed on")
+
+
+def test_a_signal_to_one_rank_stops_all_at_the_same_step() -> None:
+    results = threads.run(3, lambda communicator: steps_until(communicator, asks=7))
+    assert len({step for step, _ in results}) == 1
+    assert all(wishes.stop and wishes.reason == "a signal" for _, wishes in results)
+    assert results[0][0] >= 7
+
+
+def test_the_time_limit_stops_all() -> None:
+    results = threads.run(2, lambda communicator: steps_until(communicator, time_limit_s=0.2))
+    assert len({step for step, _ in results}) == 1
+    assert {wishes.reason for _, wishes in results} == {"the time limit"}
+
+
+def test_rank_0_decides_when_to_save() -> None:
+    results = threads.run(2, lambda communicator: steps_until(communicator, save_every_s=0.1))
+    assert len({step for step, _ in results}) == 1
+    assert all(wishes.save and not wishes.stop for _, wishes in results)
+
+
+def test_signals_are_remembered_instead_of_died_of() -> None:
+    before = {number: signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1)}
+    try:
+        for number in before:
+            stop = StopRequest()
+            stop.install()
+            os.kill(os.getpid(), number)
+            assert stop.asked
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)

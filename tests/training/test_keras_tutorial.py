@@ -1,0 +1,69 @@
+"""The tutorial's scripts, as printed: few lines differ, and two ranks equal one process with the whole batch."""
+
+from __future__ import annotations
+
+import difflib
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy
+import pytest
+
+from hpcdl.cluster.mpiexec import environment_for, find_mpiexec
+from tests.conftest import ROOT
+from tests.training.training_runs import weights_in
+
+pytestmark = pytest.mark.mpi
+TUTORIALS = ROOT / "docs" / "tutorials"
+
+
+def run(script: str, folder: Path, num_ranks: int, model: str, epochs: int) -> str:
+    mpiexec = find_mpiexec()
+    launcher = [str(mpiexec.path), "-n", str(num_ranks)] if num_ranks > 1 else []
+    answer = subprocess.run(
+        [*launcher, sys.executable, str(TUTORIALS / script)],
+        cwd=folder, check=True, capture_output=True, text=True,
+        env={
+            **os.environ, **environment_for(mpiexec.flavour), "TF_CPP_MIN_LOG_LEVEL": "3", "TF_DETERMINISTIC_OPS": "1",
+            "EPOCHS": str(epochs), "MODEL": model,
+        },
+    )  # fmt: skip
+    return answer.stdout
+
+
+@pytest.fixture(scope="module")
+def folder(shards: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    place = tmp_path_factory.mktemp("tutorial")
+    (place / "shards").symlink_to(shards)
+    return place
+
+
+def test_at_most_five_lines_differ() -> None:
+    before, after = ((TUTORIALS / f"keras_fit_{name}.py").read_text().splitlines() for name in ("before", "after"))
+    changed = [
+        line for line in difflib.unified_diff(before, after, lineterm="", n=0) if line[:1] == "+" and line[:3] != "+++"
+    ]
+    assert 0 < len(changed) <= 5
+
+
+def test_two_ranks_equal_one_process(folder: Path) -> None:
+    run("keras_fit_before.py", folder, 1, "one.keras", epochs=1)
+    run("keras_fit_after.py", folder, 2, "two.keras", epochs=1)
+    for one, two in zip(weights_in(folder / "one.keras"), weights_in(folder / "two.keras"), strict=True):
+        assert numpy.abs(one - two).max() <= 1e-5 * max(numpy.abs(one).max(), 1e-30)
+
+
+def test_two_ranks_learn_the_digits_and_the_model_is_plain_keras(folder: Path) -> None:
+    out = run("keras_fit_after.py", folder, 2, "learnt.keras", epochs=15)
+    accuracy = float(out.split("held out:")[1].split()[0])
+    assert accuracy >= 0.97
+    code = (
+        "import sys; sys.modules['hpcdl'] = None; import keras; "
+        "model = keras.saving.load_model(sys.argv[1]); print(type(model.optimizer).__name__)"
+    )
+    answer = subprocess.run(
+        [sys.executable, "-c", code, folder / "learnt.keras"], capture_output=True, text=True, check=True
+    )
+    assert answer.stdout.strip() == "SGD"

@@ -1,0 +1,50 @@
+"""Schedules against formulas written down again, with numpy, from their papers."""
+
+import numpy
+import pytest
+
+from hpcdl.config.schema import OptimizerConfig
+from hpcdl.training.schedules import build_schedule
+
+STEPS, PER_EPOCH = 100, 10
+
+
+def rates(**settings: object) -> numpy.ndarray:
+    config = OptimizerConfig(**{"learning_rate": 0.4, **settings})  # type: ignore[arg-type]
+    schedule = build_schedule(config, global_batch=256, num_steps=STEPS, steps_per_epoch=PER_EPOCH)
+    return numpy.array([schedule(step) for step in range(STEPS)])
+
+
+def test_constant() -> None:
+    numpy.testing.assert_allclose(rates(), 0.4)
+
+
+def test_linear_scaling() -> None:
+    numpy.testing.assert_allclose(rates(base_batch=64), 1.6)
+
+
+def test_warmup_is_linear_and_reaches_the_peak() -> None:
+    found = rates(warmup_epochs=2.0)
+    numpy.testing.assert_allclose(found[:20], 0.4 * numpy.arange(1, 21) / 20)
+    numpy.testing.assert_allclose(found[20:], 0.4)
+
+
+def test_cosine_after_the_warmup() -> None:
+    found = rates(schedule="cosine", warmup_epochs=2.0)
+    t = numpy.arange(80) / 80
+    numpy.testing.assert_allclose(found[20:], 0.5 * 0.4 * (1 + numpy.cos(numpy.pi * t)))
+
+
+def test_polynomial() -> None:
+    found = rates(schedule="polynomial", decay_power=2.0)
+    numpy.testing.assert_allclose(found, 0.4 * (1 - numpy.arange(100) / 100) ** 2)
+
+
+def test_step_decay_counts_epochs() -> None:
+    found = rates(schedule="step", decay_epochs=3.0, decay_factor=0.1)
+    numpy.testing.assert_allclose(found, 0.4 * 0.1 ** (numpy.arange(100) // 30))
+
+
+@pytest.mark.parametrize("warmup", [0.0, 50.0])
+def test_a_warmup_longer_than_the_run_is_cut(warmup: float) -> None:
+    assert rates(warmup_epochs=warmup).max() <= 0.4 + 1e-12

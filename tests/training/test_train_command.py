@@ -1,0 +1,180 @@
+"""`hpcdl train` on the digits with real ranks: what it reaches, what it leaves, how it resumes."""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy
+import pytest
+
+from hpcdl.core.records import PARTS, read_record
+from tests.conftest import CommandLine
+from tests.training.training_runs import SHORT, finish, kill_rank, model_weights, record_of, start, steps_done, wait_for
+
+pytestmark = pytest.mark.mpi
+
+BLOCKED = """
+import sys
+class Block:
+    def find_spec(self, name, path=None, target=None):
+        if name.split(".")[0] == "hpcdl":
+            raise ImportError("hpcdl is not here")
+sys.meta_path.insert(0, Block())
+import keras, numpy
+model = keras.saving.load_model(sys.argv[1])
+print(model.predict(numpy.zeros((2, 28, 28, 1), "float32"), verbose=0).shape)
+"""
+
+
+@pytest.fixture(scope="module")
+def undisturbed(session_hpcdl: CommandLine, shards: Path) -> Path:
+    """A deterministic run of 12 epochs on two ranks."""
+    run_dir = session_hpcdl.home / "undisturbed"
+    arguments = [*SHORT, "--data", shards, "--epochs", "12", "--run-dir", run_dir]
+    finished = session_hpcdl(arguments, timeout_s=300)
+    assert finished.code == 0, finished.err
+    return run_dir
+
+
+def test_two_ranks_learn_the_digits(undisturbed: Path) -> None:
+    record = read_record(undisturbed)
+    assert record.status == "finished"
+    assert record.accuracy is not None
+    assert record.accuracy >= 0.97
+    assert (record.ranks, record.workers, record.nodes, record.global_batch) == (2, 2, 1, 32)
+    assert record.parameters == 431_080
+    assert record.bytes_sent_per_step == record.gradient_bytes == 4 * 431_080  # 2n(p-1)/p with p = 2
+    assert [point.epoch for point in record.history] == list(range(1, 13))
+
+
+def test_the_parts_of_a_step_add_up(undisturbed: Path) -> None:
+    record = read_record(undisturbed)
+    warm = record.step_seconds[record.warmup_steps :]
+    mean_step_s = sum(warm) / len(warm)
+    for rank in record.rank_records:
+        assert set(rank.parts) == set(PARTS)
+        assert min(rank.parts.values()) >= 0
+    assert sum(record.rank_records[0].parts.values()) == pytest.approx(mean_step_s, rel=0.02)
+
+
+def test_what_a_run_leaves_behind(undisturbed: Path) -> None:
+    assert {path.name for path in undisturbed.iterdir()} == {
+        "run.toml", "record.json", "metrics.jsonl", "model.keras", "ranks",
+    }  # fmt: skip
+    assert 'strategy = "ring"' in (undisturbed / "run.toml").read_text()
+    kinds = {json.loads(line)["kind"] for line in (undisturbed / "metrics.jsonl").read_text().splitlines()}
+    assert kinds == {"start", "step", "epoch", "message"}
+
+
+def test_the_model_loads_where_hpcdl_is_not(undisturbed: Path) -> None:
+    answer = subprocess.run(
+        [sys.executable, "-c", BLOCKED, undisturbed / "model.keras"],
+        capture_output=True, text=True, check=True, cwd="/", env={**os.environ, "TF_CPP_MIN_LOG_LEVEL": "3"},
+    )  # fmt: skip
+    assert answer.stdout.strip() == "(2, 10)"
+
+
+def test_evaluate_finds_the_accuracy_that_training_found(
+    undisturbed: Path, session_hpcdl: CommandLine, shards: Path
+) -> None:
+    finished = session_hpcdl(["evaluate", undisturbed, "--data", shards, "--json"])
+    assert finished.code == 0, finished.err
+    document = finished.json()
+    assert (document["split"], document["num_samples"]) == ("val", 359)
+    assert document["accuracy"] == record_of(undisturbed)["accuracy"]
+    assert document["top5_accuracy"] >= document["accuracy"]
+
+
+def test_a_savedmodel_serves(undisturbed: Path, session_hpcdl: CommandLine, tmp_path: Path) -> None:
+    finished = session_hpcdl(["export", undisturbed, "--to", "savedmodel", tmp_path / "served"])
+    assert finished.code == 0, finished.err
+    code = (
+        "import sys, tensorflow as tf; model = tf.saved_model.load(sys.argv[1]); "
+        "print(model.serve(tf.zeros((3, 28, 28, 1))).shape)"
+    )
+    answer = subprocess.run(
+        [sys.executable, "-c", code, tmp_path / "served"], capture_output=True, text=True, check=True
+    )
+    assert answer.stdout.strip() == "(3, 10)"
+
+
+def same_run(found: Path, expected: Path) -> None:
+    """The same losses and weights, bit for bit."""
+    keys = ("epoch", "step", "loss", "accuracy", "val_loss", "val_accuracy")
+    ours, theirs = record_of(found), record_of(expected)
+    assert [[point[key] for key in keys] for point in ours["history"]] == [
+        [point[key] for key in keys] for point in theirs["history"]
+    ]
+    for mine, other in zip(model_weights(found), model_weights(expected), strict=True):
+        numpy.testing.assert_array_equal(mine, other)
+
+
+def interrupt_and_resume(hpcdl: CommandLine, shards: Path, run_dir: Path, moments: int, seed: int) -> None:
+    """Interrupt a run `moments` times, in turn by SIGTERM and by SIGKILL of a rank, and let it finish."""
+    generator = random.Random(seed)
+    arguments = [
+        *SHORT,
+        "--data",
+        shards,
+        "--epochs",
+        "12",
+        "--run-dir",
+        run_dir,
+        "--resume",
+        "--checkpoint-every",
+        "0.2s",
+    ]
+    for moment in range(moments):
+        process = start(hpcdl, arguments)
+        before = steps_done(run_dir)
+        more = generator.randrange(1, 2 * 528 // moments)
+        wait_for(lambda: steps_done(run_dir) > before + more or process.poll() is not None)  # noqa: B023
+        if process.poll() is None and moment % 2:
+            kill_rank(run_dir, moment // 2 % 2)
+        elif process.poll() is None:
+            process.send_signal(signal.SIGTERM)
+        finished = finish(process)
+        assert finished.code in ((1, 0) if moment % 2 else (75, 0)), finished.err
+        if finished.code == 0:
+            return
+    finished = finish(start(hpcdl, arguments))
+    assert finished.code == 0, finished.err
+
+
+def test_interrupted_again_and_again_the_numbers_stay_the_same(
+    undisturbed: Path, session_hpcdl: CommandLine, shards: Path, tmp_path: Path
+) -> None:
+    interrupt_and_resume(session_hpcdl, shards, tmp_path / "run", moments=4, seed=3)
+    same_run(tmp_path / "run", undisturbed)
+    assert record_of(tmp_path / "run")["resumed_from_steps"]
+
+
+@pytest.mark.soak
+@pytest.mark.parametrize("seed", range(10))
+def test_a_hundred_interruptions(
+    undisturbed: Path, session_hpcdl: CommandLine, shards: Path, tmp_path: Path, seed: int
+) -> None:
+    interrupt_and_resume(session_hpcdl, shards, tmp_path / "run", moments=10, seed=seed)
+    same_run(tmp_path / "run", undisturbed)
+
+
+def test_a_time_limit_saves_and_the_run_goes_on(
+    undisturbed: Path, session_hpcdl: CommandLine, shards: Path, tmp_path: Path
+) -> None:
+    run_dir = tmp_path / "run"
+    arguments = [*SHORT, "--data", shards, "--epochs", "12", "--run-dir", run_dir]
+    finished = session_hpcdl([*arguments, "--time-limit", "1s"])
+    assert finished.code == 75, finished.err
+    assert "stopped by the time limit after step" in finished.err
+    assert "--resume" in finished.err
+    damaged = sorted((run_dir / "checkpoints").glob("step-*/shared.npz"))
+    assert damaged
+    finished = session_hpcdl(["train", "--resume", "--run-dir", run_dir, "--time-limit", "1h"], timeout_s=200)
+    assert finished.code == 0, finished.err
+    same_run(run_dir, undisturbed)

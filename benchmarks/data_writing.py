@@ -49,7 +49,7 @@ def plain(target: Path, content: np.ndarray) -> Callable[[], float]:
         target.mkdir()
         os.sync()
         view = memoryview(content).cast("B")
-        piece, part = 7 * 150_528, max(1, round(len(view) / (16 * 1024**2)))
+        piece, part = 7 * 150_528, max(1, round(len(view) / (64 * 1024**2)))
         edges = [len(view) * number // part for number in range(part + 1)]
         started = time.perf_counter()
         for number in range(part):
@@ -139,7 +139,7 @@ def main() -> None:
             title: {
                 "raw shards / plain write with fsync": ratio(times, "plain write", "raw shards"),
                 "encoded shards / cp of the files": ratio(times, "cp of JPEG files", "encoded shards"),
-                "encoded shards / cp of the files and sync": ratio(times, "cp of JPEG files, then sync", "encoded shards"),
+                "encoded shards / cp and sync": ratio(times, "cp of JPEG files, then sync", "encoded shards"),
             }
             for title, times in (("ratios", seconds), ("ratios_of_processor_seconds", processor))
         },

@@ -2,7 +2,7 @@
 
     python -m benchmarks.easgd_lenet --hosts 4 --rate 1gbit --data digits-shards
 
-As root, in the lab's namespaces: one `hpcdl train` rank a worker host, and one host more for the server of `easgd`. LeNet's
+As root, in the lab's namespaces: one `hpcdl train` rank a worker host, one host more for the server of `easgd`. LeNet's
 weights are 1.64 MiB. The parts are means per step over the workers, from the run's own record.
 """
 

@@ -150,25 +150,25 @@ def main() -> None:
         options.out.write_text(json.dumps(found, indent=1))
 
 
+def attempt(method: str, rate: float, seed: int, options: argparse.Namespace) -> dict[str, Any]:
+    """One run in an mpiexec of its own: one that diverges never reaches the target, and must not end the others."""
+    with tempfile.TemporaryDirectory(prefix="hpcdl-pairs-") as name:
+        try:
+            (result,) = run([case(method, rate, seed, options, Path(name))], Path(name))
+        except subprocess.CalledProcessError:
+            return {"seconds": None, "steps": None, "staleness": None}
+    return result
+
+
 def compare(options: argparse.Namespace) -> dict[str, Any]:
     """The best learning rate of each method, and its runs with every seed."""
     found: dict[str, Any] = {}
     for method in (name for pair in PAIRS for name in pair):
-        tried: dict[float, Any] = {}
-        for rate in options.rates:  # one mpiexec each: a rate that diverges must not end the others
-            with tempfile.TemporaryDirectory(prefix="hpcdl-pairs-") as name:
-                try:
-                    (tried[rate],) = run([case(method, rate, 0, options, Path(name))], Path(name))
-                except subprocess.CalledProcessError:
-                    tried[rate] = {"seconds": None, "steps": None, "staleness": None}
+        tried = {rate: attempt(method, rate, 0, options) for rate in options.rates}
         reached = {rate: one["seconds"] for rate, one in tried.items() if one["seconds"] is not None}
-        if not reached:
-            found[method] = {"grid": tried, "rate": None, "runs": []}
-            continue
-        best = min(reached, key=lambda rate: reached[rate])
-        with tempfile.TemporaryDirectory(prefix="hpcdl-pairs-") as name:
-            cases = [case(method, best, seed, options, Path(name)) for seed in range(1, options.seeds + 1)]
-            found[method] = {"grid": tried, "rate": best, "runs": run(cases, Path(name))}
+        best = min(reached, key=lambda rate: reached[rate]) if reached else None
+        seeds = range(1, options.seeds + 1) if best is not None else ()
+        found[method] = {"grid": tried, "rate": best, "runs": [attempt(method, best, seed, options) for seed in seeds]}
         if options.out:  # what there is so far: the whole takes a while
             options.out.write_text(json.dumps(found, indent=1))
     return found

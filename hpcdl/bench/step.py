@@ -131,8 +131,11 @@ def measure_on_rank(config: StepBenchConfig, communicator: Communicator, folder:
 
 
 def _work(config: StepBenchConfig, context: Context, strategy: Strategy, group: Communicator) -> dict[str, Any]:
+    from hpcdl.training import runtime
+
+    runtime.import_tensorflow()
     from hpcdl.models.load import load_model
-    from hpcdl.training import measure, runtime
+    from hpcdl.training import measure
     from hpcdl.training.optimizers import build_optimizer
     from hpcdl.training.results import peak_memory_bytes
 

@@ -8,7 +8,23 @@ from typing import Annotated
 import typer
 
 from hpcdl import __version__
-from hpcdl.cli import bench, config, inspect, models, node, report, runs, shard, strategies, sweep, train, tune_threads
+from hpcdl.cli import (
+    bench,
+    config,
+    doctor,
+    inspect,
+    jobs,
+    models,
+    node,
+    report,
+    runs,
+    shard,
+    strategies,
+    submit,
+    sweep,
+    train,
+    tune_threads,
+)
 from hpcdl.cli.main import VERBOSE
 
 app = typer.Typer(
@@ -40,5 +56,21 @@ def root(
         os.environ[VERBOSE] = "1"
 
 
-for module in (shard, inspect, tune_threads, node, train, sweep, runs, report, bench, models, strategies, config):
+for module in (
+    shard,
+    inspect,
+    tune_threads,
+    node,
+    train,
+    sweep,
+    runs,
+    submit,
+    jobs,
+    report,
+    bench,
+    models,
+    strategies,
+    config,
+    doctor,
+):
     module.register(app)

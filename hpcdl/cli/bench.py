@@ -7,7 +7,7 @@ from typing import Any
 
 import typer
 
-from hpcdl.cli import bench_allreduce
+from hpcdl.cli import bench_allreduce, bench_input
 from hpcdl.cli.options import ConfigFlag, JsonFlag, SetFlag, effective, takes_settings
 from hpcdl.cli.output import print_json, say
 from hpcdl.config.bench import StepBenchConfig
@@ -19,6 +19,7 @@ commands = typer.Typer(no_args_is_help=True, help="Measure all-reduces, a traini
 def register(app: typer.Typer) -> None:
     """Add the group."""
     bench_allreduce.register(commands)
+    commands.command(name="input", epilog=bench_input.EPILOG)(bench_input.input_command)
     app.add_typer(commands, name="bench")
 
 

@@ -30,6 +30,10 @@ def input_command(
     json: JsonFlag = False,
 ) -> None:
     """Time the input pipeline, and say what part of a training step would wait for it."""
+    from hpcdl.training import runtime
+
+    runtime.silence()
+    runtime.import_tensorflow()
     from hpcdl.bench.input import PASS_LINE, measure_input
     from hpcdl.data.dataset import open_dataset
     from hpcdl.data.staging import staged

@@ -37,6 +37,7 @@ def evaluate(
     from hpcdl.training import runtime
 
     runtime.silence()
+    runtime.import_tensorflow()
     from hpcdl.training.runs import evaluate_run
 
     result, name, said = evaluate_run(run, data, split)
@@ -60,6 +61,7 @@ def export(
     from hpcdl.training import runtime
 
     runtime.silence()
+    runtime.import_tensorflow()
     from hpcdl.training.runs import export_run
 
     path, said = export_run(run, to.value, target)

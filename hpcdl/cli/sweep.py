@@ -102,7 +102,7 @@ def _show_plan(study: Study, plan: Plan, state: StudyState, prepared: Any, json:
     )  # fmt: skip
     for line in plan.left_out:
         say(printable(line))
-    for line in _sentences(study, plan, estimate, cores):
+    for line in _sentences(study, plan, estimate, cores, nodes):
         print(line)
     say("next: the same command without --dry-run")
 
@@ -116,8 +116,9 @@ def _num_nodes(find_place: Any, plan: Plan) -> int:
     return max(here, *(point.nodes for point in plan.points))
 
 
-def _sentences(study: Study, plan: Plan, estimate: Estimate, cores: int) -> list[str]:
-    total = f"about {format_seconds(estimate.seconds)}, {estimate.node_hours:.3g} node-hours"
+def _sentences(study: Study, plan: Plan, estimate: Estimate, cores: int, nodes: int) -> list[str]:
+    where = f" on {nodes} nodes" if nodes > 1 else ""
+    total = f"about {format_seconds(estimate.seconds)}{where}, {estimate.node_hours:.3g} node-hours"
     lines = [f"{len(plan.points)} points x {study.plan.repeats} repeats = {len(plan.runs)} runs: {total} to go"]
     if estimate.unknown:
         lines.append(f"{estimate.unknown} runs are in no estimate: their network is not in `hpcdl models`")

@@ -39,7 +39,8 @@ def train(flags: dict[str, Any], config: ConfigFlag = None, set_: SetFlag = None
         with Follower() as follower:
             run_dir, record = launch.train(settings, follower.show)
     else:
-        run_dir = launch.train_inside(settings, place)
+        with Follower() as follower:
+            run_dir = launch.train_inside(settings, place, follower.show)
         if place.rank != 0:
             return
         record = read_record(run_dir)

@@ -122,16 +122,19 @@ def _note(state: Any) -> str:
 
 def _show_result(tuned: Tuned, json: bool) -> None:
     from hpcdl.node.profile import as_document
+    from hpcdl.node.settings import describe
 
     if json:
         document = as_document(tuned.profile) | {"path": str(tuned.path) if tuned.path else None, "log": str(tuned.log)}
         print_json(document | {"num_samples": tuned.found.num_samples, "seconds": tuned.found.seconds})
-    else:
+    elif tuned.path is not None:
         _print_tables(tuned)
+    else:
+        print(f"defaults: {describe(tuned.profile.settings)}")
     for warning in tuned.found.warnings:
         say(f"warning: {warning}")
     if tuned.path is None:
-        say(f"no trial ended within the budget: {tuned.profile.verdict}; nothing was stored, give a longer --budget")
+        say("no trial ended within the budget: the defaults stay in force, nothing was stored; give a longer --budget")
         return
     say(f"profile: {tuned.path}")
     say(f"next: hpcdl train --model {tuned.profile.model} --data DIR --strategy ring --ranks N   (it uses the profile)")

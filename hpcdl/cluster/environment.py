@@ -20,6 +20,8 @@ class Placement:
 
 OWN_LAUNCHER = "hpcdl"
 """Ranks that hpcdl has started itself, without MPI."""
+WITHOUT_MPI_VARIABLE = "HPCDL_WITHOUT_MPI"
+"""Set for ranks that hpcdl starts, through whatever launcher, for a strategy that does without MPI."""
 # Each launcher's variables for rank, size, local rank and local size; the first whose rank and size are set counts.
 _VARIABLES = (
     (OWN_LAUNCHER, "HPCDL_RANK", "HPCDL_SIZE", "HPCDL_RANK", "HPCDL_SIZE"),

@@ -10,8 +10,11 @@ from typing import Protocol
 from hpcdl.core.errors import UsageError
 from hpcdl.core.protocols import LaunchPlan
 
-END_VARIABLE = "HPCDL_JOB_END"
-"""Unix time at which the job's time is up; job scripts of `hpcdl submit` set it."""
+STOP_VARIABLE = "HPCDL_STOP_AT"
+"""Unix time at which a run should save and leave, some time before the limit; job scripts of `hpcdl submit` set it.
+
+Slurm sends its warning once, to the steps that are there: a run that is still starting up then would never hear of it.
+"""
 
 
 class Launcher(Protocol):
@@ -45,15 +48,9 @@ def ranks_per_node(hosts: Sequence[str], num_ranks: int) -> int:
 
 
 def seconds_left(environment: Mapping[str, str], now: float | None = None) -> float | None:
-    """Seconds until the job's time is up, None where nobody says; never negative.
-
-    Slurm 22.05 and newer tell the end by themselves.
-    """
-    for name in (END_VARIABLE, "SLURM_JOB_END_TIME"):
-        text = environment.get(name, "")
-        if text.isdigit():
-            return max(int(text) - (time.time() if now is None else now), 0.0)
-    return None
+    """Seconds that a run may still work in this job, never negative; None where nobody says."""
+    text = environment.get(STOP_VARIABLE, "")
+    return max(int(text) - (time.time() if now is None else now), 0.0) if text.isdigit() else None
 
 
 def refuse_without_mpi(name: str, mpi: bool) -> None:

@@ -161,7 +161,7 @@ def _raise_for(
 ) -> None:
     """Raise what the ranks' last words amount to: an own failure counts before a death, a death before mourning.
 
-    `casualty` is the rank that died first by the launcher's word; on this node the kernel's word counts more.
+    `casualty` is the rank that died first by the launcher's word; without one, the kernel's word on this node counts.
     """
     by_state = {state: [status for status in statuses if status.state == state] for state in STATES}
     for status in sorted(by_state["failed"], key=lambda status: status.at):
@@ -170,10 +170,9 @@ def _raise_for(
         raise RankError(where + status.message, rank=status.rank, host=status.host, exit_code=status.exit_code)
     for status in by_state["stopped"]:
         raise StoppedEarly(status.message)
-    by_kernel = any(status.pid == watcher.first_dead_pid for status in by_state["running"]) and casualty is None
     for status in sorted(
         by_state["running"],
-        key=lambda status: status.pid != watcher.first_dead_pid if by_kernel else status.rank != casualty,
+        key=lambda status: status.pid != watcher.first_dead_pid if casualty is None else status.rank != casualty,
     ):
         message = f"rank {status.rank} on {status.host} ended without a word (killed, out of memory or crashed)"
         raise RankError(f"{message}; see {log}", rank=status.rank, host=status.host)

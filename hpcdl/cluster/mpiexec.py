@@ -72,10 +72,10 @@ def find_mpiexec(python: str = sys.executable) -> Mpiexec:
     """
     library, flavour, version = find_library(python)
     for candidate in _beside(library, flavour):
-        if _flavour_and_version(candidate)[0] == _SPEAKS.get(flavour, flavour):
+        if launcher_of(candidate)[0] == _SPEAKS.get(flavour, flavour):
             return Mpiexec(path=candidate, flavour=flavour, library=library, version=version)
     for candidate in _on_path(flavour):
-        if _flavour_and_version(candidate) == (_SPEAKS.get(flavour, flavour), version):
+        if launcher_of(candidate) == (_SPEAKS.get(flavour, flavour), version):
             return Mpiexec(path=candidate, flavour=flavour, library=library, version=version)
     raise UsageError(f"no mpiexec belongs to {library} ({flavour} {version}); {REMEDY}")
 
@@ -90,7 +90,7 @@ def find_library(python: str = sys.executable) -> tuple[Path, str, str]:
 
 
 def mpi_flavour(python: str = sys.executable) -> str:
-    """Flavour of the MPI library that mpi4py loads in `python`: where a scheduler starts the ranks, no mpiexec is needed."""
+    """Flavour of the MPI library that mpi4py loads in `python`; its mpiexec need not exist."""
     return find_library(python)[1]
 
 
@@ -166,7 +166,8 @@ def _on_path(flavour: str) -> Iterator[Path]:
                 yield Path(found)
 
 
-def _flavour_and_version(mpiexec: Path) -> tuple[str, str]:
+def launcher_of(mpiexec: Path) -> tuple[str, str]:
+    """Flavour and version that an mpiexec says it has; empty where it says nothing that is known."""
     try:
         answer = subprocess.run([mpiexec, "--version"], capture_output=True, text=True, timeout=TIMEOUT_S, check=False)
     except (OSError, subprocess.SubprocessError):

@@ -1,4 +1,4 @@
-"""Ranks by the mpiexec of the MPI in use, over the nodes of a PBS job. No PBS is at hand where the project is tested."""
+"""Ranks by the mpiexec of the MPI in use, over the nodes of a PBS job. Tested without a PBS."""
 
 from __future__ import annotations
 

@@ -49,17 +49,18 @@ class Slurm:
     def line(
         self, plan: LaunchPlan, command: Sequence[str], *, mpi: bool, environment: Mapping[str, str]
     ) -> tuple[list[str], Mapping[str, str]]:
-        """`srun` on as many nodes as the plan needs; several ranks may share a core."""
+        """`srun` on as many nodes as the plan needs, the first that are named; several ranks may share a core."""
         srun = _srun(environment)
         if not srun:
             raise UsageError("the launcher slurm needs srun, which is not on PATH; load the site's Slurm module")
-        num_nodes = -(-plan.num_ranks // plan.ranks_per_node)
+        num_nodes, hosts = -(-plan.num_ranks // plan.ranks_per_node), self.hosts(environment)
         flavour = mpi_flavour() if mpi and plan.num_ranks > 1 else ""
         words = [
             srun,
             "--kill-on-bad-exit=1",
             f"--mpi={srun_mpi(flavour, environment) if flavour else 'none'}",
             f"--nodes={num_nodes}",
+            *([f"--nodelist={','.join(hosts[:num_nodes])}"] if num_nodes <= len(hosts) else []),
             f"--ntasks={plan.num_ranks}",
             f"--ntasks-per-node={plan.ranks_per_node}",
             "--cpu-bind=none",

@@ -28,6 +28,9 @@ class DataConfig:
 
     data: str = setting(REQUIRED, "Folder made by `hpcdl shard`, or synthetic:NAME.")
     batch_size: int = setting(32, "Samples per worker and step.", at_least=1)
+    flip: bool = setting(False, "Mirror half of the training images left to right, by the seed.")
+    crop_padding: int = setting(0, "Pixels added on every side before a window of the old size is cut out.", at_least=0)
+    stage: Path | None = setting(None, "Copy the shards to this node-local folder first; removed afterwards.")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -115,6 +118,7 @@ class RunConfig:
         "auto", "Node profile of `hpcdl tune-threads`: a file, `none`, or `auto`, the best that fits."
     )
     run_dir: Path | None = setting(None, "Folder of the run; default runs/<time>-<model>-<strategy>.")
+    stage_env: bool = setting(False, "Unpack the Python environment on each node's own storage before the ranks start.")
     warmup_steps: int = setting(3, "First steps that throughput leaves out.", at_least=0)
     tensorboard: Path | None = setting(None, "Folder for TensorBoard's event files, written by rank 0.")
 

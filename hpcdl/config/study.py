@@ -59,11 +59,11 @@ class StudyConfig:
 
 @dataclass(frozen=True, kw_only=True)
 class Study:
-    """A study as it will run: `train` holds the settings that all its runs share, by key."""
+    """A study as it will run: its points are those of all `matrices`; `train` holds what all runs share, by key."""
 
     name: str
     plan: StudyPlan
-    matrix: StudyMatrix
+    matrices: Sequence[StudyMatrix]
     origin: str
     train: Mapping[str, Any]
 
@@ -77,21 +77,26 @@ def load_study(
     `key=value` settings of every run.
     """
     tables = _Tables(path, small=small)
-    layers = [*standard_layers("sweep"), Layer(origin=tables.origin, values=tables.keys), flag_layer(flags)]
     problems = list(tables.problems)
-    try:
-        effective = load(StudyConfig, layers)
-    except ConfigError as error:
-        raise ConfigError([*problems, *error.problems]) from None
-    problems += _contradictions(effective)
+    configs: list[StudyConfig] = []
+    for matrix in tables.matrices:
+        own = Layer(origin=tables.origin, values={**tables.keys, **matrix})
+        try:
+            effective = load(StudyConfig, [*standard_layers("sweep"), own, flag_layer(flags)])
+        except ConfigError as error:
+            problems += error.problems
+            continue
+        configs.append(effective.config)
+        problems += _contradictions(effective)
     if problems:
-        raise ConfigError(problems)
-    name = effective.config.plan.name or (path.stem if path else "sweep")
+        raise ConfigError(dict.fromkeys(problems))
+    plan = configs[0].plan
+    name = plan.name or (path.stem if path else "sweep")
     train = {**tables.train, **set_layer(pairs or []).values}
     return Study(
         name=f"{name}-small" if small else name,
-        plan=effective.config.plan,
-        matrix=effective.config.matrix,
+        plan=plan,
+        matrices=[config.matrix for config in configs],
         origin=tables.origin,
         train={key.replace("_", "-"): value for key, value in train.items()},
     )
@@ -104,23 +109,22 @@ class _Tables:
         self.origin = str(path) if path else "flags"
         self.problems: list[str] = []
         document = read_toml(path) if path else {}
-        matrix, train, over = (self._table(document, name) for name in TABLES)
+        over = self._tables(document, "small")[0] if small else {}
         if small and not over:
             raise UsageError(f"{self.origin} has no table [small]; leave --small out, or write one")
-        keys = {key: value for key, value in document.items() if key not in TABLES}
-        if small:
-            matrix = self._table(over, "matrix", inside="small.") or matrix
-            train = {**train, **self._table(over, "train", inside="small.")}
-            keys.update({key: value for key, value in over.items() if key not in TABLES})
-        self.keys: dict[str, Any] = {**keys, **matrix}
-        self.train: dict[str, Any] = train
+        self.keys = {key: value for key, value in {**document, **over}.items() if key not in TABLES}
+        self.train = {**self._tables(document, "train")[0], **self._tables(over, "train")[0]}
+        self.matrices = self._tables(over if "matrix" in over else document, "matrix", several=True)
 
-    def _table(self, document: Mapping[str, Any], name: str, inside: str = "") -> dict[str, Any]:
+    def _tables(self, document: Mapping[str, Any], name: str, *, several: bool = False) -> list[dict[str, Any]]:
+        """The table `name`, empty where there is none; a list of tables where there may be several."""
         found = document.get(name, {})
-        if isinstance(found, dict):
-            return found
-        self.problems.append(f"{self.origin}: {name} must be a table; write [{inside}{name}] and its keys below")
-        return {}
+        tables = found if several and isinstance(found, list) and found else [found]
+        if all(isinstance(table, dict) for table in tables):
+            return tables
+        more = f", or [[{name}]] several times" if several else ""
+        self.problems.append(f"{self.origin}: {name} must be a table; write [{name}]{more}, and its keys below")
+        return [{}]
 
 
 def _contradictions(effective: Effective[StudyConfig]) -> list[str]:

@@ -11,7 +11,8 @@ from hpcdl.data.lustre import FileSystem, Stripes, striping
 from hpcdl.data.request import LayoutConfig
 
 SHARD_BYTES = 256 * 1024**2
-SHARD_BYTES_LEAST = 16 * 1024**2
+SHARD_BYTES_LEAST = 64 * 1024**2
+FEWEST_SHARDS = 8
 BLOCK_BYTES = 1024**2
 MOST_BLOCK_BYTES = 32 * 1024**2
 MOST_SHARDS = 10_000
@@ -50,7 +51,7 @@ def make_plan(num_samples: Mapping[str, int], total_bytes: int, layout: LayoutCo
             f"--max-ranks {max_ranks} is more than the {train} samples to train on; give --max-ranks {train} or less"
         )
     block = _block_samples(sample_bytes, train // max_ranks, layout, file_system, reasons)
-    shard_bytes = _shard_bytes(total_bytes, max_ranks, layout, file_system, reasons)
+    shard_bytes = _shard_bytes(total_bytes, layout, file_system, reasons)
     shards = {name: _num_shards(count, sample_bytes, shard_bytes, layout) for name, count in num_samples.items()}
     largest = max(int(count * sample_bytes / shards[name]) for name, count in num_samples.items())
     stripes = striping(file_system, largest, layout, reasons)
@@ -102,19 +103,17 @@ def _block_samples(
     return samples
 
 
-def _shard_bytes(
-    total_bytes: int, max_ranks: int, layout: LayoutConfig, file_system: FileSystem, reasons: list[str]
-) -> int:
+def _shard_bytes(total_bytes: int, layout: LayoutConfig, file_system: FileSystem, reasons: list[str]) -> int:
     if layout.shards:
         reasons.append(f"{layout.shards} shards in each split: asked for")
         return 0
     if layout.shard_size:
         reasons.append(f"shards of about {format_bytes(layout.shard_size)}: asked for")
         return layout.shard_size
-    readers = min(max_ranks, file_system.num_osts or max_ranks)
-    size = min(SHARD_BYTES, max(SHARD_BYTES_LEAST, total_bytes // readers))
-    why = f"few files, quick to write again; at least {readers} of them where the data allow, one for each "
-    why += "object storage target" if file_system.num_osts and readers == file_system.num_osts else "rank"
+    wanted = max(FEWEST_SHARDS, file_system.num_osts or 0)
+    size = min(SHARD_BYTES, max(SHARD_BYTES_LEAST, total_bytes // wanted))
+    why = f"few files, quick to write again; {wanted} of them where the data allow, "
+    why += "to load every object storage target" if wanted > FEWEST_SHARDS else "to write in parallel"
     if total_bytes // size > MOST_SHARDS:
         size, why = total_bytes // MOST_SHARDS, f"more than {MOST_SHARDS} files would burden the metadata server"
     reasons.append(f"shards of about {format_bytes(size)}: {why}")

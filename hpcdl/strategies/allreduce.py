@@ -2,8 +2,8 @@
 
 Each bucket is one `tf.numpy_function` in a fixed order given by control dependencies, so that every rank runs the
 same collectives in the same order without negotiation. The function gets a private copy of its input, reduces it in
-place and returns it. Gradients are divided by the number of workers before they leave, which keeps half precision
-from overflowing.
+place and returns it. The loss is divided by the number of workers before back-propagation, so that the sum of the
+gradients is their mean: that saves a pass over all of them, and keeps half precision from overflowing.
 """
 
 from __future__ import annotations
@@ -51,6 +51,7 @@ class AllReduceWorker(Worker):
         self._collective = importlib.import_module(target)
         self._workspace = Workspace(measure=not context.deterministic)
         self._bytes_per_step = 0
+        self.loss_share = 1 / self._communicator.size
 
     def start(self, variables: Sequence[Any]) -> None:
         """Rank 0's weights become everybody's."""
@@ -58,7 +59,7 @@ class AllReduceWorker(Worker):
 
     def apply(self, gradients: Sequence[Any], variables: Sequence[Any], optimizer: Any) -> Any:
         """Average the gradients in buckets, then apply them."""
-        averaged = self.average(gradients)
+        averaged = self.sum_up(gradients)
         with tf.control_dependencies(averaged):
             exchanged = timestamp()
         with tf.control_dependencies([exchanged]):
@@ -66,7 +67,11 @@ class AllReduceWorker(Worker):
         return exchanged
 
     def average(self, gradients: Sequence[Any]) -> list[Any]:
-        """The mean of `gradients` over the ranks, in the same order; traced into the graph."""
+        """The mean of `gradients` over the ranks, for a step whose loss nobody has shared out."""
+        return self.sum_up([gradient * self.loss_share for gradient in gradients])
+
+    def sum_up(self, gradients: Sequence[Any]) -> list[Any]:
+        """The sum of `gradients` over the ranks, in the same order; traced into the graph."""
         if self._communicator.size == 1:
             return list(gradients)
         self._bytes_per_step = 0
@@ -75,7 +80,7 @@ class AllReduceWorker(Worker):
         sizes = [gradient.dtype.size * gradient.shape.num_elements() for gradient in gradients]
         for number, bucket in enumerate(plan_buckets(sizes, self._bucket_bytes)):
             with tf.control_dependencies(previous):
-                mine = [gradients[index] / self._communicator.size for index in bucket]
+                mine = [gradients[index] for index in bucket]
                 reduced = exchange_bucket(mine, self._reducer(number), self._wire)
             previous = [reduced[0]]
             for index, tensor in zip(bucket, reduced, strict=True):

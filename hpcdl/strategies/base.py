@@ -88,6 +88,8 @@ class Worker:
     """Payload bytes that this rank has sent so far."""
     whereabouts: Whereabouts = NullWhereabouts()
     """Told where an exchange stands; the loop puts one in that a stall report reads."""
+    loss_share: float = 1.0
+    """What the step multiplies the loss by before back-propagation: gradients that are summed come out averaged."""
     learning_rate: float = 0.0
     """This step's learning rate; the loop sets it before `before_step`."""
     waited_s: float = 0.0

@@ -23,7 +23,7 @@ def check_elastic(
     given = {key for key, origin in origins.items() if not origin.startswith(("default", "site", "user"))}
     problems = [*_unused(info, config, given)]
     if info.features.optimizers:
-        problems += [*_rule_problems(info, config, given)]
+        problems += [*_rule_problems(info, config, given, origins)]
     if info.features.elastic:
         problems += [*_rate_problems(info, config, num_workers, peak_rate)]
     if (info.features.elastic or info.features.optimizers) and config.run.ranks == 1:
@@ -47,14 +47,17 @@ def _unused(info: StrategyInfo, config: TrainConfig, given: set[str]) -> Iterato
         yield f"--variant: only sync-easgd has variants, not {name!r}; leave it out"
 
 
-def _rule_problems(info: StrategyInfo, config: TrainConfig, given: set[str]) -> Iterator[str]:
+def _rule_problems(
+    info: StrategyInfo, config: TrainConfig, given: set[str], origins: Mapping[str, str]
+) -> Iterator[str]:
     """The method's own equations take the optimizer's place."""
     (rule,) = info.features.optimizers
     chosen = config.optimizer.optimizer
     equations = f"strategy {info.name!r} moves weights by its own equations ({rule})"
     if "optimizer" in given and chosen != rule:
         yield f"--optimizer {chosen}: {equations}; use --optimizer {rule}, or leave it out"
-    if rule == "sgd" and "momentum" in given:
+    # A file may serve several methods, some of which use it; who types the flag means this one.
+    if rule == "sgd" and origins["momentum"] in ("flag", "--set"):
         yield f"--momentum: {equations}, without momentum; leave it out, or use {_with_momentum(info.name)}"
     if config.optimizer.weight_decay:
         yield f"--weight-decay {config.optimizer.weight_decay:g}: {equations}, without weight decay; leave it out"

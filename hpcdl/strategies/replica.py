@@ -132,7 +132,7 @@ def check_finite(values: Array, what: str, rank: int) -> None:
     with numpy.errstate(over="ignore", invalid="ignore"):
         square = float(values @ values)
     if not math.isfinite(square):
-        raise HpcdlError(f"the {what} on rank {rank} not finite; lower --learning-rate")
+        raise HpcdlError(f"rank {rank}'s {what} not finite; lower --learning-rate")
 
 
 def now() -> float:

@@ -27,7 +27,7 @@ def prepare_points(study: Study, plan: Plan) -> tuple[Plan, dict[int, Prepared]]
     (too few workers, more samples a step than there are) is not wrong: what it refuses is left out, and said.
     """
     problems = [f"{study.origin}: [train] {key}: {OWN[key]}" for key in study.train if key in OWN]
-    if study.matrix.threads and "profile" in study.train:
+    if any(point.threads for point in plan.points) and "profile" in study.train:
         problems.append(f"{study.origin}: [train] profile: threads in [matrix] make profiles of their own; drop one")
     shared = {key: value for key, value in study.train.items() if key not in OWN}
     layers = [*standard_layers("train"), Layer(origin=f"{study.origin}: [train]", values=shared)]

@@ -5,7 +5,6 @@ A place is asked for a run's command; it knows its nodes, and the sweep hands ea
 
 from __future__ import annotations
 
-import json
 import socket
 import sys
 from collections.abc import Mapping, Sequence
@@ -13,13 +12,11 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from hpcdl.cluster.environment import placement
-from hpcdl.cluster.hostlist import expand_hosts
-from hpcdl.cluster.local import BINDING_VARIABLE
+from hpcdl.cluster.launchers import LAUNCHER_VARIABLE, find_launcher
 from hpcdl.core.errors import UsageError
-from hpcdl.study.nodes import trial_prefixes
 from hpcdl.study.plan import Plan, Point
-from hpcdl.study.threads import plan_of_ranks
 
+NODES_VARIABLE = "SLURM_JOB_NODELIST"
 TRAIN = (sys.executable, "-m", "hpcdl", "train")
 
 
@@ -42,8 +39,8 @@ class Place(Protocol):
     def remedy(self) -> str:
         """How to get more nodes, for people."""
 
-    def start(self, point: Point, nodes: Sequence[str], words: Sequence[str], profile: str) -> Start:
-        """What starts `hpcdl train WORDS` on `nodes`; `profile` is the node profile that the run names."""
+    def start(self, point: Point, nodes: Sequence[str], words: Sequence[str]) -> Start:
+        """What starts `hpcdl train WORDS` on `nodes`."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -53,7 +50,7 @@ class Local:
     nodes: Sequence[str]
     remedy: str = "start the sweep inside an allocation (such as salloc -N {num}), or with --small"
 
-    def start(self, point: Point, nodes: Sequence[str], words: Sequence[str], profile: str) -> Start:
+    def start(self, point: Point, nodes: Sequence[str], words: Sequence[str]) -> Start:
         """The command as a user would type it."""
         return Start(command=[*TRAIN, *words], environment={})
 
@@ -62,37 +59,38 @@ class Local:
 class Allocation:
     """The nodes of a Slurm job; runs on disjoint nodes go side by side.
 
-    A run on one node is started there by `hpcdl train`; srun starts the ranks of one on several nodes, by the kind of
-    MPI that `$SLURM_MPI_TYPE` or the site's default names.
+    A run is told of its own nodes only, by the variable in which `hpcdl train` looks for those of the job.
     """
 
     nodes: Sequence[str]
-    prefixes: Mapping[str, Sequence[str]]
     remedy: str = "ask for {num} nodes"
 
-    def start(self, point: Point, nodes: Sequence[str], words: Sequence[str], profile: str) -> Start:
-        """The command behind srun."""
-        if point.nodes == 1:
-            return Start(command=[*self.prefixes[nodes[0]], *TRAIN, *words], environment={})
-        srun = ["srun", f"--nodes={point.nodes}", f"--ntasks={point.ranks}", f"--nodelist={','.join(nodes)}"]
-        srun += [f"--ntasks-per-node={point.ranks_per_node}", "--overlap", "--cpu-bind=none", "--kill-on-bad-exit=1"]
-        plan = plan_of_ranks(point, profile)
-        binding = {BINDING_VARIABLE: json.dumps([list(cpus) for cpus in plan.cpus_by_local_rank])}
-        return Start(command=[*srun, *TRAIN, *words], environment={**plan.environment, **binding})
+    def start(self, point: Point, nodes: Sequence[str], words: Sequence[str]) -> Start:
+        """The command as a user would type it in a job of these nodes."""
+        return Start(command=[*TRAIN, *words], environment={NODES_VARIABLE: ",".join(nodes)})
 
 
 def find_place(environment: Mapping[str, str]) -> Place:
-    """The place that `environment` speaks of. UsageError inside a job step: its ranks would each start a sweep."""
+    """The place that `environment` speaks of.
+
+    UsageError inside a job step, whose ranks would each start a sweep, and where nodes cannot be chosen for a run.
+    """
     inside = placement(environment)
     if inside is not None:
         raise UsageError(
             f"hpcdl sweep starts ranks itself, but {inside.launcher} has started this one of {inside.size}; "
             "call it without mpiexec or srun"
         )
-    nodes = expand_hosts(environment.get("SLURM_JOB_NODELIST", ""))
+    launcher = find_launcher(environment)
+    nodes = launcher.hosts(environment)
     if len(nodes) < 2:
-        return Local(nodes=(socket.gethostname(),))
-    return Allocation(nodes=nodes, prefixes=dict(zip(nodes, trial_prefixes(environment), strict=True)))
+        return Local(nodes=tuple(nodes) or (socket.gethostname(),))
+    if launcher.name != "slurm":
+        raise UsageError(
+            f"hpcdl sweep cannot give runs some of the {len(nodes)} nodes under {launcher.name}; start it in a job of "
+            f"one node, or set {LAUNCHER_VARIABLE}=slurm where srun works"
+        )
+    return Allocation(nodes=nodes)
 
 
 def check_room(plan: Plan, place: Place) -> None:

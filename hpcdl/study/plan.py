@@ -9,7 +9,7 @@ from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
-from hpcdl.config.study import Study
+from hpcdl.config.study import Study, StudyMatrix
 from hpcdl.core.errors import UsageError
 from hpcdl.strategies.base import check_ranks
 from hpcdl.strategies.table import find_strategy
@@ -105,35 +105,32 @@ def _run_name(point: Point, repeat: int) -> str:
 
 
 def _combinations(study: Study) -> Iterator[Point | str]:
-    """Each combination as an unnumbered point, or the reason why it cannot run."""
-    matrix = study.matrix
-    sizes = matrix.workers or matrix.nodes or (1,)
-    for model, data, strategy in itertools.product(matrix.model, matrix.data, matrix.strategy):
-        servers = matrix.servers if find_strategy(strategy).features.servers else (0,)
-        rest = itertools.product(
-            sizes,
-            matrix.ranks_per_node or (None,),
-            servers,
-            matrix.threads or (None,),
-            matrix.global_batch if study.plan.mode == "strong" else matrix.batch_size,
-        )
-        for size, ranks_per_node, num_servers, threads, batch in rest:
-            try:
-                ranks, nodes, on_node = _shape(study, size, ranks_per_node, num_servers)
-                workers = _workers(strategy, ranks, num_servers, nodes)
-                batch_size = _batch(study, batch, workers)
-            except UsageError as error:
-                yield str(error)
-                continue
-            yield Point(
-                number=0, model=model, data=data, strategy=strategy, nodes=nodes, ranks_per_node=on_node, ranks=ranks,
-                workers=workers, servers=num_servers, batch_size=batch_size, threads=threads,
-            )  # fmt: skip
+    """Each combination as a point without its number, or the reason why it cannot run."""
+    for matrix in study.matrices:
+        batches = matrix.global_batch or matrix.batch_size
+        for model, data, strategy in itertools.product(matrix.model, matrix.data, matrix.strategy):
+            servers = matrix.servers if find_strategy(strategy).features.servers else (0,)
+            sizes = matrix.workers or matrix.nodes or (1,)
+            rest = itertools.product(
+                sizes, matrix.ranks_per_node or (None,), servers, matrix.threads or (None,), batches
+            )
+            for size, ranks_per_node, num_servers, threads, batch in rest:
+                try:
+                    ranks, nodes, on_node = _shape(matrix, size, ranks_per_node, num_servers)
+                    workers = _workers(strategy, ranks, num_servers, nodes)
+                    batch_size = _share(batch, workers) if matrix.global_batch else batch
+                except UsageError as error:
+                    yield str(error)
+                    continue
+                yield Point(
+                    number=0, model=model, data=data, strategy=strategy, nodes=nodes, ranks_per_node=on_node,
+                    ranks=ranks, workers=workers, servers=num_servers, batch_size=batch_size, threads=threads,
+                )  # fmt: skip
 
 
-def _shape(study: Study, size: int, ranks_per_node: int | None, servers: int) -> tuple[int, int, int]:
+def _shape(matrix: StudyMatrix, size: int, ranks_per_node: int | None, servers: int) -> tuple[int, int, int]:
     """Ranks, nodes and ranks on a node: of `size` workers and their servers, or of `size` nodes."""
-    if study.matrix.workers:
+    if matrix.workers:
         ranks = size + servers
         on_node = min(ranks_per_node or ranks, ranks)
         return ranks, -(-ranks // on_node), on_node
@@ -148,10 +145,8 @@ def _workers(strategy: str, ranks: int, servers: int, nodes: int) -> int:
     return check_ranks(info, ranks=ranks, servers=servers)
 
 
-def _batch(study: Study, batch: int, workers: int) -> int:
+def _share(global_batch: int, workers: int) -> int:
     """Samples per worker."""
-    if study.plan.mode != "strong":
-        return batch
-    if batch % workers:
-        raise UsageError(f"a global batch of {batch} cannot be divided among {workers} workers evenly")
-    return batch // workers
+    if global_batch % workers:
+        raise UsageError(f"a global batch of {global_batch} cannot be divided among {workers} workers evenly")
+    return global_batch // workers

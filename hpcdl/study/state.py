@@ -71,10 +71,10 @@ def open_study(folder: Path, study: Study, plan: Plan, *, resume: bool) -> Study
         raise UsageError(f"{folder} holds a study; go on with --resume, or choose another --out DIR")
     if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
         raise UsageError(f"{folder} exists and holds no study; choose another --out DIR")
-    return _new_state(study, plan)
+    return new_state(study, plan)
 
 
-def _new_state(study: Study, plan: Plan) -> StudyState:
+def new_state(study: Study, plan: Plan) -> StudyState:
     """The state of a study before its first run."""
     return StudyState(
         name=study.name,

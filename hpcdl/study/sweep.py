@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import itertools
 import shutil
 import signal
 import threading
+import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -62,7 +64,7 @@ class Sweep:
         self.state = state
         self._folder, self._study, self._plan, self._place, self._notify = folder, study, plan, place, notify
         self._active: list[Attempt] = []
-        self._stopped = threading.Event()
+        self._stopping = False
 
     def run(self) -> StudyState:
         """Run what is not finished; returns the state at the end. StoppedEarly after a signal."""
@@ -70,7 +72,7 @@ class Sweep:
             self._folder.mkdir(parents=True, exist_ok=True)
         except OSError as error:
             raise UsageError(f"cannot make {self._folder}: {error.strerror}; choose another --out DIR") from None
-        with writing(self._folder), _on_signals(self._stopped.set):
+        with writing(self._folder), _on_signals(self._stop_soon):
             self._take_stock()
             waiting = [run for run in self._plan.runs if self.state.run(run.name).status == "waiting"]
             try:
@@ -81,8 +83,12 @@ class Sweep:
                     end_leftovers(self.state.mark)
         return self.state
 
+    def _stop_soon(self) -> None:
+        """What a signal does; a flag and no lock, because a handler may interrupt whoever holds the lock."""
+        self._stopping = True
+
     def _loop(self, waiting: list[PlannedRun]) -> None:
-        while (waiting or self._active) and not self._stopped.is_set():
+        while (waiting or self._active) and not self._stopping:
             for run, nodes in _fitting(waiting, self._free()):
                 waiting.remove(run)
                 self._begin(run, nodes)
@@ -91,8 +97,8 @@ class Sweep:
                 if not self._close(attempt):
                     waiting.append(attempt.run)
             self._tell()
-            self._stopped.wait(POLL_S)
-        if self._stopped.is_set() and (waiting or self._active):
+            time.sleep(POLL_S)
+        if self._stopping and (waiting or self._active):
             left = len(waiting) + len(self._active)
             raise StoppedEarly(f"stopped with {left} of {len(self._plan.runs)} runs to go; go on with --resume")
 
@@ -108,7 +114,8 @@ class Sweep:
             if status in ("running", "waiting") and record is not None:
                 self._keep(run, record.seconds_total)
             elif status == "failed":
-                self._put_aside(run)
+                if self._run_dir(run).exists():
+                    self._run_dir(run).rename(self._aside(run))
                 self.state = self.state.changed(run.name, status="waiting", attempts=0)
             elif status == "running":
                 self.state = self.state.changed(run.name, status="waiting")
@@ -126,8 +133,7 @@ class Sweep:
         profile = profile_of_point(run.point, self._folder / "profiles")
         if profile is not None:
             words += ["--profile", str(profile)]
-        choice = str(profile or self._study.train.get("profile", "auto"))
-        start = self._place.start(run.point, nodes, words, choice)
+        start = self._place.start(run.point, nodes, words)
         log = self._folder / LOGS / f"{run.name}.log"
         self._active.append(begin(run, start, nodes, log, self.state.mark))
 
@@ -145,13 +151,14 @@ class Sweep:
             self._keep(run, attempt.seconds)
             self._tell(f"{run.name} finished")
             return True
-        why = why_failed(attempt, run_dir)
         attempts = self.state.run(run.name).attempts + 1
-        stamp(run_dir, run, self.state.name, self.state.mode, why)
         last = attempts > self._study.plan.retries
+        place = run_dir if last else self._aside(run)
+        why = why_failed(attempt, run_dir).replace(str(run_dir), str(place))
+        stamp(run_dir, run, self.state.name, self.state.mode, why)
         self._set(run, status="failed" if last else "waiting", attempts=attempts, message=why)
         if not last:
-            self._put_aside(run)
+            run_dir.rename(place)
         self._tell(f"{run.name} failed ({why})" + ("" if last else "; it will be started again"))
         return last
 
@@ -162,13 +169,10 @@ class Sweep:
             drop_heavy_results(run_dir)
         self._set(run, status="finished", seconds=seconds)
 
-    def _put_aside(self, run: PlannedRun) -> None:
-        """Move a failed attempt out of the way; the report still tells of it."""
-        run_dir, number = self._run_dir(run), 1
-        while (self._folder / FAILED / f"{run.name}.{number}").exists():
-            number += 1
-        if run_dir.exists():
-            run_dir.rename(self._folder / FAILED / f"{run.name}.{number}")
+    def _aside(self, run: PlannedRun) -> Path:
+        """Where a failed attempt is kept, out of the way of the next; the report still tells of it."""
+        names = (self._folder / FAILED / f"{run.name}.{number}" for number in itertools.count(1))
+        return next(path for path in names if not path.exists())
 
     def _set(self, run: PlannedRun, **values: Any) -> None:
         self.state = self.state.changed(run.name, **values)

@@ -5,10 +5,7 @@ from __future__ import annotations
 import math
 from pathlib import Path
 
-from hpcdl.core.protocols import LaunchPlan
-from hpcdl.models.spec import model_name
-from hpcdl.node.plan import launch_plan
-from hpcdl.node.profile import Profile, find_profile, write_profile
+from hpcdl.node.profile import Profile, write_profile
 from hpcdl.node.settings import Settings
 from hpcdl.node.topology import Topology, read_topology
 from hpcdl.study.plan import Point
@@ -48,10 +45,3 @@ def thread_settings(threads: int, ranks_per_node: int, topology: Topology) -> Se
         threads_per_core=per_core if fits else 1,
         binding="balanced" if fits else "none",
     )
-
-
-def plan_of_ranks(point: Point, profile: str) -> LaunchPlan:
-    """How the point's ranks sit on each node, for launchers other than hpcdl's own."""
-    topology = read_topology()
-    found = find_profile(profile, model_name(point.model), topology)
-    return launch_plan(topology, found.settings if found else None, point.ranks, point.ranks_per_node)

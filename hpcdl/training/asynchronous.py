@@ -25,6 +25,7 @@ from hpcdl.strategies.flat import FlatWorker
 from hpcdl.training.center import center_in_place, move_to_center
 from hpcdl.training.checkpoints import CheckpointWriter
 from hpcdl.training.clock import StepClock
+from hpcdl.training.control import time_allowed
 from hpcdl.training.evaluate import Evaluation
 from hpcdl.training.journal import Journal
 from hpcdl.training.loop import FLUSH_STEPS, Trainer
@@ -119,7 +120,7 @@ class AsynchronousTrainer(Trainer):
     def _work(self, batches: Iterator[Any], began: float) -> Departure:
         """Steps until there is a reason to leave; an error is one."""
         saved = time.monotonic()
-        limit_s = self._config.checkpoint.time_limit
+        limit_s = time_allowed(self._config.checkpoint.time_limit)
         deadline = saved + limit_s if limit_s is not None else float("inf")
         try:
             while not self._replica.stopped:

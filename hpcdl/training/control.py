@@ -7,6 +7,7 @@ one tiny all-reduce about ten times a second, at steps that all of them compute 
 from __future__ import annotations
 
 import math
+import os
 import signal
 import time
 from dataclasses import dataclass
@@ -14,6 +15,7 @@ from typing import TYPE_CHECKING
 
 import numpy
 
+from hpcdl.cluster.launcher import seconds_left
 from hpcdl.core.protocols import Communicator
 from hpcdl.strategies.base import Worker
 
@@ -35,6 +37,12 @@ class Wishes:
 
 _NOTHING = Wishes()
 _REASONS = ("", "a signal", "the time limit")
+
+
+def time_allowed(asked_s: float | None) -> float | None:
+    """Seconds until a run must save and leave: the tighter of --time-limit and the job's own; None for neither."""
+    limits = [limit for limit in (asked_s, seconds_left(os.environ)) if limit is not None]
+    return min(limits, default=None)
 
 
 def hold_warning() -> None:

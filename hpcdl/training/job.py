@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import importlib
 import os
+from collections.abc import Iterator
 from pathlib import Path
 
 from hpcdl.config.load import flatten
@@ -12,32 +14,53 @@ from hpcdl.core.errors import UsageError
 from hpcdl.core.protocols import Communicator
 from hpcdl.core.records import RankRecord
 from hpcdl.data.resident import resident
+from hpcdl.data.staging import staged
 from hpcdl.strategies.base import Context, Strategy, StrategyInfo
 from hpcdl.training import results, runtime, safety
 from hpcdl.training.control import StopRequest
+from hpcdl.training.journal import EventHandler
 from hpcdl.training.prepare import Prepared
 
 _MEASURED = ("bytes_sent_per_step", "bytes_received_per_step", "busy_seconds_per_step")
 """What a server says about itself that has a field of its own in the record."""
 
 
-def run_rank(prepared: Prepared, communicator: Communicator, run_dir: Path) -> None:
-    """Work or serve, by rank. Collective over all ranks."""
+def run_rank(
+    prepared: Prepared, communicator: Communicator, run_dir: Path, on_event: EventHandler | None = None
+) -> None:
+    """Work or serve, by rank. Collective over all ranks; on rank 0 `on_event` gets the journal's events."""
     if communicator.size != prepared.config.run.ranks:
         raise UsageError(f"--ranks {prepared.config.run.ranks}, but {communicator.size} were started")
     software = runtime.software_versions(communicator.library)
     _check_same_start(prepared, communicator, software)
     hosts = communicator.allgather_json(communicator.host)
     started = results.first_record(prepared, hosts, software, os.environ.get("HPCDL_PROFILE", ""))
+    unbound = communicator.allgather_json(runtime.binding_warning())
+    warnings = [f"rank {rank}: {warning}" for rank, warning in enumerate(unbound) if warning]
+    started = dataclasses.replace(started, warnings=[*started.warnings, *warnings])
     if communicator.rank < prepared.num_workers:
+        runtime.import_tensorflow()
         from hpcdl.training.worker import run_worker
 
         if prepared.config.elastic.groups > 1:
             prepared = dataclasses.replace(prepared, dataset=resident(prepared.dataset))
-        run_worker(prepared, communicator, run_dir, started)
+        with _staged(prepared, communicator) as near:
+            run_worker(near, communicator, run_dir, started, on_event)
     else:
         _serve(prepared, communicator)
     communicator.barrier()
+
+
+@contextlib.contextmanager
+def _staged(prepared: Prepared, communicator: Communicator) -> Iterator[Prepared]:
+    """The run on a copy of its data on each node's own storage, where --stage asks for that; collective over all."""
+    folder = prepared.config.data.stage
+    if folder is None:
+        yield prepared
+        return
+    group = communicator.split(0) if prepared.num_servers else communicator
+    with staged(prepared.dataset, folder, group) as dataset:
+        yield dataclasses.replace(prepared, dataset=dataset)
 
 
 def load_strategy(info: StrategyInfo) -> Strategy:
@@ -62,7 +85,8 @@ def context(prepared: Prepared, communicator: Communicator) -> Context:
 
 
 def _serve(prepared: Prepared, communicator: Communicator) -> None:
-    communicator.split(1)
+    for _ in range(1 if prepared.config.data.stage is None else 2):  # the workers' splits are collective over all
+        communicator.split(1)
     # Signals go to every rank: the workers agree on the step at which all stop, and tell this server.
     StopRequest().install()
     server = load_strategy(prepared.info).server(context(prepared, communicator))

@@ -4,11 +4,15 @@ from __future__ import annotations
 
 import json
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Protocol
 
 FILE_NAME = "metrics.jsonl"
 STEP_INTERVAL_S = 0.5
+
+
+EventHandler = Callable[[dict[str, Any]], None]
 
 
 class Journal(Protocol):
@@ -71,6 +75,31 @@ class FileJournal:
     def close(self) -> None:
         """Close the file."""
         self._file.close()
+
+
+class EchoJournal:
+    """Hands every event on to another journal and to `on_event`, for a rank whose terminal somebody watches."""
+
+    def __init__(self, journal: Journal, on_event: EventHandler) -> None:
+        self._journal, self._on_event = journal, on_event
+
+    def write(self, kind: str, **values: Any) -> None:
+        """Append one event to both."""
+        self._journal.write(kind, **values)
+        self._on_event({"kind": kind, **values})
+
+    def step(self, step: int, **values: Any) -> None:
+        """Append a step event to both, as often as the journal takes one."""
+        if self._journal.due():
+            self.write("step", step=step, **values)
+
+    def due(self) -> bool:
+        """Whether a step event would be kept now."""
+        return self._journal.due()
+
+    def close(self) -> None:
+        """Close the journal."""
+        self._journal.close()
 
 
 class JournalReader:

@@ -5,12 +5,12 @@ from __future__ import annotations
 import dataclasses
 import os
 import sys
-from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 from typing import Any
 
 from hpcdl.cluster import local
-from hpcdl.cluster.environment import Placement
+from hpcdl.cluster.environment import WITHOUT_MPI_VARIABLE, Placement
 from hpcdl.cluster.launcher import ranks_per_node
 from hpcdl.cluster.launchers import find_launcher
 from hpcdl.cluster.status import FOLDER
@@ -26,10 +26,8 @@ from hpcdl.node.profile import find_profile
 from hpcdl.node.topology import read_topology
 from hpcdl.strategies.table import find_strategy
 from hpcdl.training import chips, rundir
-from hpcdl.training.journal import JournalReader
+from hpcdl.training.journal import EventHandler, JournalReader
 from hpcdl.training.prepare import Prepared, prepare
-
-EventHandler = Callable[[dict[str, Any]], None]
 
 
 def train(effective: Effective[TrainConfig], on_event: EventHandler) -> tuple[Path, RunRecord]:
@@ -51,9 +49,20 @@ def train(effective: Effective[TrainConfig], on_event: EventHandler) -> tuple[Pa
 
     if not prepared.info.features.mpi and prepared.config.run.ranks > 1:
         make_secret(run_dir / FOLDER)
-    command = [sys.executable, "-m", "hpcdl.training.rank", str(run_dir)]
-    local.start(plan, command, folder=run_dir / FOLDER, mpi=prepared.info.features.mpi, tick=tick)
+        plan = dataclasses.replace(plan, environment={**plan.environment, WITHOUT_MPI_VARIABLE: "1"})
+    with _python(prepared, plan) as python:
+        command = [python, "-m", "hpcdl.training.rank", str(run_dir)]
+        local.start(plan, command, folder=run_dir / FOLDER, mpi=prepared.info.features.mpi, tick=tick)
     return run_dir, read_record(run_dir)
+
+
+def _python(prepared: Prepared, plan: LaunchPlan) -> AbstractContextManager[str]:
+    """The Python that ranks start with: this one, or with --stage-env its copy on each node's own storage."""
+    if not prepared.config.run.stage_env:
+        return nullcontext(sys.executable)
+    from hpcdl.cluster import stage_env
+
+    return stage_env.staged(find_launcher(), -(-plan.num_ranks // plan.ranks_per_node), os.environ)
 
 
 def choose_run_dir(prepared: Prepared) -> Path:
@@ -74,7 +83,8 @@ def plan_for(prepared: Prepared) -> tuple[LaunchPlan, list[str]]:
         weights = chips.weights_bytes(prepared.config.model.model)
         chips.check_memory(ranks, weights, chips.data_bytes(prepared.dataset), topology)
     settings = profile.settings if profile else chips.near_memory(groups, ranks, topology)
-    plan = launch_plan(topology, settings, ranks, ranks)
+    share = ranks_per_node(find_launcher().hosts(os.environ), ranks)
+    plan = launch_plan(topology, settings, ranks, share)
     if profile is None:
         return plan, []
     return dataclasses.replace(plan, environment={**plan.environment, "HPCDL_PROFILE": str(profile.path)}), [
@@ -82,17 +92,23 @@ def plan_for(prepared: Prepared) -> tuple[LaunchPlan, list[str]]:
     ]
 
 
-def train_inside(effective: Effective[TrainConfig], place: Placement) -> Path:
-    """Train as one rank of the launcher that started this process; collective over its ranks."""
+def train_inside(effective: Effective[TrainConfig], place: Placement, on_event: EventHandler) -> Path:
+    """Train as one rank of the launcher that started this process; collective over its ranks.
+
+    On rank 0 `on_event` gets the journal's events.
+    """
     from hpcdl.training.job import run_rank
-    from hpcdl.training.rank import communicator_for, leaving_together, set_up_process
+    from hpcdl.training.rank import communicator_for, leave_meeting, leaving_together, set_up_process
 
     effective = with_ranks(effective, place)
     set_up_process(place.local_rank)
-    communicator = communicator_for(place, mpi=find_strategy(effective.config.exchange.strategy).features.mpi)
+    mpi = find_strategy(effective.config.exchange.strategy).features.mpi
+    communicator = communicator_for(place, mpi=mpi)
     prepared, run_dir = _agree(effective, communicator)
     with leaving_together(communicator):
-        run_rank(prepared, communicator, run_dir)
+        run_rank(prepared, communicator, run_dir, on_event)
+    if not mpi:
+        leave_meeting(place)
     return run_dir
 
 

@@ -12,7 +12,7 @@ from hpcdl.core.records import HistoryPoint
 from hpcdl.training import safety
 from hpcdl.training.center import center_in_place, move_to_center
 from hpcdl.training.clock import StepTimes
-from hpcdl.training.control import Control
+from hpcdl.training.control import Control, time_allowed
 from hpcdl.training.outcome import Outcome
 from hpcdl.training.parts import TrainerParts
 
@@ -34,7 +34,7 @@ class Trainer(TrainerParts):
             self._stop,
             self._worker,
             save_every_s=self._config.checkpoint.checkpoint_every,
-            time_limit_s=self._config.checkpoint.time_limit,
+            time_limit_s=time_allowed(self._config.checkpoint.time_limit),
         )
         batches = self._batches()
         began = time.monotonic() - self._position.seconds

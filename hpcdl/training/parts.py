@@ -13,6 +13,7 @@ from hpcdl.core.errors import StoppedEarly
 from hpcdl.core.events import Whereabouts
 from hpcdl.core.protocols import Communicator
 from hpcdl.core.records import HistoryPoint
+from hpcdl.data.augmentation import Augmentation
 from hpcdl.data.pipeline import evaluation_batches, training_batches
 from hpcdl.strategies.base import Worker
 from hpcdl.training import state
@@ -27,7 +28,6 @@ from hpcdl.training.optimizers import build_optimizer
 from hpcdl.training.outcome import Outcome
 from hpcdl.training.position import Position
 from hpcdl.training.prepare import Prepared
-from hpcdl.training.schedules import build_schedule
 from hpcdl.training.step import as_model_input, build_follow, build_step
 
 if TYPE_CHECKING:
@@ -53,12 +53,7 @@ class TrainerParts:
         self.optimizer = build_optimizer(
             config.optimizer, model.trainable_variables, loss_scaling=config.model.precision == "mixed_float16"
         )
-        self._schedule = build_schedule(
-            config.optimizer,
-            global_batch=prepared.global_batch,
-            num_steps=prepared.num_steps,
-            steps_per_epoch=prepared.steps_per_epoch,
-        )
+        self._schedule = prepared.schedule
         self._step = worker.build_step(model, self._objective, as_model_input) or build_step(
             model, self.optimizer, worker, self._objective, config.exchange.accumulate
         )
@@ -100,6 +95,7 @@ class TrainerParts:
                 num_workers=self._group.size,
                 seed=self._config.run.seed,
                 start_step=self._position.step,
+                augment=Augmentation(flip=self._config.data.flip, crop_padding=self._config.data.crop_padding),
                 deterministic=self._config.run.deterministic,
             )
         )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 from dataclasses import dataclass
 
 from hpcdl.config.load import Effective, flatten
@@ -18,7 +19,7 @@ from hpcdl.strategies.elastic_checks import check_elastic
 from hpcdl.strategies.refusals import check_allowed, check_exchange, check_optimizer
 from hpcdl.strategies.table import find_strategy
 from hpcdl.training.chips import check_groups
-from hpcdl.training.schedules import build_schedule
+from hpcdl.training.schedules import Schedule, build_schedule
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -32,6 +33,7 @@ class Prepared:
     num_servers: int
     steps_per_epoch: int
     num_steps: int
+    schedule: Schedule
 
     @property
     def worker_batch(self) -> int:
@@ -72,6 +74,8 @@ def prepare(effective: Effective[TrainConfig]) -> Prepared:
     check_model_spec(config.model.model)
     if config.run.epochs is not None and config.run.steps is not None:
         raise UsageError("--epochs and --steps exclude each other; give one of them")
+    if config.run.tensorboard is not None and importlib.util.find_spec("tensorboard") is None:
+        raise UsageError("--tensorboard needs the package tensorboard; pip install 'hpcdl[tensorboard]'")
     dataset = open_dataset(config.data.data, seed=config.run.seed)
     num_samples = dataset.train_split.num_samples
     per_worker = config.data.batch_size * config.exchange.accumulate
@@ -97,6 +101,7 @@ def prepare(effective: Effective[TrainConfig]) -> Prepared:
         num_servers=num_servers,
         steps_per_epoch=per_epoch,
         num_steps=num_steps,
+        schedule=schedule,
     )
 
 
@@ -108,6 +113,6 @@ def rule_in_force(prepared: Prepared) -> str:
         rule += f" {values['momentum']:g}"
     return (
         f"{prepared.info.name}: {prepared.num_workers} workers x batch {values['batch-size']} = "
-        f"{prepared.global_batch} samples a step; {rule}, learning rate {values['learning-rate']:g}; "
+        f"{prepared.global_batch} samples a step; {rule}, {prepared.schedule.describe()}; "
         f"{prepared.num_steps} steps, {prepared.steps_per_epoch} an epoch"
     )

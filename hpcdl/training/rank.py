@@ -4,16 +4,18 @@ from __future__ import annotations
 
 import contextlib
 import os
+import shutil
 import sys
+import time
 import traceback
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
 from hpcdl.cluster.address import job_address
-from hpcdl.cluster.environment import OWN_LAUNCHER, Placement, placement
+from hpcdl.cluster.environment import OWN_LAUNCHER, WITHOUT_MPI_VARIABLE, Placement, placement
 from hpcdl.cluster.local import STATUS_VARIABLE
 from hpcdl.cluster.status import report_status
-from hpcdl.core.errors import HpcdlError, RankError, StoppedEarly
+from hpcdl.core.errors import HpcdlError, RankError, StoppedEarly, UsageError
 from hpcdl.core.paths import user_cache_folder
 from hpcdl.core.protocols import Communicator
 from hpcdl.training import control, rundir, runtime
@@ -35,6 +37,10 @@ def main() -> None:
         run_rank(prepare(effective), communicator, run_dir)
 
     sys.exit(supervised(body))
+
+
+FIRST_WORD_S = 3.0
+"""What the user handed in is wrong on every rank alike: rank 0 gets this long to say so and to end the job."""
 
 
 def supervised(body: Callable[[Communicator], None]) -> int:
@@ -84,6 +90,8 @@ def leaving_together(communicator: Communicator) -> Iterator[None]:
     except BaseException as error:
         _, exit_code = verdict(error)
         if communicator.size > 1:
+            if isinstance(error, UsageError) and communicator.rank > 0:
+                time.sleep(FIRST_WORD_S)
             if not isinstance(error, HpcdlError):
                 traceback.print_exc()
             host = communicator.host
@@ -123,9 +131,11 @@ def communicator_for(place: Placement, *, mpi: bool = True) -> Communicator:
         from hpcdl.comm.threads import alone
 
         return alone()
-    if not mpi or place.launcher == OWN_LAUNCHER:
-        from hpcdl.comm.control import control_world
+    if not mpi or place.launcher == OWN_LAUNCHER or WITHOUT_MPI_VARIABLE in os.environ:
+        from hpcdl.comm.control import control_world, make_secret
 
+        if place.rank == 0 and STATUS_VARIABLE not in os.environ:
+            make_secret(meeting_folder(place))
         return control_world(place.rank, place.size, job_address(place), meeting_folder(place))
     from hpcdl.comm.mpi import world
 
@@ -137,12 +147,13 @@ def meeting_folder(place: Placement) -> Path:
     if STATUS_VARIABLE in os.environ:
         return Path(os.environ[STATUS_VARIABLE])
     step = "-".join(os.environ.get(name, "0") for name in ("SLURM_JOB_ID", "SLURM_STEP_ID"))
-    folder = user_cache_folder() / "steps" / f"{place.launcher}-{step}"
-    if place.rank == 0:
-        from hpcdl.comm.control import make_secret
+    return user_cache_folder() / "steps" / f"{place.launcher}-{step}"
 
-        make_secret(folder)
-    return folder
+
+def leave_meeting(place: Placement) -> None:
+    """Remove the folder in the user's cache in which this step's ranks have met, where there is one."""
+    if place.rank == 0 and place.size > 1 and STATUS_VARIABLE not in os.environ:
+        shutil.rmtree(meeting_folder(place), ignore_errors=True)
 
 
 if __name__ == "__main__":

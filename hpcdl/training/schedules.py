@@ -36,8 +36,8 @@ class Schedule:
             words.append(f"(= {self.config.learning_rate:g} scaled linearly from batch {self.config.base_batch})")
         if self.warmup_steps:
             words.append(f"after {self.warmup_steps} warm-up steps")
-        words.append({"constant": "constant", "step": "step decay", "cosine": "cosine decay",
-                      "polynomial": "polynomial decay"}[self.config.schedule])  # fmt: skip
+        if self.config.schedule != "constant":
+            words.append(f"{self.config.schedule} decay")
         return " ".join(words)
 
 

@@ -36,7 +36,7 @@ def build_step(
             outputs = model(as_model_input(images), training=True)
             loss = objective.loss(labels, outputs)
             total = tf.add_n([loss, *model.losses]) if model.losses else loss
-            scaled = scale_loss(total)
+            scaled = scale_loss(total * worker.loss_share)
         gradients = [tf.convert_to_tensor(gradient) for gradient in tape.gradient(scaled, variables)]
         return loss, objective.sums(labels, outputs), gradients
 

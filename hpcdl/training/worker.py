@@ -20,7 +20,7 @@ from hpcdl.models.load import load_model
 from hpcdl.training import checkpoints, results, runtime, state
 from hpcdl.training.asynchronous import AsynchronousTrainer
 from hpcdl.training.job import context, load_strategy
-from hpcdl.training.journal import FileJournal, Journal, NullJournal
+from hpcdl.training.journal import EchoJournal, EventHandler, FileJournal, Journal, NullJournal
 from hpcdl.training.loop import Trainer
 from hpcdl.training.prepare import Prepared, rule_in_force
 from hpcdl.training.stall import StallWatch
@@ -28,8 +28,17 @@ from hpcdl.training.stall import StallWatch
 MODEL_FILE = "model.keras"
 
 
-def run_worker(prepared: Prepared, communicator: Communicator, run_dir: Path, started: RunRecord) -> None:
-    """Train on this rank; rank 0 writes the run directory. Collective over the workers, and at its end over all."""
+def run_worker(
+    prepared: Prepared,
+    communicator: Communicator,
+    run_dir: Path,
+    started: RunRecord,
+    on_event: EventHandler | None = None,
+) -> None:
+    """Train on this rank; rank 0 writes the run directory, and tells `on_event` what it writes into the journal.
+
+    Collective over the workers, and at its end over all.
+    """
     config = prepared.config
     leads = communicator.rank == 0
     threads = runtime.configure(
@@ -39,7 +48,7 @@ def run_worker(prepared: Prepared, communicator: Communicator, run_dir: Path, st
     )
     record = dataclasses.replace(started, intra_op_threads=threads[0], inter_op_threads=threads[1])
     group = communicator.split(0) if prepared.num_servers else communicator
-    journal: Journal = _journal(run_dir, config.run.tensorboard) if leads else NullJournal()
+    journal: Journal = _journal(run_dir, config.run.tensorboard, on_event) if leads else NullJournal()
     # Before the model: some engines must be set up before TensorFlow makes its first tensor.
     worker = load_strategy(prepared.info).worker(context(prepared, communicator))
     model = load_model(
@@ -59,7 +68,7 @@ def run_worker(prepared: Prepared, communicator: Communicator, run_dir: Path, st
     record = dataclasses.replace(record, warnings=[*record.warnings, *warnings])
     if leads:
         write_record(run_dir, record)
-    for text in (rule_in_force(prepared), *(f"warning: {warning}" for warning in warnings)):
+    for text in (rule_in_force(prepared), *(f"warning: {warning}" for warning in record.warnings)):
         journal.write("message", text=text)
     with _stall_watch(trainer, communicator, group, run_dir / FOLDER, config.safety.stall_timeout):
         outcome = trainer.run()
@@ -71,12 +80,13 @@ def run_worker(prepared: Prepared, communicator: Communicator, run_dir: Path, st
     journal.close()
 
 
-def _journal(run_dir: Path, tensorboard: Path | None) -> Journal:
-    if tensorboard is None:
-        return FileJournal(run_dir)
-    from hpcdl.training.tensorboard import TensorBoardJournal
+def _journal(run_dir: Path, tensorboard: Path | None, on_event: EventHandler | None) -> Journal:
+    journal: Journal = FileJournal(run_dir)
+    if tensorboard is not None:
+        from hpcdl.training.tensorboard import TensorBoardWriter
 
-    return TensorBoardJournal(tensorboard, FileJournal(run_dir))
+        journal = EchoJournal(journal, TensorBoardWriter(tensorboard))
+    return EchoJournal(journal, on_event) if on_event is not None else journal
 
 
 @contextlib.contextmanager

@@ -120,4 +120,4 @@ def test_the_comparison_study_has_all_nine_methods() -> None:
     assert all(point.workers == 4 for point in plan.points) and len(plan.runs) == 27 and not plan.left_out
     for point in plan.points:
         settings = {**study.train, "model": "lenet", "data": "synthetic:28x28x1:10", "strategy": point.strategy}
-        prepare(load(TrainConfig, [Layer(origin="flag", values={**settings, "ranks": point.ranks})]))
+        prepare(load(TrainConfig, [Layer(origin="file (study)", values={**settings, "ranks": point.ranks})]))

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import socket
+import subprocess
+import sys
 import time
 from pathlib import Path
 from typing import Any
@@ -50,6 +52,30 @@ def test_equals_single(session_hpcdl: CommandLine, single: Path, strategy: str) 
         assert numpy.abs(own - other).max() <= 1e-5 * numpy.abs(other).max()
 
 
+def test_ranks_that_slurm_started_meet_without_mpi(session_hpcdl: CommandLine, single: Path) -> None:
+    """Two tasks on two nodes, as srun would start them, here on one: the node's own address takes the loopback's place."""
+    folder = session_hpcdl.home / "grpc-srun"
+    arguments = [*SGD, "--strategy", "grpc-ring", "--batch-size", "8", "--run-dir", str(folder)]
+    step = {"SLURM_JOB_ID": "77", "SLURM_STEP_ID": "0", "SLURM_STEP_NUM_TASKS": "2", "SLURM_LOCALID": "0"}
+    processes = [
+        subprocess.Popen(
+            [sys.executable, "-m", "hpcdl", *arguments],
+            env=session_hpcdl.environment | step | {"SLURM_PROCID": str(rank), "SLURM_STEP_TASKS_PER_NODE": "1(x2)"},
+            cwd=session_hpcdl.home,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+        for rank in range(2)
+    ]
+    for process in processes:
+        finished = finish(process, timeout_s=200)
+        assert finished.code == 0, finished.err
+    for own, other in zip(model_weights(folder), model_weights(single), strict=True):
+        assert numpy.abs(own - other).max() <= 1e-5 * numpy.abs(other).max()
+    assert not list((session_hpcdl.home / "cache" / "hpcdl" / "steps").iterdir())
+
+
 def listening_ports(pid: int) -> list[int]:
     """Ports that a process of this host listens on."""
     inodes = set()
@@ -83,7 +109,7 @@ def test_servers_are_closed_to_other_interfaces_and_a_death_names_the_rank(sessi
     kill_rank(folder, 1)
     killed_at = time.monotonic()
     finished = finish(process)
-    assert time.monotonic() - killed_at < 10
+    assert time.monotonic() - killed_at < 20  # 2 s on a machine that does nothing else
     assert finished.code == 1
     assert "rank 1" in finished.err
 

@@ -95,17 +95,16 @@ def test_stopped_and_resumed_is_the_same_to_the_bit(session_hpcdl: CommandLine, 
         assert numpy.array_equal(own, other)
 
 
-@pytest.mark.parametrize("rank", [1, 2])
-def test_a_killed_rank_ends_the_job(session_hpcdl: CommandLine, rank: int) -> None:
-    folder = session_hpcdl.home / f"ps-killed-{rank}"
+def test_a_killed_server_ends_the_job(session_hpcdl: CommandLine) -> None:
+    folder = session_hpcdl.home / "ps-killed"
     process = start(session_hpcdl, [*TRAIN, "--ranks", "3", "--steps", "1000000", "--run-dir", folder])
     wait_for(lambda: steps_done(folder) > 0)
-    kill_rank(folder, rank)
+    kill_rank(folder, 2)
     killed_at = time.monotonic()
     finished = finish(process)
-    assert time.monotonic() - killed_at < 10
+    assert time.monotonic() - killed_at < 20  # 3 s on a machine that does nothing else
     assert finished.code == 1
-    assert f"rank {rank}" in finished.err
+    assert "rank 2" in finished.err
 
 
 def test_a_worker_that_stands_still_is_left_behind_and_catches_up(session_hpcdl: CommandLine) -> None:

@@ -28,7 +28,7 @@ class FakePlace:
     nodes: Sequence[str] = ("here",)
     remedy: str = "ask for {num} nodes"
 
-    def start(self, point: Point, nodes: Sequence[str], words: Sequence[str], profile: str) -> Start:
+    def start(self, point: Point, nodes: Sequence[str], words: Sequence[str]) -> Start:
         return Start(command=[sys.executable, str(FAKE), str(self.folder), *words], environment={})
 
 

@@ -10,10 +10,11 @@ from hpcdl.config.study import load_study
 from hpcdl.core.errors import ConfigError, UsageError
 from hpcdl.study.checks import prepare_points
 from hpcdl.study.plan import make_plan
+from tests.conftest import ROOT
 from tests.study.studies import small_study
 
 
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=15, deadline=None)
 @given(st.integers(1, 4), st.integers(0, 99), st.lists(st.integers(1, 9), min_size=1, max_size=5, unique=True))
 def test_every_turn_holds_every_point_once(repeats: int, seed: int, workers: list[int]) -> None:
     _, plan = small_study(repeats=repeats, order_seed=seed, workers=workers)
@@ -42,7 +43,7 @@ def test_servers_come_on_top_of_workers() -> None:
 
 
 def test_nodes_count_servers_too() -> None:
-    _, plan = small_study(strategy="ring,ps", workers="", nodes="1,2", ranks_per_node="1,2")
+    _, plan = small_study(strategy="ring,ps", workers=None, nodes="1,2", ranks_per_node="1,2")
     shapes = [(p.strategy, p.nodes, p.ranks_per_node, p.workers) for p in plan.points]
     assert shapes == [
         ("ring", 1, 1, 1), ("ring", 1, 2, 2), ("ring", 2, 1, 2), ("ring", 2, 2, 4),
@@ -63,9 +64,7 @@ def test_strong_scaling_divides_the_global_batch() -> None:
 
 def test_all_errors_of_a_file_at_once(tmp_path: Path) -> None:
     path = tmp_path / "study.toml"
-    path.write_text(
-        'mode = "weka"\nrepeats = 0\n[matrix]\nmodel = ["lenet"]\nworkers = [0]\nstratgy = ["ring"]\n[train]\nsteps = 1\n'
-    )
+    path.write_text('mode = "weka"\nrepeats = 0\n[matrix]\nmodel = ["lenet"]\nworkers = [0]\nstratgy = ["ring"]\n')
     with pytest.raises(ConfigError) as caught:
         load_study(path, {})
     text = str(caught.value)
@@ -126,9 +125,48 @@ def test_the_small_version_replaces_the_matrix(tmp_path: Path) -> None:
         "[small.train]\nsteps = 3\n"
     )
     big, small = load_study(path, {}), load_study(path, {}, ["seed=7"], small=True)
-    assert (big.name, big.plan.repeats, big.matrix.nodes, big.train["steps"]) == ("big", 5, (512,), 100)
-    assert (small.name, small.plan.repeats, small.matrix.nodes, small.matrix.workers) == ("big-small", 2, (), (1,))
+    assert (big.name, big.plan.repeats, big.matrices[0].nodes, big.train["steps"]) == ("big", 5, (512,), 100)
+    assert (small.name, small.plan.repeats) == ("big-small", 2)
+    assert (small.matrices[0].nodes, small.matrices[0].workers) == ((), (1,))
     assert small.train == {"steps": 3, "momentum": 0.8, "seed": "7"}
     path.write_text(path.read_text().partition("[small]")[0])
     with pytest.raises(UsageError, match=r"no table \[small\]"):
         load_study(path, {}, small=True)
+
+
+def test_several_matrices_are_one_study(tmp_path: Path) -> None:
+    path = tmp_path / "two.toml"
+    path.write_text(
+        'repeats = 1\n[[matrix]]\nmodel = ["lenet"]\ndata = ["synthetic:mnist"]\nworkers = [1, 2]\n'
+        '[[matrix]]\nmodel = ["cifar10-quick"]\ndata = ["synthetic:cifar10"]\nworkers = [2]\nbatch-size = [8]\n'
+    )
+    plan = make_plan(load_study(path, {}))
+    assert [(p.number, p.model, p.data, p.workers, p.batch_size) for p in plan.points] == [
+        (1, "lenet", "synthetic:mnist", 1, 32),
+        (2, "lenet", "synthetic:mnist", 2, 32),
+        (3, "cifar10-quick", "synthetic:cifar10", 2, 8),
+    ]
+    path.write_text("matrix = 3\n")
+    with pytest.raises(ConfigError, match=r"matrix must be a table; write \[matrix\], or \[\[matrix\]\]"):
+        load_study(path, {})
+
+
+EXAMPLES = ROOT / "share" / "hpcdl" / "examples"
+GALLERY = (
+    "bnl", "cori-hepcnn", "cori-resnet50", "sc17-weak", "stampede2-strong", "stampede2-threads", "stampede2-weak",
+    "theta",
+)  # fmt: skip
+
+
+@pytest.mark.parametrize("name", GALLERY)
+def test_the_gallery_is_ready_to_run(name: str) -> None:
+    """Every run of every example is one that `hpcdl train` accepts; the small versions fit one node."""
+    study = load_study(EXAMPLES / f"{name}.toml", {})
+    plan, _ = prepare_points(study, make_plan(study))
+    assert study.plan.repeats == 3 and len(plan.points) >= 3
+    small = load_study(EXAMPLES / f"{name}.toml", {}, small=True)
+    plan, prepared = prepare_points(small, make_plan(small))
+    assert {point.nodes for point in plan.points} == {1}
+    assert max(point.ranks for point in plan.points) <= 4
+    assert max(item.num_steps for item in prepared.values()) <= 20
+    assert small.plan.mode == study.plan.mode

@@ -48,3 +48,11 @@ def test_step_decay_counts_epochs() -> None:
 @pytest.mark.parametrize("warmup", [0.0, 50.0])
 def test_a_warmup_longer_than_the_run_is_cut(warmup: float) -> None:
     assert rates(warmup_epochs=warmup).max() <= 0.4 + 1e-12
+
+
+def test_a_schedule_says_what_it_does() -> None:
+    config = OptimizerConfig(learning_rate=0.1, base_batch=128, warmup_epochs=1.0, schedule="cosine")
+    schedule = build_schedule(config, global_batch=256, num_steps=STEPS, steps_per_epoch=PER_EPOCH)
+    assert schedule.describe() == (
+        "learning rate 0.2 (= 0.1 scaled linearly from batch 128) after 10 warm-up steps cosine decay"
+    )

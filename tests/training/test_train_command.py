@@ -85,6 +85,7 @@ def test_evaluate_finds_the_accuracy_that_training_found(
 ) -> None:
     finished = session_hpcdl(["evaluate", undisturbed, "--data", shards, "--json"])
     assert finished.code == 0, finished.err
+    assert finished.err == ""  # TensorFlow's own chatter is silenced
     document = finished.json()
     assert (document["split"], document["num_samples"]) == ("val", 359)
     assert document["accuracy"] == record_of(undisturbed)["accuracy"]
@@ -178,3 +179,18 @@ def test_a_time_limit_saves_and_the_run_goes_on(
     finished = session_hpcdl(["train", "--resume", "--run-dir", run_dir, "--time-limit", "1h"], timeout_s=200)
     assert finished.code == 0, finished.err
     same_run(run_dir, undisturbed)
+
+
+def test_training_on_a_staged_copy_gives_the_same_numbers(
+    session_hpcdl: CommandLine, shards: Path, tmp_path: Path
+) -> None:
+    """With a server too: its ranks have no data to stage."""
+    near = tmp_path / "near"
+    near.mkdir()
+    base = ["train", "--model", "lenet", "--data", shards, "--strategy", "ps", "--ranks", "3", "--steps", "20",
+            "--deterministic", "--profile", "none"]  # fmt: skip
+    for name, extra in (("far", []), ("near-run", ["--stage", near])):
+        finished = session_hpcdl([*base, *extra, "--run-dir", tmp_path / name])
+        assert finished.code == 0, finished.err
+    same_run(tmp_path / "near-run", tmp_path / "far")
+    assert not list(near.iterdir())

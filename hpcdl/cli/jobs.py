@@ -1,0 +1,62 @@
+"""`hpcdl jobs` and `hpcdl cancel`: what was submitted, how far it is, and an end to it."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from hpcdl.cli.options import JsonFlag
+from hpcdl.cli.output import print_json, print_table, say
+from hpcdl.core.units import format_rate
+
+if TYPE_CHECKING:
+    from hpcdl.cluster.jobs import JobView
+
+
+def register(app: typer.Typer) -> None:
+    """Add both commands."""
+    app.command(epilog="Example: hpcdl jobs 4711")(jobs)
+    app.command(epilog="Example: hpcdl cancel 4711")(cancel)
+
+
+def jobs(
+    number: Annotated[str | None, typer.Argument(metavar="[JOB]", help="One job; by default the newest ones.")] = None,
+    limit: Annotated[int, typer.Option("--limit", min=1, metavar="N", help="So many of the newest jobs.")] = 10,
+    json: JsonFlag = False,
+) -> None:
+    """Show the jobs that were submitted from this account: state, progress and the end of the log."""
+    from hpcdl.cluster import jobs as submitted
+
+    chosen = submitted.known_jobs()[-limit:] if number is None else [submitted.find_job(number)]
+    views = [submitted.look(job) for job in chosen]
+    if json:
+        print_json({"jobs": [dataclasses.asdict(view) for view in views]})
+        return
+    if not views:
+        say("no jobs yet; next: hpcdl submit --nodes N -- train ...")
+        return
+    header = ("job", "name", "state", "nodes", "step", "speed", "loss", "log ends with")
+    print_table(header, [_row(view) for view in views])
+    last = views[-1].job
+    say(f"next: less {last.folder}/log-{last.number}.txt" + (f"; hpcdl report {last.run_dir}" if last.run_dir else ""))
+
+
+def cancel(number: Annotated[str, typer.Argument(metavar="JOB", help="Number of the job.")]) -> None:
+    """End a job; it does not requeue itself. A run that had begun can be resumed."""
+    from hpcdl.cluster import jobs as submitted
+
+    job = submitted.find_job(number)
+    submitted.cancel(job)
+    print(f"cancelled job {job.number}")
+    if job.run_dir:
+        say(f"next, to go on: hpcdl submit ... -- train --run-dir {job.run_dir} --resume ...")
+
+
+def _row(view: JobView) -> tuple[str, ...]:
+    step = "" if view.step is None else f"{view.step}/{view.steps}" if view.steps else str(view.step)
+    speed = "" if view.images_per_second is None else format_rate(view.images_per_second, "images")
+    loss = "" if view.loss is None else f"{view.loss:.4f}"
+    tail = view.log_tail if len(view.log_tail) <= 70 else view.log_tail[:67] + "..."
+    return view.job.number, view.job.name, view.state, str(view.job.nodes), step, speed, loss, tail

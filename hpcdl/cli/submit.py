@@ -1,0 +1,79 @@
+"""`hpcdl submit`: hand a command of hpcdl to the batch system."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Annotated
+
+import typer
+
+from hpcdl.cli.options import JsonFlag
+from hpcdl.cli.output import print_json, say
+from hpcdl.core.errors import UnknownNameError, UsageError
+from hpcdl.core.units import parse_seconds
+
+COMMANDS = ("bench", "doctor", "evaluate", "export", "report", "shard", "sweep", "train", "tune-threads")
+"""What makes sense in a job."""
+
+
+def register(app: typer.Typer) -> None:
+    """Add the command."""
+    app.command(epilog="Example: hpcdl submit --nodes 4 --time 2h --until-done -- train --model lenet --data shards")(
+        submit
+    )
+
+
+def submit(
+    command: Annotated[list[str], typer.Argument(metavar="-- COMMAND...", help="What would follow `hpcdl`.")],
+    nodes: Annotated[int, typer.Option("--nodes", min=1, metavar="N", help="Number of nodes.")] = 1,
+    ranks_per_node: Annotated[
+        int, typer.Option("--ranks-per-node", min=1, metavar="R", help="Ranks on each node.")
+    ] = 1,
+    time: Annotated[str, typer.Option("--time", metavar="TIME", help="Time limit, such as 2h or 1-00:00:00.")] = "1h",
+    partition: Annotated[str, typer.Option("--partition", metavar="NAME", help="Partition or queue.")] = "",
+    account: Annotated[str, typer.Option("--account", metavar="NAME", help="Account that pays.")] = "",
+    name: Annotated[str, typer.Option("--name", metavar="NAME", help="Name of the job. [hpcdl-COMMAND]")] = "",
+    until_done: Annotated[
+        bool, typer.Option("--until-done", help="Checkpoint before the limit, requeue and go on, until it is done.")
+    ] = False,
+    max_requeues: Annotated[
+        int, typer.Option("--max-requeues", min=0, metavar="N", help="At most so many requeues.")
+    ] = 20,
+    warning: Annotated[
+        str | None,
+        typer.Option("--warning", metavar="TIME", help="Time before the limit to save at. [a quarter, at most 5m]"),
+    ] = None,
+    stage_env: Annotated[
+        bool, typer.Option("--stage-env", help="Unpack the Python environment on each node first.")
+    ] = False,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Print the job script; nothing is submitted.")] = False,
+    json: JsonFlag = False,
+) -> None:
+    """Run a command of hpcdl as a batch job; its ranks start on all nodes of the job."""
+    from hpcdl.cluster import submission
+
+    if command[0] not in COMMANDS:
+        raise UnknownNameError("command for a job", command[0], COMMANDS)
+    wanted = submission.Wanted(
+        command=command, nodes=nodes, ranks_per_node=ranks_per_node, time_s=_seconds("--time", time),
+        warning_s=None if warning is None else _seconds("--warning", warning), partition=partition, account=account,
+        name=name, until_done=until_done, max_requeues=max_requeues, stage_env=stage_env,
+    )  # fmt: skip
+    if dry_run:
+        script = submission.script_of(wanted)
+        print_json({"script": script}) if json else print(script, end="")
+        return
+    job = submission.submit_job(wanted)
+    if json:
+        print_json(dataclasses.asdict(job))
+        return
+    print(job.number)
+    say(f"log and script: {job.folder}" + (f"; run: {job.run_dir}" if job.run_dir else ""))
+    say(f"next: hpcdl jobs {job.number}")
+
+
+def _seconds(flag: str, text: str) -> float:
+    try:
+        return parse_seconds(text)
+    except ValueError as error:
+        raise UsageError(f"{flag}: {error}") from None

@@ -1,0 +1,98 @@
+"""The Python environment on each node's own storage: packed into one file, unpacked by every node first.
+
+Hundreds of ranks that import TensorFlow from a parallel file system look up tens of thousands of small files each; one
+big file is read once a node instead.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import getpass
+import hashlib
+import os
+import sys
+import tarfile
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+
+from hpcdl.cluster import processes
+from hpcdl.cluster.launcher import Launcher
+from hpcdl.core.errors import HpcdlError, UsageError
+from hpcdl.core.files import replacing
+from hpcdl.core.paths import user_cache_folder
+from hpcdl.core.protocols import LaunchPlan
+
+_LEFT_OUT = {"bin/activate", "include"}
+_ENOUGH_S = 1800.0
+UNPACK = 'umask 077; mkdir -- "$1" && tar -C "$1" -xf "$2"'
+"""mkdir refuses whatever is there already: a link, or a folder of somebody else's."""
+REMOVE = 'test -O "$1" && test ! -L "$1" && rm -rf -- "$1" || true'
+
+
+def fingerprint(prefix: Path) -> str:
+    """A name for the environment at `prefix`: changes with its place, its Python and its installed packages."""
+    packages = sorted(path.name for path in prefix.glob("lib/python*/site-packages/*.dist-info"))
+    stamps = [str(path.stat().st_mtime_ns) for path in sorted(prefix.glob("lib/python*/site-packages"))]
+    text = "\n".join([str(prefix), sys.version, *packages, *stamps])
+    return hashlib.sha256(text.encode()).hexdigest()[:16]
+
+
+def pack(prefix: Path, folder: Path | None = None) -> Path:
+    """One uncompressed tar of the virtual environment at `prefix`; made once, taken from `folder` later.
+
+    UsageError where `prefix` is no virtual environment: only those know their Python from any place.
+    """
+    if not (prefix / "pyvenv.cfg").is_file():
+        raise UsageError(f"--stage-env: {prefix} is no virtual environment; install hpcdl into one")
+    folder = folder or user_cache_folder() / "environments"
+    archive = folder / f"{fingerprint(prefix)}.tar"
+    if archive.is_file():
+        return archive
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        with replacing(archive) as temporary, tarfile.open(temporary, "w") as tar:
+            for name in sorted(os.listdir(prefix)):  # noqa: PTH208  names, not paths
+                if name not in _LEFT_OUT:
+                    tar.add(prefix / name, arcname=name)
+        for old in folder.glob("*.tar"):
+            if old != archive:
+                old.unlink(missing_ok=True)
+    except OSError as error:
+        raise HpcdlError(
+            f"--stage-env: cannot write {archive}: {error.strerror}; set XDG_CACHE_HOME elsewhere"
+        ) from error
+    return archive
+
+
+def node_folder(environment: Mapping[str, str]) -> Path:
+    """Where each node unpacks: on its own storage, named by user and job, alike on all nodes."""
+    base = environment.get("HPCDL_NODE_STORAGE") or environment.get("TMPDIR") or "/tmp"
+    job = environment.get("SLURM_JOB_ID") or environment.get("PBS_JOBID") or f"pid{os.getpid()}"
+    restart = environment.get("SLURM_RESTART_COUNT", "0")
+    return Path(base) / f"hpcdl-env-{getpass.getuser()}-{job}-{restart}-{os.getpid()}"
+
+
+@contextlib.contextmanager
+def staged(launcher: Launcher, num_nodes: int, environment: Mapping[str, str]) -> Iterator[str]:
+    """Unpack this Python's environment on `num_nodes` nodes; yields the Python that ranks are to be started with.
+
+    The folders are removed at the end, also after a signal that this process handles.
+    """
+    archive = pack(Path(sys.prefix))
+    folder = node_folder(environment)
+    try:
+        _on_every_node(launcher, num_nodes, environment, ["bash", "-c", UNPACK, "unpack", str(folder), str(archive)])
+        yield str(folder / "bin" / Path(sys.executable).name)
+    finally:
+        with contextlib.suppress(HpcdlError):
+            _on_every_node(launcher, num_nodes, environment, ["bash", "-c", REMOVE, "remove", str(folder)])
+
+
+def _on_every_node(launcher: Launcher, num_nodes: int, environment: Mapping[str, str], command: Sequence[str]) -> None:
+    line, needed = launcher.line(
+        LaunchPlan(num_ranks=num_nodes, ranks_per_node=1),
+        command,
+        mpi=launcher.name != "slurm",
+        environment=environment,
+    )
+    processes.run(line, {**environment, **needed}, timeout_s=_ENOUGH_S, what="--stage-env")

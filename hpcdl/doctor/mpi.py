@@ -1,0 +1,97 @@
+"""The MPI that is loaded: does its mpiexec belong to it, and do two ranks really talk."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+from hpcdl.cluster.mpiexec import (
+    REMEDY,
+    Mpiexec,
+    environment_for,
+    find_library,
+    find_mpiexec,
+    launch_flags,
+    launcher_of,
+)
+from hpcdl.core.errors import UsageError
+from hpcdl.doctor.finding import Finding, Place, failure, ok, warning
+
+CHECK = "mpi"
+TIMEOUT_S = 40.0
+_WITHOUT_WINDOWS = re.compile(r"^[1-4]\.")
+_IN_A_JOB = ("SLURM_", "PMI_", "PMIX_", "OMPI_", "HYDRA_")
+
+
+def check(place: Place) -> list[Finding]:
+    """Library, mpiexec, the mpiexec that stands first on PATH, two ranks, and known weak points of the version."""
+    try:
+        library, flavour, version = find_library()
+    except UsageError as error:
+        return [failure(CHECK, str(error), REMEDY)]
+    found = [ok(CHECK, f"{flavour} {version}, {library}")]
+    try:
+        mpiexec = find_mpiexec()
+    except UsageError as error:
+        if place.environment.get("SLURM_JOB_ID"):  # srun starts the ranks
+            return [*found, warning(CHECK, str(error), "outside a Slurm job no ranks can be started here")]
+        return [*found, failure(CHECK, str(error), REMEDY)]
+    return [*found, *_first_on_path(place, mpiexec), _two_ranks(mpiexec), *_one_sided(mpiexec)]
+
+
+def _first_on_path(place: Place, mpiexec: Mpiexec) -> list[Finding]:
+    other = shutil.which("mpiexec", path=place.environment.get("PATH", os.defpath))
+    if other is None or Path(other).resolve() == mpiexec.path.resolve():
+        return []
+    flavour, version = launcher_of(Path(other))
+    if (flavour, version) in ((mpiexec.flavour, mpiexec.version), ("", "")):
+        return []
+    text = (
+        f"mpiexec on PATH ({other}, {flavour} {version}) does not belong to the MPI that mpi4py loads "
+        f"({mpiexec.flavour} {mpiexec.version}): by hand it starts N jobs of one rank"
+    )
+    return [warning(CHECK, text, f"use `hpcdl train --ranks N`, or {mpiexec.path}")]
+
+
+def _two_ranks(mpiexec: Mpiexec) -> Finding:
+    """Two ranks in a job of their own: size, sum over both, and the thread level."""
+    environment = {name: value for name, value in os.environ.items() if not name.startswith(_IN_A_JOB)}
+    line = [
+        str(mpiexec.path),
+        *launch_flags(mpiexec.flavour),
+        "-n",
+        "2",
+        sys.executable,
+        "-m",
+        "hpcdl.doctor.two_ranks",
+    ]
+    remedy = f"run it by hand to see more: {' '.join(line)}"
+    try:
+        done = subprocess.run(
+            line,
+            env={**environment, **environment_for(mpiexec.flavour)},
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            text=True,
+            timeout=TIMEOUT_S,
+            check=False,
+        )
+    except (OSError, subprocess.TimeoutExpired) as error:
+        return failure(CHECK, f"two ranks do not come back ({type(error).__name__})", remedy)
+    answers = [json.loads(line) for line in done.stdout.splitlines() if line.startswith('{"size"')]
+    if done.returncode == 0 and len(answers) == 2 and all(answer == {"size": 2, "sum": 3} for answer in answers):
+        return ok(CHECK, "two ranks talk, with MPI_THREAD_MULTIPLE")
+    last = ([*done.stderr.strip().splitlines(), *done.stdout.strip().splitlines()] or ["no word"])[-1]
+    return failure(CHECK, f"two ranks do not talk: {last}", remedy)
+
+
+def _one_sided(mpiexec: Mpiexec) -> list[Finding]:
+    if mpiexec.flavour == "openmpi" and _WITHOUT_WINDOWS.match(mpiexec.version):
+        text = f"Open MPI {mpiexec.version} has no one-sided windows over TCP with MPI_THREAD_MULTIPLE"
+        return [warning(CHECK, text, "nothing of hpcdl's needs them between nodes; Open MPI 5 and MPICH 4 have them")]
+    return []

@@ -1,0 +1,10 @@
+#!/bin/bash
+@DIRECTIVES@
+# Written by `hpcdl submit`. One hpcdl process runs here, on the first node; it starts the ranks with mpiexec.
+# A site may keep a template of its own as jobs/pbs.sh beside its site.toml.
+
+@ENVIRONMENT@
+export HPCDL_STOP_AT=$(($(date +%s) + @SECONDS@))
+
+cd @FOLDER@ || exit 1
+@COMMAND@ >@LOG@ 2>&1

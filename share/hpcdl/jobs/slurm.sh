@@ -1,0 +1,26 @@
+#!/bin/bash
+@DIRECTIVES@
+# Written by `hpcdl submit`. One hpcdl process runs here, on the first node; it starts the ranks with srun.
+# A site may keep a template of its own as jobs/slurm.sh beside its site.toml.
+
+@ENVIRONMENT@
+export HPCDL_STOP_AT=$(($(date +%s) + @SECONDS@))
+until_done=@UNTIL_DONE@
+max_requeues=@MAX_REQUEUES@
+cancelled=@CANCELLED@
+
+cd @FOLDER@ || exit 1
+@COMMAND@
+code=$?
+
+# 75: stopped early with something to resume (the warning before the time limit). Only a job that still runs goes on:
+# one that was cancelled is no longer RUNNING.
+if [ "$code" -eq 75 ] && [ "$until_done" = yes ] && [ ! -e "$cancelled" ]; then
+    if [ "${SLURM_RESTART_COUNT:-0}" -ge "$max_requeues" ]; then
+        echo "hpcdl: requeued $max_requeues times already; go on with \`hpcdl submit\` again" >&2
+    elif [ "$(squeue --noheader --jobs "$SLURM_JOB_ID" --format=%T)" = RUNNING ]; then
+        echo "hpcdl: requeueing job $SLURM_JOB_ID to go on" >&2
+        scontrol requeue "$SLURM_JOB_ID"
+    fi
+fi
+exit "$code"

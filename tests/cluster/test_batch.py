@@ -1,0 +1,172 @@
+"""Job scripts: quoted whatever stands in them, accepted by the shell, and handed to a batch system that is played."""
+
+from __future__ import annotations
+
+import os
+import shlex
+import subprocess
+from pathlib import Path
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from hpcdl.cluster import jobs
+from hpcdl.cluster.batch import JobRequest, render
+from hpcdl.cluster.submission import Wanted, plan_job
+from hpcdl.cluster.systems import find_system
+from hpcdl.core.errors import HpcdlError, UnknownNameError, UsageError
+from tests.conftest import CommandLine
+
+NASTY = "a b;$(touch /tmp/hpcdl-was-here)'\"`x`#%j\\"
+TRAIN = ("train", "--model", "lenet", "--data", "shards")
+
+
+def request(**changes: object) -> JobRequest:
+    values: dict[str, object] = {
+        "name": "job", "command": ["train"], "folder": Path("/shared/run.job"), "nodes": 2, "ranks_per_node": 3,
+        "time_s": 600.0, "warning_s": 60.0, "launcher": "slurm",
+    }  # fmt: skip
+    return JobRequest(**{**values, **changes})  # type: ignore[arg-type]
+
+
+def command_in(script: str) -> list[str]:
+    return shlex.split(next(line for line in script.splitlines() if " -m hpcdl " in line))
+
+
+def program(folder: Path, name: str, body: str) -> None:
+    folder.mkdir(exist_ok=True)
+    (folder / name).write_text(f"#!/bin/bash\n{body}\n")
+    (folder / name).chmod(0o755)
+
+
+@settings(max_examples=50, deadline=None)
+@given(
+    st.text(
+        st.characters(blacklist_categories=["Cs"], blacklist_characters="\n\r\0\x85\u2028\u2029\x0b\x0c\x1c\x1d\x1e")
+    )
+)
+def test_any_word_reaches_the_command_as_it_is(word: str) -> None:
+    script = render(request(command=["train", "--data", word], name=word or "x"), {})
+    assert command_in(script)[-1] == word
+    directive = next(line for line in script.splitlines() if line.startswith("#SBATCH --job-name="))
+    assert shlex.split(directive.removeprefix("#SBATCH "))[0] == f"--job-name={word or 'x'}"
+
+
+@pytest.mark.parametrize("launcher", ["slurm", "ibrun", "pbs", "hostfile", "local"])
+def test_bash_accepts_every_script_and_runs_nothing_in_it(launcher: str, tmp_path: Path) -> None:
+    folder = tmp_path / NASTY.replace("/", "_")
+    script = render(
+        request(command=["train", "--data", NASTY], folder=folder, launcher=launcher), {"HPCDL_ADDRESS": NASTY}
+    )
+    (tmp_path / "job.sh").write_text(script)
+    assert subprocess.run(["bash", "-n", tmp_path / "job.sh"], check=False).returncode == 0
+    assert "@" not in script.replace("USR1@60", "")
+    assert command_in(script)[-1].startswith("a b;$(touch") or launcher == "pbs"
+    exported = f"export HPCDL_ADDRESS={shlex.quote(NASTY)}"
+    assert exported in script.splitlines()
+    assert not Path("/tmp/hpcdl-was-here").exists()
+
+
+def test_slurm_is_asked_for_what_the_user_asked_for() -> None:
+    script = render(request(partition="normal", account="TG-1", until_done=True, time_s=3601.0), {})
+    wanted = ("--nodes=2", "--ntasks-per-node=3", "--time=61", "--signal=USR1@60", "--requeue", "--partition=normal")
+    assert {f"#SBATCH {option}" for option in (*wanted, "--account=TG-1")} <= set(script.splitlines())
+    assert "#SBATCH --no-requeue" in render(request(), {})
+
+
+def test_a_line_break_is_refused() -> None:
+    with pytest.raises(UsageError, match="line break"):
+        render(request(name="a\nrm -rf"), {})
+
+
+def test_pbs_has_its_own_directives() -> None:
+    script = render(request(launcher="pbs", name="my job", time_s=3725.0, partition="debug"), {})
+    assert {"#PBS -N my_job", "#PBS -l select=2:mpiprocs=3", "#PBS -l walltime=01:02:05", "#PBS -q debug"} <= set(
+        script.splitlines()
+    )
+    with pytest.raises(UsageError, match="cannot requeue itself"):
+        render(request(launcher="pbs", until_done=True), {})
+    with pytest.raises(UsageError, match="--account"):
+        render(request(launcher="pbs", account="x; rm"), {})
+
+
+def test_a_site_has_templates_of_its_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HPCDL_SITE_CONFIG", str(tmp_path / "site.toml"))
+    (tmp_path / "jobs").mkdir()
+    (tmp_path / "jobs" / "slurm.sh").write_text("#!/bin/bash\n@DIRECTIVES@\nmodule load hpcdl\n@COMMAND@\n")
+    assert "module load hpcdl" in render(request(), {})
+    (tmp_path / "jobs" / "slurm.sh").write_text("@COMAND@")
+    with pytest.raises(UsageError, match=r"unknown place @COMAND@.*COMMAND"):
+        render(request(), {})
+
+
+def test_train_gets_ranks_run_folder_and_resume() -> None:
+    made, run_dir = plan_job(Wanted(command=TRAIN, nodes=4, ranks_per_node=2, until_done=True, stage_env=True), now=0.0)
+    assert run_dir is not None and made.folder == run_dir.with_name(run_dir.name + ".job").absolute()
+    assert made.command[-6:] == ["--ranks", "8", "--run-dir", str(run_dir), "--resume", "--stage-env"]
+    named, run_dir = plan_job(Wanted(command=[*TRAIN, "--run-dir=mine", "--ranks", "1"]))
+    assert str(run_dir) == "mine" and named.command == [*TRAIN, "--run-dir=mine", "--ranks", "1"]
+
+
+@pytest.mark.parametrize(
+    ("wanted", "said"),
+    [
+        (Wanted(command=[*TRAIN, "--ranks", "3"], nodes=2), "--ranks 3, but --nodes 2 x --ranks-per-node 1 = 2"),
+        (Wanted(command=["bench", "allreduce"], until_done=True), "--until-done goes with `train` alone"),
+        (Wanted(command=TRAIN, time_s=30), "count in minutes"),
+        (Wanted(command=TRAIN, time_s=60, warning_s=60), "less than --time"),
+    ],
+)
+def test_what_does_not_fit_is_refused(wanted: Wanted, said: str) -> None:
+    with pytest.raises(UsageError, match=said):
+        plan_job(wanted)
+
+
+def test_submit_jobs_and_cancel_with_a_played_slurm(run_hpcdl: CommandLine, tmp_path: Path) -> None:
+    tools = tmp_path / "bin"
+    program(tools, "sbatch", f'cp "${{@: -1}}" {tmp_path}/taken.sh; echo "4711;cluster"')
+    program(tools, "squeue", "echo RUNNING")
+    program(tools, "scancel", f"echo $* > {tmp_path}/cancelled")
+    env = {"PATH": f"{tools}:{os.environ['PATH']}"}
+    line = ["submit", "--nodes", "2", "--", *TRAIN, "--run-dir", "my run"]
+    dry = run_hpcdl([*line[:1], "--dry-run", *line[1:]], env=env)
+    assert dry.code == 0 and not (run_hpcdl.home / "my run.job").exists() and not (tmp_path / "taken.sh").exists()
+    finished = run_hpcdl(line, env=env)
+    assert (finished.code, finished.out) == (0, "4711\n"), finished.err
+    assert (tmp_path / "taken.sh").read_text() == dry.out == (run_hpcdl.home / "my run.job" / "job.sh").read_text()
+    run = run_hpcdl.home / "my run"
+    run.mkdir()
+    events = '{"kind":"start","steps":9}\n{"kind":"step","step":3,"images_per_second":12.5,"loss":1.25}\n{"kin'
+    (run / "metrics.jsonl").write_text(events)
+    (run_hpcdl.home / "my run.job" / "log-4711.txt").write_text("first\nlast word\n\n")
+    view = run_hpcdl(["jobs", "--json"], env=env).json()["jobs"][0]
+    assert (view["state"], view["step"], view["steps"], view["loss"]) == ("running", 3, 9, 1.25)
+    assert view["log_tail"] == "last word"
+    assert "3/9" in run_hpcdl(["jobs", "4711"], env=env).out
+    assert run_hpcdl(["cancel", "4711"], env=env).code == 0
+    assert (tmp_path / "cancelled").read_text() == "4711\n" and (run_hpcdl.home / "my run.job" / "cancelled").exists()
+    unknown = run_hpcdl(["cancel", "1"], env=env)
+    assert unknown.code == 2 and "4711" in unknown.err
+
+
+def test_a_batch_system_that_says_no(run_hpcdl: CommandLine, tmp_path: Path) -> None:
+    program(tmp_path / "bin", "sbatch", "echo 'sbatch: error: invalid partition specified: x' >&2; exit 1")
+    env = {"PATH": f"{tmp_path / 'bin'}:{os.environ['PATH']}"}
+    finished = run_hpcdl(["submit", "--partition", "x", "--", *TRAIN], env=env)
+    assert finished.code == 1 and "invalid partition" in finished.err
+    finished = run_hpcdl(["submit", "--", "trian"], env=env)
+    assert finished.code == 2 and "did you mean 'train'" in finished.err
+    assert run_hpcdl(["jobs"]).code == 0
+
+
+def test_jobs_that_are_damaged_are_left_out(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    job = jobs.Job(number="12.server", system="pbs", name="n", folder="f", command=("x",), nodes=1, ranks=1)
+    jobs.remember(job)
+    (jobs.folder() / "slurm-1.json").write_text("{")
+    assert jobs.known_jobs() == [job] and jobs.find_job("12") == job
+    with pytest.raises(UnknownNameError):
+        find_system("lsf")
+    with pytest.raises((UsageError, HpcdlError), match="job 13"):
+        jobs.find_job("13")

@@ -1,0 +1,119 @@
+"""Every launcher: when it is in use, what it reads from the environment, and the line that starts ranks."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from hpcdl.cluster.hostfile import read_hosts
+from hpcdl.cluster.launcher import ranks_per_node, seconds_left
+from hpcdl.cluster.launchers import LAUNCHERS, find_launcher, load_launcher
+from hpcdl.cluster.mpiexec import mpi_flavour
+from hpcdl.cluster.slurm import PMI_BY_FLAVOUR
+from hpcdl.core.errors import UnknownNameError, UsageError
+from hpcdl.core.protocols import LaunchPlan
+
+PLAN = LaunchPlan(num_ranks=4, ranks_per_node=2)
+
+
+def with_programs(tmp_path: Path, *names: str) -> dict[str, str]:
+    for name in names:
+        (tmp_path / name).write_text("#!/bin/sh\n")
+        (tmp_path / name).chmod(0o755)
+    return {"PATH": str(tmp_path)}
+
+
+def test_each_job_has_its_launcher(tmp_path: Path) -> None:
+    path = with_programs(tmp_path, "srun", "ibrun")
+    slurm = {**path, "SLURM_JOB_ID": "7", "SLURM_JOB_NODELIST": "c401-[001-002]"}
+    assert find_launcher(slurm).name == "slurm"
+    assert find_launcher({**slurm, "TACC_SYSTEM": "stampede3"}).name == "ibrun"
+    assert find_launcher({**path, "PBS_JOBID": "7", "PBS_NODEFILE": "nodes"}).name == "pbs"
+    assert find_launcher({**path, "HPCDL_HOSTFILE": "hosts"}).name == "hostfile"
+    assert find_launcher(path).name == "local"
+    assert find_launcher({**slurm, "SLURM_STEP_ID": "0"}).name == "local", "a rank starts no ranks over the job"
+    assert find_launcher({**slurm, "SLURM_STEP_ID": "4294967291"}).name == "slurm", "a batch script is no rank"
+    assert find_launcher({**slurm, "HPCDL_LAUNCHER": "local"}).name == "local"
+    with pytest.raises(UnknownNameError, match="did you mean 'slurm'"):
+        find_launcher({"HPCDL_LAUNCHER": "slrum"})
+
+
+def test_hosts_of_every_launcher(tmp_path: Path) -> None:
+    (tmp_path / "nodes").write_text("n1\nn1\nn2\nn2\n")
+    environment = {
+        "SLURM_JOB_NODELIST": "c401-[001-002],x", "PBS_NODEFILE": str(tmp_path / "nodes"),
+        "HPCDL_HOSTFILE": str(tmp_path / "nodes"),
+    }  # fmt: skip
+    found = {name: load_launcher(name).hosts(environment) for name in LAUNCHERS}
+    assert found == {
+        "slurm": ["c401-001", "c401-002", "x"], "ibrun": ["c401-001", "c401-002", "x"],
+        "pbs": ["n1", "n2"], "hostfile": ["n1", "n2"], "local": [],
+    }  # fmt: skip
+
+
+def test_a_host_file_is_read_as_mpiexec_reads_it(tmp_path: Path) -> None:
+    path = tmp_path / "hosts"
+    path.write_text("# the machine\nn1 slots=2\nn2:4  # big\n\nn[3-4]\nn1\n")
+    assert read_hosts(path) == ["n1", "n2", "n3", "n4"]
+    path.write_text("# nobody\n")
+    with pytest.raises(UsageError, match="names no host"):
+        read_hosts(path)
+    with pytest.raises(UsageError, match="cannot read host file"):
+        read_hosts(tmp_path / "none")
+
+
+def test_srun_gets_nodes_ranks_and_the_right_pmi(tmp_path: Path) -> None:
+    environment = with_programs(tmp_path, "srun")
+    line, needed = load_launcher("slurm").line(PLAN, ["python", "a b"], mpi=True, environment=environment)
+    assert line[0] == str(tmp_path / "srun") and line[-2:] == ["python", "a b"]
+    assert {"--kill-on-bad-exit=1", "--nodes=2", "--ntasks=4", "--ntasks-per-node=2", "--cpu-bind=none"} <= set(line)
+    assert f"--mpi={PMI_BY_FLAVOUR[mpi_flavour()]}" in line and isinstance(dict(needed), dict)
+    environment["HPCDL_SRUN_MPI"] = "pmix_v4"
+    assert "--mpi=pmix_v4" in load_launcher("slurm").line(PLAN, ["x"], mpi=True, environment=environment)[0]
+    assert "--mpi=none" in load_launcher("slurm").line(PLAN, ["x"], mpi=False, environment=environment)[0]
+    with pytest.raises(UsageError, match="srun, which is not on PATH"):
+        load_launcher("slurm").line(PLAN, ["x"], mpi=True, environment={"PATH": "/nonexistent"})
+
+
+def test_ibrun_and_what_it_cannot_do(tmp_path: Path) -> None:
+    environment = with_programs(tmp_path, "ibrun")
+    line, _ = load_launcher("ibrun").line(PLAN, ["x"], mpi=True, environment=environment)
+    assert line == [str(tmp_path / "ibrun"), "-n", "4", "-o", "0", "x"]
+    with pytest.raises(UsageError, match=r"by MPI only.*grpc"):
+        load_launcher("ibrun").line(PLAN, ["x"], mpi=False, environment=environment)
+
+
+def test_the_first_casualty_is_the_one_that_srun_names_first() -> None:
+    log = (
+        "srun: cluster configuration lacks support for cpu binding\nsrun: error: node3: task 2: Killed\n"
+        "srun: launch/slurm: _step_signal: Terminating StepId=5.0\nsrun: error: node1: task 0: Killed\n"
+    )
+    assert load_launcher("slurm").first_casualty(log) == 2
+    assert load_launcher("slurm").first_casualty("srun: error: node1: task 0: Terminated\n") is None
+
+
+def test_ranks_are_spread_evenly() -> None:
+    assert [ranks_per_node(["a", "b"], ranks) for ranks in (1, 2, 3, 4)] == [1, 1, 2, 2]
+    assert ranks_per_node([], 3) == 3
+
+
+def test_time_left() -> None:
+    assert seconds_left({}) is None
+    assert seconds_left({"HPCDL_STOP_AT": "990"}, now=940.0) == 50.0
+    assert seconds_left({"HPCDL_STOP_AT": "990"}, now=2000.0) == 0.0
+
+
+@pytest.mark.mpi
+def test_a_host_file_with_this_node_starts_real_ranks(tmp_path: Path) -> None:
+    (tmp_path / "hosts").write_text("localhost slots=2\n")
+    environment = {**os.environ, "HPCDL_HOSTFILE": str(tmp_path / "hosts")}
+    plan = LaunchPlan(num_ranks=2, ranks_per_node=2)
+    command = [sys.executable, "-m", "hpcdl.doctor.two_ranks"]
+    line, needed = load_launcher("hostfile").line(plan, command, mpi=True, environment=environment)
+    finished = subprocess.run(line, env={**environment, **needed}, capture_output=True, text=True, timeout=120)
+    assert finished.returncode == 0, finished.stderr
+    assert finished.stdout.splitlines() == ['{"size": 2, "sum": 3}'] * 2

@@ -1,0 +1,190 @@
+"""Ten faults, each planted as closely to the real thing as leaves the machine alone, and named by its check."""
+
+from __future__ import annotations
+
+import errno
+import fcntl
+import json
+import os
+import shutil
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from hpcdl.doctor import affinity, clocks, locking, module, mpi, scheduler, scratch, shared_memory, threads
+from hpcdl.doctor.finding import FAILURE, WARNING, Finding, Place
+from tests.conftest import CommandLine
+
+
+def program(folder: Path, name: str, body: str) -> Path:
+    folder.mkdir(exist_ok=True)
+    path = folder / name
+    path.write_text(f"#!/bin/bash\n{body}\n")
+    path.chmod(0o755)
+    return path
+
+
+def only(found: list[Finding], level: str) -> Finding:
+    chosen = [finding for finding in found if finding.level == level]
+    assert len(chosen) == 1, found
+    assert chosen[0].remedy
+    return chosen[0]
+
+
+def on_path(tmp_path: Path) -> dict[str, str]:
+    return {"PATH": f"{tmp_path / 'bin'}:{os.environ['PATH']}"}
+
+
+def test_wrong_pmi(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    program(tmp_path / "bin", "sbatch", "exit 1")
+    program(tmp_path / "bin", "srun", "printf 'MPI plugin types are...\\n\\tnone\\n\\tcray_shasta\\n'")
+    for name, value in on_path(tmp_path).items():
+        monkeypatch.setenv(name, value)
+    finding = only(scheduler.check(Place(environment=on_path(tmp_path))), FAILURE)
+    assert "needs srun --mpi=pm" in finding.text and "cray_shasta, none" in finding.text
+
+
+def test_a_pmi_that_the_user_forces_wrongly(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    program(tmp_path / "bin", "sbatch", "exit 1")
+    program(tmp_path / "bin", "srun", "printf 'MPI plugin types are...\\n\\tnone\\n\\tpmi2\\n\\tpmix\\n'")
+    monkeypatch.setenv("PATH", on_path(tmp_path)["PATH"])
+    finding = only(scheduler.check(Place(environment={**on_path(tmp_path), "HPCDL_SRUN_MPI": "none"})), FAILURE)
+    assert "HPCDL_SRUN_MPI=none" in finding.text and "unset" in finding.remedy
+    good = scheduler.check(Place(environment=on_path(tmp_path)))
+    assert {finding.level for finding in good} == {"ok"}
+
+
+@pytest.mark.mpi
+def test_mismatched_mpiexec(tmp_path: Path) -> None:
+    program(tmp_path / "bin", "mpiexec", "echo 'mpiexec (OpenRTE) 9.9.9'")
+    found = mpi.check(Place(environment=on_path(tmp_path)))
+    finding = only([one for one in found if "on PATH" in one.text], WARNING)
+    assert str(tmp_path / "bin" / "mpiexec") in finding.text and "9.9.9" in finding.text
+    assert any("two ranks talk" in one.text for one in found), found
+
+
+def test_an_mpi_that_cannot_be_loaded(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("MPI4PY_LIBMPI", "/nonexistent/libmpi.so")
+    finding = only(mpi.check(Place()), FAILURE)
+    assert "no MPI library can be loaded" in finding.text and "hpcdl[mpich]" in finding.remedy
+
+
+def test_one_core_mask() -> None:
+    if (os.cpu_count() or 1) < 2:
+        pytest.skip("this machine has one core")
+    code = (
+        "import os; os.sched_setaffinity(0, [min(os.sched_getaffinity(0))])\n"
+        "from hpcdl.doctor import affinity; from hpcdl.doctor.finding import Place\n"
+        "print(*[(f.level, f.text) for f in affinity.check(Place(environment={}))])"
+    )
+    out = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=60).stdout
+    assert "warning" in out and "would share one core" in out
+
+
+def test_a_mask_smaller_than_the_allocation(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(os, "cpu_count", lambda: 64)
+    finding = only(affinity.check(Place(environment={"SLURM_CPUS_ON_NODE": "64"})), WARNING)
+    assert "the job was given 64" in finding.text and "--cpu-bind=none" in finding.remedy
+
+
+def usage(free: int) -> Callable[..., Any]:
+    return lambda path: shutil._ntuple_diskusage(free, 0, free)  # type: ignore[attr-defined]
+
+
+def test_full_tmp(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    place = Place(environment={"TMPDIR": str(tmp_path)})
+    assert scratch.check(place)[0].level != FAILURE
+    monkeypatch.setattr(shutil, "disk_usage", usage(1024))
+    finding = only(scratch.check(place), FAILURE)
+    assert str(tmp_path) in finding.text and "it is full" in finding.text
+
+
+def test_no_space_in_shared_memory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert only(shared_memory.check(Place(shared_memory=tmp_path / "none")), FAILURE)
+    monkeypatch.setattr(shutil, "disk_usage", usage(1024**2))
+    finding = only(shared_memory.check(Place(shared_memory=tmp_path)), FAILURE)
+    assert "1 MiB free" in finding.text
+
+
+def test_locking_that_fails(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    place = Place(environment={}, working=tmp_path)
+    assert [finding.level for finding in locking.check(place)] == ["ok"]
+
+    def refuse(descriptor: int, how: int) -> None:
+        raise OSError(errno.ENOSYS, os.strerror(errno.ENOSYS))
+
+    monkeypatch.setattr(fcntl, "flock", refuse)
+    finding = only(locking.check(place), FAILURE)
+    assert "refuses locks" in finding.text and "HDF5_USE_FILE_LOCKING=FALSE" in finding.remedy
+    aware = Place(environment={"HDF5_USE_FILE_LOCKING": "FALSE"}, working=tmp_path)
+    assert [finding.level for finding in locking.check(aware)] == ["ok"]
+
+
+def test_bad_site_settings(run_hpcdl: CommandLine) -> None:
+    (run_hpcdl.home / "site.toml").write_text("[train]\nbatch-sise = 64\n")
+    finished = run_hpcdl(["doctor", "--only", "config", "--json"])
+    assert finished.code == 1
+    finding = finished.json()["findings"][0]
+    assert finding["level"] == "failure" and "batch-sise" in finding["text"] and "batch-size" in finding["text"]
+    (run_hpcdl.home / "site.toml").write_text("[train\n")
+    finished = run_hpcdl(["doctor", "--only", "config"])
+    assert finished.code == 1 and "site.toml" in finished.out and "FAILURE" in finished.out
+    (run_hpcdl.home / "site.toml").write_text("[train]\nbatch-size = 64\n")
+    assert run_hpcdl(["doctor", "--only", "config"]).code == 0
+
+
+def test_missing_module(tmp_path: Path) -> None:
+    gone = only(module.check(Place(environment={"HPCDL_ROOT": str(tmp_path / "gone")})), FAILURE)
+    assert "does not exist" in gone.text
+    (tmp_path / "install.json").write_text(json.dumps({"version": "1.0", "mpi_module": "openmpi/4.1"}))
+    loaded = {"HPCDL_ROOT": str(tmp_path), "LOADEDMODULES": "gcc/12:hpcdl/1.0"}
+    finding = only(module.check(Place(environment=loaded)), FAILURE)
+    assert "openmpi/4.1" in finding.text and "module load openmpi/4.1" in finding.remedy
+    loaded["LOADEDMODULES"] += ":openmpi/4.1"
+    assert not [one for one in module.check(Place(environment=loaded)) if one.level == FAILURE]
+
+
+def test_oversubscribed_threads() -> None:
+    cpus = len(os.sched_getaffinity(0))
+    environment = {"OMP_NUM_THREADS": str(cpus), "SLURM_NTASKS_PER_NODE": "3"}
+    found = [one for one in threads.check(Place(environment=environment)) if "OMP_NUM_THREADS" in one.text]
+    assert f"= {3 * cpus} threads on {cpus} CPUs" in only(found, WARNING).text
+    assert [one.level for one in threads.check(Place(environment={}))] == ["ok"]
+
+
+def test_a_clock_that_is_off(tmp_path: Path) -> None:
+    """srun is played: it runs nothing and answers for two hosts, the second one five seconds ahead."""
+    body = 'now=$(date +%s); echo "clock n1 $(date +%s.%N)"; echo "clock n2 $((now + 5)).900000000"'
+    program(tmp_path / "bin", "srun", body)
+    job = {**on_path(tmp_path), "SLURM_JOB_ID": "1", "SLURM_JOB_NODELIST": "n[1-2]"}
+    finding = only(clocks.check(Place(environment=job)), FAILURE)
+    assert "the clock of n2 is ahead by" in finding.text
+    program(tmp_path / "bin", "srun", 'for host in n1 n2; do echo "clock $host $(date +%s.%N)"; done')
+    assert [one.level for one in clocks.check(Place(environment=job))] == ["ok"]
+
+
+def test_what_the_asking_took_is_no_fault() -> None:
+    assert clocks.off_by(100.0, 90.0, 110.0) == 0.0
+    assert clocks.off_by(115.0, 90.0, 110.0) == 5.0
+    assert clocks.off_by(80.0, 90.0, 110.0) == -10.0
+
+
+def test_a_sound_node_passes_in_time(run_hpcdl: CommandLine) -> None:
+    began = time.monotonic()
+    finished = run_hpcdl(["doctor", "--json"])
+    assert time.monotonic() - began < 60
+    found = finished.json()
+    failures = [finding for finding in found["findings"] if finding["level"] == "failure"]
+    assert (finished.code, failures) == (0, [])
+    checks = {finding["check"] for finding in found["findings"]}
+    assert {"python", "mpi", "scheduler", "affinity", "locking", "storage", "limits", "clocks"} <= checks
+
+
+def test_an_unknown_check_is_named(run_hpcdl: CommandLine) -> None:
+    finished = run_hpcdl(["doctor", "--only", "clok"])
+    assert finished.code == 2 and "'clocks'" in finished.err

@@ -1,0 +1,196 @@
+"""Jobs on a real Slurm: four nodes, the limit's warning, a killed rank and a cancelled job, by `hpcdl submit` alone."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import sys
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.conftest import CommandLine, Finished
+from tests.lab.hosts import LOGIN, wait_until
+from tests.lab.slurm import SlurmLab
+
+pytestmark = pytest.mark.lab
+
+# The first life of the job is slow, so that the warning finds it at work; sleeping changes no number.
+SLOW_AT_FIRST = """
+import os, time
+import keras, numpy, tensorflow as tf
+
+@keras.saving.register_keras_serializable()
+class Pause(keras.layers.Layer):
+    def call(self, images):
+        pause = tf.numpy_function(lambda: time.sleep(0.2) or numpy.float32(0), [], tf.float32)
+        return images + 0.0 * tf.reshape(pause, [1, 1, 1, 1])
+
+def build(num_classes, input_shape):
+    layers = [keras.Input(input_shape)]
+    if "SLURM_JOB_ID" in os.environ and os.environ.get("SLURM_RESTART_COUNT", "0") == "0":
+        layers.append(Pause())
+    layers += [keras.layers.Flatten(), keras.layers.Dense(16, activation="relu"), keras.layers.Dense(num_classes)]
+    return keras.Sequential(layers)
+"""
+
+
+@dataclass(frozen=True)
+class Desk:
+    """A user's folder on the shared file system, and hpcdl in it."""
+
+    lab: SlurmLab
+    folder: Path
+
+    def hpcdl(self, *words: str | Path, timeout_s: float = 120.0) -> Finished:
+        environment = {
+            "XDG_CONFIG_HOME": str(self.folder / "config"),
+            "XDG_CACHE_HOME": str(self.folder / "cache"),
+            "HPCDL_SITE_CONFIG": str(self.folder / "site.toml"),
+        }
+        line = [sys.executable, "-m", "hpcdl", *words]
+        return self.lab.run(line, host=LOGIN, cwd=self.folder, env=environment, timeout_s=timeout_s)
+
+    def submit(self, *words: str | Path, run: str) -> int:
+        split = words.index("--")
+        before, after = words[:split], words[split + 1 :]
+        finished = self.hpcdl("submit", *before, "--", "train", *after, "--run-dir", run)
+        assert finished.code == 0, finished.err
+        return int(finished.out)
+
+    def view(self, number: int) -> dict[str, Any]:
+        finished = self.hpcdl("jobs", str(number), "--json")
+        assert finished.code == 0, finished.err
+        view: dict[str, Any] = finished.json()["jobs"][0]
+        return view
+
+    def log(self, number: int) -> str:
+        return "\n".join(path.read_text() for path in self.folder.rglob(f"log-{number}.txt"))
+
+    def events(self, run: str, kind: str) -> list[dict[str, Any]]:
+        path = self.folder / run / "metrics.jsonl"
+        lines = path.read_text().splitlines() if path.exists() else []
+        return [event for event in map(json.loads, lines) if event["kind"] == kind]
+
+    def wait_for_steps(self, run: str, timeout_s: float = 240.0) -> None:
+        wait_until(lambda: bool(self.events(run, "step")), f"{run} makes steps", timeout_s)
+
+
+@pytest.fixture(scope="module")
+def desk(lab_slurm: SlurmLab, shards: Path) -> Iterator[Desk]:
+    folder = lab_slurm.shared / "desk"
+    folder.mkdir()
+    shutil.copytree(shards, folder / "shards")  # hosts do not see this machine's /tmp
+    (folder / "slow.py").write_text(SLOW_AT_FIRST)
+    yield Desk(lab_slurm, folder)
+    lab_slurm.cancel_all()
+
+
+def test_a_job_trains_on_four_nodes(desk: Desk) -> None:
+    number = desk.submit(
+        "--nodes", "4", "--time", "10m", "--",
+        "--model", "lenet", "--data", "shards", "--batch-size", "8", "--steps", "4", run="four",
+    )  # fmt: skip
+    job = desk.lab.wait_for_job(number, timeout_s=400)
+    assert (job["JobState"], job["ExitCode"]) == ("COMPLETED", "0:0"), desk.log(number)
+    record = json.loads((desk.folder / "four" / "record.json").read_text())
+    assert (record["ranks"], record["hosts"]) == (4, ["node1", "node2", "node3", "node4"])
+    assert (record["status"], record["steps"]) == ("finished", 4)
+    view = desk.view(number)
+    assert (view["state"], view["steps"]) == ("completed", 4) and view["log_tail"]
+
+
+def test_a_job_at_its_limit_saves_requeues_and_ends_with_the_same_losses(
+    desk: Desk, session_hpcdl: CommandLine
+) -> None:
+    settings = ("--model", f"{desk.folder}/slow.py:build", "--data", f"{desk.folder}/shards", "--deterministic")
+    settings = (*settings, "--batch-size", "8", "--steps", "300", "--seed", "3")
+    number = desk.submit(
+        "--nodes", "2", "--time", "2m", "--warning", "60s", "--until-done", "--max-requeues", "6", "--",
+        *settings, run="limit",
+    )  # fmt: skip
+    undisturbed = session_hpcdl(["train", *settings, "--ranks", "2", "--run-dir", desk.folder / "whole"], timeout_s=300)
+    assert undisturbed.code == 0, undisturbed.err
+    job = desk.lab.wait_for_job(number, timeout_s=500)
+    assert job["JobState"] == "COMPLETED" and int(job["Restarts"]) >= 1, desk.log(number)
+    assert "a checkpoint is saved" in desk.log(number)
+    losses = [json.loads((desk.folder / run / "record.json").read_text())["loss"] for run in ("limit", "whole")]
+    assert losses[0] == losses[1]
+
+
+def test_a_killed_rank_ends_the_job_and_is_named(desk: Desk) -> None:
+    number = desk.submit(
+        "--nodes", "2", "--time", "10m", "--",
+        "--model", "lenet", "--data", "shards", "--batch-size", "8", "--steps", "100000", run="killed",
+    )  # fmt: skip
+    desk.wait_for_steps("killed")
+    status = json.loads((desk.folder / "killed" / "ranks" / "1.json").read_text())
+    assert status["host"] == "node2"
+    began = time.monotonic()
+    assert desk.lab.run(["kill", "-9", str(status["pid"])], host="node2").code == 0
+    job = desk.lab.wait_for_job(number, timeout_s=60)
+    assert job["JobState"] == "FAILED" and time.monotonic() - began < 60
+    assert "rank 1 on node2 ended without a word" in desk.log(number)
+
+
+def test_a_cancelled_job_saves_and_is_not_requeued(desk: Desk) -> None:
+    number = desk.submit(
+        "--nodes", "2", "--time", "10m", "--until-done", "--",
+        "--model", "lenet", "--data", "shards", "--batch-size", "8", "--steps", "100000", run="cancelled",
+    )  # fmt: skip
+    desk.wait_for_steps("cancelled")
+    finished = desk.hpcdl("cancel", str(number))
+    assert finished.code == 0 and "--resume" in finished.err, finished.err
+    job = desk.lab.wait_for_job(number, timeout_s=60)
+    assert (job["JobState"], job["Restarts"]) == ("CANCELLED", "0"), desk.log(number)
+    assert list((desk.folder / "cancelled" / "checkpoints").iterdir())
+
+
+def test_an_mpi_that_does_not_fit_is_refused_at_the_start(desk: Desk) -> None:
+    """srun --mpi=none starts as many jobs of one rank as there are ranks."""
+    (desk.folder / "wrong.sh").write_text(
+        f"#!/bin/bash\nexport HPCDL_SRUN_MPI=none\nexec {sys.executable} -m hpcdl train --model lenet --data shards "
+        "--ranks 2 --batch-size 8 --steps 2 --run-dir wrong\n"
+    )
+    line = ["sbatch", "--parsable", "-N2", "--ntasks-per-node=1", "--output=wrong.txt", desk.folder / "wrong.sh"]
+    finished = desk.lab.run(line, cwd=desk.folder)
+    assert finished.code == 0, finished.err
+    job = desk.lab.wait_for_job(int(finished.out), timeout_s=120)
+    assert job["JobState"] == "FAILED" and job["ExitCode"] == "2:0"
+    said = (desk.folder / "wrong.txt").read_text()
+    assert "2 ranks were asked for but MPI started 1" in said and "--mpi=pmi2" in said
+
+
+def test_ranks_that_the_user_starts_leave_together(desk: Desk) -> None:
+    """srun by hand: a stop with something to resume is 75 once and for all ranks; a rank that fails ends the others."""
+    train = f"srun -K1 --mpi=pmi2 -N2 {sys.executable} -m hpcdl train --model lenet --data shards --batch-size 8"
+    (desk.folder / "own.sh").write_text(
+        f"#!/bin/bash\n{train} --steps 100000 --time-limit 2s --run-dir own-stop\necho first $?\n"
+        f"{train} --steps 100000 --learning-rate 3e38 --run-dir own-nan\necho second $?\n"
+    )
+    line = ["sbatch", "--parsable", "-N2", "--ntasks-per-node=1", "--output=own.txt", desk.folder / "own.sh"]
+    finished = desk.lab.run(line, cwd=desk.folder)
+    assert finished.code == 0, finished.err
+    desk.lab.wait_for_job(int(finished.out), timeout_s=300)
+    said = (desk.folder / "own.txt").read_text()
+    first, _, second = said.partition("\nfirst ")
+    assert second.startswith("75\n"), said
+    assert first.count("go on with --resume") == 1 and list((desk.folder / "own-stop" / "checkpoints").iterdir())
+    assert "\nsecond 1\n" in said and "Traceback" not in second, said
+    assert "hpcdl: rank " in second and "at step" in second
+
+
+def test_the_doctor_looks_at_all_nodes_of_a_job(desk: Desk) -> None:
+    words = ("--nodes", "4", "--name", "look", "--time", "5m", "--", "doctor", "--json", "--data", "shards")
+    finished = desk.hpcdl("submit", *words)
+    assert finished.code == 0, finished.err
+    number = int(finished.out)
+    job = desk.lab.wait_for_job(number, timeout_s=200)
+    said = desk.log(number)
+    assert job["JobState"] == "COMPLETED", said
+    assert "4 hosts agree within" in said and "ranks start here by slurm" in said
+    assert "srun --mpi=" in said and "two ranks talk" in said

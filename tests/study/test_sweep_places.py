@@ -1,0 +1,91 @@
+from __future__ import annotations
+
+import socket
+from pathlib import Path
+
+import pytest
+
+from hpcdl.cluster.launchers import find_launcher
+from hpcdl.core.errors import UsageError
+from hpcdl.core.protocols import LaunchPlan
+from hpcdl.node.profile import read_profile
+from hpcdl.node.topology import read_topology
+from hpcdl.study.places import TRAIN, Allocation, Local, check_room, find_place
+from hpcdl.study.threads import profile_of_point, thread_settings
+from tests.study.studies import small_study
+
+
+@pytest.fixture
+def job(tmp_path: Path) -> dict[str, str]:
+    """The environment of a batch script on three nodes."""
+    srun = tmp_path / "srun"
+    srun.write_text("#!/bin/sh\n")
+    srun.chmod(0o755)
+    return {"SLURM_JOB_ID": "7", "SLURM_JOB_NODELIST": "c[101-103]", "PATH": str(tmp_path)}
+
+
+def test_a_laptop_is_this_machine() -> None:
+    place = find_place({})
+    assert isinstance(place, Local) and list(place.nodes) == [socket.gethostname()]
+    _, plan = small_study(workers="1")
+    assert list(place.start(plan.points[0], place.nodes, ["--steps", "2"]).command) == [*TRAIN, "--steps", "2"]
+
+
+def test_a_job_of_one_node_is_one_machine(job: dict[str, str]) -> None:
+    place = find_place(job | {"SLURM_JOB_NODELIST": "c101"})
+    assert isinstance(place, Local) and list(place.nodes) == ["c101"]
+
+
+def test_a_job_of_several_nodes_gives_each_run_nodes_of_its_own(job: dict[str, str]) -> None:
+    place = find_place(job)
+    assert isinstance(place, Allocation) and list(place.nodes) == ["c101", "c102", "c103"]
+    _, plan = small_study(workers="2", ranks_per_node=1)
+    start = place.start(plan.points[0], ["c101", "c103"], ["--ranks", "2"])
+    launcher = find_launcher(job | start.environment)
+    assert launcher.hosts(job | start.environment) == ["c101", "c103"], "all that hpcdl train sees of the job"
+    ranks = LaunchPlan(num_ranks=1, ranks_per_node=1)
+    line, _ = launcher.line(ranks, ["rank"], mpi=True, environment=job | start.environment)
+    assert {"--nodes=1", "--nodelist=c101"} <= set(line)
+
+
+def test_nodes_that_cannot_be_chosen_are_refused(tmp_path: Path) -> None:
+    (tmp_path / "hosts").write_text("a\nb\n")
+    with pytest.raises(UsageError, match="2 nodes under hostfile"):
+        find_place({"HPCDL_HOSTFILE": str(tmp_path / "hosts")})
+
+
+def test_a_rank_does_not_start_a_sweep() -> None:
+    with pytest.raises(UsageError, match="without mpiexec or srun"):
+        find_place({"PMI_RANK": "0", "PMI_SIZE": "2"})
+
+
+def test_too_few_nodes_are_told_with_the_remedy(job: dict[str, str]) -> None:
+    _, plan = small_study(workers="1,4", ranks_per_node=1)
+    with pytest.raises(UsageError, match="salloc -N 4"):
+        check_room(plan, Local(nodes=("here",)))
+    with pytest.raises(UsageError, match="ask for 4 nodes"):
+        check_room(plan, find_place(job))
+
+
+@pytest.mark.parametrize(
+    "threads, ranks, per_core, binding",
+    [
+        (64, 1, 1, "balanced"),
+        (128, 1, 2, "balanced"),
+        (32, 4, 2, "balanced"),
+        (272, 1, 4, "balanced"),
+        (300, 1, 1, "none"),
+    ],
+)
+def test_threads_of_a_knl(threads: int, ranks: int, per_core: int, binding: str) -> None:
+    """68 cores of four hardware threads: as few threads a core as it takes; beyond all of them nothing is bound."""
+    settings = thread_settings(threads, ranks, read_topology("stampede2-knl-quadrant-cache"))
+    assert (settings.threads_per_core, settings.binding, settings.intra_op_threads) == (per_core, binding, threads)
+
+
+def test_threads_reach_train_as_a_profile(tmp_path: Path) -> None:
+    _, plan = small_study(workers="1", threads="1,3")
+    files = [profile_of_point(point, tmp_path) for point in plan.points]
+    assert [read_profile(path).settings.intra_op_threads for path in files if path] == [1, 3]
+    _, plain = small_study(workers="1")
+    assert profile_of_point(plain.points[0], tmp_path) is None

@@ -1,0 +1,66 @@
+"""Evaluation is exact however samples are shared out: 997 samples over 4 ranks, top-1 and top-5 counted by numpy."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import numpy
+import pytest
+
+from hpcdl.comm import threads
+from hpcdl.core.errors import UsageError
+
+
+def test_top1_and_top5_on_uneven_parts() -> None:
+    import keras
+    import tensorflow as tf
+
+    from hpcdl.training.evaluate import Evaluator
+    from hpcdl.training.objective import Classification
+
+    generator = numpy.random.default_rng(1)
+    images = generator.normal(size=(997, 2, 2, 1)).astype(numpy.float32)
+    labels = generator.integers(0, 12, 997)
+    inputs = keras.Input((2, 2, 1))
+    model = keras.Model(inputs, keras.layers.Dense(12)(keras.layers.Flatten()(inputs)))
+    logits = model(images).numpy()
+    order = numpy.argsort(-logits, axis=1)
+    evaluate = Evaluator(model, Classification())
+
+    def rank(communicator: Any) -> Any:
+        first, stop = (997 * part // 4 for part in (communicator.rank, communicator.rank + 1))
+
+        def batches() -> Iterator[Any]:
+            for start in range(first, stop, 60):
+                mine = slice(start, min(start + 60, stop))
+                yield tf.constant(images[mine]), tf.constant(labels[mine])
+
+        return evaluate(batches(), communicator)
+
+    for found in threads.run(4, rank):
+        assert found.num_samples == 997
+        assert found.metrics["accuracy"] == numpy.sum(order[:, 0] == labels) / 997
+        assert found.metrics["top5_accuracy"] == numpy.sum(order[:, :5] == labels[:, None]) / 997
+
+
+def test_a_loss_of_keras_and_its_metrics() -> None:
+    import tensorflow as tf
+
+    from hpcdl.training.objective import build_objective
+
+    objective = build_objective("mean_squared_error", ["mean_absolute_error"], 0.0)
+    labels, outputs = tf.constant([1, 3]), tf.constant([[1.5], [2.0]])
+    assert float(objective.loss(labels, outputs)) == pytest.approx((0.25 + 1.0) / 2)
+    assert objective.sums(labels, outputs).numpy().tolist() == pytest.approx([1.5])
+
+
+def test_unknown_losses_and_metrics_are_refused() -> None:
+    from hpcdl.training.objective import build_objective
+
+    with pytest.raises(UsageError, match="did you mean 'mean_squared_error'"):
+        build_objective("mean_square_error", [], 0.0)
+    with pytest.raises(UsageError, match="counts top-1 and top-5 itself"):
+        build_objective("cross-entropy", ["binary_accuracy"], 0.0)
+    with pytest.raises(UsageError, match="goes with --loss cross-entropy"):
+        build_objective("mean_squared_error", [], 0.1)

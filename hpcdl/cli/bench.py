@@ -13,7 +13,7 @@ from hpcdl.cli.output import print_json, say
 from hpcdl.config.bench import StepBenchConfig
 from hpcdl.core.units import format_bytes, format_rate, format_seconds
 
-commands = typer.Typer(no_args_is_help=True, help="Measure all-reduces, a training step, or the input pipeline.")
+commands = typer.Typer(no_args_is_help=True, help="Measure all-reduces, a step, or the input.")
 
 
 def register(app: typer.Typer) -> None:

@@ -10,7 +10,7 @@ from hpcdl.cli.options import ConfigFlag, JsonFlag, SetFlag, settings_for_show, 
 from hpcdl.cli.output import print_json, print_table
 from hpcdl.config.schema import TrainConfig
 
-commands = typer.Typer(no_args_is_help=True, help="Show the settings of `hpcdl train` and where each comes from.")
+commands = typer.Typer(no_args_is_help=True, help="Show settings and where each comes from.")
 
 
 def register(app: typer.Typer) -> None:

@@ -27,7 +27,10 @@ def doctor(
     ] = None,
     json: JsonFlag = False,
 ) -> None:
-    """Check this node and job: Python, MPI, scheduler, cores, files, memory, clocks. Exit 1 if a run would fail."""
+    """Find out what would make a run fail here.
+
+    Python, MPI, scheduler, cores, files, memory, clocks; exit 1 if a run would fail.
+    """
     from hpcdl.core.progress import progress
     from hpcdl.doctor.finding import FAILURE, WARNING, Place
     from hpcdl.doctor.table import CHECKS, examine

@@ -26,7 +26,10 @@ def jobs(
     limit: Annotated[int, typer.Option("--limit", min=1, metavar="N", help="So many of the newest jobs.")] = 10,
     json: JsonFlag = False,
 ) -> None:
-    """Show the jobs that were submitted from this account: state, progress and the end of the log."""
+    """Show submitted jobs and how far they are.
+
+    State, progress and the end of the log of each job of this account.
+    """
     from hpcdl.cluster import jobs as submitted
 
     chosen = submitted.known_jobs()[-limit:] if number is None else [submitted.find_job(number)]

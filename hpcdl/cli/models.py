@@ -18,7 +18,10 @@ def register(app: typer.Typer) -> None:
 
 
 def models(json: JsonFlag = False) -> None:
-    """List the networks with parameters, multiply-accumulates per image (MACs) and bytes of gradients."""
+    """List the networks with their sizes.
+
+    Parameters, multiply-accumulates per image (MACs) and bytes of gradients.
+    """
     if json:
         print_json({"models": [{field: getattr(info, field) for field in _FIELDS} for info in MODELS.values()]})
         return

@@ -11,7 +11,7 @@ from hpcdl.cli.options import JsonFlag
 from hpcdl.cli.output import print_json, printable, say
 from hpcdl.core.units import format_bytes
 
-commands = typer.Typer(no_args_is_help=True, help="Look at this node, or at one of the machines that hpcdl knows.")
+commands = typer.Typer(no_args_is_help=True, help="Look at this node, or at a known machine.")
 
 MachineFlag = Annotated[
     str | None, typer.Option("--machine", metavar="NAME", help="A known machine, or an hwloc XML file.")

@@ -59,7 +59,10 @@ def report(
     link: Link = None,
     as_json: JsonFlag = False,
 ) -> None:
-    """Tell how runs trained and scaled: a page, tables and figures, with intervals and caveats."""
+    """Tell how runs trained and scaled.
+
+    A page, tables and figures, with intervals and caveats.
+    """
     from hpcdl.report.analysis import analyse
     from hpcdl.report.baseline import regressions
     from hpcdl.report.build import compose, render

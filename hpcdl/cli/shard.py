@@ -36,7 +36,7 @@ def shard(
     pairs: SetFlag = None,
     json: JsonFlag = False,
 ) -> None:
-    """Turn images from any source into shards that feed every rank at disk speed."""
+    """Pack images from any source into HDF5 shards."""
     settings = effective(ShardConfig, "shard", flags, config, pairs)
     request = ShardRequest(source=source, target=target, config=settings.config, resume=resume)
     from hpcdl.data import writing

@@ -14,7 +14,10 @@ def register(app: typer.Typer) -> None:
 
 
 def strategies(json: JsonFlag = False) -> None:
-    """List the parallel strategies, their sources and what goes with them."""
+    """List the parallel strategies.
+
+    With --json also their sources and what goes with them.
+    """
     from hpcdl.strategies.table import STRATEGIES
 
     if json:

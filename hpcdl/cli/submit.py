@@ -49,7 +49,10 @@ def submit(
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Print the job script; nothing is submitted.")] = False,
     json: JsonFlag = False,
 ) -> None:
-    """Run a command of hpcdl as a batch job; its ranks start on all nodes of the job."""
+    """Run a command of hpcdl as a batch job.
+
+    Its ranks start on all nodes of the job.
+    """
     from hpcdl.cluster import submission
 
     if command[0] not in COMMANDS:

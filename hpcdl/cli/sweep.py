@@ -48,7 +48,10 @@ def sweep(
     set_: SetFlag = None,
     json: JsonFlag = False,
 ) -> None:
-    """Run a study: every combination of its lists, repeated in random order, each run a fresh `hpcdl train`."""
+    """Run a study: a matrix of repeated runs.
+
+    Every combination of its lists, in random order, each run a fresh `hpcdl train`.
+    """
     from hpcdl.study.checks import prepare_points
     from hpcdl.study.places import find_place
     from hpcdl.study.plan import make_plan

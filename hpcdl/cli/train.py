@@ -28,7 +28,10 @@ def register(app: typer.Typer) -> None:
 
 @takes_settings(TrainConfig)
 def train(flags: dict[str, Any], config: ConfigFlag = None, set_: SetFlag = None, json: JsonFlag = False) -> None:
-    """Train a network: on this node with --ranks N, or as one rank under mpiexec or srun."""
+    """Train a network on one rank or on many.
+
+    On this node with --ranks N, or as one rank under mpiexec or srun.
+    """
     from hpcdl.cluster.environment import placement
     from hpcdl.core.records import read_record
     from hpcdl.training import launch

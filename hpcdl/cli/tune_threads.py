@@ -42,7 +42,10 @@ def tune_threads(
     set_: SetFlag = None,
     json: JsonFlag = False,
 ) -> None:
-    """Find this node's fastest threads, binding and memory by measuring; `hpcdl train` then uses what was found."""
+    """Find this node's fastest settings by measuring.
+
+    Threads, binding, memory policy, engine and allocator; `hpcdl train` then uses what was found.
+    """
     # The search's matrices are small: on a node of many cores BLAS threads would only get in its way.
     os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
     settings = effective(TuneConfig, "tune-threads", flags, config, set_).config

@@ -97,7 +97,7 @@ class ElasticConfig:
     )
     period: int = setting(1, "Steps from one exchange with the center to the next.", at_least=1)
     variant: str = setting(
-        "3", "sync-easgd: 1 tree reduction, 2 center on every rank, 3 also overlapped.", choices=("1", "2", "3")
+        "3", "Of sync-easgd: 1 tree reduction, 2 center on every rank, 3 also overlapped.", choices=("1", "2", "3")
     )
     unpacked: bool = setting(False, "Exchange layer by layer instead of in one message.")
     groups: int = setting(

@@ -136,7 +136,7 @@ def _scale_axes(axes: Any, figure: Figure) -> None:
         bottom = low if low < 0 or (lines and low > high / 2) else 0.0
         axes.set_ylim(bottom, _percent_top(figure) if figure.y_percent and not lines else high)
     if figure.y_percent:
-        axes.yaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{100 * value:.0f} %"))
+        axes.yaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{100 * value:.4g} %"))
 
 
 def _percent_top(figure: Figure) -> float:

@@ -79,11 +79,11 @@ def plan_for(prepared: Prepared) -> tuple[LaunchPlan, list[str]]:
     profile = find_profile(prepared.config.run.profile, model_name(prepared.config.model.model), topology)
     ranks = prepared.config.run.ranks
     groups = prepared.config.elastic.groups
+    share = ranks_per_node(find_launcher().hosts(os.environ), ranks)
     if groups > 1:
         weights = chips.weights_bytes(prepared.config.model.model)
-        chips.check_memory(ranks, weights, chips.data_bytes(prepared.dataset), topology)
-    settings = profile.settings if profile else chips.near_memory(groups, ranks, topology)
-    share = ranks_per_node(find_launcher().hosts(os.environ), ranks)
+        chips.check_memory(share, weights, chips.data_bytes(prepared.dataset), topology)
+    settings = profile.settings if profile else chips.near_memory(groups, share, topology)
     plan = launch_plan(topology, settings, ranks, share)
     if profile is None:
         return plan, []

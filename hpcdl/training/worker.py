@@ -65,7 +65,7 @@ def run_worker(
     if resumed_from is not None:
         record = results.continued_record(record, run_dir, resumed_from)
         journal.write("message", text=f"going on after step {resumed_from} of {prepared.num_steps}")
-    record = dataclasses.replace(record, warnings=[*record.warnings, *warnings])
+    record = dataclasses.replace(record, warnings=list(dict.fromkeys([*record.warnings, *warnings])))
     if leads:
         write_record(run_dir, record)
     for text in (rule_in_force(prepared), *(f"warning: {warning}" for warning in record.warnings)):

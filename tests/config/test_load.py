@@ -1,3 +1,4 @@
+import tomllib
 from pathlib import Path
 
 import pytest
@@ -109,5 +110,5 @@ def test_every_setting_has_a_sentence_and_a_key_of_its_own() -> None:
 def test_a_config_survives_toml(values: dict[str, object]) -> None:
     config = load(TrainConfig, [Layer(origin="test", values={**NEEDED, **values})]).config
     text = toml.dumps(as_toml_values(config))
-    again = load(TrainConfig, [Layer(origin="test", values=toml.loads(text))]).config
+    again = load(TrainConfig, [Layer(origin="test", values=tomllib.loads(text))]).config
     assert again == config

@@ -53,7 +53,7 @@ def test_equals_single(session_hpcdl: CommandLine, single: Path, strategy: str) 
 
 
 def test_ranks_that_slurm_started_meet_without_mpi(session_hpcdl: CommandLine, single: Path) -> None:
-    """Two tasks on two nodes, as srun would start them, here on one: the node's own address takes the loopback's place."""
+    """Two tasks on two nodes, as srun would start them, here on one node with its own address for the loopback."""
     folder = session_hpcdl.home / "grpc-srun"
     arguments = [*SGD, "--strategy", "grpc-ring", "--batch-size", "8", "--run-dir", str(folder)]
     step = {"SLURM_JOB_ID": "77", "SLURM_STEP_ID": "0", "SLURM_STEP_NUM_TASKS": "2", "SLURM_LOCALID": "0"}

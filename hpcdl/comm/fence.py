@@ -2,13 +2,15 @@
 
 TensorFlow's gRPC servers listen on every interface (the address is fixed in grpc_server_lib.cc) and authenticate
 nobody. A classic BPF program on the listening socket makes the kernel drop what is not sent to the job's address by
-one of the job's hosts, before any handshake: from outside the port looks as if nobody listened. Linux lets every
-process do that to its own sockets, without privileges.
+one of the job's hosts, before any handshake. Kernels that keep such programs for administrators let every process tie
+its socket to one network interface instead (SO_BINDTODEVICE, free since Linux 5.7).
 """
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
+import fcntl
 import os
 import socket
 import struct
@@ -18,6 +20,7 @@ from pathlib import Path
 from hpcdl.core.errors import HpcdlError
 
 _SO_ATTACH_FILTER = 26
+_SIOCGIFADDR = 0x8915
 _LISTENING = "0A"
 _LOAD_WORD, _LOAD_HALF, _JUMP_EQUAL, _RETURN = 0x20, 0x28, 0x15, 0x06
 _PROTOCOL = 0xFFFFF000  # SKF_AD_OFF + SKF_AD_PROTOCOL
@@ -31,21 +34,52 @@ _MAX_PEERS = 2000
 def fence(port: int, address: str, peers: Iterable[str]) -> None:
     """Keep this process's listening sockets on `port` to messages from `peers` to `address` (IPv4, dotted).
 
-    HpcdlError where this process does not listen on `port`, or the kernel refuses.
+    HpcdlError where this process does not listen on `port`, or the kernel allows neither way.
     """
     program = _program(address, sorted({address, *peers}))
     sockets = _listening(port)
     if not sockets:
         raise HpcdlError(f"nothing in this process listens on port {port}; it cannot be fenced in")
+    with contextlib.ExitStack() as stack:
+        for listener in sockets:
+            stack.enter_context(listener)
+        for listener in sockets:
+            try:
+                _attach(listener, program)
+            except OSError:
+                _tie_to_interface(listener, address)
+
+
+def _attach(listener: socket.socket, program: bytes) -> None:
     code = ctypes.create_string_buffer(program, len(program))
     # struct sock_fprog: number of instructions, padding, pointer.
     header = struct.pack("HxxxxxxP", len(program) // 8, ctypes.addressof(code))
-    for listener in sockets:
-        with listener:
+    listener.setsockopt(socket.SOL_SOCKET, _SO_ATTACH_FILTER, header)
+
+
+def _tie_to_interface(listener: socket.socket, address: str) -> None:
+    interface = "lo" if address.startswith("127.") else _interface_of(address)
+    # What a host sends to its own address counts as coming over that address's interface.
+    if listener.getsockopt(socket.SOL_SOCKET, socket.SO_BINDTODEVICE, 32).rstrip(b"\0") == interface.encode():
+        return
+    try:
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_BINDTODEVICE, interface.encode() + b"\0")
+    except OSError as error:
+        raise HpcdlError(
+            f"the kernel lets nobody fence in a server of TensorFlow's ({error.strerror}); use ring or ps"
+        ) from error
+
+
+def _interface_of(address: str) -> str:
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
+        for _, name in socket.if_nameindex():
             try:
-                listener.setsockopt(socket.SOL_SOCKET, _SO_ATTACH_FILTER, header)
-            except OSError as error:
-                raise HpcdlError(f"the kernel refuses to fence in port {port}: {error.strerror}") from error
+                answer = fcntl.ioctl(probe, _SIOCGIFADDR, struct.pack("256s", name.encode()))
+            except OSError:  # an interface without an IPv4 address
+                continue
+            if socket.inet_ntoa(answer[20:24]) == address:
+                return name
+    raise HpcdlError(f"no interface of this node has the address {address}; set HPCDL_ADDRESS to one that has")
 
 
 def _program(address: str, peers: Sequence[str]) -> bytes:
@@ -78,14 +112,15 @@ def _listening(port: int) -> list[socket.socket]:
         path = Path("/proc/self/net") / table
         rows = [line.split() for line in path.read_text().splitlines()[1:]] if path.exists() else []
         inodes |= {f"socket:[{row[9]}]" for row in rows if row[3] == _LISTENING and _port_of(row[1]) == port}
-    found = []
-    for entry in Path("/proc/self/fd").iterdir():
+    found: dict[str, socket.socket] = {}
+    for entry in list(Path("/proc/self/fd").iterdir()):
         try:
-            if str(entry.readlink()) in inodes:
-                found.append(socket.socket(fileno=os.dup(int(entry.name))))
+            target = str(entry.readlink())
+            if target in inodes and target not in found:
+                found[target] = socket.socket(fileno=os.dup(int(entry.name)))
         except OSError:  # closed meanwhile
             continue
-    return found
+    return list(found.values())
 
 
 def _port_of(place: str) -> int:

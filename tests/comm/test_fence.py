@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import socket
+import subprocess
 import threading
 from collections.abc import Iterator
 
 import pytest
 
-from hpcdl.comm.fence import fence
+from hpcdl.comm.fence import _attach, _listening, _program, fence
 from hpcdl.comm.ports import ReservedPort
 from hpcdl.core.errors import HpcdlError
 
@@ -50,6 +51,20 @@ def port(request: pytest.FixtureRequest) -> Iterator[int]:
         listener.shutdown(socket.SHUT_RDWR)
 
 
+def programs_allowed() -> bool:
+    """Whether this kernel takes socket filters from this user."""
+    with socket.socket() as plain:
+        try:
+            _attach(plain, _program("127.0.0.1", ["127.0.0.1"]))
+        except PermissionError:
+            return False
+    return True
+
+
+filters = pytest.mark.skipif(not programs_allowed(), reason="this kernel keeps socket filters for administrators")
+
+
+@filters
 def test_only_the_own_address_answers(port: int) -> None:
     assert answers("127.0.0.1", port)
     assert answers("127.0.0.2", port)
@@ -58,6 +73,7 @@ def test_only_the_own_address_answers(port: int) -> None:
     assert not answers("127.0.0.2", port)
 
 
+@filters
 def test_only_the_jobs_hosts_come_in(port: int) -> None:
     fence(port, "127.0.0.1", ["127.0.0.5", "127.0.0.6"])
     assert answers("127.0.0.1", port, source="127.0.0.5")
@@ -65,10 +81,44 @@ def test_only_the_jobs_hosts_come_in(port: int) -> None:
     assert not answers("127.0.0.1", port, source="127.0.0.7")
 
 
+@filters
 def test_a_job_of_very_many_hosts_is_still_kept_to_its_address(port: int) -> None:
     fence(port, "127.0.0.1", [f"10.{number // 256}.{number % 256}.1" for number in range(3000)])
     assert answers("127.0.0.1", port)
     assert not answers("127.0.0.2", port)
+
+
+def own_addresses() -> list[str]:
+    """This host's IPv4 addresses beside the loopback's."""
+    answer = subprocess.run(["hostname", "-I"], capture_output=True, text=True, check=True)
+    return [address for address in answer.stdout.split() if ":" not in address]
+
+
+def refused(listener: socket.socket, program: bytes) -> None:
+    raise PermissionError(1, "Operation not permitted")
+
+
+def test_where_programs_are_for_administrators_the_socket_is_tied_to_its_interface(
+    port: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("hpcdl.comm.fence._attach", refused)
+    fence(port, "127.0.0.1", [])
+    assert answers("127.0.0.1", port)
+    for listener in _listening(port):
+        with listener:
+            device = listener.getsockopt(socket.SOL_SOCKET, socket.SO_BINDTODEVICE, 32)
+            assert device.rstrip(b"\0") == b"lo"
+
+
+def test_tied_to_another_interface_the_loopback_is_closed(port: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("hpcdl.comm.fence._attach", refused)
+    for address in own_addresses()[:1]:
+        fence(port, address, [])
+        fence(port, address, [])
+        assert answers(address, port), "ranks of the same node must meet"
+        assert not answers("127.0.0.1", port)
+    with pytest.raises(HpcdlError, match="no interface of this node has"):
+        fence(port, "203.0.113.7", [])
 
 
 def test_a_port_that_nobody_listens_on_cannot_be_fenced() -> None:

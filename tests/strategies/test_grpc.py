@@ -89,6 +89,12 @@ def listening_ports(pid: int) -> list[int]:
     return [int(row[1].rpartition(":")[2], 16) for row in rows[1:] if row[3] == "0A" and row[9] in inodes]
 
 
+def own_addresses() -> list[str]:
+    """This host's IPv4 addresses beside the loopback's."""
+    answer = subprocess.run(["hostname", "-I"], capture_output=True, text=True, check=True)
+    return [address for address in answer.stdout.split() if ":" not in address]
+
+
 def answers(address: str, port: int) -> bool:
     with socket.socket() as probe:
         probe.settimeout(1.0)
@@ -105,7 +111,8 @@ def test_servers_are_closed_to_other_interfaces_and_a_death_names_the_rank(sessi
     assert len(ports) >= 3
     for port in ports:
         assert answers("127.0.0.1", port)
-        assert not answers("127.0.0.2", port), f"port {port} answers beyond the job's own address"
+        for address in own_addresses():
+            assert not answers(address, port), f"port {port} answers at {address}, beyond the job's own address"
     kill_rank(folder, 1)
     killed_at = time.monotonic()
     finished = finish(process)

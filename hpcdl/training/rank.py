@@ -39,7 +39,7 @@ def main() -> None:
     sys.exit(supervised(body))
 
 
-FIRST_WORD_S = 3.0
+FIRST_WORD_S = 10.0
 """What the user handed in is wrong on every rank alike: rank 0 gets this long to say so and to end the job."""
 
 

@@ -34,6 +34,7 @@ class Rounds:
         self._open: dict[tuple[int, int], Round] = {}
         self._pool: defaultdict[int, list[Array]] = defaultdict(list)
         self._num_complete: defaultdict[int, int] = defaultdict(int)
+        self._num_closed: defaultdict[int, int] = defaultdict(int)
 
     def get(self, step: int, number: int) -> Round:
         """The round, opened where nobody has asked for it yet."""
@@ -68,5 +69,7 @@ class Rounds:
         if not found.num_unserved and not found.num_leaving:
             del self._open[step, number]
             self._pool[found.total.size].append(found.total)
-            if not any((step, other) in self._open for other in range(len(self.lengths))):
-                self._num_complete.pop(step, None)
+            # Not when no round of the step is open: the next one may not have been opened yet.
+            self._num_closed[step] += 1
+            if self._num_closed[step] == len(self.lengths):
+                del self._num_closed[step], self._num_complete[step]

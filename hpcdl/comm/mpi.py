@@ -209,8 +209,10 @@ class MpiCommunicator:
             self._handle.Free()
 
     def abort(self, exit_code: int) -> None:
-        """MPI_Abort: end every rank of the job now."""
+        """MPI_Abort: end every rank of the job now; does not return, although some libraries' MPI_Abort does."""
         self._handle.Abort(exit_code)
+        sys.stderr.flush()
+        os._exit(exit_code)
 
     def _operation(self, add: Add, dtype: Any) -> Any:
         if (add, dtype) not in self._operations:

@@ -28,7 +28,7 @@ test: $(DEVELOPMENT)
 	$(VENV)/bin/python -m pytest -m "not soak" $(PYTEST_ARGS)
 
 soak: $(DEVELOPMENT)
-	$(VENV)/bin/python -m pytest -m soak $(PYTEST_ARGS)
+	$(VENV)/bin/python -m pytest -m soak -o faulthandler_timeout=3600 $(PYTEST_ARGS)
 
 check: $(DEVELOPMENT)
 	@scripts/check

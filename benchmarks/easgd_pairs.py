@@ -1,11 +1,15 @@
 """The paper's pairs with one slow rank: time to an accuracy on the digits, the best learning rate of one grid for each.
 
-    python -m benchmarks.easgd_pairs --data digits-shards --out result.json
+    python -m benchmarks.easgd_pairs --data digits-shards --out pairs.json [--minutes 6]
 
-Three workers (and a server where the method has one) on this node; worker 1 sleeps twice as long as each of its steps
-takes, so it is three times slower. Every method tries the grid of learning rates with the first seed; the best of them,
-by time to the target, runs with all seeds. Prints the median and a 95 % Student-t interval of the logarithm for each
-method, in seconds and in updates of the center.
+Three workers (and a server where the method has one) on this node; worker 1 computes three times as long as the others:
+it sleeps twice as long as each of its gradients took. Both methods of a pair run with the same learning rates and the
+same five seeds; a method's best rate is the one with the lowest median time to the target, where a run that never
+reaches it counts as endless. A rate with three such runs is given up. What is done is kept in --out: with --minutes
+the script stops in time and goes on when it is called again.
+
+Prints, for each method at its best rate, the median and a 95 % Student-t interval of the mean logarithm, in seconds
+after the first step (which compiles) and in updates per worker; and the interval of each pair's ratio, seed by seed.
 """
 
 from __future__ import annotations
@@ -22,173 +26,134 @@ import time
 from pathlib import Path
 from typing import Any
 
-PAIRS = (("async-easgd", "async-sgd"), ("async-measgd", "async-msgd"), ("hogwild-easgd", "hogwild-sgd"))
-GRID = (0.1, 0.05, 0.02, 0.01, 0.005)
-WORKERS, SLOW_RANK, SLOW_FACTOR = 3, 1, 3
-TARGET = 0.97
+PLAIN = (0.2, 0.1, 0.05, 0.02)
+WITH_MOMENTUM = (0.05, 0.02, 0.01, 0.005, 0.002)
+PAIRS = (
+    ("async-easgd", "async-sgd", PLAIN),
+    ("async-measgd", "async-msgd", WITH_MOMENTUM),
+    ("hogwild-easgd", "hogwild-sgd", PLAIN),
+    ("sync-easgd", "easgd", PLAIN),
+)
+SEEDS = (0, 1, 2, 3, 4)
+HOPELESS = 3
+WORKERS, TARGET = 3, 0.97
+Run = dict[str, Any]
 
 
-def case(method: str, rate: float, seed: int, options: argparse.Namespace, folder: Path) -> dict[str, Any]:
+def todo(done: list[Run]) -> list[Run]:
+    """What is still to be run: every rate with every seed, but for rates that have failed too often to be the best."""
+    known = {(one["method"], one["rate"], one["seed"]): one["seconds"] for one in done}
+    wanted = []
+    for first, second, rates in PAIRS:
+        for method in (first, second):
+            for rate in rates:
+                seconds = [known.get((method, rate, seed), 0.0) for seed in SEEDS]
+                if seconds.count(None) < HOPELESS:
+                    wanted += [{"method": method, "rate": rate, "seed": seed} for seed in SEEDS]
+    return [one for one in wanted if (one["method"], one["rate"], one["seed"]) not in known]
+
+
+def at_best_rate(method: str, done: list[Run]) -> dict[int, Run]:
+    """A method's runs by seed, at the learning rate with the lowest median time; empty where there is none."""
+    by_rate: dict[float, dict[int, Run]] = {}
+    for one in done:
+        if one["method"] == method and one["seed"] in SEEDS:
+            by_rate.setdefault(one["rate"], {})[one["seed"]] = one
+    return min(by_rate.values(), key=_median_seconds, default={})
+
+
+def _median_seconds(by_seed: dict[int, Run]) -> float:
+    seconds = [by_seed.get(seed, {}).get("seconds") for seed in SEEDS]
+    return statistics.median(math.inf if one is None else one for one in seconds)
+
+
+def settings(one: Run, data: Path, epochs: int, folder: Path) -> dict[str, Any]:
     """The settings of one run."""
-    servers = 1 if method.startswith("async") else 0
+    servers = 0 if one["method"].startswith(("hogwild", "sync")) else 1
     return {
-        "model": "lenet", "data": str(options.data), "strategy": method, "ranks": WORKERS + servers, "batch-size": 16,
-        "learning-rate": rate, "seed": seed, "epochs": options.epochs, "target-accuracy": TARGET,
-        "run-dir": str(folder / f"{method}-{rate:g}-{seed}"),
+        "model": "lenet", "data": str(data), "strategy": one["method"], "ranks": WORKERS + servers, "batch-size": 16,
+        "learning-rate": one["rate"], "seed": one["seed"], "epochs": epochs, "target-accuracy": TARGET,
+        "run-dir": str(folder / f"{one['method']}-{one['rate']:g}-{one['seed']}"),
     }  # fmt: skip
 
 
-def run(cases: list[dict[str, Any]], folder: Path) -> list[dict[str, Any]]:
-    """Run the cases in one mpiexec; what each took."""
+def run(wanted: list[Run], options: argparse.Namespace, deadline: float) -> list[Run]:
+    """Run one after the other on the same processes; a run that diverges ends them, and never reached the target."""
     from hpcdl.cluster.mpiexec import environment_for, find_mpiexec
 
     mpiexec = find_mpiexec()
-    file = folder / "cases.json"
-    file.write_text(json.dumps(cases))
-    ranks = max(found["ranks"] for found in cases)
-    command = [
-        str(mpiexec.path),
-        "-n",
-        str(ranks),
-        sys.executable,
-        "-m",
-        "benchmarks.easgd_pairs",
-        "--cases",
-        str(file),
-    ]
-    subprocess.run(command, check=True, env={**os.environ, **environment_for(mpiexec.flavour)})
-    results: list[dict[str, Any]] = json.loads((folder / "results.json").read_text())
-    return results
-
-
-def slow_down(rank: int) -> None:
-    """Make the steps of one rank three times as long."""
-    from hpcdl.strategies.flat import FlatWorker
-
-    if rank != SLOW_RANK:
-        return
-    plain = FlatWorker.after_step
-
-    def after_step(self: FlatWorker, step: int) -> None:
-        plain(self, step)
-        now = time.perf_counter()
-        began = getattr(self, "began", now)
-        time.sleep((SLOW_FACTOR - 1) * min(now - began, 1.0))
-        self.began = time.perf_counter()  # type: ignore[attr-defined]
-
-    FlatWorker.after_step = after_step  # type: ignore[method-assign]
-
-
-def run_on_ranks(file: Path) -> None:
-    """One rank of `run`. A diverged run is a result too: it never reached the target."""
-    from hpcdl.training import runtime
-
-    runtime.silence()
-    from hpcdl.comm.mpi import world
-    from hpcdl.config.load import Layer, load
-    from hpcdl.config.schema import TrainConfig
-    from hpcdl.core.errors import HpcdlError
-    from hpcdl.core.records import read_record
-    from hpcdl.training import rundir
-    from hpcdl.training.job import run_rank
-    from hpcdl.training.prepare import prepare
-
-    everybody = world()
-    slow_down(everybody.rank)
-    results = []
-    for settings in json.loads(file.read_text()):
-        effective = load(TrainConfig, [Layer(origin="flag", values=settings)])
-        run_dir = Path(settings["run-dir"])
-        takes_part = everybody.rank < settings["ranks"]
-        group = everybody.split(0 if takes_part else 1)
-        if takes_part:
-            if group.rank == 0:
-                rundir.create(run_dir, effective, {})
-            group.barrier()
-            try:
-                run_rank(prepare(effective), group, run_dir)
-            except HpcdlError:  # raised by all workers alike, when every one of them has left
-                if everybody.rank == 0:
-                    everybody.abort(1)
-        everybody.barrier()
-        if everybody.rank == 0:
-            record = read_record(run_dir)
-            reached = next((p.step for p in record.history if (p.val_accuracy or 0) >= TARGET), None)
-            results.append({"seconds": record.seconds_to_target, "steps": reached, "staleness": record.staleness_mean})
-            print(settings["strategy"], settings["learning-rate"], settings["seed"], results[-1], flush=True)
-            (file.parent / "results.json").write_text(json.dumps(results))
-
-
-def interval(values: list[float]) -> tuple[float, float, float]:
-    """Median, and the 95 % Student-t interval of the mean logarithm, as factors back in the values' unit."""
-    from scipy import stats
-
-    logs = [math.log(value) for value in values]
-    if len(logs) < 2:
-        return values[0], math.nan, math.nan
-    half = stats.t.ppf(0.975, len(logs) - 1) * statistics.stdev(logs) / math.sqrt(len(logs))
-    middle = statistics.fmean(logs)
-    return statistics.median(values), math.exp(middle - half), math.exp(middle + half)
-
-
-def main() -> None:
-    """Grid, then seeds, then the table."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--data", type=Path)
-    parser.add_argument("--seeds", type=int, default=5)
-    parser.add_argument("--epochs", type=int, default=25)
-    parser.add_argument("--rates", type=float, nargs="+", default=GRID)
-    parser.add_argument("--out", type=Path)
-    parser.add_argument("--cases", type=Path, help=argparse.SUPPRESS)
-    options = parser.parse_args()
-    if options.cases:
-        run_on_ranks(options.cases)
-        return
-    found = compare(options)
-    print(table(found))
-    if options.out:
-        options.out.write_text(json.dumps(found, indent=1))
-
-
-def attempt(method: str, rate: float, seed: int, options: argparse.Namespace) -> dict[str, Any]:
-    """One run in an mpiexec of its own: one that diverges never reaches the target, and must not end the others."""
     with tempfile.TemporaryDirectory(prefix="hpcdl-pairs-") as name:
-        try:
-            (result,) = run([case(method, rate, seed, options, Path(name))], Path(name))
-        except subprocess.CalledProcessError:
-            return {"seconds": None, "steps": None, "staleness": None}
-    return result
-
-
-def compare(options: argparse.Namespace) -> dict[str, Any]:
-    """The best learning rate of each method, and its runs with every seed."""
-    found: dict[str, Any] = {}
-    for method in (name for pair in PAIRS for name in pair):
-        tried = {rate: attempt(method, rate, 0, options) for rate in options.rates}
-        reached = {rate: one["seconds"] for rate, one in tried.items() if one["seconds"] is not None}
-        best = min(reached, key=lambda rate: reached[rate]) if reached else None
-        seeds = range(1, options.seeds + 1) if best is not None else ()
-        found[method] = {"grid": tried, "rate": best, "runs": [attempt(method, best, seed, options) for seed in seeds]}
-        if options.out:  # what there is so far: the whole takes a while
-            options.out.write_text(json.dumps(found, indent=1))
+        folder = Path(name)
+        cases, results = folder / "cases.json", folder / "results.json"
+        cases.write_text(json.dumps([settings(one, options.data, options.epochs, folder) for one in wanted]))
+        results.write_text("[]")
+        command = [str(mpiexec.path), "-n", str(WORKERS + 1), sys.executable, "-m", "benchmarks.easgd_pairs_ranks",
+                   str(cases), str(results), str(deadline)]  # fmt: skip
+        environment = {**os.environ, **environment_for(mpiexec.flavour)}
+        failed = subprocess.run(command, check=False, env=environment, stdin=subprocess.DEVNULL).returncode != 0
+        found = [one | result for one, result in zip(wanted, json.loads(results.read_text()), strict=False)]
+        diverged = results.with_suffix(".diverged").exists()
+    if failed and not diverged:
+        raise SystemExit(f"the ranks failed after {len(found)} runs, and not because weights had diverged")
+    if diverged:
+        found.append(wanted[len(found)] | {"seconds": None, "steps": None, "staleness": None})
     return found
 
 
-def table(found: dict[str, Any]) -> str:
-    """For people."""
-    lines = []
-    for method, one in found.items():
-        for unit in ("seconds", "steps"):
-            values = [float(run[unit]) for run in one["runs"] if run[unit] is not None]
-            if values:
-                middle, low, high = interval(values)
-                missed = len(one["runs"]) - len(values)
-                note = f", {missed} never" if missed else ""
-                lines.append(
-                    f"{method:14s} rate {one['rate']:g}: {middle:.3g} {unit} "
-                    f"[{low:.3g}, {high:.3g}], n {len(values)}{note}"
-                )
-    return "\n".join(lines)
+def interval(logs: list[float]) -> str:
+    """Mean of logarithms as a factor, with its 95 % Student-t interval."""
+    from scipy import stats
+
+    middle = statistics.fmean(logs)
+    if len(logs) < 2:
+        return f"{math.exp(middle):.3g} [one value]"
+    half = stats.t.ppf(0.975, len(logs) - 1) * statistics.stdev(logs) / math.sqrt(len(logs))
+    return f"{math.exp(middle):.3g} [{math.exp(middle - half):.3g}, {math.exp(middle + half):.3g}]"
+
+
+def table(done: list[Run]) -> str:
+    """Medians, intervals and ratios, as Markdown."""
+    lines = ["| method | rate | seconds, median | mean [95 %] | updates per worker, median | mean [95 %] | staleness |"]
+    lines.append("|---|---|---|---|---|---|---|")
+    ratios = []
+    for first, second, _ in PAIRS:
+        pair = {method: at_best_rate(method, done) for method in (first, second)}
+        lines += [_row(method, by_seed) for method, by_seed in pair.items() if by_seed]
+        both = [seed for seed in SEEDS if all(pair[m].get(seed, {}).get("seconds") for m in (first, second))]
+        for unit in ("seconds", "steps") if both else ():
+            logs = [math.log(pair[first][seed][unit] / pair[second][seed][unit]) for seed in both]
+            ratios.append(f"{first} / {second}: {interval(logs)} in {unit}, {len(both)} seeds")
+    return "\n".join([*lines, "", *ratios])
+
+
+def _row(method: str, by_seed: dict[int, Run]) -> str:
+    reached = [one for one in by_seed.values() if one["seconds"] is not None]
+    cells = [method, f"{next(iter(by_seed.values()))['rate']:g}"]
+    for unit in ("seconds", "steps"):
+        values = [one[unit] for one in reached]
+        middle = f"{statistics.median(values):.3g}" if values else "never"
+        cells += [middle, interval([math.log(value) for value in values]) if values else ""]
+    if len(reached) < len(by_seed):
+        cells[2] += f" ({len(by_seed) - len(reached)} of {len(by_seed)} never)"
+    stale = [one["staleness"] for one in reached if one["staleness"] is not None]
+    return f"| {' | '.join([*cells, f'{statistics.fmean(stale):.2f}' if stale else ''])} |"
+
+
+def main() -> None:
+    """Run what is missing, as long as there is time, and print what there is."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--data", type=Path, required=True)
+    parser.add_argument("--epochs", type=int, default=30)
+    parser.add_argument("--minutes", type=float, default=math.inf)
+    parser.add_argument("--out", type=Path, required=True)
+    options = parser.parse_args()
+    deadline = time.time() + 60 * options.minutes
+    done: list[Run] = json.loads(options.out.read_text()) if options.out.exists() else []
+    while (wanted := todo(done)) and time.time() < deadline:
+        done += run(wanted, options, deadline)
+        options.out.write_text(json.dumps(done, indent=1))
+    print(table(done))
+    print("done" if not wanted else f"{len(wanted)} runs or more are left; call again")
 
 
 if __name__ == "__main__":

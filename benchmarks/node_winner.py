@@ -1,11 +1,14 @@
 """Is the winner of tune-threads as good as exhaustive search, and as TensorFlow's defaults and Intel's advice?
 
-For each network: exhaustive search over a sub-space of at most 16 candidates of this node, three rounds in turn, each
-sample a fresh process; then `tune-threads`' own search over the same sub-space, measuring anew, with at most half as
-many samples; at last the rivals (the exhaustive best, the search's winner, TensorFlow's defaults, Intel's guide) in
-turn for several rounds in one run. Ratios are of medians within that last run.
+For each network: exhaustive search over a stated sub-space of at most 16 candidates of this node, three rounds in turn,
+each sample a fresh process; then `tune-threads`' own search over the same sub-space, measuring anew, with at most half
+as many samples; at last the rivals (the exhaustive best, the search's winner, TensorFlow's defaults, Intel's guide) in
+turn for several rounds. Ratios are of medians within those last rounds.
 
-    python benchmarks/node_winner.py --models hepcnn,lenet,resnet50 --rounds 3 --out FILE.json
+    python benchmarks/node_winner.py --journal FILE.jsonl --minutes 6
+
+Every sample goes to the journal. With `--minutes` the script stops in time with exit code 75; the same command goes on
+where the journal ends, so a machine that is only quiet for minutes at a time is enough.
 """
 
 from __future__ import annotations
@@ -15,6 +18,9 @@ import dataclasses
 import json
 import statistics
 import sys
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -25,30 +31,89 @@ from hpcdl.node.space import Candidate, build_space, intel_guide, tensorflow_def
 from hpcdl.node.topology import Topology, read_topology
 from hpcdl.study.trials import Measurer, Workload
 
-BATCHES = {"hepcnn": 8, "lenet": 64, "resnet50": 8}
-STEPS = {"hepcnn": 5, "lenet": 60, "resnet50": 3}
 TIMEOUT_S = 400.0
-MAX_CANDIDATES = 16
+STOPPED_EARLY = 75
+ALLOCATORS = ("default", "glibc-huge")
 
 
-def sub_space(topology: Topology, engine: Engine) -> list[Candidate]:
-    """One rank or one per core, filling the node; one or two operations at a time; bound or not; two allocators: 16."""
+@dataclass(frozen=True, kw_only=True)
+class Job:
+    """A network, what a trial of it is, and which points of ranks x inter-op threads x allocator are compared."""
+
+    batch_size: int
+    steps: int
+    sub_space: str
+    keep: Callable[[Settings], bool]
+
+
+JOBS: dict[str, Job] = {
+    "lenet": Job(
+        batch_size=64, steps=200,
+        sub_space="1 rank of all cores or a rank per core; 1 or 2 operations at a time; 2 allocators: 8 candidates",
+        keep=lambda settings: True,
+    ),
+    "hepcnn": Job(
+        batch_size=8, steps=4,
+        sub_space="1 rank of all cores with 1 or 2 operations at a time, or a rank per core with 1; 2 allocators: 6",
+        keep=lambda settings: settings.ranks_per_node == 1 or settings.inter_op_threads == 1,
+    ),
+    "resnet50": Job(
+        batch_size=8, steps=3,
+        sub_space="1 rank of all cores or a rank per core; 1 operation at a time; 2 allocators: 4 candidates",
+        keep=lambda settings: settings.inter_op_threads == 1,
+    ),
+}  # fmt: skip
+
+
+class OutOfTime(Exception):
+    """The next sample might not end within `--minutes`."""
+
+
+@dataclass(kw_only=True)
+class Journal:
+    """Samples in the order in which they are asked for: those in the file are told again, the others measured."""
+
+    path: Path
+    deadline: float
+    known: list[dict[str, Any]] = field(default_factory=list)
+    place: int = 0
+    longest_s: float = 20.0
+
+    def sample(self, key: Mapping[str, Any], measure: Callable[[], float | None]) -> float | None:
+        if self.place < len(self.known):
+            entry = self.known[self.place]
+            if entry["key"] != key:
+                raise SystemExit(f"{self.path} line {self.place + 1} is of another run: {entry['key']}, not {key}")
+            self.place += 1
+            value: float | None = entry["images_per_second"]
+            return value
+        if time.monotonic() + self.longest_s > self.deadline:
+            raise OutOfTime
+        began = time.monotonic()
+        value = measure()
+        self.longest_s = max(self.longest_s, time.monotonic() - began)
+        with self.path.open("a") as file:
+            file.write(json.dumps({"key": key, "images_per_second": value, "at": time.time()}) + "\n")
+        return value
+
+
+def sub_space(job: Job, topology: Topology, engine: Engine) -> list[Candidate]:
+    """Thread counts that fill the cores, as many threads in all whatever the ranks."""
     num_cores = len(topology.usable_cores)
-    allocators = [name for name in ("default", "glibc-huge") if name in engine.allocators]
     narrowing: dict[str, list[Any]] = {
         "only": [True],
         "ranks_per_node": sorted({1, num_cores}),
         "intra_op_threads": sorted({1, num_cores}),
         "inter_op_threads": [1, 2],
-        "binding": ["balanced", "none"],
-        "allocator": allocators,
+        "binding": ["balanced"],
+        "allocator": [name for name in ALLOCATORS if name in engine.allocators],
     }
-    candidates = [
+    return [
         candidate
         for candidate in build_space(topology, engine, narrowing=narrowing).candidates
         if (candidate.settings.ranks_per_node or 1) * (candidate.settings.intra_op_threads or 1) == num_cores
+        and job.keep(candidate.settings)
     ]
-    return candidates[:MAX_CANDIDATES]
 
 
 def as_candidate(topology: Topology, engine: Engine, settings: Settings) -> Candidate:
@@ -56,23 +121,24 @@ def as_candidate(topology: Topology, engine: Engine, settings: Settings) -> Cand
     return build_space(topology, engine, narrowing={"only": [True], **values}).candidates[0]
 
 
-def study(model: str, rounds: int, topology: Topology, engine: Engine) -> dict[str, Any]:
-    measurer = Measurer(
-        workload=Workload(model=model, batch_size=BATCHES[model], steps=STEPS[model]), topology=topology
-    )
-    candidates = sub_space(topology, engine)
+def study(model: str, rounds: int, topology: Topology, engine: Engine, journal: Journal) -> dict[str, Any]:
+    job = JOBS[model]
+    measurer = Measurer(workload=Workload(model=model, batch_size=job.batch_size, steps=job.steps), topology=topology)
+    candidates = sub_space(job, topology, engine)
 
-    def sample(candidate: Candidate) -> float | None:
-        outcome = measurer.measure(candidate, TIMEOUT_S)
-        if outcome.images_per_second is None:
-            print(f"  {outcome.status}: {outcome.message}", file=sys.stderr)
-        return outcome.images_per_second
+    def sample(phase: str, candidate: Candidate) -> float | None:
+        def measure() -> float | None:
+            outcome = measurer.measure(candidate, TIMEOUT_S)
+            if outcome.images_per_second is None:
+                print(f"  {outcome.status}: {outcome.message}", file=sys.stderr)
+            return outcome.images_per_second
 
-    print(f"{model}: {len(candidates)} candidates", file=sys.stderr)
+        return journal.sample({"model": model, "phase": phase, "settings": describe(candidate.settings)}, measure)
+
     table: list[list[float]] = [[] for _ in candidates]
     for _ in range(rounds):
         for index, candidate in enumerate(candidates):
-            value = sample(candidate)
+            value = sample("exhaustive", candidate)
             if value is not None:
                 table[index].append(value)
     means = [statistics.fmean(values) if values else 0.0 for values in table]
@@ -81,7 +147,7 @@ def study(model: str, rounds: int, topology: Topology, engine: Engine) -> dict[s
         [dataclasses.asdict(item.settings) for item in candidates], max_samples=rounds * len(candidates) // 2
     )
     while asked := search.ask():
-        search.tell(asked[0], sample(candidates[asked[0]]))
+        search.tell(asked[0], sample("search", candidates[asked[0]]))
     choice = search.best()
     if choice is None:
         raise SystemExit(f"{model}: every trial failed")
@@ -91,16 +157,18 @@ def study(model: str, rounds: int, topology: Topology, engine: Engine) -> dict[s
         "tensorflow defaults": as_candidate(topology, engine, tensorflow_defaults(topology)),
         "intel guide": as_candidate(topology, engine, intel_guide(topology)),
     }
-    speeds: dict[str, list[float]] = {name: [] for name in rivals}
+    different = {describe(candidate.settings): candidate for candidate in rivals.values()}
+    speeds: dict[str, list[float]] = {name: [] for name in different}
     for _ in range(rounds):
-        for name, candidate in rivals.items():
-            value = sample(candidate)
+        for name, candidate in different.items():
+            value = sample("rivals", candidate)
             if value is not None:
                 speeds[name].append(value)
-    medians = {name: statistics.median(values) for name, values in speeds.items()}
+    medians = {name: statistics.median(speeds[describe(item.settings)]) for name, item in rivals.items()}
     return {
         "model": model,
-        "batch_size": BATCHES[model],
+        "batch_size": job.batch_size,
+        "sub_space": job.sub_space,
         "exhaustive_table": [
             {"settings": chosen(item.settings), "images_per_second": values}
             for item, values in zip(candidates, table, strict=True)
@@ -109,7 +177,7 @@ def study(model: str, rounds: int, topology: Topology, engine: Engine) -> dict[s
         "exhaustive_samples": rounds * len(candidates),
         "regret_in_exhaustive_table": 1 - means[choice.index] / max(means),
         "settings": {name: describe(item.settings) for name, item in rivals.items()},
-        "images_per_second": speeds,
+        "rivals_images_per_second": speeds,
         "median_images_per_second": medians,
         "search_over": {name: medians["search"] / median for name, median in medians.items() if name != "search"},
     }
@@ -119,16 +187,21 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--models", default="lenet,hepcnn,resnet50")
     parser.add_argument("--rounds", type=int, default=3)
-    parser.add_argument("--out", type=Path)
+    parser.add_argument("--journal", type=Path, default=Path("node_winner.jsonl"))
+    parser.add_argument("--minutes", type=float, default=24 * 60.0)
     arguments = parser.parse_args()
+    known = [json.loads(line) for line in arguments.journal.open()] if arguments.journal.exists() else []
+    journal = Journal(path=arguments.journal, deadline=time.monotonic() + 60 * arguments.minutes, known=known)
     topology, engine = read_topology(), find_engine()
-    results = []
-    for model in arguments.models.split(","):
-        results.append(study(model, arguments.rounds, topology, engine))
-        text = json.dumps({"node": topology.summary, "engine": engine.summary, "results": results}, indent=1)
-        if arguments.out:
-            arguments.out.write_text(text + "\n")
-    print(text)
+    results: list[dict[str, Any]] = []
+    try:
+        for model in arguments.models.split(","):
+            results.append(study(model, arguments.rounds, topology, engine, journal))
+    except OutOfTime:
+        print(f"out of time in {model}; the same command goes on", file=sys.stderr)
+    print(json.dumps({"node": topology.summary, "engine": engine.summary, "results": results}, indent=1))
+    if len(results) < len(arguments.models.split(",")):
+        sys.exit(STOPPED_EARLY)
 
 
 if __name__ == "__main__":

@@ -1,11 +1,12 @@
-"""Parameter servers against the ring on hosts whose network is shaped: what placement and the number of servers cost.
+"""All-reduces and parameter servers on hosts whose network is shaped: what algorithm, placement and servers cost.
 
-    python benchmarks/ps_exchange.py [--hosts 8] [--rate 1gbit] [--steps 5]
+    python -m benchmarks.ps_exchange [--workers 4] [--rate 1gbit] [--steps 5]
 
-Needs root (tests/lab's hosts). Half of the hosts work, up to as many serve. Exchanges gradients with the sizes of
-LeNet's variables and of ResNet-50's at a quarter (25.6 MB), without computing anything; every configuration in turn,
-in the same processes. Prints medians over the steps of the slowest worker, beside the bound of the busiest link: a
-server takes in `workers x its bytes`, a rank of the ring sends 2n(p-1)/p.
+Needs root (tests/lab's hosts). Every worker has a host of its own, and so has each of up to 4 servers. Exchanges
+gradients with the sizes of LeNet's variables and of ResNet-50's at a quarter (25.6 MB), without computing anything;
+every configuration in turn, in the same processes. Prints medians over the steps of the slowest worker, beside the
+bound of the busiest link: a server takes in `workers x its bytes`, a rank of an all-reduce sends what the algorithm's
+cost says.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ from collections.abc import Callable
 import numpy
 
 from hpcdl.cluster.mpiexec import find_mpiexec
-from hpcdl.collectives import ring
+from hpcdl.collectives import halving_doubling, ring, tree
 from hpcdl.collectives.workspace import Workspace
 from hpcdl.comm.mpi import world
 from hpcdl.core.protocols import Communicator
@@ -30,6 +31,8 @@ from hpcdl.strategies.servers.placement import ITEM_BYTES, PLACEMENTS, held_byte
 from tests.strategies.test_placement import resnet50
 
 BUCKET_BYTES = 25 * 1024**2
+SERVERS = (1, 4)
+ALGORITHMS = {"ring": ring, "tree": tree, "halving-doubling": halving_doubling}
 MODELS = {
     "lenet": [500, 20, 25_000, 50, 400_000, 500, 5_000, 10],
     "resnet50/4": [-(-length // 4) for length in resnet50()],
@@ -47,9 +50,9 @@ def timed_steps(group: Communicator, num_steps: int, exchange: Callable[[], None
     return seconds[1:]
 
 
-def ring_steps(group: Communicator, lengths: list[int], num_steps: int) -> list[float]:
+def allreduce_steps(name: str, group: Communicator, lengths: list[int], num_steps: int) -> list[float]:
     buffer, workspace = numpy.ones(sum(lengths), numpy.float32), Workspace()
-    return timed_steps(group, num_steps, lambda: ring.allreduce(group, buffer, workspace))
+    return timed_steps(group, num_steps, lambda: ALGORITHMS[name].allreduce(group, buffer, workspace))
 
 
 def worker_steps(everybody: Communicator, workers: Communicator, lengths: list[int], servers: int, placement: str,
@@ -75,16 +78,17 @@ def worker_steps(everybody: Communicator, workers: Communicator, lengths: list[i
 def measure(num_steps: int) -> list[dict[str, object]]:
     """Every configuration; meaningful on rank 0."""
     everybody = world()
-    workers = everybody.size // 2
+    workers = everybody.size - max(SERVERS)
     rows: list[dict[str, object]] = []
     for model, lengths in MODELS.items():
         num_bytes = ITEM_BYTES * sum(lengths)
         group = everybody.split(0 if everybody.rank < workers else 1)
         if everybody.rank < workers:
-            seconds = ring_steps(group, lengths, num_steps)
-            busiest = 2 * num_bytes * (workers - 1) // workers
-            rows.append({"model": model, "kind": "ring", "busiest": busiest, "seconds": seconds})
-        for servers in sorted({1, workers}):
+            for name, algorithm in ALGORITHMS.items():
+                seconds = allreduce_steps(name, group, lengths, num_steps)
+                busiest = algorithm.cost(workers, num_bytes).bytes
+                rows.append({"model": model, "kind": name, "busiest": busiest, "seconds": seconds})
+        for servers in SERVERS:
             for placement in PLACEMENTS if servers > 1 else ("split",):
                 everybody.barrier()
                 job = everybody.split(0 if everybody.rank < workers + servers else 1)
@@ -103,7 +107,7 @@ def measure(num_steps: int) -> list[dict[str, object]]:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--hosts", type=int, default=8)
+    parser.add_argument("--workers", type=int, default=4)
     parser.add_argument("--rate", default="1gbit")
     parser.add_argument("--steps", type=int, default=5)
     parser.add_argument("--inside", action="store_true", help=argparse.SUPPRESS)
@@ -115,10 +119,10 @@ def main() -> None:
         return
     from benchmarks.shaped_hosts import run_ranks
 
-    command = [sys.executable, __file__, "--inside", "--steps", str(given.steps)]
-    rows = json.loads(run_ranks(given.hosts, given.rate, find_mpiexec().path, command))
+    command = [sys.executable, "-m", "benchmarks.ps_exchange", "--inside", "--steps", str(given.steps)]
+    rows = json.loads(run_ranks(given.workers + max(SERVERS), given.rate, find_mpiexec().path, command))
     bytes_per_s = 1e9 / 8 if given.rate == "1gbit" else None
-    print(f"{given.hosts} hosts, {given.rate}, {given.hosts // 2} workers, medians of {given.steps} steps")
+    print(f"{given.workers} workers, {given.rate}, medians of {given.steps} steps")
     for row in rows:
         median_s = statistics.median(row["seconds"])
         bound = f"{median_s / (row['busiest'] / bytes_per_s):6.2f} x bound" if bytes_per_s else ""

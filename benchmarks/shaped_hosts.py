@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -17,8 +18,18 @@ exec nsenter --target "${{inits[$host]}}" --all --wd={root} -- env -i {environme
 """
 
 
-def run_ranks(num_hosts: int, rate: str, mpiexec: Path, command: Sequence[str], timeout_s: float = 580.0) -> str:
-    """What the ranks of `command` print; each host sends at most `rate` (tc's spelling)."""
+def run_ranks(
+    num_hosts: int,
+    rate: str,
+    mpiexec: Path,
+    command: Sequence[str],
+    timeout_s: float = 580.0,
+    settings: Mapping[str, str] | None = None,
+) -> str:
+    """What the ranks of `command` print; each host sends at most `rate` (tc's spelling).
+
+    `settings` are for the ranks' environment.
+    """
     problem = missing()
     if problem:
         raise SystemExit(problem)
@@ -26,21 +37,23 @@ def run_ranks(num_hosts: int, rate: str, mpiexec: Path, command: Sequence[str], 
         lab = Lab(folder, num_nodes=num_hosts, rate=rate)
         try:
             lab.start()
-            return _run(lab, mpiexec, command, timeout_s)
+            return _run(lab, mpiexec, command, timeout_s, settings or {})
         finally:
             lab.stop()
 
 
-def _run(lab: Lab, mpiexec: Path, command: Sequence[str], timeout_s: float) -> str:
-    environment = {"PATH": "/usr/local/bin:/usr/bin:/bin:/usr/sbin:/sbin", "HOME": "/root", "PYTHONPATH": str(ROOT)}
+def _run(lab: Lab, mpiexec: Path, command: Sequence[str], timeout_s: float, settings: Mapping[str, str]) -> str:
+    path = "/usr/local/bin:/usr/bin:/bin:/usr/sbin:/sbin"
+    environment = {"PATH": path, "HOME": "/root", "PYTHONPATH": str(ROOT), **settings}
     shell = _written_shell(lab, environment)
     # mpiexec lives on the login host's network, but sees all processes: it has to enter the other hosts.
     enter = ["nsenter", "--target", str(lab.inits[LOGIN]), "--net", "--uts", "--"]
     line = [str(mpiexec), "-launcher", "ssh", "-launcher-exec", str(shell), "-iface", "eth0", "-hosts",
             ",".join(lab.nodes), "-n", str(len(lab.nodes)), *command]  # fmt: skip
     finished = subprocess.run(
-        [*enter, *line], stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=timeout_s, cwd=ROOT
-    )
+        [*enter, *line], stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=timeout_s, cwd=ROOT,
+        env={**os.environ, **settings},
+    )  # fmt: skip
     if finished.returncode:
         raise SystemExit(f"the ranks failed:\n{finished.stdout}\n{finished.stderr}")
     return finished.stdout

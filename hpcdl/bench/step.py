@@ -35,7 +35,8 @@ class StepResult:
     """Medians in seconds over `steps` steps of each kind; a step takes as long as its slowest rank.
 
     `efficiency` is the median step without exchange over the median step with it. `samples` are the images/s of each
-    step with exchange, over all workers; `loss` is that of the initial weights on the first batch, on rank 0.
+    step with exchange, over all workers; `loss` is that of the initial weights on the first batch, on rank 0. What
+    steps without exchange are needed for is None where they were left out.
     """
 
     model: str
@@ -44,9 +45,9 @@ class StepResult:
     workers: int
     batch_size: int
     step_seconds: float
-    compute_seconds: float
-    exposed_communication_seconds: float
-    efficiency: float
+    compute_seconds: float | None
+    exposed_communication_seconds: float | None
+    efficiency: float | None
     steps: int
     images_per_second: float
     samples: list[float]
@@ -86,7 +87,8 @@ def _summary(config: StepBenchConfig, num_workers: int, gathered: list[dict[str,
     workers = gathered[:num_workers]
     slowest = {kind: [max(column) for column in zip(*(rank[kind] for rank in workers), strict=True)]
                for kind in ("with_exchange", "without_exchange")}  # fmt: skip
-    step_s, compute_s = (statistics.median(slowest[kind]) for kind in ("with_exchange", "without_exchange"))
+    step_s = statistics.median(slowest["with_exchange"])
+    compute_s = statistics.median(slowest["without_exchange"]) if slowest["without_exchange"] else None
     images = config.run.batch_size * config.exchange.accumulate * num_workers
     rates = [images / seconds for seconds in slowest["with_exchange"]]
     return StepResult(
@@ -97,8 +99,8 @@ def _summary(config: StepBenchConfig, num_workers: int, gathered: list[dict[str,
         batch_size=config.run.batch_size,
         step_seconds=step_s,
         compute_seconds=compute_s,
-        exposed_communication_seconds=max(step_s - compute_s, 0.0),
-        efficiency=compute_s / step_s,
+        exposed_communication_seconds=None if compute_s is None else max(step_s - compute_s, 0.0),
+        efficiency=None if compute_s is None else compute_s / step_s,
         steps=len(rates),
         images_per_second=estimate(rates).mean,
         samples=rates,
@@ -166,6 +168,7 @@ def _work(config: StepBenchConfig, context: Context, strategy: Strategy, group: 
         num_steps=config.run.steps,
         warmup_steps=config.run.warmup_steps,
         accumulate=config.exchange.accumulate,
+        exchange_only=config.run.exchange_only,
     )
     worker.finish()
     num_exchanges = config.run.steps + config.run.warmup_steps

@@ -34,9 +34,12 @@ def step(flags: dict[str, Any], config: ConfigFlag = None, set_: SetFlag = None,
         print_json(dataclasses.asdict(result))
         return
     print(f"step                   {format_seconds(result.step_seconds)}")
-    print(f"  compute              {format_seconds(result.compute_seconds)}")
-    print(f"  exposed exchange     {format_seconds(result.exposed_communication_seconds)}")
-    print(f"efficiency             {result.efficiency:.3f}")
+    if result.compute_seconds is not None:
+        print(f"  compute              {format_seconds(result.compute_seconds)}")
+    if result.exposed_communication_seconds is not None:
+        print(f"  exposed exchange     {format_seconds(result.exposed_communication_seconds)}")
+    if result.efficiency is not None:
+        print(f"efficiency             {result.efficiency:.3f}")
     print(f"throughput             {format_rate(result.images_per_second, 'images')}")
     print(f"sent per rank and step {format_bytes(result.bytes_sent_per_step)}")
     print(f"peak memory per rank   {format_bytes(result.peak_memory_bytes)}")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -11,10 +12,10 @@ from hpcdl.cli.options import JsonFlag
 from hpcdl.cli.output import print_json, printable, say
 from hpcdl.core.errors import HpcdlError, UsageError
 from hpcdl.core.progress import progress
-from hpcdl.core.units import parse_bytes
 
 if TYPE_CHECKING:
     from hpcdl.report.sources import Gathered
+    from hpcdl.report.tunings import TunedNode
 
 ALL_FORMATS = "terminal,html,md,csv,json"
 
@@ -38,7 +39,12 @@ FailOn = Annotated[
 Anonymous = Annotated[bool, typer.Option("--anonymous", help="Leave out hosts, users and paths.")]
 Figures = Annotated[bool, typer.Option("--figures", help="Also write each figure as PNG and PDF.")]
 Link = Annotated[
-    str | None, typer.Option("--link", metavar="SIZE", help="What the network carries per second, such as 12.5GB.")
+    str | None,
+    typer.Option(
+        "--link",
+        metavar="SIZE|FILE",
+        help="Network bytes per second, such as 12.5GB, or a file of `bench allreduce`.",
+    ),
 ]
 
 
@@ -66,20 +72,23 @@ def report(
     from hpcdl.report.analysis import analyse
     from hpcdl.report.baseline import regressions
     from hpcdl.report.build import compose, render
+    from hpcdl.report.link import link_of
     from hpcdl.report.references import load_references
     from hpcdl.report.summary import accuracy_line
 
     chosen = _formats(formats, as_json)
-    if not runs and imported is None:
+    tunings, runs = _tunings(runs or [], anonymous)
+    if not runs and not tunings and imported is None:
         raise UsageError("no runs named; type hpcdl report RUN... or hpcdl report --import csv FILE")
     if fail_on_regression is not None and (baseline is None or not 0 <= fail_on_regression < 100):
         raise UsageError("--fail-on-regression takes a percentage from 0 to 100, and needs --baseline DIR")
     study = analyse(
-        _gather(runs or [], imported, anonymous),
+        _gather(runs, imported, anonymous),
         baseline=None if baseline is None else _gather([baseline], None, anonymous),
         baseline_name="" if baseline is None else "baseline" if anonymous else str(baseline),
         references=load_references(),
-        link_bytes_per_second=_link(link),
+        tunings=tunings,
+        link_bytes_per_second=None if link is None else link_of(link),
     )
     document = compose(study)
     folder = out or (runs[0] / "report" if runs and len(runs) == 1 else Path("report"))
@@ -87,9 +96,11 @@ def report(
     if as_json:
         print_json(document.data)
     tell = say if as_json else print
-    for path in [path for path in written.paths if path.suffix == ".html"] or written.paths[:1]:
+    pages = [path for path in written.paths if path.parent == folder]
+    for path in [path for path in pages if path.suffix == ".html"] or pages[:1]:
         tell(printable(f"report: {path.resolve()}"))
-    tell(printable(accuracy_line(study)))
+    if study.runs:
+        tell(printable(accuracy_line(study)))
     if fail_on_regression is not None:
         slower = regressions(study.comparisons, fail_on_regression)
         if slower:
@@ -123,10 +134,13 @@ def _gather(runs: list[Path], imported: tuple[str, Path] | None, anonymous: bool
     return anonymised(found) if anonymous else found
 
 
-def _link(text: str | None) -> float | None:
-    if text is None:
-        return None
-    try:
-        return float(parse_bytes(text))
-    except ValueError as error:
-        raise UsageError(f"--link: {error}") from None
+def _tunings(paths: list[Path], anonymous: bool) -> tuple[list[TunedNode], list[Path]]:
+    """The searches of `tune-threads` at or below `paths`, and those of `paths` that hold runs, or nothing known."""
+    from hpcdl.report.anonymous import anonymised_tunings
+    from hpcdl.report.sources import holds_runs
+    from hpcdl.study.tuned import find_tunings, read_tuning
+
+    found = {path: find_tunings(path) for path in paths}
+    tunings = [read_tuning(place) for place in dict.fromkeys(itertools.chain(*found.values()))]
+    rest = [path for path in paths if not found[path] or holds_runs(path)]
+    return anonymised_tunings(tunings) if anonymous else tunings, rest

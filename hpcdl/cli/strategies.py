@@ -18,10 +18,11 @@ def strategies(json: JsonFlag = False) -> None:
 
     With --json also their sources and what goes with them.
     """
-    from hpcdl.strategies.table import STRATEGIES
+    from hpcdl.strategies.table import listed_strategies
 
+    strategies = listed_strategies()
     if json:
-        print_json({"strategies": [info.as_json() for info in STRATEGIES.values()]})
+        print_json({"strategies": [info.as_json() for info in strategies]})
         return
-    print_table(("strategy", "family", "what it does"), [(i.name, i.family, i.summary) for i in STRATEGIES.values()])
+    print_table(("strategy", "family", "what it does"), [(info.name, info.family, info.summary) for info in strategies])
     say("next: hpcdl train --strategy NAME --model lenet --data DIR --ranks N")

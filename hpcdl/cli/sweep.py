@@ -12,9 +12,9 @@ import typer
 from hpcdl.cli.options import JsonFlag, SetFlag, takes_settings
 from hpcdl.cli.output import print_json, print_table, printable, say
 from hpcdl.config.study import Study, StudyConfig, load_study
-from hpcdl.core.errors import HpcdlError
+from hpcdl.core.errors import HpcdlError, UsageError
 from hpcdl.core.progress import progress
-from hpcdl.core.units import format_seconds
+from hpcdl.core.units import format_seconds, parse_seconds
 
 if TYPE_CHECKING:
     from hpcdl.study.estimate import Estimate
@@ -29,6 +29,13 @@ StudyFile = Annotated[Path | None, typer.Argument(metavar="STUDY.toml", help="Th
 Small = Annotated[bool, typer.Option("--small", help="The study's small version: its table [small].")]
 Resume = Annotated[bool, typer.Option("--resume", help="Go on with the study in --out; finished runs are kept.")]
 DryRun = Annotated[bool, typer.Option("--dry-run", help="List the runs and estimate their time; start none.")]
+Jobs = Annotated[bool, typer.Option("--jobs", help="Submit a batch job for each number of nodes, and return.")]
+Time = Annotated[str, typer.Option("--time", metavar="TIME", help="With --jobs: the time limit of each.")]
+Partition = Annotated[str, typer.Option("--partition", metavar="NAME", help="With --jobs: partition or queue.")]
+Account = Annotated[str, typer.Option("--account", metavar="NAME", help="With --jobs: account that pays.")]
+OnlyNodes = Annotated[
+    int | None, typer.Option("--only-nodes", min=1, metavar="N", help="Only the points that need N nodes.")
+]
 Out = Annotated[Path | None, typer.Option("--out", metavar="DIR", help="Folder of the study. [studies/NAME]")]
 
 
@@ -44,6 +51,11 @@ def sweep(
     small: Small = False,
     dry_run: DryRun = False,
     resume: Resume = False,
+    jobs: Jobs = False,
+    time: Time = "1h",
+    partition: Partition = "",
+    account: Account = "",
+    only_nodes: OnlyNodes = None,
     out: Out = None,
     set_: SetFlag = None,
     json: JsonFlag = False,
@@ -53,28 +65,64 @@ def sweep(
     Every combination of its lists, in random order, each run a fresh `hpcdl train`.
     """
     from hpcdl.study.checks import prepare_points
-    from hpcdl.study.places import find_place
     from hpcdl.study.plan import make_plan
-    from hpcdl.study.state import open_study
-    from hpcdl.study.sweep import Sweep, raise_for
+    from hpcdl.study.state import new_state, open_study
 
     wanted = load_study(study, flags, set_, small=small)
     plan, prepared = prepare_points(wanted, make_plan(wanted))
+    plan = plan if only_nodes is None else plan.only_nodes(only_nodes)
     folder = out or Path("studies") / wanted.name
-    state = open_study(folder, wanted, plan, resume=resume)
+    if jobs and not dry_run:
+        _submit(folder, wanted, plan, {"time": time, "partition": partition, "account": account}, resume, json)
+        return
+    state = new_state(wanted, plan) if jobs else open_study(folder, wanted, plan, resume=resume)
     if dry_run:
         _show_plan(wanted, plan, state, prepared, json)
         return
     for line in plan.left_out:
         say(printable(line))
-    with progress(wanted.name, len(plan.runs)) as bar:
-        state = Sweep(folder, wanted, plan, state, find_place(os.environ), lambda news: _follow(bar, news)).run()
+    _run(folder, wanted, plan, state, json)
+
+
+def _run(folder: Path, study: Study, plan: Plan, state: StudyState, json: bool) -> None:
+    from hpcdl.cluster.launcher import seconds_left
+    from hpcdl.study.places import find_place
+    from hpcdl.study.sweep import Sweep, raise_for
+
+    place = find_place(os.environ, plan.node_counts)
+    with progress(study.name, len(plan.runs)) as bar:
+        sweep = Sweep(folder, study, plan, state, place, lambda news: _follow(bar, news), seconds_left(os.environ))
+        state = sweep.run()
     if json:
         print_json({"folder": str(folder), **dataclasses.asdict(state)})
     else:
         print(printable(f"{folder}: {state.count('finished')} of {len(state.runs)} runs finished"))
     say(printable(f"next: hpcdl report {folder} --out {folder}/report"))
     raise_for(state, folder)
+
+
+def _submit(folder: Path, study: Study, plan: Plan, given: dict[str, str], resume: bool, json: bool) -> None:
+    from hpcdl.study.jobs import Limits, submit_parts
+
+    try:
+        time_s = parse_seconds(given["time"])
+    except ValueError as error:
+        raise UsageError(f"--time: {error}") from None
+    limits = Limits(time_s=time_s, partition=given["partition"], account=given["account"])
+    for line in plan.left_out:
+        say(printable(line))
+    parts = submit_parts(folder, study, plan, limits, resume=resume)
+    if json:
+        print_json({"folder": str(folder), "jobs": [dataclasses.asdict(part) for part in parts]})
+    else:
+        rows = [
+            [str(part.nodes), str(part.runs), str(part.finished), str(part.failed), part.job, part.state]
+            for part in parts
+        ]
+        print_table(("nodes", "runs", "finished", "failed", "job", "state"), rows)
+    left = [part for part in parts if part.finished < part.runs]
+    told = f"hpcdl jobs; when they have ended, hpcdl report {folder} --out {folder}/report"
+    say(printable(f"next: {told}" if left else f"next: hpcdl report {folder} --out {folder}/report"))
 
 
 def _follow(bar: Any, news: News) -> None:
@@ -122,7 +170,10 @@ def _num_nodes(find_place: Any, plan: Plan) -> int:
 def _sentences(study: Study, plan: Plan, estimate: Estimate, cores: int, nodes: int) -> list[str]:
     where = f" on {nodes} nodes" if nodes > 1 else ""
     total = f"about {format_seconds(estimate.seconds)}{where}, {estimate.node_hours:.3g} node-hours"
+    per_job = [f"{nodes} x {len(plan.only_nodes(nodes).runs)} runs" for nodes in plan.node_counts]
     lines = [f"{len(plan.points)} points x {study.plan.repeats} repeats = {len(plan.runs)} runs: {total} to go"]
+    if len(per_job) > 1:
+        lines.append(f"as jobs (--jobs), one for each number of nodes: {', '.join(per_job)}")
     if estimate.unknown:
         lines.append(f"{estimate.unknown} runs are in no estimate: their network is not in `hpcdl models`")
     guessed = len(estimate.seconds_by_run) - estimate.measured

@@ -108,13 +108,14 @@ class Follower:
             self._bar.update(event["step"], f"step {event['step']}  {rate}  loss {event['loss']:.4f}")
 
     def _epoch(self, event: dict[str, Any]) -> None:
-        held_out = event["val_accuracy"]
-        tail = f", held-out accuracy {held_out:.4f}" if held_out is not None else ""
-        loss, accuracy = event["loss"], event["accuracy"]
-        say(
-            f"epoch {event['epoch']:.3g}  step {event['step']}  {format_seconds(event['seconds'])}  "
-            f"loss {loss:.4f}, accuracy {accuracy:.4f}{tail}"
-        )
+        shown = {
+            "loss": event["loss"],
+            "accuracy": event["accuracy"],
+            "held-out loss": event["val_loss"] if event["val_accuracy"] is None else None,
+            "held-out accuracy": event["val_accuracy"],
+        }
+        numbers = ", ".join(f"{name} {value:.4f}" for name, value in shown.items() if value is not None)
+        say(f"epoch {event['epoch']:.3g}  step {event['step']}  {format_seconds(event['seconds'])}  {numbers}")
 
     def _message(self, event: dict[str, Any]) -> None:
         say(printable(event["text"]))

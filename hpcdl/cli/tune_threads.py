@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import os
+import shlex
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -24,6 +25,8 @@ ReplayFlag = Annotated[
     Path | None, typer.Option("--replay", metavar="FILE", help="Search a CSV table of recorded trials; run nothing.")
 ]
 NUM_TOLD = 12
+RANK_COMMAND = ("python", "-m", "hpcdl.bench.step", "FOLDER")
+"""What a trial runs on each rank; the folder is the trial's own."""
 
 
 def register(app: typer.Typer) -> None:
@@ -87,9 +90,10 @@ def _show_plan(prepared: Prepared, json: bool) -> None:
     workload = Workload(model=own.model or "MODEL", batch_size=own.batch_size, data=own.data, steps=own.steps)
     rows = []
     for candidate in prepared.space.candidates:
-        command = ["hpcdl", *bench_step_command(workload, candidate.settings, Path("none"))[3:]]
-        lines = [command_line(candidate.plan, rank, command) for rank in range(candidate.plan.ranks_per_node)]
-        rows.append((candidate, lines))
+        trial = shlex.join(["hpcdl", *bench_step_command(workload, candidate.settings, Path("PROFILE.toml"))[3:]])
+        # What the trial then starts: each local rank with its own environment, cores and memory.
+        ranks = range(candidate.plan.ranks_per_node)
+        rows.append((candidate, trial, [command_line(candidate.plan, rank, RANK_COMMAND) for rank in ranks]))
     if json:
         print_json({
             "machine": prepared.topology.summary,
@@ -99,15 +103,16 @@ def _show_plan(prepared: Prepared, json: bool) -> None:
                  "cpus_by_local_rank": [list(cpus) for cpus in item.plan.cpus_by_local_rank],
                  "memory_policy": item.plan.memory_policy,
                  "memory_nodes_by_local_rank": [list(nodes) for nodes in item.plan.memory_nodes_by_local_rank],
-                 "commands": lines}
-                for item, lines in rows
+                 "command": trial, "commands": lines}
+                for item, trial, lines in rows
             ],
             "left_out": dict(prepared.space.dropped),
         })  # fmt: skip
         return
     print(f"{prepared.topology.summary}\n{prepared.engine.summary}\n{len(rows)} candidates")
-    for number, (candidate, lines) in enumerate(rows, start=1):
+    for number, (candidate, trial, lines) in enumerate(rows, start=1):
         print(f"\n{number}. {describe(candidate.settings)}" + (f"  ({candidate.origin})" if candidate.origin else ""))
+        print(f"   trial: {trial}")
         for rank, line in enumerate(lines):
             print(f"   local rank {rank}: {line}")
     for reason, count in prepared.space.dropped.items():
@@ -144,6 +149,7 @@ def _show_result(tuned: Tuned, json: bool) -> None:
 
 
 def _print_tables(tuned: Tuned) -> None:
+    from hpcdl.core.statistics import Estimate
     from hpcdl.node.effects import Trial, main_effects
     from hpcdl.node.settings import describe, show
 
@@ -158,7 +164,7 @@ def _print_tables(tuned: Tuned) -> None:
         ],
     )  # fmt: skip
     trials = [
-        Trial(settings=t.settings, samples=[t.images_per_second] * t.n)
+        Trial(settings=t.settings, images_per_second=Estimate(mean=t.images_per_second, std=None, ci95=t.ci95, n=t.n))
         for t in tuned.found.trials
         if t.images_per_second
     ]

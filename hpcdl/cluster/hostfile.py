@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from hpcdl.cluster.hostlist import expand_hosts
-from hpcdl.cluster.launcher import refuse_without_mpi
+from hpcdl.cluster.launcher import Casualty, refuse_without_mpi
 from hpcdl.cluster.mpiexec import environment_for, find_mpiexec
 from hpcdl.core.errors import UsageError
 from hpcdl.core.protocols import LaunchPlan
@@ -16,6 +17,33 @@ HOSTFILE_VARIABLE = "HPCDL_HOSTFILE"
 _OWN = ("HPCDL_", "TF_", "OMP_", "KMP_", "ONEDNN_", "XDG_", "PYTHON")
 _EXACT = {"GLIBC_TUNABLES", "LD_PRELOAD", "LD_LIBRARY_PATH", "MPI4PY_LIBMPI", "PATH"}
 """What ranks on other nodes must find in their environment, where mpiexec does not hand on all of it."""
+
+_LOST_NODES = (
+    re.compile(r"Remote daemon: \S+ on node (?P<host>\S+)"),  # Open MPI: lost communication with a remote daemon
+    re.compile(r"^Connection to (?P<host>\S+) closed by remote host", re.MULTILINE),  # ssh
+    re.compile(r"^Timeout, server (?P<host>\S+) not responding", re.MULTILINE),
+    re.compile(r"^ssh: connect to host (?P<host>\S+) port", re.MULTILINE),
+)
+_CASUALTIES = (
+    re.compile(r"noticed that process rank (?P<rank>\d+) with PID \d+ on node (?P<host>\S+) exited on"),  # Open MPI
+    re.compile(r"=\s+PID (?P<pid>\d+) RUNNING AT (?P<host>\S+)"),  # MPICH's hydra
+)
+
+
+def mpiexec_casualty(log: str) -> Casualty | None:
+    """What ended first, as the mpiexec of Open MPI or of MPICH's family, or their ssh, tells it."""
+    for pattern in _LOST_NODES:
+        if lost := pattern.search(log):
+            return Casualty(lost_host=lost["host"])
+    for pattern in _CASUALTIES:
+        if found := pattern.search(log):
+            words = found.groupdict()
+            return Casualty(
+                rank=int(words["rank"]) if "rank" in words else None,
+                pid=int(words["pid"]) if "pid" in words else None,
+                host=words["host"],
+            )
+    return None
 
 
 def read_hosts(path: Path) -> list[str]:
@@ -82,9 +110,9 @@ class Hostfile:
             return list(command), {}
         return mpiexec_line(plan, command, self.hosts(environment), {**os.environ, **environment})
 
-    def first_casualty(self, log: str) -> int | None:
-        """mpiexec's chatter names no rank in a way that all of them share."""
-        return None
+    def first_casualty(self, log: str) -> Casualty | None:
+        """As mpiexec tells it."""
+        return mpiexec_casualty(log)
 
 
 LAUNCHER = Hostfile()

@@ -5,8 +5,9 @@ from __future__ import annotations
 import shutil
 from collections.abc import Mapping, Sequence
 
+from hpcdl.cluster.hostfile import mpiexec_casualty
 from hpcdl.cluster.hostlist import expand_hosts
-from hpcdl.cluster.launcher import refuse_without_mpi
+from hpcdl.cluster.launcher import Casualty, refuse_without_mpi
 from hpcdl.cluster.mpiexec import environment_for, mpi_flavour
 from hpcdl.cluster.slurm import LAUNCHER as SLURM
 from hpcdl.core.errors import UsageError
@@ -39,9 +40,9 @@ class Ibrun:
             return list(command), {}
         return [ibrun, "-n", str(plan.num_ranks), "-o", "0", *command], environment_for(mpi_flavour())
 
-    def first_casualty(self, log: str) -> int | None:
-        """As srun tells it, where ibrun used srun."""
-        return SLURM.first_casualty(log)
+    def first_casualty(self, log: str) -> Casualty | None:
+        """As srun or mpiexec tells it, whichever ibrun used."""
+        return SLURM.first_casualty(log) or mpiexec_casualty(log)
 
 
 def _ibrun(environment: Mapping[str, str]) -> str:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import Protocol
 
 from hpcdl.core.errors import UsageError
@@ -15,6 +16,16 @@ STOP_VARIABLE = "HPCDL_STOP_AT"
 
 Slurm sends its warning once, to the steps that are there: a run that is still starting up then would never hear of it.
 """
+
+
+@dataclass(frozen=True, kw_only=True)
+class Casualty:
+    """What ended first by a launcher's word: a rank, by its number or by `host` and `pid`; or all of `lost_host`."""
+
+    rank: int | None = None
+    host: str = ""
+    pid: int | None = None
+    lost_host: str = ""
 
 
 class Launcher(Protocol):
@@ -38,8 +49,8 @@ class Launcher(Protocol):
         Without `mpi` the ranks must find each other by other means. UsageError says why it cannot work here.
         """
 
-    def first_casualty(self, log: str) -> int | None:
-        """The rank that died first, as the launcher's own chatter tells it."""
+    def first_casualty(self, log: str) -> Casualty | None:
+        """What died first, as the launcher's own chatter tells it; None where it does not."""
 
 
 def ranks_per_node(hosts: Sequence[str], num_ranks: int) -> int:

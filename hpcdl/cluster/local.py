@@ -2,25 +2,30 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import os
 import signal
 import socket
 import subprocess
 import time
+import uuid
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
+from hpcdl.cluster.ending import raise_for
 from hpcdl.cluster.environment import own_placement
-from hpcdl.cluster.launcher import Launcher
+from hpcdl.cluster.launcher import Casualty, Launcher
 from hpcdl.cluster.launchers import find_launcher
-from hpcdl.cluster.status import STATES, RankStatus, read_statuses
+from hpcdl.cluster.processes import end_marked
+from hpcdl.cluster.status import RankStatus, read_statuses
 from hpcdl.cluster.watch import DeathWatch
-from hpcdl.core.errors import RankError, StoppedEarly
 from hpcdl.core.protocols import LaunchPlan
 
 STATUS_VARIABLE = "HPCDL_STATUS_DIR"
 BINDING_VARIABLE = "HPCDL_CPUS_BY_LOCAL_RANK"
+LAUNCH_VARIABLE = "HPCDL_LAUNCH"
+"""Marks every process of one launch by a word that no other has."""
 GRACE_S = 8.0
 """How long the other ranks may take to leave after one has failed."""
 
@@ -36,8 +41,8 @@ def start(
     """Run `command` on `plan.num_ranks` ranks and return when all are done; RankError names the rank that failed.
 
     `folder` takes the ranks' status files and the launcher's log. `tick` is called about ten times a second.
-    SIGINT and SIGTERM are handed on to the ranks, which may save and leave with 75. Without `mpi` the ranks are
-    started one by one and find each other by other means.
+    SIGINT, SIGTERM and SIGUSR1 become a SIGTERM for the ranks, which may save and leave with 75. Without `mpi` the
+    ranks are started one by one and find each other by other means.
     """
     folder.mkdir(parents=True, exist_ok=True)
     for stale in folder.glob("[0-9]*.json"):
@@ -45,14 +50,20 @@ def start(
     log = folder / "launcher.log"
     launcher = find_launcher()
     said_before = log.stat().st_size if log.exists() else 0
+    launch = uuid.uuid4().hex
+    marked = dataclasses.replace(plan, environment={**plan.environment, LAUNCH_VARIABLE: launch})
     with log.open("ab") as output:
-        processes = _start_processes(launcher, plan, command, folder, output.fileno(), mpi=mpi)
-        watcher = _Watcher(processes, folder, tick)
-        with _Forwarding(watcher.stop_softly):
+        processes = _start_processes(launcher, marked, command, folder, output.fileno(), mpi=mpi)
+        watcher = _Watcher(processes, folder, launch, tick)
+        with _Forwarding(watcher.stop_softly, watcher.warn):
             watcher.wait()
     chatter = log.read_bytes()[said_before:].decode(errors="replace")
-    casualty = launcher.first_casualty(chatter)
-    _raise_for(read_statuses(folder), plan.num_ranks, watcher, log, casualty)
+    raise_for(
+        read_statuses(folder),
+        plan.num_ranks,
+        casualty=launcher.first_casualty(chatter) or watcher.casualty(),
+        log=log,
+    )
 
 
 def _start_processes(
@@ -79,15 +90,16 @@ def _start_processes(
 
 
 class _Forwarding:
-    """While active, SIGINT and SIGTERM call `action` instead of ending this process."""
+    """While active, SIGINT and SIGTERM call `stop`, SIGUSR1 calls `warn`, instead of ending this process."""
 
-    def __init__(self, action: Callable[[], None]) -> None:
-        self._action = action
+    def __init__(self, stop: Callable[[], None], warn: Callable[[], None]) -> None:
+        self._actions = {signal.SIGINT: stop, signal.SIGTERM: stop, signal.SIGUSR1: warn}
 
     def __enter__(self) -> None:
-        self._before = {
-            number: signal.signal(number, lambda *_: self._action()) for number in (signal.SIGINT, signal.SIGTERM)
-        }
+        self._before = {number: signal.signal(number, self._act) for number in self._actions}
+
+    def _act(self, number: int, frame: object) -> None:
+        self._actions[signal.Signals(number)]()
 
     def __exit__(self, *_: object) -> None:
         for number, handler in self._before.items():
@@ -97,21 +109,47 @@ class _Forwarding:
 class _Watcher:
     """Waits for the launcher, sees which rank ends first, and cleans up when the others do not follow."""
 
-    def __init__(self, processes: Sequence[subprocess.Popen[bytes]], folder: Path, tick: Callable[[], None]) -> None:
+    def __init__(
+        self, processes: Sequence[subprocess.Popen[bytes]], folder: Path, launch: str, tick: Callable[[], None]
+    ) -> None:
         self._processes = processes
-        self._folder = folder
+        self._folder, self._launch = folder, launch
         self._tick = tick
         self._host = socket.gethostname()
         self.first_dead_pid: int | None = None
         self.stop_requests = 0
+        self._asked: set[int] = set()
 
     def stop_softly(self) -> None:
         """Ask every rank of this host to save and leave; a second request kills them."""
         self.stop_requests += 1
-        number = signal.SIGTERM if self.stop_requests == 1 else signal.SIGKILL
+        if self.stop_requests == 1:
+            self._ask()
+            return
         running = [status.pid for status in self._statuses() if status.state == "running"]
         for pid in running or [process.pid for process in self._processes]:
-            _send(pid, number)
+            _send(pid, signal.SIGKILL)
+
+    def warn(self) -> None:
+        """A scheduler's warning asks like a first request; it never kills."""
+        if not self.stop_requests:
+            self.stop_softly()
+
+    def _ask(self) -> None:
+        """Tell each rank of this host once; ranks that have not reported yet are told when they do."""
+        if not read_statuses(self._folder):
+            return
+        own = self._statuses()
+        pids = {status.pid for status in own if status.state == "running"}
+        if not own:  # all on other hosts: their launcher hands it on
+            pids = {process.pid for process in self._processes}
+        for pid in pids - self._asked:
+            _send(pid, signal.SIGTERM)
+        self._asked |= pids
+
+    def casualty(self) -> Casualty | None:
+        """What died first by the kernel's word, which tells of this node alone."""
+        return None if self.first_dead_pid is None else Casualty(host=self._host, pid=self.first_dead_pid)
 
     def wait(self) -> None:
         """Return when the launcher has ended; ranks that stay behind after a failure are killed."""
@@ -119,6 +157,8 @@ class _Watcher:
         deadline: float | None = None
         try:
             while any(process.poll() is None for process in self._processes):
+                if self.stop_requests:
+                    self._ask()
                 statuses = self._statuses()
                 for status in statuses:
                     watch.add(status.pid)
@@ -146,7 +186,8 @@ class _Watcher:
         for process in self._processes:
             if process.poll() is None:
                 _send(-process.pid, signal.SIGKILL)
-            process.wait()
+            if process.wait():  # mpiexec may leave an ssh, in a session of its own, that waits for a lost node
+                end_marked(LAUNCH_VARIABLE, self._launch)
 
 
 def _send(pid: int, number: int) -> None:
@@ -154,29 +195,3 @@ def _send(pid: int, number: int) -> None:
         os.kill(pid, number)
     except ProcessLookupError:
         return
-
-
-def _raise_for(
-    statuses: Sequence[RankStatus], num_ranks: int, watcher: _Watcher, log: Path, casualty: int | None = None
-) -> None:
-    """Raise what the ranks' last words amount to: an own failure counts before a death, a death before mourning.
-
-    `casualty` is the rank that died first by the launcher's word; without one, the kernel's word on this node counts.
-    """
-    by_state = {state: [status for status in statuses if status.state == state] for state in STATES}
-    for status in sorted(by_state["failed"], key=lambda status: status.at):
-        named = num_ranks == 1 or status.message.startswith("rank ")
-        where = "" if named else f"rank {status.rank} on {status.host}: "
-        raise RankError(where + status.message, rank=status.rank, host=status.host, exit_code=status.exit_code)
-    for status in by_state["stopped"]:
-        raise StoppedEarly(status.message)
-    for status in sorted(
-        by_state["running"],
-        key=lambda status: status.pid != watcher.first_dead_pid if casualty is None else status.rank != casualty,
-    ):
-        message = f"rank {status.rank} on {status.host} ended without a word (killed, out of memory or crashed)"
-        raise RankError(f"{message}; see {log}", rank=status.rank, host=status.host)
-    for status in by_state["bereaved"]:
-        raise RankError(f"rank {status.rank} on {status.host}: {status.message}", rank=status.rank, host=status.host)
-    if len(statuses) < num_ranks:
-        raise RankError(f"{num_ranks - len(statuses)} of {num_ranks} ranks never started; see {log}")

@@ -6,8 +6,8 @@ import os
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from hpcdl.cluster.hostfile import mpiexec_line, read_hosts
-from hpcdl.cluster.launcher import refuse_without_mpi
+from hpcdl.cluster.hostfile import mpiexec_casualty, mpiexec_line, read_hosts
+from hpcdl.cluster.launcher import Casualty, refuse_without_mpi
 from hpcdl.core.errors import UsageError
 from hpcdl.core.protocols import LaunchPlan
 
@@ -38,9 +38,9 @@ class Pbs:
             return list(command), {}
         return mpiexec_line(plan, command, self.hosts(environment), {**os.environ, **environment})
 
-    def first_casualty(self, log: str) -> int | None:
-        """mpiexec's chatter names no rank in a way that all of them share."""
-        return None
+    def first_casualty(self, log: str) -> Casualty | None:
+        """As mpiexec tells it."""
+        return mpiexec_casualty(log)
 
 
 LAUNCHER = Pbs()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
+from hpcdl.cluster.launcher import Casualty
 from hpcdl.cluster.mpiexec import environment_for, find_mpiexec
 from hpcdl.core.protocols import LaunchPlan
 
@@ -31,7 +32,7 @@ class Local:
         mpiexec = find_mpiexec()
         return [str(mpiexec.path), "-n", str(plan.num_ranks), *command], environment_for(mpiexec.flavour)
 
-    def first_casualty(self, log: str) -> int | None:
+    def first_casualty(self, log: str) -> Casualty | None:
         """The ranks' ends are watched by the kernel's word, not by mpiexec's."""
         return None
 

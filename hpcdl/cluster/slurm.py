@@ -7,6 +7,7 @@ import shutil
 from collections.abc import Mapping, Sequence
 
 from hpcdl.cluster.hostlist import expand_hosts
+from hpcdl.cluster.launcher import Casualty
 from hpcdl.cluster.mpiexec import environment_for, mpi_flavour
 from hpcdl.core.errors import UsageError
 from hpcdl.core.protocols import LaunchPlan
@@ -23,7 +24,8 @@ PMI_BY_FLAVOUR = {
 """What each MPI asks its launcher for; the wrong one starts N jobs of one rank each."""
 _NO_STEP = "42949672"
 """Slurm numbers batch scripts and interactive shells from 4294967290 up: no step of ranks."""
-_CASUALTY = re.compile(r"srun: error: (\S+): task (\d+): (?!Terminated)")
+_CASUALTY = re.compile(r"srun: error: (?P<host>\S+): task (?P<rank>\d+): (?!Terminated)")
+_LOST_NODE = re.compile(r"srun: error: Node failure on (?P<hosts>\S+)")
 
 
 def srun_mpi(flavour: str, environment: Mapping[str, str]) -> str:
@@ -69,10 +71,12 @@ class Slurm:
         ]
         return [*words, *command], environment_for(flavour)
 
-    def first_casualty(self, log: str) -> int | None:
-        """The first task that srun complains about."""
+    def first_casualty(self, log: str) -> Casualty | None:
+        """A node that went down, which takes all other tasks along; else the first task srun complains about."""
+        if lost := _LOST_NODE.search(log):
+            return Casualty(lost_host=expand_hosts(lost["hosts"])[0])
         found = _CASUALTY.search(log)
-        return int(found[2]) if found else None
+        return Casualty(rank=int(found["rank"]), host=found["host"]) if found else None
 
 
 def _srun(environment: Mapping[str, str]) -> str:

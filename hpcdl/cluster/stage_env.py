@@ -24,7 +24,13 @@ from hpcdl.core.protocols import LaunchPlan
 
 _LEFT_OUT = {"bin/activate", "include"}
 _ENOUGH_S = 1800.0
-UNPACK = 'umask 077; mkdir -- "$1" && tar -C "$1" -xf "$2"'
+UNPACK = """
+umask 077
+said=$({ mkdir -- "$1" && tar -C "$1" -xf "$2"; } 2>&1) && exit
+read -r _ _ _ free _ < <(df -Ph -- "${1%/*}" | tail -n 1)
+echo "hpcdl: node $(uname -n): ${said%%$'\\n'*} ($free free in ${1%/*})" >&2
+exit 1
+"""
 """mkdir refuses whatever is there already: a link, or a folder of somebody else's."""
 REMOVE = 'test -O "$1" && test ! -L "$1" && rm -rf -- "$1" || true'
 

@@ -6,6 +6,7 @@ Exit codes of mpiexec mean different things under different MPIs; these files me
 from __future__ import annotations
 
 import contextlib
+import json
 import os
 import socket
 import time
@@ -48,8 +49,12 @@ def report_status(folder: Path, rank: int, state: str, *, exit_code: int = 0, me
         message=message,
         at=time.time(),
     )
-    with contextlib.suppress(OSError):
-        write_json(folder / f"{rank}.json", asdict(status))
+    path = folder / f"{rank}.json"
+    try:
+        write_json(path, asdict(status))
+    except OSError:
+        with contextlib.suppress(OSError), path.open("r+b") as file:  # the room that this file has is there already
+            file.truncate(file.write(json.dumps(asdict(status)).encode()))
 
 
 def read_statuses(folder: Path) -> list[RankStatus]:

@@ -16,11 +16,12 @@ from hpcdl.core.errors import UsageError
 LONGEST_WARNING_S = 300.0
 """A checkpoint takes seconds to minutes; the batch system may also warn up to a minute early."""
 _WITH_RANKS = {"train"}
+_RESUMABLE = {"train", "sweep"}
 
 
 @dataclass(frozen=True, kw_only=True)
 class Wanted:
-    """What the user asked for; `command` are the words behind `--`."""
+    """What the user asked for; `command` are the words behind `--`, `folder` takes script and log."""
 
     command: Sequence[str]
     nodes: int = 1
@@ -33,6 +34,7 @@ class Wanted:
     until_done: bool = False
     max_requeues: int = 20
     stage_env: bool = False
+    folder: Path | None = None
 
 
 def plan_job(wanted: Wanted, now: float | None = None) -> tuple[JobRequest, Path | None]:
@@ -40,9 +42,10 @@ def plan_job(wanted: Wanted, now: float | None = None) -> tuple[JobRequest, Path
     words = [word for word in wanted.command if word != "--json"]
     kind = words[0]
     train = kind in _WITH_RANKS
-    for flag, given in (("--until-done", wanted.until_done), ("--stage-env", wanted.stage_env)):
-        if given and not train:
-            raise UsageError(f"{flag} goes with `train` alone, and this is `{kind}`; leave it out")
+    if wanted.until_done and kind not in _RESUMABLE:
+        raise UsageError(f"--until-done goes with `train` and `sweep`, and this is `{kind}`; leave it out")
+    if wanted.stage_env and not train:
+        raise UsageError(f"--stage-env goes with `train` alone, and this is `{kind}`; leave it out")
     if wanted.time_s < 60:
         raise UsageError(f"--time {wanted.time_s:g}s: batch systems count in minutes; give 1m or more")
     num_ranks = wanted.nodes * wanted.ranks_per_node
@@ -54,12 +57,14 @@ def plan_job(wanted: Wanted, now: float | None = None) -> tuple[JobRequest, Path
     run_dir: Path | None = None
     if train:
         words, run_dir = _complete_train(words, wanted, num_ranks, stamp)
+    if wanted.until_done and "--resume" not in words:
+        words = [*words, "--resume"]
     plain = re.sub(r"[^A-Za-z0-9._-]", "_", name)
-    folder = run_dir.with_name(run_dir.name + ".job") if run_dir else Path("runs") / f"{stamp}-{plain}.job"
+    own = run_dir.with_name(run_dir.name + ".job") if run_dir else Path("runs") / f"{stamp}-{plain}.job"
     request = JobRequest(
         name=name,
         command=words,
-        folder=folder.absolute(),
+        folder=(wanted.folder or own).absolute(),
         nodes=wanted.nodes,
         ranks_per_node=wanted.ranks_per_node,
         time_s=wanted.time_s,
@@ -110,8 +115,6 @@ def _complete_train(words: list[str], wanted: Wanted, num_ranks: int, stamp: str
     run_dir = Path(named) if named else Path("runs") / f"{stamp}-{_label(words)}"
     if _value(words, "--run-dir") is None:
         words = [*words, "--run-dir", str(run_dir)]
-    if wanted.until_done and "--resume" not in words:
-        words = [*words, "--resume"]
     if wanted.stage_env and "--stage-env" not in words:
         words = [*words, "--stage-env"]
     return words, run_dir

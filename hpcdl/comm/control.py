@@ -19,7 +19,7 @@ from hpcdl.comm.tcp import TcpGroup, create_secret, join
 from hpcdl.core.errors import HpcdlError, RankError
 
 if TYPE_CHECKING:
-    from hpcdl.core.protocols import Add, Array, Communicator, Request
+    from hpcdl.core.protocols import Add, Array, Communicator, RemoteArray, Request
 
 SECRET_FILE = "secret"
 APPEAR_S = 120.0
@@ -114,6 +114,18 @@ class ControlCommunicator:
     def shared_array(self, shape: Sequence[int], dtype: Any) -> Array:
         """Ranks without MPI share no memory."""
         raise RankError("ranks that talk over tcp share no memory", rank=self.rank)
+
+    def remote_array(self, length: int, dtype: Any) -> RemoteArray:
+        """Ranks without MPI reach no memory of others."""
+        raise RankError("ranks that talk over tcp cannot reach each other's memory", rank=self.rank)
+
+    def failed(self) -> set[int]:
+        """A dead rank shows as a connection that is closed: the job ends."""
+        return set()
+
+    def survivors(self) -> Communicator:
+        """Nobody is ever missing."""
+        return self.duplicate()
 
     def free(self) -> None:
         """Hang up; a rank that still waits gets RankError."""

@@ -8,6 +8,17 @@ from typing import Any, Concatenate, ParamSpec, TypeVar
 
 from hpcdl.core.errors import RankError
 
+
+def failed_ranks(mpi: Any, group: Any) -> set[int]:
+    """Ranks of `group` that MPI knows to be dead, by ULFM; empty where the library has not got it."""
+    try:
+        dead = group.Get_failed()
+        ranks = dead.Translate_ranks(None, group.Get_group())
+    except (AttributeError, NotImplementedError, mpi.Exception):
+        return set()
+    return {int(rank) for rank in ranks}
+
+
 Parameters = ParamSpec("Parameters")
 Result = TypeVar("Result")
 

@@ -91,5 +91,26 @@ class ThreadRequest:
         self._world.wait([self])
 
 
+class ThreadRemoteArray:
+    """The arrays of all threads of a group, each changed whole."""
+
+    def __init__(self, world: World, arrays: Sequence[Array]) -> None:
+        self._world = world
+        self._arrays = arrays
+
+    def read(self, owner: int, target: Array) -> None:
+        """Copy."""
+        with self._world.changed:
+            target[...] = self._arrays[owner][: target.size]
+
+    def add(self, owner: int, values: Array, start: int = 0) -> None:
+        """Add in place."""
+        with self._world.changed:
+            self._arrays[owner][start : start + values.size] += values
+
+    def free(self) -> None:
+        """The last reference does it."""
+
+
 def _bytes_of(buffer: Array) -> Array:
     return buffer.reshape(-1).view(numpy.uint8)

@@ -10,15 +10,16 @@ import json
 import math
 import os
 import sys
-import time
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy
 
 from hpcdl.comm.addition import plain_add
-from hpcdl.comm.failures import translated
+from hpcdl.comm.failures import failed_ranks, translated
 from hpcdl.comm.linker import file_of
+from hpcdl.comm.one_sided import MpiRemoteArray
+from hpcdl.comm.waiting import first_done
 from hpcdl.core.errors import UsageError
 
 if TYPE_CHECKING:
@@ -26,9 +27,6 @@ if TYPE_CHECKING:
 
 _SUMMED_BY_MPI = {"f4": "FLOAT", "f8": "DOUBLE", "i4": "INT", "i8": "LONG", "u4": "UNSIGNED", "u8": "UNSIGNED_LONG"}
 """Kinds of numbers that MPI adds itself. Half precision is not among them: it goes through a Python operation."""
-_EAGER_LOOKS = 20
-_PAUSE_STEP_S, _LONGEST_PAUSE_S = 20e-6, 1e-3
-"""A wait for the first of several messages looks this often without a pause, then with pauses that grow."""
 _MOVED_AS = {1: "BYTE", 2: "UNSIGNED_SHORT", 4: "UNSIGNED", 8: "UNSIGNED_LONG"}
 """Types that messages travel as, by item size: counts stay in elements, so they reach past 2 GiB everywhere."""
 
@@ -131,15 +129,7 @@ class MpiCommunicator:
     def wait_any(self, requests: Sequence[Request]) -> int:
         """Index of the first request that is done; sleeps between looks, because every MPI's own wait spins."""
         handles = [request.handle for request in requests if isinstance(request, MpiRequest)]
-        looks, pause_s = 0, 0.0
-        while True:
-            index, done = self._mpi.Request.Testany(handles)
-            if done:
-                return int(index)
-            looks += 1
-            if looks > _EAGER_LOOKS:
-                pause_s = min(pause_s + _PAUSE_STEP_S, _LONGEST_PAUSE_S)
-                time.sleep(pause_s)
+        return first_done(self._mpi, handles)
 
     @translated
     def barrier(self) -> None:
@@ -197,6 +187,21 @@ class MpiCommunicator:
             array[...] = 0
         self._handle.Barrier()
         return array
+
+    @translated
+    def remote_array(self, length: int, dtype: Any) -> MpiRemoteArray:
+        """A window that all ranks may get from and accumulate into at any time."""
+        kind = getattr(self._mpi, _SUMMED_BY_MPI[numpy.dtype(dtype).str[1:]])
+        return MpiRemoteArray(self._mpi, self._handle, length, dtype, kind)
+
+    def failed(self) -> set[int]:
+        """By ULFM, which Open MPI 5 has under `mpiexec --with-ft ulfm`."""
+        return failed_ranks(self._mpi, self._handle)
+
+    @translated
+    def survivors(self) -> Communicator:
+        """MPIX_Comm_shrink."""
+        return MpiCommunicator(self._mpi, self._handle.Shrink())
 
     @translated
     def free(self) -> None:

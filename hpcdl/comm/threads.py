@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, NoReturn, TypeVar
 import numpy
 
 from hpcdl.comm.addition import plain_add
-from hpcdl.comm.meeting import ThreadRequest, World
+from hpcdl.comm.meeting import ThreadRemoteArray, ThreadRequest, World
 from hpcdl.core.errors import HpcdlError, RankError
 
 if TYPE_CHECKING:
@@ -148,6 +148,23 @@ class ThreadCommunicator:
             array: Array = self._world.shared.setdefault(name, numpy.zeros(math.prod(shape), dtype))
         self.barrier()
         return array.reshape(shape)
+
+    def remote_array(self, length: int, dtype: Any) -> ThreadRemoteArray:
+        """Arrays that the threads change under one lock."""
+        self._num_arrays += 1
+        name = (self._name, self._num_arrays)
+        with self._world.changed:
+            self._world.shared[*name, self.rank] = numpy.zeros(length, dtype)
+        self.barrier()
+        return ThreadRemoteArray(self._world, [self._world.shared[*name, rank] for rank in range(self.size)])
+
+    def failed(self) -> set[int]:
+        """A thread that fails ends the job."""
+        return set()
+
+    def survivors(self) -> Communicator:
+        """Nobody is ever missing."""
+        return self.duplicate()
 
     def free(self) -> None:
         """Forget this group's shared arrays."""

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import numpy
 
 if TYPE_CHECKING:
-    from hpcdl.core.protocols import Add, Array, Communicator, Request
+    from hpcdl.core.protocols import Add, Array, Communicator, RemoteArray, Request
 
 
 @dataclass(kw_only=True)
@@ -105,6 +105,18 @@ class TracingCommunicator:
         """Not counted: memory is not sent."""
         return self._inner.shared_array(shape, dtype)
 
+    def remote_array(self, length: int, dtype: Any) -> TracingRemoteArray:
+        """Counts what is read from and added to other ranks."""
+        return TracingRemoteArray(self._inner.remote_array(length, dtype), self.rank, self.counts)
+
+    def failed(self) -> set[int]:
+        """As the wrapped communicator says."""
+        return self._inner.failed()
+
+    def survivors(self) -> TracingCommunicator:
+        """A group that counts into the same counts."""
+        return TracingCommunicator(self._inner.survivors(), self.counts)
+
     def free(self) -> None:
         """Free both groups."""
         self._clocks.free()
@@ -113,6 +125,34 @@ class TracingCommunicator:
     def abort(self, exit_code: int) -> None:
         """End every rank of the job now."""
         self._inner.abort(exit_code)
+
+
+class TracingRemoteArray:
+    """A remote array whose traffic is counted, as one message each, by the rank that asks for it."""
+
+    def __init__(self, inner: RemoteArray, rank: int, counts: Counts) -> None:
+        self._inner = inner
+        self._rank = rank
+        self._counts = counts
+
+    def read(self, owner: int, target: Array) -> None:
+        """Count and read."""
+        self._count(owner, target)
+        self._inner.read(owner, target)
+
+    def add(self, owner: int, values: Array, start: int = 0) -> None:
+        """Count and add."""
+        self._count(owner, values)
+        self._inner.add(owner, values, start)
+
+    def free(self) -> None:
+        """Give the memory back."""
+        self._inner.free()
+
+    def _count(self, owner: int, values: Array) -> None:
+        if owner != self._rank:
+            self._counts.messages += 1
+            self._counts.bytes += values.nbytes
 
 
 class TracingRequest:

@@ -17,6 +17,7 @@ class StepBenchRun:
     data: Path | None = setting(None, "Folder made by `hpcdl shard`; by default samples are made up once.")
     ranks: int = setting(1, "Number of processes on this node.", at_least=1)
     steps: int = setting(20, "Steps measured with, and as many without, the exchange.", at_least=1)
+    exchange_only: bool = setting(False, "Leave out the steps without exchange: half the time, no efficiency.")
     warmup_steps: int = setting(3, "Steps of each kind left out first.", at_least=0)
     seed: int = setting(0, "Seed of weights and samples.", at_least=0)
     deterministic: bool = setting(False, "Op determinism and fixed thread counts, to see what they cost.")

@@ -7,6 +7,8 @@ from pathlib import Path
 
 from hpcdl.config.settings import REQUIRED, setting
 
+CROSS_ENTROPY = "cross-entropy"
+
 
 @dataclass(frozen=True, kw_only=True)
 class ModelConfig:
@@ -37,10 +39,15 @@ class DataConfig:
 class ObjectiveConfig:
     """What is minimised and counted."""
 
-    loss: str = setting("cross-entropy", "Loss: cross-entropy, or a function of keras.losses for other models.")
+    loss: str = setting(CROSS_ENTROPY, "Loss: cross-entropy, or a function of keras.losses for other models.")
     metrics: str = setting("", "Metrics beside another loss: functions of keras.metrics, separated by commas.")
     label_smoothing: float = setting(0.0, "Share of a label spread over all classes.", at_least=0, at_most=0.999)
     target_accuracy: float | None = setting(None, "Stop when the held-out accuracy reaches this.", above=0, at_most=1)
+
+    @property
+    def classifies(self) -> bool:
+        """Whether the model gives one output per class."""
+        return self.loss == CROSS_ENTROPY
 
 
 @dataclass(frozen=True, kw_only=True)

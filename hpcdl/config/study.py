@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -98,8 +99,25 @@ def load_study(
         plan=plan,
         matrices=[config.matrix for config in configs],
         origin=tables.origin,
-        train={key.replace("_", "-"): value for key, value in train.items()},
+        train=_dashed(train),
     )
+
+
+def study_tables(study: Study) -> dict[str, Any]:
+    """`study` as the document of a file that gives it again."""
+    plan = {item.name: getattr(study.plan, item.name) for item in dataclasses.fields(study.plan)}
+    matrices = [
+        {item.name: list(values) for item in dataclasses.fields(matrix) if (values := getattr(matrix, item.name))}
+        for matrix in study.matrices
+    ]
+    if study.plan.mode == "strong":  # its batch per worker follows from the global one, and may not be said
+        matrices = [{key: values for key, values in matrix.items() if key != "batch_size"} for matrix in matrices]
+    keys = {key: value for key, value in {**plan, "name": study.name}.items() if value is not None}
+    return {**_dashed(keys), "train": dict(study.train), "matrix": [_dashed(matrix) for matrix in matrices]}
+
+
+def _dashed(values: Mapping[str, Any]) -> dict[str, Any]:
+    return {key.replace("_", "-"): value for key, value in values.items()}
 
 
 class _Tables:

@@ -21,6 +21,22 @@ class Request(Protocol):
         """Return when the buffer may be used again (send) or is filled (receive)."""
 
 
+class RemoteArray(Protocol):
+    """An array on each rank of a group, which the others read and add to while its own rank does something else."""
+
+    def read(self, owner: int, target: Array) -> None:
+        """Fill `target` with the start of rank `owner`'s array; returns when it is there."""
+
+    def add(self, owner: int, values: Array, start: int = 0) -> None:
+        """Add `values` to rank `owner`'s array from `start` on; returns when they are there.
+
+        Each element is added whole; elements of two ranks that add at once may mix.
+        """
+
+    def free(self) -> None:
+        """Give the memory back; collective."""
+
+
 class Communicator(Protocol):
     """How the ranks of one group talk. Buffers are C-contiguous numpy arrays; lengths agree on both sides.
 
@@ -76,6 +92,15 @@ class Communicator(Protocol):
 
         It lives as long as the communicator; `barrier` separates writing from reading.
         """
+
+    def remote_array(self, length: int, dtype: Any) -> RemoteArray:
+        """A zeroed array of `length` elements on each rank (0 for none on this one); RankError where MPI has none."""
+
+    def failed(self) -> set[int]:
+        """Ranks of this group that are known to be dead; empty where the library cannot tell, or ends the job then."""
+
+    def survivors(self) -> Communicator:
+        """The group of the ranks that are alive, in the same order; every one of them has to call."""
 
     def free(self) -> None:
         """Give back what `duplicate` or `split` took, and shared arrays; called by every rank, last."""

@@ -50,10 +50,22 @@ class ShardWriter:
 
     def write(self, split: str, number: int, told: Callable[[int], None] = lambda _: None) -> ShardResult:
         """Write a shard: to a temporary name, fsynced, renamed. `told` hears of samples as they are done."""
+        result, settle = self.begin(split, number, told)
+        settle()
+        return result
+
+    def begin(
+        self, split: str, number: int, told: Callable[[int], None] = lambda _: None
+    ) -> tuple[ShardResult, Callable[[], None]]:
+        """Write a shard to a temporary name; what is returned with it makes it durable and gives it its name.
+
+        That may happen in another thread, while the next shard is being written.
+        """
         job = self._job
         rows = self._rows(split, number)
         path = self._target / shard_file(split, number, UNSPLIT)
-        with contextlib.suppress(_NothingReadable), replacing(path) as temporary:
+        with contextlib.suppress(_NothingReadable), contextlib.ExitStack() as unsettled:
+            temporary = unsettled.enter_context(replacing(path))
             skipped, checksum, rows = self._write_readable(temporary, split, number, rows, told)
             entry = ShardEntry(
                 file=shard_file(split, number, UNSPLIT),
@@ -61,9 +73,10 @@ class ShardWriter:
                 num_bytes=temporary.stat().st_size,
                 frame_checksum=checksum,
             )
-            return ShardResult(split=split, number=number, entry=entry, skipped=skipped)
+            result = ShardResult(split=split, number=number, entry=entry, skipped=skipped)
+            return result, unsettled.pop_all().close
         skipped = [self._source.describe(row, job.facts, self._index) for row in rows]
-        return ShardResult(split=split, number=number, entry=None, skipped=skipped)
+        return ShardResult(split=split, number=number, entry=None, skipped=skipped), lambda: None
 
     def _write_readable(
         self, path: Path, split: str, number: int, rows: Rows, told: Callable[[int], None]

@@ -8,6 +8,7 @@ import selectors
 import subprocess
 import sys
 from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -35,10 +36,27 @@ def _here(target: Path, tasks: Sequence[Task], told: Told) -> Iterator[ShardResu
         return
     writer = open_writer(target)
     try:
-        for split, number in tasks:
-            yield writer.write(split, number, told)
+        with ThreadPoolExecutor(max_workers=1) as settler:  # the device takes a shard in while the next is written
+            before: tuple[ShardResult, Future[None]] | None = None
+            for split, number in tasks:
+                try:
+                    result, settle = writer.begin(split, number, told)
+                except BaseException:
+                    if before is not None:
+                        yield _settled(*before)
+                    raise
+                if before is not None:
+                    yield _settled(*before)
+                before = result, settler.submit(settle)
+            if before is not None:
+                yield _settled(*before)
     finally:
         writer.close()
+
+
+def _settled(result: ShardResult, durable: Future[None]) -> ShardResult:
+    durable.result()
+    return result
 
 
 def _in_processes(target: Path, tasks: Sequence[Task], workers: int, told: Told) -> Iterator[ShardResult]:

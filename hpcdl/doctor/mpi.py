@@ -8,6 +8,7 @@ import re
 import shutil
 import subprocess
 import sys
+from collections.abc import Mapping
 from pathlib import Path
 
 from hpcdl.cluster.mpiexec import (
@@ -25,6 +26,7 @@ from hpcdl.doctor.finding import Finding, Place, failure, ok, warning
 CHECK = "mpi"
 TIMEOUT_S = 40.0
 _WITHOUT_WINDOWS = re.compile(r"^[1-4]\.")
+_PROGRESS = "MPIR_CVAR_ASYNC_PROGRESS"
 _IN_A_JOB = ("SLURM_", "PMI_", "PMIX_", "OMPI_", "HYDRA_")
 
 
@@ -41,7 +43,7 @@ def check(place: Place) -> list[Finding]:
         if place.environment.get("SLURM_JOB_ID"):  # srun starts the ranks
             return [*found, warning(CHECK, str(error), "outside a Slurm job no ranks can be started here")]
         return [*found, failure(CHECK, str(error), REMEDY)]
-    return [*found, *_first_on_path(place, mpiexec), _two_ranks(mpiexec), *_one_sided(mpiexec)]
+    return [*found, *_first_on_path(place, mpiexec), _two_ranks(mpiexec), *_one_sided(mpiexec, place.environment)]
 
 
 def _first_on_path(place: Place, mpiexec: Mpiexec) -> list[Finding]:
@@ -90,8 +92,14 @@ def _two_ranks(mpiexec: Mpiexec) -> Finding:
     return failure(CHECK, f"two ranks do not talk: {last}", remedy)
 
 
-def _one_sided(mpiexec: Mpiexec) -> list[Finding]:
+def _one_sided(mpiexec: Mpiexec, environment: Mapping[str, str]) -> list[Finding]:
+    """What is known of the version's windows between nodes; a run tries them itself and falls back on messages."""
+    name = f"{mpiexec.flavour} {mpiexec.version}"
+    by_messages = "hogwild-* over several nodes goes by messages instead"
     if mpiexec.flavour == "openmpi" and _WITHOUT_WINDOWS.match(mpiexec.version):
-        text = f"Open MPI {mpiexec.version} has no one-sided windows over TCP with MPI_THREAD_MULTIPLE"
-        return [warning(CHECK, text, "nothing of hpcdl's needs them between nodes; Open MPI 5 and MPICH 4 have them")]
+        text = f"{name} has no one-sided windows over TCP with MPI_THREAD_MULTIPLE: {by_messages}"
+        return [warning(CHECK, text, "nothing else needs them; Open MPI 5 and MPICH 4 have them")]
+    if mpiexec.flavour == "mpich" and environment.get(_PROGRESS, "0") in ("", "0"):
+        text = f"{name} changes windows of other nodes only while their owners call MPI: {by_messages}"
+        return [ok(CHECK, f"{text} ({_PROGRESS}=1 changes that, for a core a rank)")]
     return []

@@ -34,10 +34,13 @@ ARGUMENTS = ("num_classes", "input_shape")
 """What a model function may take, by keyword; it is given those that its signature names."""
 
 
-def load_model(spec: str, *, classes: int | None = None, input_shape: Sequence[int] | None = None) -> keras.Model:
+def load_model(
+    spec: str, *, classes: int | None = None, input_shape: Sequence[int] | None = None, classifier: bool = True
+) -> keras.Model:
     """Build the model that `spec` names for `classes` and samples of `input_shape` (H, W, C).
 
-    None means the network's own default. Raises UsageError for everything that is wrong with the spec, the arguments
+    None means the network's own default. A user's model that is no `classifier` may give other outputs than one per
+    class. Raises UsageError for everything that is wrong with the spec, the arguments
     or the user's function, naming the function's file and line.
     """
     place = parse_spec(spec)
@@ -50,7 +53,7 @@ def load_model(spec: str, *, classes: int | None = None, input_shape: Sequence[i
         return REGISTRY.load(place)(num_classes, shape)
     given = {"num_classes": classes, "input_shape": shape}
     model = _call(place, _user_function(place), {name: value for name, value in given.items() if value is not None})
-    return _checked(place, model, classes, shape)
+    return _checked(place, model, classes if classifier else None, shape)
 
 
 def _user_function(place: UserFunction) -> Callable[..., Any]:

@@ -3,23 +3,22 @@
 from __future__ import annotations
 
 import math
-import statistics
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from hpcdl.core.statistics import Estimate, estimate
+from hpcdl.core.statistics import Estimate
 from hpcdl.node.factors import number_of
 from hpcdl.node.settings import show
 
 
 @dataclass(frozen=True, kw_only=True)
 class Trial:
-    """One candidate: its settings and its successful samples in images/s."""
+    """One candidate: its settings and its images/s, None where no sample succeeded."""
 
     settings: Mapping[str, Any]
-    samples: Sequence[float]
+    images_per_second: Estimate | None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -49,20 +48,20 @@ def main_effects(trials: Sequence[Trial], *, ridge: float = 0.5) -> list[Effect]
     """
     import numpy as np
 
-    measured = [trial for trial in trials if trial.samples]
-    names = list(dict.fromkeys(name for trial in measured for name in trial.settings))
+    measured = [(trial, trial.images_per_second) for trial in trials if trial.images_per_second is not None]
+    names = list(dict.fromkeys(name for trial, _ in measured for name in trial.settings))
     columns = [
         (name, value)
         for name in names
-        if len(levels := _levels(measured, name)) > 1
+        if len(levels := _levels([trial for trial, _ in measured], name)) > 1
         for value in levels
     ]  # fmt: skip
     if not columns:
         return []
-    speed = np.array([statistics.fmean(map(math.log, trial.samples)) for trial in measured])
-    weight = np.sqrt(np.array([len(trial.samples) for trial in measured], dtype=float))
+    speed = np.array([math.log(speed.mean) for _, speed in measured])
+    weight = np.sqrt(np.array([speed.n for _, speed in measured], dtype=float))
     design = np.array(
-        [[show(trial.settings.get(name)) == value for name, value in columns] for trial in measured], dtype=float
+        [[show(trial.settings.get(name)) == value for name, value in columns] for trial, _ in measured], dtype=float
     )
     scaled = design * weight[:, None]
     centred = (speed - np.average(speed, weights=weight**2)) * weight
@@ -84,10 +83,10 @@ def thread_curve(trials: Sequence[Trial]) -> list[CurvePoint]:
     for trial in trials:
         threads = number_of(trial.settings.get("intra_op_threads"))
         ranks = number_of(trial.settings.get("ranks_per_node")) or 1
-        if threads is None or not trial.samples:
+        if threads is None or trial.images_per_second is None:
             continue
         point = CurvePoint(
-            threads=int(threads * ranks), images_per_second=estimate(trial.samples), settings=trial.settings
+            threads=int(threads * ranks), images_per_second=trial.images_per_second, settings=trial.settings
         )
         known = best.get(point.threads)
         if known is None or point.images_per_second.mean > known.images_per_second.mean:

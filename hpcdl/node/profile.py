@@ -23,7 +23,10 @@ SCHEMA = "hpcdl.profile/1"
 
 @dataclass(frozen=True, kw_only=True)
 class TrialSummary:
-    """One candidate that was measured: images/s over `n` samples, or why there are none."""
+    """One candidate that was measured: images/s over `n` samples, or why there are none.
+
+    `origin` says whose advice it is, where it is somebody's.
+    """
 
     settings: Mapping[str, Any]
     status: str
@@ -32,11 +35,15 @@ class TrialSummary:
     ci95: float | None = None
     memory_bytes_per_rank: int | None = None
     message: str = ""
+    origin: str = ""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Profile:
-    """What was found. `sentence` says aloud why it was picked; it and `path` are not stored."""
+    """What was found; `picture` draws the node with its ranks on it.
+
+    `sentence` says aloud why it was picked; it and `path` are not stored.
+    """
 
     settings: Settings
     machine: str
@@ -53,6 +60,7 @@ class Profile:
     engine: str = ""
     software: Mapping[str, str] = field(default_factory=dict)
     trials: Sequence[TrialSummary] = ()
+    picture: Sequence[str] = ()
     path: Path | None = None
     sentence: str = ""
 
@@ -91,11 +99,13 @@ def as_document(profile: Profile) -> dict[str, Any]:
     document: dict[str, Any] = {"schema": SCHEMA}
     for item in dataclasses.fields(profile):
         value = getattr(profile, item.name)
-        if value is not None and item.name not in ("settings", "trials", "path", "sentence"):
+        if value is not None and item.name not in ("settings", "trials", "picture", "path", "sentence"):
             document[item.name] = dict(value) if isinstance(value, Mapping) else value
+    if profile.picture:
+        document["picture"] = list(profile.picture)
     document["settings"] = chosen(profile.settings)
     document["trials"] = [
-        {key: value for key, value in dataclasses.asdict(trial).items() if value is not None}
+        {key: value for key, value in dataclasses.asdict(trial).items() if value is not None and value != ""}
         for trial in profile.trials
     ]
     return document
@@ -145,6 +155,7 @@ class _Stored:
     created_at: str = ""
     engine: str = ""
     software: Mapping[str, str] = field(default_factory=dict)
+    picture: tuple[str, ...] = ()
 
 
 def find_profile(choice: str, model: str, topology: Topology, folders: Iterable[Path] | None = None) -> Profile | None:

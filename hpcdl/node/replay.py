@@ -100,7 +100,9 @@ def replay(table: Table, *, seed: int = 0, max_samples: int | None = None) -> Re
     num = len(table.candidates)
     budget = max_samples or allowance(num)
     candidates: list[Mapping[str, Any]] = list(table.candidates)
-    search = Search(candidates, seed=seed, max_samples=budget)
+    # A failed row is drawn too, but says nothing about the mean; a candidate of failures alone counts as one row.
+    recorded = [max(sum(value is not None for value in values), 1) for values in table.samples]
+    search = Search(candidates, seed=seed, max_samples=budget, num_recorded=recorded)
     drawn = [0] * num
     batch = max(budget // NUM_ROUNDS, 1)
     while asked := search.ask(batch):

@@ -23,6 +23,9 @@ _LENGTH, _MAIN, _JOINT, _QUIRK, _NOISE = (
     (np.log(0.8), 0.8), (np.log(0.05), 1.5), (np.log(0.05), 1.5), (np.log(2e-4), 1.2), (np.log(0.05**2), 1.2),
 )  # fmt: skip
 """Mean and standard deviation of the logarithm of each hyperparameter, before data."""
+SURPRISE = 3.5
+"""Standard deviations by which a candidate may differ from what all others say, before it is believed for itself."""
+MAX_SURPRISE_ROUNDS = 3
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -34,12 +37,22 @@ class Posterior:
 
 
 class Surrogate:
-    """Learns from (candidate, mean of n samples); predicts any candidate."""
+    """Learns from (candidate, mean of n samples); predicts any candidate.
 
-    def __init__(self, factors: Sequence[Factor], num_candidates: int) -> None:
+    `num_recorded`: how many samples of each candidate there are in all, where that is known and their mean is what
+    counts: once all were drawn nothing about it is uncertain. None: samples without end, their expectation counts.
+    """
+
+    def __init__(
+        self, factors: Sequence[Factor], num_candidates: int, num_recorded: Sequence[int] | None = None
+    ) -> None:
         self._factors = tuple(factors)
         self._num_candidates = num_candidates
+        self._unknowable = np.zeros(num_candidates)
+        if num_recorded is not None:
+            self._unknowable = 1.0 / np.asarray(num_recorded, dtype=float)
         self._kept: dict[int, Floats] = {}
+        self.num_surprises = 0
         num = len(factors)
         means = [_LENGTH[0]] * num + [_MAIN[0]] * num + [_JOINT[0], _QUIRK[0], _NOISE[0]]
         spreads = [_LENGTH[1]] * num + [_MAIN[1]] * num + [_JOINT[1], _QUIRK[1], _NOISE[1]]
@@ -125,13 +138,30 @@ class Surrogate:
         gradient[2 * num] = np.sum(joint)
 
     def condition(self, rows: Indices, values: Floats, counts: Floats) -> None:
-        """Learn the data under the present hyperparameters; `rows` are distinct candidates."""
+        """Learn the data under the present hyperparameters; `rows` are distinct candidates.
+
+        A candidate that all others together did not foresee (leave-one-out residual, Rasmussen and Williams, equation
+        5.12) gets a quirk as large as its residual: a cliff is believed where it was seen, and a hiccup of one sample
+        does not bend its surroundings. `num_surprises` counts them.
+        """
         self._rows = rows
         self._cross_all = self._against_all(rows)
         quirk, noise = np.exp(self.theta[-2]), np.exp(self.theta[-1])
-        kernel = self._cross_all[:, rows] + np.diag(quirk + noise / counts + _JITTER)
-        self._lower = cholesky(kernel, lower=True)
-        self._weights = cho_solve((self._lower, True), values)
+        # The mean of a record is off the expectation by its own noise, which belongs to the candidate like a quirk.
+        self._quirks = quirk + noise * self._unknowable
+        foreseen = self._quirks[rows]
+        kernel = self._cross_all[:, rows] + np.diag(noise * (1.0 / counts - self._unknowable[rows]) + _JITTER)
+        for _ in range(MAX_SURPRISE_ROUNDS):
+            self._lower = cholesky(kernel + np.diag(self._quirks[rows]), lower=True)
+            self._weights = cho_solve((self._lower, True), values)
+            inverse = solve_triangular(self._lower, np.eye(len(rows)), lower=True)
+            precision = np.einsum("ij,ij->j", inverse, inverse)
+            surprising = np.abs(self._weights) > SURPRISE * np.sqrt(precision)
+            if not surprising.any():
+                break
+            residuals = (self._weights / precision)[surprising]
+            self._quirks[rows[surprising]] += residuals**2
+        self.num_surprises = int(np.sum(self._quirks[rows] > foreseen))
 
     def _against_all(self, rows: Indices) -> Floats:
         """Kernel of `rows` against every candidate; rows are kept until the hyperparameters move."""
@@ -145,8 +175,7 @@ class Surrogate:
         """Mean and standard deviation of every candidate."""
         cross = self._cross(np.arange(self._num_candidates))
         solved = solve_triangular(self._lower, cross, lower=True)
-        quirk = np.exp(self.theta[-2])
-        prior = _PRIOR_OFFSET_VARIANCE + np.exp(self.theta[self._num : 2 * self._num + 1]).sum() + quirk
+        prior = _PRIOR_OFFSET_VARIANCE + np.exp(self.theta[self._num : 2 * self._num + 1]).sum() + self._quirks
         variance = prior - np.einsum("ij,ij->j", solved, solved)
         return cross.T @ self._weights, np.sqrt(np.maximum(variance, 1e-12))
 
@@ -154,9 +183,10 @@ class Surrogate:
         """Mean and covariance of `columns` together."""
         cross = self._cross(columns)
         solved = solve_triangular(self._lower, cross, lower=True)
-        prior = self._kernel(self.theta, columns, columns) + np.exp(self.theta[-2]) * np.eye(len(columns))
+        prior = self._kernel(self.theta, columns, columns) + np.diag(self._quirks[columns])
         return Posterior(mean=cross.T @ self._weights, covariance=prior - solved.T @ solved)
 
     def _cross(self, columns: Indices) -> Floats:
         same: Floats = (self._rows[:, None] == columns[None, :]).astype(np.float64)
-        return self._cross_all[:, columns] + float(np.exp(self.theta[-2])) * same
+        cross: Floats = self._cross_all[:, columns] + self._quirks[columns] * same
+        return cross

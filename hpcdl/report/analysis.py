@@ -14,6 +14,7 @@ from hpcdl.report.references import Reference
 from hpcdl.report.scaling import build_curves
 from hpcdl.report.sources import Gathered
 from hpcdl.report.study import Study
+from hpcdl.report.tunings import TunedNode
 from hpcdl.report.variants import told_apart
 from hpcdl.report.verdicts import corrected
 
@@ -24,10 +25,11 @@ def analyse(
     baseline: Gathered | None = None,
     baseline_name: str = "",
     references: Sequence[Reference] = (),
+    tunings: Sequence[TunedNode] = (),
     link_bytes_per_second: float | None = None,
 ) -> Study:
     """Compute a study; UsageError where there are no runs, or none that the baseline could be compared with."""
-    if not gathered.runs:
+    if not gathered.runs and not tunings:
         raise UsageError("no runs to report; name run directories of `hpcdl train`, or use --import FILE")
     runs = told_apart(gathered.runs)
     curves = build_curves(runs)
@@ -46,6 +48,7 @@ def analyse(
         fits=fit_curves(curves),
         communication=fit_communication(runs),
         references=references,
+        tunings=tunings,
         link_bytes_per_second=link_bytes_per_second,
         baseline_name=baseline_name,
     )

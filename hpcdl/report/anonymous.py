@@ -8,6 +8,7 @@ from collections.abc import Callable, Sequence
 
 from hpcdl.report.runs import Run
 from hpcdl.report.sources import Gathered
+from hpcdl.report.tunings import TunedNode
 
 WITHHELD = "(withheld)"
 _VERSION = re.compile(r"[\w .+()-]{1,60}")
@@ -38,6 +39,21 @@ def anonymised(gathered: Gathered) -> Gathered:
         unreadable=tuple(f"record {number}" for number, _ in enumerate(gathered.unreadable, start=1)),
         remarks=(WITHHELD,) if gathered.remarks else (),
     )
+
+
+def anonymised_tunings(tunings: Sequence[TunedNode]) -> list[TunedNode]:
+    """The same searches under neutral names; what the trials said is withheld."""
+    return [
+        dataclasses.replace(
+            tuning,
+            name=f"tuning {number}",
+            model="model" if _is_path(tuning.model) else tuning.model,
+            machine="",
+            software={name: value for name, value in tuning.software.items() if _VERSION.fullmatch(value)},
+            attempts=[dataclasses.replace(item, message=WITHHELD if item.message else "") for item in tuning.attempts],
+        )
+        for number, tuning in enumerate(tunings, start=1)
+    ]
 
 
 def _numbered(word: str, runs: Sequence[Run], value: Callable[[Run], str]) -> dict[str, str]:

@@ -36,9 +36,9 @@ def compose(study: Study) -> Document:
     rows = scaling_rows(study.curves)
     lines = summary(study)
     found = (SECTIONS.load(name)(study) for name in SECTIONS)
-    models = listed(sorted({run.model for run in study.runs}), 3)
+    models = {run.model for run in study.runs} or {tuning.model for tuning in study.tunings}
     return Document(
-        title=f"Training report: {models}",
+        title=f"{'Training' if study.runs else 'Tuning'} report: {listed(sorted(models), 3)}",
         summary=lines,
         warnings=study.warnings,
         sections=[section for section in found if section is not None],
@@ -90,6 +90,7 @@ def _data(study: Study, lines: Sequence[str], rows: Sequence[Mapping[str, Any]])
         "fits": [*(item.as_json() for item in study.fits), *(item.as_json() for item in study.communication)],
         "verdicts": [item.as_json() for item in study.comparisons],
         "parts": [_parts(curve, item) for curve in study.curves for item in breakdowns(curve)],
+        "tuning": [tuning.as_json() for tuning in study.tunings],
         "runs": [
             {"name": run.name, "status": run.status, "message": run.message, "usable": run.usable} for run in study.runs
         ],

@@ -80,13 +80,22 @@ class Figure:
 
 
 @dataclass(frozen=True, kw_only=True)
+class Listing:
+    """Lines whose columns matter, as a picture in plain characters; `alt` says in words what they show."""
+
+    title: str
+    alt: str
+    lines: Sequence[str]
+
+
+@dataclass(frozen=True, kw_only=True)
 class Section:
     """One part of a report; it exists only where its data does."""
 
     name: str
     title: str
     lines: Sequence[str] = ()
-    items: Sequence[Table | Figure] = ()
+    items: Sequence[Table | Figure | Listing] = ()
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -133,16 +133,19 @@ def _scale_axes(axes: Any, figure: Figure) -> None:
         low, high = axes.get_ylim()
         lines = all(series.style == "line" for series in figure.series)
         # Lines over time need no zero: where they end is what one looks for.
-        bottom = low if low < 0 or (lines and low > high / 2) else 0.0
+        below = any(value < 0 for series in figure.series for value in series.y if value is not None)
+        bottom = low if below or (lines and low > high / 2) else 0.0
         axes.set_ylim(bottom, _percent_top(figure) if figure.y_percent and not lines else high)
     if figure.y_percent:
         axes.yaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{100 * value:.4g} %"))
 
 
 def _percent_top(figure: Figure) -> float:
-    """Enough for what was measured, and for 100 %; a fitted law may leave the picture."""
-    reached = [value for series in figure.series if series.style != "fit" for value in (*series.y, *series.high)]
-    return 1.05 * max([1.0, *(value for value in reached if value is not None)])
+    """Enough for what was measured, and for 100 %; a fitted law, or an interval far above, may leave the picture."""
+    drawn = [series for series in figure.series if series.style != "fit"]
+    points = max([1.0, *(value for series in drawn for value in series.y if value is not None)])
+    ends = max([points, *(value for series in drawn for value in series.high if value is not None)])
+    return min(1.05 * ends, 1.6 * points)
 
 
 def _thinned(ticks: Sequence[float]) -> list[float]:

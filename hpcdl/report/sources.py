@@ -48,6 +48,11 @@ def find_run_dirs(path: Path) -> list[Path]:
     return found
 
 
+def holds_runs(path: Path) -> bool:
+    """Whether `path` holds a record, or a folder below it does."""
+    return any(FILE_NAME in files for _, _, files in os.walk(path))
+
+
 def gather(paths: Sequence[Path], bar: Progress | None = None) -> Gathered:
     """Read the records of `paths`.
 

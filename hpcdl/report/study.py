@@ -11,6 +11,7 @@ from hpcdl.report.fitting import CurveFit
 from hpcdl.report.references import Reference
 from hpcdl.report.runs import Run
 from hpcdl.report.scaling import Curve
+from hpcdl.report.tunings import TunedNode
 from hpcdl.report.verdicts import Comparison
 
 
@@ -30,5 +31,6 @@ class Study:
     fits: Sequence[CurveFit] = ()
     communication: Sequence[CommunicationFit] = ()
     references: Sequence[Reference] = ()
+    tunings: Sequence[TunedNode] = ()
     link_bytes_per_second: float | None = None
     baseline_name: str = ""

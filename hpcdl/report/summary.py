@@ -5,27 +5,40 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from hpcdl.core.units import format_seconds
-from hpcdl.report.cells import cell_text, number, percent
+from hpcdl.report.cells import cell_text, percent
 from hpcdl.report.document import Column, Interval
 from hpcdl.report.names import counted, curve_names, listed
 from hpcdl.report.runs import Run
 from hpcdl.report.scaling import Curve, Point
 from hpcdl.report.sections.learning import HELD_OUT, final_accuracy
+from hpcdl.report.sections.tuning import winner_line
 from hpcdl.report.study import Study
 
 _RATE = Column(name="images/s", kind="rate")
 _PERCENT = Column(name="efficiency", kind="percent")
+_KEPT = {"weak": "batch per worker", "strong": "global batch", "scale-up": "batch and workers"}
+"""What each mode of scaling keeps."""
+_DOING = {
+    "input": "waiting for input",
+    "compute": "computing",
+    "wait": "waiting for the slowest worker",
+    "exposed_communication": "communication that computing does not hide",
+    "update": "updating the weights",
+}
+"""The parts of a step, for people."""
 
 
 def summary(study: Study) -> list[str]:
-    """Five lines: what ran, how fast, how it scales, where the time goes, what it learnt."""
-    return [rule(study) for rule in (_what, _throughput, _scaling, _time, _accuracy)]
+    """Five lines: what ran, how fast, how it scales, where the time goes, what it learnt; one for each tuning."""
+    rules = (_what, _throughput, _scaling, _time, _accuracy) if study.runs else ()
+    return [rule(study) for rule in rules] + [f"Tuning: {winner_line(tuning)}." for tuning in study.tunings]
 
 
 def _what(study: Study) -> str:
     usable = [run for run in study.runs if run.usable]
     left = len(study.runs) - len(usable) + len(study.unreadable)
     models = listed(sorted({run.model for run in study.runs}))
+    data = listed(sorted({run.data for run in study.runs if run.data}), 2)
     strategies = listed(sorted({run.strategy for run in study.runs}), 6)
     workers = sorted({run.workers for run in study.runs})
     span = f"{workers[0]} to {workers[-1]} workers" if len(workers) > 1 else counted(workers[0], "worker")
@@ -33,9 +46,9 @@ def _what(study: Study) -> str:
     machines = listed(sorted({run.machine for run in study.runs if run.machine}), 3)
     where = f" of {machines}" if machines else ""
     size = f"{'up to ' if nodes > 1 else ''}{counted(nodes, 'node')}{where}"
-    tail = f"; {counted(left, 'run')} not usable, listed below" if left else ""
-    told = counted(len(usable), "run")
-    return f"What ran: {told} of {models} with {strategies}, {span}, on {size}{tail}."
+    tail = f"; {counted(left, 'more run')} failed or cannot be used, told below" if left else ""
+    told = f"{counted(len(usable), 'run')} of {models}{f' on {data}' if data else ''}"
+    return f"What ran: {told} by {strategies}, with {span}, on {size}{tail}."
 
 
 def _throughput(study: Study) -> str:
@@ -44,17 +57,17 @@ def _throughput(study: Study) -> str:
     points = (point for curve in study.curves for point in curve.points)
     point = max(points, key=lambda point: point.throughput.mean)
     value = Interval(value=point.throughput.mean, half=point.throughput.ci95)
-    run = point.first
-    setting = f"{run.model}, {run.strategy}, {counted(run.workers, 'worker')}, batch {run.batch_per_rank} per worker"
-    runs = counted(point.throughput.n, "run")
-    return f"Throughput: {cell_text(_RATE, value)} images/s at best ({setting}, {runs})."
+    run, runs = point.first, point.throughput.n
+    setting = f"{run.model} by {run.strategy} with {counted(run.workers, 'worker')} x batch {run.batch_per_rank:g}"
+    told = f"mean of {counted(runs, 'run')}, ± the 95 % interval" if runs > 1 else "one run"
+    return f"Throughput: at best {cell_text(_RATE, value)} images/s ({setting}; {told})."
 
 
 def _scaling(study: Study) -> str:
-    for mode in ("weak", "strong", "scale-up"):
+    for mode, kept in _KEPT.items():
         curves = [curve for curve in study.curves if curve.mode == mode and len(curve.points) > 1]
         if curves:
-            return f"Scaling: {mode} efficiency {_ends(curves)}."
+            return f"Scaling ({mode}, {kept} fixed; 100 % is ideal): efficiency {_ends(curves)}."
     return "Scaling: all runs have the same size; run another --ranks to see an efficiency."
 
 
@@ -63,10 +76,9 @@ def _ends(curves: Sequence[Curve]) -> str:
     named = zip(curves, curve_names(curves), strict=True)
     for curve, name in sorted(named, key=lambda pair: -pair[0].points[-1].efficiency.value):
         point = curve.points[-1]
-        n = min(point.efficiency.n, point.efficiency.n_base)
         value = cell_text(_PERCENT, Interval(value=point.efficiency.value, half=point.efficiency.ci95))
-        told.append(f"{name} {value} at {point.n} {curve.axis} over {curve.base.n} ({counted(n, 'run')})")
-    return listed(told, 3)
+        told.append(f"{name} {value} from {curve.base.n} to {point.n} {curve.axis}")
+    return listed(told, 4)
 
 
 def _time(study: Study) -> str:
@@ -76,10 +88,13 @@ def _time(study: Study) -> str:
     point = max(points, key=lambda point: (point.n, point.throughput.mean))
     parts = _parts(point)
     total = sum(parts.values())
-    told = [f"{name.replace('_', ' ')} {percent(value / total)}" for name, value in _largest_first(parts) if value > 0]
+    largest = [(name, value) for name, value in _largest_first(parts) if value > 0]
+    told = [f"{percent(value / total)} {_DOING.get(name, name)}" for name, value in largest[:3]]
+    rest = sum(value for _, value in largest[3:])
+    told += [f"{percent(rest / total)} the rest"] if rest > 0 else []
     run = point.first
-    where = f"{run.strategy}, {counted(run.workers, 'worker')}"
-    return f"Time: of a step ({where}) of {number(1000 * total)} ms: {listed(told, 3)}."
+    where = f"{run.strategy} with {counted(run.workers, 'worker')}"
+    return f"Time: a training step ({where}) takes {format_seconds(total)}: {', '.join(told)}."
 
 
 def _parts(point: Point) -> dict[str, float]:
@@ -97,10 +112,10 @@ def _accuracy(study: Study) -> str:
     if best is None:
         return "Accuracy: not evaluated in these runs."
     value, kind, run = best
-    epochs = f" after {run.history[-1].epoch:g} epochs" if run.history else ""
+    epochs = f" after {run.history[-1].epoch:.3g} epochs" if run.history else ""
     seconds = f" and {format_seconds(run.seconds_total)}" if run.seconds_total else ""
-    told = f"{run.model}, {run.strategy}, {counted(run.workers, 'worker')}{epochs}{seconds}"
-    return f"Accuracy: {percent(value)} {kind} at best ({told})."
+    told = f"{run.model} by {run.strategy} with {counted(run.workers, 'worker')}{epochs}{seconds}"
+    return f"Accuracy: at best {percent(value)} {kind} ({told})."
 
 
 def accuracy_line(study: Study) -> str:

@@ -26,7 +26,8 @@ class Features:
     backup_workers: bool = False
     placements: tuple[str, ...] = ()
     keras_optimizer: bool = True
-    one_node: bool = False
+    lock_free: bool = False
+    """Workers change the center themselves, without locks; nobody serves."""
     mpi: bool = True
     compression: bool = False
     accumulation: bool = False
@@ -92,6 +93,8 @@ class Worker:
     """What the step multiplies the loss by before back-propagation: gradients that are summed come out averaged."""
     learning_rate: float = 0.0
     """This step's learning rate; the loop sets it before `before_step`."""
+    warnings: Sequence[str] = ()
+    """What the user should know about how this worker exchanges here."""
     waited_s: float = 0.0
     """What the last exchange took longer than the quickest one, in strategies whose workers do not step together."""
 
@@ -157,8 +160,8 @@ class Server(Protocol):
     def serve(self) -> dict[str, Any]:
         """Serve until every worker has left; returns what the record keeps about this rank, as JSON.
 
-        Keys that RankRecord has as fields (`busy_seconds_per_step` and its like) become those. StoppedEarly where the
-        workers stopped before the end.
+        Keys that RankRecord has as fields (`busy_seconds_per_step` and its like) become those; `lost_workers` counts
+        the dead that the run went on without. StoppedEarly where the workers stopped before the end.
         """
 
 

@@ -1,4 +1,4 @@
-"""Workers that exchange with a center, through whatever link leads to it: by messages or by shared memory."""
+"""Workers that exchange with a center, through whatever link leads to it: messages, or memory that others reach."""
 
 from __future__ import annotations
 
@@ -42,6 +42,7 @@ class CenterReplica(Replica):
         super().__init__(context)
         self._link = link
         self.group = link.group
+        self.warnings = link.warnings
         self._buffer: Array = self.weights
         self._guarded = not context.info.features.synchronous
         self._left = False
@@ -90,7 +91,7 @@ class CenterReplica(Replica):
 
     def _note(self) -> None:
         self.bytes_sent, self.count = self._link.bytes_sent, self._link.count
-        self.stopped = self._link.stopped
+        self.stopped, self.num_lost = self._link.stopped, self._link.num_lost
 
 
 class ElasticReplica(CenterReplica):

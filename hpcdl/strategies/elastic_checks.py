@@ -41,8 +41,8 @@ def _unused(info: StrategyInfo, config: TrainConfig, given: set[str]) -> Iterato
                 yield f"--{key}: strategy {name!r} has no elastic exchange; leave it out, or use an *easgd strategy"
     if not info.features.optimizers and "unpacked" in given:
         yield f"--unpacked: strategy {name!r} sends buckets; see --bucket-size"
-    if info.features.one_node and config.elastic.unpacked:
-        yield f"--unpacked: strategy {name!r} sends no messages, its center is shared memory; leave it out"
+    if info.features.lock_free and config.elastic.unpacked:
+        yield f"--unpacked: strategy {name!r} changes its center in place; leave it out"
     if name != "sync-easgd" and "variant" in given:
         yield f"--variant: only sync-easgd has variants, not {name!r}; leave it out"
 

@@ -38,9 +38,9 @@ ELASTIC_FAMILY = (
     StrategyInfo(
         name="hogwild-sgd",
         family=_BASELINE,
-        summary="Async SGD without the lock, on a center in shared memory.",
+        summary="Async SGD without the lock: workers change the center in shared or remote memory themselves.",
         source=f"{_PAPER}, baseline; Niu et al. 2011 (arXiv 1106.5730)",
-        features=Features(synchronous=False, one_node=True, accumulation=True, optimizers=("sgd",)),
+        features=Features(synchronous=False, lock_free=True, accumulation=True, optimizers=("sgd",)),
         target="hpcdl.strategies.hogwild_sgd:HogwildSgd",
     ),
     StrategyInfo(
@@ -62,9 +62,9 @@ ELASTIC_FAMILY = (
     StrategyInfo(
         name="hogwild-easgd",
         family=_FAMILY,
-        summary="Async EASGD without the lock, on a center in shared memory.",
+        summary="Async EASGD without the lock: workers change the center in shared or remote memory themselves.",
         source=f"{_PAPER}; equations (1) (2)",
-        features=Features(synchronous=False, one_node=True, accumulation=True, elastic=True, optimizers=("sgd",)),
+        features=Features(synchronous=False, lock_free=True, accumulation=True, elastic=True, optimizers=("sgd",)),
         target="hpcdl.strategies.hogwild_easgd:HogwildEasgd",
     ),
     StrategyInfo(

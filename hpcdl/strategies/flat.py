@@ -23,6 +23,7 @@ class FlatWorker(Worker):
     def __init__(self, replica: Replica) -> None:
         self.replica = replica
         self.learning_rate = replica.learning_rate
+        self.warnings = replica.warnings
         self._shapes: list[tuple[int, ...]] = []
         self._trainable: list[Any] = []
         self._failure: HpcdlError | None = None

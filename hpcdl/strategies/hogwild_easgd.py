@@ -1,4 +1,4 @@
-"""Hogwild EASGD: Async EASGD without the lock, on a center in shared memory.
+"""Hogwild EASGD: Async EASGD without the lock, on a center in shared or remote memory.
 
 Source: You, Buluc and Demmel 2017 (arXiv 1708.02983). Equation (1) on the worker, equation (2) for the worker alone,
 written into the center by the worker itself, beside the forward and backward pass.
@@ -9,7 +9,7 @@ from __future__ import annotations
 from hpcdl.strategies.base import Context
 from hpcdl.strategies.center_replicas import CenterReplica, CenterStrategy, ElasticReplica
 from hpcdl.strategies.servers.center_rules import Attraction
-from hpcdl.strategies.servers.center_shared import SharedLink
+from hpcdl.strategies.servers.center_ways import lock_free_link
 
 
 class HogwildEasgd(CenterStrategy):
@@ -17,4 +17,4 @@ class HogwildEasgd(CenterStrategy):
 
     def replica(self, context: Context) -> CenterReplica:
         """Equation (1), the exchange beside forward and backward."""
-        return ElasticReplica(context, SharedLink(context, Attraction()), overlapped=True)
+        return ElasticReplica(context, lock_free_link(context, Attraction()), overlapped=True)

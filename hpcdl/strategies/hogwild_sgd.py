@@ -1,4 +1,4 @@
-"""Hogwild SGD: Async SGD without the lock, on a center in shared memory.
+"""Hogwild SGD: Async SGD without the lock, on a center in shared or remote memory.
 
 Source: You, Buluc and Demmel 2017 (arXiv 1708.02983), baseline; Niu, Recht, Re and Wright 2011 (arXiv 1106.5730).
 """
@@ -8,7 +8,7 @@ from __future__ import annotations
 from hpcdl.strategies.base import Context
 from hpcdl.strategies.center_replicas import CenterReplica, CenterStrategy, PullingReplica
 from hpcdl.strategies.servers.center_rules import Descent
-from hpcdl.strategies.servers.center_shared import SharedLink
+from hpcdl.strategies.servers.center_ways import lock_free_link
 
 
 class HogwildSgd(CenterStrategy):
@@ -16,4 +16,4 @@ class HogwildSgd(CenterStrategy):
 
     def replica(self, context: Context) -> CenterReplica:
         """Writes its gradient step into the center, reads the center."""
-        return PullingReplica(context, SharedLink(context, Descent()))
+        return PullingReplica(context, lock_free_link(context, Descent()))

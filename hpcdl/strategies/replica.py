@@ -26,7 +26,7 @@ class Replica:
     """What the methods share. `weights`: float32, all trainable variables one after another.
 
     `count` are the updates of the center so far, over all workers, as far as this one knows; `stopped` says that the
-    center takes no more of them. `group` holds the workers alone.
+    center takes no more of them. `group` holds the workers alone; `num_lost` of them have died when this one has left.
     """
 
     group: Communicator
@@ -42,7 +42,9 @@ class Replica:
         self.count = 0
         self.total = 0
         self.stopped = False
+        self.num_lost = 0
         self.waited_s = 0.0
+        self.warnings: Sequence[str] = ()
         self._restored: dict[str, Array] = {}
         self._distances: list[float] = []
         self._num_exchanges = 0

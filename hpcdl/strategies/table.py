@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from hpcdl.collectives.table import COLLECTIVES
 from hpcdl.core.errors import UnknownNameError
 from hpcdl.core.registry import Registry
@@ -96,6 +98,15 @@ STRATEGIES: dict[str, StrategyInfo] = {
 }
 
 ALIASES = {"sync-sgd": "auto"}
+
+
+def listed_strategies() -> list[StrategyInfo]:
+    """Every name that find_strategy takes: all entries, then the aliases."""
+    aliases = [
+        replace(STRATEGIES[target], name=alias, summary=f"Synchronous SGD: another name for {target!r}.")
+        for alias, target in ALIASES.items()
+    ]
+    return [*STRATEGIES.values(), *aliases]
 
 
 def find_strategy(name: str) -> StrategyInfo:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import socket
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -70,10 +70,11 @@ class Allocation:
         return Start(command=[*TRAIN, *words], environment={NODES_VARIABLE: ",".join(nodes)})
 
 
-def find_place(environment: Mapping[str, str]) -> Place:
-    """The place that `environment` speaks of.
+def find_place(environment: Mapping[str, str], sizes: Collection[int] = ()) -> Place:
+    """The place that `environment` speaks of; `sizes` are the numbers of nodes that runs need.
 
-    UsageError inside a job step, whose ranks would each start a sweep, and where nodes cannot be chosen for a run.
+    UsageError inside a job step, whose ranks would each start a sweep, and where nodes cannot be chosen for a run:
+    under launchers other than Slurm's every run takes all nodes of the job.
     """
     inside = placement(environment)
     if inside is not None:
@@ -86,9 +87,12 @@ def find_place(environment: Mapping[str, str]) -> Place:
     if len(nodes) < 2:
         return Local(nodes=tuple(nodes) or (socket.gethostname(),))
     if launcher.name != "slurm":
+        if set(sizes) == {len(nodes)}:
+            return Local(nodes=nodes, remedy="ask for {num} nodes")
         raise UsageError(
-            f"hpcdl sweep cannot give runs some of the {len(nodes)} nodes under {launcher.name}; start it in a job of "
-            f"one node, or set {LAUNCHER_VARIABLE}=slurm where srun works"
+            f"hpcdl sweep cannot give runs some of the {len(nodes)} nodes under {launcher.name}; add "
+            f"--only-nodes {len(nodes)} to run the points that need them all, or set {LAUNCHER_VARIABLE}=slurm where "
+            "srun works"
         )
     return Allocation(nodes=nodes)
 

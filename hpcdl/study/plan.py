@@ -59,6 +59,19 @@ class Plan:
     runs: Sequence[PlannedRun]
     left_out: Sequence[str]
 
+    @property
+    def node_counts(self) -> list[int]:
+        """Every number of nodes that a point needs, ascending."""
+        return sorted({point.nodes for point in self.points})
+
+    def only_nodes(self, nodes: int) -> Plan:
+        """The points of that many nodes, under their names in the whole plan; UsageError where there are none."""
+        points = [point for point in self.points if point.nodes == nodes]
+        if not points:
+            known = ", ".join(map(str, self.node_counts))
+            raise UsageError(f"no point of the study needs {nodes} nodes; its points need {known}")
+        return Plan(points=points, runs=[run for run in self.runs if run.point.nodes == nodes], left_out=())
+
     def without(self, refused: Mapping[int, str]) -> Plan:
         """The plan without some points, by number, and with the reasons why."""
         return Plan(
@@ -117,7 +130,7 @@ def _combinations(study: Study) -> Iterator[Point | str]:
             for size, ranks_per_node, num_servers, threads, batch in rest:
                 try:
                     ranks, nodes, on_node = _shape(matrix, size, ranks_per_node, num_servers)
-                    workers = _workers(strategy, ranks, num_servers, nodes)
+                    workers = check_ranks(find_strategy(strategy), ranks=ranks, servers=num_servers)
                     batch_size = _share(batch, workers) if matrix.global_batch else batch
                 except UsageError as error:
                     yield str(error)
@@ -136,13 +149,6 @@ def _shape(matrix: StudyMatrix, size: int, ranks_per_node: int | None, servers: 
         return ranks, -(-ranks // on_node), on_node
     on_node = ranks_per_node or 1
     return size * on_node, size, on_node
-
-
-def _workers(strategy: str, ranks: int, servers: int, nodes: int) -> int:
-    info = find_strategy(strategy)
-    if info.features.one_node and nodes > 1:
-        raise UsageError(f"strategy {strategy!r} works on one node only")
-    return check_ranks(info, ranks=ranks, servers=servers)
 
 
 def _share(global_batch: int, workers: int) -> int:

@@ -80,7 +80,7 @@ def new_state(study: Study, plan: Plan) -> StudyState:
         name=study.name,
         mode=study.plan.mode,
         origin=study.origin,
-        digest=_digest(study, plan),
+        digest=digest_of(study, plan),
         mark=uuid.uuid4().hex,
         settings=dict(study.train),
         left_out=tuple(plan.left_out),
@@ -109,7 +109,7 @@ def read_state(folder: Path) -> StudyState:
 def _resumed_state(folder: Path, study: Study, plan: Plan) -> StudyState:
     """The state to go on with. UsageError where the study in `folder` is another one: points would mix settings."""
     state = read_state(folder)
-    if state.digest != _digest(study, plan):
+    if state.digest != digest_of(study, plan):
         raise UsageError(
             f"{folder} holds runs of a study with another matrix or other settings ({state.origin}); "
             "choose another --out DIR, or give the study as it was"
@@ -117,7 +117,8 @@ def _resumed_state(folder: Path, study: Study, plan: Plan) -> StudyState:
     return state
 
 
-def _digest(study: Study, plan: Plan) -> str:
+def digest_of(study: Study, plan: Plan) -> str:
+    """What two calls must agree in to be of one study: its points, their order and the settings of its runs."""
     runs = [[run.name, dataclasses.asdict(run.point)] for run in plan.runs]
     text = json.dumps([study.plan.mode, runs, dict(study.train)], sort_keys=True, default=str)
     return hashlib.sha256(text.encode()).hexdigest()

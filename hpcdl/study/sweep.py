@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import math
 import shutil
 import signal
 import threading
@@ -37,6 +38,8 @@ from hpcdl.study.threads import profile_of_point
 
 RUNS, FAILED, LOGS, SETTINGS = "runs", "failed", "logs", "train.toml"
 POLL_S = 0.1
+WARNED_EARLY_S = 90.0
+"""Slurm may warn ranks up to a minute before the time that was asked for."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -49,7 +52,10 @@ class News:
 
 
 class Sweep:
-    """One call of `hpcdl sweep` on the study in `folder`; `notify` is told about ten times a second."""
+    """One call of `hpcdl sweep` on the study in `folder`; `notify` is told about ten times a second.
+
+    `stop_after_s` is what the job's time limit leaves: then runs under way are ended, and StoppedEarly says so.
+    """
 
     def __init__(
         self,
@@ -59,12 +65,14 @@ class Sweep:
         state: StudyState,
         place: Place,
         notify: Callable[[News], None] = lambda news: None,
+        stop_after_s: float | None = None,
     ) -> None:
         check_room(plan, place)
         self.state = state
         self._folder, self._study, self._plan, self._place, self._notify = folder, study, plan, place, notify
         self._active: list[Attempt] = []
         self._stopping = False
+        self._stop_at = math.inf if stop_after_s is None else time.monotonic() + stop_after_s
 
     def run(self) -> StudyState:
         """Run what is not finished; returns the state at the end. StoppedEarly after a signal."""
@@ -98,6 +106,7 @@ class Sweep:
                     waiting.append(attempt.run)
             self._tell()
             time.sleep(POLL_S)
+            self._stopping = self._stopping or time.monotonic() >= self._stop_at
         if self._stopping and (waiting or self._active):
             left = len(waiting) + len(self._active)
             raise StoppedEarly(f"stopped with {left} of {len(self._plan.runs)} runs to go; go on with --resume")
@@ -151,6 +160,9 @@ class Sweep:
             self._keep(run, attempt.seconds)
             self._tell(f"{run.name} finished")
             return True
+        if attempt.process.returncode == StoppedEarly.exit_code and time.monotonic() > self._stop_at - WARNED_EARLY_S:
+            self._stopping = True  # the batch system has warned the run itself: no fault of its own
+            return False
         attempts = self.state.run(run.name).attempts + 1
         last = attempts > self._study.plan.retries
         place = run_dir if last else self._aside(run)

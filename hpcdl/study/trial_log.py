@@ -27,6 +27,15 @@ class Entry:
     outcome: Outcome
 
 
+@dataclass(frozen=True, kw_only=True)
+class Recorded:
+    """A log as it stands: `num_sound_bytes` end before a last line that a crash cut short."""
+
+    header: Mapping[str, Any]
+    entries: list[Entry]
+    num_sound_bytes: int
+
+
 class TrialLog:
     """Appends entries to `path`; the header says which search they belong to."""
 
@@ -34,7 +43,7 @@ class TrialLog:
         self.path = path
         self._header = {"schema": SCHEMA, **header}
         if resume and path.exists():
-            self.entries = _read(path, self._header)
+            self.entries = _continued(path, self._header)
             return
         self.entries = []
         try:
@@ -70,28 +79,37 @@ def _unwritable(path: Path, error: OSError) -> UsageError:
     return UsageError(f"cannot write trial log {path}: {error.strerror}; choose another place with --log FILE")
 
 
-def _read(path: Path, header: Mapping[str, Any]) -> list[Entry]:
-    lines = path.read_bytes().split(b"\n")
-    documents = []
-    for number, line in enumerate(lines):
+def read_log(path: Path) -> Recorded:
+    """What a log holds, the log left as it is. CorruptError names the line that is damaged, the last one excepted."""
+    try:
+        lines = path.read_bytes().split(b"\n")
+    except OSError as error:
+        raise UsageError(f"cannot read trial log {path}: {error.strerror}") from None
+    documents, sound = [], 0
+    for number, line in enumerate(lines, start=1):
         try:
             documents.append(json.loads(line)) if line.strip() else None
         except ValueError:
-            if number < len(lines) - 1 and any(rest.strip() for rest in lines[number + 1 :]):
-                raise CorruptError(f"{path}, line {number + 1} is no JSON; start anew without --resume") from None
-            _cut(path, len(b"\n".join(lines[:number])) + (1 if number else 0))
-    found = documents[0] if documents else {}
+            if any(rest.strip() for rest in lines[number:]):
+                raise CorruptError(f"{path}, line {number} is no JSON; start anew without --resume") from None
+            break
+        sound += len(line) + 1
+    header = documents[0] if documents else {}
+    if not isinstance(header, dict):
+        raise CorruptError(f"{path} does not begin with its header; start anew without --resume")
+    entries = [_entry(document, path) for document in documents[1:]]
+    return Recorded(header=header, entries=entries, num_sound_bytes=min(sound, path.stat().st_size))
+
+
+def _continued(path: Path, header: Mapping[str, Any]) -> list[Entry]:
+    """The entries of a log of this very search; a last line cut short is dropped, so that the next stands alone."""
+    recorded = read_log(path)
     for key, value in header.items():
-        if found.get(key) != value:
-            raise UsageError(
-                f"{path} belongs to another search ({key} {found.get(key)!r}, here {value!r}); drop --resume"
-            )
-    return [_entry(document, path) for document in documents[1:]]
-
-
-def _cut(path: Path, size: int) -> None:
-    """Drop a last line that a crash left unfinished, so that the next one starts on its own."""
-    os.truncate(path, size)
+        found = recorded.header.get(key)
+        if found != value:
+            raise UsageError(f"{path} belongs to another search ({key} {found!r}, here {value!r}); drop --resume")
+    os.truncate(path, recorded.num_sound_bytes)
+    return recorded.entries
 
 
 def _entry(document: Mapping[str, Any], path: Path) -> Entry:

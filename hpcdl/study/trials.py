@@ -66,7 +66,7 @@ CommandOf = Callable[[Workload, Settings, Path], Sequence[str]]
 def bench_step_command(workload: Workload, settings: Settings, profile: Path) -> list[str]:
     """The command line of a trial; the profile's settings reach the ranks by the way that `train` uses too."""
     ranks = settings.ranks_per_node or 1
-    words = [sys.executable, "-m", "hpcdl", "bench", "step", "--json", "--model", workload.model]
+    words = [sys.executable, "-m", "hpcdl", "bench", "step", "--json", "--exchange-only", "--model", workload.model]
     words += ["--batch-size", str(settings.batch_size or workload.batch_size), "--ranks", str(ranks)]
     words += ["--strategy", "ring" if ranks > 1 else "single", "--profile", str(profile)]
     if workload.data is not None:

@@ -17,8 +17,10 @@ from hpcdl.core.errors import HpcdlError, StoppedEarly, UsageError
 from hpcdl.models.spec import check_model_spec, model_name
 from hpcdl.node.engine import Engine, find_engine
 from hpcdl.node.machines import read_machine
-from hpcdl.node.plan import fill
+from hpcdl.node.picture import draw
+from hpcdl.node.plan import fill, launch_plan
 from hpcdl.node.profile import Profile, file_name, site_folder, user_folder, write_profile
+from hpcdl.node.settings import chosen
 from hpcdl.node.space import Space, build_space, read_space
 from hpcdl.node.topology import Topology, read_topology
 from hpcdl.study.findings import Found, as_profile
@@ -103,7 +105,7 @@ def tune(
         prefixes=prefixes,
         notify=notify,
     ).run()
-    profile = as_profile(found, base)
+    profile = _told(as_profile(found, base), prepared)
     if found.choice is not None:
         write_profile(profile, path)
     if found.stopped:
@@ -150,6 +152,19 @@ def _base_profile(prepared: Prepared) -> Profile:
         created_at=time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
         engine=prepared.engine.summary,
         software={"hpcdl": __version__, **versions},
+    )
+
+
+def _told(profile: Profile, prepared: Prepared) -> Profile:
+    """`profile` with whose advice its trials are, and with a picture of the node as the winner uses it."""
+    origins = {repr(chosen(item.settings)): item.origin for item in prepared.space.candidates if item.origin}
+    trials = [
+        dataclasses.replace(trial, origin=origins.get(repr(dict(trial.settings)), "")) for trial in profile.trials
+    ]
+    ranks = profile.settings.ranks_per_node or 1
+    plan = launch_plan(prepared.topology, profile.settings, ranks, ranks, openmp=prepared.engine.openmp)
+    return dataclasses.replace(
+        profile, trials=tuple(trials), picture=tuple(draw(prepared.topology, plan.cpus_by_local_rank))
     )
 
 

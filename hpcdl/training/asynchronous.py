@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -37,6 +37,7 @@ if TYPE_CHECKING:
     from hpcdl.core.protocols import Array
 
 DONE, TARGET, SIGNAL, TIME, ERROR = "done", "target accuracy", "a signal", "the time limit", "an error"
+LOST = "it was killed, or its node went down"
 """Why a worker left: the center takes no more updates; or it asked for that; or it could not go on."""
 
 
@@ -46,6 +47,7 @@ class Departure:
 
     reason: str
     text: str = ""
+    worker: int = 0
 
     @property
     def stops_everybody(self) -> bool:
@@ -68,7 +70,8 @@ class AsynchronousTrainer(Trainer):
         super().__init__(prepared, model, worker, group, journal, run_dir)
         assert isinstance(worker, FlatWorker)
         self._replica = worker.replica
-        self._alone = alone()
+        # Worker 0's moving statistics go with the center: a mean of all would need a collective.
+        self._statistics_group = self._alone = alone()
         self._writer = CheckpointWriter(run_dir, self._alone, self._config.checkpoint.keep_checkpoints)
         self.outcome = Outcome(clock=StepClock(group, synchronous=False))
         self._per_epoch = prepared.steps_per_epoch * prepared.num_workers
@@ -95,7 +98,7 @@ class AsynchronousTrainer(Trainer):
         HpcdlError where all of them failed.
         """
         self._stop.install()
-        self._worker.start([*self.model.weights, *self.optimizer.variables])
+        self._start_worker()
         self._journal.write("start", steps=self._prepared.num_steps, done=self._position.step)
         began = time.monotonic() - self._position.seconds
         departure = self._work(self._batches(), began)
@@ -103,7 +106,7 @@ class AsynchronousTrainer(Trainer):
             self._journal.write("message", text=f"worker 0 leaves: {departure.text}")
         self._replica.leave(stop=departure.stops_everybody)
         move_to_center(self._worker, self.model.trainable_variables)
-        departures = [Departure(**one) for one in self._group.allgather_json(vars(departure))]
+        departures = self._gather(departure)
         self.outcome.clock.flush()
         if self._replica.count < self._replica.total and all(one.reason != TARGET for one in departures):
             self._end_early(departures)
@@ -116,6 +119,16 @@ class AsynchronousTrainer(Trainer):
         self._worker.finish()
         self._close(began)
         return self.outcome
+
+    def _gather(self, own: Departure) -> list[Departure]:
+        """How every worker left, also those that can no longer say so."""
+        departure = replace(own, worker=self._group.rank)
+        if self._replica.num_lost:
+            self.outcome.bereaved = True
+            self._group = self._group.survivors()
+        found = [Departure(**one) for one in self._group.allgather_json(vars(departure))]
+        lost = set(range(self._prepared.num_workers)) - {one.worker for one in found}
+        return [*found, *(Departure(reason=LOST, worker=worker) for worker in sorted(lost))]
 
     def _work(self, batches: Iterator[Any], began: float) -> Departure:
         """Steps until there is a reason to leave; an error is one."""
@@ -194,9 +207,6 @@ class AsynchronousTrainer(Trainer):
         batches = evaluation_batches(self._prepared.dataset, split, batch_size=self._config.data.batch_size)
         return self._evaluate(batches, self._alone)
 
-    def _average_moving_statistics(self) -> None:
-        """Those of worker 0 go with the center: the others' would need a collective."""
-
     def _facts(self) -> dict[str, Any]:
         return {**super()._facts(), "count": self._replica.count}
 
@@ -205,17 +215,15 @@ class AsynchronousTrainer(Trainer):
         reasons = [one.reason for one in departures]
         reason = next((reason for reason in (TIME, SIGNAL) if reason in reasons), None)
         if reason is None:
-            first = next(index for index, one in enumerate(departures) if one.reason == ERROR)
-            raise HpcdlError(f"every worker has left; worker {first}: {departures[first].text}")
+            first = next(one for one in departures if one.reason == ERROR)
+            raise HpcdlError(f"every worker has left; worker {first.worker}: {first.text}")
         if self._group.rank == 0:
             self._position.step = self._replica.count // self._prepared.num_workers
             self._save()
-        self._writer.wait()
+        if self._group.rank == 0:
+            self._leave_early(reason, self._position.step)
         self._worker.finish(early=True)
-        raise StoppedEarly(
-            f"stopped by {reason} after step {self._replica.count // self._prepared.num_workers} of "
-            f"{self._prepared.num_steps}; a checkpoint is saved: go on with --resume"
-        )
+        raise StoppedEarly(f"stopped by {reason}")
 
     def _note_throughput(self) -> None:
         if self._warm is None:
@@ -227,7 +235,8 @@ class AsynchronousTrainer(Trainer):
 
 def _warnings(departures: list[Departure]) -> list[str]:
     return [
-        f"worker {index} left before the end ({one.reason}{': ' if one.text else ''}{one.text}); the others went on"
-        for index, one in enumerate(departures)
-        if one.reason in (SIGNAL, ERROR)
+        f"worker {one.worker} left before the end ({': '.join(filter(None, [one.reason, one.text]))}); "
+        "the others went on"
+        for one in departures
+        if one.reason in (SIGNAL, ERROR, LOST)
     ]

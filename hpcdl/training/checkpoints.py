@@ -53,6 +53,8 @@ class CheckpointWriter:
         self._thread: threading.Thread | None = None
         self._failure: BaseException | None = None
         self.warnings: list[str] = []
+        self.newest: int | None = None
+        """Step of the newest checkpoint that is durable, as every rank knows."""
 
     def start(self, snapshot: Snapshot) -> None:
         """Begin to write `snapshot`, whose arrays nobody changes any more; waits for the one before."""
@@ -91,11 +93,14 @@ class CheckpointWriter:
             problem = f"{error.strerror or error} (rank {self._communicator.rank} on {self._communicator.host})"
         gathered = self._communicator.allgather_json([problem, files])
         problem = next((text for text, _ in gathered if text), "")
+        done = False
         if self._communicator.rank == 0:
-            self._finish(snapshot, temporary, problem, {k: v for _, part in gathered for k, v in part.items()})
-        self._communicator.barrier()
+            done = self._finish(snapshot, temporary, problem, {k: v for _, part in gathered for k, v in part.items()})
+        if self._communicator.allgather_json(done)[0]:
+            self.newest = snapshot.step
 
-    def _finish(self, snapshot: Snapshot, temporary: Path, problem: str, files: Mapping[str, Any]) -> None:
+    def _finish(self, snapshot: Snapshot, temporary: Path, problem: str, files: Mapping[str, Any]) -> bool:
+        """Give the checkpoint its name; False, and a warning, where that or what came before has failed."""
         try:
             if problem:
                 raise OSError(problem)
@@ -112,6 +117,8 @@ class CheckpointWriter:
             self.warnings.append(
                 f"no checkpoint at step {snapshot.step}: {error.strerror or error}; the one before stays"
             )
+            return False
+        return True
 
 
 def newest_valid(run_dir: Path, warnings: list[str]) -> int | None:

@@ -45,9 +45,7 @@ def time_allowed(asked_s: float | None) -> float | None:
     return min(limits, default=None)
 
 
-def hold_warning() -> None:
-    """Keep SIGUSR1 waiting until somebody listens: a scheduler's warning during start-up would kill this process."""
-    signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGUSR1})
+STOPS = (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1)
 
 
 class StopRequest:
@@ -57,10 +55,14 @@ class StopRequest:
         self.asked = False
 
     def install(self) -> None:
-        """Take over the three signals; only the main thread may."""
-        for number in (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1):
-            signal.signal(number, self._note)
-        signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGUSR1})  # one that came before counts now
+        """Take over the three signals, and what another StopRequest has heard; only the main thread may.
+
+        A rank installs one before anything else, for what comes while it starts up (a blocked signal would not do:
+        numerical libraries start threads that do not block it). The run then stops after its first step.
+        """
+        for number in STOPS:
+            before = getattr(signal.signal(number, self._note), "__self__", None)
+            self.asked |= isinstance(before, StopRequest) and before.asked
 
     def _note(self, number: int, frame: object) -> None:
         self.asked = True

@@ -42,12 +42,12 @@ def run_rank(
         runtime.import_tensorflow()
         from hpcdl.training.worker import run_worker
 
-        if prepared.config.elastic.groups > 1:
-            prepared = dataclasses.replace(prepared, dataset=resident(prepared.dataset))
         with _staged(prepared, communicator) as near:
-            run_worker(near, communicator, run_dir, started, on_event)
+            if prepared.config.elastic.groups > 1:  # from the node's own storage, where there is a copy on it
+                near = dataclasses.replace(near, dataset=resident(near.dataset))
+            communicator = run_worker(near, communicator, run_dir, started, on_event)
     else:
-        _serve(prepared, communicator)
+        communicator = _serve(prepared, communicator)
     communicator.barrier()
 
 
@@ -84,7 +84,7 @@ def context(prepared: Prepared, communicator: Communicator) -> Context:
     )
 
 
-def _serve(prepared: Prepared, communicator: Communicator) -> None:
+def _serve(prepared: Prepared, communicator: Communicator) -> Communicator:
     for _ in range(1 if prepared.config.data.stage is None else 2):  # the workers' splits are collective over all
         communicator.split(1)
     # Signals go to every rank: the workers agree on the step at which all stop, and tell this server.
@@ -100,7 +100,10 @@ def _serve(prepared: Prepared, communicator: Communicator) -> None:
         details={"bytes_sent": server.bytes_sent, **details},
         **measured,
     )
+    if details.get("lost_workers"):
+        communicator = communicator.survivors()
     results.gather_ranks(communicator, own)
+    return communicator
 
 
 def _check_same_start(prepared: Prepared, communicator: Communicator, software: dict[str, str]) -> None:

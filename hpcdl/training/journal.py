@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
+import os
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -49,15 +51,30 @@ class NullJournal:
 
 
 class FileJournal:
-    """Appends to `metrics.jsonl` in a run directory; a line is whole or absent for a reader that waits for its end."""
+    """Appends to `metrics.jsonl` in a run directory; a line is whole or absent for a reader that waits for its end.
+
+    A disk that is full costs events, never the run; the first line behind a gap says how many.
+    """
 
     def __init__(self, run_dir: Path) -> None:
-        self._file = (run_dir / FILE_NAME).open("a", buffering=1, encoding="utf-8")
+        self._file = (run_dir / FILE_NAME).open("ab", buffering=0)
         self._last_step_at = 0.0
+        self._lost = 0
 
     def write(self, kind: str, **values: Any) -> None:
         """Append one event with the time of day."""
-        self._file.write(json.dumps({"kind": kind, "at": round(time.time(), 3), **values}) + "\n")
+        gap = f"warning: {self._lost} events before this one are missing: the disk was full"
+        lost = _line("message", text=gap) if self._lost else b""
+        self._lost = 0 if self._append(lost + _line(kind, **values)) else self._lost + 1
+
+    def _append(self, content: bytes) -> bool:
+        """Whether all of `content` went into the file; nothing of it stays there where not."""
+        end = self._file.seek(0, os.SEEK_END)
+        with contextlib.suppress(OSError):
+            if self._file.write(content) == len(content):
+                return True
+        self._file.truncate(end)
+        return False
 
     def step(self, step: int, **values: Any) -> None:
         """Append a step event unless the last one is less than half a second old."""
@@ -75,6 +92,10 @@ class FileJournal:
     def close(self) -> None:
         """Close the file."""
         self._file.close()
+
+
+def _line(kind: str, **values: Any) -> bytes:
+    return (json.dumps({"kind": kind, "at": round(time.time(), 3), **values}) + "\n").encode()
 
 
 class EchoJournal:

@@ -7,7 +7,9 @@ itself does; everything else in hpcdl is handed its communicator.
 from __future__ import annotations
 
 import dataclasses
+import sys
 from collections.abc import Sequence
+from types import TracebackType
 from typing import Any
 
 from hpcdl.core.errors import UsageError
@@ -26,6 +28,16 @@ def init() -> None:
     place = placement() or ALONE
     set_up_process(place.local_rank)
     _session.append(communicator_for(place))
+    if place.size > 1:
+        sys.excepthook = _end_all_ranks
+
+
+def _end_all_ranks(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
+    """An error that nobody catches ends the job: the other ranks would wait for this one for ever."""
+    sys.__excepthook__(kind, error, trace)
+    mine = communicator()
+    print(f"hpcdl: rank {mine.rank} on {mine.host}: {kind.__name__}: {error}", file=sys.stderr, flush=True)
+    mine.abort(130 if issubclass(kind, KeyboardInterrupt) else 1)
 
 
 def communicator() -> Communicator:
@@ -50,8 +62,11 @@ def DistributedOptimizer(optimizer: Any, strategy: str = "ring", **exchange: Any
 
     `strategy` is one whose features say `keras_fit`; `exchange` takes `bucket_size` and `compress`. The optimizer is
     saved with a model under its own Keras class, so the model loads without hpcdl. XLA cannot compile the exchange:
-    leave `jit_compile` at its default on CPUs, or set it to False.
+    leave `jit_compile` at its default on CPUs, or set it to False. Under the global policy `mixed_float16` it scales
+    the loss, outside the exchange: all ranks then skip the same steps.
     """
+    import keras
+
     from hpcdl.config.schema import ExchangeConfig, OptimizerConfig
     from hpcdl.strategies.base import Context
     from hpcdl.strategies.table import find_strategy
@@ -69,6 +84,9 @@ def DistributedOptimizer(optimizer: Any, strategy: str = "ring", **exchange: Any
         optimizer=OptimizerConfig(),
     )
     worker: Any = load_strategy(info).worker(context)
+    scaler = keras.optimizers.LossScaleOptimizer
+    if keras.mixed_precision.global_policy().name == "mixed_float16" and not isinstance(optimizer, scaler):
+        optimizer = scaler(optimizer)
     plain = type(optimizer)
 
     def apply(self: Any, grads: Sequence[Any], trainable_variables: Sequence[Any] | None = None) -> None:
@@ -76,7 +94,7 @@ def DistributedOptimizer(optimizer: Any, strategy: str = "ring", **exchange: Any
         plain.apply(self, averaged, trainable_variables)
 
     # The same module and name: Keras then writes the plain class into saved models.
-    members = {"apply": apply, "__module__": plain.__module__, "__qualname__": plain.__qualname__}
+    members = {"apply": apply, "__module__": plain.__module__, "__qualname__": plain.__qualname__, "exchanges": True}
     distributed: Any = type(plain.__name__, (plain,), members)
     return distributed.from_config(optimizer.get_config())
 

@@ -6,6 +6,7 @@ from typing import Any
 
 import keras
 
+from hpcdl.core.errors import UsageError
 from hpcdl.core.protocols import Communicator
 from hpcdl.strategies.allreduce import broadcast_variables
 from hpcdl.training.state import average_moving_statistics
@@ -22,7 +23,13 @@ class AgreeOverRanks(keras.callbacks.Callback):
         self._communicator = communicator
 
     def on_train_begin(self, logs: dict[str, Any] | None = None) -> None:
-        """Start alike."""
+        """Start alike. UsageError where each rank would decide for itself whether to take a step."""
+        if hasattr(getattr(self.model.optimizer, "inner_optimizer", None), "exchanges"):
+            raise UsageError(
+                "Keras has put a loss scale around hpcdl.DistributedOptimizer, so that ranks would skip different "
+                "steps; set the policy mixed_float16 before it is made, or write "
+                "hpcdl.DistributedOptimizer(keras.optimizers.LossScaleOptimizer(...))"
+            )
         broadcast_variables(self._communicator, [*self.model.weights, *self.model.optimizer.variables])
 
     def on_test_begin(self, logs: dict[str, Any] | None = None) -> None:

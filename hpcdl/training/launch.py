@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import os
+import signal
 import sys
+from collections.abc import Iterator
 from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 from typing import Any
@@ -17,7 +20,7 @@ from hpcdl.cluster.status import FOLDER
 from hpcdl.comm.control import make_secret
 from hpcdl.config.load import Effective, replace
 from hpcdl.config.schema import TrainConfig
-from hpcdl.core.errors import HpcdlError, UsageError
+from hpcdl.core.errors import HpcdlError, Interrupted, StoppedEarly, UsageError
 from hpcdl.core.protocols import Communicator, LaunchPlan
 from hpcdl.core.records import RunRecord, read_record
 from hpcdl.models.spec import model_name
@@ -35,6 +38,28 @@ def train(effective: Effective[TrainConfig], on_event: EventHandler) -> tuple[Pa
 
     `on_event` gets the journal's events while the ranks run.
     """
+    with _interruptible(effective.config.checkpoint.resume):
+        return _train(effective, on_event)
+
+
+@contextlib.contextmanager
+def _interruptible(resumes: bool) -> Iterator[None]:
+    """Inside, a signal that comes before there are ranks to tell is an error like others, with its exit code."""
+
+    def stop(number: int, frame: object) -> None:
+        if resumes:
+            raise StoppedEarly("stopped by a signal before the ranks had started; go on with --resume")
+        raise Interrupted("stopped by a signal before the ranks had started")
+
+    before = {number: signal.signal(number, stop) for number in (signal.SIGTERM, signal.SIGUSR1)}
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+
+def _train(effective: Effective[TrainConfig], on_event: EventHandler) -> tuple[Path, RunRecord]:
     prepared = prepare(effective)
     run_dir = choose_run_dir(prepared)
     plan, said = plan_for(prepared)
@@ -97,16 +122,19 @@ def train_inside(effective: Effective[TrainConfig], place: Placement, on_event: 
 
     On rank 0 `on_event` gets the journal's events.
     """
+    from hpcdl.training.control import StopRequest
     from hpcdl.training.job import run_rank
     from hpcdl.training.rank import communicator_for, leave_meeting, leaving_together, set_up_process
 
     effective = with_ranks(effective, place)
+    StopRequest().install()
     set_up_process(place.local_rank)
     mpi = find_strategy(effective.config.exchange.strategy).features.mpi
     communicator = communicator_for(place, mpi=mpi)
     prepared, run_dir = _agree(effective, communicator)
     with leaving_together(communicator):
-        run_rank(prepared, communicator, run_dir, on_event)
+        # Each rank looks for itself: what rank 0 found whole may be damaged on another node.
+        run_rank(prepared or prepare(effective), communicator, run_dir, on_event)
     if not mpi:
         leave_meeting(place)
     return run_dir
@@ -131,9 +159,13 @@ class SilentExit(HpcdlError):
         self.exit_code = exit_code
 
 
-def _agree(effective: Effective[TrainConfig], communicator: Communicator) -> tuple[Prepared, Path]:
-    """Rank 0 checks and makes the run directory; every rank learns how that went, and nobody waits in vain."""
+def _agree(effective: Effective[TrainConfig], communicator: Communicator) -> tuple[Prepared | None, Path]:
+    """Rank 0 checks and makes the run directory; every rank learns how that went, and nobody waits in vain.
+
+    Returns what rank 0 has prepared, on the other ranks None.
+    """
     answer: dict[str, Any] = {}
+    prepared: Prepared | None = None
     problem: HpcdlError | None = None
     if communicator.rank == 0:
         try:
@@ -148,4 +180,4 @@ def _agree(effective: Effective[TrainConfig], communicator: Communicator) -> tup
         raise problem
     if answer["exit_code"]:
         raise SilentExit(answer["exit_code"])
-    return prepare(effective), Path(answer["run_dir"])
+    return prepared, Path(answer["run_dir"])

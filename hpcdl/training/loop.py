@@ -9,7 +9,7 @@ from typing import Any
 import numpy
 
 from hpcdl.core.records import HistoryPoint
-from hpcdl.training import safety
+from hpcdl.training import safety, state
 from hpcdl.training.center import center_in_place, move_to_center
 from hpcdl.training.clock import StepTimes
 from hpcdl.training.control import Control, time_allowed
@@ -26,7 +26,7 @@ class Trainer(TrainerParts):
     def run(self) -> Outcome:
         """Train to the end, or to a stop that everybody agrees on (StoppedEarly, after a checkpoint)."""
         self._stop.install()
-        self._worker.start([*self.model.weights, *self.optimizer.variables])
+        self._start_worker()
         self._journal.write("start", steps=self._prepared.num_steps, done=self._position.step)
         safety_every = self._config.safety.divergence_check_steps
         control = Control(
@@ -46,6 +46,7 @@ class Trainer(TrainerParts):
                     safety.check_same_weights(self.model.trainable_variables, self._group, done)
             if self._ends_epoch(done) and self._end_epoch(began):
                 break
+            self._tell_warnings()
             if done % FLUSH_STEPS == 0:
                 self.outcome.clock.flush()
             wishes = control.after_step()
@@ -128,7 +129,7 @@ class Trainer(TrainerParts):
         """Sum up and evaluate; True where the target accuracy is reached."""
         self.whereabouts.beat("evaluating")
         self.outcome.clock.flush()
-        self._average_moving_statistics()
+        state.average_moving_statistics(self.model, self._statistics_group)
         seconds = time.monotonic() - began
         totals = self._position.totals.copy()
         if self._group.size > 1:

@@ -37,14 +37,16 @@ def measure_steps(
     num_steps: int,
     warmup_steps: int,
     accumulate: int = 1,
+    exchange_only: bool = False,
 ) -> StepTimes:
     """Time `num_steps` steps of each kind after `warmup_steps` of each; collective.
 
     Ranks start every step together. Each kind has an optimizer of its own on the same weights, so both do all of
-    their work; with a `worker` that has nothing to exchange the two are alike.
+    their work; with a `worker` that has nothing to exchange the two are alike. With `exchange_only` the second kind is
+    left out, with its graph and its memory.
     """
     objective = Classification()
-    workers: dict[str, Worker] = {"with": worker, "without": SingleWorker()}
+    workers: dict[str, Worker] = {"with": worker} if exchange_only else {"with": worker, "without": SingleWorker()}
     kinds = {kind: build_step(model, make_optimizer(), own, objective, accumulate) for kind, own in workers.items()}
     seconds: dict[str, list[float]] = {kind: [] for kind in kinds}
     first_loss: float | None = None
@@ -61,7 +63,8 @@ def measure_steps(
             if step >= warmup_steps:
                 seconds[kind].append(took)
     assert first_loss is not None
-    return StepTimes(with_exchange=seconds["with"], without_exchange=seconds["without"], first_loss=first_loss)
+    without = seconds.get("without", [])
+    return StepTimes(with_exchange=seconds["with"], without_exchange=without, first_loss=first_loss)
 
 
 def made_up_batches(model: keras.Model, batch_size: int, seed: int) -> Iterator[Any]:

@@ -12,7 +12,7 @@ from typing import Any, Protocol
 import keras
 import tensorflow as tf
 
-from hpcdl.config.schema import ObjectiveConfig
+from hpcdl.config.schema import CROSS_ENTROPY, ObjectiveConfig
 from hpcdl.core.errors import UsageError, suggestion
 
 AUXILIARY_WEIGHT = 0.3
@@ -88,7 +88,7 @@ def objective_of(config: ObjectiveConfig) -> Objective:
 
 def build_objective(loss: str, metrics: Sequence[str], label_smoothing: float) -> Objective:
     """The objective of a run, from its settings one by one."""
-    if loss == "cross-entropy":
+    if loss == CROSS_ENTROPY:
         if metrics:
             names = ",".join(metrics)
             raise UsageError(f"--metrics {names}: cross-entropy counts top-1 and top-5 itself; give another --loss too")

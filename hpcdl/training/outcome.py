@@ -22,3 +22,5 @@ class Outcome:
     seconds_to_target: float | None = None
     history: list[HistoryPoint] = field(default_factory=list)
     warnings: list[str] = field(default_factory=list)
+    bereaved: bool = False
+    """Whether ranks have died on the way that the run went on without."""

@@ -5,11 +5,11 @@ from __future__ import annotations
 import time
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NoReturn
 
 import keras
 
-from hpcdl.core.errors import StoppedEarly
+from hpcdl.core.errors import Interrupted, StoppedEarly
 from hpcdl.core.events import Whereabouts
 from hpcdl.core.protocols import Communicator
 from hpcdl.core.records import HistoryPoint
@@ -61,6 +61,10 @@ class TrainerParts:
         self._evaluate = Evaluator(model, self._objective)
         self._writer = CheckpointWriter(run_dir, group, config.checkpoint.keep_checkpoints)
         self._position = Position(num_metrics=len(self._objective.names))
+        self._statistics_group = group
+        self._own: Mapping[str, Array] = {}
+        self._memory: dict[str, Array] = {}
+        self._told = 0
         self._stop = StopRequest()
         self.whereabouts = worker.whereabouts = Whereabouts()
         self.outcome = Outcome(clock=StepClock(group, synchronous=True))
@@ -78,12 +82,19 @@ class TrainerParts:
         return position
 
     def restore_worker(self, own: Mapping[str, Array]) -> None:
-        """Hand the strategy what it had put into this rank's part of a checkpoint."""
+        """Take back what a checkpoint holds of this rank alone: the strategy's part and the moving statistics."""
         self._worker.restore(own)
+        self._own = own
+
+    def _start_worker(self) -> None:
+        """Begin alike on every rank, but for what a resumed rank had for itself."""
+        self._worker.start([*self.model.weights, *self.optimizer.variables])
+        state.assign_own_statistics(self.model, self._own)
 
     def resume(self, position: Position, history: list[HistoryPoint]) -> None:
         """Go on from `position`; the caller has put weights, optimizer and random state back."""
         self._position = position
+        self._writer.newest = position.step
         self.outcome.history = history
 
     def _batches(self) -> Iterator[Any]:
@@ -120,22 +131,23 @@ class TrainerParts:
             yield batch
         self.whereabouts.beat("agreeing", bucket=0)
 
-    def _average_moving_statistics(self) -> None:
-        state.average_moving_statistics(self.model, self._group)
-
     def _save(self) -> None:
-        self._average_moving_statistics()
+        """Begin a checkpoint. The model stays as it is, or a run would depend on when its checkpoints are made."""
+        self._writer.wait()  # what it wrote has given its memory back then
+        self._tell_warnings()
         shared: dict[str, Array] = {}
+        means = state.mean_statistics(self.model, self._statistics_group)
         with center_in_place(self._worker, self.model.trainable_variables):
             if self._group.rank == 0:
-                shared |= state.copy_of(self.model.weights, "weights")
+                shared |= state.copy_of(self.model.weights, "weights", self._memory)
         if self._group.rank == 0:
-            shared |= state.copy_of(self.optimizer.variables, "optimizer")
+            shared |= {f"weights/{index}": mean for index, mean in means.items()}
+            shared |= state.copy_of(self.optimizer.variables, "optimizer", self._memory)
         self._writer.start(
             Snapshot(
                 step=self._position.step,
                 shared=shared,
-                own=self._own_state(),
+                own={**self._own_state(), **state.own_statistics(self.model, means)},
                 facts=self._facts(),
             )
         )
@@ -156,16 +168,31 @@ class TrainerParts:
     def _stop_early(self, reason: str) -> None:
         self.outcome.clock.flush()
         self._save()
+        self._leave_early(reason, self._position.step)
+
+    def _leave_early(self, reason: str, step: int) -> NoReturn:
+        """Raise what a stop amounts to: StoppedEarly where there is a checkpoint to go on from, else Interrupted."""
         self._writer.wait()
+        self._tell_warnings()
         self._worker.finish(early=True)
-        raise StoppedEarly(
-            f"stopped by {reason} after step {self._position.step} of {self._prepared.num_steps}; "
-            "a checkpoint is saved: go on with --resume"
-        )
+        stopped = f"stopped by {reason} after step {step} of {self._prepared.num_steps}"
+        saved = self._writer.newest
+        if saved is None:
+            raise Interrupted(f"{stopped}; no checkpoint could be written, so --resume begins again")
+        if saved < step:
+            raise StoppedEarly(f"{stopped}; its checkpoint could not be written: --resume goes on after step {saved}")
+        raise StoppedEarly(f"{stopped}; a checkpoint is saved: go on with --resume")
+
+    def _tell_warnings(self) -> None:
+        """Say what went wrong with checkpoints, when it has happened; the record keeps it too."""
+        for warning in self._writer.warnings[self._told :]:
+            self._journal.write("message", text=f"warning: {warning}")
+            self._told += 1
 
     def _sample_ids(self, step: int) -> list[int]:
         return self._prepared.sample_ids(step, self._group.rank)
 
     def _close(self, began: float) -> None:
+        self._tell_warnings()
         self.outcome.seconds = time.monotonic() - began
         self.outcome.warnings += self._writer.warnings

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import re
 import shutil
 import sys
 import time
@@ -28,8 +29,13 @@ _LOST_PEER = ("UnavailableError", "AbortedError", "CancelledError")
 """What TensorFlow's own engines raise when another rank is gone, by name: servers run without TensorFlow."""
 
 
+_RAISED = re.compile(r"\w*(Error|Exception): ")
+"""How Python names an error in a traceback."""
+
+
 def main() -> None:
     """Entry of a training rank."""
+    control.StopRequest().install()
     run_dir = Path(sys.argv[1])
 
     def body(communicator: Communicator) -> None:
@@ -101,8 +107,7 @@ def leaving_together(communicator: Communicator) -> Iterator[None]:
 
 
 def set_up_process(local_rank: int) -> None:
-    """What must come before TensorFlow: affinity, GPU, silence; and an early warning of the scheduler's is kept."""
-    control.hold_warning()
+    """What must come before TensorFlow: affinity, GPU, silence."""
     runtime.bind(local_rank)
     runtime.claim_gpu(local_rank)
     runtime.silence()
@@ -120,8 +125,12 @@ def verdict(error: BaseException) -> tuple[str, int]:
 
 
 def one_line(error: BaseException) -> str:
-    """The first line of an error; foreign errors with their class."""
-    text = (str(error).strip().splitlines() or [""])[0]
+    """The line of an error that says most: the first, of TensorFlow's graphs what went wrong inside; with its class."""
+    lines = [line.strip() for line in str(error).splitlines() if line.strip()] or [""]
+    text = lines[0]
+    if text.startswith("Graph execution error"):
+        before_node = [line for line in lines if "{{node" not in line]
+        text = next((line for line in lines if _RAISED.match(line)), before_node[-1])
     return text if isinstance(error, HpcdlError) else f"{type(error).__name__}: {text}".rstrip(": ")
 
 

@@ -12,11 +12,10 @@ from hpcdl.comm.threads import alone
 from hpcdl.core.errors import CorruptError, UsageError
 from hpcdl.data.dataset import open_dataset
 from hpcdl.data.pipeline import evaluation_batches
-from hpcdl.models.load import load_model
 from hpcdl.training import checkpoints, rundir, state
 from hpcdl.training.evaluate import Evaluation, Evaluator
 from hpcdl.training.objective import objective_of
-from hpcdl.training.worker import MODEL_FILE, save_model
+from hpcdl.training.worker import MODEL_FILE, build_model, save_model
 
 
 def load_run(run_dir: Path) -> tuple[keras.Model, list[str]]:
@@ -33,11 +32,7 @@ def load_run(run_dir: Path) -> tuple[keras.Model, list[str]]:
     if step is None:
         raise CorruptError(f"{run_dir} holds neither {MODEL_FILE} nor a checkpoint; let the run go on with --resume")
     dataset = open_dataset(effective.config.data.data, seed=effective.config.run.seed)
-    model = load_model(
-        effective.config.model.model,
-        classes=effective.config.model.classes or dataset.num_classes,
-        input_shape=dataset.sample_shape,
-    )
+    model = build_model(effective.config, dataset)
     shared, _ = checkpoints.read_shared(run_dir, step)
     state.assign(model.weights, shared, "weights")
     return model, [*warnings, f"the run is not finished: this is its checkpoint after step {step}"]

@@ -1,9 +1,9 @@
 """Finds the rank that an exchange waits for in vain, says which, and ends the job.
 
 Every rank has a watching thread. Where nothing has moved for half the time allowed, it writes down where its rank
-stands; where an exchange has waited for all of it, the lowest rank that still lives compares these notes: who left
-none is asleep or gone, else who is not in the exchange, or furthest behind, holds the others up. In a run that is
-well nothing is ever written.
+stands, again and again as a sign of life; where an exchange has waited for all of it, the lowest rank that still lives
+compares these notes: who left none lately is asleep or gone, else who is not in the exchange, or furthest behind, holds
+the others up. In a run that is well nothing is ever written.
 """
 
 from __future__ import annotations
@@ -53,7 +53,6 @@ class StallWatch:
     ) -> None:
         self._whereabouts, self._folder, self._rank, self._hosts = whereabouts, folder, rank, list(hosts)
         self._timeout_s, self._on_stall = timeout_s, on_stall
-        self._noted_since = 0.0
         self._over = threading.Event()
         self._thread = threading.Thread(target=self._watch, name="stall-watch", daemon=True)
 
@@ -66,10 +65,9 @@ class StallWatch:
         self._over.set()
 
     def _watch(self) -> None:
-        while not self._over.wait(min(1.0, self._timeout_s / 8)):
+        while not self._over.wait(min(10.0, self._timeout_s / 16)):
             waited_s = time.time() - self._whereabouts.since
-            if waited_s > self._timeout_s / 2 and self._noted_since != self._whereabouts.since:
-                self._noted_since = self._whereabouts.since
+            if waited_s > self._timeout_s / 2:
                 self._note()
             if waited_s > self._timeout_s and self._whereabouts.bucket >= 0:
                 self._judge(self._whereabouts.since)
@@ -91,7 +89,7 @@ class StallWatch:
     def _judge(self, since: float) -> None:
         if self._over.wait(CATCH_UP_S) or self._whereabouts.since != since:
             return
-        fresh_after = since - self._timeout_s
+        fresh_after = since + self._timeout_s / 2  # who lives has written one in the meantime
         notes = {note.rank: note for note in self._notes() if note.at > fresh_after}
         if min(notes, default=self._rank) == self._rank:
             self._on_stall(culprit(notes, self._hosts, self._whereabouts, self._timeout_s))

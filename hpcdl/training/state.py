@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping, MutableMapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import keras
@@ -14,9 +14,30 @@ if TYPE_CHECKING:
     from hpcdl.core.protocols import Array, Communicator
 
 
-def copy_of(variables: Sequence[Any], prefix: str) -> dict[str, Array]:
-    """Copies of the variables' values, named by prefix and position."""
-    return {f"{prefix}/{index}": numpy.asarray(variable.numpy()).copy() for index, variable in enumerate(variables)}
+def copy_of(
+    variables: Sequence[Any], prefix: str, memory: MutableMapping[str, Array] | None = None
+) -> dict[str, Array]:
+    """Copies of the variables' values, named by prefix and position.
+
+    Arrays of an earlier call that `memory` holds are used again, and new ones are put there: to touch fresh memory
+    costs several times what the copy itself does.
+    """
+    memory = {} if memory is None else memory
+    copies = {}
+    for index, variable in enumerate(variables):
+        name = f"{prefix}/{index}"
+        value = _view(variable)
+        if name not in memory or memory[name].shape != value.shape:
+            memory[name] = numpy.empty_like(value)
+        numpy.copyto(memory[name], value)
+        copies[name] = memory[name]
+    return copies
+
+
+def _view(variable: Any) -> Array:
+    """A variable's value; but for scalars without a copy, which reading a Keras variable as an array would make."""
+    tensor = variable.value.value()
+    return numpy.asarray(tensor if tensor.shape.rank else tensor.numpy())
 
 
 def assign(variables: Sequence[Any], arrays: Mapping[str, Array], prefix: str) -> None:
@@ -40,16 +61,51 @@ def seed_variables(model: keras.Model) -> list[Any]:
     return [variable for variable in model.variables if id(variable) not in known]
 
 
+def moving_statistics(model: keras.Model) -> dict[int, Any]:
+    """The weights that no gradient moves (batch normalisation's means and variances), by position in `weights`."""
+    trainable = {id(variable) for variable in model.trainable_weights}
+    return {index: variable for index, variable in enumerate(model.weights) if id(variable) not in trainable}
+
+
+def mean_statistics(model: keras.Model, group: Communicator) -> dict[int, Array]:
+    """Means over the ranks of `moving_statistics`; the model keeps its own. Collective, one message for all."""
+    variables = moving_statistics(model)
+    if not variables:
+        return {}
+    own = [_view(variable) for variable in variables.values()]
+    total = numpy.concatenate([value.reshape(-1).astype(numpy.float64) for value in own])
+    if group.size > 1:
+        group.allreduce(total)
+    parts = numpy.split(total / group.size, numpy.cumsum([value.size for value in own])[:-1])
+    return {
+        index: part.reshape(value.shape).astype(value.dtype)
+        for index, part, value in zip(variables, parts, own, strict=True)
+    }
+
+
+def own_statistics(model: keras.Model, means: Mapping[int, Array]) -> dict[str, Array]:
+    """Copies of the moving statistics that differ from `means`: what a checkpoint keeps for one rank alone."""
+    values = {index: _view(variable) for index, variable in moving_statistics(model).items()}
+    return {
+        f"statistics/{index}": value.copy()
+        for index, value in values.items()
+        if not numpy.array_equal(value, means[index])
+    }
+
+
+def assign_own_statistics(model: keras.Model, arrays: Mapping[str, Array]) -> None:
+    """Put the arrays of `own_statistics` back."""
+    for name, array in arrays.items():
+        kind, _, index = name.partition("/")
+        if kind == "statistics":
+            model.weights[int(index)].assign(array)
+
+
 def average_moving_statistics(model: keras.Model, group: Communicator) -> None:
     """Batch normalisation's running means and variances become the mean over the ranks; collective."""
-    if group.size == 1:
-        return
-    trainable = {id(variable) for variable in model.trainable_weights}
-    for variable in model.weights:
-        if id(variable) not in trainable:
-            value = numpy.asarray(variable.numpy(), numpy.float64).copy()
-            group.allreduce(value)
-            variable.assign((value / group.size).astype(variable.dtype))
+    if group.size > 1:
+        for index, mean in mean_statistics(model, group).items():
+            model.weights[index].assign(mean)
 
 
 def load_weights(model: keras.Model, path: Any) -> str:

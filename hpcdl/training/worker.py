@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import shutil
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -12,10 +13,12 @@ from typing import Any
 import keras
 
 from hpcdl.cluster.status import FOLDER, report_status
-from hpcdl.core.errors import CorruptError, RankError
+from hpcdl.config.schema import TrainConfig
+from hpcdl.core.errors import CorruptError, HpcdlError, RankError
 from hpcdl.core.files import replacing
 from hpcdl.core.protocols import Communicator
 from hpcdl.core.records import HistoryPoint, RunRecord, from_json, write_record
+from hpcdl.data.dataset import Dataset
 from hpcdl.models.load import load_model
 from hpcdl.training import checkpoints, results, runtime, state
 from hpcdl.training.asynchronous import AsynchronousTrainer
@@ -34,10 +37,10 @@ def run_worker(
     run_dir: Path,
     started: RunRecord,
     on_event: EventHandler | None = None,
-) -> None:
+) -> Communicator:
     """Train on this rank; rank 0 writes the run directory, and tells `on_event` what it writes into the journal.
 
-    Collective over the workers, and at its end over all.
+    Returns the group of all ranks that are alive at the end. Collective over the workers, and at its end over all.
     """
     config = prepared.config
     leads = communicator.rank == 0
@@ -51,16 +54,12 @@ def run_worker(
     journal: Journal = _journal(run_dir, config.run.tensorboard, on_event) if leads else NullJournal()
     # Before the model: some engines must be set up before TensorFlow makes its first tensor.
     worker = load_strategy(prepared.info).worker(context(prepared, communicator))
-    model = load_model(
-        config.model.model,
-        classes=config.model.classes or prepared.dataset.num_classes,
-        input_shape=prepared.dataset.sample_shape,
-    )
+    model = build_model(config, prepared.dataset)
     if config.model.init_weights is not None:
         journal.write("message", text=state.load_weights(model, config.model.init_weights))
     trainer_class = Trainer if prepared.info.features.synchronous else AsynchronousTrainer
     trainer = trainer_class(prepared, model, worker, group, journal, run_dir)
-    warnings = [prepared.info.warning] if prepared.info.warning else []
+    warnings = [*([prepared.info.warning] if prepared.info.warning else []), *worker.warnings]
     resumed_from = _resume(trainer, run_dir, group, warnings) if config.checkpoint.resume else None
     if resumed_from is not None:
         record = results.continued_record(record, run_dir, resumed_from)
@@ -73,11 +72,14 @@ def run_worker(
     with _stall_watch(trainer, communicator, group, run_dir / FOLDER, config.safety.stall_timeout):
         outcome = trainer.run()
     own = results.worker_record(communicator, outcome, worker, config.run.warmup_steps)
+    if outcome.bereaved:
+        communicator = communicator.survivors()
     ranks = results.gather_ranks(communicator, own)
     if leads:
-        save_model(model, run_dir / MODEL_FILE)
+        outcome.warnings += _save_finished(model, run_dir)
         write_record(run_dir, results.finished_record(record, prepared, outcome, ranks, _parameters(model)))
     journal.close()
+    return communicator
 
 
 def _journal(run_dir: Path, tensorboard: Path | None, on_event: EventHandler | None) -> Journal:
@@ -117,13 +119,45 @@ def _stall_watch(
         watch.stop()
 
 
+def build_model(config: TrainConfig, dataset: Dataset) -> keras.Model:
+    """The model of a run, for its data."""
+    return load_model(
+        config.model.model,
+        classes=config.model.classes or dataset.num_classes,
+        input_shape=dataset.sample_shape,
+        classifier=config.objective.classifies,
+    )
+
+
 def save_model(model: keras.Model, path: Path) -> None:
     """Write `model` so that plain Keras 3 loads it; whole or not at all."""
     with replacing(path) as temporary:
         # Keras insists on its own suffix; the temporary name gets its content by a rename.
         suffixed = temporary.with_name(temporary.name + ".keras")
-        model.save(suffixed)
-        suffixed.replace(temporary)
+        try:
+            model.save(suffixed)
+            suffixed.replace(temporary)
+        finally:
+            suffixed.unlink(missing_ok=True)
+
+
+def _save_finished(model: keras.Model, run_dir: Path) -> list[str]:
+    """Write the run's model; where the disk is full, old checkpoints make room. Returns what to warn of."""
+    try:
+        save_model(model, run_dir / MODEL_FILE)
+        return []
+    except (OSError, RuntimeError) as error:  # h5py has RuntimeErrors for some of what a disk does
+        first = error
+    for step in checkpoints.list_checkpoints(run_dir / checkpoints.FOLDER)[1:]:
+        shutil.rmtree(checkpoints.folder_of(run_dir / checkpoints.FOLDER, step), ignore_errors=True)
+    try:
+        save_model(model, run_dir / MODEL_FILE)
+    except (OSError, RuntimeError) as error:
+        raise HpcdlError(
+            f"cannot write {run_dir / MODEL_FILE}: {getattr(error, 'strerror', None) or error}; the newest checkpoint "
+            "stays: make room and go on with --resume"
+        ) from error
+    return [f"{MODEL_FILE} found no room ({getattr(first, 'strerror', None) or first}); older checkpoints were removed"]
 
 
 def _resume(trainer: Trainer, run_dir: Path, communicator: Communicator, warnings: list[str]) -> int | None:

@@ -35,7 +35,9 @@ def test_plan_for_a_knl_without_being_there(run_hpcdl: Run) -> None:
     assert published["cpus_by_local_rank"] == [list(range(64))]
     assert published["memory_nodes_by_local_rank"] == [[1]]
     assert published["environment"]["HPCDL_INTRA_OP_THREADS"] == "64"
-    assert "numactl --physcpubind=0-63 --preferred=1 hpcdl bench step" in published["commands"][0]
+    rank = "numactl --physcpubind=0-63 --preferred=1 python -m hpcdl.bench.step FOLDER"
+    assert published["commands"][0].endswith(rank)
+    assert published["command"].startswith("hpcdl bench step --json --exchange-only --model MODEL --batch-size 32")
 
 
 def test_plan_for_this_node_is_readable(run_hpcdl: Run, tmp_path: Path) -> None:

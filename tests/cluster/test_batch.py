@@ -104,7 +104,7 @@ def test_a_site_has_templates_of_its_own(tmp_path: Path, monkeypatch: pytest.Mon
 def test_train_gets_ranks_run_folder_and_resume() -> None:
     made, run_dir = plan_job(Wanted(command=TRAIN, nodes=4, ranks_per_node=2, until_done=True, stage_env=True), now=0.0)
     assert run_dir is not None and made.folder == run_dir.with_name(run_dir.name + ".job").absolute()
-    assert made.command[-6:] == ["--ranks", "8", "--run-dir", str(run_dir), "--resume", "--stage-env"]
+    assert made.command[-6:] == ["--ranks", "8", "--run-dir", str(run_dir), "--stage-env", "--resume"]
     named, run_dir = plan_job(Wanted(command=[*TRAIN, "--run-dir=mine", "--ranks", "1"]))
     assert str(run_dir) == "mine" and named.command == [*TRAIN, "--run-dir=mine", "--ranks", "1"]
 
@@ -113,7 +113,7 @@ def test_train_gets_ranks_run_folder_and_resume() -> None:
     ("wanted", "said"),
     [
         (Wanted(command=[*TRAIN, "--ranks", "3"], nodes=2), "--ranks 3, but --nodes 2 x --ranks-per-node 1 = 2"),
-        (Wanted(command=["bench", "allreduce"], until_done=True), "--until-done goes with `train` alone"),
+        (Wanted(command=["bench", "allreduce"], until_done=True), "--until-done goes with `train` and `sweep`"),
         (Wanted(command=TRAIN, time_s=30), "count in minutes"),
         (Wanted(command=TRAIN, time_s=60, warning_s=60), "less than --time"),
     ],

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from hpcdl.cluster.hostfile import read_hosts
-from hpcdl.cluster.launcher import ranks_per_node, seconds_left
+from hpcdl.cluster.launcher import Casualty, ranks_per_node, seconds_left
 from hpcdl.cluster.launchers import LAUNCHERS, find_launcher, load_launcher
 from hpcdl.cluster.mpiexec import mpi_flavour
 from hpcdl.cluster.slurm import PMI_BY_FLAVOUR
@@ -92,7 +92,8 @@ def test_the_first_casualty_is_the_one_that_srun_names_first() -> None:
         "srun: cluster configuration lacks support for cpu binding\nsrun: error: node3: task 2: Killed\n"
         "srun: launch/slurm: _step_signal: Terminating StepId=5.0\nsrun: error: node1: task 0: Killed\n"
     )
-    assert load_launcher("slurm").first_casualty(log) == 2
+    assert load_launcher("slurm").first_casualty(log) == Casualty(rank=2, host="node3")
+    assert load_launcher("ibrun").first_casualty(log) == Casualty(rank=2, host="node3")
     assert load_launcher("slurm").first_casualty("srun: error: node1: task 0: Terminated\n") is None
 
 

@@ -69,7 +69,7 @@ def test_resume_redoes_only_what_is_missing(tmp_path: Path, monkeypatch: pytest.
     from hpcdl.data.shards import ShardWriter
 
     make("synthetic:mnist", tmp_path / "whole", samples=600, shards=6)
-    real, count = ShardWriter.write, 0
+    real, count = ShardWriter.begin, 0
 
     def fail_at_fourth(self: ShardWriter, *args: object) -> object:
         nonlocal count
@@ -78,10 +78,10 @@ def test_resume_redoes_only_what_is_missing(tmp_path: Path, monkeypatch: pytest.
             raise HpcdlError("the power goes")
         return real(self, *args)  # type: ignore[arg-type]
 
-    monkeypatch.setattr(ShardWriter, "write", fail_at_fourth)
+    monkeypatch.setattr(ShardWriter, "begin", fail_at_fourth)
     with pytest.raises(HpcdlError, match="the power goes"):
         make("synthetic:mnist", tmp_path / "out", samples=600, shards=6)
-    monkeypatch.setattr(ShardWriter, "write", real)
+    monkeypatch.setattr(ShardWriter, "begin", real)
     partial = tmp_path / "out" / "manifest.partial.00000"
     partial.write_bytes(partial.read_bytes() + b'{"split": "all", "numb')  # a line that a crash cut short
     (tmp_path / "out" / ".shard-00004.h5.99.tmp").write_bytes(b"half a shard")

@@ -16,6 +16,7 @@ from typing import Any
 
 import pytest
 
+from hpcdl.cluster.mpiexec import Mpiexec
 from hpcdl.doctor import affinity, clocks, locking, module, mpi, scheduler, scratch, shared_memory, threads
 from hpcdl.doctor.finding import FAILURE, WARNING, Finding, Place
 from tests.conftest import CommandLine
@@ -66,6 +67,23 @@ def test_mismatched_mpiexec(tmp_path: Path) -> None:
     finding = only([one for one in found if "on PATH" in one.text], WARNING)
     assert str(tmp_path / "bin" / "mpiexec") in finding.text and "9.9.9" in finding.text
     assert any("two ranks talk" in one.text for one in found), found
+
+
+@pytest.mark.parametrize(
+    ("flavour", "version", "level", "said"),
+    [
+        ("openmpi", "4.1.4", WARNING, "openmpi 4.1.4 has no one-sided windows over TCP"),
+        ("mpich", "5.0.2", "ok", "MPIR_CVAR_ASYNC_PROGRESS=1 changes that"),
+    ],
+)
+def test_windows_between_nodes(flavour: str, version: str, level: str, said: str) -> None:
+    mpiexec = Mpiexec(path=Path("mpiexec"), flavour=flavour, library=Path("libmpi.so"), version=version)
+    (finding,) = mpi._one_sided(mpiexec, {})
+    assert finding.level == level and said in finding.text
+    newer = Mpiexec(path=Path("mpiexec"), flavour="openmpi", library=Path("libmpi.so"), version="5.0.11")
+    assert mpi._one_sided(newer, {}) == []
+    asked = Mpiexec(path=Path("mpiexec"), flavour="mpich", library=Path("libmpi.so"), version="5.0.2")
+    assert mpi._one_sided(asked, {"MPIR_CVAR_ASYNC_PROGRESS": "1"}) == []
 
 
 def test_an_mpi_that_cannot_be_loaded(monkeypatch: pytest.MonkeyPatch) -> None:

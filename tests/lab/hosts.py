@@ -1,7 +1,8 @@
 """Hosts on one machine: each has a network, name, processes, /tmp and /dev/shm of its own; a bridge joins them.
 
 A host is the set of namespaces that one process holds; when that process is killed, everything on the host ends and
-the kernel takes its network and mounts away. Nothing is written outside the lab's folder.
+the kernel takes its network and mounts away. Nothing is written outside the lab's folder, but for control groups
+where hosts get a share of the processors.
 """
 
 from __future__ import annotations
@@ -19,6 +20,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from tests.conftest import ROOT, Finished
+from tests.lab import quota
 
 USER, USER_ID = "student", 12345
 """The lab's unprivileged user, known on its hosts only."""
@@ -47,13 +49,18 @@ sleep infinity & wait
 
 @dataclass
 class Lab:
-    """Hosts `login`, `node1`, ... in `folder`; `shared` is the file system that all of them see at the same path."""
+    """Hosts `login`, `node1`, ... in `folder`; `shared` is the file system that all of them see at the same path.
+
+    `rate` (as tc spells it) is what each host may send, `cores` the processors that each node gets; empty: all.
+    """
 
     folder: Path
     num_nodes: int
     rate: str = ""
+    cores: float = 0.0
     holders: dict[str, subprocess.Popen[bytes]] = field(default_factory=dict)
     inits: dict[str, int] = field(default_factory=dict)
+    groups: dict[str, Path] = field(default_factory=dict)
 
     @property
     def shared(self) -> Path:
@@ -87,12 +94,19 @@ class Lab:
         for host in list(self.holders):
             self.stop_host(host)
 
+    def lose_host(self, host: str) -> None:
+        """Cut one host's power: its peers hear nothing more of it, not even that its connections end."""
+        self._on_switch("ip", "link", "set", f"to-{host}", "down")
+        self.stop_host(host)
+
     def stop_host(self, host: str) -> None:
-        """Pull the plug of one host: all its processes end at once."""
+        """End one host: all its processes are killed at once, and their connections are closed."""
         holder, init = self.holders.pop(host), self.inits.pop(host, None)
         with contextlib.suppress(ProcessLookupError):
             os.kill(init or holder.pid, signal.SIGKILL)
         holder.wait(timeout=30)
+        if host in self.groups:
+            quota.remove(self.groups.pop(host))
 
     def run(
         self,
@@ -146,7 +160,8 @@ class Lab:
             else ["setpriv", f"--reuid={user}", f"--regid={user if user == USER else 'nogroup'}", "--init-groups"]
         )
         assignments = [f"{name}={value}" for name, value in environment.items()]
-        return [*enter, *become, "env", "-i", *assignments, *map(str, arguments)]
+        limit = quota.entering(self.groups[host]) if host in self.groups else []
+        return [*limit, *enter, *become, "env", "-i", *assignments, *map(str, arguments)]
 
     @property
     def environment(self) -> Mapping[str, str]:
@@ -167,6 +182,8 @@ class Lab:
         if holder.poll() is not None:
             raise RuntimeError(f"{host} did not boot: {(own / 'boot.log').read_text()}")
         self.inits[host] = int(Path(f"/proc/{holder.pid}/task/{holder.pid}/children").read_text().split()[0])
+        if self.cores and host in self.nodes:
+            self.groups[host] = quota.make_group(f"{self.folder.name}-{host}", self.cores)
 
     def _plug(self, host: str) -> None:
         pair = ["type", "veth", "peer", "name", "eth0", "netns", str(self.inits[host])]

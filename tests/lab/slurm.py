@@ -46,6 +46,7 @@ ReturnToService=2
 KillWait=5
 OverTimeLimit=0
 MinJobAge=600
+FirstJobId={first_job}
 SlurmctldTimeout=30
 SlurmdTimeout=10
 InactiveLimit=0
@@ -61,6 +62,7 @@ class SlurmLab(Lab):
 
     cpus_per_node: int = 4
     mpi_default: str = "pmix"
+    first_job: int = 1
 
     @property
     def slurm(self) -> Path:
@@ -131,6 +133,7 @@ class SlurmLab(Lab):
             num_nodes=self.num_nodes,
             cpus=self.cpus_per_node,
             mpi_default=self.mpi_default,
+            first_job=self.first_job,
         )
         (self.slurm / "slurm.conf").write_text(text)
         (self.slurm / "cgroup.conf").write_text("CgroupPlugin=cgroup/v1\nCgroupAutomount=no\n")

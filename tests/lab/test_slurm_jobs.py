@@ -7,14 +7,12 @@ import shutil
 import sys
 import time
 from collections.abc import Iterator
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import pytest
 
-from tests.conftest import CommandLine, Finished
-from tests.lab.hosts import LOGIN, wait_until
+from tests.conftest import CommandLine
+from tests.lab.desk import Desk
 from tests.lab.slurm import SlurmLab
 
 pytestmark = pytest.mark.lab
@@ -37,47 +35,6 @@ def build(num_classes, input_shape):
     layers += [keras.layers.Flatten(), keras.layers.Dense(16, activation="relu"), keras.layers.Dense(num_classes)]
     return keras.Sequential(layers)
 """
-
-
-@dataclass(frozen=True)
-class Desk:
-    """A user's folder on the shared file system, and hpcdl in it."""
-
-    lab: SlurmLab
-    folder: Path
-
-    def hpcdl(self, *words: str | Path, timeout_s: float = 120.0) -> Finished:
-        environment = {
-            "XDG_CONFIG_HOME": str(self.folder / "config"),
-            "XDG_CACHE_HOME": str(self.folder / "cache"),
-            "HPCDL_SITE_CONFIG": str(self.folder / "site.toml"),
-        }
-        line = [sys.executable, "-m", "hpcdl", *words]
-        return self.lab.run(line, host=LOGIN, cwd=self.folder, env=environment, timeout_s=timeout_s)
-
-    def submit(self, *words: str | Path, run: str) -> int:
-        split = words.index("--")
-        before, after = words[:split], words[split + 1 :]
-        finished = self.hpcdl("submit", *before, "--", "train", *after, "--run-dir", run)
-        assert finished.code == 0, finished.err
-        return int(finished.out)
-
-    def view(self, number: int) -> dict[str, Any]:
-        finished = self.hpcdl("jobs", str(number), "--json")
-        assert finished.code == 0, finished.err
-        view: dict[str, Any] = finished.json()["jobs"][0]
-        return view
-
-    def log(self, number: int) -> str:
-        return "\n".join(path.read_text() for path in self.folder.rglob(f"log-{number}.txt"))
-
-    def events(self, run: str, kind: str) -> list[dict[str, Any]]:
-        path = self.folder / run / "metrics.jsonl"
-        lines = path.read_text().splitlines() if path.exists() else []
-        return [event for event in map(json.loads, lines) if event["kind"] == kind]
-
-    def wait_for_steps(self, run: str, timeout_s: float = 240.0) -> None:
-        wait_until(lambda: bool(self.events(run, "step")), f"{run} makes steps", timeout_s)
 
 
 @pytest.fixture(scope="module")

@@ -3,6 +3,7 @@ from __future__ import annotations
 import itertools
 import random
 
+from hpcdl.core.statistics import estimate
 from hpcdl.node.effects import Trial, main_effects, thread_curve
 
 
@@ -15,8 +16,9 @@ def trials() -> list[Trial]:
             continue
         speed = 100 * threads**0.5 * (1.2 if binding == "numa" else 1.0) * (1.5 if onednn else 1.0)
         settings = {"ranks_per_node": 2, "intra_op_threads": threads, "binding": binding, "onednn": onednn}
-        found.append(Trial(settings=settings, samples=[speed * dice.gauss(1, 0.01) for _ in range(20)]))
-    return [*found, Trial(settings={"intra_op_threads": 8}, samples=[])]
+        samples = [speed * dice.gauss(1, 0.01) for _ in range(20)]
+        found.append(Trial(settings=settings, images_per_second=estimate(samples)))
+    return [*found, Trial(settings={"intra_op_threads": 8}, images_per_second=None)]
 
 
 def test_effects_are_told_apart_and_ranked() -> None:

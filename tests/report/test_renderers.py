@@ -162,6 +162,8 @@ def test_neutral_text_is_no_formula(text: str) -> None:
 @given(st.text())
 def test_markdown_text_has_no_markup(text: str) -> None:
     escaped = markdown_escaped(text)
+    assert not re.match(r"\s*(?:[-=+]|\d+\.(?:\s|$))", escaped), "a list, a heading or a rule"
+    assert not re.search(r"(?<!\\)(?:\\\\)*\\[^\W_]", escaped), "a backslash that is shown"
     assert "\n" not in escaped
     assert not re.search(r"(?<!\\)(?:\\\\)*[<\[\]|`*#]", escaped)
 

@@ -108,6 +108,20 @@ def test_a_damaged_record_among_others_is_told_and_left_out(run_hpcdl: CommandLi
     assert document["scaling"][0]["n"] == 2
 
 
+@pytest.mark.parametrize("how", ["125MB", "file"])
+def test_the_link_is_given_or_measured(run_hpcdl: CommandLine, study: Path, tmp_path: Path, how: str) -> None:
+    measured = tmp_path / "bench.json"
+    measured.write_text(json.dumps({"link": {"latency_s": 1e-5, "seconds_per_byte": 8e-9}}))
+    link = measured if how == "file" else how
+    finished = run_hpcdl(["report", study, "--link", link, "--format", "terminal"])
+    assert finished.code == 0, finished.err
+    assert "119 MiB" in finished.out, "125 MB/s, whichever way it came"
+    measured.write_text('{"rows": []}')
+    if how == "file":
+        refused = run_hpcdl(["report", study, "--link", link, "--format", "terminal"])
+        assert refused.code == 2 and "bench allreduce --json" in refused.err and refused.out == ""
+
+
 def test_imported_rows_stand_beside_own_runs(run_hpcdl: CommandLine, study: Path, tmp_path: Path) -> None:
     table = tmp_path / "old.csv"
     lines = [f"weak,horovod,lenet,{n},{n},32,{r},{90 * n + r}" for n in (1, 2) for r in range(3)]

@@ -65,11 +65,17 @@ def test_each_section_appears_with_its_data(runs: list[Run], name: str) -> None:
 def test_summary_has_five_lines_with_numbers() -> None:
     runs = [from_record(make_record(n, 90.0 * n + repeat), f"r{n}{repeat}") for n in (1, 2) for repeat in range(3)]
     what, throughput, scaling, time, accuracy = document(runs).summary
-    assert what == "What ran: 6 runs of lenet with ring, 1 to 2 workers, on up to 2 nodes of lab."
-    assert throughput.startswith("Throughput: 181.0 ± 2.5 images/s at best")
-    assert scaling == "Scaling: weak efficiency ring 99.5 ± 2.3 % at 2 workers over 1 (3 runs)."
-    assert "compute 70.0 %, exposed communication 10.0 %" in time
-    assert accuracy.startswith("Accuracy: 88.0 % on held-out samples at best (lenet, ring, 1 worker after 5 epochs")
+    assert what == "What ran: 6 runs of lenet on digits by ring, with 1 to 2 workers, on up to 2 nodes of lab."
+    assert throughput.startswith(
+        "Throughput: at best 181.0 ± 2.5 images/s (lenet by ring with 2 workers x batch 32; mean"
+    )
+    assert scaling == (
+        "Scaling (weak, batch per worker fixed; 100 % is ideal): efficiency ring 99.5 ± 2.3 % from 1 to 2 workers."
+    )
+    assert "70.0 % computing, 10.0 % communication that computing does not hide" in time
+    assert accuracy.startswith(
+        "Accuracy: at best 88.0 % on held-out samples (lenet by ring with 1 worker after 5 epochs"
+    )
 
 
 def test_servers_balance_is_shown() -> None:

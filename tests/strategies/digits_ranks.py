@@ -30,6 +30,7 @@ from hpcdl.core.errors import StoppedEarly  # noqa: E402
 from hpcdl.core.protocols import Communicator  # noqa: E402
 from hpcdl.strategies.flat import FlatWorker  # noqa: E402
 from hpcdl.training import rundir  # noqa: E402
+from hpcdl.training.control import STOPS  # noqa: E402
 from hpcdl.training.job import run_rank  # noqa: E402
 from hpcdl.training.prepare import prepare  # noqa: E402
 
@@ -58,6 +59,8 @@ def plant(fault: dict[str, Any], rank: int) -> Callable[[], None]:
 
 def run_case(case: dict[str, Any], everybody: Communicator) -> None:
     """Train in `run-dir`; an early stop is written there."""
+    for number in STOPS:  # a run is a fresh process: it must not hear what the case before was told
+        signal.signal(number, signal.SIG_DFL)
     fault = case.pop("plant", {"rank": -1, "step": 0})
     undo = plant(fault, everybody.rank)
     try:

@@ -55,10 +55,13 @@ def run(
     eta: float = 0.05,
     mu: float = 0.9,
     sizes: Sequence[int] | None = None,
-    resume_at: int | None = None,
+    hosts: Sequence[str] = (),
     **elastic: Any,
 ) -> Outcome:
-    """`steps` steps of strategy `name`. With `orders` the workers' steps take turns; otherwise they run freely."""
+    """`steps` steps of strategy `name`. With `orders` the workers' steps take turns; otherwise they run freely.
+
+    `hosts` names each rank's node, by default one for all.
+    """
     info = find_strategy(name)
     servers = servers if info.features.servers else 0
     turns = Turns(orders) if orders is not None else None
@@ -96,7 +99,7 @@ def run(
         replica.finish()
         return center, replica.weights.copy(), replica.details()
 
-    results = threads.run(workers + servers, rank)
+    results = threads.run(workers + servers, rank, hosts)
     return Outcome(
         results[0][0], [result[1] for result in results[:workers]],
         [result[2] for result in results[:workers]] + results[workers:], counts,

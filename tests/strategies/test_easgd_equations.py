@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+from typing import Any, NoReturn
+
 import numpy as np
 import pytest
 
+from hpcdl.comm.threads import ThreadCommunicator
+from hpcdl.core.errors import RankError
 from tests.strategies import simulator
 from tests.strategies.elastic_ranks import Outcome, run
 
@@ -90,6 +94,31 @@ def test_gradients_by_arrival(name: str, mu: float) -> None:
     orders, eta = random_orders(3), 0.01
     found = run(name, START, gradient, workers=WORKERS, steps=STEPS, orders=orders, eta=eta, mu=mu, servers=2)
     agree(found, simulator.arriving_sgd(START, gradient, orders, eta, mu))
+
+
+@pytest.mark.parametrize("windows", [True, False])
+@pytest.mark.parametrize("name", ["hogwild-easgd", "hogwild-sgd"])
+def test_hogwild_between_nodes(name: str, windows: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """One-sided where there are windows, by messages to every worker's server where there are none."""
+
+    def no_windows(communicator: ThreadCommunicator, length: int, dtype: Any) -> NoReturn:
+        raise RankError("not here", rank=communicator.rank)
+
+    if not windows:
+        monkeypatch.setattr(ThreadCommunicator, "remote_array", no_windows)
+    orders, eta = random_orders(5), 0.01
+    found = run(
+        name, START, gradient, workers=WORKERS, steps=STEPS, orders=orders, eta=eta, hosts=["a", "a", "b", "c"],
+        **({"moving_rate": ALPHA} if name == "hogwild-easgd" else {}),
+    )  # fmt: skip
+    expected = (
+        simulator.arriving_easgd(START, gradient, orders, eta, ALPHA)
+        if name == "hogwild-easgd"
+        else simulator.arriving_sgd(START, gradient, orders, eta)
+    )
+    agree(found, expected)
+    writes = sum(sum(record["staleness_counts"].values()) for record in found.details)
+    assert writes == WORKERS * STEPS * (1 if windows else WORKERS)
 
 
 def test_elasticity_follows_the_learning_rate() -> None:

@@ -151,6 +151,27 @@ def test_bytes_and_messages_of_an_exchange(name: str, servers: int, unpacked: bo
     assert received == workers * (steps + 2) * each
 
 
+@pytest.mark.parametrize("name", ["hogwild-sgd", "hogwild-easgd"])
+def test_bytes_of_a_one_sided_exchange(name: str) -> None:
+    """Between nodes a worker reads and adds to what the others hold of the center, and looks at the board twice."""
+    steps, workers = 5, 4
+    found = run(name, np.ones(LENGTH), still, workers=workers, steps=steps, hosts=["a", "b", "c", "d"])
+    theirs = PAYLOAD * (workers - 1) // workers
+    board, note, probe = 24 * (workers + 1), 24, 24
+    for worker, counts in enumerate(found.counts):
+        # The board is worker 0's.
+        far = worker > 0
+        expected = steps * (2 * theirs + far * (2 * board + note)) + far * (board + probe)
+        assert counts.bytes_in_steps == expected  # type: ignore[attr-defined]
+        assert counts.declared == steps * (theirs + far * note)  # type: ignore[attr-defined]
+
+
+def test_hogwild_on_one_node_sends_nothing() -> None:
+    for name in ("hogwild-sgd", "hogwild-easgd"):
+        found = run(name, np.ones(LENGTH), still, workers=3, steps=5)
+        assert [counts.bytes_in_steps for counts in found.counts] == [0, 0, 0]  # type: ignore[attr-defined]
+
+
 @pytest.mark.parametrize("workers", [2, 3, 4, 6])
 @pytest.mark.parametrize("variant", ["1", "2", "3"])
 def test_bytes_of_a_sync_exchange(workers: int, variant: str) -> None:

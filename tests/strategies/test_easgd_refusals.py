@@ -58,7 +58,7 @@ def test_the_family_is_complete() -> None:
     ({"strategy": "easgd", "variant": 2}, ["only sync-easgd has variants"]),
     ({"strategy": "async-sgd", "period": 2}, ["--period", "no elastic exchange"]),
     ({"strategy": "ring", "moving_rate": 0.1}, ["--moving-rate", "no elastic exchange"]),
-    ({"strategy": "hogwild-easgd", "unpacked": True}, ["--unpacked", "shared memory"]),
+    ({"strategy": "hogwild-easgd", "unpacked": True}, ["--unpacked", "in place"]),
     ({"strategy": "ring", "groups": 2}, ["--groups 2 --ranks 5", "multiple"]),
     ({"strategy": "sync-easgd", "groups": 5}, ["one chip", "--ranks 10"]),
     ({"strategy": "async-easgd", "groups": 2}, ["does not sum gradients"]),
@@ -103,6 +103,13 @@ def test_the_groups_copies_have_to_fit_in_the_fast_memory() -> None:
     assert chips.weights_bytes("my_model.py:build") == 0
 
 
+def test_the_command_line_lists_all_nine(run_hpcdl: CommandLine) -> None:
+    listed = {entry["name"]: entry for entry in run_hpcdl(["strategies", "--json"]).json()["strategies"]}
+    assert listed.keys() >= {*FAMILY, "sync-sgd"}
+    assert listed["sync-sgd"]["features"] == listed["auto"]["features"]
+    assert "sync-sgd" in run_hpcdl(["strategies"]).out
+
+
 def test_the_command_line_says_why(run_hpcdl: CommandLine, tmp_path: Path) -> None:
     run_dir = tmp_path / "run"
     finished = run_hpcdl([
@@ -113,11 +120,13 @@ def test_the_command_line_says_why(run_hpcdl: CommandLine, tmp_path: Path) -> No
     assert not run_dir.exists()
 
 
-def test_the_comparison_study_has_all_nine_methods() -> None:
-    study = load_study(ROOT / "share" / "hpcdl" / "examples" / "easgd-comparison.toml", {})
+@pytest.mark.parametrize(("small", "workers", "runs"), [(False, 4, 27), (True, 2, 18)])
+def test_the_comparison_study_has_all_nine_methods(small: bool, workers: int, runs: int) -> None:
+    study = load_study(ROOT / "share" / "hpcdl" / "examples" / "easgd-comparison.toml", {}, small=small)
     plan = make_plan(study)
     assert {point.strategy for point in plan.points} == {*FAMILY, "sync-sgd"}
-    assert all(point.workers == 4 for point in plan.points) and len(plan.runs) == 27 and not plan.left_out
+    assert all(point.workers == workers for point in plan.points) and len(plan.runs) == runs and not plan.left_out
+    assert study.train["target-accuracy"]
     for point in plan.points:
         settings = {**study.train, "model": "lenet", "data": "synthetic:28x28x1:10", "strategy": point.strategy}
         prepare(load(TrainConfig, [Layer(origin="file (study)", values={**settings, "ranks": point.ranks})]))

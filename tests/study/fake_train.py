@@ -1,7 +1,7 @@
 """Stands for `hpcdl train` in tests of the sweep: obeys `behaviour.json` beside it and writes a record.
 
-`behaviour.json` names, for runs by name, what each start does in turn: ok, fail, crash, silent, hang. `starts.jsonl`
-tells which run was started, when it ended, and with which flags.
+`behaviour.json` names, for runs by name, what each start does in turn: ok, fail, crash, silent, stopped, hang.
+`starts.jsonl` tells which run was started, when it ended, and with which flags.
 """
 
 from __future__ import annotations
@@ -45,6 +45,8 @@ signal.signal(signal.SIGTERM, lambda *_: sys.exit(75))
 if behaviour == "silent":
     sys.exit(0)
 write_record(run_dir, record)
+if behaviour == "stopped":
+    sys.exit(75)
 if behaviour == "crash":
     os.kill(os.getpid(), signal.SIGKILL)
 if behaviour == "fail":

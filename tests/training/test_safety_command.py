@@ -1,7 +1,8 @@
-"""Runs that go wrong are ended with the name of what went wrong, in bounded time; real ranks."""
+"""Runs that go wrong are ended with the name of what went wrong, in bounded time; real ranks, both MPIs."""
 
 from __future__ import annotations
 
+import shutil
 import signal
 import subprocess
 import sys
@@ -10,40 +11,22 @@ from pathlib import Path
 
 import pytest
 
-from hpcdl.cluster.mpiexec import environment_for, find_mpiexec
-from tests.conftest import CommandLine
-from tests.training.training_runs import SHORT, finish, kill_rank, start, steps_done, wait_for
+from hpcdl.training import rundir
+from hpcdl.training.prepare import prepare
+from tests.conftest import DIGITS
+from tests.training.conftest import Mpi
+from tests.training.training_runs import PLANTED, SHORT, finish, kill_rank, start, steps_done, wait_for
 
 pytestmark = pytest.mark.mpi
-
-DRIFTING = '''
-import os
-import keras
-import tensorflow as tf
+ENDLESS = [*SHORT, "--epochs", "500"]
+BROKEN = [*SHORT, "--model", f"{PLANTED}:build", "--steps", "30"]
 
 
-class Drift(keras.layers.Dense):
-    """Damages one bit of its kernel on rank 1, as failing memory would."""
-
-    def call(self, inputs, training=None):
-        if training and os.environ.get("PMI_RANK", os.environ.get("OMPI_COMM_WORLD_RANK")) == "1":
-            self._kernel.assign(self._kernel + 1e-7)
-        return super().call(inputs)
-
-
-def build(num_classes, input_shape):
-    inputs = keras.Input(input_shape)
-    flat = keras.layers.Flatten()(inputs)
-    return keras.Model(inputs, Drift(num_classes, name="drift")(flat))
-'''
-
-
-def test_a_rank_asleep_is_named(session_hpcdl: CommandLine, shards: Path, tmp_path: Path) -> None:
+def test_a_rank_asleep_is_named(mpi: Mpi, shards: Path, tmp_path: Path) -> None:
     run_dir = tmp_path / "run"
-    process = start(
-        session_hpcdl, [*SHORT, "--data", shards, "--epochs", "50", "--stall-timeout", "3s", "--run-dir", run_dir]
-    )
-    wait_for(lambda: steps_done(run_dir) > 3)
+    arguments = [*ENDLESS, "--ranks", "3", "--data", shards, "--stall-timeout", "3s", "--run-dir", run_dir]
+    process = start(mpi.hpcdl, arguments)
+    wait_for(lambda: steps_done(run_dir) > 3 or process.poll() is not None)
     kill_rank(run_dir, 1, signal.SIGSTOP)
     began = time.monotonic()
     finished = finish(process)
@@ -53,45 +36,86 @@ def test_a_rank_asleep_is_named(session_hpcdl: CommandLine, shards: Path, tmp_pa
     assert "gives no sign of life" in finished.err
 
 
-def test_a_rank_killed_ends_the_run(session_hpcdl: CommandLine, shards: Path, tmp_path: Path) -> None:
+def test_a_rank_killed_ends_the_run(mpi: Mpi, shards: Path, tmp_path: Path) -> None:
     run_dir = tmp_path / "run"
-    process = start(session_hpcdl, [*SHORT, "--data", shards, "--epochs", "50", "--run-dir", run_dir])
-    wait_for(lambda: steps_done(run_dir) > 3)
-    kill_rank(run_dir, 0)
+    process = start(mpi.hpcdl, [*ENDLESS, "--ranks", "4", "--data", shards, "--run-dir", run_dir])
+    wait_for(lambda: steps_done(run_dir) > 3 or process.poll() is not None)
+    kill_rank(run_dir, 2)
     began = time.monotonic()
     finished = finish(process)
-    assert time.monotonic() - began < 10
+    assert time.monotonic() - began < 20
     assert finished.code == 1
-    assert finished.err.splitlines()[-1].startswith("hpcdl: rank 0 on ")
+    assert finished.err.splitlines()[-1].startswith("hpcdl: rank 2 on ")
     assert "Traceback" not in finished.err
 
 
-def test_a_loss_that_is_nan_names_step_and_samples(session_hpcdl: CommandLine, shards: Path, tmp_path: Path) -> None:
-    arguments = [*SHORT, "--data", shards, "--steps", "50", "--learning-rate", "3e38", "--run-dir", tmp_path / "run"]
-    finished = session_hpcdl(arguments)
+@pytest.mark.parametrize("fault", ["nan", "bit", "error"])
+def test_a_planted_fault_is_named(mpi: Mpi, shards: Path, tmp_path: Path, fault: str) -> None:
+    """On rank 1 at step 5: a loss of NaN, one bit of a weight flipped, an exception."""
+    run_dir = tmp_path / "run"
+    arguments = [*BROKEN, "--data", shards, "--divergence-check-steps", "10", "--run-dir", run_dir]
+    finished = mpi.hpcdl(arguments, env={"FAULT": fault})
     assert finished.code == 1, finished.err
     line = finished.err.splitlines()[-1]
-    assert "loss is nan at step" in line or "loss is inf at step" in line
-    assert "samples of the batch: " in line
+    if fault == "nan":
+        ids = prepare(rundir.read(run_dir)[0]).sample_ids(5, 1)
+        named = f"samples of the batch: {', '.join(map(str, ids))};"
+        assert f"loss is nan at step 5 on rank 1; {named}" in line
+    elif fault == "bit":
+        assert "weights differ over the ranks after step 10: probe/scale on rank 1;" in line
+    else:
+        assert line.startswith("hpcdl: rank 1 on ")
+        assert "ValueError: planted" in line
+    assert "Traceback" not in finished.err
+    assert not (run_dir / "model.keras").exists()
 
 
-def test_weights_that_drift_apart_are_found(session_hpcdl: CommandLine, shards: Path, tmp_path: Path) -> None:
-    (tmp_path / "drifting.py").write_text(DRIFTING)
-    arguments = [*SHORT, "--model", f"{tmp_path}/drifting.py:build", "--data", shards, "--steps", "30"]
-    finished = session_hpcdl([*arguments, "--divergence-check-steps", "10", "--run-dir", tmp_path / "run"])
-    assert finished.code == 1, finished.err
-    assert "weights differ over the ranks after step 10: drift/kernel on rank 1" in finished.err
-
-
-def test_ranks_with_different_settings_are_refused(session_hpcdl: CommandLine, shards: Path, tmp_path: Path) -> None:
-    mpiexec = find_mpiexec()
-    command = [sys.executable, "-m", "hpcdl", *SHORT[:5], "--data", str(shards), "--steps", "2"]
+def started_apart(mpi: Mpi, folder: Path, shards: Path, planted: str) -> list[str]:
+    """Two ranks, of which the second differs from the first in one thing; what they complain of."""
+    command = [sys.executable, "-m", "hpcdl", *SHORT[:5], "--data", "data", "--steps", "2"]
+    command += ["--run-dir", str(folder / "run")]
+    folders = [folder / "first", folder / "second"]
+    for own in folders:
+        own.mkdir()
+        (own / "data").symlink_to(shards)
+    other, before = list(command), ["env"]
+    if planted == "settings":
+        other += ["--seed", "2"]
+    elif planted == "data":
+        (folders[1] / "data").unlink()
+        flags = ["--image-size", "28", "--split", "train=0.7,val=0.3"]
+        assert mpi.hpcdl(["shard", DIGITS, folders[1] / "data", *flags]).code == 0
+    elif planted == "damage":
+        (folders[1] / "data").unlink()
+        manifest = next(shutil.copytree(shards, folders[1] / "data").rglob("manifest.json"))
+        manifest.write_bytes(manifest.read_bytes()[:-100])
+    else:
+        package = folder / "planted" / "tensorflow-2.20.0.dist-info"
+        package.mkdir(parents=True)
+        (package / "METADATA").write_text("Metadata-Version: 2.1\nName: tensorflow\nVersion: 2.20.0\n")
+        before += [f"PYTHONPATH={package.parent}"]
+    first = ["-wdir", str(folders[0]), "env", *command]
+    second = ["-wdir", str(folders[1]), *before, *other]
     finished = subprocess.run(
-        [str(mpiexec.path), "-n", "1", *command, "--seed", "1", ":", "-n", "1", *command, "--seed", "2"],
-        env={**session_hpcdl.environment, **environment_for(mpiexec.flavour)},
-        cwd=tmp_path, capture_output=True, text=True, timeout=120,
+        [*mpi.launcher, "-n", "1", *first, ":", "-n", "1", *second],
+        env=mpi.environment, cwd=folder, capture_output=True, text=True, timeout=120,
     )  # fmt: skip
     assert finished.returncode != 0
-    complaints = [line for line in finished.stderr.splitlines() if line.startswith("hpcdl: ")]
-    assert len(complaints) == 1, finished.stderr
-    assert "ranks differ in --seed: rank 0 has 1, rank 1 has 2" in complaints[0]
+    return [line for line in finished.stderr.splitlines() if line.startswith("hpcdl: ")]
+
+
+@pytest.mark.parametrize(
+    ("planted", "words"),
+    [
+        ("settings", "ranks differ in --seed: rank 0 has 0, rank 1 has 2"),
+        ("data", "ranks differ in data manifest: rank 0 has "),
+        ("damage", "data/manifest.json is"),
+        ("software", "ranks differ in version of tensorflow: rank 0 has 2.21.0, rank 1 has 2.20.0"),
+    ],
+)
+def test_ranks_that_are_not_alike_are_refused(mpi: Mpi, shards: Path, tmp_path: Path, planted: str, words: str) -> None:
+    complaints = started_apart(mpi, tmp_path, shards, planted)
+    assert len(complaints) >= 1, complaints
+    assert words in complaints[-1]
+    assert planted != "damage" or complaints[-1].startswith("hpcdl: rank 1 on ")
+    assert not (tmp_path / "run" / "record.json").exists()

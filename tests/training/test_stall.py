@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import json
 import time
+from dataclasses import asdict
 from pathlib import Path
 
 import pytest
 
 from hpcdl.core.errors import RankError
 from hpcdl.core.events import Whereabouts
+from hpcdl.core.files import write_text
 from hpcdl.training.stall import Note, StallWatch, culprit
 
 HOSTS = ["a", "b", "c"]
@@ -59,6 +62,20 @@ def test_the_rank_that_sleeps_is_found(tmp_path: Path) -> None:
         watch.stop()
     assert said
     assert said[0].rank == 1
+
+
+def test_an_old_note_is_no_sign_of_life(tmp_path: Path) -> None:
+    """Rank 1 has waited once, in its first step; now it sleeps."""
+    write_text(tmp_path / "position-1.json", json.dumps(asdict(note(1, step=0)) | {"at": time.time() - 0.1}))
+    said: list[RankError] = []
+    watch = StallWatch(waiting(), tmp_path, rank=0, hosts=HOSTS[:2], timeout_s=0.4, on_stall=said.append)
+    watch.start()
+    deadline = time.monotonic() + 15
+    while not said and time.monotonic() < deadline:
+        time.sleep(0.05)
+    watch.stop()
+    assert said[0].rank == 1
+    assert "gives no sign of life" in str(said[0])
 
 
 def test_a_run_that_moves_leaves_no_notes(tmp_path: Path) -> None:

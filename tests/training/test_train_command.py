@@ -1,21 +1,18 @@
-"""`hpcdl train` on the digits with real ranks: what it reaches, what it leaves, how it resumes."""
+"""`hpcdl train` on the digits with real ranks: what it reaches and what it leaves."""
 
 from __future__ import annotations
 
 import json
 import os
-import random
-import signal
 import subprocess
 import sys
 from pathlib import Path
 
-import numpy
 import pytest
 
 from hpcdl.core.records import PARTS, read_record
 from tests.conftest import CommandLine
-from tests.training.training_runs import SHORT, finish, kill_rank, model_weights, record_of, start, steps_done, wait_for
+from tests.training.training_runs import SHORT, record_of, same_run
 
 pytestmark = pytest.mark.mpi
 
@@ -103,82 +100,6 @@ def test_a_savedmodel_serves(undisturbed: Path, session_hpcdl: CommandLine, tmp_
         [sys.executable, "-c", code, tmp_path / "served"], capture_output=True, text=True, check=True
     )
     assert answer.stdout.strip() == "(3, 10)"
-
-
-def same_run(found: Path, expected: Path) -> None:
-    """The same losses and weights, bit for bit."""
-    keys = ("epoch", "step", "loss", "accuracy", "val_loss", "val_accuracy")
-    ours, theirs = record_of(found), record_of(expected)
-    assert [[point[key] for key in keys] for point in ours["history"]] == [
-        [point[key] for key in keys] for point in theirs["history"]
-    ]
-    for mine, other in zip(model_weights(found), model_weights(expected), strict=True):
-        numpy.testing.assert_array_equal(mine, other)
-
-
-def interrupt_and_resume(hpcdl: CommandLine, shards: Path, run_dir: Path, moments: int, seed: int) -> None:
-    """Interrupt a run `moments` times, in turn by SIGTERM and by SIGKILL of a rank, and let it finish."""
-    generator = random.Random(seed)
-    arguments = [
-        *SHORT,
-        "--data",
-        shards,
-        "--epochs",
-        "12",
-        "--run-dir",
-        run_dir,
-        "--resume",
-        "--checkpoint-every",
-        "0.2s",
-    ]
-    for moment in range(moments):
-        process = start(hpcdl, arguments)
-        before = steps_done(run_dir)
-        more = generator.randrange(1, 2 * 528 // moments)
-        wait_for(lambda: steps_done(run_dir) > before + more or process.poll() is not None)  # noqa: B023
-        if process.poll() is None and moment % 2:
-            kill_rank(run_dir, moment // 2 % 2)
-        elif process.poll() is None:
-            process.send_signal(signal.SIGTERM)
-        finished = finish(process)
-        assert finished.code in ((1, 0) if moment % 2 else (75, 0)), finished.err
-        if finished.code == 0:
-            return
-    finished = finish(start(hpcdl, arguments))
-    assert finished.code == 0, finished.err
-
-
-def test_interrupted_again_and_again_the_numbers_stay_the_same(
-    undisturbed: Path, session_hpcdl: CommandLine, shards: Path, tmp_path: Path
-) -> None:
-    interrupt_and_resume(session_hpcdl, shards, tmp_path / "run", moments=4, seed=3)
-    same_run(tmp_path / "run", undisturbed)
-    assert record_of(tmp_path / "run")["resumed_from_steps"]
-
-
-@pytest.mark.soak
-@pytest.mark.parametrize("seed", range(10))
-def test_a_hundred_interruptions(
-    undisturbed: Path, session_hpcdl: CommandLine, shards: Path, tmp_path: Path, seed: int
-) -> None:
-    interrupt_and_resume(session_hpcdl, shards, tmp_path / "run", moments=10, seed=seed)
-    same_run(tmp_path / "run", undisturbed)
-
-
-def test_a_time_limit_saves_and_the_run_goes_on(
-    undisturbed: Path, session_hpcdl: CommandLine, shards: Path, tmp_path: Path
-) -> None:
-    run_dir = tmp_path / "run"
-    arguments = [*SHORT, "--data", shards, "--epochs", "12", "--run-dir", run_dir]
-    finished = session_hpcdl([*arguments, "--time-limit", "1s"])
-    assert finished.code == 75, finished.err
-    assert "stopped by the time limit after step" in finished.err
-    assert "--resume" in finished.err
-    damaged = sorted((run_dir / "checkpoints").glob("step-*/shared.npz"))
-    assert damaged
-    finished = session_hpcdl(["train", "--resume", "--run-dir", run_dir, "--time-limit", "1h"], timeout_s=200)
-    assert finished.code == 0, finished.err
-    same_run(run_dir, undisturbed)
 
 
 def test_training_on_a_staged_copy_gives_the_same_numbers(

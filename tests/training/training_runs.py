@@ -10,7 +10,7 @@ import subprocess
 import sys
 import time
 import zipfile
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -27,16 +27,26 @@ SHORT = [
 ]  # fmt: skip
 
 
+PLANTED = Path(__file__).with_name("planted.py")
+"""A file with a network that notes and breaks things, for --model."""
+
+
+EPOCHS = 6
+NOTED = [*SHORT, "--model", f"{PLANTED}:build", "--epochs", str(EPOCHS)]
+"""A short run that notes its samples, where RECORD_DIR says so."""
+
+
 def record_of(run_dir: Path) -> dict[str, Any]:
     document: dict[str, Any] = json.loads((run_dir / "record.json").read_text())
     return document
 
 
-def start(hpcdl: CommandLine, arguments: list[Any]) -> subprocess.Popen[str]:
-    command = [sys.executable, "-m", "hpcdl", *map(str, arguments)]
+def start(hpcdl: CommandLine, arguments: list[Any], env: Mapping[str, str] | None = None) -> subprocess.Popen[str]:
     return subprocess.Popen(
-        command, env=hpcdl.environment, cwd=hpcdl.home, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
-    )
+        [sys.executable, "-m", "hpcdl", *map(str, arguments)],
+        env=hpcdl.environment | dict(env or {}), cwd=hpcdl.home,
+        stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
+    )  # fmt: skip
 
 
 def finish(process: subprocess.Popen[str], timeout_s: float = 120) -> Finished:
@@ -51,11 +61,28 @@ def wait_for(condition: Callable[[], bool], timeout_s: float = 120) -> None:
         time.sleep(0.02)
 
 
-def steps_done(run_dir: Path) -> int:
-    """The newest step that the journal tells of."""
+def events(run_dir: Path, kind: str) -> list[dict[str, Any]]:
+    """What the journal tells of one kind."""
     path = run_dir / "metrics.jsonl"
     lines = path.read_text().splitlines() if path.exists() else []
-    return max((json.loads(line).get("step", 0) for line in lines if line.endswith("}")), default=0)
+    found = [json.loads(line) for line in lines if line.endswith("}")]
+    return [event for event in found if event["kind"] == kind]
+
+
+def steps_done(run_dir: Path) -> int:
+    """The newest step that the journal tells of."""
+    return max((event["step"] for kind in ("step", "epoch") for event in events(run_dir, kind)), default=0)
+
+
+def same_run(found: Path, expected: Path) -> None:
+    """The same losses and weights, bit for bit."""
+    keys = ("epoch", "step", "loss", "accuracy", "val_loss", "val_accuracy")
+    ours, theirs = record_of(found), record_of(expected)
+    assert [[point[key] for key in keys] for point in ours["history"]] == [
+        [point[key] for key in keys] for point in theirs["history"]
+    ]
+    for mine, other in zip(model_weights(found), model_weights(expected), strict=True):
+        numpy.testing.assert_array_equal(mine, other)
 
 
 def kill_rank(run_dir: Path, rank: int, number: int = signal.SIGKILL) -> None:
@@ -77,8 +104,27 @@ def model_weights(run_dir: Path) -> list[numpy.ndarray]:
 
 def weights_in(model: Path) -> list[numpy.ndarray]:
     """The weights in a .keras file, without the optimizer's and without starting TensorFlow."""
+    return [value for _, value in sorted(named_weights_in(model).items())]
+
+
+def named_weights_in(model: Path) -> dict[str, numpy.ndarray]:
+    """The same, by their path in the file."""
     with zipfile.ZipFile(model) as archive, archive.open("model.weights.h5") as file:
-        found: list[tuple[str, numpy.ndarray]] = []
+        found: dict[str, numpy.ndarray] = {}
         with h5py.File(io.BytesIO(file.read())) as weights:
-            weights.visititems(lambda name, item: found.append((name, item[()])) if hasattr(item, "shape") else None)
-    return [value for name, value in sorted(found, key=lambda pair: pair[0]) if not name.startswith("optimizer")]
+            weights.visititems(lambda name, item: found.update({name: item[()]}) if hasattr(item, "shape") else None)
+    return {name: value for name, value in found.items() if not name.startswith("optimizer")}
+
+
+def images_of(folder: Path) -> dict[tuple[int, int], list[int]]:
+    """By (rank, step), checksums of the images: of a step that was taken twice the last time, as the weights know it.
+
+    Only steps that a checkpoint did not keep are taken twice.
+    """
+    found = {}
+    for rank in range(2):
+        for text in (folder / f"rank-{rank}.jsonl").read_text().split("\n"):
+            if text.endswith("}"):  # else a rank was killed in the middle of its line
+                line = json.loads(text)
+                found[rank, line["step"]] = line["images"]
+    return found

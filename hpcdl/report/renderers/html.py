@@ -10,7 +10,7 @@ from pathlib import Path
 from hpcdl import __version__
 from hpcdl.core.files import write_text
 from hpcdl.report.cells import cell_text, is_numeric, plain
-from hpcdl.report.document import Cell, Column, Document, Figure, Section, Table
+from hpcdl.report.document import Cell, Column, Document, Figure, Listing, Section, Table
 
 MOST_ROWS = 500
 """Rows of one table; scaling.csv and report.json hold all."""
@@ -63,6 +63,8 @@ def _section(section: Section, drawings: Mapping[str, str]) -> Iterator[str]:
     for item in section.items:
         if isinstance(item, Figure):
             yield from _figure(item, drawings[item.name], id(item.table) in tables)
+        elif isinstance(item, Listing):
+            yield from _listing(item)
         else:
             yield from _table(item)
     yield "</section>"
@@ -78,6 +80,15 @@ def _figure(figure: Figure, drawing: str, table_follows: bool) -> Iterator[str]:
         yield from _table(figure.table)
         yield "</details>"
     yield "</figure>"
+
+
+def _listing(listing: Listing) -> Iterator[str]:
+    label = escaped(listing.alt)
+    yield f"<figure>\n<figcaption>{escaped(listing.title)}</figcaption>"
+    yield f'<div class="wide" tabindex="0" role="region" aria-label="{escaped(listing.title)}">'
+    yield f'<pre role="img" aria-label="{label}">'
+    yield from map(escaped, listing.lines)
+    yield f'</pre>\n</div>\n<p class="note">{label}</p>\n</figure>'
 
 
 def _table(table: Table) -> Iterator[str]:

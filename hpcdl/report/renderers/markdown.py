@@ -8,11 +8,11 @@ from pathlib import Path
 
 from hpcdl.core.files import write_text
 from hpcdl.report.cells import cell_text, is_numeric, plain
-from hpcdl.report.document import Document, Figure, Section, Table
+from hpcdl.report.document import Document, Figure, Listing, Section, Table
 
 MOST_ROWS = 500
 """Rows of one table; scaling.csv holds all."""
-_SPECIAL = re.compile(r"([\\`*_{}\[\]()<>#+!|~$&])")
+_SPECIAL = re.compile(r"([\\`*_\[\]<>#|~$&]|(?<=\])\()")
 
 
 def render(document: Document, folder: Path, drawings: Mapping[str, str]) -> list[Path]:
@@ -25,7 +25,8 @@ def render(document: Document, folder: Path, drawings: Mapping[str, str]) -> lis
 def escaped(text: str) -> str:
     """`text` as Markdown shows it: no markup, no HTML, no link, one line."""
     quoted = _SPECIAL.sub(r"\\\1", plain(text)).replace("://", ":\u200b//").replace("www.", "www\u200b.")
-    return re.sub(r"^(\s*)([-=]|\d+\.)", r"\1\\\2", quoted)
+    # What would begin a list, a heading or a rule; a backslash before a digit would be shown.
+    return re.sub(r"^(\s*\d+)(?=\.(\s|$))|^(\s*)(?=[-=+])", lambda found: f"{found[0]}\\", quoted)
 
 
 def _lines(document: Document) -> Iterator[str]:
@@ -44,13 +45,22 @@ def _section(section: Section) -> Iterator[str]:
     yield from (escaped(line) for line in section.lines)
     for item in section.items:
         yield ""
-        yield from _figure(item) if isinstance(item, Figure) else _table(item)
+        if isinstance(item, Figure):
+            yield from _figure(item)
+        else:
+            yield from _listing(item) if isinstance(item, Listing) else _table(item)
 
 
 def _figure(figure: Figure) -> Iterator[str]:
     yield f"![{escaped(figure.alt)}](figures/{figure.name}.svg)"
     yield ""
     yield f"*{escaped(figure.title)}*"
+
+
+def _listing(listing: Listing) -> Iterator[str]:
+    """An indented block: nothing in it is markup."""
+    yield from (f"**{escaped(listing.title)}**", "")
+    yield from (f"    {plain(line)}" for line in listing.lines)
 
 
 def _table(table: Table) -> Iterator[str]:

@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from hpcdl.report.cells import cell_text, is_numeric, plain
-from hpcdl.report.document import Document, Table
+from hpcdl.report.document import Document, Listing, Table
 
 MOST_ROWS = 40
 """Rows of one table; the files hold all."""
@@ -29,9 +29,15 @@ def render(document: Document, folder: Path, drawings: Mapping[str, str]) -> lis
     for line in document.warnings:
         console.print(Text(f"  ! {plain(line)}", style="yellow"))
     for section in document.sections:
-        for table in (item for item in section.items if isinstance(item, Table)):
-            console.print()
-            _print_table(console, table)
+        for item in section.items:
+            if isinstance(item, Table):
+                console.print()
+                _print_table(console, item)
+            elif isinstance(item, Listing):
+                console.print()
+                console.print(Text(plain(item.title), style="italic"))
+                for line in item.lines:
+                    console.print(Text(f"  {plain(line)}"))
     return []
 
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from hpcdl.core.statistics import Ratio
 from hpcdl.report.document import Column, Figure, Interval, Section, Series, Table
-from hpcdl.report.names import curve_names, listed
+from hpcdl.report.names import counted, curve_names, listed
 from hpcdl.report.scaling import Curve, Point
 from hpcdl.report.study import Study
 
@@ -88,16 +88,24 @@ def _build(study: Study, mode: str, measures: Sequence[_Measure]) -> Section | N
     names = curve_names(curves)
     table = _table(mode, curves, names)
     drawn = [(curve, name) for curve, name in zip(curves, names, strict=True) if len(curve.points) > 1]
-    lines = [_MEANING[mode], f"Base: {_bases(curves)}. Intervals are 95 %: Student's t, ratios by Welch on logarithms."]
+    lines = [
+        _MEANING[mode],
+        f"Base: {_bases(curves, names)}. Intervals are 95 %: Student's t, ratios by Welch on logarithms.",
+    ]
     if len(drawn) > MOST_CURVES:
         lines.append(f"The figures show the first {MOST_CURVES} of {len(drawn)} curves; the table holds all.")
     figures = [_figure(mode, measure, drawn[:MOST_CURVES], table) for measure in measures]
     return Section(name=mode, title=_TITLES[mode], lines=lines, items=(*figures, table))
 
 
-def _bases(curves: Sequence[Curve]) -> str:
-    found = sorted({(curve.base.n, curve.axis) for curve in curves})
-    return listed([f"{n} {axis if n > 1 else axis[:-1]}" for n, axis in found])
+def _bases(curves: Sequence[Curve], names: Sequence[str]) -> str:
+    """Where each curve begins: `1 worker (ps, ring), 2 workers (sync-easgd)`."""
+    found: dict[tuple[int, str], list[str]] = {}
+    for curve, name in zip(curves, names, strict=True):
+        found.setdefault((curve.base.n, curve.axis[:-1]), []).append(name)
+    if len(found) == 1:
+        return counted(*next(iter(found)))
+    return listed([f"{counted(*base)} ({listed(found[base])})" for base in sorted(found)])
 
 
 def _table(mode: str, curves: Sequence[Curve], names: Sequence[str]) -> Table:

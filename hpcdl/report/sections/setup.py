@@ -15,7 +15,9 @@ MOST_FAILED = 50
 
 
 def build(study: Study) -> Section | None:
-    """Always there: a reader must know where the numbers come from."""
+    """There wherever a run is: a reader must know where the numbers come from."""
+    if not study.runs:
+        return None
     items = [_setup(study.runs)]
     failed = [run for run in study.runs if not run.usable]
     if failed:

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from hpcdl.core.records import PARTS
 from hpcdl.report.document import Cell, Column, Figure, Section, Series, Table
-from hpcdl.report.names import curve_names, listed
+from hpcdl.report.names import counted, curve_names, listed
 from hpcdl.report.parts import Breakdown, breakdowns
 from hpcdl.report.study import Study
 
@@ -41,8 +41,8 @@ def build(study: Study) -> Section | None:
 
 def _label(study: Study, mode: str, name: str, item: Breakdown) -> str:
     modes = {curve.mode for curve in study.curves}
-    axis = "threads" if mode == "scale-up" else "workers"
-    return f"{name}, {item.point.n} {axis}" + (f", {mode}" if len(modes) > 1 else "")
+    axis = "thread" if mode == "scale-up" else "worker"
+    return f"{name}, {counted(item.point.n, axis)}" + (f", {mode}" if len(modes) > 1 else "")
 
 
 def _table(found: Sequence[tuple[str, Breakdown]]) -> Table:

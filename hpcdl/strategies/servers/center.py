@@ -12,11 +12,11 @@ from typing import TYPE_CHECKING, Any
 
 import numpy
 
-from hpcdl.core.errors import StoppedEarly
-from hpcdl.core.protocols import Communicator, Request
+from hpcdl.core.errors import RankError, StoppedEarly
+from hpcdl.core.protocols import Request
 from hpcdl.strategies.base import Context
 from hpcdl.strategies.servers import center_message
-from hpcdl.strategies.servers.center_message import Message, Sending, server_spans, sizes_within
+from hpcdl.strategies.servers.center_message import Lane, Message, Sending, server_spans, sizes_within
 from hpcdl.strategies.servers.center_rules import Rule
 from hpcdl.strategies.servers.center_staleness import Staleness
 
@@ -27,13 +27,15 @@ if TYPE_CHECKING:
 class CenterServer:
     """One server. `in_rank_order`: round robin over the workers instead of first come, first served."""
 
-    def __init__(self, context: Context, rule: Rule, *, in_rank_order: bool = False) -> None:
-        self._communicator: Communicator = context.communicator.duplicate()
-        context.communicator.split(1)
+    def __init__(self, context: Context, rule: Rule, *, in_rank_order: bool = False, lane: Lane | None = None) -> None:
+        self._lane: Lane = lane or context.communicator.duplicate()
+        if lane is None:
+            context.communicator.split(1)  # the workers' group is collective over all
         self._context = context
         self._rule = rule
         self._in_rank_order = in_rank_order
         self._left: set[int] = set()
+        self._lost: set[int] = set()
         self._stopped = False
         self._count = self._version = self._total = 0
         self._busy_s = 0.0
@@ -51,17 +53,18 @@ class CenterServer:
                 self._busy_s += took
                 self._reply(worker, message)
         self._answer_leavers()
-        verdict = numpy.zeros(1, numpy.int64)
-        self._communicator.irecv(verdict, 0, center_message.VERDICT_TAG).wait()
+        verdict = numpy.zeros(2, numpy.int64)
+        self._lane.irecv(verdict, 0, center_message.VERDICT_TAG).wait()
         if verdict[0]:
             raise StoppedEarly("the workers stopped; go on with --resume")
-        return self._details()
+        # Worker 0's word, so that all servers say the same.
+        return self._details() | ({"lost_workers": int(verdict[1])} if verdict[1] else {})
 
     def _begin(self) -> None:
         """Learn the sizes from worker 0, and take its weights, and its velocity where it has one, as the center's."""
-        start = self._communicator.allgather_json(None)[0]
+        start = self._lane.allgather_json(None)[0]
         self._total, self._count = start["total"], start["count"]
-        index = self._communicator.rank - self._context.num_workers
+        index = self._lane.rank - self._context.num_workers
         part = server_spans(sum(start["sizes"]), self._context.num_servers)[index]
         sizes = sizes_within(start["sizes"], part)
         packed = not self._context.elastic.unpacked
@@ -72,7 +75,7 @@ class CenterServer:
         if start["velocity"] and self._rule.velocity is not None:
             targets.append(self._rule.velocity)
         for target in targets:
-            self._messages[0].receive(self._communicator, 0)
+            self._messages[0].receive(self._lane, 0)
             target[:] = self._messages[0].payload
 
     def _arrivals(self) -> Iterator[tuple[int, Message]]:
@@ -82,12 +85,16 @@ class CenterServer:
         order = self._round_robin() if self._in_rank_order else self._first_come()
         for worker in order:
             message = self._messages[worker]
-            message.receive_rest(self._communicator, worker, self._pending.pop(worker))
+            try:
+                message.receive_rest(self._lane, worker, self._pending.pop(worker))
+            except RankError as error:
+                self._go_on_without(error)
+                continue
             self._bytes_received += message.nbytes
             yield worker, message
 
     def _post(self, worker: int) -> None:
-        self._pending[worker] = self._communicator.irecv(self._messages[worker].parts[0], worker, center_message.TAG)
+        self._pending[worker] = self._lane.irecv(self._messages[worker].parts[0], worker, center_message.TAG)
 
     def _round_robin(self) -> Iterator[int]:
         """One after the other, each request and reply whole before the next: P (2 alpha + 2 n beta) a round."""
@@ -108,15 +115,34 @@ class CenterServer:
                 self._sending[worker].requests[-1] if worker in self._sending else self._pending[worker]
                 for worker in queue
             ]
-            worker = queue[self._communicator.wait_any(waits)]
-            if worker in self._sending:
-                self._sending.pop(worker).wait()
-                self._post(worker)
+            try:
+                worker = queue[self._lane.wait_any(waits)]
+                if worker in self._sending:
+                    self._sending.pop(worker).wait()
+                    self._post(worker)
+                    continue
+            except RankError as error:
+                self._go_on_without(error)
+                queue = [worker for worker in queue if worker not in self._lost]
                 continue
             queue.remove(worker)
             yield worker
             if worker not in self._left:
                 queue.append(worker)
+
+    def _go_on_without(self, error: RankError) -> None:
+        """Take the dead workers out where the library can tell (ULFM); raise `error` where it cannot.
+
+        Worker 0 cannot be done without: it evaluates and saves the center.
+        """
+        lost = (self._lane.failed() & set(range(self._context.num_workers))) - self._lost
+        if not lost or 0 in lost or self._in_rank_order:
+            raise error
+        self._lost |= lost
+        self._left |= lost
+        for worker in lost:
+            self._sending.pop(worker, None)
+            self._pending.pop(worker, None)
 
     def _handle(self, worker: int, message: Message) -> bool:
         """Serve one request; False where the answer has to wait until everybody has left."""
@@ -142,13 +168,17 @@ class CenterServer:
 
     def _reply(self, worker: int, message: Message) -> None:
         message.header[:3] = (self._count, self._version, self._stopped)
-        self._sending[worker] = message.send(self._communicator, worker)
+        self._sending[worker] = message.send(self._lane, worker)
         self.bytes_sent += message.nbytes
 
     def _answer_leavers(self) -> None:
-        """Everybody gets the last center."""
+        """Everybody who is alive gets the last center, and learns how many are not."""
+        self._lost |= self._lane.failed() & self._left
         for worker, message in enumerate(self._messages):
+            if worker in self._lost:
+                continue
             message.payload[:] = self._center
+            message.header[3] = len(self._lost)
             self._reply(worker, message)
         for sending in self._sending.values():
             sending.wait()

@@ -10,19 +10,24 @@ import numpy
 from hpcdl.core.protocols import Communicator
 from hpcdl.strategies.base import Context
 from hpcdl.strategies.servers import center_message
-from hpcdl.strategies.servers.center_message import Message, server_spans, sizes_within
+from hpcdl.strategies.servers.center_message import Lane, Message, server_spans, sizes_within
 
 if TYPE_CHECKING:
     from hpcdl.core.protocols import Array
 
 
 class Link(Protocol):
-    """What a replica does with the center. `count`, `stopped`: see replica.Replica; `group`: the workers alone."""
+    """What a replica does with the center. `count`, `stopped`: see replica.Replica; `group`: the workers alone.
+
+    `warnings` are for the user, at the start; `num_lost`, after `leave`, are the workers that died on the way.
+    """
 
     group: Communicator
     bytes_sent: int
     count: int
     stopped: bool
+    warnings: list[str]
+    num_lost: int
 
     def start(self, weights: Array, sizes: Sequence[int], *, count: int, total: int, velocity: Array | None) -> None:
         """Agree on the center's first value, `weights`, equal on every worker. Collective."""
@@ -49,10 +54,12 @@ class Link(Protocol):
 class ServerLink:
     """Two-sided messages to server ranks: the portable way."""
 
-    def __init__(self, context: Context) -> None:
-        self._communicator = context.communicator.duplicate()
-        self.group = context.communicator.split(0)
+    def __init__(self, context: Context, lane: Lane | None = None, group: Communicator | None = None) -> None:
+        self._lane: Lane = lane or context.communicator.duplicate()
+        self.group = group or context.communicator.split(0)
         self._context = context
+        self.warnings: list[str] = []
+        self.num_lost = 0
         self.bytes_sent = 0
         self.count = 0
         self.stopped = False
@@ -61,13 +68,13 @@ class ServerLink:
     def start(self, weights: Array, sizes: Sequence[int], *, count: int, total: int, velocity: Array | None) -> None:
         """Worker 0 tells the servers the sizes and gives them the center."""
         start = {"sizes": list(sizes), "total": total, "count": count, "velocity": velocity is not None}
-        self._communicator.allgather_json(start if self._communicator.rank == 0 else None)
+        self._lane.allgather_json(start if self._lane.rank == 0 else None)
         self.count = count
         self._spans = server_spans(weights.size, self._context.num_servers)
         packed = not self._context.elastic.unpacked
         self._messages = [Message(sizes_within(sizes, span), packed=packed) for span in self._spans]
         self._versions = [0] * len(self._spans)
-        if self._communicator.rank == 0:
+        if self._lane.rank == 0:
             for values in (weights,) if velocity is None else (weights, velocity):
                 self._send(values, (0, 0, 0, 0))
 
@@ -86,13 +93,14 @@ class ServerLink:
     def leave(self, buffer: Array, *, stop: bool) -> None:
         """The reply comes when every worker has left; waiting for it costs no core."""
         self._ask(buffer, center_message.STOP if stop else center_message.LEAVE)
+        self.num_lost = max(int(message.header[3]) for message in self._messages)
 
     def finish(self, *, early: bool) -> None:
         """Worker 0 gives the servers the verdict."""
-        if self._communicator.rank == 0:
+        if self._lane.rank == 0:
             for server in range(self._context.num_servers):
-                verdict = numpy.array([early], numpy.int64)
-                self._communicator.isend(verdict, self._context.num_workers + server, center_message.VERDICT_TAG).wait()
+                verdict = numpy.array([early, self.num_lost], numpy.int64)
+                self._lane.isend(verdict, self._context.num_workers + server, center_message.VERDICT_TAG).wait()
 
     def details(self) -> dict[str, Any]:
         """Staleness is the servers' to count."""
@@ -101,7 +109,7 @@ class ServerLink:
     def _ask(self, buffer: Array, kind: int, rate: float = 0.0, steps: int = 0) -> None:
         self._send(buffer, (kind, rate, 0, steps))
         for index, (span, message) in enumerate(zip(self._spans, self._messages, strict=True)):
-            message.receive(self._communicator, self._context.num_workers + index)
+            message.receive(self._lane, self._context.num_workers + index)
             buffer[span] = message.payload
             self._versions[index] = int(message.header[1])
         self.count = int(self._messages[0].header[0])
@@ -113,7 +121,7 @@ class ServerLink:
             message.header[:] = header
             message.header[2] = self._versions[index]
             message.payload[:] = values[span]
-            sending.append(message.send(self._communicator, self._context.num_workers + index))
+            sending.append(message.send(self._lane, self._context.num_workers + index))
             self.bytes_sent += message.nbytes
         for one in sending:
             one.wait()

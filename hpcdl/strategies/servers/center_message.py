@@ -7,19 +7,19 @@ unpacked the header goes first and then each layer, as a message of its own.
     0        kind                             updates of the center so far, over all workers (in steps)
     1        alpha or learning rate           number of writes to the center so far, its version
     2        version that was read last       1 where the center takes no more updates
-    3        steps since the last exchange    seconds that the server worked on the request
+    3        steps since the last exchange    seconds that the server worked on the request; to who leaves: workers lost
 """
 
 from __future__ import annotations
 
 import itertools
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy
 
 from hpcdl.collectives.slices import spans
-from hpcdl.core.protocols import Communicator, Request
+from hpcdl.core.protocols import Request
 
 if TYPE_CHECKING:
     from hpcdl.core.protocols import Array
@@ -29,6 +29,29 @@ HEADER_BYTES = 8 * HEADER_LENGTH
 UPDATE, FETCH, FETCH_VELOCITY, LEAVE, STOP = range(5)
 """Kinds of requests: exchange; read; read the server's velocity; leave; leave and let nobody update any more."""
 TAG, VERDICT_TAG = 1, 2
+
+
+class Lane(Protocol):
+    """What messages need of a communicator; `rank` and the other side's number may be another group's."""
+
+    @property
+    def rank(self) -> int:
+        """This side's number."""
+
+    def isend(self, buffer: Array, destination: int, tag: int = 0) -> Request:
+        """Start sending `buffer`."""
+
+    def irecv(self, buffer: Array, source: int, tag: int = 0) -> Request:
+        """Start receiving into `buffer`."""
+
+    def wait_any(self, requests: Sequence[Request]) -> int:
+        """Index of the first request that is done."""
+
+    def failed(self) -> set[int]:
+        """Ranks that are known to be dead."""
+
+    def allgather_json(self, value: Any) -> list[Any]:
+        """Every side's `value`."""
 
 
 class Message:
@@ -48,19 +71,19 @@ class Message:
         """Bytes of header and payload."""
         return self._buffer.nbytes
 
-    def send(self, communicator: Communicator, destination: int) -> Sending:
+    def send(self, lane: Lane, destination: int) -> Sending:
         """Start to send all parts."""
-        return Sending([communicator.isend(part, destination, TAG) for part in self.parts])
+        return Sending([lane.isend(part, destination, TAG) for part in self.parts])
 
-    def receive(self, communicator: Communicator, source: int) -> None:
+    def receive(self, lane: Lane, source: int) -> None:
         """Wait for all parts."""
-        self.receive_rest(communicator, source, communicator.irecv(self.parts[0], source, TAG))
+        self.receive_rest(lane, source, lane.irecv(self.parts[0], source, TAG))
 
-    def receive_rest(self, communicator: Communicator, source: int, first: Request) -> None:
+    def receive_rest(self, lane: Lane, source: int, first: Request) -> None:
         """Wait for all parts, of which the first is under way."""
-        rest = [communicator.irecv(part, source, TAG) for part in self.parts[1:]]
+        rest = [lane.irecv(part, source, TAG) for part in self.parts[1:]]
         # The first one may take long to come: wait_any sleeps, a plain wait may keep a core busy.
-        communicator.wait_any([first])
+        lane.wait_any([first])
         for request in (first, *rest):
             request.wait()
 

@@ -6,5 +6,9 @@
 @ENVIRONMENT@
 export HPCDL_STOP_AT=$(($(date +%s) + @SECONDS@))
 
+# qdel sends SIGTERM to this shell and to hpcdl, and kills what is left when the shell is gone: the shell waits.
+trap : TERM
+
 cd @FOLDER@ || exit 1
 @COMMAND@ >@LOG@ 2>&1
+exit $?

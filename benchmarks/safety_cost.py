@@ -1,0 +1,129 @@
+"""What the safety checks cost a step of ResNet-50: each is timed inside real steps, in one run.
+
+    python benchmarks/safety_cost.py [--ranks 2] [--steps 12]
+
+Ranks of one core each, `ring`, batch 8. Timed on every rank: the look at the loss, the agreement on stopping and saving
+(with what it waits for other ranks), the notes of where the rank stands, the processor time of the thread that watches
+for stalls, and the comparison of all weights over the ranks, of which a step carries one part in
+--divergence-check-steps (1000). Differences between runs with and without them would be lost in the noise of a step.
+"""
+
+from __future__ import annotations
+
+import argparse
+import statistics
+import sys
+import time
+from collections import defaultdict
+from collections.abc import Callable
+from typing import Any
+
+from trainer_on_rank import build, run_on_ranks
+
+from hpcdl.core.events import Whereabouts
+from hpcdl.training import safety
+from hpcdl.training.control import Control
+from hpcdl.training.stall import StallWatch
+
+PARTS = ("loss", "agreement", "notes", "stall watch", "weights")
+
+
+class Stopwatch:
+    """Adds up the time that wrapped calls take, by name."""
+
+    def __init__(self) -> None:
+        self.seconds: dict[str, float] = defaultdict(float)
+
+    def wrap(self, name: str, call: Callable[..., Any]) -> Callable[..., Any]:
+        """`call`, timed."""
+
+        def timed(*arguments: Any, **named: Any) -> Any:
+            start_s = time.perf_counter()
+            try:
+                return call(*arguments, **named)
+            finally:
+                self.seconds[name] += time.perf_counter() - start_s
+
+        return timed
+
+
+class TimedWatch(StallWatch):
+    """Knows the processor time that its thread has taken."""
+
+    cpu_s = 0.0
+
+    def _watch(self) -> None:
+        super()._watch()
+        self.cpu_s = time.thread_time()
+
+
+def main() -> None:
+    """Start the ranks, or be one."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--ranks", type=int, default=2)
+    parser.add_argument("--steps", type=int, default=12)
+    parser.add_argument("--rank", action="store_true", help=argparse.SUPPRESS)
+    options = parser.parse_args()
+    if not options.rank:
+        sys.exit(run_on_ranks(__file__, options.ranks, sys.argv[1:]))
+    measure(options.steps)
+
+
+def measure(num_steps: int) -> None:
+    """The part of one rank; rank 0 prints the means over the ranks."""
+    settings = {"model": "resnet50", "data": "synthetic:imagenet@4096", "batch-size": 8, "optimizer": "momentum"}
+    trainer, communicator, folder = build(settings)
+    config = trainer._config
+    stopwatch = Stopwatch()
+    trainer._start_worker()
+    safety.check_loss = stopwatch.wrap("loss", safety.check_loss)  # what the loop calls
+    Whereabouts.beat = stopwatch.wrap("notes", Whereabouts.beat)  # type: ignore[method-assign]
+    control = Control(communicator, trainer._stop, trainer._worker, save_every_s=600, time_limit_s=3600)
+    agree = stopwatch.wrap("agreement", control.after_step)
+    hosts = communicator.allgather_json(communicator.host)
+    watch = TimedWatch(
+        trainer.whereabouts, folder, rank=communicator.rank, hosts=hosts, timeout_s=config.safety.stall_timeout,
+        on_stall=lambda error: print(error),
+    )  # fmt: skip
+    watch.start()
+    batches, began = trainer._batches(), time.monotonic()
+    for _ in range(2):
+        trainer._one_step(batches, began)
+    stopwatch.seconds.clear()
+    steps = []
+    for _ in range(num_steps):
+        start_s = time.perf_counter()
+        trainer._one_step(batches, began)
+        agree()
+        steps.append(time.perf_counter() - start_s)
+    watch.stop()
+    watch._thread.join()
+    checks = []
+    for number in range(3):
+        communicator.barrier()
+        start_s = time.perf_counter()
+        safety.check_same_weights(trainer.model.trainable_variables, communicator, number)
+        checks.append(time.perf_counter() - start_s)
+    per_step = {name: seconds / num_steps for name, seconds in stopwatch.seconds.items()}
+    per_step["stall watch"] = watch.cpu_s / num_steps
+    per_step["weights"] = statistics.median(checks) / config.safety.divergence_check_steps
+    gathered = communicator.allgather_json([per_step, statistics.median(steps), statistics.median(checks)])
+    if communicator.rank == 0:
+        show(gathered)
+
+
+def show(gathered: list[Any]) -> None:
+    """Print the parts of a step's time."""
+    step_s = statistics.fmean(row[1] for row in gathered)
+    check_s = statistics.fmean(row[2] for row in gathered)
+    print(f"step {step_s:.3f} s; one comparison of all weights {1e3 * check_s:.0f} ms")
+    total = 0.0
+    for name in PARTS:
+        seconds = statistics.fmean(row[0].get(name, 0.0) for row in gathered)
+        total += seconds
+        print(f"{name:<12}{1e6 * seconds:10.1f} us a step {100 * seconds / step_s:8.4f} %")
+    print(f"{'all':<12}{1e6 * total:10.1f} us a step {100 * total / step_s:8.4f} %")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,57 @@
+"""A real trainer of `hpcdl train` on each rank of an mpiexec, for benchmarks that measure parts of its loop."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import tempfile
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from hpcdl.cluster.environment import placement
+from hpcdl.cluster.mpiexec import environment_for, find_mpiexec, launch_flags
+from hpcdl.config.load import Layer, load
+from hpcdl.config.schema import TrainConfig
+from hpcdl.core.protocols import Communicator
+from hpcdl.training import runtime
+from hpcdl.training.job import context, load_strategy
+from hpcdl.training.journal import NullJournal
+from hpcdl.training.prepare import prepare
+from hpcdl.training.rank import ALONE, communicator_for
+
+if TYPE_CHECKING:
+    from hpcdl.training.loop import Trainer
+
+FOLDER_VARIABLE = "BENCHMARK_RUN_DIR"
+
+
+def run_on_ranks(script: str, num_ranks: int, arguments: list[str]) -> int:
+    """Start `script ARGUMENTS --rank` on ranks of this node, with a run directory; returns mpiexec's exit code."""
+    mpiexec = find_mpiexec()
+    line = [str(mpiexec.path), *launch_flags(mpiexec.flavour), "-n", str(num_ranks), sys.executable, script, *arguments]
+    with tempfile.TemporaryDirectory(prefix="hpcdl-benchmark-", dir=os.environ.get("TMPDIR", ".")) as folder:
+        environment = {**os.environ, **environment_for(mpiexec.flavour), FOLDER_VARIABLE: folder}
+        return subprocess.run([*line, "--rank"], env=environment, check=False).returncode
+
+
+def build(settings: Mapping[str, Any]) -> tuple[Trainer, Communicator, Path]:
+    """The trainer of this rank, bound to a core of its own, ready for its first step."""
+    place = placement() or ALONE
+    cores = sorted(os.sched_getaffinity(0))
+    os.sched_setaffinity(0, {cores[place.rank % len(cores)]})
+    runtime.silence()
+    communicator = communicator_for(place)
+    runtime.import_tensorflow()
+    from hpcdl.models.load import load_model
+    from hpcdl.training.loop import Trainer
+
+    values = {"strategy": "ring", "ranks": place.size, **settings}
+    prepared = prepare(load(TrainConfig, [Layer(origin="benchmark", values=values)]))
+    runtime.configure(deterministic=False, seed=communicator.rank)
+    worker = load_strategy(prepared.info).worker(context(prepared, communicator))
+    dataset = prepared.dataset
+    model = load_model(prepared.config.model.model, classes=dataset.num_classes, input_shape=dataset.sample_shape)
+    run_dir = Path(os.environ[FOLDER_VARIABLE])
+    return Trainer(prepared, model, worker, communicator, NullJournal(), run_dir), communicator, run_dir

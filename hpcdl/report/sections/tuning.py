@@ -1,0 +1,149 @@
+"""A node's search for its best settings: trials, speed against threads, what each setting is worth, the winner."""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Sequence
+
+from hpcdl.report.cells import number
+from hpcdl.report.document import Cell, Column, Figure, Interval, Listing, Section, Series, Table
+from hpcdl.report.names import counted, listed
+from hpcdl.report.study import Study
+from hpcdl.report.tunings import Attempt, ThreadCurve, TunedNode, words
+
+_RATE = Column(name="images/s", kind="rate")
+LOG_SPAN = 8.0
+"""From this ratio of the most to the fewest threads on, the axis is logarithmic."""
+
+
+def build(study: Study) -> Section | None:
+    """Where there are profiles or trial logs."""
+    if not study.tunings:
+        return None
+    lines, items = [], list[Table | Figure | Listing]()
+    for order, tuning in enumerate(study.tunings, start=1):
+        which = f"{tuning.name}: " if len(study.tunings) > 1 else ""
+        lines += [which + line for line in _sentences(tuning)]
+        items += [
+            *_figures(tuning, order, which),
+            _attempts(tuning, which),
+            *_effects(tuning, which),
+            *_picture(tuning, which),
+        ]
+    return Section(name="tuning", title="Tuning of the node", lines=lines, items=items)
+
+
+def winner_line(tuning: TunedNode) -> str:
+    """The winner, how fast it is, and how sure that is; or that there is none."""
+    if tuning.images_per_second is None:
+        return f"no candidate of {tuning.model} ran: {tuning.verdict}"
+    speed = number(tuning.images_per_second)
+    half = f" ± {number(tuning.ci95)}" if tuning.ci95 is not None else ""
+    return f"{tuning.model}: {words(tuning.settings)} with {speed}{half} images/s; {tuning.verdict}"
+
+
+def _sentences(tuning: TunedNode) -> list[str]:
+    place = ", ".join(filter(None, (tuning.processor, tuning.machine, tuning.engine))) or "unknown"
+    lines = [f"Winner for {winner_line(tuning)}.", f"Batch {tuning.batch_size} per rank; measured on: {place}."]
+    best = tuning.images_per_second
+    lines += [
+        f"{best / attempt.images_per_second:.2f} times as fast as {attempt.origin}."
+        for attempt in tuning.attempts
+        if attempt.origin and attempt.images_per_second is not None and best is not None
+    ]
+    failed = [attempt for attempt in tuning.attempts if attempt.images_per_second is None]
+    if failed:
+        told = listed([f"{words(item.settings)} ({item.status})" for item in failed], 2)
+        lines.append(f"{counted(len(failed), 'candidate')} failed: {told}.")
+    return lines
+
+
+def _figures(tuning: TunedNode, order: int, which: str) -> list[Figure]:
+    curves = [curve for curve in tuning.curves if len(curve.points) > 1]
+    if not curves:
+        return []
+    table = _curve_table(curves, which)
+    series = [_series(curve, color) for color, curve in enumerate(curves)]
+    ends = [max(curve.points, key=lambda point: point.images_per_second) for curve in curves]
+    best = listed([f"{number(end.images_per_second)} images/s at {end.threads} threads" for end in ends])
+    threads = [point.threads for curve in curves for point in curve.points]
+    return [
+        Figure(
+            name=f"tuning-{order}",
+            title=f"{which}{tuning.model}: images/s against threads on the node",
+            alt=f"Images per second of the best candidate at each number of threads on the node; at best {best}.",
+            x_label="threads on the node (ranks x intra-op threads)",
+            y_label="images/s",
+            series=series,
+            table=table,
+            x_log=max(threads) >= LOG_SPAN * min(threads),
+        )
+    ]
+
+
+def _series(curve: ThreadCurve, color: int) -> Series:
+    points = curve.points
+    return Series(
+        label="best of each count" if curve.batch_size is None else f"batch {curve.batch_size}",
+        x=[point.threads for point in points],
+        y=[point.images_per_second for point in points],
+        low=[None if point.ci95 is None else point.images_per_second - point.ci95 for point in points],
+        high=[None if point.ci95 is None else point.images_per_second + point.ci95 for point in points],
+        color=color,
+    )
+
+
+def _curve_table(curves: Sequence[ThreadCurve], which: str) -> Table:
+    columns = (Column(name="batch"), Column(name="threads", kind="count"), _RATE, Column(name="settings"))
+    rows: list[tuple[Cell, ...]] = [
+        (
+            "" if curve.batch_size is None else str(curve.batch_size), point.threads,
+            Interval(value=point.images_per_second, half=point.ci95, n=point.n), words(point.settings),
+        )
+        for curve in curves
+        for point in curve.points
+    ]  # fmt: skip
+    return Table(title=f"{which}Best candidate at each number of threads", columns=columns, rows=rows)
+
+
+def _attempts(tuning: TunedNode, which: str) -> Table:
+    columns = (
+        _RATE, Column(name="of the best", kind="percent"), Column(name="samples", kind="count"),
+        Column(name="memory per rank", kind="bytes"), Column(name="status"), Column(name="settings"),
+    )  # fmt: skip
+    best = max((item.images_per_second or 0.0 for item in tuning.attempts), default=0.0)
+    note = "± is the half width of the 95 % interval over fresh processes; † measured once."
+    rows = [_attempt_row(item, best) for item in tuning.attempts]
+    return Table(title=f"{which}Trials, the fastest first", columns=columns, rows=rows, note=note)
+
+
+def _attempt_row(item: Attempt, best: float) -> tuple[Cell, ...]:
+    speed = item.images_per_second
+    rate = None if speed is None else Interval(value=speed, half=item.ci95, n=item.n)
+    status = f"{item.status}: {item.message}" if item.message else item.status
+    told = words(item.settings) + (f" ({item.origin})" if item.origin else "")
+    return rate, None if speed is None else speed / best, item.n, item.memory_bytes_per_rank, status, told
+
+
+def _effects(tuning: TunedNode, which: str) -> list[Table]:
+    if not tuning.effects:
+        return []
+    columns = (
+        Column(name="setting"), Column(name="value"), Column(name="effect", kind="percent"),
+        Column(name="trials", kind="count"),
+    )  # fmt: skip
+    middle = {
+        name: statistics.fmean(item.ratio for item in tuning.effects if item.setting == name)
+        for name in {item.setting for item in tuning.effects}
+    }
+    rows = [(item.setting, item.value, item.ratio / middle[item.setting] - 1, item.num_trials)
+            for item in tuning.effects]  # fmt: skip
+    note = "Speed against the mean of the setting's values, all settings fitted together; the strongest setting first."
+    return [Table(title=f"{which}What each setting is worth", columns=columns, rows=rows, note=note)]
+
+
+def _picture(tuning: TunedNode, which: str) -> list[Listing]:
+    if not tuning.picture:
+        return []
+    alt = f"The node with the winner's ranks on its cores: {words(tuning.settings)}."
+    return [Listing(title=f"{which}The node with the chosen binding", alt=alt, lines=tuning.picture)]

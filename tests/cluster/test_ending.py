@@ -1,0 +1,100 @@
+"""What a launch ended of: the ranks' last words against the launcher's, with the chatter of real launchers."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from hpcdl.cluster.ending import raise_for
+from hpcdl.cluster.launcher import Casualty
+from hpcdl.cluster.launchers import load_launcher
+from hpcdl.cluster.processes import end_marked
+from hpcdl.cluster.status import RankStatus
+from hpcdl.core.errors import RankError, StoppedEarly
+
+LOG = Path("launcher.log")
+HYDRA = """
+===================================================================================
+=   BAD TERMINATION OF ONE OF YOUR APPLICATION PROCESSES
+=   PID 128 RUNNING AT node2
+=   EXIT CODE: 9
+=   CLEANING UP REMAINING PROCESSES
+"""
+OPEN_MPI = """
+Primary job  terminated normally, but 1 process returned
+a non-zero exit code. Per user-direction, the job has been aborted.
+mpiexec.openmpi noticed that process rank 1 with PID 130 on node node2 exited on signal 9 (Killed).
+"""
+SHUT_DOWN = "Connection to node2 closed by remote host.\nORTE was unable to reliably start one or more daemons.\n"
+SRUN_NODE = """srun: error: Node failure on node2
+srun: Job step aborted: Waiting up to 7 seconds for job step to finish.
+srun: error: node1: task 0: Killed
+"""
+
+
+def status(rank: int, state: str = "running", message: str = "", at: float = 0.0) -> RankStatus:
+    return RankStatus(rank=rank, host=f"node{rank + 1}", pid=128, state=state, message=message, at=at)
+
+
+@pytest.mark.parametrize(
+    ("launcher", "log", "expected"),
+    [
+        ("hostfile", HYDRA, Casualty(pid=128, host="node2")),
+        ("pbs", OPEN_MPI, Casualty(rank=1, host="node2")),
+        ("hostfile", SHUT_DOWN, Casualty(lost_host="node2")),
+        ("hostfile", "ssh: connect to host node2 port 22: No route to host\n", Casualty(lost_host="node2")),
+        ("ibrun", HYDRA, Casualty(pid=128, host="node2")),
+        ("slurm", SRUN_NODE, Casualty(lost_host="node2")),
+        ("ibrun", SRUN_NODE, Casualty(lost_host="node2")),
+        ("hostfile", "all is well", None),
+        ("local", HYDRA, None),
+    ],
+)
+def test_launchers_tell_what_died_first(launcher: str, log: str, expected: Casualty | None) -> None:
+    assert load_launcher(launcher).first_casualty(log) == expected
+
+
+@pytest.mark.parametrize(
+    "casualty", [Casualty(rank=1), Casualty(pid=128, host="node2.site.org"), Casualty(rank=1, host="node2")]
+)
+def test_the_rank_that_died_first_is_named(casualty: Casualty) -> None:
+    with pytest.raises(RankError, match="rank 1 on node2 ended without a word") as caught:
+        raise_for([status(0), status(1)], 2, casualty=casualty, log=LOG)
+    assert (caught.value.rank, caught.value.host) == (1, "node2")
+
+
+def test_a_lost_node_is_named_with_its_ranks() -> None:
+    with pytest.raises(
+        RankError, match=r"node node2 with rank 1 went down .* go on with --resume, without it"
+    ) as caught:
+        raise_for([status(0), status(1)], 2, casualty=Casualty(lost_host="node2"), log=LOG)
+    assert caught.value.host == "node2"
+    with pytest.raises(RankError, match="node node3 went down or cannot be reached"):
+        raise_for([], 3, casualty=Casualty(lost_host="node3"), log=LOG)
+    with pytest.raises(StoppedEarly, match=r"saved \(node node2 went down\)"):
+        raise_for([status(0, "stopped", "saved"), status(1)], 2, casualty=Casualty(lost_host="node2"), log=LOG)
+
+
+def test_an_own_failure_counts_before_all_else() -> None:
+    with pytest.raises(RankError, match="rank 0 on node1: no luck"):
+        raise_for([status(0, "failed", "no luck"), status(1)], 2, casualty=Casualty(lost_host="node2"), log=LOG)
+    with pytest.raises(RankError, match="rank 1 on node2: first"):
+        raise_for(
+            [status(0, "failed", "second", at=2.0), status(1, "failed", "first", at=1.0)], 2, casualty=None, log=LOG
+        )
+    raise_for([status(0, "done"), status(1, "done")], 2, casualty=None, log=LOG)
+
+
+def test_marked_processes_end_and_no_others() -> None:
+    line = ["setsid", "sleep", "60"]
+    marked = subprocess.Popen(line, env={**os.environ, "HPCDL_LAUNCH": "this"})
+    other = subprocess.Popen(line, env={**os.environ, "HPCDL_LAUNCH": "this one"})
+    try:
+        end_marked("HPCDL_LAUNCH", "this")
+        assert marked.wait(timeout=10) == -9 and other.poll() is None
+    finally:
+        other.kill()
+        other.wait()

@@ -1,0 +1,73 @@
+"""One worker of a Hogwild run between hosts, without TensorFlow: prints how it went, as JSON, on rank 0.
+
+`python -m tests.lab.hogwild_ranks` under mpiexec, one rank a host. What a worker adds to the center may not be lost.
+"""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import numpy as np
+
+from hpcdl.comm.mpi import world
+from hpcdl.config.schema import ElasticConfig, ExchangeConfig, OptimizerConfig
+from hpcdl.core.protocols import Communicator
+from hpcdl.strategies.base import Context
+from hpcdl.strategies.table import find_strategy
+from hpcdl.training.job import load_strategy
+
+LENGTH, STEPS, ETA, ALPHA = 50_000, 20, 0.01, 0.2
+
+
+def train(name: str, everybody: Communicator) -> dict[str, Any]:
+    """Free running workers; hogwild-sgd with a gradient that stays, hogwild-easgd with one kick at the start."""
+    communicator = everybody.duplicate()
+    info = find_strategy(name)
+    context = Context(
+        info=info,
+        communicator=communicator,
+        num_workers=communicator.size,
+        num_servers=0,
+        exchange=ExchangeConfig(),
+        optimizer=OptimizerConfig(learning_rate=ETA),
+        elastic=ElasticConfig(moving_rate=ALPHA),
+    )
+    strategy: Any = load_strategy(info)
+    replica = strategy.replica(context)
+    start = np.linspace(-1, 1, LENGTH).astype(np.float32)
+    gradient = np.full(LENGTH, communicator.rank + 1, np.float32)
+    replica.start(start, [LENGTH])
+    for step in range(STEPS):
+        replica.before_step(step)
+        replica.step(gradient if step == 0 or name == "hogwild-sgd" else np.zeros_like(gradient))
+    replica.leave()
+    center, weights = replica.center().copy(), replica.weights.copy()
+    replica.finish()
+    communicator.allreduce(weights)
+    gradients = sum(range(1, communicator.size + 1)) * ETA
+    expected = (
+        start - STEPS * gradients - center
+        if name == "hogwild-sgd"
+        else (communicator.size + 1) * start - gradients - weights - center
+    )
+    return {
+        "lost": float(np.abs(expected).max()),
+        "moved": float(np.abs(center - start).max()),
+        "way": type(replica._link).__name__,
+        "warnings": list(replica.warnings),
+        "updates": replica.count,
+        "megabytes_sent": replica.bytes_sent / 1e6,
+    }
+
+
+def main() -> None:
+    """Both methods."""
+    everybody = world()
+    found = {name: train(name, everybody) for name in ("hogwild-sgd", "hogwild-easgd")}
+    if everybody.rank == 0:
+        print(json.dumps(found))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,43 @@
+"""Hogwild between hosts: one-sided where the MPI makes progress by itself, by messages, with a word, where not."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Callable
+
+import pytest
+
+from benchmarks.shaped_hosts import run_ranks
+from hpcdl.cluster.mpiexec import find_mpiexec
+from tests.lab import hosts
+from tests.lab.hogwild_ranks import LENGTH, STEPS
+
+pytestmark = pytest.mark.lab
+
+HOSTS = 2
+
+
+@pytest.mark.parametrize(("settings", "way"), [
+    ({"MPIR_CVAR_ASYNC_PROGRESS": "1"}, "RemoteLink"),
+    ({}, "HostedLink"),
+], ids=["one-sided", "messages"])  # fmt: skip
+def test_no_update_is_lost_between_hosts(settings: dict[str, str], way: str, need: Callable[..., None]) -> None:
+    need(not hosts.missing(), hosts.missing())
+    mpiexec = find_mpiexec()
+    need(mpiexec.flavour == "mpich", "the tests' own MPI is not MPICH")
+    command = [sys.executable, "-m", "tests.lab.hogwild_ranks"]
+    answer = run_ranks(HOSTS, "1gbit", mpiexec.path, command, timeout_s=280, settings=settings)
+    for found in json.loads(answer.splitlines()[-1]).values():
+        assert found["way"] == way
+        assert found["lost"] < 1e-3 < found["moved"]
+        assert found["updates"] == HOSTS * STEPS
+        # One-sided, an exchange sends what it changes but for this rank's own part; by messages the part goes along,
+        # and giving the center to its servers, as worker 0 does, and leaving each cost as much as an exchange.
+        sent = STEPS * (HOSTS - 1) / HOSTS if way == "RemoteLink" else STEPS + 2
+        assert found["megabytes_sent"] == pytest.approx(4e-6 * LENGTH * sent, rel=0.01)
+        if way == "RemoteLink":
+            assert not found["warnings"]
+        else:
+            (warning,) = found["warnings"]
+            assert "one-sided" in warning and "MPICH" in warning and "messages instead" in warning

@@ -1,0 +1,123 @@
+"""A node goes away under a job: the job ends in bounded time, says which node, and goes on elsewhere."""
+
+from __future__ import annotations
+
+import subprocess
+import time
+from pathlib import Path
+
+import pytest
+
+from tests.lab.desk import Desk
+from tests.lab.hosts import wait_until
+from tests.lab.slurm import SlurmLab
+
+pytestmark = pytest.mark.lab
+TRAIN = ("--model", "lenet", "--data", "synthetic:cifar10", "--batch-size", "8", "--checkpoint-every", "1s")
+FOR_EVER = (*TRAIN, "--steps", "100000")
+GONE = "hpcdl: node node2 with rank 1 went down or cannot be reached; go on with --resume"
+BOUND_S = 90.0
+"""Slurm's SlurmdTimeout is 10 s in the lab, and it looks at each node three times; then it kills the job."""
+
+
+def desk_of(lab: SlurmLab) -> Desk:
+    folder = lab.shared / "desk"
+    folder.mkdir()
+    return Desk(lab, folder)
+
+
+def at_work(desk: Desk, run: str) -> None:
+    desk.wait_for_steps(run)
+    wait_until(lambda: bool(desk.checkpoints(run)), f"{run} saves", 60)
+
+
+def lose(lab: SlurmLab, node: str, how: str) -> None:
+    if how in ("power", "shutdown"):
+        {"power": lab.lose_host, "shutdown": lab.stop_host}[how](node)
+        return
+    line = {
+        "link": ["ip", "link", "set", "eth0", "down"],
+        "drained": ["scontrol", "update", f"nodename={node}", "state=down", "reason=a test"],
+    }[how]
+    assert lab.run(line, host=node if how == "link" else "login").code == 0
+
+
+@pytest.mark.parametrize(
+    ("how", "expected"),
+    [
+        ("power", GONE),
+        pytest.param("link", GONE, marks=pytest.mark.soak),
+        pytest.param(
+            "drained", "a checkpoint is saved: go on with --resume (node node2 went down)", marks=pytest.mark.soak
+        ),
+    ],
+    ids=["power", "link", "drained"],
+)
+def test_a_node_of_ranks_goes_down(frail_lab: SlurmLab, how: str, expected: str) -> None:
+    desk = desk_of(frail_lab)
+    number = desk.submit("--nodes", "2", "--time", "10m", "--", *FOR_EVER, run="lost")
+    at_work(desk, "lost")
+    assert desk.status("lost", 1)["host"] == "node2"
+    began = time.monotonic()
+    lose(frail_lab, "node2", how)
+    job = frail_lab.wait_for_job(number, timeout_s=BOUND_S)
+    assert job["JobState"] == "NODE_FAIL" and time.monotonic() - began < BOUND_S
+    wait_until(lambda: "hpcdl: " in desk.log(number), "hpcdl says why", 10)
+    assert expected in desk.log(number), desk.log(number)
+    assert desk.view(number)["state"] == "node_fail"
+    last = int(desk.checkpoints("lost")[-1].partition("-")[2])
+    again = desk.submit("--nodes", "2", "--time", "10m", "--", *TRAIN, "--steps", str(last + 2), "--resume", run="lost")
+    job = frail_lab.wait_for_job(again, timeout_s=200)
+    assert job["JobState"] == "COMPLETED", desk.log(again)
+    assert f"going on after step {last} of {last + 2}" in desk.log(again)
+    assert desk.record("lost")["hosts"] == ["node1", "node3"]
+
+
+@pytest.mark.soak
+def test_the_node_of_the_batch_script_goes_down(frail_lab: SlurmLab) -> None:
+    """Nobody is left to say anything: Slurm itself requeues what was submitted with --until-done."""
+    desk = desk_of(frail_lab)
+    number = desk.submit("--nodes", "2", "--time", "10m", "--until-done", "--", *TRAIN, "--steps", "400", run="lost")
+    at_work(desk, "lost")
+    lose(frail_lab, "node1", "power")
+    wait_until(lambda: frail_lab.job(number)["Restarts"] == "1", "the job is requeued", BOUND_S)
+    job = frail_lab.wait_for_job(number, timeout_s=300)
+    assert job["JobState"] == "COMPLETED", desk.log(number)
+    assert "going on after step" in desk.log(number)
+    assert desk.record("lost")["hosts"] == ["node2", "node3"] and desk.record("lost")["steps"] == 400
+
+
+@pytest.mark.soak
+@pytest.mark.parametrize("library", ["", "libmpi.so.40"], ids=["mpich", "openmpi"])
+@pytest.mark.parametrize(
+    ("how", "expected"),
+    [
+        ("power", "hpcdl: rank 1 on node2 gives no sign of life"),
+        ("shutdown", GONE),
+    ],
+    ids=["power", "shutdown"],
+)
+def test_a_node_goes_down_where_no_scheduler_sees_it(
+    frail_lab: SlurmLab, library: str, how: str, expected: str
+) -> None:
+    """mpiexec over ssh may wait for minutes; --stall-timeout ends the run."""
+    desk = desk_of(frail_lab)
+    (desk.folder / "hosts").write_text("node1\nnode2\n")
+    environment = hostfile_environment(desk.folder / "hosts", library)
+    words = ("train", *FOR_EVER, "--ranks", "2", "--run-dir", "lost", "--stall-timeout", "6s")
+    line = frail_lab.command(desk.line(*words), host="node1", cwd=desk.folder, env=desk.environment | environment)
+    with subprocess.Popen(line, stderr=subprocess.PIPE, text=True) as run:
+        at_work(desk, "lost")
+        began = time.monotonic()
+        lose(frail_lab, "node2", how)
+        _, said = run.communicate(timeout=BOUND_S)
+    assert run.returncode == 1 and time.monotonic() - began < 60, said
+    assert expected in said, said
+    left = frail_lab.run(["ps", "-e", "-o", "args="], host="node1").out
+    assert "hpcdl" not in left.replace(str(frail_lab.folder), "") and "ssh -x" not in left, left
+
+
+def hostfile_environment(path: Path, library: str) -> dict[str, str]:
+    """For a run over the hosts of `path`; the lab's hosts share a kernel, and UCX must not go through its memory."""
+    own = {"MPI4PY_LIBMPI": library} if library else {}
+    return {"HPCDL_HOSTFILE": str(path), "UCX_TLS": "tcp,self", "UCX_NET_DEVICES": "eth0", **own}

@@ -1,0 +1,128 @@
+"""Studies on a real Slurm: packed into one job of several nodes, and as one job for each number of nodes."""
+
+from __future__ import annotations
+
+import json
+import shlex
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.conftest import Finished
+from tests.lab.hosts import LOGIN, wait_until
+from tests.lab.slurm import SlurmLab
+
+pytestmark = pytest.mark.lab
+
+# The rank of a run's second node is killed once, while it builds the network.
+FLAKY = """
+import os, pathlib, signal
+import keras
+
+def build(num_classes, input_shape):
+    planted = pathlib.Path(__file__).with_name("planted")
+    if os.environ.get("SLURM_NODEID") == "1" and not planted.exists():
+        planted.touch()
+        os.kill(os.getpid(), signal.SIGKILL)
+    return keras.Sequential([keras.Input(input_shape), keras.layers.Flatten(), keras.layers.Dense(num_classes)])
+"""
+STUDY = """
+repeats = {repeats}
+run-timeout = "4m"
+[matrix]
+model = ["flaky.py:build"]
+data = ["synthetic:mnist@500"]
+strategy = ["ring"]
+workers = [1, 2]
+ranks-per-node = [1]
+batch-size = [16]
+[train]
+steps = 6
+profile = "none"
+"""
+
+
+class Desk:
+    """A folder with a study in it, on the shared file system, and hpcdl as root on the login host."""
+
+    def __init__(self, lab: SlurmLab, folder: Path, repeats: int) -> None:
+        self.lab, self.folder = lab, folder
+        folder.mkdir()
+        (folder / "flaky.py").write_text(FLAKY)
+        (folder / "study.toml").write_text(STUDY.format(repeats=repeats))
+
+    def hpcdl(self, *words: str) -> Finished:
+        environment = {"XDG_CACHE_HOME": str(self.folder / "cache"), "HPCDL_SITE_CONFIG": str(self.folder / "none")}
+        line = [sys.executable, "-m", "hpcdl", *words]
+        return self.lab.run(line, host=LOGIN, cwd=self.folder, env=environment, timeout_s=120)
+
+    def submit(self, *words: str) -> dict[int, dict[str, Any]]:
+        """`hpcdl sweep --jobs`: what it says of the parts, by their nodes."""
+        finished = self.hpcdl("sweep", "study.toml", "--jobs", "--time", "10m", "--out", "out", "--json", *words)
+        assert finished.code == 0, finished.err
+        return {part["nodes"]: part for part in finished.json()["jobs"]}
+
+    def records(self, place: str) -> dict[str, dict[str, Any]]:
+        paths = sorted((self.folder / place).glob("runs/*/record.json"))
+        return {path.parent.name: json.loads(path.read_text()) for path in paths}
+
+    def states(self, place: str) -> list[str]:
+        path = self.folder / place / "study.json"
+        return sorted(run["status"] for run in json.loads(path.read_text())["runs"]) if path.exists() else []
+
+
+@pytest.fixture
+def queue(lab_slurm: SlurmLab) -> Iterator[SlurmLab]:
+    yield lab_slurm
+    lab_slurm.cancel_all()
+
+
+def test_runs_go_side_by_side_in_one_job(queue: SlurmLab) -> None:
+    desk = Desk(queue, queue.shared / "packed", repeats=1)
+    (desk.folder / "planted").touch()
+    sweep = shlex.join([sys.executable, "-m", "hpcdl", "sweep", "study.toml", "--out", "out"])
+    (desk.folder / "job.sh").write_text(f"#!/bin/bash\n{sweep}\n")
+    number = queue.submit(desk.folder / "job.sh", "-N3", "--output=job.log", user="root", cwd=desk.folder)
+    job = queue.wait_for_job(number, timeout_s=500)
+    assert job["JobState"] == "COMPLETED", (desk.folder / "job.log").read_text()
+    one, two = desk.records("out").values()
+    assert [(record["nodes"], record["ranks"]) for record in (one, two)] == [(1, 1), (2, 2)], "only the ranks needed"
+    assert not set(one["hosts"]) & set(two["hosts"]), "both ran at once, on nodes of their own"
+
+
+def test_a_study_as_jobs_survives_a_dead_rank_and_a_killed_sweep(queue: SlurmLab) -> None:
+    """One job for each number of nodes; what had finished when a sweep was killed is kept, byte for byte."""
+    desk = Desk(queue, queue.shared / "jobs", repeats=2)
+    first = desk.submit()
+    assert sorted(first) == [1, 2] and all(part["submitted"] for part in first.values())
+    jobs = {nodes: int(part["job"]) for nodes, part in first.items()}
+    wait_until(lambda: desk.states("out/1-node") == ["finished", "running"], "one run of one node is done", 240)
+    (done,) = (name for name, record in desk.records("out/1-node").items() if record["status"] == "finished")
+    kept = (desk.folder / "out" / "1-node" / "runs" / done / "record.json").read_bytes()
+    host = queue.job(jobs[1])["NodeList"]
+    (pid,) = queue.run(["pgrep", "-f", "--", "--only-nodes 1 "], host=host).out.split()
+    assert queue.run(["kill", "-9", pid], host=host).code == 0
+    assert queue.wait_for_job(jobs[1])["JobState"] == "FAILED"
+
+    again = desk.submit("--resume")
+    assert again[1]["submitted"] and again[1]["finished"] == 1
+    assert not again[2]["submitted"], "this part has a job"
+    for number in (int(again[1]["job"]), jobs[2]):
+        job = queue.wait_for_job(number, timeout_s=500)
+        assert job["JobState"] == "COMPLETED", "\n".join(path.read_text() for path in desk.folder.rglob("log-*.txt"))
+    assert (desk.folder / "out" / "1-node" / "runs" / done / "record.json").read_bytes() == kept, "not run again"
+    assert [record["ranks"] for place in ("out/1-node", "out/2-nodes") for record in desk.records(place).values()] == [
+        1, 1, 2, 2,
+    ]  # fmt: skip
+    (failed,) = (desk.folder / "out" / "2-nodes" / "failed").iterdir()
+    assert "rank " in json.loads((failed / "record.json").read_text())["message"]
+    assert {part["state"] for part in desk.submit("--resume").values()} == {"finished"}, "nothing is left to submit"
+
+    reported = desk.hpcdl("report", "out", "--format", "json", "--out", "report")
+    assert reported.code == 0, reported.err
+    document = json.loads((desk.folder / "report" / "report.json").read_text())
+    assert [(row["nodes"], row["n"]) for row in document["scaling"]] == [(1, 2), (2, 2)]
+    assert any("1 run failed" in line for line in document["warnings"])

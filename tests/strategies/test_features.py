@@ -1,0 +1,67 @@
+"""What strategies declare is what the docs say and what the command line refuses."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from hpcdl.config.schema import ExchangeConfig, OptimizerConfig
+from hpcdl.core.errors import UsageError
+from hpcdl.strategies.refusals import check_exchange, check_optimizer
+from hpcdl.strategies.table import STRATEGIES
+from tests.conftest import ROOT, CommandLine
+
+EXCHANGES = {
+    "compression": ({"compress": "fp16"}, "--compress fp16"),
+    "accumulation": ({"accumulate": 2}, "--accumulate 2"),
+    "backup_workers": ({"backup_workers": 1}, "--backup-workers 1"),
+}
+
+
+@pytest.mark.parametrize("feature", EXCHANGES)
+@pytest.mark.parametrize("name", STRATEGIES)
+def test_an_exchange_setting_is_taken_or_refused_as_declared(name: str, feature: str) -> None:
+    info = STRATEGIES[name]
+    settings, words = EXCHANGES[feature]
+    exchange = ExchangeConfig(strategy=name, **settings)
+    if getattr(info.features, feature):
+        check_exchange(info, exchange, num_workers=3)
+        return
+    with pytest.raises(UsageError, match=words):
+        check_exchange(info, exchange, num_workers=3)
+
+
+@pytest.mark.parametrize("name", STRATEGIES)
+def test_placement_and_lars_are_taken_or_refused_as_declared(name: str) -> None:
+    info = STRATEGIES[name]
+    for placement in ("round-robin", "greedy", "split"):
+        exchange = ExchangeConfig(strategy=name, placement=placement)
+        if placement in info.features.placements:
+            check_exchange(info, exchange, num_workers=2)
+        else:
+            with pytest.raises(UsageError, match=f"--placement {placement}"):
+                check_exchange(info, exchange, num_workers=2)
+    if info.features.lars:
+        check_optimizer(info, OptimizerConfig(optimizer="lars"), "float32")
+    else:
+        with pytest.raises(UsageError, match="lars"):
+            check_optimizer(info, OptimizerConfig(optimizer="lars"), "float32")
+
+
+def test_the_command_line_refuses_before_anything_starts(run_hpcdl: CommandLine, tmp_path: Path) -> None:
+    words = ["train", "--model", "lenet", "--data", "synthetic:28x28x1:10", "--strategy", "ps", "--ranks", "2"]
+    finished = run_hpcdl([*words, "--compress", "fp16", "--run-dir", tmp_path / "run"])
+    assert finished.code == 2
+    assert "--compress fp16: strategy 'ps' does not have it" in finished.err
+    assert not (tmp_path / "run").exists()
+
+
+def test_the_table_in_the_docs_is_that_of_the_declarations(tmp_path: Path) -> None:
+    page = ROOT / "docs" / "strategies.md"
+    copy = tmp_path / "strategies.md"
+    copy.write_text(page.read_text().replace("| `ring` | yes |", "| `ring` |  |"))
+    subprocess.run([sys.executable, ROOT / "scripts" / "make_strategy_table.py", copy], check=True)
+    assert copy.read_text() == page.read_text(), "run python scripts/make_strategy_table.py"

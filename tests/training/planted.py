@@ -1,0 +1,82 @@
+"""A network with batch normalisation and dropout that notes what it is fed, and can go wrong on one rank.
+
+Ranks find in the environment: RECORD_DIR, the folder for rank-R.jsonl, with a line for each training step; STEP_S, what
+a step takes at least; FAULT (nan, bit or error), which happens on FAULT_RANK at step FAULT_STEP.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import time
+import zlib
+from pathlib import Path
+from typing import Any
+
+import keras
+import numpy
+import tensorflow as tf
+
+RANK = int(os.environ.get("PMI_RANK", os.environ.get("OMPI_COMM_WORLD_RANK", "0")))
+FAULT_STEP = int(os.environ.get("FAULT_STEP", "5"))
+
+
+def fault_at(step: int) -> str:
+    """What goes wrong on this rank at `step`."""
+    here = step == FAULT_STEP and int(os.environ.get("FAULT_RANK", "1")) == RANK
+    return os.environ.get("FAULT", "") if here else ""
+
+
+def note(images: Any, steps: Any) -> Any:
+    """Write down which images a step is fed; returns them, or what a fault makes of them."""
+    step, fault = int(steps), fault_at(int(steps))
+    time.sleep(float(os.environ.get("STEP_S", "0")))
+    if "RECORD_DIR" in os.environ:
+        line = json.dumps({"step": step, "images": [zlib.crc32(image.tobytes()) for image in images]})
+        with (Path(os.environ["RECORD_DIR"]) / f"rank-{RANK}.jsonl").open("a") as file:
+            file.write(f"\n{line}\n")
+    if fault == "error":
+        raise ValueError("planted")
+    return images * images.dtype.type("nan") if fault == "nan" else images
+
+
+def damaged(scale: Any, steps: Any) -> Any:
+    """`scale`, where the fault is `bit` with one bit flipped, as failing memory would."""
+    if fault_at(int(steps)) != "bit":
+        return scale
+    flipped = scale.copy()
+    flipped.view(numpy.uint32)[...] ^= 1 << 12
+    return flipped
+
+
+class Probe(keras.layers.Layer):
+    """Multiplies by one weight; counts training steps in another, which checkpoints keep."""
+
+    def build(self, input_shape: Any) -> None:
+        """Make the two weights."""
+        self.scale = self.add_weight(shape=(1, 1, 1, 1), initializer="ones", autocast=False, name="scale")
+        self.steps = self.add_weight(shape=(), initializer="zeros", trainable=False, autocast=False, name="steps")
+
+    def call(self, images: Any, training: bool | None = None) -> Any:
+        """Note the batch and go wrong, in training only."""
+        if training:
+            noted = tf.numpy_function(note, [images, tf.convert_to_tensor(self.steps)], images.dtype)
+            images = tf.ensure_shape(noted, images.shape)
+            scale = tf.numpy_function(damaged, [tf.convert_to_tensor(self.scale), self.steps.value], tf.float32)
+            self.scale.assign(tf.reshape(scale, self.scale.shape))
+            self.steps.assign_add(1)
+        return images * keras.ops.cast(self.scale, images.dtype)
+
+
+def build(num_classes: int, input_shape: Any) -> Any:
+    """The network."""
+    inputs = keras.Input(input_shape)
+    hidden = keras.layers.Flatten()(Probe(name="probe")(inputs))
+    hidden = keras.layers.BatchNormalization()(keras.layers.Dense(64, activation="tanh")(hidden))
+    return keras.Model(inputs, keras.layers.Dense(num_classes)(keras.layers.Dropout(0.2)(hidden)))
+
+
+def build_regression(num_classes: int, input_shape: Any) -> Any:
+    """A model that is no classifier."""
+    inputs = keras.Input(input_shape)
+    return keras.Model(inputs, keras.layers.Dense(1)(keras.layers.Flatten()(inputs)))

@@ -91,6 +91,29 @@ def end_leftovers(mark: str) -> int:
     return len(left)
 
 
+def wait_until_still(folders: Sequence[Path], still_s: float, longest_s: float = 60.0) -> None:
+    """Return when nothing in `folders` has changed for `still_s`, or after `longest_s`.
+
+    Ranks of a job that was just killed live on for moments, on other nodes, and save as they leave.
+    """
+    began = last = time.monotonic()
+    before = _newest_change(folders)
+    while folders and time.monotonic() - last < still_s and time.monotonic() - began < longest_s:
+        time.sleep(min(still_s / 4, 1.0))
+        now = _newest_change(folders)
+        if now != before:
+            before, last = now, time.monotonic()
+
+
+def _newest_change(folders: Sequence[Path]) -> list[float]:
+    times = []
+    for folder in folders:
+        for path in (folder, *folder.rglob("*")):
+            with contextlib.suppress(OSError):  # it has just been renamed
+                times.append(path.stat().st_mtime)
+    return [len(times), max(times, default=0.0)]
+
+
 def finished_record(run_dir: Path) -> RunRecord | None:
     """The record of a run that came to its end; None where it did not, or where it cannot be read."""
     try:

@@ -17,6 +17,8 @@ from hpcdl.core.errors import UsageError
 from hpcdl.study.plan import Plan, Point
 
 NODES_VARIABLE = "SLURM_JOB_NODELIST"
+SETTLE_S = 10.0
+"""In a job: how long nothing may have changed in what an earlier call left, whose ranks may still end elsewhere."""
 TRAIN = (sys.executable, "-m", "hpcdl", "train")
 
 
@@ -39,6 +41,10 @@ class Place(Protocol):
     def remedy(self) -> str:
         """How to get more nodes, for people."""
 
+    @property
+    def settle_s(self) -> float:
+        """How long the folder of a run that an earlier call left must have been still before it is used again."""
+
     def start(self, point: Point, nodes: Sequence[str], words: Sequence[str]) -> Start:
         """What starts `hpcdl train WORDS` on `nodes`."""
 
@@ -49,6 +55,7 @@ class Local:
 
     nodes: Sequence[str]
     remedy: str = "start the sweep inside an allocation (such as salloc -N {num}), or with --small"
+    settle_s: float = 0.0
 
     def start(self, point: Point, nodes: Sequence[str], words: Sequence[str]) -> Start:
         """The command as a user would type it."""
@@ -64,6 +71,7 @@ class Allocation:
 
     nodes: Sequence[str]
     remedy: str = "ask for {num} nodes"
+    settle_s: float = SETTLE_S
 
     def start(self, point: Point, nodes: Sequence[str], words: Sequence[str]) -> Start:
         """The command as a user would type it in a job of these nodes."""
@@ -84,11 +92,13 @@ def find_place(environment: Mapping[str, str], sizes: Collection[int] = ()) -> P
         )
     launcher = find_launcher(environment)
     nodes = launcher.hosts(environment)
-    if len(nodes) < 2:
-        return Local(nodes=tuple(nodes) or (socket.gethostname(),))
+    if not nodes:
+        return Local(nodes=(socket.gethostname(),))
+    if len(nodes) == 1:
+        return Local(nodes=tuple(nodes), settle_s=SETTLE_S)
     if launcher.name != "slurm":
         if set(sizes) == {len(nodes)}:
-            return Local(nodes=nodes, remedy="ask for {num} nodes")
+            return Local(nodes=nodes, remedy="ask for {num} nodes", settle_s=SETTLE_S)
         raise UsageError(
             f"hpcdl sweep cannot give runs some of the {len(nodes)} nodes under {launcher.name}; add "
             f"--only-nodes {len(nodes)} to run the points that need them all, or set {LAUNCHER_VARIABLE}=slurm where "

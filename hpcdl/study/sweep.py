@@ -28,6 +28,7 @@ from hpcdl.study.attempt import (
     finished_record,
     stamp,
     stop,
+    wait_until_still,
     why_failed,
 )
 from hpcdl.study.checks import settings_of_point
@@ -117,6 +118,8 @@ class Sweep:
             (self._folder / name).mkdir(exist_ok=True)
         write_text(self._folder / SETTINGS, toml.dumps(dict(self._study.train)))
         end_leftovers(self.state.mark)
+        begun = [self._run_dir(run) for run in self._plan.runs if self.state.run(run.name).status == "running"]
+        wait_until_still(begun, self._place.settle_s)
         for run in self._plan.runs:
             status = self.state.run(run.name).status
             record = finished_record(self._run_dir(run)) if status != "finished" else None

@@ -84,7 +84,8 @@ class CheckpointWriter:
         problem, files = "", {}
         self._communicator.barrier()
         try:
-            temporary.mkdir(parents=True, exist_ok=True)
+            self._folder.mkdir(exist_ok=True)  # in a run directory that is still there
+            temporary.mkdir(exist_ok=True)
             if self._communicator.rank == 0:
                 files[SHARED_FILE] = write_arrays(temporary / SHARED_FILE, snapshot.shared)
             own = own_file(self._communicator.rank)

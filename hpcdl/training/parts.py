@@ -65,6 +65,11 @@ class TrainerParts:
         self._own: Mapping[str, Array] = {}
         self._memory: dict[str, Array] = {}
         self._told = 0
+        self._statistics = [*state.moving_statistics(model)]
+        self._trainable = model.trainable_variables
+        self._read_weights = state.reader(model.weights)
+        self._read_optimizer = state.reader(self.optimizer.variables)
+        self._read_seeds = state.reader(state.seed_variables(model))
         self._stop = StopRequest()
         self.whereabouts = worker.whereabouts = Whereabouts()
         self.outcome = Outcome(clock=StepClock(group, synchronous=True))
@@ -136,18 +141,22 @@ class TrainerParts:
         self._writer.wait()  # what it wrote has given its memory back then
         self._tell_warnings()
         shared: dict[str, Array] = {}
-        means = state.mean_statistics(self.model, self._statistics_group)
-        with center_in_place(self._worker, self.model.trainable_variables):
+        with center_in_place(self._worker, self._trainable):
+            values = self._read_weights()
             if self._group.rank == 0:
-                shared |= state.copy_of(self.model.weights, "weights", self._memory)
+                shared |= state.copy_of(values, "weights", self._memory)
+        statistics = {index: values[index] for index in self._statistics}
+        del values  # or TensorFlow copies what it wants to change
+        means = state.mean_statistics(statistics, self._statistics_group)
+        own = state.own_statistics(statistics, means)
         if self._group.rank == 0:
             shared |= {f"weights/{index}": mean for index, mean in means.items()}
-            shared |= state.copy_of(self.optimizer.variables, "optimizer", self._memory)
+            shared |= state.copy_of(self._read_optimizer(), "optimizer", self._memory)
         self._writer.start(
             Snapshot(
                 step=self._position.step,
                 shared=shared,
-                own={**self._own_state(), **state.own_statistics(self.model, means)},
+                own={**self._own_state(), **own},
                 facts=self._facts(),
             )
         )
@@ -162,7 +171,7 @@ class TrainerParts:
         }
 
     def _own_state(self) -> dict[str, Array]:
-        seeds = state.copy_of(state.seed_variables(self.model), "seeds")
+        seeds = state.copy_of(self._read_seeds(), "seeds")
         return {**seeds, **self._position.arrays(), **self._worker.state()}
 
     def _stop_early(self, reason: str) -> None:

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, MutableMapping, Sequence
+from collections.abc import Callable, Mapping, MutableMapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import keras
 import numpy
+import tensorflow as tf
 
 from hpcdl.core.errors import UsageError
 
@@ -14,19 +15,28 @@ if TYPE_CHECKING:
     from hpcdl.core.protocols import Array, Communicator
 
 
-def copy_of(
-    variables: Sequence[Any], prefix: str, memory: MutableMapping[str, Array] | None = None
-) -> dict[str, Array]:
-    """Copies of the variables' values, named by prefix and position.
+Reader = Callable[[], list["Array"]]
+"""Gives views of the values of some variables, valid until the next step changes them."""
+
+
+def reader(variables: Sequence[Any]) -> Reader:
+    """Reads all `variables` in one call without a copy; one by one it takes as long as copying them does."""
+    handles = [variable.value for variable in variables]
+    read = tf.function(lambda: [handle.read_value() for handle in handles]).get_concrete_function()
+    read()  # the first call sets up what the others use
+    return lambda: [_as_array(tensor) for tensor in read()]
+
+
+def copy_of(values: Sequence[Array], prefix: str, memory: MutableMapping[str, Array] | None = None) -> dict[str, Array]:
+    """Copies of what a reader gives, named by prefix and position.
 
     Arrays of an earlier call that `memory` holds are used again, and new ones are put there: to touch fresh memory
     costs several times what the copy itself does.
     """
     memory = {} if memory is None else memory
     copies = {}
-    for index, variable in enumerate(variables):
+    for index, value in enumerate(values):
         name = f"{prefix}/{index}"
-        value = _view(variable)
         if name not in memory or memory[name].shape != value.shape:
             memory[name] = numpy.empty_like(value)
         numpy.copyto(memory[name], value)
@@ -34,9 +44,8 @@ def copy_of(
     return copies
 
 
-def _view(variable: Any) -> Array:
-    """A variable's value; but for scalars without a copy, which reading a Keras variable as an array would make."""
-    tensor = variable.value.value()
+def _as_array(tensor: Any) -> Array:
+    """A tensor as an array, but for scalars without a copy."""
     return numpy.asarray(tensor if tensor.shape.rank else tensor.numpy())
 
 
@@ -67,28 +76,26 @@ def moving_statistics(model: keras.Model) -> dict[int, Any]:
     return {index: variable for index, variable in enumerate(model.weights) if id(variable) not in trainable}
 
 
-def mean_statistics(model: keras.Model, group: Communicator) -> dict[int, Array]:
-    """Means over the ranks of `moving_statistics`; the model keeps its own. Collective, one message for all."""
-    variables = moving_statistics(model)
-    if not variables:
+def mean_statistics(statistics: Mapping[int, Array], group: Communicator) -> dict[int, Array]:
+    """Means over the ranks of the values of `moving_statistics`. Collective, one message for all."""
+    if not statistics:
         return {}
-    own = [_view(variable) for variable in variables.values()]
+    own = statistics.values()
     total = numpy.concatenate([value.reshape(-1).astype(numpy.float64) for value in own])
     if group.size > 1:
         group.allreduce(total)
     parts = numpy.split(total / group.size, numpy.cumsum([value.size for value in own])[:-1])
     return {
         index: part.reshape(value.shape).astype(value.dtype)
-        for index, part, value in zip(variables, parts, own, strict=True)
+        for index, part, value in zip(statistics, parts, own, strict=True)
     }
 
 
-def own_statistics(model: keras.Model, means: Mapping[int, Array]) -> dict[str, Array]:
+def own_statistics(statistics: Mapping[int, Array], means: Mapping[int, Array]) -> dict[str, Array]:
     """Copies of the moving statistics that differ from `means`: what a checkpoint keeps for one rank alone."""
-    values = {index: _view(variable) for index, variable in moving_statistics(model).items()}
     return {
         f"statistics/{index}": value.copy()
-        for index, value in values.items()
+        for index, value in statistics.items()
         if not numpy.array_equal(value, means[index])
     }
 
@@ -104,7 +111,8 @@ def assign_own_statistics(model: keras.Model, arrays: Mapping[str, Array]) -> No
 def average_moving_statistics(model: keras.Model, group: Communicator) -> None:
     """Batch normalisation's running means and variances become the mean over the ranks; collective."""
     if group.size > 1:
-        for index, mean in mean_statistics(model, group).items():
+        own = {index: _as_array(variable.value.value()) for index, variable in moving_statistics(model).items()}
+        for index, mean in mean_statistics(own, group).items():
             model.weights[index].assign(mean)
 
 

@@ -68,9 +68,10 @@ class Desk:
         return [run["name"] for run in runs if run["status"] == status]
 
     def records(self) -> dict[Path, bytes]:
-        """The records of all finished runs."""
-        paths = self.study.glob("*/runs/*/record.json")
-        return {path: text for path in paths if b'"status": "finished"' in (text := path.read_bytes())}
+        """The records of all runs that their sweeps know to be finished."""
+        parts = [path.parent for path in self.study.glob("*/study.json")]
+        names = [part / "runs" / name for part in parts for name in self.runs(part.name, "finished")]
+        return {name / "record.json": (name / "record.json").read_bytes() for name in names}
 
 
 def kill_a_rank(desk: Desk) -> None:

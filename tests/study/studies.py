@@ -27,6 +27,7 @@ class FakePlace:
     folder: Path
     nodes: Sequence[str] = ("here",)
     remedy: str = "ask for {num} nodes"
+    settle_s: float = 0.0
 
     def start(self, point: Point, nodes: Sequence[str], words: Sequence[str]) -> Start:
         return Start(command=[sys.executable, str(FAKE), str(self.folder), *words], environment={})

@@ -1,9 +1,11 @@
 from __future__ import annotations
 
+import dataclasses
 import os
 import signal
 import subprocess
 import sys
+import threading
 import time
 from pathlib import Path
 
@@ -131,6 +133,32 @@ def test_a_run_that_ended_while_nobody_looked_is_kept(tmp_path: Path) -> None:
     assert state.count("finished") == 6 == len(told(tmp_path))
     record = read_record(tmp_path / "study" / "runs" / plan.runs[0].name)
     assert record.study == study.name
+
+
+def test_ranks_that_still_save_on_another_node_are_waited_for(tmp_path: Path) -> None:
+    behave(tmp_path, seconds=30)
+    process = started(tmp_path)
+    wait_for_starts(tmp_path, 1)
+    process.kill()
+    process.communicate()
+    place = dataclasses.replace(behave(tmp_path, seconds=0.05), settle_s=0.6)
+    study, plan = small_study(repeats=3)
+    run_dir = tmp_path / "study" / "runs" / plan.runs[0].name
+    run_dir.mkdir(exist_ok=True)
+    written: list[float] = []
+
+    def save() -> None:
+        for number in range(5):
+            (run_dir / f"late-{number}").touch()
+            written.append(time.time())
+            time.sleep(0.3)
+
+    rank = threading.Thread(target=save)
+    rank.start()
+    sweep(tmp_path / "study", place, study, plan, resume=True)
+    rank.join()
+    assert len(written) == 5 and told(tmp_path)[1]["at"] > written[-1]
+    assert not list(run_dir.glob("late-*"))
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])

@@ -56,9 +56,13 @@ def test_two_ranks_equal_one_process(folder: Path) -> None:
 
 
 def test_two_ranks_learn_the_digits_and_the_model_is_plain_keras(folder: Path) -> None:
-    out = run("keras_fit_after.py", folder, 2, "learnt.keras", epochs=15)
-    accuracy = float(out.split("held out:")[1].split()[0])
+    outputs = [
+        run("keras_fit_before.py", folder, 1, "alone.keras", epochs=15),
+        run("keras_fit_after.py", folder, 2, "learnt.keras", epochs=15),
+    ]
+    alone, accuracy = (float(out.split("held out:")[1].split()[0]) for out in outputs)
     assert accuracy >= 0.97
+    assert accuracy == pytest.approx(alone, abs=0.01)  # one rank with the whole batch
     code = (
         "import sys; sys.modules['hpcdl'] = None; import keras; "
         "model = keras.saving.load_model(sys.argv[1]); print(type(model.optimizer).__name__)"

@@ -39,9 +39,11 @@ def test_moving_statistics_become_the_mean_over_the_ranks_and_nothing_else_does(
 
     def rank(communicator: Any) -> None:
         model = models[communicator.rank]
-        means = state.mean_statistics(model, communicator)
+        found = state.moving_statistics(model)
+        values = {index: array(variable) for index, variable in found.items()}
+        means = state.mean_statistics(values, communicator)
         assert {model.weights[index].name for index in means} == {"moving_mean", "moving_variance"}
-        own = state.own_statistics(model, means)
+        own = state.own_statistics(values, means)
         assert [*own] == [f"statistics/{index}" for index in means if communicator.rank != 1 or index == 5]
         state.average_moving_statistics(model, communicator)
         state.assign_own_statistics(model, own)
@@ -62,11 +64,12 @@ def test_copies_stay_what_they_were_until_their_memory_is_used_again() -> None:
 
     model = network()
     memory: dict[str, Any] = {}
-    first = state.copy_of(model.weights, "weights", memory)
+    read = state.reader(model.weights)
+    first = state.copy_of(read(), "weights", memory)
     kernel = first["weights/0"].copy()
     model.weights[0].assign_add(numpy.ones((5, 4)))
     numpy.testing.assert_array_equal(first["weights/0"], kernel)
-    second = state.copy_of(model.weights, "weights", memory)
+    second = state.copy_of(read(), "weights", memory)
     assert all(second[name] is first[name] for name in first)
     numpy.testing.assert_allclose(second["weights/0"], kernel + 1, rtol=1e-6)
     other = network()

@@ -6,6 +6,7 @@ import contextlib
 import os
 import signal
 import subprocess
+import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
@@ -13,6 +14,8 @@ from hpcdl.core.errors import HpcdlError
 
 OWN_WORD = "hpcdl: "
 """What a line on stderr begins with that says more than the launcher's own chatter around it."""
+NUM_LOOKS, PAUSE_S = 3, 0.05
+"""How often marked processes are looked for: one that is just starting a program shows no environment for a moment."""
 
 
 def run(line: Sequence[str], environment: Mapping[str, str], *, timeout_s: float, what: str) -> str:
@@ -40,8 +43,20 @@ def run(line: Sequence[str], environment: Mapping[str, str], *, timeout_s: float
 
 def end_marked(variable: str, value: str) -> None:
     """Kill this user's processes on this node in whose environment `variable` is `value`, this one apart."""
-    mark = f"{variable}={value}".encode()
-    for number in [int(entry.name) for entry in Path("/proc").iterdir() if entry.name.isdigit()]:
-        with contextlib.suppress(OSError):
-            if number != os.getpid() and mark in Path(f"/proc/{number}/environ").read_bytes().split(b"\0"):
+    for _ in range(NUM_LOOKS):
+        for number in marked(variable, value):
+            with contextlib.suppress(ProcessLookupError, PermissionError):
                 os.kill(number, signal.SIGKILL)
+        time.sleep(PAUSE_S)
+
+
+def marked(variable: str, value: str) -> list[int]:
+    """This user's processes on this node in whose environment `variable` is `value`, this one apart."""
+    mark = f"{variable}={value}".encode()
+    found = []
+    for entry in Path("/proc").glob("[0-9]*/environ"):
+        number = int(entry.parent.name)
+        with contextlib.suppress(OSError):
+            if number != os.getpid() and mark in entry.read_bytes().split(b"\0"):
+                found.append(number)
+    return found

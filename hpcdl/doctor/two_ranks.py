@@ -20,7 +20,9 @@ def main() -> int:
     except HpcdlError as error:
         print(error, file=sys.stderr)
         return 1
-    print(json.dumps({"size": communicator.size, "sum": int(total[0])}), flush=True)
+    line = json.dumps({"size": communicator.size, "sum": int(total[0])}) + "\n"
+    sys.stdout.write(line)  # at once: an unbuffered print writes the end of a line apart, and ranks share a pipe
+    sys.stdout.flush()
     return 0
 
 

@@ -14,11 +14,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Any
 
+from hpcdl.cluster.processes import marked
 from hpcdl.core.errors import CorruptError
 from hpcdl.core.records import RunRecord, read_record, write_record
 from hpcdl.study.places import Start
 from hpcdl.study.plan import PlannedRun
-from hpcdl.study.trials import MARK, marked
+from hpcdl.study.trials import MARK
 from hpcdl.training.checkpoints import FOLDER as CHECKPOINTS
 
 HEAVY_RESULTS = ("model.keras", CHECKPOINTS)
@@ -84,7 +85,7 @@ def stop(attempts: Sequence[Attempt]) -> None:
 
 def end_leftovers(mark: str) -> int:
     """Kill the processes of this node that bear `mark`: a killed sweep cannot end its runs. Returns their number."""
-    left = marked(mark)
+    left = marked(MARK, mark)
     for pid in left:
         with contextlib.suppress(ProcessLookupError, PermissionError):
             os.kill(pid, signal.SIGKILL)

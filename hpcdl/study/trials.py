@@ -19,6 +19,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from hpcdl.cluster.processes import marked
 from hpcdl.node.profile import Profile, write_profile
 from hpcdl.node.settings import Settings
 from hpcdl.node.space import Candidate
@@ -142,21 +143,10 @@ def _end(process: subprocess.Popen[bytes], mark: str) -> None:
             process.send_signal(signal.SIGTERM)
             with contextlib.suppress(subprocess.TimeoutExpired):
                 process.wait(SOFT_STOP_S / 2)
-    for pid in marked(mark):
+    for pid in marked(MARK, mark):
         with contextlib.suppress(ProcessLookupError, PermissionError):
             os.kill(pid, signal.SIGKILL)
     process.wait()
-
-
-def marked(mark: str) -> list[int]:
-    """The processes of this user whose environment bears `mark`, wherever they have been moved to."""
-    needle = f"{MARK}={mark}".encode()
-    found = []
-    for entry in Path("/proc").glob("[0-9]*/environ"):
-        with contextlib.suppress(OSError):
-            if needle in entry.read_bytes().split(b"\0"):
-                found.append(int(entry.parent.name))
-    return found
 
 
 def _read(folder: Path, code: int, why: str, settings: Settings, workload: Workload) -> Outcome:

@@ -8,6 +8,8 @@ from __future__ import annotations
 
 import dataclasses
 import sys
+import time
+import traceback
 from collections.abc import Sequence
 from types import TracebackType
 from typing import Any
@@ -15,6 +17,8 @@ from typing import Any
 from hpcdl.core.errors import UsageError
 from hpcdl.core.protocols import Communicator
 
+LAST_WORDS_S = 0.3
+"""Launchers forward what a rank has said; of one that aborts at once they may drop the rest."""
 _session: list[Communicator] = []
 
 
@@ -34,9 +38,11 @@ def init() -> None:
 
 def _end_all_ranks(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
     """An error that nobody catches ends the job: the other ranks would wait for this one for ever."""
-    sys.__excepthook__(kind, error, trace)
     mine = communicator()
-    print(f"hpcdl: rank {mine.rank} on {mine.host}: {kind.__name__}: {error}", file=sys.stderr, flush=True)
+    last = f"hpcdl: rank {mine.rank} on {mine.host}: {kind.__name__}: {error}\n"
+    sys.stderr.write("".join([*traceback.format_exception(kind, error, trace), last]))
+    sys.stderr.flush()
+    time.sleep(LAST_WORDS_S)
     mine.abort(130 if issubclass(kind, KeyboardInterrupt) else 1)
 
 

@@ -10,13 +10,14 @@ from pathlib import Path
 
 import pytest
 
+from hpcdl.cluster.processes import marked
 from hpcdl.node.machines import read_machine
 from hpcdl.node.plan import launch_plan
 from hpcdl.node.profile import find_profile
 from hpcdl.node.settings import Settings
 from hpcdl.node.space import Candidate
 from hpcdl.study import trials
-from hpcdl.study.trials import Measurer, Outcome, Workload, bench_step_command, marked
+from hpcdl.study.trials import MARK, Measurer, Outcome, Workload, bench_step_command
 
 TOPOLOGY = read_machine("generic").topology
 SETTINGS = Settings(ranks_per_node=2, intra_op_threads=8, inter_op_threads=2, onednn=False)
@@ -114,9 +115,9 @@ def test_a_hanging_trial_is_killed_with_everything_it_started(tmp_path: Path) ->
     assert outcome.status == "timeout"
     assert time.monotonic() - begin < 25
     deadline = time.monotonic() + 5
-    while marked(ready.read_text()) and time.monotonic() < deadline:
+    while marked(MARK, ready.read_text()) and time.monotonic() < deadline:
         time.sleep(0.1)
-    assert marked(ready.read_text()) == []
+    assert marked(MARK, ready.read_text()) == []
 
 
 def test_a_stop_from_outside_ends_the_trial(tmp_path: Path) -> None:

@@ -94,9 +94,10 @@ class ThreadRequest:
 class ThreadRemoteArray:
     """The arrays of all threads of a group, each changed whole."""
 
-    def __init__(self, world: World, arrays: Sequence[Array]) -> None:
+    def __init__(self, world: World, arrays: Sequence[Array], rank: int) -> None:
         self._world = world
         self._arrays = arrays
+        self.own = arrays[rank]
 
     def read(self, owner: int, target: Array) -> None:
         """Copy."""

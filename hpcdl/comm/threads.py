@@ -156,7 +156,7 @@ class ThreadCommunicator:
         with self._world.changed:
             self._world.shared[*name, self.rank] = numpy.zeros(length, dtype)
         self.barrier()
-        return ThreadRemoteArray(self._world, [self._world.shared[*name, rank] for rank in range(self.size)])
+        return ThreadRemoteArray(self._world, [self._world.shared[*name, rank] for rank in range(self.size)], self.rank)
 
     def failed(self) -> set[int]:
         """A thread that fails ends the job."""

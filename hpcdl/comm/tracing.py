@@ -134,6 +134,7 @@ class TracingRemoteArray:
         self._inner = inner
         self._rank = rank
         self._counts = counts
+        self.own = inner.own
 
     def read(self, owner: int, target: Array) -> None:
         """Count and read."""

@@ -24,6 +24,10 @@ class Request(Protocol):
 class RemoteArray(Protocol):
     """An array on each rank of a group, which the others read and add to while its own rank does something else."""
 
+    @property
+    def own(self) -> Array:
+        """This rank's array, as it lies in memory; to look at it helps no message along."""
+
     def read(self, owner: int, target: Array) -> None:
         """Fill `target` with the start of rank `owner`'s array; returns when it is there."""
 

@@ -59,10 +59,12 @@ class TFRecordSource:
         kinds, most = set(), 0
         for number, (path, split) in enumerate(zip(paths, splits, strict=True)):
             batch: list[tuple[int, int, int, int, int]] = []
-            for offset, content in _records(path):
-                label, size, kind = self._look(content, f"{path} at byte {offset}")
-                kinds.add(kind)
-                most = max(most, label)
+            for offset, content, sound in _records(path):
+                label, size = 0, 0  # a damaged record keeps its place: reading it says so, or leaves it out
+                if sound:
+                    label, size, kind = self._look(content, f"{path} at byte {offset}")
+                    kinds.add(kind)
+                    most = max(most, label)
                 batch.append((offset, size, label, 0, number))
                 if len(batch) == _BATCH:
                     index.add(split if divided and split else UNSPLIT, np.array(batch, ROW))
@@ -183,18 +185,19 @@ def _features(content: bytes, where: str) -> Any:
         raise SourceError(f"{where}: the record is no tf.train.Example ({error})") from error
 
 
-def _records(path: Path) -> Iterator[tuple[int, bytes]]:
-    """Offset and data of every record; SourceError where a length or its checksum is wrong."""
+def _records(path: Path) -> Iterator[tuple[int, bytes, bool]]:
+    """Offset and data of every record, and whether its checksum is right; SourceError where a length is wrong."""
     with path.open("rb") as file:
         offset = 0
         while head := file.read(_HEAD.size):
             length = _length(head)
             content = file.read(length) if length is not None else b""
-            if length is None or len(content) != length or len(file.read(4)) != 4:
+            checksum = file.read(4)
+            if length is None or len(content) != length or len(checksum) != 4:
                 raise SourceError(
                     f"{path}: damaged or cut short at byte {offset}, or compressed (then gunzip it first)"
                 )
-            yield offset, content
+            yield offset, content, masked_crc(content) == int.from_bytes(checksum, "little")
             offset += _FRAME + length
 
 

@@ -9,7 +9,7 @@ gradients is their mean: that saves a pass over all of them, and keeps half prec
 from __future__ import annotations
 
 import importlib
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy
@@ -20,11 +20,11 @@ from hpcdl.collectives.table import COLLECTIVES
 from hpcdl.collectives.workspace import Workspace
 from hpcdl.core.protocols import Communicator
 from hpcdl.strategies.base import Context, Server, Worker
-from hpcdl.strategies.compression import WIRES, Wire
+from hpcdl.strategies.compression import WIRES, Wire, float16_scale, largest_magnitude
 from hpcdl.strategies.stamps import timestamp
 
 if TYPE_CHECKING:
-    from hpcdl.core.protocols import Array
+    from hpcdl.core.protocols import Add, Array
 
 
 class AllReduce:
@@ -77,15 +77,15 @@ class AllReduceWorker(Worker):
         self._bytes_per_step = 0
         averaged: list[Any] = [None] * len(gradients)
         previous: list[Any] = []
-        sizes = [gradient.dtype.size * gradient.shape.num_elements() for gradient in gradients]
-        for number, bucket in enumerate(plan_buckets(sizes, self._bucket_bytes)):
+        for number, (bucket, wire) in enumerate(self._plan(gradients)):
             with tf.control_dependencies(previous):
                 mine = [gradients[index] for index in bucket]
-                reduced = exchange_bucket(mine, self._reducer(number), self._wire)
+                scale_of = self._scaler(number) if wire.scaled else None
+                reduced = exchange_bucket(mine, self._reducer(number, wire.add), wire, scale_of)
             previous = [reduced[0]]
             for index, tensor in zip(bucket, reduced, strict=True):
                 averaged[index] = tensor
-            self._bytes_per_step += self._bytes_of(mine)
+            self._bytes_per_step += self._bytes_of(mine, wire)
         return averaged
 
     def after_step(self, step: int) -> None:
@@ -96,26 +96,59 @@ class AllReduceWorker(Worker):
         """Give scratch buffers and sub-communicators back."""
         self._workspace.close()
 
-    def _reducer(self, number: int) -> Callable[[Array], Array]:
+    def _plan(self, gradients: Sequence[Any]) -> Iterator[tuple[list[int], Wire]]:
+        """Buckets in the order in which they leave, with what each travels as; compressed ones first."""
+        plain = WIRES["none"]
+        wires = [self._wire if len(gradient.shape) > 1 else plain for gradient in gradients]
+        for wire in (self._wire, plain) if self._wire is not plain else (plain,):
+            group = [index for index, own in enumerate(wires) if own is wire]
+            sizes = [gradients[index].dtype.size * gradients[index].shape.num_elements() for index in group]
+            for bucket in plan_buckets(sizes, self._bucket_bytes):
+                yield [group[place] for place in bucket], wire
+
+    def _reducer(self, number: int, add: Add | None) -> Callable[[Array], Array]:
         def reduce(buffer: Array) -> Array:
             self.whereabouts.beat("exchanging", bucket=number)
-            self._collective.allreduce(self._communicator, buffer, self._workspace, self._wire.add)
+            self._collective.allreduce(self._communicator, buffer, self._workspace, add)
             self.whereabouts.beat("computing")
             return buffer
 
         return reduce
 
-    def _bytes_of(self, tensors: Sequence[Any]) -> int:
-        item_bytes = self._wire.item_bytes or tensors[0].dtype.size
+    def _scaler(self, number: int) -> Callable[[Any], Any]:
+        reduce = self._reducer(number, None)
+
+        def scale(flat: Any) -> Any:
+            largest = largest_magnitude(flat)
+            return tf.numpy_function(lambda mine: float16_scale(reduce(mine)), [largest], largest.dtype)
+
+        return scale
+
+    def _bytes_of(self, tensors: Sequence[Any], wire: Wire) -> int:
+        plain = tensors[0].dtype.size
+        item_bytes = wire.item_bytes or plain
         num_bytes = sum(tensor.shape.num_elements() for tensor in tensors) * item_bytes
-        return int(self._collective.cost(self._communicator.size, num_bytes, item_bytes).bytes)
+        num_ranks = self._communicator.size
+        bound = self._collective.cost(num_ranks, plain, plain).bytes if wire.scaled else 0
+        return int(self._collective.cost(num_ranks, num_bytes, item_bytes).bytes + bound)
 
 
-def exchange_bucket(tensors: Sequence[Any], reduce: Callable[[Array], Array], wire: Wire = WIRES["none"]) -> list[Any]:
-    """Send `tensors` through `reduce` as one flat buffer; a bucket of one tensor is not copied into another."""
+def exchange_bucket(
+    tensors: Sequence[Any],
+    reduce: Callable[[Array], Array],
+    wire: Wire = WIRES["none"],
+    scale_of: Callable[[Any], Any] | None = None,
+) -> list[Any]:
+    """Send `tensors` through `reduce` as one flat buffer; a bucket of one tensor is not copied into another.
+
+    `scale_of` the buffer, where given, is what it is multiplied with on its way.
+    """
     flat = tf.concat([tf.reshape(tensor, [-1]) for tensor in tensors], 0) if len(tensors) > 1 else tensors[0]
-    sent = wire.encode(tf.reshape(flat, [-1]))
-    received = wire.decode(tf.numpy_function(reduce, [sent], sent.dtype), tensors[0].dtype)
+    flat = tf.reshape(flat, [-1])
+    scale = scale_of(flat) if scale_of else None
+    sent = wire.encode(flat if scale is None else flat * scale)
+    received = wire.decode(tf.numpy_function(reduce, [sent], sent.dtype), flat.dtype)
+    received = received if scale is None else received / scale
     lengths = [tensor.shape.num_elements() for tensor in tensors]
     received.set_shape([sum(lengths)])
     pieces = tf.split(received, lengths) if len(tensors) > 1 else [received]

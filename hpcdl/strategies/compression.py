@@ -1,4 +1,8 @@
-"""What gradients travel as: float32, or half precision with float32 weights and sums rounded once per addition."""
+"""What gradients travel as: float32, or half precision with float32 weights and sums rounded once per addition.
+
+Only tensors of two or more dimensions are worth it. Biases and scales are a thousandth of the bytes, but begin at zero:
+a rounding error in their gradients is an error of the same relative size in their values.
+"""
 
 from __future__ import annotations
 
@@ -6,22 +10,27 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+import numpy
 import tensorflow as tf
 
 from hpcdl.collectives.half import add_bfloat16, add_float16
 
 if TYPE_CHECKING:
-    from hpcdl.core.protocols import Add
+    from hpcdl.core.protocols import Add, Array
 
 
 @dataclass(frozen=True, kw_only=True)
 class Wire:
-    """A number format on the wire: `encode` and `decode` work on flat tensors, `add` on what numpy gets of them."""
+    """A number format on the wire: `encode` and `decode` work on flat tensors, `add` on what numpy gets of them.
+
+    A format of narrow range is `scaled`: every bucket is brought near the top of it by a power of two.
+    """
 
     item_bytes: int | None
     encode: Callable[[Any], Any]
     decode: Callable[[Any, Any], Any]
     add: Add | None
+    scaled: bool = False
 
 
 WIRES = {
@@ -31,6 +40,7 @@ WIRES = {
         encode=lambda flat: tf.cast(flat, tf.float16),
         decode=tf.cast,
         add=add_float16,
+        scaled=True,
     ),
     "bf16": Wire(  # numpy has no bfloat16: its bits travel as uint16
         item_bytes=2,
@@ -39,3 +49,21 @@ WIRES = {
         add=add_bfloat16,
     ),
 }
+
+
+def largest_magnitude(flat: Any) -> Any:
+    """The largest |x| of a flat tensor, shape (1,), without a copy of it."""
+    return tf.reshape(tf.maximum(tf.reduce_max(flat), -tf.reduce_min(flat)), [1])
+
+
+def float16_scale(bound: Array) -> Array:
+    """The power of two that brings sums of at most `bound` to 2^14..2^15, where float16 is as precise as it gets.
+
+    `bound` (1,): the sum over ranks of each one's largest magnitude, which no partial sum exceeds in any order of
+    adding. Where it is no number, or nothing is to be sent, the scale is 1: an overflow travels on as it is.
+    """
+    if not numpy.isfinite(bound[0]) or bound[0] == 0:
+        return numpy.ones_like(bound)
+    exponent = numpy.clip(15 - numpy.frexp(bound)[1], -100, 100)
+    scale: Array = numpy.ldexp(numpy.ones_like(bound), exponent)
+    return scale

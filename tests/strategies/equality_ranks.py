@@ -32,7 +32,6 @@ from hpcdl.training.optimizers import build_optimizer  # noqa: E402
 from hpcdl.training.step import build_step  # noqa: E402
 
 NUM_STEPS = 20
-BATCH = 4
 
 
 def small_residual() -> keras.Model:
@@ -55,10 +54,10 @@ NETWORKS = {
 }
 
 
-def samples(shape: tuple[int, ...], num_workers: int, step: int) -> tuple[Any, Any]:
+def samples(shape: tuple[int, ...], batch: int, step: int) -> tuple[Any, Any]:
     """The global batch of a step: noise under a row that tells the label, without ties that pooling could break."""
     generator = numpy.random.default_rng(1000 + step)
-    labels = generator.integers(0, 10, BATCH * num_workers)
+    labels = generator.integers(0, 10, batch)
     images = generator.random((len(labels), *shape), numpy.float32) * 0.5
     images[numpy.arange(len(labels)), labels, :, 0] += 0.5
     return images, labels
@@ -72,9 +71,10 @@ def train(case: dict[str, Any], worker: Worker, rank: int, num_slices: int) -> l
     optimizer = build_optimizer(config, model.trainable_variables)
     step = build_step(model, optimizer, worker, Classification(), case["accumulate"] if num_slices > 1 else 1)
     worker.start([*model.weights, *optimizer.variables])
-    per_worker = case["num_workers"] * BATCH // num_slices
+    global_batch = case["num_workers"] * case["batch"]
+    per_worker = global_batch // num_slices
     for number in range(NUM_STEPS):
-        images, labels = samples(model.input_shape[1:], case["num_workers"], number)
+        images, labels = samples(model.input_shape[1:], global_batch, number)
         mine = slice(rank * per_worker, (rank + 1) * per_worker)
         worker.before_step(number)
         step(tf.constant(images[mine]), tf.constant(labels[mine]))

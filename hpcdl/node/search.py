@@ -15,6 +15,7 @@ from typing import Any
 import numpy as np
 
 from hpcdl.node.belief import Belief
+from hpcdl.node.blas import one_blas_thread
 from hpcdl.node.design import balanced_start, beside
 from hpcdl.node.factors import factors_of
 from hpcdl.node.samples import Samples
@@ -113,22 +114,24 @@ class Search:
         fresh = [index for index in self._start if self._samples.unseen(index)][:num]
         if fresh:
             return fresh
-        if self._convinced():
-            return self._doubts(num)
-        if not self._samples.known:
-            return [int(index) for index in self._random.permutation(self._samples.all_unseen())[:num]]
-        near = self._beside_leaders()[: int(self._random.binomial(num, NEIGHBOUR_SHARE))]
-        return near + self._race(num - len(near))
+        with one_blas_thread():
+            if self._convinced():
+                return self._doubts(num)
+            if not self._samples.known:
+                return [int(index) for index in self._random.permutation(self._samples.all_unseen())[:num]]
+            near = self._beside_leaders()[: int(self._random.binomial(num, NEIGHBOUR_SHARE))]
+            return near + self._race(num - len(near))
 
     def best(self) -> Choice | None:
         """The measured candidate that the model believes fastest; None while nothing was measured with success."""
         measured = self._samples.measured()
         if len(measured) == 0:
             return None
-        self._learn()
-        if self._choice is None:
-            place = int(np.argmax(self._belief.mean[measured]))
-            self._choice = self._judged(int(measured[place]))
+        with one_blas_thread():
+            self._learn()
+            if self._choice is None:
+                place = int(np.argmax(self._belief.mean[measured]))
+                self._choice = self._judged(int(measured[place]))
         return self._choice
 
     def _judged(self, index: int) -> Choice:

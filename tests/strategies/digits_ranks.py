@@ -35,13 +35,22 @@ from hpcdl.training.job import run_rank  # noqa: E402
 from hpcdl.training.prepare import prepare  # noqa: E402
 
 
-def plant(fault: dict[str, Any], rank: int) -> Callable[[], None]:
-    """Make this rank fail before a step, if it is the one; returns what undoes it."""
+def plant(fault: dict[str, Any], rank: int, happened: Path) -> Callable[[], None]:
+    """Make this rank fail before a step, if it is the one; returns what undoes it.
+
+    The others come to that step and wait for it to have `happened`: a rank without a processor would else find the
+    run over before its own step.
+    """
     plain = FlatWorker.before_step
 
     def before_step(self: FlatWorker, step: int) -> None:
         plain(self, step)
+        patience = time.monotonic() + 60
+        while rank != fault["rank"] and step == fault["step"] and not happened.exists():
+            assert time.monotonic() < patience, f"rank {fault['rank']} did not come to step {step}"
+            time.sleep(0.01)
         if rank == fault["rank"] and step == fault["step"]:
+            happened.touch()
             if fault["kind"] == "exception":
                 raise RuntimeError("planted")
             if fault["kind"] == "signal":
@@ -61,8 +70,8 @@ def run_case(case: dict[str, Any], everybody: Communicator) -> None:
     """Train in `run-dir`; an early stop is written there."""
     for number in STOPS:  # a run is a fresh process: it must not hear what the case before was told
         signal.signal(number, signal.SIG_DFL)
-    fault = case.pop("plant", {"rank": -1, "step": 0})
-    undo = plant(fault, everybody.rank)
+    fault = case.pop("plant", {"rank": -1, "step": -1})
+    undo = plant(fault, everybody.rank, Path(f"{case['run-dir']}-planted"))
     try:
         train(case, everybody)
     finally:

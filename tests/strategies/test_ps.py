@@ -105,17 +105,17 @@ def test_a_killed_server_ends_the_job(session_hpcdl: CommandLine) -> None:
 
 def test_a_worker_that_stands_still_is_left_behind_and_catches_up(session_hpcdl: CommandLine) -> None:
     folder = session_hpcdl.home / "ps-backup"
-    arguments = ["--ranks", "3", "--backup-workers", "1", "--steps", "60", "--divergence-check-steps", "30"]
+    arguments = ["--ranks", "3", "--backup-workers", "1", "--steps", "300", "--divergence-check-steps", "150"]
     process = start(session_hpcdl, [*TRAIN, *arguments, "--run-dir", folder])
     wait_for(lambda: steps_done(folder) > 0)
     kill_rank(folder, 1, signal.SIGSTOP)
-    time.sleep(0.5)
+    time.sleep(1)
     kill_rank(folder, 1, signal.SIGCONT)
     finished = finish(process)
     assert finished.code == 0, finished.err
     workers = record_of(folder)["rank_records"][:2]
     assert workers[1]["details"]["followed_steps"] > 0
-    assert sum(rank["details"]["followed_steps"] for rank in workers) < 120
+    assert sum(rank["details"]["followed_steps"] for rank in workers) < 600
 
 
 @pytest.mark.parametrize(

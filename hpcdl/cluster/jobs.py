@@ -82,14 +82,15 @@ def look(job: Job) -> JobView:
     except HpcdlError:
         state = "unknown"
     events = _last_events(Path(job.run_dir)) if job.run_dir else {}
-    step = events.get("step", {})
+    # Step events come twice a second at most: a run's last steps are told by the end of its epoch alone.
+    newest = events.get("newest", {})
     return JobView(
         job=job,
         state=state,
-        step=step.get("step"),
+        step=newest.get("step"),
         steps=events.get("start", {}).get("steps"),
-        images_per_second=step.get("images_per_second"),
-        loss=step.get("loss"),
+        images_per_second=events.get("step", {}).get("images_per_second"),
+        loss=newest.get("loss"),
         log_tail=_log_tail(job),
     )
 
@@ -102,13 +103,15 @@ def cancel(job: Job) -> None:
 
 
 def _last_events(run_dir: Path) -> dict[str, Any]:
-    """The last event of each kind in a run's journal; nothing where there is none yet."""
+    """The last event of each kind in a run's journal, and the `newest` that tells a step; without one, nothing."""
     found: dict[str, Any] = {}
     with contextlib.suppress(OSError), (run_dir / "metrics.jsonl").open(errors="replace") as file:
         for line in file:
             with contextlib.suppress(ValueError, TypeError, KeyError):
                 event = json.loads(line)
                 found[event["kind"]] = event
+                if event["kind"] in ("step", "epoch"):
+                    found["newest"] = event
     return found
 
 

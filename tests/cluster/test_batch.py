@@ -144,6 +144,9 @@ def test_submit_jobs_and_cancel_with_a_played_slurm(run_hpcdl: CommandLine, tmp_
     assert (view["state"], view["step"], view["steps"], view["loss"]) == ("running", 3, 9, 1.25)
     assert view["log_tail"] == "last word"
     assert "3/9" in run_hpcdl(["jobs", "4711"], env=env).out
+    (run / "metrics.jsonl").write_text(f'{events[:-5]}{{"kind":"epoch","step":9,"loss":0.5}}\n')
+    view = run_hpcdl(["jobs", "4711", "--json"], env=env).json()["jobs"][0]
+    assert (view["step"], view["loss"], view["images_per_second"]) == (9, 0.5, 12.5)
     assert run_hpcdl(["cancel", "4711"], env=env).code == 0
     assert (tmp_path / "cancelled").read_text() == "4711\n" and (run_hpcdl.home / "my run.job" / "cancelled").exists()
     unknown = run_hpcdl(["cancel", "1"], env=env)

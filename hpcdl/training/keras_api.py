@@ -8,17 +8,15 @@ from __future__ import annotations
 
 import dataclasses
 import sys
-import time
 import traceback
 from collections.abc import Sequence
 from types import TracebackType
 from typing import Any
 
 from hpcdl.core.errors import UsageError
+from hpcdl.core.last_words import say_last
 from hpcdl.core.protocols import Communicator
 
-LAST_WORDS_S = 0.3
-"""Launchers forward what a rank has said; of one that aborts at once they may drop the rest."""
 _session: list[Communicator] = []
 
 
@@ -39,10 +37,8 @@ def init() -> None:
 def _end_all_ranks(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
     """An error that nobody catches ends the job: the other ranks would wait for this one for ever."""
     mine = communicator()
-    last = f"hpcdl: rank {mine.rank} on {mine.host}: {kind.__name__}: {error}\n"
-    sys.stderr.write("".join([*traceback.format_exception(kind, error, trace), last]))
-    sys.stderr.flush()
-    time.sleep(LAST_WORDS_S)
+    last = f"hpcdl: rank {mine.rank} on {mine.host}: {kind.__name__}: {error}"
+    say_last("".join([*traceback.format_exception(kind, error, trace), last]))
     mine.abort(130 if issubclass(kind, KeyboardInterrupt) else 1)
 
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import shutil
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -16,6 +15,7 @@ from hpcdl.cluster.status import FOLDER, report_status
 from hpcdl.config.schema import TrainConfig
 from hpcdl.core.errors import CorruptError, HpcdlError, RankError
 from hpcdl.core.files import replacing
+from hpcdl.core.last_words import say_last
 from hpcdl.core.protocols import Communicator
 from hpcdl.core.records import HistoryPoint, RunRecord, from_json, write_record
 from hpcdl.data.dataset import Dataset
@@ -98,8 +98,8 @@ def _stall_watch(
     """Inside, an exchange that waits for too long ends the job with the name of the rank that it waits for."""
 
     def end_job(error: RankError) -> None:
-        print(f"hpcdl: {error}", file=sys.stderr, flush=True)
         report_status(folder, communicator.rank, "failed", exit_code=error.exit_code, message=str(error))
+        say_last(f"hpcdl: {error}")
         communicator.abort(error.exit_code)
 
     folder.mkdir(exist_ok=True)

@@ -8,13 +8,13 @@ from __future__ import annotations
 
 import dataclasses
 import queue
-import sys
 import threading
 import traceback
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from hpcdl.core.errors import StoppedEarly
+from hpcdl.core.last_words import say_last
 from hpcdl.core.protocols import Communicator, Request
 from hpcdl.strategies.base import Context
 from hpcdl.strategies.servers.center import CenterServer
@@ -93,6 +93,5 @@ class HostedLink(ServerLink):
         except StoppedEarly:  # the workers know, they have said so
             return
         except BaseException:  # noqa: BLE001  whatever it is, workers must not wait for this server
-            traceback.print_exc()
-            sys.stderr.flush()
+            say_last(traceback.format_exc())
             self.group.abort(1)

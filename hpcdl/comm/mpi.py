@@ -10,6 +10,7 @@ import json
 import math
 import os
 import sys
+import time
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -29,6 +30,7 @@ _SUMMED_BY_MPI = {"f4": "FLOAT", "f8": "DOUBLE", "i4": "INT", "i8": "LONG", "u4"
 """Kinds of numbers that MPI adds itself. Half precision is not among them: it goes through a Python operation."""
 _MOVED_AS = {1: "BYTE", 2: "UNSIGNED_SHORT", 4: "UNSIGNED", 8: "UNSIGNED_LONG"}
 """Types that messages travel as, by item size: counts stay in elements, so they reach past 2 GiB everywhere."""
+FORWARDED_S = 0.3  # launchers may drop the last words of a rank that aborts at once
 
 
 def world(expected_size: int | None = None) -> MpiCommunicator:
@@ -215,8 +217,9 @@ class MpiCommunicator:
 
     def abort(self, exit_code: int) -> None:
         """MPI_Abort: end every rank of the job now; does not return, although some libraries' MPI_Abort does."""
-        self._handle.Abort(exit_code)
         sys.stderr.flush()
+        time.sleep(FORWARDED_S)
+        self._handle.Abort(exit_code)
         os._exit(exit_code)
 
     def _operation(self, add: Add, dtype: Any) -> Any:

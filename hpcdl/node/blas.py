@@ -1,6 +1,6 @@
 """Keeps numpy's and scipy's linear algebra on one thread while the search thinks.
 
-Its matrices are small: on two threads they take twice as long, and five to ten times on cores that are busy, because
+Its matrices are small: several threads take longer for them than one, and much longer on cores that are busy, because
 OpenBLAS's threads wait for each other with the processor running.
 """
 
@@ -9,12 +9,12 @@ from __future__ import annotations
 from contextlib import AbstractContextManager
 from functools import cache
 
-import scipy.linalg  # noqa: F401  scipy brings a BLAS of its own, which is found only once it is loaded
 from threadpoolctl import ThreadpoolController
 
 
 @cache
 def _pools() -> ThreadpoolController:
+    """The libraries that are loaded when the search begins; the surrogate has brought numpy's and scipy's by then."""
     return ThreadpoolController()
 
 

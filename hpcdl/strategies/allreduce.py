@@ -100,7 +100,7 @@ class AllReduceWorker(Worker):
         """Buckets in the order in which they leave, with what each travels as; compressed ones first."""
         plain = WIRES["none"]
         wires = [self._wire if len(gradient.shape) > 1 else plain for gradient in gradients]
-        for wire in (self._wire, plain) if self._wire is not plain else (plain,):
+        for wire in dict.fromkeys((self._wire, plain)):
             group = [index for index, own in enumerate(wires) if own is wire]
             sizes = [gradients[index].dtype.size * gradients[index].shape.num_elements() for index in group]
             for bucket in plan_buckets(sizes, self._bucket_bytes):

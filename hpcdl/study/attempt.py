@@ -14,7 +14,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Any
 
-from hpcdl.cluster.processes import marked
 from hpcdl.core.errors import CorruptError
 from hpcdl.core.records import RunRecord, read_record, write_record
 from hpcdl.study.places import Start
@@ -81,15 +80,6 @@ def stop(attempts: Sequence[Attempt]) -> None:
         for attempt in attempts:
             with contextlib.suppress(subprocess.TimeoutExpired):
                 attempt.process.wait(max(deadline - time.monotonic(), 0.01))
-
-
-def end_leftovers(mark: str) -> int:
-    """Kill the processes of this node that bear `mark`: a killed sweep cannot end its runs. Returns their number."""
-    left = marked(MARK, mark)
-    for pid in left:
-        with contextlib.suppress(ProcessLookupError, PermissionError):
-            os.kill(pid, signal.SIGKILL)
-    return len(left)
 
 
 def wait_until_still(folders: Sequence[Path], still_s: float, longest_s: float = 60.0) -> None:

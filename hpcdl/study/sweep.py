@@ -16,6 +16,7 @@ from typing import Any
 
 import toml
 
+from hpcdl.cluster.processes import end_marked
 from hpcdl.config.study import Study
 from hpcdl.core.errors import HpcdlError, StoppedEarly, UsageError
 from hpcdl.core.files import write_text
@@ -24,7 +25,6 @@ from hpcdl.study.attempt import (
     Attempt,
     begin,
     drop_heavy_results,
-    end_leftovers,
     finished_record,
     stamp,
     stop,
@@ -36,6 +36,7 @@ from hpcdl.study.places import Place, check_room
 from hpcdl.study.plan import Plan, PlannedRun
 from hpcdl.study.state import StudyState, write_state
 from hpcdl.study.threads import profile_of_point
+from hpcdl.study.trials import MARK
 
 RUNS, FAILED, LOGS, SETTINGS = "runs", "failed", "logs", "train.toml"
 POLL_S = 0.1
@@ -89,7 +90,7 @@ class Sweep:
             finally:
                 stop(self._active)
                 if self._active:
-                    end_leftovers(self.state.mark)
+                    end_marked(MARK, self.state.mark)
         return self.state
 
     def _stop_soon(self) -> None:
@@ -117,7 +118,7 @@ class Sweep:
         for name in (RUNS, LOGS, FAILED):
             (self._folder / name).mkdir(exist_ok=True)
         write_text(self._folder / SETTINGS, toml.dumps(dict(self._study.train)))
-        end_leftovers(self.state.mark)
+        end_marked(MARK, self.state.mark)  # a killed sweep could not end its runs
         begun = [self._run_dir(run) for run in self._plan.runs if self.state.run(run.name).status == "running"]
         wait_until_still(begun, self._place.settle_s)
         for run in self._plan.runs:

@@ -19,7 +19,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from hpcdl.cluster.processes import marked
+from hpcdl.cluster.processes import end_marked
 from hpcdl.node.profile import Profile, write_profile
 from hpcdl.node.settings import Settings
 from hpcdl.node.space import Candidate
@@ -143,9 +143,7 @@ def _end(process: subprocess.Popen[bytes], mark: str) -> None:
             process.send_signal(signal.SIGTERM)
             with contextlib.suppress(subprocess.TimeoutExpired):
                 process.wait(SOFT_STOP_S / 2)
-    for pid in marked(MARK, mark):
-        with contextlib.suppress(ProcessLookupError, PermissionError):
-            os.kill(pid, signal.SIGKILL)
+    end_marked(MARK, mark)
     process.wait()
 
 

@@ -14,7 +14,6 @@ from types import TracebackType
 from typing import Any
 
 from hpcdl.core.errors import UsageError
-from hpcdl.core.last_words import say_last
 from hpcdl.core.protocols import Communicator
 
 _session: list[Communicator] = []
@@ -37,8 +36,8 @@ def init() -> None:
 def _end_all_ranks(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
     """An error that nobody catches ends the job: the other ranks would wait for this one for ever."""
     mine = communicator()
-    last = f"hpcdl: rank {mine.rank} on {mine.host}: {kind.__name__}: {error}"
-    say_last("".join([*traceback.format_exception(kind, error, trace), last]))
+    last = f"hpcdl: rank {mine.rank} on {mine.host}: {kind.__name__}: {error}\n"
+    sys.stderr.write("".join([*traceback.format_exception(kind, error, trace), last]))  # in one piece
     mine.abort(130 if issubclass(kind, KeyboardInterrupt) else 1)
 
 

@@ -17,7 +17,6 @@ from hpcdl.cluster.environment import OWN_LAUNCHER, WITHOUT_MPI_VARIABLE, Placem
 from hpcdl.cluster.local import STATUS_VARIABLE
 from hpcdl.cluster.status import report_status
 from hpcdl.core.errors import HpcdlError, RankError, StoppedEarly, UsageError
-from hpcdl.core.last_words import say_last
 from hpcdl.core.paths import user_cache_folder
 from hpcdl.core.protocols import Communicator
 from hpcdl.training import control, rundir, runtime
@@ -100,7 +99,7 @@ def leaving_together(communicator: Communicator) -> Iterator[None]:
             if isinstance(error, UsageError) and communicator.rank > 0:
                 time.sleep(FIRST_WORD_S)
             trace = "" if isinstance(error, HpcdlError) else traceback.format_exc()
-            say_last(f"{trace}hpcdl: rank {communicator.rank} on {communicator.host}: {one_line(error)}")
+            sys.stderr.write(f"{trace}hpcdl: rank {communicator.rank} on {communicator.host}: {one_line(error)}\n")
             communicator.abort(exit_code)
         raise
 

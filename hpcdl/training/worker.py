@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import shutil
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -15,7 +16,6 @@ from hpcdl.cluster.status import FOLDER, report_status
 from hpcdl.config.schema import TrainConfig
 from hpcdl.core.errors import CorruptError, HpcdlError, RankError
 from hpcdl.core.files import replacing
-from hpcdl.core.last_words import say_last
 from hpcdl.core.protocols import Communicator
 from hpcdl.core.records import HistoryPoint, RunRecord, from_json, write_record
 from hpcdl.data.dataset import Dataset
@@ -99,7 +99,7 @@ def _stall_watch(
 
     def end_job(error: RankError) -> None:
         report_status(folder, communicator.rank, "failed", exit_code=error.exit_code, message=str(error))
-        say_last(f"hpcdl: {error}")
+        sys.stderr.write(f"hpcdl: {error}\n")
         communicator.abort(error.exit_code)
 
     folder.mkdir(exist_ok=True)

@@ -1,4 +1,4 @@
-"""What half precision loses on the wire: 11 bits of a float16, whatever the size of the gradients, and no bias."""
+"""What half precision loses on the wire: all but 11 bits of a float16, at any size of gradients; of biases nothing."""
 
 from __future__ import annotations
 

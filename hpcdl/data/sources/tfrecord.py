@@ -87,7 +87,7 @@ class TFRecordSource:
         path, stamp = facts.files[number], facts.stamps[number]
         length, _ = _HEAD.unpack(self._files.read(path, stamp, offset, _HEAD.size))
         framed = bytes(self._files.read(path, stamp, offset + _HEAD.size, length + 4))
-        if masked_crc(framed[:-4]) != int.from_bytes(framed[-4:], "little"):
+        if not _sound(framed[:-4], framed[-4:]):
             raise UnreadableSample(f"{self.describe(row, facts, index)}: its checksum is wrong")
         content = self._image(_features(framed[:-4], path), path)
         if facts.sample_shape is None:
@@ -197,8 +197,12 @@ def _records(path: Path) -> Iterator[tuple[int, bytes, bool]]:
                 raise SourceError(
                     f"{path}: damaged or cut short at byte {offset}, or compressed (then gunzip it first)"
                 )
-            yield offset, content, masked_crc(content) == int.from_bytes(checksum, "little")
+            yield offset, content, _sound(content, checksum)
             offset += _FRAME + length
+
+
+def _sound(content: bytes, checksum: bytes) -> bool:
+    return masked_crc(content) == int.from_bytes(checksum, "little")
 
 
 def _length(head: bytes) -> int | None:

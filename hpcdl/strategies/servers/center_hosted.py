@@ -14,7 +14,6 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from hpcdl.core.errors import StoppedEarly
-from hpcdl.core.last_words import say_last
 from hpcdl.core.protocols import Communicator, Request
 from hpcdl.strategies.base import Context
 from hpcdl.strategies.servers.center import CenterServer
@@ -93,5 +92,5 @@ class HostedLink(ServerLink):
         except StoppedEarly:  # the workers know, they have said so
             return
         except BaseException:  # noqa: BLE001  whatever it is, workers must not wait for this server
-            say_last(traceback.format_exc())
+            traceback.print_exc()
             self.group.abort(1)

@@ -20,10 +20,10 @@ from collections.abc import Callable
 import numpy
 from numpy.typing import NDArray
 
-from hpcdl.cluster.mpiexec import environment_for, find_mpiexec, launch_flags
+from hpcdl.cluster.launchers.mpiexec import environment_for, find_mpiexec, launch_flags
 from hpcdl.collectives import auto, halving_doubling, hierarchical, ring
 from hpcdl.collectives.workspace import Workspace
-from hpcdl.comm.mpi import world
+from hpcdl.comm.mpi.communicator import world
 
 Array = NDArray[numpy.float32]
 RAW = "one MPI_Allreduce"

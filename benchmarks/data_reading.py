@@ -20,13 +20,13 @@ from pathlib import Path
 import numpy as np
 
 from hpcdl.config.load import Layer, load
-from hpcdl.data.buffers import aligned_empty
 from hpcdl.data.dataset import Dataset, open_dataset
-from hpcdl.data.order import Epoch
-from hpcdl.data.reader import SplitReader, open_reader
-from hpcdl.data.request import ShardConfig, ShardRequest
-from hpcdl.data.stream import TrainingStream
-from hpcdl.data.writing import shard
+from hpcdl.data.read.buffers import aligned_empty
+from hpcdl.data.read.order import Epoch
+from hpcdl.data.read.reader import SplitReader, open_reader
+from hpcdl.data.read.stream import TrainingStream
+from hpcdl.data.write.request import ShardConfig, ShardRequest
+from hpcdl.data.write.writing import shard
 
 BATCH = 64
 

@@ -21,8 +21,8 @@ os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
 from hpcdl.config.load import Layer, load
 from hpcdl.core.statistics import quantiles
 from hpcdl.data.dataset import open_dataset
-from hpcdl.data.request import ShardConfig, ShardRequest
-from hpcdl.data.writing import shard
+from hpcdl.data.write.request import ShardConfig, ShardRequest
+from hpcdl.data.write.writing import shard
 
 DIGITS = Path(__file__).resolve().parents[1] / "share" / "hpcdl" / "examples" / "digits"
 
@@ -37,7 +37,7 @@ def measure(model: Any, dataset: Any, batch_size: int, steps: int) -> dict[str, 
     import keras
     import tensorflow as tf
 
-    from hpcdl.data.pipeline import training_batches
+    from hpcdl.data.read.pipeline import training_batches
 
     optimizer = keras.optimizers.SGD(0.01)
     loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)

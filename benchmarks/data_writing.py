@@ -27,8 +27,8 @@ import numpy as np
 from PIL import Image
 
 from hpcdl.config.load import Layer, load
-from hpcdl.data.request import ShardConfig, ShardRequest
-from hpcdl.data.writing import shard
+from hpcdl.data.write.request import ShardConfig, ShardRequest
+from hpcdl.data.write.writing import shard
 
 Write = Callable[[Path], None]
 """Makes a folder that is not there yet."""

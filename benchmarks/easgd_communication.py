@@ -22,12 +22,12 @@ from typing import Any
 
 import numpy as np
 
-from hpcdl.comm.mpi import world
+from hpcdl.comm.mpi.communicator import world
 from hpcdl.config.schema import ElasticConfig, ExchangeConfig, OptimizerConfig
 from hpcdl.core.protocols import Communicator
 from hpcdl.strategies.base import Context
 from hpcdl.strategies.table import find_strategy
-from hpcdl.training.job import load_strategy
+from hpcdl.training.session.job import load_strategy
 
 SHARE = 0.87
 METHODS = (("easgd", "3"), ("sync-easgd", "1"), ("sync-easgd", "2"), ("sync-easgd", "3"))
@@ -134,7 +134,7 @@ def main() -> None:
 def on_hosts(options: argparse.Namespace) -> dict[str, Any]:
     """Boot the lab's hosts and run one rank on each, by mpich's mpiexec over the shaped network."""
     from benchmarks.shaped_hosts import run_ranks
-    from hpcdl.cluster.mpiexec import find_mpiexec
+    from hpcdl.cluster.launchers.mpiexec import find_mpiexec
 
     command = [sys.executable, "-m", "benchmarks.easgd_communication", "--rank", "--mib", str(options.mib),
                "--rounds", str(options.rounds)]  # fmt: skip

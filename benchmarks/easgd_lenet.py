@@ -15,7 +15,7 @@ import tempfile
 from pathlib import Path
 
 from benchmarks.shaped_hosts import run_ranks
-from hpcdl.cluster.mpiexec import find_mpiexec
+from hpcdl.cluster.launchers.mpiexec import find_mpiexec
 from hpcdl.core.records import RunRecord, read_record
 
 METHODS = (("easgd", ()), *(("sync-easgd", ("--variant", variant)) for variant in "123"))

@@ -79,7 +79,7 @@ def settings(one: Run, data: Path, epochs: int, folder: Path) -> dict[str, Any]:
 
 def run(wanted: list[Run], options: argparse.Namespace, deadline: float) -> list[Run]:
     """Run one after the other on the same processes; a run that diverges ends them, and never reached the target."""
-    from hpcdl.cluster.mpiexec import environment_for, find_mpiexec
+    from hpcdl.cluster.launchers.mpiexec import environment_for, find_mpiexec
 
     mpiexec = find_mpiexec()
     with tempfile.TemporaryDirectory(prefix="hpcdl-pairs-") as name:

@@ -25,11 +25,11 @@ from pathlib import Path
 from typing import Any
 
 from hpcdl.node.engine import Engine, find_engine
-from hpcdl.node.search import Search
 from hpcdl.node.settings import Settings, chosen, describe
-from hpcdl.node.space import Candidate, build_space, intel_guide, tensorflow_defaults
-from hpcdl.node.topology import Topology, read_topology
-from hpcdl.study.trials import Measurer, Workload
+from hpcdl.node.topology.model import Topology, read_topology
+from hpcdl.tuning.search import Search
+from hpcdl.tuning.space import Candidate, build_space, intel_guide, tensorflow_defaults
+from hpcdl.tuning.trials import Measurer, Workload
 
 TIMEOUT_S = 400.0
 STOPPED_EARLY = 75

@@ -20,14 +20,14 @@ from collections.abc import Callable
 
 import numpy
 
-from hpcdl.cluster.mpiexec import find_mpiexec
+from hpcdl.cluster.launchers.mpiexec import find_mpiexec
 from hpcdl.collectives import halving_doubling, ring, tree
 from hpcdl.collectives.workspace import Workspace
-from hpcdl.comm.mpi import world
+from hpcdl.comm.mpi.communicator import world
 from hpcdl.core.protocols import Communicator
-from hpcdl.strategies.servers.averaging import AveragingServer
-from hpcdl.strategies.servers.client import MESSAGE_BYTES, ServerClient
-from hpcdl.strategies.servers.placement import ITEM_BYTES, PLACEMENTS, held_bytes, imbalance, plan
+from hpcdl.strategies.parameter_server.averaging import AveragingServer
+from hpcdl.strategies.parameter_server.client import MESSAGE_BYTES, ServerClient
+from hpcdl.strategies.parameter_server.placement import ITEM_BYTES, PLACEMENTS, held_bytes, imbalance, plan
 from tests.strategies.test_placement import resnet50
 
 BUCKET_BYTES = 25 * 1024**2

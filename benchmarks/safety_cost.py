@@ -21,9 +21,9 @@ from typing import Any
 from trainer_on_rank import build, run_on_ranks
 
 from hpcdl.core.events import Whereabouts
-from hpcdl.training import safety
-from hpcdl.training.control import Control
-from hpcdl.training.stall import StallWatch
+from hpcdl.training.session import safety
+from hpcdl.training.session.control import Control
+from hpcdl.training.session.stall import StallWatch
 
 PARTS = ("loss", "agreement", "notes", "stall watch", "weights")
 

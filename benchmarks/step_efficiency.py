@@ -16,7 +16,7 @@ import statistics
 import subprocess
 import sys
 
-from hpcdl.cluster.mpiexec import environment_for, find_mpiexec
+from hpcdl.cluster.launchers.mpiexec import environment_for, find_mpiexec
 
 CASES = (("resnet50", 8, 12), ("hepcnn", 8, 15), ("alexnet", 16, 15))
 RAW = """

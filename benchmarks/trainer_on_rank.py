@@ -11,18 +11,18 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from hpcdl.cluster.environment import placement
-from hpcdl.cluster.mpiexec import environment_for, find_mpiexec, launch_flags
+from hpcdl.cluster.launchers.mpiexec import environment_for, find_mpiexec, launch_flags
 from hpcdl.config.load import Layer, load
 from hpcdl.config.schema import TrainConfig
 from hpcdl.core.protocols import Communicator
-from hpcdl.training import runtime
-from hpcdl.training.job import context, load_strategy
-from hpcdl.training.journal import NullJournal
-from hpcdl.training.prepare import prepare
-from hpcdl.training.rank import ALONE, communicator_for
+from hpcdl.training.launch.prepare import prepare
+from hpcdl.training.loop.journal import NullJournal
+from hpcdl.training.session import runtime
+from hpcdl.training.session.job import context, load_strategy
+from hpcdl.training.session.rank import ALONE, communicator_for
 
 if TYPE_CHECKING:
-    from hpcdl.training.loop import Trainer
+    from hpcdl.training.loop.synchronous import Trainer
 
 FOLDER_VARIABLE = "BENCHMARK_RUN_DIR"
 
@@ -45,7 +45,7 @@ def build(settings: Mapping[str, Any]) -> tuple[Trainer, Communicator, Path]:
     communicator = communicator_for(place)
     runtime.import_tensorflow()
     from hpcdl.models.load import load_model
-    from hpcdl.training.loop import Trainer
+    from hpcdl.training.loop.synchronous import Trainer
 
     values = {"strategy": "ring", "ranks": place.size, **settings}
     prepared = prepare(load(TrainConfig, [Layer(origin="benchmark", values=values)]))

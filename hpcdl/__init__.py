@@ -9,7 +9,7 @@ from typing import Any
 __version__ = "0.1.0"
 __all__ = ["DistributedOptimizer", "__version__", "callbacks", "data", "init", "rank", "size"]
 
-_PUBLIC = dict.fromkeys(("DistributedOptimizer", "callbacks", "init", "rank", "size"), "hpcdl.training.keras_api")
+_PUBLIC = dict.fromkeys(("DistributedOptimizer", "callbacks", "init", "rank", "size"), "hpcdl.training.keras.api")
 
 
 def __getattr__(name: str) -> Any:

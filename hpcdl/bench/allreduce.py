@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 import numpy
 
 from hpcdl.bench.pingpong import LONG_BYTES, median_link, sweep
-from hpcdl.cluster import local
+from hpcdl.cluster import supervise as local
 from hpcdl.cluster.environment import placement
 from hpcdl.collectives.measure import CANDIDATES, Row, measure, save_table, table_file
 from hpcdl.collectives.table import COLLECTIVES
@@ -29,7 +29,7 @@ from hpcdl.core.progress import progress
 from hpcdl.core.records import from_json
 from hpcdl.core.units import format_bytes, parse_bytes
 from hpcdl.node.plan import launch_plan
-from hpcdl.node.topology import read_topology
+from hpcdl.node.topology.model import read_topology
 
 if TYPE_CHECKING:
     from hpcdl.core.protocols import Communicator
@@ -84,7 +84,7 @@ def run(config: AllreduceBenchConfig) -> AllreduceResult | None:
     sizes = parse_sizes(config.run.sizes)
     place = placement()
     if place is not None and place.size > 1:
-        from hpcdl.training.rank import communicator_for
+        from hpcdl.training.session.rank import communicator_for
 
         result = measure_on_rank(config, communicator_for(place), lambda _: None)
         return result if place.rank == 0 else None
@@ -188,7 +188,7 @@ def _row(name: str, row: Row, num_ranks: int, link: AlphaBeta) -> AllreduceRow:
 
 def main() -> None:
     """Entry of a rank process."""
-    from hpcdl.training.rank import supervised
+    from hpcdl.training.session.rank import supervised
 
     folder = Path(sys.argv[1])
     config = load(AllreduceBenchConfig, [Layer(origin=CONFIG_FILE, values=read_json(folder / CONFIG_FILE))]).config

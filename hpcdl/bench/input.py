@@ -12,8 +12,8 @@ import numpy as np
 from hpcdl.core.progress import progress
 from hpcdl.core.statistics import quantiles
 from hpcdl.data.dataset import Dataset
-from hpcdl.data.reader import SplitReader, open_reader
-from hpcdl.data.stream import TrainingStream
+from hpcdl.data.read.reader import SplitReader, open_reader
+from hpcdl.data.read.stream import TrainingStream
 
 PASS_LINE = 0.9
 """Accelerator utilisation that MLPerf Storage asks for."""
@@ -53,7 +53,7 @@ def measure_input(
     dataset: Dataset, *, batch_size: int, steps: int, step_seconds: float | None, seed: int = 0
 ) -> InputResult:
     """Measure the training split of `dataset`; UsageError where it has fewer samples than a batch."""
-    from hpcdl.data.pipeline import training_batches  # imported late: it loads TensorFlow
+    from hpcdl.data.read.pipeline import training_batches  # imported late: it loads TensorFlow
 
     phases = 3 if step_seconds else 2
     with progress("reading", phases * steps) as bar:

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from hpcdl.cluster import local
+from hpcdl.cluster import supervise as local
 from hpcdl.config.bench import StepBenchConfig
 from hpcdl.config.load import Layer, as_toml_values, load
 from hpcdl.core.errors import UsageError
@@ -22,7 +22,7 @@ from hpcdl.data.dataset import open_dataset
 from hpcdl.models.spec import check_model_spec, model_name
 from hpcdl.node.plan import launch_plan
 from hpcdl.node.profile import find_profile
-from hpcdl.node.topology import read_topology
+from hpcdl.node.topology.model import read_topology
 from hpcdl.strategies.base import Context, Strategy, StrategyInfo, check_ranks
 from hpcdl.strategies.table import find_strategy
 
@@ -122,7 +122,7 @@ def measure_on_rank(config: StepBenchConfig, communicator: Communicator, folder:
         optimizer=config.optimizer,
         deterministic=config.run.deterministic,
     )
-    from hpcdl.training.job import load_strategy
+    from hpcdl.training.session.job import load_strategy
 
     strategy = load_strategy(info)
     group = communicator.split(0 if context.is_worker else 1) if context.num_servers else communicator
@@ -133,13 +133,13 @@ def measure_on_rank(config: StepBenchConfig, communicator: Communicator, folder:
 
 
 def _work(config: StepBenchConfig, context: Context, strategy: Strategy, group: Communicator) -> dict[str, Any]:
-    from hpcdl.training import runtime
+    from hpcdl.training.session import runtime
 
     runtime.import_tensorflow()
     from hpcdl.models.load import load_model
-    from hpcdl.training import measure
-    from hpcdl.training.optimizers import build_optimizer
-    from hpcdl.training.results import peak_memory_bytes
+    from hpcdl.training.loop import measure
+    from hpcdl.training.loop.results import peak_memory_bytes
+    from hpcdl.training.optimization.optimizers import build_optimizer
 
     runtime.configure(deterministic=config.run.deterministic, seed=config.run.seed, precision=config.model.precision)
     dataset = open_dataset(str(config.run.data)) if config.run.data else None
@@ -151,7 +151,7 @@ def _work(config: StepBenchConfig, context: Context, strategy: Strategy, group: 
     batch_size = config.run.batch_size * config.exchange.accumulate
     batches: Iterator[Any] = measure.made_up_batches(model, batch_size, config.run.seed + group.rank)
     if dataset is not None:
-        from hpcdl.data.pipeline import training_batches
+        from hpcdl.data.read.pipeline import training_batches
 
         stream = training_batches(
             dataset, batch_size=batch_size, worker=group.rank, num_workers=group.size, seed=config.run.seed
@@ -181,7 +181,7 @@ def _work(config: StepBenchConfig, context: Context, strategy: Strategy, group: 
 
 def main() -> None:
     """Entry of a rank process."""
-    from hpcdl.training.rank import supervised
+    from hpcdl.training.session.rank import supervised
 
     folder = Path(sys.argv[1])
     config = load(StepBenchConfig, [Layer(origin=CONFIG_FILE, values=read_json(folder / CONFIG_FILE))]).config

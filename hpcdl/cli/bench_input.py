@@ -30,13 +30,13 @@ def input_command(
     json: JsonFlag = False,
 ) -> None:
     """Time the input pipeline, and say what part of a training step would wait for it."""
-    from hpcdl.training import runtime
+    from hpcdl.training.session import runtime
 
     runtime.silence()
     runtime.import_tensorflow()
     from hpcdl.bench.input import PASS_LINE, measure_input
     from hpcdl.data.dataset import open_dataset
-    from hpcdl.data.staging import staged
+    from hpcdl.data.read.staging import staged
 
     dataset = open_dataset(data)
     with staged(dataset, stage) if stage else contextlib.nullcontext(dataset) as near:

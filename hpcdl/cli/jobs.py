@@ -12,7 +12,7 @@ from hpcdl.cli.output import print_json, print_table, say
 from hpcdl.core.units import format_rate
 
 if TYPE_CHECKING:
-    from hpcdl.cluster.jobs import JobView
+    from hpcdl.cluster.batch.jobs import JobView
 
 
 def register(app: typer.Typer) -> None:
@@ -30,7 +30,7 @@ def jobs(
 
     State, progress and the end of the log of each job of this account.
     """
-    from hpcdl.cluster import jobs as submitted
+    from hpcdl.cluster.batch import jobs as submitted
 
     chosen = submitted.known_jobs()[-limit:] if number is None else [submitted.find_job(number)]
     views = [submitted.look(job) for job in chosen]
@@ -48,7 +48,7 @@ def jobs(
 
 def cancel(number: Annotated[str, typer.Argument(metavar="JOB", help="Number of the job.")]) -> None:
     """End a job; it does not requeue itself. A run that had begun can be resumed."""
-    from hpcdl.cluster import jobs as submitted
+    from hpcdl.cluster.batch import jobs as submitted
 
     job = submitted.find_job(number)
     submitted.cancel(job)

@@ -38,10 +38,10 @@ def show(
     json: JsonFlag = False,
 ) -> None:
     """Show packages, NUMA nodes, caches, cores, what this process may use, and where ranks would sit."""
-    from hpcdl.node.cpusets import format_list
     from hpcdl.node.engine import find_engine
-    from hpcdl.node.picture import draw
     from hpcdl.node.sight import sight
+    from hpcdl.node.topology.cpusets import format_list
+    from hpcdl.node.topology.drawing import draw
 
     seen = sight(machine, profile, model, ranks_per_node)
     topology, plan = seen.topology, seen.plan

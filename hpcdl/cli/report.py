@@ -14,8 +14,8 @@ from hpcdl.core.errors import HpcdlError, UsageError
 from hpcdl.core.progress import progress
 
 if TYPE_CHECKING:
-    from hpcdl.report.sources import Gathered
-    from hpcdl.report.tunings import TunedNode
+    from hpcdl.report.runs.sources import Gathered
+    from hpcdl.report.runs.tunings import TunedNode
 
 ALL_FORMATS = "terminal,html,md,csv,json"
 
@@ -69,11 +69,11 @@ def report(
 
     A page, tables and figures, with intervals and caveats.
     """
-    from hpcdl.report.analysis import analyse
-    from hpcdl.report.baseline import regressions
+    from hpcdl.report.analysis.analyse import analyse
+    from hpcdl.report.analysis.baseline import regressions
     from hpcdl.report.build import compose, render
-    from hpcdl.report.link import link_of
-    from hpcdl.report.references import load_references
+    from hpcdl.report.runs.link import link_of
+    from hpcdl.report.runs.references import load_references
     from hpcdl.report.summary import accuracy_line
 
     chosen = _formats(formats, as_json)
@@ -121,9 +121,9 @@ def _formats(formats: str, as_json: bool) -> list[str]:
 
 
 def _gather(runs: list[Path], imported: tuple[str, Path] | None, anonymous: bool) -> Gathered:
-    from hpcdl.report.anonymous import anonymised
-    from hpcdl.report.csv_import import read_csv
-    from hpcdl.report.sources import Gathered, gather
+    from hpcdl.report.runs.anonymous import anonymised
+    from hpcdl.report.runs.csv_import import read_csv
+    from hpcdl.report.runs.sources import Gathered, gather
 
     found = gather(runs, progress("reading records", 1)) if runs else Gathered(runs=())
     if imported is not None:
@@ -136,9 +136,9 @@ def _gather(runs: list[Path], imported: tuple[str, Path] | None, anonymous: bool
 
 def _tunings(paths: list[Path], anonymous: bool) -> tuple[list[TunedNode], list[Path]]:
     """The searches of `tune-threads` at or below `paths`, and those of `paths` that hold runs, or nothing known."""
-    from hpcdl.report.anonymous import anonymised_tunings
-    from hpcdl.report.sources import holds_runs
-    from hpcdl.study.tuned import find_tunings, read_tuning
+    from hpcdl.report.runs.anonymous import anonymised_tunings
+    from hpcdl.report.runs.sources import holds_runs
+    from hpcdl.tuning.tuned import find_tunings, read_tuning
 
     found = {path: find_tunings(path) for path in paths}
     tunings = [read_tuning(place) for place in dict.fromkeys(itertools.chain(*found.values()))]

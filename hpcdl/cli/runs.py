@@ -34,7 +34,7 @@ def evaluate(
     json: JsonFlag = False,
 ) -> None:
     """Measure a run's model on data."""
-    from hpcdl.training import runtime
+    from hpcdl.training.session import runtime
 
     runtime.silence()
     runtime.import_tensorflow()
@@ -58,7 +58,7 @@ def export(
     json: JsonFlag = False,
 ) -> None:
     """Write a run's model for use without hpcdl."""
-    from hpcdl.training import runtime
+    from hpcdl.training.session import runtime
 
     runtime.silence()
     runtime.import_tensorflow()

@@ -15,7 +15,7 @@ from hpcdl.cli.options import ConfigFlag, JsonFlag, SetFlag, effective, takes_se
 from hpcdl.cli.output import print_json, say
 from hpcdl.core.protocols import Communicator
 from hpcdl.core.units import format_bytes, format_count, format_seconds
-from hpcdl.data.request import ShardConfig, ShardRequest
+from hpcdl.data.write.request import ShardConfig, ShardRequest
 
 
 def register(app: typer.Typer) -> None:
@@ -39,7 +39,7 @@ def shard(
     """Pack images from any source into HDF5 shards."""
     settings = effective(ShardConfig, "shard", flags, config, pairs)
     request = ShardRequest(source=source, target=target, config=settings.config, resume=resume)
-    from hpcdl.data import writing
+    from hpcdl.data.write import writing
 
     if dry_run:
         job = writing.dry_run(request)
@@ -68,7 +68,7 @@ def _ranks() -> Communicator | None:
     place = placement()
     if place is None or place.size == 1:
         return None
-    from hpcdl.comm.mpi import world
+    from hpcdl.comm.mpi.communicator import world
 
     return world(place.size)
 

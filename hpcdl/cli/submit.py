@@ -53,7 +53,7 @@ def submit(
 
     Its ranks start on all nodes of the job.
     """
-    from hpcdl.cluster import submission
+    from hpcdl.cluster.batch import submission
 
     if command[0] not in COMMANDS:
         raise UnknownNameError("command for a job", command[0], COMMANDS)

@@ -85,7 +85,7 @@ def sweep(
 
 
 def _run(folder: Path, study: Study, plan: Plan, state: StudyState, json: bool) -> None:
-    from hpcdl.cluster.launcher import seconds_left
+    from hpcdl.cluster.launchers.base import seconds_left
     from hpcdl.study.places import find_place
     from hpcdl.study.sweep import Sweep, raise_for
 
@@ -133,7 +133,7 @@ def _follow(bar: Any, news: News) -> None:
 
 
 def _show_plan(study: Study, plan: Plan, state: StudyState, prepared: Any, json: bool) -> None:
-    from hpcdl.node.topology import read_topology
+    from hpcdl.node.topology.model import read_topology
     from hpcdl.study.estimate import estimate_study
     from hpcdl.study.places import find_place
 

@@ -34,7 +34,7 @@ def train(flags: dict[str, Any], config: ConfigFlag = None, set_: SetFlag = None
     """
     from hpcdl.cluster.environment import placement
     from hpcdl.core.records import read_record
-    from hpcdl.training import launch
+    from hpcdl.training.launch import train as launch
 
     settings = effective(TrainConfig, "train", flags, config, set_, below=_resumed(flags))
     place = placement()
@@ -59,7 +59,7 @@ def _resumed(flags: dict[str, Any]) -> list[Layer]:
         return []
     if flags["run-dir"] is None:
         raise UsageError("--resume needs to know which run: add --run-dir DIR")
-    from hpcdl.training.rundir import resume_layer
+    from hpcdl.training.launch.rundir import resume_layer
 
     return resume_layer(Path(flags["run-dir"]))
 

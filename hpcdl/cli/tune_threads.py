@@ -17,7 +17,7 @@ from hpcdl.core.progress import progress
 from hpcdl.core.units import format_bytes, format_rate, format_seconds
 
 if TYPE_CHECKING:
-    from hpcdl.study.tune import Prepared, Tuned
+    from hpcdl.tuning.tune import Prepared, Tuned
 
 ResumeFlag = Annotated[bool, typer.Option("--resume", help="Go on from the trial log.")]
 PlanFlag = Annotated[bool, typer.Option("--plan", help="Print every candidate with its command lines; run nothing.")]
@@ -55,7 +55,7 @@ def tune_threads(
     if replay is not None:
         _replay(replay, settings.search.seed, json)
         return
-    from hpcdl.study.tune import prepare, tune
+    from hpcdl.tuning.tune import prepare, tune
 
     prepared = prepare(settings, planning=plan)
     if plan:
@@ -69,7 +69,7 @@ def tune_threads(
 
 
 def _replay(path: Path, seed: int, json: bool) -> None:
-    from hpcdl.node.replay import read_table, replay
+    from hpcdl.tuning.replay import read_table, replay
 
     result = replay(read_table(path), seed=seed)
     if json:
@@ -84,7 +84,7 @@ def _replay(path: Path, seed: int, json: bool) -> None:
 def _show_plan(prepared: Prepared, json: bool) -> None:
     from hpcdl.node.plan import command_line
     from hpcdl.node.settings import chosen, describe
-    from hpcdl.study.trials import Workload, bench_step_command
+    from hpcdl.tuning.trials import Workload, bench_step_command
 
     own = prepared.config.workload
     workload = Workload(model=own.model or "MODEL", batch_size=own.batch_size, data=own.data, steps=own.steps)
@@ -150,8 +150,8 @@ def _show_result(tuned: Tuned, json: bool) -> None:
 
 def _print_tables(tuned: Tuned) -> None:
     from hpcdl.core.statistics import Estimate
-    from hpcdl.node.effects import Trial, main_effects
     from hpcdl.node.settings import describe, show
+    from hpcdl.tuning.effects import Trial, main_effects
 
     print_table(
         ["images/s", "+-", "n", "memory/rank", "settings"],

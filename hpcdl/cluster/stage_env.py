@@ -16,7 +16,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
 from hpcdl.cluster import processes
-from hpcdl.cluster.launcher import Launcher
+from hpcdl.cluster.launchers.base import Launcher
 from hpcdl.core.errors import HpcdlError, UsageError
 from hpcdl.core.files import replacing
 from hpcdl.core.paths import user_cache_folder

@@ -6,7 +6,7 @@ from typing import Any
 
 
 def open(data: str, **options: Any) -> Any:
-    """A `tf.data.Dataset` of batches (images, labels) of a data folder; see `hpcdl.data.pipeline.as_tf_dataset`."""
-    from hpcdl.data.pipeline import as_tf_dataset  # imported late: it loads TensorFlow
+    """A `tf.data.Dataset` of batches (images, labels); see `hpcdl.data.read.pipeline.as_tf_dataset`."""
+    from hpcdl.data.read.pipeline import as_tf_dataset  # imported late: it loads TensorFlow
 
     return as_tf_dataset(data, **options)

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from hpcdl.core.errors import CorruptError, UsageError
-from hpcdl.data.manifest import FILE_NAME, Manifest, SplitEntry, read_manifest
+from hpcdl.data.format.manifest import FILE_NAME, Manifest, SplitEntry, read_manifest
 from hpcdl.data.synthetic import PREFIX, SyntheticSpec, parse_spec
 
 UNSPLIT = "all"

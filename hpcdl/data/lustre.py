@@ -11,7 +11,7 @@ from pathlib import Path
 
 from hpcdl.core.errors import HpcdlError, UsageError
 from hpcdl.core.units import format_bytes
-from hpcdl.data.request import LayoutConfig
+from hpcdl.data.write.request import LayoutConfig
 
 MOUNTS = Path("/proc/mounts")
 STRIPE_BYTES = 1024**2

@@ -14,7 +14,7 @@ import numpy as np
 import numpy.typing as npt
 
 from hpcdl.core.errors import UsageError
-from hpcdl.data.order import Ids, mixed
+from hpcdl.data.read.order import Ids, mixed
 
 PREFIX = "synthetic:"
 _POOL = 1 << 22

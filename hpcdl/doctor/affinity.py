@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 
 from hpcdl.doctor.finding import Finding, Place, ok, warning
-from hpcdl.node.cpusets import format_list
+from hpcdl.node.topology.cpusets import format_list
 
 CHECK = "affinity"
 

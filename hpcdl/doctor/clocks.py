@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 
-from hpcdl.cluster.launchers import find_launcher
+from hpcdl.cluster.launchers.table import find_launcher
 from hpcdl.cluster.processes import run
 from hpcdl.core.protocols import LaunchPlan
 from hpcdl.core.units import format_seconds

@@ -11,7 +11,7 @@ import sys
 from collections.abc import Mapping
 from pathlib import Path
 
-from hpcdl.cluster.mpiexec import (
+from hpcdl.cluster.launchers.mpiexec import (
     REMEDY,
     Mpiexec,
     environment_for,

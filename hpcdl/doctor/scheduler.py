@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import re
 
-from hpcdl.cluster.batch import batch_launcher
-from hpcdl.cluster.launchers import find_launcher
-from hpcdl.cluster.mpiexec import mpi_flavour
-from hpcdl.cluster.slurm import PMI_BY_FLAVOUR, PMI_VARIABLE, srun_mpi
-from hpcdl.cluster.systems import call
+from hpcdl.cluster.batch.script import batch_launcher
+from hpcdl.cluster.batch.systems import call
+from hpcdl.cluster.launchers.mpiexec import mpi_flavour
+from hpcdl.cluster.launchers.slurm import PMI_BY_FLAVOUR, PMI_VARIABLE, srun_mpi
+from hpcdl.cluster.launchers.table import find_launcher
 from hpcdl.core.errors import HpcdlError
 from hpcdl.doctor.finding import Finding, Place, failure, ok, warning
 

@@ -10,7 +10,7 @@ import numpy
 
 def main() -> int:
     """Add 1 and 2 over two ranks; prints one JSON line, or what is wrong."""
-    from hpcdl.comm.mpi import world
+    from hpcdl.comm.mpi.communicator import world
     from hpcdl.core.errors import HpcdlError
 
     try:

@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence
 from typing import TypeVar
 
 from hpcdl.core.errors import UsageError
-from hpcdl.node.topology import Core, Topology
+from hpcdl.node.topology.model import Core, Topology
 
 Item = TypeVar("Item")
 Place = Callable[[Sequence[Core], int, int], list[list[Core]]]

@@ -9,7 +9,7 @@ import platform
 from collections.abc import Sequence
 
 from hpcdl.core.errors import HpcdlError
-from hpcdl.node.cpusets import format_list
+from hpcdl.node.topology.cpusets import format_list
 
 MODES = {"default": 0, "preferred": 1, "membind": 2, "interleave": 3, "preferred-many": 5}
 """set_mempolicy(2): MPOL_DEFAULT, MPOL_PREFERRED, MPOL_BIND, MPOL_INTERLEAVE, MPOL_PREFERRED_MANY (Linux >= 5.15)."""

@@ -16,7 +16,7 @@ from hpcdl.core.files import write_text
 from hpcdl.core.paths import share_folder, user_config_folder
 from hpcdl.core.records import from_json
 from hpcdl.node.settings import Settings, chosen, describe, settings_from
-from hpcdl.node.topology import Topology
+from hpcdl.node.topology.model import Topology
 
 SCHEMA = "hpcdl.profile/1"
 

@@ -5,10 +5,10 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from hpcdl.core.protocols import LaunchPlan
-from hpcdl.node.machines import read_machine
 from hpcdl.node.plan import launch_plan
 from hpcdl.node.profile import find_profile
-from hpcdl.node.topology import Topology, read_topology
+from hpcdl.node.topology.machines import read_machine
+from hpcdl.node.topology.model import Topology, read_topology
 
 
 @dataclass(frozen=True, kw_only=True)

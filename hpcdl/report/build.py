@@ -10,15 +10,15 @@ from typing import Any
 from hpcdl import __version__
 from hpcdl.core.errors import UsageError
 from hpcdl.core.progress import NullProgress, Progress
+from hpcdl.report.analysis.names import listed
+from hpcdl.report.analysis.parts import Breakdown, breakdowns
+from hpcdl.report.analysis.rows import scaling_rows
+from hpcdl.report.analysis.scaling import Curve
+from hpcdl.report.analysis.study import Study
 from hpcdl.report.document import Document
 from hpcdl.report.figures import save, svg
-from hpcdl.report.names import listed
-from hpcdl.report.parts import Breakdown, breakdowns
 from hpcdl.report.renderers import RENDERERS
-from hpcdl.report.rows import scaling_rows
-from hpcdl.report.scaling import Curve
 from hpcdl.report.sections import SECTIONS
-from hpcdl.report.study import Study
 from hpcdl.report.summary import summary
 
 SCHEMA = "hpcdl.report/1"

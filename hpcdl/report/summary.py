@@ -5,14 +5,14 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from hpcdl.core.units import format_seconds
+from hpcdl.report.analysis.names import counted, curve_names, listed
+from hpcdl.report.analysis.scaling import Curve, Point
+from hpcdl.report.analysis.study import Study
 from hpcdl.report.cells import cell_text, percent
 from hpcdl.report.document import Column, Interval
-from hpcdl.report.names import counted, curve_names, listed
-from hpcdl.report.runs import Run
-from hpcdl.report.scaling import Curve, Point
+from hpcdl.report.runs.run import Run
 from hpcdl.report.sections.learning import HELD_OUT, final_accuracy
 from hpcdl.report.sections.tuning import winner_line
-from hpcdl.report.study import Study
 
 _RATE = Column(name="images/s", kind="rate")
 _PERCENT = Column(name="efficiency", kind="percent")

@@ -8,7 +8,7 @@ from hpcdl.collectives.table import COLLECTIVES
 from hpcdl.core.errors import UnknownNameError
 from hpcdl.core.registry import Registry
 from hpcdl.strategies.base import Features, StrategyInfo
-from hpcdl.strategies.elastic_family import ELASTIC_FAMILY
+from hpcdl.strategies.elastic.methods import ELASTIC_FAMILY
 
 GRPC_WARNING = (
     "TensorFlow's gRPC servers authenticate nobody; hpcdl keeps them to this job's hosts, "
@@ -51,7 +51,7 @@ _OWN = (
             lars=True,
             exact_resume=True,
         ),
-        target="hpcdl.strategies.ps:ParameterServers",
+        target="hpcdl.strategies.parameter_server.strategy:ParameterServers",
     ),
     StrategyInfo(
         name="grpc-ps",
@@ -65,7 +65,7 @@ _OWN = (
             placements=("round-robin", "greedy"),
             keras_optimizer=False,
         ),
-        target="hpcdl.strategies.grpc_ps:GrpcParameterServers",
+        target="hpcdl.strategies.tensorflow_grpc.parameter_server:GrpcParameterServers",
         warning=GRPC_WARNING,
     ),
     StrategyInfo(
@@ -76,7 +76,7 @@ _OWN = (
         features=Features(
             equals_single=True, deterministic=True, mpi=False, accumulation=True, lars=True, exact_resume=True
         ),
-        target="hpcdl.strategies.grpc_ring:GrpcRing",
+        target="hpcdl.strategies.tensorflow_grpc.ring:GrpcRing",
         warning=GRPC_WARNING,
     ),
 )
@@ -89,7 +89,7 @@ def _from_collective(collectives: Registry, name: str) -> StrategyInfo:
         summary=collectives.entry(name).summary,
         source="docs/collectives.md",
         features=_SYNCHRONOUS,
-        target="hpcdl.strategies.allreduce:AllReduce",
+        target="hpcdl.strategies.allreduce.worker:AllReduce",
     )
 
 

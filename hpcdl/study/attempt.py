@@ -18,8 +18,8 @@ from hpcdl.core.errors import CorruptError
 from hpcdl.core.records import RunRecord, read_record, write_record
 from hpcdl.study.places import Start
 from hpcdl.study.plan import PlannedRun
-from hpcdl.study.trials import MARK
-from hpcdl.training.checkpoints import FOLDER as CHECKPOINTS
+from hpcdl.training.checkpoint.folders import FOLDER as CHECKPOINTS
+from hpcdl.tuning.trials import MARK
 
 HEAVY_RESULTS = ("model.keras", CHECKPOINTS)
 """What a run leaves beside its records."""

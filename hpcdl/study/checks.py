@@ -9,7 +9,7 @@ from hpcdl.config.schema import TrainConfig
 from hpcdl.config.study import Study
 from hpcdl.core.errors import ConfigError, CorruptError, UsageError
 from hpcdl.study.plan import Plan, Point
-from hpcdl.training.prepare import Prepared, prepare
+from hpcdl.training.launch.prepare import Prepared, prepare
 
 OWN = {
     **dict.fromkeys(("model", "data", "strategy", "servers", "batch-size"), "list it in [matrix]"),

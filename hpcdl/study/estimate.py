@@ -11,7 +11,7 @@ from hpcdl.config.study import Study
 from hpcdl.models.table import MODELS
 from hpcdl.study.plan import Plan, PlannedRun, Point
 from hpcdl.study.state import StudyState
-from hpcdl.training.prepare import Prepared
+from hpcdl.training.launch.prepare import Prepared
 
 FLOP_PER_CORE_AND_SECOND = 50e9
 """Single precision, in training: between a many-core and a server core; a guess, and told as one."""

@@ -9,10 +9,10 @@ from pathlib import Path
 
 import toml
 
-from hpcdl.cluster.batch import batch_launcher
-from hpcdl.cluster.launchers import load_launcher
-from hpcdl.cluster.submission import Wanted, submit_job
-from hpcdl.cluster.systems import find_system
+from hpcdl.cluster.batch.script import batch_launcher
+from hpcdl.cluster.batch.submission import Wanted, submit_job
+from hpcdl.cluster.batch.systems import find_system
+from hpcdl.cluster.launchers.table import load_launcher
 from hpcdl.config.study import Study, study_tables
 from hpcdl.core.errors import CorruptError, UsageError
 from hpcdl.core.files import read_json, write_json, write_text

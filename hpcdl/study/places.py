@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from hpcdl.cluster.environment import placement
-from hpcdl.cluster.launchers import LAUNCHER_VARIABLE, find_launcher
+from hpcdl.cluster.launchers.table import LAUNCHER_VARIABLE, find_launcher
 from hpcdl.core.errors import UsageError
 from hpcdl.study.plan import Plan, Point
 

@@ -20,7 +20,7 @@ from hpcdl.cluster.processes import end_marked
 from hpcdl.config.study import Study
 from hpcdl.core.errors import HpcdlError, StoppedEarly, UsageError
 from hpcdl.core.files import write_text
-from hpcdl.data.lock import writing
+from hpcdl.core.lock import writing
 from hpcdl.study.attempt import (
     Attempt,
     begin,
@@ -36,7 +36,7 @@ from hpcdl.study.places import Place, check_room
 from hpcdl.study.plan import Plan, PlannedRun
 from hpcdl.study.state import StudyState, write_state
 from hpcdl.study.threads import profile_of_point
-from hpcdl.study.trials import MARK
+from hpcdl.tuning.trials import MARK
 
 RUNS, FAILED, LOGS, SETTINGS = "runs", "failed", "logs", "train.toml"
 POLL_S = 0.1

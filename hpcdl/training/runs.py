@@ -8,14 +8,16 @@ from typing import Any
 
 import keras
 
-from hpcdl.comm.threads import alone
+from hpcdl.comm.threads.communicator import alone
 from hpcdl.core.errors import CorruptError, UsageError
 from hpcdl.data.dataset import open_dataset
-from hpcdl.data.pipeline import evaluation_batches
-from hpcdl.training import checkpoints, rundir, state
-from hpcdl.training.evaluate import Evaluation, Evaluator
-from hpcdl.training.objective import objective_of
-from hpcdl.training.worker import MODEL_FILE, build_model, save_model
+from hpcdl.data.read.pipeline import evaluation_batches
+from hpcdl.training.checkpoint import folders as checkpoints
+from hpcdl.training.checkpoint import state
+from hpcdl.training.launch import rundir
+from hpcdl.training.loop.evaluate import Evaluation, Evaluator
+from hpcdl.training.loop.worker import MODEL_FILE, build_model, save_model
+from hpcdl.training.optimization.objective import objective_of
 
 
 def load_run(run_dir: Path) -> tuple[keras.Model, list[str]]:

@@ -12,7 +12,7 @@ from hpcdl.bench import allreduce, pingpong
 from hpcdl.collectives.measure import CANDIDATES, load_table, table_file
 from hpcdl.collectives.table import COLLECTIVES
 from hpcdl.collectives.workspace import Workspace
-from hpcdl.comm.threads import ThreadCommunicator, run
+from hpcdl.comm.threads.communicator import ThreadCommunicator, run
 from hpcdl.config.bench_allreduce import AllreduceBenchConfig, AllreduceBenchRun
 from hpcdl.core.errors import HpcdlError, UsageError
 from tests.conftest import CommandLine

@@ -11,10 +11,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from hpcdl.cluster import jobs
-from hpcdl.cluster.batch import JobRequest, render
-from hpcdl.cluster.submission import Wanted, plan_job
-from hpcdl.cluster.systems import find_system
+from hpcdl.cluster.batch import jobs
+from hpcdl.cluster.batch.script import JobRequest, render
+from hpcdl.cluster.batch.submission import Wanted, plan_job
+from hpcdl.cluster.batch.systems import find_system
 from hpcdl.core.errors import HpcdlError, UnknownNameError, UsageError
 from tests.conftest import CommandLine
 

@@ -8,9 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from hpcdl.cluster.ending import raise_for
-from hpcdl.cluster.launcher import Casualty
-from hpcdl.cluster.launchers import load_launcher
+from hpcdl.cluster.exit_status import raise_for
+from hpcdl.cluster.launchers.base import Casualty
+from hpcdl.cluster.launchers.table import load_launcher
 from hpcdl.cluster.processes import end_marked
 from hpcdl.cluster.status import RankStatus
 from hpcdl.core.errors import RankError, StoppedEarly

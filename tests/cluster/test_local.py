@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from hpcdl.cluster import local
+from hpcdl.cluster import supervise as local
 from hpcdl.cluster.status import read_statuses, report_status
 from hpcdl.cluster.watch import DeathWatch
 from hpcdl.core.errors import RankError, StoppedEarly
@@ -23,7 +23,7 @@ import os, signal, sys, time
 from pathlib import Path
 from hpcdl.cluster.environment import placement
 from hpcdl.cluster.status import report_status
-from hpcdl.comm.mpi import world
+from hpcdl.comm.mpi.communicator import world
 place, folder = placement(), Path(os.environ["HPCDL_STATUS_DIR"])
 report_status(folder, place.rank, "running")
 communicator = world(place.size)

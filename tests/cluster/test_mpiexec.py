@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from hpcdl.cluster.mpiexec import environment_for, find_mpiexec, launch_flags
+from hpcdl.cluster.launchers.mpiexec import environment_for, find_mpiexec, launch_flags
 from hpcdl.core.errors import UsageError
 
 VERSIONS = {
@@ -99,7 +99,7 @@ def test_the_real_one_starts_its_own_library() -> None:
     found = find_mpiexec()
     slurm = {"SLURM_JOB_ID": "7", "SLURM_JOBID": "7", "SLURM_NNODES": "2", "SLURM_JOB_NUM_NODES": "2",
              "SLURM_NODELIST": "a,b", "SLURM_JOB_NODELIST": "a,b", "SLURM_TASKS_PER_NODE": "1(x2)"}  # fmt: skip
-    code = "from hpcdl.comm.mpi import world; c = world(2); print(c.allgather_json(c.host)[1], end='')"
+    code = "from hpcdl.comm.mpi.communicator import world; c = world(2); print(c.allgather_json(c.host)[1], end='')"
     finished = subprocess.run(
         [str(found.path), *launch_flags(found.flavour), "-n", "2", sys.executable, "-c", code],
         env=os.environ | slurm | dict(environment_for(found.flavour)), capture_output=True, text=True, timeout=60,

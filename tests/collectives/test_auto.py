@@ -14,7 +14,7 @@ import pytest
 from hpcdl.collectives import auto
 from hpcdl.collectives.measure import CANDIDATES, Row, Timetable, load_table, measure, save_table, table_file
 from hpcdl.collectives.workspace import Workspace
-from hpcdl.comm.threads import ThreadCommunicator, run
+from hpcdl.comm.threads.communicator import ThreadCommunicator, run
 
 TABLE = Timetable(
     library="threads",

@@ -14,7 +14,7 @@ from hpcdl.collectives import slices
 from hpcdl.collectives.fold import fold_for
 from hpcdl.collectives.slices import run_sliced, spans
 from hpcdl.collectives.workspace import Workspace
-from hpcdl.comm.threads import ThreadCommunicator, run
+from hpcdl.comm.threads.communicator import ThreadCommunicator, run
 
 if TYPE_CHECKING:
     from hpcdl.core.protocols import Add, Array, Communicator

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from hpcdl.comm.failures import translated
+from hpcdl.comm.mpi.failures import translated
 from hpcdl.core.errors import RankError
 
 

@@ -14,9 +14,9 @@ import numpy as np
 from PIL import Image
 
 from hpcdl.config.load import Layer, load
-from hpcdl.data.manifest import Manifest, read_manifest
-from hpcdl.data.request import ShardConfig, ShardRequest
-from hpcdl.data.writing import ShardReport, shard
+from hpcdl.data.format.manifest import Manifest, read_manifest
+from hpcdl.data.write.request import ShardConfig, ShardRequest
+from hpcdl.data.write.writing import ShardReport, shard
 
 
 def request(source: str | Path, target: Path, *, resume: bool = False, **options: Any) -> ShardRequest:

@@ -16,9 +16,9 @@ import pytest
 
 from hpcdl.core.errors import CorruptError, HpcdlError
 from hpcdl.data.dataset import open_dataset
-from hpcdl.data.inspection import require_sound, verify
-from hpcdl.data.manifest import read_manifest
-from hpcdl.data.shard_file import faults
+from hpcdl.data.format.manifest import read_manifest
+from hpcdl.data.format.shard_file import faults
+from hpcdl.data.inspect.inspection import require_sound, verify
 from tests.conftest import CommandLine
 from tests.data.sharding import contents, image_folder, make, report
 
@@ -66,7 +66,7 @@ def test_killed_twenty_times(run_hpcdl: CommandLine, tmp_path: Path) -> None:
 
 
 def test_resume_redoes_only_what_is_missing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    from hpcdl.data.shards import ShardWriter
+    from hpcdl.data.write.shards import ShardWriter
 
     make("synthetic:mnist", tmp_path / "whole", samples=600, shards=6)
     real, count = ShardWriter.begin, 0
@@ -184,7 +184,7 @@ def test_a_full_disk_is_told_and_resumed(
 
 
 def test_a_writing_process_that_dies_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    from hpcdl.data import tasks
+    from hpcdl.data.write import tasks
 
     real = tasks._Process.give
 

@@ -9,8 +9,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from hpcdl.core.errors import CorruptError, UsageError
-from hpcdl.data import compression
-from hpcdl.data.hdf5 import read_arrays, write_arrays
+from hpcdl.data.format import compression
+from hpcdl.data.format.hdf5 import read_arrays, write_arrays
 from tests.data.sharding import contents, everything, make, numbers, pixels
 
 

@@ -11,10 +11,10 @@ import pytest
 from hpcdl.config.load import Layer, load
 from hpcdl.core.errors import HpcdlError, UsageError
 from hpcdl.data import lustre
-from hpcdl.data.inspection import inspect
+from hpcdl.data.inspect.inspection import inspect
 from hpcdl.data.lustre import FileSystem, Stripes, advised_count, file_system_of, stripes_of
-from hpcdl.data.plan import make_plan
-from hpcdl.data.request import LayoutConfig, ShardConfig
+from hpcdl.data.write.plan import make_plan
+from hpcdl.data.write.request import LayoutConfig, ShardConfig
 from tests.data.sharding import make
 
 FAKE = """#!/bin/sh

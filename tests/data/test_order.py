@@ -6,7 +6,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from hpcdl.core.errors import UsageError
-from hpcdl.data.order import Epoch, Layout, global_batch_indices, mixed, permuted, steps_per_epoch, worker_slice
+from hpcdl.data.read.order import Epoch, Layout, global_batch_indices, mixed, permuted, steps_per_epoch, worker_slice
 
 shards = st.lists(st.integers(1, 60), min_size=1, max_size=6)
 

@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 
 from hpcdl.core.errors import HpcdlError, SourceError, UsageError
-from hpcdl.data.augmentation import Augmentation
 from hpcdl.data.dataset import open_dataset
+from hpcdl.data.read.augmentation import Augmentation
 from tests.data.sharding import everything, image_folder, make, numbers, pixels, same_samples
 
 tf = pytest.importorskip("tensorflow")
@@ -31,7 +31,7 @@ def taken(batches: Any, count: int) -> list[tuple[np.ndarray, np.ndarray]]:
 
 
 def test_training_batches(data: Path) -> None:
-    from hpcdl.data.pipeline import training_batches
+    from hpcdl.data.read.pipeline import training_batches
 
     dataset = open_dataset(str(data))
     one = taken(training_batches(dataset, batch_size=24, seed=2), 9)
@@ -58,7 +58,7 @@ def same_samples_of(batches: list[tuple[np.ndarray, np.ndarray]], data: Path, sp
 
 @pytest.mark.parametrize("workers", [1, 2, 3, 7])
 def test_evaluation_sees_every_sample_exactly_once(data: Path, workers: int) -> None:
-    from hpcdl.data.pipeline import evaluation_batches
+    from hpcdl.data.read.pipeline import evaluation_batches
 
     dataset = open_dataset(str(data))
     split = dataset.evaluation_split
@@ -87,7 +87,7 @@ def test_the_public_api_gives_a_tf_data_dataset(data: Path) -> None:
 
 
 def test_augmentation_is_seeded_and_the_same_for_every_number_of_workers(data: Path) -> None:
-    from hpcdl.data.pipeline import training_batches
+    from hpcdl.data.read.pipeline import training_batches
 
     dataset = open_dataset(str(data))
     change = Augmentation(flip=True, crop_padding=2, mean=(0.5, 0.4, 0.3), std=(0.2, 0.2, 0.25))
@@ -128,7 +128,7 @@ def test_bad_augmentation_is_refused() -> None:
 
 def test_encoded_data_is_decoded_in_order(tmp_path: Path) -> None:
     """PNG is lossless: encoded shards of the wanted size must train on the same pixels as raw ones."""
-    from hpcdl.data.pipeline import evaluation_batches, training_batches
+    from hpcdl.data.read.pipeline import evaluation_batches, training_batches
 
     source = image_folder(tmp_path / "s", {"a": 20, "b": 20}, size=9)
     for encoding in ("raw", "encoded"):

@@ -8,13 +8,13 @@ import numpy as np
 import pytest
 
 from hpcdl.core.errors import CorruptError, UsageError
-from hpcdl.data.buffers import ALIGNMENT, BufferPool
 from hpcdl.data.dataset import open_dataset
-from hpcdl.data.prefetch import Prefetched
-from hpcdl.data.reader import SplitReader, open_reader
-from hpcdl.data.stream import TrainingStream
+from hpcdl.data.read.buffers import ALIGNMENT, BufferPool
+from hpcdl.data.read.prefetch import Prefetched
+from hpcdl.data.read.reader import SplitReader, open_reader
+from hpcdl.data.read.stream import TrainingStream
+from hpcdl.data.read.windows import GatheredWindows, OwnSamples, ScatteredWindows
 from hpcdl.data.synthetic import parse_spec
-from hpcdl.data.windows import GatheredWindows, OwnSamples, ScatteredWindows
 from tests.data.sharding import make, numbers, pixels
 
 
@@ -43,7 +43,7 @@ def stream(data: str, batch_size: int, worker: int, num_workers: int, seed: int 
 def test_same_samples_for_every_number_of_workers_from_any_step(
     side: int, options: dict[str, str], ways: tuple[type, type], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("hpcdl.data.reader.WINDOW_BYTES", 60 * side * side * 3)  # several windows an epoch
+    monkeypatch.setattr("hpcdl.data.read.reader.WINDOW_BYTES", 60 * side * side * 3)  # several windows an epoch
     data = str(folder(tmp_path, side, **options))
     one, five = stream(data, 20, 0, 1), [stream(data, 4, worker, 5) for worker in range(5)]
     assert (type(one._source), type(five[0]._source)) == ways

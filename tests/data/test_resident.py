@@ -13,10 +13,10 @@ import pytest
 
 from hpcdl.core.errors import HpcdlError
 from hpcdl.data.dataset import open_dataset
-from hpcdl.data.reader import open_reader
-from hpcdl.data.resident import resident
-from hpcdl.data.staging import staged
-from hpcdl.training.chips import data_bytes
+from hpcdl.data.read.reader import open_reader
+from hpcdl.data.read.resident import resident
+from hpcdl.data.read.staging import staged
+from hpcdl.training.launch.chips import data_bytes
 from tests.data.sharding import make
 
 

@@ -15,7 +15,7 @@ import numpy as np
 import pytest
 
 from hpcdl.cli.main import run
-from hpcdl.data.manifest import read_manifest
+from hpcdl.data.format.manifest import read_manifest
 from tests.conftest import DIGITS, CommandLine
 from tests.data.sharding import contents, everything, image_folder, make
 

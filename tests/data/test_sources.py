@@ -229,7 +229,7 @@ def test_file_names_that_are_not_utf8_are_read(tmp_path: Path) -> None:
 
 
 def test_a_source_that_changes_while_it_is_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    from hpcdl.data import writing
+    from hpcdl.data.write import writing
 
     source = image_folder(tmp_path / "s", {"a": 12})
     real = writing.write_part

@@ -11,7 +11,7 @@ import pytest
 
 from hpcdl.core.errors import CorruptError, HpcdlError, UsageError
 from hpcdl.data.dataset import open_dataset
-from hpcdl.data.staging import staged
+from hpcdl.data.read.staging import staged
 from tests.data.sharding import contents, make
 
 
@@ -60,7 +60,7 @@ HOLD = """
 import sys, time
 from pathlib import Path
 from hpcdl.data.dataset import open_dataset
-from hpcdl.data.staging import staged
+from hpcdl.data.read.staging import staged
 with staged(open_dataset(sys.argv[1]), Path(sys.argv[2])) as near:
     print(near.folder, flush=True)
     time.sleep(60)
@@ -88,11 +88,11 @@ def test_removed_on_sigterm_and_after_a_kill_by_the_next_job(data: Path, tmp_pat
 
 @pytest.mark.mpi
 def test_ranks_of_a_node_share_one_copy_and_shard_together(data: Path, tmp_path: Path) -> None:
-    from hpcdl.cluster.mpiexec import find_mpiexec
+    from hpcdl.cluster.launchers.mpiexec import find_mpiexec
 
     code = (
-        "import json, sys; from pathlib import Path; from hpcdl.comm.mpi import world;"
-        "from hpcdl.data.dataset import open_dataset; from hpcdl.data.staging import staged; group = world(2)\n"
+        "import json, sys; from pathlib import Path; from hpcdl.comm.mpi.communicator import world;"
+        "from hpcdl.data.dataset import open_dataset; from hpcdl.data.read.staging import staged; group = world(2)\n"
         "with staged(open_dataset(sys.argv[1]), Path(sys.argv[2]), group) as near:\n"
         "    folders = group.allgather_json(str(near.folder)); there = len(list(Path(sys.argv[2]).iterdir()))\n"
         "if group.rank == 0: print(json.dumps([folders, there, len(list(Path(sys.argv[2]).iterdir()))]))"

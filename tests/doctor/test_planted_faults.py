@@ -16,7 +16,7 @@ from typing import Any
 
 import pytest
 
-from hpcdl.cluster.mpiexec import Mpiexec
+from hpcdl.cluster.launchers.mpiexec import Mpiexec
 from hpcdl.doctor import affinity, clocks, locking, module, mpi, scheduler, scratch, shared_memory, threads
 from hpcdl.doctor.finding import FAILURE, WARNING, Finding, Place
 from tests.conftest import CommandLine

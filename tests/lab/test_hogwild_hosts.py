@@ -9,7 +9,7 @@ from collections.abc import Callable
 import pytest
 
 from benchmarks.shaped_hosts import run_ranks
-from hpcdl.cluster.mpiexec import find_mpiexec
+from hpcdl.cluster.launchers.mpiexec import find_mpiexec
 from tests.lab import hosts
 from tests.lab.hogwild_ranks import LENGTH, STEPS
 

@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from hpcdl.cluster.mpiexec import Mpiexec, environment_for, find_mpiexec, launch_flags
+from hpcdl.cluster.launchers.mpiexec import Mpiexec, environment_for, find_mpiexec, launch_flags
 from hpcdl.collectives.table import COLLECTIVES
 
 pytestmark = pytest.mark.mpi

@@ -8,9 +8,9 @@ import sys
 
 import pytest
 
-PROBE = "from hpcdl.comm.mpi import world; world(expected_size=3)"
+PROBE = "from hpcdl.comm.mpi.communicator import world; world(expected_size=3)"
 WITHOUT_START = """
-import hpcdl.comm.mpi as mpi
+import hpcdl.comm.mpi.communicator as mpi
 print(mpi.library_version())
 print(mpi._import_mpi(initialize=False).Is_initialized())
 """
@@ -32,13 +32,13 @@ def test_asking_for_the_version_starts_nothing() -> None:
 
 
 def test_importing_the_module_imports_no_mpi() -> None:
-    line = [sys.executable, "-c", "import sys, hpcdl.comm.mpi; print('mpi4py' in sys.modules)"]
+    line = [sys.executable, "-c", "import sys, hpcdl.comm.mpi.communicator; print('mpi4py' in sys.modules)"]
     finished = subprocess.run(line, capture_output=True, text=True, timeout=60, check=True)
     assert finished.stdout.strip() == "False"
 
 
 def test_no_library_is_one_line_with_the_remedy() -> None:
     environment = os.environ | {"MPI4PY_LIBMPI": "/nonexistent/libmpi.so"}
-    line = [sys.executable, "-m", "hpcdl.comm.mpi"]
+    line = [sys.executable, "-m", "hpcdl.comm.mpi.communicator"]
     finished = subprocess.run(line, env=environment, capture_output=True, text=True, timeout=60, check=True)
     assert "no MPI library can be loaded" in finished.stdout and "hpcdl[mpich]" in finished.stdout

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from itertools import accumulate
 from pathlib import Path
 
-from hpcdl.node.cpusets import format_words
+from hpcdl.node.topology.cpusets import format_words
 
 FOLDER = Path(__file__).resolve().parents[2] / "share" / "hpcdl" / "machines"
 GIB = 2**30

@@ -10,9 +10,9 @@ from pathlib import Path
 import pytest
 
 from hpcdl.core.errors import UsageError
-from hpcdl.node import hwloc, sysfs
-from hpcdl.node.machines import machine_names, read_machine
-from hpcdl.node.topology import Topology, read_topology, restricted
+from hpcdl.node.topology import hwloc, sysfs
+from hpcdl.node.topology.machines import machine_names, read_machine
+from hpcdl.node.topology.model import Topology, read_topology, restricted
 
 Machine = Callable[[str], Topology]
 SHAPES = {
@@ -129,7 +129,9 @@ def test_a_real_cpuset_of_one_cpu_is_seen() -> None:
     if shutil.which("taskset") is None:
         pytest.fail("taskset is missing: apt-get install util-linux")
     cpu = str(min(os.sched_getaffinity(0)))
-    code = "from hpcdl.node.topology import read_topology as r; t = r(); print(t.allowed_cpus, len(t.usable_cores))"
+    code = (
+        "from hpcdl.node.topology.model import read_topology as r; t = r(); print(t.allowed_cpus, len(t.usable_cores))"
+    )
     command = ["taskset", "-c", cpu, sys.executable, "-c", code]
     done = subprocess.run(command, capture_output=True, text=True, check=True)
     assert done.stdout.strip() == f"({cpu},) 1"

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from hpcdl.core.records import HistoryPoint, RankRecord, RunRecord, write_record
-from hpcdl.report.runs import Run
+from hpcdl.report.runs.run import Run
 
 
 def make_run(workers: int = 1, rate: float | None = 100.0, **changes: Any) -> Run:

@@ -6,11 +6,11 @@ from pathlib import Path
 
 import pytest
 
-from hpcdl.report.analysis import analyse
-from hpcdl.report.anonymous import anonymised
+from hpcdl.report.analysis.analyse import analyse
 from hpcdl.report.build import compose, render
-from hpcdl.report.runs import from_record, machine_name
-from hpcdl.report.sources import Gathered
+from hpcdl.report.runs.anonymous import anonymised
+from hpcdl.report.runs.run import from_record, machine_name
+from hpcdl.report.runs.sources import Gathered
 from tests.report.synthetic import make_record
 
 SECRETS = ("alice", "secrethost", "/scratch", "projectx")

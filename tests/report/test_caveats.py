@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from hpcdl.report.caveats import caveats
-from hpcdl.report.runs import Run
-from hpcdl.report.scaling import build_curves
+from hpcdl.report.analysis.caveats import caveats
+from hpcdl.report.analysis.scaling import build_curves
+from hpcdl.report.runs.run import Run
 from tests.report.synthetic import make_run
 
 

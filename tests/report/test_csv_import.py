@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 
 from hpcdl.core.errors import ConfigError, SourceError
-from hpcdl.report.csv_import import read_csv
-from hpcdl.report.runs import Run
+from hpcdl.report.runs.csv_import import read_csv
+from hpcdl.report.runs.run import Run
 
 HEADER = "mode,strategy,model,nodes,ranks,batch_per_rank,repeat,images_per_second"
 

@@ -7,8 +7,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from hpcdl.core.records import PARTS
-from hpcdl.report.parts import breakdowns, lost_efficiency
-from hpcdl.report.scaling import build_curves
+from hpcdl.report.analysis.parts import breakdowns, lost_efficiency
+from hpcdl.report.analysis.scaling import build_curves
 from hpcdl.report.sections.network import imbalance
 from tests.report.synthetic import make_run
 

@@ -14,15 +14,15 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hpcdl.report.analysis import analyse
+from hpcdl.report.analysis.analyse import analyse
 from hpcdl.report.build import compose, render
 from hpcdl.report.cells import cell_text, number, plain, shortened
 from hpcdl.report.document import Bounds, Column, Document, Interval
 from hpcdl.report.figures import svg
 from hpcdl.report.renderers.csv import neutral
 from hpcdl.report.renderers.markdown import escaped as markdown_escaped
-from hpcdl.report.runs import from_record
-from hpcdl.report.sources import Gathered
+from hpcdl.report.runs.run import from_record
+from hpcdl.report.runs.sources import Gathered
 from tests.report.synthetic import make_record
 
 SCRIPT = "<script>alert(1)</script>"

@@ -8,13 +8,13 @@ import pytest
 
 from hpcdl.core.errors import CorruptError
 from hpcdl.core.records import RankRecord
-from hpcdl.report.analysis import analyse
+from hpcdl.report.analysis.analyse import analyse
 from hpcdl.report.build import compose
 from hpcdl.report.cells import cell_text
 from hpcdl.report.document import Document, Figure, Section, Table
-from hpcdl.report.references import load_references
-from hpcdl.report.runs import Run, from_record
-from hpcdl.report.sources import Gathered
+from hpcdl.report.runs.references import load_references
+from hpcdl.report.runs.run import Run, from_record
+from hpcdl.report.runs.sources import Gathered
 from tests.report.synthetic import make_record, make_run
 
 

@@ -5,9 +5,9 @@ from __future__ import annotations
 import random
 
 from hpcdl.core.records import HistoryPoint
-from hpcdl.report.contests import build_contests, comparisons
-from hpcdl.report.runs import Run
-from hpcdl.report.verdicts import compare, corrected
+from hpcdl.report.analysis.contests import build_contests, comparisons
+from hpcdl.report.analysis.verdicts import compare, corrected
+from hpcdl.report.runs.run import Run
 from tests.report.synthetic import make_run
 
 

@@ -17,22 +17,22 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from hpcdl.training import runtime
+from hpcdl.training.session import runtime
 
 runtime.silence()
 
 import numpy as np  # noqa: E402
 
-from hpcdl.comm.mpi import world  # noqa: E402  TensorFlow must find its environment set
+from hpcdl.comm.mpi.communicator import world  # noqa: E402  TensorFlow must find its environment set
 from hpcdl.config.load import Layer, load  # noqa: E402
 from hpcdl.config.schema import TrainConfig  # noqa: E402
 from hpcdl.core.errors import StoppedEarly  # noqa: E402
 from hpcdl.core.protocols import Communicator  # noqa: E402
-from hpcdl.strategies.flat import FlatWorker  # noqa: E402
-from hpcdl.training import rundir  # noqa: E402
-from hpcdl.training.control import STOPS  # noqa: E402
-from hpcdl.training.job import run_rank  # noqa: E402
-from hpcdl.training.prepare import prepare  # noqa: E402
+from hpcdl.strategies.elastic.flat import FlatWorker  # noqa: E402
+from hpcdl.training.launch import rundir  # noqa: E402
+from hpcdl.training.launch.prepare import prepare  # noqa: E402
+from hpcdl.training.session.control import STOPS  # noqa: E402
+from hpcdl.training.session.job import run_rank  # noqa: E402
 
 
 def plant(fault: dict[str, Any], rank: int, happened: Path) -> Callable[[], None]:

@@ -11,7 +11,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from hpcdl.training import runtime
+from hpcdl.training.session import runtime
 
 runtime.silence()
 
@@ -19,17 +19,17 @@ import keras  # noqa: E402  TensorFlow must find its environment set
 import numpy  # noqa: E402
 import tensorflow as tf  # noqa: E402
 
-from hpcdl.comm.mpi import world  # noqa: E402
+from hpcdl.comm.mpi.communicator import world  # noqa: E402
 from hpcdl.config.schema import ExchangeConfig, OptimizerConfig  # noqa: E402
 from hpcdl.core.protocols import Communicator  # noqa: E402
 from hpcdl.models.load import load_model  # noqa: E402
 from hpcdl.strategies.base import Context, Worker  # noqa: E402
 from hpcdl.strategies.single import SingleWorker  # noqa: E402
 from hpcdl.strategies.table import find_strategy  # noqa: E402
-from hpcdl.training.job import load_strategy  # noqa: E402
-from hpcdl.training.objective import Classification  # noqa: E402
-from hpcdl.training.optimizers import build_optimizer  # noqa: E402
-from hpcdl.training.step import build_step  # noqa: E402
+from hpcdl.training.loop.step import build_step  # noqa: E402
+from hpcdl.training.optimization.objective import Classification  # noqa: E402
+from hpcdl.training.optimization.optimizers import build_optimizer  # noqa: E402
+from hpcdl.training.session.job import load_strategy  # noqa: E402
 
 NUM_STEPS = 20
 

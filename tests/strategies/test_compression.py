@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from hpcdl.comm.threads import ThreadCommunicator, run
+from hpcdl.comm.threads.communicator import ThreadCommunicator, run
 from hpcdl.comm.tracing import TracingCommunicator
 from hpcdl.config.schema import ExchangeConfig, OptimizerConfig
 from hpcdl.strategies.base import Context
@@ -22,7 +22,7 @@ def summed(gradients: list[list[Any]], compress: str, strategy: str = "ring") ->
     """The sums of what each rank puts in, the same on all ranks; they count what they send."""
 
     def rank(communicator: ThreadCommunicator) -> tuple[list[np.ndarray], int, int]:
-        from hpcdl.strategies.allreduce import AllReduceWorker
+        from hpcdl.strategies.allreduce.worker import AllReduceWorker
 
         traced = TracingCommunicator(communicator)
         context = Context(
@@ -89,7 +89,7 @@ def test_nothing_but_zeros() -> None:
 
 
 def test_the_scale_is_a_power_of_two_below_the_top() -> None:
-    from hpcdl.strategies.compression import float16_scale
+    from hpcdl.strategies.allreduce.compression import float16_scale
 
     for bound in (1e-20, 3e-5, 0.5, 1.0, 32768.0, 65504.0, 1e20):
         scale = float16_scale(np.array([bound], np.float32))

@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from hpcdl.cluster.mpiexec import environment_for, find_mpiexec
+from hpcdl.cluster.launchers.mpiexec import environment_for, find_mpiexec
 from hpcdl.strategies.table import STRATEGIES
 
 pytestmark = pytest.mark.mpi

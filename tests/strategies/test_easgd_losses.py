@@ -14,13 +14,13 @@ from pathlib import Path
 
 import pytest
 
-from hpcdl.cluster.mpiexec import environment_for
+from hpcdl.cluster.launchers.mpiexec import environment_for
 from hpcdl.cluster.status import FOLDER as RANKS
 from hpcdl.core.files import read_json
 from hpcdl.core.records import read_record
-from hpcdl.training.checkpoints import FOLDER as CHECKPOINTS
-from hpcdl.training.checkpoints import MANIFEST, folder_of, list_checkpoints
-from hpcdl.training.journal import FILE_NAME
+from hpcdl.training.checkpoint.folders import FOLDER as CHECKPOINTS
+from hpcdl.training.checkpoint.folders import MANIFEST, folder_of, list_checkpoints
+from hpcdl.training.loop.journal import FILE_NAME
 from tests.conftest import CommandLine
 
 pytestmark = pytest.mark.mpi

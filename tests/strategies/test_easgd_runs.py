@@ -15,7 +15,7 @@ import h5py
 import numpy as np
 import pytest
 
-from hpcdl.cluster.mpiexec import environment_for, find_mpiexec
+from hpcdl.cluster.launchers.mpiexec import environment_for, find_mpiexec
 from hpcdl.core.records import RunRecord, read_record
 from hpcdl.strategies.table import find_strategy
 from tests.conftest import DIGITS, CommandLine

@@ -6,7 +6,15 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hpcdl.strategies.servers.placement import PLACEMENTS, greedy, held_bytes, imbalance, messages, plan, round_robin
+from hpcdl.strategies.parameter_server.placement import (
+    PLACEMENTS,
+    greedy,
+    held_bytes,
+    imbalance,
+    messages,
+    plan,
+    round_robin,
+)
 
 MIB = 1024**2
 

@@ -47,7 +47,8 @@ def test_every_placement_equals_single(tmp_path: Path) -> None:
 
 def test_servers_do_without_tensorflow() -> None:
     statement = (
-        "import sys, hpcdl.strategies.ps, hpcdl.strategies.servers.client, hpcdl.training.job; "
+        "import sys, hpcdl.strategies.parameter_server.strategy, hpcdl.strategies.parameter_server.client; "
+        "import hpcdl.training.session.job; "
         "sys.exit('tensorflow' in sys.modules or 'keras' in sys.modules)"
     )
     assert subprocess.run([sys.executable, "-c", statement], timeout=60, check=False).returncode == 0

@@ -10,15 +10,15 @@ from typing import Any
 import numpy
 import pytest
 
-from hpcdl.comm import threads
+from hpcdl.comm.threads import communicator as threads
 from hpcdl.comm.tracing import TracingCommunicator
 from hpcdl.core.errors import RankError, StoppedEarly
 from hpcdl.core.protocols import Communicator
-from hpcdl.strategies.servers.averaging import AveragingServer
-from hpcdl.strategies.servers.client import ServerClient
-from hpcdl.strategies.servers.placement import PLACEMENTS
-from hpcdl.strategies.servers.quorum import MAX_LAG, QuorumServer
-from hpcdl.strategies.servers.rounds import Rounds
+from hpcdl.strategies.parameter_server.averaging import AveragingServer
+from hpcdl.strategies.parameter_server.client import ServerClient
+from hpcdl.strategies.parameter_server.placement import PLACEMENTS
+from hpcdl.strategies.parameter_server.quorum import MAX_LAG, QuorumServer
+from hpcdl.strategies.parameter_server.rounds import Rounds
 
 LENGTHS = [700, 3, 64, 1200, 1, 333]
 BUCKET_BYTES, MESSAGE_BYTES = 4000, 1000

@@ -5,11 +5,11 @@ from pathlib import Path
 
 import pytest
 
-from hpcdl.cluster.launchers import find_launcher
+from hpcdl.cluster.launchers.table import find_launcher
 from hpcdl.core.errors import UsageError
 from hpcdl.core.protocols import LaunchPlan
 from hpcdl.node.profile import read_profile
-from hpcdl.node.topology import read_topology
+from hpcdl.node.topology.model import read_topology
 from hpcdl.study.places import TRAIN, Allocation, Local, check_room, find_place
 from hpcdl.study.threads import profile_of_point, thread_settings
 from tests.study.studies import small_study

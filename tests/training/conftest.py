@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from hpcdl.cluster.mpiexec import Mpiexec, environment_for, find_mpiexec, launch_flags
+from hpcdl.cluster.launchers.mpiexec import Mpiexec, environment_for, find_mpiexec, launch_flags
 from tests.conftest import CommandLine
 from tests.training.training_runs import NOTED, images_of
 

@@ -9,11 +9,11 @@ from pathlib import Path
 import numpy
 import pytest
 
-from hpcdl.comm import threads
-from hpcdl.comm.threads import alone
+from hpcdl.comm.threads import communicator as threads
+from hpcdl.comm.threads.communicator import alone
 from hpcdl.core.errors import CorruptError
-from hpcdl.training import checkpoints
-from hpcdl.training.checkpoints import CheckpointWriter, Snapshot
+from hpcdl.training.checkpoint import folders as checkpoints
+from hpcdl.training.checkpoint.folders import CheckpointWriter, Snapshot
 
 
 def snapshot(step: int, rank: int = 0) -> Snapshot:

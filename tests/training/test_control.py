@@ -6,10 +6,10 @@ import os
 import signal
 import time
 
-from hpcdl.comm import threads
+from hpcdl.comm.threads import communicator as threads
 from hpcdl.core.protocols import Communicator
 from hpcdl.strategies.base import Worker
-from hpcdl.training.control import Control, StopRequest, Wishes
+from hpcdl.training.session.control import Control, StopRequest, Wishes
 
 
 def steps_until(

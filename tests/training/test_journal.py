@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from hpcdl.training.journal import FileJournal, JournalReader
+from hpcdl.training.loop.journal import FileJournal, JournalReader
 
 
 class FillingDisk:

@@ -17,7 +17,7 @@ FAILING = """
 import hpcdl; hpcdl.init()
 if hpcdl.rank() == 1:
     raise ValueError("planted")
-from hpcdl.training.keras_api import communicator
+from hpcdl.training.keras.api import communicator
 communicator().barrier()
 """
 

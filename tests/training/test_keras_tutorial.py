@@ -11,7 +11,7 @@ from pathlib import Path
 import numpy
 import pytest
 
-from hpcdl.cluster.mpiexec import environment_for, find_mpiexec
+from hpcdl.cluster.launchers.mpiexec import environment_for, find_mpiexec
 from tests.conftest import ROOT
 from tests.training.training_runs import weights_in
 

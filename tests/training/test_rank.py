@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from hpcdl.core.errors import HpcdlError
-from hpcdl.training.rank import one_line
+from hpcdl.training.session.rank import one_line
 
 GRAPH = """Graph execution error:
 

@@ -11,8 +11,8 @@ from pathlib import Path
 
 import pytest
 
-from hpcdl.training import rundir
-from hpcdl.training.prepare import prepare
+from hpcdl.training.launch import rundir
+from hpcdl.training.launch.prepare import prepare
 from tests.conftest import DIGITS
 from tests.training.conftest import Mpi
 from tests.training.training_runs import PLANTED, SHORT, finish, kill_rank, start, steps_done, wait_for

@@ -12,7 +12,7 @@ import pytest
 from hpcdl.core.errors import RankError
 from hpcdl.core.events import Whereabouts
 from hpcdl.core.files import write_text
-from hpcdl.training.stall import Note, StallWatch, culprit
+from hpcdl.training.session.stall import Note, StallWatch, culprit
 
 HOSTS = ["a", "b", "c"]
 

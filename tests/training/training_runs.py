@@ -18,7 +18,7 @@ import h5py
 import numpy
 
 from hpcdl.cluster.status import read_statuses
-from hpcdl.training.checkpoints import FOLDER, folder_of, list_checkpoints, read_arrays
+from hpcdl.training.checkpoint.folders import FOLDER, folder_of, list_checkpoints, read_arrays
 from tests.conftest import CommandLine, Finished
 
 SHORT = [

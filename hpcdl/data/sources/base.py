@@ -10,8 +10,8 @@ from typing import Any, Protocol
 import numpy.typing as npt
 
 from hpcdl.core.errors import HpcdlError, SourceError
-from hpcdl.data.index import Index, IndexWriter
 from hpcdl.data.sources import SOURCES
+from hpcdl.data.write.index import Index, IndexWriter
 
 Array = npt.NDArray[Any]
 Content = bytes | memoryview

@@ -12,9 +12,9 @@ import numpy as np
 import numpy.typing as npt
 
 from hpcdl.core.errors import SourceError
-from hpcdl.data.index import Index, IndexWriter
 from hpcdl.data.sources.base import Array, SourceFacts, SourceSpec
 from hpcdl.data.sources.flat import FlatFiles, add_numbered, class_numbers, stamp_of
+from hpcdl.data.write.index import Index, IndexWriter
 
 _PIXELS = 3 * 32 * 32
 _ADMITTED = {

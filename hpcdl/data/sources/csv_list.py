@@ -10,9 +10,9 @@ from typing import Any
 
 from hpcdl.core.errors import SourceError
 from hpcdl.data.dataset import UNSPLIT
-from hpcdl.data.index import Index, IndexWriter
 from hpcdl.data.sources.base import SourceFacts, SourceSpec
 from hpcdl.data.sources.image_folder import CHECKED_AT_ONCE, SPLIT_NAMES, WholeFiles, check_magic
+from hpcdl.data.write.index import Index, IndexWriter
 
 _HEADS = ({"file", "label"}, {"filename", "label"}, {"path", "label"})
 _BATCH = 4096

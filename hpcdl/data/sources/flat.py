@@ -11,8 +11,8 @@ import numpy as np
 import numpy.typing as npt
 
 from hpcdl.core.errors import SourceError
-from hpcdl.data.index import ROW, IndexWriter
 from hpcdl.data.sources.base import SourceChanged, UnreadableSample
+from hpcdl.data.write.index import ROW, IndexWriter
 
 Array = npt.NDArray[Any]
 _BATCH = 1 << 14

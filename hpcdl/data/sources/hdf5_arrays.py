@@ -9,8 +9,7 @@ import numpy as np
 
 from hpcdl.core.errors import SourceError
 from hpcdl.data.dataset import UNSPLIT
-from hpcdl.data.hdf5 import ArrayFile
-from hpcdl.data.index import Index, IndexWriter
+from hpcdl.data.format.hdf5 import ArrayFile
 from hpcdl.data.sources.base import Array, SourceFacts, SourceSpec, UnreadableSample
 from hpcdl.data.sources.flat import (
     add_numbered,
@@ -22,6 +21,7 @@ from hpcdl.data.sources.flat import (
     stamp_of,
     stored_dtype,
 )
+from hpcdl.data.write.index import Index, IndexWriter
 
 _ENDINGS = (".h5", ".hdf5", ".hdf", ".he5")
 

@@ -11,9 +11,9 @@ from typing import Any
 import numpy as np
 
 from hpcdl.core.errors import SourceError
-from hpcdl.data.index import Index, IndexWriter
 from hpcdl.data.sources.base import Array, SourceFacts, SourceSpec
 from hpcdl.data.sources.flat import FlatFiles, add_numbered, checked_labels, class_numbers, stamp_of
+from hpcdl.data.write.index import Index, IndexWriter
 
 _PREFIXES = {"train": "train", "t10k": "test", "test": "test"}
 _IMAGES, _LABELS = 0x0803, 0x0801

@@ -9,8 +9,8 @@ from typing import Any
 
 from hpcdl.core.errors import SourceError
 from hpcdl.data.dataset import UNSPLIT
-from hpcdl.data.index import Index, IndexWriter
 from hpcdl.data.sources.base import SourceChanged, SourceFacts, SourceSpec, UnreadableSample
+from hpcdl.data.write.index import Index, IndexWriter
 
 SPLIT_NAMES = {"train": "train", "val": "val", "valid": "val", "validation": "val", "test": "test"}
 MAGIC = {

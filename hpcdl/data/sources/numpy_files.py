@@ -12,7 +12,6 @@ import numpy as np
 
 from hpcdl.core.errors import SourceError
 from hpcdl.data.dataset import UNSPLIT
-from hpcdl.data.index import Index, IndexWriter
 from hpcdl.data.sources.base import Array, SourceFacts, SourceSpec
 from hpcdl.data.sources.flat import (
     FlatFiles,
@@ -23,6 +22,7 @@ from hpcdl.data.sources.flat import (
     stamp_of,
     stored_dtype,
 )
+from hpcdl.data.write.index import Index, IndexWriter
 
 _PAIRS = (("images", "labels"), ("x", "y"), ("data", "labels"))
 _DIVIDED = {"train": ("x_train", "y_train"), "val": ("x_val", "y_val"), "test": ("x_test", "y_test")}

@@ -16,9 +16,9 @@ import numpy as np
 
 from hpcdl.core.errors import SourceError
 from hpcdl.data.dataset import UNSPLIT
-from hpcdl.data.index import ROW, Index, IndexWriter
 from hpcdl.data.sources.base import Array, SourceFacts, SourceSpec, UnreadableSample
 from hpcdl.data.sources.flat import FlatFiles, class_numbers, split_of, stamp_of
+from hpcdl.data.write.index import ROW, Index, IndexWriter
 
 _HEAD = struct.Struct("<QI")
 _FRAME = _HEAD.size + 4

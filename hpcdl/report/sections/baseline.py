@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from hpcdl.report.baseline import KIND
+from hpcdl.report.analysis.baseline import KIND
+from hpcdl.report.analysis.names import counted
+from hpcdl.report.analysis.study import Study
 from hpcdl.report.document import Section
-from hpcdl.report.names import counted
 from hpcdl.report.sections.strategies import verdict_table
-from hpcdl.report.study import Study
 
 
 def build(study: Study) -> Section | None:

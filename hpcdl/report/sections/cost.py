@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from hpcdl.report.contests import seconds_to
+from hpcdl.report.analysis.contests import seconds_to
+from hpcdl.report.analysis.means import mean_of
+from hpcdl.report.analysis.names import counted, curve_names
+from hpcdl.report.analysis.scaling import Curve, Point
+from hpcdl.report.analysis.study import Study
 from hpcdl.report.document import Cell, Column, Interval, Section, Table
-from hpcdl.report.means import mean_of
-from hpcdl.report.names import counted, curve_names
-from hpcdl.report.runs import Run, positive
-from hpcdl.report.scaling import Curve, Point
-from hpcdl.report.study import Study
+from hpcdl.report.runs.run import Run, positive
 
 _HOUR_S = 3600.0
 

@@ -6,13 +6,13 @@ import math
 from collections.abc import Sequence
 
 from hpcdl.core.fits import Crossing, Parameter
+from hpcdl.report.analysis.communication import CommunicationFit
+from hpcdl.report.analysis.fitting import CurveFit
+from hpcdl.report.analysis.names import curve_names, listed
+from hpcdl.report.analysis.scaling import Curve
+from hpcdl.report.analysis.study import Study
 from hpcdl.report.cells import number
-from hpcdl.report.communication import CommunicationFit
 from hpcdl.report.document import Bounds, Cell, Column, Figure, Section, Series, Table
-from hpcdl.report.fitting import CurveFit
-from hpcdl.report.names import curve_names, listed
-from hpcdl.report.scaling import Curve
-from hpcdl.report.study import Study
 
 MOST_CURVES = 4
 """Fitted curves in one figure."""

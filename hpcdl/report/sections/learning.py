@@ -6,11 +6,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from hpcdl.core.records import HistoryPoint
+from hpcdl.report.analysis.means import mean_of
+from hpcdl.report.analysis.names import counted, listed
+from hpcdl.report.analysis.study import Study
 from hpcdl.report.document import Column, Figure, Section, Series, Table
-from hpcdl.report.means import mean_of
-from hpcdl.report.names import counted, listed
-from hpcdl.report.runs import Run, positive
-from hpcdl.report.study import Study
+from hpcdl.report.runs.run import Run, positive
 
 MOST_LINES = 8
 """Runs in one figure."""

@@ -5,11 +5,11 @@ from __future__ import annotations
 import statistics
 from collections.abc import Sequence
 
+from hpcdl.report.analysis.names import counted, curve_names, listed
+from hpcdl.report.analysis.scaling import Curve, Point
+from hpcdl.report.analysis.study import Study
 from hpcdl.report.document import Cell, Column, Figure, Section, Series, Table
-from hpcdl.report.names import counted, curve_names, listed
-from hpcdl.report.runs import ServerLoad, positive
-from hpcdl.report.scaling import Curve, Point
-from hpcdl.report.study import Study
+from hpcdl.report.runs.run import ServerLoad, positive
 
 _Named = tuple[str, Point]
 

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from hpcdl.report.analysis.names import curve_names, listed
+from hpcdl.report.analysis.scaling import Curve
+from hpcdl.report.analysis.study import Study
 from hpcdl.report.document import Cell, Column, Figure, Section, Series, Table
-from hpcdl.report.names import curve_names, listed
-from hpcdl.report.references import Reference
-from hpcdl.report.scaling import Curve
-from hpcdl.report.study import Study
+from hpcdl.report.runs.references import Reference
 
 MOST_CURVES = 4
 """The user's curves in one figure."""

@@ -6,10 +6,10 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from hpcdl.core.statistics import Ratio
+from hpcdl.report.analysis.names import counted, curve_names, listed
+from hpcdl.report.analysis.scaling import Curve, Point
+from hpcdl.report.analysis.study import Study
 from hpcdl.report.document import Column, Figure, Interval, Section, Series, Table
-from hpcdl.report.names import counted, curve_names, listed
-from hpcdl.report.scaling import Curve, Point
-from hpcdl.report.study import Study
 
 MOST_CURVES = 8
 """Curves in one figure; more could not be told apart. Tables hold all."""

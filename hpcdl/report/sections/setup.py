@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Sequence
 
+from hpcdl.report.analysis.names import counted, listed
+from hpcdl.report.analysis.study import Study
 from hpcdl.report.document import Cell, Column, Section, Table
-from hpcdl.report.names import counted, listed
-from hpcdl.report.runs import Run
-from hpcdl.report.study import Study
+from hpcdl.report.runs.run import Run
 
 MOST_FAILED = 50
 """Rows in the table of failed runs."""

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from hpcdl.report.contests import Contender, Contest, communication_share, seconds_to
+from hpcdl.report.analysis.contests import Contender, Contest, communication_share, seconds_to
+from hpcdl.report.analysis.means import mean_of
+from hpcdl.report.analysis.study import Study
+from hpcdl.report.analysis.verdicts import Comparison
 from hpcdl.report.document import Bounds, Cell, Column, Section, Table
-from hpcdl.report.means import mean_of
-from hpcdl.report.study import Study
-from hpcdl.report.verdicts import Comparison
 
 MEASURES = {"images_per_second": "images/s", "seconds_to_accuracy": "time to accuracy"}
 

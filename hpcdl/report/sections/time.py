@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from hpcdl.core.records import PARTS
+from hpcdl.report.analysis.names import counted, curve_names, listed
+from hpcdl.report.analysis.parts import Breakdown, breakdowns
+from hpcdl.report.analysis.study import Study
 from hpcdl.report.document import Cell, Column, Figure, Section, Series, Table
-from hpcdl.report.names import counted, curve_names, listed
-from hpcdl.report.parts import Breakdown, breakdowns
-from hpcdl.report.study import Study
 
 MOST_BARS = 24
 """Points in one figure."""

@@ -5,11 +5,11 @@ from __future__ import annotations
 import statistics
 from collections.abc import Sequence
 
+from hpcdl.report.analysis.names import counted, listed
+from hpcdl.report.analysis.study import Study
 from hpcdl.report.cells import number
 from hpcdl.report.document import Cell, Column, Figure, Interval, Listing, Section, Series, Table
-from hpcdl.report.names import counted, listed
-from hpcdl.report.study import Study
-from hpcdl.report.tunings import Attempt, ThreadCurve, TunedNode, words
+from hpcdl.report.runs.tunings import Attempt, ThreadCurve, TunedNode, words
 
 _RATE = Column(name="images/s", kind="rate")
 LOG_SPAN = 8.0

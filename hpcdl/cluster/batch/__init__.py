@@ -1,0 +1,1 @@
+"""Jobs: scripts, batch systems, and what this user has submitted."""

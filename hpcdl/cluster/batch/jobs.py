@@ -1,0 +1,128 @@
+"""The jobs that this user has submitted with hpcdl: a small file each, in the user's cache."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import time
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from hpcdl.cluster.batch.script import CANCELLED
+from hpcdl.cluster.batch.systems import call, find_system
+from hpcdl.core.errors import CorruptError, HpcdlError, UsageError
+from hpcdl.core.files import read_json, write_json
+from hpcdl.core.paths import user_cache_folder
+from hpcdl.core.records import from_json
+
+
+@dataclass(frozen=True, kw_only=True)
+class Job:
+    """A job as it was submitted; `submitted_at` is Unix time, `run_dir` empty for commands without one."""
+
+    number: str
+    system: str
+    name: str
+    folder: str
+    command: tuple[str, ...]
+    nodes: int
+    ranks: int
+    run_dir: str = ""
+    submitted_at: float = 0.0
+
+
+@dataclass(frozen=True, kw_only=True)
+class JobView:
+    """A job as it stands: the batch system's state, the run's last step, and the end of the log."""
+
+    job: Job
+    state: str
+    step: int | None = None
+    steps: int | None = None
+    images_per_second: float | None = None
+    loss: float | None = None
+    log_tail: str = ""
+
+
+def folder() -> Path:
+    """Where the files lie."""
+    return user_cache_folder() / "jobs"
+
+
+def remember(job: Job) -> None:
+    """Keep `job` for `hpcdl jobs` and `hpcdl cancel`."""
+    folder().mkdir(parents=True, exist_ok=True)
+    write_json(folder() / f"{job.system}-{job.number}.json", asdict(job))
+
+
+def known_jobs() -> list[Job]:
+    """Every job that is remembered, oldest first; damaged files are left out."""
+    found = []
+    for path in folder().glob("*.json"):
+        with contextlib.suppress(CorruptError, TypeError, FileNotFoundError):
+            found.append(from_json(Job, read_json(path)))
+    return sorted(found, key=lambda job: job.submitted_at)
+
+
+def find_job(number: str) -> Job:
+    """The job of this number; UsageError lists the newest ones."""
+    jobs = known_jobs()
+    for job in reversed(jobs):
+        if job.number == number or job.number.partition(".")[0] == number:
+            return job
+    newest = ", ".join(job.number for job in jobs[-5:]) or "none"
+    raise UsageError(f"job {number} was not submitted by `hpcdl submit` from this account; the newest: {newest}")
+
+
+def look(job: Job) -> JobView:
+    """State, progress and log end of `job`."""
+    try:
+        state = find_system(job.system).state(job.number)
+    except HpcdlError:
+        state = "unknown"
+    events = _last_events(Path(job.run_dir)) if job.run_dir else {}
+    # Step events come twice a second at most: a run's last steps are told by the end of its epoch alone.
+    newest = events.get("newest", {})
+    return JobView(
+        job=job,
+        state=state,
+        step=newest.get("step"),
+        steps=events.get("start", {}).get("steps"),
+        images_per_second=events.get("step", {}).get("images_per_second"),
+        loss=newest.get("loss"),
+        log_tail=_log_tail(job),
+    )
+
+
+def cancel(job: Job) -> None:
+    """Ask the batch system to end `job`; it does not requeue itself any more."""
+    with contextlib.suppress(OSError):
+        (Path(job.folder) / CANCELLED).write_text(f"{time.time():.0f}\n")
+    call(find_system(job.system).cancel(job.number))
+
+
+def _last_events(run_dir: Path) -> dict[str, Any]:
+    """The last event of each kind in a run's journal, and the `newest` that tells a step; without one, nothing."""
+    found: dict[str, Any] = {}
+    with contextlib.suppress(OSError), (run_dir / "metrics.jsonl").open(errors="replace") as file:
+        for line in file:
+            with contextlib.suppress(ValueError, TypeError, KeyError):
+                event = json.loads(line)
+                found[event["kind"]] = event
+                if event["kind"] in ("step", "epoch"):
+                    found["newest"] = event
+    return found
+
+
+def _log_tail(job: Job) -> str:
+    """The log's last line that says anything."""
+    logs = sorted(Path(job.folder).glob(f"*{job.number.partition('.')[0]}*"))
+    for path in logs:
+        with contextlib.suppress(OSError):
+            with path.open("rb") as file:
+                file.seek(max(path.stat().st_size - 4096, 0))
+                lines = [line.strip() for line in file.read().decode(errors="replace").splitlines() if line.strip()]
+            if lines:
+                return lines[-1][:200]
+    return ""

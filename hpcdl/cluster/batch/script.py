@@ -1,0 +1,123 @@
+"""Job scripts: made from a template, handed to a batch system, and what the batch system says of the job later."""
+
+from __future__ import annotations
+
+import os
+import re
+import shlex
+import shutil
+import sys
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from hpcdl.cluster.batch.systems import SYSTEMS, call
+from hpcdl.cluster.launchers.table import LAUNCHER_VARIABLE, find_launcher, load_launcher
+from hpcdl.core.errors import HpcdlError, UsageError
+from hpcdl.core.files import write_text
+from hpcdl.core.paths import share_folder, site_config_file
+
+_HANDED_ON = (
+    "HPCDL_ADDRESS", "HPCDL_SHARE", "HPCDL_SITE_CONFIG", "HPCDL_SRUN_MPI", "LD_LIBRARY_PATH", "MPI4PY_LIBMPI",
+    "MPI4PY_MPIABI", "XDG_CACHE_HOME", "XDG_CONFIG_HOME",
+)  # fmt: skip
+"""Variables that the job must find as they were at submission, whatever the batch system hands on by itself."""
+_PLACE = re.compile(r"@([A-Z_]+)@")
+
+
+@dataclass(frozen=True, kw_only=True)
+class JobRequest:
+    """A job to be: `command` are words behind `hpcdl`; `folder` (absolute) takes script and log.
+
+    `warning_s` before the limit the ranks are warned. With `until_done` the job requeues itself, `max_requeues` times
+    at most, for as long as it ends with 75 (something to resume).
+    """
+
+    name: str
+    command: Sequence[str]
+    folder: Path
+    nodes: int
+    ranks_per_node: int
+    time_s: float
+    warning_s: float
+    partition: str = ""
+    account: str = ""
+    until_done: bool = False
+    max_requeues: int = 20
+    launcher: str = ""
+
+
+def render(request: JobRequest, environment: Mapping[str, str] = os.environ) -> str:
+    """The whole job script; every value in it is quoted for the shell, and for the batch system's own reader."""
+    for value in (request.name, request.partition, request.account, str(request.folder), *request.command):
+        if "\n" in value or "\0" in value:
+            raise UsageError(f"{value!r} has a line break in it; a job script cannot hold that")
+    name = request.launcher or batch_launcher(environment)
+    system = SYSTEMS.get(load_launcher(name).batch)
+    variables = {key: environment[key] for key in _HANDED_ON if environment.get(key)} | {LAUNCHER_VARIABLE: name}
+    exports = [f"export {key}={shlex.quote(value)}" for key, value in sorted(variables.items())]
+    words = [sys.executable, "-m", "hpcdl", *request.command]
+    filled = {
+        "DIRECTIVES": "\n".join(system.directives(request) if system else []),
+        "ENVIRONMENT": "\n".join(exports),
+        "FOLDER": shlex.quote(os.getcwd()),  # noqa: PTH109  the shell's idea of it, which the user knows
+        "SECONDS": str(int(request.time_s - request.warning_s)),
+        "COMMAND": " ".join(shlex.quote(word) for word in words),
+        "UNTIL_DONE": "yes" if request.until_done else "no",
+        "MAX_REQUEUES": str(request.max_requeues),
+        "LOG": shlex.quote(str(request.folder / "log")) + '-"$PBS_JOBID".txt',
+        "CANCELLED": shlex.quote(str(request.folder / CANCELLED)),
+    }
+    template = template_of(name)
+    text = template.read_text()
+    unknown = set(_PLACE.findall(text)) - filled.keys()
+    if unknown:
+        raise UsageError(f"{template} has the unknown place @{min(unknown)}@; known: {', '.join(sorted(filled))}")
+    return _PLACE.sub(lambda match: filled[match[1]], text)
+
+
+CANCELLED = "cancelled"
+"""A file of this name in the job's folder says that the user wants no requeue."""
+
+
+def template_of(launcher: str) -> Path:
+    """The site's template (`jobs/` beside site.toml), else the one that comes with hpcdl."""
+    own = site_config_file().parent / "jobs" / f"{launcher}.sh"
+    shipped = share_folder() / "jobs" / f"{launcher}.sh"
+    found = own if own.is_file() else shipped
+    if not found.is_file():
+        raise UsageError(f"there is no job template {shipped} for the launcher {launcher}; set HPCDL_LAUNCHER")
+    return found
+
+
+def batch_launcher(environment: Mapping[str, str] = os.environ) -> str:
+    """The launcher that a job submitted from here would use, judged by the commands on PATH."""
+    named = environment.get(LAUNCHER_VARIABLE)
+    if named:
+        return load_launcher(named).name
+    path = environment.get("PATH")
+    if shutil.which("sbatch", path=path):
+        return "ibrun" if "TACC_SYSTEM" in environment else "slurm"
+    if shutil.which("qsub", path=path):
+        return "pbs"
+    return find_launcher(environment).name
+
+
+def submit(request: JobRequest) -> tuple[str, str, Path]:
+    """Write the script and hand it over; batch system, job id and script. UsageError where there is no batch system."""
+    name = request.launcher or batch_launcher()
+    system = SYSTEMS.get(load_launcher(name).batch)
+    if system is None:
+        raise UsageError(
+            f"the launcher {name} has no batch system here (neither sbatch nor qsub on PATH); "
+            "run the command directly, or write the script with --dry-run"
+        )
+    text = render(request)
+    request.folder.mkdir(parents=True, exist_ok=True)
+    script = request.folder / "job.sh"
+    write_text(script, text)
+    answer = call([*system.submit, str(script)])
+    match = system.number.search(answer)
+    if not match:
+        raise HpcdlError(f"{system.submit[0]} answered {answer.strip()[:200]!r}, in which there is no job id")
+    return system.name, match[1], script

@@ -1,0 +1,144 @@
+"""From what a user asks of `hpcdl submit` to a job: fills in run folder, ranks and warning, and remembers the job."""
+
+from __future__ import annotations
+
+import re
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from hpcdl.cluster.batch import jobs
+from hpcdl.cluster.batch.script import JobRequest, render, submit
+from hpcdl.config.load import read_toml
+from hpcdl.core.errors import UsageError
+
+LONGEST_WARNING_S = 300.0
+"""A checkpoint takes seconds to minutes; the batch system may also warn up to a minute early."""
+_WITH_RANKS = {"train"}
+_RESUMABLE = {"train", "sweep"}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Wanted:
+    """What the user asked for; `command` are the words behind `--`, `folder` takes script and log."""
+
+    command: Sequence[str]
+    nodes: int = 1
+    ranks_per_node: int = 1
+    time_s: float = 3600.0
+    warning_s: float | None = None
+    partition: str = ""
+    account: str = ""
+    name: str = ""
+    until_done: bool = False
+    max_requeues: int = 20
+    stage_env: bool = False
+    folder: Path | None = None
+
+
+def plan_job(wanted: Wanted, now: float | None = None) -> tuple[JobRequest, Path | None]:
+    """The job to be, and its run directory where the command is `train`. UsageError where the parts do not fit."""
+    words = [word for word in wanted.command if word != "--json"]
+    kind = words[0]
+    train = kind in _WITH_RANKS
+    if wanted.until_done and kind not in _RESUMABLE:
+        raise UsageError(f"--until-done goes with `train` and `sweep`, and this is `{kind}`; leave it out")
+    if wanted.stage_env and not train:
+        raise UsageError(f"--stage-env goes with `train` alone, and this is `{kind}`; leave it out")
+    if wanted.time_s < 60:
+        raise UsageError(f"--time {wanted.time_s:g}s: batch systems count in minutes; give 1m or more")
+    num_ranks = wanted.nodes * wanted.ranks_per_node
+    warning_s = min(LONGEST_WARNING_S, wanted.time_s / 4) if wanted.warning_s is None else wanted.warning_s
+    if not 0 < warning_s < wanted.time_s:
+        raise UsageError(f"--warning {warning_s:g}s must be more than 0 and less than --time {wanted.time_s:g}s")
+    stamp = time.strftime("%Y%m%d-%H%M%S", time.localtime(now))
+    name = wanted.name or f"hpcdl-{kind}"
+    run_dir: Path | None = None
+    if train:
+        words, run_dir = _complete_train(words, wanted, num_ranks, stamp)
+    if wanted.until_done and "--resume" not in words:
+        words = [*words, "--resume"]
+    plain = re.sub(r"[^A-Za-z0-9._-]", "_", name)
+    own = run_dir.with_name(run_dir.name + ".job") if run_dir else Path("runs") / f"{stamp}-{plain}.job"
+    request = JobRequest(
+        name=name,
+        command=words,
+        folder=(wanted.folder or own).absolute(),
+        nodes=wanted.nodes,
+        ranks_per_node=wanted.ranks_per_node,
+        time_s=wanted.time_s,
+        warning_s=warning_s,
+        partition=wanted.partition,
+        account=wanted.account,
+        until_done=wanted.until_done,
+        max_requeues=wanted.max_requeues,
+    )
+    return request, run_dir
+
+
+def submit_job(wanted: Wanted) -> jobs.Job:
+    """Hand the job over and remember it."""
+    request, run_dir = plan_job(wanted)
+    system, number, _ = submit(request)
+    job = jobs.Job(
+        number=number,
+        system=system,
+        name=request.name,
+        folder=str(request.folder),
+        command=tuple(request.command),
+        nodes=request.nodes,
+        ranks=request.nodes * request.ranks_per_node,
+        run_dir=str(run_dir.absolute()) if run_dir else "",
+        submitted_at=time.time(),
+    )
+    jobs.remember(job)
+    return job
+
+
+def script_of(wanted: Wanted) -> str:
+    """The job's script, for --dry-run; nothing is written."""
+    return render(plan_job(wanted)[0])
+
+
+def _complete_train(words: list[str], wanted: Wanted, num_ranks: int, stamp: str) -> tuple[list[str], Path]:
+    """`train` with ranks, run directory and --resume; the run directory is chosen here, so that a requeue finds it."""
+    asked = _value(words, "--ranks")
+    if asked is None:
+        words = [*words, "--ranks", str(num_ranks)]
+    elif asked != str(num_ranks):
+        raise UsageError(
+            f"--ranks {asked}, but --nodes {wanted.nodes} x --ranks-per-node {wanted.ranks_per_node} = {num_ranks}; "
+            "leave --ranks out"
+        )
+    named = _value(words, "--run-dir") or _configured(words)
+    run_dir = Path(named) if named else Path("runs") / f"{stamp}-{_label(words)}"
+    if _value(words, "--run-dir") is None:
+        words = [*words, "--run-dir", str(run_dir)]
+    if wanted.stage_env and "--stage-env" not in words:
+        words = [*words, "--stage-env"]
+    return words, run_dir
+
+
+def _configured(words: Sequence[str]) -> str | None:
+    """The run directory that a --config file names."""
+    config = _value(words, "--config")
+    found = read_toml(Path(config)).get("run-dir") if config else None
+    return str(found) if found else None
+
+
+def _label(words: Sequence[str]) -> str:
+    model = Path((_value(words, "--model") or "train").partition(":")[0]).stem
+    strategy = _value(words, "--strategy") or "ring"
+    return re.sub(r"[^A-Za-z0-9._-]", "_", f"{model}-{strategy}")
+
+
+def _value(words: Sequence[str], flag: str) -> str | None:
+    """What follows `flag` in a command line, also as `flag=value`; the last one counts."""
+    found = None
+    for index, word in enumerate(words):
+        if word == flag and index + 1 < len(words):
+            found = words[index + 1]
+        elif word.startswith(f"{flag}="):
+            found = word.partition("=")[2]
+    return found

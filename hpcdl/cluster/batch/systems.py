@@ -1,0 +1,126 @@
+"""The batch systems: their commands, how their scripts begin, and what they say of a job."""
+
+from __future__ import annotations
+
+import re
+import shlex
+import subprocess
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from hpcdl.core.errors import HpcdlError, UnknownNameError, UsageError
+
+if TYPE_CHECKING:
+    from hpcdl.cluster.batch.script import JobRequest
+
+TIMEOUT_S = 60.0
+"""A controller that is busy answers late; one that does not answer in this time is down."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class System:
+    """A batch system: its commands, and how its script begins."""
+
+    name: str
+    submit: Sequence[str]
+    number: re.Pattern[str]
+    directives: Callable[[JobRequest], list[str]]
+    state: Callable[[str], str]
+    cancel: Callable[[str], Sequence[str]]
+
+
+def call(line: Sequence[str]) -> str:
+    """What a command of the batch system prints; HpcdlError with its own last word where it fails."""
+    try:
+        answer = subprocess.run(line, capture_output=True, text=True, timeout=TIMEOUT_S, check=False)
+    except (OSError, subprocess.TimeoutExpired) as error:
+        raise HpcdlError(f"`{line[0]}` does not answer ({error}); is the batch system up?") from error
+    if answer.returncode:
+        last = (answer.stderr.strip().splitlines() or [f"exit code {answer.returncode}"])[-1]
+        raise HpcdlError(f"`{shlex.join(line[:2])}` failed: {last}")
+    return answer.stdout
+
+
+def _slurm_directives(request: JobRequest) -> list[str]:
+    minutes = max(-(-int(request.time_s) // 60), 1)
+    log = str(request.folder).replace("%", "%%") + "/log-%j.txt"
+    options = [
+        f"--job-name={_quoted(request.name)}",
+        f"--nodes={request.nodes}",
+        f"--ntasks-per-node={request.ranks_per_node}",
+        f"--time={minutes}",
+        f"--signal=USR1@{int(request.warning_s)}",  # to the ranks, not to the script
+        f"--output={_quoted(log)}",
+        "--open-mode=append",
+        "--requeue" if request.until_done else "--no-requeue",
+    ]
+    options += [f"--partition={_quoted(request.partition)}"] if request.partition else []
+    options += [f"--account={_quoted(request.account)}"] if request.account else []
+    return [f"#SBATCH {option}" for option in options]
+
+
+def _quoted(text: str) -> str:
+    """For sbatch's reader of #SBATCH lines, which knows quotes as the shell does, and where # starts a comment."""
+    return shlex.quote(text)
+
+
+def _pbs_directives(request: JobRequest) -> list[str]:
+    if request.until_done:
+        raise UsageError(
+            "--until-done: a PBS job cannot requeue itself; submit again with the same --run-dir and --resume"
+        )
+    for what, value in (("partition", request.partition), ("account", request.account)):
+        if re.search(r"[^\w.@+-]", value):
+            raise UsageError(f"--{what} {value!r}: PBS takes letters, digits and . _ - + @ there")
+    hours, rest = divmod(int(request.time_s), 3600)
+    options = [
+        f"-N {re.sub(r'[^A-Za-z0-9_.-]', '_', request.name)[:15]}",
+        f"-l select={request.nodes}:mpiprocs={request.ranks_per_node}",
+        f"-l walltime={hours:02d}:{rest // 60:02d}:{rest % 60:02d}",
+        "-j oe",
+        "-r n",
+    ]
+    options += [f"-q {request.partition}"] if request.partition else []
+    options += [f"-A {request.account}"] if request.account else []
+    return [f"#PBS {option}" for option in options]
+
+
+def _slurm_state(number: str) -> str:
+    """One word of squeue, of sacct where squeue has forgotten the job, or `unknown`."""
+    for line in (
+        ["squeue", "--noheader", "--states=all", "--jobs", number, "--format=%T"],
+        ["sacct", "--noheader", "--parsable2", "--allocations", "--jobs", number, "--format=State"],
+    ):
+        try:
+            words = call(line).split()
+        except HpcdlError:
+            continue
+        if words:
+            return words[0].lower()
+    return "unknown"
+
+
+def _pbs_state(number: str) -> str:
+    words = {"Q": "pending", "R": "running", "E": "completing", "F": "completed", "H": "held", "X": "completed"}
+    found = re.search(r"job_state = (\w)", call(["qstat", "-x", "-f", number]))
+    return words.get(found[1], found[1]) if found else "unknown"
+
+
+SYSTEMS: Mapping[str, System] = {
+    "slurm": System(
+        name="slurm", submit=("sbatch", "--parsable"), number=re.compile(r"^(\d+)"), directives=_slurm_directives,
+        state=_slurm_state, cancel=lambda number: ["scancel", number],
+    ),
+    "pbs": System(
+        name="pbs", submit=("qsub",), number=re.compile(r"^(\d+\S*)"), directives=_pbs_directives,
+        state=_pbs_state, cancel=lambda number: ["qdel", number],
+    ),
+}  # fmt: skip
+
+
+def find_system(name: str) -> System:
+    """The batch system called `name`."""
+    if name not in SYSTEMS:
+        raise UnknownNameError("batch system", name, SYSTEMS)
+    return SYSTEMS[name]

@@ -1,0 +1,1 @@
+"""How ranks start on the nodes of a job; one file a launcher."""

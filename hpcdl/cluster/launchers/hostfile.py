@@ -1,0 +1,118 @@
+"""Ranks by plain mpiexec over the hosts of a file, where there is no scheduler or none that hpcdl knows."""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+from hpcdl.cluster.launchers.base import Casualty, refuse_without_mpi
+from hpcdl.cluster.launchers.hostlist import expand_hosts
+from hpcdl.cluster.launchers.mpiexec import environment_for, find_mpiexec
+from hpcdl.core.errors import UsageError
+from hpcdl.core.protocols import LaunchPlan
+
+HOSTFILE_VARIABLE = "HPCDL_HOSTFILE"
+_OWN = ("HPCDL_", "TF_", "OMP_", "KMP_", "ONEDNN_", "XDG_", "PYTHON")
+_EXACT = {"GLIBC_TUNABLES", "LD_PRELOAD", "LD_LIBRARY_PATH", "MPI4PY_LIBMPI", "PATH"}
+"""What ranks on other nodes must find in their environment, where mpiexec does not hand on all of it."""
+
+_LOST_NODES = (
+    re.compile(r"Remote daemon: \S+ on node (?P<host>\S+)"),  # Open MPI: lost communication with a remote daemon
+    re.compile(r"^Connection to (?P<host>\S+) closed by remote host", re.MULTILINE),  # ssh
+    re.compile(r"^Timeout, server (?P<host>\S+) not responding", re.MULTILINE),
+    re.compile(r"^ssh: connect to host (?P<host>\S+) port", re.MULTILINE),
+)
+_CASUALTIES = (
+    re.compile(r"noticed that process rank (?P<rank>\d+) with PID \d+ on node (?P<host>\S+) exited on"),  # Open MPI
+    re.compile(r"=\s+PID (?P<pid>\d+) RUNNING AT (?P<host>\S+)"),  # MPICH's hydra
+)
+
+
+def mpiexec_casualty(log: str) -> Casualty | None:
+    """What ended first, as the mpiexec of Open MPI or of MPICH's family, or their ssh, tells it."""
+    for pattern in _LOST_NODES:
+        if lost := pattern.search(log):
+            return Casualty(lost_host=lost["host"])
+    for pattern in _CASUALTIES:
+        if found := pattern.search(log):
+            words = found.groupdict()
+            return Casualty(
+                rank=int(words["rank"]) if "rank" in words else None,
+                pid=int(words["pid"]) if "pid" in words else None,
+                host=words["host"],
+            )
+    return None
+
+
+def read_hosts(path: Path) -> list[str]:
+    """The hosts of a host file, each once, in order.
+
+    One line each: a name or a host list, then anything (`slots=2`, `:2`) that is left to mpiexec; # starts a comment.
+    UsageError where it cannot be read or names nobody.
+    """
+    try:
+        lines = path.read_text().splitlines()
+    except (OSError, UnicodeDecodeError) as error:
+        raise UsageError(f"cannot read host file {path} ({error}); name one host a line") from None
+    found: dict[str, None] = {}
+    for line in lines:
+        words = line.partition("#")[0].split()
+        if words:
+            found |= dict.fromkeys(expand_hosts(words[0].partition(":")[0]))
+    if not found:
+        raise UsageError(f"host file {path} names no host; write one a line")
+    return list(found)
+
+
+def mpiexec_line(
+    plan: LaunchPlan, command: Sequence[str], hosts: Sequence[str], environment: Mapping[str, str]
+) -> tuple[list[str], Mapping[str, str]]:
+    """The mpiexec of the MPI in use over `hosts`, `plan.ranks_per_node` ranks on each, in their order."""
+    mpiexec = find_mpiexec()
+    chosen = list(hosts)[: -(-plan.num_ranks // plan.ranks_per_node)]
+    own = environment_for(mpiexec.flavour)
+    words = [str(mpiexec.path), "-n", str(plan.num_ranks)]
+    if mpiexec.flavour == "openmpi":
+        names = sorted(name for name in environment if name.startswith(_OWN) or name in _EXACT)
+        words += ["--host", ",".join(f"{host}:{plan.ranks_per_node}" for host in chosen)]
+        words += ["--map-by", f"ppr:{plan.ranks_per_node}:node"]
+        words += [word for name in names for word in ("-x", name)]
+    else:
+        words += ["-ppn", str(plan.ranks_per_node), "-hosts", ",".join(chosen)]
+    return [*words, *command], own
+
+
+class Hostfile:
+    """`$HPCDL_HOSTFILE` names the file. Its hosts are reached as mpiexec does it, usually by ssh."""
+
+    name = "hostfile"
+    batch = ""
+
+    def present(self, environment: Mapping[str, str]) -> bool:
+        """Where the variable is set."""
+        return bool(environment.get(HOSTFILE_VARIABLE))
+
+    def hosts(self, environment: Mapping[str, str]) -> list[str]:
+        """The file's hosts."""
+        named = environment.get(HOSTFILE_VARIABLE)
+        if not named:
+            raise UsageError(f"the launcher hostfile needs {HOSTFILE_VARIABLE}=FILE; name one host a line in FILE")
+        return read_hosts(Path(named))
+
+    def line(
+        self, plan: LaunchPlan, command: Sequence[str], *, mpi: bool, environment: Mapping[str, str]
+    ) -> tuple[list[str], Mapping[str, str]]:
+        """mpiexec over the hosts; one rank alone runs here."""
+        refuse_without_mpi(self.name, mpi)
+        if plan.num_ranks == 1:
+            return list(command), {}
+        return mpiexec_line(plan, command, self.hosts(environment), {**os.environ, **environment})
+
+    def first_casualty(self, log: str) -> Casualty | None:
+        """As mpiexec tells it."""
+        return mpiexec_casualty(log)
+
+
+LAUNCHER = Hostfile()

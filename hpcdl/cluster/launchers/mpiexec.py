@@ -1,0 +1,175 @@
+"""Which mpiexec belongs to the MPI library that mpi4py loads, and what each family of MPI needs to be told.
+
+The first mpiexec on PATH is often another MPI's: it then starts N jobs of one rank instead of one job of N. So the
+library is asked for first, without starting MPI, and its mpiexec is looked for beside it.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import shutil
+import subprocess
+import sys
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from hpcdl.core.errors import UsageError
+
+REMEDY = "pip install 'hpcdl[mpich]' or load the site's MPI module"
+TIMEOUT_S = 120.0
+"""Loading a library from a cold parallel file system takes its time."""
+
+_LIBRARIES = (
+    ("openmpi", re.compile(r"Open MPI v?(\d+(?:\.\d+)*)")),
+    ("intel", re.compile(r"Intel\(R\) MPI Library (\d+(?:\.\d+)*)")),
+    ("mvapich", re.compile(r"MVAPICH\w* Version\s*:\s*(\d+(?:\.\d+)*)")),
+    ("cray", re.compile(r"CRAY MPICH version (\d+(?:\.\d+)*)")),
+    ("mpich", re.compile(r"MPICH Version:\s*(\d+(?:\.\d+)*)")),
+)
+"""Flavours by what MPI_Get_library_version says; the first that matches."""
+_LAUNCHERS = (
+    ("openmpi", re.compile(r"\((?:OpenRTE|Open MPI)\) (\d+(?:\.\d+)*)")),
+    ("intel", re.compile(r"Intel\(R\) MPI Library for Linux\* OS, Version (\d+(?:\.\d+)*)")),
+    ("mpich", re.compile(r"HYDRA build details:\s*Version:\s*(\d+(?:\.\d+)*)")),
+)
+"""Flavours by what `mpiexec --version` says."""
+_NAMES = {
+    "openmpi": ("mpiexec.openmpi", "mpiexec", "orterun", "prterun"),
+    "mpich": ("mpiexec.hydra", "mpiexec.mpich", "mpiexec"),
+    "intel": ("mpiexec.hydra", "mpiexec"),
+    "mvapich": ("mpiexec.hydra", "mpiexec"),
+    "cray": ("mpiexec",),
+}
+_SPEAKS = {"mvapich": "mpich", "cray": "mpich"}
+"""Flavours whose mpiexec calls itself by another's name."""
+
+_LOCAL = {
+    "openmpi": ("--mca", "plm", "isolated", "--mca", "ras", "^slurm,tm,alps,gridengine,lsf,loadleveler"),
+    "mpich": ("-rmk", "user", "-launcher", "fork"),
+    "intel": ("-rmk", "user", "-launcher", "fork"),
+    "mvapich": ("-rmk", "user", "-launcher", "fork"),
+}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Mpiexec:
+    """A launcher, and the library that it belongs to."""
+
+    path: Path
+    flavour: str
+    library: Path
+    version: str
+
+
+def find_mpiexec(python: str = sys.executable) -> Mpiexec:
+    """The mpiexec of the library that mpi4py loads in `python`; UsageError with the remedy where there is none.
+
+    MPI4PY_LIBMPI and MPI4PY_MPIABI count as they do in mpi4py. An mpiexec beside the library (in `bin` of one of
+    the folders above it) is taken if it is of the library's flavour; one on PATH only if its version agrees too.
+    """
+    library, flavour, version = find_library(python)
+    for candidate in _beside(library, flavour):
+        if launcher_of(candidate)[0] == _SPEAKS.get(flavour, flavour):
+            return Mpiexec(path=candidate, flavour=flavour, library=library, version=version)
+    for candidate in _on_path(flavour):
+        if launcher_of(candidate) == (_SPEAKS.get(flavour, flavour), version):
+            return Mpiexec(path=candidate, flavour=flavour, library=library, version=version)
+    raise UsageError(f"no mpiexec belongs to {library} ({flavour} {version}); {REMEDY}")
+
+
+def find_library(python: str = sys.executable) -> tuple[Path, str, str]:
+    """File, flavour and version of the MPI library that mpi4py loads in `python`; UsageError where there is none."""
+    library, text = _ask_library(python)
+    flavour, version = _recognise(text, _LIBRARIES)
+    if not flavour:
+        raise UsageError(f"{library} is an MPI that hpcdl does not know ({text.splitlines()[0][:80]}); {REMEDY}")
+    return library, flavour, version
+
+
+def mpi_flavour(python: str = sys.executable) -> str:
+    """Flavour of the MPI library that mpi4py loads in `python`; its mpiexec need not exist."""
+    return find_library(python)[1]
+
+
+def environment_for(flavour: str) -> Mapping[str, str]:
+    """What ranks under this MPI need in their environment.
+
+    Open MPI: a waiting rank yields its core to its own back-propagation; hpcdl binds, not mpiexec; more ranks than
+    cores may start (a laptop); root may start them (a container). MPICH and its kin do all of that unasked.
+    """
+    if flavour != "openmpi":
+        return {}
+    settings = {
+        "OMPI_MCA_mpi_yield_when_idle": "1",
+        "OMPI_MCA_hwloc_base_binding_policy": "none",
+        "OMPI_MCA_rmaps_base_oversubscribe": "1",
+        "PRTE_MCA_hwloc_default_binding_policy": "none",
+        "PRTE_MCA_rmaps_default_mapping_policy": ":oversubscribe",
+    }
+    if os.geteuid() == 0:
+        settings |= {"OMPI_ALLOW_RUN_AS_ROOT": "1", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1"}
+    return settings
+
+
+def launch_flags(flavour: str) -> Sequence[str]:
+    """What mpiexec needs to hear to start ranks on this node only, also inside a scheduler's job of several nodes."""
+    return _LOCAL.get(flavour, ())
+
+
+def _ask_library(python: str) -> tuple[Path, str]:
+    """File and version text of the MPI library, told by a fresh process: loading it here would last."""
+    try:
+        answer = subprocess.run(
+            [python, "-m", "hpcdl.comm.mpi.communicator"], capture_output=True, text=True, timeout=TIMEOUT_S, check=True
+        )
+        document = json.loads(answer.stdout.strip().splitlines()[-1])
+    except (OSError, subprocess.SubprocessError, ValueError, IndexError) as error:
+        raise UsageError(f"the MPI library cannot be loaded ({_last_line(error)}); {REMEDY}") from error
+    if "error" in document:
+        raise UsageError(document["error"])
+    return Path(document["library"]), document["version"]
+
+
+def _last_line(error: Exception) -> str:
+    output = (getattr(error, "stderr", "") or "").strip()
+    return output.splitlines()[-1] if output else str(error)
+
+
+def _recognise(text: str, known: tuple[tuple[str, re.Pattern[str]], ...]) -> tuple[str, str]:
+    for flavour, pattern in known:
+        match = pattern.search(text)
+        if match:
+            return flavour, match[1]
+    return "", ""
+
+
+def _beside(library: Path, flavour: str) -> Iterator[Path]:
+    """Launchers in `bin` of the folders above the library, as it was named and as it is, nearest first."""
+    seen = set()
+    for start in (library, library.resolve()):
+        for folder in list(start.parents)[:-1]:
+            for name in _NAMES[flavour]:
+                candidate = folder / "bin" / name
+                if candidate not in seen and os.access(candidate, os.X_OK):
+                    yield candidate
+                seen.add(candidate)
+
+
+def _on_path(flavour: str) -> Iterator[Path]:
+    for folder in os.environ.get("PATH", os.defpath).split(os.pathsep):
+        for name in _NAMES[flavour]:
+            found = shutil.which(name, path=folder) if folder else None
+            if found:
+                yield Path(found)
+
+
+def launcher_of(mpiexec: Path) -> tuple[str, str]:
+    """Flavour and version that an mpiexec says it has; empty where it says nothing that is known."""
+    try:
+        answer = subprocess.run([mpiexec, "--version"], capture_output=True, text=True, timeout=TIMEOUT_S, check=False)
+    except (OSError, subprocess.SubprocessError):
+        return "", ""
+    return _recognise(answer.stdout + answer.stderr, _LAUNCHERS)

@@ -1,0 +1,40 @@
+"""Ranks on this node: one process directly, several by the mpiexec of the MPI in use."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+from hpcdl.cluster.launchers.base import Casualty
+from hpcdl.cluster.launchers.mpiexec import environment_for, find_mpiexec
+from hpcdl.core.protocols import LaunchPlan
+
+
+class Local:
+    """What is left where there is no job. Strategies without MPI are started rank by rank, by cluster/local.py."""
+
+    name = "local"
+    batch = ""
+
+    def present(self, environment: Mapping[str, str]) -> bool:
+        """Always."""
+        return True
+
+    def hosts(self, environment: Mapping[str, str]) -> list[str]:
+        """This node alone."""
+        return []
+
+    def line(
+        self, plan: LaunchPlan, command: Sequence[str], *, mpi: bool, environment: Mapping[str, str]
+    ) -> tuple[list[str], Mapping[str, str]]:
+        """`mpiexec -n N`, or the command itself for one rank or without MPI."""
+        if not mpi or plan.num_ranks == 1:
+            return list(command), {}
+        mpiexec = find_mpiexec()
+        return [str(mpiexec.path), "-n", str(plan.num_ranks), *command], environment_for(mpiexec.flavour)
+
+    def first_casualty(self, log: str) -> Casualty | None:
+        """The ranks' ends are watched by the kernel's word, not by mpiexec's."""
+        return None
+
+
+LAUNCHER = Local()

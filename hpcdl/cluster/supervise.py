@@ -1,0 +1,197 @@
+"""Starts ranks, on this node or on those of the job that this process is in, and sees to it that all of them end."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import os
+import signal
+import socket
+import subprocess
+import time
+import uuid
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+from hpcdl.cluster.environment import own_placement
+from hpcdl.cluster.exit_status import raise_for
+from hpcdl.cluster.launchers.base import Casualty, Launcher
+from hpcdl.cluster.launchers.table import find_launcher
+from hpcdl.cluster.processes import end_marked
+from hpcdl.cluster.status import RankStatus, read_statuses
+from hpcdl.cluster.watch import DeathWatch
+from hpcdl.core.protocols import LaunchPlan
+
+STATUS_VARIABLE = "HPCDL_STATUS_DIR"
+BINDING_VARIABLE = "HPCDL_CPUS_BY_LOCAL_RANK"
+LAUNCH_VARIABLE = "HPCDL_LAUNCH"
+"""Marks every process of one launch by a word that no other has."""
+GRACE_S = 8.0
+"""How long the other ranks may take to leave after one has failed."""
+
+
+def start(
+    plan: LaunchPlan,
+    command: Sequence[str],
+    *,
+    folder: Path,
+    mpi: bool = True,
+    tick: Callable[[], None] = lambda: None,
+) -> None:
+    """Run `command` on `plan.num_ranks` ranks and return when all are done; RankError names the rank that failed.
+
+    `folder` takes the ranks' status files and the launcher's log. `tick` is called about ten times a second.
+    SIGINT, SIGTERM and SIGUSR1 become a SIGTERM for the ranks, which may save and leave with 75. Without `mpi` the
+    ranks are started one by one and find each other by other means.
+    """
+    folder.mkdir(parents=True, exist_ok=True)
+    for stale in folder.glob("[0-9]*.json"):
+        stale.unlink()
+    log = folder / "launcher.log"
+    launcher = find_launcher()
+    said_before = log.stat().st_size if log.exists() else 0
+    launch = uuid.uuid4().hex
+    marked = dataclasses.replace(plan, environment={**plan.environment, LAUNCH_VARIABLE: launch})
+    with log.open("ab") as output:
+        processes = _start_processes(launcher, marked, command, folder, output.fileno(), mpi=mpi)
+        watcher = _Watcher(processes, folder, launch, tick)
+        with _Forwarding(watcher.stop_softly, watcher.warn):
+            watcher.wait()
+    chatter = log.read_bytes()[said_before:].decode(errors="replace")
+    raise_for(
+        read_statuses(folder),
+        plan.num_ranks,
+        casualty=launcher.first_casualty(chatter) or watcher.casualty(),
+        log=log,
+    )
+
+
+def _start_processes(
+    launcher: Launcher, plan: LaunchPlan, command: Sequence[str], folder: Path, output: int, *, mpi: bool
+) -> list[subprocess.Popen[bytes]]:
+    environment = {**os.environ, **plan.environment, STATUS_VARIABLE: str(folder), "PYTHONUNBUFFERED": "1"}
+    environment[BINDING_VARIABLE] = json.dumps([list(cpus) for cpus in plan.cpus_by_local_rank])
+    each: list[dict[str, str]] = [{}]
+    line, needed = launcher.line(plan, command, mpi=mpi, environment=environment)
+    environment.update(needed)
+    if not mpi and launcher.name == "local":
+        each = [own_placement(rank, plan.num_ranks) for rank in range(plan.num_ranks)]
+    return [
+        subprocess.Popen(
+            line,
+            env={**environment, **own},
+            stdin=subprocess.DEVNULL,
+            stdout=output,
+            stderr=output,
+            start_new_session=True,  # Ctrl-C reaches this process alone, which tells the ranks
+        )
+        for own in each
+    ]
+
+
+class _Forwarding:
+    """While active, SIGINT and SIGTERM call `stop`, SIGUSR1 calls `warn`, instead of ending this process."""
+
+    def __init__(self, stop: Callable[[], None], warn: Callable[[], None]) -> None:
+        self._actions = {signal.SIGINT: stop, signal.SIGTERM: stop, signal.SIGUSR1: warn}
+
+    def __enter__(self) -> None:
+        self._before = {number: signal.signal(number, self._act) for number in self._actions}
+
+    def _act(self, number: int, frame: object) -> None:
+        self._actions[signal.Signals(number)]()
+
+    def __exit__(self, *_: object) -> None:
+        for number, handler in self._before.items():
+            signal.signal(number, handler)
+
+
+class _Watcher:
+    """Waits for the launcher, sees which rank ends first, and cleans up when the others do not follow."""
+
+    def __init__(
+        self, processes: Sequence[subprocess.Popen[bytes]], folder: Path, launch: str, tick: Callable[[], None]
+    ) -> None:
+        self._processes = processes
+        self._folder, self._launch = folder, launch
+        self._tick = tick
+        self._host = socket.gethostname()
+        self.first_dead_pid: int | None = None
+        self.stop_requests = 0
+        self._asked: set[int] = set()
+
+    def stop_softly(self) -> None:
+        """Ask every rank of this host to save and leave; a second request kills them."""
+        self.stop_requests += 1
+        if self.stop_requests == 1:
+            self._ask()
+            return
+        running = [status.pid for status in self._statuses() if status.state == "running"]
+        for pid in running or [process.pid for process in self._processes]:
+            _send(pid, signal.SIGKILL)
+
+    def warn(self) -> None:
+        """A scheduler's warning asks like a first request; it never kills."""
+        if not self.stop_requests:
+            self.stop_softly()
+
+    def _ask(self) -> None:
+        """Tell each rank of this host once; ranks that have not reported yet are told when they do."""
+        if not read_statuses(self._folder):
+            return
+        own = self._statuses()
+        pids = {status.pid for status in own if status.state == "running"}
+        if not own:  # all on other hosts: their launcher hands it on
+            pids = {process.pid for process in self._processes}
+        for pid in pids - self._asked:
+            _send(pid, signal.SIGTERM)
+        self._asked |= pids
+
+    def casualty(self) -> Casualty | None:
+        """What died first by the kernel's word, which tells of this node alone."""
+        return None if self.first_dead_pid is None else Casualty(host=self._host, pid=self.first_dead_pid)
+
+    def wait(self) -> None:
+        """Return when the launcher has ended; ranks that stay behind after a failure are killed."""
+        watch = DeathWatch()
+        deadline: float | None = None
+        try:
+            while any(process.poll() is None for process in self._processes):
+                if self.stop_requests:
+                    self._ask()
+                statuses = self._statuses()
+                for status in statuses:
+                    watch.add(status.pid)
+                for pid in watch.poll(0.1):
+                    last_word = next((status for status in self._statuses() if status.pid == pid), None)
+                    if self.first_dead_pid is None and (last_word is None or last_word.state == "running"):
+                        self.first_dead_pid = pid
+                if deadline is None and (self.first_dead_pid or any(status.state == "failed" for status in statuses)):
+                    deadline = time.monotonic() + GRACE_S
+                if deadline is not None and time.monotonic() > deadline:
+                    self._kill()
+                self._tick()
+        finally:
+            watch.close()
+            self._kill()
+            self._tick()
+
+    def _statuses(self) -> list[RankStatus]:
+        return [status for status in read_statuses(self._folder) if status.host == self._host]
+
+    def _kill(self) -> None:
+        for status in self._statuses():
+            if status.state == "running":
+                _send(status.pid, signal.SIGKILL)
+        for process in self._processes:
+            if process.poll() is None:
+                _send(-process.pid, signal.SIGKILL)
+            if process.wait():  # mpiexec may leave an ssh, in a session of its own, that waits for a lost node
+                end_marked(LAUNCH_VARIABLE, self._launch)
+
+
+def _send(pid: int, number: int) -> None:
+    try:
+        os.kill(pid, number)
+    except ProcessLookupError:
+        return

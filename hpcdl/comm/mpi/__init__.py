@@ -1,0 +1,1 @@
+"""Ranks as MPI processes; the only room that uses mpi4py."""

@@ -1,0 +1,250 @@
+"""Ranks as MPI processes; the only file that uses mpi4py.
+
+`python -m hpcdl.comm.mpi.communicator` prints, as JSON and without starting MPI, which MPI library this Python would
+load: cluster/launchers/mpiexec.py asks it to find the mpiexec that belongs to that library.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import sys
+import time
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+import numpy
+
+from hpcdl.comm.addition import plain_add
+from hpcdl.comm.mpi.failures import failed_ranks, translated
+from hpcdl.comm.mpi.linker import file_of
+from hpcdl.comm.mpi.one_sided import MpiRemoteArray
+from hpcdl.comm.mpi.waiting import first_done
+from hpcdl.core.errors import UsageError
+
+if TYPE_CHECKING:
+    from hpcdl.core.protocols import Add, Array, Communicator, Request
+
+_SUMMED_BY_MPI = {"f4": "FLOAT", "f8": "DOUBLE", "i4": "INT", "i8": "LONG", "u4": "UNSIGNED", "u8": "UNSIGNED_LONG"}
+"""Kinds of numbers that MPI adds itself. Half precision is not among them: it goes through a Python operation."""
+_MOVED_AS = {1: "BYTE", 2: "UNSIGNED_SHORT", 4: "UNSIGNED", 8: "UNSIGNED_LONG"}
+"""Types that messages travel as, by item size: counts stay in elements, so they reach past 2 GiB everywhere."""
+FORWARDED_S = 0.3  # launchers may drop the last words of a rank that aborts at once
+
+
+def world(expected_size: int | None = None) -> MpiCommunicator:
+    """Start MPI, if need be, and return the communicator of all ranks.
+
+    MPI_THREAD_MULTIPLE is asked for and required: gradients leave from TensorFlow's threads. UsageError where the
+    launcher and the library do not belong together (`expected_size` ranks started as so many jobs of one rank).
+    """
+    mpi = _import_mpi(initialize=True)
+    if mpi.Query_thread() < mpi.THREAD_MULTIPLE:
+        raise UsageError(
+            f"{_name_and_version(mpi)} was built without MPI_THREAD_MULTIPLE; load an MPI that has it, "
+            "or pip install 'hpcdl[mpich]'"
+        )
+    size = mpi.COMM_WORLD.Get_size()
+    if expected_size is not None and size != expected_size:
+        raise UsageError(
+            f"{expected_size} ranks were asked for but MPI started {size}: the launcher does not belong to "
+            f"{_name_and_version(mpi)} ({library_path()}); use its own mpiexec, "
+            "or srun --mpi=pmi2 (MPICH) or --mpi=pmix (Open MPI)"
+        )
+    return MpiCommunicator(mpi, mpi.COMM_WORLD)
+
+
+def library_version() -> str:
+    """The full version text of the MPI library; does not start MPI."""
+    return str(_import_mpi(initialize=False).Get_library_version()).strip("\0\n ")
+
+
+def library_path() -> str:
+    """The file of the MPI library that this process loads; empty where the system cannot tell. Does not start MPI."""
+    return file_of(_import_mpi(initialize=False).__file__, "MPI_Get_library_version")
+
+
+def _import_mpi(*, initialize: bool) -> Any:
+    import mpi4py
+
+    if "mpi4py.MPI" not in sys.modules:
+        mpi4py.rc.initialize = False
+        mpi4py.rc.finalize = True
+        mpi4py.rc.thread_level = "multiple"
+    try:
+        from mpi4py import MPI
+    except (ImportError, RuntimeError) as error:
+        cause = str(error).splitlines()[0]
+        raise UsageError(
+            f"no MPI library can be loaded ({cause}); pip install 'hpcdl[mpich]' or load the site's MPI module"
+        ) from error
+    if initialize and not MPI.Is_initialized():
+        MPI.Init_thread(MPI.THREAD_MULTIPLE)
+    return MPI
+
+
+def _name_and_version(mpi: Any) -> str:
+    name, version = mpi.get_vendor()
+    return f"{name} {'.'.join(str(part) for part in version)}"
+
+
+class MpiRequest:
+    """A message under way between two processes; keeps its buffer alive until the message is through."""
+
+    def __init__(self, communicator: MpiCommunicator, handle: Any, buffer: Array) -> None:
+        self._mpi = communicator._mpi
+        self._buffer = buffer
+        self.rank, self.host = communicator.rank, communicator.host
+        self.handle = handle
+
+    @translated
+    def wait(self) -> None:
+        """Return when the buffer may be used again (send) or is filled (receive)."""
+        self.handle.Wait()
+
+
+class MpiCommunicator:
+    """Communicator over an MPI group. Errors come back as RankError where the library returns them at all."""
+
+    def __init__(self, mpi: Any, handle: Any) -> None:
+        self._mpi = mpi
+        self._handle = handle
+        self._windows: list[Any] = []
+        self._operations: dict[Any, Any] = {}
+        self.rank: int = handle.Get_rank()
+        self.size: int = handle.Get_size()
+        self.host = os.uname().nodename
+        self.library = _name_and_version(mpi)
+
+    @translated
+    def isend(self, buffer: Array, destination: int, tag: int = 0) -> MpiRequest:
+        """Start sending `buffer`."""
+        return MpiRequest(self, self._handle.Isend(self._moved(buffer), destination, tag), buffer)
+
+    @translated
+    def irecv(self, buffer: Array, source: int, tag: int = 0) -> MpiRequest:
+        """Start receiving into `buffer`."""
+        return MpiRequest(self, self._handle.Irecv(self._moved(buffer), source, tag), buffer)
+
+    @translated
+    def wait_any(self, requests: Sequence[Request]) -> int:
+        """Index of the first request that is done; sleeps between looks, because every MPI's own wait spins."""
+        handles = [request.handle for request in requests if isinstance(request, MpiRequest)]
+        return first_done(self._mpi, handles)
+
+    @translated
+    def barrier(self) -> None:
+        """Return when every rank has called."""
+        self._handle.Barrier()
+
+    @translated
+    def broadcast(self, buffer: Array, root: int = 0) -> None:
+        """Fill `buffer` on every rank with the root's bytes, in place."""
+        self._handle.Bcast(self._moved(buffer), root)
+
+    @translated
+    def allreduce(self, buffer: Array, add: Add | None = None) -> None:
+        """MPI_Allreduce in place; half precision and a given `add` run as a user operation in Python."""
+        name = _SUMMED_BY_MPI.get(buffer.dtype.str[1:])
+        if add is None and name is not None:
+            self._check(buffer)
+            spec = [buffer, buffer.size, getattr(self._mpi, name)]
+            self._handle.Allreduce(self._mpi.IN_PLACE, spec, self._mpi.SUM)
+            return
+        operation = self._operation(add or plain_add, buffer.dtype)
+        self._handle.Allreduce(self._mpi.IN_PLACE, self._moved(buffer), operation)
+
+    @translated
+    def allgather_json(self, value: Any) -> list[Any]:
+        """Every rank's `value` in rank order; travels as JSON text."""
+        mine = numpy.frombuffer(json.dumps(value).encode(), numpy.uint8)
+        lengths = numpy.zeros(self.size, numpy.int64)
+        self._handle.Allgather([numpy.array([mine.size]), self._mpi.LONG], [lengths, self._mpi.LONG])
+        gathered = numpy.empty(int(lengths.sum()), numpy.uint8)
+        self._handle.Allgatherv([mine, self._mpi.BYTE], [gathered, lengths.tolist(), self._mpi.BYTE])
+        ends = numpy.cumsum(lengths).tolist()
+        return [json.loads(gathered[end - length : end].tobytes()) for end, length in zip(ends, lengths, strict=True)]
+
+    @translated
+    def duplicate(self) -> Communicator:
+        """The same group with a message space of its own."""
+        return MpiCommunicator(self._mpi, self._handle.Dup())
+
+    @translated
+    def split(self, color: int, key: int = 0) -> Communicator:
+        """The group of the ranks that gave the same `color`."""
+        return MpiCommunicator(self._mpi, self._handle.Split(color, key))
+
+    @translated
+    def shared_array(self, shape: Sequence[int], dtype: Any) -> Array:
+        """A shared-memory window that rank 0 of the group holds; MPI refuses where ranks are on several nodes."""
+        item_bytes = numpy.dtype(dtype).itemsize
+        num_bytes = math.prod(shape) * item_bytes if self.rank == 0 else 0
+        window = self._mpi.Win.Allocate_shared(num_bytes, item_bytes, comm=self._handle)
+        self._windows.append(window)
+        memory, _ = window.Shared_query(0)
+        array: Array = numpy.frombuffer(memory, dtype=dtype, count=math.prod(shape)).reshape(shape)
+        if self.rank == 0:
+            array[...] = 0
+        self._handle.Barrier()
+        return array
+
+    @translated
+    def remote_array(self, length: int, dtype: Any) -> MpiRemoteArray:
+        """A window that all ranks may get from and accumulate into at any time."""
+        kind = getattr(self._mpi, _SUMMED_BY_MPI[numpy.dtype(dtype).str[1:]])
+        return MpiRemoteArray(self._mpi, self._handle, length, dtype, kind)
+
+    def failed(self) -> set[int]:
+        """By ULFM, which Open MPI 5 has under `mpiexec --with-ft ulfm`."""
+        return failed_ranks(self._mpi, self._handle)
+
+    @translated
+    def survivors(self) -> Communicator:
+        """MPIX_Comm_shrink."""
+        return MpiCommunicator(self._mpi, self._handle.Shrink())
+
+    @translated
+    def free(self) -> None:
+        """Free windows, operations and, but for the world, the communicator itself."""
+        while self._windows:
+            self._windows.pop().Free()
+        while self._operations:
+            self._operations.popitem()[1].Free()
+        if self._handle != self._mpi.COMM_WORLD:
+            self._handle.Free()
+
+    def abort(self, exit_code: int) -> None:
+        """MPI_Abort: end every rank of the job now; does not return, although some libraries' MPI_Abort does."""
+        sys.stderr.flush()
+        time.sleep(FORWARDED_S)
+        self._handle.Abort(exit_code)
+        os._exit(exit_code)
+
+    def _operation(self, add: Add, dtype: Any) -> Any:
+        if (add, dtype) not in self._operations:
+
+            def combine(incoming: Any, target: Any, _: Any) -> None:
+                add(numpy.frombuffer(target, dtype), numpy.frombuffer(incoming, dtype))
+
+            self._operations[add, dtype] = self._mpi.Op.Create(combine, commute=True)
+        return self._operations[add, dtype]
+
+    def _moved(self, buffer: Array) -> list[Any]:
+        self._check(buffer)
+        name = _MOVED_AS.get(buffer.dtype.itemsize)
+        if name is None:
+            return [buffer, buffer.nbytes, self._mpi.BYTE]
+        return [buffer, buffer.size, getattr(self._mpi, name)]
+
+    def _check(self, buffer: Array) -> None:
+        if not buffer.flags.c_contiguous:
+            raise ValueError("a message's buffer must be C-contiguous; copy it first")
+
+
+if __name__ == "__main__":
+    try:
+        print(json.dumps({"library": library_path(), "version": library_version()}))
+    except UsageError as usage_error:
+        print(json.dumps({"error": str(usage_error)}))

@@ -1,0 +1,1 @@
+"""Control messages without MPI: an authenticated star around rank 0."""

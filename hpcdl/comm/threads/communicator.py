@@ -1,0 +1,188 @@
+"""Ranks as threads of one process: for tests, and for a single rank that needs no MPI.
+
+A message is copied once, when both sides have come, and not before: code that touches a buffer too early, or that
+waits for a send which nobody receives, fails here as it would between machines.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import threading
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any, NoReturn, TypeVar
+
+import numpy
+
+from hpcdl.comm.addition import plain_add
+from hpcdl.comm.threads.rendezvous import ThreadRemoteArray, ThreadRequest, World
+from hpcdl.core.errors import HpcdlError, RankError
+
+if TYPE_CHECKING:
+    from hpcdl.core.protocols import Add, Array, Communicator, Request
+
+Result = TypeVar("Result")
+
+
+def alone() -> ThreadCommunicator:
+    """The communicator of a job of one rank."""
+    return ThreadCommunicator(World(1, ()), tuple(range(1)), 0, ("world",))
+
+
+def run(num_ranks: int, function: Callable[[ThreadCommunicator], Result], hosts: Sequence[str] = ()) -> list[Result]:
+    """Call `function` with a communicator on each of `num_ranks` threads; the results in rank order.
+
+    `hosts` names each rank's node; by default all share this one. When a rank raises, the others' waits raise
+    RankError and its own exception comes out of here, with a note that names the rank.
+    """
+    world = World(num_ranks, hosts)
+    results: list[Any] = [None] * num_ranks
+
+    def body(rank: int) -> None:
+        try:
+            results[rank] = function(ThreadCommunicator(world, tuple(range(num_ranks)), rank, ("world",)))
+            world.leave(rank, None)
+        except BaseException as error:  # noqa: BLE001  the others must be woken whatever it was; raised again below
+            world.leave(rank, error)
+
+    threads = [
+        threading.Thread(target=body, args=(rank,), name=f"rank {rank}", daemon=True) for rank in range(num_ranks)
+    ]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    if world.failure is not None:
+        rank, error = world.failure
+        error.add_note(f"on rank {rank} of {num_ranks} threads")
+        raise error
+    return results
+
+
+class ThreadCommunicator:
+    """Communicator of one thread; `members` are the group's ranks in the world, `name` tells groups apart."""
+
+    library = "threads"
+
+    def __init__(self, world: World, members: tuple[int, ...], rank: int, name: tuple[Any, ...]) -> None:
+        self._world = world
+        self._members = members
+        self._name = name
+        self._num_groups = 0
+        self._num_arrays = 0
+        self.rank = rank
+        self.size = len(members)
+        self.host = world.hosts[members[rank]]
+
+    def isend(self, buffer: Array, destination: int, tag: int = 0) -> ThreadRequest:
+        """Start sending `buffer`."""
+        return self._start(buffer, destination, (self.rank, destination, tag), sends=True)
+
+    def irecv(self, buffer: Array, source: int, tag: int = 0) -> ThreadRequest:
+        """Start receiving into `buffer`."""
+        return self._start(buffer, source, (source, self.rank, tag), sends=False)
+
+    def wait_any(self, requests: Sequence[Request]) -> int:
+        """Index of the first request that is done."""
+        return self._world.wait([request for request in requests if isinstance(request, ThreadRequest)])
+
+    def barrier(self) -> None:
+        """Return when every rank has called."""
+        self.allgather_json(None)
+
+    def broadcast(self, buffer: Array, root: int = 0) -> None:
+        """Fill `buffer` on every rank with the root's bytes, in place."""
+        if self.rank != root:
+            self.irecv(buffer, root, _COLLECTIVE).wait()
+            return
+        requests = [self.isend(buffer, rank, _COLLECTIVE) for rank in range(self.size) if rank != root]
+        for request in requests:
+            request.wait()
+
+    def allreduce(self, buffer: Array, add: Add | None = None) -> None:
+        """Sum in rank order on rank 0, then broadcast."""
+        if self.rank != 0:
+            self.isend(buffer, 0, _COLLECTIVE).wait()
+        else:
+            incoming = numpy.empty_like(buffer)
+            for rank in range(1, self.size):
+                self.irecv(incoming, rank, _COLLECTIVE).wait()
+                (add or plain_add)(buffer, incoming)
+        self.broadcast(buffer)
+
+    def allgather_json(self, value: Any) -> list[Any]:
+        """Every rank's `value` in rank order, through JSON text as between processes."""
+        texts = [json.dumps(value).encode()] * self.size
+        for rank in range(self.size):
+            length = numpy.array([len(texts[rank])])
+            self.broadcast(length, rank)
+            content = numpy.zeros(int(length[0]), numpy.uint8)
+            if rank == self.rank:
+                content[:] = numpy.frombuffer(texts[rank], numpy.uint8)
+            self.broadcast(content, rank)
+            texts[rank] = content.tobytes()
+        return [json.loads(text) for text in texts]
+
+    def duplicate(self) -> Communicator:
+        """The same group with a message space of its own."""
+        return self.split(0, self.rank)
+
+    def split(self, color: int, key: int = 0) -> Communicator:
+        """The group of the ranks that gave the same `color`."""
+        answers = self.allgather_json([color, key])
+        order = sorted((theirs[1], rank) for rank, theirs in enumerate(answers) if theirs[0] == color)
+        ranks = [rank for _, rank in order]
+        self._num_groups += 1
+        name = (*self._name, self._num_groups, color)
+        return ThreadCommunicator(
+            self._world, tuple(self._members[rank] for rank in ranks), ranks.index(self.rank), name
+        )
+
+    def shared_array(self, shape: Sequence[int], dtype: Any) -> Array:
+        """An array that all threads see."""
+        if len({self._world.hosts[member] for member in self._members}) > 1:
+            raise RankError("the ranks of this group are on several nodes and share no memory", rank=self.rank)
+        self._num_arrays += 1
+        with self._world.changed:
+            name = (self._name, self._num_arrays)
+            array: Array = self._world.shared.setdefault(name, numpy.zeros(math.prod(shape), dtype))
+        self.barrier()
+        return array.reshape(shape)
+
+    def remote_array(self, length: int, dtype: Any) -> ThreadRemoteArray:
+        """Arrays that the threads change under one lock."""
+        self._num_arrays += 1
+        name = (self._name, self._num_arrays)
+        with self._world.changed:
+            self._world.shared[*name, self.rank] = numpy.zeros(length, dtype)
+        self.barrier()
+        return ThreadRemoteArray(self._world, [self._world.shared[*name, rank] for rank in range(self.size)], self.rank)
+
+    def failed(self) -> set[int]:
+        """A thread that fails ends the job."""
+        return set()
+
+    def survivors(self) -> Communicator:
+        """Nobody is ever missing."""
+        return self.duplicate()
+
+    def free(self) -> None:
+        """Forget this group's shared arrays."""
+        with self._world.changed:
+            for name in [name for name in self._world.shared if name[0] == self._name]:
+                del self._world.shared[name]
+
+    def abort(self, exit_code: int) -> NoReturn:
+        """End this rank with an error that wakes the others."""
+        raise HpcdlError(f"rank {self.rank} aborted the job with exit code {exit_code}")
+
+    def _start(self, buffer: Array, peer: int, key: tuple[int, int, int], *, sends: bool) -> ThreadRequest:
+        if not buffer.flags.c_contiguous:
+            raise ValueError("a message's buffer must be C-contiguous; copy it first")
+        request = ThreadRequest(self._world, buffer, self._members[peer], sends=sends)
+        self._world.meet(request, (self._name, *key))
+        return request
+
+
+_COLLECTIVE = -1
+"""Tag of the messages of barrier, broadcast, allreduce and allgather_json."""

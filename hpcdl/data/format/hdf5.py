@@ -1,0 +1,233 @@
+"""HDF5 files: the only file that uses h5py. Shards (docs/shard-format.md), and plain arrays as checkpoints need."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import h5py
+import numpy as np
+import numpy.typing as npt
+
+from hpcdl.core.errors import CorruptError, SourceError
+from hpcdl.core.files import replacing
+from hpcdl.data.format.layout import NewShardPlaces, ShardFrame, ShardMap
+
+Array = npt.NDArray[Any]
+ATTRIBUTE_LIMIT = 60_000
+"""Bytes; HDF5 keeps attributes up to 64 KiB in the object header that every HDF5 version reads."""
+_METADATA_BYTES = 65_536
+_COPY_BYTES = 32 * 1024**2
+
+
+def create_shard(path: Path, frame: ShardFrame) -> NewShardPlaces:
+    """Make a shard whose places are laid out and whose samples are still to be written; the data lies last."""
+    blocks = -(-frame.num_samples // frame.block_samples)
+    with h5py.File(
+        path,
+        "w",
+        libver=("earliest", "v110"),
+        locking=False,
+        alignment_threshold=_METADATA_BYTES,
+        alignment_interval=frame.alignment,
+    ) as file:
+        for key, value in frame.attributes.items():
+            file.attrs[key] = value
+        _add_class_names(file, frame.class_names)
+        labels = _add_contiguous(file, "labels", (frame.num_samples,), "<i8")
+        checksums = _add_contiguous(file, "block_checksums", (blocks,), "<u8")
+        offsets = data = None
+        if frame.data_name == "bytes":
+            offsets = _add_contiguous(file, "offsets", (frame.num_samples + 1,), "<i8")
+        if frame.filters is None:
+            data = _add_contiguous(file, frame.data_name, frame.data_shape, frame.dtype)
+        else:
+            chunk = (min(frame.block_samples, frame.num_samples), *frame.data_shape[1:])
+            file.create_dataset(
+                frame.data_name, frame.data_shape, frame.dtype, chunks=chunk, track_times=False, **frame.filters
+            )
+    return NewShardPlaces(labels=labels, checksums=checksums, offsets=offsets, data=data)
+
+
+def _add_contiguous(file: h5py.File, name: str, shape: tuple[int, ...], dtype: str) -> int:
+    """Add a data set whose bytes have a place at once; that place."""
+    plist = h5py.h5p.create(h5py.h5p.DATASET_CREATE)
+    plist.set_layout(h5py.h5d.CONTIGUOUS)
+    plist.set_alloc_time(h5py.h5d.ALLOC_TIME_EARLY)
+    plist.set_fill_time(h5py.h5d.FILL_TIME_NEVER)
+    plist.set_obj_track_times(False)
+    kind = h5py.h5t.py_create(np.dtype(dtype), logical=True)
+    created = h5py.h5d.create(file.id, name.encode(), kind, h5py.h5s.create_simple(shape), dcpl=plist)
+    return int(created.get_offset())
+
+
+def _add_class_names(file: h5py.File, names: tuple[str, ...]) -> None:
+    encoded = [name.encode() for name in names]
+    width = max((len(name) for name in encoded), default=1) or 1
+    table = np.array(encoded, dtype=h5py.string_dtype("utf-8", width))
+    if table.nbytes <= ATTRIBUTE_LIMIT:
+        file.attrs["class_names"] = table
+    else:
+        file.create_dataset("class_names", data=table, track_times=False)
+
+
+def shard_map(path: Path) -> ShardMap:
+    """Where things lie in the shard `path`; CorruptError where it is no readable shard."""
+    try:
+        with h5py.File(path, "r", locking=False) as file:
+            return _map(path, file)
+    except (OSError, KeyError, ValueError, RuntimeError, TypeError) as error:
+        raise CorruptError(f"shard {path} is damaged: {error}") from error
+
+
+def _map(path: Path, file: h5py.File) -> ShardMap:
+    attributes = {key: file.attrs[key] for key in file.attrs if key != "class_names"}
+    name = "bytes" if "bytes" in file else "images"
+    data = file[name]
+    num_samples, block_samples = len(file["labels"]), int(attributes["block_samples"])
+    offsets = file["offsets"][:] if name == "bytes" else None
+    firsts = np.arange(0, num_samples, block_samples, dtype=np.int64)
+    ends = np.minimum(firsts + block_samples, num_samples)
+    if data.chunks is not None:
+        chunks = [data.id.get_chunk_info(number) for number in range(data.id.get_num_chunks())]
+        places = {info.chunk_offset[0] // block_samples: (info.byte_offset, info.size) for info in chunks}
+        extents = np.array([places[number] for number in range(len(firsts))], np.int64).reshape(-1, 2)
+        block_offsets, block_bytes = extents[:, 0], extents[:, 1]
+    else:
+        base = data.id.get_offset() or 0
+        unit = offsets if offsets is not None else np.arange(num_samples + 1) * (data.nbytes // max(1, num_samples))
+        block_offsets, block_bytes = base + unit[firsts], unit[ends] - unit[firsts]
+    return ShardMap(
+        path=path,
+        num_samples=num_samples,
+        block_samples=block_samples,
+        data_name=name,
+        data_shape=data.shape,
+        dtype=data.dtype.name,
+        compressed=data.chunks is not None,
+        block_offsets=block_offsets,
+        block_bytes=block_bytes,
+        labels_offset=file["labels"].id.get_offset(),
+        checksums=file["block_checksums"][:],
+        offsets=offsets,
+        attributes=attributes,
+    )
+
+
+class ChunkReader:
+    """Reads compressed blocks through HDF5's filters; keeps the file open."""
+
+    def __init__(self, path: Path) -> None:
+        load_filters()
+        self._file = h5py.File(path, "r", locking=False)
+        self._data = self._file["images"]
+
+    def read(self, first: int, out: Array) -> None:
+        """Read the samples from `first` on into `out`."""
+        self._data.read_direct(out, np.s_[first : first + len(out)])
+
+    def close(self) -> None:
+        """Close the file."""
+        self._file.close()
+
+
+class ChunkWriter:
+    """Writes compressed blocks through HDF5's filters into a shard made by `create_shard`."""
+
+    def __init__(self, path: Path) -> None:
+        self._file = h5py.File(path, "r+", locking=False)
+        self._data = self._file["images"]
+
+    def write(self, first: int, block: Array) -> None:
+        """Write one whole block whose first sample is `first`."""
+        self._data[first : first + len(block)] = block
+
+    def close(self) -> None:
+        """Flush and close the file."""
+        self._file.close()
+
+
+def load_filters() -> None:
+    """Make hdf5plugin's filters known to HDF5 where the package is there; gzip needs none."""
+    try:
+        import hdf5plugin  # noqa: F401
+    except ImportError:
+        return
+
+
+def write_arrays(path: Path, arrays: Mapping[str, Array], attributes: Mapping[str, Any] | None = None) -> None:
+    """Write named arrays (a name may hold `/` for groups) and attributes to `path`, atomically."""
+    with replacing(path) as temporary, h5py.File(temporary, "w", locking=False) as file:
+        for name, array in arrays.items():
+            file.create_dataset(name, data=array, track_times=False)
+        for key, value in (attributes or {}).items():
+            file.attrs[key] = value
+
+
+def read_arrays(path: Path) -> tuple[dict[str, Array], dict[str, Any]]:
+    """The arrays and attributes that `write_arrays` wrote; CorruptError where the file is damaged."""
+    found: dict[str, Array] = {}
+
+    def keep(name: str, item: Any) -> None:
+        if isinstance(item, h5py.Dataset):
+            found[name] = item[()]
+
+    try:
+        with h5py.File(path, "r", locking=False) as file:
+            file.visititems(keep)
+            return found, dict(file.attrs)
+    except (OSError, RuntimeError, KeyError) as error:
+        raise CorruptError(f"{path} is damaged: {error}") from error
+
+
+class ArrayFile:
+    """A user's HDF5 file, open for reading."""
+
+    def __init__(self, path: Path) -> None:
+        load_filters()
+        self._path = path
+        try:
+            self._file = h5py.File(path, "r", locking=False)
+        except OSError as error:
+            raise SourceError(f"{path} is no HDF5 file that can be read: {error}") from error
+
+    def shapes(self) -> dict[str, tuple[int, ...]]:
+        """Shape by path of every array of numbers in the file."""
+        found: dict[str, tuple[int, ...]] = {}
+
+        def keep(name: str, item: Any) -> None:
+            if isinstance(item, h5py.Dataset) and item.shape and item.dtype.kind in "fiub":
+                found[name] = item.shape
+
+        self._file.visititems(keep)
+        return found
+
+    def kind(self, name: str) -> tuple[tuple[int, ...], np.dtype[Any]]:
+        """Shape and type of an array."""
+        return self._file[name].shape, self._file[name].dtype
+
+    def whole(self, name: str) -> Array:
+        """All of an array."""
+        return np.asarray(self._file[name][()])
+
+    def sample(self, name: str, number: int) -> Array:
+        """Element `number` along the first axis."""
+        return np.asarray(self._file[name][number])
+
+    def unpacked(self, name: str, copy: Path) -> Path:
+        """A file in which any sample of the array can be read alone: this one, or a contiguous `copy` of the array.
+
+        A chunk with several samples would be read and decompressed whole for each of them.
+        """
+        data = self._file[name]
+        if data.chunks is None or data.chunks[0] == 1:
+            return self._path
+        with h5py.File(copy, "w", locking=False) as file:
+            out = file.create_dataset(name, data.shape, data.dtype)
+            rows = max(
+                1, min(data.chunks[0], _COPY_BYTES // max(1, data.dtype.itemsize * int(np.prod(data.shape[1:]))))
+            )
+            for first in range(0, len(data), rows):
+                out[first : first + rows] = data[first : first + rows]
+        return copy

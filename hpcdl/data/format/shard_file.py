@@ -1,0 +1,155 @@
+"""The bytes of a shard: written block by block under checksums, and checked."""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import os
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Self
+
+import numpy as np
+import numpy.typing as npt
+import xxhash
+
+from hpcdl.core.errors import CorruptError
+from hpcdl.data.format.hdf5 import ChunkWriter, create_shard, shard_map
+from hpcdl.data.format.layout import ShardFrame, ShardMap
+from hpcdl.data.format.manifest import ShardEntry
+
+Array = npt.NDArray[Any]
+_PIECE_BYTES = 1 << 20
+_WRITEBACK_BYTES = 8 << 20
+_SYNC_FILE_RANGE_WRITE = 2
+
+
+class NewShard:
+    """A shard under construction; blocks come in order."""
+
+    def __init__(self, path: Path, frame: ShardFrame) -> None:
+        self._path = path
+        self._block_samples = frame.block_samples
+        self._places = create_shard(path, frame)
+        self._checksums = np.zeros(-(-frame.num_samples // frame.block_samples), "<u8")
+        self._chunks = ChunkWriter(path) if frame.filters else None
+        self._descriptor = os.open(path, os.O_RDWR | os.O_CLOEXEC)
+        self._end = self._started = self._places.data or 0
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        os.close(self._descriptor)
+        if self._chunks:
+            self._chunks.close()
+
+    def write_block(self, first: int, block: Array) -> None:
+        """Write the block whose first sample is `first`, behind the one before."""
+        if self._chunks:
+            self._chunks.write(first, block)
+            return
+        content = block.data.cast("B")
+        self._checksums[first // self._block_samples] = xxhash.xxh3_64_intdigest(content)
+        self._write(content, self._end)
+        self._end += len(content)
+        if self._end - self._started >= _WRITEBACK_BYTES:
+            start_writeback(self._descriptor, self._started, self._end - self._started)
+            self._started = self._end
+
+    def finish(self, labels: Array, offsets: Array | None) -> str:
+        """Write what belongs to all blocks; the checksum of the frame."""
+        if self._chunks:
+            self._chunks.close()
+            self._chunks = None
+            found = shard_map(self._path)
+            self._checksums[:] = list(block_checksums(self._descriptor, found))
+        self._write(labels.astype("<i8").data.cast("B"), self._places.labels)
+        self._write(self._checksums.data.cast("B"), self._places.checksums)
+        if offsets is not None and self._places.offsets is not None:
+            self._write(offsets.astype("<i8").data.cast("B"), self._places.offsets)
+        return frame_checksum(self._descriptor, shard_map(self._path))
+
+    def _write(self, content: memoryview, offset: int) -> None:
+        done = 0
+        while done < len(content):
+            done += os.pwrite(self._descriptor, content[done:], offset + done)
+
+
+def start_writeback(descriptor: int, offset: int, num_bytes: int) -> None:
+    """Have the kernel begin to write a range to the device, so that the fsync at the end has little left to wait for.
+
+    Linux's sync_file_range; a hint: where it is missing or fails, the fsync does all of it.
+    """
+    with contextlib.suppress(AttributeError, OSError):
+        call = ctypes.CDLL(None, use_errno=True).sync_file_range
+        call.argtypes = (ctypes.c_int, ctypes.c_int64, ctypes.c_int64, ctypes.c_uint)
+        call(descriptor, offset, num_bytes, _SYNC_FILE_RANGE_WRITE)
+
+
+def block_checksums(descriptor: int, place: ShardMap) -> Iterator[int]:
+    """XXH3-64 of each block's bytes as they lie in the file."""
+    for offset, size in zip(place.block_offsets.tolist(), place.block_bytes.tolist(), strict=True):
+        yield _checksum(descriptor, [(offset, offset + size)]).intdigest()
+
+
+def frame_checksum(descriptor: int, place: ShardMap) -> str:
+    """XXH3-64 of every byte of the file that is in no block, in order."""
+    size = os.fstat(descriptor).st_size
+    starts = place.block_offsets
+    order = np.argsort(starts, kind="stable")
+    gaps, position = [], 0
+    for offset, length in zip(starts[order].tolist(), place.block_bytes[order].tolist(), strict=True):
+        if offset > position:
+            gaps.append((position, offset))
+        position = max(position, offset + length)
+    return str(_checksum(descriptor, [*gaps, (position, size)]).hexdigest())
+
+
+def _checksum(descriptor: int, ranges: list[tuple[int, int]]) -> Any:
+    digest = xxhash.xxh3_64()
+    for start, stop in ranges:
+        while start < stop:
+            content = os.pread(descriptor, min(_PIECE_BYTES, stop - start), start)
+            if not content:
+                break
+            digest.update(content)
+            start += len(content)
+    return digest
+
+
+def faults(folder: Path, entry: ShardEntry, told: Callable[[int], None] = lambda _: None) -> list[str]:
+    """What is wrong with a shard, block by block; empty where every byte is as written. `told` hears of bytes."""
+    path = folder / entry.file
+    try:
+        size = path.stat().st_size
+        if size != entry.num_bytes:
+            return [f"{entry.file}: {size} bytes, {entry.num_bytes} were written"]
+        place = shard_map(path)
+        descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+    except CorruptError as error:
+        return [f"{entry.file}: header ({error})"]
+    except OSError as error:
+        return [f"{entry.file}: cannot be read ({error.strerror})"]
+    try:
+        return _compare(descriptor, place, entry, told)
+    except OSError as error:
+        return [f"{entry.file}: cannot be read ({error.strerror})"]
+    finally:
+        os.close(descriptor)
+
+
+def _compare(descriptor: int, place: ShardMap, entry: ShardEntry, told: Callable[[int], None]) -> list[str]:
+    frame_fits = frame_checksum(descriptor, place) == entry.frame_checksum
+    found = []
+    for block, checksum in enumerate(block_checksums(descriptor, place)):
+        if checksum != int(place.checksums[block]):
+            first, stop = place.block_range(block)
+            found.append(f"{entry.file}: block {block} (samples {first} to {stop - 1})")
+        told(int(place.block_bytes[block]))
+    if not frame_fits:
+        return [f"{entry.file}: header (attributes, labels or block checksums)"]
+    return found

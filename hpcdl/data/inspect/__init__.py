@@ -1,0 +1,1 @@
+"""What a data folder holds, and whether every byte is right."""

@@ -1,0 +1,1 @@
+"""From shards to the batches of every rank: order, reading, staging, TensorFlow."""

@@ -1,0 +1,210 @@
+"""From numpy batches to TensorFlow: the one file of this room that imports it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Any, NamedTuple
+
+import numpy as np
+import tensorflow as tf
+
+from hpcdl.core.errors import UsageError
+from hpcdl.data.dataset import Dataset, Split, open_dataset
+from hpcdl.data.read.augmentation import NONE, Augmentation
+from hpcdl.data.read.buffers import aligned_empty
+from hpcdl.data.read.order import mixed
+from hpcdl.data.read.prefetch import Prefetched
+from hpcdl.data.read.reader import SplitReader, open_reader
+from hpcdl.data.read.stream import TrainingStream
+
+Batches = Prefetched[tuple[Any, Any]]
+_AHEAD = 2
+
+
+def training_batches(
+    dataset: Dataset,
+    *,
+    batch_size: int,
+    worker: int = 0,
+    num_workers: int = 1,
+    seed: int = 0,
+    start_step: int = 0,
+    augment: Augmentation | None = None,
+    deterministic: bool = True,
+) -> Batches:
+    """Endless batches of one worker from `start_step` on: images (B, H, W, C) as stored, labels int64 (B,).
+
+    Samples and augmentation follow from seed and step alone, whatever the number of workers; `deterministic` sets
+    tf.data's option of that name and changes neither. UsageError where the split has fewer samples than a global batch.
+    """
+    stream = _stream(dataset, batch_size, worker, num_workers, seed)
+
+    def produce() -> Iterator[tuple[Any, Any]]:
+        return iter(_dataset(dataset, stream, start_step, seed, augment or NONE, deterministic))
+
+    return Prefetched(produce, depth=_AHEAD, release=stream.close)
+
+
+def evaluation_batches(
+    dataset: Dataset,
+    split: Split,
+    *,
+    batch_size: int,
+    worker: int = 0,
+    num_workers: int = 1,
+    augment: Augmentation | None = None,
+) -> Batches:
+    """A worker's part of one pass over `split`: over all workers every sample exactly once, the last batch shorter.
+
+    Of `augment` only mean and std are applied.
+    """
+    reader = open_reader(dataset, split)
+    first, stop = (split.num_samples * part // num_workers for part in (worker, worker + 1))
+    fixed = Augmentation(mean=augment.mean, std=augment.std) if augment else NONE
+
+    def read(start: int) -> tuple[Any, Any]:
+        ids = np.arange(start, min(start + batch_size, stop), dtype=np.int64)
+        if dataset.encoded:
+            assert isinstance(reader, SplitReader)
+            return np.array(reader.read_encoded(ids), object), reader.labels(ids)
+        array = aligned_empty((len(ids), *reader.sample_shape), reader.dtype)
+        reader.read_samples(ids, array)
+        return array, reader.labels(ids)
+
+    def produce() -> Iterator[tuple[Any, Any]]:
+        batches = _batches(dataset, read, tf.data.Dataset.range(first, stop, batch_size), batch_size, None)
+        if not fixed.changes_nothing:
+            batches = batches.map(lambda images, labels: (_augmented(images, fixed, 0, _Rows(0, 0, 0)), labels))
+        return iter(batches)
+
+    return Prefetched(produce, depth=_AHEAD, release=reader.close)
+
+
+def as_tf_dataset(
+    data: str | Dataset,
+    *,
+    split: str | None = None,
+    batch_size: int = 32,
+    worker: int = 0,
+    num_workers: int = 1,
+    seed: int = 0,
+    start_step: int = 0,
+    epochs: int | None = None,
+    augment: Augmentation | None = None,
+) -> Any:
+    """A `tf.data.Dataset` of shuffled batches (images, labels): the public API, `hpcdl.data.open`.
+
+    `split` defaults to the training split; `epochs=None` repeats for ever. `start_step` resumes.
+    """
+    dataset = open_dataset(data) if isinstance(data, str) else data
+    if split is not None and split not in dataset.splits:
+        raise UsageError(f"{dataset.name} has no split {split!r}; known: {', '.join(dataset.splits)}")
+    stream = _stream(dataset, batch_size, worker, num_workers, seed, dataset.splits[split] if split else None)
+    batches = _dataset(dataset, stream, start_step, seed, augment or NONE, True)
+    if epochs is None:
+        return batches
+    remaining = max(0, epochs * stream.steps_per_epoch - start_step)
+    return batches.take(remaining).apply(tf.data.experimental.assert_cardinality(remaining))
+
+
+def _stream(
+    dataset: Dataset, batch_size: int, worker: int, num_workers: int, seed: int, split: Split | None = None
+) -> TrainingStream:
+    reader = open_reader(dataset, split or dataset.train_split)
+    try:
+        return TrainingStream(reader, batch_size=batch_size, worker=worker, num_workers=num_workers, seed=seed)
+    except UsageError:
+        reader.close()
+        raise
+
+
+def _dataset(
+    dataset: Dataset,
+    stream: TrainingStream,
+    start_step: int,
+    seed: int,
+    augment: Augmentation,
+    deterministic: bool,
+) -> Any:
+    steps = tf.data.Dataset.range(start_step, np.iinfo(np.int64).max)
+    share = stream.share
+    read = stream.files if dataset.encoded else stream.images
+    batches = _batches(dataset, read, steps, share.batch_size, share.batch_size)
+    if not augment.changes_nothing:
+        rows = _Rows(mixed(seed, 7) >> 1, share.batch_size * share.worker, share.batch_size * share.num_workers)
+        batches = tf.data.Dataset.zip(steps, batches).map(
+            lambda step, batch: (_augmented(batch[0], augment, step, rows), batch[1])
+        )
+    options = tf.data.Options()
+    options.deterministic = deterministic
+    return batches.with_options(options).prefetch(_AHEAD)
+
+
+def _batches(dataset: Dataset, read: Callable[[int], Any], steps: Any, batch_size: int, length: int | None) -> Any:
+    """Batches (images, labels) that `read` gives for each element of `steps`; `length` is None where it may vary.
+
+    Arrays are handed over without a copy. Encoded images are decoded one by one, in parallel, by TensorFlow.
+    """
+    kind = tf.string if dataset.encoded else tf.as_dtype(dataset.dtype)
+    shape = () if dataset.encoded else dataset.sample_shape
+
+    def load(step: Any) -> tuple[Any, Any]:
+        images, labels = tf.numpy_function(lambda number: read(int(number)), [step], [kind, tf.int64])
+        images.set_shape((length, *shape))
+        labels.set_shape((length,))
+        return images, labels
+
+    batches = steps.map(load)
+    if not dataset.encoded:
+        return batches
+    decode = _decoder(dataset)
+    samples = batches.unbatch().map(
+        lambda content, label: (decode(content), label), num_parallel_calls=tf.data.AUTOTUNE, deterministic=True
+    )
+    return samples.batch(batch_size, drop_remainder=length is not None)
+
+
+def _decoder(dataset: Dataset) -> Callable[[Any], Any]:
+    """A graph function from a JPEG or PNG file to an image of the data set's shape."""
+    height, width, channels = dataset.sample_shape
+
+    def decode(content: Any) -> Any:
+        image = tf.io.decode_image(content, channels=channels, expand_animations=False)
+        image = tf.image.resize(image, (height, width), method="bilinear", antialias=True)
+        image = tf.cast(tf.round(image), tf.as_dtype(dataset.dtype))
+        image.set_shape((height, width, channels))
+        return image
+
+    return decode
+
+
+class _Rows(NamedTuple):
+    """Which numbers of a step's random ones are this worker's: row i of its batch is number `first` + i of `total`."""
+
+    key: int
+    first: int
+    total: int
+
+
+def _augmented(images: Any, augment: Augmentation, step: Any, rows: _Rows) -> Any:
+    """`images` after the changes that `augment` names; they follow from key, step and place in the global batch."""
+    shape = tf.shape(images)
+    count, height, width = shape[0], shape[1], shape[2]
+
+    def drawn(number: int, columns: int) -> Any:
+        seed = tf.stack([tf.constant(rows.key, tf.int64), 2 * step + number])
+        numbers = tf.random.stateless_uniform((rows.total, columns), seed=seed)
+        return numbers[rows.first : rows.first + count]
+
+    if augment.flip:
+        images = tf.where(drawn(0, 1)[:, :, None, None] < 0.5, images[:, :, ::-1], images)
+    if augment.crop_padding:
+        pad = augment.crop_padding
+        shift = tf.cast(drawn(1, 2) * (2 * pad + 1), tf.int32)
+        padded = tf.pad(images, ((0, 0), (pad, pad), (pad, pad), (0, 0)))
+        padded = tf.gather(padded, shift[:, :1] + tf.range(height), axis=1, batch_dims=1)
+        images = tf.gather(padded, shift[:, 1:] + tf.range(width), axis=2, batch_dims=1)
+    if augment.mean:
+        scale = 255.0 if images.dtype == tf.uint8 else 1.0
+        images = (tf.cast(images, tf.float32) / scale - tf.constant(augment.mean)) / tf.constant(augment.std)
+    return images

@@ -1,0 +1,232 @@
+"""Three ways to bring a worker's samples into batches: alone, picked from windows, or scattered while windows are read.
+
+A window is some blocks in a row of the epoch's sequence (read/order.py). The window in use and the next are held;
+a thread of its own reads ahead.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import numpy as np
+import numpy.typing as npt
+
+from hpcdl.data.read.buffers import BufferPool
+from hpcdl.data.read.order import Epoch, Ids, Layout, worker_slice
+from hpcdl.data.read.reader import SplitReader, SyntheticReader
+
+Array = npt.NDArray[Any]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Share:
+    """A worker's part of every step."""
+
+    steps_per_epoch: int
+    batch_size: int
+    worker: int
+    num_workers: int
+
+    def places(self, step: int) -> tuple[int, int, int]:
+        """Epoch of a step, and where its part of the epoch's sequence starts and stops."""
+        epoch, within = divmod(step, self.steps_per_epoch)
+        start, stop = worker_slice(within, batch_size=self.batch_size, worker=self.worker, num_workers=self.num_workers)
+        return epoch, start, stop
+
+
+class Epochs:
+    """The sequences of the epochs; the last two asked for are kept."""
+
+    def __init__(self, layout: Layout, seed: int) -> None:
+        self._layout, self._seed = layout, seed
+        self._kept: OrderedDict[int, Epoch] = OrderedDict()
+
+    def get(self, number: int) -> Epoch:
+        """The sequence of an epoch."""
+        if number not in self._kept:
+            self._kept[number] = Epoch(self._layout, self._seed, number)
+            while len(self._kept) > 2:
+                self._kept.popitem(last=False)
+        return self._kept[number]
+
+
+class BatchSource(Protocol):
+    """Gives a worker's batch of a step; cheapest when steps are asked for in order."""
+
+    def batch(self, step: int) -> tuple[Array, Ids]:
+        """Images (B, H, W, C) and labels (B,)."""
+
+    def close(self) -> None:
+        """Drop what is under way."""
+
+
+class OwnSamples:
+    """Reads each sample alone."""
+
+    def __init__(self, reader: SplitReader | SyntheticReader, share: Share, epochs: Epochs) -> None:
+        self._reader, self._share, self._epochs = reader, share, epochs
+        self._buffers = BufferPool((share.batch_size, *reader.sample_shape), reader.dtype)
+
+    def batch(self, step: int) -> tuple[Array, Ids]:
+        """Images and labels of a step."""
+        epoch, start, stop = self._share.places(step)
+        ids = self._epochs.get(epoch).ids(start, stop)
+        out = self._buffers.take()
+        self._reader.read_samples(ids, out)
+        return out, self._reader.labels(ids)
+
+    def close(self) -> None:
+        """Nothing is under way."""
+
+
+class GatheredWindows:
+    """Reads windows of whole blocks and copies samples from them: for small samples, and for compressed blocks."""
+
+    def __init__(self, reader: SplitReader, share: Share, epochs: Epochs) -> None:
+        self._reader, self._share, self._epochs = reader, share, epochs
+        self._pool = ThreadPoolExecutor(1, thread_name_prefix="hpcdl-windows")
+        self._under_way: OrderedDict[tuple[int, int], Future[tuple[Array, Ids]]] = OrderedDict()
+        self._batches = BufferPool((share.batch_size, *reader.sample_shape), reader.dtype)
+        longest = reader.layout.window_blocks * int(np.diff(reader.layout.starts).max(initial=1))
+        self._windows = BufferPool((min(longest, reader.layout.num_samples), *reader.sample_shape), reader.dtype)
+
+    def batch(self, step: int) -> tuple[Array, Ids]:
+        """Images and labels of a step."""
+        number, start, stop = self._share.places(step)
+        epoch = self._epochs.get(number)
+        out, labels, row = self._batches.take(), np.empty(stop - start, np.int64), 0
+        for window, indices in epoch.places(start, stop):
+            images, found = self._start(epoch, window).result()
+            np.take(images, indices, axis=0, out=out[row : row + len(indices)], mode="clip")
+            labels[row : row + len(indices)] = found[indices]
+            row += len(indices)
+            self._start(*self._following(epoch, window))
+        return out, labels
+
+    def close(self) -> None:
+        """Drop what is under way."""
+        self._under_way.clear()
+        self._pool.shutdown(cancel_futures=True)
+
+    def _following(self, epoch: Epoch, window: int) -> tuple[Epoch, int]:
+        return (epoch, window + 1) if window + 1 < epoch.num_windows else (self._epochs.get(epoch.epoch + 1), 0)
+
+    def _start(self, epoch: Epoch, window: int) -> Future[tuple[Array, Ids]]:
+        key = (epoch.epoch, window)
+        if key not in self._under_way:
+            while len(self._under_way) > 1:
+                self._under_way.popitem(last=False)
+            self._under_way[key] = self._pool.submit(self._read, epoch, window)
+        return self._under_way[key]
+
+    def _read(self, epoch: Epoch, window: int) -> tuple[Array, Ids]:
+        images, row = self._windows.take(), 0
+        for block in epoch.window_blocks(window).tolist():
+            row += self._reader.read_block(block, images[row:])
+        return images[:row], self._reader.labels(epoch.window_ids(window))
+
+
+class ScatteredWindows:
+    """Reads whole blocks, each sample straight to its place in its batch: one copy between page cache and batch."""
+
+    def __init__(self, reader: SplitReader, share: Share, epochs: Epochs) -> None:
+        self._reader, self._share, self._epochs = reader, share, epochs
+        self._buffers = BufferPool((share.batch_size, *reader.sample_shape), reader.dtype)
+        self._scratch = memoryview(bytearray(reader.sample_bytes * int(np.diff(reader.layout.starts).max(initial=1))))
+        self._pool = ThreadPoolExecutor(1, thread_name_prefix="hpcdl-windows")
+        self._under_way: dict[tuple[int, int], Future[None]] = {}
+        self._batches: dict[int, tuple[Array, Ids]] = {}
+        self._first = self._next = -1
+
+    def batch(self, step: int) -> tuple[Array, Ids]:
+        """Images and labels of a step."""
+        if step != self._next:
+            self._restart(step)
+        self._next = step + 1
+        number, start, stop = self._share.places(step)
+        epoch = self._epochs.get(number)
+        first, last = epoch.window_of(start), epoch.window_of(stop - 1)
+        wanted = [self._start(epoch, window) for window in range(first, last + 1)]
+        self._start(*self._following(step, epoch, last))
+        for window in wanted:
+            window.result()
+        for key in [key for key in self._under_way if key < (number, first)]:
+            del self._under_way[key]
+        return self._batches.pop(step)
+
+    def close(self) -> None:
+        """Drop what is under way."""
+        self._pool.shutdown(cancel_futures=True)
+        self._under_way.clear()
+        self._batches.clear()
+
+    def _restart(self, step: int) -> None:
+        """Forget all batches begun; those of `step` and later will be filled anew."""
+        for future in self._under_way.values():
+            if not future.cancel():
+                future.exception()
+        self._under_way.clear()
+        self._batches.clear()
+        self._first = step
+
+    def _following(self, step: int, epoch: Epoch, window: int) -> tuple[Epoch, int]:
+        """The next window that holds samples of this worker."""
+        _, end = epoch.window_bounds(window)
+        share = self._share
+        later = epoch.epoch * share.steps_per_epoch + end // (share.batch_size * share.num_workers)
+        for candidate in range(max(step, later), max(step, later) + 2):
+            number, start, stop = share.places(candidate)
+            if number != epoch.epoch:
+                break
+            if stop > end:
+                return epoch, epoch.window_of(max(start, end))
+        following = self._epochs.get(epoch.epoch + 1)
+        return following, following.window_of(share.places((epoch.epoch + 1) * share.steps_per_epoch)[1])
+
+    def _start(self, epoch: Epoch, window: int) -> Future[None]:
+        key = (epoch.epoch, window)
+        if key not in self._under_way:
+            self._under_way[key] = self._pool.submit(self._read, epoch, window)
+        return self._under_way[key]
+
+    def _read(self, epoch: Epoch, window: int) -> None:
+        """Fill this worker's rows from one window; a batch is whole when all its windows are read."""
+        steps, rows = self._destinations(epoch, window)
+        labels = self._reader.labels(epoch.window_ids(window))
+        views: dict[int, memoryview] = {}
+        for step in np.unique(steps[steps >= 0]).tolist():
+            if step not in self._batches:
+                self._batches[step] = (self._buffers.take(), np.empty(self._share.batch_size, np.int64))
+            images, found = self._batches[step]
+            views[step] = images.data.cast("B")
+            chosen = steps == step
+            found[rows[chosen]] = labels[chosen]
+        begin = 0
+        for block in epoch.window_blocks(window).tolist():
+            end = begin + int(self._reader.layout.starts[block + 1] - self._reader.layout.starts[block])
+            targets = zip(steps[begin:end].tolist(), rows[begin:end].tolist(), strict=True)
+            self._reader.read_scattered(block, list(self._views(targets, views)))
+            begin = end
+
+    def _views(self, targets: Iterator[tuple[int, int]], views: dict[int, memoryview]) -> Iterator[memoryview]:
+        """Where the samples of a block go, in order; those of other workers into the scratch."""
+        size = self._reader.sample_bytes
+        for step, row in targets:
+            yield views[step][row * size : (row + 1) * size] if step >= 0 else self._scratch[:size]
+
+    def _destinations(self, epoch: Epoch, window: int) -> tuple[Ids, Ids]:
+        """Step (-1: not this worker's) and row in its batch of each sample of the window's blocks, as they lie."""
+        share = self._share
+        first, last = epoch.window_bounds(window)
+        within_step, rows = np.divmod(np.arange(first, last, dtype=np.int64), share.batch_size * share.num_workers)
+        rows -= share.worker * share.batch_size
+        steps = epoch.epoch * share.steps_per_epoch + within_step
+        mine = (rows >= 0) & (rows < share.batch_size) & (within_step < share.steps_per_epoch) & (steps >= self._first)
+        order = epoch.window_order(window)
+        target_steps, target_rows = np.full(last - first, -1, np.int64), np.zeros(last - first, np.int64)
+        target_steps[order[mine]], target_rows[order[mine]] = steps[mine], rows[mine]
+        return target_steps, target_rows

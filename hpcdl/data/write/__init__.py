@@ -1,0 +1,1 @@
+"""`hpcdl shard`: list a source, plan, write in parallel, repair."""

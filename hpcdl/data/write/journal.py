@@ -1,0 +1,90 @@
+"""The manifest under way: each shard is entered once it is whole, one line of JSON, fsynced.
+
+Every rank has a file of its own, `manifest.partial.RANK`. A line that a crash cut short counts as absent.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import os
+from collections.abc import Iterator
+from pathlib import Path
+
+from hpcdl.core.errors import UsageError
+from hpcdl.core.files import sync_folder
+from hpcdl.core.records import from_json
+from hpcdl.data.dataset import PARTIAL_PREFIX
+from hpcdl.data.write.shards import ShardResult
+
+
+class Journal:
+    """Appends to the partial manifest of one rank."""
+
+    def __init__(self, folder: Path, rank: int, identity: str) -> None:
+        path = folder / f"{PARTIAL_PREFIX}.{rank:05d}"
+        self._descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
+        content = path.read_bytes()
+        whole = content.rfind(b"\n") + 1
+        os.ftruncate(self._descriptor, whole)
+        os.lseek(self._descriptor, 0, os.SEEK_END)
+        if whole == 0:
+            self._append({"identity": identity})
+            sync_folder(folder)
+
+    def enter(self, result: ShardResult) -> None:
+        """Enter a finished shard."""
+        self._append(dataclasses.asdict(result))
+
+    def close(self) -> None:
+        """Close the file."""
+        os.close(self._descriptor)
+
+    def _append(self, document: object) -> None:
+        content = json.dumps(document).encode() + b"\n"
+        while content:
+            content = content[os.write(self._descriptor, content) :]
+        os.fsync(self._descriptor)
+
+
+def entered(folder: Path, identity: str) -> dict[tuple[str, int], ShardResult]:
+    """The shards that all partial manifests of `folder` hold and that are there in full size.
+
+    UsageError where they belong to another job: another source or other options.
+    """
+    found = {}
+    for path in sorted(folder.glob(f"{PARTIAL_PREFIX}.*")):
+        documents = list(_documents(path))
+        if documents and documents[0].get("identity") != identity:
+            raise UsageError(
+                f"{folder} was begun with other options, another source or another hpcdl; "
+                "give the same as then, or another target folder"
+            )
+        for document in documents[1:]:
+            result = from_json(ShardResult, document)
+            if result.entry is None or _is_whole(folder / result.entry.file, result.entry.num_bytes):
+                found[result.split, result.number] = result
+    return found
+
+
+def remove(folder: Path) -> None:
+    """Remove the partial manifests: the manifest has taken their place."""
+    for path in folder.glob(f"{PARTIAL_PREFIX}.*"):
+        path.unlink()
+
+
+def _documents(path: Path) -> Iterator[dict[str, object]]:
+    for line in path.read_bytes().splitlines(keepends=True):
+        if not line.endswith(b"\n"):
+            return
+        try:
+            document = json.loads(line)
+        except ValueError:
+            return
+        if not isinstance(document, dict):
+            return
+        yield document
+
+
+def _is_whole(path: Path, num_bytes: int) -> bool:
+    return path.is_file() and path.stat().st_size == num_bytes

@@ -1,0 +1,185 @@
+"""From a request to a job: recognise the source, list its samples, divide them, settle shape and plan."""
+
+from __future__ import annotations
+
+import itertools
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from hpcdl.config.load import flatten
+from hpcdl.config.settings import settings_of
+from hpcdl.core.errors import SourceError, UsageError
+from hpcdl.data.dataset import UNSPLIT
+from hpcdl.data.format.compression import filters
+from hpcdl.data.lustre import file_system_of
+from hpcdl.data.read.order import mixed
+from hpcdl.data.sources import SOURCES
+from hpcdl.data.sources.base import Content, Source, SourceFacts, SourceSpec, UnreadableSample, open_source, recognise
+from hpcdl.data.write.images import image_header
+from hpcdl.data.write.index import Index, IndexWriter
+from hpcdl.data.write.job import Job
+from hpcdl.data.write.plan import make_plan
+from hpcdl.data.write.request import LayoutConfig, ShardConfig, ShardRequest, SourceConfig, parse_split
+
+_HEADERS = 1000
+"""So many image files of a split, spread evenly, are looked into for size and colours; the writing checks the rest."""
+
+
+def make_job(request: ShardRequest, work: Path) -> Job:
+    """List the source into `work` and plan; SourceError and UsageError say what is unusable."""
+    layout = request.config.layout
+    spec = _spec(request, work)
+    fractions = parse_split(layout.split) if layout.split else None
+    filters(layout.compression)  # raises where its package is missing
+    source = open_source(spec)
+    with IndexWriter(work) as writer:
+        facts = source.scan(writer)
+        counts, fingerprint = dict(writer.counts), writer.fingerprint()
+    counts = {name: count for name, count in counts.items() if count}
+    if not counts:
+        raise SourceError(f"{request.source} holds no samples; there is nothing to shard")
+    _check_kind(layout, facts)
+    index = Index(work)
+    try:
+        class_counts, total_size = _tally(index, counts, len(facts.class_names), request.source)
+        shape = _shape(layout, source, facts, index, counts)
+        if fractions:
+            if list(counts) != [UNSPLIT]:
+                raise UsageError(f"{request.source} is already divided into {', '.join(counts)}; leave out --split")
+            counts = divide_all(work, index, class_counts, fractions, layout.seed)
+    finally:
+        index.close()
+    encoded = layout.encoding == "encoded"
+    dtype = "uint8" if facts.samples_are == "files" else facts.dtype
+    pixel_bytes = sum(counts.values()) * int(np.prod(shape)) * np.dtype(dtype).itemsize
+    job = Job(
+        name=Path(spec.location).name,
+        source_name=Path(spec.location).name,
+        spec=spec,
+        facts=facts,
+        plan=make_plan(counts, total_size if encoded else pixel_bytes, layout, file_system_of(request.target)),
+        fingerprint=fingerprint,
+        encoding=layout.encoding,
+        compression=layout.compression,
+        sample_shape=shape,
+        dtype=dtype,
+        image_size=layout.image_size,
+        members=fractions is not None,
+        seed=layout.seed,
+        on_error=request.config.writing.on_error,
+        options=recipe_options(request.config),
+    )
+    job.write(work)
+    return job
+
+
+def recipe_options(config: ShardConfig) -> dict[str, Any]:
+    """The settings that shards follow from, by key, in types that JSON has; those left unset are left out."""
+    kept = {item.key for group in (SourceConfig, LayoutConfig) for item in settings_of(group)}
+    plain = {key: list(value) if isinstance(value, tuple) else value for key, value in flatten(config).items()}
+    return {key: value for key, value in plain.items() if key in kept and value is not None}
+
+
+def divide_all(work: Path, index: Index, class_counts: Any, fractions: dict[str, float], seed: int) -> dict[str, int]:
+    """Divide the undivided list by class."""
+    from hpcdl.data.write.split import divide
+
+    return divide(work, index, UNSPLIT, class_counts, fractions, mixed(seed, 10))
+
+
+def _spec(request: ShardRequest, work: Path) -> SourceSpec:
+    chosen, layout = request.config.source, request.config.layout
+    name = recognise(request.source) if chosen.format == "auto" else chosen.format
+    SOURCES.entry(name)
+    if not request.source.startswith("synthetic:"):
+        if name == "synthetic":
+            raise SourceError(f"--format synthetic needs a source such as synthetic:imagenet, not {request.source}")
+        if not Path(request.source).exists():
+            raise SourceError(f"no such source: {request.source}; give a folder or file, or synthetic:NAME")
+        if chosen.samples is not None:
+            raise UsageError("--samples is for synthetic sources; leave it out")
+    location = request.source if name == "synthetic" else str(Path(request.source).expanduser().absolute())
+    return SourceSpec(
+        format=name,
+        location=location,
+        samples=chosen.samples,
+        image_field=chosen.image_field,
+        label_field=chosen.label_field,
+        axes=chosen.axes,
+        seed=layout.seed,
+        checks=request.config.writing.on_error == "stop",
+        work=str(work),
+    )
+
+
+def _check_kind(layout: LayoutConfig, facts: SourceFacts) -> None:
+    if facts.samples_are == "files":
+        return
+    for name, wish in (("--image-size", layout.image_size), ("--channels", layout.channels)):
+        if wish is not None:
+            raise UsageError(f"{name} is for image files; this source holds arrays, which go through as they are")
+    if layout.encoding == "encoded":
+        raise UsageError("--encoding encoded packs JPEG and PNG files; this source holds pixels, use --encoding raw")
+
+
+def _tally(index: Index, counts: dict[str, int], num_classes: int, source: str) -> tuple[Any, int]:
+    """Samples by class over all splits, and encoded bytes in all; SourceError for a label out of range."""
+    class_counts, total = np.zeros(num_classes, np.int64), 0
+    for split in counts:
+        position = 0
+        for rows in index.chunks(split):
+            wrong = (rows["label"] < 0) | (rows["label"] >= num_classes)
+            if wrong.any():
+                at = int(np.flatnonzero(wrong)[0])
+                raise SourceError(
+                    f"{source}: sample {position + at} has the label {rows['label'][at]}, "
+                    f"out of range 0 to {num_classes - 1}; correct the source"
+                )
+            class_counts += np.bincount(rows["label"], minlength=num_classes)
+            total += int(rows["size"].sum())
+            position += len(rows)
+    return class_counts, total
+
+
+def _shape(
+    layout: LayoutConfig, source: Source, facts: SourceFacts, index: Index, counts: dict[str, int]
+) -> tuple[int, int, int]:
+    """(height, width, channels) of the samples to come."""
+    if facts.sample_shape is not None:
+        height, width, channels = facts.sample_shape
+        return height, width, channels
+    if layout.compression and layout.encoding == "encoded":
+        raise UsageError("--compression is for raw data; JPEG and PNG are compressed already")
+    found: dict[tuple[int, int], str] = {}
+    grey = True
+    for split, count in counts.items():
+        step = max(1, count // _HEADERS)
+        for number in itertools.takewhile(lambda at: at < count, itertools.count(0, step)):  # noqa: B023  used at once
+            row = index.rows(split, np.array([number], np.int64))[0]
+            try:
+                height, width, channels = image_header(_content(source, row, facts, index))
+            except UnreadableSample:
+                continue  # the writing will meet it again and do what --on-error says
+            grey = grey and channels == 1
+            if not layout.image_size:
+                found.setdefault((height, width), source.describe(row, facts, index))
+                if len(found) > 1:
+                    (first, one), (second, other) = found.items()
+                    raise UsageError(
+                        f"images differ in size ({one}: {first[0]}x{first[1]}, {other}: {second[0]}x{second[1]}); "
+                        "give --image-size, for example --image-size 224"
+                    )
+            elif not grey:
+                break
+    size = layout.image_size or next(iter(found), None)
+    if size is None:
+        raise SourceError("not one image of the source can be read; check the files")
+    return size[0], size[1], layout.channels or (1 if grey else 3)
+
+
+def _content(source: Source, row: Any, facts: SourceFacts, index: Index) -> Content:
+    content = source.read(row, facts, index)
+    assert not isinstance(content, np.ndarray)
+    return content

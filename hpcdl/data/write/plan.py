@@ -1,0 +1,126 @@
+"""What will be written, decided before the first byte: shards, blocks, alignment and stripes, each with its reason."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+
+from hpcdl.core.errors import UsageError
+from hpcdl.core.units import format_bytes, format_count
+from hpcdl.data.lustre import FileSystem, Stripes, striping
+from hpcdl.data.write.request import LayoutConfig
+
+SHARD_BYTES = 256 * 1024**2
+SHARD_BYTES_LEAST = 64 * 1024**2
+FEWEST_SHARDS = 8
+BLOCK_BYTES = 1024**2
+MOST_BLOCK_BYTES = 32 * 1024**2
+MOST_SHARDS = 10_000
+MAX_RANKS = 64
+PAGE = 4096
+
+
+@dataclass(frozen=True, kw_only=True)
+class Plan:
+    """Sizes in bytes; `shards` by split; `sample_bytes` is a mean for encoded data."""
+
+    num_samples: Mapping[str, int]
+    shards: Mapping[str, int]
+    sample_bytes: float
+    total_bytes: int
+    block_samples: int
+    alignment: int
+    stripes: Stripes | None
+    reasons: Sequence[str] = field(default=())
+
+    def shard_samples(self, split: str, number: int) -> tuple[int, int]:
+        """First position of a shard in its split's shuffled sequence, and the one behind its last."""
+        total, count = self.num_samples[split], self.shards[split]
+        return total * number // count, total * (number + 1) // count
+
+
+def make_plan(num_samples: Mapping[str, int], total_bytes: int, layout: LayoutConfig, file_system: FileSystem) -> Plan:
+    """The plan for `total_bytes` of samples in splits of `num_samples`. UsageError where the wishes do not fit."""
+    everything = sum(num_samples.values())
+    sample_bytes = total_bytes / everything
+    reasons: list[str] = []
+    train = num_samples.get("train", max(num_samples.values()))
+    max_ranks = layout.max_ranks or min(MAX_RANKS, train)
+    if max_ranks > train:
+        raise UsageError(
+            f"--max-ranks {max_ranks} is more than the {train} samples to train on; give --max-ranks {train} or less"
+        )
+    block = _block_samples(sample_bytes, train // max_ranks, layout, file_system, reasons)
+    shard_bytes = _shard_bytes(total_bytes, layout, file_system, reasons)
+    shards = {name: _num_shards(count, sample_bytes, shard_bytes, layout) for name, count in num_samples.items()}
+    largest = max(int(count * sample_bytes / shards[name]) for name, count in num_samples.items())
+    stripes = striping(file_system, largest, layout, reasons)
+    alignment = max(PAGE, stripes.size if stripes else 0)
+    why = "the stripe size" if stripes else "a memory page"
+    reasons.append(f"the first block starts at a multiple of {format_bytes(alignment)}: {why}")
+    reasons.append(steps_rule(train, max_ranks))
+    if layout.compression:
+        reasons.append(f"blocks are compressed ({layout.compression}): smaller, but every read decompresses")
+    return Plan(
+        num_samples=dict(num_samples),
+        shards=shards,
+        sample_bytes=sample_bytes,
+        total_bytes=total_bytes,
+        block_samples=block,
+        alignment=alignment,
+        stripes=stripes,
+        reasons=reasons,
+    )
+
+
+def steps_rule(num_samples: int, max_ranks: int) -> str:
+    """The rule by which all ranks take the same number of steps, with numbers."""
+    return (
+        "every rank takes floor(samples / (batch size x workers)) steps an epoch, whatever the number of ranks; the "
+        "samples left over, always fewer than one global batch, are dropped, others in each epoch: batch size 1 on "
+        f"{max_ranks} workers gives {num_samples // max_ranks} steps and leaves {num_samples % max_ranks} of "
+        f"{format_count(num_samples)}"
+    )
+
+
+def _block_samples(
+    sample_bytes: float, by_ranks: int, layout: LayoutConfig, file_system: FileSystem, reasons: list[str]
+) -> int:
+    wanted = layout.block_size or BLOCK_BYTES
+    if layout.block_size is None and file_system.is_lustre and layout.stripe_size:
+        wanted = min(layout.stripe_size, 4 * BLOCK_BYTES)
+    if wanted > MOST_BLOCK_BYTES:
+        raise UsageError(
+            f"--block-size {format_bytes(wanted).replace(' ', '')} is more than a writer may hold; "
+            f"give {format_bytes(MOST_BLOCK_BYTES).replace(' ', '')} or less"
+        )
+    by_size = max(1, round(wanted / max(1.0, sample_bytes)))
+    samples = min(by_size, by_ranks)
+    why = "asked for" if layout.block_size else "large enough for full speed, small enough to shuffle"
+    if by_ranks < by_size:
+        why = "so that each of the --max-ranks ranks has a block of its own"
+    reasons.append(f"blocks of {samples} samples, about {format_bytes(round(samples * sample_bytes))}: {why}")
+    return samples
+
+
+def _shard_bytes(total_bytes: int, layout: LayoutConfig, file_system: FileSystem, reasons: list[str]) -> int:
+    if layout.shards:
+        reasons.append(f"{layout.shards} shards in each split: asked for")
+        return 0
+    if layout.shard_size:
+        reasons.append(f"shards of about {format_bytes(layout.shard_size)}: asked for")
+        return layout.shard_size
+    wanted = max(FEWEST_SHARDS, file_system.num_osts or 0)
+    size = min(SHARD_BYTES, max(SHARD_BYTES_LEAST, total_bytes // wanted))
+    why = f"few files, quick to write again; {wanted} of them where the data allow, "
+    why += "to load every object storage target" if wanted > FEWEST_SHARDS else "to write in parallel"
+    if total_bytes // size > MOST_SHARDS:
+        size, why = total_bytes // MOST_SHARDS, f"more than {MOST_SHARDS} files would burden the metadata server"
+    reasons.append(f"shards of about {format_bytes(size)}: {why}")
+    return size
+
+
+def _num_shards(count: int, sample_bytes: float, shard_bytes: int, layout: LayoutConfig) -> int:
+    if layout.shards:
+        return min(layout.shards, count)
+    return min(count, max(1, round(count * sample_bytes / shard_bytes)))

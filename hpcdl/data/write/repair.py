@@ -1,0 +1,79 @@
+"""Writes damaged shards again from the source, byte by byte as they were."""
+
+from __future__ import annotations
+
+import dataclasses
+import shutil
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+from hpcdl.config.load import Layer, load
+from hpcdl.core.errors import HpcdlError, UsageError
+from hpcdl.core.files import sync_folder
+from hpcdl.core.lock import writing
+from hpcdl.data.dataset import UNSPLIT
+from hpcdl.data.format.manifest import Manifest, read_manifest
+from hpcdl.data.sources.base import open_source
+from hpcdl.data.write.index import Index
+from hpcdl.data.write.job import WORK_NAME, Job, shard_file
+from hpcdl.data.write.listing import make_job
+from hpcdl.data.write.request import ShardConfig, ShardRequest
+from hpcdl.data.write.shards import ShardWriter
+
+
+def repair(folder: Path, source: str, bad_shards: Sequence[str]) -> list[str]:
+    """Write the shards `bad_shards` again from `source`; the files written.
+
+    UsageError where the source is not what the data was made from; nothing is replaced then.
+    """
+    manifest, _ = read_manifest(folder)
+    if not bad_shards:
+        return []
+    with writing(folder):
+        work = folder / WORK_NAME
+        shutil.rmtree(work, ignore_errors=True)
+        work.mkdir()
+        try:
+            return list(_rewritten(folder, manifest, _job(folder, source, manifest, work), set(bad_shards)))
+        finally:
+            shutil.rmtree(work, ignore_errors=True)
+
+
+def _job(folder: Path, source: str, manifest: Manifest, work: Path) -> Job:
+    """The job that made the folder, with the source where it is now."""
+    recipe = manifest.recipe
+    layers = [
+        Layer(origin="manifest", values=recipe.options),
+        Layer(origin="manifest", values={"on-error": "skip" if manifest.skipped else "stop"}),
+    ]
+    request = ShardRequest(source=source, target=folder, config=load(ShardConfig, layers).config)
+    job = make_job(request, work)
+    if job.fingerprint != recipe.fingerprint:
+        raise UsageError(f"{source} is not what {folder} was made from: names, sizes or labels of its samples differ")
+    plan = dataclasses.replace(
+        job.plan,
+        num_samples=recipe.num_samples,
+        shards=recipe.shards,
+        alignment=recipe.alignment,
+        block_samples=manifest.block_samples,
+    )
+    return dataclasses.replace(
+        job, name=manifest.name, source_name=manifest.source["name"], plan=plan, version=manifest.hpcdl_version
+    )
+
+
+def _rewritten(folder: Path, manifest: Manifest, job: Job, bad: set[str]) -> Iterator[str]:
+    entries = {entry.file: entry for entry in manifest.shards()}
+    writer = ShardWriter(folder / WORK_NAME, job, open_source(job.spec), Index(folder / WORK_NAME))
+    for split, number in job.tasks():
+        name = shard_file(split, number, UNSPLIT)
+        if name not in bad:
+            continue
+        made = folder / WORK_NAME / name
+        made.parent.mkdir(exist_ok=True)
+        result = writer.write(split, number)
+        if result.entry != entries[name]:
+            raise HpcdlError(f"{name} made from this source is not what it was: the content of the source has changed")
+        made.replace(folder / name)
+        sync_folder((folder / name).parent)
+        yield name

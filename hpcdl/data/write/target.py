@@ -1,0 +1,103 @@
+"""The folder that shards are written to: may it be, does it hold enough, and how is it left."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+
+from hpcdl.core.errors import HpcdlError, UsageError
+from hpcdl.core.lock import FILE_NAME as LOCK_NAME
+from hpcdl.core.lock import check_free
+from hpcdl.core.units import format_bytes
+from hpcdl.data.dataset import PARTIAL_PREFIX, UNSPLIT
+from hpcdl.data.format.manifest import FILE_NAME as MANIFEST_NAME
+from hpcdl.data.lustre import set_stripes
+from hpcdl.data.write.job import WORK_NAME, Job, shard_file
+from hpcdl.data.write.request import ShardRequest
+
+_OURS = {WORK_NAME, LOCK_NAME}
+
+
+def check_target(request: ShardRequest) -> None:
+    """UsageError unless the target is new, empty, or may be resumed as asked, and nobody writes to it."""
+    target = request.target
+    if target.exists() and not target.is_dir():
+        raise UsageError(f"{target} is a file; name a folder to write to")
+    if not target.is_dir():
+        return
+    check_free(target)
+    names = {entry.name for entry in target.iterdir()} - _OURS
+    partial = any(name.startswith(PARTIAL_PREFIX) for name in names)
+    if MANIFEST_NAME in names and not request.resume:
+        raise UsageError(f"{target} holds a finished data set; name another folder")
+    if partial and not request.resume:
+        raise UsageError(f"{target} holds an unfinished data set; go on with --resume, or remove it")
+    if names and not partial and MANIFEST_NAME not in names:
+        raise UsageError(f"{target} is not empty and no data folder; name a new or an empty folder")
+
+
+def make_folders(target: Path) -> list[Path]:
+    """Make `target` and its parents; the folders that were not there before, deepest first."""
+    missing = [folder for folder in (target, *target.parents) if not folder.exists()]
+    try:
+        target.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise UsageError(f"cannot make the folder {target}: {error.strerror}; name another one") from error
+    if not os.access(target, os.W_OK | os.X_OK):
+        raise UsageError(f"cannot write to {target}: permission denied; name another folder")
+    return missing
+
+
+@contextmanager
+def undoing(target: Path, made: list[Path]) -> Iterator[Callable[[], None]]:
+    """Remove the empty folders `made` again after an error, until the yielded function is called: then all stays."""
+    undo = True
+
+    def keep() -> None:
+        nonlocal undo
+        undo = False
+
+    try:
+        yield keep
+    except BaseException:
+        if undo and not any(target.glob(f"{PARTIAL_PREFIX}.*")):
+            for folder in made:
+                with suppress(OSError):
+                    folder.rmdir()
+        raise
+
+
+def prepare_splits(target: Path, job: Job) -> None:
+    """Make the folders of the splits, striped, and clear what a killed writer left behind."""
+    for split in job.plan.shards:
+        folder = (target / shard_file(split, 0, UNSPLIT)).parent
+        folder.mkdir(exist_ok=True)
+        if job.plan.stripes:
+            set_stripes(folder, job.plan.stripes)
+        for left in folder.glob(".*.tmp"):
+            left.unlink()
+
+
+def missing_bytes(job: Job, num_shards: int) -> int:
+    """About how many bytes so many shards take."""
+    return int(job.plan.total_bytes / len(job.tasks()) * num_shards) + num_shards * job.plan.alignment
+
+
+def check_space(target: Path, job: Job, num_shards: int) -> None:
+    """HpcdlError where so many shards cannot fit; compressed sizes are not known before."""
+    needed = missing_bytes(job, num_shards)
+    found = os.statvfs(target)
+    if job.compression is None and found.f_bavail * found.f_frsize < needed:
+        raise no_space(target, needed)
+
+
+def no_space(target: Path, needed: int) -> HpcdlError:
+    """The error for a full file system."""
+    found = os.statvfs(target)
+    free = format_bytes(found.f_bavail * found.f_frsize)
+    return HpcdlError(
+        f"no space left in {target}: {format_bytes(needed)} are needed, {free} are free; "
+        "make room and run the same command with --resume"
+    )

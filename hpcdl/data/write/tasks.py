@@ -1,0 +1,141 @@
+"""Writes many shards, here or in processes of their own, and hands over each one as it is finished."""
+
+from __future__ import annotations
+
+import json
+import os
+import selectors
+import subprocess
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+from hpcdl.core.errors import HpcdlError
+from hpcdl.core.records import from_json
+from hpcdl.data.sources.base import SourceChanged, UnreadableSample
+from hpcdl.data.write.shards import ShardResult
+from hpcdl.data.write.worker import open_writer
+
+Task = tuple[str, int]
+Told = Callable[[int], None]
+_ERRORS = {error.__name__: error for error in (HpcdlError, UnreadableSample, SourceChanged)}
+
+
+def write_all(target: Path, tasks: Sequence[Task], workers: int, told: Told) -> Iterator[ShardResult]:
+    """Write the shards `tasks` of the job in `target` with so many processes; `told` hears of samples when done."""
+    if workers > 1 and len(tasks) > 1:
+        return _in_processes(target, tasks, min(workers, len(tasks)), told)
+    return _here(target, tasks, told)
+
+
+def _here(target: Path, tasks: Sequence[Task], told: Told) -> Iterator[ShardResult]:
+    if not tasks:
+        return
+    writer = open_writer(target)
+    try:
+        with ThreadPoolExecutor(max_workers=1) as settler:  # the device takes a shard in while the next is written
+            before: tuple[ShardResult, Future[None]] | None = None
+            for split, number in tasks:
+                try:
+                    result, settle = writer.begin(split, number, told)
+                except BaseException:
+                    if before is not None:
+                        yield _settled(*before)
+                    raise
+                if before is not None:
+                    yield _settled(*before)
+                before = result, settler.submit(settle)
+            if before is not None:
+                yield _settled(*before)
+    finally:
+        writer.close()
+
+
+def _settled(result: ShardResult, durable: Future[None]) -> ShardResult:
+    durable.result()
+    return result
+
+
+def _in_processes(target: Path, tasks: Sequence[Task], workers: int, told: Told) -> Iterator[ShardResult]:
+    waiting = list(reversed(tasks))
+    with selectors.DefaultSelector() as ready:
+        processes = [_Process(target) for _ in range(workers)]
+        try:
+            for process in processes:
+                ready.register(process.output, selectors.EVENT_READ, process)
+                process.give(waiting.pop())
+            while any(process.task for process in processes):
+                for key, _ in ready.select():
+                    process = key.data
+                    for document in process.hear():
+                        if "samples" in document:
+                            told(document["samples"])
+                            continue
+                        yield _result(document)
+                        process.task = None
+                        if waiting:
+                            process.give(waiting.pop())
+                        else:
+                            process.end()
+                            ready.unregister(process.output)
+                            break
+        finally:
+            for process in processes:
+                process.kill()
+
+
+def _result(document: dict[str, Any]) -> ShardResult:
+    if "done" in document:
+        return from_json(ShardResult, document["done"])
+    if "errno" in document:
+        raise OSError(document["errno"], document["error"])
+    error = _ERRORS.get(document["type"], HpcdlError)(document["error"])
+    error.exit_code = document["exit_code"]
+    raise error
+
+
+class _Process:
+    """One writing process and the shard it is at."""
+
+    def __init__(self, target: Path) -> None:
+        command = [sys.executable, "-m", "hpcdl.data.write.worker", str(target), str(os.getpid())]
+        # stderr stays the parent's: what a dying interpreter says should be read.
+        self._process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE)
+        assert self._process.stdin is not None
+        assert self._process.stdout is not None
+        self._input, self.output = self._process.stdin, self._process.stdout
+        self._rest = b""
+        self.task: Task | None = None
+
+    def give(self, task: Task) -> None:
+        """Have it write a shard."""
+        self.task = task
+        with suppress(BrokenPipeError):  # it died: `hear` will tell
+            self._input.write(f"{task[0]} {task[1]}\n".encode())
+            self._input.flush()
+
+    def hear(self) -> list[dict[str, Any]]:
+        """What it said since; HpcdlError where it died."""
+        content = os.read(self.output.fileno(), 65536)
+        if not content:
+            code = self._process.wait()
+            how = f"signal {-code}" if code < 0 else f"exit code {code}"
+            raise HpcdlError(f"a writing process died ({how}); run the same command with --resume")
+        *lines, self._rest = (self._rest + content).split(b"\n")
+        return [json.loads(line) for line in lines]
+
+    def end(self) -> None:
+        """Let it go: its input ends."""
+        with suppress(BrokenPipeError):
+            self._input.close()
+
+    def kill(self) -> None:
+        """End it now, if it still runs."""
+        if self._process.poll() is None and self.task is not None:
+            self._process.kill()
+        self.end()
+        self.output.close()
+        self._process.wait()

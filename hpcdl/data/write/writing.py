@@ -1,0 +1,211 @@
+"""`hpcdl shard` as a function: list the source, plan, write in parallel, enter each shard, end with the manifest."""
+
+from __future__ import annotations
+
+import errno
+import os
+import shutil
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+from hpcdl.core.errors import HpcdlError, StoppedEarly
+from hpcdl.core.lock import writing
+from hpcdl.core.progress import Progress, progress
+from hpcdl.core.protocols import Communicator
+from hpcdl.core.units import format_rate
+from hpcdl.data.format.manifest import FILE_NAME as MANIFEST_NAME
+from hpcdl.data.format.manifest import Manifest, Recipe, SplitEntry, read_manifest, write_manifest
+from hpcdl.data.write import journal
+from hpcdl.data.write.job import WORK_NAME, Job
+from hpcdl.data.write.listing import make_job
+from hpcdl.data.write.request import ShardRequest
+from hpcdl.data.write.shards import ShardResult
+from hpcdl.data.write.target import (
+    check_space,
+    check_target,
+    make_folders,
+    missing_bytes,
+    no_space,
+    prepare_splits,
+    undoing,
+)
+from hpcdl.data.write.tasks import Task, write_all
+
+Results = dict[tuple[str, int], ShardResult]
+_WORTH_A_PROCESS = 32 * 1024**2
+
+
+class OtherRankFailed(HpcdlError):
+    """Another rank has told the user what went wrong; this one leaves with the same code and says nothing."""
+
+    def __init__(self, exit_code: int) -> None:
+        super().__init__("")
+        self.exit_code = exit_code
+
+
+@dataclass(frozen=True, kw_only=True)
+class ShardReport:
+    """What was done: `written` shards now, `kept` from an earlier call; the manifest that they make."""
+
+    manifest: Manifest
+    written: int
+    kept: int
+    seconds: float
+
+
+def dry_run(request: ShardRequest) -> Job:
+    """List the source and plan; nothing is written into the target."""
+    check_target(request)
+    with tempfile.TemporaryDirectory(prefix="hpcdl-") as work:
+        return make_job(request, Path(work))
+
+
+def shard(
+    request: ShardRequest,
+    *,
+    communicator: Communicator | None = None,
+    planned: Callable[[Job], None] = lambda _: None,
+    bar: bool = True,
+) -> ShardReport:
+    """Make the data folder of a request; `planned` hears of the plan before the first shard is written.
+
+    With a communicator every rank must call; each writes its part, rank 0 lists, plans and ends with the manifest.
+    Errors leave what is whole for `--resume`; one found before the first shard leaves nothing.
+    """
+    solo = communicator is None or communicator.size == 1
+    if solo or communicator is None:
+        return _shard_solo(request, planned, bar=bar)
+    from hpcdl.data.write.ranks import shard_with_ranks
+
+    return shard_with_ranks(request, communicator, planned, bar=bar)
+
+
+def _shard_solo(request: ShardRequest, planned: Callable[[Job], None], *, bar: bool) -> ShardReport:
+    started = time.monotonic()
+    if complete(request):
+        manifest, _ = read_manifest(request.target)
+        return ShardReport(manifest=manifest, written=0, kept=len(manifest.shards()), seconds=0.0)
+    with preparing(request) as (job, done):
+        planned(job)
+        todo = [task for task in job.tasks() if task not in done]
+        total = sum(job.plan.num_samples.values())
+        with progress("sharding", total, enabled=bar) as shown:
+            told = counter(shown, total - left(job, todo), started)
+            try:
+                results = write_part(request, job, todo, rank=0, alone=True, told=told)
+            except KeyboardInterrupt:
+                raise StoppedEarly("stopped; whole shards are kept, go on with the same command and --resume") from None
+        manifest = finish(request, job, {**done, **results})
+    return ShardReport(manifest=manifest, written=len(results), kept=len(done), seconds=time.monotonic() - started)
+
+
+def complete(request: ShardRequest) -> bool:
+    """Whether `--resume` finds the work done already. UsageError where the target is not to be written to."""
+    check_target(request)
+    return request.resume and (request.target / MANIFEST_NAME).is_file()
+
+
+@contextmanager
+def preparing(request: ShardRequest) -> Iterator[tuple[Job, Results]]:
+    """Hold the target's lock; yield the job, listed and planned in its work folder, and the shards already whole."""
+    target = request.target
+    made = make_folders(target)
+    with undoing(target, made) as keep, writing(target):
+        work = target / WORK_NAME
+        shutil.rmtree(work, ignore_errors=True)
+        work.mkdir()
+        try:
+            job = make_job(request, work)
+            done = journal.entered(target, job.identity())
+            check_space(target, job, len(job.tasks()) - len(done))
+        except BaseException:
+            shutil.rmtree(work, ignore_errors=True)
+            raise
+        keep()
+        prepare_splits(target, job)
+        yield job, done
+
+
+def write_part(
+    request: ShardRequest, job: Job, tasks: list[Task], *, rank: int, alone: bool, told: Callable[[int], None]
+) -> Results:
+    """Write these shards, entering each in this rank's partial manifest; `alone`: no other ranks share the cores."""
+    entries = journal.Journal(request.target, rank, job.identity())
+    workers = request.config.writing.workers or _default_workers(job, len(tasks), alone)
+    results = {}
+    try:
+        for result in write_all(request.target, tasks, workers, told):
+            entries.enter(result)
+            results[result.split, result.number] = result
+    except OSError as error:
+        if error.errno in (errno.ENOSPC, errno.EDQUOT):
+            raise no_space(request.target, missing_bytes(job, len(tasks) - len(results))) from error
+        raise
+    finally:
+        entries.close()
+    return results
+
+
+def finish(request: ShardRequest, job: Job, results: Results) -> Manifest:
+    """Write the manifest and remove what only the writing needed."""
+    splits, skipped = {}, []
+    for split, count in job.plan.shards.items():
+        found = [results[split, number] for number in range(count)]
+        shards = [result.entry for result in found if result.entry is not None]
+        skipped += [name for result in found for name in result.skipped]
+        if not shards:
+            raise HpcdlError(f"not one sample of {split} can be read; look at the source, first {skipped[0]}")
+        splits[split] = SplitEntry(num_samples=sum(entry.num_samples for entry in shards), shards=shards)
+    manifest = Manifest(
+        hpcdl_version=job.version,
+        name=job.name,
+        source={"format": job.spec.format, "name": job.source_name},
+        seed=job.seed,
+        encoding=job.encoding,
+        compression=job.compression,
+        sample_shape=list(job.sample_shape),
+        dtype=job.dtype,
+        num_classes=len(job.facts.class_names),
+        class_names=list(job.facts.class_names),
+        block_samples=job.plan.block_samples,
+        splits=splits,
+        skipped=skipped,
+        recipe=Recipe(
+            options={**job.options, "format": job.spec.format},
+            num_samples=dict(job.plan.num_samples),
+            shards=dict(job.plan.shards),
+            alignment=job.plan.alignment,
+            fingerprint=job.fingerprint,
+        ),
+    )
+    write_manifest(request.target, manifest)
+    journal.remove(request.target)
+    shutil.rmtree(request.target / WORK_NAME, ignore_errors=True)
+    return manifest
+
+
+def _default_workers(job: Job, num_tasks: int, alone: bool) -> int:
+    """One process per core; fewer where starting one takes longer than its part of the work."""
+    work = job.plan.total_bytes * num_tasks // len(job.tasks())
+    return min(len(os.sched_getaffinity(0)), max(1, work // _WORTH_A_PROCESS)) if alone else 1
+
+
+def left(job: Job, tasks: list[Task]) -> int:
+    """Samples in the shards `tasks`."""
+    return sum(stop - first for first, stop in (job.plan.shard_samples(*task) for task in tasks))
+
+
+def counter(shown: Progress, kept: int, started: float) -> Callable[[int], None]:
+    """Adds up samples, from `kept` on, for a bar; the rate is that since `started` (time.monotonic)."""
+    count = 0
+
+    def told(samples: int) -> None:
+        nonlocal count
+        count += samples
+        shown.update(kept + count, format_rate(count / max(1e-9, time.monotonic() - started), "samples"))
+
+    return told

@@ -1,0 +1,180 @@
+"""What a node is made of, and which part of it this process may use."""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+import os
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+
+from hpcdl.core.errors import UsageError
+from hpcdl.node.topology.cpusets import format_list
+
+FAST_KINDS = ("MCDRAM", "HBM")
+"""Kinds of memory that are faster than the DRAM beside them."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Core:
+    """One core: its hardware threads `cpus` by the kernel's numbers, and where it sits."""
+
+    index: int
+    package: int
+    numa_node: int
+    tile: int
+    cpus: tuple[int, ...]
+
+
+@dataclass(frozen=True, kw_only=True)
+class NumaNode:
+    """One memory node: `cpus` belong to it, `near_cpus` are nearest to it (flat MCDRAM and HBM have no own)."""
+
+    index: int
+    memory_bytes: int
+    kind: str
+    cpus: tuple[int, ...]
+    near_cpus: tuple[int, ...]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Cache:
+    """All caches of one level and size: `num` of them, each shared by `cores_each` cores."""
+
+    level: str
+    size_bytes: int
+    num: int
+    cores_each: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class Topology:
+    """One node. `allowed_*` is what this process may use: the cpuset of Slurm, a container, taskset."""
+
+    source: str
+    processor: str
+    num_packages: int
+    cores: tuple[Core, ...]
+    numa_nodes: tuple[NumaNode, ...]
+    caches: tuple[Cache, ...]
+    allowed_cpus: tuple[int, ...]
+    allowed_memory_nodes: tuple[int, ...]
+    memory_side_cache_bytes: int = 0
+
+    @cached_property
+    def usable_cores(self) -> tuple[Core, ...]:
+        """The cores that this process may use, each with the hardware threads that it may use."""
+        allowed = set(self.allowed_cpus)
+        trimmed = (dataclasses.replace(core, cpus=tuple(c for c in core.cpus if c in allowed)) for core in self.cores)
+        return tuple(core for core in trimmed if core.cpus)
+
+    @property
+    def cpus(self) -> tuple[int, ...]:
+        """Every hardware thread of the node."""
+        return tuple(sorted(cpu for core in self.cores for cpu in core.cpus))
+
+    @property
+    def threads_per_core(self) -> int:
+        """Hardware threads of the largest core that may be used."""
+        return max(len(core.cpus) for core in self.usable_cores)
+
+    @property
+    def memory_bytes(self) -> int:
+        """Memory of all NUMA nodes."""
+        return sum(node.memory_bytes for node in self.numa_nodes)
+
+    @property
+    def fast_nodes(self) -> tuple[NumaNode, ...]:
+        """Memory nodes of fast memory that stand beside slower ones and may be used (flat modes)."""
+        if not any(node.kind not in FAST_KINDS for node in self.numa_nodes):
+            return ()
+        return tuple(n for n in self.numa_nodes if n.kind in FAST_KINDS and n.index in self.allowed_memory_nodes)
+
+    @property
+    def core_nodes(self) -> tuple[int, ...]:
+        """The NUMA nodes that the usable cores belong to, ascending."""
+        return tuple(sorted({core.numa_node for core in self.usable_cores}))
+
+    @property
+    def memory_mode(self) -> str:
+        """`flat` (fast memory is its own node), `cache` (it caches the DRAM), `hbm-only` or `plain`."""
+        if self.fast_nodes:
+            return "flat"
+        if self.memory_side_cache_bytes:
+            return "cache"
+        return "hbm-only" if all(node.kind in FAST_KINDS for node in self.numa_nodes) else "plain"
+
+    @property
+    def cluster_mode(self) -> str:
+        """`snc2`, `snc4` where a package is split into NUMA nodes of its own cores, else `one node per package`."""
+        split = len({core.numa_node for core in self.cores}) // max(self.num_packages, 1)
+        return f"snc{split}" if split > 1 else "one node per package"
+
+    @cached_property
+    def fingerprint(self) -> str:
+        """16 hexadecimal digits that nodes of one type share: layout and memory kinds, not host, mask or DRAM size."""
+        sizes = {n.index: round(n.memory_bytes / 2**30) if n.kind in FAST_KINDS else 0 for n in self.numa_nodes}
+        nodes = [(n.index, n.kind, format_list(n.cpus), sizes[n.index]) for n in self.numa_nodes]
+        cores = [(core.package, core.numa_node, core.cpus) for core in self.cores]
+        described = repr((self.processor, self.memory_mode, self.cluster_mode, nodes, cores))
+        return hashlib.sha256(described.encode()).hexdigest()[:16]
+
+    @property
+    def summary(self) -> str:
+        """One line: processor, packages, cores, threads, memory."""
+        kinds: dict[str, int] = {}
+        for node in self.numa_nodes:
+            kinds[node.kind] = kinds.get(node.kind, 0) + node.memory_bytes
+        memory = " + ".join(f"{size / 2**30:.0f} GiB {kind}" for kind, size in kinds.items())
+        threads = max(len(core.cpus) for core in self.cores)
+        cores = f"{self.num_packages} x {len(self.cores) // self.num_packages} cores x {threads}"
+        return f"{self.processor}: {cores}, {memory}"
+
+
+def read_topology(machine: str | None = None) -> Topology:
+    """This node (`machine` None), or the one that `machine` names: a file of share/hpcdl/machines, or an XML file.
+
+    hwloc's view where `lstopo` or `HWLOC_XMLFILE` is there, else /sys.
+    """
+    from hpcdl.node.topology import hwloc, sysfs
+
+    if machine is not None:
+        from hpcdl.node.topology.machines import read_machine
+
+        return read_machine(machine).topology
+    topology = hwloc.read_live()
+    return topology if topology is not None else sysfs.read_live()
+
+
+def restricted(topology: Topology, cpus: Sequence[int], memory_nodes: Sequence[int] | None = None) -> Topology:
+    """`topology` for a process that may use only `cpus` (and `memory_nodes`). UsageError where nothing is left."""
+    allowed = tuple(sorted(set(topology.cpus) & set(cpus)))
+    if not allowed:
+        raise UsageError(
+            f"none of the CPUs {format_list(cpus) or '(none)'} is on this node, "
+            f"which has {format_list(topology.cpus)}; check the job's cpuset"
+        )
+    known = {node.index for node in topology.numa_nodes}
+    wanted = known if memory_nodes is None else known & set(memory_nodes)
+    return dataclasses.replace(topology, allowed_cpus=allowed, allowed_memory_nodes=tuple(sorted(wanted or known)))
+
+
+def own_affinity() -> tuple[int, ...]:
+    """The CPUs that the kernel lets this process run on."""
+    return tuple(sorted(os.sched_getaffinity(0)))
+
+
+def own_memory_nodes(status: Path = Path("/proc/self/status")) -> tuple[int, ...] | None:
+    """The memory nodes that this process may use, None where the kernel does not say."""
+    from hpcdl.node.topology.cpusets import parse_list
+
+    try:
+        lines = status.read_text().splitlines()
+    except OSError:
+        return None
+    for line in lines:
+        if line.startswith("Mems_allowed_list:"):
+            return parse_list(line.partition(":")[2])
+    return None

@@ -1,0 +1,117 @@
+"""What a reader must know before believing the numbers: one line for each kind of caveat, with where it applies."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+
+from hpcdl.report.analysis.names import counted, listed, point_name
+from hpcdl.report.analysis.scaling import Curve
+from hpcdl.report.analysis.variants import other_differences
+from hpcdl.report.runs.run import NOT_MEASURED, Run
+
+
+def caveats(runs: Sequence[Run], unreadable: Sequence[str], curves: Sequence[Curve]) -> list[str]:
+    """Every caveat of a study, the gravest first."""
+    rules: tuple[Callable[[], Iterable[str]], ...] = (
+        lambda: _unreadable(unreadable),
+        lambda: _not_finished(runs),
+        lambda: _impossible(runs),
+        lambda: _mixed(runs, "machine", "machines"),
+        lambda: _mixed(runs, "processor", "machines by processor"),
+        lambda: _mixed(runs, "version", "versions"),
+        lambda: _missing_base(curves),
+        lambda: _single_measurements(curves),
+        lambda: _uneven(curves),
+        lambda: _changing(curves),
+        lambda: other_differences([run for run in runs if run.usable]),
+        lambda: _own_warnings(runs),
+    )
+    return [line for rule in rules for line in rule()]
+
+
+def _unreadable(unreadable: Sequence[str]) -> Iterable[str]:
+    if unreadable:
+        yield f"{counted(len(unreadable), 'record')} could not be read, left out: {listed(unreadable, 2)}"
+
+
+def _not_finished(runs: Sequence[Run]) -> Iterable[str]:
+    for status, word in (("failed", "failed"), ("running", "did not finish")):
+        found = [_told(run) for run in runs if run.status == status]
+        if found:
+            yield f"{counted(len(found), 'run')} {word}, left out of every mean: {listed(found)}"
+
+
+def _told(run: Run) -> str:
+    return f"{run.name} ({run.message})" if run.message else run.name
+
+
+def _impossible(runs: Sequence[Run]) -> Iterable[str]:
+    measured = [run for run in runs if run.status not in NOT_MEASURED and not run.usable]
+    absent = [run.name for run in measured if run.images_per_second is None]
+    wrong = [run.name for run in measured if run.images_per_second is not None]
+    if absent:
+        yield f"{counted(len(absent), 'run')} without a throughput left out: {listed(absent)}"
+    if wrong:
+        yield f"zero or negative times or counts: {counted(len(wrong), 'run')} left out: {listed(wrong)}"
+    parts = [run.name for run in runs if run.usable and any(value < 0 for value in run.parts.values())]
+    if parts:
+        told = counted(len(parts), "run")
+        yield f"negative part of a step in {told}, left out of the time breakdown: {listed(parts)}"
+
+
+def _mixed(runs: Sequence[Run], name: str, plural: str) -> Iterable[str]:
+    found = sorted({str(getattr(run, name)) or f"unknown {name}" for run in runs if run.usable})
+    if len(found) > 1:
+        yield f"mixed {plural}, never averaged with each other: {listed(found)}"
+
+
+def _missing_base(curves: Sequence[Curve]) -> Iterable[str]:
+    found = [point_name(curve, curve.base) for curve in curves if curve.base.n > 1 and len(curve.points) > 1]
+    if found:
+        yield (
+            "missing base: no measurement at n = 1, efficiency is relative to the smallest n present: " + listed(found)
+        )
+    lonely = [point_name(curve, curve.base) for curve in curves if len(curve.points) == 1]
+    if lonely:
+        yield f"single point: nothing to compare with along n: {listed(lonely)}"
+
+
+def _single_measurements(curves: Sequence[Curve]) -> Iterable[str]:
+    found = _points_where(curves, lambda count: count == 1)
+    if found:
+        yield f"single measurement, without an interval (marked †) at {counted(len(found), 'point')}: {listed(found)}"
+
+
+def _uneven(curves: Sequence[Curve]) -> Iterable[str]:
+    found = []
+    for curve in curves:
+        counts = [len(point.runs) for point in curve.points]
+        if len(set(counts)) > 1:
+            found.append(f"{point_name(curve, curve.base)} and above {min(counts)} to {max(counts)} runs")
+    if found:
+        yield f"uneven n: points of one curve have different numbers of runs: {listed(found)}"
+
+
+def _changing(curves: Sequence[Curve]) -> Iterable[str]:
+    found = []
+    for curve in curves:
+        if curve.mode == "scale-up":
+            continue
+        threads = {point.first.threads for point in curve.points if point.first.threads is not None}
+        if len(threads) > 1:
+            found.append(f"{curve.mode} {curve.first.strategy} {curve.first.model}: {sorted(threads)}")
+    if found:
+        yield f"threads per worker change along a curve, so n is not all that differs: {listed(found)}"
+
+
+def _own_warnings(runs: Sequence[Run]) -> Iterable[str]:
+    told: dict[str, list[str]] = {}
+    for run in runs:
+        for line in run.warnings:
+            told.setdefault(line, []).append(run.name)
+    for line, names in list(told.items())[:20]:
+        yield f"{line} ({listed(names, 2)})"
+
+
+def _points_where(curves: Sequence[Curve], test: Callable[[int], bool]) -> list[str]:
+    return [point_name(curve, point) for curve in curves for point in curve.points if test(len(point.runs))]

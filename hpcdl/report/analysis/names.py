@@ -1,0 +1,52 @@
+"""What curves and points are called, in as few words as tell them apart."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+
+from hpcdl.report.analysis.scaling import Curve, Point
+
+_WORDS = {"ranks_per_node": "ranks per node", "batch_per_rank": "batch per worker", "global_batch": "global batch"}
+_FIXED = ("model", "strategy", "variant", "data", "machine", "processor", "version")
+
+
+def curve_names(curves: Sequence[Curve]) -> list[str]:
+    """A name for each curve: its strategy, and what else differs among `curves`."""
+    varying = [name for name in _FIXED if len({getattr(curve.first, name) for curve in curves}) > 1]
+    named = [name for name in _FIXED if name == "strategy" or name in varying]
+    batches_vary = len({(curve.mode, curve.batch) for curve in curves}) > len({curve.mode for curve in curves})
+    return [", ".join(_parts(curve, named, batches_vary)) for curve in curves]
+
+
+def _parts(curve: Curve, named: Iterable[str], batches_vary: bool) -> list[str]:
+    parts = [str(getattr(curve.first, name)) or f"unknown {name}" for name in named if name != "variant"]
+    parts += [curve.first.variant] if curve.first.variant else []
+    if batches_vary:
+        parts.append(f"batch {curve.batch}")
+    if curve.mode == "scale-up" and curve.first.workers > 1:
+        parts.append(counted(curve.first.workers, "worker"))
+    return parts + [f"{_WORDS.get(name, name)} {value}" for name, value in curve.split]
+
+
+def point_name(curve: Curve, point: Point) -> str:
+    """One point in words, for warnings: `weak ring lenet at 4 workers`."""
+    parts = [curve.mode, curve.first.strategy, curve.first.model]
+    unit = curve.axis[:-1]
+    split = [
+        f"batch {curve.batch}",
+        *([curve.first.variant] if curve.first.variant else []),
+        *(f"{_WORDS.get(name, name)} {value}" for name, value in curve.split),
+    ]
+    return f"{' '.join(parts)} at {counted(point.n, unit)} ({', '.join(split)})"
+
+
+def counted(count: int, unit: str) -> str:
+    """`1 run`, `3 runs`."""
+    return f"{count:,} {unit}" if count == 1 else f"{count:,} {unit}s"
+
+
+def listed(names: Sequence[str], most: int = 3) -> str:
+    """Some names of many: `a, b, c and 9 more`."""
+    shown = list(names[:most])
+    rest = len(names) - len(shown)
+    return ", ".join(shown) + (f" and {rest:,} more" if rest else "")

@@ -1,0 +1,66 @@
+"""Runs without hosts, users and paths, for reports that leave the house."""
+
+from __future__ import annotations
+
+import dataclasses
+import re
+from collections.abc import Callable, Sequence
+
+from hpcdl.report.runs.run import Run
+from hpcdl.report.runs.sources import Gathered
+from hpcdl.report.runs.tunings import TunedNode
+
+WITHHELD = "(withheld)"
+_VERSION = re.compile(r"[\w .+()-]{1,60}")
+_SYNTHETIC = "synthetic:"
+
+
+def anonymised(gathered: Gathered) -> Gathered:
+    """The same measurements under neutral names; free text is withheld, for it may name people and places."""
+    machine = _numbered("machine", gathered.runs, lambda run: run.machine)
+    data = _numbered("data", gathered.runs, lambda run: "" if run.data.startswith(_SYNTHETIC) else run.data)
+    model = _numbered("model", gathered.runs, lambda run: run.model if _is_path(run.model) else "")
+    return Gathered(
+        runs=tuple(
+            dataclasses.replace(
+                run,
+                name=f"run {number}",
+                message=WITHHELD if run.message else "",
+                hosts=(),
+                config={name: value for name, value in run.config.items() if _VERSION.fullmatch(value)},
+                machine=machine.get(run.machine, run.machine),
+                data=data.get(run.data, run.data),
+                model=model.get(run.model, run.model),
+                software={name: value for name, value in run.software.items() if _VERSION.fullmatch(value)},
+                warnings=(WITHHELD,) if run.warnings else (),
+            )
+            for number, run in enumerate(gathered.runs, start=1)
+        ),
+        unreadable=tuple(f"record {number}" for number, _ in enumerate(gathered.unreadable, start=1)),
+        remarks=(WITHHELD,) if gathered.remarks else (),
+    )
+
+
+def anonymised_tunings(tunings: Sequence[TunedNode]) -> list[TunedNode]:
+    """The same searches under neutral names; what the trials said is withheld."""
+    return [
+        dataclasses.replace(
+            tuning,
+            name=f"tuning {number}",
+            model="model" if _is_path(tuning.model) else tuning.model,
+            machine="",
+            software={name: value for name, value in tuning.software.items() if _VERSION.fullmatch(value)},
+            attempts=[dataclasses.replace(item, message=WITHHELD if item.message else "") for item in tuning.attempts],
+        )
+        for number, tuning in enumerate(tunings, start=1)
+    ]
+
+
+def _numbered(word: str, runs: Sequence[Run], value: Callable[[Run], str]) -> dict[str, str]:
+    """A neutral name for each different value, in order of appearance."""
+    found = [name for name in dict.fromkeys(value(run) for run in runs) if name]
+    return {name: f"{word} {number}" for number, name in enumerate(found, start=1)}
+
+
+def _is_path(model: str) -> bool:
+    return "/" in model or "\\" in model or ":" in model

@@ -1,0 +1,196 @@
+"""Runs measured elsewhere, from a CSV file (columns in docs/report-json.md). All mistakes are told at once."""
+
+from __future__ import annotations
+
+import csv
+import math
+from collections import Counter
+from collections.abc import Callable, Mapping
+from pathlib import Path
+
+from hpcdl.core.errors import ConfigError, SourceError, suggestion
+from hpcdl.report.analysis.names import listed
+from hpcdl.report.runs.run import MODES, Run, positive
+from hpcdl.report.runs.sources import Gathered
+
+REQUIRED = ("strategy", "model", "nodes", "ranks")
+ONE_OF = (("batch_per_rank", "global_batch"), ("images_per_second", "step_seconds"))
+OPTIONAL = (
+    "mode", "repeat", "workers", "servers", "ranks_per_node", "threads", "data", "machine", "version",
+    "compute_seconds", "exposed_communication_seconds", "input_seconds", "wait_seconds", "update_seconds",
+    "seconds_per_epoch", "seconds_total", "accuracy",
+    "gradient_bytes",
+)  # fmt: skip
+_KNOWN = (*REQUIRED, *(name for group in ONE_OF for name in group), *OPTIONAL)
+_IDENTITY = (
+    *REQUIRED, "mode", "repeat", "workers", "servers", "ranks_per_node", "threads", "data", "machine", "version",
+    "batch_per_rank", "global_batch",
+)  # fmt: skip
+_PARTS = ("input", "compute", "wait", "exposed_communication", "update")
+_MOST_PROBLEMS = 10
+_SUM_TOLERANCE = 1.02
+"""Parts may exceed the step by this much, as rounding does."""
+
+
+def read_csv(path: Path) -> Gathered:
+    """The rows of `path` as runs. ConfigError has a line for each wrong cell; unknown columns are told, not used."""
+    try:
+        with path.open(encoding="utf-8-sig", newline="") as file:
+            reader = csv.DictReader(file, restkey="", restval="", strict=True)
+            header = [name.strip() for name in reader.fieldnames or ()]
+            _check_header(path, header)
+            reader.fieldnames = header
+            rows = [(reader.line_num, _stripped(row)) for row in reader]
+    except FileNotFoundError:
+        raise SourceError(f"no such file: {path}; check --import") from None
+    except (OSError, UnicodeDecodeError, csv.Error) as error:
+        raise SourceError(f"{path} is no readable CSV ({error}); save it as UTF-8 with commas") from None
+    problems: list[str] = []
+    runs = [run for line, row in rows if (run := _run(path, line, row, problems)) is not None]
+    if problems:
+        rest = len(problems) - _MOST_PROBLEMS
+        raise ConfigError([*problems[:_MOST_PROBLEMS], *([f"and {rest} more mistakes in {path}"] if rest > 0 else [])])
+    if not runs:
+        raise SourceError(f"{path} has a header and no rows; add one row for each run")
+    return Gathered(runs=tuple(runs), remarks=tuple(_remarks(path, header, rows)))
+
+
+def _stripped(row: Mapping[str, str | None]) -> dict[str, str]:
+    return {name: (value or "").strip() for name, value in row.items() if name}
+
+
+def _check_header(path: Path, header: list[str]) -> None:
+    problems = [f"{path}: no column {name!r}{suggestion(name, header)}" for name in REQUIRED if name not in header]
+    problems += [
+        f"{path}: neither column {' nor '.join(map(repr, group))}; one of them is needed"
+        for group in ONE_OF
+        if not set(group) & set(header)
+    ]
+    if problems:
+        raise ConfigError(problems)
+
+
+def _run(path: Path, line: int, row: Mapping[str, str], problems: list[str]) -> Run | None:
+    cells = _Cells(f"{path.name}:{line}", row)
+    ranks = cells.whole("ranks")
+    servers = cells.whole("servers", 0, least=0)
+    workers = cells.whole("workers", ranks)
+    nodes = cells.whole("nodes")
+    batch, whole_batch = _batches(cells, workers)
+    mode = row.get("mode", "")
+    if mode not in ("", *MODES):
+        cells.complain("mode", f"{mode!r} is none of {', '.join(MODES)}")
+    threads = cells.whole("threads") if row.get("threads") else None
+    if mode == "scale-up" and threads is None:
+        cells.complain("threads", "scale-up needs the number of threads")
+    step = cells.real("step_seconds")
+    rate = cells.real("images_per_second")
+    if rate is None and step is not None:
+        rate = whole_batch / step if step > 0 else 0.0
+    parts, total = _parts(cells), step or (whole_batch / rate if rate is not None and positive(rate) else None)
+    for name in ("strategy", "model"):
+        if not row.get(name):
+            cells.complain(name, "is empty")
+    per_epoch, in_all, accuracy = (cells.real(name) for name in ("seconds_per_epoch", "seconds_total", "accuracy"))
+    problems += cells.problems
+    if cells.problems:
+        return None
+    return Run(
+        name=cells.where,
+        mode=mode,
+        strategy=row["strategy"],
+        model=row["model"],
+        data=row.get("data", ""),
+        nodes=nodes,
+        ranks=ranks,
+        workers=workers,
+        servers=servers,
+        ranks_per_node=cells.whole("ranks_per_node", math.ceil(ranks / nodes)),
+        threads=threads,
+        batch_per_rank=batch,
+        global_batch=whole_batch,
+        machine=row.get("machine", ""),
+        version=row.get("version", ""),
+        images_per_second=rate,
+        step_seconds=total,
+        parts=_completed(parts, total),
+        gradient_bytes=cells.whole("gradient_bytes") if row.get("gradient_bytes") else None,
+        seconds_per_epoch=per_epoch,
+        seconds_total=in_all,
+        accuracy=accuracy,
+    )
+
+
+class _Cells:
+    """The cells of one row; what is wrong is collected in `problems`."""
+
+    def __init__(self, where: str, row: Mapping[str, str]) -> None:
+        self.where = where
+        self._row = row
+        self.problems: list[str] = []
+
+    def complain(self, column: str, what: str) -> None:
+        """Remember a mistake."""
+        self.problems.append(f"{self.where}: {column}: {what}")
+
+    def whole(self, column: str, default: int | None = None, least: int = 1) -> int:
+        """A whole number of at least `least`; without a default an empty cell is a mistake."""
+        text = self._row.get(column, "")
+        if not text and default is not None:
+            return default
+        value = self._parsed(column, text, float) if text else None
+        if value is None or value != int(value) or value < least:
+            if text or not self.problems:
+                self.complain(column, f"{text!r} is no whole number of {least} or more")
+            return max(least, 1)
+        return int(value)
+
+    def real(self, column: str) -> float | None:
+        """A number, None where the cell is empty or says nan; it may be negative, which the report tells."""
+        text = self._row.get(column, "")
+        value = self._parsed(column, text, float) if text else None
+        return None if value is None or math.isnan(value) else value
+
+    def _parsed(self, column: str, text: str, parse: Callable[[str], float]) -> float | None:
+        try:
+            value = parse(text)
+        except ValueError:
+            self.complain(column, f"{text!r} is no number")
+            return None
+        if math.isinf(value):
+            self.complain(column, f"{text!r} is not finite")
+            return None
+        return value
+
+
+def _batches(cells: _Cells, workers: int) -> tuple[int, int]:
+    """Batch per worker and global batch, one from the other."""
+    whole_batch = cells.whole("global_batch", 0, least=1)
+    batch = cells.whole("batch_per_rank", max(1, round(whole_batch / workers)) if whole_batch else None)
+    return batch, whole_batch or batch * workers
+
+
+def _parts(cells: _Cells) -> dict[str, float]:
+    found = {name: cells.real(f"{name}_seconds") for name in _PARTS}
+    return {name: value for name, value in found.items() if value is not None}
+
+
+def _completed(parts: dict[str, float], step: float | None) -> dict[str, float]:
+    """The parts with `other` such that they sum to the step; none where they exceed it."""
+    total = sum(parts.values())
+    if not parts or step is None or total > _SUM_TOLERANCE * step:
+        return {}
+    return {**parts, "other": max(0.0, step - total)}
+
+
+def _remarks(path: Path, header: list[str], rows: list[tuple[int, dict[str, str]]]) -> list[str]:
+    remarks = []
+    unknown = [name for name in header if name and name not in _KNOWN]
+    if unknown:
+        remarks.append(f"{path.name}: unknown columns are not used: {listed(unknown)}{suggestion(unknown[0], _KNOWN)}")
+    if "repeat" in header:
+        keys = Counter(tuple(row.get(name, "") for name in _IDENTITY) for _, row in rows)
+        doubled = sum(count - 1 for count in keys.values())
+        if doubled:
+            remarks.append(f"{path.name}: {doubled} rows repeat the setting and number of an earlier row; all are used")
+    return remarks

@@ -1,0 +1,85 @@
+"""Where runs come from: run directories, folders of them; what cannot be read is said, not dropped."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from hpcdl.core.errors import CorruptError, UsageError
+from hpcdl.core.progress import NullProgress, Progress
+from hpcdl.core.records import FILE_NAME, read_record
+from hpcdl.report.runs.run import Run, from_record
+
+
+@dataclass(frozen=True, kw_only=True)
+class Gathered:
+    """Runs in the order of their names, a line for each record that could not be read, and other remarks."""
+
+    runs: tuple[Run, ...]
+    unreadable: tuple[str, ...] = ()
+    remarks: tuple[str, ...] = ()
+
+    def __add__(self, other: Gathered) -> Gathered:
+        """Both together."""
+        return Gathered(
+            runs=self.runs + other.runs,
+            unreadable=self.unreadable + other.unreadable,
+            remarks=self.remarks + other.remarks,
+        )
+
+
+def find_run_dirs(path: Path) -> list[Path]:
+    """`path` itself if it holds a record, else every folder below it that does; links are not followed."""
+    if (path / FILE_NAME).is_file():
+        return [path]
+    if not path.is_dir():
+        kind = "a file" if path.exists() else "absent"
+        raise UsageError(f"{path} is {kind}; name a run directory of `hpcdl train`, or a folder of them")
+    found = []
+    for folder, below, files in os.walk(path):
+        below.sort()
+        if FILE_NAME in files:
+            found.append(Path(folder))
+            below.clear()
+    if not found:
+        raise UsageError(f"{path} holds no {FILE_NAME}; name a run directory of `hpcdl train`, or a folder of them")
+    return found
+
+
+def holds_runs(path: Path) -> bool:
+    """Whether `path` holds a record, or a folder below it does."""
+    return any(FILE_NAME in files for _, _, files in os.walk(path))
+
+
+def gather(paths: Sequence[Path], bar: Progress | None = None) -> Gathered:
+    """Read the records of `paths`.
+
+    A damaged record that was named itself raises CorruptError; one among others in a folder becomes a line.
+    """
+    named = [(path, run_dir) for path in paths for run_dir in find_run_dirs(path)]
+    resolved = {path: path.resolve() for path in paths}
+    seen: set[Path] = set()
+    runs, unreadable = [], []
+    with bar or NullProgress() as shown:
+        for number, (path, run_dir) in enumerate(named):
+            shown.update(number)
+            place = resolved[path] / run_dir.relative_to(path)
+            if place in seen:
+                continue
+            seen.add(place)
+            try:
+                runs.append(from_record(read_record(run_dir), _name(path, run_dir)))
+            except CorruptError as error:
+                if run_dir == path:
+                    raise
+                unreadable.append(str(error))
+    if not runs and unreadable:
+        raise CorruptError(f"none of {len(unreadable)} records can be read; the first: {unreadable[0]}")
+    return Gathered(runs=tuple(runs), unreadable=tuple(unreadable))
+
+
+def _name(path: Path, run_dir: Path) -> str:
+    """The run's folder as seen from the folder that was named."""
+    return run_dir.resolve().name if run_dir == path else run_dir.relative_to(path).as_posix()

@@ -1,0 +1,164 @@
+"""Synchronous SGD: gradients are averaged by an all-reduce, bucket by bucket, while back-propagation goes on.
+
+Each bucket is one `tf.numpy_function` in a fixed order given by control dependencies, so that every rank runs the
+same collectives in the same order without negotiation. The function gets a private copy of its input, reduces it in
+place and returns it. The loss is divided by the number of workers before back-propagation, so that the sum of the
+gradients is their mean: that saves a pass over all of them, and keeps half precision from overflowing.
+"""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Callable, Iterator, Sequence
+from typing import TYPE_CHECKING, Any
+
+import numpy
+import tensorflow as tf
+
+from hpcdl.collectives.buckets import plan_buckets
+from hpcdl.collectives.table import COLLECTIVES
+from hpcdl.collectives.workspace import Workspace
+from hpcdl.core.protocols import Communicator
+from hpcdl.strategies.allreduce.compression import WIRES, Wire, float16_scale, largest_magnitude
+from hpcdl.strategies.base import Context, Server, Worker
+from hpcdl.strategies.stamps import timestamp
+
+if TYPE_CHECKING:
+    from hpcdl.core.protocols import Add, Array
+
+
+class AllReduce:
+    """Every all-reduce of collectives/ as a strategy of the same name."""
+
+    def worker(self, context: Context) -> Worker:
+        """All ranks work."""
+        return AllReduceWorker(context)
+
+    def server(self, context: Context) -> Server:
+        """Nobody serves."""
+        raise AssertionError("an all-reduce has no servers")
+
+
+class AllReduceWorker(Worker):
+    """Averages gradients over the ranks, then applies them with the local optimizer."""
+
+    def __init__(self, context: Context) -> None:
+        # A message space of its own: the exchange runs on TensorFlow's threads, beside the main thread's messages.
+        self._communicator = context.communicator.duplicate()
+        self._bucket_bytes = context.exchange.bucket_size
+        self._wire = WIRES[context.exchange.compress]
+        target = COLLECTIVES.entry(context.info.name).target.partition(":")[0]
+        self._collective = importlib.import_module(target)
+        self._workspace = Workspace(measure=not context.deterministic)
+        self._bytes_per_step = 0
+        self.loss_share = 1 / self._communicator.size
+
+    def start(self, variables: Sequence[Any]) -> None:
+        """Rank 0's weights become everybody's."""
+        broadcast_variables(self._communicator, variables)
+
+    def apply(self, gradients: Sequence[Any], variables: Sequence[Any], optimizer: Any) -> Any:
+        """Average the gradients in buckets, then apply them."""
+        averaged = self.sum_up(gradients)
+        with tf.control_dependencies(averaged):
+            exchanged = timestamp()
+        with tf.control_dependencies([exchanged]):
+            optimizer.apply(averaged, variables)
+        return exchanged
+
+    def average(self, gradients: Sequence[Any]) -> list[Any]:
+        """The mean of `gradients` over the ranks, for a step whose loss nobody has shared out."""
+        return self.sum_up([gradient * self.loss_share for gradient in gradients])
+
+    def sum_up(self, gradients: Sequence[Any]) -> list[Any]:
+        """The sum of `gradients` over the ranks, in the same order; traced into the graph."""
+        if self._communicator.size == 1:
+            return list(gradients)
+        self._bytes_per_step = 0
+        averaged: list[Any] = [None] * len(gradients)
+        previous: list[Any] = []
+        for number, (bucket, wire) in enumerate(self._plan(gradients)):
+            with tf.control_dependencies(previous):
+                mine = [gradients[index] for index in bucket]
+                scale_of = self._scaler(number) if wire.scaled else None
+                reduced = exchange_bucket(mine, self._reducer(number, wire.add), wire, scale_of)
+            previous = [reduced[0]]
+            for index, tensor in zip(bucket, reduced, strict=True):
+                averaged[index] = tensor
+            self._bytes_per_step += self._bytes_of(mine, wire)
+        return averaged
+
+    def after_step(self, step: int) -> None:
+        """Count the step's bytes by the algorithm's own rule, which a test holds against a tracing communicator."""
+        self.bytes_sent += self._bytes_per_step
+
+    def finish(self, *, early: bool = False) -> None:
+        """Give scratch buffers and sub-communicators back."""
+        self._workspace.close()
+
+    def _plan(self, gradients: Sequence[Any]) -> Iterator[tuple[list[int], Wire]]:
+        """Buckets in the order in which they leave, with what each travels as; compressed ones first."""
+        plain = WIRES["none"]
+        wires = [self._wire if len(gradient.shape) > 1 else plain for gradient in gradients]
+        for wire in dict.fromkeys((self._wire, plain)):
+            group = [index for index, own in enumerate(wires) if own is wire]
+            sizes = [gradients[index].dtype.size * gradients[index].shape.num_elements() for index in group]
+            for bucket in plan_buckets(sizes, self._bucket_bytes):
+                yield [group[place] for place in bucket], wire
+
+    def _reducer(self, number: int, add: Add | None) -> Callable[[Array], Array]:
+        def reduce(buffer: Array) -> Array:
+            self.whereabouts.beat("exchanging", bucket=number)
+            self._collective.allreduce(self._communicator, buffer, self._workspace, add)
+            self.whereabouts.beat("computing")
+            return buffer
+
+        return reduce
+
+    def _scaler(self, number: int) -> Callable[[Any], Any]:
+        reduce = self._reducer(number, None)
+
+        def scale(flat: Any) -> Any:
+            largest = largest_magnitude(flat)
+            return tf.numpy_function(lambda mine: float16_scale(reduce(mine)), [largest], largest.dtype)
+
+        return scale
+
+    def _bytes_of(self, tensors: Sequence[Any], wire: Wire) -> int:
+        plain = tensors[0].dtype.size
+        item_bytes = wire.item_bytes or plain
+        num_bytes = sum(tensor.shape.num_elements() for tensor in tensors) * item_bytes
+        num_ranks = self._communicator.size
+        bound = self._collective.cost(num_ranks, plain, plain).bytes if wire.scaled else 0
+        return int(self._collective.cost(num_ranks, num_bytes, item_bytes).bytes + bound)
+
+
+def exchange_bucket(
+    tensors: Sequence[Any],
+    reduce: Callable[[Array], Array],
+    wire: Wire = WIRES["none"],
+    scale_of: Callable[[Any], Any] | None = None,
+) -> list[Any]:
+    """Send `tensors` through `reduce` as one flat buffer; a bucket of one tensor is not copied into another.
+
+    `scale_of` the buffer, where given, is what it is multiplied with on its way.
+    """
+    flat = tf.concat([tf.reshape(tensor, [-1]) for tensor in tensors], 0) if len(tensors) > 1 else tensors[0]
+    flat = tf.reshape(flat, [-1])
+    scale = scale_of(flat) if scale_of else None
+    sent = wire.encode(flat if scale is None else flat * scale)
+    received = wire.decode(tf.numpy_function(reduce, [sent], sent.dtype), flat.dtype)
+    received = received if scale is None else received / scale
+    lengths = [tensor.shape.num_elements() for tensor in tensors]
+    received.set_shape([sum(lengths)])
+    pieces = tf.split(received, lengths) if len(tensors) > 1 else [received]
+    return [tf.reshape(piece, tensor.shape) for piece, tensor in zip(pieces, tensors, strict=True)]
+
+
+def broadcast_variables(communicator: Communicator, variables: Sequence[Any], root: int = 0) -> None:
+    """Give every rank the root's values of `variables`."""
+    for variable in variables:
+        value = numpy.asarray(variable.numpy()).copy()
+        communicator.broadcast(value, root)
+        if communicator.rank != root:
+            variable.assign(value)

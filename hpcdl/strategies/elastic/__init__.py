@@ -1,0 +1,1 @@
+"""The EASGD family of SC17: equations, methods, the center and the links to it."""

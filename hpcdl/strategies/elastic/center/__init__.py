@@ -1,0 +1,1 @@
+"""The center's side: a server, its rules, its messages."""

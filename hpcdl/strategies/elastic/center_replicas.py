@@ -1,0 +1,193 @@
+"""Workers that exchange with a center, through whatever link leads to it: messages, or memory that others reach."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+import numpy
+
+from hpcdl.strategies.base import Context, Server, Worker
+from hpcdl.strategies.elastic.equations import descend, descend_with_momentum, elastic_momentum_step, elastic_step
+from hpcdl.strategies.elastic.links.base import Link
+from hpcdl.strategies.elastic.replica import Background, Replica, check_finite, now
+
+if TYPE_CHECKING:
+    from hpcdl.core.protocols import Array
+
+
+class CenterStrategy:
+    """A strategy with a center; subclasses say how workers and servers are made."""
+
+    def replica(self, context: Context) -> CenterReplica:
+        """One worker's part, without TensorFlow."""
+        raise NotImplementedError
+
+    def worker(self, context: Context) -> Worker:
+        """The worker's side."""
+        from hpcdl.strategies.elastic.flat import FlatWorker
+
+        return FlatWorker(self.replica(context))
+
+    def server(self, context: Context) -> Server:
+        """The server's side."""
+        raise AssertionError(f"{context.info.name} has no servers")
+
+
+class CenterReplica(Replica):
+    """What both kinds share. Asynchronous methods keep gradients that are not finite away from the center."""
+
+    def __init__(self, context: Context, link: Link) -> None:
+        super().__init__(context)
+        self._link = link
+        self.group = link.group
+        self.warnings = link.warnings
+        self._buffer: Array = self.weights
+        self._guarded = not context.info.features.synchronous
+        self._left = False
+        self._exchange_s: list[float] = []
+
+    def start(self, weights: Array, sizes: Sequence[int]) -> None:
+        """The center is worker 0's `weights`."""
+        self.start_weights(weights)
+        self._buffer = numpy.zeros_like(weights)
+        velocity = self._restored.get("replica/center_velocity") if self.group.rank == 0 else None
+        self._link.start(weights, sizes, count=self.count, total=self.total, velocity=velocity)
+
+    def center(self) -> Array:
+        """The center now; with servers in rank order every worker has to ask."""
+        center = numpy.empty_like(self.weights)
+        if self._left:
+            center[:] = self._buffer
+        else:
+            self._link.fetch(center)
+            self._note()
+        return center
+
+    def leave(self, *, stop: bool = False) -> None:
+        """Leave; the last center comes back."""
+        if not self._left:
+            self._link.leave(self._buffer, stop=stop)
+            self._left = True
+            self._note()
+
+    def finish(self, *, early: bool = False) -> None:
+        """Leave, and let the servers end."""
+        self.leave()
+        self._link.finish(early=early)
+
+    def details(self) -> dict[str, Any]:
+        """Distances, and what the link has counted."""
+        return {**super().details(), **self._link.details()}
+
+    def _ask(self, rate: float, steps: int) -> None:
+        began = time.perf_counter()
+        self._link.exchange(self._buffer, rate, steps)
+        took = time.perf_counter() - began
+        self._exchange_s.append(took)
+        # What an exchange takes longer than the quickest one, it was waiting for other workers' exchanges.
+        self.waited_s = took - min(self._exchange_s)
+
+    def _note(self) -> None:
+        self.bytes_sent, self.count = self._link.bytes_sent, self._link.count
+        self.stopped, self.num_lost = self._link.stopped, self._link.num_lost
+
+
+class ElasticReplica(CenterReplica):
+    """Keeps weights of its own: equation (1), or (5) and (6) with `momentum`.
+
+    `overlapped`: the exchange goes on while the gradient is computed, which it does not depend on.
+    """
+
+    def __init__(self, context: Context, link: Link, *, momentum: bool = False, overlapped: bool = False) -> None:
+        super().__init__(context, link)
+        self._has_momentum = momentum
+        self._background = Background() if overlapped else None
+        self._velocity: Array = self.weights
+        self._exchanging = False
+        self._rate = 0.0
+
+    def start(self, weights: Array, sizes: Sequence[int]) -> None:
+        """Velocity zero, or that of a checkpoint."""
+        super().start(weights, sizes)
+        self._velocity = self._restored.get("replica/velocity", numpy.zeros_like(weights)).copy()
+
+    def before_step(self, step: int) -> None:
+        """Send the weights as they are before this step's update."""
+        self._exchanging = self.exchanges_at(step)
+        if self._exchanging and self._background is not None:
+            self._background.start(self._exchange)
+
+    def step(self, gradient: Array) -> tuple[Array, float]:
+        """Exchange, then equation (1), or (5) and (6); without an exchange the same without its elastic term."""
+        if self._exchanging:
+            if self._background is not None:
+                self._background.wait()
+            else:
+                self._exchange()
+            self._note()
+        exchanged = now()
+        if self._guarded:
+            check_finite(gradient, "gradient is", self.group.rank)
+        if self._exchanging:
+            self.measure_distance(self._buffer)
+            self._move_elastically(gradient)
+        elif self._has_momentum:
+            descend_with_momentum(self.weights, self._velocity, gradient, self.learning_rate, self.momentum)
+        else:
+            descend(self.weights, gradient, self.learning_rate)
+        return self.weights, exchanged
+
+    def state(self) -> dict[str, Array]:
+        """Weights, and the velocity of the methods that have one."""
+        own = super().state()
+        return {**own, "replica/velocity": self._velocity.copy()} if self._has_momentum else own
+
+    def leave(self, *, stop: bool = False) -> None:
+        """Let an exchange end that is under way, then leave."""
+        if self._background is not None:
+            self._background.wait()
+        super().leave(stop=stop)
+
+    def finish(self, *, early: bool = False) -> None:
+        """Leave, and let the exchanging thread end."""
+        super().finish(early=early)
+        if self._background is not None:
+            self._background.close()
+
+    def _exchange(self) -> None:
+        if self._guarded:
+            check_finite(self.weights, "weights are", self.group.rank)
+        self._rate = self.alpha(self.learning_rate)
+        self._buffer[:] = self.weights
+        self._ask(self._rate, self.elastic.period)
+
+    def _move_elastically(self, gradient: Array) -> None:
+        center, eta = self._buffer, self.learning_rate
+        if self._has_momentum:
+            elastic_momentum_step(self.weights, self._velocity, center, gradient, eta, self._rate, self.momentum)
+        else:
+            elastic_step(self.weights, center, gradient, eta, self._rate)
+
+
+class PullingReplica(CenterReplica):
+    """Keeps no weights of its own: sends its gradient, and goes on from the center that comes back."""
+
+    def step(self, gradient: Array) -> tuple[Array, float]:
+        """Send the gradient, take the center."""
+        check_finite(gradient, "gradient is", self.group.rank)
+        self._buffer[:] = gradient
+        self._ask(self.learning_rate, 1)
+        self._note()
+        exchanged = now()
+        self.weights[:] = self._buffer
+        return self.weights, exchanged
+
+    def state(self) -> dict[str, Array]:
+        """The center's velocity, which the servers hold and worker 0 keeps for them."""
+        if self.group.rank != 0 or self._left:
+            return {}
+        velocity = numpy.empty_like(self.weights)
+        self._link.fetch_velocity(velocity)
+        return {"replica/center_velocity": velocity} if velocity.any() else {}

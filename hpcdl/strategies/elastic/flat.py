@@ -1,0 +1,109 @@
+"""Puts a replica into the training step: gradients go in as one flat buffer, new weights come out."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+import numpy
+import tensorflow as tf
+
+from hpcdl.core.errors import HpcdlError, UsageError
+from hpcdl.strategies.allreduce.worker import broadcast_variables
+from hpcdl.strategies.base import Worker
+from hpcdl.strategies.elastic.replica import Replica
+
+if TYPE_CHECKING:
+    from hpcdl.core.protocols import Array
+
+
+class FlatWorker(Worker):
+    """A worker whose weights live in `replica`; the model's variables follow them after each step."""
+
+    def __init__(self, replica: Replica) -> None:
+        self.replica = replica
+        self.learning_rate = replica.learning_rate
+        self.warnings = replica.warnings
+        self._shapes: list[tuple[int, ...]] = []
+        self._trainable: list[Any] = []
+        self._failure: HpcdlError | None = None
+
+    def start(self, variables: Sequence[Any]) -> None:
+        """Rank 0's weights become everybody's, and the center; a resumed worker then takes its own back."""
+        broadcast_variables(self.replica.group, variables)
+        self._trainable = [variable for variable in variables if variable.trainable]
+        values = [numpy.array(variable) for variable in self._trainable]
+        odd = {str(value.dtype) for value in values} - {"float32"}
+        if odd:
+            raise UsageError(
+                f"strategy {self.replica.context.info.name!r} keeps its weights in float32, the model has "
+                f"{', '.join(sorted(odd))} ones; use --strategy ring"
+            )
+        self._shapes = [value.shape for value in values]
+        flat = numpy.concatenate([value.reshape(-1) for value in values])
+        self.replica.start(flat, [value.size for value in values])
+        for variable, value in zip(self._trainable, self._unpacked(self.replica.weights), strict=True):
+            variable.assign(value)
+
+    def before_step(self, step: int) -> None:
+        """An exchange that needs no gradient begins."""
+        self.replica.learning_rate = self.learning_rate
+        self.replica.before_step(step)
+
+    def apply(self, gradients: Sequence[Any], variables: Sequence[Any], optimizer: Any) -> Any:
+        """One call of the replica for all variables together."""
+        if [id(variable) for variable in variables] != [id(variable) for variable in self._trainable]:
+            raise HpcdlError("the model's trainable variables changed after the start; freeze layers before training")
+        lengths = [int(numpy.prod(shape)) for shape in self._shapes]
+        flat = tf.concat([tf.reshape(gradient, [-1]) for gradient in gradients], 0)
+        weights, exchanged = tf.numpy_function(self._step, [flat], [tf.float32, tf.float64])
+        weights.set_shape([sum(lengths)])
+        pieces = tf.split(weights, lengths)
+        for variable, piece, shape in zip(variables, pieces, self._shapes, strict=True):
+            # A single piece is the replica's own buffer: the variable must not share it.
+            variable.assign(tf.reshape(piece if len(pieces) > 1 else piece + 0.0, shape))
+        optimizer.iterations.assign_add(1)
+        return tf.ensure_shape(exchanged, [])
+
+    def after_step(self, step: int) -> None:
+        """Raise what went wrong inside the graph."""
+        self.bytes_sent, self.waited_s = self.replica.bytes_sent, self.replica.waited_s
+        if self._failure is not None:
+            failure, self._failure = self._failure, None
+            raise failure
+
+    def state(self) -> dict[str, Array]:
+        """This worker's own weights."""
+        return self.replica.state()
+
+    def restore(self, arrays: Mapping[str, Array]) -> None:
+        """Take them back."""
+        self.replica.restore(arrays)
+
+    def details(self) -> dict[str, Any]:
+        """What the record keeps about this worker."""
+        return self.replica.details()
+
+    def center(self) -> list[Array]:
+        """The center, variable by variable."""
+        return self._unpacked(self.replica.center())
+
+    def finish(self, *, early: bool = False) -> None:
+        """Leave the center in order."""
+        self.replica.finish(early=early)
+
+    def _step(self, gradient: Array) -> tuple[Array, float]:
+        try:
+            weights, exchanged = self.replica.step(gradient)
+        except HpcdlError as error:  # TensorFlow would wrap it beyond recognition: `after_step` raises it
+            self._failure = error
+            weights, exchanged = self.replica.weights, 0.0
+        return weights, numpy.float64(exchanged)
+
+    def _unpacked(self, flat: Array) -> list[Array]:
+        arrays, start = [], 0
+        for shape in self._shapes:
+            length = int(numpy.prod(shape))
+            arrays.append(flat[start : start + length].reshape(shape))
+            start += length
+        return arrays

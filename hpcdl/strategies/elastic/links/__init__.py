@@ -1,0 +1,1 @@
+"""A worker's ways to the center: messages, shared memory, one-sided updates."""

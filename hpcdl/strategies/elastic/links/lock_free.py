@@ -1,0 +1,118 @@
+"""A worker's way to a center that all workers change without locks (Hogwild), wherever that center lies."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+import numpy
+
+from hpcdl.core.protocols import Communicator
+from hpcdl.strategies.elastic.center.rules import Rule
+from hpcdl.strategies.elastic.center.staleness import Staleness
+
+if TYPE_CHECKING:
+    from hpcdl.core.protocols import Array
+
+STEPS, WRITES, LEFT, COLUMNS = 0, 1, 2, 3
+"""What the board has of each worker: steps and writes so far, and whether it has left. One row more: LEFT stops all."""
+
+
+class LockFreeLink:
+    """What the two ways share: who counts what, and when the run is over. What is counted is never lost.
+
+    `board` is what this worker has last seen of the others' counts.
+    """
+
+    pause_s: float
+
+    def __init__(self, group: Communicator, rule: Rule) -> None:
+        self.group = group
+        self.bytes_sent = 0
+        self.count = 0
+        self.stopped = False
+        self.warnings: list[str] = []
+        self.num_lost = 0
+        self._rule = rule
+        self._staleness = Staleness()
+        self._first = self._total = self._read_version = 0
+        self._board: Array = numpy.zeros((group.size + 1, COLUMNS), numpy.int64)
+
+    def start(self, weights: Array, sizes: Sequence[int], *, count: int, total: int, velocity: Array | None) -> None:
+        """The center is `weights`."""
+        self._first, self._total = count, total
+        self._rule.begin(weights.size)
+        self._create(weights)
+        self._look()
+
+    def exchange(self, buffer: Array, rate: float, steps: int) -> None:
+        """Change the center in place, unless it takes no more changes."""
+        self._look()
+        if self.stopped:
+            self._read(buffer)
+        else:
+            self._staleness.add(max(self._writes_of_others() - self._read_version, 0))
+            self._change(buffer, rate)
+            self._note(self.group.rank, steps, 1, 0)
+            self._look()
+        self._read_version = self._writes_of_others()
+
+    def fetch(self, buffer: Array) -> None:
+        """Read the center."""
+        self._look()
+        self._read(buffer)
+
+    def fetch_velocity(self, buffer: Array) -> None:
+        """No method has one here."""
+        buffer[:] = 0
+
+    def leave(self, buffer: Array, *, stop: bool) -> None:
+        """Sleep until every worker has left."""
+        self._note(self.group.rank, 0, 0, 1)
+        if stop:
+            self._note(self.group.size, 0, 0, 1)
+        while not self._board[:-1, LEFT].all():
+            time.sleep(self.pause_s)
+            self._look()
+        self.fetch(buffer)
+        self.group.barrier()
+
+    def finish(self, *, early: bool) -> None:
+        """Nobody serves who would have to know; the memory goes back."""
+        self._free()
+
+    def details(self) -> dict[str, Any]:
+        """How stale this worker's writes were."""
+        return {"staleness_counts": self._staleness.as_json()}
+
+    def _create(self, weights: Array) -> None:
+        """Make center and board, the same for all; collective."""
+        raise NotImplementedError
+
+    def _read(self, buffer: Array) -> None:
+        """Fill `buffer` with the center."""
+        raise NotImplementedError
+
+    def _change(self, buffer: Array, rate: float) -> None:
+        """Apply the rule to the center; `buffer` becomes its reply."""
+        raise NotImplementedError
+
+    def _note(self, row: int, steps: int, writes: int, left: int) -> None:
+        """Add to a row of the board."""
+        raise NotImplementedError
+
+    def _read_board(self) -> Array:
+        """What the board says now."""
+        raise NotImplementedError
+
+    def _free(self) -> None:
+        """Give the memory back; collective."""
+
+    def _look(self) -> None:
+        self._board = self._read_board()
+        self.count = self._first + int(self._board[:-1, STEPS].sum())
+        self.stopped = bool(self._board[-1, LEFT]) or 0 < self._total <= self.count
+
+    def _writes_of_others(self) -> int:
+        return int(self._board[:-1, WRITES].sum() - self._board[self.group.rank, WRITES])

@@ -1,0 +1,142 @@
+"""A worker's weights as one flat buffer, and its side of the exchange. No TensorFlow: flat.py puts it in a graph."""
+
+from __future__ import annotations
+
+import concurrent.futures
+import math
+import time
+from collections.abc import Callable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+import numpy
+
+from hpcdl.core.errors import HpcdlError
+from hpcdl.core.protocols import Communicator
+from hpcdl.strategies.base import Context
+from hpcdl.strategies.elastic.equations import distance, moving_rate
+
+if TYPE_CHECKING:
+    from hpcdl.core.protocols import Array
+
+DISTANCE_EVERY = 10
+"""The distance to the center is measured at every so many exchanges: it costs a pass over the weights."""
+
+
+class Replica:
+    """What the methods share. `weights`: float32, all trainable variables one after another.
+
+    `count` are the updates of the center so far, over all workers, as far as this one knows; `stopped` says that the
+    center takes no more of them. `group` holds the workers alone; `num_lost` of them have died when this one has left.
+    """
+
+    group: Communicator
+
+    def __init__(self, context: Context) -> None:
+        self.context = context
+        self.elastic = context.elastic
+        self.momentum = context.optimizer.momentum
+        self.learning_rate = context.optimizer.learning_rate
+        self.alpha = moving_rate(context.elastic, context.num_workers)
+        self.weights: Array = numpy.zeros(0, numpy.float32)
+        self.bytes_sent = 0
+        self.count = 0
+        self.total = 0
+        self.stopped = False
+        self.num_lost = 0
+        self.waited_s = 0.0
+        self.warnings: Sequence[str] = ()
+        self._restored: dict[str, Array] = {}
+        self._distances: list[float] = []
+        self._num_exchanges = 0
+
+    def start(self, weights: Array, sizes: Sequence[int]) -> None:
+        """Begin at `weights`, equal on every worker; `sizes` are the lengths of the variables in it. Collective."""
+        raise NotImplementedError
+
+    def before_step(self, step: int) -> None:
+        """An exchange that needs no gradient may begin."""
+
+    def step(self, gradient: Array) -> tuple[Array, float]:
+        """Exchange, then move the weights; returns them and the Unix time at which the exchange was over."""
+        raise NotImplementedError
+
+    def center(self) -> Array:
+        """The center now. Collective where the strategy is synchronous."""
+        raise NotImplementedError
+
+    def state(self) -> dict[str, Array]:
+        """What a checkpoint must keep of this worker beside the center."""
+        return {"replica/weights": self.weights.copy()}
+
+    def restore(self, arrays: Mapping[str, Array]) -> None:
+        """Take back what `state` gave; called before `start`."""
+        self._restored = {name: array for name, array in arrays.items() if name.startswith("replica/")}
+
+    def leave(self, *, stop: bool = False) -> None:
+        """No more exchanges of this worker; returns when every worker has left. `stop` ends the run for all."""
+
+    def finish(self, *, early: bool = False) -> None:
+        """Give everything back."""
+
+    def details(self) -> dict[str, Any]:
+        """What the record keeps about this worker."""
+        if not self._distances:
+            return {}
+        return {
+            "distance_to_center": {
+                "mean": float(numpy.mean(self._distances)),
+                "max": max(self._distances),
+                "last": self._distances[-1],
+            }
+        }
+
+    def exchanges_at(self, step: int) -> bool:
+        """Whether `step` is one of every `period`."""
+        return step % self.elastic.period == 0
+
+    def measure_distance(self, center: Array) -> None:
+        """Note how far this worker is from `center`, now and then."""
+        if self._num_exchanges % DISTANCE_EVERY == 0:
+            found = distance(self.weights, center)
+            if math.isfinite(found):  # JSON has no other numbers
+                self._distances.append(found)
+        self._num_exchanges += 1
+
+    def start_weights(self, weights: Array) -> None:
+        """Take `weights`, or this worker's own of a checkpoint."""
+        self.weights = self._restored.get("replica/weights", weights).astype(numpy.float32).copy()
+
+
+class Background:
+    """Runs one exchange at a time beside the step and hands its error on to who waits."""
+
+    def __init__(self) -> None:
+        self._pool = concurrent.futures.ThreadPoolExecutor(1, thread_name_prefix="exchange")
+        self._running: concurrent.futures.Future[None] | None = None
+
+    def start(self, exchange: Callable[[], None]) -> None:
+        """Begin `exchange`."""
+        self._running = self._pool.submit(exchange)
+
+    def wait(self) -> None:
+        """Return when it is over."""
+        if self._running is not None:
+            running, self._running = self._running, None
+            running.result()
+
+    def close(self) -> None:
+        """Wait, and let the thread end."""
+        self._pool.shutdown()
+
+
+def check_finite(values: Array, what: str, rank: int) -> None:
+    """HpcdlError where `values` hold NaN or infinity, or are about to: they must not reach the center."""
+    with numpy.errstate(over="ignore", invalid="ignore"):
+        square = float(values @ values)
+    if not math.isfinite(square):
+        raise HpcdlError(f"rank {rank}'s {what} not finite; lower --learning-rate")
+
+
+def now() -> float:
+    """Unix time in seconds."""
+    return time.time()

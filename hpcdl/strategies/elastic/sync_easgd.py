@@ -1,0 +1,175 @@
+"""Sync EASGD: every worker exchanges with the center at once; deterministic.
+
+Source: You, Buluc and Demmel 2017 (arXiv 1708.02983), Sync EASGD 1 to 3: equation (1) on the workers, equation (2) with
+the sum over all of them on the center. Variant 1 keeps the center on rank 0: tree broadcast, tree reduction. Variant 2
+keeps it on every rank: one all-reduce. Variant 3 is variant 2 with the all-reduce beside forward and backward; since
+the exchange uses the weights before the update, both leave the same bits.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING
+
+import numpy
+
+from hpcdl.collectives import auto
+from hpcdl.collectives.workspace import Workspace
+from hpcdl.core.protocols import Communicator
+from hpcdl.strategies.base import Context, Server, Worker
+from hpcdl.strategies.elastic.binomial import broadcast_from_root, reduce_to_root
+from hpcdl.strategies.elastic.equations import attract_center, descend, elastic_step, moving_rate
+from hpcdl.strategies.elastic.replica import Background, Replica, now
+
+if TYPE_CHECKING:
+    from hpcdl.core.protocols import Array
+
+
+class SyncEasgd:
+    """The strategy `sync-easgd`."""
+
+    def replica(self, context: Context) -> Replica:
+        """One worker's part, without TensorFlow."""
+        return _VARIANTS[context.elastic.variant](context)
+
+    def worker(self, context: Context) -> Worker:
+        """All ranks work."""
+        from hpcdl.strategies.elastic.flat import FlatWorker
+
+        return FlatWorker(self.replica(context))
+
+    def server(self, context: Context) -> Server:
+        """Nobody serves."""
+        raise AssertionError("sync-easgd has no servers")
+
+
+class CenterEverywhere(Replica):
+    """Variant 2: each rank has the center; the weights' sum comes by one all-reduce after the backward pass."""
+
+    def __init__(self, context: Context) -> None:
+        super().__init__(context)
+        self.group = context.communicator.duplicate()
+        self._chip, self._communicator = chips_of(self.group, self.elastic.groups)
+        self.alpha = moving_rate(self.elastic, self._communicator.size)
+        # The same algorithm in every run, by size and ranks alone: measured choices could differ between two runs.
+        self._workspace = Workspace(measure=False)
+        self._chip_workspace = Workspace(measure=False)
+        self._exchanging = False
+        self._center: Array = self.weights
+        self._sum: Array = self.weights
+        self._parts: list[slice] = []
+
+    def start(self, weights: Array, sizes: Sequence[int]) -> None:
+        """Every rank's center is `weights`."""
+        self.start_weights(weights)
+        self._center = weights.copy()
+        self._sum = numpy.zeros_like(weights)
+        edges = [0, *itertools.accumulate(sizes)] if self.elastic.unpacked else [0, weights.size]
+        self._parts = [slice(*pair) for pair in itertools.pairwise(edges)]
+
+    def before_step(self, step: int) -> None:
+        """Note whether this step exchanges."""
+        self._exchanging = self.exchanges_at(step)
+        if self._exchanging:
+            self._begin()
+
+    def step(self, gradient: Array) -> tuple[Array, float]:
+        """Equations (1) and (2), both with the weights before the update; a chip's groups share their gradients."""
+        self._average_over_groups(gradient)
+        if not self._exchanging:
+            exchanged = now()
+            descend(self.weights, gradient, self.learning_rate)
+            return self.weights, exchanged
+        self._end()
+        exchanged = now()
+        self.measure_distance(self._center)
+        alpha = self.alpha(self.learning_rate)
+        elastic_step(self.weights, self._center, gradient, self.learning_rate, alpha)
+        if self._holds_center:
+            attract_center(self._center, self._sum, self._communicator.size, alpha)
+        return self.weights, exchanged
+
+    def center(self) -> Array:
+        """The center, the same on every rank."""
+        return self._center
+
+    def finish(self, *, early: bool = False) -> None:
+        """Give buffers and groups back."""
+        self._workspace.close()
+        self._chip_workspace.close()
+
+    def _average_over_groups(self, gradient: Array) -> None:
+        if self._chip.size > 1:
+            auto.allreduce(self._chip, gradient, self._chip_workspace)
+            gradient /= self._chip.size
+            self.bytes_sent += auto.cost(self._chip.size, gradient.nbytes).bytes
+
+    @property
+    def _holds_center(self) -> bool:
+        return True
+
+    def _begin(self) -> None:
+        pass
+
+    def _end(self) -> None:
+        self._exchange()
+
+    def _exchange(self) -> None:
+        self._sum[:] = self.weights
+        for part in self._parts:
+            auto.allreduce(self._communicator, self._sum[part], self._workspace)
+            self.bytes_sent += auto.cost(self._communicator.size, self._sum[part].nbytes).bytes
+
+
+class CenterOnRoot(CenterEverywhere):
+    """Variant 1: rank 0 has the center, sends it down a tree, and gets the weights' sum up the tree."""
+
+    def start(self, weights: Array, sizes: Sequence[int]) -> None:
+        """Rank 0's center is `weights`."""
+        super().start(weights, sizes)
+        self._landing = numpy.zeros_like(weights)
+
+    def center(self) -> Array:
+        """Rank 0's center, sent to every rank."""
+        broadcast_from_root(self._communicator, self._center)
+        return self._center
+
+    @property
+    def _holds_center(self) -> bool:
+        return self._communicator.rank == 0
+
+    def _exchange(self) -> None:
+        self._sum[:] = self.weights
+        for part in self._parts:
+            self.bytes_sent += broadcast_from_root(self._communicator, self._center[part])
+        for part in self._parts:
+            self.bytes_sent += reduce_to_root(self._communicator, self._sum[part], self._landing[part])
+
+
+class Overlapped(CenterEverywhere):
+    """Variant 3: as variant 2, while the gradient is being computed."""
+
+    def __init__(self, context: Context) -> None:
+        super().__init__(context)
+        self._background = Background()
+
+    def finish(self, *, early: bool = False) -> None:
+        """Let the exchanging thread end."""
+        self._background.close()
+        super().finish(early=early)
+
+    def _begin(self) -> None:
+        self._background.start(self._exchange)
+
+    def _end(self) -> None:
+        self._background.wait()
+
+
+_VARIANTS: dict[str, Callable[[Context], Replica]] = {"1": CenterOnRoot, "2": CenterEverywhere, "3": Overlapped}
+
+
+def chips_of(communicator: Communicator, groups: int) -> tuple[Communicator, Communicator]:
+    """The ranks of this rank's chip, `groups` of them in a row, and its peers, one on each chip."""
+    chip = communicator.split(communicator.rank // groups)
+    return chip, communicator.split(communicator.rank % groups)

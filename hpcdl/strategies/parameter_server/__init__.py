@@ -1,0 +1,1 @@
+"""The strategy `ps`: some ranks average gradients for all others."""

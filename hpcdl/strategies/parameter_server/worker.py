@@ -1,0 +1,92 @@
+"""The worker's side of `ps`: gradients leave bucket by bucket while back-propagation goes on, means come back."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any
+
+import tensorflow as tf
+
+from hpcdl.strategies.allreduce.worker import broadcast_variables, exchange_bucket
+from hpcdl.strategies.base import Context, Worker
+from hpcdl.strategies.parameter_server.client import MESSAGE_BYTES, ServerClient
+from hpcdl.strategies.stamps import timestamp
+
+if TYPE_CHECKING:
+    from hpcdl.core.protocols import Array, Communicator
+
+DEFAULT_PLACEMENT = "split"
+
+
+class ParameterServerWorker(Worker):
+    """Exchanges gradients for their means on `communicator`, then applies them with the local optimizer.
+
+    `workers` is the group of the workers alone.
+    """
+
+    def __init__(self, context: Context, communicator: Communicator, workers: Communicator) -> None:
+        self._workers = workers
+        placement = context.exchange.placement or DEFAULT_PLACEMENT
+        self._client = ServerClient(
+            communicator, context.num_servers, placement, context.exchange.bucket_size, MESSAGE_BYTES
+        )
+        self.position = -1
+        """Bucket under way, for the stall report; -1 between exchanges."""
+
+    def start(self, variables: Sequence[Any]) -> None:
+        """Rank 0's weights become every worker's."""
+        broadcast_variables(self._workers, variables)
+
+    def before_step(self, step: int) -> None:
+        """Announce the step to the servers."""
+        self._client.announce(step)
+        self.follows = self._client.follows
+
+    def apply(self, gradients: Sequence[Any], variables: Sequence[Any], optimizer: Any) -> Any:
+        """Exchange gradients for their means bucket by bucket, then apply those."""
+        lengths = [int(gradient.shape.num_elements()) for gradient in gradients]
+        tf.autograph.experimental.do_not_convert(self._client.lay_out)(lengths)
+        means: list[Any] = [None] * len(gradients)
+        previous: list[Any] = []
+        for number, bucket in enumerate(self._client.buckets):
+            mine = [tf.cast(gradients[index], tf.float32) for index in bucket.variables]
+            with tf.control_dependencies(previous):
+                exchanged = exchange_bucket(mine, self._exchanger(number))
+            previous = [exchanged[0]]
+            for index, tensor in zip(bucket.variables, exchanged, strict=True):
+                means[index] = tf.cast(tensor, gradients[index].dtype)
+        with tf.control_dependencies(means):
+            end = timestamp()
+        with tf.control_dependencies([end]):
+            optimizer.apply(means, variables)
+        return end
+
+    def after_step(self, step: int) -> None:
+        """Take the first server's answer."""
+        self._client.take_answer()
+        self.bytes_sent = self._client.bytes_sent
+
+    def wish(self, wishes: Array) -> None:
+        """These go to the servers with the next step."""
+        self._client.wish(wishes)
+
+    def agreed(self) -> Array | None:
+        """What all workers have been told about the step that is over."""
+        return self._client.agreed()
+
+    def details(self) -> dict[str, Any]:
+        """Placement and its balance; how many steps were followed only."""
+        return self._client.as_json()
+
+    def finish(self, *, early: bool = False) -> None:
+        """Let the servers go."""
+        self._client.leave(early=early)
+
+    def _exchanger(self, number: int) -> Callable[[Array], Array]:
+        def exchange(buffer: Array) -> Array:
+            self.position = number
+            self._client.exchange(number, buffer)
+            self.position = -1
+            return buffer
+
+        return exchange

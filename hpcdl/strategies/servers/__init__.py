@@ -1,1 +1,0 @@
-"""What ranks that serve do: numpy and a communicator, no TensorFlow."""

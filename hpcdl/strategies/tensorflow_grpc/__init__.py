@@ -1,0 +1,1 @@
+"""TensorFlow's own engines over gRPC, without MPI; for comparison."""

@@ -1,0 +1,123 @@
+"""The strategy `grpc-ps`: TensorFlow's own parameter servers over gRPC, as in the Cori study; without MPI.
+
+Graphs of tf.compat.v1: variables lie on the servers (replica_device_setter), workers fetch them every step, and
+SyncReplicasOptimizer averages the gradients there and applies TensorFlow's own optimizer. The Keras 3 model is called
+with those variables through `stateless_call`. The servers run TensorFlow, unlike those of `ps`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any
+
+import tensorflow as tf
+
+from hpcdl.core.errors import StoppedEarly
+from hpcdl.strategies.base import Context, Server, Worker
+from hpcdl.strategies.parameter_server.placement import imbalance
+from hpcdl.strategies.tensorflow_grpc.cluster import meeting
+from hpcdl.strategies.tensorflow_grpc.graph import StepGraph
+
+if TYPE_CHECKING:
+    from hpcdl.core.protocols import Array
+
+_FINISHED, _STOPPED = "finished", "stopped"
+
+
+class GrpcParameterServers:
+    """The strategy `grpc-ps`."""
+
+    def worker(self, context: Context) -> Worker:
+        """A rank that trains."""
+        return GrpcParameterServerWorker(context)
+
+    def server(self, context: Context) -> Server:
+        """A rank whose TensorFlow server holds variables."""
+        return GrpcParameterServer(context)
+
+
+class GrpcParameterServer:
+    """TensorFlow's server; this process only waits for the workers to leave."""
+
+    bytes_sent = 0
+
+    def __init__(self, context: Context) -> None:
+        self._communicator = context.communicator.duplicate()
+        self._communicator.split(1)
+        self._server = _start_server(context)
+
+    def serve(self) -> dict[str, Any]:
+        """Wait for the workers' last word."""
+        words = self._communicator.allgather_json(None)
+        if _STOPPED in words:
+            raise StoppedEarly("stopped with the workers")
+        return {}
+
+
+class GrpcParameterServerWorker(Worker):
+    """Computes gradients against the servers' variables."""
+
+    def __init__(self, context: Context) -> None:
+        self._context = context
+        self._communicator = context.communicator.duplicate()
+        self._workers = self._communicator.split(0)
+        self._server = _start_server(context)
+        self._graph: StepGraph | None = None
+        self._model: Any = None
+
+    def build_step(self, model: Any, objective: Any, as_model_input: Callable[[Any], Any]) -> Callable[..., Any]:
+        """A step that runs in TensorFlow's own session."""
+        self._model = model
+        self._graph = graph = StepGraph(self._context, model, objective, self._server.target)
+
+        def step(images: Any, labels: Any) -> tuple[Any, ...]:
+            return graph.step(as_model_input(images).numpy(), labels.numpy(), self.learning_rate)
+
+        return step
+
+    def start(self, variables: Sequence[Any]) -> None:
+        """Rank 0's weights go to the servers; then every worker may read them."""
+        graph = self._built()
+        if self._communicator.rank == 0:
+            graph.initialise([variable.numpy() for variable in self._model.trainable_variables])
+        self._workers.barrier()
+        graph.begin(leads=self._communicator.rank == 0)
+
+    def after_step(self, step: int) -> None:
+        """Count the gradients sent."""
+        self.bytes_sent += self._built().gradient_bytes
+
+    def center(self) -> Sequence[Array] | None:
+        """The servers' variables."""
+        return self._built().weights()
+
+    def details(self) -> dict[str, Any]:
+        """Where TensorFlow has put the variables."""
+        loads = self._built().server_bytes
+        return {
+            "placement": self._context.exchange.placement or "round-robin",
+            "server_bytes": loads,
+            "imbalance": imbalance(loads) if sum(loads) else 1.0,
+        }
+
+    def finish(self, *, early: bool = False) -> None:
+        """Let the servers go."""
+        self._built().close()
+        self._communicator.allgather_json(_STOPPED if early else _FINISHED)
+
+    def _built(self) -> StepGraph:
+        assert self._graph is not None, "build_step comes first"
+        return self._graph
+
+
+def _start_server(context: Context) -> Any:
+    """This rank's TensorFlow server, fenced in; collective over all ranks."""
+    workers = context.num_workers
+    with meeting(context.communicator) as cluster:
+        jobs = {"worker": list(cluster.places[:workers]), "ps": list(cluster.places[workers:])}
+        job, task = ("worker", cluster.rank) if cluster.rank < workers else ("ps", cluster.rank - workers)
+        config = tf.compat.v1.ConfigProto(
+            intra_op_parallelism_threads=tf.config.threading.get_intra_op_parallelism_threads(),
+            inter_op_parallelism_threads=tf.config.threading.get_inter_op_parallelism_threads(),
+        )
+        return tf.distribute.Server(tf.train.ClusterSpec(jobs), job_name=job, task_index=task, config=config)

@@ -1,0 +1,102 @@
+"""The strategy `grpc-ring`: gradients are averaged by TensorFlow's own collectives, a ring over gRPC, without MPI.
+
+The engine is tf.distribute.MultiWorkerMirroredStrategy; NCCL takes the ring's place where there are GPUs. Only the
+exchange runs inside the strategy, in a `run` of its own: Keras 3's `fit` does not work with it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import tensorflow as tf
+
+from hpcdl.strategies.base import Context, Server, Worker
+from hpcdl.strategies.stamps import timestamp
+from hpcdl.strategies.tensorflow_grpc.cluster import meeting
+
+
+class GrpcRing:
+    """The strategy `grpc-ring`."""
+
+    def worker(self, context: Context) -> Worker:
+        """All ranks work."""
+        return GrpcRingWorker(context)
+
+    def server(self, context: Context) -> Server:
+        """Nobody serves."""
+        raise AssertionError("grpc-ring has no servers")
+
+
+class GrpcRingWorker(Worker):
+    """Averages gradients with collective operations of TensorFlow, then applies them with the local optimizer."""
+
+    def __init__(self, context: Context) -> None:
+        self._size = context.communicator.size
+        self._rank = context.communicator.rank
+        self._bytes_per_step = 0
+        self._options = tf.distribute.experimental.CommunicationOptions(
+            bytes_per_pack=context.exchange.bucket_size, implementation=_implementation()
+        )
+        # TensorFlow sets collectives up before its first tensor, and for good.
+        with meeting(context.communicator) as cluster:
+            self._strategy = tf.distribute.MultiWorkerMirroredStrategy(
+                cluster_resolver=tf.distribute.cluster_resolver.SimpleClusterResolver(
+                    tf.train.ClusterSpec({"worker": list(cluster.places)}),
+                    task_type="worker",
+                    task_id=cluster.rank,
+                    rpc_layer="grpc",
+                ),
+                communication_options=self._options,
+            )
+
+    def start(self, variables: Sequence[Any]) -> None:
+        """Rank 0's weights become everybody's: a sum to which the others give nothing."""
+
+        @tf.function
+        def from_first() -> list[Any]:
+            mine = [tf.convert_to_tensor(variable) for variable in variables]
+            return self._reduce([value if self._rank == 0 else tf.zeros_like(value) for value in mine], "SUM")
+
+        for variable, value in zip(variables, from_first(), strict=True):
+            variable.assign(value)
+
+    def apply(self, gradients: Sequence[Any], variables: Sequence[Any], optimizer: Any) -> Any:
+        """Average, then apply."""
+        num_bytes = sum(int(gradient.shape.num_elements()) * gradient.dtype.size for gradient in gradients)
+        self._bytes_per_step = 2 * num_bytes * (self._size - 1) // self._size
+        averaged = self._reduce(gradients, "MEAN")
+        with tf.control_dependencies(averaged):
+            exchanged = timestamp()
+        with tf.control_dependencies([exchanged]):
+            optimizer.apply(averaged, variables)
+        return exchanged
+
+    def after_step(self, step: int) -> None:
+        """Count the step's bytes: what a ring sends."""
+        self.bytes_sent += self._bytes_per_step
+
+    def details(self) -> dict[str, Any]:
+        """Which collective TensorFlow used."""
+        return {"collective": self._options.implementation.name}
+
+    def _reduce(self, tensors: Sequence[Any], operation: str) -> list[Any]:
+        def body(*mine: Any) -> list[Any]:
+            # Only what is made in here lies on a device that the engine can name; what is packed must be of one type.
+            placed = [tf.identity(tensor) for tensor in mine]
+            reduced = list(placed)
+            for dtype in dict.fromkeys(tensor.dtype for tensor in placed):
+                members = [index for index, tensor in enumerate(placed) if tensor.dtype == dtype]
+                summed = tf.distribute.get_replica_context().all_reduce(
+                    getattr(tf.distribute.ReduceOp, operation), [placed[index] for index in members], self._options
+                )
+                for index, tensor in zip(members, summed, strict=True):
+                    reduced[index] = tensor
+            return reduced
+
+        return list(self._strategy.run(tf.autograph.experimental.do_not_convert(body), args=tuple(tensors)))
+
+
+def _implementation() -> Any:
+    known = tf.distribute.experimental.CommunicationImplementation
+    return known.NCCL if tf.config.list_physical_devices("GPU") else known.RING

@@ -1,0 +1,1 @@
+"""hpcdl in a user's own Keras script."""

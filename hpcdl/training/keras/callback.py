@@ -1,0 +1,46 @@
+"""The Keras callback of a distributed `fit`."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import keras
+
+from hpcdl.core.errors import UsageError
+from hpcdl.core.protocols import Communicator
+from hpcdl.strategies.allreduce.worker import broadcast_variables
+from hpcdl.training.checkpoint.state import average_moving_statistics
+
+
+class AgreeOverRanks(keras.callbacks.Callback):
+    """Rank 0's weights and optimizer to all at the start; moving statistics and logs averaged at each epoch's end.
+
+    Put it first: callbacks behind it (early stopping, checkpoints) then see the same numbers on every rank.
+    """
+
+    def __init__(self, communicator: Communicator) -> None:
+        super().__init__()
+        self._communicator = communicator
+
+    def on_train_begin(self, logs: dict[str, Any] | None = None) -> None:
+        """Start alike. UsageError where each rank would decide for itself whether to take a step."""
+        if hasattr(getattr(self.model.optimizer, "inner_optimizer", None), "exchanges"):
+            raise UsageError(
+                "Keras has put a loss scale around hpcdl.DistributedOptimizer, so that ranks would skip different "
+                "steps; set the policy mixed_float16 before it is made, or write "
+                "hpcdl.DistributedOptimizer(keras.optimizers.LossScaleOptimizer(...))"
+            )
+        broadcast_variables(self._communicator, [*self.model.weights, *self.model.optimizer.variables])
+
+    def on_test_begin(self, logs: dict[str, Any] | None = None) -> None:
+        """Evaluate alike: batch normalisation's moving statistics become the mean over the ranks."""
+        average_moving_statistics(self.model, self._communicator)
+
+    def on_epoch_end(self, epoch: int, logs: dict[str, Any] | None = None) -> None:
+        """Average the logs in place."""
+        average_moving_statistics(self.model, self._communicator)
+        if logs is None or self._communicator.size == 1:
+            return
+        gathered = self._communicator.allgather_json({name: float(value) for name, value in logs.items()})
+        for name in logs:
+            logs[name] = sum(other[name] for other in gathered) / len(gathered)

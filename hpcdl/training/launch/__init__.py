@@ -1,0 +1,1 @@
+"""From settings to ranks: checks, the run directory, the start."""

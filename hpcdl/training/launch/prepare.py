@@ -1,0 +1,118 @@
+"""Everything about a run that can be checked before ranks start and before anything is written."""
+
+from __future__ import annotations
+
+import importlib.util
+from dataclasses import dataclass
+
+from hpcdl.config.load import Effective, flatten
+from hpcdl.config.schema import TrainConfig
+from hpcdl.config.site import site_rules
+from hpcdl.core.errors import UsageError
+from hpcdl.data.dataset import Dataset, open_dataset
+from hpcdl.data.read.order import steps_per_epoch
+from hpcdl.data.read.reader import open_reader
+from hpcdl.data.read.stream import TrainingStream
+from hpcdl.models.spec import check_model_spec
+from hpcdl.strategies.base import StrategyInfo, check_ranks
+from hpcdl.strategies.elastic.checks import check_elastic
+from hpcdl.strategies.refusals import check_allowed, check_exchange, check_optimizer
+from hpcdl.strategies.table import find_strategy
+from hpcdl.training.launch.chips import check_groups
+from hpcdl.training.optimization.schedules import Schedule, build_schedule
+
+
+@dataclass(frozen=True, kw_only=True)
+class Prepared:
+    """A run that can start. Steps are optimizer steps; `global_batch` is samples per step over all workers."""
+
+    config: TrainConfig
+    info: StrategyInfo
+    dataset: Dataset
+    num_workers: int
+    num_servers: int
+    steps_per_epoch: int
+    num_steps: int
+    schedule: Schedule
+
+    @property
+    def worker_batch(self) -> int:
+        """Samples per optimizer step on one worker."""
+        return self.config.data.batch_size * self.config.exchange.accumulate
+
+    @property
+    def global_batch(self) -> int:
+        """Samples per optimizer step over all workers."""
+        return self.worker_batch * self.num_workers
+
+    def sample_ids(self, step: int, worker: int) -> list[int]:
+        """Ids, within the training split, of the samples that `worker` takes at `step`."""
+        reader = open_reader(self.dataset, self.dataset.train_split)
+        try:
+            stream = TrainingStream(
+                reader,
+                batch_size=self.worker_batch,
+                worker=worker,
+                num_workers=self.num_workers,
+                seed=self.config.run.seed,
+            )
+            return [int(sample) for sample in stream.ids(step)]
+        finally:
+            reader.close()
+
+
+def prepare(effective: Effective[TrainConfig]) -> Prepared:
+    """Check names, data and arithmetic of a run; raises what the user should read."""
+    config = effective.config
+    info = find_strategy(config.exchange.strategy)
+    num_servers = config.exchange.servers if info.features.servers else 0
+    num_workers = check_ranks(info, ranks=config.run.ranks, servers=num_servers)
+    check_exchange(info, config.exchange, num_workers=num_workers)
+    check_optimizer(info, config.optimizer, config.model.precision)
+    rules = site_rules()
+    check_allowed(info, rules.forbid_strategies, rules.origin)
+    check_model_spec(config.model.model)
+    if config.run.epochs is not None and config.run.steps is not None:
+        raise UsageError("--epochs and --steps exclude each other; give one of them")
+    if config.run.tensorboard is not None and importlib.util.find_spec("tensorboard") is None:
+        raise UsageError("--tensorboard needs the package tensorboard; pip install 'hpcdl[tensorboard]'")
+    dataset = open_dataset(config.data.data, seed=config.run.seed)
+    num_samples = dataset.train_split.num_samples
+    per_worker = config.data.batch_size * config.exchange.accumulate
+    global_batch = per_worker * num_workers
+    if global_batch > num_samples:
+        raise UsageError(
+            f"{num_workers} workers x {per_worker} samples (--batch-size x --accumulate) = {global_batch} a step, "
+            f"but {config.data.data} has {num_samples} to train on; use fewer ranks or a smaller batch"
+        )
+    per_epoch = steps_per_epoch(num_samples, global_batch)
+    num_steps = config.run.steps or per_epoch * (config.run.epochs or 1)
+    schedule = build_schedule(
+        config.optimizer, global_batch=global_batch, num_steps=num_steps, steps_per_epoch=per_epoch
+    )
+    check_groups(info, config)
+    num_averaged = num_workers // config.elastic.groups if info.features.groups else num_workers
+    check_elastic(info, config, effective.origins, num_workers=num_averaged, peak_rate=schedule.peak)
+    return Prepared(
+        config=config,
+        info=info,
+        dataset=dataset,
+        num_workers=num_workers,
+        num_servers=num_servers,
+        steps_per_epoch=per_epoch,
+        num_steps=num_steps,
+        schedule=schedule,
+    )
+
+
+def rule_in_force(prepared: Prepared) -> str:
+    """One line that says how this run will update its weights."""
+    values = flatten(prepared.config)
+    rule = next(iter(prepared.info.features.optimizers), values["optimizer"])
+    if rule in ("momentum", "nesterov"):
+        rule += f" {values['momentum']:g}"
+    return (
+        f"{prepared.info.name}: {prepared.num_workers} workers x batch {values['batch-size']} = "
+        f"{prepared.global_batch} samples a step; {rule}, {prepared.schedule.describe()}; "
+        f"{prepared.num_steps} steps, {prepared.steps_per_epoch} an epoch"
+    )

@@ -1,0 +1,183 @@
+"""Starts a training run: checks first, then the run directory, then the ranks."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import os
+import signal
+import sys
+from collections.abc import Iterator
+from contextlib import AbstractContextManager, nullcontext
+from pathlib import Path
+from typing import Any
+
+from hpcdl.cluster import supervise as local
+from hpcdl.cluster.environment import WITHOUT_MPI_VARIABLE, Placement
+from hpcdl.cluster.launchers.base import ranks_per_node
+from hpcdl.cluster.launchers.table import find_launcher
+from hpcdl.cluster.status import FOLDER
+from hpcdl.comm.tcp.communicator import make_secret
+from hpcdl.config.load import Effective, replace
+from hpcdl.config.schema import TrainConfig
+from hpcdl.core.errors import HpcdlError, Interrupted, StoppedEarly, UsageError
+from hpcdl.core.protocols import Communicator, LaunchPlan
+from hpcdl.core.records import RunRecord, read_record
+from hpcdl.models.spec import model_name
+from hpcdl.node.plan import launch_plan
+from hpcdl.node.profile import find_profile
+from hpcdl.node.topology.model import read_topology
+from hpcdl.strategies.table import find_strategy
+from hpcdl.training.launch import chips, rundir
+from hpcdl.training.launch.prepare import Prepared, prepare
+from hpcdl.training.loop.journal import EventHandler, JournalReader
+
+
+def train(effective: Effective[TrainConfig], on_event: EventHandler) -> tuple[Path, RunRecord]:
+    """Run a training on the ranks of this node, or of this job's nodes, and return its directory and record.
+
+    `on_event` gets the journal's events while the ranks run.
+    """
+    with _interruptible(effective.config.checkpoint.resume):
+        return _train(effective, on_event)
+
+
+@contextlib.contextmanager
+def _interruptible(resumes: bool) -> Iterator[None]:
+    """Inside, a signal that comes before there are ranks to tell is an error like others, with its exit code."""
+
+    def stop(number: int, frame: object) -> None:
+        if resumes:
+            raise StoppedEarly("stopped by a signal before the ranks had started; go on with --resume")
+        raise Interrupted("stopped by a signal before the ranks had started")
+
+    before = {number: signal.signal(number, stop) for number in (signal.SIGTERM, signal.SIGUSR1)}
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+
+def _train(effective: Effective[TrainConfig], on_event: EventHandler) -> tuple[Path, RunRecord]:
+    prepared = prepare(effective)
+    run_dir = choose_run_dir(prepared)
+    plan, said = plan_for(prepared)
+    rundir.create(run_dir, effective, {})
+    for text in said:
+        on_event({"kind": "message", "text": text})
+    reader = JournalReader(run_dir)
+
+    def tick() -> None:
+        for event in reader.read():
+            on_event(event)
+
+    if not prepared.info.features.mpi and prepared.config.run.ranks > 1:
+        make_secret(run_dir / FOLDER)
+        plan = dataclasses.replace(plan, environment={**plan.environment, WITHOUT_MPI_VARIABLE: "1"})
+    with _python(prepared, plan) as python:
+        command = [python, "-m", "hpcdl.training.session.rank", str(run_dir)]
+        local.start(plan, command, folder=run_dir / FOLDER, mpi=prepared.info.features.mpi, tick=tick)
+    return run_dir, read_record(run_dir)
+
+
+def _python(prepared: Prepared, plan: LaunchPlan) -> AbstractContextManager[str]:
+    """The Python that ranks start with: this one, or with --stage-env its copy on each node's own storage."""
+    if not prepared.config.run.stage_env:
+        return nullcontext(sys.executable)
+    from hpcdl.cluster import stage_env
+
+    return stage_env.staged(find_launcher(), -(-plan.num_ranks // plan.ranks_per_node), os.environ)
+
+
+def choose_run_dir(prepared: Prepared) -> Path:
+    """The folder of this run; UsageError where it holds another one and --resume was not asked for."""
+    run_dir = prepared.config.run.run_dir or rundir.default_run_dir(prepared.config)
+    if not prepared.config.checkpoint.resume:
+        rundir.check_new(run_dir)
+    return run_dir
+
+
+def plan_for(prepared: Prepared) -> tuple[LaunchPlan, list[str]]:
+    """How this run's ranks are to be started, and what to say about the node profile that was picked."""
+    topology = read_topology()
+    profile = find_profile(prepared.config.run.profile, model_name(prepared.config.model.model), topology)
+    ranks = prepared.config.run.ranks
+    groups = prepared.config.elastic.groups
+    share = ranks_per_node(find_launcher().hosts(os.environ), ranks)
+    if groups > 1:
+        weights = chips.weights_bytes(prepared.config.model.model)
+        chips.check_memory(share, weights, chips.data_bytes(prepared.dataset), topology)
+    settings = profile.settings if profile else chips.near_memory(groups, share, topology)
+    plan = launch_plan(topology, settings, ranks, share)
+    if profile is None:
+        return plan, []
+    return dataclasses.replace(plan, environment={**plan.environment, "HPCDL_PROFILE": str(profile.path)}), [
+        profile.sentence
+    ]
+
+
+def train_inside(effective: Effective[TrainConfig], place: Placement, on_event: EventHandler) -> Path:
+    """Train as one rank of the launcher that started this process; collective over its ranks.
+
+    On rank 0 `on_event` gets the journal's events.
+    """
+    from hpcdl.training.session.control import StopRequest
+    from hpcdl.training.session.job import run_rank
+    from hpcdl.training.session.rank import communicator_for, leave_meeting, leaving_together, set_up_process
+
+    effective = with_ranks(effective, place)
+    StopRequest().install()
+    set_up_process(place.local_rank)
+    mpi = find_strategy(effective.config.exchange.strategy).features.mpi
+    communicator = communicator_for(place, mpi=mpi)
+    prepared, run_dir = _agree(effective, communicator)
+    with leaving_together(communicator):
+        # Each rank looks for itself: what rank 0 found whole may be damaged on another node.
+        run_rank(prepared or prepare(effective), communicator, run_dir, on_event)
+    if not mpi:
+        leave_meeting(place)
+    return run_dir
+
+
+def with_ranks(effective: Effective[TrainConfig], place: Placement) -> Effective[TrainConfig]:
+    """The config with as many ranks as the launcher has started; UsageError where --ranks says otherwise."""
+    asked = effective.config.run.ranks
+    if effective.origins["ranks"] != "default" and asked != place.size:
+        raise UsageError(
+            f"--ranks {asked}, but {place.launcher} started {place.size}; leave --ranks out under a launcher"
+        )
+    origins = {**effective.origins, "ranks": f"launcher ({place.launcher})"}
+    return Effective(config=replace(effective.config, ranks=place.size), origins=origins)
+
+
+class SilentExit(HpcdlError):
+    """Another rank has told the user what went wrong; this one leaves with the same code."""
+
+    def __init__(self, exit_code: int) -> None:
+        super().__init__("")
+        self.exit_code = exit_code
+
+
+def _agree(effective: Effective[TrainConfig], communicator: Communicator) -> tuple[Prepared | None, Path]:
+    """Rank 0 checks and makes the run directory; every rank learns how that went, and nobody waits in vain.
+
+    Returns what rank 0 has prepared, on the other ranks None.
+    """
+    answer: dict[str, Any] = {}
+    prepared: Prepared | None = None
+    problem: HpcdlError | None = None
+    if communicator.rank == 0:
+        try:
+            prepared = prepare(effective)
+            run_dir = choose_run_dir(prepared)
+            rundir.create(run_dir, effective, {})
+            answer = {"run_dir": str(run_dir), "exit_code": 0}
+        except HpcdlError as error:
+            problem, answer = error, {"exit_code": error.exit_code}
+    answer = communicator.allgather_json(answer)[0]
+    if problem is not None:
+        raise problem
+    if answer["exit_code"]:
+        raise SilentExit(answer["exit_code"])
+    return prepared, Path(answer["run_dir"])

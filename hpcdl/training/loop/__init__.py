@@ -1,0 +1,1 @@
+"""A worker's steps, from the first batch to the record."""

@@ -1,0 +1,26 @@
+"""What a worker's loop leaves for the record."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from hpcdl.core.records import HistoryPoint
+from hpcdl.training.loop.clock import StepClock
+
+
+@dataclass(kw_only=True)
+class Outcome:
+    """Times, history and warnings of one worker."""
+
+    clock: StepClock
+    steps_done: int = 0
+    seconds: float = 0.0
+    center_steps: int | None = None
+    """Steps of a run whose workers do not step together: updates of the center over the number of workers."""
+    images_per_second: float | None = None
+    """Over all workers, where one worker's step does not tell it."""
+    seconds_to_target: float | None = None
+    history: list[HistoryPoint] = field(default_factory=list)
+    warnings: list[str] = field(default_factory=list)
+    bereaved: bool = False
+    """Whether ranks have died on the way that the run went on without."""

@@ -1,0 +1,166 @@
+"""The run's record: built from what every rank knows, written by rank 0."""
+
+from __future__ import annotations
+
+import os
+import platform
+import resource
+import statistics
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from hpcdl.config.load import as_toml_values
+from hpcdl.core.errors import CorruptError
+from hpcdl.core.protocols import Communicator
+from hpcdl.core.records import (
+    ALL_STEPS_UP_TO,
+    ENVIRONMENT_PREFIXES,
+    PARTS,
+    RankRecord,
+    RunRecord,
+    from_json,
+    read_record,
+)
+from hpcdl.core.statistics import quantiles
+from hpcdl.strategies.base import Worker
+from hpcdl.strategies.elastic.center.staleness import summary_of
+from hpcdl.training.launch.prepare import Prepared
+from hpcdl.training.loop.outcome import Outcome
+
+_QUANTILES = (0.0, 0.01, 0.05, 0.25, 0.5, 0.75, 0.95, 0.99, 1.0)
+
+
+def first_record(prepared: Prepared, hosts: Sequence[str], software: Mapping[str, str], profile: str) -> RunRecord:
+    """The record as it stands when training starts; `hosts` are the ranks' hosts in rank order."""
+    nodes = list(dict.fromkeys(hosts))
+    return RunRecord(
+        started_at=now_text(),
+        strategy=prepared.info.name,
+        model=prepared.config.model.model,
+        data=prepared.dataset.name,
+        num_samples=prepared.dataset.train_split.num_samples,
+        data_checksum=prepared.dataset.checksum,
+        ranks=len(hosts),
+        workers=prepared.num_workers,
+        servers=prepared.num_servers,
+        nodes=len(nodes),
+        ranks_per_node=max(hosts.count(node) for node in nodes),
+        hosts=nodes,
+        batch_per_rank=prepared.config.data.batch_size,
+        accumulate=prepared.config.exchange.accumulate,
+        global_batch=prepared.global_batch,
+        target_accuracy=prepared.config.objective.target_accuracy,
+        warmup_steps=prepared.config.run.warmup_steps,
+        machine=os.environ.get("HPCDL_MACHINE", platform.node()),
+        processor=_processor(),
+        cores_per_node=os.cpu_count(),
+        profile=profile,
+        software=software,
+        environment=allowed_environment(os.environ),
+        config=as_toml_values(prepared.config),
+    )
+
+
+def continued_record(record: RunRecord, run_dir: Path, step: int) -> RunRecord:
+    """`record` of a run that goes on after `step`, with what the record of its first part remembers."""
+    try:
+        before = read_record(run_dir)
+    except CorruptError:  # killed before its first record, or damaged: the checkpoint is what counts
+        return replace(record, resumed_from_steps=[step])
+    return replace(
+        record,
+        started_at=before.started_at,
+        resumed_from_steps=[*before.resumed_from_steps, step],
+        warnings=before.warnings,
+    )
+
+
+def finished_record(
+    record: RunRecord, prepared: Prepared, outcome: Outcome, ranks: Sequence[RankRecord], parameters: tuple[int, int]
+) -> RunRecord:
+    """`record` with what the run measured; `parameters` are their number and their gradients' bytes."""
+    seconds = outcome.clock.step_seconds
+    warm = seconds[record.warmup_steps :]
+    warnings = []
+    if seconds and not warm:
+        warm = seconds
+        warnings.append(f"only {len(seconds)} steps: throughput includes the warm-up")
+    mean_step_s = statistics.fmean(warm) if warm else None
+    workers = [rank for rank in ranks if rank.role == "worker"]
+    last = outcome.history[-1] if outcome.history else None
+    throughput = outcome.images_per_second or (record.global_batch / mean_step_s if mean_step_s else None)
+    counts = [rank.details["staleness_counts"] for rank in ranks if "staleness_counts" in rank.details]
+    staleness_mean, staleness_max, staleness_histogram = summary_of(counts)
+    return replace(
+        record,
+        status="finished",
+        finished_at=now_text(),
+        parameters=parameters[0],
+        gradient_bytes=parameters[1],
+        steps=outcome.center_steps or max(outcome.steps_done, last.step if last else 0),
+        step_seconds=seconds if len(seconds) <= ALL_STEPS_UP_TO else (),
+        step_seconds_quantiles=dict(
+            zip((f"{100 * p:g}%" for p in _QUANTILES), quantiles(warm, _QUANTILES), strict=True) if warm else ()
+        ),
+        images_per_second=throughput,
+        seconds_per_epoch=record.global_batch * prepared.steps_per_epoch / throughput if throughput else None,
+        seconds_total=outcome.seconds,
+        parts={part: statistics.fmean(rank.parts.get(part, 0.0) for rank in workers) for part in PARTS},
+        imbalance_seconds=_imbalance(workers),
+        bytes_sent_per_step=statistics.fmean(rank.bytes_sent_per_step for rank in workers),
+        loss=(last.val_loss if last.val_loss is not None else last.loss) if last else None,
+        accuracy=(last.val_accuracy if last.val_accuracy is not None else last.accuracy) if last else None,
+        staleness_mean=staleness_mean,
+        staleness_max=staleness_max,
+        staleness_histogram=staleness_histogram,
+        history=outcome.history,
+        rank_records=ranks,
+        seconds_to_target=outcome.seconds_to_target,
+        warnings=[*record.warnings, *outcome.warnings, *warnings],
+    )
+
+
+def gather_ranks(communicator: Communicator, own: RankRecord) -> list[RankRecord]:
+    """Every rank's own record, on every rank."""
+    return [from_json(RankRecord, document) for document in communicator.allgather_json(vars(own))]
+
+
+def worker_record(communicator: Communicator, outcome: Outcome, worker: Worker, warmup_steps: int) -> RankRecord:
+    """This worker's own part of the record."""
+    return RankRecord(
+        rank=communicator.rank,
+        host=communicator.host,
+        parts=outcome.clock.mean_parts(skip=warmup_steps),
+        bytes_sent_per_step=worker.bytes_sent / max(outcome.steps_done, 1),
+        peak_memory_bytes=peak_memory_bytes(),
+        details=worker.details(),
+    )
+
+
+def allowed_environment(environment: Mapping[str, str]) -> dict[str, str]:
+    """The variables that a record may hold."""
+    return {name: environment[name] for name in sorted(environment) if name.startswith(ENVIRONMENT_PREFIXES)}
+
+
+def peak_memory_bytes() -> int:
+    """Largest resident size of this process so far."""
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+
+
+def now_text() -> str:
+    """The local time with its offset, to the second (ISO 8601)."""
+    return time.strftime("%Y-%m-%dT%H:%M:%S%z")
+
+
+def _imbalance(workers: Sequence[RankRecord]) -> float | None:
+    compute = [rank.parts.get("compute", 0.0) for rank in workers]
+    return max(compute) - statistics.fmean(compute) if compute else None
+
+
+def _processor() -> str:
+    cpuinfo = Path("/proc/cpuinfo")
+    lines: list[Any] = cpuinfo.read_text(encoding="utf-8").splitlines() if cpuinfo.exists() else []
+    return next((line.partition(":")[2].strip() for line in lines if line.startswith("model name")), platform.machine())

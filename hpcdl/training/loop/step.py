@@ -1,0 +1,95 @@
+"""One training step as a graph: forward, backward, the strategy's exchange, the update, with time stamps between."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import keras
+import tensorflow as tf
+
+from hpcdl.strategies.base import Worker
+from hpcdl.strategies.stamps import timestamp
+from hpcdl.training.optimization.objective import Objective
+
+
+def as_model_input(images: Any) -> Any:
+    """Images as the networks take them: float32, and stored bytes scaled from 0..255 to 0..1."""
+    if images.dtype == tf.uint8:
+        return tf.cast(images, tf.float32) * (1 / 255)
+    return tf.cast(images, tf.float32)
+
+
+def build_step(
+    model: keras.Model, optimizer: Any, worker: Worker, objective: Objective, accumulate: int = 1
+) -> Callable[..., Any]:
+    """A compiled function of (images, labels), the batch of one optimizer step on this worker.
+
+    It returns the loss (mean over the local batch), the objective's sums, and the Unix times at which the last local
+    gradient was there and the exchange was over. With `accumulate` the batch goes through in that many slices.
+    """
+    variables = model.trainable_variables
+    scale_loss = getattr(optimizer, "scale_loss", lambda loss: loss)
+
+    def slice_gradients(images: Any, labels: Any) -> tuple[Any, Any, list[Any]]:
+        with tf.GradientTape() as tape:
+            outputs = model(as_model_input(images), training=True)
+            loss = objective.loss(labels, outputs)
+            total = tf.add_n([loss, *model.losses]) if model.losses else loss
+            scaled = scale_loss(total * worker.loss_share)
+        gradients = [tf.convert_to_tensor(gradient) for gradient in tape.gradient(scaled, variables)]
+        return loss, objective.sums(labels, outputs), gradients
+
+    @tf.function(autograph=False, reduce_retracing=True)
+    def step(images: Any, labels: Any) -> tuple[Any, ...]:
+        if accumulate == 1:
+            loss, sums, gradients = slice_gradients(images, labels)
+        else:
+            loss, sums, gradients = _accumulated(slice_gradients, images, labels, accumulate, objective, variables)
+        with tf.control_dependencies(gradients):
+            had_gradients = timestamp()
+        exchanged = worker.apply(gradients, variables, optimizer)
+        return loss, sums, had_gradients, exchanged
+
+    compiled: Callable[..., Any] = step
+    return compiled
+
+
+def build_follow(model: keras.Model, optimizer: Any, worker: Worker) -> Callable[[], Any]:
+    """A compiled function that takes a step without a gradient of this worker's own; traced when it is first needed.
+
+    It returns the Unix time at which the exchange was over.
+    """
+    variables = model.trainable_variables
+
+    @tf.function
+    def follow() -> Any:
+        return worker.apply([tf.zeros(variable.shape, variable.dtype) for variable in variables], variables, optimizer)
+
+    compiled: Callable[[], Any] = follow
+    return compiled
+
+
+def _accumulated(
+    slice_gradients: Callable[..., Any],
+    images: Any,
+    labels: Any,
+    accumulate: int,
+    objective: Objective,
+    variables: Any,
+) -> tuple[Any, Any, list[Any]]:
+    """Means over `accumulate` slices of the batch; only the last one's back-propagation overlaps the exchange."""
+    image_slices = tf.split(images, accumulate)
+    label_slices = tf.split(labels, accumulate)
+    loss = tf.zeros([])
+    sums = tf.zeros([len(objective.names)], tf.float64)
+    gradients = [tf.zeros(variable.shape, variable.dtype) for variable in variables]
+    previous: list[Any] = []
+    for image_slice, label_slice in zip(image_slices, label_slices, strict=True):
+        # One slice after the other, or the memory that accumulation is meant to save would be needed after all.
+        with tf.control_dependencies(previous):
+            part_loss, part_sums, part = slice_gradients(tf.identity(image_slice), label_slice)
+        gradients = [total + gradient / accumulate for total, gradient in zip(gradients, part, strict=True)]
+        loss, sums = loss + part_loss / accumulate, sums + part_sums
+        previous = gradients
+    return loss, sums, gradients

@@ -1,0 +1,201 @@
+"""A worker from the first check to the last file: builds model and strategy, trains, leaves record and model."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import shutil
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import keras
+
+from hpcdl.cluster.status import FOLDER, report_status
+from hpcdl.config.schema import TrainConfig
+from hpcdl.core.errors import CorruptError, HpcdlError, RankError
+from hpcdl.core.files import replacing
+from hpcdl.core.protocols import Communicator
+from hpcdl.core.records import HistoryPoint, RunRecord, from_json, write_record
+from hpcdl.data.dataset import Dataset
+from hpcdl.models.load import load_model
+from hpcdl.training.checkpoint import folders as checkpoints
+from hpcdl.training.checkpoint import state
+from hpcdl.training.launch.prepare import Prepared, rule_in_force
+from hpcdl.training.loop import results
+from hpcdl.training.loop.asynchronous import AsynchronousTrainer
+from hpcdl.training.loop.journal import EchoJournal, EventHandler, FileJournal, Journal, NullJournal
+from hpcdl.training.loop.synchronous import Trainer
+from hpcdl.training.session import runtime
+from hpcdl.training.session.job import context, load_strategy
+from hpcdl.training.session.stall import StallWatch
+
+MODEL_FILE = "model.keras"
+
+
+def run_worker(
+    prepared: Prepared,
+    communicator: Communicator,
+    run_dir: Path,
+    started: RunRecord,
+    on_event: EventHandler | None = None,
+) -> Communicator:
+    """Train on this rank; rank 0 writes the run directory, and tells `on_event` what it writes into the journal.
+
+    Returns the group of all ranks that are alive at the end. Collective over the workers, and at its end over all.
+    """
+    config = prepared.config
+    leads = communicator.rank == 0
+    threads = runtime.configure(
+        deterministic=config.run.deterministic,
+        seed=config.run.seed + communicator.rank,
+        precision=config.model.precision,
+    )
+    record = dataclasses.replace(started, intra_op_threads=threads[0], inter_op_threads=threads[1])
+    group = communicator.split(0) if prepared.num_servers else communicator
+    journal: Journal = _journal(run_dir, config.run.tensorboard, on_event) if leads else NullJournal()
+    # Before the model: some engines must be set up before TensorFlow makes its first tensor.
+    worker = load_strategy(prepared.info).worker(context(prepared, communicator))
+    model = build_model(config, prepared.dataset)
+    if config.model.init_weights is not None:
+        journal.write("message", text=state.load_weights(model, config.model.init_weights))
+    trainer_class = Trainer if prepared.info.features.synchronous else AsynchronousTrainer
+    trainer = trainer_class(prepared, model, worker, group, journal, run_dir)
+    warnings = [*([prepared.info.warning] if prepared.info.warning else []), *worker.warnings]
+    resumed_from = _resume(trainer, run_dir, group, warnings) if config.checkpoint.resume else None
+    if resumed_from is not None:
+        record = results.continued_record(record, run_dir, resumed_from)
+        journal.write("message", text=f"going on after step {resumed_from} of {prepared.num_steps}")
+    record = dataclasses.replace(record, warnings=list(dict.fromkeys([*record.warnings, *warnings])))
+    if leads:
+        write_record(run_dir, record)
+    for text in (rule_in_force(prepared), *(f"warning: {warning}" for warning in record.warnings)):
+        journal.write("message", text=text)
+    with _stall_watch(trainer, communicator, group, run_dir / FOLDER, config.safety.stall_timeout):
+        outcome = trainer.run()
+    own = results.worker_record(communicator, outcome, worker, config.run.warmup_steps)
+    if outcome.bereaved:
+        communicator = communicator.survivors()
+    ranks = results.gather_ranks(communicator, own)
+    if leads:
+        outcome.warnings += _save_finished(model, run_dir)
+        write_record(run_dir, results.finished_record(record, prepared, outcome, ranks, _parameters(model)))
+    journal.close()
+    return communicator
+
+
+def _journal(run_dir: Path, tensorboard: Path | None, on_event: EventHandler | None) -> Journal:
+    journal: Journal = FileJournal(run_dir)
+    if tensorboard is not None:
+        from hpcdl.training.loop.tensorboard import TensorBoardWriter
+
+        journal = EchoJournal(journal, TensorBoardWriter(tensorboard))
+    return EchoJournal(journal, on_event) if on_event is not None else journal
+
+
+@contextlib.contextmanager
+def _stall_watch(
+    trainer: Trainer, communicator: Communicator, group: Communicator, folder: Path, timeout_s: float
+) -> Iterator[None]:
+    """Inside, an exchange that waits for too long ends the job with the name of the rank that it waits for."""
+
+    def end_job(error: RankError) -> None:
+        report_status(folder, communicator.rank, "failed", exit_code=error.exit_code, message=str(error))
+        sys.stderr.write(f"hpcdl: {error}\n")
+        communicator.abort(error.exit_code)
+
+    folder.mkdir(exist_ok=True)
+    watch = StallWatch(
+        trainer.whereabouts,
+        folder,
+        rank=group.rank,
+        hosts=group.allgather_json(group.host),
+        timeout_s=timeout_s,
+        on_stall=end_job,
+    )
+    if group.size > 1:
+        watch.start()
+    try:
+        yield
+    finally:
+        watch.stop()
+
+
+def build_model(config: TrainConfig, dataset: Dataset) -> keras.Model:
+    """The model of a run, for its data."""
+    return load_model(
+        config.model.model,
+        classes=config.model.classes or dataset.num_classes,
+        input_shape=dataset.sample_shape,
+        classifier=config.objective.classifies,
+    )
+
+
+def save_model(model: keras.Model, path: Path) -> None:
+    """Write `model` so that plain Keras 3 loads it; whole or not at all."""
+    with replacing(path) as temporary:
+        # Keras insists on its own suffix; the temporary name gets its content by a rename.
+        suffixed = temporary.with_name(temporary.name + ".keras")
+        try:
+            model.save(suffixed)
+            suffixed.replace(temporary)
+        finally:
+            suffixed.unlink(missing_ok=True)
+
+
+def _save_finished(model: keras.Model, run_dir: Path) -> list[str]:
+    """Write the run's model; where the disk is full, old checkpoints make room. Returns what to warn of."""
+    try:
+        save_model(model, run_dir / MODEL_FILE)
+        return []
+    except (OSError, RuntimeError) as error:  # h5py has RuntimeErrors for some of what a disk does
+        first = error
+    for step in checkpoints.list_checkpoints(run_dir / checkpoints.FOLDER)[1:]:
+        shutil.rmtree(checkpoints.folder_of(run_dir / checkpoints.FOLDER, step), ignore_errors=True)
+    try:
+        save_model(model, run_dir / MODEL_FILE)
+    except (OSError, RuntimeError) as error:
+        raise HpcdlError(
+            f"cannot write {run_dir / MODEL_FILE}: {getattr(error, 'strerror', None) or error}; the newest checkpoint "
+            "stays: make room and go on with --resume"
+        ) from error
+    return [f"{MODEL_FILE} found no room ({getattr(first, 'strerror', None) or first}); older checkpoints were removed"]
+
+
+def _resume(trainer: Trainer, run_dir: Path, communicator: Communicator, warnings: list[str]) -> int | None:
+    """Put the newest checkpoint that is whole back into `trainer`; its step, or None where there is none."""
+    found = checkpoints.newest_valid(run_dir, warnings) if communicator.rank == 0 else None
+    step: int | None = communicator.allgather_json(found)[0]
+    if step is None:
+        if communicator.rank == 0 and checkpoints.list_checkpoints(run_dir / checkpoints.FOLDER):
+            raise CorruptError(f"every checkpoint in {run_dir} is damaged; start again in another --run-dir")
+        return None
+    facts: dict[str, Any] = {}
+    if communicator.rank == 0:
+        shared, facts = checkpoints.read_shared(run_dir, step)
+        state.assign(trainer.model.weights, shared, "weights")
+        state.assign(trainer.optimizer.variables, shared, "optimizer")
+    facts = communicator.allgather_json(facts)[0]
+    own = checkpoints.read_own(run_dir, step, communicator.rank)
+    same_layout = facts["ranks"] == communicator.size
+    # Asynchronous strategies keep worker 0's part alone: the others begin at the center.
+    same_state = same_layout and bool(own)
+    position = trainer.position_at(step, facts, own)
+    if same_state:
+        state.assign(state.seed_variables(trainer.model), own, "seeds")
+        trainer.restore_worker(own)
+    elif communicator.rank == 0 and not same_layout:
+        warnings.append(
+            f"resumed on {communicator.size} ranks what {facts['ranks']} began: a correct run, but not bit for bit"
+        )
+    trainer.resume(position, [from_json(HistoryPoint, point) for point in facts["history"]])
+    return step
+
+
+def _parameters(model: keras.Model) -> tuple[int, int]:
+    """Number of trainable parameters and bytes of their gradients."""
+    counts = [int(variable.value.shape.num_elements()) for variable in model.trainable_variables]
+    return sum(counts), sum(
+        count * variable.value.dtype.size for count, variable in zip(counts, model.trainable_variables, strict=True)
+    )

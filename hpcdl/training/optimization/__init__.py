@@ -1,0 +1,1 @@
+"""Loss, metrics, optimizers and learning-rate schedules."""

@@ -1,0 +1,126 @@
+"""What the workers of a synchronous run agree on between steps: stop, save, go on.
+
+Every rank may want to stop (a signal, the time limit), rank 0 wants to save now and then. They add up their wishes in
+one tiny all-reduce about ten times a second, at steps that all of them compute alike.
+"""
+
+from __future__ import annotations
+
+import math
+import os
+import signal
+import time
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import numpy
+
+from hpcdl.cluster.launchers.base import seconds_left
+from hpcdl.core.protocols import Communicator
+from hpcdl.strategies.base import Worker
+
+if TYPE_CHECKING:
+    from hpcdl.core.protocols import Array
+
+AGREE_EVERY_S = 0.1
+CALIBRATION_STEPS = 5
+
+
+@dataclass(frozen=True, kw_only=True)
+class Wishes:
+    """What the group has agreed on after a step."""
+
+    stop: bool = False
+    save: bool = False
+    reason: str = ""
+
+
+_NOTHING = Wishes()
+_REASONS = ("", "a signal", "the time limit")
+
+
+def time_allowed(asked_s: float | None) -> float | None:
+    """Seconds until a run must save and leave: the tighter of --time-limit and the job's own; None for neither."""
+    limits = [limit for limit in (asked_s, seconds_left(os.environ)) if limit is not None]
+    return min(limits, default=None)
+
+
+STOPS = (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1)
+
+
+class StopRequest:
+    """Remembers SIGTERM, SIGINT and SIGUSR1 (Slurm's warning) instead of dying of them."""
+
+    def __init__(self) -> None:
+        self.asked = False
+
+    def install(self) -> None:
+        """Take over the three signals, and what another StopRequest has heard; only the main thread may.
+
+        A rank installs one before anything else, for what comes while it starts up (a blocked signal would not do:
+        numerical libraries start threads that do not block it). The run then stops after its first step.
+        """
+        for number in STOPS:
+            before = getattr(signal.signal(number, self._note), "__self__", None)
+            self.asked |= isinstance(before, StopRequest) and before.asked
+
+    def _note(self, number: int, frame: object) -> None:
+        self.asked = True
+
+
+class Control:
+    """Agrees with the other workers; call `after_step` on every rank after every step."""
+
+    def __init__(
+        self,
+        group: Communicator,
+        stop: StopRequest,
+        worker: Worker,
+        *,
+        save_every_s: float,
+        time_limit_s: float | None,
+    ) -> None:
+        self._group = group
+        self._worker = worker
+        self._stop = stop
+        self._save_every_s = save_every_s
+        self._began = self._saved = time.monotonic()
+        self._deadline = self._began + time_limit_s if time_limit_s is not None else math.inf
+        self._steps = 0
+        self._interval = 1
+
+    def after_step(self) -> Wishes:
+        """The group's wishes, on every rank the same; some strategies carry them along with every step."""
+        carried = self._worker.agreed()
+        if carried is not None:
+            wishes = self._granted(carried)
+            self._worker.wish(self._own())
+            return wishes
+        self._steps += 1
+        if self._steps == CALIBRATION_STEPS:
+            self._calibrate()
+        if self._steps % self._interval:
+            return _NOTHING
+        wish = self._own()
+        if self._group.size > 1:
+            self._group.allreduce(wish)
+        return self._granted(wish)
+
+    def _own(self) -> Array:
+        now = time.monotonic()
+        return numpy.array([self._stop.asked, now >= self._deadline, self._saves(now)], numpy.float64)
+
+    def _granted(self, wish: Array) -> Wishes:
+        if wish[2]:
+            self._saved = time.monotonic()
+        by_signal, by_time, save = (bool(value) for value in wish)
+        return Wishes(stop=by_signal or by_time, save=save, reason=_REASONS[1 if by_signal else 2 if by_time else 0])
+
+    def _saves(self, now: float) -> bool:
+        return self._group.rank == 0 and now - self._saved >= self._save_every_s
+
+    def _calibrate(self) -> None:
+        """Agree on how many steps make up the interval; the first steps are slow, so this errs to the short side."""
+        step_s = (time.monotonic() - self._began) / CALIBRATION_STEPS
+        slowest = max(self._group.allgather_json(step_s))
+        self._interval = max(1, math.floor(AGREE_EVERY_S / slowest))

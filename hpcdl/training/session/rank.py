@@ -1,0 +1,168 @@
+"""What one rank process does: `python -m hpcdl.training.session.rank RUN_DIR`."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import re
+import shutil
+import sys
+import time
+import traceback
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+from hpcdl.cluster.address import job_address
+from hpcdl.cluster.environment import OWN_LAUNCHER, WITHOUT_MPI_VARIABLE, Placement, placement
+from hpcdl.cluster.status import report_status
+from hpcdl.cluster.supervise import STATUS_VARIABLE
+from hpcdl.core.errors import HpcdlError, RankError, StoppedEarly, UsageError
+from hpcdl.core.paths import user_cache_folder
+from hpcdl.core.protocols import Communicator
+from hpcdl.training.launch import rundir
+from hpcdl.training.launch.prepare import prepare
+from hpcdl.training.session import control, runtime
+from hpcdl.training.session.job import run_rank
+
+ALONE = Placement(launcher="none", rank=0, size=1, local_rank=0, local_size=1)
+
+_LOST_PEER = ("UnavailableError", "AbortedError", "CancelledError")
+"""What TensorFlow's own engines raise when another rank is gone, by name: servers run without TensorFlow."""
+
+
+_RAISED = re.compile(r"\w*(Error|Exception): ")
+"""How Python names an error in a traceback."""
+
+
+def main() -> None:
+    """Entry of a training rank."""
+    control.StopRequest().install()
+    run_dir = Path(sys.argv[1])
+
+    def body(communicator: Communicator) -> None:
+        effective, _ = rundir.read(run_dir)
+        run_rank(prepare(effective), communicator, run_dir)
+
+    sys.exit(supervised(body))
+
+
+FIRST_WORD_S = 10.0
+"""What the user handed in is wrong on every rank alike: rank 0 gets this long to say so and to end the job."""
+
+
+def supervised(body: Callable[[Communicator], None]) -> int:
+    """Run `body` on this rank and put every way in which it can end into the status file; returns the exit code."""
+    place = placement() or ALONE
+    folder = Path(os.environ[STATUS_VARIABLE])
+    report_status(folder, place.rank, "running")
+    set_up_process(place.local_rank)
+    communicator: Communicator | None = None
+    try:
+        communicator = communicator_for(place)
+        body(communicator)
+    except BaseException as error:  # noqa: BLE001  whatever it is, the other ranks must not wait for this one
+        state, exit_code = verdict(error)
+        report_status(folder, place.rank, state, exit_code=exit_code, message=one_line(error))
+        if state == "stopped":
+            wait_for_the_others(communicator)
+            return exit_code
+        traceback.print_exc()
+        if communicator is not None:
+            communicator.abort(exit_code)
+        return exit_code
+    report_status(folder, place.rank, "done")
+    return 0
+
+
+def wait_for_the_others(communicator: Communicator | None) -> None:
+    """Every rank stops at the same step; a launcher that kills the job at the first exit must find all of them done."""
+    if communicator is not None:
+        with contextlib.suppress(HpcdlError):
+            communicator.barrier()
+
+
+@contextlib.contextmanager
+def leaving_together(communicator: Communicator) -> Iterator[None]:
+    """Inside, an error of this rank ends the whole job, and no rank leaves a run that stops early before the others.
+
+    For ranks that somebody else's launcher has started: the rank that failed first says so on stderr.
+    """
+    try:
+        yield
+    except StoppedEarly as error:
+        wait_for_the_others(communicator)
+        if communicator.rank == 0:
+            raise
+        raise StoppedEarly("") from error
+    except BaseException as error:
+        _, exit_code = verdict(error)
+        if communicator.size > 1:
+            if isinstance(error, UsageError) and communicator.rank > 0:
+                time.sleep(FIRST_WORD_S)
+            trace = "" if isinstance(error, HpcdlError) else traceback.format_exc()
+            sys.stderr.write(f"{trace}hpcdl: rank {communicator.rank} on {communicator.host}: {one_line(error)}\n")
+            communicator.abort(exit_code)
+        raise
+
+
+def set_up_process(local_rank: int) -> None:
+    """What must come before TensorFlow: affinity, GPU, silence."""
+    runtime.bind(local_rank)
+    runtime.claim_gpu(local_rank)
+    runtime.silence()
+
+
+def verdict(error: BaseException) -> tuple[str, int]:
+    """A rank's state and exit code after `error`."""
+    if isinstance(error, StoppedEarly):
+        return "stopped", error.exit_code
+    if isinstance(error, RankError):
+        return "bereaved", error.exit_code
+    if type(error).__name__ in _LOST_PEER:
+        return "bereaved", 1
+    return "failed", error.exit_code if isinstance(error, HpcdlError) else 1
+
+
+def one_line(error: BaseException) -> str:
+    """The line of an error that says most: the first, of TensorFlow's graphs what went wrong inside; with its class."""
+    lines = [line.strip() for line in str(error).splitlines() if line.strip()] or [""]
+    text = lines[0]
+    if text.startswith("Graph execution error"):
+        before_node = [line for line in lines if "{{node" not in line]
+        text = next((line for line in lines if _RAISED.match(line)), before_node[-1])
+    return text if isinstance(error, HpcdlError) else f"{type(error).__name__}: {text}".rstrip(": ")
+
+
+def communicator_for(place: Placement, *, mpi: bool = True) -> Communicator:
+    """MPI's world; for one rank a communicator that needs no MPI; without `mpi` one for control messages alone."""
+    if place.size == 1:
+        from hpcdl.comm.threads.communicator import alone
+
+        return alone()
+    if not mpi or place.launcher == OWN_LAUNCHER or WITHOUT_MPI_VARIABLE in os.environ:
+        from hpcdl.comm.tcp.communicator import control_world, make_secret
+
+        if place.rank == 0 and STATUS_VARIABLE not in os.environ:
+            make_secret(meeting_folder(place))
+        return control_world(place.rank, place.size, job_address(place), meeting_folder(place))
+    from hpcdl.comm.mpi.communicator import world
+
+    return world(expected_size=place.size)
+
+
+def meeting_folder(place: Placement) -> Path:
+    """Where ranks without MPI find each other: a folder of the run, or of the scheduler's step in the user's cache."""
+    if STATUS_VARIABLE in os.environ:
+        return Path(os.environ[STATUS_VARIABLE])
+    step = "-".join(os.environ.get(name, "0") for name in ("SLURM_JOB_ID", "SLURM_STEP_ID"))
+    return user_cache_folder() / "steps" / f"{place.launcher}-{step}"
+
+
+def leave_meeting(place: Placement) -> None:
+    """Remove the folder in the user's cache in which this step's ranks have met, where there is one."""
+    if place.rank == 0 and place.size > 1 and STATUS_VARIABLE not in os.environ:
+        shutil.rmtree(meeting_folder(place), ignore_errors=True)
+
+
+if __name__ == "__main__":
+    main()

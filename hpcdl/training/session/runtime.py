@@ -1,0 +1,111 @@
+"""Sets TensorFlow up in a rank, before and right after its import."""
+
+from __future__ import annotations
+
+import contextlib
+import importlib
+import importlib.metadata
+import json
+import os
+import platform
+from pathlib import Path
+
+from hpcdl import __version__
+from hpcdl.cluster.environment import placement
+from hpcdl.cluster.supervise import BINDING_VARIABLE
+from hpcdl.node.memory import apply_planned
+from hpcdl.node.plan import verify_binding
+
+INTRA_OP_VARIABLE = "HPCDL_INTRA_OP_THREADS"
+INTER_OP_VARIABLE = "HPCDL_INTER_OP_THREADS"
+
+
+def bind(local_rank: int) -> None:
+    """Take the CPUs and the memory that the launch plan has for this rank, before TensorFlow makes its threads."""
+    cpus = planned_cpus(local_rank)
+    if cpus:
+        os.sched_setaffinity(0, cpus)
+    apply_planned(local_rank)
+
+
+def planned_cpus(local_rank: int) -> list[int]:
+    """The CPUs that the launch plan has for a rank; empty where it leaves that to others."""
+    cpus_by_local_rank: list[list[int]] = json.loads(os.environ.get(BINDING_VARIABLE, "[]"))
+    return cpus_by_local_rank[local_rank] if local_rank < len(cpus_by_local_rank) else []
+
+
+def binding_warning() -> str | None:
+    """What to say where this rank does not run on the CPUs that were planned for it."""
+    place = placement()
+    return verify_binding(planned_cpus(place.local_rank if place else 0))
+
+
+def claim_gpu(local_rank: int) -> None:
+    """Show this process one GPU, by its local rank; must come before TensorFlow's import.
+
+    Untested on hardware. A CUDA_VISIBLE_DEVICES of the scheduler's is narrowed, not widened.
+    """
+    visible = [item for item in os.environ.get("CUDA_VISIBLE_DEVICES", "").split(",") if item]
+    if len(visible) > 1:
+        os.environ["CUDA_VISIBLE_DEVICES"] = visible[local_rank % len(visible)]
+    elif not visible and "CUDA_VISIBLE_DEVICES" not in os.environ and Path("/dev/nvidia0").exists():
+        os.environ["CUDA_VISIBLE_DEVICES"] = str(local_rank)
+
+
+def silence() -> None:
+    """Keep TensorFlow's chatter out of the user's sight; must come before its import."""
+    if not os.environ.get("HPCDL_VERBOSE"):
+        os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
+        os.environ.setdefault("GRPC_VERBOSITY", "NONE")
+
+
+def import_tensorflow() -> None:
+    """Import TensorFlow for the first time; what it prints on the way, before any log level counts, is dropped.
+
+    `-v` lets it speak.
+    """
+    if os.environ.get("HPCDL_VERBOSE"):
+        importlib.import_module("tensorflow")
+        return
+    kept = os.dup(2)
+    try:
+        with Path(os.devnull).open("wb") as nowhere:
+            os.dup2(nowhere.fileno(), 2)
+        importlib.import_module("tensorflow")
+    finally:
+        os.dup2(kept, 2)
+        os.close(kept)
+
+
+def configure(*, deterministic: bool, seed: int, precision: str = "float32") -> tuple[int, int]:
+    """Set threads, determinism and seeds; returns the intra-op and inter-op thread counts in force.
+
+    Threads come from the launch plan's environment. A deterministic run uses one intra-op thread whatever the plan,
+    because sums that are split over threads differ with their number.
+    """
+    import keras
+    import tensorflow as tf
+
+    intra_op = 1 if deterministic else int(os.environ.get(INTRA_OP_VARIABLE, 0))
+    inter_op = 2 if deterministic else int(os.environ.get(INTER_OP_VARIABLE, 0))
+    tf.config.threading.set_intra_op_parallelism_threads(intra_op)
+    tf.config.threading.set_inter_op_parallelism_threads(inter_op)
+    keras.utils.set_random_seed(seed)
+    keras.mixed_precision.set_global_policy(precision)
+    if os.environ.get("HPCDL_DATA_FORMAT") == "NCHW":
+        keras.backend.set_image_data_format("channels_first")
+    for gpu in tf.config.list_physical_devices("GPU"):  # each rank sees its own one alone: see `claim_gpu`
+        tf.config.experimental.set_memory_growth(gpu, True)
+    if deterministic:
+        tf.config.experimental.enable_op_determinism()
+    num_cpus = len(os.sched_getaffinity(0))
+    return intra_op or num_cpus, inter_op or num_cpus
+
+
+def software_versions(mpi_library: str) -> dict[str, str]:
+    """Versions of what the numbers depend on, read without importing it."""
+    versions = {"hpcdl": __version__, "python": platform.python_version(), "mpi": mpi_library}
+    for package in ("tensorflow", "keras", "numpy", "h5py"):
+        with contextlib.suppress(importlib.metadata.PackageNotFoundError):
+            versions[package] = importlib.metadata.version(package)
+    return versions

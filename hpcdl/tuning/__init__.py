@@ -1,0 +1,1 @@
+"""`hpcdl tune-threads`: the settings of a node, found by measuring."""

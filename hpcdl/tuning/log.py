@@ -1,0 +1,121 @@
+"""The log of a search: one JSON line per sample, appended by one process, so that a search can go on later.
+
+Plain appends of one line and an fsync are safe on every shared file system; a line cut short by a crash is left out.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from hpcdl.core.errors import CorruptError, UsageError
+from hpcdl.tuning.trials import Outcome
+
+SCHEMA = "hpcdl.trials/1"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Entry:
+    """One logged sample."""
+
+    settings: Mapping[str, Any]
+    outcome: Outcome
+
+
+@dataclass(frozen=True, kw_only=True)
+class Recorded:
+    """A log as it stands: `num_sound_bytes` end before a last line that a crash cut short."""
+
+    header: Mapping[str, Any]
+    entries: list[Entry]
+    num_sound_bytes: int
+
+
+class TrialLog:
+    """Appends entries to `path`; the header says which search they belong to."""
+
+    def __init__(self, path: Path, header: Mapping[str, Any], *, resume: bool) -> None:
+        self.path = path
+        self._header = {"schema": SCHEMA, **header}
+        if resume and path.exists():
+            self.entries = _continued(path, self._header)
+            return
+        self.entries = []
+        try:
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.unlink(missing_ok=True)
+        except OSError as error:
+            raise UsageError(
+                f"cannot write trial log {path}: {error.strerror}; choose another with --log FILE"
+            ) from None
+        self._append(self._header)
+
+    def add(self, settings: Mapping[str, Any], outcome: Outcome) -> None:
+        """Append one sample, durably."""
+        values = {name: value for name, value in dataclasses.asdict(outcome).items() if value is not None}
+        self._append({"settings": dict(settings), **values})
+
+    def _append(self, document: Mapping[str, Any]) -> None:
+        line = (json.dumps(document, allow_nan=False) + "\n").encode()
+        try:
+            descriptor = os.open(self.path, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o666)
+            try:
+                os.write(descriptor, line)
+                os.fsync(descriptor)
+            finally:
+                os.close(descriptor)
+        except OSError as error:
+            raise UsageError(
+                f"cannot write trial log {self.path}: {error.strerror}; choose another with --log FILE"
+            ) from None
+
+
+def _unwritable(path: Path, error: OSError) -> UsageError:
+    return UsageError(f"cannot write trial log {path}: {error.strerror}; choose another place with --log FILE")
+
+
+def read_log(path: Path) -> Recorded:
+    """What a log holds, the log left as it is. CorruptError names the line that is damaged, the last one excepted."""
+    try:
+        lines = path.read_bytes().split(b"\n")
+    except OSError as error:
+        raise UsageError(f"cannot read trial log {path}: {error.strerror}") from None
+    documents, sound = [], 0
+    for number, line in enumerate(lines, start=1):
+        try:
+            documents.append(json.loads(line)) if line.strip() else None
+        except ValueError:
+            if any(rest.strip() for rest in lines[number:]):
+                raise CorruptError(f"{path}, line {number} is no JSON; start anew without --resume") from None
+            break
+        sound += len(line) + 1
+    header = documents[0] if documents else {}
+    if not isinstance(header, dict):
+        raise CorruptError(f"{path} does not begin with its header; start anew without --resume")
+    entries = [_entry(document, path) for document in documents[1:]]
+    return Recorded(header=header, entries=entries, num_sound_bytes=min(sound, path.stat().st_size))
+
+
+def _continued(path: Path, header: Mapping[str, Any]) -> list[Entry]:
+    """The entries of a log of this very search; a last line cut short is dropped, so that the next stands alone."""
+    recorded = read_log(path)
+    for key, value in header.items():
+        found = recorded.header.get(key)
+        if found != value:
+            raise UsageError(f"{path} belongs to another search ({key} {found!r}, here {value!r}); drop --resume")
+    os.truncate(path, recorded.num_sound_bytes)
+    return recorded.entries
+
+
+def _entry(document: Mapping[str, Any], path: Path) -> Entry:
+    fields = {item.name for item in dataclasses.fields(Outcome)}
+    try:
+        outcome = Outcome(**{name: value for name, value in document.items() if name in fields})
+        return Entry(settings=dict(document["settings"]), outcome=outcome)
+    except (TypeError, KeyError, ValueError) as error:
+        raise CorruptError(f"{path} has a damaged entry ({error}); start anew without --resume") from None

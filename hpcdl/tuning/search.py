@@ -1,0 +1,232 @@
+"""Finds the fastest candidate with few samples: a balanced start, then a race that a surrogate model steers.
+
+Candidates are asked for, measured by the caller, and told. The race is top-two Thompson sampling (Russo 2016) on the
+surrogate's joint belief: half of the samples go to what may be best, half to what may yet beat it, so those that are
+clearly beaten get no more. It ends when the expected loss of stopping is small, or the budget is used up.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from hpcdl.tuning.blas import one_blas_thread
+from hpcdl.tuning.factors import factors_of
+from hpcdl.tuning.initial_design import balanced_start, beside
+from hpcdl.tuning.posterior import Belief
+from hpcdl.tuning.samples import Samples
+
+NUM_DRAWS = 256
+RIVAL_DRAWS = 4
+CHALLENGE_SHARE = 0.5
+NEIGHBOUR_SHARE = 0.2
+"""Of the race's samples, how many go beside the leaders while something there was never measured."""
+NUM_LEADERS = 4
+DOUBT = 3.0
+LEAST_SHARE = 0.8
+"""Of a given number of samples, how many are used even if the model is convinced earlier."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Choice:
+    """The best so far. `images_per_second` is the model's estimate with its 95 % half width in `ci95`; `expected_loss`
+    is what stopping now loses on average against the true best, relative; `probability_best` that nothing beats it.
+    """
+
+    index: int
+    images_per_second: float
+    ci95: float
+    n: int
+    expected_loss: float
+    probability_best: float
+
+
+class Search:
+    """`ask` which candidates to measure, `tell` what was measured. Earlier trials of a log are simply told first.
+
+    `num_recorded`, for a search in records: how many samples of each candidate there are; more would repeat them.
+    """
+
+    def __init__(
+        self,
+        candidates: Sequence[Mapping[str, Any]],
+        *,
+        seed: int = 0,
+        anchors: Sequence[int] = (),
+        max_samples: int | None = None,
+        tolerance: float = 0.003,
+        precision: float | None = None,
+        num_recorded: Sequence[int] | None = None,
+    ) -> None:
+        self.num_candidates = len(candidates)
+        self._samples = Samples(self.num_candidates, num_recorded)
+        self._random = np.random.default_rng(seed)
+        self._factors = factors_of(candidates)
+        self._belief = Belief(self._samples, self._factors, self._random)
+        self._max_samples = max_samples
+        self._tolerance = tolerance
+        self._precision = precision
+        self._stale = True
+        self._choice: Choice | None = None
+        budget = max_samples or self.num_candidates
+        self._start = balanced_start(
+            self._factors, self.num_candidates, anchors=anchors, budget=budget, dice=self._random
+        )
+        self._least = (
+            2 * len(self._start) if max_samples is None else max(len(self._start), int(LEAST_SHARE * max_samples))
+        )
+
+    @property
+    def num_samples(self) -> int:
+        """Samples told, failures included."""
+        return self._samples.num_told
+
+    @property
+    def num_trials(self) -> int:
+        """Candidates told at least once."""
+        return len(self._samples.candidates_told)
+
+    @property
+    def samples(self) -> Mapping[int, Sequence[float]]:
+        """Logarithms of the images/s of each candidate that was measured."""
+        return self._samples.known
+
+    @property
+    def failures(self) -> Mapping[int, int]:
+        """How often the trial of a candidate failed."""
+        return self._samples.failures
+
+    def tell(self, index: int, images_per_second: float | None) -> None:
+        """One sample of a candidate; None if its trial failed."""
+        self._samples.add(index, images_per_second)
+        self._stale = True
+
+    def ask(self, num: int = 1) -> list[int]:
+        """Up to `num` candidates to measure next; one may come more than once. Empty: nothing can be gained."""
+        if self._max_samples is not None:
+            num = min(num, self._max_samples - self.num_samples)
+        if num <= 0:
+            return []
+        fresh = [index for index in self._start if self._samples.unseen(index)][:num]
+        if fresh:
+            return fresh
+        with one_blas_thread():
+            if self._convinced():
+                return self._doubts(num)
+            if not self._samples.known:
+                return [int(index) for index in self._random.permutation(self._samples.all_unseen())[:num]]
+            near = self._beside_leaders()[: int(self._random.binomial(num, NEIGHBOUR_SHARE))]
+            return near + self._race(num - len(near))
+
+    def best(self) -> Choice | None:
+        """The measured candidate that the model believes fastest; None while nothing was measured with success."""
+        measured = self._samples.measured()
+        if len(measured) == 0:
+            return None
+        with one_blas_thread():
+            self._learn()
+            if self._choice is None:
+                place = int(np.argmax(self._belief.mean[measured]))
+                self._choice = self._judged(int(measured[place]))
+        return self._choice
+
+    def _judged(self, index: int) -> Choice:
+        draws, columns = self._belief.draws(NUM_DRAWS, include=index)
+        gain = draws.max(axis=1) - draws[:, int(np.flatnonzero(columns == index)[0])]
+        value = math.exp(self._belief.mean[index] + self._belief.offset)
+        return Choice(
+            index=index,
+            images_per_second=value,
+            ci95=value * math.expm1(1.96 * self._belief.std[index]),
+            n=len(self._samples.known[index]),
+            expected_loss=float(np.mean(-np.expm1(-gain))),
+            probability_best=float(np.mean(gain <= 0)),
+        )
+
+    def _convinced(self) -> bool:
+        """Whether the model expects to gain less than the tolerance from more samples."""
+        choice = self.best()
+        if choice is None or choice.expected_loss >= self._tolerance:
+            return False
+        return choice.n > 1 or self._samples.num_left(choice.index) < 1
+
+    def _doubts(self, num: int) -> list[int]:
+        """What may yet prove a convinced model wrong: candidates beside the best, then the most hopeful ones; the best
+        itself while its estimate is too wide. Empty: nothing is left to ask.
+        """
+        beside = self._unseen_neighbours()
+        if beside:
+            return beside[:num]
+        if self.num_samples < self._least:
+            return self._hopeful(num) or self._race(num)
+        return self._imprecise()
+
+    def _hopeful(self, num: int) -> list[int]:
+        """The unmeasured candidates that may be fastest if the model is far too sure of itself."""
+        return list(map(int, self._belief.most_hopeful(self._samples.all_unseen(), DOUBT)[:num]))
+
+    def _unseen_neighbours(self) -> list[int]:
+        """Unmeasured candidates beside the best: cliffs hide there from a smooth model."""
+        choice = self.best()
+        if choice is None:
+            return []
+        near = beside(self._factors, choice.index, self.num_candidates)
+        return [int(index) for index in near if self._samples.unseen(int(index))]
+
+    def _beside_leaders(self) -> list[int]:
+        """Unmeasured candidates beside the few that lead: a smooth model takes what stands before a cliff for a slope,
+        and may never be convinced either.
+        """
+        self._learn()
+        measured = self._samples.measured()
+        leaders = measured[np.argsort(-self._belief.mean[measured])[:NUM_LEADERS]]
+        found: dict[int, None] = {}
+        for leader in leaders:
+            near = beside(self._factors, int(leader), self.num_candidates)
+            unseen = np.array([index for index in near if self._samples.unseen(int(index))], dtype=np.int64)
+            found |= dict.fromkeys(map(int, self._belief.most_hopeful(unseen, DOUBT)))
+        return list(found)
+
+    def _imprecise(self) -> list[int]:
+        """The best candidate, while its estimate is wider than asked for."""
+        choice = self.best()
+        if choice is None or self._precision is None or choice.ci95 <= self._precision * choice.images_per_second:
+            return []
+        return [choice.index]
+
+    def _learn(self) -> None:
+        if self._stale:
+            self._belief.learn()
+            self._choice = None
+            self._stale = False
+
+    def _race(self, num: int) -> list[int]:
+        """Top-two Thompson sampling; what was never measured is asked for once at a time, what is spent not at all."""
+        self._learn()
+        draws, columns = self._belief.draws(RIVAL_DRAWS * num)
+        alive = self._random.random(draws.shape) < self._belief.chances_of_success(columns)
+        draws = np.where(alive, draws, -np.inf)
+        unseen = np.array([self._samples.unseen(int(index)) for index in columns])
+        left = np.array([self._samples.num_left(int(index)) for index in columns])
+        asked: list[int] = []
+        for turn in range(num):
+            block = draws[RIVAL_DRAWS * turn : RIVAL_DRAWS * (turn + 1)]
+            first = int(np.argmax(block[0]))
+            pick = first
+            if self._random.random() < CHALLENGE_SHARE:
+                rivals = np.argmax(block[1:], axis=1)
+                others = rivals[rivals != first]
+                pick = int(others[0]) if len(others) else int(np.argsort(-block[0])[:2][-1])
+            if left[pick] < 1:
+                pick = int(np.argmax(np.where(left < 1, -np.inf, block[-1])))
+            if left[pick] < 1:
+                break
+            asked.append(int(columns[pick]))
+            left[pick] -= 1
+            if unseen[pick]:
+                draws[:, pick] = -np.inf
+        return asked

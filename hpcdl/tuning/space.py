@@ -1,0 +1,215 @@
+"""The candidates of a node: every setting's levels from topology and engine, crossed where they act together.
+
+What decides most (ranks, threads, hardware threads, binding, memory) is crossed; what decides less (engine details,
+allocator, XLA, spinning) varies one at a time, at one hardware thread per core, unless a space file names it.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import itertools
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from hpcdl.config.load import read_toml
+from hpcdl.core.errors import ConfigError, UsageError, suggestion
+from hpcdl.core.protocols import LaunchPlan
+from hpcdl.node.engine import Engine
+from hpcdl.node.plan import INTER_OP_DEFAULT, launch_plan
+from hpcdl.node.settings import SETTINGS, Settings
+from hpcdl.node.topology.model import Topology
+
+CROSSED = (
+    "batch_size", "ranks_per_node", "intra_op_threads", "inter_op_threads", "threads_per_core", "binding",
+    "free_cores", "memory_policy",
+)  # fmt: skip
+MAX_CANDIDATES = 20_000
+Levels = Mapping[str, Sequence[Any]]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Candidate:
+    """One way to use the node that can be started: all counts filled in, and its launch plan on one node."""
+
+    settings: Settings
+    plan: LaunchPlan
+    origin: str = ""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Space:
+    """Candidates, those to start with (`anchors`, by index), and why others were left out (reason: how many)."""
+
+    candidates: tuple[Candidate, ...]
+    anchors: tuple[int, ...]
+    dropped: Mapping[str, int]
+
+
+def read_space(path: Path) -> dict[str, list[Any]]:
+    """The levels in a space file: `setting = [values]`; a single value fixes a setting; `only = true` fixes the rest.
+
+    ConfigError holds every problem found.
+    """
+    levels: dict[str, list[Any]] = {}
+    problems = []
+    for key, raw in read_toml(path).items():
+        name = key.replace("-", "_")
+        if name == "only":
+            levels["only"] = [bool(raw)]
+            continue
+        if name not in SETTINGS:
+            problems.append(f"{path}: unknown setting {key!r}{suggestion(name, [*SETTINGS, 'only'])}")
+            continue
+        values = raw if isinstance(raw, list) else [raw]
+        if not values:
+            problems.append(f"{path}: {key}: an empty list leaves nothing to try; give values or remove the line")
+        try:
+            levels[name] = [SETTINGS[name].parse(value) for value in values]
+        except ValueError as error:
+            problems.append(f"{path}: {key}: {error}")
+    if problems:
+        raise ConfigError(problems)
+    return levels
+
+
+def build_space(
+    topology: Topology,
+    engine: Engine,
+    *,
+    narrowing: Levels | None = None,
+    published: Settings | None = None,
+    batch_sizes: Sequence[int] = (),
+) -> Space:
+    """The candidates of `topology` under `engine`; `narrowing` replaces levels, `published` is one more anchor.
+
+    Candidates that start the same way (same environment, cores and memory) are one. UsageError where none is left.
+    """
+    narrowing = dict(narrowing or {})
+    only = bool(narrowing.pop("only", [False])[0])
+    named = {name: list(values) for name, values in narrowing.items()}
+    if batch_sizes:
+        named["batch_size"] = list(batch_sizes)
+    dropped: Counter[str] = Counter()
+    anchors = [] if only else _anchors(topology, published, batch_sizes)
+    found: dict[str, Candidate] = {}
+    for settings, origin in itertools.chain(anchors, ((item, "") for item in _points(topology, engine, named, only))):
+        if origin and any(getattr(settings, name) not in values for name, values in named.items()):
+            continue
+        ranks = settings.ranks_per_node or 1
+        if ranks > len(topology.usable_cores):
+            dropped[f"{ranks} ranks cannot have a core each: {len(topology.usable_cores)} cores may be used"] += 1
+            continue
+        try:
+            plan = launch_plan(topology, settings, ranks, ranks, openmp=engine.openmp)
+        except UsageError as error:
+            dropped[str(error).partition(";")[0]] += 1
+            continue
+        found.setdefault(_key(settings, plan), Candidate(settings=settings, plan=plan, origin=origin))
+        if len(found) > MAX_CANDIDATES:
+            raise UsageError(f"the space has more than {MAX_CANDIDATES} candidates; narrow it with --space FILE")
+    if not found:
+        reason, count = dropped.most_common(1)[0] if dropped else ("no setting has a value", 0)
+        raise UsageError(f"the space is empty: {reason} ({count} candidates left out); widen --space FILE")
+    candidates = tuple(found.values())
+    starts = tuple(index for index, candidate in enumerate(candidates) if candidate.origin)
+    return Space(candidates=candidates, anchors=starts, dropped=dict(dropped))
+
+
+def tensorflow_defaults(topology: Topology) -> Settings:
+    """What TensorFlow does by itself: one rank, as many threads of both kinds as it may use CPUs, nothing bound."""
+    cpus = len(topology.allowed_cpus)
+    return Settings(
+        ranks_per_node=1, intra_op_threads=cpus, inter_op_threads=cpus, binding="none",
+        threads_per_core=topology.threads_per_core,
+    )  # fmt: skip
+
+
+def intel_guide(topology: Topology) -> Settings:
+    """The TensorFlow guide's advice for Intel: intra-op = physical cores, inter-op = sockets (papers: section 6)."""
+    packages = len({core.package for core in topology.usable_cores})
+    return Settings(
+        ranks_per_node=1, intra_op_threads=len(topology.usable_cores), inter_op_threads=packages, binding="compact"
+    )
+
+
+def _anchors(topology: Topology, published: Settings | None, batch_sizes: Sequence[int]) -> list[tuple[Settings, str]]:
+    anchors = [
+        (tensorflow_defaults(topology), "TensorFlow's defaults"),
+        (intel_guide(topology), "Intel's guide: intra = cores, inter = sockets"),
+    ]
+    if published is not None:
+        anchors.append((published, "published for this machine"))
+    sizes = batch_sizes or (None,)
+    return [(dataclasses.replace(item, batch_size=size), origin) for size in sizes for item, origin in anchors]
+
+
+def _points(topology: Topology, engine: Engine, named: Levels, only: bool) -> Iterable[Settings]:
+    levels = _default_levels(topology, engine) if not only else {}
+    plain = Settings()
+    crossed = {name: named.get(name, levels.get(name, [getattr(plain, name)])) for name in CROSSED}
+    crossed |= {name: values for name, values in named.items() if name not in crossed}
+    turned = {name: values for name, values in levels.items() if name not in crossed}
+    if crossed["ranks_per_node"] == [None]:
+        crossed["ranks_per_node"] = [1]
+    derive = "intra_op_threads" not in named and not only
+    for values in itertools.product(*crossed.values()):
+        point = Settings(**dict(zip(crossed, values, strict=True)))
+        for threads in _thread_counts(topology, point) if derive else [point.intra_op_threads]:
+            counted = dataclasses.replace(
+                point, intra_op_threads=threads, inter_op_threads=point.inter_op_threads or INTER_OP_DEFAULT
+            )
+            if counted.intra_op_threads is None:
+                counted = dataclasses.replace(counted, intra_op_threads=max(_thread_counts(topology, point), default=1))
+            yield counted
+            if counted.inter_op_threads == crossed["inter_op_threads"][-1] and counted.threads_per_core == 1:
+                yield from _turned(counted, turned)
+
+
+def _turned(point: Settings, levels: Levels) -> Iterable[Settings]:
+    """`point` with one detail changed at a time."""
+    for name, values in levels.items():
+        yield from (dataclasses.replace(point, **{name: value}) for value in values if value != getattr(point, name))
+
+
+def _default_levels(topology: Topology, engine: Engine) -> dict[str, list[Any]]:
+    num_cores, num_nodes = len(topology.usable_cores), len(topology.core_nodes)
+    ranks = {1, topology.num_packages, num_nodes, 2, 4, 8}
+    policies = ["default"]
+    if num_nodes > 1:
+        policies += ["membind", "interleave"]
+    if topology.fast_nodes:
+        policies += ["membind-fast", "preferred-fast"]
+    bindings = ["balanced", "compact", "scatter", *(["numa"] if num_nodes > 1 else []), "none"]
+    levels: dict[str, list[Any]] = {
+        "ranks_per_node": sorted(count for count in ranks if count <= num_cores),
+        "inter_op_threads": [1, 4, 2],
+        "threads_per_core": [count for count in (1, 2, 4) if count <= topology.threads_per_core],
+        "binding": bindings if num_cores > 1 else ["none"],
+        "memory_policy": policies,
+        "onednn": [None, False],  # on unless told otherwise
+        "onednn_isa": list(engine.isa_caps),
+        "allocator": list(engine.allocators),
+        "xla": [False, True],
+    }
+    if engine.openmp:
+        levels |= {"kmp_blocktime": [None, 0, 1, 30, 200], "data_format": ["NHWC", "NCHW"]}
+    return levels
+
+
+def _thread_counts(topology: Topology, point: Settings) -> list[int]:
+    """Threads that fill a rank's share of the cores, the share less what the system likes to have, halves of it."""
+    share = max(len(topology.usable_cores) - point.free_cores, 1) // (point.ranks_per_node or 1)
+    if share < 1:
+        return [point.threads_per_core]  # cannot be placed; whoever tries says why
+    round_share = 1 << (share.bit_length() - 1)  # 64 of 68
+    sizes = {share, round_share, share - 2 if share >= 16 else share, max(share // 2, 1), max(share // 4, 1)}
+    return [size * point.threads_per_core for size in sorted(sizes, reverse=True)]
+
+
+def _key(settings: Settings, plan: LaunchPlan) -> str:
+    """Equal for candidates that start the same way."""
+    shown = (settings.batch_size, plan.num_ranks, sorted(plan.environment.items()))
+    return repr((shown, plan.cpus_by_local_rank, plan.memory_nodes_by_local_rank, plan.memory_policy))

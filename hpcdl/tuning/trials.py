@@ -1,0 +1,206 @@
+"""Measures one way to use a node: `hpcdl bench step --json` in fresh processes, which may crash, hang or babble."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import json
+import math
+import os
+import signal
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+import uuid
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from hpcdl.cluster.processes import end_marked
+from hpcdl.node.profile import Profile, write_profile
+from hpcdl.node.settings import Settings
+from hpcdl.node.topology.model import Topology
+from hpcdl.tuning.nodes import place_of
+from hpcdl.tuning.space import Candidate
+
+MARK = "HPCDL_TRIAL"
+"""In the environment of every process of a trial, so that all of them can be found and ended."""
+OWN_VARIABLES = ("OPENBLAS_NUM_THREADS",)
+"""Set for the search itself; a trial must not inherit them."""
+SOFT_STOP_S = 3.0
+MAX_OUTPUT_BYTES = 1 << 20
+MAX_MESSAGE = 300
+
+
+@dataclass(frozen=True, kw_only=True)
+class Outcome:
+    """One sample: `status` is ok, failed, timeout, garbage, inconsistent or stopped; images/s of the whole node.
+
+    `place` is the node of the allocation that it ran on, empty for this one.
+    """
+
+    status: str
+    images_per_second: float | None = None
+    loss: float | None = None
+    memory_bytes_per_rank: int | None = None
+    message: str = ""
+    seconds: float = 0.0
+    place: str = ""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Workload:
+    """What every trial trains: `data` None means synthetic samples of the model's own shape."""
+
+    model: str
+    batch_size: int
+    data: str | None = None
+    steps: int | None = None
+
+
+CommandOf = Callable[[Workload, Settings, Path], Sequence[str]]
+
+
+def bench_step_command(workload: Workload, settings: Settings, profile: Path) -> list[str]:
+    """The command line of a trial; the profile's settings reach the ranks by the way that `train` uses too."""
+    ranks = settings.ranks_per_node or 1
+    words = [sys.executable, "-m", "hpcdl", "bench", "step", "--json", "--exchange-only", "--model", workload.model]
+    words += ["--batch-size", str(settings.batch_size or workload.batch_size), "--ranks", str(ranks)]
+    words += ["--strategy", "ring" if ranks > 1 else "single", "--profile", str(profile)]
+    if workload.data is not None:
+        words += ["--data", workload.data]
+    if workload.steps is not None:
+        words += ["--steps", str(workload.steps)]
+    return words
+
+
+@dataclass(kw_only=True)
+class Measurer:
+    """Runs trials of `workload` on nodes like `topology`; `stop` ends those under way from another thread.
+
+    `folder` takes the trials' own folders: trials on other nodes need one that those see too.
+    """
+
+    workload: Workload
+    topology: Topology
+    command_of: CommandOf = bench_step_command
+    folder: Path | None = None
+    _stopped: threading.Event = field(default_factory=threading.Event)
+
+    def stop(self) -> None:
+        """End the trials under way; they are reported as stopped."""
+        self._stopped.set()
+
+    def measure(self, candidate: Candidate, time_limit_s: float, prefix: Sequence[str] = ()) -> Outcome:
+        """One sample of `candidate`, at most `time_limit_s` long, its command behind `prefix` (a node's launcher)."""
+        begin = time.monotonic()
+        with tempfile.TemporaryDirectory(prefix=".hpcdl-trial-", dir=self.folder) as name:
+            folder = Path(name)
+            profile = folder / "profile.toml"
+            write_profile(_as_profile(candidate.settings, self.topology, self.workload), profile)
+            command = [*prefix, *self.command_of(self.workload, candidate.settings, profile)]
+            code, why = self._run(command, folder, time_limit_s)
+            outcome = _read(folder, code, why, candidate.settings, self.workload)
+        return dataclasses.replace(outcome, seconds=time.monotonic() - begin, place=place_of(prefix))
+
+    def _run(self, command: Sequence[str], folder: Path, time_limit_s: float) -> tuple[int, str]:
+        """Exit code, and why the process was ended (`timeout`, `stopped`, or empty)."""
+        mark = uuid.uuid4().hex
+        environment = {name: value for name, value in os.environ.items() if name not in OWN_VARIABLES}
+        environment[MARK] = mark
+        with (folder / "stdout").open("wb") as out, (folder / "stderr").open("wb") as err:
+            try:
+                process = subprocess.Popen(
+                    command, env=environment, stdin=subprocess.DEVNULL, stdout=out, stderr=err, start_new_session=True
+                )
+            except OSError as error:
+                err.write(str(error).encode())
+                return 127, ""
+            try:
+                why = self._wait(process, time_limit_s)
+            finally:
+                _end(process, mark)
+        return process.returncode, why
+
+    def _wait(self, process: subprocess.Popen[bytes], time_limit_s: float) -> str:
+        deadline = time.monotonic() + time_limit_s
+        while not self._stopped.is_set():
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                process.wait(min(0.2, max(deadline - time.monotonic(), 0.01)))
+                return ""
+            if time.monotonic() >= deadline:
+                return "timeout"
+        return "stopped"
+
+
+def _end(process: subprocess.Popen[bytes], mark: str) -> None:
+    """Ask the trial to leave, twice (its launcher kills the ranks then), and kill whatever still bears its mark."""
+    for _ in range(2):
+        if process.poll() is None:
+            process.send_signal(signal.SIGTERM)
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                process.wait(SOFT_STOP_S / 2)
+    end_marked(MARK, mark)
+    process.wait()
+
+
+def _read(folder: Path, code: int, why: str, settings: Settings, workload: Workload) -> Outcome:
+    if why == "timeout":
+        return Outcome(status="timeout", message="killed after its time limit")
+    if why:
+        return Outcome(status=why)
+    if code != 0:
+        return Outcome(status="failed", message=_last_words(folder / "stderr", code))
+    with (folder / "stdout").open("rb") as file:
+        text = file.read(MAX_OUTPUT_BYTES)
+    try:
+        document = json.loads(text)
+        step_seconds = _positive(document["step_seconds"])
+    except (ValueError, KeyError, TypeError) as error:
+        return Outcome(status="garbage", message=f"no step_seconds in its output ({type(error).__name__})")
+    batch = settings.batch_size or workload.batch_size
+    memory = document.get("peak_memory_bytes")
+    return Outcome(
+        status="ok",
+        images_per_second=(settings.ranks_per_node or 1) * batch / step_seconds,
+        loss=_loss(document),
+        memory_bytes_per_rank=memory if isinstance(memory, int) and not isinstance(memory, bool) else None,
+    )
+
+
+def _positive(value: Any) -> float:
+    if isinstance(value, bool) or not isinstance(value, int | float) or not (math.isfinite(value) and value > 0):
+        raise ValueError("not a positive number")
+    return float(value)
+
+
+def _loss(document: Mapping[str, Any]) -> float | None:
+    value = document.get("loss")
+    return float(value) if isinstance(value, int | float) and not isinstance(value, bool) else None
+
+
+def _last_words(path: Path, code: int) -> str:
+    """Why a trial failed: its last line on stderr, and what its exit code says."""
+    with path.open("rb") as file:
+        file.seek(0, os.SEEK_END)
+        file.seek(max(file.tell() - 4096, 0))
+        lines = file.read().decode(errors="replace").strip().splitlines()
+    how = f"killed by signal {-code}" if code < 0 else f"exit code {code}"
+    if code in (-signal.SIGKILL, 128 + signal.SIGKILL):
+        how += ", perhaps out of memory"
+    return f"{how}: {lines[-1][:MAX_MESSAGE]}" if lines else how
+
+
+def _as_profile(settings: Settings, topology: Topology, workload: Workload) -> Profile:
+    return Profile(
+        settings=settings,
+        machine="trial",
+        processor=topology.processor,
+        fingerprint=topology.fingerprint,
+        num_cores=len(topology.cores),
+        model=workload.model,
+        batch_size=settings.batch_size or workload.batch_size,
+    )

@@ -1,0 +1,178 @@
+"""`hpcdl tune-threads` from settings to profile: builds the space, checks, searches, stores."""
+
+from __future__ import annotations
+
+import dataclasses
+import importlib.metadata
+import os
+import socket
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+from hpcdl import __version__
+from hpcdl.config.tuning import TuneConfig
+from hpcdl.core.errors import HpcdlError, StoppedEarly, UsageError
+from hpcdl.models.spec import check_model_spec, model_name
+from hpcdl.node.engine import Engine, find_engine
+from hpcdl.node.plan import fill, launch_plan
+from hpcdl.node.profile import Profile, file_name, site_folder, user_folder, write_profile
+from hpcdl.node.settings import chosen
+from hpcdl.node.topology.drawing import draw
+from hpcdl.node.topology.machines import read_machine
+from hpcdl.node.topology.model import Topology, read_topology
+from hpcdl.tuning.findings import Found, as_profile
+from hpcdl.tuning.log import TrialLog
+from hpcdl.tuning.nodes import trial_prefixes
+from hpcdl.tuning.space import Space, build_space, read_space
+from hpcdl.tuning.trials import Measurer, Workload
+from hpcdl.tuning.tuning import Limits, Measure, Progress, Tuning
+
+SOFTWARE = ("tensorflow", "keras", "numpy", "mpi4py")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Prepared:
+    """A search that can start."""
+
+    config: TuneConfig
+    topology: Topology
+    engine: Engine
+    space: Space
+
+
+@dataclass(frozen=True, kw_only=True)
+class Tuned:
+    """What came of a search: `path` is None where nothing was stored, because no trial succeeded in time."""
+
+    profile: Profile
+    found: Found
+    path: Path | None
+    log: Path
+
+
+def prepare(config: TuneConfig, *, planning: bool = False) -> Prepared:
+    """Check the settings and build the space; raises what the user should read."""
+    if config.search.machine is not None and not planning:
+        raise UsageError("--machine names a node to plan for; add --plan, trials can only run on this node")
+    if config.workload.model is None and not planning:
+        raise UsageError("--model is needed: the network to tune for, for example --model resnet50")
+    if config.workload.model is not None:
+        check_model_spec(config.workload.model)
+    machine = read_machine(config.search.machine) if config.search.machine is not None else None
+    topology = machine.topology if machine is not None else read_topology()
+    engine = find_engine()
+    narrowing = read_space(config.search.space) if config.search.space is not None else {}
+    if config.search.ranks_per_node is not None:
+        narrowing["ranks_per_node"] = [config.search.ranks_per_node]
+    space = build_space(
+        topology,
+        engine,
+        narrowing=narrowing,
+        published=machine.settings if machine is not None else None,
+        batch_sizes=_batch_sizes(config.workload.batch_sizes),
+    )
+    return Prepared(config=config, topology=topology, engine=engine, space=space)
+
+
+def tune(
+    prepared: Prepared,
+    *,
+    resume: bool = False,
+    notify: Callable[[Progress], None] = lambda _: None,
+    measure: Measure | None = None,
+) -> Tuned:
+    """Search, and store the profile of the best. StoppedEarly after a signal (what was found is stored all the same);
+    HpcdlError where every trial failed.
+    """
+    config = prepared.config
+    base = _base_profile(prepared)
+    path = _profile_path(config, base)
+    log = TrialLog(config.output.log or path.with_suffix(".trials.jsonl"), _header(prepared, base), resume=resume)
+    prefixes = trial_prefixes(os.environ)
+    folder = log.path.parent if len(prefixes) > 1 else None  # a node's own /tmp is not seen by the others
+    found = Tuning(
+        space=prepared.space,
+        measure=measure or Measurer(workload=_workload(config), topology=prepared.topology, folder=folder),
+        log=log,
+        limits=Limits(
+            budget_s=config.search.budget,
+            trial_timeout_s=config.search.trial_timeout,
+            precision=config.search.precision,
+            seed=config.search.seed,
+        ),
+        prefixes=prefixes,
+        notify=notify,
+    ).run()
+    profile = _told(as_profile(found, base), prepared)
+    if found.choice is not None:
+        write_profile(profile, path)
+    if found.stopped:
+        kept = f"the best of {found.num_samples} samples is in {path}" if found.choice else "no trial had ended"
+        raise StoppedEarly(f"stopped by a signal; {kept}; go on with the same command and --resume")
+    if found.choice is None and found.trials:
+        raise HpcdlError(f"no trial succeeded; {found.warnings[0]}; the log is {log.path}")
+    return Tuned(profile=profile, found=found, path=path if found.choice is not None else None, log=log.path)
+
+
+def _batch_sizes(text: str | None) -> list[int]:
+    if text is None:
+        return []
+    try:
+        sizes = [int(part) for part in text.split(",")]
+    except ValueError:
+        sizes = [0]
+    if min(sizes) < 1:
+        raise UsageError(f"--batch-sizes {text!r} is no list of whole numbers above 0; write for example 32,64,128")
+    return sizes
+
+
+def _workload(config: TuneConfig) -> Workload:
+    own = config.workload
+    return Workload(model=own.model or "", batch_size=own.batch_size, data=own.data, steps=own.steps)
+
+
+def _base_profile(prepared: Prepared) -> Profile:
+    topology, own = prepared.topology, prepared.config.workload
+    versions = {}
+    for name in SOFTWARE:
+        try:
+            versions[name] = importlib.metadata.version(name)
+        except importlib.metadata.PackageNotFoundError:
+            continue
+    return Profile(
+        settings=fill(topology, None, 1),
+        machine=socket.gethostname(),
+        processor=topology.processor,
+        fingerprint=topology.fingerprint,
+        num_cores=len(topology.cores),
+        model=model_name(own.model or ""),
+        batch_size=own.batch_size,
+        created_at=time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
+        engine=prepared.engine.summary,
+        software={"hpcdl": __version__, **versions},
+    )
+
+
+def _told(profile: Profile, prepared: Prepared) -> Profile:
+    """`profile` with whose advice its trials are, and with a picture of the node as the winner uses it."""
+    origins = {repr(chosen(item.settings)): item.origin for item in prepared.space.candidates if item.origin}
+    trials = [
+        dataclasses.replace(trial, origin=origins.get(repr(dict(trial.settings)), "")) for trial in profile.trials
+    ]
+    ranks = profile.settings.ranks_per_node or 1
+    plan = launch_plan(prepared.topology, profile.settings, ranks, ranks, openmp=prepared.engine.openmp)
+    return dataclasses.replace(
+        profile, trials=tuple(trials), picture=tuple(draw(prepared.topology, plan.cpus_by_local_rank))
+    )
+
+
+def _profile_path(config: TuneConfig, base: Profile) -> Path:
+    folder = site_folder() if config.output.site else user_folder()
+    return config.output.out or folder / file_name(base)
+
+
+def _header(prepared: Prepared, base: Profile) -> dict[str, object]:
+    own = dataclasses.asdict(_workload(prepared.config))
+    return {"fingerprint": base.fingerprint, "engine": base.engine, "workload": own}

@@ -1,0 +1,173 @@
+"""Finds a node's best settings: search proposes, trials measure, the log remembers, a profile results."""
+
+from __future__ import annotations
+
+import dataclasses
+import signal
+import statistics
+import threading
+import time
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
+from types import FrameType
+from typing import Any, Protocol
+
+from hpcdl.node.settings import Settings, chosen
+from hpcdl.tuning.findings import Found, checked, summaries, warnings_of
+from hpcdl.tuning.log import TrialLog
+from hpcdl.tuning.search import Choice, Search
+from hpcdl.tuning.space import Candidate, Space
+from hpcdl.tuning.trials import Outcome
+
+OVERRUN = 0.1
+"""Share of the budget that the last trial may go beyond it."""
+
+
+class Measure(Protocol):
+    """What runs one sample; study.trials.Measurer is the real one."""
+
+    def measure(self, candidate: Candidate, time_limit_s: float, prefix: Sequence[str] = ()) -> Outcome:
+        """One sample of `candidate`."""
+
+    def stop(self) -> None:
+        """End the samples under way."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Limits:
+    """How long to search: `precision` is the relative half width of the winner's 95 % interval that is enough."""
+
+    budget_s: float
+    trial_timeout_s: float
+    precision: float = 0.03
+    seed: int = 0
+
+
+@dataclass(frozen=True, kw_only=True)
+class Progress:
+    """Where a search stands, for a display."""
+
+    seconds: float
+    num_samples: int
+    best: Choice | None
+    settings: Settings | None
+    last: Outcome | None
+
+
+@dataclass(kw_only=True)
+class Tuning:
+    """One search on one kind of node; `prefixes` has a launcher prefix for each node that may run trials at once."""
+
+    space: Space
+    measure: Measure
+    log: TrialLog
+    limits: Limits
+    prefixes: Sequence[Sequence[str]] = ((),)
+    notify: Callable[[Progress], None] = lambda _: None
+    _outcomes: dict[int, list[Outcome]] = field(default_factory=dict)
+    _durations: list[float] = field(default_factory=list)
+
+    def run(self) -> Found:
+        """Search until settled, the budget is used up, or SIGINT or SIGTERM asks to stop; the best so far is kept."""
+        candidates = self.space.candidates
+        points = [dataclasses.asdict(candidate.settings) for candidate in candidates]
+        self._search = Search(
+            points, seed=self.limits.seed, anchors=self.space.anchors, precision=self.limits.precision
+        )
+        self._remember()
+        self._begin = time.monotonic()
+        self._interrupted = threading.Event()
+        with _Signals(self._interrupt):
+            settled = self._loop()
+        choice = self._search.best()
+        return Found(
+            choice=choice,
+            settings=None if choice is None else candidates[choice.index].settings,
+            trials=summaries(self._by_settings()),
+            num_samples=self._search.num_samples,
+            seconds=time.monotonic() - self._begin,
+            settled=settled,
+            stopped=self._interrupted.is_set(),
+            warnings=warnings_of(self._by_settings()),
+        )
+
+    def _interrupt(self) -> None:
+        self._interrupted.set()
+        self.measure.stop()
+
+    def _remember(self) -> None:
+        """Tell the search what an earlier run logged."""
+        places = {repr(chosen(item.settings)): index for index, item in enumerate(self.space.candidates)}
+        for entry in self.log.entries:
+            index = places.get(repr(dict(entry.settings)))
+            if index is not None:
+                self._tell(index, entry.outcome)
+
+    def _loop(self) -> bool:
+        with ThreadPoolExecutor(len(self.prefixes)) as pool:
+            while (limit_s := self._time_limit()) > 0 and not self._interrupted.is_set():
+                asked = self._search.ask(len(self.prefixes))
+                if not asked:
+                    return True
+                candidates = [self.space.candidates[index] for index in asked]
+                jobs = [
+                    pool.submit(self.measure.measure, candidate, limit_s, prefix)
+                    for candidate, prefix in zip(candidates, self.prefixes, strict=False)
+                ]
+                for index, job in zip(asked, jobs, strict=True):
+                    self._take(index, job.result(), limit_s)
+        return False
+
+    def _time_limit(self) -> float:
+        """Seconds that the next trial may take; 0 when what is left is less than half a usual trial."""
+        left = self.limits.budget_s - (time.monotonic() - self._begin)
+        usual = statistics.median(self._durations) if self._durations else 0.0
+        if left <= 0 or left < 0.5 * usual:
+            return 0.0
+        return min(self.limits.trial_timeout_s, left + max(OVERRUN * self.limits.budget_s, 0.0))
+
+    def _take(self, index: int, outcome: Outcome, limit_s: float) -> None:
+        if outcome.status == "stopped" or (outcome.status == "timeout" and limit_s < self.limits.trial_timeout_s):
+            return  # ended by the budget, not by its own fault: it says nothing about the candidate
+        outcome = checked(outcome, self._settings(index), self._by_settings())
+        self._durations.append(outcome.seconds)
+        self.log.add(chosen(self.space.candidates[index].settings), outcome)
+        self._tell(index, outcome)
+        best = self._search.best()
+        settings = None if best is None else self.space.candidates[best.index].settings
+        seconds = time.monotonic() - self._begin
+        self.notify(
+            Progress(seconds=seconds, num_samples=self._search.num_samples, best=best, settings=settings, last=outcome)
+        )
+
+    def _settings(self, index: int) -> Settings:
+        return self.space.candidates[index].settings
+
+    def _by_settings(self) -> list[tuple[Settings, Sequence[Outcome]]]:
+        """What was measured so far, candidate by candidate."""
+        return [(self._settings(index), outcomes) for index, outcomes in self._outcomes.items()]
+
+    def _tell(self, index: int, outcome: Outcome) -> None:
+        self._outcomes.setdefault(index, []).append(outcome)
+        self._search.tell(index, outcome.images_per_second if outcome.status == "ok" else None)
+
+
+class _Signals:
+    """While active, SIGINT and SIGTERM call `action`; only the main thread may change handlers."""
+
+    def __init__(self, action: Callable[[], None]) -> None:
+        self._action = action
+        self._before: dict[int, Any] = {}
+
+    def __enter__(self) -> None:
+        if threading.current_thread() is threading.main_thread():
+            for number in (signal.SIGINT, signal.SIGTERM):
+                self._before[number] = signal.signal(number, self._handle)
+
+    def _handle(self, number: int, frame: FrameType | None) -> None:
+        self._action()
+
+    def __exit__(self, *_: object) -> None:
+        for number, handler in self._before.items():
+            signal.signal(number, handler)

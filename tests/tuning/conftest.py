@@ -1,0 +1,5 @@
+"""The topologies and engines of the node's tests serve the search's too."""
+
+from tests.node.conftest import machine as machine
+from tests.node.conftest import openmp as openmp
+from tests.node.conftest import stock as stock

@@ -1,0 +1,98 @@
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from hpcdl.core.errors import ConfigError, UsageError
+from hpcdl.node.engine import Engine
+from hpcdl.node.settings import Settings
+from hpcdl.node.topology.machines import machine_names, read_machine
+from hpcdl.node.topology.model import Topology, restricted
+from hpcdl.tuning.space import build_space, read_space
+
+Machine = Callable[[str], Topology]
+
+
+@pytest.mark.parametrize("name", machine_names())
+def test_spaces_have_a_workable_size_and_their_anchors(name: str, stock: Engine) -> None:
+    machine = read_machine(name)
+    space = build_space(machine.topology, stock, published=machine.settings)
+    assert 200 <= len(space.candidates) <= 6000
+    origins = [space.candidates[index].origin for index in space.anchors]
+    assert origins[0] == "TensorFlow's defaults"
+    assert any("Intel's guide" in origin for origin in origins)
+    assert len(origins) == (3 if machine.settings else 2)
+
+
+def test_candidates_never_overlap_ranks_nor_repeat(machine: Machine, stock: Engine) -> None:
+    plans = [candidate.plan for candidate in build_space(machine("stampede2-knl-snc4-flat"), stock).candidates]
+    for plan in plans:
+        every = [cpu for cpus in plan.cpus_by_local_rank for cpu in cpus]
+        assert len(every) == len(set(every))
+    assert len({repr(plan) for plan in plans}) == len(plans)
+
+
+def test_levels_follow_topology_and_engine(machine: Machine, stock: Engine, openmp: Engine) -> None:
+    flat = {c.settings.memory_policy for c in build_space(machine("stampede2-knl-quadrant-flat"), stock).candidates}
+    assert flat == {"default", "membind-fast", "preferred-fast"}  # one node has cores: nothing else to choose
+    plain = build_space(machine("stampede2-skx"), stock).candidates
+    assert {c.settings.memory_policy for c in plain} == {"default", "membind", "interleave"}
+    assert {c.settings.kmp_blocktime for c in plain} == {None}
+    built = build_space(machine("stampede2-knl"), openmp).candidates
+    assert {c.settings.kmp_blocktime for c in built} == {None, 0, 1, 30, 200}
+    assert {c.settings.data_format for c in built} == {"NHWC", "NCHW"}
+    threads = {c.settings.intra_op_threads for c in built if c.settings.ranks_per_node == 1}
+    assert {64, 66, 68, 34, 136, 272} <= threads
+
+
+def test_a_cpuset_of_one_core_leaves_a_small_space(machine: Machine, stock: Engine) -> None:
+    space = build_space(restricted(machine("generic"), [3]), stock)
+    assert {c.settings.ranks_per_node for c in space.candidates} == {1}
+    assert {c.settings.intra_op_threads for c in space.candidates} == {1}
+
+
+def test_a_space_file_narrows(tmp_path: Path, machine: Machine, stock: Engine) -> None:
+    path = tmp_path / "s.toml"
+    path.write_text("only = true\nranks_per_node = [1, 2]\nintra-op-threads = [4, 8]\nbinding = 'compact'\n")
+    space = build_space(machine("generic"), stock, narrowing=read_space(path))
+    assert len(space.candidates) == 4
+    assert space.anchors == ()
+    assert {c.settings.binding for c in space.candidates} == {"compact"}
+
+
+def test_a_space_file_extends_and_crosses_details(tmp_path: Path, machine: Machine, stock: Engine) -> None:
+    path = tmp_path / "s.toml"
+    path.write_text("free_cores = [0, 4]\nranks_per_node = [1]\nonednn_fpmath = ['default', 'BF16']\n")
+    space = build_space(machine("generic"), stock, narrowing=read_space(path))
+    assert {(c.settings.free_cores, c.settings.onednn_fpmath) for c in space.candidates} == {
+        (0, "default"), (4, "default"), (0, "BF16"), (4, "BF16"),
+    }  # fmt: skip
+
+
+def test_wrong_space_files_tell_everything(tmp_path: Path) -> None:
+    path = tmp_path / "s.toml"
+    path.write_text("bindng = ['compact']\nintra_op_threads = ['many']\nxla = []\n")
+    with pytest.raises(ConfigError) as caught:
+        read_space(path)
+    assert len(caught.value.problems) == 3
+    assert "did you mean 'binding'" in caught.value.problems[0]
+
+
+def test_an_impossible_space_says_why(machine: Machine, stock: Engine) -> None:
+    with pytest.raises(UsageError, match=r"the space is empty: 64 ranks cannot have a core each"):
+        build_space(machine("generic"), stock, narrowing={"ranks_per_node": [64], "binding": ["compact"]})
+
+
+def test_impossible_candidates_are_counted(machine: Machine, stock: Engine) -> None:
+    narrowing = {"only": [True], "memory_policy": ["default", "membind-fast"], "intra_op_threads": [4]}
+    space = build_space(machine("generic"), stock, narrowing=narrowing)
+    assert len(space.candidates) == 1
+    assert [count for reason, count in space.dropped.items() if "no fast memory" in reason] == [1]
+
+
+def test_batch_sizes_cross_everything(machine: Machine, stock: Engine) -> None:
+    narrowing = {"ranks_per_node": [1], "binding": ["none"], "inter_op_threads": [2]}
+    space = build_space(machine("generic"), stock, narrowing=narrowing, batch_sizes=[32, 64], published=Settings())
+    assert {c.settings.batch_size for c in space.candidates} == {32, 64}

@@ -1,0 +1,140 @@
+"""Profiles and trial logs as the report shows them."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import re
+from pathlib import Path
+
+import pytest
+
+from hpcdl.core.errors import CorruptError, UsageError
+from hpcdl.node.profile import Profile, TrialSummary, write_profile
+from hpcdl.node.settings import Settings, chosen
+from hpcdl.tuning.log import TrialLog
+from hpcdl.tuning.trials import Outcome
+from hpcdl.tuning.tuned import find_tunings, read_tuning
+from tests.conftest import CommandLine
+from tests.report.synthetic import make_record, write_run
+
+HEADER = {"fingerprint": "f00d", "engine": "a wheel", "workload": {"model": "lenet", "batch_size": 64}}
+PICTURE = ("package 0", "  node 0  DRAM 24 GB  4 cores, CPUs 0-3", "    [0 0 1 1]", "one cell a core")
+
+
+def settings(ranks: int, threads: int, binding: str = "balanced") -> Settings:
+    return Settings(ranks_per_node=ranks, intra_op_threads=threads, inter_op_threads=2, binding=binding)
+
+
+def make_log(path: Path) -> Path:
+    log = TrialLog(path, HEADER, resume=False)
+    for ranks, threads, binding, speeds in (
+        (1, 1, "none", (100.0, 102.0)), (1, 4, "none", (300.0, 310.0)), (2, 2, "balanced", (400.0, 404.0, 396.0)),
+        (1, 2, "balanced", (210.0,)),
+    ):  # fmt: skip
+        for speed in speeds:
+            log.add(chosen(settings(ranks, threads, binding)), Outcome(status="ok", images_per_second=speed))
+    log.add(chosen(settings(4, 1)), Outcome(status="failed", message="killed by signal 9, perhaps out of memory"))
+    return path
+
+
+def make_profile(path: Path, **changes: object) -> Path:
+    def trial(own: Settings, speed: float | None, **more: object) -> TrialSummary:
+        status = "ok" if speed else "failed"
+        ci95 = speed / 100 if speed else None
+        summary = TrialSummary(settings=chosen(own), status=status, n=3, images_per_second=speed, ci95=ci95)
+        return dataclasses.replace(summary, **more)  # type: ignore[arg-type]  # the fields of a test
+
+    profile = Profile(
+        settings=settings(2, 2), machine="secret-host", processor="EPYC", fingerprint="f00d", num_cores=4,
+        model="lenet", batch_size=64, images_per_second=400.0, ci95=4.0, n=3, picture=PICTURE,
+        verdict="settled; best with probability 0.97, expected loss against the true best 0.1 %",
+        trials=(
+            trial(settings(2, 2), 400.0, memory_bytes_per_rank=1 << 30),
+            trial(settings(1, 4, "none"), 320.0, origin="TensorFlow's defaults"),
+            trial(settings(1, 1), 100.0),
+            trial(settings(4, 1), None, message="exit code 1: <b>boom</b>"),
+        ),
+    )  # fmt: skip
+    write_profile(dataclasses.replace(profile, **changes), path)  # type: ignore[arg-type]  # the fields of a test
+    return path
+
+
+def test_a_profile_keeps_what_the_report_needs(tmp_path: Path) -> None:
+    tuned = read_tuning(make_profile(tmp_path / "p.toml"))
+    assert (tuned.settings["ranks_per_node"], tuned.picture) == ("2", PICTURE)
+    assert [point.threads for curve in tuned.curves for point in curve.points] == [1, 4]
+    assert tuned.curves[0].points[1].settings["ranks_per_node"] == "2"  # the better of two with four threads
+    assert tuned.attempts[1].origin == "TensorFlow's defaults"
+    assert {effect.setting for effect in tuned.effects} >= {"ranks_per_node", "intra_op_threads", "binding"}
+
+
+def test_a_log_alone_says_what_was_found_so_far_and_is_left_as_it_is(tmp_path: Path) -> None:
+    path = make_log(tmp_path / "x.trials.jsonl")
+    with path.open("ab") as file:
+        file.write(b'{"settings": {"ranks_')  # killed while it wrote
+    before = path.read_bytes()
+    tuned = read_tuning(path)
+    assert path.read_bytes() == before
+    assert (tuned.model, tuned.n, tuned.settings["intra_op_threads"]) == ("lenet", 3, "2")
+    assert tuned.images_per_second == pytest.approx(400.0)
+    assert tuned.verdict.startswith("stopped before it settled; best with probability")
+    assert [attempt.status for attempt in tuned.attempts].count("failed") == 1
+
+
+def test_damaged_and_foreign_files_are_refused(tmp_path: Path) -> None:
+    path = tmp_path / "x.trials.jsonl"
+    path.write_text('{"schema": "hpcdl.trials/1"}\nrubbish\n{}\n')
+    with pytest.raises(CorruptError, match="line 2"):
+        read_tuning(path)
+    path.write_text('{"schema": "hpcdl.trials/9"}\n')
+    with pytest.raises(UsageError, match=r"hpcdl\.trials/9"):
+        read_tuning(path)
+    path.write_text('{"schema": "hpcdl.trials/1"}\n')
+    with pytest.raises(CorruptError, match="header"):
+        read_tuning(path)
+
+
+def test_searches_are_found_below_a_folder_once_each(tmp_path: Path) -> None:
+    make_profile(tmp_path / "a" / "p.toml")
+    make_log(tmp_path / "a" / "p.trials.jsonl")
+    make_log(tmp_path / "b" / "q.trials.jsonl")
+    (tmp_path / "run.toml").write_text("[run]\nranks = 2\n")
+    assert find_tunings(tmp_path) == [tmp_path / "a" / "p.toml", tmp_path / "b" / "q.trials.jsonl"]
+    assert find_tunings(tmp_path / "run.toml") == []
+
+
+def test_the_report_shows_the_search(run_hpcdl: CommandLine, tmp_path: Path) -> None:
+    out = tmp_path / "out"
+    finished = run_hpcdl(["report", make_profile(tmp_path / "p.toml"), "--out", out, "--figures"])
+    assert finished.code == 0, finished.err
+    assert "Tuning report: lenet" in finished.out
+    assert "[0 0 1 1]" in finished.out
+    assert {path.name for path in (out / "figures").iterdir()} == {f"tuning-1.{form}" for form in ("svg", "png", "pdf")}
+    page = (out / "report.html").read_text()
+    assert re.search(r'<pre role="img" aria-label="The node with the winner[^"]+">\n(.*\n)*    \[0 0 1 1\]', page)
+    assert "<svg" in page
+    assert "1.25 times as fast as TensorFlow&#x27;s defaults" in page
+    assert "probability 0.97" in page
+    assert "<b>boom" not in page
+    [tuning] = json.loads((out / "report.json").read_text())["tuning"]
+    assert [point["threads"] for point in tuning["curves"][0]["points"]] == [1, 4]
+    assert "        [0 0 1 1]" in (out / "report.md").read_text().splitlines()
+
+
+def test_runs_and_searches_of_one_folder_are_reported_together(run_hpcdl: CommandLine, tmp_path: Path) -> None:
+    write_run(tmp_path / "study" / "run", make_record())
+    make_profile(tmp_path / "study" / "p.toml")
+    finished = run_hpcdl(["report", tmp_path / "study", "--out", tmp_path / "out", "--format", "json", "--json"])
+    assert finished.code == 0, finished.err
+    document = finished.json()
+    assert (len(document["runs"]), len(document["tuning"])) == (1, 1)
+    assert document["summary"][-1].startswith("Tuning: lenet: ranks_per_node=2")
+
+
+def test_an_anonymous_report_names_no_host(run_hpcdl: CommandLine, tmp_path: Path) -> None:
+    path = make_profile(tmp_path / "ada-profile.toml", model="/home/ada/net.py:build")
+    finished = run_hpcdl(["report", path, "--out", tmp_path / "out", "--anonymous"])
+    assert finished.code == 0, finished.err
+    for file in (tmp_path / "out").glob("report.*"):
+        assert not re.search("secret-host|/home/ada|ada-profile|boom", file.read_text()), file

@@ -104,7 +104,8 @@ def test_a_shard_that_is_gone_is_named(folder: Path) -> None:
 def test_more_shards_than_open_files_are_allowed(folder: Path) -> None:
     """The soft limit is raised; at the hard one the message says what to do."""
     script = (
-        "import resource, sys; from hpcdl.data.read import resident as module; from hpcdl.data.dataset import open_dataset\n"
+        "import resource, sys; from hpcdl.data.read import resident as module\n"
+        "from hpcdl.data.dataset import open_dataset\n"
         "resource.setrlimit(resource.RLIMIT_NOFILE, (32, int(sys.argv[2])))\n"
         "dataset = open_dataset(sys.argv[1], seed=0)\n"
         "held = module.resident(dataset)\n"

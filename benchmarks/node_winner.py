@@ -26,7 +26,8 @@ from typing import Any
 
 from hpcdl.node.engine import Engine, find_engine
 from hpcdl.node.settings import Settings, chosen, describe
-from hpcdl.node.topology.model import Topology, read_topology
+from hpcdl.node.topology.machines import read_topology
+from hpcdl.node.topology.model import Topology
 from hpcdl.tuning.search import Search
 from hpcdl.tuning.space import Candidate, build_space, intel_guide, tensorflow_defaults
 from hpcdl.tuning.trials import Measurer, Workload

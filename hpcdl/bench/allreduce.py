@@ -20,16 +20,16 @@ from hpcdl.cluster.environment import placement
 from hpcdl.collectives.measure import CANDIDATES, Row, measure, save_table, table_file
 from hpcdl.collectives.table import COLLECTIVES
 from hpcdl.collectives.workspace import Workspace
-from hpcdl.config.bench_allreduce import AllreduceBenchConfig
+from hpcdl.config.bench import AllreduceBenchConfig
 from hpcdl.config.load import Layer, as_toml_values, load
-from hpcdl.core.alpha_beta import AlphaBeta, alpha_beta
 from hpcdl.core.errors import CorruptError, HpcdlError, UsageError
 from hpcdl.core.files import read_json, write_json
+from hpcdl.core.linear_fit import AlphaBeta, alpha_beta
 from hpcdl.core.progress import progress
 from hpcdl.core.records import from_json
 from hpcdl.core.units import format_bytes, parse_bytes
 from hpcdl.node.plan import launch_plan
-from hpcdl.node.topology.model import read_topology
+from hpcdl.node.topology.machines import read_topology
 
 if TYPE_CHECKING:
     from hpcdl.core.protocols import Communicator

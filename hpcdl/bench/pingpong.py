@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 import numpy
 
-from hpcdl.core.alpha_beta import AlphaBeta, alpha_beta
+from hpcdl.core.linear_fit import AlphaBeta, alpha_beta
 
 if TYPE_CHECKING:
     from hpcdl.core.protocols import Array, Communicator

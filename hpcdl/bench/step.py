@@ -22,7 +22,7 @@ from hpcdl.data.dataset import open_dataset
 from hpcdl.models.spec import check_model_spec, model_name
 from hpcdl.node.plan import launch_plan
 from hpcdl.node.profile import find_profile
-from hpcdl.node.topology.model import read_topology
+from hpcdl.node.topology.machines import read_topology
 from hpcdl.strategies.base import Context, Strategy, StrategyInfo, check_ranks
 from hpcdl.strategies.table import find_strategy
 

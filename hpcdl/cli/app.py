@@ -25,7 +25,7 @@ from hpcdl.cli import (
     train,
     tune_threads,
 )
-from hpcdl.cli.main import VERBOSE
+from hpcdl.cli.output import VERBOSE
 
 app = typer.Typer(
     name="hpcdl",

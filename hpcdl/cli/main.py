@@ -5,10 +5,8 @@ from __future__ import annotations
 import os
 import sys
 
+from hpcdl.cli.output import VERBOSE
 from hpcdl.core.errors import HpcdlError, Interrupted, UsageError
-
-VERBOSE = "HPCDL_VERBOSE"
-"""Set by `-v`; ranks inherit it."""
 
 
 def main() -> None:

@@ -8,6 +8,8 @@ import sys
 from collections.abc import Iterable, Sequence
 from typing import Any
 
+VERBOSE = "HPCDL_VERBOSE"
+"""Set by `-v`: tracebacks and TensorFlow's own log; ranks inherit it."""
 _CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f]")
 
 

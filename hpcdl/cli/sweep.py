@@ -133,7 +133,7 @@ def _follow(bar: Any, news: News) -> None:
 
 
 def _show_plan(study: Study, plan: Plan, state: StudyState, prepared: Any, json: bool) -> None:
-    from hpcdl.node.topology.model import read_topology
+    from hpcdl.node.topology.machines import read_topology
     from hpcdl.study.estimate import estimate_study
     from hpcdl.study.places import find_place
 

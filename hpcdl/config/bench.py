@@ -1,4 +1,4 @@
-"""Settings of `hpcdl bench step`."""
+"""Settings of `hpcdl bench step` and `hpcdl bench allreduce`."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from hpcdl.config.settings import setting
 
 @dataclass(frozen=True, kw_only=True)
 class StepBenchRun:
-    """How much is measured, and on what."""
+    """How much `bench step` measures, and on what."""
 
     batch_size: int = setting(32, "Samples per worker and step.", at_least=1)
     data: Path | None = setting(None, "Folder made by `hpcdl shard`; by default samples are made up once.")
@@ -26,9 +26,25 @@ class StepBenchRun:
 
 @dataclass(frozen=True, kw_only=True)
 class StepBenchConfig:
-    """All groups of one measurement."""
+    """All groups of `bench step`."""
 
     model: ModelConfig
     exchange: ExchangeConfig
     optimizer: OptimizerConfig
     run: StepBenchRun
+
+
+@dataclass(frozen=True, kw_only=True)
+class AllreduceBenchRun:
+    """What `bench allreduce` measures."""
+
+    ranks: int = setting(2, "Number of processes on this node; under srun or mpiexec theirs counts.", at_least=1)
+    sizes: str = setting("4KiB,64KiB,1MiB,25MiB", "Sizes of the summed buffer, with commas between.")
+    repeats: int = setting(10, "Timed calls of each algorithm at each size, after one that warms up.", at_least=1)
+
+
+@dataclass(frozen=True, kw_only=True)
+class AllreduceBenchConfig:
+    """All groups of `bench allreduce`."""
+
+    run: AllreduceBenchRun

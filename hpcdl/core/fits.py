@@ -14,13 +14,19 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
 
-from hpcdl.core.log_least_squares import solve
 from hpcdl.core.statistics import t_quantile
+
+if TYPE_CHECKING:
+    import numpy
+
+    Array = numpy.ndarray[Any, Any]
 
 MOST_WORKERS = 2**24
 """How far a crossing is looked for: beyond any machine."""
 _LARGEST_LOG = 700.0
+_ITERATIONS = 50
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -116,7 +122,7 @@ def fit_scaling(law: Law, n: Sequence[float], throughput: Sequence[float]) -> Sc
         return None
     columns = numpy.array([law.columns(item) for item in n])
     log_u = numpy.log(numpy.asarray(throughput, dtype=float) / numpy.asarray(n, dtype=float))
-    solution = solve(law.sign, columns, log_u)
+    solution = _solve(law.sign, columns, log_u)
     if solution is None:
         return None
     jacobian, residual = solution.jacobian, solution.residual
@@ -187,3 +193,65 @@ def _parameter(value: float, half: float, on_logarithm: bool) -> Parameter:
         reach = min(half, _LARGEST_LOG)
         return Parameter(value=value, low=value * math.exp(-reach), high=value * math.exp(reach))
     return Parameter(value=value, low=value - half, high=value + half)
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Solution:
+    """`point` is (u0, own parameters); `jacobian` that of log u in (log u0, own parameters)."""
+
+    point: tuple[float, ...]
+    jacobian: Array
+    residual: Array
+
+
+def _solve(sign: int, columns: Array, log_u: Array) -> _Solution | None:
+    """Fit log u = log u0 + sign log D to `log_u` (one value for each run) by Gauss-Newton; None without a finite u0.
+
+    `columns` is (runs, parameters).
+    """
+    import numpy
+
+    start = _linear_start(sign, columns, log_u)
+    own = start if (1 + columns @ start).min() > 0 else numpy.zeros(columns.shape[1])
+    for _ in range(_ITERATIONS):
+        jacobian, residual = _linearise(sign, columns, log_u, own)
+        step = numpy.linalg.lstsq(jacobian, residual, rcond=None)[0][1:]
+        size = 1.0
+        while size > 1e-6 and not _improves(sign, columns, log_u, own + size * step, residual):
+            size /= 2
+        if size <= 1e-6:
+            break
+        own = own + size * step
+        if numpy.abs(size * step).max() <= 1e-12 * (1 + numpy.abs(own).max()):
+            break
+    jacobian, residual = _linearise(sign, columns, log_u, own)
+    u0 = float(numpy.exp((log_u - sign * numpy.log(1 + columns @ own)).mean()))
+    return _Solution(point=(u0, *map(float, own)), jacobian=jacobian, residual=residual) if math.isfinite(u0) else None
+
+
+def _linear_start(sign: int, columns: Array, log_u: Array) -> Array:
+    """u^sign is linear in the parameters; weights make relative errors equal."""
+    import numpy
+
+    weights = numpy.exp(-sign * log_u)
+    design = numpy.column_stack([numpy.ones(len(log_u)), columns]) * weights[:, None]
+    linear = numpy.linalg.lstsq(design, numpy.ones(len(log_u)), rcond=None)[0]
+    own: Array = linear[1:] / linear[0] if linear[0] > 0 else numpy.zeros(columns.shape[1])
+    return own
+
+
+def _linearise(sign: int, columns: Array, log_u: Array, own: Array) -> tuple[Array, Array]:
+    """Jacobian of log u, and the residual with log u0 at its best."""
+    import numpy
+
+    denominator = 1 + columns @ own
+    jacobian = numpy.column_stack([numpy.ones(len(log_u)), sign * columns / denominator[:, None]])
+    rest = log_u - sign * numpy.log(denominator)
+    return jacobian, rest - rest.mean()
+
+
+def _improves(sign: int, columns: Array, log_u: Array, own: Array, residual: Array) -> bool:
+    if (1 + columns @ own).min() <= 0:
+        return False
+    _, new = _linearise(sign, columns, log_u, own)
+    return bool(new @ new <= residual @ residual)

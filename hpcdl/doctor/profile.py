@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from hpcdl.doctor.finding import Finding, Place, ok, warning
 from hpcdl.node.profile import find_profile
-from hpcdl.node.topology.model import read_topology
+from hpcdl.node.topology.machines import read_topology
 
 CHECK = "profile"
 

@@ -7,8 +7,8 @@ from dataclasses import dataclass
 from hpcdl.core.protocols import LaunchPlan
 from hpcdl.node.plan import launch_plan
 from hpcdl.node.profile import find_profile
-from hpcdl.node.topology.machines import read_machine
-from hpcdl.node.topology.model import Topology, read_topology
+from hpcdl.node.topology.machines import read_machine, read_topology
+from hpcdl.node.topology.model import Topology
 
 
 @dataclass(frozen=True, kw_only=True)

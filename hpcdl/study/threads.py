@@ -7,7 +7,8 @@ from pathlib import Path
 
 from hpcdl.node.profile import Profile, write_profile
 from hpcdl.node.settings import Settings
-from hpcdl.node.topology.model import Topology, read_topology
+from hpcdl.node.topology.machines import read_topology
+from hpcdl.node.topology.model import Topology
 from hpcdl.study.plan import Point
 
 

@@ -20,8 +20,8 @@ from hpcdl.node.plan import fill, launch_plan
 from hpcdl.node.profile import Profile, file_name, site_folder, user_folder, write_profile
 from hpcdl.node.settings import chosen
 from hpcdl.node.topology.drawing import draw
-from hpcdl.node.topology.machines import read_machine
-from hpcdl.node.topology.model import Topology, read_topology
+from hpcdl.node.topology.machines import read_machine, read_topology
+from hpcdl.node.topology.model import Topology
 from hpcdl.tuning.findings import Found, as_profile
 from hpcdl.tuning.log import TrialLog
 from hpcdl.tuning.nodes import trial_prefixes

@@ -13,7 +13,7 @@ from hpcdl.collectives.measure import CANDIDATES, load_table, table_file
 from hpcdl.collectives.table import COLLECTIVES
 from hpcdl.collectives.workspace import Workspace
 from hpcdl.comm.threads.communicator import ThreadCommunicator, run
-from hpcdl.config.bench_allreduce import AllreduceBenchConfig, AllreduceBenchRun
+from hpcdl.config.bench import AllreduceBenchConfig, AllreduceBenchRun
 from hpcdl.core.errors import HpcdlError, UsageError
 from tests.conftest import CommandLine
 

@@ -11,8 +11,8 @@ import pytest
 
 from hpcdl.core.errors import UsageError
 from hpcdl.node.topology import hwloc, sysfs
-from hpcdl.node.topology.machines import machine_names, read_machine
-from hpcdl.node.topology.model import Topology, read_topology, restricted
+from hpcdl.node.topology.machines import machine_names, read_machine, read_topology
+from hpcdl.node.topology.model import Topology, restricted
 
 Machine = Callable[[str], Topology]
 SHAPES = {
@@ -130,7 +130,8 @@ def test_a_real_cpuset_of_one_cpu_is_seen() -> None:
         pytest.fail("taskset is missing: apt-get install util-linux")
     cpu = str(min(os.sched_getaffinity(0)))
     code = (
-        "from hpcdl.node.topology.model import read_topology as r; t = r(); print(t.allowed_cpus, len(t.usable_cores))"
+        "from hpcdl.node.topology.machines import read_topology\n"
+        "node = read_topology(); print(node.allowed_cpus, len(node.usable_cores))"
     )
     command = ["taskset", "-c", cpu, sys.executable, "-c", code]
     done = subprocess.run(command, capture_output=True, text=True, check=True)

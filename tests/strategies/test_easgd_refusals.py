@@ -12,7 +12,8 @@ from hpcdl.config.load import Layer, load
 from hpcdl.config.schema import TrainConfig
 from hpcdl.config.study import load_study
 from hpcdl.core.errors import UsageError
-from hpcdl.node.topology.model import FAST_KINDS, NumaNode, Topology, read_topology
+from hpcdl.node.topology.machines import read_topology
+from hpcdl.node.topology.model import FAST_KINDS, NumaNode, Topology
 from hpcdl.strategies.table import STRATEGIES
 from hpcdl.study.plan import make_plan
 from hpcdl.training.launch import chips

@@ -9,7 +9,7 @@ from hpcdl.cluster.launchers.table import find_launcher
 from hpcdl.core.errors import UsageError
 from hpcdl.core.protocols import LaunchPlan
 from hpcdl.node.profile import read_profile
-from hpcdl.node.topology.model import read_topology
+from hpcdl.node.topology.machines import read_topology
 from hpcdl.study.places import TRAIN, Allocation, Local, check_room, find_place
 from hpcdl.study.threads import profile_of_point, thread_settings
 from tests.study.studies import small_study

@@ -146,7 +146,7 @@ def test_nothing_is_left_in_the_temporary_folder(tmp_path: Path, monkeypatch: py
 @pytest.mark.mpi
 def test_two_real_ranks_sit_on_disjoint_cores_seen_from_outside(tmp_path: Path) -> None:
     """Ranks of a real trial, read from /proc/PID/status while they compute."""
-    from hpcdl.node.topology.model import read_topology
+    from hpcdl.node.topology.machines import read_topology
 
     own = sorted(os.sched_getaffinity(0))
     if len(own) < 2:

@@ -1,4 +1,4 @@
-"""The machines that hpcdl knows: a TOML file each, with the topology of a node to plan for without being there."""
+"""A node to plan for: this one, or a machine that hpcdl knows by a TOML file of its own."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from hpcdl.config.load import read_toml
 from hpcdl.core.errors import UnknownNameError, UsageError, suggestion
 from hpcdl.core.paths import share_folder
 from hpcdl.node.settings import Settings, settings_from
-from hpcdl.node.topology import hwloc
+from hpcdl.node.topology import hwloc, sysfs
 from hpcdl.node.topology.model import Topology
 
 KEYS = {"name", "summary", "site", "scheduler", "topology", "sources", "settings", "published", "launcher", "network"}
@@ -42,6 +42,16 @@ def read_machine(choice: str, folder: Path | None = None) -> Machine:
     if not choice.endswith(".toml") and choice not in machine_names(folder):
         raise UnknownNameError("machine", choice, machine_names(folder))
     return _from_table(read_toml(path), path)
+
+
+def read_topology(machine: str | None = None) -> Topology:
+    """This node (`machine` None), or the one that `machine` names: a file of share/hpcdl/machines, or an XML file.
+
+    hwloc's view where `lstopo` or `HWLOC_XMLFILE` is there, else /sys.
+    """
+    if machine is not None:
+        return read_machine(machine).topology
+    return hwloc.read_live() or sysfs.read_live()
 
 
 def _from_table(table: dict[str, Any], path: Path) -> Machine:

@@ -11,7 +11,7 @@ from functools import cached_property
 from pathlib import Path
 
 from hpcdl.core.errors import UsageError
-from hpcdl.node.topology.cpusets import format_list
+from hpcdl.node.topology.cpusets import format_list, parse_list
 
 FAST_KINDS = ("MCDRAM", "HBM")
 """Kinds of memory that are faster than the DRAM beside them."""
@@ -133,21 +133,6 @@ class Topology:
         return f"{self.processor}: {cores}, {memory}"
 
 
-def read_topology(machine: str | None = None) -> Topology:
-    """This node (`machine` None), or the one that `machine` names: a file of share/hpcdl/machines, or an XML file.
-
-    hwloc's view where `lstopo` or `HWLOC_XMLFILE` is there, else /sys.
-    """
-    from hpcdl.node.topology import hwloc, sysfs
-
-    if machine is not None:
-        from hpcdl.node.topology.machines import read_machine
-
-        return read_machine(machine).topology
-    topology = hwloc.read_live()
-    return topology if topology is not None else sysfs.read_live()
-
-
 def restricted(topology: Topology, cpus: Sequence[int], memory_nodes: Sequence[int] | None = None) -> Topology:
     """`topology` for a process that may use only `cpus` (and `memory_nodes`). UsageError where nothing is left."""
     allowed = tuple(sorted(set(topology.cpus) & set(cpus)))
@@ -168,8 +153,6 @@ def own_affinity() -> tuple[int, ...]:
 
 def own_memory_nodes(status: Path = Path("/proc/self/status")) -> tuple[int, ...] | None:
     """The memory nodes that this process may use, None where the kernel does not say."""
-    from hpcdl.node.topology.cpusets import parse_list
-
     try:
         lines = status.read_text().splitlines()
     except OSError:

@@ -26,7 +26,7 @@ from hpcdl.core.records import RunRecord, read_record
 from hpcdl.models.spec import model_name
 from hpcdl.node.plan import launch_plan
 from hpcdl.node.profile import find_profile
-from hpcdl.node.topology.model import read_topology
+from hpcdl.node.topology.machines import read_topology
 from hpcdl.strategies.table import find_strategy
 from hpcdl.training.launch import chips, rundir
 from hpcdl.training.launch.prepare import Prepared, prepare

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Mapping
 
-from hpcdl.config.schema import ExchangeConfig, OptimizerConfig
-from hpcdl.core.errors import UsageError
+from hpcdl.config.schema import ExchangeConfig, OptimizerConfig, TrainConfig
+from hpcdl.core.errors import ConfigError, UsageError
 from hpcdl.strategies.base import Features, StrategyInfo
+from hpcdl.strategies.elastic.equations import moving_rate
 
 
 def check_exchange(info: StrategyInfo, exchange: ExchangeConfig, *, num_workers: int) -> None:
@@ -42,6 +43,28 @@ def check_allowed(info: StrategyInfo, forbidden: tuple[str, ...], where: str) ->
         )
 
 
+def check_elastic(
+    info: StrategyInfo,
+    config: TrainConfig,
+    origins: Mapping[str, str],
+    *,
+    num_workers: int,
+    peak_rate: float,
+) -> None:
+    """ConfigError with every problem at once. `peak_rate` is the largest learning rate of the run."""
+    # What a site or user sets for all runs is no wish of this one.
+    given = {key for key, origin in origins.items() if not origin.startswith(("default", "site", "user"))}
+    problems = [*_unused(info, config, given)]
+    if info.features.optimizers:
+        problems += [*_rule_problems(info, config, given, origins)]
+    if info.features.elastic:
+        problems += [*_rate_problems(info, config, num_workers, peak_rate)]
+    if (info.features.elastic or info.features.optimizers) and config.run.ranks == 1:
+        problems.append(f"--ranks 1: strategy {info.name!r} averages over workers; use --ranks 2 or more, or single")
+    if problems:
+        raise ConfigError(problems)
+
+
 def _unknown_to_engine(features: Features, optimizer: OptimizerConfig, precision: str) -> Iterator[str]:
     if optimizer.optimizer == "lars" and not features.lars:
         yield "--optimizer lars"
@@ -59,3 +82,64 @@ def _refuse(info: StrategyInfo, settings: list[str]) -> None:
             f"{', '.join(settings)}: strategy {info.name!r} does not have it; leave it out, "
             "or choose another --strategy (`hpcdl strategies` lists what each has)"
         )
+
+
+def _unused(info: StrategyInfo, config: TrainConfig, given: set[str]) -> Iterator[str]:
+    """Settings of the family with a strategy that has no use for them."""
+    name = info.name
+    if not info.features.elastic:
+        for key in ("elasticity", "moving-rate", "period"):
+            if key in given:
+                yield f"--{key}: strategy {name!r} has no elastic exchange; leave it out, or use an *easgd strategy"
+    if not info.features.optimizers and "unpacked" in given:
+        yield f"--unpacked: strategy {name!r} sends buckets; see --bucket-size"
+    if info.features.lock_free and config.elastic.unpacked:
+        yield f"--unpacked: strategy {name!r} changes its center in place; leave it out"
+    if name != "sync-easgd" and "variant" in given:
+        yield f"--variant: only sync-easgd has variants, not {name!r}; leave it out"
+
+
+def _rule_problems(
+    info: StrategyInfo, config: TrainConfig, given: set[str], origins: Mapping[str, str]
+) -> Iterator[str]:
+    """The method's own equations take the optimizer's place."""
+    (rule,) = info.features.optimizers
+    chosen = config.optimizer.optimizer
+    equations = f"strategy {info.name!r} moves weights by its own equations ({rule})"
+    if "optimizer" in given and chosen != rule:
+        yield f"--optimizer {chosen}: {equations}; use --optimizer {rule}, or leave it out"
+    # A file may serve several methods, some of which use it; who types the flag means this one.
+    if rule == "sgd" and origins["momentum"] in ("flag", "--set"):
+        yield f"--momentum: {equations}, without momentum; leave it out, or use {_with_momentum(info.name)}"
+    if config.optimizer.weight_decay:
+        yield f"--weight-decay {config.optimizer.weight_decay:g}: {equations}, without weight decay; leave it out"
+    if config.model.precision == "mixed_float16":
+        yield f"--precision mixed_float16: {equations}, without loss scaling; use mixed_bfloat16"
+    if config.exchange.compress != "none":
+        yield f"--compress {config.exchange.compress}: strategy {info.name!r} exchanges float32; leave it out"
+
+
+def _with_momentum(name: str) -> str:
+    return "async-measgd" if name.endswith("easgd") else "async-msgd"
+
+
+def _rate_problems(info: StrategyInfo, config: TrainConfig, num_workers: int, peak_rate: float) -> Iterator[str]:
+    """Stability limits that hold whatever the curvature (docs/easgd.md)."""
+    elastic = config.elastic
+    if elastic.elasticity is not None and elastic.moving_rate is not None:
+        yield "--elasticity and --moving-rate exclude each other: alpha is learning rate x elasticity, or constant"
+        return
+    alpha = moving_rate(elastic, num_workers)(peak_rate)
+    source = "--moving-rate"
+    if elastic.elasticity is not None:
+        source = f"--elasticity {elastic.elasticity:g} x learning rate {peak_rate:g} ="
+    at_once = info.name == "sync-easgd"
+    allowed: Callable[[float], bool] = (lambda a: a < 2 / (num_workers + 1)) if at_once else (lambda a: a <= 1)
+    if allowed(alpha):
+        return
+    limit = f"2 / (workers + 1) = {2 / (num_workers + 1):g}" if at_once else "1"
+    relation = "below" if at_once else "at most"
+    yield (
+        f"{source} {alpha:g}: with {num_workers} workers {info.name} is unstable whatever the learning rate; "
+        f"alpha must be {relation} {limit}"
+    )

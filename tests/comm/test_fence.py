@@ -10,8 +10,7 @@ from collections.abc import Iterator
 import pytest
 
 from hpcdl.core.errors import HpcdlError
-from hpcdl.strategies.tensorflow_grpc.fence import _attach, _listening, _program, fence
-from hpcdl.strategies.tensorflow_grpc.ports import ReservedPort
+from hpcdl.strategies.tensorflow_grpc.fence import ReservedPort, _attach, _listening, _program, fence
 
 WAIT_S = 0.5
 

@@ -17,8 +17,7 @@ from hpcdl.core.protocols import Communicator
 from hpcdl.strategies.parameter_server.averaging import AveragingServer
 from hpcdl.strategies.parameter_server.client import ServerClient
 from hpcdl.strategies.parameter_server.placement import PLACEMENTS
-from hpcdl.strategies.parameter_server.quorum import MAX_LAG, QuorumServer
-from hpcdl.strategies.parameter_server.rounds import Rounds
+from hpcdl.strategies.parameter_server.quorum import MAX_LAG, QuorumServer, Rounds
 
 LENGTHS = [700, 3, 64, 1200, 1, 333]
 BUCKET_BYTES, MESSAGE_BYTES = 4000, 1000

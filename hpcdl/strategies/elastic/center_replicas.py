@@ -8,31 +8,13 @@ from typing import TYPE_CHECKING, Any
 
 import numpy
 
-from hpcdl.strategies.base import Context, Server, Worker
+from hpcdl.strategies.base import Context
 from hpcdl.strategies.elastic.equations import descend, descend_with_momentum, elastic_momentum_step, elastic_step
 from hpcdl.strategies.elastic.links.base import Link
 from hpcdl.strategies.elastic.replica import Background, Replica, check_finite, now
 
 if TYPE_CHECKING:
     from hpcdl.core.protocols import Array
-
-
-class CenterStrategy:
-    """A strategy with a center; subclasses say how workers and servers are made."""
-
-    def replica(self, context: Context) -> CenterReplica:
-        """One worker's part, without TensorFlow."""
-        raise NotImplementedError
-
-    def worker(self, context: Context) -> Worker:
-        """The worker's side."""
-        from hpcdl.strategies.elastic.flat import FlatWorker
-
-        return FlatWorker(self.replica(context))
-
-    def server(self, context: Context) -> Server:
-        """The server's side."""
-        raise AssertionError(f"{context.info.name} has no servers")
 
 
 class CenterReplica(Replica):

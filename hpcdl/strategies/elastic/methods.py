@@ -1,6 +1,13 @@
-"""The entries of the EASGD family in the table of strategies. Strings only."""
+"""ONE table of the EASGD family's methods with a center: what each sends, what the center does, who waits for whom.
+
+Sources: You, Buluc and Demmel 2017 (arXiv 1708.02983), SC17; Zhang, Choromanska and LeCun 2015 (arXiv 1412.6651); Niu,
+Recht, Re and Wright 2011 (arXiv 1106.5730). A new method is a row here; strategy.py reads it. Strings only.
+"""
 
 from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
 
 from hpcdl.strategies.base import Features, StrategyInfo
 
@@ -8,65 +15,124 @@ _PAPER = "You, Buluc and Demmel 2017 (arXiv 1708.02983)"
 _FAMILY = "elastic averaging"
 _BASELINE = "asynchronous SGD"
 
-ELASTIC_FAMILY = (
-    StrategyInfo(
-        name="easgd",
-        family=_FAMILY,
-        summary="Original EASGD: workers exchange with the center one after another, in rank order.",
-        source=f"{_PAPER}, baseline; equations (1) (2)",
-        features=Features(
-            deterministic=True, servers=True, accumulation=True, exact_resume=True, elastic=True, optimizers=("sgd",)
+
+@dataclass(frozen=True, kw_only=True)
+class Method:
+    """A method whose workers exchange with a center; its equations are numbered as in SC17 (equations.py).
+
+    `in_rank_order`: the center serves its workers round robin; otherwise first come, first served, one at a time, which
+    is the lock of the methods that have one. `lock_free` ones have no server: workers change the center themselves.
+    """
+
+    name: str
+    summary: str
+    source: str
+    equations: str
+    rule: str
+    """What a request does to the center: a name of center/rules.py's RULES."""
+    elastic: bool
+    """Workers keep weights of their own and are pulled to the center; otherwise they send gradients and pull it."""
+    momentum: bool = False
+    """The worker's own where `elastic`, else the center's."""
+    overlapped: bool = False
+    """The exchange goes on while the worker computes its gradient, which does not depend on it."""
+    in_rank_order: bool = False
+    lock_free: bool = False
+
+    @property
+    def info(self) -> StrategyInfo:
+        """The method's entry in the table of strategies."""
+        return StrategyInfo(
+            name=self.name,
+            family=_FAMILY if self.elastic else _BASELINE,
+            summary=self.summary,
+            source=self.source,
+            features=Features(
+                synchronous=self.in_rank_order,
+                deterministic=self.in_rank_order,
+                exact_resume=self.in_rank_order,
+                servers=not self.lock_free,
+                lock_free=self.lock_free,
+                accumulation=True,
+                elastic=self.elastic,
+                optimizers=("momentum" if self.momentum else "sgd",),
+            ),
+            target="hpcdl.strategies.elastic.strategy:CenterStrategy",
+        )
+
+
+METHODS = {
+    method.name: method
+    for method in (
+        Method(  # The exchange blocks, after the backward pass: this is what the other methods are measured against.
+            name="easgd",
+            summary="Original EASGD: workers exchange with the center one after another, in rank order.",
+            source=f"{_PAPER}, baseline; equations (1) (2)",
+            equations="(1) on the worker; (2) for one worker at a time on the center",
+            rule="attraction",
+            elastic=True,
+            in_rank_order=True,
         ),
-        target="hpcdl.strategies.elastic.easgd:Easgd",
-    ),
-    StrategyInfo(
-        name="async-sgd",
-        family=_BASELINE,
-        summary="Each gradient moves the center as it comes; workers pull the center.",
-        source=f"{_PAPER}, baseline",
-        features=Features(synchronous=False, servers=True, accumulation=True, optimizers=("sgd",)),
-        target="hpcdl.strategies.elastic.async_sgd:AsyncSgd",
-    ),
-    StrategyInfo(
-        name="async-msgd",
-        family=_BASELINE,
-        summary="Async SGD with momentum on the center.",
-        source=f"{_PAPER}, baseline; equations (3) (4)",
-        features=Features(synchronous=False, servers=True, accumulation=True, optimizers=("momentum",)),
-        target="hpcdl.strategies.elastic.async_msgd:AsyncMsgd",
-    ),
-    StrategyInfo(
-        name="hogwild-sgd",
-        family=_BASELINE,
-        summary="Async SGD without the lock: workers change the center in shared or remote memory themselves.",
-        source=f"{_PAPER}, baseline; Niu et al. 2011 (arXiv 1106.5730)",
-        features=Features(synchronous=False, lock_free=True, accumulation=True, optimizers=("sgd",)),
-        target="hpcdl.strategies.elastic.hogwild_sgd:HogwildSgd",
-    ),
-    StrategyInfo(
-        name="async-easgd",
-        family=_FAMILY,
-        summary="Elastic exchange with the center, first come first served, beside the computation.",
-        source=f"{_PAPER}; equations (1) (2)",
-        features=Features(synchronous=False, servers=True, accumulation=True, elastic=True, optimizers=("sgd",)),
-        target="hpcdl.strategies.elastic.async_easgd:AsyncEasgd",
-    ),
-    StrategyInfo(
-        name="async-measgd",
-        family=_FAMILY,
-        summary="Async EASGD whose workers have momentum.",
-        source=f"{_PAPER}; equations (2) (5) (6)",
-        features=Features(synchronous=False, servers=True, accumulation=True, elastic=True, optimizers=("momentum",)),
-        target="hpcdl.strategies.elastic.async_measgd:AsyncMeasgd",
-    ),
-    StrategyInfo(
-        name="hogwild-easgd",
-        family=_FAMILY,
-        summary="Async EASGD without the lock: workers change the center in shared or remote memory themselves.",
-        source=f"{_PAPER}; equations (1) (2)",
-        features=Features(synchronous=False, lock_free=True, accumulation=True, elastic=True, optimizers=("sgd",)),
-        target="hpcdl.strategies.elastic.hogwild_easgd:HogwildEasgd",
-    ),
+        Method(
+            name="async-sgd",
+            summary="Each gradient moves the center as it comes; workers pull the center.",
+            source=f"{_PAPER}, baseline",
+            equations="W~ <- W~ - eta dW_i; the worker goes on from the W~ that comes back",
+            rule="descent",
+            elastic=False,
+        ),
+        Method(
+            name="async-msgd",
+            summary="Async SGD with momentum on the center.",
+            source=f"{_PAPER}, baseline; equations (3) (4)",
+            equations="V <- mu V - eta dW_i; W~ <- W~ + V, whose V belongs to the center",
+            rule="momentum descent",
+            elastic=False,
+            momentum=True,
+        ),
+        Method(
+            name="hogwild-sgd",
+            summary="Async SGD without the lock: workers change the center in shared or remote memory themselves.",
+            source=f"{_PAPER}, baseline; Niu et al. 2011 (arXiv 1106.5730)",
+            equations="as async-sgd, by the worker itself",
+            rule="descent",
+            elastic=False,
+            lock_free=True,
+        ),
+        Method(
+            name="async-easgd",
+            summary="Elastic exchange with the center, first come first served, beside the computation.",
+            source=f"{_PAPER}; equations (1) (2)",
+            equations="(1) on the worker; (2) for the arriving worker alone on the center",
+            rule="attraction",
+            elastic=True,
+            overlapped=True,
+        ),
+        Method(
+            name="async-measgd",
+            summary="Async EASGD whose workers have momentum.",
+            source=f"{_PAPER}; equations (2) (5) (6)",
+            equations="(5) and (6) on the worker; (2) for the arriving worker alone on the center",
+            rule="attraction",
+            elastic=True,
+            momentum=True,
+            overlapped=True,
+        ),
+        Method(
+            name="hogwild-easgd",
+            summary="Async EASGD without the lock: workers change the center in shared or remote memory themselves.",
+            source=f"{_PAPER}; equations (1) (2)",
+            equations="(1) on the worker; (2) for the worker alone, by the worker itself",
+            rule="attraction",
+            elastic=True,
+            overlapped=True,
+            lock_free=True,
+        ),
+    )
+}
+
+ELASTIC_FAMILY: Sequence[StrategyInfo] = (
+    *(method.info for method in METHODS.values()),
     StrategyInfo(
         name="sync-easgd",
         family=_FAMILY,

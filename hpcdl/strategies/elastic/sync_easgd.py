@@ -18,7 +18,6 @@ from hpcdl.collectives import auto
 from hpcdl.collectives.workspace import Workspace
 from hpcdl.core.protocols import Communicator
 from hpcdl.strategies.base import Context, Server, Worker
-from hpcdl.strategies.elastic.binomial import broadcast_from_root, reduce_to_root
 from hpcdl.strategies.elastic.equations import attract_center, descend, elastic_step, moving_rate
 from hpcdl.strategies.elastic.replica import Background, Replica, now
 
@@ -173,3 +172,32 @@ def chips_of(communicator: Communicator, groups: int) -> tuple[Communicator, Com
     """The ranks of this rank's chip, `groups` of them in a row, and its peers, one on each chip."""
     chip = communicator.split(communicator.rank // groups)
     return chip, communicator.split(communicator.rank % groups)
+
+
+def reduce_to_root(communicator: Communicator, buffer: Array, landing: Array) -> int:
+    """Sum `buffer` onto rank 0, by way of `landing` of the same length; returns the bytes sent by this rank."""
+    rank = communicator.rank
+    distance = 1
+    while distance < communicator.size:
+        if rank & distance:
+            communicator.isend(buffer, rank - distance).wait()
+            return buffer.nbytes
+        if rank + distance < communicator.size:
+            communicator.irecv(landing, rank + distance).wait()
+            buffer += landing
+        distance *= 2
+    return 0
+
+
+def broadcast_from_root(communicator: Communicator, buffer: Array) -> int:
+    """Fill `buffer` with rank 0's; returns the bytes sent by this rank."""
+    rank, sent = communicator.rank, 0
+    distance = 1 << (communicator.size - 1).bit_length()
+    while distance > 1:
+        distance //= 2
+        if rank % (2 * distance) == distance:
+            communicator.irecv(buffer, rank - distance).wait()
+        elif rank % (2 * distance) == 0 and rank + distance < communicator.size:
+            communicator.isend(buffer, rank + distance).wait()
+            sent += buffer.nbytes
+    return sent

@@ -12,7 +12,7 @@ from hpcdl.strategies.parameter_server.agreement import ANSWER_TAG, DATA_TAG, HE
 from hpcdl.strategies.parameter_server.placement import (
     ITEM_BYTES,
     Bucket,
-    Message,
+    Piece,
     held_bytes,
     imbalance,
     messages,
@@ -34,7 +34,7 @@ class ServerClient:
         self._communicator = communicator
         self._servers = range(communicator.size - num_servers, communicator.size)
         self._placement, self._bucket_bytes, self._message_bytes = placement, bucket_bytes, message_bytes
-        self._messages: list[tuple[Message, ...]] = []
+        self._messages: list[tuple[Piece, ...]] = []
         self._answer = agreement.no_answer()
         self._wishes = numpy.zeros(agreement.NUM_WISHES)
         self._num_followed = 0

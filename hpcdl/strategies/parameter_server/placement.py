@@ -104,7 +104,7 @@ def imbalance(loads: Sequence[float]) -> float:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Message:
+class Piece:
     """A piece of a bucket's buffer, `start` to `stop` in elements, and the server that averages it."""
 
     server: int
@@ -112,14 +112,14 @@ class Message:
     stop: int
 
 
-def messages(bucket: Bucket, message_bytes: int) -> tuple[Message, ...]:
+def messages(bucket: Bucket, message_bytes: int) -> tuple[Piece, ...]:
     """The pieces in which a bucket travels, at most `message_bytes` each; all servers' first ones come first.
 
     A server sums one piece while the next is under way, and pieces stay in the cache.
     """
     step = max(1, message_bytes // ITEM_BYTES)
     pieces = [
-        (start - first, Message(server=server, start=start, stop=min(start + step, stop)))
+        (start - first, Piece(server=server, start=start, stop=min(start + step, stop)))
         for server, (first, stop) in enumerate(zip(bucket.bounds, bucket.bounds[1:], strict=False))
         for start in range(first, stop, step)
     ]

@@ -14,8 +14,7 @@ from dataclasses import dataclass
 
 from hpcdl.core.errors import HpcdlError
 from hpcdl.core.protocols import Communicator
-from hpcdl.strategies.tensorflow_grpc.fence import fence
-from hpcdl.strategies.tensorflow_grpc.ports import ReservedPort
+from hpcdl.strategies.tensorflow_grpc.fence import ReservedPort, fence
 
 LOOPBACK = "127.0.0.1"
 _LISTENS_WITHIN_S = 60.0

@@ -1,4 +1,4 @@
-"""Closes a listening socket of this process to everything that does not come over the job's own address.
+"""Reserves a port for a server of another library, and closes its socket to all but the job's own address.
 
 TensorFlow's gRPC servers listen on every interface (the address is fixed in grpc_server_lib.cc) and authenticate
 nobody. A classic BPF program on the listening socket makes the kernel drop what is not sent to the job's address by
@@ -16,6 +16,8 @@ import socket
 import struct
 from collections.abc import Iterable, Sequence
 from pathlib import Path
+from types import TracebackType
+from typing import Self
 
 from hpcdl.core.errors import HpcdlError
 
@@ -29,6 +31,44 @@ _IPV4, _SOURCE, _DESTINATION = 0x0800, 12, 16
 _WHOLE = 0xFFFFFFFF
 _MAX_PEERS = 2000
 """A program has room for 4096 instructions."""
+
+
+class ReservedPort:
+    """A free port that no other user can take; used as a context manager around the start of the server.
+
+    The reservation listens to nobody. It is bound with SO_REUSEPORT, so a server of the same user that sets it too
+    (TensorFlow's does with TF_GRPC_REUSE_PORT) can bind the port beside it. The kernel picks the port: there is no
+    moment at which it is known and free to take.
+    """
+
+    def __init__(self) -> None:
+        self._socket = socket.socket(socket.AF_INET6 if _has_ipv6() else socket.AF_INET, socket.SOCK_STREAM)
+        self._socket.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
+        if self._socket.family == socket.AF_INET6:
+            self._socket.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 0)
+        self._socket.bind(("", 0))
+        self.number = int(self._socket.getsockname()[1])
+
+    def release(self) -> None:
+        """Give the reservation back; the server's own binding stays."""
+        self._socket.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.release()
+
+
+def _has_ipv6() -> bool:
+    try:
+        with socket.socket(socket.AF_INET6, socket.SOCK_STREAM) as probe:
+            probe.bind(("::", 0))
+    except OSError:
+        return False
+    return True
 
 
 def fence(port: int, address: str, peers: Iterable[str]) -> None:

@@ -15,8 +15,7 @@ from hpcdl.data.read.reader import open_reader
 from hpcdl.data.read.stream import TrainingStream
 from hpcdl.models.spec import check_model_spec
 from hpcdl.strategies.base import StrategyInfo, check_ranks
-from hpcdl.strategies.elastic.checks import check_elastic
-from hpcdl.strategies.refusals import check_allowed, check_exchange, check_optimizer
+from hpcdl.strategies.refusals import check_allowed, check_elastic, check_exchange, check_optimizer
 from hpcdl.strategies.table import find_strategy
 from hpcdl.training.launch.chips import check_groups
 from hpcdl.training.optimization.schedules import Schedule, build_schedule

@@ -26,7 +26,7 @@ from hpcdl.core.records import (
 )
 from hpcdl.core.statistics import quantiles
 from hpcdl.strategies.base import Worker
-from hpcdl.strategies.elastic.center.staleness import summary_of
+from hpcdl.strategies.elastic.center.rules import summary_of
 from hpcdl.training.launch.prepare import Prepared
 from hpcdl.training.loop.outcome import Outcome
 

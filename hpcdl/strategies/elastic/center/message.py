@@ -31,7 +31,7 @@ UPDATE, FETCH, FETCH_VELOCITY, LEAVE, STOP = range(5)
 TAG, VERDICT_TAG = 1, 2
 
 
-class Lane(Protocol):
+class Channel(Protocol):
     """What messages need of a communicator; `rank` and the other side's number may be another group's."""
 
     @property
@@ -71,19 +71,19 @@ class Message:
         """Bytes of header and payload."""
         return self._buffer.nbytes
 
-    def send(self, lane: Lane, destination: int) -> Sending:
+    def send(self, channel: Channel, destination: int) -> Sending:
         """Start to send all parts."""
-        return Sending([lane.isend(part, destination, TAG) for part in self.parts])
+        return Sending([channel.isend(part, destination, TAG) for part in self.parts])
 
-    def receive(self, lane: Lane, source: int) -> None:
+    def receive(self, channel: Channel, source: int) -> None:
         """Wait for all parts."""
-        self.receive_rest(lane, source, lane.irecv(self.parts[0], source, TAG))
+        self.receive_rest(channel, source, channel.irecv(self.parts[0], source, TAG))
 
-    def receive_rest(self, lane: Lane, source: int, first: Request) -> None:
+    def receive_rest(self, channel: Channel, source: int, first: Request) -> None:
         """Wait for all parts, of which the first is under way."""
-        rest = [lane.irecv(part, source, TAG) for part in self.parts[1:]]
+        rest = [channel.irecv(part, source, TAG) for part in self.parts[1:]]
         # The first one may take long to come: wait_any sleeps, a plain wait may keep a core busy.
-        lane.wait_any([first])
+        channel.wait_any([first])
         for request in (first, *rest):
             request.wait()
 

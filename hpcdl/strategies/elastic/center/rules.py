@@ -1,8 +1,10 @@
-"""What a server does to the center on a worker's request: equation (2), or a gradient step. In place, numpy only."""
+"""What a worker's request does to the center: equation (2), or a gradient step; and how stale requests were. Numpy."""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Protocol
+import collections
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy
 
@@ -67,3 +69,39 @@ class MomentumDescent:
         assert self.velocity is not None
         descend_with_momentum(center, self.velocity, payload, rate, self._momentum)
         payload[:] = center
+
+
+RULES: dict[str, Callable[[float], Rule]] = {
+    "attraction": lambda momentum: Attraction(),
+    "descent": lambda momentum: Descent(),
+    "momentum descent": MomentumDescent,
+}
+"""From the momentum to a rule, by the names that methods.py uses."""
+
+
+class Staleness:
+    """Counts how many writes of others the center saw between a worker's read and its next write."""
+
+    def __init__(self) -> None:
+        self._counts: collections.Counter[int] = collections.Counter()
+
+    def add(self, staleness: int) -> None:
+        """Count one write."""
+        self._counts[staleness] += 1
+
+    def as_json(self) -> dict[str, int]:
+        """Number of writes by staleness."""
+        return {str(staleness): number for staleness, number in sorted(self._counts.items())}
+
+
+def summary_of(counts: list[dict[str, Any]]) -> tuple[float | None, float | None, dict[str, int]]:
+    """Mean, maximum and histogram of what several ranks have counted; None and empty where nobody has."""
+    total: collections.Counter[int] = collections.Counter()
+    for one in counts:
+        total.update({int(staleness): int(number) for staleness, number in one.items()})
+    num_writes = sum(total.values())
+    if not num_writes:
+        return None, None, {}
+    mean = sum(staleness * number for staleness, number in total.items()) / num_writes
+    histogram = {str(staleness): number for staleness, number in sorted(total.items())}
+    return mean, float(max(total)), histogram

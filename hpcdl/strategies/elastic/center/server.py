@@ -16,9 +16,8 @@ from hpcdl.core.errors import RankError, StoppedEarly
 from hpcdl.core.protocols import Request
 from hpcdl.strategies.base import Context
 from hpcdl.strategies.elastic.center import message as center_message
-from hpcdl.strategies.elastic.center.message import Lane, Message, Sending, server_spans, sizes_within
-from hpcdl.strategies.elastic.center.rules import Rule
-from hpcdl.strategies.elastic.center.staleness import Staleness
+from hpcdl.strategies.elastic.center.message import Channel, Message, Sending, server_spans, sizes_within
+from hpcdl.strategies.elastic.center.rules import Rule, Staleness
 
 if TYPE_CHECKING:
     from hpcdl.core.protocols import Array
@@ -27,9 +26,11 @@ if TYPE_CHECKING:
 class CenterServer:
     """One server. `in_rank_order`: round robin over the workers instead of first come, first served."""
 
-    def __init__(self, context: Context, rule: Rule, *, in_rank_order: bool = False, lane: Lane | None = None) -> None:
-        self._lane: Lane = lane or context.communicator.duplicate()
-        if lane is None:
+    def __init__(
+        self, context: Context, rule: Rule, *, in_rank_order: bool = False, channel: Channel | None = None
+    ) -> None:
+        self._channel: Channel = channel or context.communicator.duplicate()
+        if channel is None:
             context.communicator.split(1)  # the workers' group is collective over all
         self._context = context
         self._rule = rule
@@ -54,7 +55,7 @@ class CenterServer:
                 self._reply(worker, message)
         self._answer_leavers()
         verdict = numpy.zeros(2, numpy.int64)
-        self._lane.irecv(verdict, 0, center_message.VERDICT_TAG).wait()
+        self._channel.irecv(verdict, 0, center_message.VERDICT_TAG).wait()
         if verdict[0]:
             raise StoppedEarly("the workers stopped; go on with --resume")
         # Worker 0's word, so that all servers say the same.
@@ -62,9 +63,9 @@ class CenterServer:
 
     def _begin(self) -> None:
         """Learn the sizes from worker 0, and take its weights, and its velocity where it has one, as the center's."""
-        start = self._lane.allgather_json(None)[0]
+        start = self._channel.allgather_json(None)[0]
         self._total, self._count = start["total"], start["count"]
-        index = self._lane.rank - self._context.num_workers
+        index = self._channel.rank - self._context.num_workers
         part = server_spans(sum(start["sizes"]), self._context.num_servers)[index]
         sizes = sizes_within(start["sizes"], part)
         packed = not self._context.elastic.unpacked
@@ -75,7 +76,7 @@ class CenterServer:
         if start["velocity"] and self._rule.velocity is not None:
             targets.append(self._rule.velocity)
         for target in targets:
-            self._messages[0].receive(self._lane, 0)
+            self._messages[0].receive(self._channel, 0)
             target[:] = self._messages[0].payload
 
     def _arrivals(self) -> Iterator[tuple[int, Message]]:
@@ -86,7 +87,7 @@ class CenterServer:
         for worker in order:
             message = self._messages[worker]
             try:
-                message.receive_rest(self._lane, worker, self._pending.pop(worker))
+                message.receive_rest(self._channel, worker, self._pending.pop(worker))
             except RankError as error:
                 self._go_on_without(error)
                 continue
@@ -94,7 +95,7 @@ class CenterServer:
             yield worker, message
 
     def _post(self, worker: int) -> None:
-        self._pending[worker] = self._lane.irecv(self._messages[worker].parts[0], worker, center_message.TAG)
+        self._pending[worker] = self._channel.irecv(self._messages[worker].parts[0], worker, center_message.TAG)
 
     def _round_robin(self) -> Iterator[int]:
         """One after the other, each request and reply whole before the next: P (2 alpha + 2 n beta) a round."""
@@ -116,7 +117,7 @@ class CenterServer:
                 for worker in queue
             ]
             try:
-                worker = queue[self._lane.wait_any(waits)]
+                worker = queue[self._channel.wait_any(waits)]
                 if worker in self._sending:
                     self._sending.pop(worker).wait()
                     self._post(worker)
@@ -135,7 +136,7 @@ class CenterServer:
 
         Worker 0 cannot be done without: it evaluates and saves the center.
         """
-        lost = (self._lane.failed() & set(range(self._context.num_workers))) - self._lost
+        lost = (self._channel.failed() & set(range(self._context.num_workers))) - self._lost
         if not lost or 0 in lost or self._in_rank_order:
             raise error
         self._lost |= lost
@@ -168,12 +169,12 @@ class CenterServer:
 
     def _reply(self, worker: int, message: Message) -> None:
         message.header[:3] = (self._count, self._version, self._stopped)
-        self._sending[worker] = message.send(self._lane, worker)
+        self._sending[worker] = message.send(self._channel, worker)
         self.bytes_sent += message.nbytes
 
     def _answer_leavers(self) -> None:
         """Everybody who is alive gets the last center, and learns how many are not."""
-        self._lost |= self._lane.failed() & self._left
+        self._lost |= self._channel.failed() & self._left
         for worker, message in enumerate(self._messages):
             if worker in self._lost:
                 continue

@@ -1,4 +1,4 @@
-"""A worker's way to the center: what every way offers, and the way by messages to servers."""
+"""A worker's link to the center: what every link offers, and the link by messages to servers."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import numpy
 from hpcdl.core.protocols import Communicator
 from hpcdl.strategies.base import Context
 from hpcdl.strategies.elastic.center import message as center_message
-from hpcdl.strategies.elastic.center.message import Lane, Message, server_spans, sizes_within
+from hpcdl.strategies.elastic.center.message import Channel, Message, server_spans, sizes_within
 
 if TYPE_CHECKING:
     from hpcdl.core.protocols import Array
@@ -52,10 +52,10 @@ class Link(Protocol):
 
 
 class ServerLink:
-    """Two-sided messages to server ranks: the portable way."""
+    """Two-sided messages to server ranks, which any MPI has."""
 
-    def __init__(self, context: Context, lane: Lane | None = None, group: Communicator | None = None) -> None:
-        self._lane: Lane = lane or context.communicator.duplicate()
+    def __init__(self, context: Context, channel: Channel | None = None, group: Communicator | None = None) -> None:
+        self._channel: Channel = channel or context.communicator.duplicate()
         self.group = group or context.communicator.split(0)
         self._context = context
         self.warnings: list[str] = []
@@ -68,13 +68,13 @@ class ServerLink:
     def start(self, weights: Array, sizes: Sequence[int], *, count: int, total: int, velocity: Array | None) -> None:
         """Worker 0 tells the servers the sizes and gives them the center."""
         start = {"sizes": list(sizes), "total": total, "count": count, "velocity": velocity is not None}
-        self._lane.allgather_json(start if self._lane.rank == 0 else None)
+        self._channel.allgather_json(start if self._channel.rank == 0 else None)
         self.count = count
         self._spans = server_spans(weights.size, self._context.num_servers)
         packed = not self._context.elastic.unpacked
         self._messages = [Message(sizes_within(sizes, span), packed=packed) for span in self._spans]
         self._versions = [0] * len(self._spans)
-        if self._lane.rank == 0:
+        if self._channel.rank == 0:
             for values in (weights,) if velocity is None else (weights, velocity):
                 self._send(values, (0, 0, 0, 0))
 
@@ -97,10 +97,10 @@ class ServerLink:
 
     def finish(self, *, early: bool) -> None:
         """Worker 0 gives the servers the verdict."""
-        if self._lane.rank == 0:
+        if self._channel.rank == 0:
             for server in range(self._context.num_servers):
                 verdict = numpy.array([early, self.num_lost], numpy.int64)
-                self._lane.isend(verdict, self._context.num_workers + server, center_message.VERDICT_TAG).wait()
+                self._channel.isend(verdict, self._context.num_workers + server, center_message.VERDICT_TAG).wait()
 
     def details(self) -> dict[str, Any]:
         """Staleness is the servers' to count."""
@@ -109,7 +109,7 @@ class ServerLink:
     def _ask(self, buffer: Array, kind: int, rate: float = 0.0, steps: int = 0) -> None:
         self._send(buffer, (kind, rate, 0, steps))
         for index, (span, message) in enumerate(zip(self._spans, self._messages, strict=True)):
-            message.receive(self._lane, self._context.num_workers + index)
+            message.receive(self._channel, self._context.num_workers + index)
             buffer[span] = message.payload
             self._versions[index] = int(message.header[1])
         self.count = int(self._messages[0].header[0])
@@ -121,7 +121,7 @@ class ServerLink:
             message.header[:] = header
             message.header[2] = self._versions[index]
             message.payload[:] = values[span]
-            sending.append(message.send(self._lane, self._context.num_workers + index))
+            sending.append(message.send(self._channel, self._context.num_workers + index))
             self.bytes_sent += message.nbytes
         for one in sending:
             one.wait()

@@ -1,4 +1,4 @@
-"""A worker's way to a center that every worker serves a part of, in a thread of its own, by two-sided messages.
+"""A worker's link to a center that every worker serves a part of, in a thread of its own, by two-sided messages.
 
 What Hogwild falls back on between nodes whose MPI makes no progress on windows: the center is cut in as many parts as
 there are workers, each served one request at a time, so nothing is lost and nobody waits for the whole of it.
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from hpcdl.core.protocols import Array
 
 
-class _Lane:
+class _HostedChannel:
     """One side's messages. Server i has the number `workers + i`, and lives in worker i's process.
 
     Requests and replies have groups of their own, because a worker also talks to the server in its own process.
@@ -67,8 +67,10 @@ class HostedLink(ServerLink):
         requests, replies = group.duplicate(), group.duplicate()
         start: queue.Queue[Any] = queue.Queue()
         hosted = dataclasses.replace(context, num_servers=group.size)
-        super().__init__(hosted, _Lane(requests, replies, group.rank, start), group)
-        self._server = CenterServer(hosted, rule, lane=_Lane(replies, requests, group.size + group.rank, start))
+        super().__init__(hosted, _HostedChannel(requests, replies, group.rank, start), group)
+        self._server = CenterServer(
+            hosted, rule, channel=_HostedChannel(replies, requests, group.size + group.rank, start)
+        )
         self._found: dict[str, Any] = {}
         self._thread = threading.Thread(target=self._serve, name="center", daemon=True)
         self._thread.start()

@@ -1,4 +1,4 @@
-"""A worker's way to a center that all workers change without locks (Hogwild), wherever that center lies."""
+"""A worker's link to a center that all workers change without locks (Hogwild): in shared or in remote memory."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Any
 import numpy
 
 from hpcdl.core.protocols import Communicator
-from hpcdl.strategies.elastic.center.rules import Rule
-from hpcdl.strategies.elastic.center.staleness import Staleness
+from hpcdl.strategies.elastic.center.message import server_spans
+from hpcdl.strategies.elastic.center.rules import Rule, Staleness
 
 if TYPE_CHECKING:
     from hpcdl.core.protocols import Array
@@ -20,7 +20,7 @@ STEPS, WRITES, LEFT, COLUMNS = 0, 1, 2, 3
 
 
 class LockFreeLink:
-    """What the two ways share: who counts what, and when the run is over. What is counted is never lost.
+    """What the two kinds share: who counts what, and when the run is over. What is counted is never lost.
 
     `board` is what this worker has last seen of the others' counts.
     """
@@ -116,3 +116,84 @@ class LockFreeLink:
 
     def _writes_of_others(self) -> int:
         return int(self._board[:-1, WRITES].sum() - self._board[self.group.rank, WRITES])
+
+
+class SharedLink(LockFreeLink):
+    """The center in memory that the workers of one node share and change without locks (Hogwild).
+
+    Updates of two workers that meet in the same block may be lost in part: that is the method (Niu, Recht, Re and
+    Wright 2011, arXiv 1106.5730). What is counted is not lost: each worker counts in a place of its own.
+    """
+
+    pause_s = 0.005
+
+    def _create(self, weights: Array) -> None:
+        self._center = self.group.shared_array([weights.size], numpy.float32)
+        self._shared_board = self.group.shared_array(self._board.shape, numpy.int64)
+        if self.group.rank == 0:
+            self._center[:] = weights
+        self.group.barrier()
+
+    def _read(self, buffer: Array) -> None:
+        buffer[:] = self._center
+
+    def _change(self, buffer: Array, rate: float) -> None:
+        self._rule.serve(self._center, buffer, rate)
+
+    def _note(self, row: int, steps: int, writes: int, left: int) -> None:
+        self._shared_board[row] += (steps, writes, left)
+
+    def _read_board(self) -> Array:
+        return self._shared_board
+
+
+class RemoteLink(LockFreeLink):
+    """The center in the memory of workers on several nodes: an equal part in a window of each; the board is worker 0's.
+
+    An exchange reads the center, applies the rule to what it has read, and adds the difference to the center element by
+    element (MPI_Get, MPI_Accumulate): what two workers add at once both counts, only what they read may be old. It
+    needs an MPI whose windows change while their owner computes (comm/mpi/one_sided.py).
+    """
+
+    pause_s = 0.05
+
+    def _create(self, weights: Array) -> None:
+        self._parts = server_spans(weights.size, self.group.size)
+        own = self._parts[self.group.rank]
+        self._center = self.group.remote_array(own.stop - own.start, numpy.float32)
+        leads = self.group.rank == 0
+        self._shared_board = self.group.remote_array(self._board.size if leads else 0, numpy.int64)
+        self._seen = numpy.zeros_like(weights)
+        self._center.add(self.group.rank, numpy.ascontiguousarray(weights[own]))
+        self.group.barrier()
+
+    def _read(self, buffer: Array) -> None:
+        for owner, part in enumerate(self._parts):
+            self._center.read(owner, buffer[part])
+
+    def _change(self, buffer: Array, rate: float) -> None:
+        self._read(self._seen)
+        difference = self._seen.copy()
+        self._rule.serve(self._seen, buffer, rate)
+        numpy.subtract(self._seen, difference, out=difference)
+        for owner, part in enumerate(self._parts):
+            self._center.add(owner, difference[part])
+            self._count_bytes(owner, difference[part])
+
+    def _note(self, row: int, steps: int, writes: int, left: int) -> None:
+        added = numpy.array([steps, writes, left], numpy.int64)
+        self._shared_board.add(0, added, row * COLUMNS)
+        self._count_bytes(0, added)
+
+    def _read_board(self) -> Array:
+        board = numpy.empty_like(self._board)
+        self._shared_board.read(0, board.reshape(-1))
+        return board
+
+    def _free(self) -> None:
+        self._center.free()
+        self._shared_board.free()
+
+    def _count_bytes(self, owner: int, values: Array) -> None:
+        if owner != self.group.rank:
+            self.bytes_sent += values.nbytes

@@ -1,0 +1,49 @@
+"""Every method with a center as a strategy: reads its row of methods.py. No TensorFlow here: servers go without it."""
+
+from __future__ import annotations
+
+from hpcdl.comm.mpi.one_sided import no_passive_progress
+from hpcdl.strategies.base import Context, Server, Worker
+from hpcdl.strategies.elastic.center.rules import RULES, Rule
+from hpcdl.strategies.elastic.center.server import CenterServer
+from hpcdl.strategies.elastic.center_replicas import CenterReplica, ElasticReplica, PullingReplica
+from hpcdl.strategies.elastic.links.base import Link, ServerLink
+from hpcdl.strategies.elastic.links.hosted import HostedLink
+from hpcdl.strategies.elastic.links.lock_free import RemoteLink, SharedLink
+from hpcdl.strategies.elastic.methods import METHODS
+
+
+class CenterStrategy:
+    """Workers that exchange with a center, as the row of the strategy's name says."""
+
+    def replica(self, context: Context) -> CenterReplica:
+        """One worker's part, without TensorFlow."""
+        method = METHODS[context.info.name]
+        link = _lock_free_link(context) if method.lock_free else ServerLink(context)
+        if method.elastic:
+            return ElasticReplica(context, link, momentum=method.momentum, overlapped=method.overlapped)
+        return PullingReplica(context, link)
+
+    def worker(self, context: Context) -> Worker:
+        """The worker's side."""
+        from hpcdl.strategies.elastic.flat import FlatWorker
+
+        return FlatWorker(self.replica(context))
+
+    def server(self, context: Context) -> Server:
+        """The server's side; only called where the method has one."""
+        return CenterServer(context, _rule(context), in_rank_order=METHODS[context.info.name].in_rank_order)
+
+
+def _rule(context: Context) -> Rule:
+    """What a request does to the center."""
+    return RULES[METHODS[context.info.name].rule](context.optimizer.momentum)
+
+
+def _lock_free_link(context: Context) -> Link:
+    """Shared memory where all workers are on one node; between nodes one-sided, where the MPI can. Collective."""
+    group = context.communicator.duplicate()
+    if len(set(group.allgather_json(group.host))) == 1:
+        return SharedLink(group, _rule(context))
+    why = no_passive_progress(group)
+    return HostedLink(context, group, _rule(context), why) if why else RemoteLink(group, _rule(context))

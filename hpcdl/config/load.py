@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import tomllib
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -11,6 +10,7 @@ from typing import Any, Generic, TypeVar, get_type_hints
 
 from hpcdl.config.settings import Setting, settings_of
 from hpcdl.core.errors import ConfigError, UsageError, suggestion
+from hpcdl.core.files import read_toml
 from hpcdl.core.paths import site_config_file, user_config_folder
 
 Config = TypeVar("Config")
@@ -42,25 +42,14 @@ def all_settings(cls: type) -> list[Setting]:
     return [item for group in groups_of(cls).values() for item in settings_of(group)]
 
 
-def read_toml(path: Path) -> dict[str, Any]:
-    """The tables of a TOML file; UsageError names line and column of a mistake."""
-    try:
-        with path.open("rb") as file:
-            return tomllib.load(file)
-    except FileNotFoundError:
-        raise UsageError(f"no such config file: {path}; check the path") from None
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
-        raise UsageError(f"{path} is no valid TOML: {error}") from None
-    except OSError as error:
-        raise UsageError(f"cannot read config file {path}: {error.strerror}") from None
-
-
 def standard_layers(command: str) -> list[Layer]:
     """The site's and the user's layer: the table `[command]` of each file that exists."""
     found = []
     for origin, path in (("site", site_config_file()), ("user", user_config_folder() / "config.toml")):
         if path.is_file():
             table = read_toml(path).get(command, {})
+            if not isinstance(table, dict):
+                raise UsageError(f"{path}: {command} must be a table; write [{command}], and its keys below")
             found.append(Layer(origin=f"{origin} ({path})", values=_plain_keys(table)))
     return found
 

@@ -3,14 +3,20 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, get_type_hints
 
+from hpcdl.core.errors import shown
 from hpcdl.core.units import format_bytes, format_seconds, parse_bytes, parse_seconds
 
 REQUIRED = dataclasses.MISSING
+LARGEST = 2**63 - 1
+LONGEST_S = 1e9
+LONGEST_SIDE = 65_535
+"""JPEG's."""
 
 
 def setting(
@@ -58,7 +64,7 @@ class Setting:
             raise ValueError("a value is needed")
         parsed = PARSERS[self.kind](value)
         if self.choices and parsed not in self.choices:
-            raise ValueError(f"{value!r} is not one of {', '.join(self.choices)}")
+            raise ValueError(f"{shown(value)} is not one of {', '.join(self.choices)}")
         self._check_limits(parsed)
         return parsed
 
@@ -118,21 +124,39 @@ def _type_names(hint: Any) -> list[str]:
 
 
 def _integer(value: Any) -> int:
-    if isinstance(value, bool) or (isinstance(value, float) and value != int(value)):
-        raise ValueError(f"{value!r} is no whole number")
     try:
-        return int(value)
-    except (TypeError, ValueError):
-        raise ValueError(f"{value!r} is no whole number") from None
+        number = int(value)
+        if isinstance(value, bool) or (isinstance(value, float) and value != number):
+            raise ValueError
+    except (TypeError, ValueError, OverflowError):
+        raise ValueError(f"{shown(value)} is no whole number") from None
+    return _within(number)
+
+
+def _within(number: int) -> int:
+    if abs(number) > LARGEST:
+        raise ValueError(f"it is out of range; whole numbers end at {LARGEST}")
+    return number
 
 
 def _real(value: Any) -> float:
     try:
         number = float(value)
-    except (TypeError, ValueError):
-        raise ValueError(f"{value!r} is no number") from None
-    if isinstance(value, bool) or number != number or number in (float("inf"), float("-inf")):
+    except (TypeError, ValueError, OverflowError):
+        raise ValueError(f"{shown(value)} is no number") from None
+    if isinstance(value, bool) or not math.isfinite(number):
         raise ValueError(f"{value!r} is no finite number")
+    return number
+
+
+def _bytes(value: Any) -> int:
+    return _within(value if isinstance(value, int) and not isinstance(value, bool) else parse_bytes(str(value)))
+
+
+def _seconds(value: Any) -> float:
+    number = _real(value) if isinstance(value, int | float) else parse_seconds(str(value))
+    if number > LONGEST_S:
+        raise ValueError(f"{shown(value)} is out of range; no time is longer than {LONGEST_S:g} s")
     return number
 
 
@@ -142,24 +166,31 @@ def _boolean(value: Any) -> bool:
         return value
     if str(value).lower() in words:
         return words[str(value).lower()]
-    raise ValueError(f"{value!r} is neither true nor false")
+    raise ValueError(f"{shown(value)} is neither true nor false")
 
 
 def _text(value: Any) -> str:
     if not isinstance(value, str | int | float) or isinstance(value, bool):
-        raise ValueError(f"{value!r} is no text")
-    return str(value)
+        raise ValueError(f"{shown(value)} is no text")
+    text = str(value)
+    if "\0" in text:
+        raise ValueError(f"{shown(text)} holds a zero byte")
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        raise ValueError(f"{shown(text)} is not UTF-8; give it such a name, or link to it under one") from None
+    return text
 
 
 def image_size(value: Any) -> tuple[int, int]:
     """Height and width of `28`, `224x192` or a list of two numbers."""
     parts = value if isinstance(value, list | tuple) else str(value).lower().split("x")
     try:
-        sides = [int(part) for part in parts]
-    except (TypeError, ValueError):
-        raise ValueError(f"{value!r} is no size; write for example 28 or 224x192") from None
-    if len(sides) not in (1, 2) or min(sides) < 1:
-        raise ValueError(f"{value!r} is no size; write for example 28 or 224x192")
+        sides = [_integer(part) for part in parts]
+    except ValueError:
+        sides = []
+    if len(sides) not in (1, 2) or not 1 <= min(sides) <= max(sides) <= LONGEST_SIDE:
+        raise ValueError(f"{shown(value)} is no size; write for example 28 or 224x192, up to {LONGEST_SIDE}")
     return sides[0], sides[-1]
 
 
@@ -167,8 +198,8 @@ def _items(value: Any) -> list[Any]:
     """The parts of `a,b`, of a list, or of a value that stands alone."""
     items = list(value) if isinstance(value, list | tuple) else str(value).split(",")
     items = [item.strip() if isinstance(item, str) else item for item in items]
-    if not items or "" in items:
-        raise ValueError(f"{value!r} is no list; write one or more values, separated by commas")
+    if not items or "" in items or any(isinstance(item, list | dict) for item in items):
+        raise ValueError(f"{shown(value)} is no list; write one or more values, separated by commas")
     return list(dict.fromkeys(items))
 
 
@@ -185,10 +216,8 @@ PARSERS: dict[str, Callable[[Any], Any]] = {
     "bool": _boolean,
     "str": _text,
     "Path": lambda value: Path(_text(value)).expanduser(),
-    "bytes": lambda value: value if isinstance(value, int) and not isinstance(value, bool) else parse_bytes(str(value)),
-    "seconds": lambda value: (
-        float(value) if isinstance(value, int | float) and not isinstance(value, bool) else parse_seconds(str(value))
-    ),
+    "bytes": _bytes,
+    "seconds": _seconds,
     "size": image_size,
     "counts": _counts,
     "names": lambda value: tuple(_text(item) for item in _items(value)),

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from hpcdl.config.load import read_toml
 from hpcdl.core.errors import UsageError, suggestion
+from hpcdl.core.files import read_toml
 from hpcdl.core.paths import site_config_file
 
 _KEY = "forbid-strategies"

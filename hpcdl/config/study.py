@@ -8,9 +8,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from hpcdl.config.load import Effective, Layer, flag_layer, load, read_toml, set_layer, standard_layers
+from hpcdl.config.load import Effective, Layer, flag_layer, load, set_layer, standard_layers
 from hpcdl.config.settings import setting
 from hpcdl.core.errors import ConfigError, UsageError
+from hpcdl.core.files import read_toml
 
 MODES = ("weak", "strong", "scale-up")
 TABLES = ("matrix", "train", "small")

@@ -18,6 +18,8 @@ from __future__ import annotations
 import difflib
 from collections.abc import Iterable
 
+LONGEST_SHOWN = 120
+
 
 class HpcdlError(Exception):
     """Something went wrong that the user should read about in one line."""
@@ -84,3 +86,9 @@ def suggestion(name: str, known: Iterable[str]) -> str:
     nearest = difflib.get_close_matches(name, names, n=1, cutoff=0.5)
     hint = f"; did you mean {nearest[0]!r}?" if nearest else ";"
     return f"{hint} known: {', '.join(names)}" if names else "; none is known"
+
+
+def shown(value: object) -> str:
+    """What was given, for a message of one line: its repr, cut where it is long."""
+    text = repr(value)
+    return text if len(text) <= LONGEST_SHOWN else f"{text[: LONGEST_SHOWN - 3]}..."

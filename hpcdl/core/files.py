@@ -1,15 +1,32 @@
-"""Files that are whole or absent: written to a temporary name, fsynced, renamed."""
+"""Files that are whole or absent: written to a temporary name, fsynced, renamed; and read within bounds.
+
+What is read may be anybody's: pipes and devices are refused, and sizes and depths are limited, in this one place.
+"""
 
 from __future__ import annotations
 
 import contextlib
+import errno
 import json
 import os
-from collections.abc import Iterator
+import re
+import stat
+import tomllib
+from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
-from hpcdl.core.errors import CorruptError
+from hpcdl.core.errors import CorruptError, HpcdlError, UsageError
+
+MOST_JSON_BYTES = 32 << 20
+"""`[],[],...` takes 24 times its size in memory."""
+MOST_TOML_BYTES = 4 << 20
+MOST_DEPTH = 64
+_DOTTED_KEY = re.compile(r"""(?<![\w-])(?:(?:[A-Za-z0-9_-]+|"[^"\n]*"|'[^'\n]*')[ \t]*\.[ \t]*){16}""")
+"""A key of more parts than anybody writes; tomllib's time grows with their cube."""
+_ESCAPED = re.compile(r"[\x7f-\x9f]")
+_BARE_KEY = re.compile(r"[A-Za-z0-9_-]+")
+_KINDS = {stat.S_IFIFO: "a pipe", stat.S_IFCHR: "a device", stat.S_IFBLK: "a device", stat.S_IFSOCK: "a socket"}
 
 
 @contextlib.contextmanager
@@ -45,12 +62,137 @@ def write_json(path: Path, document: Any) -> None:
     write_text(path, json.dumps(document, indent=1, allow_nan=False) + "\n")
 
 
-def read_json(path: Path) -> Any:
-    """The document in `path`; CorruptError where it is no JSON."""
+def open_regular(path: Path | str) -> BinaryIO:
+    """`path`, open for reading; OSError where it is no plain file: a pipe would keep its reader waiting for ever."""
+    descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+    mode = os.fstat(descriptor).st_mode
+    if stat.S_ISREG(mode):
+        return os.fdopen(descriptor, "rb")
+    os.close(descriptor)
+    if stat.S_ISDIR(mode):
+        raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), str(path))
+    raise OSError(errno.EINVAL, f"it is {_KINDS.get(stat.S_IFMT(mode), 'special')}, not a file", str(path))
+
+
+def read_bytes(path: Path, most_bytes: int = MOST_JSON_BYTES) -> bytes:
+    """The content of a plain file of at most `most_bytes`; OSError for all else."""
+    with open_regular(path) as file:
+        content = file.read(most_bytes + 1)
+    if len(content) > most_bytes:
+        raise OSError(errno.EFBIG, f"it is larger than {most_bytes / 2**20:g} MiB", str(path))
+    return content
+
+
+def parse_json(content: bytes | str) -> Any:
+    """The document in `content`; ValueError where it is no JSON, or deeper than anybody writes it."""
     try:
-        return json.loads(path.read_bytes())
-    except (ValueError, UnicodeDecodeError) as error:
+        return _shallow(json.loads(content))
+    except RecursionError:
+        raise ValueError(f"it is nested more than {MOST_DEPTH} deep") from None
+
+
+def read_json(path: Path) -> Any:
+    """The document in `path`; CorruptError where it is no JSON, FileNotFoundError where there is nothing."""
+    try:
+        return parse_json(read_bytes(path))
+    except FileNotFoundError:
+        raise
+    except OSError as error:
+        raise CorruptError(f"cannot read {path}: {error.strerror}") from error
+    except ValueError as error:
         raise CorruptError(f"{path} is not valid JSON ({error})") from error
+
+
+def parse_toml(text: str) -> dict[str, Any]:
+    """The tables in `text`; ValueError, with line and column of a mistake, where it is no TOML."""
+    if long := _DOTTED_KEY.search(text):
+        raise ValueError(f"the key {long[0][:40]!r}... has too many parts")
+    try:
+        found: dict[str, Any] = _shallow(tomllib.loads(text))
+    except RecursionError:
+        raise ValueError(f"it is nested more than {MOST_DEPTH} deep") from None
+    return found
+
+
+def read_toml(path: Path, wrong: type[HpcdlError] = UsageError) -> dict[str, Any]:
+    """The tables of a TOML file; a `wrong` (CorruptError where hpcdl wrote it) names line and column of a mistake."""
+    try:
+        return parse_toml(read_bytes(path, MOST_TOML_BYTES).decode())
+    except FileNotFoundError:
+        raise wrong(f"no such config file: {path}; check the path") from None
+    except OSError as error:
+        raise wrong(f"cannot read config file {path}: {error.strerror}") from None
+    except ValueError as error:
+        raise wrong(f"{path} is no valid TOML: {error}") from None
+
+
+def _shallow(document: Any) -> Any:
+    """`document`, which is nested less than MOST_DEPTH deep: what walks over it later may then recurse."""
+    level, depth = [document], 0
+    while level:
+        if depth > MOST_DEPTH:
+            raise ValueError(f"it is nested more than {MOST_DEPTH} deep")
+        level = [
+            item
+            for outer in level
+            if isinstance(outer, dict | list)
+            for item in (outer.values() if isinstance(outer, dict) else outer)
+            if isinstance(item, dict | list)
+        ]
+        depth += 1
+    return document
+
+
+def write_toml(path: Path, document: Mapping[str, Any]) -> None:
+    """Write `document` to `path` as TOML, atomically; UsageError, and nothing written, where TOML cannot hold it."""
+    write_text(path, toml_text(document))
+
+
+def toml_text(document: Mapping[str, Any]) -> str:
+    """`document` as TOML that gives it again when read; values that are None are left out.
+
+    UsageError names the key of a value that TOML cannot hold: text that is not UTF-8, a number of more than 64 bits.
+    """
+    return "\n".join(_toml_lines(document, "")).lstrip("\n") + "\n"
+
+
+def _toml_lines(table: Mapping[str, Any], prefix: str) -> Iterator[str]:
+    inner = {key: value for key, value in table.items() if isinstance(value, Mapping) or _are_tables(value)}
+    for key, value in table.items():
+        if key not in inner and value is not None:
+            yield f"{_toml_key(key)} = {_toml_value(value, prefix + key)}"
+    for key, value in inner.items():
+        name = prefix + _toml_key(key)
+        for one in [value] if isinstance(value, Mapping) else value:
+            yield f"\n[{name}]" if isinstance(value, Mapping) else f"\n[[{name}]]"
+            yield from _toml_lines(one, f"{name}.")
+
+
+def _are_tables(value: Any) -> bool:
+    return isinstance(value, list | tuple) and bool(value) and all(isinstance(item, Mapping) for item in value)
+
+
+def _toml_key(key: str) -> str:
+    return key if _BARE_KEY.fullmatch(key) else _toml_value(key, repr(key))
+
+
+def _toml_value(value: Any, name: str) -> str:
+    if isinstance(value, bool):
+        return str(value).lower()
+    if isinstance(value, str):
+        try:
+            value.encode()
+        except UnicodeEncodeError:
+            raise UsageError(f"{name}: {value!r} is not UTF-8 and cannot be kept in a TOML file; rename it") from None
+        return _ESCAPED.sub(lambda found: f"\\u{ord(found[0]):04x}", json.dumps(value, ensure_ascii=False))
+    if isinstance(value, float) or (isinstance(value, int) and -(2**63) <= value < 2**63):
+        return repr(value)
+    if isinstance(value, list | tuple):
+        return f"[{', '.join(_toml_value(item, name) for item in value)}]"
+    if isinstance(value, Mapping):
+        pairs = (f"{_toml_key(key)} = {_toml_value(item, name)}" for key, item in value.items() if item is not None)
+        return f"{{{', '.join(pairs)}}}"
+    raise UsageError(f"{name}: {value!r} cannot be kept in a TOML file")
 
 
 def sync_file(path: Path) -> None:

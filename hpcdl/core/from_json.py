@@ -7,11 +7,14 @@ import functools
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, TypeVar, get_args, get_origin, get_type_hints
 
+from hpcdl.core.errors import shown
+
 Record = TypeVar("Record")
 
 
 def from_json(cls: type[Record], document: Mapping[str, Any]) -> Record:
     """A dataclass from a JSON object; unknown keys are ignored. TypeError and ValueError name the bad field."""
+    _checked(document, dict, cls.__name__, "object")
     converters = _field_converters(cls)  # type: ignore[arg-type]  # every class is hashable, mypy misses it for type[T]
     return cls(**{name: convert(document[name], name) for name, convert in converters.items() if name in document})
 
@@ -44,7 +47,7 @@ def _converter(hint: Any) -> _Converter:
 def _of_mapping(convert: _Converter, kind: type) -> _Converter:
     def of_object(value: Any, name: str) -> dict[str, Any]:
         items: dict[str, Any] = _checked(value, dict, name, "object")
-        if set(map(type, items.values())) <= {kind}:
+        if kind is not int and set(map(type, items.values())) <= {kind}:
             return items
         return {key: convert(item, name) for key, item in items.items()}
 
@@ -54,7 +57,7 @@ def _of_mapping(convert: _Converter, kind: type) -> _Converter:
 def _of_sequence(convert: _Converter, kind: type) -> _Converter:
     def of_list(value: Any, name: str) -> tuple[Any, ...]:
         items = _checked(value, list, name, "list")
-        if set(map(type, items)) <= {kind}:  # nothing to convert: the common case of thousands of step times
+        if kind is not int and set(map(type, items)) <= {kind}:  # the common case: thousands of times
             return tuple(items)
         return tuple(convert(item, name) for item in items)
 
@@ -65,10 +68,10 @@ def _of_scalar(hint: type) -> _Converter:
     accepted = (int, float) if hint is float else (hint,)
 
     def of_scalar(value: Any, name: str) -> Any:
-        if type(value) is hint:
-            return value
-        if not isinstance(value, accepted) or isinstance(value, bool):
-            raise TypeError(f"{name} is {value!r}, expected {hint.__name__}")
+        if not isinstance(value, accepted) or (isinstance(value, bool) and hint is not bool):
+            raise TypeError(f"{name} is {shown(value)}, expected {hint.__name__}")
+        if isinstance(value, int) and abs(value) >= 2**63:
+            raise ValueError(f"{name} is a whole number of more than 64 bits")
         return hint(value)
 
     return of_scalar

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import os
 
-from hpcdl.config.load import load, read_toml, standard_layers
+from hpcdl.config.load import load, standard_layers
 from hpcdl.config.schema import TrainConfig
 from hpcdl.config.site import site_rules
 from hpcdl.core.errors import UsageError
+from hpcdl.core.files import read_toml
 from hpcdl.core.paths import site_config_file, user_config_folder
 from hpcdl.doctor.finding import Finding, Place, failure, ok, warning
 

@@ -10,9 +10,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from hpcdl.config.load import read_toml
 from hpcdl.core.errors import ConfigError, UsageError
-from hpcdl.core.files import write_text
+from hpcdl.core.files import read_toml, write_toml
 from hpcdl.core.paths import share_folder, user_config_folder
 from hpcdl.core.records import from_json
 from hpcdl.node.settings import Settings, chosen, describe, settings_from
@@ -82,11 +81,9 @@ def file_name(profile: Profile) -> str:
 
 def write_profile(profile: Profile, path: Path) -> None:
     """Write `profile` to `path`, atomically. UsageError names the folder that cannot be written."""
-    import toml  # the writer; tomllib only reads
-
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        write_text(path, toml.dumps(as_document(profile)))
+        write_toml(path, as_document(profile))
     except OSError as error:
         where = error.filename or path
         raise UsageError(

@@ -7,15 +7,13 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-import toml
-
 from hpcdl.cluster.batch.script import batch_launcher
 from hpcdl.cluster.batch.submission import Wanted, submit_job
 from hpcdl.cluster.batch.systems import find_system
 from hpcdl.cluster.launchers.table import load_launcher
 from hpcdl.config.study import Study, study_tables
 from hpcdl.core.errors import CorruptError, UsageError
-from hpcdl.core.files import read_json, write_json, write_text
+from hpcdl.core.files import read_json, write_json, write_toml
 from hpcdl.core.from_json import from_json
 from hpcdl.study.plan import Plan
 from hpcdl.study.state import FILE_NAME as STATE_FILE
@@ -83,7 +81,7 @@ def submit_parts(folder: Path, study: Study, plan: Plan, limits: Limits, *, resu
             "--jobs needs a batch system, and neither sbatch nor qsub is on PATH; leave it out to run here"
         )
     folder.mkdir(parents=True, exist_ok=True)
-    write_text(folder / STUDY_FILE, toml.dumps(study_tables(study)))
+    write_toml(folder / STUDY_FILE, study_tables(study))
     parts = []
     for nodes in plan.node_counts:
         part = _look(folder, study, plan.only_nodes(nodes), nodes, by_nodes.get(nodes))

@@ -14,12 +14,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import toml
-
 from hpcdl.cluster.processes import end_marked
 from hpcdl.config.study import Study
 from hpcdl.core.errors import HpcdlError, StoppedEarly, UsageError
-from hpcdl.core.files import write_text
+from hpcdl.core.files import write_toml
 from hpcdl.core.lock import writing
 from hpcdl.study.attempt import (
     Attempt,
@@ -117,7 +115,7 @@ class Sweep:
         """Settle what an earlier call left: runs that it did not see end, and failed ones, which get another chance."""
         for name in (RUNS, LOGS, FAILED):
             (self._folder / name).mkdir(exist_ok=True)
-        write_text(self._folder / SETTINGS, toml.dumps(dict(self._study.train)))
+        write_toml(self._folder / SETTINGS, self._study.train)
         end_marked(MARK, self.state.mark)  # a killed sweep could not end its runs
         begun = [self._run_dir(run) for run in self._plan.runs if self.state.run(run.name).status == "running"]
         wait_until_still(begun, self._place.settle_s)

@@ -14,8 +14,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from hpcdl.config.load import read_toml
 from hpcdl.core.errors import ConfigError, UsageError, suggestion
+from hpcdl.core.files import read_toml
 from hpcdl.core.protocols import LaunchPlan
 from hpcdl.node.engine import Engine
 from hpcdl.node.plan import INTER_OP_DEFAULT, launch_plan

@@ -2,7 +2,6 @@ import tomllib
 from pathlib import Path
 
 import pytest
-import toml
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -19,6 +18,7 @@ from hpcdl.config.load import (
 )
 from hpcdl.config.schema import TrainConfig
 from hpcdl.core.errors import ConfigError, UsageError
+from hpcdl.core.files import toml_text
 
 NEEDED = {"model": "lenet", "data": "shards"}
 
@@ -109,6 +109,6 @@ def test_every_setting_has_a_sentence_and_a_key_of_its_own() -> None:
 )
 def test_a_config_survives_toml(values: dict[str, object]) -> None:
     config = load(TrainConfig, [Layer(origin="test", values={**NEEDED, **values})]).config
-    text = toml.dumps(as_toml_values(config))
+    text = toml_text(as_toml_values(config))
     again = load(TrainConfig, [Layer(origin="test", values=tomllib.loads(text))]).config
     assert again == config

@@ -1,12 +1,17 @@
 import json
 import os
 import stat
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from hpcdl.core import files
-from hpcdl.core.errors import CorruptError
+from hpcdl.core.errors import CorruptError, HpcdlError, UsageError
+from hpcdl.core.files import parse_json, parse_toml, read_json, read_toml, toml_text, write_toml
 
 
 def test_a_failed_write_leaves_the_old_file_and_nothing_else(tmp_path: Path) -> None:
@@ -43,3 +48,63 @@ def test_damaged_json_is_named(tmp_path: Path) -> None:
     (tmp_path / "x.json").write_text(json.dumps({"a": [1, 2]})[:-2])
     with pytest.raises(CorruptError, match=r"x\.json is not valid JSON"):
         files.read_json(tmp_path / "x.json")
+
+
+WORDS = st.text(st.characters(blacklist_categories=("Cs",)), max_size=8)
+PLAIN = WORDS | st.integers(-(2**63), 2**63 - 1) | st.floats(allow_nan=False) | st.booleans()
+NESTED = st.recursive(PLAIN, lambda inner: st.lists(inner, max_size=3) | st.dictionaries(WORDS, inner, max_size=3))
+
+
+@given(st.dictionaries(WORDS, NESTED, max_size=4))
+def test_every_document_comes_back_from_toml(document: dict[str, Any]) -> None:
+    assert parse_toml(toml_text(document)) == document
+
+
+@pytest.mark.parametrize("path", ["C:\\x\\u00e9\\", "a'b\"c", "tab\t\x01\x1b[31m\x7f\x9b", "\\x41", "a\nb", "#[=]"])
+def test_odd_paths_come_back_from_toml(path: str) -> None:
+    text = toml_text({"run-dir": path, "facts": {path: [path, {path: path}]}})
+    assert parse_toml(text) == {"run-dir": path, "facts": {path: [path, {path: path}]}}
+    assert "\x1b" not in text and "\x9b" not in text
+
+
+@pytest.mark.parametrize("value", [os.fsdecode(b"caf\xe9"), 2**63, object()])
+def test_what_toml_cannot_hold_is_refused_and_nothing_written(value: object, tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match="stage: "):
+        write_toml(tmp_path / "run.toml", {"stage": value})
+    assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize("read", [read_json, read_toml], ids=["json", "toml"])
+def test_only_plain_files_of_some_size_are_read(read: Callable[[Path], Any], tmp_path: Path) -> None:
+    """Pipes and devices would keep the reader waiting, or fill the memory."""
+    os.mkfifo(tmp_path / "pipe")
+    (tmp_path / "zero").symlink_to("/dev/zero")
+    (tmp_path / "loop").symlink_to(tmp_path / "loop")
+    (tmp_path / "folder").mkdir()
+    with (tmp_path / "large").open("wb") as file:
+        file.truncate(10**12)
+    for name, words in {"pipe": "a pipe", "zero": "a device", "loop": "symbolic", "folder": "directory"}.items():
+        with pytest.raises(HpcdlError, match=words):
+            read(tmp_path / name)
+    with pytest.raises(HpcdlError, match="larger than"):
+        read(tmp_path / "large")
+
+
+@pytest.mark.parametrize(
+    "text",
+    ["[" * 100_000, "[" * 70 + "]" * 70, '{"a":' * 900 + "1" + "}" * 900, "9" * 10_000, '"\\ud800', "\x00"],
+    ids=["open", "lists", "objects", "digits", "cut", "zero"],
+)
+def test_odd_json_is_no_json(text: str) -> None:
+    with pytest.raises(ValueError):
+        parse_json(text)
+
+
+@pytest.mark.parametrize(
+    "text",
+    ["a=" + "[" * 100_000, ".".join("a" * 100_000) + "=1", "[" + ".".join(["'b'"] * 9999) + "]", "a=" + "9" * 10_000],
+    ids=["lists", "dotted", "header", "digits"],
+)
+def test_odd_toml_is_no_toml(text: str) -> None:
+    with pytest.raises(ValueError):
+        parse_toml(text)

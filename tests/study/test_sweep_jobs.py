@@ -9,11 +9,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import toml
 
 from hpcdl.config.study import load_study, study_tables
 from hpcdl.core.errors import HpcdlError, StoppedEarly, UsageError
-from hpcdl.core.files import write_text
+from hpcdl.core.files import write_toml
 from hpcdl.study.jobs import STUDY_FILE, Limits, part_folder, submit_parts
 from hpcdl.study.places import Local, find_place
 from hpcdl.study.plan import make_plan
@@ -90,7 +89,7 @@ def test_what_the_jobs_read_is_the_same_study(tmp_path: Path) -> None:
         own = {**flags, "model": "lenet", "data": "a b,c", "workers": "1,2"} if path is None else flags
         small = path is not None and "[small]" in path.read_text()
         study = load_study(path, own, ["seed=7"], small=small)
-        write_text(tmp_path / STUDY_FILE, toml.dumps(study_tables(study)))
+        write_toml(tmp_path / STUDY_FILE, study_tables(study))
         again = load_study(tmp_path / STUDY_FILE, {})
         assert (again.name, again.plan.retries, again.plan.run_timeout) == (study.name, 3, 90.0)
         assert digest_of(again, make_plan(again)) == digest_of(study, make_plan(study))

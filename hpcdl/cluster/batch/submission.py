@@ -10,8 +10,8 @@ from pathlib import Path
 
 from hpcdl.cluster.batch import jobs
 from hpcdl.cluster.batch.script import JobRequest, render, submit
-from hpcdl.config.load import read_toml
 from hpcdl.core.errors import UsageError
+from hpcdl.core.files import read_toml
 
 LONGEST_WARNING_S = 300.0
 """A checkpoint takes seconds to minutes; the batch system may also warn up to a minute early."""

@@ -6,8 +6,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from hpcdl.config.load import read_toml
 from hpcdl.core.errors import UnknownNameError, UsageError, suggestion
+from hpcdl.core.files import read_toml
 from hpcdl.core.paths import share_folder
 from hpcdl.node.settings import Settings, settings_from
 from hpcdl.node.topology import hwloc, sysfs

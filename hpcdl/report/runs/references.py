@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import tomllib
 from dataclasses import dataclass
 from pathlib import Path
 
 from hpcdl.core.errors import CorruptError
+from hpcdl.core.files import read_toml
 from hpcdl.core.from_json import from_json
 from hpcdl.core.paths import share_folder
 
@@ -45,10 +45,10 @@ def load_references(folder: Path | None = None) -> list[Reference]:
     found: list[Reference] = []
     for path in sorted(where.glob("*.toml")):
         try:
-            document = tomllib.loads(path.read_text("utf-8"))
+            document = read_toml(path, CorruptError)
             source = document["source"]
             common = {"source": source["name"], "citation": source["citation"], "url": source["url"]}
             found += [from_json(Reference, {**common, **point}) for point in document.get("point", [])]
-        except (tomllib.TOMLDecodeError, UnicodeDecodeError, KeyError, TypeError, ValueError) as error:
+        except (AttributeError, KeyError, TypeError, ValueError) as error:
             raise CorruptError(f"{path} is damaged: {error}") from error
     return found

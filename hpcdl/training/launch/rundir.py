@@ -3,16 +3,13 @@
 from __future__ import annotations
 
 import time
-import tomllib
 from pathlib import Path
 from typing import Any
 
-import toml
-
 from hpcdl.config.load import Effective, Layer, as_toml_values, load
 from hpcdl.config.schema import TrainConfig
-from hpcdl.core.errors import CorruptError, HpcdlError, UsageError
-from hpcdl.core.files import write_text
+from hpcdl.core.errors import ConfigError, CorruptError, HpcdlError, UsageError
+from hpcdl.core.files import read_toml, toml_text, write_text
 
 CONFIG_FILE = "run.toml"
 
@@ -46,10 +43,10 @@ def check_new(run_dir: Path) -> None:
 
 def create(run_dir: Path, effective: Effective[TrainConfig], facts: dict[str, Any]) -> None:
     """Make the folder and write run.toml; `facts` are values that the start found out (nodes, placement)."""
+    text = toml_text({**as_toml_values(effective.config), "facts": facts, "origins": effective.origins})
     try:
         run_dir.mkdir(parents=True, exist_ok=True)
-        document = {**as_toml_values(effective.config), "facts": facts, "origins": dict(effective.origins)}
-        write_text(run_dir / CONFIG_FILE, toml.dumps(document))
+        write_text(run_dir / CONFIG_FILE, text)
     except OSError as error:
         raise HpcdlError(f"cannot write run directory {run_dir}: {error.strerror}; choose another --run-dir") from error
 
@@ -57,12 +54,14 @@ def create(run_dir: Path, effective: Effective[TrainConfig], facts: dict[str, An
 def read(run_dir: Path) -> tuple[Effective[TrainConfig], dict[str, Any]]:
     """The config of a run and the facts of its start; CorruptError where run.toml is missing or damaged."""
     path = run_dir / CONFIG_FILE
-    try:
-        document = tomllib.loads(path.read_text(encoding="utf-8"))
-    except FileNotFoundError:
-        raise CorruptError(f"{run_dir} holds no {CONFIG_FILE}; name a folder that `hpcdl train` made") from None
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
-        raise CorruptError(f"{path} is damaged: {error}") from None
+    if not path.exists():
+        raise CorruptError(f"{run_dir} holds no {CONFIG_FILE}; name a folder that `hpcdl train` made")
+    document = read_toml(path, CorruptError)
     facts, origins = document.pop("facts", {}), document.pop("origins", {})
-    loaded = load(TrainConfig, [Layer(origin=str(path), values=document)])
+    if not isinstance(facts, dict) or not isinstance(origins, dict):
+        raise CorruptError(f"{path} is damaged: facts and origins must be tables")
+    try:
+        loaded = load(TrainConfig, [Layer(origin=str(path), values=document)])
+    except ConfigError as error:
+        raise CorruptError(f"{path} is damaged: {'; '.join(error.problems)}") from None
     return Effective(config=loaded.config, origins={**loaded.origins, **origins}), facts

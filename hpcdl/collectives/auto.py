@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any
 from hpcdl.collectives.measure import Timetable, load_table, measure, save_table, table_file
 from hpcdl.collectives.table import COLLECTIVES
 from hpcdl.collectives.workspace import Cost, Workspace
+from hpcdl.comm.observed import for_control
 from hpcdl.core.records import from_json
 
 if TYPE_CHECKING:
@@ -55,7 +56,7 @@ def choose(communicator: Communicator, num_bytes: int, workspace: Workspace) -> 
     """Name of the all-reduce for a buffer of this size; the first call with a workspace is one of all ranks."""
     if not workspace.measure:
         return choose_by_model(communicator.size, num_bytes)
-    table = workspace.keep("table", lambda: _agree(communicator, workspace))
+    table = workspace.keep("table", lambda: _agree(communicator))
     return table.best(num_bytes)
 
 
@@ -69,7 +70,7 @@ def choose_by_model(num_ranks: int, num_bytes: int) -> str:
     return min(MODELLED, key=seconds)
 
 
-def _agree(communicator: Communicator, workspace: Workspace) -> Timetable:
+def _agree(communicator: Communicator) -> Timetable:
     """Rank 0's table on every rank, measured now if it has none."""
     hosts = communicator.allgather_json(communicator.host)
     path = table_file(communicator.library, communicator.size, len(set(hosts)), hosts[0])
@@ -77,7 +78,7 @@ def _agree(communicator: Communicator, workspace: Workspace) -> Timetable:
     (document, *_) = communicator.allgather_json(asdict(found) if found else None)
     if document is not None:
         return from_json(Timetable, document)
-    table = measure(communicator, SIZES, workspace=workspace)
+    table = measure(for_control(communicator), SIZES)
     if communicator.rank == 0:
         with contextlib.suppress(OSError):  # a full or read-only home costs the next run a second, no more
             save_table(path, table)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Set as AbstractSet
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Protocol
 
@@ -70,8 +71,11 @@ class Communicator(Protocol):
     def irecv(self, buffer: Array, source: int, tag: int = 0) -> Request:
         """Start receiving into `buffer`, in order of sending for each source and tag."""
 
-    def wait_any(self, requests: Sequence[Request]) -> int:
-        """Wait until one of `requests` is done and return its index; first come, first served."""
+    def wait_any(self, requests: Sequence[Request], look: Callable[[], None] = lambda: None) -> int:
+        """Wait until one of `requests` is done and return its index; first come, first served.
+
+        `look` is called now and then while nothing comes; what it raises ends the wait.
+        """
 
     def barrier(self) -> None:
         """Return when every rank has called."""
@@ -103,8 +107,8 @@ class Communicator(Protocol):
     def failed(self) -> set[int]:
         """Ranks of this group that are known to be dead; empty where the library cannot tell, or ends the job then."""
 
-    def survivors(self) -> Communicator:
-        """The group of the ranks that are alive, in the same order; every one of them has to call."""
+    def survivors(self, lost: AbstractSet[int] = frozenset()) -> Communicator:
+        """The group of the ranks that are alive and not in `lost`, in the same order; every one of them has to call."""
 
     def free(self) -> None:
         """Give back what `duplicate` or `split` took, and shared arrays; called by every rank, last."""

@@ -51,7 +51,7 @@ def test_the_table_decides_what_runs() -> None:
     save_table(place(), dataclasses.replace(TABLE, rows=[Row(bytes=8, seconds={"mpi": 1.0})]))
 
     def body(communicator: ThreadCommunicator) -> Any:
-        from hpcdl.comm.tracing import TracingCommunicator
+        from tests.rounds import TracingCommunicator
 
         tracer = TracingCommunicator(communicator)
         buffer = numpy.ones(10)

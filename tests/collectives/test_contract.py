@@ -19,7 +19,7 @@ from hpcdl.collectives.half import add_bfloat16, from_bfloat16, to_bfloat16
 from hpcdl.collectives.table import COLLECTIVES
 from hpcdl.collectives.workspace import Cost, Workspace
 from hpcdl.comm.threads.communicator import ThreadCommunicator, run
-from hpcdl.comm.tracing import TracingCommunicator
+from tests.rounds import TracingCommunicator
 
 LENGTHS = (0, 1, 7, 1000, 100003)
 DTYPES = ("float32", "float64")

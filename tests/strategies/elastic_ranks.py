@@ -9,11 +9,11 @@ from typing import Any
 import numpy as np
 
 from hpcdl.comm.threads import communicator as threads
-from hpcdl.comm.tracing import Counts, TracingCommunicator
 from hpcdl.config.schema import ElasticConfig, ExchangeConfig, OptimizerConfig
 from hpcdl.strategies.base import Context
 from hpcdl.strategies.table import find_strategy
 from hpcdl.training.session.job import load_strategy
+from tests.rounds import Counts, TracingCommunicator
 
 Gradient = Callable[[int, int, np.ndarray], np.ndarray]
 

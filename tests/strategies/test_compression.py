@@ -8,10 +8,10 @@ import numpy as np
 import pytest
 
 from hpcdl.comm.threads.communicator import ThreadCommunicator, run
-from hpcdl.comm.tracing import TracingCommunicator
 from hpcdl.config.schema import ExchangeConfig, OptimizerConfig
 from hpcdl.strategies.base import Context
 from hpcdl.strategies.table import find_strategy
+from tests.rounds import TracingCommunicator
 
 tf = pytest.importorskip("tensorflow")
 

@@ -11,13 +11,13 @@ import numpy
 import pytest
 
 from hpcdl.comm.threads import communicator as threads
-from hpcdl.comm.tracing import TracingCommunicator
 from hpcdl.core.errors import RankError, StoppedEarly
 from hpcdl.core.protocols import Communicator
 from hpcdl.strategies.parameter_server.averaging import AveragingServer
 from hpcdl.strategies.parameter_server.client import ServerClient
 from hpcdl.strategies.parameter_server.placement import PLACEMENTS
 from hpcdl.strategies.parameter_server.quorum import MAX_LAG, QuorumServer, Rounds
+from tests.rounds import TracingCommunicator
 
 LENGTHS = [700, 3, 64, 1200, 1, 333]
 BUCKET_BYTES, MESSAGE_BYTES = 4000, 1000

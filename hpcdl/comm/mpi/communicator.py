@@ -11,7 +11,8 @@ import math
 import os
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from collections.abc import Set as AbstractSet
 from typing import TYPE_CHECKING, Any
 
 import numpy
@@ -128,10 +129,10 @@ class MpiCommunicator:
         return MpiRequest(self, self._handle.Irecv(self._moved(buffer), source, tag), buffer)
 
     @translated
-    def wait_any(self, requests: Sequence[Request]) -> int:
+    def wait_any(self, requests: Sequence[Request], look: Callable[[], None] = lambda: None) -> int:
         """Index of the first request that is done; sleeps between looks, because every MPI's own wait spins."""
         handles = [request.handle for request in requests if isinstance(request, MpiRequest)]
-        return first_done(self._mpi, handles)
+        return first_done(self._mpi, handles, look)
 
     @translated
     def barrier(self) -> None:
@@ -201,9 +202,12 @@ class MpiCommunicator:
         return failed_ranks(self._mpi, self._handle)
 
     @translated
-    def survivors(self) -> Communicator:
-        """MPIX_Comm_shrink."""
-        return MpiCommunicator(self._mpi, self._handle.Shrink())
+    def survivors(self, lost: AbstractSet[int] = frozenset()) -> Communicator:
+        """MPIX_Comm_shrink where the library knows of the dead itself, else MPI_Comm_create_group of the others."""
+        if self.failed():
+            return MpiCommunicator(self._mpi, self._handle.Shrink())
+        group = self._handle.Get_group().Excl(sorted(lost))
+        return MpiCommunicator(self._mpi, self._handle.Create_group(group))
 
     @translated
     def free(self) -> None:

@@ -9,7 +9,8 @@ from __future__ import annotations
 import base64
 import os
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from collections.abc import Set as AbstractSet
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
 
@@ -61,7 +62,7 @@ class ControlCommunicator:
         """Receive into `buffer` when the request is waited for."""
         return ControlRequest(self._group, source, buffer)
 
-    def wait_any(self, requests: Sequence[Request]) -> int:
+    def wait_any(self, requests: Sequence[Request], look: Callable[[], None] = lambda: None) -> int:
         """Wait for the first request."""
         requests[0].wait()
         return 0
@@ -123,8 +124,8 @@ class ControlCommunicator:
         """A dead rank shows as a connection that is closed: the job ends."""
         return set()
 
-    def survivors(self) -> Communicator:
-        """Nobody is ever missing."""
+    def survivors(self, lost: AbstractSet[int] = frozenset()) -> Communicator:
+        """Everything goes through rank 0: nobody can be done without."""
         return self.duplicate()
 
     def free(self) -> None:

@@ -10,6 +10,7 @@ import json
 import math
 import threading
 from collections.abc import Callable, Sequence
+from collections.abc import Set as AbstractSet
 from typing import TYPE_CHECKING, Any, NoReturn, TypeVar
 
 import numpy
@@ -82,9 +83,9 @@ class ThreadCommunicator:
         """Start receiving into `buffer`."""
         return self._start(buffer, source, (source, self.rank, tag), sends=False)
 
-    def wait_any(self, requests: Sequence[Request]) -> int:
+    def wait_any(self, requests: Sequence[Request], look: Callable[[], None] = lambda: None) -> int:
         """Index of the first request that is done."""
-        return self._world.wait([request for request in requests if isinstance(request, ThreadRequest)])
+        return self._world.wait([request for request in requests if isinstance(request, ThreadRequest)], look)
 
     def barrier(self) -> None:
         """Return when every rank has called."""
@@ -162,9 +163,11 @@ class ThreadCommunicator:
         """A thread that fails ends the job."""
         return set()
 
-    def survivors(self) -> Communicator:
-        """Nobody is ever missing."""
-        return self.duplicate()
+    def survivors(self, lost: AbstractSet[int] = frozenset()) -> Communicator:
+        """The others, without asking anybody."""
+        members = tuple(member for rank, member in enumerate(self._members) if rank not in lost)
+        name = (*self._name, "without", *sorted(lost))
+        return ThreadCommunicator(self._world, members, members.index(self._members[self.rank]), name)
 
     def free(self) -> None:
         """Forget this group's shared arrays."""

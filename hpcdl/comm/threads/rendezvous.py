@@ -5,7 +5,7 @@ from __future__ import annotations
 import collections
 import os
 import threading
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy
@@ -14,6 +14,9 @@ from hpcdl.core.errors import RankError
 
 if TYPE_CHECKING:
     from hpcdl.core.protocols import Array
+
+
+LOOK_S = 0.05
 
 
 class World:
@@ -54,17 +57,18 @@ class World:
             source.done = target.done = True
             self.changed.notify_all()
 
-    def wait(self, requests: Sequence[ThreadRequest]) -> int:
+    def wait(self, requests: Sequence[ThreadRequest], look: Callable[[], None] = lambda: None) -> int:
         """Index of the first of `requests` that is done; RankError where that can no longer happen."""
         with self.changed:
             while True:
+                look()
                 for index, request in enumerate(requests):
                     if request.done:
                         if request.problem:
                             raise RankError(request.problem, rank=request.peer)
                         return index
                 self._check_alive(requests)
-                self.changed.wait()
+                self.changed.wait(LOOK_S)
 
     def _check_alive(self, requests: Sequence[ThreadRequest]) -> None:
         if self.failure is not None:

@@ -1,8 +1,9 @@
-"""A communicator that counts: messages, bytes, and how many rounds follow one another."""
+"""How many rounds follow one another: what latency costs an algorithm, for tests of the cost formulas."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from collections.abc import Set as AbstractSet
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -68,10 +69,10 @@ class TracingCommunicator:
         coming = self._clocks.irecv(clock, source, tag)
         return TracingRequest(self._inner.irecv(buffer, source, tag), coming, clock, self.counts)
 
-    def wait_any(self, requests: Sequence[Request]) -> int:
+    def wait_any(self, requests: Sequence[Request], look: Callable[[], None] = lambda: None) -> int:
         """Index of the first request that is done, and its clock taken over."""
         traced = [request for request in requests if isinstance(request, TracingRequest)]
-        index = self._inner.wait_any([request.message for request in traced])
+        index = self._inner.wait_any([request.message for request in traced], look)
         traced[index].take_over()
         return index
 
@@ -113,9 +114,9 @@ class TracingCommunicator:
         """As the wrapped communicator says."""
         return self._inner.failed()
 
-    def survivors(self) -> TracingCommunicator:
+    def survivors(self, lost: AbstractSet[int] = frozenset()) -> TracingCommunicator:
         """A group that counts into the same counts."""
-        return TracingCommunicator(self._inner.survivors(), self.counts)
+        return TracingCommunicator(self._inner.survivors(lost), self.counts)
 
     def free(self) -> None:
         """Free both groups."""

@@ -8,7 +8,7 @@ import numpy
 import pytest
 
 from hpcdl.comm.threads.communicator import ThreadCommunicator, run
-from hpcdl.comm.tracing import Counts, TracingCommunicator
+from tests.rounds import Counts, TracingCommunicator
 
 
 def chain(communicator: ThreadCommunicator) -> Counts:

@@ -1,0 +1,382 @@
+"""Every message of a run goes through here: what a rank waits for, what it has sent, and when, whatever the strategy.
+
+`Observed` wraps any Communicator. Each operation leaves a heartbeat (what, with whom, since when), counts of messages
+and bytes, and a span for a recorder. All groups that come from one `Observed` write into one `Observation`, which is
+what the watch of a rank (training/session/watch.py), the record's `bytes_*` and trace/ read.
+
+Counts are of what this rank has handed to the library and has got from it. What the library moves inside a collective
+of its own nobody can count: `Traffic.unknown` says so, and the record then holds null.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import time
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Set as AbstractSet
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, TypeVar
+
+from hpcdl.core.errors import RankError
+
+if TYPE_CHECKING:
+    from hpcdl.core.protocols import Add, Array, Communicator, RemoteArray, Request
+
+EXCHANGE, CONTROL = "exchange", "control"
+"""What a message is for: gradients and weights of a step, or everything that ranks agree on beside that."""
+SENDING, RECEIVING = "sending", "receiving"
+LOOPBACK = "127.0.0.1"
+
+Result = TypeVar("Result")
+
+
+class Recorder(Protocol):
+    """Takes the span of each operation, in seconds of `time.monotonic`."""
+
+    def span(self, operation: str, peer: int | None, num_bytes: int, start_s: float, end_s: float) -> None:
+        """`peer` is the other side's rank in the world, None for a collective."""
+
+
+class NullRecorder:
+    """Keeps nothing."""
+
+    def span(self, operation: str, peer: int | None, num_bytes: int, start_s: float, end_s: float) -> None:
+        """Drop the span."""
+
+
+@dataclass(kw_only=True)
+class Traffic:
+    """Messages and bytes of one rank. `unknown` counts collectives of the library whose messages nobody sees."""
+
+    messages_sent: int = 0
+    bytes_sent: int = 0
+    messages_received: int = 0
+    bytes_received: int = 0
+    unknown: int = 0
+
+    def __add__(self, other: Traffic) -> Traffic:
+        return Traffic(**{name: value + getattr(other, name) for name, value in vars(self).items()})
+
+    def __sub__(self, other: Traffic) -> Traffic:
+        return Traffic(**{name: value - getattr(other, name) for name, value in vars(self).items()})
+
+    def per_step(self, num_steps: int) -> tuple[float | None, float | None]:
+        """Mean bytes sent and received; None where a part of them is unknown."""
+        if self.unknown:
+            return None, None
+        return self.bytes_sent / max(num_steps, 1), self.bytes_received / max(num_steps, 1)
+
+
+class Wait(NamedTuple):
+    """A message or collective that has not come: `peers` are the world's ranks that it may come from.
+
+    `patient`: this rank has nothing else to do (a server between steps); only a peer that is dead or stuck is a reason
+    to stop. `hidden`: inside another library's engine, where computing and waiting cannot be told apart.
+    """
+
+    operation: str
+    peers: tuple[int, ...]
+    since_s: float
+    patient: bool = False
+    hidden: bool = False
+
+
+class Observation:
+    """What one rank does and has done, over all groups that it talks in. `rank` is its number in the world."""
+
+    def __init__(self, rank: int, size: int, host: str) -> None:
+        self.rank, self.size, self.host = rank, size, host
+        self.role = "rank"
+        self.recorder: Recorder = NullRecorder()
+        self.lost: frozenset[int] = frozenset()
+        """Ranks of the world that the run goes on without, by the watch's word."""
+        self.activity: tuple[str, int | None, float] = ("starting", None, time.monotonic())
+        """What the rank does, in which step, and since when (`time.monotonic`)."""
+        self._lanes: list[Lane] = []
+        self._past: dict[str, Traffic] = {}
+
+    def doing(self, what: str, step: int | None = None) -> None:
+        """The rank's main thread has moved on to `what`; `step` stays as it was where it is not given."""
+        self.activity = (what, self.activity[1] if step is None else step, time.monotonic())
+
+    def traffic(self, purpose: str = EXCHANGE) -> Traffic:
+        """The sum over all groups of that purpose since the start."""
+        total = self._past.get(purpose, Traffic())
+        for lane in tuple(self._lanes):
+            if lane.purpose == purpose:
+                total += lane.traffic()
+        return total
+
+    def waits(self) -> list[Wait]:
+        """What has been asked for and has not come yet, the oldest first."""
+        found = [wait for lane in tuple(self._lanes) for wait in lane.waits()]
+        return sorted(found, key=lambda wait: wait.since_s)
+
+    def moved_s(self) -> float:
+        """When anything last began or came to an end on this rank, by `time.monotonic`."""
+        return max([self.activity[2], *(lane.moved_s for lane in tuple(self._lanes))])
+
+    @contextlib.contextmanager
+    def waiting_for(self, operation: str, peers: Iterable[int] = (), *, hidden: bool = False) -> Iterator[None]:
+        """For waits that are no message: inside, this rank waits for `peers` (ranks of the world; none: all others)."""
+        others = tuple(peers) or tuple(rank for rank in range(self.size) if rank != self.rank)
+        lane = self.lane(CONTROL, others)
+        lane.current = Wait(operation, others, time.monotonic(), hidden=hidden)
+        try:
+            yield
+        finally:
+            self.forget(lane)
+            self.doing(self.activity[0])
+
+    def lane(self, purpose: str, members: Sequence[int]) -> Lane:
+        """A place for one group's heartbeat and counts."""
+        lane = Lane(purpose, tuple(members))
+        self._lanes.append(lane)
+        return lane
+
+    def forget(self, lane: Lane) -> None:
+        """A group is freed: its counts stay."""
+        if lane in self._lanes:
+            self._lanes.remove(lane)
+            self._past[lane.purpose] = self._past.get(lane.purpose, Traffic()) + lane.traffic()
+
+
+class Lane:
+    """One group's heartbeat and counts; one thread at a time writes, the watch's thread reads.
+
+    `members` are the world's ranks of the group, in the group's order.
+    """
+
+    __slots__ = (
+        "bytes_received", "bytes_sent", "current", "members", "messages_received", "messages_sent", "moved_s",
+        "patient", "pending", "purpose", "unknown",
+    )  # fmt: skip
+
+    def __init__(self, purpose: str, members: tuple[int, ...]) -> None:
+        self.purpose, self.members = purpose, members
+        self.messages_sent = self.bytes_sent = self.messages_received = self.bytes_received = self.unknown = 0
+        self.current: Wait | None = None
+        self.pending: dict[ObservedRequest, None] = {}
+        self.patient = False
+        self.moved_s = time.monotonic()
+
+    def traffic(self) -> Traffic:
+        """What has gone through."""
+        return Traffic(
+            messages_sent=self.messages_sent,
+            bytes_sent=self.bytes_sent,
+            messages_received=self.messages_received,
+            bytes_received=self.bytes_received,
+            unknown=self.unknown,
+        )
+
+    def waits(self) -> list[Wait]:
+        """The collective under way, and messages that have not come."""
+        found = [Wait(one.operation, (one.peer,), one.since_s, self.patient) for one in tuple(self.pending)]
+        return found if self.current is None else [*found, self.current]
+
+
+class ObservedRequest:
+    """A message under way, known to the watch until it is through."""
+
+    __slots__ = ("_group", "inner", "num_bytes", "operation", "peer", "since_s")
+
+    def __init__(self, inner: Request, group: Observed, operation: str, peer: int, num_bytes: int) -> None:
+        self.inner, self._group = inner, group
+        self.operation, self.peer, self.num_bytes = operation, peer, num_bytes
+        self.since_s = time.monotonic()
+        group.lane.pending[self] = None
+
+    def wait(self) -> None:
+        """Return when the buffer may be used again (send) or is filled (receive)."""
+        self.inner.wait()
+        self.through()
+
+    def through(self) -> None:
+        """Count what has come (what was sent is counted when it leaves); once, however often it is waited for."""
+        lane = self._group.lane
+        if self not in lane.pending:
+            return
+        del lane.pending[self]
+        lane.moved_s = now_s = time.monotonic()
+        if self.operation == RECEIVING:
+            lane.messages_received += 1
+            lane.bytes_received += self.num_bytes
+        self._group.observation.recorder.span(self.operation, self.peer, self.num_bytes, self.since_s, now_s)
+
+
+class Observed:
+    """A Communicator that leaves a trace of every operation; core/protocols.py says what each does."""
+
+    def __init__(self, inner: Communicator, observation: Observation, lane: Lane) -> None:
+        self._inner, self.observation, self.lane = inner, observation, lane
+        self.rank, self.size = inner.rank, inner.size
+        self.host, self.library = inner.host, inner.library
+        self._others = (*lane.members[: self.rank], *lane.members[self.rank + 1 :])
+
+    @property
+    def address(self) -> str:
+        """The rank's own address on the job's network, where the wrapped communicator has one."""
+        return getattr(self._inner, "address", LOOPBACK)
+
+    def isend(self, buffer: Array, destination: int, tag: int = 0) -> ObservedRequest:
+        """Count the message and start sending it."""
+        lane, num_bytes = self.lane, buffer.nbytes
+        request = self._inner.isend(buffer, destination, tag)
+        lane.messages_sent += 1
+        lane.bytes_sent += num_bytes
+        return ObservedRequest(request, self, SENDING, lane.members[destination], num_bytes)
+
+    def irecv(self, buffer: Array, source: int, tag: int = 0) -> ObservedRequest:
+        """Start receiving; counted when it has come."""
+        request = self._inner.irecv(buffer, source, tag)
+        return ObservedRequest(request, self, RECEIVING, self.lane.members[source], buffer.nbytes)
+
+    def wait_any(self, requests: Sequence[Request], look: Callable[[], None] = lambda: None) -> int:
+        """Index of the first request that is done; RankError where one is of a rank that was left behind."""
+        observed = [request for request in requests if isinstance(request, ObservedRequest)]
+
+        def check() -> None:
+            look()
+            for request in observed:
+                if request.peer in self.observation.lost:
+                    raise RankError(f"rank {request.peer} was left behind", rank=request.peer)
+
+        index = self._inner.wait_any([request.inner for request in observed], check)
+        observed[index].through()
+        return index
+
+    def barrier(self) -> None:
+        """Return when every rank has called."""
+        self._collective("a barrier", 0, self._inner.barrier)
+
+    def broadcast(self, buffer: Array, root: int = 0) -> None:
+        """Fill `buffer` with the root's bytes."""
+        self._collective("a broadcast", buffer.nbytes, self._inner.broadcast, buffer, root)
+
+    def allreduce(self, buffer: Array, add: Add | None = None) -> None:
+        """Sum `buffer` over the ranks by the library."""
+        self._collective("an all-reduce", buffer.nbytes, self._inner.allreduce, buffer, add)
+
+    def allgather_json(self, value: Any) -> list[Any]:
+        """Every rank's `value`; agreeing is no payload, so it leaves the counts known."""
+        return self._collective("an agreement", 0, self._inner.allgather_json, value)
+
+    def duplicate(self) -> Observed:
+        """The same group, with a heartbeat of its own."""
+        return self._like(self._collective("a duplication", 0, self._inner.duplicate), self.lane.members)
+
+    def split(self, color: int, key: int = 0) -> Observed:
+        """A part of the group, with a heartbeat of its own."""
+        return self._of_part(self._collective("a split", 0, self._inner.split, color, key))
+
+    def survivors(self, lost: AbstractSet[int] = frozenset()) -> Observed:
+        """The ranks that are left, by the library's knowledge and the watch's."""
+        gone = self.failed() | lost
+        return self._of_part(self._collective("a split", 0, self._inner.survivors, gone))
+
+    def for_purpose(self, purpose: str) -> Observed:
+        """The same group and message space; what goes through this one counts for `purpose`."""
+        return Observed(self._inner, self.observation, self.observation.lane(purpose, self.lane.members))
+
+    @contextlib.contextmanager
+    def patiently(self) -> Iterator[None]:
+        """Inside, to wait in this group is the rank's work: peers may take as long as they are alive and at work."""
+        self.lane.patient = True
+        try:
+            yield
+        finally:
+            self.lane.patient = False
+
+    def shared_array(self, shape: Sequence[int], dtype: Any) -> Array:
+        """Memory is not sent: nothing is counted."""
+        return self._collective("setting up shared memory", 0, self._inner.shared_array, shape, dtype)
+
+    def remote_array(self, length: int, dtype: Any) -> ObservedRemoteArray:
+        """An array whose reads and additions are counted by the rank that asks for them."""
+        make = self._inner.remote_array
+        return ObservedRemoteArray(self._collective("setting up remote memory", 0, make, length, dtype), self)
+
+    def failed(self) -> set[int]:
+        """Ranks of the group that the library or the watch knows to be gone."""
+        lost = self.observation.lost
+        return self._inner.failed() | {index for index, rank in enumerate(self.lane.members) if rank in lost}
+
+    def free(self) -> None:
+        """Give the group back; its counts stay."""
+        self.observation.forget(self.lane)
+        self._inner.free()
+
+    def abort(self, exit_code: int) -> None:
+        """End every rank of the job now."""
+        self._inner.abort(exit_code)
+
+    def _of_part(self, part: Communicator) -> Observed:
+        return self._like(part, part.allgather_json(self.observation.rank))
+
+    def _like(self, inner: Communicator, members: Sequence[int]) -> Observed:
+        return Observed(inner, self.observation, self.observation.lane(self.lane.purpose, members))
+
+    def _collective(self, operation: str, num_bytes: int, call: Callable[..., Result], *args: Any) -> Result:
+        """Call the library, under a heartbeat that names everybody else. Bytes that it moves are unknown."""
+        lane = self.lane
+        began = time.monotonic()
+        if self.size > 1:
+            lane.current = Wait(operation, self._others, began, lane.patient)
+            lane.unknown += num_bytes > 0
+        try:
+            return call(*args)
+        finally:
+            lane.current = None
+            lane.moved_s = ended = time.monotonic()
+            self.observation.recorder.span(operation, None, num_bytes, began, ended)
+
+
+class ObservedRemoteArray:
+    """A remote array whose traffic is counted, one message for each call that leaves this rank."""
+
+    def __init__(self, inner: RemoteArray, group: Observed) -> None:
+        self._inner, self._group = inner, group
+        self.own = inner.own
+
+    def read(self, owner: int, target: Array) -> None:
+        """Read, and count what has come."""
+        self._one_sided("reading memory", owner, target.nbytes, self._inner.read, owner, target)
+        if owner != self._group.rank:
+            self._group.lane.messages_received += 1
+            self._group.lane.bytes_received += target.nbytes
+
+    def add(self, owner: int, values: Array, start: int = 0) -> None:
+        """Add, and count what has left."""
+        if owner != self._group.rank:
+            self._group.lane.messages_sent += 1
+            self._group.lane.bytes_sent += values.nbytes
+        self._one_sided("adding to memory", owner, values.nbytes, self._inner.add, owner, values, start)
+
+    def free(self) -> None:
+        """Give the memory back; collective."""
+        self._group._collective("giving remote memory back", 0, self._inner.free)
+
+    def _one_sided(self, operation: str, owner: int, num_bytes: int, call: Callable[..., None], *args: Any) -> None:
+        group, lane = self._group, self._group.lane
+        began = time.monotonic()
+        lane.current = Wait(operation, (lane.members[owner],), began)
+        try:
+            call(*args)
+        finally:
+            lane.current = None
+            lane.moved_s = ended = time.monotonic()
+            group.observation.recorder.span(operation, lane.members[owner], num_bytes, began, ended)
+
+
+def observe(communicator: Communicator, observation: Observation | None = None) -> Observed:
+    """`communicator`, the world's or one that stands for it, under observation; as it is where it is already."""
+    if isinstance(communicator, Observed):
+        return communicator
+    seen = observation or Observation(communicator.rank, communicator.size, communicator.host)
+    return Observed(communicator, seen, seen.lane(CONTROL, range(communicator.size)))
+
+
+def for_control(communicator: Communicator) -> Communicator:
+    """The same group for messages that are no exchange of a step: measurements, set-up."""
+    return communicator.for_purpose(CONTROL) if isinstance(communicator, Observed) else communicator

@@ -41,7 +41,7 @@ def grpc_ring(steps: int) -> float:
     with tempfile.TemporaryDirectory() as folder:
         run = Path(folder) / "run"
         hpcdl(
-            "train", "--strategy", "grpc-ring", "--ranks", "2", "--model", "alexnet", "--data",
+            "train", "--strategy", "grpc-ring", "--allow-grpc", "--ranks", "2", "--model", "alexnet", "--data",
             "synthetic:227x227x3:1000", "--batch-size", str(BATCH), "--steps", str(steps + 3), "--run-dir", str(run),
         )  # fmt: skip
         record = json.loads((run / "record.json").read_text())

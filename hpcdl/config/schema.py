@@ -148,6 +148,7 @@ class SafetyConfig:
     divergence_check_steps: int = setting(
         1000, "Compare a hash of all weights over the ranks every so many steps; 0 turns it off.", at_least=0
     )
+    allow_grpc: bool = setting(False, "Run grpc-* on nodes that other users can be on: their servers know no password.")
 
 
 @dataclass(frozen=True, kw_only=True)

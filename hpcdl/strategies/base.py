@@ -29,6 +29,8 @@ class Features:
     lock_free: bool = False
     """Workers change the center themselves, without locks; nobody serves."""
     mpi: bool = True
+    open_servers: bool = False
+    """Starts servers that authenticate nobody: only on nodes without other users, or where that is allowed."""
     compression: bool = False
     accumulation: bool = False
     lars: bool = False

@@ -62,6 +62,7 @@ _OWN = (
             equals_single=True,
             servers=True,
             mpi=False,
+            open_servers=True,
             placements=("round-robin", "greedy"),
             keras_optimizer=False,
         ),
@@ -74,7 +75,13 @@ _OWN = (
         summary="MultiWorkerMirroredStrategy's ring over gRPC (NCCL on GPUs), without MPI; for comparison.",
         source="TensorFlow, tf.distribute.MultiWorkerMirroredStrategy",
         features=Features(
-            equals_single=True, deterministic=True, mpi=False, accumulation=True, lars=True, exact_resume=True
+            equals_single=True,
+            deterministic=True,
+            mpi=False,
+            open_servers=True,
+            accumulation=True,
+            lars=True,
+            exact_resume=True,
         ),
         target="hpcdl.strategies.tensorflow_grpc.ring:GrpcRing",
         warning=GRPC_WARNING,

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from hpcdl.cluster.batch import jobs
 from hpcdl.cluster.batch.script import JobRequest, render
 from hpcdl.cluster.batch.submission import Wanted, plan_job
-from hpcdl.cluster.batch.systems import find_system
+from hpcdl.cluster.batch.systems import find_system, has_own_nodes
 from hpcdl.core.errors import HpcdlError, UnknownNameError, UsageError
 from tests.conftest import CommandLine
 
@@ -173,3 +173,26 @@ def test_jobs_that_are_damaged_are_left_out(tmp_path: Path, monkeypatch: pytest.
         find_system("lsf")
     with pytest.raises((UsageError, HpcdlError), match="job 13"):
         jobs.find_job("13")
+
+
+@pytest.mark.parametrize(
+    ("command", "variable", "answer", "own"),
+    [
+        ("scontrol", "SLURM_JOB_ID", "JobId=77 OverSubscribe=NO Contiguous=0", True),
+        ("scontrol", "SLURM_JOB_ID", "JobId=77 OverSubscribe=USER Contiguous=0", True),
+        ("scontrol", "SLURM_JOB_ID", "JobId=77 OverSubscribe=OK Contiguous=0", False),
+        ("scontrol", "SLURM_JOB_ID", "JobId=77 OverSubscribe=YES Contiguous=0", False),
+        ("qstat", "PBS_JOBID", "    Resource_List.place = scatter:excl", True),
+        ("qstat", "PBS_JOBID", "    Resource_List.place = exclhost", True),
+        ("qstat", "PBS_JOBID", "    Resource_List.place = scatter:shared", False),
+        ("qstat", "PBS_JOBID", "    Variable_List = place=excl", False),
+    ],
+)
+def test_whose_nodes_a_job_has(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, command: str, variable: str, answer: str, own: bool
+) -> None:
+    (tmp_path / command).write_text(f"#!/bin/sh\necho '{answer}'\n")
+    (tmp_path / command).chmod(0o700)
+    monkeypatch.setenv("PATH", str(tmp_path), prepend=os.pathsep)
+    assert has_own_nodes({variable: "77"}) is own
+    assert not has_own_nodes({})

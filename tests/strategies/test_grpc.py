@@ -18,7 +18,7 @@ from tests.training.training_runs import finish, kill_rank, model_weights, recor
 
 TRAIN = [
     "train", "--model", "lenet", "--data", "synthetic:28x28x1:10", "--optimizer", "momentum", "--steps", "20",
-    "--schedule", "cosine", "--deterministic", "--profile", "none",
+    "--schedule", "cosine", "--deterministic", "--profile", "none", "--allow-grpc",
 ]  # fmt: skip
 SGD = [item if item != "momentum" else "sgd" for item in TRAIN]
 """TensorFlow's momentum is Keras's at a constant rate only: under a schedule plain SGD is compared."""
@@ -127,6 +127,26 @@ def test_the_site_may_forbid_it(run_hpcdl: CommandLine, strategy: str) -> None:
     finished = run_hpcdl([*TRAIN, *RUNS[strategy], "--run-dir", run_hpcdl.home / "run"])
     assert finished.code == 2
     assert strategy in finished.err and "site.toml" in finished.err
+    assert not (run_hpcdl.home / "run").exists()
+
+
+SCONTROL = """#!/bin/sh
+[ "$*" = "--oneliner show job 77" ] && echo "JobId=77 JobName=train UserId=ada(1000) OverSubscribe={word} Contiguous=0"
+"""
+
+
+@pytest.mark.parametrize("strategy", sorted(RUNS))
+@pytest.mark.parametrize("word", ["", "OK", "YES"])
+def test_nodes_that_others_share_are_refused(run_hpcdl: CommandLine, strategy: str, word: str) -> None:
+    """Outside any job, and in jobs of nodes that other users' jobs may be on."""
+    job = {"PATH": f"{run_hpcdl.home}:{run_hpcdl.environment['PATH']}", "SLURM_JOB_ID": "77"} if word else {}
+    (run_hpcdl.home / "scontrol").write_text(SCONTROL.format(word=word))
+    (run_hpcdl.home / "scontrol").chmod(0o700)
+    arguments = [*(item for item in TRAIN if item != "--allow-grpc"), *RUNS[strategy]]
+    finished = run_hpcdl([*arguments, "--run-dir", run_hpcdl.home / "run"], env=job)
+    assert finished.code == 2
+    assert "--allow-grpc" in finished.err and "--exclusive" in finished.err and strategy in finished.err
+    assert len(finished.err.splitlines()) == 1
     assert not (run_hpcdl.home / "run").exists()
 
 

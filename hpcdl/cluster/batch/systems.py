@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import re
 import shlex
 import subprocess
@@ -28,6 +29,10 @@ class System:
     directives: Callable[[JobRequest], list[str]]
     state: Callable[[str], str]
     cancel: Callable[[str], Sequence[str]]
+    job_variable: str
+    """What a job's processes find their job's number in."""
+    is_exclusive: Callable[[str], bool]
+    """Whether no other user's job can be on the nodes of a running job."""
 
 
 def call(line: Sequence[str]) -> str:
@@ -107,14 +112,27 @@ def _pbs_state(number: str) -> str:
     return words.get(found[1], found[1]) if found else "unknown"
 
 
+def _slurm_is_exclusive(number: str) -> bool:
+    """`--exclusive` and partitions of whole nodes say NO, `--exclusive=user` says USER; OK, the default, shares."""
+    found = re.search(r"\bOverSubscribe=(\w+)", call(["scontrol", "--oneliner", "show", "job", number]))
+    return found is not None and found[1] in ("NO", "USER")
+
+
+def _pbs_is_exclusive(number: str) -> bool:
+    """`-l place=excl` and `exclhost`, alone or behind a colon as in `scatter:excl`."""
+    return re.search(r"Resource_List\.place = (\S*:)?excl(host)?\b", call(["qstat", "-f", number])) is not None
+
+
 SYSTEMS: Mapping[str, System] = {
     "slurm": System(
         name="slurm", submit=("sbatch", "--parsable"), number=re.compile(r"^(\d+)"), directives=_slurm_directives,
         state=_slurm_state, cancel=lambda number: ["scancel", number],
+        job_variable="SLURM_JOB_ID", is_exclusive=_slurm_is_exclusive,
     ),
     "pbs": System(
         name="pbs", submit=("qsub",), number=re.compile(r"^(\d+\S*)"), directives=_pbs_directives,
         state=_pbs_state, cancel=lambda number: ["qdel", number],
+        job_variable="PBS_JOBID", is_exclusive=_pbs_is_exclusive,
     ),
 }  # fmt: skip
 
@@ -124,3 +142,12 @@ def find_system(name: str) -> System:
     if name not in SYSTEMS:
         raise UnknownNameError("batch system", name, SYSTEMS)
     return SYSTEMS[name]
+
+
+def has_own_nodes(environment: Mapping[str, str]) -> bool:
+    """Whether this process is in a job whose nodes are its user's alone; False where no batch system can say so."""
+    for system in SYSTEMS.values():
+        if system.job_variable in environment:
+            with contextlib.suppress(HpcdlError):
+                return system.is_exclusive(environment[system.job_variable])
+    return False

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import importlib.util
+import os
 from dataclasses import dataclass
 
+from hpcdl.cluster.batch.systems import has_own_nodes
 from hpcdl.config.load import Effective, flatten
 from hpcdl.config.schema import TrainConfig
 from hpcdl.config.site import site_rules
@@ -101,6 +103,20 @@ def prepare(effective: Effective[TrainConfig]) -> Prepared:
         steps_per_epoch=per_epoch,
         num_steps=num_steps,
         schedule=schedule,
+    )
+
+
+def check_open_servers(prepared: Prepared) -> None:
+    """UsageError where other users of the nodes could reach servers that authenticate nobody.
+
+    Asks the batch system: for whoever starts ranks, once, not for every rank nor for a plan of runs.
+    """
+    if not prepared.info.features.open_servers or prepared.config.safety.allow_grpc or has_own_nodes(os.environ):
+        return
+    raise UsageError(
+        f"--strategy {prepared.info.name}: TensorFlow's gRPC servers authenticate nobody, and no batch system says "
+        "that these nodes are yours alone; take such nodes (sbatch --exclusive, qsub -l place=excl), add --allow-grpc, "
+        "or use ring or ps"
     )
 
 

@@ -29,7 +29,7 @@ from hpcdl.node.profile import find_profile
 from hpcdl.node.topology.machines import read_topology
 from hpcdl.strategies.table import find_strategy
 from hpcdl.training.launch import chips, rundir
-from hpcdl.training.launch.prepare import Prepared, prepare
+from hpcdl.training.launch.prepare import Prepared, check_open_servers, prepare
 from hpcdl.training.loop.journal import EventHandler, JournalReader
 
 
@@ -61,6 +61,7 @@ def _interruptible(resumes: bool) -> Iterator[None]:
 
 def _train(effective: Effective[TrainConfig], on_event: EventHandler) -> tuple[Path, RunRecord]:
     prepared = prepare(effective)
+    check_open_servers(prepared)
     run_dir = choose_run_dir(prepared)
     plan, said = plan_for(prepared)
     rundir.create(run_dir, effective, {})
@@ -170,6 +171,7 @@ def _agree(effective: Effective[TrainConfig], communicator: Communicator) -> tup
     if communicator.rank == 0:
         try:
             prepared = prepare(effective)
+            check_open_servers(prepared)
             run_dir = choose_run_dir(prepared)
             rundir.create(run_dir, effective, {})
             answer = {"run_dir": str(run_dir), "exit_code": 0}

@@ -1,4 +1,4 @@
-"""What it costs to observe an operation: median microseconds of processor time over those of a communicator that does nothing.
+"""What observing an operation costs: median microseconds of processor time beside a communicator that does nothing.
 
 python benchmarks/observed_cost.py
 """

@@ -1,13 +1,14 @@
-# make setup | demo | test | soak | check | clean          for a checkout: everything lies in .venv
+# make setup | demo | unit | test | soak | check | clean   for a checkout: everything lies in .venv
 # make install | uninstall | wheelhouse                    for a centre: docs/site-guide.md
 PYTHON ?= python3
 PYTEST_ARGS ?=
+PYTEST_WORKERS ?= 2
 
 VENV := .venv
 RUNTIME := $(VENV)/.hpcdl-runtime
 DEVELOPMENT := $(VENV)/.hpcdl-development
 
-.PHONY: setup demo test soak check clean install uninstall wheelhouse help
+.PHONY: setup demo unit test soak check clean install uninstall wheelhouse help
 .DEFAULT_GOAL := help
 
 help:
@@ -24,8 +25,14 @@ $(DEVELOPMENT): $(RUNTIME)
 demo: $(RUNTIME)
 	@scripts/demo
 
+# Two at a time; tests that share something costly stay together (tests/conftest.py), the longest come first.
+PYTEST := $(VENV)/bin/python -m pytest -n $(PYTEST_WORKERS) --dist loadgroup --no-loadscope-reorder
+
+unit: $(DEVELOPMENT)
+	$(PYTEST) -m "not soak and not mpi and not lab" $(PYTEST_ARGS)
+
 test: $(DEVELOPMENT)
-	$(VENV)/bin/python -m pytest -m "not soak" $(PYTEST_ARGS)
+	$(PYTEST) -m "not soak" $(PYTEST_ARGS)
 
 soak: $(DEVELOPMENT)
 	$(VENV)/bin/python -m pytest -m soak -o faulthandler_timeout=3600 $(PYTEST_ARGS)

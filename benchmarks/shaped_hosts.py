@@ -8,13 +8,14 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from tests.conftest import ROOT
-from tests.lab.hosts import LOGIN, Lab, lab_folder, missing
+from tests.lab.hosts import LOGIN, Lab, lab_folder
+from tests.lab.needs import missing
 
 _REMOTE_SHELL = """#!/bin/bash
 while [[ $1 == -* ]]; do shift; done
 host=$1; shift
 declare -A inits=({inits})
-exec nsenter --target "${{inits[$host]}}" --all --wd={root} -- env -i {environment} bash -c "$*"
+exec nsenter --target "${{inits[$host]}}" --all --wd={root} -- /usr/bin/env -i {environment} bash -c "$*"
 """
 
 
@@ -30,7 +31,7 @@ def run_ranks(
 
     `settings` are for the ranks' environment.
     """
-    problem = missing()
+    problem = missing("hosts")
     if problem:
         raise SystemExit(problem)
     with lab_folder() as folder:

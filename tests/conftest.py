@@ -2,16 +2,22 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
+import signal
 import subprocess
 import sys
-from collections.abc import Callable, Iterator, Mapping, Sequence
+import time
+from collections import deque
+from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
+
+from tests.lab import needs
 
 if TYPE_CHECKING:
     from tests.lab.installed import Site
@@ -19,10 +25,14 @@ if TYPE_CHECKING:
 
 ROOT = Path(__file__).resolve().parents[1]
 DIGITS = ROOT / "share" / "hpcdl" / "examples" / "digits"
-LAB_REQUIRED = os.environ.get("CI") == "true" or os.environ.get("HPCDL_LAB") == "required"
+LAB_REQUIRED = (os.environ.get("HPCDL_LAB") or ("required" if os.environ.get("CI") == "true" else "")) == "required"
 """Where this holds, a lab test whose packages are missing fails instead of being skipped."""
 _FOREIGN = ("HPCDL_", "OMPI_", "PMI_", "PMIX_", "SLURM_", "OMP_", "KMP_", "TF_", "XDG_")
 """Variables of the caller's own environment that would change what the command line does."""
+SHARED = ("lab_slurm", "undisturbed")
+"""Fixtures that cost so much that the tests that use them share one process."""
+_TOLD = 6000
+"""Characters of each output that are told where a test fails."""
 
 
 @dataclass(frozen=True)
@@ -39,15 +49,20 @@ class Finished:
 
 
 class CommandLine:
-    """The installed `hpcdl`, with settings and caches in a folder of its own: run(["models", "--json"])."""
+    """The installed `hpcdl`, with settings and caches in a folder of its own: run(["models", "--json"]).
+
+    What it ran is told where a test fails; a command that takes too long first writes down where its processes stand.
+    """
 
     def __init__(self, home: Path) -> None:
         self.home = home
+        self.told: deque[str] = deque(maxlen=4)
         kept = {name: value for name, value in os.environ.items() if not name.startswith(_FOREIGN)}
         self.environment = kept | {
             "XDG_CONFIG_HOME": str(home / "config"),
             "XDG_CACHE_HOME": str(home / "cache"),
             "HPCDL_SITE_CONFIG": str(home / "site.toml"),
+            "PYTHONFAULTHANDLER": "1",
         }
 
     def __call__(
@@ -56,19 +71,129 @@ class CommandLine:
         *,
         cwd: Path | None = None,
         env: Mapping[str, str] | None = None,
-        timeout_s: float = 120.0,
+        timeout_s: float = 300.0,
     ) -> Finished:
         """Run `hpcdl ARGUMENTS`; `env` comes on top of the cleaned environment. A time-out fails the test."""
-        finished = subprocess.run(
+        finished = finish(self.start(arguments, cwd=cwd, env=env), timeout_s)
+        self.told.append(told("hpcdl " + " ".join(map(str, arguments)), finished))
+        return finished
+
+    def start(
+        self, arguments: Sequence[str | Path], *, cwd: Path | None = None, env: Mapping[str, str] | None = None
+    ) -> subprocess.Popen[str]:
+        """Start `hpcdl ARGUMENTS`, for `finish`."""
+        return subprocess.Popen(
             [sys.executable, "-m", "hpcdl", *map(str, arguments)],
             cwd=cwd or self.home,
             env=self.environment | dict(env or {}),
             stdin=subprocess.DEVNULL,
-            capture_output=True,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
             text=True,
-            timeout=timeout_s,
         )
-        return Finished(finished.returncode, finished.stdout, finished.stderr)
+
+
+def finish(process: subprocess.Popen[str], timeout_s: float = 300.0) -> Finished:
+    """Wait for a command; where it takes too long, end all of it and fail with the stacks of its Python programs."""
+    try:
+        out, err = process.communicate(timeout=timeout_s)
+    except subprocess.TimeoutExpired:
+        end_family(process.pid)
+        out, err = process.communicate(timeout=30)
+        text = told(str(process.args), Finished(process.returncode, out, err))
+        pytest.fail(f"not done after {timeout_s:.0f} s: {text}", pytrace=False)
+    return Finished(process.returncode, out, err)
+
+
+def told(line: str, finished: Finished) -> str:
+    """A command and the last of what it said."""
+    return f"$ {line}\n[exit {finished.code}]\n{finished.out[-_TOLD:]}\n[stderr]\n{finished.err[-_TOLD:]}"
+
+
+def family(pid: int) -> Iterator[int]:
+    """`pid` and all processes below it."""
+    yield pid
+    with contextlib.suppress(OSError):
+        for thread in Path(f"/proc/{pid}/task").iterdir():
+            for child in (thread / "children").read_text().split():
+                yield from family(int(child))
+
+
+def end_family(pid: int, patience_s: float = 3.0) -> None:
+    """End `pid` and all below it: Python programs first write their threads' stacks to stderr, the last ones first."""
+    found = list(family(pid))[::-1]
+    for number in (signal.SIGABRT, signal.SIGKILL):
+        for each in found:
+            with contextlib.suppress(OSError):
+                program = Path(f"/proc/{each}/cmdline").read_bytes().split(b"\0")[0]
+                if number == signal.SIGKILL or b"python" in program:
+                    os.kill(each, number)
+        if number == signal.SIGABRT:
+            time.sleep(patience_s)
+
+
+def evidence_below(folder: Path, since_s: float) -> str:
+    """What runs below `folder` wrote about themselves after `since_s`: logs and the ranks' last words."""
+    paths = [path for pattern in ("*.log", "ranks/*.json", "metrics.jsonl") for path in folder.rglob(pattern)]
+    parts = []
+    for path in sorted(set(paths)):
+        with contextlib.suppress(OSError):
+            if path.stat().st_mtime >= since_s:
+                parts.append(f"--- {path}\n{path.read_text(errors='replace')[-_TOLD:]}")
+    return "\n".join(parts)
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_makereport(item: pytest.Item, call: pytest.CallInfo[None]) -> Generator[None, Any, Any]:
+    """Beside a failure stands what its commands printed, and what its runs left."""
+    report = yield
+    if report.failed:
+        arguments: dict[str, Any] = getattr(item, "funcargs", {})
+        lines = [value for value in arguments.values() if isinstance(value, CommandLine)]
+        folders = {line.home for line in lines} | {arguments[name] for name in ("tmp_path",) if name in arguments}
+        for text in (text for line in lines for text in line.told):
+            report.sections.append(("command", text))
+        for folder in sorted(folders):
+            report.sections.append((f"files below {folder}", evidence_below(folder, call.start)))
+    return report
+
+
+def needs_of(item: pytest.Item) -> list[str]:
+    """Rows of tests/lab/needs.py that a test names by its markers and fixtures; empty where it is no lab test."""
+    named = [name for marker in item.iter_markers("lab") for name in marker.args]
+    for fixture in getattr(item, "fixturenames", ()):
+        named += needs.FIXTURES.get(fixture, ())
+    return named
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Lab tests get their mark; tests with a costly fixture in common run in one process, the longest come first."""
+    for item in items:
+        named = needs_of(item)
+        if named:
+            item.add_marker("lab")
+        elif item.get_closest_marker("lab"):
+            raise pytest.UsageError(f"{item.nodeid}: marked lab, but it names nothing of tests/lab/needs.py")
+        shared = [fixture for fixture in SHARED if fixture in getattr(item, "fixturenames", ())]
+        item.add_marker(pytest.mark.xdist_group(shared[0] if shared else item.nodeid.partition("::")[0]))
+    items.sort(key=_turn)
+
+
+def _turn(item: pytest.Item) -> int:
+    """0 for the cluster's tests, then those with ranks, then the others: long groups that begin last are waited for."""
+    if "lab_slurm" in getattr(item, "fixturenames", ()):
+        return 0
+    return 1 if item.get_closest_marker("lab") or item.get_closest_marker("mpi") else 2
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_runtest_setup(item: pytest.Item) -> None:
+    """Skip a lab test where something that it needs is missing; fail where the lab is required."""
+    if lacking := needs.all_missing(needs_of(item)):
+        if LAB_REQUIRED:
+            pytest.fail(f"the lab is required here, but {lacking}", pytrace=False)
+        pytest.skip(lacking)
 
 
 @pytest.fixture
@@ -109,12 +234,10 @@ def need() -> Callable[..., None]:
 
 
 @pytest.fixture(scope="session")
-def lab_slurm(need: Callable[..., None]) -> Iterator[SlurmLab]:
+def lab_slurm() -> Iterator[SlurmLab]:
     """A Slurm cluster of four nodes: lab_slurm.run(["sinfo"], user="student"). Tests leave its queue empty."""
     from tests.lab import hosts, slurm
 
-    for missing in (hosts.missing(), slurm.missing()):
-        need(not missing, missing)
     with hosts.lab_folder() as folder:
         lab = slurm.SlurmLab(folder, num_nodes=4)
         try:
@@ -125,12 +248,10 @@ def lab_slurm(need: Callable[..., None]) -> Iterator[SlurmLab]:
 
 
 @pytest.fixture(scope="session")
-def site(lab_slurm: SlurmLab, need: Callable[..., None]) -> Site:
+def site(lab_slurm: SlurmLab) -> Site:
     """hpcdl as a centre has it, on the lab's shared file system: one version for each kind of MPI. Read only."""
     from tests.lab import installed
 
-    missing = installed.missing()
-    need(not missing, missing)
     return installed.install_site(lab_slurm.shared)
 
 

@@ -9,7 +9,7 @@ import argparse
 import subprocess
 import sys
 
-from tests.lab import hosts, installed, slurm
+from tests.lab import hosts, installed, needs, slurm
 
 
 def main() -> int:
@@ -21,7 +21,8 @@ def main() -> int:
     parser.add_argument("--site", action="store_true", help="install hpcdl as a module first")
     parser.add_argument("command", nargs="*", default=["bash", "-l"])
     chosen = parser.parse_args()
-    missing = hosts.missing() or slurm.missing() or (installed.missing() if chosen.site else "")
+    wanted = (*needs.FIXTURES["lab_slurm"], *(needs.FIXTURES["site"] if chosen.site else ()))
+    missing = needs.all_missing(wanted)
     if missing:
         print(f"the lab cannot start: {missing}", file=sys.stderr)
         return 2
@@ -31,7 +32,7 @@ def main() -> int:
             lab.start()
             if chosen.site:
                 site = installed.install_site(lab.shared)
-                profile = f"source {installed.LMOD}/init/bash\nmodule use {site.moduledir}\n"
+                profile = f"source {needs.LMOD}/init/bash\nmodule use {site.moduledir}\n"
                 (lab.home / ".bash_profile").write_text(profile)
             print(f"lab in {folder}: hosts login, {', '.join(lab.nodes)}; sinfo, srun and sbatch work", file=sys.stderr)
             return subprocess.run(lab.command(chosen.command, user=chosen.user), check=False).returncode

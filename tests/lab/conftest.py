@@ -2,27 +2,24 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 
 import pytest
 
-from tests.lab import hosts, slurm, ssh
+from tests.lab import hosts, ssh
 from tests.lab.slurm import SlurmLab
 
 
 @pytest.fixture(scope="session")
-def lab_ssh(lab_slurm: SlurmLab, need: Callable[..., None]) -> SlurmLab:
+def lab_ssh(lab_slurm: SlurmLab) -> SlurmLab:
     """The lab's cluster, whose hosts also answer to ssh."""
-    need(not ssh.missing(), ssh.missing())
     ssh.start(lab_slurm)
     return lab_slurm
 
 
 @pytest.fixture
-def frail_lab(need: Callable[..., None]) -> Iterator[SlurmLab]:
+def frail_lab() -> Iterator[SlurmLab]:
     """A cluster of three nodes for one test, which may pull their plugs."""
-    for missing in (hosts.missing(), slurm.missing(), ssh.missing()):
-        need(not missing, missing)
     with hosts.lab_folder() as folder:
         lab = SlurmLab(folder, num_nodes=3)
         try:

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from tests.conftest import DIGITS, ROOT, Finished
-from tests.lab import hosts, slurm
+from tests.lab import hosts, needs, slurm
 from tests.lab.hosts import wait_until
 
 NODES, RATE, LINK, CORES = 5, "1gbit", "125MB", 0.4
@@ -133,7 +133,7 @@ def publish(desk: Desk) -> None:
 def main() -> int:
     """Do it; the exit code."""
     folder = Path(sys.argv[1]).resolve()
-    missing = hosts.missing() or slurm.missing() or ("" if folder.parts[1] != "tmp" else "FOLDER lies below /tmp")
+    missing = needs.all_missing(("hosts", "slurm")) or ("" if folder.parts[1] != "tmp" else "FOLDER lies below /tmp")
     if missing:
         print(f"the lab cannot start: {missing}", file=sys.stderr)
         return 2

@@ -26,8 +26,8 @@ USER, USER_ID = "student", 12345
 """The lab's unprivileged user, known on its hosts only."""
 LOGIN = "login"
 NETWORK = "10.77.0"
+SYSTEM_PATH = "/usr/local/bin:/usr/bin:/bin:/usr/sbin:/sbin"
 ADDRESSES = {LOGIN: f"{NETWORK}.254", **{f"node{i}": f"{NETWORK}.{i}" for i in range(1, 65)}}
-PROGRAMS = ("ip", "tc", "unshare", "nsenter", "mount", "setpriv", "bash")
 
 # A folder that must be seen at its own path although it lies below /tmp is bound into the host's /tmp first.
 _BOOT = """
@@ -140,7 +140,7 @@ class Lab:
             "HOME": str(home),
             "USER": user,
             "LOGNAME": user,
-            "PATH": "/usr/local/bin:/usr/bin:/bin:/usr/sbin:/sbin",
+            "PATH": SYSTEM_PATH,
             "LANG": "C.UTF-8",
             "TERM": "dumb",
             **self.environment,
@@ -157,11 +157,16 @@ class Lab:
         become = (
             []
             if user == "root"
-            else ["setpriv", f"--reuid={user}", f"--regid={user if user == USER else 'nogroup'}", "--init-groups"]
+            else [
+                "/usr/bin/setpriv",
+                f"--reuid={user}",
+                f"--regid={user if user == USER else 'nogroup'}",
+                "--init-groups",
+            ]
         )
         assignments = [f"{name}={value}" for name, value in environment.items()]
         limit = quota.entering(self.groups[host]) if host in self.groups else []
-        return [*limit, *enter, *become, "env", "-i", *assignments, *map(str, arguments)]
+        return [*limit, *enter, *become, "/usr/bin/env", "-i", *assignments, *map(str, arguments)]
 
     @property
     def environment(self) -> Mapping[str, str]:
@@ -176,7 +181,11 @@ class Lab:
         line = ["unshare", *flags, "bash", "-c", _BOOT, "boot", host, str(own), str(self.folder / "etc"), *seen]
         log = (own / "boot.log").open("wb")
         with log:
-            holder = subprocess.Popen(line, stdin=subprocess.DEVNULL, stdout=log, stderr=log, start_new_session=True)
+            # The caller's own PATH may lead below /tmp, which is another folder on the host.
+            environment = {**os.environ, "PATH": SYSTEM_PATH}
+            holder = subprocess.Popen(
+                line, stdin=subprocess.DEVNULL, stdout=log, stderr=log, start_new_session=True, env=environment
+            )
         self.holders[host] = holder
         wait_until(lambda: (own / "tmp" / ".booted").exists() or holder.poll() is not None, f"{host} boots")
         if holder.poll() is not None:
@@ -222,17 +231,6 @@ def wait_until(condition: object, what: str, timeout_s: float = 20.0) -> None:
         if time.monotonic() > deadline:
             raise TimeoutError(f"waited {timeout_s:.0f} s in vain until {what}")
         time.sleep(0.02)
-
-
-def missing() -> str:
-    """What this machine lacks for a lab; empty when nothing."""
-    if os.geteuid() != 0:
-        return "the lab needs root"
-    absent = [program for program in PROGRAMS if not shutil.which(program)]
-    if absent:
-        return f"these programs are not installed: {', '.join(absent)}"
-    probe = subprocess.run(["unshare", "--net", "--pid", "--fork", "--mount", "true"], capture_output=True, text=True)
-    return f"namespaces cannot be made here: {probe.stderr.strip()}" if probe.returncode else ""
 
 
 @contextlib.contextmanager

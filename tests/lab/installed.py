@@ -2,17 +2,14 @@
 
 from __future__ import annotations
 
-import os
-import shutil
-import subprocess
 from dataclasses import dataclass
 from pathlib import Path
 
 from tests.conftest import Finished
 from tests.lab.hosts import USER, Lab
-from tests.site.checkouts import SYSTEM_PYTHON, Checkout, copy_checkout, files_below
+from tests.lab.needs import LMOD, SYSTEM_PYTHON
+from tests.site.checkouts import Checkout, copy_checkout, files_below
 
-LMOD = Path("/usr/share/lmod/lmod")
 OPEN_MPI = "libmpi.so.40"
 """Debian's Open MPI, by its soname: what a site's MPI is in the lab."""
 
@@ -109,15 +106,3 @@ def install_site(shared: Path) -> Site:
     changed = {name for name in before.keys() | after.keys() if before.get(name) != after.get(name)}
     site.outputs.update(outputs)
     return Site(**{**vars(site), "changed_outside": frozenset(changed)})
-
-
-def missing() -> str:
-    """What this machine lacks for an installed site; empty when nothing."""
-    wanted = {
-        f"{SYSTEM_PYTHON} (python3)": os.access(SYSTEM_PYTHON, os.X_OK),
-        "python3-venv": subprocess.run([SYSTEM_PYTHON, "-c", "import ensurepip"], check=False).returncode == 0,
-        "lmod": (LMOD / "init" / "bash").is_file(),
-        "openmpi-bin": bool(shutil.which("mpiexec.openmpi", path="/usr/bin")),
-    }
-    absent = [name for name, there in wanted.items() if not there]
-    return f"not installed: {', '.join(absent)}" if absent else ""

@@ -4,15 +4,12 @@ from __future__ import annotations
 
 import os
 import re
-import shutil
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
 from tests.conftest import Finished
 from tests.lab.hosts import ADDRESSES, LOGIN, USER, Lab, wait_until
-
-PROGRAMS = ("slurmctld", "slurmd", "srun", "sbatch", "munged")
 
 _CONFIG = """
 ClusterName=lab
@@ -142,9 +139,3 @@ class SlurmLab(Lab):
         finished: Finished = self.run(line, host=host)
         if finished.code:
             raise RuntimeError(f"{line[0]} on {host}: {finished.err}")
-
-
-def missing() -> str:
-    """What this machine lacks for Slurm in the lab; empty when nothing."""
-    absent = [program for program in PROGRAMS if not shutil.which(program, path=f"{os.defpath}:/usr/sbin:/sbin")]
-    return f"these programs are not installed: {', '.join(absent)}" if absent else ""

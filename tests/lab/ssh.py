@@ -3,13 +3,9 @@
 from __future__ import annotations
 
 import os
-import shutil
 import subprocess
-from pathlib import Path
 
 from tests.lab.hosts import LOGIN, USER, USER_ID, Lab
-
-PROGRAMS = ("sshd", "ssh", "ssh-keygen")
 
 _SERVER = """
 HostKey {folder}/host
@@ -55,11 +51,3 @@ def start(lab: Lab) -> None:
         finished = lab.run(["bash", "-c", _START.format(folder=folder)], host=host)
         if finished.code:
             raise RuntimeError(f"sshd on {host}: {finished.err}")
-
-
-def missing() -> str:
-    """What this machine lacks for ssh in the lab; empty when nothing."""
-    absent = [program for program in PROGRAMS if not shutil.which(program, path=f"{os.defpath}:/usr/sbin")]
-    if absent or not Path("/etc/ssh/ssh_config").exists():
-        return f"these programs are not installed: {', '.join(absent) or 'openssh-client'}"
-    return ""

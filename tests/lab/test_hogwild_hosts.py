@@ -10,10 +10,9 @@ import pytest
 
 from benchmarks.shaped_hosts import run_ranks
 from hpcdl.cluster.launchers.mpiexec import find_mpiexec
-from tests.lab import hosts
 from tests.lab.hogwild_ranks import LENGTH, STEPS
 
-pytestmark = pytest.mark.lab
+pytestmark = pytest.mark.lab("hosts")
 
 HOSTS = 2
 
@@ -23,7 +22,6 @@ HOSTS = 2
     ({}, "HostedLink"),
 ], ids=["one-sided", "messages"])  # fmt: skip
 def test_no_update_is_lost_between_hosts(settings: dict[str, str], way: str, need: Callable[..., None]) -> None:
-    need(not hosts.missing(), hosts.missing())
     mpiexec = find_mpiexec()
     need(mpiexec.flavour == "mpich", "the tests' own MPI is not MPICH")
     command = [sys.executable, "-m", "tests.lab.hogwild_ranks"]

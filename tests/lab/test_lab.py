@@ -6,7 +6,6 @@ import json
 import re
 import subprocess
 import time
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -65,8 +64,8 @@ def test_a_batch_job_ends_with_its_own_code(lab_slurm: SlurmLab) -> None:
     assert set((lab_slurm.home / "fails.log").read_text().split()) == {"node1", "node2"}
 
 
-def test_a_shaped_network_is_as_slow_as_asked(need: Callable[..., None]) -> None:
-    need(not hosts.missing(), hosts.missing())
+@pytest.mark.lab("hosts")
+def test_a_shaped_network_is_as_slow_as_asked() -> None:
     with hosts.lab_folder() as folder:
         lab = Lab(folder, num_nodes=2, rate="200mbit")
         try:
@@ -83,8 +82,8 @@ def test_a_shaped_network_is_as_slow_as_asked(need: Callable[..., None]) -> None
     assert 150 < megabits < 215, f"{megabits:.0f} Mbit/s"
 
 
-def test_nothing_is_left_behind(need: Callable[..., None]) -> None:
-    need(not hosts.missing(), hosts.missing())
+@pytest.mark.lab("hosts", "slurm")
+def test_nothing_is_left_behind() -> None:
     before = Path("/proc/self/mountinfo").read_text(), sorted(Path("/etc").iterdir()), addresses()
     with hosts.lab_folder() as folder:
         lab = SlurmLab(folder, num_nodes=1)

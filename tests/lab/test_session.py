@@ -9,7 +9,8 @@ import pytest
 
 from tests.conftest import ROOT
 from tests.lab.hosts import LOGIN, USER
-from tests.lab.installed import LMOD, Site
+from tests.lab.installed import Site
+from tests.lab.needs import LMOD
 from tests.lab.slurm import SlurmLab
 
 pytestmark = pytest.mark.lab

@@ -7,7 +7,6 @@ import os
 import subprocess
 import sys
 import time
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -15,18 +14,17 @@ import pytest
 
 from hpcdl.cluster.launchers.mpiexec import Mpiexec, environment_for, find_mpiexec, launch_flags
 from hpcdl.collectives.table import COLLECTIVES
+from tests.lab.needs import DEBIAN_OPEN_MPI
 
 pytestmark = pytest.mark.mpi
 PROGRAM = Path(__file__).with_name("allreduce_ranks.py")
-DEBIAN_OPEN_MPI = Path("/usr/lib/x86_64-linux-gnu/libmpi.so.40")
 
 
-@pytest.fixture(scope="module", params=["default", pytest.param("openmpi", marks=pytest.mark.lab)])
-def mpiexec(request: pytest.FixtureRequest, need: Callable[..., None]) -> Any:
+@pytest.fixture(scope="module", params=["default", pytest.param("openmpi", marks=pytest.mark.lab("open-mpi"))])
+def mpiexec(request: pytest.FixtureRequest) -> Any:
     """The MPI that mpi4py finds by itself, and Debian's Open MPI."""
     with pytest.MonkeyPatch.context() as patch:
         if request.param == "openmpi":
-            need(DEBIAN_OPEN_MPI.exists(), "Open MPI is not installed (apt-get install openmpi-bin libopenmpi-dev)")
             patch.setenv("MPI4PY_LIBMPI", str(DEBIAN_OPEN_MPI))
         yield find_mpiexec()
 

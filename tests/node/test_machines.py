@@ -1,7 +1,6 @@
 from __future__ import annotations
 
 import os
-import shutil
 import subprocess
 from pathlib import Path
 
@@ -35,10 +34,9 @@ def test_unknown_keys_are_named(tmp_path: Path) -> None:
         read_machine(str(path))
 
 
-@pytest.mark.lab
+@pytest.mark.lab("hwloc")
 @pytest.mark.parametrize("file_name", documents())
 def test_hwloc_reads_the_topologies_alike(file_name: str) -> None:
-    assert shutil.which("hwloc-calc"), "hwloc-calc is missing: apt-get install hwloc"
     path = share_folder() / "machines" / file_name
     topology = read_machine(str(path)).topology
 

@@ -10,7 +10,6 @@ import os
 import re
 import shutil
 import subprocess
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -37,10 +36,8 @@ PICTURES = {
 
 
 @pytest.fixture(scope="module")
-def browser(need: Callable[..., None]) -> str:
-    found = shutil.which("chromium")
-    need(found is not None, "chromium is not installed: apt-get install chromium")
-    return found or ""
+def browser() -> str:
+    return str(shutil.which("chromium"))
 
 
 def visit(browser: str, page: Path, folder: Path, *flags: str) -> tuple[str, str]:

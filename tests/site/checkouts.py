@@ -13,8 +13,6 @@ from pathlib import Path
 from tests.conftest import ROOT, Finished
 
 PARTS = ("hpcdl", "scripts", "etc", "share", "Makefile", "pyproject.toml", "README.md", "LICENSE")
-SYSTEM_PYTHON = "/usr/bin/python3"
-"""The Python that a centre's tree is built on: other users can reach it, which a developer's own may not allow."""
 
 
 @dataclass(frozen=True)

@@ -5,16 +5,15 @@ from __future__ import annotations
 import os
 import re
 import subprocess
-from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
 
 from tests.conftest import ROOT, Finished
-from tests.lab.installed import LMOD
+from tests.lab.needs import LMOD
 
-pytestmark = pytest.mark.lab
+pytestmark = pytest.mark.lab("lmod")
 GOLDEN = Path(__file__).parent / "golden" / "load.bash"
 TEMPLATE = ROOT / "etc" / "modulefiles" / "hpcdl" / "hpcdl.lua"
 LMOD_OWN = re.compile(r"^(_ModuleTable|__LMOD_REF_COUNT_|_LMFILES_$|LOADEDMODULES$|_$|SHLVL$|PWD$)")
@@ -81,8 +80,7 @@ def state_of(text: str) -> dict[str, str]:
 
 
 @pytest.fixture
-def modules(tmp_path: Path, need: Callable[..., None]) -> Modules:
-    need((LMOD / "init" / "bash").is_file(), "lmod is not installed")
+def modules(tmp_path: Path) -> Modules:
     tree = tmp_path / "modulefiles"
     tree.mkdir()
     made = Modules(tree)

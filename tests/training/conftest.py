@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -10,9 +10,8 @@ import pytest
 
 from hpcdl.cluster.launchers.mpiexec import Mpiexec, environment_for, find_mpiexec, launch_flags
 from tests.conftest import CommandLine
+from tests.lab.needs import DEBIAN_OPEN_MPI
 from tests.training.training_runs import NOTED, images_of
-
-DEBIAN_OPEN_MPI = Path("/usr/lib/x86_64-linux-gnu/libmpi.so.40")
 
 
 @dataclass(frozen=True)
@@ -51,11 +50,10 @@ def undisturbed(session_hpcdl: CommandLine, shards: Path, tmp_path_factory: pyte
     return Undisturbed(folder / "run", images_of(folder))
 
 
-@pytest.fixture(scope="module", params=["default", pytest.param("openmpi", marks=pytest.mark.lab)])
-def mpi(request: pytest.FixtureRequest, need: Callable[..., None], session_hpcdl: CommandLine) -> Iterator[Mpi]:
+@pytest.fixture(scope="module", params=["default", pytest.param("openmpi", marks=pytest.mark.lab("open-mpi"))])
+def mpi(request: pytest.FixtureRequest, session_hpcdl: CommandLine) -> Iterator[Mpi]:
     """The MPI that mpi4py finds by itself, and Debian's Open MPI."""
     with pytest.MonkeyPatch.context() as patch:
         if request.param == "openmpi":
-            need(DEBIAN_OPEN_MPI.exists(), "Open MPI is not installed (apt-get install openmpi-bin libopenmpi-dev)")
             patch.setenv("MPI4PY_LIBMPI", str(DEBIAN_OPEN_MPI))
         yield Mpi(find_mpiexec(), CommandLine(session_hpcdl.home))

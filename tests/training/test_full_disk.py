@@ -3,12 +3,9 @@
 from __future__ import annotations
 
 import contextlib
-import os
-import shutil
 import subprocess
 import sys
 import time
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -17,7 +14,7 @@ from tests.conftest import CommandLine
 from tests.training.conftest import Undisturbed
 from tests.training.training_runs import NOTED, finish, record_of, same_run, steps_done, wait_for
 
-pytestmark = [pytest.mark.mpi, pytest.mark.lab]
+pytestmark = [pytest.mark.mpi, pytest.mark.lab("mounts")]
 MOUNTED = """
 set -e
 mount -t tmpfs -o size=3m tmpfs "$1"
@@ -40,16 +37,9 @@ def fill(folder: Path) -> Path:
     return ballast
 
 
-def mounting(need: Callable[..., None]) -> None:
-    probe = ["unshare", "-m", "mount", "-t", "tmpfs", "tmpfs", "/mnt"]
-    possible = os.geteuid() == 0 and bool(shutil.which("unshare"))
-    need(possible and not subprocess.run(probe, capture_output=True).returncode, "a file system cannot be mounted here")
-
-
 def test_a_disk_that_fills_up_costs_warnings_only(
-    undisturbed: Undisturbed, session_hpcdl: CommandLine, shards: Path, tmp_path: Path, need: Callable[..., None]
+    undisturbed: Undisturbed, session_hpcdl: CommandLine, shards: Path, tmp_path: Path
 ) -> None:
-    mounting(need)
     disk, kept = tmp_path / "disk", tmp_path / "kept"
     disk.mkdir()
     command = [*NOTED, "--data", shards, "--run-dir", disk / "run"]

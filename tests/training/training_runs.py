@@ -7,7 +7,6 @@ import json
 import os
 import signal
 import subprocess
-import sys
 import time
 import zipfile
 from collections.abc import Callable, Mapping
@@ -19,7 +18,8 @@ import numpy
 
 from hpcdl.cluster.status import read_statuses
 from hpcdl.training.checkpoint.folders import FOLDER, folder_of, list_checkpoints, read_arrays
-from tests.conftest import CommandLine, Finished
+from tests.conftest import CommandLine
+from tests.conftest import finish as finish
 
 SHORT = [
     "train", "--model", "lenet", "--strategy", "ring", "--ranks", "2", "--batch-size", "16", "--deterministic",
@@ -42,16 +42,7 @@ def record_of(run_dir: Path) -> dict[str, Any]:
 
 
 def start(hpcdl: CommandLine, arguments: list[Any], env: Mapping[str, str] | None = None) -> subprocess.Popen[str]:
-    return subprocess.Popen(
-        [sys.executable, "-m", "hpcdl", *map(str, arguments)],
-        env=hpcdl.environment | dict(env or {}), cwd=hpcdl.home,
-        stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
-    )  # fmt: skip
-
-
-def finish(process: subprocess.Popen[str], timeout_s: float = 120) -> Finished:
-    out, err = process.communicate(timeout=timeout_s)
-    return Finished(process.returncode, out, err)
+    return hpcdl.start(arguments, env=env)
 
 
 def wait_for(condition: Callable[[], bool], timeout_s: float = 120) -> None:

@@ -1,0 +1,96 @@
+"""What lab tests need of the machine, in one place: a test names rows of NEEDS, as in `pytest.mark.lab("hwloc")`.
+
+The fixtures of FIXTURES name theirs here, so tests that use them do not. Programs are looked for on PATH alone: what
+a PATH of one's own hides (scripts/without-lab) is not there.
+"""
+
+from __future__ import annotations
+
+import functools
+import os
+import shutil
+import subprocess
+from collections.abc import Iterable
+from dataclasses import dataclass
+from pathlib import Path
+
+SYSTEM_PYTHON = "/usr/bin/python3"
+"""The Python that a centre's tree is built on: other users can reach it, which a developer's own may not allow."""
+LMOD = Path("/usr/share/lmod/lmod")
+DEBIAN_OPEN_MPI = Path("/usr/lib/x86_64-linux-gnu/libmpi.so.40")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Need:
+    """What has to be there: programs on PATH, files, and a command that has to succeed; `packages` are Debian's."""
+
+    packages: str
+    programs: tuple[str, ...] = ()
+    files: tuple[Path, ...] = ()
+    root: bool = False
+    probe: tuple[str, ...] = ()
+
+    def missing(self) -> str:
+        """What this machine lacks, and how to get it; empty when nothing."""
+        if self.root and os.geteuid() != 0:
+            return "root is needed"
+        absent = [name for name in self.programs if not shutil.which(name)]
+        absent += [str(path) for path in self.files if not path.exists()]
+        if absent:
+            return f"{', '.join(absent)} missing: apt-get install {self.packages}"
+        if self.probe and (failed := subprocess.run(self.probe, capture_output=True, text=True)).returncode:
+            return f"`{' '.join(self.probe)}` fails: {failed.stderr.strip() or failed.returncode}"
+        return ""
+
+
+NEEDS = {
+    "hosts": Need(
+        packages="iproute2 util-linux",
+        programs=("ip", "tc", "unshare", "nsenter", "mount", "setpriv", "bash"),
+        root=True,
+        probe=("unshare", "--net", "--pid", "--fork", "--mount", "true"),
+    ),
+    "slurm": Need(
+        packages="slurmctld slurmd slurm-client munge",
+        programs=("slurmctld", "slurmd", "srun", "sbatch", "salloc", "scontrol", "munged"),
+    ),
+    "ssh": Need(
+        packages="openssh-client openssh-server",
+        programs=("ssh", "ssh-keygen", "sshd"),
+        files=(Path("/etc/ssh/ssh_config"),),
+    ),
+    "open-mpi": Need(packages="openmpi-bin libopenmpi-dev", programs=("mpiexec.openmpi",), files=(DEBIAN_OPEN_MPI,)),
+    "lmod": Need(packages="lmod lua5.3", programs=("lua5.3", "luac5.3"), files=(LMOD / "init" / "bash",)),
+    "python-venv": Need(
+        packages="python3-venv", files=(Path(SYSTEM_PYTHON),), probe=(SYSTEM_PYTHON, "-c", "import ensurepip")
+    ),
+    "hwloc": Need(packages="hwloc", programs=("hwloc-calc", "lstopo-no-graphics")),
+    "mounts": Need(
+        packages="mount util-linux",
+        programs=("unshare", "mount"),
+        root=True,
+        probe=("unshare", "-m", "mount", "-t", "tmpfs", "tmpfs", "/mnt"),
+    ),
+    "groff": Need(packages="man-db", programs=("groff",)),
+    "chromium": Need(packages="chromium", programs=("chromium",)),
+    "hdf5-tools": Need(packages="hdf5-tools", programs=("h5dump",)),
+}
+FIXTURES = {
+    "lab_slurm": ("hosts", "slurm"),
+    "lab_ssh": ("ssh",),
+    "frail_lab": ("hosts", "slurm", "ssh"),
+    "site": ("lmod", "open-mpi", "python-venv"),
+    "browser": ("chromium",),
+    "small_disk": ("mounts",),
+}
+
+
+@functools.cache
+def missing(name: str) -> str:
+    """What this machine lacks of a row of NEEDS; empty when nothing."""
+    return NEEDS[name].missing()
+
+
+def all_missing(names: Iterable[str]) -> str:
+    """The same of several rows."""
+    return "; ".join(filter(None, map(missing, dict.fromkeys(names))))

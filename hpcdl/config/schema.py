@@ -32,6 +32,7 @@ class DataConfig:
     batch_size: int = setting(32, "Samples per worker and step.", at_least=1)
     flip: bool = setting(False, "Mirror half of the training images left to right, by the seed.")
     crop_padding: int = setting(0, "Pixels added on every side before a window of the old size is cut out.", at_least=0)
+    verify_data: bool = setting(True, "Hold what is read of shards against its checksums.")
     stage: Path | None = setting(None, "Copy the shards to this node-local folder first; removed afterwards.")
 
 

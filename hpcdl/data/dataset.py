@@ -40,6 +40,8 @@ class Dataset:
     manifest: Manifest | None = None
     synthetic: SyntheticSpec | None = None
     seed: int = 0
+    verified: bool = True
+    """Whether what is read of shards is held against its checksums."""
     copies: Mapping[Path, Path] = field(default_factory=dict)
     """Where this process has copies of shards to read their bytes from: see resident.py."""
 
@@ -63,8 +65,10 @@ class Dataset:
         return self.manifest is not None and self.manifest.encoding == "encoded"
 
 
-def open_dataset(data: str, *, seed: int = 0) -> Dataset:
+def open_dataset(data: str, *, seed: int = 0, verified: bool = True) -> Dataset:
     """The data set of a folder or of `synthetic:NAME`; `seed` is that of samples made.
+
+    `verified`: what is read of it later is held against its checksums.
 
     UsageError: no such folder, no data folder, not finished. CorruptError: a damaged manifest, a shard that is missing
     or whose size is not the manifest's.
@@ -94,6 +98,7 @@ def open_dataset(data: str, *, seed: int = 0) -> Dataset:
         },
         folder=folder,
         manifest=manifest,
+        verified=verified,
     )
 
 

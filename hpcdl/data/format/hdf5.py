@@ -37,7 +37,9 @@ def create_shard(path: Path, frame: ShardFrame) -> NewShardPlaces:
         _add_class_names(file, frame.class_names)
         labels = _add_contiguous(file, "labels", (frame.num_samples,), "<i8")
         checksums = _add_contiguous(file, "block_checksums", (blocks,), "<u8")
-        offsets = data = None
+        sample_checksums = offsets = data = None
+        if frame.sample_checksums and frame.filters is None:
+            sample_checksums = _add_contiguous(file, "sample_checksums", (frame.num_samples,), "<u8")
         if frame.data_name == "bytes":
             offsets = _add_contiguous(file, "offsets", (frame.num_samples + 1,), "<i8")
         if frame.filters is None:
@@ -47,7 +49,9 @@ def create_shard(path: Path, frame: ShardFrame) -> NewShardPlaces:
             file.create_dataset(
                 frame.data_name, frame.data_shape, frame.dtype, chunks=chunk, track_times=False, **frame.filters
             )
-    return NewShardPlaces(labels=labels, checksums=checksums, offsets=offsets, data=data)
+    return NewShardPlaces(
+        labels=labels, checksums=checksums, sample_checksums=sample_checksums, offsets=offsets, data=data
+    )
 
 
 def _add_contiguous(file: h5py.File, name: str, shape: tuple[int, ...], dtype: str) -> int:
@@ -110,6 +114,7 @@ def _map(path: Path, file: h5py.File) -> ShardMap:
         block_bytes=block_bytes,
         labels_offset=file["labels"].id.get_offset(),
         checksums=file["block_checksums"][:],
+        sample_checksums_offset=file["sample_checksums"].id.get_offset() if "sample_checksums" in file else None,
         offsets=offsets,
         attributes=attributes,
     )

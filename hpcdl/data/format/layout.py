@@ -24,6 +24,8 @@ class ShardFrame:
     class_names: tuple[str, ...]
     alignment: int = 4096
     filters: Mapping[str, Any] | None = None
+    sample_checksums: bool = True
+    """Whether each sample has a checksum of its own; compressed samples have none."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -41,6 +43,7 @@ class ShardMap:
     block_bytes: npt.NDArray[np.int64]
     labels_offset: int
     checksums: npt.NDArray[np.uint64]
+    sample_checksums_offset: int | None
     offsets: npt.NDArray[np.int64] | None
     attributes: Mapping[str, Any]
 
@@ -60,5 +63,6 @@ class NewShardPlaces:
 
     labels: int
     checksums: int
+    sample_checksums: int | None
     offsets: int | None
     data: int | None

@@ -43,13 +43,17 @@ class SplitEntry:
 
 @dataclass(frozen=True, kw_only=True)
 class Recipe:
-    """What it takes to make any shard again from the same source: options, planned sizes, checksum of the list."""
+    """What it takes to make any shard again from the same source: options, planned sizes, checksum of the list.
+
+    Shards of earlier versions have no checksums of single samples.
+    """
 
     options: Mapping[str, Any]
     num_samples: Mapping[str, int]
     shards: Mapping[str, int]
     alignment: int
     fingerprint: str
+    sample_checksums: bool = False
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
@@ -33,6 +33,7 @@ class NewShard:
         self._block_samples = frame.block_samples
         self._places = create_shard(path, frame)
         self._checksums = np.zeros(-(-frame.num_samples // frame.block_samples), "<u8")
+        self._sample_checksums = np.zeros(frame.num_samples, "<u8")
         self._chunks = ChunkWriter(path) if frame.filters else None
         self._descriptor = os.open(path, os.O_RDWR | os.O_CLOEXEC)
         self._end = self._started = self._places.data or 0
@@ -47,13 +48,15 @@ class NewShard:
         if self._chunks:
             self._chunks.close()
 
-    def write_block(self, first: int, block: Array) -> None:
-        """Write the block whose first sample is `first`, behind the one before."""
+    def write_block(self, first: int, block: Array, sizes: Sequence[int]) -> None:
+        """Write the block whose first sample is `first`, behind the one before; `sizes` are its samples', in bytes."""
         if self._chunks:
             self._chunks.write(first, block)
             return
         content = block.data.cast("B")
         self._checksums[first // self._block_samples] = xxhash.xxh3_64_intdigest(content)
+        if self._places.sample_checksums is not None:
+            self._sample_checksums[first : first + len(sizes)] = list(sample_checksums(content, sizes))
         self._write(content, self._end)
         self._end += len(content)
         if self._end - self._started >= _WRITEBACK_BYTES:
@@ -69,6 +72,8 @@ class NewShard:
             self._checksums[:] = list(block_checksums(self._descriptor, found))
         self._write(labels.astype("<i8").data.cast("B"), self._places.labels)
         self._write(self._checksums.data.cast("B"), self._places.checksums)
+        if self._places.sample_checksums is not None:
+            self._write(self._sample_checksums.data.cast("B"), self._places.sample_checksums)
         if offsets is not None and self._places.offsets is not None:
             self._write(offsets.astype("<i8").data.cast("B"), self._places.offsets)
         return frame_checksum(self._descriptor, shard_map(self._path))
@@ -90,10 +95,23 @@ def start_writeback(descriptor: int, offset: int, num_bytes: int) -> None:
         call(descriptor, offset, num_bytes, _SYNC_FILE_RANGE_WRITE)
 
 
+def sample_checksums(content: memoryview, sizes: Sequence[int]) -> Iterator[int]:
+    """XXH3-64 of samples that lie one behind the other in `content`."""
+    start = 0
+    for size in sizes:
+        yield xxhash.xxh3_64_intdigest(content[start : start + size])
+        start += size
+
+
+def block_checksum(descriptor: int, place: ShardMap, block: int) -> int:
+    """XXH3-64 of a block's bytes as they lie in the file."""
+    offset, size = int(place.block_offsets[block]), int(place.block_bytes[block])
+    return int(_checksum(descriptor, [(offset, offset + size)]).intdigest())
+
+
 def block_checksums(descriptor: int, place: ShardMap) -> Iterator[int]:
-    """XXH3-64 of each block's bytes as they lie in the file."""
-    for offset, size in zip(place.block_offsets.tolist(), place.block_bytes.tolist(), strict=True):
-        yield _checksum(descriptor, [(offset, offset + size)]).intdigest()
+    """`block_checksum` of each block."""
+    return (block_checksum(descriptor, place, block) for block in range(place.num_blocks))
 
 
 def frame_checksum(descriptor: int, place: ShardMap) -> str:

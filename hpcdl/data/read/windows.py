@@ -215,8 +215,10 @@ class ScatteredWindows:
     def _views(self, targets: Iterator[tuple[int, int]], views: dict[int, memoryview]) -> Iterator[memoryview]:
         """Where the samples of a block go, in order; those of other workers into the scratch."""
         size = self._reader.sample_bytes
-        for step, row in targets:
-            yield views[step][row * size : (row + 1) * size] if step >= 0 else self._scratch[:size]
+        for place, (step, row) in enumerate(targets):
+            # What others train on is read too, each sample to a place of its own: the checksum is the whole block's.
+            into, at = (views[step], row) if step >= 0 else (self._scratch, place)
+            yield into[at * size : (at + 1) * size]
 
     def _destinations(self, epoch: Epoch, window: int) -> tuple[Ids, Ids]:
         """Step (-1: not this worker's) and row in its batch of each sample of the window's blocks, as they lie."""

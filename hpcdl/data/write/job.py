@@ -41,6 +41,7 @@ class Job:
     seed: int
     on_error: str
     options: Mapping[str, Any]
+    sample_checksums: bool = True
     version: str = field(default=__version__)
 
     def identity(self) -> str:

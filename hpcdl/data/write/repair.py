@@ -58,7 +58,12 @@ def _job(folder: Path, source: str, manifest: Manifest, work: Path) -> Job:
         block_samples=manifest.block_samples,
     )
     return dataclasses.replace(
-        job, name=manifest.name, source_name=manifest.source["name"], plan=plan, version=manifest.hpcdl_version
+        job,
+        name=manifest.name,
+        source_name=manifest.source["name"],
+        plan=plan,
+        sample_checksums=recipe.sample_checksums,
+        version=manifest.hpcdl_version,
     )
 
 

@@ -124,12 +124,18 @@ class ShardWriter:
             class_names=tuple(job.facts.class_names),
             alignment=job.plan.alignment,
             filters=filters(job.compression),
+            sample_checksums=job.sample_checksums,
+        )
+        sizes = (
+            rows["size"].tolist()
+            if encoded
+            else [int(np.prod(job.sample_shape)) * np.dtype(job.dtype).itemsize] * len(rows)
         )
         bad: list[int] = []
         with NewShard(path, frame) as shard:
             for first, block in (self._encoded_blocks if encoded else self._raw_blocks)(rows, bad):
                 if not bad:
-                    shard.write_block(first, block)
+                    shard.write_block(first, block, sizes[first : first + job.plan.block_samples])
                 told(min(job.plan.block_samples, len(rows) - first))
             offsets = np.concatenate([[0], np.cumsum(rows["size"])]) if encoded else None
             return bad, "" if bad else shard.finish(rows["label"], offsets)

@@ -180,6 +180,7 @@ def finish(request: ShardRequest, job: Job, results: Results) -> Manifest:
             shards=dict(job.plan.shards),
             alignment=job.plan.alignment,
             fingerprint=job.fingerprint,
+            sample_checksums=job.sample_checksums,
         ),
     )
     write_manifest(request.target, manifest)

@@ -77,7 +77,7 @@ def prepare(effective: Effective[TrainConfig]) -> Prepared:
         raise UsageError("--epochs and --steps exclude each other; give one of them")
     if config.run.tensorboard is not None and importlib.util.find_spec("tensorboard") is None:
         raise UsageError("--tensorboard needs the package tensorboard; pip install 'hpcdl[tensorboard]'")
-    dataset = open_dataset(config.data.data, seed=config.run.seed)
+    dataset = open_dataset(config.data.data, seed=config.run.seed, verified=config.data.verify_data)
     num_samples = dataset.train_split.num_samples
     per_worker = config.data.batch_size * config.exchange.accumulate
     global_batch = per_worker * num_workers

@@ -1,14 +1,16 @@
 """Reading raw shards against a plain loop of os.preadv over the same bytes, and tf.data output against TFRecord.
 
-    python benchmarks/data_reading.py [--mib 1024] [--repeats 5] [--folder DIR]
+    python benchmarks/data_reading.py [--mib 1024] [--repeats 5] [--folder DIR] [--from-disk]
 
 All variants of one repeat run one after the other in this process, on bytes that are in the page cache; ratios are
-taken within a repeat, and the median ratio is printed.
+taken within a repeat, and the median ratio is printed. Those named `verified` hold what they read against its
+checksums. `--from-disk` leaves TensorFlow out and drops the shards' bytes from the page cache before each reading.
 """
 
 from __future__ import annotations
 
 import argparse
+import dataclasses
 import json
 import os
 import statistics
@@ -155,28 +157,48 @@ def tf_records(dataset: Dataset, folder: Path) -> Callable[[], float]:
     return run
 
 
+def dropped(dataset: Dataset) -> None:
+    """Have the kernel forget the shards' bytes."""
+    assert dataset.folder is not None and dataset.manifest is not None
+    for entry in dataset.manifest.shards():
+        descriptor = os.open(dataset.folder / entry.file, os.O_RDONLY)
+        os.posix_fadvise(descriptor, 0, 0, os.POSIX_FADV_DONTNEED)
+        os.close(descriptor)
+
+
 def main() -> None:
     arguments = argparse.ArgumentParser(description=__doc__)
     arguments.add_argument("--mib", type=int, default=1024)
     arguments.add_argument("--repeats", type=int, default=5)
     arguments.add_argument("--folder", type=Path)
+    arguments.add_argument("--from-disk", action="store_true")
     chosen = arguments.parse_args()
     with tempfile.TemporaryDirectory() as scratch:
         folder = chosen.folder or Path(scratch)
         dataset = make(folder, chosen.mib)
-        records = tf_records(dataset, folder)
+        unchecked = dataclasses.replace(dataset, verified=False)
         variants: dict[str, Callable[[], float]] = {
             "plain preadv": lambda: plain(dataset),
-            "shuffled blocks": lambda: blocks(dataset),
-            "single samples": lambda: single(dataset),
-            "training stream": lambda: stream(dataset),
-            "tf.data, shards": lambda: tf_shards(dataset),
-            "tf.data, TFRecord": records,
+            "shuffled blocks": lambda: blocks(unchecked),
+            "shuffled blocks, verified": lambda: blocks(dataset),
+            "single samples": lambda: single(unchecked),
+            "single samples, verified": lambda: single(dataset),
         }
+        if not chosen.from_disk:
+            records = tf_records(dataset, folder)
+            variants |= {
+                "training stream": lambda: stream(unchecked),
+                "training stream, verified": lambda: stream(dataset),
+                "tf.data, shards": lambda: tf_shards(unchecked),
+                "tf.data, shards, verified": lambda: tf_shards(dataset),
+                "tf.data, TFRecord": records,
+            }
         plain(dataset)
         seconds = {name: [] for name in variants}
         for _ in range(chosen.repeats):
             for name, run in variants.items():
+                if chosen.from_disk:
+                    dropped(dataset)
                 seconds[name].append(run())
         size = dataset.train_split.num_samples * int(np.prod(dataset.sample_shape))
     report(seconds, size)
@@ -189,10 +211,12 @@ def report(seconds: dict[str, list[float]], size: int) -> None:
     print(json.dumps({
         "gb_per_second": {name: round(size / statistics.median(times) / 1e9, 2) for name, times in seconds.items()},
         "ratios": {
-            "shuffled blocks / plain preadv": round(ratio("plain preadv", "shuffled blocks"), 2),
-            "single samples / plain preadv": round(ratio("plain preadv", "single samples"), 2),
-            "training stream / plain preadv": round(ratio("plain preadv", "training stream"), 2),
-            "tf.data from shards / tf.data from TFRecord": round(ratio("tf.data, TFRecord", "tf.data, shards"), 2),
+            **{f"{name} / plain preadv": round(ratio("plain preadv", name), 2) for name in seconds if "tf" not in name},
+            **{
+                f"{name} / tf.data, TFRecord": round(ratio("tf.data, TFRecord", name), 2)
+                for name in seconds
+                if "tf" in name
+            },
         },
     }, indent=1))  # fmt: skip
 

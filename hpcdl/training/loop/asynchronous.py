@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 import keras
 
 from hpcdl.comm.threads.communicator import alone
-from hpcdl.core.errors import HpcdlError, RankError, StoppedEarly
+from hpcdl.core.errors import CorruptError, HpcdlError, RankError, StoppedEarly
 from hpcdl.core.protocols import Communicator
 from hpcdl.core.records import HistoryPoint
 from hpcdl.data.read.pipeline import evaluation_batches
@@ -151,7 +151,7 @@ class AsynchronousTrainer(Trainer):
                 if time.monotonic() - saved >= self._config.checkpoint.checkpoint_every:
                     saved = time.monotonic()
                     self._save()
-        except RankError:  # a lost server or a torn network: there is nothing left to go on with
+        except (RankError, CorruptError):  # a lost server, a torn network, damaged data: nothing to go on with
             raise
         except Exception as error:  # noqa: BLE001  whatever stops this worker must not stop the others
             lines = str(error).strip().splitlines() or [""]

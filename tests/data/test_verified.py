@@ -1,0 +1,187 @@
+"""A damaged byte never reaches a batch, whatever the way it is read; the error names shard and block."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+
+import h5py
+import numpy as np
+import pytest
+
+from hpcdl.core.errors import CorruptError
+from hpcdl.data.dataset import Dataset, open_dataset
+from hpcdl.data.format.hdf5 import shard_map
+from hpcdl.data.read.reader import SplitReader, open_reader
+from hpcdl.data.read.resident import resident
+from hpcdl.data.read.staging import staged
+from hpcdl.data.read.stream import TrainingStream
+from hpcdl.data.write import listing
+from hpcdl.data.write.job import Job
+from hpcdl.data.write.repair import repair
+from tests.data.sharding import contents, image_folder, make, numbers, pixels
+
+SHARD = "shard-00001.h5"
+
+
+def arrays(folder: Path, side: int, **options: object) -> Path:
+    source = folder / "a.npz"
+    np.savez(source, images=pixels(60, (side, side, 3)), labels=numbers(60, 7))
+    make(source, folder / "out", shards=3, max_ranks=12, **options)
+    return folder / "out"
+
+
+def files(folder: Path) -> Path:
+    make(image_folder(folder / "s", {"a": 30, "b": 30}, size=20), folder / "out", shards=3, encoding="encoded")
+    return folder / "out"
+
+
+def epoch(dataset: Dataset, workers: int = 1) -> None:
+    """All batches of all workers in an epoch."""
+    for worker in range(workers):
+        reader = open_reader(dataset, dataset.train_split)
+        stream = TrainingStream(reader, batch_size=12 // workers, worker=worker, num_workers=workers, seed=1)
+        try:
+            for step in range(stream.steps_per_epoch):
+                (stream.files if dataset.encoded else stream.images)(step)
+        finally:
+            stream.close()
+
+
+def in_order(dataset: Dataset) -> None:
+    """Sample by sample, as evaluation reads."""
+    reader = open_reader(dataset, dataset.train_split)
+    assert isinstance(reader, SplitReader)
+    try:
+        for first in range(0, dataset.train_split.num_samples, 7):
+            ids = np.arange(first, min(first + 7, dataset.train_split.num_samples))
+            if dataset.encoded:
+                reader.read_encoded(ids)
+            else:
+                reader.read_samples(ids, np.empty((len(ids), *dataset.sample_shape), dataset.dtype))
+    finally:
+        reader.close()
+
+
+WAYS: dict[str, tuple[Callable[[Path], Path], Callable[[Dataset], None]]] = {
+    "gathered blocks": (lambda folder: arrays(folder, 8), epoch),
+    "scattered blocks": (lambda folder: arrays(folder, 40), epoch),
+    "scattered blocks, many workers": (lambda folder: arrays(folder, 40), functools.partial(epoch, workers=4)),
+    "own samples": (lambda folder: arrays(folder, 300), functools.partial(epoch, workers=4)),
+    "compressed blocks": (lambda folder: arrays(folder, 8, compression="gzip"), epoch),
+    "files": (files, epoch),
+    "evaluation": (lambda folder: arrays(folder, 8), in_order),
+    "evaluation, compressed": (lambda folder: arrays(folder, 8, compression="gzip"), in_order),
+    "evaluation, files": (files, in_order),
+    "from memory": (lambda folder: arrays(folder, 40), lambda dataset: epoch(resident(dataset))),
+}
+
+
+@pytest.fixture(params=["now", "an earlier version's"])
+def shards_of(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
+    """Shards as they are made, and without checksums of single samples."""
+    if request.param != "now":
+        monkeypatch.setattr(listing, "Job", functools.partial(Job, sample_checksums=False))
+    return str(request.param)
+
+
+def flipped(path: Path, places: list[int]) -> None:
+    content = bytearray(path.read_bytes())
+    for place in places:
+        content[place] ^= 16
+    path.write_bytes(content)
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_a_damaged_block_is_named_and_read_only_where_asked(way: str, shards_of: str, tmp_path: Path) -> None:
+    made, read = WAYS[way]
+    folder = made(tmp_path)
+    with h5py.File(folder / SHARD, locking=False) as file:
+        assert ("sample_checksums" in file) == (shards_of == "now" and "compressed" not in way)
+    read(open_dataset(str(folder)))
+    place = shard_map(folder / SHARD)
+    block = place.num_blocks // 2
+    flipped(folder / SHARD, [int(place.block_offsets[block] + place.block_bytes[block] // 2)])
+    first, stop = place.block_range(block)
+    words = rf"{SHARD}: block {block} \(samples {first} to {stop - 1}\) is damaged"
+    with pytest.raises(CorruptError, match=words):
+        read(open_dataset(str(folder)))
+    if not place.compressed:  # gzip has a checksum of its own
+        read(open_dataset(str(folder), verified=False))
+
+
+@pytest.mark.parametrize("part", ["labels", "block_checksums", "sample_checksums", "offsets"])
+def test_a_damaged_frame_is_met_when_the_shard_is_opened(part: str, tmp_path: Path) -> None:
+    folder = files(tmp_path)
+    with h5py.File(folder / SHARD, locking=False) as file:
+        offset = file[part].id.get_offset()
+    flipped(folder / SHARD, [offset])
+    with pytest.raises(CorruptError, match=rf"{SHARD}: its header .* is damaged"):
+        epoch(open_dataset(str(folder)))
+
+
+def test_damage_that_comes_while_it_is_read_is_met(tmp_path: Path) -> None:
+    """Whole blocks are checked each time, not once."""
+    folder = arrays(tmp_path, 40)
+    dataset = open_dataset(str(folder))
+    reader = open_reader(dataset, dataset.train_split)
+    assert isinstance(reader, SplitReader)
+    out = np.empty((60, *dataset.sample_shape), dataset.dtype)
+    assert reader.read_block(0, out) > 0
+    path = folder / "shard-00000.h5"
+    with path.open("r+b") as file:
+        file.seek(int(shard_map(path).block_offsets[0]))
+        file.write(b"\xff\x00\xff\x00")
+    with pytest.raises(CorruptError, match=r"shard-00000\.h5: block 0 "):
+        reader.read_block(0, out)
+    reader.close()
+
+
+def test_a_staged_copy_is_checked_when_it_is_read(tmp_path: Path) -> None:
+    folder, place = arrays(tmp_path, 40), tmp_path / "near"
+    place.mkdir()
+    with staged(open_dataset(str(folder)), place) as near:
+        assert near.folder is not None and near.folder != folder
+        epoch(near)
+        flipped(near.folder / SHARD, [int(shard_map(near.folder / SHARD).block_offsets[0])])
+        with pytest.raises(CorruptError, match=rf"{SHARD}: block 0 "):
+            epoch(near)
+        epoch(replace(near, verified=False))
+
+
+def test_shards_of_an_earlier_version_are_written_again_as_they_were(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    with monkeypatch.context() as patch:
+        patch.setattr(listing, "Job", functools.partial(Job, sample_checksums=False))
+        folder = arrays(tmp_path, 8)
+    before = contents(folder)
+    (folder / SHARD).write_bytes(b"")
+    assert repair(folder, str(tmp_path / "a.npz"), [SHARD]) == [SHARD]
+    assert contents(folder) == before
+
+
+@pytest.fixture
+def damaged(tmp_path: Path) -> Dataset:
+    """Shards of which each block is damaged."""
+    folder = arrays(tmp_path, 40, split="train=0.5,val=0.5")
+    for path in folder.glob("*/*.h5"):
+        flipped(path, shard_map(path).block_offsets.tolist())
+    return open_dataset(str(folder))
+
+
+def test_the_error_comes_through_tensorflow_as_it_was(damaged: Dataset) -> None:
+    pytest.importorskip("tensorflow")
+    from hpcdl.data.read.pipeline import as_tf_dataset, evaluation_batches, training_batches
+
+    with pytest.raises(CorruptError, match=r"train/shard-\d+\.h5: block \d+ "):
+        next(training_batches(damaged, batch_size=8))
+    split = damaged.evaluation_split
+    assert split is not None
+    with pytest.raises(CorruptError, match=r"val/shard-00000\.h5: block 0 "):
+        next(evaluation_batches(damaged, split, batch_size=8))
+    with pytest.raises(Exception, match=r"CorruptError: shard .*train/shard-\d+\.h5: block"):
+        next(iter(as_tf_dataset(str(damaged.folder), batch_size=8)))
+    assert len(next(iter(as_tf_dataset(str(damaged.folder), batch_size=8, verify_data=False)))[0]) == 8

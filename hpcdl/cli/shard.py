@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import signal
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -14,6 +12,7 @@ import typer
 from hpcdl.cli.options import ConfigFlag, JsonFlag, SetFlag, effective, takes_settings
 from hpcdl.cli.output import print_json, say
 from hpcdl.core.protocols import Communicator
+from hpcdl.core.signals import caught
 from hpcdl.core.units import format_bytes, format_count, format_seconds
 from hpcdl.data.write.request import ShardConfig, ShardRequest
 
@@ -48,7 +47,7 @@ def shard(
             print_json(_plan_document(job))
         return
     communicator = _ranks()
-    with _sigterm_as_ctrl_c():
+    with caught(_as_ctrl_c, (signal.SIGTERM, signal.SIGHUP)):
         try:
             report = writing.shard(request, communicator=communicator, planned=_show_plan)
         except writing.OtherRankFailed as error:
@@ -73,14 +72,9 @@ def _ranks() -> Communicator | None:
     return world(place.size)
 
 
-@contextmanager
-def _sigterm_as_ctrl_c() -> Iterator[None]:
-    """Have SIGTERM, which schedulers send, stop as Ctrl-C does: whole shards stay for --resume."""
-    before = signal.signal(signal.SIGTERM, signal.default_int_handler)
-    try:
-        yield
-    finally:
-        signal.signal(signal.SIGTERM, before)
+def _as_ctrl_c(number: int) -> None:
+    """A scheduler's SIGTERM and a terminal that closes stop as Ctrl-C does: whole shards stay for --resume."""
+    raise KeyboardInterrupt
 
 
 def _show_plan(job: Any) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import json
 import os
+import select
 import signal
 import socket
 import subprocess
@@ -19,15 +20,21 @@ from hpcdl.cluster.launchers.base import Casualty, Launcher
 from hpcdl.cluster.launchers.table import find_launcher
 from hpcdl.cluster.processes import end_marked
 from hpcdl.cluster.status import RankStatus, read_statuses
-from hpcdl.cluster.watch import DeathWatch
+from hpcdl.core.lifeline import asked_to_end_with_parent, identity
 from hpcdl.core.protocols import LaunchPlan
+from hpcdl.core.shared_memory import remove_abandoned
+from hpcdl.core.signals import caught
 
 STATUS_VARIABLE = "HPCDL_STATUS_DIR"
 BINDING_VARIABLE = "HPCDL_CPUS_BY_LOCAL_RANK"
 LAUNCH_VARIABLE = "HPCDL_LAUNCH"
 """Marks every process of one launch by a word that no other has."""
+LAUNCHED_BY_VARIABLE = "HPCDL_LAUNCHED_BY"
+"""The process that supervises the launch; its ranks do not outlive it."""
 GRACE_S = 8.0
 """How long the other ranks may take to leave after one has failed."""
+_WARNINGS = (signal.SIGUSR1, signal.SIGHUP)
+"""A scheduler's warning may be sent again, and a terminal that closes hangs up several times."""
 
 
 def start(
@@ -41,8 +48,9 @@ def start(
     """Run `command` on `plan.num_ranks` ranks and return when all are done; RankError names the rank that failed.
 
     `folder` takes the ranks' status files and the launcher's log. `tick` is called about ten times a second.
-    SIGINT, SIGTERM and SIGUSR1 become a SIGTERM for the ranks, which may save and leave with 75. Without `mpi` the
-    ranks are started one by one and find each other by other means.
+    SIGINT, SIGTERM, SIGUSR1 and SIGHUP become a SIGTERM for the ranks, which may save and leave with 75. Without `mpi`
+    the ranks are started one by one and find each other by other means. To be called from the main thread: what it
+    starts ends with the thread.
     """
     folder.mkdir(parents=True, exist_ok=True)
     for stale in folder.glob("[0-9]*.json"):
@@ -51,11 +59,13 @@ def start(
     launcher = find_launcher()
     said_before = log.stat().st_size if log.exists() else 0
     launch = uuid.uuid4().hex
-    marked = dataclasses.replace(plan, environment={**plan.environment, LAUNCH_VARIABLE: launch})
+    own = {LAUNCH_VARIABLE: launch, LAUNCHED_BY_VARIABLE: identity(os.getpid())}
+    marked = dataclasses.replace(plan, environment={**plan.environment, **own})
+    remove_abandoned()
     with log.open("ab") as output:
         processes = _start_processes(launcher, marked, command, folder, output.fileno(), mpi=mpi)
         watcher = _Watcher(processes, folder, launch, tick)
-        with _Forwarding(watcher.stop_softly, watcher.warn):
+        with caught(watcher.hear):
             watcher.wait()
     chatter = log.read_bytes()[said_before:].decode(errors="replace")
     raise_for(
@@ -84,26 +94,10 @@ def _start_processes(
             stdout=output,
             stderr=output,
             start_new_session=True,  # Ctrl-C reaches this process alone, which tells the ranks
+            preexec_fn=asked_to_end_with_parent(),
         )
         for own in each
     ]
-
-
-class _Forwarding:
-    """While active, SIGINT and SIGTERM call `stop`, SIGUSR1 calls `warn`, instead of ending this process."""
-
-    def __init__(self, stop: Callable[[], None], warn: Callable[[], None]) -> None:
-        self._actions = {signal.SIGINT: stop, signal.SIGTERM: stop, signal.SIGUSR1: warn}
-
-    def __enter__(self) -> None:
-        self._before = {number: signal.signal(number, self._act) for number in self._actions}
-
-    def _act(self, number: int, frame: object) -> None:
-        self._actions[signal.Signals(number)]()
-
-    def __exit__(self, *_: object) -> None:
-        for number, handler in self._before.items():
-            signal.signal(number, handler)
 
 
 class _Watcher:
@@ -120,8 +114,10 @@ class _Watcher:
         self.stop_requests = 0
         self._asked: set[int] = set()
 
-    def stop_softly(self) -> None:
-        """Ask every rank of this host to save and leave; a second request kills them."""
+    def hear(self, number: int) -> None:
+        """Have every rank of this host save and leave; a second request, but for warnings, kills them."""
+        if self.stop_requests and number in _WARNINGS:
+            return
         self.stop_requests += 1
         if self.stop_requests == 1:
             self._ask()
@@ -129,11 +125,6 @@ class _Watcher:
         running = [status.pid for status in self._statuses() if status.state == "running"]
         for pid in running or [process.pid for process in self._processes]:
             _send(pid, signal.SIGKILL)
-
-    def warn(self) -> None:
-        """A scheduler's warning asks like a first request; it never kills."""
-        if not self.stop_requests:
-            self.stop_softly()
 
     def _ask(self) -> None:
         """Tell each rank of this host once; ranks that have not reported yet are told when they do."""
@@ -188,6 +179,43 @@ class _Watcher:
                 _send(-process.pid, signal.SIGKILL)
             if process.wait():  # mpiexec may leave an ssh, in a session of its own, that waits for a lost node
                 end_marked(LAUNCH_VARIABLE, self._launch)
+
+
+class DeathWatch:
+    """Watches process ids; `poll` names those that have ended since the last call, in order."""
+
+    def __init__(self) -> None:
+        self._ready = select.epoll()  # hands events out in the order in which they came, unlike poll
+        self._pid_of: dict[int, int] = {}
+        self._seen: set[int] = set()
+
+    def add(self, pid: int) -> None:
+        """Watch `pid`; one that has ended already is reported by the next poll."""
+        if pid in self._seen:
+            return
+        self._seen.add(pid)
+        try:
+            descriptor = os.pidfd_open(pid)
+        except OSError:  # ended before it could be watched, or no pidfd on this kernel: the launcher will tell
+            return
+        self._pid_of[descriptor] = pid
+        self._ready.register(descriptor, select.EPOLLIN)
+
+    def poll(self, timeout_s: float) -> list[int]:
+        """Wait up to `timeout_s` for an end; returns the process ids that ended."""
+        ended = []
+        for descriptor, _ in self._ready.poll(timeout_s):
+            self._ready.unregister(descriptor)
+            os.close(descriptor)
+            ended.append(self._pid_of.pop(descriptor))
+        return ended
+
+    def close(self) -> None:
+        """Stop watching."""
+        for descriptor in self._pid_of:
+            os.close(descriptor)
+        self._pid_of.clear()
+        self._ready.close()
 
 
 def _send(pid: int, number: int) -> None:

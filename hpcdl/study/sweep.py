@@ -6,10 +6,8 @@ import itertools
 import math
 import shutil
 import signal
-import threading
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -19,6 +17,7 @@ from hpcdl.config.study import Study
 from hpcdl.core.errors import HpcdlError, StoppedEarly, UsageError
 from hpcdl.core.files import write_toml
 from hpcdl.core.lock import writing
+from hpcdl.core.signals import caught
 from hpcdl.study.attempt import (
     Attempt,
     begin,
@@ -80,7 +79,7 @@ class Sweep:
             self._folder.mkdir(parents=True, exist_ok=True)
         except OSError as error:
             raise UsageError(f"cannot make {self._folder}: {error.strerror}; choose another --out DIR") from None
-        with writing(self._folder), _on_signals(self._stop_soon):
+        with writing(self._folder), caught(self._stop_soon, (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)):
             self._take_stock()
             waiting = [run for run in self._plan.runs if self.state.run(run.name).status == "waiting"]
             try:
@@ -91,7 +90,7 @@ class Sweep:
                     end_marked(MARK, self.state.mark)
         return self.state
 
-    def _stop_soon(self) -> None:
+    def _stop_soon(self, number: int) -> None:
         """What a signal does; a flag and no lock, because a handler may interrupt whoever holds the lock."""
         self._stopping = True
 
@@ -220,17 +219,3 @@ def _fitting(waiting: Sequence[PlannedRun], free: Sequence[str]) -> Iterator[tup
         if run.point.nodes <= len(left):
             yield run, left[: run.point.nodes]
             left = left[run.point.nodes :]
-
-
-@contextmanager
-def _on_signals(action: Callable[[], None]) -> Iterator[None]:
-    """While active, SIGINT and SIGTERM call `action`; only the main thread may change handlers."""
-    before: Mapping[int, Any] = {}
-    if threading.current_thread() is threading.main_thread():
-        numbers = (signal.SIGINT, signal.SIGTERM)
-        before = {number: signal.signal(number, lambda *_: action()) for number in numbers}
-    try:
-        yield
-    finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)

@@ -10,9 +10,9 @@ import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
-from types import FrameType
-from typing import Any, Protocol
+from typing import Protocol
 
+from hpcdl.core.signals import caught
 from hpcdl.node.settings import Settings, chosen
 from hpcdl.tuning.findings import Found, checked, summaries, warnings_of
 from hpcdl.tuning.log import TrialLog
@@ -78,7 +78,7 @@ class Tuning:
         self._remember()
         self._begin = time.monotonic()
         self._interrupted = threading.Event()
-        with _Signals(self._interrupt):
+        with caught(self._interrupt, (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)):
             settled = self._loop()
         choice = self._search.best()
         return Found(
@@ -92,7 +92,7 @@ class Tuning:
             warnings=warnings_of(self._by_settings()),
         )
 
-    def _interrupt(self) -> None:
+    def _interrupt(self, number: int) -> None:
         self._interrupted.set()
         self.measure.stop()
 
@@ -151,23 +151,3 @@ class Tuning:
     def _tell(self, index: int, outcome: Outcome) -> None:
         self._outcomes.setdefault(index, []).append(outcome)
         self._search.tell(index, outcome.images_per_second if outcome.status == "ok" else None)
-
-
-class _Signals:
-    """While active, SIGINT and SIGTERM call `action`; only the main thread may change handlers."""
-
-    def __init__(self, action: Callable[[], None]) -> None:
-        self._action = action
-        self._before: dict[int, Any] = {}
-
-    def __enter__(self) -> None:
-        if threading.current_thread() is threading.main_thread():
-            for number in (signal.SIGINT, signal.SIGTERM):
-                self._before[number] = signal.signal(number, self._handle)
-
-    def _handle(self, number: int, frame: FrameType | None) -> None:
-        self._action()
-
-    def __exit__(self, *_: object) -> None:
-        for number, handler in self._before.items():
-            signal.signal(number, handler)

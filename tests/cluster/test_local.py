@@ -14,7 +14,7 @@ import pytest
 
 from hpcdl.cluster import supervise as local
 from hpcdl.cluster.status import read_statuses, report_status
-from hpcdl.cluster.watch import DeathWatch
+from hpcdl.cluster.supervise import DeathWatch
 from hpcdl.core.errors import RankError, StoppedEarly
 from hpcdl.core.protocols import LaunchPlan
 

@@ -28,10 +28,10 @@ from hpcdl.config.load import Layer, load  # noqa: E402
 from hpcdl.config.schema import TrainConfig  # noqa: E402
 from hpcdl.core.errors import StoppedEarly  # noqa: E402
 from hpcdl.core.protocols import Communicator  # noqa: E402
+from hpcdl.core.signals import STOPS  # noqa: E402
 from hpcdl.strategies.elastic.flat import FlatWorker  # noqa: E402
 from hpcdl.training.launch import rundir  # noqa: E402
 from hpcdl.training.launch.prepare import prepare  # noqa: E402
-from hpcdl.training.session.control import STOPS  # noqa: E402
 from hpcdl.training.session.job import run_rank  # noqa: E402
 
 

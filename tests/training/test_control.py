@@ -8,8 +8,9 @@ import time
 
 from hpcdl.comm.threads import communicator as threads
 from hpcdl.core.protocols import Communicator
+from hpcdl.core.signals import StopRequest
 from hpcdl.strategies.base import Worker
-from hpcdl.training.session.control import Control, StopRequest, Wishes
+from hpcdl.training.session.control import Control, Wishes
 
 
 def steps_until(

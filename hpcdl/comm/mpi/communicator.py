@@ -23,6 +23,7 @@ from hpcdl.comm.mpi.linker import file_of
 from hpcdl.comm.mpi.one_sided import MpiRemoteArray
 from hpcdl.comm.mpi.waiting import first_done
 from hpcdl.core.errors import UsageError
+from hpcdl.core.shared_memory import forget_names
 
 if TYPE_CHECKING:
     from hpcdl.core.protocols import Add, Array, Communicator, Request
@@ -82,6 +83,8 @@ def _import_mpi(*, initialize: bool) -> Any:
         ) from error
     if initialize and not MPI.Is_initialized():
         MPI.Init_thread(MPI.THREAD_MULTIPLE)
+        MPI.COMM_WORLD.Barrier()
+        forget_names()
     return MPI
 
 

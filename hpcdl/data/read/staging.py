@@ -12,13 +12,12 @@ import shutil
 import signal
 import stat
 import tempfile
-import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from types import FrameType
 
 from hpcdl.core.errors import CorruptError, HpcdlError, UsageError
 from hpcdl.core.protocols import Communicator
+from hpcdl.core.signals import caught
 from hpcdl.core.units import format_bytes
 from hpcdl.data.dataset import Dataset
 from hpcdl.data.format.manifest import ShardEntry
@@ -112,21 +111,13 @@ def _private_folder(base: Path) -> Iterator[Path]:
         os.close(lock)
 
 
-@contextlib.contextmanager
-def _exits_on_sigterm() -> Iterator[None]:
-    """Turn SIGTERM into a clean exit, where nobody else handles it, so that the folder goes too."""
+def _exits_on_sigterm() -> contextlib.AbstractContextManager[None]:
+    """Turn SIGTERM and SIGHUP into a clean exit, where nobody else handles them, so that the folder goes too."""
 
-    def leave(number: int, frame: FrameType | None) -> None:
+    def leave(number: int) -> None:
         raise SystemExit(128 + number)
 
-    alone = threading.current_thread() is threading.main_thread() and signal.getsignal(signal.SIGTERM) is signal.SIG_DFL
-    if alone:
-        signal.signal(signal.SIGTERM, leave)
-    try:
-        yield
-    finally:
-        if alone:
-            signal.signal(signal.SIGTERM, signal.SIG_DFL)
+    return caught(leave, (signal.SIGTERM, signal.SIGHUP), yields=True)
 
 
 def _remove_abandoned(base: Path, prefix: str) -> None:

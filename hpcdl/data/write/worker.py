@@ -5,31 +5,27 @@ It dies with the process that started it, and ends when its input does.
 
 from __future__ import annotations
 
-import ctypes
 import dataclasses
 import json
-import os
 import signal
 import sys
 from pathlib import Path
 from typing import Any
 
+from hpcdl.core import signals
 from hpcdl.core.errors import HpcdlError
+from hpcdl.core.lifeline import end_with_parent
 from hpcdl.data.sources.base import open_source
 from hpcdl.data.write.index import Index
 from hpcdl.data.write.job import WORK_NAME, read_job
 from hpcdl.data.write.shards import ShardWriter
 
-_PR_SET_PDEATHSIG = 1
-
 
 def main() -> None:
     """Write shards until the input ends."""
     parent = int(sys.argv[2])
-    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
-    if os.getppid() != parent:  # it died before it could be told of
-        return
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches the whole group; the parent decides
+    end_with_parent(parent)
+    signals.ignore(signal.SIGINT, signal.SIGHUP)  # they reach the whole group; the parent decides
     target = Path(sys.argv[1])
     writer = open_writer(target)
     for line in sys.stdin:

@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
 import os
 import signal
 import sys
-from collections.abc import Iterator
 from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 from typing import Any
@@ -23,6 +21,7 @@ from hpcdl.config.schema import TrainConfig
 from hpcdl.core.errors import HpcdlError, Interrupted, StoppedEarly, UsageError
 from hpcdl.core.protocols import Communicator, LaunchPlan
 from hpcdl.core.records import RunRecord, read_record
+from hpcdl.core.signals import StopRequest, caught
 from hpcdl.models.spec import model_name
 from hpcdl.node.plan import launch_plan
 from hpcdl.node.profile import find_profile
@@ -42,21 +41,15 @@ def train(effective: Effective[TrainConfig], on_event: EventHandler) -> tuple[Pa
         return _train(effective, on_event)
 
 
-@contextlib.contextmanager
-def _interruptible(resumes: bool) -> Iterator[None]:
+def _interruptible(resumes: bool) -> AbstractContextManager[None]:
     """Inside, a signal that comes before there are ranks to tell is an error like others, with its exit code."""
 
-    def stop(number: int, frame: object) -> None:
+    def stop(number: int) -> None:
         if resumes:
             raise StoppedEarly("stopped by a signal before the ranks had started; go on with --resume")
         raise Interrupted("stopped by a signal before the ranks had started")
 
-    before = {number: signal.signal(number, stop) for number in (signal.SIGTERM, signal.SIGUSR1)}
-    try:
-        yield
-    finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)
+    return caught(stop, (signal.SIGTERM, signal.SIGUSR1, signal.SIGHUP))
 
 
 def _train(effective: Effective[TrainConfig], on_event: EventHandler) -> tuple[Path, RunRecord]:
@@ -123,7 +116,6 @@ def train_inside(effective: Effective[TrainConfig], place: Placement, on_event: 
 
     On rank 0 `on_event` gets the journal's events.
     """
-    from hpcdl.training.session.control import StopRequest
     from hpcdl.training.session.job import run_rank
     from hpcdl.training.session.rank import communicator_for, leave_meeting, leaving_together, set_up_process
 

@@ -13,6 +13,7 @@ from hpcdl.core.errors import Interrupted, StoppedEarly
 from hpcdl.core.events import Whereabouts
 from hpcdl.core.protocols import Communicator
 from hpcdl.core.records import HistoryPoint
+from hpcdl.core.signals import StopRequest
 from hpcdl.data.read.augmentation import Augmentation
 from hpcdl.data.read.pipeline import evaluation_batches, training_batches
 from hpcdl.strategies.base import Worker
@@ -28,7 +29,6 @@ from hpcdl.training.loop.outcome import Outcome
 from hpcdl.training.loop.step import as_model_input, build_follow, build_step
 from hpcdl.training.optimization.objective import Objective, objective_of
 from hpcdl.training.optimization.optimizers import build_optimizer
-from hpcdl.training.session.control import StopRequest
 
 if TYPE_CHECKING:
     from hpcdl.core.protocols import Array

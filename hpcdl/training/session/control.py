@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import math
 import os
-import signal
 import time
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
@@ -17,6 +16,7 @@ import numpy
 
 from hpcdl.cluster.launchers.base import seconds_left
 from hpcdl.core.protocols import Communicator
+from hpcdl.core.signals import StopRequest
 from hpcdl.strategies.base import Worker
 
 if TYPE_CHECKING:
@@ -43,29 +43,6 @@ def time_allowed(asked_s: float | None) -> float | None:
     """Seconds until a run must save and leave: the tighter of --time-limit and the job's own; None for neither."""
     limits = [limit for limit in (asked_s, seconds_left(os.environ)) if limit is not None]
     return min(limits, default=None)
-
-
-STOPS = (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1)
-
-
-class StopRequest:
-    """Remembers SIGTERM, SIGINT and SIGUSR1 (Slurm's warning) instead of dying of them."""
-
-    def __init__(self) -> None:
-        self.asked = False
-
-    def install(self) -> None:
-        """Take over the three signals, and what another StopRequest has heard; only the main thread may.
-
-        A rank installs one before anything else, for what comes while it starts up (a blocked signal would not do:
-        numerical libraries start threads that do not block it). The run then stops after its first step.
-        """
-        for number in STOPS:
-            before = getattr(signal.signal(number, self._note), "__self__", None)
-            self.asked |= isinstance(before, StopRequest) and before.asked
-
-    def _note(self, number: int, frame: object) -> None:
-        self.asked = True
 
 
 class Control:

@@ -13,6 +13,7 @@ from hpcdl.config.load import flatten
 from hpcdl.core.errors import UsageError
 from hpcdl.core.protocols import Communicator
 from hpcdl.core.records import RankRecord
+from hpcdl.core.signals import StopRequest
 from hpcdl.data.read.resident import resident
 from hpcdl.data.read.staging import staged
 from hpcdl.strategies.base import Context, Strategy, StrategyInfo
@@ -20,7 +21,6 @@ from hpcdl.training.launch.prepare import Prepared
 from hpcdl.training.loop import results
 from hpcdl.training.loop.journal import EventHandler
 from hpcdl.training.session import runtime, safety
-from hpcdl.training.session.control import StopRequest
 
 _MEASURED = ("bytes_sent_per_step", "bytes_received_per_step", "busy_seconds_per_step")
 """What a server says about itself that has a field of its own in the record."""

@@ -15,13 +15,15 @@ from pathlib import Path
 from hpcdl.cluster.address import job_address
 from hpcdl.cluster.environment import OWN_LAUNCHER, WITHOUT_MPI_VARIABLE, Placement, placement
 from hpcdl.cluster.status import report_status
-from hpcdl.cluster.supervise import STATUS_VARIABLE
+from hpcdl.cluster.supervise import LAUNCHED_BY_VARIABLE, STATUS_VARIABLE
+from hpcdl.core import lifeline
 from hpcdl.core.errors import HpcdlError, RankError, StoppedEarly, UsageError
 from hpcdl.core.paths import user_cache_folder
 from hpcdl.core.protocols import Communicator
+from hpcdl.core.signals import StopRequest
 from hpcdl.training.launch import rundir
 from hpcdl.training.launch.prepare import prepare
-from hpcdl.training.session import control, runtime
+from hpcdl.training.session import runtime
 from hpcdl.training.session.job import run_rank
 
 ALONE = Placement(launcher="none", rank=0, size=1, local_rank=0, local_size=1)
@@ -36,7 +38,7 @@ _RAISED = re.compile(r"\w*(Error|Exception): ")
 
 def main() -> None:
     """Entry of a training rank."""
-    control.StopRequest().install()
+    StopRequest().install()
     run_dir = Path(sys.argv[1])
 
     def body(communicator: Communicator) -> None:
@@ -105,8 +107,19 @@ def leaving_together(communicator: Communicator) -> Iterator[None]:
         raise
 
 
+LEAVE_S = 4.0
+"""How long a launcher's own way to end its ranks may take when hpcdl's starting process is gone."""
+
+
 def set_up_process(local_rank: int) -> None:
-    """What must come before TensorFlow: affinity, GPU, silence."""
+    """What must come before TensorFlow: affinity, GPU, silence; from here on this rank ends with those who started it.
+
+    That is its parent, on this node, and the supervising process, where that is on this node.
+    """
+    launched_by = os.environ.get(LAUNCHED_BY_VARIABLE, "")
+    if launched_by or placement() is not None:  # a script that a user started alone may outlive its shell
+        lifeline.end_with_parent()
+    lifeline.after_end_of(launched_by, lambda: lifeline.end_in(LEAVE_S))
     runtime.bind(local_rank)
     runtime.claim_gpu(local_rank)
     runtime.silence()

@@ -1,0 +1,84 @@
+"""Processes that end when the one that started them does, however that ended: docs/decisions/0100 says why so.
+
+The kernel's parent-death signal is the surest: it reaches a process that is stopped or deep in a library. But it comes
+when the *thread* ends that has forked, and some starters fork from threads that they end later. A thread that waits for
+the starter's pidfd knows processes, whoever forked.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import os
+import select
+import signal
+import threading
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+_PR_SET_PDEATHSIG = 1
+_START_TIME = 19
+"""Where /proc/PID/stat tells when a process began, counted behind its name."""
+
+
+def asked_to_end_with_parent() -> Callable[[], None]:
+    """For `Popen(preexec_fn=...)`: what is started gets SIGTERM when the thread that starts it ends.
+
+    For programs of others, which cannot look after themselves; mpiexec and srun then end what they have started.
+    """
+    prctl = ctypes.CDLL(None).prctl  # nothing may be loaded between fork and exec
+    return lambda: prctl(_PR_SET_PDEATHSIG, int(signal.SIGTERM))
+
+
+def end_with_parent(parent: int | None = None) -> None:
+    """Kill this process when its parent ends; at once where that is no longer `parent`.
+
+    Whoever names its parent has been started from that one's main thread.
+    """
+    found = os.getppid()
+    if parent is not None or len(list(Path(f"/proc/{found}/task").glob("*"))) == 1:
+        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, int(signal.SIGKILL))
+    if os.getppid() != (found if parent is None else parent):
+        end_in()
+    after_end_of(identity(found), end_in)
+
+
+def identity(pid: int) -> str:
+    """Node, namespace, number and start of a process, which no other one ever shares; empty where there is none."""
+    try:
+        text = Path(f"/proc/{pid}/stat").read_text()
+    except OSError:
+        return ""
+    return f"{_surroundings()} {pid} {text.rpartition(')')[2].split()[_START_TIME]}"
+
+
+def after_end_of(known: str, action: Callable[[], None]) -> None:
+    """Have a thread call `action` when the process of this identity has ended, at once where it has.
+
+    Nothing happens where it is on another node, or in a namespace of which nothing can be said from here.
+    """
+    surroundings, _, rest = known.rpartition(" ")[0].rpartition(" ")
+    if surroundings != _surroundings():
+        return
+
+    def watch() -> None:
+        with contextlib.suppress(ProcessLookupError):
+            descriptor = os.pidfd_open(int(rest))
+            if identity(int(rest)) == known:
+                waiting = select.poll()  # select knows only the first 1024 descriptors
+                waiting.register(descriptor, select.POLLIN)
+                waiting.poll()
+        action()
+
+    threading.Thread(target=watch, name="lifeline", daemon=True).start()
+
+
+def _surroundings() -> str:
+    return f"{os.uname().nodename} {Path('/proc/self/ns/pid').readlink()}"
+
+
+def end_in(seconds: float = 0.0) -> None:
+    """SIGKILL, later: nobody is left to hear last words."""
+    time.sleep(seconds)
+    os.kill(os.getpid(), signal.SIGKILL)

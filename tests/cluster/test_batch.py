@@ -15,6 +15,7 @@ from hpcdl.cluster.batch import jobs
 from hpcdl.cluster.batch.script import JobRequest, render
 from hpcdl.cluster.batch.submission import Wanted, plan_job
 from hpcdl.cluster.batch.systems import find_system, has_own_nodes
+from hpcdl.cluster.launchers.table import LAUNCHERS
 from hpcdl.core.errors import HpcdlError, UnknownNameError, UsageError
 from tests.conftest import CommandLine
 
@@ -53,7 +54,7 @@ def test_any_word_reaches_the_command_as_it_is(word: str) -> None:
     assert shlex.split(directive.removeprefix("#SBATCH "))[0] == f"--job-name={word or 'x'}"
 
 
-@pytest.mark.parametrize("launcher", ["slurm", "ibrun", "pbs", "hostfile", "local"])
+@pytest.mark.parametrize("launcher", LAUNCHERS)
 def test_bash_accepts_every_script_and_runs_nothing_in_it(launcher: str, tmp_path: Path) -> None:
     folder = tmp_path / NASTY.replace("/", "_")
     script = render(

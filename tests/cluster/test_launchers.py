@@ -42,17 +42,37 @@ def test_each_job_has_its_launcher(tmp_path: Path) -> None:
         find_launcher({"HPCDL_LAUNCHER": "slrum"})
 
 
-def test_hosts_of_every_launcher(tmp_path: Path) -> None:
+HOSTS = {
+    "slurm": ["c401-001", "c401-002", "x"],
+    "ibrun": ["c401-001", "c401-002", "x"],
+    "pbs": ["n1", "n2"],
+    "hostfile": ["n1", "n2"],
+    "local": [],
+}
+
+
+@pytest.fixture
+def in_every_job(tmp_path: Path) -> dict[str, str]:
+    """An environment in which every launcher finds its job."""
     (tmp_path / "nodes").write_text("n1\nn1\nn2\nn2\n")
-    environment = {
-        "SLURM_JOB_NODELIST": "c401-[001-002],x", "PBS_NODEFILE": str(tmp_path / "nodes"),
-        "HPCDL_HOSTFILE": str(tmp_path / "nodes"),
-    }  # fmt: skip
-    found = {name: load_launcher(name).hosts(environment) for name in LAUNCHERS}
-    assert found == {
-        "slurm": ["c401-001", "c401-002", "x"], "ibrun": ["c401-001", "c401-002", "x"],
-        "pbs": ["n1", "n2"], "hostfile": ["n1", "n2"], "local": [],
-    }  # fmt: skip
+    job = {"SLURM_JOB_ID": "7", "SLURM_JOB_NODELIST": "c401-[001-002],x", "TACC_SYSTEM": "stampede3"}
+    lists = dict.fromkeys(("PBS_NODEFILE", "HPCDL_HOSTFILE"), str(tmp_path / "nodes"))
+    return {**with_programs(tmp_path, "srun", "ibrun"), **job, **lists, "PBS_JOBID": "7"}
+
+
+@pytest.mark.parametrize("name", LAUNCHERS)
+def test_hosts_of_the_job(name: str, in_every_job: dict[str, str]) -> None:
+    assert load_launcher(name).hosts(in_every_job) == HOSTS[name]
+
+
+@pytest.mark.parametrize("name", LAUNCHERS)
+def test_it_is_found_by_its_name_and_starts_the_command_as_it_is(name: str, in_every_job: dict[str, str]) -> None:
+    launcher = find_launcher({**in_every_job, "HPCDL_LAUNCHER": name})
+    assert launcher.name == name and launcher.present(in_every_job)
+    line, needed = launcher.line(PLAN, ["python", "a b;$(x)"], mpi=True, environment=in_every_job)
+    assert line[-2:] == ["python", "a b;$(x)"]
+    assert "4" in line or "--ntasks=4" in line
+    assert all(isinstance(value, str) for value in needed.values())
 
 
 def test_a_host_file_is_read_as_mpiexec_reads_it(tmp_path: Path) -> None:

@@ -18,7 +18,8 @@ import pytest
 
 from hpcdl.cluster.launchers.mpiexec import Mpiexec
 from hpcdl.doctor import affinity, clocks, locking, module, mpi, scheduler, scratch, shared_memory, threads
-from hpcdl.doctor.finding import FAILURE, WARNING, Finding, Place
+from hpcdl.doctor.finding import FAILURE, OK, WARNING, Finding, Place
+from hpcdl.doctor.table import CHECKS, examine
 from tests.conftest import CommandLine
 
 
@@ -206,3 +207,14 @@ def test_a_sound_node_passes_in_time(run_hpcdl: CommandLine) -> None:
 def test_an_unknown_check_is_named(run_hpcdl: CommandLine) -> None:
     finished = run_hpcdl(["doctor", "--only", "clok"])
     assert finished.code == 2 and "'clocks'" in finished.err
+
+
+@pytest.mark.mpi
+@pytest.mark.parametrize("name", CHECKS)
+def test_every_check_answers_and_says_what_to_do(name: str, tmp_path: Path) -> None:
+    found = examine(Place(environment=dict(os.environ), shared_memory=tmp_path), [name])
+    assert found and {finding.check for finding in found} == {name}
+    for finding in found:
+        assert finding.level in (OK, WARNING, FAILURE) and finding.text and "\n" not in finding.text
+        assert finding.remedy or finding.level == OK
+        assert "the check itself broke" not in finding.text

@@ -19,6 +19,7 @@ from hpcdl.report.build import compose, render
 from hpcdl.report.cells import cell_text, number, plain, shortened
 from hpcdl.report.document import Bounds, Column, Document, Interval
 from hpcdl.report.figures import svg
+from hpcdl.report.renderers import RENDERERS
 from hpcdl.report.renderers.csv import neutral
 from hpcdl.report.renderers.markdown import escaped as markdown_escaped
 from hpcdl.report.runs.run import from_record
@@ -49,6 +50,19 @@ def folder(document: Document, tmp_path_factory: pytest.TempPathFactory) -> Path
     out = tmp_path_factory.mktemp("report")
     render(document, out, ["html", "md", "csv", "json"])
     return out
+
+
+@pytest.mark.parametrize("name", RENDERERS)
+def test_a_form_has_no_control_codes_and_is_the_same_twice(
+    document: Document, tmp_path: Path, capsys: pytest.CaptureFixture[str], name: str
+) -> None:
+    texts = []
+    for place in (tmp_path / "one", tmp_path / "two"):
+        render(document, place, [name])
+        written = [path.read_text() for path in sorted(place.rglob("*")) if path.is_file()]
+        texts.append(capsys.readouterr().out.replace(str(place), "") + "".join(written))
+    assert "ring" in texts[0] and texts[0] == texts[1]
+    assert not re.search(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\u202e]", texts[0].replace("\r\n", "\n"))
 
 
 class Page(HTMLParser):
@@ -127,16 +141,6 @@ def test_csv_has_no_formula(folder: Path) -> None:
 def test_json_keeps_strings_as_they_are(folder: Path) -> None:
     document = json.loads((folder / "report.json").read_text())
     assert {row["model"] for row in document["scaling"]} == {FORMULA}
-
-
-def test_terminal_prints_no_control_codes(
-    document: Document, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    render(document, tmp_path, ["terminal"])
-    printed = capsys.readouterr().out
-    assert "owned" in printed
-    assert not re.search(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\u202e]", printed)
-    assert not list(tmp_path.iterdir())
 
 
 def test_figures_are_well_formed_with_readable_text(document: Document) -> None:

@@ -117,17 +117,17 @@ def run_case(case: dict[str, Any], everybody: Communicator) -> dict[str, Any]:
 
 
 def main() -> None:
-    """Run the cases of a file."""
+    """Run the cases of a file; rank 0 writes the result of each as a line of another."""
     runtime.configure(deterministic=True, seed=7)
     everybody = world()
     cases = json.loads(Path(sys.argv[1]).read_text())
-    results = []
     for case in cases:
-        results.append(run_case(case, everybody))
+        result = run_case(case, everybody)
+        if everybody.rank == 0:
+            with Path(sys.argv[2]).open("a") as file:
+                file.write(json.dumps(result) + "\n")
         tf.keras.backend.clear_session()
         everybody.barrier()
-    if everybody.rank == 0:
-        Path(sys.argv[2]).write_text(json.dumps(results))
 
 
 if __name__ == "__main__":

@@ -53,12 +53,14 @@ def run_cases(cases: list[dict[str, Any]], folder: Path) -> None:
     (folder / "cases.json").write_text(json.dumps(cases))
     script = Path(__file__).with_name("digits_ranks.py")
     ranks = max(found["ranks"] for found in cases)
-    subprocess.run(
+    finished = subprocess.run(
         [str(mpiexec.path), "-n", str(ranks), sys.executable, str(script), str(folder / "cases.json")],
-        check=True,
+        capture_output=True,
+        text=True,
         env={**os.environ, **environment_for(mpiexec.flavour), "PYTHONPATH": str(Path.cwd())},
         timeout=280 + 60 * len(cases),
     )
+    assert finished.returncode == 0, finished.stdout[-4000:] + finished.stderr[-4000:]
 
 
 def weights_of(run_dir: Path) -> list[np.ndarray]:

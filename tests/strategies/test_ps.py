@@ -1,4 +1,4 @@
-"""`ps` on real MPI ranks: equality with `single`, orderly and disorderly ends, backup workers."""
+"""`ps` on real MPI ranks: orderly and disorderly ends, backup workers."""
 
 from __future__ import annotations
 
@@ -13,7 +13,6 @@ import numpy
 import pytest
 
 from tests.conftest import CommandLine
-from tests.strategies.test_contract import MAX_RANKS, case, check, run_cases
 from tests.training.training_runs import (
     finish,
     kill_rank,
@@ -30,19 +29,6 @@ TRAIN = [
     "train", "--model", "lenet", "--data", "synthetic:28x28x1:10", "--strategy", "ps", "--batch-size", "8",
     "--deterministic", "--profile", "none",
 ]  # fmt: skip
-
-
-def test_every_placement_equals_single(tmp_path: Path) -> None:
-    cases = [
-        case("ps", 2, servers=2, exchange={"placement": "round-robin"}),
-        case("ps", 2, servers=2, exchange={"placement": "greedy", "bucket_size": 1}),
-        case("ps", 3, exchange={"placement": "greedy"}, network="residual"),
-        case("ps", 2, servers=2, exchange={"placement": "split"}, accumulate=2),
-        case("ps", 3, exchange={"placement": "split"}, optimizer="adam"),
-    ]
-    assert all(found["num_workers"] + found["servers"] <= MAX_RANKS for found in cases)
-    for found, result in zip(cases, run_cases(cases, tmp_path), strict=True):
-        check(found, result)
 
 
 def test_servers_do_without_tensorflow() -> None:

@@ -99,7 +99,7 @@ def finish(process: subprocess.Popen[str], timeout_s: float = 300.0) -> Finished
         out, err = process.communicate(timeout=timeout_s)
     except subprocess.TimeoutExpired:
         end_family(process.pid)
-        out, err = process.communicate(timeout=30)
+        out, err = process.communicate(timeout=300)
         text = told(str(process.args), Finished(process.returncode, out, err))
         pytest.fail(f"not done after {timeout_s:.0f} s: {text}", pytrace=False)
     return Finished(process.returncode, out, err)
@@ -108,6 +108,11 @@ def finish(process: subprocess.Popen[str], timeout_s: float = 300.0) -> Finished
 def told(line: str, finished: Finished) -> str:
     """A command and the last of what it said."""
     return f"$ {line}\n[exit {finished.code}]\n{finished.out[-_TOLD:]}\n[stderr]\n{finished.err[-_TOLD:]}"
+
+
+def patience(seconds: float) -> float:
+    """`seconds` of a machine that does nothing else, as long as they may become on this one as it is."""
+    return seconds * (1 + os.getloadavg()[0] / (os.cpu_count() or 1))
 
 
 def family(pid: int) -> Iterator[int]:

@@ -135,6 +135,6 @@ def test_a_host_file_with_this_node_starts_real_ranks(tmp_path: Path) -> None:
     plan = LaunchPlan(num_ranks=2, ranks_per_node=2)
     command = [sys.executable, "-m", "hpcdl.doctor.two_ranks"]
     line, needed = load_launcher("hostfile").line(plan, command, mpi=True, environment=environment)
-    finished = subprocess.run(line, env={**environment, **needed}, capture_output=True, text=True, timeout=120)
+    finished = subprocess.run(line, env={**environment, **needed}, capture_output=True, text=True, timeout=300)
     assert finished.returncode == 0, finished.stderr
     assert finished.stdout.splitlines() == ['{"size": 2, "sum": 3}'] * 2

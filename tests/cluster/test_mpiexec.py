@@ -102,7 +102,7 @@ def test_the_real_one_starts_its_own_library() -> None:
     code = "from hpcdl.comm.mpi.communicator import world; c = world(2); print(c.allgather_json(c.host)[1], end='')"
     finished = subprocess.run(
         [str(found.path), *launch_flags(found.flavour), "-n", "2", sys.executable, "-c", code],
-        env=os.environ | slurm | dict(environment_for(found.flavour)), capture_output=True, text=True, timeout=60,
+        env=os.environ | slurm | dict(environment_for(found.flavour)), capture_output=True, text=True, timeout=300,
     )  # fmt: skip
     assert finished.returncode == 0, finished.stderr
     assert finished.stdout == os.uname().nodename * 2

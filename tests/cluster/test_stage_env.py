@@ -19,7 +19,7 @@ from hpcdl.core.errors import HpcdlError, UsageError
 def small(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A virtual environment with one module of its own, which counts as this process's."""
     prefix = tmp_path / "venv"
-    subprocess.run([sys.executable, "-m", "venv", "--without-pip", prefix], check=True, timeout=120)
+    subprocess.run([sys.executable, "-m", "venv", "--without-pip", prefix], check=True, timeout=300)
     packages = next(prefix.glob("lib/python*/site-packages"))
     (packages / "only_here.py").write_text("WORD = 'staged'\n")
     monkeypatch.setattr(sys, "prefix", str(prefix))
@@ -34,7 +34,7 @@ def test_ranks_run_from_the_copy_and_it_goes_away(small: Path, tmp_path: Path) -
         folder = Path(python).parents[1]
         assert folder.parent == tmp_path / "node" and stat.S_IMODE(folder.stat().st_mode) == 0o700
         code = "import only_here, sys; print(only_here.WORD, only_here.__file__.startswith(sys.prefix), sys.prefix)"
-        out = subprocess.run([python, "-c", code], capture_output=True, text=True, check=True, timeout=60).stdout
+        out = subprocess.run([python, "-c", code], capture_output=True, text=True, check=True, timeout=300).stdout
         assert out.split() == ["staged", "True", str(folder)]
     assert list((tmp_path / "node").iterdir()) == []
 

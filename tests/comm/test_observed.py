@@ -15,6 +15,7 @@ from hpcdl.collectives.workspace import Workspace
 from hpcdl.comm.observed import CONTROL, EXCHANGE, Observation, Observed, Traffic, for_control, observe
 from hpcdl.comm.threads.communicator import ThreadCommunicator, run
 from hpcdl.core.errors import RankError
+from tests.conftest import patience
 
 LENGTH = 30_030
 """Divides by every number of ranks used here."""
@@ -101,7 +102,7 @@ def test_a_collective_says_for_whom_it_waits() -> None:
         group.barrier()
 
     def look(observation: Observation) -> None:
-        deadline = time.monotonic() + 20
+        deadline = time.monotonic() + patience(20)
         while not observation.waits() and time.monotonic() < deadline:
             time.sleep(0.001)
         seen.extend((wait.operation, wait.peers) for wait in observation.waits())

@@ -172,7 +172,7 @@ def test_a_full_disk_is_told_and_resumed(
                 file.write(bytes(1024**2))
         except OSError:
             pass
-    _, err = process.communicate(timeout=60)
+    _, err = process.communicate(timeout=300)
     assert process.returncode == 1, err
     assert "no space left" in err and "are needed" in err and "Traceback" not in err
     assert (small_disk / "out" / "manifest.partial.00000").exists()

@@ -16,7 +16,7 @@ import pytest
 
 from hpcdl.cli.main import run
 from hpcdl.data.format.manifest import read_manifest
-from tests.conftest import DIGITS, CommandLine
+from tests.conftest import DIGITS, CommandLine, patience
 from tests.data.sharding import contents, everything, image_folder, make
 
 
@@ -151,7 +151,7 @@ def start(arguments: list[str | Path], home: Path) -> subprocess.Popen[bytes]:
 
 
 def wait_for(path: Path, pattern: str, num: int = 1) -> None:
-    deadline = time.monotonic() + 60
+    deadline = time.monotonic() + patience(60)
     while len(list(path.glob(pattern))) < num:
         assert time.monotonic() < deadline, f"{pattern} does not appear in {path}"
         time.sleep(0.01)
@@ -182,7 +182,7 @@ def test_sigterm_leaves_something_to_resume(run_hpcdl: CommandLine, tmp_path: Pa
     writer = start(line, run_hpcdl.home)
     wait_for(tmp_path / "out", "shard-*.h5", 2)
     writer.terminate()
-    _, err = writer.communicate(timeout=30)
+    _, err = writer.communicate(timeout=300)
     assert writer.returncode == 75 and b"--resume" in err
     assert not (tmp_path / "out" / "manifest.json").exists()
     train = run_hpcdl(["inspect", tmp_path / "out"])

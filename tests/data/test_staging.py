@@ -78,7 +78,7 @@ def test_removed_on_sigterm_and_after_a_kill_by_the_next_job(data: Path, tmp_pat
     for number, left in ((signal.SIGTERM, 0), (signal.SIGKILL, 1)):
         process = hold()
         process.send_signal(number)
-        process.communicate(timeout=30)
+        process.communicate(timeout=300)
         assert len(list(local.iterdir())) == left
     (local / f"hpcdl-{os.environ.get('USER', 'root')}-link").symlink_to(data)  # a trap: never followed
     with staged(open_dataset(str(data)), local):
@@ -99,14 +99,14 @@ def test_ranks_of_a_node_share_one_copy_and_shard_together(data: Path, tmp_path:
     )
     mpiexec = [str(find_mpiexec().path), "-n", "2"]
     line = [*mpiexec, sys.executable, "-c", code, data, tmp_path / "local"]
-    done = subprocess.run(line, capture_output=True, text=True, timeout=120, check=True)
+    done = subprocess.run(line, capture_output=True, text=True, timeout=300, check=True)
     folders, during, after = json.loads(done.stdout.strip().splitlines()[-1])
     assert folders[0] == folders[1] and (during, after) == (1, 0)
     make("synthetic:mnist", tmp_path / "alone", samples=300, shards=5)
     command = [sys.executable, "-m", "hpcdl", "shard", "synthetic:mnist", "--samples", "300", "--shards", "5"]
-    subprocess.run([*mpiexec, *command, tmp_path / "together"], capture_output=True, timeout=120, check=True)
+    subprocess.run([*mpiexec, *command, tmp_path / "together"], capture_output=True, timeout=300, check=True)
     assert contents(tmp_path / "together") == contents(tmp_path / "alone")
     done = subprocess.run(
-        [*mpiexec, *command[:4], "/nothing", tmp_path / "new"], capture_output=True, text=True, timeout=120
+        [*mpiexec, *command[:4], "/nothing", tmp_path / "new"], capture_output=True, text=True, timeout=300
     )
     assert done.returncode == 2 and done.stderr.count("no such source") == 1 and not (tmp_path / "new").exists()

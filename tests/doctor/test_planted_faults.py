@@ -20,7 +20,7 @@ from hpcdl.cluster.launchers.mpiexec import Mpiexec
 from hpcdl.doctor import affinity, clocks, locking, module, mpi, scheduler, scratch, shared_memory, threads
 from hpcdl.doctor.finding import FAILURE, OK, WARNING, Finding, Place
 from hpcdl.doctor.table import CHECKS, examine
-from tests.conftest import CommandLine
+from tests.conftest import CommandLine, patience
 
 
 def program(folder: Path, name: str, body: str) -> Path:
@@ -101,7 +101,7 @@ def test_one_core_mask() -> None:
         "from hpcdl.doctor import affinity; from hpcdl.doctor.finding import Place\n"
         "print(*[(f.level, f.text) for f in affinity.check(Place(environment={}))])"
     )
-    out = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=60).stdout
+    out = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=300).stdout
     assert "warning" in out and "would share one core" in out
 
 
@@ -196,7 +196,7 @@ def test_what_the_asking_took_is_no_fault() -> None:
 def test_a_sound_node_passes_in_time(run_hpcdl: CommandLine) -> None:
     began = time.monotonic()
     finished = run_hpcdl(["doctor", "--json"])
-    assert time.monotonic() - began < 60
+    assert time.monotonic() - began < patience(60)
     found = finished.json()
     failures = [finding for finding in found["findings"] if finding["level"] == "failure"]
     assert (finished.code, failures) == (0, [])

@@ -23,7 +23,7 @@ class Desk:
     variables: Mapping[str, str] = field(default_factory=dict)
     python: str = sys.executable
 
-    def hpcdl(self, *words: str | Path, host: str = LOGIN, timeout_s: float = 120.0) -> Finished:
+    def hpcdl(self, *words: str | Path, host: str = LOGIN, timeout_s: float = 300.0) -> Finished:
         """Run `hpcdl WORDS` on `host`."""
         return self.lab.run(self.line(*words), host=host, cwd=self.folder, env=self.environment, timeout_s=timeout_s)
 

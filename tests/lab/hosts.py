@@ -104,7 +104,7 @@ class Lab:
         holder, init = self.holders.pop(host), self.inits.pop(host, None)
         with contextlib.suppress(ProcessLookupError):
             os.kill(init or holder.pid, signal.SIGKILL)
-        holder.wait(timeout=30)
+        holder.wait(timeout=300)
         if host in self.groups:
             quota.remove(self.groups.pop(host))
 
@@ -116,7 +116,7 @@ class Lab:
         user: str = "root",
         env: Mapping[str, str] | None = None,
         cwd: Path | None = None,
-        timeout_s: float = 60.0,
+        timeout_s: float = 240.0,
     ) -> Finished:
         """Run a command on `host` as `user`, in an environment as a fresh login shell has it."""
         line = self.command(arguments, host=host, user=user, env=env, cwd=cwd)
@@ -224,7 +224,7 @@ class Lab:
             raise RuntimeError(finished.err)
 
 
-def wait_until(condition: object, what: str, timeout_s: float = 20.0) -> None:
+def wait_until(condition: object, what: str, timeout_s: float = 120.0) -> None:
     """Return when `condition()` is true; TimeoutError says what did not come."""
     deadline = time.monotonic() + timeout_s
     while not condition():  # type: ignore[operator]

@@ -54,7 +54,7 @@ class Site:
         version: str | None = None,
         user: str = USER,
         host: str = "login",
-        timeout_s: float = 120.0,
+        timeout_s: float = 300.0,
     ) -> Finished:
         """Run `commands` in a fresh shell with the module loaded, as an unprivileged user of the lab."""
         line = ["bash", "--noprofile", "--norc", "-c", self.script(*commands, version=version)]

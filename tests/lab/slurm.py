@@ -109,7 +109,7 @@ class SlurmLab(Lab):
         assert finished.code == 0, finished.err
         return dict(re.findall(r"(\S+?)=(\S*)", finished.out))
 
-    def wait_for_job(self, number: int, *, timeout_s: float = 120.0) -> dict[str, str]:
+    def wait_for_job(self, number: int, *, timeout_s: float = 300.0) -> dict[str, str]:
         """The job when it has ended, whichever way."""
         done = {"COMPLETED", "FAILED", "CANCELLED", "TIMEOUT", "NODE_FAIL", "OUT_OF_MEMORY", "BOOT_FAIL", "DEADLINE"}
         wait_until(lambda: self.job(number)["JobState"] in done, f"job {number} ends", timeout_s)

@@ -42,7 +42,7 @@ def start(lab: Lab) -> None:
     folder.chmod(0o755)
     for name in ("host", "root", USER):
         line = ["ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-f", str(folder / name)]
-        subprocess.run(line, check=True, timeout=30)
+        subprocess.run(line, check=True, timeout=300)
     os.chown(folder / USER, USER_ID, USER_ID)
     (folder / "authorized").write_text("".join((folder / f"{name}.pub").read_text() for name in ("root", USER)))
     (folder / "sshd_config").write_text(_SERVER.format(folder=folder))

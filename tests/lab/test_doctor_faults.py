@@ -116,7 +116,7 @@ def test_a_clock_and_threads_in_a_job(desk: Desk) -> None:
         finished = forced.hpcdl("submit", *words, *checks)
         assert finished.code == 0, finished.err
         number = int(finished.out)
-        job = desk.lab.wait_for_job(number, timeout_s=120)
+        job = desk.lab.wait_for_job(number, timeout_s=300)
     finally:
         desk.lab.run(["sh", "-c", f"umount {real}; rm /tmp/real-date"], host="node3")
     text = desk.log(number)

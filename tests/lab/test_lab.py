@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.conftest import patience
 from tests.lab import hosts
 from tests.lab.hosts import USER, Lab
 from tests.lab.slurm import SlurmLab
@@ -74,7 +75,7 @@ def test_a_shaped_network_is_as_slow_as_asked() -> None:
             with subprocess.Popen(receiver, stdout=subprocess.PIPE) as server:
                 assert server.stdout and server.stdout.readline() == b"ready\n"
                 finished = lab.run(["/usr/bin/python3", "-c", SEND, str(25_000_000)], host="node2")
-                assert server.wait(timeout=30) == 0
+                assert server.wait(timeout=300) == 0
         finally:
             lab.stop()
     assert finished.code == 0, finished.err
@@ -93,7 +94,7 @@ def test_nothing_is_left_behind() -> None:
         assert "sleep 300" in lab.run(["ps", "-e", "-o", "args="], host="node1").out
         lab.stop()
         assert not any(Path(f"/proc/{number}").exists() for number in inits)
-        deadline = time.monotonic() + 5
+        deadline = time.monotonic() + patience(5)
         while (left := users_of(folder)) and time.monotonic() < deadline:
             time.sleep(0.05)
         assert not left

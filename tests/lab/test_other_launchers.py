@@ -14,6 +14,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.conftest import patience
 from tests.lab import doubles
 from tests.lab.desk import Desk
 from tests.lab.hosts import wait_until
@@ -55,7 +56,7 @@ def test_mpiexec_over_the_hosts_of_a_file(lab_ssh: SlurmLab, folder: Path, varia
         assert (record["ranks"], record["hosts"]) == (2, ["node1", "node2"])
         assert [desk.status("two", rank)["host"] for rank in range(2)] == ["node1", "node2"]
         assert lab_ssh.run(["kill", "-9", str(desk.status("two", 1)["pid"])], host="node2").code == 0
-        _, said = run.communicate(timeout=60)
+        _, said = run.communicate(timeout=300)
     assert run.returncode == 1 and "hpcdl: rank 1 on node2 ended without a word" in said, said
 
 
@@ -64,7 +65,7 @@ def test_a_host_that_is_not_there(lab_ssh: SlurmLab, folder: Path) -> None:
     desk = Desk(lab_ssh, folder, {"HPCDL_HOSTFILE": str(folder / "hosts")})
     began = time.monotonic()
     finished = desk.hpcdl("train", *TRAIN, "--steps", "2", "--ranks", "2", "--run-dir", "none", host="node1")
-    assert finished.code == 1 and time.monotonic() - began < 90
+    assert finished.code == 1 and time.monotonic() - began < patience(90)
     assert "hpcdl: node node9 went down or cannot be reached" in finished.err, finished.err
 
 

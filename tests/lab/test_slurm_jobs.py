@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.conftest import CommandLine
+from tests.conftest import CommandLine, patience
 from tests.lab.desk import Desk
 from tests.lab.slurm import SlurmLab
 
@@ -89,8 +89,8 @@ def test_a_killed_rank_ends_the_job_and_is_named(desk: Desk) -> None:
     assert status["host"] == "node2"
     began = time.monotonic()
     assert desk.lab.run(["kill", "-9", str(status["pid"])], host="node2").code == 0
-    job = desk.lab.wait_for_job(number, timeout_s=60)
-    assert job["JobState"] == "FAILED" and time.monotonic() - began < 60
+    job = desk.lab.wait_for_job(number, timeout_s=300)
+    assert job["JobState"] == "FAILED" and time.monotonic() - began < patience(60)
     assert "rank 1 on node2 ended without a word" in desk.log(number)
 
 
@@ -102,7 +102,7 @@ def test_a_cancelled_job_saves_and_is_not_requeued(desk: Desk) -> None:
     desk.wait_for_steps("cancelled")
     finished = desk.hpcdl("cancel", str(number))
     assert finished.code == 0 and "--resume" in finished.err, finished.err
-    job = desk.lab.wait_for_job(number, timeout_s=60)
+    job = desk.lab.wait_for_job(number, timeout_s=300)
     assert (job["JobState"], job["Restarts"]) == ("CANCELLED", "0"), desk.log(number)
     assert list((desk.folder / "cancelled" / "checkpoints").iterdir())
 
@@ -116,7 +116,7 @@ def test_an_mpi_that_does_not_fit_is_refused_at_the_start(desk: Desk) -> None:
     line = ["sbatch", "--parsable", "-N2", "--ntasks-per-node=1", "--output=wrong.txt", desk.folder / "wrong.sh"]
     finished = desk.lab.run(line, cwd=desk.folder)
     assert finished.code == 0, finished.err
-    job = desk.lab.wait_for_job(int(finished.out), timeout_s=120)
+    job = desk.lab.wait_for_job(int(finished.out), timeout_s=300)
     assert job["JobState"] == "FAILED" and job["ExitCode"] == "2:0"
     said = (desk.folder / "wrong.txt").read_text()
     assert "2 ranks were asked for but MPI started 1" in said and "--mpi=pmi2" in said
@@ -147,7 +147,7 @@ def test_the_doctor_looks_at_all_nodes_of_a_job(desk: Desk) -> None:
     finished = desk.hpcdl("submit", *words)
     assert finished.code == 0, finished.err
     number = int(finished.out)
-    job = desk.lab.wait_for_job(number, timeout_s=200)
+    job = desk.lab.wait_for_job(number, timeout_s=300)
     said = desk.log(number)
     assert job["JobState"] == "COMPLETED", said
     assert "4 hosts agree within" in said and "ranks start here by slurm" in said

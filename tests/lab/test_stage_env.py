@@ -32,7 +32,7 @@ def build(num_classes, input_shape):
 
 def small_environment(folder: Path) -> Path:
     """A virtual environment that borrows TensorFlow and all else from this one, and has one module of its own."""
-    subprocess.run([sys.executable, "-m", "venv", "--without-pip", folder], check=True, timeout=120)
+    subprocess.run([sys.executable, "-m", "venv", "--without-pip", folder], check=True, timeout=300)
     packages = next(folder.glob("lib/python*/site-packages"))
     (packages / "borrowed.pth").write_text(f"{sysconfig.get_path('purelib')}\n{ROOT}\n")
     (packages / "only_here.py").write_text("")
@@ -76,7 +76,7 @@ def test_a_node_without_room_is_named(lab_slurm: SlurmLab) -> None:
     lab_slurm.run(["sh", "-c", "mkdir /tmp/own && mount -t tmpfs -o size=4k tmpfs /tmp/own"], host="node2")
     words = ("--nodes", "2", "--time", "10m", "--stage-env", "--", "--model", "lenet")
     number = desk.submit(*words, "--data", "synthetic:cifar10", "--batch-size", "8", "--steps", "2", run="full")
-    job = lab_slurm.wait_for_job(number, timeout_s=120)
+    job = lab_slurm.wait_for_job(number, timeout_s=300)
     assert job["JobState"] == "FAILED" and job["ExitCode"] == "1:0", desk.log(number)
     said = r"^hpcdl: --stage-env: node node2: tar: .* \(0 free in /tmp/own\)$"
     assert re.search(said, desk.log(number), re.MULTILINE), desk.log(number)

@@ -57,7 +57,7 @@ class Desk:
     def hpcdl(self, *words: str) -> Finished:
         environment = {"XDG_CACHE_HOME": str(self.folder / "cache"), "HPCDL_SITE_CONFIG": str(self.folder / "none")}
         line = [sys.executable, "-m", "hpcdl", *words]
-        return self.lab.run(line, host=LOGIN, cwd=self.folder, env=environment, timeout_s=120)
+        return self.lab.run(line, host=LOGIN, cwd=self.folder, env=environment, timeout_s=300)
 
     def submit(self, *words: str) -> dict[int, dict[str, Any]]:
         """`hpcdl sweep --jobs`: what it says of the parts, by their nodes."""

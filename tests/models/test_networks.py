@@ -214,7 +214,7 @@ def test_saved_models_load_where_hpcdl_is_not_installed(tmp_path: Path) -> None:
         model.save(tmp_path / f"{name}.keras")
         numpy.save(tmp_path / f"{name}.npy", images)
     command = [sys.executable, "-I", "-c", LOAD_ELSEWHERE, str(tmp_path), *names]
-    finished = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
+    finished = subprocess.run(command, capture_output=True, text=True, timeout=300, check=False)
     assert finished.returncode == 0, finished.stderr[-2000:]
     for name in names:
         with numpy.load(tmp_path / f"{name}.npz", allow_pickle=False) as found:

@@ -187,7 +187,7 @@ def test_a_stopped_install(checkout: Checkout, place: Place, bad_wheels: Path, n
             assert process.poll() is None
             time.sleep(0.005)
         process.send_signal(number)
-        _, errors = process.communicate(timeout=30)
+        _, errors = process.communicate(timeout=300)
     if number == signal.SIGTERM:
         assert process.returncode == 130 and b"SIGTERM" in errors
     else:  # nobody could clean up: the next command does, and finds the old tree again

@@ -17,7 +17,7 @@ from tests.conftest import ROOT
 @pytest.fixture(scope="module")
 def share(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("share")
-    subprocess.run([sys.executable, ROOT / "scripts" / "make_manual.py", folder], check=True, timeout=60)
+    subprocess.run([sys.executable, ROOT / "scripts" / "make_manual.py", folder], check=True, timeout=300)
     return folder
 
 

@@ -59,7 +59,7 @@ class Modules:
             "LANG": "C.UTF-8",
         }
         line = ["bash", "--noprofile", "--norc", "-c", script]
-        finished = subprocess.run(line, env=environment | (env or {}), capture_output=True, text=True, timeout=60)
+        finished = subprocess.run(line, env=environment | (env or {}), capture_output=True, text=True, timeout=300)
         return Finished(finished.returncode, finished.stdout, finished.stderr)
 
     def states(self, *commands: str, env: dict[str, str] | None = None) -> list[dict[str, str]]:

@@ -13,7 +13,7 @@ import numpy
 import pytest
 
 from hpcdl.cluster.status import read_statuses
-from tests.conftest import CommandLine
+from tests.conftest import CommandLine, patience
 from tests.training.training_runs import finish, kill_rank, model_weights, record_of, start, steps_done, wait_for
 
 TRAIN = [
@@ -69,7 +69,7 @@ def test_ranks_that_slurm_started_meet_without_mpi(session_hpcdl: CommandLine, s
         for rank in range(2)
     ]
     for process in processes:
-        finished = finish(process, timeout_s=200)
+        finished = finish(process, timeout_s=300)
         assert finished.code == 0, finished.err
     for own, other in zip(model_weights(folder), model_weights(single), strict=True):
         assert numpy.abs(own - other).max() <= 1e-5 * numpy.abs(other).max()
@@ -116,7 +116,7 @@ def test_servers_are_closed_to_other_interfaces_and_a_death_names_the_rank(sessi
     kill_rank(folder, 1)
     killed_at = time.monotonic()
     finished = finish(process)
-    assert time.monotonic() - killed_at < 20  # 2 s on a machine that does nothing else
+    assert time.monotonic() - killed_at < patience(20)  # 2 s on a machine that does nothing else
     assert finished.code == 1
     assert "rank 1" in finished.err
 

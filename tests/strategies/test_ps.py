@@ -12,7 +12,7 @@ from typing import Any
 import numpy
 import pytest
 
-from tests.conftest import CommandLine
+from tests.conftest import CommandLine, patience
 from tests.training.training_runs import (
     finish,
     kill_rank,
@@ -37,7 +37,7 @@ def test_servers_do_without_tensorflow() -> None:
         "import hpcdl.training.session.job; "
         "sys.exit('tensorflow' in sys.modules or 'keras' in sys.modules)"
     )
-    assert subprocess.run([sys.executable, "-c", statement], timeout=60, check=False).returncode == 0
+    assert subprocess.run([sys.executable, "-c", statement], timeout=300, check=False).returncode == 0
 
 
 @pytest.fixture(scope="module")
@@ -85,7 +85,7 @@ def test_a_killed_server_ends_the_job(session_hpcdl: CommandLine) -> None:
     kill_rank(folder, 2)
     killed_at = time.monotonic()
     finished = finish(process)
-    assert time.monotonic() - killed_at < 20  # 3 s on a machine that does nothing else
+    assert time.monotonic() - killed_at < patience(20)  # 3 s on a machine that does nothing else
     assert finished.code == 1
     assert "rank 2" in finished.err
 

@@ -17,6 +17,7 @@ from hpcdl.strategies.parameter_server.averaging import AveragingServer
 from hpcdl.strategies.parameter_server.client import ServerClient
 from hpcdl.strategies.parameter_server.placement import PLACEMENTS
 from hpcdl.strategies.parameter_server.quorum import MAX_LAG, QuorumServer, Rounds
+from tests.conftest import patience
 from tests.rounds import TracingCommunicator
 
 LENGTHS = [700, 3, 64, 1200, 1, 333]
@@ -225,7 +226,7 @@ def test_nobody_runs_further_ahead_than_the_servers_remember() -> None:
     def body(client: ServerClient, worker: int) -> None:
         for step in range(3 * MAX_LAG):
             if worker == 2 and step == 0:
-                deadline_s = time.monotonic() + 20
+                deadline_s = time.monotonic() + patience(20)
                 while reached[0] < MAX_LAG and time.monotonic() < deadline_s:
                     time.sleep(0.01)
                 time.sleep(0.3)

@@ -15,7 +15,7 @@ from hpcdl.core.errors import HpcdlError, StoppedEarly, UsageError
 from hpcdl.core.records import read_record
 from hpcdl.study.state import read_state
 from hpcdl.study.sweep import raise_for
-from tests.conftest import ROOT
+from tests.conftest import ROOT, patience
 from tests.study.studies import FakePlace, behave, small_study, sweep, told
 
 
@@ -80,7 +80,7 @@ def started(folder: Path, *arguments: str) -> subprocess.Popen[str]:
 
 
 def wait_for_starts(folder: Path, num: int) -> None:
-    deadline = time.monotonic() + 60
+    deadline = time.monotonic() + patience(60)
     while len(told(folder)) < num:
         assert time.monotonic() < deadline, told(folder)
         time.sleep(0.01)
@@ -109,7 +109,7 @@ def test_a_killed_sweep_goes_on_and_repeats_nothing_that_finished(tmp_path: Path
         kept, num_started = now, len(told(tmp_path))
     orphans = [item["pid"] for item in told(tmp_path) if alive(item["pid"])]
     last = started(tmp_path, "--resume")
-    _, err = last.communicate(timeout=60)
+    _, err = last.communicate(timeout=300)
     assert last.returncode == 0, err
     assert not any(map(alive, orphans)), "a run whose sweep was killed does not disturb those of the next"
     starts = [item["run"] for item in told(tmp_path)]
@@ -124,7 +124,7 @@ def test_a_run_that_ended_while_nobody_looked_is_kept(tmp_path: Path) -> None:
     wait_for_starts(tmp_path, 1)
     process.kill()
     process.communicate()
-    deadline = time.monotonic() + 30
+    deadline = time.monotonic() + patience(30)
     while not told(tmp_path, "end"):
         assert time.monotonic() < deadline
         time.sleep(0.02)
@@ -167,7 +167,7 @@ def test_a_signal_stops_with_75_and_leaves_nothing_running(tmp_path: Path, numbe
     process = started(tmp_path)
     wait_for_starts(tmp_path, 1)
     os.kill(process.pid, number)
-    _, err = process.communicate(timeout=60)
+    _, err = process.communicate(timeout=300)
     assert process.returncode == StoppedEarly.exit_code
     assert "go on with --resume" in err
     assert not any(alive(item["pid"]) for item in told(tmp_path))

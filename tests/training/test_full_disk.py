@@ -57,7 +57,7 @@ def test_a_disk_that_fills_up_costs_warnings_only(
     step = steps_done(inside / "run")
     ballast.unlink()
     wait_for(lambda: not good & checkpoints(inside) or process.poll() is not None)
-    finished = finish(process, timeout_s=200)
+    finished = finish(process, timeout_s=300)
     assert finished.code == 0, finished.err
     assert good, "the last good checkpoint stays while there is no room"
     record = record_of(kept)

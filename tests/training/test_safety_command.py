@@ -13,7 +13,7 @@ import pytest
 
 from hpcdl.training.launch import rundir
 from hpcdl.training.launch.prepare import prepare
-from tests.conftest import DIGITS
+from tests.conftest import DIGITS, patience
 from tests.training.conftest import Mpi
 from tests.training.training_runs import PLANTED, SHORT, finish, kill_rank, start, steps_done, wait_for
 
@@ -30,7 +30,7 @@ def test_a_rank_asleep_is_named(mpi: Mpi, shards: Path, tmp_path: Path) -> None:
     kill_rank(run_dir, 1, signal.SIGSTOP)
     began = time.monotonic()
     finished = finish(process)
-    assert time.monotonic() - began < 30
+    assert time.monotonic() - began < patience(30)
     assert finished.code == 1, finished.err
     assert "rank 1 on" in finished.err
     assert "gives no sign of life" in finished.err
@@ -43,7 +43,7 @@ def test_a_rank_killed_ends_the_run(mpi: Mpi, shards: Path, tmp_path: Path) -> N
     kill_rank(run_dir, 2)
     began = time.monotonic()
     finished = finish(process)
-    assert time.monotonic() - began < 20
+    assert time.monotonic() - began < patience(20)
     assert finished.code == 1
     assert finished.err.splitlines()[-1].startswith("hpcdl: rank 2 on ")
     assert "Traceback" not in finished.err
@@ -98,7 +98,7 @@ def started_apart(mpi: Mpi, folder: Path, shards: Path, planted: str) -> list[st
     second = ["-wdir", str(folders[1]), *before, *other]
     finished = subprocess.run(
         [*mpi.launcher, "-n", "1", *first, ":", "-n", "1", *second],
-        env=mpi.environment, cwd=folder, capture_output=True, text=True, timeout=120,
+        env=mpi.environment, cwd=folder, capture_output=True, text=True, timeout=300,
     )  # fmt: skip
     assert finished.returncode != 0
     return [line for line in finished.stderr.splitlines() if line.startswith("hpcdl: ")]

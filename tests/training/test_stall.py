@@ -13,6 +13,7 @@ from hpcdl.core.errors import RankError
 from hpcdl.core.events import Whereabouts
 from hpcdl.core.files import write_text
 from hpcdl.training.session.stall import Note, StallWatch, culprit
+from tests.conftest import patience
 
 HOSTS = ["a", "b", "c"]
 
@@ -55,7 +56,7 @@ def test_the_rank_that_sleeps_is_found(tmp_path: Path) -> None:
     ]
     for watch in watches:
         watch.start()
-    deadline = time.monotonic() + 15
+    deadline = time.monotonic() + patience(15)
     while not said and time.monotonic() < deadline:
         time.sleep(0.05)
     for watch in watches:
@@ -70,7 +71,7 @@ def test_an_old_note_is_no_sign_of_life(tmp_path: Path) -> None:
     said: list[RankError] = []
     watch = StallWatch(waiting(), tmp_path, rank=0, hosts=HOSTS[:2], timeout_s=0.4, on_stall=said.append)
     watch.start()
-    deadline = time.monotonic() + 15
+    deadline = time.monotonic() + patience(15)
     while not said and time.monotonic() < deadline:
         time.sleep(0.05)
     watch.stop()

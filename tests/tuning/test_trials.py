@@ -18,6 +18,7 @@ from hpcdl.node.topology.machines import read_machine
 from hpcdl.tuning import trials
 from hpcdl.tuning.space import Candidate
 from hpcdl.tuning.trials import MARK, Measurer, Outcome, Workload, bench_step_command
+from tests.conftest import patience
 
 TOPOLOGY = read_machine("generic").topology
 SETTINGS = Settings(ranks_per_node=2, intra_op_threads=8, inter_op_threads=2, onednn=False)
@@ -113,8 +114,8 @@ def test_a_hanging_trial_is_killed_with_everything_it_started(tmp_path: Path) ->
     begin = time.monotonic()
     outcome = measure(HANG.format(ready=str(ready)), limit_s=5.0)
     assert outcome.status == "timeout"
-    assert time.monotonic() - begin < 25
-    deadline = time.monotonic() + 5
+    assert time.monotonic() - begin < patience(25)
+    deadline = time.monotonic() + patience(5)
     while marked(MARK, ready.read_text()) and time.monotonic() < deadline:
         time.sleep(0.1)
     assert marked(MARK, ready.read_text()) == []
@@ -160,7 +161,7 @@ def test_two_real_ranks_sit_on_disjoint_cores_seen_from_outside(tmp_path: Path) 
     worker.start()
     try:
         seen = set()
-        deadline = time.monotonic() + 100
+        deadline = time.monotonic() + patience(100)
         while len(seen) < 2 and time.monotonic() < deadline:
             seen = rank_masks()
             time.sleep(0.5)

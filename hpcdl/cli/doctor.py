@@ -32,7 +32,7 @@ def doctor(
     Python, MPI, scheduler, cores, files, memory, clocks; exit 1 if a run would fail.
     """
     from hpcdl.core.progress import progress
-    from hpcdl.doctor.finding import FAILURE, WARNING, Place
+    from hpcdl.doctor.finding import FAILURE, WARNING, Subject
     from hpcdl.doctor.table import CHECKS, examine
 
     names = only or list(CHECKS)
@@ -46,7 +46,7 @@ def doctor(
             bar.update(done, name)
             done += 1
 
-        findings = examine(Place(data=data, model=model), names, told)
+        findings = examine(Subject(data=data, model=model), names, told)
     failures = sum(finding.level == FAILURE for finding in findings)
     warnings = sum(finding.level == WARNING for finding in findings)
     if json:

@@ -39,12 +39,12 @@ def show(
 ) -> None:
     """Show packages, NUMA nodes, caches, cores, what this process may use, and where ranks would sit."""
     from hpcdl.node.engine import find_engine
-    from hpcdl.node.sight import sight
+    from hpcdl.node.plan import plan_node
     from hpcdl.node.topology.cpusets import format_list
     from hpcdl.node.topology.drawing import draw
 
-    seen = sight(machine, profile, model, ranks_per_node)
-    topology, plan = seen.topology, seen.plan
+    planned = plan_node(machine, profile, model, ranks_per_node)
+    topology, plan = planned.topology, planned.plan
     if json:
         document = dataclasses.asdict(topology) | {
             "memory_mode": topology.memory_mode, "cluster_mode": topology.cluster_mode,
@@ -63,8 +63,8 @@ def show(
         print(f"engine         {find_engine().summary}")
     print()
     print("\n".join(draw(topology, plan.cpus_by_local_rank)))
-    if seen.sentence:
-        say(seen.sentence)
+    if planned.sentence:
+        say(planned.sentence)
     say("next: hpcdl tune-threads --model M --batch-size B" + (f" --plan --machine {machine}" if machine else ""))
 
 
@@ -78,17 +78,16 @@ def env(
 ) -> None:
     """Print the profile's environment as shell exports, for use without hpcdl; numactl lines stand as comments."""
     from hpcdl.node.environment import shell_exports
-    from hpcdl.node.plan import numactl_words
-    from hpcdl.node.sight import sight
+    from hpcdl.node.plan import numactl_words, plan_node
 
-    seen = sight(machine, profile, model, ranks_per_node)
+    planned = plan_node(machine, profile, model, ranks_per_node)
     if json:
-        every = [numactl_words(seen.plan, rank) for rank in range(seen.plan.ranks_per_node)]
-        print_json({"environment": dict(seen.plan.environment), "numactl": every})
+        every = [numactl_words(planned.plan, rank) for rank in range(planned.plan.ranks_per_node)]
+        print_json({"environment": dict(planned.plan.environment), "numactl": every})
     else:
-        print("\n".join(shell_exports(seen.plan.environment)))
-        for rank in range(seen.plan.ranks_per_node):
-            words = numactl_words(seen.plan, rank)
+        print("\n".join(shell_exports(planned.plan.environment)))
+        for rank in range(planned.plan.ranks_per_node):
+            words = numactl_words(planned.plan, rank)
             if words:
                 print(f"# local rank {rank}: {' '.join(words)} COMMAND")
-    say(seen.sentence or "no profile fits this node: these are hpcdl's defaults; make one with `hpcdl tune-threads`")
+    say(planned.sentence or "no profile fits this node: these are hpcdl's defaults; make one with `hpcdl tune-threads`")

@@ -17,8 +17,8 @@ from hpcdl.core.progress import progress
 from hpcdl.core.units import format_seconds, parse_seconds
 
 if TYPE_CHECKING:
-    from hpcdl.study.estimate import Estimate
-    from hpcdl.study.plan import Plan
+    from hpcdl.study.estimate import StudyEstimate
+    from hpcdl.study.plan import RunPlan
     from hpcdl.study.state import StudyState
     from hpcdl.study.sweep import News
 
@@ -64,8 +64,8 @@ def sweep(
 
     Every combination of its lists, in random order, each run a fresh `hpcdl train`.
     """
-    from hpcdl.study.checks import prepare_points
     from hpcdl.study.plan import make_plan
+    from hpcdl.study.points import prepare_points
     from hpcdl.study.state import new_state, open_study
 
     wanted = load_study(study, flags, set_, small=small)
@@ -84,14 +84,14 @@ def sweep(
     _run(folder, wanted, plan, state, json)
 
 
-def _run(folder: Path, study: Study, plan: Plan, state: StudyState, json: bool) -> None:
+def _run(folder: Path, study: Study, plan: RunPlan, state: StudyState, json: bool) -> None:
     from hpcdl.cluster.launchers.base import seconds_left
-    from hpcdl.study.places import find_place
+    from hpcdl.study.allocation import find_allocation
     from hpcdl.study.sweep import Sweep, raise_for
 
-    place = find_place(os.environ, plan.node_counts)
+    allocation = find_allocation(os.environ, plan.node_counts)
     with progress(study.name, len(plan.runs)) as bar:
-        sweep = Sweep(folder, study, plan, state, place, lambda news: _follow(bar, news), seconds_left(os.environ))
+        sweep = Sweep(folder, study, plan, state, allocation, lambda news: _follow(bar, news), seconds_left(os.environ))
         state = sweep.run()
     if json:
         print_json({"folder": str(folder), **dataclasses.asdict(state)})
@@ -101,14 +101,14 @@ def _run(folder: Path, study: Study, plan: Plan, state: StudyState, json: bool) 
     raise_for(state, folder)
 
 
-def _submit(folder: Path, study: Study, plan: Plan, given: dict[str, str], resume: bool, json: bool) -> None:
-    from hpcdl.study.jobs import Limits, submit_parts
+def _submit(folder: Path, study: Study, plan: RunPlan, given: dict[str, str], resume: bool, json: bool) -> None:
+    from hpcdl.study.jobs import JobLimits, submit_parts
 
     try:
         time_s = parse_seconds(given["time"])
     except ValueError as error:
         raise UsageError(f"--time: {error}") from None
-    limits = Limits(time_s=time_s, partition=given["partition"], account=given["account"])
+    limits = JobLimits(time_s=time_s, partition=given["partition"], account=given["account"])
     for line in plan.left_out:
         say(printable(line))
     parts = submit_parts(folder, study, plan, limits, resume=resume)
@@ -132,12 +132,12 @@ def _follow(bar: Any, news: News) -> None:
         say(printable(f"[{done}/{len(news.state.runs)}] {news.line}"))
 
 
-def _show_plan(study: Study, plan: Plan, state: StudyState, prepared: Any, json: bool) -> None:
+def _show_plan(study: Study, plan: RunPlan, state: StudyState, prepared: Any, json: bool) -> None:
     from hpcdl.node.topology.machines import read_topology
+    from hpcdl.study.allocation import find_allocation
     from hpcdl.study.estimate import estimate_study
-    from hpcdl.study.places import find_place
 
-    cores, nodes = len(read_topology().usable_cores), _num_nodes(find_place, plan)
+    cores, nodes = len(read_topology().usable_cores), _num_nodes(find_allocation, plan)
     estimate = estimate_study(study, plan, prepared, cores, nodes, state)
     if json:
         print_json(_plan_document(study, plan, state, estimate))
@@ -158,16 +158,16 @@ def _show_plan(study: Study, plan: Plan, state: StudyState, prepared: Any, json:
     say("next: the same command without --dry-run")
 
 
-def _num_nodes(find_place: Any, plan: Plan) -> int:
+def _num_nodes(find_allocation: Any, plan: RunPlan) -> int:
     """The nodes at hand, or as many as the largest run needs where the study is only being planned."""
     try:
-        here = len(find_place(os.environ).nodes)
+        here = len(find_allocation(os.environ).nodes)
     except HpcdlError:
         here = 1
     return max(here, *(point.nodes for point in plan.points))
 
 
-def _sentences(study: Study, plan: Plan, estimate: Estimate, cores: int, nodes: int) -> list[str]:
+def _sentences(study: Study, plan: RunPlan, estimate: StudyEstimate, cores: int, nodes: int) -> list[str]:
     where = f" on {nodes} nodes" if nodes > 1 else ""
     total = f"about {format_seconds(estimate.seconds)}{where}, {estimate.node_hours:.3g} node-hours"
     per_job = [f"{nodes} x {len(plan.only_nodes(nodes).runs)} runs" for nodes in plan.node_counts]
@@ -189,7 +189,7 @@ def _time(seconds: float | None) -> str:
     return "" if seconds is None else format_seconds(seconds)
 
 
-def _plan_document(study: Study, plan: Plan, state: StudyState, estimate: Estimate) -> dict[str, Any]:
+def _plan_document(study: Study, plan: RunPlan, state: StudyState, estimate: StudyEstimate) -> dict[str, Any]:
     return {
         "study": study.name,
         "mode": study.plan.mode,

@@ -17,7 +17,7 @@ from hpcdl.core.progress import progress
 from hpcdl.core.units import format_bytes, format_rate, format_seconds
 
 if TYPE_CHECKING:
-    from hpcdl.tuning.tune import Prepared, Tuned
+    from hpcdl.tuning.tune import PreparedSearch, Tuned
 
 ResumeFlag = Annotated[bool, typer.Option("--resume", help="Go on from the trial log.")]
 PlanFlag = Annotated[bool, typer.Option("--plan", help="Print every candidate with its command lines; run nothing.")]
@@ -81,7 +81,7 @@ def _replay(path: Path, seed: int, json: bool) -> None:
     print(f"regret   {100 * result.regret:.2f} % below the best mean in the table")
 
 
-def _show_plan(prepared: Prepared, json: bool) -> None:
+def _show_plan(prepared: PreparedSearch, json: bool) -> None:
     from hpcdl.node.plan import command_line
     from hpcdl.node.settings import chosen, describe
     from hpcdl.tuning.trials import Workload, bench_step_command

@@ -4,17 +4,17 @@ from __future__ import annotations
 
 import os
 
-from hpcdl.doctor.finding import Finding, Place, ok, warning
+from hpcdl.doctor.finding import Finding, Subject, ok, warning
 from hpcdl.node.topology.cpusets import format_list
 
 CHECK = "affinity"
 
 
-def check(place: Place) -> list[Finding]:
+def check(subject: Subject) -> list[Finding]:
     """The mask. A login shell with one core of many, or a job with fewer than it was given, is named."""
     mask = sorted(os.sched_getaffinity(0))
     present = os.cpu_count() or len(mask)
-    granted_text = place.environment.get("SLURM_CPUS_ON_NODE", "")
+    granted_text = subject.environment.get("SLURM_CPUS_ON_NODE", "")
     granted = int(granted_text) if granted_text.isdigit() else None
     where = f"this process may use CPUs {format_list(mask)}, {len(mask)} of {present}"
     if granted is not None and len(mask) < granted <= present:

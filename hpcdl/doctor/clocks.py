@@ -8,7 +8,7 @@ from hpcdl.cluster.launchers.table import find_launcher
 from hpcdl.cluster.processes import run
 from hpcdl.core.protocols import LaunchPlan
 from hpcdl.core.units import format_seconds
-from hpcdl.doctor.finding import Finding, Place, failure, ok, warning
+from hpcdl.doctor.finding import Finding, Subject, failure, ok, warning
 
 CHECK = "clocks"
 TOLERATED_S, DANGEROUS_S = 0.5, 2.0
@@ -16,16 +16,17 @@ TIMEOUT_S = 30.0
 ASK = 'echo "clock $(hostname) $(date +%s.%N)"'
 
 
-def check(place: Place) -> list[Finding]:
+def check(subject: Subject) -> list[Finding]:
     """Ask every host of the job for its time; what the asking itself took is taken off."""
-    launcher = find_launcher(place.environment)
-    hosts = launcher.hosts(place.environment)
+    launcher = find_launcher(subject.environment)
+    hosts = launcher.hosts(subject.environment)
     if len(hosts) < 2:
         return [ok(CHECK, "one host: nothing to compare")]
     plan = LaunchPlan(num_ranks=len(hosts), ranks_per_node=1)
-    line, needed = launcher.line(plan, ["bash", "-c", ASK], mpi=launcher.name != "slurm", environment=place.environment)
+    environment = subject.environment
+    line, needed = launcher.line(plan, ["bash", "-c", ASK], mpi=launcher.name != "slurm", environment=environment)
     began = time.time()
-    answer = run(line, {**place.environment, **needed}, timeout_s=TIMEOUT_S, what="asking the hosts for their clocks")
+    answer = run(line, {**environment, **needed}, timeout_s=TIMEOUT_S, what="asking the hosts for their clocks")
     ended = time.time()
     return [_judge(read(answer), began, ended, len(hosts))]
 

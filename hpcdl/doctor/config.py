@@ -10,13 +10,13 @@ from hpcdl.config.site import site_rules
 from hpcdl.core.errors import UsageError
 from hpcdl.core.files import read_toml
 from hpcdl.core.paths import site_config_file, user_config_folder
-from hpcdl.doctor.finding import Finding, Place, failure, ok, warning
+from hpcdl.doctor.finding import Finding, Subject, failure, ok, warning
 
 _NEEDED = {"model": "lenet", "data": "synthetic:cifar10"}
 """Stands in for what a command line would give."""
 
 
-def check(place: Place) -> list[Finding]:
+def check(subject: Subject) -> list[Finding]:
     """site.toml, the user's config.toml, and the folder that profiles are written to."""
     found = [*_readable(), *_writable()]
     return found or [ok("config", f"site settings {_site()}; your own in {user_config_folder()}")]
@@ -53,5 +53,5 @@ def _writable() -> list[Finding]:
     nearest = next(path for path in (folder, *folder.parents) if path.exists())
     if os.access(nearest, os.W_OK | os.X_OK):
         return []
-    text = f"{nearest} cannot be written: profiles of `hpcdl tune-threads` have no place"
+    text = f"{nearest} cannot be written: profiles of `hpcdl tune-threads` cannot be stored"
     return [warning("config", text, "set XDG_CONFIG_HOME to a folder that you may write to")]

@@ -22,7 +22,7 @@ class Finding:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Place:
+class Subject:
     """What is examined: an environment, the folders that a run would use, and the roots of the kernel's own files."""
 
     environment: Mapping[str, str] = field(default_factory=lambda: dict(os.environ))

@@ -6,7 +6,7 @@ import resource
 from pathlib import Path
 
 from hpcdl.core.units import format_bytes
-from hpcdl.doctor.finding import Finding, Place, failure, ok, warning
+from hpcdl.doctor.finding import Finding, Subject, failure, ok, warning
 
 CHECK = "limits"
 OPEN_FILES, PROCESSES = 1024, 512
@@ -14,7 +14,7 @@ NEEDED_BYTES, COMFORTABLE_BYTES = 1024**3, 4 * 1024**3
 """A process with TensorFlow holds 0.5 to 1 GB before it has a model."""
 
 
-def check(place: Place) -> list[Finding]:
+def check(subject: Subject) -> list[Finding]:
     """Open files, processes, address space, and the memory that the job may use."""
     found = []
     for what, number, needed, flag in (
@@ -28,7 +28,7 @@ def check(place: Place) -> list[Finding]:
     if 0 <= soft < COMFORTABLE_BYTES:
         text = f"address space is limited to {format_bytes(soft)}: TensorFlow maps more than that"
         found.append(failure(CHECK, text, "ulimit -v unlimited"))
-    memory = allowed_memory(place.control_groups)
+    memory = allowed_memory(subject.control_groups)
     if memory is not None and memory < COMFORTABLE_BYTES:
         text = f"this job may use {format_bytes(memory)} of memory"
         level = failure if memory < NEEDED_BYTES else warning

@@ -7,17 +7,17 @@ import os
 import tempfile
 from pathlib import Path
 
-from hpcdl.doctor.finding import Finding, Place, failure, ok
+from hpcdl.doctor.finding import Finding, Subject, failure, ok
 
 CHECK = "locking"
 VARIABLE = "HDF5_USE_FILE_LOCKING"
 
 
-def check(place: Place) -> list[Finding]:
+def check(subject: Subject) -> list[Finding]:
     """flock, the call that HDF5 makes, on a new file in the current folder and on a shard of the data folder."""
-    off = place.environment.get(VARIABLE, "").upper() in ("FALSE", "0", "BEST_EFFORT")
-    found = [_new_file(place.working, off)]
-    shard = next(place.data.rglob("*.h5"), None) if place.data else None
+    off = subject.environment.get(VARIABLE, "").upper() in ("FALSE", "0", "BEST_EFFORT")
+    found = [_new_file(subject.working, off)]
+    shard = next(subject.data.rglob("*.h5"), None) if subject.data else None
     if shard is not None:
         found.append(_existing(shard, off))
     return found

@@ -7,14 +7,14 @@ from pathlib import Path
 
 from hpcdl.core.errors import CorruptError
 from hpcdl.core.files import read_json
-from hpcdl.doctor.finding import Finding, Place, failure, ok, warning
+from hpcdl.doctor.finding import Finding, Subject, failure, ok, warning
 
 CHECK = "module"
 
 
-def check(place: Place) -> list[Finding]:
+def check(subject: Subject) -> list[Finding]:
     """`$HPCDL_ROOT` and its receipt, against the modules that are loaded and the Python that runs."""
-    named = place.environment.get("HPCDL_ROOT")
+    named = subject.environment.get("HPCDL_ROOT")
     if not named:
         return [ok(CHECK, f"no module is loaded; hpcdl runs from {sys.prefix}")]
     root = Path(named)
@@ -25,7 +25,7 @@ def check(place: Place) -> list[Finding]:
     except (OSError, CorruptError):
         return [failure(CHECK, f"{root} holds no install.json: the installation is not whole", "tell the site's staff")]
     needed = str(receipt.get("mpi_module") or "")
-    loaded = place.environment.get("LOADEDMODULES", "").split(":")
+    loaded = subject.environment.get("LOADEDMODULES", "").split(":")
     if needed and not any(name == needed or name.startswith(f"{needed}/") for name in loaded):
         text = f"the module {needed}, which hpcdl was built on, is not loaded"
         return [failure(CHECK, text, f"module load {needed}, or module reload hpcdl")]

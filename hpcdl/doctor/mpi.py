@@ -1,4 +1,7 @@
-"""The MPI that is loaded: does its mpiexec belong to it, and do two ranks really talk."""
+"""The MPI that is loaded: does its mpiexec belong to it, and do two ranks really talk.
+
+`mpiexec -n 2 python -m hpcdl.doctor.mpi` is those two ranks.
+"""
 
 from __future__ import annotations
 
@@ -20,8 +23,8 @@ from hpcdl.cluster.launchers.mpiexec import (
     launch_flags,
     launcher_of,
 )
-from hpcdl.core.errors import UsageError
-from hpcdl.doctor.finding import Finding, Place, failure, ok, warning
+from hpcdl.core.errors import HpcdlError, UsageError
+from hpcdl.doctor.finding import Finding, Subject, failure, ok, warning
 
 CHECK = "mpi"
 TIMEOUT_S = 40.0
@@ -30,7 +33,7 @@ _PROGRESS = "MPIR_CVAR_ASYNC_PROGRESS"
 _IN_A_JOB = ("SLURM_", "PMI_", "PMIX_", "OMPI_", "HYDRA_")
 
 
-def check(place: Place) -> list[Finding]:
+def check(subject: Subject) -> list[Finding]:
     """Library, mpiexec, the mpiexec that stands first on PATH, two ranks, and known weak points of the version."""
     try:
         library, flavour, version = find_library()
@@ -40,14 +43,14 @@ def check(place: Place) -> list[Finding]:
     try:
         mpiexec = find_mpiexec()
     except UsageError as error:
-        if place.environment.get("SLURM_JOB_ID"):  # srun starts the ranks
+        if subject.environment.get("SLURM_JOB_ID"):  # srun starts the ranks
             return [*found, warning(CHECK, str(error), "outside a Slurm job no ranks can be started here")]
         return [*found, failure(CHECK, str(error), REMEDY)]
-    return [*found, *_first_on_path(place, mpiexec), _two_ranks(mpiexec), *_one_sided(mpiexec, place.environment)]
+    return [*found, *_first_on_path(subject, mpiexec), _two_ranks(mpiexec), *_one_sided(mpiexec, subject.environment)]
 
 
-def _first_on_path(place: Place, mpiexec: Mpiexec) -> list[Finding]:
-    other = shutil.which("mpiexec", path=place.environment.get("PATH", os.defpath))
+def _first_on_path(subject: Subject, mpiexec: Mpiexec) -> list[Finding]:
+    other = shutil.which("mpiexec", path=subject.environment.get("PATH", os.defpath))
     if other is None or Path(other).resolve() == mpiexec.path.resolve():
         return []
     flavour, version = launcher_of(Path(other))
@@ -70,7 +73,7 @@ def _two_ranks(mpiexec: Mpiexec) -> Finding:
         "2",
         sys.executable,
         "-m",
-        "hpcdl.doctor.two_ranks",
+        "hpcdl.doctor.mpi",
     ]
     remedy = f"run it by hand to see more: {' '.join(line)}"
     try:
@@ -103,3 +106,26 @@ def _one_sided(mpiexec: Mpiexec, environment: Mapping[str, str]) -> list[Finding
         text = f"{name} changes windows of other nodes only while their owners call MPI: {by_messages}"
         return [ok(CHECK, f"{text} ({_PROGRESS}=1 changes that, for a core a rank)")]
     return []
+
+
+def main() -> int:
+    """Entry of each of the two ranks: add 1 and 2 over both; prints one JSON line, or what is wrong."""
+    import numpy
+
+    from hpcdl.comm.mpi.communicator import world
+
+    try:
+        communicator = world()
+        total = numpy.array([communicator.rank + 1.0])
+        communicator.allreduce(total)
+    except HpcdlError as error:
+        print(error, file=sys.stderr)
+        return 1
+    line = json.dumps({"size": communicator.size, "sum": int(total[0])}) + "\n"
+    sys.stdout.write(line)  # at once: an unbuffered print writes the end of a line apart, and ranks share a pipe
+    sys.stdout.flush()
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

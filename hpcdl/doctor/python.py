@@ -7,7 +7,7 @@ import platform
 import re
 import sys
 
-from hpcdl.doctor.finding import Finding, Place, failure, ok
+from hpcdl.doctor.finding import Finding, Subject, failure, ok
 
 OLDEST_PYTHON = (3, 11)
 OLDEST = {"tensorflow": (2, 16), "keras": (3, 0), "numpy": (1, 26), "h5py": (3, 11), "mpi4py": (4, 1)}
@@ -15,7 +15,7 @@ OLDEST = {"tensorflow": (2, 16), "keras": (3, 0), "numpy": (1, 26), "h5py": (3, 
 _ALSO_AS = {"tensorflow": ("tensorflow-cpu", "tensorflow-intel", "tf-nightly")}
 
 
-def check(place: Place) -> list[Finding]:
+def check(subject: Subject) -> list[Finding]:
     """Versions of Python and of each package."""
     found = []
     version = platform.python_version()
@@ -31,7 +31,7 @@ def check(place: Place) -> list[Finding]:
             found.append(failure("python", f"{name} is not installed", remedy))
         elif _numbers(versions[name]) < oldest:
             found.append(failure("python", f"{name} {versions[name]} is older than {wanted}", remedy))
-    if place.environment.get("TF_USE_LEGACY_KERAS", "0").lower() in ("1", "true"):
+    if subject.environment.get("TF_USE_LEGACY_KERAS", "0").lower() in ("1", "true"):
         text = "TF_USE_LEGACY_KERAS is set: TensorFlow would use Keras 2"
         found.append(failure("python", text, "unset TF_USE_LEGACY_KERAS"))
     if all(finding.level == "ok" for finding in found):

@@ -10,19 +10,19 @@ from hpcdl.cluster.launchers.mpiexec import mpi_flavour
 from hpcdl.cluster.launchers.slurm import PMI_BY_FLAVOUR, PMI_VARIABLE, srun_mpi
 from hpcdl.cluster.launchers.table import find_launcher
 from hpcdl.core.errors import HpcdlError
-from hpcdl.doctor.finding import Finding, Place, failure, ok, warning
+from hpcdl.doctor.finding import Finding, Subject, failure, ok, warning
 
 CHECK = "scheduler"
 
 
-def check(place: Place) -> list[Finding]:
+def check(subject: Subject) -> list[Finding]:
     """Which launcher is in use, which one `hpcdl submit` would use, and the PMI between srun and the MPI."""
-    here, submitted = find_launcher(place.environment).name, batch_launcher(place.environment)
+    here, submitted = find_launcher(subject.environment).name, batch_launcher(subject.environment)
     found = [ok(CHECK, f"ranks start here by {here}; `hpcdl submit` uses {submitted}")]
-    return [*found, *_pmi(place)] if submitted in ("slurm", "ibrun") else found
+    return [*found, *_pmi(subject)] if submitted in ("slurm", "ibrun") else found
 
 
-def _pmi(place: Place) -> list[Finding]:
+def _pmi(subject: Subject) -> list[Finding]:
     try:
         flavour = mpi_flavour()
     except HpcdlError:
@@ -32,7 +32,7 @@ def _pmi(place: Place) -> list[Finding]:
     except HpcdlError as error:
         remedy = "ask the site's staff; outside jobs of Slurm ranks start by mpiexec on this node"
         return [warning(CHECK, f"srun is there, but {error}", remedy)]
-    needed = srun_mpi(flavour, place.environment)
+    needed = srun_mpi(flavour, subject.environment)
     if needed not in known:
         text = f"{flavour} needs srun --mpi={needed}, and this srun knows {', '.join(sorted(known)) or 'none'}"
         remedy = (

@@ -6,15 +6,15 @@ import os
 import shutil
 
 from hpcdl.core.units import format_bytes
-from hpcdl.doctor.finding import Finding, Place, failure, ok, warning
+from hpcdl.doctor.finding import Finding, Subject, failure, ok, warning
 
 CHECK = "scratch"
 NEEDED_BYTES, COMFORTABLE_BYTES = 32 * 1024**2, 4 * 1024**3
 
 
-def check(place: Place) -> list[Finding]:
+def check(subject: Subject) -> list[Finding]:
     """Free space and the right to write. MPI's start-up puts its sockets there."""
-    folder = place.scratch
+    folder = subject.scratch
     other = "set TMPDIR to a folder of this node with space"
     if not folder.is_dir() or not os.access(folder, os.W_OK | os.X_OK):
         return [failure(CHECK, f"{folder} is no folder that you may write to", other)]

@@ -5,15 +5,15 @@ from __future__ import annotations
 import shutil
 
 from hpcdl.core.units import format_bytes
-from hpcdl.doctor.finding import Finding, Place, failure, ok, warning
+from hpcdl.doctor.finding import Finding, Subject, failure, ok, warning
 
 CHECK = "shared-memory"
 NEEDED_BYTES, COMFORTABLE_BYTES = 64 * 1024**2, 1024**3
 
 
-def check(place: Place) -> list[Finding]:
+def check(subject: Subject) -> list[Finding]:
     """Free space; below 64 MiB the MPI libraries fail to start several ranks on a node."""
-    folder = place.shared_memory
+    folder = subject.shared_memory
     if not folder.is_dir():
         return [failure(CHECK, f"{folder} does not exist", "mount a tmpfs there (containers: --shm-size=2g)")]
     free = shutil.disk_usage(folder).free

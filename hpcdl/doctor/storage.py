@@ -10,18 +10,18 @@ from pathlib import Path
 from hpcdl.core.errors import HpcdlError
 from hpcdl.core.units import format_bytes
 from hpcdl.data.lustre import file_system_of, stripes_of
-from hpcdl.doctor.finding import Finding, Place, failure, ok, warning
+from hpcdl.doctor.finding import Finding, Subject, failure, ok, warning
 
 CHECK = "storage"
 NEEDED_BYTES, COMFORTABLE_BYTES = 64 * 1024**2, 5 * 1024**3
 _PROBE_BYTES = 1024**2
 
 
-def check(place: Place) -> list[Finding]:
+def check(subject: Subject) -> list[Finding]:
     """Kind, free space, and a megabyte really written (which also finds a used-up quota); stripes of data on Lustre."""
-    found = [_place_to_write(place.working)]
-    if place.data is not None:
-        found.append(_data(place.data))
+    found = [_place_to_write(subject.working)]
+    if subject.data is not None:
+        found.append(_data(subject.data))
     return found
 
 

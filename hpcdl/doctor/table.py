@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator, Sequence
 
 from hpcdl.core.errors import HpcdlError
 from hpcdl.core.registry import Entry, Registry
-from hpcdl.doctor.finding import Finding, Place, failure
+from hpcdl.doctor.finding import Finding, Subject, failure
 
 CHECKS = Registry(
     "check",
@@ -33,16 +33,16 @@ CHECKS = Registry(
 )
 
 
-def examine(place: Place, names: Sequence[str] = (), told: Callable[[str], None] = lambda _: None) -> list[Finding]:
+def examine(subject: Subject, names: Sequence[str] = (), told: Callable[[str], None] = lambda _: None) -> list[Finding]:
     """Run the checks called `names` (all by default); `told` hears each name before it begins."""
-    return [finding for name in names or CHECKS for finding in _examine(name, place, told)]
+    return [finding for name in names or CHECKS for finding in _examine(name, subject, told)]
 
 
-def _examine(name: str, place: Place, told: Callable[[str], None]) -> Iterator[Finding]:
+def _examine(name: str, subject: Subject, told: Callable[[str], None]) -> Iterator[Finding]:
     told(name)
-    check: Callable[[Place], list[Finding]] = CHECKS.load(name)
+    check: Callable[[Subject], list[Finding]] = CHECKS.load(name)
     try:
-        yield from check(place)
+        yield from check(subject)
     except HpcdlError as error:
         yield failure(name, str(error).splitlines()[0], "see the message")
     except Exception as error:  # noqa: BLE001  one check that breaks must not hide what the others find

@@ -11,7 +11,7 @@ from hpcdl.core.errors import UsageError
 from hpcdl.node.topology.model import Core, Topology
 
 Item = TypeVar("Item")
-Place = Callable[[Sequence[Core], int, int], list[list[Core]]]
+Placement = Callable[[Sequence[Core], int, int], list[list[Core]]]
 
 
 def place_ranks(topology: Topology, ranks: int, cores_each: int, binding: str, free_cores: int = 0) -> list[list[Core]]:
@@ -70,7 +70,7 @@ def _numa(cores: Sequence[Core], ranks: int, cores_each: int) -> list[list[Core]
     ]  # fmt: skip
 
 
-PLACEMENTS: dict[str, Place] = {"compact": _compact, "scatter": _scatter, "balanced": _balanced, "numa": _numa}
+PLACEMENTS: dict[str, Placement] = {"compact": _compact, "scatter": _scatter, "balanced": _balanced, "numa": _numa}
 
 
 def cpus_of(cores: Sequence[Core], threads_per_core: int) -> tuple[int, ...]:

@@ -6,6 +6,7 @@ import dataclasses
 import json
 import shlex
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 from hpcdl.core.errors import UsageError
 from hpcdl.core.protocols import LaunchPlan
@@ -13,8 +14,10 @@ from hpcdl.node.binding import cores_needed, cpus_of, place_ranks
 from hpcdl.node.engine import links_openmp
 from hpcdl.node.environment import environment_of
 from hpcdl.node.memory import MEMORY_POLICY
+from hpcdl.node.profile import find_profile
 from hpcdl.node.settings import Settings
 from hpcdl.node.topology.cpusets import format_list, format_mask
+from hpcdl.node.topology.machines import read_machine, read_topology
 from hpcdl.node.topology.model import Core, Topology, own_affinity
 
 INTER_OP_DEFAULT = 2
@@ -54,6 +57,27 @@ def launch_plan(
         memory_nodes_by_local_rank=nodes,
         memory_policy=policy,
     )
+
+
+@dataclass(frozen=True, kw_only=True)
+class PlannedNode:
+    """A node with what would start on it; `sentence` says where the settings come from, empty for the defaults."""
+
+    topology: Topology
+    plan: LaunchPlan
+    sentence: str
+
+
+def plan_node(machine: str | None, profile: str, model: str, ranks_per_node: int | None) -> PlannedNode:
+    """This node or `machine`, under the profile that fits, the machine's published settings, or the defaults."""
+    known = read_machine(machine) if machine is not None else None
+    topology = known.topology if known is not None else read_topology()
+    found = find_profile(profile, model, topology)
+    settings, sentence = (found.settings, found.sentence) if found else (None, "")
+    if found is None and profile == "auto" and known is not None and known.settings is not None:
+        settings, sentence = known.settings, f"published settings for {known.name}: {known.sources[0]}"
+    ranks = ranks_per_node or (settings.ranks_per_node if settings else None) or 1
+    return PlannedNode(topology=topology, plan=launch_plan(topology, settings, ranks, ranks), sentence=sentence)
 
 
 def fill(topology: Topology, settings: Settings | None, ranks_per_node: int) -> Settings:

@@ -86,9 +86,7 @@ def write_profile(profile: Profile, path: Path) -> None:
         write_toml(path, as_document(profile))
     except OSError as error:
         where = error.filename or path
-        raise UsageError(
-            f"cannot write profile {where}: {error.strerror}; choose another place with --out FILE"
-        ) from None
+        raise UsageError(f"cannot write profile {where}: {error.strerror}; choose another with --out FILE") from None
 
 
 def as_document(profile: Profile) -> dict[str, Any]:
@@ -122,37 +120,15 @@ def read_profile(path: Path) -> Profile:
     if not isinstance(raw, dict):
         raise UsageError(f"{path} has no table [settings]; make it anew with `hpcdl tune-threads`")
     settings = settings_from(raw, origin=str(path))
-    allowed = {item.name for item in dataclasses.fields(Profile)} - {"settings", "trials", "path", "sentence"}
-    needed = {"machine", "processor", "fingerprint", "num_cores", "model", "batch_size"}
+    missing = sorted({"machine", "processor", "fingerprint", "num_cores", "model", "batch_size"} - set(document))
+    kept = {key: value for key, value in document.items() if key not in ("path", "sentence")}
     try:
-        missing = sorted(needed - set(document))
         if missing:
             raise TypeError(f"{missing[0]} is missing")
-        trials = tuple(from_json(TrialSummary, item) for item in document.get("trials", ()))
-        stub = from_json(_Stored, {key: value for key, value in document.items() if key in allowed})
-    except (TypeError, ValueError, AttributeError) as error:
+        profile = from_json(Profile, {**kept, "settings": {}})
+    except (TypeError, ValueError) as error:
         raise UsageError(f"{path} is damaged: {error}; make it anew with `hpcdl tune-threads`") from None
-    return Profile(settings=settings, trials=trials, path=path, **dataclasses.asdict(stub))
-
-
-@dataclass(frozen=True, kw_only=True)
-class _Stored:
-    """The plain values of a profile's file, for the type check."""
-
-    machine: str
-    processor: str
-    fingerprint: str
-    num_cores: int
-    model: str
-    batch_size: int
-    images_per_second: float | None = None
-    ci95: float | None = None
-    n: int = 0
-    verdict: str = ""
-    created_at: str = ""
-    engine: str = ""
-    software: Mapping[str, str] = field(default_factory=dict)
-    picture: tuple[str, ...] = ()
+    return dataclasses.replace(profile, settings=settings, path=path)
 
 
 def find_profile(choice: str, model: str, topology: Topology, folders: Iterable[Path] | None = None) -> Profile | None:
@@ -166,7 +142,7 @@ def find_profile(choice: str, model: str, topology: Topology, folders: Iterable[
     if choice != "auto":
         profile = read_profile(Path(choice).expanduser())
         return dataclasses.replace(profile, sentence=_named(profile, topology, model))
-    stored = _stored(folders if folders is not None else (user_folder(), site_folder()))
+    stored = _readable_profiles(folders if folders is not None else (user_folder(), site_folder()))
     here = [profile for profile in stored if profile.fingerprint == topology.fingerprint]
     if here:
         best = min(here, key=lambda profile: (profile.model != model, _minus(profile.created_at)))
@@ -181,7 +157,7 @@ def find_profile(choice: str, model: str, topology: Topology, folders: Iterable[
     return None
 
 
-def _stored(folders: Iterable[Path]) -> list[Profile]:
+def _readable_profiles(folders: Iterable[Path]) -> list[Profile]:
     """Every readable profile, the user's before the site's; a damaged one is passed over, `--profile FILE` says why."""
     found = []
     for folder in folders:

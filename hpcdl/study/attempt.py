@@ -16,10 +16,8 @@ from typing import IO, Any
 
 from hpcdl.core.errors import CorruptError
 from hpcdl.core.records import RunRecord, read_record, write_record
-from hpcdl.study.places import Start
 from hpcdl.study.plan import PlannedRun
 from hpcdl.training.checkpoint.folders import FOLDER as CHECKPOINTS
-from hpcdl.tuning.trials import MARK
 
 HEAVY_RESULTS = ("model.keras", CHECKPOINTS)
 """What a run leaves beside its records."""
@@ -46,14 +44,15 @@ class Attempt:
         return time.monotonic() - self.began
 
 
-def begin(run: PlannedRun, start: Start, nodes: Sequence[str], log: Path, mark: str) -> Attempt:
-    """Start a run; all its processes bear `mark` in their environment."""
-    environment = {**os.environ, **start.environment, MARK: mark}
+def begin(
+    run: PlannedRun, command: Sequence[str], environment: Mapping[str, str], nodes: Sequence[str], log: Path
+) -> Attempt:
+    """Start a run on `nodes`; `environment` is what it has beyond this process's own."""
     with log.open("ab") as output:
         try:
-            process = _process(start.command, environment, output)
+            process = _process(command, environment, output)
         except OSError as error:
-            output.write(f"hpcdl: cannot start {start.command[0]}: {error.strerror}\n".encode())
+            output.write(f"hpcdl: cannot start {command[0]}: {error.strerror}\n".encode())
             output.flush()
             process = _process(["false"], environment, output)
     return Attempt(run=run, nodes=nodes, process=process, log=log, began=time.monotonic())
@@ -62,7 +61,7 @@ def begin(run: PlannedRun, start: Start, nodes: Sequence[str], log: Path, mark: 
 def _process(command: Sequence[str], environment: Mapping[str, str], output: IO[bytes]) -> subprocess.Popen[bytes]:
     return subprocess.Popen(
         list(command),
-        env=dict(environment),
+        env={**os.environ, **environment},
         stdin=subprocess.DEVNULL,
         stdout=output,
         stderr=output,

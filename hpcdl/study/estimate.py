@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 from hpcdl.config.study import Study
 from hpcdl.models.table import MODELS
-from hpcdl.study.plan import Plan, PlannedRun, Point
+from hpcdl.study.plan import PlannedRun, RunPlan, StudyPoint
 from hpcdl.study.state import StudyState
 from hpcdl.training.launch.prepare import Prepared
 
@@ -22,7 +22,7 @@ FLOP_PER_MAC = 6
 
 
 @dataclass(frozen=True, kw_only=True)
-class Estimate:
+class StudyEstimate:
     """Totals over the runs still to do. `unknown` counts runs that nothing is known of; they are in no total."""
 
     seconds_by_run: Mapping[str, float]
@@ -34,12 +34,12 @@ class Estimate:
 
 def estimate_study(
     study: Study,
-    plan: Plan,
+    plan: RunPlan,
     prepared: Mapping[int, Prepared],
     cores_per_node: int,
     num_nodes: int,
     state: StudyState | None = None,
-) -> Estimate:
+) -> StudyEstimate:
     """Time and node-hours of the runs of `plan` that `state` does not hold as finished.
 
     Points that were measured count with their mean. Runs go side by side where `num_nodes` is more than they need:
@@ -54,7 +54,7 @@ def estimate_study(
         guess = guess or _computed(run.point, prepared[run.point.number], cores_per_node)
         if guess is not None:
             seconds[run.name] = guess
-    return Estimate(
+    return StudyEstimate(
         seconds_by_run=seconds,
         seconds=_elapsed(todo, seconds, num_nodes),
         node_hours=sum(seconds.get(run.name, 0.0) * run.point.nodes for run in todo) / 3600,
@@ -72,7 +72,7 @@ def _measured(state: StudyState | None) -> dict[int, float]:
     return {point: statistics.fmean(values) for point, values in found.items()}
 
 
-def _computed(point: Point, prepared: Prepared, cores_per_node: int) -> float | None:
+def _computed(point: StudyPoint, prepared: Prepared, cores_per_node: int) -> float | None:
     """Start and computing; communication is what a study is to find out. None for a network that is not in the table.
 
     MACs are the table's, scaled by the area of the samples.

@@ -15,7 +15,7 @@ from hpcdl.config.study import Study, study_tables
 from hpcdl.core.errors import CorruptError, UsageError
 from hpcdl.core.files import read_json, write_json, write_toml
 from hpcdl.core.from_json import from_json
-from hpcdl.study.plan import Plan
+from hpcdl.study.plan import RunPlan
 from hpcdl.study.state import FILE_NAME as STATE_FILE
 from hpcdl.study.state import StudyState, digest_of, new_state, read_state
 
@@ -46,7 +46,7 @@ class JobsState:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Limits:
+class JobLimits:
     """What each job asks of the batch system; with `until_done` a job at its time limit requeues itself and goes on."""
 
     time_s: float
@@ -68,7 +68,7 @@ class Part:
     submitted: bool = False
 
 
-def submit_parts(folder: Path, study: Study, plan: Plan, limits: Limits, *, resume: bool) -> list[Part]:
+def submit_parts(folder: Path, study: Study, plan: RunPlan, limits: JobLimits, *, resume: bool) -> list[Part]:
     """Submit a job for each part that has runs to do and no job in the queue; every part as it then stands.
 
     UsageError where `folder` holds something else, or another study, or where there is no batch system.
@@ -99,7 +99,7 @@ def part_folder(folder: Path, nodes: int) -> Path:
     return folder / (f"{nodes}-nodes" if nodes > 1 else "1-node")
 
 
-def _opened(folder: Path, study: Study, plan: Plan, *, resume: bool) -> JobsState:
+def _opened(folder: Path, study: Study, plan: RunPlan, *, resume: bool) -> JobsState:
     path, digest = folder / FILE_NAME, digest_of(study, plan)
     if not path.exists():
         if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
@@ -120,7 +120,7 @@ def _opened(folder: Path, study: Study, plan: Plan, *, resume: bool) -> JobsStat
     return state
 
 
-def _look(folder: Path, study: Study, plan: Plan, nodes: int, job: PartJob | None) -> Part:
+def _look(folder: Path, study: Study, plan: RunPlan, nodes: int, job: PartJob | None) -> Part:
     own = part_folder(folder, nodes)
     state: StudyState = read_state(own) if (own / STATE_FILE).exists() else new_state(study, plan)
     done = state.count("finished") == len(state.runs)
@@ -131,7 +131,7 @@ def _look(folder: Path, study: Study, plan: Plan, nodes: int, job: PartJob | Non
     )  # fmt: skip
 
 
-def _submit(folder: Path, study: Study, plan: Plan, nodes: int, limits: Limits, system: str) -> PartJob:
+def _submit(folder: Path, study: Study, plan: RunPlan, nodes: int, limits: JobLimits, system: str) -> PartJob:
     own = part_folder(folder, nodes)
     command = ["sweep", str(folder / STUDY_FILE), "--only-nodes", str(nodes), "--out", str(own), "--resume"]
     wanted = Wanted(

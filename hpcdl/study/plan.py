@@ -16,7 +16,7 @@ from hpcdl.strategies.table import find_strategy
 
 
 @dataclass(frozen=True, kw_only=True)
-class Point:
+class StudyPoint:
     """One setting that is measured. `batch_size` is per worker; `threads` None leaves them to the node profile."""
 
     number: int
@@ -47,15 +47,15 @@ class PlannedRun:
     """One repeat of a point; `name` is that of its folder."""
 
     name: str
-    point: Point
+    point: StudyPoint
     repeat: int
 
 
 @dataclass(frozen=True, kw_only=True)
-class Plan:
+class RunPlan:
     """The runs in the order in which they start, and a line for each kind of combination that cannot be."""
 
-    points: Sequence[Point]
+    points: Sequence[StudyPoint]
     runs: Sequence[PlannedRun]
     left_out: Sequence[str]
 
@@ -64,27 +64,27 @@ class Plan:
         """Every number of nodes that a point needs, ascending."""
         return sorted({point.nodes for point in self.points})
 
-    def only_nodes(self, nodes: int) -> Plan:
+    def only_nodes(self, nodes: int) -> RunPlan:
         """The points of that many nodes, under their names in the whole plan; UsageError where there are none."""
         points = [point for point in self.points if point.nodes == nodes]
         if not points:
             known = ", ".join(map(str, self.node_counts))
             raise UsageError(f"no point of the study needs {nodes} nodes; its points need {known}")
-        return Plan(points=points, runs=[run for run in self.runs if run.point.nodes == nodes], left_out=())
+        return RunPlan(points=points, runs=[run for run in self.runs if run.point.nodes == nodes], left_out=())
 
-    def without(self, refused: Mapping[int, str]) -> Plan:
+    def without(self, refused: Mapping[int, str]) -> RunPlan:
         """The plan without some points, by number, and with the reasons why."""
-        return Plan(
+        return RunPlan(
             points=[point for point in self.points if point.number not in refused],
             runs=[run for run in self.runs if run.point.number not in refused],
             left_out=[*self.left_out, *_told(Counter(refused.values()))],
         )
 
 
-def make_plan(study: Study) -> Plan:
+def make_plan(study: Study) -> RunPlan:
     """The runs of `study`. UnknownNameError for a strategy; UsageError where no combination of the matrix can be."""
-    points: list[Point] = []
-    seen: set[Point] = set()
+    points: list[StudyPoint] = []
+    seen: set[StudyPoint] = set()
     left_out: Counter[str] = Counter()
     for candidate in _combinations(study):
         if isinstance(candidate, str):
@@ -95,14 +95,14 @@ def make_plan(study: Study) -> Plan:
     told = _told(left_out)
     if not points:
         raise UsageError(f"{study.origin}: nothing of the matrix can run; {'; '.join(told)}")
-    return Plan(points=points, runs=_in_order(points, study.plan.repeats, study.plan.order_seed), left_out=told)
+    return RunPlan(points=points, runs=_in_order(points, study.plan.repeats, study.plan.order_seed), left_out=told)
 
 
 def _told(reasons: Mapping[str, int]) -> list[str]:
     return [f"left out {count} of the matrix: {reason}" for reason, count in reasons.items()]
 
 
-def _in_order(points: Sequence[Point], repeats: int, seed: int) -> list[PlannedRun]:
+def _in_order(points: Sequence[StudyPoint], repeats: int, seed: int) -> list[PlannedRun]:
     """Every point once in random order, then every point again: a machine that drifts favours none."""
     shuffler = random.Random(seed)
     runs = []
@@ -113,11 +113,11 @@ def _in_order(points: Sequence[Point], repeats: int, seed: int) -> list[PlannedR
     return runs
 
 
-def _run_name(point: Point, repeat: int) -> str:
+def _run_name(point: StudyPoint, repeat: int) -> str:
     return f"{point.number:03d}-{point.strategy}-{point.workers}w-{point.batch_size}b-r{repeat}"
 
 
-def _combinations(study: Study) -> Iterator[Point | str]:
+def _combinations(study: Study) -> Iterator[StudyPoint | str]:
     """Each combination as a point without its number, or the reason why it cannot run."""
     for matrix in study.matrices:
         batches = matrix.global_batch or matrix.batch_size
@@ -135,7 +135,7 @@ def _combinations(study: Study) -> Iterator[Point | str]:
                 except UsageError as error:
                     yield str(error)
                     continue
-                yield Point(
+                yield StudyPoint(
                     number=0, model=model, data=data, strategy=strategy, nodes=nodes, ranks_per_node=on_node,
                     ranks=ranks, workers=workers, servers=num_servers, batch_size=batch_size, threads=threads,
                 )  # fmt: skip

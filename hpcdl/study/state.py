@@ -15,7 +15,7 @@ from hpcdl.config.study import Study
 from hpcdl.core.errors import CorruptError, UsageError
 from hpcdl.core.files import read_json, write_json
 from hpcdl.core.from_json import from_json
-from hpcdl.study.plan import Plan
+from hpcdl.study.plan import RunPlan
 
 SCHEMA = "hpcdl.study/1"
 FILE_NAME = "study.json"
@@ -63,7 +63,7 @@ class StudyState:
         return dataclasses.replace(self, runs=runs)
 
 
-def open_study(folder: Path, study: Study, plan: Plan, *, resume: bool) -> StudyState:
+def open_study(folder: Path, study: Study, plan: RunPlan, *, resume: bool) -> StudyState:
     """The state to begin with; nothing is written. UsageError where `folder` holds a study and `resume` is not set."""
     if (folder / FILE_NAME).exists():
         if resume:
@@ -74,7 +74,7 @@ def open_study(folder: Path, study: Study, plan: Plan, *, resume: bool) -> Study
     return new_state(study, plan)
 
 
-def new_state(study: Study, plan: Plan) -> StudyState:
+def new_state(study: Study, plan: RunPlan) -> StudyState:
     """The state of a study before its first run."""
     return StudyState(
         name=study.name,
@@ -106,7 +106,7 @@ def read_state(folder: Path) -> StudyState:
         raise CorruptError(f"{path} is damaged: {error}; choose another --out DIR") from error
 
 
-def _resumed_state(folder: Path, study: Study, plan: Plan) -> StudyState:
+def _resumed_state(folder: Path, study: Study, plan: RunPlan) -> StudyState:
     """The state to go on with. UsageError where the study in `folder` is another one: points would mix settings."""
     state = read_state(folder)
     if state.digest != digest_of(study, plan):
@@ -117,7 +117,7 @@ def _resumed_state(folder: Path, study: Study, plan: Plan) -> StudyState:
     return state
 
 
-def digest_of(study: Study, plan: Plan) -> str:
+def digest_of(study: Study, plan: RunPlan) -> str:
     """What two calls must agree in to be of one study: its points, their order and the settings of its runs."""
     runs = [[run.name, dataclasses.asdict(run.point)] for run in plan.runs]
     text = json.dumps([study.plan.mode, runs, dict(study.train)], sort_keys=True, default=str)

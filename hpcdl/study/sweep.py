@@ -18,6 +18,7 @@ from hpcdl.core.errors import HpcdlError, StoppedEarly, UsageError
 from hpcdl.core.files import write_toml
 from hpcdl.core.lock import writing
 from hpcdl.core.signals import caught
+from hpcdl.study.allocation import Allocation, check_room
 from hpcdl.study.attempt import (
     Attempt,
     begin,
@@ -28,11 +29,9 @@ from hpcdl.study.attempt import (
     wait_until_still,
     why_failed,
 )
-from hpcdl.study.checks import settings_of_point
-from hpcdl.study.places import Place, check_room
-from hpcdl.study.plan import Plan, PlannedRun
+from hpcdl.study.plan import PlannedRun, RunPlan
+from hpcdl.study.points import profile_of_point, settings_of_point
 from hpcdl.study.state import StudyState, write_state
-from hpcdl.study.threads import profile_of_point
 from hpcdl.tuning.trials import MARK
 
 RUNS, FAILED, LOGS, SETTINGS = "runs", "failed", "logs", "train.toml"
@@ -60,15 +59,16 @@ class Sweep:
         self,
         folder: Path,
         study: Study,
-        plan: Plan,
+        plan: RunPlan,
         state: StudyState,
-        place: Place,
+        allocation: Allocation,
         notify: Callable[[News], None] = lambda news: None,
         stop_after_s: float | None = None,
     ) -> None:
-        check_room(plan, place)
+        check_room(plan, allocation)
         self.state = state
-        self._folder, self._study, self._plan, self._place, self._notify = folder, study, plan, place, notify
+        self._folder, self._study, self._plan, self._notify = folder, study, plan, notify
+        self._allocation = allocation
         self._active: list[Attempt] = []
         self._stopping = False
         self._stop_at = math.inf if stop_after_s is None else time.monotonic() + stop_after_s
@@ -117,7 +117,7 @@ class Sweep:
         write_toml(self._folder / SETTINGS, self._study.train)
         end_marked(MARK, self.state.mark)  # a killed sweep could not end its runs
         begun = [self._run_dir(run) for run in self._plan.runs if self.state.run(run.name).status == "running"]
-        wait_until_still(begun, self._place.settle_s)
+        wait_until_still(begun, self._allocation.settle_s)
         for run in self._plan.runs:
             status = self.state.run(run.name).status
             record = finished_record(self._run_dir(run)) if status != "finished" else None
@@ -143,9 +143,9 @@ class Sweep:
         profile = profile_of_point(run.point, self._folder / "profiles")
         if profile is not None:
             words += ["--profile", str(profile)]
-        start = self._place.start(run.point, nodes, words)
+        environment = {**self._allocation.environment(nodes), MARK: self.state.mark}
         log = self._folder / LOGS / f"{run.name}.log"
-        self._active.append(begin(run, start, nodes, log, self.state.mark))
+        self._active.append(begin(run, [*self._allocation.command, *words], environment, nodes, log))
 
     def _over(self, attempt: Attempt) -> bool:
         limit = self._study.plan.run_timeout
@@ -166,12 +166,12 @@ class Sweep:
             return False
         attempts = self.state.run(run.name).attempts + 1
         last = attempts > self._study.plan.retries
-        place = run_dir if last else self._aside(run)
-        why = why_failed(attempt, run_dir).replace(str(run_dir), str(place))
+        kept = run_dir if last else self._aside(run)
+        why = why_failed(attempt, run_dir).replace(str(run_dir), str(kept))
         stamp(run_dir, run, self.state.name, self.state.mode, why)
         self._set(run, status="failed" if last else "waiting", attempts=attempts, message=why)
         if not last:
-            run_dir.rename(place)
+            run_dir.rename(kept)
         self._tell(f"{run.name} failed ({why})" + ("" if last else "; it will be started again"))
         return last
 
@@ -196,7 +196,7 @@ class Sweep:
 
     def _free(self) -> list[str]:
         taken = {node for attempt in self._active for node in attempt.nodes}
-        return [node for node in self._place.nodes if node not in taken]
+        return [node for node in self._allocation.nodes if node not in taken]
 
     def _run_dir(self, run: PlannedRun) -> Path:
         return self._folder / RUNS / run.name

@@ -11,6 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 Floats = NDArray[np.float64]
+Indices = NDArray[np.int64]
 CATEGORICAL = ("binding", "memory_policy", "onednn", "allocator", "data_format", "xla", "onednn_isa", "onednn_fpmath")
 """Known settings whose values have no order."""
 PRODUCTS = (
@@ -32,7 +33,7 @@ class Factor:
     ordered: bool
     main: bool
     terms: tuple[str, ...]
-    levels: NDArray[np.int64]
+    levels: Indices
     distances: Floats
 
 
@@ -67,8 +68,8 @@ def _factor(name: str, values: Sequence[Any]) -> Factor | None:
         return None
     numbers = {value: number_of(value) for value in levels}
     if name in CATEGORICAL or None in numbers.values() or len(set(numbers.values())) < 2:
-        places = {value: place for place, value in enumerate(levels)}
-        codes = np.array([places[value] for value in values])
+        codes_of = {value: code for code, value in enumerate(levels)}
+        codes = np.array([codes_of[value] for value in values])
         apart = 1.0 - np.eye(len(levels))
         return Factor(name=name, ordered=False, main=True, terms=(name,), levels=codes, distances=apart)
     return _ordered((name,), [numbers[value] or 0.0 for value in values], main=True)
@@ -79,8 +80,8 @@ def _ordered(terms: tuple[str, ...], numbers: Sequence[float], *, main: bool) ->
     levels, codes = np.unique(np.asarray(numbers, dtype=float), return_inverse=True)
     ranks = np.arange(len(levels)) / (len(levels) - 1)
     scaled = np.log(levels) if levels[0] > 0 else levels
-    place = 0.5 * (ranks + (scaled - scaled[0]) / (scaled[-1] - scaled[0]))
-    distances = np.abs(place[:, None] - place[None, :])
+    position = 0.5 * (ranks + (scaled - scaled[0]) / (scaled[-1] - scaled[0]))
+    distances = np.abs(position[:, None] - position[None, :])
     return Factor(name="*".join(terms), ordered=True, main=main, terms=terms, levels=codes, distances=distances)
 
 

@@ -12,11 +12,11 @@ from hpcdl.core.statistics import estimate
 from hpcdl.node.profile import Profile, TrialSummary
 from hpcdl.node.settings import Settings, chosen
 from hpcdl.tuning.search import Choice
-from hpcdl.tuning.trials import Outcome
+from hpcdl.tuning.trials import TrialOutcome
 
 SAME_LOSS, LIKE_LOSS = 0.02, 0.1
 """Relative difference that a loss may have from the reference of the same, or of another, number of ranks."""
-Measured = Sequence[tuple[Settings, Sequence[Outcome]]]
+Measured = Sequence[tuple[Settings, Sequence[TrialOutcome]]]
 """The outcomes of each candidate, in the order in which candidates were first tried."""
 
 
@@ -34,7 +34,7 @@ class Found:
     warnings: tuple[str, ...]
 
 
-def checked(outcome: Outcome, settings: Settings, measured: Measured) -> Outcome:
+def checked(outcome: TrialOutcome, settings: Settings, measured: Measured) -> TrialOutcome:
     """`outcome`, or a rejection where its loss differs from that of the engine's defaults: speed is not all."""
     if outcome.status != "ok" or outcome.loss is None:
         return outcome
@@ -75,7 +75,7 @@ def summaries(measured: Measured) -> tuple[TrialSummary, ...]:
     return tuple(sorted(ranked, key=lambda trial: -(trial.images_per_second or 0.0)))
 
 
-def _summary(own: Settings, outcomes: Sequence[Outcome]) -> TrialSummary:
+def _summary(own: Settings, outcomes: Sequence[TrialOutcome]) -> TrialSummary:
     settings: dict[str, Any] = chosen(own)
     speeds = [outcome.images_per_second for outcome in outcomes if outcome.images_per_second is not None]
     bad = [outcome for outcome in outcomes if outcome.status != "ok"]

@@ -1,22 +1,18 @@
-"""Where a search looks first, what lies beside a candidate, and how likely a candidate runs at all."""
+"""Where a search looks first: the initial design; and what lies beside a candidate."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 
 import numpy as np
-from numpy.typing import NDArray
 
-from hpcdl.tuning.factors import Factor, Floats
+from hpcdl.tuning.factors import Factor, Indices
 
 START_SHARE = 0.3
 START_AT_LEAST = 6
-REACH = 0.3
-"""Distance over which a failure makes its neighbours suspect."""
-Indices = NDArray[np.int64]
 
 
-def balanced_start(
+def initial_design(
     factors: Sequence[Factor], num_candidates: int, *, anchors: Sequence[int], budget: int, dice: np.random.Generator
 ) -> list[int]:
     """Anchors, then candidates that bring the least used level of every setting in turn; ties by lot."""
@@ -50,13 +46,3 @@ def beside(factors: Sequence[Factor], index: int, num_candidates: int) -> Indice
             near |= same & (factor.levels == factor.levels[index])
     near[index] = False
     return np.flatnonzero(near)
-
-
-def chances_of_success(factors: Sequence[Factor], columns: Indices, told: Indices, failed: Floats) -> Floats:
-    """How likely each of `columns` runs at all, from those near it that failed (1 in `failed`) or ran."""
-    distance = np.zeros((len(columns), len(told)))
-    for factor in factors:
-        distance += factor.distances[np.ix_(factor.levels[columns], factor.levels[told])]
-    weight = np.exp(-distance / REACH)
-    chances: Floats = 1.0 - (weight @ failed + 0.01) / (weight.sum(axis=1) + 0.2)
-    return chances

@@ -14,17 +14,17 @@ from pathlib import Path
 from typing import Any
 
 from hpcdl.core.errors import CorruptError, UsageError
-from hpcdl.tuning.trials import Outcome
+from hpcdl.tuning.trials import TrialOutcome
 
 SCHEMA = "hpcdl.trials/1"
 
 
 @dataclass(frozen=True, kw_only=True)
-class Entry:
+class LoggedSample:
     """One logged sample."""
 
     settings: Mapping[str, Any]
-    outcome: Outcome
+    outcome: TrialOutcome
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -32,7 +32,7 @@ class Recorded:
     """A log as it stands: `num_sound_bytes` end before a last line that a crash cut short."""
 
     header: Mapping[str, Any]
-    entries: list[Entry]
+    entries: list[LoggedSample]
     num_sound_bytes: int
 
 
@@ -55,7 +55,7 @@ class TrialLog:
             ) from None
         self._append(self._header)
 
-    def add(self, settings: Mapping[str, Any], outcome: Outcome) -> None:
+    def add(self, settings: Mapping[str, Any], outcome: TrialOutcome) -> None:
         """Append one sample, durably."""
         values = {name: value for name, value in dataclasses.asdict(outcome).items() if value is not None}
         self._append({"settings": dict(settings), **values})
@@ -73,10 +73,6 @@ class TrialLog:
             raise UsageError(
                 f"cannot write trial log {self.path}: {error.strerror}; choose another with --log FILE"
             ) from None
-
-
-def _unwritable(path: Path, error: OSError) -> UsageError:
-    return UsageError(f"cannot write trial log {path}: {error.strerror}; choose another place with --log FILE")
 
 
 def read_log(path: Path) -> Recorded:
@@ -101,7 +97,7 @@ def read_log(path: Path) -> Recorded:
     return Recorded(header=header, entries=entries, num_sound_bytes=min(sound, path.stat().st_size))
 
 
-def _continued(path: Path, header: Mapping[str, Any]) -> list[Entry]:
+def _continued(path: Path, header: Mapping[str, Any]) -> list[LoggedSample]:
     """The entries of a log of this very search; a last line cut short is dropped, so that the next stands alone."""
     recorded = read_log(path)
     for key, value in header.items():
@@ -112,10 +108,10 @@ def _continued(path: Path, header: Mapping[str, Any]) -> list[Entry]:
     return recorded.entries
 
 
-def _entry(document: Mapping[str, Any], path: Path) -> Entry:
-    fields = {item.name for item in dataclasses.fields(Outcome)}
+def _entry(document: Mapping[str, Any], path: Path) -> LoggedSample:
+    fields = {item.name for item in dataclasses.fields(TrialOutcome)}
     try:
-        outcome = Outcome(**{name: value for name, value in document.items() if name in fields})
-        return Entry(settings=dict(document["settings"]), outcome=outcome)
+        outcome = TrialOutcome(**{name: value for name, value in document.items() if name in fields})
+        return LoggedSample(settings=dict(document["settings"]), outcome=outcome)
     except (TypeError, KeyError, ValueError) as error:
         raise CorruptError(f"{path} has a damaged entry ({error}); start anew without --resume") from None

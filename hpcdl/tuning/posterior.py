@@ -1,24 +1,96 @@
-"""What a search believes of every candidate: the surrogate kept up to date with the samples, and draws from it."""
+"""What a search was told of every candidate, and the posterior that the surrogate gives: means, deviations, draws."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import math
+from collections.abc import Callable, Sequence
 
 import numpy as np
 
-from hpcdl.tuning.factors import Factor, Floats
-from hpcdl.tuning.initial_design import Indices, chances_of_success
-from hpcdl.tuning.samples import Samples
+from hpcdl.tuning.factors import Factor, Floats, Indices
 from hpcdl.tuning.surrogate import Surrogate
 
 MAX_FINALISTS = 192
 MAX_FIT_ROWS = 160
+REACH = 0.3
+"""Distance over which a failure makes its neighbours suspect."""
 FIRST_ITERATIONS, LATER_ITERATIONS = 40, 15
 FIT_GROWTH, SURPRISED_GROWTH = 1.35, 1.08
 """By which factor the samples have grown when the hyperparameters move: usually, and where some were a surprise."""
 
 
-class Belief:
+class Samples:
+    """Logarithms of images/s by candidate. `num_recorded`: how many samples of each there are, None for no end."""
+
+    def __init__(self, num_candidates: int, num_recorded: Sequence[int] | None) -> None:
+        self.num_candidates = num_candidates
+        self.num_recorded = num_recorded
+        self.known: dict[int, list[float]] = {}
+        self.failures: dict[int, int] = {}
+
+    @property
+    def num_told(self) -> int:
+        """Samples told, failures included."""
+        return sum(map(len, self.known.values())) + sum(self.failures.values())
+
+    @property
+    def candidates_told(self) -> set[int]:
+        """Candidates with a sample or a failure."""
+        return self.known.keys() | self.failures.keys()
+
+    def add(self, index: int, images_per_second: float | None) -> None:
+        """One sample of a candidate; None, or what is no speed, if its trial failed."""
+        if images_per_second is None or not (math.isfinite(images_per_second) and images_per_second > 0):
+            self.failures[index] = self.failures.get(index, 0) + 1
+        else:
+            self.known.setdefault(index, []).append(math.log(images_per_second))
+
+    def unseen(self, index: int) -> bool:
+        """Whether nothing was told of a candidate."""
+        return index not in self.known and index not in self.failures
+
+    def sound(self, index: int) -> bool:
+        """Whether a candidate ran at least as often as it failed."""
+        return self.failures.get(index, 0) < max(len(self.known.get(index, ())), 1)
+
+    def all_unseen(self) -> Indices:
+        """The candidates of which nothing was told, in order."""
+        return self._those(self.unseen, range(self.num_candidates))
+
+    def all_sound(self) -> Indices:
+        """The candidates that did not mostly fail, measured or not, in order."""
+        return self._those(self.sound, range(self.num_candidates))
+
+    def measured(self) -> Indices:
+        """The sound candidates that were measured, in order."""
+        return self._those(self.sound, sorted(self.known))
+
+    def num_left(self, index: int) -> float:
+        """How many more samples of a candidate there are."""
+        if self.num_recorded is None:
+            return math.inf
+        return self.num_recorded[index] - len(self.known.get(index, ()))
+
+    def summary(self) -> tuple[Indices, Floats, Floats, float]:
+        """Candidates, their means, how many samples each mean has, and the sum of squares inside candidates; a sample
+        that was drawn again from a record counts once.
+        """
+        rows = np.array(sorted(self.known), dtype=np.int64)
+        items = [self._different(int(index)) for index in rows]
+        means = np.array([np.mean(own) for own in items])
+        counts = np.array([len(own) for own in items], dtype=float)
+        return rows, means, counts, sum(float(np.var(own)) * len(own) for own in items)
+
+    def _different(self, index: int) -> list[float]:
+        samples = self.known[index]
+        return samples if self.num_recorded is None else samples[: self.num_recorded[index]]
+
+    @staticmethod
+    def _those(holds: Callable[[int], bool], indices: Sequence[int]) -> Indices:
+        return np.array([index for index in indices if holds(index)], dtype=np.int64)
+
+
+class Posterior:
     """Means and standard deviations of all candidates' log images/s, relative to `offset`, as of the last `learn`."""
 
     def __init__(self, samples: Samples, factors: Sequence[Factor], dice: np.random.Generator) -> None:
@@ -64,10 +136,10 @@ class Belief:
         if len(alive) > MAX_FINALISTS:
             alive = alive[np.argsort(-(self.mean[alive] + 2.5 * self.std[alive]))[:MAX_FINALISTS]]
         columns = np.unique(np.append(alive, [] if include is None else [include]).astype(np.int64))
-        posterior = self._surrogate.joint(columns)
-        values, vectors = np.linalg.eigh(posterior.covariance)
+        mean, covariance = self._surrogate.joint(columns)
+        values, vectors = np.linalg.eigh(covariance)
         root = vectors * np.sqrt(np.maximum(values, 0.0))
-        draws: Floats = posterior.mean + self._dice.standard_normal((num, len(columns))) @ root.T
+        draws: Floats = mean + self._dice.standard_normal((num, len(columns))) @ root.T
         return draws, columns
 
     def most_hopeful(self, columns: Indices, doubt: float) -> Indices:
@@ -81,4 +153,14 @@ class Belief:
             return np.ones(len(columns))
         told = np.array(sorted(self._samples.candidates_told), dtype=np.int64)
         failed = np.array([not self._samples.sound(int(index)) for index in told], dtype=float)
-        return chances_of_success(self._factors, columns, told, failed)
+        return _chances_of_success(self._factors, columns, told, failed)
+
+
+def _chances_of_success(factors: Sequence[Factor], columns: Indices, told: Indices, failed: Floats) -> Floats:
+    """How likely each of `columns` runs at all, from those near it that failed (1 in `failed`) or ran."""
+    distance = np.zeros((len(columns), len(told)))
+    for factor in factors:
+        distance += factor.distances[np.ix_(factor.levels[columns], factor.levels[told])]
+    weight = np.exp(-distance / REACH)
+    chances: Floats = 1.0 - (weight @ failed + 0.01) / (weight.sum(axis=1) + 0.2)
+    return chances

@@ -21,7 +21,7 @@ NUM_ROUNDS = 24
 
 
 @dataclass(frozen=True, kw_only=True)
-class Table:
+class TrialTable:
     """Recorded trials: each candidate's values as spelt in the file, and its samples in order (None: failed)."""
 
     columns: tuple[str, ...]
@@ -46,7 +46,7 @@ class Replay:
     choice: Choice
 
 
-def read_table(path: Path) -> Table:
+def read_table(path: Path) -> TrialTable:
     """The table in a CSV file; UsageError names the line that is wrong."""
     try:
         with path.open(newline="", encoding="utf-8-sig") as file:
@@ -58,7 +58,7 @@ def read_table(path: Path) -> Table:
     rows = [[cell.strip() for cell in row] for row in rows]
     if not rows or VALUE not in rows[0] or len(set(rows[0])) < len(rows[0]):
         raise UsageError(f"{path} needs a header of different names with {VALUE} and a column per setting")
-    header, place = rows[0], rows[0].index(VALUE)
+    header, at = rows[0], rows[0].index(VALUE)
     columns = tuple(name for name in header if name != VALUE)
     found: dict[tuple[str, ...], list[float | None]] = {}
     for number, row in enumerate(rows[1:], start=2):
@@ -66,11 +66,11 @@ def read_table(path: Path) -> Table:
             continue
         if len(row) != len(header):
             raise UsageError(f"{path}, line {number}: {len(row)} cells, but the header has {len(header)}")
-        key = tuple(cell for index, cell in enumerate(row) if index != place)
-        found.setdefault(key, []).append(_sample(row[place], path, number))
+        key = tuple(cell for index, cell in enumerate(row) if index != at)
+        found.setdefault(key, []).append(_sample(row[at], path, number))
     if not any(value is not None for values in found.values() for value in values):
         raise UsageError(f"{path} holds no successful trial; fill in {VALUE}")
-    return Table(
+    return TrialTable(
         columns=columns,
         candidates=tuple(dict(zip(columns, key, strict=True)) for key in found),
         samples=tuple(tuple(values) for values in found.values()),
@@ -95,7 +95,7 @@ def allowance(num_candidates: int) -> int:
     return max(percent * REPEATS * num_candidates // 100, 1)
 
 
-def replay(table: Table, *, seed: int = 0, max_samples: int | None = None) -> Replay:
+def replay(table: TrialTable, *, seed: int = 0, max_samples: int | None = None) -> Replay:
     """Search `table`. Samples of a candidate are drawn in the order of its rows, and then from the first again."""
     num = len(table.candidates)
     budget = max_samples or allowance(num)

@@ -1,7 +1,7 @@
-"""Finds the fastest candidate with few samples: a balanced start, then a race that a surrogate model steers.
+"""Finds the fastest candidate with few samples: an initial design, then a race that a surrogate model steers.
 
 Candidates are asked for, measured by the caller, and told. The race is top-two Thompson sampling (Russo 2016) on the
-surrogate's joint belief: half of the samples go to what may be best, half to what may yet beat it, so those that are
+surrogate's joint posterior: half of the samples go to what may be best, half to what may yet beat it, so those that are
 clearly beaten get no more. It ends when the expected loss of stopping is small, or the budget is used up.
 """
 
@@ -9,16 +9,17 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
+from functools import cache
 from typing import Any
 
 import numpy as np
+from threadpoolctl import ThreadpoolController
 
-from hpcdl.tuning.blas import one_blas_thread
 from hpcdl.tuning.factors import factors_of
-from hpcdl.tuning.initial_design import balanced_start, beside
-from hpcdl.tuning.posterior import Belief
-from hpcdl.tuning.samples import Samples
+from hpcdl.tuning.initial_design import beside, initial_design
+from hpcdl.tuning.posterior import Posterior, Samples
 
 NUM_DRAWS = 256
 RIVAL_DRAWS = 4
@@ -66,14 +67,14 @@ class Search:
         self._samples = Samples(self.num_candidates, num_recorded)
         self._random = np.random.default_rng(seed)
         self._factors = factors_of(candidates)
-        self._belief = Belief(self._samples, self._factors, self._random)
+        self._posterior = Posterior(self._samples, self._factors, self._random)
         self._max_samples = max_samples
         self._tolerance = tolerance
         self._precision = precision
         self._stale = True
         self._choice: Choice | None = None
         budget = max_samples or self.num_candidates
-        self._start = balanced_start(
+        self._start = initial_design(
             self._factors, self.num_candidates, anchors=anchors, budget=budget, dice=self._random
         )
         self._least = (
@@ -123,25 +124,25 @@ class Search:
             return near + self._race(num - len(near))
 
     def best(self) -> Choice | None:
-        """The measured candidate that the model believes fastest; None while nothing was measured with success."""
+        """The measured candidate with the highest posterior mean; None while nothing was measured with success."""
         measured = self._samples.measured()
         if len(measured) == 0:
             return None
         with one_blas_thread():
             self._learn()
             if self._choice is None:
-                place = int(np.argmax(self._belief.mean[measured]))
-                self._choice = self._judged(int(measured[place]))
+                top = int(np.argmax(self._posterior.mean[measured]))
+                self._choice = self._judged(int(measured[top]))
         return self._choice
 
     def _judged(self, index: int) -> Choice:
-        draws, columns = self._belief.draws(NUM_DRAWS, include=index)
+        draws, columns = self._posterior.draws(NUM_DRAWS, include=index)
         gain = draws.max(axis=1) - draws[:, int(np.flatnonzero(columns == index)[0])]
-        value = math.exp(self._belief.mean[index] + self._belief.offset)
+        value = math.exp(self._posterior.mean[index] + self._posterior.offset)
         return Choice(
             index=index,
             images_per_second=value,
-            ci95=value * math.expm1(1.96 * self._belief.std[index]),
+            ci95=value * math.expm1(1.96 * self._posterior.std[index]),
             n=len(self._samples.known[index]),
             expected_loss=float(np.mean(-np.expm1(-gain))),
             probability_best=float(np.mean(gain <= 0)),
@@ -167,7 +168,7 @@ class Search:
 
     def _hopeful(self, num: int) -> list[int]:
         """The unmeasured candidates that may be fastest if the model is far too sure of itself."""
-        return list(map(int, self._belief.most_hopeful(self._samples.all_unseen(), DOUBT)[:num]))
+        return list(map(int, self._posterior.most_hopeful(self._samples.all_unseen(), DOUBT)[:num]))
 
     def _unseen_neighbours(self) -> list[int]:
         """Unmeasured candidates beside the best: cliffs hide there from a smooth model."""
@@ -183,12 +184,12 @@ class Search:
         """
         self._learn()
         measured = self._samples.measured()
-        leaders = measured[np.argsort(-self._belief.mean[measured])[:NUM_LEADERS]]
+        leaders = measured[np.argsort(-self._posterior.mean[measured])[:NUM_LEADERS]]
         found: dict[int, None] = {}
         for leader in leaders:
             near = beside(self._factors, int(leader), self.num_candidates)
             unseen = np.array([index for index in near if self._samples.unseen(int(index))], dtype=np.int64)
-            found |= dict.fromkeys(map(int, self._belief.most_hopeful(unseen, DOUBT)))
+            found |= dict.fromkeys(map(int, self._posterior.most_hopeful(unseen, DOUBT)))
         return list(found)
 
     def _imprecise(self) -> list[int]:
@@ -200,15 +201,15 @@ class Search:
 
     def _learn(self) -> None:
         if self._stale:
-            self._belief.learn()
+            self._posterior.learn()
             self._choice = None
             self._stale = False
 
     def _race(self, num: int) -> list[int]:
         """Top-two Thompson sampling; what was never measured is asked for once at a time, what is spent not at all."""
         self._learn()
-        draws, columns = self._belief.draws(RIVAL_DRAWS * num)
-        alive = self._random.random(draws.shape) < self._belief.chances_of_success(columns)
+        draws, columns = self._posterior.draws(RIVAL_DRAWS * num)
+        alive = self._random.random(draws.shape) < self._posterior.chances_of_success(columns)
         draws = np.where(alive, draws, -np.inf)
         unseen = np.array([self._samples.unseen(int(index)) for index in columns])
         left = np.array([self._samples.num_left(int(index)) for index in columns])
@@ -230,3 +231,19 @@ class Search:
             if unseen[pick]:
                 draws[:, pick] = -np.inf
         return asked
+
+
+@cache
+def _thread_pools() -> ThreadpoolController:
+    """The libraries that are loaded when the search begins; the surrogate has brought numpy's and scipy's by then."""
+    return ThreadpoolController()
+
+
+def one_blas_thread() -> AbstractContextManager[object]:
+    """A block whose linear algebra runs on the calling thread alone; the number of threads before comes back after.
+
+    The search's matrices are small: several threads take longer for them than one, and much longer on busy cores,
+    because OpenBLAS's threads wait for each other with the processor running.
+    """
+    limited: AbstractContextManager[object] = _thread_pools().limit(limits=1, user_api="blas")
+    return limited

@@ -7,16 +7,13 @@ gradient section 5.4.1, Matern 3/2 equation 4.17. Values are logarithms of image
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 import numpy as np
-from numpy.typing import NDArray
 from scipy.linalg import cho_factor, cho_solve, cholesky, solve_triangular
 from scipy.optimize import minimize
 
-from hpcdl.tuning.factors import Factor, Floats
+from hpcdl.tuning.factors import Factor, Floats, Indices
 
-Indices = NDArray[np.int64]
 _JITTER = 1e-9
 _PRIOR_OFFSET_VARIANCE = 4.0
 _LENGTH, _MAIN, _JOINT, _QUIRK, _NOISE = (
@@ -24,16 +21,8 @@ _LENGTH, _MAIN, _JOINT, _QUIRK, _NOISE = (
 )  # fmt: skip
 """Mean and standard deviation of the logarithm of each hyperparameter, before data."""
 SURPRISE = 3.5
-"""Standard deviations by which a candidate may differ from what all others say, before it is believed for itself."""
+"""Standard deviations by which a candidate may differ from what all others say, before it is taken at its own word."""
 MAX_SURPRISE_ROUNDS = 3
-
-
-@dataclass(frozen=True, kw_only=True)
-class Posterior:
-    """Belief about some candidates: mean and covariance of log images/s, the quirk included, the noise not."""
-
-    mean: Floats
-    covariance: Floats
 
 
 class Surrogate:
@@ -123,15 +112,15 @@ class Surrogate:
         singles, shares = [], []
         joint = np.exp(theta[2 * num]) * slope
         for index, factor in enumerate(self._factors):
-            places = np.ix_(factor.levels[rows], factor.levels[rows])
+            pairs = np.ix_(factor.levels[rows], factor.levels[rows])
             scaled = np.sqrt(3.0) * factor.distances / np.exp(theta[index])
             single = (1.0 + scaled) * np.exp(-scaled)
             own = scaled**2 * np.exp(-scaled)
             variance = np.exp(theta[num + index])
-            singles.append(single[places])
-            shares.append((own / single)[places])
+            singles.append(single[pairs])
+            shares.append((own / single)[pairs])
             gradient[num + index] = variance * np.sum(slope * singles[-1])
-            gradient[index] = variance * np.sum(slope * own[places])
+            gradient[index] = variance * np.sum(slope * own[pairs])
             joint = joint * singles[-1]
         for index, share in enumerate(shares):
             gradient[index] += np.sum(joint * share)
@@ -141,7 +130,7 @@ class Surrogate:
         """Learn the data under the present hyperparameters; `rows` are distinct candidates.
 
         A candidate that all others together did not foresee (leave-one-out residual, Rasmussen and Williams, equation
-        5.12) gets a quirk as large as its residual: a cliff is believed where it was seen, and a hiccup of one sample
+        5.12) gets a quirk as large as its residual: a cliff counts where it was seen, and a hiccup of one sample
         does not bend its surroundings. `num_surprises` counts them.
         """
         self._rows = rows
@@ -179,12 +168,12 @@ class Surrogate:
         variance = prior - np.einsum("ij,ij->j", solved, solved)
         return cross.T @ self._weights, np.sqrt(np.maximum(variance, 1e-12))
 
-    def joint(self, columns: Indices) -> Posterior:
-        """Mean and covariance of `columns` together."""
+    def joint(self, columns: Indices) -> tuple[Floats, Floats]:
+        """Mean and covariance of the log images/s of `columns` together, quirks included, noise not."""
         cross = self._cross(columns)
         solved = solve_triangular(self._lower, cross, lower=True)
         prior = self._kernel(self.theta, columns, columns) + np.diag(self._quirks[columns])
-        return Posterior(mean=cross.T @ self._weights, covariance=prior - solved.T @ solved)
+        return cross.T @ self._weights, prior - solved.T @ solved
 
     def _cross(self, columns: Indices) -> Floats:
         same: Floats = (self._rows[:, None] == columns[None, :]).astype(np.float64)

@@ -1,4 +1,7 @@
-"""Measures one way to use a node: `hpcdl bench step --json` in fresh processes, which may crash, hang or babble."""
+"""Measures one way to use a node: `hpcdl bench step --json` in fresh processes, which may crash, hang or babble.
+
+`python -m hpcdl.tuning.trials CMD...` runs CMD on a node of an allocation, freed of the job step that brought it there.
+"""
 
 from __future__ import annotations
 
@@ -19,27 +22,29 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from hpcdl.cluster.launchers.hostlist import expand_hosts
 from hpcdl.cluster.processes import end_marked
 from hpcdl.node.profile import Profile, write_profile
 from hpcdl.node.settings import Settings
 from hpcdl.node.topology.model import Topology
-from hpcdl.tuning.nodes import place_of
 from hpcdl.tuning.space import Candidate
 
 MARK = "HPCDL_TRIAL"
 """In the environment of every process of a trial, so that all of them can be found and ended."""
 OWN_VARIABLES = ("OPENBLAS_NUM_THREADS",)
 """Set for the search itself; a trial must not inherit them."""
+SHED = ("SLURM_", "PMI_", "PMIX_", "OMPI_", "MPI_LOCAL")
+"""Variables by which a process takes itself for one rank of the job step; a trial starts ranks of its own."""
 SOFT_STOP_S = 3.0
 MAX_OUTPUT_BYTES = 1 << 20
 MAX_MESSAGE = 300
 
 
 @dataclass(frozen=True, kw_only=True)
-class Outcome:
+class TrialOutcome:
     """One sample: `status` is ok, failed, timeout, garbage, inconsistent or stopped; images/s of the whole node.
 
-    `place` is the node of the allocation that it ran on, empty for this one.
+    `node` is that of the allocation that it ran on, empty for this one.
     """
 
     status: str
@@ -48,7 +53,7 @@ class Outcome:
     memory_bytes_per_rank: int | None = None
     message: str = ""
     seconds: float = 0.0
-    place: str = ""
+    node: str = ""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -94,7 +99,7 @@ class Measurer:
         """End the trials under way; they are reported as stopped."""
         self._stopped.set()
 
-    def measure(self, candidate: Candidate, time_limit_s: float, prefix: Sequence[str] = ()) -> Outcome:
+    def measure(self, candidate: Candidate, time_limit_s: float, prefix: Sequence[str] = ()) -> TrialOutcome:
         """One sample of `candidate`, at most `time_limit_s` long, its command behind `prefix` (a node's launcher)."""
         begin = time.monotonic()
         with tempfile.TemporaryDirectory(prefix=".hpcdl-trial-", dir=self.folder) as name:
@@ -104,7 +109,7 @@ class Measurer:
             command = [*prefix, *self.command_of(self.workload, candidate.settings, profile)]
             code, why = self._run(command, folder, time_limit_s)
             outcome = _read(folder, code, why, candidate.settings, self.workload)
-        return dataclasses.replace(outcome, seconds=time.monotonic() - begin, place=place_of(prefix))
+        return dataclasses.replace(outcome, seconds=time.monotonic() - begin, node=node_of(prefix))
 
     def _run(self, command: Sequence[str], folder: Path, time_limit_s: float) -> tuple[int, str]:
         """Exit code, and why the process was ended (`timeout`, `stopped`, or empty)."""
@@ -147,23 +152,23 @@ def _end(process: subprocess.Popen[bytes], mark: str) -> None:
     process.wait()
 
 
-def _read(folder: Path, code: int, why: str, settings: Settings, workload: Workload) -> Outcome:
+def _read(folder: Path, code: int, why: str, settings: Settings, workload: Workload) -> TrialOutcome:
     if why == "timeout":
-        return Outcome(status="timeout", message="killed after its time limit")
+        return TrialOutcome(status="timeout", message="killed after its time limit")
     if why:
-        return Outcome(status=why)
+        return TrialOutcome(status=why)
     if code != 0:
-        return Outcome(status="failed", message=_last_words(folder / "stderr", code))
+        return TrialOutcome(status="failed", message=_last_words(folder / "stderr", code))
     with (folder / "stdout").open("rb") as file:
         text = file.read(MAX_OUTPUT_BYTES)
     try:
         document = json.loads(text)
         step_seconds = _positive(document["step_seconds"])
     except (ValueError, KeyError, TypeError) as error:
-        return Outcome(status="garbage", message=f"no step_seconds in its output ({type(error).__name__})")
+        return TrialOutcome(status="garbage", message=f"no step_seconds in its output ({type(error).__name__})")
     batch = settings.batch_size or workload.batch_size
     memory = document.get("peak_memory_bytes")
-    return Outcome(
+    return TrialOutcome(
         status="ok",
         images_per_second=(settings.ranks_per_node or 1) * batch / step_seconds,
         loss=_loss(document),
@@ -204,3 +209,26 @@ def _as_profile(settings: Settings, topology: Topology, workload: Workload) -> P
         model=workload.model,
         batch_size=settings.batch_size or workload.batch_size,
     )
+
+
+def trial_prefixes(environment: Mapping[str, str]) -> list[list[str]]:
+    """What stands before a trial's command, for each node of the allocation; one empty prefix outside of one."""
+    hosts = expand_hosts(environment.get("SLURM_JOB_NODELIST", ""))
+    if len(hosts) < 2:
+        return [[]]
+    srun = ["srun", "--nodes=1", "--ntasks=1", "--overlap", "--kill-on-bad-exit=1", "--mpi=none"]
+    return [[*srun, f"--nodelist={host}", sys.executable, "-m", "hpcdl.tuning.trials"] for host in hosts]
+
+
+def node_of(prefix: Sequence[str]) -> str:
+    """The node that a prefix leads to; empty for this one."""
+    return next((word.partition("=")[2] for word in prefix if word.startswith("--nodelist=")), "")
+
+
+def shed(environment: Mapping[str, str]) -> dict[str, str]:
+    """`environment` without what says that this process is a rank of a job step."""
+    return {name: value for name, value in environment.items() if not name.startswith(SHED)}
+
+
+if __name__ == "__main__":
+    os.execvpe(sys.argv[1], sys.argv[1:], shed(os.environ))

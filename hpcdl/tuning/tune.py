@@ -24,16 +24,15 @@ from hpcdl.node.topology.machines import read_machine, read_topology
 from hpcdl.node.topology.model import Topology
 from hpcdl.tuning.findings import Found, as_profile
 from hpcdl.tuning.log import TrialLog
-from hpcdl.tuning.nodes import trial_prefixes
+from hpcdl.tuning.loop import Measure, SearchLimits, SearchProgress, Tuning
 from hpcdl.tuning.space import Space, build_space, read_space
-from hpcdl.tuning.trials import Measurer, Workload
-from hpcdl.tuning.tuning import Limits, Measure, Progress, Tuning
+from hpcdl.tuning.trials import Measurer, Workload, trial_prefixes
 
 SOFTWARE = ("tensorflow", "keras", "numpy", "mpi4py")
 
 
 @dataclass(frozen=True, kw_only=True)
-class Prepared:
+class PreparedSearch:
     """A search that can start."""
 
     config: TuneConfig
@@ -52,7 +51,7 @@ class Tuned:
     log: Path
 
 
-def prepare(config: TuneConfig, *, planning: bool = False) -> Prepared:
+def prepare(config: TuneConfig, *, planning: bool = False) -> PreparedSearch:
     """Check the settings and build the space; raises what the user should read."""
     if config.search.machine is not None and not planning:
         raise UsageError("--machine names a node to plan for; add --plan, trials can only run on this node")
@@ -73,14 +72,14 @@ def prepare(config: TuneConfig, *, planning: bool = False) -> Prepared:
         published=machine.settings if machine is not None else None,
         batch_sizes=_batch_sizes(config.workload.batch_sizes),
     )
-    return Prepared(config=config, topology=topology, engine=engine, space=space)
+    return PreparedSearch(config=config, topology=topology, engine=engine, space=space)
 
 
 def tune(
-    prepared: Prepared,
+    prepared: PreparedSearch,
     *,
     resume: bool = False,
-    notify: Callable[[Progress], None] = lambda _: None,
+    notify: Callable[[SearchProgress], None] = lambda _: None,
     measure: Measure | None = None,
 ) -> Tuned:
     """Search, and store the profile of the best. StoppedEarly after a signal (what was found is stored all the same);
@@ -96,7 +95,7 @@ def tune(
         space=prepared.space,
         measure=measure or Measurer(workload=_workload(config), topology=prepared.topology, folder=folder),
         log=log,
-        limits=Limits(
+        limits=SearchLimits(
             budget_s=config.search.budget,
             trial_timeout_s=config.search.trial_timeout,
             precision=config.search.precision,
@@ -133,7 +132,7 @@ def _workload(config: TuneConfig) -> Workload:
     return Workload(model=own.model or "", batch_size=own.batch_size, data=own.data, steps=own.steps)
 
 
-def _base_profile(prepared: Prepared) -> Profile:
+def _base_profile(prepared: PreparedSearch) -> Profile:
     topology, own = prepared.topology, prepared.config.workload
     versions = {}
     for name in SOFTWARE:
@@ -155,8 +154,8 @@ def _base_profile(prepared: Prepared) -> Profile:
     )
 
 
-def _told(profile: Profile, prepared: Prepared) -> Profile:
-    """`profile` with whose advice its trials are, and with a picture of the node as the winner uses it."""
+def _told(profile: Profile, prepared: PreparedSearch) -> Profile:
+    """`profile` with whose advice its trials are, and with a drawing of the node as the winner uses it."""
     origins = {repr(chosen(item.settings)): item.origin for item in prepared.space.candidates if item.origin}
     trials = [
         dataclasses.replace(trial, origin=origins.get(repr(dict(trial.settings)), "")) for trial in profile.trials
@@ -173,6 +172,6 @@ def _profile_path(config: TuneConfig, base: Profile) -> Path:
     return config.output.out or folder / file_name(base)
 
 
-def _header(prepared: Prepared, base: Profile) -> dict[str, object]:
+def _header(prepared: PreparedSearch, base: Profile) -> dict[str, object]:
     own = dataclasses.asdict(_workload(prepared.config))
     return {"fingerprint": base.fingerprint, "engine": base.engine, "workload": own}

@@ -18,7 +18,7 @@ from hpcdl.tuning.findings import Found, as_profile, summaries, warnings_of
 from hpcdl.tuning.log import SCHEMA as LOG_SCHEMA
 from hpcdl.tuning.log import read_log
 from hpcdl.tuning.search import Search
-from hpcdl.tuning.trials import Outcome
+from hpcdl.tuning.trials import TrialOutcome
 
 LOG_ENDING = ".trials.jsonl"
 _MOST_BEFORE_SCHEMA = 256
@@ -80,7 +80,7 @@ def profile_of_log(path: Path) -> Profile:
     recorded = read_log(path)
     if recorded.header.get("schema") != LOG_SCHEMA:
         raise UsageError(f"{path} has schema {recorded.header.get('schema')!r}, this hpcdl reads {LOG_SCHEMA!r}")
-    measured: dict[str, tuple[Settings, list[Outcome]]] = {}
+    measured: dict[str, tuple[Settings, list[TrialOutcome]]] = {}
     for entry in recorded.entries:
         settings = settings_from(entry.settings, origin=str(path))
         measured.setdefault(repr(settings), (settings, []))[1].append(entry.outcome)

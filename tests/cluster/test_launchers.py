@@ -133,7 +133,7 @@ def test_a_host_file_with_this_node_starts_real_ranks(tmp_path: Path) -> None:
     (tmp_path / "hosts").write_text("localhost slots=2\n")
     environment = {**os.environ, "HPCDL_HOSTFILE": str(tmp_path / "hosts")}
     plan = LaunchPlan(num_ranks=2, ranks_per_node=2)
-    command = [sys.executable, "-m", "hpcdl.doctor.two_ranks"]
+    command = [sys.executable, "-m", "hpcdl.doctor.mpi"]
     line, needed = load_launcher("hostfile").line(plan, command, mpi=True, environment=environment)
     finished = subprocess.run(line, env={**environment, **needed}, capture_output=True, text=True, timeout=300)
     assert finished.returncode == 0, finished.stderr

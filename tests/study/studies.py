@@ -4,15 +4,13 @@ from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from hpcdl.config.study import Study, load_study
 from hpcdl.core.errors import HpcdlError
-from hpcdl.study.places import Start
-from hpcdl.study.plan import Plan, Point, make_plan
+from hpcdl.study.allocation import Allocation
+from hpcdl.study.plan import RunPlan, make_plan
 from hpcdl.study.state import StudyState, open_study
 from hpcdl.study.sweep import Sweep, raise_for
 
@@ -20,38 +18,32 @@ FAKE = Path(__file__).with_name("fake_train.py")
 MATRIX = {"model": "lenet", "data": "synthetic:mnist", "batch-size": 8}
 
 
-@dataclass(frozen=True, kw_only=True)
-class FakePlace:
-    """Nodes on which `hpcdl train` is the fake; `folder` holds its behaviour and its log."""
-
-    folder: Path
-    nodes: Sequence[str] = ("here",)
-    remedy: str = "ask for {num} nodes"
-    settle_s: float = 0.0
-
-    def start(self, point: Point, nodes: Sequence[str], words: Sequence[str]) -> Start:
-        return Start(command=[sys.executable, str(FAKE), str(self.folder), *words], environment={})
-
-
-def small_study(**flags: Any) -> tuple[Study, Plan]:
+def small_study(**flags: Any) -> tuple[Study, RunPlan]:
     """A study of the fake; keys with underscores. Two points, twice, unless said otherwise."""
     given = {"workers": "1,2", "repeats": 2, **flags}
     study = load_study(None, {**MATRIX, **{key.replace("_", "-"): value for key, value in given.items()}})
     return study, make_plan(study)
 
 
-def behave(folder: Path, **plans: Any) -> FakePlace:
-    """The place of a fake that does what `plans` say: `seconds` of a run, and by run name (- as _) its starts."""
+def behave(folder: Path, **plans: Any) -> Allocation:
+    """A machine on which `hpcdl train` is a fake that does what `plans` say, with its behaviour and log in `folder`.
+
+    `seconds` of a run, and by run name (- as _) its starts.
+    """
     folder.mkdir(exist_ok=True)
     named = {key.removeprefix("run_").replace("_", "-"): value for key, value in plans.items()}
     (folder / "behaviour.json").write_text(json.dumps(named))
-    return FakePlace(folder=folder)
+    return _fake(folder)
 
 
-def sweep(folder: Path, place: FakePlace, study: Study, plan: Plan, *, resume: bool = False) -> StudyState:
+def _fake(folder: Path) -> Allocation:
+    return Allocation(nodes=("here",), settle_s=0.0, command=(sys.executable, str(FAKE), str(folder)))
+
+
+def sweep(folder: Path, allocation: Allocation, study: Study, plan: RunPlan, *, resume: bool = False) -> StudyState:
     """Carry the study out in this process."""
     state = open_study(folder, study, plan, resume=resume)
-    return Sweep(folder, study, plan, state, place).run()
+    return Sweep(folder, study, plan, state, allocation).run()
 
 
 def told(folder: Path, what: str = "start") -> list[dict[str, Any]]:
@@ -65,7 +57,7 @@ def main() -> None:
     folder = Path(sys.argv[1])
     study, plan = small_study(repeats=3)
     try:
-        state = sweep(folder / "study", FakePlace(folder=folder), study, plan, resume="--resume" in sys.argv)
+        state = sweep(folder / "study", _fake(folder), study, plan, resume="--resume" in sys.argv)
         raise_for(state, folder)
     except HpcdlError as error:
         print(error, file=sys.stderr)

@@ -8,8 +8,8 @@ from hypothesis import strategies as st
 
 from hpcdl.config.study import load_study
 from hpcdl.core.errors import ConfigError, UsageError
-from hpcdl.study.checks import prepare_points
 from hpcdl.study.plan import make_plan
+from hpcdl.study.points import prepare_points
 from tests.conftest import ROOT
 from tests.study.studies import small_study
 

@@ -16,7 +16,7 @@ from hpcdl.core.records import read_record
 from hpcdl.study.state import read_state
 from hpcdl.study.sweep import raise_for
 from tests.conftest import ROOT, patience
-from tests.study.studies import FakePlace, behave, small_study, sweep, told
+from tests.study.studies import behave, small_study, sweep, told
 
 
 def finished_names(folder: Path) -> set[str]:
@@ -25,17 +25,17 @@ def finished_names(folder: Path) -> set[str]:
 
 def test_every_run_is_kept_and_knows_its_study(tmp_path: Path) -> None:
     study, plan = small_study(name="speed", strategy="ring,ps")
-    place = behave(tmp_path / "fake")
-    state = sweep(tmp_path / "study", place, study, plan)
+    allocation = behave(tmp_path / "fake")
+    state = sweep(tmp_path / "study", allocation, study, plan)
     assert state.count("finished") == len(plan.runs) == 8
-    assert [item["run"] for item in told(place.folder)] == [run.name for run in plan.runs], "in the plan's order"
+    assert [item["run"] for item in told(tmp_path / "fake")] == [run.name for run in plan.runs], "in the plan's order"
     for run in plan.runs:
         run_dir = tmp_path / "study" / "runs" / run.name
         record = read_record(run_dir)
         assert (record.study, record.mode, record.repeat) == ("speed", "weak", run.repeat)
         assert record.images_per_second and record.status == "finished"
         assert not (run_dir / "model.keras").exists() and not (run_dir / "checkpoints").exists()
-    seeds = {(item["run"][-2:], item["flags"]["--seed"]) for item in told(place.folder)}
+    seeds = {(item["run"][-2:], item["flags"]["--seed"]) for item in told(tmp_path / "fake")}
     assert seeds == {("r1", "0"), ("r2", "1")}, "repeats differ in their seed, points do not"
 
 
@@ -48,9 +48,9 @@ def test_models_stay_where_that_is_wanted(tmp_path: Path) -> None:
 def test_a_failed_run_is_tried_again_then_reported(tmp_path: Path) -> None:
     study, plan = small_study(retries=1)
     bad, once = "001-ring-1w-8b-r1", "002-ring-2w-8b-r2"
-    place = behave(tmp_path / "fake", **{f"run_{bad}": ["fail", "crash"], f"run_{once}": ["silent"]})
+    allocation = behave(tmp_path / "fake", **{f"run_{bad}": ["fail", "crash"], f"run_{once}": ["silent"]})
     folder = tmp_path / "study"
-    state = sweep(folder, place, study, plan)
+    state = sweep(folder, allocation, study, plan)
     assert state.count("finished") == 3 and state.run(bad).status == "failed"
     assert (state.run(bad).attempts, state.run(once).attempts) == (2, 1)
     assert "signal 9" in state.run(bad).message and "without a finished record" in state.run(once).message
@@ -62,15 +62,15 @@ def test_a_failed_run_is_tried_again_then_reported(tmp_path: Path) -> None:
     with pytest.raises(HpcdlError, match=f"1 of 4 runs failed; {bad}: killed by signal 9") as caught:
         raise_for(state, folder)
     assert caught.value.exit_code == 1
-    again = sweep(folder, place, study, plan, resume=True)
+    again = sweep(folder, allocation, study, plan, resume=True)
     assert again.count("finished") == 4, "a failed run gets another chance with --resume"
-    assert len(told(place.folder)) == 4 + 2 + 1, "and nothing else is run again"
+    assert len(told(tmp_path / "fake")) == 4 + 2 + 1, "and nothing else is run again"
 
 
 def test_a_run_that_hangs_is_ended(tmp_path: Path) -> None:
     study, plan = small_study(workers="1", repeats=1, retries=0, run_timeout="1s")
-    place = behave(tmp_path / "fake", **{f"run_{plan.runs[0].name}": ["hang"]})
-    state = sweep(tmp_path / "study", place, study, plan)
+    allocation = behave(tmp_path / "fake", **{f"run_{plan.runs[0].name}": ["hang"]})
+    state = sweep(tmp_path / "study", allocation, study, plan)
     assert state.runs[0].status == "failed" and "--run-timeout" in state.runs[0].message
 
 
@@ -119,7 +119,7 @@ def test_a_killed_sweep_goes_on_and_repeats_nothing_that_finished(tmp_path: Path
 
 
 def test_a_run_that_ended_while_nobody_looked_is_kept(tmp_path: Path) -> None:
-    place = behave(tmp_path, seconds=0.3)
+    allocation = behave(tmp_path, seconds=0.3)
     process = started(tmp_path)
     wait_for_starts(tmp_path, 1)
     process.kill()
@@ -129,7 +129,7 @@ def test_a_run_that_ended_while_nobody_looked_is_kept(tmp_path: Path) -> None:
         assert time.monotonic() < deadline
         time.sleep(0.02)
     study, plan = small_study(repeats=3)
-    state = sweep(tmp_path / "study", place, study, plan, resume=True)
+    state = sweep(tmp_path / "study", allocation, study, plan, resume=True)
     assert state.count("finished") == 6 == len(told(tmp_path))
     record = read_record(tmp_path / "study" / "runs" / plan.runs[0].name)
     assert record.study == study.name
@@ -141,7 +141,7 @@ def test_ranks_that_still_save_on_another_node_are_waited_for(tmp_path: Path) ->
     wait_for_starts(tmp_path, 1)
     process.kill()
     process.communicate()
-    place = dataclasses.replace(behave(tmp_path, seconds=0.05), settle_s=0.6)
+    allocation = dataclasses.replace(behave(tmp_path, seconds=0.05), settle_s=0.6)
     study, plan = small_study(repeats=3)
     run_dir = tmp_path / "study" / "runs" / plan.runs[0].name
     run_dir.mkdir(exist_ok=True)
@@ -155,7 +155,7 @@ def test_ranks_that_still_save_on_another_node_are_waited_for(tmp_path: Path) ->
 
     rank = threading.Thread(target=save)
     rank.start()
-    sweep(tmp_path / "study", place, study, plan, resume=True)
+    sweep(tmp_path / "study", allocation, study, plan, resume=True)
     rank.join()
     assert len(written) == 5 and told(tmp_path)[1]["at"] > written[-1]
     assert not list(run_dir.glob("late-*"))
@@ -177,11 +177,11 @@ def test_a_signal_stops_with_75_and_leaves_nothing_running(tmp_path: Path, numbe
 def test_runs_go_side_by_side_on_nodes_of_their_own(tmp_path: Path) -> None:
     study, plan = small_study(workers="1,2,3", ranks_per_node=1, repeats=2)
     fake = behave(tmp_path / "fake", seconds=0.3)
-    place = FakePlace(folder=fake.folder, nodes=("c1", "c2", "c3"))
-    sweep(tmp_path / "study", place, study, plan)
+    allocation = dataclasses.replace(fake, nodes=("c1", "c2", "c3"))
+    sweep(tmp_path / "study", allocation, study, plan)
     sizes = {run.name: run.point.nodes for run in plan.runs}
-    begun = {item["run"]: item["at"] for item in told(fake.folder)}
-    ended = {item["run"]: item["at"] for item in told(fake.folder, "end")}
+    begun = {item["run"]: item["at"] for item in told(tmp_path / "fake")}
+    ended = {item["run"]: item["at"] for item in told(tmp_path / "fake", "end")}
     most = max(sum(sizes[name] for name in begun if begun[name] <= at < ended[name]) for at in begun.values())
     assert most == 3, "never more nodes than there are, and not one run after the other"
 
@@ -195,15 +195,15 @@ def test_a_study_that_needs_more_nodes_is_refused_before_anything_is_written(tmp
 
 def test_another_study_in_the_folder_is_refused(tmp_path: Path) -> None:
     study, plan = small_study(workers="1", repeats=1)
-    place = behave(tmp_path / "fake")
-    sweep(tmp_path / "study", place, study, plan)
+    allocation = behave(tmp_path / "fake")
+    sweep(tmp_path / "study", allocation, study, plan)
     with pytest.raises(UsageError, match="--resume"):
-        sweep(tmp_path / "study", place, study, plan)
+        sweep(tmp_path / "study", allocation, study, plan)
     other = small_study(workers="1", repeats=1, batch_size="16")
     with pytest.raises(UsageError, match="another matrix"):
-        sweep(tmp_path / "study", place, *other, resume=True)
+        sweep(tmp_path / "study", allocation, *other, resume=True)
     (tmp_path / "thesis").mkdir()
     (tmp_path / "thesis" / "chapter").touch()
     with pytest.raises(UsageError, match="holds no study"):
-        sweep(tmp_path / "thesis", place, study, plan)
-    assert len(told(place.folder)) == 1
+        sweep(tmp_path / "thesis", allocation, study, plan)
+    assert len(told(tmp_path / "fake")) == 1

@@ -5,13 +5,13 @@ from typing import Any
 
 import pytest
 
-from hpcdl.study.checks import prepare_points
-from hpcdl.study.estimate import FLOP_PER_CORE_AND_SECOND, FLOP_PER_MAC, START_S, Estimate, estimate_study
+from hpcdl.study.estimate import FLOP_PER_CORE_AND_SECOND, FLOP_PER_MAC, START_S, StudyEstimate, estimate_study
+from hpcdl.study.points import prepare_points
 from hpcdl.study.state import StudyState, new_state
 from tests.study.studies import small_study
 
 
-def estimated(cores: int = 4, nodes: int = 1, state: StudyState | None = None, **flags: Any) -> Estimate:
+def estimated(cores: int = 4, nodes: int = 1, state: StudyState | None = None, **flags: Any) -> StudyEstimate:
     study, plan = small_study(repeats=1, **flags)
     study = dataclasses.replace(study, train={"steps": 10})
     checked, prepared = prepare_points(study, plan)

@@ -13,15 +13,15 @@ import pytest
 from hpcdl.config.study import load_study, study_tables
 from hpcdl.core.errors import HpcdlError, StoppedEarly, UsageError
 from hpcdl.core.files import write_toml
-from hpcdl.study.jobs import STUDY_FILE, Limits, part_folder, submit_parts
-from hpcdl.study.places import Local, find_place
+from hpcdl.study.allocation import find_allocation
+from hpcdl.study.jobs import STUDY_FILE, JobLimits, part_folder, submit_parts
 from hpcdl.study.plan import make_plan
 from hpcdl.study.state import digest_of, new_state, open_study, write_state
 from hpcdl.study.sweep import Sweep
 from tests.conftest import ROOT
 from tests.study.studies import behave, small_study, sweep, told
 
-LIMITS = Limits(time_s=1800.0, partition="normal")
+LIMITS = JobLimits(time_s=1800.0, partition="normal")
 
 
 class Queue:
@@ -146,17 +146,17 @@ def test_a_submission_that_fails_keeps_the_jobs_before_it(queue: Queue, tmp_path
 
 def test_other_launchers_give_a_run_the_whole_job(tmp_path: Path) -> None:
     (tmp_path / "hosts").write_text("a\nb\n")
-    place = find_place({"HPCDL_HOSTFILE": str(tmp_path / "hosts")}, [2])
-    assert isinstance(place, Local) and list(place.nodes) == ["a", "b"]
+    allocation = find_allocation({"HPCDL_HOSTFILE": str(tmp_path / "hosts")}, [2])
+    assert not allocation.nodes_variable and list(allocation.nodes) == ["a", "b"]
     with pytest.raises(UsageError, match="--only-nodes 2"):
-        find_place({"HPCDL_HOSTFILE": str(tmp_path / "hosts")}, [1, 2])
+        find_allocation({"HPCDL_HOSTFILE": str(tmp_path / "hosts")}, [1, 2])
 
 
 def limited(tmp_path: Path, stop_after_s: float, **behaviour: Any) -> tuple[Callable[[], Any], Path]:
     study, plan = small_study()
-    place = behave(tmp_path / "fake", **behaviour)
+    allocation = behave(tmp_path / "fake", **behaviour)
     state = open_study(tmp_path / "study", study, plan, resume=False)
-    return Sweep(tmp_path / "study", study, plan, state, place, stop_after_s=stop_after_s).run, place.folder
+    return Sweep(tmp_path / "study", study, plan, state, allocation, stop_after_s=stop_after_s).run, tmp_path / "fake"
 
 
 def test_the_time_limit_of_the_job_ends_the_sweep_with_75(tmp_path: Path) -> None:
@@ -179,8 +179,8 @@ def test_a_run_that_the_batch_system_stops_has_not_failed(tmp_path: Path) -> Non
 
 def test_a_run_that_leaves_by_itself_with_75_has_failed(tmp_path: Path) -> None:
     study, plan = small_study(workers="1", repeats=1, retries=0)
-    place = behave(tmp_path / "fake", **{f"run_{plan.runs[0].name}": ["stopped"]})
-    assert sweep(tmp_path / "study", place, study, plan).runs[0].status == "failed"
+    allocation = behave(tmp_path / "fake", **{f"run_{plan.runs[0].name}": ["stopped"]})
+    assert sweep(tmp_path / "study", allocation, study, plan).runs[0].status == "failed"
 
 
 def test_the_command_says_what_it_submits(queue: Queue, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

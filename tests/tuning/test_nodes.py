@@ -8,31 +8,31 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from hpcdl.tuning.nodes import place_of, shed, trial_prefixes
+from hpcdl.tuning.trials import node_of, shed, trial_prefixes
 
 if TYPE_CHECKING:
     from tests.lab.slurm import SlurmLab
 
 
-def test_outside_of_an_allocation_there_is_one_place() -> None:
+def test_outside_of_an_allocation_trials_run_here() -> None:
     assert trial_prefixes({}) == [[]]
     assert trial_prefixes({"SLURM_JOB_NODELIST": "c101"}) == [[]]
 
 
-def test_every_node_of_an_allocation_is_a_place() -> None:
+def test_every_node_of_an_allocation_runs_trials() -> None:
     prefixes = trial_prefixes({"SLURM_JOB_NODELIST": "c[101-103]"})
     assert [next(word for word in prefix if "nodelist" in word) for prefix in prefixes] == [
         f"--nodelist=c{number}" for number in (101, 102, 103)
     ]
     assert all(prefix[0] == "srun" for prefix in prefixes)
-    assert [place_of(prefix) for prefix in prefixes] == ["c101", "c102", "c103"]
-    assert place_of([]) == ""
+    assert [node_of(prefix) for prefix in prefixes] == ["c101", "c102", "c103"]
+    assert node_of([]) == ""
 
 
 def test_a_trial_does_not_take_itself_for_a_rank() -> None:
     assert shed({"SLURM_PROCID": "0", "PMI_RANK": "1", "PATH": "/bin"}) == {"PATH": "/bin"}
     code = "import os; print([name for name in os.environ if name.startswith('SLURM')])"
-    command = [sys.executable, "-m", "hpcdl.tuning.nodes", sys.executable, "-c", code]
+    command = [sys.executable, "-m", "hpcdl.tuning.trials", sys.executable, "-c", code]
     environment = os.environ | {"SLURM_PROCID": "0", "SLURM_JOB_ID": "7"}
     done = subprocess.run(command, env=environment, capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "[]"
@@ -53,5 +53,5 @@ def test_trials_run_on_every_node_of_a_real_allocation(lab_slurm: SlurmLab) -> N
     assert finished.code == 0, finished.err
     entries = [json.loads(line) for line in (folder / "log.jsonl").read_text().splitlines()[1:]]
     assert {entry["status"] for entry in entries} == {"ok"}, entries
-    assert len({entry["place"] for entry in entries}) == 2
+    assert len({entry["node"] for entry in entries}) == 2
     assert sorted(path.name for path in folder.iterdir()) == ["log.jsonl", "p.toml", "s.toml"]

@@ -17,7 +17,7 @@ from hpcdl.node.settings import Settings
 from hpcdl.node.topology.machines import read_machine
 from hpcdl.tuning import trials
 from hpcdl.tuning.space import Candidate
-from hpcdl.tuning.trials import MARK, Measurer, Outcome, Workload, bench_step_command
+from hpcdl.tuning.trials import MARK, Measurer, TrialOutcome, Workload, bench_step_command
 from tests.conftest import patience
 
 TOPOLOGY = read_machine("generic").topology
@@ -31,7 +31,7 @@ def python(code: str) -> Callable[[Workload, Settings, Path], Sequence[str]]:
     return lambda workload, settings, profile: [sys.executable, "-c", code, str(profile)]
 
 
-def measure(code: str, limit_s: float = 30.0, prefix: Sequence[str] = ()) -> Outcome:
+def measure(code: str, limit_s: float = 30.0, prefix: Sequence[str] = ()) -> TrialOutcome:
     workload = Workload(model="lenet", batch_size=16)
     measurer = Measurer(workload=workload, topology=TOPOLOGY, command_of=python(code))
     return measurer.measure(CANDIDATE, limit_s, prefix)

@@ -13,7 +13,7 @@ from hpcdl.core.errors import CorruptError, UsageError
 from hpcdl.node.profile import Profile, TrialSummary, write_profile
 from hpcdl.node.settings import Settings, chosen
 from hpcdl.tuning.log import TrialLog
-from hpcdl.tuning.trials import Outcome
+from hpcdl.tuning.trials import TrialOutcome
 from hpcdl.tuning.tuned import find_tunings, read_tuning
 from tests.conftest import CommandLine
 from tests.report.synthetic import make_record, write_run
@@ -33,8 +33,8 @@ def make_log(path: Path) -> Path:
         (1, 2, "balanced", (210.0,)),
     ):  # fmt: skip
         for speed in speeds:
-            log.add(chosen(settings(ranks, threads, binding)), Outcome(status="ok", images_per_second=speed))
-    log.add(chosen(settings(4, 1)), Outcome(status="failed", message="killed by signal 9, perhaps out of memory"))
+            log.add(chosen(settings(ranks, threads, binding)), TrialOutcome(status="ok", images_per_second=speed))
+    log.add(chosen(settings(4, 1)), TrialOutcome(status="failed", message="killed by signal 9, perhaps out of memory"))
     return path
 
 

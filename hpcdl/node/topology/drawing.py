@@ -1,4 +1,4 @@
-"""A picture of a node in plain characters: packages, NUMA nodes, cores, and which rank sits where."""
+"""A node drawn in plain characters: packages, NUMA nodes, cores, and which rank sits where."""
 
 from __future__ import annotations
 

@@ -138,7 +138,7 @@ def _assemble(
 
 
 def numa_nodes(raw: list[tuple[int, int, str, tuple[int, ...]]], processor: str) -> tuple[NumaNode, ...]:
-    """Memory nodes from (index, bytes, kind or "", near CPUs); of those in one place the first slow one owns them."""
+    """Memory nodes from (index, bytes, kind or "", near CPUs); of those with the same the first slow one owns them."""
     kinds = {index: kind or _guess(index, cpus, raw, processor) for index, _, kind, cpus in raw}
     owners: dict[tuple[int, ...], int] = {}
     for index, _, _, cpus in sorted(raw, key=lambda item: (kinds[item[0]] in ("MCDRAM", "HBM"), item[0])):
@@ -156,8 +156,8 @@ def numa_nodes(raw: list[tuple[int, int, str, tuple[int, ...]]], processor: str)
 
 
 def _guess(index: int, cpus: tuple[int, ...], raw: list[tuple[int, int, str, tuple[int, ...]]], processor: str) -> str:
-    """HBM where a node shares its place with an earlier one, or the processor is known for it; else DRAM."""
-    second = any(other < index and place == cpus for other, _, _, place in raw)
+    """HBM where an earlier node has the same CPUs, or the processor is known for it; else DRAM."""
+    second = any(other < index and near == cpus for other, _, _, near in raw)
     if second or not cpus:
         return "MCDRAM" if "Phi" in processor else "HBM"
     return "DRAM"

@@ -55,12 +55,12 @@ def _cores(folder: Path, cpus: tuple[int, ...], nodes: tuple[NumaNode, ...]) -> 
     packages: dict[int, int] = {}
     groups: dict[tuple[int, ...], tuple[int, str]] = {}
     for cpu in cpus:
-        place = folder / f"cpu{cpu}"
-        siblings = parse_list(_text(place / "topology/thread_siblings_list")) or (cpu,)
-        package = int(_text(place / "topology/physical_package_id") or 0)
+        of_cpu = folder / f"cpu{cpu}"
+        siblings = parse_list(_text(of_cpu / "topology/thread_siblings_list")) or (cpu,)
+        package = int(_text(of_cpu / "topology/physical_package_id") or 0)
         packages.setdefault(package, len(packages))
         online = tuple(sibling for sibling in siblings if sibling in cpus)
-        groups.setdefault(online, (packages[package], _text(place / "cache/index2/shared_cpu_list") or str(cpu)))
+        groups.setdefault(online, (packages[package], _text(of_cpu / "cache/index2/shared_cpu_list") or str(cpu)))
     tiles: dict[str, int] = {}
     ordered = sorted(groups.items(), key=lambda item: (item[1][0], home.get(item[0][0], 0), item[0]))
     return tuple(

@@ -10,8 +10,8 @@ from hpcdl.core.errors import UsageError
 from hpcdl.core.protocols import LaunchPlan
 from hpcdl.node.profile import read_profile
 from hpcdl.node.topology.machines import read_topology
-from hpcdl.study.places import TRAIN, Allocation, Local, check_room, find_place
-from hpcdl.study.threads import profile_of_point, thread_settings
+from hpcdl.study.allocation import check_room, find_allocation
+from hpcdl.study.points import profile_of_point, thread_settings
 from tests.study.studies import small_study
 
 
@@ -25,46 +25,44 @@ def job(tmp_path: Path) -> dict[str, str]:
 
 
 def test_a_laptop_is_this_machine() -> None:
-    place = find_place({})
-    assert isinstance(place, Local) and list(place.nodes) == [socket.gethostname()]
-    _, plan = small_study(workers="1")
-    assert list(place.start(plan.points[0], place.nodes, ["--steps", "2"]).command) == [*TRAIN, "--steps", "2"]
+    allocation = find_allocation({})
+    assert not allocation.nodes_variable and list(allocation.nodes) == [socket.gethostname()]
+    assert allocation.environment(allocation.nodes) == {}
 
 
 def test_a_job_of_one_node_is_one_machine(job: dict[str, str]) -> None:
-    place = find_place(job | {"SLURM_JOB_NODELIST": "c101"})
-    assert isinstance(place, Local) and list(place.nodes) == ["c101"]
+    allocation = find_allocation(job | {"SLURM_JOB_NODELIST": "c101"})
+    assert not allocation.nodes_variable and list(allocation.nodes) == ["c101"]
 
 
 def test_a_job_of_several_nodes_gives_each_run_nodes_of_its_own(job: dict[str, str]) -> None:
-    place = find_place(job)
-    assert isinstance(place, Allocation) and list(place.nodes) == ["c101", "c102", "c103"]
-    _, plan = small_study(workers="2", ranks_per_node=1)
-    start = place.start(plan.points[0], ["c101", "c103"], ["--ranks", "2"])
-    launcher = find_launcher(job | start.environment)
-    assert launcher.hosts(job | start.environment) == ["c101", "c103"], "all that hpcdl train sees of the job"
+    allocation = find_allocation(job)
+    assert allocation.nodes_variable and list(allocation.nodes) == ["c101", "c102", "c103"]
+    environment = job | allocation.environment(["c101", "c103"])
+    launcher = find_launcher(environment)
+    assert launcher.hosts(environment) == ["c101", "c103"], "all that hpcdl train sees of the job"
     ranks = LaunchPlan(num_ranks=1, ranks_per_node=1)
-    line, _ = launcher.line(ranks, ["rank"], mpi=True, environment=job | start.environment)
+    line, _ = launcher.line(ranks, ["rank"], mpi=True, environment=environment)
     assert {"--nodes=1", "--nodelist=c101"} <= set(line)
 
 
 def test_nodes_that_cannot_be_chosen_are_refused(tmp_path: Path) -> None:
     (tmp_path / "hosts").write_text("a\nb\n")
     with pytest.raises(UsageError, match="2 nodes under hostfile"):
-        find_place({"HPCDL_HOSTFILE": str(tmp_path / "hosts")})
+        find_allocation({"HPCDL_HOSTFILE": str(tmp_path / "hosts")})
 
 
 def test_a_rank_does_not_start_a_sweep() -> None:
     with pytest.raises(UsageError, match="without mpiexec or srun"):
-        find_place({"PMI_RANK": "0", "PMI_SIZE": "2"})
+        find_allocation({"PMI_RANK": "0", "PMI_SIZE": "2"})
 
 
 def test_too_few_nodes_are_told_with_the_remedy(job: dict[str, str]) -> None:
     _, plan = small_study(workers="1,4", ranks_per_node=1)
     with pytest.raises(UsageError, match="salloc -N 4"):
-        check_room(plan, Local(nodes=("here",)))
+        check_room(plan, find_allocation({}))
     with pytest.raises(UsageError, match="ask for 4 nodes"):
-        check_room(plan, find_place(job))
+        check_room(plan, find_allocation(job))
 
 
 @pytest.mark.parametrize(

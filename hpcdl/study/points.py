@@ -1,14 +1,20 @@
-"""What can be wrong with a study is found before anything runs, all of it at once."""
+"""A point of a study as `hpcdl train` takes it: settings and a node profile, all checked before anything runs."""
 
 from __future__ import annotations
 
+import math
+from pathlib import Path
 from typing import Any
 
 from hpcdl.config.load import Layer, load, standard_layers
 from hpcdl.config.schema import TrainConfig
 from hpcdl.config.study import Study
 from hpcdl.core.errors import ConfigError, CorruptError, UsageError
-from hpcdl.study.plan import Plan, Point
+from hpcdl.node.profile import Profile, write_profile
+from hpcdl.node.settings import Settings
+from hpcdl.node.topology.machines import read_topology
+from hpcdl.node.topology.model import Topology
+from hpcdl.study.plan import RunPlan, StudyPoint
 from hpcdl.training.launch.prepare import Prepared, prepare
 
 OWN = {
@@ -20,7 +26,7 @@ OWN = {
 """Settings of a run that a study chooses, and where to say it."""
 
 
-def prepare_points(study: Study, plan: Plan) -> tuple[Plan, dict[int, Prepared]]:
+def prepare_points(study: Study, plan: RunPlan) -> tuple[RunPlan, dict[int, Prepared]]:
     """Every point as `hpcdl train` would prepare it, by number, and the plan without those that it would refuse.
 
     ConfigError tells all that is wrong. A strategy that takes some points of a network and data set and refuses others
@@ -52,11 +58,11 @@ def prepare_points(study: Study, plan: Plan) -> tuple[Plan, dict[int, Prepared]]
     return plan.without(refused), found
 
 
-def _job(point: Point) -> tuple[str, str, str]:
+def _job(point: StudyPoint) -> tuple[str, str, str]:
     return point.model, point.data, point.strategy
 
 
-def settings_of_point(point: Point) -> dict[str, Any]:
+def settings_of_point(point: StudyPoint) -> dict[str, Any]:
     """The point as settings of `hpcdl train`, by key."""
     values: dict[str, Any] = {
         "model": point.model,
@@ -66,3 +72,39 @@ def settings_of_point(point: Point) -> dict[str, Any]:
         "batch-size": point.batch_size,
     }
     return values | ({"servers": point.servers} if point.servers else {})
+
+
+def profile_of_point(point: StudyPoint, folder: Path) -> Path | None:
+    """The file in `folder` of a profile with the point's threads, made where it is missing; None without threads."""
+    if point.threads is None:
+        return None
+    path = folder / f"{point.ranks_per_node}-ranks-{point.threads}-threads.toml"
+    if not path.exists():
+        topology = read_topology()
+        profile = Profile(
+            settings=thread_settings(point.threads, point.ranks_per_node, topology),
+            machine="study",
+            processor=topology.processor,
+            fingerprint=topology.fingerprint,
+            num_cores=len(topology.cores),
+            model=point.model,
+            batch_size=point.batch_size,
+        )
+        write_profile(profile, path)
+    return path
+
+
+def thread_settings(threads: int, ranks_per_node: int, topology: Topology) -> Settings:
+    """Settings that give each rank `threads` threads on as few hardware threads of a core as that takes.
+
+    Where even all hardware threads are too few, nothing is bound: oversubscription is then what is measured.
+    """
+    cores_each = len(topology.usable_cores) // ranks_per_node
+    per_core = math.ceil(threads / cores_each) if cores_each else topology.threads_per_core + 1
+    fits = per_core <= topology.threads_per_core
+    return Settings(
+        ranks_per_node=ranks_per_node,
+        intra_op_threads=threads,
+        threads_per_core=per_core if fits else 1,
+        binding="balanced" if fits else "none",
+    )

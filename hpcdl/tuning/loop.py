@@ -18,16 +18,16 @@ from hpcdl.tuning.findings import Found, checked, summaries, warnings_of
 from hpcdl.tuning.log import TrialLog
 from hpcdl.tuning.search import Choice, Search
 from hpcdl.tuning.space import Candidate, Space
-from hpcdl.tuning.trials import Outcome
+from hpcdl.tuning.trials import TrialOutcome
 
 OVERRUN = 0.1
 """Share of the budget that the last trial may go beyond it."""
 
 
 class Measure(Protocol):
-    """What runs one sample; study.trials.Measurer is the real one."""
+    """What runs one sample; tuning.trials.Measurer is the real one."""
 
-    def measure(self, candidate: Candidate, time_limit_s: float, prefix: Sequence[str] = ()) -> Outcome:
+    def measure(self, candidate: Candidate, time_limit_s: float, prefix: Sequence[str] = ()) -> TrialOutcome:
         """One sample of `candidate`."""
 
     def stop(self) -> None:
@@ -35,7 +35,7 @@ class Measure(Protocol):
 
 
 @dataclass(frozen=True, kw_only=True)
-class Limits:
+class SearchLimits:
     """How long to search: `precision` is the relative half width of the winner's 95 % interval that is enough."""
 
     budget_s: float
@@ -45,14 +45,13 @@ class Limits:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Progress:
+class SearchProgress:
     """Where a search stands, for a display."""
 
     seconds: float
     num_samples: int
     best: Choice | None
     settings: Settings | None
-    last: Outcome | None
 
 
 @dataclass(kw_only=True)
@@ -62,10 +61,10 @@ class Tuning:
     space: Space
     measure: Measure
     log: TrialLog
-    limits: Limits
+    limits: SearchLimits
     prefixes: Sequence[Sequence[str]] = ((),)
-    notify: Callable[[Progress], None] = lambda _: None
-    _outcomes: dict[int, list[Outcome]] = field(default_factory=dict)
+    notify: Callable[[SearchProgress], None] = lambda _: None
+    _outcomes: dict[int, list[TrialOutcome]] = field(default_factory=dict)
     _durations: list[float] = field(default_factory=list)
 
     def run(self) -> Found:
@@ -98,9 +97,9 @@ class Tuning:
 
     def _remember(self) -> None:
         """Tell the search what an earlier run logged."""
-        places = {repr(chosen(item.settings)): index for index, item in enumerate(self.space.candidates)}
+        indices = {repr(chosen(item.settings)): index for index, item in enumerate(self.space.candidates)}
         for entry in self.log.entries:
-            index = places.get(repr(dict(entry.settings)))
+            index = indices.get(repr(dict(entry.settings)))
             if index is not None:
                 self._tell(index, entry.outcome)
 
@@ -127,7 +126,7 @@ class Tuning:
             return 0.0
         return min(self.limits.trial_timeout_s, left + max(OVERRUN * self.limits.budget_s, 0.0))
 
-    def _take(self, index: int, outcome: Outcome, limit_s: float) -> None:
+    def _take(self, index: int, outcome: TrialOutcome, limit_s: float) -> None:
         if outcome.status == "stopped" or (outcome.status == "timeout" and limit_s < self.limits.trial_timeout_s):
             return  # ended by the budget, not by its own fault: it says nothing about the candidate
         outcome = checked(outcome, self._settings(index), self._by_settings())
@@ -136,18 +135,16 @@ class Tuning:
         self._tell(index, outcome)
         best = self._search.best()
         settings = None if best is None else self.space.candidates[best.index].settings
-        seconds = time.monotonic() - self._begin
-        self.notify(
-            Progress(seconds=seconds, num_samples=self._search.num_samples, best=best, settings=settings, last=outcome)
-        )
+        seconds, num_samples = time.monotonic() - self._begin, self._search.num_samples
+        self.notify(SearchProgress(seconds=seconds, num_samples=num_samples, best=best, settings=settings))
 
     def _settings(self, index: int) -> Settings:
         return self.space.candidates[index].settings
 
-    def _by_settings(self) -> list[tuple[Settings, Sequence[Outcome]]]:
+    def _by_settings(self) -> list[tuple[Settings, Sequence[TrialOutcome]]]:
         """What was measured so far, candidate by candidate."""
         return [(self._settings(index), outcomes) for index, outcomes in self._outcomes.items()]
 
-    def _tell(self, index: int, outcome: Outcome) -> None:
+    def _tell(self, index: int, outcome: TrialOutcome) -> None:
         self._outcomes.setdefault(index, []).append(outcome)
         self._search.tell(index, outcome.images_per_second if outcome.status == "ok" else None)

@@ -20,9 +20,9 @@ from hpcdl.node.settings import Settings, chosen
 from hpcdl.node.topology.machines import read_machine
 from hpcdl.tuning.findings import Found, as_profile
 from hpcdl.tuning.log import TrialLog
+from hpcdl.tuning.loop import SearchLimits, Tuning
 from hpcdl.tuning.space import Candidate, Space, build_space
-from hpcdl.tuning.trials import Outcome
-from hpcdl.tuning.tuning import Limits, Tuning
+from hpcdl.tuning.trials import TrialOutcome
 
 TOPOLOGY = read_machine("generic").topology
 STOCK = Engine(
@@ -34,7 +34,9 @@ HEADER = {"fingerprint": TOPOLOGY.fingerprint}
 class Simulated:
     """A node whose speed peaks at 2 ranks of 8 threads; each trial takes `seconds`."""
 
-    def __init__(self, seconds: float = 0.0, change: Callable[[Settings, Outcome], Outcome] | None = None) -> None:
+    def __init__(
+        self, seconds: float = 0.0, change: Callable[[Settings, TrialOutcome], TrialOutcome] | None = None
+    ) -> None:
         self.seconds = seconds
         self.change = change or (lambda settings, outcome: outcome)
         self.settings: list[Settings] = []
@@ -43,19 +45,19 @@ class Simulated:
         self.dice = random.Random(0)
         self.lock = threading.Lock()
 
-    def measure(self, candidate: Candidate, time_limit_s: float, prefix: Sequence[str] = ()) -> Outcome:
+    def measure(self, candidate: Candidate, time_limit_s: float, prefix: Sequence[str] = ()) -> TrialOutcome:
         with self.lock:
             self.settings.append(candidate.settings)
             self.prefixes.add(tuple(prefix))
             noise = math.exp(self.dice.gauss(0, 0.02))
         if self.stopped.wait(min(self.seconds, time_limit_s)):
-            return Outcome(status="stopped")
+            return TrialOutcome(status="stopped")
         if self.seconds > time_limit_s:
-            return Outcome(status="timeout", message="killed after its time limit", seconds=time_limit_s)
+            return TrialOutcome(status="timeout", message="killed after its time limit", seconds=time_limit_s)
         ranks, threads = candidate.settings.ranks_per_node or 1, candidate.settings.intra_op_threads or 1
         speed = 100 - 10 * abs(math.log2(ranks / 2)) - 8 * abs(math.log2(threads / 8))
         speed *= 0.7 if candidate.settings.xla else 1.0
-        outcome = Outcome(status="ok", images_per_second=speed * noise, loss=2.3, memory_bytes_per_rank=10**9)
+        outcome = TrialOutcome(status="ok", images_per_second=speed * noise, loss=2.3, memory_bytes_per_rank=10**9)
         return self.change(candidate.settings, dataclasses.replace(outcome, seconds=self.seconds))
 
     def stop(self) -> None:
@@ -72,7 +74,7 @@ def tune(node: Simulated, folder: Path, *, budget_s: float = 60.0, resume: bool 
         space=space(),
         measure=node,
         log=TrialLog(folder / "log.jsonl", HEADER, resume=resume),
-        limits=Limits(budget_s=budget_s, trial_timeout_s=30.0),
+        limits=SearchLimits(budget_s=budget_s, trial_timeout_s=30.0),
         prefixes=[["on", str(host)] for host in range(hosts)],
     ).run()
 
@@ -131,13 +133,13 @@ def test_a_line_cut_short_is_left_out_and_the_log_goes_on_whole(tmp_path: Path) 
     path.write_text("\n".join(whole) + '\n{"settings": {"ran')
     log = TrialLog(path, HEADER, resume=True)
     assert len(log.entries) == len(whole) - 1
-    log.add({"ranks_per_node": 1}, Outcome(status="ok", images_per_second=1.0))
+    log.add({"ranks_per_node": 1}, TrialOutcome(status="ok", images_per_second=1.0))
     assert len(TrialLog(path, HEADER, resume=True).entries) == len(whole)
 
 
 def test_a_damaged_log_and_another_search_s_log_are_refused(tmp_path: Path) -> None:
     path = tmp_path / "log.jsonl"
-    TrialLog(path, HEADER, resume=False).add({}, Outcome(status="ok", images_per_second=1.0))
+    TrialLog(path, HEADER, resume=False).add({}, TrialOutcome(status="ok", images_per_second=1.0))
     with pytest.raises(UsageError, match="belongs to another search"):
         TrialLog(path, {"fingerprint": "other"}, resume=True)
     path.write_text(path.read_text().replace('"settings"', "settings") + "{}\n")
@@ -154,7 +156,7 @@ def test_a_log_that_cannot_be_written_is_an_error() -> None:
 def test_a_signal_keeps_the_best_so_far(number: signal.Signals, tmp_path: Path) -> None:
     """Sent while the fourth trial runs, so that the speed of this machine does not matter."""
 
-    def interrupting(settings: Settings, outcome: Outcome) -> Outcome:
+    def interrupting(settings: Settings, outcome: TrialOutcome) -> TrialOutcome:
         if len(node.settings) == 4:
             os.kill(os.getpid(), number)
         return outcome
@@ -167,7 +169,7 @@ def test_a_signal_keeps_the_best_so_far(number: signal.Signals, tmp_path: Path) 
 
 
 def test_an_engine_with_another_loss_is_rejected_and_named(tmp_path: Path) -> None:
-    def wrong(settings: Settings, outcome: Outcome) -> Outcome:
+    def wrong(settings: Settings, outcome: TrialOutcome) -> TrialOutcome:
         if settings.xla:  # fast, but wrong
             return dataclasses.replace(outcome, images_per_second=500.0, loss=2.9)
         return outcome
@@ -180,7 +182,7 @@ def test_an_engine_with_another_loss_is_rejected_and_named(tmp_path: Path) -> No
 
 
 def test_a_loss_that_is_no_number_is_rejected(tmp_path: Path) -> None:
-    def nan(settings: Settings, outcome: Outcome) -> Outcome:
+    def nan(settings: Settings, outcome: TrialOutcome) -> TrialOutcome:
         return dataclasses.replace(outcome, loss=math.nan) if settings.onednn is False else outcome
 
     found = tune(Simulated(change=nan), tmp_path)
@@ -195,10 +197,10 @@ def test_unchecked_results_are_told(tmp_path: Path) -> None:
 
 
 def test_failures_do_not_stop_the_search(tmp_path: Path) -> None:
-    def crash(settings: Settings, outcome: Outcome) -> Outcome:
+    def crash(settings: Settings, outcome: TrialOutcome) -> TrialOutcome:
         kinds = {1: "failed", 8: "garbage"}
         status = kinds.get(settings.ranks_per_node or 0)
-        return Outcome(status=status, message="boom") if status else outcome
+        return TrialOutcome(status=status, message="boom") if status else outcome
 
     found = tune(Simulated(change=crash), tmp_path)
     assert found.settings is not None

@@ -72,8 +72,8 @@ def report(
     from hpcdl.report.analysis.analyse import analyse
     from hpcdl.report.analysis.baseline import regressions
     from hpcdl.report.build import compose, render
-    from hpcdl.report.runs.link import link_of
     from hpcdl.report.runs.references import load_references
+    from hpcdl.report.runs.sources import link_of
     from hpcdl.report.summary import accuracy_line
 
     chosen = _formats(formats, as_json)
@@ -82,7 +82,7 @@ def report(
         raise UsageError("no runs named; type hpcdl report RUN... or hpcdl report --import csv FILE")
     if fail_on_regression is not None and (baseline is None or not 0 <= fail_on_regression < 100):
         raise UsageError("--fail-on-regression takes a percentage from 0 to 100, and needs --baseline DIR")
-    study = analyse(
+    analysis = analyse(
         _gather(runs, imported, anonymous),
         baseline=None if baseline is None else _gather([baseline], None, anonymous),
         baseline_name="" if baseline is None else "baseline" if anonymous else str(baseline),
@@ -90,19 +90,19 @@ def report(
         tunings=tunings,
         link_bytes_per_second=None if link is None else link_of(link),
     )
-    document = compose(study)
+    document = compose(analysis)
     folder = out or (runs[0] / "report" if runs and len(runs) == 1 else Path("report"))
     written = render(document, folder, chosen, paper_figures=figures, bar=progress("drawing", 1))
     if as_json:
         print_json(document.data)
     tell = say if as_json else print
-    pages = [path for path in written.paths if path.parent == folder]
+    pages = [path for path in written if path.parent == folder]
     for path in [path for path in pages if path.suffix == ".html"] or pages[:1]:
         tell(printable(f"report: {path.resolve()}"))
-    if study.runs:
-        tell(printable(accuracy_line(study)))
+    if analysis.runs:
+        tell(printable(accuracy_line(analysis)))
     if fail_on_regression is not None:
-        slower = regressions(study.comparisons, fail_on_regression)
+        slower = regressions(analysis.comparisons, fail_on_regression)
         if slower:
             first = slower[0]
             raise HpcdlError(
@@ -138,9 +138,9 @@ def _tunings(paths: list[Path], anonymous: bool) -> tuple[list[TunedNode], list[
     """The searches of `tune-threads` at or below `paths`, and those of `paths` that hold runs, or nothing known."""
     from hpcdl.report.runs.anonymous import anonymised_tunings
     from hpcdl.report.runs.sources import holds_runs
-    from hpcdl.tuning.tuned import find_tunings, read_tuning
+    from hpcdl.tuning.recorded import find_tunings, read_tuning
 
     found = {path: find_tunings(path) for path in paths}
-    tunings = [read_tuning(place) for place in dict.fromkeys(itertools.chain(*found.values()))]
+    tunings = [read_tuning(path) for path in dict.fromkeys(itertools.chain(*found.values()))]
     rest = [path for path in paths if not found[path] or holds_runs(path)]
     return anonymised_tunings(tunings) if anonymous else tunings, rest

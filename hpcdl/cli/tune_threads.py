@@ -149,9 +149,8 @@ def _show_result(tuned: Tuned, json: bool) -> None:
 
 
 def _print_tables(tuned: Tuned) -> None:
-    from hpcdl.core.statistics import Estimate
     from hpcdl.node.settings import describe, show
-    from hpcdl.tuning.effects import Trial, main_effects
+    from hpcdl.tuning.effects import main_effects
 
     print_table(
         ["images/s", "+-", "n", "memory/rank", "settings"],
@@ -163,12 +162,7 @@ def _print_tables(tuned: Tuned) -> None:
             for trial in tuned.found.trials[:NUM_TOLD]
         ],
     )  # fmt: skip
-    trials = [
-        Trial(settings=t.settings, images_per_second=Estimate(mean=t.images_per_second, std=None, ci95=t.ci95, n=t.n))
-        for t in tuned.found.trials
-        if t.images_per_second
-    ]
-    effects = main_effects(trials)
+    effects = main_effects(tuned.found.trials)
     if effects:
         print()
         rows = [[e.setting, e.value, f"{100 * (e.ratio - 1):+.1f} %", str(e.num_trials)] for e in effects[:NUM_TOLD]]

@@ -15,11 +15,8 @@ from typing import TYPE_CHECKING, Any
 from hpcdl.core.errors import UsageError
 from hpcdl.models.spec import (
     UserFunction,
-    check_model_spec,
     existing_file,
     function_missing,
-    loss_weights,
-    model_name,
     module_missing,
     parse_spec,
 )
@@ -27,8 +24,6 @@ from hpcdl.models.table import REGISTRY, check_input, model_info
 
 if TYPE_CHECKING:
     import keras
-
-__all__ = ["check_model_spec", "load_model", "loss_weights", "model_name"]
 
 ARGUMENTS = ("num_classes", "input_shape")
 """What a model function may take, by keyword; it is given those that its signature names."""
@@ -43,99 +38,101 @@ def load_model(
     class. Raises UsageError for everything that is wrong with the spec, the arguments
     or the user's function, naming the function's file and line.
     """
-    place = parse_spec(spec)
+    builder = parse_spec(spec)
     shape = None if input_shape is None else tuple(input_shape)
-    if isinstance(place, str):
-        info = model_info(place)
+    if isinstance(builder, str):
+        info = model_info(builder)
         num_classes = info.classes if classes is None else classes
         shape = info.input_shape if shape is None else shape
-        check_input(place, num_classes, shape)
-        return REGISTRY.load(place)(num_classes, shape)
+        check_input(builder, num_classes, shape)
+        return REGISTRY.load(builder)(num_classes, shape)
     given = {"num_classes": classes, "input_shape": shape}
-    model = _call(place, _user_function(place), {name: value for name, value in given.items() if value is not None})
-    return _checked(place, model, classes if classifier else None, shape)
+    model = _call(builder, _user_function(builder), {name: value for name, value in given.items() if value is not None})
+    return _checked(builder, model, classes if classifier else None, shape)
 
 
-def _user_function(place: UserFunction) -> Callable[..., Any]:
-    module = _file_module(place, existing_file(place)) if place.path else _named_module(place)
-    function = getattr(module, place.function, None)
+def _user_function(builder: UserFunction) -> Callable[..., Any]:
+    module = _file_module(builder, existing_file(builder)) if builder.path else _named_module(builder)
+    function = getattr(module, builder.function, None)
     if function is None:
         known = [name for name, value in vars(module).items() if inspect.isfunction(value) and not name.startswith("_")]
-        raise function_missing(place, known)
+        raise function_missing(builder, known)
     if not callable(function):
-        raise UsageError(f"model {str(place)!r} is no function but {type(function).__name__}; {_asked()}")
+        raise UsageError(f"model {str(builder)!r} is no function but {type(function).__name__}; {_asked()}")
     return function  # type: ignore[no-any-return]  # getattr of a module: its signature is looked at before the call
 
 
-def _file_module(place: UserFunction, path: Path) -> ModuleType:
+def _file_module(builder: UserFunction, path: Path) -> ModuleType:
     # A name of its own: a file called json.py must not become the module json.
     name = f"hpcdl_user_model_{path.stem}"
     found = importlib.util.spec_from_file_location(name, path)
     if found is None or found.loader is None:
-        raise UsageError(f"model {str(place)!r}: {path} is no Python file")
+        raise UsageError(f"model {str(builder)!r}: {path} is no Python file")
     module = importlib.util.module_from_spec(found)
     sys.modules[name] = module  # as an import does: classes in the file look themselves up there
     try:
         found.loader.exec_module(module)
     except (Exception, SystemExit) as error:  # the user's code may raise anything
         del sys.modules[name]
-        raise _failed(place, error, str(path)) from error
+        raise _failed(builder, error, str(path)) from error
     return module
 
 
-def _named_module(place: UserFunction) -> ModuleType:
+def _named_module(builder: UserFunction) -> ModuleType:
     try:
-        return importlib.import_module(place.module)
+        return importlib.import_module(builder.module)
     except (Exception, SystemExit) as error:  # the user's code may raise anything
         missing = error.name if isinstance(error, ModuleNotFoundError) else None
-        if missing and f"{place.module}.".startswith(f"{missing}."):
-            raise module_missing(place) from error
-        raise _failed(place, error) from error
+        if missing and f"{builder.module}.".startswith(f"{missing}."):
+            raise module_missing(builder) from error
+        raise _failed(builder, error) from error
 
 
-def _call(place: UserFunction, function: Callable[..., Any], given: dict[str, Any]) -> Any:
+def _call(builder: UserFunction, function: Callable[..., Any], given: dict[str, Any]) -> Any:
     try:
         parameters = inspect.signature(function).parameters.values()
     except (TypeError, ValueError) as error:
-        raise UsageError(f"model {str(place)!r} has no signature that Python can read; {_asked()}") from error
-    named = {item.name for item in parameters if item.kind in (item.KEYWORD_ONLY, item.POSITIONAL_OR_KEYWORD)}
+        raise UsageError(f"model {str(builder)!r} has no signature that Python can read; {_asked()}") from error
+    accepted = {item.name for item in parameters if item.kind in (item.KEYWORD_ONLY, item.POSITIONAL_OR_KEYWORD)}
     takes_all = any(item.kind is item.VAR_KEYWORD for item in parameters)
-    arguments = {name: value for name, value in given.items() if takes_all or name in named}
+    arguments = {name: value for name, value in given.items() if takes_all or name in accepted}
     optional = (inspect.Parameter.VAR_KEYWORD, inspect.Parameter.VAR_POSITIONAL)
     needed = [item.name for item in parameters if item.default is item.empty and item.kind not in optional]
     unmet = [name for name in needed if name not in arguments]
     if unmet and unmet[0] in ARGUMENTS:
         raise UsageError(
-            f"model {str(place)!r} needs {unmet[0]}, which is not known here; give --classes, or a default"
+            f"model {str(builder)!r} needs {unmet[0]}, which is not known here; give --classes, or a default"
         )
     if unmet:
-        raise UsageError(f"model {str(place)!r} needs the argument {unmet[0]!r}, which hpcdl cannot give; {_asked()}")
+        raise UsageError(f"model {str(builder)!r} needs the argument {unmet[0]!r}, which hpcdl cannot give; {_asked()}")
     try:
         return function(**arguments)
     except (Exception, SystemExit) as error:  # the user's code may raise anything
-        raise _failed(place, error, inspect.getsourcefile(function) or "") from error
+        raise _failed(builder, error, inspect.getsourcefile(function) or "") from error
 
 
-def _checked(place: UserFunction, model: Any, classes: int | None, input_shape: tuple[int, ...] | None) -> keras.Model:
+def _checked(
+    builder: UserFunction, model: Any, classes: int | None, input_shape: tuple[int, ...] | None
+) -> keras.Model:
     """Refuse what cannot be trained on the data, before the first step does so less clearly."""
     import keras
 
     if not isinstance(model, keras.Model):
-        raise UsageError(f"model {str(place)!r} returned {_kind(model)}, not a Keras model; {_asked()}")
+        raise UsageError(f"model {str(builder)!r} returned {_kind(model)}, not a Keras model; {_asked()}")
     if not model.built and input_shape is not None:
         try:
             model.build((None, *input_shape))
         except (Exception, SystemExit) as error:  # the user's layers may raise anything
-            raise _failed(place, error) from error
+            raise _failed(builder, error) from error
     if not model.built:
-        raise UsageError(f"model {str(place)!r} has no weights yet; give it a keras.Input")
+        raise UsageError(f"model {str(builder)!r} has no weights yet; give it a keras.Input")
     taken, made = getattr(model, "input_shape", None), getattr(model, "output_shape", None)
     if input_shape is not None and isinstance(taken, tuple) and not _fits(input_shape, taken[1:]):
-        raise UsageError(f"model {str(place)!r} takes samples of {taken[1:]}, but the data has {input_shape}")
+        raise UsageError(f"model {str(builder)!r} takes samples of {taken[1:]}, but the data has {input_shape}")
     main = made[0] if isinstance(made, list) and made else made
     if classes is not None and isinstance(main, tuple) and main[1:] != (classes,):
         raise UsageError(
-            f"model {str(place)!r} gives outputs of shape {main[1:]}, but {classes} classes need ({classes},)"
+            f"model {str(builder)!r} gives outputs of shape {main[1:]}, but {classes} classes need ({classes},)"
         )
     return model
 
@@ -144,7 +141,7 @@ def _fits(sample: tuple[int, ...], taken: tuple[int | None, ...]) -> bool:
     return len(sample) == len(taken) and all(want in (None, have) for have, want in zip(sample, taken, strict=True))
 
 
-def _failed(place: UserFunction, error: BaseException, file: str = "") -> UsageError:
+def _failed(builder: UserFunction, error: BaseException, file: str = "") -> UsageError:
     """One line for an exception in the user's code: its innermost line in `file`, or else the innermost of all."""
     if isinstance(error, SyntaxError):
         where: str | None = f"{error.filename}:{error.lineno}"
@@ -154,7 +151,7 @@ def _failed(place: UserFunction, error: BaseException, file: str = "") -> UsageE
         where = f"{own[-1].filename}:{own[-1].lineno}" if own else None
     detail = next(iter(str(error).strip().splitlines()), "no details")
     remedy = "; install it, or add its folder to PYTHONPATH" if isinstance(error, ModuleNotFoundError) else ""
-    return UsageError(f"model {str(place)!r} failed at {where}: {type(error).__name__}: {detail}{remedy}")
+    return UsageError(f"model {str(builder)!r} failed at {where}: {type(error).__name__}: {detail}{remedy}")
 
 
 def _kind(value: Any) -> str:

@@ -36,34 +36,34 @@ def parse_spec(spec: str) -> str | UserFunction:
     """A table name, or where the user's function is; UsageError where `spec` is neither."""
     if spec in MODELS:
         return spec
-    place, colon, function = spec.rpartition(":")
+    source, colon, function = spec.rpartition(":")
     if not colon:
         if spec.endswith(".py") or "/" in spec:
             raise UsageError(f"model {spec!r} names a file but no function in it; write {spec}:build")
         raise UnknownNameError("model", spec, MODELS)
-    if not place or not function.isidentifier():
+    if not source or not function.isidentifier():
         raise UsageError(f"model {spec!r} is not understood; give {FORMS}")
-    if place.endswith(".py") or "/" in place:
-        return UserFunction(path=Path(place).expanduser(), function=function)
-    if not all(part.isidentifier() for part in place.split(".")):
-        raise UsageError(f"model {spec!r}: {place!r} is neither a .py file nor a module; give {FORMS}")
-    return UserFunction(module=place, function=function)
+    if source.endswith(".py") or "/" in source:
+        return UserFunction(path=Path(source).expanduser(), function=function)
+    if not all(part.isidentifier() for part in source.split(".")):
+        raise UsageError(f"model {spec!r}: {source!r} is neither a .py file nor a module; give {FORMS}")
+    return UserFunction(module=source, function=function)
 
 
 def model_name(spec: str) -> str:
     """A short name for records and folders: the table's, or that of the user's file (and function, unless `build`)."""
-    place = parse_spec(spec)
-    if isinstance(place, str):
-        return place
-    stem = place.path.stem if place.path else place.module.rpartition(".")[2]
-    name = stem if place.function == "build" else f"{stem}-{place.function}"
+    builder = parse_spec(spec)
+    if isinstance(builder, str):
+        return builder
+    stem = builder.path.stem if builder.path else builder.module.rpartition(".")[2]
+    name = stem if builder.function == "build" else f"{stem}-{builder.function}"
     return re.sub(r"[^\w.-]", "_", name)
 
 
 def loss_weights(spec: str) -> tuple[float, ...] | None:
     """The weight of each output's loss, main output first; None for a user's model: every output counts the same."""
-    place = parse_spec(spec)
-    return model_info(place).loss_weights if isinstance(place, str) else None
+    builder = parse_spec(spec)
+    return model_info(builder).loss_weights if isinstance(builder, str) else None
 
 
 def check_model_spec(spec: str, *, classes: int | None = None, input_shape: Sequence[int] | None = None) -> None:
@@ -72,62 +72,62 @@ def check_model_spec(spec: str, *, classes: int | None = None, input_shape: Sequ
     That is an unknown name, a network that does not take `classes` or `input_shape` (H, W, C), a missing file or
     module, a syntax error, a function that is not there.
     """
-    place = parse_spec(spec)
-    if isinstance(place, str):
-        info = model_info(place)
+    builder = parse_spec(spec)
+    if isinstance(builder, str):
+        info = model_info(builder)
         num_classes = info.classes if classes is None else classes
-        check_input(place, num_classes, info.input_shape if input_shape is None else input_shape)
+        check_input(builder, num_classes, info.input_shape if input_shape is None else input_shape)
         return
-    source = existing_file(place) if place.path else _module_source(place)
+    source = existing_file(builder) if builder.path else _module_source(builder)
     if source is not None:
-        _check_function(place, source)
+        _check_function(builder, source)
 
 
-def existing_file(place: UserFunction) -> Path:
-    """The file of `place`; UsageError where there is none."""
-    path = place.path
+def existing_file(builder: UserFunction) -> Path:
+    """The file of `builder`; UsageError where there is none."""
+    path = builder.path
     if path is None or not path.is_file():
-        raise UsageError(f"model {str(place)!r}: there is no file {str(path)!r}; give {FORMS}")
+        raise UsageError(f"model {str(builder)!r}: there is no file {str(path)!r}; give {FORMS}")
     return path
 
 
-def _module_source(place: UserFunction) -> Path | None:
+def _module_source(builder: UserFunction) -> Path | None:
     """The source file of a module, found without importing its packages; None where it has none (compiled)."""
-    top, *rest = place.module.split(".")
+    top, *rest = builder.module.split(".")
     found: ModuleSpec | None = importlib.util.find_spec(top)
     for part in rest:
         locations = found.submodule_search_locations if found else None
         # Only the last part of the name is asked for: the finder would import the packages of a full name.
         found = PathFinder.find_spec(part, list(locations)) if locations is not None else None
     if found is None:
-        raise module_missing(place)
+        raise module_missing(builder)
     return Path(found.origin) if found.origin and found.origin.endswith(".py") else None
 
 
-def module_missing(place: UserFunction) -> UsageError:
+def module_missing(builder: UserFunction) -> UsageError:
     """The error for a module that sys.path does not lead to."""
     return UsageError(
-        f"model {str(place)!r}: Python finds no module {place.module!r}; install its package, add its folder to "
-        f"PYTHONPATH, or give path/to/file.py:{place.function}"
+        f"model {str(builder)!r}: Python finds no module {builder.module!r}; install its package, add its folder to "
+        f"PYTHONPATH, or give path/to/file.py:{builder.function}"
     )
 
 
-def function_missing(place: UserFunction, known: Sequence[str]) -> UsageError:
+def function_missing(builder: UserFunction, known: Sequence[str]) -> UsageError:
     """The error for a function that the file or module does not have."""
-    source = place.path or place.module
-    return UnknownNameError(f"model function in {source}:", place.function, known)
+    source = builder.path or builder.module
+    return UnknownNameError(f"model function in {source}:", builder.function, known)
 
 
-def _check_function(place: UserFunction, source: Path) -> None:
+def _check_function(builder: UserFunction, source: Path) -> None:
     try:
         tree = ast.parse(source.read_bytes(), str(source))
     except SyntaxError as error:
-        raise UsageError(f"model {str(place)!r}: syntax error in {source}:{error.lineno}: {error.msg}") from error
+        raise UsageError(f"model {str(builder)!r}: syntax error in {source}:{error.lineno}: {error.msg}") from error
     except ValueError as error:  # null bytes
-        raise UsageError(f"model {str(place)!r}: {source} is no Python source: {error}") from error
+        raise UsageError(f"model {str(builder)!r}: {source} is no Python source: {error}") from error
     names = _bound_names(tree.body)
-    if place.function not in names and "*" not in names and "__getattr__" not in names:
-        raise function_missing(place, _functions(tree.body))
+    if builder.function not in names and "*" not in names and "__getattr__" not in names:
+        raise function_missing(builder, _functions(tree.body))
 
 
 def _functions(body: Sequence[ast.stmt]) -> list[str]:

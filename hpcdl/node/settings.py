@@ -78,3 +78,8 @@ def describe(settings: Settings) -> str:
 def show(value: Any) -> str:
     """A value as TOML and tables write it."""
     return str(value).lower() if isinstance(value, bool) else str(value)
+
+
+def spelt(settings: Mapping[str, Any]) -> dict[str, str]:
+    """Settings by name, their values as text."""
+    return {name: show(value) for name, value in settings.items()}

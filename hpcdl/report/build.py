@@ -1,20 +1,19 @@
-"""From a study to the files of a report: compose the document, render it."""
+"""From an analysis to the files of a report: compose the document, render it."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from hpcdl import __version__
 from hpcdl.core.errors import UsageError
 from hpcdl.core.progress import NullProgress, Progress
+from hpcdl.report.analysis.analyse import Analysis
 from hpcdl.report.analysis.names import listed
 from hpcdl.report.analysis.parts import Breakdown, breakdowns
 from hpcdl.report.analysis.rows import scaling_rows
 from hpcdl.report.analysis.scaling import Curve
-from hpcdl.report.analysis.study import Study
 from hpcdl.report.document import Document
 from hpcdl.report.figures import save, svg
 from hpcdl.report.renderers import RENDERERS
@@ -24,25 +23,18 @@ from hpcdl.report.summary import summary
 SCHEMA = "hpcdl.report/1"
 
 
-@dataclass(frozen=True, kw_only=True)
-class Written:
-    """The files of a report, in the order in which they were written."""
-
-    paths: Sequence[Path]
-
-
-def compose(study: Study) -> Document:
+def compose(analysis: Analysis) -> Document:
     """The document: the sections whose data is there."""
-    rows = scaling_rows(study.curves)
-    lines = summary(study)
-    found = (SECTIONS.load(name)(study) for name in SECTIONS)
-    models = {run.model for run in study.runs} or {tuning.model for tuning in study.tunings}
+    rows = scaling_rows(analysis.curves)
+    lines = summary(analysis)
+    found = (SECTIONS.load(name)(analysis) for name in SECTIONS)
+    models = {run.model for run in analysis.runs} or {tuning.model for tuning in analysis.tunings}
     return Document(
-        title=f"{'Training' if study.runs else 'Tuning'} report: {listed(sorted(models), 3)}",
+        title=f"{'Training' if analysis.runs else 'Tuning'} report: {listed(sorted(models), 3)}",
         summary=lines,
-        warnings=study.warnings,
+        warnings=analysis.warnings,
         sections=[section for section in found if section is not None],
-        data=_data(study, lines, rows),
+        data=_data(analysis, lines, rows),
         rows=rows,
     )
 
@@ -54,8 +46,11 @@ def render(
     *,
     paper_figures: bool = False,
     bar: Progress | None = None,
-) -> Written:
-    """Write the document into `folder` in each of `formats` (names in RENDERERS); the terminal's is printed last."""
+) -> list[Path]:
+    """Write the document into `folder` in each of `formats` (names in RENDERERS); the terminal's is printed last.
+
+    Returns the files, in the order in which they were written.
+    """
     if folder.exists() and not folder.is_dir():
         raise UsageError(f"--out {folder} is a file; name a folder")
     ordered = sorted(dict.fromkeys(formats), key=lambda name: name == "terminal")
@@ -76,23 +71,24 @@ def render(
             paths += RENDERERS.load(name)(document, folder, drawings)
     if "terminal" in ordered:
         RENDERERS.load("terminal")(document, folder, drawings)
-    return Written(paths=paths)
+    return paths
 
 
-def _data(study: Study, lines: Sequence[str], rows: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+def _data(analysis: Analysis, lines: Sequence[str], rows: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     """What report.json holds (docs/report-json.md)."""
     return {
         "schema": SCHEMA,
         "hpcdl": __version__,
         "summary": list(lines),
-        "warnings": list(study.warnings),
+        "warnings": list(analysis.warnings),
         "scaling": list(rows),
-        "fits": [*(item.as_json() for item in study.fits), *(item.as_json() for item in study.communication)],
-        "verdicts": [item.as_json() for item in study.comparisons],
-        "parts": [_parts(curve, item) for curve in study.curves for item in breakdowns(curve)],
-        "tuning": [tuning.as_json() for tuning in study.tunings],
+        "fits": [*(item.as_json() for item in analysis.fits), *(item.as_json() for item in analysis.communication)],
+        "verdicts": [item.as_json() for item in analysis.comparisons],
+        "parts": [_parts(curve, item) for curve in analysis.curves for item in breakdowns(curve)],
+        "tuning": [tuning.as_json() for tuning in analysis.tunings],
         "runs": [
-            {"name": run.name, "status": run.status, "message": run.message, "usable": run.usable} for run in study.runs
+            {"name": run.name, "status": run.status, "message": run.message, "usable": run.usable}
+            for run in analysis.runs
         ],
     }
 

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import math
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
+
+from hpcdl.core.statistics import estimate
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -14,6 +17,15 @@ class Interval:
     value: float
     half: float | None = None
     n: int | None = None
+
+    @classmethod
+    def of(cls, values: Iterable[float | None]) -> Interval | None:
+        """Mean and half width of the values that are known, finite and not negative; None without any."""
+        known = [value for value in values if value is not None and math.isfinite(value) and value >= 0]
+        if not known:
+            return None
+        found = estimate(known)
+        return cls(value=found.mean, half=found.ci95, n=found.n)
 
 
 @dataclass(frozen=True, kw_only=True)

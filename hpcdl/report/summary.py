@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from hpcdl.core.units import format_seconds
+from hpcdl.report.analysis.analyse import Analysis
 from hpcdl.report.analysis.names import counted, curve_names, listed
 from hpcdl.report.analysis.scaling import Curve, Point
-from hpcdl.report.analysis.study import Study
 from hpcdl.report.cells import cell_text, percent
 from hpcdl.report.document import Column, Interval
 from hpcdl.report.runs.run import Run
@@ -28,22 +28,22 @@ _DOING = {
 """The parts of a step, for people."""
 
 
-def summary(study: Study) -> list[str]:
+def summary(analysis: Analysis) -> list[str]:
     """Five lines: what ran, how fast, how it scales, where the time goes, what it learnt; one for each tuning."""
-    rules = (_what, _throughput, _scaling, _time, _accuracy) if study.runs else ()
-    return [rule(study) for rule in rules] + [f"Tuning: {winner_line(tuning)}." for tuning in study.tunings]
+    rules = (_what, _throughput, _scaling, _time, _accuracy) if analysis.runs else ()
+    return [rule(analysis) for rule in rules] + [f"Tuning: {winner_line(tuning)}." for tuning in analysis.tunings]
 
 
-def _what(study: Study) -> str:
-    usable = [run for run in study.runs if run.usable]
-    left = len(study.runs) - len(usable) + len(study.unreadable)
-    models = listed(sorted({run.model for run in study.runs}))
-    data = listed(sorted({run.data for run in study.runs if run.data}), 2)
-    strategies = listed(sorted({run.strategy for run in study.runs}), 6)
-    workers = sorted({run.workers for run in study.runs})
+def _what(analysis: Analysis) -> str:
+    usable = [run for run in analysis.runs if run.usable]
+    left = len(analysis.runs) - len(usable) + len(analysis.unreadable)
+    models = listed(sorted({run.model for run in analysis.runs}))
+    data = listed(sorted({run.data for run in analysis.runs if run.data}), 2)
+    strategies = listed(sorted({run.strategy for run in analysis.runs}), 6)
+    workers = sorted({run.workers for run in analysis.runs})
     span = f"{workers[0]} to {workers[-1]} workers" if len(workers) > 1 else counted(workers[0], "worker")
-    nodes = max(run.nodes for run in study.runs)
-    machines = listed(sorted({run.machine for run in study.runs if run.machine}), 3)
+    nodes = max(run.nodes for run in analysis.runs)
+    machines = listed(sorted({run.machine for run in analysis.runs if run.machine}), 3)
     where = f" of {machines}" if machines else ""
     size = f"{'up to ' if nodes > 1 else ''}{counted(nodes, 'node')}{where}"
     tail = f"; {counted(left, 'more run')} failed or cannot be used, told below" if left else ""
@@ -51,10 +51,10 @@ def _what(study: Study) -> str:
     return f"What ran: {told} by {strategies}, with {span}, on {size}{tail}."
 
 
-def _throughput(study: Study) -> str:
-    if not study.curves:
+def _throughput(analysis: Analysis) -> str:
+    if not analysis.curves:
         return "Throughput: no usable measurement."
-    points = (point for curve in study.curves for point in curve.points)
+    points = (point for curve in analysis.curves for point in curve.points)
     point = max(points, key=lambda point: point.throughput.mean)
     value = Interval(value=point.throughput.mean, half=point.throughput.ci95)
     run, runs = point.first, point.throughput.n
@@ -63,9 +63,9 @@ def _throughput(study: Study) -> str:
     return f"Throughput: at best {cell_text(_RATE, value)} images/s ({setting}; {told})."
 
 
-def _scaling(study: Study) -> str:
+def _scaling(analysis: Analysis) -> str:
     for mode, kept in _KEPT.items():
-        curves = [curve for curve in study.curves if curve.mode == mode and len(curve.points) > 1]
+        curves = [curve for curve in analysis.curves if curve.mode == mode and len(curve.points) > 1]
         if curves:
             return f"Scaling ({mode}, {kept} fixed; 100 % is ideal): efficiency {_ends(curves)}."
     return "Scaling: all runs have the same size; run another --ranks to see an efficiency."
@@ -81,8 +81,8 @@ def _ends(curves: Sequence[Curve]) -> str:
     return listed(told, 4)
 
 
-def _time(study: Study) -> str:
-    points = [point for curve in study.curves for point in curve.points if _parts(point)]
+def _time(analysis: Analysis) -> str:
+    points = [point for curve in analysis.curves for point in curve.points if _parts(point)]
     if not points:
         return "Time: these runs do not say where the time of a step goes."
     point = max(points, key=lambda point: (point.n, point.throughput.mean))
@@ -107,8 +107,8 @@ def _largest_first(parts: dict[str, float]) -> list[tuple[str, float]]:
     return sorted(parts.items(), key=lambda item: -item[1])
 
 
-def _accuracy(study: Study) -> str:
-    best = _best(study)
+def _accuracy(analysis: Analysis) -> str:
+    best = _best(analysis)
     if best is None:
         return "Accuracy: not evaluated in these runs."
     value, kind, run = best
@@ -118,9 +118,9 @@ def _accuracy(study: Study) -> str:
     return f"Accuracy: at best {percent(value)} {kind} ({told})."
 
 
-def accuracy_line(study: Study) -> str:
+def accuracy_line(analysis: Analysis) -> str:
     """The best accuracy alone, as the command ends with it."""
-    best = _best(study)
+    best = _best(analysis)
     if best is None:
         return "test accuracy: not evaluated"
     value, kind, run = best
@@ -128,8 +128,8 @@ def accuracy_line(study: Study) -> str:
     return f"{word}: {100 * value:.2f} % ({run.model}, {run.strategy}, {counted(run.workers, 'worker')})"
 
 
-def _best(study: Study) -> tuple[float, str, Run] | None:
+def _best(analysis: Analysis) -> tuple[float, str, Run] | None:
     """The highest final accuracy with its kind and run; held-out samples count before training's own."""
-    found = [(*ending, run) for run in study.runs if run.usable and (ending := final_accuracy(run)) is not None]
+    found = [(*ending, run) for run in analysis.runs if run.usable and (ending := final_accuracy(run)) is not None]
     held_out = [item for item in found if item[1] == HELD_OUT]
     return max(held_out or found, key=lambda item: item[0], default=None)

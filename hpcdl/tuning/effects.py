@@ -1,46 +1,18 @@
-"""What the trials of a search show: the effect of each setting, and speed against threads. Data; report/ draws it."""
+"""What the trials of a search show: the effect of each setting, and speed against threads, as a report shows them."""
 
 from __future__ import annotations
 
 import math
 from collections import defaultdict
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
-from typing import Any
+from collections.abc import Sequence
 
-from hpcdl.core.statistics import Estimate
-from hpcdl.node.settings import show
+from hpcdl.node.profile import TrialSummary
+from hpcdl.node.settings import show, spelt
+from hpcdl.report.runs.tunings import SettingEffect, ThreadPoint
 from hpcdl.tuning.factors import number_of
 
 
-@dataclass(frozen=True, kw_only=True)
-class Trial:
-    """One candidate: its settings and its images/s, None where no sample succeeded."""
-
-    settings: Mapping[str, Any]
-    images_per_second: Estimate | None
-
-
-@dataclass(frozen=True, kw_only=True)
-class Effect:
-    """One level of a setting: `ratio` is its trials' speed against all trials', others held as equal as they were."""
-
-    setting: str
-    value: str
-    ratio: float
-    num_trials: int
-
-
-@dataclass(frozen=True, kw_only=True)
-class CurvePoint:
-    """The best trial with `threads` threads on the node in all: its estimate in images/s."""
-
-    threads: int
-    images_per_second: Estimate
-    settings: Mapping[str, Any]
-
-
-def main_effects(trials: Sequence[Trial], *, ridge: float = 0.5) -> list[Effect]:
+def main_effects(trials: Sequence[TrialSummary], *, ridge: float = 0.5) -> list[SettingEffect]:
     """Effects of every setting's levels on the logarithm of speed, fitted together by ridge regression.
 
     A search measures good corners more often than bad ones; fitting all settings at once keeps the company that a
@@ -58,8 +30,8 @@ def main_effects(trials: Sequence[Trial], *, ridge: float = 0.5) -> list[Effect]
     ]  # fmt: skip
     if not columns:
         return []
-    speed = np.array([math.log(speed.mean) for _, speed in measured])
-    weight = np.sqrt(np.array([speed.n for _, speed in measured], dtype=float))
+    speed = np.array([math.log(speed) for _, speed in measured])
+    weight = np.sqrt(np.array([trial.n for trial, _ in measured], dtype=float))
     design = np.array(
         [[show(trial.settings.get(name)) == value for name, value in columns] for trial, _ in measured], dtype=float
     )
@@ -68,7 +40,7 @@ def main_effects(trials: Sequence[Trial], *, ridge: float = 0.5) -> list[Effect]
     fitted = np.linalg.solve(scaled.T @ scaled + ridge * np.eye(len(columns)), scaled.T @ centred)
     counts = design.sum(axis=0).astype(int)
     effects = [
-        Effect(setting=name, value=value, ratio=math.exp(float(size)), num_trials=int(count))
+        SettingEffect(setting=name, value=value, ratio=math.exp(float(size)), num_trials=int(count))
         for (name, value), size, count in zip(columns, fitted, counts, strict=True)
     ]
     spans: dict[str, list[float]] = defaultdict(list)
@@ -77,22 +49,23 @@ def main_effects(trials: Sequence[Trial], *, ridge: float = 0.5) -> list[Effect]
     return sorted(effects, key=lambda e: (-max(spans[e.setting]) / min(spans[e.setting]), e.setting, -e.ratio))
 
 
-def thread_curve(trials: Sequence[Trial]) -> list[CurvePoint]:
+def thread_curve(trials: Sequence[TrialSummary]) -> list[ThreadPoint]:
     """Images/s of the node against its threads in all (ranks x intra-op), the best trial of each count, ascending."""
-    best: dict[int, CurvePoint] = {}
+    best: dict[int, ThreadPoint] = {}
     for trial in trials:
         threads = number_of(trial.settings.get("intra_op_threads"))
         ranks = number_of(trial.settings.get("ranks_per_node")) or 1
         if threads is None or trial.images_per_second is None:
             continue
-        point = CurvePoint(
-            threads=int(threads * ranks), images_per_second=trial.images_per_second, settings=trial.settings
-        )
+        point = ThreadPoint(
+            threads=int(threads * ranks), images_per_second=trial.images_per_second, ci95=trial.ci95, n=trial.n,
+            settings=spelt(trial.settings),
+        )  # fmt: skip
         known = best.get(point.threads)
-        if known is None or point.images_per_second.mean > known.images_per_second.mean:
+        if known is None or point.images_per_second > known.images_per_second:
             best[point.threads] = point
     return [best[threads] for threads in sorted(best)]
 
 
-def _levels(trials: Sequence[Trial], name: str) -> list[str]:
+def _levels(trials: Sequence[TrialSummary], name: str) -> list[str]:
     return sorted({show(trial.settings.get(name)) for trial in trials})

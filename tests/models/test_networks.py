@@ -15,8 +15,8 @@ import pytest
 
 from hpcdl.core.errors import UsageError
 from hpcdl.models.load import load_model
-from hpcdl.models.size import measure_size
 from hpcdl.models.table import MODELS
+from tests.models.model_size import measure_size
 
 SMALL = {"alexnet": 67, "caffenet": 67, "googlenet": 64, "googlenet-aux": 65, "resnet50": 64}
 """Sizes at which a network that needs more than 32x32 is quick; the others take 32."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import keras
 from keras import layers
 
-from hpcdl.models.size import measure_size
+from tests.models.model_size import measure_size
 
 
 def size(shape: tuple[int, ...], *stack: keras.layers.Layer) -> tuple[int, int, int]:

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
 
-from hpcdl.report.analysis.names import counted, listed, point_name
+from hpcdl.report.analysis.names import counted, listed, other_differences, point_name
 from hpcdl.report.analysis.scaling import Curve
-from hpcdl.report.analysis.variants import other_differences
 from hpcdl.report.runs.run import NOT_MEASURED, Run
 
 

@@ -1,4 +1,7 @@
-"""Where runs come from: run directories, folders of them; what cannot be read is said, not dropped."""
+"""Where runs come from: run directories, folders of them; what cannot be read is said, not dropped.
+
+And what the network carries, as the user says it or `hpcdl bench allreduce --json` measured it.
+"""
 
 from __future__ import annotations
 
@@ -8,8 +11,10 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from hpcdl.core.errors import CorruptError, UsageError
+from hpcdl.core.files import read_json
 from hpcdl.core.progress import NullProgress, Progress
 from hpcdl.core.records import FILE_NAME, read_record
+from hpcdl.core.units import parse_bytes
 from hpcdl.report.runs.run import Run, from_record
 
 
@@ -65,10 +70,10 @@ def gather(paths: Sequence[Path], bar: Progress | None = None) -> Gathered:
     with bar or NullProgress() as shown:
         for number, (path, run_dir) in enumerate(named):
             shown.update(number)
-            place = resolved[path] / run_dir.relative_to(path)
-            if place in seen:
+            real = resolved[path] / run_dir.relative_to(path)
+            if real in seen:
                 continue
-            seen.add(place)
+            seen.add(real)
             try:
                 runs.append(from_record(read_record(run_dir), _name(path, run_dir)))
             except CorruptError as error:
@@ -83,3 +88,30 @@ def gather(paths: Sequence[Path], bar: Progress | None = None) -> Gathered:
 def _name(path: Path, run_dir: Path) -> str:
     """The run's folder as seen from the folder that was named."""
     return run_dir.resolve().name if run_dir == path else run_dir.relative_to(path).as_posix()
+
+
+def link_of(text: str) -> float:
+    """Bytes per second of `12.5GB`, or of the file that `hpcdl bench allreduce --json` printed: its median link.
+
+    UsageError where `text` is neither.
+    """
+    path = Path(text)
+    if path.is_file():
+        return _measured_link(path)
+    try:
+        found = float(parse_bytes(text))
+    except ValueError as error:
+        raise UsageError(f"--link: {error}; or name a file made by hpcdl bench allreduce --json") from None
+    if found <= 0:
+        raise UsageError(f"--link {text}: a network carries more than nothing; give bytes per second, such as 12.5GB")
+    return found
+
+
+def _measured_link(path: Path) -> float:
+    try:
+        cost = float(read_json(path)["link"]["seconds_per_byte"])
+    except (CorruptError, KeyError, TypeError, ValueError):
+        raise UsageError(f"--link {path} is not what hpcdl bench allreduce --json prints; make one with it") from None
+    if not cost > 0:
+        raise UsageError(f"--link {path}: its link's time does not grow with size; measure larger --sizes")
+    return 1 / cost

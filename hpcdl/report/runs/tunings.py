@@ -9,7 +9,7 @@ from typing import Any
 
 
 @dataclass(frozen=True, kw_only=True)
-class Attempt:
+class TunedTrial:
     """One candidate: settings as text, images/s over `n` samples, or the status and message of its failure."""
 
     settings: Mapping[str, str]
@@ -69,7 +69,7 @@ class TunedNode:
     ci95: float | None = None
     n: int = 0
     verdict: str = ""
-    attempts: Sequence[Attempt] = ()
+    attempts: Sequence[TunedTrial] = ()
     effects: Sequence[SettingEffect] = ()
     curves: Sequence[ThreadCurve] = ()
     picture: Sequence[str] = ()

@@ -1,4 +1,4 @@
-"""The sections of a report, in order; each `build(study)` gives a Section, or None where its data is missing."""
+"""The sections of a report, in order; each `build(analysis)` gives a Section, or None where its data is missing."""
 
 from __future__ import annotations
 

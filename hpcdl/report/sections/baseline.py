@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
+from hpcdl.report.analysis.analyse import Analysis
 from hpcdl.report.analysis.baseline import KIND
 from hpcdl.report.analysis.names import counted
-from hpcdl.report.analysis.study import Study
 from hpcdl.report.document import Section
 from hpcdl.report.sections.strategies import verdict_table
 
 
-def build(study: Study) -> Section | None:
+def build(analysis: Analysis) -> Section | None:
     """One row for each setting that both studies measured."""
-    compared = [item for item in study.comparisons if item.kind == KIND]
+    compared = [item for item in analysis.comparisons if item.kind == KIND]
     if not compared:
         return None
     faster = sum(item.decided and item.a_is_better for item in compared)
@@ -19,7 +19,7 @@ def build(study: Study) -> Section | None:
     settings = counted(len(compared), "setting")
     lines = [
         f"Of {settings} that both have, {faster} became faster and {slower} slower beyond noise;"
-        f" {len(compared) - faster - slower} did not change distinguishably. Baseline: {study.baseline_name}."
+        f" {len(compared) - faster - slower} did not change distinguishably. Baseline: {analysis.baseline_name}."
     ]
     table = verdict_table("This study (a) against the baseline (b)", compared)
     return Section(name="baseline", title="Against the baseline", lines=lines, items=(table,))

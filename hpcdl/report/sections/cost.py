@@ -4,25 +4,24 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+from hpcdl.report.analysis.analyse import Analysis
 from hpcdl.report.analysis.contests import seconds_to
-from hpcdl.report.analysis.means import mean_of
 from hpcdl.report.analysis.names import counted, curve_names
 from hpcdl.report.analysis.scaling import Curve, Point
-from hpcdl.report.analysis.study import Study
 from hpcdl.report.document import Cell, Column, Interval, Section, Table
 from hpcdl.report.runs.run import Run, positive
 
 _HOUR_S = 3600.0
 
 
-def build(study: Study) -> Section | None:
+def build(analysis: Analysis) -> Section | None:
     """Node-hours per run, per epoch, per million images and to the accuracy that all runs of a network reached."""
-    if not study.curves:
+    if not analysis.curves:
         return None
-    targets = _targets(study)
+    targets = _targets(analysis)
     seen: set[frozenset[int]] = set()
     rows = []
-    for curve, name in zip(study.curves, curve_names(study.curves), strict=True):
+    for curve, name in zip(analysis.curves, curve_names(analysis.curves), strict=True):
         for point in curve.points:
             key = frozenset(id(run) for run in point.runs)
             if key not in seen:
@@ -38,10 +37,10 @@ def build(study: Study) -> Section | None:
     return Section(name="cost", title="Cost", items=(table,))
 
 
-def _targets(study: Study) -> dict[str, float]:
+def _targets(analysis: Analysis) -> dict[str, float]:
     """For each network the lowest target of its contests: all of them reached it."""
     targets: dict[str, float] = {}
-    for contest in study.contests:
+    for contest in analysis.contests:
         if contest.target is not None:
             model = contest.contenders[0].first.model
             targets[model] = min(contest.target, targets.get(model, 1.0))
@@ -50,7 +49,7 @@ def _targets(study: Study) -> dict[str, float]:
 
 def _row(curve: Curve, name: str, point: Point, target: float | None) -> tuple[Cell, ...]:
     def hours(seconds: Callable[[Run], float | None]) -> Interval | None:
-        return mean_of(_node_hours(run, seconds(run)) for run in point.runs)
+        return Interval.of(_node_hours(run, seconds(run)) for run in point.runs)
 
     return (
         f"{name}, {counted(point.n, curve.axis[:-1])}, {curve.mode}",

@@ -6,11 +6,10 @@ import math
 from collections.abc import Sequence
 
 from hpcdl.core.fits import Crossing, Parameter
-from hpcdl.report.analysis.communication import CommunicationFit
-from hpcdl.report.analysis.fitting import CurveFit
+from hpcdl.report.analysis.analyse import Analysis
+from hpcdl.report.analysis.fits import CommunicationFit, CurveFit
 from hpcdl.report.analysis.names import curve_names, listed
 from hpcdl.report.analysis.scaling import Curve
-from hpcdl.report.analysis.study import Study
 from hpcdl.report.cells import number
 from hpcdl.report.document import Bounds, Cell, Column, Figure, Section, Series, Table
 
@@ -21,24 +20,24 @@ _REACH = 4.0
 _SYMBOLS = {"serial_fraction": "serial fraction", "sigma": "σ (contention)", "kappa": "κ (coherency)"}
 
 
-def build(study: Study) -> Section | None:
+def build(analysis: Analysis) -> Section | None:
     """Parameters with intervals, and where efficiency falls below 80 %."""
-    if not study.fits and not study.communication:
+    if not analysis.fits and not analysis.communication:
         return None
-    names = dict(zip(map(id, study.curves), curve_names(study.curves), strict=True))
-    table = _table(study.fits, names)
-    tables = [table] if study.fits else []
-    if study.communication:
-        tables.append(_communication(study.communication))
-    drawn = [item for item in study.fits if item.fit.law.name == "usl"][:MOST_CURVES]
+    names = dict(zip(map(id, analysis.curves), curve_names(analysis.curves), strict=True))
+    table = _table(analysis.fits, names)
+    tables = [table] if analysis.fits else []
+    if analysis.communication:
+        tables.append(_communication(analysis.communication))
+    drawn = [item for item in analysis.fits if item.fit.law.name == "usl"][:MOST_CURVES]
     figures = [_figure(drawn, names, table)] if drawn else []
     lines = [
         "Gustafson's law is fitted to weak scaling, Amdahl's to strong scaling and threads, the universal scalability"
         " law (USL) to all, by least squares on the logarithms of single runs. R² is that of throughput per worker."
     ]
-    if any(item.fit.saturated for item in study.fits):
+    if any(item.fit.saturated for item in analysis.fits):
         lines.append("‡ marks fits with as many parameters as different n: these runs could not contradict the law.")
-    if any(item.fit.parameters["kappa"].value < 0 for item in study.fits if "kappa" in item.fit.parameters):
+    if any(item.fit.parameters["kappa"].value < 0 for item in analysis.fits if "kappa" in item.fit.parameters):
         lines.append("A κ below 0 means that the curve flattens more than the law can: do not extrapolate such a fit.")
     return Section(name="fits", title="Laws of scaling", lines=lines, items=(*figures, *tables))
 

@@ -6,10 +6,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from hpcdl.core.records import HistoryPoint
-from hpcdl.report.analysis.means import mean_of
+from hpcdl.report.analysis.analyse import Analysis
 from hpcdl.report.analysis.names import counted, listed
-from hpcdl.report.analysis.study import Study
-from hpcdl.report.document import Column, Figure, Section, Series, Table
+from hpcdl.report.document import Column, Figure, Interval, Section, Series, Table
 from hpcdl.report.runs.run import Run, positive
 
 MOST_LINES = 8
@@ -30,9 +29,9 @@ _SETTING = (
 _SHOWN = ("model", "strategy", "variant", "workers", "servers", "batch_per_rank", "data")
 
 
-def build(study: Study) -> Section | None:
+def build(analysis: Analysis) -> Section | None:
     """The three measures of each setting; figures where runs kept a history."""
-    groups = _settings(study.runs)
+    groups = _settings(analysis.runs)
     if not groups:
         return None
     table = _measures(groups)
@@ -104,9 +103,9 @@ def _measures(groups: Sequence[Sequence[Run]]) -> Table:
     rows = [
         (
             group[0].model, group[0].strategy, group[0].workers, group[0].batch_per_rank, len(group),
-            mean_of([run.images_per_second for run in group]), mean_of([run.step_seconds for run in group]),
-            mean_of([run.seconds_per_epoch for run in group]), mean_of([_accuracy(run) for run in group]),
-            mean_of([run.loss for run in group]),
+            Interval.of([run.images_per_second for run in group]), Interval.of([run.step_seconds for run in group]),
+            Interval.of([run.seconds_per_epoch for run in group]), Interval.of([_accuracy(run) for run in group]),
+            Interval.of([run.loss for run in group]),
         )
         for group in groups
     ]  # fmt: skip

@@ -5,24 +5,24 @@ from __future__ import annotations
 import statistics
 from collections.abc import Sequence
 
+from hpcdl.report.analysis.analyse import Analysis
 from hpcdl.report.analysis.names import counted, curve_names, listed
 from hpcdl.report.analysis.scaling import Curve, Point
-from hpcdl.report.analysis.study import Study
 from hpcdl.report.document import Cell, Column, Figure, Section, Series, Table
 from hpcdl.report.runs.run import ServerLoad, positive
 
 _Named = tuple[str, Point]
 
 
-def build(study: Study) -> Section | None:
+def build(analysis: Analysis) -> Section | None:
     """Bytes and bandwidth where ranks counted bytes; balance where servers did."""
-    names = curve_names(study.curves)
-    points = _distinct(study.curves, names)
+    names = curve_names(analysis.curves)
+    points = _distinct(analysis.curves, names)
     items: list[Figure | Table] = []
     lines = []
     moved = [(name, point) for name, point in points if any(positive(run.bytes_per_step) for run in point.runs)]
     if moved:
-        items.append(_traffic(moved, study.link_bytes_per_second))
+        items.append(_traffic(moved, analysis.link_bytes_per_second))
         lines.append(
             "Bytes are those that one rank sends in a step. The average rate spreads them over the whole step; the"
             " exposed rate over the exposed communication alone: an upper bound, since some of them moved hidden."

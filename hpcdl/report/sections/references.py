@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from hpcdl.report.analysis.analyse import Analysis
 from hpcdl.report.analysis.names import curve_names, listed
 from hpcdl.report.analysis.scaling import Curve
-from hpcdl.report.analysis.study import Study
 from hpcdl.report.document import Cell, Column, Figure, Section, Series, Table
 from hpcdl.report.runs.references import Reference
 
@@ -14,12 +14,12 @@ MOST_CURVES = 4
 """The user's curves in one figure."""
 
 
-def build(study: Study) -> Section | None:
+def build(analysis: Analysis) -> Section | None:
     """A figure for each mode in which both the study and a publication have points."""
     items: list[Figure | Table] = []
     for mode in ("weak", "strong"):
-        curves = [curve for curve in study.curves if curve.mode == mode and len(curve.points) > 1]
-        published = [point for point in study.references if point.mode == mode]
+        curves = [curve for curve in analysis.curves if curve.mode == mode and len(curve.points) > 1]
+        published = [point for point in analysis.references if point.mode == mode]
         if curves and published:
             items += _beside(mode, curves, published)
     if not items:

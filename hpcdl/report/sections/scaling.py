@@ -6,9 +6,9 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from hpcdl.core.statistics import Ratio
+from hpcdl.report.analysis.analyse import Analysis
 from hpcdl.report.analysis.names import counted, curve_names, listed
 from hpcdl.report.analysis.scaling import Curve, Point
-from hpcdl.report.analysis.study import Study
 from hpcdl.report.document import Column, Figure, Interval, Section, Series, Table
 
 MOST_CURVES = 8
@@ -21,19 +21,19 @@ _MEANING = {
 }
 
 
-def build_weak(study: Study) -> Section | None:
+def build_weak(analysis: Analysis) -> Section | None:
     """Throughput and efficiency at fixed batch per worker."""
-    return _build(study, "weak", (_THROUGHPUT, _EFFICIENCY))
+    return _build(analysis, "weak", (_THROUGHPUT, _EFFICIENCY))
 
 
-def build_strong(study: Study) -> Section | None:
+def build_strong(analysis: Analysis) -> Section | None:
     """Time of a step, speed-up and efficiency at fixed global batch."""
-    return _build(study, "strong", (_THROUGHPUT, _SPEEDUP, _EFFICIENCY))
+    return _build(analysis, "strong", (_THROUGHPUT, _SPEEDUP, _EFFICIENCY))
 
 
-def build_scale_up(study: Study) -> Section | None:
+def build_scale_up(analysis: Analysis) -> Section | None:
     """Throughput, speed-up and efficiency against threads per worker."""
-    return _build(study, "scale-up", (_THROUGHPUT, _SPEEDUP, _EFFICIENCY))
+    return _build(analysis, "scale-up", (_THROUGHPUT, _SPEEDUP, _EFFICIENCY))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -81,8 +81,8 @@ _EFFICIENCY = _Measure(
 )
 
 
-def _build(study: Study, mode: str, measures: Sequence[_Measure]) -> Section | None:
-    curves = [curve for curve in study.curves if curve.mode == mode]
+def _build(analysis: Analysis, mode: str, measures: Sequence[_Measure]) -> Section | None:
+    curves = [curve for curve in analysis.curves if curve.mode == mode]
     if not any(len(curve.points) > 1 for curve in curves):
         return None
     names = curve_names(curves)

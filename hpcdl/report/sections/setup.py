@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Sequence
 
+from hpcdl.report.analysis.analyse import Analysis
 from hpcdl.report.analysis.names import counted, listed
-from hpcdl.report.analysis.study import Study
 from hpcdl.report.document import Cell, Column, Section, Table
 from hpcdl.report.runs.run import Run
 
@@ -14,12 +14,12 @@ MOST_FAILED = 50
 """Rows in the table of failed runs."""
 
 
-def build(study: Study) -> Section | None:
+def build(analysis: Analysis) -> Section | None:
     """There wherever a run is: a reader must know where the numbers come from."""
-    if not study.runs:
+    if not analysis.runs:
         return None
-    items = [_setup(study.runs)]
-    failed = [run for run in study.runs if not run.usable]
+    items = [_setup(analysis.runs)]
+    failed = [run for run in analysis.runs if not run.usable]
     if failed:
         items.append(_failed(failed))
     return Section(name="setup", title="Machine, software and runs", items=items)

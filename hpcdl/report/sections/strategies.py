@@ -4,21 +4,20 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from hpcdl.report.analysis.analyse import Analysis
 from hpcdl.report.analysis.contests import Contender, Contest, communication_share, seconds_to
-from hpcdl.report.analysis.means import mean_of
-from hpcdl.report.analysis.study import Study
 from hpcdl.report.analysis.verdicts import Comparison
-from hpcdl.report.document import Bounds, Cell, Column, Section, Table
+from hpcdl.report.document import Bounds, Cell, Column, Interval, Section, Table
 
 MEASURES = {"images_per_second": "images/s", "seconds_to_accuracy": "time to accuracy"}
 
 
-def build(study: Study) -> Section | None:
+def build(analysis: Analysis) -> Section | None:
     """One row for each strategy at each setting that several ran, and the verdict on each pair."""
-    if not study.contests:
+    if not analysis.contests:
         return None
-    compared = [item for item in study.comparisons if item.kind == "strategies"]
-    items = [_contenders(study.contests)]
+    compared = [item for item in analysis.comparisons if item.kind == "strategies"]
+    items = [_contenders(analysis.contests)]
     if compared:
         items.append(verdict_table("Verdicts", compared))
     lines = [
@@ -64,10 +63,10 @@ def _row(contest: Contest, contender: Contender) -> tuple[Cell, ...]:
         contest.where,
         contender.name,
         len(runs),
-        mean_of([run.images_per_second for run in runs]),
-        mean_of([communication_share(run) for run in runs]),
-        mean_of([run.staleness_mean for run in runs]),
+        Interval.of([run.images_per_second for run in runs]),
+        Interval.of([communication_share(run) for run in runs]),
+        Interval.of([run.staleness_mean for run in runs]),
         max((run.staleness_max for run in runs if run.staleness_max is not None), default=None),
         contest.target,
-        mean_of(times),
+        Interval.of(times),
     )

@@ -5,21 +5,21 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from hpcdl.core.records import PARTS
+from hpcdl.report.analysis.analyse import Analysis
 from hpcdl.report.analysis.names import counted, curve_names, listed
 from hpcdl.report.analysis.parts import Breakdown, breakdowns
-from hpcdl.report.analysis.study import Study
 from hpcdl.report.document import Cell, Column, Figure, Section, Series, Table
 
 MOST_BARS = 24
 """Points in one figure."""
 
 
-def build(study: Study) -> Section | None:
+def build(analysis: Analysis) -> Section | None:
     """Parts of a step at every point that measured them."""
-    names = curve_names(study.curves)
+    names = curve_names(analysis.curves)
     found = [
-        (_label(study, curve.mode, name, item), item)
-        for curve, name in zip(study.curves, names, strict=True)
+        (_label(analysis, curve.mode, name, item), item)
+        for curve, name in zip(analysis.curves, names, strict=True)
         for item in breakdowns(curve)
     ]
     if not found:
@@ -39,8 +39,8 @@ def build(study: Study) -> Section | None:
     return Section(name="time", title="Where the time goes", lines=lines, items=items)
 
 
-def _label(study: Study, mode: str, name: str, item: Breakdown) -> str:
-    modes = {curve.mode for curve in study.curves}
+def _label(analysis: Analysis, mode: str, name: str, item: Breakdown) -> str:
+    modes = {curve.mode for curve in analysis.curves}
     axis = "thread" if mode == "scale-up" else "worker"
     return f"{name}, {counted(item.point.n, axis)}" + (f", {mode}" if len(modes) > 1 else "")
 

@@ -5,30 +5,30 @@ from __future__ import annotations
 import statistics
 from collections.abc import Sequence
 
+from hpcdl.report.analysis.analyse import Analysis
 from hpcdl.report.analysis.names import counted, listed
-from hpcdl.report.analysis.study import Study
 from hpcdl.report.cells import number
 from hpcdl.report.document import Cell, Column, Figure, Interval, Listing, Section, Series, Table
-from hpcdl.report.runs.tunings import Attempt, ThreadCurve, TunedNode, words
+from hpcdl.report.runs.tunings import ThreadCurve, TunedNode, TunedTrial, words
 
 _RATE = Column(name="images/s", kind="rate")
 LOG_SPAN = 8.0
 """From this ratio of the most to the fewest threads on, the axis is logarithmic."""
 
 
-def build(study: Study) -> Section | None:
+def build(analysis: Analysis) -> Section | None:
     """Where there are profiles or trial logs."""
-    if not study.tunings:
+    if not analysis.tunings:
         return None
     lines, items = [], list[Table | Figure | Listing]()
-    for order, tuning in enumerate(study.tunings, start=1):
-        which = f"{tuning.name}: " if len(study.tunings) > 1 else ""
+    for order, tuning in enumerate(analysis.tunings, start=1):
+        which = f"{tuning.name}: " if len(analysis.tunings) > 1 else ""
         lines += [which + line for line in _sentences(tuning)]
         items += [
             *_figures(tuning, order, which),
             _attempts(tuning, which),
             *_effects(tuning, which),
-            *_picture(tuning, which),
+            *_drawing(tuning, which),
         ]
     return Section(name="tuning", title="Tuning of the node", lines=lines, items=items)
 
@@ -43,8 +43,8 @@ def winner_line(tuning: TunedNode) -> str:
 
 
 def _sentences(tuning: TunedNode) -> list[str]:
-    place = ", ".join(filter(None, (tuning.processor, tuning.machine, tuning.engine))) or "unknown"
-    lines = [f"Winner for {winner_line(tuning)}.", f"Batch {tuning.batch_size} per rank; measured on: {place}."]
+    where = ", ".join(filter(None, (tuning.processor, tuning.machine, tuning.engine))) or "unknown"
+    lines = [f"Winner for {winner_line(tuning)}.", f"Batch {tuning.batch_size} per rank; measured on: {where}."]
     best = tuning.images_per_second
     lines += [
         f"{best / attempt.images_per_second:.2f} times as fast as {attempt.origin}."
@@ -117,7 +117,7 @@ def _attempts(tuning: TunedNode, which: str) -> Table:
     return Table(title=f"{which}Trials, the fastest first", columns=columns, rows=rows, note=note)
 
 
-def _attempt_row(item: Attempt, best: float) -> tuple[Cell, ...]:
+def _attempt_row(item: TunedTrial, best: float) -> tuple[Cell, ...]:
     speed = item.images_per_second
     rate = None if speed is None else Interval(value=speed, half=item.ci95, n=item.n)
     status = f"{item.status}: {item.message}" if item.message else item.status
@@ -142,7 +142,7 @@ def _effects(tuning: TunedNode, which: str) -> list[Table]:
     return [Table(title=f"{which}What each setting is worth", columns=columns, rows=rows, note=note)]
 
 
-def _picture(tuning: TunedNode, which: str) -> list[Listing]:
+def _drawing(tuning: TunedNode, which: str) -> list[Listing]:
     if not tuning.picture:
         return []
     alt = f"The node with the winner's ranks on its cores: {words(tuning.settings)}."

@@ -13,8 +13,8 @@ from hpcdl.core.errors import CorruptError, UsageError
 from hpcdl.node.profile import Profile, TrialSummary, write_profile
 from hpcdl.node.settings import Settings, chosen
 from hpcdl.tuning.log import TrialLog
+from hpcdl.tuning.recorded import find_tunings, read_tuning
 from hpcdl.tuning.trials import TrialOutcome
-from hpcdl.tuning.tuned import find_tunings, read_tuning
 from tests.conftest import CommandLine
 from tests.report.synthetic import make_record, write_run
 

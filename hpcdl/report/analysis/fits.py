@@ -1,5 +1,6 @@
-"""Alpha and beta of the exposed communication: seconds = alpha x rounds + beta x bytes, by each strategy's own cost.
+"""Laws fitted to the curves, the size at which efficiency falls below 80 %, and alpha and beta of communication.
 
+Exposed communication: seconds = alpha x rounds + beta x bytes, by each strategy's own cost.
 Rounds and bytes on the critical path of one exchange of n bytes among p workers (Thakur, Rabenseifner, Gropp 2005;
 Patarasuk, Yuan 2009), all gradients taken as one message. What computing hides is not in the seconds, so that alpha
 and beta are those that training feels, at most the network's own.
@@ -13,8 +14,75 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from hpcdl.core.fits import LAWS, Crossing, ScalingFit, crossing, fit_scaling
 from hpcdl.core.linear_fit import LinearFit, fit_relative
+from hpcdl.report.analysis.scaling import Curve
 from hpcdl.report.runs.run import Run, positive
+
+_LAWS_OF_MODE: Mapping[str, tuple[str, ...]] = {
+    "weak": ("gustafson", "usl"),
+    "strong": ("amdahl", "usl"),
+    "scale-up": ("amdahl", "usl"),
+}
+TARGET = 0.8
+
+
+@dataclass(frozen=True, kw_only=True)
+class CurveFit:
+    """One law fitted to the single runs of one curve."""
+
+    curve: Curve
+    fit: ScalingFit
+    below: Crossing
+
+    @property
+    def nodes_per_n(self) -> float | None:
+        """Nodes for each worker where that is the same along the curve, else None."""
+        shares = {point.first.nodes / point.n for point in self.curve.points}
+        return shares.pop() if len(shares) == 1 and self.curve.axis == "workers" else None
+
+    def as_json(self) -> dict[str, Any]:
+        """One entry of `fits` in report.json."""
+        run = self.curve.first
+        return {
+            "law": self.fit.law.name,
+            "mode": self.curve.mode,
+            "strategy": run.strategy,
+            "model": run.model,
+            "machine": run.machine,
+            "version": run.version,
+            "batch_per_rank": None if self.curve.mode == "strong" else run.batch_per_rank,
+            "global_batch": run.global_batch if self.curve.mode == "strong" else None,
+            "variant": run.variant,
+            "split": dict(self.curve.split),
+            "axis": self.curve.axis,
+            "base": self.curve.base.n,
+            "parameters": {name: dataclasses.asdict(value) for name, value in self.fit.parameters.items()},
+            "r2": self.fit.r2,
+            "spread": self.fit.spread,
+            "runs": self.fit.num_runs,
+            "saturated": self.fit.saturated,
+            "below_80_percent": {**dataclasses.asdict(self.below), "nodes": self.nodes_at(self.below.n)},
+        }
+
+    def nodes_at(self, n: float | None) -> float | None:
+        """Nodes that `n` workers take, where a worker takes the same share of a node everywhere."""
+        share = self.nodes_per_n
+        return None if n is None or share is None else n * share
+
+
+def fit_curves(curves: Sequence[Curve]) -> list[CurveFit]:
+    """Every law that belongs to a curve's mode and has runs at enough different n."""
+    found = []
+    for curve in curves:
+        n = [float(point.n) for point in curve.points for _ in point.runs]
+        throughput = [run.images_per_second or 0.0 for point in curve.points for run in point.runs]
+        for name in _LAWS_OF_MODE[curve.mode]:
+            fit = fit_scaling(LAWS[name], n, throughput)
+            if fit is not None:
+                found.append(CurveFit(curve=curve, fit=fit, below=crossing(fit, float(curve.base.n), TARGET)))
+    return found
+
 
 _Cost = Callable[[int, int, int], tuple[float, float]]
 

@@ -24,9 +24,9 @@ from hpcdl.config.bench import AllreduceBenchConfig
 from hpcdl.config.load import Layer, as_toml_values, load
 from hpcdl.core.errors import CorruptError, HpcdlError, UsageError
 from hpcdl.core.files import read_json, write_json
+from hpcdl.core.from_json import from_json
 from hpcdl.core.linear_fit import AlphaBeta, alpha_beta
 from hpcdl.core.progress import progress
-from hpcdl.core.records import from_json
 from hpcdl.core.units import format_bytes, parse_bytes
 from hpcdl.node.plan import launch_plan
 from hpcdl.node.topology.machines import read_topology

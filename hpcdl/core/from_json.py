@@ -1,15 +1,18 @@
-"""Frozen dataclasses from JSON, checked field by field, by their type hints."""
+"""Frozen dataclasses from JSON, checked field by field, by their type hints; and the JSON Schema of such a class."""
 
 from __future__ import annotations
 
 import dataclasses
 import functools
 from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
 from typing import Any, TypeVar, get_args, get_origin, get_type_hints
 
-from hpcdl.core.errors import shown
+from hpcdl.core.errors import CorruptError, shown
+from hpcdl.core.files import read_json
 
 Record = TypeVar("Record")
+_SCALARS = {str: "string", int: "integer", float: "number", bool: "boolean"}
 
 
 def from_json(cls: type[Record], document: Mapping[str, Any]) -> Record:
@@ -17,6 +20,18 @@ def from_json(cls: type[Record], document: Mapping[str, Any]) -> Record:
     _checked(document, dict, cls.__name__, "object")
     converters = _field_converters(cls)  # type: ignore[arg-type]  # every class is hashable, mypy misses it for type[T]
     return cls(**{name: convert(document[name], name) for name, convert in converters.items() if name in document})
+
+
+def read_as(cls: type[Record], path: Path, schema: str, remedy: str = "") -> Record:
+    """The dataclass in a JSON file; CorruptError, with `remedy` behind it, where it is damaged or not of `schema`."""
+    document = read_json(path)
+    found = document.get("schema") if isinstance(document, dict) else None
+    if found != schema:
+        raise CorruptError(f"{path} has schema {found!r}, this hpcdl reads {schema!r}{remedy}")
+    try:
+        return from_json(cls, document)
+    except (TypeError, ValueError) as error:
+        raise CorruptError(f"{path} is damaged: {error}{remedy}") from error
 
 
 _Converter = Callable[[Any, str], Any]
@@ -81,3 +96,32 @@ def _checked(value: Any, kind: type, name: str, word: str) -> Any:
     if not isinstance(value, kind):
         raise TypeError(f"{name} is no {word}")
     return value
+
+
+def schema_of(cls: type) -> dict[str, Any]:
+    """The JSON Schema of what `from_json` takes for `cls`; unknown keys are allowed."""
+    hints = get_type_hints(cls)
+    fields = dataclasses.fields(cls)
+    absent = dataclasses.MISSING
+    required = [item.name for item in fields if item.default is absent and item.default_factory is absent]
+    return {
+        "type": "object",
+        "properties": {item.name: _schema_of_hint(hints[item.name]) for item in fields},
+        "required": required,
+        "additionalProperties": True,
+    }
+
+
+def _schema_of_hint(hint: Any) -> dict[str, Any]:
+    origin, arguments = get_origin(hint), get_args(hint)
+    if hint is Any:
+        return {}
+    if type(None) in arguments:
+        return {
+            "anyOf": [_schema_of_hint(next(item for item in arguments if item is not type(None))), {"type": "null"}]
+        }
+    if origin is not None and issubclass(origin, Mapping):
+        return {"type": "object", "additionalProperties": _schema_of_hint(arguments[1])}
+    if origin is not None and issubclass(origin, Sequence):
+        return {"type": "array", "items": _schema_of_hint(arguments[0])}
+    return {"type": _SCALARS[hint]} if hint in _SCALARS else schema_of(hint)

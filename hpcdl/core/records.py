@@ -2,19 +2,22 @@
 
 Frozen dataclasses on one side, JSON on the other. /1 only grows: readers ignore fields that they do not know, and
 fields that an older writer left out take their defaults.
+`python -m hpcdl.core.records > share/hpcdl/schemas/run-1.json` writes the schema that is installed.
 """
 
 from __future__ import annotations
 
 import dataclasses
+import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from hpcdl.core.errors import CorruptError
-from hpcdl.core.files import read_json, write_json
+from hpcdl.core.files import write_json
 from hpcdl.core.from_json import from_json as from_json  # rooms that read records take it from here
+from hpcdl.core.from_json import read_as, schema_of
 
 SCHEMA = "hpcdl.run/1"
 FILE_NAME = "record.json"
@@ -137,11 +140,17 @@ def read_record(run_dir: Path) -> RunRecord:
     path = run_dir / FILE_NAME
     if not path.is_file():
         raise CorruptError(f"{run_dir} holds no {FILE_NAME}; name a folder that `hpcdl train` made")
-    document = read_json(path)
-    found = document.get("schema") if isinstance(document, dict) else None
-    if found != SCHEMA:
-        raise CorruptError(f"{path} has schema {found!r}, this hpcdl reads {SCHEMA!r}")
-    try:
-        return from_json(RunRecord, document)
-    except (TypeError, ValueError) as error:
-        raise CorruptError(f"{path} is damaged: {error}") from error
+    return read_as(RunRecord, path, SCHEMA)
+
+
+def record_schema() -> dict[str, Any]:
+    """The JSON Schema of record.json, made from the dataclass, so that the two cannot part. /1 only grows."""
+    dialect = "https://json-schema.org/draft/2020-12/schema"
+    schema = {"$schema": dialect, "title": f"A run of hpcdl ({SCHEMA})", **schema_of(RunRecord)}
+    schema["properties"]["schema"] = {"const": SCHEMA}
+    schema["required"] = ["schema", *schema["required"]]
+    return schema
+
+
+if __name__ == "__main__":
+    print(json.dumps(record_schema(), indent=1))

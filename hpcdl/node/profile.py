@@ -12,8 +12,8 @@ from typing import Any
 
 from hpcdl.core.errors import ConfigError, UsageError
 from hpcdl.core.files import read_toml, write_toml
+from hpcdl.core.from_json import from_json
 from hpcdl.core.paths import share_folder, user_config_folder
-from hpcdl.core.records import from_json
 from hpcdl.node.settings import Settings, chosen, describe, settings_from
 from hpcdl.node.topology.model import Topology
 

@@ -7,7 +7,8 @@ from collections.abc import Sequence
 from hpcdl.core.units import format_seconds
 from hpcdl.report.analysis.analyse import Analysis
 from hpcdl.report.analysis.names import counted, curve_names, listed
-from hpcdl.report.analysis.scaling import Curve, Point
+from hpcdl.report.analysis.parts import mean_parts
+from hpcdl.report.analysis.scaling import Curve
 from hpcdl.report.cells import cell_text, percent
 from hpcdl.report.document import Column, Interval
 from hpcdl.report.runs.run import Run
@@ -82,29 +83,21 @@ def _ends(curves: Sequence[Curve]) -> str:
 
 
 def _time(analysis: Analysis) -> str:
-    points = [point for curve in analysis.curves for point in curve.points if _parts(point)]
-    if not points:
+    measured = [
+        (point, parts) for curve in analysis.curves for point in curve.points if (parts := mean_parts(point.runs))
+    ]
+    if not measured:
         return "Time: these runs do not say where the time of a step goes."
-    point = max(points, key=lambda point: (point.n, point.throughput.mean))
-    parts = _parts(point)
+    point, parts = max(measured, key=lambda pair: (pair[0].n, pair[0].throughput.mean))
     total = sum(parts.values())
-    largest = [(name, value) for name, value in _largest_first(parts) if value > 0]
+    ordered = sorted(parts.items(), key=lambda item: -item[1])
+    largest = [(name, value) for name, value in ordered if value > 0]
     told = [f"{percent(value / total)} {_DOING.get(name, name)}" for name, value in largest[:3]]
     rest = sum(value for _, value in largest[3:])
     told += [f"{percent(rest / total)} the rest"] if rest > 0 else []
     run = point.first
     where = f"{run.strategy} with {counted(run.workers, 'worker')}"
     return f"Time: a training step ({where}) takes {format_seconds(total)}: {', '.join(told)}."
-
-
-def _parts(point: Point) -> dict[str, float]:
-    runs = [run for run in point.runs if run.parts and min(run.parts.values()) >= 0 and sum(run.parts.values()) > 0]
-    names = dict.fromkeys(name for run in runs for name in run.parts)
-    return {name: sum(run.parts.get(name, 0.0) for run in runs) / len(runs) for name in names}
-
-
-def _largest_first(parts: dict[str, float]) -> list[tuple[str, float]]:
-    return sorted(parts.items(), key=lambda item: -item[1])
 
 
 def _accuracy(analysis: Analysis) -> str:
@@ -130,6 +123,6 @@ def accuracy_line(analysis: Analysis) -> str:
 
 def _best(analysis: Analysis) -> tuple[float, str, Run] | None:
     """The highest final accuracy with its kind and run; held-out samples count before training's own."""
-    found = [(*ending, run) for run in analysis.runs if run.usable and (ending := final_accuracy(run)) is not None]
+    found = [(*final, run) for run in analysis.runs if run.usable and (final := final_accuracy(run)) is not None]
     held_out = [item for item in found if item[1] == HELD_OUT]
     return max(held_out or found, key=lambda item: item[0], default=None)

@@ -12,9 +12,9 @@ from hpcdl.cluster.batch.submission import Wanted, submit_job
 from hpcdl.cluster.batch.systems import find_system
 from hpcdl.cluster.launchers.table import load_launcher
 from hpcdl.config.study import Study, study_tables
-from hpcdl.core.errors import CorruptError, UsageError
-from hpcdl.core.files import read_json, write_json, write_toml
-from hpcdl.core.from_json import from_json
+from hpcdl.core.errors import UsageError
+from hpcdl.core.files import write_json, write_toml
+from hpcdl.core.from_json import read_as
 from hpcdl.study.plan import RunPlan
 from hpcdl.study.state import FILE_NAME as STATE_FILE
 from hpcdl.study.state import StudyState, digest_of, new_state, read_state
@@ -107,11 +107,7 @@ def _opened(folder: Path, study: Study, plan: RunPlan, *, resume: bool) -> JobsS
         return JobsState(name=study.name, digest=digest)
     if not resume:
         raise UsageError(f"{folder} holds a study; go on with --resume, or choose another --out DIR")
-    document = read_json(path)
-    try:
-        state = from_json(JobsState, document)
-    except (TypeError, ValueError) as error:
-        raise CorruptError(f"{path} is damaged: {error}; choose another --out DIR") from error
+    state = read_as(JobsState, path, SCHEMA, "; choose another --out DIR")
     if state.digest != digest:
         raise UsageError(
             f"{folder} holds runs of a study with another matrix or other settings; choose another --out DIR, or give "

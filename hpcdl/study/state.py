@@ -12,19 +12,18 @@ from pathlib import Path
 from typing import Any
 
 from hpcdl.config.study import Study
-from hpcdl.core.errors import CorruptError, UsageError
-from hpcdl.core.files import read_json, write_json
-from hpcdl.core.from_json import from_json
+from hpcdl.core.errors import UsageError
+from hpcdl.core.files import write_json
+from hpcdl.core.from_json import read_as
 from hpcdl.study.plan import RunPlan
 
 SCHEMA = "hpcdl.study/1"
 FILE_NAME = "study.json"
-RUN_STATES = ("waiting", "running", "finished", "failed")
 
 
 @dataclass(frozen=True, kw_only=True)
 class RunState:
-    """One run: `attempts` counts those that failed, `message` says why the last one did."""
+    """One run: waiting, running, finished or failed. `attempts` counts failed ones, `message` says why the last did."""
 
     name: str
     point: int
@@ -95,15 +94,7 @@ def write_state(folder: Path, state: StudyState) -> None:
 
 def read_state(folder: Path) -> StudyState:
     """The state in `folder`; CorruptError where it is damaged or of another schema."""
-    path = folder / FILE_NAME
-    document = read_json(path)
-    found = document.get("schema") if isinstance(document, dict) else None
-    if found != SCHEMA:
-        raise CorruptError(f"{path} has schema {found!r}, this hpcdl reads {SCHEMA!r}; choose another --out DIR")
-    try:
-        return from_json(StudyState, document)
-    except (TypeError, ValueError) as error:
-        raise CorruptError(f"{path} is damaged: {error}; choose another --out DIR") from error
+    return read_as(StudyState, folder / FILE_NAME, SCHEMA, "; choose another --out DIR")
 
 
 def _resumed_state(folder: Path, study: Study, plan: RunPlan) -> StudyState:

@@ -49,11 +49,6 @@ class Surrogate:
         self.theta = self._prior_mean.copy()
         self._num = num
 
-    @property
-    def noise_std(self) -> float:
-        """Standard deviation of one sample, relative to its candidate's mean."""
-        return float(np.exp(0.5 * self.theta[-1]))
-
     def _kernel(self, theta: Floats, rows: Indices, columns: Indices) -> Floats:
         """Kernel without quirk and noise."""
         main = np.full((len(rows), len(columns)), _PRIOR_OFFSET_VARIANCE)

@@ -11,8 +11,7 @@ import jsonschema
 import pytest
 
 from hpcdl.core.errors import CorruptError
-from hpcdl.core.record_schema import record_schema
-from hpcdl.core.records import HistoryPoint, RankRecord, RunRecord, read_record, write_record
+from hpcdl.core.records import HistoryPoint, RankRecord, RunRecord, read_record, record_schema, write_record
 
 ROOT = Path(__file__).resolve().parents[2]
 INSTALLED = ROOT / "share" / "hpcdl" / "schemas" / "run-1.json"
@@ -32,7 +31,7 @@ def validator() -> jsonschema.Draft202012Validator:
 
 
 def test_installed_schema_is_the_dataclass_s() -> None:
-    how = "run: python -m hpcdl.core.record_schema > share/hpcdl/schemas/run-1.json"
+    how = "run: python -m hpcdl.core.records > share/hpcdl/schemas/run-1.json"
     assert json.loads(INSTALLED.read_text()) == record_schema(), how
 
 

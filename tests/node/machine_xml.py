@@ -5,17 +5,26 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 from itertools import accumulate
 from pathlib import Path
-
-from hpcdl.node.topology.cpusets import format_words
 
 FOLDER = Path(__file__).resolve().parents[2] / "share" / "hpcdl" / "machines"
 GIB = 2**30
 KNL_7250 = "Intel(R) Xeon Phi(TM) CPU 7250 @ 1.40GHz"
 KNL_7230 = "Intel(R) Xeon Phi(TM) CPU 7230 @ 1.30GHz"
 MAX_9480 = "Intel(R) Xeon(R) CPU Max 9480"
+
+
+def format_words(numbers: Iterable[int]) -> str:
+    """`numbers` as an hwloc mask, in words of 32 bits: `0x00000001,0x00000003`."""
+    value = sum(1 << number for number in set(numbers))
+    words: list[str] = []
+    while value or not words:
+        words.append(f"0x{value & 0xFFFFFFFF:08x}")
+        value >>= 32
+    return ",".join(reversed(words))
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -38,13 +38,3 @@ def parse_mask(text: str) -> tuple[int, ...]:
 def format_mask(numbers: Iterable[int]) -> str:
     """`numbers` as one hexadecimal mask, as `taskset` takes it: `0xff`."""
     return hex(sum(1 << number for number in set(numbers)))
-
-
-def format_words(numbers: Iterable[int]) -> str:
-    """`numbers` as an hwloc mask, in words of 32 bits: `0x00000001,0x00000003`."""
-    value = sum(1 << number for number in set(numbers))
-    words: list[str] = []
-    while value or not words:
-        words.append(f"0x{value & 0xFFFFFFFF:08x}")
-        value >>= 32
-    return ",".join(reversed(words))

@@ -34,10 +34,10 @@ class Breakdown:
 
 def breakdowns(curve: Curve) -> list[Breakdown]:
     """The breakdown of each point of a curve that measured its parts."""
-    base = _mean_parts(curve.base.runs)
+    base = mean_parts(curve.base.runs)
     found = []
     for point in curve.points:
-        parts = _mean_parts(point.runs)
+        parts = mean_parts(point.runs)
         if parts is None:
             continue
         factor = 1.0 if curve.mode == "weak" else curve.base.n / point.n
@@ -65,7 +65,8 @@ def _with_parts(runs: Sequence[Run]) -> list[Run]:
     return [run for run in runs if run.parts and min(run.parts.values()) >= 0 and sum(run.parts.values()) > 0]
 
 
-def _mean_parts(runs: Sequence[Run]) -> dict[str, float] | None:
+def mean_parts(runs: Sequence[Run]) -> dict[str, float] | None:
+    """Mean seconds of each part over the runs that measured them; None where none did."""
     measured = _with_parts(runs)
     if not measured:
         return None

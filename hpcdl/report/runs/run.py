@@ -5,7 +5,8 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
+from typing import Any
 
 from hpcdl.core.records import PARTS, HistoryPoint, RunRecord
 from hpcdl.core.statistics import quantiles
@@ -93,55 +94,30 @@ def from_record(record: RunRecord, name: str) -> Run:
     """The report's view of `record`; `name` is what the report calls it."""
     steps = [value for value in record.step_seconds[record.warmup_steps :] if math.isfinite(value)]
     versions = (("hpcdl", record.software.get("hpcdl")), ("tensorflow", record.software.get("tensorflow")))
-    return Run(
-        name=name,
-        status=record.status,
-        message=record.message,
-        mode=record.mode if record.mode in MODES else "",
-        strategy=record.strategy,
-        model=record.model,
-        data=record.data,
-        nodes=record.nodes,
-        ranks=record.ranks,
-        workers=record.workers,
-        servers=record.servers,
-        ranks_per_node=record.ranks_per_node,
-        threads=record.intra_op_threads,
-        batch_per_rank=record.batch_per_rank,
-        global_batch=record.global_batch,
-        machine=machine_name(record.machine, record.hosts),
-        version=", ".join(f"{name} {version}" for name, version in versions if version),
-        images_per_second=record.images_per_second,
-        step_seconds=_step_seconds(record, steps),
-        step_seconds_p95=quantiles(steps, [0.95])[0] if steps else record.step_seconds_quantiles.get("95%"),
-        seconds_per_epoch=finite(record.seconds_per_epoch),
-        seconds_total=finite(record.seconds_total),
-        parts={name: record.parts[name] for name in PARTS if math.isfinite(record.parts.get(name, math.nan))},
-        imbalance_seconds=finite(record.imbalance_seconds),
-        bytes_per_step=finite(record.bytes_sent_per_step),
-        link_bytes_per_second=finite(record.link_bytes_per_second),
-        gradient_bytes=record.gradient_bytes,
-        server_loads=tuple(
-            ServerLoad(
-                rank=item.rank,
-                bytes_per_step=item.bytes_sent_per_step + (item.bytes_received_per_step or 0.0),
-                busy_seconds=item.busy_seconds_per_step,
-            )
-            for item in record.rank_records
-            if item.role == "server"
-        ),
-        staleness_mean=finite(record.staleness_mean),
-        staleness_max=finite(record.staleness_max),
-        loss=finite(record.loss),
-        accuracy=finite(record.accuracy),
-        history=tuple(record.history),
-        processor=record.processor,
-        cores_per_node=record.cores_per_node,
-        hosts=tuple(record.hosts),
-        software=dict(record.software),
-        config={name: str(value) for name, value in record.config.items()},
-        warnings=tuple(record.warnings),
+    alike = {item.name: getattr(record, item.name) for item in fields(Run) if hasattr(record, item.name)}
+    known: dict[str, Any] = {key: finite(value) if isinstance(value, float) else value for key, value in alike.items()}
+    loads = (
+        ServerLoad(
+            rank=item.rank,
+            bytes_per_step=item.bytes_sent_per_step + (item.bytes_received_per_step or 0.0),
+            busy_seconds=item.busy_seconds_per_step,
+        )
+        for item in record.rank_records
+        if item.role == "server"
     )
+    return Run(**known | {
+        "name": name,
+        "mode": record.mode if record.mode in MODES else "",
+        "threads": record.intra_op_threads,
+        "machine": machine_name(record.machine, record.hosts),
+        "version": ", ".join(f"{package} {version}" for package, version in versions if version),
+        "step_seconds": _step_seconds(record, steps),
+        "step_seconds_p95": quantiles(steps, [0.95])[0] if steps else record.step_seconds_quantiles.get("95%"),
+        "parts": {part: record.parts[part] for part in PARTS if math.isfinite(record.parts.get(part, math.nan))},
+        "bytes_per_step": finite(record.bytes_sent_per_step),
+        "server_loads": tuple(loads),
+        "config": {key: str(value) for key, value in record.config.items()},
+    })  # fmt: skip
 
 
 def machine_name(machine: str, hosts: Sequence[str]) -> str:

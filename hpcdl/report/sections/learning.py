@@ -80,8 +80,8 @@ def final_accuracy(run: Run) -> tuple[float, str] | None:
 
 
 def _accuracy(run: Run) -> float | None:
-    ending = final_accuracy(run)
-    return None if ending is None else ending[0]
+    final = final_accuracy(run)
+    return None if final is None else final[0]
 
 
 def _settings(runs: Sequence[Run]) -> list[list[Run]]:

@@ -44,7 +44,7 @@ class _Measure:
     label: str
     kind: str
     value: Callable[[Point], tuple[float, float | None, float | None]]
-    ideal: Callable[[Curve, float], float] | None
+    ideal: Callable[[Curve, float], float]
 
 
 def _throughput_of(point: Point) -> tuple[float, float | None, float | None]:
@@ -173,8 +173,6 @@ def _series(measure: _Measure, curve: Curve, name: str, color: int) -> Series:
 
 def _ideal(measure: _Measure, drawn: Sequence[tuple[Curve, str]]) -> list[Series]:
     """One dashed line, from the best base: what perfect scaling would give."""
-    if measure.ideal is None:
-        return []
     best = max((curve for curve, _ in drawn), key=lambda curve: curve.base.throughput.mean / curve.base.n)
     ends = [point.n for curve, _ in drawn for point in curve.points]
     x = sorted({min(ends), max(ends)})

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from hpcdl.core.records import PARTS
 from hpcdl.report.analysis.analyse import Analysis
@@ -26,7 +26,7 @@ def build(analysis: Analysis) -> Section | None:
         return None
     table = _table(found)
     lost = _lost_table(found)
-    items: list[Figure | Table] = [_figure(found[-MOST_BARS:], table), table]
+    items: list[Figure | Table] = [_shares_figure(found[-MOST_BARS:], table), table]
     if lost is not None:
         losing = [pair for pair in found if max(pair[1].lost.values(), default=0.0) > 0]
         items += [*([_lost_figure(losing[-MOST_BARS:], lost)] if losing else []), lost]
@@ -84,14 +84,8 @@ def _lost_table(found: Sequence[tuple[str, Breakdown]]) -> Table | None:
     return Table(title="Lost efficiency by part", columns=columns, rows=rows, note=note)
 
 
-def _figure(found: Sequence[tuple[str, Breakdown]], table: Table) -> Figure:
-    labels = [label for label, _ in found]
+def _shares_figure(found: Sequence[tuple[str, Breakdown]], table: Table) -> Figure:
     shares = {name: [item.parts.get(name, 0.0) / item.step_seconds for _, item in found] for name in PARTS}
-    series = [
-        Series(label=name.replace("_", " "), x=labels, y=shares[name], style="stack", color=color)
-        for color, name in enumerate(PARTS)
-        if any(shares[name])
-    ]
     told = [f"{label} {100 * (_share(item) or 0):.0f} %" for label, item in found]
     return Figure(
         name="time-parts",
@@ -99,20 +93,14 @@ def _figure(found: Sequence[tuple[str, Breakdown]], table: Table) -> Figure:
         alt=f"Shares of a step by part; communication share: {listed(told, 8)}.",
         x_label="share of the step",
         y_label="",
-        series=series,
+        series=_stack(found, shares),
         table=table,
         y_percent=True,
     )
 
 
 def _lost_figure(losing: Sequence[tuple[str, Breakdown]], table: Table) -> Figure:
-    labels = [label for label, _ in losing]
     shares = {name: [max(0.0, item.lost[name]) for _, item in losing] for name in PARTS}
-    series = [
-        Series(label=name.replace("_", " "), x=labels, y=shares[name], style="stack", color=color)
-        for color, name in enumerate(PARTS)
-        if any(shares[name])
-    ]
     told = [f"{label} {100 * sum(item.lost.values()):.0f} %" for label, item in losing]
     return Figure(
         name="time-lost",
@@ -120,7 +108,16 @@ def _lost_figure(losing: Sequence[tuple[str, Breakdown]], table: Table) -> Figur
         alt=f"Lost efficiency by part; in all: {listed(told, 8)}.",
         x_label="lost efficiency, share of the step",
         y_label="",
-        series=series,
+        series=_stack(losing, shares),
         table=table,
         y_percent=True,
     )
+
+
+def _stack(found: Sequence[tuple[str, Breakdown]], shares: Mapping[str, Sequence[float]]) -> list[Series]:
+    labels = [label for label, _ in found]
+    return [
+        Series(label=name.replace("_", " "), x=labels, y=shares[name], style="stack", color=color)
+        for color, name in enumerate(PARTS)
+        if any(shares[name])
+    ]

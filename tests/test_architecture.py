@@ -290,7 +290,7 @@ def test_files_are_named_for_what_they_hold() -> None:
 
 
 @pytest.mark.parametrize("path", MODULES, ids=relative)
-def test_files_stay_readable(path: Path) -> None:
+def test_functions_stay_readable(path: Path) -> None:
     for node in ast.walk(tree(path)):
         if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
             length = (node.end_lineno or node.lineno) - node.lineno + 1

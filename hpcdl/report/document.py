@@ -93,7 +93,7 @@ class Figure:
 
 @dataclass(frozen=True, kw_only=True)
 class Listing:
-    """Lines whose columns matter, as a picture in plain characters; `alt` says in words what they show."""
+    """Lines whose columns matter, a drawing in plain characters; `alt` says in words what they show."""
 
     title: str
     alt: str

@@ -145,7 +145,7 @@ def _scale_axes(axes: Any, figure: Figure) -> None:
 
 
 def _percent_top(figure: Figure) -> float:
-    """Enough for what was measured, and for 100 %; a fitted law, or an interval far above, may leave the picture."""
+    """Enough for what was measured, and for 100 %; a fitted law, or an interval far above, may leave the figure."""
     drawn = [series for series in figure.series if series.style != "fit"]
     points = max([1.0, *(value for series in drawn for value in series.y if value is not None)])
     ends = max([points, *(value for series in drawn for value in series.high if value is not None)])

@@ -150,7 +150,7 @@ def _show_result(tuned: Tuned, json: bool) -> None:
 
 def _print_tables(tuned: Tuned) -> None:
     from hpcdl.node.settings import describe, show
-    from hpcdl.tuning.effects import main_effects
+    from hpcdl.tuning.recorded import main_effects
 
     print_table(
         ["images/s", "+-", "n", "memory/rank", "settings"],

@@ -12,8 +12,7 @@ from hpcdl.core.progress import NullProgress, Progress
 from hpcdl.report.analysis.analyse import Analysis
 from hpcdl.report.analysis.names import listed
 from hpcdl.report.analysis.parts import Breakdown, breakdowns
-from hpcdl.report.analysis.rows import scaling_rows
-from hpcdl.report.analysis.scaling import Curve
+from hpcdl.report.analysis.scaling import Curve, scaling_rows
 from hpcdl.report.document import Document
 from hpcdl.report.figures import save, svg
 from hpcdl.report.renderers import RENDERERS

@@ -9,8 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from hpcdl.report.analysis.names import other_differences, told_apart
-from hpcdl.report.analysis.rows import COLUMNS, flat_row, scaling_rows
-from hpcdl.report.analysis.scaling import Curve, build_curves
+from hpcdl.report.analysis.scaling import COLUMNS, Curve, build_curves, flat_row, scaling_rows
 from hpcdl.report.runs.run import Run
 from tests.report.synthetic import NOISE, make_run
 

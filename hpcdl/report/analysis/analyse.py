@@ -8,11 +8,10 @@ from dataclasses import dataclass
 from hpcdl.core.errors import UsageError
 from hpcdl.report.analysis.baseline import compare_with
 from hpcdl.report.analysis.caveats import caveats
-from hpcdl.report.analysis.contests import Contest, build_contests, comparisons
+from hpcdl.report.analysis.comparisons import Comparison, Contest, build_contests, comparisons, corrected
 from hpcdl.report.analysis.fits import CommunicationFit, CurveFit, fit_communication, fit_curves
 from hpcdl.report.analysis.names import told_apart
 from hpcdl.report.analysis.scaling import Curve, build_curves
-from hpcdl.report.analysis.verdicts import Comparison, corrected
 from hpcdl.report.runs.references import Reference
 from hpcdl.report.runs.run import Run
 from hpcdl.report.runs.sources import Gathered

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from hpcdl.core.files import write_text
-from hpcdl.report.analysis.rows import COLUMNS, flat_row
+from hpcdl.report.analysis.scaling import COLUMNS, flat_row
 from hpcdl.report.cells import plain
 from hpcdl.report.document import Document
 

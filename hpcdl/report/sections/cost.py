@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from hpcdl.report.analysis.analyse import Analysis
-from hpcdl.report.analysis.contests import seconds_to
+from hpcdl.report.analysis.comparisons import seconds_to
 from hpcdl.report.analysis.names import counted, curve_names
 from hpcdl.report.analysis.scaling import Curve, Point
 from hpcdl.report.document import Cell, Column, Interval, Section, Table

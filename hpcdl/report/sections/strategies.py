@@ -5,8 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from hpcdl.report.analysis.analyse import Analysis
-from hpcdl.report.analysis.contests import Contender, Contest, communication_share, seconds_to
-from hpcdl.report.analysis.verdicts import Comparison
+from hpcdl.report.analysis.comparisons import Comparison, Contender, Contest, communication_share, seconds_to
 from hpcdl.report.document import Bounds, Cell, Column, Interval, Section, Table
 
 MEASURES = {"images_per_second": "images/s", "seconds_to_accuracy": "time to accuracy"}

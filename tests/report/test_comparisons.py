@@ -5,8 +5,7 @@ from __future__ import annotations
 import random
 
 from hpcdl.core.records import HistoryPoint
-from hpcdl.report.analysis.contests import build_contests, comparisons
-from hpcdl.report.analysis.verdicts import compare, corrected
+from hpcdl.report.analysis.comparisons import build_contests, compare, comparisons, corrected
 from hpcdl.report.runs.run import Run
 from tests.report.synthetic import make_run
 

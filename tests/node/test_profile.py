@@ -117,7 +117,7 @@ def test_an_absent_file(machine: Machine) -> None:
 
 def test_no_space_left_names_the_file(machine: Machine) -> None:
     """/dev/full fails every write; the folder of a device takes no files either."""
-    with pytest.raises(UsageError, match=r"cannot write profile .*choose another place with --out"):
+    with pytest.raises(UsageError, match=r"cannot write profile .*choose another with --out"):
         write_profile(profile_for(machine("generic")), Path("/dev/full/p.toml"))
 
 

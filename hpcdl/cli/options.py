@@ -57,7 +57,7 @@ def takes_settings(cls: type) -> Callable[[Callable[..., Any]], Callable[..., An
         generated = [_parameter(item) for item in settings]
 
         def wrapper(**values: Any) -> Any:
-            flags = {item.key: values.pop(item.name) for item in settings}
+            flags = {item.key: _as_one(values.pop(item.name)) for item in settings}
             return command(flags=flags, **values)
 
         wrapper.__doc__ = command.__doc__
@@ -94,6 +94,11 @@ def _layers(
     return [*layers, set_layer(pairs or []), flag_layer(flags)]
 
 
+def _as_one(value: Any) -> Any:
+    """The value of a flag; one that was repeated as a list with commas."""
+    return ",".join(value) if isinstance(value, list) else value
+
+
 def _parameter(item: Setting) -> inspect.Parameter:
     if item.kind == "bool":
         option = typer.Option(f"--{item.key}/--no-{item.key}", help=_help(item), show_default=False)
@@ -101,12 +106,13 @@ def _parameter(item: Setting) -> inspect.Parameter:
     else:
         metavar = "|".join(item.choices) or _METAVARS.get(item.kind, "TEXT")
         option = typer.Option(f"--{item.key}", metavar=metavar, help=_help(item), show_default=False)
-        annotation = Annotated[str | None, option]
+        kind = list[str] if item.kind == "names" else str
+        annotation = Annotated[kind | None, option]
     return inspect.Parameter(item.name, inspect.Parameter.KEYWORD_ONLY, default=None, annotation=annotation)
 
 
 def _help(item: Setting) -> str:
-    if item.required or item.default is None:
+    if item.required or item.default in (None, ()):
         return item.help
     return f"{item.help} [{item.show(item.default)}]"
 

@@ -114,10 +114,10 @@ def flatten(config: Any) -> dict[str, Any]:
 
 
 def as_toml_values(config: Any) -> dict[str, Any]:
-    """`flatten` in types that TOML has; unset values are left out."""
+    """`flatten` in types that TOML has; unset values and empty lists are left out."""
     converted = {}
     for key, value in flatten(config).items():
-        if value is None:
+        if value is None or value == ():
             continue
         converted[key] = list(value) if isinstance(value, tuple) else str(value) if isinstance(value, Path) else value
     return converted

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from hpcdl.config.settings import REQUIRED, setting
+from hpcdl.config.settings import EXTENT, NOTHING, REQUIRED, RESULT, TIME, setting
 
 CROSS_ENTROPY = "cross-entropy"
 
@@ -15,12 +16,21 @@ class ModelConfig:
     """What is trained."""
 
     model: str = setting(
-        REQUIRED, "Network: a name of `hpcdl models`, or your own as file.py:build or package.module:build."
+        REQUIRED,
+        "Network: a name of `hpcdl models`, or your own as file.py:build or package.module:build.",
+        matters=RESULT | TIME,
     )
-    classes: int | None = setting(None, "Number of classes; by default as many as the data has.", at_least=1)
-    init_weights: Path | None = setting(None, "Start from the weights of this .keras file (fine-tuning).")
+    classes: int | None = setting(
+        None, "Number of classes; by default as many as the data has.", at_least=1, matters=RESULT
+    )
+    init_weights: Path | None = setting(
+        None, "Start from the weights of this .keras file (fine-tuning).", matters=RESULT
+    )
     precision: str = setting(
-        "float32", "Precision of the computation.", choices=("float32", "mixed_bfloat16", "mixed_float16")
+        "float32",
+        "Precision of the computation.",
+        choices=("float32", "mixed_bfloat16", "mixed_float16"),
+        matters=RESULT | TIME,
     )
 
 
@@ -28,22 +38,34 @@ class ModelConfig:
 class DataConfig:
     """What it is trained on."""
 
-    data: str = setting(REQUIRED, "Folder made by `hpcdl shard`, or synthetic:NAME.")
-    batch_size: int = setting(32, "Samples per worker and step.", at_least=1)
-    flip: bool = setting(False, "Mirror half of the training images left to right, by the seed.")
-    crop_padding: int = setting(0, "Pixels added on every side before a window of the old size is cut out.", at_least=0)
-    verify_data: bool = setting(True, "Hold what is read of shards against its checksums.")
-    stage: Path | None = setting(None, "Copy the shards to this node-local folder first; removed afterwards.")
+    data: str = setting(REQUIRED, "Folder made by `hpcdl shard`, or synthetic:NAME.", matters=RESULT | TIME)
+    batch_size: int = setting(32, "Samples per worker and step.", at_least=1, matters=RESULT | TIME)
+    flip: bool = setting(False, "Mirror half of the training images left to right, by the seed.", matters=RESULT)
+    crop_padding: int = setting(
+        0, "Pixels added on every side before a window of the old size is cut out.", at_least=0, matters=RESULT
+    )
+    verify_data: bool = setting(True, "Hold what is read of shards against its checksums.", matters=TIME)
+    stage: Path | None = setting(
+        None, "Copy the shards to this node-local folder first; removed afterwards.", matters=TIME
+    )
 
 
 @dataclass(frozen=True, kw_only=True)
 class ObjectiveConfig:
     """What is minimised and counted."""
 
-    loss: str = setting(CROSS_ENTROPY, "Loss: cross-entropy, or a function of keras.losses for other models.")
-    metrics: str = setting("", "Metrics beside another loss: functions of keras.metrics, separated by commas.")
-    label_smoothing: float = setting(0.0, "Share of a label spread over all classes.", at_least=0, at_most=0.999)
-    target_accuracy: float | None = setting(None, "Stop when the held-out accuracy reaches this.", above=0, at_most=1)
+    loss: str = setting(
+        CROSS_ENTROPY, "Loss: cross-entropy, or a function of keras.losses for other models.", matters=RESULT
+    )
+    metrics: str = setting(
+        "", "Metrics beside another loss: functions of keras.metrics, separated by commas.", matters=RESULT
+    )
+    label_smoothing: float = setting(
+        0.0, "Share of a label spread over all classes.", at_least=0, at_most=0.999, matters=RESULT
+    )
+    target_accuracy: float | None = setting(
+        None, "Stop when the held-out accuracy reaches this.", above=0, at_most=1, matters=EXTENT
+    )
 
     @property
     def classifies(self) -> bool:
@@ -56,41 +78,67 @@ class OptimizerConfig:
     """How weights move."""
 
     optimizer: str = setting(
-        "sgd", "Rule that updates the weights.", choices=("sgd", "momentum", "nesterov", "adam", "lars")
+        "sgd",
+        "Rule that updates the weights.",
+        choices=("sgd", "momentum", "nesterov", "adam", "lars"),
+        matters=RESULT | TIME,
     )
-    learning_rate: float = setting(0.01, "Learning rate.", above=0)
-    momentum: float = setting(0.9, "Momentum of momentum, nesterov and lars.", at_least=0, at_most=0.9999)
-    weight_decay: float = setting(0.0, "Weight decay; biases and normalisation are left out.", at_least=0)
-    lars_trust: float = setting(0.001, "Trust coefficient of lars.", above=0)
+    learning_rate: float = setting(0.01, "Learning rate.", above=0, matters=RESULT)
+    momentum: float = setting(
+        0.9, "Momentum of momentum, nesterov and lars.", at_least=0, at_most=0.9999, matters=RESULT
+    )
+    weight_decay: float = setting(
+        0.0, "Weight decay; biases and normalisation are left out.", at_least=0, matters=RESULT
+    )
+    lars_trust: float = setting(0.001, "Trust coefficient of lars.", above=0, matters=RESULT)
     base_batch: int | None = setting(
-        None, "Global batch that the learning rate was chosen for; it is scaled linearly to this run's.", at_least=1
+        None,
+        "Global batch that the learning rate was chosen for; it is scaled linearly to this run's.",
+        at_least=1,
+        matters=RESULT,
     )
-    warmup_epochs: float = setting(0.0, "Epochs of linear warm-up of the learning rate.", at_least=0)
+    warmup_epochs: float = setting(0.0, "Epochs of linear warm-up of the learning rate.", at_least=0, matters=RESULT)
     schedule: str = setting(
-        "constant", "Learning rate after the warm-up.", choices=("constant", "step", "cosine", "polynomial")
+        "constant",
+        "Learning rate after the warm-up.",
+        choices=("constant", "step", "cosine", "polynomial"),
+        matters=RESULT,
     )
-    decay_epochs: float = setting(30.0, "Epochs between the drops of --schedule step.", above=0)
-    decay_factor: float = setting(0.1, "Factor of each drop of --schedule step.", above=0, at_most=1)
-    decay_power: float = setting(1.0, "Power of --schedule polynomial.", above=0)
+    decay_epochs: float = setting(30.0, "Epochs between the drops of --schedule step.", above=0, matters=RESULT)
+    decay_factor: float = setting(0.1, "Factor of each drop of --schedule step.", above=0, at_most=1, matters=RESULT)
+    decay_power: float = setting(1.0, "Power of --schedule polynomial.", above=0, matters=RESULT)
 
 
 @dataclass(frozen=True, kw_only=True)
 class ExchangeConfig:
     """How ranks agree."""
 
-    strategy: str = setting("ring", "Parallel strategy: a name from `hpcdl strategies`.")
+    strategy: str = setting("ring", "Parallel strategy: a name from `hpcdl strategies`.", matters=RESULT | TIME)
     bucket_size: int = setting(
-        25 * 1024**2, "Gradients are sent together in buckets of about this size.", kind="bytes", at_least=1
+        25 * 1024**2,
+        "Gradients are sent together in buckets of about this size.",
+        kind="bytes",
+        at_least=1,
+        matters=RESULT | TIME,
     )
-    servers: int = setting(1, "Ranks that serve (the highest), for strategies with servers.", at_least=1)
-    compress: str = setting("none", "Number format in which gradients travel.", choices=("none", "fp16", "bf16"))
-    accumulate: int = setting(1, "Batches whose gradients are added up before an exchange.", at_least=1)
+    servers: int = setting(
+        1, "Ranks that serve (the highest), for strategies with servers.", at_least=1, matters=EXTENT
+    )
+    compress: str = setting(
+        "none", "Number format in which gradients travel.", choices=("none", "fp16", "bf16"), matters=RESULT | TIME
+    )
+    accumulate: int = setting(
+        1, "Batches whose gradients are added up before an exchange.", at_least=1, matters=RESULT | TIME
+    )
     placement: str | None = setting(
         None,
         "How variables are placed on servers; by default split for ps, round-robin for grpc-ps.",
         choices=("round-robin", "greedy", "split"),
+        matters=TIME,
     )
-    backup_workers: int = setting(0, "Workers of ps whose gradients need not be waited for.", at_least=0)
+    backup_workers: int = setting(
+        0, "Workers of ps whose gradients need not be waited for.", at_least=0, matters=RESULT | TIME
+    )
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -98,18 +146,27 @@ class ElasticConfig:
     """How the EASGD family and its asynchronous baselines exchange with their center."""
 
     elasticity: float | None = setting(
-        None, "Elastic strength rho; the moving rate is learning rate x rho and follows its schedule.", above=0
+        None,
+        "Elastic strength rho; the moving rate is learning rate x rho and follows its schedule.",
+        above=0,
+        matters=RESULT,
     )
     moving_rate: float | None = setting(
-        None, "Constant moving rate alpha in place of --elasticity; default 0.9 / workers.", at_least=0
+        None, "Constant moving rate alpha in place of --elasticity; default 0.9 / workers.", at_least=0, matters=RESULT
     )
-    period: int = setting(1, "Steps from one exchange with the center to the next.", at_least=1)
+    period: int = setting(1, "Steps from one exchange with the center to the next.", at_least=1, matters=RESULT | TIME)
     variant: str = setting(
-        "3", "Of sync-easgd: 1 tree reduction, 2 center on every rank, 3 also overlapped.", choices=("1", "2", "3")
+        "3",
+        "Of sync-easgd: 1 tree reduction, 2 center on every rank, 3 also overlapped.",
+        choices=("1", "2", "3"),
+        matters=RESULT | TIME,
     )
-    unpacked: bool = setting(False, "Exchange layer by layer instead of in one message.")
+    unpacked: bool = setting(False, "Exchange layer by layer instead of in one message.", matters=TIME)
     groups: int = setting(
-        1, "Groups that the cores of a node are split in; gradients are summed over them.", at_least=1
+        1,
+        "Groups that the cores of a node are split in; gradients are summed over them.",
+        at_least=1,
+        matters=RESULT | TIME,
     )
 
 
@@ -117,39 +174,59 @@ class ElasticConfig:
 class RunConfig:
     """How long, how many, where to."""
 
-    ranks: int = setting(1, "Number of processes in all.", at_least=1)
-    epochs: int | None = setting(None, "Passes over the data; default 1 unless --steps is given.", at_least=1)
-    steps: int | None = setting(None, "Optimizer steps, in place of --epochs.", at_least=1)
-    seed: int = setting(0, "Seed of weights, order of samples and dropout.", at_least=0)
-    deterministic: bool = setting(False, "Same numbers at every run: op determinism and fixed thread counts.")
-    profile: str = setting(
-        "auto", "Node profile of `hpcdl tune-threads`: a file, `none`, or `auto`, the best that fits."
+    ranks: int = setting(1, "Number of processes in all.", at_least=1, matters=EXTENT)
+    epochs: int | None = setting(
+        None, "Passes over the data; default 1 unless --steps is given.", at_least=1, matters=EXTENT
     )
-    run_dir: Path | None = setting(None, "Folder of the run; default runs/<time>-<model>-<strategy>.")
-    stage_env: bool = setting(False, "Unpack the Python environment on each node's own storage before the ranks start.")
-    warmup_steps: int = setting(3, "First steps that throughput leaves out.", at_least=0)
-    tensorboard: Path | None = setting(None, "Folder for TensorBoard's event files, written by rank 0.")
+    steps: int | None = setting(None, "Optimizer steps, in place of --epochs.", at_least=1, matters=EXTENT)
+    seed: int = setting(0, "Seed of weights, order of samples and dropout.", at_least=0, matters=RESULT)
+    deterministic: bool = setting(
+        False, "Same numbers at every run: op determinism and fixed thread counts.", matters=RESULT | TIME
+    )
+    profile: str = setting(
+        "auto", "Node profile of `hpcdl tune-threads`: a file, `none`, or `auto`, the best that fits.", matters=TIME
+    )
+    run_dir: Path | None = setting(None, "Folder of the run; default runs/<time>-<model>-<strategy>.", matters=NOTHING)
+    stage_env: bool = setting(
+        False, "Unpack the Python environment on each node's own storage before the ranks start.", matters=NOTHING
+    )
+    warmup_steps: int = setting(3, "First steps that throughput leaves out.", at_least=0, matters=NOTHING)
+    tensorboard: Path | None = setting(
+        None, "Folder for TensorBoard's event files, written by rank 0.", matters=NOTHING
+    )
 
 
 @dataclass(frozen=True, kw_only=True)
 class CheckpointConfig:
     """What survives an interruption."""
 
-    resume: bool = setting(False, "Go on with the run in --run-dir; start it where there is none.")
-    checkpoint_every: float = setting(600.0, "Time between checkpoints.", kind="seconds", above=0)
-    keep_checkpoints: int = setting(3, "Number of checkpoints kept.", at_least=1)
-    time_limit: float | None = setting(None, "Save and stop with exit 75 after this time.", kind="seconds", above=0)
+    resume: bool = setting(False, "Go on with the run in --run-dir; start it where there is none.", matters=NOTHING)
+    allow: Sequence[str] = setting(
+        (), "With --resume: go on although this setting differs; may be repeated.", kind="names", matters=NOTHING
+    )
+    checkpoint_every: float = setting(600.0, "Time between checkpoints.", kind="seconds", above=0, matters=NOTHING)
+    keep_checkpoints: int = setting(3, "Number of checkpoints kept.", at_least=1, matters=NOTHING)
+    time_limit: float | None = setting(
+        None, "Save and stop with exit 75 after this time.", kind="seconds", above=0, matters=NOTHING
+    )
 
 
 @dataclass(frozen=True, kw_only=True)
 class SafetyConfig:
     """When a run that goes wrong is ended."""
 
-    stall_timeout: float = setting(300.0, "End the run when an exchange waits this long.", kind="seconds", above=0)
-    divergence_check_steps: int = setting(
-        1000, "Compare a hash of all weights over the ranks every so many steps; 0 turns it off.", at_least=0
+    stall_timeout: float = setting(
+        300.0, "End the run when an exchange waits this long.", kind="seconds", above=0, matters=NOTHING
     )
-    allow_grpc: bool = setting(False, "Run grpc-* on nodes that other users can be on: their servers know no password.")
+    divergence_check_steps: int = setting(
+        1000,
+        "Compare a hash of all weights over the ranks every so many steps; 0 turns it off.",
+        at_least=0,
+        matters=NOTHING,
+    )
+    allow_grpc: bool = setting(
+        False, "Run grpc-* on nodes that other users can be on: their servers know no password.", matters=NOTHING
+    )
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import enum
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -19,6 +20,21 @@ LONGEST_SIDE = 65_535
 """JPEG's."""
 
 
+class Matters(enum.Flag):
+    """What another value of a setting changes: report groups by it, `--resume` refuses or takes it."""
+
+    NOTHING = 0
+    RESULT = enum.auto()
+    """What is computed, be it the last bit: `--resume` refuses another value."""
+    EXTENT = enum.auto()
+    """How far a run goes and on how many ranks: `--resume` takes another value, the run stays a correct one."""
+    TIME = enum.auto()
+    """What a step does or sends: runs that differ are never averaged."""
+
+
+NOTHING, RESULT, EXTENT, TIME = Matters.NOTHING, Matters.RESULT, Matters.EXTENT, Matters.TIME
+
+
 def setting(
     default: Any,
     help: str,
@@ -28,13 +44,14 @@ def setting(
     above: float | None = None,
     at_most: float | None = None,
     choices: Sequence[str] = (),
+    matters: Matters | None = None,
 ) -> Any:
-    """A dataclass field: `help` is one sentence, `kind` overrides the type's own.
+    """A dataclass field: `help` is one sentence, `kind` overrides the type's own. Those of a run say what `matters`.
 
     Kinds beside types: `bytes`, `seconds`, `size`, and the lists `counts` (whole numbers from 1 on) and `names`.
     """
     limits = {"at_least": at_least, "above": above, "at_most": at_most}
-    metadata = {"help": help, "kind": kind, "limits": limits, "choices": tuple(choices)}
+    metadata = {"help": help, "kind": kind, "limits": limits, "choices": tuple(choices), "matters": matters}
     return dataclasses.field(default=default, metadata=metadata)
 
 
@@ -50,6 +67,7 @@ class Setting:
     optional: bool
     limits: dict[str, float | None]
     choices: tuple[str, ...]
+    matters: Matters | None
 
     @property
     def required(self) -> bool:
@@ -113,6 +131,7 @@ def settings_of(cls: type) -> list[Setting]:
                 optional="NoneType" in names,
                 limits=item.metadata["limits"],
                 choices=item.metadata["choices"],
+                matters=item.metadata["matters"],
             )
         )
     return found

@@ -17,8 +17,10 @@ from hpcdl.config.load import (
     standard_layers,
 )
 from hpcdl.config.schema import TrainConfig
+from hpcdl.config.settings import Setting
 from hpcdl.core.errors import ConfigError, UsageError
 from hpcdl.core.files import toml_text
+from tests.conftest import CommandLine
 
 NEEDED = {"model": "lenet", "data": "shards"}
 
@@ -112,3 +114,15 @@ def test_a_config_survives_toml(values: dict[str, object]) -> None:
     text = toml_text(as_toml_values(config))
     again = load(TrainConfig, [Layer(origin="test", values=tomllib.loads(text))]).config
     assert again == config
+
+
+@pytest.mark.parametrize("item", all_settings(TrainConfig), ids=lambda item: item.key)
+def test_every_setting_of_a_run_says_what_it_changes(item: Setting) -> None:
+    assert item.matters is not None, f"declare matters=RESULT, EXTENT, TIME or NOTHING for {item.name} in schema.py"
+
+
+def test_a_list_is_given_by_commas_or_by_repeating(run_hpcdl: CommandLine, tmp_path: Path) -> None:
+    words = ["train", "--model", "lenet", "--data", "synthetic:mnist", "--run-dir", tmp_path / "run", "--resume"]
+    for allowed in (["--allow", "seed,dtaa"], ["--allow", "seed", "--allow", "dtaa"]):
+        refused = run_hpcdl([*words, *allowed])
+        assert refused.code == 2 and "unknown setting of --allow 'dtaa'; did you mean 'data'?" in refused.err

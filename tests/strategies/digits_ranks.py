@@ -87,7 +87,7 @@ def train(case: dict[str, Any], everybody: Communicator) -> None:
     if not takes_part:
         return
     if group.rank == 0 and not run_dir.exists():
-        rundir.create(run_dir, effective, {})
+        rundir.create(run_dir, effective, "")
     group.barrier()
     try:
         run_rank(prepare(effective), group, run_dir)

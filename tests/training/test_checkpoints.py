@@ -8,12 +8,16 @@ from pathlib import Path
 
 import numpy
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from hpcdl.comm.threads import communicator as threads
 from hpcdl.comm.threads.communicator import alone
 from hpcdl.core.errors import CorruptError
 from hpcdl.training.checkpoint import folders as checkpoints
 from hpcdl.training.checkpoint.folders import CheckpointWriter, Snapshot
+
+FILES = ["shared.npz", "rank-0.npz", "checkpoint.json"]
 
 
 def snapshot(step: int, rank: int = 0) -> Snapshot:
@@ -73,6 +77,75 @@ def test_a_damaged_checkpoint_is_passed_over(tmp_path: Path, name: str, damage: 
     assert checkpoints.newest_valid(tmp_path, warnings) == 1
     assert len(warnings) == 1
     assert "step-0000000002" in warnings[0]
+
+
+@given(place=st.floats(0, 1, exclude_max=True), bit=st.integers(0, 7), name=st.sampled_from(FILES))
+@settings(max_examples=150, deadline=None)
+def test_one_flipped_bit_anywhere_is_found(
+    place: float, bit: int, name: str, tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    """In the files' own bytes and in what says so; what is left where nothing is told is what was written."""
+    run_dir = tmp_path_factory.mktemp("flipped")
+    write(run_dir, [1, 2])
+    path = checkpoints.folder_of(run_dir / "checkpoints", 2) / name
+    content = bytearray(path.read_bytes())
+    content[int(place * len(content))] ^= 1 << bit
+    path.write_bytes(content)
+    warnings: list[str] = []
+    step = checkpoints.newest_valid(run_dir, warnings)
+    assert (step, len(warnings)) in ((1, 1), (2, 0))
+    if step == 2:
+        assert name == "checkpoint.json"
+        shared, facts = checkpoints.read_shared(run_dir, 2)
+        assert facts == {"ranks": 2} and (shared["weights/0"] == 2).all()
+
+
+WRONG: dict[str, object] = {
+    "a list": [],
+    "nothing": {},
+    "a step of text": {"step": "2"},
+    "another step": {"step": 1},
+    "a step of 400 digits": {"step": 10**400},
+    "no facts": {"facts": None},
+    "ranks of text": {"facts": {"ranks": "2"}},
+    "negative ranks": {"facts": {"ranks": -2}},
+    "very many ranks": {"facts": {"ranks": 2**60}},
+    "seconds of a list": {"facts": {"seconds": []}},
+    "a history of numbers": {"facts": {"history": [1]}},
+    "a history of wrong points": {"facts": {"history": [{"epoch": "x"}]}},
+    "files of a list": {"files": []},
+    "files of numbers": {"files": {"shared.npz": 3}},
+    "a file elsewhere": {"files": {"shared.npz": [1, ""], "../../x": [1, ""]}},
+    "a size of text": {"files": {"shared.npz": ["x", ""]}},
+}
+
+
+@pytest.mark.parametrize("digest", ["with a digest", "without"])
+@pytest.mark.parametrize("wrong", WRONG)
+def test_json_that_was_never_written_so_is_passed_over(wrong: str, digest: str, tmp_path: Path) -> None:
+    write(tmp_path, [1, 2])
+    path = checkpoints.folder_of(tmp_path / "checkpoints", 2) / "checkpoint.json"
+    document = json.loads(path.read_text())
+    changed = WRONG[wrong]
+    if isinstance(changed, dict) and changed:
+        changed = {**document, **changed}
+        del changed["digest"]
+        if digest == "with a digest":
+            changed["digest"] = checkpoints.own_digest(changed)
+    path.write_text(json.dumps(changed))
+    warnings: list[str] = []
+    assert checkpoints.newest_valid(tmp_path, warnings) == 1
+    assert len(warnings) == 1 and "step-0000000002" in warnings[0]
+
+
+def test_a_checkpoint_of_an_earlier_version_is_taken(tmp_path: Path) -> None:
+    """It has no digest of its own JSON."""
+    write(tmp_path, [1])
+    path = checkpoints.folder_of(tmp_path / "checkpoints", 1) / "checkpoint.json"
+    document = json.loads(path.read_text())
+    del document["digest"]
+    path.write_text(json.dumps(document))
+    assert checkpoints.newest_valid(tmp_path, []) == 1
 
 
 def test_a_foreign_schema_is_refused(tmp_path: Path) -> None:

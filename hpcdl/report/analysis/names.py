@@ -5,21 +5,26 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Iterable, Sequence
 
+from hpcdl.config.load import all_settings
+from hpcdl.config.schema import TrainConfig
+from hpcdl.config.settings import Matters
 from hpcdl.report.analysis.scaling import Curve, Point
 from hpcdl.report.runs.run import Run
 
 _WORDS = {"ranks_per_node": "ranks per node", "batch_per_rank": "batch per worker", "global_batch": "global batch"}
 _FIXED = ("model", "strategy", "variant", "data", "machine", "processor", "version")
-COSTLY = (
-    "precision", "optimizer", "lars", "compress", "accumulate", "backup-workers", "period", "variant", "unpacked",
-    "groups", "bucket-size", "placement", "deterministic", "xla",
-)  # fmt: skip
-"""Settings that change what a step does or sends: runs that differ in one are never averaged."""
 _IDENTITY = (
     "model", "data", "strategy", "batch-size", "ranks", "servers", "nodes", "ranks-per-node", "seed", "run-dir",
     "resume", "profile", "config",
 )  # fmt: skip
 """Settings that a record holds elsewhere, or that name a run."""
+_SETTINGS = {item.key: item for item in all_settings(TrainConfig)}
+COSTLY = tuple(
+    key
+    for key, item in _SETTINGS.items()
+    if item.matters and Matters.TIME in item.matters and item.kind != "Path" and key not in _IDENTITY
+)
+"""Settings that change what a step does or sends: runs that differ in one are never averaged. Paths differ by job."""
 
 
 def told_apart(runs: Sequence[Run]) -> list[Run]:
@@ -36,7 +41,8 @@ def told_apart(runs: Sequence[Run]) -> list[Run]:
 
 def other_differences(runs: Sequence[Run]) -> Iterable[str]:
     """A line for the settings that differ, were not kept apart, and may matter to accuracy."""
-    names = sorted({name for run in runs for name in run.config} - {*COSTLY, *_IDENTITY})
+    trifles = {key for key, item in _SETTINGS.items() if item.matters is Matters.NOTHING}
+    names = sorted({name for run in runs for name in run.config} - {*COSTLY, *_IDENTITY} - trifles)
     varying = _varying(runs, names)
     if varying:
         yield f"runs differ in settings that do not keep them apart: {listed(varying, 6)}"

@@ -8,8 +8,11 @@ folder has a temporary name until then. See docs/checkpoints.md.
 from __future__ import annotations
 
 import hashlib
+import json
 import shutil
 import threading
+import zipfile
+import zlib
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -20,6 +23,7 @@ import numpy
 from hpcdl.core.errors import CorruptError
 from hpcdl.core.files import read_json, replacing, sync_folder, write_json
 from hpcdl.core.protocols import Communicator
+from hpcdl.core.records import HistoryPoint, from_json
 
 if TYPE_CHECKING:
     from hpcdl.core.protocols import Array
@@ -28,6 +32,7 @@ SCHEMA = "hpcdl.checkpoint/1"
 FOLDER = "checkpoints"
 SHARED_FILE = "shared.npz"
 MANIFEST = "checkpoint.json"
+_MOST = 2**53
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -106,7 +111,7 @@ class CheckpointWriter:
             if problem:
                 raise OSError(problem)
             document = {"schema": SCHEMA, "step": snapshot.step, "facts": snapshot.facts, "files": files}
-            write_json(temporary / MANIFEST, document)
+            write_json(temporary / MANIFEST, {**document, "digest": own_digest(document)})
             final = folder_of(self._folder, snapshot.step)
             shutil.rmtree(final, ignore_errors=True)
             temporary.replace(final)
@@ -167,16 +172,49 @@ def verify(folder: Path) -> None:
     """CorruptError names the file that is missing, cut short or changed."""
     try:
         document = read_json(folder / MANIFEST)
-        files = dict(document["files"])
-        known = document["schema"] == SCHEMA
-    except (OSError, KeyError, TypeError, ValueError) as error:
+        if document["schema"] != SCHEMA:
+            raise CorruptError(f"checkpoint {folder} has schema {document['schema']!r}, this hpcdl reads {SCHEMA!r}")
+        files = _files_in(document, folder)
+    except (OSError, KeyError, TypeError, ValueError, AttributeError) as error:
         raise CorruptError(f"checkpoint {folder} has no usable {MANIFEST} ({error})") from error
-    if not known:
-        raise CorruptError(f"checkpoint {folder} has schema {document['schema']!r}, this hpcdl reads {SCHEMA!r}")
     for name, (size, digest) in files.items():
         path = folder / name
-        if not path.is_file() or path.stat().st_size != size or digest_of(path) != digest:
+        try:
+            sound = path.is_file() and path.stat().st_size == size and digest_of(path) == digest
+        except OSError as error:
+            raise CorruptError(f"checkpoint file {path} cannot be read: {error.strerror}") from error
+        if not sound:
             raise CorruptError(f"checkpoint file {path} is damaged or missing")
+
+
+def _files_in(document: Mapping[str, Any], folder: Path) -> dict[str, tuple[int, str]]:
+    """The files that a checkpoint.json lists; KeyError, TypeError and ValueError where it is not as it was written.
+
+    One of an earlier version has no digest: what a resumed run takes from it is looked at all the same.
+    """
+    if "digest" in document and document["digest"] != own_digest(document):
+        raise ValueError("its digest does not fit its content")
+    if type(document["step"]) is not int or folder_of(folder.parent, document["step"]) != folder:
+        raise ValueError(f"it is that of step {document['step']!r}")
+    facts = document["facts"]
+    for name in ("ranks", "global_batch", "steps_per_epoch"):
+        if type(facts.get(name, 1)) is not int or not 0 < facts.get(name, 1) <= _MOST:
+            raise ValueError(f"{name} is {facts[name]!r}")
+    if not 0 <= float(facts.get("seconds", 0.0)) <= _MOST:
+        raise ValueError(f"seconds is {facts['seconds']!r}")
+    for point in facts.get("history", []):
+        from_json(HistoryPoint, dict(point))
+    files = {str(name): (size, digest) for name, (size, digest) in document["files"].items()}
+    if SHARED_FILE not in files or any(Path(name).name != name for name in files):
+        raise ValueError(f"it lists {', '.join(files)}")
+    return files
+
+
+def own_digest(document: Mapping[str, Any]) -> str:
+    """BLAKE2b of a checkpoint.json's content, without its own digest: of its canonical JSON."""
+    content = {key: value for key, value in document.items() if key != "digest"}
+    canonical = json.dumps(content, sort_keys=True, separators=(",", ":"), allow_nan=False)
+    return hashlib.blake2b(canonical.encode(), digest_size=16).hexdigest()
 
 
 def write_arrays(path: Path, arrays: Mapping[str, Array]) -> tuple[int, str]:
@@ -187,9 +225,12 @@ def write_arrays(path: Path, arrays: Mapping[str, Array]) -> tuple[int, str]:
 
 
 def read_arrays(path: Path) -> dict[str, Array]:
-    """The arrays of an .npz."""
-    with numpy.load(path, allow_pickle=False) as archive:
-        return {name: archive[name] for name in archive.files}
+    """The arrays of an .npz; CorruptError where it is damaged."""
+    try:
+        with numpy.load(path, allow_pickle=False) as archive:
+            return {name: archive[name] for name in archive.files}
+    except (OSError, ValueError, EOFError, KeyError, zipfile.BadZipFile, zlib.error) as error:
+        raise CorruptError(f"checkpoint file {path} is damaged: {error}") from error
 
 
 def digest_of(path: Path) -> str:

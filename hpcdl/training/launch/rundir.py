@@ -6,12 +6,16 @@ import time
 from pathlib import Path
 from typing import Any
 
-from hpcdl.config.load import Effective, Layer, as_toml_values, load
+from hpcdl.config.load import Effective, Layer, all_settings, as_toml_values, flatten, load
 from hpcdl.config.schema import TrainConfig
-from hpcdl.core.errors import ConfigError, CorruptError, HpcdlError, UsageError
+from hpcdl.config.settings import Matters
+from hpcdl.core.errors import ConfigError, CorruptError, HpcdlError, UnknownNameError, UsageError
 from hpcdl.core.files import read_toml, toml_text, write_text
 
 CONFIG_FILE = "run.toml"
+_OF_ONE_CALL = ("run-dir", "allow")
+"""Settings that a resumed run does not take over."""
+_CHECKSUM = "data-checksum"
 
 
 def default_run_dir(config: TrainConfig, now: float | None = None) -> Path:
@@ -31,7 +35,9 @@ def resume_layer(run_dir: Path) -> list[Layer]:
         return []
     effective, _ = read(run_dir)
     values = as_toml_values(effective.config)
-    given = {key: value for key, value in values.items() if effective.origins[key] != "default" and key != "run-dir"}
+    given = {
+        key: value for key, value in values.items() if effective.origins[key] != "default" and key not in _OF_ONE_CALL
+    }
     return [Layer(origin=f"run ({run_dir})", values=given)]
 
 
@@ -41,8 +47,39 @@ def check_new(run_dir: Path) -> None:
         raise UsageError(f"run directory {run_dir} exists; choose another --run-dir, or go on with --resume")
 
 
-def create(run_dir: Path, effective: Effective[TrainConfig], facts: dict[str, Any]) -> None:
-    """Make the folder and write run.toml; `facts` are values that the start found out (nodes, placement)."""
+def check_resumed(run_dir: Path, config: TrainConfig, data_checksum: str) -> None:
+    """ConfigError with a line for each setting that changes results and differs from those of the run in `run_dir`.
+
+    Of the data the content counts, not the place. What --allow names is taken as it is.
+    """
+    known = {item.key: item for item in all_settings(TrainConfig)}
+    for key in config.checkpoint.allow:
+        if key not in known:
+            raise UnknownNameError("setting of --allow", key, known)
+    if not (run_dir / CONFIG_FILE).exists():
+        return
+    begun, facts = read(run_dir)
+    before, now = flatten(begun.config), flatten(config)
+    differing = {
+        key: (item.show(before[key]), item.show(now[key]))
+        for key, item in known.items()
+        if item.matters and Matters.RESULT in item.matters and before[key] != now[key] and key != "data"
+    }
+    checksum = facts.get(_CHECKSUM, data_checksum if before["data"] == now["data"] else "unknown")
+    if checksum != data_checksum:
+        differing["data"] = (f"{before['data']} (checksum {checksum})", f"{now['data']} (checksum {data_checksum})")
+    problems = [
+        f"--{key}: {run_dir} began with {then}, now it is {given}; give what it began with, or --allow {key}"
+        for key, (then, given) in differing.items()
+        if key not in config.checkpoint.allow
+    ]
+    if problems:
+        raise ConfigError(problems)
+
+
+def create(run_dir: Path, effective: Effective[TrainConfig], data_checksum: str) -> None:
+    """Make the folder and write run.toml."""
+    facts = {_CHECKSUM: data_checksum}
     text = toml_text({**as_toml_values(effective.config), "facts": facts, "origins": effective.origins})
     try:
         run_dir.mkdir(parents=True, exist_ok=True)

@@ -57,7 +57,7 @@ def _train(effective: Effective[TrainConfig], on_event: EventHandler) -> tuple[P
     check_open_servers(prepared)
     run_dir = choose_run_dir(prepared)
     plan, said = plan_for(prepared)
-    rundir.create(run_dir, effective, {})
+    rundir.create(run_dir, effective, prepared.dataset.checksum)
     for text in said:
         on_event({"kind": "message", "text": text})
     reader = JournalReader(run_dir)
@@ -85,9 +85,11 @@ def _python(prepared: Prepared, plan: LaunchPlan) -> AbstractContextManager[str]
 
 
 def choose_run_dir(prepared: Prepared) -> Path:
-    """The folder of this run; UsageError where it holds another one and --resume was not asked for."""
+    """The folder of this run; UsageError where it holds another one, which is not to be resumed as asked."""
     run_dir = prepared.config.run.run_dir or rundir.default_run_dir(prepared.config)
-    if not prepared.config.checkpoint.resume:
+    if prepared.config.checkpoint.resume:
+        rundir.check_resumed(run_dir, prepared.config, prepared.dataset.checksum)
+    else:
         rundir.check_new(run_dir)
     return run_dir
 
@@ -165,7 +167,7 @@ def _agree(effective: Effective[TrainConfig], communicator: Communicator) -> tup
             prepared = prepare(effective)
             check_open_servers(prepared)
             run_dir = choose_run_dir(prepared)
-            rundir.create(run_dir, effective, {})
+            rundir.create(run_dir, effective, prepared.dataset.checksum)
             answer = {"run_dir": str(run_dir), "exit_code": 0}
         except HpcdlError as error:
             problem, answer = error, {"exit_code": error.exit_code}

@@ -66,6 +66,10 @@ def run_worker(
     resumed_from = _resume(trainer, run_dir, group, warnings) if config.checkpoint.resume else None
     if resumed_from is not None:
         record = results.continued_record(record, run_dir, resumed_from)
+        if config.checkpoint.allow:
+            warnings.append(
+                f"resumed with --allow {','.join(config.checkpoint.allow)}: part of it ran with other settings"
+            )
         journal.write("message", text=f"going on after step {resumed_from} of {prepared.num_steps}")
     record = dataclasses.replace(record, warnings=list(dict.fromkeys([*record.warnings, *warnings])))
     if leads:

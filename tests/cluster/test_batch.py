@@ -12,9 +12,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from hpcdl.cluster.batch import jobs
-from hpcdl.cluster.batch.script import JobRequest, render
+from hpcdl.cluster.batch.script import render
 from hpcdl.cluster.batch.submission import Wanted, plan_job
-from hpcdl.cluster.batch.systems import find_system, has_own_nodes
+from hpcdl.cluster.batch.systems import JobRequest, find_system, has_own_nodes
 from hpcdl.cluster.launchers.table import LAUNCHERS
 from hpcdl.core.errors import HpcdlError, UnknownNameError, UsageError
 from tests.conftest import CommandLine

@@ -7,11 +7,10 @@ import re
 import shlex
 import shutil
 import sys
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping
 from pathlib import Path
 
-from hpcdl.cluster.batch.systems import SYSTEMS, call
+from hpcdl.cluster.batch.systems import SYSTEMS, JobRequest, call
 from hpcdl.cluster.launchers.table import LAUNCHER_VARIABLE, find_launcher, load_launcher
 from hpcdl.core.errors import HpcdlError, UsageError
 from hpcdl.core.files import write_text
@@ -23,28 +22,6 @@ _HANDED_ON = (
 )  # fmt: skip
 """Variables that the job must find as they were at submission, whatever the batch system hands on by itself."""
 _PLACE = re.compile(r"@([A-Z_]+)@")
-
-
-@dataclass(frozen=True, kw_only=True)
-class JobRequest:
-    """A job to be: `command` are words behind `hpcdl`; `folder` (absolute) takes script and log.
-
-    `warning_s` before the limit the ranks are warned. With `until_done` the job requeues itself, `max_requeues` times
-    at most, for as long as it ends with 75 (something to resume).
-    """
-
-    name: str
-    command: Sequence[str]
-    folder: Path
-    nodes: int
-    ranks_per_node: int
-    time_s: float
-    warning_s: float
-    partition: str = ""
-    account: str = ""
-    until_done: bool = False
-    max_requeues: int = 20
-    launcher: str = ""
 
 
 def render(request: JobRequest, environment: Mapping[str, str] = os.environ) -> str:

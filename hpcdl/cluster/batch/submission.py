@@ -9,7 +9,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from hpcdl.cluster.batch import jobs
-from hpcdl.cluster.batch.script import JobRequest, render, submit
+from hpcdl.cluster.batch.script import render, submit
+from hpcdl.cluster.batch.systems import JobRequest
 from hpcdl.core.errors import UsageError
 from hpcdl.core.files import read_toml
 

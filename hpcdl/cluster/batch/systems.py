@@ -8,15 +8,34 @@ import shlex
 import subprocess
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from pathlib import Path
 
 from hpcdl.core.errors import HpcdlError, UnknownNameError, UsageError
 
-if TYPE_CHECKING:
-    from hpcdl.cluster.batch.script import JobRequest
-
 TIMEOUT_S = 60.0
 """A controller that is busy answers late; one that does not answer in this time is down."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class JobRequest:
+    """A job to be: `command` are words behind `hpcdl`; `folder` (absolute) takes script and log.
+
+    `warning_s` before the limit the ranks are warned. With `until_done` the job requeues itself, `max_requeues` times
+    at most, for as long as it ends with 75 (something to resume).
+    """
+
+    name: str
+    command: Sequence[str]
+    folder: Path
+    nodes: int
+    ranks_per_node: int
+    time_s: float
+    warning_s: float
+    partition: str = ""
+    account: str = ""
+    until_done: bool = False
+    max_requeues: int = 20
+    launcher: str = ""
 
 
 @dataclass(frozen=True, kw_only=True)

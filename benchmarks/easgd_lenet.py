@@ -10,6 +10,7 @@ held out right; it is asked after each epoch. The parts are means per step over 
 from __future__ import annotations
 
 import argparse
+import shutil
 import sys
 import tempfile
 from pathlib import Path
@@ -23,11 +24,11 @@ COMMUNICATION = ("wait", "exposed_communication")
 TARGET = 0.97
 
 
-def train(options: argparse.Namespace, strategy: str, flags: tuple[str, ...], run_dir: Path) -> RunRecord:
+def train(options: argparse.Namespace, data: Path, strategy: str, flags: tuple[str, ...], run_dir: Path) -> RunRecord:
     """One run; every host trains with one thread, as all of them share this machine."""
     servers = 1 if strategy == "easgd" else 0
     command = [
-        sys.executable, "-m", "hpcdl", "train", "--model", "lenet", "--data", str(options.data.resolve()), "--strategy",
+        sys.executable, "-m", "hpcdl", "train", "--model", "lenet", "--data", str(data), "--strategy",
         strategy, *flags, "--batch-size", "16", "--epochs", str(options.epochs), "--target-accuracy", str(TARGET),
         "--learning-rate", str(options.learning_rate), "--deterministic", "--run-dir", str(run_dir),
     ]  # fmt: skip
@@ -46,8 +47,9 @@ def main() -> None:
     options = parser.parse_args()
     # Below the checkout: the hosts see it at the same path.
     with tempfile.TemporaryDirectory(prefix=".easgd-lenet-", dir=Path.cwd()) as name:
+        data = shutil.copytree(options.data, Path(name) / "data")
         for number, (strategy, flags) in enumerate(METHODS):
-            record = train(options, strategy, flags, Path(name) / str(number))
+            record = train(options, data, strategy, flags, Path(name) / str(number))
             step_s = sum(record.parts.values())
             share = sum(record.parts[part] for part in COMMUNICATION) / step_s
             parts = ", ".join(f"{part} {1e3 * seconds:.1f}" for part, seconds in record.parts.items())

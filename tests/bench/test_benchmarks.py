@@ -19,13 +19,13 @@ SMALLEST = {
     "data_waiting": ("--steps 2 --hep-steps 1 --batch-size 4 --folder FOLDER", None),
     "data_writing": ("--mib 8 --jpegs 20 --repeats 1 --folder FOLDER", None),
     "easgd_communication": ("--hosts 3 --mib 0.1 --rounds 1", HOSTS),
-    "easgd_lenet": ("--hosts 2 --epochs 1 --data SHARDS", HOSTS),
     "easgd_pairs": ("--data SHARDS --epochs 1 --minutes 0.01 --out FOLDER/pairs.json", RANKS),
     "observed_cost": ("", None),
     "ps_exchange": ("--workers 2 --steps 1", HOSTS),
 }
 MINUTES = {
     "checkpoint_stall": "builds ResNet-50 on two ranks and writes it several times",
+    "easgd_lenet": "four trainings on hosts of the lab",
     "exchange_memory": "runs of AlexNet on one rank and on two",
     "exchange_peers": "AlexNet under three engines",
     "node_winner": "an exhaustive search",

@@ -26,6 +26,7 @@ from hpcdl.core.errors import CorruptError, HpcdlError, UsageError
 from hpcdl.core.files import read_json, write_json
 from hpcdl.core.from_json import from_json
 from hpcdl.core.linear_fit import AlphaBeta, alpha_beta
+from hpcdl.core.paths import own_program
 from hpcdl.core.progress import progress
 from hpcdl.core.units import format_bytes, parse_bytes
 from hpcdl.node.plan import launch_plan
@@ -100,7 +101,7 @@ def run(config: AllreduceBenchConfig) -> AllreduceResult | None:
                 with contextlib.suppress(OSError, CorruptError):
                     bar.update(read_json(folder / PROGRESS_FILE))
 
-            command = [sys.executable, "-m", "hpcdl.bench.allreduce", name]
+            command = own_program("hpcdl.bench.allreduce", name)
             local.start(plan, command, folder=folder / "ranks", tick=tick)
         return from_json(AllreduceResult, read_json(folder / RESULT_FILE))
 
@@ -188,7 +189,7 @@ def _row(name: str, row: Row, num_ranks: int, link: AlphaBeta) -> AllreduceRow:
 
 def main() -> None:
     """Entry of a rank process."""
-    from hpcdl.training.session.rank import supervised
+    from hpcdl.training.session.rank import leave, supervised
 
     folder = Path(sys.argv[1])
     config = load(AllreduceBenchConfig, [Layer(origin=CONFIG_FILE, values=read_json(folder / CONFIG_FILE))]).config
@@ -202,7 +203,7 @@ def main() -> None:
         if communicator.rank == 0:
             write_json(folder / RESULT_FILE, dataclasses.asdict(result))
 
-    sys.exit(supervised(body))
+    leave(supervised(body))
 
 
 if __name__ == "__main__":

@@ -16,6 +16,7 @@ from hpcdl.config.bench import StepBenchConfig
 from hpcdl.config.load import Layer, as_toml_values, load
 from hpcdl.core.errors import UsageError
 from hpcdl.core.files import read_json, write_json
+from hpcdl.core.paths import own_program
 from hpcdl.core.protocols import Communicator
 from hpcdl.core.statistics import estimate
 from hpcdl.data.dataset import open_dataset
@@ -65,7 +66,7 @@ def run(config: StepBenchConfig) -> StepResult:
     with tempfile.TemporaryDirectory(prefix="hpcdl-bench-") as name:
         folder = Path(name)
         write_json(folder / CONFIG_FILE, as_toml_values(config))
-        command = [sys.executable, "-m", "hpcdl.bench.step", name]
+        command = own_program("hpcdl.bench.step", name)
         local.start(plan, command, folder=folder / "ranks", mpi=info.features.mpi)
         gathered = read_json(folder / RESULT_FILE)
     return _summary(config, num_workers, gathered)
@@ -181,12 +182,12 @@ def _work(config: StepBenchConfig, context: Context, strategy: Strategy, group: 
 
 def main() -> None:
     """Entry of a rank process."""
-    from hpcdl.training.session.rank import supervised
+    from hpcdl.training.session.rank import leave, supervised
 
     folder = Path(sys.argv[1])
     config = load(StepBenchConfig, [Layer(origin=CONFIG_FILE, values=read_json(folder / CONFIG_FILE))]).config
 
-    sys.exit(supervised(lambda communicator: measure_on_rank(config, communicator, folder)))
+    leave(supervised(lambda communicator: measure_on_rank(config, communicator, folder)))
 
 
 if __name__ == "__main__":

@@ -11,7 +11,12 @@ from hpcdl.core.errors import HpcdlError, Interrupted, UsageError
 
 def main() -> None:
     """Run the command line and exit with the codes that the errors carry."""
-    sys.exit(run(sys.argv[1:]))
+    exit_code = run(sys.argv[1:])
+    if "tensorflow" in sys.modules:
+        from hpcdl.training.session.rank import leave
+
+        leave(exit_code)
+    sys.exit(exit_code)
 
 
 def run(arguments: list[str]) -> int:

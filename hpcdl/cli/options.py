@@ -26,6 +26,7 @@ JsonFlag = Annotated[bool, typer.Option("--json", help="Print one JSON document 
 ConfigFlag = Annotated[
     Path | None, typer.Option("--config", metavar="FILE", help="TOML file whose keys are the flags.")
 ]
+TrustFlag = Annotated[bool, typer.Option("--trust", help="Run the code that another user's run names.")]
 SetFlag = Annotated[list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="One setting; may be repeated.")]
 
 _METAVARS = {

@@ -8,7 +8,7 @@ from typing import Annotated
 
 import typer
 
-from hpcdl.cli.options import JsonFlag
+from hpcdl.cli.options import JsonFlag, TrustFlag
 from hpcdl.cli.output import print_json, say
 
 RunArgument = Annotated[Path, typer.Argument(metavar="RUN", help="Folder of a run.")]
@@ -32,10 +32,13 @@ def evaluate(
     data: Annotated[str, typer.Option("--data", metavar="DIR", help="Folder made by `hpcdl shard`.")],
     split: Annotated[str | None, typer.Option("--split", help="Part of it: test, else val, else train.")] = None,
     json: JsonFlag = False,
+    trust: TrustFlag = False,
 ) -> None:
     """Measure a run's model on data."""
+    from hpcdl.training.launch.rundir import check_trusted
     from hpcdl.training.session import runtime
 
+    check_trusted(run, trust)
     runtime.silence()
     runtime.import_tensorflow()
     from hpcdl.training.runs import evaluate_run
@@ -56,10 +59,13 @@ def export(
     target: Annotated[Path, typer.Argument(metavar="DIR", help="New folder to write to.")],
     to: Annotated[Form, typer.Option("--to", help="Format.")] = Form.KERAS,
     json: JsonFlag = False,
+    trust: TrustFlag = False,
 ) -> None:
     """Write a run's model for use without hpcdl."""
+    from hpcdl.training.launch.rundir import check_trusted
     from hpcdl.training.session import runtime
 
+    check_trusted(run, trust)
     runtime.silence()
     runtime.import_tensorflow()
     from hpcdl.training.runs import export_run

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, Self
 
 import typer
 
-from hpcdl.cli.options import ConfigFlag, JsonFlag, SetFlag, effective, takes_settings
+from hpcdl.cli.options import ConfigFlag, JsonFlag, SetFlag, TrustFlag, effective, takes_settings
 from hpcdl.cli.output import print_json, printable, say
 from hpcdl.config.load import Layer
 from hpcdl.config.schema import TrainConfig
@@ -27,7 +27,13 @@ def register(app: typer.Typer) -> None:
 
 
 @takes_settings(TrainConfig)
-def train(flags: dict[str, Any], config: ConfigFlag = None, set_: SetFlag = None, json: JsonFlag = False) -> None:
+def train(
+    flags: dict[str, Any],
+    config: ConfigFlag = None,
+    set_: SetFlag = None,
+    json: JsonFlag = False,
+    trust: TrustFlag = False,
+) -> None:
     """Train a network on one rank or on many.
 
     On this node with --ranks N, or as one rank under mpiexec or srun.
@@ -36,7 +42,7 @@ def train(flags: dict[str, Any], config: ConfigFlag = None, set_: SetFlag = None
     from hpcdl.core.records import read_record
     from hpcdl.training.launch import train as launch
 
-    settings = effective(TrainConfig, "train", flags, config, set_, below=_resumed(flags))
+    settings = effective(TrainConfig, "train", flags, config, set_, below=_resumed(flags, trust))
     place = placement()
     if place is None:
         with Follower() as follower:
@@ -53,14 +59,15 @@ def train(flags: dict[str, Any], config: ConfigFlag = None, set_: SetFlag = None
         print_summary(run_dir, record)
 
 
-def _resumed(flags: dict[str, Any]) -> list[Layer]:
+def _resumed(flags: dict[str, Any], trust: bool) -> list[Layer]:
     """With --resume, the settings of the run that goes on; UsageError without a folder to resume from."""
     if not flags["resume"]:
         return []
     if flags["run-dir"] is None:
         raise UsageError("--resume needs to know which run: add --run-dir DIR")
-    from hpcdl.training.launch.rundir import resume_layer
+    from hpcdl.training.launch.rundir import check_trusted, resume_layer
 
+    check_trusted(Path(flags["run-dir"]), trust)
     return resume_layer(Path(flags["run-dir"]))
 
 

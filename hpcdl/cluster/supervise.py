@@ -20,7 +20,7 @@ from hpcdl.cluster.launchers.base import Casualty, Launcher
 from hpcdl.cluster.launchers.table import find_launcher
 from hpcdl.cluster.processes import end_marked
 from hpcdl.cluster.status import RankStatus, read_statuses
-from hpcdl.core.lifeline import asked_to_end_with_parent, identity
+from hpcdl.core.lifeline import identity, told_to_end_with_parent
 from hpcdl.core.protocols import LaunchPlan
 from hpcdl.core.shared_memory import remove_abandoned
 from hpcdl.core.signals import caught
@@ -94,10 +94,19 @@ def _start_processes(
             stdout=output,
             stderr=output,
             start_new_session=True,  # Ctrl-C reaches this process alone, which tells the ranks
-            preexec_fn=asked_to_end_with_parent(),
+            preexec_fn=told_to_end_with_parent(_parting(line[0])),
         )
         for own in each
     ]
+
+
+def _parting(launcher: str) -> signal.Signals:
+    """What a launcher is to hear when this process is gone.
+
+    At SIGTERM srun ends its step, and Open MPI's mpiexec removes what it has in /dev/shm and /tmp. Hydra would hand it
+    on and wait; its proxies, on every node, end their ranks when it is gone.
+    """
+    return signal.SIGKILL if "hydra" in Path(launcher).name else signal.SIGTERM
 
 
 class _Watcher:

@@ -22,13 +22,13 @@ _START_TIME = 19
 """Where /proc/PID/stat tells when a process began, counted behind its name."""
 
 
-def asked_to_end_with_parent() -> Callable[[], None]:
-    """For `Popen(preexec_fn=...)`: what is started gets SIGTERM when the thread that starts it ends.
+def told_to_end_with_parent(number: int) -> Callable[[], None]:
+    """For `Popen(preexec_fn=...)`: what is started gets this signal when the thread that starts it ends.
 
-    For programs of others, which cannot look after themselves; mpiexec and srun then end what they have started.
+    For programs of others, which cannot look after themselves.
     """
     prctl = ctypes.CDLL(None).prctl  # nothing may be loaded between fork and exec
-    return lambda: prctl(_PR_SET_PDEATHSIG, int(signal.SIGTERM))
+    return lambda: prctl(_PR_SET_PDEATHSIG, int(number))
 
 
 def end_with_parent(parent: int | None = None) -> None:

@@ -7,6 +7,7 @@ import fcntl
 import json
 import os
 import socket
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -19,14 +20,14 @@ _JOB_VARIABLES = ("SLURM_JOB_ID", "PBS_JOBID", "LSB_JOBID", "FLUX_JOB_ID")
 
 
 @contextmanager
-def writing(folder: Path) -> Iterator[None]:
-    """Hold `folder` for writing; UsageError at once where another process does, naming its host, pid and job.
+def writing(folder: Path, patience_s: float = 0.0) -> Iterator[None]:
+    """Hold `folder` for writing; UsageError where another process does so for `patience_s`: its host, pid and job.
 
     Where the file system has no flock, the record in the lock file stands in for it: it is taken over where its process
     is known to be dead, that is on the same host.
     """
     path = folder / FILE_NAME
-    descriptor = _locked(path)
+    descriptor = _locked(path, time.monotonic() + patience_s)
     try:
         yield
     finally:
@@ -46,11 +47,17 @@ def check_free(folder: Path) -> None:
             os.close(descriptor)
 
 
-def _locked(path: Path) -> int:
+def _locked(path: Path, deadline: float) -> int:
     while True:
         descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
         try:
             _take(descriptor, path)
+        except UsageError:
+            os.close(descriptor)
+            if time.monotonic() >= deadline:
+                raise
+            time.sleep(0.1)
+            continue
         except BaseException:
             os.close(descriptor)
             raise

@@ -1,4 +1,4 @@
-"""Where hpcdl's own files and the user's settings lie."""
+"""Where hpcdl's own files and the user's settings lie, and how its own programs are started."""
 
 from __future__ import annotations
 
@@ -35,3 +35,11 @@ def user_cache_folder() -> Path:
     """`$XDG_CACHE_HOME/hpcdl`, by default `~/.cache/hpcdl`: what can be measured again."""
     base = os.environ.get("XDG_CACHE_HOME")
     return (Path(base) if base else Path.home() / ".cache") / "hpcdl"
+
+
+def own_program(module: str, *words: str, python: str = sys.executable) -> list[str]:
+    """The command line of a module of hpcdl's.
+
+    With `-P` nothing is imported from the current folder: a file random.py or a folder hpcdl there changes nothing.
+    """
+    return [python, "-P", "-m", module, *words]

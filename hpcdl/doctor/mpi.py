@@ -24,6 +24,7 @@ from hpcdl.cluster.launchers.mpiexec import (
     launcher_of,
 )
 from hpcdl.core.errors import HpcdlError, UsageError
+from hpcdl.core.paths import own_program
 from hpcdl.doctor.finding import Finding, Subject, failure, ok, warning
 
 CHECK = "mpi"
@@ -71,9 +72,7 @@ def _two_ranks(mpiexec: Mpiexec) -> Finding:
         *launch_flags(mpiexec.flavour),
         "-n",
         "2",
-        sys.executable,
-        "-m",
-        "hpcdl.doctor.mpi",
+        *own_program("hpcdl.doctor.mpi"),
     ]
     remedy = f"run it by hand to see more: {' '.join(line)}"
     try:

@@ -3,19 +3,19 @@
 from __future__ import annotations
 
 import socket
-import sys
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 
 from hpcdl.cluster.environment import placement
 from hpcdl.cluster.launchers.table import LAUNCHER_VARIABLE, find_launcher
 from hpcdl.core.errors import UsageError
+from hpcdl.core.paths import own_program
 from hpcdl.study.plan import RunPlan
 
 NODES_VARIABLE = "SLURM_JOB_NODELIST"
 SETTLE_S = 10.0
 """In a job: how long nothing may have changed in what an earlier call left, whose ranks may still end elsewhere."""
-TRAIN = (sys.executable, "-m", "hpcdl", "train")
+TRAIN = own_program("hpcdl", "train")
 
 
 @dataclass(frozen=True, kw_only=True)

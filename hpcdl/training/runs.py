@@ -15,8 +15,9 @@ from hpcdl.data.read.pipeline import evaluation_batches
 from hpcdl.training.checkpoint import folders as checkpoints
 from hpcdl.training.checkpoint import state
 from hpcdl.training.launch import rundir
+from hpcdl.training.launch.rundir import MODEL_FILE
 from hpcdl.training.loop.evaluate import Evaluation, Evaluator
-from hpcdl.training.loop.worker import MODEL_FILE, build_model, save_model
+from hpcdl.training.loop.worker import build_model, save_model
 from hpcdl.training.optimization.objective import objective_of
 
 

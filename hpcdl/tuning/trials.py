@@ -24,6 +24,7 @@ from typing import Any
 
 from hpcdl.cluster.launchers.hostlist import expand_hosts
 from hpcdl.cluster.processes import end_marked
+from hpcdl.core.paths import own_program
 from hpcdl.node.profile import Profile, write_profile
 from hpcdl.node.settings import Settings
 from hpcdl.node.topology.model import Topology
@@ -72,7 +73,7 @@ CommandOf = Callable[[Workload, Settings, Path], Sequence[str]]
 def bench_step_command(workload: Workload, settings: Settings, profile: Path) -> list[str]:
     """The command line of a trial; the profile's settings reach the ranks by the way that `train` uses too."""
     ranks = settings.ranks_per_node or 1
-    words = [sys.executable, "-m", "hpcdl", "bench", "step", "--json", "--exchange-only", "--model", workload.model]
+    words = own_program("hpcdl", "bench", "step", "--json", "--exchange-only", "--model", workload.model)
     words += ["--batch-size", str(settings.batch_size or workload.batch_size), "--ranks", str(ranks)]
     words += ["--strategy", "ring" if ranks > 1 else "single", "--profile", str(profile)]
     if workload.data is not None:
@@ -217,7 +218,7 @@ def trial_prefixes(environment: Mapping[str, str]) -> list[list[str]]:
     if len(hosts) < 2:
         return [[]]
     srun = ["srun", "--nodes=1", "--ntasks=1", "--overlap", "--kill-on-bad-exit=1", "--mpi=none"]
-    return [[*srun, f"--nodelist={host}", sys.executable, "-m", "hpcdl.tuning.trials"] for host in hosts]
+    return [[*srun, f"--nodelist={host}", *own_program("hpcdl.tuning.trials")] for host in hosts]
 
 
 def node_of(prefix: Sequence[str]) -> str:

@@ -6,7 +6,6 @@ import os
 import re
 import shlex
 import shutil
-import sys
 from collections.abc import Mapping
 from pathlib import Path
 
@@ -14,7 +13,7 @@ from hpcdl.cluster.batch.systems import SYSTEMS, JobRequest, call
 from hpcdl.cluster.launchers.table import LAUNCHER_VARIABLE, find_launcher, load_launcher
 from hpcdl.core.errors import HpcdlError, UsageError
 from hpcdl.core.files import write_text
-from hpcdl.core.paths import share_folder, site_config_file
+from hpcdl.core.paths import own_program, share_folder, site_config_file
 
 _HANDED_ON = (
     "HPCDL_ADDRESS", "HPCDL_SHARE", "HPCDL_SITE_CONFIG", "HPCDL_SRUN_MPI", "LD_LIBRARY_PATH", "MPI4PY_LIBMPI",
@@ -33,7 +32,7 @@ def render(request: JobRequest, environment: Mapping[str, str] = os.environ) -> 
     system = SYSTEMS.get(load_launcher(name).batch)
     variables = {key: environment[key] for key in _HANDED_ON if environment.get(key)} | {LAUNCHER_VARIABLE: name}
     exports = [f"export {key}={shlex.quote(value)}" for key, value in sorted(variables.items())]
-    words = [sys.executable, "-m", "hpcdl", *request.command]
+    words = own_program("hpcdl", *request.command)
     filled = {
         "DIRECTIVES": "\n".join(system.directives(request) if system else []),
         "ENVIRONMENT": "\n".join(exports),

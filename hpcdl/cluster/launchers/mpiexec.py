@@ -17,6 +17,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from hpcdl.core.errors import UsageError
+from hpcdl.core.paths import own_program
 
 REMEDY = "pip install 'hpcdl[mpich]' or load the site's MPI module"
 TIMEOUT_S = 120.0
@@ -123,7 +124,11 @@ def _ask_library(python: str) -> tuple[Path, str]:
     """File and version text of the MPI library, told by a fresh process: loading it here would last."""
     try:
         answer = subprocess.run(
-            [python, "-m", "hpcdl.comm.mpi.communicator"], capture_output=True, text=True, timeout=TIMEOUT_S, check=True
+            own_program("hpcdl.comm.mpi.communicator", python=python),
+            capture_output=True,
+            text=True,
+            timeout=TIMEOUT_S,
+            check=True,
         )
         document = json.loads(answer.stdout.strip().splitlines()[-1])
     except (OSError, subprocess.SubprocessError, ValueError, IndexError) as error:

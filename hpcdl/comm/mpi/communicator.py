@@ -57,6 +57,13 @@ def world(expected_size: int | None = None) -> MpiCommunicator:
     return MpiCommunicator(mpi, mpi.COMM_WORLD)
 
 
+def finalize() -> None:
+    """End MPI, if it runs. Collective over all ranks."""
+    mpi = _import_mpi(initialize=False)
+    if mpi.Is_initialized() and not mpi.Is_finalized():
+        mpi.Finalize()
+
+
 def library_version() -> str:
     """The full version text of the MPI library; does not start MPI."""
     return str(_import_mpi(initialize=False).Get_library_version()).strip("\0\n ")

@@ -6,7 +6,6 @@ import json
 import os
 import selectors
 import subprocess
-import sys
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import suppress
@@ -14,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from hpcdl.core.errors import HpcdlError
+from hpcdl.core.paths import own_program
 from hpcdl.core.records import from_json
 from hpcdl.data.sources.base import SourceChanged, UnreadableSample
 from hpcdl.data.write.shards import ShardResult
@@ -101,7 +101,7 @@ class _Process:
     """One writing process and the shard it is at."""
 
     def __init__(self, target: Path) -> None:
-        command = [sys.executable, "-m", "hpcdl.data.write.worker", str(target), str(os.getpid())]
+        command = own_program("hpcdl.data.write.worker", str(target), str(os.getpid()))
         # stderr stays the parent's: what a dying interpreter says should be read.
         self._process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE)
         assert self._process.stdin is not None

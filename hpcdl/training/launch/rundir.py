@@ -2,17 +2,27 @@
 
 from __future__ import annotations
 
+import os
+import pwd
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
+from hpcdl.cluster.status import FOLDER
 from hpcdl.config.load import Effective, Layer, all_settings, as_toml_values, flatten, load
 from hpcdl.config.schema import TrainConfig
 from hpcdl.config.settings import Matters
 from hpcdl.core.errors import ConfigError, CorruptError, HpcdlError, UnknownNameError, UsageError
 from hpcdl.core.files import read_toml, toml_text, write_text
+from hpcdl.core.lock import FILE_NAME as LOCK_NAME
+from hpcdl.core.lock import writing
 
 CONFIG_FILE = "run.toml"
+MODEL_FILE = "model.keras"
+PARTING_S = 15.0
+"""Ranks end within 10 s of the process that started them."""
 _OF_ONE_CALL = ("run-dir", "allow")
 """Settings that a resumed run does not take over."""
 _CHECKSUM = "data-checksum"
@@ -41,9 +51,50 @@ def resume_layer(run_dir: Path) -> list[Layer]:
     return [Layer(origin=f"run ({run_dir})", values=given)]
 
 
+def check_trusted(run_dir: Path, trust: bool) -> None:
+    """UsageError where `run_dir` is another user's, root's too, and the user did not say to run the code it names.
+
+    Its run.toml may name a file with a model, its model.keras classes of any module.
+    """
+    for path in (run_dir, run_dir / CONFIG_FILE, run_dir / MODEL_FILE):
+        owner = path.stat().st_uid if path.exists() else os.geteuid()
+        if owner != os.geteuid() and not trust:
+            raise UsageError(
+                f"{path} belongs to {_user(owner)}, and the code that it names would run as you; add --trust if you "
+                "trust them, or take a copy that you have looked into"
+            )
+
+
+def _user(number: int) -> str:
+    with suppress(KeyError):
+        return pwd.getpwuid(number).pw_name
+    return f"user {number}"
+
+
+@contextmanager
+def written(run_dir: Path, *, resumes: bool) -> Iterator[None]:
+    """Hold `run_dir`, which is made where it is missing, as its only writer; UsageError names another one.
+
+    Ranks whose starting process was killed have PARTING_S to end.
+    """
+    try:
+        run_dir.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise HpcdlError(f"cannot write run directory {run_dir}: {error.strerror}; choose another --run-dir") from error
+    with writing(run_dir):
+        if not resumes:
+            check_new(run_dir)
+        if (run_dir / FOLDER).is_dir():
+            with writing(run_dir / FOLDER, PARTING_S):
+                pass
+        yield
+
+
 def check_new(run_dir: Path) -> None:
-    """UsageError where `run_dir` exists and holds anything."""
-    if run_dir.exists() and (not run_dir.is_dir() or any(run_dir.iterdir())):
+    """UsageError where `run_dir` is being written, or exists and holds anything."""
+    if not run_dir.exists():
+        return
+    if not run_dir.is_dir() or any(path.name != LOCK_NAME for path in run_dir.iterdir()):
         raise UsageError(f"run directory {run_dir} exists; choose another --run-dir, or go on with --resume")
 
 

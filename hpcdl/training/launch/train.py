@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import os
 import signal
@@ -19,6 +20,8 @@ from hpcdl.comm.tcp.communicator import make_secret
 from hpcdl.config.load import Effective, replace
 from hpcdl.config.schema import TrainConfig
 from hpcdl.core.errors import HpcdlError, Interrupted, StoppedEarly, UsageError
+from hpcdl.core.lock import check_free
+from hpcdl.core.paths import own_program
 from hpcdl.core.protocols import Communicator, LaunchPlan
 from hpcdl.core.records import RunRecord, read_record
 from hpcdl.core.signals import StopRequest, caught
@@ -57,22 +60,28 @@ def _train(effective: Effective[TrainConfig], on_event: EventHandler) -> tuple[P
     check_open_servers(prepared)
     run_dir = choose_run_dir(prepared)
     plan, said = plan_for(prepared)
-    rundir.create(run_dir, effective, prepared.dataset.checksum)
-    for text in said:
-        on_event({"kind": "message", "text": text})
+    with rundir.written(run_dir, resumes=prepared.config.checkpoint.resume):
+        rundir.create(run_dir, effective, prepared.dataset.checksum)
+        for text in said:
+            on_event({"kind": "message", "text": text})
+        _run(prepared, plan, run_dir, on_event)
+    return run_dir, read_record(run_dir)
+
+
+def _run(prepared: Prepared, plan: LaunchPlan, run_dir: Path, on_event: EventHandler) -> None:
     reader = JournalReader(run_dir)
 
     def tick() -> None:
-        for event in reader.read():
-            on_event(event)
+        with contextlib.suppress(OSError):  # the terminal or the reader of a pipe is gone: no reason to end a run
+            for event in reader.read():
+                on_event(event)
 
     if not prepared.info.features.mpi and prepared.config.run.ranks > 1:
         make_secret(run_dir / FOLDER)
         plan = dataclasses.replace(plan, environment={**plan.environment, WITHOUT_MPI_VARIABLE: "1"})
     with _python(prepared, plan) as python:
-        command = [python, "-m", "hpcdl.training.session.rank", str(run_dir)]
+        command = own_program("hpcdl.training.session.rank", str(run_dir), python=python)
         local.start(plan, command, folder=run_dir / FOLDER, mpi=prepared.info.features.mpi, tick=tick)
-    return run_dir, read_record(run_dir)
 
 
 def _python(prepared: Prepared, plan: LaunchPlan) -> AbstractContextManager[str]:
@@ -87,6 +96,8 @@ def _python(prepared: Prepared, plan: LaunchPlan) -> AbstractContextManager[str]
 def choose_run_dir(prepared: Prepared) -> Path:
     """The folder of this run; UsageError where it holds another one, which is not to be resumed as asked."""
     run_dir = prepared.config.run.run_dir or rundir.default_run_dir(prepared.config)
+    if run_dir.is_dir():
+        check_free(run_dir)
     if prepared.config.checkpoint.resume:
         rundir.check_resumed(run_dir, prepared.config, prepared.dataset.checksum)
     else:
@@ -126,8 +137,9 @@ def train_inside(effective: Effective[TrainConfig], place: Placement, on_event: 
     set_up_process(place.local_rank)
     mpi = find_strategy(effective.config.exchange.strategy).features.mpi
     communicator = communicator_for(place, mpi=mpi)
-    prepared, run_dir = _agree(effective, communicator)
-    with leaving_together(communicator):
+    held = contextlib.ExitStack()
+    prepared, run_dir = _agree(effective, communicator, held)
+    with held, leaving_together(communicator):
         # Each rank looks for itself: what rank 0 found whole may be damaged on another node.
         run_rank(prepared or prepare(effective), communicator, run_dir, on_event)
     if not mpi:
@@ -154,8 +166,10 @@ class SilentExit(HpcdlError):
         self.exit_code = exit_code
 
 
-def _agree(effective: Effective[TrainConfig], communicator: Communicator) -> tuple[Prepared | None, Path]:
-    """Rank 0 checks and makes the run directory; every rank learns how that went, and nobody waits in vain.
+def _agree(
+    effective: Effective[TrainConfig], communicator: Communicator, held: contextlib.ExitStack
+) -> tuple[Prepared | None, Path]:
+    """Rank 0 checks, makes and holds the run directory; every rank learns how that went, and nobody waits in vain.
 
     Returns what rank 0 has prepared, on the other ranks None.
     """
@@ -167,6 +181,7 @@ def _agree(effective: Effective[TrainConfig], communicator: Communicator) -> tup
             prepared = prepare(effective)
             check_open_servers(prepared)
             run_dir = choose_run_dir(prepared)
+            held.enter_context(rundir.written(run_dir, resumes=prepared.config.checkpoint.resume))
             rundir.create(run_dir, effective, prepared.dataset.checksum)
             answer = {"run_dir": str(run_dir), "exit_code": 0}
         except HpcdlError as error:

@@ -23,6 +23,7 @@ from hpcdl.models.load import load_model
 from hpcdl.training.checkpoint import folders as checkpoints
 from hpcdl.training.checkpoint import state
 from hpcdl.training.launch.prepare import Prepared, rule_in_force
+from hpcdl.training.launch.rundir import MODEL_FILE
 from hpcdl.training.loop import results
 from hpcdl.training.loop.asynchronous import AsynchronousTrainer
 from hpcdl.training.loop.journal import EchoJournal, EventHandler, FileJournal, Journal, NullJournal
@@ -30,8 +31,6 @@ from hpcdl.training.loop.synchronous import Trainer
 from hpcdl.training.session import runtime
 from hpcdl.training.session.job import context, load_strategy
 from hpcdl.training.session.stall import StallWatch
-
-MODEL_FILE = "model.keras"
 
 
 def run_worker(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import atexit
 import contextlib
 import os
 import re
@@ -11,13 +12,15 @@ import time
 import traceback
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import NoReturn
 
 from hpcdl.cluster.address import job_address
 from hpcdl.cluster.environment import OWN_LAUNCHER, WITHOUT_MPI_VARIABLE, Placement, placement
-from hpcdl.cluster.status import report_status
+from hpcdl.cluster.status import FOLDER, report_status
 from hpcdl.cluster.supervise import LAUNCHED_BY_VARIABLE, STATUS_VARIABLE
 from hpcdl.core import lifeline
 from hpcdl.core.errors import HpcdlError, RankError, StoppedEarly, UsageError
+from hpcdl.core.lock import writing
 from hpcdl.core.paths import user_cache_folder
 from hpcdl.core.protocols import Communicator
 from hpcdl.core.signals import StopRequest
@@ -43,9 +46,27 @@ def main() -> None:
 
     def body(communicator: Communicator) -> None:
         effective, _ = rundir.read(run_dir)
-        run_rank(prepare(effective), communicator, run_dir)
+        with writing(run_dir / FOLDER) if communicator.rank == 0 else contextlib.nullcontext():
+            run_rank(prepare(effective), communicator, run_dir)
 
-    sys.exit(supervised(body))
+    leave(supervised(body))
+
+
+def leave(exit_code: int) -> NoReturn:
+    """End this process without the interpreter's own way to take itself apart.
+
+    That may never end: it destroys TensorFlow's thread pools, which wait for threads that wait for the interpreter's
+    lock, and the other ranks wait in MPI_Finalize (docs/decisions/0101).
+    """
+    atexit._run_exitfuncs()
+    for stream in (sys.stdout, sys.stderr):
+        with contextlib.suppress(OSError):
+            stream.flush()
+    if "mpi4py.MPI" in sys.modules:
+        from hpcdl.comm.mpi.communicator import finalize
+
+        finalize()
+    os._exit(exit_code)
 
 
 FIRST_WORD_S = 10.0

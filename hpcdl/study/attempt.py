@@ -18,13 +18,12 @@ from hpcdl.core.errors import CorruptError
 from hpcdl.core.records import RunRecord, read_record, write_record
 from hpcdl.study.plan import PlannedRun
 from hpcdl.training.checkpoint.folders import FOLDER as CHECKPOINTS
+from hpcdl.tuning.trials import last_words
 
 HEAVY_RESULTS = ("model.keras", CHECKPOINTS)
 """What a run leaves beside its records."""
 SOFT_STOP_S = 20.0
 """How long a run may take to leave when it is asked to."""
-MAX_MESSAGE = 300
-_TAIL_BYTES = 8192
 
 
 @dataclass(kw_only=True)
@@ -120,13 +119,7 @@ def why_failed(attempt: Attempt, run_dir: Path) -> str:
         return f"ended after {attempt.seconds:.0f} s by --run-timeout"
     if code == 0:
         return f"ended without a finished record in {run_dir.name}"
-    how = f"killed by signal {-code}" if code < 0 else f"exit code {code}"
-    with attempt.log.open("rb") as file:
-        file.seek(max(file.seek(0, os.SEEK_END) - _TAIL_BYTES, 0))
-        lines = file.read().decode(errors="replace").strip().splitlines()
-    own = [line.removeprefix("hpcdl: ") for line in lines if line.startswith("hpcdl: ")]
-    words = own or lines
-    return f"{how}: {words[-1][:MAX_MESSAGE]}" if words else how
+    return last_words(attempt.log, code)
 
 
 def stamp(run_dir: Path, run: PlannedRun, study: str, mode: str, failure: str = "") -> None:

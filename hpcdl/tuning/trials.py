@@ -39,6 +39,7 @@ SHED = ("SLURM_", "PMI_", "PMIX_", "OMPI_", "MPI_LOCAL")
 SOFT_STOP_S = 3.0
 MAX_OUTPUT_BYTES = 1 << 20
 MAX_MESSAGE = 300
+TAIL_BYTES = 8192
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -159,7 +160,7 @@ def _read(folder: Path, code: int, why: str, settings: Settings, workload: Workl
     if why:
         return TrialOutcome(status=why)
     if code != 0:
-        return TrialOutcome(status="failed", message=_last_words(folder / "stderr", code))
+        return TrialOutcome(status="failed", message=last_words(folder / "stderr", code))
     with (folder / "stdout").open("rb") as file:
         text = file.read(MAX_OUTPUT_BYTES)
     try:
@@ -188,16 +189,16 @@ def _loss(document: Mapping[str, Any]) -> float | None:
     return float(value) if isinstance(value, int | float) and not isinstance(value, bool) else None
 
 
-def _last_words(path: Path, code: int) -> str:
-    """Why a trial failed: its last line on stderr, and what its exit code says."""
-    with path.open("rb") as file:
-        file.seek(0, os.SEEK_END)
-        file.seek(max(file.tell() - 4096, 0))
+def last_words(log: Path, code: int) -> str:
+    """Why a process failed: what its exit code says, and the last line of its `log`, hpcdl's own before others'."""
+    with log.open("rb") as file:
+        file.seek(max(file.seek(0, os.SEEK_END) - TAIL_BYTES, 0))
         lines = file.read().decode(errors="replace").strip().splitlines()
+    own = [line.removeprefix("hpcdl: ") for line in lines if line.startswith("hpcdl: ")]
     how = f"killed by signal {-code}" if code < 0 else f"exit code {code}"
     if code in (-signal.SIGKILL, 128 + signal.SIGKILL):
         how += ", perhaps out of memory"
-    return f"{how}: {lines[-1][:MAX_MESSAGE]}" if lines else how
+    return f"{how}: {(own or lines)[-1][:MAX_MESSAGE]}" if lines else how
 
 
 def _as_profile(settings: Settings, topology: Topology, workload: Workload) -> Profile:

@@ -82,7 +82,7 @@ def test_the_batch_of_the_candidate_counts() -> None:
 @pytest.mark.parametrize(
     ("code", "status", "words"),
     [
-        ("import sys; print('warming up'); print('hpcdl: no', file=sys.stderr); sys.exit(1)", "failed", "hpcdl: no"),
+        ("import sys; print('warming up'); print('hpcdl: no', file=sys.stderr); sys.exit(1)", "failed", "code 1: no"),
         ("import os; os.abort()", "failed", "killed by signal 6"),
         ("import os; os.kill(os.getpid(), 9)", "failed", "perhaps out of memory"),
         ("print('Hello')", "garbage", "JSONDecodeError"),

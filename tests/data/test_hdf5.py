@@ -1,34 +1,69 @@
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 
 import h5py
 import numpy as np
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
 
-from hpcdl.core.errors import CorruptError, UsageError
+from hpcdl.core.errors import CorruptError, SourceError, UsageError
 from hpcdl.data.format import compression
-from hpcdl.data.format.hdf5 import read_arrays, write_arrays
+from hpcdl.data.format.hdf5 import shard_map
 from tests.data.sharding import contents, everything, make, numbers, pixels
 
 
-@given(shapes=st.lists(st.lists(st.integers(0, 4), max_size=3), max_size=4))
-@settings(max_examples=15, deadline=None)
-def test_arrays_come_back(shapes: list[list[int]], tmp_path_factory: pytest.TempPathFactory) -> None:
-    path = tmp_path_factory.mktemp("arrays") / "a.h5"
-    arrays = {f"group/{number}": np.random.default_rng(number).random(shape) for number, shape in enumerate(shapes)}
-    write_arrays(path, arrays, {"step": 3, "name": "x"})
-    found, attributes = read_arrays(path)
-    assert set(found) == set(arrays) and all(np.array_equal(found[name], arrays[name]) for name in arrays)
-    assert attributes["step"] == 3 and attributes["name"] == "x"
+def external_link(file: h5py.File, name: str, other: Path) -> None:
+    file[name] = h5py.ExternalLink(str(other), "/secret")
 
 
-def test_a_damaged_file_is_corrupt(tmp_path: Path) -> None:
-    (tmp_path / "a.h5").write_bytes(b"nothing")
-    with pytest.raises(CorruptError, match=r"a\.h5 is damaged"):
-        read_arrays(tmp_path / "a.h5")
+def deep_external_link(file: h5py.File, name: str, other: Path) -> None:
+    file["inner/group"] = h5py.ExternalLink(str(other), "/")
+    file[name] = h5py.SoftLink("/inner/group/secret")
+
+
+def external_storage(file: h5py.File, name: str, other: Path) -> None:
+    file.create_dataset(name, (4, 6, 6, 1), "u1", external=[(str(other), 0, 144)])
+
+
+def virtual(file: h5py.File, name: str, other: Path) -> None:
+    layout = h5py.VirtualLayout((4, 6, 6, 1), "u1")
+    layout[:] = h5py.VirtualSource(str(other), "secret", (4, 6, 6, 1))
+    file.create_virtual_dataset(name, layout)
+
+
+@pytest.mark.parametrize("leads_out", [external_link, deep_external_link, external_storage, virtual])
+def test_a_file_that_leads_to_others_is_refused(
+    leads_out: Callable[[h5py.File, str, Path], None], tmp_path: Path
+) -> None:
+    """As a shard it is no longer what was written (3), as a source it cannot be used (2)."""
+    other = tmp_path / "other.h5"
+    with h5py.File(other, "w") as file:
+        file["secret"] = np.zeros((4, 6, 6, 1), "u1")
+    make("synthetic:6x6x1:3", tmp_path / "out", samples=4, shards=1)
+    shard = tmp_path / "out" / "shard-00000.h5"
+    shard_map(shard)
+    with h5py.File(shard, "r+", locking=False) as file:
+        del file["images"]
+        leads_out(file, "images", other)
+    with pytest.raises(CorruptError, match=r"shard-00000\.h5 is damaged: .*self-contained") as corrupt:
+        shard_map(shard)
+    source = tmp_path / "source.h5"
+    with h5py.File(source, "w") as file:
+        file["labels"] = np.zeros(4, "i8")
+        leads_out(file, "images", other)
+    with pytest.raises(SourceError, match=r"source\.h5 .*self-contained") as unusable:
+        make(source, tmp_path / "made")
+    assert (corrupt.value.exit_code, unusable.value.exit_code) == (3, 2)
+
+
+def test_soft_links_are_no_reason(tmp_path: Path) -> None:
+    """Without external links they cannot leave the file."""
+    with h5py.File(tmp_path / "source.h5", "w") as file:
+        file["images"] = np.zeros((4, 6, 6, 1), "u1")
+        file["labels"] = np.zeros(4, "i8")
+        file["again"], file["nowhere"] = h5py.SoftLink("/images"), h5py.SoftLink("/gone")
+    assert make(tmp_path / "source.h5", tmp_path / "made").splits["all"].num_samples == 4
 
 
 @pytest.mark.parametrize("name", ["gzip", "zstd", "blosc2"])

@@ -1,8 +1,7 @@
-"""HDF5 files: the only file that uses h5py. Shards (docs/shard-format.md), and plain arrays as checkpoints need."""
+"""HDF5 files: the only file that uses h5py. Shards (docs/shard-format.md), and files of arrays as sources."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +10,6 @@ import numpy as np
 import numpy.typing as npt
 
 from hpcdl.core.errors import CorruptError, SourceError
-from hpcdl.core.files import replacing
 from hpcdl.data.format.layout import NewShardPlaces, ShardFrame, ShardMap
 
 Array = npt.NDArray[Any]
@@ -80,9 +78,28 @@ def shard_map(path: Path) -> ShardMap:
     """Where things lie in the shard `path`; CorruptError where it is no readable shard."""
     try:
         with h5py.File(path, "r", locking=False) as file:
+            _check_self_contained(file)
             return _map(path, file)
     except (OSError, KeyError, ValueError, RuntimeError, TypeError) as error:
         raise CorruptError(f"shard {path} is damaged: {error}") from error
+
+
+def _check_self_contained(file: h5py.File) -> None:
+    """ValueError where a part of the file lies in another one: HDF5 would open whatever path stands there.
+
+    That is external links, external storage and virtual data sets; soft links alone cannot leave the file.
+    """
+
+    links: dict[str, Any] = {}
+    file.visititems_links(links.__setitem__)  # h5py takes no error from what it calls: look afterwards
+    for name, link in links.items():
+        if isinstance(link, h5py.ExternalLink):
+            raise ValueError(f"{name} is a link to another file, {link.filename}: a file must be self-contained")
+        found = file[name] if isinstance(link, h5py.HardLink) else None
+        if isinstance(found, h5py.Dataset):
+            made = found.id.get_create_plist()
+            if made.get_layout() == h5py.h5d.VIRTUAL or made.get_external_count():
+                raise ValueError(f"the data of {name} lie in other files: a file must be self-contained")
 
 
 def _map(path: Path, file: h5py.File) -> ShardMap:
@@ -161,31 +178,6 @@ def load_filters() -> None:
         return
 
 
-def write_arrays(path: Path, arrays: Mapping[str, Array], attributes: Mapping[str, Any] | None = None) -> None:
-    """Write named arrays (a name may hold `/` for groups) and attributes to `path`, atomically."""
-    with replacing(path) as temporary, h5py.File(temporary, "w", locking=False) as file:
-        for name, array in arrays.items():
-            file.create_dataset(name, data=array, track_times=False)
-        for key, value in (attributes or {}).items():
-            file.attrs[key] = value
-
-
-def read_arrays(path: Path) -> tuple[dict[str, Array], dict[str, Any]]:
-    """The arrays and attributes that `write_arrays` wrote; CorruptError where the file is damaged."""
-    found: dict[str, Array] = {}
-
-    def keep(name: str, item: Any) -> None:
-        if isinstance(item, h5py.Dataset):
-            found[name] = item[()]
-
-    try:
-        with h5py.File(path, "r", locking=False) as file:
-            file.visititems(keep)
-            return found, dict(file.attrs)
-    except (OSError, RuntimeError, KeyError) as error:
-        raise CorruptError(f"{path} is damaged: {error}") from error
-
-
 class ArrayFile:
     """A user's HDF5 file, open for reading."""
 
@@ -194,7 +186,8 @@ class ArrayFile:
         self._path = path
         try:
             self._file = h5py.File(path, "r", locking=False)
-        except OSError as error:
+            _check_self_contained(self._file)
+        except (OSError, ValueError, RuntimeError) as error:
             raise SourceError(f"{path} is no HDF5 file that can be read: {error}") from error
 
     def shapes(self) -> dict[str, tuple[int, ...]]:

@@ -25,7 +25,7 @@ from hpcdl.cli import (
     train,
     tune_threads,
 )
-from hpcdl.cli.output import VERBOSE
+from hpcdl.cli.output import VERBOSE, put
 
 app = typer.Typer(
     name="hpcdl",
@@ -40,7 +40,7 @@ app = typer.Typer(
 
 def _version(wanted: bool) -> None:
     if wanted:
-        print(f"hpcdl {__version__}")
+        put(f"hpcdl {__version__}")
         raise typer.Exit
 
 

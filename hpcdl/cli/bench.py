@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from hpcdl.cli.options import ConfigFlag, JsonFlag, SetFlag, effective, takes_settings
-from hpcdl.cli.output import print_json, print_table, say
+from hpcdl.cli.output import print_json, print_table, put, say
 from hpcdl.config.bench import AllreduceBenchConfig, StepBenchConfig
 from hpcdl.core.units import format_bytes, format_count, format_rate, format_seconds
 
@@ -35,16 +35,16 @@ def step(flags: dict[str, Any], config: ConfigFlag = None, set_: SetFlag = None,
     if json:
         print_json(dataclasses.asdict(result))
         return
-    print(f"step                   {format_seconds(result.step_seconds)}")
+    put(f"step                   {format_seconds(result.step_seconds)}")
     if result.compute_seconds is not None:
-        print(f"  compute              {format_seconds(result.compute_seconds)}")
+        put(f"  compute              {format_seconds(result.compute_seconds)}")
     if result.exposed_communication_seconds is not None:
-        print(f"  exposed exchange     {format_seconds(result.exposed_communication_seconds)}")
+        put(f"  exposed exchange     {format_seconds(result.exposed_communication_seconds)}")
     if result.efficiency is not None:
-        print(f"efficiency             {result.efficiency:.3f}")
-    print(f"throughput             {format_rate(result.images_per_second, 'images')}")
-    print(f"sent per rank and step {format_bytes(result.bytes_sent_per_step)}")
-    print(f"peak memory per rank   {format_bytes(result.peak_memory_bytes)}")
+        put(f"efficiency             {result.efficiency:.3f}")
+    put(f"throughput             {format_rate(result.images_per_second, 'images')}")
+    put(f"sent per rank and step {format_bytes(result.bytes_sent_per_step)}")
+    put(f"peak memory per rank   {format_bytes(result.peak_memory_bytes)}")
     say(f"next: hpcdl train --model {result.model} --data DIR --strategy {result.strategy} --ranks {result.ranks}")
 
 
@@ -72,7 +72,7 @@ def _print_allreduce(result: AllreduceResult) -> None:
     for row in result.rows:
         if row.bytes not in best or row.seconds < best[row.bytes].seconds:
             best[row.bytes] = row
-    print(f"{result.library}, {result.ranks} ranks on {result.nodes} nodes; every sum was checked on every rank")
+    put(f"{result.library}, {result.ranks} ranks on {result.nodes} nodes; every sum was checked on every rank")
     print_table(
         ["size", "algorithm", "time", "bus GB/s", "of bound", ""],
         [
@@ -87,7 +87,7 @@ def _print_allreduce(result: AllreduceResult) -> None:
             for row in result.rows
         ],
     )
-    print()
+    put()
     links = {"one link": result.link, **result.fits}
     print_table(
         ["time = alpha + beta n", "alpha", "1/beta GB/s"],
@@ -141,6 +141,6 @@ def input_command(
     print_table(("what", "samples/s", "rate", *(f"batch {level}" for level in result.stored.batch_seconds)), rows)
     if result.accelerator_utilisation is not None and result.waiting_fraction is not None:
         verdict = "enough" if result.passes else f"too little: {PASS_LINE:.0%} is the line of MLPerf Storage"
-        print(f"\nsteps of {step_ms:g} ms wait {result.waiting_fraction:.1%} of the time for input")
-        print(f"accelerator utilisation {result.accelerator_utilisation:.1%}: {verdict}")
+        put(f"\nsteps of {step_ms:g} ms wait {result.waiting_fraction:.1%} of the time for input")
+        put(f"accelerator utilisation {result.accelerator_utilisation:.1%}: {verdict}")
     say(f"next: hpcdl train --model lenet --data {data} --batch-size {batch_size}")

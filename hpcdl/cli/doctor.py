@@ -9,7 +9,7 @@ from typing import Annotated
 import typer
 
 from hpcdl.cli.options import JsonFlag
-from hpcdl.cli.output import print_json, printable, say
+from hpcdl.cli.output import print_json, put, say
 
 MARKS = {"ok": "ok     ", "warning": "warning", "failure": "FAILURE"}
 
@@ -53,9 +53,9 @@ def doctor(
         print_json({"findings": [dataclasses.asdict(finding) for finding in findings], "failures": failures})
     else:
         for finding in findings:
-            print(f"{MARKS[finding.level]}  {finding.check:<13}  {printable(finding.text)}")
+            put(f"{MARKS[finding.level]}  {finding.check:<13}  {finding.text}")
             if finding.remedy:
-                print(f"{'':24}-> {printable(finding.remedy)}")
+                put(f"{'':24}-> {finding.remedy}")
         say(
             f"{failures} failure(s), {warnings} warning(s); next: "
             + ("see the remedies" if failures else "hpcdl train")

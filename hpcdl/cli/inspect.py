@@ -9,7 +9,7 @@ from typing import Annotated, Any
 import typer
 
 from hpcdl.cli.options import JsonFlag
-from hpcdl.cli.output import print_json, print_table, say
+from hpcdl.cli.output import print_json, print_table, put, say
 from hpcdl.core.errors import UsageError
 from hpcdl.core.units import format_bytes, format_count
 
@@ -106,14 +106,14 @@ def _show(found: Any) -> None:
     if found.num_skipped:
         rows.append(("skipped", f"{found.num_skipped} samples, named in the manifest"))
     print_table(("what", "value"), rows)
-    print()
+    put()
     print_table(
         ("split", "samples", "shards", "bytes"),
         [(s.name, format_count(s.num_samples), str(s.num_shards), format_bytes(s.num_bytes)) for s in found.splits],
     )
-    print()
+    put()
     names = list(found.splits[0].histogram)[:_CLASSES_SHOWN]
     header = ("class", *(split.name for split in found.splits))
     print_table(header, [(name, *(format_count(s.histogram[name]) for s in found.splits)) for name in names])
     if found.num_classes > _CLASSES_SHOWN:
-        print(f"... and {found.num_classes - _CLASSES_SHOWN} more classes; --json lists all")
+        put(f"... and {found.num_classes - _CLASSES_SHOWN} more classes; --json lists all")

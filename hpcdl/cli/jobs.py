@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from hpcdl.cli.options import JsonFlag
-from hpcdl.cli.output import print_json, print_table, say
+from hpcdl.cli.output import print_json, print_table, put, say
 from hpcdl.core.units import format_rate
 
 if TYPE_CHECKING:
@@ -52,7 +52,7 @@ def cancel(number: Annotated[str, typer.Argument(metavar="JOB", help="Number of 
 
     job = submitted.find_job(number)
     submitted.cancel(job)
-    print(f"cancelled job {job.number}")
+    put(f"cancelled job {job.number}")
     if job.run_dir:
         say(f"next, to go on: hpcdl submit ... -- train --run-dir {job.run_dir} --resume ...")
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import sys
 
-from hpcdl.cli.output import VERBOSE
+from hpcdl.cli.output import VERBOSE, say
 from hpcdl.core.errors import HpcdlError, Interrupted, UsageError
 
 
@@ -50,7 +50,7 @@ def complain(error: BaseException) -> None:
     if isinstance(error, UsageError) and place is not None and place.rank > 0:
         return
     for line in str(error).splitlines():
-        print(f"hpcdl: {line}", file=sys.stderr)
+        say(f"hpcdl: {line}")
 
 
 def _unexpected(error: Exception) -> int:
@@ -58,7 +58,7 @@ def _unexpected(error: Exception) -> int:
     if message is not None:  # typer's own usage errors
         context = getattr(error, "ctx", None)
         where = f"{context.command_path} --help" if context else "hpcdl --help"
-        print(f"hpcdl: {message().rstrip('.')}; see `{where}`", file=sys.stderr)
+        say(f"hpcdl: {message().rstrip('.')}; see `{where}`")
         return 2
     if type(error).__name__ == "Abort":
         complain(Interrupted("stopped by Ctrl-C"))
@@ -68,8 +68,5 @@ def _unexpected(error: Exception) -> int:
     if os.environ.get(VERBOSE):
         raise error
     detail = str(error).strip().splitlines()
-    print(
-        f"hpcdl: {type(error).__name__}: {detail[0] if detail else 'no details'} (run again with -v for the traceback)",
-        file=sys.stderr,
-    )
+    say(f"hpcdl: {type(error).__name__}: {detail[0] if detail else 'no details'} (run again with -v for the traceback)")
     return 1

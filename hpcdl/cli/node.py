@@ -8,7 +8,7 @@ from typing import Annotated
 import typer
 
 from hpcdl.cli.options import JsonFlag
-from hpcdl.cli.output import print_json, printable, say
+from hpcdl.cli.output import print_json, put, say
 from hpcdl.core.units import format_bytes
 
 commands = typer.Typer(no_args_is_help=True, help="Look at this node, or at a known machine.")
@@ -52,17 +52,17 @@ def show(
         }  # fmt: skip
         print_json(document)
         return
-    print(printable(topology.summary))
-    print(f"memory mode    {topology.memory_mode}, {topology.cluster_mode}")
+    put(topology.summary)
+    put(f"memory mode    {topology.memory_mode}, {topology.cluster_mode}")
     for cache in topology.caches:
-        print(f"cache {cache.level:<8} {cache.num} x {format_bytes(cache.size_bytes)}, {cache.cores_each} cores each")
+        put(f"cache {cache.level:<8} {cache.num} x {format_bytes(cache.size_bytes)}, {cache.cores_each} cores each")
     memory = format_list(topology.allowed_memory_nodes)
-    print(f"may use        CPUs {format_list(topology.allowed_cpus)}, NUMA nodes {memory}")
-    print(f"fingerprint    {topology.fingerprint} (from {printable(topology.source)})")
+    put(f"may use        CPUs {format_list(topology.allowed_cpus)}, NUMA nodes {memory}")
+    put(f"fingerprint    {topology.fingerprint} (from {topology.source})")
     if machine is None:
-        print(f"engine         {find_engine().summary}")
-    print()
-    print("\n".join(draw(topology, plan.cpus_by_local_rank)))
+        put(f"engine         {find_engine().summary}")
+    put()
+    put("\n".join(draw(topology, plan.cpus_by_local_rank)))
     if planned.sentence:
         say(planned.sentence)
     say("next: hpcdl tune-threads --model M --batch-size B" + (f" --plan --machine {machine}" if machine else ""))
@@ -85,9 +85,9 @@ def env(
         every = [numactl_words(planned.plan, rank) for rank in range(planned.plan.ranks_per_node)]
         print_json({"environment": dict(planned.plan.environment), "numactl": every})
     else:
-        print("\n".join(shell_exports(planned.plan.environment)))
+        put("\n".join(shell_exports(planned.plan.environment)))
         for rank in range(planned.plan.ranks_per_node):
             words = numactl_words(planned.plan, rank)
             if words:
-                print(f"# local rank {rank}: {' '.join(words)} COMMAND")
+                put(f"# local rank {rank}: {' '.join(words)} COMMAND")
     say(planned.sentence or "no profile fits this node: these are hpcdl's defaults; make one with `hpcdl tune-threads`")

@@ -6,11 +6,12 @@ import json
 import re
 import sys
 from collections.abc import Iterable, Sequence
-from typing import Any
+from typing import Any, TextIO
+
+from hpcdl.core.errors import printable
 
 VERBOSE = "HPCDL_VERBOSE"
 """Set by `-v`: tracebacks and TensorFlow's own log; ranks inherit it."""
-_CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f]")
 
 
 def print_json(document: Any) -> None:
@@ -18,14 +19,14 @@ def print_json(document: Any) -> None:
     print(json.dumps(document, indent=1, allow_nan=False))
 
 
-def say(line: str) -> None:
-    """Print one line for people on stderr, without control codes that a file name could carry."""
-    print(printable(line), file=sys.stderr)
+def say(text: str) -> None:
+    """Print lines for people on stderr; nothing that a file or class is called reaches a terminal raw."""
+    put(text, sys.stderr)
 
 
-def printable(text: str) -> str:
-    """`text` without terminal control codes."""
-    return _CONTROL.sub("?", text)
+def put(text: str = "", stream: TextIO | None = None) -> None:
+    """Print lines on stdout, or on `stream`, likewise."""
+    print("\n".join(map(printable, text.split("\n"))), file=stream)
 
 
 def print_table(header: Sequence[str], rows: Iterable[Sequence[str]]) -> None:

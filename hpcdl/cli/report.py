@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from hpcdl.cli.options import JsonFlag
-from hpcdl.cli.output import print_json, printable, say
+from hpcdl.cli.output import print_json, put, say
 from hpcdl.core.errors import HpcdlError, UsageError
 from hpcdl.core.progress import progress
 
@@ -95,12 +95,12 @@ def report(
     written = render(document, folder, chosen, paper_figures=figures, bar=progress("drawing", 1))
     if as_json:
         print_json(document.data)
-    tell = say if as_json else print
+    tell = say if as_json else put
     pages = [path for path in written if path.parent == folder]
     for path in [path for path in pages if path.suffix == ".html"] or pages[:1]:
-        tell(printable(f"report: {path.resolve()}"))
+        tell(f"report: {path.resolve()}")
     if analysis.runs:
-        tell(printable(accuracy_line(analysis)))
+        tell(accuracy_line(analysis))
     if fail_on_regression is not None:
         slower = regressions(analysis.comparisons, fail_on_regression)
         if slower:

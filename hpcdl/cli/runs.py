@@ -9,7 +9,7 @@ from typing import Annotated
 import typer
 
 from hpcdl.cli.options import JsonFlag, TrustFlag
-from hpcdl.cli.output import print_json, say
+from hpcdl.cli.output import print_json, put, say
 
 RunArgument = Annotated[Path, typer.Argument(metavar="RUN", help="Folder of a run.")]
 
@@ -50,7 +50,7 @@ def evaluate(
         print_json({"split": name, "loss": result.loss, "num_samples": result.num_samples, **result.metrics})
         return
     metrics = ", ".join(f"{metric} {value:.4f}" for metric, value in result.metrics.items())
-    print(f"{name}: loss {result.loss:.4f}, {metrics} on {result.num_samples} samples")
+    put(f"{name}: loss {result.loss:.4f}, {metrics} on {result.num_samples} samples")
     say(f"next: hpcdl export {run} --to keras DIR")
 
 
@@ -76,6 +76,6 @@ def export(
     if json:
         print_json({"path": str(path), "format": to.value})
         return
-    print(path)
+    put(str(path))
     readers = {Form.KERAS: "keras.saving.load_model", Form.SAVEDMODEL: "tf.saved_model.load"}
     say(f"next: in Python, {readers[to]}({str(path)!r})")

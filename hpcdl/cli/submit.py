@@ -8,7 +8,7 @@ from typing import Annotated
 import typer
 
 from hpcdl.cli.options import JsonFlag
-from hpcdl.cli.output import print_json, say
+from hpcdl.cli.output import print_json, put, say
 from hpcdl.core.errors import UnknownNameError, UsageError
 from hpcdl.core.units import parse_seconds
 
@@ -70,7 +70,7 @@ def submit(
     if json:
         print_json(dataclasses.asdict(job))
         return
-    print(job.number)
+    put(str(job.number))
     say(f"log and script: {job.folder}" + (f"; run: {job.run_dir}" if job.run_dir else ""))
     say(f"next: hpcdl jobs {job.number}")
 

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from hpcdl.cli.options import JsonFlag, SetFlag, takes_settings
-from hpcdl.cli.output import print_json, print_table, printable, say
+from hpcdl.cli.output import print_json, print_table, put, say
 from hpcdl.config.study import Study, StudyConfig, load_study
 from hpcdl.core.errors import HpcdlError, UsageError
 from hpcdl.core.progress import progress
@@ -80,7 +80,7 @@ def sweep(
         _show_plan(wanted, plan, state, prepared, json)
         return
     for line in plan.left_out:
-        say(printable(line))
+        say(line)
     _run(folder, wanted, plan, state, json)
 
 
@@ -96,8 +96,8 @@ def _run(folder: Path, study: Study, plan: RunPlan, state: StudyState, json: boo
     if json:
         print_json({"folder": str(folder), **dataclasses.asdict(state)})
     else:
-        print(printable(f"{folder}: {state.count('finished')} of {len(state.runs)} runs finished"))
-    say(printable(f"next: hpcdl report {folder} --out {folder}/report"))
+        put(f"{folder}: {state.count('finished')} of {len(state.runs)} runs finished")
+    say(f"next: hpcdl report {folder} --out {folder}/report")
     raise_for(state, folder)
 
 
@@ -110,7 +110,7 @@ def _submit(folder: Path, study: Study, plan: RunPlan, given: dict[str, str], re
         raise UsageError(f"--time: {error}") from None
     limits = JobLimits(time_s=time_s, partition=given["partition"], account=given["account"])
     for line in plan.left_out:
-        say(printable(line))
+        say(line)
     parts = submit_parts(folder, study, plan, limits, resume=resume)
     if json:
         print_json({"folder": str(folder), "jobs": [dataclasses.asdict(part) for part in parts]})
@@ -122,14 +122,14 @@ def _submit(folder: Path, study: Study, plan: RunPlan, given: dict[str, str], re
         print_table(("nodes", "runs", "finished", "failed", "job", "state"), rows)
     left = [part for part in parts if part.finished < part.runs]
     told = f"hpcdl jobs; when they have ended, hpcdl report {folder} --out {folder}/report"
-    say(printable(f"next: {told}" if left else f"next: hpcdl report {folder} --out {folder}/report"))
+    say(f"next: {told}" if left else f"next: hpcdl report {folder} --out {folder}/report")
 
 
 def _follow(bar: Any, news: News) -> None:
     done = news.state.count("finished") + news.state.count("failed")
     bar.update(done, f"{done} of {len(news.state.runs)}  {' '.join(news.running)}")
     if news.line:
-        say(printable(f"[{done}/{len(news.state.runs)}] {news.line}"))
+        say(f"[{done}/{len(news.state.runs)}] {news.line}")
 
 
 def _show_plan(study: Study, plan: RunPlan, state: StudyState, prepared: Any, json: bool) -> None:
@@ -152,9 +152,9 @@ def _show_plan(study: Study, plan: RunPlan, state: StudyState, prepared: Any, js
         ],
     )  # fmt: skip
     for line in plan.left_out:
-        say(printable(line))
+        say(line)
     for line in _sentences(study, plan, estimate, cores, nodes):
-        print(line)
+        put(line)
     say("next: the same command without --dry-run")
 
 

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, Self
 import typer
 
 from hpcdl.cli.options import ConfigFlag, JsonFlag, SetFlag, TrustFlag, effective, takes_settings
-from hpcdl.cli.output import print_json, printable, say
+from hpcdl.cli.output import print_json, put, say
 from hpcdl.config.load import Layer
 from hpcdl.config.schema import TrainConfig
 from hpcdl.core.errors import UsageError
@@ -80,7 +80,7 @@ def print_summary(run_dir: Path, record: RunRecord) -> None:
         facts.append(f"accuracy {record.accuracy:.4f}")
     if record.loss is not None:
         facts.append(f"loss {record.loss:.4f}")
-    print(f"{run_dir}: {record.steps} steps on {record.workers} workers; {', '.join(facts)}")
+    put(f"{run_dir}: {record.steps} steps on {record.workers} workers; {', '.join(facts)}")
     for warning in record.warnings:
         say(f"warning: {warning}")
     say(f"next: hpcdl report {run_dir} --out {run_dir}/report")
@@ -125,4 +125,4 @@ class Follower:
         say(f"epoch {event['epoch']:.3g}  step {event['step']}  {format_seconds(event['seconds'])}  {numbers}")
 
     def _message(self, event: dict[str, Any]) -> None:
-        say(printable(event["text"]))
+        say(event["text"])

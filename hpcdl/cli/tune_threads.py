@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from hpcdl.cli.options import ConfigFlag, JsonFlag, SetFlag, effective, takes_settings
-from hpcdl.cli.output import print_json, print_table, printable, say
+from hpcdl.cli.output import print_json, print_table, put, say
 from hpcdl.config.tuning import TuneConfig
 from hpcdl.core.progress import progress
 from hpcdl.core.units import format_bytes, format_rate, format_seconds
@@ -75,10 +75,10 @@ def _replay(path: Path, seed: int, json: bool) -> None:
     if json:
         print_json({key: value for key, value in dataclasses.asdict(result).items() if key != "choice"})
         return
-    print("winner   " + printable(" ".join(f"{name}={value}" for name, value in result.winner.items())))
-    print(f"trials   {result.trials_used} candidates measured")
-    print(f"samples  {result.samples_used} used, {result.samples_exhaustive} by exhaustive search with three repeats")
-    print(f"regret   {100 * result.regret:.2f} % below the best mean in the table")
+    put("winner   " + " ".join(f"{name}={value}" for name, value in result.winner.items()))
+    put(f"trials   {result.trials_used} candidates measured")
+    put(f"samples  {result.samples_used} used, {result.samples_exhaustive} by exhaustive search with three repeats")
+    put(f"regret   {100 * result.regret:.2f} % below the best mean in the table")
 
 
 def _show_plan(prepared: PreparedSearch, json: bool) -> None:
@@ -109,12 +109,12 @@ def _show_plan(prepared: PreparedSearch, json: bool) -> None:
             "left_out": dict(prepared.space.dropped),
         })  # fmt: skip
         return
-    print(f"{prepared.topology.summary}\n{prepared.engine.summary}\n{len(rows)} candidates")
+    put(f"{prepared.topology.summary}\n{prepared.engine.summary}\n{len(rows)} candidates")
     for number, (candidate, trial, lines) in enumerate(rows, start=1):
-        print(f"\n{number}. {describe(candidate.settings)}" + (f"  ({candidate.origin})" if candidate.origin else ""))
-        print(f"   trial: {trial}")
+        put(f"\n{number}. {describe(candidate.settings)}" + (f"  ({candidate.origin})" if candidate.origin else ""))
+        put(f"   trial: {trial}")
         for rank, line in enumerate(lines):
-            print(f"   local rank {rank}: {line}")
+            put(f"   local rank {rank}: {line}")
     for reason, count in prepared.space.dropped.items():
         say(f"left out {count}: {reason}")
     say("next: hpcdl tune-threads --model M --batch-size B --budget 10m")
@@ -138,7 +138,7 @@ def _show_result(tuned: Tuned, json: bool) -> None:
     elif tuned.path is not None:
         _print_tables(tuned)
     else:
-        print(f"defaults: {describe(tuned.profile.settings)}")
+        put(f"defaults: {describe(tuned.profile.settings)}")
     for warning in tuned.found.warnings:
         say(f"warning: {warning}")
     if tuned.path is None:
@@ -164,7 +164,7 @@ def _print_tables(tuned: Tuned) -> None:
     )  # fmt: skip
     effects = main_effects(tuned.found.trials)
     if effects:
-        print()
+        put()
         rows = [[e.setting, e.value, f"{100 * (e.ratio - 1):+.1f} %", str(e.num_trials)] for e in effects[:NUM_TOLD]]
         print_table(["setting", "value", "effect", "trials"], rows)
-    print(f"\nwinner: {describe(tuned.profile.settings)}; {tuned.profile.verdict}")
+    put(f"\nwinner: {describe(tuned.profile.settings)}; {tuned.profile.verdict}")

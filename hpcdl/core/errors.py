@@ -16,15 +16,20 @@ A message is one line: what was given, what is possible, what to type.
 from __future__ import annotations
 
 import difflib
+import re
 from collections.abc import Iterable
 
 LONGEST_SHOWN = 120
+_OBEYED = re.compile(r"[\x00-\x1f\x7f-\x9f\u061c\u200e\u200f\u2028\u2029\u202a-\u202e\u2066-\u2069\ud800-\udfff]")
 
 
 class HpcdlError(Exception):
-    """Something went wrong that the user should read about in one line."""
+    """Something went wrong that the user should read about in one line, or some; no name in them moves a terminal."""
 
     exit_code = 1
+
+    def __init__(self, *lines: str) -> None:
+        super().__init__("\n".join(map(printable, lines)))
 
 
 class RankError(HpcdlError):
@@ -55,7 +60,7 @@ class ConfigError(UsageError):
 
     def __init__(self, problems: Iterable[str]) -> None:
         self.problems = tuple(problems)
-        super().__init__("\n".join(self.problems))
+        super().__init__(*self.problems)
 
 
 class SourceError(UsageError):
@@ -86,6 +91,15 @@ def suggestion(name: str, known: Iterable[str]) -> str:
     nearest = difflib.get_close_matches(name, names, n=1, cutoff=0.5)
     hint = f"; did you mean {nearest[0]!r}?" if nearest else ";"
     return f"{hint} known: {', '.join(names)}" if names else "; none is known"
+
+
+def printable(text: str) -> str:
+    """`text` as one line that a terminal shows as it stands: what it would obey, or cannot show, is a question mark.
+
+    That is control codes, line breaks, marks that change the direction of writing, and bytes of names that are no
+    UTF-8.
+    """
+    return _OBEYED.sub("?", text)
 
 
 def shown(value: object) -> str:

@@ -6,6 +6,8 @@ import sys
 from types import TracebackType
 from typing import Any, Protocol, Self
 
+from hpcdl.core.errors import printable
+
 
 class Progress(Protocol):
     """A bar that is told how far the work is; used as a context manager."""
@@ -50,7 +52,7 @@ class BarProgress:
             TimeRemainingColumn(),
             console=Console(stderr=True),
         )
-        self._task = self._bar.add_task(description, total=total, note="")
+        self._task = self._bar.add_task(printable(description), total=total, note="")
 
     def __enter__(self) -> Self:
         self._bar.start()
@@ -61,7 +63,7 @@ class BarProgress:
 
     def update(self, done: float, note: str = "") -> None:
         """Move the bar."""
-        self._bar.update(self._task, completed=done, note=note)
+        self._bar.update(self._task, completed=done, note=printable(note))
 
 
 def progress(description: str, total: float, *, enabled: bool = True) -> Progress:

@@ -3,19 +3,14 @@
 from __future__ import annotations
 
 import math
-import re
 from collections.abc import Callable, Mapping, Sequence
 
+from hpcdl.core.errors import printable
 from hpcdl.core.units import format_bytes, format_count, format_seconds
 from hpcdl.report.document import Bounds, Cell, Column, Interval
 
 MISSING = "–"
-_CONTROL = re.compile(r"[\x00-\x1f\x7f-\x9f\u200e\u200f\u2028\u2029\u202a-\u202e\u2066-\u2069]")
-
-
-def plain(text: str) -> str:
-    """`text` without control codes, line breaks and marks that change the direction of writing."""
-    return _CONTROL.sub("?", text)
+plain = printable
 
 
 def shortened(labels: Sequence[str], most: int) -> list[str]:

@@ -115,10 +115,10 @@ def require_sound(folder: Path, verification: Verification) -> None:
     if not verification.faults:
         return
     bad, all_of_them = len(verification.bad_shards), verification.num_shards
-    lines = "\n".join(f"damaged: {fault}" for fault in verification.faults)
     raise CorruptError(
-        f"{lines}\n{bad} of {all_of_them} shards in {folder} are damaged; "
-        f"write them again with `hpcdl inspect {folder} --repair --from SOURCE`"
+        *(f"damaged: {fault}" for fault in verification.faults),
+        f"{bad} of {all_of_them} shards in {folder} are damaged; "
+        f"write them again with `hpcdl inspect {folder} --repair --from SOURCE`",
     )
 
 

@@ -19,7 +19,7 @@ from hpcdl.cluster.environment import OWN_LAUNCHER, WITHOUT_MPI_VARIABLE, Placem
 from hpcdl.cluster.status import FOLDER, report_status
 from hpcdl.cluster.supervise import LAUNCHED_BY_VARIABLE, STATUS_VARIABLE
 from hpcdl.core import lifeline
-from hpcdl.core.errors import HpcdlError, RankError, StoppedEarly, UsageError
+from hpcdl.core.errors import HpcdlError, RankError, StoppedEarly, UsageError, printable
 from hpcdl.core.lock import writing
 from hpcdl.core.paths import user_cache_folder
 from hpcdl.core.protocols import Communicator
@@ -164,7 +164,7 @@ def one_line(error: BaseException) -> str:
     if text.startswith("Graph execution error"):
         before_node = [line for line in lines if "{{node" not in line]
         text = next((line for line in lines if _RAISED.match(line)), before_node[-1])
-    return text if isinstance(error, HpcdlError) else f"{type(error).__name__}: {text}".rstrip(": ")
+    return printable(text if isinstance(error, HpcdlError) else f"{type(error).__name__}: {text}".rstrip(": "))
 
 
 def communicator_for(place: Placement, *, mpi: bool = True) -> Communicator:

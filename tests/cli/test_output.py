@@ -1,0 +1,66 @@
+"""Names are shown, never obeyed: control codes in file and class names reach no terminal raw."""
+
+from __future__ import annotations
+
+import ast
+import re
+from pathlib import Path
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from hpcdl.core.errors import ConfigError, HpcdlError, printable
+from tests.conftest import ROOT, CommandLine
+
+HOSTILE = "a\x1b]0;owned\x07b\x9b31mc\u202ed\u2066e\nf\rg"
+COMMAND_FILES = sorted(path for path in (ROOT / "hpcdl" / "cli").glob("*.py") if path.name != "output.py")
+RAW = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u200e\u200f\u2028-\u202e\u2066-\u2069]")
+COMMANDS: dict[str, list[str]] = {
+    "a command": [HOSTILE],
+    "a flag": ["train", f"--{HOSTILE}", "1"],
+    "a value": ["train", "--model", HOSTILE, "--data", HOSTILE, "--batch-size", HOSTILE],
+    "a source": ["shard", f"{HOSTILE}/none", "out"],
+    "a data folder": ["inspect", f"{HOSTILE}/none"],
+    "a run": ["report", f"{HOSTILE}/none", "--out", "report"],
+    "a config file": ["train", "--config", f"{HOSTILE}/none.toml"],
+}
+
+
+@pytest.mark.parametrize("name", COMMANDS)
+def test_an_error_shows_a_name_and_does_not_obey_it(name: str, run_hpcdl: CommandLine) -> None:
+    refused = run_hpcdl(COMMANDS[name])
+    assert refused.code == 2, refused.err
+    assert not RAW.search(refused.err + refused.out), (refused.err, refused.out)
+    assert all(line.startswith("hpcdl: ") for line in refused.err.splitlines()), refused.err
+
+
+def test_class_and_folder_names_are_shown_harmless(run_hpcdl: CommandLine, tmp_path: Path) -> None:
+    source, target = tmp_path / HOSTILE, tmp_path / f"out {HOSTILE}"
+    for label in (f"x{HOSTILE}", "plain"):
+        (source / label).mkdir(parents=True)
+        for number in range(4):
+            Image.fromarray(np.full((8, 8), number, np.uint8)).save(source / label / f"{number}.png")
+    made = run_hpcdl(["shard", source, target, "--max-ranks", "2"])
+    assert made.code == 0, made.err
+    for command in (["inspect", target], ["inspect", target, "--verify"], ["inspect", target, "--json"]):
+        seen = run_hpcdl(command)
+        assert seen.code == 0, seen.err
+        assert not RAW.search(seen.out + seen.err + made.out + made.err), (seen.out, seen.err, made.out, made.err)
+
+
+def test_errors_keep_their_lines_apart_from_those_in_names() -> None:
+    assert str(HpcdlError(f"no such file: {HOSTILE}")) == f"no such file: {printable(HOSTILE)}"
+    assert str(ConfigError(["--a: x\x1b", "--b: y\nz"])) == "--a: x?\n--b: y?z"
+    assert printable("caf\u00e9 \u65e5\u672c \udcff") == "caf\u00e9 \u65e5\u672c ?"
+
+
+@pytest.mark.parametrize("path", COMMAND_FILES, ids=lambda path: path.stem)
+def test_commands_print_through_one_place(path: Path) -> None:
+    calls = [
+        node.lineno
+        for node in ast.walk(ast.parse(path.read_text()))
+        if isinstance(node, ast.Name) and node.id == "print"
+    ]
+    scripts = 1 if path.name == "submit.py" else 0  # a batch script is a file's content, not words
+    assert len(calls) <= scripts, f"{path.name}: use put() or say() in lines {calls}"

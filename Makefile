@@ -26,7 +26,7 @@ demo: $(RUNTIME)
 	@scripts/demo
 
 # Two at a time; tests that share something costly stay together (tests/conftest.py), the longest come first.
-PYTEST := $(VENV)/bin/python -m pytest -n $(PYTEST_WORKERS) --dist loadgroup --no-loadscope-reorder
+PYTEST := $(VENV)/bin/python -m pytest -n $(PYTEST_WORKERS) --no-loadscope-reorder
 
 unit: $(DEVELOPMENT)
 	$(PYTEST) -m "not soak and not mpi and not lab" $(PYTEST_ARGS)

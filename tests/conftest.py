@@ -29,8 +29,11 @@ LAB_REQUIRED = (os.environ.get("HPCDL_LAB") or ("required" if os.environ.get("CI
 """Where this holds, a lab test whose packages are missing fails instead of being skipped."""
 _FOREIGN = ("HPCDL_", "OMPI_", "PMI_", "PMIX_", "SLURM_", "OMP_", "KMP_", "TF_", "XDG_")
 """Variables of the caller's own environment that would change what the command line does."""
-SHARED = ("lab_slurm", "undisturbed")
-"""Fixtures that cost so much that the tests that use them share one process."""
+TOGETHER = {
+    "lab_slurm": ("tests/lab/", "tests/cluster/test_hostlist.py", "tests/tuning/test_trials.py"),
+    "undisturbed": ("tests/training/test_full_disk.py", "tests/training/test_resume_command.py"),
+}
+"""Fixtures that cost so much that all files with tests that use them go to one process of `pytest -n`."""
 _TOLD = 6000
 """Characters of each output that are told where a test fails."""
 
@@ -124,17 +127,29 @@ def family(pid: int) -> Iterator[int]:
                 yield from family(int(child))
 
 
-def end_family(pid: int, patience_s: float = 3.0) -> None:
+def end_family(pid: int, patience_s: float = 5.0) -> None:
     """End `pid` and all below it: Python programs first write their threads' stacks to stderr, the last ones first."""
     found = list(family(pid))[::-1]
-    for number in (signal.SIGABRT, signal.SIGKILL):
-        for each in found:
-            with contextlib.suppress(OSError):
-                program = Path(f"/proc/{each}/cmdline").read_bytes().split(b"\0")[0]
-                if number == signal.SIGKILL or b"python" in program:
-                    os.kill(each, number)
-        if number == signal.SIGABRT:
-            time.sleep(patience_s)
+    send(signal.SIGABRT, [each for each in found if b"python" in program_of(each)])
+    deadline = time.monotonic() + patience(patience_s)
+    while any(map(program_of, found)) and time.monotonic() < deadline:
+        time.sleep(0.05)
+    send(signal.SIGKILL, found)
+
+
+def send(number: int, processes: Sequence[int]) -> None:
+    """Send a signal to those that are still there."""
+    for process in processes:
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(process, number)
+
+
+def program_of(pid: int) -> bytes:
+    """What a process was started as; nothing of one that has ended."""
+    try:
+        return Path(f"/proc/{pid}/cmdline").read_bytes().split(b"\0")[0]
+    except OSError:
+        return b""
 
 
 def evidence_below(folder: Path, since_s: float) -> str:
@@ -180,14 +195,35 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
             item.add_marker("lab")
         elif item.get_closest_marker("lab"):
             raise pytest.UsageError(f"{item.nodeid}: marked lab, but it names nothing of tests/lab/needs.py")
-        shared = [fixture for fixture in SHARED if fixture in getattr(item, "fixturenames", ())]
-        item.add_marker(pytest.mark.xdist_group(shared[0] if shared else item.nodeid.partition("::")[0]))
+        for fixture in TOGETHER:
+            if fixture in getattr(item, "fixturenames", ()) and group_of(item.nodeid) != fixture:
+                raise pytest.UsageError(f"{item.nodeid} uses {fixture}: add its file to TOGETHER in tests/conftest.py")
     items.sort(key=_turn)
 
 
+def group_of(nodeid: str) -> str:
+    """Tests of one group run in one process: those of a file, or of the files of a row of TOGETHER."""
+    for fixture, places in TOGETHER.items():
+        if nodeid.startswith(places):
+            return fixture
+    return nodeid.partition("::")[0]
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
+    """Hands whole groups to processes; xdist's own marks for that are lost on pytest 9.2."""
+    from xdist.scheduler import LoadScopeScheduling
+
+    class ByGroup(LoadScopeScheduling):  # type: ignore[misc]
+        def _split_scope(self, nodeid: str) -> str:
+            return group_of(nodeid)
+
+    return ByGroup(config, log)
+
+
 def _turn(item: pytest.Item) -> int:
-    """0 for the cluster's tests, then those with ranks, then the others: long groups that begin last are waited for."""
-    if "lab_slurm" in getattr(item, "fixturenames", ()):
+    """0 for those of TOGETHER, then those with ranks, then the others: long groups that begin last are waited for."""
+    if group_of(item.nodeid) in TOGETHER:
         return 0
     return 1 if item.get_closest_marker("lab") or item.get_closest_marker("mpi") else 2
 

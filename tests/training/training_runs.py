@@ -17,7 +17,6 @@ import h5py
 import numpy
 
 from hpcdl.cluster.status import read_statuses
-from hpcdl.training.checkpoint.folders import FOLDER, folder_of, list_checkpoints, read_arrays
 from tests.conftest import CommandLine
 from tests.conftest import finish as finish
 
@@ -80,12 +79,6 @@ def kill_rank(run_dir: Path, rank: int, number: int = signal.SIGKILL) -> None:
     """Send a signal to the process of a rank."""
     (pid,) = (status.pid for status in read_statuses(run_dir / "ranks") if status.rank == rank)
     os.kill(pid, number)
-
-
-def final_weights(run_dir: Path) -> dict[str, numpy.ndarray]:
-    """The weights and optimizer state of the newest checkpoint."""
-    newest = list_checkpoints(run_dir / FOLDER)[0]
-    return read_arrays(folder_of(run_dir / FOLDER, newest) / "shared.npz")
 
 
 def model_weights(run_dir: Path) -> list[numpy.ndarray]:

@@ -15,7 +15,7 @@ from hpcdl.study.plan import RunPlan
 NODES_VARIABLE = "SLURM_JOB_NODELIST"
 SETTLE_S = 10.0
 """In a job: how long nothing may have changed in what an earlier call left, whose ranks may still end elsewhere."""
-TRAIN = own_program("hpcdl", "train")
+TRAIN = tuple(own_program("hpcdl", "train"))
 
 
 @dataclass(frozen=True, kw_only=True)

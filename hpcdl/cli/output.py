@@ -8,9 +8,10 @@ import sys
 from collections.abc import Iterable, Sequence
 from typing import Any, TextIO
 
+from hpcdl.core import variables
 from hpcdl.core.errors import printable
 
-VERBOSE = "HPCDL_VERBOSE"
+VERBOSE = variables.VERBOSE
 """Set by `-v`: tracebacks and TensorFlow's own log; ranks inherit it."""
 
 

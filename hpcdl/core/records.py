@@ -14,6 +14,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from hpcdl.core import variables
 from hpcdl.core.errors import CorruptError
 from hpcdl.core.files import write_json
 from hpcdl.core.from_json import from_json as from_json  # rooms that read records take it from here
@@ -27,7 +28,7 @@ ALL_STEPS_UP_TO = 10_000
 ENVIRONMENT_PREFIXES = (
     "OMP_", "KMP_", "MKL_NUM_", "TF_ENABLE_ONEDNN", "TF_NUM_", "TF_XLA_FLAGS", "GLIBC_TUNABLES", "ONEDNN_", "DNNL_",
     "SLURM_JOB_ID", "SLURM_JOB_NUM_NODES", "SLURM_NTASKS", "SLURM_CPUS_PER_TASK", "OMPI_MCA_", "MPICH_", "MPIR_CVAR_",
-    "UCX_", "HPCDL_INTRA_OP_THREADS", "HPCDL_INTER_OP_THREADS", "HPCDL_MEMORY_POLICY", "HPCDL_VERSION",
+    "UCX_", variables.INTRA_OP, variables.INTER_OP, variables.MEMORY_POLICY, variables.VERSION,
     "CUDA_VISIBLE_DEVICES",
 )  # fmt: skip
 """The only environment variables that a record may hold; none of them carries a secret."""

@@ -6,13 +6,11 @@ import os
 from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
+from hpcdl.core import variables
 from hpcdl.core.registry import Entry, Registry
 
 if TYPE_CHECKING:
     from hpcdl.cluster.launchers.base import Launcher
-
-LAUNCHER_VARIABLE = "HPCDL_LAUNCHER"
-"""Names the launcher where several would fit; a job script of `hpcdl submit` sets it."""
 
 LAUNCHERS = Registry(
     "launcher",
@@ -23,7 +21,8 @@ LAUNCHERS = Registry(
         ),
         "pbs": Entry(target="hpcdl.cluster.launchers.pbs:LAUNCHER", summary="mpiexec over the nodes of a PBS job"),
         "hostfile": Entry(
-            target="hpcdl.cluster.launchers.hostfile:LAUNCHER", summary="mpiexec over the hosts of $HPCDL_HOSTFILE"
+            target="hpcdl.cluster.launchers.hostfile:LAUNCHER",
+            summary=f"mpiexec over the hosts of ${variables.HOSTFILE}",
         ),
         "local": Entry(target="hpcdl.cluster.launchers.single:LAUNCHER", summary="mpiexec on this node alone"),
     },
@@ -36,7 +35,7 @@ def find_launcher(environment: Mapping[str, str] = os.environ) -> Launcher:
 
     UnknownNameError where the variable names none.
     """
-    named = environment.get(LAUNCHER_VARIABLE)
+    named = environment.get(variables.LAUNCHER)
     if named:
         return load_launcher(named)
     return next(launcher for name in LAUNCHERS if (launcher := load_launcher(name)).present(environment))

@@ -12,13 +12,14 @@ from pathlib import Path
 from typing import Any
 
 from hpcdl.cluster import supervise as local
-from hpcdl.cluster.environment import WITHOUT_MPI_VARIABLE, Placement
+from hpcdl.cluster.environment import Placement
 from hpcdl.cluster.launchers.base import ranks_per_node
 from hpcdl.cluster.launchers.table import find_launcher
 from hpcdl.cluster.status import FOLDER
 from hpcdl.comm.tcp.communicator import make_secret
 from hpcdl.config.load import Effective, replace
 from hpcdl.config.schema import TrainConfig
+from hpcdl.core import variables
 from hpcdl.core.errors import HpcdlError, Interrupted, StoppedEarly, UsageError
 from hpcdl.core.lock import check_free
 from hpcdl.core.paths import own_program
@@ -78,7 +79,7 @@ def _run(prepared: Prepared, plan: LaunchPlan, run_dir: Path, on_event: EventHan
 
     if not prepared.info.features.mpi and prepared.config.run.ranks > 1:
         make_secret(run_dir / FOLDER)
-        plan = dataclasses.replace(plan, environment={**plan.environment, WITHOUT_MPI_VARIABLE: "1"})
+        plan = dataclasses.replace(plan, environment={**plan.environment, variables.WITHOUT_MPI: "1"})
     with _python(prepared, plan) as python:
         command = own_program("hpcdl.training.session.rank", str(run_dir), python=python)
         local.start(plan, command, folder=run_dir / FOLDER, mpi=prepared.info.features.mpi, tick=tick)
@@ -119,7 +120,7 @@ def plan_for(prepared: Prepared) -> tuple[LaunchPlan, list[str]]:
     plan = launch_plan(topology, settings, ranks, share)
     if profile is None:
         return plan, []
-    return dataclasses.replace(plan, environment={**plan.environment, "HPCDL_PROFILE": str(profile.path)}), [
+    return dataclasses.replace(plan, environment={**plan.environment, variables.PROFILE: str(profile.path)}), [
         profile.sentence
     ]
 

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from hpcdl.config.load import as_toml_values
+from hpcdl.core import variables
 from hpcdl.core.errors import CorruptError
 from hpcdl.core.protocols import Communicator
 from hpcdl.core.records import (
@@ -54,7 +55,7 @@ def first_record(prepared: Prepared, hosts: Sequence[str], software: Mapping[str
         global_batch=prepared.global_batch,
         target_accuracy=prepared.config.objective.target_accuracy,
         warmup_steps=prepared.config.run.warmup_steps,
-        machine=os.environ.get("HPCDL_MACHINE", platform.node()),
+        machine=os.environ.get(variables.MACHINE, platform.node()),
         processor=_processor(),
         cores_per_node=os.cpu_count(),
         profile=profile,

@@ -10,6 +10,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from hpcdl.config.load import flatten
+from hpcdl.core import variables
 from hpcdl.core.errors import UsageError
 from hpcdl.core.protocols import Communicator
 from hpcdl.core.records import RankRecord
@@ -35,7 +36,7 @@ def run_rank(
     software = runtime.software_versions(communicator.library)
     _check_same_start(prepared, communicator, software)
     hosts = communicator.allgather_json(communicator.host)
-    started = results.first_record(prepared, hosts, software, os.environ.get("HPCDL_PROFILE", ""))
+    started = results.first_record(prepared, hosts, software, os.environ.get(variables.PROFILE, ""))
     unbound = communicator.allgather_json(runtime.binding_warning())
     warnings = [f"rank {rank}: {warning}" for rank, warning in enumerate(unbound) if warning]
     started = dataclasses.replace(started, warnings=[*started.warnings, *warnings])

@@ -15,10 +15,9 @@ from pathlib import Path
 from typing import NoReturn
 
 from hpcdl.cluster.address import job_address
-from hpcdl.cluster.environment import OWN_LAUNCHER, WITHOUT_MPI_VARIABLE, Placement, placement
+from hpcdl.cluster.environment import OWN_LAUNCHER, Placement, placement
 from hpcdl.cluster.status import FOLDER, report_status
-from hpcdl.cluster.supervise import LAUNCHED_BY_VARIABLE, STATUS_VARIABLE
-from hpcdl.core import lifeline
+from hpcdl.core import lifeline, variables
 from hpcdl.core.errors import HpcdlError, RankError, StoppedEarly, UsageError, printable
 from hpcdl.core.lock import writing
 from hpcdl.core.paths import user_cache_folder
@@ -76,7 +75,7 @@ FIRST_WORD_S = 10.0
 def supervised(body: Callable[[Communicator], None]) -> int:
     """Run `body` on this rank and put every way in which it can end into the status file; returns the exit code."""
     place = placement() or ALONE
-    folder = Path(os.environ[STATUS_VARIABLE])
+    folder = Path(os.environ[variables.STATUS_DIR])
     report_status(folder, place.rank, "running")
     set_up_process(place.local_rank)
     communicator: Communicator | None = None
@@ -137,7 +136,7 @@ def set_up_process(local_rank: int) -> None:
 
     That is its parent, on this node, and the supervising process, where that is on this node.
     """
-    launched_by = os.environ.get(LAUNCHED_BY_VARIABLE, "")
+    launched_by = os.environ.get(variables.LAUNCHED_BY, "")
     if launched_by or placement() is not None:  # a script that a user started alone may outlive its shell
         lifeline.end_with_parent()
     lifeline.after_end_of(launched_by, lambda: lifeline.end_in(LEAVE_S))
@@ -173,10 +172,10 @@ def communicator_for(place: Placement, *, mpi: bool = True) -> Communicator:
         from hpcdl.comm.threads.communicator import alone
 
         return alone()
-    if not mpi or place.launcher == OWN_LAUNCHER or WITHOUT_MPI_VARIABLE in os.environ:
+    if not mpi or place.launcher == OWN_LAUNCHER or variables.WITHOUT_MPI in os.environ:
         from hpcdl.comm.tcp.communicator import control_world, make_secret
 
-        if place.rank == 0 and STATUS_VARIABLE not in os.environ:
+        if place.rank == 0 and variables.STATUS_DIR not in os.environ:
             make_secret(meeting_folder(place))
         return control_world(place.rank, place.size, job_address(place), meeting_folder(place))
     from hpcdl.comm.mpi.communicator import world
@@ -186,15 +185,15 @@ def communicator_for(place: Placement, *, mpi: bool = True) -> Communicator:
 
 def meeting_folder(place: Placement) -> Path:
     """Where ranks without MPI find each other: a folder of the run, or of the scheduler's step in the user's cache."""
-    if STATUS_VARIABLE in os.environ:
-        return Path(os.environ[STATUS_VARIABLE])
+    if variables.STATUS_DIR in os.environ:
+        return Path(os.environ[variables.STATUS_DIR])
     step = "-".join(os.environ.get(name, "0") for name in ("SLURM_JOB_ID", "SLURM_STEP_ID"))
     return user_cache_folder() / "steps" / f"{place.launcher}-{step}"
 
 
 def leave_meeting(place: Placement) -> None:
     """Remove the folder in the user's cache in which this step's ranks have met, where there is one."""
-    if place.rank == 0 and place.size > 1 and STATUS_VARIABLE not in os.environ:
+    if place.rank == 0 and place.size > 1 and variables.STATUS_DIR not in os.environ:
         shutil.rmtree(meeting_folder(place), ignore_errors=True)
 
 

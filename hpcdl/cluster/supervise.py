@@ -157,19 +157,24 @@ class _Watcher:
                 statuses = self._statuses()
                 for status in statuses:
                     watch.add(status.pid)
-                for pid in watch.poll(0.1):
-                    last_word = next((status for status in self._statuses() if status.pid == pid), None)
-                    if self.first_dead_pid is None and (last_word is None or last_word.state == "running"):
-                        self.first_dead_pid = pid
+                self._note_dead(watch.poll(0.1))
                 if deadline is None and (self.first_dead_pid or any(status.state == "failed" for status in statuses)):
                     deadline = time.monotonic() + GRACE_S
                 if deadline is not None and time.monotonic() > deadline:
                     self._kill()
                 self._tick()
+            self._note_dead(watch.poll(0.0))  # all may have ended, launcher and ranks, during one tick
         finally:
             watch.close()
             self._kill()
             self._tick()
+
+    def _note_dead(self, pids: Sequence[int]) -> None:
+        """Remember the first of these processes, if none was before, that went without a last word."""
+        for pid in pids:
+            last_word = next((status for status in self._statuses() if status.pid == pid), None)
+            if self.first_dead_pid is None and (last_word is None or last_word.state == "running"):
+                self.first_dead_pid = pid
 
     def _statuses(self) -> list[RankStatus]:
         return [status for status in read_statuses(self._folder) if status.host == self._host]

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import json
 import os
 import signal
+import socket
 import subprocess
 import sys
 import textwrap
@@ -13,6 +15,7 @@ from pathlib import Path
 import pytest
 
 from hpcdl.cluster import supervise as local
+from hpcdl.cluster.launchers.base import Casualty
 from hpcdl.cluster.status import read_statuses, report_status
 from hpcdl.cluster.supervise import DeathWatch
 from hpcdl.core.errors import RankError, StoppedEarly
@@ -100,6 +103,22 @@ def test_deaths_are_seen_in_their_order() -> None:
     watch.close()
     first.wait()
     second.wait()
+
+
+def test_the_first_dead_is_known_though_all_end_in_one_tick(tmp_path: Path) -> None:
+    launcher, *ranks = (subprocess.Popen(["sleep", "60"], start_new_session=True) for _ in range(4))
+    for number, process in enumerate(ranks):
+        status = {"rank": number, "host": socket.gethostname(), "pid": process.pid, "state": "running"}
+        (tmp_path / f"{number}.json").write_text(json.dumps(status))
+
+    def tick() -> None:
+        for process in (ranks[1], ranks[0], ranks[2], launcher):
+            process.kill()
+            process.wait()
+
+    watcher = local._Watcher([launcher], tmp_path, "no launch", tick)
+    watcher.wait()
+    assert watcher.casualty() == Casualty(host=socket.gethostname(), pid=ranks[1].pid)
 
 
 def test_a_damaged_status_is_left_out(tmp_path: Path) -> None:

@@ -55,7 +55,7 @@ def leave(exit_code: int) -> NoReturn:
     """End this process without the interpreter's own way to take itself apart.
 
     That may never end: it destroys TensorFlow's thread pools, which wait for threads that wait for the interpreter's
-    lock, and the other ranks wait in MPI_Finalize (docs/decisions/0101).
+    lock, and the other ranks wait in MPI_Finalize (docs/decisions/0100).
     """
     atexit._run_exitfuncs()
     for stream in (sys.stdout, sys.stderr):

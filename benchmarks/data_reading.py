@@ -26,7 +26,7 @@ from hpcdl.data.dataset import Dataset, open_dataset
 from hpcdl.data.read.buffers import aligned_empty
 from hpcdl.data.read.order import Epoch
 from hpcdl.data.read.reader import SplitReader, open_reader
-from hpcdl.data.read.stream import TrainingStream
+from hpcdl.data.read.windows import TrainingStream
 from hpcdl.data.write.request import ShardConfig, ShardRequest
 from hpcdl.data.write.writing import shard
 

@@ -13,7 +13,7 @@ from hpcdl.core.progress import progress
 from hpcdl.core.statistics import quantiles
 from hpcdl.data.dataset import Dataset
 from hpcdl.data.read.reader import SplitReader, open_reader
-from hpcdl.data.read.stream import TrainingStream
+from hpcdl.data.read.windows import TrainingStream
 
 PASS_LINE = 0.9
 """Accelerator utilisation that MLPerf Storage asks for."""

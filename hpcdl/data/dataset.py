@@ -43,7 +43,7 @@ class Dataset:
     verified: bool = True
     """Whether what is read of shards is held against its checksums."""
     copies: Mapping[Path, Path] = field(default_factory=dict)
-    """Where this process has copies of shards to read their bytes from: see resident.py."""
+    """Where this process has copies of shards to read their bytes from: see read/staging.py."""
 
     @property
     def train_split(self) -> Split:

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from hpcdl.core.errors import CorruptError, SourceError, UsageError
-from hpcdl.data.format import compression
+from hpcdl.data.format import hdf5 as compression
 from hpcdl.data.format.hdf5 import shard_map
 from tests.data.sharding import contents, everything, make, numbers, pixels
 

@@ -12,8 +12,7 @@ from hpcdl.data.dataset import open_dataset
 from hpcdl.data.read.buffers import ALIGNMENT, BufferPool
 from hpcdl.data.read.prefetch import Prefetched
 from hpcdl.data.read.reader import SplitReader, open_reader
-from hpcdl.data.read.stream import TrainingStream
-from hpcdl.data.read.windows import GatheredWindows, OwnSamples, ScatteredWindows
+from hpcdl.data.read.windows import GatheredWindows, OwnSamples, ScatteredWindows, TrainingStream
 from hpcdl.data.synthetic import parse_spec
 from tests.data.sharding import make, numbers, pixels
 

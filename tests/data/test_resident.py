@@ -14,8 +14,7 @@ import pytest
 from hpcdl.core.errors import HpcdlError
 from hpcdl.data.dataset import open_dataset
 from hpcdl.data.read.reader import open_reader
-from hpcdl.data.read.resident import resident
-from hpcdl.data.read.staging import staged
+from hpcdl.data.read.staging import resident, staged
 from hpcdl.training.launch.chips import data_bytes
 from tests.data.sharding import make
 
@@ -104,7 +103,7 @@ def test_a_shard_that_is_gone_is_named(folder: Path) -> None:
 def test_more_shards_than_open_files_are_allowed(folder: Path) -> None:
     """The soft limit is raised; at the hard one the message says what to do."""
     script = (
-        "import resource, sys; from hpcdl.data.read import resident as module\n"
+        "import resource, sys; from hpcdl.data.read import staging as module\n"
         "from hpcdl.data.dataset import open_dataset\n"
         "resource.setrlimit(resource.RLIMIT_NOFILE, (32, int(sys.argv[2])))\n"
         "dataset = open_dataset(sys.argv[1], seed=0)\n"

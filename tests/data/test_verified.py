@@ -15,11 +15,10 @@ from hpcdl.core.errors import CorruptError
 from hpcdl.data.dataset import Dataset, open_dataset
 from hpcdl.data.format.hdf5 import shard_map
 from hpcdl.data.read.reader import SplitReader, open_reader
-from hpcdl.data.read.resident import resident
-from hpcdl.data.read.staging import staged
-from hpcdl.data.read.stream import TrainingStream
+from hpcdl.data.read.staging import resident, staged
+from hpcdl.data.read.windows import TrainingStream
 from hpcdl.data.write import listing
-from hpcdl.data.write.job import Job
+from hpcdl.data.write.job import ShardJob
 from hpcdl.data.write.repair import repair
 from tests.data.sharding import contents, image_folder, make, numbers, pixels
 
@@ -83,7 +82,7 @@ WAYS: dict[str, tuple[Callable[[Path], Path], Callable[[Dataset], None]]] = {
 def shards_of(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
     """Shards as they are made, and without checksums of single samples."""
     if request.param != "now":
-        monkeypatch.setattr(listing, "Job", functools.partial(Job, sample_checksums=False))
+        monkeypatch.setattr(listing, "ShardJob", functools.partial(ShardJob, sample_checksums=False))
     return str(request.param)
 
 
@@ -155,7 +154,7 @@ def test_shards_of_an_earlier_version_are_written_again_as_they_were(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     with monkeypatch.context() as patch:
-        patch.setattr(listing, "Job", functools.partial(Job, sample_checksums=False))
+        patch.setattr(listing, "ShardJob", functools.partial(ShardJob, sample_checksums=False))
         folder = arrays(tmp_path, 8)
     before = contents(folder)
     (folder / SHARD).write_bytes(b"")

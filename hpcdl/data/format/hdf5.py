@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -9,7 +10,7 @@ import h5py
 import numpy as np
 import numpy.typing as npt
 
-from hpcdl.core.errors import CorruptError, SourceError
+from hpcdl.core.errors import CorruptError, SourceError, UsageError
 from hpcdl.data.format.layout import NewShardPlaces, ShardFrame, ShardMap
 
 Array = npt.NDArray[Any]
@@ -229,3 +230,23 @@ class ArrayFile:
             for first in range(0, len(data), rows):
                 out[first : first + rows] = data[first : first + rows]
         return copy
+
+
+def _plugin() -> Any:
+    try:
+        import hdf5plugin
+    except ImportError:
+        raise UsageError("--compression needs hdf5plugin; install hpcdl[compression], or take gzip") from None
+    return hdf5plugin
+
+
+_FILTERS: dict[str, Callable[[], Mapping[str, Any]]] = {
+    "gzip": lambda: {"compression": "gzip", "compression_opts": 4},
+    "zstd": lambda: dict(_plugin().Zstd(clevel=3)),
+    "blosc2": lambda: dict(_plugin().Blosc2(cname="zstd", clevel=5, filters=_plugin().Blosc2.SHUFFLE)),
+}
+
+
+def filters(name: str | None) -> Mapping[str, Any] | None:
+    """The arguments that tell h5py of a compression; None for none. UsageError where its package is missing."""
+    return None if name is None else _FILTERS[name]()

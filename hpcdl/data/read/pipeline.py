@@ -15,7 +15,7 @@ from hpcdl.data.read.buffers import aligned_empty
 from hpcdl.data.read.order import mixed
 from hpcdl.data.read.prefetch import Prefetched
 from hpcdl.data.read.reader import SplitReader, open_reader
-from hpcdl.data.read.stream import TrainingStream
+from hpcdl.data.read.windows import TrainingStream
 
 Batches = Prefetched[tuple[Any, Any]]
 _AHEAD = 2

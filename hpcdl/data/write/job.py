@@ -16,21 +16,21 @@ from hpcdl.core.errors import CorruptError
 from hpcdl.core.files import read_json, write_json
 from hpcdl.core.records import from_json
 from hpcdl.data.sources.base import SourceFacts, SourceSpec
-from hpcdl.data.write.plan import Plan
+from hpcdl.data.write.plan import ShardPlan
 
 WORK_NAME = ".hpcdl-work"
 FILE_NAME = "job.json"
 
 
 @dataclass(frozen=True, kw_only=True)
-class Job:
+class ShardJob:
     """What is written: `members` says whether a split is a chosen part of the list (else all rows of that name)."""
 
     name: str
     source_name: str
     spec: SourceSpec
     facts: SourceFacts
-    plan: Plan
+    plan: ShardPlan
     fingerprint: str
     encoding: str
     compression: str | None
@@ -83,10 +83,10 @@ class Job:
         write_json(work / FILE_NAME, dataclasses.asdict(self))
 
 
-def read_job(work: Path) -> Job:
+def read_job(work: Path) -> ShardJob:
     """The job kept in `work`."""
     try:
-        return from_json(Job, read_json(work / FILE_NAME))
+        return from_json(ShardJob, read_json(work / FILE_NAME))
     except (TypeError, ValueError, OSError) as error:
         raise CorruptError(f"{work / FILE_NAME} is damaged: {error}; run the same command again") from error
 

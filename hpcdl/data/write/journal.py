@@ -18,7 +18,7 @@ from hpcdl.data.dataset import PARTIAL_PREFIX
 from hpcdl.data.write.shards import ShardResult
 
 
-class Journal:
+class PartialManifest:
     """Appends to the partial manifest of one rank."""
 
     def __init__(self, folder: Path, rank: int, identity: str) -> None:

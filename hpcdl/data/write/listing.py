@@ -12,14 +12,14 @@ from hpcdl.config.load import flatten
 from hpcdl.config.settings import settings_of
 from hpcdl.core.errors import SourceError, UsageError
 from hpcdl.data.dataset import UNSPLIT
-from hpcdl.data.format.compression import filters
+from hpcdl.data.format.hdf5 import filters
 from hpcdl.data.lustre import file_system_of
 from hpcdl.data.read.order import mixed
 from hpcdl.data.sources import SOURCES
 from hpcdl.data.sources.base import Content, Source, SourceFacts, SourceSpec, UnreadableSample, open_source, recognise
 from hpcdl.data.write.images import image_header
 from hpcdl.data.write.index import Index, IndexWriter
-from hpcdl.data.write.job import Job
+from hpcdl.data.write.job import ShardJob
 from hpcdl.data.write.plan import make_plan
 from hpcdl.data.write.request import LayoutConfig, ShardConfig, ShardRequest, SourceConfig, parse_split
 
@@ -27,7 +27,7 @@ _HEADERS = 1000
 """So many image files of a split, spread evenly, are looked into for size and colours; the writing checks the rest."""
 
 
-def make_job(request: ShardRequest, work: Path) -> Job:
+def make_job(request: ShardRequest, work: Path) -> ShardJob:
     """List the source into `work` and plan; SourceError and UsageError say what is unusable."""
     layout = request.config.layout
     spec = _spec(request, work)
@@ -54,7 +54,7 @@ def make_job(request: ShardRequest, work: Path) -> Job:
     encoded = layout.encoding == "encoded"
     dtype = "uint8" if facts.samples_are == "files" else facts.dtype
     pixel_bytes = sum(counts.values()) * int(np.prod(shape)) * np.dtype(dtype).itemsize
-    job = Job(
+    job = ShardJob(
         name=Path(spec.location).name,
         source_name=Path(spec.location).name,
         spec=spec,

@@ -21,7 +21,7 @@ PAGE = 4096
 
 
 @dataclass(frozen=True, kw_only=True)
-class Plan:
+class ShardPlan:
     """Sizes in bytes; `shards` by split; `sample_bytes` is a mean for encoded data."""
 
     num_samples: Mapping[str, int]
@@ -39,7 +39,9 @@ class Plan:
         return total * number // count, total * (number + 1) // count
 
 
-def make_plan(num_samples: Mapping[str, int], total_bytes: int, layout: LayoutConfig, file_system: FileSystem) -> Plan:
+def make_plan(
+    num_samples: Mapping[str, int], total_bytes: int, layout: LayoutConfig, file_system: FileSystem
+) -> ShardPlan:
     """The plan for `total_bytes` of samples in splits of `num_samples`. UsageError where the wishes do not fit."""
     everything = sum(num_samples.values())
     sample_bytes = total_bytes / everything
@@ -61,7 +63,7 @@ def make_plan(num_samples: Mapping[str, int], total_bytes: int, layout: LayoutCo
     reasons.append(steps_rule(train, max_ranks))
     if layout.compression:
         reasons.append(f"blocks are compressed ({layout.compression}): smaller, but every read decompresses")
-    return Plan(
+    return ShardPlan(
         num_samples=dict(num_samples),
         shards=shards,
         sample_bytes=sample_bytes,

@@ -15,7 +15,7 @@ from hpcdl.data.dataset import UNSPLIT
 from hpcdl.data.format.manifest import Manifest, read_manifest
 from hpcdl.data.sources.base import open_source
 from hpcdl.data.write.index import Index
-from hpcdl.data.write.job import WORK_NAME, Job, shard_file
+from hpcdl.data.write.job import WORK_NAME, ShardJob, shard_file
 from hpcdl.data.write.listing import make_job
 from hpcdl.data.write.request import ShardConfig, ShardRequest
 from hpcdl.data.write.shards import ShardWriter
@@ -39,7 +39,7 @@ def repair(folder: Path, source: str, bad_shards: Sequence[str]) -> list[str]:
             shutil.rmtree(work, ignore_errors=True)
 
 
-def _job(folder: Path, source: str, manifest: Manifest, work: Path) -> Job:
+def _job(folder: Path, source: str, manifest: Manifest, work: Path) -> ShardJob:
     """The job that made the folder, with the source where it is now."""
     recipe = manifest.recipe
     layers = [
@@ -67,7 +67,7 @@ def _job(folder: Path, source: str, manifest: Manifest, work: Path) -> Job:
     )
 
 
-def _rewritten(folder: Path, manifest: Manifest, job: Job, bad: set[str]) -> Iterator[str]:
+def _rewritten(folder: Path, manifest: Manifest, job: ShardJob, bad: set[str]) -> Iterator[str]:
     entries = {entry.file: entry for entry in manifest.shards()}
     writer = ShardWriter(folder / WORK_NAME, job, open_source(job.spec), Index(folder / WORK_NAME))
     for split, number in job.tasks():

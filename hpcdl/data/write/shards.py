@@ -14,7 +14,7 @@ import xxhash
 
 from hpcdl.core.files import replacing
 from hpcdl.data.dataset import UNSPLIT
-from hpcdl.data.format.compression import filters
+from hpcdl.data.format.hdf5 import filters
 from hpcdl.data.format.layout import ShardFrame
 from hpcdl.data.format.manifest import ShardEntry
 from hpcdl.data.format.shard_file import NewShard
@@ -23,7 +23,7 @@ from hpcdl.data.read.order import mixed, permuted
 from hpcdl.data.sources.base import Source, SourceChanged, UnreadableSample
 from hpcdl.data.write.images import check_encoded, decode
 from hpcdl.data.write.index import Index, Rows
-from hpcdl.data.write.job import Job, shard_file
+from hpcdl.data.write.job import ShardJob, shard_file
 
 Array = npt.NDArray[Any]
 
@@ -45,7 +45,7 @@ class _NothingReadable(Exception):
 class ShardWriter:
     """Writes the shards of a job, any of them, in any order, in any process."""
 
-    def __init__(self, target: Path, job: Job, source: Source, index: Index) -> None:
+    def __init__(self, target: Path, job: ShardJob, source: Source, index: Index) -> None:
         self._target, self._job, self._source, self._index = target, job, source, index
 
     def write(self, split: str, number: int, told: Callable[[int], None] = lambda _: None) -> ShardResult:

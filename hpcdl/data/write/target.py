@@ -14,7 +14,7 @@ from hpcdl.core.units import format_bytes
 from hpcdl.data.dataset import PARTIAL_PREFIX, UNSPLIT
 from hpcdl.data.format.manifest import FILE_NAME as MANIFEST_NAME
 from hpcdl.data.lustre import set_stripes
-from hpcdl.data.write.job import WORK_NAME, Job, shard_file
+from hpcdl.data.write.job import WORK_NAME, ShardJob, shard_file
 from hpcdl.data.write.request import ShardRequest
 
 _OURS = {WORK_NAME, LOCK_NAME}
@@ -69,7 +69,7 @@ def undoing(target: Path, made: list[Path]) -> Iterator[Callable[[], None]]:
         raise
 
 
-def prepare_splits(target: Path, job: Job) -> None:
+def prepare_splits(target: Path, job: ShardJob) -> None:
     """Make the folders of the splits, striped, and clear what a killed writer left behind."""
     for split in job.plan.shards:
         folder = (target / shard_file(split, 0, UNSPLIT)).parent
@@ -80,12 +80,12 @@ def prepare_splits(target: Path, job: Job) -> None:
             left.unlink()
 
 
-def missing_bytes(job: Job, num_shards: int) -> int:
+def missing_bytes(job: ShardJob, num_shards: int) -> int:
     """About how many bytes so many shards take."""
     return int(job.plan.total_bytes / len(job.tasks()) * num_shards) + num_shards * job.plan.alignment
 
 
-def check_space(target: Path, job: Job, num_shards: int) -> None:
+def check_space(target: Path, job: ShardJob, num_shards: int) -> None:
     """HpcdlError where so many shards cannot fit; compressed sizes are not known before."""
     needed = missing_bytes(job, num_shards)
     found = os.statvfs(target)

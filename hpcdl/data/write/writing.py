@@ -2,25 +2,28 @@
 
 from __future__ import annotations
 
+import dataclasses
 import errno
 import os
 import shutil
 import tempfile
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from hpcdl.core.errors import HpcdlError, StoppedEarly
 from hpcdl.core.lock import writing
 from hpcdl.core.progress import Progress, progress
 from hpcdl.core.protocols import Communicator
+from hpcdl.core.records import from_json
 from hpcdl.core.units import format_rate
 from hpcdl.data.format.manifest import FILE_NAME as MANIFEST_NAME
 from hpcdl.data.format.manifest import Manifest, Recipe, SplitEntry, read_manifest, write_manifest
 from hpcdl.data.write import journal
-from hpcdl.data.write.job import WORK_NAME, Job
+from hpcdl.data.write.job import WORK_NAME, ShardJob, read_job
 from hpcdl.data.write.listing import make_job
 from hpcdl.data.write.request import ShardRequest
 from hpcdl.data.write.shards import ShardResult
@@ -57,7 +60,7 @@ class ShardReport:
     seconds: float
 
 
-def dry_run(request: ShardRequest) -> Job:
+def dry_run(request: ShardRequest) -> ShardJob:
     """List the source and plan; nothing is written into the target."""
     check_target(request)
     with tempfile.TemporaryDirectory(prefix="hpcdl-") as work:
@@ -68,7 +71,7 @@ def shard(
     request: ShardRequest,
     *,
     communicator: Communicator | None = None,
-    planned: Callable[[Job], None] = lambda _: None,
+    planned: Callable[[ShardJob], None] = lambda _: None,
     bar: bool = True,
 ) -> ShardReport:
     """Make the data folder of a request; `planned` hears of the plan before the first shard is written.
@@ -79,12 +82,10 @@ def shard(
     solo = communicator is None or communicator.size == 1
     if solo or communicator is None:
         return _shard_solo(request, planned, bar=bar)
-    from hpcdl.data.write.ranks import shard_with_ranks
-
     return shard_with_ranks(request, communicator, planned, bar=bar)
 
 
-def _shard_solo(request: ShardRequest, planned: Callable[[Job], None], *, bar: bool) -> ShardReport:
+def _shard_solo(request: ShardRequest, planned: Callable[[ShardJob], None], *, bar: bool) -> ShardReport:
     started = time.monotonic()
     if complete(request):
         manifest, _ = read_manifest(request.target)
@@ -110,7 +111,7 @@ def complete(request: ShardRequest) -> bool:
 
 
 @contextmanager
-def preparing(request: ShardRequest) -> Iterator[tuple[Job, Results]]:
+def preparing(request: ShardRequest) -> Iterator[tuple[ShardJob, Results]]:
     """Hold the target's lock; yield the job, listed and planned in its work folder, and the shards already whole."""
     target = request.target
     made = make_folders(target)
@@ -131,10 +132,10 @@ def preparing(request: ShardRequest) -> Iterator[tuple[Job, Results]]:
 
 
 def write_part(
-    request: ShardRequest, job: Job, tasks: list[Task], *, rank: int, alone: bool, told: Callable[[int], None]
+    request: ShardRequest, job: ShardJob, tasks: list[Task], *, rank: int, alone: bool, told: Callable[[int], None]
 ) -> Results:
     """Write these shards, entering each in this rank's partial manifest; `alone`: no other ranks share the cores."""
-    entries = journal.Journal(request.target, rank, job.identity())
+    entries = journal.PartialManifest(request.target, rank, job.identity())
     workers = request.config.writing.workers or _default_workers(job, len(tasks), alone)
     results = {}
     try:
@@ -150,7 +151,7 @@ def write_part(
     return results
 
 
-def finish(request: ShardRequest, job: Job, results: Results) -> Manifest:
+def finish(request: ShardRequest, job: ShardJob, results: Results) -> Manifest:
     """Write the manifest and remove what only the writing needed."""
     splits, skipped = {}, []
     for split, count in job.plan.shards.items():
@@ -189,13 +190,13 @@ def finish(request: ShardRequest, job: Job, results: Results) -> Manifest:
     return manifest
 
 
-def _default_workers(job: Job, num_tasks: int, alone: bool) -> int:
+def _default_workers(job: ShardJob, num_tasks: int, alone: bool) -> int:
     """One process per core; fewer where starting one takes longer than its part of the work."""
     work = job.plan.total_bytes * num_tasks // len(job.tasks())
     return min(len(os.sched_getaffinity(0)), max(1, work // _WORTH_A_PROCESS)) if alone else 1
 
 
-def left(job: Job, tasks: list[Task]) -> int:
+def left(job: ShardJob, tasks: list[Task]) -> int:
     """Samples in the shards `tasks`."""
     return sum(stop - first for first, stop in (job.plan.shard_samples(*task) for task in tasks))
 
@@ -210,3 +211,90 @@ def counter(shown: Progress, kept: int, started: float) -> Callable[[int], None]
         shown.update(kept + count, format_rate(count / max(1e-9, time.monotonic() - started), "samples"))
 
     return told
+
+
+def shard_with_ranks(
+    request: ShardRequest, communicator: Communicator, planned: Callable[[ShardJob], None], *, bar: bool
+) -> ShardReport:
+    """Make the data folder of a request; collective. Rank 0 raises what went wrong, the others OtherRankFailed."""
+    started = time.monotonic()
+    with ExitStack() as stack:
+        job, done = _begin(request, communicator, planned, stack)
+        if job is None:
+            manifest, _ = read_manifest(request.target)
+            return ShardReport(manifest=manifest, written=0, kept=len(manifest.shards()), seconds=0.0)
+        todo = [task for task in job.tasks() if task not in done][communicator.rank :: communicator.size]
+        total = left(job, todo)
+        first = communicator.rank == 0
+        results: Results = {}
+        with progress("sharding (this rank's part)", total, enabled=bar and first) as shown:
+            problem = None
+            try:
+                told = counter(shown, 0, started)
+                results = write_part(request, job, todo, rank=communicator.rank, alone=False, told=told)
+            except (HpcdlError, OSError, KeyboardInterrupt) as error:
+                problem = error
+        answers = communicator.allgather_json(_answer(problem, results))
+        _raise_first(answers, communicator.rank)
+        for answer in answers:
+            for document in answer["results"]:
+                result = from_json(ShardResult, document)
+                done[result.split, result.number] = result
+        if first:
+            finish(request, job, done)
+        communicator.barrier()
+    manifest, _ = read_manifest(request.target)
+    written = sum(len(answer["results"]) for answer in answers)
+    return ShardReport(manifest=manifest, written=written, kept=len(done) - written, seconds=time.monotonic() - started)
+
+
+def _begin(
+    request: ShardRequest, communicator: Communicator, planned: Callable[[ShardJob], None], stack: ExitStack
+) -> tuple[ShardJob | None, Results]:
+    """The job and the shards already whole, on every rank; no job where all is done."""
+    answer: dict[str, Any] = {"exit_code": 0, "message": "", "complete": False, "done": []}
+    job: ShardJob | None = None
+    done: Results = {}
+    problem: HpcdlError | None = None
+    if communicator.rank == 0:
+        try:
+            if complete(request):
+                answer["complete"] = True
+            else:
+                job, done = stack.enter_context(preparing(request))
+                planned(job)
+                answer["done"] = [dataclasses.asdict(result) for result in done.values()]
+        except HpcdlError as error:
+            problem = error
+            answer["exit_code"] = error.exit_code
+    answer = communicator.allgather_json(answer)[0]
+    if problem is not None:
+        raise problem
+    if answer["exit_code"]:
+        raise OtherRankFailed(answer["exit_code"])
+    if answer["complete"]:
+        return None, {}
+    if job is None:
+        job = read_job(request.target / WORK_NAME)
+        found = [from_json(ShardResult, document) for document in answer["done"]]
+        done = {(result.split, result.number): result for result in found}
+    return job, done
+
+
+def _answer(problem: BaseException | None, results: Results) -> dict[str, Any]:
+    if problem is None:
+        return {"exit_code": 0, "message": "", "results": [dataclasses.asdict(result) for result in results.values()]}
+    if isinstance(problem, KeyboardInterrupt):
+        problem = StoppedEarly("stopped; go on with the same command and --resume")
+    return {"exit_code": getattr(problem, "exit_code", 1), "message": str(problem), "results": []}
+
+
+def _raise_first(answers: list[dict[str, Any]], rank: int) -> None:
+    """Rank 0 raises the first problem that any rank had; the others leave silently."""
+    for number, answer in enumerate(answers):
+        if answer["exit_code"]:
+            if rank:
+                raise OtherRankFailed(answer["exit_code"])
+            error = HpcdlError(f"rank {number}: {answer['message']}")
+            error.exit_code = answer["exit_code"]
+            raise error

@@ -62,7 +62,7 @@ def check_memory(copies: int, weights_bytes: int, data_bytes: int, topology: Top
 
 
 def data_bytes(dataset: Dataset) -> int:
-    """Bytes of the training split that each group holds (data/resident.py); 0 where it is compressed or made."""
+    """Bytes of the training split that each group holds (data/read/staging.py); 0 where it is compressed or made."""
     entry, manifest = dataset.train_split.entry, dataset.manifest
     held = entry is not None and manifest is not None and not manifest.compression
     return sum(shard.num_bytes for shard in entry.shards) if entry is not None and held else 0

@@ -14,7 +14,7 @@ from hpcdl.core.errors import UsageError
 from hpcdl.data.dataset import Dataset, open_dataset
 from hpcdl.data.read.order import steps_per_epoch
 from hpcdl.data.read.reader import open_reader
-from hpcdl.data.read.stream import TrainingStream
+from hpcdl.data.read.windows import TrainingStream
 from hpcdl.models.spec import check_model_spec
 from hpcdl.strategies.base import StrategyInfo, check_ranks
 from hpcdl.strategies.refusals import check_allowed, check_elastic, check_exchange, check_optimizer

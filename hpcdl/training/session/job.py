@@ -15,8 +15,7 @@ from hpcdl.core.errors import UsageError
 from hpcdl.core.protocols import Communicator
 from hpcdl.core.records import RankRecord
 from hpcdl.core.signals import StopRequest
-from hpcdl.data.read.resident import resident
-from hpcdl.data.read.staging import staged
+from hpcdl.data.read.staging import resident, staged
 from hpcdl.strategies.base import Context, Strategy, StrategyInfo
 from hpcdl.training.launch.prepare import Prepared
 from hpcdl.training.loop import results

@@ -125,6 +125,62 @@ def test_imports_point_one_way(room: str) -> None:
     assert not wrong, "\n".join(wrong)
 
 
+OLD_CIRCLES = {
+    ("data/write/ranks.py", "data/write/writing.py"),
+    ("training/loop/worker.py", "training/session/job.py"),
+}
+"""Pairs from before the rule; one that is cut is struck out here, none is added."""
+OLD_NAMES = {"Channel", "Job", "Journal", "NullRecorder", "Recorder", "StepTimes"}
+"""Class names that stand twice from before the rule; likewise."""
+
+
+def module_name(path: Path) -> str:
+    parts = path.relative_to(ROOT).with_suffix("").parts
+    return ".".join(parts[:-1] if parts[-1] == "__init__" else parts)
+
+
+def imported_files(path: Path, names: dict[str, Path]) -> set[Path]:
+    """The house's own files that `path` imports, late or for types only."""
+    wanted = (name if name in names else name.rpartition(".")[0] for name, _ in imported(path))
+    return {names[name] for name in wanted if name in names} - {path}
+
+
+def test_no_two_files_import_each_other() -> None:
+    """Nor do three in a ring: a circle says that the cut is in the wrong place, and a late import only hides it."""
+    names = {module_name(path): path for path in MODULES}
+    imports = {path: imported_files(path, names) for path in MODULES}
+
+    def reached_from(path: Path) -> set[Path]:
+        found, waiting = set[Path](), [path]
+        while waiting:
+            fresh = imports[waiting.pop()] - found
+            found |= fresh
+            waiting += fresh
+        return found
+
+    reached = {path: reached_from(path) for path in MODULES}
+    circles = [
+        f"{relative(path)} -> {relative(other)}"
+        for path in MODULES
+        for other in sorted(imports[path])
+        if path in reached[other] and tuple(sorted((relative(path), relative(other)))) not in OLD_CIRCLES
+    ]
+    assert not circles, "these imports lead back to where they come from:\n" + "\n".join(circles)
+
+
+def test_no_class_name_twice() -> None:
+    """Whoever searches for a name finds one thing; what starts with an underscore is a file's own."""
+    where: dict[str, list[str]] = {}
+    for path in MODULES:
+        for node in ast.walk(tree(path)):
+            if isinstance(node, ast.ClassDef) and not node.name.startswith("_"):
+                where.setdefault(node.name, []).append(f"{relative(path)}:{node.lineno}")
+    twice = [
+        f"{name}: {', '.join(places)}" for name, places in where.items() if len(places) > 1 and name not in OLD_NAMES
+    ]
+    assert not twice, "one of them needs a word of its own:\n" + "\n".join(twice)
+
+
 def test_the_public_package_loads_nothing_heavy() -> None:
     for name in ("__init__.py", "core/__init__.py", "config/__init__.py", "cli/__init__.py"):
         names = {alias for alias, _ in imported(PACKAGE / name)}

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from hpcdl.core.errors import HpcdlError
-from hpcdl.training.session.rank import one_line
+from hpcdl.training.session.rank import one_line, verdict
 
 GRAPH = """Graph execution error:
 
@@ -29,3 +29,9 @@ Detected at node functional_1/probe_1/PyFunc defined at (most recent call last):
 )
 def test_the_line_that_says_most(error: BaseException, line: str) -> None:
     assert one_line(error) == line
+
+
+def test_a_lost_peer_behind_tensorflow_is_no_cause() -> None:
+    error = RuntimeError(f"{GRAPH}RankError: rank 1 on node: MPI failed in wait: process_vm_readv failed (errno 3)")
+    assert verdict(error)[0] == "bereaved"
+    assert verdict(RuntimeError(f"{GRAPH}ValueError: planted"))[0] == "failed"

@@ -151,7 +151,8 @@ def verdict(error: BaseException) -> tuple[str, int]:
         return "stopped", error.exit_code
     if isinstance(error, RankError):
         return "bereaved", error.exit_code
-    if type(error).__name__ in _LOST_PEER:
+    # TensorFlow makes an error of its own of a lost peer that the exchange has met: it keeps the class in its text.
+    if type(error).__name__ in _LOST_PEER or f"{RankError.__name__}: " in str(error):
         return "bereaved", 1
     return "failed", error.exit_code if isinstance(error, HpcdlError) else 1
 

@@ -26,8 +26,7 @@ from hpcdl.comm.mpi.communicator import world
 from hpcdl.config.schema import ElasticConfig, ExchangeConfig, OptimizerConfig
 from hpcdl.core.protocols import Communicator
 from hpcdl.strategies.base import Context
-from hpcdl.strategies.table import find_strategy
-from hpcdl.training.session.job import load_strategy
+from hpcdl.strategies.table import find_strategy, load_strategy
 
 SHARE = 0.87
 METHODS = (("easgd", "3"), ("sync-easgd", "1"), ("sync-easgd", "2"), ("sync-easgd", "3"))

@@ -15,10 +15,11 @@ from hpcdl.cluster.launchers.mpiexec import environment_for, find_mpiexec, launc
 from hpcdl.config.load import Layer, load
 from hpcdl.config.schema import TrainConfig
 from hpcdl.core.protocols import Communicator
+from hpcdl.strategies.table import load_strategy
 from hpcdl.training.launch.prepare import prepare
 from hpcdl.training.loop.journal import NullJournal
 from hpcdl.training.session import runtime
-from hpcdl.training.session.job import context, load_strategy
+from hpcdl.training.session.job import context
 from hpcdl.training.session.rank import ALONE, communicator_for
 
 if TYPE_CHECKING:

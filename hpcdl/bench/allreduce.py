@@ -194,7 +194,7 @@ def main() -> None:
     folder = Path(sys.argv[1])
     config = load(AllreduceBenchConfig, [Layer(origin=CONFIG_FILE, values=read_json(folder / CONFIG_FILE))]).config
 
-    def body(communicator: Communicator) -> None:
+    def body(communicator: Communicator, watch: object) -> None:
         def tick(done: int) -> None:
             if communicator.rank == 0:
                 write_json(folder / PROGRESS_FILE, done)

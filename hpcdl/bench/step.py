@@ -12,13 +12,14 @@ from pathlib import Path
 from typing import Any
 
 from hpcdl.cluster import supervise as local
+from hpcdl.comm.observed import EXCHANGE, observe
 from hpcdl.config.bench import StepBenchConfig
 from hpcdl.config.load import Layer, as_toml_values, load
 from hpcdl.core.errors import UsageError
 from hpcdl.core.files import read_json, write_json
 from hpcdl.core.paths import own_program
 from hpcdl.core.protocols import Communicator
-from hpcdl.core.statistics import estimate
+from hpcdl.core.statistics import estimate, mean_of_known
 from hpcdl.data.dataset import open_dataset
 from hpcdl.models.spec import check_model_spec, model_name
 from hpcdl.node.plan import launch_plan
@@ -53,7 +54,7 @@ class StepResult:
     images_per_second: float
     samples: list[float]
     loss: float
-    bytes_sent_per_step: float
+    bytes_sent_per_step: float | None
     peak_memory_bytes: int
 
 
@@ -106,7 +107,7 @@ def _summary(config: StepBenchConfig, num_workers: int, gathered: list[dict[str,
         images_per_second=estimate(rates).mean,
         samples=rates,
         loss=workers[0]["first_loss"],
-        bytes_sent_per_step=statistics.fmean(rank["bytes_sent_per_step"] for rank in workers),
+        bytes_sent_per_step=mean_of_known([rank["bytes_sent_per_step"] for rank in workers]),
         peak_memory_bytes=max(rank["peak_memory_bytes"] for rank in workers),
     )
 
@@ -116,14 +117,14 @@ def measure_on_rank(config: StepBenchConfig, communicator: Communicator, folder:
     info, num_workers = _checked(config)
     context = Context(
         info=info,
-        communicator=communicator,
+        communicator=observe(communicator).for_purpose(EXCHANGE),
         num_workers=num_workers,
         num_servers=config.run.ranks - num_workers,
         exchange=config.exchange,
         optimizer=config.optimizer,
         deterministic=config.run.deterministic,
     )
-    from hpcdl.training.session.job import load_strategy
+    from hpcdl.strategies.table import load_strategy
 
     strategy = load_strategy(info)
     group = communicator.split(0 if context.is_worker else 1) if context.num_servers else communicator
@@ -160,6 +161,8 @@ def _work(config: StepBenchConfig, context: Context, strategy: Strategy, group: 
         batches = iter(stream)
     worker = strategy.worker(context)
     worker.start(model.weights)
+    seen = observe(context.communicator).observation
+    before = seen.traffic()
     times = measure.measure_steps(
         model,
         lambda: build_optimizer(config.optimizer, model.trainable_variables),
@@ -171,11 +174,11 @@ def _work(config: StepBenchConfig, context: Context, strategy: Strategy, group: 
         accumulate=config.exchange.accumulate,
         exchange_only=config.run.exchange_only,
     )
+    sent, _ = (seen.traffic() - before).per_step(config.run.steps + config.run.warmup_steps)
     worker.finish()
-    num_exchanges = config.run.steps + config.run.warmup_steps
     return {
         **dataclasses.asdict(times),
-        "bytes_sent_per_step": worker.bytes_sent / num_exchanges,
+        "bytes_sent_per_step": sent,
         "peak_memory_bytes": peak_memory_bytes(),
     }
 
@@ -187,7 +190,7 @@ def main() -> None:
     folder = Path(sys.argv[1])
     config = load(StepBenchConfig, [Layer(origin=CONFIG_FILE, values=read_json(folder / CONFIG_FILE))]).config
 
-    leave(supervised(lambda communicator: measure_on_rank(config, communicator, folder)))
+    leave(supervised(lambda communicator, watch: measure_on_rank(config, communicator, folder)))
 
 
 if __name__ == "__main__":

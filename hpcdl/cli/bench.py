@@ -43,7 +43,8 @@ def step(flags: dict[str, Any], config: ConfigFlag = None, set_: SetFlag = None,
     if result.efficiency is not None:
         put(f"efficiency             {result.efficiency:.3f}")
     put(f"throughput             {format_rate(result.images_per_second, 'images')}")
-    put(f"sent per rank and step {format_bytes(result.bytes_sent_per_step)}")
+    sent = result.bytes_sent_per_step
+    put(f"sent per rank and step {'unknown' if sent is None else format_bytes(sent)}")
     put(f"peak memory per rank   {format_bytes(result.peak_memory_bytes)}")
     say(f"next: hpcdl train --model {result.model} --data DIR --strategy {result.strategy} --ranks {result.ranks}")
 

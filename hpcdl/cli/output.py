@@ -8,10 +8,9 @@ import sys
 from collections.abc import Iterable, Sequence
 from typing import Any, TextIO
 
-from hpcdl.core import variables
 from hpcdl.core.errors import printable
 
-VERBOSE = variables.VERBOSE
+VERBOSE = "HPCDL_VERBOSE"
 """Set by `-v`: tracebacks and TensorFlow's own log; ranks inherit it."""
 
 

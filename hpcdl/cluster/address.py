@@ -7,9 +7,9 @@ import socket
 from collections.abc import Mapping
 
 from hpcdl.cluster.environment import Placement
-from hpcdl.core import variables
 
 LOOPBACK = "127.0.0.1"
+ADDRESS_VARIABLE = "HPCDL_ADDRESS"
 
 
 def job_address(place: Placement, environment: Mapping[str, str] = os.environ) -> str:
@@ -20,7 +20,7 @@ def job_address(place: Placement, environment: Mapping[str, str] = os.environ) -
     """
     if place.local_size >= place.size:
         return LOOPBACK
-    named = environment.get(variables.ADDRESS)
+    named = environment.get(ADDRESS_VARIABLE)
     if named:
         return named
     own = _resolved(socket.gethostname())

@@ -6,8 +6,6 @@ import os
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from hpcdl.core import variables
-
 
 @dataclass(frozen=True, kw_only=True)
 class Placement:
@@ -22,9 +20,11 @@ class Placement:
 
 OWN_LAUNCHER = "hpcdl"
 """Ranks that hpcdl has started itself, without MPI."""
+WITHOUT_MPI_VARIABLE = "HPCDL_WITHOUT_MPI"
+"""Set for ranks that hpcdl starts, through whatever launcher, for a strategy that does without MPI."""
 # Each launcher's variables for rank, size, local rank and local size; the first whose rank and size are set counts.
 _VARIABLES = (
-    (OWN_LAUNCHER, variables.RANK, variables.SIZE, variables.RANK, variables.SIZE),
+    (OWN_LAUNCHER, "HPCDL_RANK", "HPCDL_SIZE", "HPCDL_RANK", "HPCDL_SIZE"),
     ("openmpi", *(f"OMPI_COMM_WORLD_{what}" for what in ("RANK", "SIZE", "LOCAL_RANK", "LOCAL_SIZE"))),
     ("mvapich", *(f"MV2_COMM_WORLD_{what}" for what in ("RANK", "SIZE", "LOCAL_RANK", "LOCAL_SIZE"))),
     ("mpich", "PMI_RANK", "PMI_SIZE", "MPI_LOCALRANKID", "MPI_LOCALNRANKS"),
@@ -62,7 +62,7 @@ def _in_step(environment: Mapping[str, str]) -> bool:
 
 def own_placement(rank: int, size: int) -> dict[str, str]:
     """The variables for ranks on one node that hpcdl starts itself, without MPI."""
-    return {variables.RANK: str(rank), variables.SIZE: str(size)}
+    return {"HPCDL_RANK": str(rank), "HPCDL_SIZE": str(size)}
 
 
 def _leading_number(text: str) -> int:

@@ -17,7 +17,6 @@ from pathlib import Path
 
 from hpcdl.cluster import processes
 from hpcdl.cluster.launchers.base import Launcher
-from hpcdl.core import variables
 from hpcdl.core.errors import HpcdlError, UsageError
 from hpcdl.core.files import replacing
 from hpcdl.core.paths import user_cache_folder
@@ -73,7 +72,7 @@ def pack(prefix: Path, folder: Path | None = None) -> Path:
 
 def node_folder(environment: Mapping[str, str]) -> Path:
     """Where each node unpacks: on its own storage, named by user and job, alike on all nodes."""
-    base = environment.get(variables.NODE_STORAGE) or environment.get("TMPDIR") or "/tmp"
+    base = environment.get("HPCDL_NODE_STORAGE") or environment.get("TMPDIR") or "/tmp"
     job = environment.get("SLURM_JOB_ID") or environment.get("PBS_JOBID") or f"pid{os.getpid()}"
     restart = environment.get("SLURM_RESTART_COUNT", "0")
     return Path(base) / f"hpcdl-env-{getpass.getuser()}-{job}-{restart}-{os.getpid()}"

@@ -10,7 +10,7 @@ import json
 import os
 import socket
 import time
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
 from hpcdl.core.errors import CorruptError
@@ -21,8 +21,9 @@ FOLDER = "ranks"
 """Folder inside a run directory that holds the status files and the launcher's log."""
 
 
-STATES = ("running", "done", "stopped", "failed", "bereaved")
-"""stopped: left early with something to resume; bereaved: failed because another rank did."""
+STATES = ("running", "done", "stopped", "failed", "bereaved", "left behind")
+"""stopped: left early with something to resume; bereaved: failed because another rank did; left behind: gave no sign of
+life, and the others went on without it."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -55,6 +56,14 @@ def report_status(folder: Path, rank: int, state: str, *, exit_code: int = 0, me
     except OSError:
         with contextlib.suppress(OSError), path.open("r+b") as file:  # the room that this file has is there already
             file.truncate(file.write(json.dumps(asdict(status)).encode()))
+
+
+def report_left(folder: Path, rank: int, message: str) -> None:
+    """Write the status of another rank, one that the run goes on without."""
+    for status in read_statuses(folder):
+        if status.rank == rank:
+            left = replace(status, state="left behind", message=message, at=time.time())
+            write_json(folder / f"{rank}.json", asdict(left))
 
 
 def read_statuses(folder: Path) -> list[RankStatus]:

@@ -20,12 +20,17 @@ from hpcdl.cluster.launchers.base import Casualty, Launcher
 from hpcdl.cluster.launchers.table import find_launcher
 from hpcdl.cluster.processes import end_marked
 from hpcdl.cluster.status import RankStatus, read_statuses
-from hpcdl.core import variables
 from hpcdl.core.lifeline import identity, told_to_end_with_parent
 from hpcdl.core.protocols import LaunchPlan
 from hpcdl.core.shared_memory import remove_abandoned
 from hpcdl.core.signals import caught
 
+STATUS_VARIABLE = "HPCDL_STATUS_DIR"
+BINDING_VARIABLE = "HPCDL_CPUS_BY_LOCAL_RANK"
+LAUNCH_VARIABLE = "HPCDL_LAUNCH"
+"""Marks every process of one launch by a word that no other has."""
+LAUNCHED_BY_VARIABLE = "HPCDL_LAUNCHED_BY"
+"""The process that supervises the launch; its ranks do not outlive it."""
 GRACE_S = 8.0
 """How long the other ranks may take to leave after one has failed."""
 _WARNINGS = (signal.SIGUSR1, signal.SIGHUP)
@@ -54,7 +59,7 @@ def start(
     launcher = find_launcher()
     said_before = log.stat().st_size if log.exists() else 0
     launch = uuid.uuid4().hex
-    own = {variables.LAUNCH: launch, variables.LAUNCHED_BY: identity(os.getpid())}
+    own = {LAUNCH_VARIABLE: launch, LAUNCHED_BY_VARIABLE: identity(os.getpid())}
     marked = dataclasses.replace(plan, environment={**plan.environment, **own})
     remove_abandoned()
     with log.open("ab") as output:
@@ -74,8 +79,8 @@ def start(
 def _start_processes(
     launcher: Launcher, plan: LaunchPlan, command: Sequence[str], folder: Path, output: int, *, mpi: bool
 ) -> list[subprocess.Popen[bytes]]:
-    environment = {**os.environ, **plan.environment, variables.STATUS_DIR: str(folder), "PYTHONUNBUFFERED": "1"}
-    environment[variables.BINDING] = json.dumps([list(cpus) for cpus in plan.cpus_by_local_rank])
+    environment = {**os.environ, **plan.environment, STATUS_VARIABLE: str(folder), "PYTHONUNBUFFERED": "1"}
+    environment[BINDING_VARIABLE] = json.dumps([list(cpus) for cpus in plan.cpus_by_local_rank])
     each: list[dict[str, str]] = [{}]
     line, needed = launcher.line(plan, command, mpi=mpi, environment=environment)
     environment.update(needed)
@@ -187,7 +192,7 @@ class _Watcher:
             if process.poll() is None:
                 _send(-process.pid, signal.SIGKILL)
             if process.wait():  # mpiexec may leave an ssh, in a session of its own, that waits for a lost node
-                end_marked(variables.LAUNCH, self._launch)
+                end_marked(LAUNCH_VARIABLE, self._launch)
 
 
 class DeathWatch:

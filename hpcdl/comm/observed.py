@@ -14,6 +14,7 @@ import contextlib
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from collections.abc import Set as AbstractSet
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, TypeVar
 
@@ -88,6 +89,7 @@ class Observation:
         self.rank, self.size, self.host = rank, size, host
         self.role = "rank"
         self.recorder: Recorder = NullRecorder()
+        self.patient = False
         self.lost: frozenset[int] = frozenset()
         """Ranks of the world that the run goes on without, by the watch's word."""
         self.activity: tuple[str, int | None, float] = ("starting", None, time.monotonic())
@@ -110,7 +112,16 @@ class Observation:
     def waits(self) -> list[Wait]:
         """What has been asked for and has not come yet, the oldest first."""
         found = [wait for lane in tuple(self._lanes) for wait in lane.waits()]
-        return sorted(found, key=lambda wait: wait.since_s)
+        return sorted((wait._replace(patient=self.patient) for wait in found), key=lambda wait: wait.since_s)
+
+    @contextlib.contextmanager
+    def patiently(self) -> Iterator[None]:
+        """Inside, to wait is this rank's work: others may take as long as they are alive and at work."""
+        before, self.patient = self.patient, True
+        try:
+            yield
+        finally:
+            self.patient = before
 
     def moved_s(self) -> float:
         """When anything last began or came to an end on this rank, by `time.monotonic`."""
@@ -148,16 +159,23 @@ class Lane:
     """
 
     __slots__ = (
-        "bytes_received", "bytes_sent", "current", "members", "messages_received", "messages_sent", "moved_s",
-        "patient", "pending", "purpose", "unknown",
-    )  # fmt: skip
+        "bytes_received",
+        "bytes_sent",
+        "current",
+        "members",
+        "messages_received",
+        "messages_sent",
+        "moved_s",
+        "pending",
+        "purpose",
+        "unknown",
+    )
 
     def __init__(self, purpose: str, members: tuple[int, ...]) -> None:
         self.purpose, self.members = purpose, members
         self.messages_sent = self.bytes_sent = self.messages_received = self.bytes_received = self.unknown = 0
         self.current: Wait | None = None
         self.pending: dict[ObservedRequest, None] = {}
-        self.patient = False
         self.moved_s = time.monotonic()
 
     def traffic(self) -> Traffic:
@@ -172,7 +190,7 @@ class Lane:
 
     def waits(self) -> list[Wait]:
         """The collective under way, and messages that have not come."""
-        found = [Wait(one.operation, (one.peer,), one.since_s, self.patient) for one in tuple(self.pending)]
+        found = [Wait(one.operation, (one.peer,), one.since_s) for one in tuple(self.pending)]
         return found if self.current is None else [*found, self.current]
 
 
@@ -279,15 +297,6 @@ class Observed:
         """The same group and message space; what goes through this one counts for `purpose`."""
         return Observed(self._inner, self.observation, self.observation.lane(purpose, self.lane.members))
 
-    @contextlib.contextmanager
-    def patiently(self) -> Iterator[None]:
-        """Inside, to wait in this group is the rank's work: peers may take as long as they are alive and at work."""
-        self.lane.patient = True
-        try:
-            yield
-        finally:
-            self.lane.patient = False
-
     def shared_array(self, shape: Sequence[int], dtype: Any) -> Array:
         """Memory is not sent: nothing is counted."""
         return self._collective("setting up shared memory", 0, self._inner.shared_array, shape, dtype)
@@ -322,7 +331,7 @@ class Observed:
         lane = self.lane
         began = time.monotonic()
         if self.size > 1:
-            lane.current = Wait(operation, self._others, began, lane.patient)
+            lane.current = Wait(operation, self._others, began)
             lane.unknown += num_bytes > 0
         try:
             return call(*args)
@@ -375,6 +384,14 @@ def observe(communicator: Communicator, observation: Observation | None = None) 
         return communicator
     seen = observation or Observation(communicator.rank, communicator.size, communicator.host)
     return Observed(communicator, seen, seen.lane(CONTROL, range(communicator.size)))
+
+
+def waiting_for(communicator: Communicator, operation: str, peers: Iterable[int]) -> AbstractContextManager[None]:
+    """Inside, this rank waits for `peers` of the group without a message: for a word in shared memory, say."""
+    if not isinstance(communicator, Observed):
+        return contextlib.nullcontext()
+    members = communicator.lane.members
+    return communicator.observation.waiting_for(operation, [members[peer] for peer in peers])
 
 
 def for_control(communicator: Communicator) -> Communicator:

@@ -216,7 +216,18 @@ class SafetyConfig:
     """When a run that goes wrong is ended."""
 
     stall_timeout: float = setting(
-        300.0, "End the run when an exchange waits this long.", kind="seconds", above=0, matters=NOTHING
+        300.0,
+        "End the run when a rank waits this long for one that is gone or stuck.",
+        kind="seconds",
+        above=0,
+        matters=NOTHING,
+    )
+    busy_timeout: float = setting(
+        3600.0,
+        "End the run when a rank waits this long for one that computes.",
+        kind="seconds",
+        above=0,
+        matters=NOTHING,
     )
     divergence_check_steps: int = setting(
         1000,

@@ -6,15 +6,13 @@ import os
 import sys
 from pathlib import Path
 
-from hpcdl.core import variables
-
 
 def share_folder() -> Path:
     """The folder with machines, jobs, examples, schemas and references.
 
     `$HPCDL_SHARE` (set by the modulefile), else that of a checkout, else that of the environment's prefix.
     """
-    named = os.environ.get(variables.SHARE)
+    named = os.environ.get("HPCDL_SHARE")
     if named:
         return Path(named)
     checkout = Path(__file__).resolve().parents[2] / "share" / "hpcdl"
@@ -29,7 +27,7 @@ def user_config_folder() -> Path:
 
 def site_config_file() -> Path:
     """The site's settings: `$HPCDL_SITE_CONFIG`, else `site.toml` in the share folder."""
-    named = os.environ.get(variables.SITE_CONFIG)
+    named = os.environ.get("HPCDL_SITE_CONFIG")
     return Path(named) if named else share_folder() / "site.toml"
 
 

@@ -14,7 +14,6 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from hpcdl.core import variables
 from hpcdl.core.errors import CorruptError
 from hpcdl.core.files import write_json
 from hpcdl.core.from_json import from_json as from_json  # rooms that read records take it from here
@@ -28,7 +27,7 @@ ALL_STEPS_UP_TO = 10_000
 ENVIRONMENT_PREFIXES = (
     "OMP_", "KMP_", "MKL_NUM_", "TF_ENABLE_ONEDNN", "TF_NUM_", "TF_XLA_FLAGS", "GLIBC_TUNABLES", "ONEDNN_", "DNNL_",
     "SLURM_JOB_ID", "SLURM_JOB_NUM_NODES", "SLURM_NTASKS", "SLURM_CPUS_PER_TASK", "OMPI_MCA_", "MPICH_", "MPIR_CVAR_",
-    "UCX_", variables.INTRA_OP, variables.INTER_OP, variables.MEMORY_POLICY, variables.VERSION,
+    "UCX_", "HPCDL_INTRA_OP_THREADS", "HPCDL_INTER_OP_THREADS", "HPCDL_MEMORY_POLICY", "HPCDL_VERSION",
     "CUDA_VISIBLE_DEVICES",
 )  # fmt: skip
 """The only environment variables that a record may hold; none of them carries a secret."""
@@ -52,14 +51,15 @@ class HistoryPoint:
 class RankRecord:
     """One rank: `parts` are mean seconds per step after warm-up, by the names in PARTS.
 
-    `bytes_received_per_step` and `busy_seconds_per_step` are what a server took in and how long it worked on it.
+    `bytes_*` are of the exchange, as comm/observed counted them; None where nobody can (what MPI or TensorFlow move in
+    operations of their own). `busy_seconds_per_step` is how long a server worked.
     """
 
     rank: int
     host: str
     role: str = "worker"
     parts: Mapping[str, float] = field(default_factory=dict)
-    bytes_sent_per_step: float = 0.0
+    bytes_sent_per_step: float | None = None
     bytes_received_per_step: float | None = None
     busy_seconds_per_step: float | None = None
     peak_memory_bytes: int | None = None
@@ -110,6 +110,7 @@ class RunRecord:
     parts: Mapping[str, float] = field(default_factory=dict)
     imbalance_seconds: float | None = None
     bytes_sent_per_step: float | None = None
+    bytes_received_per_step: float | None = None
     link_bytes_per_second: float | None = None
     staleness_mean: float | None = None
     staleness_max: float | None = None

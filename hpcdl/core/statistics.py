@@ -143,3 +143,9 @@ def _two_sided(difference: float, error: float, freedom: float) -> float:
     from scipy.special import stdtr  # imported late, as in t_quantile
 
     return float(2 * stdtr(freedom, -abs(difference) / error))
+
+
+def mean_of_known(values: Sequence[float | None]) -> float | None:
+    """The mean; None where there is nothing, or where a part of it is unknown."""
+    known = [value for value in values if value is not None]
+    return statistics.fmean(known) if known and len(known) == len(values) else None

@@ -7,8 +7,6 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from hpcdl.core import variables
-
 OK, WARNING, FAILURE = "ok", "warning", "failure"
 """failure: a run here will fail; warning: it will be slow, or may fail."""
 
@@ -37,7 +35,7 @@ class Subject:
     @property
     def scratch(self) -> Path:
         """Storage of the node's own."""
-        return Path(self.environment.get(variables.NODE_STORAGE) or self.environment.get("TMPDIR") or "/tmp")
+        return Path(self.environment.get("HPCDL_NODE_STORAGE") or self.environment.get("TMPDIR") or "/tmp")
 
     @property
     def ranks_here(self) -> int:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import sys
 from pathlib import Path
 
-from hpcdl.core import variables
 from hpcdl.core.errors import CorruptError
 from hpcdl.core.files import read_json
 from hpcdl.doctor.finding import Finding, Subject, failure, ok, warning
@@ -15,12 +14,12 @@ CHECK = "module"
 
 def check(subject: Subject) -> list[Finding]:
     """`$HPCDL_ROOT` and its receipt, against the modules that are loaded and the Python that runs."""
-    named = subject.environment.get(variables.ROOT)
+    named = subject.environment.get("HPCDL_ROOT")
     if not named:
         return [ok(CHECK, f"no module is loaded; hpcdl runs from {sys.prefix}")]
     root = Path(named)
     if not root.is_dir():
-        return [failure(CHECK, f"{variables.ROOT}={root} does not exist", "module unload hpcdl; module load hpcdl")]
+        return [failure(CHECK, f"HPCDL_ROOT={root} does not exist", "module unload hpcdl; module load hpcdl")]
     try:
         receipt = read_json(root / "install.json")
     except (OSError, CorruptError):

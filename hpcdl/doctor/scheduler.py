@@ -7,9 +7,8 @@ import re
 from hpcdl.cluster.batch.script import batch_launcher
 from hpcdl.cluster.batch.systems import call
 from hpcdl.cluster.launchers.mpiexec import mpi_flavour
-from hpcdl.cluster.launchers.slurm import PMI_BY_FLAVOUR, srun_mpi
+from hpcdl.cluster.launchers.slurm import PMI_BY_FLAVOUR, PMI_VARIABLE, srun_mpi
 from hpcdl.cluster.launchers.table import find_launcher
-from hpcdl.core import variables
 from hpcdl.core.errors import HpcdlError
 from hpcdl.doctor.finding import Finding, Subject, failure, ok, warning
 
@@ -36,11 +35,15 @@ def _pmi(subject: Subject) -> list[Finding]:
     needed = srun_mpi(flavour, subject.environment)
     if needed not in known:
         text = f"{flavour} needs srun --mpi={needed}, and this srun knows {', '.join(sorted(known)) or 'none'}"
-        remedy = f"install an MPI of the other kind, or set {variables.SRUN_MPI} to what {flavour} was built for"
+        remedy = (
+            f"install an MPI of the other kind, or set {PMI_VARIABLE} to the interface that {flavour} was built for"
+        )
         return [failure(CHECK, text, remedy)]
     if needed.partition("_")[0] != PMI_BY_FLAVOUR[flavour].partition("_")[0]:
-        text = f"{variables.SRUN_MPI}={needed}, but {flavour} needs {PMI_BY_FLAVOUR[flavour]}: ranks may not be one job"
-        return [failure(CHECK, text, f"unset {variables.SRUN_MPI}")]
+        text = (
+            f"{PMI_VARIABLE}={needed}, but {flavour} usually needs {PMI_BY_FLAVOUR[flavour]}: ranks may not be one job"
+        )
+        return [failure(CHECK, text, f"unset {PMI_VARIABLE}")]
     return [ok(CHECK, f"srun --mpi={needed} for {flavour}")]
 
 

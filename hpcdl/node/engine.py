@@ -9,8 +9,6 @@ import struct
 from dataclasses import dataclass
 from pathlib import Path
 
-from hpcdl.core import variables
-
 PACKAGES = ("tensorflow", "tensorflow-cpu", "intel-tensorflow", "tensorflow-intel", "tensorflow-rocm")
 OPENMP_LIBRARIES = ("libiomp5", "libgomp", "libomp")
 LIBRARY_FOLDERS = (
@@ -62,7 +60,7 @@ def find_engine(cpuinfo: Path = Path("/proc/cpuinfo")) -> Engine:
 
 def preload_path(allocator: str) -> Path | None:
     """Where the library of `allocator` lies: system folders and those in the site's `HPCDL_PRELOAD_PATH` only."""
-    folders = [*filter(None, os.environ.get(variables.PRELOAD_PATH, "").split(":")), *LIBRARY_FOLDERS]
+    folders = [*filter(None, os.environ.get("HPCDL_PRELOAD_PATH", "").split(":")), *LIBRARY_FOLDERS]
     candidates = (Path(folder) / name for folder in folders for name in PRELOADS.get(allocator, ()))
     return next((path for path in candidates if path.is_file()), None)
 

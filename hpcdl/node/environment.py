@@ -6,13 +6,12 @@ import os
 import shlex
 from collections.abc import Callable, Mapping
 
-from hpcdl.core import variables
 from hpcdl.node.engine import preload_path
 from hpcdl.node.settings import Settings
 
-INTRA_OP, INTER_OP = variables.INTRA_OP, variables.INTER_OP
+INTRA_OP, INTER_OP = "HPCDL_INTRA_OP_THREADS", "HPCDL_INTER_OP_THREADS"
 """Read by the training entry, which hands them to tf.config.threading."""
-DATA_FORMAT = variables.DATA_FORMAT
+DATA_FORMAT = "HPCDL_DATA_FORMAT"
 GLIBC_TUNED = "glibc.malloc.mmap_threshold=4294967296:glibc.malloc.trim_threshold=17179869184"
 """Freed buffers stay with the process: no page faults at every step."""
 

@@ -8,14 +8,13 @@ import os
 import platform
 from collections.abc import Sequence
 
-from hpcdl.core import variables
 from hpcdl.core.errors import HpcdlError
 from hpcdl.node.topology.cpusets import format_list
 
 MODES = {"default": 0, "preferred": 1, "membind": 2, "interleave": 3, "preferred-many": 5}
 """set_mempolicy(2): MPOL_DEFAULT, MPOL_PREFERRED, MPOL_BIND, MPOL_INTERLEAVE, MPOL_PREFERRED_MANY (Linux >= 5.15)."""
 SYSTEM_CALLS = {"x86_64": 238, "aarch64": 237, "ppc64le": 261}
-MEMORY_POLICY = variables.MEMORY_POLICY
+MEMORY_POLICY = "HPCDL_MEMORY_POLICY"
 """A launch plan's environment has the policy and the memory nodes of each local rank here, as JSON."""
 _BITS = 1024
 

@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 from hpcdl.config.schema import ElasticConfig, ExchangeConfig, OptimizerConfig
 from hpcdl.core.errors import UsageError
-from hpcdl.core.events import NullWhereabouts, Whereabouts
 from hpcdl.core.protocols import Communicator
 
 if TYPE_CHECKING:
@@ -89,8 +88,6 @@ class Worker:
 
     bytes_sent: int = 0
     """Payload bytes that this rank has sent so far."""
-    whereabouts: Whereabouts = NullWhereabouts()
-    """Told where an exchange stands; the loop puts one in that a stall report reads."""
     loss_share: float = 1.0
     """What the step multiplies the loss by before back-propagation: gradients that are summed come out averaged."""
     learning_rate: float = 0.0

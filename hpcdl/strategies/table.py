@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import importlib
 from dataclasses import replace
 
 from hpcdl.collectives.table import COLLECTIVES
 from hpcdl.core.errors import UnknownNameError
 from hpcdl.core.registry import Registry
-from hpcdl.strategies.base import Features, StrategyInfo
+from hpcdl.strategies.base import Features, Strategy, StrategyInfo
 from hpcdl.strategies.elastic.methods import ELASTIC_FAMILY
 
 GRPC_WARNING = (
@@ -114,6 +115,13 @@ def listed_strategies() -> list[StrategyInfo]:
         for alias, target in ALIASES.items()
     ]
     return [*STRATEGIES.values(), *aliases]
+
+
+def load_strategy(info: StrategyInfo) -> Strategy:
+    """The strategy behind a table entry."""
+    module, _, attribute = info.target.partition(":")
+    strategy: Strategy = getattr(importlib.import_module(module), attribute)()
+    return strategy
 
 
 def find_strategy(name: str) -> StrategyInfo:

@@ -7,8 +7,7 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 
 from hpcdl.cluster.environment import placement
-from hpcdl.cluster.launchers.table import find_launcher
-from hpcdl.core import variables
+from hpcdl.cluster.launchers.table import LAUNCHER_VARIABLE, find_launcher
 from hpcdl.core.errors import UsageError
 from hpcdl.core.paths import own_program
 from hpcdl.study.plan import RunPlan
@@ -62,7 +61,7 @@ def find_allocation(environment: Mapping[str, str], sizes: Collection[int] = ())
             return Allocation(nodes=nodes)
         raise UsageError(
             f"hpcdl sweep cannot give runs some of the {len(nodes)} nodes under {launcher.name}; add "
-            f"--only-nodes {len(nodes)} to run the points that need them all, or set {variables.LAUNCHER}=slurm where "
+            f"--only-nodes {len(nodes)} to run the points that need them all, or set {LAUNCHER_VARIABLE}=slurm where "
             "srun works"
         )
     return Allocation(nodes=nodes, nodes_variable=NODES_VARIABLE)

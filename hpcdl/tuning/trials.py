@@ -24,14 +24,13 @@ from typing import Any
 
 from hpcdl.cluster.launchers.hostlist import expand_hosts
 from hpcdl.cluster.processes import end_marked
-from hpcdl.core import variables
 from hpcdl.core.paths import own_program
 from hpcdl.node.profile import Profile, write_profile
 from hpcdl.node.settings import Settings
 from hpcdl.node.topology.model import Topology
 from hpcdl.tuning.space import Candidate
 
-MARK = variables.TRIAL
+MARK = "HPCDL_TRIAL"
 """In the environment of every process of a trial, so that all of them can be found and ended."""
 OWN_VARIABLES = ("OPENBLAS_NUM_THREADS",)
 """Set for the search itself; a trial must not inherit them."""

@@ -178,8 +178,7 @@ class Lab:
         own.mkdir(parents=True)
         seen = [str(self.shared), str(ROOT)]
         flags = ["--fork", "--pid", "--kill-child", "--mount-proc", "--net", "--uts", "--ipc", "--mount"]
-        alive = ["setpriv", "--pdeathsig", "KILL"]  # no longer than who started it
-        line = [*alive, "unshare", *flags, "bash", "-c", _BOOT, "boot", host, str(own), str(self.folder / "etc"), *seen]
+        line = ["unshare", *flags, "bash", "-c", _BOOT, "boot", host, str(own), str(self.folder / "etc"), *seen]
         log = (own / "boot.log").open("wb")
         with log:
             # The caller's own PATH may lead below /tmp, which is another folder on the host.

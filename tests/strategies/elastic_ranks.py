@@ -11,8 +11,7 @@ import numpy as np
 from hpcdl.comm.threads import communicator as threads
 from hpcdl.config.schema import ElasticConfig, ExchangeConfig, OptimizerConfig
 from hpcdl.strategies.base import Context
-from hpcdl.strategies.table import find_strategy
-from hpcdl.training.session.job import load_strategy
+from hpcdl.strategies.table import find_strategy, load_strategy
 from tests.rounds import Counts, TracingCommunicator
 
 Gradient = Callable[[int, int, np.ndarray], np.ndarray]

@@ -25,11 +25,10 @@ from hpcdl.core.protocols import Communicator  # noqa: E402
 from hpcdl.models.load import load_model  # noqa: E402
 from hpcdl.strategies.base import Context, Worker  # noqa: E402
 from hpcdl.strategies.single import SingleWorker  # noqa: E402
-from hpcdl.strategies.table import find_strategy  # noqa: E402
+from hpcdl.strategies.table import find_strategy, load_strategy  # noqa: E402
 from hpcdl.training.loop.step import build_step  # noqa: E402
 from hpcdl.training.optimization.objective import Classification  # noqa: E402
 from hpcdl.training.optimization.optimizers import build_optimizer  # noqa: E402
-from hpcdl.training.session.job import load_strategy  # noqa: E402
 
 NUM_STEPS = 20
 

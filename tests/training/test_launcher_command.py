@@ -16,7 +16,7 @@ import pytest
 
 from hpcdl.cluster.processes import end_marked, marked
 from hpcdl.cluster.status import read_statuses
-from hpcdl.core import variables
+from hpcdl.cluster.supervise import LAUNCH_VARIABLE
 from tests.conftest import CommandLine
 from tests.training.conftest import Mpi
 from tests.training.training_runs import SHORT, finish, start, steps_done, wait_for
@@ -29,13 +29,13 @@ def mark_of(run_dir: Path) -> str:
     """The word that all processes of a launch bear."""
     pid = read_statuses(run_dir / "ranks")[0].pid
     words = Path(f"/proc/{pid}/environ").read_bytes().decode().split("\0")
-    return next(word.partition("=")[2] for word in words if word.startswith(f"{variables.LAUNCH}="))
+    return next(word.partition("=")[2] for word in words if word.startswith(f"{LAUNCH_VARIABLE}="))
 
 
 def shared_by(mark: str) -> set[Path]:
     """The files in /dev/shm that a launch's processes have in their memory."""
     lines = [
-        line for pid in marked(variables.LAUNCH, mark) for line in Path(f"/proc/{pid}/maps").read_text().split("\n")
+        line for pid in marked(LAUNCH_VARIABLE, mark) for line in Path(f"/proc/{pid}/maps").read_text().split("\n")
     ]
     return {Path(line.split()[5]) for line in lines if "/dev/shm/" in line}
 
@@ -69,11 +69,11 @@ def test_ranks_end_with_a_launcher_that_is_killed(mpi: Mpi, shards: Path, run_di
     process.communicate()
     began = time.monotonic()
     try:
-        while marked(variables.LAUNCH, mark):
+        while marked(LAUNCH_VARIABLE, mark):
             assert time.monotonic() - began < 10
             time.sleep(0.1)
     finally:
-        end_marked(variables.LAUNCH, mark)
+        end_marked(LAUNCH_VARIABLE, mark)
     assert not [path for path in shared if path.exists()]
 
 

@@ -10,14 +10,13 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from hpcdl.cluster.batch.systems import SYSTEMS, JobRequest, call
-from hpcdl.cluster.launchers.table import find_launcher, load_launcher
-from hpcdl.core import variables
+from hpcdl.cluster.launchers.table import LAUNCHER_VARIABLE, find_launcher, load_launcher
 from hpcdl.core.errors import HpcdlError, UsageError
 from hpcdl.core.files import write_text
 from hpcdl.core.paths import own_program, share_folder, site_config_file
 
 _HANDED_ON = (
-    variables.ADDRESS, variables.SHARE, variables.SITE_CONFIG, variables.SRUN_MPI, "LD_LIBRARY_PATH", "MPI4PY_LIBMPI",
+    "HPCDL_ADDRESS", "HPCDL_SHARE", "HPCDL_SITE_CONFIG", "HPCDL_SRUN_MPI", "LD_LIBRARY_PATH", "MPI4PY_LIBMPI",
     "MPI4PY_MPIABI", "XDG_CACHE_HOME", "XDG_CONFIG_HOME",
 )  # fmt: skip
 """Variables that the job must find as they were at submission, whatever the batch system hands on by itself."""
@@ -31,8 +30,8 @@ def render(request: JobRequest, environment: Mapping[str, str] = os.environ) -> 
             raise UsageError(f"{value!r} has a line break in it; a job script cannot hold that")
     name = request.launcher or batch_launcher(environment)
     system = SYSTEMS.get(load_launcher(name).batch)
-    handed_on = {key: environment[key] for key in _HANDED_ON if environment.get(key)} | {variables.LAUNCHER: name}
-    exports = [f"export {key}={shlex.quote(value)}" for key, value in sorted(handed_on.items())]
+    variables = {key: environment[key] for key in _HANDED_ON if environment.get(key)} | {LAUNCHER_VARIABLE: name}
+    exports = [f"export {key}={shlex.quote(value)}" for key, value in sorted(variables.items())]
     words = own_program("hpcdl", *request.command)
     filled = {
         "DIRECTIVES": "\n".join(system.directives(request) if system else []),
@@ -63,13 +62,13 @@ def template_of(launcher: str) -> Path:
     shipped = share_folder() / "jobs" / f"{launcher}.sh"
     found = own if own.is_file() else shipped
     if not found.is_file():
-        raise UsageError(f"there is no job template {shipped} for the launcher {launcher}; set {variables.LAUNCHER}")
+        raise UsageError(f"there is no job template {shipped} for the launcher {launcher}; set HPCDL_LAUNCHER")
     return found
 
 
 def batch_launcher(environment: Mapping[str, str] = os.environ) -> str:
     """The launcher that a job submitted from here would use, judged by the commands on PATH."""
-    named = environment.get(variables.LAUNCHER)
+    named = environment.get(LAUNCHER_VARIABLE)
     if named:
         return load_launcher(named).name
     path = environment.get("PATH")

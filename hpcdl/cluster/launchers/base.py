@@ -8,9 +8,14 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
-from hpcdl.core import variables
 from hpcdl.core.errors import UsageError
 from hpcdl.core.protocols import LaunchPlan
+
+STOP_VARIABLE = "HPCDL_STOP_AT"
+"""Unix time at which a run should save and leave, some time before the limit; job scripts of `hpcdl submit` set it.
+
+Slurm sends its warning once, to the steps that are there: a run that is still starting up then would never hear of it.
+"""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -54,11 +59,8 @@ def ranks_per_node(hosts: Sequence[str], num_ranks: int) -> int:
 
 
 def seconds_left(environment: Mapping[str, str], now: float | None = None) -> float | None:
-    """Seconds that a run may still work in this job, never negative; None where nobody says.
-
-    Slurm sends its warning once, to the steps that are there: a run that is still starting up would never hear of it.
-    """
-    text = environment.get(variables.STOP_AT, "")
+    """Seconds that a run may still work in this job, never negative; None where nobody says."""
+    text = environment.get(STOP_VARIABLE, "")
     return max(int(text) - (time.time() if now is None else now), 0.0) if text.isdigit() else None
 
 

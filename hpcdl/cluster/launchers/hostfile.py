@@ -10,11 +10,11 @@ from pathlib import Path
 from hpcdl.cluster.launchers.base import Casualty, refuse_without_mpi
 from hpcdl.cluster.launchers.hostlist import expand_hosts
 from hpcdl.cluster.launchers.mpiexec import environment_for, find_mpiexec
-from hpcdl.core import variables
 from hpcdl.core.errors import UsageError
 from hpcdl.core.protocols import LaunchPlan
 
-_OWN = (variables.PREFIX, "TF_", "OMP_", "KMP_", "ONEDNN_", "XDG_", "PYTHON")
+HOSTFILE_VARIABLE = "HPCDL_HOSTFILE"
+_OWN = ("HPCDL_", "TF_", "OMP_", "KMP_", "ONEDNN_", "XDG_", "PYTHON")
 _EXACT = {"GLIBC_TUNABLES", "LD_PRELOAD", "LD_LIBRARY_PATH", "MPI4PY_LIBMPI", "PATH"}
 """What ranks on other nodes must find in their environment, where mpiexec does not hand on all of it."""
 
@@ -92,13 +92,13 @@ class Hostfile:
 
     def present(self, environment: Mapping[str, str]) -> bool:
         """Where the variable is set."""
-        return bool(environment.get(variables.HOSTFILE))
+        return bool(environment.get(HOSTFILE_VARIABLE))
 
     def hosts(self, environment: Mapping[str, str]) -> list[str]:
         """The file's hosts."""
-        named = environment.get(variables.HOSTFILE)
+        named = environment.get(HOSTFILE_VARIABLE)
         if not named:
-            raise UsageError(f"the launcher hostfile needs {variables.HOSTFILE}=FILE; name one host a line in FILE")
+            raise UsageError(f"the launcher hostfile needs {HOSTFILE_VARIABLE}=FILE; name one host a line in FILE")
         return read_hosts(Path(named))
 
     def line(

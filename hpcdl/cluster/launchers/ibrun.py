@@ -10,7 +10,6 @@ from hpcdl.cluster.launchers.hostfile import mpiexec_casualty
 from hpcdl.cluster.launchers.hostlist import expand_hosts
 from hpcdl.cluster.launchers.mpiexec import environment_for, mpi_flavour
 from hpcdl.cluster.launchers.slurm import LAUNCHER as SLURM
-from hpcdl.core import variables
 from hpcdl.core.errors import UsageError
 from hpcdl.core.protocols import LaunchPlan
 
@@ -36,9 +35,7 @@ class Ibrun:
         refuse_without_mpi(self.name, mpi)
         ibrun = _ibrun(environment)
         if not ibrun:
-            raise UsageError(
-                f"the launcher ibrun is not on PATH; `module load TACC`, or set {variables.LAUNCHER}=slurm"
-            )
+            raise UsageError("the launcher ibrun is not on PATH; `module load TACC`, or set HPCDL_LAUNCHER=slurm")
         if plan.num_ranks == 1:
             return list(command), {}
         return [ibrun, "-n", str(plan.num_ranks), "-o", "0", *command], environment_for(mpi_flavour())

@@ -9,10 +9,11 @@ from collections.abc import Mapping, Sequence
 from hpcdl.cluster.launchers.base import Casualty
 from hpcdl.cluster.launchers.hostlist import expand_hosts
 from hpcdl.cluster.launchers.mpiexec import environment_for, mpi_flavour
-from hpcdl.core import variables
 from hpcdl.core.errors import UsageError
 from hpcdl.core.protocols import LaunchPlan
 
+PMI_VARIABLE = "HPCDL_SRUN_MPI"
+"""Overrides `srun --mpi`, where a site's MPI was built for another interface."""
 PMI_BY_FLAVOUR = {
     "openmpi": "pmix",
     "mpich": "pmi2",
@@ -29,7 +30,7 @@ _LOST_NODE = re.compile(r"srun: error: Node failure on (?P<hosts>\S+)")
 
 def srun_mpi(flavour: str, environment: Mapping[str, str]) -> str:
     """The word behind `srun --mpi` for an MPI of this flavour."""
-    return environment.get(variables.SRUN_MPI) or PMI_BY_FLAVOUR[flavour]
+    return environment.get(PMI_VARIABLE) or PMI_BY_FLAVOUR[flavour]
 
 
 class Slurm:

@@ -6,11 +6,13 @@ import os
 from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
-from hpcdl.core import variables
 from hpcdl.core.registry import Entry, Registry
 
 if TYPE_CHECKING:
     from hpcdl.cluster.launchers.base import Launcher
+
+LAUNCHER_VARIABLE = "HPCDL_LAUNCHER"
+"""Names the launcher where several would fit; a job script of `hpcdl submit` sets it."""
 
 LAUNCHERS = Registry(
     "launcher",
@@ -21,8 +23,7 @@ LAUNCHERS = Registry(
         ),
         "pbs": Entry(target="hpcdl.cluster.launchers.pbs:LAUNCHER", summary="mpiexec over the nodes of a PBS job"),
         "hostfile": Entry(
-            target="hpcdl.cluster.launchers.hostfile:LAUNCHER",
-            summary=f"mpiexec over the hosts of ${variables.HOSTFILE}",
+            target="hpcdl.cluster.launchers.hostfile:LAUNCHER", summary="mpiexec over the hosts of $HPCDL_HOSTFILE"
         ),
         "local": Entry(target="hpcdl.cluster.launchers.single:LAUNCHER", summary="mpiexec on this node alone"),
     },
@@ -35,7 +36,7 @@ def find_launcher(environment: Mapping[str, str] = os.environ) -> Launcher:
 
     UnknownNameError where the variable names none.
     """
-    named = environment.get(variables.LAUNCHER)
+    named = environment.get(LAUNCHER_VARIABLE)
     if named:
         return load_launcher(named)
     return next(launcher for name in LAUNCHERS if (launcher := load_launcher(name)).present(environment))

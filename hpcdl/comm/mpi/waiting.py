@@ -20,7 +20,7 @@ def first_done(mpi: Any, handles: Sequence[Any], look: Callable[[], None]) -> in
     while True:
         index, done = mpi.Request.Testany(handles)
         if done:
-            return int(index)
+            return max(int(index), 0)  # undefined where all of them were through before: then any will do
         looks += 1
         if looks > _EAGER_LOOKS:
             pause_s = min(pause_s + _PAUSE_STEP_S, _LONGEST_PAUSE_S)

@@ -99,7 +99,7 @@ def from_record(record: RunRecord, name: str) -> Run:
     loads = (
         ServerLoad(
             rank=item.rank,
-            bytes_per_step=item.bytes_sent_per_step + (item.bytes_received_per_step or 0.0),
+            bytes_per_step=(item.bytes_sent_per_step or 0.0) + (item.bytes_received_per_step or 0.0),
             busy_seconds=item.busy_seconds_per_step,
         )
         for item in record.rank_records

@@ -108,9 +108,7 @@ class AllReduceWorker(Worker):
 
     def _reducer(self, number: int, add: Add | None) -> Callable[[Array], Array]:
         def reduce(buffer: Array) -> Array:
-            self.whereabouts.beat("exchanging", bucket=number)
             self._collective.allreduce(self._communicator, buffer, self._workspace, add)
-            self.whereabouts.beat("computing")
             return buffer
 
         return reduce

@@ -19,7 +19,6 @@ from pathlib import Path
 from types import TracebackType
 from typing import Self
 
-from hpcdl.core import variables
 from hpcdl.core.errors import HpcdlError
 
 _SO_ATTACH_FILTER = 26
@@ -120,7 +119,7 @@ def _interface_of(address: str) -> str:
                 continue
             if socket.inet_ntoa(answer[20:24]) == address:
                 return name
-    raise HpcdlError(f"no interface of this node has the address {address}; set {variables.ADDRESS} to one that has")
+    raise HpcdlError(f"no interface of this node has the address {address}; set HPCDL_ADDRESS to one that has")
 
 
 def _program(address: str, peers: Sequence[str]) -> bytes:

@@ -70,8 +70,7 @@ def DistributedOptimizer(optimizer: Any, strategy: str = "ring", **exchange: Any
 
     from hpcdl.config.schema import ExchangeConfig, OptimizerConfig
     from hpcdl.strategies.base import Context
-    from hpcdl.strategies.table import find_strategy
-    from hpcdl.training.session.job import load_strategy
+    from hpcdl.strategies.table import find_strategy, load_strategy
 
     info = find_strategy(strategy)
     if not info.features.keras_fit:

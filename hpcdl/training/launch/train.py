@@ -7,20 +7,21 @@ import dataclasses
 import os
 import signal
 import sys
+import uuid
 from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
-from typing import Any
 
 from hpcdl.cluster import supervise as local
-from hpcdl.cluster.environment import Placement
+from hpcdl.cluster.environment import WITHOUT_MPI_VARIABLE, Placement
 from hpcdl.cluster.launchers.base import ranks_per_node
 from hpcdl.cluster.launchers.table import find_launcher
 from hpcdl.cluster.status import FOLDER
+from hpcdl.comm.agree import decided
+from hpcdl.comm.observed import observe
 from hpcdl.comm.tcp.communicator import make_secret
 from hpcdl.config.load import Effective, replace
 from hpcdl.config.schema import TrainConfig
-from hpcdl.core import variables
-from hpcdl.core.errors import HpcdlError, Interrupted, StoppedEarly, UsageError
+from hpcdl.core.errors import Interrupted, StoppedEarly, UsageError
 from hpcdl.core.lock import check_free
 from hpcdl.core.paths import own_program
 from hpcdl.core.protocols import Communicator, LaunchPlan
@@ -79,7 +80,7 @@ def _run(prepared: Prepared, plan: LaunchPlan, run_dir: Path, on_event: EventHan
 
     if not prepared.info.features.mpi and prepared.config.run.ranks > 1:
         make_secret(run_dir / FOLDER)
-        plan = dataclasses.replace(plan, environment={**plan.environment, variables.WITHOUT_MPI: "1"})
+        plan = dataclasses.replace(plan, environment={**plan.environment, WITHOUT_MPI_VARIABLE: "1"})
     with _python(prepared, plan) as python:
         command = own_program("hpcdl.training.session.rank", str(run_dir), python=python)
         local.start(plan, command, folder=run_dir / FOLDER, mpi=prepared.info.features.mpi, tick=tick)
@@ -120,7 +121,7 @@ def plan_for(prepared: Prepared) -> tuple[LaunchPlan, list[str]]:
     plan = launch_plan(topology, settings, ranks, share)
     if profile is None:
         return plan, []
-    return dataclasses.replace(plan, environment={**plan.environment, variables.PROFILE: str(profile.path)}), [
+    return dataclasses.replace(plan, environment={**plan.environment, "HPCDL_PROFILE": str(profile.path)}), [
         profile.sentence
     ]
 
@@ -132,17 +133,21 @@ def train_inside(effective: Effective[TrainConfig], place: Placement, on_event: 
     """
     from hpcdl.training.session.job import run_rank
     from hpcdl.training.session.rank import communicator_for, leave_meeting, leaving_together, set_up_process
+    from hpcdl.training.session.watch import FOLDER as WATCH_FOLDER
+    from hpcdl.training.session.watch import leave_without_lost, watch_of, watching
 
     effective = with_ranks(effective, place)
     StopRequest().install()
     set_up_process(place.local_rank)
     mpi = find_strategy(effective.config.exchange.strategy).features.mpi
-    communicator = communicator_for(place, mpi=mpi)
+    communicator = observe(communicator_for(place, mpi=mpi))
     held = contextlib.ExitStack()
-    prepared, run_dir = _agree(effective, communicator, held)
-    with held, leaving_together(communicator):
+    prepared, run_dir, word = _agreed_run_dir(effective, communicator, held)
+    watch = watch_of(communicator, run_dir / FOLDER / WATCH_FOLDER / word)
+    with held, leaving_together(communicator), watching(watch):
         # Each rank looks for itself: what rank 0 found whole may be damaged on another node.
-        run_rank(prepared or prepare(effective), communicator, run_dir, on_event)
+        run_rank(prepared or prepare(effective), communicator, run_dir, on_event, watch)
+    leave_without_lost(communicator)
     if not mpi:
         leave_meeting(place)
     return run_dir
@@ -159,37 +164,19 @@ def with_ranks(effective: Effective[TrainConfig], place: Placement) -> Effective
     return Effective(config=replace(effective.config, ranks=place.size), origins=origins)
 
 
-class SilentExit(HpcdlError):
-    """Another rank has told the user what went wrong; this one leaves with the same code."""
-
-    def __init__(self, exit_code: int) -> None:
-        super().__init__("")
-        self.exit_code = exit_code
-
-
-def _agree(
+def _agreed_run_dir(
     effective: Effective[TrainConfig], communicator: Communicator, held: contextlib.ExitStack
-) -> tuple[Prepared | None, Path]:
-    """Rank 0 checks, makes and holds the run directory; every rank learns how that went, and nobody waits in vain.
+) -> tuple[Prepared | None, Path, str]:
+    """Rank 0 checks, makes and holds the run directory; what it prepared (elsewhere None), a word for this start."""
+    found: list[Prepared] = []
 
-    Returns what rank 0 has prepared, on the other ranks None.
-    """
-    answer: dict[str, Any] = {}
-    prepared: Prepared | None = None
-    problem: HpcdlError | None = None
-    if communicator.rank == 0:
-        try:
-            prepared = prepare(effective)
-            check_open_servers(prepared)
-            run_dir = choose_run_dir(prepared)
-            held.enter_context(rundir.written(run_dir, resumes=prepared.config.checkpoint.resume))
-            rundir.create(run_dir, effective, prepared.dataset.checksum)
-            answer = {"run_dir": str(run_dir), "exit_code": 0}
-        except HpcdlError as error:
-            problem, answer = error, {"exit_code": error.exit_code}
-    answer = communicator.allgather_json(answer)[0]
-    if problem is not None:
-        raise problem
-    if answer["exit_code"]:
-        raise SilentExit(answer["exit_code"])
-    return prepared, Path(answer["run_dir"])
+    def decide() -> tuple[str, str]:
+        found.append(prepare(effective))
+        check_open_servers(found[0])
+        run_dir = choose_run_dir(found[0])
+        held.enter_context(rundir.written(run_dir, resumes=found[0].config.checkpoint.resume))
+        rundir.create(run_dir, effective, found[0].dataset.checksum)
+        return str(run_dir), uuid.uuid4().hex
+
+    run_dir, word = decided(communicator, decide)
+    return found[0] if found else None, Path(run_dir), word

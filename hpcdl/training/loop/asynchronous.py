@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 import keras
 
+from hpcdl.comm.observed import observe
 from hpcdl.comm.threads.communicator import alone
 from hpcdl.core.errors import CorruptError, HpcdlError, RankError, StoppedEarly
 from hpcdl.core.protocols import Communicator
@@ -32,6 +33,7 @@ from hpcdl.training.loop.journal import Journal
 from hpcdl.training.loop.outcome import Outcome
 from hpcdl.training.loop.synchronous import FLUSH_STEPS, Trainer
 from hpcdl.training.session.control import time_allowed
+from hpcdl.training.session.watch import survivors
 
 if TYPE_CHECKING:
     from hpcdl.core.protocols import Array
@@ -102,9 +104,11 @@ class AsynchronousTrainer(Trainer):
         self._journal.write("start", steps=self._prepared.num_steps, done=self._position.step)
         began = time.monotonic() - self._position.seconds
         departure = self._work(self._batches(), began)
+        self._seen.doing("leaving")
         if departure.reason == ERROR:
             self._journal.write("message", text=f"worker 0 leaves: {departure.text}")
-        self._replica.leave(stop=departure.stops_everybody)
+        with self._seen.patiently():
+            self._replica.leave(stop=departure.stops_everybody)
         move_to_center(self._worker, self.model.trainable_variables)
         departures = self._gather(departure)
         self.outcome.clock.flush()
@@ -123,9 +127,8 @@ class AsynchronousTrainer(Trainer):
     def _gather(self, own: Departure) -> list[Departure]:
         """How every worker left, also those that can no longer say so."""
         departure = replace(own, worker=self._group.rank)
-        if self._replica.num_lost:
-            self.outcome.bereaved = True
-            self._group = self._group.survivors()
+        self.outcome.num_lost = self._replica.num_lost
+        self._group = survivors(observe(self._group), self._replica.num_lost)
         found = [Departure(**one) for one in self._group.allgather_json(vars(departure))]
         lost = set(range(self._prepared.num_workers)) - {one.worker for one in found}
         return [*found, *(Departure(reason=LOST, worker=worker) for worker in sorted(lost))]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
+from hpcdl.comm.observed import Traffic
 from hpcdl.core.records import HistoryPoint
 from hpcdl.training.loop.clock import StepClock
 
@@ -22,5 +23,7 @@ class Outcome:
     seconds_to_target: float | None = None
     history: list[HistoryPoint] = field(default_factory=list)
     warnings: list[str] = field(default_factory=list)
-    bereaved: bool = False
-    """Whether ranks have died on the way that the run went on without."""
+    num_lost: int = 0
+    """Ranks that have died or were left behind on the way."""
+    traffic: Traffic = field(default_factory=Traffic)
+    """Of the exchange, summed over the steps: what lies between them (evaluation, checkpoints) is left out."""

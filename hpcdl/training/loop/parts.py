@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Any, NoReturn
 
 import keras
 
+from hpcdl.comm.observed import observe
 from hpcdl.core.errors import Interrupted, StoppedEarly
-from hpcdl.core.events import Whereabouts
 from hpcdl.core.protocols import Communicator
 from hpcdl.core.records import HistoryPoint
 from hpcdl.core.signals import StopRequest
@@ -71,7 +71,7 @@ class TrainerParts:
         self._read_optimizer = state.reader(self.optimizer.variables)
         self._read_seeds = state.reader(state.seed_variables(model))
         self._stop = StopRequest()
-        self.whereabouts = worker.whereabouts = Whereabouts()
+        self._seen = observe(group).observation
         self.outcome = Outcome(clock=StepClock(group, synchronous=True))
 
     def position_at(self, step: int, facts: Mapping[str, Any], own: Mapping[str, Array]) -> Position:
@@ -130,14 +130,14 @@ class TrainerParts:
         return self._evaluate(self._noted(batches), self._group)
 
     def _noted(self, batches: Iterable[Any]) -> Iterator[Any]:
-        """`batches`, with a beat for each; behind the last one the others are waited for."""
+        """`batches`, with a sign of life for each."""
         for batch in batches:
-            self.whereabouts.beat("evaluating")
+            self._seen.doing("evaluating")
             yield batch
-        self.whereabouts.beat("agreeing", bucket=0)
 
     def _save(self) -> None:
         """Begin a checkpoint. The model stays as it is, or a run would depend on when its checkpoints are made."""
+        self._seen.doing("saving a checkpoint")
         self._writer.wait()  # what it wrote has given its memory back then
         self._tell_warnings()
         shared: dict[str, Array] = {}

@@ -13,7 +13,6 @@ from pathlib import Path
 from typing import Any
 
 from hpcdl.config.load import as_toml_values
-from hpcdl.core import variables
 from hpcdl.core.errors import CorruptError
 from hpcdl.core.protocols import Communicator
 from hpcdl.core.records import (
@@ -25,7 +24,7 @@ from hpcdl.core.records import (
     from_json,
     read_record,
 )
-from hpcdl.core.statistics import quantiles
+from hpcdl.core.statistics import mean_of_known, quantiles
 from hpcdl.strategies.base import Worker
 from hpcdl.strategies.elastic.center.rules import summary_of
 from hpcdl.training.launch.prepare import Prepared
@@ -55,7 +54,7 @@ def first_record(prepared: Prepared, hosts: Sequence[str], software: Mapping[str
         global_batch=prepared.global_batch,
         target_accuracy=prepared.config.objective.target_accuracy,
         warmup_steps=prepared.config.run.warmup_steps,
-        machine=os.environ.get(variables.MACHINE, platform.node()),
+        machine=os.environ.get("HPCDL_MACHINE", platform.node()),
         processor=_processor(),
         cores_per_node=os.cpu_count(),
         profile=profile,
@@ -111,7 +110,8 @@ def finished_record(
         seconds_total=outcome.seconds,
         parts={part: statistics.fmean(rank.parts.get(part, 0.0) for rank in workers) for part in PARTS},
         imbalance_seconds=_imbalance(workers),
-        bytes_sent_per_step=statistics.fmean(rank.bytes_sent_per_step for rank in workers),
+        bytes_sent_per_step=mean_of_known([rank.bytes_sent_per_step for rank in workers]),
+        bytes_received_per_step=mean_of_known([rank.bytes_received_per_step for rank in workers]),
         loss=(last.val_loss if last.val_loss is not None else last.loss) if last else None,
         accuracy=(last.val_accuracy if last.val_accuracy is not None else last.accuracy) if last else None,
         staleness_mean=staleness_mean,
@@ -129,13 +129,16 @@ def gather_ranks(communicator: Communicator, own: RankRecord) -> list[RankRecord
     return [from_json(RankRecord, document) for document in communicator.allgather_json(vars(own))]
 
 
-def worker_record(communicator: Communicator, outcome: Outcome, worker: Worker, warmup_steps: int) -> RankRecord:
-    """This worker's own part of the record."""
+def worker_record(communicator: Communicator, outcome: Outcome, worker: Worker, prepared: Prepared) -> RankRecord:
+    """This worker's own part of the record; what an engine of TensorFlow's sends nobody can count."""
+    countable = prepared.info.features.mpi or prepared.num_workers == 1
+    sent, received = outcome.traffic.per_step(outcome.steps_done) if countable else (None, None)
     return RankRecord(
         rank=communicator.rank,
         host=communicator.host,
-        parts=outcome.clock.mean_parts(skip=warmup_steps),
-        bytes_sent_per_step=worker.bytes_sent / max(outcome.steps_done, 1),
+        parts=outcome.clock.mean_parts(skip=prepared.config.run.warmup_steps),
+        bytes_sent_per_step=sent,
+        bytes_received_per_step=received,
         peak_memory_bytes=peak_memory_bytes(),
         details=worker.details(),
     )

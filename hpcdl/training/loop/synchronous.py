@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterator
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 import numpy
 
+from hpcdl.comm.observed import Traffic
 from hpcdl.core.records import HistoryPoint
 from hpcdl.training.checkpoint import state
 from hpcdl.training.loop.center import center_in_place, move_to_center
@@ -64,22 +66,24 @@ class Trainer(TrainerParts):
 
     def _one_step(self, batches: Iterator[Any], run_began: float) -> None:
         step = self._position.step
-        self.whereabouts.beat("reading a batch", step=step)
+        self._seen.doing("reading a batch", step)
         self.optimizer.learning_rate = self._worker.learning_rate = self._rate_at(step)
         began = time.time()
         images, labels = next(batches)
         got_batch = time.time()
-        self.whereabouts.beat("computing", step=step)
+        self._seen.doing("computing")
+        traffic = self._seen.traffic()
         self._worker.before_step(step)
         if self._worker.follows:
-            self._follow_step(began, got_batch, run_began)
+            self._follow_step(began, got_batch, run_began, traffic)
             return
-        loss, sums, had_gradients, exchanged = self._step(images, labels)
+        with self._inside_engine():
+            loss, sums, had_gradients, exchanged = self._step(images, labels)
+            loss = float(loss)
         updated = time.time()
-        self.whereabouts.beat("agreeing", bucket=0)
-        loss = float(loss)
         safety.check_loss(loss, step, self._group.rank, lambda: self._sample_ids(step))
         self._worker.after_step(step)
+        self.outcome.traffic += self._seen.traffic() - traffic
         self._position.add(loss, numpy.asarray(sums), len(labels))
         self._position.seconds = time.monotonic() - run_began
         rate = self._prepared.global_batch / max(time.time() - began, 1e-9)
@@ -98,11 +102,12 @@ class Trainer(TrainerParts):
         )
         self.outcome.steps_done += 1
 
-    def _follow_step(self, began: float, got_batch: float, run_began: float) -> None:
+    def _follow_step(self, began: float, got_batch: float, run_began: float, traffic: Traffic) -> None:
         """A step that the others finished while this worker was late: their mean without a gradient of its own."""
         exchanged = float(self._follow())
         updated = time.time()
         self._worker.after_step(self._position.step)
+        self.outcome.traffic += self._seen.traffic() - traffic
         self._position.step += 1
         self._position.seconds = time.monotonic() - run_began
         self.outcome.clock.add(
@@ -117,6 +122,12 @@ class Trainer(TrainerParts):
         )
         self.outcome.steps_done += 1
 
+    def _inside_engine(self) -> AbstractContextManager[None]:
+        """TensorFlow's own engines exchange inside the step, where nobody sees them wait."""
+        if self._prepared.info.features.mpi or self._group.size == 1:
+            return nullcontext()
+        return self._seen.waiting_for("a step of TensorFlow's engine", hidden=True)
+
     def _steps_done(self) -> int:
         return self._position.step
 
@@ -128,7 +139,7 @@ class Trainer(TrainerParts):
 
     def _end_epoch(self, began: float) -> bool:
         """Sum up and evaluate; True where the target accuracy is reached."""
-        self.whereabouts.beat("evaluating")
+        self._seen.doing("evaluating")
         self.outcome.clock.flush()
         state.average_moving_statistics(self.model, self._statistics_group)
         seconds = time.monotonic() - began

@@ -2,24 +2,23 @@
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
 import shutil
-import sys
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import keras
 
-from hpcdl.cluster.status import FOLDER, report_status
+from hpcdl.comm.observed import Observed
 from hpcdl.config.schema import TrainConfig
-from hpcdl.core.errors import CorruptError, HpcdlError, RankError
+from hpcdl.core.errors import CorruptError, HpcdlError
 from hpcdl.core.files import replacing
 from hpcdl.core.protocols import Communicator
 from hpcdl.core.records import HistoryPoint, RunRecord, from_json, write_record
 from hpcdl.data.dataset import Dataset
 from hpcdl.models.load import load_model
+from hpcdl.strategies.base import Context
+from hpcdl.strategies.table import load_strategy
 from hpcdl.training.checkpoint import folders as checkpoints
 from hpcdl.training.checkpoint import state
 from hpcdl.training.launch.prepare import Prepared, rule_in_force
@@ -29,21 +28,23 @@ from hpcdl.training.loop.asynchronous import AsynchronousTrainer
 from hpcdl.training.loop.journal import EchoJournal, EventHandler, FileJournal, Journal, NullJournal
 from hpcdl.training.loop.synchronous import Trainer
 from hpcdl.training.session import runtime
-from hpcdl.training.session.job import context, load_strategy
-from hpcdl.training.session.stall import StallWatch
+from hpcdl.training.session.watch import Watch, survivors
 
 
 def run_worker(
     prepared: Prepared,
-    communicator: Communicator,
+    communicator: Observed,
+    context: Context,
     run_dir: Path,
     started: RunRecord,
-    on_event: EventHandler | None = None,
-) -> Communicator:
+    on_event: EventHandler | None,
+    watch: Watch,
+) -> Observed:
     """Train on this rank; rank 0 writes the run directory, and tells `on_event` what it writes into the journal.
 
-    Returns the group of all ranks that are alive at the end. Collective over the workers, and at its end over all.
+    Returns the group of the ranks that are left at the end. Collective over the workers, and at its end over all.
     """
+    communicator.observation.doing("building the model")
     config = prepared.config
     leads = communicator.rank == 0
     threads = runtime.configure(
@@ -55,7 +56,7 @@ def run_worker(
     group = communicator.split(0) if prepared.num_servers else communicator
     journal: Journal = _journal(run_dir, config.run.tensorboard, on_event) if leads else NullJournal()
     # Before the model: some engines must be set up before TensorFlow makes its first tensor.
-    worker = load_strategy(prepared.info).worker(context(prepared, communicator))
+    worker = load_strategy(prepared.info).worker(context)
     model = build_model(config, prepared.dataset)
     if config.model.init_weights is not None:
         journal.write("message", text=state.load_weights(model, config.model.init_weights))
@@ -75,12 +76,12 @@ def run_worker(
         write_record(run_dir, record)
     for text in (rule_in_force(prepared), *(f"warning: {warning}" for warning in record.warnings)):
         journal.write("message", text=text)
-    with _stall_watch(trainer, communicator, group, run_dir / FOLDER, config.safety.stall_timeout):
-        outcome = trainer.run()
-    own = results.worker_record(communicator, outcome, worker, config.run.warmup_steps)
-    if outcome.bereaved:
-        communicator = communicator.survivors()
+    watch.actions.tell = lambda text: journal.write("message", text=f"warning: {text}")
+    outcome = trainer.run()
+    own = results.worker_record(communicator, outcome, worker, prepared)
+    communicator = survivors(communicator, outcome.num_lost)
     ranks = results.gather_ranks(communicator, own)
+    communicator.observation.doing("leaving")
     if leads:
         outcome.warnings += _save_finished(model, run_dir)
         write_record(run_dir, results.finished_record(record, prepared, outcome, ranks, _parameters(model)))
@@ -95,34 +96,6 @@ def _journal(run_dir: Path, tensorboard: Path | None, on_event: EventHandler | N
 
         journal = EchoJournal(journal, TensorBoardWriter(tensorboard))
     return EchoJournal(journal, on_event) if on_event is not None else journal
-
-
-@contextlib.contextmanager
-def _stall_watch(
-    trainer: Trainer, communicator: Communicator, group: Communicator, folder: Path, timeout_s: float
-) -> Iterator[None]:
-    """Inside, an exchange that waits for too long ends the job with the name of the rank that it waits for."""
-
-    def end_job(error: RankError) -> None:
-        report_status(folder, communicator.rank, "failed", exit_code=error.exit_code, message=str(error))
-        sys.stderr.write(f"hpcdl: {error}\n")
-        communicator.abort(error.exit_code)
-
-    folder.mkdir(exist_ok=True)
-    watch = StallWatch(
-        trainer.whereabouts,
-        folder,
-        rank=group.rank,
-        hosts=group.allgather_json(group.host),
-        timeout_s=timeout_s,
-        on_stall=end_job,
-    )
-    if group.size > 1:
-        watch.start()
-    try:
-        yield
-    finally:
-        watch.stop()
 
 
 def build_model(config: TrainConfig, dataset: Dataset) -> keras.Model:

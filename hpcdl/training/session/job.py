@@ -4,52 +4,71 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-import importlib
 import os
 from collections.abc import Iterator
 from pathlib import Path
 
+from hpcdl.comm.observed import EXCHANGE, Observed, observe
 from hpcdl.config.load import flatten
-from hpcdl.core import variables
-from hpcdl.core.errors import UsageError
+from hpcdl.core.errors import RankError, UsageError
 from hpcdl.core.protocols import Communicator
 from hpcdl.core.records import RankRecord
 from hpcdl.core.signals import StopRequest
 from hpcdl.data.read.staging import resident, staged
-from hpcdl.strategies.base import Context, Strategy, StrategyInfo
+from hpcdl.strategies.base import Context
+from hpcdl.strategies.table import load_strategy
 from hpcdl.training.launch.prepare import Prepared
 from hpcdl.training.loop import results
 from hpcdl.training.loop.journal import EventHandler
 from hpcdl.training.session import runtime, safety
-
-_MEASURED = ("bytes_sent_per_step", "bytes_received_per_step", "busy_seconds_per_step")
-"""What a server says about itself that has a field of its own in the record."""
+from hpcdl.training.session.watch import Actions, Limits, Watch, survivors
 
 
 def run_rank(
-    prepared: Prepared, communicator: Communicator, run_dir: Path, on_event: EventHandler | None = None
+    prepared: Prepared,
+    communicator: Communicator,
+    run_dir: Path,
+    on_event: EventHandler | None = None,
+    watch: Watch | None = None,
 ) -> None:
-    """Work or serve, by rank. Collective over all ranks; on rank 0 `on_event` gets the journal's events."""
+    """Work or serve, by rank. Collective over all ranks; on rank 0 `on_event` gets the journal's events.
+
+    `watch`, where there is one, watches this rank and gets the run's own limits.
+    """
     if communicator.size != prepared.config.run.ranks:
         raise UsageError(f"--ranks {prepared.config.run.ranks}, but {communicator.size} were started")
+    communicator = observe(communicator)
+    communicator.observation.role = "worker" if communicator.rank < prepared.num_workers else "server"
     software = runtime.software_versions(communicator.library)
     _check_same_start(prepared, communicator, software)
     hosts = communicator.allgather_json(communicator.host)
-    started = results.first_record(prepared, hosts, software, os.environ.get(variables.PROFILE, ""))
+    watch = watch or Watch(observation=communicator.observation, folder=run_dir, actions=Actions(end=_never))
+    watch.limits = Limits(stall_s=prepared.config.safety.stall_timeout, busy_s=prepared.config.safety.busy_timeout)
+    watch.hosts = dict(enumerate(hosts))
+    if not prepared.info.features.synchronous:  # worker 0 evaluates and keeps the center
+        watch.actions.can_lose = lambda rank: 0 < rank < prepared.num_workers
+    started = results.first_record(prepared, hosts, software, os.environ.get("HPCDL_PROFILE", ""))
     unbound = communicator.allgather_json(runtime.binding_warning())
     warnings = [f"rank {rank}: {warning}" for rank, warning in enumerate(unbound) if warning]
     started = dataclasses.replace(started, warnings=[*started.warnings, *warnings])
     if communicator.rank < prepared.num_workers:
+        communicator.observation.doing("importing TensorFlow")
         runtime.import_tensorflow()
         from hpcdl.training.loop.worker import run_worker
 
         with _staged(prepared, communicator) as near:
             if prepared.config.elastic.groups > 1:  # from the node's own storage, where there is a copy on it
                 near = dataclasses.replace(near, dataset=resident(near.dataset))
-            communicator = run_worker(near, communicator, run_dir, started, on_event)
+            context = _context(prepared, communicator)
+            communicator = run_worker(near, communicator, context, run_dir, started, on_event, watch)
     else:
         communicator = _serve(prepared, communicator)
     communicator.barrier()
+
+
+def _never(error: RankError) -> None:
+    """For a watch that nobody starts."""
+    raise error
 
 
 @contextlib.contextmanager
@@ -60,22 +79,16 @@ def _staged(prepared: Prepared, communicator: Communicator) -> Iterator[Prepared
         yield prepared
         return
     group = communicator.split(0) if prepared.num_servers else communicator
+    observe(communicator).observation.doing("staging data")
     with staged(prepared.dataset, folder, group) as dataset:
         yield dataclasses.replace(prepared, dataset=dataset)
 
 
-def load_strategy(info: StrategyInfo) -> Strategy:
-    """The strategy behind a table entry."""
-    module, _, attribute = info.target.partition(":")
-    strategy: Strategy = getattr(importlib.import_module(module), attribute)()
-    return strategy
-
-
-def context(prepared: Prepared, communicator: Communicator) -> Context:
-    """What a strategy may know of the job."""
+def _context(prepared: Prepared, communicator: Observed) -> Context:
+    """What a strategy may know of the job; what it sends counts as the exchange's."""
     return Context(
         info=prepared.info,
-        communicator=communicator,
+        communicator=communicator.for_purpose(EXCHANGE),
         num_workers=prepared.num_workers,
         num_servers=prepared.num_servers,
         exchange=prepared.config.exchange,
@@ -85,24 +98,30 @@ def context(prepared: Prepared, communicator: Communicator) -> Context:
     )
 
 
-def _serve(prepared: Prepared, communicator: Communicator) -> Communicator:
+def _serve(prepared: Prepared, communicator: Observed) -> Observed:
     for _ in range(1 if prepared.config.data.stage is None else 2):  # the workers' splits are collective over all
         communicator.split(1)
     # Signals go to every rank: the workers agree on the step at which all stop, and tell this server.
     StopRequest().install()
-    server = load_strategy(prepared.info).server(context(prepared, communicator))
-    details = server.serve()
-    measured = {name: details.pop(name) for name in _MEASURED if name in details}
+    server = load_strategy(prepared.info).server(_context(prepared, communicator))
+    seen = communicator.observation
+    seen.doing("serving")
+    with seen.patiently():
+        details = server.serve()
+    seen.doing("leaving")
+    steps = details.pop("steps", 0)
+    sent, received = seen.traffic().per_step(steps) if prepared.info.features.mpi else (None, None)
     own = RankRecord(
         rank=communicator.rank,
         host=communicator.host,
         role="server",
+        bytes_sent_per_step=sent,
+        bytes_received_per_step=received,
+        busy_seconds_per_step=details.pop("busy_seconds_per_step", None),
         peak_memory_bytes=results.peak_memory_bytes(),
-        details={"bytes_sent": server.bytes_sent, **details},
-        **measured,
+        details={"steps": steps, **details},
     )
-    if details.get("lost_workers"):
-        communicator = communicator.survivors()
+    communicator = survivors(communicator, details.get("lost_workers", 0))
     results.gather_ranks(communicator, own)
     return communicator
 

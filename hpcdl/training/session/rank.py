@@ -15,9 +15,11 @@ from pathlib import Path
 from typing import NoReturn
 
 from hpcdl.cluster.address import job_address
-from hpcdl.cluster.environment import OWN_LAUNCHER, Placement, placement
-from hpcdl.cluster.status import FOLDER, report_status
-from hpcdl.core import lifeline, variables
+from hpcdl.cluster.environment import OWN_LAUNCHER, WITHOUT_MPI_VARIABLE, Placement, placement
+from hpcdl.cluster.status import FOLDER, report_left, report_status
+from hpcdl.cluster.supervise import LAUNCH_VARIABLE, LAUNCHED_BY_VARIABLE, STATUS_VARIABLE
+from hpcdl.comm.observed import Observation, Observed, observe
+from hpcdl.core import lifeline
 from hpcdl.core.errors import HpcdlError, RankError, StoppedEarly, UsageError, printable
 from hpcdl.core.lock import writing
 from hpcdl.core.paths import user_cache_folder
@@ -27,6 +29,8 @@ from hpcdl.training.launch import rundir
 from hpcdl.training.launch.prepare import prepare
 from hpcdl.training.session import runtime
 from hpcdl.training.session.job import run_rank
+from hpcdl.training.session.watch import FOLDER as WATCH_FOLDER
+from hpcdl.training.session.watch import Actions, Watch, leave_without_lost, watching
 
 ALONE = Placement(launcher="none", rank=0, size=1, local_rank=0, local_size=1)
 
@@ -43,10 +47,10 @@ def main() -> None:
     StopRequest().install()
     run_dir = Path(sys.argv[1])
 
-    def body(communicator: Communicator) -> None:
+    def body(communicator: Observed, watch: Watch) -> None:
         effective, _ = rundir.read(run_dir)
         with writing(run_dir / FOLDER) if communicator.rank == 0 else contextlib.nullcontext():
-            run_rank(prepare(effective), communicator, run_dir)
+            run_rank(prepare(effective), communicator, run_dir, watch=watch)
 
     leave(supervised(body))
 
@@ -72,39 +76,58 @@ FIRST_WORD_S = 10.0
 """What the user handed in is wrong on every rank alike: rank 0 gets this long to say so and to end the job."""
 
 
-def supervised(body: Callable[[Communicator], None]) -> int:
-    """Run `body` on this rank and put every way in which it can end into the status file; returns the exit code."""
+def supervised(body: Callable[[Observed, Watch], None]) -> int:
+    """Run `body` on this rank and put every way in which it can end into the status file; returns the exit code.
+
+    From its first moment to its last the rank is watched. Where others were left behind MPI cannot end in order: the
+    process then ends without it, once all that are left are done.
+    """
     place = placement() or ALONE
-    folder = Path(os.environ[variables.STATUS_DIR])
+    folder = Path(os.environ[STATUS_VARIABLE])
     report_status(folder, place.rank, "running")
     set_up_process(place.local_rank)
-    communicator: Communicator | None = None
-    try:
-        communicator = communicator_for(place)
-        body(communicator)
-    except BaseException as error:  # noqa: BLE001  whatever it is, the other ranks must not wait for this one
-        state, exit_code = verdict(error)
-        report_status(folder, place.rank, state, exit_code=exit_code, message=one_line(error))
-        if state == "stopped":
-            wait_for_the_others(communicator)
-            return exit_code
-        traceback.print_exc()
+    communicator: Observed | None = None
+
+    def end(error: RankError) -> None:
+        report_status(folder, place.rank, "failed", exit_code=error.exit_code, message=str(error))
+        sys.stderr.write(f"hpcdl: {error}\n")
         if communicator is not None:
-            communicator.abort(exit_code)
-        return exit_code
+            communicator.abort(error.exit_code)
+        os._exit(error.exit_code)
+
+    observation = Observation(place.rank, place.size, os.uname().nodename)
+    launch = os.environ.get(LAUNCH_VARIABLE, "")
+    actions = Actions(end=end, leave_behind=lambda rank, text: report_left(folder, rank, text))
+    watch = Watch(observation=observation, folder=folder / WATCH_FOLDER / launch, actions=actions)
+    with watching(watch):
+        try:
+            with observation.waiting_for("starting MPI", hidden=True):
+                communicator = observe(communicator_for(place), observation)
+            body(communicator, watch)
+        except BaseException as error:  # noqa: BLE001  whatever it is, the other ranks must not wait for this one
+            state, exit_code = verdict(error)
+            report_status(folder, place.rank, state, exit_code=exit_code, message=one_line(error))
+            if state == "stopped":
+                wait_for_the_others(communicator)
+                return exit_code
+            traceback.print_exc()
+            if communicator is not None:
+                communicator.abort(exit_code)
+            return exit_code
     report_status(folder, place.rank, "done")
+    leave_without_lost(communicator)
     return 0
 
 
-def wait_for_the_others(communicator: Communicator | None) -> None:
+def wait_for_the_others(communicator: Observed | None) -> None:
     """Every rank stops at the same step; a launcher that kills the job at the first exit must find all of them done."""
     if communicator is not None:
         with contextlib.suppress(HpcdlError):
-            communicator.barrier()
+            (communicator.survivors() if communicator.observation.lost else communicator).barrier()
 
 
 @contextlib.contextmanager
-def leaving_together(communicator: Communicator) -> Iterator[None]:
+def leaving_together(communicator: Observed) -> Iterator[None]:
     """Inside, an error of this rank ends the whole job, and no rank leaves a run that stops early before the others.
 
     For ranks that somebody else's launcher has started: the rank that failed first says so on stderr.
@@ -136,7 +159,7 @@ def set_up_process(local_rank: int) -> None:
 
     That is its parent, on this node, and the supervising process, where that is on this node.
     """
-    launched_by = os.environ.get(variables.LAUNCHED_BY, "")
+    launched_by = os.environ.get(LAUNCHED_BY_VARIABLE, "")
     if launched_by or placement() is not None:  # a script that a user started alone may outlive its shell
         lifeline.end_with_parent()
     lifeline.after_end_of(launched_by, lambda: lifeline.end_in(LEAVE_S))
@@ -173,10 +196,10 @@ def communicator_for(place: Placement, *, mpi: bool = True) -> Communicator:
         from hpcdl.comm.threads.communicator import alone
 
         return alone()
-    if not mpi or place.launcher == OWN_LAUNCHER or variables.WITHOUT_MPI in os.environ:
+    if not mpi or place.launcher == OWN_LAUNCHER or WITHOUT_MPI_VARIABLE in os.environ:
         from hpcdl.comm.tcp.communicator import control_world, make_secret
 
-        if place.rank == 0 and variables.STATUS_DIR not in os.environ:
+        if place.rank == 0 and STATUS_VARIABLE not in os.environ:
             make_secret(meeting_folder(place))
         return control_world(place.rank, place.size, job_address(place), meeting_folder(place))
     from hpcdl.comm.mpi.communicator import world
@@ -186,15 +209,15 @@ def communicator_for(place: Placement, *, mpi: bool = True) -> Communicator:
 
 def meeting_folder(place: Placement) -> Path:
     """Where ranks without MPI find each other: a folder of the run, or of the scheduler's step in the user's cache."""
-    if variables.STATUS_DIR in os.environ:
-        return Path(os.environ[variables.STATUS_DIR])
+    if STATUS_VARIABLE in os.environ:
+        return Path(os.environ[STATUS_VARIABLE])
     step = "-".join(os.environ.get(name, "0") for name in ("SLURM_JOB_ID", "SLURM_STEP_ID"))
     return user_cache_folder() / "steps" / f"{place.launcher}-{step}"
 
 
 def leave_meeting(place: Placement) -> None:
     """Remove the folder in the user's cache in which this step's ranks have met, where there is one."""
-    if place.rank == 0 and place.size > 1 and variables.STATUS_DIR not in os.environ:
+    if place.rank == 0 and place.size > 1 and STATUS_VARIABLE not in os.environ:
         shutil.rmtree(meeting_folder(place), ignore_errors=True)
 
 

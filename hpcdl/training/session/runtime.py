@@ -12,9 +12,12 @@ from pathlib import Path
 
 from hpcdl import __version__
 from hpcdl.cluster.environment import placement
-from hpcdl.core import variables
+from hpcdl.cluster.supervise import BINDING_VARIABLE
 from hpcdl.node.memory import apply_planned
 from hpcdl.node.plan import verify_binding
+
+INTRA_OP_VARIABLE = "HPCDL_INTRA_OP_THREADS"
+INTER_OP_VARIABLE = "HPCDL_INTER_OP_THREADS"
 
 
 def bind(local_rank: int) -> None:
@@ -27,7 +30,7 @@ def bind(local_rank: int) -> None:
 
 def planned_cpus(local_rank: int) -> list[int]:
     """The CPUs that the launch plan has for a rank; empty where it leaves that to others."""
-    cpus_by_local_rank: list[list[int]] = json.loads(os.environ.get(variables.BINDING, "[]"))
+    cpus_by_local_rank: list[list[int]] = json.loads(os.environ.get(BINDING_VARIABLE, "[]"))
     return cpus_by_local_rank[local_rank] if local_rank < len(cpus_by_local_rank) else []
 
 
@@ -51,7 +54,7 @@ def claim_gpu(local_rank: int) -> None:
 
 def silence() -> None:
     """Keep TensorFlow's chatter out of the user's sight; must come before its import."""
-    if not os.environ.get(variables.VERBOSE):
+    if not os.environ.get("HPCDL_VERBOSE"):
         os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
         os.environ.setdefault("GRPC_VERBOSITY", "NONE")
 
@@ -61,7 +64,7 @@ def import_tensorflow() -> None:
 
     `-v` lets it speak.
     """
-    if os.environ.get(variables.VERBOSE):
+    if os.environ.get("HPCDL_VERBOSE"):
         importlib.import_module("tensorflow")
         return
     kept = os.dup(2)
@@ -83,13 +86,13 @@ def configure(*, deterministic: bool, seed: int, precision: str = "float32") -> 
     import keras
     import tensorflow as tf
 
-    intra_op = 1 if deterministic else int(os.environ.get(variables.INTRA_OP, 0))
-    inter_op = 2 if deterministic else int(os.environ.get(variables.INTER_OP, 0))
+    intra_op = 1 if deterministic else int(os.environ.get(INTRA_OP_VARIABLE, 0))
+    inter_op = 2 if deterministic else int(os.environ.get(INTER_OP_VARIABLE, 0))
     tf.config.threading.set_intra_op_parallelism_threads(intra_op)
     tf.config.threading.set_inter_op_parallelism_threads(inter_op)
     keras.utils.set_random_seed(seed)
     keras.mixed_precision.set_global_policy(precision)
-    if os.environ.get(variables.DATA_FORMAT) == "NCHW":
+    if os.environ.get("HPCDL_DATA_FORMAT") == "NCHW":
         keras.backend.set_image_data_format("channels_first")
     for gpu in tf.config.list_physical_devices("GPU"):  # each rank sees its own one alone: see `claim_gpu`
         tf.config.experimental.set_memory_growth(gpu, True)

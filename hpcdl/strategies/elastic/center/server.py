@@ -188,7 +188,7 @@ class CenterServer:
         per_step = self._context.num_workers / max(self._count, 1)
         return {
             "bytes_received": self._bytes_received,
-            "bytes_received_per_step": self._bytes_received * per_step,
+            "steps": self._count / self._context.num_workers,
             "busy_seconds_per_step": self._busy_s * per_step,
             "exchanges": self._version,
             "updates": self._count,

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy
 
+from hpcdl.comm.observed import waiting_for
 from hpcdl.core.protocols import Communicator
 from hpcdl.strategies.elastic.center.message import server_spans
 from hpcdl.strategies.elastic.center.rules import Rule, Staleness
@@ -72,15 +73,19 @@ class LockFreeLink:
         self._note(self.group.rank, 0, 0, 1)
         if stop:
             self._note(self.group.size, 0, 0, 1)
-        while not self._board[:-1, LEFT].all():
-            time.sleep(self.pause_s)
-            self._look()
+        with waiting_for(self.group, "leaving", numpy.flatnonzero(self._board[:-1, LEFT] == 0).tolist()):
+            while not self._board[:-1, LEFT].all() and not self._others_are_lost():
+                time.sleep(self.pause_s)
+                self._look()
         self.fetch(buffer)
-        self.group.barrier()
+        lost = self.group.failed()
+        self.num_lost = len(lost)
+        (self.group.survivors(lost) if lost else self.group).barrier()
 
     def finish(self, *, early: bool) -> None:
-        """Nobody serves who would have to know; the memory goes back."""
-        self._free()
+        """Nobody serves who would have to know; the memory goes back, unless a part of the group is lost."""
+        if not self.num_lost:
+            self._free()
 
     def details(self) -> dict[str, Any]:
         """How stale this worker's writes were."""
@@ -108,6 +113,10 @@ class LockFreeLink:
 
     def _free(self) -> None:
         """Give the memory back; collective."""
+
+    def _others_are_lost(self) -> bool:
+        """Whether everybody who has not left yet never will."""
+        return set(numpy.flatnonzero(self._board[:-1, LEFT] == 0).tolist()) <= self.group.failed()
 
     def _look(self) -> None:
         self._board = self._read_board()

@@ -2,10 +2,11 @@
 
     python benchmarks/safety_cost.py [--ranks 2] [--steps 12]
 
-Ranks of one core each, `ring`, batch 8. Timed on every rank: the look at the loss, the agreement on stopping and saving
-(with what it waits for other ranks), the notes of where the rank stands, the processor time of the thread that watches
-for stalls, and the comparison of all weights over the ranks, of which a step carries one part in
---divergence-check-steps (1000). Differences between runs with and without them would be lost in the noise of a step.
+Ranks of one core each, `ring`, batch 8. Timed on every rank: the look at the loss, the look at the averaged gradients,
+the agreement on stopping and saving (with what it waits for other ranks), the notes of where the rank stands, the
+processor time of the thread that watches for stalls, and the comparison of all weights over the ranks, of which a step
+carries one part in --divergence-check-steps (1000). Differences between runs with and without them would be lost in the
+noise of a step.
 """
 
 from __future__ import annotations
@@ -18,14 +19,15 @@ from collections import defaultdict
 from collections.abc import Callable
 from typing import Any
 
+from hpcdl.core.events import Whereabouts
+from hpcdl.training.session.stall import StallWatch
 from trainer_on_rank import build, run_on_ranks
 
-from hpcdl.core.events import Whereabouts
+from hpcdl.strategies import graph
 from hpcdl.training.session import safety
 from hpcdl.training.session.control import Control
-from hpcdl.training.session.stall import StallWatch
 
-PARTS = ("loss", "agreement", "notes", "stall watch", "weights")
+PARTS = ("loss", "gradients", "agreement", "notes", "stall watch", "weights")
 
 
 class Stopwatch:
@@ -76,6 +78,7 @@ def measure(num_steps: int) -> None:
     config = trainer._config
     stopwatch = Stopwatch()
     trainer._start_worker()
+    graph.all_finite = stopwatch.wrap("gradients", graph.all_finite)  # what the exchange calls
     safety.check_loss = stopwatch.wrap("loss", safety.check_loss)  # what the loop calls
     Whereabouts.beat = stopwatch.wrap("notes", Whereabouts.beat)  # type: ignore[method-assign]
     control = Control(communicator, trainer._stop, trainer._worker, save_every_s=600, time_limit_s=3600)

@@ -2,6 +2,7 @@
 
     HpcdlError                1    failed while working
     ├── RankError             1    one rank failed; carries its number and host
+    ├── NotFiniteError        1    NaN or infinity in gradients or weights of this rank
     ├── UsageError            2    what the user handed in is unusable
     │   ├── UnknownNameError  2    a name that no registry has
     │   ├── ConfigError       2    one or more settings, all reported at once
@@ -15,9 +16,14 @@ A message is one line: what was given, what is possible, what to type.
 
 from __future__ import annotations
 
+import builtins
+import contextlib
 import difflib
+import functools
+import json
 import re
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Iterator
+from typing import Any, TypeVar
 
 LONGEST_SHOWN = 120
 _OBEYED = re.compile(r"[\x00-\x1f\x7f-\x9f\u061c\u200e\u200f\u2028\u2029\u202a-\u202e\u2066-\u2069\ud800-\udfff]")
@@ -40,6 +46,10 @@ class RankError(HpcdlError):
         self.rank = rank
         self.host = host
         self.exit_code = exit_code
+
+
+class NotFiniteError(HpcdlError):
+    """Gradients or weights of this rank hold NaN or infinity; found before anything keeps them."""
 
 
 class UsageError(HpcdlError):
@@ -106,3 +116,70 @@ def shown(value: object) -> str:
     """What was given, for a message of one line: its repr, cut where it is long."""
     text = repr(value)
     return text if len(text) <= LONGEST_SHOWN else f"{text[: LONGEST_SHOWN - 3]}..."
+
+
+_MARK = "hpcdl-carries:"
+Result = TypeVar("Result")
+
+
+class CarriedError(Exception):
+    """An error in words that come through a library which keeps an error's text alone; `original` reads them."""
+
+
+def carried(function: Callable[..., Result]) -> Callable[..., Result]:
+    """`function` for such a library (TensorFlow's graphs): what it raises can be had back from the library's error."""
+
+    @functools.wraps(function)
+    def call(*inputs: Any) -> Result:
+        try:
+            return function(*inputs)
+        except Exception as error:
+            facts = [[name, value] for name, value in vars(error).items() if _is_plain(value)]
+            arguments = [*error.args] if _is_plain(error.args) else [str(error)]
+            words = json.dumps([type(error).__name__, str(error), arguments, facts])
+            raise CarriedError(_MARK + words) from error
+
+    return call
+
+
+def original(error: BaseException) -> BaseException:
+    """The error that a carried function has raised, with its class and text; `error` itself where it holds none."""
+    text = str(error)
+    if _MARK not in text:
+        return error
+    try:
+        name, message, arguments, facts = json.JSONDecoder().raw_decode(text, text.index(_MARK) + len(_MARK))[0]
+    except ValueError:  # the library has cut it short
+        return error
+    kind = {one.__name__: one for one in _tree(HpcdlError)}.get(name) or getattr(builtins, name, None)
+    if isinstance(kind, type) and issubclass(kind, Exception):
+        found = kind.__new__(kind, *arguments)
+        found.args = tuple(arguments)
+        vars(found).update(facts)
+        if str(found) == message:
+            return found
+    return HpcdlError(f"{name}: {message}")
+
+
+@contextlib.contextmanager
+def originals() -> Iterator[None]:
+    """Inside, an error that carries another one is raised as that one."""
+    try:
+        yield
+    except Exception as error:
+        found = original(error)
+        if found is error:
+            raise
+        raise found from error
+
+
+def _tree(root: type[HpcdlError]) -> Iterator[type[HpcdlError]]:
+    yield root
+    for branch in root.__subclasses__():
+        yield from _tree(branch)
+
+
+def _is_plain(value: object) -> bool:
+    if isinstance(value, list | tuple):
+        return all(isinstance(item, str | int | float) for item in value)
+    return isinstance(value, str | int | float | None)

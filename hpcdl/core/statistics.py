@@ -5,7 +5,9 @@ from __future__ import annotations
 import dataclasses
 import functools
 import math
+import random
 import statistics
+from array import array
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -58,6 +60,45 @@ def quantiles(values: Sequence[float], probabilities: Sequence[float]) -> list[f
         high = min(low + 1, len(ordered) - 1)
         result.append(ordered[low] + (position - low) * (ordered[high] - ordered[low]))
     return result
+
+
+class Sample:
+    """What is kept of a long stream of values: all up to `capacity` of them, then a random choice of so many.
+
+    Every value is as likely to be in it as every other (algorithm R: Vitter, ACM Transactions on Mathematical Software
+    11, 1985); the same stream leaves the same choice. Number, mean, smallest and largest are those of all values.
+    """
+
+    def __init__(self, capacity: int) -> None:
+        self.count = 0
+        self.smallest, self.largest = math.inf, -math.inf
+        self._total = 0.0
+        self._capacity = capacity
+        self._kept = array("d")
+        self._random = random.Random(0)
+
+    def add(self, value: float) -> None:
+        """Take one value."""
+        self.count += 1
+        self._total += value
+        self.smallest, self.largest = min(self.smallest, value), max(self.largest, value)
+        if len(self._kept) < self._capacity:
+            self._kept.append(value)
+        elif (place := self._random.randrange(self.count)) < self._capacity:
+            self._kept[place] = value
+
+    @property
+    def mean(self) -> float:
+        """The mean of all values; ValueError where there are none."""
+        if not self.count:
+            raise ValueError("no values to take the mean of")
+        return self._total / self.count
+
+    def quantiles(self, probabilities: Sequence[float]) -> list[float]:
+        """Those of what is kept; the ends are exact."""
+        exact = {0.0: self.smallest, 1.0: self.largest}
+        inner = quantiles(self._kept, probabilities)
+        return [exact.get(probability, value) for probability, value in zip(probabilities, inner, strict=True)]
 
 
 @dataclass(frozen=True, kw_only=True)

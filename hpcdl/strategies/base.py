@@ -92,6 +92,8 @@ class Worker:
     """What the step multiplies the loss by before back-propagation: gradients that are summed come out averaged."""
     learning_rate: float = 0.0
     """This step's learning rate; the loop sets it before `before_step`."""
+    checks_finite: bool = True
+    """Whether NaN in gradients ends the run; False where the optimizer skips such steps. `apply` is traced with it."""
     warnings: Sequence[str] = ()
     """What the user should know about how this worker exchanges here."""
     waited_s: float = 0.0
@@ -106,7 +108,7 @@ class Worker:
     def apply(self, gradients: Sequence[Any], variables: Sequence[Any], optimizer: Any) -> Any:
         """Turn local gradients into new weights, while tracing the step.
 
-        Returns the tensor of `stamps.timestamp` at the end of the exchange, before the weights move.
+        Returns the tensor of `graph.timestamp` at the end of the exchange, before the weights move.
         """
         raise NotImplementedError
 

@@ -8,7 +8,7 @@ from typing import Any
 import tensorflow as tf
 
 from hpcdl.strategies.base import Context, Server, Worker
-from hpcdl.strategies.stamps import timestamp
+from hpcdl.strategies.graph import FiniteGuard, timestamp
 
 
 class Single:
@@ -26,9 +26,18 @@ class Single:
 class SingleWorker(Worker):
     """Applies its own gradients."""
 
+    def __init__(self) -> None:
+        self._guard = FiniteGuard(0)
+
+    def before_step(self, step: int) -> None:
+        """Errors name the step."""
+        self._guard.step = step
+
     def apply(self, gradients: Sequence[Any], variables: Sequence[Any], optimizer: Any) -> Any:
         """Apply the local gradients."""
-        with tf.control_dependencies(gradients):
+        names = [variable.path for variable in variables]
+        fine = [self._guard.before_exchange(gradients, names)] if self.checks_finite else gradients
+        with tf.control_dependencies(fine):
             exchanged = timestamp()
         with tf.control_dependencies([exchanged]):
             optimizer.apply(gradients, variables)

@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from scipy import stats
 
-from hpcdl.core.statistics import estimate, holm, quantiles, t_quantile, variance, welch_log_ratio
+from hpcdl.core.statistics import Sample, estimate, holm, quantiles, t_quantile, variance, welch_log_ratio
 
 POSITIVE = st.floats(min_value=1e-3, max_value=1e6)
 SAMPLE = st.lists(POSITIVE, min_size=2, max_size=12)
@@ -112,3 +112,35 @@ def test_quantiles_interpolate() -> None:
 
 def test_t_quantile_is_the_table_s() -> None:
     assert t_quantile(0.975, 2) == pytest.approx(4.302653, rel=1e-6)
+
+
+@given(st.lists(st.floats(-1e6, 1e6), min_size=1, max_size=60))
+def test_a_short_stream_is_kept_whole(values: list[float]) -> None:
+    sample = Sample(60)
+    for value in values:
+        sample.add(value)
+    chances = [0.0, 0.05, 0.5, 0.95, 1.0]
+    assert sample.quantiles(chances) == quantiles(values, chances)
+    assert (sample.count, sample.smallest, sample.largest) == (len(values), min(values), max(values))
+    assert sample.mean == pytest.approx(statistics.fmean(values), abs=1e-6)
+
+
+def test_a_long_stream_keeps_its_quantiles_in_bounded_room() -> None:
+    """Sorted, as steps that slow down: what a window or every n-th value would get wrong."""
+    samples = [Sample(2000), Sample(2000)]
+    for sample in samples:
+        for value in range(100_000):
+            sample.add(value)
+    chances = [0.0, 0.01, 0.25, 0.5, 0.75, 0.99, 1.0]
+    found = samples[0].quantiles(chances)
+    assert found == samples[1].quantiles(chances)
+    assert len(samples[0]._kept) == 2000
+    assert (found[0], found[-1], samples[0].mean) == (0, 99_999, 49_999.5)
+    for chance, value in zip(chances, found, strict=True):
+        error = math.sqrt(chance * (1 - chance) / 2000)
+        assert abs(value / 100_000 - chance) <= 4 * error + 1e-4
+
+
+def test_an_empty_stream_has_no_mean() -> None:
+    with pytest.raises(ValueError, match="no values"):
+        _ = Sample(3).mean

@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import tensorflow as tf
 
-from hpcdl.core.errors import HpcdlError, UsageError
+from hpcdl.core.errors import UsageError, carried
 from hpcdl.data.dataset import Dataset, Split, open_dataset
 from hpcdl.data.read.augmentation import NONE, Augmentation
 from hpcdl.data.read.buffers import aligned_empty
@@ -38,10 +38,9 @@ def training_batches(
     tf.data's option of that name and changes neither. UsageError where the split has fewer samples than a global batch.
     """
     stream = _stream(dataset, batch_size, worker, num_workers, seed)
-    read = _Read(stream.files if dataset.encoded else stream.images)
 
     def produce() -> Iterator[tuple[Any, Any]]:
-        return read.as_it_was(_dataset(dataset, stream, read, start_step, seed, augment or NONE, deterministic))
+        return iter(_dataset(dataset, stream, start_step, seed, augment or NONE, deterministic))
 
     return Prefetched(produce, depth=_AHEAD, release=stream.close)
 
@@ -72,13 +71,11 @@ def evaluation_batches(
         reader.read_samples(ids, array)
         return array, reader.labels(ids)
 
-    read = _Read(read_from)
-
     def produce() -> Iterator[tuple[Any, Any]]:
-        batches = _batches(dataset, read, tf.data.Dataset.range(first, stop, batch_size), batch_size, None)
+        batches = _batches(dataset, read_from, tf.data.Dataset.range(first, stop, batch_size), batch_size, None)
         if not fixed.changes_nothing:
             batches = batches.map(lambda images, labels: (_augmented(images, fixed, 0, _Rows(0, 0, 0)), labels))
-        return read.as_it_was(batches)
+        return iter(batches)
 
     return Prefetched(produce, depth=_AHEAD, release=reader.close)
 
@@ -105,36 +102,11 @@ def as_tf_dataset(
     if split is not None and split not in dataset.splits:
         raise UsageError(f"{dataset.name} has no split {split!r}; known: {', '.join(dataset.splits)}")
     stream = _stream(dataset, batch_size, worker, num_workers, seed, dataset.splits[split] if split else None)
-    read = stream.files if dataset.encoded else stream.images
-    batches = _dataset(dataset, stream, read, start_step, seed, augment or NONE, True)
+    batches = _dataset(dataset, stream, start_step, seed, augment or NONE, True)
     if epochs is None:
         return batches
     remaining = max(0, epochs * stream.steps_per_epoch - start_step)
     return batches.take(remaining).apply(tf.data.experimental.assert_cardinality(remaining))
-
-
-class _Read:
-    """Reads batches inside TensorFlow, which makes an error of its own from each of ours; the first one is kept."""
-
-    def __init__(self, read: Callable[[int], Any]) -> None:
-        self._read = read
-        self._error: HpcdlError | None = None
-
-    def __call__(self, number: int) -> Any:
-        try:
-            return self._read(number)
-        except HpcdlError as error:
-            self._error = self._error or error
-            raise
-
-    def as_it_was(self, batches: Any) -> Iterator[Any]:
-        """`batches`; an error of reading comes out with its class, exit code and message."""
-        try:
-            yield from batches
-        except tf.errors.OpError:
-            if self._error is not None:
-                raise self._error from None
-            raise
 
 
 def _stream(
@@ -151,7 +123,6 @@ def _stream(
 def _dataset(
     dataset: Dataset,
     stream: TrainingStream,
-    read: Callable[[int], Any],
     start_step: int,
     seed: int,
     augment: Augmentation,
@@ -159,6 +130,7 @@ def _dataset(
 ) -> Any:
     steps = tf.data.Dataset.range(start_step, np.iinfo(np.int64).max)
     share = stream.share
+    read = stream.files if dataset.encoded else stream.images
     batches = _batches(dataset, read, steps, share.batch_size, share.batch_size)
     if not augment.changes_nothing:
         rows = _Rows(mixed(seed, 7) >> 1, share.batch_size * share.worker, share.batch_size * share.num_workers)
@@ -179,7 +151,7 @@ def _batches(dataset: Dataset, read: Callable[[int], Any], steps: Any, batch_siz
     shape = () if dataset.encoded else dataset.sample_shape
 
     def load(step: Any) -> tuple[Any, Any]:
-        images, labels = tf.numpy_function(lambda number: read(int(number)), [step], [kind, tf.int64])
+        images, labels = tf.numpy_function(carried(lambda number: read(int(number))), [step], [kind, tf.int64])
         images.set_shape((length, *shape))
         labels.set_shape((length,))
         return images, labels

@@ -8,6 +8,8 @@ import weakref
 from collections.abc import Callable, Iterator
 from typing import Any, Generic, Self, TypeVar
 
+from hpcdl.core.errors import original
+
 Item = TypeVar("Item")
 _POLL_S = 0.1
 
@@ -63,7 +65,7 @@ def _run(produce: Callable[[], Iterator[Any]], ready: queue.Queue[Any], stop: th
             if not _put(ready, item, stop):
                 return
     except BaseException as error:  # noqa: BLE001  it is raised again where the item would have been taken
-        end = _End(error)
+        end = _End(original(error))
     _put(ready, end, stop)
 
 

@@ -31,6 +31,8 @@ class Wire:
     decode: Callable[[Any, Any], Any]
     add: Add | None
     scaled: bool = False
+    exponent: int | None = None
+    """Of formats with 16 bits: where the exponent's are, all of which NaN and infinity have set."""
 
 
 WIRES = {
@@ -41,12 +43,14 @@ WIRES = {
         decode=tf.cast,
         add=add_float16,
         scaled=True,
+        exponent=0x7C00,
     ),
     "bf16": Wire(  # numpy has no bfloat16: its bits travel as uint16
         item_bytes=2,
         encode=lambda flat: tf.bitcast(tf.cast(flat, tf.bfloat16), tf.uint16),
         decode=lambda sent, dtype: tf.cast(tf.bitcast(sent, tf.bfloat16), dtype),
         add=add_bfloat16,
+        exponent=0x7F80,
     ),
 }
 

@@ -1,9 +1,10 @@
 """Synchronous SGD: gradients are averaged by an all-reduce, bucket by bucket, while back-propagation goes on.
 
 Each bucket is one `tf.numpy_function` in a fixed order given by control dependencies, so that every rank runs the
-same collectives in the same order without negotiation. The function gets a private copy of its input, reduces it in
-place and returns it. The loss is divided by the number of workers before back-propagation, so that the sum of the
-gradients is their mean: that saves a pass over all of them, and keeps half precision from overflowing.
+same collectives in the same order without negotiation. The function reduces its input in place and returns it: a
+gradient that is a bucket of its own is overwritten. The loss is divided by the number of workers before
+back-propagation, so that the sum of the gradients is their mean: that saves a pass over all of them, and keeps half
+precision from overflowing.
 """
 
 from __future__ import annotations
@@ -21,10 +22,10 @@ from hpcdl.collectives.workspace import Workspace
 from hpcdl.core.protocols import Communicator
 from hpcdl.strategies.allreduce.compression import WIRES, Wire, float16_scale, largest_magnitude
 from hpcdl.strategies.base import Context, Server, Worker
-from hpcdl.strategies.stamps import timestamp
+from hpcdl.strategies.graph import FiniteGuard, call_python, timestamp
 
 if TYPE_CHECKING:
-    from hpcdl.core.protocols import Add, Array
+    from hpcdl.core.protocols import Array
 
 
 class AllReduce:
@@ -52,28 +53,33 @@ class AllReduceWorker(Worker):
         self._workspace = Workspace(measure=not context.deterministic)
         self._bytes_per_step = 0
         self.loss_share = 1 / self._communicator.size
+        self._guard = FiniteGuard(self._communicator.rank, self._communicator)
 
     def start(self, variables: Sequence[Any]) -> None:
         """Rank 0's weights become everybody's."""
         broadcast_variables(self._communicator, variables)
 
+    def before_step(self, step: int) -> None:
+        """Errors name the step."""
+        self._guard.step = step
+
     def apply(self, gradients: Sequence[Any], variables: Sequence[Any], optimizer: Any) -> Any:
         """Average the gradients in buckets, then apply them."""
-        averaged = self.sum_up(gradients)
+        averaged = self.sum_up(gradients, [variable.path for variable in variables])
         with tf.control_dependencies(averaged):
             exchanged = timestamp()
         with tf.control_dependencies([exchanged]):
             optimizer.apply(averaged, variables)
         return exchanged
 
-    def average(self, gradients: Sequence[Any]) -> list[Any]:
+    def average(self, gradients: Sequence[Any], names: Sequence[str]) -> list[Any]:
         """The mean of `gradients` over the ranks, for a step whose loss nobody has shared out."""
-        return self.sum_up([gradient * self.loss_share for gradient in gradients])
+        return self.sum_up([gradient * self.loss_share for gradient in gradients], names)
 
-    def sum_up(self, gradients: Sequence[Any]) -> list[Any]:
-        """The sum of `gradients` over the ranks, in the same order; traced into the graph."""
+    def sum_up(self, gradients: Sequence[Any], names: Sequence[str]) -> list[Any]:
+        """The sum of `gradients` over the ranks, in the same order; traced into the graph. `names`: the variables'."""
         if self._communicator.size == 1:
-            return list(gradients)
+            return self._checked(gradients, self._guard.before_exchange, gradients, names)
         self._bytes_per_step = 0
         averaged: list[Any] = [None] * len(gradients)
         previous: list[Any] = []
@@ -81,12 +87,23 @@ class AllReduceWorker(Worker):
             with tf.control_dependencies(previous):
                 mine = [gradients[index] for index in bucket]
                 scale_of = self._scaler(number) if wire.scaled else None
-                reduced = exchange_bucket(mine, self._reducer(number, wire.add), wire, scale_of)
+                alone = names[bucket[0]] if len(bucket) == 1 and wire.exponent is None else ""
+                reduced = exchange_bucket(mine, self._reducer(number, wire, alone), wire, scale_of)
             previous = [reduced[0]]
             for index, tensor in zip(bucket, reduced, strict=True):
                 averaged[index] = tensor
             self._bytes_per_step += self._bytes_of(mine, wire)
-        return averaged
+        with tf.control_dependencies(previous):
+            return self._checked(averaged, self._guard.after_exchange, gradients, names)
+
+    def _checked(
+        self, result: Sequence[Any], look: Callable[..., Any], gradients: Sequence[Any], names: Sequence[str]
+    ) -> list[Any]:
+        """`result`, once `look` at this rank's gradients has let it pass."""
+        if not self.checks_finite:
+            return list(result)
+        with tf.control_dependencies([look(gradients, names)]):
+            return [tf.identity(tensor) for tensor in result]
 
     def after_step(self, step: int) -> None:
         """Count the step's bytes by the algorithm's own rule, which a test holds against a tracing communicator."""
@@ -106,19 +123,23 @@ class AllReduceWorker(Worker):
             for bucket in plan_buckets(sizes, self._bucket_bytes):
                 yield [group[place] for place in bucket], wire
 
-    def _reducer(self, number: int, add: Add | None) -> Callable[[Array], Array]:
+    def _reducer(self, number: int, wire: Wire, alone: str = "") -> Callable[[Array], Array]:
+        """The exchange of a bucket in place; `alone`: the variable whose gradient itself is the buffer."""
+
         def reduce(buffer: Array) -> Array:
-            self._collective.allreduce(self._communicator, buffer, self._workspace, add)
+            self._collective.allreduce(self._communicator, buffer, self._workspace, wire.add)
             return buffer
 
-        return reduce
+        if not self.checks_finite:
+            return reduce
+        return self._guard.watched(reduce, alone=alone, exponent=wire.exponent)
 
     def _scaler(self, number: int) -> Callable[[Any], Any]:
-        reduce = self._reducer(number, None)
+        reduce = self._reducer(number, WIRES["none"])
 
         def scale(flat: Any) -> Any:
             largest = largest_magnitude(flat)
-            return tf.numpy_function(lambda mine: float16_scale(reduce(mine)), [largest], largest.dtype)
+            return call_python(lambda mine: float16_scale(reduce(mine)), [largest], largest.dtype)
 
         return scale
 
@@ -145,7 +166,7 @@ def exchange_bucket(
     flat = tf.reshape(flat, [-1])
     scale = scale_of(flat) if scale_of else None
     sent = wire.encode(flat if scale is None else flat * scale)
-    received = wire.decode(tf.numpy_function(reduce, [sent], sent.dtype), flat.dtype)
+    received = wire.decode(call_python(reduce, [sent], sent.dtype), flat.dtype)
     received = received if scale is None else received / scale
     lengths = [tensor.shape.num_elements() for tensor in tensors]
     received.set_shape([sum(lengths)])

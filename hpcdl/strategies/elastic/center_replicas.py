@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
@@ -11,14 +12,15 @@ import numpy
 from hpcdl.strategies.base import Context
 from hpcdl.strategies.elastic.equations import descend, descend_with_momentum, elastic_momentum_step, elastic_step
 from hpcdl.strategies.elastic.links.base import Link
-from hpcdl.strategies.elastic.replica import Background, Replica, check_finite, now
+from hpcdl.strategies.elastic.replica import Background, Replica, now
+from hpcdl.strategies.finite import check_finite
 
 if TYPE_CHECKING:
     from hpcdl.core.protocols import Array
 
 
 class CenterReplica(Replica):
-    """What both kinds share. Asynchronous methods keep gradients that are not finite away from the center."""
+    """What both kinds share. Gradients and weights that are not finite stay away from the center."""
 
     def __init__(self, context: Context, link: Link) -> None:
         super().__init__(context)
@@ -26,9 +28,8 @@ class CenterReplica(Replica):
         self.group = link.group
         self.warnings = link.warnings
         self._buffer: Array = self.weights
-        self._guarded = not context.info.features.synchronous
         self._left = False
-        self._exchange_s: list[float] = []
+        self._quickest_s = math.inf
 
     def start(self, weights: Array, sizes: Sequence[int]) -> None:
         """The center is worker 0's `weights`."""
@@ -67,9 +68,9 @@ class CenterReplica(Replica):
         began = time.perf_counter()
         self._link.exchange(self._buffer, rate, steps)
         took = time.perf_counter() - began
-        self._exchange_s.append(took)
+        self._quickest_s = min(self._quickest_s, took)
         # What an exchange takes longer than the quickest one, it was waiting for other workers' exchanges.
-        self.waited_s = took - min(self._exchange_s)
+        self.waited_s = took - self._quickest_s
 
     def _note(self) -> None:
         self.bytes_sent, self.count = self._link.bytes_sent, self._link.count
@@ -110,8 +111,7 @@ class ElasticReplica(CenterReplica):
                 self._exchange()
             self._note()
         exchanged = now()
-        if self._guarded:
-            check_finite(gradient, "gradient is", self.group.rank)
+        check_finite(gradient, "gradient is", self.group.rank)
         if self._exchanging:
             self.measure_distance(self._buffer)
             self._move_elastically(gradient)
@@ -139,8 +139,7 @@ class ElasticReplica(CenterReplica):
             self._background.close()
 
     def _exchange(self) -> None:
-        if self._guarded:
-            check_finite(self.weights, "weights are", self.group.rank)
+        check_finite(self.weights, "weights are", self.group.rank)
         self._rate = self.alpha(self.learning_rate)
         self._buffer[:] = self.weights
         self._ask(self._rate, self.elastic.period)

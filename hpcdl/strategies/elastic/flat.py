@@ -12,6 +12,7 @@ from hpcdl.core.errors import HpcdlError, UsageError
 from hpcdl.strategies.allreduce.worker import broadcast_variables
 from hpcdl.strategies.base import Worker
 from hpcdl.strategies.elastic.replica import Replica
+from hpcdl.strategies.graph import call_python
 
 if TYPE_CHECKING:
     from hpcdl.core.protocols import Array
@@ -26,7 +27,6 @@ class FlatWorker(Worker):
         self.warnings = replica.warnings
         self._shapes: list[tuple[int, ...]] = []
         self._trainable: list[Any] = []
-        self._failure: HpcdlError | None = None
 
     def start(self, variables: Sequence[Any]) -> None:
         """Rank 0's weights become everybody's, and the center; a resumed worker then takes its own back."""
@@ -56,7 +56,7 @@ class FlatWorker(Worker):
             raise HpcdlError("the model's trainable variables changed after the start; freeze layers before training")
         lengths = [int(numpy.prod(shape)) for shape in self._shapes]
         flat = tf.concat([tf.reshape(gradient, [-1]) for gradient in gradients], 0)
-        weights, exchanged = tf.numpy_function(self._step, [flat], [tf.float32, tf.float64])
+        weights, exchanged = call_python(self._step, [flat], [tf.float32, tf.float64])
         weights.set_shape([sum(lengths)])
         pieces = tf.split(weights, lengths)
         for variable, piece, shape in zip(variables, pieces, self._shapes, strict=True):
@@ -66,11 +66,8 @@ class FlatWorker(Worker):
         return tf.ensure_shape(exchanged, [])
 
     def after_step(self, step: int) -> None:
-        """Raise what went wrong inside the graph."""
+        """Take what the exchange has counted."""
         self.bytes_sent, self.waited_s = self.replica.bytes_sent, self.replica.waited_s
-        if self._failure is not None:
-            failure, self._failure = self._failure, None
-            raise failure
 
     def state(self) -> dict[str, Array]:
         """This worker's own weights."""
@@ -93,11 +90,7 @@ class FlatWorker(Worker):
         self.replica.finish(early=early)
 
     def _step(self, gradient: Array) -> tuple[Array, float]:
-        try:
-            weights, exchanged = self.replica.step(gradient)
-        except HpcdlError as error:  # TensorFlow would wrap it beyond recognition: `after_step` raises it
-            self._failure = error
-            weights, exchanged = self.replica.weights, 0.0
+        weights, exchanged = self.replica.step(gradient)
         return weights, numpy.float64(exchanged)
 
     def _unpacked(self, flat: Array) -> list[Array]:

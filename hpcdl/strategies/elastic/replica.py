@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Any
 
 import numpy
 
-from hpcdl.core.errors import HpcdlError
 from hpcdl.core.protocols import Communicator
+from hpcdl.core.statistics import Sample
 from hpcdl.strategies.base import Context
 from hpcdl.strategies.elastic.equations import distance, moving_rate
 
@@ -46,7 +46,8 @@ class Replica:
         self.waited_s = 0.0
         self.warnings: Sequence[str] = ()
         self._restored: dict[str, Array] = {}
-        self._distances: list[float] = []
+        self._distances = Sample(1)
+        self._last_distance = 0.0
         self._num_exchanges = 0
 
     def start(self, weights: Array, sizes: Sequence[int]) -> None:
@@ -80,15 +81,10 @@ class Replica:
 
     def details(self) -> dict[str, Any]:
         """What the record keeps about this worker."""
-        if not self._distances:
+        if not self._distances.count:
             return {}
-        return {
-            "distance_to_center": {
-                "mean": float(numpy.mean(self._distances)),
-                "max": max(self._distances),
-                "last": self._distances[-1],
-            }
-        }
+        found = self._distances
+        return {"distance_to_center": {"mean": found.mean, "max": found.largest, "last": self._last_distance}}
 
     def exchanges_at(self, step: int) -> bool:
         """Whether `step` is one of every `period`."""
@@ -99,7 +95,8 @@ class Replica:
         if self._num_exchanges % DISTANCE_EVERY == 0:
             found = distance(self.weights, center)
             if math.isfinite(found):  # JSON has no other numbers
-                self._distances.append(found)
+                self._distances.add(found)
+                self._last_distance = found
         self._num_exchanges += 1
 
     def start_weights(self, weights: Array) -> None:
@@ -127,14 +124,6 @@ class Background:
     def close(self) -> None:
         """Wait, and let the thread end."""
         self._pool.shutdown()
-
-
-def check_finite(values: Array, what: str, rank: int) -> None:
-    """HpcdlError where `values` hold NaN or infinity, or are about to: they must not reach the center."""
-    with numpy.errstate(over="ignore", invalid="ignore"):
-        square = float(values @ values)
-    if not math.isfinite(square):
-        raise HpcdlError(f"rank {rank}'s {what} not finite; lower --learning-rate")
 
 
 def now() -> float:

@@ -20,6 +20,7 @@ from hpcdl.core.protocols import Communicator
 from hpcdl.strategies.base import Context, Server, Worker
 from hpcdl.strategies.elastic.equations import attract_center, descend, elastic_step, moving_rate
 from hpcdl.strategies.elastic.replica import Background, Replica, now
+from hpcdl.strategies.finite import check_finite
 
 if TYPE_CHECKING:
     from hpcdl.core.protocols import Array
@@ -75,6 +76,7 @@ class CenterEverywhere(Replica):
 
     def step(self, gradient: Array) -> tuple[Array, float]:
         """Equations (1) and (2), both with the weights before the update; a chip's groups share their gradients."""
+        check_finite(gradient, "gradient is", self.group.rank)
         self._average_over_groups(gradient)
         if not self._exchanging:
             exchanged = now()

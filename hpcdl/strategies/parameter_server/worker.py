@@ -9,8 +9,8 @@ import tensorflow as tf
 
 from hpcdl.strategies.allreduce.worker import broadcast_variables, exchange_bucket
 from hpcdl.strategies.base import Context, Worker
+from hpcdl.strategies.graph import FiniteGuard, timestamp
 from hpcdl.strategies.parameter_server.client import MESSAGE_BYTES, ServerClient
-from hpcdl.strategies.stamps import timestamp
 
 if TYPE_CHECKING:
     from hpcdl.core.protocols import Array, Communicator
@@ -30,6 +30,7 @@ class ParameterServerWorker(Worker):
         self._client = ServerClient(
             communicator, context.num_servers, placement, context.exchange.bucket_size, MESSAGE_BYTES
         )
+        self._guard = FiniteGuard(workers.rank, workers)
         self.position = -1
         """Bucket under way, for the stall report; -1 between exchanges."""
 
@@ -39,6 +40,7 @@ class ParameterServerWorker(Worker):
 
     def before_step(self, step: int) -> None:
         """Announce the step to the servers."""
+        self._guard.step = step
         self._client.announce(step)
         self.follows = self._client.follows
 
@@ -46,16 +48,20 @@ class ParameterServerWorker(Worker):
         """Exchange gradients for their means bucket by bucket, then apply those."""
         lengths = [int(gradient.shape.num_elements()) for gradient in gradients]
         tf.autograph.experimental.do_not_convert(self._client.lay_out)(lengths)
+        names = [variable.path for variable in variables]
         means: list[Any] = [None] * len(gradients)
         previous: list[Any] = []
         for number, bucket in enumerate(self._client.buckets):
             mine = [tf.cast(gradients[index], tf.float32) for index in bucket.variables]
             with tf.control_dependencies(previous):
-                exchanged = exchange_bucket(mine, self._exchanger(number))
+                alone = names[bucket.variables[0]] if len(mine) == 1 else ""
+                exchanged = exchange_bucket(mine, self._exchanger(number, alone))
             previous = [exchanged[0]]
             for index, tensor in zip(bucket.variables, exchanged, strict=True):
                 means[index] = tf.cast(tensor, gradients[index].dtype)
         with tf.control_dependencies(means):
+            fine = [self._guard.after_exchange(gradients, names)] if self.checks_finite else means
+        with tf.control_dependencies(fine):
             end = timestamp()
         with tf.control_dependencies([end]):
             optimizer.apply(means, variables)
@@ -82,11 +88,11 @@ class ParameterServerWorker(Worker):
         """Let the servers go."""
         self._client.leave(early=early)
 
-    def _exchanger(self, number: int) -> Callable[[Array], Array]:
+    def _exchanger(self, number: int, alone: str) -> Callable[[Array], Array]:
         def exchange(buffer: Array) -> Array:
             self.position = number
             self._client.exchange(number, buffer)
             self.position = -1
             return buffer
 
-        return exchange
+        return self._guard.watched(exchange, alone=alone) if self.checks_finite else exchange

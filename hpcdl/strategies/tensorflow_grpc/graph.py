@@ -10,7 +10,9 @@ import numpy
 import tensorflow as tf
 
 from hpcdl.config.schema import OptimizerConfig
+from hpcdl.core.errors import originals
 from hpcdl.strategies.base import Context
+from hpcdl.strategies.graph import FiniteGuard, timestamp
 from hpcdl.strategies.parameter_server.placement import ITEM_BYTES
 
 if TYPE_CHECKING:
@@ -57,7 +59,9 @@ class StepGraph:
 
     def __init__(self, context: Context, model: Any, objective: Any, target: str) -> None:
         self._model, self._target = model, target
+        self._names = [variable.path for variable in model.trainable_variables]
         self._rank, self._num_workers = context.communicator.rank, context.num_workers
+        self.guard = FiniteGuard(self._rank)
         self._coordinator = v1.train.Coordinator()
         self._session: Any = None
         self._rate = 0.0
@@ -96,7 +100,8 @@ class StepGraph:
         state = self._model.non_trainable_variables
         feed = {self._images: images, self._labels: labels}
         feed |= {place: variable.numpy() for place, variable in zip(self._state_in, state, strict=True)}
-        fetched = self._session.run([self._results, self._state_out, self._train], feed)
+        with originals():
+            fetched = self._session.run([self._results, self._state_out, self._train], feed)
         for variable, value in zip(state, fetched[1], strict=True):
             variable.assign(value)
         loss, sums, had_gradients = fetched[0]
@@ -144,8 +149,9 @@ class StepGraph:
             loss = objective.loss(self._labels, outputs)
             total = tf.add_n([loss, *extra]) if extra else loss
             gradients = tf.gradients(total, self._weights)
-            with tf.control_dependencies(gradients):
-                had_gradients = tf.numpy_function(time.time, [], tf.float64)
+            with tf.control_dependencies([self.guard.before_exchange(gradients, self._names)]):
+                had_gradients = timestamp()
+                gradients = [tf.identity(gradient) for gradient in gradients]
             self._results = (loss, objective.sums(self._labels, outputs), had_gradients)
             self._optimizer = v1.train.SyncReplicasOptimizer(
                 _RateAfterGradients(context.optimizer, rate),

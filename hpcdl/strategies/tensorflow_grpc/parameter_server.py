@@ -83,6 +83,10 @@ class GrpcParameterServerWorker(Worker):
         self._workers.barrier()
         graph.begin(leads=self._communicator.rank == 0)
 
+    def before_step(self, step: int) -> None:
+        """Errors name the step."""
+        self._built().guard.step = step
+
     def after_step(self, step: int) -> None:
         """Count the gradients sent."""
         self.bytes_sent += self._built().gradient_bytes

@@ -12,7 +12,7 @@ from typing import Any
 import tensorflow as tf
 
 from hpcdl.strategies.base import Context, Server, Worker
-from hpcdl.strategies.stamps import timestamp
+from hpcdl.strategies.graph import FiniteGuard, timestamp
 from hpcdl.strategies.tensorflow_grpc.cluster import meeting
 
 
@@ -35,6 +35,7 @@ class GrpcRingWorker(Worker):
         self._size = context.communicator.size
         self._rank = context.communicator.rank
         self._bytes_per_step = 0
+        self._guard = FiniteGuard(self._rank)
         self._options = tf.distribute.experimental.CommunicationOptions(
             bytes_per_pack=context.exchange.bucket_size, implementation=_implementation()
         )
@@ -61,10 +62,18 @@ class GrpcRingWorker(Worker):
         for variable, value in zip(variables, from_first(), strict=True):
             variable.assign(value)
 
+    def before_step(self, step: int) -> None:
+        """Errors name the step."""
+        self._guard.step = step
+
     def apply(self, gradients: Sequence[Any], variables: Sequence[Any], optimizer: Any) -> Any:
         """Average, then apply."""
         num_bytes = sum(int(gradient.shape.num_elements()) * gradient.dtype.size for gradient in gradients)
         self._bytes_per_step = 2 * num_bytes * (self._size - 1) // self._size
+        if self.checks_finite:
+            # TensorFlow's collectives take minutes to end where one rank stays away: the error ends the job before.
+            with tf.control_dependencies([self._guard.before_exchange(gradients, [item.path for item in variables])]):
+                gradients = [tf.identity(gradient) for gradient in gradients]
         averaged = self._reduce(gradients, "MEAN")
         with tf.control_dependencies(averaged):
             exchanged = timestamp()

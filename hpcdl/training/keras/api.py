@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from types import TracebackType
 from typing import Any
 
-from hpcdl.core.errors import UsageError
+from hpcdl.core.errors import UsageError, original
 from hpcdl.core.protocols import Communicator
 
 _session: list[Communicator] = []
@@ -35,10 +35,12 @@ def init() -> None:
 
 def _end_all_ranks(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
     """An error that nobody catches ends the job: the other ranks would wait for this one for ever."""
-    mine = communicator()
-    last = f"hpcdl: rank {mine.rank} on {mine.host}: {kind.__name__}: {error}\n"
+    from hpcdl.training.session.rank import one_line, verdict
+
+    mine, found = communicator(), original(error)
+    last = f"hpcdl: rank {mine.rank} on {mine.host}: {one_line(found)}\n"
     sys.stderr.write("".join([*traceback.format_exception(kind, error, trace), last]))  # in one piece
-    mine.abort(130 if issubclass(kind, KeyboardInterrupt) else 1)
+    mine.abort(130 if issubclass(kind, KeyboardInterrupt) else verdict(found)[1])
 
 
 def communicator() -> Communicator:
@@ -88,10 +90,11 @@ def DistributedOptimizer(optimizer: Any, strategy: str = "ring", **exchange: Any
     if keras.mixed_precision.global_policy().name == "mixed_float16" and not isinstance(optimizer, scaler):
         optimizer = scaler(optimizer)
     plain = type(optimizer)
+    worker.checks_finite = not isinstance(optimizer, scaler)
 
     def apply(self: Any, grads: Sequence[Any], trainable_variables: Sequence[Any] | None = None) -> None:
-        averaged = worker.average(list(grads)) if size() > 1 else grads
-        plain.apply(self, averaged, trainable_variables)
+        names = [item.path for item in trainable_variables or self._trainable_variables]
+        plain.apply(self, worker.average(list(grads), names), trainable_variables)
 
     # The same module and name: Keras then writes the plain class into saved models.
     members = {"apply": apply, "__module__": plain.__module__, "__qualname__": plain.__qualname__, "exchanges": True}

@@ -75,7 +75,7 @@ class AsynchronousTrainer(Trainer):
         # Worker 0's moving statistics go with the center: a mean of all would need a collective.
         self._statistics_group = self._alone = alone()
         self._writer = CheckpointWriter(run_dir, self._alone, self._config.checkpoint.keep_checkpoints)
-        self.outcome = Outcome(clock=StepClock(group, synchronous=False))
+        self.outcome = Outcome(clock=StepClock(group, synchronous=False, warmup_steps=self._config.run.warmup_steps))
         self._per_epoch = prepared.steps_per_epoch * prepared.num_workers
         self._replica.total = prepared.num_steps * prepared.num_workers
         self._evaluated = 0

@@ -6,8 +6,8 @@ now and then, after correcting for the offset of their clocks.
 
 from __future__ import annotations
 
-import itertools
 import time
+from array import array
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
@@ -15,7 +15,8 @@ from typing import TYPE_CHECKING
 import numpy
 
 from hpcdl.core.protocols import Communicator
-from hpcdl.core.records import PARTS
+from hpcdl.core.records import ALL_STEPS_UP_TO, PARTS
+from hpcdl.core.statistics import Sample
 
 if TYPE_CHECKING:
     from hpcdl.core.protocols import Array
@@ -38,19 +39,41 @@ class StepTimes:
 
 
 class StepClock:
-    """Collects the times of steps and turns them into parts; `synchronous` strategies wait for the slowest rank."""
+    """Turns the times of steps into parts and sums them up; `synchronous` strategies wait for the slowest rank.
 
-    def __init__(self, communicator: Communicator, *, synchronous: bool) -> None:
+    What it keeps does not grow with the steps, beyond the first ones.
+    """
+
+    def __init__(self, communicator: Communicator, *, synchronous: bool, warmup_steps: int = 0) -> None:
         self._communicator = communicator
         self._synchronous = synchronous and communicator.size > 1
+        self._warmup_steps = warmup_steps
         self._pending: list[StepTimes] = []
-        self.step_seconds: list[float] = []
-        self._parts: list[list[float]] = []
+        self.num_steps = 0
+        self.first_steps = array("d")
+        """Seconds of the first ALL_STEPS_UP_TO steps, in order."""
+        self._cold, self._warm = Sample(ALL_STEPS_UP_TO), Sample(ALL_STEPS_UP_TO)
+        self._num_split = 0
+        self._cold_parts, self._warm_parts = numpy.zeros(len(PARTS)), numpy.zeros(len(PARTS))
+
+    @property
+    def steps(self) -> Sample:
+        """Seconds of the steps after the warm-up; of all where there was nothing else."""
+        return self._warm if self._warm.count else self._cold
+
+    @property
+    def is_warm(self) -> bool:
+        """Whether there were steps after the warm-up."""
+        return self._warm.count > 0
 
     def add(self, times: StepTimes) -> None:
         """Keep one step."""
         self._pending.append(times)
-        self.step_seconds.append(times.ended - times.began)
+        seconds = times.ended - times.began
+        if self.num_steps < ALL_STEPS_UP_TO:
+            self.first_steps.append(seconds)
+        (self._cold if self.num_steps < self._warmup_steps else self._warm).add(seconds)
+        self.num_steps += 1
 
     def flush(self) -> None:
         """Split the steps since the last flush into parts; collective where the strategy is synchronous."""
@@ -69,15 +92,18 @@ class StepClock:
                 times.updated,
                 times.ended,
             )
-            self._parts.append([after - before for before, after in itertools.pairwise(borders)])
+            sums = self._cold_parts if self._num_split < self._warmup_steps else self._warm_parts
+            sums += numpy.diff(borders)
+            self._num_split += 1
         self._pending.clear()
 
-    def mean_parts(self, skip: int) -> dict[str, float]:
-        """Mean seconds per step in each part, without the first `skip` steps."""
-        kept = self._parts[skip:] or self._parts
-        if not kept:
-            return {}
-        return dict(zip(PARTS, numpy.mean(kept, axis=0).tolist(), strict=True))
+    def mean_parts(self) -> dict[str, float]:
+        """Mean seconds per step in each part, over the steps after the warm-up, or all where there was nothing else."""
+        num_cold = min(self._num_split, self._warmup_steps)
+        sums, count = (self._warm_parts, self._num_split - num_cold) if self._num_split > num_cold else (
+            self._cold_parts, num_cold
+        )  # fmt: skip
+        return dict(zip(PARTS, (sums / count).tolist(), strict=True)) if count else {}
 
     def _slowest(self, own: Array) -> Array:
         offset_s = clock_offset_s(self._communicator)

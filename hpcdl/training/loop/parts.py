@@ -72,7 +72,7 @@ class TrainerParts:
         self._read_seeds = state.reader(state.seed_variables(model))
         self._stop = StopRequest()
         self._seen = observe(group).observation
-        self.outcome = Outcome(clock=StepClock(group, synchronous=True))
+        self.outcome = Outcome(clock=StepClock(group, synchronous=True, warmup_steps=config.run.warmup_steps))
 
     def position_at(self, step: int, facts: Mapping[str, Any], own: Mapping[str, Array]) -> Position:
         """Where a checkpoint stands in this run. With another global batch the epoch goes on at the next whole step."""

@@ -24,7 +24,7 @@ from hpcdl.core.records import (
     from_json,
     read_record,
 )
-from hpcdl.core.statistics import mean_of_known, quantiles
+from hpcdl.core.statistics import mean_of_known
 from hpcdl.strategies.base import Worker
 from hpcdl.strategies.elastic.center.rules import summary_of
 from hpcdl.training.launch.prepare import Prepared
@@ -82,13 +82,11 @@ def finished_record(
     record: RunRecord, prepared: Prepared, outcome: Outcome, ranks: Sequence[RankRecord], parameters: tuple[int, int]
 ) -> RunRecord:
     """`record` with what the run measured; `parameters` are their number and their gradients' bytes."""
-    seconds = outcome.clock.step_seconds
-    warm = seconds[record.warmup_steps :]
+    clock = outcome.clock
     warnings = []
-    if seconds and not warm:
-        warm = seconds
-        warnings.append(f"only {len(seconds)} steps: throughput includes the warm-up")
-    mean_step_s = statistics.fmean(warm) if warm else None
+    if clock.num_steps and not clock.is_warm:
+        warnings.append(f"only {clock.num_steps} steps: throughput includes the warm-up")
+    mean_step_s = clock.steps.mean if clock.num_steps else None
     workers = [rank for rank in ranks if rank.role == "worker"]
     last = outcome.history[-1] if outcome.history else None
     throughput = outcome.images_per_second or (record.global_batch / mean_step_s if mean_step_s else None)
@@ -101,9 +99,11 @@ def finished_record(
         parameters=parameters[0],
         gradient_bytes=parameters[1],
         steps=outcome.center_steps or max(outcome.steps_done, last.step if last else 0),
-        step_seconds=seconds if len(seconds) <= ALL_STEPS_UP_TO else (),
+        step_seconds=clock.first_steps.tolist() if clock.num_steps <= ALL_STEPS_UP_TO else (),
         step_seconds_quantiles=dict(
-            zip((f"{100 * p:g}%" for p in _QUANTILES), quantiles(warm, _QUANTILES), strict=True) if warm else ()
+            zip((f"{100 * p:g}%" for p in _QUANTILES), clock.steps.quantiles(_QUANTILES), strict=True)
+            if clock.num_steps
+            else ()
         ),
         images_per_second=throughput,
         seconds_per_epoch=record.global_batch * prepared.steps_per_epoch / throughput if throughput else None,
@@ -136,7 +136,7 @@ def worker_record(communicator: Communicator, outcome: Outcome, worker: Worker, 
     return RankRecord(
         rank=communicator.rank,
         host=communicator.host,
-        parts=outcome.clock.mean_parts(skip=prepared.config.run.warmup_steps),
+        parts=outcome.clock.mean_parts(),
         bytes_sent_per_step=sent,
         bytes_received_per_step=received,
         peak_memory_bytes=peak_memory_bytes(),

@@ -8,8 +8,9 @@ from typing import Any
 import keras
 import tensorflow as tf
 
+from hpcdl.core.errors import originals
 from hpcdl.strategies.base import Worker
-from hpcdl.strategies.stamps import timestamp
+from hpcdl.strategies.graph import timestamp
 from hpcdl.training.optimization.objective import Objective
 
 
@@ -29,6 +30,7 @@ def build_step(
     gradient was there and the exchange was over. With `accumulate` the batch goes through in that many slices.
     """
     variables = model.trainable_variables
+    worker.checks_finite = not isinstance(optimizer, keras.optimizers.LossScaleOptimizer)
     scale_loss = getattr(optimizer, "scale_loss", lambda loss: loss)
 
     def slice_gradients(images: Any, labels: Any) -> tuple[Any, Any, list[Any]]:
@@ -51,7 +53,7 @@ def build_step(
         exchanged = worker.apply(gradients, variables, optimizer)
         return loss, sums, had_gradients, exchanged
 
-    compiled: Callable[..., Any] = step
+    compiled: Callable[..., Any] = originals()(step)
     return compiled
 
 
@@ -66,7 +68,7 @@ def build_follow(model: keras.Model, optimizer: Any, worker: Worker) -> Callable
     def follow() -> Any:
         return worker.apply([tf.zeros(variable.shape, variable.dtype) for variable in variables], variables, optimizer)
 
-    compiled: Callable[[], Any] = follow
+    compiled: Callable[[], Any] = originals()(follow)
     return compiled
 
 

@@ -77,11 +77,12 @@ class Trainer(TrainerParts):
         if self._worker.follows:
             self._follow_step(began, got_batch, run_began, traffic)
             return
-        with self._inside_engine():
-            loss, sums, had_gradients, exchanged = self._step(images, labels)
-            loss = float(loss)
-        updated = time.time()
-        safety.check_loss(loss, step, self._group.rank, lambda: self._sample_ids(step))
+        with safety.naming_samples(lambda: self._sample_ids(step)):
+            with self._inside_engine():
+                loss, sums, had_gradients, exchanged = self._step(images, labels)
+                loss = float(loss)
+            updated = time.time()
+            safety.check_loss(loss, step, self._group.rank)
         self._worker.after_step(step)
         self.outcome.traffic += self._seen.traffic() - traffic
         self._position.add(loss, numpy.asarray(sums), len(labels))

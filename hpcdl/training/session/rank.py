@@ -20,7 +20,7 @@ from hpcdl.cluster.status import FOLDER, report_left, report_status
 from hpcdl.cluster.supervise import LAUNCH_VARIABLE, LAUNCHED_BY_VARIABLE, STATUS_VARIABLE
 from hpcdl.comm.observed import Observation, Observed, observe
 from hpcdl.core import lifeline
-from hpcdl.core.errors import HpcdlError, RankError, StoppedEarly, UsageError, printable
+from hpcdl.core.errors import HpcdlError, RankError, StoppedEarly, UsageError, original, printable
 from hpcdl.core.lock import writing
 from hpcdl.core.paths import user_cache_folder
 from hpcdl.core.protocols import Communicator
@@ -170,6 +170,7 @@ def set_up_process(local_rank: int) -> None:
 
 def verdict(error: BaseException) -> tuple[str, int]:
     """A rank's state and exit code after `error`."""
+    error = original(error)
     if isinstance(error, StoppedEarly):
         return "stopped", error.exit_code
     if isinstance(error, RankError):
@@ -182,6 +183,7 @@ def verdict(error: BaseException) -> tuple[str, int]:
 
 def one_line(error: BaseException) -> str:
     """The line of an error that says most: the first, of TensorFlow's graphs what went wrong inside; with its class."""
+    error = original(error)
     lines = [line.strip() for line in str(error).splitlines() if line.strip()] or [""]
     text = lines[0]
     if text.startswith("Graph execution error"):

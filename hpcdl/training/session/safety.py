@@ -2,26 +2,35 @@
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
-from hpcdl.core.errors import HpcdlError, UsageError
+from hpcdl.core.errors import HpcdlError, NotFiniteError, UsageError
 from hpcdl.core.protocols import Communicator
 
 
-def check_loss(loss: float, step: int, rank: int, ids_of_batch: Callable[[], Sequence[int]]) -> None:
-    """HpcdlError where the loss is no finite number; names the step and the samples of the batch."""
-    if math.isfinite(loss):
-        return
-    sample_ids = ids_of_batch()
-    shown = ", ".join(str(sample) for sample in sample_ids[:16])
-    more = f" and {len(sample_ids) - 16} more" if len(sample_ids) > 16 else ""
-    raise HpcdlError(
-        f"loss is {loss} at step {step} on rank {rank}; samples of the batch: {shown}{more}; "
-        "lower --learning-rate, add --warmup-epochs, or look at these samples"
-    )
+def check_loss(loss: float, step: int, rank: int) -> None:
+    """NotFiniteError where the loss is no finite number though its gradients were."""
+    if not math.isfinite(loss):
+        raise NotFiniteError(f"loss is {loss} at step {step} on rank {rank}")
+
+
+@contextlib.contextmanager
+def naming_samples(ids_of_batch: Callable[[], Sequence[int]]) -> Iterator[None]:
+    """Inside, an error of numbers that are not finite also names the samples of the batch."""
+    try:
+        yield
+    except NotFiniteError as error:
+        ids = ids_of_batch()
+        shown = ", ".join(str(sample) for sample in ids[:16])
+        more = f" and {len(ids) - 16} more" if len(ids) > 16 else ""
+        raise NotFiniteError(
+            f"{error}; samples of the batch: {shown}{more}; "
+            "lower --learning-rate, add --warmup-epochs, or look at these samples"
+        ) from error
 
 
 def check_same_weights(variables: Sequence[Any], group: Communicator, step: int) -> None:

@@ -1,0 +1,116 @@
+"""What a strategy puts into a step's graph beside its exchange: Python functions, the time of day, a look for NaN."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any
+
+import tensorflow as tf
+
+from hpcdl.core.errors import NotFiniteError, RankError, carried
+from hpcdl.core.protocols import Communicator
+from hpcdl.strategies.finite import all_finite
+
+if TYPE_CHECKING:
+    from hpcdl.core.protocols import Array
+
+FIRST_WORD_S = 5.0
+"""Who has bad gradients gets this long to say so, with what it alone knows, before the other ranks end the job."""
+SAMPLED = 509
+"""One in so many elements of a gradient is kept to tell whether it was finite, where the exchange overwrites it."""
+
+
+def call_python(function: Callable[..., Any], inputs: Sequence[Any], types: Any) -> Any:
+    """`function` of numpy arrays as an operation; `errors.original` has its errors back from TensorFlow's."""
+    return tf.numpy_function(carried(function), inputs, types)
+
+
+def timestamp() -> Any:
+    """A scalar float64 tensor: Unix time in seconds when the graph gets there; order it by control dependencies.
+
+    `tf.timestamp` would do, but TensorFlow refuses it when op determinism is on.
+    """
+    return tf.ensure_shape(call_python(time.time, [], tf.float64), [])
+
+
+class FiniteGuard:
+    """Ends a step before the weights move, where gradients hold NaN or infinity, and says whose and in which variable.
+
+    `group`: the ranks that get the same sums; None where each looks at its own gradients, before they leave. What is
+    looked at first is read once; the gradients themselves only where that found something.
+    """
+
+    def __init__(self, rank: int, group: Communicator | None = None) -> None:
+        self.step: int | None = None
+        self._rank, self._group = rank, group
+        self._suspicious = False
+        self._overwritten: dict[str, bool] = {}
+
+    def watched(
+        self, exchange: Callable[[Array], Any], *, alone: str = "", exponent: int | None = None
+    ) -> Callable[[Array], Array]:
+        """`exchange`, which works on a buffer in place, with a look at what it leaves.
+
+        `alone`: the variable whose gradient is that buffer itself, and is overwritten with it.
+        """
+
+        def call(buffer: Array) -> Array:
+            kept = buffer[::SAMPLED].copy() if alone else buffer[:0]
+            exchange(buffer)
+            if not all_finite(buffer, exponent):
+                self._suspicious = True
+                if alone:
+                    self._overwritten[alone] = all_finite(kept, exponent)
+            return buffer
+
+        return call
+
+    def after_exchange(self, gradients: Sequence[Any], names: Sequence[str]) -> Any:
+        """An operation to wait for before the weights move; `gradients` are this rank's own, `names` their variables'.
+
+        Order it behind the exchange by control dependencies.
+        """
+        return self._verdict(call_python(self._take, [], tf.bool), gradients, names)
+
+    def before_exchange(self, gradients: Sequence[Any], names: Sequence[str]) -> Any:
+        """The same for this rank's own gradients, before they go anywhere."""
+        squares = tf.add_n([tf.cast(tf.nn.l2_loss(gradient), tf.float32) for gradient in gradients])
+        return self._verdict(tf.logical_not(tf.math.is_finite(squares)), gradients, names)
+
+    def _take(self) -> bool:
+        found, self._suspicious = self._suspicious, False
+        return found
+
+    def _verdict(self, suspicious: Any, gradients: Sequence[Any], names: Sequence[str]) -> Any:
+        def judge(finite: Array) -> bool:
+            flags = dict(zip(names, finite, strict=True)) | self._overwritten
+            self._judge([name for name, fine in flags.items() if not fine])
+            return True
+
+        def look_again() -> Any:
+            finite = tf.stack([tf.reduce_all(tf.math.is_finite(gradient)) for gradient in gradients])
+            return tf.ensure_shape(call_python(judge, [finite], tf.bool), [])
+
+        return tf.cond(tf.ensure_shape(suspicious, []), look_again, lambda: tf.constant(True))
+
+    def _judge(self, mine: list[str]) -> None:
+        """Raise what is to be said; collective over the group."""
+        where = "" if self.step is None else f" at step {self.step}"
+        if mine:
+            more = f" and {len(mine) - 1} more" if len(mine) > 1 else ""
+            found = NotFiniteError(f"the gradient of {mine[0]}{more} is not finite{where} on rank {self._rank}")
+        if self._group is None:
+            if mine:
+                raise found
+            return  # large, but finite: their squares overflowed
+        words = self._group.allgather_json(str(found) if mine else "")
+        if mine:
+            raise found
+        bad = next((rank for rank, word in enumerate(words) if word), None)
+        if bad is None:
+            raise NotFiniteError(
+                f"the sum of all ranks' gradients is not finite{where}, though none of them seems to be"
+            )
+        time.sleep(FIRST_WORD_S)
+        raise RankError(words[bad], rank=bad)

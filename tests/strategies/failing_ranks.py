@@ -1,0 +1,152 @@
+"""Ranks whose step goes wrong: `python failing_ranks.py CASES.json OUT.json` under mpiexec, one TensorFlow for all.
+
+A case fails at its second step: by NaN in one worker's gradients (the loss stays finite), or by an error that every
+worker's communicator raises in the exchange. Rank 0 writes what came out of each worker's step, and whether its
+weights moved.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+from typing import Any
+
+from hpcdl.training.session import runtime
+
+runtime.silence()
+
+import keras  # noqa: E402  TensorFlow must find its environment set
+import numpy  # noqa: E402
+import tensorflow as tf  # noqa: E402
+
+from hpcdl.comm.mpi.communicator import world  # noqa: E402
+from hpcdl.config.schema import ElasticConfig, ExchangeConfig, OptimizerConfig  # noqa: E402
+from hpcdl.core import errors  # noqa: E402
+from hpcdl.strategies import graph  # noqa: E402
+from hpcdl.strategies.base import Context, Worker  # noqa: E402
+from hpcdl.strategies.table import find_strategy  # noqa: E402
+from hpcdl.training.loop.step import build_step  # noqa: E402
+from hpcdl.training.optimization.objective import Classification  # noqa: E402
+from hpcdl.training.optimization.optimizers import build_optimizer  # noqa: E402
+from hpcdl.training.session.job import load_strategy  # noqa: E402
+
+TEXT = "planted on 3 {ranks}: 50 % \u00fc of them"
+BATCH = 4
+BROKEN = {"isend", "irecv", "wait_any", "allreduce", "barrier"}
+
+
+class Breaking:
+    """A communicator, and all that come from it, that raises `planted` while there is one."""
+
+    def __init__(self, inner: Any, planted: list[Exception]) -> None:
+        self._inner, self._planted = inner, planted
+
+    def duplicate(self) -> Breaking:
+        return Breaking(self._inner.duplicate(), self._planted)
+
+    def split(self, color: int, key: int = 0) -> Breaking:
+        return Breaking(self._inner.split(color, key), self._planted)
+
+    def __getattr__(self, name: str) -> Any:
+        if name in BROKEN and self._planted:
+            raise self._planted[0]
+        return getattr(self._inner, name)
+
+
+def network() -> tuple[Any, Any]:
+    """A classifier, and the variable that makes the gradient of its first layers NaN."""
+    bad = keras.Variable(0.0, trainable=False, name="bad")
+
+    @tf.custom_gradient
+    def spoiled(values: Any) -> Any:
+        return tf.identity(values), lambda upstream: upstream + tf.where(bad.value > 0, float("nan"), 0.0)
+
+    inputs = keras.Input((8,))
+    hidden = keras.layers.Dense(300, name="first")(inputs)
+    hidden = keras.layers.ReLU()(keras.layers.Lambda(spoiled)(hidden))
+    return keras.Model(inputs, keras.layers.Dense(10, name="last")(hidden)), bad
+
+
+def work(case: dict[str, Any], worker: Worker, rank: int, planted: list[Exception]) -> dict[str, Any]:
+    """One step that goes well, one that does not, and how."""
+    model, bad = network()
+    optimizer = build_optimizer(
+        OptimizerConfig(optimizer=case["optimizer"]), model.trainable_variables, loss_scaling=case["skips"]
+    )
+    worker.loss_share = worker.loss_share if case["servers"] == 0 else 1.0
+    step = build_step(model, optimizer, worker, Classification(), case["accumulate"])
+    worker.start([*model.weights, *optimizer.variables])
+    generator = numpy.random.default_rng(rank)
+    images = tf.constant(generator.random((BATCH, 8), numpy.float32))
+    labels = tf.constant(generator.integers(0, 10, BATCH))
+    worker.learning_rate = 0.01
+    worker.before_step(0)
+    step(images, labels)
+    worker.after_step(0)
+    before = [variable.numpy() for variable in model.trainable_variables]
+    raised: Exception | None = None
+    if case["fault"] == "nan":
+        bad.assign(float(rank == 1))
+        worker.before_step(1)
+    else:
+        worker.before_step(1)
+        planted.append(getattr(errors, case["fault"])(TEXT))
+    try:
+        loss = float(step(images, labels)[0])
+        assert numpy.isfinite(loss)
+    except Exception as error:  # noqa: BLE001  whatever it is, the test judges it
+        raised = error
+    after = [variable.numpy() for variable in model.trainable_variables]
+    if planted:  # what the others wait for is finished in order
+        planted.clear()
+        step(images, labels)
+        worker.after_step(1)
+    worker.finish()
+    return {
+        "error": type(raised).__name__,
+        "text": str(raised),
+        "finite": all(numpy.isfinite(value).all() for value in after),
+        "moved": any((one != other).any() for one, other in zip(before, after, strict=True)),
+    }
+
+
+def run_case(case: dict[str, Any], everybody: Any) -> list[Any]:
+    """What came out of each rank's second step."""
+    info = find_strategy(case["strategy"])
+    planted: list[Exception] = []
+    num_ranks = case["workers"] + case["servers"]
+    group = everybody.split(int(everybody.rank < num_ranks))
+    found: dict[str, Any] = {}
+    if everybody.rank < num_ranks:
+        context = Context(
+            info=info,
+            communicator=Breaking(group, planted),
+            num_workers=case["workers"],
+            num_servers=case["servers"],
+            exchange=ExchangeConfig(**{"bucket_size": 4000, **case["exchange"]}),
+            optimizer=OptimizerConfig(optimizer=case["optimizer"]),
+            elastic=ElasticConfig(**case["elastic"]),
+            deterministic=True,
+        )
+        strategy = load_strategy(info)
+        if context.is_worker:
+            found = work(case, strategy.worker(context), group.rank, planted)
+        else:
+            strategy.server(context).serve()
+    gathered: list[Any] = everybody.allgather_json(found)
+    return gathered[: case["workers"]]
+
+
+def main() -> None:
+    """Run the cases of a file."""
+    runtime.configure(deterministic=True, seed=7)
+    graph.FIRST_WORD_S = 0.0
+    everybody = world()
+    results = [run_case(case, everybody) for case in json.loads(Path(sys.argv[1]).read_text())]
+    if everybody.rank == 0:
+        Path(sys.argv[2]).write_text(json.dumps(results))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,170 @@
+"""A step that goes wrong, over the registry: errors keep class and text, and NaN reaches no weight."""
+
+from __future__ import annotations
+
+import ast
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy
+import pytest
+
+from hpcdl.cluster.launchers.mpiexec import environment_for, find_mpiexec, launch_flags
+from hpcdl.core.errors import ConfigError, CorruptError, HpcdlError, NotFiniteError, RankError, carried, original
+from hpcdl.strategies.finite import BLOCK, all_finite
+from hpcdl.strategies.table import STRATEGIES
+from tests.conftest import ROOT
+from tests.strategies.elastic_ranks import run
+from tests.strategies.failing_ranks import TEXT
+
+OVER_MPI = [name for name, info in STRATEGIES.items() if info.features.mpi and not info.features.lock_free]
+ELASTIC = [name for name, info in STRATEGIES.items() if info.features.optimizers]
+
+
+def case(strategy: str, fault: str, **changes: Any) -> dict[str, Any]:
+    features = STRATEGIES[strategy].features
+    servers = changes.pop("servers", int(features.servers))
+    fixed = {"strategy": strategy, "fault": fault, "workers": 3 - servers, "servers": servers, "accumulate": 1}
+    optimizer = features.optimizers[0] if features.optimizers else "momentum"
+    return {**fixed, "optimizer": optimizer, "skips": False, "exchange": {}, "elastic": {}, **changes}
+
+
+AVERAGING = [name for name in OVER_MPI if STRATEGIES[name].features.equals_single]
+NAN = {name: case(name, "nan") for name in AVERAGING} | {
+    "fp16": case("ring", "nan", exchange={"compress": "fp16"}),
+    "bf16": case("ring", "nan", exchange={"compress": "bf16"}),
+    "accumulate": case("ring", "nan", accumulate=2),
+    "one bucket": case("ring", "nan", exchange={"bucket_size": 1 << 20}),
+    **{
+        f"ps {placement}": case("ps", "nan", exchange={"placement": placement})
+        for placement in STRATEGIES["ps"].features.placements
+    },
+    "ps backup": case("ps", "nan", exchange={"backup_workers": 1}),
+}
+SKIPPING = {"skips": case("ring", "nan", skips=True), "ps skips": case("ps", "nan", skips=True)}
+ERRORS = {f"{name} {fault}": case(name, fault) for name in OVER_MPI for fault in ("RankError", "CorruptError")} | {
+    f"sync-easgd {variant}": case("sync-easgd", "RankError", elastic={"variant": variant}) for variant in "12"
+}
+CASES = NAN | SKIPPING | ERRORS
+
+
+@pytest.fixture(scope="module")
+def results(tmp_path_factory: pytest.TempPathFactory) -> dict[str, list[dict[str, Any]]]:
+    """What came out of each worker's step, by case."""
+    folder = tmp_path_factory.mktemp("failing")
+    mpiexec = find_mpiexec()
+    (folder / "cases.json").write_text(json.dumps([*CASES.values()]))
+    script = Path(__file__).with_name("failing_ranks.py")
+    line = [str(mpiexec.path), *launch_flags(mpiexec.flavour), "-n", "3", sys.executable, str(script)]
+    subprocess.run(
+        [*line, str(folder / "cases.json"), str(folder / "out.json")],
+        check=True,
+        env={**os.environ, **environment_for(mpiexec.flavour), "PYTHONPATH": str(ROOT), "XDG_CACHE_HOME": str(folder)},
+        timeout=900,
+    )
+    return dict(zip(CASES, json.loads((folder / "out.json").read_text()), strict=True))
+
+
+@pytest.mark.mpi
+@pytest.mark.parametrize("name", NAN)
+def test_nan_ends_the_step_before_weights_move(results: dict[str, Any], name: str) -> None:
+    """Worker 1 says so itself, with the variable; the others name it."""
+    for rank, found in enumerate(results[name]):
+        assert found["error"] == ("NotFiniteError" if rank == 1 else "RankError"), found
+        assert "the gradient of first/kernel and 1 more is not finite at step 1 on rank 1" in found["text"]
+        assert found["finite"] and not found["moved"]
+
+
+@pytest.mark.mpi
+@pytest.mark.parametrize("name", SKIPPING)
+def test_a_loss_scale_skips_the_step(results: dict[str, Any], name: str) -> None:
+    for found in results[name]:
+        assert found["error"] == "NoneType" and found["finite"] and not found["moved"], found
+
+
+@pytest.mark.mpi
+@pytest.mark.parametrize("name", ERRORS)
+def test_errors_keep_class_and_text(results: dict[str, Any], name: str) -> None:
+    for found in results[name]:
+        assert (found["error"], found["text"]) == (ERRORS[name]["fault"], TEXT)
+        assert not found["moved"]
+
+
+@pytest.mark.parametrize("name", ELASTIC)
+def test_replicas_keep_nan_away_from_the_center(name: str) -> None:
+    """Worker 1's gradient at its second step: its replica says so, whatever the others do meanwhile."""
+
+    def gradient(worker: int, step: int, weights: numpy.ndarray) -> numpy.ndarray:
+        return numpy.full_like(weights, numpy.nan if worker == 1 and step == 1 else 0.1)
+
+    with pytest.raises(NotFiniteError, match="rank 1's gradient is not finite"):
+        run(name, numpy.ones(50), gradient, workers=2, steps=4)
+
+
+@pytest.mark.parametrize(
+    ("dtype", "exponent"), [("float32", None), ("float64", None), ("float16", 0x7C00), ("uint16", 0x7F80)]
+)
+def test_what_is_not_finite_is_found_wherever_it_lies(dtype: str, exponent: int | None) -> None:
+    values = numpy.full(2 * BLOCK + 7, 3, dtype)
+    assert all_finite(values, exponent) and all_finite(values[:0], exponent)
+    bad = [0x7F80, 0xFF80, 0x7FC0] if dtype == "uint16" else [numpy.inf, -numpy.inf, numpy.nan]
+    for place in (0, BLOCK - 1, BLOCK, 2 * BLOCK + 6):
+        for value in bad:
+            values[place] = value
+            assert not all_finite(values, exponent)
+        values[place] = 3
+
+
+def test_large_numbers_are_finite() -> None:
+    assert all_finite(numpy.full(1000, 3e38, numpy.float32))
+    assert all_finite(numpy.full(1000, 60000, numpy.float16), 0x7C00)
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        RankError("rank 2 (a: b) is gone", rank=2, host="node-é", exit_code=75),
+        CorruptError('shard "x.h5":\n block 3 {{node}}'),
+        ConfigError(["one", "two"]),
+        KeyError("a"),
+        OSError(28, "No space left on device"),
+    ],
+    ids=lambda error: type(error).__name__,
+)
+def test_what_is_carried_comes_back(error: Exception) -> None:
+    def fail() -> None:
+        raise error
+
+    with pytest.raises(Exception, match="hpcdl-carries") as caught:
+        carried(fail)()
+    wrapped = RuntimeError(f"Graph execution error:\n\nUnknownError: CarriedError: {caught.value}\nTraceback\n[[node]]")
+    found = original(wrapped)
+    assert type(found) is type(error) and str(found) == str(error)
+    if isinstance(error, HpcdlError):
+        assert vars(found) == {name: [*v] if isinstance(v, tuple) else v for name, v in vars(error).items()}
+    assert original(error) is error
+
+
+def test_errors_that_nobody_knows_keep_their_name() -> None:
+    class OddError(Exception):
+        pass
+
+    def fail() -> None:
+        raise OddError("strange")
+
+    with pytest.raises(Exception, match="hpcdl-carries") as caught:
+        carried(fail)()
+    assert str(original(caught.value)) == "OddError: strange"
+    assert original(RuntimeError(str(caught.value)[:30])).args[0] == str(caught.value)[:30]
+
+
+def test_every_function_in_a_graph_is_carried() -> None:
+    for path in (ROOT / "hpcdl").rglob("*.py"):
+        for node in ast.walk(ast.parse(path.read_text())):
+            if isinstance(node, ast.Attribute) and node.attr in ("numpy_function", "py_function", "from_generator"):
+                line = path.read_text().splitlines()[node.lineno - 1]
+                assert f"{node.attr}(carried(" in line, f"{path}:{node.lineno}"

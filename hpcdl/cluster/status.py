@@ -70,6 +70,6 @@ def read_statuses(folder: Path) -> list[RankStatus]:
     """The statuses written so far, by rank; files that are damaged are left out."""
     found = []
     for path in folder.glob("[0-9]*.json"):
-        with contextlib.suppress(CorruptError, TypeError, FileNotFoundError):
+        with contextlib.suppress(CorruptError, TypeError, ValueError, FileNotFoundError):
             found.append(from_json(RankStatus, read_json(path)))
     return sorted(found, key=lambda status: status.rank)

@@ -16,6 +16,8 @@ from hpcdl.core.units import format_bytes, format_seconds, parse_bytes, parse_se
 REQUIRED = dataclasses.MISSING
 LARGEST = 2**63 - 1
 LONGEST_S = 1e9
+LONGEST_NAME = 255
+"""File systems take no longer ones."""
 LONGEST_SIDE = 65_535
 """JPEG's."""
 
@@ -192,8 +194,8 @@ def _text(value: Any) -> str:
     if not isinstance(value, str | int | float) or isinstance(value, bool):
         raise ValueError(f"{shown(value)} is no text")
     text = str(value)
-    if "\0" in text:
-        raise ValueError(f"{shown(text)} holds a zero byte")
+    if "\0" in text or max(map(len, text.split("/"))) > LONGEST_NAME:
+        raise ValueError(f"{shown(text)} holds a zero byte, or a name of more than {LONGEST_NAME} letters")
     try:
         text.encode()
     except UnicodeEncodeError:

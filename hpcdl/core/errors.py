@@ -26,6 +26,7 @@ from collections.abc import Callable, Iterable, Iterator
 from typing import Any, TypeVar
 
 LONGEST_SHOWN = 120
+LONGEST_LINE = 1000
 _OBEYED = re.compile(r"[\x00-\x1f\x7f-\x9f\u061c\u200e\u200f\u2028\u2029\u202a-\u202e\u2066-\u2069\ud800-\udfff]")
 
 
@@ -35,7 +36,9 @@ class HpcdlError(Exception):
     exit_code = 1
 
     def __init__(self, *lines: str) -> None:
-        super().__init__("\n".join(map(printable, lines)))
+        """Lines without control codes; of one that somebody's input made long, the head and the end stay."""
+        told = map(printable, lines)
+        super().__init__("\n".join(x if len(x) <= LONGEST_LINE else f"{x[:700]} ... {x[-250:]}" for x in told))
 
 
 class RankError(HpcdlError):

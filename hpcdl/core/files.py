@@ -64,10 +64,15 @@ def write_json(path: Path, document: Any) -> None:
 
 def open_regular(path: Path | str) -> BinaryIO:
     """`path`, open for reading; OSError where it is no plain file: a pipe would keep its reader waiting for ever."""
+    return os.fdopen(open_descriptor(path), "rb")
+
+
+def open_descriptor(path: Path | str) -> int:
+    """As `open_regular`, for reading by place; the caller closes it."""
     descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
     mode = os.fstat(descriptor).st_mode
     if stat.S_ISREG(mode):
-        return os.fdopen(descriptor, "rb")
+        return descriptor
     os.close(descriptor)
     if stat.S_ISDIR(mode):
         raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), str(path))

@@ -13,6 +13,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from hpcdl.core.errors import UsageError
+from hpcdl.core.files import parse_json
 
 FILE_NAME = ".hpcdl-lock"
 _NO_FLOCK = {errno.ENOSYS, errno.EOPNOTSUPP, errno.ENOLCK, errno.EINVAL}
@@ -40,16 +41,25 @@ def check_free(folder: Path) -> None:
     """UsageError where another process holds `folder` for writing."""
     with suppress(FileNotFoundError, PermissionError):
         path = folder / FILE_NAME
-        descriptor = os.open(path, os.O_RDWR | os.O_CLOEXEC)
+        descriptor = _opened(path, os.O_RDWR)
         try:
             _take(descriptor, path)
         finally:
             os.close(descriptor)
 
 
+def _opened(path: Path, flags: int) -> int:
+    try:
+        return os.open(path, flags | os.O_NONBLOCK | os.O_CLOEXEC, 0o666)
+    except (FileNotFoundError, PermissionError):
+        raise
+    except OSError as error:  # a folder, a socket, links in a circle: not what hpcdl left
+        raise UsageError(f"cannot open the lock {path} ({error.strerror}); remove it") from error
+
+
 def _locked(path: Path, deadline: float) -> int:
     while True:
-        descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
+        descriptor = _opened(path, os.O_RDWR | os.O_CREAT)
         try:
             _take(descriptor, path)
         except UsageError:
@@ -89,7 +99,7 @@ def _record() -> dict[str, str | int]:
 
 def _read(descriptor: int) -> dict[str, object]:
     try:
-        found = json.loads(os.pread(descriptor, 4096, 0))
+        found = parse_json(os.pread(descriptor, 4096, 0))
     except ValueError:
         return {}
     return found if isinstance(found, dict) else {}

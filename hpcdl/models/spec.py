@@ -15,6 +15,7 @@ from importlib.machinery import ModuleSpec, PathFinder
 from pathlib import Path
 
 from hpcdl.core.errors import UnknownNameError, UsageError
+from hpcdl.core.files import read_bytes
 from hpcdl.models.table import MODELS, check_input, model_info
 
 FORMS = "a name from `hpcdl models`, path/to/file.py:function or package.module:function"
@@ -120,12 +121,13 @@ def function_missing(builder: UserFunction, known: Sequence[str]) -> UsageError:
 
 def _check_function(builder: UserFunction, source: Path) -> None:
     try:
-        tree = ast.parse(source.read_bytes(), str(source))
+        tree = ast.parse(read_bytes(source), str(source))
+        names = _bound_names(tree.body)
     except SyntaxError as error:
         raise UsageError(f"model {str(builder)!r}: syntax error in {source}:{error.lineno}: {error.msg}") from error
-    except ValueError as error:  # null bytes
-        raise UsageError(f"model {str(builder)!r}: {source} is no Python source: {error}") from error
-    names = _bound_names(tree.body)
+    except (OSError, ValueError, RecursionError, MemoryError) as error:  # null bytes; nested too deep for its parser
+        told = str(error) or type(error).__name__
+        raise UsageError(f"model {str(builder)!r}: {source} is no Python source: {told}") from error
     if builder.function not in names and "*" not in names and "__getattr__" not in names:
         raise function_missing(builder, _functions(tree.body))
 

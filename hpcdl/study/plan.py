@@ -14,6 +14,8 @@ from hpcdl.core.errors import UsageError
 from hpcdl.strategies.base import check_ranks
 from hpcdl.strategies.table import find_strategy
 
+MOST_RUNS = 100_000
+
 
 @dataclass(frozen=True, kw_only=True)
 class StudyPoint:
@@ -92,6 +94,8 @@ def make_plan(study: Study) -> RunPlan:
         elif candidate not in seen:
             seen.add(candidate)
             points.append(dataclasses.replace(candidate, number=len(points) + 1))
+        if len(points) * study.plan.repeats > MOST_RUNS or left_out.total() > MOST_RUNS:
+            raise UsageError(f"{study.origin}: the matrix and its repeats are more than {MOST_RUNS} runs; shorten them")
     told = _told(left_out)
     if not points:
         raise UsageError(f"{study.origin}: nothing of the matrix can run; {'; '.join(told)}")

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import math
 import os
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -14,9 +15,12 @@ from pathlib import Path
 from typing import Any
 
 from hpcdl.core.errors import CorruptError, UsageError
+from hpcdl.core.files import parse_json, read_bytes
+from hpcdl.core.from_json import from_json
 from hpcdl.tuning.trials import TrialOutcome
 
 SCHEMA = "hpcdl.trials/1"
+MOST_LOG_BYTES = 64 << 20
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -78,13 +82,13 @@ class TrialLog:
 def read_log(path: Path) -> Recorded:
     """What a log holds, the log left as it is. CorruptError names the line that is damaged, the last one excepted."""
     try:
-        lines = path.read_bytes().split(b"\n")
+        lines = read_bytes(path, MOST_LOG_BYTES).split(b"\n")
     except OSError as error:
         raise UsageError(f"cannot read trial log {path}: {error.strerror}") from None
     documents, sound = [], 0
     for number, line in enumerate(lines, start=1):
         try:
-            documents.append(json.loads(line)) if line.strip() else None
+            documents.append(parse_json(line)) if line.strip() else None
         except ValueError:
             if any(rest.strip() for rest in lines[number:]):
                 raise CorruptError(f"{path}, line {number} is no JSON; start anew without --resume") from None
@@ -109,9 +113,10 @@ def _continued(path: Path, header: Mapping[str, Any]) -> list[LoggedSample]:
 
 
 def _entry(document: Mapping[str, Any], path: Path) -> LoggedSample:
-    fields = {item.name for item in dataclasses.fields(TrialOutcome)}
     try:
-        outcome = TrialOutcome(**{name: value for name, value in document.items() if name in fields})
+        outcome = from_json(TrialOutcome, document)
+        if outcome.images_per_second is not None and not 0 < outcome.images_per_second < math.inf:
+            raise ValueError(f"images_per_second is {outcome.images_per_second}")
         return LoggedSample(settings=dict(document["settings"]), outcome=outcome)
     except (TypeError, KeyError, ValueError) as error:
         raise CorruptError(f"{path} has a damaged entry ({error}); start anew without --resume") from None

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from hpcdl.core.errors import CorruptError, UsageError
+from hpcdl.core.files import open_regular
 from hpcdl.node.profile import SCHEMA, Profile, TrialSummary, read_profile
 from hpcdl.node.settings import Settings, chosen, settings_from, show, spelt
 from hpcdl.report.runs.tunings import SettingEffect, ThreadCurve, ThreadPoint, TunedNode, TunedTrial
@@ -68,7 +69,7 @@ def main_effects(trials: Sequence[TrialSummary], *, ridge: float = 0.5) -> list[
     """
     import numpy as np
 
-    measured = [(trial, trial.images_per_second) for trial in trials if trial.images_per_second is not None]
+    measured = [(trial, found) for trial in trials if (found := trial.images_per_second) and 0 < found < math.inf]
     names = list(dict.fromkeys(name for trial, _ in measured for name in trial.settings))
     columns = [
         (name, value)
@@ -162,7 +163,7 @@ def _base(header: Mapping[str, Any], path: Path) -> Profile:
 def _is_profile(path: Path) -> bool:
     if path.suffix != ".toml" or not path.is_file():
         return False
-    with path.open("rb") as file:
+    with open_regular(path) as file:
         return SCHEMA.encode() in file.read(_MOST_BEFORE_SCHEMA)
 
 

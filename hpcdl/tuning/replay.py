@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import io
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -10,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from hpcdl.core.errors import UsageError
+from hpcdl.core.files import read_bytes
 from hpcdl.tuning.search import Choice, Search
 
 VALUE = "images_per_second"
@@ -49,8 +51,7 @@ class Replay:
 def read_table(path: Path) -> TrialTable:
     """The table in a CSV file; UsageError names the line that is wrong."""
     try:
-        with path.open(newline="", encoding="utf-8-sig") as file:
-            rows = list(csv.reader(file))
+        rows = list(csv.reader(io.StringIO(read_bytes(path).decode("utf-8-sig"), newline="")))
     except OSError as error:
         raise UsageError(f"cannot read {path}: {error.strerror}; hand --replay a CSV file of trials") from None
     except (UnicodeDecodeError, csv.Error) as error:

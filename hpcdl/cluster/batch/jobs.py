@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import json
 import time
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -12,7 +11,7 @@ from typing import Any
 from hpcdl.cluster.batch.script import CANCELLED
 from hpcdl.cluster.batch.systems import call, find_system
 from hpcdl.core.errors import CorruptError, HpcdlError, UsageError
-from hpcdl.core.files import read_json, write_json
+from hpcdl.core.files import MOST_JSON_BYTES, open_regular, parse_json, read_json, write_json
 from hpcdl.core.paths import user_cache_folder
 from hpcdl.core.records import from_json
 
@@ -60,7 +59,7 @@ def known_jobs() -> list[Job]:
     """Every job that is remembered, oldest first; damaged files are left out."""
     found = []
     for path in folder().glob("*.json"):
-        with contextlib.suppress(CorruptError, TypeError, FileNotFoundError):
+        with contextlib.suppress(CorruptError, TypeError, ValueError, FileNotFoundError):
             found.append(from_json(Job, read_json(path)))
     return sorted(found, key=lambda job: job.submitted_at)
 
@@ -105,10 +104,10 @@ def cancel(job: Job) -> None:
 def _last_events(run_dir: Path) -> dict[str, Any]:
     """The last event of each kind in a run's journal, and the `newest` that tells a step; without one, nothing."""
     found: dict[str, Any] = {}
-    with contextlib.suppress(OSError), (run_dir / "metrics.jsonl").open(errors="replace") as file:
-        for line in file:
+    with contextlib.suppress(OSError), open_regular(run_dir / "metrics.jsonl") as file:
+        while (line := file.readline(MOST_JSON_BYTES)).endswith(b"\n"):
             with contextlib.suppress(ValueError, TypeError, KeyError):
-                event = json.loads(line)
+                event = parse_json(line)
                 found[event["kind"]] = event
                 if event["kind"] in ("step", "epoch"):
                     found["newest"] = event

@@ -11,6 +11,7 @@ from hpcdl.cluster.launchers.base import Casualty, refuse_without_mpi
 from hpcdl.cluster.launchers.hostlist import expand_hosts
 from hpcdl.cluster.launchers.mpiexec import environment_for, find_mpiexec
 from hpcdl.core.errors import UsageError
+from hpcdl.core.files import read_bytes
 from hpcdl.core.protocols import LaunchPlan
 
 HOSTFILE_VARIABLE = "HPCDL_HOSTFILE"
@@ -53,7 +54,7 @@ def read_hosts(path: Path) -> list[str]:
     UsageError where it cannot be read or names nobody.
     """
     try:
-        lines = path.read_text().splitlines()
+        lines = read_bytes(path).decode().splitlines()
     except (OSError, UnicodeDecodeError) as error:
         raise UsageError(f"cannot read host file {path} ({error}); name one host a line") from None
     found: dict[str, None] = {}

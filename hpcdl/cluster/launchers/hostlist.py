@@ -12,7 +12,7 @@ MAX_HOSTS = 100_000
 """More than any machine has: a list that names more is a slip, and would fill the memory."""
 
 _ITEM = re.compile(r"(?:[^\[\],\s]|\[[^\[\]]*\])+")
-_RANGE = re.compile(r"(\d+)(?:-(\d+))?")
+_RANGE = re.compile(r"([0-9]{1,18})(?:-([0-9]{1,18}))?")
 
 
 def expand_hosts(text: str) -> list[str]:

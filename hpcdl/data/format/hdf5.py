@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+import contextlib
+import math
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +19,11 @@ Array = npt.NDArray[Any]
 ATTRIBUTE_LIMIT = 60_000
 """Bytes; HDF5 keeps attributes up to 64 KiB in the object header that every HDF5 version reads."""
 _METADATA_BYTES = 65_536
+_MOST_CHUNK_BYTES = 256 * 1024**2
+_MOST_RATIO = 2000
+"""No filter packs better."""
+_DAMAGED = (OSError, RuntimeError, LookupError, ValueError, TypeError, AttributeError, MemoryError, SystemError)
+"""What h5py raises for files that are not as they should be."""
 _COPY_BYTES = 32 * 1024**2
 
 
@@ -81,7 +88,7 @@ def shard_map(path: Path) -> ShardMap:
         with h5py.File(path, "r", locking=False) as file:
             _check_self_contained(file)
             return _map(path, file)
-    except (OSError, KeyError, ValueError, RuntimeError, TypeError) as error:
+    except _DAMAGED as error:
         raise CorruptError(f"shard {path} is damaged: {error}") from error
 
 
@@ -180,16 +187,23 @@ def load_filters() -> None:
 
 
 class ArrayFile:
-    """A user's HDF5 file, open for reading."""
+    """A user's HDF5 file, open for reading; SourceError for whatever is wrong with it."""
 
     def __init__(self, path: Path) -> None:
         load_filters()
         self._path = path
-        try:
+        self._arrays: dict[str, Any] = {}
+        with self._reading():
             self._file = h5py.File(path, "r", locking=False)
             _check_self_contained(self._file)
-        except (OSError, ValueError, RuntimeError) as error:
-            raise SourceError(f"{path} is no HDF5 file that can be read: {error}") from error
+
+    @contextlib.contextmanager
+    def _reading(self) -> Iterator[None]:
+        try:
+            yield
+        except _DAMAGED as error:
+            told = " ".join(str(error).split())[:200]
+            raise SourceError(f"{self._path} is no HDF5 file that can be read: {told}") from error
 
     def shapes(self) -> dict[str, tuple[int, ...]]:
         """Shape by path of every array of numbers in the file."""
@@ -199,37 +213,52 @@ class ArrayFile:
             if isinstance(item, h5py.Dataset) and item.shape and item.dtype.kind in "fiub":
                 found[name] = item.shape
 
-        self._file.visititems(keep)
+        with self._reading():
+            self._file.visititems(keep)
         return found
 
     def kind(self, name: str) -> tuple[tuple[int, ...], np.dtype[Any]]:
         """Shape and type of an array."""
-        return self._file[name].shape, self._file[name].dtype
+        with self._reading():
+            return self._array(name).shape, self._array(name).dtype
 
     def whole(self, name: str) -> Array:
         """All of an array."""
-        return np.asarray(self._file[name][()])
+        with self._reading():
+            return np.asarray(self._array(name)[()])
 
     def sample(self, name: str, number: int) -> Array:
         """Element `number` along the first axis."""
-        return np.asarray(self._file[name][number])
+        with self._reading():
+            return np.asarray(self._array(name)[number])
 
     def unpacked(self, name: str, copy: Path) -> Path:
         """A file in which any sample of the array can be read alone: this one, or a contiguous `copy` of the array.
 
         A chunk with several samples would be read and decompressed whole for each of them.
         """
-        data = self._file[name]
-        if data.chunks is None or data.chunks[0] == 1:
-            return self._path
-        with h5py.File(copy, "w", locking=False) as file:
-            out = file.create_dataset(name, data.shape, data.dtype)
-            rows = max(
-                1, min(data.chunks[0], _COPY_BYTES // max(1, data.dtype.itemsize * int(np.prod(data.shape[1:]))))
-            )
-            for first in range(0, len(data), rows):
-                out[first : first + rows] = data[first : first + rows]
+        with self._reading():
+            data = self._array(name)
+            if data.chunks is None or data.chunks[0] == 1:
+                return self._path
+            with h5py.File(copy, "w", locking=False) as file:
+                out = file.create_dataset(name, data.shape, data.dtype)
+                rows = max(
+                    1, min(data.chunks[0], _COPY_BYTES // max(1, data.dtype.itemsize * int(np.prod(data.shape[1:]))))
+                )
+                for first in range(0, len(data), rows):
+                    out[first : first + rows] = data[first : first + rows]
         return copy
+
+    def _array(self, name: str) -> Any:
+        """A data set whose announced size fits what is stored: checked once, before room is made for it."""
+        if name not in self._arrays:
+            data = self._file[name]
+            most = max(_MOST_CHUNK_BYTES, _MOST_RATIO * data.id.get_storage_size())
+            if data.nbytes > most or math.prod(data.chunks or ()) * data.dtype.itemsize > _MOST_CHUNK_BYTES:
+                raise ValueError(f"{name} tells of the shape {data.shape}, and is not there")
+            self._arrays[name] = data
+        return self._arrays[name]
 
 
 def _plugin() -> Any:

@@ -106,6 +106,10 @@ def read_manifest(folder: Path) -> tuple[Manifest, str]:
         raise CorruptError(f"{path} is damaged: its checksum does not fit its content; shard the data again")
     try:
         manifest = from_json(Manifest, document)
+        if len(manifest.sample_shape) != 3 or min(manifest.sample_shape) < 1:
+            raise ValueError(f"sample_shape is {list(manifest.sample_shape)}")
+        if len(manifest.class_names) != manifest.num_classes:
+            raise ValueError(f"{len(manifest.class_names)} names for {manifest.num_classes} classes")
     except (TypeError, ValueError) as error:
         raise CorruptError(f"{path} is damaged: {error}") from error
     for shard in manifest.shards():

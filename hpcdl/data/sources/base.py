@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import errno
+import os
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
@@ -15,6 +18,8 @@ from hpcdl.data.write.index import Index, IndexWriter
 
 Array = npt.NDArray[Any]
 Content = bytes | memoryview
+MOST_SAMPLE_BYTES = 256 << 20
+"""An image file or record of more is no sample."""
 
 
 class UnreadableSample(HpcdlError):
@@ -87,18 +92,40 @@ def open_source(spec: SourceSpec) -> Source:
     return source
 
 
+@contextmanager
+def examining(location: str) -> Iterator[None]:
+    """SourceError for what reading a source's files may meet: no leave, links in a circle, more than memory holds."""
+    try:
+        yield
+    except MemoryError as error:
+        raise SourceError(f"{location} tells of more than memory holds; is it what it should be?") from error
+    except OSError as error:
+        if error.errno in (errno.ENOSPC, errno.EDQUOT):
+            raise  # the list of samples is what does not fit
+        raise SourceError(f"cannot read {os.fsdecode(error.filename or location)}: {error.strerror}") from error
+
+
+def check_location(location: str) -> Path:
+    """The file or folder at `location`; SourceError where there is none, or what is neither (a pipe, a device)."""
+    path = Path(location).expanduser()
+    if path.is_dir() or path.is_file():
+        return path
+    if path.exists():
+        raise SourceError(f"{location} is neither a file nor a folder; give one of them, or synthetic:NAME")
+    raise SourceError(f"no such source: {location}; give a folder or file, or synthetic:NAME")
+
+
 def recognise(location: str) -> str:
     """The format of what lies at `location`; SourceError where none fits."""
     from hpcdl.data.synthetic import PREFIX
 
     if location.startswith(PREFIX):
         return "synthetic"
-    path = Path(location)
-    if not path.exists():
-        raise SourceError(f"no such source: {location}; give a folder or file, or synthetic:NAME")
-    if path.is_dir() and not any(path.iterdir()):
-        raise SourceError(f"the source folder {location} is empty; it needs a folder of images for each class")
-    for name in SOURCES:
-        if SOURCES.load(name).recognises(path):
-            return name
+    path = check_location(location)
+    with examining(location):
+        if path.is_dir() and not any(path.iterdir()):
+            raise SourceError(f"the source folder {location} is empty; it needs a folder of images for each class")
+        for name in SOURCES:
+            if SOURCES.load(name).recognises(path):
+                return name
     raise SourceError(f"cannot tell the format of {location}; give --format, one of: {', '.join(SOURCES)}")

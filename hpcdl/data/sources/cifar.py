@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import pickle
+import warnings
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ClassVar
@@ -12,16 +13,14 @@ import numpy as np
 import numpy.typing as npt
 
 from hpcdl.core.errors import SourceError
+from hpcdl.core.files import read_bytes
 from hpcdl.data.sources.base import Array, SourceFacts, SourceSpec
 from hpcdl.data.sources.flat import FlatFiles, add_numbered, class_numbers, stamp_of
 from hpcdl.data.write.index import Index, IndexWriter
 
 _PIXELS = 3 * 32 * 32
-_ADMITTED = {
-    (module, name)
-    for module in ("numpy.core.multiarray", "numpy._core.multiarray", "numpy")
-    for name in ("_reconstruct", "ndarray", "dtype")
-}
+_MOST_BYTES = 256 << 20
+"""The largest published file has 184 MB."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -136,11 +135,13 @@ class Cifar10Source:
 
     def _records(self, path: Path, version: _Version) -> tuple[npt.NDArray[np.int64], Path]:
         record = version.label_bytes + _PIXELS
-        content = np.memmap(path, np.uint8, "r") if path.stat().st_size else np.empty(0, np.uint8)
-        if len(content) % record or not len(content):
+        size = path.stat().st_size
+        if size % record or not 0 < size <= _MOST_BYTES:
             raise SourceError(
-                f"{path} has {len(content)} bytes, no multiple of {record}; it is cut short or no {self.name} file"
+                f"{path} has {size} bytes, no multiple of {record} up to {_MOST_BYTES}; it is cut short or no "
+                f"{self.name} file"
             )
+        content = np.memmap(path, np.uint8, "r")
         return content.reshape(-1, record)[:, version.label_bytes - 1].astype(np.int64), path
 
     def _unpack(self, path: Path, version: _Version) -> tuple[npt.NDArray[np.int64], Path]:
@@ -151,7 +152,7 @@ class Cifar10Source:
         if (
             not isinstance(labels, list)
             or len(labels) != len(data)
-            or not all(isinstance(label, int) for label in labels)
+            or not all(isinstance(label, int) and abs(label) < 2**63 for label in labels)
         ):
             raise SourceError(
                 f"{path} holds no {self.name} batch: {version.label_key!r} is no list of {len(data)} numbers"
@@ -163,10 +164,12 @@ class Cifar10Source:
     def _names(self, folder: Path, version: _Version) -> list[str]:
         path = folder / version.names_file
         if version.pickled:
-            names = load_plain(path).get(version.names_key, [])
-            found = [name.decode() if isinstance(name, bytes) else str(name) for name in names]
+            names = load_plain(path).get(version.names_key)
+            names = names if isinstance(names, list) else []
+            found = [name.decode("utf-8", "replace") if isinstance(name, bytes) else str(name) for name in names]
         else:
-            found = [line.strip() for line in path.read_text().splitlines() if line.strip()]
+            text = read_bytes(path, _MOST_BYTES).decode("utf-8", "replace")
+            found = [line.strip() for line in text.splitlines() if line.strip()]
         return found if len(found) == self.num_classes else class_numbers(self.num_classes)
 
 
@@ -177,38 +180,49 @@ class Cifar100Source(Cifar10Source):
     num_classes: ClassVar[int] = 100
 
 
-class _PlainUnpickler(pickle.Unpickler):
-    """Admits numbers, text, bytes, lists, dicts and numpy arrays; anything else could run code."""
+class _PlainUnpickler(pickle._Unpickler):
+    """Admits numbers, text, bytes, lists, dicts and numpy arrays; anything else could run code.
+
+    The unpickler in Python, since that in C makes room for as many objects as a file says it has.
+    """
+
+    dispatch: ClassVar = {
+        code: load for code, load in pickle._Unpickler.dispatch.items() if code != pickle.BYTEARRAY8[0]
+    }  # it makes room for as many bytes as the file says, too
 
     def find_class(self, module: str, name: str) -> Any:
-        if (module, name) == ("_codecs", "encode"):  # how Python 3 writes bytes for Python 2
-            return _latin1_bytes
         if (module, name) not in _ADMITTED:
-            raise pickle.UnpicklingError(f"it asks for {module}.{name}")
-        return super().find_class(module, name)
+            raise pickle.UnpicklingError(f"it asks for {module}.{name}"[:100])
+        return _ADMITTED[module, name]
 
 
 def _latin1_bytes(text: str, encoding: str) -> bytes:
+    """What Python 3 calls to write bytes for Python 2."""
     if not isinstance(text, str) or encoding != "latin1":
         raise pickle.UnpicklingError("it holds bytes of an unknown kind")
     return text.encode("latin1")
 
 
+def _new_array(kind: object, shape: object, code: object) -> npt.NDArray[Any]:
+    """An array that its state will fill, as numpy's pickles begin; never one of a size that the file chooses."""
+    return np.empty(0, np.uint8)
+
+
+_ADMITTED: dict[tuple[str, str], Any] = {("_codecs", "encode"): _latin1_bytes}
+for _module in ("numpy.core.multiarray", "numpy._core.multiarray", "numpy"):
+    _ADMITTED |= {(_module, "_reconstruct"): _new_array, (_module, "ndarray"): "ndarray", (_module, "dtype"): np.dtype}
+
+
 def load_plain(path: Path) -> dict[bytes, Any]:
     """The dict in a pickled file; SourceError where there is more in it than plain values and numpy arrays."""
+    content = io.BytesIO(read_bytes(path, _MOST_BYTES))
     try:
-        found = _PlainUnpickler(io.BytesIO(path.read_bytes()), encoding="bytes").load()
-    except (
-        pickle.UnpicklingError,
-        EOFError,
-        ValueError,
-        TypeError,
-        IndexError,
-        KeyError,
-        AttributeError,
-        ImportError,
-    ) as error:
-        raise SourceError(f"{path} is refused: {error}; a CIFAR file holds plain lists and arrays only") from error
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # numpy's, of old pickles
+            found = _PlainUnpickler(content, encoding="bytes").load()
+    except Exception as error:
+        told = " ".join(str(error).split())[:200]
+        raise SourceError(f"{path} is refused: {told}; a CIFAR file holds plain lists and arrays only") from error
     if not isinstance(found, dict):
         raise SourceError(f"{path} is refused: it holds a {type(found).__name__}, a CIFAR file a dict")
     return found

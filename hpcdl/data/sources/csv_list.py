@@ -4,18 +4,25 @@ from __future__ import annotations
 
 import csv
 import os
+import re
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
-from hpcdl.core.errors import SourceError
+from hpcdl.core.errors import SourceError, shown
+from hpcdl.core.files import open_regular
 from hpcdl.data.dataset import UNSPLIT
 from hpcdl.data.sources.base import SourceFacts, SourceSpec
+from hpcdl.data.sources.flat import class_numbers
 from hpcdl.data.sources.image_folder import CHECKED_AT_ONCE, SPLIT_NAMES, WholeFiles, check_magic
 from hpcdl.data.write.index import Index, IndexWriter
 
 _HEADS = ({"file", "label"}, {"filename", "label"}, {"path", "label"})
 _BATCH = 4096
+_LONGEST_LINE = 1 << 20
+_WHOLE = re.compile(r"-?[0-9]{1,18}")
+_SPLIT = re.compile(r"\w[\w-]{0,63}")
+"""It names a folder."""
 _Batch = dict[str, tuple[list[int], list[tuple[bytes, int, int]]]]
 """Split to labels and files."""
 
@@ -39,9 +46,9 @@ class CsvSource:
         classes = sorted({label for _, label, _ in self._lines()})
         if not classes:
             raise SourceError(f"{self._table} lists no files; it needs lines of file,label")
-        if all(label.lstrip("-").isdigit() for label in classes):
+        if all(_WHOLE.fullmatch(label) for label in classes):
             numbers = {label: int(label) for label in classes}
-            names = [str(number) for number in range(max(numbers.values()) + 1)]
+            names = class_numbers(max(numbers.values()) + 1)
         else:
             numbers = {label: number for number, label in enumerate(classes)}
             names = classes
@@ -50,8 +57,9 @@ class CsvSource:
             path = os.path.join(self._root, os.fsencode(name))  # noqa: PTH118  bytes: names need not be UTF-8
             try:
                 stat = os.stat(path)  # noqa: PTH116
-            except OSError as error:
-                raise SourceError(f"{self._table}: cannot read {name}: {error.strerror}") from error
+            except (OSError, ValueError) as error:  # ValueError: a zero byte
+                why = error.strerror if isinstance(error, OSError) else error
+                raise SourceError(f"{self._table}: cannot read {shown(name)}: {why}") from error
             if self._checks and count < CHECKED_AT_ONCE:
                 check_magic(path, name)
             labels, entries = batch.setdefault(split, ([], []))
@@ -77,13 +85,34 @@ class CsvSource:
         batch.clear()
 
     def _lines(self) -> Iterator[tuple[str, str, str]]:
-        with self._table.open(encoding="utf-8-sig", errors="surrogateescape", newline="") as file:
-            for number, fields in enumerate(csv.reader(file), 1):
-                if not fields or (number == 1 and {field.strip().lower() for field in fields[:2]} in _HEADS):
-                    continue
-                if len(fields) not in (2, 3) or not fields[0].strip() or not fields[1].strip():
-                    raise SourceError(
-                        f"{self._table} line {number}: {len(fields)} fields; write file,label or file,label,split"
-                    )
-                split = fields[2].strip().lower() if len(fields) == 3 else UNSPLIT
-                yield fields[0].strip(), fields[1].strip(), SPLIT_NAMES.get(split, split)
+        number = 0
+        with open_regular(self._table) as file:
+            try:
+                for number, fields in enumerate(csv.reader(_text_lines(file)), 1):
+                    if not fields or (number == 1 and {field.strip().lower() for field in fields[:2]} in _HEADS):
+                        continue
+                    yield self._line(number, fields)
+            except (csv.Error, ValueError) as error:
+                raise SourceError(f"{self._table} line {number + 1}: {error}") from error
+
+    def _line(self, number: int, fields: list[str]) -> tuple[str, str, str]:
+        if len(fields) not in (2, 3) or not fields[0].strip() or not fields[1].strip():
+            raise SourceError(
+                f"{self._table} line {number}: {len(fields)} fields; write file,label or file,label,split"
+            )
+        split = fields[2].strip().lower() if len(fields) == 3 else UNSPLIT
+        if not _SPLIT.fullmatch(split):
+            raise SourceError(
+                f"{self._table} line {number}: no split is called {shown(split)}; write train, val or test"
+            )
+        return fields[0].strip(), fields[1].strip(), SPLIT_NAMES.get(split, split)
+
+
+def _text_lines(file: BinaryIO) -> Iterator[str]:
+    """The lines of `file`, whose names need not be UTF-8; ValueError for one that is no line of names."""
+    start = b"\xef\xbb\xbf"
+    while line := file.readline(_LONGEST_LINE):
+        if len(line) == _LONGEST_LINE:
+            raise ValueError(f"it is longer than {_LONGEST_LINE} bytes")
+        yield line.removeprefix(start).decode("utf-8", "surrogateescape")
+        start = b""

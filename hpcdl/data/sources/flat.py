@@ -8,15 +8,15 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 
 from hpcdl.core.errors import SourceError
-from hpcdl.data.sources.base import SourceChanged, UnreadableSample
+from hpcdl.core.files import open_descriptor
+from hpcdl.data.sources.base import MOST_SAMPLE_BYTES, Array, SourceChanged, UnreadableSample
 from hpcdl.data.write.index import ROW, IndexWriter
 
-Array = npt.NDArray[Any]
 _BATCH = 1 << 14
 _MOST_CHANNELS = 16
+MOST_CLASSES = 1_000_000
 SPLIT_PREFIXES = (("train", "train"), ("val", "val"), ("test", "test"))
 
 
@@ -29,14 +29,17 @@ class FlatFiles:
 
     def read(self, path: str, stamp: int, offset: int, num_bytes: int) -> memoryview:
         """`num_bytes` of `path` from `offset` on; SourceChanged unless its modification time still is `stamp`."""
-        if len(self._buffer) < num_bytes:
-            self._buffer = memoryview(bytearray(num_bytes))
-        wanted = self._buffer[:num_bytes]
         try:
             if path not in self._open:
-                self._open[path] = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
-            if os.fstat(self._open[path]).st_mtime_ns != stamp:
+                self._open[path] = open_descriptor(path)
+            found = os.fstat(self._open[path])
+            if found.st_mtime_ns != stamp:
                 raise changed(path)
+            if num_bytes > min(found.st_size - offset, MOST_SAMPLE_BYTES):  # before room is made for it
+                raise UnreadableSample(f"{path} at byte {offset}: {num_bytes} bytes are told of; cut short or damaged")
+            if len(self._buffer) < num_bytes:
+                self._buffer = memoryview(bytearray(num_bytes))
+            wanted = self._buffer[:num_bytes]
             count = os.preadv(self._open[path], [wanted], offset) if num_bytes else 0
         except FileNotFoundError as error:
             raise changed(path) from error
@@ -68,7 +71,9 @@ def add_numbered(index: IndexWriter, split: str, file: int, labels: Array, *, fi
 
 
 def class_numbers(count: int) -> list[str]:
-    """Names of classes that have only numbers."""
+    """Names of classes that have only numbers; SourceError for more of them than any data set has."""
+    if count > MOST_CLASSES:
+        raise SourceError(f"there is a label {count - 1}, and no data set has over {MOST_CLASSES} classes; correct it")
     return [str(number) for number in range(count)]
 
 
@@ -79,6 +84,10 @@ def checked_labels(labels: Array, num_samples: int, where: str) -> Array:
         raise SourceError(
             f"{where}: labels have the shape {labels.shape}; one number for each of {num_samples} samples is needed"
         )
+    if flat.dtype.kind not in "iufb":
+        raise SourceError(f"{where}: labels are {flat.dtype}; whole numbers are needed")
+    if flat.dtype.kind == "f" and not (np.abs(flat) < 2**53).all():
+        raise SourceError(f"{where}: labels are {flat.dtype} and not all whole numbers")
     whole = flat.astype(np.int64)
     if not np.array_equal(whole, flat):
         raise SourceError(f"{where}: labels are {flat.dtype} and not all whole numbers")
@@ -90,6 +99,8 @@ def checked_labels(labels: Array, num_samples: int, where: str) -> Array:
 
 def channels_last(shape: Sequence[int], axes: str, where: str) -> tuple[tuple[int, int, int], bool]:
     """(height, width, channels) of one sample of `shape`, and whether its channels come first."""
+    if min(shape, default=0) < 1:
+        raise SourceError(f"{where}: a sample has the shape {tuple(shape)}; images have at least one pixel")
     if len(shape) == 2:
         return (shape[0], shape[1], 1), False
     if len(shape) != 3:

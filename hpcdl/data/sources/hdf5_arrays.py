@@ -85,7 +85,7 @@ class Hdf5Source:
             raise changed(path)
         try:
             image = self._file(path).sample(name, int(row["place"]))
-        except OSError as error:
+        except SourceError as error:
             raise UnreadableSample(f"{self.describe(row, facts, index)} cannot be read: {error}") from error
         if image.ndim == 2:
             return image[:, :, np.newaxis]

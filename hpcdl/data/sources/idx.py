@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import gzip
-import shutil
+import math
+import os
 import zlib
 from pathlib import Path
 from typing import Any
@@ -11,6 +12,7 @@ from typing import Any
 import numpy as np
 
 from hpcdl.core.errors import SourceError
+from hpcdl.core.files import open_regular
 from hpcdl.data.sources.base import Array, SourceFacts, SourceSpec
 from hpcdl.data.sources.flat import FlatFiles, add_numbered, checked_labels, class_numbers, stamp_of
 from hpcdl.data.write.index import Index, IndexWriter
@@ -44,10 +46,12 @@ class IdxSource:
                 continue
             if labels is None:
                 raise SourceError(f"{images} has no labels beside it; {prefix}-labels-idx1-ubyte is missing")
-            flat = self._plain(images)
+            flat = self._plain(images, _IMAGES)
             count, height, width = _header(flat, _IMAGES, images)
-            flat_labels = self._plain(labels)
+            flat_labels = self._plain(labels, _LABELS)
             (num_labels,) = _header(flat_labels, _LABELS, labels)
+            if not height * width:
+                raise SourceError(f"{images} holds images of {height}x{width} pixels; fetch it again")
             found = np.fromfile(flat_labels, np.uint8, num_labels, offset=_HEADER[_LABELS])
             numbers = checked_labels(found, count, str(labels))
             most = max(most, int(numbers.max(initial=0)))
@@ -80,13 +84,18 @@ class IdxSource:
         """File and number of the image."""
         return f"image {int(row['place'])} of {Path(facts.files[int(row['file'])]).name}"
 
-    def _plain(self, path: Path) -> Path:
+    def _plain(self, path: Path, magic: int) -> Path:
         if path.suffix != ".gz":
             return path
         unpacked = self._work / path.stem
         try:
-            with gzip.open(path, "rb") as packed, unpacked.open("wb") as out:
-                shutil.copyfileobj(packed, out, 1 << 20)
+            with open_regular(path) as packed, gzip.GzipFile(fileobj=packed) as content, unpacked.open("wb") as out:
+                head = content.read(_HEADER[magic])
+                out.write(head)
+                sizes = _sizes(head, magic, path)
+                left = math.prod(sizes) + 1  # no more than the header tells of, whatever is packed
+                while left > 0 and (piece := content.read(min(left, 1 << 20))):
+                    left -= out.write(piece)
         except (OSError, EOFError, zlib.error) as error:
             raise SourceError(f"{path} cannot be unpacked: {error}; fetch it again") from error
         return unpacked
@@ -98,17 +107,21 @@ def _find(folder: Path, prefix: str, what: str) -> Path | None:
     return next((folder / name for name in names if (folder / name).is_file()), None)
 
 
-def _header(path: Path, magic: int, shown: Path) -> tuple[int, ...]:
+def _header(path: Path, magic: int, told: Path) -> tuple[int, ...]:
     """The sizes in the header of an IDX file; SourceError for a wrong magic number or a wrong length."""
-    with path.open("rb") as file:
-        head = np.frombuffer(file.read(_HEADER[magic]), ">u4")
-    if len(head) * 4 < _HEADER[magic] or head[0] != magic:
-        found = f"{int(head[0]):#010x}" if len(head) else "nothing"
-        raise SourceError(
-            f"{shown} has the magic number {found}, an IDX file of this name {magic:#010x}; fetch it again"
-        )
-    sizes = tuple(int(size) for size in head[1:])
-    wanted = _HEADER[magic] + int(np.prod(sizes))
-    if path.stat().st_size != wanted:
-        raise SourceError(f"{shown} has {path.stat().st_size} bytes, its header tells of {wanted}; it is cut short")
+    with open_regular(path) as file:
+        sizes = _sizes(file.read(_HEADER[magic]), magic, told)
+        found = os.fstat(file.fileno()).st_size
+    wanted = _HEADER[magic] + math.prod(sizes)
+    if found != wanted:
+        raise SourceError(f"{told} has {found} bytes, its header tells of {wanted}; it is cut short or too long")
     return sizes
+
+
+def _sizes(head: bytes, magic: int, told: Path) -> tuple[int, ...]:
+    if len(head) < _HEADER[magic] or int.from_bytes(head[:4]) != magic:
+        found = f"{int.from_bytes(head[:4]):#010x}" if head else "nothing"
+        raise SourceError(
+            f"{told} has the magic number {found}, an IDX file of this name {magic:#010x}; fetch it again"
+        )
+    return tuple(int.from_bytes(head[at : at + 4]) for at in range(4, _HEADER[magic], 4))

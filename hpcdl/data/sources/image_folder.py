@@ -8,8 +8,9 @@ from pathlib import Path
 from typing import Any
 
 from hpcdl.core.errors import SourceError
+from hpcdl.core.files import open_regular
 from hpcdl.data.dataset import UNSPLIT
-from hpcdl.data.sources.base import SourceChanged, SourceFacts, SourceSpec, UnreadableSample
+from hpcdl.data.sources.base import MOST_SAMPLE_BYTES, SourceChanged, SourceFacts, SourceSpec, UnreadableSample
 from hpcdl.data.write.index import Index, IndexWriter
 
 SPLIT_NAMES = {"train": "train", "val": "val", "valid": "val", "validation": "val", "test": "test"}
@@ -55,7 +56,7 @@ class ImageFolderSource:
             raise SourceError(
                 f"{self._text(b'')} holds no class folders; put each class's images into a folder of its own"
             )
-        class_names = [_utf8(name) for name in names]
+        class_names = [os.fsdecode(name) for name in names]
         numbers = {name: number for number, name in enumerate(names)}
         folders: list[str] = []
         for split, below in roots.items():
@@ -114,7 +115,7 @@ class ImageFolderSource:
 def check_magic(path: bytes, text: str) -> None:
     """SourceError unless the file starts as an image does."""
     try:
-        with open(path, "rb") as file:  # noqa: PTH123
+        with open_regular(os.fsdecode(path)) as file:
             head = file.read(8)
     except OSError as error:
         raise SourceError(f"cannot read {text}: {error.strerror}") from error
@@ -133,18 +134,17 @@ class WholeFiles:
         """The bytes of a listed file; SourceChanged where size or time differ from the row's, UnreadableSample."""
         size = int(row["size"])
         try:
-            descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
-            try:
-                stat = os.fstat(descriptor)
+            with open_regular(os.fsdecode(path)) as file:
+                stat = os.fstat(file.fileno())
                 if stat.st_size != size or stat.st_mtime_ns != int(row["stamp"]):
                     raise SourceChanged(
                         f"{describe()} changed after it was listed; leave the source alone and run again with --resume"
                     )
+                if size > MOST_SAMPLE_BYTES:
+                    raise UnreadableSample(f"{describe()} has {size} bytes; no image file has")
                 if len(self._buffer) < size:
                     self._buffer = memoryview(bytearray(2 * size))
-                count = os.readv(descriptor, [self._buffer[:size]]) if size else 0
-            finally:
-                os.close(descriptor)
+                count = os.readv(file.fileno(), [self._buffer[:size]]) if size else 0
         except FileNotFoundError as error:
             raise SourceChanged(
                 f"{describe()} vanished after it was listed; put it back and run again with --resume"
@@ -167,13 +167,6 @@ def _files(path: bytes) -> Iterator[bytes]:
         for name in sorted(names):
             if not name.startswith(b"."):
                 yield name if below == b"." else os.path.join(below, name)  # noqa: PTH118
-
-
-def _utf8(name: bytes) -> str:
-    try:
-        return name.decode()
-    except UnicodeDecodeError:
-        raise SourceError(f"the class folder {name!r} has a name that is not UTF-8; rename it") from None
 
 
 def _portable(name: str) -> str:

@@ -2,8 +2,13 @@
 
 from __future__ import annotations
 
-import shutil
+import lzma
+import math
+import struct
+import tokenize
+import warnings
 import zipfile
+import zlib
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -11,6 +16,7 @@ from typing import Any
 import numpy as np
 
 from hpcdl.core.errors import SourceError
+from hpcdl.core.files import open_regular
 from hpcdl.data.dataset import UNSPLIT
 from hpcdl.data.sources.base import Array, SourceFacts, SourceSpec
 from hpcdl.data.sources.flat import (
@@ -25,17 +31,25 @@ from hpcdl.data.sources.flat import (
 from hpcdl.data.write.index import Index, IndexWriter
 
 _PAIRS = (("images", "labels"), ("x", "y"), ("data", "labels"))
+_MOST_HEADER_BYTES = 16_384
+_DAMAGED = (zipfile.BadZipFile, ValueError, KeyError, EOFError, OverflowError, NotImplementedError, struct.error)
+"""What Python's and numpy's readers raise for archives and headers that are wrong."""
 _DIVIDED = {"train": ("x_train", "y_train"), "val": ("x_val", "y_val"), "test": ("x_test", "y_test")}
 
 
 @dataclass(frozen=True, kw_only=True)
-class _Stored:
+class _PlacedArray:
     """An array in a file: the first byte of its values, and what they are."""
 
     path: Path
     offset: int
     shape: tuple[int, ...]
     dtype: np.dtype[Any]
+
+    @property
+    def num_bytes(self) -> int:
+        """Bytes of the file up to the array's end."""
+        return self.offset + math.prod(self.shape) * self.dtype.itemsize
 
 
 class NumpySource:
@@ -46,6 +60,7 @@ class NumpySource:
         self._fields = (spec.image_field, spec.label_field)
         self._axes = spec.axes
         self._files = FlatFiles()
+        self._num_unpacked = 0
         self._places: dict[int, tuple[int, np.dtype[Any], str, str]] = {}
 
     @staticmethod
@@ -65,6 +80,8 @@ class NumpySource:
             where = f"{self._location}: {image_name}"
             if len(images.shape) < 3 or not images.shape[0]:
                 raise SourceError(f"{where} has the shape {images.shape}; images are (N,H,W), (N,H,W,C) or (N,C,H,W)")
+            if not labels.shape or not labels.shape[0]:
+                raise SourceError(f"{self._location}: {label_name} has the shape {labels.shape}; labels are (N)")
             values = np.memmap(labels.path, labels.dtype, "r", labels.offset, labels.shape)
             numbers = checked_labels(np.asarray(values), images.shape[0], f"{self._location}: {label_name}")
             shape, first = channels_last(images.shape[1:], self._axes, where)
@@ -136,7 +153,7 @@ class NumpySource:
             )
         return divided or {UNSPLIT: plain or ("", "")}
 
-    def _array(self, name: str) -> _Stored:
+    def _array(self, name: str) -> _PlacedArray:
         folder = self._location if self._location.is_dir() else self._location.parent
         if self._location.suffix == ".npz":
             return self._member(f"{name}.npy")
@@ -145,47 +162,66 @@ class NumpySource:
             raise SourceError(f"no such file: {path}; give --label-field")
         return _stored(path, 0, str(path))
 
-    def _member(self, name: str) -> _Stored:
+    def _member(self, name: str) -> _PlacedArray:
         """A member of the archive where it lies, or unpacked."""
         shown = f"{self._location}: {name}"
         with _opened(self._location) as archive:
             member = archive.getinfo(name)
             if member.compress_type == zipfile.ZIP_STORED:
                 with self._location.open("rb") as file:
-                    file.seek(member.header_offset + 26)
-                    lengths = np.frombuffer(file.read(4), "<u2")
-                return _stored(self._location, member.header_offset + 30 + int(lengths.sum()), shown)
-            unpacked = self._work / name.replace("/", "_")
+                    file.seek(max(0, member.header_offset) + 26)
+                    lengths = struct.unpack("<HH", file.read(4).ljust(4, b"\0"))
+                return _stored(self._location, max(0, member.header_offset) + 30 + sum(lengths), shown)
+            unpacked = self._work / f"{self._num_unpacked}.npy"
+            self._num_unpacked += 1
             try:
                 with archive.open(member) as packed, unpacked.open("wb") as out:
-                    shutil.copyfileobj(packed, out, 1 << 20)
-            except (zipfile.BadZipFile, OSError, EOFError) as error:
-                raise SourceError(f"{shown} cannot be unpacked: {error}") from error
+                    out.write(packed.read(_MOST_HEADER_BYTES))
+                    out.flush()
+                    left = _placed(unpacked, 0, shown).num_bytes - out.tell() + 1  # no more than its header tells of
+                    while left > 0 and (piece := packed.read(min(left, 1 << 20))):
+                        left -= out.write(piece)
+            except (OSError, EOFError, zlib.error, lzma.LZMAError, RuntimeError, *_DAMAGED) as error:
+                raise SourceError(f"{shown} cannot be unpacked: {_one_line(error)}") from error
         return _stored(unpacked, 0, shown)
 
 
 def _opened(path: Path) -> zipfile.ZipFile:
     try:
         return zipfile.ZipFile(path)
-    except (zipfile.BadZipFile, OSError) as error:
-        raise SourceError(f"{path} is no .npz archive: {error}") from error
+    except (OSError, *_DAMAGED) as error:
+        raise SourceError(f"{path} is no .npz archive: {_one_line(error)}") from error
 
 
-def _stored(path: Path, offset: int, shown: str) -> _Stored:
-    """The array whose .npy header stands at `offset` of `path`; objects (pickles) are refused."""
-    with path.open("rb") as file:
+def _one_line(error: Exception) -> str:
+    return " ".join(str(error).split())[:200]
+
+
+def _stored(path: Path, offset: int, shown: str) -> _PlacedArray:
+    """The array whose .npy header stands at `offset` of `path`, all of whose values are there."""
+    found = _placed(path, offset, shown)
+    if path.stat().st_size < found.num_bytes:
+        raise SourceError(f"{shown} is cut short: its header tells of the shape {found.shape}")
+    return found
+
+
+def _placed(path: Path, offset: int, shown: str) -> _PlacedArray:
+    """What the .npy header at `offset` of `path` tells of; objects (pickles) are refused."""
+    with open_regular(path) as file:
         file.seek(offset)
         try:
             version = np.lib.format.read_magic(file)
             read = np.lib.format.read_array_header_1_0 if version == (1, 0) else np.lib.format.read_array_header_2_0
-            shape, column_first, dtype = read(file)
-        except ValueError as error:
-            raise SourceError(f"{shown} is no numpy array: {error}") from error
+            with warnings.catch_warnings():
+                warnings.simplefilter("ignore")  # of arrays saved by Python 2
+                shape, column_first, dtype = read(file)
+        except (TypeError, SyntaxError, tokenize.TokenError, RecursionError, *_DAMAGED) as error:
+            raise SourceError(f"{shown} is no numpy array: {_one_line(error)}") from error
         position = file.tell()
     if dtype.hasobject:
         raise SourceError(f"{shown} holds Python objects; save plain numbers")
     if column_first:
         raise SourceError(f"{shown} is in Fortran order; save numpy.ascontiguousarray of it")
-    if path.stat().st_size < position + int(np.prod(shape, dtype=np.int64)) * dtype.itemsize:
-        raise SourceError(f"{shown} is cut short: its header tells of the shape {shape}")
-    return _Stored(path=path, offset=position, shape=tuple(shape), dtype=dtype)
+    if min(shape, default=0) < 0 or not dtype.itemsize:
+        raise SourceError(f"{shown} is no numpy array: it has the shape {shape} of {dtype}")
+    return _PlacedArray(path=path, offset=position, shape=tuple(shape), dtype=dtype)

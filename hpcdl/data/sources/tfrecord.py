@@ -5,6 +5,7 @@ A record is: length (uint64), masked CRC of the length (uint32), data, masked CR
 
 from __future__ import annotations
 
+import math
 import os
 import struct
 from collections.abc import Iterator
@@ -14,15 +15,15 @@ from typing import Any
 
 import numpy as np
 
-from hpcdl.core.errors import SourceError
+from hpcdl.core.errors import SourceError, shown
+from hpcdl.core.files import open_regular
 from hpcdl.data.dataset import UNSPLIT
-from hpcdl.data.sources.base import Array, SourceFacts, SourceSpec, UnreadableSample
-from hpcdl.data.sources.flat import FlatFiles, class_numbers, split_of, stamp_of
+from hpcdl.data.sources.base import MOST_SAMPLE_BYTES, Array, SourceFacts, SourceSpec, UnreadableSample
+from hpcdl.data.sources.flat import MOST_CLASSES, FlatFiles, class_numbers, split_of, stamp_of
 from hpcdl.data.write.index import ROW, Index, IndexWriter
 
 _HEAD = struct.Struct("<QI")
 _FRAME = _HEAD.size + 4
-_LARGEST = 1 << 31
 _IMAGE_FIELDS = ("image/encoded", "image_raw", "image", "img")
 _LABEL_FIELDS = ("image/class/label", "label", "labels", "class")
 _SIDES = (
@@ -105,19 +106,19 @@ class TFRecordSource:
         image = self._image(features, where)
         field = self._label_field or next((name for name in _LABEL_FIELDS if name in features), None)
         values: Any = features[field].int64_list.value if field and field in features else ()
-        if len(values) != 1 or values[0] < 0:
+        if len(values) != 1 or not 0 <= values[0] < MOST_CLASSES:
             found = (
-                f"{list(values)[:3]} in {field!r}"
-                if field and field in features
-                else f"the fields {', '.join(sorted(features))}"
+                f"{list(values)[:3]} in {field!r}" if field and field in features else f"the fields {_names(features)}"
             )
-            raise SourceError(f"{where}: a label is one whole number from 0 on; found {found}; give --label-field")
+            raise SourceError(
+                f"{where}: a label is one whole number from 0 to {MOST_CLASSES - 1}; found {found}; give --label-field"
+            )
         if image.startswith(_MAGIC):
             return values[0], len(image), None
         for names in _SIDES:
             if all(name in features for name in names):
-                shape = tuple(int(features[name].int64_list.value[0]) for name in names)
-                if int(np.prod(shape)) == len(image):
+                shape = [int(side) for name in names for side in features[name].int64_list.value[:1]]
+                if len(shape) == 3 and min(shape) > 0 and math.prod(shape) == len(image):
                     return values[0], len(image), (shape[0], shape[1], shape[2])
         raise SourceError(
             f"{where}: the image is neither JPEG nor PNG, nor raw pixels with height, width and depth beside"
@@ -127,10 +128,12 @@ class TFRecordSource:
         field = self._image_field or next((name for name in _IMAGE_FIELDS if name in features), None)
         values: Any = features[field].bytes_list.value if field and field in features else ()
         if len(values) != 1:
-            raise SourceError(
-                f"{where}: no image in {field!r}; give --image-field, one of {', '.join(sorted(features))}"
-            )
+            raise SourceError(f"{where}: no image in {field!r}; give --image-field, one of {_names(features)}")
         return bytes(values[0])
+
+
+def _names(features: Any) -> str:
+    return ", ".join(shown(name) for name in sorted(features)[:20])
 
 
 def masked_crc(content: bytes) -> int:
@@ -187,11 +190,11 @@ def _features(content: bytes, where: str) -> Any:
 
 def _records(path: Path) -> Iterator[tuple[int, bytes, bool]]:
     """Offset and data of every record, and whether its checksum is right; SourceError where a length is wrong."""
-    with path.open("rb") as file:
-        offset = 0
+    with open_regular(path) as file:
+        offset, size = 0, os.fstat(file.fileno()).st_size
         while head := file.read(_HEAD.size):
             length = _length(head)
-            content = file.read(length) if length is not None else b""
+            content = file.read(length) if length is not None and length < size - offset else b""
             checksum = file.read(4)
             if length is None or len(content) != length or len(checksum) != 4:
                 raise SourceError(
@@ -209,11 +212,11 @@ def _length(head: bytes) -> int | None:
     if len(head) != _HEAD.size:
         return None
     length, crc = _HEAD.unpack(head)
-    return length if length < _LARGEST and masked_crc(head[:8]) == crc else None
+    return length if length <= MOST_SAMPLE_BYTES and masked_crc(head[:8]) == crc else None
 
 
 def _starts_right(path: Path) -> bool:
-    with path.open("rb") as file:
+    with open_regular(path) as file:
         return _length(file.read(_HEAD.size)) is not None
 
 

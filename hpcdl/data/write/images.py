@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import io
+import struct
 import warnings
+from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
@@ -13,6 +16,11 @@ from PIL import Image, ImageOps
 from hpcdl.data.sources.base import Content, UnreadableSample
 
 _MODES = {1: "L", 3: "RGB"}
+_DAMAGED = (
+    OSError, SyntaxError, ValueError, TypeError, LookupError, EOFError, OverflowError, MemoryError, ZeroDivisionError,
+    AttributeError, RuntimeError, struct.error, Image.DecompressionBombError,
+)  # fmt: skip
+"""What Pillow raises for files that are not as they should be."""
 _GREY = frozenset({"1", "L", "LA", "I", "I;16", "I;16B", "F"})
 
 
@@ -24,16 +32,13 @@ def image_header(content: Content) -> tuple[int, int, int]:
 
 def decode(content: Content, *, size: tuple[int, int] | None, channels: int) -> npt.NDArray[np.uint8]:
     """Pixels (H, W, channels) of an image file, scaled to cover `size` (height, width) and cut at the centre."""
-    try:
-        with _opened(content) as image:
-            if size is not None:
-                image.draft(_MODES[channels], (size[1], size[0]))
-            pixels = _converted(image, channels)
-            if size is not None and (pixels.height, pixels.width) != size:
-                pixels = ImageOps.fit(pixels, (size[1], size[0]), method=Image.Resampling.BILINEAR)
-            array = np.asarray(pixels, np.uint8)
-    except (OSError, SyntaxError, ValueError, EOFError, IndexError, Image.DecompressionBombError) as error:
-        raise UnreadableSample(f"damaged image ({error})") from error
+    with _opened(content) as image:
+        if size is not None:
+            image.draft(_MODES[channels], (size[1], size[0]))
+        pixels = _converted(image, channels)
+        if size is not None and (pixels.height, pixels.width) != size:
+            pixels = ImageOps.fit(pixels, (size[1], size[0]), method=Image.Resampling.BILINEAR)
+        array = np.asarray(pixels, np.uint8)
     return array.reshape(array.shape[0], array.shape[1], channels)
 
 
@@ -50,13 +55,17 @@ def check_encoded(content: Content) -> None:
         decode(content, size=None, channels=3)
 
 
-def _opened(content: Content) -> Any:
-    try:
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # Pillow warns of odd metadata; the pixels are what counts here
-            return Image.open(io.BytesIO(content))
-    except (OSError, SyntaxError, ValueError, Image.DecompressionBombError) as error:
-        raise UnreadableSample("no image that Pillow can read") from error
+@contextlib.contextmanager
+def _opened(content: Content) -> Iterator[Any]:
+    """The image in `content`; UnreadableSample for whatever is wrong with it, also while it is worked with."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # Pillow warns of odd metadata; the pixels are what counts here
+        try:
+            with Image.open(io.BytesIO(content)) as image:
+                yield image
+        except _DAMAGED as error:
+            told = " ".join(str(error).split())[:200]
+            raise UnreadableSample(f"damaged image, or none that Pillow can read ({told})") from error
 
 
 def _converted(image: Any, channels: int) -> Any:

@@ -11,8 +11,8 @@ import os
 from collections.abc import Iterator
 from pathlib import Path
 
-from hpcdl.core.errors import UsageError
-from hpcdl.core.files import sync_folder
+from hpcdl.core.errors import CorruptError, UsageError
+from hpcdl.core.files import parse_json, read_bytes, sync_folder
 from hpcdl.core.records import from_json
 from hpcdl.data.dataset import PARTIAL_PREFIX
 from hpcdl.data.write.shards import ShardResult
@@ -61,7 +61,10 @@ def entered(folder: Path, identity: str) -> dict[tuple[str, int], ShardResult]:
                 "give the same as then, or another target folder"
             )
         for document in documents[1:]:
-            result = from_json(ShardResult, document)
+            try:
+                result = from_json(ShardResult, document)
+            except (TypeError, ValueError) as error:
+                raise CorruptError(f"{path} is damaged ({error}); remove it, and the command writes again") from error
             if result.entry is None or _is_whole(folder / result.entry.file, result.entry.num_bytes):
                 found[result.split, result.number] = result
     return found
@@ -74,11 +77,15 @@ def remove(folder: Path) -> None:
 
 
 def _documents(path: Path) -> Iterator[dict[str, object]]:
-    for line in path.read_bytes().splitlines(keepends=True):
+    try:
+        content = read_bytes(path)
+    except OSError as error:
+        raise CorruptError(f"cannot read {path} ({error.strerror}); remove it, and the command writes again") from error
+    for line in content.splitlines(keepends=True):
         if not line.endswith(b"\n"):
             return
         try:
-            document = json.loads(line)
+            document = parse_json(line)
         except ValueError:
             return
         if not isinstance(document, dict):

@@ -10,19 +10,30 @@ import numpy as np
 
 from hpcdl.config.load import flatten
 from hpcdl.config.settings import settings_of
-from hpcdl.core.errors import SourceError, UsageError
+from hpcdl.core.errors import SourceError, UsageError, shown
 from hpcdl.data.dataset import UNSPLIT
 from hpcdl.data.format.hdf5 import filters
 from hpcdl.data.lustre import file_system_of
 from hpcdl.data.read.order import mixed
 from hpcdl.data.sources import SOURCES
-from hpcdl.data.sources.base import Content, Source, SourceFacts, SourceSpec, UnreadableSample, open_source, recognise
+from hpcdl.data.sources.base import (
+    Content,
+    Source,
+    SourceFacts,
+    SourceSpec,
+    UnreadableSample,
+    check_location,
+    examining,
+    open_source,
+    recognise,
+)
 from hpcdl.data.write.images import image_header
 from hpcdl.data.write.index import Index, IndexWriter
 from hpcdl.data.write.job import ShardJob
 from hpcdl.data.write.plan import make_plan
 from hpcdl.data.write.request import LayoutConfig, ShardConfig, ShardRequest, SourceConfig, parse_split
 
+_LONGEST_NAME = 1000
 _HEADERS = 1000
 """So many image files of a split, spread evenly, are looked into for size and colours; the writing checks the rest."""
 
@@ -34,12 +45,13 @@ def make_job(request: ShardRequest, work: Path) -> ShardJob:
     fractions = parse_split(layout.split) if layout.split else None
     filters(layout.compression)  # raises where its package is missing
     source = open_source(spec)
-    with IndexWriter(work) as writer:
+    with examining(request.source), IndexWriter(work) as writer:
         facts = source.scan(writer)
         counts, fingerprint = dict(writer.counts), writer.fingerprint()
     counts = {name: count for name, count in counts.items() if count}
     if not counts:
         raise SourceError(f"{request.source} holds no samples; there is nothing to shard")
+    _check_names(facts, request.source)
     _check_kind(layout, facts)
     index = Index(work)
     try:
@@ -96,8 +108,7 @@ def _spec(request: ShardRequest, work: Path) -> SourceSpec:
     if not request.source.startswith("synthetic:"):
         if name == "synthetic":
             raise SourceError(f"--format synthetic needs a source such as synthetic:imagenet, not {request.source}")
-        if not Path(request.source).exists():
-            raise SourceError(f"no such source: {request.source}; give a folder or file, or synthetic:NAME")
+        check_location(request.source)
         if chosen.samples is not None:
             raise UsageError("--samples is for synthetic sources; leave it out")
     location = request.source if name == "synthetic" else str(Path(request.source).expanduser().absolute())
@@ -112,6 +123,16 @@ def _spec(request: ShardRequest, work: Path) -> SourceSpec:
         checks=request.config.writing.on_error == "stop",
         work=str(work),
     )
+
+
+def _check_names(facts: SourceFacts, source: str) -> None:
+    for name in facts.class_names:
+        try:
+            fits = len(name.encode()) <= _LONGEST_NAME
+        except UnicodeEncodeError:
+            raise SourceError(f"{source}: the class {shown(name)} has a name that is not UTF-8; rename it") from None
+        if not fits or "\0" in name:
+            raise SourceError(f"{source}: {shown(name)} is no name of a class; rename it")
 
 
 def _check_kind(layout: LayoutConfig, facts: SourceFacts) -> None:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
+MOST_CPUS = 65_536
+
 
 def parse_list(text: str) -> tuple[int, ...]:
     """The numbers of a kernel list such as `0-3,8`, ascending; an empty text is the empty set. Raises ValueError."""
@@ -12,6 +14,8 @@ def parse_list(text: str) -> tuple[int, ...]:
         if not part.strip():
             continue
         first, _, last = part.strip().partition("-")
+        if int(last or first) >= MOST_CPUS:
+            raise ValueError(f"no node has a CPU {last or first}")
         found.update(range(int(first), int(last or first) + 1))
     return tuple(sorted(found))
 
@@ -32,6 +36,8 @@ def parse_mask(text: str) -> tuple[int, ...]:
     value = 0
     for word in text.strip().split(","):
         value = (value << 32) | int(word or "0", 16)
+        if not 0 <= value < 1 << MOST_CPUS:
+            raise ValueError("no node has that many CPUs")
     return tuple(bit for bit in range(value.bit_length()) if value >> bit & 1)
 
 

@@ -11,6 +11,7 @@ from pathlib import Path
 from xml.etree import ElementTree
 
 from hpcdl.core.errors import UsageError
+from hpcdl.core.files import MOST_DEPTH, read_bytes
 from hpcdl.node.topology.cpusets import parse_mask
 from hpcdl.node.topology.model import (
     Cache,
@@ -24,6 +25,7 @@ from hpcdl.node.topology.model import (
 
 PROGRAMS = ("lstopo-no-graphics", "lstopo")
 TIMEOUT_S = 30.0
+MOST_BYTES = 8 << 20
 _CACHES = {"L1Cache": "L1d", "L2Cache": "L2", "L3Cache": "L3", "L4Cache": "L4"}
 
 
@@ -52,7 +54,7 @@ def read_live() -> Topology | None:
 def read_file(path: Path) -> Topology:
     """The node that an XML file of `lstopo --of xml` describes; UsageError where it is none."""
     try:
-        return parse(path.read_text(), source=str(path))
+        return parse(read_bytes(path, MOST_BYTES).decode(), source=str(path))
     except OSError as error:
         raise UsageError(
             f"cannot read topology {path}: {error.strerror}; make one with `lstopo --of xml {path}`"
@@ -64,8 +66,10 @@ def read_file(path: Path) -> Topology:
 def parse(text: str, *, source: str) -> Topology:
     """The node that an hwloc 2 XML document describes. UsageError where it is none, or has no cores."""
     try:
-        root = ElementTree.fromstring(text)  # expat resolves no external entities
-    except ElementTree.ParseError as error:
+        if "<!ENTITY" in text:
+            raise ValueError("it declares entities")
+        root = ElementTree.fromstring(text, ElementTree.XMLParser(target=_ShallowTree()))
+    except (ElementTree.ParseError, ValueError) as error:
         raise UsageError(f"{source} is no hwloc XML ({error}); make one with `lstopo --of xml FILE`") from None
     machine = root.find("object[@type='Machine']")
     if root.tag != "topology" or machine is None:
@@ -82,6 +86,33 @@ def parse(text: str, *, source: str) -> Topology:
     return _assemble(found, machine, allowed, allowed_nodes, source)
 
 
+class _ShallowTree(ElementTree.TreeBuilder):
+    """Builds a tree that a recursion can walk; ValueError for a deeper one."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._depth = 0
+
+    def start(self, tag: str, attributes: dict[str, str], /) -> ElementTree.Element:
+        """One level down."""
+        self._depth += 1
+        if self._depth > MOST_DEPTH:
+            raise ValueError(f"it is nested more than {MOST_DEPTH} deep")
+        return super().start(tag, attributes)
+
+    def end(self, tag: str, /) -> ElementTree.Element:
+        """One level up."""
+        self._depth -= 1
+        return super().end(tag)
+
+
+def _whole(element: ElementTree.Element, name: str, default: str = "") -> int:
+    number = int(element.get(name, default))
+    if not 0 <= number < 2**60:
+        raise ValueError(f"{name} is {number}")
+    return number
+
+
 def _walk(element: ElementTree.Element, found: _Found, package: int) -> None:
     for child in element.findall("object"):
         kind = child.get("type", "")
@@ -90,19 +121,23 @@ def _walk(element: ElementTree.Element, found: _Found, package: int) -> None:
             package = len(found.packages)
             found.packages.append(package)
         elif kind == "Core":
-            own = tuple(int(pu.get("os_index", "")) for pu in child.iter("object") if pu.get("type") == "PU")
+            own = tuple(_whole(pu, "os_index") for pu in child.iter("object") if pu.get("type") == "PU")
+            if not own:
+                raise ValueError("a core without hardware threads")
             found.cores.append((package, len(found.cores), own))
             continue
         elif kind == "PU":  # a machine that reports threads without cores
+            if not cpus:
+                raise ValueError("a hardware thread without a number")
             found.cores.append((package, len(found.cores), cpus))
             continue
         elif kind == "NUMANode":
-            size = int(child.get("local_memory", "0"))
-            found.nodes.append((int(child.get("os_index", "")), size, child.get("subtype") or "", cpus))
+            size = _whole(child, "local_memory", "0")
+            found.nodes.append((_whole(child, "os_index"), size, child.get("subtype") or "", cpus))
         elif kind == "MemCache":
-            found.memory_side_cache_bytes += int(child.get("cache_size", "0"))
+            found.memory_side_cache_bytes += _whole(child, "cache_size", "0")
         elif kind in _CACHES:
-            found.caches.append((_CACHES[kind], int(child.get("cache_size", "0")), cpus))
+            found.caches.append((_CACHES[kind], _whole(child, "cache_size", "0"), cpus))
         _walk(child, found, package)
 
 

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import csv
+import io
 import math
 from collections import Counter
 from collections.abc import Callable, Mapping
 from pathlib import Path
 
-from hpcdl.core.errors import ConfigError, SourceError, suggestion
+from hpcdl.core.errors import ConfigError, SourceError, shown, suggestion
+from hpcdl.core.files import read_bytes
 from hpcdl.report.analysis.names import listed
 from hpcdl.report.runs.run import MODES, Run, positive
 from hpcdl.report.runs.sources import Gathered
@@ -35,12 +37,12 @@ _SUM_TOLERANCE = 1.02
 def read_csv(path: Path) -> Gathered:
     """The rows of `path` as runs. ConfigError has a line for each wrong cell; unknown columns are told, not used."""
     try:
-        with path.open(encoding="utf-8-sig", newline="") as file:
-            reader = csv.DictReader(file, restkey="", restval="", strict=True)
-            header = [name.strip() for name in reader.fieldnames or ()]
-            _check_header(path, header)
-            reader.fieldnames = header
-            rows = [(reader.line_num, _stripped(row)) for row in reader]
+        text = io.StringIO(read_bytes(path).decode("utf-8-sig"), newline="")
+        reader = csv.DictReader(text, restkey="", restval="", strict=True)
+        header = [name.strip() for name in reader.fieldnames or ()]
+        _check_header(path, header)
+        reader.fieldnames = header
+        rows = [(reader.line_num, _stripped(row)) for row in reader]
     except FileNotFoundError:
         raise SourceError(f"no such file: {path}; check --import") from None
     except (OSError, UnicodeDecodeError, csv.Error) as error:
@@ -79,7 +81,7 @@ def _run(path: Path, line: int, row: Mapping[str, str], problems: list[str]) -> 
     batch, whole_batch = _batches(cells, workers)
     mode = row.get("mode", "")
     if mode not in ("", *MODES):
-        cells.complain("mode", f"{mode!r} is none of {', '.join(MODES)}")
+        cells.complain("mode", f"{shown(mode)} is none of {', '.join(MODES)}")
     threads = cells.whole("threads") if row.get("threads") else None
     if mode == "scale-up" and threads is None:
         cells.complain("threads", "scale-up needs the number of threads")
@@ -139,9 +141,9 @@ class _Cells:
         if not text and default is not None:
             return default
         value = self._parsed(column, text, float) if text else None
-        if value is None or value != int(value) or value < least:
+        if value is None or value != value or value != int(value) or not least <= value < 2**53:
             if text or not self.problems:
-                self.complain(column, f"{text!r} is no whole number of {least} or more")
+                self.complain(column, f"{shown(text)} is no whole number of {least} or more")
             return max(least, 1)
         return int(value)
 
@@ -155,10 +157,10 @@ class _Cells:
         try:
             value = parse(text)
         except ValueError:
-            self.complain(column, f"{text!r} is no number")
+            self.complain(column, f"{shown(text)} is no number")
             return None
         if math.isinf(value):
-            self.complain(column, f"{text!r} is not finite")
+            self.complain(column, f"{shown(text)} is not finite")
             return None
         return value
 

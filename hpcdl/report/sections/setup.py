@@ -59,7 +59,7 @@ def _statuses(runs: Sequence[Run]) -> str:
 
 
 def _numeric_order(text: str) -> tuple[int, int, str]:
-    return (0, int(text), "") if text.isdecimal() else (1, 0, text)
+    return (0, int(text), "") if text.isdecimal() and len(text) < 20 else (1, 0, text)
 
 
 def _failed(failed: Sequence[Run]) -> Table:

@@ -10,6 +10,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Protocol
 
+from hpcdl.core.files import MOST_JSON_BYTES, open_regular, parse_json
+
 FILE_NAME = "metrics.jsonl"
 STEP_INTERVAL_S = 0.5
 
@@ -132,11 +134,14 @@ class JournalReader:
 
     def read(self) -> list[dict[str, Any]]:
         """New events, oldest first; a line that is not finished yet is left for the next call."""
-        if not self._path.exists():
-            return []
-        with self._path.open("rb") as file:
+        content = b""
+        with contextlib.suppress(OSError), open_regular(self._path) as file:
             file.seek(self._position)
-            content = file.read()
+            content = file.read(MOST_JSON_BYTES)
         whole = content[: content.rfind(b"\n") + 1]
         self._position += len(whole)
-        return [json.loads(line) for line in whole.splitlines()]
+        events = []
+        for line in whole.splitlines():
+            with contextlib.suppress(ValueError):
+                events.append(parse_json(line))
+        return [event for event in events if isinstance(event, dict)]

@@ -1,0 +1,601 @@
+"""Everything that hpcdl reads and did not make a moment ago: how a valid example is made, and what reads it."""
+
+from __future__ import annotations
+
+import csv
+import gzip
+import io
+import json
+import os
+import random
+import shutil
+import struct
+import zipfile
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import h5py
+import numpy as np
+
+from hpcdl.cluster import status
+from hpcdl.cluster.batch import jobs
+from hpcdl.cluster.launchers.hostfile import read_hosts
+from hpcdl.collectives import measure
+from hpcdl.comm.threads.communicator import alone
+from hpcdl.config.load import Layer, file_layer, load, standard_layers
+from hpcdl.config.schema import TrainConfig
+from hpcdl.config.site import site_rules
+from hpcdl.config.study import load_study
+from hpcdl.core.files import write_json
+from hpcdl.core.lock import check_free
+from hpcdl.core.records import FILE_NAME as RECORD
+from hpcdl.data.format import manifest
+from hpcdl.data.inspect.inspection import inspect, require_sound, verify
+from hpcdl.data.sources.tfrecord import _example_class, masked_crc
+from hpcdl.data.write import journal
+from hpcdl.data.write.job import read_job
+from hpcdl.data.write.shards import ShardResult
+from hpcdl.models.spec import check_model_spec
+from hpcdl.node.engine import Engine
+from hpcdl.node.profile import Profile, TrialSummary, find_profile, read_profile, write_profile
+from hpcdl.node.settings import Settings
+from hpcdl.node.topology import hwloc
+from hpcdl.node.topology.drawing import draw
+from hpcdl.node.topology.machines import read_machine
+from hpcdl.report.analysis.analyse import analyse
+from hpcdl.report.build import compose, render
+from hpcdl.report.runs.csv_import import read_csv
+from hpcdl.report.runs.references import load_references
+from hpcdl.report.runs.sources import Gathered, gather, link_of
+from hpcdl.study import state
+from hpcdl.study.plan import make_plan
+from hpcdl.training.checkpoint import folders as checkpoints
+from hpcdl.training.launch import rundir
+from hpcdl.training.launch.prepare import prepare
+from hpcdl.training.loop.journal import JournalReader
+from hpcdl.tuning.log import TrialLog
+from hpcdl.tuning.recorded import find_tunings, read_tuning
+from hpcdl.tuning.replay import read_table, replay
+from hpcdl.tuning.space import build_space, read_space
+from hpcdl.tuning.trials import TrialOutcome
+from tests.conftest import ROOT
+from tests.data.sharding import cifar_folder, idx_folder, image_folder, make, numbers, pixels, report, request
+from tests.fuzz.mutations import BINARY, JSON, TEXT, Mutation
+
+SHARE = ROOT / "share" / "hpcdl"
+EXAMPLE = ROOT / "docs" / "example-report" / "study"
+ENGINE = Engine(
+    package="tensorflow", version="2.21.0", threading="own pool", isa_caps=("default",), allocators=("default",)
+)
+
+
+def _as_is(content: bytes) -> bytes:
+    return content
+
+
+@dataclass(frozen=True, kw_only=True)
+class Kind:
+    """One kind of input. `make` puts a valid example into a folder and names the file to damage, which `read` reads.
+
+    `opened` gives what lies behind checksums or compression in a file, `sealed` puts it there again.
+    """
+
+    make: Callable[[Path], Path]
+    read: Callable[[Path], object]
+    mutations: tuple[Mutation, ...]
+    opened: Callable[[bytes], bytes] = _as_is
+    sealed: Callable[[bytes], bytes] = _as_is
+
+
+def copy_of(source: Path, name: str = "") -> Callable[[Path], Path]:
+    def make_copy(folder: Path) -> Path:
+        return Path(shutil.copyfile(source, folder / (name or source.name)))
+
+    return make_copy
+
+
+def text_of(name: str, text: str) -> Callable[[Path], Path]:
+    def make_text(folder: Path) -> Path:
+        (folder / name).parent.mkdir(parents=True, exist_ok=True)
+        (folder / name).write_text(text)
+        return folder / name
+
+    return make_text
+
+
+# Settings
+
+CONFIG = """model = "lenet"
+data = "synthetic:mnist@6000"
+strategy = "easgd"
+ranks = 4
+servers = 1
+batch-size = 32
+learning-rate = 0.05
+bucket-size = "25MiB"
+time-limit = "1h30m"
+epochs = 2
+checkpoint-every = 600.5
+deterministic = true
+warmup-epochs = 0.5
+schedule = "step"
+stage = "/tmp/a b"
+"""
+SITE = """[site]
+forbid-strategies = ["grpc-ps", "grpc-ring"]
+
+[train]
+model = "lenet"
+data = "synthetic:mnist"
+batch-size = 64
+profile = "none"
+"""
+
+
+def read_config(path: Path) -> object:
+    return prepare(load(TrainConfig, [file_layer(path)]))
+
+
+def read_site(path: Path) -> object:
+    os.environ["HPCDL_SITE_CONFIG"] = str(path)
+    return site_rules(), load(TrainConfig, standard_layers("train"))
+
+
+def read_study(path: Path) -> object:
+    return make_plan(load_study(path, {}, []))
+
+
+def make_run(folder: Path) -> Path:
+    effective = load(
+        TrainConfig, [Layer(origin="test", values={"model": "lenet", "data": "synthetic:mnist", "ranks": 2})]
+    )
+    rundir.create(folder / "run", effective, {"nodes": 1, "hosts": ["a", "b"], "place": {"0": [0, 1]}})
+    return folder / "run" / rundir.CONFIG_FILE
+
+
+def read_run(path: Path) -> object:
+    return rundir.read(path.parent), rundir.resume_layer(path.parent)
+
+
+# Runs and reports
+
+
+def make_records(folder: Path) -> Path:
+    for place in ("1-node/runs/001-ring-1w-64b-r1", "2-nodes/runs/002-ring-2w-64b-r1", "2-nodes/runs/004-ps-1w-64b-r1"):
+        (folder / "runs" / Path(place).name).mkdir(parents=True)
+        shutil.copyfile(EXAMPLE / place / RECORD, folder / "runs" / Path(place).name / RECORD)
+    return folder / "runs" / "002-ring-2w-64b-r1" / RECORD
+
+
+def told(gathered: Gathered, folder: Path) -> object:
+    study = analyse(gathered, references=load_references())
+    return render(compose(study), folder / "report", ["json", "csv", "terminal"])
+
+
+def read_records(path: Path) -> object:
+    return told(gather([path.parents[1]]), path.parents[1])
+
+
+def read_imported(path: Path) -> object:
+    return told(read_csv(path), path.parent)
+
+
+IMPORTED = """\
+strategy,model,nodes,ranks,workers,servers,batch_per_rank,images_per_second,step_seconds,mode,repeat,compute_seconds
+ring,lenet,1,1,1,0,32,100.5,0.3184,weak,1,0.3
+ring,lenet,2,2,2,0,32,190.25,0.3364,weak,1,0.3
+ring,lenet,4,4,4,0,32,360,0.3556,weak,1,0.3
+ps,lenet,2,3,2,1,32,150,,weak,1,
+ps,lenet,4,6,4,2,32,290,,weak,2,
+"""
+
+
+def read_journal(path: Path) -> object:
+    away = path.with_name("away")
+    if not path.is_symlink() and not path.exists():
+        return JournalReader(path.parent).read()
+    path.rename(away)
+    reader = JournalReader(path.parent)
+    away.rename(path)
+    return reader.read(), jobs._last_events(path.parent)
+
+
+def make_checkpoint(folder: Path) -> Path:
+    writer = checkpoints.CheckpointWriter(folder, alone(), 3)
+    for step in (5, 7):
+        arrays = {"weights/0": np.full((3, 4), step, np.float32)}
+        writer.start(checkpoints.Snapshot(step=step, shared=arrays, own=arrays, facts={"ranks": 2, "list": [1.5]}))
+    writer.wait()
+    return folder / "checkpoints" / "step-0000000007"
+
+
+def read_checkpoint(path: Path) -> object:
+    run_dir = path.parents[2]
+    step = checkpoints.newest_valid(run_dir, [])
+    return None if step is None else (checkpoints.read_shared(run_dir, step), checkpoints.read_own(run_dir, step, 0))
+
+
+# Data folders
+
+
+def make_data(folder: Path) -> Path:
+    make("synthetic:8x8x1:3", folder / "data", samples=40, shards=2)
+    return folder / "data"
+
+
+def make_packed(folder: Path) -> Path:
+    make("synthetic:8x8x1:3", folder / "data", samples=40, shards=1, compression="gzip")
+    return folder / "data" / "shard-00000.h5"
+
+
+def read_data(folder: Path) -> object:
+    found = inspect(folder)
+    require_sound(folder, verify(folder))
+    return found
+
+
+def resealed(content: bytes) -> bytes:
+    """A manifest whose checksum fits again."""
+    try:
+        document = json.loads(content)
+        document["checksum"] = manifest.checksum_of(document)
+        return json.dumps(document).encode()
+    except (ValueError, TypeError, RecursionError):
+        return content
+
+
+def make_partial(folder: Path) -> Path:
+    entries = journal.PartialManifest(folder, 0, "identity")
+    for number in range(3):
+        entry = manifest.ShardEntry(file="shard-00000.h5", num_samples=4, num_bytes=10, frame_checksum="abc")
+        entries.enter(ShardResult(split="all", number=number, entry=entry, skipped=["a", "b"]))
+    entries.close()
+    return folder / "manifest.partial.00000"
+
+
+def make_job_file(folder: Path) -> Path:
+    from hpcdl.data.write.listing import make_job
+
+    (folder / "work").mkdir()
+    make_job(request("synthetic:8x8x1:3", folder / "target", samples=40), folder / "work")
+    return folder / "work" / "job.json"
+
+
+# Sources of data
+
+
+def sharded(path: Path, **options: Any) -> object:
+    return report(path, path.parent / "out of it", **options)
+
+
+def as_source(path: Path) -> object:
+    return sharded(path)
+
+
+def folder_as_source(path: Path) -> object:
+    return report(path.parent, path.parent.with_name("out of it"))
+
+
+def class_folder_as_source(path: Path) -> object:
+    return report(path.parents[1], path.parents[1].with_name("out of it"), image_size="8")
+
+
+def make_image(ending: str) -> Callable[[Path], Path]:
+    def make_images(folder: Path) -> Path:
+        image_folder(folder / "s", {"a": 2, "b": 1}, size=12, kind=ending)
+        return folder / "s" / "a" / f"0001.{ending}"
+
+    return make_images
+
+
+def make_list(folder: Path) -> Path:
+    image_folder(folder / "s", {"a": 3, "b": 3}, size=8)
+    with (folder / "list.csv").open("w", newline="") as file:
+        rows = csv.writer(file)
+        rows.writerow(["file", "label", "split"])
+        for number, split in enumerate(("train", "train", "val")):
+            rows.writerows([[f"s/a/{number:04d}.png", 0, split], [f"s/b/{number:04d}.png", 1, split]])
+    return folder / "list.csv"
+
+
+def make_arrays(name: str) -> Callable[[Path], Path]:
+    def make_file(folder: Path) -> Path:
+        save = np.savez_compressed if "packed" in name else np.savez
+        save(folder / name, images=pixels(15, (8, 8, 3)), labels=numbers(15, 4))
+        return folder / name
+
+    return make_file
+
+
+def make_npy(damaged: str) -> Callable[[Path], Path]:
+    def make_files(folder: Path) -> Path:
+        (folder / "s").mkdir()
+        np.save(folder / "s" / "images.npy", pixels(15, (8, 8)))
+        np.save(folder / "s" / "labels.npy", numbers(15, 4).astype(np.int32))
+        return folder / "s" / damaged
+
+    return make_files
+
+
+def make_hdf5(**options: Any) -> Callable[[Path], Path]:
+    def make_file(folder: Path) -> Path:
+        with h5py.File(folder / "events.h5", "w") as file:
+            file.create_dataset("all/images", data=pixels(15, (3, 8, 8)), **options)
+            file["all/y"] = numbers(15, 2).astype(np.float32)
+        return folder / "events.h5"
+
+    return make_file
+
+
+def make_idx(name: str, *, packed: bool = False) -> Callable[[Path], Path]:
+    return lambda folder: idx_folder(folder / "s", packed=packed)[0] / name
+
+
+def make_cifar(name: str, *, pickled: bool, hundred: bool) -> Callable[[Path], Path]:
+    return lambda folder: cifar_folder(folder / "s", pickled=pickled, hundred=hundred)[0] / name
+
+
+def example_bytes(label: int) -> bytes:
+    example = _example_class()()
+    fields = example.features.feature
+    fields["image_raw"].bytes_list.value.append(bytes(range(48)))
+    for field, value in (("label", label), ("height", 4), ("width", 4), ("depth", 3)):
+        fields[field].int64_list.value.append(value)
+    return bytes(example.SerializeToString(deterministic=True))
+
+
+def framed(content: bytes) -> bytes:
+    """`content` as one TFRecord with right checksums, between two sound ones."""
+
+    def record(inner: bytes) -> bytes:
+        head = struct.pack("<Q", len(inner))
+        return head + struct.pack("<I", masked_crc(head)) + inner + struct.pack("<I", masked_crc(inner))
+
+    return record(example_bytes(0)) + record(content) + record(example_bytes(1))
+
+
+def make_records_file(folder: Path) -> Path:
+    (folder / "s.tfrecord").write_bytes(framed(example_bytes(2)))
+    return folder / "s.tfrecord"
+
+
+def zipped(content: bytes) -> bytes:
+    """`content` as the compressed images of an .npz."""
+    made, labels = io.BytesIO(), io.BytesIO()
+    np.save(labels, numbers(15, 4))
+    with zipfile.ZipFile(made, "w", zipfile.ZIP_DEFLATED) as archive:
+        archive.writestr("images.npy", content)
+        archive.writestr("labels.npy", labels.getvalue())
+    return made.getvalue()
+
+
+def unzipped(content: bytes) -> bytes:
+    with zipfile.ZipFile(io.BytesIO(content)) as archive:
+        return archive.read("images.npy")
+
+
+# Nodes and tuning
+
+
+def make_profile(folder: Path) -> Path:
+    trials = [
+        TrialSummary(settings={"ranks_per_node": ranks, "intra_op_threads": 8 // ranks}, status="ok", n=3,
+                     images_per_second=100.0 / ranks, ci95=2.5, memory_bytes_per_rank=10**9)
+        for ranks in (1, 2, 4)
+    ]  # fmt: skip
+    profile = Profile(
+        settings=Settings(ranks_per_node=2, intra_op_threads=4), machine="m", processor="p", fingerprint="f",
+        model="lenet", batch_size=32, num_cores=8, images_per_second=50.0, ci95=1.0, n=3,
+        software={"tensorflow": "2.16"}, trials=trials,
+        picture=["+--+"], created_at="2026-01-01T00:00:00Z",
+    )  # fmt: skip
+    write_profile(profile, folder / "profile.toml")
+    return folder / "profile.toml"
+
+
+def node_profile(path: Path) -> object:
+    topology = read_machine("generic").topology
+    find_profile("auto", "lenet", topology, [path.parent])
+    find_profile(str(path), "lenet", topology)
+    return read_profile(path), tuned(path)
+
+
+def tuned(path: Path) -> object:
+    tunings = [read_tuning(place) for place in find_tunings(path)]
+    if not tunings:
+        return None
+    study = analyse(Gathered(runs=()), tunings=tunings)
+    return render(compose(study), path.parent / "report", ["json", "csv", "terminal"])
+
+
+def make_trials(folder: Path) -> Path:
+    header = {"fingerprint": "f", "engine": "e", "workload": {"model": "lenet", "batch_size": 32}}
+    log = TrialLog(folder / "x.trials.jsonl", header, resume=False)
+    for number in range(6):
+        outcome = TrialOutcome(status="ok", seconds=1.5, images_per_second=100.0 + number)
+        log.add({"ranks_per_node": 1 + number % 2, "intra_op_threads": 4}, outcome)
+    return log.path
+
+
+REPLAY = "ranks,threads,images_per_second\n" + "".join(
+    f"{ranks},{threads},{100 + ranks * threads + sample}\n"
+    for ranks in (1, 2, 4)
+    for threads in (1, 2, 4, 8)
+    for sample in (0, 1)
+)
+SPACE = """ranks-per-node = [1, 2]
+intra-op-threads = [2, 4, 8]
+binding = ["compact", "none"]
+batch-size = 32
+only = false
+"""
+
+
+def read_a_space(path: Path) -> object:
+    return build_space(read_machine("generic").topology, ENGINE, narrowing=read_space(path))
+
+
+def make_machine(folder: Path) -> Path:
+    shutil.copyfile(SHARE / "machines" / "generic-2x16.xml", folder / "generic-2x16.xml")
+    return Path(shutil.copyfile(SHARE / "machines" / "generic.toml", folder / "generic.toml"))
+
+
+def read_topology(path: Path) -> object:
+    topology = hwloc.read_file(path)
+    return topology.summary, draw(topology), build_space(topology, ENGINE)
+
+
+# What hpcdl keeps for itself
+
+
+def make_timetable(folder: Path) -> Path:
+    rows = [measure.Row(bytes=size, seconds={"ring": 0.5, "tree": 0.25}) for size in (1024, 2**20)]
+    measure.save_table(folder / "t.json", measure.Timetable(library="m", ranks=2, nodes=1, rows=rows))
+    return folder / "t.json"
+
+
+def read_timetable(path: Path) -> object:
+    table = measure.load_table(path)
+    return None if table is None else [table.best(size) for size in (1, 10**6, 10**12)]
+
+
+def make_study_state(folder: Path) -> Path:
+    return Path(shutil.copyfile(EXAMPLE / "2-nodes" / "study.json", folder / "study.json"))
+
+
+def read_study_state(path: Path) -> object:
+    return state.read_state(path.parent) if path.exists() else None
+
+
+def damaged_label(content: bytes, dice: random.Random) -> bytes:
+    return str(dice.choice((0, 1, -1, 10**8, 10**9, 2**62, 2**63 - 1))).encode()
+
+
+def make_status(folder: Path) -> Path:
+    status.report_status(folder, 3, "failed", exit_code=1, message="it broke")
+    return folder / "3.json"
+
+
+def make_submitted(folder: Path) -> Path:
+    job = {"number": "12", "system": "slurm", "name": "n", "folder": "/f", "command": ["train"], "nodes": 1, "ranks": 2}
+    (folder / "hpcdl" / "jobs").mkdir(parents=True)
+    write_json(folder / "hpcdl" / "jobs" / "slurm-12.json", {**job, "run_dir": "", "submitted_at": 1.5})
+    return folder / "hpcdl" / "jobs" / "slurm-12.json"
+
+
+def read_submitted(path: Path) -> object:
+    os.environ["XDG_CACHE_HOME"] = str(path.parents[2])
+    return jobs.known_jobs(), jobs.find_job("12") if path.is_file() and jobs.known_jobs() else None
+
+
+KINDS: dict[str, Kind] = {
+    "config": Kind(make=text_of("c.toml", CONFIG), read=read_config, mutations=TEXT),
+    "site": Kind(make=text_of("site.toml", SITE), read=read_site, mutations=TEXT),
+    "run.toml": Kind(make=make_run, read=read_run, mutations=TEXT),
+    "study": Kind(make=copy_of(SHARE / "examples" / "easgd-comparison.toml"), read=read_study, mutations=TEXT),
+    "study state": Kind(make=make_study_state, read=read_study_state, mutations=JSON),
+    "records": Kind(make=make_records, read=read_records, mutations=JSON),
+    "journal of a run": Kind(
+        make=lambda folder: copy_of(EXAMPLE / "1-node/runs/001-ring-1w-64b-r1/metrics.jsonl")(folder),
+        read=read_journal, mutations=TEXT,
+    ),
+    "CSV import": Kind(make=text_of("i.csv", IMPORTED), read=read_imported, mutations=TEXT),
+    "references": Kind(
+        make=copy_of(SHARE / "references" / "cori.toml"), read=lambda path: load_references(path.parent), mutations=TEXT
+    ),
+    "link": Kind(
+        make=text_of("l.json", '{"link": {"seconds_per_byte": 1e-9, "latency": 0.1}, "rows": [1, 2]}'),
+        read=lambda path: link_of(str(path)), mutations=JSON,
+    ),
+    "checkpoint": Kind(
+        make=lambda folder: make_checkpoint(folder) / "checkpoint.json", read=read_checkpoint, mutations=JSON
+    ),
+    "checkpoint's arrays": Kind(
+        make=lambda folder: make_checkpoint(folder) / "shared.npz", read=read_checkpoint, mutations=BINARY
+    ),
+    "manifest": Kind(
+        make=lambda folder: make_data(folder) / "manifest.json", read=lambda path: read_data(path.parent),
+        mutations=JSON,
+    ),
+    "manifest with a fitting checksum": Kind(
+        make=lambda folder: make_data(folder) / "manifest.json", read=lambda path: read_data(path.parent),
+        mutations=JSON[:3], sealed=resealed,
+    ),
+    "shard": Kind(
+        make=lambda folder: make_data(folder) / "shard-00001.h5", read=lambda path: read_data(path.parent),
+        mutations=BINARY,
+    ),
+    "compressed shard": Kind(make=make_packed, read=lambda path: read_data(path.parent), mutations=BINARY),
+    "partial manifest": Kind(
+        make=make_partial, read=lambda path: journal.entered(path.parent, "identity"), mutations=TEXT
+    ),
+    "job of writing": Kind(make=make_job_file, read=lambda path: read_job(path.parent), mutations=JSON),
+    "list of files": Kind(make=make_list, read=as_source, mutations=TEXT),
+    "PNG": Kind(make=make_image("png"), read=class_folder_as_source, mutations=BINARY),
+    "JPEG": Kind(make=make_image("jpg"), read=class_folder_as_source, mutations=BINARY),
+    "BMP": Kind(make=make_image("bmp"), read=class_folder_as_source, mutations=BINARY),
+    "TIFF": Kind(make=make_image("tiff"), read=class_folder_as_source, mutations=BINARY),
+    "npz": Kind(make=make_arrays("a.npz"), read=as_source, mutations=BINARY),
+    "compressed npz": Kind(make=make_arrays("packed.npz"), read=as_source, mutations=BINARY),
+    "array in a compressed npz": Kind(
+        make=make_arrays("packed.npz"), read=as_source, mutations=(*BINARY, *TEXT), opened=unzipped, sealed=zipped
+    ),
+    "npy images": Kind(make=make_npy("images.npy"), read=folder_as_source, mutations=(*BINARY, *TEXT)),
+    "npy labels": Kind(make=make_npy("labels.npy"), read=folder_as_source, mutations=(*BINARY, *TEXT)),
+    "HDF5": Kind(make=make_hdf5(), read=as_source, mutations=BINARY),
+    "HDF5 in chunks": Kind(
+        make=make_hdf5(chunks=(4, 3, 8, 8), compression="gzip"), read=as_source, mutations=BINARY
+    ),
+    "IDX images": Kind(make=make_idx("train-images-idx3-ubyte"), read=folder_as_source, mutations=BINARY),
+    "IDX labels": Kind(make=make_idx("train-labels-idx1-ubyte"), read=folder_as_source, mutations=BINARY),
+    "IDX images, gzip": Kind(
+        make=make_idx("train-images-idx3-ubyte.gz", packed=True), read=folder_as_source, mutations=BINARY
+    ),
+    "IDX images inside gzip": Kind(
+        make=make_idx("train-images-idx3-ubyte.gz", packed=True), read=folder_as_source, mutations=BINARY,
+        opened=gzip.decompress, sealed=gzip.compress,
+    ),
+    "CIFAR-10 binary": Kind(
+        make=make_cifar("data_batch_1.bin", pickled=False, hundred=False), read=folder_as_source, mutations=BINARY
+    ),
+    "CIFAR-10 names": Kind(
+        make=make_cifar("batches.meta.txt", pickled=False, hundred=False), read=folder_as_source, mutations=TEXT
+    ),
+    "CIFAR-10 pickle": Kind(
+        make=make_cifar("data_batch_1", pickled=True, hundred=False), read=folder_as_source, mutations=BINARY
+    ),
+    "CIFAR-100 pickled names": Kind(
+        make=make_cifar("meta", pickled=True, hundred=True), read=folder_as_source, mutations=(*BINARY, *TEXT)
+    ),
+    "TFRecord": Kind(make=make_records_file, read=as_source, mutations=BINARY),
+    "Example in a TFRecord": Kind(
+        make=make_records_file, read=as_source, mutations=BINARY, opened=lambda content: example_bytes(2), sealed=framed
+    ),
+    "label in a TFRecord": Kind(
+        make=make_records_file, read=as_source, mutations=(damaged_label,),
+        sealed=lambda content: framed(example_bytes(int(content))),
+    ),
+    "profile": Kind(make=make_profile, read=node_profile, mutations=TEXT),
+    "log of trials": Kind(make=make_trials, read=tuned, mutations=TEXT),
+    "replay": Kind(make=text_of("r.csv", REPLAY), read=lambda path: replay(read_table(path)), mutations=TEXT),
+    "space": Kind(make=text_of("s.toml", SPACE), read=read_a_space, mutations=TEXT),
+    "machine": Kind(make=make_machine, read=lambda path: read_machine(str(path)), mutations=TEXT),
+    "hwloc": Kind(make=copy_of(SHARE / "machines" / "generic-2x16.xml"), read=read_topology, mutations=TEXT),
+    "host file": Kind(
+        make=text_of("hosts", "c401-[001-004,010] slots=2\nlogin1:4 # two\nn[1-3]-[0-1]\n"), read=read_hosts,
+        mutations=TEXT,
+    ),
+    "model file": Kind(
+        make=copy_of(SHARE / "examples" / "my_model.py"), read=lambda path: check_model_spec(f"{path}:build"),
+        mutations=TEXT,
+    ),
+    "timetable": Kind(make=make_timetable, read=read_timetable, mutations=JSON),
+    "status of a rank": Kind(make=make_status, read=lambda path: status.read_statuses(path.parent), mutations=JSON),
+    "submitted job": Kind(make=make_submitted, read=read_submitted, mutations=JSON),
+    "lock": Kind(
+        make=text_of(".hpcdl-lock", '{"host": "h", "pid": 12, "job": ""}'), read=lambda path: check_free(path.parent),
+        mutations=JSON,
+    ),
+}  # fmt: skip

@@ -1,0 +1,30 @@
+"""Hostile input of every kind ends in success or in one line: no traceback, no hang, no gigabyte of memory."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from tests.fuzz.batches import failures
+from tests.fuzz.kinds import KINDS
+from tests.fuzz.mutations import SPECIAL
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_hostile_input_ends_in_one_line(kind: str) -> None:
+    found = failures(kind, [*SPECIAL, *range(100)])
+    assert not found, "\n".join(map(str, found))
+
+
+@pytest.mark.soak
+@pytest.mark.parametrize("kind", KINDS)
+def test_much_hostile_input_ends_in_one_line(kind: str) -> None:
+    found = failures(kind, range(100, 1100))
+    assert not found, "\n".join(map(str, found))
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_the_example_of_a_kind_is_read(kind: str, tmp_path: Path) -> None:
+    """What is made hostile is well before."""
+    KINDS[kind].read(KINDS[kind].make(tmp_path))

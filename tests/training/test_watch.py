@@ -1,0 +1,175 @@
+"""Whom a wait in vain is blamed on, and what the watch does about it; threads and short times, no ranks."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from hpcdl.comm.observed import Observation
+from hpcdl.core.errors import RankError
+from hpcdl.training.session.watch import Actions, Limits, Note, WaitNote, Watch, diagnose
+from tests.conftest import patience
+
+LIMITS = Limits(stall_s=10, busy_s=100)
+HOSTS = {0: "a", 1: "b", 2: "c"}
+
+
+def waiting(rank: int, *peers: int, age_s: float = 12, operation: str = "an all-reduce", patient: bool = False) -> Note:
+    wait = WaitNote(operation=operation, peers=peers, age_s=age_s, patient=patient)
+    return note(rank, waits=[wait])
+
+
+def note(rank: int, *, idle_s: float = 12, share: float = 0.0, waits: list[WaitNote] | None = None) -> Note:
+    return Note(
+        rank=rank, host=HOSTS[rank], role="worker", doing="computing", step=7, idle_s=idle_s, processor_share=share,
+        waits=waits or [],
+    )  # fmt: skip
+
+
+def hidden(rank: int, share: float) -> Note:
+    peers = [other for other in range(3) if other != rank]
+    return note(rank, share=share, waits=[WaitNote(operation="an engine", peers=peers, age_s=12, hidden=True)])
+
+
+CASES: dict[str, tuple[list[Note], str, int, bool, str]] = {
+    "no note: gone": ([waiting(0, 1, 2), waiting(2, 0, 1)], "gone", 1, True, "rank 1 on b gives no sign of life"),
+    "gone behind another": ([waiting(0, 1), waiting(1, 2)], "gone", 2, True, "rank 2 on c"),
+    "gone before stuck": ([waiting(0, 1, 2), note(1)], "gone", 2, True, "rank 2"),
+    "stuck": ([waiting(0, 1), note(1), note(2, share=1)], "stuck", 1, True, "stuck outside any communication"),
+    "busy": ([waiting(0, 1), note(1, share=0.9)], "busy", 1, False, "is busy: computing, step 7"),
+    "busy too long": ([waiting(0, 1, age_s=101), note(1, share=0.9)], "busy", 1, True, "is busy"),
+    "elsewhere": ([waiting(0, 1), note(1, idle_s=1)], "elsewhere", 1, False, "goes on elsewhere"),
+    "elsewhere too long": ([waiting(0, 1, age_s=101), note(1, idle_s=1)], "elsewhere", 1, True, "goes on elsewhere"),
+    "a server may wait": (
+        [waiting(0, 1, age_s=101, patient=True), note(1, idle_s=1)], "elsewhere", 1, False, "elsewhere"
+    ),
+    "deadlock": (
+        [waiting(0, 1), waiting(1, 0, operation="a barrier")], "deadlock", 1, True,
+        "waits in a barrier (computing, step 7), while rank 0 (worker) on a has waited for",
+    ),
+    "the network": ([waiting(0, 1), waiting(1, 0)], "hang", 0, True, "the network or the library hangs"),
+    "an engine of its own that computes": ([hidden(0, 0.9), hidden(1, 0.9), hidden(2, 0.1)], "busy", 1, False, "busy"),
+    "an engine of its own that waits": ([hidden(0, 0.1), hidden(1, 0.1), hidden(2, 0.1)], "hang", 0, True, "hangs"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("case", CASES, ids=str)
+def test_the_cause_is_found(case: str) -> None:
+    notes, kind, cause, fatal, words = CASES[case]
+    found = diagnose(notes[0], {each.rank: each for each in notes}, HOSTS, LIMITS)
+    assert found is not None
+    assert (found.kind, found.cause, found.fatal) == (kind, cause, fatal)
+    assert words in found.text
+    assert "\n" not in found.text
+
+
+@pytest.mark.parametrize(
+    "mine, others",
+    [
+        (waiting(0, 1, age_s=9), [note(1)]),
+        (note(0), [note(1)]),
+        (waiting(0, 1), [waiting(1, 0, age_s=6, operation="a barrier")]),
+    ],
+    ids=["not yet overdue", "waits for nobody", "the other one may still be answered"],
+)
+def test_nothing_is_wrong_yet(mine: Note, others: list[Note]) -> None:
+    assert diagnose(mine, {each.rank: each for each in [mine, *others]}, HOSTS, LIMITS) is None
+
+
+class Rank:
+    """One rank under a watch with short times; what the watch says is kept."""
+
+    def __init__(self, rank: int, folder: Path, *, can_lose: Callable[[int], bool] = lambda rank: False) -> None:
+        self.seen = Observation(rank, 3, HOSTS[rank])
+        self.ended: list[RankError] = []
+        self.told: list[str] = []
+        self.left: list[int] = []
+        actions = Actions(
+            end=self.ended.append,
+            tell=self.told.append,
+            can_lose=can_lose,
+            leave_behind=lambda gone, text: self.left.append(gone),
+        )
+        limits = Limits(stall_s=0.6, busy_s=60)
+        self.watch = Watch(observation=self.seen, folder=folder, actions=actions, limits=limits, hosts=dict(HOSTS))
+
+
+def until(condition: Callable[[], bool]) -> None:
+    deadline = time.monotonic() + patience(20)
+    while not condition():
+        assert time.monotonic() < deadline, "the watch did not come to it"
+        time.sleep(0.02)
+
+
+def run(ranks: list[Rank], over: Callable[[], bool]) -> None:
+    for rank in ranks:
+        rank.watch.start()
+    try:
+        until(over)
+    finally:
+        for rank in ranks:
+            rank.watch.stop()
+
+
+def test_a_rank_without_a_sign_of_life_ends_the_run(tmp_path: Path) -> None:
+    ranks = [Rank(0, tmp_path), Rank(2, tmp_path)]
+    with ranks[0].seen.waiting_for("a barrier"), ranks[1].seen.waiting_for("a barrier"):
+        run(ranks, lambda: any(rank.ended for rank in ranks))
+    (error,) = next(rank.ended for rank in ranks if rank.ended)[:1]
+    assert (error.rank, error.host) == (1, "b")
+    assert "gives no sign of life" in str(error)
+
+
+def test_a_rank_that_computes_is_told_of_once(tmp_path: Path) -> None:
+    """All three live in this process, whose processor time advances."""
+    ranks = [Rank(0, tmp_path), Rank(1, tmp_path), Rank(2, tmp_path)]
+    over = threading.Event()
+    spinning = threading.Thread(target=lambda: [None for _ in iter(over.is_set, True)], daemon=True)
+    spinning.start()
+    try:
+        with ranks[0].seen.waiting_for("receiving", [1]):
+            run(ranks, lambda: bool(ranks[0].told))
+    finally:
+        over.set()
+        spinning.join()
+    assert len(ranks[0].told) == 1
+    assert "rank 1 (rank) on b is busy" in ranks[0].told[0]
+    assert not any(rank.ended for rank in ranks)
+
+
+def test_a_run_that_can_goes_on_without_a_rank(tmp_path: Path) -> None:
+    ranks = [Rank(rank, tmp_path, can_lose=lambda gone: gone == 1) for rank in (0, 2)]
+    with ranks[1].seen.waiting_for("receiving", [1]):
+        run(ranks, lambda: all(rank.seen.lost == {1} for rank in ranks) and bool(ranks[0].told))
+    assert [rank.left for rank in ranks if rank.left] == [[1]]
+    assert "goes on without rank 1" in ranks[0].told[0]
+    assert not any(rank.ended for rank in ranks)
+
+
+def test_two_operations_that_do_not_fit_are_told(tmp_path: Path) -> None:
+    ranks = [Rank(0, tmp_path), Rank(1, tmp_path), Rank(2, tmp_path)]
+    with ranks[0].seen.waiting_for("a barrier", [1]), ranks[1].seen.waiting_for("an all-reduce", [0]):
+        run(ranks, lambda: any(rank.ended for rank in ranks))
+    text = str(next(rank.ended for rank in ranks if rank.ended)[0])
+    assert text.startswith("deadlock: ")
+    assert "a barrier" in text
+    assert "an all-reduce" in text
+
+
+def test_a_run_that_moves_writes_nothing(tmp_path: Path) -> None:
+    ranks = [Rank(0, tmp_path), Rank(1, tmp_path)]
+    began = time.monotonic()
+
+    def step() -> bool:
+        for rank in ranks:
+            with rank.seen.waiting_for("a barrier", [1 - rank.seen.rank]):
+                time.sleep(0.005)
+        return time.monotonic() - began > 1.5
+
+    run(ranks, step)
+    assert not list(tmp_path.iterdir())
+    assert not any(rank.ended or rank.told for rank in ranks)

@@ -6,31 +6,62 @@ itself does; everything else in hpcdl is handed its communicator.
 
 from __future__ import annotations
 
+import atexit
 import dataclasses
+import shutil
 import sys
 import traceback
+import uuid
 from collections.abc import Sequence
+from pathlib import Path
 from types import TracebackType
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from hpcdl.core.errors import UsageError, original
 from hpcdl.core.protocols import Communicator
 
+if TYPE_CHECKING:
+    from hpcdl.comm.observed import Observed
+
 _session: list[Communicator] = []
 
 
-def init() -> None:
-    """Join the ranks of the launcher, or be the only rank where there is none; call it before importing TensorFlow."""
+def init(stall_timeout_s: float = 300.0) -> None:
+    """Join the ranks of the launcher, or be the only rank where there is none; call it before importing TensorFlow.
+
+    From then on a rank that waits for `stall_timeout_s` seconds for one that is gone, stopped or in another operation
+    ends the job with one line that says so.
+    """
     from hpcdl.cluster.environment import placement
+    from hpcdl.comm.observed import observe
     from hpcdl.training.session.rank import ALONE, communicator_for, set_up_process
 
     if _session:
         return
     place = placement() or ALONE
     set_up_process(place.local_rank)
-    _session.append(communicator_for(place))
+    joined = observe(communicator_for(place))
+    _session.append(joined)
     if place.size > 1:
         sys.excepthook = _end_all_ranks
+        _watch(joined, stall_timeout_s)
+
+
+def _watch(joined: Observed, stall_timeout_s: float) -> None:
+    """Watch this rank until the script is over; the ranks leave their notes in a folder of the user's cache."""
+    from hpcdl.comm.agree import decided
+    from hpcdl.core.paths import user_cache_folder
+    from hpcdl.training.session.watch import FOLDER, Limits, watch_of
+
+    folder = Path(decided(joined, lambda: str(user_cache_folder() / FOLDER / uuid.uuid4().hex)))
+    joined.observation.role = "script"
+    joined.observation.doing("running the script")
+    watch = watch_of(joined, folder)
+    watch.limits = Limits(stall_s=stall_timeout_s)
+    watch.hosts = dict(enumerate(joined.allgather_json(joined.host)))
+    watch.start()
+    atexit.register(shutil.rmtree, folder, ignore_errors=True)
+    atexit.register(watch.stop)
 
 
 def _end_all_ranks(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:

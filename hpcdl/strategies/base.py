@@ -86,8 +86,6 @@ class Context:
 class Worker:
     """The strategy's part of a worker's step. Tensors are TensorFlow's, in the model's variable order."""
 
-    bytes_sent: int = 0
-    """Payload bytes that this rank has sent so far."""
     loss_share: float = 1.0
     """What the step multiplies the loss by before back-propagation: gradients that are summed come out averaged."""
     learning_rate: float = 0.0
@@ -153,10 +151,6 @@ class Worker:
 
 class Server(Protocol):
     """A rank that serves and never imports TensorFlow."""
-
-    @property
-    def bytes_sent(self) -> int:
-        """Payload bytes that this rank has sent so far."""
 
     def serve(self) -> dict[str, Any]:
         """Serve until every worker has left; returns what the record keeps about this rank, as JSON.

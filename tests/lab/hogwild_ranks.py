@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 
 from hpcdl.comm.mpi.communicator import world
+from hpcdl.comm.observed import EXCHANGE, observe
 from hpcdl.config.schema import ElasticConfig, ExchangeConfig, OptimizerConfig
 from hpcdl.core.protocols import Communicator
 from hpcdl.strategies.base import Context
@@ -23,9 +24,10 @@ def train(name: str, everybody: Communicator) -> dict[str, Any]:
     """Free running workers; hogwild-sgd with a gradient that stays, hogwild-easgd with one kick at the start."""
     communicator = everybody.duplicate()
     info = find_strategy(name)
+    observed = observe(communicator).for_purpose(EXCHANGE)
     context = Context(
         info=info,
-        communicator=communicator,
+        communicator=observed,
         num_workers=communicator.size,
         num_servers=0,
         exchange=ExchangeConfig(),
@@ -37,9 +39,11 @@ def train(name: str, everybody: Communicator) -> dict[str, Any]:
     start = np.linspace(-1, 1, LENGTH).astype(np.float32)
     gradient = np.full(LENGTH, communicator.rank + 1, np.float32)
     replica.start(start, [LENGTH])
+    before = observed.observation.traffic()
     for step in range(STEPS):
         replica.before_step(step)
         replica.step(gradient if step == 0 or name == "hogwild-sgd" else np.zeros_like(gradient))
+    sent = (observed.observation.traffic() - before).bytes_sent
     replica.leave()
     center, weights = replica.center().copy(), replica.weights.copy()
     replica.finish()
@@ -56,7 +60,7 @@ def train(name: str, everybody: Communicator) -> dict[str, Any]:
         "way": type(replica._link).__name__,
         "warnings": list(replica.warnings),
         "updates": replica.count,
-        "megabytes_sent": replica.bytes_sent / 1e6,
+        "megabytes_sent": sent / 1e6,
     }
 
 

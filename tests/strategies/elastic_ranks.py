@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 
+from hpcdl.comm.observed import CONTROL, observe
 from hpcdl.comm.threads import communicator as threads
 from hpcdl.config.schema import ElasticConfig, ExchangeConfig, OptimizerConfig
 from hpcdl.strategies.base import Context
@@ -67,7 +68,8 @@ def run(
     counts = [Counts() for _ in range(workers + servers)]
 
     def rank(inner: threads.ThreadCommunicator) -> Any:
-        communicator = TracingCommunicator(inner, counts[inner.rank])
+        communicator = observe(TracingCommunicator(inner, counts[inner.rank]))
+        seen = communicator.observation
         context = Context(
             info=info,
             communicator=communicator,
@@ -83,6 +85,7 @@ def run(
         me = communicator.rank
         replica = strategy.replica(context)
         replica.start(start.astype(np.float32), sizes or [start.size])
+        before = seen.traffic(CONTROL)
         for step in range(steps):
             if turns:
                 turns.take(me)
@@ -92,7 +95,7 @@ def run(
                 turns.give()
         counts[me].messages_in_steps = counts[me].messages  # type: ignore[attr-defined]
         counts[me].bytes_in_steps = counts[me].bytes  # type: ignore[attr-defined]
-        counts[me].declared = replica.bytes_sent  # type: ignore[attr-defined]
+        counts[me].observed = (seen.traffic(CONTROL) - before).bytes_sent  # type: ignore[attr-defined]
         replica.group.barrier()
         center = replica.center().copy()
         replica.finish()

@@ -55,12 +55,14 @@ def test_the_record_tells_about_servers(whole_run: Path) -> None:
     servers = [rank for rank in record["rank_records"] if rank["role"] == "server"]
     assert [rank["rank"] for rank in servers] == [2, 3]
     gradient_bytes = record["gradient_bytes"]
-    assert {rank["bytes_sent_per_step"] for rank in workers} == {gradient_bytes}
+    for rank in workers:  # beside the gradients a header of 40 bytes for each server, and their layout, once
+        assert gradient_bytes <= rank["bytes_sent_per_step"] < 1.001 * gradient_bytes
     assert sum(rank["details"]["held_bytes"] for rank in servers) == gradient_bytes
     for rank in servers:
         held = rank["details"]["held_bytes"]
         assert held == pytest.approx(gradient_bytes / 2, rel=0.01)
-        assert rank["bytes_sent_per_step"] == rank["bytes_received_per_step"] == 2 * held
+        for kind in ("bytes_sent_per_step", "bytes_received_per_step"):
+            assert rank[kind] == pytest.approx(2 * held, rel=0.001)
         assert rank["busy_seconds_per_step"] > 0
         assert rank["peak_memory_bytes"] < 0.5 * workers[0]["peak_memory_bytes"]
 

@@ -97,7 +97,7 @@ def test_every_worker_gets_the_mean_in_rank_order(placement: str, num_workers: i
 
 
 @pytest.mark.parametrize("placement", sorted(PLACEMENTS))
-def test_bytes_are_what_the_record_says(placement: str) -> None:
+def test_bytes_are_gradients_headers_and_answers(placement: str) -> None:
     num_workers, num_servers = 3, 2
     traced: dict[int, TracingCommunicator] = {}
     clients: dict[int, ServerClient] = {}
@@ -114,16 +114,14 @@ def test_bytes_are_what_the_record_says(placement: str) -> None:
     header_bytes, answer_bytes = 5 * 8, 4 * 8
     gradient_bytes = 4 * sum(LENGTHS)
     for worker in (1, 2):  # worker 0 also tells the layout
-        assert clients[worker].bytes_sent == clients[worker].bytes_received == STEPS * gradient_bytes
         beside = (STEPS + 1) * num_servers * header_bytes
         assert traced[worker].counts.bytes == STEPS * gradient_bytes + beside
     served = results[num_workers:]
     assert sum(server["held_bytes"] for server in served) == gradient_bytes
     for number, server in enumerate(served):
-        assert server["bytes_sent_per_step"] == server["bytes_received_per_step"] == num_workers * server["held_bytes"]
         beside = STEPS * num_workers * answer_bytes if number == 0 else 0
         counted = traced[num_workers + number].counts.bytes
-        assert counted == STEPS * server["bytes_sent_per_step"] + beside
+        assert counted == STEPS * num_workers * server["held_bytes"] + beside
         assert server["steps"] == STEPS and server["busy_seconds_per_step"] > 0
     loads = clients[0].as_json()["server_bytes"]
     assert loads == [server["held_bytes"] for server in served]

@@ -26,7 +26,6 @@ class Wire:
     A format of narrow range is `scaled`: every bucket is brought near the top of it by a power of two.
     """
 
-    item_bytes: int | None
     encode: Callable[[Any], Any]
     decode: Callable[[Any, Any], Any]
     add: Add | None
@@ -36,9 +35,8 @@ class Wire:
 
 
 WIRES = {
-    "none": Wire(item_bytes=None, encode=lambda flat: flat, decode=lambda sent, dtype: sent, add=None),
+    "none": Wire(encode=lambda flat: flat, decode=lambda sent, dtype: sent, add=None),
     "fp16": Wire(
-        item_bytes=2,
         encode=lambda flat: tf.cast(flat, tf.float16),
         decode=tf.cast,
         add=add_float16,
@@ -46,7 +44,6 @@ WIRES = {
         exponent=0x7C00,
     ),
     "bf16": Wire(  # numpy has no bfloat16: its bits travel as uint16
-        item_bytes=2,
         encode=lambda flat: tf.bitcast(tf.cast(flat, tf.bfloat16), tf.uint16),
         decode=lambda sent, dtype: tf.cast(tf.bitcast(sent, tf.bfloat16), dtype),
         add=add_bfloat16,

@@ -51,7 +51,6 @@ class AllReduceWorker(Worker):
         target = COLLECTIVES.entry(context.info.name).target.partition(":")[0]
         self._collective = importlib.import_module(target)
         self._workspace = Workspace(measure=not context.deterministic)
-        self._bytes_per_step = 0
         self.loss_share = 1 / self._communicator.size
         self._guard = FiniteGuard(self._communicator.rank, self._communicator)
 
@@ -80,7 +79,6 @@ class AllReduceWorker(Worker):
         """The sum of `gradients` over the ranks, in the same order; traced into the graph. `names`: the variables'."""
         if self._communicator.size == 1:
             return self._checked(gradients, self._guard.before_exchange, gradients, names)
-        self._bytes_per_step = 0
         averaged: list[Any] = [None] * len(gradients)
         previous: list[Any] = []
         for number, (bucket, wire) in enumerate(self._plan(gradients)):
@@ -92,7 +90,6 @@ class AllReduceWorker(Worker):
             previous = [reduced[0]]
             for index, tensor in zip(bucket, reduced, strict=True):
                 averaged[index] = tensor
-            self._bytes_per_step += self._bytes_of(mine, wire)
         with tf.control_dependencies(previous):
             return self._checked(averaged, self._guard.after_exchange, gradients, names)
 
@@ -104,10 +101,6 @@ class AllReduceWorker(Worker):
             return list(result)
         with tf.control_dependencies([look(gradients, names)]):
             return [tf.identity(tensor) for tensor in result]
-
-    def after_step(self, step: int) -> None:
-        """Count the step's bytes by the algorithm's own rule, which a test holds against a tracing communicator."""
-        self.bytes_sent += self._bytes_per_step
 
     def finish(self, *, early: bool = False) -> None:
         """Give scratch buffers and sub-communicators back."""
@@ -142,14 +135,6 @@ class AllReduceWorker(Worker):
             return call_python(lambda mine: float16_scale(reduce(mine)), [largest], largest.dtype)
 
         return scale
-
-    def _bytes_of(self, tensors: Sequence[Any], wire: Wire) -> int:
-        plain = tensors[0].dtype.size
-        item_bytes = wire.item_bytes or plain
-        num_bytes = sum(tensor.shape.num_elements() for tensor in tensors) * item_bytes
-        num_ranks = self._communicator.size
-        bound = self._collective.cost(num_ranks, plain, plain).bytes if wire.scaled else 0
-        return int(self._collective.cost(num_ranks, num_bytes, item_bytes).bytes + bound)
 
 
 def exchange_bucket(

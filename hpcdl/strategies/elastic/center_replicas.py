@@ -73,8 +73,7 @@ class CenterReplica(Replica):
         self.waited_s = took - self._quickest_s
 
     def _note(self) -> None:
-        self.bytes_sent, self.count = self._link.bytes_sent, self._link.count
-        self.stopped, self.num_lost = self._link.stopped, self._link.num_lost
+        self.count, self.stopped, self.num_lost = self._link.count, self._link.stopped, self._link.num_lost
 
 
 class ElasticReplica(CenterReplica):

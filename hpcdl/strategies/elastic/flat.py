@@ -66,8 +66,8 @@ class FlatWorker(Worker):
         return tf.ensure_shape(exchanged, [])
 
     def after_step(self, step: int) -> None:
-        """Take what the exchange has counted."""
-        self.bytes_sent, self.waited_s = self.replica.bytes_sent, self.replica.waited_s
+        """Take how long the exchange has waited."""
+        self.waited_s = self.replica.waited_s
 
     def state(self) -> dict[str, Array]:
         """This worker's own weights."""

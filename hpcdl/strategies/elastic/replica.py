@@ -38,7 +38,6 @@ class Replica:
         self.learning_rate = context.optimizer.learning_rate
         self.alpha = moving_rate(context.elastic, context.num_workers)
         self.weights: Array = numpy.zeros(0, numpy.float32)
-        self.bytes_sent = 0
         self.count = 0
         self.total = 0
         self.stopped = False

@@ -104,7 +104,6 @@ class CenterEverywhere(Replica):
         if self._chip.size > 1:
             auto.allreduce(self._chip, gradient, self._chip_workspace)
             gradient /= self._chip.size
-            self.bytes_sent += auto.cost(self._chip.size, gradient.nbytes).bytes
 
     @property
     def _holds_center(self) -> bool:
@@ -120,7 +119,6 @@ class CenterEverywhere(Replica):
         self._sum[:] = self.weights
         for part in self._parts:
             auto.allreduce(self._communicator, self._sum[part], self._workspace)
-            self.bytes_sent += auto.cost(self._communicator.size, self._sum[part].nbytes).bytes
 
 
 class CenterOnRoot(CenterEverywhere):
@@ -143,9 +141,9 @@ class CenterOnRoot(CenterEverywhere):
     def _exchange(self) -> None:
         self._sum[:] = self.weights
         for part in self._parts:
-            self.bytes_sent += broadcast_from_root(self._communicator, self._center[part])
+            broadcast_from_root(self._communicator, self._center[part])
         for part in self._parts:
-            self.bytes_sent += reduce_to_root(self._communicator, self._sum[part], self._landing[part])
+            reduce_to_root(self._communicator, self._sum[part], self._landing[part])
 
 
 class Overlapped(CenterEverywhere):
@@ -176,24 +174,23 @@ def chips_of(communicator: Communicator, groups: int) -> tuple[Communicator, Com
     return chip, communicator.split(communicator.rank % groups)
 
 
-def reduce_to_root(communicator: Communicator, buffer: Array, landing: Array) -> int:
-    """Sum `buffer` onto rank 0, by way of `landing` of the same length; returns the bytes sent by this rank."""
+def reduce_to_root(communicator: Communicator, buffer: Array, landing: Array) -> None:
+    """Sum `buffer` onto rank 0, by way of `landing` of the same length."""
     rank = communicator.rank
     distance = 1
     while distance < communicator.size:
         if rank & distance:
             communicator.isend(buffer, rank - distance).wait()
-            return buffer.nbytes
+            return
         if rank + distance < communicator.size:
             communicator.irecv(landing, rank + distance).wait()
             buffer += landing
         distance *= 2
-    return 0
 
 
-def broadcast_from_root(communicator: Communicator, buffer: Array) -> int:
-    """Fill `buffer` with rank 0's; returns the bytes sent by this rank."""
-    rank, sent = communicator.rank, 0
+def broadcast_from_root(communicator: Communicator, buffer: Array) -> None:
+    """Fill `buffer` with rank 0's."""
+    rank = communicator.rank
     distance = 1 << (communicator.size - 1).bit_length()
     while distance > 1:
         distance //= 2
@@ -201,5 +198,3 @@ def broadcast_from_root(communicator: Communicator, buffer: Array) -> int:
             communicator.irecv(buffer, rank - distance).wait()
         elif rank % (2 * distance) == 0 and rank + distance < communicator.size:
             communicator.isend(buffer, rank + distance).wait()
-            sent += buffer.nbytes
-    return sent

@@ -29,8 +29,6 @@ class Ledger:
 
     def __init__(self) -> None:
         self.steps = 0
-        self.bytes_sent = 0
-        self.bytes_received = 0
         self.busy_seconds = 0.0
         self.held_bytes = 0
         self.dropped_messages = 0
@@ -41,8 +39,6 @@ class Ledger:
         return {
             "steps": self.steps,
             "held_bytes": self.held_bytes,
-            "bytes_sent_per_step": self.bytes_sent / steps,
-            "bytes_received_per_step": self.bytes_received / steps,
             "busy_seconds_per_step": self.busy_seconds / steps,
             "dropped_messages": self.dropped_messages,
         }
@@ -58,11 +54,6 @@ class AveragingServer:
         self._ledger = Ledger()
         self._lengths: list[int] | None = None
         self._slots: list[list[Array]] = []
-
-    @property
-    def bytes_sent(self) -> int:
-        """Payload bytes that this rank has sent so far."""
-        return self._ledger.bytes_sent
 
     def serve(self) -> dict[str, Any]:
         """Average until the workers have finished; StoppedEarly where they stop before the end."""
@@ -124,8 +115,6 @@ class AveragingServer:
         mean *= numpy.float32(1 / self._num_workers)
         leaving = [self._communicator.isend(mean, worker, DATA_TAG) for worker in range(self._num_workers)]
         self._ledger.busy_seconds += time.perf_counter() - began
-        self._ledger.bytes_received += mean.nbytes * self._num_workers
-        self._ledger.bytes_sent += mean.nbytes * self._num_workers
         return leaving
 
     def _wait(self, leaving: list[Request]) -> None:

@@ -10,7 +10,6 @@ import numpy
 from hpcdl.strategies.parameter_server import agreement
 from hpcdl.strategies.parameter_server.agreement import ANSWER_TAG, DATA_TAG, HEADER_TAG, send_layout
 from hpcdl.strategies.parameter_server.placement import (
-    ITEM_BYTES,
     Bucket,
     Piece,
     held_bytes,
@@ -39,8 +38,6 @@ class ServerClient:
         self._wishes = numpy.zeros(agreement.NUM_WISHES)
         self._num_followed = 0
         self.buckets: tuple[Bucket, ...] = ()
-        self.bytes_sent = 0
-        self.bytes_received = 0
         self.follows = False
 
     def lay_out(self, lengths: Sequence[int]) -> None:
@@ -71,11 +68,9 @@ class ServerClient:
             coming: list[Request] = [self._communicator.irecv(piece, rank, DATA_TAG) for piece, rank in pieces]
         else:
             coming = self._send_and_receive(pieces)
-            self.bytes_sent += buffer.size * ITEM_BYTES
         # Sleeps while it waits: the core belongs to back-propagation, which goes on beside this thread.
         for request in coming:
             self._communicator.wait_any([request])
-        self.bytes_received += buffer.size * ITEM_BYTES
 
     def take_answer(self) -> None:
         """Take the first server's answer to the step that is over."""
@@ -100,7 +95,6 @@ class ServerClient:
             "placement": self._placement,
             "server_bytes": loads,
             "imbalance": imbalance(loads) if sum(loads) else 1.0,
-            "bytes_received": self.bytes_received,
             "followed_steps": self._num_followed,
         }
 

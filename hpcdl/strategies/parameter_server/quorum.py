@@ -128,11 +128,6 @@ class QuorumServer:
         self._newest = -1
         self._stopped = False
 
-    @property
-    def bytes_sent(self) -> int:
-        """Payload bytes that this rank has sent so far."""
-        return self._ledger.bytes_sent
-
     def serve(self) -> dict[str, Any]:
         """Average until the workers have finished; StoppedEarly where they stop before the end."""
         for client in self._clients:
@@ -204,7 +199,6 @@ class QuorumServer:
         assert self._rounds is not None
         step, number = client.step, client.number
         gradient = client.room[: self._rounds.lengths[number]]
-        self._ledger.bytes_received += gradient.nbytes
         if not self._rounds.add(step, number, gradient):
             self._ledger.dropped_messages += 1
         self._hand_out(client, number)
@@ -229,7 +223,6 @@ class QuorumServer:
             self._leaving.append(
                 (self._communicator.isend(found.total, rank, DATA_TAG), (client.step, number)),
             )
-            self._ledger.bytes_sent += found.total.nbytes
         found.num_leaving += len(found.waiting)
         found.num_unserved -= len(found.waiting)
         found.waiting.clear()

@@ -31,8 +31,6 @@ class ParameterServerWorker(Worker):
             communicator, context.num_servers, placement, context.exchange.bucket_size, MESSAGE_BYTES
         )
         self._guard = FiniteGuard(workers.rank, workers)
-        self.position = -1
-        """Bucket under way, for the stall report; -1 between exchanges."""
 
     def start(self, variables: Sequence[Any]) -> None:
         """Rank 0's weights become every worker's."""
@@ -70,7 +68,6 @@ class ParameterServerWorker(Worker):
     def after_step(self, step: int) -> None:
         """Take the first server's answer."""
         self._client.take_answer()
-        self.bytes_sent = self._client.bytes_sent
 
     def wish(self, wishes: Array) -> None:
         """These go to the servers with the next step."""
@@ -90,9 +87,7 @@ class ParameterServerWorker(Worker):
 
     def _exchanger(self, number: int, alone: str) -> Callable[[Array], Array]:
         def exchange(buffer: Array) -> Array:
-            self.position = number
             self._client.exchange(number, buffer)
-            self.position = -1
             return buffer
 
         return self._guard.watched(exchange, alone=alone) if self.checks_finite else exchange

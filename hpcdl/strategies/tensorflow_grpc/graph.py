@@ -72,7 +72,6 @@ class StepGraph:
             sum(_bytes_of(weight) for weight in self._weights if tf.DeviceSpec.from_string(weight.device).task == task)
             for task in range(context.num_servers)
         ]
-        self.gradient_bytes = sum(_bytes_of(weight) for weight in self._weights)
 
     def initialise(self, weights: Sequence[Array]) -> None:
         """Give the servers' variables their first values; the leading worker does, before the others begin."""

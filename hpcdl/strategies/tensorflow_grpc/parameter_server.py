@@ -39,8 +39,6 @@ class GrpcParameterServers:
 class GrpcParameterServer:
     """TensorFlow's server; this process only waits for the workers to leave."""
 
-    bytes_sent = 0
-
     def __init__(self, context: Context) -> None:
         self._communicator = context.communicator.duplicate()
         self._communicator.split(1)
@@ -86,10 +84,6 @@ class GrpcParameterServerWorker(Worker):
     def before_step(self, step: int) -> None:
         """Errors name the step."""
         self._built().guard.step = step
-
-    def after_step(self, step: int) -> None:
-        """Count the gradients sent."""
-        self.bytes_sent += self._built().gradient_bytes
 
     def center(self) -> Sequence[Array] | None:
         """The servers' variables."""

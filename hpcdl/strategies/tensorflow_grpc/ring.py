@@ -32,9 +32,7 @@ class GrpcRingWorker(Worker):
     """Averages gradients with collective operations of TensorFlow, then applies them with the local optimizer."""
 
     def __init__(self, context: Context) -> None:
-        self._size = context.communicator.size
         self._rank = context.communicator.rank
-        self._bytes_per_step = 0
         self._guard = FiniteGuard(self._rank)
         self._options = tf.distribute.experimental.CommunicationOptions(
             bytes_per_pack=context.exchange.bucket_size, implementation=_implementation()
@@ -68,8 +66,6 @@ class GrpcRingWorker(Worker):
 
     def apply(self, gradients: Sequence[Any], variables: Sequence[Any], optimizer: Any) -> Any:
         """Average, then apply."""
-        num_bytes = sum(int(gradient.shape.num_elements()) * gradient.dtype.size for gradient in gradients)
-        self._bytes_per_step = 2 * num_bytes * (self._size - 1) // self._size
         if self.checks_finite:
             # TensorFlow's collectives take minutes to end where one rank stays away: the error ends the job before.
             with tf.control_dependencies([self._guard.before_exchange(gradients, [item.path for item in variables])]):
@@ -80,10 +76,6 @@ class GrpcRingWorker(Worker):
         with tf.control_dependencies([exchanged]):
             optimizer.apply(averaged, variables)
         return exchanged
-
-    def after_step(self, step: int) -> None:
-        """Count the step's bytes: what a ring sends."""
-        self.bytes_sent += self._bytes_per_step
 
     def details(self) -> dict[str, Any]:
         """Which collective TensorFlow used."""

@@ -41,8 +41,6 @@ class CenterServer:
         self._count = self._version = self._total = 0
         self._busy_s = 0.0
         self._staleness = Staleness()
-        self.bytes_sent = 0
-        self._bytes_received = 0
 
     def serve(self) -> dict[str, Any]:
         """Serve until every worker has left. StoppedEarly where the workers say that the run is to be resumed."""
@@ -91,7 +89,6 @@ class CenterServer:
             except RankError as error:
                 self._go_on_without(error)
                 continue
-            self._bytes_received += message.nbytes
             yield worker, message
 
     def _post(self, worker: int) -> None:
@@ -170,7 +167,6 @@ class CenterServer:
     def _reply(self, worker: int, message: Message) -> None:
         message.header[:3] = (self._count, self._version, self._stopped)
         self._sending[worker] = message.send(self._channel, worker)
-        self.bytes_sent += message.nbytes
 
     def _answer_leavers(self) -> None:
         """Everybody who is alive gets the last center, and learns how many are not."""
@@ -187,7 +183,6 @@ class CenterServer:
     def _details(self) -> dict[str, Any]:
         per_step = self._context.num_workers / max(self._count, 1)
         return {
-            "bytes_received": self._bytes_received,
             "steps": self._count / self._context.num_workers,
             "busy_seconds_per_step": self._busy_s * per_step,
             "exchanges": self._version,

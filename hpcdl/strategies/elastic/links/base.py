@@ -23,7 +23,6 @@ class Link(Protocol):
     """
 
     group: Communicator
-    bytes_sent: int
     count: int
     stopped: bool
     warnings: list[str]
@@ -60,7 +59,6 @@ class ServerLink:
         self._context = context
         self.warnings: list[str] = []
         self.num_lost = 0
-        self.bytes_sent = 0
         self.count = 0
         self.stopped = False
         self._versions: list[int] = []
@@ -122,6 +120,5 @@ class ServerLink:
             message.header[2] = self._versions[index]
             message.payload[:] = values[span]
             sending.append(message.send(self._channel, self._context.num_workers + index))
-            self.bytes_sent += message.nbytes
         for one in sending:
             one.wait()

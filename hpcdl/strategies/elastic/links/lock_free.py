@@ -30,7 +30,6 @@ class LockFreeLink:
 
     def __init__(self, group: Communicator, rule: Rule) -> None:
         self.group = group
-        self.bytes_sent = 0
         self.count = 0
         self.stopped = False
         self.warnings: list[str] = []
@@ -187,12 +186,10 @@ class RemoteLink(LockFreeLink):
         numpy.subtract(self._seen, difference, out=difference)
         for owner, part in enumerate(self._parts):
             self._center.add(owner, difference[part])
-            self._count_bytes(owner, difference[part])
 
     def _note(self, row: int, steps: int, writes: int, left: int) -> None:
         added = numpy.array([steps, writes, left], numpy.int64)
         self._shared_board.add(0, added, row * COLUMNS)
-        self._count_bytes(0, added)
 
     def _read_board(self) -> Array:
         board = numpy.empty_like(self._board)
@@ -202,7 +199,3 @@ class RemoteLink(LockFreeLink):
     def _free(self) -> None:
         self._center.free()
         self._shared_board.free()
-
-    def _count_bytes(self, owner: int, values: Array) -> None:
-        if owner != self.group.rank:
-            self.bytes_sent += values.nbytes

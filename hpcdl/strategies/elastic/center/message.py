@@ -66,11 +66,6 @@ class Message:
             [self._buffer] if packed else [self._buffer[start:stop] for start, stop in itertools.pairwise(edges)]
         )
 
-    @property
-    def nbytes(self) -> int:
-        """Bytes of header and payload."""
-        return self._buffer.nbytes
-
     def send(self, channel: Channel, destination: int) -> Sending:
         """Start to send all parts."""
         return Sending([channel.isend(part, destination, TAG) for part in self.parts])

@@ -13,6 +13,7 @@ import re
 import stat
 import tomllib
 from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, BinaryIO
 
@@ -156,25 +157,42 @@ def write_toml(path: Path, document: Mapping[str, Any]) -> None:
 def toml_text(document: Mapping[str, Any]) -> str:
     """`document` as TOML that gives it again when read; values that are None are left out.
 
+    The library lays the tables out; values are spelt here, because its own way loses backslashes and control codes.
     UsageError names the key of a value that TOML cannot hold: text that is not UTF-8, a number of more than 64 bits.
     """
-    return "\n".join(_toml_lines(document, "")).lstrip("\n") + "\n"
+    import toml
+
+    encoder: toml.TomlEncoder[dict[str, Any]] = toml.TomlEncoder()
+    encoder.dump_funcs[_Spelt] = lambda value: value.text
+    odd = {key: value for key, value in document.items() if value is not None and not _BARE_KEY.fullmatch(key)}
+    lines = [f"{_toml_key(key)} = {_toml_value(value, key)}\n" for key, value in odd.items()]
+    plain = {key: value for key, value in document.items() if key not in odd}
+    return "".join(lines) + toml.dumps(_spelt(plain, ""), encoder=encoder)
 
 
-def _toml_lines(table: Mapping[str, Any], prefix: str) -> Iterator[str]:
-    inner = {key: value for key, value in table.items() if isinstance(value, Mapping) or _are_tables(value)}
+@dataclass(frozen=True)
+class _Spelt:
+    """A value as its text in TOML."""
+
+    text: str
+
+
+def _spelt(table: Mapping[str, Any], prefix: str) -> dict[str, Any]:
+    """`table` with its values spelt; what the library would not lay out as a table goes into one line."""
+    found: dict[str, Any] = {}
     for key, value in table.items():
-        if key not in inner and value is not None:
-            yield f"{_toml_key(key)} = {_toml_value(value, prefix + key)}"
-    for key, value in inner.items():
-        name = prefix + _toml_key(key)
-        for one in [value] if isinstance(value, Mapping) else value:
-            yield f"\n[{name}]" if isinstance(value, Mapping) else f"\n[[{name}]]"
-            yield from _toml_lines(one, f"{name}.")
+        name = prefix + key
+        if isinstance(value, Mapping) and _is_plain_table(value):
+            found[key] = _spelt(value, f"{name}.")
+        elif isinstance(value, list | tuple) and value and all(_is_plain_table(item) for item in value):
+            found[key] = [_spelt(item, f"{name}.") for item in value]
+        elif value is not None:
+            found[key] = _Spelt(_toml_value(value, name))
+    return found
 
 
-def _are_tables(value: Any) -> bool:
-    return isinstance(value, list | tuple) and bool(value) and all(isinstance(item, Mapping) for item in value)
+def _is_plain_table(value: Any) -> bool:
+    return isinstance(value, Mapping) and all(_BARE_KEY.fullmatch(key) for key in value)
 
 
 def _toml_key(key: str) -> str:

@@ -4,7 +4,7 @@
 
 Ranks of one core each, `ring`, batch 8. Timed on every rank: the look at the loss, the look at the averaged gradients,
 the agreement on stopping and saving (with what it waits for other ranks), the notes of where the rank stands, the
-processor time of the thread that watches for stalls, and the comparison of all weights over the ranks, of which a step
+processor time of the watch's thread, and the comparison of all weights over the ranks, of which a step
 carries one part in --divergence-check-steps (1000). Differences between runs with and without them would be lost in the
 noise of a step.
 """
@@ -19,15 +19,15 @@ from collections import defaultdict
 from collections.abc import Callable
 from typing import Any
 
-from hpcdl.core.events import Whereabouts
-from hpcdl.training.session.stall import StallWatch
 from trainer_on_rank import build, run_on_ranks
 
+from hpcdl.comm.observed import Observation
 from hpcdl.strategies import graph
 from hpcdl.training.session import safety
 from hpcdl.training.session.control import Control
+from hpcdl.training.session.watch import Actions, Watch
 
-PARTS = ("loss", "gradients", "agreement", "notes", "stall watch", "weights")
+PARTS = ("loss", "gradients", "agreement", "notes", "watch", "weights")
 
 
 class Stopwatch:
@@ -49,13 +49,13 @@ class Stopwatch:
         return timed
 
 
-class TimedWatch(StallWatch):
+class TimedWatch(Watch):
     """Knows the processor time that its thread has taken."""
 
     cpu_s = 0.0
 
-    def _watch(self) -> None:
-        super()._watch()
+    def _run(self) -> None:
+        super()._run()
         self.cpu_s = time.thread_time()
 
 
@@ -80,14 +80,10 @@ def measure(num_steps: int) -> None:
     trainer._start_worker()
     graph.all_finite = stopwatch.wrap("gradients", graph.all_finite)  # what the exchange calls
     safety.check_loss = stopwatch.wrap("loss", safety.check_loss)  # what the loop calls
-    Whereabouts.beat = stopwatch.wrap("notes", Whereabouts.beat)  # type: ignore[method-assign]
+    Observation.doing = stopwatch.wrap("notes", Observation.doing)  # type: ignore[method-assign]
     control = Control(communicator, trainer._stop, trainer._worker, save_every_s=600, time_limit_s=3600)
     agree = stopwatch.wrap("agreement", control.after_step)
-    hosts = communicator.allgather_json(communicator.host)
-    watch = TimedWatch(
-        trainer.whereabouts, folder, rank=communicator.rank, hosts=hosts, timeout_s=config.safety.stall_timeout,
-        on_stall=lambda error: print(error),
-    )  # fmt: skip
+    watch = TimedWatch(observation=trainer._seen, folder=folder / "watch", actions=Actions(end=print))
     watch.start()
     batches, began = trainer._batches(), time.monotonic()
     for _ in range(2):
@@ -100,7 +96,6 @@ def measure(num_steps: int) -> None:
         agree()
         steps.append(time.perf_counter() - start_s)
     watch.stop()
-    watch._thread.join()
     checks = []
     for number in range(3):
         communicator.barrier()
@@ -108,7 +103,7 @@ def measure(num_steps: int) -> None:
         safety.check_same_weights(trainer.model.trainable_variables, communicator, number)
         checks.append(time.perf_counter() - start_s)
     per_step = {name: seconds / num_steps for name, seconds in stopwatch.seconds.items()}
-    per_step["stall watch"] = watch.cpu_s / num_steps
+    per_step["watch"] = watch.cpu_s / num_steps
     per_step["weights"] = statistics.median(checks) / config.safety.divergence_check_steps
     gathered = communicator.allgather_json([per_step, statistics.median(steps), statistics.median(checks)])
     if communicator.rank == 0:

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from hpcdl.cluster.environment import placement
 from hpcdl.cluster.launchers.mpiexec import environment_for, find_mpiexec, launch_flags
+from hpcdl.comm.observed import observe
 from hpcdl.config.load import Layer, load
 from hpcdl.config.schema import TrainConfig
 from hpcdl.core.protocols import Communicator
@@ -19,7 +20,7 @@ from hpcdl.strategies.table import load_strategy
 from hpcdl.training.launch.prepare import prepare
 from hpcdl.training.loop.journal import NullJournal
 from hpcdl.training.session import runtime
-from hpcdl.training.session.job import context
+from hpcdl.training.session.job import context_of
 from hpcdl.training.session.rank import ALONE, communicator_for
 
 if TYPE_CHECKING:
@@ -43,7 +44,7 @@ def build(settings: Mapping[str, Any]) -> tuple[Trainer, Communicator, Path]:
     cores = sorted(os.sched_getaffinity(0))
     os.sched_setaffinity(0, {cores[place.rank % len(cores)]})
     runtime.silence()
-    communicator = communicator_for(place)
+    communicator = observe(communicator_for(place))
     runtime.import_tensorflow()
     from hpcdl.models.load import load_model
     from hpcdl.training.loop.synchronous import Trainer
@@ -51,7 +52,7 @@ def build(settings: Mapping[str, Any]) -> tuple[Trainer, Communicator, Path]:
     values = {"strategy": "ring", "ranks": place.size, **settings}
     prepared = prepare(load(TrainConfig, [Layer(origin="benchmark", values=values)]))
     runtime.configure(deterministic=False, seed=communicator.rank)
-    worker = load_strategy(prepared.info).worker(context(prepared, communicator))
+    worker = load_strategy(prepared.info).worker(context_of(prepared, communicator))
     dataset = prepared.dataset
     model = load_model(prepared.config.model.model, classes=dataset.num_classes, input_shape=dataset.sample_shape)
     run_dir = Path(os.environ[FOLDER_VARIABLE])

@@ -19,7 +19,7 @@ from hpcdl.training.optimization.objective import Classification
 
 
 @dataclass(frozen=True, kw_only=True)
-class StepTimes:
+class MeasuredSteps:
     """Seconds of each measured step on this rank, and the loss of the first one (of the initial weights)."""
 
     with_exchange: list[float]
@@ -38,7 +38,7 @@ def measure_steps(
     warmup_steps: int,
     accumulate: int = 1,
     exchange_only: bool = False,
-) -> StepTimes:
+) -> MeasuredSteps:
     """Time `num_steps` steps of each kind after `warmup_steps` of each; collective.
 
     Ranks start every step together. Each kind has an optimizer of its own on the same weights, so both do all of
@@ -64,7 +64,7 @@ def measure_steps(
                 seconds[kind].append(took)
     assert first_loss is not None
     without = seconds.get("without", [])
-    return StepTimes(with_exchange=seconds["with"], without_exchange=without, first_loss=first_loss)
+    return MeasuredSteps(with_exchange=seconds["with"], without_exchange=without, first_loss=first_loss)
 
 
 def made_up_batches(model: keras.Model, batch_size: int, seed: int) -> Iterator[Any]:

@@ -59,7 +59,7 @@ def run_rank(
         with _staged(prepared, communicator) as near:
             if prepared.config.elastic.groups > 1:  # from the node's own storage, where there is a copy on it
                 near = dataclasses.replace(near, dataset=resident(near.dataset))
-            context = _context(prepared, communicator)
+            context = context_of(prepared, communicator)
             communicator = run_worker(near, communicator, context, run_dir, started, on_event, watch)
     else:
         communicator = _serve(prepared, communicator)
@@ -84,7 +84,7 @@ def _staged(prepared: Prepared, communicator: Communicator) -> Iterator[Prepared
         yield dataclasses.replace(prepared, dataset=dataset)
 
 
-def _context(prepared: Prepared, communicator: Observed) -> Context:
+def context_of(prepared: Prepared, communicator: Observed) -> Context:
     """What a strategy may know of the job; what it sends counts as the exchange's."""
     return Context(
         info=prepared.info,
@@ -103,7 +103,7 @@ def _serve(prepared: Prepared, communicator: Observed) -> Observed:
         communicator.split(1)
     # Signals go to every rank: the workers agree on the step at which all stop, and tell this server.
     StopRequest().install()
-    server = load_strategy(prepared.info).server(_context(prepared, communicator))
+    server = load_strategy(prepared.info).server(context_of(prepared, communicator))
     seen = communicator.observation
     seen.doing("serving")
     with seen.patiently():

@@ -31,7 +31,7 @@ UPDATE, FETCH, FETCH_VELOCITY, LEAVE, STOP = range(5)
 TAG, VERDICT_TAG = 1, 2
 
 
-class Channel(Protocol):
+class Endpoint(Protocol):
     """What messages need of a communicator; `rank` and the other side's number may be another group's."""
 
     @property
@@ -66,15 +66,15 @@ class Message:
             [self._buffer] if packed else [self._buffer[start:stop] for start, stop in itertools.pairwise(edges)]
         )
 
-    def send(self, channel: Channel, destination: int) -> Sending:
+    def send(self, channel: Endpoint, destination: int) -> Sending:
         """Start to send all parts."""
         return Sending([channel.isend(part, destination, TAG) for part in self.parts])
 
-    def receive(self, channel: Channel, source: int) -> None:
+    def receive(self, channel: Endpoint, source: int) -> None:
         """Wait for all parts."""
         self.receive_rest(channel, source, channel.irecv(self.parts[0], source, TAG))
 
-    def receive_rest(self, channel: Channel, source: int, first: Request) -> None:
+    def receive_rest(self, channel: Endpoint, source: int, first: Request) -> None:
         """Wait for all parts, of which the first is under way."""
         rest = [channel.irecv(part, source, TAG) for part in self.parts[1:]]
         # The first one may take long to come: wait_any sleeps, a plain wait may keep a core busy.

@@ -16,7 +16,7 @@ from hpcdl.core.errors import RankError, StoppedEarly
 from hpcdl.core.protocols import Request
 from hpcdl.strategies.base import Context
 from hpcdl.strategies.elastic.center import message as center_message
-from hpcdl.strategies.elastic.center.message import Channel, Message, Sending, server_spans, sizes_within
+from hpcdl.strategies.elastic.center.message import Endpoint, Message, Sending, server_spans, sizes_within
 from hpcdl.strategies.elastic.center.rules import Rule, Staleness
 
 if TYPE_CHECKING:
@@ -27,9 +27,9 @@ class CenterServer:
     """One server. `in_rank_order`: round robin over the workers instead of first come, first served."""
 
     def __init__(
-        self, context: Context, rule: Rule, *, in_rank_order: bool = False, channel: Channel | None = None
+        self, context: Context, rule: Rule, *, in_rank_order: bool = False, channel: Endpoint | None = None
     ) -> None:
-        self._channel: Channel = channel or context.communicator.duplicate()
+        self._channel: Endpoint = channel or context.communicator.duplicate()
         if channel is None:
             context.communicator.split(1)  # the workers' group is collective over all
         self._context = context

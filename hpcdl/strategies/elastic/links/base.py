@@ -10,7 +10,7 @@ import numpy
 from hpcdl.core.protocols import Communicator
 from hpcdl.strategies.base import Context
 from hpcdl.strategies.elastic.center import message as center_message
-from hpcdl.strategies.elastic.center.message import Channel, Message, server_spans, sizes_within
+from hpcdl.strategies.elastic.center.message import Endpoint, Message, server_spans, sizes_within
 
 if TYPE_CHECKING:
     from hpcdl.core.protocols import Array
@@ -53,8 +53,8 @@ class Link(Protocol):
 class ServerLink:
     """Two-sided messages to server ranks, which any MPI has."""
 
-    def __init__(self, context: Context, channel: Channel | None = None, group: Communicator | None = None) -> None:
-        self._channel: Channel = channel or context.communicator.duplicate()
+    def __init__(self, context: Context, channel: Endpoint | None = None, group: Communicator | None = None) -> None:
+        self._channel: Endpoint = channel or context.communicator.duplicate()
         self.group = group or context.communicator.split(0)
         self._context = context
         self.warnings: list[str] = []

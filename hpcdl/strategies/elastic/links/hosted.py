@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from hpcdl.core.protocols import Array
 
 
-class _HostedChannel:
+class _HostedEndpoint:
     """One side's messages. Server i has the number `workers + i`, and lives in worker i's process.
 
     Requests and replies have groups of their own, because a worker also talks to the server in its own process.
@@ -67,9 +67,9 @@ class HostedLink(ServerLink):
         requests, replies = group.duplicate(), group.duplicate()
         start: queue.Queue[Any] = queue.Queue()
         hosted = dataclasses.replace(context, num_servers=group.size)
-        super().__init__(hosted, _HostedChannel(requests, replies, group.rank, start), group)
+        super().__init__(hosted, _HostedEndpoint(requests, replies, group.rank, start), group)
         self._server = CenterServer(
-            hosted, rule, channel=_HostedChannel(replies, requests, group.size + group.rank, start)
+            hosted, rule, channel=_HostedEndpoint(replies, requests, group.size + group.rank, start)
         )
         self._found: dict[str, Any] = {}
         self._thread = threading.Thread(target=self._serve, name="center", daemon=True)

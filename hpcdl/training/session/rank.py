@@ -30,7 +30,7 @@ from hpcdl.training.launch.prepare import prepare
 from hpcdl.training.session import runtime
 from hpcdl.training.session.job import run_rank
 from hpcdl.training.session.watch import FOLDER as WATCH_FOLDER
-from hpcdl.training.session.watch import Actions, Watch, leave_without_lost, watching
+from hpcdl.training.session.watch import STALL_TIMEOUT_S, Actions, Limits, Watch, leave_without_lost, watching
 
 ALONE = Placement(launcher="none", rank=0, size=1, local_rank=0, local_size=1)
 
@@ -52,7 +52,15 @@ def main() -> None:
         with writing(run_dir / FOLDER) if communicator.rank == 0 else contextlib.nullcontext():
             run_rank(prepare(effective), communicator, run_dir, watch=watch)
 
-    leave(supervised(body))
+    leave(supervised(body, _stall_timeout_s(run_dir)))
+
+
+def _stall_timeout_s(run_dir: Path) -> float:
+    """The run's, before its config is checked: what is wrong with that is told when all ranks are there."""
+    try:
+        return rundir.read(run_dir)[0].config.safety.stall_timeout
+    except HpcdlError:
+        return STALL_TIMEOUT_S
 
 
 def leave(exit_code: int) -> NoReturn:
@@ -72,14 +80,17 @@ def leave(exit_code: int) -> NoReturn:
     os._exit(exit_code)
 
 
+START_S = 60.0
+"""Ranks may come up so far apart, however short the time allowed is later."""
 FIRST_WORD_S = 10.0
 """What the user handed in is wrong on every rank alike: rank 0 gets this long to say so and to end the job."""
 
 
-def supervised(body: Callable[[Observed, Watch], None]) -> int:
+def supervised(body: Callable[[Observed, Watch], None], stall_s: float = STALL_TIMEOUT_S) -> int:
     """Run `body` on this rank and put every way in which it can end into the status file; returns the exit code.
 
-    From its first moment to its last the rank is watched. Where others were left behind MPI cannot end in order: the
+    From its first moment to its last the rank is watched; until the run has set its own limits by `stall_s`, and no less
+    than ranks may come up apart. Where others were left behind MPI cannot end in order: the
     process then ends without it, once all that are left are done.
     """
     place = placement() or ALONE
@@ -99,6 +110,7 @@ def supervised(body: Callable[[Observed, Watch], None]) -> int:
     launch = os.environ.get(LAUNCH_VARIABLE, "")
     actions = Actions(end=end, leave_behind=lambda rank, text: report_left(folder, rank, text))
     watch = Watch(observation=observation, folder=folder / WATCH_FOLDER / launch, actions=actions)
+    watch.limits = Limits(stall_s=max(stall_s, START_S))
     with watching(watch):
         try:
             with observation.waiting_for("starting MPI", hidden=True):

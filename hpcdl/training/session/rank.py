@@ -89,9 +89,9 @@ FIRST_WORD_S = 10.0
 def supervised(body: Callable[[Observed, Watch], None], stall_s: float = STALL_TIMEOUT_S) -> int:
     """Run `body` on this rank and put every way in which it can end into the status file; returns the exit code.
 
-    From its first moment to its last the rank is watched; until the run has set its own limits by `stall_s`, and no less
-    than ranks may come up apart. Where others were left behind MPI cannot end in order: the
-    process then ends without it, once all that are left are done.
+    From its first moment to its last the rank is watched; until the run sets its own limits, by `stall_s` and no less
+    than ranks may come up apart. Where others were left behind MPI cannot end in order: the process then ends without
+    it, once all that are left are done.
     """
     place = placement() or ALONE
     folder = Path(os.environ[STATUS_VARIABLE])

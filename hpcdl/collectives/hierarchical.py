@@ -17,7 +17,7 @@ import numpy
 from hpcdl.collectives import ring
 from hpcdl.collectives.slices import flattened, spans
 from hpcdl.collectives.workspace import Cost, Workspace
-from hpcdl.comm.addition import plain_add
+from hpcdl.comm.sums import plain_add
 
 if TYPE_CHECKING:
     from hpcdl.core.protocols import Add, Array, Communicator

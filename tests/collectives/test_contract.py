@@ -15,9 +15,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from hpcdl.collectives import auto, hierarchical
-from hpcdl.collectives.half import add_bfloat16, from_bfloat16, to_bfloat16
 from hpcdl.collectives.table import COLLECTIVES
 from hpcdl.collectives.workspace import Cost, Workspace
+from hpcdl.comm.sums import add_bfloat16, from_bfloat16, to_bfloat16
 from hpcdl.comm.threads.communicator import ThreadCommunicator, run
 from tests.rounds import TracingCommunicator
 

@@ -17,11 +17,9 @@ from typing import TYPE_CHECKING, Any
 
 import numpy
 
-from hpcdl.comm.addition import plain_add
-from hpcdl.comm.mpi.failures import failed_ranks, translated
-from hpcdl.comm.mpi.linker import file_of
+from hpcdl.comm.mpi.calls import failed_ranks, file_of, first_done, translated
 from hpcdl.comm.mpi.one_sided import MpiRemoteArray
-from hpcdl.comm.mpi.waiting import first_done
+from hpcdl.comm.sums import plain_add
 from hpcdl.core.errors import UsageError
 from hpcdl.core.shared_memory import forget_names
 

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy
 
-from hpcdl.comm.mpi.failures import translated
+from hpcdl.comm.mpi.calls import translated
 from hpcdl.core.errors import RankError
 from hpcdl.core.protocols import Communicator
 

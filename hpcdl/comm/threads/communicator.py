@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, NoReturn, TypeVar
 
 import numpy
 
-from hpcdl.comm.addition import plain_add
+from hpcdl.comm.sums import plain_add
 from hpcdl.comm.threads.rendezvous import ThreadRemoteArray, ThreadRequest, World
 from hpcdl.core.errors import HpcdlError, RankError
 

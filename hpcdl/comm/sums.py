@@ -1,7 +1,7 @@
-"""Sums of half-precision buffers, for gradients that are compressed on the wire: pass one as `add` to an all-reduce.
+"""How two buffers are added up: by numpy, or as bfloat16, for gradients that are compressed on the wire.
 
-Both numbers are widened to float32, added, and rounded once, to nearest even: a sum over p ranks is rounded as often as
-a partial sum is sent, and no more.
+Both half-precision numbers are widened to float32, added, and rounded once, to nearest even (numpy does so with float16
+by itself): a sum over p ranks is rounded as often as a partial sum is sent, and no more.
 """
 
 from __future__ import annotations
@@ -17,8 +17,8 @@ BLOCK = 1 << 16
 """Elements that are widened at a time: their float32 copies stay in the cache."""
 
 
-def add_float16(target: Array, incoming: Array) -> None:
-    """`target` += `incoming` for float16 buffers; numpy widens and rounds by itself."""
+def plain_add(target: Array, incoming: Array) -> None:
+    """`target` += `incoming`, in place: the sum that all-reduces form where none is given, float16 included."""
     numpy.add(target, incoming, out=target)
 
 

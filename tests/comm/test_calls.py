@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from hpcdl.comm.mpi.failures import translated
+from hpcdl.comm.mpi.calls import translated
 from hpcdl.core.errors import RankError
 
 
@@ -16,7 +16,7 @@ class Library:
 
 
 class Asker:
-    """An object as comm/mpi.py has them."""
+    """An object as comm/mpi/communicator.py has them."""
 
     _mpi = Library
     rank, host = 3, "node7"

@@ -1,0 +1,88 @@
+"""How MPI's calls end: errors that name the rank and its node, waits that sleep; and which library they come from."""
+
+from __future__ import annotations
+
+import ctypes
+import functools
+import os
+import time
+from collections.abc import Callable, Sequence
+from typing import Any, Concatenate, ParamSpec, TypeVar
+
+from hpcdl.core.errors import RankError
+
+_EAGER_LOOKS = 20
+_PAUSE_STEP_S, _LONGEST_PAUSE_S = 20e-6, 1e-3
+"""A wait for the first of several messages looks this often without a pause, then with pauses that grow."""
+
+
+def failed_ranks(mpi: Any, group: Any) -> set[int]:
+    """Ranks of `group` that MPI knows to be dead, by ULFM; empty where the library has not got it."""
+    try:
+        dead = group.Get_failed()
+        ranks = dead.Translate_ranks(None, group.Get_group())
+    except (AttributeError, NotImplementedError, mpi.Exception):
+        return set()
+    return {int(rank) for rank in ranks}
+
+
+Parameters = ParamSpec("Parameters")
+Result = TypeVar("Result")
+
+
+def translated(
+    method: Callable[Concatenate[Any, Parameters], Result],
+) -> Callable[Concatenate[Any, Parameters], Result]:
+    """For methods of objects with `rank`, `host` and `_mpi`, the module whose Exception is translated."""
+
+    @functools.wraps(method)
+    def wrapper(self: Any, /, *args: Parameters.args, **kwargs: Parameters.kwargs) -> Result:
+        try:
+            return method(self, *args, **kwargs)
+        except self._mpi.Exception as error:
+            raise RankError(
+                f"rank {self.rank} on {self.host}: MPI failed in {method.__name__}: {error}",
+                rank=self.rank,
+                host=self.host,
+            ) from error
+
+    return wrapper
+
+
+def first_done(mpi: Any, handles: Sequence[Any], look: Callable[[], None]) -> int:
+    """Index of the first of MPI's requests that is done; sleeps between looks, because every MPI's own wait spins.
+
+    `look` is called once the pauses are at their longest.
+    """
+    looks, pause_s = 0, 0.0
+    while True:
+        index, done = mpi.Request.Testany(handles)
+        if done:
+            return max(int(index), 0)  # undefined where all of them were through before: then any will do
+        looks += 1
+        if looks > _EAGER_LOOKS:
+            pause_s = min(pause_s + _PAUSE_STEP_S, _LONGEST_PAUSE_S)
+            time.sleep(pause_s)
+            if pause_s == _LONGEST_PAUSE_S:
+                look()
+
+
+class _Where(ctypes.Structure):
+    """Dl_info of dlfcn.h."""
+
+    _fields_ = (
+        ("file_name", ctypes.c_char_p),
+        ("file_base", ctypes.c_void_p),
+        ("symbol_name", ctypes.c_char_p),
+        ("symbol_address", ctypes.c_void_p),
+    )
+
+
+def file_of(extension: str, symbol: str) -> str:
+    """The shared library that gives `extension`, a loaded one, the function `symbol`; empty where that is unknown."""
+    function = getattr(ctypes.CDLL(extension), symbol)
+    dladdr = ctypes.CDLL(None).dladdr
+    dladdr.argtypes = [ctypes.c_void_p, ctypes.POINTER(_Where)]
+    where = _Where()
+    found = dladdr(ctypes.cast(function, ctypes.c_void_p), ctypes.byref(where))
+    return os.fsdecode(where.file_name) if found and where.file_name else ""

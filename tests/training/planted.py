@@ -1,7 +1,7 @@
 """A network with batch normalisation and dropout that notes what it is fed, and can go wrong on one rank.
 
 Ranks find in the environment: RECORD_DIR, the folder for rank-R.jsonl, with a line for each training step; STEP_S, what
-a step takes at least; FAULT (nan, bit or error), which happens on FAULT_RANK at step FAULT_STEP.
+a step takes at least; FAULT (nan, bit, error or exit), which happens on FAULT_RANK at step FAULT_STEP.
 """
 
 from __future__ import annotations
@@ -17,7 +17,9 @@ import keras
 import numpy
 import tensorflow as tf
 
-RANK = int(os.environ.get("PMI_RANK", os.environ.get("OMPI_COMM_WORLD_RANK", "0")))
+RANK = int(
+    next((os.environ[name] for name in ("HPCDL_RANK", "PMI_RANK", "OMPI_COMM_WORLD_RANK") if name in os.environ), 0)
+)
 FAULT_STEP = int(os.environ.get("FAULT_STEP", "5"))
 
 
@@ -37,6 +39,8 @@ def note(images: Any, steps: Any) -> Any:
             file.write(f"\n{line}\n")
     if fault == "error":
         raise ValueError("planted")
+    if fault == "exit":
+        os._exit(0)
     return images * images.dtype.type("nan") if fault == "nan" else images
 
 

@@ -1,0 +1,167 @@
+"""Faults on every path: what happens to a run when a worker, rank 0, a server or the launcher is hit, by strategy.
+
+A sample runs with the tests, all of it with `make soak`. With HPCDL_FAULT_TABLE=FILE each case appends what came of it as
+a line of JSON; `python -m tests.training.fault_table FILE` makes of these lines the table in docs/safety.md.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import time
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+from hpcdl.cluster.status import read_statuses
+from hpcdl.strategies.base import Features
+from hpcdl.strategies.table import STRATEGIES
+from tests.conftest import CommandLine, Finished, patience
+from tests.training.training_runs import PLANTED, SHORT, events, finish, kill_rank, start, steps_done, wait_for
+
+pytestmark = pytest.mark.mpi
+RANKS = 3
+STALL_S = 6
+SIGNALS = {"SIGKILL": signal.SIGKILL, "SIGSTOP": signal.SIGSTOP, "SIGTERM": signal.SIGTERM}
+PLANTS = {"exception": "error", "NaN": "nan", "exit(0)": "exit"}
+"""Faults of the user's own code, by what tests/training/planted.py calls them."""
+IN_EVERY_TEST = {
+    ("ps", "SIGSTOP", "server"),
+    ("async-easgd", "SIGSTOP", "worker"),
+    ("async-sgd", "SIGTERM", "worker"),
+    ("sync-easgd", "NaN", "worker"),
+    ("ps", "exit(0)", "worker"),
+}
+"""The rest of the table is the long version's."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Expected:
+    """How a run ends: its exit codes, and a word of its last line or of its journal."""
+
+    codes: tuple[int, ...]
+    word: str = ""
+
+
+def roles(fault: str, features: Features) -> list[str]:
+    """Whom a fault can hit."""
+    if fault in PLANTS:
+        return ["worker", "rank 0"]
+    return [
+        "worker",
+        "rank 0",
+        *(["server"] if features.servers else []),
+        *(["launcher"] if fault != "SIGSTOP" else []),
+    ]
+
+
+def expected(fault: str, role: str, features: Features) -> Expected:
+    """What is promised (docs/safety.md)."""
+    goes_on = not features.synchronous and role in ("worker", "rank 0")
+    if role == "launcher":
+        return Expected(codes=(-signal.SIGKILL,) if fault == "SIGKILL" else (75,))
+    if fault == "SIGTERM":
+        # A server leaves the stop to the workers; an asynchronous worker leaves alone.
+        return Expected(codes=(0,) if goes_on or role == "server" else (75,))
+    if fault == "SIGSTOP" and goes_on and role == "worker":
+        return Expected(codes=(0,), word="goes on without rank 1")
+    if fault in ("exception", "NaN") and goes_on:
+        return Expected(codes=(0,))
+    return Expected(codes=(1,), word=f"rank {number_of(role)}")
+
+
+def number_of(role: str) -> int:
+    """The rank that stands for a role."""
+    return {"rank 0": 0, "worker": 1, "server": RANKS - 1}[role]
+
+
+CASES = [
+    pytest.param(
+        info.name, fault, role, marks=() if (info.name, fault, role) in IN_EVERY_TEST else pytest.mark.soak
+    )
+    for info in STRATEGIES.values()
+    if info.name != "single"
+    for fault in (*SIGNALS, *PLANTS)
+    for role in roles(fault, info.features)
+]  # fmt: skip
+
+
+def command(strategy: str, fault: str, run_dir: Path, shards: Path) -> list[str]:
+    """A run of the strategy: short where it is to go on to its end."""
+    features = STRATEGIES[strategy].features
+    line = [*SHORT, "--strategy", strategy, "--ranks", RANKS, "--data", shards, "--run-dir", run_dir]
+    line += ["--stall-timeout", f"{STALL_S}s", "--epochs", "4"]
+    if features.optimizers:
+        line += ["--optimizer", features.optimizers[0], "--learning-rate", "0.01"]
+    if not features.mpi:
+        line += ["--allow-grpc"]
+    if not features.keras_optimizer or not features.deterministic:
+        line.remove("--deterministic")
+    if fault in PLANTS:
+        line += ["--model", f"{PLANTED}:build"]
+    return [str(argument) for argument in line]
+
+
+def hit(fault: str, role: str, run_dir: Path, process: subprocess.Popen[str]) -> None:
+    """Carry a signal out; what is planted comes by itself."""
+    if fault not in SIGNALS:
+        return
+    wait_for(lambda: steps_done(run_dir) > 2 or process.poll() is not None)
+    if role == "launcher":
+        process.send_signal(SIGNALS[fault])
+    else:
+        kill_rank(run_dir, number_of(role), SIGNALS[fault])
+
+
+@pytest.mark.parametrize("strategy, fault, role", CASES)
+def test_a_fault(
+    session_hpcdl: CommandLine, shards: Path, tmp_path: Path, strategy: str, fault: str, role: str
+) -> None:
+    run_dir = tmp_path / "run"
+    features = STRATEGIES[strategy].features
+    env = {"STEP_S": "0.02"}
+    if fault in PLANTS:
+        env |= {"FAULT": PLANTS[fault], "FAULT_RANK": str(number_of(role))}
+    process = start(session_hpcdl, command(strategy, fault, run_dir, shards), env=env)
+    hit(fault, role, run_dir, process)
+    began = time.monotonic()
+    finished = finish(process)
+    took_s = time.monotonic() - began
+    keep(strategy, fault, role, finished, took_s)
+    promised = expected(fault, role, features)
+    assert finished.code in promised.codes, finished.err
+    said = finished.err + "".join(event["text"] for event in events(run_dir, "message"))
+    assert promised.word in said
+    assert "Traceback" not in finished.err
+    nothing_is_left(run_dir)
+
+
+def nothing_is_left(run_dir: Path) -> None:
+    """No rank of the run lives, within the ten seconds that are promised."""
+    pids = [status.pid for status in read_statuses(run_dir / "ranks")]
+    deadline = time.monotonic() + patience(10)
+    while any(is_rank(pid) for pid in pids):
+        assert time.monotonic() < deadline, "a rank has outlived its launcher"
+        time.sleep(0.1)
+
+
+def is_rank(pid: int) -> bool:
+    """Whether `pid` is a rank that lives: it may have ended, wait to be reaped, or be another process by now."""
+    try:
+        state = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
+        return state != "Z" and b"hpcdl" in Path(f"/proc/{pid}/cmdline").read_bytes()
+    except OSError:
+        return False
+
+
+def keep(strategy: str, fault: str, role: str, finished: Finished, took_s: float) -> None:
+    """Append the case to the table under way, where there is one."""
+    path = os.environ.get("HPCDL_FAULT_TABLE")
+    if path:
+        lines = finished.err.strip().splitlines() or [""]
+        row = {"strategy": strategy, "fault": fault, "role": role, "code": finished.code, "seconds": round(took_s, 1)}
+        with Path(path).open("a") as file:
+            file.write(json.dumps({**row, "said": lines[-1]}) + "\n")

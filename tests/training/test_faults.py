@@ -1,7 +1,7 @@
 """Faults on every path: what happens to a run when a worker, rank 0, a server or the launcher is hit, by strategy.
 
-A sample runs with the tests, all of it with `make soak`. With HPCDL_FAULT_TABLE=FILE each case appends what came of it as
-a line of JSON; `python -m tests.training.fault_table FILE` makes of these lines the table in docs/safety.md.
+A sample runs with the tests, all of it with `make soak`. With HPCDL_FAULT_TABLE=FILE each case appends what came of
+it as a line of JSON; `python -m tests.training.fault_table FILE` makes of these lines the table in docs/safety.md.
 """
 
 from __future__ import annotations

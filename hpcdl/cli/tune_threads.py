@@ -90,7 +90,8 @@ def _show_plan(prepared: PreparedSearch, json: bool) -> None:
     workload = Workload(model=own.model or "MODEL", batch_size=own.batch_size, data=own.data, steps=own.steps)
     rows = []
     for candidate in prepared.space.candidates:
-        trial = shlex.join(["hpcdl", *bench_step_command(workload, candidate.settings, Path("PROFILE.toml"))[3:]])
+        words = bench_step_command(workload, candidate.settings, Path("PROFILE.toml"))
+        trial = shlex.join(["hpcdl", *words[words.index("bench") :]])
         # What the trial then starts: each local rank with its own environment, cores and memory.
         ranks = range(candidate.plan.ranks_per_node)
         rows.append((candidate, trial, [command_line(candidate.plan, rank, RANK_COMMAND) for rank in ranks]))

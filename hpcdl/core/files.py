@@ -132,20 +132,22 @@ def read_toml(path: Path, wrong: type[HpcdlError] = UsageError) -> dict[str, Any
         raise wrong(f"{path} is no valid TOML: {error}") from None
 
 
+_CONTAINERS = frozenset((dict, list))
+"""What parsers of JSON and TOML nest."""
+
+
 def _shallow(document: Any) -> Any:
     """`document`, which is nested less than MOST_DEPTH deep: what walks over it later may then recurse."""
     level, depth = [document], 0
     while level:
         if depth > MOST_DEPTH:
             raise ValueError(f"it is nested more than {MOST_DEPTH} deep")
-        level = [
-            item
-            for outer in level
-            if isinstance(outer, dict | list)
-            for item in (outer.values() if isinstance(outer, dict) else outer)
-            if isinstance(item, dict | list)
-        ]
-        depth += 1
+        inner: list[Any] = []
+        for outer in level:
+            values = outer.values() if isinstance(outer, dict) else outer if isinstance(outer, list) else ()
+            if not _CONTAINERS.isdisjoint(map(type, values)):  # most lists hold numbers alone
+                inner += [item for item in values if type(item) in _CONTAINERS]
+        level, depth = inner, depth + 1
     return document
 
 

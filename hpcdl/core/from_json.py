@@ -82,7 +82,11 @@ def _of_sequence(convert: _Converter, kind: type) -> _Converter:
 def _of_scalar(hint: type) -> _Converter:
     accepted = (int, float) if hint is float else (hint,)
 
+    plain = hint if hint is not int else None
+
     def of_scalar(value: Any, name: str) -> Any:
+        if type(value) is plain:  # hundreds of thousands of times in a report
+            return value
         if not isinstance(value, accepted) or (isinstance(value, bool) and hint is not bool):
             raise TypeError(f"{name} is {shown(value)}, expected {hint.__name__}")
         if isinstance(value, int) and abs(value) >= 2**63:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 import os
 import re
 from collections.abc import Iterable, Mapping, Sequence
@@ -125,10 +126,19 @@ def read_profile(path: Path) -> Profile:
     try:
         if missing:
             raise TypeError(f"{missing[0]} is missing")
+        _check_finite(document)
         profile = from_json(Profile, {**kept, "settings": {}})
     except (TypeError, ValueError) as error:
         raise UsageError(f"{path} is damaged: {error}; make it anew with `hpcdl tune-threads`") from None
     return dataclasses.replace(profile, settings=settings, path=path)
+
+
+def _check_finite(document: Any) -> None:
+    """ValueError for a number that TOML has and JSON, in which a report holds profiles, has not."""
+    if isinstance(document, float) and not math.isfinite(document):
+        raise ValueError(f"{document} is no number that was measured")
+    for item in document.values() if isinstance(document, dict) else document if isinstance(document, list) else ():
+        _check_finite(item)
 
 
 def find_profile(choice: str, model: str, topology: Topology, folders: Iterable[Path] | None = None) -> Profile | None:

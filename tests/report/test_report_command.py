@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.conftest import CommandLine
+from tests.conftest import CommandLine, patience
 from tests.report.synthetic import make_record, weak_study, write_run
 
 
@@ -170,7 +170,7 @@ sys.exit(code)
 
 
 def test_ten_thousand_records_take_seconds(run_hpcdl: CommandLine, tmp_path: Path) -> None:
-    """Under 10 s of processor time and 1 GB; the wall clock would measure this machine's other work."""
+    """Under 10 s of processor time where nothing else runs, and 1 GB; beside others a core's second is worth less."""
     folder = tmp_path / "many"
     for number in range(10_000):
         workers = 2 ** (number % 6)
@@ -187,7 +187,7 @@ def test_ten_thousand_records_take_seconds(run_hpcdl: CommandLine, tmp_path: Pat
     assert finished.returncode == 0, finished.stderr
     assert "10,000 runs" in finished.stdout
     cost = json.loads(finished.stderr.splitlines()[-1])
-    assert cost["seconds"] < 10
+    assert cost["seconds"] < patience(10)
     assert cost["peak_kib"] < 1_000_000
 
 

@@ -208,7 +208,7 @@ class AsynchronousTrainer(Trainer):
         if split is None:
             return None
         batches = evaluation_batches(self._prepared.dataset, split, batch_size=self._config.data.batch_size)
-        return self._evaluate(batches, self._alone)
+        return self._evaluate(self._noted(batches), self._alone)
 
     def _facts(self) -> dict[str, Any]:
         return {**super()._facts(), "count": self._replica.count}

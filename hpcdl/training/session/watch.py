@@ -38,6 +38,8 @@ ADVANCES = 0.02
 """Share of a core above which a process computes; a watching thread alone takes a tenth of that."""
 LEARN_S = 60.0
 """How long ranks may take to learn from each other who was left behind."""
+LOOKS = 16
+"""Looks of a watch in the time allowed."""
 _LEAST_TICK_S, _LONGEST_TICK_S = 0.02, 15.0
 
 
@@ -212,7 +214,7 @@ class Watch:
     @property
     def tick_s(self) -> float:
         """Seconds between two looks."""
-        return min(max(self.limits.stall_s / 16, _LEAST_TICK_S), _LONGEST_TICK_S)
+        return min(max(self.limits.stall_s / LOOKS, _LEAST_TICK_S), _LONGEST_TICK_S)
 
     def _run(self) -> None:
         while not self._over.wait(self.tick_s):
@@ -263,8 +265,8 @@ class Watch:
         )
 
     def _processor_share(self, now_s: float) -> float:
-        """Of one core, over the last few looks."""
-        self._processor = [*self._processor[-4:], (now_s, time.process_time())]
+        """Of one core, over half of the time allowed: who waits for a disk for a moment is not stuck."""
+        self._processor = [*self._processor[-LOOKS // 2 :], (now_s, time.process_time())]
         (first_s, before_s), (last_s, after_s) = self._processor[0], self._processor[-1]
         return (after_s - before_s) / (last_s - first_s) if last_s > first_s else 1.0
 

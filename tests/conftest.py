@@ -128,12 +128,20 @@ def family(pid: int) -> Iterator[int]:
 
 
 def end_family(pid: int, patience_s: float = 5.0) -> None:
-    """End `pid` and all below it: Python programs first write their threads' stacks to stderr, the last ones first."""
+    """End `pid` and all below it: Python programs first write their threads' stacks to stderr, the last ones first.
+
+    All stand still, then one after the other writes: they share a pipe, where what two write at once is mixed letter
+    by letter, and a parent that goes on would leave the line where it waited for its child.
+    """
     found = list(family(pid))[::-1]
-    send(signal.SIGABRT, [each for each in found if b"python" in program_of(each)])
+    send(signal.SIGSTOP, found)
     deadline = time.monotonic() + patience(patience_s)
-    while any(map(program_of, found)) and time.monotonic() < deadline:
-        time.sleep(0.05)
+    for each in found:
+        if b"python" in program_of(each):
+            send(signal.SIGABRT, [each])
+            send(signal.SIGCONT, [each])
+            while program_of(each) and time.monotonic() < deadline:
+                time.sleep(0.01)
     send(signal.SIGKILL, found)
 
 

@@ -23,8 +23,8 @@ import numpy as np
 
 from hpcdl.config.load import Layer, load
 from hpcdl.data.dataset import Dataset, open_dataset
-from hpcdl.data.read.buffers import aligned_empty
 from hpcdl.data.read.order import Epoch
+from hpcdl.data.read.prefetch import aligned_empty
 from hpcdl.data.read.reader import SplitReader, open_reader
 from hpcdl.data.read.windows import TrainingStream
 from hpcdl.data.write.request import ShardConfig, ShardRequest

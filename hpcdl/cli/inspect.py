@@ -36,7 +36,7 @@ def inspect(
     document: dict[str, Any] = {}
     if verify or repair:
         document.update(_check(folder, source, keep=json))
-    from hpcdl.data.inspect import inspection
+    from hpcdl.data import inspection
 
     found = inspection.inspect(folder)
     if samples:
@@ -51,7 +51,7 @@ def inspect(
 def _check(folder: Path, source: str | None, *, keep: bool) -> dict[str, Any]:
     """Verify, and with a source mend; CorruptError where damage remains."""
     from hpcdl.core.progress import progress
-    from hpcdl.data.inspect import inspection
+    from hpcdl.data import inspection
 
     done = 0
     with progress("verifying", inspection.total_bytes(folder)) as bar:
@@ -79,7 +79,7 @@ def _check(folder: Path, source: str | None, *, keep: bool) -> dict[str, Any]:
 
 def _pictures(folder: Path, samples: int, out: Path) -> list[str]:
     from hpcdl.data.dataset import open_dataset
-    from hpcdl.data.inspect.pictures import write_pictures
+    from hpcdl.data.inspection import write_pictures
 
     dataset = open_dataset(str(folder))
     split = dataset.splits.get("train") or next(iter(dataset.splits.values()))

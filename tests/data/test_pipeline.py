@@ -10,7 +10,7 @@ import pytest
 
 from hpcdl.core.errors import HpcdlError, SourceError, UsageError
 from hpcdl.data.dataset import open_dataset
-from hpcdl.data.read.augmentation import Augmentation
+from hpcdl.data.read.pipeline import Augmentation
 from tests.data.sharding import everything, image_folder, make, numbers, pixels, same_samples
 
 tf = pytest.importorskip("tensorflow")

@@ -9,8 +9,7 @@ import pytest
 
 from hpcdl.core.errors import CorruptError, UsageError
 from hpcdl.data.dataset import open_dataset
-from hpcdl.data.read.buffers import ALIGNMENT, BufferPool
-from hpcdl.data.read.prefetch import Prefetched
+from hpcdl.data.read.prefetch import ALIGNMENT, BufferPool, Prefetched
 from hpcdl.data.read.reader import SplitReader, open_reader
 from hpcdl.data.read.windows import GatheredWindows, OwnSamples, ScatteredWindows, TrainingStream
 from hpcdl.data.synthetic import parse_spec

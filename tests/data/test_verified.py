@@ -18,7 +18,7 @@ from hpcdl.data.read.reader import SplitReader, open_reader
 from hpcdl.data.read.staging import resident, staged
 from hpcdl.data.read.windows import TrainingStream
 from hpcdl.data.write import listing
-from hpcdl.data.write.job import ShardJob
+from hpcdl.data.write.plan import ShardJob
 from hpcdl.data.write.repair import repair
 from tests.data.sharding import contents, image_folder, make, numbers, pixels
 

@@ -32,10 +32,10 @@ from hpcdl.core.files import write_json
 from hpcdl.core.lock import check_free
 from hpcdl.core.records import FILE_NAME as RECORD
 from hpcdl.data.format import manifest
-from hpcdl.data.inspect.inspection import inspect, require_sound, verify
+from hpcdl.data.inspection import inspect, require_sound, verify
 from hpcdl.data.sources.tfrecord import _example_class, masked_crc
 from hpcdl.data.write import journal
-from hpcdl.data.write.job import read_job
+from hpcdl.data.write.plan import read_job
 from hpcdl.data.write.shards import ShardResult
 from hpcdl.models.spec import check_model_spec
 from hpcdl.node.engine import Engine

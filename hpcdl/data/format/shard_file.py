@@ -15,8 +15,7 @@ import numpy.typing as npt
 import xxhash
 
 from hpcdl.core.errors import CorruptError
-from hpcdl.data.format.hdf5 import ChunkWriter, create_shard, shard_map
-from hpcdl.data.format.layout import ShardFrame, ShardMap
+from hpcdl.data.format.hdf5 import ChunkWriter, ShardFrame, ShardMap, create_shard, shard_map
 from hpcdl.data.format.manifest import ShardEntry
 
 Array = npt.NDArray[Any]

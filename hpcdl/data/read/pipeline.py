@@ -1,8 +1,9 @@
-"""From numpy batches to TensorFlow: the one file of this room that imports it."""
+"""From numpy batches to TensorFlow, augmented on the way: the one file of this room that imports it."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -10,12 +11,44 @@ import tensorflow as tf
 
 from hpcdl.core.errors import UsageError, carried
 from hpcdl.data.dataset import Dataset, Split, open_dataset
-from hpcdl.data.read.augmentation import NONE, Augmentation
-from hpcdl.data.read.buffers import aligned_empty
 from hpcdl.data.read.order import mixed
-from hpcdl.data.read.prefetch import Prefetched
+from hpcdl.data.read.prefetch import Prefetched, aligned_empty
 from hpcdl.data.read.reader import SplitReader, open_reader
 from hpcdl.data.read.windows import TrainingStream
+
+
+@dataclass(frozen=True, kw_only=True)
+class Augmentation:
+    """Random changes, seeded by run, step and place in the global batch; the default changes nothing.
+
+    `crop_padding` pixels are added on every side and a window of the old size is cut out at random (He et al. 2016,
+    section 4.2). `flip` mirrors half of the images left to right. `mean` and `std` (one number per channel, of pixels
+    in [0, 1]) turn images to float32, (pixel - mean) / std.
+    """
+
+    crop_padding: int = 0
+    flip: bool = False
+    mean: tuple[float, ...] = ()
+    std: tuple[float, ...] = ()
+
+    def __post_init__(self) -> None:
+        if self.crop_padding < 0:
+            raise UsageError(f"crop padding is {self.crop_padding}; it must be 0 or more pixels")
+        if (
+            bool(self.mean) != bool(self.std)
+            or len(self.mean) != len(self.std)
+            or any(value <= 0 for value in self.std)
+        ):
+            raise UsageError("give mean and std together, one number per channel each, std above 0")
+
+    @property
+    def changes_nothing(self) -> bool:
+        """Whether images go through as they are."""
+        return not (self.crop_padding or self.flip or self.mean)
+
+
+_NO_CHANGE = Augmentation()
+
 
 Batches = Prefetched[tuple[Any, Any]]
 _AHEAD = 2
@@ -40,7 +73,7 @@ def training_batches(
     stream = _stream(dataset, batch_size, worker, num_workers, seed)
 
     def produce() -> Iterator[tuple[Any, Any]]:
-        return iter(_dataset(dataset, stream, start_step, seed, augment or NONE, deterministic))
+        return iter(_dataset(dataset, stream, start_step, seed, augment or _NO_CHANGE, deterministic))
 
     return Prefetched(produce, depth=_AHEAD, release=stream.close)
 
@@ -60,7 +93,7 @@ def evaluation_batches(
     """
     reader = open_reader(dataset, split)
     first, stop = (split.num_samples * part // num_workers for part in (worker, worker + 1))
-    fixed = Augmentation(mean=augment.mean, std=augment.std) if augment else NONE
+    fixed = Augmentation(mean=augment.mean, std=augment.std) if augment else _NO_CHANGE
 
     def read_from(start: int) -> tuple[Any, Any]:
         ids = np.arange(start, min(start + batch_size, stop), dtype=np.int64)
@@ -102,7 +135,7 @@ def as_tf_dataset(
     if split is not None and split not in dataset.splits:
         raise UsageError(f"{dataset.name} has no split {split!r}; known: {', '.join(dataset.splits)}")
     stream = _stream(dataset, batch_size, worker, num_workers, seed, dataset.splits[split] if split else None)
-    batches = _dataset(dataset, stream, start_step, seed, augment or NONE, True)
+    batches = _dataset(dataset, stream, start_step, seed, augment or _NO_CHANGE, True)
     if epochs is None:
         return batches
     remaining = max(0, epochs * stream.steps_per_epoch - start_step)

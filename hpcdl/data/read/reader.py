@@ -16,8 +16,7 @@ import xxhash
 
 from hpcdl.core.errors import CorruptError, HpcdlError
 from hpcdl.data.dataset import Dataset, Split
-from hpcdl.data.format.hdf5 import ChunkReader, shard_map
-from hpcdl.data.format.layout import ShardMap
+from hpcdl.data.format.hdf5 import ChunkReader, ShardMap, shard_map
 from hpcdl.data.format.manifest import ShardEntry
 from hpcdl.data.format.shard_file import block_checksum, frame_checksum
 from hpcdl.data.read.order import Ids, Layout

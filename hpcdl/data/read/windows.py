@@ -15,8 +15,8 @@ from typing import Any, Protocol
 import numpy as np
 import numpy.typing as npt
 
-from hpcdl.data.read.buffers import BufferPool
 from hpcdl.data.read.order import Epoch, Ids, Layout, steps_per_epoch, worker_slice
+from hpcdl.data.read.prefetch import BufferPool
 from hpcdl.data.read.reader import SplitReader, SyntheticReader
 
 Array = npt.NDArray[Any]

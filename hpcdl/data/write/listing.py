@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import itertools
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 
 from hpcdl.config.load import flatten
 from hpcdl.config.settings import settings_of
@@ -14,7 +16,7 @@ from hpcdl.core.errors import SourceError, UsageError, shown
 from hpcdl.data.dataset import UNSPLIT
 from hpcdl.data.format.hdf5 import filters
 from hpcdl.data.lustre import file_system_of
-from hpcdl.data.read.order import mixed
+from hpcdl.data.read.order import mixed, permuted
 from hpcdl.data.sources import SOURCES
 from hpcdl.data.sources.base import (
     Content,
@@ -29,10 +31,11 @@ from hpcdl.data.sources.base import (
 )
 from hpcdl.data.write.images import image_header
 from hpcdl.data.write.index import Index, IndexWriter
-from hpcdl.data.write.job import ShardJob
-from hpcdl.data.write.plan import make_plan
+from hpcdl.data.write.plan import ShardJob, make_plan
 from hpcdl.data.write.request import LayoutConfig, ShardConfig, ShardRequest, SourceConfig, parse_split
 
+Counts = npt.NDArray[np.int64]
+_SMALL_CLASS = 16
 _LONGEST_NAME = 1000
 _HEADERS = 1000
 """So many image files of a split, spread evenly, are looked into for size and colours; the writing checks the rest."""
@@ -60,7 +63,7 @@ def make_job(request: ShardRequest, work: Path) -> ShardJob:
         if fractions:
             if list(counts) != [UNSPLIT]:
                 raise UsageError(f"{request.source} is already divided into {', '.join(counts)}; leave out --split")
-            counts = divide_all(work, index, class_counts, fractions, layout.seed)
+            counts = divide(work, index, UNSPLIT, class_counts, fractions, mixed(layout.seed, 10))
     finally:
         index.close()
     encoded = layout.encoding == "encoded"
@@ -92,13 +95,6 @@ def recipe_options(config: ShardConfig) -> dict[str, Any]:
     kept = {item.key for group in (SourceConfig, LayoutConfig) for item in settings_of(group)}
     plain = {key: list(value) if isinstance(value, tuple) else value for key, value in flatten(config).items()}
     return {key: value for key, value in plain.items() if key in kept and value is not None}
-
-
-def divide_all(work: Path, index: Index, class_counts: Any, fractions: dict[str, float], seed: int) -> dict[str, int]:
-    """Divide the undivided list by class."""
-    from hpcdl.data.write.split import divide
-
-    return divide(work, index, UNSPLIT, class_counts, fractions, mixed(seed, 10))
 
 
 def _spec(request: ShardRequest, work: Path) -> SourceSpec:
@@ -204,3 +200,69 @@ def _content(source: Source, row: Any, facts: SourceFacts, index: Index) -> Cont
     content = source.read(row, facts, index)
     assert not isinstance(content, np.ndarray)
     return content
+
+
+def quotas(class_counts: Counts, fractions: list[float], seed: int) -> Counts:
+    """How many samples of each class go to the first k + 1 splits together: shape (splits, classes).
+
+    Rounding is carried over from class to class (in an order drawn by the seed), so that the whole split has its share
+    even where each class has a handful of samples.
+    """
+    order = np.argsort(permuted(np.arange(len(class_counts), dtype=np.int64), len(class_counts), mixed(seed, 11)))
+    before = np.concatenate([[0], np.cumsum(class_counts[order])])
+    result = np.zeros((len(fractions), len(class_counts)), np.int64)
+    cumulative = np.cumsum(fractions)
+    for number, fraction in enumerate(cumulative[:-1]):
+        result[number, order] = np.diff(np.floor(fraction * before + 0.5).astype(np.int64))
+        if number:
+            result[number] = np.maximum(result[number], result[number - 1])
+    result[-1] = class_counts
+    return result
+
+
+def divide(
+    folder: Path, index: Index, whole: str, class_counts: Counts, fractions: Mapping[str, float], seed: int
+) -> dict[str, int]:
+    """Write the row numbers of each split to `members.SPLIT` in the index's folder; the number of samples by split."""
+    limits = quotas(class_counts, list(fractions.values()), seed)
+    seen = np.zeros_like(class_counts)
+    sizes = dict.fromkeys(fractions, 0)
+    files = {name: (folder / f"members.{name}").open("wb") for name in fractions}
+    try:
+        first = 0
+        for rows in index.chunks(whole):
+            target = _targets(rows["label"], seen, class_counts, limits, seed)
+            for number, name in enumerate(fractions):
+                members = first + np.flatnonzero(target == number)
+                files[name].write(members.astype("<i8").tobytes())
+                sizes[name] += len(members)
+            first += len(rows)
+    finally:
+        for file in files.values():
+            file.close()
+    empty = [name for name, size in sizes.items() if size == 0]
+    if empty:
+        raise UsageError(f"--split leaves {', '.join(empty)} without a sample; there are {first} samples in all")
+    return sizes
+
+
+def _targets(labels: Counts, seen: Counts, class_counts: Counts, limits: Counts, seed: int) -> Counts:
+    """The split of each row; `seen` counts the rows of each class so far and is brought up to date."""
+    target = np.empty(len(labels), np.int64)
+    by_class = np.argsort(labels, kind="stable")
+    values, starts = np.unique(labels[by_class], return_index=True)
+    for label, members in zip(values.tolist(), np.split(by_class, starts[1:]), strict=True):
+        places = np.arange(seen[label], seen[label] + len(members), dtype=np.int64)
+        drawn = _drawn(places, int(class_counts[label]), mixed(seed, 12, label))
+        target[members] = np.searchsorted(limits[:, label], drawn, side="right")
+        seen[label] += len(members)
+    return target
+
+
+def _drawn(places: Counts, num: int, key: int) -> Counts:
+    """The permutation of 0 .. num-1 that `key` names, at `places`; quick for small classes: there may be many."""
+    if num == 1:
+        return places
+    if num > _SMALL_CLASS:
+        return permuted(places, num, key)
+    return np.argsort([mixed(key, number) for number in range(num)])[places]

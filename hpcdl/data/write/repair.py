@@ -15,8 +15,8 @@ from hpcdl.data.dataset import UNSPLIT
 from hpcdl.data.format.manifest import Manifest, read_manifest
 from hpcdl.data.sources.base import open_source
 from hpcdl.data.write.index import Index
-from hpcdl.data.write.job import WORK_NAME, ShardJob, shard_file
 from hpcdl.data.write.listing import make_job
+from hpcdl.data.write.plan import WORK_NAME, ShardJob, shard_file
 from hpcdl.data.write.request import ShardConfig, ShardRequest
 from hpcdl.data.write.shards import ShardWriter
 

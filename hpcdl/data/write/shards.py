@@ -14,16 +14,15 @@ import xxhash
 
 from hpcdl.core.files import replacing
 from hpcdl.data.dataset import UNSPLIT
-from hpcdl.data.format.hdf5 import filters
-from hpcdl.data.format.layout import ShardFrame
+from hpcdl.data.format.hdf5 import ShardFrame, filters
 from hpcdl.data.format.manifest import ShardEntry
 from hpcdl.data.format.shard_file import NewShard
-from hpcdl.data.read.buffers import aligned_empty
 from hpcdl.data.read.order import mixed, permuted
+from hpcdl.data.read.prefetch import aligned_empty
 from hpcdl.data.sources.base import Source, SourceChanged, UnreadableSample
 from hpcdl.data.write.images import check_encoded, decode
 from hpcdl.data.write.index import Index, Rows
-from hpcdl.data.write.job import ShardJob, shard_file
+from hpcdl.data.write.plan import ShardJob, shard_file
 
 Array = npt.NDArray[Any]
 

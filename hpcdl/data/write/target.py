@@ -14,7 +14,7 @@ from hpcdl.core.units import format_bytes
 from hpcdl.data.dataset import PARTIAL_PREFIX, UNSPLIT
 from hpcdl.data.format.manifest import FILE_NAME as MANIFEST_NAME
 from hpcdl.data.lustre import set_stripes
-from hpcdl.data.write.job import WORK_NAME, ShardJob, shard_file
+from hpcdl.data.write.plan import WORK_NAME, ShardJob, shard_file
 from hpcdl.data.write.request import ShardRequest
 
 _OURS = {WORK_NAME, LOCK_NAME}

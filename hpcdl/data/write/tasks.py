@@ -1,23 +1,33 @@
-"""Writes many shards, here or in processes of their own, and hands over each one as it is finished."""
+"""Writes many shards, here or in processes of their own, and hands over each one as it is finished.
+
+Such a process, `python -m hpcdl.data.write.tasks TARGET PARENT`, takes `SPLIT NUMBER` lines and answers in JSON lines.
+It dies with the process that started it, and ends when its input does.
+"""
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import os
 import selectors
+import signal
 import subprocess
+import sys
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
+from hpcdl.core import signals
 from hpcdl.core.errors import HpcdlError
+from hpcdl.core.lifeline import end_with_parent
 from hpcdl.core.paths import own_program
 from hpcdl.core.records import from_json
-from hpcdl.data.sources.base import SourceChanged, UnreadableSample
-from hpcdl.data.write.shards import ShardResult
-from hpcdl.data.write.worker import open_writer
+from hpcdl.data.sources.base import SourceChanged, UnreadableSample, open_source
+from hpcdl.data.write.index import Index
+from hpcdl.data.write.plan import WORK_NAME, read_job
+from hpcdl.data.write.shards import ShardResult, ShardWriter
 
 Task = tuple[str, int]
 Told = Callable[[int], None]
@@ -101,7 +111,7 @@ class _Process:
     """One writing process and the shard it is at."""
 
     def __init__(self, target: Path) -> None:
-        command = own_program("hpcdl.data.write.worker", str(target), str(os.getpid()))
+        command = own_program("hpcdl.data.write.tasks", str(target), str(os.getpid()))
         # stderr stays the parent's: what a dying interpreter says should be read.
         self._process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE)
         assert self._process.stdin is not None
@@ -139,3 +149,38 @@ class _Process:
         self.end()
         self.output.close()
         self._process.wait()
+
+
+def main() -> None:
+    """A writing process: write shards until the input ends."""
+    parent = int(sys.argv[2])
+    end_with_parent(parent)
+    signals.ignore(signal.SIGINT, signal.SIGHUP)  # they reach the whole group; the parent decides
+    target = Path(sys.argv[1])
+    writer = open_writer(target)
+    for line in sys.stdin:
+        split, _, number = line.strip().rpartition(" ")
+        try:
+            result = writer.write(split, int(number), lambda count: _say({"samples": count}))
+        except HpcdlError as error:
+            _say({"error": str(error), "exit_code": error.exit_code, "type": type(error).__name__})
+        except OSError as error:
+            _say({"errno": error.errno, "error": error.strerror or str(error)})
+        else:
+            _say({"done": dataclasses.asdict(result)})
+
+
+def open_writer(target: Path) -> ShardWriter:
+    """The writer of the job that is kept in the target's work folder."""
+    work = target / WORK_NAME
+    job = read_job(work)
+    return ShardWriter(target, job, open_source(job.spec), Index(work))
+
+
+def _say(document: dict[str, Any]) -> None:
+    sys.stdout.write(json.dumps(document) + "\n")
+    sys.stdout.flush()
+
+
+if __name__ == "__main__":
+    main()

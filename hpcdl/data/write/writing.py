@@ -23,8 +23,8 @@ from hpcdl.core.units import format_rate
 from hpcdl.data.format.manifest import FILE_NAME as MANIFEST_NAME
 from hpcdl.data.format.manifest import Manifest, Recipe, SplitEntry, read_manifest, write_manifest
 from hpcdl.data.write import journal
-from hpcdl.data.write.job import WORK_NAME, ShardJob, read_job
 from hpcdl.data.write.listing import make_job
+from hpcdl.data.write.plan import WORK_NAME, ShardJob, read_job
 from hpcdl.data.write.request import ShardRequest
 from hpcdl.data.write.shards import ShardResult
 from hpcdl.data.write.target import (

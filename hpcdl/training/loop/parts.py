@@ -14,8 +14,7 @@ from hpcdl.core.errors import Interrupted, StoppedEarly
 from hpcdl.core.protocols import Communicator
 from hpcdl.core.records import HistoryPoint
 from hpcdl.core.signals import StopRequest
-from hpcdl.data.read.augmentation import Augmentation
-from hpcdl.data.read.pipeline import evaluation_batches, training_batches
+from hpcdl.data.read.pipeline import Augmentation, evaluation_batches, training_batches
 from hpcdl.strategies.base import Worker
 from hpcdl.training.checkpoint import state
 from hpcdl.training.checkpoint.folders import CheckpointWriter, Snapshot

@@ -1,22 +1,27 @@
-"""What a data folder holds, as data: samples, shapes, classes, layout, stripes; and whether every byte is right."""
+"""What a data folder holds: samples, shapes, classes, layout, stripes, pictures; and whether every byte is right."""
 
 from __future__ import annotations
 
+import io
 import os
+import re
 import shutil
 import threading
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
 from hpcdl.core.errors import CorruptError, UsageError
-from hpcdl.data.dataset import Dataset, open_dataset
+from hpcdl.core.files import write_bytes
+from hpcdl.data.dataset import Dataset, Split, open_dataset
 from hpcdl.data.format.manifest import FILE_NAME, Manifest, read_manifest
 from hpcdl.data.format.shard_file import faults
 from hpcdl.data.lustre import Stripes, file_system_of, stripes_of
+from hpcdl.data.read.order import mixed, permuted
 from hpcdl.data.read.reader import SplitReader
 
 
@@ -156,3 +161,46 @@ def _split(dataset: Dataset, manifest: Manifest, name: str) -> SplitInspection:
         num_bytes=sum(shard.num_bytes for shard in entry.shards),
         histogram=dict(zip(manifest.class_names, counts.tolist(), strict=True)),
     )
+
+
+def write_pictures(dataset: Dataset, split: Split, count: int, folder: Path) -> list[Path]:
+    """Write `count` samples of `split`, drawn by the data's seed, into `folder`: SPLIT-NUMBER-CLASS.png."""
+    assert dataset.folder is not None
+    folder.mkdir(parents=True, exist_ok=True)
+    reader = SplitReader(dataset.folder, dataset, split)
+    positions = np.arange(min(count, split.num_samples), dtype=np.int64)
+    ids = permuted(positions, split.num_samples, mixed(dataset.manifest.seed if dataset.manifest else 0, 31))
+    written = []
+    try:
+        for sample, label in zip(ids.tolist(), reader.labels(ids).tolist(), strict=True):
+            name = re.sub(r"[^\w.-]", "_", dataset.class_names[label])[:40]
+            path = folder / f"{split.name}-{sample:08d}-{name}.png"
+            write_bytes(path, _png(_pixels(reader, dataset, sample)))
+            written.append(path)
+    finally:
+        reader.close()
+    return written
+
+
+def _pixels(reader: SplitReader, dataset: Dataset, sample: int) -> Any:
+    """An image as PIL takes it: uint8, one or three channels."""
+    from PIL import Image  # imported late: only pictures need it
+
+    one = np.array([sample], np.int64)
+    if dataset.encoded:
+        return np.asarray(Image.open(io.BytesIO(reader.read_encoded(one)[0])).convert("RGB"))
+    pixels = np.empty((1, *dataset.sample_shape), dataset.dtype)
+    reader.read_samples(one, pixels)
+    image = pixels[0]
+    if image.dtype != np.uint8:
+        low, high = float(image.min()), float(image.max())
+        image = ((image.astype(np.float32) - low) / max(high - low, 1e-12) * 255).astype(np.uint8)
+    return image if image.shape[2] == 3 else image[:, :, 0]
+
+
+def _png(pixels: Any) -> bytes:
+    from PIL import Image
+
+    out = io.BytesIO()
+    Image.fromarray(pixels).save(out, format="PNG")
+    return out.getvalue()

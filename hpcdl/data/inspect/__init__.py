@@ -1,1 +1,0 @@
-"""What a data folder holds, and whether every byte is right."""

@@ -4,19 +4,24 @@ In a Keras script: `hpcdl.init()`, `hpcdl.DistributedOptimizer(...)`, `hpcdl.cal
 `hpcdl.size()`. `hpcdl.data.open(DIR)` gives shards as a `tf.data.Dataset`. Importing hpcdl loads nothing heavy.
 """
 
+import importlib
 from typing import Any
 
 __version__ = "0.1.0"
-__all__ = ["DistributedOptimizer", "__version__", "callbacks", "data", "init", "rank", "size"]
 
-_PUBLIC = dict.fromkeys(("DistributedOptimizer", "callbacks", "init", "rank", "size"), "hpcdl.training.keras.api")
+_MODULES = {
+    "session": ("init", "shutdown", "is_initialized", "rank", "size", "local_rank", "local_size", "node_rank"),
+    "optimizer": ("DistributedOptimizer",),
+    "callbacks": ("callbacks",),
+}
+"""The public names of a script by the file of training/keras/ that has them."""
+_PUBLIC = {name: module for module, names in _MODULES.items() for name in names}
+__all__ = ["__version__", "data", *_PUBLIC]
 
 
 def __getattr__(name: str) -> Any:
-    import importlib
-
     if name == "data":
         return importlib.import_module("hpcdl.data")
     if name in _PUBLIC:
-        return getattr(importlib.import_module(_PUBLIC[name]), name)
+        return getattr(importlib.import_module(f"hpcdl.training.keras.{_PUBLIC[name]}"), name)
     raise AttributeError(f"module 'hpcdl' has no attribute {name!r}")

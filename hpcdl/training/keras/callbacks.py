@@ -8,8 +8,9 @@ import keras
 
 from hpcdl.core.errors import UsageError
 from hpcdl.core.protocols import Communicator
-from hpcdl.strategies.allreduce.worker import broadcast_variables
 from hpcdl.training.checkpoint.state import average_moving_statistics
+from hpcdl.training.keras import alike
+from hpcdl.training.keras.session import communicator
 
 
 class AgreeOverRanks(keras.callbacks.Callback):
@@ -30,7 +31,7 @@ class AgreeOverRanks(keras.callbacks.Callback):
                 "steps; set the policy mixed_float16 before it is made, or write "
                 "hpcdl.DistributedOptimizer(keras.optimizers.LossScaleOptimizer(...))"
             )
-        broadcast_variables(self._communicator, [*self.model.weights, *self.model.optimizer.variables])
+        alike.start(self._communicator, [*self.model.weights, *self.model.optimizer.variables])
 
     def on_test_begin(self, logs: dict[str, Any] | None = None) -> None:
         """Evaluate alike: batch normalisation's moving statistics become the mean over the ranks."""
@@ -44,3 +45,8 @@ class AgreeOverRanks(keras.callbacks.Callback):
         gathered = self._communicator.allgather_json({name: float(value) for name, value in logs.items()})
         for name in logs:
             logs[name] = sum(other[name] for other in gathered) / len(gathered)
+
+
+def callbacks() -> Any:
+    """One Keras callback: everybody starts with rank 0's weights, and logs are means over the ranks."""
+    return AgreeOverRanks(communicator())

@@ -1,0 +1,140 @@
+"""This process among the ranks of a user's own script: `init`, `shutdown`, who and where it is.
+
+This module keeps one communicator for the process, as MPI itself does; everything else in hpcdl is handed its own.
+"""
+
+from __future__ import annotations
+
+import atexit
+import shutil
+import sys
+import traceback
+import uuid
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from types import TracebackType
+from typing import TYPE_CHECKING
+
+from hpcdl.core.errors import UsageError, original
+
+if TYPE_CHECKING:
+    from hpcdl.comm.observed import Observed
+    from hpcdl.training.session.watch import Watch
+
+
+@dataclass(frozen=True, kw_only=True)
+class Session:
+    """What `init` has made. `hosts`: the name of every rank's node, in rank order."""
+
+    communicator: Observed
+    hosts: Sequence[str]
+    watch: Watch | None
+
+
+_sessions: list[Session] = []
+
+
+def init(stall_timeout_s: float = 300.0) -> None:
+    """Join the ranks of the launcher, or be the only rank where there is none; call it at the top of the script.
+
+    From then on a rank that waits for `stall_timeout_s` seconds for one that is gone, stopped or in another operation
+    ends the job with one line that says so. A second call changes nothing.
+    """
+    from hpcdl.cluster.environment import placement
+    from hpcdl.comm.observed import observe
+    from hpcdl.training.session.rank import ALONE, communicator_for, set_up_process
+
+    if _sessions:
+        return
+    place = placement() or ALONE
+    set_up_process(place.local_rank)
+    joined = observe(communicator_for(place))
+    watch = _watched(joined, stall_timeout_s) if place.size > 1 else None
+    _sessions.append(Session(communicator=joined, hosts=joined.allgather_json(joined.host), watch=watch))
+    if place.size > 1:
+        sys.excepthook = _end_all_ranks
+
+
+def shutdown() -> None:
+    """Leave together: returns when every rank has called. `init` may be called again; without it nothing is done."""
+    if not _sessions:
+        return
+    ended = _sessions.pop()
+    ended.communicator.barrier()
+    sys.excepthook = sys.__excepthook__
+    if ended.watch is not None:
+        ended.watch.stop()
+
+
+def is_initialized() -> bool:
+    """Whether `init` has been called, and no `shutdown` since."""
+    return bool(_sessions)
+
+
+def _watched(joined: Observed, stall_timeout_s: float) -> Watch:
+    """Watch this rank until the script is over; the ranks leave their notes in a folder of the user's cache."""
+    from hpcdl.comm.agree import decided
+    from hpcdl.core.paths import user_cache_folder
+    from hpcdl.training.session.watch import FOLDER, Limits, watch_of
+
+    folder = Path(decided(joined, lambda: str(user_cache_folder() / FOLDER / uuid.uuid4().hex)))
+    joined.observation.role = "script"
+    joined.observation.doing("running the script")
+    watch = watch_of(joined, folder)
+    watch.limits = Limits(stall_s=stall_timeout_s)
+    watch.hosts = dict(enumerate(joined.allgather_json(joined.host)))
+    watch.start()
+    atexit.register(shutil.rmtree, folder, ignore_errors=True)
+    atexit.register(watch.stop)
+    return watch
+
+
+def _end_all_ranks(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
+    """An error that nobody catches ends the job: the other ranks would wait for this one for ever."""
+    from hpcdl.training.session.rank import one_line, verdict
+
+    mine, found = communicator(), original(error)
+    last = f"hpcdl: rank {mine.rank} on {mine.host}: {one_line(found)}\n"
+    sys.stderr.write("".join([*traceback.format_exception(kind, error, trace), last]))  # in one piece
+    mine.abort(130 if issubclass(kind, KeyboardInterrupt) else verdict(found)[1])
+
+
+def session() -> Session:
+    """What `init` has made; UsageError before it."""
+    if not _sessions:
+        raise UsageError("hpcdl.init() has not been called; call it at the top of the script")
+    return _sessions[0]
+
+
+def communicator() -> Observed:
+    """The communicator of all ranks; UsageError before `init`."""
+    return session().communicator
+
+
+def rank() -> int:
+    """This process's number, 0 to size() - 1."""
+    return communicator().rank
+
+
+def size() -> int:
+    """Number of processes."""
+    return communicator().size
+
+
+def local_rank() -> int:
+    """This process's number among those on its node, in the order of their ranks: 0 to local_size() - 1."""
+    here = session()
+    return here.hosts[: here.communicator.rank].count(here.communicator.host)
+
+
+def local_size() -> int:
+    """Number of processes on this node."""
+    here = session()
+    return here.hosts.count(here.communicator.host)
+
+
+def node_rank() -> int:
+    """This node's number, 0 for the one of rank 0: nodes are counted in the order of their first ranks."""
+    here = session()
+    return list(dict.fromkeys(here.hosts)).index(here.communicator.host)

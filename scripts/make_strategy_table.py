@@ -1,4 +1,4 @@
-"""Write the table of features in docs/strategies.md from what the strategies declare: make_strategy_table.py [PAGE]."""
+"""Write the table of features in docs/reference/strategies.md: make_strategy_table.py [PAGE]."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from hpcdl.core.files import write_text
 from hpcdl.strategies.base import Features
 from hpcdl.strategies.table import ALIASES, STRATEGIES
 
-PAGE = Path(__file__).parent.parent / "docs" / "strategies.md"
+PAGE = Path(__file__).parent.parent / "docs" / "reference" / "strategies.md"
 BEGIN, END = "<!-- features: written by scripts/make_strategy_table.py -->", "<!-- end of features -->"
 COLUMNS = {
     "equals_single": "equals `single`",

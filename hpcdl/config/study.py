@@ -1,4 +1,4 @@
-"""A study: the settings of `hpcdl sweep`, and the file that holds them (docs/sweep.md)."""
+"""A study: the settings of `hpcdl sweep`, and the file that holds them (docs/how-to/sweep.md)."""
 
 from __future__ import annotations
 

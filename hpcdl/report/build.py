@@ -74,7 +74,7 @@ def render(
 
 
 def _data(analysis: Analysis, lines: Sequence[str], rows: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-    """What report.json holds (docs/report-json.md)."""
+    """What report.json holds (docs/reference/report-json.md)."""
     return {
         "schema": SCHEMA,
         "hpcdl": __version__,

@@ -124,7 +124,7 @@ def _with_momentum(name: str) -> str:
 
 
 def _rate_problems(info: StrategyInfo, config: TrainConfig, num_workers: int, peak_rate: float) -> Iterator[str]:
-    """Stability limits that hold whatever the curvature (docs/easgd.md)."""
+    """Stability limits that hold whatever the curvature (docs/explanation/easgd.md)."""
     elastic = config.elastic
     if elastic.elasticity is not None and elastic.moving_rate is not None:
         yield "--elasticity and --moving-rate exclude each other: alpha is learning rate x elasticity, or constant"

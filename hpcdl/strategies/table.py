@@ -1,4 +1,4 @@
-"""The strategies by name. A new one is a file here, an entry in this table and a paragraph in docs/strategies.md."""
+"""The strategies by name. A new one is a file here, an entry in this table, and its words in docs/reference."""
 
 from __future__ import annotations
 
@@ -95,7 +95,7 @@ def _from_collective(collectives: Registry, name: str) -> StrategyInfo:
         name=name,
         family="all-reduce",
         summary=collectives.entry(name).summary,
-        source="docs/collectives.md",
+        source="docs/reference/collectives.md",
         features=_SYNCHRONOUS,
         target="hpcdl.strategies.allreduce.worker:AllReduce",
     )

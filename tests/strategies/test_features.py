@@ -60,7 +60,7 @@ def test_the_command_line_refuses_before_anything_starts(run_hpcdl: CommandLine,
 
 
 def test_the_table_in_the_docs_is_that_of_the_declarations(tmp_path: Path) -> None:
-    page = ROOT / "docs" / "strategies.md"
+    page = ROOT / "docs" / "reference" / "strategies.md"
     copy = tmp_path / "strategies.md"
     copy.write_text(page.read_text().replace("| `ring` | yes |", "| `ring` |  |"))
     subprocess.run([sys.executable, ROOT / "scripts" / "make_strategy_table.py", copy], check=True)

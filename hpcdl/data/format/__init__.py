@@ -1,1 +1,1 @@
-"""What a shard is: its bytes, checksums and manifest (docs/shard-format.md)."""
+"""What a shard is: its bytes, checksums and manifest (docs/reference/shard-format.md)."""

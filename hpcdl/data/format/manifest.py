@@ -1,4 +1,4 @@
-"""The manifest of a data folder (`hpcdl.data/1`, docs/shard-format.md): what there is, and the checksums of it."""
+"""The manifest of a data folder (`hpcdl.data/1`, docs/reference/shard-format.md): what is there, checksums."""
 
 from __future__ import annotations
 

@@ -1,4 +1,6 @@
-"""Throughput, speed-up and efficiency along a curve (docs/metrics.md); repeats are averaged, different settings never.
+"""Throughput, speed-up and efficiency along a curve (docs/reference/metrics.md).
+
+Repeats are averaged, different settings never.
 
 A curve is what one strategy, model, data set, machine and version reach along n, at one batch size: per worker in
 weak scaling, global in strong scaling. n counts workers; in scale-up it counts threads. With base b, the smallest n

@@ -1,4 +1,4 @@
-"""report.json: the report for programs (docs/report-json.md)."""
+"""report.json: the report for programs (docs/reference/report-json.md)."""
 
 from __future__ import annotations
 

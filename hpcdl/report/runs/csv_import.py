@@ -1,4 +1,4 @@
-"""Runs measured elsewhere, from a CSV file (columns in docs/report-json.md). All mistakes are told at once."""
+"""Runs measured elsewhere, from a CSV file (columns in docs/reference/report-json.md). All mistakes are told at once."""
 
 from __future__ import annotations
 

@@ -1,0 +1,41 @@
+"""Every link leads somewhere, and every page can be found from docs/index.md."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from tests.docs.pages import DOCS, ROOT, anchors, links, pages, relative
+
+
+def target(page: Path, link: str) -> tuple[Path, str]:
+    """The file that a link of `page` names, and the anchor in it."""
+    name, _, anchor = link.partition("#")
+    return ((page.parent / name).resolve() if name else page), anchor
+
+
+@pytest.mark.parametrize("page", pages(), ids=relative)
+def test_links_lead_somewhere(page: Path) -> None:
+    for link in links(page):
+        if "://" in link or link.startswith("mailto:"):
+            continue
+        path, anchor = target(page, link)
+        assert path.exists(), f"{relative(page)}: {link} is not there"
+        assert not anchor or anchor in anchors(path), f"{relative(page)}: {link} names no heading"
+
+
+def test_every_page_is_found_from_the_index() -> None:
+    seen = {DOCS / "index.md"}
+    waiting = [DOCS / "index.md"]
+    while waiting:
+        page = waiting.pop()
+        for link in links(page):
+            path = target(page, link)[0]
+            if path.suffix == ".md" and path.is_relative_to(DOCS) and path not in seen:
+                seen.add(path)
+                waiting.append(path)
+    lost = {relative(page) for page in pages() if page.is_relative_to(DOCS)} - {relative(page) for page in seen}
+    lost = {name for name in lost if not name.startswith("docs/decisions/") and "/report/" not in name}
+    assert not lost, f"no page leads to {sorted(lost)}"
+    assert ROOT / "README.md" in pages()

@@ -32,8 +32,7 @@ def doctor(
     Python, MPI, scheduler, cores, files, memory, clocks; exit 1 if a run would fail.
     """
     from hpcdl.core.progress import progress
-    from hpcdl.doctor.finding import FAILURE, WARNING, Subject
-    from hpcdl.doctor.table import CHECKS, examine
+    from hpcdl.doctor.table import CHECKS, FAILURE, WARNING, Subject, examine
 
     names = only or list(CHECKS)
     for name in names:

@@ -1,1 +1,1 @@
-"""Checks of a node before a run: one file per check, in hpcdl/doctor/table.py."""
+"""Checks of a node before a run: one file per topic, one table of all checks."""

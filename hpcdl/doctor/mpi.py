@@ -25,28 +25,27 @@ from hpcdl.cluster.launchers.mpiexec import (
 )
 from hpcdl.core.errors import HpcdlError, UsageError
 from hpcdl.core.paths import own_program
-from hpcdl.doctor.finding import Finding, Subject, failure, ok, warning
+from hpcdl.doctor.table import Finding, Subject, failure, ok, warning
 
-CHECK = "mpi"
 TIMEOUT_S = 40.0
 _WITHOUT_WINDOWS = re.compile(r"^[1-4]\.")
 _PROGRESS = "MPIR_CVAR_ASYNC_PROGRESS"
 _IN_A_JOB = ("SLURM_", "PMI_", "PMIX_", "OMPI_", "HYDRA_")
 
 
-def check(subject: Subject) -> list[Finding]:
+def check_mpi(subject: Subject) -> list[Finding]:
     """Library, mpiexec, the mpiexec that stands first on PATH, two ranks, and known weak points of the version."""
     try:
         library, flavour, version = find_library()
     except UsageError as error:
-        return [failure(CHECK, str(error), REMEDY)]
-    found = [ok(CHECK, f"{flavour} {version}, {library}")]
+        return [failure(str(error), REMEDY)]
+    found = [ok(f"{flavour} {version}, {library}")]
     try:
         mpiexec = find_mpiexec()
     except UsageError as error:
         if subject.environment.get("SLURM_JOB_ID"):  # srun starts the ranks
-            return [*found, warning(CHECK, str(error), "outside a Slurm job no ranks can be started here")]
-        return [*found, failure(CHECK, str(error), REMEDY)]
+            return [*found, warning(str(error), "outside a Slurm job no ranks can be started here")]
+        return [*found, failure(str(error), REMEDY)]
     return [*found, *_first_on_path(subject, mpiexec), _two_ranks(mpiexec), *_one_sided(mpiexec, subject.environment)]
 
 
@@ -61,7 +60,7 @@ def _first_on_path(subject: Subject, mpiexec: Mpiexec) -> list[Finding]:
         f"mpiexec on PATH ({other}, {flavour} {version}) does not belong to the MPI that mpi4py loads "
         f"({mpiexec.flavour} {mpiexec.version}): by hand it starts N jobs of one rank"
     )
-    return [warning(CHECK, text, f"use `hpcdl train --ranks N`, or {mpiexec.path}")]
+    return [warning(text, f"use `hpcdl train --ranks N`, or {mpiexec.path}")]
 
 
 def _two_ranks(mpiexec: Mpiexec) -> Finding:
@@ -86,12 +85,12 @@ def _two_ranks(mpiexec: Mpiexec) -> Finding:
             check=False,
         )
     except (OSError, subprocess.TimeoutExpired) as error:
-        return failure(CHECK, f"two ranks do not come back ({type(error).__name__})", remedy)
+        return failure(f"two ranks do not come back ({type(error).__name__})", remedy)
     # Counted, not parsed line by line: two ranks may write on the same line.
     if done.returncode == 0 and done.stdout.count(json.dumps({"size": 2, "sum": 3})) == 2:
-        return ok(CHECK, "two ranks talk, with MPI_THREAD_MULTIPLE")
+        return ok("two ranks talk, with MPI_THREAD_MULTIPLE")
     last = ([*done.stderr.strip().splitlines(), *done.stdout.strip().splitlines()] or ["no word"])[-1]
-    return failure(CHECK, f"two ranks do not talk: {last}", remedy)
+    return failure(f"two ranks do not talk: {last}", remedy)
 
 
 def _one_sided(mpiexec: Mpiexec, environment: Mapping[str, str]) -> list[Finding]:
@@ -100,10 +99,10 @@ def _one_sided(mpiexec: Mpiexec, environment: Mapping[str, str]) -> list[Finding
     by_messages = "hogwild-* over several nodes goes by messages instead"
     if mpiexec.flavour == "openmpi" and _WITHOUT_WINDOWS.match(mpiexec.version):
         text = f"{name} has no one-sided windows over TCP with MPI_THREAD_MULTIPLE: {by_messages}"
-        return [warning(CHECK, text, "nothing else needs them; Open MPI 5 and MPICH 4 have them")]
+        return [warning(text, "nothing else needs them; Open MPI 5 and MPICH 4 have them")]
     if mpiexec.flavour == "mpich" and environment.get(_PROGRESS, "0") in ("", "0"):
         text = f"{name} changes windows of other nodes only while their owners call MPI: {by_messages}"
-        return [ok(CHECK, f"{text} ({_PROGRESS}=1 changes that, for a core a rank)")]
+        return [ok(f"{text} ({_PROGRESS}=1 changes that, for a core a rank)")]
     return []
 
 

@@ -1,24 +1,26 @@
-"""The batch system, and whether its srun speaks the process-management interface that the MPI needs."""
+"""The batch system, whether its srun speaks what the MPI needs, and the clocks of the job's hosts."""
 
 from __future__ import annotations
 
 import re
+import time
 
 from hpcdl.cluster.batch.script import batch_launcher
 from hpcdl.cluster.batch.systems import call
 from hpcdl.cluster.launchers.mpiexec import mpi_flavour
 from hpcdl.cluster.launchers.slurm import PMI_BY_FLAVOUR, PMI_VARIABLE, srun_mpi
 from hpcdl.cluster.launchers.table import find_launcher
+from hpcdl.cluster.processes import run
 from hpcdl.core.errors import HpcdlError
-from hpcdl.doctor.finding import Finding, Subject, failure, ok, warning
+from hpcdl.core.protocols import LaunchPlan
+from hpcdl.core.units import format_seconds
+from hpcdl.doctor.table import Finding, Subject, failure, ok, warning
 
-CHECK = "scheduler"
 
-
-def check(subject: Subject) -> list[Finding]:
+def check_scheduler(subject: Subject) -> list[Finding]:
     """Which launcher is in use, which one `hpcdl submit` would use, and the PMI between srun and the MPI."""
     here, submitted = find_launcher(subject.environment).name, batch_launcher(subject.environment)
-    found = [ok(CHECK, f"ranks start here by {here}; `hpcdl submit` uses {submitted}")]
+    found = [ok(f"ranks start here by {here}; `hpcdl submit` uses {submitted}")]
     return [*found, *_pmi(subject)] if submitted in ("slurm", "ibrun") else found
 
 
@@ -31,23 +33,66 @@ def _pmi(subject: Subject) -> list[Finding]:
         known = _known(call(["srun", "--mpi=list"]))
     except HpcdlError as error:
         remedy = "ask the site's staff; outside jobs of Slurm ranks start by mpiexec on this node"
-        return [warning(CHECK, f"srun is there, but {error}", remedy)]
+        return [warning(f"srun is there, but {error}", remedy)]
     needed = srun_mpi(flavour, subject.environment)
     if needed not in known:
         text = f"{flavour} needs srun --mpi={needed}, and this srun knows {', '.join(sorted(known)) or 'none'}"
         remedy = (
             f"install an MPI of the other kind, or set {PMI_VARIABLE} to the interface that {flavour} was built for"
         )
-        return [failure(CHECK, text, remedy)]
+        return [failure(text, remedy)]
     if needed.partition("_")[0] != PMI_BY_FLAVOUR[flavour].partition("_")[0]:
         text = (
             f"{PMI_VARIABLE}={needed}, but {flavour} usually needs {PMI_BY_FLAVOUR[flavour]}: ranks may not be one job"
         )
-        return [failure(CHECK, text, f"unset {PMI_VARIABLE}")]
-    return [ok(CHECK, f"srun --mpi={needed} for {flavour}")]
+        return [failure(text, f"unset {PMI_VARIABLE}")]
+    return [ok(f"srun --mpi={needed} for {flavour}")]
 
 
 def _known(text: str) -> set[str]:
     """The names in what `srun --mpi=list` prints: one a line, or `srun: pmix`, after a heading."""
     lines = [line.removeprefix("srun:").strip() for line in text.splitlines()]
     return {line for line in lines if re.fullmatch(r"[a-z0-9_]+", line)}
+
+
+TOLERATED_CLOCK_S, DANGEROUS_CLOCK_S = 0.5, 2.0
+CLOCKS_TIMEOUT_S = 30.0
+ASK_CLOCK = 'echo "clock $(hostname) $(date +%s.%N)"'
+
+
+def check_clocks(subject: Subject) -> list[Finding]:
+    """Ask every host of the job for its time; what the asking itself took is taken off."""
+    launcher = find_launcher(subject.environment)
+    hosts = launcher.hosts(subject.environment)
+    if len(hosts) < 2:
+        return [ok("one host: nothing to compare")]
+    plan = LaunchPlan(num_ranks=len(hosts), ranks_per_node=1)
+    environment = subject.environment
+    line, needed = launcher.line(plan, ["bash", "-c", ASK_CLOCK], mpi=launcher.name != "slurm", environment=environment)
+    began = time.time()
+    answer = run(line, {**environment, **needed}, timeout_s=CLOCKS_TIMEOUT_S, what="asking the hosts for their clocks")
+    ended = time.time()
+    return [_judge(read_clocks(answer), began, ended, len(hosts))]
+
+
+def read_clocks(answer: str) -> dict[str, float]:
+    """Each host's time, in Unix seconds."""
+    words = [line.split() for line in answer.splitlines()]
+    return {line[1]: float(line[2]) for line in words if len(line) == 3 and line[0] == "clock"}
+
+
+def _judge(clocks: dict[str, float], began: float, ended: float, num_hosts: int) -> Finding:
+    remedy = "ask the site's staff to look at chronyd or ntpd on that host"
+    if len(clocks) < num_hosts:
+        return warning(f"{len(clocks)} of {num_hosts} hosts told their time", "run `sinfo`; a host may be down")
+    off = {host: off_by(clock, began, ended) for host, clock in clocks.items()}
+    host, seconds = max(off.items(), key=lambda item: abs(item[1]))
+    if abs(seconds) <= TOLERATED_CLOCK_S:
+        return ok(f"{num_hosts} hosts agree within {format_seconds(ended - began)}")
+    text = f"the clock of {host} is {'ahead' if seconds > 0 else 'behind'} by {format_seconds(abs(seconds))}"
+    return (failure if abs(seconds) > DANGEROUS_CLOCK_S else warning)(text, remedy)
+
+
+def off_by(clock: float, began: float, ended: float) -> float:
+    """Seconds by which `clock`, read some time from `began` to `ended`, is surely ahead (or behind, negative)."""
+    return clock - ended if clock > ended else clock - began if clock < began else 0.0

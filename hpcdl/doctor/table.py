@@ -1,33 +1,90 @@
-"""The table of checks, and a run of all of them."""
+"""The table of checks, what they look at and what they say, and a run of all of them."""
 
 from __future__ import annotations
 
+import os
 import traceback
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
 
 from hpcdl.core.errors import HpcdlError
 from hpcdl.core.registry import Entry, Registry
-from hpcdl.doctor.finding import Finding, Subject, failure
+
+OK, WARNING, FAILURE = "ok", "warning", "failure"
+"""failure: a run here will fail; warning: it will be slow, or may fail."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Finding:
+    """One sentence on one thing; `remedy` says what to type or whom to ask, where anything is wrong.
+
+    `check` is the name of who says it; `examine` sets it.
+    """
+
+    check: str = ""
+    level: str
+    text: str
+    remedy: str = ""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Subject:
+    """What is examined: an environment, the folders that a run would use, and the roots of the kernel's own files."""
+
+    environment: Mapping[str, str] = field(default_factory=lambda: dict(os.environ))
+    data: Path | None = None
+    working: Path = field(default_factory=Path.cwd)
+    shared_memory: Path = Path("/dev/shm")
+    control_groups: Path = Path("/sys/fs/cgroup")
+    model: str = ""
+
+    @property
+    def scratch(self) -> Path:
+        """Storage of the node's own."""
+        return Path(self.environment.get("HPCDL_NODE_STORAGE") or self.environment.get("TMPDIR") or "/tmp")
+
+    @property
+    def ranks_here(self) -> int:
+        """Ranks that the job puts on a node, 1 outside any job."""
+        text = self.environment.get("SLURM_NTASKS_PER_NODE", "1").split("(")[0]
+        return int(text) if text.isdigit() else 1
+
+
+def ok(text: str) -> Finding:
+    """All is well."""
+    return Finding(level=OK, text=text)
+
+
+def warning(text: str, remedy: str) -> Finding:
+    """It works, but."""
+    return Finding(level=WARNING, text=text, remedy=remedy)
+
+
+def failure(text: str, remedy: str) -> Finding:
+    """It will not work."""
+    return Finding(level=FAILURE, text=text, remedy=remedy)
+
 
 CHECKS = Registry(
     "check",
     {
-        name: Entry(target=f"hpcdl.doctor.{module}:check", summary=summary)
+        name: Entry(target=f"hpcdl.doctor.{module}:check_{name.replace('-', '_')}", summary=summary)
         for name, module, summary in (
-            ("python", "python", "Python, TensorFlow, Keras and the other packages, and that they go together"),
-            ("module", "module", "the environment module and what it was built on"),
-            ("config", "config", "site.toml, the user's settings, and whether they can be written"),
+            ("python", "installation", "Python, TensorFlow, Keras and the other packages, and that they go together"),
+            ("module", "installation", "the environment module and what it was built on"),
+            ("config", "installation", "site.toml, the user's settings, and whether they can be written"),
             ("mpi", "mpi", "which MPI is loaded, its mpiexec, and whether two ranks really talk"),
             ("scheduler", "scheduler", "the batch system and the PMI that the MPI needs from it"),
-            ("affinity", "affinity", "the cores that this process may use, against the allocation"),
-            ("threads", "threads", "threads times ranks against cores"),
-            ("profile", "profile", "the tuned profile that would be used"),
-            ("locking", "locking", "HDF5 and file locking"),
+            ("affinity", "node", "the cores that this process may use, against the allocation"),
+            ("threads", "node", "threads times ranks against cores"),
+            ("profile", "node", "the tuned profile that would be used"),
+            ("locking", "storage", "HDF5 and file locking"),
             ("storage", "storage", "file systems of the current and the data folder"),
-            ("scratch", "scratch", "storage of the node's own"),
-            ("shared-memory", "shared_memory", "space in /dev/shm"),
-            ("limits", "limits", "open files, processes, memory"),
-            ("clocks", "clocks", "clocks of the job's hosts"),
+            ("scratch", "storage", "storage of the node's own"),
+            ("shared-memory", "storage", "space in /dev/shm"),
+            ("limits", "node", "open files, processes, memory"),
+            ("clocks", "scheduler", "clocks of the job's hosts"),
         )
     },
 )
@@ -35,7 +92,7 @@ CHECKS = Registry(
 
 def examine(subject: Subject, names: Sequence[str] = (), told: Callable[[str], None] = lambda _: None) -> list[Finding]:
     """Run the checks called `names` (all by default); `told` hears each name before it begins."""
-    return [finding for name in names or CHECKS for finding in _examine(name, subject, told)]
+    return [replace(found, check=name) for name in names or CHECKS for found in _examine(name, subject, told)]
 
 
 def _examine(name: str, subject: Subject, told: Callable[[str], None]) -> Iterator[Finding]:
@@ -44,8 +101,8 @@ def _examine(name: str, subject: Subject, told: Callable[[str], None]) -> Iterat
     try:
         yield from check(subject)
     except HpcdlError as error:
-        yield failure(name, str(error).splitlines()[0], "see the message")
+        yield failure(str(error).splitlines()[0], "see the message")
     except Exception as error:  # noqa: BLE001  one check that breaks must not hide what the others find
         where = traceback.extract_tb(error.__traceback__)[-1]
         text = f"the check itself broke: {type(error).__name__}: {error} ({where.name}, line {where.lineno})"
-        yield failure(name, text, "please report this; the other checks went on")
+        yield failure(text, "please report this; the other checks went on")

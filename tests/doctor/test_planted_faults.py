@@ -17,9 +17,8 @@ from typing import Any
 import pytest
 
 from hpcdl.cluster.launchers.mpiexec import Mpiexec
-from hpcdl.doctor import affinity, clocks, locking, module, mpi, scheduler, scratch, shared_memory, threads
-from hpcdl.doctor.finding import FAILURE, OK, WARNING, Finding, Subject
-from hpcdl.doctor.table import CHECKS, examine
+from hpcdl.doctor import installation, mpi, node, scheduler, storage
+from hpcdl.doctor.table import CHECKS, FAILURE, OK, WARNING, Finding, Subject, examine
 from tests.conftest import CommandLine, patience
 
 
@@ -47,7 +46,7 @@ def test_wrong_pmi(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     program(tmp_path / "bin", "srun", "printf 'MPI plugin types are...\\n\\tnone\\n\\tcray_shasta\\n'")
     for name, value in on_path(tmp_path).items():
         monkeypatch.setenv(name, value)
-    finding = only(scheduler.check(Subject(environment=on_path(tmp_path))), FAILURE)
+    finding = only(scheduler.check_scheduler(Subject(environment=on_path(tmp_path))), FAILURE)
     assert "needs srun --mpi=pm" in finding.text and "cray_shasta, none" in finding.text
 
 
@@ -55,16 +54,18 @@ def test_a_pmi_that_the_user_forces_wrongly(tmp_path: Path, monkeypatch: pytest.
     program(tmp_path / "bin", "sbatch", "exit 1")
     program(tmp_path / "bin", "srun", "printf 'MPI plugin types are...\\n\\tnone\\n\\tpmi2\\n\\tpmix\\n'")
     monkeypatch.setenv("PATH", on_path(tmp_path)["PATH"])
-    finding = only(scheduler.check(Subject(environment={**on_path(tmp_path), "HPCDL_SRUN_MPI": "none"})), FAILURE)
+    finding = only(
+        scheduler.check_scheduler(Subject(environment={**on_path(tmp_path), "HPCDL_SRUN_MPI": "none"})), FAILURE
+    )
     assert "HPCDL_SRUN_MPI=none" in finding.text and "unset" in finding.remedy
-    good = scheduler.check(Subject(environment=on_path(tmp_path)))
+    good = scheduler.check_scheduler(Subject(environment=on_path(tmp_path)))
     assert {finding.level for finding in good} == {"ok"}
 
 
 @pytest.mark.mpi
 def test_mismatched_mpiexec(tmp_path: Path) -> None:
     program(tmp_path / "bin", "mpiexec", "echo 'mpiexec (OpenRTE) 9.9.9'")
-    found = mpi.check(Subject(environment=on_path(tmp_path)))
+    found = mpi.check_mpi(Subject(environment=on_path(tmp_path)))
     finding = only([one for one in found if "on PATH" in one.text], WARNING)
     assert str(tmp_path / "bin" / "mpiexec") in finding.text and "9.9.9" in finding.text
     assert any("two ranks talk" in one.text for one in found), found
@@ -89,7 +90,7 @@ def test_windows_between_nodes(flavour: str, version: str, level: str, said: str
 
 def test_an_mpi_that_cannot_be_loaded(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("MPI4PY_LIBMPI", "/nonexistent/libmpi.so")
-    finding = only(mpi.check(Subject()), FAILURE)
+    finding = only(mpi.check_mpi(Subject()), FAILURE)
     assert "no MPI library can be loaded" in finding.text and "hpcdl[mpich]" in finding.remedy
 
 
@@ -98,8 +99,8 @@ def test_one_core_mask() -> None:
         pytest.skip("this machine has one core")
     code = (
         "import os; os.sched_setaffinity(0, [min(os.sched_getaffinity(0))])\n"
-        "from hpcdl.doctor import affinity; from hpcdl.doctor.finding import Subject\n"
-        "print(*[(f.level, f.text) for f in affinity.check(Subject(environment={}))])"
+        "from hpcdl.doctor import node; from hpcdl.doctor.table import Subject\n"
+        "print(*[(f.level, f.text) for f in node.check_affinity(Subject(environment={}))])"
     )
     out = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=300).stdout
     assert "warning" in out and "would share one core" in out
@@ -107,7 +108,7 @@ def test_one_core_mask() -> None:
 
 def test_a_mask_smaller_than_the_allocation(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(os, "cpu_count", lambda: 64)
-    finding = only(affinity.check(Subject(environment={"SLURM_CPUS_ON_NODE": "64"})), WARNING)
+    finding = only(node.check_affinity(Subject(environment={"SLURM_CPUS_ON_NODE": "64"})), WARNING)
     assert "the job was given 64" in finding.text and "--cpu-bind=none" in finding.remedy
 
 
@@ -117,31 +118,31 @@ def usage(free: int) -> Callable[..., Any]:
 
 def test_full_tmp(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     subject = Subject(environment={"TMPDIR": str(tmp_path)})
-    assert scratch.check(subject)[0].level != FAILURE
+    assert storage.check_scratch(subject)[0].level != FAILURE
     monkeypatch.setattr(shutil, "disk_usage", usage(1024))
-    finding = only(scratch.check(subject), FAILURE)
+    finding = only(storage.check_scratch(subject), FAILURE)
     assert str(tmp_path) in finding.text and "it is full" in finding.text
 
 
 def test_no_space_in_shared_memory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    assert only(shared_memory.check(Subject(shared_memory=tmp_path / "none")), FAILURE)
+    assert only(storage.check_shared_memory(Subject(shared_memory=tmp_path / "none")), FAILURE)
     monkeypatch.setattr(shutil, "disk_usage", usage(1024**2))
-    finding = only(shared_memory.check(Subject(shared_memory=tmp_path)), FAILURE)
+    finding = only(storage.check_shared_memory(Subject(shared_memory=tmp_path)), FAILURE)
     assert "1 MiB free" in finding.text
 
 
 def test_locking_that_fails(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     subject = Subject(environment={}, working=tmp_path)
-    assert [finding.level for finding in locking.check(subject)] == ["ok"]
+    assert [finding.level for finding in storage.check_locking(subject)] == ["ok"]
 
     def refuse(descriptor: int, how: int) -> None:
         raise OSError(errno.ENOSYS, os.strerror(errno.ENOSYS))
 
     monkeypatch.setattr(fcntl, "flock", refuse)
-    finding = only(locking.check(subject), FAILURE)
+    finding = only(storage.check_locking(subject), FAILURE)
     assert "refuses locks" in finding.text and "HDF5_USE_FILE_LOCKING=FALSE" in finding.remedy
     aware = Subject(environment={"HDF5_USE_FILE_LOCKING": "FALSE"}, working=tmp_path)
-    assert [finding.level for finding in locking.check(aware)] == ["ok"]
+    assert [finding.level for finding in storage.check_locking(aware)] == ["ok"]
 
 
 def test_bad_site_settings(run_hpcdl: CommandLine) -> None:
@@ -158,22 +159,22 @@ def test_bad_site_settings(run_hpcdl: CommandLine) -> None:
 
 
 def test_missing_module(tmp_path: Path) -> None:
-    gone = only(module.check(Subject(environment={"HPCDL_ROOT": str(tmp_path / "gone")})), FAILURE)
+    gone = only(installation.check_module(Subject(environment={"HPCDL_ROOT": str(tmp_path / "gone")})), FAILURE)
     assert "does not exist" in gone.text
     (tmp_path / "install.json").write_text(json.dumps({"version": "1.0", "mpi_module": "openmpi/4.1"}))
     loaded = {"HPCDL_ROOT": str(tmp_path), "LOADEDMODULES": "gcc/12:hpcdl/1.0"}
-    finding = only(module.check(Subject(environment=loaded)), FAILURE)
+    finding = only(installation.check_module(Subject(environment=loaded)), FAILURE)
     assert "openmpi/4.1" in finding.text and "module load openmpi/4.1" in finding.remedy
     loaded["LOADEDMODULES"] += ":openmpi/4.1"
-    assert not [one for one in module.check(Subject(environment=loaded)) if one.level == FAILURE]
+    assert not [one for one in installation.check_module(Subject(environment=loaded)) if one.level == FAILURE]
 
 
 def test_oversubscribed_threads() -> None:
     cpus = len(os.sched_getaffinity(0))
     environment = {"OMP_NUM_THREADS": str(cpus), "SLURM_NTASKS_PER_NODE": "3"}
-    found = [one for one in threads.check(Subject(environment=environment)) if "OMP_NUM_THREADS" in one.text]
+    found = [one for one in node.check_threads(Subject(environment=environment)) if "OMP_NUM_THREADS" in one.text]
     assert f"= {3 * cpus} threads on {cpus} CPUs" in only(found, WARNING).text
-    assert [one.level for one in threads.check(Subject(environment={}))] == ["ok"]
+    assert [one.level for one in node.check_threads(Subject(environment={}))] == ["ok"]
 
 
 def test_a_clock_that_is_off(tmp_path: Path) -> None:
@@ -181,16 +182,16 @@ def test_a_clock_that_is_off(tmp_path: Path) -> None:
     body = 'now=$(date +%s); echo "clock n1 $(date +%s.%N)"; echo "clock n2 $((now + 5)).900000000"'
     program(tmp_path / "bin", "srun", body)
     job = {**on_path(tmp_path), "SLURM_JOB_ID": "1", "SLURM_JOB_NODELIST": "n[1-2]"}
-    finding = only(clocks.check(Subject(environment=job)), FAILURE)
+    finding = only(scheduler.check_clocks(Subject(environment=job)), FAILURE)
     assert "the clock of n2 is ahead by" in finding.text
     program(tmp_path / "bin", "srun", 'for host in n1 n2; do echo "clock $host $(date +%s.%N)"; done')
-    assert [one.level for one in clocks.check(Subject(environment=job))] == ["ok"]
+    assert [one.level for one in scheduler.check_clocks(Subject(environment=job))] == ["ok"]
 
 
 def test_what_the_asking_took_is_no_fault() -> None:
-    assert clocks.off_by(100.0, 90.0, 110.0) == 0.0
-    assert clocks.off_by(115.0, 90.0, 110.0) == 5.0
-    assert clocks.off_by(80.0, 90.0, 110.0) == -10.0
+    assert scheduler.off_by(100.0, 90.0, 110.0) == 0.0
+    assert scheduler.off_by(115.0, 90.0, 110.0) == 5.0
+    assert scheduler.off_by(80.0, 90.0, 110.0) == -10.0
 
 
 def test_a_sound_node_passes_in_time(run_hpcdl: CommandLine) -> None:

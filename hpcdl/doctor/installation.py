@@ -1,0 +1,126 @@
+"""What is installed and how it is set up: Python and its packages, the environment module, the layers of settings."""
+
+from __future__ import annotations
+
+import importlib.metadata
+import os
+import platform
+import re
+import sys
+from pathlib import Path
+
+from hpcdl.config.load import Layer, load, standard_layers
+from hpcdl.config.schema import TrainConfig
+from hpcdl.config.site import site_rules
+from hpcdl.core.errors import CorruptError, UsageError
+from hpcdl.core.files import read_json, read_toml
+from hpcdl.core.paths import site_config_file, user_config_folder
+from hpcdl.doctor.table import Finding, Subject, failure, ok, warning
+
+OLDEST_PYTHON = (3, 11)
+OLDEST = {"tensorflow": (2, 16), "keras": (3, 0), "numpy": (1, 26), "h5py": (3, 11), "mpi4py": (4, 1)}
+"""Oldest versions that hpcdl works with. TensorFlow 2.16 is the first whose Keras is Keras 3."""
+_ALSO_AS = {"tensorflow": ("tensorflow-cpu", "tensorflow-intel", "tf-nightly")}
+
+
+def check_python(subject: Subject) -> list[Finding]:
+    """Versions of Python and of each package."""
+    found = []
+    version = platform.python_version()
+    if sys.version_info[:2] < OLDEST_PYTHON:
+        found.append(failure(f"Python {version} at {sys.executable}", "use Python 3.11 or newer"))
+    else:
+        found.append(ok(f"Python {version} at {sys.executable}"))
+    versions = {name: _version(name) for name in OLDEST}
+    for name, oldest in OLDEST.items():
+        wanted = ".".join(str(part) for part in oldest)
+        remedy = f"pip install '{name}>={wanted}' into {sys.prefix}, or load the site's hpcdl module"
+        if not versions[name]:
+            found.append(failure(f"{name} is not installed", remedy))
+        elif _numbers(versions[name]) < oldest:
+            found.append(failure(f"{name} {versions[name]} is older than {wanted}", remedy))
+    if subject.environment.get("TF_USE_LEGACY_KERAS", "0").lower() in ("1", "true"):
+        text = "TF_USE_LEGACY_KERAS is set: TensorFlow would use Keras 2"
+        found.append(failure(text, "unset TF_USE_LEGACY_KERAS"))
+    if all(finding.level == "ok" for finding in found):
+        found.append(ok(", ".join(f"{name} {version}" for name, version in versions.items())))
+    return found
+
+
+def _version(name: str) -> str:
+    for candidate in (name, *_ALSO_AS.get(name, ())):
+        try:
+            return importlib.metadata.version(candidate)
+        except importlib.metadata.PackageNotFoundError:
+            continue
+    return ""
+
+
+def _numbers(version: str) -> tuple[int, ...]:
+    return tuple(int(part) for part in re.findall(r"\d+", version)[:2])
+
+
+def check_module(subject: Subject) -> list[Finding]:
+    """`$HPCDL_ROOT` and its receipt, against the modules that are loaded and the Python that runs."""
+    named = subject.environment.get("HPCDL_ROOT")
+    if not named:
+        return [ok(f"no module is loaded; hpcdl runs from {sys.prefix}")]
+    root = Path(named)
+    if not root.is_dir():
+        return [failure(f"HPCDL_ROOT={root} does not exist", "module unload hpcdl; module load hpcdl")]
+    try:
+        receipt = read_json(root / "install.json")
+    except (OSError, CorruptError):
+        return [failure(f"{root} holds no install.json: the installation is not whole", "tell the site's staff")]
+    needed = str(receipt.get("mpi_module") or "")
+    loaded = subject.environment.get("LOADEDMODULES", "").split(":")
+    if needed and not any(name == needed or name.startswith(f"{needed}/") for name in loaded):
+        text = f"the module {needed}, which hpcdl was built on, is not loaded"
+        return [failure(text, f"module load {needed}, or module reload hpcdl")]
+    if not Path(sys.prefix).is_relative_to(root):
+        text = f"the module is {root}, but this hpcdl runs from {sys.prefix}"
+        return [warning(text, "deactivate the virtual environment, or module unload hpcdl")]
+    return [ok(f"hpcdl {receipt.get('version', '?')} in {root}")]
+
+
+_NEEDED = {"model": "lenet", "data": "synthetic:cifar10"}
+"""Stands in for what a command line would give."""
+
+
+def check_config(subject: Subject) -> list[Finding]:
+    """site.toml, the user's config.toml, and the folder that profiles are written to."""
+    found = [*_readable(), *_writable()]
+    return found or [ok(f"site settings {_site()}; your own in {user_config_folder()}")]
+
+
+def _site() -> str:
+    path = site_config_file()
+    return str(path) if path.is_file() else f"none ({path} does not exist)"
+
+
+def _readable() -> list[Finding]:
+    found = []
+    for path in (site_config_file(), user_config_folder() / "config.toml"):
+        try:
+            if path.is_file():
+                read_toml(path)
+        except UsageError as error:
+            found.append(failure(str(error), f"correct {path}, or move it away"))
+    if found:
+        return found
+    try:
+        site_rules()
+        load(TrainConfig, [Layer(origin="doctor", values=_NEEDED), *standard_layers("train")])
+    except UsageError as error:
+        remedy = "correct the file that the message names"
+        found += [failure(line, remedy) for line in str(error).splitlines()]
+    return found
+
+
+def _writable() -> list[Finding]:
+    folder = user_config_folder()
+    nearest = next(path for path in (folder, *folder.parents) if path.exists())
+    if os.access(nearest, os.W_OK | os.X_OK):
+        return []
+    text = f"{nearest} cannot be written: profiles of `hpcdl tune-threads` cannot be stored"
+    return [warning(text, "set XDG_CONFIG_HOME to a folder that you may write to")]

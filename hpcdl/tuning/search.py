@@ -17,8 +17,7 @@ from typing import Any
 import numpy as np
 from threadpoolctl import ThreadpoolController
 
-from hpcdl.tuning.factors import factors_of
-from hpcdl.tuning.initial_design import beside, initial_design
+from hpcdl.tuning.factors import beside, factors_of, initial_design
 from hpcdl.tuning.posterior import Posterior, Samples
 
 NUM_DRAWS = 256

@@ -1,11 +1,16 @@
-"""`hpcdl bench allreduce`: every all-reduce at every size; `python -m hpcdl.bench.allreduce FOLDER` is one rank."""
+"""`hpcdl bench allreduce`: every all-reduce at every size, and the link between every two ranks.
+
+`python -m hpcdl.bench.allreduce FOLDER` is one rank.
+"""
 
 from __future__ import annotations
 
 import contextlib
 import dataclasses
+import statistics
 import sys
 import tempfile
+import time
 import zlib
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -14,18 +19,17 @@ from typing import TYPE_CHECKING
 
 import numpy
 
-from hpcdl.bench.pingpong import LONG_BYTES, median_link, sweep
 from hpcdl.cluster import supervise as local
 from hpcdl.cluster.environment import placement
 from hpcdl.collectives.measure import CANDIDATES, Row, measure, save_table, table_file
 from hpcdl.collectives.table import COLLECTIVES
 from hpcdl.collectives.workspace import Workspace
-from hpcdl.config.bench import AllreduceBenchConfig
 from hpcdl.config.load import Layer, as_toml_values, load
+from hpcdl.config.schema import AllreduceBenchConfig
 from hpcdl.core.errors import CorruptError, HpcdlError, UsageError
 from hpcdl.core.files import read_json, write_json
+from hpcdl.core.fits import AlphaBeta, alpha_beta
 from hpcdl.core.from_json import from_json
-from hpcdl.core.linear_fit import AlphaBeta, alpha_beta
 from hpcdl.core.paths import own_program
 from hpcdl.core.progress import progress
 from hpcdl.core.units import format_bytes, parse_bytes
@@ -33,11 +37,85 @@ from hpcdl.node.plan import launch_plan
 from hpcdl.node.topology.machines import read_topology
 
 if TYPE_CHECKING:
-    from hpcdl.core.protocols import Communicator
+    from hpcdl.core.protocols import Array, Communicator
 
+
+SHORT_BYTES = 8
+LONG_BYTES = 1 << 20
+PINGS = 9
+ALL_PAIRS_UP_TO = 48
+"""Ranks up to which every pair is measured; beyond, those at distances of powers of two."""
 CONFIG_FILE = "config.json"
 RESULT_FILE = "result.json"
 PROGRESS_FILE = "progress.json"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Pair:
+    """Two ranks and the link between them, one way."""
+
+    ranks: tuple[int, int]
+    hosts: tuple[str, str]
+    latency_s: float
+    seconds_per_byte: float
+
+    @property
+    def seconds(self) -> float:
+        """One long message."""
+        return self.latency_s + self.seconds_per_byte * LONG_BYTES
+
+
+def choose_pairs(num_ranks: int) -> list[tuple[int, int]]:
+    """The pairs to be measured, each with the lower rank first."""
+    if num_ranks <= ALL_PAIRS_UP_TO:
+        return [(low, high) for low in range(num_ranks) for high in range(low + 1, num_ranks)]
+    distances = [1 << bit for bit in range((num_ranks - 1).bit_length())]
+    pairs = {(rank, (rank + distance) % num_ranks) for rank in range(num_ranks) for distance in distances}
+    return sorted({(min(pair), max(pair)) for pair in pairs})
+
+
+def sweep(communicator: Communicator) -> list[Pair]:
+    """Measure pair after pair, the others waiting; every rank calls it and gets all pairs."""
+    hosts = communicator.allgather_json(communicator.host)
+    buffers = [numpy.zeros(num_bytes, numpy.uint8) for num_bytes in (SHORT_BYTES, LONG_BYTES)]
+    own: list[tuple[tuple[int, int], AlphaBeta]] = []
+    for low, high in choose_pairs(communicator.size):
+        communicator.barrier()
+        if communicator.rank in (low, high):
+            peer = high if communicator.rank == low else low
+            seconds = [_one_way(communicator, peer, buffer, first=communicator.rank == low) for buffer in buffers]
+            fit = alpha_beta([SHORT_BYTES, LONG_BYTES], seconds)
+            if communicator.rank == low and fit is not None:
+                own.append(((low, high), fit))
+    found = communicator.allgather_json([[*ranks, fit.latency_s, fit.seconds_per_byte] for ranks, fit in own])
+    return [
+        Pair(ranks=(low, high), hosts=(hosts[low], hosts[high]), latency_s=latency, seconds_per_byte=per_byte)
+        for of_rank in found
+        for low, high, latency, per_byte in of_rank
+    ]
+
+
+def median_link(pairs: Sequence[Pair]) -> AlphaBeta:
+    """The link of the pair in the middle."""
+    return AlphaBeta(
+        latency_s=statistics.median(pair.latency_s for pair in pairs),
+        seconds_per_byte=statistics.median(pair.seconds_per_byte for pair in pairs),
+    )
+
+
+def _one_way(communicator: Communicator, peer: int, buffer: Array, *, first: bool) -> float:
+    """Median seconds of half a round trip."""
+    samples = []
+    for repeat in range(PINGS + 2):
+        start_s = time.perf_counter()
+        if first:
+            communicator.isend(buffer, peer).wait()
+        communicator.irecv(buffer, peer).wait()
+        if not first:
+            communicator.isend(buffer, peer).wait()
+        if repeat > 1:
+            samples.append((time.perf_counter() - start_s) / 2)
+    return statistics.median(samples)
 
 
 @dataclass(frozen=True, kw_only=True)

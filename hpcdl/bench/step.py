@@ -13,8 +13,8 @@ from typing import Any
 
 from hpcdl.cluster import supervise as local
 from hpcdl.comm.observed import EXCHANGE, observe
-from hpcdl.config.bench import StepBenchConfig
 from hpcdl.config.load import Layer, as_toml_values, load
+from hpcdl.config.schema import StepBenchConfig
 from hpcdl.core.errors import UsageError
 from hpcdl.core.files import read_json, write_json
 from hpcdl.core.paths import own_program

@@ -11,7 +11,7 @@ import typer
 
 from hpcdl.cli.options import ConfigFlag, JsonFlag, SetFlag, effective, takes_settings
 from hpcdl.cli.output import print_json, print_table, put, say
-from hpcdl.config.bench import AllreduceBenchConfig, StepBenchConfig
+from hpcdl.config.schema import AllreduceBenchConfig, StepBenchConfig
 from hpcdl.core.units import format_bytes, format_count, format_rate, format_seconds
 
 if TYPE_CHECKING:

@@ -40,8 +40,8 @@ def show(
     """Show packages, NUMA nodes, caches, cores, what this process may use, and where ranks would sit."""
     from hpcdl.node.engine import find_engine
     from hpcdl.node.plan import plan_node
-    from hpcdl.node.topology.cpusets import format_list
     from hpcdl.node.topology.drawing import draw
+    from hpcdl.node.topology.model import format_list
 
     planned = plan_node(machine, profile, model, ranks_per_node)
     topology, plan = planned.topology, planned.plan

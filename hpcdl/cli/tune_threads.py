@@ -12,7 +12,7 @@ import typer
 
 from hpcdl.cli.options import ConfigFlag, JsonFlag, SetFlag, effective, takes_settings
 from hpcdl.cli.output import print_json, print_table, put, say
-from hpcdl.config.tuning import TuneConfig
+from hpcdl.config.schema import TuneConfig
 from hpcdl.core.progress import progress
 from hpcdl.core.units import format_bytes, format_rate, format_seconds
 

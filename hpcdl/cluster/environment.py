@@ -1,22 +1,11 @@
-"""What the launcher that started this process says about it: rank, size and local rank from the environment."""
+"""Which rank this process is, by its launcher's variables, and where the others can reach it."""
 
 from __future__ import annotations
 
 import os
+import socket
 from collections.abc import Mapping
 from dataclasses import dataclass
-
-
-@dataclass(frozen=True, kw_only=True)
-class Placement:
-    """This process among its fellows, as `launcher` counts them."""
-
-    launcher: str
-    rank: int
-    size: int
-    local_rank: int
-    local_size: int
-
 
 OWN_LAUNCHER = "hpcdl"
 """Ranks that hpcdl has started itself, without MPI."""
@@ -30,6 +19,19 @@ _VARIABLES = (
     ("mpich", "PMI_RANK", "PMI_SIZE", "MPI_LOCALRANKID", "MPI_LOCALNRANKS"),
     ("slurm", "SLURM_PROCID", "SLURM_STEP_NUM_TASKS", "SLURM_LOCALID", "SLURM_STEP_TASKS_PER_NODE"),
 )  # fmt: skip
+LOOPBACK = "127.0.0.1"
+ADDRESS_VARIABLE = "HPCDL_ADDRESS"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Placement:
+    """This process among its fellows, as `launcher` counts them."""
+
+    launcher: str
+    rank: int
+    size: int
+    local_rank: int
+    local_size: int
 
 
 def placement(environment: Mapping[str, str] = os.environ) -> Placement | None:
@@ -69,3 +71,37 @@ def _leading_number(text: str) -> int:
     """4 of Slurm's `4(x2),3`."""
     digits = text.split("(")[0].split(",")[0]
     return int(digits) if digits.isdigit() else 1
+
+
+def job_address(place: Placement, environment: Mapping[str, str] = os.environ) -> str:
+    """IPv4 address of this rank on the job's network.
+
+    The loopback where all ranks are on one node; else `$HPCDL_ADDRESS` (to pick an interface), else what this node's
+    name stands for, else the interface that leads to the node that the job was started from.
+    """
+    if place.local_size >= place.size:
+        return LOOPBACK
+    named = environment.get(ADDRESS_VARIABLE)
+    if named:
+        return named
+    own = _resolved(socket.gethostname())
+    if own and not own.startswith("127."):
+        return own
+    return _interface_towards(environment.get("SLURM_LAUNCH_NODE_IPADDR", "192.0.2.1"))
+
+
+def _resolved(name: str) -> str:
+    try:
+        return socket.gethostbyname(name)
+    except OSError:
+        return ""
+
+
+def _interface_towards(address: str) -> str:
+    """The address that packets to `address` would come from; nothing is sent."""
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
+        try:
+            probe.connect((address, 9))
+        except OSError:
+            return LOOPBACK
+        return str(probe.getsockname()[0])

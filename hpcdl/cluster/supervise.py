@@ -15,14 +15,12 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from hpcdl.cluster.environment import own_placement
-from hpcdl.cluster.exit_status import raise_for
+from hpcdl.cluster.launchers import find_launcher
 from hpcdl.cluster.launchers.base import Casualty, Launcher
-from hpcdl.cluster.launchers.table import find_launcher
 from hpcdl.cluster.processes import end_marked
-from hpcdl.cluster.status import RankStatus, read_statuses
-from hpcdl.core.lifeline import identity, told_to_end_with_parent
+from hpcdl.cluster.status import RankStatus, raise_for, read_statuses
+from hpcdl.core.lifeline import identity, remove_abandoned, told_to_end_with_parent
 from hpcdl.core.protocols import LaunchPlan
-from hpcdl.core.shared_memory import remove_abandoned
 from hpcdl.core.signals import caught
 
 STATUS_VARIABLE = "HPCDL_STATUS_DIR"

@@ -1,4 +1,4 @@
-"""Every setting of `hpcdl train`, in groups; a group is handed to the room that needs it."""
+"""Every setting of `train`, `bench` and `tune-threads`, in groups; a group is handed to the room that needs it."""
 
 from __future__ import annotations
 
@@ -253,3 +253,86 @@ class TrainConfig:
     run: RunConfig
     checkpoint: CheckpointConfig
     safety: SafetyConfig
+
+
+@dataclass(frozen=True, kw_only=True)
+class StepBenchRun:
+    """How much `bench step` measures, and on what."""
+
+    batch_size: int = setting(32, "Samples per worker and step.", at_least=1)
+    data: Path | None = setting(None, "Folder made by `hpcdl shard`; by default samples are made up once.")
+    ranks: int = setting(1, "Number of processes on this node.", at_least=1)
+    steps: int = setting(20, "Steps measured with, and as many without, the exchange.", at_least=1)
+    exchange_only: bool = setting(False, "Leave out the steps without exchange: half the time, no efficiency.")
+    warmup_steps: int = setting(3, "Steps of each kind left out first.", at_least=0)
+    seed: int = setting(0, "Seed of weights and samples.", at_least=0)
+    deterministic: bool = setting(False, "Op determinism and fixed thread counts, to see what they cost.")
+    profile: str = setting("none", "Node profile: a file, `none`, or `auto`, the best that fits.")
+
+
+@dataclass(frozen=True, kw_only=True)
+class StepBenchConfig:
+    """All groups of `bench step`."""
+
+    model: ModelConfig
+    exchange: ExchangeConfig
+    optimizer: OptimizerConfig
+    run: StepBenchRun
+
+
+@dataclass(frozen=True, kw_only=True)
+class AllreduceBenchRun:
+    """What `bench allreduce` measures."""
+
+    ranks: int = setting(2, "Number of processes on this node; under srun or mpiexec theirs counts.", at_least=1)
+    sizes: str = setting("4KiB,64KiB,1MiB,25MiB", "Sizes of the summed buffer, with commas between.")
+    repeats: int = setting(10, "Timed calls of each algorithm at each size, after one that warms up.", at_least=1)
+
+
+@dataclass(frozen=True, kw_only=True)
+class AllreduceBenchConfig:
+    """All groups of `bench allreduce`."""
+
+    run: AllreduceBenchRun
+
+
+@dataclass(frozen=True, kw_only=True)
+class TuneWorkload:
+    """What every trial trains."""
+
+    model: str | None = setting(None, "Network to tune for: a name from `hpcdl models`, or your own file.py:build.")
+    batch_size: int = setting(32, "Samples per worker and step.", at_least=1)
+    batch_sizes: str | None = setting(None, "Batch sizes to search too, by commas: 32,64,128.")
+    data: str | None = setting(None, "Folder made by `hpcdl shard`; by default samples are made up.")
+    steps: int = setting(20, "Steps that each trial measures.", at_least=1)
+
+
+@dataclass(frozen=True, kw_only=True)
+class TuneSearch:
+    """How long and where the search looks."""
+
+    budget: float = setting(600.0, "Time for the whole search.", kind="seconds", above=0)
+    precision: float = setting(0.03, "Relative half width of the winner's 95 % interval that is enough.", above=0)
+    trial_timeout: float = setting(300.0, "A trial that takes longer is killed.", kind="seconds", above=0)
+    ranks_per_node: int | None = setting(None, "Search with this number of ranks only.", at_least=1)
+    space: Path | None = setting(None, "TOML file of levels (setting = [values]) that narrows or extends the space.")
+    machine: str | None = setting(None, "With --plan: the node type to plan for, a name or an hwloc XML file.")
+    seed: int = setting(0, "Seed of the search.", at_least=0)
+
+
+@dataclass(frozen=True, kw_only=True)
+class TuneOutput:
+    """Where the result goes."""
+
+    out: Path | None = setting(None, "Profile file; by default in the user's folder of profiles, where train looks.")
+    site: bool = setting(False, "Store the profile for everybody, in the installation's share folder.")
+    log: Path | None = setting(None, "Trial log; by default beside the profile.")
+
+
+@dataclass(frozen=True, kw_only=True)
+class TuneConfig:
+    """All groups of one search."""
+
+    workload: TuneWorkload
+    search: TuneSearch
+    output: TuneOutput

@@ -1,8 +1,13 @@
-"""Processes that end when the one that started them does, however that ended: docs/decisions/0100 says why so.
+"""Nothing outlives its run: processes end with the one that started them, and names in /dev/shm are removed.
 
-The kernel's parent-death signal is the surest: it reaches a process that is stopped or deep in a library. But it comes
-when the *thread* ends that has forked, and some starters fork from threads that they end later. A thread that waits for
-the starter's pidfd knows processes, whoever forked.
+docs/decisions/0100 says why so. The kernel's parent-death signal is the surest: it reaches a process that is stopped or
+deep in a library. But it comes when the *thread* ends that has forked, and some starters fork from threads that they
+end later. A thread that waits for the starter's pidfd knows processes, whoever forked.
+
+MPICH and its kin keep the file through which the ranks of a node meet until MPI_Finalize. Its name serves nobody once
+all of them have it in their memory: without it the kernel gives the memory back with the last rank, however that ends.
+Open MPI removes its own at MPI_Finalize and complains about names that are gone; its mpiexec removes those of ranks
+that were killed.
 """
 
 from __future__ import annotations
@@ -14,12 +19,16 @@ import select
 import signal
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 _PR_SET_PDEATHSIG = 1
 _START_TIME = 19
 """Where /proc/PID/stat tells when a process began, counted behind its name."""
+SHARED_MEMORY = Path("/dev/shm")
+MPICH_NAMES = "mpich_shm_*"
+SETTLED_S = 5.0
+"""A rank that has made its file has it in its memory after far less."""
 
 
 def told_to_end_with_parent(number: int) -> Callable[[], None]:
@@ -82,3 +91,33 @@ def end_in(seconds: float = 0.0) -> None:
     """SIGKILL, later: nobody is left to hear last words."""
     time.sleep(seconds)
     os.kill(os.getpid(), signal.SIGKILL)
+
+
+def forget_names() -> None:
+    """Remove the names of what this process shares; every rank of the node must have come back from MPI_Init."""
+    for path in _mapped(os.getpid()):
+        path.unlink(missing_ok=True)
+
+
+def remove_abandoned() -> None:
+    """Remove what ranks of this user have left that were killed in MPI_Init, where no process has it any more."""
+    candidates = []
+    for path in SHARED_MEMORY.glob(MPICH_NAMES):
+        with contextlib.suppress(OSError):
+            status = path.stat()
+            if status.st_uid == os.getuid() and status.st_mtime < time.time() - SETTLED_S:
+                candidates.append(path)
+    if candidates:
+        used = {path for entry in Path("/proc").glob("[0-9]*") for path in _mapped(int(entry.name))}
+        for path in set(candidates) - used:
+            with contextlib.suppress(OSError):
+                path.unlink()
+
+
+def _mapped(pid: int) -> Iterator[Path]:
+    """The files of MPICH_NAMES in the memory of a process; none where it cannot be looked into."""
+    with contextlib.suppress(OSError):
+        for line in Path(f"/proc/{pid}/maps").read_text(errors="replace").splitlines():
+            path = Path(line.split(maxsplit=5)[-1])
+            if path.parent == SHARED_MEMORY and path.match(MPICH_NAMES):
+                yield path

@@ -9,9 +9,8 @@ import re
 import sys
 from pathlib import Path
 
-from hpcdl.config.load import Layer, load, standard_layers
+from hpcdl.config.load import Layer, load, site_rules, standard_layers
 from hpcdl.config.schema import TrainConfig
-from hpcdl.config.site import site_rules
 from hpcdl.core.errors import CorruptError, UsageError
 from hpcdl.core.files import read_json, read_toml
 from hpcdl.core.paths import site_config_file, user_config_folder
@@ -21,6 +20,8 @@ OLDEST_PYTHON = (3, 11)
 OLDEST = {"tensorflow": (2, 16), "keras": (3, 0), "numpy": (1, 26), "h5py": (3, 11), "mpi4py": (4, 1)}
 """Oldest versions that hpcdl works with. TensorFlow 2.16 is the first whose Keras is Keras 3."""
 _ALSO_AS = {"tensorflow": ("tensorflow-cpu", "tensorflow-intel", "tf-nightly")}
+_NEEDED = {"model": "lenet", "data": "synthetic:cifar10"}
+"""Stands in for what a command line would give."""
 
 
 def check_python(subject: Subject) -> list[Finding]:
@@ -81,10 +82,6 @@ def check_module(subject: Subject) -> list[Finding]:
         text = f"the module is {root}, but this hpcdl runs from {sys.prefix}"
         return [warning(text, "deactivate the virtual environment, or module unload hpcdl")]
     return [ok(f"hpcdl {receipt.get('version', '?')} in {root}")]
-
-
-_NEEDED = {"model": "lenet", "data": "synthetic:cifar10"}
-"""Stands in for what a command line would give."""
 
 
 def check_config(subject: Subject) -> list[Finding]:

@@ -9,8 +9,13 @@ from pathlib import Path
 from hpcdl.core.units import format_bytes
 from hpcdl.doctor.table import Finding, Subject, failure, ok, warning
 from hpcdl.node.profile import find_profile
-from hpcdl.node.topology.cpusets import format_list
 from hpcdl.node.topology.machines import read_topology
+from hpcdl.node.topology.model import format_list
+
+THREAD_VARIABLES = ("OMP_NUM_THREADS", "TF_NUM_INTRAOP_THREADS", "MKL_NUM_THREADS")
+OPEN_FILES, PROCESSES = 1024, 512
+NEEDED_MEMORY_BYTES, COMFORTABLE_MEMORY_BYTES = 1024**3, 4 * 1024**3
+"""A process with TensorFlow holds 0.5 to 1 GB before it has a model."""
 
 
 def check_affinity(subject: Subject) -> list[Finding]:
@@ -27,9 +32,6 @@ def check_affinity(subject: Subject) -> list[Finding]:
         remedy = "look at `taskset -p $$`; under mpiexec use --bind-to none, under srun --cpu-bind=none"
         return [warning(f"{where}: every thread of every rank would share one core", remedy)]
     return [ok(where)]
-
-
-THREAD_VARIABLES = ("OMP_NUM_THREADS", "TF_NUM_INTRAOP_THREADS", "MKL_NUM_THREADS")
 
 
 def check_threads(subject: Subject) -> list[Finding]:
@@ -58,11 +60,6 @@ def check_profile(subject: Subject) -> list[Finding]:
         return [ok(profile.sentence)]
     text = f"no profile fits this node ({topology.summary}): threads are shared out evenly"
     return [warning(text, "hpcdl tune-threads --model M --batch-size B")]
-
-
-OPEN_FILES, PROCESSES = 1024, 512
-NEEDED_MEMORY_BYTES, COMFORTABLE_MEMORY_BYTES = 1024**3, 4 * 1024**3
-"""A process with TensorFlow holds 0.5 to 1 GB before it has a model."""
 
 
 def check_limits(subject: Subject) -> list[Finding]:

@@ -7,14 +7,18 @@ import time
 
 from hpcdl.cluster.batch.script import batch_launcher
 from hpcdl.cluster.batch.systems import call
+from hpcdl.cluster.launchers import find_launcher
 from hpcdl.cluster.launchers.mpiexec import mpi_flavour
 from hpcdl.cluster.launchers.slurm import PMI_BY_FLAVOUR, PMI_VARIABLE, srun_mpi
-from hpcdl.cluster.launchers.table import find_launcher
 from hpcdl.cluster.processes import run
 from hpcdl.core.errors import HpcdlError
 from hpcdl.core.protocols import LaunchPlan
 from hpcdl.core.units import format_seconds
 from hpcdl.doctor.table import Finding, Subject, failure, ok, warning
+
+TOLERATED_CLOCK_S, DANGEROUS_CLOCK_S = 0.5, 2.0
+CLOCKS_TIMEOUT_S = 30.0
+ASK_CLOCK = 'echo "clock $(hostname) $(date +%s.%N)"'
 
 
 def check_scheduler(subject: Subject) -> list[Finding]:
@@ -53,11 +57,6 @@ def _known(text: str) -> set[str]:
     """The names in what `srun --mpi=list` prints: one a line, or `srun: pmix`, after a heading."""
     lines = [line.removeprefix("srun:").strip() for line in text.splitlines()]
     return {line for line in lines if re.fullmatch(r"[a-z0-9_]+", line)}
-
-
-TOLERATED_CLOCK_S, DANGEROUS_CLOCK_S = 0.5, 2.0
-CLOCKS_TIMEOUT_S = 30.0
-ASK_CLOCK = 'echo "clock $(hostname) $(date +%s.%N)"'
 
 
 def check_clocks(subject: Subject) -> list[Finding]:

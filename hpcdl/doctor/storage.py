@@ -16,6 +16,9 @@ from hpcdl.doctor.table import Finding, Subject, failure, ok, warning
 
 NEEDED_BYTES, COMFORTABLE_BYTES = 64 * 1024**2, 5 * 1024**3
 _PROBE_BYTES = 1024**2
+SCRATCH_NEEDED_BYTES, SCRATCH_COMFORTABLE_BYTES = 32 * 1024**2, 4 * 1024**3
+SHARED_MEMORY_NEEDED_BYTES, SHARED_MEMORY_COMFORTABLE_BYTES = 64 * 1024**2, 1024**3
+LOCKING_VARIABLE = "HDF5_USE_FILE_LOCKING"
 
 
 def check_storage(subject: Subject) -> list[Finding]:
@@ -60,9 +63,6 @@ def _data(folder: Path) -> Finding:
     return ok(f"{text}, {shard.name} over {stripes.count} OST(s), stripes of {format_bytes(stripes.size)}")
 
 
-SCRATCH_NEEDED_BYTES, SCRATCH_COMFORTABLE_BYTES = 32 * 1024**2, 4 * 1024**3
-
-
 def check_scratch(subject: Subject) -> list[Finding]:
     """Free space and the right to write. MPI's start-up puts its sockets there."""
     folder = subject.scratch
@@ -78,9 +78,6 @@ def check_scratch(subject: Subject) -> list[Finding]:
     return [ok(text)]
 
 
-SHARED_MEMORY_NEEDED_BYTES, SHARED_MEMORY_COMFORTABLE_BYTES = 64 * 1024**2, 1024**3
-
-
 def check_shared_memory(subject: Subject) -> list[Finding]:
     """Free space; below 64 MiB the MPI libraries fail to start several ranks on a node."""
     folder = subject.shared_memory
@@ -92,9 +89,6 @@ def check_shared_memory(subject: Subject) -> list[Finding]:
     if free < SHARED_MEMORY_NEEDED_BYTES:
         return [failure(text, remedy)]
     return [warning(text, remedy)] if free < SHARED_MEMORY_COMFORTABLE_BYTES else [ok(text)]
-
-
-LOCKING_VARIABLE = "HDF5_USE_FILE_LOCKING"
 
 
 def check_locking(subject: Subject) -> list[Finding]:

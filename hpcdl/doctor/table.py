@@ -13,6 +13,28 @@ from hpcdl.core.registry import Entry, Registry
 
 OK, WARNING, FAILURE = "ok", "warning", "failure"
 """failure: a run here will fail; warning: it will be slow, or may fail."""
+CHECKS = Registry(
+    "check",
+    {
+        name: Entry(target=f"hpcdl.doctor.{module}:check_{name.replace('-', '_')}", summary=summary)
+        for name, module, summary in (
+            ("python", "installation", "Python, TensorFlow, Keras and the other packages, and that they go together"),
+            ("module", "installation", "the environment module and what it was built on"),
+            ("config", "installation", "site.toml, the user's settings, and whether they can be written"),
+            ("mpi", "mpi", "which MPI is loaded, its mpiexec, and whether two ranks really talk"),
+            ("scheduler", "scheduler", "the batch system and the PMI that the MPI needs from it"),
+            ("affinity", "node", "the cores that this process may use, against the allocation"),
+            ("threads", "node", "threads times ranks against cores"),
+            ("profile", "node", "the tuned profile that would be used"),
+            ("locking", "storage", "HDF5 and file locking"),
+            ("storage", "storage", "file systems of the current and the data folder"),
+            ("scratch", "storage", "storage of the node's own"),
+            ("shared-memory", "storage", "space in /dev/shm"),
+            ("limits", "node", "open files, processes, memory"),
+            ("clocks", "scheduler", "clocks of the job's hosts"),
+        )
+    },
+)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -64,30 +86,6 @@ def warning(text: str, remedy: str) -> Finding:
 def failure(text: str, remedy: str) -> Finding:
     """It will not work."""
     return Finding(level=FAILURE, text=text, remedy=remedy)
-
-
-CHECKS = Registry(
-    "check",
-    {
-        name: Entry(target=f"hpcdl.doctor.{module}:check_{name.replace('-', '_')}", summary=summary)
-        for name, module, summary in (
-            ("python", "installation", "Python, TensorFlow, Keras and the other packages, and that they go together"),
-            ("module", "installation", "the environment module and what it was built on"),
-            ("config", "installation", "site.toml, the user's settings, and whether they can be written"),
-            ("mpi", "mpi", "which MPI is loaded, its mpiexec, and whether two ranks really talk"),
-            ("scheduler", "scheduler", "the batch system and the PMI that the MPI needs from it"),
-            ("affinity", "node", "the cores that this process may use, against the allocation"),
-            ("threads", "node", "threads times ranks against cores"),
-            ("profile", "node", "the tuned profile that would be used"),
-            ("locking", "storage", "HDF5 and file locking"),
-            ("storage", "storage", "file systems of the current and the data folder"),
-            ("scratch", "storage", "storage of the node's own"),
-            ("shared-memory", "storage", "space in /dev/shm"),
-            ("limits", "node", "open files, processes, memory"),
-            ("clocks", "scheduler", "clocks of the job's hosts"),
-        )
-    },
-)
 
 
 def examine(subject: Subject, names: Sequence[str] = (), told: Callable[[str], None] = lambda _: None) -> list[Finding]:

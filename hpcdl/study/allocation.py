@@ -7,7 +7,7 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 
 from hpcdl.cluster.environment import placement
-from hpcdl.cluster.launchers.table import LAUNCHER_VARIABLE, find_launcher
+from hpcdl.cluster.launchers import LAUNCHER_VARIABLE, find_launcher
 from hpcdl.core.errors import UsageError
 from hpcdl.core.paths import own_program
 from hpcdl.study.plan import RunPlan

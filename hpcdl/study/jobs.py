@@ -10,7 +10,7 @@ from pathlib import Path
 from hpcdl.cluster.batch.script import batch_launcher
 from hpcdl.cluster.batch.submission import Wanted, submit_job
 from hpcdl.cluster.batch.systems import find_system
-from hpcdl.cluster.launchers.table import load_launcher
+from hpcdl.cluster.launchers import load_launcher
 from hpcdl.config.study import Study, study_tables
 from hpcdl.core.errors import UsageError
 from hpcdl.core.files import write_json, write_toml

@@ -20,6 +20,8 @@ PRODUCTS = (
     (("intra_op_threads", 1), ("inter_op_threads", 1)),
 )
 """What a node really feels: threads in all, cores in use, threads at a time. Exponents by setting."""
+START_SHARE = 0.3
+START_AT_LEAST = 6
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -97,10 +99,6 @@ def _product(terms: Sequence[tuple[str, int]], candidates: Sequence[Mapping[str,
     if len(np.unique(values)) < 2:
         return None
     return _ordered(tuple(name for name, _ in terms), list(values), main=False)
-
-
-START_SHARE = 0.3
-START_AT_LEAST = 6
 
 
 def initial_design(

@@ -22,7 +22,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from hpcdl.cluster.launchers.hostlist import expand_hosts
+from hpcdl.cluster.launchers.base import expand_hosts
 from hpcdl.cluster.processes import end_marked
 from hpcdl.core.paths import own_program
 from hpcdl.node.profile import Profile, write_profile

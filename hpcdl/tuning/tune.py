@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from hpcdl import __version__
-from hpcdl.config.tuning import TuneConfig
+from hpcdl.config.schema import TuneConfig
 from hpcdl.core.errors import HpcdlError, StoppedEarly, UsageError
 from hpcdl.models.spec import check_model_spec, model_name
 from hpcdl.node.engine import Engine, find_engine

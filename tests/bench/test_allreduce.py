@@ -8,12 +8,12 @@ from typing import Any
 
 import pytest
 
-from hpcdl.bench import allreduce, pingpong
+from hpcdl.bench import allreduce
 from hpcdl.collectives.measure import CANDIDATES, load_table, table_file
 from hpcdl.collectives.table import COLLECTIVES
 from hpcdl.collectives.workspace import Workspace
 from hpcdl.comm.threads.communicator import ThreadCommunicator, run
-from hpcdl.config.bench import AllreduceBenchConfig, AllreduceBenchRun
+from hpcdl.config.schema import AllreduceBenchConfig, AllreduceBenchRun
 from hpcdl.core.errors import HpcdlError, UsageError
 from tests.conftest import CommandLine
 
@@ -55,9 +55,9 @@ def test_the_slowest_pair_is_found() -> None:
                 time.sleep(0.002)
             return super().isend(buffer, destination, tag)
 
-    def body(communicator: ThreadCommunicator) -> list[pingpong.Pair]:
+    def body(communicator: ThreadCommunicator) -> list[allreduce.Pair]:
         communicator.__class__ = Slow
-        return pingpong.sweep(communicator)
+        return allreduce.sweep(communicator)
 
     pairs = run(4, body)[2]
     assert sorted(pair.ranks for pair in pairs) == [(0, 1), (0, 2), (0, 3), (1, 2), (1, 3), (2, 3)]
@@ -66,7 +66,7 @@ def test_the_slowest_pair_is_found() -> None:
 
 @pytest.mark.parametrize("num_ranks", [2, 5, 48, 49, 300])
 def test_pairs_cover_every_rank(num_ranks: int) -> None:
-    pairs = pingpong.choose_pairs(num_ranks)
+    pairs = allreduce.choose_pairs(num_ranks)
     assert {rank for pair in pairs for rank in pair} == set(range(num_ranks))
     assert len(set(pairs)) == len(pairs) and all(low < high for low, high in pairs)
     assert len(pairs) <= max(48 * 47 // 2, num_ranks * 9)

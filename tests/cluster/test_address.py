@@ -6,8 +6,7 @@ import socket
 
 import pytest
 
-from hpcdl.cluster.address import job_address
-from hpcdl.cluster.environment import Placement
+from hpcdl.cluster.environment import Placement, job_address
 
 
 def placement(local_size: int) -> Placement:

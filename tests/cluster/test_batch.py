@@ -15,7 +15,7 @@ from hpcdl.cluster.batch import jobs
 from hpcdl.cluster.batch.script import render
 from hpcdl.cluster.batch.submission import Wanted, plan_job
 from hpcdl.cluster.batch.systems import JobRequest, find_system, has_own_nodes
-from hpcdl.cluster.launchers.table import LAUNCHERS
+from hpcdl.cluster.launchers import LAUNCHERS
 from hpcdl.core.errors import HpcdlError, UnknownNameError, UsageError
 from tests.conftest import CommandLine
 

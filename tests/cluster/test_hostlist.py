@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hpcdl.cluster.launchers.hostlist import MAX_HOSTS, expand_hosts
+from hpcdl.cluster.launchers.base import MAX_HOSTS, expand_hosts
 from hpcdl.core.errors import UsageError
 from tests.lab.slurm import SlurmLab
 

@@ -9,11 +9,11 @@ from pathlib import Path
 
 import pytest
 
+from hpcdl.cluster.launchers import LAUNCHERS, find_launcher, load_launcher
 from hpcdl.cluster.launchers.base import Casualty, ranks_per_node, seconds_left
 from hpcdl.cluster.launchers.hostfile import read_hosts
 from hpcdl.cluster.launchers.mpiexec import mpi_flavour
 from hpcdl.cluster.launchers.slurm import PMI_BY_FLAVOUR
-from hpcdl.cluster.launchers.table import LAUNCHERS, find_launcher, load_launcher
 from hpcdl.core.errors import UnknownNameError, UsageError
 from hpcdl.core.protocols import LaunchPlan
 

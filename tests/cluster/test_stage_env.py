@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from hpcdl.cluster import stage_env
-from hpcdl.cluster.launchers.table import load_launcher
+from hpcdl.cluster.launchers import load_launcher
 from hpcdl.core.errors import HpcdlError, UsageError
 
 

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from hpcdl.config.site import site_rules
+from hpcdl.config.load import site_rules
 from hpcdl.core.errors import UsageError
 
 

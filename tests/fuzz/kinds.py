@@ -24,9 +24,8 @@ from hpcdl.cluster.batch import jobs
 from hpcdl.cluster.launchers.hostfile import read_hosts
 from hpcdl.collectives import measure
 from hpcdl.comm.threads.communicator import alone
-from hpcdl.config.load import Layer, file_layer, load, standard_layers
+from hpcdl.config.load import Layer, file_layer, load, site_rules, standard_layers
 from hpcdl.config.schema import TrainConfig
-from hpcdl.config.site import site_rules
 from hpcdl.config.study import load_study
 from hpcdl.core.files import write_json
 from hpcdl.core.lock import check_free

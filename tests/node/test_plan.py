@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from hpcdl.core.errors import HpcdlError, UsageError
-from hpcdl.node.memory import MEMORY_POLICY, apply_memory_policy
+from hpcdl.node.binding import MEMORY_POLICY, apply_memory_policy
 from hpcdl.node.plan import command_line, fill, launch_plan, numactl_words, verify_binding
 from hpcdl.node.settings import Settings
 from hpcdl.node.topology.model import Topology, restricted
@@ -138,7 +138,7 @@ def test_verify_binding_names_both_masks() -> None:
 
 def test_memory_policy_reaches_the_kernel() -> None:
     code = (
-        "from hpcdl.node.memory import apply_planned; apply_planned(1);"
+        "from hpcdl.node.binding import apply_planned; apply_planned(1);"
         "print(open('/proc/self/numa_maps').readline().split()[1])"
     )
     for policy, seen in {"membind": "bind:0", "preferred": "prefer:0", "interleave": "interleave:0"}.items():

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from hpcdl.cluster.launchers.table import find_launcher
+from hpcdl.cluster.launchers import find_launcher
 from hpcdl.core.errors import UsageError
 from hpcdl.core.protocols import LaunchPlan
 from hpcdl.node.profile import read_profile

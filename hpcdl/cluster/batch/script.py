@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from hpcdl.cluster.batch.systems import SYSTEMS, JobRequest, call
-from hpcdl.cluster.launchers.table import LAUNCHER_VARIABLE, find_launcher, load_launcher
+from hpcdl.cluster.launchers import LAUNCHER_VARIABLE, find_launcher, load_launcher
 from hpcdl.core.errors import HpcdlError, UsageError
 from hpcdl.core.files import write_text
 from hpcdl.core.paths import own_program, share_folder, site_config_file

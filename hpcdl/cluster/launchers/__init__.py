@@ -1,1 +1,48 @@
-"""How ranks start on the nodes of a job; one file a launcher."""
+"""The ways in which ranks start on the nodes of a job, and the one that is in use here."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from typing import TYPE_CHECKING
+
+from hpcdl.core.registry import Entry, Registry
+
+if TYPE_CHECKING:
+    from hpcdl.cluster.launchers.base import Launcher
+
+LAUNCHER_VARIABLE = "HPCDL_LAUNCHER"
+"""Names the launcher where several would fit; a job script of `hpcdl submit` sets it."""
+
+LAUNCHERS = Registry(
+    "launcher",
+    {
+        "ibrun": Entry(target="hpcdl.cluster.launchers.ibrun:LAUNCHER", summary="TACC's ibrun, inside a Slurm job"),
+        "slurm": Entry(
+            target="hpcdl.cluster.launchers.slurm:LAUNCHER", summary="srun -K1 with the PMI of the MPI in use"
+        ),
+        "pbs": Entry(target="hpcdl.cluster.launchers.pbs:LAUNCHER", summary="mpiexec over the nodes of a PBS job"),
+        "hostfile": Entry(
+            target="hpcdl.cluster.launchers.hostfile:LAUNCHER", summary="mpiexec over the hosts of $HPCDL_HOSTFILE"
+        ),
+        "local": Entry(target="hpcdl.cluster.launchers.single:LAUNCHER", summary="mpiexec on this node alone"),
+    },
+)
+"""In the order in which they are tried."""
+
+
+def find_launcher(environment: Mapping[str, str] = os.environ) -> Launcher:
+    """The launcher named by `$HPCDL_LAUNCHER`, else the first whose job this process is in; `local` outside any job.
+
+    UnknownNameError where the variable names none.
+    """
+    named = environment.get(LAUNCHER_VARIABLE)
+    if named:
+        return load_launcher(named)
+    return next(launcher for name in LAUNCHERS if (launcher := load_launcher(name)).present(environment))
+
+
+def load_launcher(name: str) -> Launcher:
+    """The launcher called `name`; UnknownNameError lists the known ones."""
+    launcher: Launcher = LAUNCHERS.load(name)
+    return launcher

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import os
 import re
+from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from hpcdl.cluster.launchers.base import Casualty, refuse_without_mpi
-from hpcdl.cluster.launchers.hostlist import expand_hosts
+from hpcdl.cluster.launchers.base import Casualty, expand_hosts, refuse_without_mpi
 from hpcdl.cluster.launchers.mpiexec import environment_for, find_mpiexec
 from hpcdl.core.errors import UsageError
 from hpcdl.core.files import read_bytes
@@ -85,7 +85,30 @@ def mpiexec_line(
     return [*words, *command], own
 
 
-class Hostfile:
+class MpiexecOverHosts(ABC):
+    """What launchers share that have hosts and an mpiexec, but no starter of their own."""
+
+    name: str
+
+    @abstractmethod
+    def hosts(self, environment: Mapping[str, str]) -> list[str]:
+        """The job's nodes."""
+
+    def line(
+        self, plan: LaunchPlan, command: Sequence[str], *, mpi: bool, environment: Mapping[str, str]
+    ) -> tuple[list[str], Mapping[str, str]]:
+        """mpiexec over the hosts; one rank alone runs here."""
+        refuse_without_mpi(self.name, mpi)
+        if plan.num_ranks == 1:
+            return list(command), {}
+        return mpiexec_line(plan, command, self.hosts(environment), {**os.environ, **environment})
+
+    def first_casualty(self, log: str) -> Casualty | None:
+        """As mpiexec tells it."""
+        return mpiexec_casualty(log)
+
+
+class Hostfile(MpiexecOverHosts):
     """`$HPCDL_HOSTFILE` names the file. Its hosts are reached as mpiexec does it, usually by ssh."""
 
     name = "hostfile"
@@ -101,19 +124,6 @@ class Hostfile:
         if not named:
             raise UsageError(f"the launcher hostfile needs {HOSTFILE_VARIABLE}=FILE; name one host a line in FILE")
         return read_hosts(Path(named))
-
-    def line(
-        self, plan: LaunchPlan, command: Sequence[str], *, mpi: bool, environment: Mapping[str, str]
-    ) -> tuple[list[str], Mapping[str, str]]:
-        """mpiexec over the hosts; one rank alone runs here."""
-        refuse_without_mpi(self.name, mpi)
-        if plan.num_ranks == 1:
-            return list(command), {}
-        return mpiexec_line(plan, command, self.hosts(environment), {**os.environ, **environment})
-
-    def first_casualty(self, log: str) -> Casualty | None:
-        """As mpiexec tells it."""
-        return mpiexec_casualty(log)
 
 
 LAUNCHER = Hostfile()

@@ -5,9 +5,8 @@ from __future__ import annotations
 import shutil
 from collections.abc import Mapping, Sequence
 
-from hpcdl.cluster.launchers.base import Casualty, refuse_without_mpi
+from hpcdl.cluster.launchers.base import Casualty, expand_hosts, refuse_without_mpi
 from hpcdl.cluster.launchers.hostfile import mpiexec_casualty
-from hpcdl.cluster.launchers.hostlist import expand_hosts
 from hpcdl.cluster.launchers.mpiexec import environment_for, mpi_flavour
 from hpcdl.cluster.launchers.slurm import LAUNCHER as SLURM
 from hpcdl.core.errors import UsageError

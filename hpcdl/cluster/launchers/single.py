@@ -10,7 +10,7 @@ from hpcdl.core.protocols import LaunchPlan
 
 
 class Local:
-    """What is left where there is no job. Strategies without MPI are started rank by rank, by cluster/local.py."""
+    """What is left where there is no job. Strategies without MPI are started rank by rank, by cluster/supervise.py."""
 
     name = "local"
     batch = ""

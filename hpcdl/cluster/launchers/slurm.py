@@ -6,8 +6,7 @@ import re
 import shutil
 from collections.abc import Mapping, Sequence
 
-from hpcdl.cluster.launchers.base import Casualty
-from hpcdl.cluster.launchers.hostlist import expand_hosts
+from hpcdl.cluster.launchers.base import Casualty, expand_hosts
 from hpcdl.cluster.launchers.mpiexec import environment_for, mpi_flavour
 from hpcdl.core.errors import UsageError
 from hpcdl.core.protocols import LaunchPlan

@@ -21,7 +21,7 @@ from hpcdl.comm.mpi.calls import failed_ranks, file_of, first_done, translated
 from hpcdl.comm.mpi.one_sided import MpiRemoteArray
 from hpcdl.comm.sums import plain_add
 from hpcdl.core.errors import UsageError
-from hpcdl.core.shared_memory import forget_names
+from hpcdl.core.lifeline import forget_names
 
 if TYPE_CHECKING:
     from hpcdl.core.protocols import Add, Array, Communicator, Request

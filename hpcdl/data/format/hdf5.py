@@ -15,6 +15,17 @@ import numpy.typing as npt
 
 from hpcdl.core.errors import CorruptError, SourceError, UsageError
 
+Array = npt.NDArray[Any]
+ATTRIBUTE_LIMIT = 60_000
+"""Bytes; HDF5 keeps attributes up to 64 KiB in the object header that every HDF5 version reads."""
+_METADATA_BYTES = 65_536
+_MOST_CHUNK_BYTES = 256 * 1024**2
+_MOST_RATIO = 2000
+"""No filter packs better."""
+_DAMAGED = (OSError, RuntimeError, LookupError, ValueError, TypeError, AttributeError, MemoryError, SystemError)
+"""What h5py raises for files that are not as they should be."""
+_COPY_BYTES = 32 * 1024**2
+
 
 @dataclass(frozen=True, kw_only=True)
 class ShardFrame:
@@ -71,18 +82,6 @@ class NewShardPlaces:
     sample_checksums: int | None
     offsets: int | None
     data: int | None
-
-
-Array = npt.NDArray[Any]
-ATTRIBUTE_LIMIT = 60_000
-"""Bytes; HDF5 keeps attributes up to 64 KiB in the object header that every HDF5 version reads."""
-_METADATA_BYTES = 65_536
-_MOST_CHUNK_BYTES = 256 * 1024**2
-_MOST_RATIO = 2000
-"""No filter packs better."""
-_DAMAGED = (OSError, RuntimeError, LookupError, ValueError, TypeError, AttributeError, MemoryError, SystemError)
-"""What h5py raises for files that are not as they should be."""
-_COPY_BYTES = 32 * 1024**2
 
 
 def create_shard(path: Path, frame: ShardFrame) -> NewShardPlaces:

@@ -16,6 +16,9 @@ from hpcdl.data.read.prefetch import Prefetched, aligned_empty
 from hpcdl.data.read.reader import SplitReader, open_reader
 from hpcdl.data.read.windows import TrainingStream
 
+Batches = Prefetched[tuple[Any, Any]]
+_AHEAD = 2
+
 
 @dataclass(frozen=True, kw_only=True)
 class Augmentation:
@@ -48,10 +51,6 @@ class Augmentation:
 
 
 _NO_CHANGE = Augmentation()
-
-
-Batches = Prefetched[tuple[Any, Any]]
-_AHEAD = 2
 
 
 def training_batches(

@@ -19,6 +19,8 @@ from hpcdl.core.errors import original
 
 ALIGNMENT = 64
 """Bytes; TensorFlow takes an array of this alignment over without a copy."""
+Item = TypeVar("Item")
+_POLL_S = 0.1
 
 
 def aligned_empty(shape: tuple[int, ...], dtype: npt.DTypeLike) -> npt.NDArray[Any]:
@@ -53,10 +55,6 @@ class BufferPool:
         fresh = aligned_empty(self._shape, self._dtype)
         self._arrays.append(fresh)
         return fresh
-
-
-Item = TypeVar("Item")
-_POLL_S = 0.1
 
 
 class _End:

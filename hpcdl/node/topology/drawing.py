@@ -5,8 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from hpcdl.core.units import format_bytes
-from hpcdl.node.topology.cpusets import format_list
-from hpcdl.node.topology.model import Core, Topology
+from hpcdl.node.topology.model import Core, Topology, format_list
 
 MARKS = "0123456789abcdefghijklmnopqrstuvwxyz"
 FREE, FORBIDDEN = ".", "x"

@@ -12,7 +12,6 @@ from xml.etree import ElementTree
 
 from hpcdl.core.errors import UsageError
 from hpcdl.core.files import MOST_DEPTH, read_bytes
-from hpcdl.node.topology.cpusets import parse_mask
 from hpcdl.node.topology.model import (
     Cache,
     Core,
@@ -20,6 +19,7 @@ from hpcdl.node.topology.model import (
     Topology,
     own_affinity,
     own_memory_nodes,
+    parse_mask,
     restricted,
 )
 

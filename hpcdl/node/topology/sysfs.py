@@ -8,7 +8,6 @@ from pathlib import Path
 
 from hpcdl.core.errors import UsageError
 from hpcdl.core.units import parse_bytes
-from hpcdl.node.topology.cpusets import parse_list
 from hpcdl.node.topology.hwloc import numa_nodes
 from hpcdl.node.topology.model import (
     Cache,
@@ -17,6 +16,7 @@ from hpcdl.node.topology.model import (
     Topology,
     own_affinity,
     own_memory_nodes,
+    parse_list,
     restricted,
 )
 

@@ -14,8 +14,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from hpcdl.core.fits import LAWS, Crossing, ScalingFit, crossing, fit_scaling
-from hpcdl.core.linear_fit import LinearFit, fit_relative
+from hpcdl.core.fits import LAWS, Crossing, LinearFit, ScalingFit, crossing, fit_relative, fit_scaling
 from hpcdl.report.analysis.scaling import Curve
 from hpcdl.report.runs.run import Run, positive
 

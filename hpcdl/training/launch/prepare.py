@@ -7,9 +7,8 @@ import os
 from dataclasses import dataclass
 
 from hpcdl.cluster.batch.systems import has_own_nodes
-from hpcdl.config.load import Effective, flatten
+from hpcdl.config.load import Effective, flatten, site_rules
 from hpcdl.config.schema import TrainConfig
-from hpcdl.config.site import site_rules
 from hpcdl.core.errors import UsageError
 from hpcdl.data.dataset import Dataset, open_dataset
 from hpcdl.data.read.order import steps_per_epoch

@@ -13,8 +13,8 @@ from pathlib import Path
 
 from hpcdl.cluster import supervise as local
 from hpcdl.cluster.environment import WITHOUT_MPI_VARIABLE, Placement
+from hpcdl.cluster.launchers import find_launcher
 from hpcdl.cluster.launchers.base import ranks_per_node
-from hpcdl.cluster.launchers.table import find_launcher
 from hpcdl.cluster.status import FOLDER
 from hpcdl.comm.agree import decided
 from hpcdl.comm.observed import observe

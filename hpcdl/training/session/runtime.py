@@ -13,7 +13,7 @@ from pathlib import Path
 from hpcdl import __version__
 from hpcdl.cluster.environment import placement
 from hpcdl.cluster.supervise import BINDING_VARIABLE
-from hpcdl.node.memory import apply_planned
+from hpcdl.node.binding import apply_planned
 from hpcdl.node.plan import verify_binding
 
 INTRA_OP_VARIABLE = "HPCDL_INTRA_OP_THREADS"

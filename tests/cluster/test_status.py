@@ -8,11 +8,10 @@ from pathlib import Path
 
 import pytest
 
-from hpcdl.cluster.exit_status import raise_for
+from hpcdl.cluster.launchers import load_launcher
 from hpcdl.cluster.launchers.base import Casualty
-from hpcdl.cluster.launchers.table import load_launcher
 from hpcdl.cluster.processes import end_marked
-from hpcdl.cluster.status import RankStatus
+from hpcdl.cluster.status import RankStatus, raise_for
 from hpcdl.core.errors import RankError, StoppedEarly
 
 LOG = Path("launcher.log")

@@ -11,6 +11,12 @@ __version__ = "0.1.0"
 
 _MODULES = {
     "session": ("init", "shutdown", "is_initialized", "rank", "size", "local_rank", "local_size", "node_rank"),
+    "process_set": ("ProcessSet",),
+    "primitives": (
+        *("Sum", "Mean", "Average", "Min", "Max", "Product"),
+        *("allreduce", "grouped_allreduce", "allgather", "broadcast", "alltoall", "reducescatter", "barrier", "join"),
+        *("broadcast_object", "allgather_object", "broadcast_variables"),
+    ),
     "optimizer": ("DistributedOptimizer",),
     "callbacks": ("callbacks",),
 }

@@ -20,6 +20,7 @@ from hpcdl.core.errors import UsageError, original
 
 if TYPE_CHECKING:
     from hpcdl.comm.observed import Observed
+    from hpcdl.training.keras.group import ScriptGroup
     from hpcdl.training.session.watch import Watch
 
 
@@ -28,6 +29,7 @@ class Session:
     """What `init` has made. `hosts`: the name of every rank's node, in rank order."""
 
     communicator: Observed
+    group: ScriptGroup
     hosts: Sequence[str]
     watch: Watch | None
 
@@ -43,6 +45,7 @@ def init(stall_timeout_s: float = 300.0) -> None:
     """
     from hpcdl.cluster.environment import placement
     from hpcdl.comm.observed import observe
+    from hpcdl.training.keras.group import ScriptGroup
     from hpcdl.training.session.rank import ALONE, communicator_for, set_up_process
 
     if _sessions:
@@ -51,7 +54,8 @@ def init(stall_timeout_s: float = 300.0) -> None:
     set_up_process(place.local_rank)
     joined = observe(communicator_for(place))
     watch = _watched(joined, stall_timeout_s) if place.size > 1 else None
-    _sessions.append(Session(communicator=joined, hosts=joined.allgather_json(joined.host), watch=watch))
+    hosts = joined.allgather_json(joined.host)
+    _sessions.append(Session(communicator=joined, group=ScriptGroup(joined), hosts=hosts, watch=watch))
     if place.size > 1:
         sys.excepthook = _end_all_ranks
 

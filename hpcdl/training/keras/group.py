@@ -1,0 +1,113 @@
+"""Ranks of a script that compute together: they agree before every collective, so that none waits for ever.
+
+Each collective of a script begins with a header, one small all-reduce: which collective this is, with which shapes, and
+a weight. Where ranks are in different ones, all of them know at once and end with one line that says who is where. It
+also carries who has run out of data (`join`): such a rank takes part in the others' sums with zeros.
+"""
+
+from __future__ import annotations
+
+import zlib
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any, TypeVar
+
+import numpy
+
+from hpcdl.comm.observed import for_control
+from hpcdl.core.errors import UsageError
+
+if TYPE_CHECKING:
+    from hpcdl.core.protocols import Array, Communicator
+
+Kept = TypeVar("Kept")
+_LARGEST_NUMBER = 1 << 20
+"""Numbers of collectives stay below: their squares, summed over some thousand ranks, are exact in float64."""
+
+
+class ScriptGroup:
+    """All ranks, or a process set's. `messages` is a message space of its own; one thread at a time uses it.
+
+    `started`: names of the variables that have been made alike. `keep` holds what lives as long as the group.
+    """
+
+    def __init__(self, communicator: Communicator) -> None:
+        self.messages = communicator.duplicate()
+        self.rank, self.size = self.messages.rank, self.messages.size
+        self.started: set[str] = set()
+        self._control = for_control(self.messages)
+        self._kept: dict[Any, Any] = {}
+        self._sums: dict[int, list[tuple[Callable[[Array], Any], tuple[int, ...], Any]]] = {}
+        self._recorded: list[tuple[Callable[[Array], Any], tuple[int, ...], Any]] | None = None
+
+    def keep(self, key: Any, make: Callable[[], Kept]) -> Kept:
+        """What `make` returned when `key` was first asked for."""
+        if key not in self._kept:
+            self._kept[key] = make()
+        kept: Kept = self._kept[key]
+        return kept
+
+    def agree(self, collective: str, details: Sequence[str] = (), *, weight: float = 0.0) -> float:
+        """Begin a collective: the sum of all ranks' weights, once every rank has come to the same one; collective.
+
+        UsageError on every rank where they differ, with the first difference. `details`: what else must be the same.
+        """
+        self._recorded = None
+        if self.size == 1:
+            return weight
+        number = zlib.crc32("\n".join([collective, *details]).encode()) % _LARGEST_NUMBER
+        total_weight, num_joined, common = self._headers(number, weight, joined=False)
+        if common is None:
+            self._tell_apart([collective, *details])
+        if num_joined and number not in self._sums:
+            self._tell_apart([f"{collective}, which was no sum that all ranks have taken part in before"])
+        if number not in self._sums:
+            self._recorded = self._sums[number] = []
+        return total_weight
+
+    def summing(self, function: Callable[[Array], Any]) -> Callable[[Array], Any]:
+        """`function`, a sum in place over the ranks; one that has joined calls it with zeros of the same shape."""
+
+        def call(buffer: Array) -> Any:
+            if self._recorded is not None:
+                self._recorded.append((function, buffer.shape, buffer.dtype))
+            return function(buffer)
+
+        return call
+
+    def join(self) -> int:
+        """Take part in the others' sums with zeros until every rank has joined; the last rank to do so."""
+        num_sums = 0
+        while self.size > 1:
+            _, num_joined, number = self._headers(0, 0.0, joined=True)
+            if num_joined == self.size:
+                break
+            if number is None or number not in self._sums:
+                self._tell_apart(["hpcdl.join()"])
+            else:
+                for function, shape, dtype in self._sums[number]:
+                    function(numpy.zeros(shape, dtype))
+                num_sums += 1
+        waited = self._control.allgather_json(num_sums)
+        return max(rank for rank, rounds in enumerate(waited) if rounds == min(waited))
+
+    def _headers(self, number: int, weight: float, *, joined: bool) -> tuple[float, int, int | None]:
+        """The sum of weights, how many have joined, and the number that all others have; None where they differ."""
+        header = numpy.array([number, number * number, weight, joined], numpy.float64)
+        self._control.allreduce(header)
+        num_joined = int(header[3])
+        active, total, squares = self.size - num_joined, int(header[0]), int(header[1])
+        same = active * squares == total * total  # Cauchy and Schwarz: equal only where all numbers are
+        return float(header[2]), num_joined, (total // active if active else 0) if same else None
+
+    def _tell_apart(self, mine: Sequence[str]) -> None:
+        """Raise what the ranks differ in; collective."""
+        texts: list[list[str]] = self._control.allgather_json(list(mine))
+        other = next((rank for rank, text in enumerate(texts) if text != texts[0]), 0)
+        rows = max(len(texts[0]), len(texts[other]))
+        first, second = ([*texts[rank], *["nothing more"] * (rows - len(texts[rank]))] for rank in (0, other))
+        row = next((row for row in range(rows) if first[row] != second[row]), 0)
+        what = "" if row == 0 else f"{texts[0][0]}: "
+        raise UsageError(
+            f"the ranks are not in the same collective: {what}rank 0 has {first[row]}, rank {other} has {second[row]}; "
+            "let every rank make the same calls with the same shapes, and take the same number of steps (hpcdl.join)"
+        )

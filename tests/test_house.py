@@ -121,12 +121,6 @@ def test_a_slip_is_one_line_and_exit_2(run_hpcdl: CommandLine, arguments: list[s
     assert "Traceback" not in finished.err
 
 
-def test_no_arguments_shows_help_and_fails(run_hpcdl: CommandLine) -> None:
-    finished = run_hpcdl([])
-    assert finished.code == 2
-    assert "shard" in finished.out + finished.err
-
-
 @pytest.mark.parametrize("shell", ["bash", "zsh", "fish"])
 def test_completion_script(run_hpcdl: CommandLine, shell: str) -> None:
     finished = run_hpcdl([], env={"_HPCDL_COMPLETE": f"source_{shell}"})

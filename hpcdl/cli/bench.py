@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from hpcdl.cli.groups import GroupedCommand
 from hpcdl.cli.options import ConfigFlag, JsonFlag, SetFlag, effective, takes_settings
 from hpcdl.cli.output import print_json, print_table, put, say
 from hpcdl.config.schema import AllreduceBenchConfig, StepBenchConfig
@@ -25,7 +26,9 @@ def register(app: typer.Typer) -> None:
     app.add_typer(commands, name="bench")
 
 
-@commands.command(epilog="Example: hpcdl bench step --model resnet50 --batch-size 8 --ranks 2 --strategy ring")
+@commands.command(
+    cls=GroupedCommand, epilog="Example: hpcdl bench step --model resnet50 --batch-size 8 --ranks 2 --strategy ring"
+)
 @takes_settings(StepBenchConfig)
 def step(flags: dict[str, Any], config: ConfigFlag = None, set_: SetFlag = None, json: JsonFlag = False) -> None:
     """Time a model's step with and without the exchange of gradients."""
@@ -49,7 +52,7 @@ def step(flags: dict[str, Any], config: ConfigFlag = None, set_: SetFlag = None,
     say(f"next: hpcdl train --model {result.model} --data DIR --strategy {result.strategy} --ranks {result.ranks}")
 
 
-@commands.command(epilog="Example: hpcdl bench allreduce --ranks 2 --sizes 4KiB,1MiB,25MiB")
+@commands.command(cls=GroupedCommand, epilog="Example: hpcdl bench allreduce --ranks 2 --sizes 4KiB,1MiB,25MiB")
 @takes_settings(AllreduceBenchConfig)
 def allreduce(flags: dict[str, Any], config: ConfigFlag = None, set_: SetFlag = None, json: JsonFlag = False) -> None:
     """Time and check every all-reduce at several sizes, and every link between two ranks."""

@@ -6,6 +6,7 @@ from typing import Any
 
 import typer
 
+from hpcdl.cli.groups import GroupedCommand
 from hpcdl.cli.options import ConfigFlag, JsonFlag, SetFlag, settings_for_show, takes_settings
 from hpcdl.cli.output import print_json, print_table
 from hpcdl.config.schema import TrainConfig
@@ -18,7 +19,7 @@ def register(app: typer.Typer) -> None:
     app.add_typer(commands, name="config")
 
 
-@commands.command(epilog="Example: hpcdl config show --config study.toml --set batch-size=64")
+@commands.command(cls=GroupedCommand, epilog="Example: hpcdl config show --config study.toml --set batch-size=64")
 @takes_settings(TrainConfig)
 def show(flags: dict[str, Any], config: ConfigFlag = None, set_: SetFlag = None, json: JsonFlag = False) -> None:
     """Print every setting of `hpcdl train`, its value, and the layer that it comes from."""

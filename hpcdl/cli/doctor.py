@@ -8,6 +8,7 @@ from typing import Annotated
 
 import typer
 
+from hpcdl.cli.groups import completer
 from hpcdl.cli.options import JsonFlag
 from hpcdl.cli.output import print_json, put, say
 
@@ -21,7 +22,12 @@ def register(app: typer.Typer) -> None:
 
 def doctor(
     data: Annotated[Path | None, typer.Option("--data", metavar="DIR", help="Also look at this data folder.")] = None,
-    model: Annotated[str, typer.Option("--model", metavar="TEXT", help="Network whose profile is looked for.")] = "",
+    model: Annotated[
+        str,
+        typer.Option(
+            "--model", metavar="TEXT", help="Network whose profile is looked for.", autocompletion=completer("model")
+        ),
+    ] = "",
     only: Annotated[
         list[str] | None, typer.Option("--only", metavar="CHECK", help="This check; may be repeated.")
     ] = None,

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import sys
 
-from hpcdl.cli.output import VERBOSE, say
+from hpcdl.cli.output import VERBOSE, put, say
 from hpcdl.core.errors import HpcdlError, Interrupted, UsageError
 
 
@@ -21,6 +21,14 @@ def main() -> None:
 
 def run(arguments: list[str]) -> int:
     """Run `arguments` and return the exit code; messages go to stderr."""
+    try:
+        return _run(arguments)
+    except BrokenPipeError:  # the reader of a pipe (`| head`) is gone: nobody is left to tell
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 1
+
+
+def _run(arguments: list[str]) -> int:
     from hpcdl.cli.app import app
 
     try:
@@ -31,9 +39,8 @@ def run(arguments: list[str]) -> int:
     except KeyboardInterrupt:
         complain(Interrupted("stopped by Ctrl-C"))
         return Interrupted.exit_code
-    except BrokenPipeError:  # the reader of a pipe (`| head`) is gone: nobody is left to tell
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        return 1
+    except BrokenPipeError:
+        raise
     except Exception as error:  # noqa: BLE001  the last line of defence; -v shows the traceback
         return _unexpected(error)
     return result if isinstance(result, int) else 0
@@ -55,6 +62,10 @@ def complain(error: BaseException) -> None:
 
 def _unexpected(error: Exception) -> int:
     message = getattr(error, "format_message", None)
+    if type(error).__name__ == "NoArgsIsHelpError":
+        put(str(getattr(error, "message", "")))
+        sys.stdout.flush()
+        return 0
     if message is not None:  # typer's own usage errors
         context = getattr(error, "ctx", None)
         where = f"{context.command_path} --help" if context else "hpcdl --help"

@@ -7,6 +7,7 @@ from typing import Annotated
 
 import typer
 
+from hpcdl.cli.groups import completer
 from hpcdl.cli.options import JsonFlag
 from hpcdl.cli.output import print_json, put, say
 from hpcdl.core.units import format_bytes
@@ -14,10 +15,23 @@ from hpcdl.core.units import format_bytes
 commands = typer.Typer(no_args_is_help=True, help="Look at this node, or at a known machine.")
 
 MachineFlag = Annotated[
-    str | None, typer.Option("--machine", metavar="NAME", help="A known machine, or an hwloc XML file.")
+    str | None,
+    typer.Option(
+        "--machine", metavar="NAME", help="A known machine, or an hwloc XML file.", autocompletion=completer("machine")
+    ),
 ]
-ProfileFlag = Annotated[str, typer.Option("--profile", metavar="FILE", help="A profile, `auto` or `none`. [auto]")]
-ModelFlag = Annotated[str, typer.Option("--model", metavar="TEXT", help="Network whose profile is looked for.")]
+ProfileFlag = Annotated[
+    str,
+    typer.Option(
+        "--profile", metavar="FILE", help="A profile, `auto` or `none`. [auto]", autocompletion=completer("profile")
+    ),
+]
+ModelFlag = Annotated[
+    str,
+    typer.Option(
+        "--model", metavar="TEXT", help="Network whose profile is looked for.", autocompletion=completer("model")
+    ),
+]
 RanksFlag = Annotated[
     int | None,
     typer.Option("--ranks-per-node", min=1, metavar="N", help="Ranks that share the node. [the profile's, or 1]"),

@@ -9,6 +9,7 @@ from typing import Annotated, Any
 
 import typer
 
+from hpcdl.cli.groups import ALIASES, completer, heading
 from hpcdl.config.load import (
     Effective,
     Layer,
@@ -16,11 +17,12 @@ from hpcdl.config.load import (
     file_layer,
     flag_layer,
     flatten,
+    groups_of,
     load,
     set_layer,
     standard_layers,
 )
-from hpcdl.config.settings import Setting
+from hpcdl.config.settings import Setting, settings_of
 
 JsonFlag = Annotated[bool, typer.Option("--json", help="Print one JSON document on stdout.")]
 ConfigFlag = Annotated[
@@ -48,6 +50,10 @@ def takes_settings(cls: type) -> Callable[[Callable[..., Any]], Callable[..., An
     Values arrive as text and are parsed with all other layers, so that every mistake is reported at once.
     """
     settings = all_settings(cls)
+    keys = [item.key for item in settings]
+    titles = {
+        item.key: heading(group, item.key, keys) for group, own in groups_of(cls).items() for item in settings_of(own)
+    }
 
     def decorate(command: Callable[..., Any]) -> Callable[..., Any]:
         own = [
@@ -55,7 +61,7 @@ def takes_settings(cls: type) -> Callable[[Callable[..., Any]], Callable[..., An
             for item in inspect.signature(command, eval_str=True).parameters.values()
             if item.name != "flags"
         ]
-        generated = [_parameter(item) for item in settings]
+        generated = [_parameter(item, titles[item.key]) for item in settings]
 
         def wrapper(**values: Any) -> Any:
             flags = {item.key: _as_one(values.pop(item.name)) for item in settings}
@@ -100,20 +106,22 @@ def _as_one(value: Any) -> Any:
     return ",".join(value) if isinstance(value, list) else value
 
 
-def _parameter(item: Setting) -> inspect.Parameter:
+def _parameter(item: Setting, title: str) -> inspect.Parameter:
+    told: dict[str, Any] = {"help": _help(item), "show_default": False, "rich_help_panel": title}
     if item.kind == "bool":
-        option = typer.Option(f"--{item.key}/--no-{item.key}", help=_help(item), show_default=False)
-        annotation: Any = Annotated[bool | None, option]
+        annotation: Any = Annotated[bool | None, typer.Option(f"--{item.key}/--no-{item.key}", **told)]
     else:
         metavar = "|".join(item.choices) or _METAVARS.get(item.kind, "TEXT")
-        option = typer.Option(f"--{item.key}", metavar=metavar, help=_help(item), show_default=False)
+        names = (f"--{item.key}", *ALIASES.get(item.key, ()))
+        offered = completer(item.key, item.choices)
+        option = typer.Option(*names, metavar=metavar, autocompletion=offered, **told)
         kind = list[str] if item.kind == "names" else str
         annotation = Annotated[kind | None, option]
     return inspect.Parameter(item.name, inspect.Parameter.KEYWORD_ONLY, default=None, annotation=annotation)
 
 
 def _help(item: Setting) -> str:
-    if item.required or item.default in (None, ()):
+    if item.required or item.default in (None, (), "") or item.default is False:
         return item.help
     return f"{item.help} [{item.show(item.default)}]"
 

@@ -31,9 +31,17 @@ def put(text: str = "", stream: TextIO | None = None) -> None:
 
 def print_table(header: Sequence[str], rows: Iterable[Sequence[str]]) -> None:
     """Print a plain table on stdout; columns that hold numbers are right-aligned."""
+    for line in table_lines(header, rows):
+        print(line)
+
+
+def table_lines(header: Sequence[str], rows: Iterable[Sequence[str]]) -> list[str]:
+    """The lines of such a table, the header first."""
     cells = [[printable(str(cell)) for cell in row] for row in rows]
     widths = [max(len(row[column]) for row in [list(header), *cells]) for column in range(len(header))]
     numeric = [all(re.fullmatch(r"[-\d.,]+( \S+)?|", row[column]) for row in cells) for column in range(len(header))]
+    lines = []
     for row in [list(header), *cells]:
         fields = zip(row, widths, numeric, strict=True)
-        print("  ".join(cell.rjust(width) if right else cell.ljust(width) for cell, width, right in fields).rstrip())
+        lines.append("  ".join(cell.rjust(w) if right else cell.ljust(w) for cell, w, right in fields).rstrip())
+    return lines

@@ -1,81 +1,128 @@
-"""`hpcdl evaluate` and `hpcdl export`: what a run has learnt, measured and handed on."""
+"""`hpcdl runs` and `hpcdl diff`: which runs there are, and in what two of them differ."""
 
 from __future__ import annotations
 
-from enum import StrEnum
+import dataclasses
+import shutil
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from hpcdl.cli.options import JsonFlag, TrustFlag
-from hpcdl.cli.output import print_json, put, say
+from hpcdl.cli.options import JsonFlag
+from hpcdl.cli.output import print_json, print_table, put, say, table_lines
 
+if TYPE_CHECKING:
+    from hpcdl.report.runs.listing import ListedRun
+
+COLUMNS = {
+    "strategy": "strategy",
+    "model": "model",
+    "workers": "workers",
+    "batch_per_rank": "batch",
+    "steps": "steps",
+    "accuracy": "accuracy",
+    "images_per_second": "images/s",
+    "status": "status",
+}
+"""The facts that the table shows, and their headings; what all runs have in common stands above it."""
+LONGEST_VALUE = 22
+FOLLOW_FROM_FACTS = ("strategy", "model", "ranks", "batch-size", "steps", "data")
+"""Settings that stand in the table as facts."""
+
+Folder = Annotated[Path, typer.Argument(metavar="[DIR]", help="Folder of runs.", show_default=True)]
+Where = Annotated[
+    list[str] | None,
+    typer.Option("--where", metavar="CONDITION", help="Keep runs with KEY=VALUE or 'KEY>=X'; may be repeated."),
+]
+Sort = Annotated[str, typer.Option("--sort", metavar="KEY", help="Order by a column or setting.")]
+Reverse = Annotated[bool, typer.Option("--reverse", help="Largest, or latest, first.")]
 RunArgument = Annotated[Path, typer.Argument(metavar="RUN", help="Folder of a run.")]
-
-
-class Form(StrEnum):
-    """What a model can be exported to."""
-
-    KERAS = "keras"
-    SAVEDMODEL = "savedmodel"
 
 
 def register(app: typer.Typer) -> None:
     """Add both commands."""
-    app.command(epilog="Example: hpcdl evaluate runs/20260314-lenet-ring --data shards")(evaluate)
-    app.command(epilog="Example: hpcdl export runs/20260314-lenet-ring --to savedmodel served")(export)
+    app.command(epilog="Example: hpcdl runs runs --where strategy=ring --sort accuracy --reverse")(runs)
+    app.command(epilog="Example: hpcdl diff runs/20260314-lenet-ring runs/20260315-lenet-ps")(diff)
 
 
-def evaluate(
-    run: RunArgument,
-    data: Annotated[str, typer.Option("--data", metavar="DIR", help="Folder made by `hpcdl shard`.")],
-    split: Annotated[str | None, typer.Option("--split", help="Part of it: test, else val, else train.")] = None,
+def runs(
+    folder: Folder = Path("runs"),
+    where: Where = None,
+    sort: Sort = "started-at",
+    reverse: Reverse = False,
     json: JsonFlag = False,
-    trust: TrustFlag = False,
 ) -> None:
-    """Measure a run's model on data."""
-    from hpcdl.training.launch.rundir import check_trusted
-    from hpcdl.training.session import runtime
+    """List runs with the settings in which they differ."""
+    from hpcdl.report.runs.listing import list_runs, ordered, selected, varying_settings
 
-    check_trusted(run, trust)
-    runtime.silence()
-    runtime.import_tensorflow()
-    from hpcdl.training.runs import evaluate_run
-
-    result, name, said = evaluate_run(run, data, split)
-    for text in said:
-        say(text)
+    found, unreadable = list_runs(folder)
+    shown = ordered(selected(found, where or []), sort, descending=reverse) if found else []
+    for line in unreadable:
+        say(f"warning: {line}")
     if json:
-        print_json({"split": name, "loss": result.loss, "num_samples": result.num_samples, **result.metrics})
+        rows = [{"name": run.name, "path": str(run.path), **run.facts, "settings": dict(run.settings)} for run in shown]
+        print_json({"runs": rows, "unreadable": unreadable})
         return
-    metrics = ", ".join(f"{metric} {value:.4f}" for metric, value in result.metrics.items())
-    put(f"{name}: loss {result.loss:.4f}, {metrics} on {result.num_samples} samples")
-    say(f"next: hpcdl export {run} --to keras DIR")
+    settings = [key for key in varying_settings(shown) if key not in FOLLOW_FROM_FACTS]
+    _print_runs(shown, settings)
+    say(f"{len(shown)} of {len(found)} runs" if len(shown) != len(found) else f"{len(found)} runs")
+    if len(shown) > 1:
+        say(f"next: hpcdl diff {shown[0].path} {shown[-1].path}, or hpcdl report {folder}")
 
 
-def export(
-    run: RunArgument,
-    target: Annotated[Path, typer.Argument(metavar="DIR", help="New folder to write to.")],
-    to: Annotated[Form, typer.Option("--to", help="Format.")] = Form.KERAS,
-    json: JsonFlag = False,
-    trust: TrustFlag = False,
-) -> None:
-    """Write a run's model for use without hpcdl."""
-    from hpcdl.training.launch.rundir import check_trusted
-    from hpcdl.training.session import runtime
+def _print_runs(shown: Sequence[ListedRun], settings: Sequence[str]) -> None:
+    from hpcdl.report.runs.listing import as_text
 
-    check_trusted(run, trust)
-    runtime.silence()
-    runtime.import_tensorflow()
-    from hpcdl.training.runs import export_run
+    columns = {title: [as_text(run.value(key)) for run in shown] for key, title in COLUMNS.items()}
+    columns |= {key: [as_text(run.settings.get(key)) for run in shown] for key in settings}
+    common = {title: cells[0] for title, cells in columns.items() if len(shown) > 1 and len(set(cells)) == 1}
+    if told := ", ".join(f"{title} {cell}" for title, cell in common.items() if cell):
+        put(f"all: {told}")
+    widths = {title: 2 + max(map(len, [title, *cells])) for title, cells in columns.items() if title not in common}
+    names = [run.name for run in shown]
+    screen = shutil.get_terminal_size().columns
+    name_width = max(map(len, ["run", *names]))
+    stacked = name_width + sum(widths.values()) > screen
+    free = screen - (0 if stacked else name_width)
+    kept, left_out = {}, []
+    for title, width in widths.items():
+        if width <= free:
+            kept[title] = columns[title]
+            free -= width
+        else:
+            left_out.append(title)
+    if stacked:
+        rows = table_lines(["", *kept], list(zip([""] * len(shown), *kept.values(), strict=True)))
+        put("\n".join([rows[0], *(line for pair in zip(names, rows[1:], strict=True) for line in pair)]))
+    else:
+        print_table(["run", *kept], list(zip(names, *kept.values(), strict=True)))
+    if left_out:
+        say(f"too narrow for {', '.join(left_out)}: widen the terminal (or COLUMNS=200), or add --json")
 
-    path, said = export_run(run, to.value, target)
-    for text in said:
-        say(text)
+
+def diff(first: RunArgument, second: RunArgument, json: JsonFlag = False) -> None:
+    """Show in what two runs differ: settings and software, then what came out."""
+    from hpcdl.report.runs.listing import as_text, differences
+
+    found = differences(first, second)
     if json:
-        print_json({"path": str(path), "format": to.value})
+        print_json({"differences": [dataclasses.asdict(item) | {"ratio": item.ratio} for item in found]})
         return
-    put(str(path))
-    readers = {Form.KERAS: "keras.saving.load_model", Form.SAVEDMODEL: "tf.saved_model.load"}
-    say(f"next: in Python, {readers[to]}({str(path)!r})")
+    if not found:
+        put("no difference in settings, software or results")
+        return
+    rows: list[tuple[Any, ...]] = [
+        (item.kind, item.key, _short(as_text(item.first)), _short(as_text(item.second)),
+         "" if item.ratio is None else f"x {item.ratio:.3g}")
+        for item in found
+    ]  # fmt: skip
+    put(f"first: {first}\nsecond: {second}")
+    print_table(("kind", "what", "first", "second", "ratio"), rows)
+    say(f"next: hpcdl report {first} {second} --out report")
+
+
+def _short(text: str) -> str:
+    """A value for a table: the end of a long one, where paths differ."""
+    return (text if len(text) <= LONGEST_VALUE else f"...{text[3 - LONGEST_VALUE :]}") or "-"

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, Self
 
 import typer
 
+from hpcdl.cli.groups import GroupedCommand
 from hpcdl.cli.options import ConfigFlag, JsonFlag, SetFlag, TrustFlag, effective, takes_settings
 from hpcdl.cli.output import print_json, put, say
 from hpcdl.config.load import Layer
@@ -23,7 +24,8 @@ if TYPE_CHECKING:
 
 def register(app: typer.Typer) -> None:
     """Add the command."""
-    app.command(epilog="Example: hpcdl train --model lenet --data shards --strategy ring --ranks 2 --epochs 5")(train)
+    epilog = "Example: hpcdl train --model lenet --data shards --strategy ring --ranks 2 --epochs 5"
+    app.command(cls=GroupedCommand, epilog=epilog)(train)
 
 
 @takes_settings(TrainConfig)
@@ -115,13 +117,14 @@ class Follower:
             self._bar.update(event["step"], f"step {event['step']}  {rate}  loss {event['loss']:.4f}")
 
     def _epoch(self, event: dict[str, Any]) -> None:
+        classifies = event["val_accuracy"] is not None
         shown = {
             "loss": event["loss"],
             "accuracy": event["accuracy"],
-            "held-out loss": event["val_loss"] if event["val_accuracy"] is None else None,
-            "held-out accuracy": event["val_accuracy"],
+            "held-out": event["val_accuracy"] if classifies else None,
+            "held-out loss": None if classifies else event["val_loss"],
         }
-        numbers = ", ".join(f"{name} {value:.4f}" for name, value in shown.items() if value is not None)
+        numbers = "  ".join(f"{name} {value:.4f}" for name, value in shown.items() if value is not None)
         say(f"epoch {event['epoch']:.3g}  step {event['step']}  {format_seconds(event['seconds'])}  {numbers}")
 
     def _message(self, event: dict[str, Any]) -> None:

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from hpcdl.cli.groups import GroupedCommand
 from hpcdl.cli.options import ConfigFlag, JsonFlag, SetFlag, effective, takes_settings
 from hpcdl.cli.output import print_json, print_table, put, say
 from hpcdl.config.schema import TuneConfig
@@ -32,7 +33,7 @@ RANK_COMMAND = ("python", "-m", "hpcdl.bench.step", "FOLDER")
 def register(app: typer.Typer) -> None:
     """Add the command."""
     epilog = "Example: hpcdl tune-threads --model resnet50 --batch-size 32 --budget 10m"
-    app.command("tune-threads", epilog=epilog)(tune_threads)
+    app.command("tune-threads", cls=GroupedCommand, epilog=epilog)(tune_threads)
 
 
 @takes_settings(TuneConfig)

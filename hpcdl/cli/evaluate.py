@@ -1,0 +1,81 @@
+"""`hpcdl evaluate` and `hpcdl export`: what a run has learnt, measured and handed on."""
+
+from __future__ import annotations
+
+from enum import StrEnum
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from hpcdl.cli.options import JsonFlag, TrustFlag
+from hpcdl.cli.output import print_json, put, say
+
+RunArgument = Annotated[Path, typer.Argument(metavar="RUN", help="Folder of a run.")]
+
+
+class Form(StrEnum):
+    """What a model can be exported to."""
+
+    KERAS = "keras"
+    SAVEDMODEL = "savedmodel"
+
+
+def register(app: typer.Typer) -> None:
+    """Add both commands."""
+    app.command(epilog="Example: hpcdl evaluate runs/20260314-lenet-ring --data shards")(evaluate)
+    app.command(epilog="Example: hpcdl export runs/20260314-lenet-ring --to savedmodel served")(export)
+
+
+def evaluate(
+    run: RunArgument,
+    data: Annotated[str, typer.Option("--data", metavar="DIR", help="Folder made by `hpcdl shard`.")],
+    split: Annotated[str | None, typer.Option("--split", help="Part of it: test, else val, else train.")] = None,
+    json: JsonFlag = False,
+    trust: TrustFlag = False,
+) -> None:
+    """Measure a run's model on data."""
+    from hpcdl.training.launch.rundir import check_trusted
+    from hpcdl.training.session import runtime
+
+    check_trusted(run, trust)
+    runtime.silence()
+    runtime.import_tensorflow()
+    from hpcdl.training.runs import evaluate_run
+
+    result, name, said = evaluate_run(run, data, split)
+    for text in said:
+        say(text)
+    if json:
+        print_json({"split": name, "loss": result.loss, "num_samples": result.num_samples, **result.metrics})
+        return
+    metrics = ", ".join(f"{metric} {value:.4f}" for metric, value in result.metrics.items())
+    put(f"{name}: loss {result.loss:.4f}, {metrics} on {result.num_samples} samples")
+    say(f"next: hpcdl export {run} --to keras DIR")
+
+
+def export(
+    run: RunArgument,
+    target: Annotated[Path, typer.Argument(metavar="DIR", help="New folder to write to.")],
+    to: Annotated[Form, typer.Option("--to", help="Format.")] = Form.KERAS,
+    json: JsonFlag = False,
+    trust: TrustFlag = False,
+) -> None:
+    """Write a run's model for use without hpcdl."""
+    from hpcdl.training.launch.rundir import check_trusted
+    from hpcdl.training.session import runtime
+
+    check_trusted(run, trust)
+    runtime.silence()
+    runtime.import_tensorflow()
+    from hpcdl.training.runs import export_run
+
+    path, said = export_run(run, to.value, target)
+    for text in said:
+        say(text)
+    if json:
+        print_json({"path": str(path), "format": to.value})
+        return
+    put(str(path))
+    readers = {Form.KERAS: "keras.saving.load_model", Form.SAVEDMODEL: "tf.saved_model.load"}
+    say(f"next: in Python, {readers[to]}({str(path)!r})")

@@ -1,0 +1,124 @@
+"""How a command's flags are ordered in its help, what else they are called, and what a shell's tab offers for them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from typing import Any
+
+from typer.core import TyperCommand
+
+FIRST = "First of all"
+MOST_USED = (
+    "model", "data", "strategy", "ranks", "batch-size", "epochs", "optimizer", "learning-rate", "run-dir", "resume",
+)  # fmt: skip
+"""The ten that matter first, in this order."""
+OTHER = "Other options"
+TITLES = {
+    "data": "Data",
+    "workload": "Workload",
+    "model": "Model",
+    "objective": "Optimisation",
+    "optimizer": "Optimisation",
+    "exchange": "Strategy",
+    "elastic": "Strategy",
+    "checkpoint": "Checkpoint",
+    "safety": "Safety",
+}
+"""The heading of each group of settings; a group that is not named here stands under its own name."""
+ELSEWHERE = {"steps": "Optimisation", "seed": "Optimisation", "tensorboard": "Checkpoint", "deterministic": "Safety"}
+"""Settings that people look for under another heading than that of their group."""
+ALIASES = {"ranks": ("-n",), "learning-rate": ("--lr",)}
+
+
+def heading(group: str, key: str, known: Iterable[str]) -> str:
+    """Where the setting `key` of `group` stands; `known` are all keys of the command.
+
+    The ten come first only where a command has them all: others are short enough.
+    """
+    complete = set(MOST_USED) <= set(known)
+    if key in MOST_USED and complete:
+        return FIRST
+    if group == "run":
+        return ELSEWHERE.get(key, "Machine") if complete else "Run"
+    return TITLES.get(group) or group.replace("_", " ").capitalize()
+
+
+class GroupedCommand(TyperCommand):
+    """A command whose help lists its flags under the headings that they carry as their panel."""
+
+    def format_options(self, ctx: Any, formatter: Any) -> None:
+        """Write a section for each heading: the ten first, then by table, then those without one."""
+        sections: dict[str, list[tuple[str, str]]] = {
+            FIRST: [],
+            **{title: [] for title in TITLES.values()},
+            "Machine": [],
+        }
+        arguments = []
+        for item in sorted(self.get_params(ctx), key=_place):
+            record = item.get_help_record(ctx)
+            if record is None:
+                continue
+            if item.param_type_name == "argument":
+                arguments.append(record)
+            else:
+                sections.setdefault(getattr(item, "rich_help_panel", None) or OTHER, []).append(record)
+        others = sections.pop(OTHER, [])
+        last = OTHER if any(sections.values()) else "Options"
+        for title, records in [("Arguments", arguments), *sections.items(), (last, others)]:
+            if records:
+                with formatter.section(title):
+                    formatter.write_dl(records)
+
+
+def _place(item: Any) -> int:
+    """The ten in their order, all others after them as they are declared."""
+    key = item.name.replace("_", "-")
+    first = getattr(item, "rich_help_panel", None) == FIRST
+    return MOST_USED.index(key) if first else len(MOST_USED)
+
+
+def _strategies() -> list[str]:
+    from hpcdl.strategies.table import listed_strategies
+
+    return [info.name for info in listed_strategies()]
+
+
+def _models() -> list[str]:
+    from hpcdl.models.table import MODELS
+
+    return list(MODELS)
+
+
+def _machines() -> list[str]:
+    from hpcdl.node.topology.machines import machine_names
+
+    return machine_names()
+
+
+def _profiles() -> list[str]:
+    from hpcdl.node.profile import site_folder, user_folder
+
+    found = [str(path) for folder in (user_folder(), site_folder()) for path in sorted(folder.glob("*.toml"))]
+    return ["auto", "none", *found]
+
+
+_OFFERED: dict[str, Callable[[], list[str]]] = {
+    "strategy": _strategies,
+    "model": _models,
+    "machine": _machines,
+    "profile": _profiles,
+}
+
+
+def completer(key: str, choices: tuple[str, ...] = ()) -> Callable[[str], list[str]] | None:
+    """What a tab offers for the flag `--key`: its `choices`, or the names there are; None leaves it to the shell."""
+    names = (lambda: list(choices)) if choices else _OFFERED.get(key)
+    if names is None:
+        return None
+
+    def offered(incomplete: str) -> list[str]:
+        # `a,b,` completes the name behind the last comma, for flags that take several.
+        before, comma, last = incomplete.rpartition(",")
+        return [before + comma + name for name in names() if name.startswith(last)]
+
+    return offered

@@ -1,0 +1,239 @@
+"""Runs in one table, and two runs side by side: thousands of records, of which only the flat part is read."""
+
+from __future__ import annotations
+
+import operator
+import re
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from hpcdl.config.load import all_settings
+from hpcdl.config.schema import TrainConfig
+from hpcdl.config.settings import NOTHING
+from hpcdl.core.errors import CorruptError, UsageError, suggestion
+from hpcdl.core.files import parse_json, read_bytes
+from hpcdl.core.records import FILE_NAME, SCHEMA
+from hpcdl.report.runs.sources import find_run_dirs
+
+FACTS = (
+    "status", "strategy", "model", "data", "ranks", "workers", "servers", "nodes", "batch_per_rank", "global_batch",
+    "steps", "accuracy", "loss", "images_per_second", "seconds_per_epoch", "seconds_total", "started_at", "machine",
+    "study", "repeat",
+)  # fmt: skip
+"""What a row holds of a record, beside the settings."""
+RESULTS = (
+    "steps", "accuracy", "loss", "images_per_second", "seconds_per_epoch", "seconds_total", "seconds_to_target",
+    "bytes_sent_per_step", "imbalance_seconds", "staleness_mean",
+)  # fmt: skip
+_SERIES = re.compile(rb'"(?:step_seconds|history|rank_records)": \[\n')
+_SERIES_END = b"\n ]"
+_CONDITION = re.compile(r"([A-Za-z0-9_-]+)\s*(>=|<=|!=|=|>|<)\s*(.*)")
+_ORDERS: dict[str, Callable[[Any, Any], bool]] = {
+    ">=": operator.ge, "<=": operator.le, ">": operator.gt, "<": operator.lt,
+}  # fmt: skip
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ListedRun:
+    """A run as a row: `facts` by the names of FACTS, `settings` by the flags' names; `path` is its folder."""
+
+    name: str
+    path: Path
+    facts: Mapping[str, Any]
+    settings: Mapping[str, Any]
+
+    def value(self, key: str) -> Any:
+        """A fact or a setting; None where this run has none. Dashes and underscores are the same."""
+        plain = key.replace("-", "_")
+        if plain == "name":
+            return self.name
+        return self.facts[plain] if plain in self.facts else self.settings.get(key.replace("_", "-"))
+
+
+def list_runs(folder: Path) -> tuple[list[ListedRun], list[str]]:
+    """The runs at or below `folder`, oldest first, and a line for each record that cannot be read."""
+    found, unreadable = [], []
+    for run_dir in find_run_dirs(folder):
+        try:
+            record = read_flat(run_dir)
+        except CorruptError as error:
+            unreadable.append(str(error))
+            continue
+        name = run_dir.name if run_dir == folder else run_dir.relative_to(folder).as_posix()
+        facts = {key: record.get(key) for key in FACTS}
+        found.append(ListedRun(name=name, path=run_dir, facts=facts, settings=record["config"]))
+    return sorted(found, key=lambda run: (str(run.facts["started_at"] or ""), run.name)), unreadable
+
+
+def read_flat(run_dir: Path) -> dict[str, Any]:
+    """A run's record without its long lists (steps' times, history, ranks); CorruptError where it is none.
+
+    The writer indents by one: a list of the record ends at the first line that holds ` ]`. Where that is not so, all
+    of it is parsed.
+    """
+    path = run_dir / FILE_NAME
+    try:
+        content = read_bytes(path)
+    except OSError as error:
+        raise CorruptError(f"cannot read {path}: {error.strerror}") from error
+    try:
+        record = parse_json(_without_series(content))
+    except ValueError:
+        try:
+            record = parse_json(content)
+        except ValueError as error:
+            raise CorruptError(f"{path} is not valid JSON ({error})") from error
+    schema = record.get("schema") if isinstance(record, dict) else None
+    if schema != SCHEMA:
+        raise CorruptError(f"{path} has schema {schema!r}, this hpcdl reads {SCHEMA!r}")
+    for key in ("config", "software"):
+        if not isinstance(record.setdefault(key, {}), dict):
+            raise CorruptError(f"{path} is damaged: {key} is no object")
+    return dict(record)
+
+
+def _without_series(content: bytes) -> bytes:
+    parts, at = [], 0
+    for found in _SERIES.finditer(content):
+        end = content.find(_SERIES_END, found.end() - 1)
+        if end < 0 or found.start() < at:
+            return content
+        parts.append(content[at : found.end()])
+        at = end
+    return b"".join([*parts, content[at:]])
+
+
+def known_keys(runs: Sequence[ListedRun]) -> list[str]:
+    """What a filter or an order may name: facts and every setting of the runs."""
+    settings = dict.fromkeys(key for run in runs for key in run.settings)
+    return ["name", *(fact.replace("_", "-") for fact in FACTS), *(key for key in settings if key not in FACTS)]
+
+
+def selected(runs: Sequence[ListedRun], conditions: Sequence[str]) -> list[ListedRun]:
+    """The runs that meet all conditions: KEY=VALUE (or VALUE,VALUE), KEY!=VALUE, and KEY>=X, <=, >, < for numbers."""
+    known = known_keys(runs)
+    chosen = list(runs)
+    for condition in conditions:
+        match = _CONDITION.fullmatch(condition.strip())
+        if match is None:
+            raise UsageError(f"--where {condition}: write KEY=VALUE, KEY!=VALUE, KEY>=X, KEY<=X, KEY>X or KEY<X")
+        key, sign, text = match.groups()
+        _check_key("--where", key, known)
+        holds = _test(sign, text, condition)
+        chosen = [run for run in chosen if holds(run.value(key))]
+    return chosen
+
+
+def _test(sign: str, text: str, condition: str) -> Callable[[Any], bool]:
+    if sign in ("=", "!="):
+        wanted = [item.strip() for item in text.split(",")]
+        return lambda value: any(_same(value, item) for item in wanted) == (sign == "=")
+    try:
+        bound = float(text)
+    except ValueError:
+        raise UsageError(f"--where {condition}: {sign} compares numbers; write for example accuracy>=0.9") from None
+    return lambda value: _is_number(value) and bool(_ORDERS[sign](value, bound))
+
+
+def _same(value: Any, text: str) -> bool:
+    if _is_number(value):
+        try:
+            return bool(float(text) == value)
+        except ValueError:
+            return False
+    return as_text(value) == text
+
+
+def ordered(runs: Sequence[ListedRun], key: str, *, descending: bool = False) -> list[ListedRun]:
+    """The runs by `key`: numbers by size, words by the alphabet; runs without it come last."""
+    _check_key("--sort", key, known_keys(runs))
+    have = [run for run in runs if run.value(key) is not None]
+    rest = [run for run in runs if run.value(key) is None]
+
+    def place(run: ListedRun) -> tuple[bool, float, str]:
+        value = run.value(key)
+        return (True, value, "") if _is_number(value) else (False, 0.0, as_text(value))
+
+    return [*sorted(have, key=place, reverse=descending), *rest]
+
+
+def _check_key(flag: str, key: str, known: Sequence[str]) -> None:
+    if key.replace("_", "-") not in known:
+        raise UsageError(f"{flag}: unknown key {key!r}{suggestion(key, known)}")
+
+
+def _is_number(value: Any) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool)
+
+
+def as_text(value: Any) -> str:
+    """A value of a record as a user would type it."""
+    if value is None:
+        return ""
+    if isinstance(value, bool):
+        return "true" if value else "false"
+    if isinstance(value, float):
+        return f"{value:.4g}"
+    return ",".join(map(as_text, value)) if isinstance(value, list | tuple) else str(value)
+
+
+def varying_settings(runs: Sequence[ListedRun]) -> list[str]:
+    """The settings that differ between the runs and change what is computed or how fast, by declaration."""
+    plain = {item.key for item in all_settings(TrainConfig) if item.matters is NOTHING}
+    keys = dict.fromkeys(key for run in runs for key in run.settings)
+    return [key for key in keys if key not in plain and len({_hashable(run.settings.get(key)) for run in runs}) > 1]
+
+
+def _hashable(value: Any) -> Any:
+    return as_text(value) if isinstance(value, list | dict) else value
+
+
+@dataclass(frozen=True, kw_only=True)
+class Difference:
+    """One thing in which two runs differ: `kind` is setting, software or result; `ratio` is second to first."""
+
+    kind: str
+    key: str
+    first: Any
+    second: Any
+
+    @property
+    def ratio(self) -> float | None:
+        """How many times the first's the second's number is."""
+        if self.kind != "result" or not (_is_number(self.first) and _is_number(self.second)) or not self.first:
+            return None
+        return float(self.second / self.first)
+
+
+def differences(first: Path, second: Path) -> list[Difference]:
+    """In what two runs differ: settings, data and software, then what came out."""
+    one, other = read_flat(_only_run(first)), read_flat(_only_run(second))
+    found = []
+    for kind, left, right in (
+        ("setting", _compared(one), _compared(other)),
+        ("software", one["software"], other["software"]),
+        ("result", _results(one), _results(other)),
+    ):
+        for key in dict.fromkeys([*left, *right]):
+            if left.get(key) != right.get(key):
+                found.append(Difference(kind=kind, key=key, first=left.get(key), second=right.get(key)))
+    return found
+
+
+def _only_run(path: Path) -> Path:
+    found = find_run_dirs(path)
+    if len(found) > 1:
+        raise UsageError(f"{path} holds {len(found)} runs; name one of them, such as {found[0]}")
+    return found[0]
+
+
+def _compared(record: Mapping[str, Any]) -> dict[str, Any]:
+    facts = {key: record.get(key) for key in ("data_checksum", "machine", "nodes")}
+    config = {key: value for key, value in record["config"].items() if key not in ("run-dir", "resume")}
+    return {**config, **{key: value for key, value in facts.items() if value is not None}}
+
+
+def _results(record: Mapping[str, Any]) -> dict[str, Any]:
+    return {key: record.get(key) for key in ("status", *RESULTS)}

@@ -1,0 +1,88 @@
+"""`hpcdl runs` and `hpcdl diff`: the runs of a folder in one table, and two of them side by side."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from tests.conftest import ROOT, CommandLine
+
+STUDY = ROOT / "docs" / "example-report" / "study"
+RING = "2-nodes/runs/002-ring-2w-64b-r1"
+SERVERS = "2-nodes/runs/004-ps-1w-64b-r2"
+
+
+def test_runs_are_filtered_and_ordered(run_hpcdl: CommandLine) -> None:
+    found = run_hpcdl(["runs", STUDY, "--where", "strategy=ring,ps", "--where", "workers>=2", "--where",
+                       "status!=failed", "--sort", "images-per-second", "--reverse", "--json"])  # fmt: skip
+    assert found.code == 0, found.err
+    rows = found.json()["runs"]
+    assert {row["strategy"] for row in rows} == {"ring", "ps"} and min(row["workers"] for row in rows) == 2
+    rates = [row["images_per_second"] for row in rows]
+    assert rates == sorted(rates, reverse=True) and len(rates) > 3
+    assert rows[0]["settings"]["optimizer"] == "sgd"
+
+
+@pytest.mark.parametrize("columns", [60, 80, 200])
+def test_the_table_fits_and_no_name_is_broken(run_hpcdl: CommandLine, columns: int) -> None:
+    found = run_hpcdl(["runs", STUDY], env={"COLUMNS": str(columns)})
+    lines = found.out.splitlines()
+    assert max(map(len, lines)) <= columns and sum(RING in line for line in lines) == 1
+    assert lines[0].startswith("all: ") and "model lenet" in lines[0]
+    assert columns < 80 or "images/s" in found.out
+    assert ("too narrow for" in found.err) == (columns == 60)
+
+
+@pytest.mark.parametrize(
+    "arguments, said",
+    [
+        (["--where", "stratgy=ring"], "did you mean 'strategy'"),
+        (["--where", "accuracy>x"], "compares numbers"),
+        (["--where", "ring"], "write KEY=VALUE"),
+        (["--sort", "acuracy"], "did you mean 'accuracy'"),
+    ],
+    ids=" ".join,
+)
+def test_a_slip_in_a_condition_is_one_line(run_hpcdl: CommandLine, arguments: list[str], said: str) -> None:
+    refused = run_hpcdl(["runs", STUDY, *arguments])
+    assert refused.code == 2 and said in refused.err and len(refused.err.splitlines()) == 1
+
+
+def test_a_damaged_record_is_told_and_the_others_listed(run_hpcdl: CommandLine, tmp_path: Path) -> None:
+    whole = (STUDY / RING / "record.json").read_text()
+    for name, text in {
+        "whole": whole,
+        "cut": whole[:5000],
+        "foreign": '{"schema": "x/1"}',
+        "flat": _flat(whole),
+    }.items():
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "record.json").write_text(text)
+    found = run_hpcdl(["runs", tmp_path, "--json"])
+    assert found.code == 0, found.err
+    assert sorted(row["name"] for row in found.json()["runs"]) == ["flat", "whole"]
+    assert len(found.json()["unreadable"]) == 2 and "cut" in found.err and "foreign" in found.err
+
+
+def _flat(text: str) -> str:
+    """A record as another program would write it: on one line."""
+    return json.dumps(json.loads(text))
+
+
+def test_two_runs_side_by_side(run_hpcdl: CommandLine) -> None:
+    found = run_hpcdl(["diff", STUDY / RING, STUDY / SERVERS, "--json"])
+    assert found.code == 0, found.err
+    told = {item["key"]: item for item in found.json()["differences"]}
+    assert (told["strategy"]["first"], told["strategy"]["second"]) == ("ring", "ps")
+    assert told["steps"]["ratio"] == 2 and "optimizer" not in told
+    shown = run_hpcdl(["diff", STUDY / RING, STUDY / SERVERS]).out
+    assert max(map(len, shown.splitlines()[2:])) <= 80 and "x 2" in shown
+    same = run_hpcdl(["diff", STUDY / RING, STUDY / RING])
+    assert same.code == 0 and same.out.startswith("no difference")
+
+
+def test_a_folder_of_several_runs_is_no_run(run_hpcdl: CommandLine) -> None:
+    refused = run_hpcdl(["diff", STUDY, STUDY / RING])
+    assert refused.code == 2 and "name one of them" in refused.err

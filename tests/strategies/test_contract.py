@@ -39,7 +39,6 @@ QUICK = [
     *(case(name, 2 + number % 3) for number, name in enumerate(SYNCHRONOUS)),
     *(case("ring", 3, optimizer=optimizer, network="residual") for optimizer in LIMITS if optimizer != "sgd"),
     *(case("ring", 2, network="residual", exchange={"compress": compress}) for compress in ("fp16", "bf16")),
-    *(case("ring", 2, batch=LARGE, exchange={"compress": compress}) for compress in ("fp16", "bf16")),
     case("ring", 2, accumulate=2),
     case("ring", 4, exchange={"bucket_size": 1}),
     case("ps", 2, servers=2, exchange={"placement": "round-robin"}),

@@ -82,12 +82,12 @@ def nothing_repeated_or_lost(folder: Path, undisturbed: Undisturbed) -> None:
     assert images_of(folder) == undisturbed.images
 
 
-def test_stopped_at_four_random_moments(
+def test_stopped_at_three_random_moments(
     undisturbed: Undisturbed, session_hpcdl: CommandLine, shards: Path, tmp_path: Path
 ) -> None:
-    resumed = interrupt(session_hpcdl, shards, tmp_path, moments=4, seed=3)
+    resumed = interrupt(session_hpcdl, shards, tmp_path, moments=3, seed=3)
     nothing_repeated_or_lost(tmp_path, undisturbed)
-    assert len(resumed) >= 3  # after a stop there is a checkpoint, after a kill before the first one there is none
+    assert len(resumed) >= 2  # after a stop there is a checkpoint, after a kill before the first one there is none
     assert resumed == sorted(resumed)
 
 

@@ -15,8 +15,8 @@ HOSTS = pytest.mark.lab("hosts")
 RANKS = pytest.mark.mpi
 SMALLEST = {
     "allreduce_ring": ("--megabytes 1 --repeats 1", RANKS),
-    "data_reading": ("--mib 64 --repeats 1 --folder FOLDER", None),
-    "data_waiting": ("--steps 2 --hep-steps 1 --batch-size 4 --folder FOLDER", None),
+    "data_reading": ("--mib 16 --repeats 1 --folder FOLDER", None),
+    "data_waiting": ("--steps 2 --hep-steps 1 --batch-size 4 --folder FOLDER", RANKS),
     "data_writing": ("--mib 8 --jpegs 20 --repeats 1 --folder FOLDER", None),
     "easgd_communication": ("--hosts 3 --mib 0.1 --rounds 1", HOSTS),
     "easgd_pairs": ("--data SHARDS --epochs 1 --minutes 0.01 --out FOLDER/pairs.json", RANKS),

@@ -15,7 +15,7 @@ from tests.lab.slurm import SlurmLab
 
 pytestmark = pytest.mark.lab
 TUTORIAL = ROOT / "docs" / "tutorials" / "stampede-style-session.md"
-VERSIONS = ("1.0", "1.1-openmpi")
+VERSIONS = ("1.0", pytest.param("1.1-openmpi", marks=pytest.mark.soak))
 """The embedded MPICH (pmi2) and the site's Open MPI (pmix)."""
 
 

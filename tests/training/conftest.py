@@ -50,7 +50,12 @@ def undisturbed(session_hpcdl: CommandLine, shards: Path, tmp_path_factory: pyte
     return Undisturbed(folder / "run", images_of(folder))
 
 
-@pytest.fixture(scope="module", params=["default", pytest.param("openmpi", marks=pytest.mark.lab("open-mpi"))])
+IN_LAB = pytest.mark.lab("open-mpi")
+EITHER = pytest.mark.parametrize("mpi", ["default", pytest.param("openmpi", marks=IN_LAB)], indirect=True)
+"""For tests of what the two MPIs do differently; the others run on Open MPI in the long version."""
+
+
+@pytest.fixture(scope="module", params=["default", pytest.param("openmpi", marks=[IN_LAB, pytest.mark.soak])])
 def mpi(request: pytest.FixtureRequest, session_hpcdl: CommandLine) -> Iterator[Mpi]:
     """The MPI that mpi4py finds by itself, and Debian's Open MPI."""
     with pytest.MonkeyPatch.context() as patch:

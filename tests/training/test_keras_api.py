@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from tests.conftest import patience
-from tests.training.conftest import Mpi
+from tests.training.conftest import EITHER, Mpi
 
 pytestmark = pytest.mark.mpi
 
@@ -55,6 +55,7 @@ def run(mpi: Mpi, script: str, folder: Path, **env: str) -> subprocess.Completed
     )  # fmt: skip
 
 
+@EITHER
 def test_an_error_on_one_rank_ends_all(mpi: Mpi, tmp_path: Path) -> None:
     began = time.monotonic()
     finished = run(mpi, FAILING, tmp_path)

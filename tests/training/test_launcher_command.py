@@ -55,7 +55,10 @@ def _command_line(pid: int) -> str:
     return path.read_text() if path.exists() else ""
 
 
-@pytest.mark.parametrize("strategy", ["single", "ring", "async-easgd", "grpc-ring"])
+@pytest.mark.parametrize(
+    "strategy",
+    ["ring", "async-easgd", *(pytest.param(name, marks=pytest.mark.soak) for name in ("single", "grpc-ring"))],
+)
 def test_ranks_end_with_a_launcher_that_is_killed(mpi: Mpi, shards: Path, run_dir: Path, strategy: str) -> None:
     arguments = ["train", "--model", "lenet", "--strategy", strategy, "--ranks", "1" if strategy == "single" else "3"]
     arguments += ["--batch-size", "16", "--epochs", "500", "--profile", "none", "--data", str(shards)]

@@ -11,7 +11,7 @@ import numpy
 import pytest
 
 from tests.conftest import CommandLine
-from tests.training.conftest import Mpi, Undisturbed
+from tests.training.conftest import EITHER, Mpi, Undisturbed
 from tests.training.training_runs import (
     EPOCHS,
     NOTED,
@@ -100,6 +100,7 @@ def test_stopped_at_a_hundred_random_moments(
     nothing_repeated_or_lost(tmp_path, undisturbed)
 
 
+@EITHER
 def test_a_warning_stops_and_the_run_goes_on_under_either_mpi(
     mpi: Mpi, undisturbed: Undisturbed, shards: Path, tmp_path: Path
 ) -> None:

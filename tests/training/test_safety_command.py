@@ -14,7 +14,7 @@ import pytest
 from hpcdl.training.launch import rundir
 from hpcdl.training.launch.prepare import prepare
 from tests.conftest import DIGITS, patience
-from tests.training.conftest import Mpi
+from tests.training.conftest import EITHER, Mpi
 from tests.training.training_runs import PLANTED, SHORT, finish, kill_rank, start, steps_done, wait_for
 
 pytestmark = pytest.mark.mpi
@@ -36,6 +36,7 @@ def test_a_rank_asleep_is_named(mpi: Mpi, shards: Path, tmp_path: Path) -> None:
     assert "gives no sign of life" in finished.err
 
 
+@EITHER
 def test_a_rank_killed_ends_the_run(mpi: Mpi, shards: Path, tmp_path: Path) -> None:
     run_dir = tmp_path / "run"
     process = start(mpi.hpcdl, [*ENDLESS, "--ranks", "4", "--data", shards, "--run-dir", run_dir])

@@ -1,5 +1,5 @@
 # make setup | demo | unit | test | soak | check | clean   for a checkout: everything lies in .venv
-# make install | uninstall | wheelhouse                    for a centre: docs/how-to/site-guide.md
+# make install | uninstall | wheelhouse                    for a centre: docs/site-guide.md
 PYTHON ?= python3
 PYTEST_ARGS ?=
 PYTEST_WORKERS ?= 2

@@ -91,7 +91,7 @@ def measure(everybody: Communicator, num_elements: int, num_rounds: int) -> dict
 
 
 def report(found: dict[str, Any]) -> str:
-    """The table that docs/reference/performance.md quotes."""
+    """The table that docs/performance.md quotes."""
     first = found["easgd"]["round_s"]
     lines = [
         f"{found['workers']} workers, {found['weights_bytes'] / 2**20:.2f} MiB of weights, "

@@ -1,4 +1,4 @@
-"""The record of one run: what `train` writes and `report` reads (`hpcdl.run/1`, docs/reference/run-record.md).
+"""The record of one run: what `train` writes and `report` reads (`hpcdl.run/1`, docs/run-record.md).
 
 Frozen dataclasses on one side, JSON on the other. /1 only grows: readers ignore fields that they do not know, and
 fields that an older writer left out take their defaults.

@@ -39,3 +39,11 @@ def test_every_page_is_found_from_the_index() -> None:
     lost = {name for name in lost if not name.startswith("docs/decisions/") and "/report/" not in name}
     assert not lost, f"no page leads to {sorted(lost)}"
     assert ROOT / "README.md" in pages()
+
+
+@pytest.mark.parametrize(
+    "name", ["metrics.md", "performance.md", "performance-data.md", "run-record.md", "safety.md", "site-guide.md"]
+)
+def test_pages_that_others_point_to_stay_where_they_are(name: str) -> None:
+    """Records, modulefiles and sites' own pages name these by their path."""
+    assert (DOCS / name).is_file()

@@ -1,4 +1,4 @@
-"""The table of faults in docs/explanation/safety.md, from what tests/training/test_faults.py has written down.
+"""The table of faults in docs/safety.md, from what tests/training/test_faults.py has written down.
 
 HPCDL_FAULT_TABLE=faults.jsonl make soak PYTEST_ARGS="tests/training/test_faults.py"
 python -m tests.training.fault_table faults.jsonl

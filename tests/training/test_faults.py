@@ -2,7 +2,7 @@
 
 A sample runs with the tests, all of it with `make soak`. With HPCDL_FAULT_TABLE=FILE each case appends what came of
 it as a line of JSON; `python -m tests.training.fault_table FILE` makes of these lines the table in
-docs/explanation/safety.md.
+docs/safety.md.
 """
 
 from __future__ import annotations
@@ -60,7 +60,7 @@ def roles(fault: str, features: Features) -> list[str]:
 
 
 def expected(fault: str, role: str, features: Features) -> Expected:
-    """What is promised (docs/explanation/safety.md)."""
+    """What is promised (docs/safety.md)."""
     goes_on = not features.synchronous and role in ("worker", "rank 0")
     if role == "launcher":
         return Expected(codes=(-signal.SIGKILL,) if fault == "SIGKILL" else (75,))

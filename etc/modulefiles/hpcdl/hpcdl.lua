@@ -1,5 +1,5 @@
 -- Lmod modulefile of hpcdl. `make install` fills in what stands between @ signs and writes it to
--- MODULEDIR/hpcdl/<version>.lua; docs/how-to/site-guide.md says what it sets. The thread environment is left alone.
+-- MODULEDIR/hpcdl/<version>.lua; docs/site-guide.md says what it sets. The thread environment is left alone.
 
 local version     = "@VERSION@"
 local prefix      = "@PREFIX@"

@@ -1,4 +1,4 @@
-"""Where the time of a step goes, and which part of it the lost efficiency is (docs/reference/metrics.md)."""
+"""Where the time of a step goes, and which part of it the lost efficiency is (docs/metrics.md)."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Throughput, speed-up and efficiency along a curve (docs/reference/metrics.md).
+"""Throughput, speed-up and efficiency along a curve (docs/metrics.md).
 
 Repeats are averaged, different settings never.
 

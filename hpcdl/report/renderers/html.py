@@ -52,7 +52,7 @@ def _page(document: Document, drawings: Mapping[str, str]) -> Iterator[str]:
         yield "</ul>\n</section>"
     for section in document.sections:
         yield from _section(section, drawings)
-    yield f"</main>\n<footer>\n<p>hpcdl {escaped(__version__)}; definitions: docs/reference/metrics.md.</p>\n</footer>"
+    yield f"</main>\n<footer>\n<p>hpcdl {escaped(__version__)}; definitions: docs/metrics.md.</p>\n</footer>"
     yield "</body>\n</html>"
 
 

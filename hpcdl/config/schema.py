@@ -67,11 +67,6 @@ class ObjectiveConfig:
         None, "Stop when the held-out accuracy reaches this.", above=0, at_most=1, matters=EXTENT
     )
 
-    @property
-    def classifies(self) -> bool:
-        """Whether the model gives one output per class."""
-        return self.loss == CROSS_ENTROPY
-
 
 @dataclass(frozen=True, kw_only=True)
 class OptimizerConfig:

@@ -12,6 +12,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
+from hpcdl.config.schema import CROSS_ENTROPY
 from hpcdl.core.errors import UsageError
 from hpcdl.models.spec import (
     UserFunction,
@@ -30,13 +31,12 @@ ARGUMENTS = ("num_classes", "input_shape")
 
 
 def load_model(
-    spec: str, *, classes: int | None = None, input_shape: Sequence[int] | None = None, classifier: bool = True
+    spec: str, *, classes: int | None = None, input_shape: Sequence[int] | None = None, loss: str = CROSS_ENTROPY
 ) -> keras.Model:
     """Build the model that `spec` names for `classes` and samples of `input_shape` (H, W, C).
 
-    None means the network's own default. A user's model that is no `classifier` may give other outputs than one per
-    class. Raises UsageError for everything that is wrong with the spec, the arguments
-    or the user's function, naming the function's file and line.
+    None means the network's own default. `loss` says what outputs have to be. Raises UsageError for everything that is
+    wrong with the spec, the arguments or the user's function, naming the function's file and line.
     """
     builder = parse_spec(spec)
     shape = None if input_shape is None else tuple(input_shape)
@@ -45,10 +45,21 @@ def load_model(
         num_classes = info.classes if classes is None else classes
         shape = info.input_shape if shape is None else shape
         check_input(builder, num_classes, shape)
-        return REGISTRY.load(builder)(num_classes, shape)
+        model: keras.Model = REGISTRY.load(builder)(num_classes, shape)
+        if loss != CROSS_ENTROPY:
+            _check(model, spec, loss, num_classes, shape)
+        return model
     given = {"num_classes": classes, "input_shape": shape}
-    model = _call(builder, _user_function(builder), {name: value for name, value in given.items() if value is not None})
-    return _checked(builder, model, classes if classifier else None, shape)
+    made = _call(builder, _user_function(builder), {name: value for name, value in given.items() if value is not None})
+    model = _built(builder, made, shape)
+    _check(model, str(builder), loss, classes, shape)
+    return model
+
+
+def _check(model: keras.Model, spec: str, loss: str, classes: int | None, shape: tuple[int, ...] | None) -> None:
+    from hpcdl.models.check import check_model
+
+    check_model(model, spec=spec, loss=loss, classes=classes, input_shape=shape)
 
 
 def _user_function(builder: UserFunction) -> Callable[..., Any]:
@@ -111,34 +122,21 @@ def _call(builder: UserFunction, function: Callable[..., Any], given: dict[str, 
         raise _failed(builder, error, inspect.getsourcefile(function) or "") from error
 
 
-def _checked(
-    builder: UserFunction, model: Any, classes: int | None, input_shape: tuple[int, ...] | None
-) -> keras.Model:
-    """Refuse what cannot be trained on the data, before the first step does so less clearly."""
+def _built(builder: UserFunction, model: Any, input_shape: tuple[int, ...] | None) -> keras.Model:
+    """What the user's function returned, with its weights; UsageError where it is no model, or has none."""
     import keras
 
     if not isinstance(model, keras.Model):
         raise UsageError(f"model {str(builder)!r} returned {_kind(model)}, not a Keras model; {_asked()}")
     if not model.built and input_shape is not None:
         try:
-            model.build((None, *input_shape))
+            # A call builds layers that a class makes in its __init__ too; build() would only mark it as built.
+            model(keras.Input(input_shape))
         except (Exception, SystemExit) as error:  # the user's layers may raise anything
             raise _failed(builder, error) from error
     if not model.built:
         raise UsageError(f"model {str(builder)!r} has no weights yet; give it a keras.Input")
-    taken, made = getattr(model, "input_shape", None), getattr(model, "output_shape", None)
-    if input_shape is not None and isinstance(taken, tuple) and not _fits(input_shape, taken[1:]):
-        raise UsageError(f"model {str(builder)!r} takes samples of {taken[1:]}, but the data has {input_shape}")
-    main = made[0] if isinstance(made, list) and made else made
-    if classes is not None and isinstance(main, tuple) and main[1:] != (classes,):
-        raise UsageError(
-            f"model {str(builder)!r} gives outputs of shape {main[1:]}, but {classes} classes need ({classes},)"
-        )
     return model
-
-
-def _fits(sample: tuple[int, ...], taken: tuple[int | None, ...]) -> bool:
-    return len(sample) == len(taken) and all(want in (None, have) for have, want in zip(sample, taken, strict=True))
 
 
 def _failed(builder: UserFunction, error: BaseException, file: str = "") -> UsageError:

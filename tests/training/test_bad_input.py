@@ -71,3 +71,19 @@ def test_a_shard_cut_in_half_is_damage(run_hpcdl: CommandLine, shards: Path, tmp
     assert shard.name in finished.err
     assert "Traceback" not in finished.err
     assert not (tmp_path / "run").exists()
+
+
+@pytest.mark.mpi
+def test_what_only_the_ranks_can_tell_leaves_nothing_behind(
+    run_hpcdl: CommandLine, shards: Path, tmp_path: Path
+) -> None:
+    (tmp_path / "net.py").write_text(
+        "import keras\n\n\ndef build(num_classes, input_shape):\n"
+        "    layers = [keras.Input(input_shape), keras.layers.Flatten()]\n"
+        "    return keras.Sequential([*layers, keras.layers.Dense(num_classes, activation='softmax')])\n"
+    )
+    finished = run_hpcdl(["train", "--model", "net.py:build", "--data", shards, "--strategy", "ps", "--ranks", "2",
+                          "--run-dir", "run"], cwd=tmp_path)  # fmt: skip
+    assert finished.code == 2, finished.err
+    assert "leave the softmax out" in finished.err and len(finished.err.splitlines()) == 1
+    assert not (tmp_path / "run").exists()

@@ -77,6 +77,11 @@ def prepare(effective: Effective[TrainConfig]) -> Prepared:
     if config.run.tensorboard is not None and importlib.util.find_spec("tensorboard") is None:
         raise UsageError("--tensorboard needs the package tensorboard; pip install 'hpcdl[tensorboard]'")
     dataset = open_dataset(config.data.data, seed=config.run.seed, verified=config.data.verify_data)
+    if config.model.classes is not None and config.model.classes < (dataset.num_classes or 0):
+        raise UsageError(
+            f"--classes {config.model.classes}, but {config.data.data} has labels of {dataset.num_classes} classes; "
+            f"leave --classes out, or give {dataset.num_classes} or more"
+        )
     num_samples = dataset.train_split.num_samples
     per_worker = config.data.batch_size * config.exchange.accumulate
     global_batch = per_worker * num_workers

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import pwd
+import shutil
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
@@ -18,6 +19,7 @@ from hpcdl.core.errors import ConfigError, CorruptError, HpcdlError, UnknownName
 from hpcdl.core.files import read_toml, toml_text, write_text
 from hpcdl.core.lock import FILE_NAME as LOCK_NAME
 from hpcdl.core.lock import writing
+from hpcdl.core.records import FILE_NAME as RECORD_NAME
 
 CONFIG_FILE = "run.toml"
 MODEL_FILE = "model.keras"
@@ -88,6 +90,20 @@ def written(run_dir: Path, *, resumes: bool) -> Iterator[None]:
             with writing(run_dir / FOLDER, PARTING_S):
                 pass
         yield
+
+
+@contextmanager
+def forgotten_if_refused(run_dir: Path) -> Iterator[None]:
+    """Remove a run directory where the ranks find that what the user handed in is unusable, before anything is trained.
+
+    What only TensorFlow can tell (a model's outputs, a loss's name) is found by the ranks, so that it is loaded once.
+    """
+    try:
+        yield
+    except HpcdlError as error:
+        if error.exit_code == UsageError.exit_code and not (run_dir / RECORD_NAME).exists():
+            shutil.rmtree(run_dir, ignore_errors=True)
+        raise
 
 
 def check_new(run_dir: Path) -> None:

@@ -66,7 +66,8 @@ def _train(effective: Effective[TrainConfig], on_event: EventHandler) -> tuple[P
         rundir.create(run_dir, effective, prepared.dataset.checksum)
         for text in said:
             on_event({"kind": "message", "text": text})
-        _run(prepared, plan, run_dir, on_event)
+        with rundir.forgotten_if_refused(run_dir):
+            _run(prepared, plan, run_dir, on_event)
     return run_dir, read_record(run_dir)
 
 

@@ -104,7 +104,7 @@ def build_model(config: TrainConfig, dataset: Dataset) -> keras.Model:
         config.model.model,
         classes=config.model.classes or dataset.num_classes,
         input_shape=dataset.sample_shape,
-        classifier=config.objective.classifies,
+        loss=config.objective.loss,
     )
 
 

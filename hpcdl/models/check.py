@@ -1,0 +1,171 @@
+"""Whether a model that was built can be trained on the data with the loss that was asked for; Keras is loaded here.
+
+Refused with a remedy, before the first step: what would fail there less clearly, or train something else than meant.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+import keras
+import numpy as np
+
+from hpcdl.config.schema import CROSS_ENTROPY
+from hpcdl.core.errors import UsageError
+
+FROM_PROBABILITIES = (
+    "binary_crossentropy", "binary_focal_crossentropy", "categorical_crossentropy", "categorical_focal_crossentropy",
+    "sparse_categorical_crossentropy", "kl_divergence", "dice", "tversky",
+)  # fmt: skip
+"""Losses of Keras that expect the output of a sigmoid or softmax."""
+ONE_OUTPUT_PER_CLASS = (CROSS_ENTROPY, "sparse_categorical_crossentropy")
+"""Losses that compare a label, the number of a class, with one output for each class."""
+_NUM_PROBES = 4
+_PROBABILITY_TOLERANCE = 1e-2
+"""Half precision sums a thousand probabilities to one within this."""
+
+
+def check_model(
+    model: keras.Model, *, spec: str, loss: str, classes: int | None, input_shape: Sequence[int] | None
+) -> None:
+    """UsageError for the first thing that is wrong with `model`; classes and shape are the data's, None: unknown."""
+    _check_own_compile(model, spec)
+    _check_inputs(model, spec, None if input_shape is None else tuple(input_shape))
+    if not model.trainable_variables:
+        raise UsageError(f"model {spec!r} has nothing to train: every layer has trainable=False, or no weights")
+    _check_can_be_written(model, spec)
+    if loss != CROSS_ENTROPY and not hasattr(keras.losses, loss):
+        return  # the objective names those that there are
+    outputs = _probed(model, spec, input_shape)
+    for output in outputs if loss == CROSS_ENTROPY else outputs[:1]:  # other losses take the main output alone
+        _check_units(output.shape[1:], spec, loss, classes)
+        _check_head(model, output, spec, loss)
+
+
+def _check_own_compile(model: keras.Model, spec: str) -> None:
+    if not model.compiled:
+        return
+    optimizer = type(model.optimizer).__name__ if model.optimizer is not None else "its optimizer"
+    raise UsageError(
+        f"model {spec!r} was compiled in its function ({optimizer}), which training here would ignore; leave out "
+        "compile() and give --optimizer, --learning-rate and --loss, or run your own script with hpcdl run"
+    )
+
+
+def _check_can_be_written(model: keras.Model, spec: str) -> None:
+    try:
+        keras.saving.serialize_keras_object(model)
+    except (NotImplementedError, TypeError, ValueError) as error:
+        raise UsageError(
+            f"model {spec!r} could not be written to model.keras at the end: its class {type(model).__name__} takes "
+            "arguments that Keras cannot write down; give the class a get_config(), or build it from keras.layers alone"
+        ) from error
+
+
+def _check_inputs(model: keras.Model, spec: str, input_shape: tuple[int, ...] | None) -> None:
+    inputs = getattr(model, "inputs", None) or []
+    if len(inputs) > 1 or isinstance(getattr(model, "input_shape", None), dict):
+        raise UsageError(
+            f"model {spec!r} has {len(inputs)} inputs, but hpcdl gives it one, a batch of images; "
+            "make it take one keras.Input, or run your own script with hpcdl run"
+        )
+    if not inputs:
+        return
+    taken = tuple(inputs[0].shape)[1:]
+    if input_shape is not None and not _fits(input_shape, taken):
+        raise UsageError(
+            f"model {spec!r} takes samples of {taken}, but the data has {input_shape}; "
+            "let its function take input_shape, or make shards with another --image-size"
+        )
+    if not str(inputs[0].dtype).startswith(("float", "bfloat")):
+        raise UsageError(
+            f"model {spec!r} takes {inputs[0].dtype}, but images come as float32 from 0 to 1; leave out the dtype"
+        )
+
+
+def _fits(sample: tuple[int, ...], taken: tuple[int | None, ...]) -> bool:
+    return len(sample) == len(taken) and all(want in (None, have) for have, want in zip(sample, taken, strict=True))
+
+
+def _probed(model: keras.Model, spec: str, input_shape: Sequence[int] | None) -> list[np.ndarray[Any, Any]]:
+    """What the model gives for a few random images, the main output first; empty where no shape is known."""
+    shape = input_shape or tuple(getattr(model, "input_shape", (None,)))[1:]
+    if not shape or None in shape:
+        return []
+    images = np.random.default_rng(0).random((_NUM_PROBES, *shape), np.float32)
+    try:
+        given = model(images, training=False)
+    except (Exception, SystemExit) as error:  # the user's layers may raise anything
+        first = next(iter(str(error).strip().splitlines()), "no details")
+        raise UsageError(f"model {spec!r} fails on a batch of images: {type(error).__name__}: {first}") from error
+    if isinstance(given, dict):
+        names = ", ".join(map(repr, given))
+        raise UsageError(
+            f"model {spec!r} gives its outputs by name ({names}); return one output, or a list with the main one first"
+        )
+    outputs = [*given] if isinstance(given, list | tuple) else [given]
+    if not outputs:
+        raise UsageError(f"model {spec!r} gives no output; return one, or a list with the main one first")
+    return [np.asarray(keras.ops.convert_to_numpy(keras.ops.cast(output, "float32"))) for output in outputs]
+
+
+def _check_units(shape: tuple[int, ...], spec: str, loss: str, classes: int | None) -> None:
+    if loss in ONE_OUTPUT_PER_CLASS:
+        if classes is not None and shape != (classes,):
+            raise UsageError(
+                f"model {spec!r} gives outputs of shape {shape}, but {classes} classes need ({classes},); "
+                "end it with Dense(num_classes), which its function is given"
+            )
+    elif loss.startswith("categorical"):
+        raise UsageError(
+            f"--loss {loss} compares with one-hot labels, but labels here are numbers of classes; give "
+            f"--loss {CROSS_ENTROPY} (outputs without softmax) or --loss sparse_categorical_crossentropy (with)"
+        )
+    elif int(np.prod(shape)) != 1:
+        raise UsageError(
+            f"model {spec!r} gives outputs of shape {shape}, but --loss {loss} compares one number a sample with its "
+            f"label; end it with Dense(1), or give --loss {CROSS_ENTROPY}"
+        )
+
+
+def _check_head(model: keras.Model, output: np.ndarray[Any, Any], spec: str, loss: str) -> None:
+    last = _last_activation(model)
+    if loss == CROSS_ENTROPY and (_sums_to_one(output) or last in ("softmax", "sigmoid")):
+        name = last if last in ("softmax", "sigmoid") else "softmax"
+        raise UsageError(
+            f"model {spec!r} ends with a {name}, but --loss {CROSS_ENTROPY} takes what comes before it (logits); "
+            f"leave the {name} out, or give --loss sparse_categorical_crossentropy"
+        )
+    if loss in FROM_PROBABILITIES and (output.min() < 0 or output.max() > 1 + _PROBABILITY_TOLERANCE):
+        remedy = f"end it with a softmax, or give --loss {CROSS_ENTROPY}" if loss in ONE_OUTPUT_PER_CLASS else ""
+        raise UsageError(
+            f"model {spec!r} gives outputs outside 0 to 1, but --loss {loss} takes probabilities; "
+            + (remedy or "end it with activation='sigmoid'")
+        )
+
+
+def _sums_to_one(output: np.ndarray[Any, Any]) -> bool:
+    if output.ndim != 2 or output.shape[1] < 2:
+        return False
+    return bool(output.min() >= 0 and np.all(np.abs(output.sum(1) - 1) < _PROBABILITY_TOLERANCE))
+
+
+def _last_activation(model: keras.Model) -> str:
+    """The name of the last layer's activation; empty where it has none, or the model does not say which is last."""
+    own = _flat(model) if getattr(model, "outputs", None) else ()
+    layers = [layer for layer in own if not isinstance(layer, keras.layers.InputLayer)]
+    if not layers:
+        return ""
+    kind = type(layers[-1]).__name__.lower()
+    activation: Callable[..., Any] | None = getattr(layers[-1], "activation", None)
+    return kind if kind == "softmax" else getattr(activation, "__name__", "")
+
+
+def _flat(model: keras.Model) -> Iterator[Any]:
+    """The layers of a model, those of models within it included."""
+    for layer in getattr(model, "layers", ()):
+        if isinstance(layer, keras.Model):
+            yield from _flat(layer)
+        else:
+            yield layer

@@ -1,0 +1,122 @@
+"""Models that would train something else than meant, or fail less clearly later, are refused with a remedy."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import keras
+import pytest
+
+from hpcdl.core.errors import UsageError
+from hpcdl.models.load import load_model
+from hpcdl.models.table import MODELS
+
+SHAPE = (6, 5, 1)
+START = """
+import keras
+from keras import layers
+
+
+def classifier(units=4, activation=None, inputs=None):
+    inputs = keras.Input((6, 5, 1)) if inputs is None else inputs
+    return keras.Model(inputs, layers.Dense(units, activation=activation)(layers.Flatten()(inputs)))
+
+
+class Own(keras.Model):
+    def __init__(self, probabilities=False, by_name=False):
+        super().__init__()
+        self.gate = layers.Dense(4, activation="sigmoid")
+        self.flatten, self.dense = layers.Flatten(), layers.Dense(4)
+        self.probabilities, self.by_name = probabilities, by_name
+
+    def call(self, images):
+        flat = self.flatten(images)
+        outputs = self.dense(flat) * self.gate(flat)
+        outputs = keras.ops.softmax(outputs) if self.probabilities else outputs
+        return {"digits": outputs} if self.by_name else outputs
+
+
+class Unwritten(Own):
+    def __init__(self, function):
+        super().__init__()
+
+
+def compiled(model):
+    model.compile("adam", loss="mse")
+    return model
+
+
+def two_inputs():
+    both = [keras.Input((6, 5, 1)), keras.Input((3,))]
+    joined = layers.concatenate([layers.Flatten()(both[0]), both[1]])
+    return keras.Model(both, layers.Dense(4)(joined))
+
+
+def frozen():
+    model = classifier()
+    model.trainable = False
+    return model
+
+
+def heads(*units):
+    inputs = keras.Input((6, 5, 1))
+    flat = layers.Flatten()(inputs)
+    return keras.Model(inputs, [layers.Dense(number)(flat) for number in units])
+"""
+CROSS, SPARSE = "cross-entropy", "sparse_categorical_crossentropy"
+REFUSED = {
+    "compiled": ("compiled(classifier())", CROSS, "was compiled in its function (Adam)"),
+    "two inputs": ("two_inputs()", CROSS, "has 2 inputs"),
+    "whole numbers": ("classifier(inputs=keras.Input((6, 5, 1), dtype='int32'))", CROSS, "leave out the dtype"),
+    "another size": ("classifier(inputs=keras.Input((8, 8, 3)))", CROSS, "takes samples of (8, 8, 3)"),
+    "frozen": ("frozen()", CROSS, "nothing to train"),
+    "units": ("classifier(3)", CROSS, "outputs of shape (3,), but 4 classes need (4,)"),
+    "units of a second head": ("heads(4, 7)", CROSS, "outputs of shape (7,)"),
+    "unwritten": ("Unwritten(lambda x: x)", CROSS, "give the class a get_config()"),
+    "by name": ("Own(by_name=True)", CROSS, "by name ('digits')"),
+    "softmax": ("classifier(activation='softmax')", CROSS, "ends with a softmax"),
+    "softmax as a layer": ("keras.Sequential([classifier(), layers.Softmax()])", CROSS, "ends with a softmax"),
+    "softmax in call": ("Own(probabilities=True)", CROSS, "ends with a softmax"),
+    "sigmoid": ("classifier(activation='sigmoid')", CROSS, "ends with a sigmoid"),
+    "logits to probabilities": ("classifier()", SPARSE, "takes probabilities; end it with a softmax"),
+    "ten numbers for one": ("classifier()", "mean_squared_error", "end it with Dense(1)"),
+    "one-hot": ("classifier(activation='softmax')", "categorical_crossentropy", "one-hot"),
+}
+TAKEN = {
+    "logits": ("classifier()", CROSS),
+    "own class": ("Own()", CROSS),
+    "auxiliary head": ("heads(4, 4)", CROSS),
+    "relu": ("classifier(activation='relu')", CROSS),
+    "probabilities": ("classifier(activation='softmax')", SPARSE),
+    "regression": ("classifier(1)", "mean_squared_error"),
+    "yes or no": ("classifier(1, 'sigmoid')", "binary_crossentropy"),
+}
+
+
+def built(folder: Path, body: str, loss: str) -> Any:
+    file = folder / "net.py"
+    file.write_text(f"{START}\n\ndef build():\n    return {body}\n")
+    return load_model(f"{file}:build", classes=4, input_shape=SHAPE, loss=loss)
+
+
+@pytest.mark.parametrize("name", REFUSED)
+def test_refused_with_a_remedy(name: str, tmp_path: Path) -> None:
+    body, loss, said = REFUSED[name]
+    with pytest.raises(UsageError) as caught:
+        built(tmp_path, body, loss)
+    message = str(caught.value)
+    assert said in message and ("; " in message or ": every layer" in message), message
+    assert "\n" not in message and len(message) < 400
+
+
+@pytest.mark.parametrize("name", TAKEN)
+def test_what_can_be_trained_is_taken(name: str, tmp_path: Path) -> None:
+    assert isinstance(built(tmp_path, *TAKEN[name]), keras.Model)
+
+
+@pytest.mark.parametrize("name", ["lenet", "cifar10-quick"])
+def test_networks_of_the_table_are_held_against_other_losses(name: str) -> None:
+    shape = MODELS[name].input_shape
+    with pytest.raises(UsageError, match="takes probabilities"):
+        load_model(name, classes=4, input_shape=shape, loss=SPARSE)

@@ -13,6 +13,7 @@ import sys
 import time
 from collections.abc import Callable, Sequence
 from collections.abc import Set as AbstractSet
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy
@@ -30,6 +31,11 @@ _SUMMED_BY_MPI = {"f4": "FLOAT", "f8": "DOUBLE", "i4": "INT", "i8": "LONG", "u4"
 """Kinds of numbers that MPI adds itself. Half precision is not among them: it goes through a Python operation."""
 _MOVED_AS = {1: "BYTE", 2: "UNSIGNED_SHORT", 4: "UNSIGNED", 8: "UNSIGNED_LONG"}
 """Types that messages travel as, by item size: counts stay in elements, so they reach past 2 GiB everywhere."""
+INFINIBAND = Path("/sys/class/infiniband")
+_UCX_WITHOUT_HOOKS = ("UCX_MEM_EVENTS", "no")
+"""UCX notes each piece of memory that the process gives back to the system, until it next registers memory with a
+network adapter. Where there is none it never does, and keeps 148 bytes of each for ever: about 1 KB a training step,
+because Python gives its stack back after each call from a thread of TensorFlow's."""
 FORWARDED_S = 0.3  # launchers may drop the last words of a rank that aborts at once
 
 
@@ -76,6 +82,8 @@ def _import_mpi(*, initialize: bool) -> Any:
     import mpi4py
 
     if "mpi4py.MPI" not in sys.modules:
+        if not any(INFINIBAND.glob("*")):
+            os.environ.setdefault(*_UCX_WITHOUT_HOOKS)
         mpi4py.rc.initialize = False
         mpi4py.rc.finalize = True
         mpi4py.rc.thread_level = "multiple"

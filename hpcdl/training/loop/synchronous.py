@@ -67,7 +67,9 @@ class Trainer(TrainerParts):
     def _one_step(self, batches: Iterator[Any], run_began: float) -> None:
         step = self._position.step
         self._seen.doing("reading a batch", step)
-        self.optimizer.learning_rate = self._worker.learning_rate = self._rate_at(step)
+        self._worker.learning_rate = rate = self._rate_at(step)
+        # TensorFlow keeps a tensor of every Python number that it has ever been given, about 0.8 KB each.
+        self.optimizer.learning_rate = numpy.array(rate, numpy.float32)
         began = time.time()
         images, labels = next(batches)
         got_batch = time.time()
@@ -87,9 +89,9 @@ class Trainer(TrainerParts):
         self.outcome.traffic += self._seen.traffic() - traffic
         self._position.add(loss, numpy.asarray(sums), len(labels))
         self._position.seconds = time.monotonic() - run_began
-        rate = self._prepared.global_batch / max(time.time() - began, 1e-9)
+        images_per_second = round(self._prepared.global_batch / max(time.time() - began, 1e-9), 2)
         seconds = round(self._position.seconds, 3)
-        self._journal.step(self._steps_done(), loss=loss, images_per_second=round(rate, 2), seconds=seconds)
+        self._journal.step(self._steps_done(), loss=loss, images_per_second=images_per_second, seconds=seconds)
         self.outcome.clock.add(
             StepTimes(
                 began=began,

@@ -12,7 +12,7 @@ import os
 import re
 import stat
 import tomllib
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, BinaryIO
@@ -83,7 +83,10 @@ def open_descriptor(path: Path | str) -> int:
 def read_bytes(path: Path, most_bytes: int = MOST_JSON_BYTES) -> bytes:
     """The content of a plain file of at most `most_bytes`; OSError for all else."""
     with open_regular(path) as file:
-        content = file.read(most_bytes + 1)
+        size = os.fstat(file.fileno()).st_size
+        content = file.read(min(size, most_bytes) + 1)  # what is asked for is what room is made for
+        if len(content) > size:
+            content += file.read(most_bytes + 1 - len(content))  # it grows
     if len(content) > most_bytes:
         raise OSError(errno.EFBIG, f"it is larger than {most_bytes / 2**20:g} MiB", str(path))
     return content
@@ -92,20 +95,23 @@ def read_bytes(path: Path, most_bytes: int = MOST_JSON_BYTES) -> bytes:
 def parse_json(content: bytes | str) -> Any:
     """The document in `content`; ValueError where it is no JSON, or deeper than anybody writes it."""
     try:
-        return _shallow(json.loads(content))
+        return shallow(json.loads(content))
     except RecursionError:
         raise ValueError(f"it is nested more than {MOST_DEPTH} deep") from None
 
 
-def read_json(path: Path) -> Any:
-    """The document in `path`; CorruptError where it is no JSON, FileNotFoundError where there is nothing."""
+def read_json(path: Path, *, parse: Callable[[bytes], Any] = parse_json) -> Any:
+    """The document in `path`; CorruptError where it is no JSON, FileNotFoundError where there is nothing.
+
+    `parse` is `json.loads` for a caller that looks at the depth itself.
+    """
     try:
-        return parse_json(read_bytes(path))
+        return parse(read_bytes(path))
     except FileNotFoundError:
         raise
     except OSError as error:
         raise CorruptError(f"cannot read {path}: {error.strerror}") from error
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise CorruptError(f"{path} is not valid JSON ({error})") from error
 
 
@@ -114,7 +120,7 @@ def parse_toml(text: str) -> dict[str, Any]:
     if long := _DOTTED_KEY.search(text):
         raise ValueError(f"the key {long[0][:40]!r}... has too many parts")
     try:
-        found: dict[str, Any] = _shallow(tomllib.loads(text))
+        found: dict[str, Any] = shallow(tomllib.loads(text))
     except RecursionError:
         raise ValueError(f"it is nested more than {MOST_DEPTH} deep") from None
     return found
@@ -136,7 +142,7 @@ _CONTAINERS = frozenset((dict, list))
 """What parsers of JSON and TOML nest."""
 
 
-def _shallow(document: Any) -> Any:
+def shallow(document: Any) -> Any:
     """`document`, which is nested less than MOST_DEPTH deep: what walks over it later may then recurse."""
     level, depth = [document], 0
     while level:

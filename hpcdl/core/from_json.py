@@ -4,27 +4,30 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import json
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, TypeVar, get_args, get_origin, get_type_hints
 
 from hpcdl.core.errors import CorruptError, shown
-from hpcdl.core.files import read_json
+from hpcdl.core.files import read_json, shallow
 
 Record = TypeVar("Record")
 _SCALARS = {str: "string", int: "integer", float: "number", bool: "boolean"}
 
 
 def from_json(cls: type[Record], document: Mapping[str, Any]) -> Record:
-    """A dataclass from a JSON object; unknown keys are ignored. TypeError and ValueError name the bad field."""
-    _checked(document, dict, cls.__name__, "object")
-    converters = _field_converters(cls)  # type: ignore[arg-type]  # every class is hashable, mypy misses it for type[T]
-    return cls(**{name: convert(document[name], name) for name, convert in converters.items() if name in document})
+    """A dataclass from a JSON object; unknown keys are ignored. TypeError and ValueError name the bad field.
+
+    What it gives is nested as deep as its classes, and no deeper than MOST_DEPTH where they say Any.
+    """
+    found: Record = _from_object(cls)(document, cls.__name__)  # type: ignore[arg-type]  # mypy: type[T] is no Hashable
+    return found
 
 
 def read_as(cls: type[Record], path: Path, schema: str, remedy: str = "") -> Record:
     """The dataclass in a JSON file; CorruptError, with `remedy` behind it, where it is damaged or not of `schema`."""
-    document = read_json(path)
+    document = read_json(path, parse=json.loads)  # from_json looks no deeper than its classes
     found = document.get("schema") if isinstance(document, dict) else None
     if found != schema:
         raise CorruptError(f"{path} has schema {found!r}, this hpcdl reads {schema!r}{remedy}")
@@ -35,46 +38,62 @@ def read_as(cls: type[Record], path: Path, schema: str, remedy: str = "") -> Rec
 
 
 _Converter = Callable[[Any, str], Any]
+_AS_IT_IS: dict[type, frozenset[type]] = {kind: frozenset({kind}) for kind in (str, float, bool)}
+"""Types of values that need no look, by the hint: nearly all of the hundreds of thousands in a report's records."""
 
 
 @functools.cache
-def _field_converters(cls: type) -> dict[str, _Converter]:
-    """What turns each field's JSON into its type; made once, because a report reads thousands of records."""
-    return {name: _converter(hint) for name, hint in get_type_hints(cls).items()}
+def _from_object(cls: type) -> _Converter:
+    """What turns an object into `cls`; made once, because a report reads thousands of records."""
+    fields = [(name, *_converter(hint)) for name, hint in get_type_hints(cls).items()]
 
-
-def _converter(hint: Any) -> _Converter:
-    origin, arguments = get_origin(hint), get_args(hint)
-    if hint is Any:
-        return lambda value, name: value
-    if type(None) in arguments:
-        inner = _converter(next(argument for argument in arguments if argument is not type(None)))
-        return lambda value, name: None if value is None else inner(value, name)
-    if origin is not None and issubclass(origin, Mapping):
-        return _of_mapping(_converter(arguments[1]), arguments[1])
-    if origin is not None and issubclass(origin, Sequence):
-        return _of_sequence(_converter(arguments[0]), arguments[0])
-    if dataclasses.is_dataclass(hint):
-        return lambda value, name: from_json(hint, _checked(value, dict, name, "object"))  # type: ignore[arg-type]
-    return _of_scalar(hint)
-
-
-def _of_mapping(convert: _Converter, kind: type) -> _Converter:
-    def of_object(value: Any, name: str) -> dict[str, Any]:
-        items: dict[str, Any] = _checked(value, dict, name, "object")
-        if kind is not int and set(map(type, items.values())) <= {kind}:
-            return items
-        return {key: convert(item, name) for key, item in items.items()}
+    def of_object(value: Any, name: str) -> Any:
+        document = value if type(value) is dict else _checked(value, dict, name, "object")
+        found = {}
+        for key, plain, convert in fields:
+            if key in document:
+                item = document[key]
+                found[key] = item if type(item) in plain else convert(item, key)
+        return cls(**found)
 
     return of_object
 
 
-def _of_sequence(convert: _Converter, kind: type) -> _Converter:
+def _converter(hint: Any) -> tuple[frozenset[type], _Converter]:
+    """The types of values that may stay as they are, and what turns the others into `hint`."""
+    origin, arguments = get_origin(hint), get_args(hint)
+    nothing = frozenset[type]()
+    if hint is Any:
+        return nothing, lambda value, name: shallow(value)
+    if type(None) in arguments:
+        plain, convert = _converter(next(argument for argument in arguments if argument is not type(None)))
+        return plain | {type(None)}, convert
+    if origin is not None and issubclass(origin, Mapping):
+        return nothing, _of_mapping(*_converter(arguments[1]))
+    if origin is not None and issubclass(origin, Sequence):
+        return nothing, _of_sequence(*_converter(arguments[0]))
+    kind: type = hint
+    if dataclasses.is_dataclass(hint):
+        return nothing, _from_object(kind)
+    return _AS_IT_IS.get(kind, nothing), _of_scalar(kind)
+
+
+def _of_mapping(plain: frozenset[type], convert: _Converter) -> _Converter:
+    def of_mapping(value: Any, name: str) -> dict[str, Any]:
+        items: dict[str, Any] = value if type(value) is dict else _checked(value, dict, name, "object")
+        if plain.issuperset(map(type, items.values())):
+            return items
+        return {key: convert(item, name) for key, item in items.items()}
+
+    return of_mapping
+
+
+def _of_sequence(plain: frozenset[type], convert: _Converter) -> _Converter:
     def of_list(value: Any, name: str) -> tuple[Any, ...]:
         items = _checked(value, list, name, "list")
-        if kind is not int and set(map(type, items)) <= {kind}:  # the common case: thousands of times
+        if plain.issuperset(map(type, items)):
             return tuple(items)
-        return tuple(convert(item, name) for item in items)
+        return tuple([convert(item, name) for item in items])
 
     return of_list
 
@@ -82,11 +101,7 @@ def _of_sequence(convert: _Converter, kind: type) -> _Converter:
 def _of_scalar(hint: type) -> _Converter:
     accepted = (int, float) if hint is float else (hint,)
 
-    plain = hint if hint is not int else None
-
     def of_scalar(value: Any, name: str) -> Any:
-        if type(value) is plain:  # hundreds of thousands of times in a report
-            return value
         if not isinstance(value, accepted) or (isinstance(value, bool) and hint is not bool):
             raise TypeError(f"{name} is {shown(value)}, expected {hint.__name__}")
         if isinstance(value, int) and abs(value) >= 2**63:

@@ -6,13 +6,15 @@ import dataclasses
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from hpcdl.core.statistics import estimate
 from hpcdl.node.profile import Profile, TrialSummary
 from hpcdl.node.settings import Settings, chosen
-from hpcdl.tuning.search import Choice
 from hpcdl.tuning.trials import TrialOutcome
+
+if TYPE_CHECKING:
+    from hpcdl.tuning.search import Choice
 
 SAME_LOSS, LIKE_LOSS = 0.02, 0.1
 """Relative difference that a loss may have from the reference of the same, or of another, number of ranks."""

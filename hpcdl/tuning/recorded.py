@@ -20,7 +20,6 @@ from hpcdl.tuning.factors import number_of
 from hpcdl.tuning.findings import Found, as_profile, summaries, warnings_of
 from hpcdl.tuning.log import SCHEMA as LOG_SCHEMA
 from hpcdl.tuning.log import read_log
-from hpcdl.tuning.search import Search
 from hpcdl.tuning.trials import TrialOutcome
 
 LOG_SUFFIX = ".trials.jsonl"
@@ -35,7 +34,7 @@ def find_tunings(path: Path) -> list[Path]:
     found = []
     for folder, below, files in os.walk(path):
         below.sort()
-        paths = [Path(folder) / name for name in sorted(files)]
+        paths = [Path(folder) / name for name in sorted(files) if name.endswith((".toml", LOG_SUFFIX))]
         profiles = [path for path in paths if _is_profile(path)]
         known = {profile.with_suffix(LOG_SUFFIX) for profile in profiles}
         found += profiles + [path for path in paths if path.name.endswith(LOG_SUFFIX) and path not in known]
@@ -129,6 +128,8 @@ def profile_of_log(path: Path) -> Profile:
     for entry in recorded.entries:
         settings = settings_from(entry.settings, origin=str(path))
         measured.setdefault(repr(settings), (settings, []))[1].append(entry.outcome)
+    from hpcdl.tuning.search import Search  # imported late: scipy costs a report seconds
+
     candidates = list(measured.values())
     search = Search([spelt(dataclasses.asdict(settings)) for settings, _ in candidates])
     for index, (_, outcomes) in enumerate(candidates):

@@ -74,3 +74,17 @@ def test_unknown_fields_are_accepted(tmp_path: Path, validator: jsonschema.Draft
     (tmp_path / "record.json").write_text(json.dumps(document))
     validator.validate(document)
     assert read_record(tmp_path) == RECORD
+
+
+def test_what_is_nested_deep_is_refused_where_anything_may_stand(tmp_path: Path) -> None:
+    document = dataclasses.asdict(RECORD)
+    for depth, refused in ((60, False), (70, True), (10_000, True)):
+        text = json.dumps({**document, "config": {"a": 0}}).replace(
+            '{"a": 0}', '{"a": ' + "[" * depth + "]" * depth + "}"
+        )
+        (tmp_path / "record.json").write_text(text)
+        if not refused:
+            assert read_record(tmp_path).config["a"]
+            continue
+        with pytest.raises(CorruptError, match=r"record\.json"):
+            read_record(tmp_path)

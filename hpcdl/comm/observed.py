@@ -38,13 +38,6 @@ class Recorder(Protocol):
         """`peer` is the other side's rank in the world, None for a collective."""
 
 
-class NullRecorder:
-    """Keeps nothing."""
-
-    def span(self, operation: str, peer: int | None, num_bytes: int, start_s: float, end_s: float) -> None:
-        """Drop the span."""
-
-
 @dataclass(kw_only=True)
 class Traffic:
     """Messages and bytes of one rank. `unknown` counts collectives of the library whose messages nobody sees."""
@@ -88,7 +81,8 @@ class Observation:
     def __init__(self, rank: int, size: int, host: str) -> None:
         self.rank, self.size, self.host = rank, size, host
         self.role = "rank"
-        self.recorder: Recorder = NullRecorder()
+        self.recorder: Recorder | None = None
+        """None, and not an object that drops what it gets: a call that does nothing costs a tenth of an operation."""
         self.patient = False
         self.lost: frozenset[int] = frozenset()
         """Ranks of the world that the run goes on without, by the watch's word."""
@@ -132,16 +126,18 @@ class Observation:
         """For waits that are no message: inside, this rank waits for `peers` (ranks of the world; none: all others)."""
         others = tuple(peers) or tuple(rank for rank in range(self.size) if rank != self.rank)
         lane = self.lane(CONTROL, others)
-        lane.current = Wait(operation, others, time.monotonic(), hidden=hidden)
+        lane.hidden = hidden
+        lane.enter(operation, 0, others)
         try:
             yield
         finally:
+            lane.leave()
             self.forget(lane)
             self.doing(self.activity[0])
 
     def lane(self, purpose: str, members: Sequence[int]) -> Lane:
         """A place for one group's heartbeat and counts."""
-        lane = Lane(purpose, tuple(members))
+        lane = Lane(self, purpose, tuple(members))
         self._lanes.append(lane)
         return lane
 
@@ -155,28 +151,37 @@ class Observation:
 class Lane:
     """One group's heartbeat and counts; one thread at a time writes, the watch's thread reads.
 
-    `members` are the world's ranks of the group, in the group's order.
+    `members` are the world's ranks of the group, in the group's order. What an operation writes down here it pays for
+    each time, so the words and objects that are made of it are made by who reads.
     """
 
     __slots__ = (
+        "_num_bytes",
+        "_operation",
+        "_peers",
+        "_since_s",
         "bytes_received",
         "bytes_sent",
-        "current",
+        "hidden",
         "members",
         "messages_received",
         "messages_sent",
         "moved_s",
+        "observation",
         "pending",
         "purpose",
         "unknown",
     )
 
-    def __init__(self, purpose: str, members: tuple[int, ...]) -> None:
-        self.purpose, self.members = purpose, members
+    def __init__(self, observation: Observation, purpose: str, members: tuple[int, ...]) -> None:
+        self.observation, self.purpose, self.members = observation, purpose, members
         self.messages_sent = self.bytes_sent = self.messages_received = self.bytes_received = self.unknown = 0
-        self.current: Wait | None = None
+        self.hidden = False
         self.pending: dict[ObservedRequest, None] = {}
-        self.moved_s = time.monotonic()
+        self._operation: str | None = None
+        self._peers: tuple[int, ...] = ()
+        self._num_bytes = 0
+        self._since_s = self.moved_s = time.monotonic()
 
     def traffic(self) -> Traffic:
         """What has gone through."""
@@ -188,22 +193,44 @@ class Lane:
             unknown=self.unknown,
         )
 
+    def enter(self, operation: str, num_bytes: int, peers: tuple[int, ...]) -> None:
+        """An operation that blocks begins; it waits for `peers`, if there are any."""
+        self._num_bytes, self._peers = num_bytes, peers
+        self._since_s = time.monotonic()
+        self._operation = operation
+
+    def leave(self, peer: int | None = None) -> None:
+        """It is over, however it ended."""
+        self.moved_s = time.monotonic()
+        operation, self._operation = self._operation, None
+        recorder = self.observation.recorder
+        if recorder is not None and operation is not None:
+            recorder.span(operation, peer, self._num_bytes, self._since_s, self.moved_s)
+
     def waits(self) -> list[Wait]:
         """The collective under way, and messages that have not come."""
         found = [Wait(one.operation, (one.peer,), one.since_s) for one in tuple(self.pending)]
-        return found if self.current is None else [*found, self.current]
+        operation, peers, since_s = self._operation, self._peers, self._since_s
+        if operation is not None and peers:
+            found.append(Wait(operation, peers, since_s, hidden=self.hidden))
+        return found
 
 
 class ObservedRequest:
     """A message under way, known to the watch until it is through."""
 
-    __slots__ = ("_group", "inner", "num_bytes", "operation", "peer", "since_s")
+    __slots__ = ("_buffer", "_index", "_lane", "inner", "since_s")
+    operation = SENDING
 
-    def __init__(self, inner: Request, group: Observed, operation: str, peer: int, num_bytes: int) -> None:
-        self.inner, self._group = inner, group
-        self.operation, self.peer, self.num_bytes = operation, peer, num_bytes
+    def __init__(self, inner: Request, lane: Lane, buffer: Array, index: int) -> None:
+        self.inner, self._lane, self._buffer, self._index = inner, lane, buffer, index
         self.since_s = time.monotonic()
-        group.lane.pending[self] = None
+        lane.pending[self] = None
+
+    @property
+    def peer(self) -> int:
+        """The other side's rank in the world."""
+        return self._lane.members[self._index]
 
     def wait(self) -> None:
         """Return when the buffer may be used again (send) or is filled (receive)."""
@@ -211,16 +238,25 @@ class ObservedRequest:
         self.through()
 
     def through(self) -> None:
-        """Count what has come (what was sent is counted when it leaves); once, however often it is waited for."""
-        lane = self._group.lane
+        """Count what has come (what is sent is counted when it leaves); once, however often it is waited for."""
+        lane = self._lane
         if self not in lane.pending:
             return
         del lane.pending[self]
-        lane.moved_s = now_s = time.monotonic()
-        if self.operation == RECEIVING:
+        lane.moved_s = time.monotonic()
+        if self.operation is RECEIVING:
             lane.messages_received += 1
-            lane.bytes_received += self.num_bytes
-        self._group.observation.recorder.span(self.operation, self.peer, self.num_bytes, self.since_s, now_s)
+            lane.bytes_received += self._buffer.nbytes
+        recorder = lane.observation.recorder
+        if recorder is not None:
+            recorder.span(self.operation, self.peer, self._buffer.nbytes, self.since_s, lane.moved_s)
+
+
+class ObservedReceive(ObservedRequest):
+    """One that comes."""
+
+    __slots__ = ()
+    operation = RECEIVING
 
 
 class Observed:
@@ -239,42 +275,52 @@ class Observed:
 
     def isend(self, buffer: Array, destination: int, tag: int = 0) -> ObservedRequest:
         """Count the message and start sending it."""
-        lane, num_bytes = self.lane, buffer.nbytes
+        lane = self.lane
         request = self._inner.isend(buffer, destination, tag)
         lane.messages_sent += 1
-        lane.bytes_sent += num_bytes
-        return ObservedRequest(request, self, SENDING, lane.members[destination], num_bytes)
+        lane.bytes_sent += buffer.nbytes
+        return ObservedRequest(request, lane, buffer, destination)
 
     def irecv(self, buffer: Array, source: int, tag: int = 0) -> ObservedRequest:
         """Start receiving; counted when it has come."""
-        request = self._inner.irecv(buffer, source, tag)
-        return ObservedRequest(request, self, RECEIVING, self.lane.members[source], buffer.nbytes)
+        return ObservedReceive(self._inner.irecv(buffer, source, tag), self.lane, buffer, source)
 
-    def wait_any(self, requests: Sequence[Request], look: Callable[[], None] = lambda: None) -> int:
-        """Index of the first request that is done; RankError where one is of a rank that was left behind."""
-        observed = [request for request in requests if isinstance(request, ObservedRequest)]
+    def wait_any(self, requests: Sequence[Any], look: Callable[[], None] = lambda: None) -> int:
+        """Index of the first of `requests` (its own) that is done; RankError where one's rank was left behind."""
 
         def check() -> None:
             look()
-            for request in observed:
+            for request in requests:
                 if request.peer in self.observation.lost:
                     raise RankError(f"rank {request.peer} was left behind", rank=request.peer)
 
-        index = self._inner.wait_any([request.inner for request in observed], check)
-        observed[index].through()
+        index = self._inner.wait_any([request.inner for request in requests], check)
+        requests[index].through()
         return index
 
     def barrier(self) -> None:
         """Return when every rank has called."""
-        self._collective("a barrier", 0, self._inner.barrier)
+        lane = self.lane
+        lane.enter("a barrier", 0, self._others)
+        try:
+            self._inner.barrier()
+        finally:
+            lane.leave()
 
     def broadcast(self, buffer: Array, root: int = 0) -> None:
         """Fill `buffer` with the root's bytes."""
         self._collective("a broadcast", buffer.nbytes, self._inner.broadcast, buffer, root)
 
     def allreduce(self, buffer: Array, add: Add | None = None) -> None:
-        """Sum `buffer` over the ranks by the library."""
-        self._collective("an all-reduce", buffer.nbytes, self._inner.allreduce, buffer, add)
+        """Sum `buffer` over the ranks by the library, which moves bytes that nobody counts."""
+        lane = self.lane
+        if self._others:
+            lane.unknown += 1
+        lane.enter("an all-reduce", buffer.nbytes, self._others)
+        try:
+            self._inner.allreduce(buffer, add)
+        finally:
+            lane.leave()
 
     def allgather_json(self, value: Any) -> list[Any]:
         """Every rank's `value`; agreeing is no payload, so it leaves the counts known."""
@@ -329,16 +375,13 @@ class Observed:
     def _collective(self, operation: str, num_bytes: int, call: Callable[..., Result], *args: Any) -> Result:
         """Call the library, under a heartbeat that names everybody else. Bytes that it moves are unknown."""
         lane = self.lane
-        began = time.monotonic()
-        if self.size > 1:
-            lane.current = Wait(operation, self._others, began)
-            lane.unknown += num_bytes > 0
+        if self._others and num_bytes:
+            lane.unknown += 1
+        lane.enter(operation, num_bytes, self._others)
         try:
             return call(*args)
         finally:
-            lane.current = None
-            lane.moved_s = ended = time.monotonic()
-            self.observation.recorder.span(operation, None, num_bytes, began, ended)
+            lane.leave()
 
 
 class ObservedRemoteArray:
@@ -350,32 +393,33 @@ class ObservedRemoteArray:
 
     def read(self, owner: int, target: Array) -> None:
         """Read, and count what has come."""
-        self._one_sided("reading memory", owner, target.nbytes, self._inner.read, owner, target)
+        lane = self._group.lane
+        peer = lane.members[owner]
+        lane.enter("reading memory", target.nbytes, (peer,))
+        try:
+            self._inner.read(owner, target)
+        finally:
+            lane.leave(peer)
         if owner != self._group.rank:
-            self._group.lane.messages_received += 1
-            self._group.lane.bytes_received += target.nbytes
+            lane.messages_received += 1
+            lane.bytes_received += target.nbytes
 
     def add(self, owner: int, values: Array, start: int = 0) -> None:
         """Add, and count what has left."""
+        lane = self._group.lane
+        peer = lane.members[owner]
         if owner != self._group.rank:
-            self._group.lane.messages_sent += 1
-            self._group.lane.bytes_sent += values.nbytes
-        self._one_sided("adding to memory", owner, values.nbytes, self._inner.add, owner, values, start)
+            lane.messages_sent += 1
+            lane.bytes_sent += values.nbytes
+        lane.enter("adding to memory", values.nbytes, (peer,))
+        try:
+            self._inner.add(owner, values, start)
+        finally:
+            lane.leave(peer)
 
     def free(self) -> None:
         """Give the memory back; collective."""
         self._group._collective("giving remote memory back", 0, self._inner.free)
-
-    def _one_sided(self, operation: str, owner: int, num_bytes: int, call: Callable[..., None], *args: Any) -> None:
-        group, lane = self._group, self._group.lane
-        began = time.monotonic()
-        lane.current = Wait(operation, (lane.members[owner],), began)
-        try:
-            call(*args)
-        finally:
-            lane.current = None
-            lane.moved_s = ended = time.monotonic()
-            group.observation.recorder.span(operation, lane.members[owner], num_bytes, began, ended)
 
 
 def observe(communicator: Communicator, observation: Observation | None = None) -> Observed:

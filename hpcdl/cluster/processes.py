@@ -10,7 +10,9 @@ import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
+from hpcdl.cluster.launchers.base import Launcher
 from hpcdl.core.errors import HpcdlError
+from hpcdl.core.protocols import LaunchPlan
 
 OWN_WORD = "hpcdl: "
 """What a line on stderr begins with that says more than the launcher's own chatter around it."""
@@ -18,12 +20,25 @@ NUM_LOOKS, PAUSE_S = 3, 0.05
 """How often marked processes are looked for: one that is just starting a program shows no environment for a moment."""
 
 
-def run(line: Sequence[str], environment: Mapping[str, str], *, timeout_s: float, what: str) -> str:
-    """What `line` prints on stdout; HpcdlError, beginning with `what`, where it fails or takes too long."""
+def on_every_node(
+    launcher: Launcher,
+    num_nodes: int,
+    command: Sequence[str],
+    environment: Mapping[str, str],
+    *,
+    timeout_s: float,
+    what: str,
+) -> str:
+    """What `command`, once on each of the job's first nodes, prints on stdout in all.
+
+    HpcdlError, beginning with `what`, where it fails or takes too long.
+    """
+    plan = LaunchPlan(num_ranks=num_nodes, ranks_per_node=1)
+    line, needed = launcher.line(plan, command, mpi=launcher.name != "slurm", environment=environment)
     try:
         done = subprocess.run(
             line,
-            env=dict(environment),
+            env={**environment, **needed},
             stdin=subprocess.DEVNULL,
             capture_output=True,
             text=True,

@@ -12,15 +12,14 @@ import hashlib
 import os
 import sys
 import tarfile
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 
-from hpcdl.cluster import processes
 from hpcdl.cluster.launchers.base import Launcher
+from hpcdl.cluster.processes import on_every_node
 from hpcdl.core.errors import HpcdlError, UsageError
 from hpcdl.core.files import replacing
 from hpcdl.core.paths import user_cache_folder
-from hpcdl.core.protocols import LaunchPlan
 
 _LEFT_OUT = {"bin/activate", "include"}
 _ENOUGH_S = 1800.0
@@ -86,19 +85,13 @@ def staged(launcher: Launcher, num_nodes: int, environment: Mapping[str, str]) -
     """
     archive = pack(Path(sys.prefix))
     folder = node_folder(environment)
+
+    def everywhere(*command: str) -> None:
+        on_every_node(launcher, num_nodes, command, environment, timeout_s=_ENOUGH_S, what="--stage-env")
+
     try:
-        _on_every_node(launcher, num_nodes, environment, ["bash", "-c", UNPACK, "unpack", str(folder), str(archive)])
+        everywhere("bash", "-c", UNPACK, "unpack", str(folder), str(archive))
         yield str(folder / "bin" / Path(sys.executable).name)
     finally:
         with contextlib.suppress(HpcdlError):
-            _on_every_node(launcher, num_nodes, environment, ["bash", "-c", REMOVE, "remove", str(folder)])
-
-
-def _on_every_node(launcher: Launcher, num_nodes: int, environment: Mapping[str, str], command: Sequence[str]) -> None:
-    line, needed = launcher.line(
-        LaunchPlan(num_ranks=num_nodes, ranks_per_node=1),
-        command,
-        mpi=launcher.name != "slurm",
-        environment=environment,
-    )
-    processes.run(line, {**environment, **needed}, timeout_s=_ENOUGH_S, what="--stage-env")
+            everywhere("bash", "-c", REMOVE, "remove", str(folder))

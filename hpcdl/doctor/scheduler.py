@@ -10,9 +10,8 @@ from hpcdl.cluster.batch.systems import call
 from hpcdl.cluster.launchers import find_launcher
 from hpcdl.cluster.launchers.mpiexec import mpi_flavour
 from hpcdl.cluster.launchers.slurm import PMI_BY_FLAVOUR, PMI_VARIABLE, srun_mpi
-from hpcdl.cluster.processes import run
+from hpcdl.cluster.processes import on_every_node
 from hpcdl.core.errors import HpcdlError
-from hpcdl.core.protocols import LaunchPlan
 from hpcdl.core.units import format_seconds
 from hpcdl.doctor.table import Finding, Subject, failure, ok, warning
 
@@ -65,11 +64,9 @@ def check_clocks(subject: Subject) -> list[Finding]:
     hosts = launcher.hosts(subject.environment)
     if len(hosts) < 2:
         return [ok("one host: nothing to compare")]
-    plan = LaunchPlan(num_ranks=len(hosts), ranks_per_node=1)
-    environment = subject.environment
-    line, needed = launcher.line(plan, ["bash", "-c", ASK_CLOCK], mpi=launcher.name != "slurm", environment=environment)
+    command, what = ["bash", "-c", ASK_CLOCK], "asking the hosts for their clocks"
     began = time.time()
-    answer = run(line, {**environment, **needed}, timeout_s=CLOCKS_TIMEOUT_S, what="asking the hosts for their clocks")
+    answer = on_every_node(launcher, len(hosts), command, subject.environment, timeout_s=CLOCKS_TIMEOUT_S, what=what)
     ended = time.time()
     return [_judge(read_clocks(answer), began, ended, len(hosts))]
 

@@ -11,7 +11,7 @@ import numpy as np
 
 from hpcdl.core.errors import SourceError
 from hpcdl.core.files import open_descriptor
-from hpcdl.data.sources.base import MOST_SAMPLE_BYTES, Array, SourceChanged, UnreadableSample
+from hpcdl.data.sources.base import MOST_SAMPLE_BYTES, Array, SourceChanged, SourceFacts, UnreadableSample
 from hpcdl.data.write.index import ROW, IndexWriter
 
 _BATCH = 1 << 14
@@ -68,6 +68,45 @@ def add_numbered(index: IndexWriter, split: str, file: int, labels: Array, *, fi
         rows["place"] = np.arange(first + start, first + start + len(part))
         rows["label"], rows["file"], rows["size"] = part, file, size
         index.add(split, rows)
+
+
+class ArrayFiles:
+    """What the files of an array source hold, listed one by one; `kept` says where a file's samples are read from."""
+
+    def __init__(self, index: IndexWriter) -> None:
+        self._index = index
+        self._files: list[str] = []
+        self._stamps: list[int] = []
+        self._kinds: set[tuple[tuple[int, int, int], str]] = set()
+        self._most = 0
+
+    def __len__(self) -> int:
+        return len(self._files)
+
+    def add(self, split: str, labels: Array, kind: tuple[tuple[int, int, int], str], kept: str, path: Path) -> None:
+        """List a file's samples; `kind` is their shape and type, `path` the file that must not change from now on."""
+        self._kinds.add(kind)
+        self._most = max(self._most, int(labels.max(initial=0)))
+        add_numbered(self._index, split, len(self._files), labels)
+        self._files.append(kept)
+        self._stamps.append(stamp_of(path))
+
+    def facts(self, location: Path, least_classes: int = 0) -> SourceFacts:
+        """What was listed; SourceError where that is nothing, or samples of several shapes or types."""
+        if not self._files:
+            raise SourceError(f"{location} holds no images of this format; check its files' names, or --format")
+        if len(self._kinds) != 1:
+            kinds = ", ".join(f"{'x'.join(map(str, shape))} {dtype}" for shape, dtype in sorted(self._kinds))
+            raise SourceError(f"{location}: the files differ in shape or type of their images: {kinds}")
+        ((shape, dtype),) = self._kinds
+        return SourceFacts(
+            class_names=class_numbers(max(least_classes, self._most + 1)),
+            samples_are="pixels",
+            sample_shape=shape,
+            dtype=dtype,
+            files=self._files,
+            stamps=self._stamps,
+        )
 
 
 def class_numbers(count: int) -> list[str]:

@@ -12,11 +12,10 @@ from hpcdl.data.dataset import UNSPLIT
 from hpcdl.data.format.hdf5 import ArrayFile
 from hpcdl.data.sources.base import Array, SourceFacts, SourceSpec, UnreadableSample
 from hpcdl.data.sources.flat import (
-    add_numbered,
+    ArrayFiles,
     changed,
     channels_last,
     checked_labels,
-    class_numbers,
     split_of,
     stamp_of,
     stored_dtype,
@@ -42,9 +41,7 @@ class Hdf5Source:
 
     def scan(self, index: IndexWriter) -> SourceFacts:
         """Find the arrays of each file and list their samples."""
-        files: list[str] = []
-        stamps: list[int] = []
-        kinds, most = set(), 0
+        listed = ArrayFiles(index)
         paths = _files(self._location)
         if not paths:
             raise SourceError(f"{self._location} holds no HDF5 files ({', '.join(_ENDINGS)})")
@@ -59,23 +56,11 @@ class Hdf5Source:
                 raise SourceError(f"{where} has the shape {shape}; images are (N,H,W), (N,H,W,C) or (N,C,H,W)")
             labels = checked_labels(file.whole(label_name), shape[0], f"{path}: {label_name}")
             sample_shape, first = channels_last(shape[1:], self._axes, where)
-            kinds.add((sample_shape, stored_dtype(dtype, where)))
-            most = max(most, int(labels.max()))
-            add_numbered(index, split if divided and split else UNSPLIT, len(files), labels)
-            stored = file.unpacked(image_name, self._work / f"{len(files)}.npy")
-            files.append(f"{'nchw' if first else 'nhwc'}:{image_name}:{stored}")
-            stamps.append(stamp_of(stored))
-        if len(kinds) != 1:
-            raise SourceError(f"{self._location}: the files differ in shape or type of their images: {sorted(kinds)}")
-        sample_shape, kind = kinds.pop()
-        return SourceFacts(
-            class_names=class_numbers(most + 1),
-            samples_are="pixels",
-            sample_shape=sample_shape,
-            dtype=kind,
-            files=files,
-            stamps=stamps,
-        )
+            stored = file.unpacked(image_name, self._work / f"{len(listed)}.npy")
+            kept = f"{'nchw' if first else 'nhwc'}:{image_name}:{stored}"
+            kind = (sample_shape, stored_dtype(dtype, where))
+            listed.add(split if divided and split else UNSPLIT, labels, kind, kept, stored)
+        return listed.facts(self._location)
 
     def read(self, row: Any, facts: SourceFacts, index: Index) -> Array:
         """One image."""

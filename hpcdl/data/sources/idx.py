@@ -14,7 +14,7 @@ import numpy as np
 from hpcdl.core.errors import SourceError
 from hpcdl.core.files import open_regular
 from hpcdl.data.sources.base import Array, SourceFacts, SourceSpec
-from hpcdl.data.sources.flat import FlatFiles, add_numbered, checked_labels, class_numbers, stamp_of
+from hpcdl.data.sources.flat import ArrayFiles, FlatFiles, checked_labels
 from hpcdl.data.write.index import Index, IndexWriter
 
 _PREFIXES = {"train": "train", "t10k": "test", "test": "test"}
@@ -37,9 +37,7 @@ class IdxSource:
 
     def scan(self, index: IndexWriter) -> SourceFacts:
         """List the images; compressed files are unpacked into the work folder."""
-        files: list[str] = []
-        stamps: list[int] = []
-        shapes, most = set(), 0
+        listed = ArrayFiles(index)
         for prefix, split in _PREFIXES.items():
             images, labels = _find(self._root, prefix, "images"), _find(self._root, prefix, "labels")
             if images is None:
@@ -54,21 +52,8 @@ class IdxSource:
                 raise SourceError(f"{images} holds images of {height}x{width} pixels; fetch it again")
             found = np.fromfile(flat_labels, np.uint8, num_labels, offset=_HEADER[_LABELS])
             numbers = checked_labels(found, count, str(labels))
-            most = max(most, int(numbers.max(initial=0)))
-            shapes.add((height, width))
-            add_numbered(index, split, len(files), numbers)
-            files.append(str(flat))
-            stamps.append(stamp_of(flat))
-        if len(shapes) != 1:
-            raise SourceError(f"{self._root} holds no IDX images, or images of several sizes: {sorted(shapes)}")
-        (height, width), classes = shapes.pop(), max(_MNIST_CLASSES, most + 1)
-        return SourceFacts(
-            class_names=class_numbers(classes),
-            samples_are="pixels",
-            sample_shape=(height, width, 1),
-            files=files,
-            stamps=stamps,
-        )
+            listed.add(split, numbers, ((height, width, 1), "uint8"), str(flat), flat)
+        return listed.facts(self._root, _MNIST_CLASSES)
 
     def read(self, row: Any, facts: SourceFacts, index: Index) -> Array:
         """One image."""

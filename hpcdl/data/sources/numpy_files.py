@@ -20,12 +20,10 @@ from hpcdl.core.files import open_regular
 from hpcdl.data.dataset import UNSPLIT
 from hpcdl.data.sources.base import Array, SourceFacts, SourceSpec
 from hpcdl.data.sources.flat import (
+    ArrayFiles,
     FlatFiles,
-    add_numbered,
     channels_last,
     checked_labels,
-    class_numbers,
-    stamp_of,
     stored_dtype,
 )
 from hpcdl.data.write.index import Index, IndexWriter
@@ -72,9 +70,7 @@ class NumpySource:
 
     def scan(self, index: IndexWriter) -> SourceFacts:
         """Find the arrays and list their samples; compressed members are unpacked into the work folder."""
-        files: list[str] = []
-        stamps: list[int] = []
-        kinds, most = set(), 0
+        listed = ArrayFiles(index)
         for split, (image_name, label_name) in self._pairs().items():
             images, labels = self._array(image_name), self._array(label_name)
             where = f"{self._location}: {image_name}"
@@ -85,22 +81,9 @@ class NumpySource:
             values = np.memmap(labels.path, labels.dtype, "r", labels.offset, labels.shape)
             numbers = checked_labels(np.asarray(values), images.shape[0], f"{self._location}: {label_name}")
             shape, first = channels_last(images.shape[1:], self._axes, where)
-            kinds.add((shape, stored_dtype(images.dtype, where)))
-            most = max(most, int(numbers.max()))
-            add_numbered(index, split, len(files), numbers)
-            files.append(f"{images.offset}:{images.dtype.str}:{'nchw' if first else 'nhwc'}:{images.path}")
-            stamps.append(stamp_of(images.path))
-        if len(kinds) != 1:
-            raise SourceError(f"{self._location}: the splits differ in shape or type: {sorted(kinds)}")
-        shape, dtype = kinds.pop()
-        return SourceFacts(
-            class_names=class_numbers(most + 1),
-            samples_are="pixels",
-            sample_shape=shape,
-            dtype=dtype,
-            files=files,
-            stamps=stamps,
-        )
+            kept = f"{images.offset}:{images.dtype.str}:{'nchw' if first else 'nhwc'}:{images.path}"
+            listed.add(split, numbers, (shape, stored_dtype(images.dtype, where)), kept, images.path)
+        return listed.facts(self._location)
 
     def read(self, row: Any, facts: SourceFacts, index: Index) -> Array:
         """One image."""

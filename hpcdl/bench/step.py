@@ -174,11 +174,11 @@ def _work(config: StepBenchConfig, context: Context, strategy: Strategy, group: 
         accumulate=config.exchange.accumulate,
         exchange_only=config.run.exchange_only,
     )
-    sent, _ = (seen.traffic() - before).per_step(config.run.steps + config.run.warmup_steps)
+    sent = (seen.traffic() - before).per_step(config.run.steps + config.run.warmup_steps)
     worker.finish()
     return {
         **dataclasses.asdict(times),
-        "bytes_sent_per_step": sent,
+        "bytes_sent_per_step": sent["bytes_sent_per_step"],
         "peak_memory_bytes": peak_memory_bytes(),
     }
 

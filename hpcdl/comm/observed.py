@@ -40,12 +40,19 @@ class Recorder(Protocol):
 
 @dataclass(kw_only=True)
 class Traffic:
-    """Messages and bytes of one rank. `unknown` counts collectives of the library whose messages nobody sees."""
+    """Messages and bytes of one rank. `unknown` counts collectives of the library whose messages nobody sees.
+
+    `rounds` are messages that had to follow one another, with a port for each direction: a message leaves in the round
+    after whatever its rank had sent and received before. `round_bytes` are the bytes of those. Of the busiest rank they
+    are what latency and bandwidth cost an exchange, whatever its algorithm.
+    """
 
     messages_sent: int = 0
     bytes_sent: int = 0
     messages_received: int = 0
     bytes_received: int = 0
+    rounds: int = 0
+    round_bytes: int = 0
     unknown: int = 0
 
     def __add__(self, other: Traffic) -> Traffic:
@@ -54,11 +61,11 @@ class Traffic:
     def __sub__(self, other: Traffic) -> Traffic:
         return Traffic(**{name: value - getattr(other, name) for name, value in vars(self).items()})
 
-    def per_step(self, num_steps: int) -> tuple[float | None, float | None]:
-        """Mean bytes sent and received; None where a part of them is unknown."""
-        if self.unknown:
-            return None, None
-        return self.bytes_sent / max(num_steps, 1), self.bytes_received / max(num_steps, 1)
+    def per_step(self, num_steps: int, *, countable: bool = True) -> dict[str, Any]:
+        """Means by the names that a RankRecord has for them; None where a part is unknown or not `countable`."""
+        known = countable and not self.unknown
+        names = ("bytes_sent", "bytes_received", "rounds", "round_bytes")
+        return {f"{name}_per_step": getattr(self, name) / max(num_steps, 1) if known else None for name in names}
 
 
 class Wait(NamedTuple):
@@ -170,6 +177,8 @@ class Lane:
         "observation",
         "pending",
         "purpose",
+        "received_in",
+        "sent_in",
         "unknown",
     )
 
@@ -177,15 +186,32 @@ class Lane:
         self.observation, self.purpose, self.members = observation, purpose, members
         self.messages_sent = self.bytes_sent = self.messages_received = self.bytes_received = self.unknown = 0
         self.hidden = False
+        self.sent_in, self.received_in = (0, 0), (0, 0)
+        """The last round of each direction, and the bytes up to it."""
         self.pending: dict[ObservedRequest, None] = {}
         self._operation: str | None = None
         self._peers: tuple[int, ...] = ()
         self._num_bytes = 0
         self._since_s = self.moved_s = time.monotonic()
 
+    def sends(self, num_bytes: int) -> None:
+        """Count a message that leaves."""
+        self.messages_sent += 1
+        self.bytes_sent += num_bytes
+        rounds, size = max(self.sent_in[0], self.received_in[0]), max(self.sent_in[1], self.received_in[1])
+        self.sent_in = (rounds + 1, size + num_bytes)
+
+    def receives(self, num_bytes: int) -> None:
+        """Count a message that has come."""
+        self.messages_received += 1
+        self.bytes_received += num_bytes
+        self.received_in = (self.received_in[0] + 1, self.received_in[1] + num_bytes)
+
     def traffic(self) -> Traffic:
         """What has gone through."""
         return Traffic(
+            rounds=max(self.sent_in[0], self.received_in[0]),
+            round_bytes=max(self.sent_in[1], self.received_in[1]),
             messages_sent=self.messages_sent,
             bytes_sent=self.bytes_sent,
             messages_received=self.messages_received,
@@ -245,8 +271,7 @@ class ObservedRequest:
         del lane.pending[self]
         lane.moved_s = time.monotonic()
         if self.operation is RECEIVING:
-            lane.messages_received += 1
-            lane.bytes_received += self._buffer.nbytes
+            lane.receives(self._buffer.nbytes)
         recorder = lane.observation.recorder
         if recorder is not None:
             recorder.span(self.operation, self.peer, self._buffer.nbytes, self.since_s, lane.moved_s)
@@ -277,8 +302,7 @@ class Observed:
         """Count the message and start sending it."""
         lane = self.lane
         request = self._inner.isend(buffer, destination, tag)
-        lane.messages_sent += 1
-        lane.bytes_sent += buffer.nbytes
+        lane.sends(buffer.nbytes)
         return ObservedRequest(request, lane, buffer, destination)
 
     def irecv(self, buffer: Array, source: int, tag: int = 0) -> ObservedRequest:
@@ -401,16 +425,14 @@ class ObservedRemoteArray:
         finally:
             lane.leave(peer)
         if owner != self._group.rank:
-            lane.messages_received += 1
-            lane.bytes_received += target.nbytes
+            lane.receives(target.nbytes)
 
     def add(self, owner: int, values: Array, start: int = 0) -> None:
         """Add, and count what has left."""
         lane = self._group.lane
         peer = lane.members[owner]
         if owner != self._group.rank:
-            lane.messages_sent += 1
-            lane.bytes_sent += values.nbytes
+            lane.sends(values.nbytes)
         lane.enter("adding to memory", values.nbytes, (peer,))
         try:
             self._inner.add(owner, values, start)

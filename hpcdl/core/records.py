@@ -52,7 +52,8 @@ class RankRecord:
     """One rank: `parts` are mean seconds per step after warm-up, by the names in PARTS.
 
     `bytes_*` are of the exchange, as comm/observed counted them; None where nobody can (what MPI or TensorFlow move in
-    operations of their own). `busy_seconds_per_step` is how long a server worked.
+    operations of their own). `rounds_per_step` are messages that followed one another, `round_bytes_per_step` their
+    bytes. `busy_seconds_per_step` is how long a server worked.
     """
 
     rank: int
@@ -61,6 +62,8 @@ class RankRecord:
     parts: Mapping[str, float] = field(default_factory=dict)
     bytes_sent_per_step: float | None = None
     bytes_received_per_step: float | None = None
+    rounds_per_step: float | None = None
+    round_bytes_per_step: float | None = None
     busy_seconds_per_step: float | None = None
     peak_memory_bytes: int | None = None
     details: Mapping[str, Any] = field(default_factory=dict)

@@ -17,6 +17,7 @@ from hypothesis import strategies as st
 from hpcdl.collectives import auto, hierarchical
 from hpcdl.collectives.table import COLLECTIVES
 from hpcdl.collectives.workspace import Cost, Workspace
+from hpcdl.comm.observed import EXCHANGE, Traffic, observe
 from hpcdl.comm.sums import add_bfloat16, from_bfloat16, to_bfloat16
 from hpcdl.comm.threads.communicator import ThreadCommunicator, run
 from tests.rounds import TracingCommunicator
@@ -82,6 +83,22 @@ def test_counted_messages_are_what_cost_says(name: str, num_ranks: int) -> None:
         assert busiest == cost.bytes, (dtype, length)
         # Pieces of nothing are sent on as well, so rounds do not depend on the length.
         assert rounds == cost.rounds, (dtype, length)
+
+
+@pytest.mark.parametrize("num_ranks", range(1, 9))
+@pytest.mark.parametrize("name", OWN)
+def test_a_record_s_rounds_are_what_cost_says(name: str, num_ranks: int) -> None:
+    """What a run counts without clocks of its own, on its busiest rank."""
+
+    def body(communicator: ThreadCommunicator) -> Traffic:
+        seen = observe(communicator).for_purpose(EXCHANGE)
+        COLLECTIVES.load(name)(seen, numpy.ones(1000, numpy.float32), Workspace(measure=False))
+        return seen.observation.traffic()
+
+    counted = run(num_ranks, body)
+    cost = module(name).cost(num_ranks, 4000, 4)
+    assert max(traffic.rounds for traffic in counted) == cost.rounds
+    assert cost.bytes <= max(traffic.round_bytes for traffic in counted) <= 2 * cost.bytes
 
 
 @pytest.mark.parametrize("name", list(COLLECTIVES))

@@ -81,7 +81,6 @@ class AsynchronousTrainer(Trainer):
         self._evaluated = 0
         self._evaluated_count = -1
         self._means: list[float | None] = []
-        self._warm: tuple[int, float] | None = None
 
     def position_at(self, step: int, facts: Mapping[str, Any], own: Mapping[str, Array]) -> Position:
         """The center's count, in samples, decides where everybody goes on."""
@@ -117,7 +116,6 @@ class AsynchronousTrainer(Trainer):
         if self._group.rank == 0 and self._replica.count != self._evaluated_count:
             self._end_epoch(began)
         self.outcome.center_steps = self._replica.count // self._prepared.num_workers
-        self._note_throughput()
         self._writer.wait()
         self.outcome.warnings += _warnings(departures)
         self._worker.finish()
@@ -160,11 +158,6 @@ class AsynchronousTrainer(Trainer):
             lines = str(error).strip().splitlines() or [""]
             return Departure(reason=ERROR, text=lines[0] if isinstance(error, HpcdlError) else repr(error))
         return Departure(reason=DONE)
-
-    def _one_step(self, batches: Iterator[Any], run_began: float) -> None:
-        super()._one_step(batches, run_began)
-        if self._warm is None and self.outcome.steps_done >= self._config.run.warmup_steps:
-            self._warm = (self._replica.count, time.monotonic())
 
     def _steps_done(self) -> int:
         return self._replica.count // self._prepared.num_workers
@@ -227,13 +220,6 @@ class AsynchronousTrainer(Trainer):
             self._leave_early(reason, self._position.step)
         self._worker.finish(early=True)
         raise StoppedEarly(f"stopped by {reason}")
-
-    def _note_throughput(self) -> None:
-        if self._warm is None:
-            return
-        count, since = self._warm
-        images = (self._replica.count - count) * self._prepared.worker_batch
-        self.outcome.images_per_second = images / max(time.monotonic() - since, 1e-9) or None
 
 
 def _warnings(departures: list[Departure]) -> list[str]:

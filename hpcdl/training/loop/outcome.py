@@ -18,8 +18,6 @@ class Outcome:
     seconds: float = 0.0
     center_steps: int | None = None
     """Steps of a run whose workers do not step together: updates of the center over the number of workers."""
-    images_per_second: float | None = None
-    """Over all workers, where one worker's step does not tell it."""
     seconds_to_target: float | None = None
     history: list[HistoryPoint] = field(default_factory=list)
     warnings: list[str] = field(default_factory=list)

@@ -86,10 +86,9 @@ def finished_record(
     warnings = []
     if clock.num_steps and not clock.is_warm:
         warnings.append(f"only {clock.num_steps} steps: throughput includes the warm-up")
-    mean_step_s = clock.steps.mean if clock.num_steps else None
     workers = [rank for rank in ranks if rank.role == "worker"]
     last = outcome.history[-1] if outcome.history else None
-    throughput = outcome.images_per_second or (record.global_batch / mean_step_s if mean_step_s else None)
+    throughput = _throughput(workers, prepared.worker_batch)
     counts = [rank.details["staleness_counts"] for rank in ranks if "staleness_counts" in rank.details]
     staleness_mean, staleness_max, staleness_histogram = summary_of(counts)
     return replace(
@@ -132,13 +131,11 @@ def gather_ranks(communicator: Communicator, own: RankRecord) -> list[RankRecord
 def worker_record(communicator: Communicator, outcome: Outcome, worker: Worker, prepared: Prepared) -> RankRecord:
     """This worker's own part of the record; what an engine of TensorFlow's sends nobody can count."""
     countable = prepared.info.features.mpi or prepared.num_workers == 1
-    sent, received = outcome.traffic.per_step(outcome.steps_done) if countable else (None, None)
     return RankRecord(
         rank=communicator.rank,
         host=communicator.host,
         parts=outcome.clock.mean_parts(),
-        bytes_sent_per_step=sent,
-        bytes_received_per_step=received,
+        **outcome.traffic.per_step(outcome.steps_done, countable=countable),
         peak_memory_bytes=peak_memory_bytes(),
         details=worker.details(),
     )
@@ -157,6 +154,15 @@ def peak_memory_bytes() -> int:
 def now_text() -> str:
     """The local time with its offset, to the second (ISO 8601)."""
     return time.strftime("%Y-%m-%dT%H:%M:%S%z")
+
+
+def _throughput(workers: Sequence[RankRecord], worker_batch: int) -> float | None:
+    """Samples that all workers train on in a second: of each its batch over its mean step (docs/metrics.md).
+
+    Steps alone count: evaluation, checkpoints and the way out are between them, whatever the strategy.
+    """
+    steps_s = [sum(rank.parts.values()) for rank in workers]
+    return sum(worker_batch / seconds for seconds in steps_s if seconds > 0) or None
 
 
 def _imbalance(workers: Sequence[RankRecord]) -> float | None:

@@ -110,13 +110,11 @@ def _serve(prepared: Prepared, communicator: Observed) -> Observed:
         details = server.serve()
     seen.doing("leaving")
     steps = details.pop("steps", 0)
-    sent, received = seen.traffic().per_step(steps) if prepared.info.features.mpi else (None, None)
     own = RankRecord(
         rank=communicator.rank,
         host=communicator.host,
         role="server",
-        bytes_sent_per_step=sent,
-        bytes_received_per_step=received,
+        **seen.traffic().per_step(steps, countable=prepared.info.features.mpi),
         busy_seconds_per_step=details.pop("busy_seconds_per_step", None),
         peak_memory_bytes=results.peak_memory_bytes(),
         details={"steps": steps, **details},

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from hpcdl.config.settings import EXTENT, NOTHING, REQUIRED, RESULT, TIME, setting
+from hpcdl.config.settings import EXTENT, NOTHING, REPEAT, REQUIRED, RESULT, TIME, setting
 
 CROSS_ENTROPY = "cross-entropy"
 
@@ -174,7 +174,7 @@ class RunConfig:
         None, "Passes over the data; default 1 unless --steps is given.", at_least=1, matters=EXTENT
     )
     steps: int | None = setting(None, "Optimizer steps, in place of --epochs.", at_least=1, matters=EXTENT)
-    seed: int = setting(0, "Seed of weights, order of samples and dropout.", at_least=0, matters=RESULT)
+    seed: int = setting(0, "Seed of weights, order of samples and dropout.", at_least=0, matters=RESULT | REPEAT)
     deterministic: bool = setting(
         False, "Same numbers at every run: op determinism and fixed thread counts.", matters=RESULT | TIME
     )

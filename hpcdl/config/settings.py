@@ -23,7 +23,7 @@ LONGEST_SIDE = 65_535
 
 
 class Matters(enum.Flag):
-    """What another value of a setting changes: report groups by it, `--resume` refuses or takes it."""
+    """What another value of a setting changes: report groups by it, sweep and search vary it, `--resume` refuses it."""
 
     NOTHING = 0
     RESULT = enum.auto()
@@ -31,10 +31,13 @@ class Matters(enum.Flag):
     EXTENT = enum.auto()
     """How far a run goes and on how many ranks: `--resume` takes another value, the run stays a correct one."""
     TIME = enum.auto()
-    """What a step does or sends: runs that differ are never averaged."""
+    """What a step does or sends: runs that differ never share a curve."""
+    REPEAT = enum.auto()
+    """In which the repeats of one setting differ: never a reason to keep runs apart."""
 
 
-NOTHING, RESULT, EXTENT, TIME = Matters.NOTHING, Matters.RESULT, Matters.EXTENT, Matters.TIME
+NOTHING, RESULT, EXTENT = Matters.NOTHING, Matters.RESULT, Matters.EXTENT
+TIME, REPEAT = Matters.TIME, Matters.REPEAT
 
 
 def setting(

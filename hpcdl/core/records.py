@@ -74,7 +74,7 @@ class RunRecord:
     """One run. Times in seconds, sizes in bytes; None means not measured (yet).
 
     `staleness_*` count updates of the center between a worker's read and its write. `study`, `mode` (`weak`, `strong`
-    or `scale-up`) and `repeat` are set by a study that the run belongs to.
+    or `scale-up`), `repeat` and `labels` (what reports call a setting, or a `key=value`) are set by the run's study.
     """
 
     schema: str = SCHEMA
@@ -132,6 +132,7 @@ class RunRecord:
     study: str = ""
     mode: str = ""
     repeat: int | None = None
+    labels: Mapping[str, str] = field(default_factory=dict)
     warnings: Sequence[str] = ()
 
 

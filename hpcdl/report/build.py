@@ -24,7 +24,7 @@ SCHEMA = "hpcdl.report/1"
 
 def compose(analysis: Analysis) -> Document:
     """The document: the sections whose data is there."""
-    rows = scaling_rows(analysis.curves)
+    rows = scaling_rows(analysis.curves, analysis.varying)
     lines = summary(analysis)
     found = (SECTIONS.load(name)(analysis) for name in SECTIONS)
     models = {run.model for run in analysis.runs} or {tuning.model for tuning in analysis.tunings}

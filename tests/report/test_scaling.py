@@ -8,8 +8,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hpcdl.report.analysis.names import other_differences, told_apart
-from hpcdl.report.analysis.scaling import COLUMNS, Curve, build_curves, flat_row, scaling_rows
+from hpcdl.config.load import all_settings
+from hpcdl.config.schema import TrainConfig
+from hpcdl.report.analysis.comparisons import build_contests
+from hpcdl.report.analysis.scaling import COLUMNS, Curve, build_curves, flat_row, scaling_rows, with_base_of
+from hpcdl.report.analysis.settings import MATTERING, told_apart, trifling_differences
 from hpcdl.report.runs.run import Run
 from tests.report.synthetic import NOISE, make_run
 
@@ -139,17 +142,59 @@ def test_efficiency_intervals_cover_the_truth() -> None:
     assert all(900 <= count <= 990 for count in covered.values()), covered
 
 
-def test_settings_that_cost_time_keep_runs_apart() -> None:
-    settings = ({"compress": "none", "learning-rate": "0.1"}, {"compress": "fp16", "learning-rate": "0.2"})
+def test_settings_that_cost_time_make_curves_of_their_own() -> None:
+    settings = ({"compress": "none"}, {"compress": "fp16"})
     runs = told_apart([make_run(n, 100.0 * n, config=config) for n in (1, 2) for config in settings])
     curves = of_mode(runs, "weak")
-    assert {curve.first.variant for curve in curves} == {"compress none", "compress fp16"}
-    assert all(len(point.runs) == 1 for curve in curves for point in curve.points)
-    (line,) = other_differences(runs)
-    assert "learning-rate" in line
+    assert {curve.variant for curve in curves} == {"compress none", "compress fp16"}
+    mixed = told_apart([make_run(1, 100.0, config=settings[0]), make_run(2, 190.0, config=settings[1])])
+    assert [len(curve.points) for curve in build_curves(mixed)] == [1, 1], "no efficiency over two kinds of step"
+
+
+def other_value(key: str) -> str:
+    item = next(item for item in all_settings(TrainConfig) if item.key == key)
+    return next((choice for choice in item.choices if choice != item.default), "7")
+
+
+@pytest.mark.parametrize("key", MATTERING)
+def test_runs_that_differ_in_a_setting_that_matters_are_never_averaged(key: str) -> None:
+    configs = ({"warmup-steps": "3"}, {key: other_value(key), "warmup-steps": "3"})
+    runs = told_apart([make_run(n, 100.0 * n, config=config) for n in (1, 2) for config in configs])
+    points = [point for curve in build_curves(runs) for point in curve.points]
+    assert [len(point.runs) for point in points] == [1] * 4
+    (contest,) = build_contests([run for run in runs if run.workers == 2])
+    assert len(contest.contenders) == 2
+
+
+def test_a_learning_rate_that_grows_with_the_workers_is_one_curve() -> None:
+    configs = [(n, {"learning-rate": str(0.1 * n), "momentum": m}) for n in (1, 2, 4) for m in ("0.5", "0.9")]
+    curves = of_mode(told_apart([make_run(n, 100.0 * n, config=config) for n, config in configs]), "weak")
+    assert [curve.variant for curve in curves] == ["momentum 0.5", "momentum 0.9"]
+    assert all(len(curve.points) == 3 for curve in curves)
+
+
+def test_settings_that_do_not_matter_are_averaged_and_told() -> None:
+    configs = ({"warmup-steps": "3", "seed": "1", "run-dir": "a"}, {"warmup-steps": "9", "seed": "2", "run-dir": "b"})
+    runs = told_apart([make_run(n, 100.0 * n, config=config) for n in (1, 2) for config in configs])
+    (curve,) = build_curves(runs)
+    assert [len(point.runs) for point in curve.points] == [2, 2]
+    (line,) = trifling_differences(runs)
+    assert "warmup-steps (3, 9)" in line and "seed" not in line and "run-dir" not in line
 
 
 def test_settings_that_agree_say_nothing() -> None:
     runs = told_apart([make_run(n, 100.0 * n, config={"compress": "fp16"}) for n in (1, 2)])
     assert {run.variant for run in runs} == {""}
-    assert list(other_differences(runs)) == []
+    assert list(trifling_differences(runs)) == []
+
+
+def test_a_base_may_be_another_strategy_s_worker() -> None:
+    runs = [make_run(n, 90.0 * n * noise, strategy="sync-easgd") for n in (2, 4) for noise in NOISE]
+    runs += [make_run(1, 100.0 * noise, strategy="single") for noise in NOISE]
+    runs += [make_run(n, 80.0 * n, strategy="ring") for n in (1, 2)]
+    found = {curve.first.strategy: curve for curve in with_base_of(build_curves(runs), runs, "single")}
+    assert found["sync-easgd"].borrowed and not found["ring"].borrowed
+    assert [point.efficiency.value for point in found["sync-easgd"].points] == pytest.approx([0.9, 0.9])
+    assert found["ring"].points[1].efficiency.value == pytest.approx(1.0)
+    rows = [row for row in scaling_rows(found.values()) if row["strategy"] == "sync-easgd"]
+    assert {(row["base"], row["base_strategy"]) for row in rows} == {(1, "single")}

@@ -8,10 +8,18 @@ from dataclasses import dataclass
 from hpcdl.core.errors import UsageError
 from hpcdl.report.analysis.baseline import compare_with
 from hpcdl.report.analysis.caveats import caveats
-from hpcdl.report.analysis.comparisons import Comparison, Contest, build_contests, comparisons, corrected
+from hpcdl.report.analysis.comparisons import (
+    Comparison,
+    Contest,
+    build_contests,
+    check_comparable,
+    comparisons,
+    corrected,
+)
 from hpcdl.report.analysis.fits import CommunicationFit, CurveFit, fit_communication, fit_curves
-from hpcdl.report.analysis.names import told_apart
-from hpcdl.report.analysis.scaling import Curve, build_curves
+from hpcdl.report.analysis.names import listed
+from hpcdl.report.analysis.scaling import Curve, build_curves, with_base_of
+from hpcdl.report.analysis.settings import told_apart, varying_keys
 from hpcdl.report.runs.references import Reference
 from hpcdl.report.runs.run import Run
 from hpcdl.report.runs.sources import Gathered
@@ -22,11 +30,14 @@ from hpcdl.report.runs.tunings import TunedNode
 class Analysis:
     """The runs of a report with what was computed from all of them.
 
-    `comparisons` are those of strategies and with the baseline together, because they share one correction.
+    `comparisons` are those of strategies, of what --compare named (`compared`) and with the baseline together, because
+    they share one correction. `varying` are the keys of `hpcdl train` in which the runs differ.
     """
 
     runs: Sequence[Run]
     curves: Sequence[Curve]
+    varying: Sequence[str] = ()
+    compared: str = ""
     unreadable: Sequence[str] = ()
     warnings: Sequence[str] = ()
     contests: Sequence[Contest] = ()
@@ -47,24 +58,36 @@ def analyse(
     references: Sequence[Reference] = (),
     tunings: Sequence[TunedNode] = (),
     link_bytes_per_second: float | None = None,
+    base: str = "",
+    compare: str = "",
 ) -> Analysis:
-    """Compute what a report shows; UsageError where there are no runs, or none to compare with the baseline."""
+    """Compute what a report shows; UsageError where there are no runs, or none that `base` or `compare` ask for.
+
+    `base` is the strategy whose one-worker runs are the base of curves that have none; `compare` what else is compared.
+    """
     if not gathered.runs and not tunings:
         raise UsageError("no runs to report; name run directories of `hpcdl train`, or use --import FILE")
-    runs = told_apart(gathered.runs)
-    curves = build_curves(runs)
+    # Together with the baseline: a setting in which only the two sides differ keeps them apart as well.
+    everything = told_apart([*gathered.runs, *(baseline.runs if baseline is not None else ())])
+    runs, before = everything[: len(gathered.runs)], everything[len(gathered.runs) :]
+    curves = _based(build_curves(runs), runs, base)
     contests = build_contests(runs)
-    compared, remarks = comparisons(contests), list(gathered.remarks)
+    if compare:
+        check_comparable(compare, [run for run in runs if run.usable])
+        contests += build_contests(runs, compare)
+    found, remarks = comparisons(contests), list(gathered.remarks)
     if baseline is not None:
-        against, told = compare_with(runs, told_apart(baseline.runs))
-        compared, remarks = compared + against, remarks + told
+        against, told = compare_with(runs, before)
+        found, remarks = found + against, remarks + told
     return Analysis(
         runs=runs,
         curves=curves,
+        varying=varying_keys(run for run in runs if run.usable),
+        compared=compare,
         unreadable=gathered.unreadable,
         warnings=[*caveats(runs, gathered.unreadable, curves), *remarks],
         contests=contests,
-        comparisons=corrected(compared),
+        comparisons=corrected(found),
         fits=fit_curves(curves),
         communication=fit_communication(runs),
         references=references,
@@ -72,3 +95,10 @@ def analyse(
         link_bytes_per_second=link_bytes_per_second,
         baseline_name=baseline_name,
     )
+
+
+def _based(curves: Sequence[Curve], runs: Sequence[Run], base: str) -> list[Curve]:
+    if base and not any(run.usable and run.strategy == base and run.workers == 1 for run in runs):
+        strategies = listed(sorted({run.strategy for run in runs if run.usable and run.workers == 1}), 6) or "none"
+        raise UsageError(f"--base {base}: no usable run of one worker by it; strategies that have one: {strategies}")
+    return with_base_of(curves, runs, base) if base else list(curves)

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
 
-from hpcdl.report.analysis.names import counted, listed, other_differences, point_name
+from hpcdl.report.analysis.names import counted, listed, point_name
 from hpcdl.report.analysis.scaling import Curve
+from hpcdl.report.analysis.settings import trifling_differences
 from hpcdl.report.runs.run import NOT_MEASURED, Run
 
 
@@ -19,10 +20,11 @@ def caveats(runs: Sequence[Run], unreadable: Sequence[str], curves: Sequence[Cur
         lambda: _mixed(runs, "processor", "machines by processor"),
         lambda: _mixed(runs, "version", "versions"),
         lambda: _missing_base(curves),
+        lambda: _borrowed_base(curves),
         lambda: _single_measurements(curves),
         lambda: _uneven(curves),
         lambda: _changing(curves),
-        lambda: other_differences([run for run in runs if run.usable]),
+        lambda: trifling_differences([run for run in runs if run.usable]),
         lambda: _own_warnings(runs),
     )
     return [line for rule in rules for line in rule()]
@@ -75,6 +77,13 @@ def _missing_base(curves: Sequence[Curve]) -> Iterable[str]:
         yield f"single point: nothing to compare with along n: {listed(lonely)}"
 
 
+def _borrowed_base(curves: Sequence[Curve]) -> Iterable[str]:
+    found = [point_name(curve, curve.points[0]) for curve in curves if curve.borrowed]
+    if found:
+        strategy = next(curve.base.first.strategy for curve in curves if curve.borrowed)
+        yield f"base of another strategy: efficiency is relative to one worker of {strategy}: {listed(found)}"
+
+
 def _single_measurements(curves: Sequence[Curve]) -> Iterable[str]:
     found = _points_where(curves, lambda count: count == 1)
     if found:
@@ -92,15 +101,24 @@ def _uneven(curves: Sequence[Curve]) -> Iterable[str]:
 
 
 def _changing(curves: Sequence[Curve]) -> Iterable[str]:
-    found = []
+    """What else than n changes along a curve: servers and settings may grow with it, and a reader must know."""
+    found: dict[str, list[str]] = {}
     for curve in curves:
-        if curve.mode == "scale-up":
-            continue
-        threads = {point.first.threads for point in curve.points if point.first.threads is not None}
-        if len(threads) > 1:
-            found.append(f"{curve.mode} {curve.first.strategy} {curve.first.model}: {sorted(threads)}")
-    if found:
-        yield f"threads per worker change along a curve, so n is not all that differs: {listed(found)}"
+        for name, values in _values_along(curve):
+            if len(values) > 1:
+                where = f"{curve.mode} {curve.first.strategy} {curve.first.model}: {', '.join(map(str, values))}"
+                found.setdefault(name, []).append(where)
+    for name, told in found.items():
+        yield f"{name} change along a curve, so n is not all that differs: {listed(told)}"
+
+
+def _values_along(curve: Curve) -> Iterable[tuple[str, list[object]]]:
+    runs = [point.first for point in curve.points]
+    if curve.mode != "scale-up":
+        yield "threads per worker", list(dict.fromkeys(run.threads for run in runs if run.threads is not None))
+    yield "servers", list(dict.fromkeys(run.servers for run in runs))
+    for key in curve.first.settings:
+        yield f"settings of {key}", list(dict.fromkeys(run.settings.get(key) for run in runs))
 
 
 def _own_warnings(runs: Sequence[Run]) -> Iterable[str]:

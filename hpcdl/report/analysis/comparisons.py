@@ -5,23 +5,42 @@ from __future__ import annotations
 import dataclasses
 import itertools
 import math
-from collections.abc import Iterator, Sequence
+import statistics
+from collections.abc import Hashable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from hpcdl.core.errors import UnknownNameError, UsageError
 from hpcdl.core.statistics import Ratio, holm, welch_log_ratio
-from hpcdl.report.analysis.names import counted
+from hpcdl.report.analysis.names import counted, label_of, setting_words, telling_settings
+from hpcdl.report.analysis.settings import MATTERING, OF_STRATEGY
 from hpcdl.report.runs.run import Run, positive
 
 SIGNIFICANCE = 0.05
 UNDECIDED = "not distinguishable"
-_SHARED = ("model", "data", "machine", "processor", "version", "workers", "batch_per_rank")
-_OWN = ("strategy", "variant", "servers", "nodes", "ranks_per_node", "threads")
+STRATEGIES = "strategies"
+"""The kind of comparison that every report makes."""
+MOST_CONTENDERS = 16
+"""Up to so many contenders every pair is compared; of more each with the fastest, or one looked too often to tell."""
+_JOB = ("model", "data", "workers", "batch_per_rank", "strategy", "servers", "nodes", "ranks_per_node", "threads",
+        "profile", "machine", "processor", "version")  # fmt: skip
+"""What makes two runs repeats of one setting, beside `settings`."""
+_FREE: Mapping[str, tuple[str, ...]] = {
+    STRATEGIES: ("strategy", "servers", "nodes", "ranks_per_node", "threads", "profile"),
+    "machine": ("machine", "processor", "version", "nodes", "ranks_per_node", "threads", "profile"),
+    "processor": ("machine", "processor", "version", "nodes", "ranks_per_node", "threads", "profile"),
+    "version": ("version",),
+    "servers": ("servers", "nodes"),
+    "threads": ("threads", "profile"),
+    "profile": ("profile", "threads"),
+}
+"""What contenders may differ in, by what is compared; machines of different kinds never have the same threads."""
+_COUNTS = ("servers", "threads")
 
 
 @dataclass(frozen=True, kw_only=True)
 class Contender:
-    """The repeats of one strategy in a contest."""
+    """The repeats of one setting in a contest."""
 
     name: str
     runs: tuple[Run, ...]
@@ -34,26 +53,47 @@ class Contender:
 
 @dataclass(frozen=True, kw_only=True)
 class Contest:
-    """Strategies that ran the same job; `target` is the accuracy that all of them reached, None without one."""
+    """Settings that ran the same job; `target` is the accuracy that all of them reached, None without one.
 
+    `kind` is what is compared: strategies, or a field or setting (`machine`, `learning-rate`).
+    """
+
+    kind: str
     where: str
     contenders: tuple[Contender, ...]
     target: float | None
 
 
-def build_contests(runs: Sequence[Run]) -> list[Contest]:
-    """Every job (model, data, machine, version, workers, batch) that two strategies or variants or more ran."""
-    settings: dict[tuple[object, ...], dict[tuple[object, ...], list[Run]]] = {}
+def check_comparable(key: str, runs: Sequence[Run]) -> None:
+    """UsageError where runs cannot be compared by `key`: it is no such thing, or they do not differ in it."""
+    if key in _FREE and key != STRATEGIES:
+        values = {str(getattr(run, key)) for run in runs}
+    elif key in MATTERING:
+        values = {run.settings.get(key, "") for run in runs}
+    else:
+        raise UnknownNameError("--compare", key, [*(name for name in _FREE if name != STRATEGIES), *MATTERING])
+    if len(values) < 2:
+        raise UsageError(f"--compare {key}: all runs have the same; name runs that differ in it")
+
+
+def build_contests(runs: Sequence[Run], by: str = STRATEGIES) -> list[Contest]:
+    """Every job that two contenders or more ran: strategies with any settings, or what differs in `by` alone."""
+    free = _FREE.get(by, ())
+    fixed = [name for name in _JOB if name not in free]
+    jobs: dict[Hashable, dict[Hashable, list[Run]]] = {}
     for run in runs:
         if run.usable:
-            shared = settings.setdefault(tuple(getattr(run, name) for name in _SHARED), {})
-            shared.setdefault(tuple(getattr(run, name) for name in _OWN), []).append(run)
-    ordered = sorted(settings.items(), key=lambda item: [str(value).zfill(9) for value in item[0]])
-    return [_contest(list(groups.values())) for _, groups in ordered if len({key[:2] for key in groups}) > 1]
+            settings = () if by == STRATEGIES else tuple(item for item in run.settings.items() if item[0] != by)
+            job = jobs.setdefault((*(getattr(run, name) for name in fixed), settings), {})
+            own = (*(getattr(run, name) for name in free), *run.settings.items())
+            job.setdefault(own, []).append(run)
+    ordered = sorted(jobs.items(), key=lambda item: [str(value).zfill(9) for value in item[0]])  # type: ignore[attr-defined]
+    contests = [_contest(by, list(groups.values())) for _, groups in ordered]
+    return [contest for contest in contests if len({_kind(item.first, by) for item in contest.contenders}) > 1]
 
 
 def comparisons(contests: Sequence[Contest]) -> list[Comparison]:
-    """All pairs of different strategies or variants that ran on as many nodes, or with as many ranks on each."""
+    """All pairs of a contest that differ in one thing; strategies also need as many nodes, or ranks on each."""
     return [found for contest in contests for a, b in _pairs(contest) for found in _compared(contest, a, b)]
 
 
@@ -74,47 +114,81 @@ def communication_share(run: Run) -> float | None:
 
 
 def _pairs(contest: Contest) -> Iterator[tuple[Contender, Contender]]:
-    for a, b in itertools.combinations(contest.contenders, 2):
-        alike = a.first.nodes == b.first.nodes or a.first.ranks_per_node == b.first.ranks_per_node
-        if _kind(a) != _kind(b) and alike:
+    several = contest.contenders
+    if len(several) > MOST_CONTENDERS:
+        best = max(several, key=lambda item: statistics.fmean(run.images_per_second or 0.0 for run in item.runs))
+        pairs = [(best, other) for other in several if other is not best]
+    else:
+        pairs = list(itertools.combinations(several, 2))
+    for a, b in pairs:
+        if contest.kind == STRATEGIES and not _one_difference(a.first, b.first):
+            continue
+        if _kind(a.first, contest.kind) != _kind(b.first, contest.kind):
             yield a, b
 
 
-def _kind(contender: Contender) -> tuple[str, str]:
-    return contender.first.strategy, contender.first.variant
+def _one_difference(a: Run, b: Run) -> bool:
+    """Whether two runs differ in one thing: a strategy with what belongs to it, or one setting."""
+    if a.nodes != b.nodes and a.ranks_per_node != b.ranks_per_node:
+        return False
+    differing = {key for key, value in a.settings.items() if b.settings.get(key) != value}
+    return differing <= OF_STRATEGY if a.strategy != b.strategy else len(differing) == 1
+
+
+def _kind(run: Run, by: str) -> Hashable:
+    """What a contender stands for: contenders of one kind are told apart, but not compared."""
+    if by == STRATEGIES:
+        return run.strategy, run.variant
+    return run.settings.get(by) if by in MATTERING else getattr(run, by)
 
 
 def _compared(contest: Contest, a: Contender, b: Contender) -> Iterator[Comparison]:
     sides = [(side.name, [run.images_per_second or 0.0 for run in side.runs]) for side in (a, b)]
-    found = compare("strategies", "images_per_second", contest.where, sides[0], sides[1])
+    found = compare(contest.kind, "images_per_second", contest.where, sides[0], sides[1])
     if found is not None:
         yield found
     if contest.target is None:
         return
     times = [(side.name, [seconds_to(run, contest.target) or 0.0 for run in side.runs]) for side in (a, b)]
-    found = compare("strategies", "seconds_to_accuracy", contest.where, times[0], times[1], higher_is_better=False)
+    found = compare(contest.kind, "seconds_to_accuracy", contest.where, times[0], times[1], higher_is_better=False)
     if found is not None:
         yield found
 
 
-def _contest(groups: Sequence[Sequence[Run]]) -> Contest:
+def _contest(by: str, groups: Sequence[Sequence[Run]]) -> Contest:
     run = groups[0][0]
-    names = _names([group[0] for group in groups])
+    names = _names(by, [group[0] for group in groups])
     contenders = tuple(Contender(name=name, runs=tuple(group)) for name, group in zip(names, groups, strict=True))
-    where = f"{run.model}, {counted(run.workers, 'worker')}, batch {run.batch_per_rank} per worker"
-    return Contest(where=where, contenders=contenders, target=_target([run for group in groups for run in group]))
+    strategy = "" if by == STRATEGIES else f"{run.strategy}, "
+    where = f"{run.model}, {strategy}{counted(run.workers, 'worker')}, batch {run.batch_per_rank} per worker"
+    target = _target([run for group in groups for run in group])
+    return Contest(kind=by, where=where, contenders=contenders, target=target)
 
 
-def _names(firsts: Sequence[Run]) -> list[str]:
-    """The strategy's name, with what tells its variants apart."""
-    names = []
+def _names(by: str, firsts: Sequence[Run]) -> list[str]:
+    """What is compared, with what tells its siblings apart."""
+    families: dict[str, list[Run]] = {}
     for run in firsts:
-        siblings = [other for other in firsts if other.strategy == run.strategy]
-        extras = [name for name in _OWN[2:] if len({getattr(other, name) for other in siblings}) > 1]
-        told = [run.variant] if run.variant and len({other.variant for other in siblings}) > 1 else []
-        told += [f"{name.replace('_', ' ')} {getattr(run, name)}" for name in extras]
-        names.append(" ".join([run.strategy, *(f"({', '.join(told)})" for _ in told[:1])]))
+        families.setdefault(_headline(run, by), []).append(run)
+    shown = {
+        name: [field for field in _FREE.get(by, ()) if field != by and len({getattr(run, field) for run in runs}) > 1]
+        for name, runs in families.items()
+    }
+    names = []
+    for run, telling in zip(firsts, telling_settings(firsts), strict=True):
+        headline = _headline(run, by)
+        told = [setting_words(run, key, run.settings[key]) for key in run.settings if key in telling and key != by]
+        told += [f"{name.replace('_', ' ')} {getattr(run, name)}" for name in shown[headline] if name != "strategy"]
+        names.append(" ".join([headline, *(f"({', '.join(told)})" for _ in told[:1])]))
     return names
+
+
+def _headline(run: Run, by: str) -> str:
+    if by == STRATEGIES:
+        return label_of(run, "strategy", run.strategy)
+    if by in MATTERING:
+        return setting_words(run, by, run.settings.get(by, ""))
+    return f"{by} {getattr(run, by)}" if by in _COUNTS else str(getattr(run, by)) or f"unknown {by}"
 
 
 def _target(runs: Sequence[Run]) -> float | None:
@@ -128,7 +202,7 @@ def _target(runs: Sequence[Run]) -> float | None:
 class Comparison:
     """`a` against `b` in one measure; `ratio` is a's mean over b's, `p_holm` None until corrected or with single runs.
 
-    `kind` is `strategies` or `baseline`, `where` the setting that both share.
+    `kind` is `strategies`, `baseline`, or what --compare named; `where` is the setting that both share.
     """
 
     kind: str

@@ -1,16 +1,14 @@
 """Laws fitted to the curves, the size at which efficiency falls below 80 %, and alpha and beta of communication.
 
-Exposed communication: seconds = alpha x rounds + beta x bytes, by each strategy's own cost.
-Rounds and bytes on the critical path of one exchange of n bytes among p workers (Thakur, Rabenseifner, Gropp 2005;
-Patarasuk, Yuan 2009), all gradients taken as one message. What computing hides is not in the seconds, so that alpha
-and beta are those that training feels, at most the network's own.
+Exposed communication: seconds = alpha x rounds + beta x bytes, both as comm/observed counted them on the busiest rank,
+with whatever variant, period, packing or number of ranks a run had. What computing hides is not in the seconds, so that
+alpha and beta are those that training feels, at most the network's own.
 """
 
 from __future__ import annotations
 
 import dataclasses
-import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -52,10 +50,10 @@ class CurveFit:
             "version": run.version,
             "batch_per_rank": None if self.curve.mode == "strong" else run.batch_per_rank,
             "global_batch": run.global_batch if self.curve.mode == "strong" else None,
-            "variant": run.variant,
+            "variant": self.curve.variant,
             "split": dict(self.curve.split),
             "axis": self.curve.axis,
-            "base": self.curve.base.n,
+            "base": self.curve.points[0].n,
             "parameters": {name: dataclasses.asdict(value) for name, value in self.fit.parameters.items()},
             "r2": self.fit.r2,
             "spread": self.fit.spread,
@@ -79,28 +77,8 @@ def fit_curves(curves: Sequence[Curve]) -> list[CurveFit]:
         for name in _LAWS_OF_MODE[curve.mode]:
             fit = fit_scaling(LAWS[name], n, throughput)
             if fit is not None:
-                found.append(CurveFit(curve=curve, fit=fit, below=crossing(fit, float(curve.base.n), TARGET)))
+                found.append(CurveFit(curve=curve, fit=fit, below=crossing(fit, float(curve.points[0].n), TARGET)))
     return found
-
-
-_Cost = Callable[[int, int, int], tuple[float, float]]
-
-
-def _levels(p: int) -> int:
-    return math.ceil(math.log2(p))
-
-
-COSTS: Mapping[str, _Cost] = {
-    "ring": lambda p, n, servers: (2 * (p - 1), 2 * n * (p - 1) / p),
-    "halving-doubling": lambda p, n, servers: (2 * _levels(p), 2 * n * (p - 1) / p),
-    "recursive-doubling": lambda p, n, servers: (_levels(p), _levels(p) * n),
-    "tree": lambda p, n, servers: (2 * _levels(p), 2 * _levels(p) * n),
-    "sync-easgd": lambda p, n, servers: (2 * _levels(p), 2 * _levels(p) * n),
-    "ps": lambda p, n, servers: (2 * p, 2 * p * n / max(servers, 1)),
-    "grpc-ps": lambda p, n, servers: (2 * p, 2 * p * n / max(servers, 1)),
-    "easgd": lambda p, n, servers: (2 * p, 2 * p * n / max(servers, 1)),
-}
-"""Strategy -> (rounds, bytes) from workers, gradient bytes and servers; strategies without a formula are left out."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -129,15 +107,14 @@ class CommunicationFit:
 
 
 def fit_communication(runs: Sequence[Run]) -> list[CommunicationFit]:
-    """A fit for each strategy and machine whose runs differ enough in workers or size to tell alpha from beta."""
+    """A fit for each strategy and machine whose runs differ enough in rounds or bytes to tell alpha from beta."""
     groups: dict[tuple[str, str, str], list[Run]] = {}
     for run in runs:
         if _measured(run):
             groups.setdefault((run.strategy, run.machine, run.processor), []).append(run)
     found = []
     for (strategy, machine, processor), members in sorted(groups.items()):
-        cost = COSTS[strategy]
-        design = [cost(run.workers, run.gradient_bytes or 0, run.servers) for run in members]
+        design = [(run.rounds_per_step or 0.0, run.round_bytes_per_step or 0.0) for run in members]
         fit = fit_relative(design, [run.parts["exposed_communication"] for run in members])
         if fit is not None and len(set(design)) > 1:
             found.append(CommunicationFit(strategy=strategy, machine=machine or processor, fit=fit))
@@ -145,6 +122,5 @@ def fit_communication(runs: Sequence[Run]) -> list[CommunicationFit]:
 
 
 def _measured(run: Run) -> bool:
-    exchanges = run.strategy in COSTS and (run.workers > 1 or run.servers > 0)
-    exchanges = exchanges and run.config.get("compress", "none") == "none"
-    return run.usable and exchanges and bool(run.gradient_bytes) and positive(run.parts.get("exposed_communication"))
+    counted = positive(run.rounds_per_step) and positive(run.round_bytes_per_step)
+    return run.usable and counted and positive(run.parts.get("exposed_communication"))

@@ -2,9 +2,10 @@
 
 Repeats are averaged, different settings never.
 
-A curve is what one strategy, model, data set, machine and version reach along n, at one batch size: per worker in
-weak scaling, global in strong scaling. n counts workers; in scale-up it counts threads. With base b, the smallest n
-present, speed-up is X_n / X_b and efficiency (X_n / X_b) / (n / b), which for weak scaling is (X_n / n) / (X_b / b).
+A curve is what one strategy, model, data set, machine and version reach along n, at one batch size (per worker in weak
+scaling, global in strong scaling) and with the same settings that cost time. n counts workers; in scale-up it counts
+threads. With base b, the smallest n present, speed-up is X_n / X_b and efficiency (X_n / X_b) / (n / b), which for weak
+scaling is (X_n / n) / (X_b / b). Where a method has no point of one worker, the base may be another strategy's.
 """
 
 from __future__ import annotations
@@ -12,23 +13,28 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from operator import attrgetter
 from typing import Any
 
 from hpcdl.core.statistics import Estimate, Ratio, estimate, welch_log_ratio
+from hpcdl.report.analysis.settings import COSTLY, OF_STRATEGY, settings_row
 from hpcdl.report.runs.run import MODES, Run
 
-_FIXED = ("strategy", "model", "data", "variant", "machine", "processor", "version")
+_FIXED = ("strategy", "model", "data", "machine", "processor", "version")
 _BATCH: Mapping[str, tuple[str, ...]] = {
     "weak": ("batch_per_rank",),
     "strong": ("global_batch",),
     "scale-up": ("batch_per_rank", "workers", "nodes"),
 }
 _SPLIT: Mapping[str, tuple[str, ...]] = {
-    "weak": ("servers", "ranks_per_node", "threads", "nodes", "global_batch"),
-    "strong": ("servers", "ranks_per_node", "threads", "nodes", "batch_per_rank"),
-    "scale-up": ("servers", "ranks_per_node", "global_batch"),
+    "weak": ("servers", "ranks_per_node", "threads", "profile", "nodes", "global_batch"),
+    "strong": ("servers", "ranks_per_node", "threads", "profile", "nodes", "batch_per_rank"),
+    "scale-up": ("servers", "ranks_per_node", "profile", "global_batch"),
 }
-"""A curve that has two values of one of these at the same n is split by it: settings are never averaged."""
+"""A curve that has two values of one of these at the same n is split by it: settings are never averaged.
+
+So it is with settings that cost no time, such as the learning rate: they may change along n, as servers may.
+"""
 _SETTINGS = (
     "strategy", "model", "nodes", "ranks", "workers", "servers", "ranks_per_node", "threads", "batch_per_rank",
     "global_batch", "machine", "version",
@@ -41,7 +47,9 @@ COLUMNS = (
     "n",
     "data",
     "variant",
+    "settings",
     "base",
+    "base_strategy",
     *(f"images_per_second_{name}" for name in ("mean", "std", "ci95")),
     *(f"{measure}_{name}" for measure in _RATIOS for name in ("mean", "std", "ci95", "low", "high")),
 )
@@ -69,16 +77,31 @@ class Point:
 
 @dataclass(frozen=True, kw_only=True)
 class Curve:
-    """Points by rising n; `split` names what sets this curve apart from its siblings, as ("servers", 2)."""
+    """Points by rising n; `split` names what sets this curve apart from its siblings, as ("servers", 2).
+
+    `base` is the point that all are compared with: the first, or one of another strategy.
+    """
 
     mode: str
     split: tuple[tuple[str, Any], ...]
     points: tuple[Point, ...]
+    base: Point
 
     @property
-    def base(self) -> Point:
-        """The point that the others are compared with."""
-        return self.points[0]
+    def borrowed(self) -> bool:
+        """Whether the base is another strategy's."""
+        return self.base is not self.points[0]
+
+    @property
+    def settings(self) -> Mapping[str, str]:
+        """Those of the settings that keep runs apart which are the same all along."""
+        common = set.intersection(*(set(point.first.settings.items()) for point in self.points))
+        return {key: value for key, value in self.first.settings.items() if (key, value) in common}
+
+    @property
+    def variant(self) -> str:
+        """Its settings in words."""
+        return ", ".join(f"{key} {value}" for key, value in self.settings.items())
 
     @property
     def first(self) -> Run:
@@ -121,7 +144,11 @@ def axis_value(mode: str, run: Run) -> int | None:
 
 def _key(mode: str) -> Callable[[Run], Hashable]:
     names = (*_FIXED, *_BATCH[mode])
-    return lambda run: tuple(getattr(run, name) for name in names)
+    return lambda run: (*(getattr(run, name) for name in names), *_costly(run))
+
+
+def _costly(run: Run) -> tuple[tuple[str, str], ...]:
+    return tuple(item for item in run.settings.items() if item[0] in COSTLY)
 
 
 def _grouped(runs: Iterable[Run], key: Callable[[Run], Hashable]) -> list[list[Run]]:
@@ -136,70 +163,119 @@ def _varies(mode: str, group: Sequence[Run]) -> bool:
 
 
 def _curves_of(mode: str, group: Sequence[Run]) -> list[Curve]:
-    parts: list[tuple[tuple[tuple[str, Any], ...], Sequence[Run]]] = [((), group)] if group else []
-    for name in _SPLIT[mode]:
-        parts = [piece for split, runs in parts for piece in _split(mode, name, split, runs)]
-    return [Curve(mode=mode, split=split, points=_points(mode, runs)) for split, runs in parts]
+    parts: list[_Part] = [((), group)] if group else []
+    free = [key for key in (group[0].settings if group else ()) if key not in COSTLY]
+    # Settings first: servers that grow with the workers must not be split because two learning rates were tried.
+    ways: list[tuple[str, Callable[[Run], Any]]] = [(key, _setting(key)) for key in free]
+    ways += [(name, attrgetter(name)) for name in _SPLIT[mode]]
+    for name, value in ways:
+        parts = [piece for split, runs in parts for piece in _split(mode, name, value, split, runs)]
+    return [_curve(mode, split, _by_n(mode, runs)) for split, runs in parts]
+
+
+def _setting(key: str) -> Callable[[Run], str | None]:
+    return lambda run: run.settings.get(key)
+
+
+_Part = tuple[tuple[tuple[str, Any], ...], Sequence[Run]]
 
 
 def _split(
-    mode: str, name: str, split: tuple[tuple[str, Any], ...], runs: Sequence[Run]
-) -> list[tuple[tuple[tuple[str, Any], ...], Sequence[Run]]]:
+    mode: str, name: str, value: Callable[[Run], Any], split: tuple[tuple[str, Any], ...], runs: Sequence[Run]
+) -> list[_Part]:
     values_at = defaultdict(set)
     for run in runs:
-        values_at[axis_value(mode, run)].add(getattr(run, name))
+        values_at[axis_value(mode, run)].add(value(run))
     if all(len(values) == 1 for values in values_at.values()):
         return [(split, runs)]
-    groups = _grouped(runs, lambda run: getattr(run, name))
-    return [((*split, (name, getattr(group[0], name))), group) for group in groups]
+    return [((*split, (name, value(group[0]))), group) for group in _grouped(runs, value)]
 
 
-def _points(mode: str, runs: Sequence[Run]) -> tuple[Point, ...]:
+def _by_n(mode: str, runs: Sequence[Run]) -> dict[int, list[Run]]:
     groups: dict[int, list[Run]] = defaultdict(list)
     for run in runs:
         groups[axis_value(mode, run) or 0].append(run)
-    base_n = min(groups)
-    base = groups[base_n]
-    return tuple(_point(n, groups[n], base_n, base) for n in sorted(groups))
+    return {n: groups[n] for n in sorted(groups)}
 
 
-def _point(n: int, runs: Sequence[Run], base_n: int, base: Sequence[Run]) -> Point:
+def _curve(
+    mode: str, split: tuple[tuple[str, Any], ...], groups: Mapping[int, Sequence[Run]], base: Point | None = None
+) -> Curve:
+    """The curve of runs by n, relative to `base`, by default its own first point."""
+    first, *rest = groups.items()
+    start = _point(*first, base)
+    base = base or start
+    return Curve(mode=mode, split=split, points=(start, *(_point(n, runs, base) for n, runs in rest)), base=base)
+
+
+def _point(n: int, runs: Sequence[Run], base: Point | None = None) -> Point:
+    """The repeats of one setting at n, relative to `base`; without one it is a base itself."""
     throughput = [run.images_per_second or 0.0 for run in runs]
-    if runs is base:
-        speedup = Ratio(value=1.0, low=1.0, high=1.0, p_value=None, std=0.0, n=len(runs), n_base=len(base))
+    if base is None:
+        speedup = Ratio(value=1.0, low=1.0, high=1.0, p_value=None, std=0.0, n=len(runs), n_base=len(runs))
     else:
-        speedup = welch_log_ratio(throughput, [run.images_per_second or 0.0 for run in base])
+        speedup = welch_log_ratio(throughput, [run.images_per_second or 0.0 for run in base.runs])
+    base_n, base_nodes = (n, runs[0].nodes) if base is None else (base.n, base.first.nodes)
     return Point(
         n=n,
         runs=tuple(runs),
         throughput=estimate(throughput),
         speedup=speedup,
         efficiency=speedup.scaled(base_n / n),
-        efficiency_per_node=speedup.scaled(base[0].nodes / runs[0].nodes),
+        efficiency_per_node=speedup.scaled(base_nodes / runs[0].nodes),
     )
+
+
+def with_base_of(curves: Sequence[Curve], runs: Sequence[Run], strategy: str) -> list[Curve]:
+    """The curves with the one-worker runs of `strategy` as base where they have no point of one worker themselves.
+
+    A curve keeps its own base where no run of `strategy` had its settings, but for those of the exchange.
+    """
+    candidates = [run for run in runs if run.usable and run.strategy == strategy and run.workers == 1]
+    return [_rebased(curve, candidates) if curve.mode != "scale-up" and curve.base.n > 1 else curve for curve in curves]
+
+
+def _rebased(curve: Curve, candidates: Sequence[Run]) -> Curve:
+    names = [name for name in (*_FIXED, *_BATCH[curve.mode]) if name != "strategy"]
+
+    def job(run: Run) -> tuple[Hashable, ...]:
+        shared = [item for item in run.settings.items() if item[0] not in OF_STRATEGY and item[0] in curve.settings]
+        return (*(getattr(run, name) for name in names), *shared)
+
+    able = [run for run in candidates if run.mode in ("", curve.mode) and job(run) == job(curve.first)]
+    alike = _grouped(able, lambda run: (run.threads, run.profile, run.variant))
+    close = [group for group in alike if group[0].threads == curve.first.threads] or alike
+    if len(close) != 1:
+        return curve
+    base = _point(1, close[0])
+    return _curve(curve.mode, curve.split, {point.n: point.runs for point in curve.points}, base)
 
 
 def _order(curve: Curve) -> tuple[Any, ...]:
     run = curve.first
-    fixed = tuple(str(getattr(run, name)) for name in ("model", "strategy", "variant", "data", "machine", "version"))
+    fixed = tuple(str(getattr(run, name)) for name in ("model", "strategy", "data", "machine", "version"))
     batch = run.global_batch if curve.mode == "strong" else run.batch_per_rank
-    return (MODES.index(curve.mode), *fixed, batch, [(name, str(value)) for name, value in curve.split])
+    return (MODES.index(curve.mode), *fixed, curve.variant, batch, [(name, str(value)) for name, value in curve.split])
 
 
-def scaling_rows(curves: Iterable[Curve]) -> list[dict[str, Any]]:
-    """One row for each point; `n` counts the runs behind it, `base` is the n of its curve's base."""
-    return [_row(curve, point) for curve in curves for point in curve.points]
+def scaling_rows(curves: Iterable[Curve], varying: Sequence[str] = ()) -> list[dict[str, Any]]:
+    """One row for each point; `n` counts the runs behind it, `base` is the n of its curve's base.
+
+    `settings` holds the values of the `varying` keys of `hpcdl train`.
+    """
+    return [_row(curve, point, varying) for curve in curves for point in curve.points]
 
 
 def flat_row(row: Mapping[str, Any]) -> dict[str, Any]:
     """A row with its measures spread over columns: `efficiency_mean`, `efficiency_std`, `efficiency_ci95`."""
     flat = {name: value for name, value in row.items() if name not in _MEASURES}
+    flat["settings"] = ", ".join(f"{key}={value}" for key, value in row["settings"].items())
     for measure in _MEASURES:
         flat |= {f"{measure}_{name}": value for name, value in row[measure].items()}
     return flat
 
 
-def _row(curve: Curve, point: Point) -> dict[str, Any]:
+def _row(curve: Curve, point: Point, varying: Sequence[str]) -> dict[str, Any]:
     run = point.first
     return {
         "mode": curve.mode,
@@ -211,7 +287,9 @@ def _row(curve: Curve, point: Point) -> dict[str, Any]:
         "efficiency_per_node": _ratio(point.efficiency_per_node),
         "data": run.data,
         "variant": run.variant,
+        "settings": settings_row(run, varying),
         "base": curve.base.n,
+        "base_strategy": curve.base.first.strategy,
     }
 
 

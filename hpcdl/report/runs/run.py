@@ -6,6 +6,7 @@ import math
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields
+from pathlib import Path
 from typing import Any
 
 from hpcdl.core.records import PARTS, HistoryPoint, RunRecord
@@ -29,7 +30,9 @@ class ServerLoad:
 class Run:
     """One run. `batch_per_rank` is per worker; times in seconds; None means not measured.
 
-    `config` holds its settings as text, `variant` those that keep it apart from other runs of the study.
+    `config` holds its settings as text, `settings` those of them that keep it apart from other runs of its network and
+    data, once a report has looked at all runs; `labels` are their study's names of settings and of `key=value`; `profile` names the file of the node profile.
+    `rounds_per_step` and `round_bytes_per_step` are those of the rank that has most to do.
     """
 
     name: str
@@ -70,8 +73,17 @@ class Run:
     hosts: tuple[str, ...] = ()
     software: Mapping[str, str] = field(default_factory=dict)
     config: Mapping[str, str] = field(default_factory=dict)
-    variant: str = ""
+    profile: str = ""
+    settings: Mapping[str, str] = field(default_factory=dict)
+    labels: Mapping[str, str] = field(default_factory=dict)
+    rounds_per_step: float | None = None
+    round_bytes_per_step: float | None = None
     warnings: tuple[str, ...] = ()
+
+    @property
+    def variant(self) -> str:
+        """The settings that keep it apart, in words."""
+        return ", ".join(f"{key} {value}" for key, value in self.settings.items())
 
     @property
     def usable(self) -> bool:
@@ -105,6 +117,9 @@ def from_record(record: RunRecord, name: str) -> Run:
         for item in record.rank_records
         if item.role == "server"
     )
+    counts = [(item.rounds_per_step, item.round_bytes_per_step) for item in record.rank_records]
+    known_counts = [(rounds, size) for rounds, size in counts if rounds is not None and size is not None]
+    busiest = max(known_counts, key=lambda pair: pair[::-1]) if len(known_counts) == len(counts) > 0 else (None, None)
     return Run(**known | {
         "name": name,
         "mode": record.mode if record.mode in MODES else "",
@@ -115,6 +130,9 @@ def from_record(record: RunRecord, name: str) -> Run:
         "step_seconds_p95": quantiles(steps, [0.95])[0] if steps else record.step_seconds_quantiles.get("95%"),
         "parts": {part: record.parts[part] for part in PARTS if math.isfinite(record.parts.get(part, math.nan))},
         "bytes_per_step": finite(record.bytes_sent_per_step),
+        "rounds_per_step": busiest[0],
+        "round_bytes_per_step": busiest[1],
+        "profile": Path(record.profile).name,
         "server_loads": tuple(loads),
         "config": {key: str(value) for key, value in record.config.items()},
     })  # fmt: skip

@@ -1,0 +1,111 @@
+"""Which settings keep runs apart: those that config/schema declares to matter, where runs of a job differ in them."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any
+
+from hpcdl.config.load import all_settings, groups_of
+from hpcdl.config.schema import TrainConfig
+from hpcdl.config.settings import Matters, Setting, settings_of
+from hpcdl.report.runs.run import Run
+
+_RECORDED: Mapping[str, Callable[[Run], Any]] = {
+    "model": lambda run: run.model,
+    "data": lambda run: run.data,
+    "strategy": lambda run: run.strategy,
+    "batch-size": lambda run: run.batch_per_rank,
+    "ranks": lambda run: run.ranks,
+    "servers": lambda run: run.servers,
+    "profile": lambda run: run.profile,
+}
+"""Settings that a record holds in fields of its own, as they came out."""
+_SETTINGS: Mapping[str, Setting] = {item.key: item for item in all_settings(TrainConfig)}
+MATTERING = tuple(
+    key
+    for key, item in _SETTINGS.items()
+    if item.matters and Matters.REPEAT not in item.matters and key not in _RECORDED
+)
+"""Settings that change results, extent or time, but for those in which repeats differ."""
+COSTLY = frozenset(key for key in MATTERING if Matters.TIME in (_SETTINGS[key].matters or Matters.NOTHING))
+"""Settings that change what a step does or sends."""
+_EXCHANGE = ("exchange", "elastic")
+OF_STRATEGY = frozenset(item.key for name, group in groups_of(TrainConfig).items() if name in _EXCHANGE
+                        for item in settings_of(group))  # fmt: skip
+"""Settings of how ranks exchange: what belongs to a strategy, and another strategy may not have."""
+_OF_ONE_CALL = ("resume", "allow")
+UNSTATED = "unstated"
+"""The value of every setting of a run that was measured elsewhere, and said nothing of its settings."""
+
+
+def told_apart(runs: Sequence[Run]) -> list[Run]:
+    """The runs with `settings` holding those that matter and differ among the runs of one network and data set."""
+    jobs: dict[tuple[str, str], list[Run]] = {}
+    for run in runs:
+        jobs.setdefault((run.model, run.data), []).append(run)
+    varying = {job: _varying(members, MATTERING) for job, members in jobs.items()}
+    return [
+        dataclasses.replace(run, settings={key: value_of(run, key) for key in keys})
+        if (keys := varying[run.model, run.data])
+        else run
+        for run in runs
+    ]
+
+
+def value_of(run: Run, key: str) -> str:
+    """A setting of a run as text; what the record leaves out had its default."""
+    if not run.config:
+        return UNSTATED
+    item = _SETTINGS[key]
+    if item.kind == "Path" and Matters.RESULT not in (item.matters or Matters.NOTHING):
+        return "given" if key in run.config else "none"  # where it is differs by job, and changes nothing
+    return run.config.get(key, default_of(key))
+
+
+def default_of(key: str) -> str:
+    """The default of a setting as text."""
+    default = _SETTINGS[key].default
+    return "none" if default is None else str(default)
+
+
+def varying_keys(runs: Iterable[Run]) -> list[str]:
+    """Every key of `hpcdl train` that matters and in which `runs` differ, those with fields of their own first."""
+    members = list(runs)
+    recorded = [key for key, field in _RECORDED.items() if len({field(run) for run in members}) > 1]
+    return recorded + _varying(members, MATTERING)
+
+
+def settings_row(run: Run, keys: Iterable[str]) -> dict[str, Any]:
+    """The run's values of `keys` in types that JSON has."""
+    return {key: _RECORDED[key](run) if key in _RECORDED else _typed(key, value_of(run, key)) for key in keys}
+
+
+def trifling_differences(runs: Sequence[Run]) -> Iterable[str]:
+    """A line for the settings in which runs differ though they change neither results nor time."""
+    trifles = [
+        key
+        for key, item in _SETTINGS.items()
+        if item.matters is Matters.NOTHING and item.kind != "Path" and key not in _OF_ONE_CALL
+    ]
+    told = [
+        f"{key} ({', '.join(sorted({value_of(run, key) for run in runs if run.config}))})"
+        for key in _varying([run for run in runs if run.config], trifles)
+    ]
+    if told:
+        yield f"runs differ in settings that change neither results nor time, and are averaged: {', '.join(told)}"
+
+
+def _varying(runs: Sequence[Run], keys: Iterable[str]) -> list[str]:
+    """The keys of which `runs` have more than one value; runs of a study share most of their configs' values."""
+    return [key for key in keys if len({value_of(run, key) for run in runs}) > 1]
+
+
+def _typed(key: str, text: str) -> Any:
+    """The value of a setting in its own type; text where it is unset or unstated."""
+    if _SETTINGS[key].kind in ("int", "float", "bool", "bytes", "seconds"):
+        try:
+            return _SETTINGS[key].parse(text)
+        except ValueError:
+            return text
+    return text

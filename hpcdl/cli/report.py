@@ -36,6 +36,13 @@ FailOn = Annotated[
     float | None,
     typer.Option("--fail-on-regression", metavar="PCT", help="Exit 1 where more than this slower than the baseline."),
 ]
+Base = Annotated[
+    str,
+    typer.Option("--base", metavar="STRATEGY", help="Base of curves without a point of one worker, such as single."),
+]
+Compare = Annotated[
+    str, typer.Option("--compare", metavar="KEY", help="Compare machine, processor, version or a setting's values.")
+]
 Anonymous = Annotated[bool, typer.Option("--anonymous", help="Leave out hosts, users and paths.")]
 Figures = Annotated[bool, typer.Option("--figures", help="Also write each figure as PNG and PDF.")]
 Link = Annotated[
@@ -60,6 +67,8 @@ def report(
     imported: Import = None,
     baseline: Baseline = None,
     fail_on_regression: FailOn = None,
+    base: Base = "",
+    compare: Compare = "",
     anonymous: Anonymous = False,
     figures: Figures = False,
     link: Link = None,
@@ -89,6 +98,8 @@ def report(
         references=load_references(),
         tunings=tunings,
         link_bytes_per_second=None if link is None else link_of(link),
+        base=base,
+        compare=compare,
     )
     document = compose(analysis)
     folder = out or (runs[0] / "report" if runs and len(runs) == 1 else Path("report"))

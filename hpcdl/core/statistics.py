@@ -11,6 +11,9 @@ from array import array
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+WIDE = 0.25
+"""Half an interval's width, as a share of the value, beyond which it decorates noise."""
+
 
 @dataclass(frozen=True, kw_only=True)
 class Estimate:
@@ -20,6 +23,11 @@ class Estimate:
     std: float | None
     ci95: float | None
     n: int
+
+    @property
+    def is_wide(self) -> bool:
+        """Whether the interval says hardly more than that there were too few runs."""
+        return self.ci95 is not None and self.ci95 > WIDE * abs(self.mean)
 
 
 def estimate(values: Sequence[float]) -> Estimate:
@@ -122,6 +130,11 @@ class Ratio:
     def ci95(self) -> float | None:
         """Half the width of the interval."""
         return None if self.low is None or self.high is None else (self.high - self.low) / 2
+
+    @property
+    def is_wide(self) -> bool:
+        """Whether the interval says hardly more than that there were too few runs."""
+        return self.ci95 is not None and self.ci95 > WIDE * self.value
 
     def scaled(self, factor: float) -> Ratio:
         """The ratio times an exact positive number."""

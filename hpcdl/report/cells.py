@@ -64,15 +64,24 @@ def cell_text(column: Column, cell: Cell) -> str:
     if isinstance(cell, Interval):
         return _interval(column.kind, write, cell)
     if isinstance(cell, Bounds):
-        ends = [MISSING if end is None else write(end) for end in (cell.low, cell.high)]
-        middle = MISSING if cell.value is None else write(cell.value)
-        return f"{middle} [{ends[0]}, {ends[1]}]" if cell.low is not None or cell.high is not None else middle
+        return _bounds(write, cell)
     return write(cell) if math.isfinite(cell) else MISSING
 
 
 def is_numeric(column: Column) -> bool:
     """Whether the column is aligned to the right."""
     return column.kind != "text"
+
+
+def _bounds(write: Callable[[float], str], cell: Bounds) -> str:
+    middle = MISSING if cell.value is None else write(cell.value)
+    if cell.low is None and cell.high is None:
+        return f"{middle} †" if cell.n == 1 else middle
+    if cell.low == cell.high == cell.value:
+        return middle  # a base: 1 by definition
+    ends = [MISSING if end is None else write(end) for end in (cell.low, cell.high)]
+    unit = " %" if all(end.endswith(" %") for end in ends) else ""
+    return f"{middle} [{', '.join(end.removesuffix(unit) for end in ends)}{unit}]"
 
 
 def _interval(kind: str, write: Callable[[float], str], cell: Interval) -> str:

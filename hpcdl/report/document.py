@@ -30,11 +30,15 @@ class Interval:
 
 @dataclass(frozen=True, kw_only=True)
 class Bounds:
-    """A value with an interval that need not be symmetric; None is an open end."""
+    """A value with an interval that need not be symmetric, such as one of logarithms; None is an open end.
+
+    `n` runs, where it is a measurement.
+    """
 
     value: float | None
     low: float | None
     high: float | None
+    n: int | None = None
 
 
 Cell = str | int | float | Interval | Bounds | None
@@ -89,6 +93,8 @@ class Figure:
     x_log: bool = False
     y_log: bool = False
     y_percent: bool = False
+    square: bool = False
+    """Both axes alike, so that what is proportional to x is the diagonal."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -23,6 +23,8 @@ _LONGEST_NAME = 34
 _SHORT_LABEL = 32
 """Characters up to which two labels stand side by side in a legend."""
 _LONGEST_LABEL = 60
+_END_LABEL, _MOST_END_LABELS, _END_GAP = 18, 8, 0.065
+"""Characters of a name at a curve's end, curves up to which they have one, and the gap in shares of the height."""
 _INK = "#123456"
 """Stands for the page's text colour: in SVG it becomes currentColor, so that a dark page gets light axes."""
 
@@ -99,11 +101,35 @@ def _draw(figure: Figure, ink: str) -> Any:
     for spine in axes.spines.values():
         spine.set_color(ink)
     axes.grid(visible=True, axis="y", alpha=0.25, color="#888888", linewidth=0.6)
+    if figure.square:
+        axes.set_box_aspect(1)
     handles, labels = axes.get_legend_handles_labels()
     canvas.legend(
         handles, labels, frameon=False, fontsize=9, labelcolor=ink, loc="outside lower center", ncols=columns
     )  # fmt: skip
+    if not stacked:
+        _label_ends(axes, figure)
     return canvas
+
+
+def _label_ends(axes: Any, figure: Figure) -> None:
+    """The names of measured curves at their right ends, moved apart where they would overlap; the legend has all."""
+    curves = [series for series in figure.series if series.style in ("measured", "line") and series.x]
+    if not 1 < len(curves) <= _MOST_END_LABELS:
+        return
+    axes.get_xlim(), axes.get_ylim()  # settles what is still to be scaled
+    to_axes = axes.transData + axes.transAxes.inverted()
+    ends = sorted((float(to_axes.transform((item.x[-1], item.y[-1]))[1]), place) for place, item in enumerate(curves))
+    heights: list[float] = []
+    for height, _ in ends:
+        heights.append(max(height, heights[-1] + _END_GAP) if heights else max(height, 0.0))
+    drop = max(0.0, heights[-1] - 1.0)
+    names = shortened([series.label for series in curves], _END_LABEL)
+    for (_, place), height in zip(ends, heights, strict=True):
+        axes.annotate(
+            names[place], xy=(1.0, height - drop), xycoords="axes fraction", xytext=(4, 0),
+            textcoords="offset points", color=_COLORS[curves[place].color % len(_COLORS)], fontsize=8, va="center",
+        )  # fmt: skip
 
 
 def _with_short_labels(figure: Figure) -> Figure:
@@ -125,7 +151,13 @@ def _scale_axes(axes: Any, figure: Figure) -> None:
         axes.xaxis.set_major_locator(FixedLocator(kept))
         axes.xaxis.set_minor_locator(NullLocator())
         axes.xaxis.set_major_formatter(FuncFormatter(lambda value, _: number(value) if value % 1 else f"{value:,.0f}"))
-    if figure.y_log:
+    if figure.square:
+        axes.set_yscale("log", base=2)
+        ends = [*axes.get_xlim(), *axes.get_ylim()]
+        axes.set_xlim(min(ends), max(ends))
+        axes.set_ylim(min(ends), max(ends))
+        axes.yaxis.set_major_formatter(FuncFormatter(lambda value, _: number(value)))
+    elif figure.y_log:
         axes.set_yscale("log")
         axes.yaxis.set_major_formatter(FuncFormatter(lambda value, _: _tick(value)))
         low, high = axes.get_ylim()
@@ -145,11 +177,10 @@ def _scale_axes(axes: Any, figure: Figure) -> None:
 
 
 def _percent_top(figure: Figure) -> float:
-    """Enough for what was measured, and for 100 %; a fitted law, or an interval far above, may leave the figure."""
+    """Enough for what was measured with its intervals, and for 100 %; a fitted law may leave the figure."""
     drawn = [series for series in figure.series if series.style != "fit"]
-    points = max([1.0, *(value for series in drawn for value in series.y if value is not None)])
-    ends = max([points, *(value for series in drawn for value in series.high if value is not None)])
-    return min(1.05 * ends, 1.6 * points)
+    ends = [1.0, *(value for series in drawn for value in (*series.y, *series.high) if value is not None)]
+    return 1.05 * max(ends)
 
 
 def _thinned(ticks: Sequence[float]) -> list[float]:
@@ -176,7 +207,7 @@ def _draw_dots(axes: Any, series: Series) -> None:
 
 
 def _draw_points(axes: Any, series: Series, linewidth: float) -> None:
-    """Markers with error bars; a ring around points that were measured once."""
+    """Markers with error bars; a ring around points without one: measured once, or too few times."""
     color = _COLORS[series.color % len(_COLORS)]
     style = {"color": color, "marker": _MARKERS[series.color % len(_MARKERS)], "markersize": 6, "linewidth": linewidth}
     axes.plot(series.x, series.y, label=plain(series.label), **style)

@@ -10,11 +10,13 @@ from hpcdl.report.analysis.names import counted, curve_names, listed
 from hpcdl.report.analysis.parts import mean_parts
 from hpcdl.report.analysis.scaling import Curve
 from hpcdl.report.cells import cell_text, percent
-from hpcdl.report.document import Column, Interval
+from hpcdl.report.document import Bounds, Column, Interval
 from hpcdl.report.runs.run import Run
 from hpcdl.report.sections.learning import HELD_OUT, final_accuracy
+from hpcdl.report.sections.scaling import base_words
 from hpcdl.report.sections.tuning import winner_line
 
+TOO_FEW = "too few runs for an interval"
 _RATE = Column(name="images/s", kind="rate")
 _PERCENT = Column(name="efficiency", kind="percent")
 _KEPT = {"weak": "batch per worker", "strong": "global batch", "scale-up": "batch and workers"}
@@ -30,8 +32,8 @@ _DOING = {
 
 
 def summary(analysis: Analysis) -> list[str]:
-    """Five lines: what ran, how fast, how it scales, where the time goes, what it learnt; one for each tuning."""
-    rules = (_what, _throughput, _scaling, _time, _accuracy) if analysis.runs else ()
+    """Five lines: how it scales, what ran, how fast, where the time goes, what it learnt; one for each tuning."""
+    rules = (_scaling, _what, _throughput, _time, _accuracy) if analysis.runs else ()
     return [rule(analysis) for rule in rules] + [f"Tuning: {winner_line(tuning)}." for tuning in analysis.tunings]
 
 
@@ -57,10 +59,12 @@ def _throughput(analysis: Analysis) -> str:
         return "Throughput: no usable measurement."
     points = (point for curve in analysis.curves for point in curve.points)
     point = max(points, key=lambda point: point.throughput.mean)
-    value = Interval(value=point.throughput.mean, half=point.throughput.ci95)
+    wide = point.throughput.is_wide
+    value = Interval(value=point.throughput.mean, half=None if wide else point.throughput.ci95)
     run, runs = point.first, point.throughput.n
     setting = f"{run.model} by {run.strategy} with {counted(run.workers, 'worker')} x batch {run.batch_per_rank:g}"
     told = f"mean of {counted(runs, 'run')}, ± the 95 % interval" if runs > 1 else "one run"
+    told = f"mean of {runs} runs: {TOO_FEW}" if wide else told
     return f"Throughput: at best {cell_text(_RATE, value)} images/s ({setting}; {told})."
 
 
@@ -68,18 +72,27 @@ def _scaling(analysis: Analysis) -> str:
     for mode, kept in _KEPT.items():
         curves = [curve for curve in analysis.curves if curve.mode == mode and len(curve.points) > 1]
         if curves:
-            return f"Scaling ({mode}, {kept} fixed; 100 % is ideal): efficiency {_ends(curves)}."
+            return f"Scaling: {_ends(curves)} ({mode} scaling: {kept} fixed; 100 % is ideal)."
     return "Scaling: all runs have the same size; run another --ranks to see an efficiency."
 
 
 def _ends(curves: Sequence[Curve]) -> str:
-    told = []
+    """The best curve first, as the one thing to remember; then the others."""
     named = zip(curves, curve_names(curves), strict=True)
-    for curve, name in sorted(named, key=lambda pair: -pair[0].points[-1].efficiency.value):
-        point = curve.points[-1]
-        value = cell_text(_PERCENT, Interval(value=point.efficiency.value, half=point.efficiency.ci95))
-        told.append(f"{name} {value} from {curve.base.n} to {point.n} {curve.axis}")
-    return listed(told, 4)
+    ordered = sorted(named, key=lambda pair: -pair[0].points[-1].efficiency.value)
+    first, *others = [
+        f"{name} {'has' if place else 'keeps'} {_end(curve)}" for place, (curve, name) in enumerate(ordered)
+    ]
+    return f"{first}; {listed(others, 3)}" if others else first
+
+
+def _end(curve: Curve) -> str:
+    point, ratio = curve.points[-1], curve.points[-1].efficiency
+    if ratio.is_wide:
+        value = f"about {percent(ratio.value)} efficiency ({TOO_FEW})"
+    else:
+        value = cell_text(_PERCENT, Bounds(value=ratio.value, low=ratio.low, high=ratio.high)) + " efficiency"
+    return f"{value} at {point.n} {curve.axis}, from {base_words(curve)}"
 
 
 def _time(analysis: Analysis) -> str:

@@ -20,7 +20,8 @@ EVERY_COLUMN = (
     "mode", "strategy", "model", "nodes", "ranks", "workers", "servers", "ranks_per_node", "threads",
     "batch_per_rank", "global_batch", "repeat", "images_per_second", "step_seconds", "compute_seconds",
     "exposed_communication_seconds", "input_seconds", "wait_seconds", "update_seconds", "gradient_bytes",
-    "seconds_per_epoch", "seconds_total", "accuracy", "machine", "version", "data",
+    "seconds_per_epoch", "seconds_total", "accuracy", "machine", "version", "data", "rounds_per_step",
+    "round_bytes_per_step", "learning_rate",
 )  # fmt: skip
 
 
@@ -47,6 +48,7 @@ def table(tmp_path_factory: pytest.TempPathFactory) -> Path:
                             "weak", strategy, "resnet50", workers + servers, workers + servers, workers, servers, 1, 8,
                             32, 32 * workers, repeat, 32 * workers / step, step, 0.3, step - 0.36, 0.02, 0.01, 0.03,
                             102_228_128, 40 * step, 400 * step, 0.7, "old cluster", "0.28", "imagenet",
+                            2 * workers, 1e8 * workers, 0.1,
                         ), strict=True))
                     )  # fmt: skip
     return path

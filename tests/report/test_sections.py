@@ -41,7 +41,7 @@ def test_a_lone_imported_run_has_no_scaling_time_or_network() -> None:
 def test_only_failed_runs_still_make_a_report() -> None:
     found = document([make_run(1, None, status="failed", message="rank 0 died")])
     assert [item.name for item in found.sections] == ["setup"]
-    assert found.summary[1] == "Throughput: no usable measurement."
+    assert found.summary[2] == "Throughput: no usable measurement."
 
 
 @pytest.mark.parametrize(
@@ -64,13 +64,14 @@ def test_each_section_appears_with_its_data(runs: list[Run], name: str) -> None:
 
 def test_summary_has_five_lines_with_numbers() -> None:
     runs = [from_record(make_record(n, 90.0 * n + repeat), f"r{n}{repeat}") for n in (1, 2) for repeat in range(3)]
-    what, throughput, scaling, time, accuracy = document(runs).summary
+    scaling, what, throughput, time, accuracy = document(runs).summary
     assert what == "What ran: 6 runs of lenet on digits by ring, with 1 to 2 workers, on up to 2 nodes of lab."
     assert throughput.startswith(
         "Throughput: at best 181.0 ± 2.5 images/s (lenet by ring with 2 workers x batch 32; mean"
     )
     assert scaling == (
-        "Scaling (weak, batch per worker fixed; 100 % is ideal): efficiency ring 99.5 ± 2.3 % from 1 to 2 workers."
+        "Scaling: ring keeps 99.5 % [97.2, 101.7 %] efficiency at 2 workers, from 1 worker "
+        "(weak scaling: batch per worker fixed; 100 % is ideal)."
     )
     assert "70.0 % computing, 10.0 % communication that computing does not hide" in time
     assert accuracy.startswith(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 from hpcdl.report.runs.run import Run
 from hpcdl.report.runs.sources import Gathered
@@ -19,6 +19,9 @@ def anonymised(gathered: Gathered) -> Gathered:
     """The same measurements under neutral names; free text is withheld, for it may name people and places."""
     machine = _numbered("machine", gathered.runs, lambda run: run.machine)
     data = _numbered("data", gathered.runs, lambda run: "" if run.data.startswith(_SYNTHETIC) else run.data)
+    profile = _numbered("profile", gathered.runs, lambda run: run.profile)
+    told = {value for run in gathered.runs for value in run.config.values() if not _VERSION.fullmatch(value)}
+    values = {value: f"value {number}" for number, value in enumerate(sorted(told), start=1)}
     model = _numbered("model", gathered.runs, lambda run: run.model if _is_path(run.model) else "")
     return Gathered(
         runs=tuple(
@@ -27,7 +30,9 @@ def anonymised(gathered: Gathered) -> Gathered:
                 name=f"run {number}",
                 message=WITHHELD if run.message else "",
                 hosts=(),
-                config={name: value for name, value in run.config.items() if _VERSION.fullmatch(value)},
+                config=_neutral(run.config, values),
+                labels={},
+                profile=profile.get(run.profile, run.profile),
                 machine=machine.get(run.machine, run.machine),
                 data=data.get(run.data, run.data),
                 model=model.get(run.model, run.model),
@@ -39,6 +44,11 @@ def anonymised(gathered: Gathered) -> Gathered:
         unreadable=tuple(f"record {number}" for number, _ in enumerate(gathered.unreadable, start=1)),
         remarks=(WITHHELD,) if gathered.remarks else (),
     )
+
+
+def _neutral(config: Mapping[str, str], values: Mapping[str, str]) -> dict[str, str]:
+    """Settings that still differ where they did, without what may name people and places."""
+    return {name: values.get(value, value) for name, value in config.items()}
 
 
 def anonymised_tunings(tunings: Sequence[TunedNode]) -> list[TunedNode]:

@@ -9,6 +9,8 @@ from collections import Counter
 from collections.abc import Callable, Mapping
 from pathlib import Path
 
+from hpcdl.config.load import all_settings
+from hpcdl.config.schema import TrainConfig
 from hpcdl.core.errors import ConfigError, SourceError, shown, suggestion
 from hpcdl.core.files import read_bytes
 from hpcdl.report.analysis.names import listed
@@ -21,8 +23,13 @@ OPTIONAL = (
     "mode", "repeat", "workers", "servers", "ranks_per_node", "threads", "data", "machine", "version",
     "compute_seconds", "exposed_communication_seconds", "input_seconds", "wait_seconds", "update_seconds",
     "seconds_per_epoch", "seconds_total", "accuracy",
-    "gradient_bytes",
+    "gradient_bytes", "rounds_per_step", "round_bytes_per_step",
 )  # fmt: skip
+_RESULTS = ("loss", "metrics", "steps")
+"""Settings whose names other tools give to what a run has reached."""
+SETTINGS = {item.name: item for item in all_settings(TrainConfig)
+            if item.matters and item.name not in (*REQUIRED, *OPTIONAL, *_RESULTS)}  # fmt: skip
+"""Columns that are settings of `hpcdl train`: rows that differ in one are never averaged."""
 _KNOWN = (*REQUIRED, *(name for group in ONE_OF for name in group), *OPTIONAL)
 _IDENTITY = (
     *REQUIRED, "mode", "repeat", "workers", "servers", "ranks_per_node", "threads", "data", "machine", "version",
@@ -90,10 +97,12 @@ def _run(path: Path, line: int, row: Mapping[str, str], problems: list[str]) -> 
     if rate is None and step is not None:
         rate = whole_batch / step if step > 0 else 0.0
     parts, total = _parts(cells), step or (whole_batch / rate if rate is not None and positive(rate) else None)
+    config = _config(cells, row)
     for name in ("strategy", "model"):
         if not row.get(name):
             cells.complain(name, "is empty")
     per_epoch, in_all, accuracy = (cells.real(name) for name in ("seconds_per_epoch", "seconds_total", "accuracy"))
+    rounds, round_bytes = (cells.real(name) for name in ("rounds_per_step", "round_bytes_per_step"))
     problems += cells.problems
     if cells.problems:
         return None
@@ -117,10 +126,30 @@ def _run(path: Path, line: int, row: Mapping[str, str], problems: list[str]) -> 
         step_seconds=total,
         parts=_completed(parts, total),
         gradient_bytes=cells.whole("gradient_bytes") if row.get("gradient_bytes") else None,
+        rounds_per_step=rounds,
+        round_bytes_per_step=round_bytes,
+        config=config,
         seconds_per_epoch=per_epoch,
         seconds_total=in_all,
         accuracy=accuracy,
     )
+
+
+def _config(cells: _Cells, row: Mapping[str, str]) -> dict[str, str]:
+    """The settings that a row states, as text; empty cells state none."""
+    found = {}
+    for column, text in row.items():
+        item = SETTINGS.get(_as_name(column))
+        if item is not None and text:
+            try:
+                found[item.key] = str(item.parse(text))
+            except ValueError as error:
+                cells.complain(column, str(error))
+    return found
+
+
+def _as_name(column: str) -> str:
+    return column.replace("-", "_")
 
 
 class _Cells:
@@ -187,11 +216,12 @@ def _completed(parts: dict[str, float], step: float | None) -> dict[str, float]:
 
 def _remarks(path: Path, header: list[str], rows: list[tuple[int, dict[str, str]]]) -> list[str]:
     remarks = []
-    unknown = [name for name in header if name and name not in _KNOWN]
+    unknown = [name for name in header if name and name not in _KNOWN and _as_name(name) not in SETTINGS]
     if unknown:
         remarks.append(f"{path.name}: unknown columns are not used: {listed(unknown)}{suggestion(unknown[0], _KNOWN)}")
     if "repeat" in header:
-        keys = Counter(tuple(row.get(name, "") for name in _IDENTITY) for _, row in rows)
+        identity = (*_IDENTITY, *(name for name in header if _as_name(name) in SETTINGS))
+        keys = Counter(tuple(row.get(name, "") for name in identity) for _, row in rows)
         doubled = sum(count - 1 for count in keys.values())
         if doubled:
             remarks.append(f"{path.name}: {doubled} rows repeat the setting and number of an earlier row; all are used")

@@ -19,6 +19,7 @@ SECTIONS = Registry(
         "time": Entry(target=f"{_HERE}.time:build", summary="Parts of a step, lost efficiency."),
         "network": Entry(target=f"{_HERE}.network:build", summary="Bytes, bandwidth, balance of servers."),
         "strategies": Entry(target=f"{_HERE}.strategies:build", summary="Strategies side by side, verdicts."),
+        "compared": Entry(target=f"{_HERE}.strategies:build_compared", summary="What --compare names, side by side."),
         "fits": Entry(target=f"{_HERE}.fits:build", summary="Amdahl, Gustafson, USL, alpha-beta."),
         "references": Entry(target=f"{_HERE}.references:build", summary="Beside published points."),
         "cost": Entry(target=f"{_HERE}.cost:build", summary="Node-hours."),

@@ -81,7 +81,7 @@ def _communication(fits: Sequence[CommunicationFit]) -> Table:
         )
         for item in fits
     ]  # fmt: skip
-    note = "Exposed communication = α x rounds + β x bytes of the strategy's own algorithm: hidden parts are not in it."
+    note = "Exposed communication = α x rounds + β x bytes, as counted on the busiest rank: hidden parts are not in it."
     return Table(title="Alpha-beta of the exposed communication", columns=columns, rows=rows, note=note)
 
 
@@ -135,19 +135,21 @@ def _figure(drawn: Sequence[CurveFit], names: dict[int, str], table: Table) -> F
 
 
 def _measured(curve: Curve, name: str, color: int) -> Series:
+    """Relative to the curve's own first point, as the law is."""
+    own = [point.efficiency.scaled(1 / curve.points[0].efficiency.value) for point in curve.points]
     return Series(
         label=name,
         x=[point.n for point in curve.points],
-        y=[point.efficiency.value for point in curve.points],
-        low=[point.efficiency.low for point in curve.points],
-        high=[point.efficiency.high for point in curve.points],
+        y=[ratio.value for ratio in own],
+        low=[None if ratio.is_wide else ratio.low for ratio in own],
+        high=[None if ratio.is_wide else ratio.high for ratio in own],
         style="dots",
         color=color,
     )
 
 
 def _fitted(item: CurveFit, name: str, color: int) -> Series:
-    first, last = item.curve.base.n, item.curve.points[-1].n * _REACH
+    first, last = item.curve.points[0].n, item.curve.points[-1].n * _REACH
     x = [first * (last / first) ** (step / 60) for step in range(61)]
     y = [item.fit.efficiency(n, first).value for n in x]
     largest = item.curve.points[-1].n

@@ -9,7 +9,7 @@ from hpcdl.core.statistics import Ratio
 from hpcdl.report.analysis.analyse import Analysis
 from hpcdl.report.analysis.names import counted, curve_names, listed
 from hpcdl.report.analysis.scaling import Curve, Point
-from hpcdl.report.document import Column, Figure, Interval, Section, Series, Table
+from hpcdl.report.document import Bounds, Column, Figure, Interval, Section, Series, Table
 
 MOST_CURVES = 8
 """Curves in one figure; more could not be told apart. Tables hold all."""
@@ -49,13 +49,14 @@ class _Measure:
 
 def _throughput_of(point: Point) -> tuple[float, float | None, float | None]:
     value = point.throughput
-    if value.ci95 is None:
+    if value.ci95 is None or value.is_wide:
         return value.mean, None, None
     return value.mean, value.mean - value.ci95, value.mean + value.ci95
 
 
 def _ratio_of(ratio: Ratio) -> tuple[float, float | None, float | None]:
-    return ratio.value, ratio.low, ratio.high
+    """A ratio as a figure shows it; an interval that would only show that there were too few runs is left out."""
+    return (ratio.value, None, None) if ratio.is_wide else (ratio.value, ratio.low, ratio.high)
 
 
 _THROUGHPUT = _Measure(
@@ -99,13 +100,19 @@ def _build(analysis: Analysis, mode: str, measures: Sequence[_Measure]) -> Secti
 
 
 def _bases(curves: Sequence[Curve], names: Sequence[str]) -> str:
-    """Where each curve begins: `1 worker (ps, ring), 2 workers (sync-easgd)`."""
-    found: dict[tuple[int, str], list[str]] = {}
+    """What each curve is relative to: `1 worker (ps, ring), 2 workers (sync-easgd)`."""
+    found: dict[str, list[str]] = {}
     for curve, name in zip(curves, names, strict=True):
-        found.setdefault((curve.base.n, curve.axis[:-1]), []).append(name)
+        found.setdefault(base_words(curve), []).append(name)
     if len(found) == 1:
-        return counted(*next(iter(found)))
-    return listed([f"{counted(*base)} ({listed(found[base])})" for base in sorted(found)])
+        return next(iter(found))
+    return listed([f"{base} ({listed(found[base])})" for base in sorted(found)])
+
+
+def base_words(curve: Curve) -> str:
+    """The curve's base: `1 worker`, or `1 worker of single` where it is another strategy's."""
+    told = counted(curve.base.n, curve.axis[:-1])
+    return f"{told} of {curve.base.first.strategy}" if curve.borrowed else told
 
 
 def _table(mode: str, curves: Sequence[Curve], names: Sequence[str]) -> Table:
@@ -125,12 +132,15 @@ def _table(mode: str, curves: Sequence[Curve], names: Sequence[str]) -> Table:
         for curve, name in zip(curves, names, strict=True)
         for point in curve.points
     ]  # fmt: skip
-    note = "± is the half width of the 95 % interval; † measured once, no interval; per node counts servers' nodes too."
+    note = (
+        "± is the half width of the 95 % interval, [low, high] its ends where it is one of logarithms; † measured once,"
+        " no interval; per node counts servers' nodes too."
+    )
     return Table(title=f"{_TITLES[mode]}: all points", columns=columns, rows=rows, note=note)
 
 
-def _cell(ratio: Ratio) -> Interval:
-    return Interval(value=ratio.value, half=ratio.ci95, n=min(ratio.n, ratio.n_base))
+def _cell(ratio: Ratio) -> Bounds:
+    return Bounds(value=ratio.value, low=ratio.low, high=ratio.high, n=min(ratio.n, ratio.n_base))
 
 
 def _figure(mode: str, measure: _Measure, drawn: Sequence[tuple[Curve, str]], table: Table) -> Figure:
@@ -154,6 +164,7 @@ def _figure(mode: str, measure: _Measure, drawn: Sequence[tuple[Curve, str]], ta
         x_log=True,
         y_log=not percent,
         y_percent=percent,
+        square=measure.name == "speedup",
     )
 
 
@@ -175,5 +186,6 @@ def _ideal(measure: _Measure, drawn: Sequence[tuple[Curve, str]]) -> list[Series
     """One dashed line, from the best base: what perfect scaling would give."""
     best = max((curve for curve, _ in drawn), key=lambda curve: curve.base.throughput.mean / curve.base.n)
     ends = [point.n for curve, _ in drawn for point in curve.points]
-    x = sorted({min(ends), max(ends)})
-    return [Series(label="ideal", x=x, y=[measure.ideal(best, n) for n in x], style="ideal")]
+    x = sorted({min(*ends, best.base.n), max(ends)})
+    label = f"ideal, from {_bases([curve for curve, _ in drawn], [name for _, name in drawn])}"
+    return [Series(label=label, x=x, y=[measure.ideal(best, n) for n in x], style="ideal")]

@@ -5,7 +5,14 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from hpcdl.report.analysis.analyse import Analysis
-from hpcdl.report.analysis.comparisons import Comparison, Contender, Contest, communication_share, seconds_to
+from hpcdl.report.analysis.comparisons import (
+    STRATEGIES,
+    Comparison,
+    Contender,
+    Contest,
+    communication_share,
+    seconds_to,
+)
 from hpcdl.report.document import Bounds, Cell, Column, Interval, Section, Table
 
 MEASURES = {"images_per_second": "images/s", "seconds_to_accuracy": "time to accuracy"}
@@ -13,17 +20,29 @@ MEASURES = {"images_per_second": "images/s", "seconds_to_accuracy": "time to acc
 
 def build(analysis: Analysis) -> Section | None:
     """One row for each strategy at each setting that several ran, and the verdict on each pair."""
-    if not analysis.contests:
+    return _section(analysis, STRATEGIES, "strategies", "Strategies side by side")
+
+
+def build_compared(analysis: Analysis) -> Section | None:
+    """The same for what --compare named: machines, or the values of a setting."""
+    if not analysis.compared:
         return None
-    compared = [item for item in analysis.comparisons if item.kind == "strategies"]
-    items = [_contenders(analysis.contests)]
+    return _section(analysis, analysis.compared, "compared", f"Compared by {analysis.compared}")
+
+
+def _section(analysis: Analysis, kind: str, name: str, title: str) -> Section | None:
+    contests = [contest for contest in analysis.contests if contest.kind == kind]
+    if not contests:
+        return None
+    compared = [item for item in analysis.comparisons if item.kind == kind]
+    items = [_contenders(contests)]
     if compared:
         items.append(verdict_table("Verdicts", compared))
     lines = [
         "A verdict is given where Welch's test on logarithms, Holm-corrected over all comparisons of this report,"
         " excludes equality at 95 %; else the difference is not distinguishable with the runs there are."
     ]
-    return Section(name="strategies", title="Strategies side by side", lines=lines, items=items)
+    return Section(name=name, title=title, lines=lines, items=items)
 
 
 def verdict_table(title: str, compared: Sequence[Comparison]) -> Table:
@@ -45,14 +64,14 @@ def verdict_table(title: str, compared: Sequence[Comparison]) -> Table:
 
 def _contenders(contests: Sequence[Contest]) -> Table:
     columns = (
-        Column(name="setting"), Column(name="strategy"), Column(name="runs", kind="count"),
+        Column(name="setting"), Column(name="contender"), Column(name="runs", kind="count"),
         Column(name="images/s", kind="rate"), Column(name="communication share", kind="percent"),
         Column(name="mean staleness", kind="number"), Column(name="max staleness", kind="number"),
         Column(name="target", kind="percent"), Column(name="time to target", kind="seconds"),
     )  # fmt: skip
     rows = [_row(contest, contender) for contest in contests for contender in contest.contenders]
     note = "Target: the highest whole percentage of held-out accuracy that every run of the setting reached."
-    return Table(title="Each strategy at each shared setting", columns=columns, rows=rows, note=note)
+    return Table(title="Each contender at each shared setting", columns=columns, rows=rows, note=note)
 
 
 def _row(contest: Contest, contender: Contender) -> tuple[Cell, ...]:

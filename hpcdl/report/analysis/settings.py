@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import dataclasses
+import itertools
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 from hpcdl.config.load import all_settings, groups_of
 from hpcdl.config.schema import TrainConfig
-from hpcdl.config.settings import Matters, Setting, settings_of
+from hpcdl.config.settings import RESULT, Matters, Setting, settings_of
 from hpcdl.report.runs.run import Run
 
 _RECORDED: Mapping[str, Callable[[Run], Any]] = {
@@ -30,6 +31,11 @@ MATTERING = tuple(
 """Settings that change results, extent or time, but for those in which repeats differ."""
 COSTLY = frozenset(key for key in MATTERING if Matters.TIME in (_SETTINGS[key].matters or Matters.NOTHING))
 """Settings that change what a step does or sends."""
+_DEFAULTS = {key: "none" if item.default is None else str(item.default) for key, item in _SETTINGS.items()}
+_PLACES = frozenset(
+    key for key, item in _SETTINGS.items() if item.kind == "Path" and Matters.RESULT not in (item.matters or RESULT)
+)
+"""Folders that differ by job, and change nothing by where they are."""
 _EXCHANGE = ("exchange", "elastic")
 OF_STRATEGY = frozenset(item.key for name, group in groups_of(TrainConfig).items() if name in _EXCHANGE
                         for item in settings_of(group))  # fmt: skip
@@ -57,16 +63,14 @@ def value_of(run: Run, key: str) -> str:
     """A setting of a run as text; what the record leaves out had its default."""
     if not run.config:
         return UNSTATED
-    item = _SETTINGS[key]
-    if item.kind == "Path" and Matters.RESULT not in (item.matters or Matters.NOTHING):
-        return "given" if key in run.config else "none"  # where it is differs by job, and changes nothing
-    return run.config.get(key, default_of(key))
+    if key in _PLACES:
+        return "given" if key in run.config else "none"
+    return run.config.get(key, _DEFAULTS[key])
 
 
 def default_of(key: str) -> str:
     """The default of a setting as text."""
-    default = _SETTINGS[key].default
-    return "none" if default is None else str(default)
+    return _DEFAULTS[key]
 
 
 def varying_keys(runs: Iterable[Run]) -> list[str]:
@@ -98,7 +102,7 @@ def trifling_differences(runs: Sequence[Run]) -> Iterable[str]:
 
 def _varying(runs: Sequence[Run], keys: Iterable[str]) -> list[str]:
     """The keys of which `runs` have more than one value; runs of a study share most of their configs' values."""
-    return [key for key in keys if len({value_of(run, key) for run in runs}) > 1]
+    return [key for key in keys if len(set(map(value_of, runs, itertools.repeat(key)))) > 1]
 
 
 def _typed(key: str, text: str) -> Any:

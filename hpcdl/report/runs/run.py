@@ -6,6 +6,7 @@ import math
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields
+from operator import attrgetter
 from pathlib import Path
 from typing import Any
 
@@ -92,6 +93,11 @@ class Run:
         return self.status not in NOT_MEASURED and positive(self.images_per_second) and counts >= 1
 
 
+_ALIKE = tuple({item.name for item in fields(Run)} & {item.name for item in fields(RunRecord)})
+_alike = attrgetter(*_ALIKE)
+"""What a run takes from its record as it is; a report does it thousands of times."""
+
+
 def positive(value: float | None) -> bool:
     """Whether `value` is a finite number above zero."""
     return value is not None and math.isfinite(value) and value > 0
@@ -106,8 +112,8 @@ def from_record(record: RunRecord, name: str) -> Run:
     """The report's view of `record`; `name` is what the report calls it."""
     steps = [value for value in record.step_seconds[record.warmup_steps :] if math.isfinite(value)]
     versions = (("hpcdl", record.software.get("hpcdl")), ("tensorflow", record.software.get("tensorflow")))
-    alike = {item.name: getattr(record, item.name) for item in fields(Run) if hasattr(record, item.name)}
-    known: dict[str, Any] = {key: finite(value) if isinstance(value, float) else value for key, value in alike.items()}
+    alike = zip(_ALIKE, _alike(record), strict=True)
+    known: dict[str, Any] = {key: finite(value) if isinstance(value, float) else value for key, value in alike}
     loads = (
         ServerLoad(
             rank=item.rank,

@@ -40,6 +40,7 @@ _METAVARS = {
     "Path": "PATH",
     "str": "TEXT",
     "counts": "N,N",
+    "shares": "N,N",
     "names": "NAME,NAME",
 }
 

@@ -23,10 +23,18 @@ if TYPE_CHECKING:
     from hpcdl.study.sweep import News
 
 COLUMNS = (
-    "run", "model", "data", "strategy", "nodes", "ranks", "workers", "servers", "threads", "batch", "time", "state",
+    "run", "model", "data", "strategy", "nodes", "ranks", "workers", "servers", "threads", "batch", "settings", "time",
+    "state",
 )  # fmt: skip
 StudyFile = Annotated[Path | None, typer.Argument(metavar="STUDY.toml", help="The study; flags lie over it.")]
 Small = Annotated[bool, typer.Option("--small", help="The study's small version: its table [small].")]
+Axis = Annotated[
+    list[str] | None,
+    typer.Option("--axis", metavar="KEY=V,V", help="Values of any setting of hpcdl train; may be repeated."),
+]
+Zip = Annotated[
+    list[str] | None, typer.Option("--zip", metavar="KEY,KEY", help="Axes that advance together; may be repeated.")
+]
 Resume = Annotated[bool, typer.Option("--resume", help="Go on with the study in --out; finished runs are kept.")]
 DryRun = Annotated[bool, typer.Option("--dry-run", help="List the runs and estimate their time; start none.")]
 Jobs = Annotated[bool, typer.Option("--jobs", help="Submit a batch job for each number of nodes, and return.")]
@@ -57,6 +65,8 @@ def sweep(
     account: Account = "",
     only_nodes: OnlyNodes = None,
     out: Out = None,
+    axis: Axis = None,
+    zip_: Zip = None,
     set_: SetFlag = None,
     json: JsonFlag = False,
 ) -> None:
@@ -68,7 +78,7 @@ def sweep(
     from hpcdl.study.points import prepare_points
     from hpcdl.study.state import new_state, open_study
 
-    wanted = load_study(study, flags, set_, small=small)
+    wanted = load_study(study, flags, set_, small=small, axes=axis or (), zipped=zip_ or ())
     plan, prepared = prepare_points(wanted, make_plan(wanted))
     plan = plan if only_nodes is None else plan.only_nodes(only_nodes)
     folder = out or Path("studies") / wanted.name
@@ -147,7 +157,7 @@ def _show_plan(study: Study, plan: RunPlan, state: StudyState, prepared: Any, js
         [
             [run.name, run.point.model, run.point.data, run.point.strategy, str(run.point.nodes), str(run.point.ranks),
              str(run.point.workers), str(run.point.servers), str(run.point.threads or ""), str(run.point.batch_size),
-             _time(estimate.seconds_by_run.get(run.name)), state.run(run.name).status]
+             run.point.told_settings, _time(estimate.seconds_by_run.get(run.name)), state.run(run.name).status]
             for run in plan.runs
         ],
     )  # fmt: skip

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import enum
 import math
+import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -113,6 +114,7 @@ class Setting:
             "seconds": lambda number: format_seconds(number).replace(" ", ""),
             "bool": lambda flag: "true" if flag else "false",
             "counts": lambda numbers: ",".join(map(str, numbers)),
+            "shares": lambda shares: ",".join(map(str, shares)),
             "names": ",".join,
         }
         return writers.get(self.kind, str)(value)
@@ -224,7 +226,7 @@ def _items(value: Any) -> list[Any]:
     items = [item.strip() if isinstance(item, str) else item for item in items]
     if not items or "" in items or any(isinstance(item, list | dict) for item in items):
         raise ValueError(f"{shown(value)} is no list; write one or more values, separated by commas")
-    return list(dict.fromkeys(items))
+    return items
 
 
 def _counts(value: Any) -> tuple[int, ...]:
@@ -232,6 +234,18 @@ def _counts(value: Any) -> tuple[int, ...]:
     if min(numbers) < 1:
         raise ValueError(f"{min(numbers)} is out of range; each must be at least 1")
     return numbers
+
+
+def _shares(value: Any) -> tuple[int | str, ...]:
+    """Counts, or shares of the workers as `workers/8`."""
+    return tuple(_share(item) for item in _items(value))
+
+
+def _share(item: Any) -> int | str:
+    found = re.fullmatch(r"workers\s*/\s*(\d+)", item) if isinstance(item, str) else None
+    if found and int(found[1]) > 0:
+        return f"workers/{int(found[1])}"
+    return _counts(item)[0]
 
 
 PARSERS: dict[str, Callable[[Any], Any]] = {
@@ -244,5 +258,6 @@ PARSERS: dict[str, Callable[[Any], Any]] = {
     "seconds": _seconds,
     "size": image_size,
     "counts": _counts,
+    "shares": _shares,
     "names": lambda value: tuple(_text(item) for item in _items(value)),
 }

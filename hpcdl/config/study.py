@@ -3,18 +3,26 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from hpcdl.config.load import Effective, Layer, flag_layer, load, set_layer, standard_layers
-from hpcdl.config.settings import setting
-from hpcdl.core.errors import ConfigError, UsageError
+from hpcdl.config.load import Effective, Layer, all_settings, flag_layer, load, set_layer, standard_layers
+from hpcdl.config.schema import TrainConfig
+from hpcdl.config.settings import Setting, setting
+from hpcdl.core.errors import ConfigError, UsageError, suggestion
 from hpcdl.core.files import read_toml
 
 MODES = ("weak", "strong", "scale-up")
-TABLES = ("matrix", "train", "small")
+TABLES = ("matrix", "train", "small", "labels")
+OF_A_STUDY = {
+    "ranks": "list nodes or workers in [matrix]",
+    "run-dir": "the study names the folders; choose theirs with --out",
+    "resume": "runs of a study start anew",
+    "allow": "runs of a study start anew",
+}
+"""Settings of a run that are no axis of a study."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -45,7 +53,9 @@ class StudyMatrix:
     nodes: Sequence[int] = setting((), "Numbers of nodes; all ranks of a run count, servers too.", kind="counts")
     ranks_per_node: Sequence[int] = setting((), "Numbers of ranks on a node.", kind="counts")
     workers: Sequence[int] = setting((), "In place of nodes: numbers of workers; servers are added.", kind="counts")
-    servers: Sequence[int] = setting((1,), "Numbers of servers, for strategies that have them.", kind="counts")
+    servers: Sequence[Any] = setting(
+        (1,), "Numbers of servers, or workers/8, for strategies that have them.", kind="shares"
+    )
     threads: Sequence[int] = setting((), "Threads of one operation, per rank.", kind="counts")
     batch_size: Sequence[int] = setting((32,), "Samples per worker and step (weak, scale-up).", kind="counts")
     global_batch: Sequence[int] = setting((), "Samples per step over all workers (strong).", kind="counts")
@@ -60,36 +70,64 @@ class StudyConfig:
 
 
 @dataclass(frozen=True, kw_only=True)
+class Matrix:
+    """One [matrix] of a study: declared axes, other keys of `hpcdl train` with their values, and how they go together.
+
+    Axes that are `zipped` advance together. What `exclude` matches in all of its keys is left out.
+    """
+
+    shape: StudyMatrix
+    axes: Mapping[str, Sequence[Any]]
+    zipped: Sequence[Sequence[str]] = ()
+    exclude: Sequence[Mapping[str, Sequence[str]]] = ()
+
+
+@dataclass(frozen=True, kw_only=True)
 class Study:
-    """A study as it will run: its points are those of all `matrices`; `train` holds what all runs share, by key."""
+    """A study as it will run: its points are those of all `matrices`; `train` holds what all runs share, by key.
+
+    `labels` are the names that reports give a setting (`learning-rate`) or one of its values (`strategy=ring`).
+    """
 
     name: str
     plan: StudyPlan
-    matrices: Sequence[StudyMatrix]
+    matrices: Sequence[Matrix]
     origin: str
     train: Mapping[str, Any]
+    labels: Mapping[str, str]
 
 
 def load_study(
-    path: Path | None, flags: Mapping[str, Any], pairs: list[str] | None = None, *, small: bool = False
+    path: Path | None,
+    flags: Mapping[str, Any],
+    pairs: list[str] | None = None,
+    *,
+    small: bool = False,
+    axes: Sequence[str] = (),
+    zipped: Sequence[str] = (),
 ) -> Study:
     """The study of a file, flags over it. ConfigError holds every problem found.
 
     `small` lays the file's table [small] over the rest: its [small.matrix] stands in place of [matrix]. `pairs` are
-    `key=value` settings of every run.
+    `key=value` settings of every run, `axes` are `key=value,value`, `zipped` are `key,key`; both are of every matrix.
     """
     tables = _Tables(path, small=small)
     problems = list(tables.problems)
+    more = {key: value.split(",") for key, value in set_layer(list(axes)).values.items()}
     configs: list[StudyConfig] = []
-    for matrix in tables.matrices:
-        own = Layer(origin=tables.origin, values={**tables.keys, **matrix})
+    matrices: list[Matrix] = []
+    for table in tables.matrices:
+        reader = _MatrixReader(tables.origin, {**_dashed(table), **more}, [text.split(",") for text in zipped])
+        problems += reader.problems
+        own = Layer(origin=tables.origin, values={**tables.keys, **reader.rest})
         try:
             effective = load(StudyConfig, [*standard_layers("sweep"), own, flag_layer(flags)])
         except ConfigError as error:
             problems += error.problems
             continue
         configs.append(effective.config)
-        problems += _contradictions(effective)
+        matrices.append(dataclasses.replace(reader.matrix, shape=effective.config.matrix))
+        problems += [*_contradictions(effective), *_unequal(matrices[-1])]
     if problems:
         raise ConfigError(dict.fromkeys(problems))
     plan = configs[0].plan
@@ -98,23 +136,110 @@ def load_study(
     return Study(
         name=f"{name}-small" if small else name,
         plan=plan,
-        matrices=[config.matrix for config in configs],
+        matrices=matrices,
         origin=tables.origin,
         train=_dashed(train),
+        labels=tables.labels,
     )
+
+
+class _MatrixReader:
+    """A [matrix] in parts: other keys of `hpcdl train`, zip and exclude in `matrix`, and the `rest`."""
+
+    def __init__(self, origin: str, table: Mapping[str, Any], zipped: Sequence[Sequence[str]]) -> None:
+        self.problems: list[str] = []
+        declared = {item.key for item in all_settings(StudyConfig)}
+        own = {item.key: item for item in all_settings(TrainConfig) if item.key not in declared}
+        values = dict(table)
+        groups = values.pop("zip", [])
+        groups = [groups] if groups and all(isinstance(item, str) for item in groups) else groups
+        exclude = values.pop("exclude", [])
+        axes = {key: self._values(origin, own[key], values.pop(key)) for key in list(values) if key in own}
+        self.rest = {key: value for key, value in values.items() if key in declared}
+        self._know(origin, "matrix", values, {*declared, *own})
+        self.matrix = Matrix(
+            shape=StudyMatrix(),
+            axes=axes,
+            zipped=[*self._groups(origin, groups, {*declared, *own}), *zipped],
+            exclude=self._exclusions(origin, exclude, {*declared, *own}),
+        )
+
+    def _values(self, origin: str, item: Setting, given: Any) -> tuple[Any, ...]:
+        listed = given if isinstance(given, list) else [given]
+        found = []
+        for value in listed:
+            try:
+                found.append(item.parse(value))
+            except ValueError as error:
+                self.problems.append(f"{origin}: {item.key}: {error}")
+        if item.key in OF_A_STUDY:
+            self.problems.append(f"{origin}: {item.key}: {OF_A_STUDY[item.key]}")
+        return tuple(found)
+
+    def _groups(self, origin: str, groups: Any, known: Collection[str]) -> list[list[str]]:
+        lists = isinstance(groups, list) and all(isinstance(group, list) and len(group) > 1 for group in groups)
+        if not lists:
+            self.problems.append(f'{origin}: zip must list axes that advance together: zip = ["workers", "servers"]')
+            return []
+        found = [[str(key).replace("_", "-") for key in group] for group in groups]
+        self._know(origin, "zip", (key for group in found for key in group), known)
+        return found
+
+    def _exclusions(self, origin: str, given: Any, known: Collection[str]) -> list[Mapping[str, Sequence[str]]]:
+        if not isinstance(given, list) or not all(isinstance(item, dict) and item for item in given):
+            self.problems.append(f'{origin}: exclude must list tables: exclude = [{{strategy = "ps", workers = 1}}]')
+            return []
+        found: list[Mapping[str, Sequence[str]]] = [
+            {key: [str(one) for one in (value if isinstance(value, list) else [value])] for key, value in item.items()}
+            for item in map(_dashed, given)
+        ]
+        self._know(origin, "exclude", (key for item in found for key in item), known)
+        return found
+
+    def _know(self, origin: str, where: str, keys: Iterable[str], known: Collection[str]) -> None:
+        self.problems += [
+            f"{origin}: {where}: unknown key {key!r}{suggestion(key, known)}" for key in keys if key not in known
+        ]
+
+
+def axes_of(matrix: Matrix) -> dict[str, Sequence[Any]]:
+    """Every axis of a matrix that has values, by key, in the order in which they are combined."""
+    shape = matrix.shape
+    declared = {item.name.replace("_", "-"): getattr(shape, item.name) for item in dataclasses.fields(shape)}
+    if shape.global_batch:
+        del declared["batch-size"]
+    return {key: values for key, values in {**declared, **matrix.axes}.items() if values}
+
+
+def _unequal(matrix: Matrix) -> list[str]:
+    """Zipped axes that cannot advance together."""
+    axes = axes_of(matrix)
+    found = [f"zip: {key} has no values in this matrix; list them, or leave it out"
+             for group in matrix.zipped for key in group if key not in axes]  # fmt: skip
+    for group in matrix.zipped:
+        counts = {key: len(axes[key]) for key in group if key in axes}
+        if len(set(counts.values())) > 1:
+            told = ", ".join(f"{key} has {count}" for key, count in counts.items())
+            found.append(f"zip: axes that advance together need as many values each, but {told}")
+    return found
 
 
 def study_tables(study: Study) -> dict[str, Any]:
     """`study` as the document of a file that gives it again."""
     plan = {item.name: getattr(study.plan, item.name) for item in dataclasses.fields(study.plan)}
-    matrices = [
-        {item.name: list(values) for item in dataclasses.fields(matrix) if (values := getattr(matrix, item.name))}
-        for matrix in study.matrices
-    ]
-    if study.plan.mode == "strong":  # its batch per worker follows from the global one, and may not be said
-        matrices = [{key: values for key, values in matrix.items() if key != "batch_size"} for matrix in matrices]
+    matrices = []
+    for matrix in study.matrices:
+        table: dict[str, Any] = {key: [_as_toml(value) for value in values] for key, values in axes_of(matrix).items()}
+        table |= {"zip": [list(group) for group in matrix.zipped]} if matrix.zipped else {}
+        table |= {"exclude": [{key: list(values) for key, values in item.items()} for item in matrix.exclude]}
+        matrices.append({key: value for key, value in table.items() if value})
     keys = {key: value for key, value in {**plan, "name": study.name}.items() if value is not None}
-    return {**_dashed(keys), "train": dict(study.train), "matrix": [_dashed(matrix) for matrix in matrices]}
+    labels = {"labels": dict(study.labels)} if study.labels else {}
+    return {**_dashed(keys), "train": dict(study.train), **labels, "matrix": matrices}
+
+
+def _as_toml(value: Any) -> Any:
+    return "none" if value is None else str(value) if isinstance(value, Path) else value
 
 
 def _dashed(values: Mapping[str, Any]) -> dict[str, Any]:
@@ -134,6 +259,7 @@ class _Tables:
         self.keys = {key: value for key, value in {**document, **over}.items() if key not in TABLES}
         self.train = {**self._tables(document, "train")[0], **self._tables(over, "train")[0]}
         self.matrices = self._tables(over if "matrix" in over else document, "matrix", several=True)
+        self.labels = dict(_labels(self._tables(document, "labels")[0]))
 
     def _tables(self, document: Mapping[str, Any], name: str, *, several: bool = False) -> list[dict[str, Any]]:
         """The table `name`, empty where there is none; a list of tables where there may be several."""
@@ -144,6 +270,15 @@ class _Tables:
         more = f", or [[{name}]] several times" if several else ""
         self.problems.append(f"{self.origin}: {name} must be a table; write [{name}]{more}, and its keys below")
         return [{}]
+
+
+def _labels(table: Mapping[str, Any]) -> Iterable[tuple[str, str]]:
+    """`strategy=ring` of a [labels.strategy], `learning-rate` of a key that is text itself."""
+    for key, value in _dashed(table).items():
+        if isinstance(value, dict):
+            yield from ((f"{key}={one}", str(label)) for one, label in value.items())
+        else:
+            yield key, str(value)
 
 
 def _contradictions(effective: Effective[StudyConfig]) -> list[str]:
@@ -157,6 +292,8 @@ def _contradictions(effective: Effective[StudyConfig]) -> list[str]:
         )
         if not values
     ]
+    if not matrix.workers and any(isinstance(share, str) for share in matrix.servers):
+        found.append("servers in shares of the workers need workers: list them in [matrix] in place of nodes")
     if matrix.nodes and matrix.workers:
         found.append("nodes and workers exclude each other: nodes count servers' ranks too, workers do not; give one")
     if mode == "strong" and not matrix.global_batch:

@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Any
 
+from hpcdl.config.study import Study
 from hpcdl.core.errors import CorruptError
 from hpcdl.core.records import RunRecord, read_record, write_record
 from hpcdl.study.plan import PlannedRun
@@ -122,7 +123,7 @@ def why_failed(attempt: Attempt, run_dir: Path) -> str:
     return last_words(attempt.log, code)
 
 
-def stamp(run_dir: Path, run: PlannedRun, study: str, mode: str, failure: str = "") -> None:
+def stamp(run_dir: Path, run: PlannedRun, study: Study, failure: str = "") -> None:
     """Write into the run's record which study it belongs to, and how it failed; a run without a record gets one."""
     point = run.point
     try:
@@ -135,7 +136,8 @@ def stamp(run_dir: Path, run: PlannedRun, study: str, mode: str, failure: str = 
             batch_per_rank=point.batch_size, global_batch=point.batch_size * point.workers,
         )  # fmt: skip
     changes: dict[str, Any] = {"status": "failed", "message": failure} if failure else {}
-    write_record(run_dir, dataclasses.replace(record, study=study, mode=mode, repeat=run.repeat, **changes))
+    changes |= {"study": study.name, "mode": study.plan.mode, "labels": dict(study.labels)}
+    write_record(run_dir, dataclasses.replace(record, repeat=run.repeat, **changes))
 
 
 def drop_heavy_results(run_dir: Path) -> None:

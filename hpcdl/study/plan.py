@@ -8,8 +8,9 @@ import random
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
-from hpcdl.config.study import Study, StudyMatrix
+from hpcdl.config.study import Matrix, Study, StudyMatrix, axes_of
 from hpcdl.core.errors import UsageError
 from hpcdl.strategies.base import check_ranks
 from hpcdl.strategies.table import find_strategy
@@ -19,7 +20,10 @@ MOST_RUNS = 100_000
 
 @dataclass(frozen=True, kw_only=True)
 class StudyPoint:
-    """One setting that is measured. `batch_size` is per worker; `threads` None leaves them to the node profile."""
+    """One setting that is measured. `batch_size` is per worker; `threads` None leaves them to the node profile.
+
+    `settings` are other keys of `hpcdl train` that vary in the study, with their values.
+    """
 
     number: int
     model: str
@@ -32,6 +36,7 @@ class StudyPoint:
     servers: int
     batch_size: int
     threads: int | None = None
+    settings: tuple[tuple[str, Any], ...] = ()
 
     @property
     def label(self) -> str:
@@ -40,8 +45,13 @@ class StudyPoint:
         threads = f" x {self.threads} threads" if self.threads else ""
         return (
             f"{self.model} on {self.data}, {self.strategy}: {self.workers} workers{servers}{threads}, "
-            f"batch {self.batch_size}, {self.nodes} nodes"
+            f"batch {self.batch_size}, {self.nodes} nodes{f', {self.told_settings}' if self.settings else ''}"
         )
+
+    @property
+    def told_settings(self) -> str:
+        """The other settings on one line."""
+        return ", ".join(f"{key} {value}" for key, value in self.settings)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -124,25 +134,55 @@ def _run_name(point: StudyPoint, repeat: int) -> str:
 def _combinations(study: Study) -> Iterator[StudyPoint | str]:
     """Each combination as a point without its number, or the reason why it cannot run."""
     for matrix in study.matrices:
-        batches = matrix.global_batch or matrix.batch_size
-        for model, data, strategy in itertools.product(matrix.model, matrix.data, matrix.strategy):
-            servers = matrix.servers if find_strategy(strategy).features.servers else (0,)
-            sizes = matrix.workers or matrix.nodes or (1,)
-            rest = itertools.product(
-                sizes, matrix.ranks_per_node or (None,), servers, matrix.threads or (None,), batches
-            )
-            for size, ranks_per_node, num_servers, threads, batch in rest:
-                try:
-                    ranks, nodes, on_node = _shape(matrix, size, ranks_per_node, num_servers)
-                    workers = check_ranks(find_strategy(strategy), ranks=ranks, servers=num_servers)
-                    batch_size = _share(batch, workers) if matrix.global_batch else batch
-                except UsageError as error:
-                    yield str(error)
-                    continue
-                yield StudyPoint(
-                    number=0, model=model, data=data, strategy=strategy, nodes=nodes, ranks_per_node=on_node,
-                    ranks=ranks, workers=workers, servers=num_servers, batch_size=batch_size, threads=threads,
-                )  # fmt: skip
+        for values in _products(matrix):
+            try:
+                if not any(_matches(values, item) for item in matrix.exclude):
+                    yield _point(matrix, values)
+            except UsageError as error:
+                yield str(error)
+
+
+def _products(matrix: Matrix) -> Iterator[dict[str, Any]]:
+    """The values of each combination by key, once each; servers are 0 for strategies that have none."""
+    axes = axes_of(matrix)
+    groups = [list(group) for group in matrix.zipped]
+    groups += [[key] for key in axes if not any(key in group for group in groups)]
+    order = list(axes)
+    groups.sort(key=lambda group: min(map(order.index, group)))
+    seen: set[tuple[Any, ...]] = set()
+    for picked in itertools.product(*(zip(*(axes[key] for key in group), strict=True) for group in groups)):
+        values = {key: value for group, row in zip(groups, picked, strict=True)
+                  for key, value in zip(group, row, strict=True)}  # fmt: skip
+        if not find_strategy(values["strategy"]).features.servers:
+            values["servers"] = 0
+        kept = tuple(values[key] for key in order)
+        if kept not in seen:
+            seen.add(kept)
+            yield values
+
+
+def _matches(values: Mapping[str, Any], exclusion: Mapping[str, Sequence[str]]) -> bool:
+    return all(key in values and str(values[key]) in wanted for key, wanted in exclusion.items())
+
+
+def _point(matrix: Matrix, values: Mapping[str, Any]) -> StudyPoint:
+    """UsageError where ranks, servers and batches do not fit each other."""
+    info = find_strategy(values["strategy"])
+    size = values.get("workers") or values.get("nodes") or 1
+    servers = _servers(values["servers"], size)
+    ranks, nodes, on_node = _shape(matrix.shape, size, values.get("ranks-per-node"), servers)
+    workers = check_ranks(info, ranks=ranks, servers=servers)
+    batch_size = _share(values["global-batch"], workers) if "global-batch" in values else values["batch-size"]
+    return StudyPoint(
+        number=0, model=values["model"], data=values["data"], strategy=values["strategy"], nodes=nodes,
+        ranks_per_node=on_node, ranks=ranks, workers=workers, servers=servers, batch_size=batch_size,
+        threads=values.get("threads"), settings=tuple((key, values[key]) for key in matrix.axes),
+    )  # fmt: skip
+
+
+def _servers(share: int | str, workers: int) -> int:
+    """A number of servers, or the share of the workers that `workers/8` says, rounded up."""
+    return share if isinstance(share, int) else -(-workers // int(share.partition("/")[2]))
 
 
 def _shape(matrix: StudyMatrix, size: int, ranks_per_node: int | None, servers: int) -> tuple[int, int, int]:

@@ -8,7 +8,7 @@ from typing import Any
 
 from hpcdl.config.load import Layer, load, standard_layers
 from hpcdl.config.schema import TrainConfig
-from hpcdl.config.study import Study
+from hpcdl.config.study import OF_A_STUDY, Study
 from hpcdl.core.errors import ConfigError, CorruptError, UsageError
 from hpcdl.node.profile import Profile, write_profile
 from hpcdl.node.settings import Settings
@@ -19,9 +19,7 @@ from hpcdl.training.launch.prepare import Prepared, prepare
 
 OWN = {
     **dict.fromkeys(("model", "data", "strategy", "servers", "batch-size"), "list it in [matrix]"),
-    "ranks": "list nodes or workers in [matrix]",
-    "run-dir": "the study names the folders; choose theirs with --out",
-    "resume": "runs of a study start anew",
+    **OF_A_STUDY,
 }
 """Settings of a run that a study chooses, and where to say it."""
 
@@ -33,8 +31,9 @@ def prepare_points(study: Study, plan: RunPlan) -> tuple[RunPlan, dict[int, Prep
     (too few workers, more samples a step than there are) is not wrong: what it refuses is left out, and said.
     """
     problems = [f"{study.origin}: [train] {key}: {OWN[key]}" for key in study.train if key in OWN]
-    if any(point.threads for point in plan.points) and "profile" in study.train:
-        problems.append(f"{study.origin}: [train] profile: threads in [matrix] make profiles of their own; drop one")
+    profiled = "profile" in study.train or any("profile" in matrix.axes for matrix in study.matrices)
+    if any(point.threads for point in plan.points) and profiled:
+        problems.append(f"{study.origin}: profile: threads in [matrix] make profiles of their own; drop one")
     shared = {key: value for key, value in study.train.items() if key not in OWN}
     layers = [*standard_layers("train"), Layer(origin=f"{study.origin}: [train]", values=shared)]
     found: dict[int, Prepared] = {}
@@ -71,7 +70,7 @@ def settings_of_point(point: StudyPoint) -> dict[str, Any]:
         "ranks": point.ranks,
         "batch-size": point.batch_size,
     }
-    return values | ({"servers": point.servers} if point.servers else {})
+    return values | ({"servers": point.servers} if point.servers else {}) | dict(point.settings)
 
 
 def profile_of_point(point: StudyPoint, folder: Path) -> Path | None:

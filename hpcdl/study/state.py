@@ -110,6 +110,10 @@ def _resumed_state(folder: Path, study: Study, plan: RunPlan) -> StudyState:
 
 def digest_of(study: Study, plan: RunPlan) -> str:
     """What two calls must agree in to be of one study: its points, their order and the settings of its runs."""
-    runs = [[run.name, dataclasses.asdict(run.point)] for run in plan.runs]
+    # What a point does not have is left out, so that studies of older versions go on.
+    runs = [
+        [run.name, {key: value for key, value in dataclasses.asdict(run.point).items() if key != "settings" or value}]
+        for run in plan.runs
+    ]
     text = json.dumps([study.plan.mode, runs, dict(study.train)], sort_keys=True, default=str)
     return hashlib.sha256(text.encode()).hexdigest()

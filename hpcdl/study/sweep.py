@@ -13,6 +13,8 @@ from pathlib import Path
 from typing import Any
 
 from hpcdl.cluster.processes import end_marked
+from hpcdl.config.load import all_settings
+from hpcdl.config.schema import TrainConfig
 from hpcdl.config.study import Study
 from hpcdl.core.errors import HpcdlError, StoppedEarly, UsageError
 from hpcdl.core.files import write_toml
@@ -38,6 +40,9 @@ RUNS, FAILED, LOGS, SETTINGS = "runs", "failed", "logs", "train.toml"
 POLL_S = 0.1
 WARNED_EARLY_S = 90.0
 """Slurm may warn ranks up to a minute before the time that was asked for."""
+
+
+_TYPED = {item.key: item for item in all_settings(TrainConfig)}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -137,9 +142,12 @@ class Sweep:
             shutil.rmtree(run_dir)  # a part of a run is no measurement
         self._set(run, status="running")
         words = ["--config", str(self._folder / SETTINGS), "--run-dir", str(run_dir)]
-        seed = int(self._study.train.get("seed", 0)) + run.repeat - 1  # repeats that learn alike would be one run
-        for key, value in {**settings_of_point(run.point), "seed": seed}.items():
-            words += [f"--{key}", str(value)]
+        wanted = settings_of_point(run.point)
+        first = wanted.get("seed", self._study.train.get("seed", 0))
+        wanted["seed"] = int(first) + run.repeat - 1  # repeats that learn alike would be one run
+        own = {key for key, _ in run.point.settings} - {"seed"}
+        for key, value in wanted.items():
+            words += ["--set", f"{key}={_TYPED[key].show(value)}"] if key in own else [f"--{key}", str(value)]
         profile = profile_of_point(run.point, self._folder / "profiles")
         if profile is not None:
             words += ["--profile", str(profile)]
@@ -168,7 +176,7 @@ class Sweep:
         last = attempts > self._study.plan.retries
         kept = run_dir if last else self._aside(run)
         why = why_failed(attempt, run_dir).replace(str(run_dir), str(kept))
-        stamp(run_dir, run, self.state.name, self.state.mode, why)
+        stamp(run_dir, run, self._study, why)
         self._set(run, status="failed" if last else "waiting", attempts=attempts, message=why)
         if not last:
             run_dir.rename(kept)
@@ -177,7 +185,7 @@ class Sweep:
 
     def _keep(self, run: PlannedRun, seconds: float | None) -> None:
         run_dir = self._run_dir(run)
-        stamp(run_dir, run, self.state.name, self.state.mode)
+        stamp(run_dir, run, self._study)
         if not self._study.plan.keep_models:
             drop_heavy_results(run_dir)
         self._set(run, status="finished", seconds=seconds)

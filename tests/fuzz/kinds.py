@@ -493,7 +493,7 @@ KINDS: dict[str, Kind] = {
     "config": Kind(make=text_of("c.toml", CONFIG), read=read_config, mutations=TEXT),
     "site": Kind(make=text_of("site.toml", SITE), read=read_site, mutations=TEXT),
     "run.toml": Kind(make=make_run, read=read_run, mutations=TEXT),
-    "study": Kind(make=copy_of(SHARE / "examples" / "easgd-comparison.toml"), read=read_study, mutations=TEXT),
+    "study": Kind(make=copy_of(SHARE / "studies" / "sc17-methods.toml"), read=read_study, mutations=TEXT),
     "study state": Kind(make=make_study_state, read=read_study_state, mutations=JSON),
     "records": Kind(make=make_records, read=read_records, mutations=JSON),
     "journal of a run": Kind(

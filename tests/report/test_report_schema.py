@@ -48,7 +48,7 @@ def table(tmp_path_factory: pytest.TempPathFactory) -> Path:
                             "weak", strategy, "resnet50", workers + servers, workers + servers, workers, servers, 1, 8,
                             32, 32 * workers, repeat, 32 * workers / step, step, 0.3, step - 0.36, 0.02, 0.01, 0.03,
                             102_228_128, 40 * step, 400 * step, 0.7, "old cluster", "0.28", "imagenet",
-                            2 * workers, 1e8 * workers, 0.1,
+                            2 * workers, 1e8 * (workers**2 + 1), 0.1,
                         ), strict=True))
                     )  # fmt: skip
     return path

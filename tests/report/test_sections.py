@@ -12,7 +12,7 @@ from hpcdl.report.analysis.analyse import analyse
 from hpcdl.report.build import compose
 from hpcdl.report.cells import cell_text
 from hpcdl.report.document import Document, Figure, Section, Table
-from hpcdl.report.runs.references import load_references
+from hpcdl.report.runs.references import Published, load_references
 from hpcdl.report.runs.run import Run, from_record
 from hpcdl.report.runs.sources import Gathered
 from tests.report.synthetic import make_record, make_run
@@ -91,7 +91,7 @@ def test_servers_balance_is_shown() -> None:
 
 
 def test_published_points_are_labelled_and_as_published() -> None:
-    published = {(item.source, item.workers, item.model): item for item in load_references()}
+    published = {(item.source, item.workers, item.model): item for item in load_references().points}
     assert published["Cori", 512, "resnet50"].told_efficiency == "23 %"
     assert published["Cori", 128, "resnet50"].told_efficiency == "> 80 %"
     assert published["SC17", 64, "unspecified"].told_efficiency == "91.5 %"
@@ -101,6 +101,18 @@ def test_published_points_are_labelled_and_as_published() -> None:
     assert all(series.style == "published" for series in figure.series if series.label.startswith("published"))
 
 
+def test_every_published_fact_has_its_sentence() -> None:
+    found = load_references()
+    facts = [*found.points, *found.statements]
+    assert {item.source for item in facts} == {"Cori", "BNL", "Stampede2", "SC17", "Theta"}
+    for item in facts:
+        assert len(item.sentence.split()) > 8
+        assert item.sentence.startswith("(in our words)") == ("other words" in item.confidence)
+    cori = [item for item in found.points if (item.source, item.model) == ("Cori", "resnet50")]
+    assert {item.mode for item in cori} == {"unstated"}, "its abstract does not say what is kept fixed"
+    assert all("does not say" in item.note for item in found.points if item.named)
+
+
 def test_a_damaged_reference_is_named(tmp_path: Path) -> None:
     (tmp_path / "x.toml").write_text("[source]\nname = 'x'\n")
     with pytest.raises(CorruptError, match=r"x\.toml is damaged"):
@@ -108,4 +120,4 @@ def test_a_damaged_reference_is_named(tmp_path: Path) -> None:
 
 
 def test_without_references_there_is_no_such_section(tmp_path: Path) -> None:
-    assert load_references(tmp_path / "absent") == []
+    assert load_references(tmp_path / "absent") == Published()

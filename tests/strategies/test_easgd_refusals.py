@@ -123,7 +123,7 @@ def test_the_command_line_says_why(run_hpcdl: CommandLine, tmp_path: Path) -> No
 
 @pytest.mark.parametrize(("small", "workers", "runs"), [(False, 4, 27), (True, 2, 18)])
 def test_the_comparison_study_has_all_nine_methods(small: bool, workers: int, runs: int) -> None:
-    study = load_study(ROOT / "share" / "hpcdl" / "examples" / "easgd-comparison.toml", {}, small=small)
+    study = load_study(ROOT / "share" / "hpcdl" / "studies" / "sc17-methods.toml", {}, small=small)
     plan = make_plan(study)
     assert {point.strategy for point in plan.points} == {*FAMILY, "sync-sgd"}
     assert all(point.workers == workers for point in plan.points) and len(plan.runs) == runs and not plan.left_out

@@ -1,15 +1,20 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from hpcdl.config.study import load_study
+from hpcdl.config.load import all_settings
+from hpcdl.config.schema import TrainConfig
+from hpcdl.config.settings import Setting
+from hpcdl.config.study import Study, load_study, study_tables
 from hpcdl.core.errors import ConfigError, UsageError
-from hpcdl.study.plan import make_plan
-from hpcdl.study.points import prepare_points
+from hpcdl.core.files import write_toml
+from hpcdl.study.plan import RunPlan, make_plan
+from hpcdl.study.points import OWN, prepare_points
 from tests.conftest import ROOT
 from tests.study.studies import small_study
 
@@ -125,9 +130,9 @@ def test_the_small_version_replaces_the_matrix(tmp_path: Path) -> None:
         "[small.train]\nsteps = 3\n"
     )
     big, small = load_study(path, {}), load_study(path, {}, ["seed=7"], small=True)
-    assert (big.name, big.plan.repeats, big.matrices[0].nodes, big.train["steps"]) == ("big", 5, (512,), 100)
+    assert (big.name, big.plan.repeats, big.matrices[0].shape.nodes, big.train["steps"]) == ("big", 5, (512,), 100)
     assert (small.name, small.plan.repeats) == ("big-small", 2)
-    assert (small.matrices[0].nodes, small.matrices[0].workers) == ((), (1,))
+    assert (small.matrices[0].shape.nodes, small.matrices[0].shape.workers) == ((), (1,))
     assert small.train == {"steps": 3, "momentum": 0.8, "seed": "7"}
     path.write_text(path.read_text().partition("[small]")[0])
     with pytest.raises(UsageError, match=r"no table \[small\]"):
@@ -151,22 +156,112 @@ def test_several_matrices_are_one_study(tmp_path: Path) -> None:
         load_study(path, {})
 
 
-EXAMPLES = ROOT / "share" / "hpcdl" / "examples"
-GALLERY = (
-    "bnl", "cori-hepcnn", "cori-resnet50", "sc17-weak", "stampede2-strong", "stampede2-threads", "stampede2-weak",
-    "theta",
-)  # fmt: skip
+def plan_of(text: str, tmp_path: Path) -> tuple[Study, RunPlan]:
+    path = tmp_path / "study.toml"
+    path.write_text(f'[matrix]\nmodel = ["lenet"]\ndata = ["synthetic:mnist"]\n{text}')
+    study = load_study(path, {})
+    return study, make_plan(study)
 
 
-@pytest.mark.parametrize("name", GALLERY)
+AXES = sorted(item.key for item in all_settings(TrainConfig) if item.key not in OWN)
+
+
+@pytest.mark.parametrize("key", AXES)
+def test_every_setting_of_train_is_an_axis(key: str, tmp_path: Path) -> None:
+    """Of the file and of the command line; what a run is given is what was written."""
+    item = next(item for item in all_settings(TrainConfig) if item.key == key)
+    able = [choice for choice in (*item.choices, "1", "2", "0", "0.5", "0.25") if _parses(item, choice)]
+    choices = list({item.parse(choice): choice for choice in able}.values())[:2]
+    values = ", ".join(f'"{choice}"' for choice in choices)
+    study, plan = plan_of(f'workers = [2]\nstrategy = ["ps"]\n{key} = [{values}]\n', tmp_path)
+    parsed = [item.parse(choice) for choice in choices]
+    assert [dict(point.settings)[key] for point in plan.points] == parsed
+    flags = {"model": "lenet", "data": "synthetic:mnist", "workers": "2", "strategy": "ps"}
+    typed = load_study(None, flags, axes=[f"{key}={','.join(choices)}"])
+    assert [point.settings for point in make_plan(typed).points] == [point.settings for point in plan.points]
+    assert load_tables(study, tmp_path) == [point.settings for point in plan.points], "as a job's file gives it again"
+
+
+def _parses(item: Setting, value: str) -> bool:
+    try:
+        item.parse(value)
+    except ValueError:
+        return False
+    return True
+
+
+def load_tables(study: Study, tmp_path: Path) -> list[tuple[tuple[str, Any], ...]]:
+    write_toml(tmp_path / "again.toml", study_tables(study))
+    return [point.settings for point in make_plan(load_study(tmp_path / "again.toml", {})).points]
+
+
+def test_zipped_axes_advance_together(tmp_path: Path) -> None:
+    text = (
+        'workers = [1, 2, 4]\nservers = [1, 1, 2]\nstrategy = ["ps"]\nperiod = [1, 2]\nzip = ["workers", "servers"]\n'
+    )
+    _, plan = plan_of(text, tmp_path)
+    shapes = [(point.workers, point.servers, dict(point.settings)["period"]) for point in plan.points]
+    assert shapes == [(1, 1, 1), (1, 1, 2), (2, 1, 1), (2, 1, 2), (4, 2, 1), (4, 2, 2)]
+
+
+def test_servers_may_be_a_share_of_the_workers(tmp_path: Path) -> None:
+    _, plan = plan_of('workers = [1, 8, 20]\nservers = ["workers / 8"]\nstrategy = ["ps", "ring"]\n', tmp_path)
+    assert [(point.workers, point.servers) for point in plan.points] == [
+        (1, 1),
+        (8, 1),
+        (20, 3),
+        (1, 0),
+        (8, 0),
+        (20, 0),
+    ]
+
+
+def test_what_is_excluded_is_left_out(tmp_path: Path) -> None:
+    exclude = 'exclude = [{strategy = "ring", workers = [1]}, {strategy = "ps", workers = 2}]'
+    _, plan = plan_of(f'workers = [1, 2]\nstrategy = ["ps", "ring"]\n{exclude}\n', tmp_path)
+    assert [(point.strategy, point.workers) for point in plan.points] == [("ps", 1), ("ring", 2)]
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ('zip = ["workers", "servers"]\nservers = [1]\n', "workers has 2, servers has 1"),
+        ('zip = ["workers", "sevrers"]\n', "did you mean 'servers'"),
+        ('zip = "workers"\n', "axes that advance together"),
+        ("exclude = [1]\n", "exclude must list tables"),
+        ('period = [1, "x"]\n', "no whole number"),
+        ("learning_rte = [1]\n", "did you mean"),
+        ("ranks = [1]\n", "list nodes or workers"),
+    ],
+)
+def test_mistakes_of_axes_are_told(text: str, words: str, tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=words):
+        plan_of(f"workers = [1, 2]\n{text}", tmp_path)
+
+
+def test_labels_are_read(tmp_path: Path) -> None:
+    study, _ = plan_of('workers = [1]\n[labels]\nlearning_rate = "eta"\n[labels.strategy]\nps = "Server"\n', tmp_path)
+    assert study.labels == {"learning-rate": "eta", "strategy=ps": "Server"}
+
+
+STUDIES = ROOT / "share" / "hpcdl" / "studies"
+FOLDERS = {"sc17-groups": "synthetic:227x227x3:10@50000", "bnl-accuracy": "synthetic:imagenet",
+           "sc17-methods": "synthetic:mnist"}  # fmt: skip
+"""Studies whose data a user makes first, and what stands for it here."""
+
+
+@pytest.mark.parametrize("name", sorted(path.stem for path in STUDIES.glob("*.toml")))
 def test_the_gallery_is_ready_to_run(name: str) -> None:
-    """Every run of every example is one that `hpcdl train` accepts; the small versions fit one node."""
-    study = load_study(EXAMPLES / f"{name}.toml", {})
+    """Every run of every study is one that `hpcdl train` accepts; the small versions fit one node."""
+    flags = {"data": FOLDERS[name]} if name in FOLDERS else {}
+    study = load_study(STUDIES / f"{name}.toml", flags)
     plan, _ = prepare_points(study, make_plan(study))
-    assert study.plan.repeats == 3 and len(plan.points) >= 3
-    small = load_study(EXAMPLES / f"{name}.toml", {}, small=True)
+    assert study.name == name and study.plan.repeats == 3 and len(plan.points) >= 3
+    assert len({point.strategy for point in plan.points}) == len({s for m in study.matrices for s in m.shape.strategy})
+    flags = {"data": "synthetic:mnist"} if name in ("bnl-accuracy", "sc17-methods") else {}
+    small = load_study(STUDIES / f"{name}.toml", flags, small=True)
     plan, prepared = prepare_points(small, make_plan(small))
     assert {point.nodes for point in plan.points} == {1}
     assert max(point.ranks for point in plan.points) <= 4
-    assert max(item.num_steps for item in prepared.values()) <= 20
+    assert name in ("bnl-accuracy", "sc17-methods") or max(item.num_steps for item in prepared.values()) <= 20
     assert small.plan.mode == study.plan.mode

@@ -20,7 +20,7 @@ from hpcdl.report.analysis.fits import CommunicationFit, CurveFit, fit_communica
 from hpcdl.report.analysis.names import listed
 from hpcdl.report.analysis.scaling import Curve, build_curves, with_base_of
 from hpcdl.report.analysis.settings import told_apart, varying_keys
-from hpcdl.report.runs.references import Reference
+from hpcdl.report.runs.references import Published
 from hpcdl.report.runs.run import Run
 from hpcdl.report.runs.sources import Gathered
 from hpcdl.report.runs.tunings import TunedNode
@@ -44,7 +44,7 @@ class Analysis:
     comparisons: Sequence[Comparison] = ()
     fits: Sequence[CurveFit] = ()
     communication: Sequence[CommunicationFit] = ()
-    references: Sequence[Reference] = ()
+    references: Published = Published()
     tunings: Sequence[TunedNode] = ()
     link_bytes_per_second: float | None = None
     baseline_name: str = ""
@@ -55,7 +55,7 @@ def analyse(
     *,
     baseline: Gathered | None = None,
     baseline_name: str = "",
-    references: Sequence[Reference] = (),
+    references: Published = Published(),  # noqa: B008  frozen
     tunings: Sequence[TunedNode] = (),
     link_bytes_per_second: float | None = None,
     base: str = "",

@@ -15,7 +15,9 @@ from hpcdl.core.paths import share_folder
 class Reference:
     """One published point. `bound` says how the number was given: exact, about, above; `confidence` is papers' own.
 
-    `workers` are what the publication counts along its axis; `unit` names them (workers, nodes, KNL nodes).
+    `workers` are what the publication counts along its axis; `unit` names them (workers, nodes, KNL nodes). `mode` is
+    `unstated` where it does not say what is kept fixed. `sentence` is where it stands; `named` the network's name
+    there, where taking it for `model` is our reading.
     """
 
     source: str
@@ -29,7 +31,9 @@ class Reference:
     unit: str = "workers"
     servers: int = 0
     bound: str = "exact"
+    sentence: str
     confidence: str
+    named: str = ""
     note: str = ""
 
     @property
@@ -39,16 +43,38 @@ class Reference:
         return f"{signs.get(self.bound, '')}{100 * self.efficiency:g} %"
 
 
-def load_references(folder: Path | None = None) -> list[Reference]:
-    """Every published point in `folder` (by default that of the installation); none where there is no such folder."""
+@dataclass(frozen=True, kw_only=True)
+class Statement:
+    """What a publication states without a point that could be drawn."""
+
+    source: str
+    citation: str
+    url: str
+    claim: str
+    sentence: str
+    confidence: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class Published:
+    """What is known of other studies."""
+
+    points: tuple[Reference, ...] = ()
+    statements: tuple[Statement, ...] = ()
+
+
+def load_references(folder: Path | None = None) -> Published:
+    """What is published in `folder` (by default that of the installation); nothing where there is no such folder."""
     where = folder or share_folder() / "references"
-    found: list[Reference] = []
+    points: list[Reference] = []
+    statements: list[Statement] = []
     for path in sorted(where.glob("*.toml")):
         try:
             document = read_toml(path, CorruptError)
             source = document["source"]
             common = {"source": source["name"], "citation": source["citation"], "url": source["url"]}
-            found += [from_json(Reference, {**common, **point}) for point in document.get("point", [])]
+            points += [from_json(Reference, {**common, **point}) for point in document.get("point", [])]
+            statements += [from_json(Statement, {**common, **item}) for item in document.get("statement", [])]
         except (AttributeError, KeyError, TypeError, ValueError) as error:
             raise CorruptError(f"{path} is damaged: {error}") from error
-    return found
+    return Published(points=tuple(points), statements=tuple(statements))

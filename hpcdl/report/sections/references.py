@@ -8,18 +8,21 @@ from hpcdl.report.analysis.analyse import Analysis
 from hpcdl.report.analysis.names import curve_names, listed
 from hpcdl.report.analysis.scaling import Curve
 from hpcdl.report.document import Cell, Column, Figure, Section, Series, Table
-from hpcdl.report.runs.references import Reference
+from hpcdl.report.runs.references import Reference, Statement
 
 MOST_CURVES = 4
 """The user's curves in one figure."""
 
 
 def build(analysis: Analysis) -> Section | None:
-    """A figure for each mode in which both the study and a publication have points."""
+    """A figure for each mode in which both the study and a publication have points, and what else is published."""
     items: list[Figure | Table] = []
+    models = {run.model for run in analysis.runs}
     for mode in ("weak", "strong"):
         curves = [curve for curve in analysis.curves if curve.mode == mode and len(curve.points) > 1]
-        published = [point for point in analysis.references if point.mode == mode]
+        published = [point for point in analysis.references.points if point.mode in (mode, "unstated")]
+        # Of the same networks where there are any: another network's efficiency says little.
+        published = [point for point in published if point.model in models] or published
         if curves and published:
             items += _beside(mode, curves, published)
     if not items:
@@ -27,7 +30,22 @@ def build(analysis: Analysis) -> Section | None:
     lines = [
         "Published points are of other people on other machines: they say what was reached there, not what is due here."
     ]
+    if analysis.references.statements:
+        items.append(_statements(analysis.references.statements))
     return Section(name="references", title="Beside published results", lines=lines, items=items)
+
+
+def _statements(statements: Sequence[Statement]) -> Table:
+    columns = (
+        Column(name="published by"),
+        Column(name="states"),
+        Column(name="its sentence"),
+        Column(name="confidence"),
+    )
+    rows: list[tuple[Cell, ...]] = [
+        (f"{item.source}: {item.citation}", item.claim, item.sentence, item.confidence) for item in statements
+    ]
+    return Table(title="Published without a number to draw", columns=columns, rows=rows)
 
 
 def _beside(mode: str, curves: Sequence[Curve], published: Sequence[Reference]) -> tuple[Figure, Table]:
@@ -37,8 +55,8 @@ def _beside(mode: str, curves: Sequence[Curve], published: Sequence[Reference]) 
             label=f"this study: {name}",
             x=[point.n for point in curve.points],
             y=[point.efficiency.value for point in curve.points],
-            low=[point.efficiency.low for point in curve.points],
-            high=[point.efficiency.high for point in curve.points],
+            low=[None if point.efficiency.is_wide else point.efficiency.low for point in curve.points],
+            high=[None if point.efficiency.is_wide else point.efficiency.high for point in curve.points],
             color=color,
         )
         for color, (curve, name) in enumerate(list(zip(curves, curve_names(curves), strict=True))[:MOST_CURVES])
@@ -79,12 +97,12 @@ def _table(mode: str, published: Sequence[Reference]) -> Table:
     columns = (
         Column(name="published by"), Column(name="network"), Column(name="strategy"), Column(name="n", kind="count"),
         Column(name="counts"), Column(name="servers", kind="count"), Column(name="efficiency"),
-        Column(name="confidence"), Column(name="note"),
+        Column(name="its sentence"), Column(name="confidence"), Column(name="note"),
     )  # fmt: skip
     rows: list[tuple[Cell, ...]] = [
         (
-            f"{point.source}: {point.citation}", point.model, point.strategy, point.workers, point.unit,
-            point.servers or None, point.told_efficiency, point.confidence, point.note,
+            f"{point.source}: {point.citation}", point.named or point.model, point.strategy, point.workers, point.unit,
+            point.servers or None, point.told_efficiency, point.sentence, point.confidence, point.note,
         )
         for point in published
     ]  # fmt: skip

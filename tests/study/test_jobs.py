@@ -82,7 +82,7 @@ def test_one_job_for_each_number_of_nodes(queue: Queue, tmp_path: Path) -> None:
 
 def test_what_the_jobs_read_is_the_same_study(tmp_path: Path) -> None:
     """Every study of the gallery, flags and the small version included, comes back from the file that jobs get."""
-    files = sorted((ROOT / "share" / "hpcdl" / "examples").glob("*.toml"))
+    files = sorted((ROOT / "share" / "hpcdl" / "studies").glob("*.toml"))
     assert len(files) > 6
     for path in [*files, None]:
         flags = {"retries": "3", "run-timeout": "90s"}

@@ -5,11 +5,13 @@ from __future__ import annotations
 import importlib.util
 import os
 from dataclasses import dataclass
+from pathlib import Path
 
 from hpcdl.cluster.batch.systems import has_own_nodes
 from hpcdl.config.load import Effective, flatten, site_rules
 from hpcdl.config.schema import TrainConfig
 from hpcdl.core.errors import UsageError
+from hpcdl.core.files import open_regular
 from hpcdl.data.dataset import Dataset, open_dataset
 from hpcdl.data.read.order import steps_per_epoch
 from hpcdl.data.read.reader import open_reader
@@ -72,6 +74,8 @@ def prepare(effective: Effective[TrainConfig]) -> Prepared:
     rules = site_rules()
     check_allowed(info, rules.forbid_strategies, rules.origin)
     check_model_spec(config.model.model)
+    if config.model.init_weights is not None:
+        check_saved_model(config.model.init_weights)
     if config.run.epochs is not None and config.run.steps is not None:
         raise UsageError("--epochs and --steps exclude each other; give one of them")
     if config.run.tensorboard is not None and importlib.util.find_spec("tensorboard") is None:
@@ -108,6 +112,22 @@ def prepare(effective: Effective[TrainConfig]) -> Prepared:
         num_steps=num_steps,
         schedule=schedule,
     )
+
+
+_SAVED_MODELS = {".keras": b"PK", ".h5": b"\x89HDF", ".hdf5": b"\x89HDF"}
+"""How files begin that Keras loads a model from, by the suffix that it goes by."""
+
+
+def check_saved_model(path: Path) -> None:
+    """UsageError where --init-weights names no file that can hold a model: a pipe would keep every rank waiting."""
+    begins_with = _SAVED_MODELS.get(path.suffix)
+    try:
+        with open_regular(path) as file:
+            holds_model = begins_with is not None and file.read(len(begins_with)) == begins_with
+    except (OSError, ValueError) as error:
+        raise UsageError(f"--init-weights {path}: {getattr(error, 'strerror', None) or error}") from error
+    if not holds_model:
+        raise UsageError(f"--init-weights {path}: this is no saved model; give a .keras file, as a run's model.keras")
 
 
 def check_open_servers(prepared: Prepared) -> None:

@@ -36,6 +36,7 @@ def single(session_hpcdl: CommandLine) -> Path:
     return folder
 
 
+@pytest.mark.mpi
 @pytest.mark.parametrize("strategy", sorted(RUNS))
 def test_equals_single(session_hpcdl: CommandLine, single: Path, strategy: str) -> None:
     folder = session_hpcdl.home / strategy
@@ -52,6 +53,7 @@ def test_equals_single(session_hpcdl: CommandLine, single: Path, strategy: str) 
         assert numpy.abs(own - other).max() <= 1e-5 * numpy.abs(other).max()
 
 
+@pytest.mark.mpi
 def test_ranks_that_slurm_started_meet_without_mpi(session_hpcdl: CommandLine, single: Path) -> None:
     """Two tasks on two nodes, as srun would start them, here on one node with its own address for the loopback."""
     folder = session_hpcdl.home / "grpc-srun"
@@ -101,6 +103,7 @@ def answers(address: str, port: int) -> bool:
         return probe.connect_ex((address, port)) == 0
 
 
+@pytest.mark.mpi
 def test_servers_are_closed_to_other_interfaces_and_a_death_names_the_rank(session_hpcdl: CommandLine) -> None:
     folder = session_hpcdl.home / "grpc-fenced"
     arguments: list[Any] = [*TRAIN, "--strategy", "grpc-ps", "--ranks", "3", "--batch-size", "8", "--run-dir", folder]

@@ -11,6 +11,7 @@ from hpcdl import __version__
 from hpcdl.cli import (
     bench,
     config,
+    docs,
     doctor,
     evaluate,
     inspect,
@@ -74,5 +75,6 @@ for module in (
     strategies,
     config,
     doctor,
+    docs,
 ):
     module.register(app)

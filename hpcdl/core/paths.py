@@ -10,13 +10,20 @@ from pathlib import Path
 def share_folder() -> Path:
     """The folder with machines, jobs, examples, schemas and references.
 
-    `$HPCDL_SHARE` (set by the modulefile), else that of a checkout, else that of the environment's prefix.
+    `$HPCDL_SHARE` (set by the modulefile), else that of a checkout, of the wheel, or of the environment's prefix.
     """
     named = os.environ.get("HPCDL_SHARE")
     if named:
         return Path(named)
-    checkout = Path(__file__).resolve().parents[2] / "share" / "hpcdl"
-    return checkout if checkout.is_dir() else Path(sys.prefix) / "share" / "hpcdl"
+    package = Path(__file__).resolve().parents[1]
+    places = (package.parent / "share" / "hpcdl", package / "share", Path(sys.prefix) / "share" / "hpcdl")
+    return next((place for place in places if place.is_dir()), places[-1])
+
+
+def docs_folder() -> Path:
+    """The pages of the documentation: a checkout's, else those in the share folder."""
+    checkout = Path(__file__).resolve().parents[2] / "docs"
+    return checkout if (checkout / "index.md").is_file() else share_folder() / "docs"
 
 
 def user_config_folder() -> Path:

@@ -1,0 +1,72 @@
+"""`hpcdl docs` and `hpcdl explain`: the pages that come with hpcdl."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from hpcdl.cli.options import JsonFlag
+from hpcdl.cli.output import print_json, put, say
+
+LONGEST_LINE = 110
+"""Of a line that holds the words searched for; pages have tables."""
+
+
+def register(app: typer.Typer) -> None:
+    """Add both commands."""
+    app.command(epilog="Example: hpcdl docs checkpoint")(docs)
+    app.command(epilog="Example: hpcdl explain \"unknown strategy 'rign'\"")(explain)
+
+
+def docs(
+    words: Annotated[list[str] | None, typer.Argument(metavar="[WORDS]", help="What to look for in the pages.")] = None,
+    open_: Annotated[bool, typer.Option("--open", help="Open them in a browser.")] = False,
+    json: JsonFlag = False,
+) -> None:
+    """Tell where the documentation lies, search it, or open it."""
+    from hpcdl.core.manual import find_words, manual_folder
+
+    folder = manual_folder()
+    built = folder / "html" / "index.html"
+    start = built if built.is_file() else folder / "index.md"
+    if words:
+        found = list(find_words(" ".join(words)))
+        if json:
+            print_json({"found": [{"page": str(page), "line": number, "text": text} for page, number, text in found]})
+            return
+        for page, number, text in found:
+            put(f"{os.path.relpath(page, folder)}:{number}: {text[:LONGEST_LINE]}")
+        say(f"{len(found)} lines; the pages lie in {folder}")
+        return
+    if json:
+        print_json({"folder": str(folder), "start": str(start)})
+        return
+    put(str(start))
+    if open_:
+        _open(start)
+
+
+def _open(page: Path) -> None:
+    import webbrowser
+
+    if not webbrowser.open(page.as_uri()):
+        say("no browser answers here; open that file with one, or read it with a pager")
+
+
+def explain(
+    error: Annotated[list[str], typer.Argument(metavar="ERROR", help="A message, a class, or an exit code.")],
+    json: JsonFlag = False,
+) -> None:
+    """Say what an error means and what to do."""
+    from hpcdl.core.manual import ERRORS_PAGE
+    from hpcdl.core.manual import explain as find
+
+    found = find(" ".join(error))
+    if json:
+        print_json({"title": found.title, "anchor": found.anchor, "text": found.text, "says": list(found.says)})
+        return
+    put(f"{found.title}\n\n{found.text}")
+    say(f"more: hpcdl docs, {ERRORS_PAGE.as_posix()}#{found.anchor}")

@@ -1,0 +1,99 @@
+"""The pages that come with hpcdl: where they lie, which paragraph explains an error, what lines hold some words."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+from hpcdl.core.errors import HpcdlError, UsageError
+from hpcdl.core.paths import docs_folder
+
+ERRORS_PAGE = Path("reference") / "errors.md"
+_HEADING = re.compile(r"^## (.+)$", re.MULTILINE)
+_SAYS = re.compile(r"^Says: (.*?)(?:\n\n|\Z)", re.MULTILINE | re.DOTALL)
+_PATTERN = re.compile(r"`([^`]+)`")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Paragraph:
+    """A section of the page of errors; `says` are beginnings of messages, `...` standing for anything."""
+
+    title: str
+    says: tuple[str, ...]
+    text: str
+
+    @property
+    def anchor(self) -> str:
+        """What stands behind # in a link to it."""
+        return re.sub(r"\s", "-", re.sub(r"[^\w\s-]", "", self.title.lower()).strip())
+
+    def fit(self, message: str) -> int:
+        """How many letters of its patterns `message` has, at best; 0 where none fits."""
+        fitting = [len(pattern.replace("...", "")) for pattern in self.says if _expression(pattern).search(message)]
+        return max(fitting, default=0)
+
+
+def _expression(pattern: str) -> re.Pattern[str]:
+    """`pattern` anywhere in a message, whatever stands at its dots."""
+    return re.compile(".*".join(re.escape(part) for part in pattern.strip(".").split("...")), re.DOTALL)
+
+
+def manual_folder() -> Path:
+    """Where the pages lie; HpcdlError where this installation has none."""
+    folder = docs_folder()
+    if not (folder / "index.md").is_file():
+        raise HpcdlError(f"the pages are not installed in {folder}; read docs/ in hpcdl's sources")
+    return folder
+
+
+def error_paragraphs() -> list[Paragraph]:
+    """The sections of the page of errors, in its order."""
+    text = (manual_folder() / ERRORS_PAGE).read_text(encoding="utf-8")
+    titles = list(_HEADING.finditer(text))
+    ends = [*(title.start() for title in titles[1:]), len(text)]
+    found = []
+    for title, end in zip(titles, ends, strict=True):
+        body = text[title.end() : end].strip()
+        told = _SAYS.search(body)
+        patterns = tuple(_PATTERN.findall(told[1])) if told else ()
+        found.append(Paragraph(title=title[1], says=patterns, text=_SAYS.sub("", body).strip()))
+    return found
+
+
+def explain(error: str) -> Paragraph:
+    """The paragraph for a message, the name of a class, an anchor, or an exit code; UsageError where there is none."""
+    message = error.strip().removeprefix("hpcdl: ")
+    paragraphs = error_paragraphs()
+    if message.isdigit():
+        return _of_exit_code(message, paragraphs)
+    plain = message.lower().lstrip("#")
+    for paragraph in paragraphs:
+        if plain in (paragraph.anchor, paragraph.title.lower()):
+            return paragraph
+    best = max(paragraphs, key=lambda paragraph: paragraph.fit(message))
+    if not best.fit(message):
+        names = ", ".join(paragraph.anchor for paragraph in paragraphs)
+        raise UsageError(
+            f"no paragraph explains {message[:80]!r}; give the whole message, an exit code, or one of: {names}"
+        )
+    return best
+
+
+def _of_exit_code(code: str, paragraphs: list[Paragraph]) -> Paragraph:
+    codes = next(paragraph for paragraph in paragraphs if paragraph.anchor == "exit-codes")
+    row = next((line for line in codes.text.splitlines() if line.startswith(f"| {code} |")), None)
+    if row is None:
+        raise UsageError(f"hpcdl never exits with {code}; its codes are 0, 1, 2, 3, 75 and 130")
+    means, classes = (cell.strip() for cell in row.strip("|").split("|")[1:3])
+    return Paragraph(title=f"Exit code {code}", says=(), text=means + (f": {classes}" if classes else ""))
+
+
+def find_words(words: str) -> Iterator[tuple[Path, int, str]]:
+    """Page, line number and line of everything in the pages that holds `words`, in any case."""
+    folder = manual_folder()
+    for page in sorted(folder.rglob("*.md")):
+        for number, line in enumerate(page.read_text(encoding="utf-8").splitlines(), start=1):
+            if words.lower() in line.lower():
+                yield page, number, line.strip()

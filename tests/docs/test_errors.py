@@ -1,0 +1,78 @@
+"""The page of errors explains what hpcdl says: every class has a paragraph, every pattern is one of its messages."""
+
+from __future__ import annotations
+
+import re
+
+import pytest
+
+from hpcdl.core import errors, manual
+from hpcdl.core.errors import HpcdlError
+from tests.conftest import ROOT, CommandLine
+
+FOREIGN = ("No such command", "No such option", "No space left on device")
+"""Words of typer and of the system."""
+MESSAGES = {
+    "unknown strategy 'rign'; did you mean 'ring'? known: ring, tree": "unknown-names",
+    "hpcdl: --ranks: 0 is out of range; it must be at least 1": "settings-out-of-range",
+    "--ranks 2: strategy 'single' is one process; use --ranks 1, or --strategy ring": "what-a-strategy-does-not-have",
+    "no such data folder: nowhere; make one with `hpcdl shard SOURCE nowhere`": "no-data-folder",
+    "cannot tell the format of x; give --format, one of: idx": "sources-that-cannot-be-read",
+    "run directory runs/x exists; choose another --run-dir, or go on with --resume": "a-folder-that-exists",
+    "another hpcdl writes to runs/x (host a, process 3); wait for it, or remove it": "somebody-else-writes-there",
+    "x/model.keras belongs to eve, and the code that it names would run as you; add --trust": "another-users-run",
+    "--seed: runs/x began with 0, now it is 1; give what it began with, or --allow seed": "resumed-with-other-settings",
+    "model 'a.py:build' ends with a softmax, but --loss cross-entropy takes what comes before it (logits); leave": (
+        "a-model-that-does-not-fit"
+    ),
+    "model 'a.py:build' failed at a.py:4: ZeroDivisionError: division by zero": "a-model-function-that-fails",
+    "the gradient of conv1/kernel is not finite on rank 1": "numbers-that-are-not-finite",
+    "rank 1 on node2 ended without a word (killed, out of memory or crashed); see log": "ranks-that-do-not-start",
+    "node node2 with rank 1 went down or cannot be reached; go on with --resume": "a-node-that-is-gone",
+    "ranks differ in --seed: rank 0 has 0, rank 1 has 1; start every rank with the same command": "ranks-that-differ",
+    "checkpoint file runs/x/1/a.h5 is damaged or missing": "damaged-files",
+    "CorruptError": "corrupterror",
+    "no-room": "no-room",
+}
+
+
+def classes(root: type[HpcdlError] = HpcdlError) -> list[str]:
+    """The names of all error classes that the tree holds."""
+    return [root.__name__, *(name for branch in root.__subclasses__() for name in classes(branch))]
+
+
+@pytest.mark.parametrize("name", sorted(set(classes())))
+def test_every_class_is_explained(name: str) -> None:
+    if getattr(errors, name, None) is None:
+        pytest.skip(f"{name} is a room's own")
+    assert manual.explain(name).title == name
+
+
+@pytest.mark.parametrize("message", MESSAGES)
+def test_a_message_leads_to_its_paragraph(message: str) -> None:
+    assert manual.explain(message).anchor == MESSAGES[message]
+
+
+@pytest.mark.parametrize("paragraph", manual.error_paragraphs(), ids=lambda paragraph: paragraph.anchor)
+def test_patterns_are_words_of_the_program(paragraph: manual.Paragraph) -> None:
+    source = " ".join(path.read_text() for path in (ROOT / "hpcdl").rglob("*.py"))
+    joined = re.sub(r"[\"']\s*(?:\n\s*)f?[\"']", "", source)
+    for pattern in paragraph.says:
+        if pattern.startswith(FOREIGN):
+            continue
+        longest = max(pattern.split("..."), key=len).strip()
+        assert longest.rstrip(";: ") in joined, f"no message holds {longest!r}; correct docs/reference/errors.md"
+
+
+def test_codes_and_what_nobody_says(run_hpcdl: CommandLine) -> None:
+    assert "something to resume" in manual.explain("75").text
+    told = run_hpcdl(["explain", "unknown", "strategy", "'rign'"])
+    assert told.code == 0 and told.out.startswith("Unknown names\n") and "errors.md#unknown-names" in told.err
+    refused = run_hpcdl(["explain", "the dog ate it"])
+    assert refused.code == 2 and len(refused.err.splitlines()) == 1
+
+
+def test_the_pages_are_found_and_searched(run_hpcdl: CommandLine) -> None:
+    assert run_hpcdl(["docs"]).out == f"{ROOT / 'docs' / 'index.md'}\n"
+    found = run_hpcdl(["docs", "moving", "rate"])
+    assert found.code == 0 and "explanation/easgd.md:" in found.out

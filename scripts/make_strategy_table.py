@@ -1,4 +1,7 @@
-"""Write the table of features in docs/reference/strategies.md: make_strategy_table.py [PAGE]."""
+"""Write what strategies declare into docs/reference: make_strategy_table.py [PAGE].
+
+That is the table of features in strategies.md (or PAGE), and the facts at the top of strategies/NAME.md.
+"""
 
 from __future__ import annotations
 
@@ -6,10 +9,11 @@ import sys
 from pathlib import Path
 
 from hpcdl.core.files import write_text
-from hpcdl.strategies.base import Features
+from hpcdl.strategies.base import Features, StrategyInfo
 from hpcdl.strategies.table import ALIASES, STRATEGIES
 
 PAGE = Path(__file__).parent.parent / "docs" / "reference" / "strategies.md"
+PAGES = PAGE.with_suffix("")
 BEGIN, END = "<!-- features: written by scripts/make_strategy_table.py -->", "<!-- end of features -->"
 COLUMNS = {
     "equals_single": "equals `single`",
@@ -30,7 +34,7 @@ def row(name: str, features: Features) -> str:
     """One strategy; an empty cell is a no."""
     cells = ["yes" if getattr(features, field) else "" for field in COLUMNS]
     rule = ", ".join(features.optimizers) or "any"
-    return f"| `{name}` | {' | '.join(cells)} | {rule} |"
+    return f"| [`{name}`](strategies/{name}.md) | {' | '.join(cells)} | {rule} |"
 
 
 def table() -> str:
@@ -42,17 +46,42 @@ def table() -> str:
     return "\n".join([*lines, "", *aliases])
 
 
-def filled(page: str) -> str:
-    """`page` with the table of now between its marks."""
+def facts(info: StrategyInfo) -> str:
+    """What stands at the top of a strategy's own page."""
+    has = [title for field, title in COLUMNS.items() if getattr(info.features, field)]
+    lacks = [title for field, title in COLUMNS.items() if not getattr(info.features, field)]
+    servers = " --servers 1" if info.features.servers else ""
+    ranks = 1 if info.name == "single" else 4
+    return "\n".join([
+        info.summary,
+        "",
+        f"    hpcdl train --model lenet --data shards --strategy {info.name} --ranks {ranks}{servers}",
+        "",
+        f"- Family: {info.family}",
+        f"- Source: {info.source}",
+        f"- Has: {', '.join(has) or 'none of the properties below'}",
+        f"- Has not: {', '.join(lacks)}",
+        f"- Optimizer: {', '.join(info.features.optimizers) or 'any'}",
+    ])  # fmt: skip
+
+
+def filled(page: str, content: str) -> str:
+    """`page` with `content` between its marks."""
     before, _, rest = page.partition(BEGIN)
     _, _, after = rest.partition(END)
-    return f"{before}{BEGIN}\n\n{table()}\n\n{END}{after}"
+    return f"{before}{BEGIN}\n\n{content}\n\n{END}{after}"
 
 
 def main() -> None:
-    """Write the page."""
-    page = Path(sys.argv[1]) if len(sys.argv) > 1 else PAGE
-    write_text(page, filled(page.read_text()))
+    """Write the pages."""
+    if len(sys.argv) > 1:
+        page = Path(sys.argv[1])
+        write_text(page, filled(page.read_text(), table()))
+        return
+    write_text(PAGE, filled(PAGE.read_text(), table()))
+    for name, info in STRATEGIES.items():
+        own = PAGES / f"{name}.md"
+        write_text(own, filled(own.read_text(), facts(info)))
 
 
 if __name__ == "__main__":

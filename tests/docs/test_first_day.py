@@ -1,0 +1,128 @@
+"""The ten tasks of a first day: each page's commands as written, by an ordinary user if possible."""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.conftest import DIGITS, ROOT, CommandLine, finish
+
+HOW_TO = ROOT / "docs" / "how-to"
+NOBODY = 65534
+MOST_COMMANDS = 6
+
+
+def photos(folder: Path) -> None:
+    shutil.copytree(DIGITS, folder / "photos")
+
+
+def table(folder: Path) -> None:
+    photos(folder)
+    lines = [f"photos/{path.parent.name}/{path.name},{path.parent.name}" for path in sorted(DIGITS.glob("*/*.png"))]
+    (folder / "labels.csv").write_text("\n".join(["file,label", *lines, ""]))
+
+
+def shards(folder: Path) -> None:
+    line = ["hpcdl", "shard", str(DIGITS), "shards", "--image-size", "28", "--split", "train=0.8,val=0.2"]
+    subprocess.run([sys.executable, "-m", *line], cwd=folder, check=True, capture_output=True, timeout=300)
+
+
+def study(folder: Path) -> None:
+    shards(folder)
+    page = (HOW_TO / "compare-strategies.md").read_text()
+    text = re.search(r"^```toml\n(.*?)^```$", page, re.MULTILINE | re.DOTALL)
+    assert text is not None
+    (folder / "compare.toml").write_text(text[1])
+
+
+def runs(folder: Path) -> None:
+    shutil.copytree(ROOT / "docs" / "example-report" / "study" / "1-node" / "runs", folder / "runs")
+
+
+TASKS: dict[str, tuple[Callable[[Path], None], str]] = {
+    "own-images": (photos, "runs/photos/model.keras"),
+    "own-table": (table, "runs/table/model.keras"),
+    "own-model": (shards, "served/saved_model.pb"),
+    "own-script": (shards, "keras_fit_after.py"),
+    "compare-strategies": (study, "report/report.html"),
+    "killed-and-resumed": (shards, "runs/long/model.keras"),
+    "batch-job": (shards, ""),
+    "paper-report": (runs, "report/report.html"),
+    "slow-node": (shards, ""),
+    "install-for-all": (lambda folder: None, ""),
+}
+"""What stands ready for each page, and what its last command leaves."""
+QUICK = ("batch-job", "paper-report", "install-for-all")
+STARTS_RANKS = ("own-model", "own-script", "compare-strategies", "slow-node")
+
+
+def marked(task: str) -> Any:
+    marks = [] if task in QUICK else [pytest.mark.soak]
+    return pytest.param(task, marks=[*marks, pytest.mark.mpi] if task in STARTS_RANKS else marks)
+
+
+def script(task: str) -> str:
+    return "".join(re.findall(r"^```bash\n(.*?)^```$", (HOW_TO / f"{task}.md").read_text(), re.MULTILINE | re.DOTALL))
+
+
+@pytest.mark.parametrize("task", TASKS)
+def test_a_task_takes_few_commands(task: str) -> None:
+    text = (HOW_TO / f"{task}.md").read_text()
+    lines = [line for line in script(task).splitlines() if line.strip()]
+    others = re.findall(r"^ {4}(?:hpcdl|make|module) .*$", text, re.MULTILINE)
+    assert 1 <= len(lines) + len(others) <= MOST_COMMANDS
+    assert f"how-to/{task}.md" in (ROOT / "docs" / "index.md").read_text()
+
+
+@pytest.mark.parametrize("task", [marked(task) for task in TASKS])
+def test_the_commands_do_what_the_page_says(task: str, run_hpcdl: CommandLine, tmp_path: Path) -> None:
+    prepare, left = TASKS[task]
+    home = tmp_path / "user"
+    home.mkdir()
+    prepare(home)
+    finished = finish(as_user(f"set -e -o pipefail\n{script(task)}", home, run_hpcdl), timeout_s=900)
+    assert finished.code == 0, finished.out[-3000:] + finished.err[-3000:]
+    assert "Traceback" not in finished.err
+    assert (home / left).exists()
+
+
+def nobody_runs_python() -> bool:
+    """Whether this Python lies where an ordinary user can start it; one below root's home does not."""
+    try:
+        line = [sys.executable, "-c", "import hpcdl.cli.app"]
+        return subprocess.run(line, user=NOBODY, group=NOBODY, extra_groups=[], cwd=ROOT, check=False).returncode == 0
+    except PermissionError:
+        return False
+
+
+def as_user(text: str, home: Path, run_hpcdl: CommandLine) -> subprocess.Popen[str]:
+    """A shell in `home` with hpcdl on its path, of an ordinary user where root runs the tests and that can be."""
+    programs = home / "bin"
+    programs.mkdir()
+    (programs / "hpcdl").write_text(f'#!/bin/sh\nexec {sys.executable} -m hpcdl "$@"\n')
+    (programs / "hpcdl").chmod(0o755)
+    environment = run_hpcdl.environment | {
+        "HOME": str(home), "PATH": f"{programs}:{Path(sys.executable).parent}:{os.environ['PATH']}",
+        "HPCDL_SHARE": str(ROOT / "share" / "hpcdl"), "HPCDL_DOCS": str(ROOT / "docs"), "PYTHONPATH": str(ROOT),
+        "XDG_CONFIG_HOME": str(home / "config"), "XDG_CACHE_HOME": str(home / "cache"),
+    }  # fmt: skip
+    lowered = {}
+    if os.geteuid() == 0 and nobody_runs_python():
+        for path in (home, *home.rglob("*")):
+            os.chown(path, NOBODY, NOBODY)
+        for parent in home.parents:
+            if parent.is_relative_to("/tmp") and parent != Path("/tmp"):
+                parent.chmod(parent.stat().st_mode | 0o011)
+        lowered = {"user": NOBODY, "group": NOBODY, "extra_groups": []}
+    return subprocess.Popen(
+        ["bash", "-c", text], cwd=home, env=environment, stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, **lowered,
+    )  # fmt: skip

@@ -148,7 +148,7 @@ def numactl_words(plan: LaunchPlan, local_rank: int) -> list[str]:
     if plan.cpus_by_local_rank:
         words.append(f"--physcpubind={format_list(plan.cpus_by_local_rank[local_rank])}")
     if plan.memory_policy != "default":
-        flag = {"membind": "membind", "preferred": "preferred", "interleave": "interleave"}[plan.memory_policy]
+        flag = plan.memory_policy
         nodes = plan.memory_nodes_by_local_rank[local_rank]
         if flag == "preferred" and len(nodes) > 1:
             flag = "preferred-many"

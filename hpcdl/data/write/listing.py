@@ -17,7 +17,6 @@ from hpcdl.data.dataset import UNSPLIT
 from hpcdl.data.format.hdf5 import filters
 from hpcdl.data.lustre import file_system_of
 from hpcdl.data.read.order import mixed, permuted
-from hpcdl.data.sources import SOURCES
 from hpcdl.data.sources.base import (
     Content,
     Source,
@@ -100,7 +99,6 @@ def recipe_options(config: ShardConfig) -> dict[str, Any]:
 def _spec(request: ShardRequest, work: Path) -> SourceSpec:
     chosen, layout = request.config.source, request.config.layout
     name = recognise(request.source) if chosen.format == "auto" else chosen.format
-    SOURCES.entry(name)
     if not request.source.startswith("synthetic:"):
         if name == "synthetic":
             raise SourceError(f"--format synthetic needs a source such as synthetic:imagenet, not {request.source}")

@@ -7,28 +7,14 @@ from pathlib import Path
 
 from hpcdl.config.settings import setting
 from hpcdl.core.errors import UsageError
+from hpcdl.data.sources import SOURCES
 
 
 @dataclass(frozen=True, kw_only=True)
 class SourceConfig:
     """Where samples come from and how they are read."""
 
-    format: str = setting(
-        "auto",
-        "Format of the source.",
-        choices=(
-            "auto",
-            "image-folder",
-            "csv",
-            "cifar10",
-            "cifar100",
-            "mnist",
-            "numpy",
-            "tfrecord",
-            "hdf5",
-            "synthetic",
-        ),
-    )
+    format: str = setting("auto", "Format of the source.", choices=("auto", *SOURCES))
     samples: int | None = setting(None, "Samples to make, for synthetic sources.", at_least=1)
     image_field: str | None = setting(None, "Where images are: an Example's field, an HDF5 path, a .npz array.")
     label_field: str | None = setting(None, "Where labels are: likewise; for .npy the file with the labels.")

@@ -166,18 +166,10 @@ class ElasticConfig:
 
 
 @dataclass(frozen=True, kw_only=True)
-class RunConfig:
-    """How long, how many, where to."""
+class LaunchConfig:
+    """How ranks are started, and where their run is written."""
 
     ranks: int = setting(1, "Number of processes in all.", at_least=1, matters=EXTENT)
-    epochs: int | None = setting(
-        None, "Passes over the data; default 1 unless --steps is given.", at_least=1, matters=EXTENT
-    )
-    steps: int | None = setting(None, "Optimizer steps, in place of --epochs.", at_least=1, matters=EXTENT)
-    seed: int = setting(0, "Seed of weights, order of samples and dropout.", at_least=0, matters=RESULT | REPEAT)
-    deterministic: bool = setting(
-        False, "Same numbers at every run: op determinism and fixed thread counts.", matters=RESULT | TIME
-    )
     profile: str = setting(
         "auto", "Node profile of `hpcdl tune-threads`: a file, `none`, or `auto`, the best that fits.", matters=TIME
     )
@@ -186,19 +178,30 @@ class RunConfig:
         False, "Unpack the Python environment on each node's own storage before the ranks start.", matters=NOTHING
     )
     warmup_steps: int = setting(3, "First steps that throughput leaves out.", at_least=0, matters=NOTHING)
+
+
+@dataclass(frozen=True, kw_only=True)
+class RunConfig(LaunchConfig):
+    """How long, how many, where to."""
+
+    epochs: int | None = setting(
+        None, "Passes over the data; default 1 unless --steps is given.", at_least=1, matters=EXTENT
+    )
+    steps: int | None = setting(None, "Optimizer steps, in place of --epochs.", at_least=1, matters=EXTENT)
+    seed: int = setting(0, "Seed of weights, order of samples and dropout.", at_least=0, matters=RESULT | REPEAT)
+    deterministic: bool = setting(
+        False, "Same numbers at every run: op determinism and fixed thread counts.", matters=RESULT | TIME
+    )
     tensorboard: Path | None = setting(
         None, "Folder for TensorBoard's event files, written by rank 0.", matters=NOTHING
     )
 
 
 @dataclass(frozen=True, kw_only=True)
-class CheckpointConfig:
-    """What survives an interruption."""
+class InterruptionConfig:
+    """When a run saves, and when it leaves."""
 
     resume: bool = setting(False, "Go on with the run in --run-dir; start it where there is none.", matters=NOTHING)
-    allow: Sequence[str] = setting(
-        (), "With --resume: go on although this setting differs; may be repeated.", kind="names", matters=NOTHING
-    )
     checkpoint_every: float = setting(600.0, "Time between checkpoints.", kind="seconds", above=0, matters=NOTHING)
     keep_checkpoints: int = setting(3, "Number of checkpoints kept.", at_least=1, matters=NOTHING)
     time_limit: float | None = setting(
@@ -207,8 +210,17 @@ class CheckpointConfig:
 
 
 @dataclass(frozen=True, kw_only=True)
-class SafetyConfig:
-    """When a run that goes wrong is ended."""
+class CheckpointConfig(InterruptionConfig):
+    """What survives an interruption."""
+
+    allow: Sequence[str] = setting(
+        (), "With --resume: go on although this setting differs; may be repeated.", kind="names", matters=NOTHING
+    )
+
+
+@dataclass(frozen=True, kw_only=True)
+class WatchConfig:
+    """How long ranks wait for each other."""
 
     stall_timeout: float = setting(
         300.0,
@@ -224,6 +236,12 @@ class SafetyConfig:
         above=0,
         matters=NOTHING,
     )
+
+
+@dataclass(frozen=True, kw_only=True)
+class SafetyConfig(WatchConfig):
+    """When a run that goes wrong is ended."""
+
     divergence_check_steps: int = setting(
         1000,
         "Compare a hash of all weights over the ranks every so many steps; 0 turns it off.",
@@ -331,3 +349,12 @@ class TuneConfig:
     workload: TuneWorkload
     search: TuneSearch
     output: TuneOutput
+
+
+@dataclass(frozen=True, kw_only=True)
+class ScriptConfig:
+    """All groups of a run of the user's own script."""
+
+    run: LaunchConfig
+    checkpoint: InterruptionConfig
+    safety: WatchConfig

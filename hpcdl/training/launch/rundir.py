@@ -6,14 +6,14 @@ import os
 import pwd
 import shutil
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from hpcdl.cluster.status import FOLDER
 from hpcdl.config.load import Effective, Layer, all_settings, as_toml_values, flatten, load
-from hpcdl.config.schema import TrainConfig
+from hpcdl.config.schema import ScriptConfig, TrainConfig
 from hpcdl.config.settings import Matters
 from hpcdl.core.errors import ConfigError, CorruptError, HpcdlError, UnknownNameError, UsageError
 from hpcdl.core.files import read_toml, toml_text, write_text
@@ -21,31 +21,32 @@ from hpcdl.core.lock import FILE_NAME as LOCK_NAME
 from hpcdl.core.lock import writing
 from hpcdl.core.records import FILE_NAME as RECORD_NAME
 
+Config = TypeVar("Config")
 CONFIG_FILE = "run.toml"
 MODEL_FILE = "model.keras"
 PARTING_S = 15.0
 """Ranks end within 10 s of the process that started them."""
 _OF_ONE_CALL = ("run-dir", "allow")
 """Settings that a resumed run does not take over."""
-_CHECKSUM = "data-checksum"
+CHECKSUM, SCRIPT = "data-checksum", "script"
+"""Facts of a run's start: of its data, or which script it runs."""
 
 
-def default_run_dir(config: TrainConfig, now: float | None = None) -> Path:
-    """`runs/<time>-<model>-<strategy>`; the model's name without path and function."""
+def default_run_dir(name: str, kind: str, now: float | None = None) -> Path:
+    """`runs/<time>-<name>-<kind>`; of a name that is a path or names a function, the file's stem."""
     stamp = time.strftime("%Y%m%d-%H%M%S", time.localtime(now))
-    model = Path(config.model.model.partition(":")[0]).stem
-    base = Path("runs") / f"{stamp}-{model}-{config.exchange.strategy}"
+    base = Path("runs") / f"{stamp}-{Path(name.partition(':')[0]).stem}-{kind}"
     candidate, number = base, 2
     while candidate.exists():
         candidate, number = base.with_name(f"{base.name}-{number}"), number + 1
     return candidate
 
 
-def resume_layer(run_dir: Path) -> list[Layer]:
+def resume_layer(run_dir: Path, kind: type[Any] = TrainConfig) -> list[Layer]:
     """The settings that the run in `run_dir` began with, as a layer below the flags; none where there is no run yet."""
     if not (run_dir / CONFIG_FILE).exists():
         return []
-    effective, _ = read(run_dir)
+    effective, _ = read_as(kind, run_dir)
     values = as_toml_values(effective.config)
     given = {
         key: value for key, value in values.items() if effective.origins[key] != "default" and key not in _OF_ONE_CALL
@@ -132,7 +133,7 @@ def check_resumed(run_dir: Path, config: TrainConfig, data_checksum: str) -> Non
         for key, item in known.items()
         if item.matters and Matters.RESULT in item.matters and before[key] != now[key] and key != "data"
     }
-    checksum = facts.get(_CHECKSUM, data_checksum if before["data"] == now["data"] else "unknown")
+    checksum = facts.get(CHECKSUM, data_checksum if before["data"] == now["data"] else "unknown")
     if checksum != data_checksum:
         differing["data"] = (f"{before['data']} (checksum {checksum})", f"{now['data']} (checksum {data_checksum})")
     problems = [
@@ -144,10 +145,9 @@ def check_resumed(run_dir: Path, config: TrainConfig, data_checksum: str) -> Non
         raise ConfigError(problems)
 
 
-def create(run_dir: Path, effective: Effective[TrainConfig], data_checksum: str) -> None:
-    """Make the folder and write run.toml."""
-    facts = {_CHECKSUM: data_checksum}
-    text = toml_text({**as_toml_values(effective.config), "facts": facts, "origins": effective.origins})
+def create(run_dir: Path, effective: Effective[Any], facts: Mapping[str, Any]) -> None:
+    """Make the folder and write run.toml; `facts` are what the run begins with beside its settings."""
+    text = toml_text({**as_toml_values(effective.config), "facts": dict(facts), "origins": effective.origins})
     try:
         run_dir.mkdir(parents=True, exist_ok=True)
         write_text(run_dir / CONFIG_FILE, text)
@@ -156,7 +156,12 @@ def create(run_dir: Path, effective: Effective[TrainConfig], data_checksum: str)
 
 
 def read(run_dir: Path) -> tuple[Effective[TrainConfig], dict[str, Any]]:
-    """The config of a run and the facts of its start; CorruptError where run.toml is missing or damaged."""
+    """The config of a training and the facts of its start; CorruptError where run.toml is missing or damaged."""
+    return read_as(TrainConfig, run_dir)
+
+
+def read_as(kind: type[Config], run_dir: Path) -> tuple[Effective[Config], dict[str, Any]]:
+    """The same of a run whose settings are a `kind`; UsageError where they are another one's."""
     path = run_dir / CONFIG_FILE
     if not path.exists():
         raise CorruptError(f"{run_dir} holds no {CONFIG_FILE}; name a folder that `hpcdl train` made")
@@ -164,8 +169,11 @@ def read(run_dir: Path) -> tuple[Effective[TrainConfig], dict[str, Any]]:
     facts, origins = document.pop("facts", {}), document.pop("origins", {})
     if not isinstance(facts, dict) or not isinstance(origins, dict):
         raise CorruptError(f"{path} is damaged: facts and origins must be tables")
+    if (SCRIPT in facts) != (kind is ScriptConfig):
+        command = f"the script {facts[SCRIPT]}; go on with `hpcdl run`" if SCRIPT in facts else "`hpcdl train`"
+        raise UsageError(f"{run_dir} is a run of {command}")
     try:
-        loaded = load(TrainConfig, [Layer(origin=str(path), values=document)])
+        loaded = load(kind, [Layer(origin=str(path), values=document)])
     except ConfigError as error:
         raise CorruptError(f"{path} is damaged: {'; '.join(error.problems)}") from None
     return Effective(config=loaded.config, origins={**loaded.origins, **origins}), facts

@@ -19,8 +19,8 @@ from hpcdl.cluster.status import FOLDER
 from hpcdl.comm.agree import decided
 from hpcdl.comm.observed import observe
 from hpcdl.comm.tcp.communicator import make_secret
-from hpcdl.config.load import Effective, replace
-from hpcdl.config.schema import TrainConfig
+from hpcdl.config.load import Config, Effective, flatten, replace
+from hpcdl.config.schema import LaunchConfig, TrainConfig
 from hpcdl.core.errors import Interrupted, StoppedEarly, UsageError
 from hpcdl.core.lock import check_free
 from hpcdl.core.paths import own_program
@@ -30,7 +30,9 @@ from hpcdl.core.signals import StopRequest, caught
 from hpcdl.models.spec import model_name
 from hpcdl.node.plan import launch_plan
 from hpcdl.node.profile import find_profile
+from hpcdl.node.settings import Settings
 from hpcdl.node.topology.machines import read_topology
+from hpcdl.node.topology.model import Topology
 from hpcdl.strategies.table import find_strategy
 from hpcdl.training.launch import chips, rundir
 from hpcdl.training.launch.prepare import Prepared, check_open_servers, prepare
@@ -42,11 +44,11 @@ def train(effective: Effective[TrainConfig], on_event: EventHandler) -> tuple[Pa
 
     `on_event` gets the journal's events while the ranks run.
     """
-    with _interruptible(effective.config.checkpoint.resume):
+    with interruptible(effective.config.checkpoint.resume):
         return _train(effective, on_event)
 
 
-def _interruptible(resumes: bool) -> AbstractContextManager[None]:
+def interruptible(resumes: bool) -> AbstractContextManager[None]:
     """Inside, a signal that comes before there are ranks to tell is an error like others, with its exit code."""
 
     def stop(number: int) -> None:
@@ -62,8 +64,9 @@ def _train(effective: Effective[TrainConfig], on_event: EventHandler) -> tuple[P
     check_open_servers(prepared)
     run_dir = choose_run_dir(prepared)
     plan, said = plan_for(prepared)
+    facts = {rundir.CHECKSUM: prepared.dataset.checksum}
     with rundir.written(run_dir, resumes=prepared.config.checkpoint.resume):
-        rundir.create(run_dir, effective, prepared.dataset.checksum)
+        rundir.create(run_dir, effective, facts)
         for text in said:
             on_event({"kind": "message", "text": text})
         with rundir.forgotten_if_refused(run_dir):
@@ -82,14 +85,14 @@ def _run(prepared: Prepared, plan: LaunchPlan, run_dir: Path, on_event: EventHan
     if not prepared.info.features.mpi and prepared.config.run.ranks > 1:
         make_secret(run_dir / FOLDER)
         plan = dataclasses.replace(plan, environment={**plan.environment, WITHOUT_MPI_VARIABLE: "1"})
-    with _python(prepared, plan) as python:
+    with python_of_ranks(prepared.config.run, plan) as python:
         command = own_program("hpcdl.training.session.rank", str(run_dir), python=python)
         local.start(plan, command, folder=run_dir / FOLDER, mpi=prepared.info.features.mpi, tick=tick)
 
 
-def _python(prepared: Prepared, plan: LaunchPlan) -> AbstractContextManager[str]:
+def python_of_ranks(run: LaunchConfig, plan: LaunchPlan) -> AbstractContextManager[str]:
     """The Python that ranks start with: this one, or with --stage-env its copy on each node's own storage."""
-    if not prepared.config.run.stage_env:
+    if not run.stage_env:
         return nullcontext(sys.executable)
     from hpcdl.cluster import stage_env
 
@@ -98,33 +101,45 @@ def _python(prepared: Prepared, plan: LaunchPlan) -> AbstractContextManager[str]
 
 def choose_run_dir(prepared: Prepared) -> Path:
     """The folder of this run; UsageError where it holds another one, which is not to be resumed as asked."""
-    run_dir = prepared.config.run.run_dir or rundir.default_run_dir(prepared.config)
-    if run_dir.is_dir():
-        check_free(run_dir)
-    if prepared.config.checkpoint.resume:
-        rundir.check_resumed(run_dir, prepared.config, prepared.dataset.checksum)
+    config = prepared.config
+    run_dir = free_run_dir(config.run.run_dir or rundir.default_run_dir(config.model.model, config.exchange.strategy))
+    if config.checkpoint.resume:
+        rundir.check_resumed(run_dir, config, prepared.dataset.checksum)
     else:
         rundir.check_new(run_dir)
     return run_dir
 
 
+def free_run_dir(run_dir: Path) -> Path:
+    """`run_dir`; UsageError where another process is writing it."""
+    if run_dir.is_dir():
+        check_free(run_dir)
+    return run_dir
+
+
 def plan_for(prepared: Prepared) -> tuple[LaunchPlan, list[str]]:
     """How this run's ranks are to be started, and what to say about the node profile that was picked."""
-    topology = read_topology()
-    profile = find_profile(prepared.config.run.profile, model_name(prepared.config.model.model), topology)
-    ranks = prepared.config.run.ranks
-    groups = prepared.config.elastic.groups
-    share = ranks_per_node(find_launcher().hosts(os.environ), ranks)
+    config, topology = prepared.config, read_topology()
+    groups = config.elastic.groups
+    share = ranks_per_node(find_launcher().hosts(os.environ), config.run.ranks)
     if groups > 1:
-        weights = chips.weights_bytes(prepared.config.model.model)
+        weights = chips.weights_bytes(config.model.model)
         chips.check_memory(share, weights, chips.data_bytes(prepared.dataset), topology)
-    settings = profile.settings if profile else chips.near_memory(groups, share, topology)
-    plan = launch_plan(topology, settings, ranks, share)
+    unprofiled = chips.near_memory(groups, share, topology)
+    return plan_under_profile(config.run, model_name(config.model.model), topology, unprofiled)
+
+
+def plan_under_profile(
+    run: LaunchConfig, model: str, topology: Topology, unprofiled: Settings | None = None
+) -> tuple[LaunchPlan, list[str]]:
+    """The plan of `run` under the profile that fits `model` best, else `unprofiled`; and what to say about it."""
+    profile = find_profile(run.profile, model, topology)
+    share = ranks_per_node(find_launcher().hosts(os.environ), run.ranks)
+    plan = launch_plan(topology, profile.settings if profile else unprofiled, run.ranks, share)
     if profile is None:
         return plan, []
-    return dataclasses.replace(plan, environment={**plan.environment, "HPCDL_PROFILE": str(profile.path)}), [
-        profile.sentence
-    ]
+    environment = {**plan.environment, "HPCDL_PROFILE": str(profile.path)}
+    return dataclasses.replace(plan, environment=environment), [profile.sentence]
 
 
 def train_inside(effective: Effective[TrainConfig], place: Placement, on_event: EventHandler) -> Path:
@@ -154,9 +169,9 @@ def train_inside(effective: Effective[TrainConfig], place: Placement, on_event: 
     return run_dir
 
 
-def with_ranks(effective: Effective[TrainConfig], place: Placement) -> Effective[TrainConfig]:
+def with_ranks(effective: Effective[Config], place: Placement) -> Effective[Config]:
     """The config with as many ranks as the launcher has started; UsageError where --ranks says otherwise."""
-    asked = effective.config.run.ranks
+    asked = flatten(effective.config)["ranks"]
     if effective.origins["ranks"] != "default" and asked != place.size:
         raise UsageError(
             f"--ranks {asked}, but {place.launcher} started {place.size}; leave --ranks out under a launcher"
@@ -176,7 +191,7 @@ def _agreed_run_dir(
         check_open_servers(found[0])
         run_dir = choose_run_dir(found[0])
         held.enter_context(rundir.written(run_dir, resumes=found[0].config.checkpoint.resume))
-        rundir.create(run_dir, effective, found[0].dataset.checksum)
+        rundir.create(run_dir, effective, {rundir.CHECKSUM: found[0].dataset.checksum})
         return str(run_dir), uuid.uuid4().hex
 
     run_dir, word = decided(communicator, decide)

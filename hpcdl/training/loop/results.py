@@ -24,7 +24,7 @@ from hpcdl.core.records import (
     from_json,
     read_record,
 )
-from hpcdl.core.statistics import mean_of_known
+from hpcdl.core.statistics import Sample, mean_of_known
 from hpcdl.strategies.base import Worker
 from hpcdl.strategies.elastic.center.rules import summary_of
 from hpcdl.training.launch.prepare import Prepared
@@ -35,33 +35,40 @@ _QUANTILES = (0.0, 0.01, 0.05, 0.25, 0.5, 0.75, 0.95, 0.99, 1.0)
 
 def first_record(prepared: Prepared, hosts: Sequence[str], software: Mapping[str, str], profile: str) -> RunRecord:
     """The record as it stands when training starts; `hosts` are the ranks' hosts in rank order."""
-    nodes = list(dict.fromkeys(hosts))
     return RunRecord(
-        started_at=now_text(),
+        **facts_of_place(hosts, software, profile),
         strategy=prepared.info.name,
         model=prepared.config.model.model,
         data=prepared.dataset.name,
         num_samples=prepared.dataset.train_split.num_samples,
         data_checksum=prepared.dataset.checksum,
-        ranks=len(hosts),
         workers=prepared.num_workers,
         servers=prepared.num_servers,
-        nodes=len(nodes),
-        ranks_per_node=max(hosts.count(node) for node in nodes),
-        hosts=nodes,
         batch_per_rank=prepared.config.data.batch_size,
         accumulate=prepared.config.exchange.accumulate,
         global_batch=prepared.global_batch,
         target_accuracy=prepared.config.objective.target_accuracy,
         warmup_steps=prepared.config.run.warmup_steps,
-        machine=os.environ.get("HPCDL_MACHINE", platform.node()),
-        processor=_processor(),
-        cores_per_node=os.cpu_count(),
-        profile=profile,
-        software=software,
-        environment=allowed_environment(os.environ),
         config=as_toml_values(prepared.config),
     )
+
+
+def facts_of_place(hosts: Sequence[str], software: Mapping[str, str], profile: str) -> dict[str, Any]:
+    """The fields of a record that say when and where; `hosts` are the ranks' hosts in rank order."""
+    nodes = list(dict.fromkeys(hosts))
+    return {
+        "started_at": now_text(),
+        "ranks": len(hosts),
+        "nodes": len(nodes),
+        "ranks_per_node": max(hosts.count(node) for node in nodes),
+        "hosts": nodes,
+        "machine": os.environ.get("HPCDL_MACHINE", platform.node()),
+        "processor": _processor(),
+        "cores_per_node": os.cpu_count(),
+        "profile": profile,
+        "software": software,
+        "environment": allowed_environment(os.environ),
+    }
 
 
 def continued_record(record: RunRecord, run_dir: Path, step: int) -> RunRecord:
@@ -98,12 +105,7 @@ def finished_record(
         parameters=parameters[0],
         gradient_bytes=parameters[1],
         steps=outcome.center_steps or max(outcome.steps_done, last.step if last else 0),
-        step_seconds=clock.first_steps.tolist() if clock.num_steps <= ALL_STEPS_UP_TO else (),
-        step_seconds_quantiles=dict(
-            zip((f"{100 * p:g}%" for p in _QUANTILES), clock.steps.quantiles(_QUANTILES), strict=True)
-            if clock.num_steps
-            else ()
-        ),
+        **facts_of_steps(clock.num_steps, clock.first_steps.tolist(), clock.steps),
         images_per_second=throughput,
         seconds_per_epoch=record.global_batch * prepared.steps_per_epoch / throughput if throughput else None,
         seconds_total=outcome.seconds,
@@ -121,6 +123,15 @@ def finished_record(
         seconds_to_target=outcome.seconds_to_target,
         warnings=[*record.warnings, *outcome.warnings, *warnings],
     )
+
+
+def facts_of_steps(num_steps: int, first_steps: Sequence[float], steps: Sample) -> dict[str, Any]:
+    """The fields of a record that tell steps' times: one by one up to ALL_STEPS_UP_TO, and quantiles of `steps`."""
+    quantiles = steps.quantiles(_QUANTILES) if num_steps else ()
+    return {
+        "step_seconds": first_steps if num_steps <= ALL_STEPS_UP_TO else (),
+        "step_seconds_quantiles": dict(zip((f"{100 * p:g}%" for p in _QUANTILES), quantiles, strict=False)),
+    }
 
 
 def gather_ranks(communicator: Communicator, own: RankRecord) -> list[RankRecord]:

@@ -97,9 +97,9 @@ class RunRecord:
     hosts: Sequence[str] = ()
     intra_op_threads: int | None = None
     inter_op_threads: int | None = None
-    batch_per_rank: int
+    batch_per_rank: int | None
     accumulate: int = 1
-    global_batch: int
+    global_batch: int | None
     steps: int = 0
     warmup_steps: int = 0
     step_seconds: Sequence[float] = ()

@@ -16,8 +16,10 @@ from hpcdl.core.files import read_toml
 
 LONGEST_WARNING_S = 300.0
 """A checkpoint takes seconds to minutes; the batch system may also warn up to a minute early."""
-_WITH_RANKS = {"train"}
-_RESUMABLE = {"train", "sweep"}
+_WITH_RANKS = {"train", "run"}
+_RESUMABLE = {"train", "run", "sweep"}
+_SWITCHES = {"--resume", "--stage-env", "--prefix", "--trust", "-h", "--help", "--"}
+"""Flags of `run` that no value follows."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -39,14 +41,15 @@ class Wanted:
 
 
 def plan_job(wanted: Wanted, now: float | None = None) -> tuple[JobRequest, Path | None]:
-    """The job to be, and its run directory where the command is `train`. UsageError where the parts do not fit."""
-    words = [word for word in wanted.command if word != "--json"]
+    """The job to be, and the run directory of `train` or `run`. UsageError where the parts do not fit."""
+    words, of_script = divided(wanted.command)
+    words = [word for word in words if word != "--json"]
     kind = words[0]
-    train = kind in _WITH_RANKS
+    with_ranks = kind in _WITH_RANKS
     if wanted.until_done and kind not in _RESUMABLE:
-        raise UsageError(f"--until-done goes with `train` and `sweep`, and this is `{kind}`; leave it out")
-    if wanted.stage_env and not train:
-        raise UsageError(f"--stage-env goes with `train` alone, and this is `{kind}`; leave it out")
+        raise UsageError(f"--until-done goes with `train`, `run` and `sweep`, and this is `{kind}`; leave it out")
+    if wanted.stage_env and not with_ranks:
+        raise UsageError(f"--stage-env goes with `train` and `run`, and this is `{kind}`; leave it out")
     if wanted.time_s < 60:
         raise UsageError(f"--time {wanted.time_s:g}s: batch systems count in minutes; give 1m or more")
     num_ranks = wanted.nodes * wanted.ranks_per_node
@@ -56,15 +59,16 @@ def plan_job(wanted: Wanted, now: float | None = None) -> tuple[JobRequest, Path
     stamp = time.strftime("%Y%m%d-%H%M%S", time.localtime(now))
     name = wanted.name or f"hpcdl-{kind}"
     run_dir: Path | None = None
-    if train:
-        words, run_dir = _complete_train(words, wanted, num_ranks, stamp)
+    if with_ranks:
+        label = f"{Path(of_script[0]).stem}-script" if of_script else _label(words)
+        words, run_dir = _completed(words, wanted, num_ranks, f"{stamp}-{label}")
     if wanted.until_done and "--resume" not in words:
         words = [*words, "--resume"]
     plain = re.sub(r"[^A-Za-z0-9._-]", "_", name)
     own = run_dir.with_name(run_dir.name + ".job") if run_dir else Path("runs") / f"{stamp}-{plain}.job"
     request = JobRequest(
         name=name,
-        command=words,
+        command=[*words, *of_script],
         folder=(wanted.folder or own).absolute(),
         nodes=wanted.nodes,
         ranks_per_node=wanted.ranks_per_node,
@@ -102,8 +106,20 @@ def script_of(wanted: Wanted) -> str:
     return render(plan_job(wanted)[0])
 
 
-def _complete_train(words: list[str], wanted: Wanted, num_ranks: int, stamp: str) -> tuple[list[str], Path]:
-    """`train` with ranks, run directory and --resume; the run directory is chosen here, so that a requeue finds it."""
+def divided(command: Sequence[str]) -> tuple[list[str], list[str]]:
+    """hpcdl's own words, and for `run` the script with those that are its own."""
+    words = list(command)
+    if words[0] != "run":
+        return words, []
+    index = 1
+    while index < len(words) and words[index].startswith("-"):
+        alone = "=" in words[index] or words[index] in _SWITCHES or words[index].startswith("--no-")
+        index += 1 if alone else 2
+    return words[:index], words[index:]
+
+
+def _completed(words: list[str], wanted: Wanted, num_ranks: int, name: str) -> tuple[list[str], Path]:
+    """`train` or `run` with ranks and run directory, which is chosen here, so that a requeue finds it."""
     asked = _value(words, "--ranks")
     if asked is None:
         words = [*words, "--ranks", str(num_ranks)]
@@ -113,7 +129,7 @@ def _complete_train(words: list[str], wanted: Wanted, num_ranks: int, stamp: str
             "leave --ranks out"
         )
     named = _value(words, "--run-dir") or _configured(words)
-    run_dir = Path(named) if named else Path("runs") / f"{stamp}-{_label(words)}"
+    run_dir = Path(named) if named else Path("runs") / re.sub(r"[^A-Za-z0-9._-]", "_", name)
     if _value(words, "--run-dir") is None:
         words = [*words, "--run-dir", str(run_dir)]
     if wanted.stage_env and "--stage-env" not in words:
@@ -131,7 +147,7 @@ def _configured(words: Sequence[str]) -> str | None:
 def _label(words: Sequence[str]) -> str:
     model = Path((_value(words, "--model") or "train").partition(":")[0]).stem
     strategy = _value(words, "--strategy") or "ring"
-    return re.sub(r"[^A-Za-z0-9._-]", "_", f"{model}-{strategy}")
+    return f"{model}-{strategy}"
 
 
 def _value(words: Sequence[str], flag: str) -> str | None:

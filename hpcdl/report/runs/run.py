@@ -29,7 +29,7 @@ class ServerLoad:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Run:
-    """One run. `batch_per_rank` is per worker; times in seconds; None means not measured.
+    """One run. `batch_per_rank` is per worker, 0 for unknown; times in seconds; None means not measured.
 
     `config` holds its settings as text, `settings` those of them that keep it apart from other runs of its network and
     data, once a report has looked at all runs; `labels` are their study's names of settings and of `key=value`; `profile` names the file of the node profile.
@@ -130,6 +130,8 @@ def from_record(record: RunRecord, name: str) -> Run:
         "name": name,
         "mode": record.mode if record.mode in MODES else "",
         "threads": record.intra_op_threads,
+        "batch_per_rank": record.batch_per_rank or 0,
+        "global_batch": record.global_batch or 0,
         "machine": machine_name(record.machine, record.hosts),
         "version": ", ".join(f"{package} {version}" for package, version in versions if version),
         "step_seconds": _step_seconds(record, steps),

@@ -7,41 +7,46 @@ from __future__ import annotations
 
 import atexit
 import shutil
-import sys
-import traceback
 import uuid
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from types import TracebackType
 from typing import TYPE_CHECKING
 
-from hpcdl.core.errors import UsageError, original
+from hpcdl.core.errors import UsageError
+from hpcdl.training.keras.ending import Ending
 
 if TYPE_CHECKING:
     from hpcdl.comm.observed import Observed
     from hpcdl.training.keras.group import ScriptGroup
+    from hpcdl.training.keras.measure import ScriptRun
     from hpcdl.training.session.watch import Watch
 
 
 @dataclass(frozen=True, kw_only=True)
 class Session:
-    """What `init` has made. `hosts`: the name of every rank's node, in rank order."""
+    """What `init` has made. `hosts`: the name of every rank's node, in rank order.
+
+    `ending` is None for a rank alone and under `hpcdl run`, which sees to the end itself; `run` is None without it.
+    """
 
     communicator: Observed
     group: ScriptGroup
     hosts: Sequence[str]
-    watch: Watch | None
+    ending: Ending | None = None
+    run: ScriptRun | None = None
 
 
 _sessions: list[Session] = []
+_launched: list[Session] = []
+"""What `hpcdl run` has made before the script began."""
 
 
 def init(stall_timeout_s: float = 300.0) -> None:
     """Join the ranks of the launcher, or be the only rank where there is none; call it at the top of the script.
 
     From then on a rank that waits for `stall_timeout_s` seconds for one that is gone, stopped or in another operation
-    ends the job with one line that says so. A second call changes nothing.
+    ends the job with one line that says so (under `hpcdl run`: --stall-timeout). A second call changes nothing.
     """
     from hpcdl.cluster.environment import placement
     from hpcdl.comm.observed import observe
@@ -50,14 +55,23 @@ def init(stall_timeout_s: float = 300.0) -> None:
 
     if _sessions:
         return
+    if _launched:
+        _sessions.append(_launched[0])
+        return
     place = placement() or ALONE
     set_up_process(place.local_rank)
     joined = observe(communicator_for(place))
-    watch = _watched(joined, stall_timeout_s) if place.size > 1 else None
-    hosts = joined.allgather_json(joined.host)
-    _sessions.append(Session(communicator=joined, group=ScriptGroup(joined), hosts=hosts, watch=watch))
+    ending = None
     if place.size > 1:
-        sys.excepthook = _end_all_ranks
+        ending = Ending(communicator=joined, last=joined.duplicate(), watch=_watched(joined, stall_timeout_s))
+        ending.install()
+    hosts = joined.allgather_json(joined.host)
+    _sessions.append(Session(communicator=joined, group=ScriptGroup(joined), hosts=hosts, ending=ending))
+
+
+def adopt(session: Session) -> None:
+    """Have `init` take this session, which `hpcdl run` has made."""
+    _launched.append(session)
 
 
 def shutdown() -> None:
@@ -66,9 +80,9 @@ def shutdown() -> None:
         return
     ended = _sessions.pop()
     ended.communicator.barrier()
-    sys.excepthook = sys.__excepthook__
-    if ended.watch is not None:
-        ended.watch.stop()
+    if ended.ending is not None:
+        ended.ending.uninstall()
+        ended.ending.watch.stop()
 
 
 def is_initialized() -> bool:
@@ -90,18 +104,7 @@ def _watched(joined: Observed, stall_timeout_s: float) -> Watch:
     watch.hosts = dict(enumerate(joined.allgather_json(joined.host)))
     watch.start()
     atexit.register(shutil.rmtree, folder, ignore_errors=True)
-    atexit.register(watch.stop)
     return watch
-
-
-def _end_all_ranks(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
-    """An error that nobody catches ends the job: the other ranks would wait for this one for ever."""
-    from hpcdl.training.session.rank import one_line, verdict
-
-    mine, found = communicator(), original(error)
-    last = f"hpcdl: rank {mine.rank} on {mine.host}: {one_line(found)}\n"
-    sys.stderr.write("".join([*traceback.format_exception(kind, error, trace), last]))  # in one piece
-    mine.abort(130 if issubclass(kind, KeyboardInterrupt) else verdict(found)[1])
 
 
 def session() -> Session:

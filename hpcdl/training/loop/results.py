@@ -107,7 +107,7 @@ def finished_record(
         steps=outcome.center_steps or max(outcome.steps_done, last.step if last else 0),
         **facts_of_steps(clock.num_steps, clock.first_steps.tolist(), clock.steps),
         images_per_second=throughput,
-        seconds_per_epoch=record.global_batch * prepared.steps_per_epoch / throughput if throughput else None,
+        seconds_per_epoch=prepared.global_batch * prepared.steps_per_epoch / throughput if throughput else None,
         seconds_total=outcome.seconds,
         parts={part: statistics.fmean(rank.parts.get(part, 0.0) for rank in workers) for part in PARTS},
         imbalance_seconds=_imbalance(workers),

@@ -19,7 +19,7 @@ from hpcdl.cluster.status import FOLDER, report_left, report_status
 from hpcdl.cluster.supervise import LAUNCH_VARIABLE, LAUNCHED_BY_VARIABLE, STATUS_VARIABLE
 from hpcdl.comm.observed import Observation, Observed, observe
 from hpcdl.core import lifeline
-from hpcdl.core.errors import HpcdlError, RankError, StoppedEarly, UsageError, original, printable
+from hpcdl.core.errors import HpcdlError, Interrupted, RankError, StoppedEarly, UsageError, original, printable
 from hpcdl.core.lock import writing
 from hpcdl.core.paths import user_cache_folder
 from hpcdl.core.protocols import Communicator
@@ -85,8 +85,19 @@ FIRST_WORD_S = 10.0
 """What the user handed in is wrong on every rank alike: rank 0 gets this long to say so and to end the job."""
 
 
-def supervised(body: Callable[[Observed, Watch], None], stall_s: float = STALL_TIMEOUT_S) -> int:
+def _show(error: BaseException) -> None:
+    if error.__traceback__ is not None:  # else it is the watch's word
+        traceback.print_exception(error)
+
+
+def supervised(
+    body: Callable[[Observed, Watch], None],
+    stall_s: float = STALL_TIMEOUT_S,
+    show: Callable[[BaseException], None] = _show,
+) -> int:
     """Run `body` on this rank and put every way in which it can end into the status file; returns the exit code.
+
+    `show` prints what is to be told of an error beside its line.
 
     From its first moment to its last the rank is watched; until the run sets its own limits, by `stall_s` and no less
     than ranks may come up apart. Where others were left behind MPI cannot end in order: the process then ends without
@@ -99,6 +110,7 @@ def supervised(body: Callable[[Observed, Watch], None], stall_s: float = STALL_T
     communicator: Observed | None = None
 
     def end(error: RankError) -> None:
+        show(error)
         report_status(folder, place.rank, "failed", exit_code=error.exit_code, message=str(error))
         sys.stderr.write(f"hpcdl: {error}\n")
         if communicator is not None:
@@ -121,7 +133,7 @@ def supervised(body: Callable[[Observed, Watch], None], stall_s: float = STALL_T
             if state == "stopped":
                 wait_for_the_others(communicator)
                 return exit_code
-            traceback.print_exc()
+            show(error)
             if communicator is not None:
                 communicator.abort(exit_code)
             return exit_code
@@ -189,7 +201,8 @@ def verdict(error: BaseException) -> tuple[str, int]:
     # TensorFlow makes an error of its own of a lost peer that the exchange has met: it keeps the class in its text.
     if type(error).__name__ in _LOST_PEER or f"{RankError.__name__}: " in str(error):
         return "bereaved", 1
-    return "failed", error.exit_code if isinstance(error, HpcdlError) else 1
+    interrupted = Interrupted.exit_code if isinstance(error, KeyboardInterrupt) else 1
+    return "failed", error.exit_code if isinstance(error, HpcdlError) else interrupted
 
 
 def one_line(error: BaseException) -> str:

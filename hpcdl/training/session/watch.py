@@ -183,13 +183,17 @@ class Actions:
 
 @dataclass(kw_only=True)
 class Watch:
-    """Watches one rank's Observation from a thread of its own. `folder` is one that all ranks of the run see."""
+    """Watches one rank's Observation from a thread of its own. `folder` is one that all ranks of the run see.
+
+    `accuses`: whether it raises alarms; without that it answers those of others.
+    """
 
     observation: Observation
     folder: Path
     actions: Actions
     limits: Limits = field(default_factory=Limits)
     hosts: dict[int, str] = field(default_factory=dict)
+    accuses: bool = True
 
     def __post_init__(self) -> None:
         self._over = threading.Event()
@@ -224,7 +228,7 @@ class Watch:
     def _look(self) -> None:
         mine = self._own_note()
         longest_s = max((wait.age_s for wait in mine.waits), default=0.0)
-        if longest_s <= self.limits.stall_s / 2:
+        if longest_s <= self.limits.stall_s / 2 or not self.accuses:
             self._withdraw()
         elif self._alarm is None:
             self._raise_alarm()

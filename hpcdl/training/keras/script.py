@@ -1,0 +1,118 @@
+"""A user's own script on one rank of `hpcdl run`: `python -m hpcdl.training.keras.script RUN_DIR SCRIPT ARGS...`."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import runpy
+import sys
+from pathlib import Path
+from typing import NoReturn
+
+from hpcdl.cluster.environment import placement
+from hpcdl.cluster.status import FOLDER
+from hpcdl.comm.observed import Observed
+from hpcdl.config.schema import ScriptConfig
+from hpcdl.core.errors import HpcdlError, Interrupted, StoppedEarly
+from hpcdl.core.lock import writing
+from hpcdl.core.signals import caught
+from hpcdl.training.checkpoint import folders as checkpoints
+from hpcdl.training.keras import session
+from hpcdl.training.keras.ending import exit_code_of, exited, leave_together, show
+from hpcdl.training.keras.group import ScriptGroup
+from hpcdl.training.keras.measure import ScriptRun, StepMeter
+from hpcdl.training.launch import rundir
+from hpcdl.training.session import runtime
+from hpcdl.training.session.rank import ALONE, leave, supervised
+from hpcdl.training.session.watch import Limits, Watch
+
+OUTPUTS = ("out", "err")
+"""Endings of the files that take what a rank prints on stdout and stderr."""
+
+
+def main() -> None:
+    """Entry of a script's rank."""
+    run_dir, script, arguments = Path(sys.argv[1]), sys.argv[2], sys.argv[3:]
+    log = _print_into(run_dir / FOLDER, (placement() or ALONE).rank)
+
+    def body(communicator: Observed, watch: Watch) -> None:
+        effective, _ = rundir.read_as(ScriptConfig, run_dir)
+        with writing(run_dir / FOLDER) if communicator.rank == 0 else contextlib.nullcontext():
+            execute(script, arguments, effective.config, run_dir, communicator, watch)
+
+    def told(error: BaseException) -> None:
+        show(error, script)
+        sys.stderr.flush()
+        os.dup2(log, 2)  # what the MPI library has to say about the end of its job is no word of the script's
+
+    try:
+        stall_s = rundir.read_as(ScriptConfig, run_dir)[0].config.safety.stall_timeout
+        with caught(lambda _: interrupt(run_dir)):
+            exit_code = supervised(body, stall_s, told)
+    except HpcdlError as error:  # before there is a rank to report it
+        sys.stderr.write(f"hpcdl: {error}\n")
+        exit_code = error.exit_code
+    leave(exit_code)
+
+
+def _print_into(folder: Path, rank: int) -> int:
+    """What this process and its children print goes into files, which the starting process shows line by line.
+
+    Returns where stderr went before: into the launcher's log.
+    """
+    log = os.dup(2)
+    for number, ending in enumerate(OUTPUTS, 1):
+        target = os.open(folder / f"rank-{rank}.{ending}", os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o666)
+        os.dup2(target, number)
+        os.close(target)
+    return log
+
+
+def interrupt(run_dir: Path) -> NoReturn:
+    """A signal that comes where no hpcdl.State can save."""
+    if checkpoints.list_checkpoints(run_dir / checkpoints.FOLDER):
+        raise StoppedEarly("stopped by a signal before anything new could be saved; go on with --resume")
+    raise Interrupted("stopped by a signal; with hpcdl.State in the script it would have saved what to resume")
+
+
+def execute(
+    script: str, arguments: list[str], config: ScriptConfig, run_dir: Path, communicator: Observed, watch: Watch
+) -> None:
+    """Run `script` as Python itself does, with its own folder first on the path; collective over all ranks."""
+    watch.limits = Limits(stall_s=config.safety.stall_timeout, busy_s=config.safety.busy_timeout)
+    watch.hosts = dict(enumerate(communicator.allgather_json(communicator.host)))
+    watch.actions.tell = lambda text: print(f"hpcdl: {text}", file=sys.stderr)
+    communicator.observation.role = "script"
+    for name, variable in (("INTRAOP", runtime.INTRA_OP_VARIABLE), ("INTEROP", runtime.INTER_OP_VARIABLE)):
+        if variable in os.environ:
+            os.environ.setdefault(f"TF_NUM_{name}_THREADS", os.environ[variable])
+    run = ScriptRun(run_dir=run_dir, config=config, script=script, meter=StepMeter(config.run.warmup_steps))
+    hosts = list(watch.hosts.values())
+    session.adopt(session.Session(communicator=communicator, group=ScriptGroup(communicator), hosts=hosts, run=run))
+    last = communicator.duplicate()
+    run.begin(last)
+    communicator.observation.doing("running the script")
+    sys.argv = [script, *arguments]
+    sys.path.insert(0, str(Path(script).resolve().parent))
+    try:
+        runpy.run_path(script, run_name="__main__")
+    except SystemExit as leaving:
+        if exit_code_of(leaving.code):
+            raise _failure(leaving) from leaving
+    if communicator.size > 1:
+        leave_together(last, watch)
+    run.finish(last)
+
+
+def _failure(leaving: SystemExit) -> HpcdlError:
+    """The error of a script that ends itself with a code; what it says with it is printed as Python would."""
+    code = exit_code_of(leaving.code)
+    if not isinstance(leaving.code, int):
+        sys.stderr.write(f"{leaving.code}\n")
+    error = HpcdlError(exited(code))
+    error.exit_code = code
+    return error
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,153 @@
+"""Starts a user's own script on many ranks: checks first, then the run directory, then the ranks."""
+
+from __future__ import annotations
+
+import ast
+import contextlib
+import sys
+import uuid
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from hpcdl.cluster import supervise as local
+from hpcdl.cluster.environment import Placement
+from hpcdl.cluster.status import FOLDER
+from hpcdl.comm.agree import decided
+from hpcdl.comm.observed import observe
+from hpcdl.config.load import Effective
+from hpcdl.config.schema import ScriptConfig
+from hpcdl.core.errors import UsageError
+from hpcdl.core.paths import own_program
+from hpcdl.core.records import RunRecord, read_record
+from hpcdl.node.topology.machines import read_topology
+from hpcdl.training.launch import rundir
+from hpcdl.training.launch.train import (
+    free_run_dir,
+    interruptible,
+    plan_under_profile,
+    python_of_ranks,
+    with_ranks,
+)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Script:
+    """A Python file and the words behind it."""
+
+    path: Path
+    arguments: Sequence[str] = ()
+
+
+def check_script(path: Path) -> None:
+    """UsageError where `path` is no file with Python in it."""
+    if not path.is_file():
+        raise UsageError(f"{path} is {'a folder' if path.is_dir() else 'not there'}; name a file with a Python script")
+    try:
+        ast.parse(path.read_bytes(), str(path))
+    except SyntaxError as error:
+        raise UsageError(f"{path} is not Python: line {error.lineno}: {error.msg}") from error
+    except (ValueError, RecursionError) as error:
+        raise UsageError(f"{path} is not Python: {error}") from error
+    except OSError as error:
+        raise UsageError(f"{path} cannot be read: {error.strerror}") from error
+
+
+def run_script(
+    effective: Effective[ScriptConfig], script: Script, *, prefixed: bool, say: Callable[[str], None]
+) -> tuple[Path, RunRecord]:
+    """Run `script` on the ranks of this node, or of this job's nodes; returns its directory and record.
+
+    What ranks print comes out here, line by line, `prefixed` with their numbers.
+    """
+    check_script(script.path)
+    config = effective.config
+    with interruptible(config.checkpoint.resume):
+        run_dir = _choose_run_dir(config, script)
+        plan, said = plan_under_profile(config.run, script.path.stem, read_topology())
+        with rundir.written(run_dir, resumes=config.checkpoint.resume):
+            rundir.create(run_dir, effective, _facts(script))
+            for text in said:
+                say(text)
+            output = Output(run_dir / FOLDER, config.run.ranks, prefixed=prefixed)
+            with python_of_ranks(config.run, plan) as python, contextlib.closing(output):
+                words = [str(run_dir), str(script.path), *script.arguments]
+                command = own_program("hpcdl.training.keras.script", *words, python=python)
+                local.start(plan, command, folder=run_dir / FOLDER, tick=output.forward)
+    return run_dir, read_record(run_dir)
+
+
+def _choose_run_dir(config: ScriptConfig, script: Script) -> Path:
+    run_dir = free_run_dir(config.run.run_dir or rundir.default_run_dir(script.path.name, "script"))
+    if not config.checkpoint.resume:
+        rundir.check_new(run_dir)
+    elif (run_dir / rundir.CONFIG_FILE).exists():
+        began = rundir.read_as(ScriptConfig, run_dir)[1][rundir.SCRIPT]
+        if Path(began).name != script.path.name:
+            raise UsageError(
+                f"--resume: {run_dir} began with {began}, not with {script.path}; choose another --run-dir"
+            )
+    return run_dir
+
+
+def _facts(script: Script) -> dict[str, object]:
+    return {rundir.SCRIPT: str(script.path), "arguments": list(script.arguments)}
+
+
+class Output:
+    """Shows what ranks print into their files: whole lines, so that those of two ranks are never mixed."""
+
+    def __init__(self, folder: Path, num_ranks: int, *, prefixed: bool) -> None:
+        from hpcdl.training.keras.script import OUTPUTS
+
+        self._sources = []
+        for rank in range(num_ranks):
+            for ending, stream in zip(OUTPUTS, (sys.stdout, sys.stderr), strict=True):
+                path = folder / f"rank-{rank}.{ending}"
+                path.unlink(missing_ok=True)
+                self._sources.append((path, stream, f"[{rank}] " if prefixed else ""))
+        self._shown = [0] * len(self._sources)
+
+    def forward(self, *, rest: bool = False) -> None:
+        """Print what has come since the last call, without the line that is not whole yet unless it is the `rest`."""
+        for index, (path, stream, prefix) in enumerate(self._sources):
+            with contextlib.suppress(OSError), path.open("rb") as file:  # nothing printed yet; or nobody reads any more
+                file.seek(self._shown[index])
+                content = file.read()
+                content = content if rest else content[: content.rfind(b"\n") + 1]
+                self._shown[index] += len(content)
+                for line in content.decode(errors="replace").splitlines(keepends=True):
+                    stream.write(prefix + line)
+                stream.flush()
+
+    def close(self) -> None:
+        """Print what is left."""
+        self.forward(rest=True)
+
+
+def run_inside(effective: Effective[ScriptConfig], script: Script, place: Placement) -> None:
+    """Run `script` as one rank of the launcher that started this process; collective over its ranks."""
+    from hpcdl.core.signals import caught
+    from hpcdl.training.keras.script import execute, interrupt
+    from hpcdl.training.session.rank import communicator_for, leaving_together, set_up_process
+    from hpcdl.training.session.watch import FOLDER as WATCH_FOLDER
+    from hpcdl.training.session.watch import watch_of, watching
+
+    effective = with_ranks(effective, place)
+    config = effective.config
+    set_up_process(place.local_rank)
+    communicator = observe(communicator_for(place))
+    with contextlib.ExitStack() as held:
+
+        def decide() -> tuple[str, str]:
+            check_script(script.path)
+            run_dir = _choose_run_dir(config, script)
+            held.enter_context(rundir.written(run_dir, resumes=config.checkpoint.resume))
+            rundir.create(run_dir, effective, _facts(script))
+            return str(run_dir), uuid.uuid4().hex
+
+        folder, word = decided(communicator, decide)
+        run_dir = Path(folder)
+        watch = watch_of(communicator, run_dir / FOLDER / WATCH_FOLDER / word)
+        with leaving_together(communicator), watching(watch), caught(lambda _: interrupt(run_dir)):
+            execute(str(script.path), list(script.arguments), config, run_dir, communicator, watch)

@@ -93,13 +93,12 @@ class ScriptRun:
     def finish(self, communicator: Observed) -> None:
         """Write the record as it stands after the script's last line; collective."""
         assert self.started is not None
-        meter, seen = self.meter, communicator.observation
-        sent, received = seen.traffic().per_step(meter.num_steps) if meter.num_steps else (None, None)
+        meter = self.meter
+        traffic = communicator.observation.traffic()
         own = RankRecord(
             rank=communicator.rank,
             host=communicator.host,
-            bytes_sent_per_step=sent,
-            bytes_received_per_step=received,
+            **traffic.per_step(meter.num_steps, countable=meter.num_steps > 0),
             peak_memory_bytes=results.peak_memory_bytes(),
             details={"samples": meter.samples, "steps": meter.num_steps, "counted_steps": meter.num_counted},
         )

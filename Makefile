@@ -1,4 +1,5 @@
 # make setup | demo | unit | test | soak | check | clean   for a checkout: everything lies in .venv
+# make docs | release                                      the pages as a site; wheel, sdist, site and SBOM
 # make install | uninstall | wheelhouse                    for a centre: docs/site-guide.md
 PYTHON ?= python3
 PYTEST_ARGS ?=
@@ -8,11 +9,11 @@ VENV := .venv
 RUNTIME := $(VENV)/.hpcdl-runtime
 DEVELOPMENT := $(VENV)/.hpcdl-development
 
-.PHONY: setup demo unit test soak check clean install uninstall wheelhouse help
+.PHONY: setup demo unit test soak check docs release clean install uninstall wheelhouse help
 .DEFAULT_GOAL := help
 
 help:
-	@sed -n '1,2s/^# //p' Makefile
+	@sed -n '1,3s/^# //p' Makefile
 
 setup: $(RUNTIME)
 
@@ -39,6 +40,12 @@ soak: $(DEVELOPMENT)
 
 check: $(DEVELOPMENT)
 	@scripts/check
+
+docs:
+	@scripts/docs '$(PYTHON)'
+
+release:
+	@scripts/release '$(PYTHON)'
 
 clean:
 	rm -rf demo build dist wheelhouse .pytest_cache .mypy_cache .ruff_cache .hypothesis *.egg-info

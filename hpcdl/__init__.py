@@ -7,7 +7,7 @@ In a Keras script: `hpcdl.init()`, `hpcdl.DistributedOptimizer(...)`, `hpcdl.cal
 import importlib
 from typing import Any
 
-__version__ = "0.1.0"
+__version__ = "0.2.0"
 
 _MODULES = {
     "session": ("init", "shutdown", "is_initialized", "rank", "size", "local_rank", "local_size", "node_rank"),

@@ -16,7 +16,7 @@ from modulefile import remove_modulefile, write_modulefile
 from plan import CHECKOUT, InstallError, Plan
 from tree import MARKER, RECEIPT, check_replaceable, is_ours, recover, refuse_when_used, replacing
 
-SOURCES = ("hpcdl", "pyproject.toml", "README.md", "LICENSE")
+SOURCES = ("hpcdl", "pyproject.toml", "setup.py", "README.md", "LICENSE")
 """What the package is built from, in a copy: the checkout may be read-only and stays as it is."""
 
 
@@ -89,6 +89,7 @@ def fill(plan: Plan) -> None:
     wanted = [f"{scratch / 'source'}[{plan.extras}]", *plan.requirements]
     run([str(python), "-m", "pip", "install", "-qq", *pip_options(plan), *wanted], "pip install", environment)
     shutil.copytree(CHECKOUT / "share" / "hpcdl", tree / "share" / "hpcdl")
+    copy_pages(tree / "share" / "hpcdl" / "docs")
     (tree / "venv" / "share").mkdir(exist_ok=True)
     (tree / "venv" / "share" / "hpcdl").symlink_to("../../share/hpcdl")
     write_programs(tree)
@@ -113,6 +114,15 @@ def fill(plan: Plan) -> None:
     (tree / RECEIPT).write_text(json.dumps(receipt, indent=1) + "\n")
     shutil.rmtree(scratch)
     open_to_everybody(tree)
+
+
+def copy_pages(folder: Path) -> None:
+    """The documentation for `hpcdl docs`, with the site that `make docs` built where it did."""
+    left_out = shutil.ignore_patterns("study", "conf.py", "__pycache__")
+    if (CHECKOUT / "docs").is_dir():
+        shutil.copytree(CHECKOUT / "docs", folder, ignore=left_out)
+        if (CHECKOUT / "build" / "site").is_dir():
+            shutil.copytree(CHECKOUT / "build" / "site", folder / "html")
 
 
 def write_programs(tree: Path) -> None:

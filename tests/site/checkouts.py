@@ -12,7 +12,7 @@ from pathlib import Path
 
 from tests.conftest import ROOT, Finished
 
-PARTS = ("hpcdl", "scripts", "etc", "share", "Makefile", "pyproject.toml", "README.md", "LICENSE")
+PARTS = ("hpcdl", "scripts", "etc", "share", "Makefile", "pyproject.toml", "setup.py", "README.md", "LICENSE")
 
 
 @dataclass(frozen=True)

@@ -1,0 +1,75 @@
+"""The site that `make docs` builds: these pages, searchable, with what the docstrings of the public names say."""
+
+from __future__ import annotations
+
+import ast
+import sys
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).parent.parent
+sys.path.insert(0, str(ROOT))
+
+import hpcdl  # noqa: E402  the checkout is put on the path first
+
+project, author, copyright = "hpcdl", "the hpcdl developers", "the hpcdl developers"
+version = release = hpcdl.__version__
+extensions = ["myst_parser"]
+exclude_patterns = ["example-report/study", "example-report/report"]
+html_theme = "furo"
+html_title = f"hpcdl {release}"
+html_extra_path = ["example-report/report"]
+myst_heading_anchors = 4
+myst_enable_extensions = ["colon_fence"]
+suppress_warnings = ["myst.xref_missing", "toc.not_included", "myst.header", "misc.highlighting_failure"]
+"""Links to files outside the pages (README, share/) are checked by tests/docs, which know the whole checkout."""
+MARK = "<!-- api -->"
+
+
+def signatures() -> str:
+    """Each public name with its signature and docstring, read from the source: TensorFlow is not imported."""
+    parts = []
+    for module in hpcdl._MODULES:
+        tree = ast.parse((ROOT / "hpcdl" / "training" / "keras" / f"{module}.py").read_text())
+        for node in tree.body:
+            if getattr(node, "name", None) not in hpcdl._PUBLIC:
+                continue
+            if isinstance(node, ast.FunctionDef) and not _is_overload(node):
+                returns = f" -> {ast.unparse(node.returns)}" if node.returns else ""
+                parts.append(_section(node, f"{node.name}({ast.unparse(node.args)}){returns}"))
+            elif isinstance(node, ast.ClassDef):
+                parts.append(_section(node, node.name))
+    return "\n\n".join(parts)
+
+
+def _section(node: Any, signature: str) -> str:
+    return f"## {node.name}\n\n```python\nhpcdl.{signature}\n```\n\n{ast.get_docstring(node) or ''}"
+
+
+def _is_overload(node: ast.FunctionDef) -> bool:
+    return any(getattr(item, "id", "") == "overload" for item in node.decorator_list)
+
+
+def setup(app: Any) -> None:
+    """Fill the page of the Python interface, and give each page its place in the side bar."""
+
+    def fill(_: Any, name: str, source: list[str]) -> None:
+        source[0] = source[0].replace(MARK, signatures())
+        if name == "index":
+            source[0] += _contents()
+
+    app.connect("source-read", fill)
+
+
+def _contents() -> str:
+    """The side bar: a list of pages for each kind."""
+    kinds = {"Tutorials": "tutorials", "How-to": "how-to", "Reference": "reference", "Explanation": "explanation"}
+    folders = [(title, sorted((ROOT / "docs" / folder).glob("*.md"))) for title, folder in kinds.items()]
+    folders += [("Each strategy", sorted((ROOT / "docs" / "reference" / "strategies").glob("*.md")))]
+    folders += [("Also", [path for path in sorted((ROOT / "docs").glob("*.md")) if path.stem != "index"])]
+    folders += [("Decisions", sorted((ROOT / "docs" / "decisions").glob("*.md")))]
+    lists = ""
+    for title, pages in folders:
+        names = "\n".join(str(page.relative_to(ROOT / "docs").with_suffix("")) for page in pages)
+        lists += f"\n\n```{{toctree}}\n:hidden:\n:caption: {title}\n\n{names}\n```"
+    return lists

@@ -1,0 +1,128 @@
+"""What others pick up: a wheel that works alone, stubs that are true, recipes that say what pyproject.toml says."""
+
+from __future__ import annotations
+
+import ast
+import importlib.util
+import os
+import re
+import shutil
+import subprocess
+import sys
+import tomllib
+from pathlib import Path
+
+import pytest
+
+import hpcdl
+from hpcdl import __version__
+from tests.conftest import ROOT
+
+PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+PACKAGING = ROOT / "packaging"
+RECIPE = PACKAGING / "spack" / "packages" / "py-hpcdl" / "package.py"
+(EASYCONFIG,) = PACKAGING.glob("easybuild/*.eb")
+FOR_DEVELOPERS = {"dev", "docs", "release", "all"}
+
+
+def requirement(text: str) -> tuple[str, str]:
+    """Name and version range."""
+    match = re.fullmatch(r"([\w-]+)(?:\[[\w,]+\])?(.*)", text)
+    assert match, text
+    return match[1], match[2]
+
+
+@pytest.mark.parametrize("text", PROJECT["dependencies"])
+def test_every_dependency_has_both_bounds_and_stands_in_the_recipes(text: str) -> None:
+    name, versions = requirement(text)
+    lowest, below = re.fullmatch(r">=([\d.]+),<([\d.]+)", versions).groups()  # type: ignore[union-attr]
+    found = re.search(rf'"py-{name}@([\d.]+):([\d.]+)?"', RECIPE.read_text())
+    assert found and found[1] == lowest, f"spack's recipe says otherwise of {name}"
+    assert found[2] is None or _below(found[2], below)
+
+
+def _below(version: str, bound: str) -> bool:
+    return [int(part) for part in version.split(".")] < [int(part) for part in bound.split(".")]
+
+
+def test_all_is_every_extra_that_users_want() -> None:
+    named = re.search(r"\[(.*)\]", PROJECT["optional-dependencies"]["all"][0])
+    assert named and set(named[1].split(",")) == set(PROJECT["optional-dependencies"]) - FOR_DEVELOPERS
+
+
+def test_the_stub_has_the_public_names_and_where_they_are() -> None:
+    named: dict[str, str] = {}
+    for node in ast.parse((ROOT / "hpcdl" / "__init__.pyi").read_text()).body:
+        if isinstance(node, ast.ImportFrom) and node.module != "hpcdl":
+            named |= {alias.name: str(node.module) for alias in node.names}
+    modules = {name: f"hpcdl.training.keras.{module}" for name, module in hpcdl._PUBLIC.items()}
+    assert named == modules, "hpcdl/__init__.pyi: one import for each public name"
+    assert set(hpcdl.__all__) == {*named, "data", "__version__"}
+
+
+def test_workflows_call_targets_that_there_are() -> None:
+    targets = re.findall(r"^([a-z]+):", (ROOT / "Makefile").read_text(), re.MULTILINE)
+    called = set()
+    for path in (ROOT / ".github" / "workflows").glob("*.yml"):
+        called |= set(re.findall(r"run: make ([a-z]+)", path.read_text()))
+    assert {"check", "unit", "test", "docs", "release"} <= called <= {*targets, "install", "uninstall", "wheelhouse"}
+
+
+def test_recipes_are_of_this_version() -> None:
+    assert re.search(r"^version: (.*)$", (ROOT / "CITATION.cff").read_text(), re.MULTILINE)[1] == __version__  # type: ignore[index]
+    config: dict[str, object] = {}
+    exec(compile(EASYCONFIG.read_text(), EASYCONFIG.name, "exec"), config)  # an easyconfig is Python
+    assert (config["name"], config["version"]) == ("hpcdl", __version__) and __version__ in EASYCONFIG.name
+    assert f'version("{__version__}")' in RECIPE.read_text()
+    recipe = (PACKAGING / "apptainer" / "hpcdl.def").read_text()
+    assert f"Version {__version__}" in recipe
+    assert set(re.findall(r"^%(\w+)", recipe, re.MULTILINE)) == {
+        "files", "post", "environment", "runscript", "test", "labels",
+    }  # fmt: skip
+    assert (ROOT / "CHANGELOG.md").read_text().splitlines()[2].startswith(f"## {__version__}")
+
+
+@pytest.mark.skipif(importlib.util.find_spec("easybuild") is None, reason="needs easybuild-framework")
+def test_easybuild_reads_its_easyconfig() -> None:
+    program = (
+        "import sys; from easybuild.tools.options import set_up_configuration as begin; begin(args=[], silent=True)\n"
+        "from easybuild.framework.easyconfig.parser import EasyConfigParser as Parser\n"
+        "assert Parser(sys.argv[1]).get_config_dict()['name'] == 'hpcdl'"
+    )
+    subprocess.run([sys.executable, "-c", program, EASYCONFIG], check=True, timeout=120)
+
+
+@pytest.mark.skipif(shutil.which("spack") is None, reason="needs spack")
+def test_spack_reads_its_recipe() -> None:
+    environment = {**os.environ, "SPACK_DISABLE_LOCAL_CONFIG": "1"}
+    line = ["spack", "-c", f"repos:[{PACKAGING / 'spack'}]", "info", "py-hpcdl"]
+    assert "py-mpi4py" in subprocess.run(line, env=environment, check=True, capture_output=True, text=True).stdout
+
+
+def test_spacks_recipe_is_python() -> None:
+    classes = [node for node in ast.parse(RECIPE.read_text()).body if isinstance(node, ast.ClassDef)]
+    assert [node.name for node in classes] == ["PyHpcdl"]
+
+
+@pytest.mark.soak
+def test_a_wheel_works_alone(tmp_path: Path) -> None:
+    """Built once, unpacked away from the checkout: machines, examples, schemas and pages are in it."""
+    unwanted = shutil.ignore_patterns("__pycache__")
+    for name in ("hpcdl", "share", "docs"):
+        shutil.copytree(ROOT / name, tmp_path / "source" / name, ignore=unwanted)
+    for name in ("setup.py", "pyproject.toml", "README.md", "LICENSE"):
+        shutil.copy(ROOT / name, tmp_path / "source" / name)
+    pip = [sys.executable, "-m", "pip"]
+    subprocess.run([*pip, "wheel", "-q", "--no-deps", "-w", tmp_path, tmp_path / "source"], check=True, timeout=600)
+    (wheel,) = tmp_path.glob("hpcdl-*.whl")
+    subprocess.run([*pip, "install", "-q", "--no-deps", "--target", tmp_path / "site", wheel], check=True, timeout=300)
+    shutil.rmtree(tmp_path / "source")
+    environment = {name: value for name, value in os.environ.items() if not name.startswith(("HPCDL_", "PYTHON"))}
+    environment["PYTHONPATH"] = str(tmp_path / "site")
+    for words in (["--version"], ["docs", "checkpoint"], ["explain", "75"], ["node", "show", "--machine", "generic"]):
+        line = [sys.executable, "-P", "-m", "hpcdl", *words]
+        finished = subprocess.run(line, cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=120)
+        assert finished.returncode == 0, finished.stderr
+    share = tmp_path / "site" / "hpcdl" / "share"
+    assert {"machines", "jobs", "examples", "schemas", "references", "docs"} <= {path.name for path in share.iterdir()}
+    assert (share.parent / "py.typed").exists() and len(list((share / "examples" / "digits").rglob("*.png"))) > 1000

@@ -17,7 +17,8 @@ _MODULES = {
         *("allreduce", "grouped_allreduce", "allgather", "broadcast", "alltoall", "reducescatter", "barrier", "join"),
         *("broadcast_object", "allgather_object", "broadcast_variables"),
     ),
-    "optimizer": ("DistributedOptimizer",),
+    "optimizer": ("DistributedOptimizer", "load_model"),
+    "tape": ("DistributedGradientTape",),
     "callbacks": ("callbacks",),
 }
 """The public names of a script by the file of training/keras/ that has them."""

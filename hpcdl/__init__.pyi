@@ -1,6 +1,7 @@
 from hpcdl import data as data
 from hpcdl.training.keras.callbacks import callbacks as callbacks
 from hpcdl.training.keras.optimizer import DistributedOptimizer as DistributedOptimizer
+from hpcdl.training.keras.optimizer import load_model as load_model
 from hpcdl.training.keras.primitives import Average as Average
 from hpcdl.training.keras.primitives import Max as Max
 from hpcdl.training.keras.primitives import Mean as Mean
@@ -27,6 +28,7 @@ from hpcdl.training.keras.session import node_rank as node_rank
 from hpcdl.training.keras.session import rank as rank
 from hpcdl.training.keras.session import shutdown as shutdown
 from hpcdl.training.keras.session import size as size
+from hpcdl.training.keras.tape import DistributedGradientTape as DistributedGradientTape
 
 __version__: str
 __all__: list[str]

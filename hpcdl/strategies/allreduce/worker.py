@@ -71,17 +71,16 @@ class AllReduceWorker(Worker):
             optimizer.apply(averaged, variables)
         return exchanged
 
-    def average(self, gradients: Sequence[Any], names: Sequence[str]) -> list[Any]:
-        """The mean of `gradients` over the ranks, for a step whose loss nobody has shared out."""
-        return self.sum_up([gradient * self.loss_share for gradient in gradients], names)
+    def sum_up(self, gradients: Sequence[Any], names: Sequence[str], bucket_bytes: int | None = None) -> list[Any]:
+        """The sum of `gradients` over the ranks, in the same order; traced into the graph. `names`: the variables'.
 
-    def sum_up(self, gradients: Sequence[Any], names: Sequence[str]) -> list[Any]:
-        """The sum of `gradients` over the ranks, in the same order; traced into the graph. `names`: the variables'."""
+        `bucket_bytes`, where it is given, takes the place of the configured size of buckets.
+        """
         if self._communicator.size == 1:
             return self._checked(gradients, self._guard.before_exchange, gradients, names)
         averaged: list[Any] = [None] * len(gradients)
         previous: list[Any] = []
-        for number, (bucket, wire) in enumerate(self._plan(gradients)):
+        for number, (bucket, wire) in enumerate(self._plan(gradients, bucket_bytes or self._bucket_bytes)):
             with tf.control_dependencies(previous):
                 mine = [gradients[index] for index in bucket]
                 scale_of = self._scaler(number) if wire.scaled else None
@@ -106,15 +105,15 @@ class AllReduceWorker(Worker):
         """Give scratch buffers and sub-communicators back."""
         self._workspace.close()
 
-    def _plan(self, gradients: Sequence[Any]) -> Iterator[tuple[list[int], Wire]]:
-        """Buckets in the order in which they leave, with what each travels as; compressed ones first."""
+    def _plan(self, gradients: Sequence[Any], bucket_bytes: int) -> Iterator[tuple[list[int], Wire]]:
+        """Buckets of one type in the order in which they leave, with what each travels as; compressed ones first."""
         plain = WIRES["none"]
-        wires = [self._wire if len(gradient.shape) > 1 else plain for gradient in gradients]
-        for wire in dict.fromkeys((self._wire, plain)):
-            group = [index for index, own in enumerate(wires) if own is wire]
-            sizes = [gradients[index].dtype.size * gradients[index].shape.num_elements() for index in group]
-            for bucket in plan_buckets(sizes, self._bucket_bytes):
-                yield [group[place] for place in bucket], wire
+        kinds = [(self._wire if len(gradient.shape) > 1 else plain, gradient.dtype) for gradient in gradients]
+        for kind in sorted(dict.fromkeys(kinds), key=lambda kind: kind[0] is not self._wire):
+            group = [index for index, own in enumerate(kinds) if own == kind]
+            sizes = [kind[1].size * gradients[index].shape.num_elements() for index in group]
+            for bucket in plan_buckets(sizes, bucket_bytes):
+                yield [group[place] for place in bucket], kind[0]
 
     def _reducer(self, number: int, wire: Wire, alone: str = "") -> Callable[[Array], Array]:
         """The exchange of a bucket in place; `alone`: the variable whose gradient itself is the buffer."""

@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import hashlib
+import itertools
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
+
+import numpy
 
 from hpcdl.core.errors import HpcdlError
 from hpcdl.strategies.allreduce.worker import broadcast_variables
@@ -20,29 +23,28 @@ def start(communicator: Communicator, variables: Sequence[Any]) -> None:
 
 
 def compare(communicator: Communicator, variables: Mapping[str, Any], when: str) -> None:
-    """HpcdlError on every rank where `variables` (by name) are not bitwise the same on all; collective.
+    """HpcdlError on every rank where `variables`, or arrays, are not bitwise the same on all; collective.
 
-    `when` ends the sentence: `after step 1`. The error names the first variable that differs, and the ranks.
+    They are held against each other in order: names, which Keras may number otherwise on another rank, are for the
+    error alone. It names the first that differs, and the ranks; `when` is part of it: `after 1 update`.
     """
     if communicator.size == 1:
         return
-    digests = {name: _digest(variable) for name, variable in variables.items()}
-    gathered = communicator.allgather_json(digests)
-    for name in dict.fromkeys(name for row in gathered for name in row):
-        column = [row.get(name, "") for row in gathered]
+    gathered = communicator.allgather_json([_digest(variable) for variable in variables.values()])
+    names = [*variables, *["a variable that this rank has not got"] * max(map(len, gathered))]
+    for name, column in zip(names, itertools.zip_longest(*gathered, fillvalue=""), strict=False):
         usual = max(set(column), key=lambda digest: (column.count(digest), -column.index(digest)))
         odd = [str(rank) for rank, digest in enumerate(column) if digest != usual]
         if odd:
-            missing = " (which some ranks have not got)" if "" in column else ""
             raise HpcdlError(
-                f"ranks differ {when}: {name}{missing} on rank {', '.join(odd)}; start every rank with the same "
-                "script and data shapes, use hpcdl.DistributedOptimizer or hpcdl.DistributedGradientTape for every "
-                "update, and hpcdl.broadcast_variables for what the script sets itself"
+                f"ranks differ {when}: {name} on rank {', '.join(odd)}; use hpcdl.DistributedOptimizer or "
+                "hpcdl.DistributedGradientTape for every update, and hpcdl.broadcast_variables for what the script "
+                "sets itself"
             )
 
 
 def _digest(variable: Any) -> str:
-    value = variable.numpy()
+    value = variable.numpy() if hasattr(variable, "numpy") else numpy.asarray(variable)
     digest = hashlib.blake2b(f"{value.dtype} {value.shape}".encode(), digest_size=8)
     digest.update(value.tobytes())
     return digest.hexdigest()

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import numpy
 
@@ -12,9 +12,20 @@ from hpcdl.collectives.pieces import gather_pieces, swap_numbers, swap_pieces
 from hpcdl.collectives.workspace import Workspace
 from hpcdl.core.errors import UsageError
 
+Called = TypeVar("Called", bound=Callable[..., Any])
+
 if TYPE_CHECKING:
     from hpcdl.core.protocols import Add, Array
     from hpcdl.training.keras.group import ScriptGroup
+
+
+def unconverted(function: Called) -> Called:
+    """`function`, which AutoGraph leaves as it is: within a `tf.function` it would be written anew, without need.
+
+    TensorFlow's own mark, set without importing TensorFlow.
+    """
+    vars(function)["autograph_info__"] = {}
+    return function
 
 
 def _minimum(target: Array, incoming: Array) -> None:

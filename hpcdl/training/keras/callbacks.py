@@ -10,6 +10,7 @@ from hpcdl.core.errors import UsageError
 from hpcdl.core.protocols import Communicator
 from hpcdl.training.checkpoint.state import average_moving_statistics
 from hpcdl.training.keras import alike
+from hpcdl.training.keras.optimizer import LATE_SCALE, prepare_model
 from hpcdl.training.keras.session import communicator
 
 
@@ -23,14 +24,16 @@ class AgreeOverRanks(keras.callbacks.Callback):
         super().__init__()
         self._communicator = communicator
 
+    def set_model(self, model: Any) -> None:
+        """Before the step is traced: see prepare_model."""
+        super().set_model(model)
+        prepare_model(model)
+
     def on_train_begin(self, logs: dict[str, Any] | None = None) -> None:
         """Start alike. UsageError where each rank would decide for itself whether to take a step."""
-        if hasattr(getattr(self.model.optimizer, "inner_optimizer", None), "exchanges"):
-            raise UsageError(
-                "Keras has put a loss scale around hpcdl.DistributedOptimizer, so that ranks would skip different "
-                "steps; set the policy mixed_float16 before it is made, or write "
-                "hpcdl.DistributedOptimizer(keras.optimizers.LossScaleOptimizer(...))"
-            )
+        optimizer = self.model.optimizer
+        if hasattr(getattr(optimizer, "inner_optimizer", None), "exchanges"):
+            raise UsageError(LATE_SCALE)
         alike.start(self._communicator, [*self.model.weights, *self.model.optimizer.variables])
 
     def on_test_begin(self, logs: dict[str, Any] | None = None) -> None:

@@ -7,6 +7,7 @@ also carries who has run out of data (`join`): such a rank takes part in the oth
 
 from __future__ import annotations
 
+import itertools
 import zlib
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -27,17 +28,19 @@ _LARGEST_NUMBER = 1 << 20
 class ScriptGroup:
     """All ranks, or a process set's. `messages` is a message space of its own; one thread at a time uses it.
 
-    `started`: names of the variables that have been made alike. `keep` holds what lives as long as the group.
+    `started`: names of the variables that have been made alike. `num_joined`: ranks that had joined at the last
+    collective. `keep` holds what lives as long as the group.
     """
 
     def __init__(self, communicator: Communicator) -> None:
         self.messages = communicator.duplicate()
         self.rank, self.size = self.messages.rank, self.messages.size
         self.started: set[str] = set()
+        self.num_joined = 0
         self._control = for_control(self.messages)
         self._kept: dict[Any, Any] = {}
-        self._sums: dict[int, list[tuple[Callable[[Array], Any], tuple[int, ...], Any]]] = {}
-        self._recorded: list[tuple[Callable[[Array], Any], tuple[int, ...], Any]] | None = None
+        self._sums: dict[int, list[Callable[[], Any]]] = {}
+        self._recorded: list[Callable[[], Any]] | None = None
 
     def keep(self, key: Any, make: Callable[[], Kept]) -> Kept:
         """What `make` returned when `key` was first asked for."""
@@ -46,31 +49,38 @@ class ScriptGroup:
         kept: Kept = self._kept[key]
         return kept
 
-    def agree(self, collective: str, details: Sequence[str] = (), *, weight: float = 0.0) -> float:
+    def agree(
+        self, collective: str, details: Sequence[str] = (), *, names: Sequence[str] = (), weight: float = 0.0
+    ) -> float:
         """Begin a collective: the sum of all ranks' weights, once every rank has come to the same one; collective.
 
-        UsageError on every rank where they differ, with the first difference. `details`: what else must be the same.
+        UsageError on every rank where they differ, with the first difference. `details`: what else must be the same;
+        `names`: what they are called here, which may differ, for the error's words.
         """
         self._recorded = None
         if self.size == 1:
             return weight
         number = zlib.crc32("\n".join([collective, *details]).encode()) % _LARGEST_NUMBER
-        total_weight, num_joined, common = self._headers(number, weight, joined=False)
+        total_weight, self.num_joined, common = self._headers(number, weight, joined=False)
         if common is None:
-            self._tell_apart([collective, *details])
-        if num_joined and number not in self._sums:
+            self._tell_apart([collective, *details], ["", *names])
+        if self.num_joined and number not in self._sums:
             self._tell_apart([f"{collective}, which was no sum that all ranks have taken part in before"])
         if number not in self._sums:
             self._recorded = self._sums[number] = []
         return total_weight
 
-    def summing(self, function: Callable[[Array], Any]) -> Callable[[Array], Any]:
-        """`function`, a sum in place over the ranks; one that has joined calls it with zeros of the same shape."""
+    def summing(self, function: Callable[..., Any], *, empty: bool = False) -> Callable[..., Any]:
+        """`function`, a part of the collective that sums arrays of the ranks up, or gathers rows of them (`empty`).
 
-        def call(buffer: Array) -> Any:
+        One that has joined calls it with zeros of the same shape, or without rows.
+        """
+
+        def call(*arrays: Array) -> Any:
             if self._recorded is not None:
-                self._recorded.append((function, buffer.shape, buffer.dtype))
-            return function(buffer)
+                forms = [((0, *array.shape[1:]) if empty else array.shape, array.dtype) for array in arrays]
+                self._recorded.append(lambda: function(*[numpy.zeros(*form) for form in forms]))
+            return function(*arrays)
 
         return call
 
@@ -84,8 +94,8 @@ class ScriptGroup:
             if number is None or number not in self._sums:
                 self._tell_apart(["hpcdl.join()"])
             else:
-                for function, shape, dtype in self._sums[number]:
-                    function(numpy.zeros(shape, dtype))
+                for take_part in self._sums[number]:
+                    take_part()
                 num_sums += 1
         waited = self._control.allgather_json(num_sums)
         return max(rank for rank, rounds in enumerate(waited) if rounds == min(waited))
@@ -99,15 +109,21 @@ class ScriptGroup:
         same = active * squares == total * total  # Cauchy and Schwarz: equal only where all numbers are
         return float(header[2]), num_joined, (total // active if active else 0) if same else None
 
-    def _tell_apart(self, mine: Sequence[str]) -> None:
+    def _tell_apart(self, mine: Sequence[str], names: Sequence[str] = ()) -> None:
         """Raise what the ranks differ in; collective."""
-        texts: list[list[str]] = self._control.allgather_json(list(mine))
+        answers = self._control.allgather_json([list(mine), list(names)])
+        texts: list[list[str]] = [text for text, _ in answers]
         other = next((rank for rank, text in enumerate(texts) if text != texts[0]), 0)
-        rows = max(len(texts[0]), len(texts[other]))
-        first, second = ([*texts[rank], *["nothing more"] * (rows - len(texts[rank]))] for rank in (0, other))
-        row = next((row for row in range(rows) if first[row] != second[row]), 0)
-        what = "" if row == 0 else f"{texts[0][0]}: "
+        pairs = enumerate(itertools.zip_longest(texts[0], texts[other], fillvalue="nothing more"))
+        row, pair = next(
+            ((row, pair) for row, pair in pairs if pair[0] != pair[1]), (0, (texts[0][0], texts[other][0]))
+        )
+        first, second = (
+            f"{answers[rank][1][row]}: {said}" if 0 < row < len(answers[rank][1]) else said
+            for rank, said in zip((0, other), pair, strict=True)
+        )
         raise UsageError(
-            f"the ranks are not in the same collective: {what}rank 0 has {first[row]}, rank {other} has {second[row]}; "
-            "let every rank make the same calls with the same shapes, and take the same number of steps (hpcdl.join)"
+            f"the ranks are not in the same collective: {f'{texts[0][0]}: ' if row else ''}rank 0 has {first}, "
+            f"rank {other} has {second}; let every rank make the same calls with the same shapes, and take the same "
+            "number of steps (hpcdl.join)"
         )

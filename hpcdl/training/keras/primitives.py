@@ -32,6 +32,7 @@ Max: Final = "max"
 Product: Final = "product"
 
 
+@arrays.unconverted
 def allreduce(
     value: Value,
     op: Operation = Mean,
@@ -49,6 +50,7 @@ def allreduce(
     )[0]
 
 
+@arrays.unconverted
 def grouped_allreduce(
     values: Sequence[Value],
     op: Operation = Mean,
@@ -75,6 +77,7 @@ def grouped_allreduce(
     return scaled(reduced, postscale_factor)
 
 
+@arrays.unconverted
 def allgather(value: Value, *, process_set: ProcessSet | None = None) -> Value:
     """All ranks' values one after the other along the first dimension, which alone may differ; scalars make a vector.
 
@@ -89,6 +92,7 @@ def allgather(value: Value, *, process_set: ProcessSet | None = None) -> Value:
     return joined  # type: ignore[no-any-return]
 
 
+@arrays.unconverted
 def broadcast(value: Value, root_rank: int = 0, *, process_set: ProcessSet | None = None) -> Value:
     """The root's value on every rank; shapes and types are the same on all."""
     group = group_of(process_set)
@@ -105,6 +109,7 @@ def broadcast(value: Value, root_rank: int = 0, *, process_set: ProcessSet | Non
 def alltoall(value: Value, splits: None = None, *, process_set: ProcessSet | None = None) -> Value: ...
 @overload
 def alltoall(value: Value, splits: Any, *, process_set: ProcessSet | None = None) -> tuple[Value, Any]: ...
+@arrays.unconverted
 def alltoall(value: Any, splits: Any = None, *, process_set: ProcessSet | None = None) -> Any:
     """Rows of `value` to each rank: `splits[r]` of them to rank r, equally many where it is not given.
 
@@ -121,6 +126,7 @@ def alltoall(value: Any, splits: Any = None, *, process_set: ProcessSet | None =
     return received if splits is None else (received, counts)
 
 
+@arrays.unconverted
 def reducescatter(value: Value, op: Operation = Mean, *, process_set: ProcessSet | None = None) -> Value:
     """This rank's share of the reduced value: its rows along the first dimension, dealt out evenly in rank order.
 
@@ -136,6 +142,7 @@ def reducescatter(value: Value, op: Operation = Mean, *, process_set: ProcessSet
     return share
 
 
+@arrays.unconverted
 def barrier(*, process_set: ProcessSet | None = None) -> None:
     """Return when every rank has called."""
     group_of(process_set).agree("hpcdl.barrier")
@@ -169,6 +176,7 @@ def allgather_object(value: Value, *, process_set: ProcessSet | None = None) -> 
     return [json.loads(text.tobytes()) for text in texts]
 
 
+@arrays.unconverted
 def broadcast_variables(variables: Any, root_rank: int = 0, *, process_set: ProcessSet | None = None) -> None:
     """Give all ranks the root's values of Keras's or TensorFlow's variables, in a `tf.function` too."""
     group = group_of(process_set)

@@ -78,8 +78,9 @@ def shutdown() -> None:
     """Leave together: returns when every rank has called. `init` may be called again; without it nothing is done."""
     if not _sessions:
         return
-    ended = _sessions.pop()
-    ended.communicator.barrier()
+    ended = _sessions[0]
+    ended.group.agree("hpcdl.shutdown")
+    _sessions.clear()
     if ended.ending is not None:
         ended.ending.uninstall()
         ended.ending.watch.stop()

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
+import ast
 import re
 import subprocess
 import sys
-from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
@@ -43,6 +43,14 @@ def succeed(finished: Finished) -> Finished:
     return finished
 
 
-def cases_of(file: str) -> Sequence[str]:
-    """The names of the `case_*` functions of a script here, which imports TensorFlow and is not imported itself."""
-    return re.findall(r"^def (case_\w+)", (HERE / file).read_text(), re.MULTILINE)
+def cases_of(file: str, pattern: str = r"^def (case_\w+)") -> list[str]:
+    """The names of the functions of cases in a script here, which imports TensorFlow and is not imported itself."""
+    return re.findall(pattern, (HERE / file).read_text(), re.MULTILINE)
+
+
+def keys_of(file: str, table: str) -> list[str]:
+    """The keys of a dict at the top level of a script here."""
+    for node in ast.parse((HERE / file).read_text()).body:
+        if isinstance(node, ast.AnnAssign) and ast.unparse(node.target) == table and isinstance(node.value, ast.Dict):
+            return [ast.literal_eval(key) for key in node.value.keys if key is not None]
+    raise AssertionError(f"{file} has no table {table}")

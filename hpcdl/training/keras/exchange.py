@@ -1,0 +1,322 @@
+"""The gradients of a script's step, combined over the ranks: dense ones in buckets, sparse ones gathered and sparse.
+
+The exchange itself is the strategy's own (strategies/allreduce). Added here is what scripts need: ranks agree on the
+step's gradients first, None stays None, and weights become alike before the first step and are compared from then on.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any, Literal, get_args
+
+import numpy
+import tensorflow as tf
+
+from hpcdl.collectives.pieces import gather_pieces
+from hpcdl.config.schema import ExchangeConfig, OptimizerConfig
+from hpcdl.core.errors import UsageError
+from hpcdl.core.units import parse_bytes
+from hpcdl.strategies.allreduce.worker import AllReduceWorker
+from hpcdl.strategies.base import Context, StrategyInfo
+from hpcdl.strategies.graph import call_python
+from hpcdl.strategies.table import find_strategy
+from hpcdl.training.keras import alike
+from hpcdl.training.keras.tensors import turn_begins, turn_ends
+
+if TYPE_CHECKING:
+    from hpcdl.core.protocols import Array
+    from hpcdl.training.keras.group import ScriptGroup
+
+_TOGETHER = 1 << 62
+"""Bytes of a bucket that holds whatever there is."""
+Choices = Literal["none", "fp16", "bf16"], Literal["mean", "sum"], Literal["ranks", "samples"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class ExchangeSettings:
+    """How gradients are combined: what DistributedOptimizer and DistributedGradientTape take.
+
+    `average_over="samples"` weighs each rank's gradient by the samples in its batch, which is exact for unequal
+    batches. `gradient_predivide_factor` f: gradients are divided by f before the sum, and by size / f after it.
+    `groups`: how many messages there are, or lists of variables that travel together.
+    """
+
+    strategy: str = "ring"
+    op: str = "mean"
+    compress: str = "none"
+    bucket_size: int | str = "25MiB"
+    gradient_predivide_factor: float = 1.0
+    sparse_as_dense: bool = False
+    average_over: str = "ranks"
+    groups: int | Sequence[Sequence[Any]] | None = None
+
+    def checked(self) -> StrategyInfo:
+        """The strategy's entry; UsageError for what is no choice, or does not go together."""
+        chosen = {"compress": self.compress, "op": self.op, "average_over": self.average_over}
+        for (name, value), kind in zip(chosen.items(), Choices, strict=True):
+            if value not in get_args(kind):
+                raise UsageError(f"{name}={value!r}: choose one of {', '.join(get_args(kind))}")
+        if self.op == "sum" and (self.average_over == "samples" or self.gradient_predivide_factor != 1.0):
+            raise UsageError("op='sum' is no mean: leave average_over and gradient_predivide_factor out, or use 'mean'")
+        if not self.gradient_predivide_factor > 0 or (isinstance(self.groups, int) and self.groups < 1):
+            raise UsageError("gradient_predivide_factor and groups are larger than 0")
+        return check_scriptable(self.strategy)
+
+
+def check_scriptable(strategy: str) -> StrategyInfo:
+    """The entry of a strategy that scripts may use; UsageError with the reason where they may not."""
+    info = find_strategy(strategy)
+    features = info.features
+    if features.keras_fit:
+        return info
+    reasons = {
+        "is one process without an exchange; a script on one rank needs no strategy": info.family == "sequential",
+        "runs on TensorFlow's own servers, which must be started before the script": features.open_servers,
+        "moves weights by its own equations, in place of the script's optimizer, and trains a center that is no "
+        "rank's model": bool(features.optimizers),
+        "has ranks that serve, and every rank of a script runs the script": features.servers,
+    }
+    reason = next(text for text, holds in reasons.items() if holds)
+    raise UsageError(
+        f"strategy={strategy!r} is not for scripts: it {reason}; use an all-reduce (ring, auto, hierarchical, ...: "
+        "`hpcdl strategies`), or `hpcdl train`"
+    )
+
+
+class ScriptWorker(AllReduceWorker):
+    """The worker of an all-reduce whose sums ranks that have joined take part in, and which gathers rows too."""
+
+    def __init__(self, context: Context, group: ScriptGroup) -> None:
+        super().__init__(context)
+        self._group = group
+
+    def gather(self, slices: Sequence[Any], names: Sequence[str]) -> list[Any]:
+        """All ranks' rows of sparse gradients, in rank order, as sparse gradients."""
+        if self._group.size == 1:
+            values = self._checked(
+                [one.values for one in slices], self._guard.before_exchange, [one.values for one in slices], names
+            )
+            return [
+                tf.IndexedSlices(mine, one.indices, one.dense_shape) for mine, one in zip(values, slices, strict=True)
+            ]
+        flat = [part for one in slices for part in (one.values, one.indices)]
+        gathered = call_python(self._group.summing(self._gather, empty=True), flat, [part.dtype for part in flat])
+        with tf.control_dependencies(gathered):
+            values = self._checked(gathered[::2], self._guard.after_exchange, flat[::2], names)
+        for mine, all_ in zip(flat[::2], values, strict=True):
+            all_.set_shape([None, *mine.shape[1:]])
+        return [
+            tf.IndexedSlices(all_, tf.ensure_shape(rows, [None]), one.dense_shape)
+            for all_, rows, one in zip(values, gathered[1::2], slices, strict=True)
+        ]
+
+    def _gather(self, *arrays: Array) -> list[Array]:
+        everything = [numpy.concatenate(pieces) for pieces in gather_pieces(self._communicator, arrays)]
+        for values in everything[::2]:
+            self._guard.look_at(values)
+        return everything
+
+    def _reducer(self, *args: Any) -> Callable[[Array], Array]:
+        return self._group.summing(super()._reducer(*args))
+
+
+class GradientExchange:
+    """Combines the gradients of one optimizer or tape over a group; `compared` are variables that it keeps alike.
+
+    Making one is collective over the group.
+    """
+
+    def __init__(
+        self, group: ScriptGroup, settings: ExchangeSettings, compared: Callable[[], Iterable[Any]] | None = None
+    ) -> None:
+        self.group, self.settings = group, settings
+        info = settings.checked()
+        bucket_bytes = settings.bucket_size
+        bucket_bytes = parse_bytes(bucket_bytes) if isinstance(bucket_bytes, str) else int(bucket_bytes)
+        config = ExchangeConfig(strategy=info.name, bucket_size=bucket_bytes, compress=settings.compress)
+        group.agree("an exchange of gradients that begins", [repr(replace(settings, groups=None))])
+        self._worker = group.keep(config, lambda: ScriptWorker(_context(group, info, config), group))
+        self._compared = compared
+        self._num_exchanges = 0
+
+    def make_alike(self, variables: Iterable[Any]) -> None:
+        """Give every rank rank 0's values of those that have not been made alike before; when a graph is traced.
+
+        What a function's first tracing has made has no value before its second one, which comes before any step.
+        """
+        if self.group.size == 1:
+            return
+        found = {key_of(variable): variable for variable in variables}
+        with tf.init_scope():
+            new = {key: one for key, one in found.items() if key not in self.group.started and _has_value(one)}
+            self.group.started.update(new)
+            if new:
+                forms = [f"{one.dtype} {tuple(one.shape)}" for one in new.values()]
+                names = [name_of(one) for one in new.values()]
+                self.group.agree("a start with rank 0's weights", forms, names=names)
+                alike.start(self.group.messages, list(new.values()))
+
+    def combine(self, gradients: Sequence[Any], variables: Sequence[Any], num_samples: Any = None) -> list[Any]:
+        """The ranks' gradients combined, in the order given: tensors, IndexedSlices or None. Traced into the graph.
+
+        `num_samples`: of this rank's batch, a number or scalar tensor, for `average_over="samples"`.
+        """
+        if self.settings.average_over == "samples" and num_samples is None:
+            raise UsageError(
+                "average_over='samples' needs to know this rank's number of samples: put hpcdl.callbacks() into fit, "
+                "call optimizer.count_samples(n) before apply, or give tape.gradient(..., num_samples=n)"
+            )
+        given = [tf.convert_to_tensor(one) if self._is_dense(one) else one for one in gradients]
+        names = [name_of(variable) for variable in variables]
+        details = [_form_of(one, variable) for one, variable in zip(given, variables, strict=True)]
+        weight = tf.cast(0 if num_samples is None else num_samples, tf.float64)
+        with tf.control_dependencies(turn_begins()):
+            total, begun = self._begin(details, names, weight)
+        before, after = self._factors(weight, total)
+        with tf.control_dependencies([begun]):
+            dense = {index: one for index, one in enumerate(given) if isinstance(one, tf.Tensor)}
+            dense = self._sum_up({index: scaled_by(before, one) for index, one in dense.items()}, names, variables)
+        with tf.control_dependencies([begun, *dense.values()]):
+            sparse = {index: one for index, one in enumerate(given) if isinstance(one, tf.IndexedSlices)}
+            sparse = self._gather({index: scaled_by(before, one) for index, one in sparse.items()}, names)
+        found: Mapping[int, Any] = dense | sparse
+        turn_ends([begun, *(getattr(one, "values", one) for one in found.values())])
+        combined = [found.get(index) for index in range(len(given))]
+        return [_as_dtype(scaled_by(after, one), like) for one, like in zip(combined, given, strict=True)]
+
+    def _is_dense(self, gradient: Any) -> bool:
+        return gradient is not None and (self.settings.sparse_as_dense or not isinstance(gradient, tf.IndexedSlices))
+
+    def _begin(self, details: Sequence[str], names: Sequence[str], weight: Any) -> tuple[Any, Any]:
+        """All ranks' number of samples, once they have agreed on the step's gradients; and what to wait for."""
+        if self.group.size == 1:
+            return weight, weight
+
+        def begin(mine: Array) -> Any:
+            total = self.group.agree("an exchange of gradients", details, names=names, weight=float(mine))
+            self._num_exchanges += 1
+            return numpy.float64(total), self._is_due()
+
+        total, due = call_python(begin, [weight], [tf.float64, tf.bool])
+        total, due = tf.ensure_shape(total, []), tf.ensure_shape(due, [])
+        if self._compared is None:
+            return total, total
+        with tf.control_dependencies([total]):
+            # Inside a graph only reads keep their place before the writes of this step.
+            return total, tf.cond(due, self._compare, lambda: tf.constant(True))
+
+    def _is_due(self) -> bool:
+        """After 1, 2, 4, 8, ... updates the variables are compared; not with ranks that have joined."""
+        done = self._num_exchanges - 1
+        return not self.group.num_joined and done > 0 and done & (done - 1) == 0
+
+    def _compare(self) -> Any:
+        variables = [] if self._compared is None else list(self._compared())
+        names = [f"{index}: {name_of(variable)}" for index, variable in enumerate(variables)]
+
+        def compare(*values: Array) -> bool:
+            done = self._num_exchanges - 1
+            when = f"after {done} update{'s' * (done > 1)}"
+            alike.compare(self.group.messages, dict(zip(names, values, strict=True)), when)
+            return True
+
+        return tf.ensure_shape(call_python(compare, [_held(one).read_value() for one in variables], tf.bool), [])
+
+    def _factors(self, weight: Any, total: Any) -> tuple[Any, Any]:
+        """What gradients are multiplied with before and after the sum; None for one."""
+        size, settings = self.group.size, self.settings
+        if size == 1 or settings.op == "sum":
+            return None, None
+        share = tf.math.divide_no_nan(weight, total) if settings.average_over == "samples" else 1 / size
+        factor = settings.gradient_predivide_factor
+        return (share, None) if factor == 1.0 else (share * size / factor, factor / size)
+
+    def _sum_up(self, dense: Mapping[int, Any], names: Sequence[str], variables: Sequence[Any]) -> dict[int, Any]:
+        """Sums over the ranks, those of one group in one message."""
+        wide = {index: tf.cast(one, tf.float32) if one.dtype.size < 4 else one for index, one in dense.items()}
+        summed: dict[int, Any] = {}
+        for indices, bucket_bytes in self._groups(wide, variables):
+            with tf.control_dependencies(list(summed.values())):
+                mine = [tf.identity(wide[index]) if summed else wide[index] for index in indices]
+                sums = self._worker.sum_up(mine, [names[index] for index in indices], bucket_bytes)
+            summed |= dict(zip(indices, sums, strict=True))
+        return summed
+
+    def _groups(self, dense: Mapping[int, Any], variables: Sequence[Any]) -> Iterable[tuple[Sequence[int], int | None]]:
+        """What is summed one after the other, with the bytes of its buckets."""
+        if not dense:
+            return []
+        groups = self.settings.groups
+        if groups is None:
+            return [(list(dense), None)]
+        if isinstance(groups, int):
+            num_bytes = sum(one.dtype.size * (one.shape.num_elements() or 1) for one in dense.values())
+            return [(list(dense), -(-num_bytes // groups))]
+        place = {key_of(variable): number for number, group in enumerate(groups) for variable in group}
+        alone = itertools.count(len(groups))
+        numbers = {index: place.get(key_of(variables[index]), next(alone)) for index in dense}
+        return [
+            ([index for index in dense if numbers[index] == number], _TOGETHER)
+            for number in dict.fromkeys(numbers.values())
+        ]
+
+    def _gather(self, sparse: Mapping[int, Any], names: Sequence[str]) -> dict[int, Any]:
+        if not sparse:
+            return {}
+        gathered = self._worker.gather(list(sparse.values()), [names[index] for index in sparse])
+        return dict(zip(sparse, gathered, strict=True))
+
+
+def _held(variable: Any) -> Any:
+    """TensorFlow's variable of Keras's."""
+    held = getattr(variable, "value", None)
+    return held if isinstance(held, tf.Variable) else variable
+
+
+def key_of(variable: Any) -> str:
+    """What tells a variable from all others of the process, Keras's from TensorFlow's that it holds as little."""
+    held = _held(variable)
+    return str(getattr(held, "_unique_id", id(held)))
+
+
+def _has_value(variable: Any) -> bool:
+    return bool(_held(variable).is_initialized())
+
+
+def name_of(variable: Any) -> str:
+    """A variable's path in its model."""
+    return str(getattr(variable, "path", None) or getattr(variable, "name", "a tensor"))
+
+
+def _form_of(gradient: Any, variable: Any) -> str:
+    """A gradient as ranks compare it."""
+    if gradient is None:
+        return "no gradient"
+    kind = "sparse" if isinstance(gradient, tf.IndexedSlices) else "dense"
+    return f"a {kind} {gradient.dtype.name} gradient of shape {tuple(variable.shape)}"
+
+
+def scaled_by(factor: Any, gradient: Any) -> Any:
+    """A gradient, dense, sparse or none, multiplied with a number or scalar tensor; None and 1 leave it as it is."""
+    if gradient is None or factor is None or (isinstance(factor, float) and factor == 1.0):
+        return gradient
+    if isinstance(gradient, tf.IndexedSlices):
+        return tf.IndexedSlices(scaled_by(factor, gradient.values), gradient.indices, gradient.dense_shape)
+    return gradient * tf.cast(factor, gradient.dtype)
+
+
+def _as_dtype(gradient: Any, like: Any) -> Any:
+    return gradient if gradient is None or gradient.dtype == like.dtype else tf.cast(gradient, like.dtype)
+
+
+def _context(group: ScriptGroup, info: StrategyInfo, config: ExchangeConfig) -> Context:
+    return Context(
+        info=info,
+        communicator=group.messages,
+        num_workers=group.size,
+        num_servers=0,
+        exchange=config,
+        optimizer=OptimizerConfig(),
+    )

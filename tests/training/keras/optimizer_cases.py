@@ -679,8 +679,8 @@ def main() -> None:
         except Exception as error:  # noqa: BLE001  the test says which case it was
             results[name] = f"{original(error)}\n{traceback.format_exc()}"
             print(f"rank {RANK}: {name}: {str(original(error))[:300]}", file=sys.stderr, flush=True)
+        (folder / f"{RANK}.json").write_text(json.dumps(results))
         together()
-    (folder / f"{RANK}.json").write_text(json.dumps(results))
     hpcdl.shutdown()
 
 

@@ -1,5 +1,5 @@
 # make setup | demo | unit | test | soak | check | clean   for a checkout: everything lies in .venv
-# make docs | release                                      the pages as a site; wheel, sdist, site and SBOM
+# make docs | packaging | release                          the pages as a site; recipes checked; wheel, sdist and SBOM
 # make install | uninstall | wheelhouse                    for a centre: docs/site-guide.md
 PYTHON ?= python3
 PYTEST_ARGS ?=
@@ -9,7 +9,7 @@ VENV := .venv
 RUNTIME := $(VENV)/.hpcdl-runtime
 DEVELOPMENT := $(VENV)/.hpcdl-development
 
-.PHONY: setup demo unit test soak check docs release clean install uninstall wheelhouse help
+.PHONY: setup demo unit test soak check docs packaging release clean install uninstall wheelhouse help
 .DEFAULT_GOAL := help
 
 help:
@@ -43,6 +43,9 @@ check: $(DEVELOPMENT)
 
 docs:
 	@scripts/docs '$(PYTHON)'
+
+packaging:
+	@scripts/check-packaging '$(PYTHON)'
 
 release:
 	@scripts/release '$(PYTHON)'

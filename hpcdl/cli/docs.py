@@ -27,11 +27,10 @@ def docs(
     json: JsonFlag = False,
 ) -> None:
     """Tell where the documentation lies, search it, or open it."""
-    from hpcdl.core.manual import find_words, manual_folder
+    from hpcdl.core.manual import find_words, manual_folder, start_page
 
     folder = manual_folder()
-    built = folder / "html" / "index.html"
-    start = built if built.is_file() else folder / "index.md"
+    start = start_page()
     if words:
         found = list(find_words(" ".join(words)))
         if json:

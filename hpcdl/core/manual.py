@@ -48,6 +48,13 @@ def manual_folder() -> Path:
     return folder
 
 
+def start_page() -> Path:
+    """The first page to open: that of the site which `make docs` built where there is one, else docs/index.md."""
+    folder = manual_folder()
+    built = (folder / "html" / "index.html", folder.parent / "build" / "site" / "index.html")
+    return next((page for page in built if page.is_file()), folder / "index.md")
+
+
 def error_paragraphs() -> list[Paragraph]:
     """The sections of the page of errors, in its order."""
     text = (manual_folder() / ERRORS_PAGE).read_text(encoding="utf-8")

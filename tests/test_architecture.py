@@ -39,6 +39,7 @@ MAY_IMPORT["cli"] = MAY_IMPORT["study"] | {"study", "bench", "doctor"}
 HEAVY: dict[str, tuple[str, ...]] = {
     "mpi4py": ("comm/mpi/*",),
     "h5py": ("data/format/hdf5.py",),
+    "optuna": ("study/proposals.py",),
     "rich": ("core/progress.py", "report/terminal.py", "report/*/terminal.py"),
     "tensorflow": ("models/*", "strategies/*", "strategies/*/*", "training/*/*", "training/*", "data/read/pipeline.py"),
     "keras": ("models/*", "strategies/*", "strategies/*/*", "training/*/*", "training/*", "data/read/pipeline.py"),

@@ -82,12 +82,14 @@ def report(
     from hpcdl.report.analysis.baseline import regressions
     from hpcdl.report.build import compose, render
     from hpcdl.report.runs.references import load_references
+    from hpcdl.report.runs.searches import find_searches, read_search
     from hpcdl.report.runs.sources import link_of
     from hpcdl.report.summary import accuracy_line
 
     chosen = _formats(formats, as_json)
+    searches = [read_search(path) for folder in runs or [] for path in find_searches(folder)]
     tunings, runs = _tunings(runs or [], anonymous)
-    if not runs and not tunings and imported is None:
+    if not runs and not tunings and not searches and imported is None:
         raise UsageError("no runs named; type hpcdl report RUN... or hpcdl report --import csv FILE")
     if fail_on_regression is not None and (baseline is None or not 0 <= fail_on_regression < 100):
         raise UsageError("--fail-on-regression takes a percentage from 0 to 100, and needs --baseline DIR")
@@ -97,6 +99,7 @@ def report(
         baseline_name="" if baseline is None else "baseline" if anonymous else str(baseline),
         references=load_references(),
         tunings=tunings,
+        searches=[] if anonymous else searches,
         link_bytes_per_second=None if link is None else link_of(link),
         base=base,
         compare=compare,

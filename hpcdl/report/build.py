@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -28,14 +29,21 @@ def compose(analysis: Analysis) -> Document:
     lines = summary(analysis)
     found = (SECTIONS.load(name)(analysis) for name in SECTIONS)
     models = {run.model for run in analysis.runs} or {tuning.model for tuning in analysis.tunings}
+    models = models or {search.name for search in analysis.searches}
     return Document(
-        title=f"{'Training' if analysis.runs else 'Tuning'} report: {listed(sorted(models), 3)}",
+        title=f"{_subject(analysis)} report: {listed(sorted(models), 3)}",
         summary=lines,
         warnings=analysis.warnings,
         sections=[section for section in found if section is not None],
         data=_data(analysis, lines, rows),
         rows=rows,
     )
+
+
+def _subject(analysis: Analysis) -> str:
+    if analysis.searches:
+        return "Search"
+    return "Training" if analysis.runs else "Tuning"
 
 
 def render(
@@ -85,6 +93,7 @@ def _data(analysis: Analysis, lines: Sequence[str], rows: Sequence[Mapping[str, 
         "verdicts": [item.as_json() for item in analysis.comparisons],
         "parts": [_parts(curve, item) for curve in analysis.curves for item in breakdowns(curve)],
         "tuning": [tuning.as_json() for tuning in analysis.tunings],
+        "search": [dataclasses.asdict(search) for search in analysis.searches],
         "runs": [
             {"name": run.name, "status": run.status, "message": run.message, "usable": run.usable}
             for run in analysis.runs

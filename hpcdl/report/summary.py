@@ -14,6 +14,7 @@ from hpcdl.report.document import Bounds, Column, Interval
 from hpcdl.report.runs.run import Run
 from hpcdl.report.sections.learning import HELD_OUT, final_accuracy
 from hpcdl.report.sections.scaling import base_words
+from hpcdl.report.sections.search import winner_line as search_line
 from hpcdl.report.sections.tuning import winner_line
 
 TOO_FEW = "too few runs for an interval"
@@ -34,7 +35,8 @@ _DOING = {
 def summary(analysis: Analysis) -> list[str]:
     """Five lines: how it scales, what ran, how fast, where the time goes, what it learnt; one for each tuning."""
     rules = (_scaling, _what, _throughput, _time, _accuracy) if analysis.runs else ()
-    return [rule(analysis) for rule in rules] + [f"Tuning: {winner_line(tuning)}." for tuning in analysis.tunings]
+    found = [f"Search: {search_line(search)}." for search in analysis.searches]
+    return found + [rule(analysis) for rule in rules] + [f"Tuning: {winner_line(one)}." for one in analysis.tunings]
 
 
 def _what(analysis: Analysis) -> str:

@@ -12,7 +12,7 @@ import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import IO, Any
+from typing import IO, Any, Generic, TypeVar
 
 from hpcdl.config.study import Study
 from hpcdl.core.errors import CorruptError
@@ -27,11 +27,14 @@ SOFT_STOP_S = 20.0
 """How long a run may take to leave when it is asked to."""
 
 
-@dataclass(kw_only=True)
-class Attempt:
-    """A process under way on `nodes`; `log` takes all that it says."""
+Started = TypeVar("Started")
 
-    run: PlannedRun
+
+@dataclass(kw_only=True)
+class Attempt(Generic[Started]):
+    """A process under way on `nodes` for `run`; `log` takes all that it says."""
+
+    run: Started
     nodes: Sequence[str]
     process: subprocess.Popen[bytes]
     log: Path
@@ -45,8 +48,8 @@ class Attempt:
 
 
 def begin(
-    run: PlannedRun, command: Sequence[str], environment: Mapping[str, str], nodes: Sequence[str], log: Path
-) -> Attempt:
+    run: Started, command: Sequence[str], environment: Mapping[str, str], nodes: Sequence[str], log: Path
+) -> Attempt[Started]:
     """Start a run on `nodes`; `environment` is what it has beyond this process's own."""
     with log.open("ab") as output:
         try:
@@ -69,7 +72,7 @@ def _process(command: Sequence[str], environment: Mapping[str, str], output: IO[
     )
 
 
-def stop(attempts: Sequence[Attempt]) -> None:
+def stop(attempts: Sequence[Attempt[Any]]) -> None:
     """Ask runs to leave, twice (their launchers then kill the ranks), and kill those that do not."""
     for number in (signal.SIGTERM, signal.SIGTERM, signal.SIGKILL):
         for attempt in attempts:
@@ -113,7 +116,7 @@ def finished_record(run_dir: Path) -> RunRecord | None:
     return record if record.status == "finished" else None
 
 
-def why_failed(attempt: Attempt, run_dir: Path) -> str:
+def why_failed(attempt: Attempt[Any], run_dir: Path) -> str:
     """The last words of a run that failed."""
     code = attempt.process.returncode
     if attempt.timed_out:

@@ -74,7 +74,7 @@ class Sweep:
         self.state = state
         self._folder, self._study, self._plan, self._notify = folder, study, plan, notify
         self._allocation = allocation
-        self._active: list[Attempt] = []
+        self._active: list[Attempt[PlannedRun]] = []
         self._stopping = False
         self._stop_at = math.inf if stop_after_s is None else time.monotonic() + stop_after_s
 
@@ -155,14 +155,14 @@ class Sweep:
         log = self._folder / LOGS / f"{run.name}.log"
         self._active.append(begin(run, [*self._allocation.command, *words], environment, nodes, log))
 
-    def _over(self, attempt: Attempt) -> bool:
+    def _over(self, attempt: Attempt[PlannedRun]) -> bool:
         limit = self._study.plan.run_timeout
         if attempt.process.poll() is None and limit is not None and attempt.seconds > limit:
             attempt.timed_out = True
             stop([attempt])
         return attempt.process.poll() is not None
 
-    def _close(self, attempt: Attempt) -> bool:
+    def _close(self, attempt: Attempt[PlannedRun]) -> bool:
         """Note how a run ended; False where it is to be started again."""
         run, run_dir = attempt.run, self._run_dir(attempt.run)
         if attempt.process.returncode == 0 and finished_record(run_dir) is not None:

@@ -22,6 +22,7 @@ from hpcdl.report.analysis.scaling import Curve, build_curves, with_base_of
 from hpcdl.report.analysis.settings import told_apart, varying_keys
 from hpcdl.report.runs.references import Published
 from hpcdl.report.runs.run import Run
+from hpcdl.report.runs.searches import SearchRecord
 from hpcdl.report.runs.sources import Gathered
 from hpcdl.report.runs.tunings import TunedNode
 
@@ -46,6 +47,7 @@ class Analysis:
     communication: Sequence[CommunicationFit] = ()
     references: Published = Published()
     tunings: Sequence[TunedNode] = ()
+    searches: Sequence[SearchRecord] = ()
     link_bytes_per_second: float | None = None
     baseline_name: str = ""
 
@@ -57,6 +59,7 @@ def analyse(
     baseline_name: str = "",
     references: Published = Published(),  # noqa: B008  frozen
     tunings: Sequence[TunedNode] = (),
+    searches: Sequence[SearchRecord] = (),
     link_bytes_per_second: float | None = None,
     base: str = "",
     compare: str = "",
@@ -65,7 +68,7 @@ def analyse(
 
     `base` is the strategy whose one-worker runs are the base of curves that have none; `compare` what else is compared.
     """
-    if not gathered.runs and not tunings:
+    if not gathered.runs and not tunings and not searches:
         raise UsageError("no runs to report; name run directories of `hpcdl train`, or use --import FILE")
     # Together with the baseline: a setting in which only the two sides differ keeps them apart as well.
     everything = told_apart([*gathered.runs, *(baseline.runs if baseline is not None else ())])
@@ -92,6 +95,7 @@ def analyse(
         communication=fit_communication(runs),
         references=references,
         tunings=tunings,
+        searches=searches,
         link_bytes_per_second=link_bytes_per_second,
         baseline_name=baseline_name,
     )

@@ -12,6 +12,7 @@ SECTIONS = Registry(
         "baseline": Entry(target=f"{_HERE}.baseline:build", summary="What changed against a baseline."),
         "setup": Entry(target=f"{_HERE}.setup:build", summary="Machine, software, what ran, what failed."),
         "tuning": Entry(target=f"{_HERE}.tuning:build", summary="Search for a node's best settings."),
+        "search": Entry(target=f"{_HERE}.search:build", summary="Search for hyper-parameters."),
         "learning": Entry(target=f"{_HERE}.learning:build", summary="Throughput, latency, loss and accuracy."),
         "scale-up": Entry(target=f"{_HERE}.scaling:build_scale_up", summary="Speed-up by threads."),
         "strong": Entry(target=f"{_HERE}.scaling:build_strong", summary="Fixed global batch."),

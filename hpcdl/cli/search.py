@@ -1,0 +1,99 @@
+"""`hpcdl search`: find good hyper-parameters; trials side by side, stopped early where they are behind."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from hpcdl.cli.options import JsonFlag, SetFlag, takes_settings
+from hpcdl.cli.output import print_json, put, say
+from hpcdl.config.search import SearchConfig, load_search
+from hpcdl.core.errors import HpcdlError
+from hpcdl.core.progress import progress
+
+if TYPE_CHECKING:
+    from hpcdl.report.runs.searches import SearchRecord
+
+SearchFile = Annotated[Path, typer.Argument(metavar="STUDY.toml", help="The search; flags lie over it.")]
+Space = Annotated[Path | None, typer.Option("--space", metavar="FILE", help="File whose [space] is searched instead.")]
+Resume = Annotated[bool, typer.Option("--resume", help="Go on with the search in --out; nothing counts twice.")]
+Out = Annotated[Path | None, typer.Option("--out", metavar="DIR", help="Folder of the search. [searches/NAME]")]
+
+
+def register(app: typer.Typer) -> None:
+    """Add the command."""
+    app.command(epilog="Example: hpcdl search search.toml --trials 30")(search)
+
+
+@takes_settings(SearchConfig)
+def search(
+    flags: dict[str, Any],
+    study: SearchFile,
+    space: Space = None,
+    resume: Resume = False,
+    out: Out = None,
+    set_: SetFlag = None,
+    json: JsonFlag = False,
+) -> None:
+    """Find good hyper-parameters.
+
+    Each trial is a fresh `hpcdl train`; its settings are proposed by what the others have reached.
+    """
+    from hpcdl.cluster.launchers.base import seconds_left
+    from hpcdl.study.allocation import find_allocation
+    from hpcdl.study.search import Search, check_search, open_search
+
+    wanted = load_search(study, flags, set_, space)
+    check_search(wanted)
+    folder = out or Path("searches") / wanted.name
+    record = open_search(folder, wanted, resume=resume)
+    allocation = find_allocation(os.environ)
+    with progress(wanted.name, wanted.plan.trials) as bar:
+
+        def follow(state: SearchRecord, line: str) -> None:
+            done = sum(trial.state != "running" for trial in state.trials)
+            bar.update(done, line)
+            say(f"[{done}/{wanted.plan.trials}] {line}")
+
+        record = Search(folder, wanted, record, allocation, follow, seconds_left(os.environ)).run()
+    if json:
+        print_json(as_document(record))
+    else:
+        for number, command in zip(record.front, record.commands, strict=True):
+            told = ", ".join(
+                f"{name} {value:.4g}"
+                for name, value in zip(record.objectives, record.trial(number).values, strict=True)
+            )
+            put(f"{told}: {command}")
+    say(f"next: hpcdl report {folder} --out {folder}/report")
+    if not record.front:
+        failed = [trial for trial in record.trials if trial.message]
+        why = f"; trial {failed[0].number}: {failed[0].message}" if failed else ""
+        raise HpcdlError(f"none of {len(record.trials)} trials finished{why}")
+
+
+def as_document(record: SearchRecord) -> dict[str, Any]:
+    """What --json prints; `best` is null where no trial finished, `front` has several with several objectives."""
+    front = [
+        {
+            "number": number,
+            "values": dict(record.trial(number).settings),
+            "objective": dict(zip(record.objectives, record.trial(number).values, strict=True)),
+            "command": command,
+        }
+        for number, command in zip(record.front, record.commands, strict=True)
+    ]
+    best = dict(front[0]) if front else None
+    if best is not None and len(record.objectives) == 1:
+        best["objective"] = record.trial(record.front[0]).values[0]
+    return {
+        "trials": len(record.trials),
+        "best": best,
+        "importance": dict(record.importance),
+        "front": front,
+        "results": [vars(trial) for trial in record.trials],
+        "seconds": record.seconds,
+    }

@@ -1,0 +1,217 @@
+"""A search: the settings of `hpcdl search`, and the file that holds them with the space (docs/how-to/search.md)."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from hpcdl.config.load import Layer, all_settings, flag_layer, load, set_layer, standard_layers
+from hpcdl.config.schema import TrainConfig
+from hpcdl.config.settings import Setting, setting
+from hpcdl.config.study import OF_A_STUDY
+from hpcdl.core.errors import ConfigError, shown, suggestion
+from hpcdl.core.files import read_toml
+
+OBJECTIVES: Mapping[str, str] = {
+    "accuracy": "maximize",
+    "loss": "minimize",
+    "seconds-to-target": "minimize",
+    "node-hours-to-target": "minimize",
+    "images-per-second": "maximize",
+    "seconds": "minimize",
+}
+"""What can be sought, and which way it is better; times to a target need target-accuracy in [train]."""
+SAMPLERS = ("tpe", "cma-es", "random", "grid")
+_RANGE_KEYS = ("low", "high", "log", "step", "choices", "when")
+_TABLES = ("space", "train")
+
+
+@dataclass(frozen=True, kw_only=True)
+class SearchPlan:
+    """How settings are proposed, tried and judged."""
+
+    name: str | None = setting(None, "Name of the search; by default that of its file.")
+    objective: Sequence[str] = setting(("accuracy",), "What is sought: one or several.", kind="names")
+    trials: int = setting(30, "Number of trials in all; failed and stopped ones count.", at_least=1)
+    sampler: str = setting("tpe", "How settings are proposed.", choices=SAMPLERS)
+    ranks: int = setting(1, "Ranks of each trial.", at_least=1)
+    parallel: int | None = setting(None, "Trials side by side; by default as many as ranks fit.", at_least=1)
+    halving: bool = setting(True, "Stop trials early that are behind (asynchronous successive halving).")
+    min_epochs: int = setting(1, "Epochs that every trial may train.", at_least=1)
+    reduction: int = setting(3, "Of so many trials one goes on, at each rung.", at_least=2)
+    search_seed: int = setting(0, "Seed of the proposals.", at_least=0)
+    budget: float | None = setting(None, "Start no trial after this time.", kind="seconds", above=0)
+    run_timeout: float | None = setting(None, "A trial that takes longer has failed.", kind="seconds", above=0)
+
+
+@dataclass(frozen=True, kw_only=True)
+class SearchConfig:
+    """All groups of one search."""
+
+    plan: SearchPlan
+
+
+@dataclass(frozen=True, kw_only=True)
+class Dimension:
+    """One setting that is sought: `choices`, or a range from `low` to `high`.
+
+    `when`: only where other settings have one of these values.
+    """
+
+    key: str
+    choices: tuple[Any, ...] = ()
+    low: float = 0.0
+    high: float = 0.0
+    whole: bool = False
+    log: bool = False
+    step: float | None = None
+    when: Mapping[str, tuple[str, ...]]
+
+    def applies(self, values: Mapping[str, Any]) -> bool:
+        """Whether it is sought beside `values`."""
+        return all(str(values.get(key)) in wanted for key, wanted in self.when.items())
+
+
+@dataclass(frozen=True, kw_only=True)
+class SearchStudy:
+    """A search as it will run; `train` holds what all trials share, by key."""
+
+    name: str
+    plan: SearchPlan
+    space: tuple[Dimension, ...]
+    origin: str
+    train: Mapping[str, Any]
+
+    @property
+    def directions(self) -> list[str]:
+        """Of each objective: maximize or minimize."""
+        return [OBJECTIVES[name] for name in self.plan.objective]
+
+
+def load_search(
+    path: Path, flags: Mapping[str, Any], pairs: Sequence[str] | None = None, space: Path | None = None
+) -> SearchStudy:
+    """The search of a file, flags over it; `space` is a file whose [space] stands in place of its own.
+
+    ConfigError holds every problem found.
+    """
+    document = read_toml(path)
+    problems = [f"{path}: {name} must be a table" for name in _TABLES if not isinstance(document.get(name, {}), dict)]
+    if problems:
+        raise ConfigError(problems)
+    other = read_toml(space) if space else document
+    reader = _SpaceReader(str(space or path), other.get("space", {}))
+    problems += reader.problems
+    train = {key.replace("_", "-"): value for key, value in {**document.get("train", {})}.items()}
+    train |= set_layer(list(pairs or [])).values
+    keys = {key: value for key, value in document.items() if key not in _TABLES}
+    try:
+        layers = [*standard_layers("search"), Layer(origin=str(path), values=_dashed(keys)), flag_layer(flags)]
+        plan = load(SearchConfig, layers).config.plan
+    except ConfigError as error:
+        raise ConfigError([*problems, *error.problems]) from None
+    found = SearchStudy(
+        name=plan.name or path.stem, plan=plan, space=tuple(reader.space), origin=str(path), train=train
+    )
+    problems += _contradictions(found)
+    if problems:
+        raise ConfigError(dict.fromkeys(problems))
+    return found
+
+
+def _dashed(values: Mapping[str, Any]) -> dict[str, Any]:
+    return {key.replace("_", "-"): value for key, value in values.items()}
+
+
+class _SpaceReader:
+    """The dimensions of a [space]; what is wrong is collected in `problems`."""
+
+    def __init__(self, origin: str, table: Any) -> None:
+        self.problems: list[str] = []
+        self.space: list[Dimension] = []
+        self._origin = origin
+        known = {item.key: item for item in all_settings(TrainConfig)}
+        if not isinstance(table, dict) or not table:
+            self._complain("[space] must name settings of hpcdl train, such as learning-rate = {low = 1e-3, high = 1}")
+            return
+        for key, given in _dashed(table).items():
+            if key not in known:
+                self._complain(f"space: unknown key {key!r}{suggestion(key, known)}")
+            elif key in OF_A_STUDY:
+                self._complain(f"space: {key}: the search gives it; say --ranks, --out or --resume")
+            else:
+                self._read(known[key], given)
+        keys = {item.key for item in self.space}
+        for item in self.space:
+            for other in item.when:
+                if other not in known:
+                    self._complain(f"space: {item.key}: when: unknown key {other!r}{suggestion(other, keys)}")
+
+    def _complain(self, text: str) -> None:
+        self.problems.append(f"{self._origin}: {text}")
+
+    def _read(self, item: Setting, given: Any) -> None:
+        table = {"choices": given} if isinstance(given, list) else given
+        if not isinstance(table, dict) or not set(table) <= set(_RANGE_KEYS):
+            self._complain(
+                f"space: {item.key}: write a list of values, or {{low = .., high = ..}} with log, step and when"
+            )
+            return
+        when = {
+            key.replace("_", "-"): tuple(map(str, value if isinstance(value, list) else [value]))
+            for key, value in dict(table.get("when", {})).items()
+        }
+        try:
+            if "choices" in table:
+                choices = tuple(item.parse(value) for value in table["choices"])
+                if not choices:
+                    raise ValueError("no values to choose from")
+                self.space.append(Dimension(key=item.key, choices=choices, when=when))
+            else:
+                self.space.append(self._range(item, table, when))
+        except (KeyError, TypeError, ValueError) as error:
+            why = f"{error.args[0]} is missing" if isinstance(error, KeyError) else error
+            self._complain(f"space: {item.key}: {why}")
+
+    def _range(self, item: Setting, table: Mapping[str, Any], when: Mapping[str, tuple[str, ...]]) -> Dimension:
+        if item.kind not in ("int", "float", "bytes", "seconds") or item.choices:
+            raise ValueError("is no number; list its values")
+        low, high = (float(item.parse(table[end])) for end in ("low", "high"))
+        log, step = bool(table.get("log", False)), table.get("step")
+        if not low < high or (log and low <= 0) or (log and step is not None):
+            raise ValueError(f"{shown(dict(table))} is no range; low must be below high, above 0 with log, log or step")
+        if step is not None and not (math.isfinite(float(step)) and float(step) > 0):
+            raise ValueError(f"step {step} must be above 0")
+        whole = item.kind in ("int", "bytes")
+        return Dimension(key=item.key, low=low, high=high, whole=whole, log=log, step=step, when=when)
+
+
+def _contradictions(search: SearchStudy) -> list[str]:
+    plan, keys = search.plan, {item.key for item in search.space}
+    found = [f"{search.origin}: [train] {key}: {OF_A_STUDY[key]}" for key in search.train if key in OF_A_STUDY]
+    found += [
+        f"objective: {name!r} is not one of {', '.join(OBJECTIVES)}"
+        for name in plan.objective
+        if name not in OBJECTIVES
+    ]
+    if any("target" in name for name in plan.objective) and "target-accuracy" not in {*search.train, *keys}:
+        found.append("objective: a time to a target needs target-accuracy in [train]")
+    found += [
+        f"{search.origin}: {key} is needed: write it in [train] or [space]"
+        for key in ("model", "data")
+        if key not in {*search.train, *keys}
+    ]
+    if plan.sampler == "grid":
+        found += [
+            f"space: {item.key}: sampler grid needs {'no when' if item.when else 'a list of values, or a step'}"
+            for item in search.space
+            if item.when or (not item.choices and item.step is None)
+        ]
+        if len(plan.objective) > 1:
+            found.append("objective: sampler grid takes one")
+    if plan.sampler == "cma-es" and len(plan.objective) > 1:
+        found.append("objective: sampler cma-es takes one; use tpe")
+    return found

@@ -1,0 +1,79 @@
+"""A search for hyper-parameters as the report sees it: its file, replaced whenever a trial begins or ends."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from hpcdl.core.from_json import read_as
+
+SCHEMA = "hpcdl.search/1"
+FILE_NAME = "search.json"
+
+
+@dataclass(frozen=True, kw_only=True)
+class SearchTrial:
+    """One trial: the settings it tried, how it ended and, where it finished, its values by objective.
+
+    `ended_after_s` is the time of the search until then, over all calls; `message` says why it failed.
+    """
+
+    number: int
+    state: str
+    settings: Mapping[str, Any] = field(default_factory=dict)
+    values: Sequence[float] = ()
+    ended_after_s: float | None = None
+    seconds: float | None = None
+    node_hours: float | None = None
+    message: str = ""
+
+
+@dataclass(frozen=True, kw_only=True)
+class SearchRecord:
+    """One search. `directions` say of each objective whether it is to be maximized or minimized.
+
+    `front` are the numbers of the best trials, the first of which is `best`'s; `commands` how each would be trained.
+    """
+
+    schema: str = SCHEMA
+    name: str
+    origin: str
+    sampler: str
+    objectives: Sequence[str]
+    directions: Sequence[str]
+    planned: int
+    mark: str
+    seconds: float = 0.0
+    trials: Sequence[SearchTrial] = ()
+    front: Sequence[int] = ()
+    commands: Sequence[str] = ()
+    importance: Mapping[str, float] = field(default_factory=dict)
+
+    def trial(self, number: int) -> SearchTrial:
+        """One trial by its number."""
+        return next(item for item in self.trials if item.number == number)
+
+    def best_so_far(self) -> list[tuple[SearchTrial, float]]:
+        """Each trial that improved the first objective, in order of their ends, with what it reached."""
+        upwards = self.directions[0] == "maximize"
+        found: list[tuple[SearchTrial, float]] = []
+        ended = [item for item in self.trials if item.values and item.ended_after_s is not None]
+        for item in sorted(ended, key=lambda item: item.ended_after_s or 0.0):
+            value = item.values[0]
+            if not found or (value > found[-1][1] if upwards else value < found[-1][1]):
+                found.append((item, value))
+        return found
+
+
+def find_searches(path: Path) -> list[Path]:
+    """The searches at `path`, or in a folder in it."""
+    if (path / FILE_NAME).is_file():
+        return [path / FILE_NAME]
+    return sorted(path.glob(f"*/{FILE_NAME}")) if path.is_dir() else []
+
+
+def read_search(path: Path) -> SearchRecord:
+    """The record of a search; CorruptError where it is damaged."""
+    return read_as(SearchRecord, path, SCHEMA, "; choose another --out DIR")

@@ -1,0 +1,201 @@
+"""What to try next, by Optuna: the only file that imports it. Trials live in a journal file, never in SQLite.
+
+A journal is appended to under a lock of its own, which shared file systems keep; databases on them lock up and corrupt.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import math
+import warnings
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from hpcdl.config.search import Dimension, SearchStudy
+from hpcdl.core.errors import UsageError
+
+JOURNAL = "journal.log"
+FINISHED, STOPPED, FAILED, RUNNING = "finished", "stopped", "failed", "running"
+_STATES = {"COMPLETE": FINISHED, "PRUNED": STOPPED, "FAIL": FAILED, "RUNNING": RUNNING, "WAITING": RUNNING}
+_STARTUP = 10
+"""Trials at random before a model of the objective is made."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Proposal:
+    """A trial: its number, the settings to try, how it stands, and its values by objective once it has finished."""
+
+    number: int
+    settings: Mapping[str, Any]
+    state: str
+    values: tuple[float, ...] = ()
+    notes: Mapping[str, Any]
+
+
+class Proposals:
+    """The trials of one search, in a journal in `folder` that survives whoever writes it."""
+
+    def __init__(self, folder: Path, search: SearchStudy) -> None:
+        optuna = _optuna()
+        self._search = search
+        with _quiet():
+            self._study = optuna.create_study(
+                study_name=search.name,
+                storage=optuna.storages.JournalStorage(
+                    optuna.storages.journal.JournalFileBackend(str(folder / JOURNAL))
+                ),
+                directions=search.directions,
+                sampler=_sampler(search),
+                pruner=_pruner(search),
+                load_if_exists=True,
+            )
+
+    def ask(self) -> Proposal:
+        """The next trial, already noted as running."""
+        with _quiet():
+            trial = self._study.ask()
+            values: dict[str, Any] = {}
+            for item in self._search.space:
+                if item.applies({**self._search.train, **values}):
+                    values[item.key] = _suggest(trial, item)
+            # What a choice stands for is kept as text: journals hold numbers, text and truth alone.
+            trial.set_user_attr("settings", {key: _plain(value) for key, value in values.items()})
+        return Proposal(number=trial.number, settings=values, state=RUNNING, notes={})
+
+    def progress(self, number: int, epoch: int, value: float) -> bool:
+        """Note how far a trial is; True where it should be stopped."""
+        optuna = _optuna()
+        if len(self._search.plan.objective) > 1 or not math.isfinite(value):
+            return False
+        with _quiet():
+            frozen = self._frozen(number)
+            if epoch in frozen.intermediate_values:
+                return False
+            trial = optuna.trial.Trial(self._study, frozen._trial_id)
+            trial.report(value, epoch)
+            return bool(self._search.plan.halving and trial.should_prune())
+
+    def tell(self, number: int, state: str, values: Sequence[float] = (), **notes: Any) -> None:
+        """Note how a trial ended; one that has ended already stays as it is, so that nothing counts twice."""
+        optuna = _optuna()
+        names = {kept: name for name, kept in _STATES.items() if name != "WAITING"}
+        with _quiet():
+            frozen = self._frozen(number)
+            if frozen.state.is_finished():
+                return
+            trial = optuna.trial.Trial(self._study, frozen._trial_id)
+            for key, value in notes.items():
+                trial.set_user_attr(key, value)
+            with contextlib.suppress(RuntimeError) if self._search.plan.sampler == "grid" else contextlib.nullcontext():
+                # A grid that is exhausted wants to stop a loop of Optuna's own, which is not used.
+                self._study.tell(
+                    number, list(values) if state == FINISHED else None, state=optuna.trial.TrialState[names[state]]
+                )
+
+    def all(self) -> list[Proposal]:
+        """Every trial so far, by number."""
+        found = []
+        for frozen in self._study.get_trials(deepcopy=False):
+            notes = dict(frozen.user_attrs)
+            settings = notes.pop("settings", {})
+            values = tuple(frozen.values or ()) if frozen.state.name == "COMPLETE" else ()
+            found.append(
+                Proposal(number=frozen.number, settings=settings, state=_STATES[frozen.state.name], values=values,
+                         notes=notes)
+            )  # fmt: skip
+        return found
+
+    def front(self) -> list[int]:
+        """The numbers of the best trials: one, or those that no other beats in all objectives."""
+        finished = [item for item in self.all() if item.state == FINISHED]
+        if not finished:
+            return []
+        with _quiet():
+            if len(self._search.plan.objective) == 1:
+                return [self._study.best_trial.number]
+            return [trial.number for trial in self._study.best_trials]
+
+    def importance(self) -> dict[str, float]:
+        """The share of each setting in what the first objective depends on; empty where too little was tried."""
+        optuna = _optuna()
+        several = len(self._search.plan.objective) > 1
+        with _quiet():
+            try:
+                found = optuna.importance.get_param_importances(
+                    self._study,
+                    evaluator=optuna.importance.PedAnovaImportanceEvaluator(),
+                    target=(lambda trial: trial.values[0]) if several else None,
+                )
+            except (ValueError, RuntimeError):
+                return {}
+        return {key: float(value) for key, value in found.items() if math.isfinite(value)}
+
+    def _frozen(self, number: int) -> Any:
+        return self._study.get_trials(deepcopy=False)[number]
+
+
+def _optuna() -> Any:
+    try:
+        import optuna
+    except ImportError:
+        raise UsageError("hpcdl search needs the package optuna; pip install 'hpcdl[search]'") from None
+    optuna.logging.set_verbosity(logging.WARNING)
+    return optuna
+
+
+@contextmanager
+def _quiet() -> Iterator[None]:
+    """Optuna warns of each of its newer parts."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        yield
+
+
+def _sampler(search: SearchStudy) -> Any:
+    samplers, plan = _optuna().samplers, search.plan
+    with _quiet():
+        if plan.sampler == "random":
+            return samplers.RandomSampler(seed=plan.search_seed)
+        if plan.sampler == "grid":
+            return samplers.GridSampler({item.key: _grid(item) for item in search.space}, seed=plan.search_seed)
+        if plan.sampler == "cma-es":
+            return samplers.CmaEsSampler(seed=plan.search_seed, warn_independent_sampling=False)
+        return samplers.TPESampler(
+            seed=plan.search_seed, n_startup_trials=_STARTUP, multivariate=True, group=True, constant_liar=True
+        )
+
+
+def _grid(item: Dimension) -> list[Any]:
+    if item.choices:
+        return [_plain(choice) for choice in item.choices]
+    count = int((item.high - item.low) / (item.step or 1.0) + 1e-9) + 1
+    values = [item.low + place * (item.step or 1.0) for place in range(count)]
+    return [int(value) for value in values] if item.whole else values
+
+
+def _pruner(search: SearchStudy) -> Any:
+    pruners = _optuna().pruners
+    if not search.plan.halving:
+        return pruners.NopPruner()
+    with _quiet():
+        return pruners.SuccessiveHalvingPruner(
+            min_resource=search.plan.min_epochs, reduction_factor=search.plan.reduction
+        )
+
+
+def _suggest(trial: Any, item: Dimension) -> Any:
+    if item.choices:
+        chosen = trial.suggest_categorical(item.key, [_plain(choice) for choice in item.choices])
+        return next(choice for choice in item.choices if _plain(choice) == chosen)
+    step: dict[str, Any] = {} if item.step is None else {"step": int(item.step) if item.whole else float(item.step)}
+    if item.whole:
+        return trial.suggest_int(item.key, int(item.low), int(item.high), log=item.log, **step)
+    return trial.suggest_float(item.key, item.low, item.high, log=item.log, **step)
+
+
+def _plain(value: Any) -> Any:
+    return value if isinstance(value, bool | int | float | str) or value is None else str(value)

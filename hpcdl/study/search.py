@@ -1,0 +1,389 @@
+"""Carries a search out: trials side by side, bad ones stopped early, and killed and taken up again at any time.
+
+A trial is a fresh `hpcdl train` on ranks of its own. What was proposed and what came of it stands in a journal
+(study/proposals.py); search.json, which the report reads, is made from it anew whenever something ends.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import math
+import os
+import shlex
+import shutil
+import signal
+import time
+import uuid
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from hpcdl.cluster.processes import end_marked
+from hpcdl.config.load import Layer, all_settings, load
+from hpcdl.config.schema import TrainConfig
+from hpcdl.config.search import SearchStudy
+from hpcdl.core.errors import ConfigError, StoppedEarly, UsageError
+from hpcdl.core.files import write_json, write_toml
+from hpcdl.core.lock import writing
+from hpcdl.core.records import RunRecord
+from hpcdl.core.signals import caught
+from hpcdl.node.topology.machines import read_topology
+from hpcdl.report.runs.searches import FILE_NAME, SearchRecord, SearchTrial, read_search
+from hpcdl.study.allocation import Allocation
+from hpcdl.study.attempt import Attempt, begin, drop_heavy_results, finished_record, stop, why_failed
+from hpcdl.study.proposals import FAILED, FINISHED, RUNNING, STOPPED, Proposal, Proposals
+from hpcdl.training.loop.journal import FILE_NAME as METRICS
+from hpcdl.tuning.trials import MARK
+
+TRIALS, LOGS, SETTINGS = "trials", "logs", "train.toml"
+POLL_S = 0.2
+VOID = "killed before it began"
+"""What is noted of a trial that was proposed to nobody: it is in no count."""
+_TYPED = {item.key: item for item in all_settings(TrainConfig)}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Slot:
+    """Room for one trial: nodes of the allocation, and on one shared node the processors it may use (empty: all)."""
+
+    nodes: tuple[str, ...]
+    cpus: tuple[int, ...] = ()
+
+
+@dataclass(kw_only=True)
+class _Active:
+    """A trial under way."""
+
+    proposal: Proposal
+    attempt: Attempt[str]
+    slot: Slot
+    run_dir: Path
+    read: int = 0
+    stopped: bool = False
+    epochs: set[int] = field(default_factory=set)
+
+
+def make_slots(search: SearchStudy, allocation: Allocation) -> list[Slot]:
+    """Room for trials side by side: parts of this node's cores, or groups of whole nodes.
+
+    UsageError where --parallel asks for more than there is.
+    """
+    cores = read_topology().usable_cores
+    plan, nodes = search.plan, list(allocation.nodes)
+    each = -(-plan.ranks // max(len(cores), 1))
+    if len(nodes) > 1 or each > 1:
+        fits = len(nodes) // each
+        most = fits if allocation.nodes_variable else min(fits, 1)
+        wanted = min(plan.parallel or most, most)
+        if not fits or (plan.parallel or 1) > most:
+            raise UsageError(f"--ranks {plan.ranks}: {most} trials of {each} nodes fit side by side; lower --parallel")
+        return [Slot(nodes=tuple(nodes[place * each : (place + 1) * each])) for place in range(wanted)]
+    wanted = plan.parallel or max(1, len(cores) // plan.ranks)
+    if wanted * plan.ranks > max(len(cores), plan.ranks):
+        raise UsageError(
+            f"--parallel {wanted}: with --ranks {plan.ranks} each, {max(1, len(cores) // plan.ranks)} fit on the "
+            f"{len(cores)} cores here; lower it"
+        )
+    share = len(cores) // wanted
+    return [
+        Slot(nodes=tuple(nodes), cpus=tuple(cpu for core in cores[place * share : (place + 1) * share]
+                                            for cpu in core.cpus))
+        for place in range(wanted)
+    ]  # fmt: skip
+
+
+def check_search(search: SearchStudy) -> None:
+    """ConfigError for settings that no trial could have: [train] with the ends and choices of each dimension."""
+    base = {"ranks": search.plan.ranks, **search.train}
+    base |= {item.key: (item.choices or (item.low,))[0] for item in search.space if item.key in ("model", "data")}
+    problems: list[str] = []
+    for item in search.space:
+        for value in item.choices or (item.low, item.high):
+            tried = int(value) if item.whole else value
+            try:
+                load(TrainConfig, [Layer(origin=search.origin, values={**base, item.key: tried})])
+            except ConfigError as error:
+                problems += error.problems
+    if problems:
+        raise ConfigError(dict.fromkeys(problems))
+
+
+def open_search(folder: Path, search: SearchStudy, *, resume: bool) -> SearchRecord:
+    """The search to begin with; nothing is written. UsageError where `folder` holds another one, or something else."""
+    plan = search.plan
+    fresh = SearchRecord(
+        name=search.name, origin=search.origin, sampler=plan.sampler, objectives=list(plan.objective),
+        directions=search.directions, planned=plan.trials, mark=uuid.uuid4().hex,
+    )  # fmt: skip
+    if (folder / FILE_NAME).exists():
+        if not resume:
+            raise UsageError(f"{folder} holds a search; go on with --resume, or choose another --out DIR")
+        before = read_search(folder / FILE_NAME)
+        if (before.name, list(before.objectives)) != (search.name, list(plan.objective)):
+            raise UsageError(f"{folder} holds a search of another name or objective; choose another --out DIR")
+        return _replaced(before, planned=plan.trials, sampler=plan.sampler)
+    if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
+        raise UsageError(f"{folder} exists and holds no search; choose another --out DIR")
+    return fresh
+
+
+def _replaced(record: SearchRecord, **changes: Any) -> SearchRecord:
+    return SearchRecord(**{**vars(record), **changes})
+
+
+class Search:
+    """One call of `hpcdl search` on the search in `folder`; `notify` is told whenever a trial ends.
+
+    `stop_after_s` is what the job's time limit leaves.
+    """
+
+    def __init__(
+        self,
+        folder: Path,
+        search: SearchStudy,
+        record: SearchRecord,
+        allocation: Allocation,
+        notify: Callable[[SearchRecord, str], None] = lambda record, line: None,
+        stop_after_s: float | None = None,
+    ) -> None:
+        self.record = record
+        self._folder, self._search, self._allocation, self._notify = folder, search, allocation, notify
+        self._slots = make_slots(search, allocation)
+        self._active: list[_Active] = []
+        self._stopping = False
+        self._began = time.monotonic()
+        self._before_s = record.seconds
+        self._stop_at = math.inf if stop_after_s is None else self._began + stop_after_s
+
+    def run(self) -> SearchRecord:
+        """Try until all trials are done or the budget is spent. StoppedEarly after a signal."""
+        try:
+            for name in (TRIALS, LOGS):
+                (self._folder / name).mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            raise UsageError(f"cannot make {self._folder}: {error.strerror}; choose another --out DIR") from None
+        with writing(self._folder), caught(self._stop_soon, (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)):
+            write_toml(self._folder / SETTINGS, dict(self._search.train))
+            end_marked(MARK, self.record.mark)  # a killed search could not end its trials
+            self._proposals = Proposals(self._folder, self._search)
+            waiting = self._take_stock()
+            self._write()
+            try:
+                self._loop(waiting)
+            finally:
+                stop([item.attempt for item in self._active])
+                if self._active:
+                    end_marked(MARK, self.record.mark)
+                self._write()
+        return self.record
+
+    def _stop_soon(self, number: int) -> None:
+        """What a signal does; a flag and no lock, because a handler may interrupt whoever holds the lock."""
+        self._stopping = True
+
+    def _take_stock(self) -> list[Proposal]:
+        """Trials that an earlier call left running: those that came to their end are noted, the others begin anew."""
+        again = []
+        for item in self._proposals.all():
+            if item.state != RUNNING:
+                continue
+            if not item.settings:
+                self._proposals.tell(item.number, FAILED, message=VOID)
+                continue
+            record = finished_record(self._run_dir(item.number))
+            if record is not None:
+                self._note(item, record, record.seconds_total or 0.0)
+            else:
+                again.append(item)
+        return again
+
+    def _loop(self, waiting: list[Proposal]) -> None:
+        while not self._stopping:
+            free = [slot for slot in self._slots if slot not in [item.slot for item in self._active]]
+            for slot in free:
+                proposal = waiting.pop(0) if waiting else self._next()
+                if proposal is None:
+                    break
+                self._begin(proposal, slot)
+            if not self._active:
+                return
+            for item in list(self._active):
+                if self._over(item):
+                    self._active.remove(item)
+                    self._close(item)
+            time.sleep(POLL_S)
+            self._stopping = self._stopping or time.monotonic() >= self._stop_at
+        done = sum(item.state != RUNNING for item in self.record.trials)
+        raise StoppedEarly(f"stopped with {done} of {self._search.plan.trials} trials done; go on with --resume")
+
+    def _next(self) -> Proposal | None:
+        """The next trial, None where there is none left, or no time for it."""
+        plan, items = self._search.plan, self._counted()
+        most = plan.trials
+        if plan.sampler == "grid":
+            sizes = [len(item.choices) or int((item.high - item.low) / (item.step or 1) + 1e-9) + 1
+                     for item in self._search.space]  # fmt: skip
+            most = min(most, math.prod(sizes))
+        if len(items) >= most or (plan.budget is not None and self._elapsed() >= plan.budget):
+            return None
+        return self._proposals.ask()
+
+    def _counted(self) -> list[Proposal]:
+        return [item for item in self._proposals.all() if item.notes.get("message") != VOID]
+
+    def _begin(self, proposal: Proposal, slot: Slot) -> None:
+        run_dir = self._run_dir(proposal.number)
+        if run_dir.exists():
+            shutil.rmtree(run_dir)  # a part of a run is no trial
+        words = [*self._allocation.command, "--config", str(self._folder / SETTINGS), "--run-dir", str(run_dir)]
+        words += ["--ranks", str(self._search.plan.ranks)]
+        for key, value in proposal.settings.items():
+            words += ["--set", f"{key}={_TYPED[key].show(_TYPED[key].parse(value))}"]
+        environment = {**self._allocation.environment(slot.nodes), MARK: self.record.mark}
+        log = self._folder / LOGS / f"{proposal.number:04d}.log"
+        with _on(slot.cpus):
+            attempt = begin(run_dir.name, words, environment, slot.nodes, log)
+        self._active.append(_Active(proposal=proposal, attempt=attempt, slot=slot, run_dir=run_dir))
+
+    def _over(self, item: _Active) -> bool:
+        if item.attempt.process.poll() is not None:
+            return True
+        limit = self._search.plan.run_timeout
+        if limit is not None and item.attempt.seconds > limit:
+            item.attempt.timed_out = True
+            stop([item.attempt])
+            return True
+        for epoch, value in self._new_points(item):
+            if self._proposals.progress(item.proposal.number, epoch, value):
+                item.stopped = True
+                stop([item.attempt])
+                return True
+        return False
+
+    def _new_points(self, item: _Active) -> Iterator[tuple[int, float]]:
+        """Epochs that a trial has newly evaluated, with the first objective as far as an epoch tells it."""
+        path = item.run_dir / METRICS
+        with contextlib.suppress(OSError), path.open("rb") as file:
+            file.seek(item.read)
+            for line in file:
+                if not line.endswith(b"\n"):
+                    break
+                item.read += len(line)
+                event = json.loads(line)
+                value = _so_far(self._search.plan.objective[0], event) if event.get("kind") == "epoch" else None
+                if value is not None and (epoch := max(1, round(event["epoch"]))) not in item.epochs:
+                    item.epochs.add(epoch)
+                    yield epoch, value
+
+    def _close(self, item: _Active) -> None:
+        record = finished_record(item.run_dir)
+        number, seconds = item.proposal.number, item.attempt.seconds
+        if record is not None:
+            self._note(item.proposal, record, seconds)
+        elif item.attempt.process.returncode == StoppedEarly.exit_code and not item.stopped:
+            self._active.append(item)  # the batch system has told it to leave: it begins anew with --resume
+            self._stopping = True
+            return
+        else:
+            state = STOPPED if item.stopped else FAILED
+            message = "behind the others" if item.stopped else why_failed(item.attempt, item.run_dir)
+            self._proposals.tell(number, state, message=message, **self._cost(seconds, len(item.slot.nodes)))
+        drop_heavy_results(item.run_dir)
+        self._write()
+        self._notify(self.record, self._told(number))
+
+    def _note(self, proposal: Proposal, record: RunRecord, seconds: float) -> None:
+        """Keep what a finished run has reached; a run without it has failed."""
+        values = [_reached(name, record) for name in self._search.plan.objective]
+        known = [value for value in values if value is not None and math.isfinite(value)]
+        state = FINISHED if len(known) == len(values) else FAILED
+        missing = [name for name, value in zip(self._search.plan.objective, values, strict=True) if value is None]
+        message = "" if state == FINISHED else f"its run has no {', '.join(missing) or 'finite value'}"
+        notes = {"message": message, **self._cost(seconds, record.nodes)}
+        self._proposals.tell(proposal.number, state, known, **notes)
+
+    def _cost(self, seconds: float, nodes: int) -> dict[str, Any]:
+        return {"seconds": seconds, "node_hours": seconds * nodes / 3600, "ended_after_s": self._elapsed()}
+
+    def _elapsed(self) -> float:
+        return self._before_s + time.monotonic() - self._began
+
+    def _told(self, number: int) -> str:
+        trial = self.record.trial(number)
+        settings = " ".join(f"{key}={value:.4g}" if isinstance(value, float) else f"{key}={value}"
+                            for key, value in trial.settings.items())  # fmt: skip
+        values = ", ".join(f"{name} {value:.4g}" for name, value in
+                           zip(self.record.objectives, trial.values, strict=False))  # fmt: skip
+        return f"trial {number} {trial.state}: {values or trial.message}  {settings}"
+
+    def _write(self) -> None:
+        """search.json anew, from the journal."""
+        front = self._proposals.front()
+        items = self._counted()
+        commands = [command_of(self._search, item) for number in front for item in items if item.number == number]
+        record = _replaced(
+            self.record,
+            seconds=self._elapsed(),
+            trials=[
+                SearchTrial(number=item.number, state=item.state, settings=item.settings, values=item.values,
+                            **{key: item.notes[key] for key in _NOTES if key in item.notes})
+                for item in items
+            ],
+            front=front,
+            commands=commands,
+            importance=self._proposals.importance(),
+        )  # fmt: skip
+        document = {**vars(record), "trials": [vars(trial) for trial in record.trials]}
+        write_json(self._folder / FILE_NAME, document)
+        self.record = read_search(self._folder / FILE_NAME)
+
+    def _run_dir(self, number: int) -> Path:
+        return self._folder / TRIALS / f"{number:04d}"
+
+
+_NOTES = ("message", "seconds", "node_hours", "ended_after_s")
+
+
+def command_of(search: SearchStudy, proposal: Proposal) -> str:
+    """The `hpcdl train` of a trial, as one would type it."""
+    values = {**search.train, "ranks": search.plan.ranks, **proposal.settings}
+    words: list[str] = []
+    for key, raw in values.items():
+        item = _TYPED[key]
+        value = item.parse(raw)
+        words += [f"--{'' if value else 'no-'}{key}"] if item.kind == "bool" else [f"--{key}", item.show(value)]
+    return shlex.join(["hpcdl", "train", *words])
+
+
+def _so_far(objective: str, event: dict[str, Any]) -> float | None:
+    """What an epoch tells of an objective; times cannot be told before the end."""
+    names = {"accuracy": ("val_accuracy", "accuracy"), "loss": ("val_loss", "loss")}.get(objective, ())
+    return next((float(event[name]) for name in names if event.get(name) is not None), None)
+
+
+def _reached(objective: str, record: RunRecord) -> float | None:
+    """An objective's value of a finished run; None where it has none."""
+    seconds = record.seconds_to_target
+    values: dict[str, float | None] = {
+        "accuracy": record.accuracy,
+        "loss": record.loss,
+        "seconds-to-target": seconds,
+        "node-hours-to-target": None if seconds is None else seconds * record.nodes / 3600,
+        "images-per-second": record.images_per_second,
+        "seconds": record.seconds_total,
+    }
+    return values[objective]
+
+
+@contextlib.contextmanager
+def _on(cpus: Sequence[int]) -> Iterator[None]:
+    """Inside, processes start on these processors alone; all where none are named."""
+    before = os.sched_getaffinity(0)
+    if cpus:
+        os.sched_setaffinity(0, cpus)
+    try:
+        yield
+    finally:
+        os.sched_setaffinity(0, before)

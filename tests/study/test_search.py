@@ -1,0 +1,213 @@
+"""A search proposes well, stops what is behind, takes failures as results, and loses and doubles nothing."""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import random
+import signal
+import statistics
+import subprocess
+import sys
+import time
+from collections import Counter
+from pathlib import Path
+
+import pytest
+
+from hpcdl.cli.search import as_document
+from hpcdl.config.search import SearchStudy
+from hpcdl.core.errors import ConfigError, UsageError
+from hpcdl.report.analysis.analyse import analyse
+from hpcdl.report.build import compose
+from hpcdl.report.document import Figure, Listing
+from hpcdl.report.runs.searches import SearchRecord, read_search
+from hpcdl.report.runs.sources import Gathered
+from hpcdl.study.proposals import FINISHED, Proposals
+from tests.conftest import ROOT
+from tests.study.searches import SPACE, make_search, run
+
+NUM = 18
+"""Trials of the search that most tests look at."""
+THREE = (
+    "[space]\nlearning-rate = {low = 1e-4, high = 1.0, log = true}\nbatch-size = {low = 4, high = 512, log = true}\n"
+    "momentum = {low = 0.0, high = 0.99}\n"
+)
+
+
+def known(rate: float, batch: float, momentum: float) -> float:
+    """An optimum of 1 at learning rate 0.03, batch 32, momentum 0.3."""
+    return 1 - (math.log10(rate) + 1.5) ** 2 / 9 - (math.log2(batch) - 5) ** 2 / 36 - (momentum - 0.3) ** 2
+
+
+def trials_needed(folder: Path, seed: int, sampler: str) -> int:
+    search = make_search(folder, space=THREE, sampler=sampler, search_seed=seed)
+    proposals = Proposals(folder, search)
+    for count in range(1, 400):
+        trial = proposals.ask()
+        value = known(*(trial.settings[key] for key in ("learning-rate", "batch-size", "momentum")))
+        proposals.tell(trial.number, FINISHED, [value])
+        if value >= 0.98:
+            return count
+    return 400
+
+
+def trials_at_random(seed: int) -> int:
+    chance = random.Random(seed)
+    count = 1
+    while known(10 ** chance.uniform(-4, 0), round(2 ** chance.uniform(2, 9)), chance.uniform(0, 0.99)) < 0.98:
+        count += 1
+    return count
+
+
+def compare(folder: Path, sampler: str, seeds: int) -> None:
+    needed = [trials_needed(folder / str(seed), seed, sampler) for seed in range(seeds)]
+    at_random = statistics.median(trials_at_random(seed) for seed in range(200))
+    assert statistics.median(needed) <= at_random / 3, (sorted(needed), at_random)
+
+
+@pytest.mark.parametrize("sampler", ["tpe", "cma-es"])
+def test_it_needs_a_third_of_random_search(sampler: str, tmp_path: Path) -> None:
+    compare(tmp_path, sampler, 3)
+
+
+@pytest.mark.soak
+@pytest.mark.parametrize("sampler", ["tpe", "cma-es"])
+def test_it_needs_a_third_of_random_search_over_twenty_seeds(sampler: str, tmp_path: Path) -> None:
+    compare(tmp_path, sampler, 20)
+
+
+@pytest.fixture(scope="module")
+def found(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, SearchStudy, SearchRecord]:
+    """NUM trials, as many at a time as there are cores."""
+    folder = tmp_path_factory.mktemp("search")
+    search = make_search(folder, trials=NUM)
+    return folder, search, run(folder, search, pace_s=0.03)
+
+
+def starts(folder: Path) -> list[dict[str, object]]:
+    return [json.loads(line) for line in (folder / "trials.jsonl").read_text().splitlines()]
+
+
+def test_every_trial_has_one_end(found: tuple[Path, SearchStudy, SearchRecord]) -> None:
+    folder, _, record = found
+    assert [trial.number for trial in record.trials] == list(range(NUM)) and len(starts(folder)) == NUM
+    states = Counter(trial.state for trial in record.trials)
+    assert set(states) <= {"finished", "stopped", "failed"} and states["finished"]
+    for trial in record.trials:
+        assert (trial.state == "failed") == (trial.settings["learning-rate"] > 0.5)
+        assert "not finite" in trial.message if trial.state == "failed" else trial.node_hours
+    assert read_search(folder / "out" / "search.json") == record
+
+
+def test_trials_side_by_side_have_cores_of_their_own(found: tuple[Path, SearchStudy, SearchRecord]) -> None:
+    shares = {tuple(item["cpus"]) for item in starts(found[0])}  # type: ignore[arg-type]
+    cores = len(os.sched_getaffinity(0))
+    assert len(shares) == cores or cores == 1
+    assert sum(map(len, shares)) == len({cpu for share in shares for cpu in share}), "no processor twice"
+
+
+def test_the_best_is_the_best_and_its_command_is_whole(found: tuple[Path, SearchStudy, SearchRecord]) -> None:
+    _, _, record = found
+    document = as_document(record)
+    finished = [trial for trial in record.trials if trial.state == "finished"]
+    assert document["trials"] == NUM
+    assert document["best"]["objective"] == max(trial.values[0] for trial in finished)
+    command = document["best"]["command"]
+    assert command.startswith("hpcdl train --model lenet --data digits --ranks 1 --learning-rate ")
+    assert str(document["best"]["values"]["batch-size"]) == command.split()[-1]
+    assert set(document["importance"]) <= {"learning-rate", "batch-size"}
+
+
+def test_the_report_has_a_section(found: tuple[Path, SearchStudy, SearchRecord]) -> None:
+    document = compose(analyse(Gathered(runs=()), searches=[found[2]]))
+    (section,) = [item for item in document.sections if item.name == "search"]
+    assert any(isinstance(item, Listing) and item.lines[0].startswith("hpcdl train") for item in section.items)
+    figures = {item.name for item in section.items if isinstance(item, Figure)}
+    assert "search-parallel" in figures
+    assert document.summary[0].startswith(f"Search: {NUM} trials by tpe")
+    assert document.data["search"][0]["front"] == list(found[2].front)
+
+
+def test_it_goes_on_only_with_resume_and_the_same_search(found: tuple[Path, SearchStudy, SearchRecord]) -> None:
+    folder, search, record = found
+    with pytest.raises(UsageError, match="--resume"):
+        run(folder, search)
+    again = run(folder, search, resume=True)
+    assert again.trials == record.trials and len(starts(folder)) == NUM, "nothing was left to do"
+    other = make_search(folder, objective="loss", trials=NUM)
+    with pytest.raises(UsageError, match="another name or objective"):
+        run(folder, other, resume=True)
+
+
+def test_killed_three_times_nothing_is_lost_or_counted_twice(tmp_path: Path) -> None:
+    search = make_search(tmp_path, "trials = 10\nhalving = false")
+    journal = tmp_path / "out" / "journal.log"
+    for _ in range(3):
+        before = len(starts(tmp_path)) if (tmp_path / "trials.jsonl").exists() else 0
+        process = subprocess.Popen([sys.executable, "-m", "tests.study.searches", str(tmp_path)], cwd=ROOT)
+        while not (tmp_path / "trials.jsonl").exists() or len(starts(tmp_path)) < before + 2:
+            assert process.poll() is None
+            time.sleep(0.05)
+        os.kill(process.pid, signal.SIGKILL)
+        process.wait()
+    assert journal.exists()
+    record = run(tmp_path, search, resume=True)
+    assert [trial.number for trial in record.trials] == list(range(10))
+    assert {trial.state for trial in record.trials} <= {"finished", "failed"}
+    runs = Counter(item["run"] for item in starts(tmp_path))
+    assert set(runs) == {f"{number:04d}" for number in range(10)} and sum(runs.values()) <= 10 + 3 * 8
+
+
+def test_several_objectives_have_a_front(tmp_path: Path) -> None:
+    search = make_search(tmp_path, trials=8, objective="accuracy,seconds")
+    record = run(tmp_path, search)
+    values = {trial.number: trial.values for trial in record.trials if trial.values}
+    assert set(record.front) <= set(values) and record.front
+    for number in record.front:
+        accuracy, seconds = values[number]
+        assert not any(other[0] > accuracy and other[1] < seconds for other in values.values())
+    assert set(as_document(record)["best"]["objective"]) == {"accuracy", "seconds"}
+
+
+def test_conditions_hold(tmp_path: Path) -> None:
+    space = (
+        f'{SPACE}optimizer = ["sgd", "momentum"]\n'
+        'momentum = {low = 0.5, high = 0.9, when = {optimizer = ["momentum"]}}\n'
+    )
+    proposals = Proposals(tmp_path, make_search(tmp_path, space=space))
+    for _ in range(15):
+        settings = proposals.ask().settings
+        assert ("momentum" in settings) == (settings["optimizer"] == "momentum")
+
+
+def test_a_grid_is_tried_once_whole(tmp_path: Path) -> None:
+    space = "[space]\nlearning-rate = [0.01, 0.1]\nbatch-size = {low = 16, high = 48, step = 16}\n"
+    record = run(tmp_path, make_search(tmp_path, space=space, sampler="grid", trials=50, halving="false"))
+    tried = [(trial.settings["learning-rate"], trial.settings["batch-size"]) for trial in record.trials]
+    assert sorted(tried) == [(rate, batch) for rate in (0.01, 0.1) for batch in (16, 32, 48)]
+
+
+@pytest.mark.parametrize(
+    ("text", "space", "words"),
+    [
+        ("trials = 0", SPACE, "at least 1"),
+        ('objective = ["acuracy"]', SPACE, "is not one of accuracy"),
+        ('objective = ["seconds-to-target"]', SPACE, "needs target-accuracy"),
+        ("", "", "space.*must name settings"),
+        ("", "[space]\nlearning-rte = [1]\n", "did you mean 'learning-rate'"),
+        ("", "[space]\nlearning-rate = {low = 1, high = 0.1}\n", "is no range"),
+        ("", "[space]\nstrategy = {low = 1, high = 2}\n", "list its values"),
+        ("", "[space]\nranks = [1, 2]\n", "the search gives it"),
+        ('sampler = "grid"', SPACE, "needs a list of values"),
+    ],
+)
+def test_mistakes_are_told(text: str, space: str, words: str, tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=words):
+        make_search(tmp_path, text, space)
+
+
+def test_too_many_side_by_side_are_refused(tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match="lower it"):
+        run(tmp_path, make_search(tmp_path, parallel=len(os.sched_getaffinity(0)) + 1, ranks=1))

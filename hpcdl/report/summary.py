@@ -79,22 +79,22 @@ def _scaling(analysis: Analysis) -> str:
 
 
 def _ends(curves: Sequence[Curve]) -> str:
-    """The best curve first, as the one thing to remember; then the others."""
+    """The best curve first, as the one thing to remember; then the others in a few words."""
     named = zip(curves, curve_names(curves), strict=True)
     ordered = sorted(named, key=lambda pair: -pair[0].points[-1].efficiency.value)
-    first, *others = [
-        f"{name} {'has' if place else 'keeps'} {_end(curve)}" for place, (curve, name) in enumerate(ordered)
-    ]
-    return f"{first}; {listed(others, 3)}" if others else first
+    curve, name = ordered[0]
+    others = [f"{name} {_efficiency(curve)} at {curve.points[-1].n}" for curve, name in ordered[1:]]
+    told = (
+        f"{name} keeps {_efficiency(curve)} efficiency at {curve.points[-1].n} {curve.axis}, from {base_words(curve)}"
+    )
+    return f"{told}; {listed(others, 3)}" if others else told
 
 
-def _end(curve: Curve) -> str:
-    point, ratio = curve.points[-1], curve.points[-1].efficiency
+def _efficiency(curve: Curve) -> str:
+    ratio = curve.points[-1].efficiency
     if ratio.is_wide:
-        value = f"about {percent(ratio.value)} efficiency ({TOO_FEW})"
-    else:
-        value = cell_text(_PERCENT, Bounds(value=ratio.value, low=ratio.low, high=ratio.high)) + " efficiency"
-    return f"{value} at {point.n} {curve.axis}, from {base_words(curve)}"
+        return f"about {percent(ratio.value)} ({TOO_FEW})"
+    return cell_text(_PERCENT, Bounds(value=ratio.value, low=ratio.low, high=ratio.high))
 
 
 def _time(analysis: Analysis) -> str:

@@ -4,8 +4,12 @@ from __future__ import annotations
 
 import random
 
+import pytest
+
+from hpcdl.core.errors import UnknownNameError, UsageError
 from hpcdl.core.records import HistoryPoint
-from hpcdl.report.analysis.comparisons import build_contests, compare, comparisons, corrected
+from hpcdl.report.analysis.comparisons import build_contests, check_comparable, compare, comparisons, corrected
+from hpcdl.report.analysis.settings import told_apart
 from hpcdl.report.runs.run import Run
 from tests.report.synthetic import make_run
 
@@ -79,3 +83,42 @@ def test_time_to_accuracy_is_compared_at_an_accuracy_that_all_reached() -> None:
     found = {item.measure: item for item in corrected(comparisons([contest]))}
     assert found["seconds_to_accuracy"].verdict.startswith("ring better than ps, 2.8")
     assert found["images_per_second"].verdict.startswith("ps better")
+
+
+def machines(rates: dict[str, float], **changes: object) -> list[Run]:
+    noise = (0.99, 1.0, 1.01)
+    return [
+        make_run(2, rate * factor, machine=machine, threads=threads, **changes)
+        for threads, (machine, rate) in enumerate(rates.items(), start=1)
+        for factor in noise
+    ]
+
+
+def test_machines_are_compared_at_equal_settings() -> None:
+    """Each with its own threads, as the documents do; different strategies are never put together."""
+    runs = machines({"KNL": 100, "SKX": 150, "GPU": 900}) + machines({"KNL": 50}, strategy="ps")
+    contests = build_contests(runs, "machine")
+    (contest,) = contests
+    assert [item.name for item in contest.contenders] == ["KNL", "SKX", "GPU"]
+    judged = {(item.a, item.b): item for item in corrected(comparisons(contests))}
+    assert len(judged) == 3
+    assert judged["KNL", "GPU"].ratio.value == pytest.approx(1 / 9)
+    assert judged["KNL", "GPU"].ratio.low is not None and judged["KNL", "GPU"].verdict == "GPU better than KNL, 9 times"
+
+
+def test_values_of_a_setting_are_compared_with_all_else_equal() -> None:
+    configs = [{"learning-rate": rate, "compress": kind} for rate in ("0.1", "0.01") for kind in ("none", "fp16")]
+    runs = told_apart([make_run(2, 100.0 + i, config=config) for config in configs for i in range(3)])
+    contests = build_contests(runs, "compress")
+    assert len(contests) == 2, "one for each learning rate"
+    assert {item.name for contest in contests for item in contest.contenders} == {"compress none", "compress fp16"}
+    with pytest.raises(UsageError, match="all runs have the same"):
+        check_comparable("period", runs)
+    with pytest.raises(UnknownNameError, match="did you mean 'machine'"):
+        check_comparable("machin", runs)
+
+
+def test_many_contenders_are_compared_with_the_fastest_only() -> None:
+    runs = told_apart([make_run(2, 100.0 + i, config={"learning-rate": str(i + 1)}) for i in range(40) for _ in "ab"])
+    found = comparisons(build_contests(runs))
+    assert len(found) == 39

@@ -161,6 +161,10 @@ def _contest(by: str, groups: Sequence[Sequence[Run]]) -> Contest:
     contenders = tuple(Contender(name=name, runs=tuple(group)) for name, group in zip(names, groups, strict=True))
     strategy = "" if by == STRATEGIES else f"{run.strategy}, "
     where = f"{run.model}, {strategy}{counted(run.workers, 'worker')}, batch {run.batch_per_rank} per worker"
+    shared = (
+        [] if by == STRATEGIES else [setting_words(run, key, run.settings[key]) for key in run.settings if key != by]
+    )
+    where = ", ".join([where, *shared])
     target = _target([run for group in groups for run in group])
     return Contest(kind=by, where=where, contenders=contenders, target=target)
 
@@ -177,7 +181,8 @@ def _names(by: str, firsts: Sequence[Run]) -> list[str]:
     names = []
     for run, telling in zip(firsts, telling_settings(firsts), strict=True):
         headline = _headline(run, by)
-        told = [setting_words(run, key, run.settings[key]) for key in run.settings if key in telling and key != by]
+        own = telling if by == STRATEGIES else ()  # else all have them, and they are said of the contest
+        told = [setting_words(run, key, run.settings[key]) for key in run.settings if key in own]
         told += [f"{name.replace('_', ' ')} {getattr(run, name)}" for name in shown[headline] if name != "strategy"]
         names.append(" ".join([headline, *(f"({', '.join(told)})" for _ in told[:1])]))
     return names

@@ -22,8 +22,11 @@ _SETTING = (
     "workers",
     "servers",
     "threads",
+    "ranks_per_node",
+    "profile",
     "batch_per_rank",
     "machine",
+    "processor",
     "version",
 )
 _SHOWN = ("model", "strategy", "variant", "workers", "servers", "batch_per_rank", "data")
@@ -93,8 +96,11 @@ def _settings(runs: Sequence[Run]) -> list[list[Run]]:
 
 
 def _measures(groups: Sequence[Sequence[Run]]) -> Table:
+    several = _several(groups)
+    differing = [_difference(group[0], several) for group in groups] if several else []
     columns = (
-        Column(name="model"), Column(name="strategy"), Column(name="workers", kind="count"),
+        Column(name="model"), Column(name="strategy"), *([Column(name="settings")] if several else []),
+        Column(name="workers", kind="count"),
         Column(name="batch per worker", kind="count"), Column(name="runs", kind="count"),
         Column(name="images/s", kind="rate"), Column(name="step", kind="seconds"),
         Column(name="s per epoch", kind="number"), Column(name="accuracy", kind="percent"),
@@ -102,12 +108,13 @@ def _measures(groups: Sequence[Sequence[Run]]) -> Table:
     )  # fmt: skip
     rows = [
         (
-            group[0].model, group[0].strategy, group[0].workers, group[0].batch_per_rank, len(group),
+            group[0].model, group[0].strategy, *differing[place : place + 1], group[0].workers,
+            group[0].batch_per_rank, len(group),
             Interval.of([run.images_per_second for run in group]), Interval.of([run.step_seconds for run in group]),
             Interval.of([run.seconds_per_epoch for run in group]), Interval.of([_accuracy(run) for run in group]),
             Interval.of([run.loss for run in group]),
         )
-        for group in groups
+        for place, group in enumerate(groups)
     ]  # fmt: skip
     return Table(
         title="Three measures of each setting",
@@ -115,6 +122,24 @@ def _measures(groups: Sequence[Sequence[Run]]) -> Table:
         rows=rows,
         note="± is the half width of the 95 % interval (Student's t); † measured once.",
     )
+
+
+_TELLING = ("machine", "version", "threads", "servers", "nodes", "data", "variant")
+
+
+def _several(groups: Sequence[Sequence[Run]]) -> list[str]:
+    """What else than network, strategy, workers and batch tells rows apart that would look the same."""
+    seen: dict[tuple[object, ...], list[Run]] = {}
+    for group in groups:
+        run = group[0]
+        seen.setdefault((run.model, run.strategy, run.workers, run.batch_per_rank), []).append(run)
+    return [name for name in _TELLING if any(len({getattr(run, name) for run in alike}) > 1 for alike in seen.values())]
+
+
+def _difference(run: Run, names: Sequence[str]) -> str:
+    told = [str(getattr(run, name)) if name in ("machine", "version", "data", "variant") else
+            f"{name} {getattr(run, name)}" for name in names]  # fmt: skip
+    return ", ".join(text for text in told if text)
 
 
 def _representatives(groups: Sequence[Sequence[Run]]) -> list[tuple[str, Run]]:

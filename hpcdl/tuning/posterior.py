@@ -20,11 +20,10 @@ FIT_GROWTH, SURPRISED_GROWTH = 1.35, 1.08
 
 
 class Samples:
-    """Logarithms of images/s by candidate. `num_recorded`: how many samples of each there are, None for no end."""
+    """Logarithms of images/s by candidate."""
 
-    def __init__(self, num_candidates: int, num_recorded: Sequence[int] | None) -> None:
+    def __init__(self, num_candidates: int) -> None:
         self.num_candidates = num_candidates
-        self.num_recorded = num_recorded
         self.known: dict[int, list[float]] = {}
         self.failures: dict[int, int] = {}
 
@@ -65,25 +64,13 @@ class Samples:
         """The sound candidates that were measured, in order."""
         return self._those(self.sound, sorted(self.known))
 
-    def num_left(self, index: int) -> float:
-        """How many more samples of a candidate there are."""
-        if self.num_recorded is None:
-            return math.inf
-        return self.num_recorded[index] - len(self.known.get(index, ()))
-
     def summary(self) -> tuple[Indices, Floats, Floats, float]:
-        """Candidates, their means, how many samples each mean has, and the sum of squares inside candidates; a sample
-        that was drawn again from a record counts once.
-        """
+        """Candidates, their means, how many samples each mean has, and the sum of squares inside candidates."""
         rows = np.array(sorted(self.known), dtype=np.int64)
-        items = [self._different(int(index)) for index in rows]
+        items = [self.known[int(index)] for index in rows]
         means = np.array([np.mean(own) for own in items])
         counts = np.array([len(own) for own in items], dtype=float)
         return rows, means, counts, sum(float(np.var(own)) * len(own) for own in items)
-
-    def _different(self, index: int) -> list[float]:
-        samples = self.known[index]
-        return samples if self.num_recorded is None else samples[: self.num_recorded[index]]
 
     @staticmethod
     def _those(holds: Callable[[int], bool], indices: Sequence[int]) -> Indices:
@@ -99,7 +86,7 @@ class Posterior:
         self._samples = samples
         self._factors = factors
         self._dice = dice
-        self._surrogate = Surrogate(factors, samples.num_candidates, samples.num_recorded)
+        self._surrogate = Surrogate(factors, samples.num_candidates)
         self._num_fitted = 0
 
     def learn(self) -> None:

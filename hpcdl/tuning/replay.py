@@ -38,7 +38,7 @@ class TrialTable:
 
 @dataclass(frozen=True, kw_only=True)
 class Replay:
-    """What the search did on a table; `regret` is relative to the best mean in it."""
+    """What the search did on a table; `regret` is how far the winner's mean in it is below the best one, relative."""
 
     winner: Mapping[str, str]
     trials_used: int
@@ -97,13 +97,14 @@ def allowance(num_candidates: int) -> int:
 
 
 def replay(table: TrialTable, *, seed: int = 0, max_samples: int | None = None) -> Replay:
-    """Search `table`. Samples of a candidate are drawn in the order of its rows, and then from the first again."""
+    """Search `table`. Samples of a candidate are drawn in the order of its rows, and then from the first again.
+
+    The search knows what it would know on a node: neither how many rows a candidate has nor that all were drawn.
+    """
     num = len(table.candidates)
     budget = max_samples or allowance(num)
     candidates: list[Mapping[str, Any]] = list(table.candidates)
-    # A failed row is drawn too, but says nothing about the mean; a candidate of failures alone counts as one row.
-    recorded = [max(sum(value is not None for value in values), 1) for values in table.samples]
-    search = Search(candidates, seed=seed, max_samples=budget, num_recorded=recorded)
+    search = Search(candidates, seed=seed, max_samples=budget)
     drawn = [0] * num
     batch = max(budget // NUM_ROUNDS, 1)
     while asked := search.ask(batch):

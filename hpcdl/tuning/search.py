@@ -46,10 +46,7 @@ class Choice:
 
 
 class Search:
-    """`ask` which candidates to measure, `tell` what was measured. Earlier trials of a log are simply told first.
-
-    `num_recorded`, for a search in records: how many samples of each candidate there are; more would repeat them.
-    """
+    """`ask` which candidates to measure, `tell` what was measured. Earlier trials of a log are simply told first."""
 
     def __init__(
         self,
@@ -60,10 +57,9 @@ class Search:
         max_samples: int | None = None,
         tolerance: float = 0.003,
         precision: float | None = None,
-        num_recorded: Sequence[int] | None = None,
     ) -> None:
         self.num_candidates = len(candidates)
-        self._samples = Samples(self.num_candidates, num_recorded)
+        self._samples = Samples(self.num_candidates)
         self._random = np.random.default_rng(seed)
         self._factors = factors_of(candidates)
         self._posterior = Posterior(self._samples, self._factors, self._random)
@@ -152,7 +148,7 @@ class Search:
         choice = self.best()
         if choice is None or choice.expected_loss >= self._tolerance:
             return False
-        return choice.n > 1 or self._samples.num_left(choice.index) < 1
+        return choice.n > 1
 
     def _doubts(self, num: int) -> list[int]:
         """What may yet prove a convinced model wrong: candidates beside the best, then the most hopeful ones; the best
@@ -205,13 +201,12 @@ class Search:
             self._stale = False
 
     def _race(self, num: int) -> list[int]:
-        """Top-two Thompson sampling; what was never measured is asked for once at a time, what is spent not at all."""
+        """Top-two Thompson sampling; what was never measured is asked for once at a time."""
         self._learn()
         draws, columns = self._posterior.draws(RIVAL_DRAWS * num)
         alive = self._random.random(draws.shape) < self._posterior.chances_of_success(columns)
         draws = np.where(alive, draws, -np.inf)
         unseen = np.array([self._samples.unseen(int(index)) for index in columns])
-        left = np.array([self._samples.num_left(int(index)) for index in columns])
         asked: list[int] = []
         for turn in range(num):
             block = draws[RIVAL_DRAWS * turn : RIVAL_DRAWS * (turn + 1)]
@@ -221,12 +216,7 @@ class Search:
                 rivals = np.argmax(block[1:], axis=1)
                 others = rivals[rivals != first]
                 pick = int(others[0]) if len(others) else int(np.argsort(-block[0])[:2][-1])
-            if left[pick] < 1:
-                pick = int(np.argmax(np.where(left < 1, -np.inf, block[-1])))
-            if left[pick] < 1:
-                break
             asked.append(int(columns[pick]))
-            left[pick] -= 1
             if unseen[pick]:
                 draws[:, pick] = -np.inf
         return asked

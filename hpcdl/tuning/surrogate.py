@@ -26,20 +26,11 @@ MAX_SURPRISE_ROUNDS = 3
 
 
 class Surrogate:
-    """Learns from (candidate, mean of n samples); predicts any candidate.
+    """Learns from (candidate, mean of n samples); predicts any candidate."""
 
-    `num_recorded`: how many samples of each candidate there are in all, where that is known and their mean is what
-    counts: once all were drawn nothing about it is uncertain. None: samples without end, their expectation counts.
-    """
-
-    def __init__(
-        self, factors: Sequence[Factor], num_candidates: int, num_recorded: Sequence[int] | None = None
-    ) -> None:
+    def __init__(self, factors: Sequence[Factor], num_candidates: int) -> None:
         self._factors = tuple(factors)
         self._num_candidates = num_candidates
-        self._unknowable = np.zeros(num_candidates)
-        if num_recorded is not None:
-            self._unknowable = 1.0 / np.asarray(num_recorded, dtype=float)
         self._kept: dict[int, Floats] = {}
         self.num_surprises = 0
         num = len(factors)
@@ -131,10 +122,9 @@ class Surrogate:
         self._rows = rows
         self._cross_all = self._against_all(rows)
         quirk, noise = np.exp(self.theta[-2]), np.exp(self.theta[-1])
-        # The mean of a record is off the expectation by its own noise, which belongs to the candidate like a quirk.
-        self._quirks = quirk + noise * self._unknowable
+        self._quirks = np.full(self._num_candidates, quirk)
         foreseen = self._quirks[rows]
-        kernel = self._cross_all[:, rows] + np.diag(noise * (1.0 / counts - self._unknowable[rows]) + _JITTER)
+        kernel = self._cross_all[:, rows] + np.diag(noise / counts + _JITTER)
         for _ in range(MAX_SURPRISE_ROUNDS):
             self._lower = cholesky(kernel + np.diag(self._quirks[rows]), lower=True)
             self._weights = cho_solve((self._lower, True), values)

@@ -127,7 +127,7 @@ def test_the_report_has_a_section(found: tuple[Path, SearchStudy, SearchRecord])
     figures = {item.name for item in section.items if isinstance(item, Figure)}
     assert "search-parallel" in figures
     assert document.summary[0].startswith(f"Search: {NUM} trials by tpe")
-    assert document.data["search"][0]["front"] == list(found[2].front)
+    assert document.data["search"][0]["front"] == found[2].front
 
 
 def test_it_goes_on_only_with_resume_and_the_same_search(found: tuple[Path, SearchStudy, SearchRecord]) -> None:

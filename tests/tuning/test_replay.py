@@ -70,26 +70,26 @@ def test_little_is_lost_on_a_few_of_those(name: str, tmp_path: Path) -> None:
     check(name, 4, tmp_path)
 
 
-def test_a_record_of_one_row_each_is_drawn_once_each(tmp_path: Path) -> None:
-    """Drawing a row again tells nothing: with few candidates all are known, and the best of the table is chosen."""
-    path = tmp_path / "t.csv"
+def test_the_search_knows_no_more_than_on_a_node(tmp_path: Path) -> None:
+    """One row each or the same row nine times: what it asks for is the same, since no count of rows is told."""
     rows = [f"{threads},{kind},{100 + 7 * (threads * 5 % 11) + kind}" for threads in range(1, 9) for kind in range(2)]
-    path.write_text("intra_op_threads,slot,images_per_second\n" + "\n".join(rows) + "\n")
-    result = replay(read_table(path))
-    assert result.samples_used <= len(rows)
-    assert result.regret == 0.0
+    results = []
+    for times in (1, 9):
+        path = tmp_path / f"{times}.csv"
+        path.write_text("intra_op_threads,slot,images_per_second\n" + "\n".join(rows * times) + "\n")
+        results.append(replay(read_table(path)))
+    assert results[0] == results[1]
+    assert results[0].regret <= 0.05
 
 
-def test_samples_are_drawn_in_order_and_not_again_once_all_is_known(tmp_path: Path) -> None:
+def test_samples_are_drawn_in_order_and_then_again(tmp_path: Path) -> None:
     path = tmp_path / "t.csv"
     path.write_text("intra_op_threads,images_per_second\n1,10\n2,10.4\n1,11\n2,11.4\n1,12\n")
     table = read_table(path)
     assert table.samples == ((10.0, 11.0, 12.0), (10.4, 11.4))
     result = replay(table, max_samples=40)
-    assert result.regret == 0.0
-    assert result.samples_used == 5  # drawing a row again would tell nothing, and cost a sample
-    assert result.choice.images_per_second == pytest.approx((10.0 * 11.0 * 12.0) ** (1 / 3), rel=0.01)
-    assert result.samples_exhaustive == 6
+    assert result.samples_used <= 40 and result.samples_exhaustive == 6
+    assert result.regret in (0.0, pytest.approx(1 - 10.9 / 11.0))
 
 
 def test_values_are_told_as_spelt(tmp_path: Path) -> None:

@@ -284,7 +284,8 @@ def test_pickled_sources_go_through_a_restricted_unpickler() -> None:
 def test_every_library_is_a_declared_dependency() -> None:
     """What happens to be in a developer's environment is not in a centre's."""
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
-    wanted = [*project["dependencies"], *project["optional-dependencies"]["compression"]]
+    extras = project["optional-dependencies"]
+    wanted = [*project["dependencies"], *(line for extra in ("compression", "search") for line in extras[extra])]
     declared = {re.match(r"[\w-]+", line)[0].lower() for line in wanted}  # type: ignore[index]
     distribution = {"PIL": "pillow", "keras": "tensorflow", "google": "protobuf", "google_crc32c": "google-crc32c"}
     used: dict[str, str] = {}

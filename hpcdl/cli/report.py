@@ -14,6 +14,8 @@ from hpcdl.core.errors import HpcdlError, UsageError
 from hpcdl.core.progress import progress
 
 if TYPE_CHECKING:
+    from hpcdl.report.analysis.analyse import Analysis
+    from hpcdl.report.runs.searches import SearchRecord
     from hpcdl.report.runs.sources import Gathered
     from hpcdl.report.runs.tunings import TunedNode
 
@@ -79,16 +81,14 @@ def report(
     A page, tables and figures, with intervals and caveats.
     """
     from hpcdl.report.analysis.analyse import analyse
-    from hpcdl.report.analysis.baseline import regressions
     from hpcdl.report.build import compose, render
     from hpcdl.report.runs.references import load_references
-    from hpcdl.report.runs.searches import find_searches, read_search
     from hpcdl.report.runs.sources import link_of
     from hpcdl.report.summary import accuracy_line
 
     chosen = _formats(formats, as_json)
-    searches = [read_search(path) for folder in runs or [] for path in find_searches(folder)]
-    tunings, runs = _tunings(runs or [], anonymous)
+    searches, runs = _searches(runs or [], anonymous)
+    tunings, runs = _tunings(runs, anonymous)
     if not runs and not tunings and not searches and imported is None:
         raise UsageError("no runs named; type hpcdl report RUN... or hpcdl report --import csv FILE")
     if fail_on_regression is not None and (baseline is None or not 0 <= fail_on_regression < 100):
@@ -99,7 +99,7 @@ def report(
         baseline_name="" if baseline is None else "baseline" if anonymous else str(baseline),
         references=load_references(),
         tunings=tunings,
-        searches=[] if anonymous else searches,
+        searches=searches,
         link_bytes_per_second=None if link is None else link_of(link),
         base=base,
         compare=compare,
@@ -116,13 +116,32 @@ def report(
     if analysis.runs:
         tell(accuracy_line(analysis))
     if fail_on_regression is not None:
-        slower = regressions(analysis.comparisons, fail_on_regression)
-        if slower:
-            first = slower[0]
-            raise HpcdlError(
-                f"{len(slower)} settings are more than {fail_on_regression:g} % slower than the baseline;"
-                f" the first: {first.where} at {100 * first.ratio.value:.1f} % of it; see the report"
-            )
+        _fail_on(analysis, fail_on_regression)
+
+
+def _fail_on(analysis: Analysis, percent: float) -> None:
+    """HpcdlError where a setting is decidedly slower than the baseline by more than `percent`."""
+    from hpcdl.report.analysis.baseline import regressions
+
+    slower = regressions(analysis.comparisons, percent)
+    if slower:
+        first = slower[0]
+        raise HpcdlError(
+            f"{len(slower)} settings are more than {percent:g} % slower than the baseline;"
+            f" the first: {first.where} at {100 * first.ratio.value:.1f} % of it; see the report"
+        )
+
+
+def _searches(paths: list[Path], anonymous: bool) -> tuple[list[SearchRecord], list[Path]]:
+    """The searches of `hpcdl search` at or in `paths`, and those of `paths` that hold runs, or no search."""
+    from hpcdl.report.runs.anonymous import anonymised_searches
+    from hpcdl.report.runs.searches import find_searches, read_search
+    from hpcdl.report.runs.sources import holds_runs
+
+    found = {path: find_searches(path) for path in paths}
+    searches = [read_search(path) for path in dict.fromkeys(itertools.chain(*found.values()))]
+    rest = [path for path in paths if not found[path] or holds_runs(path)]
+    return anonymised_searches(searches) if anonymous else searches, rest
 
 
 def _formats(formats: str, as_json: bool) -> list[str]:

@@ -44,7 +44,7 @@ def search(
     """
     from hpcdl.cluster.launchers.base import seconds_left
     from hpcdl.study.allocation import find_allocation
-    from hpcdl.study.search import Search, check_search, open_search
+    from hpcdl.study.search import HyperparameterSearch, check_search, open_search
 
     wanted = load_search(study, flags, set_, space)
     check_search(wanted)
@@ -58,7 +58,7 @@ def search(
             bar.update(done, line)
             say(f"[{done}/{wanted.plan.trials}] {line}")
 
-        record = Search(folder, wanted, record, allocation, follow, seconds_left(os.environ)).run()
+        record = HyperparameterSearch(folder, wanted, record, allocation, follow, seconds_left(os.environ)).run()
     if json:
         print_json(as_document(record))
     else:

@@ -133,7 +133,7 @@ def _replaced(record: SearchRecord, **changes: Any) -> SearchRecord:
     return SearchRecord(**{**vars(record), **changes})
 
 
-class Search:
+class HyperparameterSearch:
     """One call of `hpcdl search` on the search in `folder`; `notify` is told whenever a trial ends.
 
     `stop_after_s` is what the job's time limit leaves.

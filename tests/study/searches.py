@@ -9,7 +9,7 @@ from typing import Any
 from hpcdl.config.search import SearchStudy, load_search
 from hpcdl.report.runs.searches import SearchRecord
 from hpcdl.study.allocation import Allocation
-from hpcdl.study.search import Search, open_search
+from hpcdl.study.search import HyperparameterSearch, open_search
 
 FAKE = Path(__file__).with_name("fake_trial.py")
 SPACE = "[space]\nlearning-rate = {low = 1e-4, high = 1.0, log = true}\nbatch-size = [16, 32]\n"
@@ -28,7 +28,8 @@ def run(folder: Path, search: SearchStudy, *, resume: bool = False, pace_s: floa
     """Carry the search out in this process."""
     command = (sys.executable, str(FAKE), str(folder), str(pace_s))
     record = open_search(folder / "out", search, resume=resume)
-    return Search(folder / "out", search, record, Allocation(nodes=("here",), settle_s=0.0, command=command)).run()
+    allocation = Allocation(nodes=("here",), settle_s=0.0, command=command)
+    return HyperparameterSearch(folder / "out", search, record, allocation).run()
 
 
 if __name__ == "__main__":

@@ -7,6 +7,7 @@ import re
 from collections.abc import Callable, Mapping, Sequence
 
 from hpcdl.report.runs.run import Run
+from hpcdl.report.runs.searches import SearchRecord
 from hpcdl.report.runs.sources import Gathered
 from hpcdl.report.runs.tunings import TunedNode
 
@@ -63,6 +64,21 @@ def anonymised_tunings(tunings: Sequence[TunedNode]) -> list[TunedNode]:
             attempts=[dataclasses.replace(item, message=WITHHELD if item.message else "") for item in tuning.attempts],
         )
         for number, tuning in enumerate(tunings, start=1)
+    ]
+
+
+def anonymised_searches(searches: Sequence[SearchRecord]) -> list[SearchRecord]:
+    """The same searches under neutral names; command lines and messages are withheld."""
+    return [
+        dataclasses.replace(
+            search,
+            name=f"search {number}",
+            origin="",
+            mark="",
+            commands=[WITHHELD for _ in search.commands],
+            trials=[dataclasses.replace(trial, message=WITHHELD if trial.message else "") for trial in search.trials],
+        )
+        for number, search in enumerate(searches, start=1)
     ]
 
 

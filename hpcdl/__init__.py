@@ -19,7 +19,10 @@ _MODULES = {
     ),
     "optimizer": ("DistributedOptimizer", "load_model"),
     "tape": ("DistributedGradientTape",),
-    "callbacks": ("callbacks",),
+    "callbacks": ("callbacks", "on_rank_0"),
+    "learning_rate": ("learning_rate_schedule", "learning_rate_warmup"),
+    "state": ("State",),
+    "dataset": ("dataset",),
 }
 """The public names of a script by the file of training/keras/ that has them."""
 _PUBLIC = {name: module for module, names in _MODULES.items() for name in names}

@@ -172,7 +172,9 @@ class GradientExchange:
         names = [name_of(variable) for variable in variables]
         details = [_form_of(one, variable) for one, variable in zip(given, variables, strict=True)]
         weight = tf.cast(0 if num_samples is None else num_samples, tf.float64)
-        with tf.control_dependencies(turn_begins()):
+        # The gradient that comes first: a step whose data has ended must not begin what it cannot take part in.
+        first = next((getattr(one, "values", one) for one in reversed(given) if one is not None), weight)
+        with tf.control_dependencies([*turn_begins(), first]):
             total, begun = self._begin(details, names, weight)
         before, after = self._factors(weight, total)
         with tf.control_dependencies([begun]):

@@ -1,0 +1,151 @@
+"""`hpcdl.State`: what a script must not lose, saved now and then and when its time is over, and put back."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import keras
+
+from hpcdl.core.errors import CorruptError, StoppedEarly, UsageError
+from hpcdl.core.signals import StopRequest
+from hpcdl.strategies.base import Worker
+from hpcdl.training.checkpoint import folders as checkpoints
+from hpcdl.training.checkpoint import state as arrays
+from hpcdl.training.keras import alike
+from hpcdl.training.keras.session import session
+from hpcdl.training.session.control import Control, Wishes, time_allowed
+
+
+class State:
+    """Weights, optimizers, random states and `values` of a script (epoch=0, best=0.0), as attributes to read and set.
+
+    Under `hpcdl run --resume` it begins as the last part of the run has left it; elsewhere with `folder`, where there
+    is one to begin from. `model` and `optimizer` may be lists; optimizers that models were compiled with are known.
+    A model without weights yet gets them back in `fit`; in a loop of one's own build it, or call it on a batch, before.
+    """
+
+    epoch: int = 0
+
+    def __init__(self, model: Any, optimizer: Any = None, *, folder: str | Path | None = None, **values: Any) -> None:
+        here = session()
+        if here.run is None and folder is None:
+            raise UsageError("hpcdl.State outside `hpcdl run` needs a place: hpcdl.State(model, folder='checkpoints')")
+        self._communicator, self._run = here.communicator, here.run
+        self._folder = here.run.run_dir if here.run is not None else Path(folder or "")
+        self._models = list(model) if isinstance(model, Sequence) else [model]
+        self._given = [] if optimizer is None else list(optimizer) if isinstance(optimizer, Sequence) else [optimizer]
+        self._names = list({"epoch": 0, **values})
+        vars(self).update(values)
+        limits = here.run.config.checkpoint if here.run is not None else None
+        self._keep = limits.keep_checkpoints if limits else 3
+        self._stop = StopRequest()
+        self._stop.install()
+        self._control = Control(
+            here.communicator,
+            self._stop,
+            Worker(),
+            save_every_s=limits.checkpoint_every if limits else 600.0,
+            time_limit_s=time_allowed(limits.time_limit if limits else None),
+        )
+        self._writer: checkpoints.CheckpointWriter | None = None
+        self._pending: tuple[dict[str, Any], dict[str, Any]] | None = None
+        self.step = 0
+        """Steps that were committed."""
+        self._mark_s = time.monotonic()
+        self._read()
+        if all(one.built for one in self._models):
+            self.restore()
+
+    def commit(self, samples: int | None = None, *, stepped: bool = True) -> None:
+        """After each step: save when it is time to; at a signal or the time limit save and leave with 75; collective.
+
+        `samples` of this rank's batch make a rate of the record. In `fit` hpcdl.callbacks(state) calls it.
+        """
+        self.step += stepped
+        if samples is not None and self._run is not None:
+            now_s = time.monotonic()
+            self._run.meter.add(now_s - self._mark_s)
+            self._run.meter.count(samples, 1)
+            self._mark_s = now_s
+        wishes = self._control.after_step() if stepped else Wishes()
+        if wishes.save or wishes.stop:
+            self.save()
+        if wishes.stop:
+            raise StoppedEarly(f"stopped by {wishes.reason} after step {self.step}, and saved; go on with --resume")
+
+    def save(self) -> None:
+        """Write a checkpoint, and return when it is durable; collective."""
+        if self._writer is None:
+            self._writer = checkpoints.CheckpointWriter(self._folder, self._communicator, self._keep)
+        seeds = [one for model in self._models for one in arrays.seed_variables(model)]
+        facts = {"ranks": self._communicator.size, "values": {name: getattr(self, name) for name in self._names}}
+        shared = [one.numpy() for one in self._weights()]
+        of_optimizers = [one.numpy() for one in self._of_optimizers()]
+        self._writer.start(
+            checkpoints.Snapshot(
+                step=self.step,
+                shared={**arrays.copy_of(shared, "weights"), **arrays.copy_of(of_optimizers, "optimizer")},
+                own=arrays.copy_of([one.numpy() for one in seeds], "seeds"),
+                facts=facts,
+            )
+        )
+        self._writer.wait()
+        if self._run is not None:
+            self._run.warnings += [text for text in self._writer.warnings if text not in self._run.warnings]
+
+    def restore(self) -> None:
+        """Put back what was read, once the models are built, and make all ranks alike; `fit` calls it for late ones."""
+        if self._pending is None:
+            return
+        (shared, own), self._pending = self._pending, None
+        for optimizer in self._optimizers():
+            if not optimizer.built:
+                optimizer.build(self._models[0].trainable_variables)
+        if self._communicator.rank == 0:
+            arrays.assign(self._weights(), shared, "weights")
+            arrays.assign(self._of_optimizers(), shared, "optimizer")
+        alike.start(self._communicator, [*self._weights(), *self._of_optimizers()])
+        seeds = [one for model in self._models for one in arrays.seed_variables(model)]
+        if own:
+            arrays.assign(seeds, own, "seeds")
+
+    def _read(self) -> None:
+        """Take the newest checkpoint that is whole; its values count at once, its arrays wait for `restore`."""
+        said: list[str] = []
+        rank = self._communicator.rank
+        found = checkpoints.newest_valid(self._folder, said) if rank == 0 else None
+        shared: dict[str, Any] = {}
+        facts: dict[str, Any] = {}
+        if found is not None:
+            shared, facts = checkpoints.read_shared(self._folder, found)
+        step, facts, damaged = self._communicator.allgather_json(
+            [found, facts, found is None and bool(rank == 0 and checkpoints.list_checkpoints(self._at()))]
+        )[0]
+        if damaged:
+            raise CorruptError(f"every checkpoint in {self._folder} is damaged; start again in another folder")
+        if step is None:
+            return
+        self.step = step
+        vars(self).update({name: value for name, value in facts["values"].items() if name in self._names})
+        own = checkpoints.read_own(self._folder, step, rank) if facts["ranks"] == self._communicator.size else {}
+        self._pending = shared, own
+        if self._run is not None:
+            self._run.resumed_from.append(step)
+            self._run.warnings += said
+
+    def _at(self) -> Path:
+        return self._folder / checkpoints.FOLDER
+
+    def _weights(self) -> list[Any]:
+        return [one for model in self._models for one in model.weights]
+
+    def _optimizers(self) -> list[Any]:
+        compiled = [getattr(model, "optimizer", None) for model in self._models]
+        found = {id(one): one for one in [*self._given, *compiled] if isinstance(one, keras.optimizers.Optimizer)}
+        return list(found.values())
+
+    def _of_optimizers(self) -> list[Any]:
+        return [one for optimizer in self._optimizers() for one in optimizer.variables]

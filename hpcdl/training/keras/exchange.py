@@ -196,9 +196,11 @@ class GradientExchange:
         if self.group.size == 1:
             return weight, weight
 
+        count = self.group.summing(self._count)  # one that has joined counts with the others
+
         def begin(mine: Array) -> Any:
             total = self.group.agree("an exchange of gradients", details, names=names, weight=float(mine))
-            self._num_exchanges += 1
+            count()
             return numpy.float64(total), self._is_due()
 
         total, due = call_python(begin, [weight], [tf.float64, tf.bool])
@@ -208,6 +210,9 @@ class GradientExchange:
         with tf.control_dependencies([total]):
             # Inside a graph only reads keep their place before the writes of this step.
             return total, tf.cond(due, self._compare, lambda: tf.constant(True))
+
+    def _count(self) -> None:
+        self._num_exchanges += 1
 
     def _is_due(self) -> bool:
         """After 1, 2, 4, 8, ... updates the variables are compared; not with ranks that have joined."""

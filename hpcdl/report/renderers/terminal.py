@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Mapping
+import textwrap
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from hpcdl.report.cells import cell_text, is_numeric, plain
-from hpcdl.report.document import Document, Listing, Table
+from hpcdl.report.document import Column, Document, Listing, Table
 
 MOST_ROWS = 40
 """Rows of one table; the files hold all."""
@@ -42,20 +43,86 @@ def render(document: Document, folder: Path, drawings: Mapping[str, str]) -> lis
 
 
 def _print_table(console: object, table: Table) -> None:
+    """A table in columns where they fit without breaking a word or a number, else a paragraph for each row."""
+    from rich.console import Console
+    from rich.text import Text
+
+    assert isinstance(console, Console)
+    columns = list(table.columns)
+    rows = [
+        [cell_text(column, cell) for column, cell in zip(columns, row, strict=True)] for row in table.rows[:MOST_ROWS]
+    ]
+    common: list[str] = []
+    if _least_width(columns, rows) > console.width and len(table.rows) > 1:
+        alike = [len({row[at] for row in rows}) == 1 for at in range(len(columns))]
+        common = [f"{plain(columns[at].name)} {rows[0][at]}" for at in range(len(columns)) if alike[at] and rows[0][at]]
+        rows = [[cell for cell, same in zip(row, alike, strict=True) if not same] for row in rows]
+        columns = [column for column, same in zip(columns, alike, strict=True) if not same]
+    if _least_width(columns, rows) <= console.width:
+        _print_columns(console, table.title, columns, rows)
+    else:
+        console.print(Text(plain(table.title), style="italic"))
+        for row in rows:
+            pairs = [f"{plain(column.name)} {cell}" for column, cell in zip(columns, row, strict=True) if cell]
+            console.print(_unbroken(pairs, console.width), soft_wrap=True)
+    if common:
+        console.print(f"  all: {_unbroken(common, console.width).lstrip()}", soft_wrap=True)
+    rest = len(table.rows) - MOST_ROWS
+    if rest > 0:
+        console.print(Text(f"  and {rest:,} more rows in the files"))
+    if table.note:
+        console.print(Text(f"  {plain(table.note)}", style="dim"))
+
+
+def _print_columns(console: object, title: str, columns: Sequence[Column], rows: Sequence[Sequence[str]]) -> None:
     from rich.box import SIMPLE_HEAD
     from rich.console import Console
     from rich.table import Table as RichTable
     from rich.text import Text
 
     assert isinstance(console, Console)
-    shown = RichTable(title=Text(plain(table.title)), title_justify="left", box=SIMPLE_HEAD, pad_edge=False)
-    for column in table.columns:
-        shown.add_column(Text(plain(column.name)), justify="right" if is_numeric(column) else "left", overflow="fold")
-    for row in table.rows[:MOST_ROWS]:
-        shown.add_row(*(Text(cell_text(column, cell)) for column, cell in zip(table.columns, row, strict=True)))
+    shown = RichTable(title=Text(plain(title)), title_justify="left", box=SIMPLE_HEAD, pad_edge=False)
+    for at, column in enumerate(columns):
+        numeric = is_numeric(column)
+        shown.add_column(
+            Text(plain(column.name)),
+            justify="right" if numeric else "left",
+            overflow="fold",
+            min_width=_least_of(column, [row[at] for row in rows]),
+        )
+    for row in rows:
+        shown.add_row(*map(Text, row))
     console.print(shown)
-    rest = len(table.rows) - MOST_ROWS
-    if rest > 0:
-        console.print(Text(f"  and {rest:,} more rows in the files"))
-    if table.note:
-        console.print(Text(f"  {plain(table.note)}", style="dim"))
+
+
+def _least_of(column: Column, cells: Sequence[str]) -> int:
+    """The columns of a screen that `column` needs: numbers in one piece, of text the longest word."""
+    pieces = [*plain(column.name).split(), *(cells if is_numeric(column) else " ".join(cells).split())]
+    return max(map(len, pieces), default=1)
+
+
+def _least_width(columns: Sequence[Column], rows: Sequence[Sequence[str]]) -> int:
+    """What a table needs with the rules between its columns."""
+    least = [_least_of(column, [row[at] for row in rows]) for at, column in enumerate(columns)]
+    return sum(least) + 3 * len(columns) + 1
+
+
+def _unbroken(pairs: Sequence[str], width: int) -> str:
+    """Pairs of name and value with two blanks between, in lines of at most `width`.
+
+    A pair is divided only where it is longer than a line, and no word ever is.
+    """
+    lines, indent = [""], "  "
+    for pair in pairs:
+        longer = f"{lines[-1]}  {pair}" if lines[-1] else f"{indent}{pair}"
+        if lines[-1] and len(longer) > width:
+            indent = "      "
+            lines.append(f"{indent}{pair}")
+        else:
+            lines[-1] = longer
+    return "\n".join(
+        textwrap.fill(line, width, subsequent_indent=" " * 6, break_long_words=False, break_on_hyphens=False)
+        if len(line) > width
+        else line
+        for line in lines
+    )

@@ -1,0 +1,22 @@
+"""The report on screens of any width: nothing is broken, nothing is left out."""
+
+from __future__ import annotations
+
+import pytest
+
+from tests.conftest import ROOT, CommandLine
+
+STUDY = ROOT / "docs" / "example-report" / "study"
+WHOLE = ("1,389 ± 2,628", "4-nodes/failed/003-ring-4w-64b-r1.1", "sync-easgd", "exposed communication")
+
+
+@pytest.mark.parametrize("columns", [60, 80, 200])
+def test_no_word_is_broken(run_hpcdl: CommandLine, columns: int) -> None:
+    told = run_hpcdl(["report", STUDY, "--format", "terminal"], env={"COLUMNS": str(columns)})
+    assert told.code == 0, told.err
+    joined = " ".join(told.out.split())
+    for piece in WHOLE:
+        assert piece in joined, f"{piece!r} is broken at {columns} columns"
+    for line in told.out.splitlines():
+        longest = max(map(len, line.split()), default=0)
+        assert len(line.rstrip()) <= columns or longest > columns - 10, line

@@ -7,6 +7,7 @@ from typing import Annotated, Any
 
 import typer
 
+from hpcdl.cli.groups import GroupedCommand
 from hpcdl.cli.options import ConfigFlag, SetFlag, TrustFlag, effective, takes_settings
 from hpcdl.cli.output import say
 from hpcdl.config.load import Layer
@@ -18,6 +19,7 @@ from hpcdl.core.units import format_rate
 def register(app: typer.Typer) -> None:
     """Add the command; what stands behind the script belongs to the script."""
     app.command(
+        cls=GroupedCommand,
         context_settings={"allow_interspersed_args": False},
         epilog="Example: hpcdl run --ranks 2 mnist.py --epochs 5",
     )(run)

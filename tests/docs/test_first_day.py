@@ -51,7 +51,7 @@ TASKS: dict[str, tuple[Callable[[Path], None], str]] = {
     "own-images": (photos, "runs/photos/model.keras"),
     "own-table": (table, "runs/table/model.keras"),
     "own-model": (shards, "served/saved_model.pb"),
-    "own-script": (shards, "keras_fit_after.py"),
+    "own-script": (shards, "runs/script/record.json"),
     "compare-strategies": (study, "report/report.html"),
     "killed-and-resumed": (shards, "runs/long/model.keras"),
     "batch-job": (shards, ""),

@@ -37,16 +37,16 @@ def main() -> None:
 def measure(repeats: int) -> None:
     """The part of one rank; rank 0 prints."""
     settings = {"model": "resnet50", "data": "synthetic:imagenet@4096", "batch-size": 8, "optimizer": "momentum"}
-    trainer, communicator, _ = build(settings)
-    trainer._start_worker()
-    batches, began = trainer._batches(), time.monotonic()
+    parts, communicator, _ = build(settings)
+    parts.start()
+    batches, began = parts.batches(), time.monotonic()
 
     def step() -> float:
         start_s = time.perf_counter()
-        trainer._one_step(batches, began)
+        parts.one_step(batches, began)
         return time.perf_counter() - start_s
 
-    weights = trainer.model.get_weights()
+    weights = parts.model.get_weights()
     warm = [weight.copy() for weight in weights]
     seconds: dict[str, list[float]] = {name: [] for name in ("stall", "fresh copy", "warm copy", "before", "writing")}
     step()
@@ -54,10 +54,10 @@ def measure(repeats: int) -> None:
         seconds["before"] += [step() for _ in range(STEPS)]
         communicator.barrier()
         start_s = time.perf_counter()
-        trainer._save()
+        parts.save()
         seconds["stall"].append(time.perf_counter() - start_s)
         seconds["writing"] += [step() for _ in range(STEPS)]
-        trainer._writer.wait()
+        parts.writer.wait()
         start_s = time.perf_counter()
         fresh = [weight.copy() for weight in weights]
         seconds["fresh copy"].append(time.perf_counter() - start_s)
@@ -67,7 +67,7 @@ def measure(repeats: int) -> None:
             numpy.copyto(target, weight)
         seconds["warm copy"].append(time.perf_counter() - start_s)
     if communicator.rank == 0:
-        show(seconds, sum(weight.nbytes for weight in weights), trainer._writer.warnings)
+        show(seconds, sum(weight.nbytes for weight in weights), parts.writer.warnings)
     communicator.barrier()
 
 

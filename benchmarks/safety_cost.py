@@ -74,25 +74,25 @@ def main() -> None:
 def measure(num_steps: int) -> None:
     """The part of one rank; rank 0 prints the means over the ranks."""
     settings = {"model": "resnet50", "data": "synthetic:imagenet@4096", "batch-size": 8, "optimizer": "momentum"}
-    trainer, communicator, folder = build(settings)
-    config = trainer._config
+    parts, communicator, folder = build(settings)
+    config = parts.config
     stopwatch = Stopwatch()
-    trainer._start_worker()
+    parts.start()
     graph.all_finite = stopwatch.wrap("gradients", graph.all_finite)  # what the exchange calls
     safety.check_loss = stopwatch.wrap("loss", safety.check_loss)  # what the loop calls
     Observation.doing = stopwatch.wrap("notes", Observation.doing)  # type: ignore[method-assign]
-    control = Control(communicator, trainer._stop, trainer._worker, save_every_s=600, time_limit_s=3600)
+    control = Control(communicator, parts.stop, parts.worker, save_every_s=600, time_limit_s=3600)
     agree = stopwatch.wrap("agreement", control.after_step)
-    watch = TimedWatch(observation=trainer._seen, folder=folder / "watch", actions=Actions(end=print))
+    watch = TimedWatch(observation=parts.seen, folder=folder / "watch", actions=Actions(end=print))
     watch.start()
-    batches, began = trainer._batches(), time.monotonic()
+    batches, began = parts.batches(), time.monotonic()
     for _ in range(2):
-        trainer._one_step(batches, began)
+        parts.one_step(batches, began)
     stopwatch.seconds.clear()
     steps = []
     for _ in range(num_steps):
         start_s = time.perf_counter()
-        trainer._one_step(batches, began)
+        parts.one_step(batches, began)
         agree()
         steps.append(time.perf_counter() - start_s)
     watch.stop()
@@ -100,7 +100,7 @@ def measure(num_steps: int) -> None:
     for number in range(3):
         communicator.barrier()
         start_s = time.perf_counter()
-        safety.check_same_weights(trainer.model.trainable_variables, communicator, number)
+        safety.check_same_weights(parts.model.trainable_variables, communicator, number)
         checks.append(time.perf_counter() - start_s)
     per_step = {name: seconds / num_steps for name, seconds in stopwatch.seconds.items()}
     per_step["watch"] = watch.cpu_s / num_steps

@@ -1,4 +1,4 @@
-"""A real trainer of `hpcdl train` on each rank of an mpiexec, for benchmarks that measure parts of its loop."""
+"""What `hpcdl train` trains with, on each rank of an mpiexec, for benchmarks that measure parts of its loop."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from hpcdl.training.session.job import context_of
 from hpcdl.training.session.rank import ALONE, communicator_for
 
 if TYPE_CHECKING:
-    from hpcdl.training.loop.synchronous import Trainer
+    from hpcdl.training.loop.parts import Parts
 
 FOLDER_VARIABLE = "BENCHMARK_RUN_DIR"
 
@@ -38,8 +38,8 @@ def run_on_ranks(script: str, num_ranks: int, arguments: list[str]) -> int:
         return subprocess.run([*line, "--rank"], env=environment, check=False).returncode
 
 
-def build(settings: Mapping[str, Any]) -> tuple[Trainer, Communicator, Path]:
-    """The trainer of this rank, bound to a core of its own, ready for its first step."""
+def build(settings: Mapping[str, Any]) -> tuple[Parts, Communicator, Path]:
+    """What this rank trains with, bound to a core of its own, ready for its first step."""
     place = placement() or ALONE
     cores = sorted(os.sched_getaffinity(0))
     os.sched_setaffinity(0, {cores[place.rank % len(cores)]})
@@ -47,7 +47,7 @@ def build(settings: Mapping[str, Any]) -> tuple[Trainer, Communicator, Path]:
     communicator = observe(communicator_for(place))
     runtime.import_tensorflow()
     from hpcdl.models.load import load_model
-    from hpcdl.training.loop.synchronous import Trainer
+    from hpcdl.training.loop.parts import Parts
 
     values = {"strategy": "ring", "ranks": place.size, **settings}
     prepared = prepare(load(TrainConfig, [Layer(origin="benchmark", values=values)]))
@@ -56,4 +56,4 @@ def build(settings: Mapping[str, Any]) -> tuple[Trainer, Communicator, Path]:
     dataset = prepared.dataset
     model = load_model(prepared.config.model.model, classes=dataset.num_classes, input_shape=dataset.sample_shape)
     run_dir = Path(os.environ[FOLDER_VARIABLE])
-    return Trainer(prepared, model, worker, communicator, NullJournal(), run_dir), communicator, run_dir
+    return Parts(prepared, model, worker, communicator, NullJournal(), run_dir), communicator, run_dir

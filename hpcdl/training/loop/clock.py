@@ -9,13 +9,14 @@ from __future__ import annotations
 import time
 from array import array
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 import numpy
 
+from hpcdl.comm.observed import Traffic
 from hpcdl.core.protocols import Communicator
-from hpcdl.core.records import ALL_STEPS_UP_TO, PARTS
+from hpcdl.core.records import ALL_STEPS_UP_TO, PARTS, HistoryPoint
 from hpcdl.core.statistics import Sample
 
 if TYPE_CHECKING:
@@ -147,3 +148,21 @@ def _ping(communicator: Communicator) -> float:
         received = time.time()
         best = min(best, (received - sent, (sent + received) / 2 - float(stamp[0])))
     return best[1]
+
+
+@dataclass(kw_only=True)
+class Outcome:
+    """Times, history and warnings of one worker."""
+
+    clock: StepClock
+    steps_done: int = 0
+    seconds: float = 0.0
+    center_steps: int | None = None
+    """Steps of a run whose workers do not step together: updates of the center over the number of workers."""
+    seconds_to_target: float | None = None
+    history: list[HistoryPoint] = field(default_factory=list)
+    warnings: list[str] = field(default_factory=list)
+    num_lost: int = 0
+    """Ranks that have died or were left behind on the way."""
+    traffic: Traffic = field(default_factory=Traffic)
+    """Of the exchange, summed over the steps: what lies between them (evaluation, checkpoints) is left out."""

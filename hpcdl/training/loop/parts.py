@@ -1,15 +1,20 @@
-"""What the loop of a worker is made of: its parts, its batches and evaluation, its checkpoints."""
+"""What both loops are made of: one step, batches, evaluation, checkpoints; they differ in who waits for whom.
+
+Of a strategy whose workers differ, what is evaluated and kept is its center, put into the model for a while.
+"""
 
 from __future__ import annotations
 
+import contextlib
 import time
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
 
 import keras
+import numpy
 
-from hpcdl.comm.observed import observe
+from hpcdl.comm.observed import Traffic, observe
 from hpcdl.core.errors import Interrupted, StoppedEarly
 from hpcdl.core.protocols import Communicator
 from hpcdl.core.records import HistoryPoint
@@ -18,23 +23,88 @@ from hpcdl.data.read.pipeline import Augmentation, evaluation_batches, training_
 from hpcdl.strategies.base import Worker
 from hpcdl.training.checkpoint import state
 from hpcdl.training.checkpoint.folders import CheckpointWriter, Snapshot
-from hpcdl.training.checkpoint.position import Position
 from hpcdl.training.launch.prepare import Prepared
-from hpcdl.training.loop.center import center_in_place
-from hpcdl.training.loop.clock import StepClock
+from hpcdl.training.loop.clock import Outcome, StepClock, StepTimes
 from hpcdl.training.loop.evaluate import Evaluation, Evaluator
 from hpcdl.training.loop.journal import Journal
-from hpcdl.training.loop.outcome import Outcome
 from hpcdl.training.loop.step import as_model_input, build_follow, build_step
 from hpcdl.training.optimization.objective import Objective, objective_of
 from hpcdl.training.optimization.optimizers import build_optimizer
+from hpcdl.training.session import safety
 
 if TYPE_CHECKING:
     from hpcdl.core.protocols import Array
 
 
-class TrainerParts:
-    """Trains one model on one worker. `group` holds the workers alone; every method is collective over it."""
+@contextlib.contextmanager
+def center_in_place(worker: Worker, variables: Sequence[Any]) -> Iterator[None]:
+    """Inside, `variables` (the trainable ones) hold the center, afterwards the worker's own values again.
+
+    Collective; does nothing where the strategy has no center.
+    """
+    center = worker.center()
+    if center is None:
+        yield
+        return
+    own = [numpy.array(variable) for variable in variables]
+    assign_all(variables, center)
+    try:
+        yield
+    finally:
+        assign_all(variables, own)
+
+
+def move_to_center(worker: Worker, variables: Sequence[Any]) -> None:
+    """Leave the center in `variables` for good. Collective."""
+    center = worker.center()
+    if center is not None:
+        assign_all(variables, center)
+
+
+def assign_all(variables: Sequence[Any], values: Sequence[Any]) -> None:
+    """Give each variable its value."""
+    for variable, value in zip(variables, values, strict=True):
+        variable.assign(value)
+
+
+class Position:
+    """Steps done, training seconds so far, and this rank's sums since the epoch began.
+
+    `totals` (float64) holds samples, summed loss and the summed metrics.
+    """
+
+    def __init__(self, num_metrics: int) -> None:
+        self.step = 0
+        self.seconds = 0.0
+        self.totals = numpy.zeros(2 + num_metrics)
+
+    def add(self, loss: float, sums: Array, num_samples: int) -> None:
+        """Count one step: `loss` is the mean over its `num_samples` samples."""
+        self.step += 1
+        self.totals += (num_samples, loss * num_samples, *sums)
+
+    def take_totals(self) -> Array:
+        """The sums so far; they begin anew."""
+        totals, self.totals = self.totals, numpy.zeros_like(self.totals)
+        return totals
+
+    def arrays(self) -> dict[str, Array]:
+        """The position as arrays, for a checkpoint."""
+        return {"position": numpy.array([self.step, self.seconds]), "totals": self.totals.copy()}
+
+    def restore(self, arrays: Mapping[str, Array]) -> None:
+        """Take the position that `arrays` wrote down."""
+        step, self.seconds = arrays["position"].tolist()
+        self.step = int(step)
+        self.totals = arrays["totals"].copy()
+
+
+class Parts:
+    """What one worker trains its model with.
+
+    `group` holds the workers alone. `together` are those of them that evaluate and save together: all of `group`, or
+    this one alone. `steps_done` counts the steps of the run, which the learning rate follows.
+    """
 
     def __init__(
         self,
@@ -44,163 +114,257 @@ class TrainerParts:
         group: Communicator,
         journal: Journal,
         run_dir: Path,
+        *,
+        together: Communicator | None = None,
+        steps_done: Callable[[], int] | None = None,
     ) -> None:
         config = prepared.config
-        self._prepared, self._config = prepared, config
-        self.model, self._worker, self._group, self._journal = model, worker, group, journal
-        self._objective: Objective = objective_of(config.objective)
+        self.prepared, self.config = prepared, config
+        self.model, self.worker, self.group, self.journal = model, worker, group, journal
+        self.together = together or group
+        self.objective: Objective = objective_of(config.objective)
         self.optimizer = build_optimizer(
             config.optimizer, model.trainable_variables, loss_scaling=config.model.precision == "mixed_float16"
         )
-        self._schedule = prepared.schedule
-        self._step = worker.build_step(model, self._objective, as_model_input) or build_step(
-            model, self.optimizer, worker, self._objective, config.exchange.accumulate
+        self._step = worker.build_step(model, self.objective, as_model_input) or build_step(
+            model, self.optimizer, worker, self.objective, config.exchange.accumulate
         )
         self._follow = build_follow(model, self.optimizer, worker)
-        self._evaluate = Evaluator(model, self._objective)
-        self._writer = CheckpointWriter(run_dir, group, config.checkpoint.keep_checkpoints)
-        self._position = Position(num_metrics=len(self._objective.names))
-        self._statistics_group = group
+        self._evaluate = Evaluator(model, self.objective)
+        self.writer = CheckpointWriter(run_dir, self.together, config.checkpoint.keep_checkpoints)
+        self.position = Position(num_metrics=len(self.objective.names))
+        self.steps_done = steps_done or (lambda: self.position.step)
         self._own: Mapping[str, Array] = {}
         self._memory: dict[str, Array] = {}
         self._told = 0
         self._statistics = [*state.moving_statistics(model)]
-        self._trainable = model.trainable_variables
+        self.trainable = model.trainable_variables
         self._read_weights = state.reader(model.weights)
         self._read_optimizer = state.reader(self.optimizer.variables)
         self._read_seeds = state.reader(state.seed_variables(model))
-        self._stop = StopRequest()
-        self._seen = observe(group).observation
-        self.outcome = Outcome(clock=StepClock(group, synchronous=True, warmup_steps=config.run.warmup_steps))
-
-    def position_at(self, step: int, facts: Mapping[str, Any], own: Mapping[str, Array]) -> Position:
-        """Where a checkpoint stands in this run. With another global batch the epoch goes on at the next whole step."""
-        position = Position(num_metrics=len(self._objective.names))
-        if facts["ranks"] == self._group.size and facts["global_batch"] == self._prepared.global_batch:
-            position.restore(own)
-            return position
-        epoch, step_in_epoch = divmod(step, facts["steps_per_epoch"])
-        samples = step_in_epoch * facts["global_batch"]
-        position.step = epoch * self._prepared.steps_per_epoch + -(-samples // self._prepared.global_batch)
-        position.seconds = facts["seconds"]
-        return position
+        self.stop = StopRequest()
+        self.seen = observe(group).observation
+        synchronous = prepared.info.features.synchronous
+        self.outcome = Outcome(clock=StepClock(group, synchronous=synchronous, warmup_steps=config.run.warmup_steps))
 
     def restore_worker(self, own: Mapping[str, Array]) -> None:
         """Take back what a checkpoint holds of this rank alone: the strategy's part and the moving statistics."""
-        self._worker.restore(own)
+        self.worker.restore(own)
         self._own = own
 
-    def _start_worker(self) -> None:
-        """Begin alike on every rank, but for what a resumed rank had for itself."""
-        self._worker.start([*self.model.weights, *self.optimizer.variables])
+    def start(self) -> float:
+        """Begin alike on every rank, but for what a resumed rank had for itself; when that was (`time.monotonic`)."""
+        self.stop.install()
+        self.worker.start([*self.model.weights, *self.optimizer.variables])
         state.assign_own_statistics(self.model, self._own)
+        self.journal.write("start", steps=self.prepared.num_steps, done=self.position.step)
+        return time.monotonic() - self.position.seconds
 
     def resume(self, position: Position, history: list[HistoryPoint]) -> None:
         """Go on from `position`; the caller has put weights, optimizer and random state back."""
-        self._position = position
-        self._writer.newest = position.step
+        self.position = position
+        self.writer.newest = position.step
         self.outcome.history = history
 
-    def _batches(self) -> Iterator[Any]:
+    def batches(self) -> Iterator[Any]:
+        """This worker's batches, from where it stands."""
         return iter(
             training_batches(
-                self._prepared.dataset,
-                batch_size=self._prepared.worker_batch,
-                worker=self._group.rank,
-                num_workers=self._group.size,
-                seed=self._config.run.seed,
-                start_step=self._position.step,
-                augment=Augmentation(flip=self._config.data.flip, crop_padding=self._config.data.crop_padding),
-                deterministic=self._config.run.deterministic,
+                self.prepared.dataset,
+                batch_size=self.prepared.worker_batch,
+                worker=self.group.rank,
+                num_workers=self.group.size,
+                seed=self.config.run.seed,
+                start_step=self.position.step,
+                augment=Augmentation(flip=self.config.data.flip, crop_padding=self.config.data.crop_padding),
+                deterministic=self.config.run.deterministic,
             )
         )
 
-    def _evaluate_split(self) -> Evaluation | None:
-        split = self._prepared.dataset.evaluation_split
+    def one_step(self, batches: Iterator[Any], run_began: float) -> None:
+        """Read a batch, compute, exchange, update; and note when each was over."""
+        step = self.position.step
+        self.seen.doing("reading a batch", step)
+        self.worker.learning_rate = rate = self.prepared.schedule(self.steps_done())
+        # TensorFlow keeps a tensor of every Python number that it has ever been given, about 0.8 KB each.
+        self.optimizer.learning_rate = numpy.array(rate, numpy.float32)
+        began = time.time()
+        images, labels = next(batches)
+        got_batch = time.time()
+        self.seen.doing("computing")
+        traffic = self.seen.traffic()
+        self.worker.before_step(step)
+        if self.worker.follows:
+            self._follow_step(began, got_batch, run_began, traffic)
+            return
+        with safety.naming_samples(lambda: self._sample_ids(step)):
+            with self._inside_engine():
+                loss, sums, had_gradients, exchanged = self._step(images, labels)
+                loss = float(loss)
+            updated = time.time()
+            safety.check_loss(loss, step, self.group.rank)
+        self.worker.after_step(step)
+        self.outcome.traffic += self.seen.traffic() - traffic
+        self.position.add(loss, numpy.asarray(sums), len(labels))
+        self.position.seconds = time.monotonic() - run_began
+        images_per_second = round(self.prepared.global_batch / max(time.time() - began, 1e-9), 2)
+        seconds = round(self.position.seconds, 3)
+        self.journal.step(self.steps_done(), loss=loss, images_per_second=images_per_second, seconds=seconds)
+        self.outcome.clock.add(
+            StepTimes(
+                began=began,
+                got_batch=got_batch,
+                had_gradients=float(had_gradients),
+                exchanged=float(exchanged),
+                updated=updated,
+                ended=time.time(),
+                waited_s=self.worker.waited_s,
+            )
+        )
+        self.outcome.steps_done += 1
+
+    def _follow_step(self, began: float, got_batch: float, run_began: float, traffic: Traffic) -> None:
+        """A step that the others finished while this worker was late: their mean without a gradient of its own."""
+        exchanged = float(self._follow())
+        updated = time.time()
+        self.worker.after_step(self.position.step)
+        self.outcome.traffic += self.seen.traffic() - traffic
+        self.position.step += 1
+        self.position.seconds = time.monotonic() - run_began
+        self.outcome.clock.add(
+            StepTimes(
+                began=began,
+                got_batch=got_batch,
+                had_gradients=got_batch,
+                exchanged=exchanged,
+                updated=updated,
+                ended=time.time(),
+            )
+        )
+        self.outcome.steps_done += 1
+
+    def _inside_engine(self) -> contextlib.AbstractContextManager[None]:
+        """TensorFlow's own engines exchange inside the step, where nobody sees them wait."""
+        if self.prepared.info.features.mpi or self.group.size == 1:
+            return contextlib.nullcontext()
+        return self.seen.waiting_for("a step of TensorFlow's engine", hidden=True)
+
+    def evaluate_split(self) -> Evaluation | None:
+        """Loss and metrics over the held-out split, where there is one; of the center, where there is one."""
+        split = self.prepared.dataset.evaluation_split
         if split is None:
             return None
         batches = evaluation_batches(
-            self._prepared.dataset,
+            self.prepared.dataset,
             split,
-            batch_size=self._config.data.batch_size,
-            worker=self._group.rank,
-            num_workers=self._group.size,
+            batch_size=self.config.data.batch_size,
+            worker=self.together.rank,
+            num_workers=self.together.size,
         )
-        return self._evaluate(self._noted(batches), self._group)
+        with center_in_place(self.worker, self.trainable):
+            return self._evaluate(self._noted(batches), self.together)
 
     def _noted(self, batches: Iterable[Any]) -> Iterator[Any]:
         """`batches`, with a sign of life for each."""
         for batch in batches:
-            self._seen.doing("evaluating")
+            self.seen.doing("evaluating")
             yield batch
 
-    def _save(self) -> None:
-        """Begin a checkpoint. The model stays as it is, or a run would depend on when its checkpoints are made."""
-        self._seen.doing("saving a checkpoint")
-        self._writer.wait()  # what it wrote has given its memory back then
-        self._tell_warnings()
+    def end_epoch(self, epoch: float, step: int, seconds: float, means: Sequence[float | None]) -> bool:
+        """Evaluate; True where the target accuracy is reached. `means`: loss and metrics of the training steps."""
+        held_out = self.evaluate_split()
+        loss, *metrics = means
+        point = HistoryPoint(
+            epoch=epoch,
+            step=step,
+            seconds=seconds,
+            loss=loss,
+            accuracy=dict(zip(self.objective.names, metrics, strict=True)).get("accuracy"),
+            val_loss=held_out.loss if held_out else None,
+            val_accuracy=held_out.accuracy if held_out else None,
+            val_metrics=held_out.metrics if held_out else {},
+        )
+        self.outcome.history.append(point)
+        self.journal.write("epoch", **vars(point))
+        return self._reaches_target(point)
+
+    def _reaches_target(self, point: HistoryPoint) -> bool:
+        target = self.config.objective.target_accuracy
+        if target is None or point.val_accuracy is None or point.val_accuracy < target:
+            return False
+        if self.outcome.seconds_to_target is not None:
+            return True  # the last center is evaluated once more after the others have left
+        self.outcome.seconds_to_target = point.seconds
+        self.journal.write("message", text=f"target accuracy {target:g} reached after {point.seconds:.1f} s")
+        return True
+
+    def save(self, **facts: Any) -> None:
+        """Begin a checkpoint, which keeps `facts` too.
+
+        The model stays as it is, or a run would depend on when its checkpoints are made.
+        """
+        self.seen.doing("saving a checkpoint")
+        self.writer.wait()  # what it wrote has given its memory back then
+        self.tell_warnings()
         shared: dict[str, Array] = {}
-        with center_in_place(self._worker, self._trainable):
+        with center_in_place(self.worker, self.trainable):
             values = self._read_weights()
-            if self._group.rank == 0:
+            if self.group.rank == 0:
                 shared |= state.copy_of(values, "weights", self._memory)
         statistics = {index: values[index] for index in self._statistics}
         del values  # or TensorFlow copies what it wants to change
-        means = state.mean_statistics(statistics, self._statistics_group)
+        means = state.mean_statistics(statistics, self.together)
         own = state.own_statistics(statistics, means)
-        if self._group.rank == 0:
+        if self.group.rank == 0:
             shared |= {f"weights/{index}": mean for index, mean in means.items()}
             shared |= state.copy_of(self._read_optimizer(), "optimizer", self._memory)
-        self._writer.start(
+        self.writer.start(
             Snapshot(
-                step=self._position.step,
+                step=self.position.step,
                 shared=shared,
                 own={**self._own_state(), **own},
-                facts=self._facts(),
+                facts={**self._facts(), **facts},
             )
         )
 
     def _facts(self) -> dict[str, Any]:
         return {
-            "steps_per_epoch": self._prepared.steps_per_epoch,
-            "global_batch": self._prepared.global_batch,
-            "seconds": self._position.seconds,
-            "ranks": self._group.size,
+            "steps_per_epoch": self.prepared.steps_per_epoch,
+            "global_batch": self.prepared.global_batch,
+            "seconds": self.position.seconds,
+            "ranks": self.group.size,
             "history": [vars(point) for point in self.outcome.history],
         }
 
     def _own_state(self) -> dict[str, Array]:
         seeds = state.copy_of(self._read_seeds(), "seeds")
-        return {**seeds, **self._position.arrays(), **self._worker.state()}
+        return {**seeds, **self.position.arrays(), **self.worker.state()}
 
-    def _stop_early(self, reason: str) -> None:
-        self.outcome.clock.flush()
-        self._save()
-        self._leave_early(reason, self._position.step)
-
-    def _leave_early(self, reason: str, step: int) -> NoReturn:
+    def leave_early(self, reason: str, step: int) -> NoReturn:
         """Raise what a stop amounts to: StoppedEarly where there is a checkpoint to go on from, else Interrupted."""
-        self._writer.wait()
-        self._tell_warnings()
-        self._worker.finish(early=True)
-        stopped = f"stopped by {reason} after step {step} of {self._prepared.num_steps}"
-        saved = self._writer.newest
+        self.writer.wait()
+        self.tell_warnings()
+        self.worker.finish(early=True)
+        stopped = f"stopped by {reason} after step {step} of {self.prepared.num_steps}"
+        saved = self.writer.newest
         if saved is None:
             raise Interrupted(f"{stopped}; no checkpoint could be written, so --resume begins again")
         if saved < step:
             raise StoppedEarly(f"{stopped}; its checkpoint could not be written: --resume goes on after step {saved}")
         raise StoppedEarly(f"{stopped}; a checkpoint is saved: go on with --resume")
 
-    def _tell_warnings(self) -> None:
+    def tell_warnings(self) -> None:
         """Say what went wrong with checkpoints, when it has happened; the record keeps it too."""
-        for warning in self._writer.warnings[self._told :]:
-            self._journal.write("message", text=f"warning: {warning}")
+        for warning in self.writer.warnings[self._told :]:
+            self.journal.write("message", text=f"warning: {warning}")
             self._told += 1
 
     def _sample_ids(self, step: int) -> list[int]:
-        return self._prepared.sample_ids(step, self._group.rank)
+        return self.prepared.sample_ids(step, self.group.rank)
 
-    def _close(self, began: float) -> None:
-        self._tell_warnings()
+    def close(self, began: float) -> None:
+        """The last thing: nothing is trained after it."""
+        self.worker.finish()
+        self.tell_warnings()
         self.outcome.seconds = time.monotonic() - began
-        self.outcome.warnings += self._writer.warnings
+        self.outcome.warnings += self.writer.warnings

@@ -28,7 +28,7 @@ from hpcdl.core.statistics import Sample, mean_of_known
 from hpcdl.strategies.base import Worker
 from hpcdl.strategies.elastic.center.rules import summary_of
 from hpcdl.training.launch.prepare import Prepared
-from hpcdl.training.loop.outcome import Outcome
+from hpcdl.training.loop.clock import Outcome
 
 _QUANTILES = (0.0, 0.01, 0.05, 0.25, 0.5, 0.75, 0.95, 0.99, 1.0)
 

@@ -9,7 +9,9 @@ from typing import Any
 
 import keras
 
+from hpcdl.comm.agree import decided
 from hpcdl.comm.observed import Observed
+from hpcdl.comm.threads.communicator import alone
 from hpcdl.config.schema import TrainConfig
 from hpcdl.core.errors import CorruptError, HpcdlError
 from hpcdl.core.files import replacing
@@ -17,15 +19,16 @@ from hpcdl.core.protocols import Communicator
 from hpcdl.core.records import HistoryPoint, RunRecord, from_json, write_record
 from hpcdl.data.dataset import Dataset
 from hpcdl.models.load import load_model
-from hpcdl.strategies.base import Context
+from hpcdl.strategies.base import Context, Worker
 from hpcdl.strategies.table import load_strategy
 from hpcdl.training.checkpoint import folders as checkpoints
 from hpcdl.training.checkpoint import state
 from hpcdl.training.launch.prepare import Prepared, rule_in_force
 from hpcdl.training.launch.rundir import MODEL_FILE
 from hpcdl.training.loop import results
-from hpcdl.training.loop.asynchronous import AsynchronousTrainer
+from hpcdl.training.loop.asynchronous import AsynchronousTrainer, replica_of
 from hpcdl.training.loop.journal import EchoJournal, EventHandler, FileJournal, Journal, NullJournal
+from hpcdl.training.loop.parts import Parts
 from hpcdl.training.loop.synchronous import Trainer
 from hpcdl.training.session import runtime
 from hpcdl.training.session.watch import Watch, survivors
@@ -60,8 +63,7 @@ def run_worker(
     model = build_model(config, prepared.dataset)
     if config.model.init_weights is not None:
         journal.write("message", text=state.load_weights(model, config.model.init_weights))
-    trainer_class = Trainer if prepared.info.features.synchronous else AsynchronousTrainer
-    trainer = trainer_class(prepared, model, worker, group, journal, run_dir)
+    trainer = _trainer(prepared, model, worker, group, journal, run_dir)
     warnings = [*([prepared.info.warning] if prepared.info.warning else []), *worker.warnings]
     resumed_from = _resume(trainer, run_dir, group, warnings) if config.checkpoint.resume else None
     if resumed_from is not None:
@@ -87,6 +89,20 @@ def run_worker(
         write_record(run_dir, results.finished_record(record, prepared, outcome, ranks, _parameters(model)))
     journal.close()
     return communicator
+
+
+def _trainer(
+    prepared: Prepared, model: keras.Model, worker: Worker, group: Communicator, journal: Journal, run_dir: Path
+) -> Trainer | AsynchronousTrainer:
+    if prepared.info.features.synchronous:
+        return Trainer(Parts(prepared, model, worker, group, journal, run_dir))
+    replica = replica_of(worker)
+
+    def steps_done() -> int:
+        return replica.count // prepared.num_workers
+
+    parts = Parts(prepared, model, worker, group, journal, run_dir, together=alone(), steps_done=steps_done)
+    return AsynchronousTrainer(parts)
 
 
 def _journal(run_dir: Path, tensorboard: Path | None, on_event: EventHandler | None) -> Journal:
@@ -139,33 +155,42 @@ def _save_finished(model: keras.Model, run_dir: Path) -> list[str]:
     return [f"{MODEL_FILE} found no room ({getattr(first, 'strerror', None) or first}); older checkpoints were removed"]
 
 
-def _resume(trainer: Trainer, run_dir: Path, communicator: Communicator, warnings: list[str]) -> int | None:
+def _resume(
+    trainer: Trainer | AsynchronousTrainer, run_dir: Path, communicator: Communicator, warnings: list[str]
+) -> int | None:
     """Put the newest checkpoint that is whole back into `trainer`; its step, or None where there is none."""
-    found = checkpoints.newest_valid(run_dir, warnings) if communicator.rank == 0 else None
-    step: int | None = communicator.allgather_json(found)[0]
-    if step is None:
-        if communicator.rank == 0 and checkpoints.list_checkpoints(run_dir / checkpoints.FOLDER):
+    parts = trainer.parts
+
+    def newest() -> int | None:
+        step = checkpoints.newest_valid(run_dir, warnings)
+        if step is None and checkpoints.list_checkpoints(run_dir / checkpoints.FOLDER):
             raise CorruptError(f"every checkpoint in {run_dir} is damaged; start again in another --run-dir")
+        return step
+
+    step = decided(communicator, newest)
+    if step is None:
         return None
-    facts: dict[str, Any] = {}
-    if communicator.rank == 0:
+
+    def take_shared() -> dict[str, Any]:
         shared, facts = checkpoints.read_shared(run_dir, step)
-        state.assign(trainer.model.weights, shared, "weights")
-        state.assign(trainer.optimizer.variables, shared, "optimizer")
-    facts = communicator.allgather_json(facts)[0]
+        state.assign(parts.model.weights, shared, "weights")
+        state.assign(parts.optimizer.variables, shared, "optimizer")
+        return facts
+
+    facts = decided(communicator, take_shared)
     own = checkpoints.read_own(run_dir, step, communicator.rank)
     same_layout = facts["ranks"] == communicator.size
     # Asynchronous strategies keep worker 0's part alone: the others begin at the center.
     same_state = same_layout and bool(own)
     position = trainer.position_at(step, facts, own)
     if same_state:
-        state.assign(state.seed_variables(trainer.model), own, "seeds")
-        trainer.restore_worker(own)
+        state.assign(state.seed_variables(parts.model), own, "seeds")
+        parts.restore_worker(own)
     elif communicator.rank == 0 and not same_layout:
         warnings.append(
             f"resumed on {communicator.size} ranks what {facts['ranks']} began: a correct run, but not bit for bit"
         )
-    trainer.resume(position, [from_json(HistoryPoint, point) for point in facts["history"]])
+    parts.resume(position, [from_json(HistoryPoint, point) for point in facts["history"]])
     return step
 
 

@@ -17,6 +17,7 @@ from typing import NoReturn
 from hpcdl.cluster.environment import OWN_LAUNCHER, WITHOUT_MPI_VARIABLE, Placement, job_address, placement
 from hpcdl.cluster.status import FOLDER, report_left, report_status
 from hpcdl.cluster.supervise import LAUNCH_VARIABLE, LAUNCHED_BY_VARIABLE, STATUS_VARIABLE
+from hpcdl.comm.agree import SilentExit
 from hpcdl.comm.observed import Observation, Observed, observe
 from hpcdl.core import lifeline
 from hpcdl.core.errors import HpcdlError, Interrupted, RankError, StoppedEarly, UsageError, original, printable
@@ -134,6 +135,8 @@ def supervised(
                 wait_for_the_others(communicator)
                 return exit_code
             show(error)
+            if isinstance(error, SilentExit):
+                time.sleep(FIRST_WORD_S)
             if communicator is not None:
                 communicator.abort(exit_code)
             return exit_code
@@ -196,7 +199,7 @@ def verdict(error: BaseException) -> tuple[str, int]:
     error = original(error)
     if isinstance(error, StoppedEarly):
         return "stopped", error.exit_code
-    if isinstance(error, RankError):
+    if isinstance(error, (RankError, SilentExit)):
         return "bereaved", error.exit_code
     # TensorFlow makes an error of its own of a lost peer that the exchange has met: it keeps the class in its text.
     if type(error).__name__ in _LOST_PEER or f"{RankError.__name__}: " in str(error):

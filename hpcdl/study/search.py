@@ -7,6 +7,7 @@ A trial is a fresh `hpcdl train` on ranks of its own. What was proposed and what
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import json
 import math
 import os
@@ -24,10 +25,10 @@ from hpcdl.cluster.processes import end_marked
 from hpcdl.config.load import Layer, all_settings, load
 from hpcdl.config.schema import TrainConfig
 from hpcdl.config.search import SearchStudy
-from hpcdl.core.errors import ConfigError, StoppedEarly, UsageError
+from hpcdl.core.errors import ConfigError, CorruptError, StoppedEarly, UsageError
 from hpcdl.core.files import write_json, write_toml
 from hpcdl.core.lock import writing
-from hpcdl.core.records import RunRecord
+from hpcdl.core.records import RunRecord, read_record, write_record
 from hpcdl.core.signals import caught
 from hpcdl.node.topology.machines import read_topology
 from hpcdl.report.runs.searches import FILE_NAME, SearchRecord, SearchTrial, read_search
@@ -123,14 +124,10 @@ def open_search(folder: Path, search: SearchStudy, *, resume: bool) -> SearchRec
         before = read_search(folder / FILE_NAME)
         if (before.name, list(before.objectives)) != (search.name, list(plan.objective)):
             raise UsageError(f"{folder} holds a search of another name or objective; choose another --out DIR")
-        return _replaced(before, planned=plan.trials, sampler=plan.sampler)
+        return dataclasses.replace(before, planned=plan.trials, sampler=plan.sampler)
     if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
         raise UsageError(f"{folder} exists and holds no search; choose another --out DIR")
     return fresh
-
-
-def _replaced(record: SearchRecord, **changes: Any) -> SearchRecord:
-    return SearchRecord(**{**vars(record), **changes})
 
 
 class HyperparameterSearch:
@@ -290,6 +287,7 @@ class HyperparameterSearch:
             state = STOPPED if item.stopped else FAILED
             message = "behind the others" if item.stopped else why_failed(item.attempt, item.run_dir)
             self._proposals.tell(number, state, message=message, **self._cost(seconds, len(item.slot.nodes)))
+            _mark_ended(item.run_dir, message)
         drop_heavy_results(item.run_dir)
         self._write()
         self._notify(self.record, self._told(number))
@@ -323,7 +321,7 @@ class HyperparameterSearch:
         front = self._proposals.front()
         items = self._counted()
         commands = [command_of(self._search, item) for number in front for item in items if item.number == number]
-        record = _replaced(
+        record = dataclasses.replace(
             self.record,
             seconds=self._elapsed(),
             trials=[
@@ -344,6 +342,12 @@ class HyperparameterSearch:
 
 
 _NOTES = ("message", "seconds", "node_hours", "ended_after_s")
+
+
+def _mark_ended(run_dir: Path, message: str) -> None:
+    """Say in the record of a trial, where it has one, that it did not come to its end, and why."""
+    with contextlib.suppress(CorruptError):
+        write_record(run_dir, dataclasses.replace(read_record(run_dir), status="failed", message=message))
 
 
 def command_of(search: SearchStudy, proposal: Proposal) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import math
 import os
@@ -22,7 +23,8 @@ from hpcdl.core.errors import ConfigError, UsageError
 from hpcdl.report.analysis.analyse import analyse
 from hpcdl.report.build import compose
 from hpcdl.report.document import Figure, Listing
-from hpcdl.report.runs.searches import SearchRecord, read_search
+from hpcdl.report.figures import svg
+from hpcdl.report.runs.searches import SearchRecord, SearchTrial, read_search
 from hpcdl.report.runs.sources import Gathered
 from hpcdl.study.proposals import FINISHED, Proposals
 from tests.conftest import ROOT
@@ -121,13 +123,25 @@ def test_the_best_is_the_best_and_its_command_is_whole(found: tuple[Path, Search
 
 
 def test_the_report_has_a_section(found: tuple[Path, SearchStudy, SearchRecord]) -> None:
-    document = compose(analyse(Gathered(runs=()), searches=[found[2]]))
+    trials = [
+        SearchTrial(number=number, state="finished", settings={"learning-rate": rate, "optimizer": "sgd"},
+                    values=[accuracy], ended_after_s=10.0 * (number + 1), seconds=9.0, node_hours=0.1)
+        for number, (rate, accuracy) in enumerate([(0.3, 0.5), (0.1, 0.9), (0.2, 0.8), (0.05, 0.95)])
+    ]  # fmt: skip
+    command = "hpcdl train --learning-rate 0.05"
+    search = dataclasses.replace(
+        found[2], trials=trials, front=(3,), commands=(command,), importance={"optimizer": 1.0}
+    )
+    assert [trial.number for trial, _ in search.best_so_far()] == [0, 1, 3]
+    document = compose(analyse(Gathered(runs=()), searches=[search]))
     (section,) = [item for item in document.sections if item.name == "search"]
-    assert any(isinstance(item, Listing) and item.lines[0].startswith("hpcdl train") for item in section.items)
-    figures = {item.name for item in section.items if isinstance(item, Figure)}
-    assert "search-parallel" in figures
-    assert document.summary[0].startswith(f"Search: {NUM} trials by tpe")
-    assert document.data["search"][0]["front"] == found[2].front
+    assert [list(item.lines) for item in section.items if isinstance(item, Listing)] == [[command]]
+    figures = {item.name: item for item in section.items if isinstance(item, Figure)}
+    assert set(figures) == {"search-time", "search-node-hours", "search-parallel"}
+    assert list(figures["search-node-hours"].series[0].x) == pytest.approx([0.1, 0.2, 0.4])
+    assert all("<svg" in svg(figure) for figure in figures.values())
+    assert document.summary[0].startswith("Search: 4 trials by tpe: at best accuracy 0.950 with learning-rate 0.0500")
+    assert document.data["search"][0]["front"] == (3,)
 
 
 def test_it_goes_on_only_with_resume_and_the_same_search(found: tuple[Path, SearchStudy, SearchRecord]) -> None:

@@ -1,0 +1,64 @@
+"""A distributed `fit`: metrics, stops, files and unequal steps, on two ranks and in one process."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy
+import pytest
+
+from tests.conftest import CommandLine
+from tests.training.keras.scripts import HERE, run_script, succeed
+
+pytestmark = pytest.mark.mpi
+
+
+@pytest.fixture(scope="module")
+def found(session_hpcdl: CommandLine, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
+    """What meeting_script.py has found: on ranks 0 and 1 of two, and alone; and what two ranks have said."""
+    folder = tmp_path_factory.mktemp("meeting")
+    said = succeed(run_script(session_hpcdl, HERE / "meeting_script.py", ranks=2, cwd=folder)).err
+    logs = (folder / "log.csv").read_text()
+    succeed(run_script(session_hpcdl, HERE / "meeting_script.py", ranks=1, cwd=folder))
+    ranks = [json.loads((folder / f"found-2-{rank}.json").read_text()) for rank in range(2)]
+    alone = json.loads((folder / "found-1-0.json").read_text())
+    return {"ranks": ranks, "alone": alone, "said": said, "logs": logs, "folder": folder}
+
+
+def close(mine: Any, other: Any) -> bool:
+    mine, other = numpy.asarray(mine, float), numpy.asarray(other, float)
+    return bool(numpy.abs(mine - other).max() <= 1e-5 * numpy.abs(other).max() + 1e-7)
+
+
+@pytest.mark.parametrize("key", ["history", "norm", "unequal", "stop True", "stop False", "dataset", "refused"])
+def test_ranks_end_alike_whatever_one_of_them_does(found: dict[str, Any], key: str) -> None:
+    first, second = found["ranks"]
+    assert first[key] == second[key]
+
+
+@pytest.mark.parametrize("name", ["loss", "accuracy", "auc", "precision", "f1", "val_loss", "val_auc", "val_f1"])
+def test_metrics_are_those_of_all_samples(found: dict[str, Any], name: str) -> None:
+    assert close(found["ranks"][0]["history"][name], found["alone"]["history"][name])
+
+
+def test_synchronized_normalization_equals_one_process_with_the_whole_batch(found: dict[str, Any]) -> None:
+    for mine, other in zip(found["ranks"][0]["norm"], found["alone"]["norm"], strict=True):
+        assert close(mine, other)
+
+
+def test_unequal_steps_and_files_are_told_once(found: dict[str, Any]) -> None:
+    lines = [line for line in found["said"].splitlines() if line.startswith("hpcdl: ")]
+    assert sum("write files do so on rank 0 alone" in line for line in lines) == 1
+    assert sum("(rank 0 4, rank 1 6)" in line for line in lines) == 2, "once an epoch"
+    assert len(found["logs"].splitlines()) == 3, "a head and two epochs, by one rank"
+    assert (Path(found["folder"]) / "best.keras").is_file()
+
+
+def test_an_optimizer_that_is_not_distributed_is_refused_with_the_remedy(found: dict[str, Any]) -> None:
+    assert "optimizer=hpcdl.DistributedOptimizer(SGD(...))" in found["ranks"][0]["refused"]
+
+
+def test_a_stop_on_one_rank_is_one_on_all(found: dict[str, Any]) -> None:
+    assert len(found["ranks"][0]["stop True"][0]) == 1 and len(found["ranks"][0]["stop False"][0]) == 2

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import os
+import subprocess
+import sys
 import threading
 import time
 from collections.abc import Callable
@@ -11,7 +14,15 @@ import pytest
 
 from hpcdl.comm.observed import Observation
 from hpcdl.core.errors import RankError
-from hpcdl.training.session.watch import Actions, Limits, Note, WaitNote, Watch, diagnose
+from hpcdl.training.session.watch import (
+    Actions,
+    Limits,
+    Note,
+    WaitNote,
+    Watch,
+    diagnose,
+    processor_wanted_s,
+)
 from tests.conftest import patience
 
 LIMITS = Limits(stall_s=10, busy_s=100)
@@ -173,3 +184,28 @@ def test_a_run_that_moves_writes_nothing(tmp_path: Path) -> None:
     run(ranks, step)
     assert not list(tmp_path.iterdir())
     assert not any(rank.ended or rank.told for rank in ranks)
+
+
+def test_who_stands_in_line_for_a_core_computes() -> None:
+    """Five programs on one core that compute without a pause; this process asks for little, and waits."""
+    core = str(min(os.sched_getaffinity(0)))
+    spin = f"import os; os.sched_setaffinity(0, {{{core}}})\nwhile True: pass"
+    others = [subprocess.Popen([sys.executable, "-c", spin]) for _ in range(4)]
+    asks = (
+        "import os, threading, time; from hpcdl.training.session.watch import processor_wanted_s as wanted_s\n"
+        f"os.sched_setaffinity(0, {{{core}}}); os.nice(10)\n"
+        "threading.Thread(target=lambda: [None for _ in iter(int, 1)], daemon=True).start()\n"
+        "before, begun = wanted_s(), time.monotonic(); time.sleep(3)\n"
+        "print((wanted_s() - before) / (time.monotonic() - begun), flush=True); os._exit(0)"
+    )
+    try:
+        line = [sys.executable, "-c", asks]
+        share = float(subprocess.run(line, capture_output=True, text=True, timeout=120, check=True).stdout)
+    finally:
+        for other in others:
+            other.kill()
+            other.wait()
+    assert share > 0.5
+    before, begun = processor_wanted_s(), time.monotonic()
+    time.sleep(1)
+    assert (processor_wanted_s() - before) / (time.monotonic() - begun) < 0.5

@@ -56,7 +56,10 @@ class WaitNote:
 
 @dataclass(frozen=True, kw_only=True)
 class Note:
-    """Where a rank stands: what it does since `idle_s` seconds, its share of a core lately, and what it waits for."""
+    """Where a rank stands: what it does since `idle_s` seconds, its share of a core lately, and what it waits for.
+
+    The share is what it computed or would have computed, had others not had the core.
+    """
 
     rank: int
     host: str
@@ -130,6 +133,19 @@ def diagnose(asker: Note, notes: Mapping[int, Note], hosts: Mapping[int, str], l
         impatient = any(not wait.patient for wait in overdue)
         return Verdict(kind="elsewhere", cause=note.rank, host=note.host, text=text, fatal=over and impatient)
     return _deadlock(asker, overdue[0], [notes[rank] for rank in reached], limits.stall_s, told)
+
+
+def processor_wanted_s() -> float:
+    """Seconds that this process has computed, and that its threads stood in line for a core that others had.
+
+    The caller's own wait does not count: a watch wakes up on a busy node too.
+    """
+    waited_ns = 0
+    for task in Path("/proc/self/task").iterdir():
+        if int(task.name) != threading.get_native_id():
+            with contextlib.suppress(OSError, IndexError):  # a thread that has ended, a kernel that does not count
+                waited_ns += int((task / "schedstat").read_text().split()[1])
+    return time.process_time() + waited_ns / 1e9
 
 
 def _reached(asker: Note, overdue: Sequence[WaitNote], notes: Mapping[int, Note], after_s: float) -> list[int]:
@@ -270,7 +286,7 @@ class Watch:
 
     def _processor_share(self, now_s: float) -> float:
         """Of one core, over half of the time allowed: who waits for a disk for a moment is not stuck."""
-        self._processor = [*self._processor[-LOOKS // 2 :], (now_s, time.process_time())]
+        self._processor = [*self._processor[-LOOKS // 2 :], (now_s, processor_wanted_s())]
         (first_s, before_s), (last_s, after_s) = self._processor[0], self._processor[-1]
         return (after_s - before_s) / (last_s - first_s) if last_s > first_s else 1.0
 

@@ -1,0 +1,29 @@
+"""A fit with hpcdl.State that gets a SIGTERM at the end of its third epoch, where its argument says so."""
+
+import os
+import signal
+import sys
+
+import hpcdl
+
+hpcdl.init()
+import keras
+import numpy
+
+keras.utils.set_random_seed(hpcdl.rank())
+x = numpy.random.default_rng(0).normal(size=(64, 6)).astype("float32")[hpcdl.rank() :: hpcdl.size()]
+model = keras.Sequential([keras.Input((6,)), keras.layers.Dense(8), keras.layers.Dropout(0.5), keras.layers.Dense(1)])
+model.compile(optimizer=hpcdl.DistributedOptimizer("adam"), loss="mse")
+state = hpcdl.State(model)
+print("begins at epoch", state.epoch, flush=True)
+
+
+class Terminate(keras.callbacks.Callback):
+    def on_epoch_end(self, epoch, logs=None):
+        if epoch == 2 and "terminate" in sys.argv:
+            os.kill(os.getpid(), signal.SIGTERM)
+
+
+callbacks = [Terminate(), hpcdl.callbacks(state)]
+model.fit(x, x.sum(1), batch_size=8, epochs=6, initial_epoch=state.epoch, verbose=0, callbacks=callbacks)
+print("ends at epoch", state.epoch)

@@ -1,0 +1,26 @@
+"""`hpcdl run` with hpcdl.State: a signal saves and leaves with 75, and --resume goes on where that was."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from tests.conftest import CommandLine
+from tests.training.keras.scripts import HERE
+from tests.training.training_runs import record_of
+
+
+@pytest.mark.mpi
+def test_a_script_saves_at_a_signal_and_goes_on(session_hpcdl: CommandLine, tmp_path: Path) -> None:
+    words = ["run", "--ranks", "2", "--run-dir", tmp_path / "run"]
+    stopped = session_hpcdl([*words, HERE / "kept_script.py", "terminate"])
+    assert stopped.code == 75, stopped.err
+    assert stopped.out.splitlines() == ["begins at epoch 0"] * 2
+    assert "go on with --resume" in stopped.err
+    ended = session_hpcdl([*words, "--resume", HERE / "kept_script.py"])
+    assert ended.code == 0, ended.err
+    assert sorted(ended.out.splitlines()) == ["begins at epoch 3"] * 2 + ["ends at epoch 6"] * 2
+    record = record_of(tmp_path / "run")
+    assert record["resumed_from_steps"] and record["steps"] == 12
+    assert record["global_batch"] == 16 and record["images_per_second"] > 0

@@ -43,7 +43,13 @@ def make_record(workers: int = 1, rate: float | None = 100.0, **changes: Any) ->
             )
             for epoch in range(1, 6)
         ],
-        "rank_records": [RankRecord(rank=number, host=f"node{number}") for number in range(workers)],
+        "rank_records": [
+            RankRecord(
+                rank=number, host=f"node{number}", rounds_per_step=2 * (workers - 1),
+                round_bytes_per_step=2 * 1_724_320 * (workers - 1) / workers,
+            )
+            for number in range(workers)
+        ],
     }  # fmt: skip
     return RunRecord(**(values | changes))
 

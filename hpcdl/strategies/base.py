@@ -111,9 +111,9 @@ class Worker:
         raise NotImplementedError
 
     def build_step(self, model: Any, objective: Any, as_model_input: Callable[[Any], Any]) -> Callable[..., Any] | None:
-        """The whole step, in place of training/step.py's, where a strategy brings its own; `apply` is not called then.
+        """The whole step, in place of training/loop's, where a strategy brings its own; `apply` is not called then.
 
-        It takes images and labels and returns what training/step.py's does; `center` says what the weights are.
+        It takes images and labels and returns what training/loop's does; `center` says what the weights are.
         """
         return None
 
@@ -124,7 +124,7 @@ class Worker:
     """Whether the step that was just announced goes on without this worker's gradient."""
 
     def wish(self, wishes: Array) -> None:
-        """What this worker wishes of all (training/control.py), where `agreed` carries it."""
+        """What this worker wishes of all (training/session/control.py), where `agreed` carries it."""
 
     def agreed(self) -> Array | None:
         """The sum of all workers' wishes after this step; None where the workers ask each other instead."""

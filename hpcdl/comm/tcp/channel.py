@@ -1,4 +1,4 @@
-"""One authenticated connection of comm/tcp.py: JSON messages, each with its length and an HMAC."""
+"""One authenticated connection of comm/tcp: JSON messages, each with its length and an HMAC."""
 
 from __future__ import annotations
 

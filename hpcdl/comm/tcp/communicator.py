@@ -1,4 +1,4 @@
-"""A Communicator without MPI, over comm/tcp.py: for what ranks agree on between steps, not for gradients.
+"""A Communicator without MPI, over a group's connections: for what ranks agree on between steps, not for gradients.
 
 Everything goes through rank 0 as JSON. Strategies that bring their own engine for gradients use it to meet, to stop
 together, to add up evaluations, and to build the record.

@@ -1,4 +1,4 @@
-"""Where the threads of comm/threads.py meet: messages that have come from one side only, and who has left."""
+"""Where the threads of comm/threads meet: messages that have come from one side only, and who has left."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a worker says to parameter servers: numpy and a communicator; strategies/ps_worker.py puts it into a graph."""
+"""What a worker says to parameter servers: numpy and a communicator; worker.py puts it into a graph."""
 
 from __future__ import annotations
 

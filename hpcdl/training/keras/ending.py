@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import atexit
+import builtins
 import os
 import sys
 import time
@@ -58,12 +59,15 @@ class Ending:
         self._exit = sys.exit
         sys.excepthook = self._failed
         sys.exit = self._note_exit
+        self._quitters = {name: vars(builtins)[name] for name in ("exit", "quit") if name in vars(builtins)}
+        vars(builtins).update(dict.fromkeys(self._quitters, self._note_exit))
         atexit.register(self._over)
 
     def uninstall(self) -> None:
         """Give it back."""
         sys.excepthook = sys.__excepthook__
         sys.exit = self._exit
+        vars(builtins).update(self._quitters)
         atexit.unregister(self._over)
 
     def _failed(self, kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:

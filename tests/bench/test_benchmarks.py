@@ -30,6 +30,7 @@ MINUTES = {
     "exchange_peers": "AlexNet under three engines",
     "node_winner": "an exhaustive search",
     "safety_cost": "steps of ResNet-50 on two ranks",
+    "script_overhead": "fits of an MLP with and without hpcdl, in turn",
     "startup_metadata": "packs and unpacks the whole environment",
     "step_efficiency": "steps of AlexNet and ResNet-50 on two ranks",
 }

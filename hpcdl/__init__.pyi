@@ -1,5 +1,9 @@
 from hpcdl import data as data
 from hpcdl.training.keras.callbacks import callbacks as callbacks
+from hpcdl.training.keras.callbacks import on_rank_0 as on_rank_0
+from hpcdl.training.keras.dataset import dataset as dataset
+from hpcdl.training.keras.learning_rate import learning_rate_schedule as learning_rate_schedule
+from hpcdl.training.keras.learning_rate import learning_rate_warmup as learning_rate_warmup
 from hpcdl.training.keras.optimizer import DistributedOptimizer as DistributedOptimizer
 from hpcdl.training.keras.optimizer import load_model as load_model
 from hpcdl.training.keras.primitives import Average as Average
@@ -28,6 +32,7 @@ from hpcdl.training.keras.session import node_rank as node_rank
 from hpcdl.training.keras.session import rank as rank
 from hpcdl.training.keras.session import shutdown as shutdown
 from hpcdl.training.keras.session import size as size
+from hpcdl.training.keras.state import State as State
 from hpcdl.training.keras.tape import DistributedGradientTape as DistributedGradientTape
 
 __version__: str

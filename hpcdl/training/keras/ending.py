@@ -59,7 +59,7 @@ class Ending:
         self._exit = sys.exit
         sys.excepthook = self._failed
         sys.exit = self._note_exit
-        self._quitters = {name: vars(builtins)[name] for name in ("exit", "quit") if name in vars(builtins)}
+        self._quitters: dict[str, Any] = {name: value for name, value in vars(builtins).items() if name in QUITTERS}
         vars(builtins).update(dict.fromkeys(self._quitters, self._note_exit))
         atexit.register(self._over)
 
@@ -93,6 +93,10 @@ class Ending:
             mine.abort(code)
         leave_together(self.last, self.watch)
         self.watch.stop()
+
+
+QUITTERS = ("exit", "quit")
+"""Names that Python gives to sys.exit, where it was not started with -S."""
 
 
 def exit_code_of(code: Any) -> int:

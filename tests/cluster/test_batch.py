@@ -114,7 +114,7 @@ def test_train_gets_ranks_run_folder_and_resume() -> None:
     ("wanted", "said"),
     [
         (Wanted(command=[*TRAIN, "--ranks", "3"], nodes=2), "--ranks 3, but --nodes 2 x --ranks-per-node 1 = 2"),
-        (Wanted(command=["bench", "allreduce"], until_done=True), "--until-done goes with `train` and `sweep`"),
+        (Wanted(command=["bench", "allreduce"], until_done=True), "--until-done goes with `train`, `run` and `sweep`"),
         (Wanted(command=TRAIN, time_s=30), "count in minutes"),
         (Wanted(command=TRAIN, time_s=60, warning_s=60), "less than --time"),
     ],

@@ -108,7 +108,7 @@ def start_under(launcher: list[str], mpi: Mpi, arguments: list[object]) -> str:
 def test_a_terminal_that_closes_stops_a_run_unless_nohup(
     session_hpcdl: CommandLine, shards: Path, run_dir: Path, nohup: bool
 ) -> None:
-    before = signal.signal(signal.SIGHUP, signal.SIG_IGN) if nohup else signal.getsignal(signal.SIGHUP)
+    before = signal.signal(signal.SIGHUP, signal.SIG_IGN if nohup else signal.SIG_DFL)
     try:
         process = start(session_hpcdl, [*SHORT, "--epochs", "6", "--data", shards, "--run-dir", run_dir])
     finally:

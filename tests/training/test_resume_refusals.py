@@ -37,7 +37,7 @@ def another(item: Setting) -> Any:
 )
 def test_a_setting_that_changes_results_is_refused_with_both_values(item: Setting, tmp_path: Path) -> None:
     begun, value = config(), another(item)
-    rundir.create(tmp_path, begun, "c1")
+    rundir.create(tmp_path, begun, {rundir.CHECKSUM: "c1"})
     rundir.check_resumed(tmp_path, begun.config, "c1")
     changed = config(**{item.key: value}).config
     assert item.matters is not None
@@ -56,7 +56,7 @@ def test_a_setting_that_changes_results_is_refused_with_both_values(item: Settin
 
 
 def test_of_the_data_the_content_counts(tmp_path: Path) -> None:
-    rundir.create(tmp_path, config(data="/first"), "c1")
+    rundir.create(tmp_path, config(data="/first"), {rundir.CHECKSUM: "c1"})
     rundir.check_resumed(tmp_path, config(data="/second").config, "c1")
     for data in ("/first", "/second"):
         with pytest.raises(

@@ -47,6 +47,13 @@ def test_training_batches(data: Path) -> None:
         training_batches(dataset, batch_size=200)
 
 
+def test_a_stream_that_is_closed_waits_for_no_tuning(data: Path) -> None:
+    """tf.data's tuner may sleep on while its iterator is deleted, as long as it has run before, up to a minute."""
+    from hpcdl.data.read.pipeline import as_tf_dataset
+
+    assert as_tf_dataset(str(data), batch_size=8).options().autotune.enabled is False
+
+
 def same_samples_of(batches: list[tuple[np.ndarray, np.ndarray]], data: Path, split: str) -> bool:
     """Whether each sample is one of the split's, with its label."""
     dataset = open_dataset(str(data))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any, NamedTuple
@@ -107,7 +108,7 @@ def evaluation_batches(
         batches = _batches(dataset, read_from, tf.data.Dataset.range(first, stop, batch_size), batch_size, None)
         if not fixed.changes_nothing:
             batches = batches.map(lambda images, labels: (_augmented(images, fixed, 0, _Rows(0, 0, 0)), labels))
-        return iter(batches)
+        return iter(batches.with_options(_options(True)))
 
     return Prefetched(produce, depth=_AHEAD, release=reader.close)
 
@@ -169,9 +170,15 @@ def _dataset(
         batches = tf.data.Dataset.zip(steps, batches).map(
             lambda step, batch: (_augmented(batch[0], augment, step, rows), batch[1])
         )
+    return batches.with_options(_options(deterministic)).prefetch(_AHEAD)
+
+
+def _options(deterministic: bool) -> tf.data.Options:
     options = tf.data.Options()
     options.deterministic = deterministic
-    return batches.with_options(options).prefetch(_AHEAD)
+    # Its thread sleeps for up to a minute and may miss that an iterator is deleted, which waits for it.
+    options.autotune.enabled = False
+    return options
 
 
 def _batches(dataset: Dataset, read: Callable[[int], Any], steps: Any, batch_size: int, length: int | None) -> Any:
@@ -192,8 +199,9 @@ def _batches(dataset: Dataset, read: Callable[[int], Any], steps: Any, batch_siz
     if not dataset.encoded:
         return batches
     decode = _decoder(dataset)
+    cpus = len(os.sched_getaffinity(0))
     samples = batches.unbatch().map(
-        lambda content, label: (decode(content), label), num_parallel_calls=tf.data.AUTOTUNE, deterministic=True
+        lambda content, label: (decode(content), label), num_parallel_calls=cpus, deterministic=True
     )
     return samples.batch(batch_size, drop_remainder=length is not None)
 

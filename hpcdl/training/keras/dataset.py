@@ -9,6 +9,9 @@ import tensorflow as tf
 from hpcdl.core.errors import UsageError
 from hpcdl.training.keras.session import session
 
+_AHEAD = 2
+"""Elements; a fixed number, so that the script decides whether tf.data tunes itself."""
+
 
 def dataset(whole: Any, *, batch_size: int | None = None, steps: int | None = None) -> Any:
     """This rank's part of `whole`, which every rank makes alike: every size-th element, as many on each rank.
@@ -36,4 +39,4 @@ def dataset(whole: Any, *, batch_size: int | None = None, steps: int | None = No
         own = own.batch(batch_size, drop_remainder=True)
     # Where the number was unknown, one that has fewer begins again: all ranks take as many.
     own = own.take(steps) if number >= 0 else own.repeat().take(steps)
-    return own.apply(tf.data.experimental.assert_cardinality(steps)).prefetch(tf.data.AUTOTUNE)
+    return own.apply(tf.data.experimental.assert_cardinality(steps)).prefetch(_AHEAD)

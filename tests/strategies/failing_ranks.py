@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import json
 import sys
+import time
 from pathlib import Path
 from typing import Any
 
@@ -33,6 +34,8 @@ from hpcdl.training.session.job import load_strategy  # noqa: E402
 
 TEXT = "planted on 3 {ranks}: 50 % \u00fc of them"
 BATCH = 4
+LATE_S = 2.0
+"""Long enough for the other worker's gradient to be the one that counts."""
 BROKEN = {"isend", "irecv", "wait_any", "allreduce", "barrier"}
 
 
@@ -92,6 +95,8 @@ def work(case: dict[str, Any], worker: Worker, rank: int, planted: list[Exceptio
     else:
         worker.before_step(1)
         planted.append(getattr(errors, case["fault"])(TEXT))
+    if rank == case["late"]:
+        time.sleep(LATE_S)
     try:
         loss = float(step(images, labels)[0])
         assert numpy.isfinite(loss)

@@ -30,7 +30,7 @@ def case(strategy: str, fault: str, **changes: Any) -> dict[str, Any]:
     servers = changes.pop("servers", int(features.servers))
     fixed = {"strategy": strategy, "fault": fault, "workers": 3 - servers, "servers": servers, "accumulate": 1}
     optimizer = features.optimizers[0] if features.optimizers else "momentum"
-    return {**fixed, "optimizer": optimizer, "skips": False, "exchange": {}, "elastic": {}, **changes}
+    return {**fixed, "optimizer": optimizer, "skips": False, "exchange": {}, "elastic": {}, "late": None, **changes}
 
 
 AVERAGING = [name for name in OVER_MPI if STRATEGIES[name].features.equals_single]
@@ -43,13 +43,14 @@ NAN = {name: case(name, "nan") for name in AVERAGING} | {
         f"ps {placement}": case("ps", "nan", exchange={"placement": placement})
         for placement in STRATEGIES["ps"].features.placements
     },
-    "ps backup": case("ps", "nan", exchange={"backup_workers": 1}),
+    "ps backup": case("ps", "nan", exchange={"backup_workers": 1}, late=0),
 }
+DROPPED = {"ps backup dropped": case("ps", "nan", exchange={"backup_workers": 1}, late=1)}
 SKIPPING = {"skips": case("ring", "nan", skips=True), "ps skips": case("ps", "nan", skips=True)}
 ERRORS = {
     f"{name} fails": case(name, ("RankError", "CorruptError")[number % 2]) for number, name in enumerate(OVER_MPI)
 } | {f"sync-easgd {variant}": case("sync-easgd", "RankError", elastic={"variant": variant}) for variant in "12"}
-CASES = NAN | SKIPPING | ERRORS
+CASES = NAN | DROPPED | SKIPPING | ERRORS
 
 
 @pytest.fixture(scope="module")
@@ -77,6 +78,14 @@ def test_nan_ends_the_step_before_weights_move(results: dict[str, Any], name: st
         assert found["error"] == ("NotFiniteError" if rank == 1 else "RankError"), found
         assert "the gradient of first/kernel and 1 more is not finite at step 1 on rank 1" in found["text"]
         assert found["finite"] and not found["moved"]
+
+
+@pytest.mark.mpi
+@pytest.mark.parametrize("name", DROPPED)
+def test_nan_that_comes_too_late_to_count_does_no_harm(results: dict[str, Any], name: str) -> None:
+    """A backup worker's gradient is dropped, NaN and all; everybody takes the mean of the others."""
+    for found in results[name]:
+        assert found["error"] == "NoneType" and found["finite"] and found["moved"], found
 
 
 @pytest.mark.mpi

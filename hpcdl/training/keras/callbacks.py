@@ -13,11 +13,12 @@ from hpcdl.core.errors import UsageError
 from hpcdl.core.records import HistoryPoint
 from hpcdl.strategies.allreduce.worker import broadcast_variables
 from hpcdl.training.checkpoint.state import average_moving_statistics
-from hpcdl.training.keras import alike
+from hpcdl.training.keras.exchange import OWN_CHANGES
 from hpcdl.training.keras.metrics import MetricsOverRanks
 from hpcdl.training.keras.normalization import synchronize_normalization
 from hpcdl.training.keras.optimizer import LATE_SCALE, prepare_model
 from hpcdl.training.keras.session import Session, session
+from hpcdl.training.session.safety import check_same_weights
 
 if TYPE_CHECKING:
     from hpcdl.training.keras.state import State
@@ -74,7 +75,7 @@ class AgreeOverRanks(keras.callbacks.Callback):
         self._group.agree("the start of model.fit")
         if self._state is not None:
             self._state.restore()
-        alike.start(self._communicator, self._variables())
+        broadcast_variables(self._communicator, self._variables())
         self._metrics = MetricsOverRanks(self.model, self._communicator, self._group)
         self._metrics.install(self._end_steps)
         self._began_s = time.monotonic()
@@ -144,7 +145,7 @@ class AgreeOverRanks(keras.callbacks.Callback):
         self._group.agree("the end of an epoch")
         average_moving_statistics(self.model, self._communicator)
         named = {getattr(one, "path", str(index)): one for index, one in enumerate(self._variables())}
-        alike.compare(self._communicator, named, f"after epoch {epoch + 1}")
+        check_same_weights(named, self._communicator, f"after epoch {epoch + 1}", OWN_CHANGES)
         if any(self._communicator.allgather_json(bool(self.model.stop_training))):
             self.model.stop_training = True
         if self._run is not None and logs is not None:

@@ -18,12 +18,12 @@ from hpcdl.collectives.pieces import gather_pieces
 from hpcdl.config.schema import ExchangeConfig, OptimizerConfig
 from hpcdl.core.errors import UsageError
 from hpcdl.core.units import parse_bytes
-from hpcdl.strategies.allreduce.worker import AllReduceWorker
+from hpcdl.strategies.allreduce.worker import AllReduceWorker, broadcast_variables
 from hpcdl.strategies.base import Context, StrategyInfo
 from hpcdl.strategies.graph import call_python
 from hpcdl.strategies.table import find_strategy
-from hpcdl.training.keras import alike
 from hpcdl.training.keras.tensors import turn_begins, turn_ends
+from hpcdl.training.session.safety import check_same_weights
 
 if TYPE_CHECKING:
     from hpcdl.core.protocols import Array
@@ -31,6 +31,11 @@ if TYPE_CHECKING:
 
 _TOGETHER = 1 << 62
 """Bytes of a bucket that holds whatever there is."""
+OWN_CHANGES = (
+    "use hpcdl.DistributedOptimizer or hpcdl.DistributedGradientTape for every update, and hpcdl.broadcast_variables "
+    "for what the script sets itself"
+)
+"""What to do where a script's weights are not the same on all ranks."""
 Choices = Literal["none", "fp16", "bf16"], Literal["mean", "sum"], Literal["ranks", "samples"]
 
 
@@ -156,7 +161,7 @@ class GradientExchange:
                 forms = [f"{one.dtype} {tuple(one.shape)}" for one in new.values()]
                 names = [name_of(one) for one in new.values()]
                 self.group.agree("a start with rank 0's weights", forms, names=names)
-                alike.start(self.group.messages, list(new.values()))
+                broadcast_variables(self.group.messages, list(new.values()))
 
     def combine(self, gradients: Sequence[Any], variables: Sequence[Any], num_samples: Any = None) -> list[Any]:
         """The ranks' gradients combined, in the order given: tensors, IndexedSlices or None. Traced into the graph.
@@ -226,7 +231,7 @@ class GradientExchange:
         def compare(*values: Array) -> bool:
             done = self._num_exchanges - 1
             when = f"after {done} update{'s' * (done > 1)}"
-            alike.compare(self.group.messages, dict(zip(names, values, strict=True)), when)
+            check_same_weights(dict(zip(names, values, strict=True)), self.group.messages, when, OWN_CHANGES)
             return True
 
         return tf.ensure_shape(call_python(compare, [_held(one).read_value() for one in variables], tf.bool), [])

@@ -11,10 +11,10 @@ import keras
 
 from hpcdl.core.errors import CorruptError, StoppedEarly, UsageError
 from hpcdl.core.signals import StopRequest
+from hpcdl.strategies.allreduce.worker import broadcast_variables
 from hpcdl.strategies.base import Worker
 from hpcdl.training.checkpoint import folders as checkpoints
 from hpcdl.training.checkpoint import state as arrays
-from hpcdl.training.keras import alike
 from hpcdl.training.keras.session import session
 from hpcdl.training.session.control import Control, Wishes, time_allowed
 
@@ -107,7 +107,7 @@ class State:
         if self._communicator.rank == 0:
             arrays.assign(self._weights(), shared, "weights")
             arrays.assign(self._of_optimizers(), shared, "optimizer")
-        alike.start(self._communicator, [*self._weights(), *self._of_optimizers()])
+        broadcast_variables(self._communicator, [*self._weights(), *self._of_optimizers()])
         seeds = [one for model in self._models for one in arrays.seed_variables(model)]
         if own:
             arrays.assign(seeds, own, "seeds")

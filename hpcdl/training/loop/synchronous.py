@@ -17,6 +17,8 @@ if TYPE_CHECKING:
 
 FLUSH_STEPS = 200
 """Ranks compare their time stamps at least this often."""
+DAMAGE = "memory or network damage, or an exchange that is not deterministic; go back with --resume"
+"""What it is where weights that only hpcdl has moved are not the same on all ranks."""
 
 
 class Trainer:
@@ -55,7 +57,8 @@ class Trainer:
             done = parts.position.step
             if safety_every and done % safety_every == 0:
                 with center_in_place(parts.worker, parts.trainable):
-                    safety.check_same_weights(parts.trainable, parts.group, done)
+                    named = {variable.path: variable for variable in parts.trainable}
+                    safety.check_same_weights(named, parts.group, f"after step {done}", DAMAGE)
             ends_epoch = done % prepared.steps_per_epoch == 0 or done == prepared.num_steps
             if ends_epoch and self._end_epoch(began):
                 break

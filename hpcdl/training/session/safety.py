@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
+import itertools
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
+
+import numpy
 
 from hpcdl.core.errors import HpcdlError, NotFiniteError, UsageError
 from hpcdl.core.protocols import Communicator
@@ -33,19 +36,28 @@ def naming_samples(ids_of_batch: Callable[[], Sequence[int]]) -> Iterator[None]:
         ) from error
 
 
-def check_same_weights(variables: Sequence[Any], group: Communicator, step: int) -> None:
-    """HpcdlError on every rank where the weights are not bitwise the same on all; names tensor and ranks."""
-    digests = [hashlib.blake2b(item.numpy().tobytes(), digest_size=8).hexdigest() for item in variables]
-    gathered = group.allgather_json(digests)
-    for index, item in enumerate(variables):
-        column = [row[index] for row in gathered]
+def check_same_weights(variables: Mapping[str, Any], group: Communicator, when: str, remedy: str) -> None:
+    """HpcdlError on every rank where `variables`, or arrays, are not bitwise the same on all; collective.
+
+    They are held against each other in order: names, which Keras may number otherwise on another rank, are for the
+    error alone. It names the first that differs, and the ranks, `when` (`after step 10`), and the `remedy`.
+    """
+    if group.size == 1:
+        return
+    gathered = group.allgather_json([_digest(variable) for variable in variables.values()])
+    names = [*variables, *["a variable that this rank has not got"] * max(map(len, gathered))]
+    for name, column in zip(names, itertools.zip_longest(*gathered, fillvalue=""), strict=False):
         usual = max(set(column), key=lambda digest: (column.count(digest), -column.index(digest)))
         odd = [str(rank) for rank, digest in enumerate(column) if digest != usual]
         if odd:
-            raise HpcdlError(
-                f"weights differ over the ranks after step {step}: {item.path} on rank {', '.join(odd)}; "
-                "memory or network damage, or an exchange that is not deterministic; go back with --resume"
-            )
+            raise HpcdlError(f"weights differ over the ranks {when}: {name} on rank {', '.join(odd)}; {remedy}")
+
+
+def _digest(variable: Any) -> str:
+    value = variable.numpy() if hasattr(variable, "numpy") else numpy.asarray(variable)
+    digest = hashlib.blake2b(f"{value.dtype} {value.shape}".encode(), digest_size=8)
+    digest.update(value.tobytes())
+    return digest.hexdigest()
 
 
 def check_same_start(facts: Mapping[str, str], communicator: Communicator) -> None:

@@ -22,6 +22,7 @@ from hpcdl.strategies.allreduce.worker import AllReduceWorker, broadcast_variabl
 from hpcdl.strategies.base import Context, StrategyInfo
 from hpcdl.strategies.graph import call_python
 from hpcdl.strategies.table import find_strategy
+from hpcdl.training.keras.session import note_strategy
 from hpcdl.training.keras.tensors import turn_begins, turn_ends
 from hpcdl.training.session.safety import check_same_weights
 
@@ -145,6 +146,7 @@ class GradientExchange:
         self._worker = group.keep(config, lambda: ScriptWorker(_context(group, info, config), group))
         self._compared = compared
         self._num_exchanges = 0
+        note_strategy(info.name)
 
     def make_alike(self, variables: Iterable[Any]) -> None:
         """Give every rank rank 0's values of those that have not been made alike before; when a graph is traced.

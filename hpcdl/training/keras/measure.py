@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import os
 import statistics
 import time
@@ -63,7 +64,7 @@ class ScriptRun:
     script: str
     meter: StepMeter
     strategies: list[str] = field(default_factory=list)
-    """Names of the strategies that its optimizers exchange by."""
+    """Names of the strategies that its optimizers and tapes exchange by."""
     history: list[HistoryPoint] = field(default_factory=list)
     warnings: list[str] = field(default_factory=list)
     resumed_from: list[int] = field(default_factory=list)
@@ -103,6 +104,7 @@ class ScriptRun:
             details={"samples": meter.samples, "steps": meter.num_steps, "counted_steps": meter.num_counted},
         )
         ranks = results.gather_ranks(communicator, own)
+        self.strategies = list(itertools.chain(*communicator.allgather_json(self.strategies)))
         if communicator.rank == 0:
             write_record(self.run_dir, self._finished(self.started, ranks))
 

@@ -115,6 +115,13 @@ def session() -> Session:
     return _sessions[0]
 
 
+def note_strategy(name: str) -> None:
+    """Something of the script exchanges by the strategy `name`: for the run's record, where there is one."""
+    run = session().run
+    if run is not None and name not in run.strategies:
+        run.strategies.append(name)
+
+
 def communicator() -> Observed:
     """The communicator of all ranks; UsageError before `init`."""
     return session().communicator

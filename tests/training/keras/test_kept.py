@@ -23,4 +23,5 @@ def test_a_script_saves_at_a_signal_and_goes_on(session_hpcdl: CommandLine, tmp_
     assert sorted(ended.out.splitlines()) == ["begins at epoch 3"] * 2 + ["ends at epoch 6"] * 2
     record = record_of(tmp_path / "run")
     assert record["resumed_from_steps"] and record["steps"] == 12
+    assert record["strategy"] == "ring"
     assert record["global_batch"] == 16 and record["images_per_second"] > 0

@@ -59,6 +59,7 @@ def test_a_script_gets_its_words_its_folder_and_a_record_that_a_report_reads(
     }
     record = record_of(tmp_path / "run")
     assert (record["status"], record["model"], record["ranks"]) == ("finished", "script", 2)
+    assert record["strategy"] == "script", "nothing of it exchanges gradients"
     assert record["batch_per_rank"] is None and record["images_per_second"] is None
     report = session_hpcdl(["report", tmp_path / "run", "--out", tmp_path / "report", "--format", "json"])
     assert report.code == 0, report.err

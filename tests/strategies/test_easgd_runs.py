@@ -26,7 +26,8 @@ RATES = {
     "sync-easgd": 0.05, "easgd": 0.05, "async-easgd": 0.05, "async-measgd": 0.01, "hogwild-easgd": 0.05,
     "async-sgd": 0.02, "async-msgd": 0.002, "hogwild-sgd": 0.02, "sync-sgd": 0.05,
 }  # fmt: skip
-SAMPLE = ("async-measgd", "hogwild-sgd", "sync-easgd")
+SAMPLE = ("hogwild-sgd", "sync-easgd")
+"""The normal tests train these to the end; the long version trains all."""
 
 
 @pytest.fixture(scope="module")
@@ -148,7 +149,7 @@ def test_a_time_limit_stops_everybody_and_the_run_can_be_resumed(runs: Path) -> 
 
 
 def test_what_a_run_shows(runs: Path) -> None:
-    for name in ("async-measgd", "hogwild-sgd"):
+    for name in ("limit", "hogwild-sgd"):
         record = read_record(runs / name)
         assert record.staleness_mean is not None and record.staleness_max is not None
         assert sum(record.staleness_histogram.values()) >= record.steps

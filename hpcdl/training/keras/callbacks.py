@@ -14,9 +14,10 @@ from hpcdl.core.records import HistoryPoint
 from hpcdl.strategies.allreduce.worker import broadcast_variables
 from hpcdl.training.checkpoint.state import average_moving_statistics
 from hpcdl.training.keras.exchange import OWN_CHANGES
+from hpcdl.training.keras.learning_rate import rates_of, set_rates
 from hpcdl.training.keras.metrics import MetricsOverRanks
 from hpcdl.training.keras.normalization import synchronize_normalization
-from hpcdl.training.keras.optimizer import LATE_SCALE, prepare_model
+from hpcdl.training.keras.optimizer import LATE_SCALE, optimizers_of, prepare_model
 from hpcdl.training.keras.session import Session, session
 from hpcdl.training.session.safety import check_same_weights
 
@@ -82,14 +83,12 @@ class AgreeOverRanks(keras.callbacks.Callback):
 
     def _is_distributed(self) -> bool:
         """By its own optimizer, or by those that a model with a train_step of its own holds."""
-        held = [value for value in vars(self.model).values() if isinstance(value, keras.optimizers.Optimizer)]
         own_step = type(self.model).train_step is not keras.Model.train_step
-        return own_step or any(hasattr(one, "exchanges") for one in [self.model.optimizer, *held])
+        return own_step or any(hasattr(one, "exchanges") for one in optimizers_of(self.model))
 
     def _variables(self) -> list[Any]:
         """Weights and the variables of all optimizers, each once."""
-        optimizers = [self.model.optimizer, *vars(self.model).values()]
-        of_optimizers = [one.variables for one in optimizers if isinstance(one, keras.optimizers.Optimizer)]
+        of_optimizers = [one.variables for one in optimizers_of(self.model)]
         found = {id(one): one for group in [self.model.weights, *of_optimizers] for one in group}
         return list(found.values())
 
@@ -122,6 +121,7 @@ class AgreeOverRanks(keras.callbacks.Callback):
         if len({steps for steps, _ in told}) > 1:
             self._group.agree("the weights of the rank with the most steps")
             broadcast_variables(self._communicator, self._variables(), last)
+            set_rates([self.model.optimizer], self._communicator.allgather_json(rates_of([self.model.optimizer]))[last])
             if self._communicator.rank == 0:
                 counts = ", ".join(f"rank {rank} {steps}" for rank, (steps, _) in enumerate(told))
                 sys.stderr.write(

@@ -146,6 +146,8 @@ class GradientExchange:
         self._worker = group.keep(config, lambda: ScriptWorker(_context(group, info, config), group))
         self._compared = compared
         self._num_exchanges = 0
+        # Two with gradients of the same shapes are two: who has joined takes part in the one that the others are in.
+        self._name = f"optimizer or tape {next(group.keep('exchanges', lambda: itertools.count(1)))}"
         note_strategy(info.name)
 
     def make_alike(self, variables: Iterable[Any]) -> None:
@@ -206,7 +208,8 @@ class GradientExchange:
         count = self.group.summing(self._count)  # one that has joined counts with the others
 
         def begin(mine: Array) -> Any:
-            total = self.group.agree("an exchange of gradients", details, names=names, weight=float(mine))
+            forms = [*details, self._name]
+            total = self.group.agree("an exchange of gradients", forms, names=names, weight=float(mine))
             count()
             return numpy.float64(total), self._is_due()
 

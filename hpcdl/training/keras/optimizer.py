@@ -101,6 +101,12 @@ def shared_variables(optimizer: Any) -> list[Any]:
     return [*optimizer._trainable_variables, *(one for one in optimizer.variables if id(one) not in own)]
 
 
+def optimizers_of(model: Any) -> list[Any]:
+    """The optimizer that a model was compiled with, and those that it holds for a train_step of its own."""
+    held = [getattr(model, "optimizer", None), *vars(model).values()]
+    return list({id(one): one for one in held if isinstance(one, keras.optimizers.Optimizer)}.values())
+
+
 def prepare_model(model: Any) -> None:
     """What a distributed fit needs of `model`, before its step is traced: no XLA, and samples that are counted."""
     if not getattr(model.optimizer, "exchanges", False):

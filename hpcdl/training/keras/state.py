@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
+import sys
 import time
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
-
-import keras
 
 from hpcdl.core.errors import CorruptError, StoppedEarly, UsageError
 from hpcdl.core.signals import StopRequest
@@ -15,6 +14,8 @@ from hpcdl.strategies.allreduce.worker import broadcast_variables
 from hpcdl.strategies.base import Worker
 from hpcdl.training.checkpoint import folders as checkpoints
 from hpcdl.training.checkpoint import state as arrays
+from hpcdl.training.keras.learning_rate import rates_of, set_rates
+from hpcdl.training.keras.optimizer import optimizers_of
 from hpcdl.training.keras.session import session
 from hpcdl.training.session.control import Control, Wishes, time_allowed
 
@@ -23,8 +24,8 @@ class State:
     """Weights, optimizers, random states and `values` of a script (epoch=0, best=0.0), as attributes to read and set.
 
     Under `hpcdl run --resume` it begins as the last part of the run has left it; elsewhere with `folder`, where there
-    is one to begin from. `model` and `optimizer` may be lists; optimizers that models were compiled with are known.
-    A model without weights yet gets them back in `fit`; in a loop of one's own build it, or call it on a batch, before.
+    is one to begin from. `model` and `optimizer` may be lists; optimizers that models were compiled with, or hold, are
+    known. A model without weights yet gets them back in `fit`; in a loop of one's own build it, or call it, before.
     """
 
     epoch: int = 0
@@ -35,6 +36,8 @@ class State:
             raise UsageError("hpcdl.State outside `hpcdl run` needs a place: hpcdl.State(model, folder='checkpoints')")
         self._communicator, self._run = here.communicator, here.run
         self._folder = here.run.run_dir if here.run is not None else Path(folder or "")
+        if here.communicator.rank == 0:
+            self._folder.mkdir(parents=True, exist_ok=True)
         self._models = list(model) if isinstance(model, Sequence) else [model]
         self._given = [] if optimizer is None else list(optimizer) if isinstance(optimizer, Sequence) else [optimizer]
         self._names = list({"epoch": 0, **values})
@@ -51,7 +54,7 @@ class State:
             time_limit_s=time_allowed(limits.time_limit if limits else None),
         )
         self._writer: checkpoints.CheckpointWriter | None = None
-        self._pending: tuple[dict[str, Any], dict[str, Any]] | None = None
+        self._pending: tuple[dict[str, Any], dict[str, Any], dict[str, Any]] | None = None
         self.step = 0
         """Steps that were committed."""
         self._mark_s = time.monotonic()
@@ -81,7 +84,13 @@ class State:
         if self._writer is None:
             self._writer = checkpoints.CheckpointWriter(self._folder, self._communicator, self._keep)
         seeds = [one for model in self._models for one in arrays.seed_variables(model)]
-        facts = {"ranks": self._communicator.size, "values": {name: getattr(self, name) for name in self._names}}
+        values = {name: _plain(getattr(self, name)) for name in self._names}
+        facts = {
+            "ranks": self._communicator.size,
+            "values": values,
+            "rates": rates_of(self._optimizers()),
+            "moves": self._moves(),
+        }
         shared = [one.numpy() for one in self._weights()]
         of_optimizers = [one.numpy() for one in self._of_optimizers()]
         self._writer.start(
@@ -93,21 +102,23 @@ class State:
             )
         )
         self._writer.wait()
-        if self._run is not None:
-            self._run.warnings += [text for text in self._writer.warnings if text not in self._run.warnings]
+        self._tell(self._writer.warnings)
+        self._writer.warnings.clear()
 
     def restore(self) -> None:
         """Put back what was read, once the models are built, and make all ranks alike; `fit` calls it for late ones."""
         if self._pending is None:
             return
-        (shared, own), self._pending = self._pending, None
-        for optimizer in self._optimizers():
-            if not optimizer.built:
-                optimizer.build(self._models[0].trainable_variables)
+        (shared, own, facts), self._pending = self._pending, None
+        weights = self._weights()
+        for optimizer, moved in zip(self._optimizers(), facts.get("moves", []), strict=False):
+            if not optimizer.built and moved is not None and all(index < len(weights) for index in moved):
+                optimizer.build([weights[index] for index in moved])
         if self._communicator.rank == 0:
             arrays.assign(self._weights(), shared, "weights")
             arrays.assign(self._of_optimizers(), shared, "optimizer")
         broadcast_variables(self._communicator, [*self._weights(), *self._of_optimizers()])
+        set_rates(self._optimizers(), facts.get("rates", []))
         seeds = [one for model in self._models for one in arrays.seed_variables(model)]
         if own:
             arrays.assign(seeds, own, "seeds")
@@ -131,10 +142,17 @@ class State:
         self.step = step
         vars(self).update({name: value for name, value in facts["values"].items() if name in self._names})
         own = checkpoints.read_own(self._folder, step, rank) if facts["ranks"] == self._communicator.size else {}
-        self._pending = shared, own
+        self._pending = shared, own, facts
         if self._run is not None:
             self._run.resumed_from.append(step)
-            self._run.warnings += said
+        self._tell(said)
+
+    def _tell(self, warnings: Sequence[str]) -> None:
+        """Warnings go into the run's record, or onto stderr where there is none."""
+        if self._run is not None:
+            self._run.warnings += [text for text in warnings if text not in self._run.warnings]
+        else:
+            sys.stderr.writelines(f"hpcdl: {text}\n" for text in warnings)
 
     def _at(self) -> Path:
         return self._folder / checkpoints.FOLDER
@@ -143,9 +161,24 @@ class State:
         return [one for model in self._models for one in model.weights]
 
     def _optimizers(self) -> list[Any]:
-        compiled = [getattr(model, "optimizer", None) for model in self._models]
-        found = {id(one): one for one in [*self._given, *compiled] if isinstance(one, keras.optimizers.Optimizer)}
-        return list(found.values())
+        found = [*self._given, *(one for model in self._models for one in optimizers_of(model))]
+        return list({id(one): one for one in found}.values())
+
+    def _moves(self) -> list[Any]:
+        """Which of the weights each optimizer moves, by number; None for one that has not been built."""
+        number = {id(weight): index for index, weight in enumerate(self._weights())}
+        return [
+            [number[id(weight)] for weight in optimizer._trainable_variables if id(weight) in number]
+            if optimizer.built
+            else None
+            for optimizer in self._optimizers()
+        ]
 
     def _of_optimizers(self) -> list[Any]:
         return [one for optimizer in self._optimizers() for one in optimizer.variables]
+
+
+def _plain(value: Any) -> Any:
+    """A value of a script as JSON has it: arrays' and tensors' numbers become Python's."""
+    value = value.numpy() if hasattr(value, "numpy") else value
+    return value.tolist() if hasattr(value, "tolist") else value

@@ -80,6 +80,31 @@ model.fit(data, epochs=2, verbose=0, callbacks=[hpcdl.callbacks()])
 found["unequal"] = digest(model)
 
 
+# rates that depend on the part of an epoch, where ranks have unequal steps, and another callback changes the rate
+class Rates(keras.callbacks.Callback):
+    def on_train_batch_end(self, batch, logs=None):
+        if batch < 4:
+            found["rates"].append(float(self.model.optimizer.learning_rate))
+
+    def on_epoch_end(self, epoch, logs=None):
+        if epoch == 1:
+            self.model.optimizer.learning_rate = 0.1 * float(self.model.optimizer.learning_rate)
+
+
+found["rates"] = []
+model = model_of()
+model.compile(optimizer=hpcdl.DistributedOptimizer(keras.optimizers.SGD(9.0)), loss="mse")
+few = 16 + 8 * rank
+factors = [
+    hpcdl.learning_rate_warmup(1, initial_rate=0.4),
+    hpcdl.learning_rate_schedule(lambda passed: 0.5 ** int(passed), initial_rate=0.4),
+]
+model.fit(
+    x[:few], y[:few], batch_size=4, epochs=3, shuffle=False, verbose=0, callbacks=[*factors, Rates(), hpcdl.callbacks()]
+)
+found["rates model"] = digest(model)
+
+
 # a stop on one rank alone, in the middle of an epoch and at its end
 class Stop(keras.callbacks.Callback):
     def __init__(self, at_batch):

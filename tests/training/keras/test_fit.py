@@ -32,7 +32,9 @@ def close(mine: Any, other: Any) -> bool:
     return bool(numpy.abs(mine - other).max() <= 1e-5 * numpy.abs(other).max() + 1e-7)
 
 
-@pytest.mark.parametrize("key", ["history", "norm", "unequal", "stop True", "stop False", "dataset", "refused"])
+@pytest.mark.parametrize(
+    "key", ["history", "norm", "unequal", "stop True", "stop False", "dataset", "refused", "rates", "rates model"]
+)
 def test_ranks_end_alike_whatever_one_of_them_does(found: dict[str, Any], key: str) -> None:
     first, second = found["ranks"]
     assert first[key] == second[key]
@@ -51,9 +53,14 @@ def test_synchronized_normalization_equals_one_process_with_the_whole_batch(foun
 def test_unequal_steps_and_files_are_told_once(found: dict[str, Any]) -> None:
     lines = [line for line in found["said"].splitlines() if line.startswith("hpcdl: ")]
     assert sum("write files do so on rank 0 alone" in line for line in lines) == 1
-    assert sum("(rank 0 4, rank 1 6)" in line for line in lines) == 2, "once an epoch"
+    assert sum("(rank 0 4, rank 1 6)" in line for line in lines) == 5, "once an epoch of two fits"
     assert len(found["logs"].splitlines()) == 3, "a head and two epochs, by one rank"
     assert (Path(found["folder"]) / "best.keras").is_file()
+
+
+def test_rates_are_products_of_all_factors_and_keep_what_others_change(found: dict[str, Any]) -> None:
+    expected = [0.4 * (0.5 + 0.5 * batch / 6) for batch in range(4)] + [0.2] * 4 + [0.01] * 4
+    assert close(found["ranks"][0]["rates"], expected)
 
 
 def test_an_optimizer_that_is_not_distributed_is_refused_with_the_remedy(found: dict[str, Any]) -> None:

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 from typer.core import TyperCommand
+
+from hpcdl.config.tracing import STEPS, is_trace_spec
 
 FIRST = "First of all"
 MOST_USED = (
@@ -43,8 +45,40 @@ def heading(group: str, key: str, known: Iterable[str]) -> str:
     return TITLES.get(group) or group.replace("_", " ").capitalize()
 
 
+def with_bare_trace(arguments: Sequence[str], takes_value: Callable[[str], bool], *, interspersed: bool) -> list[str]:
+    """`arguments` with a level behind each `--trace` that stands alone, so that it needs none on the command line.
+
+    `takes_value` says of an option whether the next word belongs to it. Without `interspersed` what follows the first
+    word that is no option is somebody else's.
+    """
+    found: list[str] = []
+    waiting = list(arguments)
+    while waiting:
+        word = waiting.pop(0)
+        if word == "--" or (not interspersed and not word.startswith("-")):
+            return [*found, word, *waiting]
+        if word == "--trace":
+            found.append(f"--trace={waiting.pop(0) if waiting and is_trace_spec(waiting[0]) else STEPS}")
+            continue
+        found.append(word)
+        if waiting and takes_value(word):
+            found.append(waiting.pop(0))
+    return found
+
+
 class GroupedCommand(TyperCommand):
-    """A command whose help lists its flags under the headings that they carry as their panel."""
+    """A command whose help lists its flags under the headings that they carry as their panel.
+
+    Its `--trace` may stand without a value.
+    """
+
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        """Parse, once a bare `--trace` has its value."""
+        flags = {name: item.is_flag for item in self.get_params(ctx) if hasattr(item, "is_flag") for name in item.opts}
+        if "--trace" in flags:
+            interspersed = ctx.allow_interspersed_args
+            args = with_bare_trace(args, lambda word: not flags.get(word, True), interspersed=interspersed)
+        return super().parse_args(ctx, args)
 
     def format_options(self, ctx: Any, formatter: Any) -> None:
         """Write a section for each heading: the ten first, then by table, then those without one."""

@@ -42,6 +42,7 @@ _METAVARS = {
     "counts": "N,N",
     "shares": "N,N",
     "names": "NAME,NAME",
+    "trace": "[SPEC]",
 }
 
 

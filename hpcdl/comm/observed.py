@@ -26,16 +26,55 @@ if TYPE_CHECKING:
 EXCHANGE, CONTROL = "exchange", "control"
 """What a message is for: gradients and weights of a step, or everything that ranks agree on beside that."""
 SENDING, RECEIVING = "sending", "receiving"
+BUCKET = "bucket"
+"""The span of gradients that are exchanged together."""
 LOOPBACK = "127.0.0.1"
 
 Result = TypeVar("Result")
 
 
 class Recorder(Protocol):
-    """Takes the span of each operation, in seconds of `time.monotonic`."""
+    """Takes spans, in seconds of `time.monotonic`; a peer is a rank of the world, -1 for none or many."""
 
-    def span(self, operation: str, peer: int | None, num_bytes: int, start_s: float, end_s: float) -> None:
-        """`peer` is the other side's rank in the world, None for a collective."""
+    def step(self, number: int) -> None:
+        """The main thread begins this step; what follows is part of it."""
+
+    def span(self, name: str, begin_s: float, end_s: float, *, num_bytes: int = 0, bucket: int = -1) -> None:
+        """Something that this rank has done: a part of a step, the exchange of a bucket, an evaluation."""
+
+    def parts(self, borders: Sequence[float]) -> None:
+        """The step that is over. Unix times: began, had its batch, its gradients, exchanged, updated, ended."""
+
+    def activity(self, name: str, begin_s: float, end_s: float) -> None:
+        """What the main thread was at, by its heartbeat."""
+
+    def operation(self, purpose: str, name: str, peer: int, num_bytes: int, begin_s: float, end_s: float) -> None:
+        """One operation of a group that talks for `purpose`."""
+
+    def at_rest(self, group: Communicator, *, last: bool = False) -> None:
+        """Every rank of `group`, which begins with rank 0 of the world, is here between steps. Collective."""
+
+
+class NoRecorder:
+    """Drops what it gets."""
+
+    def step(self, number: int) -> None:
+        """Off."""
+
+    def span(self, name: str, begin_s: float, end_s: float, *, num_bytes: int = 0, bucket: int = -1) -> None:
+        """Off."""
+
+    def parts(self, borders: Sequence[float]) -> None:
+        """Off."""
+
+    def activity(self, name: str, begin_s: float, end_s: float) -> None:
+        """Off."""
+
+    def operation(self, purpose: str, name: str, peer: int, num_bytes: int, begin_s: float, end_s: float) -> None:
+        """Off."""
+
+    def at_rest(self, group: Communicator, *, last: bool = False) -> None:
+        """Off."""
 
 
 @dataclass(kw_only=True)
@@ -88,19 +127,26 @@ class Observation:
     def __init__(self, rank: int, size: int, host: str) -> None:
         self.rank, self.size, self.host = rank, size, host
         self.role = "rank"
-        self.recorder: Recorder | None = None
-        """None, and not an object that drops what it gets: a call that does nothing costs a tenth of an operation."""
+        self.recorder: Recorder = NoRecorder()
         self.patient = False
         self.lost: frozenset[int] = frozenset()
         """Ranks of the world that the run goes on without, by the watch's word."""
         self.activity: tuple[str, int | None, float] = ("starting", None, time.monotonic())
         """What the rank does, in which step, and since when (`time.monotonic`)."""
+        self._at_it_since_s = self.activity[2]
         self._lanes: list[Lane] = []
         self._past: dict[str, Traffic] = {}
 
     def doing(self, what: str, step: int | None = None) -> None:
         """The rank's main thread has moved on to `what`; `step` stays as it was where it is not given."""
-        self.activity = (what, self.activity[1] if step is None else step, time.monotonic())
+        now_s = time.monotonic()
+        before, known_step, _ = self.activity
+        if what != before:
+            self.recorder.activity(before, self._at_it_since_s, now_s)
+            self._at_it_since_s = now_s
+        if step is not None:
+            self.recorder.step(step)
+        self.activity = (what, known_step if step is None else step, now_s)
 
     def traffic(self, purpose: str = EXCHANGE) -> Traffic:
         """The sum over all groups of that purpose since the start."""
@@ -225,13 +271,13 @@ class Lane:
         self._since_s = time.monotonic()
         self._operation = operation
 
-    def leave(self, peer: int | None = None) -> None:
+    def leave(self, peer: int = -1) -> None:
         """It is over, however it ended."""
-        self.moved_s = time.monotonic()
+        self.moved_s = now_s = time.monotonic()
         operation, self._operation = self._operation, None
-        recorder = self.observation.recorder
-        if recorder is not None and operation is not None:
-            recorder.span(operation, peer, self._num_bytes, self._since_s, self.moved_s)
+        if operation is not None:
+            recorder = self.observation.recorder
+            recorder.operation(self.purpose, operation, peer, self._num_bytes, self._since_s, now_s)
 
     def waits(self) -> list[Wait]:
         """The collective under way, and messages that have not come."""
@@ -273,8 +319,7 @@ class ObservedRequest:
         if self.operation is RECEIVING:
             lane.receives(self._buffer.nbytes)
         recorder = lane.observation.recorder
-        if recorder is not None:
-            recorder.span(self.operation, self.peer, self._buffer.nbytes, self.since_s, lane.moved_s)
+        recorder.operation(lane.purpose, self.operation, self.peer, self._buffer.nbytes, self.since_s, lane.moved_s)
 
 
 class ObservedReceive(ObservedRequest):
@@ -463,3 +508,8 @@ def waiting_for(communicator: Communicator, operation: str, peers: Iterable[int]
 def for_control(communicator: Communicator) -> Communicator:
     """The same group for messages that are no exchange of a step: measurements, set-up."""
     return communicator.for_purpose(CONTROL) if isinstance(communicator, Observed) else communicator
+
+
+def recorder_of(communicator: Communicator) -> Recorder:
+    """Where spans of this rank go; nowhere, for a communicator that nobody observes."""
+    return communicator.observation.recorder if isinstance(communicator, Observed) else NoRecorder()

@@ -178,6 +178,12 @@ class LaunchConfig:
         False, "Unpack the Python environment on each node's own storage before the ranks start.", matters=NOTHING
     )
     warmup_steps: int = setting(3, "First steps that throughput leaves out.", at_least=0, matters=NOTHING)
+    trace: str = setting(
+        "off",
+        "Keep the inside of steps for `hpcdl trace`: a level (off, steps, full), and steps=100:110,every=50,ranks=0-7.",
+        kind="trace",
+        matters=TIME,
+    )
 
 
 @dataclass(frozen=True, kw_only=True)

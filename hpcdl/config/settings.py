@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, get_type_hints
 
+from hpcdl.config.tracing import parse_trace
 from hpcdl.core.errors import shown
 from hpcdl.core.units import format_bytes, format_seconds, parse_bytes, parse_seconds
 
@@ -54,7 +55,8 @@ def setting(
 ) -> Any:
     """A dataclass field: `help` is one sentence, `kind` overrides the type's own. Those of a run say what `matters`.
 
-    Kinds beside types: `bytes`, `seconds`, `size`, and the lists `counts` (whole numbers from 1 on) and `names`.
+    Kinds beside types: `bytes`, `seconds`, `size`, `trace`, and the lists `counts` (whole numbers from 1 on) and
+    `names`.
     """
     limits = {"at_least": at_least, "above": above, "at_most": at_most}
     metadata = {"help": help, "kind": kind, "limits": limits, "choices": tuple(choices), "matters": matters}
@@ -260,4 +262,5 @@ PARSERS: dict[str, Callable[[Any], Any]] = {
     "counts": _counts,
     "shares": _shares,
     "names": lambda value: tuple(_text(item) for item in _items(value)),
+    "trace": lambda value: parse_trace(value if isinstance(value, bool) else _text(value)).text,
 }

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import tensorflow as tf
 
+from hpcdl.comm.observed import BUCKET, Recorder
 from hpcdl.core.errors import NotFiniteError, RankError, carried
 from hpcdl.core.protocols import Communicator
 from hpcdl.strategies.finite import all_finite
@@ -24,6 +25,18 @@ SAMPLED = 509
 def call_python(function: Callable[..., Any], inputs: Sequence[Any], types: Any) -> Any:
     """`function` of numpy arrays as an operation; `errors.original` has its errors back from TensorFlow's."""
     return tf.numpy_function(carried(function), inputs, types)
+
+
+def bucket_recorded(exchange: Callable[[Array], Array], recorder: Recorder, bucket: int) -> Callable[[Array], Array]:
+    """`exchange` of one bucket, with a span for each time it is called."""
+
+    def call(buffer: Array) -> Array:
+        began_s = time.monotonic()
+        result = exchange(buffer)
+        recorder.span(BUCKET, began_s, time.monotonic(), num_bytes=buffer.nbytes, bucket=bucket)
+        return result
+
+    return call
 
 
 def timestamp() -> Any:

@@ -12,7 +12,7 @@ import pytest
 
 from hpcdl.collectives.table import COLLECTIVES
 from hpcdl.collectives.workspace import Workspace
-from hpcdl.comm.observed import CONTROL, EXCHANGE, Observation, Observed, Traffic, for_control, observe
+from hpcdl.comm.observed import CONTROL, EXCHANGE, NoRecorder, Observation, Observed, Traffic, for_control, observe
 from hpcdl.comm.threads.communicator import ThreadCommunicator, run
 from hpcdl.core.errors import RankError
 from tests.conftest import patience
@@ -22,15 +22,15 @@ LENGTH = 30_030
 HOSTS = tuple(f"host{rank // 2}" for rank in range(8))
 
 
-class Spans:
+class Spans(NoRecorder):
     """A recorder for tests."""
 
     def __init__(self) -> None:
-        self.found: list[tuple[str, int | None, int]] = []
+        self.found: list[tuple[str, int, int]] = []
 
-    def span(self, operation: str, peer: int | None, num_bytes: int, start_s: float, end_s: float) -> None:
-        assert end_s >= start_s
-        self.found.append((operation, peer, num_bytes))
+    def operation(self, purpose: str, name: str, peer: int, num_bytes: int, begin_s: float, end_s: float) -> None:
+        assert end_s >= begin_s and purpose == EXCHANGE
+        self.found.append((name, peer, num_bytes))
 
 
 def watched(body: Callable[[Observed], Any], num_ranks: int, hosts: tuple[str, ...] = ()) -> list[Any]:

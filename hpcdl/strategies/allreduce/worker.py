@@ -19,10 +19,11 @@ import tensorflow as tf
 from hpcdl.collectives.buckets import plan_buckets
 from hpcdl.collectives.table import COLLECTIVES
 from hpcdl.collectives.workspace import Workspace
+from hpcdl.comm.observed import recorder_of
 from hpcdl.core.protocols import Communicator
 from hpcdl.strategies.allreduce.compression import WIRES, Wire, float16_scale, largest_magnitude
 from hpcdl.strategies.base import Context, Server, Worker
-from hpcdl.strategies.graph import FiniteGuard, call_python, timestamp
+from hpcdl.strategies.graph import FiniteGuard, bucket_recorded, call_python, timestamp
 
 if TYPE_CHECKING:
     from hpcdl.core.protocols import Array
@@ -122,9 +123,10 @@ class AllReduceWorker(Worker):
             self._collective.allreduce(self._communicator, buffer, self._workspace, wire.add)
             return buffer
 
+        recorded = bucket_recorded(reduce, recorder_of(self._communicator), number)
         if not self.checks_finite:
-            return reduce
-        return self._guard.watched(reduce, alone=alone, exponent=wire.exponent)
+            return recorded
+        return self._guard.watched(recorded, alone=alone, exponent=wire.exponent)
 
     def _scaler(self, number: int) -> Callable[[Any], Any]:
         reduce = self._reducer(number, WIRES["none"])

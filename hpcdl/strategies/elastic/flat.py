@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy
 import tensorflow as tf
 
+from hpcdl.comm.observed import BUCKET, recorder_of
 from hpcdl.core.errors import HpcdlError, UsageError
 from hpcdl.strategies.allreduce.worker import broadcast_variables
 from hpcdl.strategies.base import Worker
@@ -90,7 +92,11 @@ class FlatWorker(Worker):
         self.replica.finish(early=early)
 
     def _step(self, gradient: Array) -> tuple[Array, float]:
+        began_s, began = time.monotonic(), time.time()
         weights, exchanged = self.replica.step(gradient)
+        took_s = exchanged - began
+        recorder = recorder_of(self.replica.group)
+        recorder.span(BUCKET, began_s, began_s + took_s, num_bytes=gradient.nbytes, bucket=0)
         return weights, numpy.float64(exchanged)
 
     def _unpacked(self, flat: Array) -> list[Array]:

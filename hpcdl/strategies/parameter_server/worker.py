@@ -7,9 +7,10 @@ from typing import TYPE_CHECKING, Any
 
 import tensorflow as tf
 
+from hpcdl.comm.observed import recorder_of
 from hpcdl.strategies.allreduce.worker import broadcast_variables, exchange_bucket
 from hpcdl.strategies.base import Context, Worker
-from hpcdl.strategies.graph import FiniteGuard, timestamp
+from hpcdl.strategies.graph import FiniteGuard, bucket_recorded, timestamp
 from hpcdl.strategies.parameter_server.client import MESSAGE_BYTES, ServerClient
 
 if TYPE_CHECKING:
@@ -90,4 +91,5 @@ class ParameterServerWorker(Worker):
             self._client.exchange(number, buffer)
             return buffer
 
-        return self._guard.watched(exchange, alone=alone) if self.checks_finite else exchange
+        recorded = bucket_recorded(exchange, recorder_of(self._workers), number)
+        return self._guard.watched(recorded, alone=alone) if self.checks_finite else recorded

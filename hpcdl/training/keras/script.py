@@ -16,6 +16,7 @@ from hpcdl.config.schema import ScriptConfig
 from hpcdl.core.errors import HpcdlError, Interrupted, StoppedEarly
 from hpcdl.core.lock import writing
 from hpcdl.core.signals import caught
+from hpcdl.trace.recorder import recording
 from hpcdl.training.checkpoint import folders as checkpoints
 from hpcdl.training.keras import session
 from hpcdl.training.keras.ending import exit_code_of, exited, leave_together, show
@@ -91,7 +92,16 @@ def execute(
     session.adopt(session.Session(communicator=communicator, group=ScriptGroup(communicator), hosts=hosts, run=run))
     last = communicator.duplicate()
     run.begin(last)
-    communicator.observation.doing("running the script")
+    with recording(config.run.trace, last, run_dir):
+        communicator.observation.doing("running the script")
+        _execute(script, arguments)
+        if communicator.size > 1:
+            leave_together(last, watch)
+        last.observation.recorder.at_rest(last, last=True)
+    run.finish(last)
+
+
+def _execute(script: str, arguments: list[str]) -> None:
     sys.argv = [script, *arguments]
     sys.path.insert(0, str(Path(script).resolve().parent))
     try:
@@ -99,9 +109,6 @@ def execute(
     except SystemExit as leaving:
         if exit_code_of(leaving.code):
             raise _failure(leaving) from leaving
-    if communicator.size > 1:
-        leave_together(last, watch)
-    run.finish(last)
 
 
 def _failure(leaving: SystemExit) -> HpcdlError:

@@ -21,6 +21,7 @@ from hpcdl.core.errors import UsageError
 from hpcdl.core.paths import own_program
 from hpcdl.core.records import RunRecord, read_record
 from hpcdl.node.topology.machines import read_topology
+from hpcdl.trace.recorder import collected
 from hpcdl.training.launch import rundir
 from hpcdl.training.launch.train import (
     free_run_dir,
@@ -70,7 +71,7 @@ def run_script(
             for text in said:
                 say(text)
             output = Output(run_dir / FOLDER, config.run.ranks, prefixed=prefixed)
-            with python_of_ranks(config.run, plan) as python, contextlib.closing(output):
+            with collected(run_dir), python_of_ranks(config.run, plan) as python, contextlib.closing(output):
                 words = [str(run_dir), str(script.path), *script.arguments]
                 command = own_program("hpcdl.training.keras.script", *words, python=python)
                 local.start(plan, command, folder=run_dir / FOLDER, tick=output.forward)

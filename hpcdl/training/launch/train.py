@@ -34,6 +34,7 @@ from hpcdl.node.settings import Settings
 from hpcdl.node.topology.machines import read_topology
 from hpcdl.node.topology.model import Topology
 from hpcdl.strategies.table import find_strategy
+from hpcdl.trace.recorder import collected
 from hpcdl.training.launch import chips, rundir
 from hpcdl.training.launch.prepare import Prepared, check_open_servers, prepare
 from hpcdl.training.loop.journal import EventHandler, JournalReader
@@ -69,7 +70,7 @@ def _train(effective: Effective[TrainConfig], on_event: EventHandler) -> tuple[P
         rundir.create(run_dir, effective, facts)
         for text in said:
             on_event({"kind": "message", "text": text})
-        with rundir.forgotten_if_refused(run_dir):
+        with rundir.forgotten_if_refused(run_dir), collected(run_dir):
             _run(prepared, plan, run_dir, on_event)
     return run_dir, read_record(run_dir)
 

@@ -9,12 +9,12 @@ from __future__ import annotations
 import time
 from array import array
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import astuple, dataclass, field
 from typing import TYPE_CHECKING
 
 import numpy
 
-from hpcdl.comm.observed import Traffic
+from hpcdl.comm.observed import Traffic, recorder_of
 from hpcdl.core.protocols import Communicator
 from hpcdl.core.records import ALL_STEPS_UP_TO, PARTS, HistoryPoint
 from hpcdl.core.statistics import Sample
@@ -47,6 +47,7 @@ class StepClock:
 
     def __init__(self, communicator: Communicator, *, synchronous: bool, warmup_steps: int = 0) -> None:
         self._communicator = communicator
+        self._recorder = recorder_of(communicator)
         self._synchronous = synchronous and communicator.size > 1
         self._warmup_steps = warmup_steps
         self._pending: list[StepTimes] = []
@@ -69,6 +70,7 @@ class StepClock:
 
     def add(self, times: StepTimes) -> None:
         """Keep one step."""
+        self._recorder.parts(astuple(times)[:6])
         self._pending.append(times)
         seconds = times.ended - times.began
         if self.num_steps < ALL_STEPS_UP_TO:

@@ -82,6 +82,7 @@ class Trainer:
         """Sum up over the workers and evaluate; True where the target accuracy is reached."""
         parts = self.parts
         parts.seen.doing("evaluating")
+        parts.seen.recorder.at_rest(parts.group)
         parts.outcome.clock.flush()
         state.average_moving_statistics(parts.model, parts.group)
         seconds = time.monotonic() - began

@@ -17,6 +17,7 @@ from hpcdl.core.signals import StopRequest
 from hpcdl.data.read.staging import resident, staged
 from hpcdl.strategies.base import Context
 from hpcdl.strategies.table import load_strategy
+from hpcdl.trace.recorder import recording
 from hpcdl.training.launch.prepare import Prepared
 from hpcdl.training.loop import results
 from hpcdl.training.loop.journal import EventHandler
@@ -41,6 +42,18 @@ def run_rank(
     communicator.observation.role = "worker" if communicator.rank < prepared.num_workers else "server"
     software = runtime.software_versions(communicator.library)
     _check_same_start(prepared, communicator, software)
+    with recording(prepared.config.run.trace, communicator, run_dir):
+        _run_rank(prepared, communicator, run_dir, on_event, watch, software)
+
+
+def _run_rank(
+    prepared: Prepared,
+    communicator: Observed,
+    run_dir: Path,
+    on_event: EventHandler | None,
+    watch: Watch | None,
+    software: dict[str, str],
+) -> None:
     hosts = communicator.allgather_json(communicator.host)
     watch = watch or Watch(observation=communicator.observation, folder=run_dir, actions=Actions(end=_never))
     watch.limits = Limits(stall_s=prepared.config.safety.stall_timeout, busy_s=prepared.config.safety.busy_timeout)
@@ -63,6 +76,7 @@ def run_rank(
             communicator = run_worker(near, communicator, context, run_dir, started, on_event, watch)
     else:
         communicator = _serve(prepared, communicator)
+    communicator.observation.recorder.at_rest(communicator, last=True)
     communicator.barrier()
 
 

@@ -1,0 +1,71 @@
+"""What a rank has used so far, by the kernel's own counts: processor, switches, memory, network, files, clock rate."""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+import os
+import resource
+import threading
+from pathlib import Path
+
+CPU_US = "processor time (us)"
+WAITED_US = "waiting for a processor (us)"
+SWITCHES = "involuntary switches"
+MEMORY = "memory (bytes)"
+NETWORK = "network (bytes)"
+READ = "read (bytes)"
+CLOCK_KHZ = "clock rate (kHz)"
+_MOST_TASKS = 64
+"""Threads that are asked how long they waited: each takes a system call or two."""
+_MOST_PROCESSORS = 4
+
+
+def sample() -> dict[str, int]:
+    """The counts now; those that this machine does not have are left out."""
+    used = resource.getrusage(resource.RUSAGE_SELF)
+    found = {CPU_US: round((used.ru_utime + used.ru_stime) * 1e6), SWITCHES: used.ru_nivcsw}
+    for name, read in ((WAITED_US, _waited_us), (MEMORY, _memory), (NETWORK, _network), (READ, _read)):
+        with contextlib.suppress(OSError, ValueError, IndexError):
+            found[name] = read()
+    rate = _clock_khz()
+    return found if rate is None else {**found, CLOCK_KHZ: rate}
+
+
+def _waited_us() -> int:
+    """How long threads stood in line for a processor that others had; without the caller's own wait."""
+    waited_ns = 0
+    for task in itertools.islice(Path("/proc/self/task").iterdir(), _MOST_TASKS):
+        if int(task.name) != threading.get_native_id():
+            with contextlib.suppress(OSError):  # it has ended
+                waited_ns += int((task / "schedstat").read_bytes().split()[1])
+    return waited_ns // 1000
+
+
+def _memory() -> int:
+    return int(Path("/proc/self/statm").read_bytes().split()[1]) * os.sysconf("SC_PAGE_SIZE")
+
+
+def _network() -> int:
+    """Bytes in and out over every interface but the loopback."""
+    total = 0
+    for line in Path("/proc/self/net/dev").read_text(encoding="ascii").splitlines()[2:]:
+        name, _, counts = line.partition(":")
+        if name.strip() != "lo":
+            fields = counts.split()
+            total += int(fields[0]) + int(fields[8])
+    return total
+
+
+def _read() -> int:
+    fields = Path("/proc/self/io").read_text(encoding="ascii").split()
+    return int(fields[fields.index("rchar:") + 1])
+
+
+def _clock_khz() -> int | None:
+    """The mean rate of some of the processors that this rank may use; None where the kernel does not tell."""
+    rates = []
+    for number in sorted(os.sched_getaffinity(0))[:_MOST_PROCESSORS]:
+        with contextlib.suppress(OSError, ValueError):
+            rates.append(int(Path(f"/sys/devices/system/cpu/cpu{number}/cpufreq/scaling_cur_freq").read_bytes()))
+    return sum(rates) // len(rates) if rates else None

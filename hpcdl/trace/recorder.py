@@ -1,0 +1,273 @@
+"""Takes the spans of one rank while it runs, on the node's own storage, and leaves them in the run directory."""
+
+from __future__ import annotations
+
+import contextlib
+import gc
+import itertools
+import os
+import shutil
+import sys
+import tempfile
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from hpcdl.comm.agree import decided
+from hpcdl.comm.clocks import measure
+from hpcdl.comm.observed import CONTROL, RECEIVING, SENDING, NoRecorder, Observed
+from hpcdl.config.tracing import FULL, OFF, parse_trace
+from hpcdl.core.errors import HpcdlError, StoppedEarly
+from hpcdl.core.files import replacing
+from hpcdl.trace.counters import sample
+from hpcdl.trace.file import COUNTER, TraceFile
+
+if TYPE_CHECKING:
+    from hpcdl.core.protocols import Communicator
+
+FOLDER = "trace"
+PARTS = ("input", "compute", "exchange", "update", "other")
+"""What `parts` makes of a step's six borders."""
+COLLECTOR = "collecting garbage"
+LONG_COLLECTION_S = 50e-6
+OUTSIDE = -1
+"""The step of what lies between steps."""
+CLOCK_EVERY_S = 5.0
+"""Clocks are measured between steps at most this often."""
+COUNT_EVERY_S = 1.0
+PREFIX, PLACE = "hpcdl-trace-", ".place"
+"""Folders on a node's own storage begin so; files that say where a rank's own lies end so."""
+_TOLD_BETTER = ("reading a batch", "computing")
+"""Activities whose time `parts` knows better."""
+
+
+class TraceRecorder:
+    """A Recorder (comm/observed.py) with a file of its own; see config/tracing.py for what `spec` says.
+
+    `clock` is what its times are of, and `identity` tells that clock from others where it is not the system's.
+    """
+
+    def __init__(
+        self,
+        text: str,
+        folder: Path,
+        *,
+        rank: int,
+        size: int,
+        host: str,
+        role: str,
+        clock: Callable[[], float] = time.monotonic,
+        identity: str | None = None,
+    ) -> None:
+        self._spec = parse_trace(text)
+        self._clock, self._identity = clock, identity
+        self._traced = self._spec.has_rank(rank)
+        self._full = self._traced and self._spec.level == FULL
+        self._on = self._traced
+        self._step = OUTSIDE
+        self._of_script = role == "script"
+        self._told, self._began_s, self._last_span = 0, 0.0, (0.0, 0.0)
+        facts = {"rank": rank, "size": size, "host": host, "role": role, "level": self._spec.level}
+        times = {"begin_s": clock(), "wall_s": time.time()}
+        self.file = TraceFile(folder / file_name(rank), self._spec.num_bytes, {**facts, **times})
+        self._write = self.file.write
+        self._closed = threading.Event()
+        self._measured_s = clock()
+        self._counting = threading.Thread(target=self._count, name="trace", daemon=True)
+        self._collection_s = 0.0
+        self._collections: deque[tuple[float, float, int]] = deque(maxlen=1000)
+        """What the collector did. It may begin inside of any line, so it writes nothing itself."""
+
+    def start(self) -> None:
+        """Begin to count, and to note the collector's work."""
+        if self._traced:
+            self.file.facts["cost_s"][0] = self.file.cost_s()
+            gc.callbacks.append(self._collected)
+            self._counting.start()
+
+    def step(self, number: int) -> None:
+        """The main thread begins this step. A script counts anew in each epoch; here numbers go on."""
+        if self._of_script:
+            number = self._script_step(number)
+        self._step = number
+        self._on = self._traced and self._spec.has_step(number)
+
+    def span(self, name: str, begin_s: float, end_s: float, *, num_bytes: int = 0, bucket: int = -1) -> None:
+        """Keep it, if its step is kept."""
+        if self._on:
+            self._write(name, begin_s, end_s, num_bytes, self._step, -1, bucket)
+            self._last_span = (begin_s, end_s)
+
+    def _script_step(self, number: int) -> int:
+        """The steps of Keras's own loop have no parts but what the last bucket tells; returns the step's number.
+
+        Reading is part of their computing, and so is what comes before the last bucket leaves.
+        """
+        now_s, goes_on = self._clock(), number == self._told + 1
+        self._told = number
+        if goes_on:
+            left_s, came_s = self._last_span if self._last_span[0] >= self._began_s else (now_s, now_s)
+            if self._on:
+                borders = (self._began_s, self._began_s, left_s, came_s, now_s, now_s)
+                self._write_parts(borders, 0.0)
+        self._began_s = now_s
+        return self._step + 1 if goes_on or self._step == OUTSIDE else self._step
+
+    def parts(self, borders: Sequence[float]) -> None:
+        """Keep the five parts of the step that is over, and begin what lies between steps."""
+        if self._on:
+            self._write_parts(borders, self._clock() - time.time())
+
+    def _write_parts(self, borders: Sequence[float], shift_s: float) -> None:
+        for name, (begin_s, end_s) in zip(PARTS, itertools.pairwise(borders), strict=True):
+            self._write(name, begin_s + shift_s, end_s + shift_s, 0, self._step, -1, -1)
+
+    def activity(self, name: str, begin_s: float, end_s: float) -> None:
+        """Keep what is no part of a step."""
+        if self._traced and name not in _TOLD_BETTER:
+            self._write(name, begin_s, end_s, 0, OUTSIDE, -1, -1)
+
+    def operation(self, purpose: str, name: str, peer: int, num_bytes: int, begin_s: float, end_s: float) -> None:
+        """Keep each message at the level `full`; of all others collectives that are no exchange."""
+        if self._on and (self._full or (purpose == CONTROL and name not in (SENDING, RECEIVING))):
+            self._write(name, begin_s, end_s, num_bytes, self._step, peer, -1)
+
+    def at_rest(self, group: Communicator, *, last: bool = False) -> None:
+        """Measure the clocks, if it was some time ago by rank 0's; the `last` time always.
+
+        Where ranks are lost, and the group's numbers are not the world's any more, the clocks stay as they were.
+        """
+        members = group.lane.members if isinstance(group, Observed) else tuple(range(group.size))
+        if members != tuple(range(group.size)):
+            return
+        if last or decided(group, lambda: self._clock() - self._measured_s >= CLOCK_EVERY_S):
+            self._measured_s = self._clock()
+            self.file.add_point(measure(group, self._clock, self._identity))
+
+    def close(self) -> None:
+        """Stop recording; the file is whole."""
+        if self._closed.is_set():
+            return
+        self._on = self._traced = self._full = False
+        self._closed.set()
+        if self._counting.is_alive():
+            gc.callbacks.remove(self._collected)
+            self._counting.join()
+        self.file.close()
+
+    def _collected(self, phase: str, info: dict[str, Any]) -> None:
+        """Python's collector has begun or ended."""
+        now_s = self._clock()
+        if phase == "start":
+            self._collection_s = now_s
+        elif self._on and now_s - self._collection_s > LONG_COLLECTION_S:
+            self._collections.append((self._collection_s, now_s, self._step))
+
+    def _count(self) -> None:
+        """Each second, and once more at the end."""
+        names: dict[str, str] = {}
+        while True:
+            ended = self._closed.is_set()
+            now_s = self._clock()
+            for name, value in sample().items():
+                self._write(names.setdefault(name, COUNTER + name), now_s, now_s, value, OUTSIDE, -1, -1)
+            while self._collections:
+                begin_s, end_s, step = self._collections.popleft()
+                self._write(COLLECTOR, begin_s, end_s, 0, step, -1, -1)
+            if ended:
+                return
+            self._closed.wait(COUNT_EVERY_S)
+
+
+@contextlib.contextmanager
+def recording(text: str, communicator: Observed, run_dir: Path) -> Iterator[None]:
+    """Inside, this rank's spans are recorded as `text` asks (config/tracing.py); collective over all ranks.
+
+    However it ends the file comes into `run_dir`, unless this process is killed: then `collect` fetches it.
+    """
+    if parse_trace(text).level == OFF:
+        yield
+        return
+    target = run_dir / FOLDER
+    decided(communicator, lambda: _cleared(target))
+    seen = communicator.observation
+    local = Path(tempfile.mkdtemp(prefix=f"{PREFIX}{os.geteuid()}-"))
+    recorder = TraceRecorder(
+        text, local, rank=communicator.rank, size=communicator.size, host=communicator.host, role=seen.role
+    )
+    place = target / f"rank-{communicator.rank}{PLACE}"
+    place.write_text(f"{communicator.host}\n{recorder.file.path}\n", encoding="utf-8")
+    try:
+        recorder.at_rest(communicator, last=True)
+        seen.recorder = recorder
+        recorder.start()
+        try:
+            yield
+        except StoppedEarly:
+            if not seen.lost:
+                recorder.at_rest(communicator, last=True)
+            raise
+    finally:
+        seen.recorder = NoRecorder()
+        recorder.close()
+        _bring(recorder.file, target, place)
+
+
+def _cleared(target: Path) -> None:
+    """Make the folder; what an earlier part of a resumed run has left goes."""
+    try:
+        target.mkdir(exist_ok=True)
+        for path in (*target.glob("rank-*" + PLACE), *target.glob("rank-*.trace")):
+            path.unlink()
+    except OSError as error:
+        raise HpcdlError(f"cannot write {target}: {error.strerror}") from error
+
+
+def _bring(file: TraceFile, target: Path, place: Path) -> None:
+    """Copy the file into the run directory; where that has no room, it stays where it is."""
+    try:
+        with replacing(target / file.path.name) as temporary, temporary.open("wb") as out:
+            out.writelines(file.content())
+        shutil.rmtree(file.path.parent)
+        place.unlink()
+    except OSError as error:
+        sys.stderr.write(f"hpcdl: warning: the trace stays in {file.path}: {error.strerror or error}\n")
+
+
+def file_name(rank: int) -> str:
+    """The name of a rank's file."""
+    return f"rank-{rank}.trace"
+
+
+@contextlib.contextmanager
+def collected(run_dir: Path) -> Iterator[None]:
+    """Whatever happens inside to ranks on this node, what they have recorded comes into `run_dir`."""
+    try:
+        yield
+    finally:
+        collect(run_dir)
+
+
+def collect(run_dir: Path) -> list[str]:
+    """Fetch what killed ranks have left on this node; returns a line for each file that lies elsewhere, or nowhere."""
+    left = []
+    for place in sorted((run_dir / FOLDER).glob("rank-*" + PLACE)):
+        lines = [*place.read_text(encoding="utf-8", errors="replace").splitlines(), "", ""]
+        host, path = lines[0], Path(lines[1])
+        target = run_dir / FOLDER / f"{place.stem}.trace"
+        honest = path.name == target.name and path.parent.name.startswith(PREFIX)
+        if host != os.uname().nodename or not honest or not path.is_file():
+            left.append(f"{place.stem}: its trace was left on {host} in {path}")
+            continue
+        try:
+            with replacing(target) as temporary:
+                shutil.copyfile(path, temporary, follow_symlinks=False)
+            path.unlink()
+            path.parent.rmdir()
+            place.unlink()
+        except OSError as error:
+            left.append(f"{place.stem}: its trace stays in {path}: {error.strerror or error}")
+    return left

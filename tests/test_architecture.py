@@ -32,7 +32,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "trace": _SIDE | {"comm"},
 }
 MAY_IMPORT["training"] = _SIDE | {"comm", "collectives", "strategies", "models", "data", "node", "cluster", "report"}
-MAY_IMPORT["training"] |= {"trace"}
+MAY_IMPORT["training"].add("trace")
 MAY_IMPORT["tuning"] = MAY_IMPORT["bench"] = MAY_IMPORT["doctor"] = MAY_IMPORT["training"] | {"training"}
 MAY_IMPORT["study"] = MAY_IMPORT["tuning"] | {"tuning"}
 MAY_IMPORT["cli"] = MAY_IMPORT["study"] | {"study", "bench", "doctor"}

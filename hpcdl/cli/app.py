@@ -26,6 +26,7 @@ from hpcdl.cli import (
     strategies,
     submit,
     sweep,
+    trace,
     train,
     tune_threads,
 )
@@ -74,6 +75,7 @@ for module in (
     submit,
     jobs,
     report,
+    trace,
     bench,
     models,
     strategies,

@@ -42,8 +42,11 @@ class Recorder(Protocol):
     def span(self, name: str, begin_s: float, end_s: float, *, num_bytes: int = 0, bucket: int = -1) -> None:
         """Something that this rank has done: a part of a step, the exchange of a bucket, an evaluation."""
 
-    def parts(self, borders: Sequence[float]) -> None:
-        """The step that is over. Unix times: began, had its batch, its gradients, exchanged, updated, ended."""
+    def parts(self, borders: Sequence[float], waited_s: float = 0.0) -> None:
+        """The step that is over. Unix times: began, had its batch, its gradients, exchanged, updated, ended.
+
+        `waited_s`: what of the exchange was waiting, where a strategy whose workers do not step together can tell.
+        """
 
     def activity(self, name: str, begin_s: float, end_s: float) -> None:
         """What the main thread was at, by its heartbeat."""
@@ -64,7 +67,7 @@ class NoRecorder:
     def span(self, name: str, begin_s: float, end_s: float, *, num_bytes: int = 0, bucket: int = -1) -> None:
         """Off."""
 
-    def parts(self, borders: Sequence[float]) -> None:
+    def parts(self, borders: Sequence[float], waited_s: float = 0.0) -> None:
         """Off."""
 
     def activity(self, name: str, begin_s: float, end_s: float) -> None:

@@ -116,14 +116,15 @@ class TraceRecorder:
         self._began_s = now_s
         return self._step + 1 if goes_on or self._step == OUTSIDE else self._step
 
-    def parts(self, borders: Sequence[float]) -> None:
-        """Keep the five parts of the step that is over, and begin what lies between steps."""
+    def parts(self, borders: Sequence[float], waited_s: float = 0.0) -> None:
+        """Keep the five parts of the step that is over; that of the exchange holds `waited_s` in ns."""
         if self._on:
-            self._write_parts(borders, self._clock() - time.time())
+            self._write_parts(borders, self._clock() - time.time(), round(waited_s * 1e9))
 
-    def _write_parts(self, borders: Sequence[float], shift_s: float) -> None:
+    def _write_parts(self, borders: Sequence[float], shift_s: float, waited_ns: int = 0) -> None:
         for name, (begin_s, end_s) in zip(PARTS, itertools.pairwise(borders), strict=True):
-            self._write(name, begin_s + shift_s, end_s + shift_s, 0, self._step, -1, -1)
+            value = waited_ns if name == "exchange" else 0
+            self._write(name, begin_s + shift_s, max(end_s, begin_s) + shift_s, value, self._step, -1, -1)
 
     def activity(self, name: str, begin_s: float, end_s: float) -> None:
         """Keep what is no part of a step."""

@@ -70,7 +70,7 @@ class StepClock:
 
     def add(self, times: StepTimes) -> None:
         """Keep one step."""
-        self._recorder.parts(astuple(times)[:6])
+        self._recorder.parts(astuple(times)[:6], times.waited_s)
         self._pending.append(times)
         seconds = times.ended - times.began
         if self.num_steps < ALL_STEPS_UP_TO:

@@ -1,0 +1,85 @@
+"""`hpcdl trace`: what the steps of a traced run were made of."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from hpcdl.cli.options import JsonFlag
+from hpcdl.cli.output import print_json, print_table, put, say
+from hpcdl.core.errors import CorruptError, UnknownNameError, UsageError
+
+if TYPE_CHECKING:
+    from hpcdl.trace.findings import Findings
+    from hpcdl.trace.merge import Merged
+    from hpcdl.trace.steps import Steps
+
+Runs = Annotated[list[Path], typer.Argument(metavar="RUN...", help="Run directories of traced runs.")]
+Html = Annotated[Path | None, typer.Option("--html", metavar="FILE", help="Draw timelines into a page.")]
+To = Annotated[
+    tuple[str, Path] | None,
+    typer.Option("--to", metavar="FORMAT FILE", help="Write for another viewer: perfetto, chrome or otf2."),
+]
+
+
+def register(app: typer.Typer) -> None:
+    """Add the command."""
+    app.command("trace", epilog="Example: hpcdl trace runs/ring-4 --html trace.html")(trace)
+
+
+def trace(runs: Runs, html: Html = None, to: To = None, as_json: JsonFlag = False) -> None:
+    """Show the inside of steps: what hides behind what, who waits for whom, what makes ranks slow.
+
+    The runs were trained with --trace.
+    """
+    from hpcdl.core.files import write_text
+    from hpcdl.trace.page import page
+    from hpcdl.trace.summary import tables
+    from hpcdl.trace.viewers import VIEWERS
+
+    if len(runs) > 1 and (html is not None or to is not None):
+        raise UsageError("--html and --to take one run")
+    if to is not None and to[0] not in VIEWERS:
+        raise UnknownNameError("format of --to", to[0], VIEWERS)
+    for target in (html, to and to[1]):
+        if target is not None and (target.is_dir() or not target.absolute().parent.is_dir()):
+            raise UsageError(f"cannot write {target}: name a file in a folder that exists")
+    documents = []
+    for run in runs:
+        merged, steps, found = _looked_into(run)
+        documents.append(found.as_json())
+        if html is not None:
+            write_text(html, page(run.absolute().name, merged, steps, found))
+            say(f"page: {html}")
+        if to is not None:
+            VIEWERS[to[0]](merged, to[1])
+            say(f"for {to[0]}: {to[1]}")
+        if as_json:
+            continue
+        for heading, header, rows in [] if as_json else tables(found):
+            put(f"\n{run}: {heading}" if len(runs) > 1 else f"\n{heading}")
+            print_table(header, rows)
+    if as_json:
+        print_json(documents[0] if len(documents) == 1 else {"traces": documents})
+
+
+def _looked_into(run: Path) -> tuple[Merged, Steps, Findings]:
+    """The trace of one run, on one clock, and what it tells after the steps that warm up."""
+    from hpcdl.core.records import read_record
+    from hpcdl.strategies.table import find_strategy
+    from hpcdl.trace.findings import findings
+    from hpcdl.trace.merge import merge, read_run
+    from hpcdl.trace.steps import steps_of
+
+    merged = merge(read_run(run))
+    synchronous, first = True, 0
+    try:
+        record = read_record(run)
+        first = record.warmup_steps + max(record.resumed_from_steps, default=0)
+        synchronous = find_strategy(record.strategy).features.synchronous
+    except (CorruptError, UnknownNameError):  # killed before its first record; or a script, whose ranks step together
+        say(f"{run}: its record names no strategy: taken for one whose ranks step together")
+    steps = steps_of(merged, synchronous=synchronous, first=first)
+    return merged, steps, findings(merged, steps)

@@ -1,0 +1,215 @@
+"""What the steps of a trace tell: overlap, waits, gaps between updates, the critical path; pure functions of arrays."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from typing import TYPE_CHECKING, Any
+
+import numpy
+
+from hpcdl.comm.observed import BUCKET, RECEIVING
+from hpcdl.core.records import PARTS as RECORD_PARTS
+from hpcdl.trace.merge import HostClock, Merged
+from hpcdl.trace.steps import BEGAN, COMPUTE, EXCHANGED, EXPOSED, HAD_GRADIENTS, INPUT, UPDATED, WAIT, Steps
+from hpcdl.trace.stragglers import Straggler, stragglers
+
+if TYPE_CHECKING:
+    Array = numpy.ndarray[Any, Any]
+
+LATE_START = "late start"
+"""Of the critical path: the rank that all waited for began the step after the others."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Gaps:
+    """Between the end of one update of weights and the begin of the next, over all ranks.
+
+    `usable_s_per_step`: of a step, what a rank's processors have nothing to do in: reading, waiting, exchanging.
+    """
+
+    count_per_step: float
+    median_s: float | None
+    p90_s: float | None
+    usable_s_per_step: float
+
+
+@dataclass(frozen=True, kw_only=True)
+class WaitingTime:
+    """`rank` waited for `for_rank`, on the mean of a step."""
+
+    rank: int
+    for_rank: int
+    seconds_per_step: float
+
+
+@dataclass(frozen=True, kw_only=True)
+class PathPart:
+    """A part of the way that no step can be shorter than; `gain_s`: what a step is shorter by if it costs nothing."""
+
+    part: str
+    seconds_per_step: float
+    gain_s: float
+
+
+@dataclass(frozen=True, kw_only=True)
+class Findings:
+    """All of it. `overlap`: the share of the exchange that is hidden behind computing; None where nobody exchanges.
+
+    `parts` are mean seconds over ranks and steps, by the names of records; `overhead` the share of the time that
+    recording took.
+    """
+
+    steps: int
+    ranks: int
+    clock: Sequence[HostClock]
+    overlap: float | None
+    gaps: Gaps
+    waits: Sequence[WaitingTime]
+    stragglers: Sequence[Straggler]
+    critical_path: Sequence[PathPart]
+    overhead: float
+    parts: dict[str, float]
+    step_s: float
+
+    def as_json(self) -> dict[str, Any]:
+        """What `hpcdl trace --json` prints."""
+        return {
+            "steps": self.steps,
+            "ranks": self.ranks,
+            "clock": [asdict(clock) for clock in self.clock],
+            "overlap": self.overlap,
+            "gaps": asdict(self.gaps),
+            "waits": [asdict(wait) for wait in self.waits],
+            "stragglers": [
+                {name: getattr(one, name) for name in ("rank", "host", "cause", "seconds_per_step")}
+                for one in self.stragglers
+            ],
+            "critical_path": [
+                {"part": one.part, "seconds_per_step": one.seconds_per_step} for one in self.critical_path
+            ],
+            "overhead": self.overhead,
+        }
+
+
+def findings(merged: Merged, steps: Steps) -> Findings:
+    """Everything that `steps`, and the other spans of `merged`, tell."""
+    parts = steps.parts()
+    return Findings(
+        steps=len(steps.numbers),
+        ranks=len(merged.ranks),
+        clock=merged.clocks,
+        overlap=overlap(merged, steps),
+        gaps=gaps(steps, parts),
+        waits=waits(merged, steps),
+        stragglers=stragglers(merged, steps, parts),
+        critical_path=critical_path(steps, parts),
+        overhead=overhead(merged),
+        parts=dict(zip(RECORD_PARTS, parts.mean(axis=(0, 1)).tolist(), strict=True)),
+        step_s=steps.step_s,
+    )
+
+
+def overlap(merged: Merged, steps: Steps) -> float | None:
+    """Of the seconds in which buckets were exchanged, the share before the rank's own last gradient."""
+    hidden_s = total_s = 0.0
+    for row, rank in enumerate(steps.ranks.tolist()):
+        buckets = merged.spans(rank, BUCKET)
+        places, known = steps.index_of(buckets["step"])
+        begin_s, end_s = buckets["begin_s"][known], buckets["end_s"][known]
+        had_s = steps.borders[row, places[known], HAD_GRADIENTS]
+        total_s += float((end_s - begin_s).sum())
+        hidden_s += float(numpy.maximum(numpy.minimum(end_s, had_s) - begin_s, 0).sum())
+    return hidden_s / total_s if total_s and len(steps.ranks) > 1 else None
+
+
+def gaps(steps: Steps, parts: Array) -> Gaps:
+    """The times from one update's end to the next one's begin, between steps that follow one another."""
+    follow = numpy.flatnonzero(numpy.diff(steps.numbers) == 1)
+    between_s = steps.borders[:, follow + 1, EXCHANGED] - steps.borders[:, follow, UPDATED]
+    known = between_s.size > 0
+    return Gaps(
+        count_per_step=1.0 if known else 0.0,
+        median_s=float(numpy.median(between_s)) if known else None,
+        p90_s=float(numpy.quantile(between_s, 0.9)) if known else None,
+        usable_s_per_step=float(parts[:, :, [INPUT, WAIT, EXPOSED]].sum(axis=2).mean()),
+    )
+
+
+def waits(merged: Merged, steps: Steps) -> list[WaitingTime]:
+    """Who waited for whom, the longest first; what lies within the clocks' error bars is nobody's.
+
+    Ranks that step together wait for the last gradient; others for the messages of an exchange, where there are any in
+    the trace.
+    """
+    found = _for_the_slowest(steps) if steps.synchronous else _for_messages(merged, steps)
+    rows = [
+        WaitingTime(rank=a, for_rank=b, seconds_per_step=seconds) for (a, b), seconds in found.items() if seconds > 0
+    ]
+    return sorted(rows, key=lambda row: (-row.seconds_per_step, row.rank, row.for_rank))
+
+
+def _for_the_slowest(steps: Steps) -> dict[tuple[int, int], float]:
+    had_s = steps.borders[:, :, HAD_GRADIENTS]
+    slowest = had_s.argmax(axis=0)
+    wait_s = numpy.minimum(had_s.max(axis=0)[None], steps.borders[:, :, EXCHANGED]) - had_s
+    wait_s = numpy.where(wait_s > steps.errors_s[:, None] + steps.errors_s[slowest][None], wait_s, 0)
+    matrix = numpy.zeros((len(steps.ranks), len(steps.ranks)))
+    for cause in numpy.unique(slowest):
+        matrix[:, cause] = wait_s[:, slowest == cause].sum(axis=1) / len(steps.numbers)
+    ranks = steps.ranks.tolist()
+    return {(ranks[a], ranks[b]): float(matrix[a, b]) for a, b in zip(*numpy.nonzero(matrix), strict=True)}
+
+
+def _for_messages(merged: Merged, steps: Steps) -> dict[tuple[int, int], float]:
+    found: dict[tuple[int, int], float] = {}
+    for row, rank in enumerate(steps.ranks.tolist()):
+        messages = merged.spans(rank, RECEIVING)
+        places, known = steps.index_of(messages["step"])
+        messages, places = messages[known], places[known]
+        begin_s = numpy.maximum(messages["begin_s"], steps.borders[row, places, HAD_GRADIENTS])
+        wait_s = numpy.maximum(numpy.minimum(messages["end_s"], steps.borders[row, places, EXCHANGED]) - begin_s, 0)
+        for peer in numpy.unique(messages["peer"]).tolist():
+            found[rank, peer] = float(wait_s[messages["peer"] == peer].sum()) / len(steps.numbers)
+    return found
+
+
+def critical_path(steps: Steps, parts: Array) -> list[PathPart]:
+    """The parts of each step on the rank that all others waited for; their sum is the mean step.
+
+    Without common steps nobody waits for a slowest one: then it is the mean over all ranks.
+    """
+    if not steps.synchronous:
+        means = parts.mean(axis=(0, 1)).tolist()
+        return [PathPart(part=name, seconds_per_step=s, gain_s=s) for name, s in zip(RECORD_PARTS, means, strict=True)]
+    began_s, had_s = steps.borders[:, :, BEGAN], steps.borders[:, :, HAD_GRADIENTS]
+    slowest, columns = had_s.argmax(axis=0), numpy.arange(len(steps.numbers))
+    own = parts[slowest, columns].mean(axis=0)
+    late_s = float((began_s[slowest, columns] - began_s.mean(axis=0)).mean())
+    seconds = dict(zip(RECORD_PARTS, own.tolist(), strict=True))
+    seconds["exposed_communication"] += seconds.pop("wait")
+    seconds |= {LATE_START: max(late_s, 0.0)}
+    # Ranks end and begin a step not quite together: what they differ by on the mean belongs to no part.
+    seconds["other"] += steps.step_s - sum(seconds.values())
+    if seconds["other"] < 0:
+        seconds["compute"] += seconds["other"]
+        seconds["other"] = 0.0
+    gains = {**seconds, "input": _gain(steps, parts, INPUT), "compute": _gain(steps, parts, COMPUTE)}
+    return [PathPart(part=name, seconds_per_step=s, gain_s=gains[name]) for name, s in seconds.items()]
+
+
+def _gain(steps: Steps, parts: Array, part: int) -> float:
+    """What the last gradient comes earlier by where `part` takes no time on any rank."""
+    had_s = steps.borders[:, :, HAD_GRADIENTS]
+    return float((had_s.max(axis=0) - (had_s - parts[:, :, part]).max(axis=0)).mean())
+
+
+def overhead(merged: Merged) -> float:
+    """The share of each rank's time that its records took to write; the mean over ranks."""
+    shares = []
+    for rank in merged.ranks:
+        records, trace = merged.records[rank], merged.traces[rank]
+        spent_s = (len(records) + len(trace.counters)) * trace.cost_s
+        lasted_s = float(records["end_s"].max() - records["begin_s"].min())
+        shares.append(spent_s / lasted_s if lasted_s > 0 else 0.0)
+    return float(numpy.mean(shares)) if shares else 0.0

@@ -1,0 +1,151 @@
+"""The page of a trace: one file, drawings inside, no script; light or dark as the reader has it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from html import escape
+from typing import TYPE_CHECKING, Any
+
+import numpy
+
+from hpcdl import __version__
+from hpcdl.comm.observed import BUCKET
+from hpcdl.core.errors import printable
+from hpcdl.core.records import PARTS as RECORD_PARTS
+from hpcdl.core.units import format_seconds
+from hpcdl.trace.findings import Findings
+from hpcdl.trace.merge import Merged
+from hpcdl.trace.steps import BEGAN, ENDED, Steps
+from hpcdl.trace.summary import tables
+
+if TYPE_CHECKING:
+    Array = numpy.ndarray[Any, Any]
+
+MOST_RANKS = 64
+"""Ranks of one timeline; of more those that were slowest in that step."""
+_LEFT, _WIDTH, _ROW, _BAR = 90, 760, 26, 12
+_STYLE = """
+:root { color-scheme: light dark; --ink: #1c2530; --soft: #5b6673; --line: #d5dbe1; --paper: #fff;
+  --input: #8e6bbf; --compute: #2f7fc1; --wait: #c9ced4; --exposed_communication: #d9782b; --update: #3b9a5b;
+  --other: #8a8f98; --bucket: #b0501a; }
+@media (prefers-color-scheme: dark) { :root { --ink: #e6eaee; --soft: #9aa5b1; --line: #39424c; --paper: #14181d;
+  --input: #b596e0; --compute: #5aa5e6; --wait: #4a525b; --exposed_communication: #f09a55; --update: #62c184;
+  --other: #767d87; --bucket: #ffb37a; } }
+body { font: 15px/1.5 system-ui, sans-serif; color: var(--ink); background: var(--paper); margin: 0 auto;
+  max-width: 60rem; padding: 1rem; }
+h1 { font-size: 1.5rem; } h2 { font-size: 1.15rem; margin-top: 2rem; }
+table { border-collapse: collapse; } th, td { padding: .15rem .8rem .15rem 0; border-bottom: 1px solid var(--line);
+  text-align: left; } td + td { font-variant-numeric: tabular-nums; }
+figure { margin: 1rem 0; overflow-x: auto; } figcaption, footer { color: var(--soft); }
+svg { max-width: 100%; height: auto; } svg text { font: 11px system-ui, sans-serif; fill: var(--ink); }
+.key span { display: inline-block; margin-right: 1rem; } .key i { display: inline-block; width: .8em; height: .8em;
+  margin-right: .3em; }
+"""
+
+
+def page(title: str, merged: Merged, steps: Steps, found: Findings) -> str:
+    """The whole page as text."""
+    return "\n".join(_page(title, merged, steps, found)) + "\n"
+
+
+def _page(title: str, merged: Merged, steps: Steps, found: Findings) -> Iterator[str]:
+    policy = "default-src 'none'; style-src 'unsafe-inline'; img-src data:; base-uri 'none'; form-action 'none'"
+    yield '<!DOCTYPE html>\n<html lang="en">\n<head>\n<meta charset="utf-8">'
+    yield f'<meta http-equiv="Content-Security-Policy" content="{policy}">'
+    yield '<meta name="viewport" content="width=device-width, initial-scale=1">\n<link rel="icon" href="data:,">'
+    yield f"<title>Trace of {_text(title)}</title>\n<style>{_STYLE}</style>\n</head>\n<body>"
+    yield f"<h1>Trace of {_text(title)}</h1>\n<main>"
+    yield '<p class="key">'
+    yield "".join(
+        f'<span><i style="background:var(--{name})"></i>{name.replace("_", " ")}</span>'
+        for name in (*RECORD_PARTS, BUCKET)
+    )
+    yield "</p>"
+    parts = steps.parts()
+    for words, place in chosen_steps(steps).items():
+        yield from _timeline(words, place, parts[:, place], merged, steps)
+    for heading, header, rows in tables(found):
+        yield f"<section><h2>{_text(heading)}</h2>\n<table><thead><tr>"
+        yield "".join(f"<th>{_text(cell)}</th>" for cell in header) + "</tr></thead><tbody>"
+        for row in rows:
+            yield "<tr>" + "".join(f"<td>{_text(cell)}</td>" for cell in row) + "</tr>"
+        yield "</tbody></table></section>"
+    yield f"</main>\n<footer><p>hpcdl {_text(__version__)}; docs/how-to/trace.md</p></footer>\n</body>\n</html>"
+
+
+def chosen_steps(steps: Steps) -> dict[str, int]:
+    """The places of a typical, the fastest and the slowest step; fewer where they are one."""
+    seconds = steps.seconds.max(axis=0)
+    typical = int(numpy.abs(seconds - numpy.median(seconds)).argmin())
+    named = {
+        "A typical step": typical,
+        "The fastest step": int(seconds.argmin()),
+        "The slowest step": int(seconds.argmax()),
+    }
+    found: dict[str, int] = {}
+    for words, place in named.items():
+        if place not in found.values():
+            found[words] = place
+    return found
+
+
+def _timeline(words: str, place: int, parts: Array, merged: Merged, steps: Steps) -> Iterator[str]:
+    """One step as bars: the parts of each rank above its buckets."""
+    borders = steps.borders[:, place]
+    start_s, end_s = float(borders[:, BEGAN].min()), float(borders[:, ENDED].max())
+    if not steps.synchronous:  # steps of one number do not happen at one time
+        borders = borders - borders[:, [BEGAN]]
+        start_s, end_s = 0.0, float(borders[:, ENDED].max())
+    rows = numpy.argsort(borders[:, ENDED] - borders[:, BEGAN])[::-1][:MOST_RANKS]
+    rows = numpy.sort(rows)
+    scale = _WIDTH / max(end_s - start_s, 1e-9)
+    number, took = int(steps.numbers[place]), format_seconds(end_s - start_s)
+    height = len(rows) * _ROW + 26
+    yield f"<figure><figcaption>{_text(words)}: step {number}, {_text(took)}</figcaption>"
+    yield f'<svg viewBox="0 0 {_LEFT + _WIDTH + 10} {height}" role="img" aria-label="{_text(words)}, step {number}">'
+    for line, row in enumerate(rows.tolist()):
+        rank, top = int(steps.ranks[row]), line * _ROW
+        yield f'<text x="0" y="{top + 11}">rank {rank}</text>'
+        yield from _bars(parts[row], float(borders[row, BEGAN]) - start_s, top, scale)
+        yield from _buckets(merged, steps, row, number, start_s, top, scale)
+    yield from _axis(end_s - start_s, len(rows) * _ROW, scale)
+    yield "</svg></figure>"
+
+
+def _bars(widths: Array, begin_s: float, top: int, scale: float) -> Iterator[str]:
+    for name, width in zip(RECORD_PARTS, widths.tolist(), strict=True):
+        told = f"{name.replace('_', ' ')} {format_seconds(max(width, 0.0))}"
+        if width * scale >= 0.2:
+            yield (
+                f'<rect x="{_LEFT + begin_s * scale:.2f}" y="{top}" width="{width * scale:.2f}" height="{_BAR}" '
+                f'style="fill:var(--{name})"><title>{_text(told)}</title></rect>'
+            )
+        begin_s += width
+
+
+def _buckets(
+    merged: Merged, steps: Steps, row: int, number: int, start_s: float, top: int, scale: float
+) -> Iterator[str]:
+    if not steps.synchronous:
+        return
+    spans = merged.spans(int(steps.ranks[row]), BUCKET)
+    for span in spans[spans["step"] == number]:
+        begin, width = float(span["begin_s"]) - start_s, float(span["end_s"] - span["begin_s"])
+        told = f"bucket {span['bucket']}, {span['value']} bytes, {format_seconds(max(width, 0.0))}"
+        yield (
+            f'<rect x="{_LEFT + begin * scale:.2f}" y="{top + _BAR + 2}" width="{max(width * scale, 0.5):.2f}" '
+            f'height="5" style="fill:var(--bucket)"><title>{_text(told)}</title></rect>'
+        )
+
+
+def _axis(seconds: float, top: int, scale: float) -> Iterator[str]:
+    for share in (0, 0.25, 0.5, 0.75, 1):
+        place = _LEFT + share * seconds * scale
+        anchor = "end" if share == 1 else "start" if share == 0 else "middle"
+        yield f'<line x1="{place:.1f}" x2="{place:.1f}" y1="0" y2="{top}" style="stroke:var(--line);stroke-width:.5"/>'
+        told = _text(format_seconds(share * seconds))
+        yield f'<text x="{place:.1f}" y="{top + 16}" text-anchor="{anchor}">{told}</text>'
+
+
+def _text(text: str) -> str:
+    return escape(printable(text), quote=True)

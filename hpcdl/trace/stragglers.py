@@ -1,0 +1,197 @@
+"""Ranks that the others wait for step after step, and what makes them slow, by what sets them apart from the others."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import numpy
+
+from hpcdl.comm.observed import RECEIVING, SENDING
+from hpcdl.trace import counters
+from hpcdl.trace.file import COUNTER
+from hpcdl.trace.merge import Merged
+from hpcdl.trace.recorder import COLLECTOR
+from hpcdl.trace.steps import BEGAN, COMPUTE, EXPOSED, HAD_GRADIENTS, INPUT, Steps
+
+if TYPE_CHECKING:
+    Array = numpy.ndarray[Any, Any]
+
+LEAST_SHARE = 0.02
+"""Of a step: who costs less is none."""
+NUM_ERRORS = 3.0
+"""A mean that is not so many standard errors above nothing may be chance."""
+SLOWER_CLOCK = 0.95
+CONTENDED_SHARE = 0.25
+"""Of the seconds that a rank is late, those that its threads stood in line for a processor."""
+SLOWER_LINK = 2.0
+LEAST_MESSAGE_BYTES = 1024
+CONTENTION, INPUT_CAUSE, NETWORK = "processor contention", "input", "network"
+CLOCK, COLLECTOR_CAUSE, BETWEEN = "clock frequency", "collector", "work between steps"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Straggler:
+    """`rank` makes each step longer by about `seconds_per_step`, `likely` for this cause; `evidence` says why."""
+
+    rank: int
+    host: str
+    cause: str
+    seconds_per_step: float
+    evidence: str
+
+
+def stragglers(merged: Merged, steps: Steps, parts: Array) -> list[Straggler]:
+    """The costliest first; none where ranks do not step together, or one is alone."""
+    if not steps.synchronous:
+        return []
+    found = [*_late(merged, steps, parts), *_behind_slow_links(merged, steps, parts)]
+    return sorted(found, key=lambda one: -one.seconds_per_step)
+
+
+def beyond_others(values: Array) -> Array:
+    """(R, ...) less the median of the other rows, for each row."""
+    rows = [values[row] - numpy.median(numpy.delete(values, row, axis=0), axis=0) for row in range(len(values))]
+    return numpy.stack(rows)
+
+
+def _late(merged: Merged, steps: Steps, parts: Array) -> list[Straggler]:
+    """Ranks whose last gradient comes after that of the others."""
+    late_s = beyond_others(steps.borders[:, :, HAD_GRADIENTS])
+    mean_s = late_s.mean(axis=1)
+    deviation_s = late_s.std(axis=1) / numpy.sqrt(len(steps.numbers))
+    least_s = numpy.maximum(LEAST_SHARE * steps.step_s, NUM_ERRORS * deviation_s)
+    least_s = numpy.maximum(least_s, steps.errors_s + numpy.median(steps.errors_s))
+    excess = {
+        INPUT_CAUSE: beyond_others(parts[:, :, INPUT]).mean(axis=1),
+        CONTENTION: beyond_others(parts[:, :, COMPUTE]).mean(axis=1),
+        BETWEEN: beyond_others(steps.borders[:, :, BEGAN]).mean(axis=1),
+        COLLECTOR_CAUSE: beyond_others(_collector_s(merged, steps)),
+    }
+    rates = _rates(merged, steps)
+    found = []
+    for row in numpy.flatnonzero(mean_s > least_s).tolist():
+        own = {cause: float(values[row]) for cause, values in excess.items()}
+        cause, evidence = _cause(row, own, rates, float(mean_s[row]), steps.step_s)
+        found.append(_straggler(merged, steps, row, cause, float(mean_s[row]), evidence))
+    return found
+
+
+def _straggler(merged: Merged, steps: Steps, row: int, cause: str, seconds: float, evidence: str) -> Straggler:
+    rank = int(steps.ranks[row])
+    host = merged.traces[rank].host
+    return Straggler(rank=rank, host=host, cause=cause, seconds_per_step=seconds, evidence=evidence)
+
+
+def _cause(
+    row: int, excess: Mapping[str, float], rates: Mapping[str, Array], late_s: float, step_s: float
+) -> tuple[str, str]:
+    """What sets this rank apart most, and the words for it."""
+    if excess[COLLECTOR_CAUSE] >= late_s / 2:
+        return COLLECTOR_CAUSE, f"Python's collector takes {excess[COLLECTOR_CAUSE] * 1e3:.3g} ms of a step more here"
+    part = max((INPUT_CAUSE, CONTENTION, BETWEEN), key=lambda name: excess[name])
+    if part == INPUT_CAUSE:
+        return INPUT_CAUSE, f"it waits {excess[part] * 1e3:.3g} ms longer for a batch"
+    if part == BETWEEN:
+        return BETWEEN, f"it begins its steps {excess[part] * 1e3:.3g} ms after the others"
+    computes = f"it computes {excess[CONTENTION] * 1e3:.3g} ms longer"
+    if counters.CLOCK_KHZ in rates:
+        rate = rates[counters.CLOCK_KHZ]
+        share = rate[row] / numpy.median(numpy.delete(rate, row))
+        if share < SLOWER_CLOCK:
+            return CLOCK, f"{computes}, and its clock rate is {share:.0%} of the others'"
+    if counters.WAITED_US in rates:
+        waited_s = float(beyond_others(rates[counters.WAITED_US])[row]) / 1e6 * step_s
+        if waited_s >= CONTENDED_SHARE * excess[CONTENTION]:
+            return CONTENTION, f"{computes}, and its threads wait {waited_s * 1e3:.3g} ms more for a processor"
+    if counters.SWITCHES in rates:
+        switches = rates[counters.SWITCHES]
+        others = float(numpy.median(numpy.delete(switches, row)))
+        if switches[row] > 2 * others + 10:
+            return (
+                CONTENTION,
+                f"{computes}, and is taken off its processor {switches[row]:.0f} times a second ({others:.0f})",
+            )
+    return CLOCK, f"{computes}, though nobody takes its processors: they are slower than the others'"
+
+
+def _collector_s(merged: Merged, steps: Steps) -> Array:
+    """(R): seconds of a step that Python's collector took, on the mean."""
+    found = numpy.zeros(len(steps.ranks))
+    for row, rank in enumerate(steps.ranks.tolist()):
+        spans = merged.spans(rank, COLLECTOR)
+        places, known = steps.index_of(spans["step"])
+        within = known & (spans["begin_s"] < steps.borders[row, places, HAD_GRADIENTS])
+        within &= spans["end_s"] > steps.borders[row, places, BEGAN]
+        found[row] = float((spans["end_s"] - spans["begin_s"])[within].sum()) / len(steps.numbers)
+    return found
+
+
+def _rates(merged: Merged, steps: Steps) -> dict[str, Array]:
+    """(R) for each counter that every rank has: what it grows by in a second of these steps; of the clock its mean."""
+    names = (counters.CPU_US, counters.WAITED_US, counters.SWITCHES, counters.CLOCK_KHZ)
+    found = {name: [_rate(merged, steps, row, name) for row in range(len(steps.ranks))] for name in names}
+    return {name: numpy.array(rates) for name, rates in found.items() if all(rate is not None for rate in rates)}
+
+
+def _rate(merged: Merged, steps: Steps, row: int, name: str) -> float | None:
+    trace = merged.traces[int(steps.ranks[row])]
+    samples = trace.counters[trace.counters["name"] == trace.code(COUNTER + name)]
+    if len(samples) < 2:
+        return None
+    if name == counters.CLOCK_KHZ:
+        return float(samples["value"].mean())
+    # Within a trace its own clock serves: it is off by a millionth or so.
+    records = trace.records[trace.records["step"] >= 0]
+    begin_s, end_s = float(records["begin_s"].min()), float(records["end_s"].max())
+    first, last = numpy.interp([begin_s, end_s], samples["begin_s"], samples["value"])
+    return float(last - first) / max(end_s - begin_s, 1e-9)
+
+
+def _behind_slow_links(merged: Merged, steps: Steps, parts: Array) -> list[Straggler]:
+    """Ranks whose messages take longer for a byte than those between the others; needs the level `full`.
+
+    A message travels from when both sides were ready until it has come: who waits for a late sender is no slow link.
+    """
+    ranks = steps.ranks.tolist()
+    links = {(a, b): link for a in ranks for b in ranks if a != b and (link := _link(merged, steps, a, b)) is not None}
+    found = []
+    for row, rank in enumerate(ranks):
+        own = [link for ends, link in links.items() if rank in ends]
+        others = [seconds for ends, (seconds, _) in links.items() if rank not in ends]
+        if not own or not others:
+            continue
+        usual, mine = float(numpy.median(others)), float(min(seconds for seconds, _ in own))
+        extra_s = sum((seconds - usual) * num_bytes for seconds, num_bytes in own) / 2
+        extra_s = min(extra_s, float(parts[row, :, EXPOSED].mean()))
+        if mine > SLOWER_LINK * usual and extra_s > LEAST_SHARE * steps.step_s:
+            evidence = f"its messages travel at {1e-6 / mine:.3g} MB/s, others at {1e-6 / usual:.3g}"
+            found.append(_straggler(merged, steps, row, NETWORK, extra_s, evidence))
+    return found
+
+
+def _link(merged: Merged, steps: Steps, sender: int, receiver: int) -> tuple[float, float] | None:
+    """Seconds for a byte, and bytes of a step, from `sender` to `receiver`; None where nothing of size was sent."""
+    sent, came = (
+        _messages(merged, steps, rank, name, peer)
+        for rank, name, peer in ((sender, SENDING, receiver), (receiver, RECEIVING, sender))
+    )
+    count = min(len(sent), len(came))
+    if not count:
+        return None
+    sent, came = sent[-count:], came[-count:]  # they come in the order in which they were sent; old ones may be gone
+    large = (sent["value"] == came["value"]) & (sent["value"] >= LEAST_MESSAGE_BYTES)
+    num_bytes = float(sent["value"][large].sum())
+    if not num_bytes:
+        return None
+    travels_s = came["end_s"] - numpy.maximum(sent["begin_s"], came["begin_s"])
+    seconds = float(numpy.maximum(travels_s[large], 0).sum())
+    return max(seconds, 1e-9) / num_bytes, num_bytes / len(steps.numbers)
+
+
+def _messages(merged: Merged, steps: Steps, rank: int, name: str, peer: int) -> Array:
+    spans = merged.spans(rank, name)
+    _, known = steps.index_of(spans["step"])
+    found: Array = spans[known & (spans["peer"] == peer)]
+    return found

@@ -1,0 +1,59 @@
+"""What a trace tells, as tables for a terminal and for the page."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+from hpcdl.core.units import format_seconds
+from hpcdl.trace.findings import Findings, PathPart
+
+MOST_ROWS = 20
+TableOf = tuple[str, Sequence[str], Sequence[Sequence[str]]]
+"""A heading, the header, the rows."""
+
+
+def tables(found: Findings) -> Iterator[TableOf]:
+    """The tables, in the order in which one asks; one that has nothing to say is left out."""
+    yield "Steps", ("What", "Value"), [*_facts(found)]
+    path = [_path_row(found, part) for part in found.critical_path if part.seconds_per_step > 0]
+    yield "The way that no step can be shorter than", ("Part", "Time per step", "Share", "Shorter without it"), path
+    if found.stragglers:
+        yield (
+            "Stragglers",
+            ("Rank", "Host", "Likely cause", "Time per step", "Because"),
+            [
+                (str(one.rank), one.host, one.cause, _seconds(one.seconds_per_step), one.evidence)
+                for one in found.stragglers
+            ],
+        )
+    if found.waits:
+        rows = [(str(one.rank), str(one.for_rank), _seconds(one.seconds_per_step)) for one in found.waits]
+        yield "Who waited for whom", ("Rank", "For rank", "Time per step"), rows[:MOST_ROWS]
+    clocks = [
+        (one.host, f"{one.offset_s:.6f} s", f"{one.drift * 1e6:.2f} ppm", _seconds(one.error_s)) for one in found.clock
+    ]
+    yield "Clocks against rank 0's", ("Host", "Ahead", "Drift", "Error"), clocks
+
+
+def _facts(found: Findings) -> Iterator[tuple[str, str]]:
+    yield "steps of all workers", str(found.steps)
+    yield "ranks", str(found.ranks)
+    yield "mean step", _seconds(found.step_s)
+    for part, seconds in found.parts.items():
+        yield f"  {part.replace('_', ' ')}", _seconds(seconds)
+    yield "exchange hidden behind computing", "unknown" if found.overlap is None else f"{found.overlap:.1%}"
+    gaps = found.gaps
+    if gaps.median_s is not None and gaps.p90_s is not None:
+        yield "gap between updates", f"{_seconds(gaps.median_s)} (90 %: {_seconds(gaps.p90_s)})"
+    yield "of a step, idle", _seconds(gaps.usable_s_per_step)
+    yield "time spent on recording", f"{found.overhead:.3%}"
+
+
+def _path_row(found: Findings, one: PathPart) -> tuple[str, str, str, str]:
+    share = one.seconds_per_step / found.step_s if found.step_s else 0.0
+    gain = _seconds(max(one.gain_s, 0.0))
+    return one.part.replace("_", " "), _seconds(one.seconds_per_step), f"{share:.1%}", gain
+
+
+def _seconds(seconds: float) -> str:
+    return "0 s" if seconds == 0 else format_seconds(seconds)

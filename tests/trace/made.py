@@ -1,0 +1,103 @@
+"""Traces of known truth: steps that are built from what each rank takes for each part."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy
+
+from hpcdl.trace import counters
+from hpcdl.trace.file import COUNTER, POINT, RECORD, RankTrace
+from hpcdl.trace.merge import Merged, merge
+from hpcdl.trace.recorder import COLLECTOR, PARTS
+from hpcdl.trace.steps import Steps, steps_of
+
+Array = numpy.ndarray[Any, Any]
+NAMES = ("", *PARTS, "bucket", COLLECTOR, "sending", "receiving")
+COUNTERS = (counters.CPU_US, counters.WAITED_US, counters.SWITCHES, counters.CLOCK_KHZ)
+EXCHANGE_S, UPDATE_S, OTHER_S = 0.020, 0.005, 0.001
+
+
+def records(name: str, begin_s: Array, end_s: Array, steps: Array, **columns: Any) -> Array:
+    made = numpy.zeros(len(begin_s), RECORD)
+    made["name"], made["begin_s"], made["end_s"], made["step"] = NAMES.index(name), begin_s, end_s, steps
+    made["peer"] = made["bucket"] = -1
+    for column, values in columns.items():
+        made[column] = values
+    return made
+
+
+def trace(
+    rank: int, size: int, spans: Sequence[Array], *, ahead_s: float = 0.0, rates: Mapping[str, float] = {}
+) -> RankTrace:
+    """A rank on a host of its own whose clock is ahead, known to a microsecond."""
+    together = numpy.concatenate(spans)
+    together = together[numpy.argsort(together["begin_s"], kind="stable")]
+    last_s = float(together["end_s"].max())
+    together["begin_s"] += ahead_s
+    together["end_s"] += ahead_s
+    names = (*NAMES, *(COUNTER + name for name in COUNTERS))
+    times_s = numpy.arange(0.0, last_s + 1.0)
+    counts = []
+    for name in COUNTERS:
+        if name in rates:
+            values = rates[name] * (times_s if name != counters.CLOCK_KHZ else numpy.ones_like(times_s))
+            made = records("", times_s + ahead_s, times_s + ahead_s, numpy.full(len(times_s), -1), value=values)
+            made["name"] = names.index(COUNTER + name)
+            counts.append(made)
+    error_s = 1e-6 if rank else 0.0
+    points = [(when + ahead_s, when, error_s) for when in (0.0, last_s)]
+    return RankTrace(
+        path=Path(f"rank-{rank}.trace"),
+        rank=rank,
+        size=size,
+        host=f"host{rank}",
+        role="worker",
+        level="full",
+        parent=0,
+        begin_s=0.0,
+        wall_s=0.0,
+        cost_s=1e-6,
+        points=numpy.array(points, POINT),
+        names=names,
+        records=together,
+        counters=numpy.concatenate(counts) if counts else numpy.zeros(0, RECORD),
+    )
+
+
+def synchronous(
+    input_s: Array,
+    compute_s: Array,
+    *,
+    hidden_s: float = 0.0,
+    rates: Sequence[Mapping[str, float]] = (),
+    more: Mapping[int, Sequence[Array]] = {},
+    ahead_s: float = 3.0,
+    exchange_s: float = EXCHANGE_S,
+) -> tuple[Merged, Steps]:
+    """Steps that take each rank (R, S) seconds to read and compute, on one clock again.
+
+    One bucket leaves with the last gradient, and another that takes `hidden_s` is over before.
+    """
+    num_ranks, num_steps = input_s.shape
+    slowest_s = (input_s + compute_s).max(axis=0)
+    ends_s = numpy.cumsum(slowest_s + exchange_s + UPDATE_S + OTHER_S)
+    starts_s = numpy.concatenate([[0.0], ends_s[:-1]])
+    numbers = numpy.arange(num_steps)
+    traces = []
+    for rank in range(num_ranks):
+        got_s = starts_s + input_s[rank]
+        had_s = got_s + compute_s[rank]
+        exchanged_s = starts_s + slowest_s + exchange_s
+        borders = (starts_s, got_s, had_s, exchanged_s, exchanged_s + UPDATE_S, ends_s)
+        spans = [records(name, a, b, numbers) for name, a, b in zip(PARTS, borders, borders[1:], strict=False)]
+        spans.append(records("bucket", had_s, exchanged_s, numbers, bucket=1, value=1 << 20))
+        if hidden_s:
+            spans.append(records("bucket", had_s - hidden_s, had_s, numbers, bucket=0, value=1 << 20))
+        spans += more.get(rank, ())
+        own_rates = rates[rank] if rates else {}
+        traces.append(trace(rank, num_ranks, spans, ahead_s=ahead_s * rank, rates=own_rates))
+    merged = merge(traces)
+    return merged, steps_of(merged, synchronous=True)

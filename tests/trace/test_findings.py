@@ -1,0 +1,191 @@
+"""What a trace tells, against made traces of known truth."""
+
+from __future__ import annotations
+
+import json
+import resource
+import time
+from collections.abc import Mapping
+from typing import Any
+
+import numpy
+import pytest
+
+from hpcdl.core.errors import UsageError
+from hpcdl.core.records import PARTS as RECORD_PARTS
+from hpcdl.trace import counters
+from hpcdl.trace.findings import findings
+from hpcdl.trace.merge import Merged, merge
+from hpcdl.trace.page import page
+from hpcdl.trace.recorder import COLLECTOR
+from hpcdl.trace.steps import Steps, steps_of
+from tests.trace.made import EXCHANGE_S, OTHER_S, UPDATE_S, records, synchronous, trace
+
+RANKS, STEPS = 4, 60
+TRIES = 20
+
+
+def even(value: float, seed: int = 0, noise: float = 0.05) -> Any:
+    return value * (1 + noise * numpy.random.default_rng(seed).standard_normal((RANKS, STEPS)))
+
+
+def test_parts_waits_and_the_path_of_a_step() -> None:
+    compute_s = numpy.full((2, 4), 0.1)
+    compute_s[1, :3], compute_s[0, 3] = 0.15, 0.14
+    merged, steps = synchronous(numpy.full((2, 4), 0.01), compute_s, hidden_s=0.02)
+    found = findings(merged, steps)
+    assert (found.steps, found.ranks) == (4, 2)
+    step_s = (0.15 * 3 + 0.14) / 4 + 0.01 + EXCHANGE_S + UPDATE_S + OTHER_S
+    assert found.step_s == pytest.approx(step_s)
+    assert {(one.rank, one.for_rank): one.seconds_per_step for one in found.waits} == pytest.approx(
+        {(0, 1): 0.05 * 3 / 4, (1, 0): 0.04 / 4}
+    )
+    path = {one.part: one.seconds_per_step for one in found.critical_path}
+    assert sum(path.values()) == pytest.approx(step_s)
+    assert path["compute"] == pytest.approx((0.15 * 3 + 0.14) / 4)
+    assert path["exposed_communication"] == pytest.approx(EXCHANGE_S)
+    gains = {one.part: one.gain_s for one in found.critical_path}
+    assert gains["input"] == pytest.approx(0.01) and gains["compute"] == pytest.approx(path["compute"])
+    assert found.parts == pytest.approx(
+        dict(zip(RECORD_PARTS, (0.01, 0.12375, 0.02375, EXCHANGE_S, UPDATE_S, OTHER_S), strict=True)),
+        abs=1e-9,
+    )
+    bucket_s = EXCHANGE_S + found.parts["wait"]
+    assert found.overlap == pytest.approx(0.02 / (0.02 + bucket_s))
+    gap_s = (0.15 + 0.01 + EXCHANGE_S + OTHER_S, 0.14 + 0.01 + EXCHANGE_S + OTHER_S)
+    assert (found.gaps.count_per_step, found.gaps.median_s) == (1.0, pytest.approx(gap_s[0]))
+    assert found.gaps.usable_s_per_step == pytest.approx(0.01 + found.parts["wait"] + EXCHANGE_S)
+
+
+def test_the_json_is_what_is_promised() -> None:
+    merged, steps = synchronous(even(0.01), even(0.1))
+    document = json.loads(json.dumps(findings(merged, steps).as_json(), allow_nan=False))
+    assert list(document) == [
+        "steps", "ranks", "clock", "overlap", "gaps", "waits", "stragglers", "critical_path", "overhead",
+    ]  # fmt: skip
+    assert set(document["clock"][0]) == {"host", "offset_s", "drift", "error_s"}
+    assert set(document["gaps"]) == {"count_per_step", "median_s", "p90_s", "usable_s_per_step"}
+    assert set(document["waits"][0]) == {"rank", "for_rank", "seconds_per_step"}
+    assert set(document["critical_path"][0]) == {"part", "seconds_per_step"}
+    assert document["clock"][2]["offset_s"] == pytest.approx(6.0)
+    slow_s = even(0.1)
+    slow_s[2] *= 2
+    (straggler,) = findings(*synchronous(even(0.01), slow_s)).as_json()["stragglers"]
+    assert set(straggler) == {"rank", "host", "cause", "seconds_per_step"}
+
+
+CALM = {counters.CPU_US: 9e5, counters.WAITED_US: 1e4, counters.SWITCHES: 5.0, counters.CLOCK_KHZ: 2.4e6}
+
+
+def without(name: str, facts: Mapping[str, float]) -> dict[str, float]:
+    return {key: value for key, value in facts.items() if key != name}
+
+
+def planted(cause: str, seed: int) -> tuple[Merged, Steps]:
+    """Four ranks, of which rank 2 is slow by a quarter of its step."""
+    input_s, compute_s = even(0.01, seed), even(0.1, seed + 1000)
+    rates: list[dict[str, float]] = [dict(CALM) for _ in range(RANKS)]
+    more: dict[int, list[Any]] = {}
+    if cause == "input":
+        input_s[2] += 0.03
+    elif cause != "network":
+        compute_s[2] += 0.03
+    if cause == "processor contention":
+        rates[2] |= {counters.WAITED_US: 2e5, counters.SWITCHES: 300.0}
+    if cause == "clock frequency":
+        rates[2] |= {counters.CLOCK_KHZ: 1.8e6} if seed % 2 else {}
+        rates = [without(counters.CLOCK_KHZ, one) for one in rates] if not seed % 2 else rates
+    if cause == "collector":
+        _, steps = synchronous(input_s, compute_s)
+        begin_s = steps.borders[2, :, 1]
+        more[2] = [records(COLLECTOR, begin_s + 0.01, begin_s + 0.04, steps.numbers)]
+    if cause == "network":
+        return behind_a_slow_link(input_s, compute_s, rates)
+    return synchronous(input_s, compute_s, rates=rates, more=more)
+
+
+def behind_a_slow_link(input_s: Any, compute_s: Any, rates: Any) -> tuple[Merged, Steps]:
+    """A ring whose links from and to rank 2 take five times as long: all ranks see a long exchange."""
+    exchange_s = 0.05
+    _, steps = synchronous(input_s, compute_s, exchange_s=exchange_s)
+    begin_s = steps.borders[:, :, 2].max(axis=0)
+    more: dict[int, list[Any]] = {rank: [] for rank in range(RANKS)}
+    for sender in range(RANKS):
+        receiver = (sender + 1) % RANKS
+        took_s = 0.05 if 2 in (sender, receiver) else 0.01
+        facts = {"value": 1 << 18}
+        # the receiver asks at once; a rank behind the slow one gets its data late, but the data travels quickly
+        late_s = 0.0 if 2 in (sender, receiver) else 0.04
+        sent = records("sending", begin_s + late_s, begin_s + late_s + took_s, steps.numbers, peer=receiver, **facts)
+        came = records("receiving", begin_s, begin_s + late_s + took_s, steps.numbers, peer=sender, **facts)
+        more[sender].append(sent)
+        more[receiver].append(came)
+    return synchronous(input_s, compute_s, rates=rates, more=more, exchange_s=exchange_s)
+
+
+@pytest.mark.parametrize("cause", ["processor contention", "input", "network", "clock frequency", "collector"])
+def test_a_planted_straggler_is_named_with_its_cause(cause: str) -> None:
+    named = 0
+    for seed in range(TRIES):
+        found = findings(*planted(cause, seed)).stragglers
+        named += [(one.rank, one.host, one.cause) for one in found] == [(2, "host2", cause)]
+        if found:
+            assert found[0].seconds_per_step == pytest.approx(0.03, rel=0.4)
+            assert found[0].evidence
+    assert named >= TRIES - 1
+
+
+def test_nobody_is_named_where_all_are_alike() -> None:
+    for seed in range(TRIES):
+        assert findings(*synchronous(even(0.01, seed), even(0.1, seed + 50))).stragglers == []
+
+
+def test_waits_within_the_error_bars_are_nobodys() -> None:
+    compute_s = numpy.full((2, 5), 0.1)
+    compute_s[1] += 5e-7
+    merged, steps = synchronous(numpy.full((2, 5), 0.01), compute_s)
+    assert findings(merged, steps).waits == []
+
+
+def test_one_rank_and_no_common_steps() -> None:
+    merged, steps = synchronous(numpy.full((1, 3), 0.01), numpy.full((1, 3), 0.1))
+    found = findings(merged, steps)
+    assert (found.overlap, found.waits, found.stragglers) == (None, [], [])
+    assert sum(one.seconds_per_step for one in found.critical_path) == pytest.approx(found.step_s)
+    merged, _ = synchronous(even(0.01), even(0.1))
+    alone = steps_of(merged, synchronous=False)
+    found = findings(merged, alone)
+    assert found.stragglers == [] and found.parts["wait"] == 0
+    assert sum(one.seconds_per_step for one in found.critical_path) == pytest.approx(found.step_s)
+
+
+def test_only_steps_that_every_rank_has_kept_count() -> None:
+    whole, _ = synchronous(numpy.full((2, 10), 0.01), numpy.full((2, 10), 0.1))
+    ring = {rank: one.records for rank, one in whole.traces.items()}
+    newest = ring[0][ring[0]["step"] >= 4]
+    newest = newest[(newest["step"] > 4) | (newest["name"] > 2)]  # of step 4 the ring has kept a part
+    cut = merge([trace(0, 2, [newest]), whole.traces[1]])
+    assert steps_of(cut, synchronous=True).numbers.tolist() == [5, 6, 7, 8, 9]
+    assert steps_of(cut, synchronous=True, first=7).numbers.tolist() == [7, 8, 9]
+    assert steps_of(cut, synchronous=True, first=100).numbers.tolist() == [5, 6, 7, 8, 9]
+    oldest = merge([trace(0, 2, [newest]), trace(1, 2, [ring[1][ring[1]["step"] < 5]])])
+    with pytest.raises(UsageError, match="no step is in every worker's trace"):
+        steps_of(oldest, synchronous=True)
+    with pytest.raises(UsageError, match="holds no step of a worker"):
+        steps_of(
+            merge([trace(0, 1, [records(COLLECTOR, numpy.zeros(1), numpy.ones(1), numpy.zeros(1))])]), synchronous=True
+        )
+
+
+def test_eight_ranks_and_ten_thousand_steps_are_quick_and_small() -> None:
+    random = numpy.random.default_rng(0)
+    compute_s = random.uniform(0.1, 0.12, (8, 10_000))
+    merged, _ = synchronous(numpy.full((8, 10_000), 0.01), compute_s, hidden_s=0.05)
+    before_s, before = time.process_time(), resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    again = merge(list(merged.traces.values()))
+    steps = steps_of(again, synchronous=True)
+    found = findings(again, steps)
+    drawn = page("x", again, steps, found)
+    assert found.steps == 10_000 and "<svg" in drawn
+    assert time.process_time() - before_s < 5.0
+    assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < 1 << 20  # KiB

@@ -79,7 +79,9 @@ def _looked_into(run: Path) -> tuple[Merged, Steps, Findings]:
         record = read_record(run)
         first = record.warmup_steps + max(record.resumed_from_steps, default=0)
         synchronous = find_strategy(record.strategy).features.synchronous
-    except (CorruptError, UnknownNameError):  # killed before its first record; or a script, whose ranks step together
-        say(f"{run}: its record names no strategy: taken for one whose ranks step together")
+    except CorruptError as error:
+        say(f"{error}: taken for a run whose ranks step together")
+    except UnknownNameError:  # a script's: its ranks step together
+        pass
     steps = steps_of(merged, synchronous=synchronous, first=first)
     return merged, steps, findings(merged, steps)

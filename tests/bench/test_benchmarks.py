@@ -22,6 +22,7 @@ SMALLEST = {
     "easgd_pairs": ("--data SHARDS --epochs 1 --minutes 0.01 --out FOLDER/pairs.json", RANKS),
     "observed_cost": ("", None),
     "ps_exchange": ("--workers 2 --steps 1", HOSTS),
+    "trace_cost": ("--steps 12 --levels steps", RANKS),
 }
 MINUTES = {
     "checkpoint_stall": "builds ResNet-50 on two ranks and writes it several times",

@@ -2,54 +2,27 @@
 
 from __future__ import annotations
 
+import json
+import os
+import subprocess
+import sys
 import time
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import numpy
 import pytest
 
+from hpcdl.cluster.launchers.mpiexec import environment_for, find_mpiexec
 from hpcdl.comm.clocks import clock_identity, measure, parents_of
 from hpcdl.comm.observed import observe
 from hpcdl.comm.threads.communicator import ThreadCommunicator, run
 from hpcdl.core.errors import CorruptError
 from hpcdl.trace.file import POINT, RankTrace, read_trace
-from hpcdl.trace.merge import ClockModel, merge
-from hpcdl.trace.recorder import TraceRecorder, file_name
-
-SHIFTS = ((0.0, 0.0), (2.0, 50e-6), (-2.0, -50e-6), (0.5, 20e-6), (2.0, 50e-6), (1000.0, 100e-6))
-"""Seconds that a rank's clock is ahead, and what it gains in a second."""
-
-
-def shifted(rank: int, began_s: float) -> Callable[[], float]:
-    ahead_s, drift = SHIFTS[rank]
-    return lambda: began_s + (time.monotonic() - began_s) * (1 + drift) + ahead_s
-
-
-def passed_around(group: ThreadCommunicator, folder: Path, began_s: float, *, same: tuple[int, ...]) -> list[float]:
-    """A word goes round the ranks; each notes when it had it on its own clock. Returns when that really was."""
-    clock = shifted(group.rank, began_s)
-    identity = "one clock" if group.rank in same else f"clock {group.rank}"
-    facts = {"rank": group.rank, "size": group.size, "host": group.host, "role": "worker"}
-    recorder = TraceRecorder("steps", folder, clock=clock, identity=identity, **facts)
-    observed = observe(group)
-    recorder.at_rest(observed, last=True)
-    word, true_s = numpy.zeros(1), []
-    for turn in range(40):
-        if group.rank or turn % 20:
-            group.irecv(word, (group.rank - 1) % group.size, 1).wait()
-        own_s = clock()
-        recorder.span("had it", own_s, own_s, bucket=turn)
-        ahead_s, drift = SHIFTS[group.rank]
-        true_s.append(began_s + (own_s - ahead_s - began_s) / (1 + drift))
-        time.sleep(0.002)
-        if turn % 20 < 19 or group.rank < group.size - 1:
-            group.isend(word, (group.rank + 1) % group.size, 1).wait()
-        if turn % 20 == 19:
-            recorder.at_rest(observed, last=True)
-    recorder.close()
-    return true_s
+from hpcdl.trace.merge import ClockModel, Merged, merge
+from hpcdl.trace.recorder import file_name
+from tests.conftest import ROOT
+from tests.trace.clock_ranks import TURNS, passed_around
 
 
 @pytest.mark.parametrize("same", [(), (1, 4)], ids=["six clocks", "two ranks on one clock"])
@@ -60,20 +33,38 @@ def test_shifted_and_drifting_clocks_come_back_in_true_order(tmp_path: Path, sam
         hosts[4] = hosts[1]
     truth = run(6, lambda group: passed_around(group, tmp_path, began_s, same=same), hosts)
     merged = merge([read_trace(tmp_path / file_name(rank)) for rank in range(6)])
-    found = {rank: merged.spans(rank, "had it")["begin_s"] for rank in range(6)}
-    for rank in range(6):
-        off_s = numpy.abs(found[rank] - numpy.array(truth[rank])).max()
-        assert off_s <= merged.errors_s[rank] + 1e-9, f"rank {rank} is {off_s} s off"
-        assert merged.errors_s[rank] < 0.05
-    clear = max(merged.errors_s.values()) < 1e-3  # a busy machine answers late: then the bars say so
-    order = sorted((when, rank) for rank in range(6) for when in found[rank])
-    if clear:
-        assert [rank for _, rank in order] == list(range(6)) * 40
+    in_true_order(merged, truth)
     clocks = {clock.host: clock for clock in merged.clocks}
     assert len(clocks) == len(set(hosts))
     assert clocks["host1"].offset_s == pytest.approx(2.0, abs=0.01)
     seconds = time.monotonic() - began_s
     assert clocks["host5"].drift == pytest.approx(100e-6, abs=4 * merged.errors_s[5] / seconds + 2e-6)
+
+
+@pytest.mark.mpi
+def test_clocks_of_mpi_ranks_come_back_in_true_order(tmp_path: Path) -> None:
+    mpiexec = find_mpiexec()
+    script = Path(__file__).with_name("clock_ranks.py")
+    began_s = time.monotonic()
+    command = [str(mpiexec.path), "-n", "4", sys.executable, str(script), str(tmp_path), repr(began_s)]
+    environment = {**os.environ, **environment_for(mpiexec.flavour), "PYTHONPATH": str(ROOT)}
+    finished = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=300)
+    assert finished.returncode == 0, finished.stderr
+    truth = json.loads((tmp_path / "truth.json").read_text())
+    in_true_order(merge([read_trace(tmp_path / file_name(rank)) for rank in range(4)]), truth)
+
+
+def in_true_order(merged: Merged, truth: list[list[float]]) -> None:
+    """Every moment is where it was, to within the error that is stated, and so they are in order."""
+    num_ranks = len(truth)
+    found = {rank: merged.spans(rank, "had it")["begin_s"] for rank in range(num_ranks)}
+    for rank in range(num_ranks):
+        off_s = numpy.abs(found[rank] - numpy.array(truth[rank])).max()
+        assert off_s <= merged.errors_s[rank] + 1e-9, f"rank {rank} is {off_s} s off"
+        assert merged.errors_s[rank] < 0.05
+    if max(merged.errors_s.values()) < 1e-3:  # a busy machine answers late: then the bars say so
+        order = sorted((when, rank) for rank in range(num_ranks) for when in found[rank])
+        assert [rank for _, rank in order] == list(range(num_ranks)) * TURNS
 
 
 def test_ranks_of_one_kernel_need_no_messages() -> None:

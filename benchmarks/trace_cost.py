@@ -1,0 +1,61 @@
+"""What a trace costs: steps with and without recording in turn, in one run; and a look at the counters.
+
+python benchmarks/trace_cost.py [--model lenet] [--ranks 2] [--steps 2000] [--levels steps,full]
+"""
+
+from __future__ import annotations
+
+import argparse
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+
+from hpcdl.core.records import read_record
+from hpcdl.core.statistics import estimate
+from hpcdl.trace.counters import sample
+
+WARM = 100
+"""First steps that are left out."""
+PAIRS_OF_A_MEAN = 50
+"""Neighbours are compared, and medians of so many pairs are what the interval is of: a busy machine has outliers."""
+
+
+def cost(level: str, given: argparse.Namespace, folder: Path) -> str:
+    run_dir = folder / level
+    words = ["train", "--model", given.model, "--data", given.data, "--strategy", "ring", "--ranks", str(given.ranks)]
+    words += ["--steps", str(given.steps), "--batch-size", str(given.batch_size), "--run-dir", str(run_dir)]
+    words += ["--profile", "none", "--trace", f"{level},every=2"]
+    subprocess.run([sys.executable, "-m", "hpcdl", *words], check=True, stdout=subprocess.DEVNULL)
+    seconds = list(read_record(run_dir).step_seconds)[min(WARM, given.steps // 2) // 2 * 2 :]
+    differences = [a - b for a, b in zip(seconds[::2], seconds[1::2], strict=False)]
+    step_s = statistics.median(seconds[1::2])
+    size = min(PAIRS_OF_A_MEAN, max(len(differences) // 2, 1))
+    medians = [statistics.median(differences[at : at + size]) for at in range(0, len(differences) - size + 1, size)]
+    found = estimate(medians)
+    width = f" +- {found.ci95 / step_s:.2%}" if found.ci95 is not None else ""
+    return f"{level}: {found.mean * 1e6:.0f} us of a step of {step_s * 1e3:.2f} ms: {found.mean / step_s:+.2%}{width}"
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--model", default="lenet")
+    parser.add_argument("--data", default="synthetic:mnist")
+    parser.add_argument("--ranks", type=int, default=2)
+    parser.add_argument("--steps", type=int, default=2000)
+    parser.add_argument("--batch-size", type=int, default=32)
+    parser.add_argument("--levels", default="steps,full")
+    given = parser.parse_args()
+    with tempfile.TemporaryDirectory(prefix="hpcdl-bench-") as name:
+        for level in given.levels.split(","):
+            print(cost(level, given, Path(name)), flush=True)
+    began = time.thread_time()
+    for _ in range(100):
+        sample()
+    print(f"counters, once a second in a thread of their own: {(time.thread_time() - began) * 1e4:.0f} us")
+
+
+if __name__ == "__main__":
+    main()

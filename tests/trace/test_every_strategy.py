@@ -1,0 +1,125 @@
+"""Every strategy leaves a trace, of workers and servers, that says what its record says."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from hpcdl.cluster.launchers.mpiexec import environment_for, find_mpiexec
+from hpcdl.core.records import read_record
+from hpcdl.strategies.table import STRATEGIES
+from hpcdl.trace.findings import findings
+from hpcdl.trace.merge import merge, read_run
+from hpcdl.trace.recorder import PARTS
+from hpcdl.trace.steps import steps_of
+from tests.conftest import ROOT, CommandLine
+
+STEPS, RANKS = 12, 3
+MPI = [name for name, info in STRATEGIES.items() if info.features.mpi]
+SOAKED = [pytest.param(name, marks=pytest.mark.soak) for name in STRATEGIES if name not in (*MPI, "single")]
+FULL = ("ring", "async-easgd")
+SAMPLE = [*FULL, "ps", "sync-easgd"]
+"""Of each family one; `make soak` tries the others."""
+
+
+def settings(name: str, run_dir: Path) -> dict[str, Any]:
+    level = "full" if name in FULL else "steps"
+    return {
+        "model": "lenet", "data": "synthetic:mnist", "batch-size": 8, "steps": STEPS, "ranks": RANKS, "strategy": name,
+        "run-dir": str(run_dir), "trace": level, "warmup-steps": 2, "profile": "none",
+    }  # fmt: skip
+
+
+def run_all(names: list[str], folder: Path) -> Path:
+    """A folder with a run of each of these, all of them inside one mpiexec."""
+    mpiexec = find_mpiexec()
+    (folder / "cases.json").write_text(json.dumps([settings(name, folder / name) for name in names]))
+    script = ROOT / "tests" / "strategies" / "digits_ranks.py"
+    command = [str(mpiexec.path), "-n", str(RANKS), sys.executable, str(script), str(folder / "cases.json")]
+    environment = {**os.environ, **environment_for(mpiexec.flavour), "XDG_CACHE_HOME": str(folder)}
+    finished = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=3600)
+    (folder / "said").write_text(finished.stderr[-4000:])
+    return folder
+
+
+@pytest.fixture(scope="module")
+def runs(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return run_all(SAMPLE, tmp_path_factory.mktemp("runs"))
+
+
+@pytest.fixture(scope="module")
+def other_runs(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return run_all([name for name in MPI if name not in SAMPLE], tmp_path_factory.mktemp("runs"))
+
+
+def check(name: str, run: Path) -> None:
+    record, info = read_record(run), STRATEGIES[name]
+    traces = read_run(run)
+    assert [trace.rank for trace in traces] == list(range(record.ranks))
+    assert [trace.role for trace in traces].count("server") == record.servers
+    merged = merge(traces)
+    for trace in traces:
+        assert len(trace.points) >= 2 and len(trace.counters) > 0
+        if trace.role == "worker":
+            for part in PARTS:
+                assert len(trace.spans(part)) >= (STEPS if info.features.synchronous else 1), part
+            assert (len(trace.spans("bucket")) > 0) == (info.features.mpi)
+        assert len(trace.spans("receiving")) > 0 or not (name in FULL and info.features.mpi)
+    steps = steps_of(merged, synchronous=info.features.synchronous, first=2)
+    found = findings(merged, steps)
+    path_s = sum(part.seconds_per_step for part in found.critical_path)
+    assert path_s == pytest.approx(found.step_s, rel=0.02)
+    if info.features.synchronous:
+        assert found.steps == STEPS - 2
+        assert found.parts == pytest.approx(dict(record.parts), rel=0.02, abs=0.02 * found.step_s)
+
+
+@pytest.mark.mpi
+@pytest.mark.parametrize("name", SAMPLE)
+def test_a_strategy_leaves_a_trace(runs: Path, name: str) -> None:
+    assert (runs / name / "record.json").exists(), (runs / "said").read_text()
+    check(name, runs / name)
+
+
+@pytest.mark.mpi
+@pytest.mark.soak
+@pytest.mark.parametrize("name", [name for name in MPI if name not in SAMPLE])
+def test_each_other_strategy_does_too(other_runs: Path, name: str) -> None:
+    assert (other_runs / name / "record.json").exists(), (other_runs / "said").read_text()
+    check(name, other_runs / name)
+
+
+@pytest.mark.mpi
+def test_the_command_tells_of_it(runs: Path, run_hpcdl: CommandLine, tmp_path: Path) -> None:
+    told = run_hpcdl(["trace", runs / "ring", "--html", tmp_path / "a.html", "--to", "chrome", tmp_path / "a.gz"])
+    assert told.code == 0 and "Who waited for whom" in told.out, told.err
+    assert (tmp_path / "a.html").read_text().startswith("<!DOCTYPE html>") and (tmp_path / "a.gz").stat().st_size
+    document = run_hpcdl(["trace", runs / "ring", "--json"]).json()
+    assert (document["steps"], document["ranks"]) == (STEPS - 2, RANKS)
+    both = run_hpcdl(["trace", runs / "ring", runs / "ps", "--json"]).json()
+    assert len(both["traces"]) == 2
+    for arguments, word in (
+        ((runs / "ring", "--to", "otf2", tmp_path / "x"), "--to perfetto"),
+        ((runs / "ring", "--to", "otf3", tmp_path / "x"), "did you mean 'otf2'"),
+        ((runs / "ring", runs / "ps", "--html", tmp_path / "x"), "take one run"),
+        ((tmp_path,), "holds no trace; train with --trace"),
+        ((tmp_path / "nowhere",), "is no run directory"),
+    ):
+        refused = run_hpcdl(["trace", *arguments])
+        assert refused.code == 2 and word in refused.err and len(refused.err.splitlines()) == 1, refused.err
+
+
+@pytest.mark.parametrize("name", ["single", *SOAKED])
+def test_a_strategy_without_mpi_leaves_one_too(run_hpcdl: CommandLine, tmp_path: Path, name: str) -> None:
+    given = settings(name, tmp_path / "run") | {"ranks": 1 if name == "single" else RANKS}
+    words = [word for key, value in given.items() if key != "trace" for word in (f"--{key}", str(value))]
+    allowed = [] if name == "single" else ["--allow-grpc"]
+    finished = run_hpcdl(["train", "--trace", *words, *allowed])
+    assert finished.code == 0, finished.err
+    check(name, tmp_path / "run")

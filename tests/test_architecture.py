@@ -34,7 +34,8 @@ MAY_IMPORT: dict[str, set[str]] = {
 MAY_IMPORT["training"] = _SIDE | {"comm", "collectives", "strategies", "models", "data", "node", "cluster", "report"}
 MAY_IMPORT["training"].add("trace")
 MAY_IMPORT["tuning"] = MAY_IMPORT["bench"] = MAY_IMPORT["doctor"] = MAY_IMPORT["training"] | {"training"}
-MAY_IMPORT["study"] = MAY_IMPORT["tuning"] | {"tuning"}
+MAY_IMPORT["predict"] = MAY_IMPORT["tuning"]
+MAY_IMPORT["study"] = MAY_IMPORT["tuning"] | {"tuning", "predict"}
 MAY_IMPORT["cli"] = MAY_IMPORT["study"] | {"study", "bench", "doctor"}
 """Room -> the other rooms that it may import. A new room needs a line here first."""
 

@@ -12,6 +12,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
+import numpy
+
 from hpcdl.collectives.fold import Fold, fold_for, fold_in, fold_out
 from hpcdl.collectives.slices import run_sliced
 from hpcdl.collectives.workspace import Cost, Workspace
@@ -34,18 +36,21 @@ def cost(num_ranks: int, num_bytes: int, item_bytes: int = 4) -> Cost:
     if num_ranks == 1 or num_bytes == 0:
         return Cost(rounds=0, bytes=0)
     fold = fold_for(num_ranks)
-    edges = _edges(num_bytes // item_bytes, fold.num_core)
-    busiest = 0
-    for number in range(fold.num_core):
-        # What a rank hands over in halving it gets back in doubling, and the other way round.
-        elements = sum(
-            edges[theirs[1]] - edges[theirs[0]] + edges[mine[1]] - edges[mine[0]]
-            for _, mine, theirs in _halvings(number, fold.num_core)
-        )
-        returned = num_bytes // item_bytes if number < fold.num_folded else 0
-        busiest = max(busiest, elements + returned)
+    edges = numpy.array(_edges(num_bytes // item_bytes, fold.num_core))
+    numbers = numpy.arange(fold.num_core)
+    elements = numpy.where(numbers < fold.num_folded, num_bytes // item_bytes, 0)
+    low, high = numpy.zeros_like(numbers), numpy.full_like(numbers, fold.num_core)
+    distance = fold.num_core // 2
+    while distance:
+        # What a rank keeps in halving it sends in doubling: in all, what it held before.
+        elements += edges[high] - edges[low]
+        is_upper, middle = numbers & distance > 0, low + distance
+        low, high = numpy.where(is_upper, middle, low), numpy.where(is_upper, high, middle)
+        distance //= 2
+    busiest = int(elements.max())
     rounds = 2 * (fold.num_core.bit_length() - 1) + 2 * (fold.num_folded > 0)
-    return Cost(rounds=rounds, bytes=busiest * item_bytes)
+    chain_bytes = busiest * item_bytes + num_bytes * (fold.num_folded > 0)
+    return Cost(rounds=rounds, bytes=busiest * item_bytes, chain_bytes=chain_bytes)
 
 
 def exchange(communicator: Communicator, part: Array, scratch: Array, add: Add, tag: int) -> Iterator[None]:

@@ -34,7 +34,8 @@ def cost(num_ranks: int, num_bytes: int, item_bytes: int = 4) -> Cost:
     fold = fold_for(num_ranks)
     rounds = fold.num_core.bit_length() - 1
     folded = fold.num_folded > 0
-    return Cost(rounds=rounds + 2 * folded, bytes=num_bytes * (rounds + folded))
+    all_rounds = rounds + 2 * folded
+    return Cost(rounds=all_rounds, bytes=num_bytes * (rounds + folded), chain_bytes=num_bytes * all_rounds)
 
 
 def exchange(communicator: Communicator, part: Array, scratch: Array, add: Add, tag: int) -> Iterator[None]:

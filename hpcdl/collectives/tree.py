@@ -30,7 +30,7 @@ def cost(num_ranks: int, num_bytes: int, item_bytes: int = 4) -> Cost:
     if num_ranks == 1 or num_bytes == 0:
         return Cost(rounds=0, bytes=0)
     depth = (num_ranks - 1).bit_length()
-    return Cost(rounds=2 * depth, bytes=depth * num_bytes)
+    return Cost(rounds=2 * depth, bytes=depth * num_bytes, chain_bytes=2 * depth * num_bytes)
 
 
 def exchange(communicator: Communicator, part: Array, scratch: Array, add: Add, tag: int) -> Iterator[None]:

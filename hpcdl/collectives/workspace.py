@@ -16,10 +16,19 @@ Kept = TypeVar("Kept")
 
 @dataclass(frozen=True, kw_only=True)
 class Cost:
-    """What an all-reduce costs: `rounds` for a buffer of one slice, `bytes` sent by the busiest rank."""
+    """What an all-reduce costs: `rounds` for a buffer of one slice, `bytes` sent by the busiest rank.
+
+    `chain_bytes` are those of the messages that follow one another, where they are more than a rank sends itself.
+    """
 
     rounds: int
     bytes: int
+    chain_bytes: int = 0
+
+    @property
+    def bytes_in_turn(self) -> int:
+        """What bandwidth costs: bytes that nobody can send at the same time."""
+        return max(self.bytes, self.chain_bytes)
 
 
 class Workspace:

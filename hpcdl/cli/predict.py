@@ -1,0 +1,253 @@
+"""`hpcdl predict`: what the next size will do, before the node-hours are spent."""
+
+from __future__ import annotations
+
+import textwrap
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from hpcdl.cli.options import JsonFlag
+from hpcdl.cli.output import print_json, print_table, put, say
+from hpcdl.core.errors import UsageError
+from hpcdl.core.progress import progress
+from hpcdl.core.units import format_seconds
+
+if TYPE_CHECKING:
+    from hpcdl.predict.answer import Answer
+    from hpcdl.predict.forecast import Prediction, Range
+    from hpcdl.report.runs.run import Run
+
+MOST_NODES = 1 << 20
+
+Runs = Annotated[
+    list[Path] | None, typer.Argument(metavar="[RUN...]", help="Run directories, or folders of run directories.")
+]
+Import = Annotated[
+    tuple[str, Path] | None,
+    typer.Option("--import", metavar="csv FILE", help="Runs measured elsewhere: `csv` and a file."),
+]
+Nodes = Annotated[str, typer.Option("--nodes", metavar="N,N", help="Sizes to predict. [powers of two, to 16 x]")]
+Strategy = Annotated[
+    str, typer.Option("--strategy", metavar="NAME,NAME", help="Strategies. [those that were run, and usual ones]")
+]
+Batch = Annotated[int | None, typer.Option("--batch-size", metavar="N", help="Samples per worker and step. [as run]")]
+Servers = Annotated[int | None, typer.Option("--servers", metavar="N", help="Ranks that serve. [as run]")]
+Placement = Annotated[
+    str | None,
+    typer.Option("--placement", metavar="NAME", help="How variables lie on servers: round-robin, greedy or split."),
+]
+NetworkName = Annotated[
+    str | None,
+    typer.Option(
+        "--network",
+        metavar="FILE|NAME|LATENCY,SIZE",
+        help="What is known of the network: a name, a file, one of `bench allreduce --json`, or 2us,12.5GB.",
+    ),
+]
+Machine = Annotated[
+    str | None, typer.Option("--machine", metavar="NAME", help="Node type to predict for, where it is another one.")
+]
+Model = Annotated[str | None, typer.Option("--model", metavar="NAME", help="Network, where no runs are named.")]
+Target = Annotated[str | None, typer.Option("--target", metavar="PCT", help="Also the time to this accuracy: 97%.")]
+Out = Annotated[Path | None, typer.Option("--out", metavar="DIR", help="Also write predict.json and figures here.")]
+
+
+def register(app: typer.Typer) -> None:
+    """Add the command."""
+    app.command(epilog="Example: hpcdl predict runs --nodes 8,16,64 --strategy ring,ps --target 97%")(predict)
+
+
+def predict(
+    runs: Runs = None,
+    imported: Import = None,
+    nodes: Nodes = "",
+    strategy: Strategy = "",
+    batch_size: Batch = None,
+    servers: Servers = None,
+    placement: Placement = None,
+    network: NetworkName = None,
+    machine: Machine = None,
+    model: Model = None,
+    target: Target = None,
+    out: Out = None,
+    json: JsonFlag = False,
+) -> None:
+    """Predict steps at sizes that were not run, each with a 90 % interval.
+
+    From a few small runs, from one node and a network, or from a model and a machine alone.
+    """
+    from hpcdl.predict.answer import Question, answer
+
+    if model is not None and (runs or imported):
+        raise UsageError(f"--model {model}: runs say what they trained; leave --model out, or the runs")
+    for flag, value in (("--batch-size", batch_size), ("--servers", servers)):
+        if value is not None and not 1 <= value <= MOST_NODES:
+            raise UsageError(f"{flag} {value}: give a whole number from 1 to {MOST_NODES}")
+    question = Question(
+        nodes=_counts(nodes), strategies=tuple(_words(strategy)), batch=batch_size, servers=servers,
+        placement=_placement(placement), network=network, machine=machine, model=model, target=_share(target),
+    )  # fmt: skip
+    found_runs, unreadable = _gather(runs or [], imported)
+    for line in unreadable:
+        say(f"warning: {line}")
+    found = answer(question, found_runs)
+    if out is not None:
+        _write(found, out)
+    if json:
+        print_json(found.as_json())
+        return
+    _print(found)
+    _tell_next(found)
+
+
+def _gather(runs: Sequence[Path], imported: tuple[str, Path] | None) -> tuple[Sequence[Run], Sequence[str]]:
+    from hpcdl.report.runs.csv_import import read_csv
+    from hpcdl.report.runs.sources import Gathered, gather
+
+    found = gather(runs, progress("reading records", 1)) if runs else Gathered(runs=())
+    if imported is not None:
+        kind, path = imported
+        if kind != "csv":
+            raise UsageError(f"--import {kind}: only csv is known; type --import csv FILE")
+        found += read_csv(path)
+    return found.runs, [*found.unreadable, *found.remarks]
+
+
+def _words(text: str) -> list[str]:
+    return list(dict.fromkeys(word.strip() for word in text.split(",") if word.strip()))
+
+
+def _counts(text: str) -> tuple[int, ...]:
+    counts = []
+    for word in _words(text):
+        if not word.isdecimal() or not 1 <= int(word) <= MOST_NODES:
+            raise UsageError(f"--nodes {text}: {word!r} is no number of nodes; write for example 8,16,64")
+        counts.append(int(word))
+    return tuple(sorted(set(counts)))
+
+
+def _placement(name: str | None) -> str | None:
+    known = ("round-robin", "greedy", "split")
+    if name is not None and name not in known:
+        raise UsageError(f"--placement {name}: known are {', '.join(known)}")
+    return name
+
+
+def _share(text: str | None) -> float | None:
+    """An accuracy, `97%` or `0.97`."""
+    if text is None:
+        return None
+    try:
+        value = float(text.rstrip("% ")) / (100 if "%" in text else 1)
+    except ValueError:
+        value = 0.0
+    if not 0 < value < 1:
+        raise UsageError(f"--target {text}: an accuracy lies between 0 and 100 %; write for example 97%")
+    return value
+
+
+def _write(found: Answer, out: Path) -> None:
+    from hpcdl.core.files import write_json
+    from hpcdl.predict.figures import draw
+
+    paths = draw(found.predictions, out)
+    write_json(out / "predict.json", found.as_json())
+    say(f"written: {out / 'predict.json'}, {', '.join(path.name for path in paths)}")
+
+
+def _print(found: Answer) -> None:
+    models = list(dict.fromkeys(item.job.model for item in found.predictions))
+    for model in models:
+        rows = [item for item in found.predictions if item.job.model == model]
+        put(f"{model}, {rows[0].job.batch:g} samples per worker: a step and its limits")
+        print_table(
+            ("strategy", "nodes", "workers", "step", "90 %", "effic.", "limited by"), [_cells(item) for item in rows]
+        )
+        if any(item.marks for item in rows):
+            put("* trust it less: the last lines say why")
+        _print_best(rows)
+    for tests in found.held_out.values():
+        for item in tests:
+            put(f"held out: {item.strategy} on {item.workers} workers took {format_seconds(item.measured)}")
+            inside = "inside" if item.covered else "outside"
+            guess = f"{format_seconds(item.predicted)} ({100 * item.error:+.1f} %, {inside} its interval)"
+            put(f"  predicted from smaller sizes: {guess}")
+    for line in _crossings(found):
+        put(line)
+    for warning in found.warnings:
+        put(textwrap.fill(f"! {warning}", 79, subsequent_indent="  ", break_on_hyphens=False))
+
+
+def _cells(item: Prediction) -> tuple[str, ...]:
+    job = item.job
+    name = f"{job.strategy}/{job.servers}" if job.servers else job.strategy
+    mark = " *" if item.marks else ""
+    limit = {"compute noise": "noise"}.get(item.limited_by, item.limited_by)
+    return (
+        name, str(job.nodes), str(job.workers), format_seconds(item.step_seconds.mean), _ends(item.step_seconds),
+        f"{100 * item.efficiency.mean:.0f} %", limit + mark,
+    )  # fmt: skip
+
+
+def _ends(found: Range) -> str:
+    """The interval in the unit in which its middle is written."""
+    if found.mean < 1:
+        return f"[{_short(1e3 * found.low)}, {_short(1e3 * found.high)}]"
+    if found.mean < 60:
+        return f"[{_short(found.low)}, {_short(found.high)}]"
+    return f"[{format_seconds(found.low)}, {format_seconds(found.high)}]"
+
+
+def _short(value: float) -> str:
+    """Three digits; no powers of ten."""
+    return f"{value:.0f}" if value >= 100 else f"{value:.3g}"
+
+
+def _print_best(rows: Sequence[Prediction]) -> None:
+    """For each size the strategy that trains most samples a second, and what an epoch costs with it."""
+    if rows[0].epoch_seconds is None:
+        return
+    aimed = rows[0].target_seconds is not None
+    cells = []
+    for nodes in sorted({item.job.nodes for item in rows}):
+        best = max((item for item in rows if item.job.nodes == nodes), key=lambda item: item.images_per_second.mean)
+        assert best.epoch_seconds is not None and best.epoch_node_hours is not None
+        gain = max(best.faster, key=lambda part: best.faster[part] if part != "node" else -1.0)
+        target = [format_seconds(best.target_seconds.mean)] if best.target_seconds else []
+        cells.append(
+            (str(nodes), best.job.strategy, format_seconds(best.epoch_seconds.mean), _ends(best.epoch_seconds),
+             f"{best.epoch_node_hours.mean:.3g}", *target, f"{gain} -{100 * best.faster[gain]:.0f} %")
+        )  # fmt: skip
+    put()
+    put("the best of them: an epoch, node-hours, and what halving one cost would save")
+    target_title = ("to target",) if aimed else ()
+    print_table(("nodes", "best", "epoch", "90 %", "node-h", *target_title, "halved"), cells)
+
+
+def _crossings(found: Answer) -> list[str]:
+    lines = []
+    for row in found.crossings:
+        if row["what"] == "best strategy":
+            others = ", ".join(row["not_distinguishable"])
+            lines.append(f"best from {row['nodes']} nodes: {row['strategy']}")
+            lines += [f"  not distinguishable from it: {others}"] if others else []
+        elif row["nodes"] is not None:
+            low, high = ("beyond" if row[key] is None else str(row[key]) for key in ("low", "high"))
+            lines.append(f"{row['strategy']}: efficiency below 80 % from {row['nodes']} nodes [{low}, {high}]")
+    lines += [
+        f"best on {choice.nodes} nodes for {choice.strategy}: {choice.servers} servers, placement {choice.placement}"
+        for choice in found.best_servers[-1:]
+    ]
+    return lines
+
+
+def _tell_next(found: Answer) -> None:
+    run = found.next_run
+    if run is None:
+        return
+    does = "halves" if run.halves else "narrows"
+    say(f"next: {run.command}")
+    say(f"      {does} the widest interval asked for, from {100 * run.width:.0f} % to {100 * run.width_after:.0f} %")

@@ -1,0 +1,360 @@
+"""The answer to one question: predictions, the hold-out test, crossings, servers, and which run to make next."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from hpcdl.core.errors import UsageError
+from hpcdl.node.topology.machines import read_machine
+from hpcdl.predict.evidence import Evidence, gather_evidence, guessed_evidence
+from hpcdl.predict.forecast import Forecast, HeldOut, Prediction, Range
+from hpcdl.predict.jobs import StepJob, has_servers, kind_of
+from hpcdl.predict.network import Network, read_network
+from hpcdl.report.runs.run import Run
+from hpcdl.strategies.table import ALIASES
+
+FALLS_BELOW = 0.8
+MOST_NODES = 1 << 12
+"""How far a crossing is looked for."""
+USUAL_STRATEGIES = ("ring", "halving-doubling", "ps", "sync-easgd")
+"""Told of beside those that were run, where nobody asks for others."""
+DEFAULT_BATCH = 32
+DEFAULT_REACH = 16
+"""By default up to so many times the largest measured number of nodes."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Question:
+    """What is asked. Empty or None means the usual."""
+
+    nodes: tuple[int, ...] = ()
+    strategies: tuple[str, ...] = ()
+    batch: int | None = None
+    servers: int | None = None
+    placement: str | None = None
+    network: str | None = None
+    machine: str | None = None
+    model: str | None = None
+    target: float | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class ServerChoice:
+    """The number and placement of servers that train most samples on so many nodes."""
+
+    strategy: str
+    model: str
+    nodes: int
+    servers: int
+    placement: str
+    images_per_second: float
+
+
+@dataclass(frozen=True, kw_only=True)
+class NextRun:
+    """The run that tells most of what was asked: what it costs in nodes, and how far the interval would shrink.
+
+    Widths are half intervals, relative to the value, at the largest size that was asked for.
+    """
+
+    model: str
+    strategy: str
+    nodes: int
+    workers: int
+    servers: int
+    width: float
+    width_after: float
+    command: str
+
+    @property
+    def halves(self) -> bool:
+        """Whether it would at least halve the interval."""
+        return self.width_after <= 0.5 * self.width
+
+
+@dataclass(frozen=True, kw_only=True)
+class Answer:
+    """Everything that is told."""
+
+    predictions: Sequence[Prediction]
+    held_out: Mapping[str, Sequence[HeldOut]]
+    crossings: Sequence[Mapping[str, Any]]
+    best_servers: Sequence[ServerChoice]
+    next_run: NextRun | None
+    warnings: Sequence[str] = ()
+    parameters: Mapping[str, Mapping[str, float]] = field(default_factory=dict)
+
+    def as_json(self) -> dict[str, Any]:
+        """The document of `predict --json`."""
+        return {
+            "predictions": [_row(item) for item in self.predictions],
+            "backtest": [
+                {"strategy": item.strategy, "workers": item.workers, "measured": item.measured,
+                 "predicted": item.predicted, "error": item.error, "covered": item.covered, "model": model}
+                for model, found in self.held_out.items() for item in found
+            ],
+            "crossings": list(self.crossings),
+            "best_servers": [dataclasses.asdict(item) for item in self.best_servers],
+            "next_run": None if self.next_run is None else dataclasses.asdict(self.next_run)
+            | {"halves_interval": self.next_run.halves},
+            "parameters": self.parameters,
+            "warnings": list(self.warnings),
+        }  # fmt: skip
+
+
+def answer(question: Question, runs: Sequence[Run]) -> Answer:
+    """Predict from `runs`, or where there are none from the machine, the network and the model that are named."""
+    network = None if question.network is None else read_network(question.network)
+    for name in question.strategies:
+        kind_of(name)
+    found = gather_evidence(runs, network, question.target) if runs else [_unmeasured(question, network)]
+    answers = [_of_network(question, item, network) for item in found]
+    largest = max((item.next_run for item in answers if item.next_run), key=lambda run: run.width, default=None)
+    return Answer(
+        predictions=[row for item in answers for row in item.predictions],
+        held_out={model: rows for item in answers for model, rows in item.held_out.items()},
+        crossings=[row for item in answers for row in item.crossings],
+        best_servers=[row for item in answers for row in item.best_servers],
+        next_run=largest,
+        warnings=list(dict.fromkeys(line for item in answers for line in item.warnings)),
+        parameters={model: values for item in answers for model, values in item.parameters.items()},
+    )
+
+
+def _unmeasured(question: Question, network: Network | None) -> Evidence:
+    missing = [
+        words
+        for words, given in (
+            ("the model (--model NAME)", question.model),
+            ("the network (--network NAME or latency,bandwidth)", network),
+        )
+        if given is None
+    ]
+    if missing:
+        raise UsageError(
+            "nothing to predict from: name runs of hpcdl train, or --import csv FILE; without any,"
+            f" {' and '.join(missing)} must be given"
+        )
+    return guessed_evidence(question.model or "", question.batch or DEFAULT_BATCH, question.machine)
+
+
+def _of_network(question: Question, evidence: Evidence, network: Network | None) -> Answer:
+    strategies = [ALIASES.get(name, name) for name in question.strategies] or _usual(evidence)
+    cores = None
+    if question.machine is not None and evidence.observations:
+        cores = len(read_machine(question.machine).topology.cores)
+    forecast = Forecast(evidence, network, strategies, cores)
+    nodes = question.nodes or _usual_nodes(evidence)
+    predictions, refused = [], []
+    for strategy in strategies:
+        for count in nodes:
+            job = job_for(question, evidence, strategy, count)
+            if job is None:
+                refused.append((strategy, count))
+            else:
+                predictions.append(forecast.predict(job))
+    if not predictions:
+        raise UsageError(_no_room(question, refused))
+    largest = max(predictions, key=lambda item: (item.job.nodes, item.step_seconds.high / item.step_seconds.low))
+    return Answer(
+        predictions=predictions,
+        held_out={evidence.model: forecast.held_out},
+        crossings=[*_below(question, forecast, strategies), *_changes(predictions)],
+        best_servers=_servers(question, forecast, strategies, nodes),
+        next_run=_next_run(forecast, largest.job),
+        warnings=[*evidence.remarks, *_warnings(forecast, predictions)],
+        parameters={evidence.model: _parameters(forecast)},
+    )
+
+
+def _usual(evidence: Evidence) -> list[str]:
+    measured = [name for name in evidence.strategies if name != "single"]
+    return list(dict.fromkeys([*measured, *USUAL_STRATEGIES]))
+
+
+def _usual_nodes(evidence: Evidence) -> tuple[int, ...]:
+    reach = evidence.largest_nodes * DEFAULT_REACH if evidence.observations else 1024
+    return tuple(1 << power for power in range(reach.bit_length()))
+
+
+def job_for(question: Question, evidence: Evidence, strategy: str, nodes: int) -> StepJob | None:
+    """The job that is asked for on so many nodes; None where there is no room for it."""
+    like = evidence.templates.get(strategy)
+    servers = question.servers or (like.servers if like else 1) or 1
+    job = evidence.job(strategy, nodes, servers, question.batch)
+    if job is not None and question.placement and has_servers(strategy):
+        job = dataclasses.replace(job, placement=question.placement)
+    return job
+
+
+def _no_room(question: Question, refused: Sequence[tuple[str, int]]) -> str:
+    strategy, nodes = refused[0]
+    if strategy == "single":
+        return f"--strategy single has one worker: ask for --nodes 1, not {nodes}"
+    return f"--nodes {nodes} has no room for a worker beside {question.servers or 1} servers; give more nodes"
+
+
+def _below(question: Question, forecast: Forecast, strategies: Sequence[str]) -> list[dict[str, Any]]:
+    """Where each strategy's efficiency falls below 80 %: by doubling, between sizes by the logarithm of nodes."""
+    found: list[dict[str, Any]] = []
+    for strategy in strategies:
+        curve: list[tuple[int, Range]] = []
+        nodes = 1
+        while nodes <= MOST_NODES:
+            job = job_for(question, forecast.evidence, strategy, nodes)
+            if job is not None:
+                curve.append((nodes, forecast.efficiency(job)))
+                if curve[-1][1].high < FALLS_BELOW:
+                    break
+            nodes *= 2
+        if not curve:
+            continue
+        ends = {key: _crossing(curve, key) for key in ("mean", "low", "high")}
+        found.append({
+            "what": "efficiency below 80 %", "model": forecast.evidence.model, "strategy": strategy,
+            "nodes": ends["mean"], "low": ends["low"], "high": ends["high"],
+        })  # fmt: skip
+    return found
+
+
+def _crossing(curve: Sequence[tuple[int, Range]], key: str) -> int | None:
+    """The first number of nodes at which this end of the range is below; None where it stays above."""
+    before: tuple[int, float] | None = None
+    for nodes, found in curve:
+        value = float(getattr(found, key))
+        if value < FALLS_BELOW:
+            if before is None:
+                return nodes
+            share = (before[1] - FALLS_BELOW) / max(before[1] - value, 1e-12)
+            return max(before[0] + 1, round(before[0] * math.exp(share * math.log(nodes / before[0]))))
+        before = (nodes, value)
+    return None
+
+
+def _changes(predictions: Sequence[Prediction]) -> list[dict[str, Any]]:
+    """At which of the sizes another strategy becomes the best: most samples a second on the same nodes."""
+    found: list[dict[str, Any]] = []
+    before = ""
+    for nodes in sorted({item.job.nodes for item in predictions}):
+        rows = [item for item in predictions if item.job.nodes == nodes]
+        best = max(rows, key=lambda item: item.images_per_second.mean)
+        close = [item.job.strategy for item in rows
+                 if item is not best and item.images_per_second.high > best.images_per_second.low]  # fmt: skip
+        if best.job.strategy != before:
+            found.append({
+                "what": "best strategy", "model": best.job.model, "nodes": nodes, "strategy": best.job.strategy,
+                "before": before or None, "not_distinguishable": close,
+            })  # fmt: skip
+            before = best.job.strategy
+    return found
+
+
+def _servers(
+    question: Question, forecast: Forecast, strategies: Sequence[str], nodes: Sequence[int]
+) -> list[ServerChoice]:
+    """For each strategy with servers and each size the best number and placement; measured as samples a second."""
+    found = []
+    for strategy in filter(has_servers, strategies):
+        for count in nodes:
+            choices = []
+            for servers in _powers(count):
+                for placement in _PLACEMENTS.get(strategy, ("",)):
+                    asked = dataclasses.replace(question, servers=servers, placement=placement or None)
+                    job = job_for(asked, forecast.evidence, strategy, count)
+                    if job is not None:
+                        seconds = float(forecast.posterior.step(job).seconds[0])
+                        choices.append((job.workers * job.batch / seconds, servers, placement))
+            if choices:
+                rate, servers, placement = max(choices, key=lambda choice: (round(choice[0], 6), -choice[1]))
+                found.append(ServerChoice(strategy=strategy, model=forecast.evidence.model, nodes=count,
+                                          servers=servers, placement=placement, images_per_second=rate))  # fmt: skip
+    return found
+
+
+_PLACEMENTS = {"ps": ("split", "greedy", "round-robin"), "grpc-ps": ("greedy", "round-robin")}
+
+
+def _powers(most: int) -> list[int]:
+    return [1 << power for power in range(max(1, most).bit_length())]
+
+
+def _next_run(forecast: Forecast, target: StepJob) -> NextRun | None:
+    """The cheapest run that halves the interval of `target`, else the one that narrows it most."""
+    now = forecast.deviation(target)
+    choices = []
+    for job in _candidates(forecast, target):
+        after = forecast.deviation(target, forecast.after(job), largest_nodes=job.nodes)
+        choices.append((job, after))
+    if not choices:
+        return None
+    halving = [item for item in choices if item[1] <= 0.5 * now]
+    job, after = min(halving, key=lambda item: item[0].nodes) if halving else min(choices, key=lambda item: item[1])
+    reach = 1.645 * forecast.widening
+    return NextRun(
+        model=job.model, strategy=job.strategy, nodes=job.nodes, workers=job.workers, servers=job.servers,
+        width=math.expm1(reach * now), width_after=math.expm1(reach * after), command=command_of(job),
+    )  # fmt: skip
+
+
+def _candidates(forecast: Forecast, target: StepJob) -> list[StepJob]:
+    """Runs of the same strategy on up to half of the nodes that were asked for."""
+    evidence = forecast.evidence
+    found = []
+    nodes = 1
+    while nodes <= max(1, target.nodes // 2):
+        job = evidence.job(target.strategy, nodes, target.servers or 1)
+        if job is not None:
+            found.append(job)
+        nodes *= 2
+    return found
+
+
+def command_of(job: StepJob) -> str:
+    """How to make this run."""
+    words = f"hpcdl train --model {job.model} --strategy {job.strategy} --ranks {job.workers + job.servers}"
+    servers = f" --servers {job.servers}" if job.servers else ""
+    train = f"{words}{servers} --batch-size {round(job.batch)} --steps 100 --data DIR"
+    if job.nodes == 1:
+        return train
+    per_node = -(-(job.workers + job.servers) // job.nodes)
+    return f"hpcdl submit --nodes {job.nodes} --ranks-per-node {per_node} --time 20m -- {train}"
+
+
+def _warnings(forecast: Forecast, predictions: Sequence[Prediction]) -> list[str]:
+    lines = []
+    for mark in dict.fromkeys(mark for item in predictions for mark in item.marks):
+        count = sum(mark in item.marks for item in predictions)
+        lines.append(f"{count} of {len(predictions)} predictions are marked: {mark}")
+    if not forecast.held_out:
+        lines.append("nothing could be held out: intervals are not tested against a measured size")
+    elif forecast.widening > 1:
+        lines.append(
+            f"the held-out size was missed by more than expected: intervals are {forecast.widening:.2g} x wider"
+        )
+    return lines
+
+
+def _parameters(forecast: Forecast) -> dict[str, float]:
+    """The unknowns at their most probable values, and the noise between runs."""
+    values = {name: float(value[0]) for name, value in forecast.posterior.values().items()}
+    return values | {"run_noise": forecast.posterior.run_noise}
+
+
+def _row(item: Prediction) -> dict[str, Any]:
+    job = item.job
+
+    def told(found: Range | None) -> dict[str, float] | None:
+        return None if found is None else dataclasses.asdict(found)
+
+    return {
+        "strategy": job.strategy, "model": job.model, "nodes": job.nodes, "workers": job.workers,
+        "servers": job.servers, "batch_per_rank": job.batch, "step_seconds": told(item.step_seconds),
+        "images_per_second": told(item.images_per_second), "efficiency": told(item.efficiency),
+        "limited_by": item.limited_by, "losses": item.losses, "faster": item.faster,
+        "epoch_seconds": told(item.epoch_seconds), "epoch_node_hours": told(item.epoch_node_hours),
+        "target_seconds": told(item.target_seconds), "marks": list(item.marks),
+    }  # fmt: skip

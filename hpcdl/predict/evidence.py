@@ -1,0 +1,324 @@
+"""Runs as evidence: what each observed, how ranks lay on nodes, what was kept fixed; and what is missing."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+import statistics
+from collections import Counter, defaultdict
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+
+from hpcdl.core.errors import UsageError
+from hpcdl.models.table import MODELS
+from hpcdl.node.topology.machines import read_machine
+from hpcdl.predict.calibration import MeasuredStep
+from hpcdl.predict.jobs import BUCKET_BYTES, RankLayout, StepJob, has_servers, lengths_of
+from hpcdl.predict.network import Network
+from hpcdl.report.runs.run import Run, positive
+from hpcdl.strategies.table import ALIASES, STRATEGIES
+
+FLOP_PER_CORE_AND_SECOND = 50e9
+"""Single precision, in training: between a many-core and a server core; a guess, and told as one."""
+FLOP_PER_MAC = 6
+"""A multiply and an add, forward and twice backward."""
+_GUESS_SPREAD = 0.7
+_STARVED = 0.3
+"""ShareAbroad of a step that waits for input beyond which the file system is what gives the pace."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Learning:
+    """Epochs that a run with this global batch needed to reach the accuracy that is aimed at."""
+
+    global_batch: int
+    epochs: float
+
+
+@dataclass(frozen=True, kw_only=True)
+class Evidence:
+    """All that is known of one network's training. `stated` are beliefs about unknowns: value, spread of its logarithm.
+
+    `mode` is weak or strong; `batch` the samples per worker, or in strong mode of all workers.
+    """
+
+    model: str
+    observations: tuple[MeasuredStep, ...]
+    stated: Mapping[str, tuple[float, float]]
+    layouts: Mapping[str, RankLayout]
+    mode: str = "weak"
+    batch: int
+    threads: int = 0
+    gradient_bytes: int | None = None
+    num_samples: float | None = None
+    cores_per_node: int | None = None
+    learning: tuple[Learning, ...] = ()
+    remarks: tuple[str, ...] = ()
+    templates: Mapping[str, StepJob] = field(default_factory=dict)
+    """The largest measured job of each strategy: later ones have its settings."""
+
+    @property
+    def largest_nodes(self) -> int:
+        """The most nodes that were measured; 1 where nothing was."""
+        return max((seen.job.nodes for seen in self.observations), default=1)
+
+    @property
+    def sizes(self) -> list[int]:
+        """Numbers of workers that were measured."""
+        return sorted({seen.job.workers for seen in self.observations})
+
+    @property
+    def strategies(self) -> list[str]:
+        """Those that were measured, by name."""
+        return sorted({seen.job.strategy for seen in self.observations})
+
+    def layout(self, strategy: str) -> RankLayout:
+        """That of its own runs, else that of others."""
+        others = max(self.layouts.values(), key=lambda item: item.workers_per_node, default=RankLayout())
+        return self.layouts.get(strategy, RankLayout(workers_per_node=others.workers_per_node))
+
+    def job(self, strategy: str, nodes: int, servers: int, batch: int | None = None) -> StepJob | None:
+        """The job on so many nodes; None where servers leave no room for workers, or `single` has more than one."""
+        layout = self.layout(strategy)
+        count = servers if has_servers(strategy) else 0
+        workers = 1 if strategy == "single" else layout.workers(nodes, count)
+        if nodes == 1 and count and workers < 1:
+            workers = layout.workers_per_node  # a worker and its server find room on one node
+        if workers < 1 or (strategy == "single" and nodes > 1):
+            return None
+        return self.at(strategy, nodes, workers, count, batch)
+
+    def at(self, strategy: str, nodes: int, workers: int, servers: int, batch: int | None = None) -> StepJob:
+        """The job with these numbers, and its strategy's settings as they were measured."""
+        whole = batch or self.batch
+        like = self.templates.get(strategy)
+        settings = {} if like is None else {key: getattr(like, key) for key in _SETTINGS}
+        return StepJob(
+            strategy=strategy, model=self.model, nodes=nodes, workers=workers, servers=servers,
+            workers_per_node=self.layout(strategy).workers_per_node, threads=self.threads,
+            batch=whole / workers if self.mode == "strong" and batch is None else whole,
+            lengths=lengths_of(self.model, self.gradient_bytes), **settings,
+        )  # fmt: skip
+
+
+_SETTINGS = ("compressed", "bucket_bytes", "placement", "period", "variant")
+
+
+def gather_evidence(runs: Sequence[Run], network: Network | None, accuracy: float | None = None) -> list[Evidence]:
+    """The evidence of each network among `runs`. UsageError says what is missing where it is too little."""
+    usable = [run for run in runs if run.usable and run.global_batch > 0]
+    if not usable:
+        reasons = Counter("of no step" if run.status not in ("failed", "running") else run.status for run in runs)
+        told = ", ".join(f"{count} {reason}" for reason, count in reasons.items())
+        raise UsageError(
+            f"none of {len(runs)} runs has a throughput ({told}): train for at least 20 steps after the warm-up"
+        )
+    _check_machines(usable)
+    models = sorted({run.model for run in usable})
+    found = [_of_model([run for run in usable if run.model == model], accuracy) for model in models]
+    for item in found:
+        _check_enough(item, network)
+    left_out = len(runs) - len(usable)
+    if left_out:
+        remark = f"{left_out} of {len(runs)} runs have no throughput and are left out"
+        found = [dataclasses.replace(item, remarks=(*item.remarks, remark)) for item in found]
+    return found
+
+
+def _check_machines(runs: Sequence[Run]) -> None:
+    for key in ("machine", "processor"):
+        names = sorted({getattr(run, key) for run in runs} - {""})
+        if len(names) > 1:
+            raise UsageError(
+                f"the runs are of {len(names)} kinds of nodes by {key} ({', '.join(names[:4])}): a prediction needs"
+                " those of one; name these runs alone, and the other kind of node with --machine"
+            )
+
+
+def _check_enough(item: Evidence, network: Network | None) -> None:
+    if network is not None or len(item.sizes) > 1:
+        return
+    size = item.sizes[0]
+    strategy = item.observations[0].job.strategy
+    other = 2 * size if size == 1 else 1
+    raise UsageError(
+        f"all runs of {item.model} have {size} worker{'s' if size > 1 else ''}, so nothing tells what an exchange"
+        f" costs: run hpcdl train --model {item.model} --strategy {'ring' if strategy == 'single' else strategy}"
+        f" --ranks {other + (1 if has_servers(strategy) else 0)} too, or name the network with --network"
+    )
+
+
+def _of_model(runs: Sequence[Run], accuracy: float | None) -> Evidence:
+    remarks: list[str] = []
+    threads = sorted({run.threads for run in runs if run.threads})
+    several = len(threads) > 1 and all(run.threads for run in runs)
+    gradient_bytes = next((run.gradient_bytes for run in runs if run.gradient_bytes), None)
+    groups: dict[StepJob, list[Run]] = defaultdict(list)
+    for run in runs:
+        groups[_job_of(run, gradient_bytes, several, remarks)].append(run)
+    observations = tuple(_observed(job, members) for job, members in groups.items())
+    largest = max(observations, key=lambda seen: (seen.job.nodes, seen.job.workers)).job
+    mode, batch = _fixed(runs)
+    samples = [run.seconds_per_epoch * (run.images_per_second or 0) for run in runs if positive(run.seconds_per_epoch)
+               and run.seconds_per_epoch]  # fmt: skip
+    templates: dict[str, StepJob] = {}
+    for job in sorted(groups, key=lambda job: (job.nodes, job.workers)):
+        templates[job.strategy] = job
+    return Evidence(
+        model=runs[0].model,
+        observations=observations,
+        stated=_stated(runs, observations),
+        layouts={name: RankLayout(workers_per_node=job.workers_per_node, shared=_is_shared(job))
+                 for name, job in templates.items()},
+        mode=mode,
+        batch=batch,
+        threads=largest.threads,
+        gradient_bytes=gradient_bytes,
+        num_samples=statistics.median(samples) if samples else None,
+        cores_per_node=next((run.cores_per_node for run in runs if run.cores_per_node), None),
+        learning=_learning(runs, accuracy) if accuracy is not None else (),
+        remarks=tuple(dict.fromkeys(remarks)),
+        templates=templates,
+    )  # fmt: skip
+
+
+def _job_of(run: Run, gradient_bytes: int | None, several_threads: bool, remarks: list[str]) -> StepJob:
+    strategy = ALIASES.get(run.strategy, run.strategy)
+    if strategy not in STRATEGIES:
+        taken = "ps" if run.servers else "mpi"
+        remarks.append(f"{run.strategy} is no strategy of hpcdl: it is taken as {taken}")
+        strategy = taken
+    servers = run.servers if has_servers(strategy) else 0
+    spread_evenly = run.nodes > 1 and run.workers % run.nodes == 0
+    per_node = run.workers // run.nodes if spread_evenly else min(run.workers, run.ranks_per_node)
+    if run.nodes == 1:
+        per_node = run.workers
+    settings = run.config
+    return StepJob(
+        strategy=strategy,
+        model=run.model,
+        nodes=run.nodes,
+        workers=run.workers,
+        servers=max(1, servers) if has_servers(strategy) else 0,
+        workers_per_node=max(1, per_node),
+        batch=run.global_batch / run.workers,
+        threads=(run.threads or 0) if several_threads else 0,
+        lengths=lengths_of(run.model, gradient_bytes),
+        compressed=settings.get("compress", "none") != "none",
+        bucket_bytes=int(float(settings.get("bucket-size", BUCKET_BYTES))),
+        placement=settings.get("placement", "") if has_servers(strategy) else "",
+        period=int(settings.get("period", 1)) if STRATEGIES[strategy].features.elastic else 1,
+        variant=settings.get("variant", "3") if strategy == "sync-easgd" else "3",
+    )
+
+
+def _is_shared(job: StepJob) -> bool:
+    return job.servers > 0 and job.nodes > 1 and job.workers % job.nodes == 0
+
+
+def _observed(job: StepJob, runs: Sequence[Run]) -> MeasuredStep:
+    seconds = tuple(job.workers * job.batch / (run.images_per_second or 1.0) for run in runs)
+    waits = [run.parts["wait"] for run in runs if "wait" in run.parts and job.workers > 1]
+    computes = [run.parts["compute"] for run in runs if positive(run.parts.get("compute")) and job.workers == 1]
+    return MeasuredStep(
+        job=job,
+        seconds=seconds,
+        wait_s=statistics.fmean(waits) if waits and STRATEGIES[job.strategy].features.synchronous else None,
+        compute_s=statistics.geometric_mean(computes) if computes else None,
+    )
+
+
+def _fixed(runs: Sequence[Run]) -> tuple[str, int]:
+    """What is kept fixed, samples per worker or in all, and its value: the one that most runs have."""
+    per_worker = Counter(round(run.global_batch / run.workers) for run in runs)
+    in_all = Counter(run.global_batch for run in runs)
+    if len(in_all) == 1 and len(per_worker) > 1:
+        return "strong", in_all.most_common(1)[0][0]
+    return "weak", per_worker.most_common(1)[0][0]
+
+
+def _stated(runs: Sequence[Run], observations: Sequence[MeasuredStep]) -> dict[str, tuple[float, float]]:
+    """Where the search for the unknowns begins, and what parts of steps say outright."""
+    first = min(observations, key=lambda seen: seen.job.workers)
+    step = statistics.geometric_mean(first.seconds)
+    threads = max(1, first.job.threads)
+    found = {"image_s": (step / (first.job.batch + 1) * threads**0.9, 3.0)}
+    found["update_s"] = (0.03 * step, 1.0)
+    found["input_s"] = (0.003 * step, 1.0)
+    with_parts = [run.parts for run in runs if run.parts]
+    if with_parts:
+        rest = [max(parts.get("update", 0.0) + parts.get("other", 0.0), 1e-6) for parts in with_parts]
+        found["update_s"] = (statistics.geometric_mean(rest), 0.25)
+        waits = [max(parts.get("input", 0.0), 1e-6) for parts in with_parts]
+        found["input_s"] = (statistics.geometric_mean(waits), 0.4)
+    starved = [
+        run.images_per_second for run in runs
+        if run.nodes > 1 and run.parts and run.images_per_second
+        and run.parts.get("input", 0.0) > _STARVED * sum(run.parts.values())
+    ]  # fmt: skip
+    if starved:
+        found["file_system_images_s"] = (max(starved), 0.2)
+        found["input_s"] = (1e-6, 0.4)
+    lonely = [math.log(run.step_seconds_p95 / run.step_seconds) / 1.645 for run in runs
+              if run.workers == 1 and run.step_seconds and run.step_seconds_p95
+              and run.step_seconds_p95 > run.step_seconds]  # fmt: skip
+    if lonely:
+        # What varies on one worker may vary on all at once; only what does not makes others wait.
+        found["noise"] = (min(0.5, max(0.005, 0.7 * statistics.median(lonely))), 0.6)
+    return found
+
+
+def _learning(runs: Sequence[Run], accuracy: float) -> tuple[Learning, ...]:
+    """Epochs to the accuracy, by linear interpolation between evaluations; UsageError where no run gets there."""
+    found, best = [], 0.0
+    for run in runs:
+        before = (0.0, 0.0)
+        for point in run.history:
+            reached = point.val_accuracy if point.val_accuracy is not None else point.accuracy
+            if reached is None:
+                continue
+            best = max(best, reached)
+            if reached >= accuracy:
+                share = (accuracy - before[1]) / max(reached - before[1], 1e-12)
+                epochs = before[0] + share * (point.epoch - before[0])
+                found.append(Learning(global_batch=run.global_batch, epochs=epochs))
+                break
+            before = (point.epoch, reached)
+    if not found:
+        raise UsageError(
+            f"--target {100 * accuracy:g}%: no run of {runs[0].model} reaches it, the best has {100 * best:.1f} %;"
+            " give runs that were trained and evaluated further, or another target"
+        )
+    return tuple(found)
+
+
+def guessed_evidence(model: str, batch: int, machine: str | None) -> Evidence:
+    """Nothing measured: computing from the network's MACs and the machine's cores, a guess within a factor of two."""
+    info = MODELS.get(model)
+    if info is None:
+        raise UsageError(
+            f"--model {model}: its operations are not known, so one node has to be measured: run hpcdl train --model"
+            f" {model} --ranks 1 and name the run; or give one of {', '.join(MODELS)}"
+        )
+    found = read_machine(machine or "generic")
+    cores = len(found.topology.cores)
+    per_node = (found.settings.ranks_per_node if found.settings else None) or 1
+    seconds = FLOP_PER_MAC * info.macs / (cores / per_node * FLOP_PER_CORE_AND_SECOND)
+    return Evidence(
+        model=model,
+        observations=(),
+        stated={"image_s": (seconds, _GUESS_SPREAD), "update_s": (info.gradient_bytes / 5e9, 1.0)},
+        layouts={"ring": RankLayout(workers_per_node=per_node)},
+        batch=batch,
+        cores_per_node=cores,
+        remarks=(
+            f"nothing is measured: computing is guessed from {info.macs / 1e6:,.0f} million MACs and {cores} cores of"
+            f" {found.name}, so every number may be off by a factor of two; one run on one node mends most of it",
+        ),
+    )
+
+
+def sample_bytes(model: str) -> int | None:
+    """Bytes of one sample in a shard, raw, a byte each value; None for a network that is not in the table."""
+    info = MODELS.get(model)
+    return math.prod(info.input_shape) if info else None

@@ -1,0 +1,327 @@
+"""Predictions with their intervals, and the hold-out test that widens them.
+
+An interval is of one more run: what is not known of the unknowns, the noise between runs, and for each doubling of
+nodes beyond those measured a growing doubt of the timeline itself; all of it times what the hold-out says was missed.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import numpy
+
+from hpcdl.predict.calibration import NUM_DRAWS, Calibration, calibrate
+from hpcdl.predict.evidence import Evidence, Learning, sample_bytes
+from hpcdl.predict.jobs import StepJob
+from hpcdl.predict.network import UNKNOWN, Network
+from hpcdl.predict.parameters import beliefs
+from hpcdl.predict.timeline import simulate
+
+if TYPE_CHECKING:
+    Array = numpy.ndarray[Any, Any]
+
+INTERVAL = (0.05, 0.95)
+DOUBT = 0.01
+"""Relative standard deviation of the timeline's own error for one doubling of nodes; its square grows with each."""
+FAR = 16
+"""Beyond this many times the largest measured number of nodes a prediction is marked."""
+_TRUST_IN_INTERVALS = 3.0
+"""As many held-out points as would have been just as expected."""
+_MACHINE_SPREAD = 0.35
+_WORTH_TELLING = 0.02
+
+
+@dataclass(frozen=True, kw_only=True)
+class Range:
+    """The median of what is predicted, and the ends of its 90 % interval."""
+
+    mean: float
+    low: float
+    high: float
+
+    def scaled(self, factor: float) -> Range:
+        """The range times an exact positive number."""
+        return Range(mean=self.mean * factor, low=self.low * factor, high=self.high * factor)
+
+    @property
+    def inverse(self) -> Range:
+        """The range of 1 / x."""
+        return Range(mean=1 / self.mean, low=1 / self.high, high=1 / self.low)
+
+
+def range_of(values: Array) -> Range:
+    """Median and interval of equally probable values."""
+    low, middle, high = (float(value) for value in numpy.quantile(values, [INTERVAL[0], 0.5, INTERVAL[1]]))
+    return Range(mean=middle, low=low, high=high)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Prediction:
+    """One job's step. `losses` are shares of the step beyond computing; `faster` what halving one cost would save.
+
+    `marks` say why to trust it less. Node-hours and seconds are per epoch, and up to the accuracy aimed at.
+    """
+
+    job: StepJob
+    step_seconds: Range
+    images_per_second: Range
+    efficiency: Range
+    limited_by: str
+    losses: Mapping[str, float]
+    faster: Mapping[str, float]
+    epoch_seconds: Range | None = None
+    epoch_node_hours: Range | None = None
+    target_seconds: Range | None = None
+    marks: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, kw_only=True)
+class HeldOut:
+    """A measured size that was predicted from the smaller ones; `error` is predicted over measured less one."""
+
+    strategy: str
+    workers: int
+    measured: float
+    predicted: float
+    deviations: float
+    covered: bool
+
+    @property
+    def error(self) -> float:
+        """Relative error of the step's seconds."""
+        return self.predicted / self.measured - 1
+
+
+class Forecast:
+    """One network's predictions."""
+
+    def __init__(
+        self,
+        evidence: Evidence,
+        network: Network | None,
+        strategies: Sequence[str] = (),
+        cores_per_node: int | None = None,
+    ) -> None:
+        self.evidence = evidence
+        self.network = network or UNKNOWN
+        self._names = sorted({*evidence.strategies, *strategies})
+        self.posterior = self._calibrate(evidence)
+        self.held_out = self._hold_out()
+        surprise = sum(item.deviations**2 for item in self.held_out) + _TRUST_IN_INTERVALS
+        self.widening = math.sqrt(max(1.0, surprise / (len(self.held_out) + _TRUST_IN_INTERVALS)))
+        self.other_machine = bool(evidence.observations) and cores_per_node is not None
+        if self.other_machine and cores_per_node is not None:
+            self._change_machine(cores_per_node)
+        self._points = self.posterior.points
+        random = numpy.random.default_rng(11)
+        freedom = self.posterior.freedom
+        student = random.standard_normal(NUM_DRAWS) / numpy.sqrt(random.chisquare(freedom, NUM_DRAWS) / freedom)
+        self._run_noise = self.posterior.run_noise * student
+        self._doubt = random.standard_normal(NUM_DRAWS)
+        self._bases: dict[StepJob, Array] = {}
+
+    def _calibrate(self, evidence: Evidence) -> Calibration:
+        stated = dict(evidence.stated)
+        size = sample_bytes(evidence.model)
+        if self.network.file_system_bytes_per_second and size:
+            stated["file_system_images_s"] = (self.network.file_system_bytes_per_second / size, 0.2)
+        return calibrate(evidence.observations, beliefs(self._names, self.network, stated), self.network)
+
+    def _hold_out(self) -> tuple[HeldOut, ...]:
+        """The largest size of every strategy that has smaller ones, predicted without any of these."""
+        largest: dict[str, int] = {}
+        for seen in self.evidence.observations:
+            sizes = {
+                other.job.workers for other in self.evidence.observations if other.job.strategy == seen.job.strategy
+            }
+            if len(sizes) > 1 or (min(self.evidence.sizes) < seen.job.workers):
+                largest[seen.job.strategy] = max(sizes)
+        held = [seen for seen in self.evidence.observations if largest.get(seen.job.strategy) == seen.job.workers]
+        kept = tuple(seen for seen in self.evidence.observations if seen not in held)
+        if not held or not kept:
+            return ()
+        smaller = dataclasses.replace(self.evidence, observations=kept)
+        posterior = self._calibrate(smaller)
+        found = []
+        for seen in held:
+            slopes = posterior.slopes(seen.job)
+            doubt = _doubt_of(seen.job.nodes, smaller.largest_nodes)
+            variance = float(slopes @ posterior.covariance @ slopes) + doubt**2
+            variance += posterior.run_noise**2 / len(seen.seconds)
+            predicted = math.log(float(posterior.step(seen.job).seconds[0]))
+            off = (predicted - seen.log_mean) / math.sqrt(variance)
+            found.append(
+                HeldOut(strategy=seen.job.strategy, workers=seen.job.workers, measured=math.exp(seen.log_mean),
+                        predicted=math.exp(predicted), deviations=off, covered=abs(off) < 1.645)
+            )  # fmt: skip
+        return tuple(found)
+
+    def _change_machine(self, cores: int) -> None:
+        """Computing in proportion to cores, which is a guess: other nodes have other cores."""
+        place = [item.name for item in self.posterior.items].index("image_s")
+        point, covariance = self.posterior.point.copy(), self.posterior.covariance.copy()
+        gain = math.log(cores / (self.evidence.cores_per_node or cores))
+        point[place] -= gain
+        covariance[place, place] += _MACHINE_SPREAD**2
+        points = self.posterior.points.copy()
+        points[:, place] += _MACHINE_SPREAD * numpy.random.default_rng(13).standard_normal(len(points)) - gain
+        self.posterior = dataclasses.replace(self.posterior, point=point, covariance=covariance, points=points)
+
+    def base(self, job: StepJob) -> StepJob:
+        """What efficiency is relative to: the fewest workers measured, one worker where nothing was; the same batch."""
+        workers, nodes, servers, strategy = 1, 1, 0, job.strategy
+        seen = [item.job for item in self.evidence.observations if item.job.strategy == job.strategy]
+        seen = seen or [item.job for item in self.evidence.observations]
+        if seen:
+            first = min(seen, key=lambda item: (item.workers, item.nodes))
+            workers, nodes, servers, strategy = first.workers, first.nodes, first.servers, first.strategy
+        batch = job.batch if self.evidence.mode == "weak" else job.batch * job.workers / workers
+        return dataclasses.replace(
+            self.evidence.at(strategy, nodes, workers, servers), batch=batch, threads=job.threads
+        )
+
+    def predict(self, job: StepJob) -> Prediction:
+        """The step of `job`, with everything that is told of it."""
+        found = self.posterior.step(job, self._points)
+        log_steps = numpy.log(found.seconds)
+        doubt = _doubt_of(job.nodes, self.evidence.largest_nodes if self.evidence.observations else 1)
+        off = log_steps - numpy.median(log_steps) + doubt * self._doubt
+        seconds = numpy.exp(numpy.median(log_steps) + self.widening * (off + self._run_noise))
+        rate = job.workers * job.batch
+        step = range_of(seconds)
+        exact = self.posterior.step(job)
+        middle = float(exact.seconds[0])
+        losses = {name: float(loss[0]) / middle for name, loss in exact.losses.items() if float(loss[0]) > 0}
+        largest = max(losses, key=lambda name: losses[name], default="")
+        epoch = self._per_epoch(step.inverse.scaled(rate))
+        return Prediction(
+            job=job,
+            step_seconds=step,
+            images_per_second=step.inverse.scaled(rate),
+            efficiency=self._efficiency(job, log_steps),
+            limited_by=largest if losses.get(largest, 0.0) > _WORTH_TELLING else "computing",
+            losses=losses,
+            faster=self._faster(job, middle),
+            epoch_seconds=epoch,
+            epoch_node_hours=epoch.scaled(job.nodes / 3600) if epoch else None,
+            target_seconds=self._to_target(job, epoch),
+            marks=self._marks(job),
+        )
+
+    def efficiency(self, job: StepJob) -> Range:
+        """Throughput per worker relative to the base's."""
+        return self._efficiency(job, numpy.log(self.posterior.step(job, self._points).seconds))
+
+    def _efficiency(self, job: StepJob, log_steps: Array) -> Range:
+        base = self.base(job)
+        if base == job:
+            return Range(mean=1.0, low=1.0, high=1.0)
+        if base not in self._bases:
+            self._bases[base] = numpy.log(self.posterior.step(base, self._points).seconds)
+        relative = self._bases[base] - log_steps
+        middle = numpy.median(relative)
+        doubt = _doubt_of(job.nodes, self.evidence.largest_nodes if self.evidence.observations else 1)
+        off = relative - middle - doubt * self._doubt - self._run_noise
+        return range_of(numpy.exp(middle + self.widening * off) * job.batch / base.batch)
+
+    def _per_epoch(self, images_per_second: Range) -> Range | None:
+        samples = self.evidence.num_samples
+        return images_per_second.inverse.scaled(samples) if samples else None
+
+    def _to_target(self, job: StepJob, epoch: Range | None) -> Range | None:
+        """Epochs to the accuracy as they grew with the global batch, times an epoch's seconds."""
+        if epoch is None or not self.evidence.learning:
+            return None
+        epochs = epochs_at(self.evidence.learning, job.workers * job.batch)
+        relative = [math.log(epoch.low / epoch.mean), math.log(epoch.high / epoch.mean)]
+        spread = 1.645 * epochs[1]
+        mean = epoch.mean * epochs[0]
+        return Range(
+            mean=mean,
+            low=mean * math.exp(-math.hypot(relative[0], spread)),
+            high=mean * math.exp(math.hypot(relative[1], spread)),
+        )
+
+    def _faster(self, job: StepJob, seconds: float) -> dict[str, float]:
+        """ShareAbroad of the step that is saved where one cost is halved."""
+        points = numpy.repeat(self.posterior.point[None, :], len(HALVED), axis=0)
+        values = {name: array.copy() for name, array in self.posterior.values(points).items()}
+        for row, names in enumerate(HALVED.values()):
+            for name in names:
+                values[name][row] /= 2
+        halved = simulate(job, values, self.network).seconds
+        return {part: max(0.0, 1 - float(after) / seconds) for part, after in zip(HALVED, halved, strict=True)}
+
+    def _marks(self, job: StepJob) -> tuple[str, ...]:
+        marks = []
+        if not self.evidence.observations:
+            marks.append("nothing measured")
+        elif job.nodes > FAR * self.evidence.largest_nodes:
+            marks.append(f"beyond {FAR} x the largest size")
+        if (
+            self.evidence.observations
+            and self.evidence.largest_nodes == 1
+            and job.nodes > 1
+            and self.network is UNKNOWN
+        ):
+            marks.append("no run between nodes")
+        if self.other_machine:
+            marks.append("another node type")
+        if self.evidence.observations and job.strategy not in self.evidence.strategies and not job.alone:
+            marks.append("strategy not measured")
+        return tuple(marks)
+
+    def deviation(self, job: StepJob, covariance: Array | None = None, largest_nodes: int = 1) -> float:
+        """Standard deviation of the logarithm of the step, for one more run of `job`, before widening.
+
+        With another `covariance`, and more nodes measured, than now.
+        """
+        slopes = self.posterior.slopes(job)
+        spread = float(slopes @ (self.posterior.covariance if covariance is None else covariance) @ slopes)
+        doubt = _doubt_of(job.nodes, max(largest_nodes, self.evidence.largest_nodes))
+        return math.sqrt(spread + self.posterior.run_noise**2 + doubt**2)
+
+    def after(self, job: StepJob) -> Array:
+        """The covariance that is left once `job` has been run."""
+        slopes, before = self.posterior.slopes(job), self.posterior.covariance
+        gain = before @ slopes
+        result: Array = before - numpy.outer(gain, gain) / (slopes @ gain + self.posterior.run_noise**2)
+        return result
+
+
+HALVED: Mapping[str, tuple[str, ...]] = {
+    "link": ("byte_s", "grpc_byte_s"),
+    "latency": ("latency_s",),
+    "compute noise": ("noise",),
+    "server": ("server_factor", "grpc_byte_s", "server_latency_s"),
+    "memory": ("memory_byte_s", "memory_latency_s", "sum_byte_s"),
+    "node": ("image_s",),
+    "input": ("input_s",),
+}
+"""What could be made twice as fast, and the unknowns that it halves."""
+
+
+def _doubt_of(nodes: int, largest: int) -> float:
+    """Relative standard deviation of the timeline's own error."""
+    return DOUBT * math.sqrt(math.log2(max(1.0, nodes / largest)))
+
+
+def epochs_at(learning: Sequence[Learning], global_batch: float) -> tuple[float, float]:
+    """Epochs at another global batch, and the standard deviation of their logarithm.
+
+    They grow with a power of the batch that two batch sizes or more tell; never fall. Beyond the largest batch that was
+    tried half a power more is thought possible.
+    """
+    x = numpy.log([item.global_batch for item in learning])
+    y = numpy.log([max(item.epochs, 1e-3) for item in learning])
+    power = 0.0
+    if len(set(x.tolist())) > 1:
+        power = min(1.0, max(0.0, float(numpy.polyfit(x, y, 1)[0])))
+    rest = y - power * x
+    scatter = float(rest.std(ddof=1)) if len(rest) > 1 else 0.15
+    beyond = max(0.0, math.log(global_batch) - float(x.max()))
+    return math.exp(float(rest.mean()) + power * math.log(global_batch)), math.hypot(scatter, 0.25 * beyond)

@@ -1,0 +1,128 @@
+"""What is to be run, as far as it decides how long a step takes; and how ranks lie on nodes."""
+
+from __future__ import annotations
+
+import functools
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from hpcdl.collectives.table import COLLECTIVES
+from hpcdl.core.errors import UnknownNameError, UsageError
+from hpcdl.core.files import read_json
+from hpcdl.core.paths import share_folder
+from hpcdl.strategies.elastic.methods import METHODS
+from hpcdl.strategies.table import ALIASES, STRATEGIES
+
+ITEM_BYTES = 4
+BUCKET_BYTES = 25 * 1024**2
+DEFAULT_PLACEMENTS = {"ps": "split", "grpc-ps": "round-robin"}
+
+
+@dataclass(frozen=True, kw_only=True)
+class StepJob:
+    """One point. `batch` is samples per worker and step, `threads` per worker (0 unknown), `nodes` counts all.
+
+    `lengths` are the gradients' elements in creation order; one of them all where the network is not known.
+    """
+
+    strategy: str
+    model: str
+    nodes: int
+    workers: int
+    servers: int = 0
+    workers_per_node: int = 1
+    batch: float
+    threads: int = 0
+    lengths: tuple[int, ...]
+    compressed: bool = False
+    bucket_bytes: int = BUCKET_BYTES
+    placement: str = ""
+    period: int = 1
+    variant: str = "3"
+
+    @property
+    def num_bytes(self) -> int:
+        """Bytes of all gradients as they travel."""
+        return ITEM_BYTES * sum(self.lengths) // (2 if self.compressed else 1)
+
+    @property
+    def alone(self) -> bool:
+        """Whether there is nobody to exchange with."""
+        return self.workers == 1 and self.servers == 0
+
+    @property
+    def local(self) -> bool:
+        """Whether no message leaves the node."""
+        return self.nodes == 1
+
+    @property
+    def server_nodes(self) -> int:
+        """Nodes that hold servers alone; 0 where servers share the workers' nodes."""
+        return max(0, self.nodes - math.ceil(self.workers / self.workers_per_node))
+
+
+@dataclass(frozen=True, kw_only=True)
+class RankLayout:
+    """How the ranks of a strategy lie on nodes, as measured runs had it.
+
+    With `shared` servers come on top of a node's workers; else they are among the ranks of the nodes.
+    """
+
+    workers_per_node: int = 1
+    shared: bool = False
+
+    def workers(self, num_nodes: int, num_servers: int) -> int:
+        """Workers on so many nodes; below 1 where servers leave no room."""
+        return num_nodes * self.workers_per_node - (0 if self.shared else num_servers)
+
+
+def kind_of(strategy: str) -> str:
+    """Which timeline a strategy has: single, all-reduce, servers, center, sync-easgd; UnknownNameError otherwise."""
+    name = ALIASES.get(strategy, strategy)
+    if name in _KINDS:
+        return _KINDS[name]
+    raise UnknownNameError("strategy", strategy, [*STRATEGIES, *ALIASES])
+
+
+_KINDS: Mapping[str, str] = {
+    **dict.fromkeys(COLLECTIVES, "all-reduce"),
+    **dict.fromkeys(METHODS, "center"),
+    "grpc-ring": "all-reduce",
+    "single": "single",
+    "ps": "servers",
+    "grpc-ps": "servers",
+    "sync-easgd": "sync-easgd",
+}
+
+
+def has_servers(strategy: str) -> bool:
+    """Whether some ranks of it serve."""
+    return STRATEGIES[ALIASES.get(strategy, strategy)].features.servers
+
+
+def is_synchronous(strategy: str) -> bool:
+    """Whether its workers wait for one another in every step."""
+    return STRATEGIES[ALIASES.get(strategy, strategy)].features.synchronous
+
+
+@functools.lru_cache(maxsize=64)
+def lengths_of(model: str, gradient_bytes: int | None) -> tuple[int, ...]:
+    """The elements of a network's gradients in creation order; in one piece where only their bytes are known.
+
+    UsageError where not even these are. A network that was given other classes keeps its layers: the last ones take
+    up the difference.
+    """
+    known: Mapping[str, list[int]] = read_json(share_folder() / "models" / "variables.json")
+    lengths = known.get(model)
+    if lengths is None and not gradient_bytes:
+        raise UsageError(
+            f"nothing is known of the gradients of {model}: give runs of it, a column gradient_bytes, or a model of"
+            f" {', '.join(known)}"
+        )
+    if lengths is None:
+        return (max(1, (gradient_bytes or 0) // ITEM_BYTES),)
+    missing = (gradient_bytes or ITEM_BYTES * sum(lengths)) // ITEM_BYTES - sum(lengths)
+    if missing and lengths[-2] + missing > 0:
+        return (*lengths[:-2], lengths[-2] + missing, lengths[-1])
+    return tuple(lengths) if not missing else (max(1, sum(lengths) + missing),)

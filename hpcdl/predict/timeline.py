@@ -1,0 +1,302 @@
+"""The timeline of one step: a small discrete-event simulation, for many sets of parameters at once.
+
+Events are gradients that become ready, bucket by bucket, on the slowest of n workers; all-reduces that begin when their
+gradients are there and the one before is over; requests that queue at servers. Arrays are (parameter sets, steps): the
+steps stand for the distribution of what workers take, at evenly spaced probabilities, so that nothing is random.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import numpy
+
+from hpcdl.predict.jobs import StepJob, kind_of
+from hpcdl.predict.messages import Messages, allreduce_messages, buckets_of, server_loads
+from hpcdl.predict.network import Network
+from hpcdl.strategies.elastic.methods import METHODS
+
+if TYPE_CHECKING:
+    Array = numpy.ndarray[Any, Any]
+
+Parameters = Mapping[str, "Array"]
+"""Values by name (parameters.py), (parameter sets,) each."""
+
+NUM_STEPS = 16
+BACKWARD_SHARE = 2 / 3
+"""Of computing, back-propagation takes two thirds: twice the forward pass."""
+MESSAGE_BYTES = 1 << 20
+"""A server sums one message of this size while the next is under way."""
+GRID = 48
+"""Workers whose arrival at a server is followed one by one; of more, as many stand for all."""
+QUEUE_ROUNDS = 10
+QUEUE_EVENTS = 60_000
+LOSSES = ("compute noise", "latency", "link", "memory", "summing", "server", "input", "file system", "update")
+
+
+@dataclass(frozen=True, kw_only=True)
+class StepTime:
+    """Mean seconds of a step and of computing, and what the rest of it is lost to, (parameter sets,) each."""
+
+    seconds: Array
+    compute: Array
+    losses: Mapping[str, Array]
+
+
+def simulate(job: StepJob, parameters: Parameters, network: Network) -> StepTime:
+    """The step of `job` for each set of parameters."""
+    compute = compute_seconds(job, parameters)
+    timeline = _TIMELINES["single" if job.alone else kind_of(job.strategy)]
+    losses = {**timeline(job, parameters, network, compute)}
+    losses["update"] = parameters["update_s"] + 0 * compute
+    losses["input"] = parameters["input_s"] + 0 * compute
+    seconds = compute + _sum(losses.values())
+    files = job.workers * job.batch / parameters["file_system_images_s"]
+    losses["file system"] = numpy.maximum(0.0, files - seconds)
+    return StepTime(seconds=seconds + losses["file system"], compute=compute, losses=losses)
+
+
+def compute_seconds(job: StepJob, parameters: Parameters) -> Array:
+    """Mean seconds of computing of one worker."""
+    seconds: Array = parameters["image_s"] * (job.batch + parameters["batch_overhead"])
+    if job.threads:
+        seconds = seconds * job.threads ** -parameters["thread_power"]
+    return seconds
+
+
+def exchange_seconds(job: StepJob, parameters: Parameters, network: Network) -> Array:
+    """One all-reduce of all gradients at once, with nothing beside it."""
+    times = _split(allreduce_messages(job.strategy, job, job.num_bytes, network), job, parameters)
+    result: Array = numpy.maximum(_sum(times.values()), 1e-9)
+    return result
+
+
+def _sum(arrays: Iterable[Array]) -> Array:
+    result: Array = numpy.sum(list(arrays), axis=0)
+    return result
+
+
+def slowest_of(num: int, noise: Array) -> Array:
+    """The largest of `num` lognormal factors of mean 1 and coefficient of variation `noise`: (sets, steps).
+
+    The quantile of the largest of n at probability u is that of one at u^(1/n).
+    """
+    from scipy.special import ndtri
+
+    probabilities = (numpy.arange(NUM_STEPS) + 0.5) / NUM_STEPS
+    of_one = _factors(noise, ndtri(probabilities))
+    result: Array = _factors(noise, ndtri(probabilities ** (1 / num))) / of_one.mean(axis=1, keepdims=True)
+    return result
+
+
+def in_order(num: int, noise: Array) -> tuple[Array, Array]:
+    """Factors of workers from the fastest to the slowest, at most GRID of them, and how many come with or after each.
+
+    (sets, grid) and (grid,).
+    """
+    from scipy.special import ndtri
+
+    size = min(num, GRID)
+    before = numpy.floor(numpy.arange(size) * num / size)
+    return _factors(noise, ndtri((before + 0.5) / num)), num - before
+
+
+def _factors(noise: Array, deviations: Array) -> Array:
+    spread = numpy.sqrt(numpy.log1p(noise**2))[:, None]
+    result: Array = numpy.exp(spread * deviations - spread**2 / 2)
+    return result
+
+
+Losses = dict[str, "Array"]
+
+
+def _single(job: StepJob, p: Parameters, network: Network, compute: Array) -> Losses:
+    return {}
+
+
+def _allreduce(job: StepJob, p: Parameters, network: Network, compute: Array) -> Losses:
+    """Buckets leave while back-propagation goes on, one after the other; the last one's end is the exchange's."""
+    slowest = compute[:, None] * slowest_of(job.workers, p["noise"])
+    buckets = buckets_of(job)
+    times = [_split(allreduce_messages(job.strategy, job, size, network), job, p) for size in buckets]
+    end = numpy.zeros_like(slowest)
+    for number, time in enumerate(times, start=1):
+        ready = slowest * _ready(number / len(buckets), p)
+        end = numpy.maximum(end, ready) + _sum(time.values())[:, None]
+    whole = {name: _sum(time[name] for time in times) for name in times[0]}
+    total = _sum(whole.values())
+    exposed = numpy.maximum((end - slowest).mean(axis=1), (1 - p["overlap"]) * total)
+    return {"compute noise": slowest.mean(axis=1) - compute, **_shares(exposed, whole)}
+
+
+def _ready(share: float, p: Parameters) -> Array:
+    """When this share of the buckets has its gradients, as a share of computing: (sets, 1)."""
+    result: Array = 1 - BACKWARD_SHARE * p["early"][:, None] * (1 - share)
+    return result
+
+
+def _split(messages: Messages, job: StepJob, p: Parameters) -> Losses:
+    """Seconds of `messages` by what they are spent on."""
+    efficacy = numpy.exp(p.get(f"efficacy {job.strategy}", 0.0 * p["noise"]))
+    return {
+        "latency": efficacy * messages.rounds * p["latency_s"],
+        "link": efficacy * messages.bytes * p["byte_s"] * _contention(job, p),
+        "memory": efficacy
+        * (messages.memory_rounds * p["memory_latency_s"] + messages.memory_bytes * p["memory_byte_s"]),
+        "summing": efficacy * messages.summed * p["sum_byte_s"],
+    }
+
+
+def _contention(job: StepJob, p: Parameters) -> Array:
+    """How much longer bytes take where many nodes send at once: 1 for two."""
+    result: Array = (max(job.nodes, 2) / 2) ** p["contention"]
+    return result
+
+
+def _shares(exposed: Array, whole: Losses) -> Losses:
+    """Exposed seconds, divided as all of the exchange is."""
+    total = _sum(whole.values())
+    scale = exposed / numpy.maximum(total, 1e-30)
+    return {name: seconds * scale for name, seconds in whole.items()}
+
+
+def _servers(job: StepJob, p: Parameters, network: Network, compute: Array) -> Losses:
+    """Every worker's bucket queues at the busiest server, which sums piece by piece and sends the means back."""
+    if job.strategy == "grpc-ps":
+        return _grpc_servers(job, p, compute)
+    slowest = compute[:, None] * slowest_of(job.workers, p["noise"])
+    factors, behind = in_order(job.workers, p["noise"])
+    arrivals = numpy.minimum((compute[:, None] * factors)[:, None, :], slowest[:, :, None])
+    byte_s, latency_s = _port(job, p, network)
+    link_s = p["memory_byte_s"] if job.local else p["byte_s"] * _contention(job, p)
+    loads = server_loads(job)
+    sent, came, gone = (numpy.zeros_like(slowest) for _ in range(3))
+    for number, load in enumerate(loads, start=1):
+        ready = _ready(number / len(loads), p)
+        served = load.busiest * byte_s + p["server_latency_s"]
+        crowd = (arrivals * ready[:, :, None] + behind * served[:, None, None]).max(axis=2)
+        own_link = (load.all_servers * link_s)[:, None]
+        sent = numpy.maximum(sent, slowest * ready) + own_link
+        came = numpy.maximum.reduce([came + job.workers * served[:, None], crowd, sent])
+        piece = min(load.busiest, MESSAGE_BYTES) * byte_s
+        passed = gone + numpy.maximum(job.workers * served[:, None], own_link)
+        gone = numpy.maximum(came + job.workers * piece[:, None], passed)
+    efficacy = numpy.exp(p.get(f"efficacy {job.strategy}", 0.0 * p["noise"]))
+    exposed = efficacy * (gone - slowest).mean(axis=1) + 2 * latency_s
+    return {
+        "compute noise": slowest.mean(axis=1) - compute,
+        "server": exposed - 2 * latency_s,
+        "latency": 2 * latency_s,
+    }
+
+
+def _port(job: StepJob, p: Parameters, network: Network) -> tuple[Array, Array]:
+    """Seconds per byte at the busiest server's port, which others may share, and of a message's way."""
+    if job.local:
+        return p["memory_byte_s"] * p["server_factor"], p["memory_latency_s"]
+    per_node = -(-job.servers // job.server_nodes) if job.server_nodes else -(-job.servers // job.nodes)
+    crowding = float(per_node)
+    if not job.server_nodes:  # its node's workers send and receive through the same port
+        crowding += job.workers_per_node * job.servers / max(1, job.workers)
+    far = network.oversubscription(job.nodes)
+    return p["byte_s"] * p["server_factor"] * crowding * far * _contention(job, p), p["latency_s"]
+
+
+def _grpc_servers(job: StepJob, p: Parameters, compute: Array) -> Losses:
+    """TensorFlow sends variables as they come and fetches them as they are needed: beside the whole step."""
+    slowest = (compute[:, None] * slowest_of(job.workers, p["noise"])).mean(axis=1)
+    busiest = sum(load.busiest for load in server_loads(job))
+    efficacy = numpy.exp(p.get(f"efficacy {job.strategy}", 0.0 * p["noise"]))
+    served = efficacy * job.workers * busiest * p["grpc_byte_s"]
+    return {
+        "compute noise": slowest - compute,
+        "server": numpy.maximum(0.0, served - slowest),
+        "latency": 2 * p["latency_s"],
+    }
+
+
+def _center(job: StepJob, p: Parameters, network: Network, compute: Array) -> Losses:
+    """Workers exchange with a center every `period` steps: in rank order, as they come, or without a lock."""
+    method = METHODS[job.strategy]
+    between = job.period * compute
+    efficacy = numpy.exp(p.get(f"efficacy {job.strategy}", 0.0 * p["noise"]))
+    if method.lock_free:
+        port = p["memory_byte_s"] if job.local else p["byte_s"] * _contention(job, p)
+        served = efficacy * 2 * job.num_bytes * port
+        cycle = numpy.maximum(between, served) if method.overlapped else between + served
+    else:
+        byte_s, latency_s = _port(job, p, network)
+        per_byte = 2 * byte_s + p["sum_byte_s"]
+        served = efficacy * (job.num_bytes / job.servers * per_byte + p["server_latency_s"] + 2 * latency_s)
+        noise = p["noise"] / numpy.sqrt(job.period)
+        ideal = numpy.maximum(between, served) if method.overlapped else between + served
+        queue = _Queue(job.workers, in_order=method.in_rank_order, overlapped=method.overlapped)
+        cycle = numpy.maximum(ideal, job.workers * served) * queue.stretch(between, served, noise)
+    return {"link" if method.lock_free else "server": (cycle - between) / job.period}
+
+
+class _Queue:
+    """Discrete events of workers that compute, ask, wait and go on, until the queue has settled."""
+
+    def __init__(self, workers: int, *, in_order: bool, overlapped: bool) -> None:
+        self._workers, self._in_order, self._overlapped = workers, in_order, overlapped
+
+    def stretch(self, between: Array, served: Array, noise: Array) -> Array:
+        """How much longer than its bound a worker's cycle is, for each set: simulated for some, the others between."""
+        load = self._workers * served / (between + served)
+        size = min(len(load), max(4, QUEUE_EVENTS // self._workers))
+        chosen = numpy.argsort(load)[numpy.linspace(0, len(load) - 1, size).round().astype(int)]
+        found = self._cycles(between[chosen], served[chosen], noise[chosen])
+        ideal = between + served if not self._overlapped else numpy.maximum(between, served)
+        bound = numpy.maximum(ideal, self._workers * served)[chosen]
+        result: Array = numpy.interp(load, load[chosen], numpy.maximum(1.0, found / bound))
+        return result
+
+    def _cycles(self, between: Array, served: Array, noise: Array) -> Array:
+        shape = (len(between), self._workers)
+        random = numpy.random.default_rng(0)
+        arrived = between[:, None] * random.random(shape)
+        free: Array = numpy.zeros(len(between))
+        in_turn = numpy.broadcast_to(numpy.arange(self._workers), shape)
+        half = QUEUE_ROUNDS // 2
+        for number in range(QUEUE_ROUNDS):
+            if number == half:
+                settled = arrived.mean(axis=1)
+            order: Array = in_turn if self._in_order else arrived.argsort(axis=1)
+            times = numpy.take_along_axis(arrived, order, axis=1)
+            places = numpy.arange(shape[1]) * served[:, None]
+            begins = numpy.maximum.accumulate(numpy.maximum(times, free[:, None]) - places, axis=1) + places
+            done = begins + served[:, None]
+            free = done[:, -1]
+            ends = numpy.empty(shape)
+            numpy.put_along_axis(ends, order, done, axis=1)
+            computing = between[:, None] * _factors(noise, random.standard_normal(shape))
+            # What is overlapped asks at once for the next exchange, and goes on once both are over.
+            arrived = numpy.maximum(arrived + computing, ends) if self._overlapped else ends + computing
+        cycles: Array = (arrived.mean(axis=1) - settled) / (QUEUE_ROUNDS - half)
+        return cycles
+
+
+def _sync_easgd(job: StepJob, p: Parameters, network: Network, compute: Array) -> Losses:
+    """All workers exchange at once every `period` steps; variant 3 beside the computing."""
+    factors = slowest_of(job.workers, p["noise"] / numpy.sqrt(job.period))
+    slowest = (compute[:, None] * factors).mean(axis=1)
+    whole = _split(allreduce_messages(_EASGD_SUMS[job.variant], job, job.num_bytes, network), job, p)
+    total = _sum(whole.values())
+    hidden = numpy.minimum(p["overlap"] * total, slowest) if job.variant == "3" else 0.0 * total
+    return {
+        "compute noise": slowest - compute,
+        **_shares((total - hidden) / job.period, whole),
+    }
+
+
+_EASGD_SUMS = {"1": "tree", "2": "auto", "3": "auto"}
+_TIMELINES: Mapping[str, Callable[[StepJob, Parameters, Network, Array], Losses]] = {
+    "single": _single,
+    "all-reduce": _allreduce,
+    "servers": _servers,
+    "center": _center,
+    "sync-easgd": _sync_easgd,
+}

@@ -1,0 +1,172 @@
+"""`hpcdl predict` as a user types it: the document, the table, and one line for what cannot be answered."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from hpcdl.models.table import MODELS
+from hpcdl.predict.jobs import lengths_of
+from tests.conftest import CommandLine
+from tests.predict.clusters import make_cluster, true_step
+from tests.report.synthetic import make_record, write_run
+
+SEED = 6
+
+
+def write_study(folder: Path, sizes: tuple[int, ...] = (1, 2, 4), repeats: int = 3, **changes: Any) -> Path:
+    """Ring and servers on a cluster whose truth is known."""
+    cluster = make_cluster(SEED)
+    for strategy in ("ring", "ps"):
+        for workers in sizes:
+            for repeat in range(repeats):
+                parts = true_step(cluster, strategy, workers, 100 * repeat + 7)
+                step = sum(parts.values())
+                servers = cluster.num_servers if strategy == "ps" else 0
+                record = make_record(
+                    workers, workers * cluster.batch / step, strategy=strategy, model=cluster.model, parts=parts,
+                    batch_per_rank=cluster.batch, global_batch=cluster.batch * workers, servers=servers,
+                    ranks=workers + servers, nodes=workers + servers, gradient_bytes=cluster.num_bytes,
+                    parameters=cluster.num_bytes // 4, repeat=repeat, **changes,
+                )  # fmt: skip
+                write_run(folder / f"{strategy}-{workers}-{repeat}", record)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def study(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_study(tmp_path_factory.mktemp("predict") / "study")
+
+
+def test_the_document_is_what_is_agreed(run_hpcdl: CommandLine, study: Path) -> None:
+    line = ["predict", study, "--nodes", "8,16", "--strategy", "ring,ps,sync-easgd", "--target", "85%", "--json"]
+    finished = run_hpcdl(line)
+    assert finished.code == 0, finished.err
+    document = json.loads(finished.out)
+    assert {"predictions", "backtest", "crossings", "next_run"} <= set(document)
+    assert len(document["predictions"]) == 6
+    for row in document["predictions"]:
+        assert {"strategy", "model", "nodes", "workers", "servers", "batch_per_rank", "limited_by"} <= set(row)
+        for key in (
+            "step_seconds",
+            "images_per_second",
+            "efficiency",
+            "epoch_seconds",
+            "epoch_node_hours",
+            "target_seconds",
+        ):
+            assert 0 < row[key]["low"] <= row[key]["mean"] <= row[key]["high"], key
+        rate = row["workers"] * row["batch_per_rank"] / row["step_seconds"]["mean"]
+        assert row["images_per_second"]["mean"] == pytest.approx(rate)
+    ring = [row for row in document["predictions"] if row["strategy"] == "ring"]
+    cluster = make_cluster(SEED)
+    for row in ring:
+        true = sum(true_step(cluster, "ring", row["workers"], 5).values())
+        assert row["step_seconds"]["mean"] == pytest.approx(true, rel=0.15)
+    assert {(row["strategy"], row["workers"]) for row in document["backtest"]} == {("ring", 4), ("ps", 4)}
+    assert all(row["error"] == pytest.approx(row["predicted"] / row["measured"] - 1) for row in document["backtest"])
+    assert document["next_run"]["command"].startswith("hpcdl ")
+    assert {row["what"] for row in document["crossings"]} == {"efficiency below 80 %", "best strategy"}
+
+
+def test_the_table_fits_a_terminal(run_hpcdl: CommandLine, study: Path, tmp_path: Path) -> None:
+    finished = run_hpcdl(["predict", study, "--nodes", "1,8,512", "--out", tmp_path / "out"])
+    assert finished.code == 0, finished.err
+    assert max(map(len, finished.out.splitlines())) <= 80, max(finished.out.splitlines(), key=len)
+    assert "next: hpcdl " in finished.err and "held out: ring on 4 workers" in finished.out
+    assert "beyond 16 x the largest size" in finished.out
+    assert {path.suffix for path in (tmp_path / "out").iterdir()} == {".svg", ".json"}
+
+
+def test_one_node_and_a_network_are_enough(run_hpcdl: CommandLine, tmp_path: Path) -> None:
+    write_study(tmp_path / "one", sizes=(1,))
+    finished = run_hpcdl(["predict", tmp_path / "one", "--network", "omni-path", "--nodes", "4", "--json"])
+    assert finished.code == 0, finished.err
+    assert any("nothing could be held out" in line for line in json.loads(finished.out)["warnings"])
+
+
+def test_nothing_measured_says_so(run_hpcdl: CommandLine) -> None:
+    line = ["predict", "--model", "resnet50", "--machine", "cori-knl", "--network", "aries", "--nodes", "64", "--json"]
+    finished = run_hpcdl(line)
+    assert finished.code == 0, finished.err
+    document = json.loads(finished.out)
+    row = document["predictions"][0]
+    assert row["step_seconds"]["high"] > 1.5 * row["step_seconds"]["low"] and "nothing measured" in row["marks"]
+    assert "guessed" in document["warnings"][0]
+
+
+def test_a_published_table_is_evidence(run_hpcdl: CommandLine, tmp_path: Path) -> None:
+    path = tmp_path / "table.csv"
+    rows = ["strategy,model,nodes,ranks,batch_per_rank,step_seconds"]
+    rows += [f"Horovod,googlenet,{n},{n},32,{seconds}" for n, seconds in ((1, 1.0), (2, 1.05), (4, 1.08), (8, 1.1))]
+    path.write_text("\n".join(rows))
+    finished = run_hpcdl(["predict", "--import", "csv", path, "--nodes", "16", "--strategy", "mpi", "--json"])
+    assert finished.code == 0, finished.err
+    row = json.loads(finished.out)["predictions"][0]
+    assert 1.05 < row["step_seconds"]["mean"] < 1.3 and row["efficiency"]["mean"] == pytest.approx(0.88, abs=0.06)
+
+
+def test_another_node_type_is_marked(run_hpcdl: CommandLine, study: Path) -> None:
+    line = ["predict", study, "--nodes", "8", "--strategy", "ring", "--json"]
+    here, there = (json.loads(run_hpcdl([*line, *more]).out)["predictions"][0]
+                   for more in ([], ["--machine", "xeon-max-snc4-flat"]))  # fmt: skip
+    assert "another node type" in there["marks"]
+    ratios = [row["step_seconds"]["high"] / row["step_seconds"]["low"] for row in (here, there)]
+    assert there["step_seconds"]["mean"] < here["step_seconds"]["mean"] and ratios[1] > 1.5 * ratios[0]
+
+
+@pytest.mark.parametrize(
+    ("words", "says"),
+    [
+        ([], "nothing to predict from"),
+        (["--model", "resnet50"], "the network"),
+        (["--network", "aries"], "the model"),
+        (["--model", "mine", "--network", "aries"], "one node has to be measured"),
+        (["STUDY", "--model", "lenet"], "runs say what they trained"),
+        (["STUDY", "--nodes", "0"], "no number of nodes"),
+        (["STUDY", "--nodes", "1,x"], "no number of nodes"),
+        (["STUDY", "--strategy", "rings"], "did you mean 'ring'"),
+        (["STUDY", "--strategy", "single", "--nodes", "4"], "one worker"),
+        (["STUDY", "--strategy", "ps", "--servers", "9", "--nodes", "4"], "no room"),
+        (["STUDY", "--servers", "0"], "--servers 0"),
+        (["STUDY", "--batch-size", "0"], "--batch-size 0"),
+        (["STUDY", "--placement", "best"], "round-robin"),
+        (["STUDY", "--target", "197%"], "between 0 and 100"),
+        (["STUDY", "--target", "99.9%"], "no run of"),
+        (["STUDY", "--network", "1us,0"], "more than nothing"),
+        (["STUDY", "--machine", "nowhere"], "unknown machine"),
+        (["STUDY", "--import", "tsv", "x"], "only csv"),
+        (["--import", "csv", "missing.csv"], "no such file"),
+        (["ONE"], "so nothing tells what an exchange costs"),
+        (["FAILED"], "has a throughput"),
+        (["MIXED"], "of 2 kinds of nodes by machine"),
+        (["EMPTY"], "holds no record.json"),
+    ],
+)  # fmt: skip
+def test_nonsense_is_told_what_is_missing(
+    run_hpcdl: CommandLine, study: Path, tmp_path: Path, words: list[str], says: str
+) -> None:
+    folder = tmp_path / "runs"
+    folder.mkdir()
+    if words == ["ONE"]:
+        write_run(folder / "one", make_record(4))
+    if words == ["FAILED"]:
+        write_run(folder / "failed", make_record(2, status="failed"))
+        write_run(folder / "zero", make_record(1, None, steps=0, step_seconds=[]))
+    if words == ["MIXED"]:
+        write_run(folder / "a", make_record(1, machine="knl"))
+        write_run(folder / "b", make_record(2, machine="skx", hosts=["x", "y"]))
+    made = {"STUDY": study, "ONE": folder, "FAILED": folder, "MIXED": folder, "EMPTY": folder}
+    finished = run_hpcdl(["predict", *(made.get(word, word) for word in words)])
+    assert finished.code == 2, finished.out
+    assert says in finished.err and "Traceback" not in finished.err
+    assert len(finished.err.strip().splitlines()) == 1
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_every_network_s_variables_are_known(name: str) -> None:
+    assert sum(lengths_of(name, None)) == MODELS[name].parameters
+    assert sum(lengths_of(name, MODELS[name].gradient_bytes - 400)) == MODELS[name].parameters - 100

@@ -1,7 +1,7 @@
 from hpcdl import data as data
 from hpcdl.training.keras.callbacks import callbacks as callbacks
-from hpcdl.training.keras.callbacks import on_rank_0 as on_rank_0
 from hpcdl.training.keras.dataset import dataset as dataset
+from hpcdl.training.keras.files import on_rank_0 as on_rank_0
 from hpcdl.training.keras.learning_rate import learning_rate_schedule as learning_rate_schedule
 from hpcdl.training.keras.learning_rate import learning_rate_warmup as learning_rate_warmup
 from hpcdl.training.keras.optimizer import DistributedOptimizer as DistributedOptimizer

@@ -6,10 +6,13 @@ import atexit
 import builtins
 import os
 import sys
+import threading
 import time
 import traceback
+from collections.abc import Callable
 from dataclasses import dataclass
-from types import TracebackType
+from pathlib import Path
+from types import ModuleType, TracebackType
 from typing import TYPE_CHECKING, Any, NoReturn
 
 from hpcdl.core.errors import HpcdlError, original
@@ -17,6 +20,10 @@ from hpcdl.core.errors import HpcdlError, original
 if TYPE_CHECKING:
     from hpcdl.comm.observed import Observed
     from hpcdl.training.session.watch import Watch
+
+QUITTERS = ("exit", "quit")
+"""Names that Python gives to sys.exit, where it was not started with -S."""
+FIRST_WORD_S = 3.0
 
 
 def leave_together(communicator: Observed, watch: Watch) -> None:
@@ -43,6 +50,35 @@ def show(error: BaseException, script: str = "") -> None:
     sys.stderr.write("".join(traceback.format_exception(type(error), error, trace or first)))
 
 
+def speaks_first(folder: Path, state: str) -> bool:
+    """Whether no other rank has said yet why the job ends: what several of them find is told by one.
+
+    Who is `state` "bereaved" gives the others time to speak; who may not speak gives them time to end the job.
+    """
+    if state == "bereaved":
+        time.sleep(FIRST_WORD_S)
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        (folder / "spoken").touch(exist_ok=False)
+    except FileExistsError:
+        time.sleep(FIRST_WORD_S)
+        return False
+    except OSError:  # no folder to agree in
+        return True
+    return True
+
+
+def noting_exit(note: Callable[[Any], None]) -> type[SystemExit]:
+    """SystemExit as a script is to know it: `note` gets the code of each one that is made, by `raise` or sys.exit."""
+    plain = SystemExit  # the name will be the new one's
+
+    def made(self: SystemExit, *args: Any) -> None:
+        plain.__init__(self, *args)
+        note(self.code)
+
+    return type("SystemExit", (plain,), {"__init__": made, "__module__": "builtins"})
+
+
 @dataclass(kw_only=True)
 class Ending:
     """What happens at the end of a process that somebody else's launcher has started; in force from `install` on."""
@@ -52,22 +88,31 @@ class Ending:
     """The same ranks, for leaving together alone."""
     watch: Watch
     exit_called: tuple[int, float] | None = None
-    """The code of the last call of sys.exit, and when that was."""
+    """The code of the last SystemExit, and when it was made."""
 
     def install(self) -> None:
         """Take over what Python does when a script ends."""
-        self._exit = sys.exit
         sys.excepthook = self._failed
-        sys.exit = self._note_exit
-        self._quitters: dict[str, Any] = {name: value for name, value in vars(builtins).items() if name in QUITTERS}
-        vars(builtins).update(dict.fromkeys(self._quitters, self._note_exit))
+        noted = noting_exit(self._note)
+        self._plain = {name: value for name, value in vars(builtins).items() if name in (*QUITTERS, "SystemExit")}
+        self._exit = sys.exit
+
+        def leave(code: Any = None) -> NoReturn:
+            raise noted(code)
+
+        modules = [one for one in sys.modules.values() if isinstance(one, ModuleType)]
+        self._callers = [one for one in modules if object.__getattribute__(one, "__dict__").get("exit") is sys.exit]
+        for module in self._callers:
+            vars(module)["exit"] = leave
+        vars(builtins).update({name: noted if name == "SystemExit" else leave for name in self._plain})
         atexit.register(self._over)
 
     def uninstall(self) -> None:
         """Give it back."""
         sys.excepthook = sys.__excepthook__
-        sys.exit = self._exit
-        vars(builtins).update(self._quitters)
+        for module in self._callers:
+            vars(module)["exit"] = self._exit
+        vars(builtins).update(self._plain)
         atexit.unregister(self._over)
 
     def _failed(self, kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
@@ -75,28 +120,28 @@ class Ending:
         from hpcdl.training.session.rank import one_line, verdict
 
         mine, found = self.communicator, original(error)
-        show(error)
-        sys.stderr.write(f"hpcdl: rank {mine.rank} on {mine.host}: {one_line(found)}\n")
-        mine.abort(verdict(found)[1])
+        state, exit_code = verdict(found)
+        if speaks_first(self.watch.folder, state):
+            show(error)
+            sys.stderr.write(f"hpcdl: rank {mine.rank} on {mine.host}: {one_line(found)}\n")
+            sys.stderr.flush()
+        mine.abort(exit_code)
 
-    def _note_exit(self, code: Any = None) -> NoReturn:
-        self.exit_called = exit_code_of(code), time.monotonic()
-        self._exit(code)
+    def _note(self, code: Any) -> None:
+        if threading.current_thread() is threading.main_thread():
+            self.exit_called = exit_code_of(code), time.monotonic()
 
     def _over(self) -> None:
         """The script is over, by its last line or by sys.exit; with another code than 0 no rank need go on."""
         mine = self.communicator
         code, called_s = self.exit_called or (0, 0.0)
         if code and mine.observation.moved_s() < called_s:  # else somebody caught it, and the script went on
-            sys.stderr.write(f"hpcdl: rank {mine.rank} on {mine.host}: {exited(code)}\n")
-            sys.stderr.flush()
+            if speaks_first(self.watch.folder, "failed"):
+                sys.stderr.write(f"hpcdl: rank {mine.rank} on {mine.host}: {exited(code)}\n")
+                sys.stderr.flush()
             mine.abort(code)
         leave_together(self.last, self.watch)
         self.watch.stop()
-
-
-QUITTERS = ("exit", "quit")
-"""Names that Python gives to sys.exit, where it was not started with -S."""
 
 
 def exit_code_of(code: Any) -> int:

@@ -22,8 +22,9 @@ from hpcdl.strategies.allreduce.worker import AllReduceWorker, broadcast_variabl
 from hpcdl.strategies.base import Context, StrategyInfo
 from hpcdl.strategies.graph import call_python
 from hpcdl.strategies.table import find_strategy
+from hpcdl.training.keras.files import save_once
 from hpcdl.training.keras.session import note_strategy
-from hpcdl.training.keras.tensors import turn_begins, turn_ends
+from hpcdl.training.keras.tensors import refuse_xla, turn_begins, turn_ends
 from hpcdl.training.session.safety import check_same_weights
 
 if TYPE_CHECKING:
@@ -149,6 +150,7 @@ class GradientExchange:
         # Two with gradients of the same shapes are two: who has joined takes part in the one that the others are in.
         self._name = f"optimizer or tape {next(group.keep('exchanges', lambda: itertools.count(1)))}"
         note_strategy(info.name)
+        save_once()
 
     def make_alike(self, variables: Iterable[Any]) -> None:
         """Give every rank rank 0's values of those that have not been made alike before; when a graph is traced.
@@ -177,6 +179,7 @@ class GradientExchange:
                 "average_over='samples' needs to know this rank's number of samples: put hpcdl.callbacks() into fit, "
                 "call optimizer.count_samples(n) before apply, or give tape.gradient(..., num_samples=n)"
             )
+        refuse_xla()
         given = [tf.convert_to_tensor(one) if self._is_dense(one) else one for one in gradients]
         names = [name_of(variable) for variable in variables]
         details = [_form_of(one, variable) for one, variable in zip(given, variables, strict=True)]

@@ -7,9 +7,7 @@ once for each update where batches are accumulated.
 
 from __future__ import annotations
 
-import functools
-import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import keras
@@ -17,15 +15,11 @@ import tensorflow as tf
 
 from hpcdl.core.errors import UsageError
 from hpcdl.strategies.graph import call_python
+from hpcdl.training.keras.callbacks import follow_fits
 from hpcdl.training.keras.exchange import ExchangeSettings, GradientExchange, scaled_by
+from hpcdl.training.keras.model import LATE_SCALE, leaves_of, scales, set_own
 from hpcdl.training.keras.process_set import ProcessSet, group_of
 from hpcdl.training.keras.tensors import turn_begins, turn_ends
-
-LATE_SCALE = (
-    "Keras has put a loss scale around hpcdl.DistributedOptimizer, so that ranks would skip different steps; set the "
-    "policy mixed_float16 before it is made, or write "
-    "hpcdl.DistributedOptimizer(keras.optimizers.LossScaleOptimizer(...))"
-)
 
 
 def DistributedOptimizer(  # noqa: N802  as Keras names
@@ -67,16 +61,17 @@ def DistributedOptimizer(  # noqa: N802  as Keras names
     if name is not None:
         chosen.name = name
     factor = _accumulate(chosen, backward_passes_per_step, average_aggregated_gradients)
-    if keras.mixed_precision.global_policy().name == "mixed_float16" and not _scales(chosen):
+    if keras.mixed_precision.global_policy().name == "mixed_float16" and not scales(chosen):
         chosen = keras.optimizers.LossScaleOptimizer(chosen)
     group = group_of(process_set)
     exchange = GradientExchange(group, settings, lambda: shared_variables(chosen))
-    for leaf in _leaves(chosen):
-        _exchange_in(leaf, exchange, factor, scaled=_scales(chosen))
+    for leaf in leaves_of(chosen):
+        _exchange_in(leaf, exchange, factor, scaled=scales(chosen))
     _start_alike(chosen, exchange)
-    if _scales(chosen):
+    if scales(chosen):
         _agree_on_finite(chosen, exchange)
-    _set(chosen, "exchanges", True)
+    set_own(chosen, "exchanges", lambda: exchange.group)
+    follow_fits()
     return chosen
 
 
@@ -97,42 +92,8 @@ def shared_variables(optimizer: Any) -> list[Any]:
 
     What gradient accumulation has summed up before its exchange is each rank's own.
     """
-    own = {id(one) for leaf in _leaves(optimizer) for one in getattr(leaf, "_accumulated_gradients", None) or ()}
+    own = {id(one) for leaf in leaves_of(optimizer) for one in getattr(leaf, "_accumulated_gradients", None) or ()}
     return [*optimizer._trainable_variables, *(one for one in optimizer.variables if id(one) not in own)]
-
-
-def optimizers_of(model: Any) -> list[Any]:
-    """The optimizer that a model was compiled with, and those that it holds for a train_step of its own."""
-    held = [getattr(model, "optimizer", None), *vars(model).values()]
-    return list({id(one): one for one in held if isinstance(one, keras.optimizers.Optimizer)}.values())
-
-
-def prepare_model(model: Any) -> None:
-    """What a distributed fit needs of `model`, before its step is traced: no XLA, and samples that are counted."""
-    if not getattr(model.optimizer, "exchanges", False):
-        return
-    if model.jit_compile:
-        model.jit_compile = False
-        model.train_function = None
-        if group_of(None).rank == 0:
-            sys.stderr.write("hpcdl: XLA cannot compile the exchange of gradients: jit_compile is off\n")
-    counters = [leaf for leaf in _leaves(model.optimizer) if leaf.counts_samples]
-    if counters and not getattr(model.train_step, "counts_samples", False):
-        _set(model, "train_step", _counting(model.train_step, counters))
-        model.train_function = None
-
-
-def _counting(train_step: Callable[[Any], Any], counters: Sequence[Any]) -> Callable[[Any], Any]:
-    @functools.wraps(train_step)
-    def counting(data: Any) -> Any:
-        inputs, _, _ = keras.utils.unpack_x_y_sample_weight(data)
-        first = next(one for one in tf.nest.flatten(inputs) if one is not None)
-        for counter in counters:
-            counter.count_samples(tf.shape(first)[0])
-        return train_step(data)
-
-    vars(counting)["counts_samples"] = True
-    return counting
 
 
 def _optimizer_of(given: Any) -> Any:
@@ -151,28 +112,11 @@ def _accumulate(optimizer: Any, passes: int, average: bool) -> float:
         raise UsageError(f"backward_passes_per_step={passes}: give 1 or more")
     if passes == 1:
         return 1.0
-    (leaf, *more) = _leaves(optimizer)
+    (leaf, *more) = leaves_of(optimizer)
     if more or leaf.built or leaf.gradient_accumulation_steps:
         raise UsageError("backward_passes_per_step: set gradient_accumulation_steps on the Keras optimizer instead")
     leaf.gradient_accumulation_steps = passes
     return 1.0 if average else float(passes)
-
-
-def _scales(optimizer: Any) -> bool:
-    return isinstance(optimizer, keras.optimizers.LossScaleOptimizer)
-
-
-def _leaves(optimizer: Any) -> list[Any]:
-    """The optimizers that move weights themselves: one, or those that a MultiOptimizer has."""
-    if _scales(optimizer):
-        return _leaves(optimizer.inner_optimizer)
-    inner = getattr(optimizer, "optimizers", None)
-    return [optimizer] if inner is None else list(inner)
-
-
-def _set(thing: Any, name: str, value: Any) -> None:
-    """Give one object an attribute of its own, past Keras's tracking of attributes."""
-    object.__setattr__(thing, name, value)
 
 
 def _start_alike(optimizer: Any, exchange: GradientExchange) -> None:
@@ -190,16 +134,16 @@ def _start_alike(optimizer: Any, exchange: GradientExchange) -> None:
 
     def build_all(variables: Any) -> None:
         build(variables)
-        for leaf in _leaves(optimizer):  # a MultiOptimizer may make its own only now
+        for leaf in leaves_of(optimizer):  # a MultiOptimizer may make its own only now
             if not hasattr(leaf, "counts_samples"):
                 raise UsageError(
                     "MultiOptimizer with a function: give it a keras.optimizers.OptimizerMap, whose optimizers are "
                     "known before the first step"
                 )
 
-    _set(optimizer, "apply", apply)
+    set_own(optimizer, "apply", apply)
     if hasattr(optimizer, "optimizers"):
-        _set(optimizer, "build", build_all)
+        set_own(optimizer, "build", build_all)
 
 
 def _exchange_in(optimizer: Any, exchange: GradientExchange, factor: float, *, scaled: bool) -> None:
@@ -232,8 +176,8 @@ def _exchange_in(optimizer: Any, exchange: GradientExchange, factor: float, *, s
         step["num_samples"] = num_samples
 
     for name, value in (("apply", apply), ("_clip_gradients", clip_gradients), ("count_samples", count_samples)):
-        _set(optimizer, name, value)
-    _set(optimizer, "counts_samples", counts)
+        set_own(optimizer, name, value)
+    set_own(optimizer, "counts_samples", counts)
 
 
 def _agree_on_finite(optimizer: Any, exchange: GradientExchange) -> None:
@@ -251,4 +195,4 @@ def _agree_on_finite(optimizer: Any, exchange: GradientExchange) -> None:
         with tf.control_dependencies(turn_begins()):
             return turn_ends([tf.ensure_shape(call_python(agree, [finite], tf.bool), [])])[0]
 
-    _set(optimizer, "check_finite", check_finite)
+    set_own(optimizer, "check_finite", check_finite)

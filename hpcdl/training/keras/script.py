@@ -19,12 +19,12 @@ from hpcdl.core.signals import caught
 from hpcdl.trace.recorder import recording
 from hpcdl.training.checkpoint import folders as checkpoints
 from hpcdl.training.keras import session
-from hpcdl.training.keras.ending import exit_code_of, exited, leave_together, show
+from hpcdl.training.keras.ending import exit_code_of, exited, leave_together, show, speaks_first
 from hpcdl.training.keras.group import ScriptGroup
 from hpcdl.training.keras.measure import ScriptRun, StepMeter
 from hpcdl.training.launch import rundir
 from hpcdl.training.session import runtime
-from hpcdl.training.session.rank import ALONE, leave, supervised
+from hpcdl.training.session.rank import ALONE, leave, supervised, verdict
 from hpcdl.training.session.watch import Limits, Watch
 
 OUTPUTS = ("out", "err")
@@ -36,14 +36,18 @@ def main() -> None:
     run_dir, script, arguments = Path(sys.argv[1]), sys.argv[2], sys.argv[3:]
     log = _print_into(run_dir / FOLDER, (placement() or ALONE).rank)
 
+    folder: list[Path] = []
+
     def body(communicator: Observed, watch: Watch) -> None:
+        folder.append(watch.folder)
         effective, _ = rundir.read_as(ScriptConfig, run_dir)
         with writing(run_dir / FOLDER) if communicator.rank == 0 else contextlib.nullcontext():
             execute(script, arguments, effective.config, run_dir, communicator, watch)
 
     def told(error: BaseException) -> None:
-        show(error, script)
-        sys.stderr.flush()
+        if not folder or speaks_first(folder[0], verdict(error)[0]):
+            show(error, script)
+            sys.stderr.flush()
         os.dup2(log, 2)  # what the MPI library has to say about the end of its job is no word of the script's
 
     try:
@@ -89,7 +93,9 @@ def execute(
             os.environ.setdefault(f"TF_NUM_{name}_THREADS", os.environ[variable])
     run = ScriptRun(run_dir=run_dir, config=config, script=script, meter=StepMeter(config.run.warmup_steps))
     hosts = list(watch.hosts.values())
-    session.adopt(session.Session(communicator=communicator, group=ScriptGroup(communicator), hosts=hosts, run=run))
+    group = ScriptGroup(communicator)
+    folder = watch.folder if communicator.size > 1 else None
+    session.adopt(session.Session(communicator=communicator, group=group, hosts=hosts, folder=folder, run=run))
     last = communicator.duplicate()
     run.begin(last)
     with recording(config.run.trace, last, run_dir):

@@ -27,12 +27,14 @@ if TYPE_CHECKING:
 class Session:
     """What `init` has made. `hosts`: the name of every rank's node, in rank order.
 
+    `folder`: where ranks leave notes for each other; None for a rank alone.
     `ending` is None for a rank alone and under `hpcdl run`, which sees to the end itself; `run` is None without it.
     """
 
     communicator: Observed
     group: ScriptGroup
     hosts: Sequence[str]
+    folder: Path | None = None
     ending: Ending | None = None
     run: ScriptRun | None = None
 
@@ -61,12 +63,14 @@ def init(stall_timeout_s: float = 300.0) -> None:
     place = placement() or ALONE
     set_up_process(place.local_rank)
     joined = observe(communicator_for(place))
-    ending = None
+    ending = folder = None
     if place.size > 1:
         ending = Ending(communicator=joined, last=joined.duplicate(), watch=_watched(joined, stall_timeout_s))
+        folder = ending.watch.folder
         ending.install()
     hosts = joined.allgather_json(joined.host)
-    _sessions.append(Session(communicator=joined, group=ScriptGroup(joined), hosts=hosts, ending=ending))
+    group = ScriptGroup(joined)
+    _sessions.append(Session(communicator=joined, group=group, hosts=hosts, folder=folder, ending=ending))
 
 
 def adopt(session: Session) -> None:

@@ -15,7 +15,7 @@ from hpcdl.strategies.base import Worker
 from hpcdl.training.checkpoint import folders as checkpoints
 from hpcdl.training.checkpoint import state as arrays
 from hpcdl.training.keras.learning_rate import rates_of, set_rates
-from hpcdl.training.keras.optimizer import optimizers_of
+from hpcdl.training.keras.model import optimizers_of
 from hpcdl.training.keras.session import session
 from hpcdl.training.session.control import Control, Wishes, time_allowed
 

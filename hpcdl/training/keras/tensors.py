@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 import numpy
 import tensorflow as tf
 
+from hpcdl.core.errors import UsageError
 from hpcdl.strategies.graph import call_python
 from hpcdl.training.keras.arrays import (
     broadcast_arrays,
@@ -48,6 +49,18 @@ def turn_ends(outputs: Sequence[Any]) -> list[Any]:
     return list(outputs)
 
 
+def refuse_xla() -> None:
+    """UsageError where a function is traced for XLA, which cannot compile what leaves TensorFlow."""
+    graph = None if tf.executing_eagerly() else tf.compat.v1.get_default_graph()
+    while graph is not None:
+        context = graph._get_control_flow_context()
+        if context is not None and context.IsXLAContext():
+            raise UsageError(
+                "XLA cannot compile what goes over ranks: leave jit_compile=True out of tf.function or model.compile"
+            )
+        graph = getattr(graph, "outer_graph", None)
+
+
 def as_tensor(value: Any) -> Any:
     """A tensor of a tensor, array, TensorFlow's or Keras's variable."""
     return tf.convert_to_tensor(value)
@@ -58,6 +71,7 @@ def _in_turn(function: Callable[..., Any], inputs: Sequence[Any], types: Sequenc
     if tf.executing_eagerly():
         results = function(*[tensor.numpy() for tensor in inputs])
         return [tf.convert_to_tensor(result, dtype) for result, dtype in zip(results, types, strict=True)]
+    refuse_xla()
     with tf.control_dependencies(turn_begins()):
         return turn_ends(call_python(function, list(inputs), list(types)))
 

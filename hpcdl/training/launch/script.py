@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import contextlib
+import functools
 import sys
 import uuid
 from collections.abc import Callable, Sequence
@@ -129,6 +130,7 @@ class Output:
 def run_inside(effective: Effective[ScriptConfig], script: Script, place: Placement) -> None:
     """Run `script` as one rank of the launcher that started this process; collective over its ranks."""
     from hpcdl.core.signals import caught
+    from hpcdl.training.keras.ending import speaks_first
     from hpcdl.training.keras.script import execute, interrupt
     from hpcdl.training.session.rank import communicator_for, leaving_together, set_up_process
     from hpcdl.training.session.watch import FOLDER as WATCH_FOLDER
@@ -150,5 +152,6 @@ def run_inside(effective: Effective[ScriptConfig], script: Script, place: Placem
         folder, word = decided(communicator, decide)
         run_dir = Path(folder)
         watch = watch_of(communicator, run_dir / FOLDER / WATCH_FOLDER / word)
-        with leaving_together(communicator), watching(watch), caught(lambda _: interrupt(run_dir)):
+        speaks = functools.partial(speaks_first, watch.folder)
+        with leaving_together(communicator, speaks), watching(watch), caught(lambda _: interrupt(run_dir)):
             execute(str(script.path), list(script.arguments), config, run_dir, communicator, watch)

@@ -153,10 +153,13 @@ def wait_for_the_others(communicator: Observed | None) -> None:
 
 
 @contextlib.contextmanager
-def leaving_together(communicator: Observed) -> Iterator[None]:
+def leaving_together(
+    communicator: Observed, speaks: Callable[[str], bool] = lambda state: True
+) -> Iterator[None]:  # fmt: skip
     """Inside, an error of this rank ends the whole job, and no rank leaves a run that stops early before the others.
 
-    For ranks that somebody else's launcher has started: the rank that failed first says so on stderr.
+    For ranks that somebody else's launcher has started: the rank that failed first says so on stderr. `speaks` says,
+    by the state that it is in, whether this one may.
     """
     try:
         yield
@@ -166,12 +169,14 @@ def leaving_together(communicator: Observed) -> Iterator[None]:
             raise
         raise StoppedEarly("") from error
     except BaseException as error:
-        _, exit_code = verdict(error)
+        state, exit_code = verdict(error)
         if communicator.size > 1:
             if isinstance(error, UsageError) and communicator.rank > 0:
                 time.sleep(FIRST_WORD_S)
             trace = "" if isinstance(error, HpcdlError) else traceback.format_exc()
-            sys.stderr.write(f"{trace}hpcdl: rank {communicator.rank} on {communicator.host}: {one_line(error)}\n")
+            if speaks(state):
+                sys.stderr.write(f"{trace}hpcdl: rank {communicator.rank} on {communicator.host}: {one_line(error)}\n")
+                sys.stderr.flush()
             communicator.abort(exit_code)
         raise
 

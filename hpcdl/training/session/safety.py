@@ -44,7 +44,7 @@ def check_same_weights(variables: Mapping[str, Any], group: Communicator, when: 
     """
     if group.size == 1:
         return
-    gathered = group.allgather_json([_digest(variable) for variable in variables.values()])
+    gathered = group.allgather_json([digest_of(variable) for variable in variables.values()])
     names = [*variables, *["a variable that this rank has not got"] * max(map(len, gathered))]
     for name, column in zip(names, itertools.zip_longest(*gathered, fillvalue=""), strict=False):
         usual = max(set(column), key=lambda digest: (column.count(digest), -column.index(digest)))
@@ -53,7 +53,8 @@ def check_same_weights(variables: Mapping[str, Any], group: Communicator, when: 
             raise HpcdlError(f"weights differ over the ranks {when}: {name} on rank {', '.join(odd)}; {remedy}")
 
 
-def _digest(variable: Any) -> str:
+def digest_of(variable: Any) -> str:
+    """A digest of a variable's or array's type, shape and bytes."""
     value = variable.numpy() if hasattr(variable, "numpy") else numpy.asarray(variable)
     digest = hashlib.blake2b(f"{value.dtype} {value.shape}".encode(), digest_size=8)
     digest.update(value.tobytes())

@@ -69,3 +69,15 @@ def test_an_optimizer_that_is_not_distributed_is_refused_with_the_remedy(found: 
 
 def test_a_stop_on_one_rank_is_one_on_all(found: dict[str, Any]) -> None:
     assert len(found["ranks"][0]["stop True"][0]) == 1 and len(found["ranks"][0]["stop False"][0]) == 2
+
+
+def test_without_callbacks_a_fit_is_the_same_and_files_are_whole(session_hpcdl: CommandLine, tmp_path: Path) -> None:
+    finished = succeed(run_script(session_hpcdl, HERE / "without_callbacks_script.py", ranks=2, cwd=tmp_path))
+    assert finished.out.count("as it should be []") == 2, "and no temporary file is left"
+    lines = [line for line in finished.err.splitlines() if line.startswith("hpcdl: ")]
+    assert [sum(word in line for line in lines) for word in ("XLA", "rank 0 alone", "(rank 0 4, rank 1 5)")] == [
+        1,
+        1,
+        2,
+    ]
+    assert len((tmp_path / "log.csv").read_text().splitlines()) == 3

@@ -10,6 +10,7 @@ import pytest
 
 from hpcdl.cluster.batch.submission import Wanted, plan_job
 from tests.conftest import CommandLine, Finished
+from tests.training.keras.scripts import run_script
 from tests.training.training_runs import record_of
 
 SCRIPT = """
@@ -22,6 +23,10 @@ what, mine = sys.argv[1], hpcdl.rank() == 1
 print(hpcdl.rank(), hpcdl.size(), sys.argv[1:], beside.VALUE, "random" in sys.modules, flush=True)
 if mine and what == "raise":
     raise ValueError("planted")
+if mine and what == "systemexit3":
+    raise SystemExit(3)
+if what == "mismatch":
+    hpcdl.allgather([0.0] * 2) if mine else hpcdl.barrier()
 if mine and what.startswith("exit"):
     sys.exit(int(what[4:]))
 if mine and what == "interrupt":
@@ -70,15 +75,37 @@ def test_a_script_gets_its_words_its_folder_and_a_record_that_a_report_reads(
     assert other.code == 2 and "is a run of the script" in other.err
 
 
+ENDS = [
+    ("raise", 1, "rank 1 on HOST: ValueError: planted"),
+    ("exit3", 3, "rank 1 on HOST: the script has called sys.exit(3), which ends all ranks"),
+    ("systemexit3", 3, "rank 1 on HOST: the script has called sys.exit(3), which ends all ranks"),
+    ("mismatch", 2, "the ranks are not in the same collective"),
+    ("usage", 1, "the script has called sys.exit(1), which ends all ranks"),
+]
+"""What a script does, on rank 1 or on both, the exit code, and the one line."""
+
+
+@pytest.mark.mpi
+@pytest.mark.parametrize(("what", "code", "last"), ENDS)
+def test_started_by_mpiexec_every_end_has_its_code_and_one_line_soon(
+    session_hpcdl: CommandLine, folder: Path, what: str, code: int, last: str
+) -> None:
+    script = (folder / "script.py").read_text().replace("stall_timeout_s=4", "stall_timeout_s=600")
+    (folder / "patient.py").write_text(script)
+    finished = run_script(session_hpcdl, folder / "patient.py", what, ranks=2, cwd=folder, timeout_s=120)
+    assert finished.code == code, finished.err
+    (line,) = [line for line in finished.err.splitlines() if line.startswith("hpcdl: ")]
+    assert all(part in line for part in last.split("HOST"))
+    assert finished.err.count("Traceback") == (what == "raise")
+
+
 @pytest.mark.mpi
 @pytest.mark.parametrize(
     ("what", "code", "last"),
     [
-        ("raise", 1, "rank 1 on HOST: ValueError: planted"),
-        ("exit3", 3, "rank 1 on HOST: the script has called sys.exit(3), which ends all ranks"),
+        *ENDS,
         ("exit0", 1, "leaving: its script is over; let all ranks exit alike, and give all as many steps"),
         ("interrupt", 130, "rank 1 on HOST: KeyboardInterrupt"),
-        ("usage", 1, "the script has called sys.exit(1), which ends all ranks"),
     ],
 )
 def test_every_end_has_its_code_and_one_line(

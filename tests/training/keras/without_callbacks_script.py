@@ -1,0 +1,63 @@
+"""A fit whose script knows of hpcdl.DistributedOptimizer alone, and files that every rank saves."""
+
+import hpcdl
+
+hpcdl.init(60)
+from pathlib import Path
+
+import keras
+import numpy
+
+rank = hpcdl.rank()
+keras.utils.set_random_seed(rank)
+x = numpy.random.default_rng(rank).normal(size=(64, 6)).astype("float32")
+y = (x.sum(1) > 0).astype("float32")
+model = keras.Sequential(
+    [
+        keras.layers.Dense(8),
+        keras.layers.BatchNormalization(),
+        keras.layers.Dense(5, trainable=False),
+        keras.layers.Dense(1, activation="sigmoid"),
+    ]
+)
+optimizer = hpcdl.DistributedOptimizer("adam")
+model.compile(optimizer, "binary_crossentropy", metrics=["accuracy"], jit_compile=True)
+few = 32 + 8 * rank
+history = model.fit(
+    x[:few],
+    y[:few],
+    batch_size=8,
+    epochs=2,
+    verbose=0,
+    validation_data=(x, y),
+    callbacks=[keras.callbacks.ModelCheckpoint("check.keras"), keras.callbacks.CSVLogger("log.csv")],
+)
+weights = b"".join(one.numpy().tobytes() for one in model.weights).hex()
+assert len(set(hpcdl.allgather_object(weights))) == 1, "batch normalisation's and frozen ones too"
+assert len(set(map(str, hpcdl.allgather_object(history.history)))) == 1
+
+for _ in range(4):  # every rank saves, and reads what is there at once
+    model.layers[0].bias.assign(model.layers[0].bias + 1)
+    hpcdl.barrier()
+    model.save("all.keras")
+    model.save_weights("all.weights.h5")
+    read = keras.models.load_model("all.keras")
+    assert numpy.array_equal(read.layers[0].bias, model.layers[0].bias)
+    model.load_weights("all.weights.h5")
+hpcdl.barrier()
+if rank == 0:
+    Path("all.keras").unlink()
+hpcdl.barrier()
+model.save("all.keras")
+assert Path("all.keras").is_file(), "removed, and saved again"
+model.save(f"own-{rank}.keras")
+assert Path(f"own-{rank}.keras").is_file()
+try:
+    again = keras.models.clone_model(model)
+    again.compile(hpcdl.DistributedOptimizer("sgd"), "binary_crossentropy", jit_compile=True)
+    again.train_on_batch(x, y)
+    word = "XLA was not refused"
+except Exception as error:  # noqa: BLE001  Keras puts its own words around it
+    word = str(error)
+assert "leave jit_compile=True out" in word, word
+print("as it should be", sorted(path.name for path in Path().iterdir() if path.name.startswith(".")), flush=True)

@@ -146,10 +146,16 @@ def carried(function: Callable[..., Result]) -> Callable[..., Result]:
 
 
 def original(error: BaseException) -> BaseException:
-    """The error that a carried function has raised, with its class and text; `error` itself where it holds none."""
+    """The error that a carried function has raised, with its class and text; `error` itself where it holds none.
+
+    Or the HpcdlError of which a library has made an error of its own, with more words around it (AutoGraph does).
+    """
     text = str(error)
     if _MARK not in text:
-        return error
+        before = error.__context__
+        while before is not None and not (isinstance(before, HpcdlError) and str(before) in text):
+            before = before.__context__
+        return before or error
     try:
         name, message, arguments, facts = json.JSONDecoder().raw_decode(text, text.index(_MARK) + len(_MARK))[0]
     except ValueError:  # the library has cut it short

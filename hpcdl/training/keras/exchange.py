@@ -176,8 +176,8 @@ class GradientExchange:
         """
         if self.settings.average_over == "samples" and num_samples is None:
             raise UsageError(
-                "average_over='samples' needs to know this rank's number of samples: put hpcdl.callbacks() into fit, "
-                "call optimizer.count_samples(n) before apply, or give tape.gradient(..., num_samples=n)"
+                "average_over='samples' needs to know this rank's number of samples, which fit counts; in a loop of "
+                "your own call optimizer.count_samples(n) before apply, or give tape.gradient(..., num_samples=n)"
             )
         refuse_xla()
         given = [tf.convert_to_tensor(one) if self._is_dense(one) else one for one in gradients]

@@ -623,7 +623,9 @@ def what_does_not_go_is_refused() -> None:
     with refused("distributed already"):
         hpcdl.DistributedOptimizer(hpcdl.DistributedOptimizer("sgd"))
     with refused("needs to know this rank's number of samples"):
-        train(mlp(), hpcdl.DistributedOptimizer("sgd", average_over="samples"), *map(part, data()), BATCH // SIZE)
+        model = mlp()
+        model.build((None, 4))
+        loop(model, plain_gradients, hpcdl.DistributedOptimizer("sgd", average_over="samples"), *map(part, data()))
 
 
 @case

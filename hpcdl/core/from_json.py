@@ -27,25 +27,33 @@ def from_json(cls: type[Record], document: Mapping[str, Any]) -> Record:
 
 def read_as(cls: type[Record], path: Path, schema: str, remedy: str = "") -> Record:
     """The dataclass in a JSON file; CorruptError, with `remedy` behind it, where it is damaged or not of `schema`."""
+    return read_with(functools.partial(from_json, cls), path, schema, remedy)
+
+
+def read_with(reader: Callable[[dict[str, Any]], Record], path: Path, schema: str, remedy: str = "") -> Record:
+    """What `reader` makes of a JSON object; it raises TypeError or ValueError where that is damaged, as `from_json`."""
     document = read_json(path, parse=json.loads)  # from_json looks no deeper than its classes
     found = document.get("schema") if isinstance(document, dict) else None
     if found != schema:
         raise CorruptError(f"{path} has schema {found!r}, this hpcdl reads {schema!r}{remedy}")
     try:
-        return from_json(cls, document)
+        return reader(document)
     except (TypeError, ValueError) as error:
         raise CorruptError(f"{path} is damaged: {error}{remedy}") from error
 
 
 _Converter = Callable[[Any, str], Any]
+_MOST_WHOLE = 2**63
 _AS_IT_IS: dict[type, frozenset[type]] = {kind: frozenset({kind}) for kind in (str, float, bool)}
 """Types of values that need no look, by the hint: nearly all of the hundreds of thousands in a report's records."""
+_NOT_NESTED = frozenset[type]((str, int, float, bool, type(None)))
 
 
 @functools.cache
 def _from_object(cls: type) -> _Converter:
     """What turns an object into `cls`; made once, because a report reads thousands of records."""
     fields = [(name, *_converter(hint)) for name, hint in get_type_hints(cls).items()]
+    make = _maker(cls)
 
     def of_object(value: Any, name: str) -> Any:
         document = value if type(value) is dict else _checked(value, dict, name, "object")
@@ -54,9 +62,33 @@ def _from_object(cls: type) -> _Converter:
             if key in document:
                 item = document[key]
                 found[key] = item if type(item) in plain else convert(item, key)
-        return cls(**found)
+        return make(found)
 
     return of_object
+
+
+def _maker(cls: type) -> Callable[[dict[str, Any]], Any]:
+    """What makes a `cls` of its fields, which are checked: a frozen class's own `__init__` takes five times as long."""
+    members = dataclasses.fields(cls)
+    absent = dataclasses.MISSING
+    defaults = {item.name: item.default for item in members if item.default is not absent}
+    factories = [(item.name, item.default_factory) for item in members if item.default_factory is not absent]
+    required = {item.name for item in members} - defaults.keys() - {name for name, _ in factories}
+    own_init = hasattr(cls, "__post_init__") or "__slots__" in vars(cls)
+
+    def make(found: dict[str, Any]) -> Any:
+        if own_init or not required <= found.keys():
+            return cls(**found)  # which names what is missing
+        new: Any = object.__new__(cls)
+        values = vars(new)
+        values.update(defaults)
+        values.update(found)
+        for name, factory in factories:
+            if name not in found:
+                values[name] = factory()
+        return new
+
+    return make
 
 
 def _converter(hint: Any) -> tuple[frozenset[type], _Converter]:
@@ -64,7 +96,7 @@ def _converter(hint: Any) -> tuple[frozenset[type], _Converter]:
     origin, arguments = get_origin(hint), get_args(hint)
     nothing = frozenset[type]()
     if hint is Any:
-        return nothing, lambda value, name: shallow(value)
+        return _NOT_NESTED, lambda value, name: shallow(value)
     if type(None) in arguments:
         plain, convert = _converter(next(argument for argument in arguments if argument is not type(None)))
         return plain | {type(None)}, convert
@@ -102,9 +134,11 @@ def _of_scalar(hint: type) -> _Converter:
     accepted = (int, float) if hint is float else (hint,)
 
     def of_scalar(value: Any, name: str) -> Any:
+        if type(value) is hint is int and -_MOST_WHOLE < value < _MOST_WHOLE:
+            return value
         if not isinstance(value, accepted) or (isinstance(value, bool) and hint is not bool):
             raise TypeError(f"{name} is {shown(value)}, expected {hint.__name__}")
-        if isinstance(value, int) and abs(value) >= 2**63:
+        if isinstance(value, int) and abs(value) >= _MOST_WHOLE:
             raise ValueError(f"{name} is a whole number of more than 64 bits")
         return hint(value)
 

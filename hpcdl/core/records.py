@@ -8,17 +8,19 @@ fields that an older writer left out take their defaults.
 from __future__ import annotations
 
 import dataclasses
+import functools
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from hpcdl.core.errors import CorruptError
 from hpcdl.core.files import write_json
 from hpcdl.core.from_json import from_json as from_json  # rooms that read records take it from here
-from hpcdl.core.from_json import read_as, schema_of
+from hpcdl.core.from_json import read_with, schema_of
 
+Found = TypeVar("Found")
 SCHEMA = "hpcdl.run/1"
 FILE_NAME = "record.json"
 PARTS = ("input", "compute", "wait", "exposed_communication", "update", "other")
@@ -143,10 +145,16 @@ def write_record(run_dir: Path, record: RunRecord) -> None:
 
 def read_record(run_dir: Path) -> RunRecord:
     """The record in `run_dir`; CorruptError where it is missing, no JSON, of another schema or of wrong types."""
+    return read_record_with(functools.partial(from_json, RunRecord), run_dir)
+
+
+def read_record_with(reader: Callable[[dict[str, Any]], Found], run_dir: Path) -> Found:
+    """What `reader` makes of the record's JSON: for who reads thousands, and needs little of each."""
     path = run_dir / FILE_NAME
-    if not path.is_file():
-        raise CorruptError(f"{run_dir} holds no {FILE_NAME}; name a folder that `hpcdl train` made")
-    return read_as(RunRecord, path, SCHEMA)
+    try:
+        return read_with(reader, path, SCHEMA)
+    except (FileNotFoundError, NotADirectoryError):
+        raise CorruptError(f"{run_dir} holds no {FILE_NAME}; name a folder that `hpcdl train` made") from None
 
 
 def record_schema() -> dict[str, Any]:

@@ -32,15 +32,28 @@ _INK = "#123456"
 def svg(figure: Figure) -> str:
     """The figure as SVG text whose ids carry the figure's name, so that several fit on one page."""
     with _style():
-        canvas = _draw(figure, _INK)
-        buffer = io.StringIO()
-        canvas.savefig(buffer, format="svg", transparent=True, metadata={"Date": None, "Creator": None})
-    text = buffer.getvalue()
+        text = _written(_draw(figure, _INK))
     text = text[text.index("<svg") :]
     text = re.sub(r'id="([^"]+)"', lambda match: f'id="{figure.name}-{match[1]}"', text)
     text = re.sub(r'(href="#|url\(#)', lambda match: f"{match[1]}{figure.name}-", text)
     text = re.sub(r"<metadata>.*?</metadata>\s*", "", text, flags=re.DOTALL)
     return text.replace(_INK, "currentColor")
+
+
+def _written(canvas: Any) -> str:
+    """`canvas` as SVG on a transparent ground, laid out and drawn once: `savefig` would do both twice."""
+    from matplotlib.backends.backend_svg import FigureCanvasSVG
+
+    canvas.dpi = 72  # SVG's
+    sheet: Any = FigureCanvasSVG(canvas)
+    for patch in (canvas.patch, *(axes.patch for axes in canvas.axes)):
+        patch.set_facecolor("none")
+        patch.set_edgecolor("none")
+    canvas.get_layout_engine().execute(canvas)
+    canvas.set_layout_engine("none")
+    buffer = io.StringIO()
+    sheet.print_svg(buffer, metadata={"Date": None, "Creator": None})
+    return buffer.getvalue()
 
 
 def save(figure: Figure, drawing: str, folder: Path, formats: Sequence[str]) -> list[Path]:

@@ -13,6 +13,7 @@ from typing import Any
 
 from hpcdl.core.errors import CorruptError, UsageError
 from hpcdl.core.files import open_regular
+from hpcdl.core.records import FILE_NAME as RECORD
 from hpcdl.node.profile import SCHEMA, Profile, TrialSummary, read_profile
 from hpcdl.node.settings import Settings, chosen, settings_from, show, spelt
 from hpcdl.report.runs.tunings import SettingEffect, ThreadCurve, ThreadPoint, TunedNode, TunedTrial
@@ -33,6 +34,9 @@ def find_tunings(path: Path) -> list[Path]:
         return [path] if path.name.endswith(LOG_SUFFIX) or _is_profile(path) else []
     found = []
     for folder, below, files in os.walk(path):
+        if RECORD in files:
+            below.clear()  # a run: thousands of them hold a TOML file, and none a search
+            continue
         below.sort()
         paths = [Path(folder) / name for name in sorted(files) if name.endswith((".toml", LOG_SUFFIX))]
         profiles = [path for path in paths if _is_profile(path)]

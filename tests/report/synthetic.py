@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import dataclasses
+import json
 from pathlib import Path
 from typing import Any
 
 from hpcdl.core.records import HistoryPoint, RankRecord, RunRecord, write_record
-from hpcdl.report.runs.run import Run
+from hpcdl.report.runs.run import Run, from_document
 
 
 def make_run(workers: int = 1, rate: float | None = 100.0, **changes: Any) -> Run:
@@ -52,6 +54,11 @@ def make_record(workers: int = 1, rate: float | None = 100.0, **changes: Any) ->
         ],
     }  # fmt: skip
     return RunRecord(**(values | changes))
+
+
+def as_run(record: RunRecord, name: str) -> Run:
+    """`record` as the report sees it."""
+    return from_document(json.loads(json.dumps(dataclasses.asdict(record))), name)
 
 
 def write_run(folder: Path, record: RunRecord) -> Path:

@@ -9,9 +9,9 @@ import pytest
 from hpcdl.report.analysis.analyse import analyse
 from hpcdl.report.build import compose, render
 from hpcdl.report.runs.anonymous import anonymised
-from hpcdl.report.runs.run import from_record, machine_name
+from hpcdl.report.runs.run import machine_name
 from hpcdl.report.runs.sources import Gathered
-from tests.report.synthetic import make_record
+from tests.report.synthetic import as_run, make_record
 
 SECRETS = ("alice", "secrethost", "/scratch", "projectx")
 
@@ -27,7 +27,7 @@ def test_nothing_that_names_people_or_places_is_left(tmp_path: Path, capsys: pyt
         for n in (1, 2)
         for status in ("finished", "failed")
     ]  # fmt: skip
-    runs = tuple(from_record(record, f"alice/run{number}") for number, record in enumerate(records))
+    runs = tuple(as_run(record, f"alice/run{number}") for number, record in enumerate(records))
     study = analyse(
         anonymised(Gathered(runs=runs, unreadable=("/scratch/alice/x",), remarks=("projectx.csv: doubled",)))
     )

@@ -22,9 +22,8 @@ from hpcdl.report.figures import svg
 from hpcdl.report.renderers import RENDERERS
 from hpcdl.report.renderers.csv import neutral
 from hpcdl.report.renderers.markdown import escaped as markdown_escaped
-from hpcdl.report.runs.run import from_record
 from hpcdl.report.runs.sources import Gathered
-from tests.report.synthetic import make_record
+from tests.report.synthetic import as_run, make_record
 
 SCRIPT = "<script>alert(1)</script>"
 FORMULA = '=HYPERLINK("http://evil","x")'
@@ -41,7 +40,7 @@ def document() -> Document:
         for strategy in (SCRIPT, "ring")
     ]
     records.append(make_record(1, None, status="failed", message=SCRIPT + TERMINAL + LINK, strategy="-bad"))
-    runs = tuple(from_record(record, f"{SCRIPT}{number}") for number, record in enumerate(records))
+    runs = tuple(as_run(record, f"{SCRIPT}{number}") for number, record in enumerate(records))
     return compose(analyse(Gathered(runs=runs, unreadable=(TERMINAL,))))
 
 

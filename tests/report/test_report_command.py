@@ -159,20 +159,20 @@ def test_the_same_study_is_no_regression(run_hpcdl: CommandLine, study: Path, tm
 
 
 COUNTED = """
-import json, pathlib, re, sys, time
+import cProfile, json, pathlib, pstats, re, sys, time
 from hpcdl.cli.main import run
-code = run(sys.argv[1:])
+profile = cProfile.Profile()
+code = profile.runcall(run, sys.argv[2:]) if sys.argv[1] == "calls" else run(sys.argv[2:])
 peak = re.search(r"VmHWM:\\s+(\\d+)", pathlib.Path("/proc/self/status").read_text())
-print(json.dumps({"seconds": time.process_time(), "peak_kib": int(peak[1])}), file=sys.stderr)
+calls = pstats.Stats(profile).total_calls if sys.argv[1] == "calls" else 0
+print(json.dumps({"calls": calls, "seconds": time.process_time(), "peak_kib": int(peak[1])}), file=sys.stderr)
 sys.exit(code)
 """
 """The command line with its costs: what `wait4` tells of a child holds the parent's peak memory from before `exec`."""
 
 
-def test_ten_thousand_records_take_seconds(run_hpcdl: CommandLine, tmp_path: Path) -> None:
-    """Under 10 s of processor time where nothing else runs, and 1 GB; beside others a core's second is worth less."""
-    folder = tmp_path / "many"
-    for number in range(10_000):
+def many_records(folder: Path, first: int, last: int) -> Path:
+    for number in range(first, last):
         workers = 2 ** (number % 6)
         changes = {
             "strategy": ("ring", "ps", "tree")[number % 3],
@@ -182,13 +182,38 @@ def test_ten_thousand_records_take_seconds(run_hpcdl: CommandLine, tmp_path: Pat
         record = make_record(workers, 100.0 * workers * (1 + number % 7 / 100), **changes)
         (folder / f"r{number:05d}").mkdir(parents=True)
         (folder / f"r{number:05d}" / "record.json").write_text(json.dumps(asdict(record)))
-    command = [sys.executable, "-c", COUNTED, "report", str(folder), "--out", str(tmp_path / "out")]
-    finished = subprocess.run(command, env=run_hpcdl.environment, cwd=tmp_path, capture_output=True, text=True)
+    return folder
+
+
+def costs(run_hpcdl: CommandLine, way: str, *arguments: str | Path) -> dict[str, float]:
+    command = [sys.executable, "-c", COUNTED, way, *map(str, arguments)]
+    finished = subprocess.run(command, env=run_hpcdl.environment, capture_output=True, text=True)
     assert finished.returncode == 0, finished.stderr
-    assert "10,000 runs" in finished.stdout
-    cost = json.loads(finished.stderr.splitlines()[-1])
-    assert cost["seconds"] < patience(10)
+    found: dict[str, float] = json.loads(finished.stderr.splitlines()[-1])
+    return found
+
+
+@pytest.mark.parametrize("command, most_calls", [("report", 1100), ("runs", 420)])
+def test_what_a_record_costs(run_hpcdl: CommandLine, tmp_path: Path, command: str, most_calls: int) -> None:
+    """In calls of functions, which a busy machine does not change."""
+    options = ("--out", tmp_path / "out", "--format", "json") if command == "report" else ()
+    before, after = (
+        costs(run_hpcdl, "calls", command, tmp_path / "many", *options)
+        for last in (324, 648)
+        if many_records(tmp_path / "many", last - 324, last)
+    )
+    assert (after["calls"] - before["calls"]) / 324 < most_calls
+
+
+@pytest.mark.soak
+def test_ten_thousand_records_take_seconds(run_hpcdl: CommandLine, tmp_path: Path) -> None:
+    """About 5 s of processor time where nothing else runs, and 1 GB."""
+    folder = many_records(tmp_path / "many", 0, 10_000)
+    cost = costs(run_hpcdl, "time", "report", folder, "--out", tmp_path / "out")
+    assert "10,000 runs" in (tmp_path / "out" / "report.md").read_text()
+    assert cost["seconds"] < patience(6)
     assert cost["peak_kib"] < 1_000_000
+    assert costs(run_hpcdl, "time", "runs", folder)["seconds"] < patience(3)
 
 
 def test_numbers_that_are_none_do_not_stop_the_report(run_hpcdl: CommandLine, tmp_path: Path) -> None:

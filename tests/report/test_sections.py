@@ -13,9 +13,9 @@ from hpcdl.report.build import compose
 from hpcdl.report.cells import cell_text
 from hpcdl.report.document import Document, Figure, Section, Table
 from hpcdl.report.runs.references import Published, load_references
-from hpcdl.report.runs.run import Run, from_record
+from hpcdl.report.runs.run import Run
 from hpcdl.report.runs.sources import Gathered
-from tests.report.synthetic import make_record, make_run
+from tests.report.synthetic import as_run, make_record, make_run
 
 
 def document(runs: list[Run]) -> Document:
@@ -63,7 +63,7 @@ def test_each_section_appears_with_its_data(runs: list[Run], name: str) -> None:
 
 
 def test_summary_has_five_lines_with_numbers() -> None:
-    runs = [from_record(make_record(n, 90.0 * n + repeat), f"r{n}{repeat}") for n in (1, 2) for repeat in range(3)]
+    runs = [as_run(make_record(n, 90.0 * n + repeat), f"r{n}{repeat}") for n in (1, 2) for repeat in range(3)]
     scaling, what, throughput, time, accuracy = document(runs).summary
     assert what == "What ran: 6 runs of lenet on digits by ring, with 1 to 2 workers, on up to 2 nodes of lab."
     assert throughput.startswith(
@@ -85,7 +85,7 @@ def test_servers_balance_is_shown() -> None:
         for i, (size, seconds) in enumerate(((1e6, 0.1), (3e6, 0.3)))
     ]
     record = make_record(2, 90.0, strategy="ps", ranks=4, servers=2, rank_records=servers)
-    found = section([from_record(record, "r")], "network")
+    found = section([as_run(record, "r")], "network")
     balance = next(item for item in found.items if isinstance(item, Table) and "Balance" in item.title)
     assert texts(balance)[0][1:] == ["2", "1.91 MiB", "2.86 MiB", "1.50", "300 ms", "1.50"]
 

@@ -62,7 +62,7 @@ def lost_efficiency(parts: Mapping[str, float], base: Mapping[str, float], facto
 
 
 def _with_parts(runs: Sequence[Run]) -> list[Run]:
-    return [run for run in runs if run.parts and min(run.parts.values()) >= 0 and sum(run.parts.values()) > 0]
+    return [run for run in runs if run.parts and min(run.parts.values()) >= 0 and max(run.parts.values()) > 0]
 
 
 def mean_parts(runs: Sequence[Run]) -> dict[str, float] | None:
@@ -71,4 +71,4 @@ def mean_parts(runs: Sequence[Run]) -> dict[str, float] | None:
     if not measured:
         return None
     names = [name for name in PARTS if any(name in run.parts for run in measured)]
-    return {name: statistics.fmean(run.parts.get(name, 0.0) for run in measured) for name in names}
+    return {name: statistics.fmean([run.parts.get(name, 0.0) for run in measured]) for name in names}

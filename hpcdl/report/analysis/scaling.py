@@ -143,8 +143,8 @@ def axis_value(mode: str, run: Run) -> int | None:
 
 
 def _key(mode: str) -> Callable[[Run], Hashable]:
-    names = (*_FIXED, *_BATCH[mode])
-    return lambda run: (*(getattr(run, name) for name in names), *_costly(run))
+    fixed = attrgetter(*_FIXED, *_BATCH[mode])
+    return lambda run: (*fixed(run), *_costly(run))
 
 
 def _costly(run: Run) -> tuple[tuple[str, str], ...]:

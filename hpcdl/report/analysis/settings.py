@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import itertools
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
@@ -101,8 +100,19 @@ def trifling_differences(runs: Sequence[Run]) -> Iterable[str]:
 
 
 def _varying(runs: Sequence[Run], keys: Iterable[str]) -> list[str]:
-    """The keys of which `runs` have more than one value; runs of a study share most of their configs' values."""
-    return [key for key in keys if len(set(map(value_of, runs, itertools.repeat(key)))) > 1]
+    """The keys of which `runs` have more than one value; what no run states, they all have alike."""
+    configs = [run.config for run in runs if run.config]
+    if len(configs) not in (0, len(runs)):
+        return list(keys)  # some say nothing of their settings, and are unlike all that do
+    stated = set[str]().union(*configs)
+    return [key for key in keys if key in stated and _differ(configs, key)]
+
+
+def _differ(configs: Sequence[Mapping[str, str]], key: str) -> bool:
+    if key in _PLACES:
+        return 0 < sum(key in config for config in configs) < len(configs)
+    default = _DEFAULTS[key]
+    return len({config.get(key, default) for config in configs}) > 1
 
 
 def _typed(key: str, text: str) -> Any:

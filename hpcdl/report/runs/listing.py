@@ -27,8 +27,15 @@ RESULTS = (
     "steps", "accuracy", "loss", "images_per_second", "seconds_per_epoch", "seconds_total", "seconds_to_target",
     "bytes_sent_per_step", "imbalance_seconds", "staleness_mean",
 )  # fmt: skip
-_SERIES = re.compile(rb'"(?:step_seconds|history|rank_records)": \[\n')
-_SERIES_END = b"\n ]"
+_SERIES = (
+    (b'"step_seconds": [', b"]", b"]"),
+    (b'"history": [', b"\n ]", b'], "rank_records": '),
+    (b'"rank_records": [', b"\n ]", b'], "machine": '),
+)
+"""How the long lists of a record begin and end: as they are written, by their indent, and on one line.
+
+Who cuts too early leaves what is no JSON, and reads all of it.
+"""
 _CONDITION = re.compile(r"([A-Za-z0-9_-]+)\s*(>=|<=|!=|=|>|<)\s*(.*)")
 _ORDERS: dict[str, Callable[[Any, Any], bool]] = {
     ">=": operator.ge, "<=": operator.le, ">": operator.gt, "<": operator.lt,
@@ -70,8 +77,7 @@ def list_runs(folder: Path) -> tuple[list[ListedRun], list[str]]:
 def read_flat(run_dir: Path) -> dict[str, Any]:
     """A run's record without its long lists (steps' times, history, ranks); CorruptError where it is none.
 
-    The writer indents by one: a list of the record ends at the first line that holds ` ]`. Where that is not so, all
-    of it is parsed.
+    Where these are not found, all of it is parsed.
     """
     path = run_dir / FILE_NAME
     try:
@@ -96,19 +102,26 @@ def read_flat(run_dir: Path) -> dict[str, Any]:
 
 def _without_series(content: bytes) -> bytes:
     parts, at = [], 0
-    for found in _SERIES.finditer(content):
-        end = content.find(_SERIES_END, found.end() - 1)
-        if end < 0 or found.start() < at:
-            return content
-        parts.append(content[at : found.end()])
-        at = end
+    for beginning, indented, plain in _SERIES:
+        start = content.find(beginning, at) + len(beginning)
+        ending = indented if content[start : start + 1] == b"\n" else plain
+        end = content.find(ending, start) if start >= len(beginning) else -1
+        if end >= 0:
+            parts.append(content[at:start])
+            at = end
     return b"".join([*parts, content[at:]])
 
 
 def known_keys(runs: Sequence[ListedRun]) -> list[str]:
     """What a filter or an order may name: facts and every setting of the runs."""
-    settings = dict.fromkeys(key for run in runs for key in run.settings)
-    return ["name", *(fact.replace("_", "-") for fact in FACTS), *(key for key in settings if key not in FACTS)]
+    settings = (key for key in _all_settings(runs) if key not in FACTS)
+    return ["name", *(fact.replace("_", "-") for fact in FACTS), *settings]
+
+
+def _all_settings(runs: Sequence[ListedRun]) -> list[str]:
+    """Every setting that a run has; nearly all runs have the same ones."""
+    kinds = dict.fromkeys(tuple(run.settings) for run in runs)
+    return list(dict.fromkeys(key for kind in kinds for key in kind))
 
 
 def selected(runs: Sequence[ListedRun], conditions: Sequence[str]) -> list[ListedRun]:
@@ -182,12 +195,15 @@ def as_text(value: Any) -> str:
 def varying_settings(runs: Sequence[ListedRun]) -> list[str]:
     """The settings that differ between the runs and change what is computed or how fast, by declaration."""
     plain = {item.key for item in all_settings(TrainConfig) if item.matters is NOTHING}
-    keys = dict.fromkeys(key for run in runs for key in run.settings)
-    return [key for key in keys if key not in plain and len({_hashable(run.settings.get(key)) for run in runs}) > 1]
+    return [key for key in _all_settings(runs) if key not in plain and _num_values(runs, key) > 1]
 
 
-def _hashable(value: Any) -> Any:
-    return as_text(value) if isinstance(value, list | dict) else value
+def _num_values(runs: Sequence[ListedRun], key: str) -> int:
+    values = [run.settings.get(key) for run in runs]
+    try:
+        return len(set(values))
+    except TypeError:  # lists among them
+        return len(set(map(as_text, values)))
 
 
 @dataclass(frozen=True, kw_only=True)

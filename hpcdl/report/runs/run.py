@@ -7,10 +7,9 @@ import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from operator import attrgetter
-from pathlib import Path
 from typing import Any
 
-from hpcdl.core.records import PARTS, HistoryPoint, RunRecord
+from hpcdl.core.records import PARTS, HistoryPoint, RankRecord, RunRecord, from_json
 from hpcdl.core.statistics import quantiles
 
 MODES = ("weak", "strong", "scale-up")
@@ -89,13 +88,16 @@ class Run:
     @property
     def usable(self) -> bool:
         """Whether its throughput is a measurement."""
-        counts = min(self.workers, self.nodes, self.threads or 1)
-        return self.status not in NOT_MEASURED and positive(self.images_per_second) and counts >= 1
+        counted = self.workers >= 1 and self.nodes >= 1 and (self.threads or 1) >= 1
+        return counted and self.status not in NOT_MEASURED and positive(self.images_per_second)
 
 
 _ALIKE = tuple({item.name for item in fields(Run)} & {item.name for item in fields(RunRecord)})
 _alike = attrgetter(*_ALIKE)
 """What a run takes from its record as it is; a report does it thousands of times."""
+
+
+_COUNTS = frozenset((int, float, type(None)))
 
 
 def positive(value: float | None) -> bool:
@@ -108,25 +110,17 @@ def finite(value: float | None) -> float | None:
     return value if value is not None and math.isfinite(value) else None
 
 
-def from_record(record: RunRecord, name: str) -> Run:
-    """The report's view of `record`; `name` is what the report calls it."""
+def from_document(document: Mapping[str, Any], name: str) -> Run:
+    """The report's view of a record's JSON object; `name` is what the report calls it.
+
+    TypeError and ValueError name a bad field. Of the ranks, which are most of a record, only what is shown is looked at.
+    """
+    record = from_json(RunRecord, {**document, "rank_records": []})
     steps = [value for value in record.step_seconds[record.warmup_steps :] if math.isfinite(value)]
     versions = (("hpcdl", record.software.get("hpcdl")), ("tensorflow", record.software.get("tensorflow")))
     alike = zip(_ALIKE, _alike(record), strict=True)
     known: dict[str, Any] = {key: finite(value) if isinstance(value, float) else value for key, value in alike}
-    loads = (
-        ServerLoad(
-            rank=item.rank,
-            bytes_per_step=(item.bytes_sent_per_step or 0.0) + (item.bytes_received_per_step or 0.0),
-            busy_seconds=item.busy_seconds_per_step,
-        )
-        for item in record.rank_records
-        if item.role == "server"
-    )
-    counts = [(item.rounds_per_step, item.round_bytes_per_step) for item in record.rank_records]
-    known_counts = [(rounds, size) for rounds, size in counts if rounds is not None and size is not None]
-    busiest = max(known_counts, key=lambda pair: pair[::-1]) if len(known_counts) == len(counts) > 0 else (None, None)
-    return Run(**known | {
+    return Run(**known | _of_ranks(document.get("rank_records", [])) | {
         "name": name,
         "mode": record.mode if record.mode in MODES else "",
         "threads": record.intra_op_threads,
@@ -138,12 +132,40 @@ def from_record(record: RunRecord, name: str) -> Run:
         "step_seconds_p95": quantiles(steps, [0.95])[0] if steps else record.step_seconds_quantiles.get("95%"),
         "parts": {part: record.parts[part] for part in PARTS if math.isfinite(record.parts.get(part, math.nan))},
         "bytes_per_step": finite(record.bytes_sent_per_step),
-        "rounds_per_step": busiest[0],
-        "round_bytes_per_step": busiest[1],
-        "profile": Path(record.profile).name,
-        "server_loads": tuple(loads),
+        "profile": record.profile.rpartition("/")[2],
         "config": {key: str(value) for key, value in record.config.items()},
     })  # fmt: skip
+
+
+def _of_ranks(ranks: Any) -> dict[str, Any]:
+    """What the servers moved, and the exchange of the rank that has most to do, where all ranks counted theirs."""
+    if not isinstance(ranks, list) or not {dict}.issuperset(map(type, ranks)):
+        raise TypeError("rank_records is no list of objects")
+    servers = [from_json(RankRecord, item) for item in ranks if item.get("role") == "server"]
+    loads = (
+        ServerLoad(
+            rank=item.rank,
+            bytes_per_step=(item.bytes_sent_per_step or 0.0) + (item.bytes_received_per_step or 0.0),
+            busy_seconds=item.busy_seconds_per_step,
+        )
+        for item in servers
+    )
+    sizes = _counts(ranks, "round_bytes_per_step")
+    rounds = _counts(ranks, "rounds_per_step")
+    pairs = [(size, count) for size, count in zip(sizes, rounds, strict=True) if size is not None and count is not None]
+    size, most = max(pairs) if len(pairs) == len(ranks) > 0 else (None, None)
+    return {"server_loads": tuple(loads), "rounds_per_step": most, "round_bytes_per_step": size}
+
+
+def _counts(ranks: Sequence[Mapping[str, Any]], key: str) -> Sequence[float | None]:
+    """A number, or None, of each rank."""
+    found = [item.get(key) for item in ranks]
+    if not _COUNTS.issuperset(map(type, found)):
+        raise TypeError(f"{key} of a rank is no number")
+    try:
+        return [value if value is None else float(value) for value in found]
+    except OverflowError:
+        raise ValueError(f"{key} of a rank is a whole number of more than 64 bits") from None
 
 
 def machine_name(machine: str, hosts: Sequence[str]) -> str:

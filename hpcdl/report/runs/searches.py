@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -71,7 +72,9 @@ def find_searches(path: Path) -> list[Path]:
     """The searches at `path`, or in a folder in it."""
     if (path / FILE_NAME).is_file():
         return [path / FILE_NAME]
-    return sorted(path.glob(f"*/{FILE_NAME}")) if path.is_dir() else []
+    if not path.is_dir():
+        return []
+    return [found for name in sorted(os.listdir(path)) if (found := path / name / FILE_NAME).is_file()]
 
 
 def read_search(path: Path) -> SearchRecord:

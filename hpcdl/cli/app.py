@@ -30,6 +30,7 @@ from hpcdl.cli import (
     trace,
     train,
     tune_threads,
+    watch,
 )
 from hpcdl.cli.output import VERBOSE, put
 
@@ -73,6 +74,7 @@ for module in (
     predict,
     run,
     runs,
+    watch,
     evaluate,
     submit,
     jobs,

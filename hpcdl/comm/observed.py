@@ -11,6 +11,7 @@ of its own nobody can count: `Traffic.unknown` says so, and the record then hold
 from __future__ import annotations
 
 import contextlib
+import itertools
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from collections.abc import Set as AbstractSet
@@ -136,6 +137,8 @@ class Observation:
         """Ranks of the world that the run goes on without, by the watch's word."""
         self.activity: tuple[str, int | None, float] = ("starting", None, time.monotonic())
         """What the rank does, in which step, and since when (`time.monotonic`)."""
+        self.spent: tuple[float, ...] = (0, 0.0, 0.0, 0.0, 0.0, 0.0)
+        """Steps so far, and seconds of them for input, computing, exchange, update, and all else."""
         self._at_it_since_s = self.activity[2]
         self._lanes: list[Lane] = []
         self._past: dict[str, Traffic] = {}
@@ -150,6 +153,13 @@ class Observation:
         if step is not None:
             self.recorder.step(step)
         self.activity = (what, known_step if step is None else step, now_s)
+
+    def step_over(self, borders: Sequence[float], waited_s: float = 0.0) -> None:
+        """A step is over; see `Recorder.parts`."""
+        self.recorder.parts(borders, waited_s)
+        count, *seconds = self.spent
+        added = (after - before for before, after in itertools.pairwise(borders))
+        self.spent = (count + 1, *(s + more for s, more in zip(seconds, added, strict=True)))
 
     def traffic(self, purpose: str = EXCHANGE) -> Traffic:
         """The sum over all groups of that purpose since the start."""

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 
 import numpy
 
-from hpcdl.comm.observed import Traffic, recorder_of
+from hpcdl.comm.observed import Traffic, observe
 from hpcdl.core.protocols import Communicator
 from hpcdl.core.records import ALL_STEPS_UP_TO, PARTS, HistoryPoint
 from hpcdl.core.statistics import Sample
@@ -47,7 +47,7 @@ class StepClock:
 
     def __init__(self, communicator: Communicator, *, synchronous: bool, warmup_steps: int = 0) -> None:
         self._communicator = communicator
-        self._recorder = recorder_of(communicator)
+        self._seen = observe(communicator).observation
         self._synchronous = synchronous and communicator.size > 1
         self._warmup_steps = warmup_steps
         self._pending: list[StepTimes] = []
@@ -70,7 +70,7 @@ class StepClock:
 
     def add(self, times: StepTimes) -> None:
         """Keep one step."""
-        self._recorder.parts(astuple(times)[:6], times.waited_s)
+        self._seen.step_over(astuple(times)[:6], times.waited_s)
         self._pending.append(times)
         seconds = times.ended - times.began
         if self.num_steps < ALL_STEPS_UP_TO:

@@ -126,11 +126,11 @@ class EchoJournal:
 
 
 class JournalReader:
-    """Reads the events that were appended since the last call."""
+    """Reads the events that were appended since the last call, or, `from_begin`, all of them first."""
 
-    def __init__(self, run_dir: Path) -> None:
+    def __init__(self, run_dir: Path, *, from_begin: bool = False) -> None:
         self._path = run_dir / FILE_NAME
-        self._position = self._path.stat().st_size if self._path.exists() else 0
+        self._position = self._path.stat().st_size if self._path.exists() and not from_begin else 0
 
     def read(self) -> list[dict[str, Any]]:
         """New events, oldest first; a line that is not finished yet is left for the next call."""

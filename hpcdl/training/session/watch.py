@@ -41,6 +41,8 @@ LEARN_S = 60.0
 LOOKS = 16
 """Looks of a watch in the time allowed."""
 _LEAST_TICK_S, _LONGEST_TICK_S = 0.02, 15.0
+VIEWED, VIEW_S, VIEW_TICK_S = "viewed", 60.0, 1.0
+"""A file that says that somebody looks on; how long that holds; how often ranks leave their notes meanwhile."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -70,6 +72,8 @@ class Note:
     processor_share: float
     waits: Sequence[WaitNote] = ()
     answers: Sequence[str] = ()
+    spent: Sequence[float] = ()
+    """As Observation has it."""
 
     @property
     def name(self) -> str:
@@ -217,6 +221,8 @@ class Watch:
         self._suspected: tuple[str, int] | None = None
         self._read: set[str] = set()
         self._processor: list[tuple[float, float]] = []
+        self._viewed = False
+        self._view = (0.0, 0.0)
         self._thread = threading.Thread(target=self._run, name="watch", daemon=True)
 
     def start(self) -> None:
@@ -234,7 +240,8 @@ class Watch:
     @property
     def tick_s(self) -> float:
         """Seconds between two looks."""
-        return min(max(self.limits.stall_s / LOOKS, _LEAST_TICK_S), _LONGEST_TICK_S)
+        tick_s = min(max(self.limits.stall_s / LOOKS, _LEAST_TICK_S), _LONGEST_TICK_S)
+        return min(tick_s, VIEW_TICK_S) if self._viewed else tick_s
 
     def _run(self) -> None:
         while not self._over.wait(self.tick_s):
@@ -251,12 +258,26 @@ class Watch:
         names = self._names()
         self._learn_of_lost(names)
         alarms = [name.removeprefix("alarm-") for name in names if name.startswith("alarm-")]
+        self._viewed = self._is_viewed()
+        if not alarms and self._viewed:
+            self.folder.mkdir(parents=True, exist_ok=True)
+            self._write(f"note-{mine.rank}", asdict(mine))
         if not alarms:
             return
         mine = dataclasses.replace(mine, answers=alarms)
         self._write(f"note-{mine.rank}", asdict(mine))
         if self._alarm is not None and time.monotonic() - self._alarm[1] > self.limits.stall_s / 2:
             self._judge(mine, self._alarm[0])
+
+    def _is_viewed(self) -> bool:
+        """Whether somebody looks on (training/session/live.py), and has said so again not long ago."""
+        try:
+            said = (self.folder.parent / VIEWED).stat().st_mtime
+        except OSError:
+            return False
+        if said != self._view[0]:
+            self._view = (said, time.monotonic())
+        return time.monotonic() - self._view[1] < VIEW_S
 
     def _own_note(self) -> Note:
         now_s = time.monotonic()
@@ -282,11 +303,14 @@ class Watch:
             idle_s=now_s - seen.moved_s(),
             processor_share=self._processor_share(now_s),
             waits=[wait for wait in waits if wait.peers],
+            spent=seen.spent,
         )
 
     def _processor_share(self, now_s: float) -> float:
         """Of one core, over half of the time allowed: who waits for a disk for a moment is not stuck."""
-        self._processor = [*self._processor[-LOOKS // 2 :], (now_s, processor_wanted_s())]
+        window_s = min(self.limits.stall_s / 2, _LONGEST_TICK_S * LOOKS / 2)
+        before = [one for one in self._processor if now_s - one[0] <= window_s]
+        self._processor = [*before, (now_s, processor_wanted_s())]
         (first_s, before_s), (last_s, after_s) = self._processor[0], self._processor[-1]
         return (after_s - before_s) / (last_s - first_s) if last_s > first_s else 1.0
 

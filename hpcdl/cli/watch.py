@@ -1,0 +1,90 @@
+"""`hpcdl watch`: a run while it goes on."""
+
+from __future__ import annotations
+
+import sys
+import time
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from hpcdl.cli.output import put, table_lines
+from hpcdl.core.units import format_rate, format_seconds
+
+if TYPE_CHECKING:
+    from hpcdl.training.session.live import RankNow, RunNow
+
+Run = Annotated[Path, typer.Argument(metavar="RUN", help="Run directory of a run that goes on.")]
+Once = Annotated[bool, typer.Option("--once", help="Look for as long as ranks take to answer, print, and leave.")]
+LOOK_EVERY_S = 1.0
+ANSWER_S = 20.0
+"""Ranks look for a viewer every 15 s, and every second once there is one."""
+BAR = 24
+_LETTERS = "icxuo"
+_CLEAR = "\x1b[H\x1b[J"
+
+
+def register(app: typer.Typer) -> None:
+    """Add the command."""
+    app.command("watch", epilog="Example: hpcdl watch runs/ring-4")(watch)
+
+
+def watch(run: Run, once: Once = False) -> None:
+    """Show what each rank of a run does now: its speed, whom it waits for, where its steps go; Ctrl-C ends the view.
+
+    Works from any node that sees the run directory; without a terminal it prints plain lines.
+    """
+    from hpcdl.training.session.live import LiveView
+
+    view = LiveView(run)
+    began_s = time.monotonic()
+    clear = _CLEAR if sys.stdout.isatty() and not once else ""
+    try:
+        while True:
+            now = view.look()
+            over = not now.goes_on()
+            answered = bool(now.ranks) and any(one.shares for one in now.ranks)
+            if not once or over or answered or time.monotonic() - began_s > ANSWER_S:
+                sys.stdout.write(clear)
+                put("\n".join(lines(now)))
+                sys.stdout.flush()
+                if once or over:
+                    return
+            time.sleep(LOOK_EVERY_S)
+    finally:
+        view.close()
+
+
+def lines(now: RunNow) -> Iterator[str]:
+    """The view as lines."""
+    facts = [now.status, f"step {now.step}" + (f" of {now.num_steps}" if now.num_steps else "")]
+    if now.images_per_second:
+        facts.append(format_rate(now.images_per_second, "images"))
+    if now.loss is not None:
+        facts.append(f"loss {now.loss:.4f}")
+    if now.seconds_left is not None:
+        facts.append(f"{format_seconds(now.seconds_left)} left")
+    yield "  ".join(facts)
+    if now.ranks:
+        header = ("Rank", "Host", "Steps/s", "Parts", "Does", "Waits for")
+        yield from table_lines(header, [_row(one) for one in now.ranks])
+        yield "parts: input, compute, x exchange, update, other; the slowest first"
+    if now.num_ranks > len(now.ranks):
+        yield f"and {now.num_ranks - len(now.ranks)} ranks more, all faster"
+
+
+def _row(one: RankNow) -> tuple[str, ...]:
+    rate = "" if one.steps_per_second is None else f"{one.steps_per_second:.2f}"
+    waits = "; ".join(f"{wait.operation} ({format_seconds(wait.age_s)})" for wait in one.note.waits[:2])
+    return str(one.note.rank), one.note.host, rate, bar(one.shares), one.note.place, waits
+
+
+def bar(shares: Sequence[float]) -> str:
+    """Shares as letters, BAR of them in all; largest remainders fill it up."""
+    counts = [int(share * BAR) for share in shares]
+    by_rest = sorted(range(len(counts)), key=lambda place: shares[place] * BAR - counts[place], reverse=True)
+    for place in by_rest[: max(BAR - sum(counts), 0)]:
+        counts[place] += 1
+    return "".join(letter * count for letter, count in zip(_LETTERS, counts, strict=False))

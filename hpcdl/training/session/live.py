@@ -1,0 +1,132 @@
+"""What a run does now, from its journal and the notes that its ranks leave while somebody looks on."""
+
+from __future__ import annotations
+
+import contextlib
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from hpcdl.cluster.status import FOLDER as RANKS_FOLDER
+from hpcdl.core.errors import CorruptError, UsageError
+from hpcdl.core.files import read_json
+from hpcdl.core.lock import check_free
+from hpcdl.core.records import from_json, read_record
+from hpcdl.training.loop.journal import JournalReader
+from hpcdl.training.session.watch import FOLDER, VIEWED, Note
+
+MOST_ROWS = 20
+GOES_ON, OVER = ("starting", "running"), "over, without a last word"
+PARTS = ("input", "compute", "exchange", "update", "other")
+
+
+@dataclass(frozen=True, kw_only=True)
+class RankNow:
+    """One rank: what it does, whom it waits for, steps in a second, and the share of each of PARTS in its last ones."""
+
+    note: Note
+    steps_per_second: float | None
+    shares: Sequence[float]
+
+
+@dataclass(frozen=True, kw_only=True)
+class RunNow:
+    """`ranks`: the slowest first, at most MOST_ROWS of `num_ranks`; `seconds_left` None where nobody can tell."""
+
+    status: str
+    step: int
+    num_steps: int | None
+    loss: float | None
+    images_per_second: float | None
+    seconds_left: float | None
+    ranks: Sequence[RankNow]
+    num_ranks: int
+
+    def goes_on(self) -> bool:
+        """Whether there will be more to see."""
+        return self.status in GOES_ON
+
+
+class LiveView:
+    """Looks at a run again and again; its ranks leave notes as long as `look` is called."""
+
+    def __init__(self, run_dir: Path) -> None:
+        if not run_dir.is_dir():
+            raise UsageError(f"{run_dir} is no run directory")
+        self._run_dir = run_dir
+        self._folder = run_dir / RANKS_FOLDER / FOLDER
+        self._journal = JournalReader(run_dir, from_begin=True)
+        self._events: dict[str, dict[str, Any]] = {}
+        self._before: dict[int, tuple[float, Sequence[float]]] = {}
+        self._rates: dict[int, tuple[float | None, Sequence[float]]] = {}
+
+    def look(self) -> RunNow:
+        """How things stand."""
+        with contextlib.suppress(OSError):  # another's run may be looked at, but answers to its owner alone
+            self._folder.mkdir(parents=True, exist_ok=True)
+            (self._folder / VIEWED).write_text(f"{time.time()}\n", encoding="ascii")
+        for event in self._journal.read():
+            self._events[event.get("kind", "")] = event
+        ranks = [self._rank_now(note) for note in self._notes()]
+        ranks.sort(key=lambda one: (one.steps_per_second is None, one.steps_per_second or 0.0, one.note.rank))
+        step, start = self._events.get("step", {}), self._events.get("start", {})
+        done, total, first = step.get("step", 0), start.get("steps"), start.get("done", 0)
+        began_s, now_s = start.get("at"), step.get("at")
+        left_s = None
+        if total and began_s and now_s and done > first:
+            left_s = (total - done) * (now_s - began_s) / (done - first)
+        return RunNow(
+            status=self._status(),
+            step=done,
+            num_steps=total,
+            loss=step.get("loss"),
+            images_per_second=step.get("images_per_second"),
+            seconds_left=left_s,
+            ranks=ranks[:MOST_ROWS],
+            num_ranks=len(ranks),
+        )
+
+    def close(self) -> None:
+        """Ranks need leave no more notes."""
+        with contextlib.suppress(OSError):
+            (self._folder / VIEWED).unlink()
+
+    def _status(self) -> str:
+        status = "starting"
+        with contextlib.suppress(CorruptError):
+            status = read_record(self._run_dir).status
+        if status not in GOES_ON:
+            return status
+        try:
+            check_free(self._run_dir)
+        except UsageError:  # somebody writes it
+            return status
+        return OVER
+
+    def _notes(self) -> list[Note]:
+        """Of the newest start; those of others are of the past."""
+        try:
+            starts = [path for path in self._folder.iterdir() if path.is_dir()]
+            newest = max(starts, key=lambda path: path.stat().st_mtime, default=None)
+        except OSError:
+            return []
+        found = []
+        for path in sorted(newest.glob("note-*")) if newest else []:
+            with contextlib.suppress(CorruptError, TypeError, ValueError, OSError):
+                found.append(from_json(Note, read_json(path)))
+        return found
+
+    def _rank_now(self, note: Note) -> RankNow:
+        now_s = time.monotonic()
+        before_s, before = self._before.get(note.rank, (now_s, note.spent))
+        if note.rank not in self._before or tuple(before) != tuple(note.spent):
+            self._before[note.rank] = (now_s, note.spent)
+            steps, *seconds = (b - a for a, b in zip(before, note.spent, strict=False)) if note.spent else (0,)
+            total_s = sum(seconds)
+            if steps > 0 and total_s > 0:
+                rate = steps / max(now_s - before_s, 1e-9)
+                self._rates[note.rank] = (rate, [one / total_s for one in seconds])
+        rate_now, shares = self._rates.get(note.rank, (None, ()))
+        return RankNow(note=note, steps_per_second=rate_now, shares=shares)

@@ -1,0 +1,76 @@
+"""The live view of a run: ranks answer while somebody looks on, and only then; threads, no ranks."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from hpcdl.cli.watch import BAR, bar, lines
+from hpcdl.comm.observed import Observation
+from hpcdl.core.errors import UsageError
+from hpcdl.core.lock import writing
+from hpcdl.training.session.live import LiveView, RunNow
+from hpcdl.training.session.watch import Actions, Limits, Watch, watching
+from tests.conftest import CommandLine, patience
+
+
+def until(view: LiveView, holds: Callable[[RunNow], bool]) -> RunNow:
+    deadline_s = time.monotonic() + patience(20)
+    while not holds(now := view.look()):
+        assert time.monotonic() < deadline_s, now
+        time.sleep(0.05)
+    return now
+
+
+def journal(run: Path, *events: dict[str, object]) -> None:
+    with (run / "metrics.jsonl").open("a") as file:
+        file.writelines(json.dumps(event) + "\n" for event in events)
+
+
+def test_ranks_answer_while_somebody_looks_on(tmp_path: Path) -> None:
+    seen = [Observation(rank, 2, f"host{rank}") for rank in range(2)]
+    folder = tmp_path / "ranks" / "watch" / "word"
+    actions = Actions(end=lambda error: pytest.fail(str(error)))
+    watches = [Watch(observation=one, folder=folder, actions=actions, limits=Limits(stall_s=2)) for one in seen]
+    with writing(tmp_path), watching(watches[0]), watching(watches[1]):
+        journal(tmp_path, {"kind": "start", "steps": 100, "done": 0, "at": 10.0})
+        time.sleep(0.5)
+        assert not folder.exists(), "nobody looks on, and yet there are notes"
+        view = LiveView(tmp_path)
+        until(view, lambda now: now.num_ranks == 2)
+        seen[0].doing("computing", 7)
+        for _ in range(8):
+            seen[0].step_over((0.0, 0.0, 3.0, 4.0, 4.0, 4.0))
+        journal(tmp_path, {"kind": "step", "step": 20, "loss": 0.5, "images_per_second": 64.0, "at": 30.0})
+        now = until(view, lambda now: any(one.shares for one in now.ranks))
+        assert (now.status, now.step, now.num_steps, now.loss, now.seconds_left) == ("starting", 20, 100, 0.5, 80.0)
+        fast = next(one for one in now.ranks if one.note.rank == 0)
+        assert fast.shares == pytest.approx([0, 0.75, 0.25, 0, 0]) and fast.steps_per_second
+        told = "\n".join(lines(now))
+        assert "step 20 of 100" in told and "computing, step 7" in told and "c" * 18 + "x" * 6 in told
+        with seen[1].waiting_for("receiving", [0]):
+            until(view, lambda now: any(one.note.waits for one in now.ranks))
+        view.close()
+        assert not (folder.parent / "viewed").exists()
+    assert LiveView(tmp_path).look().status == "over, without a last word"
+
+
+def test_a_bar_is_always_as_long() -> None:
+    for shares in ([0.2] * 5, [1.0, 0, 0, 0, 0], [0.33, 0.33, 0.34, 0, 0]):
+        assert len(bar(shares)) == BAR
+    assert bar([]) == ""
+
+
+def test_the_command_ends_with_the_run(run_hpcdl: CommandLine, tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match="is no run directory"):
+        LiveView(tmp_path / "nowhere")
+    (tmp_path / "run").mkdir()
+    journal(
+        tmp_path / "run", {"kind": "start", "steps": 9, "done": 0, "at": 1.0}, {"kind": "step", "step": 9, "at": 2.0}
+    )
+    told = run_hpcdl(["watch", tmp_path / "run"])
+    assert told.code == 0 and told.out.startswith("over, without a last word  step 9 of 9"), told.err

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 
 import pytest
@@ -23,6 +24,15 @@ def test_links_lead_somewhere(page: Path) -> None:
         path, anchor = target(page, link)
         assert path.exists(), f"{relative(page)}: {link} is not there"
         assert not anchor or anchor in anchors(path), f"{relative(page)}: {link} names no heading"
+
+
+@pytest.mark.parametrize("folder", ["hpcdl", "docs", "share", "etc", "scripts", "benchmarks", "tests"])
+def test_paths_of_pages_and_tests_that_are_spoken_of_exist(folder: str) -> None:
+    named = re.compile(r"\b(?:docs|tests|benchmarks)/[\w/-]+\.(?:md|py)\b")
+    for path in (ROOT / folder).rglob("*"):
+        if path.suffix in (".py", ".md", ".toml", ".lua", ".sh", "") and path.is_file():
+            lost = [name for name in named.findall(path.read_text(errors="replace")) if not (ROOT / name).exists()]
+            assert not lost, f"{relative(path)} speaks of {', '.join(lost)}"
 
 
 def test_every_page_is_found_from_the_index() -> None:

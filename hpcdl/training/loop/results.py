@@ -168,7 +168,7 @@ def now_text() -> str:
 
 
 def _throughput(workers: Sequence[RankRecord], worker_batch: int) -> float | None:
-    """Samples that all workers train on in a second: of each its batch over its mean step (docs/reference/metrics.md).
+    """Samples that all workers train on in a second: of each its batch over its mean step (docs/metrics.md).
 
     Steps alone count: evaluation, checkpoints and the way out are between them, whatever the strategy.
     """

@@ -10,6 +10,7 @@ import typer
 from hpcdl import __version__
 from hpcdl.cli import (
     bench,
+    certify,
     config,
     docs,
     doctor,
@@ -85,6 +86,7 @@ for module in (
     strategies,
     config,
     doctor,
+    certify,
     docs,
 ):
     module.register(app)

@@ -30,7 +30,10 @@ life, and the others went on without it."""
 
 @dataclass(frozen=True, kw_only=True)
 class RankStatus:
-    """A rank's last word: `state` is one of STATES; `at` is Unix time in seconds."""
+    """A rank's last word: `state` is one of STATES; `at` is Unix time in seconds.
+
+    `lost`: what it has failed of is that another one is gone or gives no sign of life.
+    """
 
     rank: int
     host: str
@@ -39,9 +42,12 @@ class RankStatus:
     exit_code: int = 0
     message: str = ""
     at: float = 0.0
+    lost: bool = False
 
 
-def report_status(folder: Path, rank: int, state: str, *, exit_code: int = 0, message: str = "") -> None:
+def report_status(
+    folder: Path, rank: int, state: str, *, exit_code: int = 0, message: str = "", lost: bool = False
+) -> None:
     """Write this process's status; a disk that is full must not hide the error that is being reported."""
     status = RankStatus(
         rank=rank,
@@ -51,6 +57,7 @@ def report_status(folder: Path, rank: int, state: str, *, exit_code: int = 0, me
         exit_code=exit_code,
         message=message,
         at=time.time(),
+        lost=lost,
     )
     path = folder / f"{rank}.json"
     try:
@@ -88,16 +95,23 @@ def raise_for(statuses: Sequence[RankStatus], num_ranks: int, *, casualty: Casua
     for status in sorted(by_state["failed"], key=lambda status: status.at):
         named = num_ranks == 1 or status.message.startswith("rank ")
         where = "" if named else f"rank {status.rank} on {status.host}: "
-        raise RankError(where + status.message, rank=status.rank, host=status.host, exit_code=status.exit_code)
+        raise RankError(
+            where + status.message,
+            rank=status.rank,
+            host=status.host,
+            exit_code=status.exit_code,
+            lost=status.lost,
+        )
     for status in by_state["stopped"]:
         raise StoppedEarly(status.message + (f" (node {lost} went down)" if lost else ""))
     if lost:
         raise _lost_node(statuses, lost, log)
     for status in sorted(by_state["running"], key=lambda status: not _is(status, casualty)):
         message = f"rank {status.rank} on {status.host} ended without a word (killed, out of memory or crashed)"
-        raise RankError(f"{message}; see {log}", rank=status.rank, host=status.host)
+        raise RankError(f"{message}; see {log}", rank=status.rank, host=status.host, lost=True)
     for status in by_state["bereaved"]:
-        raise RankError(f"rank {status.rank} on {status.host}: {status.message}", rank=status.rank, host=status.host)
+        message = f"rank {status.rank} on {status.host}: {status.message}"
+        raise RankError(message, rank=status.rank, host=status.host, lost=True)
     if len(statuses) < num_ranks:
         raise RankError(f"{num_ranks - len(statuses)} of {num_ranks} ranks never started; see {log}")
 
@@ -107,7 +121,7 @@ def _lost_node(statuses: Sequence[RankStatus], host: str, log: Path) -> RankErro
     ranks = [status.rank for status in statuses if _same_host(status.host, host)]
     told = f" with rank {', '.join(map(str, ranks))}" if ranks else ""
     message = f"node {host}{told} went down or cannot be reached; go on with --resume, without it (see {log})"
-    return RankError(message, rank=ranks[0] if ranks else None, host=host)
+    return RankError(message, rank=ranks[0] if ranks else None, host=host, lost=True)
 
 
 def _is(status: RankStatus, casualty: Casualty | None) -> bool:

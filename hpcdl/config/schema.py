@@ -213,6 +213,11 @@ class InterruptionConfig:
     time_limit: float | None = setting(
         None, "Save and stop with exit 75 after this time.", kind="seconds", above=0, matters=NOTHING
     )
+    elastic: bool = setting(
+        False,
+        "When a rank is lost, start new ones by itself, from the newest checkpoint on.",
+        matters=NOTHING,
+    )
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -241,6 +246,11 @@ class WatchConfig:
         kind="seconds",
         above=0,
         matters=NOTHING,
+    )
+    inject: str = setting(
+        "",
+        "Faults on purpose, to see what a run survives, as kill:rank=1@step=50; several with commas.",
+        matters=TIME,
     )
 
 

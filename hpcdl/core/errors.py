@@ -42,13 +42,19 @@ class HpcdlError(Exception):
 
 
 class RankError(HpcdlError):
-    """A rank failed; `rank` and `host` say which one, `exit_code` is the rank's own."""
+    """A rank failed; `rank` and `host` say which one, `exit_code` is the rank's own.
 
-    def __init__(self, message: str, *, rank: int | None = None, host: str = "", exit_code: int = 1) -> None:
+    `lost`: it is gone or gives no sign of life, by no doing of its own; new ranks might go on in its place.
+    """
+
+    def __init__(
+        self, message: str, *, rank: int | None = None, host: str = "", exit_code: int = 1, lost: bool = False
+    ) -> None:
         super().__init__(message)
         self.rank = rank
         self.host = host
         self.exit_code = exit_code
+        self.lost = lost
 
 
 class NotFiniteError(HpcdlError):

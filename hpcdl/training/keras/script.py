@@ -24,6 +24,7 @@ from hpcdl.training.keras.group import ScriptGroup
 from hpcdl.training.keras.measure import ScriptRun, StepMeter
 from hpcdl.training.launch import rundir
 from hpcdl.training.session import runtime
+from hpcdl.training.session.inject import Injection
 from hpcdl.training.session.rank import ALONE, leave, supervised, verdict
 from hpcdl.training.session.watch import Limits, Watch
 
@@ -111,7 +112,8 @@ def _execute(script: str, arguments: list[str]) -> None:
     sys.argv = [script, *arguments]
     sys.path.insert(0, str(Path(script).resolve().parent))
     try:
-        runpy.run_path(script, run_name="__main__")
+        with Injection(config.safety.inject, communicator.observation, run_dir):
+            runpy.run_path(script, run_name="__main__")
     except SystemExit as leaving:
         if exit_code_of(leaving.code):
             raise _failure(leaving) from leaving

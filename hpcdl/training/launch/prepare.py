@@ -22,6 +22,7 @@ from hpcdl.strategies.refusals import check_allowed, check_elastic, check_exchan
 from hpcdl.strategies.table import find_strategy
 from hpcdl.training.launch.chips import check_groups
 from hpcdl.training.optimization.schedules import Schedule, build_schedule
+from hpcdl.training.session.inject import check_injected
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -76,6 +77,7 @@ def prepare(effective: Effective[TrainConfig]) -> Prepared:
     check_model_spec(config.model.model)
     if config.model.init_weights is not None:
         check_saved_model(config.model.init_weights)
+    check_injected(effective)
     if config.run.epochs is not None and config.run.steps is not None:
         raise UsageError("--epochs and --steps exclude each other; give one of them")
     if config.run.tensorboard is not None and importlib.util.find_spec("tensorboard") is None:

@@ -26,8 +26,10 @@ CONFIG_FILE = "run.toml"
 MODEL_FILE = "model.keras"
 PARTING_S = 15.0
 """Ranks end within 10 s of the process that started them."""
-_OF_ONE_CALL = ("run-dir", "allow")
+_OF_ONE_CALL = ("run-dir", "allow", "inject")
 """Settings that a resumed run does not take over."""
+STRUCK = "injected-"
+"""Begins the names of files, beside the ranks' own, for the faults that have struck since the user started the run."""
 CHECKSUM, SCRIPT = "data-checksum", "script"
 """Facts of a run's start: of its data, or which script it runs."""
 
@@ -90,6 +92,8 @@ def written(run_dir: Path, *, resumes: bool) -> Iterator[None]:
         if (run_dir / FOLDER).is_dir():
             with writing(run_dir / FOLDER, PARTING_S):
                 pass
+        for struck in (run_dir / FOLDER).glob(f"{STRUCK}*"):
+            struck.unlink()
         yield
 
 

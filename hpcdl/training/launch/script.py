@@ -24,6 +24,7 @@ from hpcdl.core.records import RunRecord, read_record
 from hpcdl.node.topology.machines import read_topology
 from hpcdl.trace.recorder import collected
 from hpcdl.training.launch import rundir
+from hpcdl.training.launch.relaunch import check_starts_ranks, until_done
 from hpcdl.training.launch.train import (
     free_run_dir,
     interruptible,
@@ -31,6 +32,7 @@ from hpcdl.training.launch.train import (
     python_of_ranks,
     with_ranks,
 )
+from hpcdl.training.session.inject import STRIKES, check_injected
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -64,22 +66,31 @@ def run_script(
     """
     check_script(script.path)
     config = effective.config
-    with interruptible(config.checkpoint.resume):
-        run_dir = _choose_run_dir(config, script)
+    with interruptible(config.checkpoint.resume or config.checkpoint.elastic):
+        run_dir = _choose_run_dir(effective, script)
         plan, said = plan_under_profile(config.run, script.path.stem, read_topology())
         with rundir.written(run_dir, resumes=config.checkpoint.resume):
-            rundir.create(run_dir, effective, _facts(script))
+            facts = _facts(script)
+            rundir.create(run_dir, effective, facts)
             for text in said:
                 say(text)
             output = Output(run_dir / FOLDER, config.run.ranks, prefixed=prefixed)
             with collected(run_dir), python_of_ranks(config.run, plan) as python, contextlib.closing(output):
                 words = [str(run_dir), str(script.path), *script.arguments]
                 command = own_program("hpcdl.training.keras.script", *words, python=python)
-                local.start(plan, command, folder=run_dir / FOLDER, tick=output.forward)
+                until_done(
+                    lambda: local.start(plan, command, folder=run_dir / FOLDER, tick=output.forward),
+                    run_dir,
+                    effective,
+                    facts,
+                    say,
+                )
     return run_dir, read_record(run_dir)
 
 
-def _choose_run_dir(config: ScriptConfig, script: Script) -> Path:
+def _choose_run_dir(effective: Effective[ScriptConfig], script: Script) -> Path:
+    config = effective.config
+    check_injected(effective, [*STRIKES])
     run_dir = free_run_dir(config.run.run_dir or rundir.default_run_dir(script.path.name, "script"))
     if not config.checkpoint.resume:
         rundir.check_new(run_dir)
@@ -138,13 +149,14 @@ def run_inside(effective: Effective[ScriptConfig], script: Script, place: Placem
 
     effective = with_ranks(effective, place)
     config = effective.config
+    check_starts_ranks(config.checkpoint.elastic, place.launcher)
     set_up_process(place.local_rank)
     communicator = observe(communicator_for(place))
     with contextlib.ExitStack() as held:
 
         def decide() -> tuple[str, str]:
             check_script(script.path)
-            run_dir = _choose_run_dir(config, script)
+            run_dir = _choose_run_dir(effective, script)
             held.enter_context(rundir.written(run_dir, resumes=config.checkpoint.resume))
             rundir.create(run_dir, effective, _facts(script))
             return str(run_dir), uuid.uuid4().hex

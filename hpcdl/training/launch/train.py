@@ -37,6 +37,7 @@ from hpcdl.strategies.table import find_strategy
 from hpcdl.trace.recorder import collected
 from hpcdl.training.launch import chips, rundir
 from hpcdl.training.launch.prepare import Prepared, check_open_servers, prepare
+from hpcdl.training.launch.relaunch import check_starts_ranks, until_done
 from hpcdl.training.loop.journal import EventHandler, JournalReader
 
 
@@ -45,7 +46,7 @@ def train(effective: Effective[TrainConfig], on_event: EventHandler) -> tuple[Pa
 
     `on_event` gets the journal's events while the ranks run.
     """
-    with interruptible(effective.config.checkpoint.resume):
+    with interruptible(effective.config.checkpoint.resume or effective.config.checkpoint.elastic):
         return _train(effective, on_event)
 
 
@@ -71,7 +72,13 @@ def _train(effective: Effective[TrainConfig], on_event: EventHandler) -> tuple[P
         for text in said:
             on_event({"kind": "message", "text": text})
         with rundir.forgotten_if_refused(run_dir), collected(run_dir):
-            _run(prepared, plan, run_dir, on_event)
+            until_done(
+                lambda: _run(prepared, plan, run_dir, on_event),
+                run_dir,
+                effective,
+                facts,
+                lambda text: on_event({"kind": "message", "text": text}),
+            )
     return run_dir, read_record(run_dir)
 
 
@@ -154,6 +161,7 @@ def train_inside(effective: Effective[TrainConfig], place: Placement, on_event: 
     from hpcdl.training.session.watch import leave_without_lost, watch_of, watching
 
     effective = with_ranks(effective, place)
+    check_starts_ranks(effective.config.checkpoint.elastic, place.launcher)
     StopRequest().install()
     set_up_process(place.local_rank)
     mpi = find_strategy(effective.config.exchange.strategy).features.mpi

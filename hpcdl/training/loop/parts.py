@@ -31,6 +31,7 @@ from hpcdl.training.loop.step import as_model_input, build_follow, build_step
 from hpcdl.training.optimization.objective import Objective, objective_of
 from hpcdl.training.optimization.optimizers import build_optimizer
 from hpcdl.training.session import safety
+from hpcdl.training.session.inject import Injection
 
 if TYPE_CHECKING:
     from hpcdl.core.protocols import Array
@@ -114,6 +115,7 @@ class Parts:
         group: Communicator,
         journal: Journal,
         run_dir: Path,
+        injection: Injection,
         *,
         together: Communicator | None = None,
         steps_done: Callable[[], int] | None = None,
@@ -121,6 +123,7 @@ class Parts:
         config = prepared.config
         self.prepared, self.config = prepared, config
         self.model, self.worker, self.group, self.journal = model, worker, group, journal
+        self._injection = injection
         self.together = together or group
         self.objective: Objective = objective_of(config.objective)
         self.optimizer = build_optimizer(
@@ -190,6 +193,7 @@ class Parts:
         self.optimizer.learning_rate = numpy.array(rate, numpy.float32)
         began = time.time()
         images, labels = next(batches)
+        images = self._injection.batch(step, images)
         got_batch = time.time()
         self.seen.doing("computing")
         traffic = self.seen.traffic()

@@ -31,6 +31,7 @@ from hpcdl.training.loop.journal import EchoJournal, EventHandler, FileJournal, 
 from hpcdl.training.loop.parts import Parts
 from hpcdl.training.loop.synchronous import Trainer
 from hpcdl.training.session import runtime
+from hpcdl.training.session.inject import Injection
 from hpcdl.training.session.watch import Watch, survivors
 
 
@@ -42,6 +43,7 @@ def run_worker(
     started: RunRecord,
     on_event: EventHandler | None,
     watch: Watch,
+    injection: Injection,
 ) -> Observed:
     """Train on this rank; rank 0 writes the run directory, and tells `on_event` what it writes into the journal.
 
@@ -63,7 +65,7 @@ def run_worker(
     model = build_model(config, prepared.dataset)
     if config.model.init_weights is not None:
         journal.write("message", text=state.load_weights(model, config.model.init_weights))
-    trainer = _trainer(prepared, model, worker, group, journal, run_dir)
+    trainer = _trainer(prepared, model, worker, group, journal, run_dir, injection)
     warnings = [*([prepared.info.warning] if prepared.info.warning else []), *worker.warnings]
     resumed_from = _resume(trainer, run_dir, group, warnings) if config.checkpoint.resume else None
     if resumed_from is not None:
@@ -92,16 +94,23 @@ def run_worker(
 
 
 def _trainer(
-    prepared: Prepared, model: keras.Model, worker: Worker, group: Communicator, journal: Journal, run_dir: Path
+    prepared: Prepared,
+    model: keras.Model,
+    worker: Worker,
+    group: Communicator,
+    journal: Journal,
+    run_dir: Path,
+    injection: Injection,
 ) -> Trainer | AsynchronousTrainer:
     if prepared.info.features.synchronous:
-        return Trainer(Parts(prepared, model, worker, group, journal, run_dir))
+        return Trainer(Parts(prepared, model, worker, group, journal, run_dir, injection))
     replica = replica_of(worker)
 
     def steps_done() -> int:
         return replica.count // prepared.num_workers
 
-    parts = Parts(prepared, model, worker, group, journal, run_dir, together=alone(), steps_done=steps_done)
+    together = alone()
+    parts = Parts(prepared, model, worker, group, journal, run_dir, injection, together=together, steps_done=steps_done)
     return AsynchronousTrainer(parts)
 
 

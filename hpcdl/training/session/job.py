@@ -22,6 +22,7 @@ from hpcdl.training.launch.prepare import Prepared
 from hpcdl.training.loop import results
 from hpcdl.training.loop.journal import EventHandler
 from hpcdl.training.session import runtime, safety
+from hpcdl.training.session.inject import Injection, parse_faults, spoken_of
 from hpcdl.training.session.watch import Actions, Limits, Watch, survivors
 
 
@@ -63,19 +64,22 @@ def _run_rank(
     started = results.first_record(prepared, hosts, software, os.environ.get("HPCDL_PROFILE", ""))
     unbound = communicator.allgather_json(runtime.binding_warning())
     warnings = [f"rank {rank}: {warning}" for rank, warning in enumerate(unbound) if warning]
+    warnings += spoken_of(parse_faults(prepared.config.safety.inject, communicator.size))
     started = dataclasses.replace(started, warnings=[*started.warnings, *warnings])
+    injection = Injection(prepared.config.safety.inject, communicator.observation, run_dir)
     if communicator.rank < prepared.num_workers:
         communicator.observation.doing("importing TensorFlow")
         runtime.import_tensorflow()
         from hpcdl.training.loop.worker import run_worker
 
-        with _staged(prepared, communicator) as near:
+        with injection, _staged(prepared, communicator) as near:
             if prepared.config.elastic.groups > 1:  # from the node's own storage, where there is a copy on it
                 near = dataclasses.replace(near, dataset=resident(near.dataset))
             context = context_of(prepared, communicator)
-            communicator = run_worker(near, communicator, context, run_dir, started, on_event, watch)
+            communicator = run_worker(near, communicator, context, run_dir, started, on_event, watch, injection)
     else:
-        communicator = _serve(prepared, communicator)
+        with injection:
+            communicator = _serve(prepared, communicator)
     communicator.observation.recorder.at_rest(communicator, last=True)
     communicator.barrier()
 

@@ -112,7 +112,7 @@ def supervised(
 
     def end(error: RankError) -> None:
         show(error)
-        report_status(folder, place.rank, "failed", exit_code=error.exit_code, message=str(error))
+        report_status(folder, place.rank, "failed", exit_code=error.exit_code, message=str(error), lost=error.lost)
         sys.stderr.write(f"hpcdl: {error}\n")
         if communicator is not None:
             communicator.abort(error.exit_code)

@@ -326,7 +326,8 @@ class Watch:
         elif self.actions.can_lose(verdict.cause) and verdict.kind in ("gone", "stuck", "busy"):
             self._leave_behind(verdict)
         elif self._speaks(verdict):
-            self.actions.end(RankError(verdict.text, rank=verdict.cause, host=verdict.host))
+            lost = verdict.kind in ("gone", "stuck")
+            self.actions.end(RankError(verdict.text, rank=verdict.cause, host=verdict.host, lost=lost))
 
     def _tell_once(self, verdict: Verdict) -> None:
         if verdict.kind == "busy":

@@ -1,0 +1,77 @@
+"""`hpcdl certify`: what the installation survives."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from hpcdl.cli.groups import completer
+from hpcdl.cli.options import JsonFlag
+from hpcdl.cli.output import print_json, put, say
+
+
+def register(app: typer.Typer) -> None:
+    """Add the command."""
+    app.command(epilog="Example: hpcdl certify --strategy ring --strategy async-easgd --tries 3")(certify)
+
+
+def certify(
+    nodes: Annotated[
+        int | None, typer.Option("--nodes", metavar="INTEGER", min=1, help="Nodes of this job that must take part.")
+    ] = None,
+    ranks: Annotated[
+        int | None, typer.Option("--ranks", "-n", min=3, help="Ranks of each run; 3, or two for each node.")
+    ] = None,
+    strategy: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--strategy",
+            metavar="NAME",
+            help="A strategy; may be repeated. By default ring, ps and async-easgd.",
+            autocompletion=completer("strategy"),
+        ),
+    ] = None,
+    fault: Annotated[
+        list[str] | None, typer.Option("--fault", metavar="NAME", help="Only this one; repeatable.")
+    ] = None,
+    tries: Annotated[int, typer.Option("--tries", min=1, help="Runs of each fault.")] = 1,
+    out: Annotated[Path, typer.Option("--out", metavar="DIR", help="Folder for the card and its runs.")] = Path("card"),
+    json: JsonFlag = False,
+) -> None:
+    """Find out what this installation survives.
+
+    Small trainings are struck by faults, one after another; a card tells which of them went on, and what it cost.
+    """
+    from hpcdl.core.progress import progress
+    from hpcdl.doctor.certify import FAULTS, HEADINGS, Plan, check_free, facts_of, rows_of, summary, try_out, write_card
+
+    plan = Plan(
+        strategies=strategy or ["ring", "ps", "async-easgd"],
+        faults=fault or [*FAULTS],
+        tries=tries,
+        num_ranks=ranks or max(3, 2 * (nodes or 1)),
+        out=out,
+    )
+    check_free(plan, nodes)
+    done = 0
+    with progress("certifying", len(plan.cases())) as bar:
+
+        def told(what: str) -> None:
+            nonlocal done
+            bar.update(done, what)
+            done += 1
+
+        trials = try_out(plan, told)
+    document = summary(trials)
+    card = write_card(out, document, trials, facts_of(out))
+    if json:
+        print_json(document)
+    else:
+        for row in (HEADINGS, *rows_of(document)):
+            put(f"{row[0]:<26}  {row[1]:<14}  {row[2]:<9}  {row[3]:<15}  {row[4]}")
+        for trial in trials:
+            if not trial.survived:
+                say(f"{trial.strategy}, {trial.fault}: {trial.said or 'the fault never struck'}")
+        say(f"next: look at {card}, and keep it beside {card.with_name('card.json')}")

@@ -1,0 +1,232 @@
+"""What this installation survives, tried out: small runs that faults strike, and what came of each.
+
+A run survives where it takes all of its steps and ends with 0, be it with new ranks (`--elastic`).
+"""
+
+from __future__ import annotations
+
+import html
+import os
+import statistics
+import subprocess
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from hpcdl.cluster.launchers import find_launcher
+from hpcdl.core.errors import CorruptError, UnknownNameError, UsageError
+from hpcdl.core.files import write_json, write_text
+from hpcdl.core.paths import own_program
+from hpcdl.core.records import read_record
+from hpcdl.strategies.table import find_strategy
+from hpcdl.training.loop.journal import JournalReader
+
+STEPS, STRIKE_AT = 60, 30
+FAULTS: Mapping[str, str] = {
+    "worker killed": f"kill:rank=1@step={STRIKE_AT}",
+    "rank 0 killed": f"kill:rank=0@step={STRIKE_AT}",
+    "server killed": f"kill:rank={{last}}@step={STRIKE_AT}",
+    "worker stopped": f"stop:rank=1@step={STRIKE_AT}",
+    "worker exits with 0": f"exit:rank=1@step={STRIKE_AT}",
+    "worker three times slower": f"slow:rank=1:x3@step={STRIKE_AT}",
+    "worker stopped for 3 s": f"stop:rank=1@step={STRIKE_AT}+3s",
+}
+"""What is tried, by name; {last} is the last rank, a server where there are servers."""
+RUN_TIMEOUT_S = 900.0
+
+
+@dataclass(frozen=True, kw_only=True)
+class Trial:
+    """One run under one fault; `recover_s` from the fault to the next step of which anything is heard.
+
+    `steps_lost` were taken twice. `said` is the last line of a run that did not survive.
+    """
+
+    fault: str
+    strategy: str
+    survived: bool
+    struck: bool
+    recover_s: float | None
+    steps_lost: int
+    said: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class Plan:
+    """What is tried: each of `faults` on each of `strategies`, `tries` times, in runs of `num_ranks` ranks."""
+
+    strategies: Sequence[str]
+    faults: Sequence[str]
+    tries: int
+    num_ranks: int
+    out: Path
+
+    def cases(self) -> list[tuple[str, str, int]]:
+        """Strategy, fault, number of the try. UnknownNameError for a fault that is not known."""
+        for fault in self.faults:
+            if fault not in FAULTS:
+                raise UnknownNameError("fault", fault, FAULTS)
+        return [
+            (strategy, fault, number)
+            for strategy in self.strategies
+            for fault in self.faults
+            if "server" not in fault or find_strategy(strategy).features.servers
+            for number in range(self.tries)
+        ]
+
+
+def try_out(plan: Plan, told: Callable[[str], None]) -> list[Trial]:
+    """Run all cases, one after another; `told` hears of each before it begins."""
+    trials = []
+    for strategy, fault, number in plan.cases():
+        told(f"{strategy}: {fault}")
+        run_dir = plan.out / "runs" / f"{strategy}-{fault.replace(' ', '-')}-{number}"
+        trials.append(_try(strategy, fault, plan.num_ranks, run_dir))
+    return trials
+
+
+def _try(strategy: str, fault: str, num_ranks: int, run_dir: Path) -> Trial:
+    features = find_strategy(strategy).features
+    journal = JournalReader(run_dir)
+    words = [
+        "train", "--model", "lenet", "--data", "synthetic:28x28x1:10", "--strategy", strategy, "--ranks", num_ranks,
+        "--batch-size", 16, "--steps", STEPS, "--profile", "none", "--elastic", "--checkpoint-every", "0.2s",
+        "--stall-timeout", "10s", "--inject", FAULTS[fault].format(last=num_ranks - 1), "--run-dir", run_dir,
+    ]  # fmt: skip
+    words += ["--optimizer", features.optimizers[0]] if features.optimizers else []
+    words += [] if features.mpi else ["--allow-grpc"]
+    finished = subprocess.run(
+        own_program("hpcdl", *map(str, words)),
+        capture_output=True,
+        text=True,
+        env={**os.environ, "NO_COLOR": "1"},
+        timeout=RUN_TIMEOUT_S,
+        check=False,
+    )
+    events = journal.read()
+    struck_at = next((event["at"] for event in events if str(event.get("text", "")).startswith("injected: ")), None)
+    lines = finished.stderr.strip().splitlines() or [""]
+    return Trial(
+        fault=fault,
+        strategy=strategy,
+        survived=finished.returncode == 0 and struck_at is not None,
+        struck=struck_at is not None,
+        recover_s=_recovered_after(events, struck_at),
+        steps_lost=_steps_lost(run_dir),
+        said="" if finished.returncode == 0 else lines[-1],
+    )
+
+
+def _recovered_after(events: Sequence[Mapping[str, Any]], struck_at: float | None) -> float | None:
+    """Seconds until the first step, epoch or start behind the fault; None where nothing came any more."""
+    if struck_at is None:
+        return None
+    later = (event["at"] for event in events if event["kind"] in ("step", "epoch") and event["at"] > struck_at)
+    first = next(later, None)
+    return None if first is None else round(first - struck_at, 3)
+
+
+def _steps_lost(run_dir: Path) -> int:
+    try:
+        resumed = read_record(run_dir).resumed_from_steps
+    except CorruptError:
+        return 0
+    return max((STRIKE_AT - step for step in resumed), default=0)
+
+
+def summary(trials: Sequence[Trial]) -> dict[str, Any]:
+    """What `--json` prints: for each fault and strategy how many runs survived, and what it cost them."""
+    groups: dict[tuple[str, str], list[Trial]] = {}
+    for trial in trials:
+        groups.setdefault((trial.fault, trial.strategy), []).append(trial)
+    rows = []
+    for (fault, strategy), members in groups.items():
+        seconds = [trial.recover_s for trial in members if trial.survived and trial.recover_s is not None]
+        rows.append(
+            {
+                "fault": fault,
+                "strategy": strategy,
+                "tries": len(members),
+                "survived": sum(trial.survived for trial in members),
+                "recover_seconds": {
+                    "median": statistics.median(seconds) if seconds else None,
+                    "max": max(seconds, default=None),
+                },
+                "steps_lost": max(trial.steps_lost for trial in members),
+            }
+        )
+    return {"faults": rows}
+
+
+def check_free(plan: Plan, nodes: int | None) -> None:
+    """UsageError where the folder of the card is taken, or the job has fewer than `nodes` nodes."""
+    if plan.out.exists() and any(plan.out.iterdir()):
+        raise UsageError(f"{plan.out} exists; choose another folder with --out")
+    here = max(1, len(find_launcher().hosts(os.environ)))
+    if nodes is not None and here < nodes:
+        raise UsageError(f"--nodes {nodes}, but this job has {here}; ask the scheduler for more")
+
+
+def facts_of(out: Path) -> dict[str, str]:
+    """Where the runs below `out` were, and on what."""
+    for path in sorted((out / "runs").glob("*/record.json")):
+        record = read_record(path.parent)
+        software = ", ".join(f"{name} {version}" for name, version in record.software.items())
+        return {
+            "when": record.started_at,
+            "machine": record.machine,
+            "nodes": str(record.nodes),
+            "ranks": str(record.ranks),
+            "software": software,
+        }
+    return {}
+
+
+HEADINGS = ("fault", "strategy", "survived", "recovered after", "steps lost")
+
+
+def rows_of(document: Mapping[str, Any]) -> list[tuple[str, ...]]:
+    """The summary as lines of a table under HEADINGS."""
+    return [
+        (
+            row["fault"],
+            row["strategy"],
+            f"{row['survived']} of {row['tries']}",
+            "-" if row["recover_seconds"]["median"] is None else f"{row['recover_seconds']['median']:.1f} s",
+            str(row["steps_lost"]),
+        )
+        for row in document["faults"]
+    ]
+
+
+def write_card(out: Path, document: Mapping[str, Any], trials: Sequence[Trial], facts: Mapping[str, str]) -> Path:
+    """The resilience card: OUT/card.json and OUT/card.html, whose path is returned."""
+    write_json(out / "card.json", {**document, "facts": dict(facts), "trials": [asdict(trial) for trial in trials]})
+    cells = "".join(
+        "<tr>" + "".join(f"<td>{html.escape(cell)}</td>" for cell in row) + "</tr>\n" for row in rows_of(document)
+    )
+    heads = "".join(f'<th scope="col">{heading}</th>' for heading in HEADINGS)
+    told = "".join(f"<dt>{html.escape(key)}</dt><dd>{html.escape(value)}</dd>" for key, value in facts.items())
+    path = out / "card.html"
+    write_text(path, _PAGE.format(facts=told, heads=heads, rows=cells))
+    return path
+
+
+_PAGE = """<!DOCTYPE html>
+<html lang="en"><head><meta charset="utf-8"><title>hpcdl: what this installation survives</title>
+<meta name="viewport" content="width=device-width, initial-scale=1">
+<style>
+:root {{ color-scheme: light dark; }}
+body {{ font: 16px/1.5 system-ui, sans-serif; max-width: 50rem; margin: 2rem auto; padding: 0 1rem; }}
+table {{ border-collapse: collapse; width: 100%; }}
+th, td {{ text-align: left; padding: 0.3rem 0.6rem; border-bottom: 1px solid #8888; }}
+dt {{ font-weight: bold; }}
+</style></head><body>
+<h1>What this installation survives</h1>
+<dl>{facts}</dl>
+<table><thead><tr>{heads}</tr></thead><tbody>
+{rows}</tbody></table>
+<p>A run survives where it takes all of its steps and ends with 0, with new ranks where some are lost (--elastic).</p>
+</body></html>
+"""

@@ -31,7 +31,11 @@ _FOREIGN = ("HPCDL_", "OMPI_", "PMI_", "PMIX_", "SLURM_", "OMP_", "KMP_", "TF_",
 """Variables of the caller's own environment that would change what the command line does."""
 TOGETHER = {
     "lab_slurm": ("tests/lab/", "tests/cluster/test_hostlist.py", "tests/tuning/test_trials.py"),
-    "undisturbed": ("tests/training/test_full_disk.py", "tests/training/test_resume_command.py"),
+    "undisturbed": (
+        "tests/training/test_full_disk.py",
+        "tests/training/test_inject.py",
+        "tests/training/test_resume_command.py",
+    ),
 }
 """Fixtures that cost so much that all files with tests that use them go to one process of `pytest -n`."""
 _TOLD = 6000

@@ -101,7 +101,8 @@ def execute(
     run.begin(last)
     with recording(config.run.trace, last, run_dir):
         communicator.observation.doing("running the script")
-        _execute(script, arguments)
+        with Injection(config.safety.inject, communicator.observation, run_dir):
+            _execute(script, arguments)
         if communicator.size > 1:
             leave_together(last, watch)
         last.observation.recorder.at_rest(last, last=True)
@@ -112,8 +113,7 @@ def _execute(script: str, arguments: list[str]) -> None:
     sys.argv = [script, *arguments]
     sys.path.insert(0, str(Path(script).resolve().parent))
     try:
-        with Injection(config.safety.inject, communicator.observation, run_dir):
-            runpy.run_path(script, run_name="__main__")
+        runpy.run_path(script, run_name="__main__")
     except SystemExit as leaving:
         if exit_code_of(leaving.code):
             raise _failure(leaving) from leaving

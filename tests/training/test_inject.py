@@ -1,0 +1,156 @@
+"""Faults on purpose: what --inject takes, and that runs under --elastic go on as if nothing had been."""
+
+from __future__ import annotations
+
+import threading
+from pathlib import Path
+
+import numpy
+import pytest
+
+from hpcdl.comm.observed import Observation
+from hpcdl.config.load import Effective, Layer, flag_layer, load
+from hpcdl.config.schema import TrainConfig
+from hpcdl.core.errors import ConfigError, RankError, UsageError
+from hpcdl.strategies.table import STRATEGIES
+from hpcdl.training.launch.relaunch import TRIES, until_done
+from hpcdl.training.session import inject
+from hpcdl.training.session.inject import KINDS, Injection, check_injected, parse_faults, spoken_of
+from tests.conftest import CommandLine
+from tests.training.conftest import Undisturbed
+from tests.training.training_runs import NOTED, SHORT, events, images_of, record_of, same_run
+
+
+def config(**flags: object) -> Effective[TrainConfig]:
+    return load(TrainConfig, [flag_layer({"model": "lenet", "data": "synthetic:hep", "ranks": 4, **flags})])
+
+
+def test_what_is_asked_for_is_understood() -> None:
+    text = "kill:rank=3@step=50, stop:rank=1@time=30s+20s,slow:rank=2:x3, exit:rank=0:7@step=5"
+    kill, stop, slow, leave = parse_faults(text, 4)
+    assert (kill.kind, kill.rank, kill.step) == ("kill", 3, 50)
+    assert (stop.time_s, stop.duration_s, stop.step) == (30.0, 20.0, None)
+    assert (slow.value, leave.value) == (3.0, 7.0)
+    assert parse_faults("", 4) == []
+    assert [*spoken_of([kill])] == ["a fault was injected: kill of rank 3 at step 50"]
+
+
+@pytest.mark.parametrize(
+    ("text", "word"),
+    [
+        ("kill", "KIND:rank=R"),
+        ("kill:rank=9@step=1", "ranks 0 to 3"),
+        ("kill:rank=1", "say when"),
+        ("burn:rank=1@step=1", "known: kill"),
+        ("slow:rank=1", "how many times slower"),
+        ("slow:rank=1:x0.5", "how many times slower"),
+        ("kill:rank=1:3@step=1", "takes no value"),
+        ("kill:rank=1@step=1+3s", "only stop"),
+        ("nan:rank=1@time=3s", "give @step=N"),
+        ("stop:rank=1@time=soon", "--inject stop"),
+        ("kill:rank=1@step=1,kill:rank=1", "say when"),
+    ],
+)
+def test_what_cannot_be_is_refused_in_one_line_each(text: str, word: str) -> None:
+    with pytest.raises(ConfigError) as caught:
+        parse_faults(text, 4)
+    assert len(caught.value.problems) == 1 and word in caught.value.problems[0]
+
+
+def test_faults_come_from_the_command_line_alone() -> None:
+    check_injected(config(inject="kill:rank=1@step=1"))
+    layers = [Layer(origin="site (site.toml)", values={"inject": "kill:rank=1@step=1"})]
+    with pytest.raises(UsageError, match="command line alone"):
+        check_injected(load(TrainConfig, [*layers, flag_layer({"model": "lenet", "data": "x", "ranks": 2})]))
+    with pytest.raises(UsageError, match="not in a script"):
+        check_injected(config(inject="nan:rank=1@step=1"), [*inject.STRIKES])
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_every_kind_strikes_once(kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also in a run that goes on: the second start of the same launch leaves it out."""
+    (tmp_path / "ranks").mkdir()
+    value = {"slow": ":x2", "exit": ":3"}.get(kind, "")
+    text = f"{kind}:rank=1{value}@step=7"
+    struck = threading.Semaphore(0)
+    monkeypatch.setattr(inject, "STRIKES", {name: lambda fault: struck.release() for name in inject.STRIKES})
+    images = numpy.zeros((2, 4, 4, 1), numpy.uint8)
+    for start in range(2):
+        seen = Observation(1, 2, "here")
+        with Injection(text, seen, tmp_path) as injection:
+            seen.doing("reading a batch", 6)
+            assert injection.batch(6, images) is images
+            assert not struck.acquire(timeout=0.05)
+            seen.doing("reading a batch", 7)
+            if kind not in inject.PLANTED:
+                assert struck.acquire(timeout=20 if start == 0 else 0.1) is (start == 0)
+            elif start == 1:
+                assert injection.batch(7, images) is images
+            elif kind == "nan":
+                assert numpy.isnan(injection.batch(7, images)).all()
+            else:
+                with pytest.raises(ValueError, match="injected"):
+                    injection.batch(7, images)
+    assert [event["text"] for event in events(tmp_path, "message")] == [f"injected: {text}"]
+
+
+def lost(lost: bool = True) -> None:
+    raise RankError("rank 1 is gone", rank=1, lost=lost)
+
+
+def test_a_run_that_gets_nowhere_is_given_up(tmp_path: Path) -> None:
+    said: list[str] = []
+    with pytest.raises(RankError, match=f"lost {TRIES} times after step 0"):
+        until_done(lost, tmp_path, config(elastic=True), {}, said.append)
+    assert len(said) == TRIES - 1 and "new ranks go on from the start" in said[0]
+    assert "resume = true" in (tmp_path / "run.toml").read_text()
+
+
+@pytest.mark.parametrize(("elastic", "gone"), [(False, True), (True, False)])
+def test_only_a_lost_rank_is_made_up_for_and_only_where_that_is_asked(
+    elastic: bool, gone: bool, tmp_path: Path
+) -> None:
+    with pytest.raises(RankError, match=r"^rank 1 is gone$"):
+        until_done(lambda: lost(gone), tmp_path, config(elastic=elastic), {}, pytest.fail)
+
+
+ELASTIC = ["--elastic", "--checkpoint-every", "0.1s", "--stall-timeout", "10s"]
+
+
+@pytest.mark.mpi
+def test_killed_at_rank_0_and_stopped_at_rank_1_the_run_is_the_undisturbed_one(
+    undisturbed: Undisturbed, session_hpcdl: CommandLine, shards: Path, tmp_path: Path
+) -> None:
+    run_dir = tmp_path / "run"
+    faults = "kill:rank=0@step=60,stop:rank=1@step=130"
+    line = [*NOTED, "--data", shards, "--run-dir", run_dir, *ELASTIC, "--inject", faults]
+    finished = session_hpcdl(line, env={"RECORD_DIR": str(tmp_path), "STEP_S": "0.02"}, timeout_s=300)
+    assert finished.code == 0, finished.err
+    assert finished.err.count("new ranks go on") == 2 and "rank 0 on" in finished.err
+    same_run(run_dir, undisturbed.run_dir)
+    assert images_of(tmp_path) == undisturbed.images
+    record = record_of(run_dir)
+    assert len(record["resumed_from_steps"]) == 2
+    assert sum("a fault was injected" in warning for warning in record["warnings"]) == 2
+
+
+@pytest.mark.mpi
+@pytest.mark.soak
+@pytest.mark.parametrize("role", ["worker", "last rank"])
+@pytest.mark.parametrize("strategy", [name for name in STRATEGIES if name != "single"])
+def test_every_strategy_goes_on(
+    session_hpcdl: CommandLine, shards: Path, tmp_path: Path, strategy: str, role: str
+) -> None:
+    features = STRATEGIES[strategy].features
+    fault = f"kill:rank={1 if role == 'worker' else 2}@step=30"
+    line = [*SHORT, "--strategy", strategy, "--ranks", "3", "--data", shards, "--run-dir", tmp_path / "run"]
+    line += [*ELASTIC, "--epochs", "3", "--inject", fault]
+    line += ["--optimizer", features.optimizers[0], "--learning-rate", "0.01"] if features.optimizers else []
+    line += [] if features.mpi else ["--allow-grpc"]
+    if not features.keras_optimizer or not features.deterministic:
+        line.remove("--deterministic")
+    finished = session_hpcdl(line, timeout_s=300)
+    assert finished.code == 0, finished.err
+    assert record_of(tmp_path / "run")["status"] == "finished"
+    assert events(tmp_path / "run", "message")
+    assert any(event["text"] == f"injected: {fault}" for event in events(tmp_path / "run", "message"))

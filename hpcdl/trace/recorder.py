@@ -195,10 +195,14 @@ def recording(text: str, communicator: Observed, run_dir: Path) -> Iterator[None
     target = run_dir / FOLDER
     decided(communicator, lambda: _cleared(target))
     seen = communicator.observation
-    local = Path(tempfile.mkdtemp(prefix=f"{PREFIX}{os.geteuid()}-"))
-    recorder = TraceRecorder(
-        text, local, rank=communicator.rank, size=communicator.size, host=communicator.host, role=seen.role
-    )
+    try:
+        local = Path(tempfile.mkdtemp(prefix=f"{PREFIX}{os.geteuid()}-"))
+        recorder = TraceRecorder(
+            text, local, rank=communicator.rank, size=communicator.size, host=communicator.host, role=seen.role
+        )
+    except OSError as error:
+        where = f"{tempfile.tempdir or 'the folder of temporary files'} on {communicator.host}"
+        raise HpcdlError(f"no trace can be kept in {where}: {error.strerror}; set TMPDIR, or leave --trace") from error
     place = target / f"rank-{communicator.rank}{PLACE}"
     place.write_text(f"{communicator.host}\n{recorder.file.path}\n", encoding="utf-8")
     try:

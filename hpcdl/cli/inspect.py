@@ -45,7 +45,8 @@ def inspect(
         print_json({**dataclasses.asdict(found), **document})
         return
     _show(found)
-    say(f"next: hpcdl train --model lenet --data {folder}" if verify else f"next: hpcdl inspect {folder} --verify")
+    model = "FILE.py:build" if found.fields else "lenet"
+    say(f"next: hpcdl train --model {model} --data {folder}" if verify else f"next: hpcdl inspect {folder} --verify")
 
 
 def _check(folder: Path, source: str | None, *, keep: bool) -> dict[str, Any]:
@@ -94,7 +95,10 @@ def _show(found: Any) -> None:
     rows = [
         ("name", found.name),
         ("source", found.source_format),
-        ("samples", f"{shape} {found.dtype}, {found.encoding}{packed}"),
+        *(
+            [("field", item.describe() + _scaling(item)) for item in found.fields]
+            or [("samples", f"{shape} {found.dtype}, {found.encoding}{packed}")]
+        ),
         ("classes", format_count(found.num_classes)),
         ("block", f"{found.block_samples} samples"),
         ("file system", found.file_system),
@@ -102,7 +106,7 @@ def _show(found: Any) -> None:
         ("written by", f"hpcdl {found.hpcdl_version}"),
     ]
     if found.stripes:
-        rows.insert(6, ("stripes", f"{found.stripes.count} OST(s) of {format_bytes(found.stripes.size)}"))
+        rows.insert(-2, ("stripes", f"{found.stripes.count} OST(s) of {format_bytes(found.stripes.size)}"))
     if found.num_skipped:
         rows.append(("skipped", f"{found.num_skipped} samples, named in the manifest"))
     print_table(("what", "value"), rows)
@@ -111,9 +115,18 @@ def _show(found: Any) -> None:
         ("split", "samples", "shards", "bytes"),
         [(s.name, format_count(s.num_samples), str(s.num_shards), format_bytes(s.num_bytes)) for s in found.splits],
     )
+    if not found.splits[0].histogram:
+        return
     put()
     names = list(found.splits[0].histogram)[:_CLASSES_SHOWN]
     header = ("class", *(split.name for split in found.splits))
     print_table(header, [(name, *(format_count(s.histogram[name]) for s in found.splits)) for name in names])
     if found.num_classes > _CLASSES_SHOWN:
         put(f"... and {found.num_classes - _CLASSES_SHOWN} more classes; --json lists all")
+
+
+def _scaling(item: Any) -> str:
+    if item.statistics is None:
+        return ""
+    low, high = min(item.statistics.low), max(item.statistics.high)
+    return f", {low:.4g} to {high:.4g}, scaled by {item.normalise}"

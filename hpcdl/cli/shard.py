@@ -28,16 +28,16 @@ def register(app: typer.Typer) -> None:
 def shard(
     flags: dict[str, Any],
     source: Annotated[str, typer.Argument(metavar="SOURCE", help="Folder or file of samples, or synthetic:NAME.")],
-    target: Annotated[Path, typer.Argument(metavar="DIR", help="Folder to make.")],
+    folder: Annotated[Path, typer.Argument(metavar="DIR", help="Folder to make.")],
     resume: Annotated[bool, typer.Option("--resume", help="Go on where an earlier call stopped.")] = False,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Print the plan and stop.")] = False,
     config: ConfigFlag = None,
     pairs: SetFlag = None,
     json: JsonFlag = False,
 ) -> None:
-    """Pack images from any source into HDF5 shards."""
+    """Pack images, or samples of any fields, from any source into HDF5 shards."""
     settings = effective(ShardConfig, "shard", flags, config, pairs)
-    request = ShardRequest(source=source, target=target, config=settings.config, resume=resume)
+    request = ShardRequest(source=source, target=folder, config=settings.config, resume=resume)
     from hpcdl.data.write import writing
 
     if dry_run:
@@ -55,9 +55,9 @@ def shard(
     if communicator is not None and communicator.rank:
         return
     if json:
-        print_json(_report_document(report, target))
+        print_json(_report_document(report, folder))
         return
-    _show_report(report, target)
+    _show_report(report, folder)
 
 
 def _ranks() -> Communicator | None:
@@ -81,7 +81,14 @@ def _show_plan(job: Any) -> None:
     plan = job.plan
     shape = "x".join(str(side) for side in job.sample_shape)
     classes, size = format_count(len(job.facts.class_names)), format_bytes(plan.total_bytes)
-    say(f"plan: {job.spec.format} -> {job.encoding} {shape} {job.dtype}, {classes} classes, {size}")
+    if job.fields:
+        say(f"plan: {job.spec.format} -> {len(job.fields)} fields, {size}")
+        for item in job.fields:
+            say(f"  {item.describe()}")
+        for line in job.facts.told:
+            say(f"  {line}")
+    else:
+        say(f"plan: {job.spec.format} -> {job.encoding} {shape} {job.dtype}, {classes} classes, {size}")
     for name, count in plan.shards.items():
         say(f"  {name}: {format_count(plan.num_samples[name])} samples in {count} shards")
     for reason in plan.reasons:
@@ -97,7 +104,8 @@ def _show_report(report: Any, target: Path) -> None:
         say(f'... and {len(skipped) - 10} more; all of them stand in {target / "manifest.json"} under "skipped"')
     kept = f", {report.kept} kept from before" if report.kept else ""
     say(f"{report.written} shards written in {format_seconds(report.seconds)}{kept}: {target}")
-    say(f"next: hpcdl inspect {target} --verify, or hpcdl train --model lenet --data {target}")
+    model = "FILE.py:build" if manifest.fields else "lenet"
+    say(f"next: hpcdl inspect {target} --verify, or hpcdl train --model {model} --data {target}")
 
 
 def _plan_document(job: Any) -> dict[str, Any]:
@@ -107,6 +115,7 @@ def _plan_document(job: Any) -> dict[str, Any]:
         "sample_shape": list(job.sample_shape),
         "dtype": job.dtype,
         "num_classes": len(job.facts.class_names),
+        **({"fields": [dataclasses.asdict(item) for item in job.fields]} if job.fields else {}),
         "plan": dataclasses.asdict(job.plan),
     }
 

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from hpcdl.core.errors import CorruptError, UsageError
+from hpcdl.data.format.fields import Field
 from hpcdl.data.format.manifest import FILE_NAME, Manifest, SplitEntry, read_manifest
 from hpcdl.data.synthetic import PREFIX, SyntheticSpec, parse_spec
 
@@ -27,10 +28,13 @@ class Split:
 
 @dataclass(frozen=True, kw_only=True)
 class Dataset:
-    """A data set: `sample_shape` is (height, width, channels), `checksum` identifies the content."""
+    """A data set: `checksum` identifies the content.
+
+    `sample_shape` is (height, width, channels); with `fields` it and `dtype` are the first input's.
+    """
 
     name: str
-    sample_shape: tuple[int, int, int]
+    sample_shape: tuple[int, ...]
     dtype: str
     num_classes: int | None
     class_names: tuple[str, ...]
@@ -42,6 +46,8 @@ class Dataset:
     seed: int = 0
     verified: bool = True
     """Whether what is read of shards is held against its checksums."""
+    fields: tuple[Field, ...] = ()
+    """What a sample consists of where it is more than an image and its class; inputs first."""
     copies: Mapping[Path, Path] = field(default_factory=dict)
     """Where this process has copies of shards to read their bytes from: see read/staging.py."""
 
@@ -58,6 +64,16 @@ class Dataset:
     def evaluation_split(self) -> Split | None:
         """`val`, else `test`, else None."""
         return self.splits.get("val") or self.splits.get("test")
+
+    @property
+    def inputs(self) -> tuple[Field, ...]:
+        """The fields that a model is given."""
+        return tuple(item for item in self.fields if item.role == "input")
+
+    @property
+    def targets(self) -> tuple[Field, ...]:
+        """The fields that a model's outputs are held against."""
+        return tuple(item for item in self.fields if item.role == "target")
 
     @property
     def encoded(self) -> bool:
@@ -84,12 +100,11 @@ def open_dataset(data: str, *, seed: int = 0, verified: bool = True) -> Dataset:
         raise UsageError(f"{data} holds no {FILE_NAME}; make a data folder with `hpcdl shard {data} NEW_FOLDER`")
     manifest, checksum = read_manifest(folder)
     _check_sizes(folder, manifest)
-    height, width, channels = manifest.sample_shape
     return Dataset(
         name=manifest.name,
-        sample_shape=(height, width, channels),
+        sample_shape=tuple(manifest.sample_shape),
         dtype=manifest.dtype,
-        num_classes=manifest.num_classes,
+        num_classes=manifest.num_classes or None,
         class_names=tuple(manifest.class_names),
         checksum=checksum,
         splits={
@@ -98,6 +113,7 @@ def open_dataset(data: str, *, seed: int = 0, verified: bool = True) -> Dataset:
         },
         folder=folder,
         manifest=manifest,
+        fields=tuple(manifest.fields),
         verified=verified,
     )
 

@@ -18,6 +18,7 @@ import numpy as np
 from hpcdl.core.errors import CorruptError, UsageError
 from hpcdl.core.files import write_bytes
 from hpcdl.data.dataset import Dataset, Split, open_dataset
+from hpcdl.data.format.fields import Field
 from hpcdl.data.format.manifest import FILE_NAME, Manifest, read_manifest
 from hpcdl.data.format.shard_file import faults
 from hpcdl.data.lustre import Stripes, file_system_of, stripes_of
@@ -55,6 +56,7 @@ class Inspection:
     stripes: Stripes | None
     num_skipped: int
     splits: Sequence[SplitInspection]
+    fields: Sequence[Field] = ()
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -92,6 +94,7 @@ def inspect(folder: Path, mounts: Path | None = None) -> Inspection:
         stripes=stripes,
         num_skipped=len(manifest.skipped),
         splits=[_split(dataset, manifest, name) for name in manifest.splits],
+        fields=manifest.fields,
     )
 
 
@@ -140,13 +143,26 @@ def _manifest(folder: Path) -> Manifest:
 
 
 def _split(dataset: Dataset, manifest: Manifest, name: str) -> SplitInspection:
+    entry = manifest.splits[name]
+    classes = [item.name for item in manifest.fields if item.role == "target" and item.kind == "class"]
+    label = "labels" if not manifest.fields else classes[0] if len(classes) == 1 else None
+    return SplitInspection(
+        name=name,
+        num_samples=entry.num_samples,
+        num_shards=len(entry.shards),
+        num_bytes=sum(shard.num_bytes for shard in entry.shards),
+        histogram=_histogram(dataset, manifest, name, label) if label else {},
+    )
+
+
+def _histogram(dataset: Dataset, manifest: Manifest, name: str, label: str) -> dict[str, int]:
     assert dataset.folder is not None
     entry = manifest.splits[name]
     counts = np.zeros(manifest.num_classes, np.int64)
     reader = SplitReader(dataset.folder, dataset, dataset.splits[name])
     try:
         for number in range(len(entry.shards)):
-            labels = reader.shard(number).labels
+            labels = reader.shard(number).residents.get(label, np.full(1, -1))
             if labels.size and not 0 <= labels.min() <= labels.max() < manifest.num_classes:
                 raise CorruptError(
                     f"shard {entry.shards[number].file} holds labels out of range; check it with --verify"
@@ -154,18 +170,14 @@ def _split(dataset: Dataset, manifest: Manifest, name: str) -> SplitInspection:
             counts += np.bincount(labels, minlength=manifest.num_classes)
     finally:
         reader.close()
-    return SplitInspection(
-        name=name,
-        num_samples=entry.num_samples,
-        num_shards=len(entry.shards),
-        num_bytes=sum(shard.num_bytes for shard in entry.shards),
-        histogram=dict(zip(manifest.class_names, counts.tolist(), strict=True)),
-    )
+    return dict(zip(manifest.class_names, counts.tolist(), strict=True))
 
 
 def write_pictures(dataset: Dataset, split: Split, count: int, folder: Path) -> list[Path]:
     """Write `count` samples of `split`, drawn by the data's seed, into `folder`: SPLIT-NUMBER-CLASS.png."""
     assert dataset.folder is not None
+    if dataset.fields:
+        raise UsageError(f"--samples saves pictures, and {dataset.name} holds named fields; read them with h5py")
     folder.mkdir(parents=True, exist_ok=True)
     reader = SplitReader(dataset.folder, dataset, split)
     positions = np.arange(min(count, split.num_samples), dtype=np.int64)

@@ -5,7 +5,7 @@ Refused with a remedy, before the first step: what would fail there less clearly
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import keras
@@ -26,21 +26,56 @@ _PROBABILITY_TOLERANCE = 1e-2
 """Half precision sums a thousand probabilities to one within this."""
 
 
+Shape = tuple[int, ...]
+Shapes = Mapping[str, Shape]
+
+
 def check_model(
-    model: keras.Model, *, spec: str, loss: str, classes: int | None, input_shape: Sequence[int] | None
+    model: keras.Model,
+    *,
+    spec: str,
+    loss: str,
+    classes: int | None,
+    input_shape: Sequence[int] | Shapes | None,
+    output_shapes: Shapes | None = None,
 ) -> None:
-    """UsageError for the first thing that is wrong with `model`; classes and shape are the data's, None: unknown."""
+    """UsageError for the first thing that is wrong with `model`; classes and shape are the data's, None: unknown.
+
+    With `output_shapes` the data has named targets of these shapes, and `loss` holds one for each, with commas.
+    """
+    shape = input_shape if input_shape is None or isinstance(input_shape, Mapping) else tuple(input_shape)
+    losses = loss.split(",") if output_shapes else [loss]
     _check_own_compile(model, spec)
-    _check_inputs(model, spec, None if input_shape is None else tuple(input_shape))
+    _check_inputs(model, spec, shape, any_type=output_shapes is not None)
     if not model.trainable_variables:
         raise UsageError(f"model {spec!r} has nothing to train: every layer has trainable=False, or no weights")
     _check_can_be_written(model, spec)
-    if loss != CROSS_ENTROPY and not hasattr(keras.losses, loss):
+    if any(name != CROSS_ENTROPY and not hasattr(keras.losses, name) for name in losses):
         return  # the objective names those that there are
-    outputs = _probed(model, spec, input_shape)
+    outputs = _probed(model, spec, shape, output_shapes)
+    if output_shapes and len(output_shapes) > 1:
+        for output, name, wanted in zip(outputs, losses, output_shapes.values(), strict=True):
+            if name != CROSS_ENTROPY:
+                _check_target(output.shape[1:], spec, name, wanted)
+        return
     for output in outputs if loss == CROSS_ENTROPY else outputs[:1]:  # other losses take the main output alone
-        _check_units(output.shape[1:], spec, loss, classes)
+        wanted = next(iter(output_shapes.values())) if output_shapes else ()
+        if wanted and loss == CROSS_ENTROPY:
+            _check_target(output.shape[1:-1], spec, loss, wanted)
+        elif wanted and loss not in ONE_OUTPUT_PER_CLASS:
+            _check_target(output.shape[1:], spec, loss, wanted)
+        else:
+            _check_units(output.shape[1:], spec, loss, classes)
         _check_head(model, output, spec, loss)
+
+
+def _check_target(shape: Shape, spec: str, loss: str, wanted: Shape) -> None:
+    """UsageError unless outputs have the shape of the targets, or one of one element more or less."""
+    if [side for side in shape if side != 1] != [side for side in wanted if side != 1]:
+        raise UsageError(
+            f"model {spec!r} gives outputs of shape {shape}, but --loss {loss} compares them with targets of {wanted}; "
+            "end it with as many outputs"
+        )
 
 
 def _check_own_compile(model: keras.Model, spec: str) -> None:
@@ -63,8 +98,11 @@ def _check_can_be_written(model: keras.Model, spec: str) -> None:
         ) from error
 
 
-def _check_inputs(model: keras.Model, spec: str, input_shape: tuple[int, ...] | None) -> None:
+def _check_inputs(model: keras.Model, spec: str, taken_shape: Shape | Shapes | None, *, any_type: bool) -> None:
     inputs = getattr(model, "inputs", None) or []
+    if isinstance(taken_shape, Mapping):
+        _check_named_inputs(inputs, spec, taken_shape)
+        return
     if len(inputs) > 1 or isinstance(getattr(model, "input_shape", None), dict):
         raise UsageError(
             f"model {spec!r} has {len(inputs)} inputs, but hpcdl gives it one, a batch of images; "
@@ -73,40 +111,68 @@ def _check_inputs(model: keras.Model, spec: str, input_shape: tuple[int, ...] | 
     if not inputs:
         return
     taken = tuple(inputs[0].shape)[1:]
-    if input_shape is not None and not _fits(input_shape, taken):
+    if taken_shape is not None and not _fits(taken_shape, taken):
         raise UsageError(
-            f"model {spec!r} takes samples of {taken}, but the data has {input_shape}; "
+            f"model {spec!r} takes samples of {taken}, but the data has {taken_shape}; "
             "let its function take input_shape, or make shards with another --image-size"
         )
-    if not str(inputs[0].dtype).startswith(("float", "bfloat")):
+    if not any_type and not str(inputs[0].dtype).startswith(("float", "bfloat")):
         raise UsageError(
             f"model {spec!r} takes {inputs[0].dtype}, but images come as float32 from 0 to 1; leave out the dtype"
         )
+
+
+def _check_named_inputs(inputs: Sequence[Any], spec: str, shapes: Shapes) -> None:
+    taken = {item.name: tuple(item.shape)[1:] for item in inputs}
+    if inputs and taken.keys() != shapes.keys():
+        raise UsageError(
+            f"model {spec!r} has the inputs {', '.join(taken)}, but the data has {', '.join(shapes)}; "
+            "give each keras.Input the name of a field, as name="
+        )
+    for name, shape in shapes.items() if inputs else ():
+        if not _fits(shape, taken[name]):
+            raise UsageError(f"model {spec!r} takes {name} of {taken[name]}, but the data has {shape}")
 
 
 def _fits(sample: tuple[int, ...], taken: tuple[int | None, ...]) -> bool:
     return len(sample) == len(taken) and all(want in (None, have) for have, want in zip(sample, taken, strict=True))
 
 
-def _probed(model: keras.Model, spec: str, input_shape: Sequence[int] | None) -> list[np.ndarray[Any, Any]]:
-    """What the model gives for a few random images, the main output first; empty where no shape is known."""
+def _probed(
+    model: keras.Model, spec: str, input_shape: Shape | Shapes | None, output_shapes: Shapes | None
+) -> list[np.ndarray[Any, Any]]:
+    """What the model gives for a few random samples, the main output first; empty where no shape is known."""
     shape = input_shape or tuple(getattr(model, "input_shape", (None,)))[1:]
-    if not shape or None in shape:
+    random = np.random.default_rng(0)
+    if isinstance(shape, Mapping):
+        samples: Any = {name: random.random((_NUM_PROBES, *own), np.float32) for name, own in shape.items()}
+    elif (not shape and output_shapes is None) or None in shape:
         return []
-    images = np.random.default_rng(0).random((_NUM_PROBES, *shape), np.float32)
+    else:
+        samples = random.random((_NUM_PROBES, *shape), np.float32)
     try:
-        given = model(images, training=False)
+        given = model(samples, training=False)
     except (Exception, SystemExit) as error:  # the user's layers may raise anything
         first = next(iter(str(error).strip().splitlines()), "no details")
-        raise UsageError(f"model {spec!r} fails on a batch of images: {type(error).__name__}: {first}") from error
-    if isinstance(given, dict):
+        raise UsageError(f"model {spec!r} fails on a batch of samples: {type(error).__name__}: {first}") from error
+    several = output_shapes if output_shapes is not None and len(output_shapes) > 1 else {}
+    if isinstance(given, Mapping) and several and given.keys() == several.keys():
+        given = [given[name] for name in several]
+    if isinstance(given, Mapping):
         names = ", ".join(map(repr, given))
         raise UsageError(
-            f"model {spec!r} gives its outputs by name ({names}); return one output, or a list with the main one first"
+            f"model {spec!r} gives its outputs by name ({names}); "
+            + (
+                f"the targets are {', '.join(several)}"
+                if several
+                else "return one output, or a list with the main one first"
+            )
         )
     outputs = [*given] if isinstance(given, list | tuple) else [given]
     if not outputs:
         raise UsageError(f"model {spec!r} gives no output; return one, or a list with the main one first")
+    if several and len(outputs) != len(several):
+        raise UsageError(f"model {spec!r} gives {len(outputs)} outputs for the targets {', '.join(several)}")
     return [np.asarray(keras.ops.convert_to_numpy(keras.ops.cast(output, "float32"))) for output in outputs]
 
 

@@ -7,7 +7,7 @@ import importlib.util
 import inspect
 import sys
 import traceback
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from types import ModuleType
 from typing import TYPE_CHECKING, Any
@@ -30,36 +30,54 @@ ARGUMENTS = ("num_classes", "input_shape")
 """What a model function may take, by keyword; it is given those that its signature names."""
 
 
+Shapes = Mapping[str, tuple[int, ...]]
+
+
 def load_model(
-    spec: str, *, classes: int | None = None, input_shape: Sequence[int] | None = None, loss: str = CROSS_ENTROPY
+    spec: str,
+    *,
+    classes: int | None = None,
+    input_shape: Sequence[int] | Shapes | None = None,
+    loss: str = CROSS_ENTROPY,
+    output_shapes: Shapes | None = None,
 ) -> keras.Model:
     """Build the model that `spec` names for `classes` and samples of `input_shape` (H, W, C).
 
-    None means the network's own default. `loss` says what outputs have to be. Raises UsageError for everything that is
+    None means the network's own default. Samples of named fields have any shape, several inputs one by name; their
+    targets have `output_shapes`. `loss` says what outputs have to be. Raises UsageError for everything that is
     wrong with the spec, the arguments or the user's function, naming the function's file and line.
     """
     builder = parse_spec(spec)
-    shape = None if input_shape is None else tuple(input_shape)
+    shape = input_shape if input_shape is None or isinstance(input_shape, Mapping) else tuple(input_shape)
     if isinstance(builder, str):
+        if isinstance(shape, Mapping):
+            raise UsageError(f"{builder} takes one input, the data has {', '.join(shape)}; give FILE.py:build")
         info = model_info(builder)
         num_classes = info.classes if classes is None else classes
         shape = info.input_shape if shape is None else shape
         check_input(builder, num_classes, shape)
         model: keras.Model = REGISTRY.load(builder)(num_classes, shape)
         if loss != CROSS_ENTROPY:
-            _check(model, spec, loss, num_classes, shape)
+            _check(model, spec, loss, num_classes, shape, output_shapes)
         return model
     given = {"num_classes": classes, "input_shape": shape}
     made = _call(builder, _user_function(builder), {name: value for name, value in given.items() if value is not None})
     model = _built(builder, made, shape)
-    _check(model, str(builder), loss, classes, shape)
+    _check(model, str(builder), loss, classes, shape, output_shapes)
     return model
 
 
-def _check(model: keras.Model, spec: str, loss: str, classes: int | None, shape: tuple[int, ...] | None) -> None:
+def _check(
+    model: keras.Model,
+    spec: str,
+    loss: str,
+    classes: int | None,
+    shape: tuple[int, ...] | Shapes | None,
+    output_shapes: Shapes | None,
+) -> None:
     from hpcdl.models.check import check_model
 
-    check_model(model, spec=spec, loss=loss, classes=classes, input_shape=shape)
+    check_model(model, spec=spec, loss=loss, classes=classes, input_shape=shape, output_shapes=output_shapes)
 
 
 def _user_function(builder: UserFunction) -> Callable[..., Any]:
@@ -122,7 +140,7 @@ def _call(builder: UserFunction, function: Callable[..., Any], given: dict[str, 
         raise _failed(builder, error, inspect.getsourcefile(function) or "") from error
 
 
-def _built(builder: UserFunction, model: Any, input_shape: tuple[int, ...] | None) -> keras.Model:
+def _built(builder: UserFunction, model: Any, input_shape: tuple[int, ...] | Shapes | None) -> keras.Model:
     """What the user's function returned, with its weights; UsageError where it is no model, or has none."""
     import keras
 
@@ -131,7 +149,10 @@ def _built(builder: UserFunction, model: Any, input_shape: tuple[int, ...] | Non
     if not model.built and input_shape is not None:
         try:
             # A call builds layers that a class makes in its __init__ too; build() would only mark it as built.
-            model(keras.Input(input_shape))
+            if isinstance(input_shape, Mapping):
+                model({name: keras.Input(shape, name=name) for name, shape in input_shape.items()})
+            else:
+                model(keras.Input(input_shape))
         except (Exception, SystemExit) as error:  # the user's layers may raise anything
             raise _failed(builder, error) from error
     if not model.built:

@@ -78,7 +78,7 @@ def _computed(point: StudyPoint, prepared: Prepared, cores_per_node: int) -> flo
     MACs are the table's, scaled by the area of the samples.
     """
     info = MODELS.get(point.model)
-    if info is None:
+    if info is None or len(prepared.dataset.sample_shape) != 3:
         return None
     height, width, _ = prepared.dataset.sample_shape
     macs = info.macs * height * width / math.prod(info.input_shape[:2])

@@ -19,6 +19,7 @@ from hpcdl.training.launch.rundir import MODEL_FILE
 from hpcdl.training.loop.evaluate import Evaluation, Evaluator
 from hpcdl.training.loop.worker import build_model, save_model
 from hpcdl.training.optimization.objective import objective_of
+from hpcdl.training.optimization.outputs import check_objective
 
 
 def load_run(run_dir: Path) -> tuple[keras.Model, list[str]]:
@@ -51,10 +52,13 @@ def evaluate_run(run_dir: Path, data: str, split_name: str | None) -> tuple[Eval
     if name not in dataset.splits:
         raise UsageError(f"--split {name}: {data} has {', '.join(dataset.splits)}")
     model, said = load_run(run_dir)
-    taken = tuple(model.input_shape[1:])
-    if taken != tuple(dataset.sample_shape):
-        raise UsageError(f"the model of {run_dir} takes images of shape {taken}, {data} has {dataset.sample_shape}")
-    evaluate = Evaluator(model, objective_of(dataclasses.replace(effective.config.objective, label_smoothing=0.0)))
+    if len(dataset.inputs) < 2:
+        taken = tuple(model.input_shape[1:])
+        if taken != tuple(dataset.sample_shape):
+            raise UsageError(f"the model of {run_dir} takes samples of {taken}, {data} has {dataset.sample_shape}")
+    config = dataclasses.replace(effective.config.objective, label_smoothing=0.0)
+    check_objective(config, dataset)
+    evaluate = Evaluator(model, objective_of(config, dataset.targets))
     batches = evaluation_batches(dataset, dataset.splits[name], batch_size=effective.config.data.batch_size)
     return evaluate(batches, alone()), name, said
 

@@ -19,19 +19,19 @@ from hpcdl.data.write.request import ShardConfig, ShardRequest
 from hpcdl.data.write.writing import ShardReport, shard
 
 
-def request(source: str | Path, target: Path, *, resume: bool = False, **options: Any) -> ShardRequest:
+def request(source: str | Path, target: Path, /, *, resume: bool = False, **options: Any) -> ShardRequest:
     config = load(
         ShardConfig, [Layer(origin="test", values={k.replace("_", "-"): v for k, v in options.items()})]
     ).config
     return ShardRequest(source=str(source), target=target, config=config, resume=resume)
 
 
-def make(source: str | Path, target: Path, **options: Any) -> Manifest:
+def make(source: str | Path, target: Path, /, **options: Any) -> Manifest:
     report(source, target, **options)
     return read_manifest(target)[0]
 
 
-def report(source: str | Path, target: Path, **options: Any) -> ShardReport:
+def report(source: str | Path, target: Path, /, **options: Any) -> ShardReport:
     return shard(request(source, target, **{"workers": 1, **options}), bar=False)
 
 

@@ -44,7 +44,7 @@ def test_same_samples_for_every_number_of_workers_from_any_step(
     monkeypatch.setattr("hpcdl.data.read.reader.WINDOW_BYTES", 60 * side * side * 3)  # several windows an epoch
     data = str(folder(tmp_path, side, **options))
     one, five = stream(data, 20, 0, 1), [stream(data, 4, worker, 5) for worker in range(5)]
-    assert (type(one._source), type(five[0]._source)) == ways
+    assert (type(one._sources["images"]), type(five[0]._sources["images"])) == ways
     kept = []
     for step in range(2 * one.steps_per_epoch + 3):
         images, labels = one.images(step)

@@ -182,7 +182,6 @@ def broken_cases(tmp_path: Path) -> dict[str, tuple[Path, str]]:
     (evil / "data_batch_1").write_bytes(pickle.dumps({b"data": Evil()}))
     np.savez(folder / "objects.npz", images=np.array([[[None]]], object), labels=np.array([1]))
     np.savez(folder / "short.npz", images=pixels(4, (3, 3)), labels=numbers(3, 2))
-    np.savez(folder / "minus.npz", images=pixels(2, (3, 3)), labels=np.array([0, -2]))
     (folder / "bad.h5").write_bytes(b"no HDF5")
     with h5py.File(folder / "many.h5", "w") as file:
         file["a"], file["b"] = pixels(3, (4, 4)), pixels(3, (4, 4))
@@ -204,9 +203,8 @@ def broken_cases(tmp_path: Path) -> dict[str, tuple[Path, str]]:
         "a pickle that runs code": (evil, r"refused: it asks for \w+\.system"),
         "an array of objects": (folder / "objects.npz", "Python objects"),
         "labels missing": (folder / "short.npz", "one number for each of 4 samples"),
-        "negative label": (folder / "minus.npz", "sample 1 has the label -2"),
         "no HDF5": (folder / "bad.h5", "no HDF5 file"),
-        "which data sets": (folder / "many.h5", "--image-field"),
+        "which data sets": (folder / "many.h5", "--target PATH=NAME, one of 'a'"),
         "no TFRecord": (folder / "bad.tfrecord", "damaged or cut short at byte 0"),
         "class name not UTF-8": (folder / "latin", "not UTF-8"),
     }

@@ -28,13 +28,25 @@ _COPY_BYTES = 32 * 1024**2
 
 
 @dataclass(frozen=True, kw_only=True)
+class NewArray:
+    """A data set of a shard to be made; `variable` ones hold samples of any length one behind the other."""
+
+    name: str
+    shape: tuple[int, ...]
+    dtype: str
+    variable: bool = False
+
+
+@dataclass(frozen=True, kw_only=True)
 class ShardFrame:
-    """What a shard is made with: everything but the samples. `data_shape` is that of /images, or (bytes,) of /bytes."""
+    """What a shard is made with: everything but the samples. `residents` have some bytes a sample and lie in no block.
+
+    The classic shard has one column, `images` or `bytes`, and the resident `labels`.
+    """
 
     num_samples: int
-    data_name: str
-    data_shape: tuple[int, ...]
-    dtype: str
+    columns: tuple[NewArray, ...]
+    residents: tuple[NewArray, ...]
     block_samples: int
     attributes: Mapping[str, Any]
     class_names: tuple[str, ...]
@@ -45,28 +57,57 @@ class ShardFrame:
 
 
 @dataclass(frozen=True, kw_only=True)
-class ShardMap:
-    """Where things lie in a shard, in bytes from the start of the file; `offsets` (within /bytes): encoded data."""
+class ColumnMap:
+    """Where a data set that is read by blocks lies, in bytes from the start of the file.
 
-    path: Path
-    num_samples: int
-    block_samples: int
-    data_name: str
-    data_shape: tuple[int, ...]
+    `offsets`: of each sample within the data set, in bytes, where samples differ in length.
+    """
+
+    name: str
+    shape: tuple[int, ...]
     dtype: str
     compressed: bool
     block_offsets: npt.NDArray[np.int64]
     block_bytes: npt.NDArray[np.int64]
-    labels_offset: int
     checksums: npt.NDArray[np.uint64]
     sample_checksums_offset: int | None
     offsets: npt.NDArray[np.int64] | None
+
+
+@dataclass(frozen=True, kw_only=True)
+class ResidentMap:
+    """Where a data set lies that is read whole."""
+
+    offset: int
+    shape: tuple[int, ...]
+    dtype: np.dtype[Any]
+
+
+@dataclass(frozen=True, kw_only=True)
+class ShardMap:
+    """Where things lie in a shard."""
+
+    path: Path
+    num_samples: int
+    block_samples: int
+    columns: Mapping[str, ColumnMap]
+    residents: Mapping[str, ResidentMap]
     attributes: Mapping[str, Any]
 
     @property
     def num_blocks(self) -> int:
-        """Blocks in the shard."""
-        return len(self.block_offsets)
+        """Blocks of each column."""
+        return -(-self.num_samples // self.block_samples)
+
+    @property
+    def block_offsets(self) -> npt.NDArray[np.int64]:
+        """Where the blocks of all columns start."""
+        return np.concatenate([column.block_offsets for column in self.columns.values()])
+
+    @property
+    def block_bytes(self) -> npt.NDArray[np.int64]:
+        """The lengths of the blocks of all columns."""
+        return np.concatenate([column.block_bytes for column in self.columns.values()])
 
     def block_range(self, block: int) -> tuple[int, int]:
         """First sample of a block, and the one behind its last."""
@@ -74,19 +115,36 @@ class ShardMap:
 
 
 @dataclass(frozen=True, kw_only=True)
-class NewShardPlaces:
-    """Where the parts of a shard just made are to be written, in bytes; `data` is None where HDF5 itself writes."""
+class ColumnPlaces:
+    """Where the parts of a column of a shard just made are to be written; `data` is None where HDF5 itself writes."""
 
-    labels: int
     checksums: int
     sample_checksums: int | None
     offsets: int | None
     data: int | None
 
 
+@dataclass(frozen=True, kw_only=True)
+class NewShardPlaces:
+    """Where the parts of a shard just made are to be written, in bytes."""
+
+    residents: Mapping[str, int]
+    columns: Mapping[str, ColumnPlaces]
+
+
+FIELDS_SCHEMA = "hpcdl.shard/2"
+"""Of shards with named fields; those with images and classes alone have another (docs/reference/shard-format.md)."""
+
+
+def _beside(column: str, part: str, attributes: Mapping[str, Any]) -> str:
+    """The path of what belongs to a column: `block_checksums`, `sample_checksums` or `offsets`."""
+    return f"{part}/{column}" if attributes.get("schema") == FIELDS_SCHEMA else part
+
+
 def create_shard(path: Path, frame: ShardFrame) -> NewShardPlaces:
     """Make a shard whose places are laid out and whose samples are still to be written; the data lies last."""
-    blocks = -(-frame.num_samples // frame.block_samples)
+    count = frame.num_samples
+    blocks = -(-count // frame.block_samples)
     with h5py.File(
         path,
         "w",
@@ -98,40 +156,52 @@ def create_shard(path: Path, frame: ShardFrame) -> NewShardPlaces:
         for key, value in frame.attributes.items():
             file.attrs[key] = value
         _add_class_names(file, frame.class_names)
-        labels = _add_contiguous(file, "labels", (frame.num_samples,), "<i8")
-        checksums = _add_contiguous(file, "block_checksums", (blocks,), "<u8")
-        sample_checksums = offsets = data = None
-        if frame.sample_checksums and frame.filters is None:
-            sample_checksums = _add_contiguous(file, "sample_checksums", (frame.num_samples,), "<u8")
-        if frame.data_name == "bytes":
-            offsets = _add_contiguous(file, "offsets", (frame.num_samples + 1,), "<i8")
-        if frame.filters is None:
-            data = _add_contiguous(file, frame.data_name, frame.data_shape, frame.dtype)
-        else:
-            chunk = (min(frame.block_samples, frame.num_samples), *frame.data_shape[1:])
-            file.create_dataset(
-                frame.data_name, frame.data_shape, frame.dtype, chunks=chunk, track_times=False, **frame.filters
-            )
-    return NewShardPlaces(
-        labels=labels, checksums=checksums, sample_checksums=sample_checksums, offsets=offsets, data=data
-    )
+        residents = {item.name: _add_contiguous(file, item.name, item.shape, item.dtype) for item in frame.residents}
+        parts: dict[str, dict[str, int]] = {item.name: {} for item in frame.columns}
+
+        def add(name: str, part: str, length: int, dtype: str) -> int:
+            return _add_contiguous(file, _beside(name, part, frame.attributes), (length,), dtype)
+
+        for name, found in parts.items():
+            found["checksums"] = add(name, "block_checksums", blocks, "<u8")
+            if frame.sample_checksums and frame.filters is None:
+                found["sample_checksums"] = add(name, "sample_checksums", count, "<u8")
+        for item in frame.columns:
+            if item.variable:
+                parts[item.name]["offsets"] = add(item.name, "offsets", count + 1, "<i8")
+        for item in frame.columns:
+            if frame.filters is None:
+                parts[item.name]["data"] = _add_contiguous(file, item.name, item.shape, item.dtype)
+            else:
+                chunk = (min(frame.block_samples, count), *item.shape[1:])
+                file.create_dataset(item.name, item.shape, item.dtype, chunks=chunk, track_times=False, **frame.filters)
+    optional = ("sample_checksums", "offsets", "data")
+    columns = {
+        name: ColumnPlaces(checksums=found["checksums"], **{part: found.get(part) for part in optional})
+        for name, found in parts.items()
+    }
+    return NewShardPlaces(residents=residents, columns=columns)
 
 
 def _add_contiguous(file: h5py.File, name: str, shape: tuple[int, ...], dtype: str) -> int:
-    """Add a data set whose bytes have a place at once; that place."""
+    """Add a data set whose bytes have a place at once; that place, 0 where there are no bytes."""
     plist = h5py.h5p.create(h5py.h5p.DATASET_CREATE)
     plist.set_layout(h5py.h5d.CONTIGUOUS)
     plist.set_alloc_time(h5py.h5d.ALLOC_TIME_EARLY)
     plist.set_fill_time(h5py.h5d.FILL_TIME_NEVER)
     plist.set_obj_track_times(False)
     kind = h5py.h5t.py_create(np.dtype(dtype), logical=True)
-    created = h5py.h5d.create(file.id, name.encode(), kind, h5py.h5s.create_simple(shape), dcpl=plist)
-    return int(created.get_offset())
+    group, _, name = name.rpartition("/")
+    parent = file.require_group(group).id if group else file.id
+    created = h5py.h5d.create(parent, name.encode(), kind, h5py.h5s.create_simple(shape), dcpl=plist)
+    return int(created.get_offset() or 0)
 
 
 def _add_class_names(file: h5py.File, names: tuple[str, ...]) -> None:
     encoded = [name.encode() for name in names]
-    width = max((len(name) for name in encoded), default=1) or 1
+    if not encoded:
+        return
+    width = max(map(len, encoded)) or 1
     table = np.array(encoded, dtype=h5py.string_dtype("utf-8", width))
     if table.nbytes <= ATTRIBUTE_LIMIT:
         file.attrs["class_names"] = table
@@ -169,12 +239,47 @@ def _check_self_contained(file: h5py.File) -> None:
 
 def _map(path: Path, file: h5py.File) -> ShardMap:
     attributes = {key: file.attrs[key] for key in file.attrs if key != "class_names"}
-    name = "bytes" if "bytes" in file else "images"
+    classic = attributes.get("schema") != FIELDS_SCHEMA
+    arrays = {name: item for name, item in file.items() if isinstance(item, h5py.Dataset)}
+    if classic:
+        names = ["bytes" if "bytes" in arrays else "images"]
+        small = {"labels": arrays["labels"]}
+    else:
+        names = list(file["block_checksums"])
+        small = {name: item for name, item in arrays.items() if name not in names}
+    block_samples = int(attributes["block_samples"])
+    num_samples = len(small["labels"]) if classic else int(attributes["num_samples"])
+    if min(num_samples, block_samples) < 1 or not names:
+        raise ValueError(f"it tells of {num_samples} samples in blocks of {block_samples}")
+    for name, item in small.items():
+        if len(item) != num_samples or item.id.get_offset() is None:
+            raise ValueError(f"{name} has the shape {item.shape}")
+    return ShardMap(
+        path=path,
+        num_samples=num_samples,
+        block_samples=block_samples,
+        columns={name: _column(file, name, num_samples, block_samples, attributes) for name in names},
+        residents={
+            name: ResidentMap(offset=item.id.get_offset(), shape=item.shape, dtype=item.dtype)
+            for name, item in small.items()
+        },
+        attributes=attributes,
+    )
+
+
+def _column(
+    file: h5py.File, name: str, num_samples: int, block_samples: int, attributes: Mapping[str, Any]
+) -> ColumnMap:
     data = file[name]
-    num_samples, block_samples = len(file["labels"]), int(attributes["block_samples"])
-    offsets = file["offsets"][:] if name == "bytes" else None
+    beside = {part: _beside(name, part, attributes) for part in ("block_checksums", "sample_checksums", "offsets")}
     firsts = np.arange(0, num_samples, block_samples, dtype=np.int64)
     ends = np.minimum(firsts + block_samples, num_samples)
+    offsets = None
+    if beside["offsets"] in file:
+        row_bytes = math.prod(data.shape[1:]) * data.dtype.itemsize
+        offsets = file[beside["offsets"]][:] * row_bytes
+        if len(offsets) != num_samples + 1:
+            raise ValueError(f"the offsets of {name} do not fit its samples")
     if data.chunks is not None:
         chunks = [data.id.get_chunk_info(number) for number in range(data.id.get_num_chunks())]
         places = {info.chunk_offset[0] // block_samples: (info.byte_offset, info.size) for info in chunks}
@@ -184,21 +289,17 @@ def _map(path: Path, file: h5py.File) -> ShardMap:
         base = data.id.get_offset() or 0
         unit = offsets if offsets is not None else np.arange(num_samples + 1) * (data.nbytes // max(1, num_samples))
         block_offsets, block_bytes = base + unit[firsts], unit[ends] - unit[firsts]
-    return ShardMap(
-        path=path,
-        num_samples=num_samples,
-        block_samples=block_samples,
-        data_name=name,
-        data_shape=data.shape,
+    own = file[beside["sample_checksums"]].id.get_offset() if beside["sample_checksums"] in file else None
+    return ColumnMap(
+        name=name,
+        shape=data.shape,
         dtype=data.dtype.name,
         compressed=data.chunks is not None,
         block_offsets=block_offsets,
         block_bytes=block_bytes,
-        labels_offset=file["labels"].id.get_offset(),
-        checksums=file["block_checksums"][:],
-        sample_checksums_offset=file["sample_checksums"].id.get_offset() if "sample_checksums" in file else None,
+        checksums=file[beside["block_checksums"]][:],
+        sample_checksums_offset=own,
         offsets=offsets,
-        attributes=attributes,
     )
 
 
@@ -273,6 +374,54 @@ class ArrayFile:
         with self._reading():
             self._file.visititems(keep)
         return found
+
+    def arrays(self) -> dict[str, tuple[tuple[int, ...], str]]:
+        """Shape and type of all arrays of numbers, text or records, by path; references are left out."""
+        found: dict[str, tuple[tuple[int, ...], str]] = {}
+
+        def keep(name: str, item: Any) -> None:
+            if not isinstance(item, h5py.Dataset) or not item.shape:
+                return
+            if h5py.check_string_dtype(item.dtype):
+                found[name] = (item.shape, "text")
+            elif item.dtype.kind in "fiubcV" or h5py.check_vlen_dtype(item.dtype):
+                found[name] = (item.shape, item.dtype.name)
+
+        with self._reading():
+            self._file.visititems(keep)
+        return found
+
+    def strings(self, name: str) -> list[bytes] | None:
+        """The strings of an array of one axis; None where it holds something else."""
+        with self._reading():
+            data = self._file[name]
+            if h5py.check_string_dtype(data.dtype) is None:
+                return None
+            if len(data.shape) != 1:
+                raise ValueError(f"{name} holds strings in the shape {data.shape}; one a sample is needed")
+            return [bytes(value) for value in data[()]]
+
+    def lengths_vary(self, name: str) -> tuple[Array, Array] | None:
+        """The values of an array of samples of any length, and where each sample starts; None for others."""
+        with self._reading():
+            data = self._file[name]
+            kind = h5py.check_vlen_dtype(data.dtype)
+            if kind is None:
+                return None
+            samples = [np.asarray(value, kind) for value in data[()].reshape(-1)]
+            return np.concatenate(samples), np.concatenate([[0], np.cumsum([len(sample) for sample in samples])])
+
+    def place(self, name: str, copy: Path) -> tuple[Path, int]:
+        """A file in which the values of an array lie one behind the other, and where: this one, or a `copy` made."""
+        with self._reading():
+            data = self._array(name)
+            if data.chunks is None and data.id.get_offset() is not None and data.size:
+                return self._path, int(data.id.get_offset())
+            with copy.open("wb") as out:
+                rows = max(1, _COPY_BYTES // max(1, data.dtype.itemsize * math.prod(data.shape[1:])))
+                for first in range(0, len(data), rows):
+                    np.ascontiguousarray(data[first : first + rows]).tofile(out)
+        return copy, 0
 
     def kind(self, name: str) -> tuple[tuple[int, ...], np.dtype[Any]]:
         """Shape and type of an array."""

@@ -1,4 +1,7 @@
-"""The manifest of a data folder (`hpcdl.data/1`, docs/reference/shard-format.md): what is there, checksums."""
+"""The manifest of a data folder (docs/reference/shard-format.md): what is there, checksums.
+
+Images with a class have the schema `hpcdl.data/1`, samples of named fields `hpcdl.data/2`.
+"""
 
 from __future__ import annotations
 
@@ -14,8 +17,10 @@ import xxhash
 from hpcdl.core.errors import CorruptError
 from hpcdl.core.files import read_json, write_text
 from hpcdl.core.records import from_json
+from hpcdl.data.format.fields import Field
 
 SCHEMA = "hpcdl.data/1"
+FIELDS_SCHEMA = "hpcdl.data/2"
 FILE_NAME = "manifest.json"
 
 
@@ -58,7 +63,10 @@ class Recipe:
 
 @dataclass(frozen=True, kw_only=True)
 class Manifest:
-    """A whole data set; `sample_shape` is (height, width, channels), `dtype` a numpy name."""
+    """A whole data set; `sample_shape` is (height, width, channels), `dtype` a numpy name.
+
+    With `fields` these two are the first input's, and classes are those of the only class target, if it has one.
+    """
 
     schema: str = SCHEMA
     hpcdl_version: str
@@ -75,6 +83,7 @@ class Manifest:
     splits: Mapping[str, SplitEntry]
     skipped: Sequence[str] = field(default=())
     recipe: Recipe
+    fields: Sequence[Field] = field(default=())
 
     def shards(self) -> list[ShardEntry]:
         """Every shard, split by split."""
@@ -90,6 +99,8 @@ def checksum_of(document: Mapping[str, Any]) -> str:
 def write_manifest(folder: Path, manifest: Manifest) -> None:
     """Write the manifest into `folder`, atomically; what follows from the content follows byte by byte."""
     document = dataclasses.asdict(manifest)
+    if not manifest.fields:
+        del document["fields"]
     document["checksum"] = checksum_of(json.loads(json.dumps(document)))
     write_text(folder / FILE_NAME, json.dumps(document, indent=1) + "\n")
 
@@ -98,15 +109,17 @@ def read_manifest(folder: Path) -> tuple[Manifest, str]:
     """The manifest in `folder` and its checksum; CorruptError where it is damaged, of another schema or unsafe."""
     path = folder / FILE_NAME
     document = read_json(path)
-    if not isinstance(document, dict) or document.get("schema") != SCHEMA:
+    if not isinstance(document, dict) or document.get("schema") not in (SCHEMA, FIELDS_SCHEMA):
         found = document.get("schema") if isinstance(document, dict) else None
-        raise CorruptError(f"{path} has schema {found!r}, this hpcdl reads {SCHEMA!r}")
+        raise CorruptError(f"{path} has schema {found!r}, this hpcdl reads {SCHEMA!r} and {FIELDS_SCHEMA!r}")
     checksum = checksum_of(document)
     if document.get("checksum") != checksum:
         raise CorruptError(f"{path} is damaged: its checksum does not fit its content; shard the data again")
     try:
         manifest = from_json(Manifest, document)
-        if len(manifest.sample_shape) != 3 or min(manifest.sample_shape) < 1:
+        if bool(manifest.fields) != (manifest.schema == FIELDS_SCHEMA):
+            raise ValueError(f"{manifest.schema} with {len(manifest.fields)} fields")
+        if (not manifest.fields and len(manifest.sample_shape) != 3) or min(manifest.sample_shape, default=1) < 1:
             raise ValueError(f"sample_shape is {list(manifest.sample_shape)}")
         if len(manifest.class_names) != manifest.num_classes:
             raise ValueError(f"{len(manifest.class_names)} names for {manifest.num_classes} classes")

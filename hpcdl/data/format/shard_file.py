@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import os
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
@@ -15,7 +15,15 @@ import numpy.typing as npt
 import xxhash
 
 from hpcdl.core.errors import CorruptError
-from hpcdl.data.format.hdf5 import ChunkWriter, ShardFrame, ShardMap, create_shard, shard_map
+from hpcdl.data.format.hdf5 import (
+    ChunkWriter,
+    ColumnMap,
+    ColumnPlaces,
+    ShardFrame,
+    ShardMap,
+    create_shard,
+    shard_map,
+)
 from hpcdl.data.format.manifest import ShardEntry
 
 Array = npt.NDArray[Any]
@@ -24,18 +32,26 @@ _WRITEBACK_BYTES = 8 << 20
 _SYNC_FILE_RANGE_WRITE = 2
 
 
+class _Column:
+    """What is known of a column of a shard under construction."""
+
+    def __init__(self, frame: ShardFrame, places: ColumnPlaces) -> None:
+        self.places = places
+        self.checksums = np.zeros(-(-frame.num_samples // frame.block_samples), "<u8")
+        self.sample_checksums = np.zeros(frame.num_samples, "<u8")
+        self.end = self.started = places.data or 0
+
+
 class NewShard:
-    """A shard under construction; blocks come in order."""
+    """A shard under construction; the blocks of each column come in order."""
 
     def __init__(self, path: Path, frame: ShardFrame) -> None:
         self._path = path
         self._block_samples = frame.block_samples
         self._places = create_shard(path, frame)
-        self._checksums = np.zeros(-(-frame.num_samples // frame.block_samples), "<u8")
-        self._sample_checksums = np.zeros(frame.num_samples, "<u8")
+        self._columns = {name: _Column(frame, places) for name, places in self._places.columns.items()}
         self._chunks = ChunkWriter(path) if frame.filters else None
         self._descriptor = os.open(path, os.O_RDWR | os.O_CLOEXEC)
-        self._end = self._started = self._places.data or 0
 
     def __enter__(self) -> Self:
         return self
@@ -47,34 +63,38 @@ class NewShard:
         if self._chunks:
             self._chunks.close()
 
-    def write_block(self, first: int, block: Array, sizes: Sequence[int]) -> None:
-        """Write the block whose first sample is `first`, behind the one before; `sizes` are its samples', in bytes."""
+    def write_block(self, name: str, first: int, block: Array, sizes: Sequence[int]) -> None:
+        """Write a column's block whose first sample is `first`, behind the one before; `sizes` of samples in bytes."""
         if self._chunks:
             self._chunks.write(first, block)
             return
-        content = block.data.cast("B")
-        self._checksums[first // self._block_samples] = xxhash.xxh3_64_intdigest(content)
-        if self._places.sample_checksums is not None:
-            self._sample_checksums[first : first + len(sizes)] = list(sample_checksums(content, sizes))
-        self._write(content, self._end)
-        self._end += len(content)
-        if self._end - self._started >= _WRITEBACK_BYTES:
-            start_writeback(self._descriptor, self._started, self._end - self._started)
-            self._started = self._end
+        column = self._columns[name]
+        content = block.reshape(-1).view(np.uint8).data if block.size else memoryview(b"")
+        column.checksums[first // self._block_samples] = xxhash.xxh3_64_intdigest(content)
+        if column.places.sample_checksums is not None:
+            column.sample_checksums[first : first + len(sizes)] = list(sample_checksums(content, sizes))
+        self._write(content, column.end)
+        column.end += len(content)
+        if column.end - column.started >= _WRITEBACK_BYTES:
+            start_writeback(self._descriptor, column.started, column.end - column.started)
+            column.started = column.end
 
-    def finish(self, labels: Array, offsets: Array | None) -> str:
-        """Write what belongs to all blocks; the checksum of the frame."""
+    def finish(self, residents: Mapping[str, Array], offsets: Mapping[str, Array]) -> str:
+        """Write what belongs to all blocks; the checksum of the frame. `offsets`: of the columns of varying length."""
         if self._chunks:
             self._chunks.close()
             self._chunks = None
             found = shard_map(self._path)
-            self._checksums[:] = list(block_checksums(self._descriptor, found))
-        self._write(labels.astype("<i8").data.cast("B"), self._places.labels)
-        self._write(self._checksums.data.cast("B"), self._places.checksums)
-        if self._places.sample_checksums is not None:
-            self._write(self._sample_checksums.data.cast("B"), self._places.sample_checksums)
-        if offsets is not None and self._places.offsets is not None:
-            self._write(offsets.astype("<i8").data.cast("B"), self._places.offsets)
+            for name, column in self._columns.items():
+                column.checksums[:] = list(block_checksums(self._descriptor, found.columns[name]))
+        for name, values in residents.items():
+            self._write(values.reshape(-1).view(np.uint8).data, self._places.residents[name])
+        for name, column in self._columns.items():
+            self._write(column.checksums.data.cast("B"), column.places.checksums)
+            if column.places.sample_checksums is not None:
+                self._write(column.sample_checksums.data.cast("B"), column.places.sample_checksums)
+            if column.places.offsets is not None:
+                self._write(offsets[name].astype("<i8").data.cast("B"), column.places.offsets)
         return frame_checksum(self._descriptor, shard_map(self._path))
 
     def _write(self, content: memoryview, offset: int) -> None:
@@ -102,24 +122,24 @@ def sample_checksums(content: memoryview, sizes: Sequence[int]) -> Iterator[int]
         start += size
 
 
-def block_checksum(descriptor: int, place: ShardMap, block: int) -> int:
+def block_checksum(descriptor: int, place: ColumnMap, block: int) -> int:
     """XXH3-64 of a block's bytes as they lie in the file."""
     offset, size = int(place.block_offsets[block]), int(place.block_bytes[block])
     return int(_checksum(descriptor, [(offset, offset + size)]).intdigest())
 
 
-def block_checksums(descriptor: int, place: ShardMap) -> Iterator[int]:
+def block_checksums(descriptor: int, place: ColumnMap) -> Iterator[int]:
     """`block_checksum` of each block."""
-    return (block_checksum(descriptor, place, block) for block in range(place.num_blocks))
+    return (block_checksum(descriptor, place, block) for block in range(len(place.block_offsets)))
 
 
 def frame_checksum(descriptor: int, place: ShardMap) -> str:
     """XXH3-64 of every byte of the file that is in no block, in order."""
     size = os.fstat(descriptor).st_size
-    starts = place.block_offsets
+    starts, lengths = place.block_offsets, place.block_bytes
     order = np.argsort(starts, kind="stable")
     gaps, position = [], 0
-    for offset, length in zip(starts[order].tolist(), place.block_bytes[order].tolist(), strict=True):
+    for offset, length in zip(starts[order].tolist(), lengths[order].tolist(), strict=True):
         if offset > position:
             gaps.append((position, offset))
         position = max(position, offset + length)
@@ -162,11 +182,13 @@ def faults(folder: Path, entry: ShardEntry, told: Callable[[int], None] = lambda
 def _compare(descriptor: int, place: ShardMap, entry: ShardEntry, told: Callable[[int], None]) -> list[str]:
     frame_fits = frame_checksum(descriptor, place) == entry.frame_checksum
     found = []
-    for block, checksum in enumerate(block_checksums(descriptor, place)):
-        if checksum != int(place.checksums[block]):
-            first, stop = place.block_range(block)
-            found.append(f"{entry.file}: block {block} (samples {first} to {stop - 1})")
-        told(int(place.block_bytes[block]))
+    for column in place.columns.values():
+        of_column = "" if len(place.columns) == 1 else f" of {column.name}"
+        for block, checksum in enumerate(block_checksums(descriptor, column)):
+            if checksum != int(column.checksums[block]):
+                first, stop = place.block_range(block)
+                found.append(f"{entry.file}: block {block}{of_column} (samples {first} to {stop - 1})")
+            told(int(column.block_bytes[block]))
     if not frame_fits:
         return [f"{entry.file}: header (attributes, labels or block checksums)"]
     return found

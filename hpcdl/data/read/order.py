@@ -13,9 +13,11 @@ do not depend on numpy's generators.
 from __future__ import annotations
 
 import bisect
-from collections.abc import Iterator
+import threading
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from functools import cached_property
+from typing import Generic, TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -23,6 +25,7 @@ import numpy.typing as npt
 from hpcdl.core.errors import UsageError
 
 Ids = npt.NDArray[np.int64]
+Item = TypeVar("Item")
 _ROUNDS = 6
 _MASK = (1 << 64) - 1
 
@@ -107,6 +110,23 @@ class Layout:
         return len(self.starts) - 1
 
 
+class LastTwo(Generic[Item]):
+    """The two items last made, by number; for several threads."""
+
+    def __init__(self) -> None:
+        self._kept: dict[int, Item] = {}
+        self._lock = threading.Lock()
+
+    def get(self, number: int, make: Callable[[], Item]) -> Item:
+        """The item of `number`, made if it is not there."""
+        with self._lock:
+            if number not in self._kept:
+                while len(self._kept) > 1:
+                    del self._kept[next(iter(self._kept))]
+                self._kept[number] = make()
+            return self._kept[number]
+
+
 @dataclass(frozen=True)
 class Epoch:
     """The sequence of sample ids of one epoch."""
@@ -114,7 +134,8 @@ class Epoch:
     layout: Layout
     seed: int
     epoch: int
-    _orders: dict[int, Ids] = field(default_factory=dict, init=False, repr=False, compare=False)
+    _orders: LastTwo[Ids] = field(default_factory=LastTwo, init=False, repr=False, compare=False)
+    _ids: LastTwo[Ids] = field(default_factory=LastTwo, init=False, repr=False, compare=False)
 
     @cached_property
     def blocks(self) -> Ids:
@@ -163,19 +184,22 @@ class Epoch:
 
     def window_order(self, window: int) -> Ids:
         """The permutation of a window: what stands at its i-th place, counted as in `places`. The last two are kept."""
-        if window not in self._orders:
-            while len(self._orders) > 1:
-                del self._orders[next(iter(self._orders))]
+
+        def order() -> Ids:
             first, last = self.window_bounds(window)
             length = last - first
-            key = mixed(self.seed, self.epoch, 2, window)
-            self._orders[window] = permuted(np.arange(length, dtype=np.int64), length, key)
-        return self._orders[window]
+            return permuted(np.arange(length, dtype=np.int64), length, mixed(self.seed, self.epoch, 2, window))
+
+        return self._orders.get(window, order)
 
     def window_ids(self, window: int) -> Ids:
-        """The sample ids of the window's blocks, laid one behind the other."""
-        starts = self.layout.starts
-        return np.concatenate([np.arange(starts[b], starts[b + 1]) for b in self.window_blocks(window)])
+        """The sample ids of the window's blocks, laid one behind the other. The last two are kept."""
+
+        def ids() -> Ids:
+            starts = self.layout.starts
+            return np.concatenate([np.arange(starts[b], starts[b + 1]) for b in self.window_blocks(window).tolist()])
+
+        return self._ids.get(window, ids)
 
     def ids(self, start: int, stop: int) -> Ids:
         """The sample ids at the places `start` to `stop` - 1 of the sequence."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -12,10 +12,11 @@ import tensorflow as tf
 
 from hpcdl.core.errors import UsageError, carried
 from hpcdl.data.dataset import Dataset, Split, open_dataset
+from hpcdl.data.format.fields import Field
 from hpcdl.data.read.order import mixed
 from hpcdl.data.read.prefetch import Prefetched, aligned_empty
 from hpcdl.data.read.reader import SplitReader, open_reader
-from hpcdl.data.read.windows import TrainingStream
+from hpcdl.data.read.windows import TrainingStream, field_of
 
 Batches = Prefetched[tuple[Any, Any]]
 _AHEAD = 2
@@ -67,6 +68,8 @@ def training_batches(
 ) -> Batches:
     """Endless batches of one worker from `start_step` on: images (B, H, W, C) as stored, labels int64 (B,).
 
+    Of named fields: inputs and targets, each a tensor or, of several, tensors by name (see `hpcdl.data.open`).
+
     Samples and augmentation follow from seed and step alone, whatever the number of workers; `deterministic` sets
     tf.data's option of that name and changes neither. UsageError where the split has fewer samples than a global batch.
     """
@@ -95,8 +98,11 @@ def evaluation_batches(
     first, stop = (split.num_samples * part // num_workers for part in (worker, worker + 1))
     fixed = Augmentation(mean=augment.mean, std=augment.std) if augment else _NO_CHANGE
 
-    def read_from(start: int) -> tuple[Any, Any]:
+    def read_from(start: int) -> Any:
         ids = np.arange(start, min(start + batch_size, stop), dtype=np.int64)
+        if dataset.fields:
+            assert isinstance(reader, SplitReader)
+            return [_dense(field_of(reader, item, ids), item) for item in dataset.fields]
         if dataset.encoded:
             assert isinstance(reader, SplitReader)
             return np.array(reader.read_encoded(ids), object), reader.labels(ids)
@@ -105,7 +111,10 @@ def evaluation_batches(
         return array, reader.labels(ids)
 
     def produce() -> Iterator[tuple[Any, Any]]:
-        batches = _batches(dataset, read_from, tf.data.Dataset.range(first, stop, batch_size), batch_size, None)
+        starts = tf.data.Dataset.range(first, stop, batch_size)
+        if dataset.fields:
+            return iter(_field_batches(dataset, read_from, starts, None).with_options(_options(True)))
+        batches = _batches(dataset, read_from, starts, batch_size, None)
         if not fixed.changes_nothing:
             batches = batches.map(lambda images, labels: (_augmented(images, fixed, 0, _Rows(0, 0, 0)), labels))
         return iter(batches.with_options(_options(True)))
@@ -127,6 +136,10 @@ def as_tf_dataset(
     verify_data: bool = True,
 ) -> Any:
     """A `tf.data.Dataset` of shuffled batches (images, labels): the public API, `hpcdl.data.open`.
+
+    Of named fields it gives (inputs, targets): the only one, or several by name in a dict. Numbers come as stored, or
+    scaled as the manifest says; classes as int64; text as int32, each byte plus 1, and 0 behind the end; samples of
+    varying length with zeros behind the end.
 
     `split` defaults to the training split; `epochs=None` repeats for ever. `start_step` resumes. `verify_data` holds
     what is read against its checksums (of a `data` that is open already, its own setting holds).
@@ -163,6 +176,11 @@ def _dataset(
 ) -> Any:
     steps = tf.data.Dataset.range(start_step, np.iinfo(np.int64).max)
     share = stream.share
+    if dataset.fields:
+        batches = _field_batches(
+            dataset, lambda step: _dense_fields(stream, step, dataset.fields), steps, share.batch_size
+        )
+        return batches.with_options(_options(deterministic)).prefetch(_AHEAD)
     read = stream.files if dataset.encoded else stream.images
     batches = _batches(dataset, read, steps, share.batch_size, share.batch_size)
     if not augment.changes_nothing:
@@ -204,6 +222,56 @@ def _batches(dataset: Dataset, read: Callable[[int], Any], steps: Any, batch_siz
         lambda content, label: (decode(content), label), num_parallel_calls=cpus, deterministic=True
     )
     return samples.batch(batch_size, drop_remainder=length is not None)
+
+
+def _dense_fields(stream: TrainingStream, step: int, fields: Sequence[Field]) -> list[Any]:
+    values = stream.fields(step, fields)
+    return [_dense(value, item) for value, item in zip(values, fields, strict=True)]
+
+
+def _dense(value: Any, item: Field) -> Any:
+    """A field's batch as one array: samples of varying length with zeros behind their end, text as numbers from 1."""
+    if not item.variable:
+        return value
+    shift = 1 if item.kind == "text" else 0
+    out = aligned_empty((len(value), *item.shape), np.int32 if shift else item.dtype)
+    out[...] = 0
+    for row, sample in zip(out, value, strict=True):
+        row[: len(sample)] = sample
+        row[: len(sample)] += shift
+    return out
+
+
+def _field_batches(dataset: Dataset, read: Callable[[int], Any], steps: Any, length: int | None) -> Any:
+    """Batches (inputs, targets) of the fields that `read` gives for each element of `steps`."""
+    fields = dataset.fields
+    kinds = [tf.int32 if item.kind == "text" else tf.as_dtype(item.dtype) for item in fields]
+
+    def load(step: Any) -> tuple[Any, Any]:
+        found = tf.numpy_function(carried(lambda number: read(int(number))), [step], kinds)
+        for value, item in zip(found, fields, strict=True):
+            value.set_shape((length, *item.shape))
+        values = {item.name: _scaled(value, item) for value, item in zip(found, fields, strict=True)}
+        return _structured(values, dataset.inputs), _structured(values, dataset.targets)
+
+    return steps.map(load)
+
+
+def _structured(values: Mapping[str, Any], fields: Sequence[Field]) -> Any:
+    """The only one of `fields`, or several by name."""
+    return values[fields[0].name] if len(fields) == 1 else {item.name: values[item.name] for item in fields}
+
+
+def _scaled(value: Any, item: Field) -> Any:
+    """A field's batch, scaled as the manifest says."""
+    found = item.statistics
+    if found is None or item.normalise == "none":
+        return value
+    low, spread = (found.mean, np.array(found.std)) if item.normalise == "mean-std" else (
+        found.low, np.array(found.high) - np.array(found.low)
+    )  # fmt: skip
+    scale = np.where(spread > 0, 1 / np.where(spread > 0, spread, 1), 1)
+    return (tf.cast(value, tf.float32) - tf.constant(np.array(low, np.float32))) * tf.constant(scale.astype(np.float32))
 
 
 def _decoder(dataset: Dataset) -> Callable[[Any], Any]:

@@ -16,7 +16,8 @@ import xxhash
 
 from hpcdl.core.errors import CorruptError, HpcdlError
 from hpcdl.data.dataset import Dataset, Split
-from hpcdl.data.format.hdf5 import ChunkReader, ShardMap, shard_map
+from hpcdl.data.format.fields import Field
+from hpcdl.data.format.hdf5 import ChunkReader, ColumnMap, ResidentMap, ShardMap, shard_map
 from hpcdl.data.format.manifest import ShardEntry
 from hpcdl.data.format.shard_file import block_checksum, frame_checksum
 from hpcdl.data.read.order import Ids, Layout
@@ -54,34 +55,27 @@ class OpenShard:
     is read.
     """
 
-    def __init__(
-        self, path: Path, entry: ShardEntry, num_classes: int, *, copy: Path | None = None, verified: bool = True
-    ) -> None:
+    def __init__(self, path: Path, entry: ShardEntry, *, copy: Path | None = None, verified: bool = True) -> None:
         self.map: ShardMap = shard_map(path)
         self._source = copy or path
         self._verified = verified
-        self.base = int(self.map.block_offsets[0]) if self.map.num_blocks else 0
         self._descriptor: int | None = None
         self._chunks: ChunkReader | None = None
         if self.map.num_samples != entry.num_samples:
             raise CorruptError(f"shard {path} does not hold as many samples as the manifest says")
         if verified and frame_checksum(self.descriptor, self.map) != entry.frame_checksum:
             raise CorruptError(f"shard {path}: its header (attributes, labels or checksums) is damaged{_REMEDY}")
-        self.labels = self._labels(num_classes)
-        self._sample_checksums: Array | None = None
-        self._checked = np.zeros(self.map.num_blocks, np.bool_)
+        self.residents = {name: self._resident(place) for name, place in self.map.residents.items()}
+        self._sample_checksums: dict[str, Array] = {}
+        self._checked = {name: np.zeros(self.map.num_blocks, np.bool_) for name in self.map.columns}
 
-    def _labels(self, num_classes: int) -> Array:
-        labels = self._numbers("<i8", self.map.labels_offset)
-        fits = labels.size == 0 or 0 <= labels.min() <= labels.max() < num_classes
-        return labels.astype(np.min_scalar_type(num_classes)) if fits else labels
-
-    def _numbers(self, dtype: str, offset: int) -> Array:
-        """One number a sample, from `offset` of the file on."""
-        numbers = np.empty(self.map.num_samples, dtype)
-        if numbers.size:
-            read_exactly(self.descriptor, numbers.data.cast("B"), offset, self.map.path)
-        return numbers
+    def _resident(self, place: ResidentMap) -> Array:
+        values = np.empty(place.shape, place.dtype)
+        if values.size:
+            read_exactly(self.descriptor, values.reshape(-1).view(np.uint8).data, place.offset, self.map.path)
+        if place.dtype != np.int64 or not values.size or values.min() < 0:
+            return values
+        return values.astype(np.min_scalar_type(values.max()))  # the numbers of classes: there are many samples
 
     @property
     def descriptor(self) -> int:
@@ -95,18 +89,25 @@ class OpenShard:
                 ) from error
         return self._descriptor
 
-    def read_block(self, block: int, out: Array) -> None:
-        """Read a whole block into `out`."""
+    def column(self, name: str) -> ColumnMap:
+        """Where a column lies; CorruptError where the shard has none of that name."""
+        if name not in self.map.columns:
+            raise CorruptError(f"shard {self.map.path} holds no {name}, which the manifest tells of{_REMEDY}")
+        return self.map.columns[name]
+
+    def read_block(self, name: str, block: int, out: Array) -> None:
+        """Read a whole block of a column into `out`."""
         first, _ = self.map.block_range(block)
-        if self.map.compressed:
-            self._check_stored(block)
+        if self.column(name).compressed:
+            self._check_stored(name, block)
             self._decompress(first, out)
             return
-        self.read_scattered(block, [out.data.cast("B")])
+        self.read_scattered(name, block, [out.reshape(-1).view(np.uint8).data])
 
-    def read_scattered(self, block: int, views: list[memoryview]) -> None:
+    def read_scattered(self, name: str, block: int, views: list[memoryview]) -> None:
         """Read a whole block, not compressed, into `views`, one behind the other; together they are as long as it."""
-        offset = int(self.map.block_offsets[block])
+        column = self.column(name)
+        offset = int(column.block_offsets[block])
         digest = xxhash.xxh3_64()
         for first in range(0, len(views), _MOST_VIEWS):
             part = views[first : first + _MOST_VIEWS]
@@ -120,28 +121,34 @@ class OpenShard:
             if self._verified:
                 for view in part:
                     digest.update(view)
-        if self._verified and digest.intdigest() != self.map.checksums[block]:
+        if self._verified and digest.intdigest() != column.checksums[block]:
             raise self._damaged(block)
 
-    def read_sample(self, place: int, out: Array) -> None:
-        """Read the sample at `place` of the shard into `out`, shaped (1, H, W, C)."""
-        if self.map.compressed:
-            self._check_once(place // self.map.block_samples)
+    def read_sample(self, name: str, place: int, out: Array) -> None:
+        """Read the sample at `place` of the shard into `out`, shaped (1, ...)."""
+        column = self.column(name)
+        if column.compressed:
+            self._check_once(name, place // self.map.block_samples)
             self._decompress(place, out)
             return
-        view = out.data.cast("B")
-        read_exactly(self.descriptor, view, self.base + place * len(view), self.map.path)
-        self._check_sample(place, view)
+        view = out.reshape(-1).view(np.uint8).data
+        read_exactly(self.descriptor, view, int(column.block_offsets[0]) + place * len(view), self.map.path)
+        self._check_sample(name, place, view)
 
-    def read_encoded(self, place: int) -> bytes:
-        """The JPEG or PNG file of the sample at `place` of the shard."""
-        if self.map.offsets is None:
-            raise CorruptError(f"shard {self.map.path} holds no encoded images")
-        begin, end = self.map.offsets[place : place + 2].tolist()
+    def read_variable(self, name: str, place: int) -> bytearray:
+        """The bytes of the sample at `place` of a column whose samples differ in length."""
+        column = self.column(name)
+        if column.offsets is None:
+            raise CorruptError(f"shard {self.map.path} holds no offsets of {name}{_REMEDY}")
+        begin, end = column.offsets[place : place + 2].tolist()
+        if not 0 <= begin <= end <= column.offsets[-1]:
+            raise self._damaged(place // self.map.block_samples)
         content = bytearray(end - begin)
-        read_exactly(self.descriptor, memoryview(content), self.base + begin, self.map.path)
-        self._check_sample(place, memoryview(content))
-        return bytes(content)
+        if content:
+            base = int(column.block_offsets[0])
+            read_exactly(self.descriptor, memoryview(content), base + begin, self.map.path)
+        self._check_sample(name, place, memoryview(content))
+        return content
 
     def close(self) -> None:
         """Close the file."""
@@ -155,26 +162,29 @@ class OpenShard:
         self._chunks = self._chunks or ChunkReader(self.map.path)
         self._chunks.read(first, out)
 
-    def _check_sample(self, place: int, content: memoryview) -> None:
+    def _check_sample(self, name: str, place: int, content: memoryview) -> None:
         if not self._verified:
             return
-        offset, block = self.map.sample_checksums_offset, place // self.map.block_samples
+        offset, block = self.column(name).sample_checksums_offset, place // self.map.block_samples
         if offset is None:
-            self._check_once(block)
+            self._check_once(name, block)
             return
-        if self._sample_checksums is None:
-            self._sample_checksums = self._numbers("<u8", offset)
-        if xxhash.xxh3_64_intdigest(content) != self._sample_checksums[place]:
+        if name not in self._sample_checksums:
+            numbers = np.empty(self.map.num_samples, "<u8")
+            read_exactly(self.descriptor, numbers.data.cast("B"), offset, self.map.path)
+            self._sample_checksums[name] = numbers
+        if xxhash.xxh3_64_intdigest(content) != self._sample_checksums[name][place]:
             raise self._damaged(block)
 
-    def _check_once(self, block: int) -> None:
-        if not self._checked[block]:
-            self._check_stored(block)
-            self._checked[block] = True
+    def _check_once(self, name: str, block: int) -> None:
+        if not self._checked[name][block]:
+            self._check_stored(name, block)
+            self._checked[name][block] = True
 
-    def _check_stored(self, block: int) -> None:
+    def _check_stored(self, name: str, block: int) -> None:
         """Read a block's bytes as they lie in the file, for their checksum alone."""
-        if self._verified and block_checksum(self.descriptor, self.map, block) != self.map.checksums[block]:
+        column = self.column(name)
+        if self._verified and block_checksum(self.descriptor, column, block) != column.checksums[block]:
             raise self._damaged(block)
 
     def _damaged(self, block: int) -> CorruptError:
@@ -183,21 +193,27 @@ class OpenShard:
 
 
 class Reader(Protocol):
-    """Reads samples by id into arrays of the caller."""
+    """Reads a field's samples by id into arrays of the caller."""
 
-    def labels(self, ids: Ids) -> Ids:
-        """The labels of samples."""
+    sample_shape: tuple[int, ...]
+    dtype: np.dtype[Any]
+    layout: Layout
 
     def read_samples(self, ids: Ids, out: Array) -> None:
-        """Read the samples `ids` into `out`, shaped (len(ids), H, W, C)."""
+        """Read the samples `ids` into `out`, shaped (len(ids), *sample_shape)."""
 
 
 class SplitReader:
-    """The samples of one split of a folder; ids count them over the shards in the manifest's order."""
+    """The samples of one split of a folder; ids count them over the shards in the manifest's order.
+
+    `columns` and `variable` are the fields that lie in blocks, with samples of one length or of several. Read without
+    a field's name is the main column: the images of a classic folder.
+    """
 
     def __init__(self, folder: Path, dataset: Dataset, split: Split) -> None:
         if split.entry is None or dataset.manifest is None:
             raise TypeError("a split without shards has no SplitReader")
+        manifest = dataset.manifest
         self._folder, self._entries = folder, split.entry.shards
         self._copies, self._verified = dataset.copies, dataset.verified
         counts = [entry.num_samples for entry in self._entries]
@@ -205,14 +221,19 @@ class SplitReader:
         self._shards: dict[int, OpenShard] = {}
         self._open: OrderedDict[int, None] = OrderedDict()
         self._most_open = max(16, min(4096, resource.getrlimit(resource.RLIMIT_NOFILE)[0] // 2))
-        self._num_classes, self._block_samples = dataset.manifest.num_classes, dataset.manifest.block_samples
-        self.sample_shape = dataset.sample_shape
+        self._block_samples = manifest.block_samples
+        self.sample_shape = tuple(dataset.sample_shape)
         self.dtype = np.dtype(dataset.dtype)
-        self.compressed = dataset.manifest.compression is not None
+        self.compressed = manifest.compression is not None
         self.sample_bytes = int(np.prod(dataset.sample_shape)) * self.dtype.itemsize
-        window_blocks = max(1, WINDOW_BYTES // max(1, self.sample_bytes * dataset.manifest.block_samples))
-        self.layout = Layout.of_shards(counts, dataset.manifest.block_samples, window_blocks)
+        every = sum(item.longest_bytes for item in manifest.fields) if manifest.fields else self.sample_bytes
+        window_blocks = max(1, WINDOW_BYTES // max(1, every * manifest.block_samples))
+        self.layout = Layout.of_shards(counts, manifest.block_samples, window_blocks)
         self._blocks: list[int] = self.layout.starts.tolist()
+        in_blocks = [item for item in manifest.fields if not item.resident]
+        self.variable = {item.name: item for item in in_blocks if item.variable}
+        self.columns = {item.name: ColumnReader(self, item) for item in in_blocks if not item.variable}
+        self.main = "images"
 
     def shard(self, number: int) -> OpenShard:
         """The shard `number`; the files of those used longest ago are closed."""
@@ -220,7 +241,7 @@ class SplitReader:
         if found is None:
             entry = self._entries[number]
             path = self._folder / entry.file
-            found = OpenShard(path, entry, self._num_classes, copy=self._copies.get(path), verified=self._verified)
+            found = OpenShard(path, entry, copy=self._copies.get(path), verified=self._verified)
             self._shards[number] = found
         self._open[number] = None
         self._open.move_to_end(number)
@@ -235,40 +256,73 @@ class SplitReader:
 
     def labels(self, ids: Ids) -> Ids:
         """The labels of samples."""
+        return self.resident("labels", ids, np.empty(len(ids), np.int64))
+
+    def resident(self, name: str, ids: Ids, out: Array) -> Array:
+        """The values of a resident field of samples, put into `out`."""
         numbers = np.searchsorted(self._firsts, ids, side="right") - 1
-        result = np.empty(len(ids), np.int64)
         for number in np.unique(numbers).tolist():
             chosen = numbers == number
-            result[chosen] = self.shard(number).labels[ids[chosen] - self._firsts[number]]
-        return result
+            shard = self.shard(number)
+            if name not in shard.residents:
+                raise CorruptError(f"shard {shard.map.path} holds no {name}, which the manifest tells of{_REMEDY}")
+            out[chosen] = shard.residents[name][ids[chosen] - self._firsts[number]]
+        return out
 
-    def read_samples(self, ids: Ids, out: Array) -> None:
+    def read_samples(self, ids: Ids, out: Array, name: str | None = None) -> None:
         """Read single samples, each with one request; of compressed data each from its block."""
         for row, sample in enumerate(ids.tolist()):
             number, place = self.place(sample)
-            self.shard(number).read_sample(place, out[row : row + 1])
+            self.shard(number).read_sample(name or self.main, place, out[row : row + 1])
 
-    def read_block(self, block: int, out: Array) -> int:
+    def read_block(self, block: int, out: Array, name: str | None = None) -> int:
         """Read a whole block into the head of `out`; the number of samples read."""
         first, stop = self._blocks[block], self._blocks[block + 1]
         number, place = self.place(first)
-        self.shard(number).read_block(place // self._block_samples, out[: stop - first])
+        self.shard(number).read_block(name or self.main, place // self._block_samples, out[: stop - first])
         return stop - first
 
-    def read_scattered(self, block: int, views: list[memoryview]) -> None:
+    def read_scattered(self, block: int, views: list[memoryview], name: str | None = None) -> None:
         """Read a whole block into `views`, one behind the other; together they are as long as the block."""
         number, place = self.place(self._blocks[block])
-        self.shard(number).read_scattered(place // self._block_samples, views)
+        self.shard(number).read_scattered(name or self.main, place // self._block_samples, views)
 
     def read_encoded(self, ids: Ids) -> list[bytes]:
         """The files of samples, in the order of `ids`."""
-        return [self.shard(number).read_encoded(place) for number, place in map(self.place, ids.tolist())]
+        return [bytes(self.shard(n).read_variable("bytes", place)) for n, place in map(self.place, ids.tolist())]
+
+    def read_variable(self, name: str, ids: Ids) -> list[Array]:
+        """The samples of a field of varying length."""
+        item = self.variable[name]
+        found = (self.shard(n).read_variable(name, place) for n, place in map(self.place, ids.tolist()))
+        return [np.frombuffer(content, item.dtype).reshape(-1, *item.shape[1:]) for content in found]
 
     def close(self) -> None:
         """Close all files."""
         for shard in self._shards.values():
             shard.close()
         self._open.clear()
+
+
+class ColumnReader:
+    """One field of samples of fixed shape that lies in blocks."""
+
+    def __init__(self, split: SplitReader, item: Field) -> None:
+        self._split, self._name = split, item.name
+        self.sample_shape, self.dtype = tuple(item.shape), np.dtype(item.dtype)
+        self.sample_bytes, self.compressed, self.layout = item.row_bytes, False, split.layout
+
+    def read_samples(self, ids: Ids, out: Array) -> None:
+        """Read single samples, each with one request."""
+        self._split.read_samples(ids, out, self._name)
+
+    def read_block(self, block: int, out: Array) -> int:
+        """Read a whole block into the head of `out`; the number of samples read."""
+        return self._split.read_block(block, out, self._name)
+
+    def read_scattered(self, block: int, views: list[memoryview]) -> None:
+        """Read a whole block into `views`, one behind the other."""
+        self._split.read_scattered(block, views, self._name)
 
 
 class SyntheticReader:

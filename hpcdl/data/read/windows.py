@@ -7,7 +7,7 @@ a thread of its own reads ahead.
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Any, Protocol
@@ -15,10 +15,12 @@ from typing import Any, Protocol
 import numpy as np
 import numpy.typing as npt
 
-from hpcdl.data.read.order import Epoch, Ids, Layout, steps_per_epoch, worker_slice
-from hpcdl.data.read.prefetch import BufferPool
-from hpcdl.data.read.reader import SplitReader, SyntheticReader
+from hpcdl.data.format.fields import Field
+from hpcdl.data.read.order import Epoch, Ids, LastTwo, Layout, steps_per_epoch, worker_slice
+from hpcdl.data.read.prefetch import BufferPool, aligned_empty
+from hpcdl.data.read.reader import ColumnReader, Reader, SplitReader, SyntheticReader
 
+BlockReader = SplitReader | ColumnReader
 Array = npt.NDArray[Any]
 
 
@@ -43,22 +45,18 @@ class Epochs:
 
     def __init__(self, layout: Layout, seed: int) -> None:
         self._layout, self._seed = layout, seed
-        self._kept: OrderedDict[int, Epoch] = OrderedDict()
+        self._kept: LastTwo[Epoch] = LastTwo()
 
     def get(self, number: int) -> Epoch:
         """The sequence of an epoch."""
-        if number not in self._kept:
-            self._kept[number] = Epoch(self._layout, self._seed, number)
-            while len(self._kept) > 2:
-                self._kept.popitem(last=False)
-        return self._kept[number]
+        return self._kept.get(number, lambda: Epoch(self._layout, self._seed, number))
 
 
 class BatchSource(Protocol):
-    """Gives a worker's batch of a step; cheapest when steps are asked for in order."""
+    """Gives a worker's batch of a field at a step; cheapest when steps are asked for in order."""
 
-    def batch(self, step: int) -> tuple[Array, Ids]:
-        """Images (B, H, W, C) and labels (B,)."""
+    def batch(self, step: int) -> Array:
+        """The field of a step's samples, (B, *sample_shape); the array is used again once it is let go."""
 
     def close(self) -> None:
         """Drop what is under way."""
@@ -67,17 +65,16 @@ class BatchSource(Protocol):
 class OwnSamples:
     """Reads each sample alone."""
 
-    def __init__(self, reader: SplitReader | SyntheticReader, share: Share, epochs: Epochs) -> None:
+    def __init__(self, reader: Reader, share: Share, epochs: Epochs) -> None:
         self._reader, self._share, self._epochs = reader, share, epochs
         self._buffers = BufferPool((share.batch_size, *reader.sample_shape), reader.dtype)
 
-    def batch(self, step: int) -> tuple[Array, Ids]:
-        """Images and labels of a step."""
+    def batch(self, step: int) -> Array:
+        """The field of a step's samples."""
         epoch, start, stop = self._share.places(step)
-        ids = self._epochs.get(epoch).ids(start, stop)
         out = self._buffers.take()
-        self._reader.read_samples(ids, out)
-        return out, self._reader.labels(ids)
+        self._reader.read_samples(self._epochs.get(epoch).ids(start, stop), out)
+        return out
 
     def close(self) -> None:
         """Nothing is under way."""
@@ -86,26 +83,25 @@ class OwnSamples:
 class GatheredWindows:
     """Reads windows of whole blocks and copies samples from them: for small samples, and for compressed blocks."""
 
-    def __init__(self, reader: SplitReader, share: Share, epochs: Epochs) -> None:
+    def __init__(self, reader: BlockReader, share: Share, epochs: Epochs) -> None:
         self._reader, self._share, self._epochs = reader, share, epochs
         self._pool = ThreadPoolExecutor(1, thread_name_prefix="hpcdl-windows")
-        self._under_way: OrderedDict[tuple[int, int], Future[tuple[Array, Ids]]] = OrderedDict()
+        self._under_way: OrderedDict[tuple[int, int], Future[Array]] = OrderedDict()
         self._batches = BufferPool((share.batch_size, *reader.sample_shape), reader.dtype)
         longest = reader.layout.window_blocks * int(np.diff(reader.layout.starts).max(initial=1))
         self._windows = BufferPool((min(longest, reader.layout.num_samples), *reader.sample_shape), reader.dtype)
 
-    def batch(self, step: int) -> tuple[Array, Ids]:
-        """Images and labels of a step."""
+    def batch(self, step: int) -> Array:
+        """The field of a step's samples."""
         number, start, stop = self._share.places(step)
         epoch = self._epochs.get(number)
-        out, labels, row = self._batches.take(), np.empty(stop - start, np.int64), 0
+        out, row = self._batches.take(), 0
         for window, indices in epoch.places(start, stop):
-            images, found = self._start(epoch, window).result()
-            np.take(images, indices, axis=0, out=out[row : row + len(indices)], mode="clip")
-            labels[row : row + len(indices)] = found[indices]
+            samples = self._start(epoch, window).result()
+            np.take(samples, indices, axis=0, out=out[row : row + len(indices)], mode="clip")
             row += len(indices)
             self._start(*self._following(epoch, window))
-        return out, labels
+        return out
 
     def close(self) -> None:
         """Drop what is under way."""
@@ -115,7 +111,7 @@ class GatheredWindows:
     def _following(self, epoch: Epoch, window: int) -> tuple[Epoch, int]:
         return (epoch, window + 1) if window + 1 < epoch.num_windows else (self._epochs.get(epoch.epoch + 1), 0)
 
-    def _start(self, epoch: Epoch, window: int) -> Future[tuple[Array, Ids]]:
+    def _start(self, epoch: Epoch, window: int) -> Future[Array]:
         key = (epoch.epoch, window)
         if key not in self._under_way:
             while len(self._under_way) > 1:
@@ -123,27 +119,27 @@ class GatheredWindows:
             self._under_way[key] = self._pool.submit(self._read, epoch, window)
         return self._under_way[key]
 
-    def _read(self, epoch: Epoch, window: int) -> tuple[Array, Ids]:
-        images, row = self._windows.take(), 0
+    def _read(self, epoch: Epoch, window: int) -> Array:
+        samples, row = self._windows.take(), 0
         for block in epoch.window_blocks(window).tolist():
-            row += self._reader.read_block(block, images[row:])
-        return images[:row], self._reader.labels(epoch.window_ids(window))
+            row += self._reader.read_block(block, samples[row:])
+        return samples[:row]
 
 
 class ScatteredWindows:
     """Reads whole blocks, each sample straight to its place in its batch: one copy between page cache and batch."""
 
-    def __init__(self, reader: SplitReader, share: Share, epochs: Epochs) -> None:
+    def __init__(self, reader: BlockReader, share: Share, epochs: Epochs) -> None:
         self._reader, self._share, self._epochs = reader, share, epochs
         self._buffers = BufferPool((share.batch_size, *reader.sample_shape), reader.dtype)
         self._scratch = memoryview(bytearray(reader.sample_bytes * int(np.diff(reader.layout.starts).max(initial=1))))
         self._pool = ThreadPoolExecutor(1, thread_name_prefix="hpcdl-windows")
         self._under_way: dict[tuple[int, int], Future[None]] = {}
-        self._batches: dict[int, tuple[Array, Ids]] = {}
+        self._batches: dict[int, Array] = {}
         self._first = self._next = -1
 
-    def batch(self, step: int) -> tuple[Array, Ids]:
-        """Images and labels of a step."""
+    def batch(self, step: int) -> Array:
+        """The field of a step's samples."""
         if step != self._next:
             self._restart(step)
         self._next = step + 1
@@ -196,15 +192,11 @@ class ScatteredWindows:
     def _read(self, epoch: Epoch, window: int) -> None:
         """Fill this worker's rows from one window; a batch is whole when all its windows are read."""
         steps, rows = self._destinations(epoch, window)
-        labels = self._reader.labels(epoch.window_ids(window))
         views: dict[int, memoryview] = {}
         for step in np.unique(steps[steps >= 0]).tolist():
             if step not in self._batches:
-                self._batches[step] = (self._buffers.take(), np.empty(self._share.batch_size, np.int64))
-            images, found = self._batches[step]
-            views[step] = images.data.cast("B")
-            chosen = steps == step
-            found[rows[chosen]] = labels[chosen]
+                self._batches[step] = self._buffers.take()
+            views[step] = self._batches[step].reshape(-1).view(np.uint8).data
         begin = 0
         for block in epoch.window_blocks(window).tolist():
             end = begin + int(self._reader.layout.starts[block + 1] - self._reader.layout.starts[block])
@@ -256,7 +248,10 @@ class TrainingStream:
             batch_size=batch_size, worker=worker, num_workers=num_workers,
         )  # fmt: skip
         self.epochs = Epochs(reader.layout, seed)
-        self._source = _source(reader, self.share, self.epochs)
+        if isinstance(reader, SplitReader) and reader.columns | reader.variable:
+            self._sources = {name: _source(column, self.share, self.epochs) for name, column in reader.columns.items()}
+        else:
+            self._sources = {_IMAGES: _source(reader, self.share, self.epochs)}
 
     @property
     def steps_per_epoch(self) -> int:
@@ -270,7 +265,17 @@ class TrainingStream:
 
     def images(self, step: int) -> tuple[Array, Ids]:
         """Images (B, H, W, C) and labels (B,) of this worker at `step`; the array is used again once it is let go."""
-        return self._source.batch(step)
+        return self._sources[_IMAGES].batch(step), self.reader.labels(self.ids(step))
+
+    def fields(self, step: int, fields: Sequence[Field]) -> list[Array | list[Array]]:
+        """`fields` of this worker's samples at `step`: an array (B, *shape), or a list of arrays of varying length."""
+        if not isinstance(self.reader, SplitReader):
+            raise TypeError("samples made from a seed have no fields")
+        ids = self.ids(step)
+        return [
+            self._sources[item.name].batch(step) if item.name in self._sources else field_of(self.reader, item, ids)
+            for item in fields
+        ]
 
     def files(self, step: int) -> tuple[Array, Ids]:
         """The JPEG or PNG files (an object array of bytes) and labels of this worker at `step`."""
@@ -281,11 +286,26 @@ class TrainingStream:
 
     def close(self) -> None:
         """End the background reads and close the files."""
-        self._source.close()
+        for source in self._sources.values():
+            source.close()
         self.reader.close()
 
 
-def _source(reader: SplitReader | SyntheticReader, share: Share, epochs: Epochs) -> BatchSource:
+_IMAGES = "images"
+
+
+def field_of(reader: SplitReader, item: Field, ids: Ids) -> Array | list[Array]:
+    """A field of the samples `ids`, each read alone."""
+    if item.variable:
+        return reader.read_variable(item.name, ids)
+    out = aligned_empty((len(ids), *item.shape), item.dtype)
+    if item.resident:
+        return reader.resident(item.name, ids, out)
+    reader.read_samples(ids, out, item.name)
+    return out
+
+
+def _source(reader: SplitReader | SyntheticReader | ColumnReader, share: Share, epochs: Epochs) -> BatchSource:
     """The way to read that costs least: whole blocks where dropping what others train on is cheaper than requests."""
     if isinstance(reader, SyntheticReader):
         return OwnSamples(reader, share, epochs)

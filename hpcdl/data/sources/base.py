@@ -13,6 +13,7 @@ from typing import Any, Protocol
 import numpy.typing as npt
 
 from hpcdl.core.errors import HpcdlError, SourceError
+from hpcdl.data.format.fields import Field
 from hpcdl.data.sources import SOURCES
 from hpcdl.data.write.index import Index, IndexWriter
 
@@ -43,6 +44,12 @@ class SourceSpec:
     image_field: str | None = None
     label_field: str | None = None
     axes: str = "auto"
+    inputs: Sequence[str] = ()
+    targets: Sequence[str] = ()
+    target_kind: str = ""
+    nan: str = "stop"
+    dtype: str = ""
+    shape: str = ""
     seed: int = 0
     checks: bool = True
     work: str = ""
@@ -50,10 +57,26 @@ class SourceSpec:
 
 
 @dataclass(frozen=True, kw_only=True)
+class ArrayPlace:
+    """Where an array's values lie in `file`, one behind the other from byte `offset` on; `shape` is a sample's.
+
+    `offsets` names a file of int64: where each sample starts, counted along the first axis, where lengths vary.
+    """
+
+    file: str
+    offset: int
+    shape: Sequence[int]
+    dtype: str
+    offsets: str = ""
+
+
+@dataclass(frozen=True, kw_only=True)
 class SourceFacts:
     """What listing found: `sample_shape` (H, W, C) is None for image files; `files` are those that rows count.
 
-    `encodings` says what samples come as: `pixels` (arrays) or `files` (JPEG, PNG, ... bytes).
+    `samples_are` says what samples come as: `pixels` (arrays), `files` (JPEG, PNG, ... bytes) or `fields`. Then rows
+    count parts of the source: the `arrays` of part p are those from p x len(fields) on, one for each of the `fields`;
+    `stamps` are theirs. `told` is what was decided about them, for the user to read.
     """
 
     class_names: Sequence[str]
@@ -62,6 +85,10 @@ class SourceFacts:
     dtype: str = "uint8"
     files: Sequence[str] = ()
     stamps: Sequence[int] = ()
+    fields: Sequence[Field] = ()
+    arrays: Sequence[ArrayPlace] = ()
+    told: Sequence[str] = ()
+    num_samples: int = 0
 
 
 class Source(Protocol):
@@ -84,6 +111,16 @@ class Source(Protocol):
 
     def describe(self, row: Any, facts: SourceFacts, index: Index) -> str:
         """How a message names the sample of a row."""
+
+
+class FieldsReader(Protocol):
+    """What a source of fields also does."""
+
+    def read_fields(self, row: Any, facts: SourceFacts) -> Sequence[Array]:
+        """The fields of the sample of a row; valid until the next read. UnreadableSample, SourceChanged."""
+
+    def lengths(self, rows: Any, number: int, facts: SourceFacts) -> Array:
+        """How long field `number` of each row's sample is along its first axis."""
 
 
 def open_source(spec: SourceSpec) -> Source:

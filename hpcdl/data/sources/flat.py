@@ -16,6 +16,12 @@ from hpcdl.data.write.index import ROW, IndexWriter
 
 _BATCH = 1 << 14
 _MOST_CHANNELS = 16
+_MAPPED_SHOWN = 5
+FEW_CLASSES = 50
+_LEAST_SAMPLES = 4
+"""More classes than a few, of fewer samples each than this, are asked about."""
+_STORED = {"uint8": "uint8", "float16": "float16", "float32": "float32", "float64": "float32"}
+"""What pixels of a type are stored as."""
 MOST_CLASSES = 1_000_000
 SPLIT_PREFIXES = (("train", "train"), ("val", "val"), ("test", "test"))
 
@@ -78,35 +84,75 @@ class ArrayFiles:
         self._files: list[str] = []
         self._stamps: list[int] = []
         self._kinds: set[tuple[tuple[int, int, int], str]] = set()
-        self._most = 0
+        self._labels: list[tuple[str, Array]] = []
 
     def __len__(self) -> int:
         return len(self._files)
 
     def add(self, split: str, labels: Array, kind: tuple[tuple[int, int, int], str], kept: str, path: Path) -> None:
-        """List a file's samples; `kind` is their shape and type, `path` the file that must not change from now on."""
+        """Take a file's samples; `kind` is their shape and type, `path` the file that must not change from now on."""
         self._kinds.add(kind)
-        self._most = max(self._most, int(labels.max(initial=0)))
-        add_numbered(self._index, split, len(self._files), labels)
+        self._labels.append((split, labels))
         self._files.append(kept)
         self._stamps.append(stamp_of(path))
 
     def facts(self, location: Path, least_classes: int = 0) -> SourceFacts:
-        """What was listed; SourceError where that is nothing, or samples of several shapes or types."""
+        """List what was taken; SourceError where that is nothing, or samples of several shapes or types."""
         if not self._files:
             raise SourceError(f"{location} holds no images of this format; check its files' names, or --format")
         if len(self._kinds) != 1:
             kinds = ", ".join(f"{'x'.join(map(str, shape))} {dtype}" for shape, dtype in sorted(self._kinds))
             raise SourceError(f"{location}: the files differ in shape or type of their images: {kinds}")
         ((shape, dtype),) = self._kinds
+        found = np.unique(np.concatenate([np.unique(labels) for _, labels in self._labels]))
+        names, told = numbered(found)
+        for number, (split, labels) in enumerate(self._labels):
+            add_numbered(self._index, split, number, np.searchsorted(found, labels) if told else labels)
         return SourceFacts(
-            class_names=class_numbers(max(least_classes, self._most + 1)),
+            class_names=names if told else class_numbers(max(least_classes, len(names))),
             samples_are="pixels",
             sample_shape=shape,
             dtype=dtype,
             files=self._files,
             stamps=self._stamps,
+            told=told,
         )
+
+
+def numbered(found: Array) -> tuple[list[str], list[str]]:
+    """Names of the classes whose labels `found` are (sorted), and what to tell where they get other numbers.
+
+    Labels that begin with 0 stay as they are, though a few may be missing.
+    """
+    if found[0] == 0:
+        return class_numbers(int(found[-1]) + 1), []
+    pairs = ", ".join(f"{value} -> {number}" for number, value in enumerate(found[:_MAPPED_SHOWN].tolist()))
+    more = ", ..." if len(found) > _MAPPED_SHOWN else ""
+    told = f"labels are numbered anew: {pairs}{more}; the old ones are the classes' names"
+    return [str(value) for value in found.tolist()], [told]
+
+
+def is_image(path: str, shape: Sequence[int], dtype: np.dtype[Any]) -> bool:
+    """Whether an array, unless more is said of it, holds pictures rather than series, spectra or volumes."""
+    called_so = path.rsplit("/", 1)[-1].lower() in ("images", "image", "pixels")
+    if dtype.name not in _STORED or min(shape, default=0) < 1:
+        return called_so and dtype.name in _STORED
+    if len(shape) == 4:
+        return min(shape[1], shape[3]) <= _MOST_CHANNELS
+    return len(shape) == 3 and (called_so or dtype == np.uint8)
+
+
+def name_classes(labels: Array, num_samples: int) -> bool:
+    """Whether labels, unless more is said of them, are numbers of classes rather than quantities or masks."""
+    if labels.shape not in ((num_samples,), (num_samples, 1)) or labels.dtype.kind not in "iufb":
+        return labels.shape[:1] != (num_samples,)  # then it is an error, and no field
+    values = labels.reshape(-1)
+    return values.dtype.kind != "f" or bool((np.isfinite(values) & (np.trunc(values) == values)).all())
+
+
+def plausible(num_classes: int, num_samples: int) -> bool:
+    """Whether so many different labels can be classes without asking."""
+    return num_classes <= FEW_CLASSES or num_classes * _LEAST_SAMPLES <= num_samples
 
 
 def class_numbers(count: int) -> list[str]:
@@ -130,9 +176,6 @@ def checked_labels(labels: Array, num_samples: int, where: str) -> Array:
     whole = flat.astype(np.int64)
     if not np.array_equal(whole, flat):
         raise SourceError(f"{where}: labels are {flat.dtype} and not all whole numbers")
-    if len(whole) and whole.min() < 0:
-        at = int(np.argmin(whole))
-        raise SourceError(f"{where}: sample {at} has the label {whole[at]}, out of range: labels start at 0")
     return whole
 
 
@@ -152,10 +195,12 @@ def channels_last(shape: Sequence[int], axes: str, where: str) -> tuple[tuple[in
 
 def stored_dtype(dtype: np.dtype[Any], where: str) -> str:
     """The type that pixels of `dtype` are stored as: uint8, float16 or float32 (for float64 too)."""
-    names = {"uint8": "uint8", "float16": "float16", "float32": "float32", "float64": "float32"}
-    if dtype.name not in names:
-        raise SourceError(f"{where}: pixels are {dtype.name}; uint8, float16, float32 and float64 can be sharded")
-    return names[dtype.name]
+    if dtype.name not in _STORED:
+        raise SourceError(
+            f"{where}: pixels are {dtype.name}, images are {', '.join(_STORED)}; name the arrays with --input "
+            "PATH=NAME and --target PATH=NAME to keep them as they are"
+        )
+    return _STORED[dtype.name]
 
 
 def split_of(name: str) -> str | None:

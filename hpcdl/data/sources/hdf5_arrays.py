@@ -1,7 +1,8 @@
-"""Arrays in HDF5 files, as high-energy physics keeps them: images (N,C,H,W) or (N,H,W,C), labels (N)."""
+"""Arrays in HDF5 files (netCDF-4 ones too): images (N,C,H,W) or (N,H,W,C) with labels (N), or any named fields."""
 
 from __future__ import annotations
 
+import functools
 from pathlib import Path
 from typing import Any
 
@@ -10,26 +11,29 @@ import numpy as np
 from hpcdl.core.errors import SourceError
 from hpcdl.data.dataset import UNSPLIT
 from hpcdl.data.format.hdf5 import ArrayFile
+from hpcdl.data.sources.arrays import ArrayGroup, FieldSource, FoundArray, PlacedArray, shape_text
 from hpcdl.data.sources.base import Array, SourceFacts, SourceSpec, UnreadableSample
 from hpcdl.data.sources.flat import (
     ArrayFiles,
     changed,
     channels_last,
     checked_labels,
+    is_image,
+    name_classes,
     split_of,
     stamp_of,
     stored_dtype,
 )
 from hpcdl.data.write.index import Index, IndexWriter
 
-_ENDINGS = (".h5", ".hdf5", ".hdf", ".he5")
+_ENDINGS = (".h5", ".hdf5", ".hdf", ".he5", ".nc", ".nc4")
 
 
-class Hdf5Source:
+class Hdf5Source(FieldSource):
     """One HDF5 file, or a folder of them; files called train*, val*, test* make splits if all are called so."""
 
     def __init__(self, spec: SourceSpec) -> None:
-        self._location, self._work = Path(spec.location), Path(spec.work)
+        super().__init__(spec)
         self._fields = (spec.image_field, spec.label_field)
         self._axes = spec.axes
         self._open: dict[str, ArrayFile] = {}
@@ -41,10 +45,12 @@ class Hdf5Source:
 
     def scan(self, index: IndexWriter) -> SourceFacts:
         """Find the arrays of each file and list their samples."""
-        listed = ArrayFiles(index)
         paths = _files(self._location)
         if not paths:
             raise SourceError(f"{self._location} holds no HDF5 files ({', '.join(_ENDINGS)})")
+        if not self._holds_images(paths):
+            return self.list_parts(self._parts(paths), index)
+        listed = ArrayFiles(index)
         splits = [split_of(path.name) for path in paths]
         divided = all(splits) and len(set(splits)) > 1
         for path, split in zip(paths, splits, strict=True):
@@ -78,8 +84,52 @@ class Hdf5Source:
 
     def describe(self, row: Any, facts: SourceFacts, index: Index) -> str:
         """File, data set and number of the image."""
+        if facts.fields:
+            return super().describe(row, facts, index)
         _, name, path = facts.files[int(row["file"])].split(":", 2)
         return f"image {int(row['place'])} of {Path(path).name}:{name}"
+
+    def _holds_images(self, paths: list[Path]) -> bool:
+        """Whether these are images with a class each, and not samples of named fields."""
+        if self._spec.inputs or self._spec.targets or any(self._fields):
+            return not (self._spec.inputs or self._spec.targets)
+        for path in paths:
+            file = self._file(str(path))
+            try:
+                images, labels = self._names(path, file)
+            except SourceError:
+                return False
+            shape, dtype = file.kind(images)
+            found = file.whole(labels)
+            if not is_image(images, shape, dtype) or self._spec.target_kind == "regression":
+                return False
+            if not self._spec.target_kind and not name_classes(found, shape[0]):
+                return False
+        return True
+
+    def _parts(self, paths: list[Path]) -> list[ArrayGroup]:
+        splits = [split_of(path.name) for path in paths]
+        named = all(splits) and len(set(splits)) > 1
+        parts = []
+        for path, split in zip(paths, splits, strict=True):
+            arrays = {
+                name: FoundArray(shape_text(shape, dtype), functools.partial(self._placed_at, path, name))
+                for name, (shape, dtype) in self._file(str(path)).arrays().items()
+            }
+            parts.append(ArrayGroup(split=split if named and split else UNSPLIT, arrays=arrays))
+        return parts
+
+    def _placed_at(self, path: Path, name: str) -> PlacedArray:
+        file = self._file(str(path))
+        strings = file.strings(name)
+        if strings is not None:
+            return self.placed_text(strings)
+        varying = file.lengths_vary(name)
+        if varying is not None:
+            return self.placed(*varying)
+        shape, dtype = file.kind(name)
+        where, offset = file.place(name, self._work / f"copy{len(list(self._work.glob('copy*')))}")
+        return PlacedArray(path=where, offset=offset, shape=shape, dtype=dtype)
 
     def _file(self, path: str) -> ArrayFile:
         if path not in self._open:

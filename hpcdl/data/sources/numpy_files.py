@@ -1,7 +1,8 @@
-"""Arrays in .npz archives (images and labels, or x_train, y_train, ...) or in .npy files side by side."""
+"""Arrays in .npz archives or in .npy files side by side: images with labels, or any named fields."""
 
 from __future__ import annotations
 
+import functools
 import lzma
 import math
 import struct
@@ -9,7 +10,6 @@ import tokenize
 import warnings
 import zipfile
 import zlib
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -18,12 +18,15 @@ import numpy as np
 from hpcdl.core.errors import SourceError
 from hpcdl.core.files import open_regular
 from hpcdl.data.dataset import UNSPLIT
+from hpcdl.data.sources.arrays import ArrayGroup, FieldSource, FoundArray, PlacedArray, shape_text
 from hpcdl.data.sources.base import Array, SourceFacts, SourceSpec
 from hpcdl.data.sources.flat import (
     ArrayFiles,
     FlatFiles,
     channels_last,
     checked_labels,
+    is_image,
+    name_classes,
     stored_dtype,
 )
 from hpcdl.data.write.index import Index, IndexWriter
@@ -35,41 +38,29 @@ _DAMAGED = (zipfile.BadZipFile, ValueError, KeyError, EOFError, OverflowError, N
 _DIVIDED = {"train": ("x_train", "y_train"), "val": ("x_val", "y_val"), "test": ("x_test", "y_test")}
 
 
-@dataclass(frozen=True, kw_only=True)
-class _PlacedArray:
-    """An array in a file: the first byte of its values, and what they are."""
-
-    path: Path
-    offset: int
-    shape: tuple[int, ...]
-    dtype: np.dtype[Any]
-
-    @property
-    def num_bytes(self) -> int:
-        """Bytes of the file up to the array's end."""
-        return self.offset + math.prod(self.shape) * self.dtype.itemsize
-
-
-class NumpySource:
+class NumpySource(FieldSource):
     """A .npz file, a .npy file of images with --label-field naming that of the labels, or a folder of both."""
 
     def __init__(self, spec: SourceSpec) -> None:
-        self._location, self._work = Path(spec.location), Path(spec.work)
+        super().__init__(spec)
         self._fields = (spec.image_field, spec.label_field)
         self._axes = spec.axes
         self._files = FlatFiles()
         self._num_unpacked = 0
+        self._found: dict[str, PlacedArray] = {}
         self._places: dict[int, tuple[int, np.dtype[Any], str, str]] = {}
 
     @staticmethod
     def recognises(location: Path) -> bool:
-        """A .npz or .npy file, or a folder with images.npy and labels.npy or the like."""
+        """A .npz or .npy file, or a folder with .npy files."""
         if location.is_dir():
-            return any((location / f"{images}.npy").is_file() for images, _ in (*_PAIRS, *_DIVIDED.values()))
+            return any(location.glob("*.npy"))
         return location.suffix in (".npy", ".npz")
 
     def scan(self, index: IndexWriter) -> SourceFacts:
         """Find the arrays and list their samples; compressed members are unpacked into the work folder."""
+        if not self._holds_images():
+            return self.list_parts([ArrayGroup(split=UNSPLIT, arrays=self._arrays())], index)
         listed = ArrayFiles(index)
         for split, (image_name, label_name) in self._pairs().items():
             images, labels = self._array(image_name), self._array(label_name)
@@ -78,8 +69,7 @@ class NumpySource:
                 raise SourceError(f"{where} has the shape {images.shape}; images are (N,H,W), (N,H,W,C) or (N,C,H,W)")
             if not labels.shape or not labels.shape[0]:
                 raise SourceError(f"{self._location}: {label_name} has the shape {labels.shape}; labels are (N)")
-            values = np.memmap(labels.path, labels.dtype, "r", labels.offset, labels.shape)
-            numbers = checked_labels(np.asarray(values), images.shape[0], f"{self._location}: {label_name}")
+            numbers = checked_labels(np.asarray(labels.values()), images.shape[0], f"{self._location}: {label_name}")
             shape, first = channels_last(images.shape[1:], self._axes, where)
             kept = f"{images.offset}:{images.dtype.str}:{'nchw' if first else 'nhwc'}:{images.path}"
             listed.add(split, numbers, (shape, stored_dtype(images.dtype, where)), kept, images.path)
@@ -103,7 +93,51 @@ class NumpySource:
 
     def describe(self, row: Any, facts: SourceFacts, index: Index) -> str:
         """Number of the image, and its file."""
+        if facts.fields:
+            return super().describe(row, facts, index)
         return f"image {int(row['place'])} of {Path(facts.files[int(row['file'])].split(':', 3)[3]).name}"
+
+    def _holds_images(self) -> bool:
+        """Whether these are images with a class each, and not samples of named fields."""
+        if self._spec.inputs or self._spec.targets or any(self._fields):
+            return not (self._spec.inputs or self._spec.targets)
+        try:
+            pairs = self._pairs()
+        except SourceError:
+            return False
+        for image_name, label_name in pairs.values():
+            images, labels = self._array(image_name), self._array(label_name)
+            if not is_image(image_name, images.shape, images.dtype) or self._spec.target_kind == "regression":
+                return False
+            if not self._spec.target_kind and not name_classes(np.asarray(labels.values()), images.shape[0]):
+                return False
+        return True
+
+    def _arrays(self) -> dict[str, FoundArray]:
+        """Every array there is; those beside a single .npy file too, which then is the input."""
+        if self._location.suffix == ".npy":
+            self.inputs = self._spec.inputs or (self._location.stem,)
+            names = sorted(path.stem for path in self._location.parent.glob("*.npy"))
+        else:
+            names = self._names()
+        found = {}
+        for name in names:
+            array = self._array(name)
+            kind = "text" if array.dtype.kind in "SU" else array.dtype.name
+            found[name] = FoundArray(shape_text(array.shape, kind), functools.partial(self._as_field, name, array))
+        return found
+
+    def _as_field(self, name: str, array: PlacedArray) -> PlacedArray:
+        if not array.shape:
+            raise SourceError(f"{self._location}: {name} is a single value; a field has one for each sample")
+        if array.dtype.kind not in "SU":
+            return array
+        if len(array.shape) != 1:
+            raise SourceError(
+                f"{self._location}: {name} holds strings in the shape {array.shape}; one a sample is needed"
+            )
+        values = array.values().tolist()
+        return self.placed_text([value if isinstance(value, bytes) else value.encode() for value in values])
 
     def _names(self) -> list[str]:
         if self._location.is_dir():
@@ -136,7 +170,12 @@ class NumpySource:
             )
         return divided or {UNSPLIT: plain or ("", "")}
 
-    def _array(self, name: str) -> _PlacedArray:
+    def _array(self, name: str) -> PlacedArray:
+        if name not in self._found:
+            self._found[name] = self._look(name)
+        return self._found[name]
+
+    def _look(self, name: str) -> PlacedArray:
         folder = self._location if self._location.is_dir() else self._location.parent
         if self._location.suffix == ".npz":
             return self._member(f"{name}.npy")
@@ -145,7 +184,7 @@ class NumpySource:
             raise SourceError(f"no such file: {path}; give --label-field")
         return _stored(path, 0, str(path))
 
-    def _member(self, name: str) -> _PlacedArray:
+    def _member(self, name: str) -> PlacedArray:
         """A member of the archive where it lies, or unpacked."""
         shown = f"{self._location}: {name}"
         with _opened(self._location) as archive:
@@ -161,7 +200,7 @@ class NumpySource:
                 with archive.open(member) as packed, unpacked.open("wb") as out:
                     out.write(packed.read(_MOST_HEADER_BYTES))
                     out.flush()
-                    left = _placed(unpacked, 0, shown).num_bytes - out.tell() + 1  # no more than its header tells of
+                    left = _end_of(_placed(unpacked, 0, shown)) - out.tell() + 1  # no more than its header tells of
                     while left > 0 and (piece := packed.read(min(left, 1 << 20))):
                         left -= out.write(piece)
             except (OSError, EOFError, zlib.error, lzma.LZMAError, RuntimeError, *_DAMAGED) as error:
@@ -180,15 +219,20 @@ def _one_line(error: Exception) -> str:
     return " ".join(str(error).split())[:200]
 
 
-def _stored(path: Path, offset: int, shown: str) -> _PlacedArray:
+def _stored(path: Path, offset: int, shown: str) -> PlacedArray:
     """The array whose .npy header stands at `offset` of `path`, all of whose values are there."""
     found = _placed(path, offset, shown)
-    if path.stat().st_size < found.num_bytes:
+    if path.stat().st_size < _end_of(found):
         raise SourceError(f"{shown} is cut short: its header tells of the shape {found.shape}")
     return found
 
 
-def _placed(path: Path, offset: int, shown: str) -> _PlacedArray:
+def _end_of(array: PlacedArray) -> int:
+    """Bytes of the file up to the array's end."""
+    return array.offset + math.prod(array.shape) * array.dtype.itemsize
+
+
+def _placed(path: Path, offset: int, shown: str) -> PlacedArray:
     """What the .npy header at `offset` of `path` tells of; objects (pickles) are refused."""
     with open_regular(path) as file:
         file.seek(offset)
@@ -207,4 +251,4 @@ def _placed(path: Path, offset: int, shown: str) -> _PlacedArray:
         raise SourceError(f"{shown} is in Fortran order; save numpy.ascontiguousarray of it")
     if min(shape, default=0) < 0 or not dtype.itemsize:
         raise SourceError(f"{shown} is no numpy array: it has the shape {shape} of {dtype}")
-    return _PlacedArray(path=path, offset=position, shape=tuple(shape), dtype=dtype)
+    return PlacedArray(path=path, offset=position, shape=tuple(shape), dtype=dtype)

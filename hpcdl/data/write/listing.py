@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import dataclasses
 import itertools
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +15,7 @@ from hpcdl.config.load import flatten
 from hpcdl.config.settings import settings_of
 from hpcdl.core.errors import SourceError, UsageError, shown
 from hpcdl.data.dataset import UNSPLIT
+from hpcdl.data.format.fields import Field, may_be_resident
 from hpcdl.data.format.hdf5 import filters
 from hpcdl.data.lustre import file_system_of
 from hpcdl.data.read.order import mixed, permuted
@@ -50,6 +52,7 @@ def make_job(request: ShardRequest, work: Path) -> ShardJob:
     with examining(request.source), IndexWriter(work) as writer:
         facts = source.scan(writer)
         counts, fingerprint = dict(writer.counts), writer.fingerprint()
+        facts = dataclasses.replace(facts, num_samples=sum(counts.values()))
     counts = {name: count for name, count in counts.items() if count}
     if not counts:
         raise SourceError(f"{request.source} holds no samples; there is nothing to shard")
@@ -67,7 +70,8 @@ def make_job(request: ShardRequest, work: Path) -> ShardJob:
         index.close()
     encoded = layout.encoding == "encoded"
     dtype = "uint8" if facts.samples_are == "files" else facts.dtype
-    pixel_bytes = sum(counts.values()) * int(np.prod(shape)) * np.dtype(dtype).itemsize
+    fields = _stored(facts.fields, layout)
+    pixel_bytes = _field_bytes(fields, facts) or sum(counts.values()) * int(np.prod(shape)) * np.dtype(dtype).itemsize
     job = ShardJob(
         name=Path(spec.location).name,
         source_name=Path(spec.location).name,
@@ -84,9 +88,39 @@ def make_job(request: ShardRequest, work: Path) -> ShardJob:
         seed=layout.seed,
         on_error=request.config.writing.on_error,
         options=recipe_options(request.config),
+        fields=fields,
     )
     job.write(work)
     return job
+
+
+def _stored(fields: Sequence[Field], layout: LayoutConfig) -> list[Field]:
+    """Fields as a shard holds them: which are kept out of blocks, and how training scales them."""
+    small = [not item.variable and may_be_resident(item.shape, item.dtype) for item in fields]
+    if all(small) and fields:
+        small[0] = False  # something lies in blocks
+    wish = layout.normalise or "none"
+    if wish != "none" and fields and not any(item.role == "input" and item.kind == "numbers" for item in fields):
+        raise UsageError(f"--normalise {wish} scales numbers, and no input has any; leave it out")
+    return [
+        dataclasses.replace(
+            item,
+            resident=resident,
+            normalise=wish if item.role == "input" and item.kind == "numbers" and item.dtype != "bool" else "none",
+        )
+        for item, resident in zip(fields, small, strict=True)
+    ]
+
+
+def _field_bytes(fields: Sequence[Field], facts: SourceFacts) -> int:
+    """Bytes of all fields of the source; 0 where it has no fields."""
+    total = 0
+    for number, place in enumerate(facts.arrays):
+        item = fields[number % len(fields)]
+        if place.offsets:
+            total += int(np.fromfile(place.offsets, np.int64)[-1]) * item.row_bytes
+    fixed = sum(item.row_bytes for item in fields if not item.variable)
+    return total + fixed * facts.num_samples
 
 
 def recipe_options(config: ShardConfig) -> dict[str, Any]:
@@ -113,6 +147,12 @@ def _spec(request: ShardRequest, work: Path) -> SourceSpec:
         image_field=chosen.image_field,
         label_field=chosen.label_field,
         axes=chosen.axes,
+        inputs=chosen.input or (),
+        targets=chosen.target or (),
+        target_kind=chosen.target_kind or "",
+        nan=chosen.nan or "stop",
+        dtype=chosen.dtype or "",
+        shape=chosen.shape or "",
         seed=layout.seed,
         checks=request.config.writing.on_error == "stop",
         work=str(work),
@@ -130,6 +170,10 @@ def _check_names(facts: SourceFacts, source: str) -> None:
 
 
 def _check_kind(layout: LayoutConfig, facts: SourceFacts) -> None:
+    if layout.compression and facts.fields:
+        raise UsageError("--compression is for images with a class; leave it out for samples of named fields")
+    if layout.normalise and not facts.fields:
+        raise UsageError("--normalise is for samples of named fields; images come from 0 to 1 as they are")
     if facts.samples_are == "files":
         return
     for name, wish in (("--image-size", layout.image_size), ("--channels", layout.channels)):
@@ -160,11 +204,10 @@ def _tally(index: Index, counts: dict[str, int], num_classes: int, source: str) 
 
 def _shape(
     layout: LayoutConfig, source: Source, facts: SourceFacts, index: Index, counts: dict[str, int]
-) -> tuple[int, int, int]:
-    """(height, width, channels) of the samples to come."""
+) -> tuple[int, ...]:
+    """(height, width, channels) of the samples to come, or the shape of their first field."""
     if facts.sample_shape is not None:
-        height, width, channels = facts.sample_shape
-        return height, width, channels
+        return tuple(facts.sample_shape)
     if layout.compression and layout.encoding == "encoded":
         raise UsageError("--compression is for raw data; JPEG and PNG are compressed already")
     found: dict[tuple[int, int], str] = {}

@@ -19,6 +19,8 @@ from hpcdl.core.errors import CorruptError, UsageError
 from hpcdl.core.files import read_json, write_json
 from hpcdl.core.records import from_json
 from hpcdl.core.units import format_bytes, format_count
+from hpcdl.data.format.fields import ROLES, Field
+from hpcdl.data.format.hdf5 import FIELDS_SCHEMA
 from hpcdl.data.lustre import FileSystem, Stripes, striping
 from hpcdl.data.sources.base import SourceFacts, SourceSpec
 from hpcdl.data.write.request import LayoutConfig
@@ -163,6 +165,7 @@ class ShardJob:
     on_error: str
     options: Mapping[str, Any]
     sample_checksums: bool = True
+    fields: Sequence[Field] = ()
     version: str = field(default=__version__)
 
     def identity(self) -> str:
@@ -175,9 +178,21 @@ class ShardJob:
         return xxhash.xxh3_64_hexdigest(json.dumps(wanted, sort_keys=True).encode())
 
     def attributes(self, split: str, number: int) -> Mapping[str, str | int]:
-        """The attributes of a shard."""
+        """The attributes of a shard; of samples of named fields all but the number of samples."""
+        roles = {role: [item.name for item in self.fields if item.role == role] for role in ROLES}
+        own: dict[str, str | int] = (
+            {
+                "height": self.sample_shape[0],
+                "width": self.sample_shape[1],
+                "channels": self.sample_shape[2],
+                "dtype": self.dtype,
+                "num_classes": len(self.facts.class_names),
+            }
+            if not self.fields
+            else {f"{role}s": " ".join(names) for role, names in roles.items()}
+        )
         return {
-            "schema": "hpcdl.shard/1",
+            "schema": FIELDS_SCHEMA if self.fields else "hpcdl.shard/1",
             "hpcdl_version": self.version,
             "name": self.name,
             "source_format": self.spec.format,
@@ -185,11 +200,7 @@ class ShardJob:
             "seed": self.seed,
             "encoding": self.encoding,
             "block_samples": self.plan.block_samples,
-            "height": self.sample_shape[0],
-            "width": self.sample_shape[1],
-            "channels": self.sample_shape[2],
-            "dtype": self.dtype,
-            "num_classes": len(self.facts.class_names),
+            **own,
             "split": split,
             "shard": number,
             "shards": self.plan.shards[split],

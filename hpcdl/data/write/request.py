@@ -16,6 +16,20 @@ class SourceConfig:
 
     format: str = setting("auto", "Format of the source.", choices=("auto", *SOURCES))
     samples: int | None = setting(None, "Samples to make, for synthetic sources.", at_least=1)
+    input: tuple[str, ...] | None = setting(
+        None, "What a model is given: PATH=NAME of an array or column; may be repeated.", kind="names"
+    )
+    target: tuple[str, ...] | None = setting(
+        None, "What its outputs are held against: PATH=NAME; may be repeated.", kind="names"
+    )
+    target_kind: str | None = setting(
+        None, "Whether whole numbers in targets name classes or are quantities.", choices=("class", "regression")
+    )
+    nan: str | None = setting(
+        None, "Samples with NaN or infinity: refuse (by default), skip or keep them.", choices=("stop", "skip", "keep")
+    )
+    dtype: str | None = setting(None, "Type of the numbers in a raw file, for example float32.")
+    shape: str | None = setting(None, "Shape of a sample in a raw file, for example 128x6.")
     image_field: str | None = setting(None, "Where images are: an Example's field, an HDF5 path, a .npz array.")
     label_field: str | None = setting(None, "Where labels are: likewise; for .npy the file with the labels.")
     axes: str = setting("auto", "Order of the axes of array sources.", choices=("auto", "nhwc", "nchw"))
@@ -32,6 +46,11 @@ class LayoutConfig:
     )
     compression: str | None = setting(
         None, "Lossless compression of raw blocks; slower to read.", choices=("gzip", "zstd", "blosc2")
+    )
+    normalise: str | None = setting(
+        None,
+        "How training scales numbers, by the training samples' statistics.",
+        choices=("mean-std", "0-1"),
     )
     split: str | None = setting(None, "Divide the source by class, for example train=0.8,val=0.2.")
     seed: int = setting(1, "Seed of shuffle and split, and of synthetic sources.", at_least=0)

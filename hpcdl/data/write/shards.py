@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import numpy.typing as npt
@@ -14,14 +14,16 @@ import xxhash
 
 from hpcdl.core.files import replacing
 from hpcdl.data.dataset import UNSPLIT
-from hpcdl.data.format.hdf5 import ShardFrame, filters
+from hpcdl.data.format.fields import Field
+from hpcdl.data.format.hdf5 import NewArray, ShardFrame, filters
 from hpcdl.data.format.manifest import ShardEntry
 from hpcdl.data.format.shard_file import NewShard
 from hpcdl.data.read.order import mixed, permuted
 from hpcdl.data.read.prefetch import aligned_empty
-from hpcdl.data.sources.base import Source, SourceChanged, UnreadableSample
+from hpcdl.data.sources.base import FieldsReader, Source, SourceChanged, UnreadableSample
 from hpcdl.data.write.images import check_encoded, decode
 from hpcdl.data.write.index import Index, Rows
+from hpcdl.data.write.moments import Moments
 from hpcdl.data.write.plan import ShardJob, shard_file
 
 Array = npt.NDArray[Any]
@@ -35,6 +37,13 @@ class ShardResult:
     number: int
     entry: ShardEntry | None
     skipped: list[str] = field(default_factory=list)
+    moments: Sequence[Moments] = ()
+    """Of each field that is to be scaled, in the fields' order."""
+
+
+def stored_type(item: Field) -> str:
+    """The type of a field's values as they lie in a shard."""
+    return np.dtype(item.dtype).newbyteorder("<").str
 
 
 class _NothingReadable(Exception):
@@ -65,34 +74,35 @@ class ShardWriter:
         path = self._target / shard_file(split, number, UNSPLIT)
         with contextlib.suppress(_NothingReadable), contextlib.ExitStack() as unsettled:
             temporary = unsettled.enter_context(replacing(path))
-            skipped, checksum, rows = self._write_readable(temporary, split, number, rows, told)
+            skipped, checksum, rows, moments = self._write_readable(temporary, split, number, rows, told)
             entry = ShardEntry(
                 file=shard_file(split, number, UNSPLIT),
                 num_samples=len(rows),
                 num_bytes=temporary.stat().st_size,
                 frame_checksum=checksum,
             )
-            result = ShardResult(split=split, number=number, entry=entry, skipped=skipped)
+            result = ShardResult(split=split, number=number, entry=entry, skipped=skipped, moments=moments)
             return result, unsettled.pop_all().close
         skipped = [self._source.describe(row, job.facts, self._index) for row in rows]
         return ShardResult(split=split, number=number, entry=None, skipped=skipped), lambda: None
 
     def _write_readable(
         self, path: Path, split: str, number: int, rows: Rows, told: Callable[[int], None]
-    ) -> tuple[list[str], str, Rows]:
-        """Write what can be read of `rows`: the names of the others, the frame's checksum, the rows written."""
-        bad, checksum = self._try(path, split, number, rows, told)
+    ) -> tuple[list[str], str, Rows, list[Moments]]:
+        """Write what can be read of `rows`: names of the others, the frame's checksum, the rows written, moments."""
+        write = self._try_fields if self._job.fields else self._try
+        bad, checksum, moments = write(path, split, number, rows, told)
         skipped = [self._source.describe(rows[at], self._job.facts, self._index) for at in bad]
         if not bad:
-            return skipped, checksum, rows
+            return skipped, checksum, rows, moments
         rows = np.delete(rows, bad)
         path.unlink()
         if not len(rows):
             raise _NothingReadable
-        bad, checksum = self._try(path, split, number, rows, lambda _: None)
+        bad, checksum, moments = write(path, split, number, rows, lambda _: None)
         if bad:
             raise SourceChanged(f"samples that could be read a moment ago cannot any more, near {skipped[0]}")
-        return skipped, checksum, rows
+        return skipped, checksum, rows, moments
 
     def close(self) -> None:
         """Close the list of samples."""
@@ -109,15 +119,16 @@ class ShardWriter:
 
     def _try(
         self, path: Path, split: str, number: int, rows: Rows, told: Callable[[int], None]
-    ) -> tuple[list[int], str]:
+    ) -> tuple[list[int], str, list[Moments]]:
         """Write `rows` to `path`: the places of those that cannot be read (then `path` is of no use), the checksum."""
         job = self._job
         encoded = job.encoding == "encoded"
+        name = "bytes" if encoded else "images"
+        shape = (int(rows["size"].sum()),) if encoded else (len(rows), *job.sample_shape)
         frame = ShardFrame(
             num_samples=len(rows),
-            data_name="bytes" if encoded else "images",
-            data_shape=(int(rows["size"].sum()),) if encoded else (len(rows), *job.sample_shape),
-            dtype="uint8" if encoded else job.dtype,
+            columns=(NewArray(name=name, shape=shape, dtype="uint8" if encoded else job.dtype, variable=encoded),),
+            residents=(NewArray(name="labels", shape=(len(rows),), dtype="<i8"),),
             block_samples=job.plan.block_samples,
             attributes=job.attributes(split, number),
             class_names=tuple(job.facts.class_names),
@@ -134,10 +145,79 @@ class ShardWriter:
         with NewShard(path, frame) as shard:
             for first, block in (self._encoded_blocks if encoded else self._raw_blocks)(rows, bad):
                 if not bad:
-                    shard.write_block(first, block, sizes[first : first + job.plan.block_samples])
+                    shard.write_block(name, first, block, sizes[first : first + job.plan.block_samples])
                 told(min(job.plan.block_samples, len(rows) - first))
-            offsets = np.concatenate([[0], np.cumsum(rows["size"])]) if encoded else None
-            return bad, "" if bad else shard.finish(rows["label"], offsets)
+            offsets = {name: np.concatenate([[0], np.cumsum(rows["size"])])} if encoded else {}
+            return bad, "" if bad else shard.finish({"labels": rows["label"].astype("<i8")}, offsets), []
+
+    def _try_fields(
+        self, path: Path, split: str, number: int, rows: Rows, told: Callable[[int], None]
+    ) -> tuple[list[int], str, list[Moments]]:
+        """`_try` for samples of named fields; also the moments of those that are to be scaled."""
+        job, count = self._job, len(rows)
+        lengths = {
+            item.name: self._fields_reader.lengths(rows, at, job.facts)
+            for at, item in enumerate(job.fields)
+            if item.variable
+        }
+        shapes = {
+            item.name: (int(lengths[item.name].sum()), *item.shape[1:]) if item.variable else (count, *item.shape)
+            for item in job.fields
+        }
+        made = {
+            item.name: NewArray(
+                name=item.name, shape=shapes[item.name], dtype=stored_type(item), variable=item.variable
+            )
+            for item in job.fields
+        }
+        frame = ShardFrame(
+            num_samples=count,
+            columns=tuple(made[item.name] for item in job.fields if not item.resident),
+            residents=tuple(made[item.name] for item in job.fields if item.resident),
+            block_samples=job.plan.block_samples,
+            attributes={**job.attributes(split, number), "num_samples": count},
+            class_names=(),
+            alignment=job.plan.alignment,
+            sample_checksums=job.sample_checksums,
+        )
+        bad: list[int] = []
+        moments = {item.name: Moments() for item in job.fields if item.normalise != "none"}
+        small = {item.name: np.empty((count, *item.shape), stored_type(item)) for item in job.fields if item.resident}
+        with NewShard(path, frame) as shard:
+            for first in range(0, count, job.plan.block_samples):
+                block = self._fields_block(rows, first, bad)
+                for item, values in zip(job.fields, block if not bad else [], strict=not bad):
+                    if item.name in moments:
+                        moments[item.name] = moments[item.name].joined(Moments.of(values, item))
+                    if item.resident:
+                        small[item.name][first : first + len(values)] = values
+                        continue
+                    of_block = slice(first, first + job.plan.block_samples)
+                    sizes = lengths[item.name][of_block] if item.variable else np.ones(len(values), np.int64)
+                    shard.write_block(item.name, first, values, (sizes * item.row_bytes).tolist())
+                told(min(job.plan.block_samples, count - first))
+            offsets = {name: np.concatenate([[0], np.cumsum(own)]) for name, own in lengths.items()}
+            return bad, "" if bad else shard.finish(small, offsets), list(moments.values())
+
+    def _fields_block(self, rows: Rows, first: int, bad: list[int]) -> list[Array]:
+        """The fields of a block's samples; those of varying length one behind the other."""
+        job = self._job
+        chosen = rows[first : first + job.plan.block_samples]
+        found: list[list[Array]] = [[] for _ in job.fields]
+        for at, row in enumerate(chosen):
+            try:
+                sample = self._fields_reader.read_fields(row, job.facts)
+            except UnreadableSample as error:
+                self._refuse(error, row, first + at, bad)
+                continue
+            for item, values, kept in zip(job.fields, sample, found, strict=True):
+                value = np.array(values, stored_type(item))
+                kept.append(value if item.variable else value.reshape(1, *item.shape))
+        return [np.concatenate(kept) if kept else np.empty(0) for kept in found]
+
+    @property
+    def _fields_reader(self) -> FieldsReader:
+        return cast(FieldsReader, self._source)
 
     def _raw_blocks(self, rows: Rows, bad: list[int]) -> Iterator[tuple[int, Array]]:
         job = self._job

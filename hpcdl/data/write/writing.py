@@ -8,7 +8,7 @@ import os
 import shutil
 import tempfile
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -20,10 +20,20 @@ from hpcdl.core.progress import Progress, progress
 from hpcdl.core.protocols import Communicator
 from hpcdl.core.records import from_json
 from hpcdl.core.units import format_rate
+from hpcdl.data.format.fields import Field
+from hpcdl.data.format.manifest import (
+    FIELDS_SCHEMA,
+    SCHEMA,
+    Manifest,
+    Recipe,
+    SplitEntry,
+    read_manifest,
+    write_manifest,
+)
 from hpcdl.data.format.manifest import FILE_NAME as MANIFEST_NAME
-from hpcdl.data.format.manifest import Manifest, Recipe, SplitEntry, read_manifest, write_manifest
 from hpcdl.data.write import journal
 from hpcdl.data.write.listing import make_job
+from hpcdl.data.write.moments import scaled
 from hpcdl.data.write.plan import WORK_NAME, ShardJob, read_job
 from hpcdl.data.write.request import ShardRequest
 from hpcdl.data.write.shards import ShardResult
@@ -161,7 +171,10 @@ def finish(request: ShardRequest, job: ShardJob, results: Results) -> Manifest:
         if not shards:
             raise HpcdlError(f"not one sample of {split} can be read; look at the source, first {skipped[0]}")
         splits[split] = SplitEntry(num_samples=sum(entry.num_samples for entry in shards), shards=shards)
+    fields = scaled(job.fields, [results[task].moments for task in job.tasks() if task[0] == _training_split(job)])
+    classes = list(job.facts.class_names) if not fields or _gives_classes(fields) else []
     manifest = Manifest(
+        schema=FIELDS_SCHEMA if fields else SCHEMA,
         hpcdl_version=job.version,
         name=job.name,
         source={"format": job.spec.format, "name": job.source_name},
@@ -170,8 +183,8 @@ def finish(request: ShardRequest, job: ShardJob, results: Results) -> Manifest:
         compression=job.compression,
         sample_shape=list(job.sample_shape),
         dtype=job.dtype,
-        num_classes=len(job.facts.class_names),
-        class_names=list(job.facts.class_names),
+        num_classes=len(classes),
+        class_names=classes,
         block_samples=job.plan.block_samples,
         splits=splits,
         skipped=skipped,
@@ -183,11 +196,22 @@ def finish(request: ShardRequest, job: ShardJob, results: Results) -> Manifest:
             fingerprint=job.fingerprint,
             sample_checksums=job.sample_checksums,
         ),
+        fields=fields,
     )
     write_manifest(request.target, manifest)
     journal.remove(request.target)
     shutil.rmtree(request.target / WORK_NAME, ignore_errors=True)
     return manifest
+
+
+def _training_split(job: ShardJob) -> str:
+    """The split whose samples give the statistics."""
+    return "train" if "train" in job.plan.shards else next(iter(job.plan.shards))
+
+
+def _gives_classes(fields: Sequence[Field]) -> bool:
+    """Whether one of the targets, and it alone, names classes."""
+    return sum(item.role == "target" and item.kind == "class" for item in fields) == 1
 
 
 def _default_workers(job: ShardJob, num_tasks: int, alone: bool) -> int:

@@ -91,13 +91,13 @@ class StepGraph:
                 runner = self._optimizer.get_chief_queue_runner()
                 runner.create_threads(self._session, self._coordinator, daemon=True, start=True)
 
-    def step(self, images: Array, labels: Array, learning_rate: float) -> tuple[Any, ...]:
+    def step(self, images: Any, labels: Any, learning_rate: float) -> tuple[Any, ...]:
         """One step: loss, metric sums, and the times of the last gradient and of the end of the exchange."""
         if self._rank == 0 and learning_rate != self._rate:
             self._session.run(self._set_rate, {self._rate_in: learning_rate})
             self._rate = learning_rate
         state = self._model.non_trainable_variables
-        feed = {self._images: images, self._labels: labels}
+        feed = dict(zip(tf.nest.flatten((self._images, self._labels)), tf.nest.flatten((images, labels)), strict=True))
         feed |= {place: variable.numpy() for place, variable in zip(self._state_in, state, strict=True)}
         with originals():
             fetched = self._session.run([self._results, self._state_out, self._train], feed)
@@ -133,8 +133,9 @@ class StepGraph:
             rate = v1.get_variable("learning_rate", (), tf.float32, tf.zeros_initializer(), trainable=False)
             self._rate_in = v1.placeholder(tf.float32, ())
             self._set_rate = rate.assign(self._rate_in)
-            self._images = v1.placeholder(tf.float32, (None, *model.inputs[0].shape[1:]))
-            self._labels = v1.placeholder(tf.int64, (None,))
+            inputs = {item.name: v1.placeholder(tf.float32, (None, *item.shape[1:])) for item in model.inputs}
+            self._images = inputs if len(inputs) > 1 else next(iter(inputs.values()))
+            self._labels = tf.nest.map_structure(lambda spec: v1.placeholder(spec.dtype, spec.shape), objective.labels)
             self._state_in = [
                 v1.placeholder(tf.as_dtype(item.dtype), item.shape) for item in model.non_trainable_variables
             ]

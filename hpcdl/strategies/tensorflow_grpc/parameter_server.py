@@ -69,7 +69,8 @@ class GrpcParameterServerWorker(Worker):
         self._graph = graph = StepGraph(self._context, model, objective, self._server.target)
 
         def step(images: Any, labels: Any) -> tuple[Any, ...]:
-            return graph.step(as_model_input(images).numpy(), labels.numpy(), self.learning_rate)
+            given, wanted = tf.nest.map_structure(lambda tensor: tensor.numpy(), (as_model_input(images), labels))
+            return graph.step(given, wanted, self.learning_rate)
 
         return step
 

@@ -21,6 +21,7 @@ from hpcdl.strategies.base import StrategyInfo, check_ranks
 from hpcdl.strategies.refusals import check_allowed, check_elastic, check_exchange, check_optimizer
 from hpcdl.strategies.table import find_strategy
 from hpcdl.training.launch.chips import check_groups
+from hpcdl.training.optimization.outputs import check_objective
 from hpcdl.training.optimization.schedules import Schedule, build_schedule
 from hpcdl.training.session.inject import check_injected
 
@@ -88,6 +89,9 @@ def prepare(effective: Effective[TrainConfig]) -> Prepared:
             f"--classes {config.model.classes}, but {config.data.data} has labels of {dataset.num_classes} classes; "
             f"leave --classes out, or give {dataset.num_classes} or more"
         )
+    check_objective(config.objective, dataset)
+    if dataset.fields and (config.data.flip or config.data.crop_padding):
+        raise UsageError(f"--flip and --crop-padding are for images with a class; {config.data.data} has named fields")
     num_samples = dataset.train_split.num_samples
     per_worker = config.data.batch_size * config.exchange.accumulate
     global_batch = per_worker * num_workers

@@ -33,12 +33,12 @@ class Evaluator:
     """Evaluates a model with a graph that is traced once."""
 
     def __init__(self, model: keras.Model, objective: Objective) -> None:
-        self._names = objective.names
+        self._objective = objective
 
         @tf.function(autograph=False, reduce_retracing=True)
         def batch_sums(images: Any, labels: Any) -> Any:
             outputs = model(as_model_input(images), training=False)
-            num_samples = tf.cast(tf.shape(labels)[0], tf.float64)
+            num_samples = tf.cast(tf.shape(tf.nest.flatten(labels)[0])[0], tf.float64)
             loss = tf.cast(objective.loss(labels, outputs), tf.float64) * num_samples
             return tf.concat([[num_samples, loss], objective.sums(labels, outputs)], 0)
 
@@ -46,11 +46,12 @@ class Evaluator:
 
     def __call__(self, batches: Iterable[Any], group: Communicator) -> Evaluation:
         """Evaluate this worker's `batches` and add up over the ranks of `group`; collective."""
-        totals = numpy.zeros(2 + len(self._names))
+        totals = numpy.zeros(2 + len(self._objective.names))
         for images, labels in batches:
             totals += self._batch_sums(images, labels).numpy()
         if group.size > 1:
             group.allreduce(totals)
         num_samples, loss, *sums = totals.tolist()
-        metrics = {name: value / num_samples for name, value in zip(self._names, sums, strict=True)}
+        means = {name: value / num_samples for name, value in zip(self._objective.names, sums, strict=True)}
+        metrics = self._objective.reported(means)
         return Evaluation(loss=loss / num_samples, metrics=metrics, num_samples=int(num_samples))

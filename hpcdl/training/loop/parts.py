@@ -27,7 +27,7 @@ from hpcdl.training.launch.prepare import Prepared
 from hpcdl.training.loop.clock import Outcome, StepClock, StepTimes
 from hpcdl.training.loop.evaluate import Evaluation, Evaluator
 from hpcdl.training.loop.journal import Journal
-from hpcdl.training.loop.step import as_model_input, build_follow, build_step
+from hpcdl.training.loop.step import as_model_input, build_follow, build_step, num_samples
 from hpcdl.training.optimization.objective import Objective, objective_of
 from hpcdl.training.optimization.optimizers import build_optimizer
 from hpcdl.training.session import safety
@@ -125,7 +125,7 @@ class Parts:
         self.model, self.worker, self.group, self.journal = model, worker, group, journal
         self._injection = injection
         self.together = together or group
-        self.objective: Objective = objective_of(config.objective)
+        self.objective: Objective = objective_of(config.objective, prepared.dataset.targets)
         self.optimizer = build_optimizer(
             config.optimizer, model.trainable_variables, loss_scaling=config.model.precision == "mixed_float16"
         )
@@ -209,7 +209,7 @@ class Parts:
             safety.check_loss(loss, step, self.group.rank)
         self.worker.after_step(step)
         self.outcome.traffic += self.seen.traffic() - traffic
-        self.position.add(loss, numpy.asarray(sums), len(labels))
+        self.position.add(loss, numpy.asarray(sums), num_samples(labels))
         self.position.seconds = time.monotonic() - run_began
         images_per_second = round(self.prepared.global_batch / max(time.time() - began, 1e-9), 2)
         seconds = round(self.position.seconds, 3)

@@ -15,7 +15,16 @@ from hpcdl.training.optimization.objective import Objective
 
 
 def as_model_input(images: Any) -> Any:
-    """Images as the networks take them: float32, and stored bytes scaled from 0..255 to 0..1."""
+    """Images as the networks take them: float32, and stored bytes scaled from 0..255 to 0..1; several by name too."""
+    return tf.nest.map_structure(_as_float, images)
+
+
+def num_samples(batch: Any) -> int:
+    """Samples in a batch of labels, of which there may be several by name."""
+    return int(tf.nest.flatten(batch)[0].shape[0])
+
+
+def _as_float(images: Any) -> Any:
     if images.dtype == tf.uint8:
         return tf.cast(images, tf.float32) * (1 / 255)
     return tf.cast(images, tf.float32)
@@ -81,8 +90,7 @@ def _accumulated(
     variables: Any,
 ) -> tuple[Any, Any, list[Any]]:
     """Means over `accumulate` slices of the batch; only the last one's back-propagation overlaps the exchange."""
-    image_slices = tf.split(images, accumulate)
-    label_slices = tf.split(labels, accumulate)
+    image_slices, label_slices = _split(images, accumulate), _split(labels, accumulate)
     loss = tf.zeros([])
     sums = tf.zeros([len(objective.names)], tf.float64)
     gradients = [tf.zeros(variable.shape, variable.dtype) for variable in variables]
@@ -90,8 +98,14 @@ def _accumulated(
     for image_slice, label_slice in zip(image_slices, label_slices, strict=True):
         # One slice after the other, or the memory that accumulation is meant to save would be needed after all.
         with tf.control_dependencies(previous):
-            part_loss, part_sums, part = slice_gradients(tf.identity(image_slice), label_slice)
+            part_loss, part_sums, part = slice_gradients(tf.nest.map_structure(tf.identity, image_slice), label_slice)
         gradients = [total + gradient / accumulate for total, gradient in zip(gradients, part, strict=True)]
         loss, sums = loss + part_loss / accumulate, sums + part_sums
         previous = gradients
     return loss, sums, gradients
+
+
+def _split(batch: Any, num_slices: int) -> list[Any]:
+    """Slices of a tensor, or of several by name."""
+    slices = [tf.split(tensor, num_slices) for tensor in tf.nest.flatten(batch)]
+    return [tf.nest.pack_sequence_as(batch, [parts[number] for parts in slices]) for number in range(num_slices)]

@@ -30,6 +30,7 @@ from hpcdl.training.loop.asynchronous import AsynchronousTrainer, replica_of
 from hpcdl.training.loop.journal import EchoJournal, EventHandler, FileJournal, Journal, NullJournal
 from hpcdl.training.loop.parts import Parts
 from hpcdl.training.loop.synchronous import Trainer
+from hpcdl.training.optimization.outputs import losses_of, shapes_of
 from hpcdl.training.session import runtime
 from hpcdl.training.session.inject import Injection
 from hpcdl.training.session.watch import Watch, survivors
@@ -128,9 +129,14 @@ def build_model(config: TrainConfig, dataset: Dataset) -> keras.Model:
     return load_model(
         config.model.model,
         classes=config.model.classes or dataset.num_classes,
-        input_shape=dataset.sample_shape,
-        loss=config.objective.loss,
+        input_shape=dataset.sample_shape if len(dataset.inputs) < 2 else shapes_of(dataset.inputs),
+        loss=config.objective.loss if not dataset.fields else ",".join(_losses(config, dataset).values()),
+        output_shapes=shapes_of(dataset.targets) if dataset.fields else None,
     )
+
+
+def _losses(config: TrainConfig, dataset: Dataset) -> dict[str, str]:
+    return losses_of(config.objective, [item.name for item in dataset.targets])
 
 
 def save_model(model: keras.Model, path: Path) -> None:

@@ -1,0 +1,87 @@
+"""What a sample consists of where it is more than an image and its class: named inputs and targets."""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+
+ROLES = ("input", "target")
+KINDS = ("numbers", "class", "text")
+DTYPES = (
+    "bool", "uint8", "uint16", "uint32", "uint64", "int8", "int16", "int32", "int64", "float16", "float32", "float64",
+)  # fmt: skip
+"""Types that a field may have; text is uint8, its UTF-8 bytes."""
+RESERVED = ("block_checksums", "sample_checksums", "offsets", "class_names")
+"""Names that parts of a shard have."""
+_NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]{0,63}")
+_RESIDENT_BYTES = 16
+
+
+@dataclass(frozen=True, kw_only=True)
+class Statistics:
+    """Of a field's values over the training samples: one number, or one for each element of the last axis."""
+
+    mean: Sequence[float]
+    std: Sequence[float]
+    low: Sequence[float]
+    high: Sequence[float]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Field:
+    """One input or target: `shape` is that of a sample, of the longest one where the first axis is `variable`.
+
+    `kind` is `numbers`, `class` (int64, a number below the count of `class_names`) or `text` (uint8, variable).
+    `resident` fields have a few bytes a sample and are read whole when a shard is opened; the others lie in blocks.
+    """
+
+    name: str
+    role: str
+    dtype: str
+    shape: Sequence[int] = ()
+    kind: str = "numbers"
+    variable: bool = False
+    resident: bool = False
+    class_names: Sequence[str] = ()
+    normalise: str = "none"
+    statistics: Statistics | None = field(default=None)
+
+    def __post_init__(self) -> None:
+        if not is_name(self.name) or self.role not in ROLES or self.kind not in KINDS or self.dtype not in DTYPES:
+            raise ValueError(f"no field can be {self.role} {self.name!r} of {self.dtype} ({self.kind})")
+        if min(self.shape, default=1) < 1 or (self.variable and (not self.shape or self.resident)):
+            raise ValueError(f"the field {self.name!r} cannot have the shape {list(self.shape)}")
+
+    @property
+    def row_bytes(self) -> int:
+        """Bytes of a sample, or of one element along the first axis where that is variable."""
+        return math.prod(self.shape[1:] if self.variable else self.shape) * np.dtype(self.dtype).itemsize
+
+    @property
+    def longest_bytes(self) -> int:
+        """Bytes of a sample, of the longest where lengths vary."""
+        return math.prod(self.shape) * np.dtype(self.dtype).itemsize
+
+    def describe(self) -> str:
+        """As a plan and an inspection show it."""
+        sides = [("up to " if self.variable else "") + str(side) for side in self.shape[:1]]
+        shape = "x".join([*sides, *map(str, self.shape[1:])]) or "one"
+        what = {
+            "numbers": f"{shape} {self.dtype}", "text": f"text of up to {math.prod(self.shape)} bytes",
+            "class": f"one of {len(self.class_names)} classes",
+        }[self.kind]  # fmt: skip
+        return f"{self.role} {self.name}: {what}"
+
+
+def is_name(name: str) -> bool:
+    """Whether a field may be called so."""
+    return bool(_NAME.fullmatch(name)) and name not in RESERVED
+
+
+def may_be_resident(shape: Sequence[int], dtype: str) -> bool:
+    """Whether samples are so small that reading them one by one or by block would cost more than keeping them."""
+    return math.prod(shape) * np.dtype(dtype).itemsize <= _RESIDENT_BYTES

@@ -1,0 +1,433 @@
+"""Samples that are rows of arrays, of any number, type and shape: which array is what, and are they sound.
+
+A format finds its arrays (`ArrayGroup`), everything else is the same for all of them and stands here.
+"""
+
+from __future__ import annotations
+
+import itertools
+import re
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from hpcdl.core.errors import SourceError, shown
+from hpcdl.data.dataset import UNSPLIT
+from hpcdl.data.format.fields import DTYPES, RESERVED, Field, is_name
+from hpcdl.data.sources.base import Array, ArrayPlace, SourceFacts, SourceSpec
+from hpcdl.data.sources.flat import MOST_CLASSES, FlatFiles, add_numbered, numbered, plausible, stamp_of
+from hpcdl.data.write.index import Index, IndexWriter
+
+INPUT_NAMES = ("x", "images", "image", "data", "inputs", "input", "features", "samples", "text")
+TARGET_NAMES = ("y", "labels", "label", "targets", "target", "classes", "class", "masks", "mask")
+"""What arrays are usually called, the most usual first."""
+_SPLIT_WORDS = {
+    "train": "train", "training": "train", "val": "val", "valid": "val", "validation": "val", "dev": "val",
+    "test": "test", "testing": "test",
+}  # fmt: skip
+_SPLIT = re.compile(rf"(?:^|(?<=[/_.-]))({'|'.join(_SPLIT_WORDS)})(?=$|[/_.-])", re.IGNORECASE)
+_ROWS_BYTES = 64 << 20
+
+
+@dataclass(frozen=True, kw_only=True)
+class PlacedArray:
+    """An array in a file: the first byte of its values, and what they are.
+
+    With `offsets` (N + 1) sample i is the rows `offsets[i]` to `offsets[i + 1]` - 1; `text` says they are UTF-8.
+    """
+
+    path: Path
+    offset: int = 0
+    shape: tuple[int, ...]
+    dtype: np.dtype[Any]
+    offsets: Path | None = None
+    text: bool = False
+
+    @property
+    def num_samples(self) -> int:
+        """Samples in the array."""
+        return len(self.starts) - 1 if self.offsets else self.shape[0]
+
+    @property
+    def starts(self) -> npt.NDArray[np.int64]:
+        """The offsets, where samples differ in length."""
+        assert self.offsets is not None
+        return np.fromfile(self.offsets, np.int64)
+
+    def values(self) -> Array:
+        """All of it, read as it is used."""
+        if not int(np.prod(self.shape)):
+            return np.empty(self.shape, self.dtype)
+        return np.memmap(self.path, self.dtype, "r", self.offset, self.shape)
+
+    def strings(self) -> list[str]:
+        """The samples of text."""
+        content, starts = self.values(), self.starts.tolist()
+        return [bytes(content[i:j]).decode() for i, j in itertools.pairwise(starts)]
+
+
+@dataclass(frozen=True)
+class FoundArray:
+    """An array that a sample's field may be: what a message says of it, and where it lies, looked for when wanted."""
+
+    shown: str
+    place: Callable[[], PlacedArray]
+
+
+@dataclass(frozen=True, kw_only=True)
+class ArrayGroup:
+    """Arrays by path that belong together, sample by sample."""
+
+    split: str
+    arrays: Mapping[str, FoundArray]
+
+
+def shape_text(shape: Sequence[int], dtype: object) -> str:
+    """Shape and type of an array in a message."""
+    return f"{'x'.join(map(str, shape)) or 'one'} {dtype}"
+
+
+@dataclass(kw_only=True)
+class _Chosen:
+    """What becomes of the arrays: path by field name, inputs first."""
+
+    inputs: dict[str, str] = field(default_factory=dict)
+    targets: dict[str, str] = field(default_factory=dict)
+
+
+class FieldSource:
+    """Lists and reads samples whose arrays a format has found."""
+
+    def __init__(self, spec: SourceSpec) -> None:
+        self._spec = spec
+        self._location, self._work = Path(spec.location), Path(spec.work)
+        self.inputs = spec.inputs
+        self._readers: list[FlatFiles] = []
+        self._starts: dict[str, npt.NDArray[np.int64]] = {}
+
+    def list_parts(self, parts: Sequence[ArrayGroup], index: IndexWriter) -> SourceFacts:
+        """List the samples of `parts`; SourceError says what is wrong with them, and which flag helps."""
+        spec, where = self._spec, self._location
+        parts = divided(parts)
+        if not parts or not parts[0].arrays:
+            raise SourceError(f"{where} holds no arrays of numbers or text; check it, or --format")
+        chosen = choose(parts[0].arrays, self.inputs, spec.targets, str(where))
+        told: list[str] = []
+        wanted = [("input", *item) for item in chosen.inputs.items()]
+        wanted += [("target", *item) for item in chosen.targets.items()]
+        placed = []
+        for _, _, path in wanted:
+            missing = next((part for part in parts if path not in part.arrays), None)
+            if missing is not None:
+                raise SourceError(f"{where}: the split {missing.split} has no {path}; every split needs every field")
+            placed.append((path, [part.arrays[path].place() for part in parts]))
+        self._check_counts(parts, placed)
+        settled = [
+            self._settled(name, role, path, own, told)
+            for (role, name, path), (_, own) in zip(wanted, placed, strict=True)
+        ]
+        fields, arrays = [made for made, _ in settled], [own for _, own in settled]
+        columns = list(zip(*arrays, strict=True))
+        labels = [number for number, item in enumerate(fields) if item.role == "target" and item.kind == "class"]
+        kept = [self._finite(part, fields, column, told) for part, column in zip(parts, columns, strict=True)]
+        for number, (part, column, rows) in enumerate(zip(parts, columns, kept, strict=True)):
+            classes = np.asarray(column[labels[0]].values()) if len(labels) == 1 else None
+            _list(index, part.split, number, column[0].num_samples, classes, rows)
+        flat = [array for column in columns for array in column]
+        return SourceFacts(
+            class_names=fields[labels[0]].class_names if len(labels) == 1 else ["all"],
+            samples_are="fields",
+            sample_shape=fields[0].shape,
+            dtype=fields[0].dtype,
+            stamps=[stamp_of(array.path) for array in flat],
+            fields=fields,
+            arrays=[_place(array) for array in flat],
+            told=told,
+        )
+
+    def read_fields(self, row: Any, facts: SourceFacts) -> Sequence[Array]:
+        """The fields of the sample of a row, valid until the next read."""
+        count = len(facts.fields)
+        self._readers = self._readers or [FlatFiles() for _ in range(count)]
+        part, sample = int(row["file"]), int(row["place"])
+        found: list[Array] = []
+        for number, reader in enumerate(self._readers):
+            at = part * count + number
+            place = facts.arrays[at]
+            dtype = np.dtype(place.dtype)
+            first, length = sample, 1
+            if place.offsets:
+                starts = self._starts_of(place.offsets)
+                first, length = int(starts[sample]), int(starts[sample + 1] - starts[sample])
+            size = int(np.prod(place.shape)) * dtype.itemsize
+            content = reader.read(place.file, facts.stamps[at], place.offset + first * size, length * size)
+            found.append(
+                np.frombuffer(content, dtype).reshape((length, *place.shape) if place.offsets else place.shape)
+            )
+        return found
+
+    def lengths(self, rows: Any, number: int, facts: SourceFacts) -> Array:
+        """How long field `number` of each row's sample is along its first axis."""
+        result = np.empty(len(rows), np.int64)
+        for at, row in enumerate(rows):
+            place = facts.arrays[int(row["file"]) * len(facts.fields) + number]
+            starts = self._starts_of(place.offsets)
+            result[at] = starts[int(row["place"]) + 1] - starts[int(row["place"])]
+        return result
+
+    def describe(self, row: Any, facts: SourceFacts, index: Index) -> str:
+        """Number of the sample, and its file."""
+        place = facts.arrays[int(row["file"]) * len(facts.fields)] if facts.arrays else None
+        return f"sample {int(row['place'])}" + (f" of {Path(place.file).name}" if place else "")
+
+    def placed(self, values: Array, offsets: Array | None = None, *, text: bool = False) -> PlacedArray:
+        """An array that was made from the source, kept in the work folder."""
+        path = self._work / f"array{len(list(self._work.glob('array*')))}"
+        np.ascontiguousarray(values).tofile(path)
+        starts = None
+        if offsets is not None:
+            starts = path.with_name(f"{path.name}.offsets")
+            offsets.astype(np.int64).tofile(starts)
+        return PlacedArray(path=path, shape=values.shape, dtype=values.dtype, offsets=starts, text=text)
+
+    def placed_text(self, strings: Sequence[bytes]) -> PlacedArray:
+        """Strings of UTF-8, kept in the work folder."""
+        offsets = np.concatenate([[0], np.cumsum([len(string) for string in strings], dtype=np.int64)])
+        return self.placed(np.frombuffer(b"".join(strings), np.uint8), offsets, text=True)
+
+    def _starts_of(self, name: str) -> npt.NDArray[np.int64]:
+        if name not in self._starts:
+            self._starts[name] = np.fromfile(name, np.int64)
+        return self._starts[name]
+
+    def _check_counts(self, parts: Sequence[ArrayGroup], arrays: Sequence[tuple[str, list[PlacedArray]]]) -> None:
+        for number, part in enumerate(parts):
+            counts = {path: own[number].num_samples for path, own in arrays}
+            what = "" if part.split == UNSPLIT else f" of the split {part.split}"
+            if len(set(counts.values())) != 1:
+                told = ", ".join(f"{path} {count}" for path, count in counts.items())
+                raise SourceError(
+                    f"{self._location}: the arrays{what} hold unequal numbers of samples ({told}); every field needs "
+                    "one value a sample, along its first axis"
+                )
+            if not next(iter(counts.values())):
+                raise SourceError(
+                    f"{self._location}: {next(iter(counts))}{what} holds no samples; there is nothing to shard"
+                )
+
+    def _settled(
+        self, name: str, role: str, path: str, arrays: list[PlacedArray], told: list[str]
+    ) -> tuple[Field, list[PlacedArray]]:
+        """The field that arrays (one a part) become, and where its values are read from."""
+        where = f"{self._location}: {path}"
+        kinds = {(array.shape[1:], array.dtype.newbyteorder("=").name, array.text) for array in arrays}
+        if len(kinds) > 1:
+            found = ", ".join(sorted(f"{'x'.join(map(str, shape)) or 'one'} {dtype}" for shape, dtype, _ in kinds))
+            raise SourceError(f"{where}: the parts differ in shape or type: {found}; make them alike")
+        first = arrays[0]
+        dtype = first.dtype.newbyteorder("=").name
+        if not first.text and dtype not in DTYPES:
+            raise SourceError(f"{where} holds {dtype}; {_remedy(first.dtype)}")
+        if min(first.shape[1:], default=1) < 1:
+            raise SourceError(f"{where} has the shape {first.shape}; a sample needs at least one value")
+        if role == "target":
+            classes = self._classes(name, path, arrays, told)
+            if classes is not None:
+                return classes
+        shape, variable = first.shape[1:], first.offsets is not None
+        if variable:
+            longest = max(int(np.diff(array.starts).max(initial=1)) for array in arrays)
+            shape = (max(1, longest), *shape)
+        kind = "text" if first.text else "numbers"
+        return Field(name=name, role=role, dtype=dtype, shape=shape, kind=kind, variable=variable), arrays
+
+    def _classes(
+        self, name: str, path: str, arrays: list[PlacedArray], told: list[str]
+    ) -> tuple[Field, list[PlacedArray]] | None:
+        """The field of a target whose values name classes; None for one of quantities."""
+        where, wish = f"{self._location}: {path}", self._spec.target_kind
+        first = arrays[0]
+        one = first.text or (not first.offsets and int(np.prod(first.shape[1:])) == 1)
+        if not one or (wish == "regression" and not first.text):
+            return None
+        if first.text:
+            values = [np.array(array.strings(), np.str_) for array in arrays]
+        else:
+            values = [np.asarray(array.values()).reshape(-1) for array in arrays]
+        if not first.text and first.dtype.kind == "f":
+            if not all(_whole(own) for own in values):
+                if wish == "class":
+                    raise SourceError(
+                        f"{where}: values that are not whole name no classes; give --target-kind regression"
+                    )
+                return None
+            values = [own.astype(np.int64) for own in values]
+        found = np.unique(np.concatenate([np.unique(own) for own in values]))
+        count = sum(map(len, values))
+        if not wish and not plausible(len(found), count):
+            what = "strings" if first.text else "whole numbers"
+            remedy = "--target-kind class" + ("" if first.text else ", or --target-kind regression for quantities")
+            raise SourceError(
+                f"{where} holds {len(found)} different {what} in {count} samples: are these classes? Give {remedy}"
+            )
+        if not wish and first.dtype.kind == "f":
+            raise SourceError(
+                f"{where} is {first.dtype.name}, but holds whole numbers only ({found[0]} to {found[-1]}): classes or "
+                "quantities? Give --target-kind class or --target-kind regression"
+            )
+        if len(found) > MOST_CLASSES:
+            raise SourceError(
+                f"{where} holds {len(found)} different values; no data set has over {MOST_CLASSES} classes"
+            )
+        if first.text:
+            names, lines = [str(value) for value in found.tolist()], ["-"]
+        else:
+            names, lines = numbered(found)
+            told += [f"{name}: {line}" for line in lines]
+        codes = [(np.searchsorted(found, own) if lines else own).astype(np.int64) for own in values]
+        made = Field(name=name, role="target", dtype="int64", kind="class", class_names=names)
+        return made, [self.placed(own) for own in codes]
+
+    def _finite(
+        self, part: ArrayGroup, fields: list[Field], column: Sequence[PlacedArray], told: list[str]
+    ) -> Array | None:
+        """Numbers of the samples without NaN and infinity; None for all of them. SourceError unless they may be."""
+        if self._spec.nan == "keep":
+            return None
+        bad = np.zeros(column[0].num_samples, np.bool_)
+        for item, array in zip(fields, column, strict=True):
+            if array.dtype.kind != "f":
+                continue
+            values = array.values()
+            rows = max(1, _ROWS_BYTES // max(1, item.row_bytes))
+            lines = np.zeros(len(values), np.bool_)
+            for first in range(0, len(values), rows):
+                chunk = np.asarray(values[first : first + rows])
+                lines[first : first + rows] = ~np.isfinite(chunk).reshape(len(chunk), -1).all(1)
+            if array.offsets is not None:
+                starts = array.starts
+                before = np.concatenate([[0], np.cumsum(lines)])
+                lines = before[starts[1:]] > before[starts[:-1]]
+            if lines.any() and self._spec.nan != "skip":
+                raise SourceError(
+                    f"{self._location}: {item.name} of sample {int(np.argmax(lines))} is not finite (NaN or infinity), "
+                    f"{int(lines.sum())} samples in all; --nan skip leaves them out, --nan keep takes them"
+                )
+            bad |= lines
+        if not bad.any():
+            return None
+        told.append(f"{int(bad.sum())} samples of {part.split} with NaN or infinity are left out")
+        return np.flatnonzero(~bad)
+
+
+def _whole(values: Array) -> bool:
+    return bool((np.isfinite(values) & (np.trunc(values) == values) & (np.abs(values) < 2**53)).all())
+
+
+def _list(index: IndexWriter, split: str, number: int, count: int, classes: Array | None, rows: Array | None) -> None:
+    labels = np.zeros(count, np.int64) if classes is None else classes
+    if rows is None:
+        add_numbered(index, split, number, labels)
+        return
+    for place in np.split(rows, np.flatnonzero(np.diff(rows) != 1) + 1):
+        if len(place):
+            add_numbered(index, split, number, labels[place], first=int(place[0]))
+
+
+def _place(array: PlacedArray) -> ArrayPlace:
+    return ArrayPlace(
+        file=str(array.path),
+        offset=array.offset,
+        shape=list(array.shape[1:]),
+        dtype=array.dtype.str,
+        offsets=str(array.offsets or ""),
+    )
+
+
+def _remedy(dtype: np.dtype[Any]) -> str:
+    remedies = {
+        "c": "complex numbers are not taken: save real and imaginary part as two channels",
+        "M": "dates are not taken: save them as numbers",
+        "m": "spans of time are not taken: save them as numbers",
+        "V": "records are not taken: save each of their parts as an array of its own",
+        "O": "Python objects are not taken: save plain numbers or strings",
+    }
+    return remedies.get(dtype.kind, f"fields are text or one of {', '.join(DTYPES)}")
+
+
+def divided(parts: Sequence[ArrayGroup]) -> list[ArrayGroup]:
+    """`parts` by the splits that the paths of their arrays tell of: x_train beside x_test, groups train and test."""
+    if len(parts) != 1:
+        return list(parts)
+    words = {path: _SPLIT.search(path) for path in parts[0].arrays}
+    splits = {path: _SPLIT_WORDS[word[1].lower()] for path, word in words.items() if word}
+    if parts[0].split != UNSPLIT or len(splits) < 2 or len(set(splits.values())) < 2:
+        return list(parts)
+    made: dict[str, dict[str, FoundArray]] = {}
+    for path, split in splits.items():
+        rest = re.sub(r"[/_.-]+", lambda found: found[0][0], _SPLIT.sub("", path)).strip("/_.-") or path
+        made.setdefault(split, {})[rest] = parts[0].arrays[path]
+    return [ArrayGroup(split=split, arrays=made[split]) for split in ("train", "val", "test") if split in made]
+
+
+def choose(arrays: Mapping[str, FoundArray], inputs: Sequence[str], targets: Sequence[str], where: str) -> _Chosen:
+    """Which arrays are inputs and targets: as asked for, else those with the usual names."""
+    known = ", ".join(f"{shown(path)} ({array.shown})" for path, array in list(arrays.items())[:20])
+    chosen = _Chosen(inputs=_asked(inputs, arrays, where, known), targets=_asked(targets, arrays, where, known))
+    if not chosen.targets:
+        found = _usual(TARGET_NAMES, [path for path in arrays if path not in chosen.inputs.values()])
+        if found is None:
+            raise SourceError(f"{where}: which array is the target? Give --target PATH=NAME, one of {known}")
+        chosen.targets = {field_name(found): found}
+    if not chosen.inputs:
+        left = [path for path in arrays if path not in chosen.targets.values()]
+        found = _usual(INPUT_NAMES, left) or (left[0] if len(left) == 1 else None)
+        if found is None:
+            raise SourceError(f"{where}: which array is the input? Give --input PATH=NAME, of {known}")
+        chosen.inputs = {field_name(found): found}
+    twice = set(chosen.inputs) & set(chosen.targets)
+    if twice:
+        raise SourceError(f"{where}: {sorted(twice)[0]!r} names an input and a target; give another name after the =")
+    return chosen
+
+
+def _asked(wishes: Sequence[str], arrays: Mapping[str, FoundArray], where: str, known: str) -> dict[str, str]:
+    found: dict[str, str] = {}
+    for wish in wishes:
+        path, equals, name = wish.rpartition("=")
+        path, name = (path, name) if equals else (wish, field_name(wish))
+        path = path.strip("/").removesuffix(".npy")
+        fitting = [item for item in arrays if item == path] or [
+            item for item in arrays if item.rsplit("/", 1)[-1] == path
+        ]
+        if len(fitting) != 1:
+            raise SourceError(f"{where} has no array {shown(path)}; it has {known}")
+        if not is_name(name) or name in found:
+            raise SourceError(
+                f"no field can be called {shown(name)}{' twice' if name in found else ''}; write PATH=NAME with "
+                f"letters, digits and _, and none of {', '.join(RESERVED)}"
+            )
+        found[name] = fitting[0]
+    return found
+
+
+def _usual(names: Sequence[str], paths: Sequence[str]) -> str | None:
+    """The path whose last part is the most usual name, if just one is called so."""
+    for name in names:
+        fitting = [path for path in paths if path.rsplit("/", 1)[-1].lower() == name]
+        if len(fitting) == 1:
+            return fitting[0]
+        if fitting:
+            return None
+    return None
+
+
+def field_name(path: str) -> str:
+    """What a field is called whose array lies at `path`."""
+    name = re.sub(r"\W", "_", path.rsplit("/", 1)[-1].removesuffix(".npy"), flags=re.ASCII)[:64]
+    name = name if name[:1].isalpha() or name[:1] == "_" else f"_{name}"[:64]
+    return f"{name[:58]}_field" if name in RESERVED else name

@@ -1,0 +1,280 @@
+"""Samples of named fields: through shard, h5py and the training stream, byte by byte; what is refused, and why."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import h5py
+import numpy as np
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from hypothesis.extra import numpy as arrays
+
+from hpcdl.core.errors import CorruptError, HpcdlError
+from hpcdl.data.dataset import Dataset, open_dataset
+from hpcdl.data.format.fields import DTYPES
+from hpcdl.data.format.hdf5 import shard_map
+from hpcdl.data.format.manifest import FIELDS_SCHEMA, Manifest
+from hpcdl.data.inspection import inspect, verify
+from hpcdl.data.read.reader import open_reader
+from hpcdl.data.read.windows import TrainingStream
+from hpcdl.data.write.repair import repair
+from tests.conftest import CommandLine
+from tests.data.sharding import contents, make
+
+COUNT = 12
+Samples = dict[int, dict[str, Any]]
+
+
+def stored(folder: Path, manifest: Manifest, split: str = "all") -> Samples:
+    """Every field of every sample, by id, with plain h5py."""
+    found: Samples = {}
+    for entry in manifest.splits[split].shards:
+        with h5py.File(folder / entry.file) as file:
+            for place in range(entry.num_samples):
+                sample = {}
+                for item in manifest.fields:
+                    if item.variable:
+                        begin, end = file[f"offsets/{item.name}"][place : place + 2]
+                        sample[item.name] = file[item.name][begin:end]
+                    else:
+                        sample[item.name] = file[item.name][place]
+                found[len(found)] = sample
+    return found
+
+
+def streamed(dataset: Dataset, workers: int) -> Samples:
+    """Every field of the samples of an epoch, by id, as training reads them."""
+    found: Samples = {}
+    for worker in range(workers):
+        stream = TrainingStream(
+            open_reader(dataset, dataset.train_split),
+            batch_size=4 // workers,
+            worker=worker,
+            num_workers=workers,
+            seed=3,
+        )
+        try:
+            for step in range(stream.steps_per_epoch):
+                batch = stream.fields(step, dataset.fields)
+                for row, sample in enumerate(stream.ids(step).tolist()):
+                    values = zip(dataset.fields, batch, strict=True)
+                    found[sample] = {item.name: np.array(value[row]) for item, value in values}
+        finally:
+            stream.close()
+    return found
+
+
+def bits(value: Any) -> tuple[str, tuple[int, ...], bytes]:
+    array = np.asarray(value)
+    return array.dtype.newbyteorder("=").name, array.shape, array.tobytes()
+
+
+def same(one: Samples, other: Samples) -> bool:
+    return {k: {n: bits(v) for n, v in s.items()} for k, s in one.items()} == {
+        k: {n: bits(v) for n, v in s.items()} for k, s in other.items()
+    }
+
+
+@st.composite
+def fields(draw: st.DrawFn) -> np.ndarray:
+    dtype = draw(st.sampled_from([*DTYPES, ">f4", ">i2"]))
+    shape = draw(arrays.array_shapes(min_dims=0, max_dims=3, max_side=4))
+    return draw(arrays.arrays(np.dtype(dtype), (COUNT, *shape)))
+
+
+@settings(max_examples=8, deadline=None, suppress_health_check=list(HealthCheck))
+@given(first=fields(), second=fields(), third=fields())
+def test_every_type_and_shape_comes_back_bit_by_bit(
+    first: np.ndarray, second: np.ndarray, third: np.ndarray, tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    folder = tmp_path_factory.mktemp("fields")
+    np.savez(folder / "a.npz", a=first, b=second, c=third)
+    options = {"input": "a=a,b=b", "target": "c=c", "target_kind": "regression", "nan": "keep", "shards": 2}
+    manifest = make(folder / "a.npz", folder / "out", **options)
+    written = stored(folder / "out", manifest)
+    given_ = [
+        {
+            name: bits(value[row].astype(value.dtype.newbyteorder("=")))
+            for name, value in zip("abc", (first, second, third), strict=True)
+        }
+        for row in range(COUNT)
+    ]
+    assert sorted(map(repr, given_)) == sorted(
+        repr({name: bits(value) for name, value in sample.items()}) for sample in written.values()
+    )
+    dataset = open_dataset(str(folder / "out"))
+    assert all(same(written, streamed(dataset, workers)) for workers in (1, 2))
+
+
+VARYING = h5py.vlen_dtype(np.dtype("<f4"))
+
+
+def events(path: Path) -> Path:
+    """Lists of any length, text, a class by name, a mask and a number, in HDF5."""
+    rng = np.random.default_rng(0)
+    with h5py.File(path, "w") as file:
+        lists = file.create_dataset("raw/hits", (COUNT,), VARYING)
+        for number in range(COUNT):
+            lists[number] = rng.random(number % 5, dtype=np.float32)
+        file["note"] = [f"né {number} " * (number % 3) for number in range(COUNT)]
+        file["particle"] = [["muon", "pion"][number % 2] for number in range(COUNT)]
+        file.create_dataset("mask", data=rng.random((COUNT, 6, 5)) > 0.5, chunks=(5, 6, 5), compression="gzip")
+        file["energy"] = rng.random(COUNT)
+    return path
+
+
+EVENTS = {"input": "raw/hits=hits,note=note", "target": "particle=kind,mask=mask,energy=energy"}
+
+
+def test_lists_text_classes_and_masks(tmp_path: Path) -> None:
+    source = events(tmp_path / "e.h5")
+    manifest = make(source, tmp_path / "out", shards=2, **EVENTS)
+    kinds = {item.name: (item.role, item.kind, item.variable, item.resident) for item in manifest.fields}
+    assert kinds == {
+        "hits": ("input", "numbers", True, False), "note": ("input", "text", True, False),
+        "kind": ("target", "class", False, True), "mask": ("target", "numbers", False, False),
+        "energy": ("target", "numbers", False, True),
+    }  # fmt: skip
+    assert manifest.schema == FIELDS_SCHEMA and manifest.class_names == ("muon", "pion")
+    written = stored(tmp_path / "out", manifest)
+    with h5py.File(source) as file:
+        names = {"energy": "energy", "raw/hits": "hits", "mask": "mask"}
+        given_ = {(bytes(file["note"][n]), *(bits(file[path][n]) for path in names)) for n in range(COUNT)}
+    assert given_ == {(bytes(s["note"]), *(bits(s[name]) for name in names.values())) for s in written.values()}
+    dataset = open_dataset(str(tmp_path / "out"))
+    assert all(same(written, streamed(dataset, workers)) for workers in (1, 2))
+    assert inspect(tmp_path / "out").splits[0].histogram == {"muon": 6, "pion": 6}
+
+
+def test_damage_is_found_in_every_column_and_mended(tmp_path: Path) -> None:
+    source = events(tmp_path / "e.h5")
+    manifest = make(source, tmp_path / "out", shards=2, **EVENTS)
+    before = contents(tmp_path / "out")
+    entry = manifest.shards()[0]
+    path = tmp_path / "out" / entry.file
+    whole = path.read_bytes()
+    place = shard_map(path)
+    spots = {name: int(column.block_offsets[np.argmax(column.block_bytes)]) for name, column in place.columns.items()}
+    spots |= {name: resident.offset for name, resident in place.residents.items()}
+    for name, offset in spots.items():
+        content = bytearray(whole)
+        content[offset] ^= 1
+        path.write_bytes(bytes(content))
+        found = verify(tmp_path / "out").faults
+        assert len(found) == 1 and ("header" if name in place.residents else f"of {name} ") in found[0], name
+        with pytest.raises(CorruptError, match=r"damaged.*--verify"):
+            streamed(open_dataset(str(tmp_path / "out")), 1)
+    assert repair(tmp_path / "out", str(source), [entry.file]) == [entry.file]
+    assert contents(tmp_path / "out") == before
+
+
+def test_the_bytes_depend_on_source_and_plan_only(tmp_path: Path) -> None:
+    source = events(tmp_path / "e.h5")
+    make(source, tmp_path / "one", shards=3, **EVENTS)
+    time.sleep(1.1)  # HDF5 counts time in seconds
+    make(source, tmp_path / "two", shards=3, **{**EVENTS, "workers": 2})
+    assert contents(tmp_path / "one") == contents(tmp_path / "two")
+
+
+def test_what_is_usually_called_so_is_found(tmp_path: Path) -> None:
+    series, target = np.ones((20, 8, 3), np.float32), np.linspace(0, 1, 20)
+    np.savez(tmp_path / "splits.npz", X_train=series[:14], Y_train=target[:14], X_test=series[14:], Y_test=target[14:])
+    with h5py.File(tmp_path / "groups.h5", "w") as file:
+        for split, part in (("train", slice(14)), ("test", slice(14, 20))):
+            file[f"{split}/data"], file[f"{split}/label"] = series[part], target[part]
+    for name in ("splits.npz", "groups.h5"):
+        manifest = make(tmp_path / name, tmp_path / f"{name}-out")
+        assert {split: entry.num_samples for split, entry in manifest.splits.items()} == {"train": 14, "test": 6}
+        assert [item.role for item in manifest.fields] == ["input", "target"]
+        assert manifest.fields[0].shape == (8, 3) and manifest.num_classes == 0
+
+
+def test_labels_are_numbered_anew_and_told(run_hpcdl: CommandLine, tmp_path: Path) -> None:
+    np.savez(tmp_path / "a.npz", x=np.ones((9, 4)), y=np.array([-1, 1, 5] * 3))
+    done = run_hpcdl(["shard", tmp_path / "a.npz", tmp_path / "out"])
+    assert done.code == 0 and "-1 -> 0, 1 -> 1, 5 -> 2" in done.err, done.err
+    assert inspect(tmp_path / "out").splits[0].histogram == {"-1": 3, "1": 3, "5": 3}
+
+
+def test_means_and_ranges_are_those_of_the_training_samples(tmp_path: Path) -> None:
+    x = np.random.default_rng(0).normal(5, 3, (90, 7, 2)).astype(np.float32)
+    y = np.arange(90) / 7
+    np.savez(tmp_path / "a.npz", x_train=x[:60], y_train=y[:60], x_test=x[60:] * 100, y_test=y[60:])
+    manifest = make(tmp_path / "a.npz", tmp_path / "out", normalise="mean-std", shards=4, block_size="100")
+    found = manifest.fields[0].statistics
+    assert found is not None and manifest.fields[1].statistics is None
+    part = x[:60].astype(np.float64)
+    for name, wanted in {"mean": part.mean((0, 1)), "std": part.std((0, 1)), "low": part.min((0, 1))}.items():
+        np.testing.assert_allclose(getattr(found, name), wanted, rtol=1e-12)
+
+
+def saved(**given_: Any) -> Callable[[Path], Path]:
+    def save(folder: Path) -> Path:
+        np.savez(folder / "a.npz", **given_)
+        return folder / "a.npz"
+
+    return save
+
+
+X, Y = np.ones((80, 5), np.float32), np.linspace(0, 1, 80)
+HOLED = np.where(np.arange(80) == 7, np.nan, Y)
+WRONG: dict[str, tuple[Callable[[Path], Path], dict[str, Any], str]] = {
+    "unequal counts": (saved(x=X, y=Y[:70]), {}, r"unequal numbers of samples \(x 80, y 70\)"),
+    "no samples": (saved(x=X[:0], y=Y[:0]), {}, "holds no samples"),
+    "an empty field": (saved(x=X[:, :0], y=Y), {}, "at least one value"),
+    "Python objects": (saved(x=np.array([[1], [1, 2]], object), y=Y[:2]), {}, "Python objects"),
+    "complex numbers": (saved(x=X.astype(np.complex64), y=Y), {}, "real and imaginary part"),
+    "dates": (saved(x=np.zeros(80, "M8[s]"), y=Y), {}, "dates are not taken"),
+    "records": (saved(x=np.zeros(80, "f4,i4"), y=Y), {}, "an array of its own"),
+    "NaN in the target": (saved(x=X, y=HOLED), {}, r"y of sample 7 is not finite .*--nan skip"),
+    "infinity in the input": (saved(x=np.where(X > 0, np.inf, X), y=Y), {}, r"x of sample 0 .* 80 samples in all"),
+    "a single value": (saved(x=np.float32(1), y=Y), {}, "a single value"),
+    "which target": (saved(x=X, z=Y), {}, r"which array is the target\? Give --target PATH=NAME"),
+    "which input": (saved(a=X, b=X, y=Y), {}, r"which array is the input\? Give --input PATH=NAME"),
+    "no such array": (saved(x=X, y=Y), {"input": "w=w"}, "has no array 'w'; it has 'x'"),
+    "a name that is none": (saved(x=X, y=Y), {"input": "x=a b"}, "no field can be called 'a b'"),
+    "a name that shards use": (saved(x=X, y=Y), {"input": "x=offsets"}, "none of block_checksums"),
+    "a name twice": (saved(x=X, z=X, y=Y), {"input": "x=a,z=a"}, "twice"),
+    "input and target alike": (saved(x=X, y=Y), {"input": "x=a", "target": "y=a"}, "names an input and a target"),
+    "very many whole numbers": (
+        saved(x=X, y=np.arange(80)),
+        {},
+        r"80 different whole numbers .*--target-kind class, or",
+    ),
+    "very many strings": (saved(x=X, y=np.arange(80).astype("U")), {}, "80 different strings"),
+    "whole numbers as floats": (saved(x=X, y=np.round(Y)), {}, "classes or quantities"),
+    "no classes": (saved(x=X, y=Y), {"target_kind": "class"}, "name no classes"),
+    "a split without a field": (saved(x_train=X, y_train=Y, x_test=X), {}, "the split test has no y"),
+    "splits of two shapes": (saved(x_train=X, y_train=Y, x_test=X[:, :3], y_test=Y), {}, "differ in shape or type"),
+    "splits of two types": (saved(x_train=X, y_train=Y, x_test=X, y_test=Y > 0), {}, "differ in shape or type"),
+    "strings in a table": (saved(x=np.full((80, 2), "a"), y=Y), {}, "one a sample is needed"),
+    "compression": (saved(x=X, y=Y), {"compression": "gzip"}, "--compression is for images"),
+    "image size": (saved(x=X, y=Y), {"image_size": 8}, "--image-size is for image files"),
+    "encoded": (saved(x=X, y=Y), {"encoding": "encoded"}, "packs JPEG and PNG"),
+    "nothing to scale": (
+        saved(x=X > 0, t=np.full(80, "ab"), y=Y),
+        {"input": "t=t", "normalise": "0-1"},
+        "scales numbers",
+    ),
+}
+
+
+@pytest.mark.parametrize("case", WRONG)
+def test_wrong_input_is_refused_with_its_reason_and_leaves_nothing(case: str, tmp_path: Path) -> None:
+    save, options, words = WRONG[case]
+    source = save(tmp_path)
+    with pytest.raises(HpcdlError, match=words) as caught:
+        make(source, tmp_path / "new" / "out", **options)
+    assert caught.value.exit_code == 2 and "\n" not in str(caught.value)
+    assert not (tmp_path / "new").exists()
+
+
+def test_samples_with_nan_are_left_out_or_kept(tmp_path: Path) -> None:
+    source = saved(x=X, y=HOLED)(tmp_path)
+    assert make(source, tmp_path / "skip", nan="skip").splits["all"].num_samples == 79
+    assert make(source, tmp_path / "keep", nan="keep").splits["all"].num_samples == 80

@@ -46,6 +46,11 @@ def all_settings(cls: type) -> list[Setting]:
     return [item for group in groups_of(cls).values() for item in settings_of(group)]
 
 
+def settings_by_key(cls: type) -> dict[str, Setting]:
+    """As `all_settings`, by the flags' names."""
+    return {item.key: item for item in all_settings(cls)}
+
+
 def standard_layers(command: str) -> list[Layer]:
     """The site's and the user's layer: the table `[command]` of each file that exists."""
     found = []
@@ -54,18 +59,18 @@ def standard_layers(command: str) -> list[Layer]:
             table = read_toml(path).get(command, {})
             if not isinstance(table, dict):
                 raise UsageError(f"{path}: {command} must be a table; write [{command}], and its keys below")
-            found.append(Layer(origin=f"{origin} ({path})", values=_plain_keys(table)))
+            found.append(Layer(origin=f"{origin} ({path})", values=plain_keys(table)))
     return found
 
 
 def file_layer(path: Path) -> Layer:
     """The layer of a `--config` file: its keys are the flags' names."""
-    return Layer(origin=f"file ({path})", values=_plain_keys(read_toml(path)))
+    return Layer(origin=f"file ({path})", values=plain_keys(read_toml(path)))
 
 
 def flag_layer(values: Mapping[str, Any]) -> Layer:
     """The layer of the command line; absent flags (None) are left out."""
-    return Layer(origin="flag", values={key: value for key, value in _plain_keys(values).items() if value is not None})
+    return Layer(origin="flag", values={key: value for key, value in plain_keys(values).items() if value is not None})
 
 
 def set_layer(pairs: list[str]) -> Layer:
@@ -76,7 +81,7 @@ def set_layer(pairs: list[str]) -> Layer:
         if not equals:
             raise UsageError(f"--set {pair}: write --set key=value")
         values[key.strip()] = value
-    return Layer(origin="--set", values=_plain_keys(values))
+    return Layer(origin="--set", values=plain_keys(values))
 
 
 def load(cls: type[Config], layers: list[Layer]) -> Effective[Config]:
@@ -147,7 +152,8 @@ def _build(cls: type[Config], values: Mapping[str, Any]) -> Config:
     )
 
 
-def _plain_keys(values: Mapping[str, Any]) -> dict[str, Any]:
+def plain_keys(values: Mapping[str, Any]) -> dict[str, Any]:
+    """`values` by the flags' names, which have dashes where a file may have underscores."""
     return {key.replace("_", "-"): value for key, value in values.items()}
 
 

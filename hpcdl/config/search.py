@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from hpcdl.config.load import Layer, all_settings, flag_layer, load, set_layer, standard_layers
+from hpcdl.config.load import Layer, flag_layer, load, plain_keys, set_layer, settings_by_key, standard_layers
 from hpcdl.config.schema import TrainConfig
 from hpcdl.config.settings import Setting, setting
 from hpcdl.config.study import OF_A_STUDY
@@ -74,6 +74,15 @@ class Dimension:
         """Whether it is sought beside `values`."""
         return all(str(values.get(key)) in wanted for key, wanted in self.when.items())
 
+    @property
+    def grid(self) -> tuple[Any, ...]:
+        """Every value of a list, or of a range by its step (1 where it has none)."""
+        if self.choices:
+            return self.choices
+        step = self.step or 1.0
+        values = [self.low + place * step for place in range(int((self.high - self.low) / step + 1e-9) + 1)]
+        return tuple(int(value) for value in values) if self.whole else tuple(values)
+
 
 @dataclass(frozen=True, kw_only=True)
 class SearchStudy:
@@ -105,11 +114,10 @@ def load_search(
     other = read_toml(space) if space else document
     reader = _SpaceReader(str(space or path), other.get("space", {}))
     problems += reader.problems
-    train = {key.replace("_", "-"): value for key, value in {**document.get("train", {})}.items()}
-    train |= set_layer(list(pairs or [])).values
+    train = {**plain_keys(document.get("train", {})), **set_layer(list(pairs or [])).values}
     keys = {key: value for key, value in document.items() if key not in _TABLES}
     try:
-        layers = [*standard_layers("search"), Layer(origin=str(path), values=_dashed(keys)), flag_layer(flags)]
+        layers = [*standard_layers("search"), Layer(origin=str(path), values=plain_keys(keys)), flag_layer(flags)]
         plan = load(SearchConfig, layers).config.plan
     except ConfigError as error:
         raise ConfigError([*problems, *error.problems]) from None
@@ -122,10 +130,6 @@ def load_search(
     return found
 
 
-def _dashed(values: Mapping[str, Any]) -> dict[str, Any]:
-    return {key.replace("_", "-"): value for key, value in values.items()}
-
-
 class _SpaceReader:
     """The dimensions of a [space]; what is wrong is collected in `problems`."""
 
@@ -133,11 +137,11 @@ class _SpaceReader:
         self.problems: list[str] = []
         self.space: list[Dimension] = []
         self._origin = origin
-        known = {item.key: item for item in all_settings(TrainConfig)}
+        known = settings_by_key(TrainConfig)
         if not isinstance(table, dict) or not table:
             self._complain("[space] must name settings of hpcdl train, such as learning-rate = {low = 1e-3, high = 1}")
             return
-        for key, given in _dashed(table).items():
+        for key, given in plain_keys(table).items():
             if key not in known:
                 self._complain(f"space: unknown key {key!r}{suggestion(key, known)}")
             elif key in OF_A_STUDY:
@@ -161,8 +165,8 @@ class _SpaceReader:
             )
             return
         when = {
-            key.replace("_", "-"): tuple(map(str, value if isinstance(value, list) else [value]))
-            for key, value in dict(table.get("when", {})).items()
+            key: tuple(map(str, value if isinstance(value, list) else [value]))
+            for key, value in plain_keys(dict(table.get("when", {}))).items()
         }
         try:
             if "choices" in table:

@@ -8,7 +8,16 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from hpcdl.config.load import Effective, Layer, all_settings, flag_layer, load, set_layer, standard_layers
+from hpcdl.config.load import (
+    Effective,
+    Layer,
+    flag_layer,
+    load,
+    plain_keys,
+    set_layer,
+    settings_by_key,
+    standard_layers,
+)
 from hpcdl.config.schema import TrainConfig
 from hpcdl.config.settings import Setting, setting
 from hpcdl.core.errors import ConfigError, UsageError, suggestion
@@ -117,7 +126,7 @@ def load_study(
     configs: list[StudyConfig] = []
     matrices: list[Matrix] = []
     for table in tables.matrices:
-        reader = _MatrixReader(tables.origin, {**_dashed(table), **more}, [text.split(",") for text in zipped])
+        reader = _MatrixReader(tables.origin, {**plain_keys(table), **more}, [text.split(",") for text in zipped])
         problems += reader.problems
         own = Layer(origin=tables.origin, values={**tables.keys, **reader.rest})
         try:
@@ -138,7 +147,7 @@ def load_study(
         plan=plan,
         matrices=matrices,
         origin=tables.origin,
-        train=_dashed(train),
+        train=plain_keys(train),
         labels=tables.labels,
     )
 
@@ -148,8 +157,8 @@ class _MatrixReader:
 
     def __init__(self, origin: str, table: Mapping[str, Any], zipped: Sequence[Sequence[str]]) -> None:
         self.problems: list[str] = []
-        declared = {item.key for item in all_settings(StudyConfig)}
-        own = {item.key: item for item in all_settings(TrainConfig) if item.key not in declared}
+        declared = settings_by_key(StudyConfig)
+        own = {key: item for key, item in settings_by_key(TrainConfig).items() if key not in declared}
         values = dict(table)
         groups = values.pop("zip", [])
         groups = [groups] if groups and all(isinstance(item, str) for item in groups) else groups
@@ -166,6 +175,8 @@ class _MatrixReader:
 
     def _values(self, origin: str, item: Setting, given: Any) -> tuple[Any, ...]:
         listed = given if isinstance(given, list) else [given]
+        if not listed:
+            self.problems.append(f"{origin}: {item.key}: no values; list one or more, or leave it out")
         found = []
         for value in listed:
             try:
@@ -191,7 +202,7 @@ class _MatrixReader:
             return []
         found: list[Mapping[str, Sequence[str]]] = [
             {key: [str(one) for one in (value if isinstance(value, list) else [value])] for key, value in item.items()}
-            for item in map(_dashed, given)
+            for item in map(plain_keys, given)
         ]
         self._know(origin, "exclude", (key for item in found for key in item), known)
         return found
@@ -235,15 +246,11 @@ def study_tables(study: Study) -> dict[str, Any]:
         matrices.append({key: value for key, value in table.items() if value})
     keys = {key: value for key, value in {**plan, "name": study.name}.items() if value is not None}
     labels = {"labels": dict(study.labels)} if study.labels else {}
-    return {**_dashed(keys), "train": dict(study.train), **labels, "matrix": matrices}
+    return {**plain_keys(keys), "train": dict(study.train), **labels, "matrix": matrices}
 
 
 def _as_toml(value: Any) -> Any:
     return "none" if value is None else str(value) if isinstance(value, Path) else value
-
-
-def _dashed(values: Mapping[str, Any]) -> dict[str, Any]:
-    return {key.replace("_", "-"): value for key, value in values.items()}
 
 
 class _Tables:
@@ -274,7 +281,7 @@ class _Tables:
 
 def _labels(table: Mapping[str, Any]) -> Iterable[tuple[str, str]]:
     """`strategy=ring` of a [labels.strategy], `learning-rate` of a key that is text itself."""
-    for key, value in _dashed(table).items():
+    for key, value in plain_keys(table).items():
         if isinstance(value, dict):
             yield from ((f"{key}={one}", str(label)) for one, label in value.items())
         else:

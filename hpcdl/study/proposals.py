@@ -161,20 +161,14 @@ def _sampler(search: SearchStudy) -> Any:
         if plan.sampler == "random":
             return samplers.RandomSampler(seed=plan.search_seed)
         if plan.sampler == "grid":
-            return samplers.GridSampler({item.key: _grid(item) for item in search.space}, seed=plan.search_seed)
+            return samplers.GridSampler(
+                {item.key: list(map(_plain, item.grid)) for item in search.space}, seed=plan.search_seed
+            )
         if plan.sampler == "cma-es":
             return samplers.CmaEsSampler(seed=plan.search_seed, warn_independent_sampling=False)
         return samplers.TPESampler(
             seed=plan.search_seed, n_startup_trials=_STARTUP, multivariate=True, group=True, constant_liar=True
         )
-
-
-def _grid(item: Dimension) -> list[Any]:
-    if item.choices:
-        return [_plain(choice) for choice in item.choices]
-    count = int((item.high - item.low) / (item.step or 1.0) + 1e-9) + 1
-    values = [item.low + place * (item.step or 1.0) for place in range(count)]
-    return [int(value) for value in values] if item.whole else values
 
 
 def _pruner(search: SearchStudy) -> Any:

@@ -13,7 +13,6 @@ import math
 import os
 import shlex
 import shutil
-import signal
 import time
 import uuid
 from collections.abc import Callable, Iterator, Sequence
@@ -22,7 +21,7 @@ from pathlib import Path
 from typing import Any
 
 from hpcdl.cluster.processes import end_marked
-from hpcdl.config.load import Layer, all_settings, load
+from hpcdl.config.load import Layer, load, settings_by_key
 from hpcdl.config.schema import TrainConfig
 from hpcdl.config.search import SearchStudy
 from hpcdl.core.errors import ConfigError, CorruptError, StoppedEarly, UsageError
@@ -42,7 +41,7 @@ TRIALS, LOGS, SETTINGS = "trials", "logs", "train.toml"
 POLL_S = 0.2
 VOID = "killed before it began"
 """What is noted of a trial that was proposed to nobody: it is in no count."""
-_TYPED = {item.key: item for item in all_settings(TrainConfig)}
+_SETTINGS = settings_by_key(TrainConfig)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -161,7 +160,7 @@ class HyperparameterSearch:
                 (self._folder / name).mkdir(parents=True, exist_ok=True)
         except OSError as error:
             raise UsageError(f"cannot make {self._folder}: {error.strerror}; choose another --out DIR") from None
-        with writing(self._folder), caught(self._stop_soon, (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)):
+        with writing(self._folder), caught(self._stop_soon):
             write_toml(self._folder / SETTINGS, dict(self._search.train))
             end_marked(MARK, self.record.mark)  # a killed search could not end its trials
             self._proposals = Proposals(self._folder, self._search)
@@ -220,9 +219,7 @@ class HyperparameterSearch:
         plan, items = self._search.plan, self._counted()
         most = plan.trials
         if plan.sampler == "grid":
-            sizes = [len(item.choices) or int((item.high - item.low) / (item.step or 1) + 1e-9) + 1
-                     for item in self._search.space]  # fmt: skip
-            most = min(most, math.prod(sizes))
+            most = min(most, math.prod(len(item.grid) for item in self._search.space))
         if len(items) >= most or (plan.budget is not None and self._elapsed() >= plan.budget):
             return None
         return self._proposals.ask()
@@ -237,7 +234,7 @@ class HyperparameterSearch:
         words = [*self._allocation.command, "--config", str(self._folder / SETTINGS), "--run-dir", str(run_dir)]
         words += ["--ranks", str(self._search.plan.ranks)]
         for key, value in proposal.settings.items():
-            words += ["--set", f"{key}={_TYPED[key].show(_TYPED[key].parse(value))}"]
+            words += ["--set", f"{key}={_SETTINGS[key].show(_SETTINGS[key].parse(value))}"]
         environment = {**self._allocation.environment(slot.nodes), MARK: self.record.mark}
         log = self._folder / LOGS / f"{proposal.number:04d}.log"
         with _on(slot.cpus):
@@ -355,7 +352,7 @@ def command_of(search: SearchStudy, proposal: Proposal) -> str:
     values = {**search.train, "ranks": search.plan.ranks, **proposal.settings}
     words: list[str] = []
     for key, raw in values.items():
-        item = _TYPED[key]
+        item = _SETTINGS[key]
         value = item.parse(raw)
         words += [f"--{'' if value else 'no-'}{key}"] if item.kind == "bool" else [f"--{key}", item.show(value)]
     return shlex.join(["hpcdl", "train", *words])

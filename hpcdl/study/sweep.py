@@ -5,7 +5,6 @@ from __future__ import annotations
 import itertools
 import math
 import shutil
-import signal
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
@@ -13,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from hpcdl.cluster.processes import end_marked
-from hpcdl.config.load import all_settings
+from hpcdl.config.load import settings_by_key
 from hpcdl.config.schema import TrainConfig
 from hpcdl.config.study import Study
 from hpcdl.core.errors import HpcdlError, StoppedEarly, UsageError
@@ -40,9 +39,7 @@ RUNS, FAILED, LOGS, SETTINGS = "runs", "failed", "logs", "train.toml"
 POLL_S = 0.1
 WARNED_EARLY_S = 90.0
 """Slurm may warn ranks up to a minute before the time that was asked for."""
-
-
-_TYPED = {item.key: item for item in all_settings(TrainConfig)}
+_SETTINGS = settings_by_key(TrainConfig)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -84,7 +81,7 @@ class Sweep:
             self._folder.mkdir(parents=True, exist_ok=True)
         except OSError as error:
             raise UsageError(f"cannot make {self._folder}: {error.strerror}; choose another --out DIR") from None
-        with writing(self._folder), caught(self._stop_soon, (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)):
+        with writing(self._folder), caught(self._stop_soon):
             self._take_stock()
             waiting = [run for run in self._plan.runs if self.state.run(run.name).status == "waiting"]
             try:
@@ -147,7 +144,7 @@ class Sweep:
         wanted["seed"] = int(first) + run.repeat - 1  # repeats that learn alike would be one run
         own = {key for key, _ in run.point.settings} - {"seed"}
         for key, value in wanted.items():
-            words += ["--set", f"{key}={_TYPED[key].show(value)}"] if key in own else [f"--{key}", str(value)]
+            words += ["--set", f"{key}={_SETTINGS[key].show(value)}"] if key in own else [f"--{key}", str(value)]
         profile = profile_of_point(run.point, self._folder / "profiles")
         if profile is not None:
             words += ["--profile", str(profile)]

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import signal
 import statistics
 import threading
 import time
@@ -77,7 +76,7 @@ class Tuning:
         self._remember()
         self._begin = time.monotonic()
         self._interrupted = threading.Event()
-        with caught(self._interrupt, (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)):
+        with caught(self._interrupt):
             settled = self._loop()
         choice = self._search.best()
         return Found(

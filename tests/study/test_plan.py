@@ -170,7 +170,8 @@ AXES = sorted(item.key for item in all_settings(TrainConfig) if item.key not in 
 def test_every_setting_of_train_is_an_axis(key: str, tmp_path: Path) -> None:
     """Of the file and of the command line; what a run is given is what was written."""
     item = next(item for item in all_settings(TrainConfig) if item.key == key)
-    able = [choice for choice in (*item.choices, "1", "2", "0", "0.5", "0.25") if _parses(item, choice)]
+    able = [choice for choice in (*item.choices, "1", "2", "0", "0.5", "0.25", "off", "full") if _parses(item, choice)]
+    assert able
     choices = list({item.parse(choice): choice for choice in able}.values())[:2]
     values = ", ".join(f'"{choice}"' for choice in choices)
     study, plan = plan_of(f'workers = [2]\nstrategy = ["ps"]\n{key} = [{values}]\n', tmp_path)
@@ -180,6 +181,11 @@ def test_every_setting_of_train_is_an_axis(key: str, tmp_path: Path) -> None:
     typed = load_study(None, flags, axes=[f"{key}={','.join(choices)}"])
     assert [point.settings for point in make_plan(typed).points] == [point.settings for point in plan.points]
     assert load_tables(study, tmp_path) == [point.settings for point in plan.points], "as a job's file gives it again"
+
+
+def test_an_axis_without_values_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="learning-rate: no values; list one or more, or leave it out"):
+        plan_of('workers = [2]\nstrategy = ["ps"]\nlearning-rate = []\n', tmp_path)
 
 
 def _parses(item: Setting, value: str) -> bool:

@@ -6,7 +6,7 @@ import dataclasses
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
-from hpcdl.config.load import all_settings, groups_of
+from hpcdl.config.load import groups_of, settings_by_key
 from hpcdl.config.schema import TrainConfig
 from hpcdl.config.settings import RESULT, Matters, Setting, settings_of
 from hpcdl.report.runs.run import Run
@@ -21,7 +21,7 @@ _RECORDED: Mapping[str, Callable[[Run], Any]] = {
     "profile": lambda run: run.profile,
 }
 """Settings that a record holds in fields of its own, as they came out."""
-_SETTINGS: Mapping[str, Setting] = {item.key: item for item in all_settings(TrainConfig)}
+_SETTINGS: Mapping[str, Setting] = settings_by_key(TrainConfig)
 MATTERING = tuple(
     key
     for key, item in _SETTINGS.items()

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from hpcdl.cluster.status import FOLDER
-from hpcdl.config.load import Effective, Layer, all_settings, as_toml_values, flatten, load
+from hpcdl.config.load import Effective, Layer, as_toml_values, flatten, load, settings_by_key
 from hpcdl.config.schema import ScriptConfig, TrainConfig
 from hpcdl.config.settings import Matters
 from hpcdl.core.errors import ConfigError, CorruptError, HpcdlError, UnknownNameError, UsageError
@@ -124,7 +124,7 @@ def check_resumed(run_dir: Path, config: TrainConfig, data_checksum: str) -> Non
 
     Of the data the content counts, not the place. What --allow names is taken as it is.
     """
-    known = {item.key: item for item in all_settings(TrainConfig)}
+    known = settings_by_key(TrainConfig)
     for key in config.checkpoint.allow:
         if key not in known:
             raise UnknownNameError("setting of --allow", key, known)

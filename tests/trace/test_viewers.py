@@ -14,6 +14,7 @@ import pytest
 from hpcdl.core.errors import UsageError
 from hpcdl.trace.findings import findings
 from hpcdl.trace.page import page
+from hpcdl.trace.steps import steps_of
 from hpcdl.trace.viewers import LANES, VIEWERS
 from tests.report.test_page import FLAGS
 from tests.trace.made import records, synchronous
@@ -59,6 +60,13 @@ def test_the_page_is_one_file_with_three_timelines() -> None:
     assert "A typical step" in drawn and "The fastest step: step 0" in drawn and "The slowest step: step 19" in drawn
     assert "&lt;run&gt; &amp; more" in drawn and "<run>" not in drawn
     assert "http" not in drawn.replace('http-equiv="Content', "") and "<script" not in drawn
+
+
+def test_steps_that_do_not_happen_together_are_drawn_from_their_own_begin() -> None:
+    merged, _ = synchronous(INPUT_S, COMPUTE_S)
+    alone = steps_of(merged, synchronous=False)
+    drawn = page("run", merged, alone, findings(merged, alone))
+    assert drawn.count("<svg") == 3 and drawn.count('x="90.00"') >= 9
 
 
 @pytest.fixture(scope="module")

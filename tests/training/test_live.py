@@ -56,7 +56,8 @@ def test_ranks_answer_while_somebody_looks_on(tmp_path: Path) -> None:
             until(view, lambda now: any(one.note.waits for one in now.ranks))
         view.close()
         assert not (folder.parent / "viewed").exists()
-    assert LiveView(tmp_path).look().status == "over, without a last word"
+    now = LiveView(tmp_path).look()
+    assert (now.status, now.ranks) == ("no longer running", [])
 
 
 def test_a_bar_is_always_as_long() -> None:
@@ -73,4 +74,4 @@ def test_the_command_ends_with_the_run(run_hpcdl: CommandLine, tmp_path: Path) -
         tmp_path / "run", {"kind": "start", "steps": 9, "done": 0, "at": 1.0}, {"kind": "step", "step": 9, "at": 2.0}
     )
     told = run_hpcdl(["watch", tmp_path / "run"])
-    assert told.code == 0 and told.out.startswith("over, without a last word  step 9 of 9"), told.err
+    assert told.code == 0 and told.out.startswith("no longer running  step 9 of 9"), told.err

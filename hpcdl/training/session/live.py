@@ -18,7 +18,7 @@ from hpcdl.training.loop.journal import JournalReader
 from hpcdl.training.session.watch import FOLDER, VIEWED, Note
 
 MOST_ROWS = 20
-GOES_ON, OVER = ("starting", "running"), "over, without a last word"
+GOES_ON, OVER = ("starting", "running"), "no longer running"
 PARTS = ("input", "compute", "exchange", "update", "other")
 
 
@@ -69,7 +69,8 @@ class LiveView:
             (self._folder / VIEWED).write_text(f"{time.time()}\n", encoding="ascii")
         for event in self._journal.read():
             self._events[event.get("kind", "")] = event
-        ranks = [self._rank_now(note) for note in self._notes()]
+        status = self._status()
+        ranks = [self._rank_now(note) for note in self._notes()] if status in GOES_ON else []
         ranks.sort(key=lambda one: (one.steps_per_second is None, one.steps_per_second or 0.0, one.note.rank))
         step, start = self._events.get("step", {}), self._events.get("start", {})
         done, total, first = step.get("step", 0), start.get("steps"), start.get("done", 0)
@@ -78,7 +79,7 @@ class LiveView:
         if total and began_s and now_s and done > first:
             left_s = (total - done) * (now_s - began_s) / (done - first)
         return RunNow(
-            status=self._status(),
+            status=status,
             step=done,
             num_steps=total,
             loss=step.get("loss"),

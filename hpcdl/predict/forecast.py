@@ -19,7 +19,7 @@ from hpcdl.predict.evidence import Evidence, Learning, sample_bytes
 from hpcdl.predict.jobs import StepJob
 from hpcdl.predict.network import UNKNOWN, Network
 from hpcdl.predict.parameters import beliefs
-from hpcdl.predict.timeline import simulate
+from hpcdl.predict.timeline import StepTime, simulate
 
 if TYPE_CHECKING:
     Array = numpy.ndarray[Any, Any]
@@ -27,6 +27,8 @@ if TYPE_CHECKING:
 INTERVAL = (0.05, 0.95)
 DOUBT = 0.01
 """Relative standard deviation of the timeline's own error for one doubling of nodes; its square grows with each."""
+UNKNOWN_EXCHANGE_DOUBT = {"mpi": 0.22}
+"""That of exchanges of which nobody knows the messages, for one doubling: a library changes its algorithm by size."""
 FAR = 16
 """Beyond this many times the largest measured number of nodes a prediction is marked."""
 _TRUST_IN_INTERVALS = 3.0
@@ -121,7 +123,7 @@ class Forecast:
         freedom = self.posterior.freedom
         student = random.standard_normal(NUM_DRAWS) / numpy.sqrt(random.chisquare(freedom, NUM_DRAWS) / freedom)
         self._run_noise = self.posterior.run_noise * student
-        self._doubt = random.standard_normal(NUM_DRAWS)
+        self._doubts = random.standard_normal(NUM_DRAWS)
         self._bases: dict[StepJob, Array] = {}
 
     def _calibrate(self, evidence: Evidence) -> Calibration:
@@ -188,8 +190,8 @@ class Forecast:
         """The step of `job`, with everything that is told of it."""
         found = self.posterior.step(job, self._points)
         log_steps = numpy.log(found.seconds)
-        doubt = _doubt_of(job.nodes, self.evidence.largest_nodes if self.evidence.observations else 1)
-        off = log_steps - numpy.median(log_steps) + doubt * self._doubt
+        doubt = self._doubt_of(job, found)
+        off = log_steps - numpy.median(log_steps) + doubt * self._doubts
         seconds = numpy.exp(numpy.median(log_steps) + self.widening * (off + self._run_noise))
         rate = job.workers * job.batch
         step = range_of(seconds)
@@ -202,7 +204,7 @@ class Forecast:
             job=job,
             step_seconds=step,
             images_per_second=step.inverse.scaled(rate),
-            efficiency=self._efficiency(job, log_steps),
+            efficiency=self._efficiency(job, found),
             limited_by=largest if losses.get(largest, 0.0) > _WORTH_TELLING else "computing",
             losses=losses,
             faster=self._faster(job, middle),
@@ -214,19 +216,25 @@ class Forecast:
 
     def efficiency(self, job: StepJob) -> Range:
         """Throughput per worker relative to the base's."""
-        return self._efficiency(job, numpy.log(self.posterior.step(job, self._points).seconds))
+        return self._efficiency(job, self.posterior.step(job, self._points))
 
-    def _efficiency(self, job: StepJob, log_steps: Array) -> Range:
+    def _efficiency(self, job: StepJob, found: StepTime) -> Range:
         base = self.base(job)
         if base == job:
             return Range(mean=1.0, low=1.0, high=1.0)
         if base not in self._bases:
             self._bases[base] = numpy.log(self.posterior.step(base, self._points).seconds)
-        relative = self._bases[base] - log_steps
+        relative = self._bases[base] - numpy.log(found.seconds)
         middle = numpy.median(relative)
-        doubt = _doubt_of(job.nodes, self.evidence.largest_nodes if self.evidence.observations else 1)
-        off = relative - middle - doubt * self._doubt - self._run_noise
+        doubt = self._doubt_of(job, found)
+        off = relative - middle - doubt * self._doubts - self._run_noise
         return range_of(numpy.exp(middle + self.widening * off) * job.batch / base.batch)
+
+    def _doubt_of(self, job: StepJob, found: StepTime) -> float:
+        own = UNKNOWN_EXCHANGE_DOUBT.get(job.strategy, 0.0)
+        exchange = sum(float(numpy.median(found.losses.get(name, 0.0) / found.seconds)) for name in EXCHANGE)
+        largest = self.evidence.largest_nodes if self.evidence.observations else 1
+        return _doubt_of(job.nodes, largest) * math.hypot(1.0, own * exchange / DOUBT)
 
     def _per_epoch(self, images_per_second: Range) -> Range | None:
         samples = self.evidence.num_samples
@@ -293,6 +301,8 @@ class Forecast:
         return result
 
 
+EXCHANGE = ("latency", "link", "memory", "summing")
+"""Losses that an all-reduce causes."""
 HALVED: Mapping[str, tuple[str, ...]] = {
     "link": ("byte_s", "grpc_byte_s"),
     "latency": ("latency_s",),

@@ -28,13 +28,17 @@ USUAL_FREEDOM = 2.0
 LEAST_ERROR = 0.005
 """No timeline is better than this."""
 NUM_DRAWS = 400
-_PROPOSALS = 3000
-_WIDER = 1.1
-"""How much wider than the linearisation proposals are spread."""
+NUM_CHAINS = 200
+_GENERATIONS = 120
+_APART = 30
+_MOVED_SHARE = 0.3
+_CROSSOVER = 0.5
+_FARTHEST = 2.3
+"""Sum of squares per unknown beyond the least that one point of a thousand has (chi-square with twenty of them)."""
 _BENCH_ERROR = 0.15
 _WAIT_ERROR = 0.4
 _STEP = 1e-4
-_ROUNDS = 4
+_ROUNDS = 3
 _ITERATIONS = 25
 
 
@@ -84,8 +88,13 @@ class Calibration:
         return result
 
 
-def calibrate(observations: Sequence[MeasuredStep], items: Sequence[Belief], network: Network) -> Calibration:
-    """The posterior of `items` by all observations, and by the all-reduces that were timed on the network."""
+def calibrate(
+    observations: Sequence[MeasuredStep], items: Sequence[Belief], network: Network, *, draws: bool = True
+) -> Calibration:
+    """The posterior of `items` by all observations, and by the all-reduces that were timed on the network.
+
+    Without `draws` its only point is the most probable one.
+    """
     center = numpy.array([item.center for item in items])
     spread = numpy.array([item.spread for item in items])
     noise, freedom = USUAL_NOISE, USUAL_FREEDOM
@@ -99,27 +108,47 @@ def calibrate(observations: Sequence[MeasuredStep], items: Sequence[Belief], net
         noise, freedom = _noise(observations, items, network, point, used)
     return Calibration(
         items=tuple(items), network=network, point=point, covariance=covariance,
-        points=_drawn(residuals, point, covariance), run_noise=noise, freedom=freedom,
+        points=_drawn(residuals, point, covariance, numpy.minimum(spread, 2.0)) if draws else point[None, :],
+        run_noise=noise, freedom=freedom,
     )  # fmt: skip
 
 
-def _drawn(residuals: Callable[[Array], Array], point: Array, covariance: Array) -> Array:
-    """Equally probable points, the same in every call: sampling importance resampling around the linearisation.
+def _drawn(residuals: Callable[[Array], Array], point: Array, covariance: Array, spread: Array) -> Array:
+    """Equally probable points, the same in every call: differential evolution Markov chains that end together.
 
-    Weights are truncated (Ionides, Journal of Computational and Graphical Statistics 17, 2008).
+    ter Braak, Statistics and Computing 16, 2006: a chain moves by the difference of two others, here of the other half.
+    They begin around the linearisation, some of them as far along each unknown as is believed possible: costs that
+    computing hides leave long flat valleys, of which the most probable point may be one end.
     """
     random = numpy.random.default_rng(7)
     values, vectors = numpy.linalg.eigh(covariance)
-    deviations = _WIDER * random.standard_normal((_PROPOSALS, len(point)))
-    proposed = point + deviations @ (vectors * numpy.sqrt(numpy.maximum(values, 0.0))).T
-    squares = (residuals(proposed) ** 2).sum(axis=1)
-    logs = ((deviations / _WIDER) ** 2).sum(axis=1) / 2 - numpy.nan_to_num(squares, nan=1e300, posinf=1e300) / 2
-    weights = numpy.exp(logs - logs.max())
-    weights = numpy.minimum(weights, weights.mean() * math.sqrt(_PROPOSALS))
-    shares = numpy.cumsum(weights) / weights.sum()
-    chosen = numpy.searchsorted(shares, (numpy.arange(NUM_DRAWS) + 0.5) / NUM_DRAWS)
-    # In their order of proposal neighbours are alike: what is drawn beside them must not follow it.
-    result: Array = proposed[random.permutation(numpy.minimum(chosen, _PROPOSALS - 1))]
+    size = (NUM_CHAINS, len(point))
+    around = random.standard_normal(size) @ (vectors * numpy.sqrt(numpy.maximum(values, 0.0))).T
+    wide = numpy.where(random.random(size) < _MOVED_SHARE, spread * random.standard_normal(size), around)
+    chains = point + numpy.where(numpy.arange(NUM_CHAINS)[:, None] % 2, around, wide)
+    costs = _costs(residuals, chains)
+    halves = (numpy.arange(NUM_CHAINS // 2), numpy.arange(NUM_CHAINS // 2, NUM_CHAINS))
+    kept = []
+    for number in range(_GENERATIONS):
+        reach = 1.0 if number % 10 == 9 else 2.38 / math.sqrt(2 * len(point))
+        for own, others in (halves, halves[::-1]):
+            first, second = random.choice(others, len(own)), random.choice(others, len(own))
+            moves = reach * (chains[first] - chains[second]) * (random.random((len(own), len(point))) < _CROSSOVER)
+            proposed = chains[own] + moves + 1e-3 * spread * random.standard_normal(moves.shape)
+            found = _costs(residuals, proposed)
+            taken = numpy.log(random.random(len(own))) < (costs[own] - found) / 2
+            chains[own[taken]], costs[own[taken]] = proposed[taken], found[taken]
+        if number >= _GENERATIONS - 1 - _APART and (_GENERATIONS - 1 - number) % _APART == 0:
+            kept.append(numpy.column_stack([costs, chains]))
+    points = numpy.concatenate(kept)
+    # Far below what any of so many points would be is a chain that has not arrived.
+    arrived = points[points[:, 0] <= points[:, 0].min() + _FARTHEST * len(point)]
+    result: Array = arrived[numpy.arange(NUM_DRAWS) % len(arrived), 1:]
+    return result
+
+
+def _costs(residuals: Callable[[Array], Array], points: Array) -> Array:
+    result: Array = numpy.nan_to_num((residuals(points) ** 2).sum(axis=1), nan=1e300, posinf=1e300)
     return result
 
 
@@ -182,7 +211,7 @@ def _minimise(residuals: Callable[[Array], Array], start: Array) -> Array:
             return point
         gain = here @ here - there @ there
         point, here, damping = point + move, there, damping / 5
-        if gain < 1e-6 * (1 + here @ here):
+        if gain < 1e-4 * (1 + here @ here):
             break
     return point
 

@@ -126,12 +126,12 @@ class Forecast:
         self._doubts = random.standard_normal(NUM_DRAWS)
         self._bases: dict[StepJob, Array] = {}
 
-    def _calibrate(self, evidence: Evidence) -> Calibration:
+    def _calibrate(self, evidence: Evidence, *, draws: bool = True) -> Calibration:
         stated = dict(evidence.stated)
         size = sample_bytes(evidence.model)
         if self.network.file_system_bytes_per_second and size:
             stated["file_system_images_s"] = (self.network.file_system_bytes_per_second / size, 0.2)
-        return calibrate(evidence.observations, beliefs(self._names, self.network, stated), self.network)
+        return calibrate(evidence.observations, beliefs(self._names, self.network, stated), self.network, draws=draws)
 
     def _hold_out(self) -> tuple[HeldOut, ...]:
         """The largest size of every strategy that has smaller ones, predicted without any of these."""
@@ -147,7 +147,7 @@ class Forecast:
         if not held or not kept:
             return ()
         smaller = dataclasses.replace(self.evidence, observations=kept)
-        posterior = self._calibrate(smaller)
+        posterior = self._calibrate(smaller, draws=False)
         found = []
         for seen in held:
             slopes = posterior.slopes(seen.job)

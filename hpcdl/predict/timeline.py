@@ -7,6 +7,7 @@ steps stand for the distribution of what workers take, at evenly spaced probabil
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -29,7 +30,7 @@ BACKWARD_SHARE = 2 / 3
 """Of computing, back-propagation takes two thirds: twice the forward pass."""
 MESSAGE_BYTES = 1 << 20
 """A server sums one message of this size while the next is under way."""
-GRID = 48
+GRID = 24
 """Workers whose arrival at a server is followed one by one; of more, as many stand for all."""
 QUEUE_ROUNDS = 10
 QUEUE_EVENTS = 60_000
@@ -74,7 +75,7 @@ def exchange_seconds(job: StepJob, parameters: Parameters, network: Network) -> 
 
 
 def _sum(arrays: Iterable[Array]) -> Array:
-    result: Array = numpy.sum(list(arrays), axis=0)
+    result: Array = functools.reduce(numpy.add, arrays)
     return result
 
 
@@ -83,12 +84,18 @@ def slowest_of(num: int, noise: Array) -> Array:
 
     The quantile of the largest of n at probability u is that of one at u^(1/n).
     """
+    of_one, of_largest = _deviations(1), _deviations(num)
+    result: Array = _factors(noise, of_largest) / _factors(noise, of_one).mean(axis=1, keepdims=True)
+    return result
+
+
+@functools.lru_cache(maxsize=1024)
+def _deviations(num: int) -> Array:
+    """The largest of `num` standard normal deviations at evenly spaced probabilities: (steps,)."""
     from scipy.special import ndtri
 
-    probabilities = (numpy.arange(NUM_STEPS) + 0.5) / NUM_STEPS
-    of_one = _factors(noise, ndtri(probabilities))
-    result: Array = _factors(noise, ndtri(probabilities ** (1 / num))) / of_one.mean(axis=1, keepdims=True)
-    return result
+    found: Array = ndtri(((numpy.arange(NUM_STEPS) + 0.5) / NUM_STEPS) ** (1 / num))
+    return found
 
 
 def in_order(num: int, noise: Array) -> tuple[Array, Array]:
@@ -119,34 +126,58 @@ def _single(job: StepJob, p: Parameters, network: Network, compute: Array) -> Lo
 def _allreduce(job: StepJob, p: Parameters, network: Network, compute: Array) -> Losses:
     """Buckets leave while back-propagation goes on, one after the other; the last one's end is the exchange's."""
     slowest = compute[:, None] * slowest_of(job.workers, p["noise"])
-    buckets = buckets_of(job)
-    times = [_split(allreduce_messages(job.strategy, job, size, network), job, p) for size in buckets]
+    messages = _bucket_messages(job, network)
+    unit = _unit_seconds(job, p)
+    times = unit @ messages.T
     end = numpy.zeros_like(slowest)
-    for number, time in enumerate(times, start=1):
-        ready = slowest * _ready(number / len(buckets), p)
-        end = numpy.maximum(end, ready) + _sum(time.values())[:, None]
-    whole = {name: _sum(time[name] for time in times) for name in times[0]}
-    total = _sum(whole.values())
-    exposed = numpy.maximum((end - slowest).mean(axis=1), (1 - p["overlap"]) * total)
+    for number in range(len(messages)):
+        ready = slowest * _ready((number + 1) / len(messages), p)
+        end = numpy.maximum(end, ready) + times[:, number, None]
+    exposed = numpy.maximum((end - slowest).mean(axis=1), (1 - p["overlap"]) * times.sum(axis=1))
+    whole = _by_cause(unit * messages.sum(axis=0))
     return {"compute noise": slowest.mean(axis=1) - compute, **_shares(exposed, whole)}
+
+
+@functools.lru_cache(maxsize=4096)
+def _bucket_messages(job: StepJob, network: Network) -> Array:
+    """Rounds and bytes between nodes, rounds and bytes in memory, bytes summed, of each bucket: (buckets, 5)."""
+    found = [allreduce_messages(job.strategy, job, size, network) for size in buckets_of(job)]
+    return numpy.array([_amounts(item) for item in found])
+
+
+def _amounts(messages: Messages) -> tuple[float, ...]:
+    return (messages.rounds, messages.bytes, messages.memory_rounds, messages.memory_bytes, messages.summed)
+
+
+def _unit_seconds(job: StepJob, p: Parameters) -> Array:
+    """What one of each of these takes: (sets, 5)."""
+    efficacy = numpy.exp(p.get(f"efficacy {job.strategy}", 0.0 * p["noise"]))
+    costs = (
+        p["latency_s"],
+        p["byte_s"] * _contention(job, p),
+        p["memory_latency_s"],
+        p["memory_byte_s"],
+        p["sum_byte_s"],
+    )
+    result: Array = numpy.column_stack(costs) * efficacy[:, None]
+    return result
+
+
+def _by_cause(seconds: Array) -> Losses:
+    """Such seconds by what they are spent on."""
+    in_memory = seconds[:, 2] + seconds[:, 3]
+    return {"latency": seconds[:, 0], "link": seconds[:, 1], "memory": in_memory, "summing": seconds[:, 4]}
+
+
+def _split(messages: Messages, job: StepJob, p: Parameters) -> Losses:
+    """Seconds of `messages` by what they are spent on."""
+    return _by_cause(_unit_seconds(job, p) * numpy.array(_amounts(messages)))
 
 
 def _ready(share: float, p: Parameters) -> Array:
     """When this share of the buckets has its gradients, as a share of computing: (sets, 1)."""
     result: Array = 1 - BACKWARD_SHARE * p["early"][:, None] * (1 - share)
     return result
-
-
-def _split(messages: Messages, job: StepJob, p: Parameters) -> Losses:
-    """Seconds of `messages` by what they are spent on."""
-    efficacy = numpy.exp(p.get(f"efficacy {job.strategy}", 0.0 * p["noise"]))
-    return {
-        "latency": efficacy * messages.rounds * p["latency_s"],
-        "link": efficacy * messages.bytes * p["byte_s"] * _contention(job, p),
-        "memory": efficacy
-        * (messages.memory_rounds * p["memory_latency_s"] + messages.memory_bytes * p["memory_byte_s"]),
-        "summing": efficacy * messages.summed * p["sum_byte_s"],
-    }
 
 
 def _contention(job: StepJob, p: Parameters) -> Array:

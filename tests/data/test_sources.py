@@ -246,4 +246,6 @@ def test_a_source_that_changes_while_it_is_read(tmp_path: Path, monkeypatch: pyt
 
 
 def test_all_formats_are_tested() -> None:
-    assert {kind for kind, _ in ARRAYS.values()} | {"image-folder", "csv", "synthetic", "tfrecord"} == set(SOURCES)
+    assert {kind for kind, _ in ARRAYS.values()} | {"image-folder", "csv", "table", "synthetic", "tfrecord"} == set(
+        SOURCES
+    )

@@ -9,6 +9,7 @@ SOURCES = Registry(
     {
         "synthetic": Entry(target="hpcdl.data.sources.synthetic:SyntheticSource", summary="samples made from a seed"),
         "csv": Entry(target="hpcdl.data.sources.csv_list:CsvSource", summary="a CSV of file,label"),
+        "table": Entry(target="hpcdl.data.sources.table:TableSource", summary="a CSV of columns of numbers and text"),
         "cifar10": Entry(target="hpcdl.data.sources.cifar:Cifar10Source", summary="CIFAR-10, binary or python version"),
         "cifar100": Entry(target="hpcdl.data.sources.cifar:Cifar100Source", summary="CIFAR-100, either version"),
         "mnist": Entry(target="hpcdl.data.sources.idx:IdxSource", summary="MNIST's IDX files, plain or .gz"),

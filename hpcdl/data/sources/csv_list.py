@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import itertools
 import os
 import re
 from collections.abc import Iterator
@@ -21,6 +22,7 @@ _HEADS = ({"file", "label"}, {"filename", "label"}, {"path", "label"})
 _BATCH = 4096
 _LONGEST_LINE = 1 << 20
 _WHOLE = re.compile(r"-?[0-9]{1,18}")
+_NUMBER = re.compile(r"[+-]?[0-9.]+(?:[eE][+-]?[0-9]+)?|")
 _SPLIT = re.compile(r"\w[\w-]{0,63}")
 """It names a folder."""
 _Batch = dict[str, tuple[list[int], list[tuple[bytes, int, int]]]]
@@ -38,8 +40,8 @@ class CsvSource:
 
     @staticmethod
     def recognises(location: Path) -> bool:
-        """A file called *.csv."""
-        return location.is_file() and location.suffix.lower() == ".csv"
+        """A file called *.csv that lists files."""
+        return location.is_file() and location.suffix.lower() == ".csv" and is_list_of_files(location)
 
     def scan(self, index: IndexWriter) -> SourceFacts:
         """List the rows of the table, in its order; classes are numbered by name, or as their own number."""
@@ -88,7 +90,7 @@ class CsvSource:
         number = 0
         with open_regular(self._table) as file:
             try:
-                for number, fields in enumerate(csv.reader(_text_lines(file)), 1):
+                for number, fields in enumerate(csv.reader(text_lines(file)), 1):
                     if not fields or (number == 1 and {field.strip().lower() for field in fields[:2]} in _HEADS):
                         continue
                     yield self._line(number, fields)
@@ -108,7 +110,20 @@ class CsvSource:
         return fields[0].strip(), fields[1].strip(), SPLIT_NAMES.get(split, split)
 
 
-def _text_lines(file: BinaryIO) -> Iterator[str]:
+def is_list_of_files(path: Path) -> bool:
+    """Whether a table's head is that of a list of files, or its lines have the two or three parts of one."""
+    with open_regular(path) as file:
+        try:
+            lines = list(itertools.islice(csv.reader(text_lines(file)), 2))
+        except (csv.Error, ValueError):
+            return True
+    if not lines or not lines[0] or {field.strip().lower() for field in lines[0][:2]} in _HEADS:
+        return True
+    name = lines[-1][0].strip() if lines[-1] else ""
+    return len(lines[0]) in (1, 2, 3) and (_NUMBER.fullmatch(name) is None) and ("." in name or "/" in name)
+
+
+def text_lines(file: BinaryIO) -> Iterator[str]:
     """The lines of `file`, whose names need not be UTF-8; ValueError for one that is no line of names."""
     start = b"\xef\xbb\xbf"
     while line := file.readline(_LONGEST_LINE):

@@ -1,0 +1,63 @@
+"""CSV tables: columns by type, packed into one input, and what is asked or refused."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import h5py
+import numpy as np
+import pytest
+
+from hpcdl.core.errors import SourceError
+from hpcdl.data.sources.base import recognise
+from tests.data.sharding import make
+
+HEAD = "mass,charge,energy,particle,split\n"
+ROWS = "1,-1,0.5,muon,train\n2,0,1.5,pion,train\n3,1,2.5,muon,valid\n"
+
+
+def table(folder: Path, text: str | bytes, name: str = "t.csv") -> Path:
+    path = folder / name
+    path.write_bytes(text if isinstance(text, bytes) else text.encode())
+    return path
+
+
+def test_columns_of_numbers_are_one_input_and_names_are_classes(tmp_path: Path) -> None:
+    source = table(tmp_path, HEAD + ROWS)
+    assert recognise(str(source)) == "table"
+    manifest = make(source, tmp_path / "out", target="particle=kind")
+    assert {name: split.num_samples for name, split in manifest.splits.items()} == {"train": 2, "val": 1}
+    assert manifest.class_names == ("muon", "pion") and [item.name for item in manifest.fields] == ["x", "kind"]
+    with h5py.File(tmp_path / "out" / manifest.splits["val"].shards[0].file) as file:
+        assert file["x"].dtype == np.float32 and file["x"][0].tolist() == [3, 1, 2.5] and file["kind"][0] == 0
+
+
+def test_columns_by_name(tmp_path: Path) -> None:
+    source = table(tmp_path, (HEAD + ROWS).replace(",", "\t"), "t.tsv")
+    manifest = make(source, tmp_path / "out", input="particle=what,charge=q", target="energy=e")
+    found = {item.name: (item.kind, item.dtype) for item in manifest.fields}
+    assert found == {"what": ("text", "uint8"), "q": ("numbers", "int64"), "e": ("numbers", "float64")}
+
+
+WRONG: dict[str, tuple[str | bytes, dict[str, Any], str]] = {
+    "no rows": ("a,b,y\n", {}, "holds no rows"),
+    "a line too short": ("a,b,y\n1,2,3\n1,2\n", {}, "line 3: 2 values for 3 columns"),
+    "a column twice": ("a,a,y\n1,2,3\n", {}, "'a' is named twice"),
+    "not UTF-8": (b"a,b,y\n1,2,caf\xe9\n", {}, "line 2: it is not UTF-8"),
+    "which target": ("a,b,c\n1,2,3\n", {}, "which column is the target"),
+    "text among the inputs": ("a,b,y\n1,red,0.5\n", {}, "the column 'b' holds text"),
+    "a value is missing": ("a,b,y\n1,2,0.5\n1,,0.7\n", {}, "x of sample 1 is not finite .*--nan skip"),
+    "no such column": ("a,b,y\n1,2,0.5\n", {"input": "w=w"}, "no array 'w'"),
+    "a split of another name": ("a,y,split\n1,0.5,one\n", {}, "write train, val or test"),
+    "only a target": ("y\n0.5\n0.7\n", {"format": "table"}, "no column is left"),
+}
+
+
+@pytest.mark.parametrize("case", WRONG)
+def test_wrong_tables_are_refused_with_their_reason_and_leave_nothing(case: str, tmp_path: Path) -> None:
+    text, options, words = WRONG[case]
+    source = table(tmp_path, text)
+    with pytest.raises(SourceError, match=words):
+        make(source, tmp_path / "new" / "out", **options)
+    assert not (tmp_path / "new").exists()

@@ -106,7 +106,7 @@ class TraceRecorder:
 
         Reading is part of their computing, and so is what comes before the last bucket leaves.
         """
-        now_s, goes_on = self._clock(), number == self._told + 1
+        now_s, goes_on = self._clock(), self._began_s > 0 and number == self._told + 1
         self._told = number
         if goes_on:
             left_s, came_s = self._last_span if self._last_span[0] >= self._began_s else (now_s, now_s)

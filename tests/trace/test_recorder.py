@@ -104,9 +104,10 @@ def steps_taken(group: Observed, num_steps: int = 6) -> None:
     seen.doing("leaving")
 
 
-def traced(text: str, run_dir: Path, body: Any = steps_taken) -> list[RankTrace]:
+def traced(text: str, run_dir: Path, body: Any = steps_taken, role: str = "worker") -> list[RankTrace]:
     def on_rank(communicator: ThreadCommunicator) -> None:
         group = observe(communicator)
+        group.observation.role = role
         with recording(text, group, run_dir):
             body(group)
             group.observation.recorder.at_rest(group, last=True)
@@ -204,3 +205,23 @@ def test_the_collector_is_seen(tmp_path: Path, local: Path) -> None:
 
     found = [trace.spans(COLLECTOR) for trace in traced("steps", tmp_path / "run", body)]
     assert any(len(spans) and 3 in spans["step"] for spans in found)
+
+
+@pytest.mark.parametrize("numbers", [[0, 1, 2, 3, 0, 1, 2], [1, 2, 3, 4, 5, 6], [41, 42, 43, 44, 45, 46]])
+def test_steps_of_a_script_go_on_over_epochs(tmp_path: Path, local: Path, numbers: list[int]) -> None:
+    """Keras's loop counts from 0 in each epoch; a loop that commits counts from 1, or goes on where it was resumed."""
+
+    def body(group: Observed) -> None:
+        seen = group.observation
+        for number in numbers:
+            began_s = time.monotonic()
+            seen.recorder.span("bucket", began_s, began_s + 0.001, bucket=0)
+            time.sleep(0.005)
+            seen.doing("epoch 1", number)
+
+    for trace in traced("steps", tmp_path / "run", body, role="script"):
+        computed = trace.spans("compute")
+        assert computed["step"].tolist() == [0, 1, 2, 3, 4]
+        whole_s = trace.spans("other")["end_s"] - trace.spans("input")["begin_s"]
+        assert whole_s.min() > 0.004 and whole_s.max() < 60
+        assert (computed["end_s"] >= computed["begin_s"]).all()

@@ -73,6 +73,7 @@ class State:
             self._run.meter.add(now_s - self._mark_s)
             self._run.meter.count(samples, 1)
             self._mark_s = now_s
+            self._communicator.observation.doing("running the script", self.step)
         wishes = self._control.after_step() if stepped else Wishes()
         if wishes.save or wishes.stop:
             self.save()

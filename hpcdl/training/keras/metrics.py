@@ -10,7 +10,7 @@ import numpy
 from hpcdl.core.errors import UsageError
 
 if TYPE_CHECKING:
-    from hpcdl.core.protocols import Communicator
+    from hpcdl.core.protocols import Array, Communicator
     from hpcdl.training.keras.group import ScriptGroup
 
 _METHOD = "_get_metrics_result_or_logs"
@@ -54,9 +54,30 @@ class MetricsOverRanks:
             return plain(self._model, logs)
         if self._communicator.size == 1:
             return plain(self._model, logs)
+        own = _flat(logs)
+        told = self._communicator.allgather_json(
+            [{name: value.tolist() for name, value in own.items()}, [one.name for one in self._metrics_in(own)]]
+        )
+        told = [row for row in told if row[0]]  # a rank without a step has none
         self._sum_up()
         found = plain(self._model, logs)
-        return self._means(found) if found is logs else found
+        if found is not logs or not told:
+            return found
+        # What a train_step of the user's own returns: results of metrics, and beside them what is averaged.
+        results = {name: numpy.mean([row[name] for row, _ in told], axis=0) for name in told[0][0]}
+        for metric in self._model.metrics:
+            if all(metric.name in names for _, names in told):
+                results |= _flat({metric.name: metric.result()})
+        return {name: float(value) if value.ndim == 0 else value for name, value in results.items()}
+
+    def _metrics_in(self, logs: Mapping[str, Array]) -> list[Any]:
+        """The metrics whose results the logs hold: not those that have something else by their name."""
+        said = [(metric, _flat({metric.name: metric.result()})) for metric in self._model.metrics if logs]
+        return [
+            metric
+            for metric, results in said
+            if all(name in logs and numpy.array_equal(one, logs[name], equal_nan=True) for name, one in results.items())
+        ]
 
     def _samples(self) -> float:
         """What the mean loss has counted since the epoch began."""
@@ -84,9 +105,10 @@ class MetricsOverRanks:
                 found = getattr(gathered, how)(axis=0)
             variable.assign(found.astype(variable.dtype))
 
-    def _means(self, logs: Mapping[str, Any]) -> dict[str, float]:
-        """Of what a train_step of the user's own returns beside any metric, the mean over the ranks."""
-        own = {name: float(numpy.mean(value)) for name, value in logs.items()}
-        gathered = self._communicator.allgather_json(own)
-        known = [row for row in gathered if row]  # a rank without a step has none
-        return {name: sum(row[name] for row in known) / len(known) for name in (known[0] if known else {})}
+
+def _flat(logs: Any) -> dict[str, Array]:
+    """Logs by name as arrays; those of a metric that has several (compile_metrics) by their own names."""
+    found: dict[str, Array] = {}
+    for name, value in (logs or {}).items():
+        found |= _flat(value) if isinstance(value, Mapping) else {name: numpy.asarray(value, numpy.float64)}
+    return found

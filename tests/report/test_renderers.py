@@ -8,12 +8,14 @@ import json
 import re
 import xml.etree.ElementTree as ElementTree
 from html.parser import HTMLParser
+from importlib import resources
 from pathlib import Path
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from hpcdl.report import figures
 from hpcdl.report.analysis.analyse import analyse
 from hpcdl.report.build import compose, render
 from hpcdl.report.cells import cell_text, number, plain, shortened
@@ -200,3 +202,23 @@ def test_shortened_labels_still_differ(labels: list[str], most: int) -> None:
     short = shortened(labels, most)
     assert len(set(short)) == len(set(labels))
     assert all(len(text) <= most + 4 for text in short)
+
+
+def luminance(color: str) -> float:
+    parts = [int(color[at : at + 2], 16) / 255 for at in (1, 3, 5)]
+    linear = [part / 12.92 if part <= 0.03928 else ((part + 0.055) / 1.055) ** 2.4 for part in parts]
+    return sum(weight * part for weight, part in zip((0.2126, 0.7152, 0.0722), linear, strict=True))
+
+
+def test_words_and_curves_stand_out_on_light_and_dark_pages() -> None:
+    """WCAG's contrast of 4.5: words, caveats and links of page.css, curves and their names."""
+    style = resources.files("hpcdl.report.renderers").joinpath("page.css").read_text("utf-8")
+    light, dark, *_ = (dict(re.findall(r"--([\w-]+):(#\w+)", block)) for block in re.findall(r":root\{(.*?)\}", style))
+    light |= {f"curve-{place}": color for place, color in enumerate(figures._COLORS)}
+    assert light.keys() == dark.keys()
+    for colors in (light, dark):
+        for name in colors.keys() - {"paper", "panel", "line"}:
+            for ground in ("paper",) if name.startswith("curve") else ("paper", "panel"):
+                pair = [colors[key] if len(colors[key]) == 7 else "#ffffff" for key in (name, ground)]
+                high, low = sorted(map(luminance, pair), reverse=True)
+                assert (high + 0.05) / (low + 0.05) >= 4.5, (name, ground, pair)

@@ -253,6 +253,8 @@ WRONG: dict[str, tuple[Callable[[Path], Path], dict[str, Any], str]] = {
     "splits of two shapes": (saved(x_train=X, y_train=Y, x_test=X[:, :3], y_test=Y), {}, "differ in shape or type"),
     "splits of two types": (saved(x_train=X, y_train=Y, x_test=X, y_test=Y > 0), {}, "differ in shape or type"),
     "strings in a table": (saved(x=np.full((80, 2), "a"), y=Y), {}, "one a sample is needed"),
+    "text that is not UTF-8": (saved(x=np.array([b"ok", b"caf\xe9"] * 40), y=Y), {}, "x of sample 1 is not UTF-8"),
+    "labels that are not UTF-8": (saved(x=X, y=np.array([b"ok", b"\xff"] * 40)), {}, "y of sample 1 is not UTF-8"),
     "compression": (saved(x=X, y=Y), {"compression": "gzip"}, "--compression is for images"),
     "image size": (saved(x=X, y=Y), {"image_size": 8}, "--image-size is for image files"),
     "encoded": (saved(x=X, y=Y), {"encoding": "encoded"}, "packs JPEG and PNG"),

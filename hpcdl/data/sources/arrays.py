@@ -194,8 +194,20 @@ class FieldSource:
             offsets.astype(np.int64).tofile(starts)
         return PlacedArray(path=path, shape=values.shape, dtype=values.dtype, offsets=starts, text=text)
 
-    def placed_text(self, strings: Sequence[bytes]) -> PlacedArray:
-        """Strings of UTF-8, kept in the work folder."""
+    def placed_text(self, strings: Sequence[bytes | str], path: str) -> PlacedArray:
+        """The strings of the array at `path`, kept in the work folder; SourceError for those that are not UTF-8."""
+        found: list[bytes] = []
+        for number, string in enumerate(strings):
+            try:
+                found.append(string.encode() if isinstance(string, str) else string)
+                found[-1].decode()
+            except UnicodeError as error:
+                raise SourceError(
+                    f"{self._location}: {path} of sample {number} is not UTF-8; save text as UTF-8, or bytes as uint8"
+                ) from error
+        return self._placed_strings(found)
+
+    def _placed_strings(self, strings: Sequence[bytes]) -> PlacedArray:
         offsets = np.concatenate([[0], np.cumsum([len(string) for string in strings], dtype=np.int64)])
         return self.placed(np.frombuffer(b"".join(strings), np.uint8), offsets, text=True)
 

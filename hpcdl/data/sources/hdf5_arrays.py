@@ -123,7 +123,7 @@ class Hdf5Source(FieldSource):
         file = self._file(str(path))
         strings = file.strings(name)
         if strings is not None:
-            return self.placed_text(strings)
+            return self.placed_text(strings, name)
         varying = file.lengths_vary(name)
         if varying is not None:
             return self.placed(*varying)

@@ -136,8 +136,11 @@ class NumpySource(FieldSource):
             raise SourceError(
                 f"{self._location}: {name} holds strings in the shape {array.shape}; one a sample is needed"
             )
-        values = array.values().tolist()
-        return self.placed_text([value if isinstance(value, bytes) else value.encode() for value in values])
+        try:
+            values = array.values().tolist()
+        except ValueError as error:  # numbers that no letter has
+            raise SourceError(f"{self._location}: {name} holds text that is damaged: {_one_line(error)}") from error
+        return self.placed_text(values, name)
 
     def _names(self) -> list[str]:
         if self._location.is_dir():
@@ -188,6 +191,8 @@ class NumpySource(FieldSource):
         """A member of the archive where it lies, or unpacked."""
         shown = f"{self._location}: {name}"
         with _opened(self._location) as archive:
+            if name not in archive.namelist():
+                raise SourceError(f"{shown} is no array: members of an archive end in .npy")
             member = archive.getinfo(name)
             if member.compress_type == zipfile.ZIP_STORED:
                 with self._location.open("rb") as file:

@@ -64,7 +64,7 @@ class TableSource(FieldSource):
             arrays = {
                 name: FoundArray(
                     shape_text((), "text" if column.dtype.kind == "O" else column.dtype.name),
-                    functools.partial(self._placed_column, column, chosen),
+                    functools.partial(self._placed_column, name, column, chosen),
                 )
                 for name, column in values.items()
             }
@@ -75,9 +75,9 @@ class TableSource(FieldSource):
         """Never: a table's samples are fields."""
         raise SourceError(f"{self._location} holds no images")
 
-    def _placed_column(self, column: Array, chosen: Array | None) -> PlacedArray:
+    def _placed_column(self, name: str, column: Array, chosen: Array | None) -> PlacedArray:
         own = column if chosen is None else column[chosen]
-        return self.placed_text([value.encode() for value in own]) if own.dtype.kind == "O" else self.placed(own)
+        return self.placed_text(own.tolist(), name) if own.dtype.kind == "O" else self.placed(own)
 
     def _ask_what_is_what(self, values: dict[str, Array]) -> None:
         """Pack columns of numbers into one input where none is named; SourceError for what cannot be guessed."""

@@ -238,7 +238,10 @@ def _linear_start(sign: int, columns: Array, log_u: Array) -> Array:
 
     weights = numpy.exp(-sign * log_u)
     design = numpy.column_stack([numpy.ones(len(log_u)), columns]) * weights[:, None]
-    linear = numpy.linalg.lstsq(design, numpy.ones(len(log_u)), rcond=None)[0]
+    try:
+        linear = numpy.linalg.lstsq(design, numpy.ones(len(log_u)), rcond=None)[0]
+    except numpy.linalg.LinAlgError:  # numbers at the edge of what a float can be
+        linear = numpy.zeros(1 + columns.shape[1])
     own: Array = linear[1:] / linear[0] if linear[0] > 0 else numpy.zeros(columns.shape[1])
     return own
 

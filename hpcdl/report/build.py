@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -35,7 +36,7 @@ def compose(analysis: Analysis) -> Document:
         summary=lines,
         warnings=analysis.warnings,
         sections=[section for section in found if section is not None],
-        data=_data(analysis, lines, rows),
+        data=_without_infinities(_data(analysis, lines, rows)),
         rows=rows,
     )
 
@@ -79,6 +80,15 @@ def render(
     if "terminal" in ordered:
         RENDERERS.load("terminal")(document, folder, drawings)
     return paths
+
+
+def _without_infinities(document: Any) -> Any:
+    """`document` with null where a number is too large for a float, or none: JSON has no other word for it."""
+    if isinstance(document, Mapping):
+        return {key: _without_infinities(value) for key, value in document.items()}
+    if isinstance(document, list | tuple):
+        return [_without_infinities(value) for value in document]
+    return None if isinstance(document, float) and not math.isfinite(document) else document
 
 
 def _data(analysis: Analysis, lines: Sequence[str], rows: Sequence[Mapping[str, Any]]) -> dict[str, Any]:

@@ -122,7 +122,7 @@ def change_document(content: bytes, dice: random.Random) -> bytes:
     """A value somewhere in a JSON document is of another type, gone, or there under another name."""
     try:
         document = json.loads(content)
-    except ValueError:
+    except (ValueError, RecursionError):
         return flip(content, dice)
     places: list[tuple[Any, Any]] = []
     waiting = [document]

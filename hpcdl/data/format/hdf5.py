@@ -22,7 +22,10 @@ _METADATA_BYTES = 65_536
 _MOST_CHUNK_BYTES = 256 * 1024**2
 _MOST_RATIO = 2000
 """No filter packs better."""
-_DAMAGED = (OSError, RuntimeError, LookupError, ValueError, TypeError, AttributeError, MemoryError, SystemError)
+_DAMAGED = (
+    OSError, RuntimeError, LookupError, ValueError, TypeError, AttributeError, MemoryError, SystemError,
+    ArithmeticError,
+)  # fmt: skip
 """What h5py raises for files that are not as they should be."""
 _COPY_BYTES = 32 * 1024**2
 

@@ -17,7 +17,7 @@ import xxhash
 from hpcdl.core.errors import CorruptError
 from hpcdl.core.files import read_json, write_text
 from hpcdl.core.records import from_json
-from hpcdl.data.format.fields import Field
+from hpcdl.data.format.fields import DTYPES, Field
 
 SCHEMA = "hpcdl.data/1"
 FIELDS_SCHEMA = "hpcdl.data/2"
@@ -121,12 +121,14 @@ def read_manifest(folder: Path) -> tuple[Manifest, str]:
             raise ValueError(f"{manifest.schema} with {len(manifest.fields)} fields")
         if (not manifest.fields and len(manifest.sample_shape) != 3) or min(manifest.sample_shape, default=1) < 1:
             raise ValueError(f"sample_shape is {list(manifest.sample_shape)}")
+        if manifest.dtype not in DTYPES:
+            raise ValueError(f"dtype is {manifest.dtype!r}")
         if len(manifest.class_names) != manifest.num_classes:
             raise ValueError(f"{len(manifest.class_names)} names for {manifest.num_classes} classes")
     except (TypeError, ValueError) as error:
         raise CorruptError(f"{path} is damaged: {error}") from error
     for shard in manifest.shards():
         parts = PurePosixPath(shard.file).parts
-        if ".." in parts or PurePosixPath(shard.file).is_absolute():
+        if ".." in parts or PurePosixPath(shard.file).is_absolute() or not shard.file.isprintable():
             raise CorruptError(f"{path} names a shard outside its folder: {shard.file!r}")
     return manifest, checksum

@@ -94,4 +94,7 @@ def _documents(path: Path) -> Iterator[dict[str, object]]:
 
 
 def _is_whole(path: Path, num_bytes: int) -> bool:
-    return path.is_file() and path.stat().st_size == num_bytes
+    try:
+        return path.is_file() and path.stat().st_size == num_bytes
+    except (OSError, ValueError):  # no name that a file can have
+        return False

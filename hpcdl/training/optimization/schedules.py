@@ -46,7 +46,7 @@ def build_schedule(config: OptimizerConfig, *, global_batch: int, num_steps: int
     scale = global_batch / config.base_batch if config.base_batch else 1.0
     return Schedule(
         peak=config.learning_rate * scale,
-        warmup_steps=min(round(config.warmup_epochs * steps_per_epoch), num_steps),
+        warmup_steps=round(min(config.warmup_epochs * steps_per_epoch, num_steps)),
         num_steps=num_steps,
         steps_per_epoch=steps_per_epoch,
         config=config,

@@ -22,7 +22,7 @@ from hpcdl.predict.timeline import StepTime, exchange_seconds, simulate
 if TYPE_CHECKING:
     Array = numpy.ndarray[Any, Any]
 
-USUAL_NOISE = 0.02
+USUAL_NOISE = 0.012
 USUAL_FREEDOM = 2.0
 """Relative standard deviation of a run's mean step, and how many runs that belief weighs as."""
 LEAST_ERROR = 0.005

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     Array = numpy.ndarray[Any, Any]
 
 INTERVAL = (0.05, 0.95)
-DOUBT = 0.01
+DOUBT = 0.003
 """Relative standard deviation of the timeline's own error for one doubling of nodes; its square grows with each."""
 UNKNOWN_EXCHANGE_DOUBT = {"mpi": 0.22}
 """That of exchanges of which nobody knows the messages, for one doubling: a library changes its algorithm by size."""

@@ -130,7 +130,7 @@ def test_completion_script(run_hpcdl: CommandLine, shell: str) -> None:
 
 def test_completion_knows_the_commands(run_hpcdl: CommandLine) -> None:
     finished = run_hpcdl([], env={"_HPCDL_COMPLETE": "complete_bash", "COMP_WORDS": "hpcdl tr", "COMP_CWORD": "1"})
-    assert finished.out.split() == ["train"]
+    assert finished.out.split() == ["train", "trace"]
 
 
 def test_a_closed_pipe_is_no_traceback(run_hpcdl: CommandLine) -> None:

@@ -203,7 +203,9 @@ def _check_head(model: keras.Model, output: np.ndarray[Any, Any], spec: str, los
             f"model {spec!r} ends with a {name}, but --loss {CROSS_ENTROPY} takes what comes before it (logits); "
             f"leave the {name} out, or give --loss sparse_categorical_crossentropy"
         )
-    if loss in FROM_PROBABILITIES and (output.min() < 0 or output.max() > 1 + _PROBABILITY_TOLERANCE):
+    # A few outputs of a layer that is bound to nothing may lie between 0 and 1 by chance.
+    unbound = last == "linear" and not _sums_to_one(output)
+    if loss in FROM_PROBABILITIES and (unbound or output.min() < 0 or output.max() > 1 + _PROBABILITY_TOLERANCE):
         remedy = f"end it with a softmax, or give --loss {CROSS_ENTROPY}" if loss in ONE_OUTPUT_PER_CLASS else ""
         raise UsageError(
             f"model {spec!r} gives outputs outside 0 to 1, but --loss {loss} takes probabilities; "

@@ -101,7 +101,7 @@ def test_a_user_loads_it_on_any_host(site: Site, lab_slurm: SlurmLab, version: s
 def test_manual_and_completion(site: Site, lab_slurm: SlurmLab) -> None:
     commands = (
         "man -w hpcdl hpcdl-train hpcdl-config-show",
-        "COMP_WORDS=(hpcdl tr); COMP_CWORD=1; _hpcdl_completion hpcdl; echo ${COMPREPLY[*]}",
+        "COMP_WORDS=(hpcdl tra); COMP_CWORD=1; _hpcdl_completion hpcdl; echo ${COMPREPLY[*]}",
         "COMP_WORDS=(hpcdl train --strat); COMP_CWORD=2; _hpcdl_completion hpcdl; echo ${COMPREPLY[*]}",
         'source "$HPCDL_ROOT/share/completions/hpcdl.bash"; complete -p hpcdl',
     )
@@ -109,7 +109,7 @@ def test_manual_and_completion(site: Site, lab_slurm: SlurmLab) -> None:
     assert finished.code == 0, finished.err
     *pages, first, second, registered = finished.out.splitlines()
     assert [Path(page).name for page in pages] == ["hpcdl.1", "hpcdl-train.1", "hpcdl-config-show.1"]
-    assert (first, second) == ("train", "--strategy") and "-F _hpcdl_completion" in registered
+    assert (first, second) == ("train trace", "--strategy") and "-F _hpcdl_completion" in registered
 
 
 def test_two_versions_swap(site: Site, lab_slurm: SlurmLab) -> None:

@@ -48,8 +48,6 @@ class SourceSpec:
     targets: Sequence[str] = ()
     target_kind: str = ""
     nan: str = "stop"
-    dtype: str = ""
-    shape: str = ""
     seed: int = 0
     checks: bool = True
     work: str = ""

@@ -151,8 +151,6 @@ def _spec(request: ShardRequest, work: Path) -> SourceSpec:
         targets=chosen.target or (),
         target_kind=chosen.target_kind or "",
         nan=chosen.nan or "stop",
-        dtype=chosen.dtype or "",
-        shape=chosen.shape or "",
         seed=layout.seed,
         checks=request.config.writing.on_error == "stop",
         work=str(work),

@@ -28,8 +28,6 @@ class SourceConfig:
     nan: str | None = setting(
         None, "Samples with NaN or infinity: refuse (by default), skip or keep them.", choices=("stop", "skip", "keep")
     )
-    dtype: str | None = setting(None, "Type of the numbers in a raw file, for example float32.")
-    shape: str | None = setting(None, "Shape of a sample in a raw file, for example 128x6.")
     image_field: str | None = setting(None, "Where images are: an Example's field, an HDF5 path, a .npz array.")
     label_field: str | None = setting(None, "Where labels are: likewise; for .npy the file with the labels.")
     axes: str = setting("auto", "Order of the axes of array sources.", choices=("auto", "nhwc", "nchw"))

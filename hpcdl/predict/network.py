@@ -46,7 +46,6 @@ class Network:
     bytes_per_second: float | None = None
     memory_latency_s: float | None = None
     memory_bytes_per_second: float | None = None
-    switch_latency_s: float = 0.0
     nodes_per_switch: int | None = None
     uplinks: int | None = None
     file_system_bytes_per_second: float | None = None
@@ -73,7 +72,7 @@ _POSITIVE = (
     "file_system_bytes_per_second", "spread",
 )  # fmt: skip
 UNKNOWN = Network(name="unknown")
-_KEYS = {*_POSITIVE, "name", "summary", "switch_latency_s", "sources"}
+_KEYS = {*_POSITIVE, "name", "summary", "sources"}
 _LATENCY = r"(\d+(?:\.\d+)?(?:e-?\d+)?)\s*(us|µs|ms|ns|s|)"
 _UNITS = {"us": 1e-6, "µs": 1e-6, "ms": 1e-3, "ns": 1e-9, "s": 1.0, "": 1.0}
 
@@ -117,7 +116,7 @@ def _from_table(path: Path) -> Network:
     if unknown:
         raise UsageError(f"{path}: unknown key {unknown[0]!r}{suggestion(unknown[0], _KEYS)}")
     values: dict[str, Any] = {key: value for key, value in table.items() if key != "sources"}
-    for key in (*_POSITIVE, "switch_latency_s"):
+    for key in _POSITIVE:
         if key in values and (isinstance(values[key], bool) or not isinstance(values[key], int | float)):
             raise UsageError(f"{path}: {key} is {values[key]!r}; give a number")
     sources = table.get("sources", [])

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 
 from hpcdl.comm.agree import decided
 from hpcdl.comm.clocks import measure
-from hpcdl.comm.observed import CONTROL, RECEIVING, SENDING, NoRecorder, Observed
+from hpcdl.comm.observed import CONTROL, NOTHING, RECEIVING, SENDING, Observed
 from hpcdl.config.tracing import FULL, OFF, parse_trace
 from hpcdl.core.errors import HpcdlError, StoppedEarly
 from hpcdl.core.files import replacing
@@ -216,7 +216,7 @@ def recording(text: str, communicator: Observed, run_dir: Path) -> Iterator[None
                 recorder.at_rest(communicator, last=True)
             raise
     finally:
-        seen.recorder = NoRecorder()
+        seen.recorder = NOTHING
         recorder.close()
         _bring(recorder.file, target, place)
 

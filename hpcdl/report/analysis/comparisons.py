@@ -199,7 +199,7 @@ def _headline(run: Run, by: str) -> str:
 def _target(runs: Sequence[Run]) -> float | None:
     """The highest whole percentage of held-out accuracy that every run reached."""
     best = [max((point.val_accuracy or 0.0 for point in run.history), default=0.0) for run in runs]
-    target = math.floor(100 * min(best) + 1e-9) / 100
+    target = math.floor(100 * min(1.0, *best) + 1e-9) / 100  # a record from elsewhere may say anything
     return target if target > 0 else None
 
 

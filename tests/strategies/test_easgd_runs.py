@@ -149,10 +149,11 @@ def test_a_time_limit_stops_everybody_and_the_run_can_be_resumed(runs: Path) -> 
 
 
 def test_what_a_run_shows(runs: Path) -> None:
-    for name in ("limit", "hogwild-sgd"):
+    for name in ("exception", "hogwild-sgd"):
         record = read_record(runs / name)
         assert record.staleness_mean is not None and record.staleness_max is not None
-        assert sum(record.staleness_histogram.values()) >= record.steps
+        # A worker that has left took what it counted with it.
+        assert sum(record.staleness_histogram.values()) >= record.steps * (2 / 3 if name == "exception" else 1)
     for rank in (rank for rank in read_record(runs / "sync-easgd").rank_records):
         assert rank.details["distance_to_center"]["mean"] > 0
         assert rank.parts["compute"] > 0 and rank.parts["update"] > 0

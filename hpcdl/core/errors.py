@@ -158,6 +158,8 @@ def original(error: BaseException) -> BaseException:
     """
     text = str(error)
     if _MARK not in text:
+        if isinstance(error, HpcdlError):  # it says more than the one that it was made of
+            return error
         before = error.__context__
         while before is not None and not (isinstance(before, HpcdlError) and str(before) in text):
             before = before.__context__

@@ -86,7 +86,7 @@ def _slow(fault: Fault) -> None:
 
 
 def _pause(still_s: float, going_s: float, times: int) -> None:
-    line = [sys.executable, "-S", "-c", _PAUSES, *map(str, (os.getpid(), still_s, going_s, times))]
+    line = [sys.executable, "-P", "-S", "-c", _PAUSES, *map(str, (os.getpid(), still_s, going_s, times))]
     subprocess.Popen(line, stdin=subprocess.DEVNULL)
 
 

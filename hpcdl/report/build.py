@@ -87,7 +87,8 @@ def _without_infinities(document: Any) -> Any:
     if isinstance(document, Mapping):
         return {key: _without_infinities(value) for key, value in document.items()}
     if isinstance(document, list | tuple):
-        return [_without_infinities(value) for value in document]
+        found = map(_without_infinities, document)
+        return [*found] if isinstance(document, list) else (*found,)
     return None if isinstance(document, float) and not math.isfinite(document) else document
 
 

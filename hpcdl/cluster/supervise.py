@@ -17,7 +17,6 @@ from pathlib import Path
 from hpcdl.cluster.environment import own_placement
 from hpcdl.cluster.launchers import find_launcher
 from hpcdl.cluster.launchers.base import Casualty, Launcher
-from hpcdl.cluster.launchers.hostfile import mpiexec_casualty
 from hpcdl.cluster.processes import end_marked
 from hpcdl.cluster.status import RankStatus, raise_for, read_statuses
 from hpcdl.core.lifeline import identity, remove_abandoned, told_to_end_with_parent
@@ -32,8 +31,6 @@ LAUNCHED_BY_VARIABLE = "HPCDL_LAUNCHED_BY"
 """The process that supervises the launch; its ranks do not outlive it."""
 GRACE_S = 8.0
 """How long the other ranks may take to leave after one has failed."""
-TOGETHER_S = 0.5
-"""Deaths so close to each other may be told in the wrong order."""
 _WARNINGS = (signal.SIGUSR1, signal.SIGHUP)
 """A scheduler's warning may be sent again, and a terminal that closes hangs up several times."""
 
@@ -72,7 +69,7 @@ def start(
     raise_for(
         read_statuses(folder),
         plan.num_ranks,
-        casualty=launcher.first_casualty(chatter) or watcher.casualty(mpiexec_casualty(chatter)),
+        casualty=launcher.first_casualty(chatter) or watcher.casualty(),
         log=log,
     )
 
@@ -120,8 +117,7 @@ class _Watcher:
         self._folder, self._launch = folder, launch
         self._tick = tick
         self._host = socket.gethostname()
-        self._dead: list[int] = []
-        self._first_death_s = 0.0
+        self.first_dead_pid: int | None = None
         self.stop_requests = 0
         self._asked: set[int] = set()
 
@@ -149,16 +145,9 @@ class _Watcher:
             _send(pid, signal.SIGTERM)
         self._asked |= pids
 
-    def casualty(self, told: Casualty | None) -> Casualty | None:
-        """What died first by the kernel's word, which tells of this node alone.
-
-        A process closes its connections before the kernel calls it dead: those that mpiexec then kills may be called
-        so first. Of deaths that close together it is mpiexec who knows; `told` is its word.
-        """
-        for status in self._statuses():
-            if told is not None and status.pid in self._dead and (status.pid == told.pid or status.rank == told.rank):
-                return told
-        return Casualty(host=self._host, pid=self._dead[0]) if self._dead else None
+    def casualty(self) -> Casualty | None:
+        """What died first by the kernel's word, which tells of this node alone."""
+        return None if self.first_dead_pid is None else Casualty(host=self._host, pid=self.first_dead_pid)
 
     def wait(self) -> None:
         """Return when the launcher has ended; ranks that stay behind after a failure are killed."""
@@ -172,7 +161,7 @@ class _Watcher:
                 for status in statuses:
                     watch.add(status.pid)
                 self._note_dead(watch.poll(0.1))
-                if deadline is None and (self._dead or any(status.state == "failed" for status in statuses)):
+                if deadline is None and (self.first_dead_pid or any(status.state == "failed" for status in statuses)):
                     deadline = time.monotonic() + GRACE_S
                 if deadline is not None and time.monotonic() > deadline:
                     self._kill()
@@ -184,15 +173,11 @@ class _Watcher:
             self._tick()
 
     def _note_dead(self, pids: Sequence[int]) -> None:
-        """Remember the first of these processes that went without a last word, and those that went as good as then."""
+        """Remember the first of these processes, if none was before, that went without a last word."""
         for pid in pids:
             last_word = next((status for status in self._statuses() if status.pid == pid), None)
-            if last_word is not None and last_word.state != "running":
-                continue
-            if not self._dead:
-                self._first_death_s = time.monotonic()
-            if time.monotonic() - self._first_death_s <= TOGETHER_S:
-                self._dead.append(pid)
+            if self.first_dead_pid is None and (last_word is None or last_word.state == "running"):
+                self.first_dead_pid = pid
 
     def _statuses(self) -> list[RankStatus]:
         return [status for status in read_statuses(self._folder) if status.host == self._host]

@@ -143,9 +143,17 @@ class Observation:
         """What the rank does, in which step, and since when (`time.monotonic`)."""
         self.spent: tuple[float, ...] = (0, 0.0, 0.0, 0.0, 0.0, 0.0)
         """Steps so far, and seconds of them for input, computing, exchange, update, and all else."""
+        self.num_updates = 0
+        """Times that a script has exchanged gradients."""
         self._at_it_since_s = self.activity[2]
         self._lanes: list[Lane] = []
         self._past: dict[str, Traffic] = {}
+
+    @property
+    def step(self) -> int | None:
+        """The step that it is in; of a script whose steps nobody counts the last one that has exchanged gradients."""
+        told = self.activity[1]
+        return self.num_updates or None if told is None else told
 
     def doing(self, what: str, step: int | None = None) -> None:
         """The rank's main thread has moved on to `what`; `step` stays as it was where it is not given."""

@@ -171,6 +171,27 @@ def test_two_operations_that_do_not_fit_are_told(tmp_path: Path) -> None:
     assert "an all-reduce" in text
 
 
+def test_who_waits_for_one_that_has_left_is_told_soon(tmp_path: Path) -> None:
+    ranks = [Rank(0, tmp_path), Rank(1, tmp_path)]
+    for rank in ranks:
+        rank.watch.limits = Limits(stall_s=4)
+    ranks[1].watch.leaves("its script has come to its end after 3 updates")
+    with ranks[0].seen.waiting_for("an all-reduce"), ranks[1].seen.waiting_for("a barrier"):
+        run(ranks, lambda: bool(ranks[0].ended))
+    assert str(ranks[0].ended[0]).startswith("rank 1 on b has left: its script has come to its end after 3 updates, ")
+    assert not ranks[1].ended, "who has left accuses nobody"
+
+
+def test_who_leaves_with_all_others_writes_nothing(tmp_path: Path) -> None:
+    ranks = [Rank(0, tmp_path), Rank(1, tmp_path)]
+    for rank in ranks:
+        rank.watch.limits = Limits(stall_s=40)
+        rank.watch.leaves("its script has come to its end")
+    began = time.monotonic()
+    run(ranks, lambda: time.monotonic() - began > 0.5)
+    assert not list(tmp_path.iterdir())
+
+
 def test_a_run_that_moves_writes_nothing(tmp_path: Path) -> None:
     ranks = [Rank(0, tmp_path), Rank(1, tmp_path)]
     began = time.monotonic()

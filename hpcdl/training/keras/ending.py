@@ -26,14 +26,16 @@ QUITTERS = ("exit", "quit")
 FIRST_WORD_S = 3.0
 
 
-def leave_together(communicator: Observed, watch: Watch) -> None:
+def leave_together(communicator: Observed, watch: Watch, *, called: bool) -> None:
     """Return when every rank's script is over; a rank that waits for this one before it gets there ends the job.
 
     `communicator` is one for this alone: what the script itself waits in must not fit. Others may take as long as
-    they like, and do what they like: this rank answers, and accuses nobody.
+    they like, and do what they like: this rank answers, and accuses nobody. `called`: the script left by sys.exit.
     """
-    watch.accuses = False
-    communicator.observation.doing("leaving: its script is over; let all ranks exit alike, and give all as many steps")
+    seen = communicator.observation
+    how = "its script has called sys.exit(0)" if called else "its script has come to its end"
+    watch.leaves(f"{how} {after_updates(seen.num_updates)}")
+    seen.doing("leaving: its script is over")
     communicator.barrier()
 
 
@@ -135,13 +137,19 @@ class Ending:
         """The script is over, by its last line or by sys.exit; with another code than 0 no rank need go on."""
         mine = self.communicator
         code, called_s = self.exit_called or (0, 0.0)
-        if code and mine.observation.moved_s() < called_s:  # else somebody caught it, and the script went on
+        called = mine.observation.moved_s() < called_s  # else somebody caught it, and the script went on
+        if code and called:
             if speaks_first(self.watch.folder, "failed"):
                 sys.stderr.write(f"hpcdl: rank {mine.rank} on {mine.host}: {exited(code)}\n")
                 sys.stderr.flush()
             mine.abort(code)
-        leave_together(self.last, self.watch)
+        leave_together(self.last, self.watch, called=called)
         self.watch.stop()
+
+
+def after_updates(number: int) -> str:
+    """`after 3 updates`."""
+    return f"after {number} update{'s' * (number != 1)}" if number else "before any update"
 
 
 def exit_code_of(code: Any) -> int:

@@ -23,7 +23,7 @@ from hpcdl.strategies.base import Context, StrategyInfo
 from hpcdl.strategies.graph import call_python
 from hpcdl.strategies.table import find_strategy
 from hpcdl.training.keras.files import save_once
-from hpcdl.training.keras.session import note_strategy
+from hpcdl.training.keras.session import note_strategy, session
 from hpcdl.training.keras.tensors import refuse_xla, turn_begins, turn_ends
 from hpcdl.training.session.safety import check_same_weights
 
@@ -226,6 +226,8 @@ class GradientExchange:
 
     def _count(self) -> None:
         self._num_exchanges += 1
+        seen = session().communicator.observation
+        seen.num_updates = max(seen.num_updates, self._num_exchanges)
 
     def _is_due(self) -> bool:
         """After 1, 2, 4, 8, ... updates the variables are compared; not with ranks that have joined."""

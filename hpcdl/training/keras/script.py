@@ -102,14 +102,15 @@ def execute(
     with recording(config.run.trace, last, run_dir):
         communicator.observation.doing("running the script")
         with Injection(config.safety.inject, communicator.observation, run_dir):
-            _execute(script, arguments)
+            called = _execute(script, arguments)
         if communicator.size > 1:
-            leave_together(last, watch)
+            leave_together(last, watch, called=called)
         last.observation.recorder.at_rest(last, last=True)
     run.finish(last)
 
 
-def _execute(script: str, arguments: list[str]) -> None:
+def _execute(script: str, arguments: list[str]) -> bool:
+    """Run it to its end, which it comes to, or by sys.exit(0): True for that."""
     sys.argv = [script, *arguments]
     sys.path.insert(0, str(Path(script).resolve().parent))
     try:
@@ -117,6 +118,8 @@ def _execute(script: str, arguments: list[str]) -> None:
     except SystemExit as leaving:
         if exit_code_of(leaving.code):
             raise _failure(leaving) from leaving
+        return True
+    return False
 
 
 def _failure(leaving: SystemExit) -> HpcdlError:

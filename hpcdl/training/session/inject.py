@@ -207,7 +207,7 @@ class Injection:
 
     def _step(self) -> int:
         """This rank's own step; a server has none and goes by what worker 0 has told."""
-        own = self._seen.activity[1]
+        own = self._seen.step
         if own is not None:
             return own
         for event in self._steps.read():

@@ -16,6 +16,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import json
+import math
 import os
 import sys
 import threading
@@ -41,6 +42,8 @@ LEARN_S = 60.0
 LOOKS = 16
 """Looks of a watch in the time allowed."""
 _LEAST_TICK_S, _LONGEST_TICK_S = 0.02, 15.0
+LEFT, LEFT_S = "left-", 4.0
+"""The note of a rank whose script is over, and how long others wait before they look for one."""
 VIEWED, VIEW_S, VIEW_TICK_S = "viewed", 60.0, 1.0
 """A file that says that somebody looks on; how long that holds; how often ranks leave their notes meanwhile."""
 
@@ -223,6 +226,9 @@ class Watch:
         self._processor: list[tuple[float, float]] = []
         self._viewed = False
         self._view = (0.0, 0.0)
+        self._leaving: tuple[str, float] | None = None
+        self._looked_s = -math.inf
+        self._waited_for: set[tuple[int, float]] = set()
         self._thread = threading.Thread(target=self._run, name="watch", daemon=True)
 
     def start(self) -> None:
@@ -243,10 +249,61 @@ class Watch:
         tick_s = min(max(self.limits.stall_s / LOOKS, _LEAST_TICK_S), _LONGEST_TICK_S)
         return min(tick_s, VIEW_TICK_S) if self._viewed else tick_s
 
+    @property
+    def left_s(self) -> float:
+        """Seconds that a rank waits before it looks whether others have left."""
+        return min(LEFT_S, self.limits.stall_s / LOOKS * 4)
+
+    def leaves(self, how: str) -> None:
+        """This rank's script is over: it answers others from now on, and who still waits for it is told `how`."""
+        self.accuses = False
+        self._leaving = how, time.monotonic()
+
     def _run(self) -> None:
-        while not self._over.wait(self.tick_s):
+        looked_s = time.monotonic()
+        while not self._over.wait(min(self.tick_s, self.left_s / 4)):
             with contextlib.suppress(OSError):  # a disk that fails is no reason to end a run that may be well
-                self._look()
+                self._glance()
+                if time.monotonic() - looked_s >= self.tick_s:
+                    looked_s = time.monotonic()
+                    self._look()
+
+    def _glance(self) -> None:
+        """Say that this rank has left, where others have not come after it; or find that one has that it waits for.
+
+        No disk is touched but by who waits for `left_s` seconds.
+        """
+        now_s = time.monotonic()
+        if self._leaving is not None:
+            how, since_s = self._leaving
+            if now_s - since_s > self.left_s / 2:
+                self._leaving = None
+                self.folder.mkdir(parents=True, exist_ok=True)
+                self._write(f"{LEFT}{self.observation.rank}", how)
+        if not self.accuses or now_s - self._looked_s < self.left_s:
+            return
+        waits = [wait for wait in self.observation.waits() if now_s - wait.since_s > self.left_s]
+        if not waits:
+            return
+        self._looked_s = now_s
+        left = {int(name.removeprefix(LEFT)) for name in self._names() if name.startswith(LEFT)}
+        found = {(peer, wait.since_s) for wait in waits for peer in wait.peers if peer in left}
+        # Twice the same: a message may be on its way that was sent before.
+        again, self._waited_for = sorted(found & self._waited_for), found
+        if again:
+            self._end_without(again[0][0])
+
+    def _end_without(self, rank: int) -> None:
+        mine = self._own_note()
+        wait = max(mine.waits, key=lambda wait: wait.age_s)
+        how, host = read_json(self.folder / f"{LEFT}{rank}"), self.hosts.get(rank, "a host unknown yet")
+        text = (
+            f"rank {rank} on {host} has left: {how}, while {mine.name} waits in {wait.operation} ({mine.place}); give "
+            "all ranks as many steps (hpcdl.dataset, hpcdl.join) and let them exit alike"
+        )
+        verdict = Verdict(kind="left", cause=rank, host=host, text=text, fatal=True)
+        if self._speaks(verdict):
+            self.actions.end(RankError(text, rank=rank, host=host))
 
     def _look(self) -> None:
         mine = self._own_note()
@@ -283,7 +340,6 @@ class Watch:
         now_s = time.monotonic()
         seen = self.observation
         lost = seen.lost
-        doing, step, _ = seen.activity
         waits = [
             WaitNote(
                 operation=_with_whom(wait.operation, wait.peers, seen.size),
@@ -298,8 +354,8 @@ class Watch:
             rank=seen.rank,
             host=seen.host,
             role=seen.role,
-            doing=doing,
-            step=step,
+            doing=seen.activity[0],
+            step=seen.step,
             idle_s=now_s - seen.moved_s(),
             processor_share=self._processor_share(now_s),
             waits=[wait for wait in waits if wait.peers],

@@ -31,7 +31,8 @@ if mine and what.startswith("exit"):
     sys.exit(int(what[4:]))
 if mine and what == "interrupt":
     raise KeyboardInterrupt
-communicator().barrier()
+if not mine or what != "ended":
+    communicator().barrier()
 if what == "late" and not mine:
     import time; time.sleep(6)  # longer than ranks wait for one that is stuck: this one is not waited for in vain
 if what == "usage":
@@ -81,6 +82,8 @@ ENDS = [
     ("systemexit3", 3, "rank 1 on HOST: the script has called sys.exit(3), which ends all ranks"),
     ("mismatch", 2, "the ranks are not in the same collective"),
     ("usage", 1, "the script has called sys.exit(1), which ends all ranks"),
+    ("exit0", 1, "rank 1 on HOST has left: its script has called sys.exit(0) before any update, while rank 0 (script)"),
+    ("ended", 1, "rank 1 on HOST has left: its script has come to its end before any update, while rank 0 (script)"),
 ]
 """What a script does, on rank 1 or on both, the exit code, and the one line."""
 
@@ -104,7 +107,6 @@ def test_started_by_mpiexec_every_end_has_its_code_and_one_line_soon(
     ("what", "code", "last"),
     [
         *ENDS,
-        ("exit0", 1, "leaving: its script is over; let all ranks exit alike, and give all as many steps"),
         ("interrupt", 130, "rank 1 on HOST: KeyboardInterrupt"),
     ],
 )

@@ -20,6 +20,15 @@ NUM_LOOKS, PAUSE_S = 3, 0.05
 """How often marked processes are looked for: one that is just starting a program shows no environment for a moment."""
 
 
+class NodesFailed(HpcdlError):
+    """A command that failed on a node, or did not end on all of them; `printed` is what came on stdout by then."""
+
+    def __init__(self, text: str, printed: str = "") -> None:
+        """As every error, with what was printed."""
+        super().__init__(text)
+        self.printed = printed
+
+
 def on_every_node(
     launcher: Launcher,
     num_nodes: int,
@@ -28,13 +37,14 @@ def on_every_node(
     *,
     timeout_s: float,
     what: str,
+    mpi: bool = False,
 ) -> str:
-    """What `command`, once on each of the job's first nodes, prints on stdout in all.
+    """What `command`, once on each of the job's first nodes, prints on stdout in all; as ranks of one job with `mpi`.
 
-    HpcdlError, beginning with `what`, where it fails or takes too long.
+    NodesFailed, beginning with `what`, where it fails or takes too long.
     """
     plan = LaunchPlan(num_ranks=num_nodes, ranks_per_node=1)
-    line, needed = launcher.line(plan, command, mpi=launcher.name != "slurm", environment=environment)
+    line, needed = launcher.line(plan, command, mpi=mpi or launcher.name != "slurm", environment=environment)
     try:
         done = subprocess.run(
             line,
@@ -45,14 +55,16 @@ def on_every_node(
             timeout=timeout_s,
             check=False,
         )
-    except subprocess.TimeoutExpired:
-        raise HpcdlError(f"{what}: `{line[0]}` did not end in {timeout_s:g} s") from None
+    except subprocess.TimeoutExpired as error:
+        printed = error.stdout or b""  # bytes, whatever was asked for
+        raise NodesFailed(f"{what}: `{line[0]}` did not end in {timeout_s:g} s", bytes(printed).decode()) from None
     except OSError as error:
-        raise HpcdlError(f"{what}: `{line[0]}` cannot be started: {error.strerror}") from error
+        raise NodesFailed(f"{what}: `{line[0]}` cannot be started: {error.strerror}") from error
     if done.returncode:
         lines = done.stderr.strip().splitlines() or [f"exit code {done.returncode}"]
         own = [text.removeprefix(OWN_WORD) for text in lines if text.startswith(OWN_WORD)]
-        raise HpcdlError(f"{what}: {own[0]}" if own else f"{what}: `{line[0]}` failed: {lines[-1]}")
+        said = own[0] if own else f"`{line[0]}` failed: {lines[-1]}"
+        raise NodesFailed(f"{what}: {said}", done.stdout)
     return done.stdout
 
 

@@ -32,7 +32,7 @@ def check_python(subject: Subject) -> list[Finding]:
         found.append(failure(f"Python {version} at {sys.executable}", "use Python 3.11 or newer"))
     else:
         found.append(ok(f"Python {version} at {sys.executable}"))
-    versions = {name: _version(name) for name in OLDEST}
+    versions = {name: installed_version(name) for name in OLDEST}
     for name, oldest in OLDEST.items():
         wanted = ".".join(str(part) for part in oldest)
         remedy = f"pip install '{name}>={wanted}' into {sys.prefix}, or load the site's hpcdl module"
@@ -48,7 +48,8 @@ def check_python(subject: Subject) -> list[Finding]:
     return found
 
 
-def _version(name: str) -> str:
+def installed_version(name: str) -> str:
+    """The version of a package by its metadata, under whatever name it was installed; empty where it was not."""
     for candidate in (name, *_ALSO_AS.get(name, ())):
         try:
             return importlib.metadata.version(candidate)

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from tests.conftest import Finished
+from tests.conftest import ROOT, Finished
 from tests.lab.hosts import LOGIN, wait_until
 from tests.lab.slurm import SlurmLab
 
@@ -31,6 +31,7 @@ class Desk:
     def environment(self) -> dict[str, str]:
         """Settings and caches of this desk's own."""
         return {
+            "PYTHONPATH": str(ROOT),
             "XDG_CONFIG_HOME": str(self.folder / "config"),
             "XDG_CACHE_HOME": str(self.folder / "cache"),
             "HPCDL_SITE_CONFIG": str(self.folder / "site.toml"),

@@ -1,0 +1,76 @@
+"""`hpcdl doctor --nodes all` in a real job of four nodes, each of which has something of its own."""
+
+from __future__ import annotations
+
+import contextlib
+import re
+from collections.abc import Iterator
+
+import pytest
+
+from tests.lab import quota
+from tests.lab.desk import Desk
+from tests.lab.slurm import SlurmLab
+
+pytestmark = pytest.mark.lab
+AHEAD = '#!/bin/sh\nexec /usr/bin/env -i /tmp/real-date -d "+5 seconds" "$@"\n'
+CHANGES = {
+    "node1": ("mkdir /tmp/own && mount -t tmpfs -o size=1m tmpfs /tmp/own", "umount /tmp/own; rmdir /tmp/own"),
+    "node2": (
+        "cp -p $(readlink -f /bin/date) /tmp/real-date && mount --bind {data}/../date $(readlink -f /bin/date)",
+        "umount $(readlink -f /bin/date); rm /tmp/real-date",
+    ),
+    "node3": ("tc qdisc add dev eth0 root tbf rate 20mbit burst 32kb latency 50ms", "tc qdisc del dev eth0 root"),
+    "node4": ("mount -t tmpfs tmpfs {data}", "umount {data}"),
+}
+"""A full disk of the node's own; a clock ahead; a slow link; a file system that is not mounted."""
+
+
+@contextlib.contextmanager
+def changed(lab: SlurmLab, data: str) -> Iterator[None]:
+    """node3 gets a seventh of a processor; all what CHANGES says."""
+    group = quota.make_group(f"{lab.folder.name}-slow", 0.15)
+    procs, parent = group / "cgroup.procs", group.parent / "cgroup.procs"
+    number = f"$(cat {lab.slurm}/run/slurmd.node3.pid)"
+
+    def on(host: str, line: str) -> None:
+        finished = lab.run(["sh", "-c", line.format(data=data)], host=host)
+        assert finished.code == 0, finished.err
+
+    try:
+        on("node3", f"echo {number} > {procs}")
+        for host, (change, _) in CHANGES.items():
+            on(host, change)
+        yield
+    finally:
+        for host, (_, back) in CHANGES.items():
+            lab.run(["sh", "-c", back.format(data=data)], host=host)
+        on("node3", f"echo {number} > {parent}")
+        quota.remove(group)
+
+
+def test_each_node_is_named_with_what_it_has_of_its_own(lab_slurm: SlurmLab) -> None:
+    desk = Desk(lab_slurm, lab_slurm.shared / "nodes", {"HPCDL_NODE_STORAGE": "/tmp/own"})
+    data = desk.folder / "data"
+    data.mkdir(parents=True)
+    (desk.folder / "date").write_text(AHEAD)
+    (desk.folder / "date").chmod(0o755)
+    for node in lab_slurm.nodes[1:]:
+        lab_slurm.run(["mkdir", "/tmp/own"], host=node)
+    with changed(lab_slurm, str(data)):
+        words = ("--nodes", "4", "--time", "5m", "--name", "look", "--", "doctor", "--nodes", "all", "--data", "data")
+        number = int(desk.hpcdl("submit", *words).out)
+        job = lab_slurm.wait_for_job(number, timeout_s=240)
+    text = desk.log(number)
+    assert job["JobState"] == "FAILED" and job["ExitCode"] == "1:0", text
+    assert text.index("node3") < min(text.index(node) for node in ("node1", "node2", "node4")), text
+    for line in (
+        r"warning  gflops +node3: [\d.]+ GFLOP/s \(all cores multiplying matrices\), \d\d% of the median node's",
+        r"warning  links +node3, over all of its links: 1 MiB takes",
+        r"FAILURE  clocks +the clock of node2 is ahead by [45](\.\d+)? s",
+        r"FAILURE  data +node4 has tmpfs; the others \w+$",
+        r"FAILURE  scratch +node1: /tmp/own has 1 MiB free: it is full",
+        r"ok       tensorflow +\d",
+    ):
+        assert re.search(f"^{line}", text, re.MULTILINE), f"{line}\n{text}"
+    assert text.count("FAILURE") == 3, text

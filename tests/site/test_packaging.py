@@ -60,13 +60,45 @@ def test_the_stub_has_the_public_names_and_where_they_are() -> None:
     assert set(hpcdl.__all__) == {*named, "data", "__version__"}
 
 
-def test_workflows_call_targets_that_there_are() -> None:
-    targets = re.findall(r"^([a-z]+):", (ROOT / "Makefile").read_text(), re.MULTILINE)
-    called = set()
-    for path in (ROOT / ".github" / "workflows").glob("*.yml"):
-        called |= set(re.findall(r"run: make ([a-z]+)", path.read_text()))
-    installer = {"install", "uninstall", "wheelhouse"}
-    assert {"check", "unit", "test", "docs", "packaging", "release"} <= called <= {*targets} | installer
+WORKFLOWS = sorted((ROOT / ".github" / "workflows").glob("*.yml"))
+JOBS = {
+    "unit": {"setup", "check", "unit"},
+    "mpi": {"setup", "test"},
+    "lab": {"check", "test"},
+    "docs": {"docs", "packaging"},
+    "release": {"release"},
+}
+"""What each job of the workflows makes; the one of the lab goes by .ci/run."""
+
+
+def made(text: str) -> set[str]:
+    """The targets that commands call make for."""
+    return set(re.findall(r"(?:^|[;&|] *|run: |without-lab )make ([a-z]+)", text, re.MULTILINE))
+
+
+def jobs() -> dict[str, str]:
+    """Every job of every workflow, with its lines."""
+    found: dict[str, str] = {}
+    for path in WORKFLOWS:
+        _, *parts = re.split(r"^  ([a-z]+):\n", path.read_text().partition("\njobs:\n")[2], flags=re.MULTILINE)
+        found |= dict(zip(parts[::2], parts[1::2], strict=True))
+    return found
+
+
+@pytest.mark.parametrize("job", JOBS)
+def test_a_job_of_the_workflows_makes_what_a_person_makes(job: str) -> None:
+    text = jobs()[job]
+    commands = text + ((ROOT / ".ci" / "run").read_text() if "run: .ci/run" in text else "")
+    assert made(commands) == JOBS[job]
+    targets = re.findall(r"^([a-z ]+):", (ROOT / "Makefile").read_text(), re.MULTILINE)
+    assert made(commands) <= {name for line in targets for name in line.split()}
+
+
+def test_workflows_have_these_jobs_and_three_kinds_of_mpi() -> None:
+    assert jobs().keys() == JOBS.keys()
+    (kinds,) = re.findall(r"matrix: \{mpi: \[(.*)\]\}", jobs()["mpi"])
+    assert kinds.split(", ") == ["mpich-wheel", "openmpi-4", "openmpi-5"]
+    assert all(jobs()["mpi"].count(f"== '{kind}'") == 1 for kind in ("openmpi-4", "openmpi-5"))
 
 
 def test_recipes_are_of_this_version() -> None:

@@ -20,6 +20,7 @@ SMALLEST = {
     "data_writing": ("--mib 8 --jpegs 20 --repeats 1 --folder FOLDER", None),
     "easgd_communication": ("--hosts 3 --mib 0.1 --rounds 1", HOSTS),
     "easgd_pairs": ("--data SHARDS --epochs 1 --minutes 0.01 --out FOLDER/pairs.json", RANKS),
+    "gpu_check": ("--device cpu", (RANKS, pytest.mark.soak)),
     "observed_cost": ("", None),
     "ps_exchange": ("--workers 2 --steps 1", HOSTS),
     "trace_cost": ("--steps 12 --levels steps", RANKS),
@@ -61,6 +62,13 @@ def test_it_runs_with_its_smallest_arguments(name: str, shards: Path, tmp_path: 
     finished = run(name, *words)
     assert finished.returncode == 0, finished.stdout + finished.stderr
     assert finished.stdout.strip() or (tmp_path / "pairs.json").exists()
+
+
+def test_without_a_gpu_it_says_so_in_a_line_and_an_exit_code_of_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
+    finished = run("gpu_check")
+    assert finished.returncode == 77 and len(finished.stdout.splitlines()) == 1, finished.stderr
+    assert finished.stdout.startswith("no GPU: ") and "(exit code 77)" in finished.stdout
 
 
 @pytest.mark.parametrize("name", MINUTES)

@@ -63,7 +63,9 @@ def tune_threads(
         _show_plan(prepared, json)
         return
     say(f"{prepared.topology.summary}; {prepared.engine.summary}")
-    say(f"{len(prepared.space.candidates)} candidates, {format_seconds(settings.search.budget)} to search")
+    most = settings.search.max_samples
+    limit = format_seconds(settings.search.budget) + (f" or {most} samples" if most else "")
+    say(f"{len(prepared.space.candidates)} candidates, {limit} to search")
     with progress("tuning", settings.search.budget) as bar:
         tuned = tune(prepared, resume=resume, notify=lambda state: bar.update(state.seconds, _note(state)))
     _show_result(tuned, json)

@@ -341,6 +341,7 @@ class TuneSearch:
     """How long and where the search looks."""
 
     budget: float = setting(600.0, "Time for the whole search.", kind="seconds", above=0)
+    max_samples: int | None = setting(None, "At most so many samples, however long each takes.", at_least=1)
     precision: float = setting(0.03, "Relative half width of the winner's 95 % interval that is enough.", above=0)
     trial_timeout: float = setting(300.0, "A trial that takes longer is killed.", kind="seconds", above=0)
     ranks_per_node: int | None = setting(None, "Search with this number of ranks only.", at_least=1)

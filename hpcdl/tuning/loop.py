@@ -35,10 +35,14 @@ class Measure(Protocol):
 
 @dataclass(frozen=True, kw_only=True)
 class SearchLimits:
-    """How long to search: `precision` is the relative half width of the winner's 95 % interval that is enough."""
+    """How long to search: `precision` is the relative half width of the winner's 95 % interval that is enough.
+
+    `max_samples` counts those of an earlier run that is gone on with.
+    """
 
     budget_s: float
     trial_timeout_s: float
+    max_samples: int | None = None
     precision: float = 0.03
     seed: int = 0
 
@@ -71,7 +75,11 @@ class Tuning:
         candidates = self.space.candidates
         points = [dataclasses.asdict(candidate.settings) for candidate in candidates]
         self._search = Search(
-            points, seed=self.limits.seed, anchors=self.space.anchors, precision=self.limits.precision
+            points,
+            seed=self.limits.seed,
+            anchors=self.space.anchors,
+            max_samples=self.limits.max_samples,
+            precision=self.limits.precision,
         )
         self._remember()
         self._begin = time.monotonic()
@@ -107,7 +115,7 @@ class Tuning:
             while (limit_s := self._time_limit()) > 0 and not self._interrupted.is_set():
                 asked = self._search.ask(len(self.prefixes))
                 if not asked:
-                    return True
+                    return self.limits.max_samples is None or self._search.num_samples < self.limits.max_samples
                 candidates = [self.space.candidates[index] for index in asked]
                 jobs = [
                     pool.submit(self.measure.measure, candidate, limit_s, prefix)

@@ -98,6 +98,7 @@ def tune(
         limits=SearchLimits(
             budget_s=config.search.budget,
             trial_timeout_s=config.search.trial_timeout,
+            max_samples=config.search.max_samples,
             precision=config.search.precision,
             seed=config.search.seed,
         ),

@@ -69,12 +69,20 @@ def space() -> Space:
     return build_space(TOPOLOGY, STOCK, narrowing=narrowing)
 
 
-def tune(node: Simulated, folder: Path, *, budget_s: float = 60.0, resume: bool = False, hosts: int = 1) -> Found:
+def tune(
+    node: Simulated,
+    folder: Path,
+    *,
+    budget_s: float = 60.0,
+    max_samples: int | None = None,
+    resume: bool = False,
+    hosts: int = 1,
+) -> Found:
     return Tuning(
         space=space(),
         measure=node,
         log=TrialLog(folder / "log.jsonl", HEADER, resume=resume),
-        limits=SearchLimits(budget_s=budget_s, trial_timeout_s=30.0),
+        limits=SearchLimits(budget_s=budget_s, trial_timeout_s=30.0, max_samples=max_samples),
         prefixes=[["on", str(host)] for host in range(hosts)],
     ).run()
 
@@ -104,6 +112,15 @@ def test_the_budget_is_kept(tmp_path: Path) -> None:
     assert elapsed < 3.0 * 1.1 + 1.0
     assert found.choice is not None
     assert not found.settled
+
+
+@pytest.mark.parametrize("max_samples", [1, 6, 11])
+def test_a_budget_of_samples_is_kept_however_long_each_takes(tmp_path: Path, max_samples: int) -> None:
+    found = tune(Simulated(seconds=0.05), tmp_path, max_samples=max_samples, hosts=2)
+    assert found.num_samples == max_samples and found.choice is not None and not found.settled
+    assert "stopped before it settled" in as_profile(found, base()).verdict
+    after = tune(Simulated(), tmp_path, max_samples=max_samples, resume=True)
+    assert after.num_samples == max_samples, "a search that goes on counts what it finds"
 
 
 def test_when_no_trial_ends_in_time_the_defaults_are_reported(tmp_path: Path) -> None:

@@ -28,6 +28,10 @@ JsonFlag = Annotated[bool, typer.Option("--json", help="Print one JSON document 
 ConfigFlag = Annotated[
     Path | None, typer.Option("--config", metavar="FILE", help="TOML file whose keys are the flags.")
 ]
+ImportFlag = Annotated[
+    tuple[str, Path] | None,
+    typer.Option("--import", metavar="csv FILE", help="Runs measured elsewhere: `csv` and a file."),
+]
 TrustFlag = Annotated[bool, typer.Option("--trust", help="Run the code that another user's run names.")]
 SetFlag = Annotated[list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="One setting; may be repeated.")]
 

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from hpcdl.cli.options import JsonFlag
+from hpcdl.cli.options import ImportFlag, JsonFlag
 from hpcdl.cli.output import print_json, print_table, put, say
 from hpcdl.core.errors import UsageError
 from hpcdl.core.progress import progress
@@ -24,10 +24,6 @@ MOST_NODES = 1 << 20
 
 Runs = Annotated[
     list[Path] | None, typer.Argument(metavar="[RUN...]", help="Run directories, or folders of run directories.")
-]
-Import = Annotated[
-    tuple[str, Path] | None,
-    typer.Option("--import", metavar="csv FILE", help="Runs measured elsewhere: `csv` and a file."),
 ]
 Nodes = Annotated[str, typer.Option("--nodes", metavar="N,N", help="Sizes to predict. [powers of two, to 16 x]")]
 Strategy = Annotated[
@@ -62,7 +58,7 @@ def register(app: typer.Typer) -> None:
 
 def predict(
     runs: Runs = None,
-    imported: Import = None,
+    imported: ImportFlag = None,
     nodes: Nodes = "",
     strategy: Strategy = "",
     batch_size: Batch = None,
@@ -104,15 +100,9 @@ def predict(
 
 
 def _gather(runs: Sequence[Path], imported: tuple[str, Path] | None) -> tuple[Sequence[Run], Sequence[str]]:
-    from hpcdl.report.runs.csv_import import read_csv
-    from hpcdl.report.runs.sources import Gathered, gather
+    from hpcdl.report.runs.csv_import import gather_with
 
-    found = gather(runs, progress("reading records", 1)) if runs else Gathered(runs=())
-    if imported is not None:
-        kind, path = imported
-        if kind != "csv":
-            raise UsageError(f"--import {kind}: only csv is known; type --import csv FILE")
-        found += read_csv(path)
+    found = gather_with(runs, imported, progress("reading records", 1))
     return found.runs, [*found.unreadable, *found.remarks]
 
 

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from hpcdl.cli.options import JsonFlag
+from hpcdl.cli.options import ImportFlag, JsonFlag
 from hpcdl.cli.output import print_json, put, say
 from hpcdl.core.errors import HpcdlError, UsageError
 from hpcdl.core.progress import progress
@@ -29,10 +29,6 @@ Out = Annotated[
     typer.Option("--out", metavar="DIR", help="Where the report goes. [RUN/report, or report for several]"),
 ]
 Formats = Annotated[str, typer.Option("--format", metavar="LIST", help="Forms of the report, by commas.")]
-Import = Annotated[
-    tuple[str, Path] | None,
-    typer.Option("--import", metavar="csv FILE", help="Runs measured elsewhere: `csv` and a file."),
-]
 Baseline = Annotated[Path | None, typer.Option("--baseline", metavar="DIR", help="An earlier study to compare with.")]
 FailOn = Annotated[
     float | None,
@@ -66,7 +62,7 @@ def report(
     runs: Runs = None,
     out: Out = None,
     formats: Formats = ALL_FORMATS,
-    imported: Import = None,
+    imported: ImportFlag = None,
     baseline: Baseline = None,
     fail_on_regression: FailOn = None,
     base: Base = "",
@@ -155,15 +151,9 @@ def _formats(formats: str, as_json: bool) -> list[str]:
 
 def _gather(runs: list[Path], imported: tuple[str, Path] | None, anonymous: bool) -> Gathered:
     from hpcdl.report.runs.anonymous import anonymised
-    from hpcdl.report.runs.csv_import import read_csv
-    from hpcdl.report.runs.sources import Gathered, gather
+    from hpcdl.report.runs.csv_import import gather_with
 
-    found = gather(runs, progress("reading records", 1)) if runs else Gathered(runs=())
-    if imported is not None:
-        kind, path = imported
-        if kind != "csv":
-            raise UsageError(f"--import {kind}: only csv is known; type --import csv FILE")
-        found += read_csv(path)
+    found = gather_with(runs, imported, progress("reading records", 1))
     return anonymised(found) if anonymous else found
 
 

@@ -19,6 +19,7 @@ from hpcdl.cluster.launchers import find_launcher
 from hpcdl.cluster.launchers.base import Casualty, Launcher
 from hpcdl.cluster.processes import end_marked
 from hpcdl.cluster.status import RankStatus, raise_for, read_statuses
+from hpcdl.core.errors import RankError
 from hpcdl.core.lifeline import identity, remove_abandoned, told_to_end_with_parent
 from hpcdl.core.protocols import LaunchPlan
 from hpcdl.core.signals import caught
@@ -66,12 +67,12 @@ def start(
         with caught(watcher.hear):
             watcher.wait()
     chatter = log.read_bytes()[said_before:].decode(errors="replace")
-    raise_for(
-        read_statuses(folder),
-        plan.num_ranks,
-        casualty=launcher.first_casualty(chatter) or watcher.casualty(),
-        log=log,
-    )
+    casualty = launcher.first_casualty(chatter) or watcher.casualty()
+    try:
+        raise_for(read_statuses(folder), plan.num_ranks, casualty=casualty, log=log)
+    except RankError as error:
+        error.lost = error.lost and not watcher.stop_requests  # who was asked to stop and killed is not to come back
+        raise
 
 
 def _start_processes(

@@ -27,6 +27,8 @@ if TYPE_CHECKING:
 EXCHANGE, CONTROL = "exchange", "control"
 """What a message is for: gradients and weights of a step, or everything that ranks agree on beside that."""
 SENDING, RECEIVING = "sending", "receiving"
+PARTS = ("input", "compute", "exchange", "update", "other")
+"""What lies between the six borders of a step."""
 BUCKET = "bucket"
 """The span of gradients that are exchanged together."""
 LOOPBACK = "127.0.0.1"
@@ -142,7 +144,7 @@ class Observation:
         self.activity: tuple[str, int | None, float] = ("starting", None, time.monotonic())
         """What the rank does, in which step, and since when (`time.monotonic`)."""
         self.spent: tuple[float, ...] = (0, 0.0, 0.0, 0.0, 0.0, 0.0)
-        """Steps so far, and seconds of them for input, computing, exchange, update, and all else."""
+        """Steps so far, and the seconds of each of PARTS in them."""
         self.num_updates = 0
         """Times that a script has exchanged gradients."""
         self._at_it_since_s = self.activity[2]

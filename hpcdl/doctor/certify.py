@@ -21,6 +21,7 @@ from hpcdl.core.paths import own_program
 from hpcdl.core.records import read_record
 from hpcdl.strategies.table import find_strategy
 from hpcdl.training.loop.journal import JournalReader
+from hpcdl.training.session.inject import TOLD
 
 STEPS, STRIKE_AT = 60, 30
 FAULTS: Mapping[str, str] = {
@@ -105,34 +106,37 @@ def _try(strategy: str, fault: str, num_ranks: int, run_dir: Path) -> Trial:
         check=False,
     )
     events = journal.read()
-    struck_at = next((event["at"] for event in events if str(event.get("text", "")).startswith("injected: ")), None)
+    struck = next((event for event in events if str(event.get("text", "")).startswith(TOLD)), None)
     lines = finished.stderr.strip().splitlines() or [""]
     return Trial(
         fault=fault,
         strategy=strategy,
-        survived=finished.returncode == 0 and struck_at is not None,
-        struck=struck_at is not None,
-        recover_s=_recovered_after(events, struck_at),
-        steps_lost=_steps_lost(run_dir),
+        survived=finished.returncode == 0 and struck is not None,
+        struck=struck is not None,
+        recover_s=None if struck is None else _recovered_after(events, struck["at"]),
+        steps_lost=0 if struck is None else _steps_lost(run_dir, struck["step"]),
         said="" if finished.returncode == 0 else lines[-1],
     )
 
 
-def _recovered_after(events: Sequence[Mapping[str, Any]], struck_at: float | None) -> float | None:
-    """Seconds until the first step, epoch or start behind the fault; None where nothing came any more."""
-    if struck_at is None:
-        return None
-    later = (event["at"] for event in events if event["kind"] in ("step", "epoch") and event["at"] > struck_at)
-    first = next(later, None)
+def _recovered_after(events: Sequence[Mapping[str, Any]], struck_at: float) -> float | None:
+    """Seconds from the fault to the first step or epoch behind it; None where none came any more.
+
+    Where new ranks were started it is theirs: a step that was under way may still be told after the fault.
+    """
+    starts = [event["at"] for event in events if event["kind"] == "start" and event["at"] > struck_at]
+    began_at = max(starts, default=struck_at)
+    told = (event["at"] for event in events if event["kind"] in ("step", "epoch") and event["at"] > began_at)
+    first = next(told, None)
     return None if first is None else round(first - struck_at, 3)
 
 
-def _steps_lost(run_dir: Path) -> int:
+def _steps_lost(run_dir: Path, struck_step: int) -> int:
     try:
         resumed = read_record(run_dir).resumed_from_steps
     except CorruptError:
         return 0
-    return max((STRIKE_AT - step for step in resumed), default=0)
+    return max((struck_step - step for step in resumed), default=0)
 
 
 def summary(trials: Sequence[Trial]) -> dict[str, Any]:

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 
 from hpcdl.comm.agree import decided
 from hpcdl.comm.clocks import measure
-from hpcdl.comm.observed import CONTROL, NOTHING, RECEIVING, SENDING, Observed
+from hpcdl.comm.observed import CONTROL, NOTHING, PARTS, RECEIVING, SENDING, Observed
 from hpcdl.config.tracing import FULL, OFF, parse_trace
 from hpcdl.core.errors import HpcdlError, StoppedEarly
 from hpcdl.core.files import replacing
@@ -29,8 +29,6 @@ if TYPE_CHECKING:
     from hpcdl.core.protocols import Communicator
 
 FOLDER = "trace"
-PARTS = ("input", "compute", "exchange", "update", "other")
-"""What `parts` makes of a step's six borders."""
 COLLECTOR = "collecting garbage"
 LONG_COLLECTION_S = 50e-6
 OUTSIDE = -1

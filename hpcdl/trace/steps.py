@@ -7,10 +7,10 @@ from typing import TYPE_CHECKING, Any
 
 import numpy
 
+from hpcdl.comm.observed import PARTS
 from hpcdl.core.errors import UsageError
 from hpcdl.core.records import PARTS as RECORD_PARTS
 from hpcdl.trace.merge import Merged
-from hpcdl.trace.recorder import PARTS
 
 if TYPE_CHECKING:
     Array = numpy.ndarray[Any, Any]

@@ -11,12 +11,12 @@ from typing import TYPE_CHECKING, Any
 
 import numpy
 
-from hpcdl.comm.observed import BUCKET, RECEIVING, SENDING
+from hpcdl.comm.observed import BUCKET, PARTS, RECEIVING, SENDING
 from hpcdl.core.errors import UsageError
 from hpcdl.core.files import replacing
 from hpcdl.trace.file import COUNTER
 from hpcdl.trace.merge import Merged
-from hpcdl.trace.recorder import COLLECTOR, PARTS
+from hpcdl.trace.recorder import COLLECTOR
 
 if TYPE_CHECKING:
     Array = numpy.ndarray[Any, Any]

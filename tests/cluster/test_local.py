@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import signal
@@ -10,6 +11,7 @@ import subprocess
 import sys
 import textwrap
 import time
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -34,11 +36,11 @@ communicator = world(place.size)
 """
 
 
-def start(body: str, tmp_path: Path, num_ranks: int = 2) -> Path:
+def start(body: str, tmp_path: Path, num_ranks: int = 2, tick: Callable[[], None] = lambda: None) -> Path:
     script = tmp_path / "rank.py"
     script.write_text(PREAMBLE + textwrap.dedent(body))
     plan = LaunchPlan(num_ranks=num_ranks, ranks_per_node=num_ranks)
-    local.start(plan, [sys.executable, str(script)], folder=tmp_path / "ranks")
+    local.start(plan, [sys.executable, str(script)], folder=tmp_path / "ranks", tick=tick)
     return tmp_path / "ranks"
 
 
@@ -77,6 +79,21 @@ def test_a_rank_that_is_killed_is_named(tmp_path: Path) -> None:
         )
     assert caught.value.rank == 1
     assert time.monotonic() - began < patience(10)
+
+
+@pytest.mark.mpi
+@pytest.mark.parametrize("asked", [False, True])
+def test_only_a_rank_that_nobody_asked_to_stop_is_lost(tmp_path: Path, asked: bool) -> None:
+    """Else a run that its user ends for good, by a second Ctrl-C, would begin again under --elastic."""
+
+    def tick() -> None:
+        for status in read_statuses(tmp_path / "ranks")[1:2]:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(os.getpid() if asked else status.pid, signal.SIGTERM)
+
+    with pytest.raises(RankError) as caught:
+        start("time.sleep(60)", tmp_path, tick=tick)
+    assert caught.value.lost is not asked
 
 
 @pytest.mark.mpi

@@ -8,10 +8,11 @@ from typing import Any
 
 import numpy
 
+from hpcdl.comm.observed import PARTS
 from hpcdl.trace import counters
 from hpcdl.trace.file import COUNTER, POINT, RECORD, RankTrace
 from hpcdl.trace.merge import Merged, merge
-from hpcdl.trace.recorder import COLLECTOR, PARTS
+from hpcdl.trace.recorder import COLLECTOR
 from hpcdl.trace.steps import Steps, steps_of
 
 Array = numpy.ndarray[Any, Any]

@@ -12,11 +12,11 @@ from typing import Any
 import pytest
 
 from hpcdl.cluster.launchers.mpiexec import environment_for, find_mpiexec
+from hpcdl.comm.observed import PARTS
 from hpcdl.core.records import read_record
 from hpcdl.strategies.table import STRATEGIES
 from hpcdl.trace.findings import findings
 from hpcdl.trace.merge import merge, read_run
-from hpcdl.trace.recorder import PARTS
 from hpcdl.trace.steps import steps_of
 from tests.conftest import ROOT, CommandLine
 

@@ -14,14 +14,14 @@ import numpy
 import pytest
 
 from hpcdl.cli.groups import with_bare_trace
-from hpcdl.comm.observed import EXCHANGE, NoRecorder, Observed, observe
+from hpcdl.comm.observed import EXCHANGE, PARTS, NoRecorder, Observed, observe
 from hpcdl.comm.threads.communicator import ThreadCommunicator, run
 from hpcdl.config.settings import PARSERS
 from hpcdl.config.tracing import parse_trace
 from hpcdl.core.errors import HpcdlError, StoppedEarly, UsageError
 from hpcdl.trace.file import RankTrace, read_trace
 from hpcdl.trace.merge import merge, read_run
-from hpcdl.trace.recorder import COLLECTOR, PARTS, PREFIX, collect, file_name, recording
+from hpcdl.trace.recorder import COLLECTOR, PREFIX, collect, file_name, recording
 from hpcdl.trace.steps import steps_of
 
 SPECS = {

@@ -6,16 +6,17 @@ import csv
 import io
 import math
 from collections import Counter
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
 from hpcdl.config.load import all_settings
 from hpcdl.config.schema import TrainConfig
-from hpcdl.core.errors import ConfigError, SourceError, shown, suggestion
+from hpcdl.core.errors import ConfigError, SourceError, UsageError, shown, suggestion
 from hpcdl.core.files import read_bytes
+from hpcdl.core.progress import Progress
 from hpcdl.report.analysis.names import listed
 from hpcdl.report.runs.run import MODES, Run, positive
-from hpcdl.report.runs.sources import Gathered
+from hpcdl.report.runs.sources import Gathered, gather
 
 REQUIRED = ("strategy", "model", "nodes", "ranks")
 ONE_OF = (("batch_per_rank", "global_batch"), ("images_per_second", "step_seconds"))
@@ -39,6 +40,17 @@ _PARTS = ("input", "compute", "wait", "exposed_communication", "update")
 _MOST_PROBLEMS = 10
 _SUM_TOLERANCE = 1.02
 """Parts may exceed the step by this much, as rounding does."""
+
+
+def gather_with(paths: Sequence[Path], imported: tuple[str, Path] | None, bar: Progress | None = None) -> Gathered:
+    """The records of `paths`, and those of `imported` (kind and file); UsageError for another kind than csv."""
+    found = gather(paths, bar) if paths else Gathered(runs=())
+    if imported is not None:
+        kind, path = imported
+        if kind != "csv":
+            raise UsageError(f"--import {kind}: only csv is known; type --import csv FILE")
+        found += read_csv(path)
+    return found
 
 
 def read_csv(path: Path) -> Gathered:

@@ -24,7 +24,7 @@ from hpcdl.training.keras.group import ScriptGroup
 from hpcdl.training.keras.measure import ScriptRun, StepMeter
 from hpcdl.training.launch import rundir
 from hpcdl.training.session import runtime
-from hpcdl.training.session.inject import Injection
+from hpcdl.training.session.inject import Injection, parse_faults, spoken_of
 from hpcdl.training.session.rank import ALONE, leave, supervised, verdict
 from hpcdl.training.session.watch import Limits, Watch
 
@@ -93,6 +93,7 @@ def execute(
         if variable in os.environ:
             os.environ.setdefault(f"TF_NUM_{name}_THREADS", os.environ[variable])
     run = ScriptRun(run_dir=run_dir, config=config, script=script, meter=StepMeter(config.run.warmup_steps))
+    run.warnings += spoken_of(parse_faults(config.safety.inject, communicator.size))
     hosts = list(watch.hosts.values())
     group = ScriptGroup(communicator)
     folder = watch.folder if communicator.size > 1 else None

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 import shutil
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -66,7 +68,8 @@ def run_worker(
     model = build_model(config, prepared.dataset)
     if config.model.init_weights is not None:
         journal.write("message", text=state.load_weights(model, config.model.init_weights))
-    trainer = _trainer(prepared, model, worker, group, journal, run_dir, injection)
+    parts = functools.partial(Parts, prepared, model, worker, group, journal, run_dir, injection)
+    trainer = _trainer(prepared, worker, parts)
     warnings = [*([prepared.info.warning] if prepared.info.warning else []), *worker.warnings]
     resumed_from = _resume(trainer, run_dir, group, warnings) if config.checkpoint.resume else None
     if resumed_from is not None:
@@ -94,25 +97,15 @@ def run_worker(
     return communicator
 
 
-def _trainer(
-    prepared: Prepared,
-    model: keras.Model,
-    worker: Worker,
-    group: Communicator,
-    journal: Journal,
-    run_dir: Path,
-    injection: Injection,
-) -> Trainer | AsynchronousTrainer:
+def _trainer(prepared: Prepared, worker: Worker, parts: Callable[..., Parts]) -> Trainer | AsynchronousTrainer:
     if prepared.info.features.synchronous:
-        return Trainer(Parts(prepared, model, worker, group, journal, run_dir, injection))
+        return Trainer(parts())
     replica = replica_of(worker)
 
     def steps_done() -> int:
         return replica.count // prepared.num_workers
 
-    together = alone()
-    parts = Parts(prepared, model, worker, group, journal, run_dir, injection, together=together, steps_done=steps_done)
-    return AsynchronousTrainer(parts)
+    return AsynchronousTrainer(parts(together=alone(), steps_done=steps_done))
 
 
 def _journal(run_dir: Path, tensorboard: Path | None, on_event: EventHandler | None) -> Journal:

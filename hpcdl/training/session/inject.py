@@ -33,6 +33,8 @@ from hpcdl.training.loop.journal import FileJournal, JournalReader
 if TYPE_CHECKING:
     from hpcdl.core.protocols import Array
 
+TOLD = "injected: "
+"""Begins the journal's message of a fault, which has the step too."""
 LOOK_S = 0.005
 """Time between two looks at a rank's step: a fault strikes at its step or the next ones."""
 PERIOD_S = 0.05
@@ -219,7 +221,7 @@ class Injection:
         self._marker(number).touch()
         journal = FileJournal(self._run_dir)
         with contextlib.closing(journal):
-            journal.write("message", text=f"injected: {fault.text}")
+            journal.write("message", text=f"{TOLD}{fault.text}", step=self._step())
 
     def _marker(self, number: int) -> Path:
         return self._run_dir / FOLDER / f"{STRUCK}{number}"

@@ -19,12 +19,14 @@ from hpcdl.training.session.watch import FOLDER, VIEWED, Note
 
 MOST_ROWS = 20
 GOES_ON, OVER = ("starting", "running"), "no longer running"
-PARTS = ("input", "compute", "exchange", "update", "other")
 
 
 @dataclass(frozen=True, kw_only=True)
 class RankNow:
-    """One rank: what it does, whom it waits for, steps in a second, and the share of each of PARTS in its last ones."""
+    """One rank: what it does, whom it waits for, its steps in a second.
+
+    `shares` are those of the parts of a step (PARTS of comm/observed.py) in its last ones.
+    """
 
     note: Note
     steps_per_second: float | None

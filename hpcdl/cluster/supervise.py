@@ -5,7 +5,6 @@ from __future__ import annotations
 import dataclasses
 import json
 import os
-import select
 import signal
 import socket
 import subprocess
@@ -14,6 +13,7 @@ import uuid
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
+from hpcdl.cluster.deaths import DeathWatch
 from hpcdl.cluster.environment import own_placement
 from hpcdl.cluster.launchers import find_launcher
 from hpcdl.cluster.launchers.base import Casualty, Launcher
@@ -62,8 +62,9 @@ def start(
     marked = dataclasses.replace(plan, environment={**plan.environment, **own})
     remove_abandoned()
     with log.open("ab") as output:
+        deaths = DeathWatch(launch)
         processes = _start_processes(launcher, marked, command, folder, output.fileno(), mpi=mpi)
-        watcher = _Watcher(processes, folder, launch, tick)
+        watcher = _Watcher(processes, folder, launch, deaths, tick)
         with caught(watcher.hear):
             watcher.wait()
     chatter = log.read_bytes()[said_before:].decode(errors="replace")
@@ -112,11 +113,16 @@ class _Watcher:
     """Waits for the launcher, sees which rank ends first, and cleans up when the others do not follow."""
 
     def __init__(
-        self, processes: Sequence[subprocess.Popen[bytes]], folder: Path, launch: str, tick: Callable[[], None]
+        self,
+        processes: Sequence[subprocess.Popen[bytes]],
+        folder: Path,
+        launch: str,
+        deaths: DeathWatch,
+        tick: Callable[[], None],
     ) -> None:
         self._processes = processes
         self._folder, self._launch = folder, launch
-        self._tick = tick
+        self._deaths, self._tick = deaths, tick
         self._host = socket.gethostname()
         self.first_dead_pid: int | None = None
         self.stop_requests = 0
@@ -152,7 +158,6 @@ class _Watcher:
 
     def wait(self) -> None:
         """Return when the launcher has ended; ranks that stay behind after a failure are killed."""
-        watch = DeathWatch()
         deadline: float | None = None
         try:
             while any(process.poll() is None for process in self._processes):
@@ -160,16 +165,16 @@ class _Watcher:
                     self._ask()
                 statuses = self._statuses()
                 for status in statuses:
-                    watch.add(status.pid)
-                self._note_dead(watch.poll(0.1))
+                    self._deaths.add(status.pid)
+                self._note_dead(self._deaths.poll(0.1))
                 if deadline is None and (self.first_dead_pid or any(status.state == "failed" for status in statuses)):
                     deadline = time.monotonic() + GRACE_S
                 if deadline is not None and time.monotonic() > deadline:
                     self._kill()
                 self._tick()
-            self._note_dead(watch.poll(0.0))  # all may have ended, launcher and ranks, during one tick
+            self._note_dead(self._deaths.poll(0.0))  # all may have ended, launcher and ranks, during one tick
         finally:
-            watch.close()
+            self._deaths.close()
             self._kill()
             self._tick()
 
@@ -192,43 +197,6 @@ class _Watcher:
                 _send(-process.pid, signal.SIGKILL)
             if process.wait():  # mpiexec may leave an ssh, in a session of its own, that waits for a lost node
                 end_marked(LAUNCH_VARIABLE, self._launch)
-
-
-class DeathWatch:
-    """Watches process ids; `poll` names those that have ended since the last call, in order."""
-
-    def __init__(self) -> None:
-        self._ready = select.epoll()  # hands events out in the order in which they came, unlike poll
-        self._pid_of: dict[int, int] = {}
-        self._seen: set[int] = set()
-
-    def add(self, pid: int) -> None:
-        """Watch `pid`; one that has ended already is reported by the next poll."""
-        if pid in self._seen:
-            return
-        self._seen.add(pid)
-        try:
-            descriptor = os.pidfd_open(pid)
-        except OSError:  # ended before it could be watched, or no pidfd on this kernel: the launcher will tell
-            return
-        self._pid_of[descriptor] = pid
-        self._ready.register(descriptor, select.EPOLLIN)
-
-    def poll(self, timeout_s: float) -> list[int]:
-        """Wait up to `timeout_s` for an end; returns the process ids that ended."""
-        ended = []
-        for descriptor, _ in self._ready.poll(timeout_s):
-            self._ready.unregister(descriptor)
-            os.close(descriptor)
-            ended.append(self._pid_of.pop(descriptor))
-        return ended
-
-    def close(self) -> None:
-        """Stop watching."""
-        for descriptor in self._pid_of:
-            os.close(descriptor)
-        self._pid_of.clear()
-        self._ready.close()
 
 
 def _send(pid: int, number: int) -> None:

@@ -17,9 +17,9 @@ from pathlib import Path
 import pytest
 
 from hpcdl.cluster import supervise as local
+from hpcdl.cluster.deaths import DeathWatch
 from hpcdl.cluster.launchers.base import Casualty
 from hpcdl.cluster.status import read_statuses, report_status
-from hpcdl.cluster.supervise import DeathWatch
 from hpcdl.core.errors import RankError, StoppedEarly
 from hpcdl.core.protocols import LaunchPlan
 from tests.conftest import patience
@@ -27,10 +27,12 @@ from tests.conftest import patience
 PREAMBLE = """
 import os, signal, sys, time
 from pathlib import Path
+from hpcdl.cluster.deaths import hold_line
 from hpcdl.cluster.environment import placement
 from hpcdl.cluster.status import report_status
 from hpcdl.comm.mpi.communicator import world
 place, folder = placement(), Path(os.environ["HPCDL_STATUS_DIR"])
+hold_line(os.environ["HPCDL_LAUNCH"])
 report_status(folder, place.rank, "running")
 communicator = world(place.size)
 """
@@ -72,9 +74,7 @@ def test_a_rank_that_is_killed_is_named(tmp_path: Path) -> None:
     began = time.monotonic()
     with pytest.raises(RankError, match=r"rank 1 on .* ended without a word") as caught:
         start(
-            # Not in a barrier, which keeps a core busy: on a full machine the kernel then may bury the rank that
-            # mpiexec kills before the one that it is killed for.
-            "if place.rank == 1: time.sleep(0.5); os.kill(os.getpid(), signal.SIGKILL)\ntime.sleep(60)",
+            "if place.rank == 1: time.sleep(0.5); os.kill(os.getpid(), signal.SIGKILL)\ncommunicator.barrier()",
             tmp_path,
         )
     assert caught.value.rank == 1
@@ -111,7 +111,7 @@ def test_ranks_that_stop_early_say_so(tmp_path: Path) -> None:
 
 def test_deaths_are_seen_in_their_order() -> None:
     first, second = (subprocess.Popen(["sleep", "60"]) for _ in range(2))
-    watch = DeathWatch()
+    watch = DeathWatch("two")
     watch.add(first.pid)
     watch.add(second.pid)
     assert watch.poll(0.05) == []
@@ -122,6 +122,32 @@ def test_deaths_are_seen_in_their_order() -> None:
     watch.close()
     first.wait()
     second.wait()
+
+
+def test_who_lets_go_of_its_files_first_died_first() -> None:
+    """The kernel may bury it later than those that are killed because of it."""
+    program = "import os, time; from hpcdl.cluster.deaths import hold_line; hold_line('lines'); print(flush=True)\n"
+    dying = program + "input(); os.closerange(3, 1024); time.sleep(60)"
+    watch = DeathWatch("lines")
+    pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE}
+    with contextlib.closing(watch), contextlib.ExitStack() as ending:
+        first, second = (
+            ending.enter_context(subprocess.Popen([sys.executable, "-c", text], **pipes))  # type: ignore[call-overload]
+            for text in (dying, program + "time.sleep(60)")
+        )
+        ending.callback(first.kill)
+        ending.callback(second.kill)
+        for process in (first, second):
+            process.stdout.readline()
+            watch.add(process.pid)
+        assert watch.poll(0.05) == []  # lets both in
+        first.stdin.write(b"\n")
+        first.stdin.flush()
+        assert watch.poll(20) == [first.pid]
+        second.kill()
+        assert watch.poll(20) == [second.pid]
+        first.kill()
+        assert watch.poll(0.2) == []  # once each
 
 
 def test_the_first_dead_is_known_though_all_end_in_one_tick(tmp_path: Path) -> None:
@@ -135,7 +161,7 @@ def test_the_first_dead_is_known_though_all_end_in_one_tick(tmp_path: Path) -> N
             process.kill()
             process.wait()
 
-    watcher = local._Watcher([launcher], tmp_path, "no launch", tick)
+    watcher = local._Watcher([launcher], tmp_path, "no launch", DeathWatch("no launch"), tick)
     watcher.wait()
     assert watcher.casualty() == Casualty(host=socket.gethostname(), pid=ranks[1].pid)
 

@@ -14,6 +14,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import NoReturn
 
+from hpcdl.cluster.deaths import hold_line
 from hpcdl.cluster.environment import OWN_LAUNCHER, WITHOUT_MPI_VARIABLE, Placement, job_address, placement
 from hpcdl.cluster.status import FOLDER, report_left, report_status
 from hpcdl.cluster.supervise import LAUNCH_VARIABLE, LAUNCHED_BY_VARIABLE, STATUS_VARIABLE
@@ -106,6 +107,8 @@ def supervised(
     """
     place = placement() or ALONE
     folder = Path(os.environ[STATUS_VARIABLE])
+    launch = os.environ.get(LAUNCH_VARIABLE, "")
+    hold_line(launch)
     report_status(folder, place.rank, "running")
     set_up_process(place.local_rank)
     communicator: Observed | None = None
@@ -119,7 +122,6 @@ def supervised(
         os._exit(error.exit_code)
 
     observation = Observation(place.rank, place.size, os.uname().nodename)
-    launch = os.environ.get(LAUNCH_VARIABLE, "")
     actions = Actions(end=end, leave_behind=lambda rank, text: report_left(folder, rank, text))
     watch = Watch(observation=observation, folder=folder / WATCH_FOLDER / launch, actions=actions)
     watch.limits = Limits(stall_s=max(stall_s, START_S))

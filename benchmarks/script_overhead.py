@@ -2,7 +2,7 @@
 
 Times by the clock say little on a machine that does something else; processor time says what work is added.
 
-python benchmarks/script_overhead.py [--rounds 15]
+python benchmarks/script_overhead.py [--rounds 15] [--layers 3] [--width 128]
 """
 
 from __future__ import annotations
@@ -19,12 +19,12 @@ hpcdl.init()
 import keras  # noqa: E402
 import numpy  # noqa: E402
 
-BATCH, STEPS, WIDTH = 64, 200, 128
+BATCH, STEPS = 64, 200
 
 
-def made(*, distributed: bool) -> tuple[Any, list[Any]]:
+def made(num_layers: int, width: int, *, distributed: bool) -> tuple[Any, list[Any]]:
     keras.utils.set_random_seed(1)
-    layers = [keras.layers.Dense(WIDTH, activation="relu") for _ in range(3)]
+    layers = [keras.layers.Dense(width, activation="relu") for _ in range(num_layers)]
     model = keras.Sequential([keras.Input((64,)), *layers, keras.layers.Dense(10)])
     optimizer = keras.optimizers.SGD(0.001, momentum=0.9)
     model.compile(
@@ -37,11 +37,14 @@ def made(*, distributed: bool) -> tuple[Any, list[Any]]:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--rounds", type=int, default=15)
-    rounds = parser.parse_args().rounds
+    parser.add_argument("--layers", type=int, default=3)
+    parser.add_argument("--width", type=int, default=128)
+    chosen = parser.parse_args()
+    rounds = chosen.rounds
     generator = numpy.random.default_rng(0)
     inputs = generator.normal(size=(BATCH * STEPS, 64)).astype("float32")
     labels = generator.integers(0, 10, BATCH * STEPS)
-    models = {name: made(distributed=name == "hpcdl") for name in ("plain", "hpcdl")}
+    models = {name: made(chosen.layers, chosen.width, distributed=name == "hpcdl") for name in ("plain", "hpcdl")}
     taken: dict[str, list[tuple[float, float]]] = {name: [] for name in models}
     for round_number in range(rounds + 1):
         for name, (model, callbacks) in models.items():

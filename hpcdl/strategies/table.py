@@ -51,6 +51,7 @@ _OWN = (
             accumulation=True,
             lars=True,
             exact_resume=True,
+            keras_fit=True,
         ),
         target="hpcdl.strategies.parameter_server.strategy:ParameterServers",
     ),

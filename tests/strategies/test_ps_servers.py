@@ -10,9 +10,11 @@ from typing import Any
 import numpy
 import pytest
 
+from hpcdl.collectives.workspace import Workspace
 from hpcdl.comm.threads import communicator as threads
 from hpcdl.core.errors import RankError, StoppedEarly
 from hpcdl.core.protocols import Communicator
+from hpcdl.strategies.parameter_server.among_workers import ServersAmongWorkers
 from hpcdl.strategies.parameter_server.averaging import AveragingServer
 from hpcdl.strategies.parameter_server.client import ServerClient
 from hpcdl.strategies.parameter_server.placement import PLACEMENTS
@@ -235,3 +237,17 @@ def test_nobody_runs_further_ahead_than_the_servers_remember() -> None:
 
     run(3, 1, body, backup_workers=1)
     assert MAX_LAG <= gap[0] <= MAX_LAG + 1
+
+
+@pytest.mark.parametrize("length", [1, 5, 100_003])
+@pytest.mark.parametrize(("num_ranks", "num_servers"), [(2, 1), (2, 2), (3, 2), (5, 3)])
+def test_servers_that_work_as_well_sum_like_an_all_reduce(num_ranks: int, num_servers: int, length: int) -> None:
+    def body(communicator: threads.ThreadCommunicator) -> Any:
+        buffer = numpy.random.default_rng(communicator.rank).normal(size=length).astype(numpy.float32)
+        ServersAmongWorkers(num_servers).allreduce(communicator, buffer, Workspace(message_bytes=4096))
+        return buffer
+
+    found = threads.run(num_ranks, body)
+    exact = sum(numpy.random.default_rng(rank).normal(size=length) for rank in range(num_ranks))
+    assert all(numpy.array_equal(one, found[0]) for one in found), "bitwise the same everywhere"
+    numpy.testing.assert_allclose(found[0], exact, rtol=0, atol=1e-5)

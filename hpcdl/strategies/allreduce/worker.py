@@ -49,11 +49,14 @@ class AllReduceWorker(Worker):
         self._communicator = context.communicator.duplicate()
         self._bucket_bytes = context.exchange.bucket_size
         self._wire = WIRES[context.exchange.compress]
-        target = COLLECTIVES.entry(context.info.name).target.partition(":")[0]
-        self._collective = importlib.import_module(target)
+        self._collective = self._collective_of(context)
         self._workspace = Workspace(measure=not context.deterministic)
         self.loss_share = 1 / self._communicator.size
         self._guard = FiniteGuard(self._communicator.rank, self._communicator)
+
+    def _collective_of(self, context: Context) -> Any:
+        """What has `allreduce`."""
+        return importlib.import_module(COLLECTIVES.entry(context.info.name).target.partition(":")[0])
 
     def start(self, variables: Sequence[Any]) -> None:
         """Rank 0's weights become everybody's."""

@@ -21,6 +21,7 @@ from hpcdl.core.units import parse_bytes
 from hpcdl.strategies.allreduce.worker import AllReduceWorker, broadcast_variables
 from hpcdl.strategies.base import Context, StrategyInfo
 from hpcdl.strategies.graph import call_python
+from hpcdl.strategies.parameter_server.among_workers import ServersAmongWorkers
 from hpcdl.strategies.table import find_strategy
 from hpcdl.training.keras.files import save_once
 from hpcdl.training.keras.session import note_strategy, session
@@ -47,7 +48,8 @@ class ExchangeSettings:
 
     `average_over="samples"` weighs each rank's gradient by the samples in its batch, which is exact for unequal
     batches. `gradient_predivide_factor` f: gradients are divided by f before the sum, and by size / f after it.
-    `groups`: how many messages there are, or lists of variables that travel together.
+    `groups`: how many messages there are, or lists of variables that travel together. `servers`: how many of the ranks
+    are parameter servers beside their work (`ps`), the highest ones.
     """
 
     strategy: str = "ring"
@@ -58,6 +60,7 @@ class ExchangeSettings:
     sparse_as_dense: bool = False
     average_over: str = "ranks"
     groups: int | Sequence[Sequence[Any]] | None = None
+    servers: int | None = None
 
     def checked(self) -> StrategyInfo:
         """The strategy's entry; UsageError for what is no choice, or does not go together."""
@@ -69,7 +72,23 @@ class ExchangeSettings:
             raise UsageError("op='sum' is no mean: leave average_over and gradient_predivide_factor out, or use 'mean'")
         if not self.gradient_predivide_factor > 0 or (isinstance(self.groups, int) and self.groups < 1):
             raise UsageError("gradient_predivide_factor and groups are larger than 0")
-        return check_scriptable(self.strategy)
+        info = check_scriptable(self.strategy)
+        if self.compress != "none" and not info.features.compression:
+            raise UsageError(f"compress={self.compress!r}: strategy {info.name!r} does not have it; leave it out")
+        if self.servers is not None and not info.features.servers:
+            raise UsageError(f"servers={self.servers}: strategy {info.name!r} has none; leave it out, or use 'ps'")
+        return info
+
+    def num_servers(self, num_ranks: int) -> int:
+        """Of `num_ranks`; UsageError where there are not so many."""
+        if not check_scriptable(self.strategy).features.servers:
+            return 0
+        servers = 1 if self.servers is None else self.servers
+        if not 1 <= servers <= num_ranks:
+            raise UsageError(
+                f"servers={servers}: give 1 to {num_ranks}, the number of ranks, all of which work as well"
+            )
+        return servers
 
 
 def check_scriptable(strategy: str) -> StrategyInfo:
@@ -83,11 +102,10 @@ def check_scriptable(strategy: str) -> StrategyInfo:
         "runs on TensorFlow's own servers, which must be started before the script": features.open_servers,
         "moves weights by its own equations, in place of the script's optimizer, and trains a center that is no "
         "rank's model": bool(features.optimizers),
-        "has ranks that serve, and every rank of a script runs the script": features.servers,
     }
     reason = next(text for text, holds in reasons.items() if holds)
     raise UsageError(
-        f"strategy={strategy!r} is not for scripts: it {reason}; use an all-reduce (ring, auto, hierarchical, ...: "
+        f"strategy={strategy!r} is not for scripts: it {reason}; use ps or an all-reduce (ring, auto, ...: "
         "`hpcdl strategies`), or `hpcdl train`"
     )
 
@@ -98,6 +116,10 @@ class ScriptWorker(AllReduceWorker):
     def __init__(self, context: Context, group: ScriptGroup) -> None:
         super().__init__(context)
         self._group = group
+
+    def _collective_of(self, context: Context) -> Any:
+        servers = context.num_servers
+        return ServersAmongWorkers(servers) if servers else super()._collective_of(context)
 
     def gather(self, slices: Sequence[Any], names: Sequence[str]) -> list[Any]:
         """All ranks' rows of sparse gradients, in rank order, as sparse gradients."""
@@ -144,7 +166,15 @@ class GradientExchange:
         bucket_bytes = parse_bytes(bucket_bytes) if isinstance(bucket_bytes, str) else int(bucket_bytes)
         config = ExchangeConfig(strategy=info.name, bucket_size=bucket_bytes, compress=settings.compress)
         group.agree("an exchange of gradients that begins", [repr(replace(settings, groups=None))])
-        self._worker = group.keep(config, lambda: ScriptWorker(_context(group, info, config), group))
+        context = Context(
+            info=info,
+            communicator=group.messages,
+            num_workers=group.size,
+            num_servers=settings.num_servers(group.size),
+            exchange=config,
+            optimizer=OptimizerConfig(),
+        )
+        self._worker = group.keep((config, context.num_servers), lambda: ScriptWorker(context, group))
         self._compared = compared
         self._num_exchanges = 0
         # Two with gradients of the same shapes are two: who has joined takes part in the one that the others are in.
@@ -169,10 +199,20 @@ class GradientExchange:
                 self.group.agree("a start with rank 0's weights", forms, names=names)
                 broadcast_variables(self.group.messages, list(new.values()))
 
-    def combine(self, gradients: Sequence[Any], variables: Sequence[Any], num_samples: Any = None) -> list[Any]:
+    @property
+    def loss_share(self) -> float | None:
+        """What a loss may be multiplied with so that the gradients' sum is what is asked for; None: it is no such."""
+        settings = self.settings
+        plain = settings.op == "mean" and settings.average_over == "ranks" and settings.gradient_predivide_factor == 1.0
+        return 1 / self.group.size if plain and self.group.size > 1 else None
+
+    def combine(
+        self, gradients: Sequence[Any], variables: Sequence[Any], num_samples: Any = None, *, shared: bool = False
+    ) -> list[Any]:
         """The ranks' gradients combined, in the order given: tensors, IndexedSlices or None. Traced into the graph.
 
-        `num_samples`: of this rank's batch, a number or scalar tensor, for `average_over="samples"`.
+        `num_samples`: of this rank's batch, a number or scalar tensor, for `average_over="samples"`. `shared`: their
+        loss has been multiplied with `loss_share`.
         """
         if self.settings.average_over == "samples" and num_samples is None:
             raise UsageError(
@@ -188,7 +228,7 @@ class GradientExchange:
         first = next((getattr(one, "values", one) for one in reversed(given) if one is not None), weight)
         with tf.control_dependencies([*turn_begins(), first]):
             total, begun = self._begin(details, names, weight)
-        before, after = self._factors(weight, total)
+        before, after = (None, None) if shared else self._factors(weight, total)
         with tf.control_dependencies([begun]):
             dense = {index: one for index, one in enumerate(given) if isinstance(one, tf.Tensor)}
             dense = self._sum_up({index: scaled_by(before, one) for index, one in dense.items()}, names, variables)
@@ -331,14 +371,3 @@ def scaled_by(factor: Any, gradient: Any) -> Any:
 
 def _as_dtype(gradient: Any, like: Any) -> Any:
     return gradient if gradient is None or gradient.dtype == like.dtype else tf.cast(gradient, like.dtype)
-
-
-def _context(group: ScriptGroup, info: StrategyInfo, config: ExchangeConfig) -> Context:
-    return Context(
-        info=info,
-        communicator=group.messages,
-        num_workers=group.size,
-        num_servers=0,
-        exchange=config,
-        optimizer=OptimizerConfig(),
-    )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import sys
 from collections.abc import Callable, Sequence
@@ -51,7 +52,7 @@ def group_of_fit(model: Any) -> ScriptGroup | None:
 
 
 def prepare_model(model: Any) -> None:
-    """What a distributed fit needs of `model`, before its step is traced: no XLA, and samples that are counted."""
+    """What a distributed fit needs of `model`, before its step is traced: no XLA, and what its optimizer counts on."""
     group = group_of_fit(model)
     if group is None:
         return
@@ -65,6 +66,20 @@ def prepare_model(model: Any) -> None:
     if counters and not getattr(model.train_step, "counts_samples", False):
         set_own(model, "train_step", _counting(model.train_step, counters))
         model.train_function = None
+    own_step = type(model).train_step is not keras.Model.train_step
+    if group.size > 1 and not own_step and not getattr(model.train_step, "shares_loss", False):
+        set_own(model, "train_step", _sharing(model, model.train_step))
+        model.train_function = None
+
+
+def _sharing(model: Any, train_step: Callable[[Any], Any]) -> Callable[[Any], Any]:
+    @functools.wraps(train_step)
+    def sharing(data: Any) -> Any:
+        with getattr(model.optimizer, "sharing_loss", contextlib.nullcontext)():
+            return train_step(data)
+
+    vars(sharing)["shares_loss"] = True
+    return sharing
 
 
 def _counting(train_step: Callable[[Any], Any], counters: Sequence[Any]) -> Callable[[Any], Any]:

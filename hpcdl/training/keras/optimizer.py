@@ -7,7 +7,8 @@ once for each update where batches are accumulated.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import contextlib
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import keras
@@ -35,6 +36,7 @@ def DistributedOptimizer(  # noqa: N802  as Keras names
     sparse_as_dense: bool = False,
     average_over: str = "ranks",
     groups: int | Sequence[Sequence[Any]] | None = None,
+    servers: int | None = None,
     backward_passes_per_step: int = 1,
     average_aggregated_gradients: bool = False,
 ) -> Any:
@@ -56,6 +58,7 @@ def DistributedOptimizer(  # noqa: N802  as Keras names
         sparse_as_dense=sparse_as_dense,
         average_over=average_over,
         groups=groups,
+        servers=servers,
     )
     settings.checked()
     if name is not None:
@@ -70,6 +73,8 @@ def DistributedOptimizer(  # noqa: N802  as Keras names
     _start_alike(chosen, exchange)
     if scales(chosen):
         _agree_on_finite(chosen, exchange)
+    elif not hasattr(chosen, "optimizers"):
+        _share_loss(chosen, exchange)
     set_own(chosen, "exchanges", lambda: exchange.group)
     follow_fits()
     return chosen
@@ -168,7 +173,8 @@ def _exchange_in(optimizer: Any, exchange: GradientExchange, factor: float, *, s
     def clip_gradients(grads: Any) -> Any:
         remaining = iter(grads)  # Keras has left out what was None
         gradients = [next(remaining) if there else None for there in step["there"]]
-        combined = exchange.combine(gradients, step["variables"], step["num_samples"])
+        shared = getattr(optimizer, "shares_loss", bool)()
+        combined = exchange.combine(gradients, step["variables"], step["num_samples"], shared=shared)
         step["num_samples"] = None
         return clip([scaled_by(factor, one) for one in combined if one is not None])
 
@@ -178,6 +184,31 @@ def _exchange_in(optimizer: Any, exchange: GradientExchange, factor: float, *, s
     for name, value in (("apply", apply), ("_clip_gradients", clip_gradients), ("count_samples", count_samples)):
         set_own(optimizer, name, value)
     set_own(optimizer, "counts_samples", counts)
+
+
+def _share_loss(optimizer: Any, exchange: GradientExchange) -> None:
+    """In Keras's own training step the loss is divided by the ranks: no pass over all gradients is needed for it."""
+    plain, share = optimizer.scale_loss, exchange.loss_share
+    step = {"begun": False, "shared": False}
+
+    @contextlib.contextmanager
+    def sharing() -> Iterator[None]:
+        step.update(begun=share is not None, shared=False)
+        try:
+            yield
+        finally:
+            step.update(begun=False, shared=False)
+
+    def scale_loss(loss: Any) -> Any:
+        scaled = plain(loss)
+        step["shared"] = step["begun"]
+        return scaled * tf.cast(share, scaled.dtype) if step["begun"] else scaled
+
+    def shares() -> bool:
+        return step["shared"]
+
+    for name, value in (("sharing_loss", sharing), ("scale_loss", scale_loss), ("shares_loss", shares)):
+        set_own(optimizer, name, value)
 
 
 def _agree_on_finite(optimizer: Any, exchange: GradientExchange) -> None:

@@ -34,6 +34,7 @@ class DistributedGradientTape:
         sparse_as_dense: bool = False,
         average_over: str = "ranks",
         groups: int | Sequence[Sequence[Any]] | None = None,
+        servers: int | None = None,
     ) -> None:
         self._tape = tf.GradientTape() if tape is None else tape
         self._group = group_of(process_set)
@@ -46,6 +47,7 @@ class DistributedGradientTape:
             sparse_as_dense=sparse_as_dense,
             average_over=average_over,
             groups=groups,
+            servers=servers,
         )
 
     def __enter__(self) -> DistributedGradientTape:

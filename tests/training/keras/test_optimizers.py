@@ -10,6 +10,7 @@ from collections.abc import Callable
 
 import pytest
 
+from hpcdl.strategies.table import listed_strategies
 from tests.conftest import CommandLine
 from tests.training.keras.scripts import HERE, cases_of, keys_of, run_script, succeed
 
@@ -22,6 +23,7 @@ CASES = [
     *(f"sparse_sgd_with_{name}" for name in SETTINGS if name != "loss_scale_factor"),
     *(f"sparse_{name}" for name in ("SGD", "Adam", "Adagrad", "RMSprop", "Ftrl")),
     *(f"exchange_{name}" for name in (*EXCHANGES, "fp16", "bf16")),
+    *(f"strategy_{info.name}" for info in listed_strategies()),
     *cases_of(SCRIPT, r"^@case\ndef (\w+)"),
 ]
 QUICK = {
@@ -45,8 +47,16 @@ QUICK = {
         "what_does_not_go_is_refused",
         "every_optimizer_of_keras_has_a_case",
         "unequal_steps_with_join",
+        "strategy_ps",
+        *(f"strategy_{info.name}" for info in listed_strategies() if not info.features.keras_fit),
     },
-    3: {"optimizer_SGD", "sparse_sgd_with_clipnorm", "exchange_predivide_factor", "process_sets"},
+    3: {
+        "exchange_two_servers",
+        "optimizer_SGD",
+        "sparse_sgd_with_clipnorm",
+        "exchange_predivide_factor",
+        "process_sets",
+    },
 }
 """By number of ranks: what the normal tests take."""
 Results = Callable[[int], list[dict[str, str]]]

@@ -1,0 +1,57 @@
+"""Parameter servers that work as well: an all-reduce by way of the highest ranks, for scripts, whose ranks all work.
+
+Every bucket is cut into equal parts, one for each server, as the placement `split` does it. A server sums its part, its
+own gradient first and then the others' in rank order, and sends the sum back to each.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import TYPE_CHECKING
+
+from hpcdl.collectives.slices import run_sliced, spans
+
+if TYPE_CHECKING:
+    from hpcdl.collectives.workspace import Workspace
+    from hpcdl.core.protocols import Add, Array, Communicator
+
+
+class ServersAmongWorkers:
+    """The `num_servers` highest ranks of a communicator as its servers; used as the all-reduces of collectives/ are."""
+
+    def __init__(self, num_servers: int) -> None:
+        self._num_servers = num_servers
+
+    def allreduce(
+        self, communicator: Communicator, buffer: Array, workspace: Workspace | None = None, add: Add | None = None
+    ) -> None:
+        """Sum `buffer` over the ranks in place."""
+        run_sliced(self._exchange, communicator, buffer, workspace, add, shares=self._num_servers)
+
+    def _exchange(
+        self, communicator: Communicator, part: Array, scratch: Array, add: Add, tag: int
+    ) -> Iterator[None]:  # fmt: skip
+        """One slice: to each server its piece, and back from each the sum."""
+        rank, first = communicator.rank, communicator.size - self._num_servers
+        pieces = {
+            first + number: part[slice(*bounds)] for number, bounds in enumerate(spans(part.size, self._num_servers))
+        }
+        others = [other for other in range(communicator.size) if other != rank]
+        leaving = [communicator.isend(piece, server, tag) for server, piece in pieces.items() if server != rank]
+        mine = pieces.pop(rank, None)
+        if mine is not None:
+            landing = scratch[: mine.size]
+            for worker in others:
+                receive = communicator.irecv(landing, worker, tag)
+                yield
+                receive.wait()
+                add(mine, landing)
+        for send in leaving:
+            yield
+            send.wait()
+        under_way = [communicator.irecv(piece, server, tag) for server, piece in pieces.items()]
+        if mine is not None:
+            under_way += [communicator.isend(mine, worker, tag) for worker in others]
+        for request in under_way:
+            yield
+            request.wait()

@@ -346,7 +346,9 @@ class TuneSearch:
     trial_timeout: float = setting(300.0, "A trial that takes longer is killed.", kind="seconds", above=0)
     ranks_per_node: int | None = setting(None, "Search with this number of ranks only.", at_least=1)
     space: Path | None = setting(None, "TOML file of levels (setting = [values]) that narrows or extends the space.")
-    machine: str | None = setting(None, "With --plan: the node type to plan for, a name or an hwloc XML file.")
+    machine: str | None = setting(
+        None, "Node type to plan for with --plan, or this one's: a name, a TOML or hwloc XML file."
+    )
     seed: int = setting(0, "Seed of the search.", at_least=0)
 
 

@@ -12,6 +12,7 @@ from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 from hpcdl.core.errors import ConfigError, UsageError, suggestion
@@ -80,10 +81,12 @@ def build_space(
     engine: Engine,
     *,
     narrowing: Levels | None = None,
-    published: Settings | None = None,
+    published: Mapping[str, Settings] = MappingProxyType({}),
     batch_sizes: Sequence[int] = (),
 ) -> Space:
-    """The candidates of `topology` under `engine`; `narrowing` replaces levels, `published` is one more anchor.
+    """The candidates of `topology` under `engine`; `narrowing` replaces levels.
+
+    `published` are settings to begin with, by where they come from.
 
     Candidates that start the same way (same environment, cores and memory) are one. UsageError where none is left.
     """
@@ -135,13 +138,14 @@ def intel_guide(topology: Topology) -> Settings:
     )
 
 
-def _anchors(topology: Topology, published: Settings | None, batch_sizes: Sequence[int]) -> list[tuple[Settings, str]]:
+def _anchors(
+    topology: Topology, published: Mapping[str, Settings], batch_sizes: Sequence[int]
+) -> list[tuple[Settings, str]]:
     anchors = [
         (tensorflow_defaults(topology), "TensorFlow's defaults"),
         (intel_guide(topology), "Intel's guide: intra = cores, inter = sockets"),
+        *((settings, origin) for origin, settings in published.items()),
     ]
-    if published is not None:
-        anchors.append((published, "published for this machine"))
     sizes = batch_sizes or (None,)
     return [(dataclasses.replace(item, batch_size=size), origin) for size in sizes for item, origin in anchors]
 

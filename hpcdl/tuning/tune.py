@@ -18,9 +18,9 @@ from hpcdl.models.spec import check_model_spec, model_name
 from hpcdl.node.engine import Engine, find_engine
 from hpcdl.node.plan import fill, launch_plan
 from hpcdl.node.profile import Profile, file_name, site_folder, user_folder, write_profile
-from hpcdl.node.settings import chosen
+from hpcdl.node.settings import Settings, chosen
 from hpcdl.node.topology.drawing import draw
-from hpcdl.node.topology.machines import read_machine, read_topology
+from hpcdl.node.topology.machines import machines_like, read_machine, read_topology
 from hpcdl.node.topology.model import Topology
 from hpcdl.tuning.findings import Found, as_profile
 from hpcdl.tuning.log import TrialLog
@@ -53,14 +53,11 @@ class Tuned:
 
 def prepare(config: TuneConfig, *, planning: bool = False) -> PreparedSearch:
     """Check the settings and build the space; raises what the user should read."""
-    if config.search.machine is not None and not planning:
-        raise UsageError("--machine names a node to plan for; add --plan, trials can only run on this node")
     if config.workload.model is None and not planning:
         raise UsageError("--model is needed: the network to tune for, for example --model resnet50")
     if config.workload.model is not None:
         check_model_spec(config.workload.model)
-    machine = read_machine(config.search.machine) if config.search.machine is not None else None
-    topology = machine.topology if machine is not None else read_topology()
+    topology, published = _node(config.search.machine, planning=planning)
     engine = find_engine()
     narrowing = read_space(config.search.space) if config.search.space is not None else {}
     if config.search.ranks_per_node is not None:
@@ -69,10 +66,26 @@ def prepare(config: TuneConfig, *, planning: bool = False) -> PreparedSearch:
         topology,
         engine,
         narrowing=narrowing,
-        published=machine.settings if machine is not None else None,
+        published=published,
         batch_sizes=_batch_sizes(config.workload.batch_sizes),
     )
     return PreparedSearch(config=config, topology=topology, engine=engine, space=space)
+
+
+def _node(choice: str | None, *, planning: bool) -> tuple[Topology, dict[str, Settings]]:
+    """The node to search for, this one or with `planning` the machine `choice`; and settings published for its like."""
+    if choice is None:
+        topology = read_topology()
+        return topology, {
+            f"published for {item.name}": item.settings for item in machines_like(topology) if item.settings
+        }
+    machine = read_machine(choice)
+    if not planning and machine.topology.fingerprint != (here := read_topology()).fingerprint:
+        raise UsageError(
+            f"--machine {choice} is another node ({machine.topology.summary}) than this ({here.summary});"
+            " trials can only run on this one; add --plan"
+        )
+    return machine.topology, {"published for this machine": machine.settings} if machine.settings else {}
 
 
 def tune(

@@ -5,12 +5,15 @@ from pathlib import Path
 
 import pytest
 
+from hpcdl.config.schema import TuneConfig, TuneOutput, TuneSearch, TuneWorkload
 from hpcdl.core.errors import ConfigError, UsageError
+from hpcdl.core.paths import share_folder
 from hpcdl.node.engine import Engine
 from hpcdl.node.settings import Settings
 from hpcdl.node.topology.machines import machine_names, read_machine
 from hpcdl.node.topology.model import Topology, restricted
 from hpcdl.tuning.space import build_space, read_space
+from hpcdl.tuning.tune import prepare
 
 Machine = Callable[[str], Topology]
 
@@ -18,12 +21,37 @@ Machine = Callable[[str], Topology]
 @pytest.mark.parametrize("name", machine_names())
 def test_spaces_have_a_workable_size_and_their_anchors(name: str, stock: Engine) -> None:
     machine = read_machine(name)
-    space = build_space(machine.topology, stock, published=machine.settings)
+    space = build_space(machine.topology, stock, published={"published": machine.settings} if machine.settings else {})
     assert 200 <= len(space.candidates) <= 6000
     origins = [space.candidates[index].origin for index in space.anchors]
     assert origins[0] == "TensorFlow's defaults"
     assert any("Intel's guide" in origin for origin in origins)
     assert len(origins) == (3 if machine.settings else 2)
+
+
+def tuning(machine: str | None = None) -> TuneConfig:
+    return TuneConfig(workload=TuneWorkload(model="lenet"), search=TuneSearch(machine=machine), output=TuneOutput())
+
+
+def test_a_live_search_tries_what_is_published_for_its_node(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, machine: Machine
+) -> None:
+    """On a node of a known kind, of which a job has the half; and with a file of one's own."""
+    node = machine("stampede2-knl")
+    half = restricted(node, node.cpus[:34])
+    for here, known in ((node, 2), (half, 0)):
+        monkeypatch.setattr("hpcdl.tuning.tune.read_topology", lambda here=here: here)
+        prepared = prepare(tuning())
+        origins = [candidate.origin for candidate in prepared.space.candidates if candidate.origin]
+        assert sum(origin.startswith("published for") for origin in origins) == known, origins
+    own = tmp_path / "own.toml"
+    topology = share_folder() / "machines" / "knl-7250-quadrant-cache.xml"
+    own.write_text(f'name = "own"\nsummary = "ours"\ntopology = "{topology}"\n[settings]\nintra_op_threads = 7\n')
+    prepared = prepare(tuning(str(own)))
+    anchors = [prepared.space.candidates[index] for index in prepared.space.anchors]
+    assert [item.settings.intra_op_threads for item in anchors if item.origin == "published for this machine"] == [7]
+    with pytest.raises(UsageError, match="add --plan"):
+        prepare(tuning("theta-knl"))
 
 
 def test_candidates_never_overlap_ranks_nor_repeat(machine: Machine, stock: Engine) -> None:
@@ -94,5 +122,7 @@ def test_impossible_candidates_are_counted(machine: Machine, stock: Engine) -> N
 
 def test_batch_sizes_cross_everything(machine: Machine, stock: Engine) -> None:
     narrowing = {"ranks_per_node": [1], "binding": ["none"], "inter_op_threads": [2]}
-    space = build_space(machine("generic"), stock, narrowing=narrowing, batch_sizes=[32, 64], published=Settings())
+    space = build_space(
+        machine("generic"), stock, narrowing=narrowing, batch_sizes=[32, 64], published={"published": Settings()}
+    )
     assert {c.settings.batch_size for c in space.candidates} == {32, 64}

@@ -44,6 +44,14 @@ def read_machine(choice: str, folder: Path | None = None) -> Machine:
     return _from_table(read_toml(path), path)
 
 
+def machines_like(topology: Topology, folder: Path | None = None) -> list[Machine]:
+    """The known machines of this topology that have published settings; none for a part of a node."""
+    if set(topology.cpus) > set(topology.allowed_cpus):
+        return []
+    known = (read_machine(name, folder) for name in machine_names(folder))
+    return [item for item in known if item.settings is not None and item.topology.fingerprint == topology.fingerprint]
+
+
 def read_topology(machine: str | None = None) -> Topology:
     """This node (`machine` None), or the one that `machine` names: a file of share/hpcdl/machines, or an XML file.
 

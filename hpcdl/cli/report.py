@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -16,7 +17,7 @@ from hpcdl.core.progress import progress
 if TYPE_CHECKING:
     from hpcdl.report.analysis.analyse import Analysis
     from hpcdl.report.runs.searches import SearchRecord
-    from hpcdl.report.runs.sources import Gathered
+    from hpcdl.report.runs.sources import Gathered, Walk
     from hpcdl.report.runs.tunings import TunedNode
 
 ALL_FORMATS = "terminal,html,md,csv,json"
@@ -76,43 +77,54 @@ def report(
 
     A page, tables and figures, with intervals and caveats.
     """
+    from hpcdl.core.workforce import workforce
     from hpcdl.report.analysis.analyse import analyse
     from hpcdl.report.build import compose, render
+    from hpcdl.report.figures import load
     from hpcdl.report.runs.references import load_references
-    from hpcdl.report.runs.sources import link_of
-    from hpcdl.report.summary import accuracy_line
+    from hpcdl.report.runs.sources import link_of, walk
 
     chosen = _formats(formats, as_json)
-    searches, runs = _searches(runs or [], anonymous)
-    tunings, runs = _tunings(runs, anonymous)
+    walks = {path: walk(path) for path in runs or []}
+    searches, runs = _searches(runs or [], anonymous, walks)
+    tunings, runs = _tunings(runs, anonymous, walks)
     if not runs and not tunings and not searches and imported is None:
         raise UsageError("no runs named; type hpcdl report RUN... or hpcdl report --import csv FILE")
     if fail_on_regression is not None and (baseline is None or not 0 <= fail_on_regression < 100):
         raise UsageError("--fail-on-regression takes a percentage from 0 to 100, and needs --baseline DIR")
-    analysis = analyse(
-        _gather(runs, imported, anonymous),
-        baseline=None if baseline is None else _gather([baseline], None, anonymous),
-        baseline_name="" if baseline is None else "baseline" if anonymous else str(baseline),
-        references=load_references(),
-        tunings=tunings,
-        searches=searches,
-        link_bytes_per_second=None if link is None else link_of(link),
-        base=base,
-        compare=compare,
-    )
-    document = compose(analysis)
-    folder = out or (runs[0] / "report" if runs and len(runs) == 1 else Path("report"))
-    written = render(document, folder, chosen, paper_figures=figures, bar=progress("drawing", 1))
+    with workforce(1) as workers:
+        gathered = _gather(runs, imported, anonymous, walks)
+        if not {"html", "md"}.isdisjoint(chosen):
+            workers.submit(load)
+        analysis = analyse(
+            gathered,
+            baseline=None if baseline is None else _gather([baseline], None, anonymous, {}),
+            baseline_name="" if baseline is None else "baseline" if anonymous else str(baseline),
+            references=load_references(),
+            tunings=tunings,
+            searches=searches,
+            link_bytes_per_second=None if link is None else link_of(link),
+            base=base,
+            compare=compare,
+        )
+        document = compose(analysis)
+        folder = out or (runs[0] / "report" if runs and len(runs) == 1 else Path("report"))
+        bar = progress("drawing", 1)
+        written = render(document, folder, chosen, paper_figures=figures, bar=bar, workers=workers)
     if as_json:
         print_json(document.data)
-    tell = say if as_json else put
-    pages = [path for path in written if path.parent == folder]
+    _tell(analysis, [path for path in written if path.parent == folder], say if as_json else put)
+    if fail_on_regression is not None:
+        _fail_on(analysis, fail_on_regression)
+
+
+def _tell(analysis: Analysis, pages: list[Path], tell: Callable[[str], None]) -> None:
+    from hpcdl.report.summary import accuracy_line
+
     for path in [path for path in pages if path.suffix == ".html"] or pages[:1]:
         tell(f"report: {path.resolve()}")
     if analysis.runs:
         tell(accuracy_line(analysis))
-    if fail_on_regression is not None:
-        _fail_on(analysis, fail_on_regression)
 
 
 def _fail_on(analysis: Analysis, percent: float) -> None:
@@ -128,15 +140,15 @@ def _fail_on(analysis: Analysis, percent: float) -> None:
         )
 
 
-def _searches(paths: list[Path], anonymous: bool) -> tuple[list[SearchRecord], list[Path]]:
+def _searches(paths: list[Path], anonymous: bool, walks: Mapping[Path, Walk]) -> tuple[list[SearchRecord], list[Path]]:
     """The searches of `hpcdl search` at or in `paths`, and those of `paths` that hold runs, or no search."""
     from hpcdl.report.runs.anonymous import anonymised_searches
     from hpcdl.report.runs.searches import find_searches, read_search
     from hpcdl.report.runs.sources import holds_runs
 
-    found = {path: find_searches(path) for path in paths}
+    found = {path: find_searches(path, walks[path]) for path in paths}
     searches = [read_search(path) for path in dict.fromkeys(itertools.chain(*found.values()))]
-    rest = [path for path in paths if not found[path] or holds_runs(path)]
+    rest = [path for path in paths if not found[path] or holds_runs(walks[path])]
     return anonymised_searches(searches) if anonymous else searches, rest
 
 
@@ -149,21 +161,23 @@ def _formats(formats: str, as_json: bool) -> list[str]:
     return [name for name in chosen if not (as_json and name == "terminal")]
 
 
-def _gather(runs: list[Path], imported: tuple[str, Path] | None, anonymous: bool) -> Gathered:
+def _gather(
+    runs: list[Path], imported: tuple[str, Path] | None, anonymous: bool, walks: Mapping[Path, Walk]
+) -> Gathered:
     from hpcdl.report.runs.anonymous import anonymised
     from hpcdl.report.runs.csv_import import gather_with
 
-    found = gather_with(runs, imported, progress("reading records", 1))
+    found = gather_with(runs, imported, progress("reading records", 1), walks)
     return anonymised(found) if anonymous else found
 
 
-def _tunings(paths: list[Path], anonymous: bool) -> tuple[list[TunedNode], list[Path]]:
+def _tunings(paths: list[Path], anonymous: bool, walks: Mapping[Path, Walk]) -> tuple[list[TunedNode], list[Path]]:
     """The searches of `tune-threads` at or below `paths`, and those of `paths` that hold runs, or nothing known."""
     from hpcdl.report.runs.anonymous import anonymised_tunings
     from hpcdl.report.runs.sources import holds_runs
     from hpcdl.tuning.recorded import find_tunings, read_tuning
 
-    found = {path: find_tunings(path) for path in paths}
+    found = {path: find_tunings(path, walks[path]) for path in paths}
     tunings = [read_tuning(path) for path in dict.fromkeys(itertools.chain(*found.values()))]
-    rest = [path for path in paths if not found[path] or holds_runs(path)]
+    rest = [path for path in paths if not found[path] or holds_runs(walks[path])]
     return anonymised_tunings(tunings) if anonymous else tunings, rest

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import math
-import os
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import fields
@@ -16,6 +15,7 @@ from hpcdl.core.files import open_regular
 from hpcdl.core.records import FILE_NAME as RECORD
 from hpcdl.node.profile import SCHEMA, Profile, TrialSummary, read_profile
 from hpcdl.node.settings import Settings, chosen, settings_from, show, spelt
+from hpcdl.report.runs.sources import Walk
 from hpcdl.report.runs.tunings import SettingEffect, ThreadCurve, ThreadPoint, TunedNode, TunedTrial
 from hpcdl.tuning.factors import number_of
 from hpcdl.tuning.findings import Found, as_profile, summaries, warnings_of
@@ -28,16 +28,14 @@ _MOST_BEFORE_SCHEMA = 256
 """Bytes of a TOML file that are looked at for the name of the schema."""
 
 
-def find_tunings(path: Path) -> list[Path]:
+def find_tunings(path: Path, walked: Walk) -> list[Path]:
     """The profiles and trial logs at or below `path`; a log beside its profile is the same search, and left out."""
     if path.is_file():
         return [path] if path.name.endswith(LOG_SUFFIX) or _is_profile(path) else []
     found = []
-    for folder, below, files in os.walk(path):
+    for folder, files in walked:
         if RECORD in files:
-            below.clear()  # a run: thousands of them hold a TOML file, and none a search
-            continue
-        below.sort()
+            continue  # thousands of runs hold a TOML file, and none a search
         paths = [Path(folder) / name for name in sorted(files) if name.endswith((".toml", LOG_SUFFIX))]
         profiles = [path for path in paths if _is_profile(path)]
         known = {profile.with_suffix(LOG_SUFFIX) for profile in profiles}

@@ -47,7 +47,7 @@ from hpcdl.report.analysis.analyse import analyse
 from hpcdl.report.build import compose, render
 from hpcdl.report.runs.csv_import import read_csv
 from hpcdl.report.runs.references import load_references
-from hpcdl.report.runs.sources import Gathered, gather, link_of
+from hpcdl.report.runs.sources import Gathered, gather, link_of, walk
 from hpcdl.study import state
 from hpcdl.study.plan import make_plan
 from hpcdl.training.checkpoint import folders as checkpoints
@@ -402,7 +402,7 @@ def node_profile(path: Path) -> object:
 
 
 def tuned(path: Path) -> object:
-    tunings = [read_tuning(place) for place in find_tunings(path)]
+    tunings = [read_tuning(place) for place in find_tunings(path, walk(path))]
     if not tunings:
         return None
     study = analyse(Gathered(runs=()), tunings=tunings)

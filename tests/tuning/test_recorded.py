@@ -12,6 +12,7 @@ import pytest
 from hpcdl.core.errors import CorruptError, UsageError
 from hpcdl.node.profile import Profile, TrialSummary, write_profile
 from hpcdl.node.settings import Settings, chosen
+from hpcdl.report.runs.sources import walk
 from hpcdl.tuning.log import TrialLog
 from hpcdl.tuning.recorded import find_tunings, read_tuning
 from hpcdl.tuning.trials import TrialOutcome
@@ -100,8 +101,8 @@ def test_searches_are_found_below_a_folder_once_each(tmp_path: Path) -> None:
     make_log(tmp_path / "a" / "p.trials.jsonl")
     make_log(tmp_path / "b" / "q.trials.jsonl")
     (tmp_path / "run.toml").write_text("[run]\nranks = 2\n")
-    assert find_tunings(tmp_path) == [tmp_path / "a" / "p.toml", tmp_path / "b" / "q.trials.jsonl"]
-    assert find_tunings(tmp_path / "run.toml") == []
+    assert find_tunings(tmp_path, walk(tmp_path)) == [tmp_path / "a" / "p.toml", tmp_path / "b" / "q.trials.jsonl"]
+    assert find_tunings(tmp_path / "run.toml", []) == []
 
 
 def test_the_report_shows_the_search(run_hpcdl: CommandLine, tmp_path: Path) -> None:

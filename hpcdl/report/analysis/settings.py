@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from operator import methodcaller
 from typing import Any
 
 from hpcdl.config.load import groups_of, settings_by_key
@@ -111,8 +112,7 @@ def _varying(runs: Sequence[Run], keys: Iterable[str]) -> list[str]:
 def _differ(configs: Sequence[Mapping[str, str]], key: str) -> bool:
     if key in _PLACES:
         return 0 < sum(key in config for config in configs) < len(configs)
-    default = _DEFAULTS[key]
-    return len({config.get(key, default) for config in configs}) > 1
+    return len(set(map(methodcaller("get", key, _DEFAULTS[key]), configs))) > 1
 
 
 def _typed(key: str, text: str) -> Any:

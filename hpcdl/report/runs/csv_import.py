@@ -8,6 +8,7 @@ import math
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
+from types import MappingProxyType
 
 from hpcdl.config.load import all_settings
 from hpcdl.config.schema import TrainConfig
@@ -16,7 +17,7 @@ from hpcdl.core.files import read_bytes
 from hpcdl.core.progress import Progress
 from hpcdl.report.analysis.names import listed
 from hpcdl.report.runs.run import MODES, Run, positive
-from hpcdl.report.runs.sources import Gathered, gather
+from hpcdl.report.runs.sources import Gathered, Walk, gather
 
 REQUIRED = ("strategy", "model", "nodes", "ranks")
 ONE_OF = (("batch_per_rank", "global_batch"), ("images_per_second", "step_seconds"))
@@ -42,9 +43,14 @@ _SUM_TOLERANCE = 1.02
 """Parts may exceed the step by this much, as rounding does."""
 
 
-def gather_with(paths: Sequence[Path], imported: tuple[str, Path] | None, bar: Progress | None = None) -> Gathered:
+def gather_with(
+    paths: Sequence[Path],
+    imported: tuple[str, Path] | None,
+    bar: Progress | None = None,
+    walks: Mapping[Path, Walk] = MappingProxyType({}),
+) -> Gathered:
     """The records of `paths`, and those of `imported` (kind and file); UsageError for another kind than csv."""
-    found = gather(paths, bar) if paths else Gathered(runs=())
+    found = gather(paths, bar, walks) if paths else Gathered(runs=())
     if imported is not None:
         kind, path = imported
         if kind != "csv":

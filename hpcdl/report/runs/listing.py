@@ -15,7 +15,7 @@ from hpcdl.config.settings import NOTHING
 from hpcdl.core.errors import CorruptError, UsageError, suggestion
 from hpcdl.core.files import parse_json, read_bytes
 from hpcdl.core.records import FILE_NAME, SCHEMA
-from hpcdl.report.runs.sources import find_run_dirs
+from hpcdl.report.runs.sources import find_run_dirs, run_name, uncollected
 
 FACTS = (
     "status", "strategy", "model", "data", "ranks", "workers", "servers", "nodes", "batch_per_rank", "global_batch",
@@ -62,15 +62,16 @@ class ListedRun:
 def list_runs(folder: Path) -> tuple[list[ListedRun], list[str]]:
     """The runs at or below `folder`, oldest first, and a line for each record that cannot be read."""
     found, unreadable = [], []
-    for run_dir in find_run_dirs(folder):
-        try:
-            record = read_flat(run_dir)
-        except CorruptError as error:
-            unreadable.append(str(error))
-            continue
-        name = run_dir.name if run_dir == folder else run_dir.relative_to(folder).as_posix()
-        facts = {key: record.get(key) for key in FACTS}
-        found.append(ListedRun(name=name, path=run_dir, facts=facts, settings=record["config"]))
+    with uncollected():
+        for run_dir in find_run_dirs(folder):
+            try:
+                record = read_flat(run_dir)
+            except CorruptError as error:
+                unreadable.append(str(error))
+                continue
+            facts = {key: record.get(key) for key in FACTS}
+            name = run_name(folder, run_dir)
+            found.append(ListedRun(name=name, path=run_dir, facts=facts, settings=record["config"]))
     return sorted(found, key=lambda run: (str(run.facts["started_at"] or ""), run.name)), unreadable
 
 

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from hpcdl.core.from_json import read_as
+from hpcdl.report.runs.sources import Walk
 
 SCHEMA = "hpcdl.search/1"
 FILE_NAME = "search.json"
@@ -68,13 +68,10 @@ class SearchRecord:
         return found
 
 
-def find_searches(path: Path) -> list[Path]:
-    """The searches at `path`, or in a folder in it."""
-    if (path / FILE_NAME).is_file():
-        return [path / FILE_NAME]
-    if not path.is_dir():
-        return []
-    return [found for name in sorted(os.listdir(path)) if (found := path / name / FILE_NAME).is_file()]
+def find_searches(path: Path, walked: Walk) -> list[Path]:
+    """The searches at `path`, or in a folder in it; `walked` is its walk."""
+    found = [Path(folder) / FILE_NAME for folder, files in walked if FILE_NAME in files]
+    return [item for item in found if item.parent == path] or [item for item in found if item.parent.parent == path]
 
 
 def read_search(path: Path) -> SearchRecord:

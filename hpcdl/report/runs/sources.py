@@ -7,11 +7,12 @@ from __future__ import annotations
 
 import gc
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
+from types import MappingProxyType
 
 from hpcdl.core.errors import CorruptError, UsageError
 from hpcdl.core.files import read_json
@@ -38,39 +39,49 @@ class Gathered:
         )
 
 
-def find_run_dirs(path: Path) -> list[Path]:
-    """`path` itself if it holds a record, else every folder below it that does; links are not followed."""
-    if (path / FILE_NAME).is_file():
-        return [path]
-    if not path.is_dir():
-        kind = "a file" if path.exists() else "absent"
-        raise UsageError(f"{path} is {kind}; name a run directory of `hpcdl train`, or a folder of them")
+Walk = Sequence[tuple[str, Sequence[str]]]
+"""Folders, each with the names of its files."""
+
+
+def walk(path: Path) -> Walk:
+    """`path` and the folders below it, but none below a run's: thousands of runs are looked at once. No links."""
     found = []
     for folder, below, files in os.walk(path):
-        below.sort()
         if FILE_NAME in files:
-            found.append(Path(folder))
             below.clear()
-    if not found:
-        raise UsageError(f"{path} holds no {FILE_NAME}; name a run directory of `hpcdl train`, or a folder of them")
+        below.sort()
+        found.append((folder, files))
     return found
 
 
-def holds_runs(path: Path) -> bool:
-    """Whether `path` holds a record, or a folder below it does."""
-    return any(FILE_NAME in files for _, _, files in os.walk(path))
+def find_run_dirs(path: Path, walked: Walk | None = None) -> list[Path]:
+    """`path` itself if it holds a record, else every folder below it that does; `walked` is its walk if it is known."""
+    found = [Path(folder) for folder, files in (walk(path) if walked is None else walked) if FILE_NAME in files]
+    if found:
+        return found
+    if path.is_dir():
+        raise UsageError(f"{path} holds no {FILE_NAME}; name a run directory of `hpcdl train`, or a folder of them")
+    kind = "a file" if path.exists() else "absent"
+    raise UsageError(f"{path} is {kind}; name a run directory of `hpcdl train`, or a folder of them")
 
 
-def gather(paths: Sequence[Path], bar: Progress | None = None) -> Gathered:
-    """Read the records of `paths`.
+def holds_runs(walked: Walk) -> bool:
+    """Whether a folder holds a record, or one below it does."""
+    return any(FILE_NAME in files for _, files in walked)
+
+
+def gather(
+    paths: Sequence[Path], bar: Progress | None = None, walks: Mapping[Path, Walk] = MappingProxyType({})
+) -> Gathered:
+    """Read the records of `paths`, some of which may have been walked over.
 
     A damaged record that was named itself raises CorruptError; one among others in a folder becomes a line.
     """
-    named = [(path, run_dir) for path in paths for run_dir in find_run_dirs(path)]
+    named = [(path, run_dir) for path in paths for run_dir in find_run_dirs(path, walks.get(path))]
     resolved = {path: path.resolve() for path in paths}
     seen: set[Path] = set()
     runs, unreadable = [], []
-    with bar or NullProgress() as shown, _uncollected():
+    with bar or NullProgress() as shown, uncollected():
         for number, (path, run_dir) in enumerate(named):
             shown.update(number)
             if len(resolved) > 1:
@@ -79,7 +90,7 @@ def gather(paths: Sequence[Path], bar: Progress | None = None) -> Gathered:
                     continue
                 seen.add(real)
             try:
-                runs.append(read_record_with(partial(from_document, name=_name(path, run_dir)), run_dir))
+                runs.append(read_record_with(partial(from_document, name=run_name(path, run_dir)), run_dir))
             except CorruptError as error:
                 if run_dir == path:
                     raise
@@ -90,7 +101,7 @@ def gather(paths: Sequence[Path], bar: Progress | None = None) -> Gathered:
 
 
 @contextmanager
-def _uncollected() -> Iterator[None]:
+def uncollected() -> Iterator[None]:
     """No search for cycles: records have none, and looking at thousands again and again took a third of the time."""
     was_on = gc.isenabled()
     gc.disable()
@@ -101,9 +112,11 @@ def _uncollected() -> Iterator[None]:
             gc.enable()
 
 
-def _name(path: Path, run_dir: Path) -> str:
+def run_name(path: Path, run_dir: Path) -> str:
     """The run's folder as seen from the folder that was named."""
-    return run_dir.resolve().name if run_dir == path else run_dir.relative_to(path).as_posix()
+    if run_dir == path:
+        return run_dir.resolve().name
+    return str(run_dir).removeprefix(str(path)).lstrip(os.sep) if path.name else str(run_dir)
 
 
 def link_of(text: str) -> float:

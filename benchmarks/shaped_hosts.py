@@ -38,12 +38,12 @@ def run_ranks(
         lab = Lab(folder, num_nodes=num_hosts, rate=rate)
         try:
             lab.start()
-            return _run(lab, mpiexec, command, timeout_s, settings or {})
+            return run_on(lab, mpiexec, command, timeout_s, settings or {})
         finally:
             lab.stop()
 
 
-def _run(lab: Lab, mpiexec: Path, command: Sequence[str], timeout_s: float, settings: Mapping[str, str]) -> str:
+def run_on(lab: Lab, mpiexec: Path, command: Sequence[str], timeout_s: float, settings: Mapping[str, str]) -> str:
     path = "/usr/local/bin:/usr/bin:/bin:/usr/sbin:/sbin"
     environment = {"PATH": path, "HOME": "/root", "PYTHONPATH": str(ROOT), **settings}
     shell = _written_shell(lab, environment)

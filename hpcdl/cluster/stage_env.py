@@ -1,7 +1,7 @@
 """The Python environment on each node's own storage: packed into one file, unpacked by every node first.
 
-Hundreds of ranks that import TensorFlow from a parallel file system look up tens of thousands of small files each; one
-big file is read once a node instead.
+Hundreds of ranks that import TensorFlow from a parallel file system look up tens of thousands of small files each. One
+big file is read instead, by one node, which broadcasts it to the others (comm/mpi/spread).
 """
 
 from __future__ import annotations
@@ -12,14 +12,14 @@ import hashlib
 import os
 import sys
 import tarfile
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 
 from hpcdl.cluster.launchers.base import Launcher
-from hpcdl.cluster.processes import on_every_node
+from hpcdl.cluster.processes import NodesFailed, on_every_node
 from hpcdl.core.errors import HpcdlError, UsageError
 from hpcdl.core.files import replacing
-from hpcdl.core.paths import user_cache_folder
+from hpcdl.core.paths import own_program, user_cache_folder
 
 _LEFT_OUT = {"bin/activate", "include"}
 _ENOUGH_S = 1800.0
@@ -30,7 +30,9 @@ read -r _ _ _ free _ < <(df -Ph -- "${1%/*}" | tail -n 1)
 echo "hpcdl: node $(uname -n): ${said%%$'\\n'*} ($free free in ${1%/*})" >&2
 exit 1
 """
-"""mkdir refuses whatever is there already: a link, or a folder of somebody else's."""
+"""mkdir refuses whatever is there already: a link, or a folder of somebody else's. `-` is standard input."""
+SPREADING = "spread: all ranks are there"
+"""What comm/mpi/spread prints as soon as MPI is up; what fails later is a node's own fault."""
 REMOVE = 'test -O "$1" && test ! -L "$1" && rm -rf -- "$1" || true'
 
 
@@ -86,12 +88,26 @@ def staged(launcher: Launcher, num_nodes: int, environment: Mapping[str, str]) -
     archive = pack(Path(sys.prefix))
     folder = node_folder(environment)
 
-    def everywhere(*command: str) -> None:
-        on_every_node(launcher, num_nodes, command, environment, timeout_s=_ENOUGH_S, what="--stage-env")
+    def everywhere(*command: str, mpi: bool = False) -> None:
+        on_every_node(launcher, num_nodes, command, environment, timeout_s=_ENOUGH_S, what="--stage-env", mpi=mpi)
 
     try:
-        everywhere("bash", "-c", UNPACK, "unpack", str(folder), str(archive))
+        if num_nodes < 2 or not _broadcast(everywhere, num_nodes, archive, folder):
+            everywhere("bash", "-c", UNPACK, "unpack", str(folder), str(archive))
         yield str(folder / "bin" / Path(sys.executable).name)
     finally:
         with contextlib.suppress(HpcdlError):
             everywhere("bash", "-c", REMOVE, "remove", str(folder))
+
+
+def _broadcast(everywhere: Callable[..., None], num_nodes: int, archive: Path, folder: Path) -> bool:
+    """Unpack everywhere what one node reads; False where no MPI starts here, so that each has to read for itself."""
+    unpack = ["bash", "-c", UNPACK, "unpack", str(folder), "-"]
+    try:
+        everywhere(*own_program("hpcdl.comm.mpi.spread", str(archive), str(num_nodes), *unpack), mpi=True)
+    except (NodesFailed, UsageError) as error:
+        if isinstance(error, NodesFailed) and SPREADING in error.printed:
+            raise
+        sys.stderr.write(f"hpcdl: {error}; no broadcast then: each node reads {archive} for itself\n")
+        return False
+    return True

@@ -23,6 +23,7 @@ SMALLEST = {
     "gpu_check": ("--device cpu", (RANKS, pytest.mark.soak)),
     "observed_cost": ("", None),
     "ps_exchange": ("--workers 2 --steps 1", HOSTS),
+    "stage_tree": ("--mib 1 --hosts 2", HOSTS),
     "trace_cost": ("--steps 12 --levels steps", RANKS),
 }
 MINUTES = {

@@ -12,7 +12,11 @@ import pytest
 
 from hpcdl.cluster import stage_env
 from hpcdl.cluster.launchers import load_launcher
+from hpcdl.cluster.launchers.mpiexec import find_mpiexec, launch_flags
+from hpcdl.cluster.processes import NodesFailed
+from hpcdl.comm.mpi import spread
 from hpcdl.core.errors import HpcdlError, UsageError
+from hpcdl.core.paths import own_program
 
 
 @pytest.fixture
@@ -59,3 +63,53 @@ def test_a_place_that_is_taken_is_refused(small: Path, tmp_path: Path) -> None:
 def test_only_a_virtual_environment_can_be_staged(tmp_path: Path) -> None:
     with pytest.raises(UsageError, match="no virtual environment"):
         stage_env.pack(tmp_path)
+
+
+def on_ranks(file: Path, *command: str, told: int = 3) -> subprocess.CompletedProcess[str]:
+    """Three ranks of comm/mpi/spread, which are told that they are `told`."""
+    mpiexec = find_mpiexec()
+    program = own_program("hpcdl.comm.mpi.spread", str(file), str(told), *command)
+    line = [str(mpiexec.path), *launch_flags(mpiexec.flavour), "-n", "3", *program]
+    return subprocess.run(line, capture_output=True, text=True, timeout=300, check=False)
+
+
+@pytest.mark.mpi
+def test_one_rank_reads_and_all_have_it(tmp_path: Path) -> None:
+    """More than two blocks, from a file that can be read once; a rank that will not take it hinders nobody."""
+    content = os.urandom(spread.BLOCK_BYTES * 2 + 12345)
+    (tmp_path / "file").write_bytes(content)
+    os.mkfifo(tmp_path / "once")
+    feeder = subprocess.Popen(["cp", tmp_path / "file", tmp_path / "once"])
+    done = on_ranks(tmp_path / "once", "sh", "-c", f"cat >{tmp_path}/at-$PMI_RANK")
+    assert feeder.wait(timeout=60) == 0
+    assert done.returncode == 0 and spread.STARTED == stage_env.SPREADING and spread.STARTED in done.stdout, done.stderr
+    assert [(tmp_path / f"at-{rank}").read_bytes() == content for rank in range(3)] == [True] * 3
+    refusing = (
+        f"test $PMI_RANK != 1 || {{ echo 'hpcdl: node one: no room' >&2; exit 7; }}; cat >{tmp_path}/at-$PMI_RANK"
+    )
+    done = on_ranks(tmp_path / "file", "sh", "-c", refusing)
+    assert done.returncode != 0 and done.stderr.count("hpcdl: node one: no room") == 1
+    assert (tmp_path / "at-2").read_bytes() == content
+    done = on_ranks(tmp_path / "file", "cat", told=4)
+    assert done.returncode != 0 and spread.STARTED not in done.stdout and "4 ranks were asked for" in done.stderr
+
+
+@pytest.mark.parametrize("printed", ["", "spread: all ranks are there\n"])
+def test_without_mpi_each_node_reads_for_itself(small: Path, monkeypatch: pytest.MonkeyPatch, printed: str) -> None:
+    """What fails before MPI is up is no node's fault; what fails later is told."""
+    asked: list[list[str]] = []
+
+    def play(launcher: object, num_nodes: int, command: list[str], *_: object, mpi: bool, **__: object) -> None:
+        asked.append([*map(str, command), f"mpi={mpi}"])
+        if mpi:
+            raise NodesFailed("--stage-env: node n2: no room", printed)
+
+    monkeypatch.setattr(stage_env, "on_every_node", play)
+    if printed:
+        with pytest.raises(NodesFailed, match="no room"), stage_env.staged(load_launcher("local"), 4, os.environ):
+            pass
+    else:
+        with stage_env.staged(load_launcher("local"), 4, os.environ):
+            assert asked[-1][3] == "unpack" and asked[-1][5].endswith(".tar")
+    assert ("reads" in capsys.readouterr().err) == (not printed)
+    assert "hpcdl.comm.mpi.spread" in asked[0] and asked[-1][3] == "remove"

@@ -51,6 +51,7 @@ def test_each_node_runs_from_its_own_copy(lab_slurm: SlurmLab) -> None:
     number = desk.submit(*words, *more, run="staged")
     job = lab_slurm.wait_for_job(number, timeout_s=300)
     assert job["JobState"] == "COMPLETED", desk.log(number)
+    assert "for itself" not in desk.log(number)  # one node reads, the other hears it over MPI
     prefixes = set()
     for node in ("node1", "node2"):
         place = json.loads((folder / f"where-{node}.json").read_text())

@@ -1,0 +1,76 @@
+"""One file to a program on every node, read once: `python -m hpcdl.comm.mpi.spread FILE RANKS COMMAND...` is a rank.
+
+Rank 0 reads FILE and broadcasts it block by block; each rank hands the blocks to COMMAND's standard input. Nothing but
+mpi4py is imported: thousands of nodes start this from the shared file system that it is to spare.
+"""
+
+from __future__ import annotations
+
+import array
+import contextlib
+import subprocess
+import sys
+from pathlib import Path
+from typing import IO, Any
+
+BLOCK_BYTES = 16 * 1024**2
+STARTED = "spread: all ranks are there"
+"""What rank 0 prints first: what fails later is a node's own fault, not the launcher's."""
+
+
+def spread(communicator: Any, source: IO[bytes] | None, target: IO[bytes]) -> None:
+    """Copy rank 0's `source` to every rank's `target`; one that is closed from the other side gets no more."""
+    block, length = bytearray(BLOCK_BYTES), array.array("q", [0])
+    heard = True
+    while True:
+        if source is not None:
+            length[0] = _filled(source, block)
+        communicator.Bcast(length, root=0)
+        if not length[0]:
+            return
+        view = memoryview(block)[: length[0]]
+        communicator.Bcast(view, root=0)
+        if heard:
+            try:
+                target.write(view)
+            except BrokenPipeError:
+                heard = False
+
+
+def _filled(source: IO[bytes], block: bytearray) -> int:
+    """How many bytes of `block` were filled: all of them but at the end, from a pipe too."""
+    view, done = memoryview(block), 0
+    while done < len(block) and (more := source.readinto(view[done:])):  # type: ignore[attr-defined]
+        done += more
+    return done
+
+
+def main() -> int:
+    """Entry of each rank; 1 where COMMAND fails on any of them."""
+    file, ranks, *command = sys.argv[1:]
+    import mpi4py
+
+    mpi4py.rc.thread_level = "single"
+    from mpi4py import MPI
+
+    communicator = MPI.COMM_WORLD
+    if communicator.Get_size() != int(ranks):
+        print(f"{ranks} ranks were asked for, {communicator.Get_size()} are one job", file=sys.stderr)
+        return 1
+    with contextlib.ExitStack() as files:
+        source = files.enter_context(Path(file).open("rb", buffering=0)) if communicator.Get_rank() == 0 else None
+        communicator.Barrier()
+        if source is not None:
+            print(STARTED, flush=True)
+        program = subprocess.Popen(command, stdin=subprocess.PIPE)
+        assert program.stdin is not None
+        spread(communicator, source, program.stdin)
+        with contextlib.suppress(BrokenPipeError):
+            program.stdin.close()
+    failed = array.array("q", [int(program.wait() != 0)])
+    communicator.Allreduce(MPI.IN_PLACE, failed)  # what one has to say is out before a launcher ends the others
+    return 1 if failed[0] else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -95,7 +95,9 @@ def test_one_rank_reads_and_all_have_it(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("printed", ["", "spread: all ranks are there\n"])
-def test_without_mpi_each_node_reads_for_itself(small: Path, monkeypatch: pytest.MonkeyPatch, printed: str) -> None:
+def test_without_mpi_each_node_reads_for_itself(
+    small: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], printed: str
+) -> None:
     """What fails before MPI is up is no node's fault; what fails later is told."""
     asked: list[list[str]] = []
 

@@ -142,6 +142,51 @@ def test_ranks_that_the_user_starts_leave_together(desk: Desk) -> None:
     assert "hpcdl: rank " in second and "at step" in second
 
 
+SCRIPT = """
+import sys
+import hpcdl
+hpcdl.init()
+from hpcdl.training.keras.session import communicator
+print("rank", hpcdl.rank(), "of", hpcdl.size(), "node", hpcdl.node_rank(), "local", hpcdl.local_rank(), flush=True)
+if sys.argv[1] == "leaves" and hpcdl.rank() == 1:
+    sys.exit(0)
+if sys.argv[1] == "fails" and hpcdl.rank() == 1:
+    sys.exit(3)
+communicator().barrier()
+"""
+
+
+def test_a_script_runs_in_a_job_and_under_srun(desk: Desk) -> None:
+    """However it was started: its ranks, its record, and the end that one rank gives it."""
+    (desk.folder / "script.py").write_text(SCRIPT)
+    words = ["--nodes", "2", "--time", "5m", "--", "run", "--run-dir", "script-submitted", "script.py", "plain"]
+    submitted = desk.hpcdl("submit", *words)
+    assert submitted.code == 0, submitted.err
+    own = f"srun -K1 --mpi=pmi2 -N2 {sys.executable} -m hpcdl run"
+    cases = ("plain", "leaves", "fails")
+    lines = [f"{own} --run-dir script-{case} script.py {case}\necho {case} ended with $?" for case in cases]
+    (desk.folder / "script.sh").write_text("\n".join(["#!/bin/bash", *lines]))
+    line = ["sbatch", "--parsable", "-N2", "--ntasks-per-node=1", "--output=script.txt", desk.folder / "script.sh"]
+    finished = desk.lab.run(line, cwd=desk.folder)
+    assert finished.code == 0, finished.err
+    number = int(submitted.out.partition(".")[0])
+    job = desk.lab.wait_for_job(number, timeout_s=300)
+    assert (job["JobState"], job["ExitCode"]) == ("COMPLETED", "0:0"), desk.log(number)
+    desk.lab.wait_for_job(int(finished.out), timeout_s=300)
+    said = (desk.folder / "script.txt").read_text()
+    plain, leaves, fails = (part for part in said.split(" ended with ")[:3])
+    for text in (desk.log(number), plain):
+        assert all(f"rank {rank} of 2 node {rank} local 0" in text for rank in (0, 1)), text
+    for run in ("script-submitted", "script-plain"):
+        record = desk.record(run)
+        assert (record["status"], record["ranks"], len(set(record["hosts"]))) == ("finished", 2, 2)
+    assert "plain ended with 0" in said, said
+    assert "leaves ended with 0" not in said and "fails ended with 0" not in said, said
+    assert leaves.count("hpcdl: ") == 1 and "has left: its script has called sys.exit(0)" in leaves, said
+    assert fails.count("hpcdl: ") == 1 and "the script has called sys.exit(3), which ends all ranks" in fails, said
+    assert "Traceback" not in said
+
+
 def test_the_doctor_looks_at_all_nodes_of_a_job(desk: Desk) -> None:
     words = ("--nodes", "4", "--name", "look", "--time", "5m", "--", "doctor", "--json", "--data", "shards")
     finished = desk.hpcdl("submit", *words)

@@ -32,3 +32,16 @@ def test_a_script_saves_at_a_signal_and_goes_on(session_hpcdl: CommandLine, tmp_
     assert record["resumed_from_steps"] and record["steps"] == 12
     assert record["strategy"] == "ring"
     assert record["global_batch"] == 16 and record["images_per_second"] > 0
+
+
+@pytest.mark.mpi
+def test_a_script_that_loses_a_rank_goes_on_with_new_ones(session_hpcdl: CommandLine, tmp_path: Path) -> None:
+    words = ["run", "--ranks", "2", "--run-dir", tmp_path / "run", "--elastic", "--checkpoint-every", "0.1s"]
+    ended = session_hpcdl([*words, "--inject", "kill:rank=1@step=3", HERE / "kept_script.py"])
+    assert ended.code == 0, ended.err
+    assert "new ranks go on" in ended.err
+    assert said(ended, "ends") == ["ends at epoch 6"] * 2
+    assert len(said(ended, "begins")) == 4, "each of two ranks begins twice"
+    record = record_of(tmp_path / "run")
+    assert record["status"] == "finished" and record["resumed_from_steps"]
+    assert any(text.startswith("a fault was injected: kill of rank 1") for text in record["warnings"])

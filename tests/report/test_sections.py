@@ -38,6 +38,19 @@ def test_a_lone_imported_run_has_no_scaling_time_or_network() -> None:
     assert names([make_run(1, 100.0)]) == {"setup", "learning", "cost"}
 
 
+def test_the_hyper_parameters_of_what_ran_are_listed() -> None:
+    configs = [{"learning-rate": rate, "momentum": "0.5", "optimizer": "momentum", "seed": "7", "crop-padding": "0"}
+               for rate in ("0.1", "0.01")]  # fmt: skip
+    found = section([make_run(1, 90.0, config=config) for config in configs] + [make_run(2, 90.0)], "setup")
+    table = next(item for item in found.items if isinstance(item, Table) and "Hyper" in item.title)
+    rows = {row[0]: row[1:] for row in texts(table)}
+    assert rows["learning-rate"] == ["0.01, 0.1", "0.01"]
+    assert rows["momentum"][0] == "0.5" and rows["seed"][0] == "7"
+    assert "crop-padding" not in rows  # its default
+    assert "1 run of elsewhere" in table.note
+    assert len(section([make_run(1, 90.0)], "setup").items) == 1
+
+
 def test_only_failed_runs_still_make_a_report() -> None:
     found = document([make_run(1, None, status="failed", message="rank 0 died")])
     assert [item.name for item in found.sections] == ["setup"]

@@ -40,6 +40,7 @@ _EXCHANGE = ("exchange", "elastic")
 OF_STRATEGY = frozenset(item.key for name, group in groups_of(TrainConfig).items() if name in _EXCHANGE
                         for item in settings_of(group))  # fmt: skip
 """Settings of how ranks exchange: what belongs to a strategy, and another strategy may not have."""
+_ALWAYS_TOLD = ("precision", "optimizer", "learning-rate", "schedule", "seed")
 _OF_ONE_CALL = ("resume", "allow")
 UNSTATED = "unstated"
 """The value of every setting of a run that was measured elsewhere, and said nothing of its settings."""
@@ -71,6 +72,18 @@ def value_of(run: Run, key: str) -> str:
 def default_of(key: str) -> str:
     """The default of a setting as text."""
     return _DEFAULTS[key]
+
+
+def told_keys(runs: Iterable[Run]) -> list[str]:
+    """The keys that a reader needs to run the like again: what decides how it learns, and what is not its default."""
+    members = [run for run in runs if run.config]
+    keys = [key for key, item in _SETTINGS.items() if item.matters and key not in _RECORDED]
+    stated = set[str]().union(*(run.config for run in members))
+    return [
+        key
+        for key in keys
+        if key in stated and (key in _ALWAYS_TOLD or {value_of(run, key) for run in members} != {_DEFAULTS[key]})
+    ]
 
 
 def varying_keys(runs: Iterable[Run]) -> list[str]:

@@ -7,9 +7,11 @@ from collections.abc import Sequence
 
 from hpcdl.report.analysis.analyse import Analysis
 from hpcdl.report.analysis.names import counted, listed
+from hpcdl.report.analysis.settings import default_of, told_keys, value_of
 from hpcdl.report.document import Cell, Column, Section, Table
 from hpcdl.report.runs.run import Run
 
+MOST_VALUES = 12
 MOST_FAILED = 50
 """Rows in the table of failed runs."""
 
@@ -18,7 +20,7 @@ def build(analysis: Analysis) -> Section | None:
     """There wherever a run is: a reader must know where the numbers come from."""
     if not analysis.runs:
         return None
-    items = [_setup(analysis.runs)]
+    items = [_setup(analysis.runs), *_settings([run for run in analysis.runs if run.usable])]
     failed = [run for run in analysis.runs if not run.usable]
     if failed:
         items.append(_failed(failed))
@@ -51,6 +53,23 @@ def _setup(runs: Sequence[Run]) -> Table:
     if software:
         rows.append(("software", listed(sorted(software), 20)))
     return Table(title="What ran, where", columns=(Column(name="what"), Column(name="value")), rows=rows)
+
+
+def _settings(runs: Sequence[Run]) -> list[Table]:
+    """The hyper-parameters of what ran, where records hold them."""
+    stated = [run for run in runs if run.config]
+    keys = told_keys(stated)
+    if not keys:
+        return []
+    rows = [
+        (key, listed(sorted({value_of(run, key) for run in stated}, key=_numeric_order), MOST_VALUES), default_of(key))
+        for key in keys
+    ]
+    silent = len(runs) - len(stated)
+    note = "Every other setting had its default in all of these runs (hpcdl config show)."
+    note += f" {counted(silent, 'run')} of elsewhere says nothing of its settings." if silent else ""
+    columns = (Column(name="setting"), Column(name="values"), Column(name="default"))
+    return [Table(title="Hyper-parameters of what ran", columns=columns, rows=rows, note=note)]
 
 
 def _statuses(runs: Sequence[Run]) -> str:

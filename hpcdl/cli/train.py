@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import sys
 from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self
@@ -41,10 +42,13 @@ def train(
     On this node with --ranks N, or as one rank under mpiexec or srun.
     """
     from hpcdl.cluster.environment import placement
+    from hpcdl.cluster.modules import go_on_with
     from hpcdl.core.records import read_record
     from hpcdl.training.launch import train as launch
 
     settings = effective(TrainConfig, "train", flags, config, set_, below=_resumed(flags, trust))
+    if settings.config.run.module is not None:
+        go_on_with(settings.config.run.module, sys.argv[1:])
     place = placement()
     if place is None:
         with Follower() as follower:

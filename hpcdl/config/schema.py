@@ -198,6 +198,9 @@ class RunConfig(LaunchConfig):
     deterministic: bool = setting(
         False, "Same numbers at every run: op determinism and fixed thread counts.", matters=RESULT | TIME
     )
+    module: str | None = setting(
+        None, "Environment modules to load first, by commas, such as hpcdl/0.2.0.", matters=RESULT | TIME
+    )
     tensorboard: Path | None = setting(
         None, "Folder for TensorBoard's event files, written by rank 0.", matters=NOTHING
     )

@@ -1,0 +1,51 @@
+"""Modules that a run loads first, by a `module` of the test's own."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from tests.conftest import CommandLine
+
+TRAIN = ("train", "--model", "lenet", "--data", "synthetic:mnist", "--module")
+
+
+@pytest.fixture
+def with_modules(run_hpcdl: CommandLine, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> CommandLine:
+    """tool/2 brings a hpcdl of its own; others are unknown."""
+    tool = tmp_path / "tool" / "hpcdl"
+    tool.parent.mkdir()
+    tool.write_text('#!/bin/bash\necho "of the tool, $EXTRA: $*"\n')
+    tool.chmod(0o755)
+    load = f"case $2 in extra/1) export EXTRA=1;; tool/2) PATH={tool.parent}:$PATH;; *) echo no $2 >&2; return 1; esac"
+    run_hpcdl.environment["BASH_FUNC_module%%"] = f"() {{ {load}\n}}"
+    return run_hpcdl
+
+
+def test_who_a_module_brings_goes_on_with_all_of_them(with_modules: CommandLine) -> None:
+    done = with_modules([*TRAIN, "extra/1,tool/2"])
+    assert done.code == 0, done.err
+    assert done.out == f"of the tool, 1: {' '.join(TRAIN)} extra/1,tool/2\n"
+
+
+def test_a_module_that_is_not_there_is_named(with_modules: CommandLine) -> None:
+    done = with_modules([*TRAIN, "tool/3"])
+    assert (done.code, done.err) == (2, "hpcdl: --module tool/3 cannot be loaded: no tool/3; see module avail\n")
+
+
+def test_without_modules_at_all(run_hpcdl: CommandLine) -> None:
+    nowhere = {"LMOD_DIR": "/none/x", "MODULESHOME": "/none"}
+    run_hpcdl.environment.update(nowhere)
+    done = run_hpcdl([*TRAIN, "tool/2"])
+    assert (done.code, done.err) == (2, "hpcdl: --module tool/2: there is no command module here\n")
+
+
+def test_module_versions_are_an_axis(run_hpcdl: CommandLine, tmp_path: Path) -> None:
+    study = tmp_path / "s.toml"
+    study.write_text(
+        '[matrix]\nmodel = ["lenet"]\ndata = ["synthetic:mnist"]\nmodule = ["hpcdl/1", "hpcdl/2", "none"]\n'
+    )
+    done = run_hpcdl(["sweep", study, "--dry-run", "--out", tmp_path / "out"])
+    assert done.code == 0, done.err
+    assert all(f"module {name}" in done.out for name in ("hpcdl/1", "hpcdl/2", "None")), done.out

@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from hpcdl.report.analysis.analyse import Analysis
     from hpcdl.report.runs.searches import SearchRecord
     from hpcdl.report.runs.sources import Gathered, Walk
+    from hpcdl.report.runs.traces import TracedRun
     from hpcdl.report.runs.tunings import TunedNode
 
 ALL_FORMATS = "terminal,html,md,csv,json"
@@ -103,6 +104,7 @@ def report(
             references=load_references(),
             tunings=tunings,
             searches=searches,
+            traced=_traced(gathered, anonymous),
             link_bytes_per_second=None if link is None else link_of(link),
             base=base,
             compare=compare,
@@ -169,6 +171,15 @@ def _gather(
 
     found = gather_with(runs, imported, progress("reading records", 1), walks)
     return anonymised(found) if anonymous else found
+
+
+def _traced(gathered: Gathered, anonymous: bool) -> list[TracedRun]:
+    """What the traces of these runs tell."""
+    from hpcdl.report.runs.anonymous import anonymised_traces
+    from hpcdl.training.launch.traced import traced_runs
+
+    traced = traced_runs(gathered.run_dirs, say)
+    return anonymised_traces(traced) if anonymous else traced
 
 
 def _tunings(paths: list[Path], anonymous: bool, walks: Mapping[Path, Walk]) -> tuple[list[TunedNode], list[Path]]:

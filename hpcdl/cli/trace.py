@@ -3,18 +3,13 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import typer
 
 from hpcdl.cli.options import JsonFlag
 from hpcdl.cli.output import print_json, print_table, put, say
-from hpcdl.core.errors import CorruptError, UnknownNameError, UsageError
-
-if TYPE_CHECKING:
-    from hpcdl.trace.findings import Findings
-    from hpcdl.trace.merge import Merged
-    from hpcdl.trace.steps import Steps
+from hpcdl.core.errors import UnknownNameError, UsageError
 
 Runs = Annotated[list[Path], typer.Argument(metavar="RUN...", help="Run directories of traced runs.")]
 Html = Annotated[Path | None, typer.Option("--html", metavar="FILE", help="Draw timelines into a page.")]
@@ -38,6 +33,7 @@ def trace(runs: Runs, html: Html = None, to: To = None, as_json: JsonFlag = Fals
     from hpcdl.trace.page import page
     from hpcdl.trace.summary import tables
     from hpcdl.trace.viewers import VIEWERS
+    from hpcdl.training.launch.traced import look_into
 
     if len(runs) > 1 and (html is not None or to is not None):
         raise UsageError("--html and --to take one run")
@@ -48,7 +44,7 @@ def trace(runs: Runs, html: Html = None, to: To = None, as_json: JsonFlag = Fals
             raise UsageError(f"cannot write {target}: name a file in a folder that exists")
     documents = []
     for run in runs:
-        merged, steps, found = _looked_into(run)
+        merged, steps, found = look_into(run, say)
         documents.append(found.as_json())
         if html is not None:
             write_text(html, page(run.absolute().name, merged, steps, found))
@@ -63,25 +59,3 @@ def trace(runs: Runs, html: Html = None, to: To = None, as_json: JsonFlag = Fals
             print_table(header, rows)
     if as_json:
         print_json(documents[0] if len(documents) == 1 else {"traces": documents})
-
-
-def _looked_into(run: Path) -> tuple[Merged, Steps, Findings]:
-    """The trace of one run, on one clock, and what it tells after the steps that warm up."""
-    from hpcdl.core.records import read_record
-    from hpcdl.strategies.table import find_strategy
-    from hpcdl.trace.findings import findings
-    from hpcdl.trace.merge import merge, read_run
-    from hpcdl.trace.steps import steps_of
-
-    merged = merge(read_run(run))
-    synchronous, first = True, 0
-    try:
-        record = read_record(run)
-        first = record.warmup_steps + max(record.resumed_from_steps, default=0)
-        synchronous = find_strategy(record.strategy).features.synchronous
-    except CorruptError as error:
-        say(f"{error}: taken for a run whose ranks step together")
-    except UnknownNameError:  # a script's: its ranks step together
-        pass
-    steps = steps_of(merged, synchronous=synchronous, first=first)
-    return merged, steps, findings(merged, steps)

@@ -12,10 +12,15 @@ from hpcdl.report.analysis.analyse import analyse
 from hpcdl.report.build import compose
 from hpcdl.report.cells import cell_text
 from hpcdl.report.document import Document, Figure, Section, Table
+from hpcdl.report.runs.anonymous import WITHHELD, anonymised_traces
 from hpcdl.report.runs.references import Published, load_references
 from hpcdl.report.runs.run import Run
 from hpcdl.report.runs.sources import Gathered
+from hpcdl.report.runs.traces import TracedRun
+from hpcdl.trace.findings import findings
+from hpcdl.training.launch.traced import told
 from tests.report.synthetic import as_run, make_record, make_run
+from tests.trace.test_findings import planted
 
 
 def document(runs: list[Run]) -> Document:
@@ -134,3 +139,24 @@ def test_a_damaged_reference_is_named(tmp_path: Path) -> None:
 
 def test_without_references_there_is_no_such_section(tmp_path: Path) -> None:
     assert load_references(tmp_path / "absent") == Published()
+
+
+def traced() -> TracedRun:
+    """A run in which one rank's processor is shared with others."""
+    merged, steps = planted("processor contention", 1)
+    return told("ring-4", findings(merged, steps))
+
+
+def test_traced_runs_show_the_inside_of_their_steps() -> None:
+    analysis = analyse(Gathered(runs=(make_run(4),)), traced=[traced()])
+    found = compose(analysis)
+    (shown,) = (item for item in found.sections if item.name == "trace")
+    slow = traced().slow_ranks[0]
+    assert shown.lines[0] == f"Waited for step after step: rank {slow.rank} of ring-4 (processor contention)."
+    tables = {item.title: item for item in shown.items if isinstance(item, Table)}
+    path = tables["Critical path of a step"]
+    assert sum(float(row[3]) for row in path.rows if isinstance(row[3], float)) == pytest.approx(1)
+    assert tables["Ranks that the others wait for"].rows[0][:4] == ("ring-4", slow.rank, slow.host, slow.cause)
+    assert found.data["traces"][0]["slow_ranks"][0]["cause"] == "processor contention"
+    (hidden,) = anonymised_traces([traced()])
+    assert {one.host for one in hidden.slow_ranks} == {WITHHELD}

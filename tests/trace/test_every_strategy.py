@@ -104,6 +104,9 @@ def test_the_command_tells_of_it(runs: Path, run_hpcdl: CommandLine, tmp_path: P
     assert (document["steps"], document["ranks"]) == (STEPS - 2, RANKS)
     both = run_hpcdl(["trace", runs / "ring", runs / "ps", "--json"]).json()
     assert len(both["traces"]) == 2
+    reported = run_hpcdl(["report", runs / "ring", "--out", tmp_path / "report", "--anonymous"])
+    page = (tmp_path / "report" / "report.html").read_text()
+    assert reported.code == 0 and "Critical path of a step" in page and os.uname().nodename not in page, reported.err
     for arguments, word in (
         ((runs / "ring", "--to", "otf2", tmp_path / "x"), "--to perfetto"),
         ((runs / "ring", "--to", "otf3", tmp_path / "x"), "did you mean 'otf2'"),

@@ -24,6 +24,7 @@ from hpcdl.report.runs.references import Published
 from hpcdl.report.runs.run import Run
 from hpcdl.report.runs.searches import SearchRecord
 from hpcdl.report.runs.sources import Gathered
+from hpcdl.report.runs.traces import TracedRun
 from hpcdl.report.runs.tunings import TunedNode
 
 
@@ -48,6 +49,7 @@ class Analysis:
     references: Published = Published()
     tunings: Sequence[TunedNode] = ()
     searches: Sequence[SearchRecord] = ()
+    traced: Sequence[TracedRun] = ()
     link_bytes_per_second: float | None = None
     baseline_name: str = ""
 
@@ -60,6 +62,7 @@ def analyse(
     references: Published = Published(),  # noqa: B008  frozen
     tunings: Sequence[TunedNode] = (),
     searches: Sequence[SearchRecord] = (),
+    traced: Sequence[TracedRun] = (),
     link_bytes_per_second: float | None = None,
     base: str = "",
     compare: str = "",
@@ -96,6 +99,7 @@ def analyse(
         references=references,
         tunings=tunings,
         searches=searches,
+        traced=traced,
         link_bytes_per_second=link_bytes_per_second,
         baseline_name=baseline_name,
     )

@@ -9,6 +9,7 @@ from collections.abc import Callable, Mapping, Sequence
 from hpcdl.report.runs.run import Run
 from hpcdl.report.runs.searches import SearchRecord
 from hpcdl.report.runs.sources import Gathered
+from hpcdl.report.runs.traces import TracedRun
 from hpcdl.report.runs.tunings import TunedNode
 
 WITHHELD = "(withheld)"
@@ -44,6 +45,7 @@ def anonymised(gathered: Gathered) -> Gathered:
         ),
         unreadable=tuple(f"record {number}" for number, _ in enumerate(gathered.unreadable, start=1)),
         remarks=(WITHHELD,) if gathered.remarks else (),
+        run_dirs=tuple((f"run {number}", run_dir) for number, (_, run_dir) in enumerate(gathered.run_dirs, start=1)),
     )
 
 
@@ -79,6 +81,14 @@ def anonymised_searches(searches: Sequence[SearchRecord]) -> list[SearchRecord]:
             trials=[dataclasses.replace(trial, message=WITHHELD if trial.message else "") for trial in search.trials],
         )
         for number, search in enumerate(searches, start=1)
+    ]
+
+
+def anonymised_traces(traced: Sequence[TracedRun]) -> list[TracedRun]:
+    """The same traces, whose runs have neutral names already, without hosts."""
+    return [
+        dataclasses.replace(run, slow_ranks=[dataclasses.replace(one, host=WITHHELD) for one in run.slow_ranks])
+        for run in traced
     ]
 
 

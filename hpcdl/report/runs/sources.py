@@ -24,11 +24,15 @@ from hpcdl.report.runs.run import Run, from_document
 
 @dataclass(frozen=True, kw_only=True)
 class Gathered:
-    """Runs in the order of their names, a line for each record that could not be read, and other remarks."""
+    """Runs in the order of their names, a line for each record that could not be read, and other remarks.
+
+    `run_dirs`: name and directory of each run that was read from one, in the order of `runs`, which begin with these.
+    """
 
     runs: tuple[Run, ...]
     unreadable: tuple[str, ...] = ()
     remarks: tuple[str, ...] = ()
+    run_dirs: tuple[tuple[str, Path], ...] = ()
 
     def __add__(self, other: Gathered) -> Gathered:
         """Both together."""
@@ -36,6 +40,7 @@ class Gathered:
             runs=self.runs + other.runs,
             unreadable=self.unreadable + other.unreadable,
             remarks=self.remarks + other.remarks,
+            run_dirs=self.run_dirs + other.run_dirs,
         )
 
 
@@ -80,7 +85,7 @@ def gather(
     named = [(path, run_dir) for path in paths for run_dir in find_run_dirs(path, walks.get(path))]
     resolved = {path: path.resolve() for path in paths}
     seen: set[Path] = set()
-    runs, unreadable = [], []
+    runs, run_dirs, unreadable = [], [], []
     with bar or NullProgress() as shown, uncollected():
         for number, (path, run_dir) in enumerate(named):
             shown.update(number)
@@ -90,14 +95,16 @@ def gather(
                     continue
                 seen.add(real)
             try:
-                runs.append(read_record_with(partial(from_document, name=run_name(path, run_dir)), run_dir))
+                name = run_name(path, run_dir)
+                runs.append(read_record_with(partial(from_document, name=name), run_dir))
+                run_dirs.append((name, run_dir))
             except CorruptError as error:
                 if run_dir == path:
                     raise
                 unreadable.append(str(error))
     if not runs and unreadable:
         raise CorruptError(f"none of {len(unreadable)} records can be read; the first: {unreadable[0]}")
-    return Gathered(runs=tuple(runs), unreadable=tuple(unreadable))
+    return Gathered(runs=tuple(runs), unreadable=tuple(unreadable), run_dirs=tuple(run_dirs))
 
 
 @contextmanager

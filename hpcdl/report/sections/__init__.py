@@ -18,6 +18,7 @@ SECTIONS = Registry(
         "strong": Entry(target=f"{_HERE}.scaling:build_strong", summary="Fixed global batch."),
         "weak": Entry(target=f"{_HERE}.scaling:build_weak", summary="Fixed batch per worker."),
         "time": Entry(target=f"{_HERE}.time:build", summary="Parts of a step, lost efficiency."),
+        "trace": Entry(target=f"{_HERE}.trace:build", summary="Inside the steps of traced runs."),
         "network": Entry(target=f"{_HERE}.network:build", summary="Bytes, bandwidth, balance of servers."),
         "strategies": Entry(target=f"{_HERE}.strategies:build", summary="Strategies side by side, verdicts."),
         "compared": Entry(target=f"{_HERE}.strategies:build_compared", summary="What --compare names, side by side."),

@@ -1,0 +1,104 @@
+"""Inside a step: what traced runs tell of gaps, of what is hidden, of the critical path and of slow ranks."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from hpcdl.report.analysis.analyse import Analysis
+from hpcdl.report.analysis.names import counted, listed
+from hpcdl.report.document import Column, Figure, Section, Series, Table
+from hpcdl.report.runs.traces import TracedRun
+
+
+def build(analysis: Analysis) -> Section | None:
+    """There where runs were trained with --trace."""
+    traced = analysis.traced
+    if not traced:
+        return None
+    path = _path_table(traced)
+    items: list[Table | Figure] = [_steps_table(traced), _path_figure(traced, path), path]
+    if any(run.slow_ranks for run in traced):
+        items.append(_slow_table(traced))
+    return Section(name="trace", title="Inside a step", lines=_lines(traced), items=items)
+
+
+def _lines(traced: Sequence[TracedRun]) -> list[str]:
+    slow = [(run, one) for run in traced for one in run.slow_ranks[:1]]
+    told = [f"rank {one.rank} of {run.name} ({one.cause})" for run, one in slow]
+    found = f"All ranks kept pace in {counted(len(traced), 'traced run')}."
+    return [
+        f"Waited for step after step: {listed(told)}." if told else found,
+        "From spans of every rank on one clock; `hpcdl trace RUN --html FILE` draws their steps.",
+    ]
+
+
+def _steps_table(traced: Sequence[TracedRun]) -> Table:
+    columns = (
+        Column(name="run"), Column(name="ranks", kind="count"), Column(name="steps", kind="count"),
+        Column(name="step", kind="seconds"), Column(name="exchange hidden", kind="percent"),
+        Column(name="gap between updates", kind="seconds"), Column(name="90 % of gaps", kind="seconds"),
+        Column(name="idle in a step", kind="seconds"), Column(name="recording", kind="percent"),
+    )  # fmt: skip
+    rows = [
+        (
+            run.name, run.ranks, run.steps, run.step_s, run.hidden, run.gap_median_s, run.gap_p90_s, run.idle_s,
+            run.recording,
+        )
+        for run in traced
+    ]  # fmt: skip
+    note = "Hidden is the share of the exchange before a rank's own last gradient; a gap lies between two updates."
+    return Table(title="Traced steps", columns=columns, rows=rows, note=note)
+
+
+def _path_table(traced: Sequence[TracedRun]) -> Table:
+    columns = (
+        Column(name="run"), Column(name="part"), Column(name="seconds", kind="seconds"),
+        Column(name="share", kind="percent"), Column(name="shorter without it", kind="seconds"),
+    )  # fmt: skip
+    rows = [
+        (run.name, part.replace("_", " "), seconds, seconds / run.step_s, max(run.gains_s[part], 0.0))
+        for run in traced
+        for part, seconds in run.critical_path.items()
+        if seconds > 0
+    ]
+    note = "The parts on the rank that all others wait for; they sum to the mean step."
+    return Table(title="Critical path of a step", columns=columns, rows=rows, note=note)
+
+
+def _path_figure(traced: Sequence[TracedRun], table: Table) -> Figure:
+    labels = [run.name for run in traced]
+    parts = list(dict.fromkeys(part for run in traced for part in run.critical_path))
+    series = [
+        Series(
+            label=part.replace("_", " "),
+            x=labels,
+            y=[run.critical_path.get(part, 0.0) / run.step_s for run in traced],
+            style="stack",
+            color=color,
+        )
+        for color, part in enumerate(parts)
+    ]
+    longest = [f"{run.name} {max(run.critical_path, key=lambda part: run.critical_path[part])}" for run in traced]
+    return Figure(
+        name="trace-path",
+        title="Critical path of a step",
+        alt=f"Shares of the critical path by part; the largest: {listed(longest, 8).replace('_', ' ')}.",
+        x_label="share of the step",
+        y_label="",
+        series=[one for one in series if any(one.y)],
+        table=table,
+        y_percent=True,
+    )
+
+
+def _slow_table(traced: Sequence[TracedRun]) -> Table:
+    columns = (
+        Column(name="run"), Column(name="rank", kind="count"), Column(name="host"), Column(name="likely cause"),
+        Column(name="of each step", kind="seconds"), Column(name="because"),
+    )  # fmt: skip
+    rows = [
+        (run.name, one.rank, one.host, one.cause, one.seconds_per_step, one.evidence)
+        for run in traced
+        for one in run.slow_ranks
+    ]
+    return Table(title="Ranks that the others wait for", columns=columns, rows=rows)

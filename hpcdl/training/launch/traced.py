@@ -1,0 +1,75 @@
+"""The trace of a run with what its record says of it: on one clock, after the steps that warm up."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+from hpcdl.core.errors import CorruptError, UnknownNameError, UsageError
+from hpcdl.core.records import read_record
+from hpcdl.report.runs.traces import SlowRank, TracedRun
+from hpcdl.strategies.table import find_strategy
+from hpcdl.trace.findings import Findings, findings
+from hpcdl.trace.merge import Merged, merge, read_run
+from hpcdl.trace.recorder import FOLDER
+from hpcdl.trace.steps import Steps, steps_of
+
+MOST_TRACES = 12
+"""Of a report: each is read whole."""
+
+
+def look_into(run_dir: Path, say: Callable[[str], None]) -> tuple[Merged, Steps, Findings]:
+    """The trace of one run, its steps, and what they tell; UsageError without one, CorruptError for a damaged one."""
+    merged = merge(read_run(run_dir))
+    synchronous, first = True, 0
+    try:
+        record = read_record(run_dir)
+        first = record.warmup_steps + max(record.resumed_from_steps, default=0)
+        synchronous = find_strategy(record.strategy).features.synchronous
+    except CorruptError as error:
+        say(f"{error}: taken for a run whose ranks step together")
+    except UnknownNameError:  # a script's: its ranks step together
+        pass
+    steps = steps_of(merged, synchronous=synchronous, first=first)
+    return merged, steps, findings(merged, steps)
+
+
+def traced_runs(run_dirs: Sequence[tuple[str, Path]], say: Callable[[str], None]) -> list[TracedRun]:
+    """What a report tells of those of these runs (name, directory) that were traced; `say` hears what it leaves out."""
+    found = [(name, run_dir) for name, run_dir in run_dirs if (run_dir / FOLDER).is_dir()]
+    if len(found) > MOST_TRACES:
+        say(f"{len(found)} runs are traced; the report looks into the first {MOST_TRACES} (hpcdl trace RUN for others)")
+    traced = []
+    for name, run_dir in found[:MOST_TRACES]:
+        try:
+            traced.append(told(name, look_into(run_dir, say)[2]))
+        except (CorruptError, UsageError) as error:
+            say(f"trace of {name} left out: {error}")
+    return traced
+
+
+def told(name: str, found: Findings) -> TracedRun:
+    """The findings as a report shows them."""
+    return TracedRun(
+        name=name,
+        ranks=found.ranks,
+        steps=found.steps,
+        step_s=found.step_s,
+        hidden=found.overlap,
+        gap_median_s=found.gaps.median_s,
+        gap_p90_s=found.gaps.p90_s,
+        idle_s=found.gaps.usable_s_per_step,
+        recording=found.overhead,
+        critical_path={one.part: one.seconds_per_step for one in found.critical_path},
+        gains_s={one.part: one.gain_s for one in found.critical_path},
+        slow_ranks=[
+            SlowRank(
+                rank=one.rank,
+                host=one.host,
+                cause=one.cause,
+                seconds_per_step=one.seconds_per_step,
+                evidence=one.evidence,
+            )
+            for one in found.stragglers
+        ],
+    )

@@ -43,6 +43,7 @@ HEAVY: dict[str, tuple[str, ...]] = {
     "mpi4py": ("comm/mpi/*",),
     "h5py": ("data/format/hdf5.py",),
     "optuna": ("study/proposals.py",),
+    "pyarrow": ("data/sources/parquet.py",),
     "rich": ("core/progress.py", "report/terminal.py", "report/*/terminal.py"),
     "tensorflow": ("models/*", "strategies/*", "strategies/*/*", "training/*/*", "training/*", "data/read/pipeline.py"),
     "keras": ("models/*", "strategies/*", "strategies/*/*", "training/*/*", "training/*", "data/read/pipeline.py"),
@@ -288,7 +289,10 @@ def test_every_library_is_a_declared_dependency() -> None:
     """What happens to be in a developer's environment is not in a centre's."""
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
     extras = project["optional-dependencies"]
-    wanted = [*project["dependencies"], *(line for extra in ("compression", "search") for line in extras[extra])]
+    wanted = [
+        *project["dependencies"],
+        *(line for extra in ("compression", "parquet", "search") for line in extras[extra]),
+    ]
     declared = {re.match(r"[\w-]+", line)[0].lower() for line in wanted}  # type: ignore[index]
     distribution = {"PIL": "pillow", "keras": "tensorflow", "google": "protobuf", "google_crc32c": "google-crc32c"}
     used: dict[str, str] = {}

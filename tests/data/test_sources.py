@@ -15,6 +15,7 @@ from hpcdl.core.errors import HpcdlError, SourceError, UsageError
 from hpcdl.data.sources import SOURCES
 from hpcdl.data.sources.base import recognise
 from tests.data.sharding import cifar_folder, everything, idx_folder, image_folder, make, numbers, pixels, same_samples
+from tests.data.test_formats import FORMATS
 
 Made = tuple[Path, np.ndarray, np.ndarray]
 
@@ -246,6 +247,5 @@ def test_a_source_that_changes_while_it_is_read(tmp_path: Path, monkeypatch: pyt
 
 
 def test_all_formats_are_tested() -> None:
-    assert {kind for kind, _ in ARRAYS.values()} | {"image-folder", "csv", "table", "synthetic", "tfrecord"} == set(
-        SOURCES
-    )
+    elsewhere = {"image-folder", "csv", "table", "synthetic", "tfrecord", *FORMATS}
+    assert {kind for kind, _ in ARRAYS.values()} | elsewhere == set(SOURCES)

@@ -18,7 +18,7 @@ import numpy.typing as npt
 from hpcdl.core.errors import SourceError, shown
 from hpcdl.data.dataset import UNSPLIT
 from hpcdl.data.format.fields import DTYPES, RESERVED, Field, is_name
-from hpcdl.data.sources.base import Array, ArrayPlace, SourceFacts, SourceSpec
+from hpcdl.data.sources.base import Array, ArrayPlace, Content, SourceFacts, SourceSpec
 from hpcdl.data.sources.flat import MOST_CLASSES, FlatFiles, add_numbered, numbered, plausible, stamp_of
 from hpcdl.data.write.index import Index, IndexWriter
 
@@ -105,17 +105,17 @@ class FieldSource:
     def __init__(self, spec: SourceSpec) -> None:
         self._spec = spec
         self._location, self._work = Path(spec.location), Path(spec.work)
-        self.inputs = spec.inputs
+        self.inputs, self.targets = spec.inputs, spec.targets
         self._readers: list[FlatFiles] = []
         self._starts: dict[str, npt.NDArray[np.int64]] = {}
 
     def list_parts(self, parts: Sequence[ArrayGroup], index: IndexWriter) -> SourceFacts:
         """List the samples of `parts`; SourceError says what is wrong with them, and which flag helps."""
-        spec, where = self._spec, self._location
+        where = self._location
         parts = divided(parts)
         if not parts or not parts[0].arrays:
             raise SourceError(f"{where} holds no arrays of numbers or text; check it, or --format")
-        chosen = choose(parts[0].arrays, self.inputs, spec.targets, str(where))
+        chosen = choose(parts[0].arrays, self.inputs, self.targets, str(where))
         told: list[str] = []
         wanted = [("input", *item) for item in chosen.inputs.items()]
         wanted += [("target", *item) for item in chosen.targets.items()]
@@ -149,6 +149,12 @@ class FieldSource:
             told=told,
         )
 
+    def read(self, row: Any, facts: SourceFacts, index: Index) -> Content | Array:
+        """The image file that lies in one of the source's files, where a format has found such."""
+        self._readers = self._readers or [FlatFiles()]
+        number = int(row["file"])
+        return self._readers[0].read(facts.files[number], facts.stamps[number], int(row["place"]), int(row["size"]))
+
     def read_fields(self, row: Any, facts: SourceFacts) -> Sequence[Array]:
         """The fields of the sample of a row, valid until the next read."""
         count = len(facts.fields)
@@ -180,7 +186,9 @@ class FieldSource:
         return result
 
     def describe(self, row: Any, facts: SourceFacts, index: Index) -> str:
-        """Number of the sample, and its file."""
+        """Number of the sample, and its file; of an image file its place."""
+        if not facts.fields:
+            return f"image at byte {int(row['place'])} of {Path(facts.files[int(row['file'])]).name}"
         place = facts.arrays[int(row["file"]) * len(facts.fields)] if facts.arrays else None
         return f"sample {int(row['place'])}" + (f" of {Path(place.file).name}" if place else "")
 

@@ -9,8 +9,9 @@ from typing import Any
 
 import numpy as np
 
-from hpcdl.core.errors import SourceError
+from hpcdl.core.errors import SourceError, shown
 from hpcdl.core.files import open_descriptor
+from hpcdl.data.dataset import UNSPLIT
 from hpcdl.data.sources.base import MOST_SAMPLE_BYTES, Array, SourceChanged, SourceFacts, UnreadableSample
 from hpcdl.data.write.index import ROW, IndexWriter
 
@@ -117,6 +118,77 @@ class ArrayFiles:
             stamps=self._stamps,
             told=told,
         )
+
+
+class EncodedFiles:
+    """Image files that lie within others (archives, tables, records), listed with a class each, a number or a name."""
+
+    def __init__(self, index: IndexWriter, location: str) -> None:
+        self._index, self._location = index, location
+        self._files: list[tuple[str, Path, list[tuple[int, int, Any]]]] = []
+
+    def add_file(self, split: str, path: Path, samples: list[tuple[int, int, Any]]) -> None:
+        """Take the images of a file: (first byte, bytes, label) each."""
+        self._files.append((split, path, samples))
+
+    def facts(self, class_names: Sequence[str] = ()) -> SourceFacts:
+        """List what was taken; SourceError for labels that are no classes."""
+        labels = {label for _, _, samples in self._files for *_, label in samples}
+        odd = next((one for one in labels if not isinstance(one, int | str) or isinstance(one, bool)), None)
+        if odd is not None or None in labels or len({type(one) for one in labels}) > 1:
+            raise SourceError(
+                f"{self._location}: a label is a whole number or a name for each image, found "
+                f"{', '.join(sorted(map(shown, labels))[:5])}"
+            )
+        names, told = _named(labels, class_names, self._location)
+        known = {own: number for number, own in enumerate(sorted(labels))} if told or labels & set(names) else {}
+        for number, (split, _, samples) in enumerate(self._files):
+            rows = np.zeros(len(samples), ROW)
+            rows["place"], rows["size"] = [item[0] for item in samples], [item[1] for item in samples]
+            rows["label"], rows["file"] = [known.get(item[2], item[2]) for item in samples], number
+            self._index.add(split, rows)
+        return SourceFacts(
+            class_names=names,
+            samples_are="files",
+            files=[str(path) for _, path, _ in self._files],
+            stamps=[stamp_of(path) for _, path, _ in self._files],
+            told=told,
+        )
+
+
+def _named(labels: set[Any], names: Sequence[str], where: str) -> tuple[Sequence[str], list[str]]:
+    """The classes' names, and what to tell where labels get other numbers; `names` are those that a format keeps."""
+    if labels and all(isinstance(one, str) for one in labels):
+        return sorted(labels), []
+    if not names:
+        return numbered(np.array(sorted(labels), np.int64))
+    if labels and not 0 <= min(labels) <= max(labels) < len(names):
+        raise SourceError(f"{where}: labels go from {min(labels)} to {max(labels)}, but there are {len(names)} classes")
+    return names, []
+
+
+def files_by_split(location: Path, endings: Sequence[str]) -> dict[str, list[Path]]:
+    """The files with these endings by split: those called train*, val*, test* if all are, or in folders so called."""
+    if location.is_file():
+        return {UNSPLIT: [location]} if location.name.lower().endswith(tuple(endings)) else {}
+    own = _ending(location, endings)
+    if not own and (location / "data").is_dir():
+        own = _ending(location / "data", endings)
+    if own:
+        splits = [split_of(path.name) for path in own]
+        divided = all(splits) and len(set(splits)) > 1
+        found: dict[str, list[Path]] = {}
+        for path, split in zip(own, splits, strict=True):
+            found.setdefault(split if divided and split else UNSPLIT, []).append(path)
+        return found
+    below = {folder: _ending(folder, endings) for folder in sorted(location.iterdir()) if folder.is_dir()}
+    inside = {split_of(folder.name): paths for folder, paths in below.items() if paths}
+    return {split: paths for split, paths in inside.items() if split} if None not in inside else {}
+
+
+def _ending(folder: Path, endings: Sequence[str]) -> list[Path]:
+    found = (path for path in folder.iterdir() if path.is_file() and path.name[0] != ".")
+    return sorted(path for path in found if path.name.lower().endswith(tuple(endings)))
 
 
 def numbered(found: Array) -> tuple[list[str], list[str]]:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import csv
-import functools
 import re
 from collections.abc import Iterator
 from pathlib import Path
@@ -13,29 +12,18 @@ import numpy as np
 from hpcdl.core.errors import SourceError, shown
 from hpcdl.core.files import open_regular
 from hpcdl.data.dataset import UNSPLIT
-from hpcdl.data.sources.arrays import (
-    INPUT_NAMES,
-    TARGET_NAMES,
-    ArrayGroup,
-    FieldSource,
-    FoundArray,
-    PlacedArray,
-    field_name,
-    shape_text,
-)
 from hpcdl.data.sources.base import Array, SourceFacts
+from hpcdl.data.sources.columns import ColumnSource, TableColumn
 from hpcdl.data.sources.csv_list import is_list_of_files, text_lines
 from hpcdl.data.sources.image_folder import SPLIT_NAMES
-from hpcdl.data.write.index import Index, IndexWriter
+from hpcdl.data.write.index import IndexWriter
 
 _ENDINGS = {".csv": ",", ".tsv": "\t"}
 _MISSING = frozenset({"", "na", "n/a", "nan", "null", "none", "?"})
 _WHOLE = re.compile(r"[+-]?[0-9]{1,18}")
-_PACKED = "x"
-"""The field that all columns of numbers are put together in, unless --input says otherwise."""
 
 
-class TableSource(FieldSource):
+class TableSource(ColumnSource):
     """A .csv or .tsv file whose first line names the columns; one called `split` divides the rows."""
 
     @staticmethod
@@ -54,59 +42,21 @@ class TableSource(FieldSource):
                 f"{self._location}: the column split holds {shown(min(set(splits)))}; write train, val or test"
             )
         values = {name: _typed(column) for name, column in columns.items()}
-        self._ask_what_is_what(values)
         rows: dict[str, Array | None] = {
             name: np.array([own == name for own in splits]) for name in dict.fromkeys(splits)
         }
-        rows = rows or {UNSPLIT: None}
-        groups = []
-        for split, chosen in rows.items():
-            arrays = {
-                name: FoundArray(
-                    shape_text((), "text" if column.dtype.kind == "O" else column.dtype.name),
-                    functools.partial(self._placed_column, name, column, chosen),
-                )
-                for name, column in values.items()
-            }
-            groups.append(ArrayGroup(split=split, arrays=arrays))
-        return self.list_parts(groups, index)
+        tables = {
+            split: {name: self._column(name, own if chosen is None else own[chosen]) for name, own in values.items()}
+            for split, chosen in (rows or {UNSPLIT: None}).items()
+        }
+        return self.list_columns(tables, index)
 
-    def read(self, row: object, facts: SourceFacts, index: Index) -> Array:
-        """Never: a table's samples are fields."""
-        raise SourceError(f"{self._location} holds no images")
-
-    def _placed_column(self, name: str, column: Array, chosen: Array | None) -> PlacedArray:
-        own = column if chosen is None else column[chosen]
-        return self.placed_text(own.tolist(), name) if own.dtype.kind == "O" else self.placed(own)
-
-    def _ask_what_is_what(self, values: dict[str, Array]) -> None:
-        """Pack columns of numbers into one input where none is named; SourceError for what cannot be guessed."""
-        if self._spec.inputs:
-            return
-        targets = [wish.rpartition("=")[0] or wish for wish in self._spec.targets]
-        usual = next((name for name in TARGET_NAMES for own in values if own.lower() == name), None)
-        if not targets:
-            targets = [own for own in values if own.lower() == usual][:1]
-        known = ", ".join(shown(name) for name in list(values)[:20])
-        if not targets:
-            raise SourceError(
-                f"{self._location}: which column is the target? Give --target COLUMN=NAME, one of {known}"
-            )
-        texts = [name for name, column in values.items() if name not in targets and column.dtype.kind == "O"]
-        if texts:
-            raise SourceError(
-                f"{self._location}: the column {shown(texts[0])} holds text; name the columns that are "
-                "inputs, each with --input COLUMN=NAME, or leave it out of the table"
-            )
-        numbers = [name for name in values if name not in targets]
-        if not numbers:
-            raise SourceError(
-                f"{self._location}: no column is left for an input beside {', '.join(map(shown, targets))}"
-            )
-        packed = np.stack([values.pop(name) for name in numbers], 1).astype(np.float32)
-        name = _PACKED if _PACKED not in values else f"{_PACKED}_{INPUT_NAMES[-2]}"
-        values[name] = packed
-        self.inputs = (f"{name}={field_name(name)}",)
+    def _column(self, name: str, values: Array) -> TableColumn:
+        if values.dtype.kind == "O":
+            return TableColumn(shown="text", kind="text", place=lambda: self.placed_text(values.tolist(), name))
+        return TableColumn(
+            shown=values.dtype.name, kind="number", place=lambda: self.placed(values), numbers=lambda: values
+        )
 
     def _columns(self) -> dict[str, list[str]]:
         names: list[str] = []

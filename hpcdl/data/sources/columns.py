@@ -1,0 +1,94 @@
+"""Tables, whatever file they come from: which columns are inputs and targets, and which are put together."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+
+import numpy as np
+
+from hpcdl.core.errors import SourceError, shown
+from hpcdl.data.sources.arrays import (
+    INPUT_NAMES,
+    TARGET_NAMES,
+    ArrayGroup,
+    FieldSource,
+    FoundArray,
+    PlacedArray,
+    field_name,
+    shape_text,
+)
+from hpcdl.data.sources.base import Array, SourceFacts
+from hpcdl.data.write.index import IndexWriter
+
+_PACKED = "x"
+"""The field that all columns of numbers are put together in, unless --input says otherwise."""
+
+
+def _no_numbers() -> Array:
+    raise AssertionError("only columns of kind number are asked for their numbers")
+
+
+@dataclass(frozen=True, kw_only=True)
+class TableColumn:
+    """`kind` is `number` (one a row), `text`, or `other`; `shown` is what a message says of it."""
+
+    shown: str
+    kind: str
+    place: Callable[[], PlacedArray]
+    numbers: Callable[[], Array] = _no_numbers
+
+
+class ColumnSource(FieldSource):
+    """Samples that are rows of columns."""
+
+    def list_columns(self, tables: Mapping[str, Mapping[str, TableColumn]], index: IndexWriter) -> SourceFacts:
+        """List the rows of a table for each split; all tables have the same columns."""
+        packed, name = self._packed(next(iter(tables.values())))
+        groups = []
+        for split, columns in tables.items():
+            arrays = {
+                own: FoundArray(column.shown, column.place) for own, column in columns.items() if own not in packed
+            }
+            if packed:
+                numbers = [columns[own].numbers for own in packed]
+                arrays[name] = FoundArray(
+                    shape_text((len(packed),), "float32"), functools.partial(self._together, numbers)
+                )
+            groups.append(ArrayGroup(split=split, arrays=arrays))
+        if packed:
+            self.inputs = (f"{name}={field_name(name)}",)
+        return self.list_parts(groups, index)
+
+    def _together(self, numbers: list[Callable[[], Array]]) -> PlacedArray:
+        return self.placed(np.stack([own() for own in numbers], 1).astype(np.float32))
+
+    def _packed(self, columns: Mapping[str, TableColumn]) -> tuple[list[str], str]:
+        """The columns of numbers that become one input where none is named, and its path; SourceError for questions."""
+        if self._spec.inputs:
+            return [], ""
+        targets = [wish.rpartition("=")[0] or wish for wish in self._spec.targets]
+        usual = next((name for name in TARGET_NAMES for own in columns if own.lower() == name), None)
+        if not targets:
+            targets = [own for own in columns if own.lower() == usual][:1]
+        known = ", ".join(shown(name) for name in list(columns)[:20])
+        if not targets:
+            raise SourceError(
+                f"{self._location}: which column is the target? Give --target COLUMN=NAME, one of {known}"
+            )
+        left = [name for name in columns if name not in targets]
+        if not left:
+            raise SourceError(
+                f"{self._location}: no column is left for an input beside {', '.join(map(shown, targets))}"
+            )
+        if len(left) == 1 and columns[left[0]].kind != "number":
+            self.inputs = (f"{left[0]}={field_name(left[0])}",)
+            return [], ""
+        odd = next((name for name in left if columns[name].kind != "number"), None)
+        if odd is not None:
+            raise SourceError(
+                f"{self._location}: the column {shown(odd)} holds {columns[odd].shown}; name the columns that are "
+                "inputs, each with --input COLUMN=NAME, or leave it out of the table"
+            )
+        return left, _PACKED if _PACKED not in columns else f"{_PACKED}_{INPUT_NAMES[-2]}"

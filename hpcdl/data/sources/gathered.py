@@ -1,0 +1,65 @@
+"""Arrays that are put together sample by sample, where a format keeps each sample's values apart."""
+
+from __future__ import annotations
+
+from array import array
+from pathlib import Path
+
+import numpy as np
+
+from hpcdl.core.errors import SourceError
+from hpcdl.data.sources.arrays import PlacedArray, shape_text
+from hpcdl.data.sources.base import Array
+
+
+class GatheredArray:
+    """Takes one value a sample and writes it behind the others in `path`; `shown` is how messages name the array.
+
+    Samples of one shape are a plain array; the first axis may vary in length, the type and the other axes may not.
+    """
+
+    def __init__(self, path: Path, shown: str) -> None:
+        self._path, self._shown = path, shown
+        self._file = path.open("wb")
+        self._lengths = array("q")
+        self._dtype: np.dtype[np.generic] | None = None
+        self._shape: tuple[int, ...] = ()
+        self._varies = self._text = False
+
+    def add(self, value: Array | bytes | str, sample: str) -> None:
+        """Take the value of `sample`; SourceError where it is not of the kind of those before it."""
+        text = isinstance(value, bytes | str)
+        values = np.frombuffer(self._utf8(value, sample), np.uint8) if isinstance(value, bytes | str) else value
+        if self._dtype is None:
+            self._dtype, self._shape, self._text = values.dtype, values.shape, text
+        alike = (text, values.dtype, values.ndim) == (self._text, self._dtype, len(self._shape))
+        if not alike or values.shape[1:] != self._shape[1:]:
+            raise SourceError(
+                f"{self._shown} of {sample} is {shape_text(values.shape, values.dtype)}, those before it "
+                f"{shape_text(self._shape, self._dtype)}; make them alike"
+            )
+        self._varies = self._varies or values.shape != self._shape
+        self._lengths.append(len(values) if values.ndim else 1)
+        self._file.write(np.ascontiguousarray(values).tobytes())
+
+    def placed(self) -> PlacedArray:
+        """All of it, where it lies now."""
+        self._file.close()
+        dtype = self._dtype or np.dtype(np.float32)
+        lengths = np.frombuffer(self._lengths, np.int64)
+        if not (self._varies or self._text):
+            return PlacedArray(path=self._path, shape=(len(lengths), *self._shape), dtype=dtype)
+        starts = self._path.with_name(f"{self._path.name}.offsets")
+        np.concatenate([[0], np.cumsum(lengths)]).astype(np.int64).tofile(starts)
+        shape = (int(lengths.sum()), *self._shape[1:])
+        return PlacedArray(path=self._path, shape=shape, dtype=dtype, offsets=starts, text=self._text)
+
+    def _utf8(self, value: bytes | str, sample: str) -> bytes:
+        try:
+            content = value.encode() if isinstance(value, str) else value
+            content.decode()
+        except UnicodeError as error:
+            raise SourceError(
+                f"{self._shown} of {sample} is not UTF-8; save text as UTF-8, or bytes as an array of uint8"
+            ) from error
+        return content

@@ -1,0 +1,149 @@
+"""Text: a line or a file is a sample, its class that of the file or folder, or of the same line in a file beside."""
+
+from __future__ import annotations
+
+import functools
+import re
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from pathlib import Path
+
+import numpy as np
+
+from hpcdl.core.errors import SourceError
+from hpcdl.core.files import open_regular
+from hpcdl.data.dataset import UNSPLIT
+from hpcdl.data.sources.arrays import ArrayGroup, FieldSource, FoundArray, PlacedArray
+from hpcdl.data.sources.base import MOST_SAMPLE_BYTES, SourceFacts
+from hpcdl.data.sources.flat import split_of
+from hpcdl.data.sources.image_folder import SPLIT_NAMES
+from hpcdl.data.write.index import IndexWriter
+
+_ENDING = ".txt"
+_LABELS = ("{stem}.labels.txt", "{stem}_labels.txt", "{stem}.labels", "labels.txt")
+"""Where labels of the lines of STEM.txt usually are."""
+_BESIDE = re.compile(r"readme|license|licence|copying|citation|notice", re.IGNORECASE)
+_WHOLE = re.compile(r"[+-]?[0-9]{1,18}")
+_Samples = tuple[list[bytes], list[bytes]]
+"""Texts and labels."""
+
+
+class TextSource(FieldSource):
+    """A file of lines with labels beside, CLASS.txt files of lines, or folders per class of files."""
+
+    @staticmethod
+    def recognises(location: Path) -> bool:
+        """A .txt file, or a folder in which all files are."""
+        if location.is_file():
+            return location.suffix.lower() == _ENDING
+        own = _texts(location)
+        if own and len(own) == len(_content(location, Path.is_file)):
+            return True
+        folders = _content(location, Path.is_dir)
+        deeper = [below for folder in folders for below in [folder, *_content(folder, Path.is_dir)]]
+        first = next((path for folder in deeper for path in _content(folder, Path.is_file)), None)
+        return first is not None and first.suffix.lower() == _ENDING and not own
+
+    def scan(self, index: IndexWriter) -> SourceFacts:
+        """Read texts and labels, split by split."""
+        roots = _split_folders(self._location) or {UNSPLIT: self._location}
+        found: dict[str, _Samples] = {}
+        for split, root in roots.items():
+            for name, (texts, labels) in self._samples(split, root).items():
+                own = found.setdefault(name, ([], []))
+                own[0].extend(texts)
+                own[1].extend(labels)
+        whole = all(_WHOLE.fullmatch(label.decode("latin-1")) for _, labels in found.values() for label in labels)
+        parts = []
+        for split, (texts, labels) in found.items():
+            place = functools.partial(self._numbers, labels) if whole else self._placing(labels, "label")
+            arrays = {"text": FoundArray("text", self._placing(texts, "text")), "label": FoundArray("label", place)}
+            parts.append(ArrayGroup(split=split, arrays=arrays))
+        return self.list_parts(parts, index)
+
+    def _placing(self, values: Sequence[bytes], name: str) -> Callable[[], PlacedArray]:
+        return functools.partial(self.placed_text, values, name)
+
+    def _numbers(self, labels: Sequence[bytes]) -> PlacedArray:
+        return self.placed(np.array([int(label) for label in labels], np.int64))
+
+    def _samples(self, split: str, root: Path) -> dict[str, _Samples]:
+        """The samples of a file or folder by split: those of files called train* and test* too."""
+        if root.is_file():
+            return {split: self._beside(root)}
+        files = _texts(root)
+        folders = [folder for folder in _content(root, Path.is_dir) if _texts(folder)]
+        if folders:
+            return {split: _by_class({folder.name: map(_whole, _texts(folder)) for folder in folders})}
+        lines = [path for path in files if not re.search(r"(?:^|[._])labels$", path.stem)]
+        splits = {path: split_of(path.name) for path in lines}
+        if split == UNSPLIT and all(splits.values()) and len(set(splits.values())) == len(lines) > 1:
+            return {name: self._beside(path) for path, name in splits.items() if name}
+        if len(lines) == 1:
+            return {split: self._beside(lines[0])}
+        if not lines:
+            raise SourceError(f"{root} holds no {_ENDING} files; it needs CLASS.txt files, or a folder for each class")
+        return {split: _by_class({path.stem: _lines(path) for path in lines})}
+
+    def _beside(self, path: Path) -> _Samples:
+        """The lines of a file, and their labels from the file beside it."""
+        wish = self._spec.label_field
+        names = [wish] if wish else [name.format(stem=path.stem) for name in _LABELS]
+        beside = next((path.parent / name for name in names if (path.parent / name).is_file()), None)
+        if beside is None:
+            raise SourceError(
+                f"{path}: where are the labels of its lines? {' and '.join(names[:2])} {'is' if wish else 'are'} not "
+                "beside it; give --label-field FILE with a label a line, or a file CLASS.txt for each class"
+            )
+        texts, labels = _lines(path), _lines(beside)
+        if len(texts) != len(labels):
+            raise SourceError(
+                f"{path} has {len(texts)} lines and {beside.name} {len(labels)}; every line needs one label"
+            )
+        empty = next((number for number, label in enumerate(labels, 1) if not label), None)
+        if empty is not None:
+            raise SourceError(f"{beside} line {empty} is empty; every line needs one label")
+        return texts, labels
+
+
+def _by_class(texts: Mapping[str, Iterable[bytes]]) -> _Samples:
+    found: _Samples = ([], [])
+    for name, samples in texts.items():
+        own = list(samples)
+        found[0].extend(own)
+        found[1].extend([name.encode("utf-8", "surrogateescape")] * len(own))
+    return found
+
+
+def _whole(path: Path) -> bytes:
+    with open_regular(path) as file:
+        content = file.read(MOST_SAMPLE_BYTES + 1)
+    if len(content) > MOST_SAMPLE_BYTES:
+        raise SourceError(f"{path} has over {MOST_SAMPLE_BYTES} bytes, too many for one sample")
+    return content.removeprefix(b"\xef\xbb\xbf")
+
+
+def _lines(path: Path) -> list[bytes]:
+    with open_regular(path) as file:
+        content = file.read().removeprefix(b"\xef\xbb\xbf")
+    lines = content.split(b"\n")
+    if lines and not lines[-1]:
+        lines.pop()
+    return [line.removesuffix(b"\r") for line in lines]
+
+
+def _content(folder: Path, kind: Callable[[Path], bool]) -> list[Path]:
+    return sorted(
+        path for path in folder.iterdir() if kind(path) and path.name[0] != "." and not _BESIDE.match(path.name)
+    )
+
+
+def _texts(folder: Path) -> list[Path]:
+    return [path for path in _content(folder, Path.is_file) if path.suffix.lower() == _ENDING]
+
+
+def _split_folders(location: Path) -> dict[str, Path]:
+    if not location.is_dir():
+        return {}
+    found = {SPLIT_NAMES[path.name.lower()]: path for path in _content(location, Path.is_dir)
+             if path.name.lower() in SPLIT_NAMES}  # fmt: skip
+    return found if len(found) > 1 or "train" in found else {}

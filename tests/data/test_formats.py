@@ -1,0 +1,154 @@
+"""Formats beyond arrays and image folders: what goes in comes out, sample by sample."""
+
+from __future__ import annotations
+
+import io
+import itertools
+from pathlib import Path
+from typing import Any
+
+import h5py
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+from PIL import Image
+
+from hpcdl.core.errors import UsageError
+from hpcdl.data.format.manifest import Manifest
+from hpcdl.data.sources.base import recognise
+from tests.data.sharding import everything, make, pixels
+
+FORMATS = ("memmap", "text", "parquet")
+
+
+def png(pixels_: np.ndarray) -> bytes:
+    out = io.BytesIO()
+    Image.fromarray(pixels_).save(out, format="PNG")
+    return out.getvalue()
+
+
+def values(folder: Path, manifest: Manifest, name: str, split: str = "all") -> list[Any]:
+    """A field of every sample: text and lists as they are."""
+    found: list[Any] = []
+    (item,) = [field for field in manifest.fields if field.name == name]
+    for entry in manifest.splits[split].shards:
+        with h5py.File(folder / entry.file) as file:
+            content = file[name][:]
+            if item.variable:
+                starts = file[f"offsets/{name}"][:]
+                parts = [content[i:j] for i, j in itertools.pairwise(starts)]
+                found += [bytes(part).decode() for part in parts] if item.kind == "text" else map(list, parts)
+            elif item.kind == "class":
+                found += [item.class_names[number] for number in content]
+            else:
+                found += content.tolist()
+    return found
+
+
+def test_memmaps_with_a_stated_type(tmp_path: Path) -> None:
+    x, y = np.arange(120, dtype=">i2").reshape(10, 4, 3), np.linspace(0, 1, 10, dtype=np.float32)
+    (tmp_path / "x.dat").write_bytes(b"HEAD" + x.tobytes())
+    (tmp_path / "y.dat").write_bytes(y.tobytes())
+    options = {"input": "x.dat=x:>i2:4x3:4", "target": "y.dat=y:float32"}
+    assert recognise(str(tmp_path)) == recognise(str(tmp_path / "x.dat")) == "memmap"
+    for source in (tmp_path, tmp_path / "x.dat"):
+        out = tmp_path / f"{source.name}-out"
+        manifest = make(source, out, format="memmap", **options)
+        assert [(item.dtype, tuple(item.shape)) for item in manifest.fields] == [("int16", (4, 3)), ("float32", ())]
+        assert sorted(values(out, manifest, "x")) == x.tolist()
+        assert sorted(values(out, manifest, "y")) == y.tolist()
+
+
+POEMS = {"blue": ["sea\n", "sky né\r\n", "\n"], "red": ["rose\n", "fire"]}
+
+
+def test_text_in_files_of_lines_and_in_folders(tmp_path: Path) -> None:
+    wanted = sorted((name, line.strip()) for name, lines in POEMS.items() for line in lines)
+    for name, lines in POEMS.items():
+        for kind in ("lines", "tree/train", "tree/test"):
+            (tmp_path / kind).mkdir(parents=True, exist_ok=True)
+        (tmp_path / "lines" / f"{name}.txt").write_text("".join(lines))
+        for split in ("train", "test"):
+            (tmp_path / "tree" / split / name).mkdir()
+            for number, line in enumerate(lines):
+                (tmp_path / "tree" / split / name / f"{number}.txt").write_text(line.strip())
+    (tmp_path / "tree" / "README.md").write_text("about it")
+    (tmp_path / "all.txt").write_text("\ufeff" + "\n".join(line for _, line in wanted) + "\n")
+    (tmp_path / "all.labels.txt").write_text("\n".join(name for name, _ in wanted) + "\n")
+    for source, splits in (("lines", ["all"]), ("all.txt", ["all"]), ("tree", ["train", "test"])):
+        assert recognise(str(tmp_path / source)) == "text"
+        out = tmp_path / f"{source}-out"
+        manifest = make(tmp_path / source, out)
+        assert sorted(manifest.splits) == sorted(splits) and manifest.class_names == ("blue", "red")
+        for split in splits:
+            pairs = zip(values(out, manifest, "label", split), values(out, manifest, "text", split), strict=True)
+            assert sorted(pairs) == wanted, source
+
+
+def test_lines_with_numbers_as_labels_and_splits_by_name(tmp_path: Path) -> None:
+    for split, count in (("train", 6), ("test", 4)):
+        (tmp_path / f"{split}.txt").write_text("".join(f"line {number}\n" for number in range(count)))
+        (tmp_path / f"{split}.labels.txt").write_text("".join(f"{number % 2}\n" for number in range(count)))
+    manifest = make(tmp_path, tmp_path / "out")
+    assert {name: split.num_samples for name, split in manifest.splits.items()} == {"train": 6, "test": 4}
+    assert values(tmp_path / "out", manifest, "label", "test").count("1") == 2
+
+
+def parquet(path: Path, /, **columns: Any) -> Path:
+    pq.write_table(pa.table(columns), path, row_group_size=3)
+    return path
+
+
+COUNT = 8
+NUMBERS = {"mass": [0.5, None, 1.5, 2.0] * 2, "charge": [1, -1, 0, 1] * 2, "ok": [True, False] * 4}
+
+
+def test_parquet_columns_of_numbers_are_one_input(tmp_path: Path) -> None:
+    index = pa.array(range(COUNT), pa.int64())
+    source = parquet(tmp_path / "t.parquet", **NUMBERS, y=["a", "b"] * 4, __index_level_0__=index)
+    assert recognise(str(source)) == "parquet"
+    manifest = make(source, tmp_path / "out", nan="keep")
+    assert [(item.name, tuple(item.shape)) for item in manifest.fields] == [("x", (3,)), ("y", ())]
+    wanted = np.array([[np.nan if v is None else float(v) for v in row] for row in zip(*NUMBERS.values(), strict=True)])
+    found = np.array(values(tmp_path / "out", manifest, "x"))
+    np.testing.assert_array_equal(sorted(map(repr, found.tolist())), sorted(map(repr, wanted.tolist())))
+
+
+def test_parquet_lists_text_and_splits(tmp_path: Path) -> None:
+    columns = {
+        "fixed": [[float(n), 2.0] for n in range(COUNT)],
+        "square": pa.array([[[n, 1], [2, 3]] for n in range(COUNT)], pa.list_(pa.list_(pa.int16(), 2))),
+        "hits": [list(range(n % 3)) for n in range(COUNT)],
+        "note": pa.array([f"né {n % 2}" for n in range(COUNT)]).dictionary_encode(),
+        "energy": np.arange(COUNT) / 7,
+    }
+    (tmp_path / "data").mkdir()
+    for split in ("train", "validation"):
+        parquet(tmp_path / "data" / f"{split}-00000-of-00001.parquet", **columns)
+    options = {"input": "fixed=a,square=b,hits=c,note=d", "target": "energy=e"}
+    manifest = make(tmp_path, tmp_path / "out", **options)
+    assert list(manifest.splits) == ["train", "val"]
+    assert [tuple(item.shape) for item in manifest.fields] == [(2,), (2, 2), (2,), (5,), ()]
+    for name, column in zip("abcde", columns.values(), strict=True):
+        given = column.to_pylist() if isinstance(column, pa.Array) else list(column)
+        assert sorted(values(tmp_path / "out", manifest, name, "val")) == sorted(given), name
+
+
+def test_parquet_of_images_as_hugging_face_saves_them(tmp_path: Path) -> None:
+    images = pixels(6, (5, 4, 3))
+    table = pa.table({"image": [{"bytes": png(one), "path": None} for one in images], "label": [0, 1, 2] * 2})
+    features = '{"info": {"features": {"label": {"names": ["cat", "dog", "owl", "yak"], "_type": "ClassLabel"}}}}'
+    pq.write_table(table.replace_schema_metadata({"huggingface": features}), tmp_path / "train.parquet")
+    manifest = make(tmp_path, tmp_path / "out", workers=2, shards=2)
+    assert manifest.class_names == ("cat", "dog", "owl", "yak") and tuple(manifest.sample_shape) == (5, 4, 3)
+    found, labels = everything(tmp_path / "out", manifest, "all")
+    wanted = {image.tobytes(): number % 3 for number, image in enumerate(images)}
+    assert {image.tobytes(): int(label) for image, label in zip(found, labels, strict=True)} == wanted
+
+
+def test_parquet_without_its_package_says_what_to_install(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    source = parquet(tmp_path / "t.parquet", **NUMBERS, y=range(COUNT))
+    monkeypatch.setitem(__import__("sys").modules, "pyarrow", None)
+    with pytest.raises(UsageError, match=r"pip install 'hpcdl\[parquet\]'"):
+        make(source, tmp_path / "out")

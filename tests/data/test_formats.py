@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import io
 import itertools
+import json
+import tarfile
 from pathlib import Path
 from typing import Any
 
@@ -15,11 +17,11 @@ import pytest
 from PIL import Image
 
 from hpcdl.core.errors import UsageError
-from hpcdl.data.format.manifest import Manifest
+from hpcdl.data.format.manifest import Manifest, read_manifest
 from hpcdl.data.sources.base import recognise
 from tests.data.sharding import everything, make, pixels
 
-FORMATS = ("memmap", "text", "parquet")
+FORMATS = ("memmap", "text", "parquet", "webdataset")
 
 
 def png(pixels_: np.ndarray) -> bytes:
@@ -152,3 +154,59 @@ def test_parquet_without_its_package_says_what_to_install(tmp_path: Path, monkey
     monkeypatch.setitem(__import__("sys").modules, "pyarrow", None)
     with pytest.raises(UsageError, match=r"pip install 'hpcdl\[parquet\]'"):
         make(source, tmp_path / "out")
+
+
+def tar(path: Path, members: dict[str, bytes]) -> Path:
+    with tarfile.open(path, "w") as archive:
+        for name, content in members.items():
+            info = tarfile.TarInfo(name)
+            info.size = len(content)
+            archive.addfile(info, io.BytesIO(content))
+    return path
+
+
+def npy(value: np.ndarray) -> bytes:
+    out = io.BytesIO()
+    np.save(out, value)
+    return out.getvalue()
+
+
+@pytest.mark.parametrize("label", ["cls", "json"])
+def test_webdataset_of_images(label: str, tmp_path: Path) -> None:
+    images = pixels(8, (5, 4, 3))
+    for split, numbers in (("train", range(6)), ("val", range(6, 8))):
+        members: dict[str, bytes] = {}
+        for n in numbers:
+            members[f"a/{n:04d}.PNG"] = png(images[n])
+            members[f"a/{n:04d}.{label}"] = str(n % 3).encode() if label == "cls" else b'{"label": "c%d"}' % (n % 3)
+        tar(tmp_path / f"{split}-000.tar", members)
+    assert recognise(str(tmp_path)) == "webdataset"
+    for encoding in ("raw", "encoded"):
+        manifest = make(tmp_path, tmp_path / encoding, workers=2, encoding=encoding)
+        assert sorted(manifest.splits) == ["train", "val"] and len(manifest.class_names) == 3
+    found, labels = everything(tmp_path / "raw", read_manifest(tmp_path / "raw")[0], "train")
+    wanted = {image.tobytes(): number % 3 for number, image in enumerate(images[:6])}
+    assert {image.tobytes(): int(own) for image, own in zip(found, labels, strict=True)} == wanted
+
+
+def test_webdataset_of_arrays_masks_json_and_text(tmp_path: Path) -> None:
+    rng = np.random.default_rng(0)
+    members, series = {}, [rng.random((2 + n % 2, 3), dtype=np.float32) for n in range(COUNT)]
+    for n in range(COUNT):
+        members |= {f"{n}.jpg.png": png(pixels(1, (6, 6, 3), n)[0]), f"{n}.mask.png": png(np.full((6, 6), n, np.uint8))}
+        members |= {f"{n}.x.npy": npy(series[n]), f"{n}.txt": f"né {n}".encode(), f"{n}.cls": b"%d" % (n % 2)}
+        members[f"{n}.json"] = json.dumps({"energy": [1, 0.5][n % 2], "box": [n, 1], "who": "me"}).encode()
+    source = tar(tmp_path / "a.tar", members)
+    options = {"input": "x=x,txt=note,jpg=picture", "target": "mask.png=mask,json/energy=e,json/box=box,cls=kind"}
+    manifest = make(source, tmp_path / "out", **options)
+    kinds = {item.name: (item.dtype, tuple(item.shape), item.variable) for item in manifest.fields}
+    assert kinds["x"] == ("float32", (3, 3), True) and kinds["picture"] == ("uint8", (6, 6, 3), False)
+    assert kinds["e"] == ("float64", (), False) and kinds["box"] == ("int64", (2,), False)
+    order = [mask[0][0] for mask in values(tmp_path / "out", manifest, "mask")]
+    assert sorted(order) == list(range(COUNT))
+    for row, n in enumerate(order):
+        assert np.array_equal(values(tmp_path / "out", manifest, "x")[row], series[n])
+        assert values(tmp_path / "out", manifest, "note")[row] == f"né {n}"
+        assert values(tmp_path / "out", manifest, "kind")[row] == str(n % 2)
+    small = tar(tmp_path / "b.tar", {name: one for name, one in members.items() if name[1:] in (".x.npy", ".cls")})
+    assert [item.name for item in make(small, tmp_path / "guessed").fields] == ["x", "label"]

@@ -16,6 +16,9 @@ SOURCES = Registry(
         "numpy": Entry(target="hpcdl.data.sources.numpy_files:NumpySource", summary=".npy or .npz arrays"),
         "tfrecord": Entry(target="hpcdl.data.sources.tfrecord:TFRecordSource", summary="TFRecord of tf.train.Example"),
         "hdf5": Entry(target="hpcdl.data.sources.hdf5_arrays:Hdf5Source", summary="arrays in HDF5 files"),
+        "webdataset": Entry(
+            target="hpcdl.data.sources.webdataset:WebDatasetSource", summary="WebDataset's .tar archives"
+        ),
         "parquet": Entry(target="hpcdl.data.sources.parquet:ParquetSource", summary="Parquet files (needs pyarrow)"),
         "text": Entry(target="hpcdl.data.sources.text:TextSource", summary="lines or files of text with a class"),
         "memmap": Entry(target="hpcdl.data.sources.memmap:MemmapSource", summary="plain numbers of a type you state"),

@@ -15,11 +15,11 @@ from hpcdl.data.sources.base import Array
 class GatheredArray:
     """Takes one value a sample and writes it behind the others in `path`; `shown` is how messages name the array.
 
-    Samples of one shape are a plain array; the first axis may vary in length, the type and the other axes may not.
+    Samples of one shape are a plain array; unless `fixed` the first axis may vary in length, nothing else may.
     """
 
-    def __init__(self, path: Path, shown: str) -> None:
-        self._path, self._shown = path, shown
+    def __init__(self, path: Path, shown: str, *, fixed: bool = False) -> None:
+        self._path, self._shown, self._fixed = path, shown, fixed
         self._file = path.open("wb")
         self._lengths = array("q")
         self._dtype: np.dtype[np.generic] | None = None
@@ -33,7 +33,8 @@ class GatheredArray:
         if self._dtype is None:
             self._dtype, self._shape, self._text = values.dtype, values.shape, text
         alike = (text, values.dtype, values.ndim) == (self._text, self._dtype, len(self._shape))
-        if not alike or values.shape[1:] != self._shape[1:]:
+        first = 0 if self._fixed else 1
+        if not alike or values.shape[first:] != self._shape[first:]:
             raise SourceError(
                 f"{self._shown} of {sample} is {shape_text(values.shape, values.dtype)}, those before it "
                 f"{shape_text(self._shape, self._dtype)}; make them alike"

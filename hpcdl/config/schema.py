@@ -17,7 +17,7 @@ class ModelConfig:
 
     model: str = setting(
         REQUIRED,
-        "Network: a name of `hpcdl models`, or your own as file.py:build or package.module:build.",
+        "Network: a name of `hpcdl models`, your own as file.py:build or package.module:build, emulated:NAME:SECONDS.",
         matters=RESULT | TIME,
     )
     classes: int | None = setting(

@@ -19,6 +19,7 @@ from hpcdl.models.spec import (
     existing_file,
     function_missing,
     module_missing,
+    parse_emulation,
     parse_spec,
 )
 from hpcdl.models.table import REGISTRY, check_input, model_info
@@ -57,6 +58,10 @@ def load_model(
         shape = info.input_shape if shape is None else shape
         check_input(builder, num_classes, shape)
         model: keras.Model = REGISTRY.load(builder)(num_classes, shape)
+        if emulation := parse_emulation(spec):
+            from hpcdl.models.emulated import emulated
+
+            model = emulated(model, emulation)
         if loss != CROSS_ENTROPY:
             _check(model, spec, loss, num_classes, shape, output_shapes)
         return model

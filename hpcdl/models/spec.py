@@ -1,13 +1,15 @@
 """What `--model` may say, checked without importing what it names.
 
-A spec is a name of the table, `path/to/file.py:function`, or `package.module:function`. Modules are looked for as
-Python does, along sys.path, which never gains the current folder here; files are read where the spec says.
+A spec is a name of the table, `path/to/file.py:function`, `package.module:function`, or `emulated:NAME:SECONDS`.
+Modules are looked for as Python does, along sys.path, which never gains the current folder here; files are read where
+the spec says.
 """
 
 from __future__ import annotations
 
 import ast
 import importlib.util
+import math
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -16,9 +18,12 @@ from pathlib import Path
 
 from hpcdl.core.errors import UnknownNameError, UsageError
 from hpcdl.core.files import read_bytes
+from hpcdl.core.units import parse_seconds
 from hpcdl.models.table import MODELS, check_input, model_info
 
-FORMS = "a name from `hpcdl models`, path/to/file.py:function or package.module:function"
+FORMS = "a name from `hpcdl models`, path/to/file.py:function, package.module:function or emulated:NAME:SECONDS"
+EMULATED = "emulated:"
+MOST_WAIT_S = 3600.0
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -33,10 +38,44 @@ class UserFunction:
         return f"{self.path or self.module}:{self.function}"
 
 
+@dataclass(frozen=True, kw_only=True)
+class Emulation:
+    """The variables of the table's `network`, whose computing is a wait of `seconds` a step.
+
+    `noise` is the standard deviation of the wait's logarithm.
+    """
+
+    network: str
+    seconds: float
+    noise: float = 0.0
+
+
+def parse_emulation(spec: str) -> Emulation | None:
+    """What `emulated:resnet50:0.7s` or `emulated:resnet50:0.7s:5%` says; None for another spec."""
+    if not spec.startswith(EMULATED):
+        return None
+    name, _, rest = spec.removeprefix(EMULATED).partition(":")
+    wait, _, noise = rest.partition(":")
+    if name not in MODELS:
+        raise UnknownNameError("model to emulate", name, MODELS)
+    try:
+        found = Emulation(network=name, seconds=parse_seconds(wait), noise=float(noise.removesuffix("%") or 0) / 100)
+    except ValueError:
+        found = Emulation(network=name, seconds=math.nan)
+    if not (0 < found.seconds <= MOST_WAIT_S and 0 <= found.noise <= 1):
+        raise UsageError(
+            f"model {spec!r} is not understood; give the network, its time for a step and how much that varies:"
+            " emulated:resnet50:0.7s or emulated:resnet50:0.7s:5%"
+        )
+    return found
+
+
 def parse_spec(spec: str) -> str | UserFunction:
-    """A table name, or where the user's function is; UsageError where `spec` is neither."""
+    """A table name (that of the network where it is emulated), or the user's function; UsageError for all else."""
     if spec in MODELS:
         return spec
+    if emulation := parse_emulation(spec):
+        return emulation.network
     source, colon, function = spec.rpartition(":")
     if not colon:
         if spec.endswith(".py") or "/" in spec:
@@ -55,7 +94,7 @@ def model_name(spec: str) -> str:
     """A short name for records and folders: the table's, or that of the user's file (and function, unless `build`)."""
     builder = parse_spec(spec)
     if isinstance(builder, str):
-        return builder
+        return builder if spec in MODELS else re.sub(r"[^\w.-]", "-", spec.removesuffix("%"))
     stem = builder.path.stem if builder.path else builder.module.rpartition(".")[2]
     name = stem if builder.function == "build" else f"{stem}-{builder.function}"
     return re.sub(r"[^\w.-]", "_", name)

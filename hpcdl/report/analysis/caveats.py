@@ -9,6 +9,9 @@ from hpcdl.report.analysis.scaling import Curve
 from hpcdl.report.analysis.settings import trifling_differences
 from hpcdl.report.runs.run import NOT_MEASURED, Run
 
+EMULATED = "emulated:"
+"""How models begin whose computing is a wait (hpcdl.models.spec)."""
+
 
 def caveats(runs: Sequence[Run], unreadable: Sequence[str], curves: Sequence[Curve]) -> list[str]:
     """Every caveat of a study, the gravest first."""
@@ -16,6 +19,7 @@ def caveats(runs: Sequence[Run], unreadable: Sequence[str], curves: Sequence[Cur
         lambda: _unreadable(unreadable),
         lambda: _not_finished(runs),
         lambda: _impossible(runs),
+        lambda: _emulated(runs),
         lambda: _mixed(runs, "machine", "machines"),
         lambda: _mixed(runs, "processor", "machines by processor"),
         lambda: _mixed(runs, "version", "versions"),
@@ -58,6 +62,12 @@ def _impossible(runs: Sequence[Run]) -> Iterable[str]:
     if parts:
         told = counted(len(parts), "run")
         yield f"negative part of a step in {told}, left out of the time breakdown: {listed(parts)}"
+
+
+def _emulated(runs: Sequence[Run]) -> Iterable[str]:
+    found = sorted({run.model for run in runs if run.usable and run.model.startswith(EMULATED)})
+    if found:
+        yield f"emulated computing: a wait in its place, so that the exchange alone is measured: {listed(found)}"
 
 
 def _mixed(runs: Sequence[Run], name: str, plural: str) -> Iterable[str]:

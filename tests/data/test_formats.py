@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import itertools
 import json
+import struct
 import tarfile
 from pathlib import Path
 from typing import Any
@@ -19,9 +20,10 @@ from PIL import Image
 from hpcdl.core.errors import UsageError
 from hpcdl.data.format.manifest import Manifest, read_manifest
 from hpcdl.data.sources.base import recognise
+from hpcdl.data.sources.tfrecord import _example_class, masked_crc
 from tests.data.sharding import everything, make, pixels
 
-FORMATS = ("memmap", "text", "parquet", "webdataset")
+FORMATS = ("memmap", "text", "parquet", "webdataset", "tfds")
 
 
 def png(pixels_: np.ndarray) -> bytes:
@@ -210,3 +212,89 @@ def test_webdataset_of_arrays_masks_json_and_text(tmp_path: Path) -> None:
         assert values(tmp_path / "out", manifest, "kind")[row] == str(n % 2)
     small = tar(tmp_path / "b.tar", {name: one for name, one in members.items() if name[1:] in (".x.npy", ".cls")})
     assert [item.name for item in make(small, tmp_path / "guessed").fields] == ["x", "label"]
+
+
+def example(**features: Any) -> bytes:
+    """A tf.train.Example; names have / for __."""
+    made = _example_class()()
+    for name, value in features.items():
+        feature = made.features.feature[name.replace("__", "/")]
+        several = value if isinstance(value, list) else [value]
+        kind = {bytes: "bytes_list", float: "float_list", int: "int64_list"}[type(several[0]) if several else int]
+        getattr(feature, kind).value.extend(several)
+    return bytes(made.SerializeToString())
+
+
+def framed(contents_: list[bytes]) -> bytes:
+    found = b""
+    for content in contents_:
+        head = struct.pack("<Q", len(content))
+        found += head + struct.pack("<I", masked_crc(head)) + content + struct.pack("<I", masked_crc(content))
+    return found
+
+
+def feature(name: str, **parts: Any) -> dict[str, Any]:
+    return {"pythonClassName": f"tensorflow_datasets.core.features.{name}", **parts}
+
+
+def tensor(dtype: str, *shape: int, name: str = "Tensor") -> dict[str, Any]:
+    dimensions = {"dimensions": [str(side) for side in shape]} if shape else {}
+    return feature(name, tensor={"dtype": dtype, "encoding": "none", "shape": dimensions})
+
+
+def prepared(
+    folder: Path, features: dict[str, Any], splits: dict[str, list[list[bytes]]], keys: tuple[str, str] | None = None
+) -> Path:
+    """A data set as TensorFlow Datasets prepares it: the records of each file of each split."""
+    folder.mkdir(parents=True)
+    document = feature("features_dict.FeaturesDict", featuresDict={"features": features})
+    (folder / "features.json").write_text(json.dumps(document))
+    told = [{"name": name, "shardLengths": [str(len(own)) for own in files]} for name, files in splits.items()]
+    info: dict[str, Any] = {"name": "d", "version": "1.0.0", "fileFormat": "tfrecord", "splits": told}
+    if keys:
+        info["supervisedKeys"] = {"tuple": {"items": [{"featureKey": key} for key in keys]}}
+    (folder / "dataset_info.json").write_text(json.dumps(info))
+    for name, files in splits.items():
+        for number, own in enumerate(files):
+            (folder / f"d-{name}.tfrecord-{number:05d}-of-{len(files):05d}").write_bytes(framed(own))
+    return folder
+
+
+IMAGE, LABEL = feature("image_feature.Image"), feature("class_label_feature.ClassLabel", classLabel={"numClasses": "3"})
+
+
+def test_tfds_of_images_from_the_root_of_the_data_set(tmp_path: Path) -> None:
+    images = pixels(9, (5, 4, 3))
+    made = [example(image=png(one), label=n % 2, id=b"x") for n, one in enumerate(images)]
+    features = {"image": IMAGE, "label": LABEL, "id": feature("text_feature.Text")}
+    folder = prepared(tmp_path / "d" / "1.0.0", features, {"train": [made[:4], made[4:6]], "test": [made[6:]]})
+    (folder / "label.labels.txt").write_text("cat\ndog\nowl\n")
+    assert recognise(str(tmp_path)) == recognise(str(tmp_path / "d")) == recognise(str(folder)) == "tfds"
+    manifest = make(tmp_path / "d", tmp_path / "out", workers=2)
+    assert {name: split.num_samples for name, split in manifest.splits.items()} == {"test": 3, "train": 6}
+    assert list(manifest.class_names) == ["cat", "dog", "owl"]
+    found, labels = everything(tmp_path / "out", manifest, "train")
+    wanted = {image.tobytes(): number % 2 for number, image in enumerate(images[:6])}
+    assert {image.tobytes(): int(own) for image, own in zip(found, labels, strict=True)} == wanted
+
+
+def test_tfds_of_tensors_sequences_and_text(tmp_path: Path) -> None:
+    made = [
+        example(x=[float(n), 0.5, 1.0, 2.0], hits__t=list(range(n % 3)), note=f"né {n}".encode(), flag=n % 2, y=n / 7)
+        for n in range(COUNT)
+    ]
+    features = {
+        "x": tensor("float32", 2, 2), "note": feature("text_feature.Text"), "flag": tensor("bool", name="Scalar"),
+        "hits": feature("sequence_feature.Sequence", sequence={"feature": feature(
+            "features_dict.FeaturesDict", featuresDict={"features": {"t": tensor("int64", name="Scalar")}})}),
+        "y": tensor("float32"),
+    }  # fmt: skip
+    source = prepared(tmp_path / "d" / "v" / "2.1.0", features, {"train": [made]}, ("x", "y"))
+    assert [item.name for item in make(source, tmp_path / "guessed").fields] == ["x", "y"]
+    options = {"input": "x=x,hits/t=hits,note=note", "target": "flag=flag,y=y", "target_kind": "regression"}
+    manifest = make(tmp_path, tmp_path / "out", **options)
+    found = {name: values(tmp_path / "out", manifest, name, "train") for name in ("x", "hits", "note", "flag", "y")}
+    for row, note in enumerate(found["note"]):
+        n = int(note.split()[1])
+        assert found["x"][row] == [[n, 0.5], [1, 2]] and found["hits"][row] == list(range(n % 3))
+        assert found["flag"][row] is bool(n % 2) and found["y"][row] == np.float32(n / 7)

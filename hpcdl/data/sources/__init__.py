@@ -14,6 +14,7 @@ SOURCES = Registry(
         "cifar100": Entry(target="hpcdl.data.sources.cifar:Cifar100Source", summary="CIFAR-100, either version"),
         "mnist": Entry(target="hpcdl.data.sources.idx:IdxSource", summary="MNIST's IDX files, plain or .gz"),
         "numpy": Entry(target="hpcdl.data.sources.numpy_files:NumpySource", summary=".npy or .npz arrays"),
+        "tfds": Entry(target="hpcdl.data.sources.tfds:TfdsSource", summary="what TensorFlow Datasets has prepared"),
         "tfrecord": Entry(target="hpcdl.data.sources.tfrecord:TFRecordSource", summary="TFRecord of tf.train.Example"),
         "hdf5": Entry(target="hpcdl.data.sources.hdf5_arrays:Hdf5Source", summary="arrays in HDF5 files"),
         "webdataset": Entry(

@@ -91,4 +91,4 @@ class ColumnSource(FieldSource):
                 f"{self._location}: the column {shown(odd)} holds {columns[odd].shown}; name the columns that are "
                 "inputs, each with --input COLUMN=NAME, or leave it out of the table"
             )
-        return left, _PACKED if _PACKED not in columns else f"{_PACKED}_{INPUT_NAMES[-2]}"
+        return left, _PACKED if _PACKED not in targets else f"{_PACKED}_{INPUT_NAMES[-2]}"

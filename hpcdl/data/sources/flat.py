@@ -133,13 +133,15 @@ class EncodedFiles:
 
     def facts(self, class_names: Sequence[str] = ()) -> SourceFacts:
         """List what was taken; SourceError for labels that are no classes."""
-        labels = {label for _, _, samples in self._files for *_, label in samples}
-        odd = next((one for one in labels if not isinstance(one, int | str) or isinstance(one, bool)), None)
-        if odd is not None or None in labels or len({type(one) for one in labels}) > 1:
+        found = [label for _, _, samples in self._files for *_, label in samples]
+        kinds = {str if isinstance(one, str) else int: one for one in found}
+        odd = [one for one in found if not isinstance(one, int | str) or isinstance(one, bool)]
+        if odd or len(kinds) > 1:
             raise SourceError(
-                f"{self._location}: a label is a whole number or a name for each image, found "
-                f"{', '.join(sorted(map(shown, labels))[:5])}"
+                f"{self._location}: a label is a whole number or a name, alike for all images; found "
+                f"{' and '.join(map(shown, odd[:1] or kinds.values()))}"
             )
+        labels = set(found)
         names, told = _named(labels, class_names, self._location)
         known = {own: number for number, own in enumerate(sorted(labels))} if told or labels & set(names) else {}
         for number, (split, _, samples) in enumerate(self._files):

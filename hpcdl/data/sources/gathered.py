@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from array import array
 from pathlib import Path
+from typing import Self
 
 import numpy as np
 
@@ -25,6 +26,12 @@ class GatheredArray:
         self._dtype: np.dtype[np.generic] | None = None
         self._shape: tuple[int, ...] = ()
         self._varies = self._text = False
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, kind: object, error: object, trace: object) -> None:
+        self._file.close()
 
     def add(self, value: Array | bytes | str, sample: str) -> None:
         """Take the value of `sample`; SourceError where it is not of the kind of those before it."""

@@ -60,7 +60,7 @@ class TFRecordSource:
         kinds, most = set(), 0
         for number, (path, split) in enumerate(zip(paths, splits, strict=True)):
             batch: list[tuple[int, int, int, int, int]] = []
-            for offset, content, sound in _records(path):
+            for offset, content, sound in records(path):
                 label, size = 0, 0  # a damaged record keeps its place: reading it says so, or leaves it out
                 if sound:
                     label, size, kind = self._look(content, f"{path} at byte {offset}")
@@ -90,7 +90,7 @@ class TFRecordSource:
         framed = bytes(self._files.read(path, stamp, offset + _HEAD.size, length + 4))
         if not _sound(framed[:-4], framed[-4:]):
             raise UnreadableSample(f"{self.describe(row, facts, index)}: its checksum is wrong")
-        content = self._image(_features(framed[:-4], path), path)
+        content = self._image(example_features(framed[:-4], path), path)
         if facts.sample_shape is None:
             return content
         height, width, channels = facts.sample_shape
@@ -102,7 +102,7 @@ class TFRecordSource:
 
     def _look(self, content: bytes, where: str) -> tuple[int, int, tuple[int, int, int] | None]:
         """Label, size of the image in bytes, and its shape where it is raw pixels."""
-        features = _features(content, where)
+        features = example_features(content, where)
         image = self._image(features, where)
         field = self._label_field or next((name for name in _LABEL_FIELDS if name in features), None)
         values: Any = features[field].int64_list.value if field and field in features else ()
@@ -179,7 +179,8 @@ def _example_class() -> Any:
     return message_factory.GetMessageClass(pool.FindMessageTypeByName("hpcdl.Example"))
 
 
-def _features(content: bytes, where: str) -> Any:
+def example_features(content: bytes, where: str) -> Any:
+    """The features of a record by name; SourceError where it is no tf.train.Example."""
     from google.protobuf.message import DecodeError
 
     try:
@@ -188,7 +189,7 @@ def _features(content: bytes, where: str) -> Any:
         raise SourceError(f"{where}: the record is no tf.train.Example ({error})") from error
 
 
-def _records(path: Path) -> Iterator[tuple[int, bytes, bool]]:
+def records(path: Path) -> Iterator[tuple[int, bytes, bool]]:
     """Offset and data of every record, and whether its checksum is right; SourceError where a length is wrong."""
     with open_regular(path) as file:
         offset, size = 0, os.fstat(file.fileno()).st_size

@@ -146,11 +146,10 @@ class WebDatasetSource(FieldSource):
     def _gathered(self, samples: Sequence[_Sample], ending: str, key: str) -> PlacedArray:
         path = self._work / f"gathered{len(list(self._work.glob('gathered*')))}"
         shown_as = f"{self._location}: .{ending}{f' {key}' if key else ''}"
-        gathered = GatheredArray(path, shown_as, fixed=_ending(ending) in _IMAGES)
-        values = self._values(samples, ending, key)
-        for sample, value in zip(samples, values, strict=True):
-            gathered.add(value, f"sample {shown(sample.name)}")
-        return gathered.placed()
+        with GatheredArray(path, shown_as, fixed=_ending(ending) in _IMAGES) as gathered:
+            for sample, value in zip(samples, self._values(samples, ending, key), strict=True):
+                gathered.add(value, f"sample {shown(sample.name)}")
+            return gathered.placed()
 
     def _values(self, samples: Sequence[_Sample], ending: str, key: str) -> Iterator[Array | str | bytes]:
         if not key:

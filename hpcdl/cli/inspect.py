@@ -27,7 +27,10 @@ def inspect(
     repair: Annotated[bool, typer.Option("--repair", help="Verify, and write damaged shards again.")] = False,
     source: Annotated[str | None, typer.Option("--from", metavar="SOURCE", help="What the data was made from.")] = None,
     samples: Annotated[int, typer.Option("--samples", metavar="N", min=0, help="Save N sample pictures as PNG.")] = 0,
-    out: Annotated[Path | None, typer.Option("--out", metavar="DIR", help="Where pictures go [DIR-samples].")] = None,
+    show: Annotated[bool, typer.Option("--show", help="Write a page: samples drawn, classes, ranges, twins.")] = False,
+    out: Annotated[
+        Path | None, typer.Option("--out", metavar="DIR", help="Where pictures and page go [DIR-samples, here].")
+    ] = None,
     json: JsonFlag = False,
 ) -> None:
     """Show what a data folder holds; check and mend it."""
@@ -41,6 +44,8 @@ def inspect(
     found = inspection.inspect(folder)
     if samples:
         document["pictures"] = _pictures(folder, samples, out or Path(f"{folder.name}-samples"))
+    if show:
+        document["page"] = _page(folder, out)
     if json:
         print_json({**dataclasses.asdict(found), **document})
         return
@@ -76,6 +81,20 @@ def _check(folder: Path, source: str | None, *, keep: bool) -> dict[str, Any]:
     inspection.require_sound(folder, checked)
     say(f"sound: every checksum of {checked.num_shards} shards ({format_bytes(checked.num_bytes)}) fits")
     return {"verified": True, "faults": [], "bad_shards": [], "repaired": repaired}
+
+
+def _page(folder: Path, out: Path | None) -> str:
+    """Write the page; its path."""
+    from hpcdl.core.files import write_text
+    from hpcdl.data.show.overview import look
+    from hpcdl.data.show.page import page
+
+    path = (out or Path()) / f"{folder.resolve().name}-data.html"
+    content = page(look(folder))
+    path.parent.mkdir(parents=True, exist_ok=True)
+    write_text(path, content)
+    say(f"page: {path}")
+    return str(path)
 
 
 def _pictures(folder: Path, samples: int, out: Path) -> list[str]:

@@ -165,16 +165,22 @@ class OpenShard:
     def _check_sample(self, name: str, place: int, content: memoryview) -> None:
         if not self._verified:
             return
-        offset, block = self.column(name).sample_checksums_offset, place // self.map.block_samples
-        if offset is None:
+        block, numbers = place // self.map.block_samples, self.sample_checksums(name)
+        if numbers is None:
             self._check_once(name, block)
-            return
+        elif xxhash.xxh3_64_intdigest(content) != numbers[place]:
+            raise self._damaged(block)
+
+    def sample_checksums(self, name: str) -> Array | None:
+        """The checksum of each sample of a column (uint64); None where samples have none of their own."""
+        offset = self.column(name).sample_checksums_offset
+        if offset is None:
+            return None
         if name not in self._sample_checksums:
             numbers = np.empty(self.map.num_samples, "<u8")
             read_exactly(self.descriptor, numbers.data.cast("B"), offset, self.map.path)
             self._sample_checksums[name] = numbers
-        if xxhash.xxh3_64_intdigest(content) != self._sample_checksums[name][place]:
-            raise self._damaged(block)
+        return self._sample_checksums[name]
 
     def _check_once(self, name: str, block: int) -> None:
         if not self._checked[name][block]:

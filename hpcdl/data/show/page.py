@@ -1,0 +1,274 @@
+"""The page of a data folder: one file, drawings inside, no script; light or dark as the reader has it."""
+
+from __future__ import annotations
+
+import base64
+import io
+import math
+from collections.abc import Iterator, Sequence
+from html import escape
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from hpcdl import __version__
+from hpcdl.core.errors import printable
+from hpcdl.core.units import format_bytes, format_count
+from hpcdl.data.format.fields import Field
+from hpcdl.data.inspection import SplitInspection
+from hpcdl.data.show.overview import DrawnSample, Overview
+
+Array = npt.NDArray[Any]
+_MOST_CLASSES = 50
+_MOST_SIDE = 256
+_MOST_CURVES = 16
+_MOST_POINTS = 1024
+_FEW_VALUES = 8
+_LONGEST_TEXT = 400
+_CURVE_WIDTH, _CURVE_HEIGHT = 220, 90
+_MASK_COLORS = ((230, 75, 53), (60, 160, 230), (70, 180, 90), (240, 190, 40), (160, 100, 220), (90, 200, 200))
+_STYLE = """
+:root { color-scheme: light dark; --ink: #1c2530; --soft: #5b6673; --line: #d5dbe1; --paper: #fff; --bar: #2f7fc1;
+  --warn: #8a5300; }
+@media (prefers-color-scheme: dark) { :root { --ink: #e6eaee; --soft: #9aa5b1; --line: #39424c; --paper: #14181d;
+  --bar: #5aa5e6; --warn: #f0b45c; } }
+* { box-sizing: border-box; }
+body { font: 15px/1.5 system-ui, sans-serif; color: var(--ink); background: var(--paper); margin: 0 auto;
+  max-width: 70rem; padding: 1rem; overflow-wrap: anywhere; }
+h1 { font-size: 1.5rem; } h2 { font-size: 1.15rem; margin-top: 2rem; }
+.wide { overflow-x: auto; } table { border-collapse: collapse; font-variant-numeric: tabular-nums; }
+th, td { padding: .15rem .8rem .15rem 0; border-bottom: 1px solid var(--line); text-align: left; vertical-align: top; }
+.bar { display: inline-block; height: .7em; background: var(--bar); margin-right: .4em; }
+.warn { color: var(--warn); font-weight: 600; } .soft, figcaption, footer { color: var(--soft); font-size: .9rem; }
+.samples { display: flex; flex-wrap: wrap; gap: 1rem; }
+.sample { border: 1px solid var(--line); border-radius: 6px; padding: .6rem; width: 15rem; margin: 0; }
+.sample img { width: 100%; max-height: 14rem; object-fit: contain; image-rendering: pixelated; display: block; }
+.sample svg { width: 100%; height: auto; display: block; } .sample p { margin: .3rem 0; }
+.sample polyline { fill: none; stroke: var(--bar); stroke-width: 1.2; }
+"""
+
+
+def page(overview: Overview) -> str:
+    """The whole page as text."""
+    return "\n".join(_page(overview)) + "\n"
+
+
+def _page(overview: Overview) -> Iterator[str]:
+    policy = "default-src 'none'; style-src 'unsafe-inline'; img-src data:; base-uri 'none'; form-action 'none'"
+    name = _text(overview.inspection.name)
+    yield '<!DOCTYPE html>\n<html lang="en">\n<head>\n<meta charset="utf-8">'
+    yield f'<meta http-equiv="Content-Security-Policy" content="{policy}">'
+    yield '<meta name="viewport" content="width=device-width, initial-scale=1">\n<link rel="icon" href="data:,">'
+    yield f"<title>Data: {name}</title>\n<style>{_STYLE}</style>\n</head>\n<body>\n<h1>Data: {name}</h1>\n<main>"
+    yield from _contents(overview)
+    yield from _repeats(overview)
+    yield from _balance(overview.inspection.splits)
+    yield from _ranges(overview)
+    yield from _samples(overview)
+    yield f"</main>\n<footer><p>hpcdl {_text(__version__)}; docs/how-to/data.md</p></footer>\n</body>\n</html>"
+
+
+def _contents(overview: Overview) -> Iterator[str]:
+    found = overview.inspection
+    yield "<section><h2>What is in it</h2>"
+    yield from _table(("field",), [(item.describe(),) for item in overview.fields])
+    yield from _table(
+        ("split", "samples", "shards", "bytes"),
+        [(s.name, format_count(s.num_samples), str(s.num_shards), format_bytes(s.num_bytes)) for s in found.splits],
+    )
+    if found.num_skipped:
+        yield f'<p class="warn">{found.num_skipped} samples were left out; the manifest names them.</p>'
+    yield "</section>"
+
+
+def _repeats(overview: Overview) -> Iterator[str]:
+    yield "<section><h2>Samples that are there twice</h2>"
+    if overview.repeats is None:
+        yield '<p class="soft">Not looked for: compressed samples have no checksums of their own.</p>'
+    elif not overview.repeats:
+        yield "<p>None: no two samples have the same inputs, within a split or across splits.</p>"
+    else:
+        for item in overview.repeats:
+            where = "another sample of it" if item.split == item.other else f"a sample of {item.other}"
+            yield (
+                f'<p class="warn">{format_count(item.num_samples)} samples of {_text(item.split)} have the inputs of '
+                f"{_text(where)}, bit by bit; the first is sample {item.example}.</p>"
+            )
+        if any(item.split != item.other for item in overview.repeats):
+            yield "<p>What is in two splits is learnt by heart, and evaluated as if it were new.</p>"
+    yield "</section>"
+
+
+def _balance(splits: Sequence[SplitInspection]) -> Iterator[str]:
+    names = list(splits[0].histogram)
+    if not names:
+        return
+    most = max(1, *(count for split in splits for count in split.histogram.values()))
+    yield "<section><h2>Classes</h2>"
+    empty = [name for name in names if not any(split.histogram[name] for split in splits)]
+    if empty:
+        yield f'<p class="warn">{len(empty)} classes have no sample: {_text(", ".join(empty[:10]))}</p>'
+    yield '<div class="wide"><table><thead><tr><th>class</th>'
+    yield "".join(f"<th>{_text(split.name)}</th>" for split in splits) + "</tr></thead><tbody>"
+    for name in names[:_MOST_CLASSES]:
+        cells = (
+            f'<td><span class="bar" style="width:{8 * split.histogram[name] / most:.3f}rem"></span>'
+            f"{format_count(split.histogram[name])}</td>"
+            for split in splits
+        )
+        yield f"<tr><th>{_text(name)}</th>{''.join(cells)}</tr>"
+    yield "</tbody></table></div>"
+    if len(names) > _MOST_CLASSES:
+        yield f'<p class="soft">And {format_count(len(names) - _MOST_CLASSES)} more classes.</p>'
+    yield "</section>"
+
+
+def _ranges(overview: Overview) -> Iterator[str]:
+    if not overview.ranges:
+        return
+    yield "<section><h2>Values</h2>"
+    rows = [
+        (
+            item.field,
+            item.split,
+            *(f"{value:.4g}" for value in (item.low, item.high, item.mean, item.std)),
+            f"{item.missing / max(1, item.count):.1%}" if item.missing else "none",
+            format_count(item.infinite) if item.infinite else "none",
+            format_count(item.num_samples),
+        )
+        for item in overview.ranges
+    ]
+    yield from _table(
+        ("field", "split", "lowest", "highest", "mean", "deviation", "missing (NaN)", "infinite", "samples read"), rows
+    )
+    yield "</section>"
+
+
+def _samples(overview: Overview) -> Iterator[str]:
+    if not overview.samples:
+        return
+    split = _text(overview.samples[0].split)
+    yield f'<section><h2>{len(overview.samples)} samples of {split}, drawn by the seed</h2>\n<div class="samples">'
+    for sample in overview.samples:
+        yield f'<figure class="sample"><figcaption>sample {sample.number}</figcaption>'
+        for item in overview.fields:
+            yield from _drawn(item, sample, overview.fields)
+        yield "</figure>"
+    yield "</div></section>"
+
+
+def _drawn(item: Field, sample: DrawnSample, fields: Sequence[Field]) -> Iterator[str]:
+    """A value as what it is: a picture, a mask over its picture, a curve, numbers or words."""
+    value, name = sample.values[item.name], _text(item.name)
+    if isinstance(value, str):
+        text = value if len(value) <= _LONGEST_TEXT else f"{value[: _LONGEST_TEXT - 3]}..."
+        yield f"<p><b>{name}</b> {_text(' '.join(text.split()))}</p>"
+        return
+    array = np.asarray(value)
+    label = f"{item.name} of sample {sample.number}"
+    picture, told = _as_picture(array)
+    under = _picture_below(array, item, sample, fields)
+    if under is not None:
+        yield f"<p><b>{name}</b> over its image</p>{_image(_masked(under, array), label)}"
+    elif picture is not None:
+        yield f"<p><b>{name}</b>{told}</p>{_image(_scaled(picture), label)}"
+    elif array.ndim and array.size > _FEW_VALUES and array.ndim <= 2:
+        yield f"<p><b>{name}</b> {_between(array)}</p>{_curves(array, label)}"
+    else:
+        more = " ..." if array.size > _FEW_VALUES else ""
+        numbers = ", ".join(f"{number:.6g}" for number in array.reshape(-1)[:_FEW_VALUES].astype(np.float64))
+        yield f"<p><b>{name}</b> {numbers or 'nothing'}{more}</p>"
+
+
+def _as_picture(array: Array) -> tuple[Array | None, str]:
+    """(H, W) or (H, W, 3) of what can be seen as a picture, and which part of it that is."""
+    if array.ndim == 2 and min(array.shape) > _MOST_CURVES:
+        return array, ""
+    if array.ndim == 3 and array.shape[2] in (1, 3, 4) and min(array.shape[:2]) > 1:
+        return (array[:, :, 0] if array.shape[2] == 1 else array[:, :, :3]), ""
+    if array.ndim >= 3 and min(array.shape) > 0:
+        middle = array.shape[0] // 2
+        inner, told = _as_picture(array[middle])
+        if inner is None and array.ndim == 3:
+            inner = array[middle]
+        return inner, f", slice {middle} of {array.shape[0]}{told}"
+    return None, ""
+
+
+def _picture_below(array: Array, item: Field, sample: DrawnSample, fields: Sequence[Field]) -> Array | None:
+    """The picture that a mask belongs to: the first input as high and wide."""
+    flat = array[:, :, 0] if array.ndim == 3 and array.shape[2] == 1 else array
+    if item.role != "target" or flat.ndim != 2 or flat.dtype.kind not in "bui":
+        return None
+    for other in fields:
+        value = sample.values[other.name]
+        if other.role == "input" and isinstance(value, np.ndarray) and value.shape[:2] == flat.shape:
+            found, _ = _as_picture(value)
+            if found is not None and found.shape[:2] == flat.shape:
+                return found
+    return None
+
+
+def _scaled(picture: Array) -> Array:
+    """Pixels from 0 to 255, from the lowest to the highest finite value where they are not bytes."""
+    if picture.dtype == np.uint8:
+        return picture
+    values = picture.astype(np.float64)
+    finite = values[np.isfinite(values)]
+    low, high = (float(finite.min()), float(finite.max())) if len(finite) else (0.0, 1.0)
+    return np.nan_to_num((values - low) / ((high - low) or 1.0) * 255, nan=0, posinf=255, neginf=0).astype(np.uint8)
+
+
+def _masked(picture: Array, mask: Array) -> Array:
+    """The picture in grey, and in colour where the mask is not 0."""
+    grey = _scaled(picture)
+    grey = grey.mean(2).astype(np.uint8) if grey.ndim == 3 else grey
+    found = np.repeat(grey[:, :, np.newaxis], 3, 2).astype(np.float64)
+    numbers = mask.reshape(mask.shape[:2]).astype(np.int64)
+    colors = np.array(_MASK_COLORS)[(numbers - 1) % len(_MASK_COLORS)]
+    return np.where((numbers != 0)[:, :, np.newaxis], 0.5 * found + 0.5 * colors, found).astype(np.uint8)
+
+
+def _image(pixels: Array, label: str) -> str:
+    from PIL import Image
+
+    out, image = io.BytesIO(), Image.fromarray(np.ascontiguousarray(pixels))
+    image.thumbnail((_MOST_SIDE, _MOST_SIDE))
+    image.save(out, format="PNG")
+    return f'<img alt="{_text(label)}" src="data:image/png;base64,{base64.b64encode(out.getvalue()).decode()}">'
+
+
+def _curves(array: Array, label: str) -> str:
+    """A line for each feature of a series (time first), or one."""
+    series = array.reshape(len(array), -1).astype(np.float64)
+    if series.shape[1] > _MOST_CURVES and len(series) <= _MOST_CURVES:
+        series = series.T
+    series = series[:: math.ceil(len(series) / _MOST_POINTS), :_MOST_CURVES]
+    finite = series[np.isfinite(series)]
+    low, high = (float(finite.min()), float(finite.max())) if len(finite) else (0.0, 1.0)
+    lines = []
+    for column in series.T:
+        x = np.linspace(2, _CURVE_WIDTH - 2, len(column))
+        y = _CURVE_HEIGHT - 4 - (column - low) / ((high - low) or 1.0) * (_CURVE_HEIGHT - 8)
+        points = " ".join(f"{a:.1f},{b:.1f}" for a, b in zip(x, y, strict=True) if math.isfinite(b))
+        lines.append(f'<polyline points="{points}"/>')
+    box = f"0 0 {_CURVE_WIDTH} {_CURVE_HEIGHT}"
+    return f'<svg role="img" aria-label="{_text(label)}" viewBox="{box}">{"".join(lines)}</svg>'
+
+
+def _between(array: Array) -> str:
+    finite = array[np.isfinite(array)] if array.dtype.kind == "f" else array
+    return f"{float(finite.min()):.4g} to {float(finite.max()):.4g}" if finite.size else "no finite value"
+
+
+def _table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> Iterator[str]:
+    yield '<div class="wide"><table><thead><tr>' + "".join(f"<th>{_text(cell)}</th>" for cell in header)
+    yield "</tr></thead><tbody>"
+    for row in rows:
+        yield "<tr>" + "".join(f"<td>{_text(cell)}</td>" for cell in row) + "</tr>"
+    yield "</tbody></table></div>"
+
+
+def _text(text: str) -> str:
+    return escape(printable(text), quote=True)

@@ -21,7 +21,8 @@ from hpcdl.core.errors import UsageError
 from hpcdl.data.format.manifest import Manifest, read_manifest
 from hpcdl.data.sources.base import recognise
 from hpcdl.data.sources.tfrecord import _example_class, masked_crc
-from tests.data.sharding import everything, make, pixels
+from hpcdl.data.write.repair import repair
+from tests.data.sharding import contents, everything, image_folder, make, pixels
 
 FORMATS = ("memmap", "text", "parquet", "webdataset", "tfds")
 
@@ -298,3 +299,33 @@ def test_tfds_of_tensors_sequences_and_text(tmp_path: Path) -> None:
         n = int(note.split()[1])
         assert found["x"][row] == [[n, 0.5], [1, 2]] and found["hits"][row] == list(range(n % 3))
         assert found["flag"][row] is bool(n % 2) and found["y"][row] == np.float32(n / 7)
+
+
+def test_what_lies_beside_folders_of_images_is_not_taken_for_them(tmp_path: Path) -> None:
+    image_folder(tmp_path / "s", {"a": 1, "b": 1})
+    for name in ("train.tar", "list.parquet", "notes.txt", "x.dat", "a/attributes.txt"):
+        (tmp_path / "s" / name).write_bytes(b"")
+    assert recognise(str(tmp_path / "s")) == "image-folder"
+
+
+@pytest.mark.parametrize("name", ["webdataset", "parquet", "tfds", "text"])
+def test_damaged_shards_are_made_again_from_every_format(name: str, tmp_path: Path) -> None:
+    picture = [png(one) for one in pixels(4, (4, 4, 3))]
+    made = [example(image=one, label=n % 2) for n, one in enumerate(picture)]
+    (tmp_path / "s.labels.txt").write_text("0\n1\n0\n1\n")
+    (tmp_path / "s.txt").write_text("a\nb\nc\nd\n")
+    members = {f"{n}.{kind}": own for n, one in enumerate(picture) for kind, own in (("png", one), ("cls", b"0"))}
+    source = {
+        "webdataset": tar(tmp_path / "s.tar", members),
+        "parquet": parquet(tmp_path / "s.parquet", image=picture, label=[0, 1, 0, 1]),
+        "tfds": prepared(tmp_path / "s", {"image": IMAGE, "label": LABEL}, {"train": [made]}),
+        "text": tmp_path / "s.txt",
+    }[name]
+    make(source, tmp_path / "out", shards=2)
+    before = contents(tmp_path / "out")
+    path = next((tmp_path / "out").rglob("*.h5"))
+    content = bytearray(path.read_bytes())
+    content[-1] ^= 1
+    path.write_bytes(bytes(content))
+    assert repair(tmp_path / "out", str(source), [path.relative_to(tmp_path / "out").as_posix()])
+    assert contents(tmp_path / "out") == before

@@ -133,7 +133,7 @@ def _ranges(overview: Overview) -> Iterator[str]:
             item.field,
             item.split,
             *(f"{value:.4g}" for value in (item.low, item.high, item.mean, item.std)),
-            f"{item.missing / max(1, item.count):.1%}" if item.missing else "none",
+            f"{format_count(item.missing)} of {format_count(item.count)}" if item.missing else "none",
             format_count(item.infinite) if item.infinite else "none",
             format_count(item.num_samples),
         )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import os
 from collections.abc import Sequence
 from pathlib import Path
@@ -18,6 +19,8 @@ from hpcdl.data.write.index import ROW, IndexWriter
 _BATCH = 1 << 14
 _MOST_CHANNELS = 16
 _MAPPED_SHOWN = 5
+_LOOKED_INTO = 16
+_IMAGE_ENDINGS = (".jpg", ".jpeg", ".png", ".gif", ".bmp", ".tif", ".tiff", ".webp")
 FEW_CLASSES = 50
 _LEAST_SAMPLES = 4
 """More classes than a few, of fewer samples each than this, are asked about."""
@@ -186,6 +189,27 @@ def files_by_split(location: Path, endings: Sequence[str]) -> dict[str, list[Pat
     below = {folder: _ending(folder, endings) for folder in sorted(location.iterdir()) if folder.is_dir()}
     inside = {split_of(folder.name): paths for folder, paths in below.items() if paths}
     return {split: paths for split, paths in inside.items() if split} if None not in inside else {}
+
+
+def is_made_of(location: Path, endings: Sequence[str]) -> bool:
+    """Whether files with these endings are what `location` holds, and do not just lie beside folders of images."""
+    found = files_by_split(location, endings)
+    folders = {path.parent for paths in found.values() for path in paths}
+    return bool(found) and (location.is_file() or not any(map(has_folders_of_images, folders)))
+
+
+def has_folders_of_images(folder: Path, levels: int = 2) -> bool:
+    """Whether a folder below (or one below that) holds image files, as far as its first entries tell."""
+    with os.scandir(folder) as entries:
+        first = list(itertools.islice((entry for entry in entries if entry.is_dir()), _LOOKED_INTO))
+    for entry in first:
+        with os.scandir(entry.path) as entries:
+            inside = list(itertools.islice(entries, _LOOKED_INTO))
+        if any(own.is_file() and own.name.lower().endswith(_IMAGE_ENDINGS) for own in inside):
+            return True
+        if levels > 1 and has_folders_of_images(Path(entry.path), levels - 1):
+            return True
+    return False
 
 
 def _ending(folder: Path, endings: Sequence[str]) -> list[Path]:

@@ -14,6 +14,7 @@ from hpcdl.core.errors import SourceError, shown
 from hpcdl.data.dataset import UNSPLIT
 from hpcdl.data.sources.arrays import ArrayGroup, FieldSource, FoundArray, PlacedArray, shape_text
 from hpcdl.data.sources.base import SourceFacts
+from hpcdl.data.sources.flat import is_made_of
 from hpcdl.data.write.index import IndexWriter
 
 _ENDINGS = (".bin", ".dat", ".raw", ".mmap", ".memmap")
@@ -29,9 +30,7 @@ class MemmapSource(FieldSource):
     @staticmethod
     def recognises(location: Path) -> bool:
         """Files with an ending that raw numbers often have."""
-        if location.is_file():
-            return location.suffix.lower() in _ENDINGS
-        return any(path.suffix.lower() in _ENDINGS for path in location.iterdir() if path.is_file())
+        return is_made_of(location, _ENDINGS)
 
     def scan(self, index: IndexWriter) -> SourceFacts:
         """Take the files that --input and --target name."""

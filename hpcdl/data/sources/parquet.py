@@ -17,7 +17,7 @@ from hpcdl.data.dataset import UNSPLIT
 from hpcdl.data.sources.arrays import INPUT_NAMES, TARGET_NAMES, PlacedArray
 from hpcdl.data.sources.base import Array, SourceFacts
 from hpcdl.data.sources.columns import ColumnSource, TableColumn
-from hpcdl.data.sources.flat import EncodedFiles, files_by_split
+from hpcdl.data.sources.flat import EncodedFiles, files_by_split, is_made_of
 from hpcdl.data.sources.image_folder import MAGIC, SPLIT_NAMES
 from hpcdl.data.write.index import IndexWriter
 
@@ -32,7 +32,7 @@ class ParquetSource(ColumnSource):
     @staticmethod
     def recognises(location: Path) -> bool:
         """Files with one of Parquet's endings."""
-        return bool(files_by_split(location, _ENDINGS))
+        return is_made_of(location, _ENDINGS)
 
     def scan(self, index: IndexWriter) -> SourceFacts:
         """Read what is asked for, column by column."""

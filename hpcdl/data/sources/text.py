@@ -14,7 +14,7 @@ from hpcdl.core.files import open_regular
 from hpcdl.data.dataset import UNSPLIT
 from hpcdl.data.sources.arrays import ArrayGroup, FieldSource, FoundArray, PlacedArray
 from hpcdl.data.sources.base import MOST_SAMPLE_BYTES, SourceFacts
-from hpcdl.data.sources.flat import split_of
+from hpcdl.data.sources.flat import has_folders_of_images, split_of
 from hpcdl.data.sources.image_folder import SPLIT_NAMES
 from hpcdl.data.write.index import IndexWriter
 
@@ -35,13 +35,14 @@ class TextSource(FieldSource):
         """A .txt file, or a folder in which all files are."""
         if location.is_file():
             return location.suffix.lower() == _ENDING
-        own = _texts(location)
-        if own and len(own) == len(_content(location, Path.is_file)):
+        if _only_texts(location):
             return True
-        folders = _content(location, Path.is_dir)
-        deeper = [below for folder in folders for below in [folder, *_content(folder, Path.is_dir)]]
-        first = next((path for folder in deeper for path in _content(folder, Path.is_file)), None)
-        return first is not None and first.suffix.lower() == _ENDING and not own
+        roots = list(_split_folders(location).values())
+        if roots and all(map(_only_texts, roots)):
+            return True
+        classes = [folder for root in roots or [location] for folder in _content(root, Path.is_dir)]
+        filled = next((folder for folder in classes if _content(folder, Path.is_file)), None)
+        return filled is not None and _only_texts(filled)
 
     def scan(self, index: IndexWriter) -> SourceFacts:
         """Read texts and labels, split by split."""
@@ -139,6 +140,11 @@ def _content(folder: Path, kind: Callable[[Path], bool]) -> list[Path]:
 
 def _texts(folder: Path) -> list[Path]:
     return [path for path in _content(folder, Path.is_file) if path.suffix.lower() == _ENDING]
+
+
+def _only_texts(folder: Path) -> bool:
+    own = _texts(folder)
+    return bool(own) and own == _content(folder, Path.is_file) and not has_folders_of_images(folder)
 
 
 def _split_folders(location: Path) -> dict[str, Path]:

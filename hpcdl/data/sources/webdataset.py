@@ -16,7 +16,7 @@ import numpy as np
 from hpcdl.core.errors import SourceError, shown
 from hpcdl.data.sources.arrays import TARGET_NAMES, ArrayGroup, FieldSource, FoundArray, PlacedArray
 from hpcdl.data.sources.base import Array, SourceFacts, SourceSpec
-from hpcdl.data.sources.flat import EncodedFiles, FlatFiles, files_by_split, stamp_of
+from hpcdl.data.sources.flat import EncodedFiles, FlatFiles, files_by_split, is_made_of, stamp_of
 from hpcdl.data.sources.gathered import GatheredArray
 from hpcdl.data.write.index import IndexWriter
 
@@ -55,7 +55,7 @@ class WebDatasetSource(FieldSource):
     @staticmethod
     def recognises(location: Path) -> bool:
         """Files called *.tar, compressed or not."""
-        return bool(files_by_split(location, (".tar", *_PACKED)))
+        return is_made_of(location, (".tar", *_PACKED))
 
     def scan(self, index: IndexWriter) -> SourceFacts:
         """List the members of every archive; JSON and labels are read."""

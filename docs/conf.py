@@ -58,7 +58,17 @@ def setup(app: Any) -> None:
         if name == "index":
             source[0] += _contents()
 
+    def level(_: Any, name: str, template: str, context: dict[str, Any], tree: Any) -> None:
+        # Sphinx calls the side bar's captions headings, and does not say of which level: screen readers need it.
+        bar = context.get("furo_navigation_tree", "")
+        context["furo_navigation_tree"] = bar.replace('role="heading"', 'role="heading" aria-level="2"')
+        # What is wider than a phone is scrolled in a box of its own, which a keyboard has to reach.
+        for box in ("<pre", '<div class="table-wrapper'):
+            tag = box.partition(" ")[0]
+            context["body"] = context.get("body", "").replace(box, box.replace(tag, f'{tag} tabindex="0"'))
+
     app.connect("source-read", fill)
+    app.connect("html-page-context", level, priority=900)
 
 
 def _contents() -> str:

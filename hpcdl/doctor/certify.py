@@ -225,12 +225,13 @@ _PAGE = """<!DOCTYPE html>
 body {{ font: 16px/1.5 system-ui, sans-serif; max-width: 50rem; margin: 2rem auto; padding: 0 1rem; }}
 table {{ border-collapse: collapse; width: 100%; }}
 th, td {{ text-align: left; padding: 0.3rem 0.6rem; border-bottom: 1px solid #8888; }}
+.wide {{ overflow-x: auto; }}
 dt {{ font-weight: bold; }}
 </style></head><body>
 <h1>What this installation survives</h1>
 <dl>{facts}</dl>
-<table><thead><tr>{heads}</tr></thead><tbody>
-{rows}</tbody></table>
+<div class="wide" tabindex="0"><table><thead><tr>{heads}</tr></thead><tbody>
+{rows}</tbody></table></div>
 <p>A run survives where it takes all of its steps and ends with 0, with new ranks where some are lost (--elastic).</p>
 </body></html>
 """

@@ -36,7 +36,7 @@ body { font: 15px/1.5 system-ui, sans-serif; color: var(--ink); background: var(
 h1 { font-size: 1.5rem; } h2 { font-size: 1.15rem; margin-top: 2rem; }
 table { border-collapse: collapse; } th, td { padding: .15rem .8rem .15rem 0; border-bottom: 1px solid var(--line);
   text-align: left; } td + td { font-variant-numeric: tabular-nums; }
-figure { margin: 1rem 0; overflow-x: auto; } figcaption, footer { color: var(--soft); }
+.wide { overflow-x: auto; } figure { margin: 1rem 0; overflow-x: auto; } figcaption, footer { color: var(--soft); }
 svg { max-width: 100%; height: auto; } svg text { font: 11px system-ui, sans-serif; fill: var(--ink); }
 .key span { display: inline-block; margin-right: 1rem; } .key i { display: inline-block; width: .8em; height: .8em;
   margin-right: .3em; }
@@ -65,11 +65,11 @@ def _page(title: str, merged: Merged, steps: Steps, found: Findings) -> Iterator
     for words, place in chosen_steps(steps).items():
         yield from _timeline(words, place, parts[:, place], merged, steps)
     for heading, header, rows in tables(found):
-        yield f"<section><h2>{_text(heading)}</h2>\n<table><thead><tr>"
+        yield f'<section><h2>{_text(heading)}</h2>\n<div class="wide" tabindex="0"><table><thead><tr>'
         yield "".join(f"<th>{_text(cell)}</th>" for cell in header) + "</tr></thead><tbody>"
         for row in rows:
             yield "<tr>" + "".join(f"<td>{_text(cell)}</td>" for cell in row) + "</tr>"
-        yield "</tbody></table></section>"
+        yield "</tbody></table></div></section>"
     yield f"</main>\n<footer><p>hpcdl {_text(__version__)}; docs/how-to/trace.md</p></footer>\n</body>\n</html>"
 
 

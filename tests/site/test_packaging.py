@@ -64,7 +64,7 @@ WORKFLOWS = sorted((ROOT / ".github" / "workflows").glob("*.yml"))
 JOBS = {
     "unit": {"setup", "check", "unit"},
     "mpi": {"setup", "test"},
-    "lab": {"check", "test"},
+    "lab": {"check", "docs", "test"},
     "docs": {"docs", "packaging"},
     "release": {"release"},
 }

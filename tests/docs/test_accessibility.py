@@ -1,0 +1,128 @@
+"""axe-core, in a real browser, over every page that a person opens: reports, cards, traces and the site of the pages.
+
+Light and dark, on a phone, a tablet and a desk; nothing may stick out sideways. axe-core comes from npm by
+`scripts/axe`, the site from `make docs`.
+"""
+
+from __future__ import annotations
+
+import html
+import json
+import re
+import shutil
+import subprocess
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from hpcdl.doctor.certify import Trial, summary, write_card
+from hpcdl.trace.findings import findings
+from hpcdl.trace.page import page as trace_page
+from tests.conftest import ROOT
+from tests.report.test_page import FLAGS, PAGE
+from tests.trace.made import synchronous
+from tests.trace.test_viewers import COMPUTE_S, INPUT_S
+
+AXE = ROOT / "build" / "axe" / "package" / "axe.min.js"
+SITE = ROOT / "build" / "site"
+WIDTHS = (360, 800, 1400)
+SITE_PAGES = (
+    "index", "search", "site-guide", "performance", "how-to/slow-node", "reference/strategies", "reference/python",
+    "reference/strategies/easgd", "tutorials/keras-fit",
+)  # fmt: skip
+"""Of the site, whose pages share one frame: some of each kind, with the widest tables and longest lines."""
+SERIOUS = ("serious", "critical")
+DRIVER = """<!DOCTYPE html><title>axe</title><iframe id=frame style="border:0;height:900px"></iframe><script>
+const axe = AXE, pages = PAGES, said = [];
+const opened = url => new Promise(done => { frame.onload = () => setTimeout(done, 50); frame.src = url });
+(async () => {
+  for (const url of pages) for (const width of WIDTHS) {
+    frame.style.width = width + 'px';
+    await opened(url);
+    const inside = frame.contentWindow, all = inside.document;
+    let found = {violations: []};
+    if (width != 800) {
+      inside.eval(axe);
+      found = await inside.axe.run(all, {resultTypes: ['violations']});
+    }
+    const faults = found.violations.map(one => [one.impact, one.id, one.nodes.length, one.nodes[0].html.slice(0, 200)]);
+    said.push([url, width, all.documentElement.scrollWidth, inside.getComputedStyle(all.body).backgroundColor, faults]);
+  }
+  const last = document.createElement('pre'); last.id = 'said'; last.textContent = JSON.stringify(said);
+  document.body.append(last);
+})();
+</script>"""
+
+
+@pytest.fixture(scope="module")
+def browser() -> str:
+    return str(shutil.which("chromium"))
+
+
+def looked_at(browser: str, pages: list[Path], folder: Path, *flags: str) -> list[tuple[str, int, int, str, list[Any]]]:
+    """Of each page and width: how wide it is, its background, and what axe says of it."""
+    words = {"AXE": json.dumps(AXE.read_text()).replace("</", "<\\/"), "WIDTHS": str(list(WIDTHS))}
+    words["PAGES"] = json.dumps([path.as_uri() for path in pages])
+    driver = folder / "driver.html"
+    driver.write_text(re.sub(r"\b(AXE|PAGES|WIDTHS)\b", lambda word: words[word[0]], DRIVER))
+    finished = subprocess.run(
+        [browser, *FLAGS, "--allow-file-access-from-files", "--virtual-time-budget=3600000", "--dump-dom", *flags,
+         f"--user-data-dir={folder / 'profile'}", driver.as_uri()],
+        capture_output=True, text=True, timeout=560, check=True,
+    )  # fmt: skip
+    found = re.search(r'<pre id="said">(.*?)</pre>', finished.stdout, re.DOTALL)
+    assert found, finished.stderr[-2000:]
+    said: list[tuple[str, int, int, str, list[Any]]] = json.loads(html.unescape(found[1]))
+    assert len(said) == len(pages) * len(WIDTHS)
+    return said
+
+
+def own_pages(folder: Path) -> list[Path]:
+    """A report, a card and a trace, without the policy that keeps axe's own program out of them."""
+    merged, steps = synchronous(INPUT_S, COMPUTE_S, hidden_s=0.02)
+    trial = Trial(
+        fault="worker killed", strategy="ring", survived=True, struck=True, recover_s=2.0, steps_lost=1, said=""
+    )
+    (folder / "card").mkdir()
+    card = write_card(folder / "card", summary([trial]), [trial], {"machine": "lab", "nodes": "2"})
+    texts = {
+        "report.html": PAGE.read_text(),
+        "trace.html": trace_page("run", merged, steps, findings(merged, steps)),
+        "card.html": card.read_text(),
+    }
+    for name, text in texts.items():
+        (folder / name).write_text(re.sub(r"<meta[^>]*Content-Security-Policy[^>]*>", "", text))
+    return [folder / name for name in texts]
+
+
+@pytest.mark.lab("axe", "chromium")
+@pytest.mark.parametrize("flags", [(), ("--force-dark-mode",)], ids=["light", "dark"])
+@pytest.mark.parametrize("which", ["own", pytest.param("site", marks=pytest.mark.lab("built-site"))])
+def test_no_serious_fault_and_nothing_sticks_out(
+    browser: str, tmp_path: Path, flags: tuple[str, ...], which: str
+) -> None:
+    pages = own_pages(tmp_path) if which == "own" else [SITE / f"{name}.html" for name in SITE_PAGES]
+    wrong = []
+    for url, width, needed, background, faults in looked_at(browser, pages, tmp_path, *flags):
+        name = f"{url.rpartition('/')[2]} at {width}"
+        wrong += [f"{name}: {fault}" for fault in faults if fault[0] in SERIOUS]
+        wrong += [f"{name}: {needed} pixels wide"] if needed > width else []
+        if background != "rgba(0, 0, 0, 0)":  # a card's is the browser's own
+            dark = sum(map(int, re.findall(r"\d+", background)[:3])) < 384
+            wrong += [f"{name}: background {background}"] if dark != bool(flags) else []
+    assert not wrong, "\n".join(wrong)
+
+
+@pytest.mark.lab("axe", "chromium")
+def test_axe_really_looks(browser: str, tmp_path: Path) -> None:
+    """The test above can fail: a picture without words, words that cannot be read, and a page that is too wide."""
+    bad = tmp_path / "bad.html"
+    bad.write_text(
+        "<!DOCTYPE html><html><body style='background:#fff'><img src='x.png'><p style='color:#ddd'>pale</p>"
+        "<div style='width:900px'>wide</div></body></html>"
+    )
+    said = looked_at(browser, [bad], tmp_path)
+    faults = {name for impact, name, *_ in said[0][4] if impact in SERIOUS}
+    assert {"image-alt", "color-contrast", "html-has-lang"} <= faults
+    assert [needed > width for _, width, needed, _, _ in said] == [True, True, False]

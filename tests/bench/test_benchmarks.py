@@ -30,6 +30,7 @@ MINUTES = {
     "checkpoint_stall": "builds ResNet-50 on two ranks and writes it several times",
     "easgd_lenet": "four trainings on hosts of the lab",
     "exchange_memory": "runs of AlexNet on one rank and on two",
+    "fit_exposure": "steps of AlexNet in two loops on two ranks",
     "exchange_peers": "AlexNet under three engines",
     "node_winner": "an exhaustive search",
     "safety_cost": "steps of ResNet-50 on two ranks",

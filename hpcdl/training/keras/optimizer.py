@@ -16,6 +16,7 @@ import tensorflow as tf
 
 from hpcdl.core.errors import UsageError
 from hpcdl.strategies.graph import call_python
+from hpcdl.training.keras.arrays import unconverted
 from hpcdl.training.keras.callbacks import follow_fits
 from hpcdl.training.keras.exchange import ExchangeSettings, GradientExchange, scaled_by
 from hpcdl.training.keras.model import LATE_SCALE, leaves_of, scales, set_own
@@ -128,6 +129,7 @@ def _start_alike(optimizer: Any, exchange: GradientExchange) -> None:
     """Before the first update all ranks get rank 0's weights and optimizer variables; when the step is traced."""
     plain, build = optimizer.apply, optimizer.build
 
+    @unconverted
     def apply(grads: Any, trainable_variables: Any = None) -> Any:
         variables = None if trainable_variables is None else list(trainable_variables)
         if variables is not None and not optimizer.built:

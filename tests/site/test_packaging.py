@@ -64,7 +64,7 @@ WORKFLOWS = sorted((ROOT / ".github" / "workflows").glob("*.yml"))
 JOBS = {
     "unit": {"setup", "check", "unit"},
     "mpi": {"setup", "test"},
-    "lab": {"check", "docs", "test"},
+    "lab": {"check", "demo", "docs", "test"},
     "docs": {"docs", "packaging"},
     "release": {"release"},
 }
@@ -73,7 +73,7 @@ JOBS = {
 
 def made(text: str) -> set[str]:
     """The targets that commands call make for."""
-    return set(re.findall(r"(?:^|[;&|] *|run: |without-lab )make ([a-z]+)", text, re.MULTILINE))
+    return set(re.findall(r"(?:^|[;&|] *|run: |without-lab |empty-root )make ([a-z]+)", text, re.MULTILINE))
 
 
 def jobs() -> dict[str, str]:

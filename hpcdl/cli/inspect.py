@@ -42,6 +42,8 @@ def inspect(
     from hpcdl.data import inspection
 
     found = inspection.inspect(folder)
+    if out is not None and (samples or show):
+        _make(out)
     if samples:
         document["pictures"] = _pictures(folder, samples, out or Path(f"{folder.name}-samples"))
     if show:
@@ -52,6 +54,13 @@ def inspect(
     _show(found)
     model = "FILE.py:build" if found.fields else "lenet"
     say(f"next: hpcdl train --model {model} --data {folder}" if verify else f"next: hpcdl inspect {folder} --verify")
+
+
+def _make(out: Path) -> None:
+    try:
+        out.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise UsageError(f"--out {out}: {error.strerror}; name a folder that can be made") from error
 
 
 def _check(folder: Path, source: str | None, *, keep: bool) -> dict[str, Any]:
@@ -91,7 +100,6 @@ def _page(folder: Path, out: Path | None) -> str:
 
     path = (out or Path()) / f"{folder.resolve().name}-data.html"
     content = page(look(folder))
-    path.parent.mkdir(parents=True, exist_ok=True)
     write_text(path, content)
     say(f"page: {path}")
     return str(path)

@@ -83,6 +83,8 @@ def test_the_command_writes_one_file_and_says_where(every_kind: Path, run_hpcdl:
     assert done.json()["page"] == "look/out-data.html"
     assert [path.name for path in (run_hpcdl.home / "look").iterdir()] == ["out-data.html"]
     assert run_hpcdl(["inspect", "nothing", "--show"]).code == 2
+    impossible = run_hpcdl(["inspect", every_kind, "--show", "--out", "/proc/look"])
+    assert impossible.code == 2 and "--out /proc/look" in impossible.err
 
 
 @pytest.fixture

@@ -50,6 +50,9 @@ _METAVARS = {
 }
 
 
+_WIDEST_CHOICES = 60
+
+
 def takes_settings(cls: type) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
     """Give a command every setting of `cls` as an optional flag; its `flags` argument gets them by key.
 
@@ -117,7 +120,7 @@ def _parameter(item: Setting, title: str) -> inspect.Parameter:
     if item.kind == "bool":
         annotation: Any = Annotated[bool | None, typer.Option(f"--{item.key}/--no-{item.key}", **told)]
     else:
-        metavar = "|".join(item.choices) or _METAVARS.get(item.kind, "TEXT")
+        metavar = "NAME" if _many(item) else "|".join(item.choices) or _METAVARS.get(item.kind, "TEXT")
         names = (f"--{item.key}", *ALIASES.get(item.key, ()))
         offered = completer(item.key, item.choices)
         option = typer.Option(*names, metavar=metavar, autocompletion=offered, **told)
@@ -127,9 +130,15 @@ def _parameter(item: Setting, title: str) -> inspect.Parameter:
 
 
 def _help(item: Setting) -> str:
+    told = f"{item.help.removesuffix('.')}: {', '.join(item.choices)}." if _many(item) else item.help
     if item.required or item.default in (None, (), "") or item.default is False:
-        return item.help
-    return f"{item.help} [{item.show(item.default)}]"
+        return told
+    return f"{told} [{item.show(item.default)}]"
+
+
+def _many(item: Setting) -> bool:
+    """Whether the choices are too many for the line of the flag."""
+    return len("|".join(item.choices)) > _WIDEST_CHOICES
 
 
 def settings_for_show(

@@ -17,6 +17,7 @@ import keras
 import numpy as np
 import tensorflow as tf
 
+from hpcdl.core.errors import carried
 from hpcdl.models.spec import Emulation
 
 FORWARD = 1 / 3
@@ -80,7 +81,7 @@ class EmulatedComputing(keras.layers.Layer):
             time.sleep(max(0.0, self._began + until * self._lasts_s - time.monotonic()))
             return np.float32(0.0) * before
 
-        waited = tf.numpy_function(sleep, [after], tf.float32)
+        waited = tf.numpy_function(carried(sleep), [after], tf.float32)
         waited.set_shape(())
         return waited
 

@@ -48,9 +48,8 @@ _METAVARS = {
     "names": "NAME,NAME",
     "trace": "[SPEC]",
 }
-
-
 _WIDEST_CHOICES = 60
+"""Characters of `a|b|c` that a flag's line has room for."""
 
 
 def takes_settings(cls: type) -> Callable[[Callable[..., Any]], Callable[..., Any]]:

@@ -25,31 +25,6 @@ def from_json(cls: type[Record], document: Mapping[str, Any]) -> Record:
     return found
 
 
-def checked_fields(cls: type[Any], document: Mapping[str, Any]) -> dict[str, Any]:
-    """The fields of what `from_json` makes of a JSON object, for who makes something else of thousands of them."""
-    check, complete = _parts_of(cls)  # type: ignore[arg-type]  # mypy: type[T] is no Hashable
-    found: dict[str, Any] = complete(check(document, cls.__name__))
-    return found
-
-
-def maker(cls: type[Record]) -> Callable[[dict[str, Any]], Record]:
-    """What makes a frozen dataclass of its fields, which are checked, in a fifth of the time of its own `__init__`.
-
-    Where it has slots or a `__post_init__`, its own is used.
-    """
-    complete = _completer(cls)
-    own_init = hasattr(cls, "__post_init__") or "__slots__" in vars(cls)
-
-    def make(found: dict[str, Any]) -> Record:
-        if own_init:
-            return cls(**found)
-        new: Record = object.__new__(cls)
-        vars(new).update(complete(found))
-        return new
-
-    return make
-
-
 def read_as(cls: type[Record], path: Path, schema: str, remedy: str = "") -> Record:
     """The dataclass in a JSON file; CorruptError, with `remedy` behind it, where it is damaged or not of `schema`."""
     return read_with(functools.partial(from_json, cls), path, schema, remedy)
@@ -77,46 +52,43 @@ _NOT_NESTED = frozenset[type]((str, int, float, bool, type(None)))
 @functools.cache
 def _from_object(cls: type) -> _Converter:
     """What turns an object into `cls`; made once, because a report reads thousands of records."""
-    check, _ = _parts_of(cls)
-    make: Callable[[dict[str, Any]], Any] = maker(cls)
-    return lambda value, name: make(check(value, name))
-
-
-@functools.cache
-def _parts_of(cls: type) -> tuple[_Converter, Callable[[dict[str, Any]], dict[str, Any]]]:
-    """What checks the fields that an object has, and what adds those that it has not."""
     fields = [(name, *_converter(hint)) for name, hint in get_type_hints(cls).items()]
+    make = _maker(cls)
 
-    def check(value: Any, name: str) -> dict[str, Any]:
+    def of_object(value: Any, name: str) -> Any:
         document = value if type(value) is dict else _checked(value, dict, name, "object")
         found = {}
         for key, plain, convert in fields:
             if key in document:
                 item = document[key]
                 found[key] = item if type(item) in plain else convert(item, key)
-        return found
+        return make(found)
 
-    return check, _completer(cls)
+    return of_object
 
 
-def _completer(cls: type) -> Callable[[dict[str, Any]], dict[str, Any]]:
-    """What adds the defaults of a dataclass's fields; TypeError where one without default is missing."""
+def _maker(cls: type) -> Callable[[dict[str, Any]], Any]:
+    """What makes a `cls` of its fields, which are checked: a frozen class's own `__init__` takes five times as long."""
     members = dataclasses.fields(cls)
     absent = dataclasses.MISSING
     defaults = {item.name: item.default for item in members if item.default is not absent}
     factories = [(item.name, item.default_factory) for item in members if item.default_factory is not absent]
     required = {item.name for item in members} - defaults.keys() - {name for name, _ in factories}
+    own_init = hasattr(cls, "__post_init__") or "__slots__" in vars(cls)
 
-    def complete(found: dict[str, Any]) -> dict[str, Any]:
-        if not required <= found.keys():
-            cls(**found)  # which names what is missing
-        values = {**defaults, **found}
+    def make(found: dict[str, Any]) -> Any:
+        if own_init or not required <= found.keys():
+            return cls(**found)  # which names what is missing
+        new: Any = object.__new__(cls)
+        values = vars(new)
+        values.update(defaults)
+        values.update(found)
         for name, factory in factories:
             if name not in found:
                 values[name] = factory()
-        return values
+        return new
 
-    return complete
+    return make
 
 
 def _converter(hint: Any) -> tuple[frozenset[type], _Converter]:

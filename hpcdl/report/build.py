@@ -5,14 +5,12 @@ from __future__ import annotations
 import dataclasses
 import math
 from collections.abc import Mapping, Sequence
-from concurrent.futures import Executor
 from pathlib import Path
 from typing import Any
 
 from hpcdl import __version__
 from hpcdl.core.errors import UsageError
 from hpcdl.core.progress import NullProgress, Progress
-from hpcdl.core.workforce import Alone
 from hpcdl.report.analysis.analyse import Analysis
 from hpcdl.report.analysis.names import listed
 from hpcdl.report.analysis.parts import Breakdown, breakdowns
@@ -24,8 +22,6 @@ from hpcdl.report.sections import SECTIONS
 from hpcdl.report.summary import summary
 
 SCHEMA = "hpcdl.report/1"
-_DRAWN = ("html",)
-"""Formats that hold drawings of the figures; all others are made meanwhile."""
 
 
 def compose(analysis: Analysis) -> Document:
@@ -58,32 +54,32 @@ def render(
     *,
     paper_figures: bool = False,
     bar: Progress | None = None,
-    workers: Executor | None = None,
 ) -> list[Path]:
-    """Write the document into `folder` in each of `formats` (names in RENDERERS), or print it.
+    """Write the document into `folder` in each of `formats` (names in RENDERERS); the terminal's is printed last.
 
-    `workers` draw the figures, while the formats that need none are written. Returns the files.
+    Returns the files, in the order in which they were written.
     """
     if folder.exists() and not folder.is_dir():
         raise UsageError(f"--out {folder} is a file; name a folder")
     ordered = sorted(dict.fromkeys(formats), key=lambda name: name == "terminal")
     kept = (("svg",) if "md" in formats else ()) + (("png", "pdf") if paper_figures else ())
     figures = document.figures() if kept or "html" in formats else []
+    drawings: dict[str, str] = {}
     if figures or ordered != ["terminal"]:
         folder.mkdir(parents=True, exist_ok=True)
-    drawn = (workers or Alone()).map(svg, figures)
-    paths = [path for name in ordered if name not in _DRAWN for path in RENDERERS.load(name)(document, folder, {})]
-    drawings: dict[str, str] = {}
+    paths: list[Path] = []
     with bar or NullProgress() as shown:
-        for done, (figure, drawing) in enumerate(zip(figures, drawn, strict=True)):
-            drawings[figure.name] = drawing
+        for done, figure in enumerate(figures):
+            drawings[figure.name] = svg(figure)
             if kept:
                 (folder / "figures").mkdir(exist_ok=True)
-                paths += save(figure, drawing, folder / "figures", kept)
-            shown.update((done + 1) / len(figures), figure.name)
-    return paths + [
-        path for name in ordered if name in _DRAWN for path in RENDERERS.load(name)(document, folder, drawings)
-    ]
+                paths += save(figure, drawings[figure.name], folder / "figures", kept)
+            shown.update((done + 1) / (len(figures) + len(ordered)), figure.name)
+        for name in (item for item in ordered if item != "terminal"):
+            paths += RENDERERS.load(name)(document, folder, drawings)
+    if "terminal" in ordered:
+        RENDERERS.load("terminal")(document, folder, drawings)
+    return paths
 
 
 def _without_infinities(document: Any) -> Any:

@@ -13,7 +13,7 @@ from typing import Any
 
 from hpcdl.core.files import replacing, write_text
 from hpcdl.report.cells import number, percent, plain, shortened
-from hpcdl.report.document import Figure, Series, Table
+from hpcdl.report.document import Figure, Series
 
 _COLORS = ("#0072b2", "#b84f00", "#007d5a", "#b0487f", "#8c6400", "#27789f", "#8457aa", "#6b6b6b")
 """Okabe and Ito's palette, darkened to a contrast of 4.5 on white; page.css has what takes its place on a dark page."""
@@ -29,13 +29,6 @@ _END_LABEL, _MOST_END_LABELS, _END_GAP = 18, 8, 0.065
 """Characters of a name at a curve's end, curves up to which they have one, and the gap in shares of the height."""
 _INK = "#123456"
 """Stands for the page's text colour: in SVG it becomes currentColor, so that a dark page gets light axes."""
-
-
-def load() -> None:
-    """Import and set up what drawing takes, before there is anything to draw: most of a second."""
-    line = Series(label="", x=(1, 2), y=(1, 2), low=(None, None), high=(None, None))
-    table = Table(title="", columns=(), rows=())
-    svg(Figure(name="", title="", alt="", x_label="", y_label="", series=(line,), table=table))
 
 
 def svg(figure: Figure) -> str:

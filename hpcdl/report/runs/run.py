@@ -6,12 +6,10 @@ import math
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields
-from functools import cached_property
-from operator import itemgetter
+from operator import attrgetter
 from typing import Any
 
-from hpcdl.core.from_json import checked_fields, from_json, maker
-from hpcdl.core.records import PARTS, HistoryPoint, RankRecord, RunRecord
+from hpcdl.core.records import PARTS, HistoryPoint, RankRecord, RunRecord, from_json
 from hpcdl.core.statistics import quantiles
 
 MODES = ("weak", "strong", "scale-up")
@@ -28,7 +26,7 @@ class ServerLoad:
     busy_seconds: float | None
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True, slots=True)
 class Run:
     """One run. `batch_per_rank` is per worker, 0 for unknown; times in seconds; None means not measured.
 
@@ -87,7 +85,7 @@ class Run:
         """The settings that keep it apart, in words."""
         return ", ".join(f"{key} {value}" for key, value in self.settings.items())
 
-    @cached_property
+    @property
     def usable(self) -> bool:
         """Whether its throughput is a measurement."""
         counted = self.workers >= 1 and self.nodes >= 1 and (self.threads or 1) >= 1
@@ -95,9 +93,10 @@ class Run:
 
 
 _ALIKE = tuple({item.name for item in fields(Run)} & {item.name for item in fields(RunRecord)})
-"""What a run takes from its record as it is."""
-_alike = itemgetter(*_ALIKE)
-_make = maker(Run)
+_alike = attrgetter(*_ALIKE)
+"""What a run takes from its record as it is; a report does it thousands of times."""
+
+
 _COUNTS = frozenset((int, float, type(None)))
 
 
@@ -116,28 +115,25 @@ def from_document(document: Mapping[str, Any], name: str) -> Run:
 
     TypeError and ValueError name a bad field. Of the ranks, which are most of a record, only what is shown is looked at.
     """
-    record = checked_fields(RunRecord, {**document, "rank_records": []})
-    known = dict(zip(_ALIKE, _alike(record), strict=True))
-    for key, value in known.items():
-        if type(value) is float and not math.isfinite(value):
-            known[key] = None
-    software, parts = record["software"], record["parts"]
-    steps = [value for value in record["step_seconds"][record["warmup_steps"] :] if math.isfinite(value)]
-    versions = (("hpcdl", software.get("hpcdl")), ("tensorflow", software.get("tensorflow")))
-    return _make(known | _of_ranks(document.get("rank_records", [])) | {
+    record = from_json(RunRecord, {**document, "rank_records": []})
+    steps = [value for value in record.step_seconds[record.warmup_steps :] if math.isfinite(value)]
+    versions = (("hpcdl", record.software.get("hpcdl")), ("tensorflow", record.software.get("tensorflow")))
+    alike = zip(_ALIKE, _alike(record), strict=True)
+    known: dict[str, Any] = {key: finite(value) if isinstance(value, float) else value for key, value in alike}
+    return Run(**known | _of_ranks(document.get("rank_records", [])) | {
         "name": name,
-        "mode": record["mode"] if record["mode"] in MODES else "",
-        "threads": record["intra_op_threads"],
-        "batch_per_rank": record["batch_per_rank"] or 0,
-        "global_batch": record["global_batch"] or 0,
-        "machine": machine_name(record["machine"], record["hosts"]),
+        "mode": record.mode if record.mode in MODES else "",
+        "threads": record.intra_op_threads,
+        "batch_per_rank": record.batch_per_rank or 0,
+        "global_batch": record.global_batch or 0,
+        "machine": machine_name(record.machine, record.hosts),
         "version": ", ".join(f"{package} {version}" for package, version in versions if version),
-        "step_seconds": _step_seconds(parts, steps),
-        "step_seconds_p95": quantiles(steps, [0.95])[0] if steps else record["step_seconds_quantiles"].get("95%"),
-        "parts": {part: parts[part] for part in PARTS if math.isfinite(parts.get(part, math.nan))},
-        "bytes_per_step": finite(record["bytes_sent_per_step"]),
-        "profile": record["profile"].rpartition("/")[2],
-        "config": dict(zip(record["config"], map(str, record["config"].values()), strict=True)),
+        "step_seconds": _step_seconds(record, steps),
+        "step_seconds_p95": quantiles(steps, [0.95])[0] if steps else record.step_seconds_quantiles.get("95%"),
+        "parts": {part: record.parts[part] for part in PARTS if math.isfinite(record.parts.get(part, math.nan))},
+        "bytes_per_step": finite(record.bytes_sent_per_step),
+        "profile": record.profile.rpartition("/")[2],
+        "config": {key: str(value) for key, value in record.config.items()},
     })  # fmt: skip
 
 
@@ -180,9 +176,9 @@ def machine_name(machine: str, hosts: Sequence[str]) -> str:
     return re.sub(r"\d+", "*", first) + dot + domain
 
 
-def _step_seconds(parts: Mapping[str, float], steps: Sequence[float]) -> float | None:
+def _step_seconds(record: RunRecord, steps: list[float]) -> float | None:
     """Mean seconds of a step after warm-up: from the parts, which sum to it, else from the steps' times."""
-    total = sum(parts.values())
-    if parts and positive(total):
+    total = sum(record.parts.values())
+    if record.parts and positive(total):
         return total
     return sum(steps) / len(steps) if steps else None

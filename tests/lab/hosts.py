@@ -125,6 +125,11 @@ class Lab:
         )
         return Finished(finished.returncode, finished.stdout, finished.stderr)
 
+    def change(self, line: str, *, host: str) -> None:
+        """Run a line of shell as root on `host`; a change of a host that fails would make the test mean nothing."""
+        finished = self.run(["sh", "-ec", line], host=host)
+        assert finished.code == 0, f"{host}: {line}: {finished.err}"
+
     def command(
         self,
         arguments: Sequence[str | Path],

@@ -15,7 +15,7 @@ from tests.lab.slurm import SlurmLab
 pytestmark = pytest.mark.lab
 AHEAD = '#!/bin/sh\nexec /usr/bin/env -i /tmp/real-date -d "+5 seconds" "$@"\n'
 CHANGES = {
-    "node1": ("mkdir /tmp/own && mount -t tmpfs -o size=1m tmpfs /tmp/own", "umount /tmp/own; rmdir /tmp/own"),
+    "node1": ("mount -t tmpfs -o size=1m tmpfs /tmp/own", "umount /tmp/own"),
     "node2": (
         "cp -p $(readlink -f /bin/date) /tmp/real-date && mount --bind {data}/../date $(readlink -f /bin/date)",
         "umount $(readlink -f /bin/date); rm /tmp/real-date",
@@ -32,21 +32,16 @@ def changed(lab: SlurmLab, data: str) -> Iterator[None]:
     group = quota.make_group(f"{lab.folder.name}-slow", 0.15)
     procs, parent = group / "cgroup.procs", group.parent / "cgroup.procs"
     number = f"$(cat {lab.slurm}/run/slurmd.node3.pid)"
-
-    def on(host: str, line: str) -> None:
-        finished = lab.run(["sh", "-c", line.format(data=data)], host=host)
-        assert finished.code == 0, finished.err
-
-    try:
-        on("node3", f"echo {number} > {procs}")
-        for host, (change, _) in CHANGES.items():
-            on(host, change)
+    with contextlib.ExitStack() as undo:
+        undo.callback(quota.remove, group)
+        lab.change(f"echo {number} > {procs}", host="node3")
+        undo.callback(lab.change, f"echo {number} > {parent}", host="node3")
+        for host, (change, back) in CHANGES.items():
+            lab.change("mkdir /tmp/own", host=host)
+            undo.callback(lab.change, "rmdir /tmp/own", host=host)
+            lab.change(change.format(data=data), host=host)
+            undo.callback(lab.change, back.format(data=data), host=host)
         yield
-    finally:
-        for host, (_, back) in CHANGES.items():
-            lab.run(["sh", "-c", back.format(data=data)], host=host)
-        on("node3", f"echo {number} > {parent}")
-        quota.remove(group)
 
 
 def test_each_node_is_named_with_what_it_has_of_its_own(lab_slurm: SlurmLab) -> None:
@@ -55,8 +50,6 @@ def test_each_node_is_named_with_what_it_has_of_its_own(lab_slurm: SlurmLab) -> 
     data.mkdir(parents=True)
     (desk.folder / "date").write_text(AHEAD)
     (desk.folder / "date").chmod(0o755)
-    for node in lab_slurm.nodes[1:]:
-        lab_slurm.run(["mkdir", "/tmp/own"], host=node)
     with changed(lab_slurm, str(data)):
         words = ("--nodes", "4", "--time", "5m", "--name", "look", "--", "doctor", "--nodes", "all", "--data", "data")
         number = int(desk.hpcdl("submit", *words).out)

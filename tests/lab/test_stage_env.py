@@ -73,10 +73,10 @@ def test_a_node_without_room_is_named(lab_slurm: SlurmLab) -> None:
     python = small_environment(folder / "venv") / "bin" / "python"
     mpi = {"MPI4PY_LIBMPI": str(Path(sysconfig.get_path("data")) / "lib" / "libmpi.so.12")}
     desk = Desk(lab_slurm, folder, {**mpi, "HPCDL_NODE_STORAGE": "/tmp/own"}, python=str(python))
-    lab_slurm.run(["mkdir", "/tmp/own"], host="node1")
+    lab_slurm.change("mkdir /tmp/own", host="node1")
     full = ("node2", "node3", "node4")  # whichever two nodes the job gets, one of them has no room
     for node in full:
-        lab_slurm.run(["sh", "-c", "mkdir /tmp/own && mount -t tmpfs -o size=4k tmpfs /tmp/own"], host=node)
+        lab_slurm.change("mkdir /tmp/own; mount -t tmpfs -o size=4k tmpfs /tmp/own", host=node)
     words = ("--nodes", "2", "--time", "10m", "--stage-env", "--", "--model", "lenet")
     number = desk.submit(*words, "--data", "synthetic:cifar10", "--batch-size", "8", "--steps", "2", run="full")
     job = lab_slurm.wait_for_job(number, timeout_s=300)
@@ -86,5 +86,7 @@ def test_a_node_without_room_is_named(lab_slurm: SlurmLab) -> None:
     for node in ("node1", *full):
         assert lab_slurm.run(["ls", "/tmp/own"], host=node).out == ""
     for node in full:
-        lab_slurm.run(["umount", "/tmp/own"], host=node)
+        lab_slurm.change("umount /tmp/own", host=node)
+    for node in ("node1", *full):
+        lab_slurm.change("rmdir /tmp/own", host=node)
     lab_slurm.cancel_all()

@@ -21,7 +21,7 @@ from hpcdl.core.records import read_record
 from hpcdl.training.checkpoint.folders import FOLDER as CHECKPOINTS
 from hpcdl.training.checkpoint.folders import MANIFEST, folder_of, list_checkpoints
 from hpcdl.training.loop.journal import FILE_NAME
-from tests.conftest import CommandLine
+from tests.conftest import CommandLine, end_family
 from tests.lab.needs import OPEN_MPI_5
 
 pytestmark = pytest.mark.mpi
@@ -52,6 +52,15 @@ def started(line: list[str], environment: Mapping[str, str], log: Path) -> Itera
             if process.poll() is None:
                 os.killpg(process.pid, signal.SIGKILL)
             process.wait()
+
+
+def exit_code(job: subprocess.Popen[bytes], log: Path, timeout_s: float) -> int:
+    """How `job` ended; where it has not by then, the test fails with the stacks of its processes."""
+    try:
+        return job.wait(timeout=timeout_s)
+    except subprocess.TimeoutExpired:
+        end_family(job.pid)
+        pytest.fail(f"not done after {timeout_s:.0f} s: {log.read_text()}", pytrace=False)
 
 
 def wait_for(what: Callable[[], object], process: subprocess.Popen[bytes], log: Path, timeout_s: float = 240.0) -> None:
@@ -91,14 +100,14 @@ def test_without_ulfm_the_run_ends_at_once_and_can_be_resumed(
             wait_for(lambda before=saved: newest(run_dir) > before, job, log)
             os.kill(read_json(run_dir / RANKS / f"{victim}.json")["pid"], signal.SIGKILL)
             killed_at = time.time()
-            assert job.wait(timeout=10) == 1
+            assert exit_code(job, log, 10) == 1
         assert f"rank {victim}" in log.read_text() and "ended without a word" in log.read_text()
         # Writing takes a moment too.
         assert age_s(run_dir, killed_at) < SAVE_EVERY_S + 2
         saved = newest(run_dir)
     line = training(shards, run_dir, "--ranks", "3", "--steps", str(saved + 20), "--resume")
     with started(line, session_hpcdl.environment, log) as job:
-        assert job.wait(timeout=240) == 0, log.read_text()
+        assert exit_code(job, log, 240) == 0, log.read_text()
     record = read_record(run_dir)
     assert record.status == "finished" and record.steps >= saved + 20
     assert len(record.resumed_from_steps) == len(victims) and record.resumed_from_steps[-1] == saved
@@ -145,7 +154,7 @@ def test_with_ulfm_too_the_run_ends_without_worker_0(
     """It evaluates and saves: without it the others would work in vain."""
     with under_ulfm(open_mpi_5, session_hpcdl, shards, tmp_path, steps=100_000) as job:
         os.kill(rank_process(job.pid, 0), signal.SIGKILL)
-        assert job.wait(timeout=10) != 0
+        assert exit_code(job, tmp_path / "log", 10) != 0
 
 
 @pytest.mark.lab
@@ -156,7 +165,7 @@ def test_with_ulfm_the_run_goes_on_without_a_killed_worker(
     with under_ulfm(open_mpi_5, session_hpcdl, shards, tmp_path, steps=400) as job:
         os.kill(rank_process(job.pid, 1), signal.SIGKILL)
         at_the_kill = steps_written(run_dir)
-        assert job.wait(timeout=240) == 0, log.read_text()
+        assert exit_code(job, log, 240) == 0, log.read_text()
     record = read_record(run_dir)
     assert record.status == "finished" and record.steps >= 400 > at_the_kill
     (warning,) = [text for text in record.warnings if "left before the end" in text]

@@ -4,6 +4,7 @@ A launcher kills the others once it sees that a rank has let go of its files, an
 buried all of them before the rank that was first has left the table of processes. Its files tell the truth: a process
 lets go of the one with the highest number first, so that a line with a high number is cut before the launcher learns
 of anything. Processes that hold no line, and those that have handed theirs to a child, are watched by their pidfd.
+By its line a rank also says what becomes of it, which costs no file system anything.
 """
 
 from __future__ import annotations
@@ -17,15 +18,30 @@ import struct
 
 HIGH = 240
 """A file number above those of what launchers leave open in their ranks."""
+MOST_BYTES = 64 << 10
+"""Of a word; a longer one is cut."""
 _PEER = struct.Struct("3i")
 """What SO_PEERCRED tells: process, user and group."""
 
 
-def hold_line(launch: str) -> None:
-    """Tie this process, until it ends, to the DeathWatch of the same `launch`; nothing on a node where that is not."""
-    with socket.socket(socket.AF_UNIX) as line, contextlib.suppress(OSError):
+def hold_line(launch: str) -> int | None:
+    """Tie this process, until it ends, to the DeathWatch of the same `launch`; None on a node where that is not.
+
+    Returns the line's file number, for `say`.
+    """
+    with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as line, contextlib.suppress(OSError):
         line.connect(_address(launch))
-        fcntl.fcntl(line.fileno(), fcntl.F_DUPFD_CLOEXEC, HIGH)
+        line.setblocking(False)
+        return fcntl.fcntl(line.fileno(), fcntl.F_DUPFD_CLOEXEC, HIGH)
+    return None
+
+
+def say(line: int | None, word: bytes) -> None:
+    """Send `word` down a line, if anybody hears it."""
+    if line is None:
+        return
+    with contextlib.suppress(OSError), socket.socket(fileno=os.dup(line)) as end:
+        end.send(word[:MOST_BYTES], socket.MSG_NOSIGNAL)  # the script may have taken SIGPIPE for itself
 
 
 def _address(launch: str) -> str:
@@ -34,14 +50,19 @@ def _address(launch: str) -> str:
 
 
 class DeathWatch:
-    """Watches process ids, and every process that holds a line to `launch`; `poll` names those that have ended."""
+    """Watches process ids, and every process that holds a line to `launch`; `poll` names those that have ended.
+
+    `words` has, by process id, what was last said by a line.
+    """
 
     def __init__(self, launch: str) -> None:
+        self.words: dict[int, bytes] = {}
         self._ready = select.epoll()  # hands events out in the order in which they came, unlike poll
         self._pid_of: dict[int, int] = {}
         self._watched: set[int] = set()
         self._told: set[int] = set()
-        self._door = socket.socket(socket.AF_UNIX)
+        self._lines: set[int] = set()
+        self._door = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         self._door.bind(_address(launch))
         self._door.listen(socket.SOMAXCONN)
         self._door.setblocking(False)
@@ -62,8 +83,11 @@ class DeathWatch:
             if descriptor == self._door.fileno():
                 self._let_in()
                 continue
+            if descriptor in self._lines and self._goes_on(descriptor):
+                continue
             self._ready.unregister(descriptor)
             os.close(descriptor)
+            self._lines.discard(descriptor)
             pid = self._pid_of.pop(descriptor)
             if pid not in self._told:
                 self._told.add(pid)
@@ -85,7 +109,20 @@ class DeathWatch:
                 credentials = line.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _PEER.size)
                 pid, user, _group = _PEER.unpack(credentials)
                 if user == os.getuid():  # the kernel's names are open to every user of the node
+                    line.setblocking(False)
+                    self._lines.add(line.fileno())
                     self._register(line.detach(), pid)
+
+    def _goes_on(self, line: int) -> bool:
+        """Take in what has been said; False once the line is cut."""
+        try:
+            while word := os.read(line, MOST_BYTES):
+                self.words[self._pid_of[line]] = word
+        except BlockingIOError:
+            return True
+        except OSError:
+            pass
+        return False
 
     def _register(self, descriptor: int, pid: int) -> None:
         self._ready.register(descriptor, select.EPOLLIN)

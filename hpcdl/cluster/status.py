@@ -1,6 +1,7 @@
-"""What ranks tell the process that started them, one small JSON file each, and what the end of a launch amounts to.
+"""What ranks tell the process that started them, and what the end of a launch amounts to.
 
-Exit codes of mpiexec mean different things under different MPIs; these files mean one thing.
+Exit codes of mpiexec mean different things under different MPIs; these words mean one thing. They come in a number of
+files that does not grow with the ranks: rank 0 writes a table of all, and only who fails writes one of its own.
 """
 
 from __future__ import annotations
@@ -10,22 +11,25 @@ import json
 import os
 import socket
 import time
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
+from hpcdl.cluster.deaths import say
 from hpcdl.cluster.launchers.base import Casualty
 from hpcdl.core.errors import CorruptError, RankError, StoppedEarly
-from hpcdl.core.files import read_json, write_json
+from hpcdl.core.files import parse_json, read_json, write_json
 from hpcdl.core.records import from_json
 
 FOLDER = "ranks"
 """Folder inside a run directory that holds the status files and the launcher's log."""
-
+TABLE = "all.json"
+"""In it, the table of all ranks."""
 
 STATES = ("running", "done", "stopped", "failed", "bereaved", "left behind")
 """stopped: left early with something to resume; bereaved: failed because another rank did; left behind: gave no sign of
 life, and the others went on without it."""
+_FILED = ("failed", "bereaved")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -45,43 +49,90 @@ class RankStatus:
     lost: bool = False
 
 
-def report_status(
-    folder: Path, rank: int, state: str, *, exit_code: int = 0, message: str = "", lost: bool = False
-) -> None:
-    """Write this process's status; a disk that is full must not hide the error that is being reported."""
-    status = RankStatus(
-        rank=rank,
-        host=socket.gethostname(),
-        pid=os.getpid(),
-        state=state,
-        exit_code=exit_code,
-        message=message,
-        at=time.time(),
-        lost=lost,
-    )
-    path = folder / f"{rank}.json"
+@dataclass(frozen=True, kw_only=True)
+class StatusReport:
+    """How a rank tells the process that started it what becomes of it.
+
+    On that process's own node by `line` (cluster/deaths.py). In a file of its own only where it ends in another way
+    than all others: a healthy run's ranks write nothing, rank 0 writes one table for all (`report_all`).
+    """
+
+    folder: Path
+    rank: int
+    line: int | None = None
+
+    def tell(
+        self, state: str, *, exit_code: int = 0, message: str = "", lost: bool = False, filed: bool | None = None
+    ) -> None:
+        """`filed`: whether a file says so too; by default where something went wrong."""
+        status = RankStatus(
+            rank=self.rank,
+            host=socket.gethostname(),
+            pid=os.getpid(),
+            state=state,
+            exit_code=exit_code,
+            message=message,
+            at=time.time(),
+            lost=lost,
+        )
+        say(self.line, json.dumps(asdict(status)).encode())
+        if state in _FILED if filed is None else filed:
+            with contextlib.suppress(OSError):  # a disk that is full must not hide the error that is being reported
+                write_json(self.folder / f"{self.rank}.json", asdict(status))
+
+
+def report_all(folder: Path, state: str, processes: Sequence[tuple[str, int]]) -> None:
+    """Write the table of all ranks, which are in one state, `running` or `done`: host and process id by rank."""
+    by_host: dict[str, dict[str, int]] = {}
+    for rank, (host, pid) in enumerate(processes):
+        by_host.setdefault(host, {})[str(rank)] = pid
+    path, table = folder / TABLE, {"state": state, "at": time.time(), "processes": by_host}
     try:
-        write_json(path, asdict(status))
+        write_json(path, table)
     except OSError:
         with contextlib.suppress(OSError), path.open("r+b") as file:  # the room that this file has is there already
-            file.truncate(file.write(json.dumps(asdict(status)).encode()))
+            file.truncate(file.write(json.dumps(table, indent=1).encode()))
 
 
 def report_left(folder: Path, rank: int, message: str) -> None:
     """Write the status of another rank, one that the run goes on without."""
-    for status in read_statuses(folder):
+    for status in read_table(folder):
         if status.rank == rank:
             left = replace(status, state="left behind", message=message, at=time.time())
             write_json(folder / f"{rank}.json", asdict(left))
 
 
-def read_statuses(folder: Path) -> list[RankStatus]:
-    """The statuses written so far, by rank; files that are damaged are left out."""
-    found = []
+def read_statuses(folder: Path, known: Iterable[RankStatus] | None = None) -> list[RankStatus]:
+    """The newest status of each rank, by rank: of `known` (by default the table), or from a file of its own.
+
+    Files that are damaged are left out.
+    """
+    found = {status.rank: status for status in (read_table(folder) if known is None else known)}
     for path in folder.glob("[0-9]*.json"):
         with contextlib.suppress(CorruptError, TypeError, ValueError, FileNotFoundError):
-            found.append(from_json(RankStatus, read_json(path)))
-    return sorted(found, key=lambda status: status.rank)
+            status = from_json(RankStatus, read_json(path))
+            found[status.rank] = status
+    return [found[rank] for rank in sorted(found)]
+
+
+def read_table(folder: Path) -> list[RankStatus]:
+    """What the table of all ranks says, nothing where there is none or it is damaged."""
+    with contextlib.suppress(CorruptError, TypeError, ValueError, KeyError, AttributeError, FileNotFoundError):
+        table = read_json(folder / TABLE)
+        state, at = str(table["state"]), float(table["at"])
+        return [
+            from_json(RankStatus, {"rank": int(rank), "host": host, "pid": pid, "state": state, "at": at})
+            for host, pids in table["processes"].items()
+            for rank, pid in pids.items()
+        ]
+    return []
+
+
+def heard(word: bytes) -> RankStatus | None:
+    """The status that came by a line; None where it makes no sense."""
+    with contextlib.suppress(TypeError, ValueError):
+        return from_json(RankStatus, parse_json(word))
+    return None
 
 
 def raise_for(statuses: Sequence[RankStatus], num_ranks: int, *, casualty: Casualty | None, log: Path) -> None:
@@ -106,6 +157,8 @@ def raise_for(statuses: Sequence[RankStatus], num_ranks: int, *, casualty: Casua
         raise StoppedEarly(status.message + (f" (node {lost} went down)" if lost else ""))
     if lost:
         raise _lost_node(statuses, lost, log)
+    if casualty and len(statuses) < num_ranks and not any(_is(status, casualty) for status in statuses):
+        raise _unknown(casualty, log)
     for status in sorted(by_state["running"], key=lambda status: not _is(status, casualty)):
         message = f"rank {status.rank} on {status.host} ended without a word (killed, out of memory or crashed)"
         raise RankError(f"{message}; see {log}", rank=status.rank, host=status.host, lost=True)
@@ -122,6 +175,13 @@ def _lost_node(statuses: Sequence[RankStatus], host: str, log: Path) -> RankErro
     told = f" with rank {', '.join(map(str, ranks))}" if ranks else ""
     message = f"node {host}{told} went down or cannot be reached; go on with --resume, without it (see {log})"
     return RankError(message, rank=ranks[0] if ranks else None, host=host, lost=True)
+
+
+def _unknown(casualty: Casualty, log: Path) -> RankError:
+    """The error for a rank that ended on another node before the ranks had found each other."""
+    who = "a rank" if casualty.rank is None else f"rank {casualty.rank}"
+    message = f"{who} on {casualty.host} ended without a word before all ranks had started; see {log}"
+    return RankError(message, rank=casualty.rank, host=casualty.host, lost=True)
 
 
 def _is(status: RankStatus, casualty: Casualty | None) -> bool:

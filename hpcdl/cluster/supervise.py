@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import json
 import os
@@ -18,7 +19,7 @@ from hpcdl.cluster.environment import own_placement
 from hpcdl.cluster.launchers import find_launcher
 from hpcdl.cluster.launchers.base import Casualty, Launcher
 from hpcdl.cluster.processes import end_marked
-from hpcdl.cluster.status import RankStatus, raise_for, read_statuses
+from hpcdl.cluster.status import TABLE, RankStatus, heard, raise_for, read_statuses, read_table
 from hpcdl.core.errors import RankError
 from hpcdl.core.lifeline import identity, remove_abandoned, told_to_end_with_parent
 from hpcdl.core.protocols import LaunchPlan
@@ -46,13 +47,13 @@ def start(
 ) -> None:
     """Run `command` on `plan.num_ranks` ranks and return when all are done; RankError names the rank that failed.
 
-    `folder` takes the ranks' status files and the launcher's log. `tick` is called about ten times a second.
+    `folder` takes the ranks' words and the launcher's log. `tick` is called about ten times a second.
     SIGINT, SIGTERM, SIGUSR1 and SIGHUP become a SIGTERM for the ranks, which may save and leave with 75. Without `mpi`
     the ranks are started one by one and find each other by other means. To be called from the main thread: what it
     starts ends with the thread.
     """
     folder.mkdir(parents=True, exist_ok=True)
-    for stale in folder.glob("[0-9]*.json"):
+    for stale in (*folder.glob("[0-9]*.json"), *folder.glob(TABLE)):
         stale.unlink()
     log = folder / "launcher.log"
     launcher = find_launcher()
@@ -70,7 +71,7 @@ def start(
     chatter = log.read_bytes()[said_before:].decode(errors="replace")
     casualty = launcher.first_casualty(chatter) or watcher.casualty()
     try:
-        raise_for(read_statuses(folder), plan.num_ranks, casualty=casualty, log=log)
+        raise_for(watcher.statuses(), plan.num_ranks, casualty=casualty, log=log)
     except RankError as error:
         error.lost = error.lost and not watcher.stop_requests  # who was asked to stop and killed is not to come back
         raise
@@ -127,6 +128,7 @@ class _Watcher:
         self.first_dead_pid: int | None = None
         self.stop_requests = 0
         self._asked: set[int] = set()
+        self._table: tuple[float, list[RankStatus]] = (0.0, [])
 
     def hear(self, number: int) -> None:
         """Have every rank of this host save and leave; a second request, but for warnings, kills them."""
@@ -136,15 +138,15 @@ class _Watcher:
         if self.stop_requests == 1:
             self._ask()
             return
-        running = [status.pid for status in self._statuses() if status.state == "running"]
+        running = [status.pid for status in self._own() if status.state == "running"]
         for pid in running or [process.pid for process in self._processes]:
             _send(pid, signal.SIGKILL)
 
     def _ask(self) -> None:
         """Tell each rank of this host once; ranks that have not reported yet are told when they do."""
-        if not read_statuses(self._folder):
+        if not self.statuses():
             return
-        own = self._statuses()
+        own = self._own()
         pids = {status.pid for status in own if status.state == "running"}
         if not own:  # all on other hosts: their launcher hands it on
             pids = {process.pid for process in self._processes}
@@ -163,7 +165,7 @@ class _Watcher:
             while any(process.poll() is None for process in self._processes):
                 if self.stop_requests:
                     self._ask()
-                statuses = self._statuses()
+                statuses = self._own()
                 for status in statuses:
                     self._deaths.add(status.pid)
                 self._note_dead(self._deaths.poll(0.1))
@@ -181,15 +183,30 @@ class _Watcher:
     def _note_dead(self, pids: Sequence[int]) -> None:
         """Remember the first of these processes, if none was before, that went without a last word."""
         for pid in pids:
-            last_word = next((status for status in self._statuses() if status.pid == pid), None)
+            last_word = next((status for status in self._own() if status.pid == pid), None)
             if self.first_dead_pid is None and (last_word is None or last_word.state == "running"):
                 self.first_dead_pid = pid
 
-    def _statuses(self) -> list[RankStatus]:
-        return [status for status in read_statuses(self._folder) if status.host == self._host]
+    def statuses(self) -> list[RankStatus]:
+        """The newest status of each rank that is known: from its own file, or by its line, or from the table of all."""
+        said = [status for word in self._deaths.words.values() if (status := heard(word)) is not None]
+        table = self._table_now()
+        over = [status for status in table if status.state == "done"]
+        return read_statuses(self._folder, [*table, *said, *over])
+
+    def _own(self) -> list[RankStatus]:
+        return [status for status in self.statuses() if status.host == self._host]
+
+    def _table_now(self) -> list[RankStatus]:
+        """The table of all ranks, which is long in a large run and changes once: read when it has."""
+        with contextlib.suppress(OSError):
+            written_s = (self._folder / TABLE).stat().st_mtime
+            if written_s != self._table[0]:
+                self._table = written_s, read_table(self._folder)
+        return self._table[1]
 
     def _kill(self) -> None:
-        for status in self._statuses():
+        for status in self._own():
             if status.state == "running":
                 _send(status.pid, signal.SIGKILL)
         for process in self._processes:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import json
 import os
 import signal
 import socket
@@ -19,7 +18,7 @@ import pytest
 from hpcdl.cluster import supervise as local
 from hpcdl.cluster.deaths import DeathWatch
 from hpcdl.cluster.launchers.base import Casualty
-from hpcdl.cluster.status import read_statuses, report_status
+from hpcdl.cluster.status import StatusReport, read_statuses, report_all
 from hpcdl.core.errors import RankError, StoppedEarly
 from hpcdl.core.protocols import LaunchPlan
 from tests.conftest import patience
@@ -29,27 +28,47 @@ import os, signal, sys, time
 from pathlib import Path
 from hpcdl.cluster.deaths import hold_line
 from hpcdl.cluster.environment import placement
-from hpcdl.cluster.status import report_status
+from hpcdl.cluster.status import StatusReport, report_all
 from hpcdl.comm.mpi.communicator import world
 place, folder = placement(), Path(os.environ["HPCDL_STATUS_DIR"])
-hold_line(os.environ["HPCDL_LAUNCH"])
-report_status(folder, place.rank, "running")
+report = StatusReport(folder=folder, rank=place.rank, line=hold_line(os.environ["HPCDL_LAUNCH"]))
+report.tell("running")
+"""
+WITH_MPI = """
 communicator = world(place.size)
+processes = communicator.allgather_json((communicator.host, os.getpid()))
+if place.rank == 0: report_all(folder, "running", processes)
 """
 
 
-def start(body: str, tmp_path: Path, num_ranks: int = 2, tick: Callable[[], None] = lambda: None) -> Path:
+def start(
+    body: str, tmp_path: Path, num_ranks: int = 2, tick: Callable[[], None] = lambda: None, *, before_mpi: bool = False
+) -> Path:
     script = tmp_path / "rank.py"
-    script.write_text(PREAMBLE + textwrap.dedent(body))
+    script.write_text(PREAMBLE + ("" if before_mpi else WITH_MPI) + textwrap.dedent(body))
     plan = LaunchPlan(num_ranks=num_ranks, ranks_per_node=num_ranks)
     local.start(plan, [sys.executable, str(script)], folder=tmp_path / "ranks", tick=tick)
     return tmp_path / "ranks"
 
 
 @pytest.mark.mpi
-def test_ranks_that_finish_leave_their_status(tmp_path: Path) -> None:
-    folder = start("communicator.barrier(); report_status(folder, place.rank, 'done')", tmp_path)
-    assert [(status.rank, status.state) for status in read_statuses(folder)] == [(0, "done"), (1, "done")]
+def test_ranks_that_finish_are_in_one_table(tmp_path: Path) -> None:
+    folder = start(
+        "communicator.barrier(); report.tell('done')\nif place.rank == 0: report_all(folder, 'done', processes)",
+        tmp_path,
+        3,
+    )
+    assert [(status.rank, status.state) for status in read_statuses(folder)] == [(rank, "done") for rank in range(3)]
+    assert sorted(path.name for path in folder.iterdir()) == ["all.json", "launcher.log"]
+
+
+@pytest.mark.mpi
+def test_a_rank_that_dies_before_there_is_a_table_is_named(tmp_path: Path) -> None:
+    """By its line alone; what the first of the deaths was, by the order in which lines are cut."""
+    body = "if place.rank == 1: os.kill(os.getpid(), signal.SIGKILL)\ncommunicator.barrier()"
+    with pytest.raises(RankError, match=r"rank 1 on .* ended without a word"):
+        start(body.replace("communicator.barrier()", "time.sleep(60)"), tmp_path, before_mpi=True)
+    assert not (tmp_path / "ranks" / "all.json").exists()
 
 
 @pytest.mark.mpi
@@ -59,7 +78,7 @@ def test_a_rank_that_raises_is_named_and_ends_the_others(tmp_path: Path) -> None
         start(
             """
             if place.rank == 1:
-                report_status(folder, 1, "failed", exit_code=3, message="no luck")
+                report.tell("failed", exit_code=3, message="no luck")
                 communicator.abort(3)
             communicator.barrier()
             """,
@@ -101,7 +120,7 @@ def test_ranks_that_stop_early_say_so(tmp_path: Path) -> None:
     with pytest.raises(StoppedEarly, match="saved at step 5"):
         start(
             """
-            report_status(folder, place.rank, "stopped", exit_code=75, message="saved at step 5")
+            report.tell("stopped", filed=place.rank == 0, exit_code=75, message="saved at step 5")
             communicator.barrier()
             sys.exit(75)
             """,
@@ -152,9 +171,7 @@ def test_who_lets_go_of_its_files_first_died_first() -> None:
 
 def test_the_first_dead_is_known_though_all_end_in_one_tick(tmp_path: Path) -> None:
     launcher, *ranks = (subprocess.Popen(["sleep", "60"], start_new_session=True) for _ in range(4))
-    for number, process in enumerate(ranks):
-        status = {"rank": number, "host": socket.gethostname(), "pid": process.pid, "state": "running"}
-        (tmp_path / f"{number}.json").write_text(json.dumps(status))
+    report_all(tmp_path, "running", [(socket.gethostname(), process.pid) for process in ranks])
 
     def tick() -> None:
         for process in (ranks[1], ranks[0], ranks[2], launcher):
@@ -167,7 +184,9 @@ def test_the_first_dead_is_known_though_all_end_in_one_tick(tmp_path: Path) -> N
 
 
 def test_a_damaged_status_is_left_out(tmp_path: Path) -> None:
-    report_status(tmp_path, 0, "running")
+    StatusReport(folder=tmp_path, rank=0).tell("failed")
     (tmp_path / "1.json").write_text("{")
     (found,) = read_statuses(tmp_path)
     assert (found.rank, found.pid) == (0, os.getpid())
+    (tmp_path / "all.json").write_text('{"state": "running", "at": 1, "processes": {"here": {"x": 1}}}')
+    assert len(read_statuses(tmp_path)) == 1

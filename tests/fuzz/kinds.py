@@ -473,8 +473,13 @@ def damaged_label(content: bytes, dice: random.Random) -> bytes:
 
 
 def make_status(folder: Path) -> Path:
-    status.report_status(folder, 3, "failed", exit_code=1, message="it broke")
+    status.StatusReport(folder=folder, rank=3).tell("failed", exit_code=1, message="it broke")
     return folder / "3.json"
+
+
+def make_table(folder: Path) -> Path:
+    status.report_all(folder, "running", [("node1", 12), ("node1", 13), ("node2", 12)])
+    return folder / status.TABLE
 
 
 def make_submitted(folder: Path) -> Path:
@@ -592,6 +597,7 @@ KINDS: dict[str, Kind] = {
     ),
     "timetable": Kind(make=make_timetable, read=read_timetable, mutations=JSON),
     "status of a rank": Kind(make=make_status, read=lambda path: status.read_statuses(path.parent), mutations=JSON),
+    "table of ranks": Kind(make=make_table, read=lambda path: status.read_statuses(path.parent), mutations=JSON),
     "submitted job": Kind(make=make_submitted, read=read_submitted, mutations=JSON),
     "lock": Kind(
         make=text_of(".hpcdl-lock", '{"host": "h", "pid": 12, "job": ""}'), read=lambda path: check_free(path.parent),

@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from hpcdl.cluster.status import RankStatus, read_statuses
 from tests.conftest import ROOT, Finished
 from tests.lab.hosts import LOGIN, wait_until
 from tests.lab.slurm import SlurmLab
@@ -66,10 +67,9 @@ class Desk:
         record: dict[str, Any] = json.loads((self.folder / run / "record.json").read_text())
         return record
 
-    def status(self, run: str, rank: int) -> dict[str, Any]:
-        """The last word of a rank."""
-        status: dict[str, Any] = json.loads((self.folder / run / "ranks" / f"{rank}.json").read_text())
-        return status
+    def status(self, run: str, rank: int) -> RankStatus:
+        """What is known of a rank."""
+        return read_statuses(self.folder / run / "ranks")[rank]
 
     def checkpoints(self, run: str) -> list[str]:
         """Names of the run's whole checkpoints."""

@@ -14,6 +14,7 @@ import time
 from pathlib import Path
 from typing import Any
 
+from hpcdl.cluster.status import read_statuses
 from tests.conftest import DIGITS, ROOT, Finished
 from tests.lab import hosts, needs, slurm
 from tests.lab.hosts import wait_until
@@ -78,10 +79,10 @@ def kill_a_rank(desk: Desk) -> None:
     """kill -9 of one rank of the first run of four nodes, while it trains."""
     running = desk.study / "4-nodes" / "runs"
     wait_until(lambda: any('"step"' in path.read_text() for path in running.glob("*/metrics.jsonl")), "steps", 300)
-    (status,) = running.glob("*/ranks/1.json")
-    rank = json.loads(status.read_text())
-    desk.lab.run(["kill", "-9", str(rank["pid"])], host=rank["host"])
-    print(f"killed rank 1 of {status.parents[1].name} on {rank['host']}", flush=True)
+    (ranks,) = running.glob("*/ranks")
+    rank = read_statuses(ranks)[1]
+    desk.lab.run(["kill", "-9", str(rank.pid)], host=rank.host)
+    print(f"killed rank 1 of {ranks.parent.name} on {rank.host}", flush=True)
 
 
 def kill_a_sweep(desk: Desk, number: int) -> None:

@@ -60,7 +60,7 @@ def test_a_node_of_ranks_goes_down(frail_lab: SlurmLab, how: str, expected: str)
     desk = desk_of(frail_lab)
     number = desk.submit("--nodes", "2", "--time", "10m", "--", *FOR_EVER, run="lost")
     at_work(desk, "lost")
-    assert desk.status("lost", 1)["host"] == "node2"
+    assert desk.status("lost", 1).host == "node2"
     began = time.monotonic()
     lose(frail_lab, "node2", how)
     job = frail_lab.wait_for_job(number, timeout_s=BOUND_S)

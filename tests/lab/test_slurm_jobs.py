@@ -85,10 +85,10 @@ def test_a_killed_rank_ends_the_job_and_is_named(desk: Desk) -> None:
         "--model", "lenet", "--data", "shards", "--batch-size", "8", "--steps", "100000", run="killed",
     )  # fmt: skip
     desk.wait_for_steps("killed")
-    status = json.loads((desk.folder / "killed" / "ranks" / "1.json").read_text())
-    assert status["host"] == "node2"
+    status = desk.status("killed", 1)
+    assert status.host == "node2"
     began = time.monotonic()
-    assert desk.lab.run(["kill", "-9", str(status["pid"])], host="node2").code == 0
+    assert desk.lab.run(["kill", "-9", str(status.pid)], host="node2").code == 0
     job = desk.lab.wait_for_job(number, timeout_s=300)
     assert job["JobState"] == "FAILED" and time.monotonic() - began < patience(60)
     assert "rank 1 on node2 ended without a word" in desk.log(number)

@@ -16,7 +16,7 @@ import pytest
 
 from hpcdl.cluster.launchers.mpiexec import environment_for
 from hpcdl.cluster.status import FOLDER as RANKS
-from hpcdl.core.files import read_json
+from hpcdl.cluster.status import read_statuses
 from hpcdl.core.records import read_record
 from hpcdl.training.checkpoint.folders import FOLDER as CHECKPOINTS
 from hpcdl.training.checkpoint.folders import MANIFEST, folder_of, list_checkpoints
@@ -98,7 +98,7 @@ def test_without_ulfm_the_run_ends_at_once_and_can_be_resumed(
         line = training(shards, run_dir, "--ranks", "3", "--steps", "100000", *(["--resume"] if saved else []))
         with started(line, session_hpcdl.environment, log) as job:
             wait_for(lambda before=saved: newest(run_dir) > before, job, log)
-            os.kill(read_json(run_dir / RANKS / f"{victim}.json")["pid"], signal.SIGKILL)
+            os.kill(read_statuses(run_dir / RANKS)[victim].pid, signal.SIGKILL)
             killed_at = time.time()
             assert exit_code(job, log, 10) == 1
         assert f"rank {victim}" in log.read_text() and "ended without a word" in log.read_text()

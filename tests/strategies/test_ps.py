@@ -21,6 +21,7 @@ from tests.training.training_runs import (
     start,
     steps_done,
     wait_for,
+    written_by_ranks,
 )
 
 pytestmark = pytest.mark.mpi
@@ -51,6 +52,7 @@ def whole_run(session_hpcdl: CommandLine) -> Path:
 def test_the_record_tells_about_servers(whole_run: Path) -> None:
     record = record_of(whole_run)
     assert (record["ranks"], record["workers"], record["servers"]) == (4, 2, 2)
+    assert written_by_ranks(whole_run) == {"all.json"}
     workers = [rank for rank in record["rank_records"] if rank["role"] == "worker"]
     servers = [rank for rank in record["rank_records"] if rank["role"] == "server"]
     assert [rank["rank"] for rank in servers] == [2, 3]

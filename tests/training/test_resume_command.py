@@ -57,7 +57,7 @@ def interrupt(hpcdl: CommandLine, shards: Path, folder: Path, moments: int, seed
         begun = len(events(run_dir, "start"))
         process = start(hpcdl, [*arguments, "--time-limit", limit], slowly)
         if kind == "SIGTERM" and moment % 4 == 0:
-            wait_for(lambda: (run_dir / "ranks" / "1.json").exists() or process.poll() is not None)  # noqa: B023
+            wait_for(lambda: (run_dir / "ranks" / "all.json").exists() or process.poll() is not None)  # noqa: B023
         else:
             wait_for(lambda: len(events(run_dir, "start")) > begun or process.poll() is not None)  # noqa: B023
             time.sleep(after_s)

@@ -10,9 +10,11 @@ from pathlib import Path
 
 import pytest
 
+from hpcdl.cluster.status import read_statuses
 from hpcdl.core.records import PARTS, read_record
+from hpcdl.strategies.table import STRATEGIES
 from tests.conftest import CommandLine
-from tests.training.training_runs import SHORT, record_of, same_run
+from tests.training.training_runs import SHORT, record_of, same_run, written_by_ranks
 
 pytestmark = pytest.mark.mpi
 
@@ -64,9 +66,31 @@ def test_what_a_run_leaves_behind(trained: Path) -> None:
     assert {path.name for path in trained.iterdir()} == {
         "run.toml", "record.json", "metrics.jsonl", "model.keras", "ranks",
     }  # fmt: skip
+    assert written_by_ranks(trained) == {"all.json"}
     assert 'strategy = "ring"' in (trained / "run.toml").read_text()
     kinds = {json.loads(line)["kind"] for line in (trained / "metrics.jsonl").read_text().splitlines()}
     assert kinds == {"start", "step", "epoch", "message"}
+
+
+@pytest.mark.parametrize(
+    "strategy", [pytest.param(name, marks=() if name == "async-easgd" else pytest.mark.soak) for name in STRATEGIES]
+)
+def test_ranks_that_end_well_leave_one_table(
+    session_hpcdl: CommandLine, shards: Path, tmp_path: Path, strategy: str
+) -> None:
+    """On a shared file system a file for each of ten thousand ranks takes minutes; workers and servers alike."""
+    features = STRATEGIES[strategy].features
+    arguments = [*SHORT, "--strategy", strategy, "--ranks", "1" if strategy == "single" else "3", "--data", shards]
+    if features.optimizers:
+        arguments += ["--optimizer", features.optimizers[0], "--learning-rate", "0.01"]
+    if not features.keras_optimizer or not features.deterministic:
+        arguments.remove("--deterministic")
+    arguments += [] if features.mpi else ["--allow-grpc"]
+    finished = session_hpcdl([*arguments, "--steps", "4", "--run-dir", tmp_path / "run"], timeout_s=300)
+    assert finished.code == 0, finished.err
+    assert written_by_ranks(tmp_path / "run") == {"all.json"}
+    states = [status.state for status in read_statuses(tmp_path / "run" / "ranks")]
+    assert states == ["done"] * record_of(tmp_path / "run")["ranks"]
 
 
 def test_the_model_loads_where_hpcdl_is_not(trained: Path) -> None:

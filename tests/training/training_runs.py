@@ -75,6 +75,14 @@ def same_run(found: Path, expected: Path) -> None:
         numpy.testing.assert_array_equal(mine, other)
 
 
+def written_by_ranks(run_dir: Path) -> set[str]:
+    """Names of what a launch has left beside its log: the table of all ranks alone, where each has ended well.
+
+    Notes of the watch do not count: on a busy machine a rank may wait long enough to ask.
+    """
+    return {path.name for path in (run_dir / "ranks").iterdir()} - {"launcher.log", "watch"}
+
+
 def kill_rank(run_dir: Path, rank: int, number: int = signal.SIGKILL) -> None:
     """Send a signal to the process of a rank."""
     (pid,) = (status.pid for status in read_statuses(run_dir / "ranks") if status.rank == rank)

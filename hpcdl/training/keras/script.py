@@ -25,17 +25,15 @@ from hpcdl.training.keras.measure import ScriptRun, StepMeter
 from hpcdl.training.launch import rundir
 from hpcdl.training.session import runtime
 from hpcdl.training.session.inject import Injection, parse_faults, spoken_of
+from hpcdl.training.session.output import print_into
 from hpcdl.training.session.rank import ALONE, leave, supervised, verdict
 from hpcdl.training.session.watch import Limits, Watch
-
-OUTPUTS = ("out", "err")
-"""Endings of the files that take what a rank prints on stdout and stderr."""
 
 
 def main() -> None:
     """Entry of a script's rank."""
     run_dir, script, arguments = Path(sys.argv[1]), sys.argv[2], sys.argv[3:]
-    log = _print_into(run_dir / FOLDER, (placement() or ALONE).rank)
+    log = print_into(run_dir / FOLDER, (placement() or ALONE).rank)
 
     folder: list[Path] = []
 
@@ -59,19 +57,6 @@ def main() -> None:
         sys.stderr.write(f"hpcdl: {error}\n")
         exit_code = error.exit_code
     leave(exit_code)
-
-
-def _print_into(folder: Path, rank: int) -> int:
-    """What this process and its children print goes into files, which the starting process shows line by line.
-
-    Returns where stderr went before: into the launcher's log.
-    """
-    log = os.dup(2)
-    for number, ending in enumerate(OUTPUTS, 1):
-        target = os.open(folder / f"rank-{rank}.{ending}", os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o666)
-        os.dup2(target, number)
-        os.close(target)
-    return log
 
 
 def interrupt(run_dir: Path) -> NoReturn:

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import ast
 import contextlib
+import dataclasses
 import functools
-import sys
 import uuid
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -33,6 +33,7 @@ from hpcdl.training.launch.train import (
     with_ranks,
 )
 from hpcdl.training.session.inject import STRIKES, check_injected
+from hpcdl.training.session.output import PREFIXED_VARIABLE, Output
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -69,12 +70,14 @@ def run_script(
     with interruptible(config.checkpoint.resume or config.checkpoint.elastic):
         run_dir = _choose_run_dir(effective, script)
         plan, said = plan_under_profile(config.run, script.path.stem, read_topology())
+        if prefixed:
+            plan = dataclasses.replace(plan, environment={**plan.environment, PREFIXED_VARIABLE: "1"})
         with rundir.written(run_dir, resumes=config.checkpoint.resume):
             facts = _facts(script)
             rundir.create(run_dir, effective, facts)
             for text in said:
                 say(text)
-            output = Output(run_dir / FOLDER, config.run.ranks, prefixed=prefixed)
+            output = Output(run_dir / FOLDER, prefixed=prefixed)
             with collected(run_dir), python_of_ranks(config.run, plan) as python, contextlib.closing(output):
                 words = [str(run_dir), str(script.path), *script.arguments]
                 command = own_program("hpcdl.training.keras.script", *words, python=python)
@@ -105,37 +108,6 @@ def _choose_run_dir(effective: Effective[ScriptConfig], script: Script) -> Path:
 
 def _facts(script: Script) -> dict[str, object]:
     return {rundir.SCRIPT: str(script.path), "arguments": list(script.arguments)}
-
-
-class Output:
-    """Shows what ranks print into their files: whole lines, so that those of two ranks are never mixed."""
-
-    def __init__(self, folder: Path, num_ranks: int, *, prefixed: bool) -> None:
-        from hpcdl.training.keras.script import OUTPUTS
-
-        self._sources = []
-        for rank in range(num_ranks):
-            for ending, stream in zip(OUTPUTS, (sys.stdout, sys.stderr), strict=True):
-                path = folder / f"rank-{rank}.{ending}"
-                path.unlink(missing_ok=True)
-                self._sources.append((path, stream, f"[{rank}] " if prefixed else ""))
-        self._shown = [0] * len(self._sources)
-
-    def forward(self, *, rest: bool = False) -> None:
-        """Print what has come since the last call, without the line that is not whole yet unless it is the `rest`."""
-        for index, (path, stream, prefix) in enumerate(self._sources):
-            with contextlib.suppress(OSError), path.open("rb") as file:  # nothing printed yet; or nobody reads any more
-                file.seek(self._shown[index])
-                content = file.read()
-                content = content if rest else content[: content.rfind(b"\n") + 1]
-                self._shown[index] += len(content)
-                for line in content.decode(errors="replace").splitlines(keepends=True):
-                    stream.write(prefix + line)
-                stream.flush()
-
-    def close(self) -> None:
-        """Print what is left."""
-        self.forward(rest=True)
 
 
 def run_inside(effective: Effective[ScriptConfig], script: Script, place: Placement) -> None:

@@ -16,7 +16,7 @@ from typing import NoReturn
 
 from hpcdl.cluster.deaths import hold_line
 from hpcdl.cluster.environment import OWN_LAUNCHER, WITHOUT_MPI_VARIABLE, Placement, job_address, placement
-from hpcdl.cluster.status import FOLDER, report_left, report_status
+from hpcdl.cluster.status import FOLDER, StatusReport, report_all, report_left
 from hpcdl.cluster.supervise import LAUNCH_VARIABLE, LAUNCHED_BY_VARIABLE, STATUS_VARIABLE
 from hpcdl.comm.agree import SilentExit
 from hpcdl.comm.observed import Observation, Observed, observe
@@ -97,7 +97,7 @@ def supervised(
     stall_s: float = STALL_TIMEOUT_S,
     show: Callable[[BaseException], None] = _show,
 ) -> int:
-    """Run `body` on this rank and put every way in which it can end into the status file; returns the exit code.
+    """Run `body` on this rank and tell who started it of every way in which it can end; returns the exit code.
 
     `show` prints what is to be told of an error beside its line.
 
@@ -108,14 +108,14 @@ def supervised(
     place = placement() or ALONE
     folder = Path(os.environ[STATUS_VARIABLE])
     launch = os.environ.get(LAUNCH_VARIABLE, "")
-    hold_line(launch)
-    report_status(folder, place.rank, "running")
+    report = StatusReport(folder=folder, rank=place.rank, line=hold_line(launch))
+    report.tell("running")
     set_up_process(place.local_rank)
     communicator: Observed | None = None
 
     def end(error: RankError) -> None:
         show(error)
-        report_status(folder, place.rank, "failed", exit_code=error.exit_code, message=str(error), lost=error.lost)
+        report.tell("failed", exit_code=error.exit_code, message=str(error), lost=error.lost)
         sys.stderr.write(f"hpcdl: {error}\n")
         if communicator is not None:
             communicator.abort(error.exit_code)
@@ -129,12 +129,19 @@ def supervised(
         try:
             with observation.waiting_for("starting MPI", hidden=True):
                 communicator = observe(communicator_for(place), observation)
+            processes = communicator.allgather_json((communicator.host, os.getpid()))
+            if place.rank == 0:
+                report_all(folder, "running", processes)
             body(communicator, watch)
+            watch.accuses = False
+            _done_together(communicator, lambda: report_all(folder, "done", processes))
         except BaseException as error:  # noqa: BLE001  whatever it is, the other ranks must not wait for this one
             state, exit_code = verdict(error)
-            report_status(folder, place.rank, state, exit_code=exit_code, message=one_line(error))
+            filed = None if state != "stopped" else place.rank == 0
+            report.tell(state, exit_code=exit_code, message=one_line(error), filed=filed)
             if state == "stopped":
-                wait_for_the_others(communicator)
+                if not wait_for_the_others(communicator):
+                    report.tell(state, exit_code=exit_code, message=one_line(error), filed=True)
                 return exit_code
             show(error)
             if isinstance(error, SilentExit):
@@ -142,16 +149,37 @@ def supervised(
             if communicator is not None:
                 communicator.abort(exit_code)
             return exit_code
-    report_status(folder, place.rank, "done")
+    report.tell("done")
     leave_without_lost(communicator)
     return 0
 
 
-def wait_for_the_others(communicator: Observed | None) -> None:
-    """Every rank stops at the same step; a launcher that kills the job at the first exit must find all of them done."""
-    if communicator is not None:
-        with contextlib.suppress(HpcdlError):
-            (communicator.survivors() if communicator.observation.lost else communicator).barrier()
+def _left(communicator: Observed) -> Observed:
+    """The ranks that are not left behind."""
+    return communicator.survivors() if communicator.failed() else communicator
+
+
+def _done_together(communicator: Observed, note: Callable[[], None]) -> None:
+    """Return once all are done and rank 0 has noted it: whatever becomes of a process then is no failure."""
+    left = _left(communicator)
+    left.barrier()
+    if communicator.rank == 0:
+        note()
+    with contextlib.suppress(HpcdlError):
+        left.barrier()
+
+
+def wait_for_the_others(communicator: Observed | None) -> bool:
+    """Every rank stops at the same step; a launcher that kills the job at the first exit must find all of them done.
+
+    Returns whether it does.
+    """
+    if communicator is None:
+        return False
+    with contextlib.suppress(HpcdlError):
+        _left(communicator).barrier()
+        return True
+    return False
 
 
 @contextlib.contextmanager

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import socket
 import subprocess
 from pathlib import Path
 
@@ -11,7 +12,7 @@ import pytest
 from hpcdl.cluster.batch.submission import Wanted, plan_job
 from tests.conftest import CommandLine, Finished
 from tests.training.keras.scripts import run_script
-from tests.training.training_runs import record_of
+from tests.training.training_runs import record_of, written_by_ranks
 
 SCRIPT = """
 import sys
@@ -70,10 +71,38 @@ def test_a_script_gets_its_words_its_folder_and_a_record_that_a_report_reads(
     report = session_hpcdl(["report", tmp_path / "run", "--out", tmp_path / "report", "--format", "json"])
     assert report.code == 0, report.err
     assert json.loads((tmp_path / "report" / "report.json").read_text())["warnings"]
+    assert written_by_ranks(tmp_path / "run") == {
+        "all.json", *(f"rank-{rank}.{ending}" for rank in range(2) for ending in ("out", "err")),
+    }  # fmt: skip
     again = run(session_hpcdl, folder, "--run-dir", tmp_path / "run", folder / "script.py", "x")
     assert again.code == 2 and "exists" in again.err
     other = session_hpcdl(["evaluate", tmp_path / "run", "--data", "synthetic:mnist"])
     assert other.code == 2 and "is a run of the script" in other.err
+
+
+PIECES = """
+import time
+import hpcdl
+hpcdl.init()
+for piece in ("one ", f"line of {hpcdl.rank()}", " and more\\n") * 50:
+    print(piece, end="", flush=True)
+    time.sleep(0.01)
+print("the last, without an end", end="")
+import os, subprocess
+subprocess.run(["echo", "a child"], check=True)
+"""
+
+
+@pytest.mark.mpi
+def test_the_ranks_of_a_node_share_files_and_lines_stay_whole(session_hpcdl: CommandLine, tmp_path: Path) -> None:
+    (tmp_path / "pieces.py").write_text(PIECES)
+    finished = run(session_hpcdl, tmp_path, "--run-dir", tmp_path / "run", tmp_path / "pieces.py")
+    assert finished.code == 0, finished.err
+    lines = finished.out.replace("an endthe", "an end\nthe").split("\n")
+    said = {f"one line of {rank} and more": 50 for rank in range(2)} | {"the last, without an end": 2, "a child": 2}
+    assert {line: lines.count(line) for line in said} == said
+    host = socket.gethostname()
+    assert written_by_ranks(tmp_path / "run") == {"all.json", f"node-{host}.out", f"node-{host}.err"}
 
 
 ENDS = [

@@ -62,9 +62,9 @@ def world(expected_size: int | None = None) -> MpiCommunicator:
 
 
 def finalize() -> None:
-    """End MPI, if it runs. Collective over all ranks."""
+    """End MPI, if it runs and no rank is dead: it might wait for that one. Collective over all ranks."""
     mpi = _import_mpi(initialize=False)
-    if mpi.Is_initialized() and not mpi.Is_finalized():
+    if mpi.Is_initialized() and not mpi.Is_finalized() and not failed_ranks(mpi, mpi.COMM_WORLD):
         mpi.Finalize()
 
 

@@ -1,1 +1,0 @@
-complete --command hpcdl --no-files --arguments "(env _HPCDL_COMPLETE=complete_fish _TYPER_COMPLETE_FISH_ACTION=get-args _TYPER_COMPLETE_ARGS=(commandline -cp) hpcdl)" --condition "env _HPCDL_COMPLETE=complete_fish _TYPER_COMPLETE_FISH_ACTION=is-args _TYPER_COMPLETE_ARGS=(commandline -cp) hpcdl"

@@ -80,13 +80,19 @@ def open_descriptor(path: Path | str) -> int:
     raise OSError(errno.EINVAL, f"it is {_KINDS.get(stat.S_IFMT(mode), 'special')}, not a file", str(path))
 
 
-def read_bytes(path: Path, most_bytes: int = MOST_JSON_BYTES) -> bytes:
+def read_bytes(path: Path | str, most_bytes: int = MOST_JSON_BYTES) -> bytes:
     """The content of a plain file of at most `most_bytes`; OSError for all else."""
-    with open_regular(path) as file:
-        size = os.fstat(file.fileno()).st_size
-        content = file.read(min(size, most_bytes) + 1)  # what is asked for is what room is made for
-        if len(content) > size:
-            content += file.read(most_bytes + 1 - len(content))  # it grows
+    descriptor = open_descriptor(path)  # a file object would take as long again, for each of thousands of records
+    try:
+        size = os.fstat(descriptor).st_size
+        content = os.read(descriptor, min(size, most_bytes) + 1)  # what is asked for is what room is made for
+        while len(content) != size and len(content) <= most_bytes:
+            more = os.read(descriptor, most_bytes + 1 - len(content))  # it grows, or came in pieces
+            if not more:
+                break
+            content += more
+    finally:
+        os.close(descriptor)
     if len(content) > most_bytes:
         raise OSError(errno.EFBIG, f"it is larger than {most_bytes / 2**20:g} MiB", str(path))
     return content
@@ -100,7 +106,7 @@ def parse_json(content: bytes | str) -> Any:
         raise ValueError(f"it is nested more than {MOST_DEPTH} deep") from None
 
 
-def read_json(path: Path, *, parse: Callable[[bytes], Any] = parse_json) -> Any:
+def read_json(path: Path | str, *, parse: Callable[[bytes], Any] = parse_json) -> Any:
     """The document in `path`; CorruptError where it is no JSON, FileNotFoundError where there is nothing.
 
     `parse` is `json.loads` for a caller that looks at the depth itself.

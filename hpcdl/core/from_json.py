@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 import json
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, TypeVar, get_args, get_origin, get_type_hints
 
@@ -30,7 +30,7 @@ def read_as(cls: type[Record], path: Path, schema: str, remedy: str = "") -> Rec
     return read_with(functools.partial(from_json, cls), path, schema, remedy)
 
 
-def read_with(reader: Callable[[dict[str, Any]], Record], path: Path, schema: str, remedy: str = "") -> Record:
+def read_with(reader: Callable[[dict[str, Any]], Record], path: Path | str, schema: str, remedy: str = "") -> Record:
     """What `reader` makes of a JSON object; it raises TypeError or ValueError where that is damaged, as `from_json`."""
     document = read_json(path, parse=json.loads)  # from_json looks no deeper than its classes
     found = document.get("schema") if isinstance(document, dict) else None
@@ -43,7 +43,9 @@ def read_with(reader: Callable[[dict[str, Any]], Record], path: Path, schema: st
 
 
 _Converter = Callable[[Any, str], Any]
-_MOST_WHOLE = 2**63
+_Look = tuple[Sequence[tuple[str, _Converter]], Iterable[str]]
+"""The fields whose values are to be converted, and the keys that are no fields."""
+_MOST_WHOLE, _MOST_SHAPES = 2**63, 1000
 _AS_IT_IS: dict[type, frozenset[type]] = {kind: frozenset({kind}) for kind in (str, float, bool)}
 """Types of values that need no look, by the hint: nearly all of the hundreds of thousands in a report's records."""
 _NOT_NESTED = frozenset[type]((str, int, float, bool, type(None)))
@@ -53,21 +55,35 @@ _NOT_NESTED = frozenset[type]((str, int, float, bool, type(None)))
 def _from_object(cls: type) -> _Converter:
     """What turns an object into `cls`; made once, because a report reads thousands of records."""
     fields = [(name, *_converter(hint)) for name, hint in get_type_hints(cls).items()]
-    make = _maker(cls)
+    make = maker(cls)
+    looked_at: dict[tuple[Any, ...], _Look] = {}
+
+    def look(document: dict[str, Any]) -> _Look:
+        """What is to do with objects of these keys, in this order, and these types of values: thousands are alike."""
+        shape = (*document, *map(type, document.values()))
+        found = looked_at.get(shape)
+        if found is None:
+            known = [(key, plain, convert) for key, plain, convert in fields if key in document]
+            odd = [(key, convert) for key, plain, convert in known if type(document[key]) not in plain]
+            found = odd, document.keys() - {key for key, *_ in known}
+            if len(looked_at) < _MOST_SHAPES:
+                looked_at[shape] = found
+        return found
 
     def of_object(value: Any, name: str) -> Any:
         document = value if type(value) is dict else _checked(value, dict, name, "object")
-        found = {}
-        for key, plain, convert in fields:
-            if key in document:
-                item = document[key]
-                found[key] = item if type(item) in plain else convert(item, key)
+        odd, unknown = look(document)
+        found = document.copy()
+        for key, convert in odd:
+            found[key] = convert(found[key], key)
+        for key in unknown:
+            del found[key]
         return make(found)
 
     return of_object
 
 
-def _maker(cls: type) -> Callable[[dict[str, Any]], Any]:
+def maker(cls: type) -> Callable[[dict[str, Any]], Any]:
     """What makes a `cls` of its fields, which are checked: a frozen class's own `__init__` takes five times as long."""
     members = dataclasses.fields(cls)
     absent = dataclasses.MISSING

@@ -10,6 +10,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 import json
+import os
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -148,11 +149,10 @@ def read_record(run_dir: Path) -> RunRecord:
     return read_record_with(functools.partial(from_json, RunRecord), run_dir)
 
 
-def read_record_with(reader: Callable[[dict[str, Any]], Found], run_dir: Path) -> Found:
+def read_record_with(reader: Callable[[dict[str, Any]], Found], run_dir: Path | str) -> Found:
     """What `reader` makes of the record's JSON: for who reads thousands, and needs little of each."""
-    path = run_dir / FILE_NAME
     try:
-        return read_with(reader, path, SCHEMA)
+        return read_with(reader, f"{run_dir}{os.sep}{FILE_NAME}", SCHEMA)
     except (FileNotFoundError, NotADirectoryError):
         raise CorruptError(f"{run_dir} holds no {FILE_NAME}; name a folder that `hpcdl train` made") from None
 

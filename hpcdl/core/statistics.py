@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import dataclasses
-import functools
 import math
 import random
 import statistics
 from array import array
 from collections.abc import Sequence
 from dataclasses import dataclass
+
+from hpcdl.core.student_t import t_quantile, tail
 
 WIDE = 0.25
 """Half an interval's width, as a share of the value, beyond which it decorates noise."""
@@ -46,14 +47,6 @@ def variance(values: Sequence[float]) -> float:
     """Sample variance of two values or more; the standard library's is exact, and too slow for thousands of points."""
     mean = statistics.fmean(values)
     return math.fsum((value - mean) ** 2 for value in values) / (len(values) - 1)
-
-
-@functools.lru_cache(maxsize=4096)
-def t_quantile(probability: float, degrees_of_freedom: float) -> float:
-    """Quantile of Student's t distribution."""
-    from scipy.special import stdtrit  # imported late: commands without statistics must not pay for scipy
-
-    return float(stdtrit(degrees_of_freedom, probability))
 
 
 def quantiles(values: Sequence[float], probabilities: Sequence[float]) -> list[float]:
@@ -194,9 +187,7 @@ def _welch_freedom(variances: tuple[float, float], sizes: tuple[int, int]) -> fl
 def _two_sided(difference: float, error: float, freedom: float) -> float:
     if error <= 0:
         return 1.0 if difference == 0 else 0.0
-    from scipy.special import stdtr  # imported late, as in t_quantile
-
-    return float(2 * stdtr(freedom, -abs(difference) / error))
+    return 2 * tail(abs(difference) / error, freedom)
 
 
 def mean_of_known(values: Sequence[float | None]) -> float | None:

@@ -10,18 +10,21 @@ from typing import Any
 
 from hpcdl import __version__
 from hpcdl.core.errors import UsageError
-from hpcdl.core.progress import NullProgress, Progress
+from hpcdl.core.forks import in_two
+from hpcdl.core.progress import Progress
 from hpcdl.report.analysis.analyse import Analysis
 from hpcdl.report.analysis.names import listed
 from hpcdl.report.analysis.parts import Breakdown, breakdowns
 from hpcdl.report.analysis.scaling import Curve, scaling_rows
-from hpcdl.report.document import Document
+from hpcdl.report.document import Document, Figure
 from hpcdl.report.figures import save, svg
 from hpcdl.report.renderers import RENDERERS
 from hpcdl.report.sections import SECTIONS
 from hpcdl.report.summary import summary
 
 SCHEMA = "hpcdl.report/1"
+_SEVERAL = 4
+"""Figures from which on two processes draw them."""
 
 
 def compose(analysis: Analysis) -> Document:
@@ -64,22 +67,28 @@ def render(
     ordered = sorted(dict.fromkeys(formats), key=lambda name: name == "terminal")
     kept = (("svg",) if "md" in formats else ()) + (("png", "pdf") if paper_figures else ())
     figures = document.figures() if kept or "html" in formats else []
-    drawings: dict[str, str] = {}
     if figures or ordered != ["terminal"]:
         folder.mkdir(parents=True, exist_ok=True)
+    names = [figure.name for figure in figures]
+    drawings = dict(zip(names, in_two(_draw_all, figures, _SEVERAL, bar), strict=True))
     paths: list[Path] = []
-    with bar or NullProgress() as shown:
-        for done, figure in enumerate(figures):
-            drawings[figure.name] = svg(figure)
-            if kept:
-                (folder / "figures").mkdir(exist_ok=True)
-                paths += save(figure, drawings[figure.name], folder / "figures", kept)
-            shown.update((done + 1) / (len(figures) + len(ordered)), figure.name)
-        for name in (item for item in ordered if item != "terminal"):
-            paths += RENDERERS.load(name)(document, folder, drawings)
+    if kept and figures:
+        (folder / "figures").mkdir(exist_ok=True)
+        paths += [path for item in figures for path in save(item, drawings[item.name], folder / "figures", kept)]
+    for name in (item for item in ordered if item != "terminal"):
+        paths += RENDERERS.load(name)(document, folder, drawings)
     if "terminal" in ordered:
         RENDERERS.load("terminal")(document, folder, drawings)
     return paths
+
+
+def _draw_all(figures: Sequence[Figure], bar: Progress) -> list[str]:
+    drawn = []
+    with bar as shown:
+        for done, figure in enumerate(figures, start=1):
+            drawn.append(svg(figure))
+            shown.update(done / len(figures), figure.name)
+    return drawn
 
 
 def _without_infinities(document: Any) -> Any:

@@ -11,7 +11,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from scipy import stats
 
-from hpcdl.core.statistics import Sample, estimate, holm, quantiles, t_quantile, variance, welch_log_ratio
+from hpcdl.core.statistics import Sample, estimate, holm, quantiles, variance, welch_log_ratio
+from hpcdl.core.student_t import t_quantile, tail
 
 POSITIVE = st.floats(min_value=1e-3, max_value=1e6)
 SAMPLE = st.lists(POSITIVE, min_size=2, max_size=12)
@@ -110,19 +111,20 @@ def test_quantiles_interpolate() -> None:
         quantiles([], [0.5])
 
 
+@pytest.mark.parametrize("freedom", [0.5, 1, 1.37, 2, 3, 7.3, 29, 100, 999.5, 1e4])
+def test_student_s_t_is_scipy_s(freedom: float) -> None:
+    for value in (0.0, 1e-9, 1e-3, 0.1, 1.0, 1.96, 3.0, 10.0, 100.0, 1e4, 1e8, 1e200):
+        assert tail(value, freedom) == pytest.approx(float(stats.t.sf(value, freedom)), rel=1e-9, abs=1e-290)
+    for probability in (0.025, 0.1, 0.5, 0.51, 0.9, 0.975, 0.995, 0.9999):
+        expected = pytest.approx(float(stats.t.ppf(probability, freedom)), rel=1e-9, abs=1e-12)
+        assert t_quantile(probability, freedom) == expected
+
+
 def test_t_quantile_is_the_table_s() -> None:
     assert t_quantile(0.975, 2) == pytest.approx(4.302653, rel=1e-6)
-
-
-@given(st.lists(st.floats(-1e6, 1e6), min_size=1, max_size=60))
-def test_a_short_stream_is_kept_whole(values: list[float]) -> None:
-    sample = Sample(60)
-    for value in values:
-        sample.add(value)
-    chances = [0.0, 0.05, 0.5, 0.95, 1.0]
-    assert sample.quantiles(chances) == quantiles(values, chances)
-    assert (sample.count, sample.smallest, sample.largest) == (len(values), min(values), max(values))
-    assert sample.mean == pytest.approx(statistics.fmean(values), abs=1e-6)
+    for probability, freedom in ((0.0, 3), (1.0, 3), (0.9, 0), (float("nan"), 3)):
+        with pytest.raises(ValueError, match="no quantile"):
+            t_quantile(probability, freedom)
 
 
 def test_a_long_stream_keeps_its_quantiles_in_bounded_room() -> None:

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, fields
+from math import isfinite
 from operator import attrgetter
 from typing import Any
 
+from hpcdl.core.from_json import maker
 from hpcdl.core.records import PARTS, HistoryPoint, RankRecord, RunRecord, from_json
 from hpcdl.core.statistics import quantiles
 
@@ -92,11 +94,15 @@ class Run:
         return counted and self.status not in NOT_MEASURED and positive(self.images_per_second)
 
 
-_ALIKE = tuple({item.name for item in fields(Run)} & {item.name for item in fields(RunRecord)})
+_OWN = frozenset(
+    ("mode", "batch_per_rank", "global_batch", "machine", "step_seconds", "parts", "profile", "config")
+)
+"""Fields of a run that have a record's names, but not its values."""
+_ALIKE = tuple({item.name for item in fields(Run)} & {item.name for item in fields(RunRecord)} - _OWN)
 _alike = attrgetter(*_ALIKE)
 """What a run takes from its record as it is; a report does it thousands of times."""
-
-
+_REAL = tuple(item.name for item in fields(Run) if item.name in _ALIKE and item.type == "float | None")
+_VERSIONS = ("hpcdl", "tensorflow")
 _COUNTS = frozenset((int, float, type(None)))
 
 
@@ -107,7 +113,7 @@ def positive(value: float | None) -> bool:
 
 def finite(value: float | None) -> float | None:
     """`value`, or None where it is infinite or not a number: JSON has neither."""
-    return value if value is not None and math.isfinite(value) else None
+    return value if value is not None and isfinite(value) else None
 
 
 def from_document(document: Mapping[str, Any], name: str) -> Run:
@@ -116,25 +122,55 @@ def from_document(document: Mapping[str, Any], name: str) -> Run:
     TypeError and ValueError name a bad field. Of the ranks, which are most of a record, only what is shown is looked at.
     """
     record = from_json(RunRecord, {**document, "rank_records": []})
-    steps = [value for value in record.step_seconds[record.warmup_steps :] if math.isfinite(value)]
-    versions = (("hpcdl", record.software.get("hpcdl")), ("tensorflow", record.software.get("tensorflow")))
-    alike = zip(_ALIKE, _alike(record), strict=True)
-    known: dict[str, Any] = {key: finite(value) if isinstance(value, float) else value for key, value in alike}
-    return Run(**known | _of_ranks(document.get("rank_records", [])) | {
-        "name": name,
-        "mode": record.mode if record.mode in MODES else "",
-        "threads": record.intra_op_threads,
-        "batch_per_rank": record.batch_per_rank or 0,
-        "global_batch": record.global_batch or 0,
-        "machine": machine_name(record.machine, record.hosts),
-        "version": ", ".join(f"{package} {version}" for package, version in versions if version),
-        "step_seconds": _step_seconds(record, steps),
-        "step_seconds_p95": quantiles(steps, [0.95])[0] if steps else record.step_seconds_quantiles.get("95%"),
-        "parts": {part: record.parts[part] for part in PARTS if math.isfinite(record.parts.get(part, math.nan))},
-        "bytes_per_step": finite(record.bytes_sent_per_step),
-        "profile": record.profile.rpartition("/")[2],
-        "config": {key: str(value) for key, value in record.config.items()},
-    })  # fmt: skip
+    steps = [value for value in record.step_seconds[record.warmup_steps :] if isfinite(value)]
+    known: dict[str, Any] = dict(zip(_ALIKE, _alike(record), strict=True))
+    for key in _REAL:
+        known[key] = finite(known[key])
+    software = record.software
+    return Run(
+        **known,
+        **_of_ranks(document.get("rank_records", [])),
+        name=name,
+        mode=record.mode if record.mode in MODES else "",
+        threads=record.intra_op_threads,
+        batch_per_rank=record.batch_per_rank or 0,
+        global_batch=record.global_batch or 0,
+        machine=machine_name(record.machine, record.hosts),
+        version=", ".join([f"{package} {software[package]}" for package in _VERSIONS if software.get(package)]),
+        step_seconds=_step_seconds(record, steps),
+        step_seconds_p95=quantiles(steps, [0.95])[0] if steps else record.step_seconds_quantiles.get("95%"),
+        parts={part: value for part in PARTS if isfinite(value := record.parts.get(part, math.nan))},
+        bytes_per_step=finite(record.bytes_sent_per_step),
+        profile=record.profile.rpartition("/")[2],
+        config={key: str(value) for key, value in record.config.items()},
+    )
+
+
+_FLAT = tuple(item.name for item in fields(Run) if item.name not in ("history", "server_loads"))
+_flat = attrgetter(*_FLAT)
+_point: Callable[[dict[str, Any]], HistoryPoint] = maker(HistoryPoint)
+
+
+def packed(run: Run | str) -> Any:
+    """A run (text stays as it is) as JSON holds it, for another process."""
+    if isinstance(run, str):
+        return run
+    loads = [(load.rank, load.bytes_per_step, load.busy_seconds) for load in run.server_loads]
+    return _flat(run), list(map(vars, run.history)), loads
+
+
+def unpacked(found: Any) -> Run | str:
+    """What was packed, and JSON since."""
+    if isinstance(found, str):
+        return found
+    values, history, loads = found
+    known = dict(zip(_FLAT, values, strict=True))
+    known["hosts"], known["warnings"] = tuple(known["hosts"]), tuple(known["warnings"])
+    known["history"] = tuple(map(_point, history))
+    known["server_loads"] = tuple(
+        [ServerLoad(rank=rank, bytes_per_step=size, busy_seconds=busy) for rank, size, busy in loads]
+    )
+    return Run(**known)
 
 
 def _of_ranks(ranks: Any) -> dict[str, Any]:

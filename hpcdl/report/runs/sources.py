@@ -16,10 +16,11 @@ from types import MappingProxyType
 
 from hpcdl.core.errors import CorruptError, UsageError
 from hpcdl.core.files import read_json
+from hpcdl.core.forks import Carried, in_two
 from hpcdl.core.progress import NullProgress, Progress
 from hpcdl.core.records import FILE_NAME, read_record_with
 from hpcdl.core.units import parse_bytes
-from hpcdl.report.runs.run import Run, from_document
+from hpcdl.report.runs.run import Run, from_document, packed, unpacked
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -44,6 +45,10 @@ class Gathered:
         )
 
 
+_A_WHILE = 50
+"""Records between two looks at the bar."""
+_MANY = 1000
+"""Records from which on two processes read them."""
 Walk = Sequence[tuple[str, Sequence[str]]]
 """Folders, each with the names of its files."""
 
@@ -83,28 +88,37 @@ def gather(
     A damaged record that was named itself raises CorruptError; one among others in a folder becomes a line.
     """
     named = [(path, run_dir) for path in paths for run_dir in find_run_dirs(path, walks.get(path))]
-    resolved = {path: path.resolve() for path in paths}
-    seen: set[Path] = set()
-    runs, run_dirs, unreadable = [], [], []
-    with bar or NullProgress() as shown, uncollected():
+    if len(paths) > 1:  # several may lead to the same
+        resolved = {path: path.resolve() for path in paths}
+        once: dict[Path, tuple[Path, Path]] = {}
+        for path, run_dir in named:
+            once.setdefault(resolved[path] / run_dir.relative_to(path), (path, run_dir))
+        named = list(once.values())
+    with uncollected():
+        found = in_two(_read_all, named, _MANY, bar, Carried(packed, unpacked))
+    runs = tuple(item for item in found if isinstance(item, Run))
+    unreadable = tuple(item for item in found if isinstance(item, str))
+    pairs = zip(named, found, strict=True)
+    run_dirs = tuple((item.name, run_dir) for (_, run_dir), item in pairs if isinstance(item, Run))
+    if not runs and unreadable:
+        raise CorruptError(f"none of {len(unreadable)} records can be read; the first: {unreadable[0]}")
+    return Gathered(runs=runs, unreadable=unreadable, run_dirs=run_dirs)
+
+
+def _read_all(named: Sequence[tuple[Path, Path]], bar: Progress) -> list[Run | str]:
+    """Each run, or what is wrong with its record; CorruptError for one that was named itself."""
+    found: list[Run | str] = []
+    with bar as shown:
         for number, (path, run_dir) in enumerate(named):
-            shown.update(number)
-            if len(resolved) > 1:
-                real = resolved[path] / run_dir.relative_to(path)
-                if real in seen:
-                    continue
-                seen.add(real)
+            if number % _A_WHILE == 0:
+                shown.update(number / len(named))
             try:
-                name = run_name(path, run_dir)
-                runs.append(read_record_with(partial(from_document, name=name), run_dir))
-                run_dirs.append((name, run_dir))
+                found.append(read_record_with(partial(from_document, name=run_name(path, run_dir)), run_dir))
             except CorruptError as error:
                 if run_dir == path:
                     raise
-                unreadable.append(str(error))
-    if not runs and unreadable:
-        raise CorruptError(f"none of {len(unreadable)} records can be read; the first: {unreadable[0]}")
-    return Gathered(runs=tuple(runs), unreadable=tuple(unreadable), run_dirs=tuple(run_dirs))
+                found.append(str(error))
+    return found
 
 
 @contextmanager
@@ -121,9 +135,10 @@ def uncollected() -> Iterator[None]:
 
 def run_name(path: Path, run_dir: Path) -> str:
     """The run's folder as seen from the folder that was named."""
-    if run_dir == path:
+    below, above = str(run_dir), str(path)
+    if below == above:
         return run_dir.resolve().name
-    return str(run_dir).removeprefix(str(path)).lstrip(os.sep) if path.name else str(run_dir)
+    return below.removeprefix(above).lstrip(os.sep) if path.name else below
 
 
 def link_of(text: str) -> float:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
@@ -36,7 +37,7 @@ def look_into(run_dir: Path, say: Callable[[str], None]) -> tuple[Merged, Steps,
 
 def traced_runs(run_dirs: Sequence[tuple[str, Path]], say: Callable[[str], None]) -> list[TracedRun]:
     """What a report tells of those of these runs (name, directory) that were traced; `say` hears what it leaves out."""
-    found = [(name, run_dir) for name, run_dir in run_dirs if (run_dir / FOLDER).is_dir()]
+    found = [(name, run_dir) for name, run_dir in run_dirs if os.path.isdir(f"{run_dir}{os.sep}{FOLDER}")]  # noqa: PTH112  thousands
     if len(found) > MOST_TRACES:
         say(f"{len(found)} runs are traced; the report looks into the first {MOST_TRACES} (hpcdl trace RUN for others)")
     traced = []

@@ -13,6 +13,10 @@ from hpcdl.core.paths import docs_folder
 ERRORS_PAGE = Path("reference") / "errors.md"
 _HEADING = re.compile(r"^## (.+)$", re.MULTILINE)
 _SAYS = re.compile(r"^Says: (.*?)(?:\n\n|\Z)", re.MULTILINE | re.DOTALL)
+_SECTION = re.compile(r"\]\(#([\w-]+)\)")
+"""A link to another section of the same page."""
+_LEAST_LETTERS = 8
+"""Of a message, for the part of it to be looked for."""
 _PATTERN = re.compile(r"`([^`]+)`")
 
 
@@ -70,7 +74,10 @@ def error_paragraphs() -> list[Paragraph]:
 
 
 def explain(error: str) -> Paragraph:
-    """The paragraph for a message, the name of a class, an anchor, or an exit code; UsageError where there is none."""
+    """The paragraph for a message or a part of one, a class, an anchor or an exit code; UsageError for anything else.
+
+    A class comes with the sections that its paragraph refers to.
+    """
     message = error.strip().removeprefix("hpcdl: ")
     paragraphs = error_paragraphs()
     if message.isdigit():
@@ -78,14 +85,24 @@ def explain(error: str) -> Paragraph:
     plain = message.lower().lstrip("#")
     for paragraph in paragraphs:
         if plain in (paragraph.anchor, paragraph.title.lower()):
-            return paragraph
+            return _with_sections(paragraph, paragraphs)
     best = max(paragraphs, key=lambda paragraph: paragraph.fit(message))
-    if not best.fit(message):
-        names = ", ".join(paragraph.anchor for paragraph in paragraphs)
-        raise UsageError(
-            f"no paragraph explains {message[:80]!r}; give the whole message, an exit code, or one of: {names}"
-        )
-    return best
+    if best.fit(message):
+        return best
+    for paragraph in paragraphs:
+        if len(plain) >= _LEAST_LETTERS and any(plain in says.lower() for says in paragraph.says):
+            return paragraph
+    names = ", ".join(paragraph.anchor for paragraph in paragraphs)
+    raise UsageError(
+        f"no paragraph explains {message[:80]!r}; give the whole message, an exit code, or one of: {names}"
+    )
+
+
+def _with_sections(paragraph: Paragraph, paragraphs: list[Paragraph]) -> Paragraph:
+    by_anchor = {one.anchor: one for one in paragraphs}
+    others = [by_anchor[name] for name in _SECTION.findall(paragraph.text) if name in by_anchor]
+    texts = [paragraph.text, *(f"{other.title}\n\n{other.text}" for other in others)]
+    return Paragraph(title=paragraph.title, says=paragraph.says, text="\n\n".join(texts))
 
 
 def _of_exit_code(code: str, paragraphs: list[Paragraph]) -> Paragraph:

@@ -69,6 +69,9 @@ def test_codes_and_what_nobody_says(run_hpcdl: CommandLine) -> None:
     assert "something to resume" in manual.explain("75").text
     told = run_hpcdl(["explain", "unknown", "strategy", "'rign'"])
     assert told.code == 0 and told.out.startswith("Unknown names\n") and "errors.md#unknown-names" in told.err
+    assert manual.explain("no sign of life").anchor == "ranks-that-wait-for-another", "a part of a message does"
+    section = manual.explain("numbers-that-are-not-finite").text
+    assert section in manual.explain("NotFiniteError").text, "what it refers to is told with it"
     refused = run_hpcdl(["explain", "the dog ate it"])
     assert refused.code == 2 and len(refused.err.splitlines()) == 1
 

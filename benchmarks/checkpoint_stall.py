@@ -1,6 +1,6 @@
 """How long a checkpoint of ResNet-50 holds training up, against a copy of its weights in memory; all in one run.
 
-    python benchmarks/checkpoint_stall.py [--ranks 2] [--repeats 5]
+    python benchmarks/checkpoint_stall.py [--ranks 2] [--repeats 5] [--model resnet50]
 
 Ranks of one core each, `ring`, batch 8, SGD with momentum: a checkpoint holds weights and velocities, twice the
 weights. The stall is the time from the end of a step until the next one may begin, on rank 0, which writes. Beside it:
@@ -16,7 +16,7 @@ import sys
 import time
 
 import numpy
-from trainer_on_rank import build, run_on_ranks
+from trainer_on_rank import DATA, build, run_on_ranks
 
 STEPS = 2
 """Steps before each checkpoint, and while it is written."""
@@ -27,16 +27,17 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--ranks", type=int, default=2)
     parser.add_argument("--repeats", type=int, default=5)
+    parser.add_argument("--model", choices=DATA, default="resnet50")
     parser.add_argument("--rank", action="store_true", help=argparse.SUPPRESS)
     options = parser.parse_args()
     if not options.rank:
         sys.exit(run_on_ranks(__file__, options.ranks, sys.argv[1:]))
-    measure(options.repeats)
+    measure(options.repeats, options.model)
 
 
-def measure(repeats: int) -> None:
+def measure(repeats: int, model: str) -> None:
     """The part of one rank; rank 0 prints."""
-    settings = {"model": "resnet50", "data": "synthetic:imagenet@4096", "batch-size": 8, "optimizer": "momentum"}
+    settings = {"model": model, "data": DATA[model], "batch-size": 8, "optimizer": "momentum"}
     parts, communicator, _ = build(settings)
     parts.start()
     batches, began = parts.batches(), time.monotonic()

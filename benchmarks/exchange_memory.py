@@ -1,6 +1,6 @@
 """Peak resident memory of a rank that exchanges gradients, over that of `single` with the same batch.
 
-    python benchmarks/exchange_memory.py [--steps 6]
+    python benchmarks/exchange_memory.py [--steps 6] [--models alexnet,resnet50]
 
 The aim is at most the gradients' bytes plus 128 MiB. Prints the largest rank of two.
 """
@@ -14,7 +14,8 @@ import sys
 import tempfile
 from pathlib import Path
 
-CASES = (("alexnet", 16, "227x227x3"), ("resnet50", 8, "224x224x3"))
+CASES = {"alexnet": (16, "227x227x3"), "resnet50": (8, "224x224x3"), "lenet": (16, "28x28x1")}
+"""Batch and shape; LeNet is there to try this out."""
 ROOM_MIB = 128
 
 
@@ -37,10 +38,13 @@ def peak_mib(found: dict[str, object]) -> float:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--steps", type=int, default=6)
-    steps = parser.parse_args().steps
+    parser.add_argument("--models", default="alexnet,resnet50")
+    chosen = parser.parse_args()
+    steps = chosen.steps
     print("model     strategy   peak MiB  over single  allowed")
     with tempfile.TemporaryDirectory() as name:
-        for model, batch, shape in CASES:
+        for model in chosen.models.split(","):
+            batch, shape = CASES[model]
             alone = peak_mib(record(Path(name), model, batch, shape, "single", steps))
             print(f"{model:<10}{'single':<10}{alone:9.0f}")
             for strategy in ("ring", "auto"):

@@ -1,6 +1,6 @@
 """What the safety checks cost a step of ResNet-50: each is timed inside real steps, in one run.
 
-    python benchmarks/safety_cost.py [--ranks 2] [--steps 12]
+    python benchmarks/safety_cost.py [--ranks 2] [--steps 12] [--model resnet50]
 
 Ranks of one core each, `ring`, batch 8. Timed on every rank: the look at the loss, the look at the averaged gradients,
 the agreement on stopping and saving (with what it waits for other ranks), the notes of where the rank stands, the
@@ -19,7 +19,7 @@ from collections import defaultdict
 from collections.abc import Callable
 from typing import Any
 
-from trainer_on_rank import build, run_on_ranks
+from trainer_on_rank import DATA, build, run_on_ranks
 
 from hpcdl.comm.observed import Observation
 from hpcdl.strategies import graph
@@ -64,16 +64,17 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--ranks", type=int, default=2)
     parser.add_argument("--steps", type=int, default=12)
+    parser.add_argument("--model", choices=DATA, default="resnet50")
     parser.add_argument("--rank", action="store_true", help=argparse.SUPPRESS)
     options = parser.parse_args()
     if not options.rank:
         sys.exit(run_on_ranks(__file__, options.ranks, sys.argv[1:]))
-    measure(options.steps)
+    measure(options.steps, options.model)
 
 
-def measure(num_steps: int) -> None:
+def measure(num_steps: int, model: str) -> None:
     """The part of one rank; rank 0 prints the means over the ranks."""
-    settings = {"model": "resnet50", "data": "synthetic:imagenet@4096", "batch-size": 8, "optimizer": "momentum"}
+    settings = {"model": model, "data": DATA[model], "batch-size": 8, "optimizer": "momentum"}
     parts, communicator, folder = build(settings)
     config = parts.config
     stopwatch = Stopwatch()
@@ -97,10 +98,11 @@ def measure(num_steps: int) -> None:
         steps.append(time.perf_counter() - start_s)
     watch.stop()
     checks = []
-    for number in range(3):
+    named = {variable.path: variable for variable in parts.model.trainable_variables}
+    for _ in range(3):
         communicator.barrier()
         start_s = time.perf_counter()
-        safety.check_same_weights(parts.model.trainable_variables, communicator, number)
+        safety.check_same_weights(named, communicator, "between steps", "")
         checks.append(time.perf_counter() - start_s)
     per_step = {name: seconds / num_steps for name, seconds in stopwatch.seconds.items()}
     per_step["watch"] = watch.cpu_s / num_steps

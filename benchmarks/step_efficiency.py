@@ -1,6 +1,6 @@
 """What the exchange costs a training step: two ranks of one core each, steps with and without it in turn.
 
-    python benchmarks/step_efficiency.py [--quick]
+    python benchmarks/step_efficiency.py [--quick] [--models resnet50,hepcnn,alexnet]
 
 Prints, for ResNet-50 and HEP-CNN (batch 8) and AlexNet (batch 16) with `ring` and `auto`: medians of the step with and
 without exchange, the efficiency, and for AlexNet the exposed exchange over one raw in-place MPI_Allreduce of the same
@@ -18,7 +18,8 @@ import sys
 
 from hpcdl.cluster.launchers.mpiexec import environment_for, find_mpiexec
 
-CASES = (("resnet50", 8, 12), ("hepcnn", 8, 15), ("alexnet", 16, 15))
+CASES = {"resnet50": (8, 12), "hepcnn": (8, 15), "alexnet": (16, 15), "lenet": (16, 15)}
+"""Batch and steps; LeNet is there to try this out."""
 RAW = """
 import sys, time, numpy
 from mpi4py import MPI
@@ -57,9 +58,12 @@ def raw_allreduce_s(num_bytes: int) -> float:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--quick", action="store_true", help="a third of the steps, ring alone")
-    quick = parser.parse_args().quick
+    parser.add_argument("--models", default="resnet50,hepcnn,alexnet")
+    chosen = parser.parse_args()
+    quick = chosen.quick
     print("model     strategy  without s   with s  efficiency  exposed s  exposed/raw")
-    for model, batch, steps in CASES:
+    for model in chosen.models.split(","):
+        batch, steps = CASES[model]
         for strategy in ("ring",) if quick else ("ring", "auto"):
             raw = []
             num_bytes = 249_513_376 if model == "alexnet" else 0

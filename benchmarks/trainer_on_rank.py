@@ -20,6 +20,7 @@ from hpcdl.strategies.table import load_strategy
 from hpcdl.training.launch.prepare import prepare
 from hpcdl.training.loop.journal import NullJournal
 from hpcdl.training.session import runtime
+from hpcdl.training.session.inject import Injection
 from hpcdl.training.session.job import context_of
 from hpcdl.training.session.rank import ALONE, communicator_for
 
@@ -27,6 +28,8 @@ if TYPE_CHECKING:
     from hpcdl.training.loop.parts import Parts
 
 FOLDER_VARIABLE = "BENCHMARK_RUN_DIR"
+DATA = {"resnet50": "synthetic:imagenet@4096", "lenet": "synthetic:mnist@4096"}
+"""By model; LeNet is there to try a benchmark out."""
 
 
 def run_on_ranks(script: str, num_ranks: int, arguments: list[str]) -> int:
@@ -56,4 +59,5 @@ def build(settings: Mapping[str, Any]) -> tuple[Parts, Communicator, Path]:
     dataset = prepared.dataset
     model = load_model(prepared.config.model.model, classes=dataset.num_classes, input_shape=dataset.sample_shape)
     run_dir = Path(os.environ[FOLDER_VARIABLE])
-    return Parts(prepared, model, worker, communicator, NullJournal(), run_dir), communicator, run_dir
+    faults = Injection("", communicator.observation, run_dir)
+    return Parts(prepared, model, worker, communicator, NullJournal(), run_dir, faults), communicator, run_dir

@@ -13,32 +13,31 @@ from tests.conftest import ROOT
 
 HOSTS = pytest.mark.lab("hosts")
 RANKS = pytest.mark.mpi
+LONG = (RANKS, pytest.mark.soak)
+OUT_OF_TIME = 75
 SMALLEST = {
-    "allreduce_ring": ("--megabytes 1 --repeats 1", RANKS),
-    "data_reading": ("--mib 16 --repeats 1 --folder FOLDER", None),
-    "data_waiting": ("--steps 2 --hep-steps 1 --batch-size 4 --folder FOLDER", RANKS),
-    "data_writing": ("--mib 8 --jpegs 20 --repeats 1 --folder FOLDER", None),
-    "easgd_communication": ("--hosts 3 --mib 0.1 --rounds 1", HOSTS),
-    "easgd_pairs": ("--data SHARDS --epochs 1 --minutes 0.01 --out FOLDER/pairs.json", RANKS),
-    "gpu_check": ("--device cpu", (RANKS, pytest.mark.soak)),
-    "observed_cost": ("", None),
-    "ps_exchange": ("--workers 2 --steps 1", HOSTS),
-    "stage_tree": ("--mib 1 --hosts 2", HOSTS),
-    "trace_cost": ("--steps 12 --levels steps", RANKS),
+    "allreduce_ring": ("--megabytes 1 --repeats 1", (RANKS,)),
+    "data_reading": ("--mib 16 --repeats 1 --folder FOLDER", ()),
+    "data_waiting": ("--steps 2 --hep-steps 1 --batch-size 4 --folder FOLDER", (RANKS,)),
+    "data_writing": ("--mib 8 --jpegs 20 --repeats 1 --folder FOLDER", ()),
+    "easgd_communication": ("--hosts 3 --mib 0.1 --rounds 1", (HOSTS,)),
+    "easgd_pairs": ("--data SHARDS --epochs 1 --minutes 0.01 --out FOLDER/pairs.json", (RANKS,)),
+    "gpu_check": ("--device cpu", LONG),
+    "observed_cost": ("", ()),
+    "ps_exchange": ("--workers 2 --steps 1", (HOSTS,)),
+    "stage_tree": ("--mib 1 --hosts 2", (HOSTS,)),
+    "trace_cost": ("--steps 12 --levels steps", (RANKS,)),
+    "checkpoint_stall": ("--model lenet --repeats 1", LONG),
+    "easgd_lenet": ("--hosts 2 --epochs 1 --data SHARDS", (HOSTS, pytest.mark.soak)),
+    "exchange_memory": ("--models lenet --steps 1", LONG),
+    "exchange_peers": ("--model lenet --steps 1", LONG),
+    "fit_exposure": ("--model lenet --rounds 1 --steps 1 --batch-size 2", LONG),
+    "node_winner": ("--models lenet --rounds 1 --minutes 0.01 --journal FOLDER/samples", LONG),
+    "safety_cost": ("--model lenet --steps 1", (RANKS,)),
+    "script_overhead": ("--rounds 1 --layers 1 --width 8", ()),
+    "startup_metadata": ("--imports json --folder FOLDER", (pytest.mark.soak,)),
+    "step_efficiency": ("--models lenet --quick", LONG),
 }
-MINUTES = {
-    "checkpoint_stall": "builds ResNet-50 on two ranks and writes it several times",
-    "easgd_lenet": "four trainings on hosts of the lab",
-    "exchange_memory": "runs of AlexNet on one rank and on two",
-    "fit_exposure": "steps of AlexNet in two loops on two ranks",
-    "exchange_peers": "AlexNet under three engines",
-    "node_winner": "an exhaustive search",
-    "safety_cost": "steps of ResNet-50 on two ranks",
-    "script_overhead": "fits of an MLP with and without hpcdl, in turn",
-    "startup_metadata": "packs and unpacks the whole environment",
-    "step_efficiency": "steps of AlexNet and ResNet-50 on two ranks",
-}
-"""Of these only the imports and the arguments are tried, for what their smallest run does."""
 PARTS = {"easgd_pairs_ranks", "shaped_hosts", "trainer_on_rank"}
 """Run or imported by the others."""
 FOREIGN = {"horovod_alexnet"}
@@ -55,14 +54,15 @@ def run(name: str, *arguments: str) -> subprocess.CompletedProcess[str]:
 
 def test_every_benchmark_is_tried() -> None:
     names = {path.stem for path in (ROOT / "benchmarks").glob("*.py")} - {"__init__"}
-    assert names == {*SMALLEST, *MINUTES, *PARTS, *FOREIGN}
+    assert names == {*SMALLEST, *PARTS, *FOREIGN}
 
 
-@pytest.mark.parametrize("name", [pytest.param(name, marks=mark or ()) for name, (_, mark) in SMALLEST.items()])
+@pytest.mark.parametrize("name", [pytest.param(name, marks=marks) for name, (_, marks) in SMALLEST.items()])
 def test_it_runs_with_its_smallest_arguments(name: str, shards: Path, tmp_path: Path) -> None:
     words = SMALLEST[name][0].replace("FOLDER", str(tmp_path)).replace("SHARDS", str(shards)).split()
     finished = run(name, *words)
-    assert finished.returncode == 0, finished.stdout + finished.stderr
+    ends = {0, OUT_OF_TIME} if name == "node_winner" else {0}
+    assert finished.returncode in ends, finished.stdout + finished.stderr
     assert finished.stdout.strip() or (tmp_path / "pairs.json").exists()
 
 
@@ -73,8 +73,8 @@ def test_without_a_gpu_it_says_so_in_a_line_and_an_exit_code_of_its_own(monkeypa
     assert finished.stdout.startswith("no GPU: ") and "(exit code 77)" in finished.stdout
 
 
-@pytest.mark.parametrize("name", MINUTES)
-def test_its_imports_and_arguments_hold(name: str) -> None:
+@pytest.mark.parametrize("name", [name for name, (_, marks) in SMALLEST.items() if pytest.mark.soak in marks])
+def test_imports_and_arguments_of_the_long_ones_hold(name: str) -> None:
     finished = run(name, "--help")
     assert finished.returncode == 0 and "usage:" in finished.stdout, finished.stderr
 

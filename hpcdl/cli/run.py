@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -40,9 +41,12 @@ def run(
     On this node with --ranks N, or as one rank under mpiexec or srun. What follows SCRIPT is the script's.
     """
     from hpcdl.cluster.environment import placement
+    from hpcdl.cluster.modules import go_on_with
     from hpcdl.training.launch import script as launch
 
     settings = effective(ScriptConfig, "run", flags, config, set_, below=_resumed(flags, trust))
+    if settings.config.run.module is not None:
+        go_on_with(settings.config.run.module, sys.argv[1:])
     words = launch.Script(path=script, arguments=arguments or [])
     place = placement()
     if place is not None:

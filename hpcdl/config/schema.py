@@ -177,6 +177,9 @@ class LaunchConfig:
     stage_env: bool = setting(
         False, "Unpack the Python environment on each node's own storage before the ranks start.", matters=NOTHING
     )
+    module: str | None = setting(
+        None, "Environment modules to load first, by commas, such as hpcdl/0.2.0.", matters=RESULT | TIME
+    )
     warmup_steps: int = setting(3, "First steps that throughput leaves out.", at_least=0, matters=NOTHING)
     trace: str = setting(
         "off",
@@ -197,9 +200,6 @@ class RunConfig(LaunchConfig):
     seed: int = setting(0, "Seed of weights, order of samples and dropout.", at_least=0, matters=RESULT | REPEAT)
     deterministic: bool = setting(
         False, "Same numbers at every run: op determinism and fixed thread counts.", matters=RESULT | TIME
-    )
-    module: str | None = setting(
-        None, "Environment modules to load first, by commas, such as hpcdl/0.2.0.", matters=RESULT | TIME
     )
     tensorboard: Path | None = setting(
         None, "Folder for TensorBoard's event files, written by rank 0.", matters=NOTHING

@@ -8,6 +8,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from hpcdl.config.study import Study
+from hpcdl.models.spec import parse_emulation
 from hpcdl.models.table import MODELS
 from hpcdl.study.plan import PlannedRun, RunPlan, StudyPoint
 from hpcdl.study.state import StudyState
@@ -75,8 +76,10 @@ def _measured(state: StudyState | None) -> dict[int, float]:
 def _computed(point: StudyPoint, prepared: Prepared, cores_per_node: int) -> float | None:
     """Start and computing; communication is what a study is to find out. None for a network that is not in the table.
 
-    MACs are the table's, scaled by the area of the samples.
+    MACs are the table's, scaled by the area of the samples; emulated computing says how long it takes.
     """
+    if emulation := parse_emulation(point.model):
+        return START_S + prepared.num_steps * emulation.seconds
     info = MODELS.get(point.model)
     if info is None or len(prepared.dataset.sample_shape) != 3:
         return None

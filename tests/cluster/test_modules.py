@@ -9,6 +9,7 @@ import pytest
 from tests.conftest import CommandLine
 
 TRAIN = ("train", "--model", "lenet", "--data", "synthetic:mnist", "--module")
+MODULES = "extra/1,tool/2"
 
 
 @pytest.fixture
@@ -23,10 +24,11 @@ def with_modules(run_hpcdl: CommandLine, tmp_path: Path, monkeypatch: pytest.Mon
     return run_hpcdl
 
 
-def test_who_a_module_brings_goes_on_with_all_of_them(with_modules: CommandLine) -> None:
-    done = with_modules([*TRAIN, "extra/1,tool/2"])
+@pytest.mark.parametrize("words", [(*TRAIN, MODULES), ("run", "--module", MODULES, "script.py", "--own", "a b")])
+def test_who_a_module_brings_goes_on_with_all_of_them(with_modules: CommandLine, words: tuple[str, ...]) -> None:
+    done = with_modules(words)
     assert done.code == 0, done.err
-    assert done.out == f"of the tool, 1: {' '.join(TRAIN)} extra/1,tool/2\n"
+    assert done.out == f"of the tool, 1: {' '.join(words)}\n"
 
 
 def test_a_module_that_is_not_there_is_named(with_modules: CommandLine) -> None:

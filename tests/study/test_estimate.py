@@ -29,6 +29,11 @@ def test_a_guess_counts_what_a_network_computes() -> None:
     assert fewer.seconds - START_S == pytest.approx(4 * (found.seconds - START_S))
 
 
+def test_emulated_computing_takes_what_it_says() -> None:
+    found = estimated(workers="1", model="emulated:lenet:2s", batch_size="8")
+    assert (found.seconds, found.unknown) == (START_S + 10 * 2.0, 0)
+
+
 def test_runs_side_by_side_take_less_time_but_no_fewer_node_hours() -> None:
     apart = estimated(workers="1,2,3", ranks_per_node=1, run_estimate="1h")
     beside = estimated(workers="1,2,3", ranks_per_node=1, run_estimate="1h", nodes=3)

@@ -23,6 +23,8 @@ FINISHED, STOPPED, FAILED, RUNNING = "finished", "stopped", "failed", "running"
 _STATES = {"COMPLETE": FINISHED, "PRUNED": STOPPED, "FAIL": FAILED, "RUNNING": RUNNING, "WAITING": RUNNING}
 _STARTUP = 10
 """Trials at random before a model of the objective is made."""
+_SEED_STEP = 1_000_003
+"""Between the seeds of one search before and after it was resumed."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -49,10 +51,10 @@ class Proposals:
                     optuna.storages.journal.JournalFileBackend(str(folder / JOURNAL))
                 ),
                 directions=search.directions,
-                sampler=_sampler(search),
                 pruner=_pruner(search),
                 load_if_exists=True,
             )
+            self._study.sampler = _sampler(search, len(self._study.get_trials(deepcopy=False)))
 
     def ask(self) -> Proposal:
         """The next trial, already noted as running."""
@@ -155,19 +157,21 @@ def _quiet() -> Iterator[None]:
         yield
 
 
-def _sampler(search: SearchStudy) -> Any:
+def _sampler(search: SearchStudy, num_trials: int) -> Any:
+    """The sampler of a search with so many trials: with the seed alone a resumed one would propose the same again."""
     samplers, plan = _optuna().samplers, search.plan
+    seed = (plan.search_seed + _SEED_STEP * num_trials) % 2**32
     with _quiet():
         if plan.sampler == "random":
-            return samplers.RandomSampler(seed=plan.search_seed)
+            return samplers.RandomSampler(seed=seed)
         if plan.sampler == "grid":
             return samplers.GridSampler(
                 {item.key: list(map(_plain, item.grid)) for item in search.space}, seed=plan.search_seed
             )
         if plan.sampler == "cma-es":
-            return samplers.CmaEsSampler(seed=plan.search_seed, warn_independent_sampling=False)
+            return samplers.CmaEsSampler(seed=seed, warn_independent_sampling=False)
         return samplers.TPESampler(
-            seed=plan.search_seed, n_startup_trials=_STARTUP, multivariate=True, group=True, constant_liar=True
+            seed=seed, n_startup_trials=_STARTUP, multivariate=True, group=True, constant_liar=True
         )
 
 

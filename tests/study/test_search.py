@@ -80,6 +80,13 @@ def test_it_needs_a_third_of_random_search_over_twenty_seeds(sampler: str, tmp_p
     compare(tmp_path, sampler, 20)
 
 
+@pytest.mark.parametrize("sampler", ["tpe", "cma-es", "random"])
+def test_a_resumed_search_proposes_nothing_again(sampler: str, tmp_path: Path) -> None:
+    search = make_search(tmp_path, space=THREE, sampler=sampler)
+    asked = [Proposals(tmp_path, search).ask().settings["learning-rate"] for _ in range(4)]
+    assert len(set(asked)) == 4, "each by a process that was killed after it"
+
+
 @pytest.fixture(scope="module")
 def found(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, SearchStudy, SearchRecord]:
     """NUM trials, as many at a time as there are cores."""

@@ -28,6 +28,8 @@ AXE = ROOT / "build" / "axe" / "package" / "axe.min.js"
 SITE = ROOT / "build" / "site"
 WIDTHS = (360, 800, 1400)
 SERIOUS = ("serious", "critical")
+OF_COLOURS = ("color-contrast", "link-in-text-block")
+"""The rules that a page can break in the dark alone: of the site's many pages only these are held against it again."""
 DRIVER = """<!DOCTYPE html><title>axe</title><iframe id=frame style="border:0;height:900px"></iframe><script>
 const axe = AXE, pages = PAGES, said = [];
 const moment = () => new Promise(done => setTimeout(done, 50));
@@ -40,7 +42,7 @@ const opened = url => new Promise(done => { frame.onload = done; frame.src = url
     for (const width of WIDTHS) {
       frame.style.width = width + 'px';
       await moment();
-      const found = await inside.axe.run(all, {resultTypes: ['violations']});
+      const found = await inside.axe.run(all, OPTIONS);
       const told = one => [one.impact, one.id, one.nodes.length, one.nodes[0].html.slice(0, 200)];
       const background = inside.getComputedStyle(all.body).backgroundColor;
       said.push([url, width, all.documentElement.scrollWidth, background, found.violations.map(told)]);
@@ -57,12 +59,19 @@ def browser() -> str:
     return str(shutil.which("chromium"))
 
 
-def looked_at(browser: str, pages: list[Path], folder: Path, *flags: str) -> list[tuple[str, int, int, str, list[Any]]]:
-    """Of each page and width: how wide it is, its background, and what axe says of it."""
-    words = {"AXE": json.dumps(AXE.read_text()).replace("</", "<\\/"), "WIDTHS": str(list(WIDTHS))}
+def looked_at(
+    browser: str, pages: list[Path], folder: Path, *flags: str, rules: tuple[str, ...] = ()
+) -> list[tuple[str, int, int, str, list[Any]]]:
+    """Of each page and width: how wide it is, its background, and what axe says of it by `rules`, by default all."""
+    options = {"resultTypes": ["violations"], **({"runOnly": {"type": "rule", "values": rules}} if rules else {})}
+    words = {
+        "OPTIONS": json.dumps(options),
+        "AXE": json.dumps(AXE.read_text()).replace("</", "<\\/"),
+        "WIDTHS": str(list(WIDTHS)),
+    }
     words["PAGES"] = json.dumps([path.as_uri() for path in pages])
     driver = folder / "driver.html"
-    driver.write_text(re.sub(r"\b(AXE|PAGES|WIDTHS)\b", lambda word: words[word[0]], DRIVER))
+    driver.write_text(re.sub(r"\b(AXE|OPTIONS|PAGES|WIDTHS)\b", lambda word: words[word[0]], DRIVER))
     finished = subprocess.run(
         [browser, *FLAGS, "--allow-file-access-from-files", "--virtual-time-budget=3600000", "--dump-dom", *flags,
          f"--user-data-dir={folder / 'profile'}", driver.as_uri()],
@@ -104,8 +113,9 @@ def test_no_serious_fault_and_nothing_sticks_out(
         if which == "own"
         else [path for path in sorted(SITE.rglob("*.html")) if path.name != PAGE.name]
     )
+    rules = OF_COLOURS if which == "site" and flags else ()
     wrong = []
-    for url, width, needed, background, faults in looked_at(browser, pages, tmp_path, *flags):
+    for url, width, needed, background, faults in looked_at(browser, pages, tmp_path, *flags, rules=rules):
         name = f"{url.rpartition('/')[2]} at {width}"
         wrong += [f"{name}: {fault}" for fault in faults if fault[0] in SERIOUS]
         wrong += [f"{name}: {needed} pixels wide"] if needed > width else []

@@ -4,15 +4,16 @@ from __future__ import annotations
 
 import atexit
 import builtins
+import contextlib
 import os
 import sys
 import threading
 import time
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from types import ModuleType, TracebackType
+from types import FrameType, ModuleType, TracebackType
 from typing import TYPE_CHECKING, Any, NoReturn
 
 from hpcdl.core.errors import HpcdlError, original
@@ -26,14 +27,14 @@ QUITTERS = ("exit", "quit")
 FIRST_WORD_S = 3.0
 
 
-def leave_together(communicator: Observed, watch: Watch, *, called: bool) -> None:
+def leave_together(communicator: Observed, watch: Watch, *, called: str = "") -> None:
     """Return when every rank's script is over; a rank that waits for this one before it gets there ends the job.
 
     `communicator` is one for this alone: what the script itself waits in must not fit. Others may take as long as
-    they like, and do what they like: this rank answers, and accuses nobody. `called`: the script left by sys.exit.
+    they like, and do what they like: this rank answers, and accuses nobody. `called`: what the script left by.
     """
     seen = communicator.observation
-    how = "its script has called sys.exit(0)" if called else "its script has come to its end"
+    how = f"its script has called {called}(0)" if called else "its script has come to its end"
     watch.leaves(f"{how} {after_updates(seen.num_updates)}")
     seen.doing("leaving: its script is over")
     communicator.barrier()
@@ -108,6 +109,8 @@ class Ending:
             vars(module)["exit"] = leave
         vars(builtins).update({name: noted if name == "SystemExit" else leave for name in self._plain})
         atexit.register(self._over)
+        self._leave_at_once, self._process = os._exit, os.getpid()
+        vars(os)["_exit"] = self._left_at_once
 
     def uninstall(self) -> None:
         """Give it back."""
@@ -115,6 +118,7 @@ class Ending:
         for module in self._callers:
             vars(module)["exit"] = self._exit
         vars(builtins).update(self._plain)
+        vars(os)["_exit"] = self._leave_at_once
         atexit.unregister(self._over)
 
     def _failed(self, kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
@@ -129,6 +133,29 @@ class Ending:
             sys.stderr.flush()
         mine.abort(exit_code)
 
+    def _left_at_once(self, status: int) -> NoReturn:
+        """The script calls os._exit, which a launcher may pass over in silence: as sys.exit, without Python's own end.
+
+        A process that this one has forked leaves as it would.
+        """
+        vars(os)["_exit"] = self._leave_at_once
+        if os.getpid() == self._process and not called_by_hpcdl(sys._getframe(1)):
+            code = exit_code_of(status)
+            if code:
+                self._say_and_abort(code, "os._exit")
+            leave_together(self.last, self.watch, called="os._exit")
+            from hpcdl.comm.mpi.communicator import finalize
+
+            finalize()
+        self._leave_at_once(status)
+
+    def _say_and_abort(self, code: int, called: str) -> None:
+        mine = self.communicator
+        if speaks_first(self.watch.folder, "failed"):
+            sys.stderr.write(f"hpcdl: rank {mine.rank} on {mine.host}: {exited(code, called)}\n")
+            sys.stderr.flush()
+        mine.abort(code)
+
     def _note(self, code: Any) -> None:
         if threading.current_thread() is threading.main_thread():
             self.exit_called = exit_code_of(code), time.monotonic()
@@ -139,12 +166,41 @@ class Ending:
         code, called_s = self.exit_called or (0, 0.0)
         called = mine.observation.moved_s() < called_s  # else somebody caught it, and the script went on
         if code and called:
-            if speaks_first(self.watch.folder, "failed"):
-                sys.stderr.write(f"hpcdl: rank {mine.rank} on {mine.host}: {exited(code)}\n")
-                sys.stderr.flush()
-            mine.abort(code)
-        leave_together(self.last, self.watch, called=called)
+            self._say_and_abort(code, "sys.exit")
+        leave_together(self.last, self.watch, called="sys.exit" if called else "")
         self.watch.stop()
+
+
+def called_by_hpcdl(frame: FrameType) -> bool:
+    """Whether it is hpcdl itself that calls os._exit, its last way to end a rank."""
+    return str(frame.f_globals.get("__name__")).partition(".")[0] == "hpcdl"
+
+
+class LeftAtOnce(SystemExit):
+    """os._exit of a script under `hpcdl run`, taken for sys.exit: of a process that just ends nobody can tell."""
+
+
+@contextlib.contextmanager
+def leaving_in_order() -> Iterator[None]:
+    """Inside, os._exit raises LeftAtOnce. Other threads, forked processes and hpcdl itself leave as they would."""
+    plain, process = os._exit, os.getpid()
+
+    def leave(status: int) -> NoReturn:
+        mine = os.getpid() == process and threading.current_thread() is threading.main_thread()
+        if mine and not called_by_hpcdl(sys._getframe(1)):
+            raise LeftAtOnce(status)
+        plain(status)
+
+    vars(os)["_exit"] = leave
+    try:
+        yield
+    finally:
+        vars(os)["_exit"] = plain
+
+
+def called_in(leaving: SystemExit) -> str:
+    """What the script has called."""
+    return "os._exit" if isinstance(leaving, LeftAtOnce) else "sys.exit"
 
 
 def after_updates(number: int) -> str:
@@ -157,6 +213,6 @@ def exit_code_of(code: Any) -> int:
     return 0 if code is None else code & 255 if isinstance(code, int) else 1
 
 
-def exited(code: int) -> str:
+def exited(code: int, called: str = "sys.exit") -> str:
     """One line about a script that has ended itself."""
-    return f"the script has called sys.exit({code}), which ends all ranks"
+    return f"the script has called {called}({code}), which ends all ranks"

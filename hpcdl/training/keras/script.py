@@ -19,7 +19,15 @@ from hpcdl.core.signals import caught
 from hpcdl.trace.recorder import recording
 from hpcdl.training.checkpoint import folders as checkpoints
 from hpcdl.training.keras import session
-from hpcdl.training.keras.ending import exit_code_of, exited, leave_together, show, speaks_first
+from hpcdl.training.keras.ending import (
+    called_in,
+    exit_code_of,
+    exited,
+    leave_together,
+    leaving_in_order,
+    show,
+    speaks_first,
+)
 from hpcdl.training.keras.group import ScriptGroup
 from hpcdl.training.keras.measure import ScriptRun, StepMeter
 from hpcdl.training.launch import rundir
@@ -95,17 +103,18 @@ def execute(
     run.finish(last)
 
 
-def _execute(script: str, arguments: list[str]) -> bool:
-    """Run it to its end, which it comes to, or by sys.exit(0): True for that."""
+def _execute(script: str, arguments: list[str]) -> str:
+    """Run it to its end; what it has called with 0 to leave, where it has not come to its last line."""
     sys.argv = [script, *arguments]
     sys.path.insert(0, str(Path(script).resolve().parent))
     try:
-        runpy.run_path(script, run_name="__main__")
+        with leaving_in_order():
+            runpy.run_path(script, run_name="__main__")
     except SystemExit as leaving:
         if exit_code_of(leaving.code):
             raise _failure(leaving) from leaving
-        return True
-    return False
+        return called_in(leaving)
+    return ""
 
 
 def _failure(leaving: SystemExit) -> HpcdlError:
@@ -113,7 +122,7 @@ def _failure(leaving: SystemExit) -> HpcdlError:
     code = exit_code_of(leaving.code)
     if not isinstance(leaving.code, int):
         sys.stderr.write(f"{leaving.code}\n")
-    error = HpcdlError(exited(code))
+    error = HpcdlError(exited(code, called_in(leaving)))
     error.exit_code = code
     return error
 

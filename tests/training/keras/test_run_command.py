@@ -28,6 +28,12 @@ if mine and what == "systemexit3":
     raise SystemExit(3)
 if what == "mismatch":
     hpcdl.allgather([0.0] * 2) if mine else hpcdl.barrier()
+if mine and what.startswith("_exit"):
+    import os, multiprocessing
+    child = multiprocessing.get_context("fork").Process(target=os._exit, args=(5,))
+    child.start(), child.join()
+    assert child.exitcode == 5
+    os._exit(int(what[5:]))
 if mine and what.startswith("exit"):
     sys.exit(int(what[4:]))
 if mine and what == "interrupt":
@@ -112,6 +118,12 @@ ENDS = [
     ("mismatch", 2, "the ranks are not in the same collective"),
     ("usage", 1, "the script has called sys.exit(1), which ends all ranks"),
     ("exit0", 1, "rank 1 on HOST has left: its script has called sys.exit(0) before any update, while rank 0 (script)"),
+    ("_exit3", 3, "rank 1 on HOST: the script has called os._exit(3), which ends all ranks"),
+    (
+        "_exit0",
+        1,
+        "rank 1 on HOST has left: its script has called os._exit(0) before any update, while rank 0 (script)",
+    ),
     ("ended", 1, "rank 1 on HOST has left: its script has come to its end before any update, while rank 0 (script)"),
 ]
 """What a script does, on rank 1 or on both, the exit code, and the one line."""

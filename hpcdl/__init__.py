@@ -20,6 +20,7 @@ _MODULES = {
     "optimizer": ("DistributedOptimizer", "load_model"),
     "tape": ("DistributedGradientTape",),
     "callbacks": ("callbacks",),
+    "model": ("center_in_place",),
     "files": ("on_rank_0",),
     "learning_rate": ("learning_rate_schedule", "learning_rate_warmup"),
     "state": ("State",),

@@ -4,6 +4,7 @@ from hpcdl.training.keras.dataset import dataset as dataset
 from hpcdl.training.keras.files import on_rank_0 as on_rank_0
 from hpcdl.training.keras.learning_rate import learning_rate_schedule as learning_rate_schedule
 from hpcdl.training.keras.learning_rate import learning_rate_warmup as learning_rate_warmup
+from hpcdl.training.keras.model import center_in_place as center_in_place
 from hpcdl.training.keras.optimizer import DistributedOptimizer as DistributedOptimizer
 from hpcdl.training.keras.optimizer import load_model as load_model
 from hpcdl.training.keras.primitives import Average as Average

@@ -539,6 +539,11 @@ def for_control(communicator: Communicator) -> Communicator:
     return communicator.for_purpose(CONTROL) if isinstance(communicator, Observed) else communicator
 
 
+def for_exchange(communicator: Communicator) -> Communicator:
+    """The same group for what a step exchanges."""
+    return communicator.for_purpose(EXCHANGE) if isinstance(communicator, Observed) else communicator
+
+
 def recorder_of(communicator: Communicator) -> Recorder:
     """Where spans of this rank go; nowhere, for a communicator that nobody observes."""
     return communicator.observation.recorder if isinstance(communicator, Observed) else NOTHING

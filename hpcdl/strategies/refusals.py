@@ -133,13 +133,19 @@ def _rate_problems(info: StrategyInfo, config: TrainConfig, num_workers: int, pe
     source = "--moving-rate"
     if elastic.elasticity is not None:
         source = f"--elasticity {elastic.elasticity:g} x learning rate {peak_rate:g} ="
+    if problem := unstable_rate(info, alpha, num_workers):
+        yield f"{source} {alpha:g}: {problem}"
+
+
+def unstable_rate(info: StrategyInfo, alpha: float, num_workers: int) -> str:
+    """What is wrong with a moving rate; nothing where there is nothing."""
     at_once = info.name == "sync-easgd"
     allowed: Callable[[float], bool] = (lambda a: a < 2 / (num_workers + 1)) if at_once else (lambda a: a <= 1)
     if allowed(alpha):
-        return
+        return ""
     limit = f"2 / (workers + 1) = {2 / (num_workers + 1):g}" if at_once else "1"
     relation = "below" if at_once else "at most"
-    yield (
-        f"{source} {alpha:g}: with {num_workers} workers {info.name} is unstable whatever the learning rate; "
+    return (
+        f"with {num_workers} workers {info.name} is unstable whatever the learning rate; "
         f"alpha must be {relation} {limit}"
     )

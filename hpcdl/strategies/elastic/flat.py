@@ -20,6 +20,21 @@ if TYPE_CHECKING:
     from hpcdl.core.protocols import Array
 
 
+def one_buffer(tensors: Sequence[Any]) -> Any:
+    """`tensors` one after another, flat."""
+    return tf.concat([tf.reshape(tensor, [-1]) for tensor in tensors], 0)
+
+
+def assign_pieces(variables: Sequence[Any], weights: Any) -> None:
+    """Give `variables` the values that the flat `weights` hold one after another; traced into the graph."""
+    lengths = [int(numpy.prod(variable.shape)) for variable in variables]
+    weights.set_shape([sum(lengths)])
+    pieces = tf.split(weights, lengths)
+    for variable, piece in zip(variables, pieces, strict=True):
+        # A single piece is the replica's own buffer: the variable must not share it.
+        variable.assign(tf.reshape(piece if len(pieces) > 1 else piece + 0.0, variable.shape))
+
+
 class FlatWorker(Worker):
     """A worker whose weights live in `replica`; the model's variables follow them after each step."""
 
@@ -56,14 +71,8 @@ class FlatWorker(Worker):
         """One call of the replica for all variables together."""
         if [id(variable) for variable in variables] != [id(variable) for variable in self._trainable]:
             raise HpcdlError("the model's trainable variables changed after the start; freeze layers before training")
-        lengths = [int(numpy.prod(shape)) for shape in self._shapes]
-        flat = tf.concat([tf.reshape(gradient, [-1]) for gradient in gradients], 0)
-        weights, exchanged = call_python(self._step, [flat], [tf.float32, tf.float64])
-        weights.set_shape([sum(lengths)])
-        pieces = tf.split(weights, lengths)
-        for variable, piece, shape in zip(variables, pieces, self._shapes, strict=True):
-            # A single piece is the replica's own buffer: the variable must not share it.
-            variable.assign(tf.reshape(piece if len(pieces) > 1 else piece + 0.0, shape))
+        weights, exchanged = call_python(self._step, [one_buffer(gradients)], [tf.float32, tf.float64])
+        assign_pieces(variables, weights)
         optimizer.iterations.assign_add(1)
         return tf.ensure_shape(exchanged, [])
 

@@ -139,7 +139,13 @@ ELASTIC_FAMILY: Sequence[StrategyInfo] = (
         summary="All workers exchange with the center at once, by an all-reduce beside the computation; deterministic.",
         source=f"{_PAPER}, Sync EASGD 1 to 3; equations (1) (2)",
         features=Features(
-            deterministic=True, accumulation=True, exact_resume=True, elastic=True, optimizers=("sgd",), groups=True
+            deterministic=True,
+            accumulation=True,
+            exact_resume=True,
+            keras_fit=True,
+            elastic=True,
+            optimizers=("sgd",),
+            groups=True,
         ),
         target="hpcdl.strategies.elastic.sync_easgd:SyncEasgd",
     ),

@@ -20,7 +20,7 @@ from hpcdl.training.keras.exchange import OWN_CHANGES
 from hpcdl.training.keras.files import written_on_rank_0
 from hpcdl.training.keras.learning_rate import rates_of, set_rates
 from hpcdl.training.keras.metrics import MetricsOverRanks
-from hpcdl.training.keras.model import LATE_SCALE, group_of_fit, optimizers_of, prepare_model
+from hpcdl.training.keras.model import LATE_SCALE, center_of, group_of_fit, optimizers_of, prepare_model
 from hpcdl.training.keras.normalization import synchronize_normalization
 from hpcdl.training.keras.session import Session, is_initialized, session
 from hpcdl.training.session.safety import check_same_weights
@@ -53,6 +53,7 @@ class AgreeOverRanks(keras.callbacks.Callback):
         self.group, self._run, self._seen = group, here.run, here.communicator.observation
         self._state = state
         self._metrics: MetricsOverRanks | None = None
+        self._shown: list[Any] = []
         self._steps = self._epoch = 0
         self._began_s = self._mark_s = 0.0
 
@@ -74,6 +75,8 @@ class AgreeOverRanks(keras.callbacks.Callback):
         self.group.agree("the start of model.fit")
         if self._state is not None:
             self._state.restore()
+        for one in self._centers():
+            one.to_center()
         broadcast_variables(self._communicator, self._variables())
         self._metrics = MetricsOverRanks(self.model, self._communicator, self.group)
         self._metrics.install(self._end_steps)
@@ -83,6 +86,9 @@ class AgreeOverRanks(keras.callbacks.Callback):
         """By its own optimizer, or by those that a model with a train_step of its own holds."""
         own_step = type(self.model).train_step is not keras.Model.train_step
         return own_step or any(hasattr(one, "exchanges") for one in optimizers_of(self.model))
+
+    def _centers(self) -> list[Any]:
+        return [center for center in map(center_of, optimizers_of(self.model)) if center is not None]
 
     def _variables(self) -> list[Any]:
         """Weights and the variables of all optimizers, each once."""
@@ -97,6 +103,8 @@ class AgreeOverRanks(keras.callbacks.Callback):
         self._mark_s = time.monotonic()
         if self._metrics is not None:
             self._metrics.in_epoch = True
+        for one in self._centers():
+            one.begin_epoch(self._communicator)
 
     def on_train_batch_end(self, batch: int, logs: dict[str, Any] | None = None) -> None:
         """Count the step; save and leave where that is asked for."""
@@ -115,6 +123,8 @@ class AgreeOverRanks(keras.callbacks.Callback):
         A rank that had fewer steps takes over the weights of the one that had the most.
         """
         last = self.group.join()
+        for one in self._centers():
+            one.to_center()
         told = self._communicator.allgather_json([self._steps, bool(self.model.stop_training)])
         if len({steps for steps, _ in told}) > 1:
             self.group.agree("the weights of the rank with the most steps")
@@ -132,11 +142,17 @@ class AgreeOverRanks(keras.callbacks.Callback):
     def on_test_begin(self, logs: dict[str, Any] | None = None) -> None:
         """Evaluate alike: batch normalisation's moving statistics become the mean over the ranks."""
         self.group.agree("the start of an evaluation")
+        self._shown = [one for one in self._centers() if one.to_center()]
         average_moving_statistics(self.model, self._communicator)
         if self._metrics is None:
             self._metrics = MetricsOverRanks(self.model, self._communicator, self.group)
             self._metrics.install(lambda: None)
         self._metrics.in_evaluation = True
+
+    def on_test_end(self, logs: dict[str, Any] | None = None) -> None:
+        """Outside a fit each rank goes on with its own weights."""
+        for one in self._shown:
+            one.to_own()
 
     def on_epoch_end(self, epoch: int, logs: dict[str, Any] | None = None) -> None:
         """Moving statistics are averaged and all variables compared; a stop on one rank is one on all."""

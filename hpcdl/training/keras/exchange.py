@@ -15,6 +15,7 @@ import numpy
 import tensorflow as tf
 
 from hpcdl.collectives.pieces import gather_pieces
+from hpcdl.comm.observed import for_exchange
 from hpcdl.config.schema import ExchangeConfig, OptimizerConfig
 from hpcdl.core.errors import UsageError
 from hpcdl.core.units import parse_bytes
@@ -23,6 +24,7 @@ from hpcdl.strategies.base import Context, StrategyInfo
 from hpcdl.strategies.graph import call_python
 from hpcdl.strategies.parameter_server.among_workers import ServersAmongWorkers
 from hpcdl.strategies.table import find_strategy
+from hpcdl.training.keras.ending import after_updates
 from hpcdl.training.keras.files import save_once
 from hpcdl.training.keras.session import note_strategy, session
 from hpcdl.training.keras.tensors import refuse_xla, turn_begins, turn_ends
@@ -49,7 +51,8 @@ class ExchangeSettings:
     `average_over="samples"` weighs each rank's gradient by the samples in its batch, which is exact for unequal
     batches. `gradient_predivide_factor` f: gradients are divided by f before the sum, and by size / f after it.
     `groups`: how many messages there are, or lists of variables that travel together. `servers`: how many of the ranks
-    are parameter servers beside their work (`ps`), the highest ones.
+    are parameter servers beside their work (`ps`), the highest ones. `elasticity`, `moving_rate` and `period` are those
+    of `sync-easgd` (ElasticConfig).
     """
 
     strategy: str = "ring"
@@ -61,6 +64,9 @@ class ExchangeSettings:
     average_over: str = "ranks"
     groups: int | Sequence[Sequence[Any]] | None = None
     servers: int | None = None
+    elasticity: float | None = None
+    moving_rate: float | None = None
+    period: int = 1
 
     def checked(self) -> StrategyInfo:
         """The strategy's entry; UsageError for what is no choice, or does not go together."""
@@ -77,7 +83,22 @@ class ExchangeSettings:
             raise UsageError(f"compress={self.compress!r}: strategy {info.name!r} does not have it; leave it out")
         if self.servers is not None and not info.features.servers:
             raise UsageError(f"servers={self.servers}: strategy {info.name!r} has none; leave it out, or use 'ps'")
+        self._check_center(info)
         return info
+
+    def _check_center(self, info: StrategyInfo) -> None:
+        """UsageError for settings that only a strategy with a center has, or only one without."""
+        with_it, plain = ("elasticity", "moving_rate", "period"), ("op", "average_over", "groups", "bucket_size")
+        names = (*plain, "gradient_predivide_factor", "sparse_as_dense") if info.features.elastic else with_it
+        unused = [f"{name}={getattr(self, name)!r}" for name in names if getattr(self, name) != getattr(_PLAIN, name)]
+        if unused:
+            what = "exchanges weights, not gradients" if info.features.elastic else "has no elastic exchange"
+            raise UsageError(f"{', '.join(unused)}: strategy {info.name!r} {what}; leave it out")
+        if self.elasticity is not None and self.moving_rate is not None:
+            raise UsageError("elasticity and moving_rate exclude each other: alpha is rate x elasticity, or constant")
+        given = [self.period, 1 if self.elasticity is None else self.elasticity]
+        if min(given) <= 0 or (self.moving_rate or 0) < 0:
+            raise UsageError("period and elasticity are larger than 0, moving_rate is not below 0")
 
     def num_servers(self, num_ranks: int) -> int:
         """Of `num_ranks`; UsageError where there are not so many."""
@@ -91,6 +112,9 @@ class ExchangeSettings:
         return servers
 
 
+_PLAIN = ExchangeSettings()
+
+
 def check_scriptable(strategy: str) -> StrategyInfo:
     """The entry of a strategy that scripts may use; UsageError with the reason where they may not."""
     info = find_strategy(strategy)
@@ -100,12 +124,12 @@ def check_scriptable(strategy: str) -> StrategyInfo:
     reasons = {
         "is one process without an exchange; a script on one rank needs no strategy": info.family == "sequential",
         "runs on TensorFlow's own servers, which must be started before the script": features.open_servers,
-        "moves weights by its own equations, in place of the script's optimizer, and trains a center that is no "
-        "rank's model": bool(features.optimizers),
+        "has its center on servers, ranks that do not run the script": features.servers,
+        "lets every rank change the center at any time, so that no two end with the same model": features.lock_free,
     }
     reason = next(text for text, holds in reasons.items() if holds)
     raise UsageError(
-        f"strategy={strategy!r} is not for scripts: it {reason}; use ps or an all-reduce (ring, auto, ...: "
+        f"strategy={strategy!r} is not for scripts: it {reason}; use sync-easgd, ps or an all-reduce (ring, auto, ...: "
         "`hpcdl strategies`), or `hpcdl train`"
     )
 
@@ -162,13 +186,18 @@ class GradientExchange:
     ) -> None:
         self.group, self.settings = group, settings
         info = settings.checked()
+        if info.features.elastic:
+            raise UsageError(
+                f"strategy={info.name!r} is not for tapes: it moves weights by its own equations; use "
+                "hpcdl.DistributedOptimizer"
+            )
         bucket_bytes = settings.bucket_size
         bucket_bytes = parse_bytes(bucket_bytes) if isinstance(bucket_bytes, str) else int(bucket_bytes)
         config = ExchangeConfig(strategy=info.name, bucket_size=bucket_bytes, compress=settings.compress)
         group.agree("an exchange of gradients that begins", [repr(replace(settings, groups=None))])
         context = Context(
             info=info,
-            communicator=group.messages,
+            communicator=for_exchange(group.messages),
             num_workers=group.size,
             num_servers=settings.num_servers(group.size),
             exchange=config,
@@ -177,27 +206,9 @@ class GradientExchange:
         self._worker = group.keep((config, context.num_servers), lambda: ScriptWorker(context, group))
         self._compared = compared
         self._num_exchanges = 0
-        # Two with gradients of the same shapes are two: who has joined takes part in the one that the others are in.
-        self._name = f"optimizer or tape {next(group.keep('exchanges', lambda: itertools.count(1)))}"
+        self._name = name_in(group)
         note_strategy(info.name)
         save_once()
-
-    def make_alike(self, variables: Iterable[Any]) -> None:
-        """Give every rank rank 0's values of those that have not been made alike before; when a graph is traced.
-
-        What a function's first tracing has made has no value before its second one, which comes before any step.
-        """
-        if self.group.size == 1:
-            return
-        found = {key_of(variable): variable for variable in variables}
-        with tf.init_scope():
-            new = {key: one for key, one in found.items() if key not in self.group.started and _has_value(one)}
-            self.group.started.update(new)
-            if new:
-                forms = [f"{one.dtype} {tuple(one.shape)}" for one in new.values()]
-                names = [name_of(one) for one in new.values()]
-                self.group.agree("a start with rank 0's weights", forms, names=names)
-                broadcast_variables(self.group.messages, list(new.values()))
 
     @property
     def loss_share(self) -> float | None:
@@ -266,13 +277,10 @@ class GradientExchange:
 
     def _count(self) -> None:
         self._num_exchanges += 1
-        seen = session().communicator.observation
-        seen.num_updates = max(seen.num_updates, self._num_exchanges)
+        note_updates(self._num_exchanges)
 
     def _is_due(self) -> bool:
-        """After 1, 2, 4, 8, ... updates the variables are compared; not with ranks that have joined."""
-        done = self._num_exchanges - 1
-        return not self.group.num_joined and done > 0 and done & (done - 1) == 0
+        return compares_after(self._num_exchanges - 1, self.group)
 
     def _compare(self) -> Any:
         variables = [] if self._compared is None else list(self._compared())
@@ -280,11 +288,12 @@ class GradientExchange:
 
         def compare(*values: Array) -> bool:
             done = self._num_exchanges - 1
-            when = f"after {done} update{'s' * (done > 1)}"
-            check_same_weights(dict(zip(names, values, strict=True)), self.group.messages, when, OWN_CHANGES)
+            check_same_weights(
+                dict(zip(names, values, strict=True)), self.group.messages, after_updates(done), OWN_CHANGES
+            )
             return True
 
-        return tf.ensure_shape(call_python(compare, [_held(one).read_value() for one in variables], tf.bool), [])
+        return tf.ensure_shape(call_python(compare, [held(one).read_value() for one in variables], tf.bool), [])
 
     def _factors(self, weight: Any, total: Any) -> tuple[Any, Any]:
         """What gradients are multiplied with before and after the sum; None for one."""
@@ -331,20 +340,57 @@ class GradientExchange:
         return dict(zip(sparse, gathered, strict=True))
 
 
-def _held(variable: Any) -> Any:
+def make_alike(group: ScriptGroup, variables: Iterable[Any]) -> None:
+    """Give every rank rank 0's values of those that have not been made alike before; when a graph is traced.
+
+    What a function's first tracing has made has no value before its second one, which comes before any step.
+    """
+    if group.size == 1:
+        return
+    found = {key_of(variable): variable for variable in variables}
+    with tf.init_scope():
+        new = {key: one for key, one in found.items() if key not in group.started and _has_value(one)}
+        group.started.update(new)
+        if new:
+            forms = [f"{one.dtype} {tuple(one.shape)}" for one in new.values()]
+            names = [name_of(one) for one in new.values()]
+            group.agree("a start with rank 0's weights", forms, names=names)
+            broadcast_variables(group.messages, list(new.values()))
+
+
+def name_in(group: ScriptGroup) -> str:
+    """What tells an optimizer's or tape's exchange from the others of the group.
+
+    Two with gradients of the same shapes are two: who has joined takes part in the one that the others are in.
+    """
+    return f"optimizer or tape {next(group.keep('exchanges', lambda: itertools.count(1)))}"
+
+
+def note_updates(number: int) -> None:
+    """This rank has come to so many updates, for what is said of it."""
+    seen = session().communicator.observation
+    seen.num_updates = max(seen.num_updates, number)
+
+
+def compares_after(done: int, group: ScriptGroup) -> bool:
+    """After 1, 2, 4, 8, ... updates the variables are compared; not with ranks that have joined."""
+    return not group.num_joined and done > 0 and done & (done - 1) == 0
+
+
+def held(variable: Any) -> Any:
     """TensorFlow's variable of Keras's."""
-    held = getattr(variable, "value", None)
-    return held if isinstance(held, tf.Variable) else variable
+    inner = getattr(variable, "value", None)
+    return inner if isinstance(inner, tf.Variable) else variable
 
 
 def key_of(variable: Any) -> str:
     """What tells a variable from all others of the process, Keras's from TensorFlow's that it holds as little."""
-    held = _held(variable)
-    return str(getattr(held, "_unique_id", id(held)))
+    inner = held(variable)
+    return str(getattr(inner, "_unique_id", id(inner)))
 
 
 def _has_value(variable: Any) -> bool:
-    return bool(_held(variable).is_initialized())
+    return bool(held(variable).is_initialized())
 
 
 def name_of(variable: Any) -> str:

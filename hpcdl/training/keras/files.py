@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 import keras
 
-from hpcdl.training.keras.model import optimizers_of
+from hpcdl.training.keras.model import center_in_place, optimizers_of
 from hpcdl.training.keras.session import is_initialized, session
 from hpcdl.training.session.safety import digest_of
 
@@ -90,16 +90,17 @@ def _saved_once(name: str, plain: Callable[..., Any]) -> Callable[..., Any]:
     @functools.wraps(plain)
     def save(model: Any, filepath: Any, *args: Any, **kwargs: Any) -> Any:
         folder = session().folder if is_initialized() else None
-        if folder is None or not isinstance(filepath, str | os.PathLike) or "://" in str(filepath):
-            return plain(model, filepath, *args, **kwargs)
-        path = Path(filepath).resolve()
-        saving = _Saving(folder, path, _content(model, name))
-        if not saving.begins():
-            return None
-        with saving.noted():
-            if name == "export" or args or kwargs.keys() - {"overwrite", "include_optimizer"} or path.is_dir():
-                return plain(model, filepath, *args, **kwargs)  # a folder, or several files
-            return _replacing(path, lambda other: plain(model, other, **kwargs))
+        with center_in_place(*optimizers_of(model)):
+            if folder is None or not isinstance(filepath, str | os.PathLike) or "://" in str(filepath):
+                return plain(model, filepath, *args, **kwargs)
+            path = Path(filepath).resolve()
+            saving = _Saving(folder, path, _content(model, name))
+            if not saving.begins():
+                return None
+            with saving.noted():
+                if name == "export" or args or kwargs.keys() - {"overwrite", "include_optimizer"} or path.is_dir():
+                    return plain(model, filepath, *args, **kwargs)  # a folder, or several files
+                return _replacing(path, lambda other: plain(model, other, **kwargs))
 
     vars(save)["once_for_all"] = True
     return save

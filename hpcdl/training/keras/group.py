@@ -77,12 +77,16 @@ class ScriptGroup:
         """
 
         def call(*arrays: Array) -> Any:
-            if self._recorded is not None:
-                forms = [((0, *array.shape[1:]) if empty else array.shape, array.dtype) for array in arrays]
-                self._recorded.append(lambda: function(*[numpy.zeros(*form) for form in forms]))
+            forms = [((0, *array.shape[1:]) if empty else array.shape, array.dtype) for array in arrays]
+            self.when_joined(lambda: function(*[numpy.zeros(*form) for form in forms]))
             return function(*arrays)
 
         return call
+
+    def when_joined(self, take_part: Callable[[], Any]) -> None:
+        """What a rank that has joined does where the others are in the collective that has just begun."""
+        if self._recorded is not None:
+            self._recorded.append(take_part)
 
     def join(self) -> int:
         """Take part in the others' sums with zeros until every rank has joined; the last rank to do so."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
 import keras
@@ -49,6 +49,27 @@ def group_of_fit(model: Any) -> ScriptGroup | None:
     """The ranks that a model's optimizers exchange gradients with; None where none of them does."""
     groups: list[ScriptGroup] = [one.exchanges() for one in optimizers_of(model) if hasattr(one, "exchanges")]
     return groups[0] if groups else None
+
+
+def center_of(optimizer: Any) -> Any:
+    """What moves an optimizer's weights beside a center (CenterExchange), where it has one; else None."""
+    return getattr(optimizer, "center_exchange", None)
+
+
+@contextlib.contextmanager
+def center_in_place(*optimizers: Any) -> Iterator[None]:
+    """Inside, the weights that `optimizers` move are the center of a strategy that has one (`sync-easgd`).
+
+    Afterwards they are this rank's own again. Others are left as they are. Every rank has the center: one of them alone
+    may look at it. `fit`, and a model's `save`, `save_weights` and `export`, do it by themselves.
+    """
+    exchanges = [exchange for exchange in map(center_of, optimizers) if exchange is not None]
+    changed = [exchange for exchange in exchanges if exchange.to_center()]
+    try:
+        yield
+    finally:
+        for exchange in changed:
+            exchange.to_own()
 
 
 def prepare_model(model: Any) -> None:

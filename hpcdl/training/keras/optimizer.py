@@ -18,7 +18,9 @@ from hpcdl.core.errors import UsageError
 from hpcdl.strategies.graph import call_python
 from hpcdl.training.keras.arrays import unconverted
 from hpcdl.training.keras.callbacks import follow_fits
-from hpcdl.training.keras.exchange import ExchangeSettings, GradientExchange, scaled_by
+from hpcdl.training.keras.center import CenterExchange
+from hpcdl.training.keras.exchange import ExchangeSettings, GradientExchange, make_alike, scaled_by
+from hpcdl.training.keras.group import ScriptGroup
 from hpcdl.training.keras.model import LATE_SCALE, leaves_of, scales, set_own
 from hpcdl.training.keras.process_set import ProcessSet, group_of
 from hpcdl.training.keras.tensors import turn_begins, turn_ends
@@ -38,6 +40,9 @@ def DistributedOptimizer(  # noqa: N802  as Keras names
     average_over: str = "ranks",
     groups: int | Sequence[Sequence[Any]] | None = None,
     servers: int | None = None,
+    elasticity: float | None = None,
+    moving_rate: float | None = None,
+    period: int = 1,
     backward_passes_per_step: int = 1,
     average_aggregated_gradients: bool = False,
 ) -> Any:
@@ -60,18 +65,27 @@ def DistributedOptimizer(  # noqa: N802  as Keras names
         average_over=average_over,
         groups=groups,
         servers=servers,
+        elasticity=elasticity,
+        moving_rate=moving_rate,
+        period=period,
     )
-    settings.checked()
+    has_center = settings.checked().features.elastic
     if name is not None:
         chosen.name = name
+    if has_center:
+        return _with_center(chosen, settings, group_of(process_set), backward_passes_per_step)
     factor = _accumulate(chosen, backward_passes_per_step, average_aggregated_gradients)
+    return _combining(chosen, settings, group_of(process_set), factor)
+
+
+def _combining(chosen: Any, settings: ExchangeSettings, group: ScriptGroup, factor: float) -> Any:
+    """`chosen`, which combines gradients before it uses them; under mixed_float16 in a loss scale."""
     if keras.mixed_precision.global_policy().name == "mixed_float16" and not scales(chosen):
         chosen = keras.optimizers.LossScaleOptimizer(chosen)
-    group = group_of(process_set)
     exchange = GradientExchange(group, settings, lambda: shared_variables(chosen))
     for leaf in leaves_of(chosen):
         _exchange_in(leaf, exchange, factor, scaled=scales(chosen))
-    _start_alike(chosen, exchange)
+    _start_alike(chosen, group)
     if scales(chosen):
         _agree_on_finite(chosen, exchange)
     elif not hasattr(chosen, "optimizers"):
@@ -79,6 +93,24 @@ def DistributedOptimizer(  # noqa: N802  as Keras names
     set_own(chosen, "exchanges", lambda: exchange.group)
     follow_fits()
     return chosen
+
+
+def _with_center(optimizer: Any, settings: ExchangeSettings, group: ScriptGroup, passes: int) -> Any:
+    """`optimizer`, whose update is a strategy's own; on one rank it stays what it is."""
+    if passes != 1:
+        raise UsageError(
+            f"backward_passes_per_step={passes}: strategy {settings.strategy!r} does not have it; set "
+            "gradient_accumulation_steps on the Keras optimizer instead"
+        )
+    exchange = CenterExchange(group, settings, optimizer)
+    _start_alike(optimizer, group)
+    if group.size > 1:
+        set_own(optimizer, "_backend_update_step", unconverted(exchange.update))
+        set_own(optimizer, "center_exchange", exchange)
+    set_own(optimizer, "counts_samples", False)
+    set_own(optimizer, "exchanges", lambda: group)
+    follow_fits()
+    return optimizer
 
 
 def load_model(path: Any, custom_objects: Any = None, **settings: Any) -> Any:
@@ -125,7 +157,7 @@ def _accumulate(optimizer: Any, passes: int, average: bool) -> float:
     return 1.0 if average else float(passes)
 
 
-def _start_alike(optimizer: Any, exchange: GradientExchange) -> None:
+def _start_alike(optimizer: Any, group: ScriptGroup) -> None:
     """Before the first update all ranks get rank 0's weights and optimizer variables; when the step is traced."""
     plain, build = optimizer.apply, optimizer.build
 
@@ -136,7 +168,7 @@ def _start_alike(optimizer: Any, exchange: GradientExchange) -> None:
             with keras.name_scope(optimizer.name, caller=optimizer):
                 optimizer.build(variables)
                 optimizer.built = True
-        exchange.make_alike([*(variables or ()), *optimizer.variables])
+        make_alike(group, [*(variables or ()), *optimizer.variables])
         return plain(grads, variables)
 
     def build_all(variables: Any) -> None:

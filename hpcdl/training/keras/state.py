@@ -15,7 +15,7 @@ from hpcdl.strategies.base import Worker
 from hpcdl.training.checkpoint import folders as checkpoints
 from hpcdl.training.checkpoint import state as arrays
 from hpcdl.training.keras.learning_rate import rates_of, set_rates
-from hpcdl.training.keras.model import optimizers_of
+from hpcdl.training.keras.model import center_in_place, center_of, optimizers_of
 from hpcdl.training.keras.session import session
 from hpcdl.training.session.control import Control, Wishes, time_allowed
 
@@ -92,13 +92,14 @@ class State:
             "rates": rates_of(self._optimizers()),
             "moves": self._moves(),
         }
-        shared = [one.numpy() for one in self._weights()]
+        with center_in_place(*self._optimizers()):
+            shared = [one.numpy() for one in self._weights()]
         of_optimizers = [one.numpy() for one in self._of_optimizers()]
         self._writer.start(
             checkpoints.Snapshot(
                 step=self.step,
                 shared={**arrays.copy_of(shared, "weights"), **arrays.copy_of(of_optimizers, "optimizer")},
-                own=arrays.copy_of([one.numpy() for one in seeds], "seeds"),
+                own={**arrays.copy_of([one.numpy() for one in seeds], "seeds"), **self._of_centers()},
                 facts=facts,
             )
         )
@@ -123,6 +124,9 @@ class State:
         seeds = [one for model in self._models for one in arrays.seed_variables(model)]
         if own:
             arrays.assign(seeds, own, "seeds")
+        for index, center in self._centers():
+            mine = f"center/{index}/"
+            center.restore({name.removeprefix(mine): one for name, one in own.items() if name.startswith(mine)})
 
     def _read(self) -> None:
         """Take the newest checkpoint that is whole; its values count at once, its arrays wait for `restore`."""
@@ -164,6 +168,18 @@ class State:
     def _optimizers(self) -> list[Any]:
         found = [*self._given, *(one for model in self._models for one in optimizers_of(model))]
         return list({id(one): one for one in found}.values())
+
+    def _centers(self) -> list[tuple[int, Any]]:
+        """What moves weights beside a center, with the number of its optimizer."""
+        numbered = enumerate(map(center_of, self._optimizers()))
+        return [(index, center) for index, center in numbered if center is not None]
+
+    def _of_centers(self) -> dict[str, Any]:
+        return {
+            f"center/{index}/{name}": value
+            for index, center in self._centers()
+            for name, value in center.state().items()
+        }
 
     def _moves(self) -> list[Any]:
         """Which of the weights each optimizer moves, by number; None for one that has not been built."""

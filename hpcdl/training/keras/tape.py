@@ -10,7 +10,7 @@ from typing import Any
 import tensorflow as tf
 
 from hpcdl.training.keras.arrays import unconverted
-from hpcdl.training.keras.exchange import ExchangeSettings, GradientExchange, key_of
+from hpcdl.training.keras.exchange import ExchangeSettings, GradientExchange, key_of, make_alike
 from hpcdl.training.keras.process_set import ProcessSet, group_of
 
 
@@ -69,7 +69,7 @@ class DistributedGradientTape:
         own = self._tape.gradient(target, flat, *args, **kwargs)
         variables = [source for source in flat if hasattr(source, "assign")]
         exchange = self._exchange(variables)
-        exchange.make_alike(variables)
+        make_alike(self._group, variables)
         combined = exchange.combine(own, flat, num_samples)
         return tf.nest.pack_sequence_as(sources, combined) if tf.nest.is_nested(sources) else combined[0]
 

@@ -209,11 +209,15 @@ for _name in ("fp16", "bf16"):
 
 
 def by_strategy(info: StrategyInfo) -> None:
-    """What can be a script's ends where one process does; of all others the reason is told."""
+    """What can be a script's ends where one process, or `hpcdl train`, does; of all others the reason is told."""
     if info.features.keras_fit:
-        both(OPTIMIZERS["SGD"], with_embedding, words, distributed={"strategy": info.name})
+        if info.features.elastic:
+            as_train_does(info)
+        else:
+            both(OPTIMIZERS["SGD"], with_embedding, words, distributed={"strategy": info.name})
         return
-    reason = REASONS.get(info.family, "moves weights by its own equations, in place of the script's optimizer")
+    own = "lets every rank change the center" if info.features.lock_free else "has its center on servers"
+    reason = REASONS.get(info.family, own)
     with refused(f"strategy={info.name!r} is not for scripts", reason):
         hpcdl.DistributedOptimizer("sgd", strategy=info.name)
     with refused(reason), hpcdl.DistributedGradientTape(strategy=info.name) as tape:
@@ -223,9 +227,213 @@ def by_strategy(info: StrategyInfo) -> None:
 
 
 REASONS = {"sequential": "is one process without an exchange", "TensorFlow's own": "runs on TensorFlow's own servers"}
-"""By family; the elastic one has its own."""
+"""By family; those with a center have their own."""
+
+
+def flat(model: Any) -> Any:
+    return numpy.concatenate([one.numpy().reshape(-1) for one in model.trainable_variables])
+
+
+class Steps(keras.callbacks.Callback):
+    """This rank's weights after each step, and the center."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.own: Weights = []
+        self.center: Weights = []
+
+    def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
+        self.own.append(flat(self.model))
+        with hpcdl.center_in_place(self.model.optimizer):
+            self.center.append(flat(self.model))
+
+
+def with_center(model: Any, epochs: int = 1, optimizer: Any = None, share: Any = None, **fit: Any) -> Steps:
+    """Train on this rank's part, by sync-easgd where no optimizer is given."""
+    steps = Steps()
+    optimizer = optimizer or hpcdl.DistributedOptimizer(O.SGD(0.05), strategy="sync-easgd")
+    inputs, targets = share or map(part, data())
+    callbacks = [steps, *fit.pop("callbacks", [])]
+    train(model, optimizer, inputs, targets, BATCH // SIZE, epochs, callbacks=callbacks, **fit)
+    alike(steps.center)
+    return steps
+
+
+class Squares:
+    """The mean squared error, as the training loop has its objectives."""
+
+    names: tuple[str, ...] = ()
+
+    def loss(self, labels: Any, outputs: Any) -> Any:
+        return tf.reduce_mean(tf.square(outputs - labels))
+
+    def sums(self, labels: Any, outputs: Any) -> Any:
+        return tf.zeros([0], tf.float64)
+
+
+def as_train_does(info: StrategyInfo) -> None:
+    """Step by step the weights of each rank, and the center, are those of `hpcdl train`."""
+    from hpcdl.config.schema import ElasticConfig, ExchangeConfig, OptimizerConfig
+    from hpcdl.strategies.base import Context
+    from hpcdl.strategies.table import load_strategy
+    from hpcdl.training.keras.session import communicator
+    from hpcdl.training.loop.step import build_step
+
+    inputs, targets = map(part, data())
+    for elastic in ({}, {"period": 2, "elasticity": 3.0}):
+        context = Context(
+            info=info, communicator=communicator(), num_workers=SIZE, num_servers=0,
+            exchange=ExchangeConfig(strategy=info.name), optimizer=OptimizerConfig(optimizer="sgd"),
+            elastic=ElasticConfig(**elastic),
+        )  # fmt: skip
+        keras.utils.set_random_seed(5 + RANK)
+        model, worker = mlp(), load_strategy(info).worker(context)
+        model.build((None, 4))
+        step = build_step(model, O.SGD(0.05), worker, Squares())
+        worker.start(model.weights)
+        own, center = [], []
+        for number, batch in enumerate(zip(numpy.split(inputs, STEPS), numpy.split(targets, STEPS), strict=True)):
+            worker.learning_rate = 0.05
+            worker.before_step(number)
+            step(*map(tf.constant, batch))
+            own.append(flat(model))
+            center.append(numpy.concatenate([one.reshape(-1) for one in worker.center()]))
+        keras.utils.set_random_seed(5 + RANK)
+        optimizer = hpcdl.DistributedOptimizer(O.SGD(0.05), strategy=info.name, **elastic)
+        again = mlp()
+        steps = with_center(again, optimizer=optimizer)
+        equal(steps.center, center)
+        for mine, wanted in zip(steps.own, own, strict=True):
+            assert numpy.abs(mine - wanted).max() <= 1e-5 * numpy.abs(wanted).max()
+        assert numpy.array_equal(flat(again), steps.center[-1]), "a fit leaves the center"
+
+
 for _info in listed_strategies():
     CASES[f"strategy_{_info.name}"] = lambda info=_info: by_strategy(info)
+
+
+@case
+def a_center_is_what_is_seen_and_kept() -> None:
+    """Validation, files and callbacks at the end of an epoch have the center; the next fit goes on without a break."""
+    inputs, targets = map(part, data())
+    keras.utils.set_random_seed(5)
+    whole = with_center(mlp(), epochs=2)
+    keras.utils.set_random_seed(5)
+    model, seen = mlp(), []
+    note = keras.callbacks.LambdaCallback(on_epoch_end=lambda epoch, logs: seen.append((flat(model), logs["val_loss"])))
+    optimizer = hpcdl.DistributedOptimizer(O.SGD(0.05), strategy="sync-easgd")
+    path = str(hpcdl.broadcast_object(tempfile.mkdtemp())) + "/{batch}.weights.h5"
+    files = keras.callbacks.ModelCheckpoint(path, save_weights_only=True, save_freq=2)
+    parts = [with_center(model, 1, optimizer, validation_data=(inputs, targets), callbacks=[note, files])]
+    again = with_center(model, 1, model.optimizer)
+    equal([*parts[0].own[:0], *parts[0].center, *again.center], whole.center, tolerance=0.0)
+    assert numpy.array_equal(seen[0][0], parts[0].center[-1])
+    assert not numpy.array_equal(again.own[-1], again.center[-1])
+    loaded = keras.models.clone_model(model)
+    loaded.load_weights(path.format(batch=2))
+    assert numpy.array_equal(flat(loaded), parts[0].center[1]), "in the middle of an epoch too"
+    loaded.set_weights([numpy.zeros_like(one) for one in loaded.get_weights()])
+    model.set_weights(loaded.get_weights())
+    anew = with_center(model, 1, model.optimizer)
+    keras.utils.set_random_seed(5)
+    zeros = mlp()
+    zeros.build((None, 4))
+    zeros.set_weights(loaded.get_weights())
+    equal(anew.center, with_center(zeros).center, tolerance=0.0)
+
+
+@case
+def a_center_with_unequal_steps() -> None:
+    """A rank without data takes part with its weights; all end at one center."""
+    inputs, targets = map(part, data())
+    few = (1 + RANK) * BATCH // SIZE
+    for period in (1, 2):
+        model = mlp()
+        optimizer = hpcdl.DistributedOptimizer(O.SGD(0.05), strategy="sync-easgd", period=period)
+        with contextlib.redirect_stderr(io.StringIO()):
+            train(model, optimizer, inputs[:few], targets[:few], BATCH // SIZE, epochs=3)
+        alike([one.numpy() for one in model.weights])
+
+
+@case
+def a_center_in_a_loop_of_its_own() -> None:
+    inputs, targets = words()
+    optimizer = hpcdl.DistributedOptimizer(O.SGD(0.05), strategy="sync-easgd", elasticity=2.0)
+    model = with_embedding()
+    own = loop(model, plain_gradients, optimizer, part(inputs), part(targets))
+    digests = hpcdl.allgather_object([one.tolist() for one in own])
+    assert digests[0] != digests[1], "each rank has its own"
+    with hpcdl.center_in_place(optimizer):
+        alike([one.numpy() for one in model.weights])
+    assert all(numpy.array_equal(one.numpy(), mine) for one, mine in zip(model.weights, own, strict=True))
+
+
+@case
+def a_center_is_saved_and_resumed() -> None:
+    inputs, targets = map(part, data())
+    folder = str(hpcdl.broadcast_object(tempfile.mkdtemp()))
+    keras.utils.set_random_seed(5)
+    whole = with_center(mlp(), epochs=3)
+    for epochs in (1, 3):
+        keras.utils.set_random_seed(5 + RANK)
+        model = mlp()
+        model.build((None, 4))
+        model.compile(hpcdl.DistributedOptimizer(O.SGD(0.05), strategy="sync-easgd"), "mean_squared_error")
+        state, steps = hpcdl.State(model, folder=folder), Steps()
+        if epochs == 1:
+            model.set_weights(mlp_of_seed(5).get_weights())
+        model.fit(
+            inputs, targets, BATCH // SIZE, epochs, 0, [hpcdl.callbacks(state), steps], shuffle=False,
+            initial_epoch=state.epoch,
+        )  # fmt: skip
+        state.save()
+    equal([*steps.center], whole.center[-2 * STEPS :], tolerance=0.0)
+
+
+def mlp_of_seed(seed: int) -> Any:
+    keras.utils.set_random_seed(seed)
+    model = mlp()
+    model.build((None, 4))
+    return model
+
+
+@case
+def what_a_center_does_not_have_is_refused() -> None:
+    center: dict[str, Any] = {"strategy": "sync-easgd"}
+    for optimizer in (O.Adam(0.1), O.SGD(0.1, momentum=0.9), O.LossScaleOptimizer(O.SGD(0.1))):
+        with refused("moves weights by its own equations (sgd)", "keras.optimizers.SGD(rate) without momentum"):
+            hpcdl.DistributedOptimizer(optimizer, **center)
+    with refused("without use_ema; leave it out"):
+        hpcdl.DistributedOptimizer(O.SGD(0.1, use_ema=True), **center)
+    for setting in ({"op": "sum"}, {"average_over": "samples"}, {"groups": 2}):
+        with refused("exchanges weights, not gradients"):
+            hpcdl.DistributedOptimizer("sgd", **center, **setting)
+    with refused("strategy 'ring' has no elastic exchange"):
+        hpcdl.DistributedOptimizer("sgd", period=2)
+    with refused("is unstable whatever the learning rate", f"2 / (workers + 1) = {2 / (SIZE + 1):g}"):
+        hpcdl.DistributedOptimizer("sgd", **center, moving_rate=0.9)
+    doubles = keras.Sequential([keras.Input((4,)), keras.layers.Dense(1, dtype="float64")])
+    with refused("keeps its weights in float32, the model has float64 ones"):
+        train(doubles, hpcdl.DistributedOptimizer("sgd", **center), *map(part, data()), BATCH // SIZE)
+    with refused("is not for tapes"), hpcdl.DistributedGradientTape(**center) as tape:
+        variable = tf.Variable(1.0)
+        tape.gradient(variable * variable, variable)
+
+
+@case
+def not_a_number_stays_away_from_a_center() -> None:
+    inputs, targets = words()
+    mine = part(targets).copy()
+    mine[:] = numpy.nan
+    with refused("the gradient of", "is not finite on rank"):
+        train(
+            with_embedding(),
+            hpcdl.DistributedOptimizer("sgd", strategy="sync-easgd"),
+            part(inputs),
+            mine,
+            BATCH // SIZE,
+        )
+    hpcdl.barrier()
 
 
 def unequal_batches() -> None:

@@ -48,6 +48,10 @@ QUICK = {
         "every_optimizer_of_keras_has_a_case",
         "unequal_steps_with_join",
         "strategy_ps",
+        "strategy_sync-easgd",
+        "a_center_is_what_is_seen_and_kept",
+        "a_center_is_saved_and_resumed",
+        "what_a_center_does_not_have_is_refused",
         *(f"strategy_{info.name}" for info in listed_strategies() if not info.features.keras_fit),
     },
     3: {
@@ -56,6 +60,7 @@ QUICK = {
         "sparse_sgd_with_clipnorm",
         "exchange_predivide_factor",
         "process_sets",
+        "a_center_with_unequal_steps",
     },
 }
 """By number of ranks: what the normal tests take."""

@@ -86,6 +86,10 @@ class EmulatedComputing(keras.layers.Layer):
         return waited
 
 
+LAYERS = {"hpcdl>EmulatedComputing": EmulatedComputing}
+"""For `keras.saving.load_model`: saved networks that no Keras alone can read."""
+
+
 def _waited(wait: Callable[[Tensor, float], Tensor], after: Tensor, weights: Sequence[Tensor]) -> Tensor:
     """Zero after the forward pass; its gradients come piece by piece, last weights first."""
 

@@ -12,6 +12,7 @@ from hpcdl.comm.threads.communicator import alone
 from hpcdl.core.errors import CorruptError, UsageError
 from hpcdl.data.dataset import open_dataset
 from hpcdl.data.read.pipeline import evaluation_batches
+from hpcdl.models.emulated import LAYERS
 from hpcdl.training.checkpoint import folders as checkpoints
 from hpcdl.training.checkpoint import state
 from hpcdl.training.launch import rundir
@@ -27,8 +28,8 @@ def load_run(run_dir: Path) -> tuple[keras.Model, list[str]]:
     path = run_dir / MODEL_FILE
     if path.is_file():
         try:
-            return keras.saving.load_model(path, compile=False), []
-        except (OSError, ValueError, KeyError) as error:
+            return keras.saving.load_model(path, custom_objects=LAYERS, compile=False), []
+        except (OSError, ValueError, KeyError, TypeError) as error:
             raise CorruptError(f"{path} is damaged: {str(error).splitlines()[0]}") from error
     effective, _ = rundir.read(run_dir)
     warnings: list[str] = []

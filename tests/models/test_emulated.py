@@ -71,3 +71,16 @@ def test_every_strategy_trains_it(run_hpcdl: CommandLine, tmp_path: Path, strate
     assert record.model == "emulated:lenet:0.05s"
     if record.parts:
         assert record.parts["compute"] >= 0.045
+
+
+@pytest.mark.soak
+@pytest.mark.mpi
+def test_what_it_left_is_evaluated_and_exported_by_a_fresh_process(run_hpcdl: CommandLine, tmp_path: Path) -> None:
+    run, data = tmp_path / "run", ("--data", "synthetic:mnist@64")
+    for words in (
+        ["train", "--model", "emulated:lenet:0.02s", *data, "--strategy", "single", "--steps", "3", "--run-dir", run],
+        ["evaluate", run, *data],
+        ["export", run, "--to", "keras", tmp_path / "out"],
+    ):
+        done = run_hpcdl(words)
+        assert done.code == 0, done.err

@@ -10,6 +10,7 @@ import numpy
 import tensorflow as tf
 
 from hpcdl.core.errors import UsageError
+from hpcdl.models.emulated import LAYERS
 
 if TYPE_CHECKING:
     from hpcdl.core.protocols import Array, Communicator
@@ -122,8 +123,8 @@ def load_weights(model: keras.Model, path: Any) -> str:
     Returns a sentence about what was taken, so that a new last layer (fine-tuning) does not go unseen.
     """
     try:
-        source = keras.saving.load_model(path, compile=False)
-    except (OSError, ValueError) as error:
+        source = keras.saving.load_model(path, custom_objects=LAYERS, compile=False)
+    except (OSError, ValueError, TypeError) as error:
         raise UsageError(f"--init-weights {path}: {str(error).splitlines()[0]}") from error
     offered = {layer.name: layer for layer in source.layers}
     taken, left = 0, []

@@ -1,6 +1,6 @@
 """Makes docs/example-report anew: a study on five lab hosts under Slurm, with two accidents, and its report.
 
-`python -m tests.lab.example FOLDER` as root; FOLDER, which must not lie below /tmp, takes the shards and the study.
+`python -m tests.lab.example FOLDER` as root; FOLDER, which must not lie below /tmp, takes the study.
 Called again after an interruption it goes on.
 """
 
@@ -15,12 +15,12 @@ from pathlib import Path
 from typing import Any
 
 from hpcdl.cluster.status import read_statuses
-from tests.conftest import DIGITS, ROOT, Finished
+from tests.conftest import ROOT, Finished
 from tests.lab import hosts, needs, slurm
 from tests.lab.hosts import wait_until
 
-NODES, RATE, LINK, CORES = 5, "1gbit", "125MB", 0.4
-MACHINE = "lab of five hosts: 0.4 cores and 1 Gbit/s each"
+NODES, RATE, LINK, CORES = 5, "20mbit", "2.5MB", 0.4
+MACHINE = "lab of five hosts: 0.4 cores and 20 Mbit/s each"
 LONGEST_S = 1800.0
 KEPT = ("study.json", "jobs.json", "record.json", "run.toml", "train.toml", "metrics.jsonl")
 """What of a study is raw record."""
@@ -78,7 +78,7 @@ class Desk:
 def kill_a_rank(desk: Desk) -> None:
     """kill -9 of one rank of the first run of four nodes, while it trains."""
     running = desk.study / "4-nodes" / "runs"
-    wait_until(lambda: any('"step"' in path.read_text() for path in running.glob("*/metrics.jsonl")), "steps", 300)
+    wait_until(lambda: any('"step"' in path.read_text() for path in running.glob("*/metrics.jsonl")), "steps", 900)
     (ranks,) = running.glob("*/ranks")
     rank = read_statuses(ranks)[1]
     desk.lab.run(["kill", "-9", str(rank.pid)], host=rank.host)
@@ -87,7 +87,7 @@ def kill_a_rank(desk: Desk) -> None:
 
 def kill_a_sweep(desk: Desk, number: int) -> None:
     """kill -9 of the sweep of two nodes when two of its runs are done."""
-    wait_until(lambda: len(desk.runs("2-nodes", "finished")) >= 2, "two runs are done", 400)
+    wait_until(lambda: len(desk.runs("2-nodes", "finished")) >= 2, "two runs are done", 900)
     host = desk.lab.job(number)["NodeList"].replace("[", "").replace("node", "").split(",")[0].split("-")[0]
     pid = desk.lab.run(["pgrep", "-f", "--", "--only-nodes 2 "], host=f"node{host}").out.strip()
     desk.lab.run(["kill", "-9", pid], host=f"node{host}")
@@ -141,12 +141,11 @@ def main() -> int:
     folder.mkdir(parents=True, exist_ok=True)
     with hosts.lab_folder() as place:
         first_job = int(time.time()) % 10_000_000  # another time the numbers of an earlier cluster's jobs are unknown
+        signal.signal(signal.SIGTERM, signal.default_int_handler)  # or the hosts would stay
         lab = slurm.SlurmLab(place, num_nodes=NODES, rate=RATE, cores=CORES, first_job=first_job)
         try:
             lab.start()
             desk = Desk(lab, folder)
-            if not (folder / "digits" / "manifest.json").exists():
-                desk.hpcdl("shard", DIGITS, "digits", "--image-size", "28", "--split", "train=0.8,val=0.2")
             study(desk)
             publish(desk)
         finally:

@@ -70,7 +70,7 @@ def test_browser_shows_the_page(browser: str, tmp_path: Path, name: str) -> None
     assert (sum(corner[:3]) < 384) == dark
     assert len(picture.getcolors(2**24) or ()) > 50, "the page is blank"
     if KEEP:
-        picture.quantize(64).save(Path(KEEP) / f"{name}.png", optimize=True)
+        picture.quantize(256).save(Path(KEEP) / f"{name}.png", optimize=True)
 
 
 @pytest.mark.lab

@@ -37,6 +37,7 @@ class ScriptGroup:
         self.rank, self.size = self.messages.rank, self.messages.size
         self.started: set[str] = set()
         self.num_joined = 0
+        self.unequal = False
         self._control = for_control(self.messages)
         self._kept: dict[Any, Any] = {}
         self._sums: dict[int, list[Callable[[], Any]]] = {}
@@ -89,7 +90,10 @@ class ScriptGroup:
             self._recorded.append(take_part)
 
     def join(self) -> int:
-        """Take part in the others' sums with zeros until every rank has joined; the last rank to do so."""
+        """Take part in the others' sums with zeros until every rank has joined; the last rank to do so.
+
+        Afterwards `unequal` says whether any rank has done so: others then had more steps.
+        """
         num_sums = 0
         while self.size > 1:
             _, num_joined, number = self._headers(0, 0.0, joined=True)
@@ -102,6 +106,7 @@ class ScriptGroup:
                     take_part()
                 num_sums += 1
         waited = self._control.allgather_json(num_sums)
+        self.unequal = max(waited) > 0
         return max(rank for rank, rounds in enumerate(waited) if rounds == min(waited))
 
     def _headers(self, number: int, weight: float, *, joined: bool) -> tuple[float, int, int | None]:

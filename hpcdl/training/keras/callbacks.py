@@ -126,13 +126,14 @@ class AgreeOverRanks(keras.callbacks.Callback):
         for one in self._centers():
             one.to_center()
         told = self._communicator.allgather_json([self._steps, bool(self.model.stop_training)])
-        if self.group.unequal:  # Keras rounds the numbers of steps up to those of steps_per_execution
+        differ = len({steps for steps, _ in told}) > 1
+        if self.group.unequal or differ:  # Keras rounds the numbers of steps up to those of steps_per_execution
             self.group.agree("the weights of the rank with the most steps")
             broadcast_variables(self._communicator, self._variables(), last)
             set_rates([self.model.optimizer], self._communicator.allgather_json(rates_of([self.model.optimizer]))[last])
             if self._communicator.rank == 0:
                 counts = ", ".join(f"rank {rank} {steps}" for rank, (steps, _) in enumerate(told))
-                counts = counts if len({steps for steps, _ in told}) > 1 else "by less than one steps_per_execution"
+                counts = counts if differ else "by less than one steps_per_execution"
                 sys.stderr.write(
                     f"hpcdl: unequal steps in epoch {self._epoch + 1} ({counts}): those with fewer have followed the "
                     "others; hpcdl.dataset() gives all as many\n"

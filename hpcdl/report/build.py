@@ -17,7 +17,7 @@ from hpcdl.report.analysis.names import listed
 from hpcdl.report.analysis.parts import Breakdown, breakdowns
 from hpcdl.report.analysis.scaling import Curve, scaling_rows
 from hpcdl.report.document import Document, Figure
-from hpcdl.report.figures import save, svg
+from hpcdl.report.figures import load, save, svg
 from hpcdl.report.renderers import RENDERERS
 from hpcdl.report.sections import SECTIONS
 from hpcdl.report.summary import summary
@@ -69,6 +69,8 @@ def render(
     figures = document.figures() if kept or "html" in formats else []
     if figures or ordered != ["terminal"]:
         folder.mkdir(parents=True, exist_ok=True)
+    if figures:
+        load()
     names = [figure.name for figure in figures]
     drawings = dict(zip(names, in_two(_draw_all, figures, _SEVERAL, bar), strict=True))
     paths: list[Path] = []

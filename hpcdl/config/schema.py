@@ -44,6 +44,17 @@ class DataConfig:
     crop_padding: int = setting(
         0, "Pixels added on every side before a window of the old size is cut out.", at_least=0, matters=RESULT
     )
+    random_resized_crop: float = setting(
+        0.0,
+        "Smallest part of an image's area that is cut out at random and resized, such as 0.08; 0 cuts nothing out.",
+        at_least=0,
+        at_most=1,
+        matters=RESULT,
+    )
+    preprocess: str = setting(
+        "", "Your function of each batch, inputs and targets: file.py:function or package.module:function.",
+        matters=RESULT | TIME,
+    )  # fmt: skip
     verify_data: bool = setting(True, "Hold what is read of shards against its checksums.", matters=TIME)
     stage: Path | None = setting(
         None, "Copy the shards to this node-local folder first; removed afterwards.", matters=TIME

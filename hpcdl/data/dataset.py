@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -50,6 +50,8 @@ class Dataset:
     """What a sample consists of where it is more than an image and its class; inputs first."""
     copies: Mapping[Path, Path] = field(default_factory=dict)
     """Where this process has copies of shards to read their bytes from: see read/staging.py."""
+    preprocess: Callable[..., Any] | None = None
+    """What each batch goes through at last: (inputs, targets, training=, seed=) to (inputs, targets), tensors."""
 
     @property
     def train_split(self) -> Split:

@@ -12,7 +12,7 @@ import importlib.util
 import math
 import re
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from importlib.machinery import ModuleSpec, PathFinder
 from pathlib import Path
 
@@ -28,11 +28,17 @@ MOST_WAIT_S = 3600.0
 
 @dataclass(frozen=True, kw_only=True)
 class UserFunction:
-    """A model function of the user's own: in the file `path`, or in the importable `module`."""
+    """A function of the user's own: in the file `path`, or in the importable `module`; `what` it is for."""
 
     path: Path | None = None
     module: str = ""
     function: str
+    what: str = "model"
+
+    @property
+    def forms(self) -> str:
+        """What may be given in its place."""
+        return FORMS if self.what == "model" else "path/to/file.py:function or package.module:function"
 
     def __str__(self) -> str:
         return f"{self.path or self.module}:{self.function}"
@@ -76,18 +82,29 @@ def parse_spec(spec: str) -> str | UserFunction:
         return spec
     if emulation := parse_emulation(spec):
         return emulation.network
-    source, colon, function = spec.rpartition(":")
-    if not colon:
-        if spec.endswith(".py") or "/" in spec:
-            raise UsageError(f"model {spec!r} names a file but no function in it; write {spec}:build")
+    if ":" not in spec and not _names_file(spec):
         raise UnknownNameError("model", spec, MODELS)
+    return parse_function(spec)
+
+
+def parse_function(spec: str, what: str = "model") -> UserFunction:
+    """The user's function that `spec` names, for `what`; UsageError where it names none."""
+    source, colon, function = spec.rpartition(":")
+    asked = UserFunction(function="", what=what)
+    if not colon and _names_file(spec):
+        usual = "build" if what == "model" else what
+        raise UsageError(f"{what} {spec!r} names a file but no function in it; write {spec}:{usual}")
     if not source or not function.isidentifier():
-        raise UsageError(f"model {spec!r} is not understood; give {FORMS}")
-    if source.endswith(".py") or "/" in source:
-        return UserFunction(path=Path(source).expanduser(), function=function)
+        raise UsageError(f"{what} {spec!r} is not understood; give {asked.forms}")
+    if _names_file(source):
+        return replace(asked, path=Path(source).expanduser(), function=function)
     if not all(part.isidentifier() for part in source.split(".")):
-        raise UsageError(f"model {spec!r}: {source!r} is neither a .py file nor a module; give {FORMS}")
-    return UserFunction(module=source, function=function)
+        raise UsageError(f"{what} {spec!r}: {source!r} is neither a .py file nor a module; give {asked.forms}")
+    return replace(asked, module=source, function=function)
+
+
+def _names_file(source: str) -> bool:
+    return source.endswith(".py") or "/" in source
 
 
 def model_name(spec: str) -> str:
@@ -118,6 +135,11 @@ def check_model_spec(spec: str, *, classes: int | None = None, input_shape: Sequ
         num_classes = info.classes if classes is None else classes
         check_input(builder, num_classes, info.input_shape if input_shape is None else input_shape)
         return
+    check_function(builder)
+
+
+def check_function(builder: UserFunction) -> None:
+    """Raise UsageError for what can be seen to be wrong with a user's function without running its file."""
     source = existing_file(builder) if builder.path else _module_source(builder)
     if source is not None:
         _check_function(builder, source)
@@ -127,7 +149,7 @@ def existing_file(builder: UserFunction) -> Path:
     """The file of `builder`; UsageError where there is none."""
     path = builder.path
     if path is None or not path.is_file():
-        raise UsageError(f"model {str(builder)!r}: there is no file {str(path)!r}; give {FORMS}")
+        raise UsageError(f"{builder.what} {str(builder)!r}: there is no file {str(path)!r}; give {builder.forms}")
     return path
 
 
@@ -147,15 +169,15 @@ def _module_source(builder: UserFunction) -> Path | None:
 def module_missing(builder: UserFunction) -> UsageError:
     """The error for a module that sys.path does not lead to."""
     return UsageError(
-        f"model {str(builder)!r}: Python finds no module {builder.module!r}; install its package, add its folder to "
-        f"PYTHONPATH, or give path/to/file.py:{builder.function}"
+        f"{builder.what} {str(builder)!r}: Python finds no module {builder.module!r}; install its package, add its "
+        f"folder to PYTHONPATH, or give path/to/file.py:{builder.function}"
     )
 
 
 def function_missing(builder: UserFunction, known: Sequence[str]) -> UsageError:
     """The error for a function that the file or module does not have."""
     source = builder.path or builder.module
-    return UnknownNameError(f"model function in {source}:", builder.function, known)
+    return UnknownNameError(f"{builder.what} function in {source}:", builder.function, known)
 
 
 def _check_function(builder: UserFunction, source: Path) -> None:
@@ -163,10 +185,12 @@ def _check_function(builder: UserFunction, source: Path) -> None:
         tree = ast.parse(read_bytes(source), str(source))
         names = _bound_names(tree.body)
     except SyntaxError as error:
-        raise UsageError(f"model {str(builder)!r}: syntax error in {source}:{error.lineno}: {error.msg}") from error
+        raise UsageError(
+            f"{builder.what} {str(builder)!r}: syntax error in {source}:{error.lineno}: {error.msg}"
+        ) from error
     except (OSError, ValueError, RecursionError, MemoryError) as error:  # null bytes; nested too deep for its parser
         told = str(error) or type(error).__name__
-        raise UsageError(f"model {str(builder)!r}: {source} is no Python source: {told}") from error
+        raise UsageError(f"{builder.what} {str(builder)!r}: {source} is no Python source: {told}") from error
     if builder.function not in names and "*" not in names and "__getattr__" not in names:
         raise function_missing(builder, _functions(tree.body))
 

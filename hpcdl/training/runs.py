@@ -18,6 +18,7 @@ from hpcdl.training.checkpoint import state
 from hpcdl.training.launch import rundir
 from hpcdl.training.launch.rundir import MODEL_FILE
 from hpcdl.training.loop.evaluate import Evaluation, Evaluator
+from hpcdl.training.loop.preprocess import model_shapes, preprocessed
 from hpcdl.training.loop.worker import build_model, save_model
 from hpcdl.training.optimization.objective import objective_of
 from hpcdl.training.optimization.outputs import check_objective
@@ -37,6 +38,7 @@ def load_run(run_dir: Path) -> tuple[keras.Model, list[str]]:
     if step is None:
         raise CorruptError(f"{run_dir} holds neither {MODEL_FILE} nor a checkpoint; let the run go on with --resume")
     dataset = open_dataset(effective.config.data.data, seed=effective.config.run.seed)
+    dataset = preprocessed(dataset, effective.config.data.preprocess)
     model = build_model(effective.config, dataset)
     shared, _ = checkpoints.read_shared(run_dir, step)
     state.assign(model.weights, shared, "weights")
@@ -47,6 +49,7 @@ def evaluate_run(run_dir: Path, data: str, split_name: str | None) -> tuple[Eval
     """Loss and metrics of a run's model on `data`, the split that was used, and what to say about it."""
     effective, _ = rundir.read(run_dir)
     dataset = open_dataset(data, seed=effective.config.run.seed)
+    dataset = preprocessed(dataset, effective.config.data.preprocess)
     name = split_name or next(
         (name for name in ("test", "val", "train") if name in dataset.splits), next(iter(dataset.splits))
     )
@@ -54,9 +57,9 @@ def evaluate_run(run_dir: Path, data: str, split_name: str | None) -> tuple[Eval
         raise UsageError(f"--split {name}: {data} has {', '.join(dataset.splits)}")
     model, said = load_run(run_dir)
     if len(dataset.inputs) < 2:
-        taken = tuple(model.input_shape[1:])
-        if taken != tuple(dataset.sample_shape):
-            raise UsageError(f"the model of {run_dir} takes samples of {taken}, {data} has {dataset.sample_shape}")
+        taken, given = tuple(model.input_shape[1:]), model_shapes(dataset)[0]
+        if taken != given:
+            raise UsageError(f"the model of {run_dir} takes samples of {taken}, {data} has {given}")
     config = dataclasses.replace(effective.config.objective, label_smoothing=0.0)
     check_objective(config, dataset)
     evaluate = Evaluator(model, objective_of(config, dataset.targets))

@@ -127,8 +127,37 @@ def check_is_a_change_of(image: np.ndarray, changed: np.ndarray) -> bool:
     raise AssertionError("no crop of the image")
 
 
+@pytest.mark.parametrize("kind", ["uint8", "int16", "float32"])
+def test_random_parts_are_resized(kind: str) -> None:
+    """Of images that rise evenly from left to right and from top to bottom: what a part spans can be read off it."""
+    from hpcdl.data.read.pipeline import _augmented, _Rows
+
+    height, width, count = 41, 31, 64
+    ramp = np.stack(np.meshgrid(np.arange(width), np.arange(height)), -1) * (1 if kind == "float32" else 4)
+    images = tf.constant(np.repeat(ramp[None], count, 0).astype(kind))
+    rows = _Rows(5, 0, count)
+    parts, again = (
+        _augmented(images, Augmentation(min_area=0.2), tf.constant(3, tf.int64), rows).numpy() for _ in range(2)
+    )
+    assert parts.dtype == kind and parts.shape == images.shape
+    np.testing.assert_array_equal(parts, again)
+    parts = parts.astype(float)
+    spans = (parts[:, -1, -1] - parts[:, 0, 0]) / (1 if kind == "float32" else 4) + 1
+    areas, ratios = spans[:, 0] * spans[:, 1] / (height * width), spans[:, 0] / spans[:, 1]
+    assert 0.17 < areas.min() < 0.35 and 0.75 < areas.max() <= 1
+    assert 0.7 < ratios.min() < 0.9 and 1.1 < ratios.max() < 1.45
+    middle = parts[:, height // 2, width // 2]
+    np.testing.assert_allclose(middle, (parts[:, 0, 0] + parts[:, -1, -1]) / 2, atol=1.01)
+
+
 def test_bad_augmentation_is_refused() -> None:
-    for wrong in ({"crop_padding": -1}, {"mean": (0.5,)}, {"mean": (0.5,), "std": (0.0,)}):
+    for wrong in (
+        {"crop_padding": -1},
+        {"min_area": 1.5},
+        {"min_area": 0.1, "crop_padding": 1},
+        {"mean": (0.5,)},
+        {"mean": (0.5,), "std": (0.0,)},
+    ):
         with pytest.raises(UsageError):
             Augmentation(**wrong)
 

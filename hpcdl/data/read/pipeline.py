@@ -27,11 +27,13 @@ class Augmentation:
     """Random changes, seeded by run, step and place in the global batch; the default changes nothing.
 
     `crop_padding` pixels are added on every side and a window of the old size is cut out at random (He et al. 2016,
-    section 4.2). `flip` mirrors half of the images left to right. `mean` and `std` (one number per channel, of pixels
-    in [0, 1]) turn images to float32, (pixel - mean) / std.
+    section 4.2). `min_area` above 0 cuts out a part of `min_area` to 1 of the image's area, 3:4 to 4:3 wide, and
+    resizes it (Szegedy et al. 2015, section 6). `flip` mirrors half of the images left to right. `mean` and `std` (one
+    number per channel, of pixels in [0, 1]) turn images to float32, (pixel - mean) / std.
     """
 
     crop_padding: int = 0
+    min_area: float = 0.0
     flip: bool = False
     mean: tuple[float, ...] = ()
     std: tuple[float, ...] = ()
@@ -39,6 +41,10 @@ class Augmentation:
     def __post_init__(self) -> None:
         if self.crop_padding < 0:
             raise UsageError(f"crop padding is {self.crop_padding}; it must be 0 or more pixels")
+        if not 0 <= self.min_area <= 1:
+            raise UsageError(f"the smallest part that is cut out is {self.min_area} of an image; it must be in 0 to 1")
+        if self.crop_padding and self.min_area:
+            raise UsageError("crop padding and random parts that are resized both cut a window out; give one of them")
         if (
             bool(self.mean) != bool(self.std)
             or len(self.mean) != len(self.std)
@@ -49,7 +55,7 @@ class Augmentation:
     @property
     def changes_nothing(self) -> bool:
         """Whether images go through as they are."""
-        return not (self.crop_padding or self.flip or self.mean)
+        return not (self.crop_padding or self.min_area or self.flip or self.mean)
 
 
 _NO_CHANGE = Augmentation()
@@ -113,10 +119,12 @@ def evaluation_batches(
     def produce() -> Iterator[tuple[Any, Any]]:
         starts = tf.data.Dataset.range(first, stop, batch_size)
         if dataset.fields:
-            return iter(_field_batches(dataset, read_from, starts, None).with_options(_options(True)))
-        batches = _batches(dataset, read_from, starts, batch_size, None)
-        if not fixed.changes_nothing:
-            batches = batches.map(lambda images, labels: (_augmented(images, fixed, 0, _Rows(0, 0, 0)), labels))
+            batches = _field_batches(dataset, read_from, starts, None)
+        else:
+            batches = _batches(dataset, read_from, starts, batch_size, None)
+            if not fixed.changes_nothing:
+                batches = batches.map(lambda images, labels: (_augmented(images, fixed, 0, _Rows(0, 0, 0)), labels))
+        batches = _preprocessed(batches, dataset, starts, 0, training=False)
         return iter(batches.with_options(_options(True)))
 
     return Prefetched(produce, depth=_AHEAD, release=reader.close)
@@ -180,15 +188,43 @@ def _dataset(
         batches = _field_batches(
             dataset, lambda step: _dense_fields(stream, step, dataset.fields), steps, share.batch_size
         )
-        return batches.with_options(_options(deterministic)).prefetch(_AHEAD)
-    read = stream.files if dataset.encoded else stream.images
-    batches = _batches(dataset, read, steps, share.batch_size, share.batch_size)
-    if not augment.changes_nothing:
-        rows = _Rows(mixed(seed, 7) >> 1, share.batch_size * share.worker, share.batch_size * share.num_workers)
-        batches = tf.data.Dataset.zip(steps, batches).map(
-            lambda step, batch: (_augmented(batch[0], augment, step, rows), batch[1])
-        )
+    else:
+        read = stream.files if dataset.encoded else stream.images
+        batches = _batches(dataset, read, steps, share.batch_size, share.batch_size)
+        if not augment.changes_nothing:
+            rows = _Rows(mixed(seed, 7) >> 1, share.batch_size * share.worker, share.batch_size * share.num_workers)
+            batches = tf.data.Dataset.zip(steps, batches).map(
+                lambda step, batch: (_augmented(batch[0], augment, step, rows), batch[1])
+            )
+    batches = _preprocessed(batches, dataset, steps, mixed(seed, 11, share.worker) >> 1, training=True)
     return batches.with_options(_options(deterministic)).prefetch(_AHEAD)
+
+
+def _preprocessed(batches: Any, dataset: Dataset, numbers: Any, key: int, *, training: bool) -> Any:
+    """`batches` after the function of the user's own, which gets a seed of two numbers: `key` and the batch's."""
+    apply = dataset.preprocess
+    if apply is None:
+        return batches
+
+    def one(number: Any, batch: Any) -> Any:
+        return apply(*batch, training=training, seed=tf.stack([tf.constant(key, tf.int64), number]))
+
+    return tf.data.Dataset.zip(numbers, batches).map(tf.autograph.experimental.do_not_convert(one))
+
+
+def batch_spec(dataset: Dataset) -> tuple[Any, Any]:
+    """What a model gets of `dataset`: inputs and targets, a TensorSpec each or several by name; the batch is None."""
+
+    def nothing(_: int) -> Any:
+        raise AssertionError("only the kinds of the batches are asked for")
+
+    numbers = tf.data.Dataset.range(0)
+    if dataset.fields:
+        batches = _field_batches(dataset, nothing, numbers, None)
+    else:
+        batches = _batches(dataset, nothing, numbers, 1, None)
+    inputs, targets = _preprocessed(batches, dataset, numbers, 0, training=True).element_spec
+    return inputs, targets
 
 
 def _options(deterministic: bool) -> tf.data.Options:
@@ -314,7 +350,35 @@ def _augmented(images: Any, augment: Augmentation, step: Any, rows: _Rows) -> An
         padded = tf.pad(images, ((0, 0), (pad, pad), (pad, pad), (0, 0)))
         padded = tf.gather(padded, shift[:, :1] + tf.range(height), axis=1, batch_dims=1)
         images = tf.gather(padded, shift[:, 1:] + tf.range(width), axis=2, batch_dims=1)
+    if augment.min_area:
+        images = _random_parts(images, augment.min_area, drawn(1, 4))
     if augment.mean:
         scale = 255.0 if images.dtype == tf.uint8 else 1.0
         images = (tf.cast(images, tf.float32) / scale - tf.constant(augment.mean)) / tf.constant(augment.std)
     return images
+
+
+_WIDEST = 4 / 3
+
+
+def _random_parts(images: Any, min_area: float, drawn: Any) -> Any:
+    """A part of each image, as large as the image again (bilinear); `drawn` (B, 4) says how large, wide and where.
+
+    A part that would be wider or higher than the image is as wide or high as that.
+    """
+    height, width = images.shape[1], images.shape[2]
+    area = height * width * (min_area + (1 - min_area) * drawn[:, 0])
+    ratio = tf.exp((2 * drawn[:, 1] - 1) * float(np.log(_WIDEST)))
+    part_width = tf.clip_by_value(tf.round(tf.sqrt(area * ratio)), 1, width)
+    part_height = tf.clip_by_value(tf.round(tf.sqrt(area / ratio)), 1, height)
+    left = tf.floor(drawn[:, 2] * (width - part_width + 1))
+    top = tf.floor(drawn[:, 3] * (height - part_height + 1))
+    # Corners are pixels' centers, counted in parts of the distance between the first and the last.
+    rows, columns = max(height - 1, 1), max(width - 1, 1)
+    boxes = tf.stack(
+        [top / rows, left / columns, (top + part_height - 1) / rows, (left + part_width - 1) / columns], axis=1
+    )
+    kind = images.dtype
+    numbers = images if kind in (tf.uint8, tf.float32, tf.float64) else tf.cast(images, tf.float32)
+    parts = tf.image.crop_and_resize(numbers, boxes, tf.range(tf.shape(images)[0]), (height, width))
+    return parts if kind == tf.float32 else tf.cast(parts if kind.is_floating else tf.round(parts), kind)

@@ -9,14 +9,14 @@ from pathlib import Path
 
 from hpcdl.cluster.batch.systems import has_own_nodes
 from hpcdl.config.load import Effective, flatten, site_rules
-from hpcdl.config.schema import TrainConfig
+from hpcdl.config.schema import DataConfig, TrainConfig
 from hpcdl.core.errors import UsageError
 from hpcdl.core.files import open_regular
 from hpcdl.data.dataset import Dataset, open_dataset
 from hpcdl.data.read.order import steps_per_epoch
 from hpcdl.data.read.reader import open_reader
 from hpcdl.data.read.windows import TrainingStream
-from hpcdl.models.spec import check_model_spec
+from hpcdl.models.spec import check_function, check_model_spec, parse_function
 from hpcdl.strategies.base import StrategyInfo, check_ranks
 from hpcdl.strategies.refusals import check_allowed, check_elastic, check_exchange, check_optimizer
 from hpcdl.strategies.table import find_strategy
@@ -76,6 +76,8 @@ def prepare(effective: Effective[TrainConfig]) -> Prepared:
     rules = site_rules()
     check_allowed(info, rules.forbid_strategies, rules.origin)
     check_model_spec(config.model.model)
+    if config.data.preprocess:
+        check_function(parse_function(config.data.preprocess, "preprocess"))
     if config.model.init_weights is not None:
         check_saved_model(config.model.init_weights)
     check_injected(effective)
@@ -90,8 +92,7 @@ def prepare(effective: Effective[TrainConfig]) -> Prepared:
             f"leave --classes out, or give {dataset.num_classes} or more"
         )
     check_objective(config.objective, dataset)
-    if dataset.fields and (config.data.flip or config.data.crop_padding):
-        raise UsageError(f"--flip and --crop-padding are for images with a class; {config.data.data} has named fields")
+    check_changes(config.data, dataset)
     num_samples = dataset.train_split.num_samples
     per_worker = config.data.batch_size * config.exchange.accumulate
     global_batch = per_worker * num_workers
@@ -118,6 +119,15 @@ def prepare(effective: Effective[TrainConfig]) -> Prepared:
         num_steps=num_steps,
         schedule=schedule,
     )
+
+
+def check_changes(config: DataConfig, dataset: Dataset) -> None:
+    """UsageError where images cannot be changed at random as asked for."""
+    if config.crop_padding and config.random_resized_crop:
+        raise UsageError("--crop-padding and --random-resized-crop both cut a window out; give one of them")
+    if dataset.fields and (config.flip or config.crop_padding or config.random_resized_crop):
+        flags = "--flip, --crop-padding and --random-resized-crop"
+        raise UsageError(f"{flags} are for images with a class; {config.data} has named fields: use --preprocess")
 
 
 _SAVED_MODELS = {".keras": b"PK", ".h5": b"\x89HDF", ".hdf5": b"\x89HDF"}

@@ -19,7 +19,7 @@ from hpcdl.core.errors import Interrupted, StoppedEarly
 from hpcdl.core.protocols import Communicator
 from hpcdl.core.records import HistoryPoint
 from hpcdl.core.signals import StopRequest
-from hpcdl.data.read.pipeline import Augmentation, evaluation_batches, training_batches
+from hpcdl.data.read.pipeline import evaluation_batches, training_batches
 from hpcdl.strategies.base import Worker
 from hpcdl.training.checkpoint import state
 from hpcdl.training.checkpoint.folders import CheckpointWriter, Snapshot
@@ -27,6 +27,7 @@ from hpcdl.training.launch.prepare import Prepared
 from hpcdl.training.loop.clock import Outcome, StepClock, StepTimes
 from hpcdl.training.loop.evaluate import Evaluation, Evaluator
 from hpcdl.training.loop.journal import Journal
+from hpcdl.training.loop.preprocess import augmentation_of
 from hpcdl.training.loop.step import as_model_input, build_follow, build_step, num_samples
 from hpcdl.training.optimization.objective import Objective, objective_of
 from hpcdl.training.optimization.optimizers import build_optimizer
@@ -179,7 +180,7 @@ class Parts:
                 num_workers=self.group.size,
                 seed=self.config.run.seed,
                 start_step=self.position.step,
-                augment=Augmentation(flip=self.config.data.flip, crop_padding=self.config.data.crop_padding),
+                augment=augmentation_of(self.config.data),
                 deterministic=self.config.run.deterministic,
             )
         )

@@ -31,8 +31,9 @@ from hpcdl.training.loop import results
 from hpcdl.training.loop.asynchronous import AsynchronousTrainer, replica_of
 from hpcdl.training.loop.journal import EchoJournal, EventHandler, FileJournal, Journal, NullJournal
 from hpcdl.training.loop.parts import Parts
+from hpcdl.training.loop.preprocess import model_shapes, preprocessed
 from hpcdl.training.loop.synchronous import Trainer
-from hpcdl.training.optimization.outputs import losses_of, shapes_of
+from hpcdl.training.optimization.outputs import losses_of
 from hpcdl.training.session import runtime
 from hpcdl.training.session.inject import Injection
 from hpcdl.training.session.watch import Watch, survivors
@@ -65,6 +66,7 @@ def run_worker(
     journal: Journal = _journal(run_dir, config.run.tensorboard, on_event) if leads else NullJournal()
     # Before the model: some engines must be set up before TensorFlow makes its first tensor.
     worker = load_strategy(prepared.info).worker(context)
+    prepared = dataclasses.replace(prepared, dataset=preprocessed(prepared.dataset, config.data.preprocess))
     model = build_model(config, prepared.dataset)
     if config.model.init_weights is not None:
         journal.write("message", text=state.load_weights(model, config.model.init_weights))
@@ -119,12 +121,13 @@ def _journal(run_dir: Path, tensorboard: Path | None, on_event: EventHandler | N
 
 def build_model(config: TrainConfig, dataset: Dataset) -> keras.Model:
     """The model of a run, for its data."""
+    inputs, targets = model_shapes(dataset)
     return load_model(
         config.model.model,
         classes=config.model.classes or dataset.num_classes,
-        input_shape=dataset.sample_shape if len(dataset.inputs) < 2 else shapes_of(dataset.inputs),
+        input_shape=inputs,
         loss=config.objective.loss if not dataset.fields else ",".join(_losses(config, dataset).values()),
-        output_shapes=shapes_of(dataset.targets) if dataset.fields else None,
+        output_shapes=targets if dataset.fields else None,
     )
 
 

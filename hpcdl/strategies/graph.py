@@ -47,6 +47,18 @@ def timestamp() -> Any:
     return tf.ensure_shape(call_python(time.time, [], tf.float64), [])
 
 
+def timestamp_beside(value: Any, after: Sequence[Any]) -> Any:
+    """`timestamp` once `after` are there, for which nothing else waits; `value` is a scalar tensor of the step.
+
+    TensorFlow runs the Python functions of a graph one after the other, as they were traced. One that only tells the
+    time must not hold up those that follow: buckets leave while back-propagation goes on. So this one says that it has
+    no side effects; without an input it would then be called once for all steps.
+    """
+    with tf.control_dependencies(after):
+        stamp = tf.numpy_function(lambda _: time.time(), [tf.identity(value)], tf.float64, stateful=False)
+    return tf.ensure_shape(stamp, [])
+
+
 class FiniteGuard:
     """Ends a step before the weights move, where gradients hold NaN or infinity, and says whose and in which variable.
 

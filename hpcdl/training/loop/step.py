@@ -10,7 +10,7 @@ import tensorflow as tf
 
 from hpcdl.core.errors import originals
 from hpcdl.strategies.base import Worker
-from hpcdl.strategies.graph import timestamp
+from hpcdl.strategies.graph import timestamp_beside
 from hpcdl.training.optimization.objective import Objective
 
 
@@ -57,8 +57,7 @@ def build_step(
             loss, sums, gradients = slice_gradients(images, labels)
         else:
             loss, sums, gradients = _accumulated(slice_gradients, images, labels, accumulate, objective, variables)
-        with tf.control_dependencies(gradients):
-            had_gradients = timestamp()
+        had_gradients = timestamp_beside(loss, gradients)
         exchanged = worker.apply(gradients, variables, optimizer)
         return loss, sums, had_gradients, exchanged
 

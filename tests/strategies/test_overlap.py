@@ -1,0 +1,71 @@
+"""Buckets leave while back-propagation goes on: what the first one waits for in the graph of a step, by strategy."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from hpcdl.comm.threads.communicator import ThreadCommunicator, run
+from hpcdl.config.schema import ExchangeConfig, OptimizerConfig
+from hpcdl.strategies.base import Context
+from hpcdl.strategies.table import STRATEGIES, find_strategy, load_strategy
+
+tf = pytest.importorskip("tensorflow")
+ALL_REDUCES = [name for name, info in STRATEGIES.items() if info.features.keras_fit and not info.features.servers
+               and not info.features.elastic and name != "single"]  # fmt: skip
+
+
+def graph_of_step(strategy: str) -> Any:
+    """The graph of worker 0's step: a network of three layers, each variable a bucket."""
+    import keras
+
+    from hpcdl.training.loop.step import build_step
+    from hpcdl.training.optimization.objective import Classification
+    from hpcdl.training.optimization.optimizers import build_optimizer
+
+    layers = [keras.layers.Dense(5, activation="tanh", name=name) for name in ("first", "second", "third")]
+    model = keras.Sequential([keras.Input((4,)), *layers])
+
+    def rank(communicator: ThreadCommunicator) -> Any:
+        context = Context(
+            info=find_strategy(strategy),
+            communicator=communicator,
+            num_workers=2,
+            num_servers=0,
+            exchange=ExchangeConfig(strategy=strategy, bucket_size=1),
+            optimizer=OptimizerConfig(),
+        )
+        worker = load_strategy(context.info).worker(context)
+        if communicator.rank:
+            return None
+        optimizer = build_optimizer(OptimizerConfig(), model.trainable_variables, loss_scaling=False)
+        step: Any = build_step(model, optimizer, worker, Classification())
+        batch = tf.TensorSpec((8, 4), tf.float32), tf.TensorSpec((8,), tf.int64)
+        return step.__wrapped__.get_concrete_function(*batch).graph
+
+    return run(2, rank)[0]
+
+
+def before(operation: Any) -> set[str]:
+    """Names of all that has to be done before `operation`."""
+    found: set[str] = set()
+    waiting = [operation]
+    while waiting:
+        one = waiting.pop()
+        new = [*(tensor.op for tensor in one.inputs), *one.control_inputs]
+        waiting += [other for other in new if other.name not in found]
+        found |= {other.name for other in new}
+    return found
+
+
+@pytest.mark.parametrize("strategy", ALL_REDUCES)
+def test_the_first_bucket_does_not_wait_for_the_first_layers_gradient(strategy: str) -> None:
+    """That one comes last. TensorFlow orders Python functions by itself: one that waits for all holds up the others."""
+    operations = graph_of_step(strategy).get_operations()
+    last_gradient = {one.name for one in operations if "gradient_tape" in one.name and "first" in one.name}
+    assert last_gradient
+    exchanges = [one for one in operations if one.type == "PyFunc"]
+    waits = [bool(before(one) & last_gradient) for one in exchanges]
+    assert len(exchanges) >= 6 and waits[-1]
+    assert waits.index(True) >= 4, "third and second layer, kernel and bias, leave before"

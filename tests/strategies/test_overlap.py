@@ -69,3 +69,5 @@ def test_the_first_bucket_does_not_wait_for_the_first_layers_gradient(strategy: 
     waits = [bool(before(one) & last_gradient) for one in exchanges]
     assert len(exchanges) >= 6 and waits[-1]
     assert waits.index(True) >= 4, "third and second layer, kernel and bias, leave before"
+    (stamp,) = (one for one in operations if one.type == "PyFuncStateless")
+    assert stamp.name in before(exchanges[-1]) and stamp.name not in before(exchanges[3])

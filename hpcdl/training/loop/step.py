@@ -58,6 +58,8 @@ def build_step(
         else:
             loss, sums, gradients = _accumulated(slice_gradients, images, labels, accumulate, objective, variables)
         had_gradients = timestamp_beside(loss, gradients)
+        with tf.control_dependencies([had_gradients]):  # what ends the exchange must not get ahead of it
+            gradients = [tf.identity(gradients[0]), *gradients[1:]]
         exchanged = worker.apply(gradients, variables, optimizer)
         return loss, sums, had_gradients, exchanged
 

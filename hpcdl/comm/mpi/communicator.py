@@ -62,7 +62,11 @@ def world(expected_size: int | None = None) -> MpiCommunicator:
 
 
 def finalize() -> None:
-    """End MPI, if it runs and no rank is dead: it might wait for that one. Collective over all ranks."""
+    """End MPI, if it runs and no rank is dead. Collective over all ranks.
+
+    Under ULFM MPI_Finalize of Open MPI 5 lets all ranks meet, now and then the dead ones too, and then waits for ever
+    (1 in 12 on a busy machine). The caller ends the process; what is left to say has been said.
+    """
     mpi = _import_mpi(initialize=False)
     if mpi.Is_initialized() and not mpi.Is_finalized() and not failed_ranks(mpi, mpi.COMM_WORLD):
         mpi.Finalize()

@@ -479,13 +479,10 @@ def watch_of(communicator: Observed, folder: Path) -> Watch:
 
 
 def leave_without_lost(communicator: Observed) -> None:
-    """The last thing that a rank does: where others are gone MPI cannot end in order, so end without it.
-
-    That holds under ULFM too: MPI_Finalize of Open MPI 5 waits for all ranks to meet, now and then for the dead ones as
-    well, and then for ever (1 in 20 on a busy machine).
-    """
+    """Where others are gone: return once all that are left are done. Those left behind end here, without MPI."""
     if communicator.failed():
         communicator.survivors().barrier()
+    if communicator.observation.lost:
         sys.stdout.flush()
         sys.stderr.flush()
         os._exit(0)

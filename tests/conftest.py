@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import hypothesis
 import pytest
 
 from tests.lab import needs
@@ -23,6 +24,8 @@ if TYPE_CHECKING:
     from tests.lab.installed import Site
     from tests.lab.slurm import SlurmLab
 
+hypothesis.settings.register_profile("shared machine", deadline=None)
+hypothesis.settings.load_profile("shared machine")
 ROOT = Path(__file__).resolve().parents[1]
 DIGITS = ROOT / "share" / "hpcdl" / "examples" / "digits"
 LAB_REQUIRED = (os.environ.get("HPCDL_LAB") or ("required" if os.environ.get("CI") == "true" else "")) == "required"

@@ -55,7 +55,7 @@ def timestamp_beside(value: Any, after: Sequence[Any]) -> Any:
     no side effects; without an input it would then be called once for all steps.
     """
     with tf.control_dependencies(after):
-        stamp = tf.numpy_function(lambda _: time.time(), [tf.identity(value)], tf.float64, stateful=False)
+        stamp = tf.numpy_function(carried(lambda _: time.time()), [tf.identity(value)], tf.float64, stateful=False)
     return tf.ensure_shape(stamp, [])
 
 

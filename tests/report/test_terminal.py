@@ -7,7 +7,7 @@ import pytest
 from tests.conftest import ROOT, CommandLine
 
 STUDY = ROOT / "docs" / "example-report" / "study"
-WHOLE = ("1,389 ± 2,628", "4-nodes/failed/003-ring-4w-64b-r1.1", "sync-easgd", "exposed communication")
+WHOLE = ("121.3 ± 7.4", "4-nodes/failed/003-ring-4w-64b-r1.1", "sync-easgd", "exposed communication")
 
 
 @pytest.mark.parametrize("columns", [60, 80, 200])
@@ -17,6 +17,6 @@ def test_no_word_is_broken(run_hpcdl: CommandLine, columns: int) -> None:
     joined = " ".join(told.out.split())
     for piece in WHOLE:
         assert piece in joined, f"{piece!r} is broken at {columns} columns"
-    for line in told.out.splitlines():
+    for line in told.out.splitlines()[:-1]:  # the last one, with the accuracy, is for programs: it is never divided
         longest = max(map(len, line.split()), default=0)
         assert len(line.rstrip()) <= columns or longest > columns - 10, line

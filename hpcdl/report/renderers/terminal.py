@@ -66,7 +66,7 @@ def _print_table(console: object, table: Table) -> None:
             pairs = [f"{plain(column.name)} {cell}" for column, cell in zip(columns, row, strict=True) if cell]
             console.print(_unbroken(pairs, console.width), soft_wrap=True)
     if common:
-        console.print(f"  all: {_unbroken(common, console.width).lstrip()}", soft_wrap=True)
+        console.print(_unbroken([f"all: {common[0]}", *common[1:]], console.width), soft_wrap=True)
     rest = len(table.rows) - MOST_ROWS
     if rest > 0:
         console.print(Text(f"  and {rest:,} more rows in the files"))

@@ -67,20 +67,28 @@ def test_a_batch_job_ends_with_its_own_code(lab_slurm: SlurmLab) -> None:
 
 @pytest.mark.lab("hosts")
 def test_a_shaped_network_is_as_slow_as_asked() -> None:
+    """Never faster. How much slower depends on who else uses the cores: the fastest of up to five transfers counts."""
     with hosts.lab_folder() as folder:
         lab = Lab(folder, num_nodes=2, rate="200mbit")
         try:
             lab.start()
-            receiver = lab.command(["/usr/bin/python3", "-c", RECEIVE], host="node1")
-            with subprocess.Popen(receiver, stdout=subprocess.PIPE) as server:
-                assert server.stdout and server.stdout.readline() == b"ready\n"
-                finished = lab.run(["/usr/bin/python3", "-c", SEND, str(25_000_000)], host="node2")
-                assert server.wait(timeout=300) == 0
+            rates = [megabits_per_second(lab)]
+            while len(rates) < 5 and max(rates) < 150:
+                rates.append(megabits_per_second(lab))
         finally:
             lab.stop()
+    assert 150 < max(rates) < 215, rates
+
+
+def megabits_per_second(lab: Lab) -> float:
+    """Of 25 MB that node2 sends to node1."""
+    receiver = lab.command(["/usr/bin/python3", "-c", RECEIVE], host="node1")
+    with subprocess.Popen(receiver, stdout=subprocess.PIPE) as server:
+        assert server.stdout and server.stdout.readline() == b"ready\n"
+        finished = lab.run(["/usr/bin/python3", "-c", SEND, str(25_000_000)], host="node2")
+        assert server.wait(timeout=300) == 0
     assert finished.code == 0, finished.err
-    megabits = 25 * 8 / float(finished.out)
-    assert 150 < megabits < 215, f"{megabits:.0f} Mbit/s"
+    return 25 * 8 / float(finished.out)
 
 
 @pytest.mark.lab("hosts", "slurm")

@@ -36,7 +36,7 @@ def test_the_tutorial_runs_as_written(site: Site, lab_slurm: SlurmLab, version: 
     environment = {"LMOD_PAGER": "none", "UCX_TLS": "tcp,self", "UCX_NET_DEVICES": "eth0"}
     line = ["bash", "--noprofile", "--norc", "-c", script]
     finished = lab_slurm.run(line, host=LOGIN, user=USER, env=environment, timeout_s=900)
-    logs = "\n".join(path.read_text() for path in home.rglob("log-*.txt"))
+    logs = "\n".join(path.read_text() for name in ("log-*.txt", "launcher.log") for path in home.rglob(name))
     assert finished.code == 0, finished.out + finished.err + logs
     record = json.loads((home / "session" / "four" / "record.json").read_text())
     assert (record["status"], record["ranks"], record["steps"]) == ("finished", 4, 20), logs

@@ -11,8 +11,10 @@ from pathlib import Path
 
 import pytest
 
+from hpcdl.cluster.launchers.mpiexec import find_mpiexec
 from tests.conftest import CommandLine, patience
 from tests.lab.desk import Desk
+from tests.lab.hosts import LOGIN
 from tests.lab.slurm import SlurmLab
 
 pytestmark = pytest.mark.lab
@@ -45,6 +47,15 @@ def desk(lab_slurm: SlurmLab, shards: Path) -> Iterator[Desk]:
     (folder / "slow.py").write_text(SLOW_AT_FIRST)
     yield Desk(lab_slurm, folder)
     lab_slurm.cancel_all()
+
+
+def test_ranks_meet_whatever_is_on_their_heaps(desk: Desk) -> None:
+    """MPICH tells Slurm what lies behind its address: without a heap of its own, long lines that Slurm cannot read."""
+    if find_mpiexec().flavour != "mpich":
+        pytest.skip("srun --mpi=pmi2 starts MPICH's ranks")
+    line = ["timeout", "60", "srun", "--mpi=pmi2", "-N4", "-n4", desk.python, "-m", "tests.lab.dirty_rank"]
+    finished = desk.lab.run(line, host=LOGIN, cwd=desk.folder, env=desk.environment, timeout_s=100)
+    assert (finished.code, finished.out) == (0, "4 ranks have met\n"), finished.err[-2000:]
 
 
 def test_a_job_trains_on_four_nodes(desk: Desk) -> None:

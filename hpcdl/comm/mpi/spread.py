@@ -1,17 +1,20 @@
 """One file to a program on every node, read once: `python -m hpcdl.comm.mpi.spread FILE RANKS COMMAND...` is a rank.
 
-Rank 0 reads FILE and broadcasts it block by block; each rank hands the blocks to COMMAND's standard input. Nothing but
-mpi4py is imported: thousands of nodes start this from the shared file system that it is to spare.
+Rank 0 reads FILE and broadcasts it block by block; each rank hands the blocks to COMMAND's standard input. Little more
+than mpi4py is imported: thousands of nodes start this from the shared file system that it is to spare.
 """
 
 from __future__ import annotations
 
 import array
 import contextlib
+import importlib
 import subprocess
 import sys
 from pathlib import Path
 from typing import IO, Any
+
+from hpcdl.comm.mpi.start import with_own_heap
 
 BLOCK_BYTES = 16 * 1024**2
 STARTED = "spread: all ranks are there"
@@ -50,7 +53,8 @@ def main() -> int:
     file, ranks, *command = sys.argv[1:]
     import mpi4py
 
-    mpi4py.rc.thread_level = "single"
+    mpi4py.rc.thread_level = "serialized"
+    with_own_heap(lambda: importlib.import_module("mpi4py.MPI"))
     from mpi4py import MPI
 
     communicator = MPI.COMM_WORLD

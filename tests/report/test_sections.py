@@ -97,6 +97,13 @@ def test_summary_has_five_lines_with_numbers() -> None:
     )
 
 
+def test_a_network_that_only_waits_has_learned_nothing() -> None:
+    found = document([as_run(make_record(n, 90.0 * n, model="emulated:lenet:2s"), f"r{n}") for n in (1, 2)])
+    assert found.summary[-1] == "Accuracy: not evaluated in these runs."
+    shown = {item.name for part in found.sections for item in part.items if isinstance(item, Figure)}
+    assert "loss-epochs" in shown and not [name for name in shown if "accuracy" in name]
+
+
 def test_servers_balance_is_shown() -> None:
     servers = [
         RankRecord(rank=2 + i, host="s", role="server", bytes_sent_per_step=size, busy_seconds_per_step=seconds)

@@ -7,10 +7,7 @@ from collections.abc import Callable, Iterable, Sequence
 from hpcdl.report.analysis.names import counted, listed, point_name
 from hpcdl.report.analysis.scaling import Curve
 from hpcdl.report.analysis.settings import trifling_differences
-from hpcdl.report.runs.run import NOT_MEASURED, Run
-
-EMULATED = "emulated:"
-"""How models begin whose computing is a wait (hpcdl.models.spec)."""
+from hpcdl.report.runs.run import EMULATED, NOT_MEASURED, Run
 
 
 def caveats(runs: Sequence[Run], unreadable: Sequence[str], curves: Sequence[Curve]) -> list[str]:

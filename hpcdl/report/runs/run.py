@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field, fields, replace
 from math import isfinite
 from operator import attrgetter
 from typing import Any
@@ -105,6 +105,9 @@ _REAL = tuple(item.name for item in fields(Run) if item.name in _ALIKE and item.
 _VERSIONS = ("hpcdl", "tensorflow")
 _COUNTS = frozenset((int, float, type(None)))
 
+EMULATED = "emulated:"
+"""How models begin whose computing is a wait (hpcdl.models.spec): they learn nothing, and their accuracy is chance."""
+
 
 def positive(value: float | None) -> bool:
     """Whether `value` is a finite number above zero."""
@@ -126,6 +129,9 @@ def from_document(document: Mapping[str, Any], name: str) -> Run:
     known: dict[str, Any] = dict(zip(_ALIKE, _alike(record), strict=True))
     for key in _REAL:
         known[key] = finite(known[key])
+    if record.model.startswith(EMULATED):
+        known["accuracy"] = None
+        known["history"] = tuple(replace(point, accuracy=None, val_accuracy=None) for point in record.history)
     software = record.software
     return Run(
         **known,

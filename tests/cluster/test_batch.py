@@ -41,7 +41,7 @@ def program(folder: Path, name: str, body: str) -> None:
     (folder / name).chmod(0o755)
 
 
-@settings(max_examples=50, deadline=None)
+@settings(max_examples=50)
 @given(
     st.text(
         st.characters(blacklist_categories=["Cs"], blacklist_characters="\n\r\0\x85\u2028\u2029\x0b\x0c\x1c\x1d\x1e")

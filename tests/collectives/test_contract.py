@@ -240,7 +240,7 @@ def test_a_member_of_the_table_is_documented(name: str) -> None:
     assert COLLECTIVES.entry(name).summary
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 @given(
     st.sampled_from(SLICED), st.integers(1, 9), st.integers(0, 400), st.integers(1, 64),
     st.sampled_from(["float32", "float64", "float16"]),

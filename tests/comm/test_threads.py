@@ -45,7 +45,7 @@ def test_a_message_is_taken_when_both_sides_have_come() -> None:
     assert run(2, body) == [7, 7]
 
 
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=25)
 @given(st.lists(st.tuples(st.integers(0, 2), st.integers(-3, 3)), min_size=1, max_size=6))
 def test_split_orders_groups_by_key_then_rank(answers: list[tuple[int, int]]) -> None:
     def body(communicator: ThreadCommunicator) -> tuple[int, list[int]]:

@@ -2,7 +2,7 @@ import tomllib
 from pathlib import Path
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from hpcdl.config.load import (
@@ -95,7 +95,6 @@ def test_every_setting_has_a_sentence_and_a_key_of_its_own() -> None:
     assert all(item.help.endswith(".") and item.help[0].isupper() for item in settings)
 
 
-@settings(deadline=None)
 @given(
     st.fixed_dictionaries(
         {},

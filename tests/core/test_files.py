@@ -55,7 +55,7 @@ PLAIN = WORDS | st.integers(-(2**63), 2**63 - 1) | st.floats(allow_nan=False) | 
 NESTED = st.recursive(PLAIN, lambda inner: st.lists(inner, max_size=3) | st.dictionaries(WORDS, inner, max_size=3))
 
 
-@settings(deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@settings(suppress_health_check=[HealthCheck.too_slow])
 @given(st.dictionaries(WORDS, NESTED, max_size=4))
 def test_every_document_comes_back_from_toml(document: dict[str, Any]) -> None:
     assert parse_toml(toml_text(document)) == document

@@ -87,7 +87,7 @@ def fields(draw: st.DrawFn) -> np.ndarray:
     return draw(arrays.arrays(np.dtype(dtype), (COUNT, *shape)))
 
 
-@settings(max_examples=8, deadline=None, suppress_health_check=list(HealthCheck))
+@settings(max_examples=8, suppress_health_check=list(HealthCheck))
 @given(first=fields(), second=fields(), third=fields())
 def test_every_type_and_shape_comes_back_bit_by_bit(
     first: np.ndarray, second: np.ndarray, third: np.ndarray, tmp_path_factory: pytest.TempPathFactory

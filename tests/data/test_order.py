@@ -12,7 +12,7 @@ shards = st.lists(st.integers(1, 60), min_size=1, max_size=6)
 
 
 @given(num=st.integers(1, 3000), key=st.integers(0, 2**64 - 1))
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 def test_permuted_is_a_permutation(num: int, key: int) -> None:
     found = permuted(np.arange(num, dtype=np.int64), num, key)
     assert np.array_equal(np.sort(found), np.arange(num))
@@ -34,7 +34,7 @@ def test_permuted_never_changes() -> None:
 
 
 @given(by_shard=shards, block=st.integers(1, 9), window=st.integers(1, 5), seed=st.integers(0, 99))
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 def test_an_epoch_holds_every_sample_once(by_shard: list[int], block: int, window: int, seed: int) -> None:
     layout = Layout.of_shards(by_shard, block, window)
     assert layout.num_samples == sum(by_shard)
@@ -44,7 +44,7 @@ def test_an_epoch_holds_every_sample_once(by_shard: list[int], block: int, windo
 
 
 @given(by_shard=shards, block=st.integers(1, 9), batch=st.integers(1, 5), workers=st.integers(1, 6))
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 def test_workers_share_the_same_global_batch_and_steps(
     by_shard: list[int], block: int, batch: int, workers: int
 ) -> None:

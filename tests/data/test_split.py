@@ -18,7 +18,7 @@ from tests.data.sharding import everything, make, numbers, pixels
     parts=st.lists(st.integers(1, 9), min_size=2, max_size=4),
     seed=st.integers(0, 9),
 )
-@settings(max_examples=80, deadline=None)
+@settings(max_examples=80)
 def test_each_class_gets_its_share(counts: list[int], parts: list[int], seed: int) -> None:
     fractions = [part / sum(parts) for part in parts]
     by_class = np.array(counts, np.int64)

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from hpcdl.strategies.elastic.center.message import HEADER_BYTES, server_spans, sizes_within
 from tests.strategies.elastic_ranks import run
 
-QUICK = settings(max_examples=15, deadline=None)
+QUICK = settings(max_examples=15)
 ELASTIC = ["easgd", "async-easgd", "async-measgd", "hogwild-easgd", "sync-easgd"]
 
 

@@ -19,7 +19,7 @@ from tests.conftest import ROOT
 from tests.study.studies import small_study
 
 
-@settings(max_examples=15, deadline=None)
+@settings(max_examples=15)
 @given(st.integers(1, 4), st.integers(0, 99), st.lists(st.integers(1, 9), min_size=1, max_size=5, unique=True))
 def test_every_turn_holds_every_point_once(repeats: int, seed: int, workers: list[int]) -> None:
     _, plan = small_study(repeats=repeats, order_seed=seed, workers=workers)

@@ -80,7 +80,7 @@ def test_a_damaged_checkpoint_is_passed_over(tmp_path: Path, name: str, damage: 
 
 
 @given(place=st.floats(0, 1, exclude_max=True), bit=st.integers(0, 7), name=st.sampled_from(FILES))
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=150)
 def test_one_flipped_bit_anywhere_is_found(
     place: float, bit: int, name: str, tmp_path_factory: pytest.TempPathFactory
 ) -> None:

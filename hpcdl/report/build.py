@@ -10,8 +10,7 @@ from typing import Any
 
 from hpcdl import __version__
 from hpcdl.core.errors import UsageError
-from hpcdl.core.forks import in_two
-from hpcdl.core.progress import Progress
+from hpcdl.core.progress import NullProgress, Progress
 from hpcdl.report.analysis.analyse import Analysis
 from hpcdl.report.analysis.names import listed
 from hpcdl.report.analysis.parts import Breakdown, breakdowns
@@ -23,8 +22,6 @@ from hpcdl.report.sections import SECTIONS
 from hpcdl.report.summary import summary
 
 SCHEMA = "hpcdl.report/1"
-_SEVERAL = 4
-"""Figures from which on two processes draw them."""
 
 
 def compose(analysis: Analysis) -> Document:
@@ -72,7 +69,7 @@ def render(
     if figures:
         load()
     names = [figure.name for figure in figures]
-    drawings = dict(zip(names, in_two(_draw_all, figures, _SEVERAL, bar), strict=True))
+    drawings = dict(zip(names, _draw_all(figures, bar or NullProgress()), strict=True))
     paths: list[Path] = []
     if kept and figures:
         (folder / "figures").mkdir(exist_ok=True)

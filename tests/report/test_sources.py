@@ -1,16 +1,14 @@
-"""Records become the same runs whether one process reads them or two."""
+"""Folders and records that were named become runs, each once, or lines that say what is wrong."""
 
 from __future__ import annotations
 
-import os
 from pathlib import Path
 
 import pytest
 
 from hpcdl.core.errors import CorruptError
 from hpcdl.core.records import HistoryPoint, RankRecord
-from hpcdl.report.runs import sources
-from hpcdl.report.runs.sources import Gathered, gather
+from hpcdl.report.runs.sources import gather
 from tests.report.synthetic import make_record, write_run
 
 SERVED = [
@@ -32,39 +30,20 @@ def folder(tmp_path: Path) -> Path:
     return tmp_path
 
 
-def read(paths: list[Path], monkeypatch: pytest.MonkeyPatch, many: int) -> tuple[Gathered, int]:
-    """What was gathered, and by how many processes more."""
-    forked, fork = [], os.fork
-    monkeypatch.setattr(os, "sched_getaffinity", lambda _: {0, 1})
-    monkeypatch.setattr(os, "fork", lambda: forked.append(fork()) or forked[-1])
-    monkeypatch.setattr(sources, "_MANY", many)
-    found = gather(paths)
-    monkeypatch.setattr(os, "fork", fork)
-    return found, len(forked)
+def test_a_folder_is_read_whole_and_damaged_records_are_named(folder: Path) -> None:
+    found = gather([folder])
+    assert len(found.runs) == 10 and len(found.unreadable) == 2
+    assert [name for name, _ in found.run_dirs] == [run.name for run in found.runs]
+    assert any(run.server_loads for run in found.runs) and len(found.runs[-1].history) == 11
 
 
-def test_two_processes_read_what_one_reads(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    alone, none = read([folder], monkeypatch, 100)
-    shared, one = read([folder], monkeypatch, 4)
-    assert (none, one) == (0, 1)
-    assert shared == alone
-    assert len(shared.runs) == 10 and len(shared.unreadable) == 2
-    assert [name for name, _ in shared.run_dirs] == [run.name for run in shared.runs]
-    assert any(run.server_loads for run in shared.runs) and len(shared.runs[-1].history) == 11
-
-
-def test_what_two_paths_lead_to_is_read_once(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    twice, _ = read([folder, folder / "r11", folder], monkeypatch, 4)
+def test_what_two_paths_lead_to_is_read_once(folder: Path) -> None:
+    twice = gather([folder, folder / "r11", folder])
     assert sorted(run.name for run in twice.runs) == sorted(
         f"r{number:02d}" for number in range(12) if number not in (2, 9)
     )
 
 
-def test_a_damaged_record_that_was_named_is_an_error_of_either_half(
-    folder: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    named = sorted(folder.iterdir())
+def test_a_damaged_record_that_was_named_is_an_error(folder: Path) -> None:
     with pytest.raises(CorruptError, match=r"r02/record\.json is damaged: ranks is 'many'"):
-        read(named, monkeypatch, 4)
-    with pytest.raises(CorruptError, match="r09"):
-        read([path for path in named if path.name != "r02"], monkeypatch, 4)
+        gather(sorted(folder.iterdir()))

@@ -10,7 +10,6 @@ from math import isfinite
 from operator import attrgetter
 from typing import Any
 
-from hpcdl.core.from_json import maker
 from hpcdl.core.records import PARTS, HistoryPoint, RankRecord, RunRecord, from_json
 from hpcdl.core.statistics import quantiles
 
@@ -150,33 +149,6 @@ def from_document(document: Mapping[str, Any], name: str) -> Run:
         profile=record.profile.rpartition("/")[2],
         config={key: str(value) for key, value in record.config.items()},
     )
-
-
-_FLAT = tuple(item.name for item in fields(Run) if item.name not in ("history", "server_loads"))
-_flat = attrgetter(*_FLAT)
-_point: Callable[[dict[str, Any]], HistoryPoint] = maker(HistoryPoint)
-
-
-def packed(run: Run | str) -> Any:
-    """A run (text stays as it is) as JSON holds it, for another process."""
-    if isinstance(run, str):
-        return run
-    loads = [(load.rank, load.bytes_per_step, load.busy_seconds) for load in run.server_loads]
-    return _flat(run), list(map(vars, run.history)), loads
-
-
-def unpacked(found: Any) -> Run | str:
-    """What was packed, and JSON since."""
-    if isinstance(found, str):
-        return found
-    values, history, loads = found
-    known = dict(zip(_FLAT, values, strict=True))
-    known["hosts"], known["warnings"] = tuple(known["hosts"]), tuple(known["warnings"])
-    known["history"] = tuple(map(_point, history))
-    known["server_loads"] = tuple(
-        [ServerLoad(rank=rank, bytes_per_step=size, busy_seconds=busy) for rank, size, busy in loads]
-    )
-    return Run(**known)
 
 
 def _of_ranks(ranks: Any) -> dict[str, Any]:

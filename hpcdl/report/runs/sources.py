@@ -16,11 +16,10 @@ from types import MappingProxyType
 
 from hpcdl.core.errors import CorruptError, UsageError
 from hpcdl.core.files import read_json
-from hpcdl.core.forks import Carried, in_two
 from hpcdl.core.progress import NullProgress, Progress
 from hpcdl.core.records import FILE_NAME, read_record_with
 from hpcdl.core.units import parse_bytes
-from hpcdl.report.runs.run import Run, from_document, packed, unpacked
+from hpcdl.report.runs.run import Run, from_document
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -47,8 +46,6 @@ class Gathered:
 
 _A_WHILE = 50
 """Records between two looks at the bar."""
-_MANY = 1000
-"""Records from which on two processes read them."""
 Walk = Sequence[tuple[str, Sequence[str]]]
 """Folders, each with the names of its files."""
 
@@ -95,7 +92,7 @@ def gather(
             once.setdefault(resolved[path] / run_dir.relative_to(path), (path, run_dir))
         named = list(once.values())
     with uncollected():
-        found = in_two(_read_all, named, _MANY, bar, Carried(packed, unpacked))
+        found = _read_all(named, bar or NullProgress())
     runs = tuple(item for item in found if isinstance(item, Run))
     unreadable = tuple(item for item in found if isinstance(item, str))
     pairs = zip(named, found, strict=True)

@@ -50,7 +50,7 @@ def desk(lab_slurm: SlurmLab, shards: Path) -> Iterator[Desk]:
 
 
 def test_ranks_meet_whatever_is_on_their_heaps(desk: Desk) -> None:
-    """MPICH tells Slurm what lies behind its address: without a heap of its own, long lines that Slurm cannot read."""
+    """MPICH tells Slurm what lies behind its address: in lines that are too long, where Slurm has its way."""
     if find_mpiexec().flavour != "mpich":
         pytest.skip("srun --mpi=pmi2 starts MPICH's ranks")
     line = ["timeout", "60", "srun", "--mpi=pmi2", "-N4", "-n4", desk.python, "-m", "tests.lab.dirty_rank"]

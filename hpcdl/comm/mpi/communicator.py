@@ -6,7 +6,6 @@ load: cluster/launchers/mpiexec.py asks it to find the mpiexec that belongs to t
 
 from __future__ import annotations
 
-import importlib
 import json
 import math
 import os
@@ -21,7 +20,7 @@ import numpy
 
 from hpcdl.comm.mpi.calls import failed_ranks, file_of, first_done, translated
 from hpcdl.comm.mpi.one_sided import MpiRemoteArray
-from hpcdl.comm.mpi.start import with_own_heap
+from hpcdl.comm.mpi.start import readable_lines
 from hpcdl.comm.sums import plain_add
 from hpcdl.core.errors import UsageError
 from hpcdl.core.lifeline import forget_names
@@ -94,7 +93,6 @@ def _import_mpi(*, initialize: bool) -> Any:
         mpi4py.rc.finalize = True
         mpi4py.rc.thread_level = "multiple"
     try:
-        with_own_heap(lambda: importlib.import_module("mpi4py.MPI"))
         from mpi4py import MPI
     except (ImportError, RuntimeError) as error:
         cause = str(error).splitlines()[0]
@@ -102,7 +100,8 @@ def _import_mpi(*, initialize: bool) -> Any:
             f"no MPI library can be loaded ({cause}); pip install 'hpcdl[mpich]' or load the site's MPI module"
         ) from error
     if initialize and not MPI.Is_initialized():
-        with_own_heap(lambda: MPI.Init_thread(MPI.THREAD_MULTIPLE))
+        with readable_lines():
+            MPI.Init_thread(MPI.THREAD_MULTIPLE)
         MPI.COMM_WORLD.Barrier()
         forget_names()
     return MPI

@@ -8,13 +8,12 @@ from __future__ import annotations
 
 import array
 import contextlib
-import importlib
 import subprocess
 import sys
 from pathlib import Path
 from typing import IO, Any
 
-from hpcdl.comm.mpi.start import with_own_heap
+from hpcdl.comm.mpi.start import readable_lines
 
 BLOCK_BYTES = 16 * 1024**2
 STARTED = "spread: all ranks are there"
@@ -53,9 +52,9 @@ def main() -> int:
     file, ranks, *command = sys.argv[1:]
     import mpi4py
 
-    mpi4py.rc.thread_level = "serialized"
-    with_own_heap(lambda: importlib.import_module("mpi4py.MPI"))
-    from mpi4py import MPI
+    mpi4py.rc.thread_level = "single"
+    with readable_lines():
+        from mpi4py import MPI
 
     communicator = MPI.COMM_WORLD
     if communicator.Get_size() != int(ranks):

@@ -1,22 +1,75 @@
-"""From which memory MPI starts. Imports nothing of hpcdl: thousands of nodes load this with spread.py."""
+"""How MPICH starts under Slurm. Imports nothing of hpcdl: thousands of nodes load this with spread.py."""
 
 from __future__ import annotations
 
+import contextlib
 import os
-from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
+import re
+import select
+import signal
+import socket
+import warnings
+from collections.abc import Iterator
+from typing import NoReturn
+
+LONGEST_VALUE = 800
+_ANNOUNCED = re.compile(rb"\bvallen_max=(\d+)")
 
 
-def with_own_heap(call: Callable[[], object]) -> None:
-    """Call `call`, which loads the MPI library or starts MPI; under `srun --mpi=pmi2` in a thread of its own.
+@contextlib.contextmanager
+def readable_lines() -> Iterator[None]:
+    """MPI is to be started inside. Under `srun --mpi=pmi2` MPICH hears of shorter values than Slurm says it takes.
 
-    MPICH 5 tells the other ranks 4 KB where UCX's address has 100 bytes: it reads on into the heap. Slurm takes lines
-    of 1,023 bytes, and only zeros are sent shortened. Behind a heap that Python has used for a while lines get longer,
-    and ranks fail or wait for ever. A new thread has a new heap; what the library allocates as it is loaded must be
-    there too, for what this thread frees it gets again.
+    Slurm allows values of 1,024 bytes and reads lines of 1,023, which have 60 bytes around the value. MPICH 5 puts the
+    4 KB from its address on, which is shorter itself: what comes behind it on the heap decides whether lines are full,
+    because zeros are sent shortened. A line that is cut ends the job, or has its ranks wait for ever. So a process that
+    lives as long as this block stands between the two, and says LONGEST_VALUE.
     """
-    if "PMI_FD" in os.environ and "SLURM_JOB_ID" in os.environ:
-        with ThreadPoolExecutor(1) as pool:
-            pool.submit(call).result()
-    else:
-        call()
+    if not ("PMI_FD" in os.environ and "SLURM_JOB_ID" in os.environ):
+        yield
+        return
+    spoken = int(os.environ["PMI_FD"])
+    slurm = os.dup(spoken)
+    mine, other = socket.socketpair()
+    with mine, other, warnings.catch_warnings():
+        # From Python 3.12 on a warning tells of threads, which libraries keep waiting: the child runs none of theirs.
+        warnings.simplefilter("ignore", DeprecationWarning)
+        os.dup2(mine.fileno(), spoken)
+        between = os.fork()
+        if between == 0:
+            mine.close()
+            os.close(spoken)
+            _stand_between(other.fileno(), slurm)
+    try:
+        yield
+    finally:
+        os.dup2(slurm, spoken)
+        os.close(slurm)
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(between, signal.SIGKILL)
+        os.waitpid(between, 0)
+
+
+def _stand_between(rank: int, slurm: int) -> NoReturn:
+    """Hand on what both say, until one of them is gone."""
+    try:
+        for number in (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1, signal.SIGHUP):
+            signal.signal(number, signal.SIG_IGN)
+        to = {rank: slurm, slurm: rank}
+        while True:
+            for heard in select.select(list(to), [], [])[0]:
+                said = os.read(heard, 1 << 16)
+                if not said:
+                    os._exit(0)
+                while said := said[os.write(to[heard], _shorter(said)) :]:
+                    pass
+    finally:
+        os._exit(1)
+
+
+def _shorter(said: bytes) -> bytes:
+    """What is said, with LONGEST_VALUE for a longest value above that; of as many bytes."""
+    found = _ANNOUNCED.search(said)
+    if found is None or int(found[1]) <= LONGEST_VALUE:
+        return said
+    return said[: found.start(1)] + str(LONGEST_VALUE).zfill(len(found[1])).encode() + said[found.end(1) :]

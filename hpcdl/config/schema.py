@@ -56,6 +56,12 @@ class DataConfig:
         matters=RESULT | TIME,
     )  # fmt: skip
     verify_data: bool = setting(True, "Hold what is read of shards against its checksums.", matters=TIME)
+    shuffle: str = setting(
+        "global",
+        "Shuffle over the whole data set, or over each node's share of it, which is then all that the node reads.",
+        choices=("global", "local"),
+        matters=RESULT | TIME,
+    )
     stage: Path | None = setting(
         None, "Copy the shards to this node-local folder first; removed afterwards.", matters=TIME
     )

@@ -50,6 +50,8 @@ class Dataset:
     """What a sample consists of where it is more than an image and its class; inputs first."""
     copies: Mapping[Path, Path] = field(default_factory=dict)
     """Where this process has copies of shards to read their bytes from: see read/staging.py."""
+    nodes: tuple[int, ...] = ()
+    """The number of each worker's node where every node shuffles and reads a share of its own; else empty."""
     preprocess: Callable[..., Any] | None = None
     """What each batch goes through at last: (inputs, targets, training=, seed=) to (inputs, targets), tensors."""
 

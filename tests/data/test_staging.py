@@ -5,6 +5,7 @@ import os
 import signal
 import subprocess
 import sys
+import threading
 from pathlib import Path
 
 import pytest
@@ -110,3 +111,23 @@ def test_ranks_of_a_node_share_one_copy_and_shard_together(data: Path, tmp_path:
         [*mpiexec, *command[:4], "/nothing", tmp_path / "new"], capture_output=True, text=True, timeout=300
     )
     assert done.returncode == 2 and done.stderr.count("no such source") == 1 and not (tmp_path / "new").exists()
+
+
+def test_jobs_that_start_at_once_leave_each_other_alone(data: Path, tmp_path: Path) -> None:
+    """What one finds there may have been made a moment ago by another, and not be locked yet."""
+    local, dataset, failed = tmp_path / "local", open_dataset(str(data)), []
+
+    def job() -> None:
+        for _ in range(6):
+            try:
+                with staged(dataset, local) as near:
+                    assert near.folder is not None and (near.folder / "lock").exists()
+            except (HpcdlError, OSError) as error:
+                failed.append(error)
+
+    jobs = [threading.Thread(target=job) for _ in range(5)]
+    for thread in jobs:
+        thread.start()
+    for thread in jobs:
+        thread.join()
+    assert not failed and not list(local.iterdir())

@@ -6,6 +6,9 @@ t * global_batch ... of that sequence, worker r the r-th slice of them: the same
 workers, and any step can be computed without replaying the ones before. What is left behind the last whole global
 batch is dropped, other samples in every epoch.
 
+Where each node shuffles a share of its own (`--shuffle local`), the blocks are dealt to the nodes in a row, by their
+numbers of workers. Each share is such a sequence, sliced among the workers of its node; its epochs end by themselves.
+
 Permutations are Feistel networks with cycle walking (Black and Rogaway 2002, section 4), so they need no memory and
 do not depend on numpy's generators.
 """
@@ -14,7 +17,7 @@ from __future__ import annotations
 
 import bisect
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Generic, TypeVar
@@ -79,6 +82,33 @@ def steps_per_epoch(num_samples: int, global_batch: int) -> int:
 
 
 @dataclass(frozen=True, kw_only=True)
+class NodeShare:
+    """Which part of the blocks a node reads, and the place of one of its workers among the `num_workers` on it."""
+
+    worker: int
+    num_workers: int
+    workers_before: int
+    workers_in_all: int
+
+    @staticmethod
+    def of(nodes: Sequence[int], worker: int) -> NodeShare:
+        """The share of `worker`; `nodes` holds the number of each worker's node."""
+        node = nodes[worker]
+        return NodeShare(
+            worker=nodes[:worker].count(node),
+            num_workers=nodes.count(node),
+            workers_before=sum(other < node for other in nodes),
+            workers_in_all=len(nodes),
+        )
+
+
+def pass_slice(num_samples: int, worker: int, num_workers: int) -> range:
+    """The sample ids of a worker's part of one pass in order; over all workers every sample once."""
+    first, stop = (num_samples * part // num_workers for part in (worker, worker + 1))
+    return range(first, stop)
+
+
+@dataclass(frozen=True, kw_only=True)
 class Layout:
     """How samples lie in blocks: block i holds the ids `starts[i]` to `starts[i+1]` - 1; `window_blocks` are mixed."""
 
@@ -99,10 +129,16 @@ class Layout:
             first += num_samples
         return Layout(starts=np.concatenate([*pieces, np.array([first], np.int64)]), window_blocks=window_blocks)
 
+    def part(self, share: NodeShare) -> Layout:
+        """The blocks of a node's share; samples keep their ids."""
+        ends = (share.workers_before, share.workers_before + share.num_workers)
+        first, stop = (self.num_blocks * end // share.workers_in_all for end in ends)
+        return Layout(starts=self.starts[first : stop + 1], window_blocks=self.window_blocks)
+
     @property
     def num_samples(self) -> int:
         """Samples in all blocks."""
-        return int(self.starts[-1])
+        return int(self.starts[-1] - self.starts[0])
 
     @property
     def num_blocks(self) -> int:

@@ -13,10 +13,10 @@ import tensorflow as tf
 from hpcdl.core.errors import UsageError, carried
 from hpcdl.data.dataset import Dataset, Split, open_dataset
 from hpcdl.data.format.fields import Field
-from hpcdl.data.read.order import mixed
+from hpcdl.data.read.order import mixed, pass_slice
 from hpcdl.data.read.prefetch import Prefetched, aligned_empty
 from hpcdl.data.read.reader import SplitReader, open_reader
-from hpcdl.data.read.windows import TrainingStream, field_of
+from hpcdl.data.read.windows import TrainingStream, field_of, open_stream
 
 Batches = Prefetched[tuple[Any, Any]]
 _AHEAD = 2
@@ -79,7 +79,7 @@ def training_batches(
     Samples and augmentation follow from seed and step alone, whatever the number of workers; `deterministic` sets
     tf.data's option of that name and changes neither. UsageError where the split has fewer samples than a global batch.
     """
-    stream = _stream(dataset, batch_size, worker, num_workers, seed)
+    stream = open_stream(dataset, batch_size=batch_size, worker=worker, num_workers=num_workers, seed=seed)
 
     def produce() -> Iterator[tuple[Any, Any]]:
         return iter(_dataset(dataset, stream, start_step, seed, augment or _NO_CHANGE, deterministic))
@@ -101,11 +101,11 @@ def evaluation_batches(
     Of `augment` only mean and std are applied.
     """
     reader = open_reader(dataset, split)
-    first, stop = (split.num_samples * part // num_workers for part in (worker, worker + 1))
+    own = pass_slice(split.num_samples, worker, num_workers)
     fixed = Augmentation(mean=augment.mean, std=augment.std) if augment else _NO_CHANGE
 
     def read_from(start: int) -> Any:
-        ids = np.arange(start, min(start + batch_size, stop), dtype=np.int64)
+        ids = np.arange(start, min(start + batch_size, own.stop), dtype=np.int64)
         if dataset.fields:
             assert isinstance(reader, SplitReader)
             return [_dense(field_of(reader, item, ids), item) for item in dataset.fields]
@@ -117,7 +117,7 @@ def evaluation_batches(
         return array, reader.labels(ids)
 
     def produce() -> Iterator[tuple[Any, Any]]:
-        starts = tf.data.Dataset.range(first, stop, batch_size)
+        starts = tf.data.Dataset.range(own.start, own.stop, batch_size)
         if dataset.fields:
             batches = _field_batches(dataset, read_from, starts, None)
         else:
@@ -155,23 +155,15 @@ def as_tf_dataset(
     dataset = open_dataset(data, verified=verify_data) if isinstance(data, str) else data
     if split is not None and split not in dataset.splits:
         raise UsageError(f"{dataset.name} has no split {split!r}; known: {', '.join(dataset.splits)}")
-    stream = _stream(dataset, batch_size, worker, num_workers, seed, dataset.splits[split] if split else None)
+    chosen = dataset.splits[split] if split else None
+    stream = open_stream(
+        dataset, batch_size=batch_size, worker=worker, num_workers=num_workers, seed=seed, split=chosen
+    )
     batches = _dataset(dataset, stream, start_step, seed, augment or _NO_CHANGE, True)
     if epochs is None:
         return batches
     remaining = max(0, epochs * stream.steps_per_epoch - start_step)
     return batches.take(remaining).apply(tf.data.experimental.assert_cardinality(remaining))
-
-
-def _stream(
-    dataset: Dataset, batch_size: int, worker: int, num_workers: int, seed: int, split: Split | None = None
-) -> TrainingStream:
-    reader = open_reader(dataset, split or dataset.train_split)
-    try:
-        return TrainingStream(reader, batch_size=batch_size, worker=worker, num_workers=num_workers, seed=seed)
-    except UsageError:
-        reader.close()
-        raise
 
 
 def _dataset(
@@ -192,11 +184,11 @@ def _dataset(
         read = stream.files if dataset.encoded else stream.images
         batches = _batches(dataset, read, steps, share.batch_size, share.batch_size)
         if not augment.changes_nothing:
-            rows = _Rows(mixed(seed, 7) >> 1, share.batch_size * share.worker, share.batch_size * share.num_workers)
+            rows = _Rows(mixed(seed, 7) >> 1, share.batch_size * stream.worker, share.batch_size * stream.num_workers)
             batches = tf.data.Dataset.zip(steps, batches).map(
                 lambda step, batch: (_augmented(batch[0], augment, step, rows), batch[1])
             )
-    batches = _preprocessed(batches, dataset, steps, mixed(seed, 11, share.worker) >> 1, training=True)
+    batches = _preprocessed(batches, dataset, steps, mixed(seed, 11, stream.worker) >> 1, training=True)
     return batches.with_options(_options(deterministic)).prefetch(_AHEAD)
 
 

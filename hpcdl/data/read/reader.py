@@ -20,7 +20,7 @@ from hpcdl.data.format.fields import Field
 from hpcdl.data.format.hdf5 import ChunkReader, ColumnMap, ResidentMap, ShardMap, shard_map
 from hpcdl.data.format.manifest import ShardEntry
 from hpcdl.data.format.shard_file import block_checksum, frame_checksum
-from hpcdl.data.read.order import Ids, Layout
+from hpcdl.data.read.order import Ids, Layout, NodeShare
 from hpcdl.data.synthetic import SyntheticImages
 
 Array = npt.NDArray[Any]
@@ -213,10 +213,11 @@ class SplitReader:
     """The samples of one split of a folder; ids count them over the shards in the manifest's order.
 
     `columns` and `variable` are the fields that lie in blocks, with samples of one length or of several. Read without
-    a field's name is the main column: the images of a classic folder.
+    a field's name is the main column: the images of a classic folder. `layout` is that of the node's `share`
+    alone where there is one.
     """
 
-    def __init__(self, folder: Path, dataset: Dataset, split: Split) -> None:
+    def __init__(self, folder: Path, dataset: Dataset, split: Split, share: NodeShare | None = None) -> None:
         if split.entry is None or dataset.manifest is None:
             raise TypeError("a split without shards has no SplitReader")
         manifest = dataset.manifest
@@ -234,12 +235,24 @@ class SplitReader:
         self.sample_bytes = int(np.prod(dataset.sample_shape)) * self.dtype.itemsize
         every = sum(item.longest_bytes for item in manifest.fields) if manifest.fields else self.sample_bytes
         window_blocks = max(1, WINDOW_BYTES // max(1, every * manifest.block_samples))
-        self.layout = Layout.of_shards(counts, manifest.block_samples, window_blocks)
+        layout = Layout.of_shards(counts, manifest.block_samples, window_blocks)
+        self.layout = layout.part(share) if share else layout
         self._blocks: list[int] = self.layout.starts.tolist()
         in_blocks = [item for item in manifest.fields if not item.resident]
         self.variable = {item.name: item for item in in_blocks if item.variable}
         self.columns = {item.name: ColumnReader(self, item) for item in in_blocks if not item.variable}
         self.main = "images"
+
+    @property
+    def shard_numbers(self) -> range:
+        """The shards that hold what is read, counted in the manifest's order."""
+        return self.shards_of(range(self._blocks[0], self._blocks[-1]))
+
+    def shards_of(self, samples: range) -> range:
+        """The shards that hold `samples`, ids in a row."""
+        if not samples:
+            return range(0)
+        return range(self.place(samples[0])[0], self.place(samples[-1])[0] + 1)
 
     def shard(self, number: int) -> OpenShard:
         """The shard `number`; the files of those used longest ago are closed."""
@@ -334,12 +347,13 @@ class ColumnReader:
 class SyntheticReader:
     """Samples made from a seed."""
 
-    def __init__(self, dataset: Dataset) -> None:
+    def __init__(self, dataset: Dataset, share: NodeShare | None = None) -> None:
         if dataset.synthetic is None:
             raise TypeError("not a synthetic data set")
         self._images = SyntheticImages(dataset.synthetic, seed=dataset.seed)
         self.sample_shape, self.dtype = dataset.sample_shape, np.dtype(dataset.dtype)
-        self.layout = Layout.uniform(dataset.synthetic.num_samples, 64, 64)
+        layout = Layout.uniform(dataset.synthetic.num_samples, 64, 64)
+        self.layout = layout.part(share) if share else layout
 
     def labels(self, ids: Ids) -> Ids:
         """The labels of samples."""
@@ -353,8 +367,8 @@ class SyntheticReader:
         """Nothing is open."""
 
 
-def open_reader(dataset: Dataset, split: Split) -> SplitReader | SyntheticReader:
-    """The reader of a split."""
+def open_reader(dataset: Dataset, split: Split, share: NodeShare | None = None) -> SplitReader | SyntheticReader:
+    """The reader of a split, or of a node's `share` of it."""
     if dataset.folder is None:
-        return SyntheticReader(dataset)
-    return SplitReader(dataset.folder, dataset, split)
+        return SyntheticReader(dataset, share)
+    return SplitReader(dataset.folder, dataset, split, share)

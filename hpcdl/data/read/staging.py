@@ -14,8 +14,13 @@ import shutil
 import signal
 import stat
 import tempfile
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
 
 from hpcdl.core.errors import CorruptError, HpcdlError, UsageError
 from hpcdl.core.protocols import Communicator
@@ -24,6 +29,8 @@ from hpcdl.core.units import format_bytes
 from hpcdl.data.dataset import Dataset
 from hpcdl.data.format.manifest import ShardEntry
 from hpcdl.data.format.shard_file import faults
+from hpcdl.data.read.order import NodeShare
+from hpcdl.data.read.reader import SplitReader
 
 _LOCK = "lock"
 _COPY_BYTES = 1 << 24
@@ -33,38 +40,111 @@ _RESERVE = 0.02
 
 @contextlib.contextmanager
 def staged(
-    dataset: Dataset, base: Path, communicator: Communicator | None = None, told: Callable[[int], None] = lambda _: None
+    dataset: Dataset,
+    base: Path,
+    communicator: Communicator | None = None,
+    told: Callable[[int], None] = lambda _: None,
+    *,
+    held_out: range | None = None,
+    passed_on: bool = True,
+    say: Callable[[str], None] = lambda _: None,
 ) -> Iterator[Dataset]:
     """Copy the shards that training reads below `base`, one copy a node; yield the data set that reads the copies.
 
-    The order of samples mixes all shards, so every node gets all of them. Copies are checked against their checksums.
-    With a communicator every rank must call. The folder is private (0700), named by user and job, and removed at the
-    end, at exit and at SIGTERM; what a killed job of the same user left behind is removed first.
+    A node gets the shards that its ranks read: of the training split all where samples are shuffled over the whole data
+    set, else its share; of the held-out split those with `held_out`, the ids that this rank evaluates (None: all). What
+    every node gets is read once in all and passed on from node to node, with `passed_on`; `say` hears what was
+    copied. Copies are checked against their checksums. With a communicator every rank must call, and is the
+    worker of its number. The folder is private (0700), named by user and job, and removed at the end, at exit and at
+    SIGTERM; what a killed job of the same user left behind is removed first.
     """
     if dataset.folder is None or dataset.manifest is None:
         yield dataset
         return
-    leader, path, problem = _leads(communicator), "", None
+    wanted = _wanted(dataset, communicator, held_out)
+    path, problem = "", None
     with contextlib.ExitStack() as stack:
-        if leader:
+        leaders = _leaders(communicator, wanted) if communicator is not None and passed_on else None
+        if wanted.leads:
             try:
                 folder = stack.enter_context(_private_folder(base))
-                _copy(dataset, folder, told)
                 path = str(folder)
+                _check_space(folder, wanted.own)
+            except HpcdlError as error:
+                problem = error
+        _agree(communicator, path, problem)
+        if wanted.leads:
+            try:
+                _copy(dataset, Path(path), wanted, leaders, told)
             except HpcdlError as error:
                 problem = error
         folder_of_node = _agree(communicator, path, problem)
+        say(wanted.told(passed_on=passed_on))
         yield dataclasses.replace(dataset, folder=folder_of_node)
         if communicator is not None:
             communicator.barrier()
 
 
-def _leads(communicator: Communicator | None) -> bool:
-    """Whether this rank is the lowest of its node."""
-    if communicator is None:
-        return True
-    hosts = communicator.allgather_json(communicator.host)
-    return bool(hosts.index(communicator.host) == communicator.rank)
+@dataclass(frozen=True, kw_only=True)
+class _Wanted:
+    """Which shards the nodes get: `own` this rank's, `common` every node's; and whether this rank is its node's lowest.
+
+    `by_node`: how many bytes each node gets; `shared_out`: of the training split its share alone.
+    """
+
+    own: tuple[ShardEntry, ...]
+    common: tuple[ShardEntry, ...]
+    by_node: tuple[int, ...]
+    shared_out: bool
+    leads: bool
+
+    def told(self, *, passed_on: bool) -> str:
+        """What was copied, in a line."""
+        low, high, nodes = min(self.by_node), max(self.by_node), len(self.by_node)
+        size = format_bytes(high) if low == high else f"{format_bytes(low)} to {format_bytes(high)}"
+        where = f" on each of {nodes} nodes" if nodes > 1 else ""
+        if self.shared_out:
+            return f"staged {size}{where}: its share of the training shards, and the held-out shards that it evaluates"
+        read = ", read once and passed on" if passed_on and nodes > 1 else ""
+        return f"staged {size}{where}: all training shards{read}, and the held-out shards that it evaluates"
+
+
+def _wanted(dataset: Dataset, communicator: Communicator | None, held_out: range | None) -> _Wanted:
+    """Collective."""
+    assert dataset.folder is not None
+    rank, host = (communicator.rank, communicator.host) if communicator else (0, "")
+    shards: list[ShardEntry] = []
+    mine: list[tuple[int, int]] = []
+    for split in (dataset.train_split, dataset.evaluation_split):
+        if split is None or split.entry is None:
+            continue
+        trains = split.name == dataset.train_split.name
+        share = NodeShare.of(dataset.nodes, rank) if trains and dataset.nodes else None
+        reader = SplitReader(dataset.folder, dataset, split, share)
+        numbers = reader.shard_numbers if trains or held_out is None else reader.shards_of(held_out)
+        mine.append((len(shards) + numbers.start, len(shards) + numbers.stop))
+        shards += split.entry.shards
+    answers: list[Any] = communicator.allgather_json([host, mine]) if communicator else [[host, mine]]
+    by_host: dict[str, set[int]] = {}
+    for name, ranges in answers:
+        by_host.setdefault(name, set()).update(*(range(start, stop) for start, stop in ranges))
+    common = set.intersection(*by_host.values())
+    hosts = [name for name, _ in answers]
+    return _Wanted(
+        own=tuple(shards[number] for number in sorted(by_host[host])),
+        common=tuple(shards[number] for number in sorted(common)),
+        by_node=tuple(sum(shards[number].num_bytes for number in numbers) for numbers in by_host.values()),
+        shared_out=bool(dataset.nodes),
+        leads=hosts.index(host) == rank,
+    )
+
+
+def _leaders(communicator: Communicator, wanted: _Wanted) -> Communicator | None:
+    """The lowest ranks of the nodes, where there are several; None for all others. Collective."""
+    if len(wanted.by_node) == 1:
+        return None
+    part = communicator.split(0 if wanted.leads else 1)
+    return part if wanted.leads else None
 
 
 def _agree(communicator: Communicator | None, path: str, problem: HpcdlError | None) -> Path:
@@ -96,9 +176,7 @@ def _private_folder(base: Path) -> Iterator[Path]:
     prefix = f"hpcdl-{getpass.getuser()}-"
     _remove_abandoned(base, prefix)
     job = os.environ.get("SLURM_JOB_ID") or os.environ.get("PBS_JOBID") or f"pid{os.getpid()}"
-    folder = Path(tempfile.mkdtemp(prefix=f"{prefix}{job}-", dir=base))
-    lock = os.open(folder / _LOCK, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
-    fcntl.flock(lock, fcntl.LOCK_EX)
+    folder, lock = _locked_folder(base, f"{prefix}{job}-")
 
     def remove() -> None:
         shutil.rmtree(folder, ignore_errors=True)
@@ -113,6 +191,18 @@ def _private_folder(base: Path) -> Iterator[Path]:
         os.close(lock)
 
 
+def _locked_folder(base: Path, prefix: str) -> tuple[Path, int]:
+    """A new folder, and the descriptor that locks it."""
+    while True:
+        folder = Path(tempfile.mkdtemp(prefix=prefix, dir=base))
+        with contextlib.suppress(FileNotFoundError):  # another job's clean-up came before the lock, and took it away
+            lock = os.open(folder / _LOCK, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+            fcntl.flock(lock, fcntl.LOCK_EX)
+            if os.fstat(lock).st_nlink:
+                return folder, lock
+            os.close(lock)
+
+
 def _exits_on_sigterm() -> contextlib.AbstractContextManager[None]:
     """Turn SIGTERM and SIGHUP into a clean exit, where nobody else handles them, so that the folder goes too."""
 
@@ -125,10 +215,10 @@ def _exits_on_sigterm() -> contextlib.AbstractContextManager[None]:
 def _remove_abandoned(base: Path, prefix: str) -> None:
     """Remove folders of this user whose process is gone: real folders, private, their lock free."""
     for path in base.glob(f"{prefix}*"):
-        found = path.lstat()
-        if not stat.S_ISDIR(found.st_mode) or found.st_uid != os.getuid() or found.st_mode & 0o077:
-            continue
-        with contextlib.suppress(OSError):
+        with contextlib.suppress(OSError):  # gone already: others clean up too
+            found = path.lstat()
+            if not stat.S_ISDIR(found.st_mode) or found.st_uid != os.getuid() or found.st_mode & 0o077:
+                continue
             lock = os.open(path / _LOCK, os.O_RDWR | os.O_NOFOLLOW | os.O_CLOEXEC)
             try:
                 fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -137,10 +227,7 @@ def _remove_abandoned(base: Path, prefix: str) -> None:
                 os.close(lock)
 
 
-def _copy(dataset: Dataset, folder: Path, told: Callable[[int], None]) -> None:
-    assert dataset.folder is not None
-    wanted = [dataset.train_split, dataset.evaluation_split]
-    shards = [shard for split in wanted if split and split.entry for shard in split.entry.shards]
+def _check_space(folder: Path, shards: Sequence[ShardEntry]) -> None:
     needed = sum(shard.num_bytes for shard in shards)
     found = os.statvfs(folder)
     free = int(found.f_bavail * found.f_frsize - _RESERVE * found.f_blocks * found.f_frsize)
@@ -149,24 +236,98 @@ def _copy(dataset: Dataset, folder: Path, told: Callable[[int], None]) -> None:
             f"cannot stage to {folder.parent}: {format_bytes(needed)} are needed, "
             f"{format_bytes(max(0, free))} are free; free some, or train without --stage"
         )
-    for shard in shards:
-        _copy_shard(dataset.folder, folder, shard)
-        told(shard.num_bytes)
+
+
+def _copy(
+    dataset: Dataset, folder: Path, wanted: _Wanted, leaders: Communicator | None, told: Callable[[int], None]
+) -> None:
+    """Copy this node's shards into `folder` and check them; `leaders` pass on what all of them want."""
+    assert dataset.folder is not None
+    passed_on = wanted.common if leaders is not None else ()
+    if leaders is not None and not _pass_on(dataset.folder, folder, passed_on, leaders, told):
+        return  # another node's problem is what everybody hears of
+    for shard in wanted.own:
+        if shard not in passed_on:
+            _copy_shard(dataset.folder, folder, shard)
+            told(shard.num_bytes)
+    for shard in wanted.own:
+        wrong = faults(folder, shard)
+        if wrong:
+            source = dataset.folder
+            raise CorruptError(
+                f"the copy of {wrong[0]} is damaged; check the original with `hpcdl inspect {source} --verify`"
+            )
 
 
 def _copy_shard(source: Path, target: Path, shard: ShardEntry) -> None:
-    copy = target / shard.file
-    copy.parent.mkdir(exist_ok=True)
-    try:
+    with _told_of_copying(shard, target):
+        copy = target / shard.file
+        copy.parent.mkdir(exist_ok=True)
         with (source / shard.file).open("rb") as original, copy.open("wb") as out:
             shutil.copyfileobj(original, out, _COPY_BYTES)
+
+
+@contextlib.contextmanager
+def _told_of_copying(shard: ShardEntry, target: Path) -> Iterator[None]:
+    try:
+        yield
     except OSError as error:
         raise HpcdlError(f"cannot copy {shard.file} to {target.parent}: {error.strerror}") from error
-    wrong = faults(target, shard)
-    if wrong:
-        raise CorruptError(
-            f"the copy of {wrong[0]} is damaged; check the original with `hpcdl inspect {source} --verify`"
-        )
+
+
+def _pass_on(
+    source: Path, target: Path, shards: Sequence[ShardEntry], leaders: Communicator, told: Callable[[int], None]
+) -> bool:
+    """Each leader reads every so many-th of `shards`, piece by piece, and the others get its pieces; whether all did.
+
+    All read at once, and each byte is read once. A leader with a problem goes through to the end with the others, so
+    that nobody waits for ever, and raises then.
+    """
+    own = _pieces(source, target, range(leaders.rank, len(shards), leaders.size), shards)
+    nothing = (-1, np.empty(0, np.uint8))
+    incoming = np.empty(_COPY_BYTES, np.uint8)
+    problem: HpcdlError | None = None
+    while True:
+        try:
+            number, piece = next(own, nothing)
+        except HpcdlError as error:
+            problem, (number, piece) = error, nothing
+        offers = leaders.allgather_json([number, len(piece)])
+        if all(offered < 0 for offered, _ in offers):
+            break
+        for root, (offered, length) in enumerate(offers):
+            if offered < 0:
+                continue
+            content = piece if root == leaders.rank else incoming[:length]
+            leaders.broadcast(content, root)
+            try:
+                _append(content, target, shards[offered])
+                told(length)
+            except HpcdlError as error:
+                problem = problem or error
+    if problem is not None:
+        leaders.allgather_json(False)
+        raise problem
+    return all(leaders.allgather_json(True))
+
+
+def _pieces(
+    source: Path, target: Path, numbers: range, shards: Sequence[ShardEntry]
+) -> Iterator[tuple[int, npt.NDArray[np.uint8]]]:
+    """The bytes of shards `numbers`, piece by piece; a piece is used again for the next."""
+    buffer = np.empty(_COPY_BYTES, np.uint8)
+    for number in numbers:
+        with _told_of_copying(shards[number], target), (source / shards[number].file).open("rb", 0) as original:
+            while count := original.readinto(buffer.data):
+                yield number, buffer[:count]
+
+
+def _append(content: npt.NDArray[np.uint8], target: Path, shard: ShardEntry) -> None:
+    with _told_of_copying(shard, target):
+        copy = target / shard.file
+        copy.parent.mkdir(exist_ok=True)
+        with copy.open("ab") as out:
+            out.write(content.data)
 
 
 OPEN_FILES = Path("/proc/self/fd")
@@ -174,10 +335,11 @@ SPARE_FILES = 512
 """Open files that the rest of the process may want."""
 
 
-def resident(dataset: Dataset) -> Dataset:
+def resident(dataset: Dataset, worker: int = 0) -> Dataset:
     """`dataset` with its training split read from memory near this process: chip partitioning's copy of the data.
 
-    Each shard is copied to an anonymous file (memfd), whose pages come from where the process's memory policy says.
+    Each shard that `worker` reads is copied to an anonymous file (memfd), whose pages come from where the process's
+    memory policy says.
     Data made from a seed and compressed shards stay as they are: HDF5 reads those by the file's real path, which such a
     copy has not got. The copies live as long as the process, one open file each. HpcdlError where memory or open files
     run out.
@@ -185,7 +347,9 @@ def resident(dataset: Dataset) -> Dataset:
     entry = dataset.train_split.entry
     if dataset.folder is None or entry is None or dataset.manifest is None or dataset.manifest.compression:
         return dataset
-    paths = [dataset.folder / shard.file for shard in entry.shards]
+    share = NodeShare.of(dataset.nodes, worker) if dataset.nodes else None
+    numbers = SplitReader(dataset.folder, dataset, dataset.train_split, share).shard_numbers
+    paths = [dataset.folder / entry.shards[number].file for number in numbers]
     _allow_open_files(len(paths) + SPARE_FILES)
     return dataclasses.replace(dataset, copies={path: _copied(path) for path in paths})
 

@@ -15,10 +15,12 @@ from typing import Any, Protocol
 import numpy as np
 import numpy.typing as npt
 
+from hpcdl.core.errors import UsageError
+from hpcdl.data.dataset import Dataset, Split
 from hpcdl.data.format.fields import Field
-from hpcdl.data.read.order import Epoch, Ids, LastTwo, Layout, steps_per_epoch, worker_slice
+from hpcdl.data.read.order import Epoch, Ids, LastTwo, Layout, NodeShare, steps_per_epoch, worker_slice
 from hpcdl.data.read.prefetch import BufferPool, aligned_empty
-from hpcdl.data.read.reader import ColumnReader, Reader, SplitReader, SyntheticReader
+from hpcdl.data.read.reader import ColumnReader, Reader, SplitReader, SyntheticReader, open_reader
 
 BlockReader = SplitReader | ColumnReader
 Array = npt.NDArray[Any]
@@ -26,7 +28,7 @@ Array = npt.NDArray[Any]
 
 @dataclass(frozen=True, kw_only=True)
 class Share:
-    """A worker's part of every step."""
+    """A worker's part of every step: of all that is trained on, or of what its node does."""
 
     steps_per_epoch: int
     batch_size: int
@@ -236,16 +238,24 @@ class TrainingStream:
     """Batches by step number, endless over the epochs; any step may be the first.
 
     A worker that needs a good part of each block reads whole blocks, a window ahead; one among many reads its own
-    samples only.
+    samples only. `node` is the share that `reader` was opened with.
     """
 
     def __init__(
-        self, reader: SplitReader | SyntheticReader, *, batch_size: int, worker: int, num_workers: int, seed: int
+        self,
+        reader: SplitReader | SyntheticReader,
+        *,
+        batch_size: int,
+        worker: int,
+        num_workers: int,
+        seed: int,
+        node: NodeShare | None = None,
     ) -> None:
-        self.reader = reader
+        self.reader, self.worker, self.num_workers = reader, worker, num_workers
+        place = (node.worker, node.num_workers) if node else (worker, num_workers)
         self.share = Share(
-            steps_per_epoch=steps_per_epoch(reader.layout.num_samples, batch_size * num_workers),
-            batch_size=batch_size, worker=worker, num_workers=num_workers,
+            steps_per_epoch=steps_per_epoch(reader.layout.num_samples, batch_size * place[1]),
+            batch_size=batch_size, worker=place[0], num_workers=place[1],
         )  # fmt: skip
         self.epochs = Epochs(reader.layout, seed)
         if isinstance(reader, SplitReader) and reader.columns | reader.variable:
@@ -292,6 +302,34 @@ class TrainingStream:
 
 
 _IMAGES = "images"
+
+
+def open_stream(
+    dataset: Dataset, *, batch_size: int, worker: int, num_workers: int, seed: int, split: Split | None = None
+) -> TrainingStream:
+    """A worker's batches of `split` (the training split); UsageError where it has fewer samples than a step takes."""
+    node = NodeShare.of(dataset.nodes, worker) if dataset.nodes else None
+    reader = open_reader(dataset, split or dataset.train_split, node)
+    place: dict[str, int] = {"batch_size": batch_size, "worker": worker, "num_workers": num_workers}
+    try:
+        return TrainingStream(reader, seed=seed, node=node, **place)
+    except UsageError:
+        reader.close()
+        raise
+
+
+def check_shares(dataset: Dataset, batch_size: int) -> None:
+    """UsageError where the share of one of the data set's nodes is smaller than one step of its workers."""
+    for node in sorted(set(dataset.nodes)):
+        share = NodeShare.of(dataset.nodes, dataset.nodes.index(node))
+        reader = open_reader(dataset, dataset.train_split, share)
+        found, wanted = reader.layout.num_samples, share.num_workers * batch_size
+        reader.close()
+        if found < wanted:
+            raise UsageError(
+                f"--shuffle local: a node's share is {found} samples here, and its {share.num_workers} workers take "
+                f"{wanted} a step; use --shuffle global, or a smaller --batch-size"
+            )
 
 
 def field_of(reader: SplitReader, item: Field, ids: Ids) -> Array | list[Array]:

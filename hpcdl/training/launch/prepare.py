@@ -14,8 +14,7 @@ from hpcdl.core.errors import UsageError
 from hpcdl.core.files import open_regular
 from hpcdl.data.dataset import Dataset, open_dataset
 from hpcdl.data.read.order import steps_per_epoch
-from hpcdl.data.read.reader import open_reader
-from hpcdl.data.read.windows import TrainingStream
+from hpcdl.data.read.windows import open_stream
 from hpcdl.models.spec import check_function, check_model_spec, parse_function
 from hpcdl.strategies.base import StrategyInfo, check_ranks
 from hpcdl.strategies.refusals import check_allowed, check_elastic, check_exchange, check_optimizer
@@ -38,6 +37,8 @@ class Prepared:
     steps_per_epoch: int
     num_steps: int
     schedule: Schedule
+    notes: tuple[str, ...] = ()
+    """What the start says beside the rule that updates the weights."""
 
     @property
     def worker_batch(self) -> int:
@@ -51,18 +52,17 @@ class Prepared:
 
     def sample_ids(self, step: int, worker: int) -> list[int]:
         """Ids, within the training split, of the samples that `worker` takes at `step`."""
-        reader = open_reader(self.dataset, self.dataset.train_split)
+        stream = open_stream(
+            self.dataset,
+            batch_size=self.worker_batch,
+            worker=worker,
+            num_workers=self.num_workers,
+            seed=self.config.run.seed,
+        )
         try:
-            stream = TrainingStream(
-                reader,
-                batch_size=self.worker_batch,
-                worker=worker,
-                num_workers=self.num_workers,
-                seed=self.config.run.seed,
-            )
             return [int(sample) for sample in stream.ids(step)]
         finally:
-            reader.close()
+            stream.close()
 
 
 def prepare(effective: Effective[TrainConfig]) -> Prepared:

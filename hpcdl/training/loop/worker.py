@@ -84,7 +84,7 @@ def run_worker(
     record = dataclasses.replace(record, warnings=list(dict.fromkeys([*record.warnings, *warnings])))
     if leads:
         write_record(run_dir, record)
-    for text in (rule_in_force(prepared), *(f"warning: {warning}" for warning in record.warnings)):
+    for text in (rule_in_force(prepared), *prepared.notes, *(f"warning: {warning}" for warning in record.warnings)):
         journal.write("message", text=text)
     watch.actions.tell = lambda text: journal.write("message", text=f"warning: {text}")
     outcome = trainer.run()

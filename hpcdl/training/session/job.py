@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import os
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from hpcdl.comm.observed import EXCHANGE, Observed, observe
@@ -14,7 +14,9 @@ from hpcdl.core.errors import RankError, UsageError
 from hpcdl.core.protocols import Communicator
 from hpcdl.core.records import RankRecord
 from hpcdl.core.signals import StopRequest
+from hpcdl.data.read.order import pass_slice
 from hpcdl.data.read.staging import resident, staged
+from hpcdl.data.read.windows import check_shares
 from hpcdl.strategies.base import Context
 from hpcdl.strategies.table import load_strategy
 from hpcdl.trace.recorder import recording
@@ -56,6 +58,7 @@ def _run_rank(
     software: dict[str, str],
 ) -> None:
     hosts = communicator.allgather_json(communicator.host)
+    prepared = _shared_out(prepared, hosts)
     watch = watch or Watch(observation=communicator.observation, folder=run_dir, actions=Actions(end=_never))
     watch.limits = Limits(stall_s=prepared.config.safety.stall_timeout, busy_s=prepared.config.safety.busy_timeout)
     watch.hosts = dict(enumerate(hosts))
@@ -74,7 +77,7 @@ def _run_rank(
 
         with injection, _staged(prepared, communicator) as near:
             if prepared.config.elastic.groups > 1:  # from the node's own storage, where there is a copy on it
-                near = dataclasses.replace(near, dataset=resident(near.dataset))
+                near = dataclasses.replace(near, dataset=resident(near.dataset, communicator.rank))
             context = context_of(prepared, communicator)
             communicator = run_worker(near, communicator, context, run_dir, started, on_event, watch, injection)
     else:
@@ -98,8 +101,38 @@ def _staged(prepared: Prepared, communicator: Communicator) -> Iterator[Prepared
         return
     group = communicator.split(0) if prepared.num_servers else communicator
     observe(communicator).observation.doing("staging data")
-    with staged(prepared.dataset, folder, group) as dataset:
-        yield dataclasses.replace(prepared, dataset=dataset)
+    features, said = prepared.info.features, list(prepared.notes)
+    # TensorFlow's own engines come without MPI, and what carries their control messages is too slow for data.
+    with staged(
+        prepared.dataset,
+        folder,
+        group,
+        held_out=_held_out(prepared, group.rank),
+        passed_on=features.mpi,
+        say=said.append,
+    ) as dataset:
+        yield dataclasses.replace(prepared, dataset=dataset, notes=tuple(said))
+
+
+def _held_out(prepared: Prepared, worker: int) -> range:
+    """The samples of the held-out split that `worker` evaluates."""
+    split = prepared.dataset.evaluation_split
+    num_samples = split.num_samples if split else 0
+    if prepared.info.features.synchronous:
+        return pass_slice(num_samples, worker, prepared.num_workers)
+    return range(num_samples if worker == 0 else 0)
+
+
+def _shared_out(prepared: Prepared, hosts: Sequence[str]) -> Prepared:
+    """The run with a share of the training split for each node, where --shuffle asks for that."""
+    if prepared.config.data.shuffle != "local":
+        return prepared
+    names = list(dict.fromkeys(hosts[: prepared.num_workers]))
+    nodes = tuple(names.index(host) for host in hosts[: prepared.num_workers])
+    dataset = dataclasses.replace(prepared.dataset, nodes=nodes)
+    check_shares(dataset, prepared.worker_batch)
+    note = f"each of {len(names)} nodes shuffles and reads its own share of the training samples"
+    return dataclasses.replace(prepared, dataset=dataset, notes=(*prepared.notes, note))
 
 
 def context_of(prepared: Prepared, communicator: Observed) -> Context:

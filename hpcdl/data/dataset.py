@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -15,6 +16,43 @@ from hpcdl.data.synthetic import PREFIX, SyntheticSpec, parse_spec
 UNSPLIT = "all"
 """Name of the only split of data that nobody divided."""
 PARTIAL_PREFIX = "manifest.partial"
+
+
+@dataclass(frozen=True, kw_only=True)
+class FileOperations:
+    """System calls that name a file: what the metadata server of a parallel file system is asked."""
+
+    opens: int = 0
+    stats: int = 0
+
+    def __add__(self, other: FileOperations) -> FileOperations:
+        return FileOperations(opens=self.opens + other.opens, stats=self.stats + other.stats)
+
+    def __sub__(self, other: FileOperations) -> FileOperations:
+        return FileOperations(opens=self.opens - other.opens, stats=self.stats - other.stats)
+
+    @property
+    def total(self) -> int:
+        """All of them."""
+        return self.opens + self.stats
+
+
+class FileOperationsCounter:
+    """Counts what a data set's files cost this process, over all of its readers and their threads."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._seen = FileOperations()
+
+    @property
+    def seen(self) -> FileOperations:
+        """All so far."""
+        return self._seen
+
+    def add(self, *, opens: int = 0, stats: int = 0) -> None:
+        """Count some more."""
+        with self._lock:
+            self._seen += FileOperations(opens=opens, stats=stats)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -54,6 +92,8 @@ class Dataset:
     """The number of each worker's node where every node shuffles and reads a share of its own; else empty."""
     preprocess: Callable[..., Any] | None = None
     """What each batch goes through at last: (inputs, targets, training=, seed=) to (inputs, targets), tensors."""
+    operations: FileOperationsCounter = field(default_factory=FileOperationsCounter, repr=False, compare=False)
+    """What the folder's files have been asked for: by opening it, and by who reads from it since."""
 
     @property
     def train_split(self) -> Split:
@@ -102,8 +142,10 @@ def open_dataset(data: str, *, seed: int = 0, verified: bool = True) -> Dataset:
         if any(folder.glob(PARTIAL_PREFIX + "*")):
             raise UsageError(f"{data} is not finished; go on with the same `hpcdl shard` command and --resume")
         raise UsageError(f"{data} holds no {FILE_NAME}; make a data folder with `hpcdl shard {data} NEW_FOLDER`")
+    operations = FileOperationsCounter()
     manifest, checksum = read_manifest(folder)
-    _check_sizes(folder, manifest)
+    operations.add(opens=1, stats=2)  # the manifest; and the two looks above
+    _check_sizes(folder, manifest, operations)
     return Dataset(
         name=manifest.name,
         sample_shape=tuple(manifest.sample_shape),
@@ -119,11 +161,13 @@ def open_dataset(data: str, *, seed: int = 0, verified: bool = True) -> Dataset:
         manifest=manifest,
         fields=tuple(manifest.fields),
         verified=verified,
+        operations=operations,
     )
 
 
-def _check_sizes(folder: Path, manifest: Manifest) -> None:
+def _check_sizes(folder: Path, manifest: Manifest, operations: FileOperationsCounter) -> None:
     for shard in manifest.shards():
+        operations.add(stats=1)
         try:
             found = (folder / shard.file).stat().st_size
         except OSError as error:

@@ -93,6 +93,7 @@ NEEDS = {
     ),
     "axe": Need(packages="npm; scripts/axe", files=(ROOT / "build" / "axe" / "package" / "axe.min.js",)),
     "built-site": Need(packages="python3-venv; make docs", files=(ROOT / "build" / "site" / "index.html",)),
+    "strace": Need(packages="strace", programs=("strace",), probe=("strace", "-o", "/dev/null", "true")),
     "hdf5-tools": Need(packages="hdf5-tools", programs=("h5dump",)),
 }
 FIXTURES = {

@@ -15,7 +15,7 @@ import numpy.typing as npt
 import xxhash
 
 from hpcdl.core.errors import CorruptError, HpcdlError
-from hpcdl.data.dataset import Dataset, Split
+from hpcdl.data.dataset import Dataset, FileOperationsCounter, Split
 from hpcdl.data.format.fields import Field
 from hpcdl.data.format.hdf5 import ChunkReader, ColumnMap, ResidentMap, ShardMap, shard_map
 from hpcdl.data.format.manifest import ShardEntry
@@ -26,6 +26,8 @@ from hpcdl.data.synthetic import SyntheticImages
 Array = npt.NDArray[Any]
 WINDOW_BYTES = 64 * 1024**2
 _MOST_VIEWS = 1024
+_OF_HDF5 = {"opens": 1, "stats": 1}
+"""What HDF5 asks to open a file: it looks at the name once more, for whether it is a link; of one it asks more."""
 _REMEDY = "; look with `hpcdl inspect DIR --verify`, write it again with --repair"
 
 
@@ -55,8 +57,18 @@ class OpenShard:
     is read.
     """
 
-    def __init__(self, path: Path, entry: ShardEntry, *, copy: Path | None = None, verified: bool = True) -> None:
+    def __init__(
+        self,
+        path: Path,
+        entry: ShardEntry,
+        *,
+        operations: FileOperationsCounter,
+        copy: Path | None = None,
+        verified: bool = True,
+    ) -> None:
+        self._operations = operations
         self.map: ShardMap = shard_map(path)
+        self._operations.add(**_OF_HDF5)
         self._source = copy or path
         self._verified = verified
         self._descriptor: int | None = None
@@ -87,6 +99,8 @@ class OpenShard:
                 raise CorruptError(
                     f"cannot open shard {self.map.path}: {error.strerror}; is it still there?"
                 ) from error
+            if self._source == self.map.path:
+                self._operations.add(opens=1)
         return self._descriptor
 
     def column(self, name: str) -> ColumnMap:
@@ -159,7 +173,9 @@ class OpenShard:
         self._descriptor = self._chunks = None
 
     def _decompress(self, first: int, out: Array) -> None:
-        self._chunks = self._chunks or ChunkReader(self.map.path)
+        if self._chunks is None:
+            self._chunks = ChunkReader(self.map.path)
+            self._operations.add(**_OF_HDF5)
         self._chunks.read(first, out)
 
     def _check_sample(self, name: str, place: int, content: memoryview) -> None:
@@ -222,7 +238,7 @@ class SplitReader:
             raise TypeError("a split without shards has no SplitReader")
         manifest = dataset.manifest
         self._folder, self._entries = folder, split.entry.shards
-        self._copies, self._verified = dataset.copies, dataset.verified
+        self._copies, self._verified, self._operations = dataset.copies, dataset.verified, dataset.operations
         counts = [entry.num_samples for entry in self._entries]
         self._firsts = [0, *itertools.accumulate(counts)]
         self._shards: dict[int, OpenShard] = {}
@@ -260,7 +276,8 @@ class SplitReader:
         if found is None:
             entry = self._entries[number]
             path = self._folder / entry.file
-            found = OpenShard(path, entry, copy=self._copies.get(path), verified=self._verified)
+            copy = self._copies.get(path)
+            found = OpenShard(path, entry, operations=self._operations, copy=copy, verified=self._verified)
             self._shards[number] = found
         self._open[number] = None
         self._open.move_to_end(number)

@@ -1,44 +1,136 @@
-"""How fast a data set feeds a rank, and how much of a training step would be spent waiting for it."""
+"""`hpcdl bench input`: how fast a data set feeds ranks, and how much of a training step would be spent waiting for it.
+
+`python -m hpcdl.bench.input FOLDER` is one rank.
+"""
 
 from __future__ import annotations
 
+import contextlib
+import dataclasses
+import itertools
+import json
+import os
+import shutil
+import signal
+import statistics
+import sys
+import tempfile
 import time
-from collections.abc import Iterator, Mapping
+import uuid
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 
+from hpcdl.cluster import supervise as local
+from hpcdl.cluster.environment import Placement, placement
+from hpcdl.cluster.launchers import find_launcher
+from hpcdl.cluster.launchers.base import ranks_per_node
+from hpcdl.comm.agree import decided
+from hpcdl.comm.observed import Observed, observe
+from hpcdl.comm.threads.communicator import alone
+from hpcdl.config.load import Effective, Layer, as_toml_values, load
+from hpcdl.config.schema import InputBenchConfig, InputBenchRun
+from hpcdl.core.errors import CorruptError, Interrupted, RankError
+from hpcdl.core.files import read_json, write_json
+from hpcdl.core.from_json import from_json
+from hpcdl.core.paths import own_program, user_cache_folder
 from hpcdl.core.progress import progress
+from hpcdl.core.signals import caught
 from hpcdl.core.statistics import quantiles
-from hpcdl.data.dataset import Dataset
-from hpcdl.data.read.reader import SplitReader, open_reader
-from hpcdl.data.read.windows import TrainingStream
+from hpcdl.data.dataset import Dataset, FileOperations, FileOperationsCounter, open_dataset
+from hpcdl.data.read.order import steps_per_epoch
+from hpcdl.data.read.reader import SplitReader
+from hpcdl.data.read.staging import staged
+from hpcdl.data.read.windows import TrainingStream, open_stream
+from hpcdl.node.plan import launch_plan
+from hpcdl.node.topology.machines import read_topology
 
 PASS_LINE = 0.9
 """Accelerator utilisation that MLPerf Storage asks for."""
+REQUEST_FILE, RESULT_FILE, PROGRESS_FILE = "request.json", "result.json", "progress.json"
 _QUANTILES = (0.5, 0.9, 0.99, 1.0)
 _WARM_UP = 3
+_MOST_WAITS = 200
+"""Of many ranks and more batches each, so many quantiles of a rank's waits stand for all of them."""
+_TELL_S = 0.5
+Told = Callable[[int, str], None]
+"""Gets the number of batches that are read, over all phases, and what they are read as."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class RankPace:
+    """One rank's rates, from the common start to its own end; `of_median` is its rate over the median rank's."""
+
+    rank: int
+    host: str
+    samples_per_second: float
+    bytes_per_second: float
+    of_median: float
 
 
 @dataclass(frozen=True, kw_only=True)
 class Rates:
-    """Throughput of one way of reading; bytes are those of the shards for `stored`, of the pixels for `delivered`."""
+    """Throughput of one way of reading, over all ranks: from the common start until the last one is done.
+
+    Bytes are those of the shards for `stored`, of the tensors that hold samples for `delivered`. `batch_seconds` are
+    quantiles of the waits for a batch, over all batches of all ranks.
+    """
 
     samples_per_second: float
     bytes_per_second: float
     batch_seconds: Mapping[str, float]
+    slowest: RankPace
+    median_samples_per_second: float
+    fastest: RankPace
+
+
+@dataclass(frozen=True, kw_only=True)
+class RankUtilisation:
+    """The accelerator utilisation of one rank."""
+
+    rank: int
+    host: str
+    accelerator_utilisation: float
+
+
+@dataclass(frozen=True, kw_only=True)
+class OperationCount:
+    """Calls that name a file: of the rank that makes most, and of all ranks."""
+
+    most_of_a_rank: FileOperations
+    all_ranks: FileOperations
+
+
+@dataclass(frozen=True, kw_only=True)
+class MetadataOperations:
+    """What the data set's file system is asked, as counted while batches were read as they lie, `epochs` epochs long.
+
+    `start`: to open the data set; to copy it is not counted, nor what is asked of copies. `first_epoch`: to open what
+    is read, as far as that epoch was read. `later_epoch`: the same of the second; None where that was not read to its
+    end.
+    """
+
+    epochs: float
+    start: OperationCount
+    first_epoch: OperationCount
+    later_epoch: OperationCount | None
 
 
 @dataclass(frozen=True, kw_only=True)
 class InputResult:
     """`stored`: batches as they lie in the shards, without decoding; `delivered`: tensors as training gets them.
 
-    With a step time: `accelerator_utilisation` is compute / (compute + waiting) over steps that sleep so long after
-    each batch (MLPerf Storage's AU); `waiting_fraction` is the rest.
+    Batch size and steps are those of each rank. With a step time: `accelerator_utilisation` is compute / (compute +
+    waiting) over steps that sleep so long after each batch (MLPerf Storage's AU), the mean over the ranks;
+    `waiting_fraction` is the rest. The worst rank's decides whether the input `passes`.
     """
 
     data: str
+    ranks: int
+    nodes: int
     batch_size: int
     steps: int
     stored: Rates
@@ -46,86 +138,335 @@ class InputResult:
     step_seconds: float | None
     accelerator_utilisation: float | None
     waiting_fraction: float | None
+    worst_utilisation: RankUtilisation | None
     passes: bool | None
+    metadata: MetadataOperations
 
 
-def measure_input(
-    dataset: Dataset, *, batch_size: int, steps: int, step_seconds: float | None, seed: int = 0
-) -> InputResult:
-    """Measure the training split of `dataset`; UsageError where it has fewer samples than a batch."""
+@dataclass(frozen=True, kw_only=True)
+class Reading:
+    """One rank's batches read in one way: seconds from the common start, and of those the waits for each batch."""
+
+    seconds: float
+    num_bytes: int
+    waits: Sequence[float]
+
+
+@dataclass(frozen=True, kw_only=True)
+class RankReading:
+    """All that one rank has measured; `operations`: at the start, in the first epoch, in the second if it was read."""
+
+    rank: int
+    host: str
+    stored: Reading
+    delivered: Reading
+    utilisation: float | None
+    operations: Sequence[FileOperations]
+
+
+def run(effective: Effective[InputBenchConfig], data: str) -> InputResult | None:
+    """Measure in this process, on ranks of our own, or on those of a launcher; None on all of these but rank 0.
+
+    UsageError where the training split has fewer samples than all ranks read at once.
+    """
+    place = placement()
+    if place is not None:
+        from hpcdl.training.launch.train import with_ranks
+
+        effective = with_ranks(effective, place)
+        if place.size > 1:
+            return _as_started(effective.config.run, data, place)
+    if effective.config.run.ranks > 1:
+        return _on_fresh_ranks(effective.config, data)
+    wanted = effective.config.run
+    dataset = _checked(data, wanted)
+    from hpcdl.training.session import runtime
+
+    runtime.silence()
+    runtime.import_tensorflow()
+    with progress("reading", _num_batches(wanted)) as bar:
+        return measure_input(dataset, wanted, observe(alone()), bar.update)
+
+
+def _checked(data: str, wanted: InputBenchRun) -> Dataset:
+    dataset = open_dataset(data)
+    steps_per_epoch(dataset.train_split.num_samples, wanted.batch_size * wanted.ranks)
+    return dataset
+
+
+def _num_batches(wanted: InputBenchRun) -> int:
+    return wanted.steps * (3 if wanted.step_ms else 2)
+
+
+def _on_fresh_ranks(config: InputBenchConfig, data: str) -> InputResult:
+    """On ranks that are started here: on this node, or spread evenly over those of the job."""
+    _checked(data, config.run)
+    hosts = find_launcher().hosts(os.environ)
+    plan = launch_plan(read_topology(), None, config.run.ranks, ranks_per_node(hosts, config.run.ranks))
+    with _folder_of_ranks(hosts) as folder, progress("reading", _num_batches(config.run)) as bar:
+        write_json(folder / REQUEST_FILE, {"data": data, "settings": as_toml_values(config)})
+
+        def tick() -> None:
+            with contextlib.suppress(OSError, CorruptError):
+                bar.update(*read_json(folder / PROGRESS_FILE))
+
+        local.start(plan, own_program("hpcdl.bench.input", str(folder)), folder=folder / "ranks", tick=tick)
+        return from_json(InputResult, read_json(folder / RESULT_FILE))
+
+
+@contextlib.contextmanager
+def _folder_of_ranks(hosts: Sequence[str]) -> Iterator[Path]:
+    """A folder that all ranks see, removed unless an error's line points into it."""
+    base = user_cache_folder() / "steps" if len(hosts) > 1 else Path(tempfile.gettempdir())
+    base.mkdir(parents=True, exist_ok=True)
+    folder, pointed_at = Path(tempfile.mkdtemp(prefix="hpcdl-bench-", dir=base)), False
+    try:
+        yield folder
+    except RankError as error:
+        if error.exit_code == Interrupted.exit_code:
+            raise Interrupted("stopped by Ctrl-C or a signal; nothing is left to go on with") from error
+        pointed_at = str(folder) in str(error)
+        raise
+    finally:
+        if not pointed_at:
+            shutil.rmtree(folder, ignore_errors=True)
+
+
+def _as_started(wanted: InputBenchRun, data: str, place: Placement) -> InputResult | None:
+    """As one of the ranks that a launcher has started."""
+    from hpcdl.training.session.rank import communicator_for, leaving_together, set_up_process
+    from hpcdl.training.session.watch import watch_of, watching
+
+    set_up_process(place.local_rank)
+    group = observe(communicator_for(place))
+
+    def decide() -> str:
+        _checked(data, wanted)
+        return uuid.uuid4().hex
+
+    watch = watch_of(group, user_cache_folder() / "steps" / decided(group, decide))
+    with leaving_together(group), watching(watch):
+        result = measure_on_rank(wanted, data, group, lambda done, what: None)
+    if place.rank > 0:
+        return None
+    shutil.rmtree(watch.folder, ignore_errors=True)
+    return result
+
+
+def measure_on_rank(wanted: InputBenchRun, data: str, group: Observed, told: Told) -> InputResult:
+    """One rank's part, set up as for training; every rank gets the result. Collective."""
+    from hpcdl.training.session import runtime
+
+    group.observation.doing("importing TensorFlow")
+    runtime.import_tensorflow()
+    runtime.configure(deterministic=False, seed=wanted.seed)
+    return measure_input(open_dataset(data), wanted, group, told)
+
+
+def measure_input(dataset: Dataset, wanted: InputBenchRun, group: Observed, told: Told) -> InputResult:
+    """Measure the training split of `dataset`, this rank being a worker of as many as there are. Collective."""
     from hpcdl.data.read.pipeline import training_batches  # imported late: it loads TensorFlow
 
-    phases = 3 if step_seconds else 2
-    with progress("reading", phases * steps) as bar:
-        stored = _stored(dataset, batch_size, steps, seed, lambda done: bar.update(done, "without decoding"))
-        batches = training_batches(dataset, batch_size=batch_size, seed=seed)
+    batch_size, steps = wanted.batch_size, wanted.steps
+    step_seconds = (wanted.step_ms or 0) / 1000
+    with _near(dataset, wanted.stage, group) as near:
+        stored, operations = _stored(near, dataset.operations, wanted, group, told)
+        batches = training_batches(
+            near, batch_size=batch_size, worker=group.rank, num_workers=group.size, seed=wanted.seed
+        )
         try:
-            seconds, _ = _timed(batches, steps, 0.0, lambda done: bar.update(steps + done, "as training gets it"))
-            pixels = batch_size * int(np.prod(dataset.sample_shape)) * np.dtype(dataset.dtype).itemsize
-            delivered = _rates(seconds, batch_size, pixels)
+            sizes = (_delivered_bytes(batch, near) for batch in batches)
+            delivered = _timed(sizes, steps, 0.0, group, lambda done: told(steps + done, "as training gets it"))
             utilisation = None
             if step_seconds:
-                waits, total = _timed(
-                    batches, steps, step_seconds, lambda done: bar.update(2 * steps + done, "with steps")
-                )
-                utilisation = 1 - sum(waits) / total
+                found = _timed(sizes, steps, step_seconds, group, lambda done: told(2 * steps + done, "with steps"))
+                utilisation = 1 - sum(found.waits) / found.seconds
         finally:
             batches.close()
-    return InputResult(
-        data=dataset.name,
-        batch_size=batch_size,
-        steps=steps,
-        stored=stored,
-        delivered=delivered,
-        step_seconds=step_seconds,
-        accelerator_utilisation=utilisation,
-        waiting_fraction=None if utilisation is None else 1 - utilisation,
-        passes=None if utilisation is None else utilisation >= PASS_LINE,
+    own = RankReading(
+        rank=group.rank, host=group.host, stored=_sketched(stored, group), delivered=_sketched(delivered, group),
+        utilisation=utilisation, operations=operations,
+    )  # fmt: skip
+    group.observation.doing("waiting for the others")
+    with group.observation.patiently():
+        every = [from_json(RankReading, found) for found in group.allgather_json(dataclasses.asdict(own))]
+    num_epochs = (steps + _WARM_UP) / steps_per_epoch(dataset.train_split.num_samples, batch_size * group.size)
+    return combined(dataset.name, wanted, every, num_epochs)
+
+
+@contextlib.contextmanager
+def _near(dataset: Dataset, stage: Path | None, group: Observed) -> Iterator[Dataset]:
+    """The data set, or its copy on this node; what is asked of a copy's files does not count as the data set's."""
+    if stage is None:
+        yield dataset
+        return
+    group.observation.doing("staging data")
+    with staged(dataset, stage, group if group.size > 1 else None) as near:
+        yield near if near.folder == dataset.folder else dataclasses.replace(near, operations=FileOperationsCounter())
+
+
+def _stored(
+    dataset: Dataset, operations: FileOperationsCounter, wanted: InputBenchRun, group: Observed, told: Told
+) -> tuple[Reading, list[FileOperations]]:
+    """Batches as numpy arrays or files, without TensorFlow; and what `operations` has counted, epoch by epoch."""
+    marks = [FileOperations(), operations.seen]
+    stream = open_stream(
+        dataset, batch_size=wanted.batch_size, worker=group.rank, num_workers=group.size, seed=wanted.seed
     )
 
-
-def _stored(dataset: Dataset, batch_size: int, steps: int, seed: int, told: Any) -> Rates:
-    """Batches as numpy arrays or files, without TensorFlow."""
-    reader = open_reader(dataset, dataset.train_split)
-    stream = TrainingStream(reader, batch_size=batch_size, worker=0, num_workers=1, seed=seed)
-    sizes = []
-
-    def read() -> Iterator[None]:
-        for step in range(steps + _WARM_UP):
-            if dataset.encoded and isinstance(reader, SplitReader):
-                sizes.append(sum(map(len, stream.files(step)[0])))
-            else:
-                sizes.append(stream.images(step)[0].nbytes)
-            yield
+    def sizes() -> Iterator[int]:
+        for step in range(wanted.steps + _WARM_UP):
+            size = _stored_bytes(stream, dataset, step)
+            if (step + 1) % stream.steps_per_epoch == 0 and len(marks) < 4:
+                marks.append(operations.seen)
+            yield size
 
     try:
-        seconds, _ = _timed(read(), steps, 0.0, told)
+        reading = _timed(sizes(), wanted.steps, 0.0, group, lambda done: told(done, "without decoding"))
     finally:
         stream.close()
-    return _rates(seconds, batch_size, sum(sizes) / len(sizes))
+    if len(marks) == 2:
+        marks.append(operations.seen)
+    return reading, [after - before for before, after in itertools.pairwise(marks)]
 
 
-def _timed(batches: Iterator[Any], steps: int, step_seconds: float, told: Any) -> tuple[list[float], float]:
-    """Seconds that each of `steps` batches was waited for, with a sleep of a step in between; and seconds in all."""
+def _stored_bytes(stream: TrainingStream, dataset: Dataset, step: int) -> int:
+    """Read this rank's part of a step; its bytes."""
+    if dataset.fields:
+        values = stream.fields(step, dataset.fields)
+        return sum(x.nbytes if isinstance(x, np.ndarray) else sum(sample.nbytes for sample in x) for x in values)
+    if dataset.encoded and isinstance(stream.reader, SplitReader):
+        return sum(map(len, stream.files(step)[0]))
+    return stream.images(step)[0].nbytes
+
+
+def _delivered_bytes(batch: tuple[Any, Any], dataset: Dataset) -> int:
+    """The bytes of a batch's tensors; of images with a class those of the images."""
+    parts = batch if dataset.fields else batch[:1]
+    tensors = [tensor for part in parts for tensor in (part.values() if isinstance(part, dict) else [part])]
+    return sum(tensor.dtype.size * tensor.shape.num_elements() for tensor in tensors)
+
+
+def _timed(
+    sizes: Iterator[int], steps: int, step_seconds: float, group: Observed, told: Callable[[int], None]
+) -> Reading:
+    """Take `steps` batches, with a sleep of a step behind each, from the moment on when all ranks are warm."""
+    seen = group.observation
     for _ in range(_WARM_UP):
-        next(batches)
-    waits = []
+        seen.doing("reading the first batches")
+        next(sizes)
+    waits, num_bytes = [], 0
+    with seen.patiently():
+        group.barrier()
     started = time.perf_counter()
     for done in range(steps):
+        seen.doing("reading", done)
         began = time.perf_counter()
-        next(batches)
+        num_bytes += next(sizes)
         waits.append(time.perf_counter() - began)
         if step_seconds:
             time.sleep(step_seconds)
         told(done)
-    return waits, time.perf_counter() - started
+    return Reading(seconds=max(time.perf_counter() - started, 1e-9), num_bytes=num_bytes, waits=waits)
 
 
-def _rates(seconds: list[float], batch_size: int, batch_bytes: float) -> Rates:
-    total = max(sum(seconds), 1e-9)
-    found = quantiles(seconds, _QUANTILES)
-    return Rates(
-        samples_per_second=len(seconds) * batch_size / total,
-        bytes_per_second=len(seconds) * batch_bytes / total,
-        batch_seconds={f"p{100 * level:g}": value for level, value in zip(_QUANTILES, found, strict=True)},
+def _sketched(reading: Reading, group: Observed) -> Reading:
+    if group.size == 1 or len(reading.waits) <= _MOST_WAITS:
+        return reading
+    levels = [number / (_MOST_WAITS - 1) for number in range(_MOST_WAITS)]
+    return dataclasses.replace(reading, waits=quantiles(reading.waits, levels))
+
+
+def combined(data: str, wanted: InputBenchRun, every: Sequence[RankReading], num_epochs: float) -> InputResult:
+    """What all ranks have measured, in one."""
+    samples = wanted.batch_size * wanted.steps
+    known = [
+        RankUtilisation(rank=one.rank, host=one.host, accelerator_utilisation=one.utilisation)
+        for one in every
+        if one.utilisation is not None
+    ]
+    worst = min(known, key=lambda one: one.accelerator_utilisation, default=None)
+    mean = statistics.fmean(one.accelerator_utilisation for one in known) if known else None
+    counts = [_count([one.operations[part] for one in every]) for part in range(len(every[0].operations))]
+    return InputResult(
+        data=data,
+        ranks=len(every),
+        nodes=len({one.host for one in every}),
+        batch_size=wanted.batch_size,
+        steps=wanted.steps,
+        stored=_rates([(one, one.stored) for one in every], samples),
+        delivered=_rates([(one, one.delivered) for one in every], samples),
+        step_seconds=wanted.step_ms / 1000 if wanted.step_ms else None,
+        accelerator_utilisation=mean,
+        waiting_fraction=None if mean is None else 1 - mean,
+        worst_utilisation=worst,
+        passes=None if worst is None else worst.accelerator_utilisation >= PASS_LINE,
+        metadata=MetadataOperations(
+            epochs=num_epochs,
+            start=counts[0],
+            first_epoch=counts[1],
+            later_epoch=counts[2] if len(counts) > 2 else None,
+        ),
     )
+
+
+def _rates(every: Sequence[tuple[RankReading, Reading]], samples: int) -> Rates:
+    last_s = max(reading.seconds for _, reading in every)
+    median_s = statistics.median(samples / reading.seconds for _, reading in every)
+    paces = [
+        RankPace(
+            rank=one.rank,
+            host=one.host,
+            samples_per_second=samples / reading.seconds,
+            bytes_per_second=reading.num_bytes / reading.seconds,
+            of_median=samples / reading.seconds / median_s,
+        )
+        for one, reading in every
+    ]
+    found = quantiles([wait for _, reading in every for wait in reading.waits], _QUANTILES)
+    return Rates(
+        samples_per_second=len(every) * samples / last_s,
+        bytes_per_second=sum(reading.num_bytes for _, reading in every) / last_s,
+        batch_seconds={f"p{100 * level:g}": value for level, value in zip(_QUANTILES, found, strict=True)},
+        slowest=min(paces, key=lambda pace: pace.samples_per_second),
+        median_samples_per_second=median_s,
+        fastest=max(paces, key=lambda pace: pace.samples_per_second),
+    )
+
+
+def _count(of_ranks: Sequence[FileOperations]) -> OperationCount:
+    return OperationCount(
+        most_of_a_rank=max(of_ranks, key=lambda one: one.total), all_ranks=sum(of_ranks, FileOperations())
+    )
+
+
+def main() -> None:
+    """Entry of a rank process."""
+    from hpcdl.training.session.rank import leave, supervised
+
+    folder = Path(sys.argv[1])
+    request = read_json(folder / REQUEST_FILE)
+    wanted = load(InputBenchConfig, [Layer(origin=REQUEST_FILE, values=request["settings"])]).config.run
+
+    def stop(number: int) -> None:
+        raise Interrupted("stopped by a signal")
+
+    def body(group: Observed, watch: object) -> None:
+        told_s = 0.0
+
+        def told(done: int, what: str) -> None:
+            nonlocal told_s
+            if group.rank == 0 and time.monotonic() - told_s > _TELL_S:
+                told_s = time.monotonic()
+                (folder / PROGRESS_FILE).write_text(json.dumps([done, what]))  # not to wait for a disk
+
+        with caught(stop, (signal.SIGTERM,)):
+            result = measure_on_rank(wanted, request["data"], group, told)
+        if group.rank == 0:
+            write_json(folder / RESULT_FILE, dataclasses.asdict(result))
+
+    leave(supervised(body))
+
+
+if __name__ == "__main__":
+    main()

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
-from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -12,11 +10,12 @@ import typer
 from hpcdl.cli.groups import GroupedCommand
 from hpcdl.cli.options import ConfigFlag, JsonFlag, SetFlag, effective, takes_settings
 from hpcdl.cli.output import print_json, print_table, put, say
-from hpcdl.config.schema import AllreduceBenchConfig, StepBenchConfig
+from hpcdl.config.schema import AllreduceBenchConfig, InputBenchConfig, StepBenchConfig
 from hpcdl.core.units import format_bytes, format_count, format_rate, format_seconds
 
 if TYPE_CHECKING:
     from hpcdl.bench.allreduce import AllreduceResult, AllreduceRow
+    from hpcdl.bench.input import InputResult, MetadataOperations
 
 commands = typer.Typer(no_args_is_help=True, help="Measure all-reduces, a step, or the input.")
 
@@ -102,37 +101,33 @@ def _print_allreduce(result: AllreduceResult) -> None:
     )
 
 
-@commands.command(name="input", epilog="Example: hpcdl bench input shards --batch-size 64 --step-ms 120")
+@commands.command(
+    name="input", cls=GroupedCommand, epilog="Example: hpcdl bench input shards --batch-size 64 --step-ms 120 --ranks 4"
+)
+@takes_settings(InputBenchConfig)
 def input_command(
+    flags: dict[str, Any],
     data: Annotated[str, typer.Argument(metavar="DIR", help="Folder made by `hpcdl shard`, or synthetic:NAME.")],
-    batch_size: Annotated[int, typer.Option("--batch-size", metavar="N", min=1, help="Samples per batch.")] = 32,
-    steps: Annotated[int, typer.Option("--steps", metavar="N", min=1, help="Batches to time.")] = 100,
-    step_ms: Annotated[
-        float | None, typer.Option("--step-ms", metavar="X", min=0, help="Time of a training step, in milliseconds.")
-    ] = None,
-    seed: Annotated[int, typer.Option("--seed", metavar="N", min=0, help="Seed of the order.")] = 0,
-    stage: Annotated[
-        Path | None, typer.Option("--stage", metavar="DIR", help="Copy the shards to this node-local folder first.")
-    ] = None,
+    config: ConfigFlag = None,
+    set_: SetFlag = None,
     json: JsonFlag = False,
 ) -> None:
-    """Time the input pipeline, and say what part of a training step would wait for it."""
-    from hpcdl.training.session import runtime
+    """Time the input of one rank or of many at once, and say what part of a training step would wait for it."""
+    from hpcdl.bench.input import run
 
-    runtime.silence()
-    runtime.import_tensorflow()
-    from hpcdl.bench.input import PASS_LINE, measure_input
-    from hpcdl.data.dataset import open_dataset
-    from hpcdl.data.read.staging import staged
-
-    dataset = open_dataset(data)
-    with staged(dataset, stage) if stage else contextlib.nullcontext(dataset) as near:
-        result = measure_input(
-            near, batch_size=batch_size, steps=steps, step_seconds=step_ms / 1000 if step_ms else None, seed=seed
-        )
+    result = run(effective(InputBenchConfig, "bench-input", flags, config, set_), data)
+    if result is None:  # one of the ranks that a launcher started; rank 0 speaks
+        return
     if json:
         print_json(dataclasses.asdict(result))
         return
+    _print_input(result)
+    ranks = f" --ranks {result.ranks}" if result.ranks > 1 else ""
+    say(f"next: hpcdl train --model lenet --data {data} --batch-size {result.batch_size}{ranks}")
+
+
+def _print_input(result: InputResult) -> None:
+    ways = (("as stored", result.stored), ("as delivered", result.delivered))
     rows = [
         (
             name,
@@ -140,11 +135,64 @@ def input_command(
             f"{format_bytes(rates.bytes_per_second)}/s",
             *(format_seconds(value) for value in rates.batch_seconds.values()),
         )
-        for name, rates in (("as stored", result.stored), ("as delivered", result.delivered))
+        for name, rates in ways
     ]
+    if result.ranks > 1:
+        nodes = f"{result.nodes} node{'' if result.nodes == 1 else 's'}"
+        put(f"{result.ranks} ranks on {nodes} at once, batches of {result.batch_size} each")
     print_table(("what", "samples/s", "rate", *(f"batch {level}" for level in result.stored.batch_seconds)), rows)
-    if result.accelerator_utilisation is not None and result.waiting_fraction is not None:
-        verdict = "enough" if result.passes else f"too little: {PASS_LINE:.0%} is the line of MLPerf Storage"
-        put(f"\nsteps of {step_ms:g} ms wait {result.waiting_fraction:.1%} of the time for input")
-        put(f"accelerator utilisation {result.accelerator_utilisation:.1%}: {verdict}")
-    say(f"next: hpcdl train --model lenet --data {data} --batch-size {batch_size}")
+    if result.ranks > 1:
+        put()
+        print_table(
+            ("samples/s of a rank", "slowest", "of median", "median", "fastest", "slowest rank"),
+            [
+                (
+                    name,
+                    format_count(rates.slowest.samples_per_second),
+                    f"{rates.slowest.of_median:.2f}",
+                    format_count(rates.median_samples_per_second),
+                    format_count(rates.fastest.samples_per_second),
+                    f"{rates.slowest.rank} ({rates.slowest.host})",
+                )
+                for name, rates in ways
+            ],
+        )
+    _print_utilisation(result)
+    _print_metadata(result.metadata, result.ranks)
+
+
+def _print_utilisation(result: InputResult) -> None:
+    from hpcdl.bench.input import PASS_LINE
+
+    worst = result.worst_utilisation
+    if worst is None or result.step_seconds is None or result.waiting_fraction is None:
+        return
+    verdict = "enough" if result.passes else f"too little: {PASS_LINE:.0%} is the line of MLPerf Storage"
+    put(f"\nsteps of {1000 * result.step_seconds:g} ms wait {result.waiting_fraction:.1%} of the time for input")
+    mean = f"{result.accelerator_utilisation:.1%}"
+    if result.ranks > 1:
+        mean += f" on average, {worst.accelerator_utilisation:.1%} on rank {worst.rank} ({worst.host})"
+    put(f"accelerator utilisation {mean}: {verdict}")
+
+
+def _print_metadata(found: MetadataOperations, num_ranks: int) -> None:
+    """The counts of the rank that has most, and of all; nothing of data that has no files."""
+    if not found.start.all_ranks.total:
+        return
+    reached = "the first epoch" if found.epochs >= 1 else f"the first {found.epochs:.2g} of an epoch"
+    parts = [("at the start", found.start), (f"in {reached}", found.first_epoch)]
+    if found.later_epoch is not None:
+        parts.append(("in an epoch after it", found.later_epoch))
+    put()
+    print_table(
+        ("metadata operations of a rank", "opens", "stats", *(["of all ranks"] if num_ranks > 1 else [])),
+        [
+            (
+                when,
+                str(count.most_of_a_rank.opens),
+                str(count.most_of_a_rank.stats),
+                *([str(count.all_ranks.total)] if num_ranks > 1 else []),
+            )
+            for when, count in parts
+        ],
+    )

@@ -346,6 +346,25 @@ class AllreduceBenchConfig:
 
 
 @dataclass(frozen=True, kw_only=True)
+class InputBenchRun:
+    """How `bench input` reads, and on how many ranks."""
+
+    ranks: int = setting(1, "Number of processes that read at once; under srun or mpiexec theirs counts.", at_least=1)
+    batch_size: int = setting(32, "Samples per rank and batch.", at_least=1)
+    steps: int = setting(100, "Batches that each rank is timed over.", at_least=1)
+    step_ms: float | None = setting(None, "Time of a training step, in milliseconds.", at_least=0)
+    seed: int = setting(0, "Seed of the order.", at_least=0)
+    stage: Path | None = setting(None, "Copy the shards to this node-local folder first; removed afterwards.")
+
+
+@dataclass(frozen=True, kw_only=True)
+class InputBenchConfig:
+    """All groups of `bench input`."""
+
+    run: InputBenchRun
+
+
+@dataclass(frozen=True, kw_only=True)
 class TuneWorkload:
     """What every trial trains."""
 

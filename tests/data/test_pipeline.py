@@ -223,12 +223,42 @@ def test_tfrecords_as_tensorflow_writes_them(tmp_path: Path) -> None:
 
 
 def test_bench_input(data: Path) -> None:
-    from hpcdl.bench.input import measure_input
+    from hpcdl.bench.input import InputResult, measure_input
+    from hpcdl.comm.observed import observe
+    from hpcdl.comm.threads.communicator import ThreadCommunicator, run
+    from hpcdl.config.schema import InputBenchRun
 
-    found = measure_input(open_dataset(str(data)), batch_size=8, steps=12, step_seconds=0.02)
+    def measure(communicator: ThreadCommunicator, **wanted: Any) -> InputResult:
+        dataset = open_dataset(str(data))
+        return measure_input(
+            dataset, InputBenchRun(batch_size=8, **wanted), observe(communicator), lambda done, what: None
+        )
+
+    found = run(1, lambda communicator: measure(communicator, steps=12, step_ms=20.0))[0]
     assert found.stored.samples_per_second > 0 and found.delivered.bytes_per_second > 0
     assert list(found.delivered.batch_seconds) == ["p50", "p90", "p99", "p100"]
     assert found.accelerator_utilisation is not None and 0.2 < found.accelerator_utilisation < 1
     assert found.waiting_fraction == 1 - found.accelerator_utilisation
     assert found.passes == (found.accelerator_utilisation >= 0.9)
-    assert measure_input(open_dataset(str(data)), batch_size=8, steps=2, step_seconds=None).passes is None
+    every = run(3, lambda communicator: measure(communicator, steps=2), hosts=["a", "a", "b"])
+    assert every[0] == every[1] == every[2] and (every[0].ranks, every[0].nodes, every[0].passes) == (3, 2, None)
+    assert every[0].delivered.slowest.host in "ab" and every[0].delivered.slowest.of_median <= 1
+    with pytest.raises(UsageError, match="batch size x workers"):
+        run(10, lambda communicator: measure(communicator, steps=2))
+
+
+def test_bench_input_of_named_fields(tmp_path: Path) -> None:
+    """Two inputs and a target: stored bytes are those of all fields, delivered ones those of all tensors."""
+    from hpcdl.bench.input import measure_input
+    from hpcdl.comm.observed import observe
+    from hpcdl.comm.threads.communicator import alone
+    from hpcdl.config.schema import InputBenchRun
+
+    values = np.random.default_rng(0)
+    series, target = values.normal(size=(40, 6, 2)).astype("f4"), values.normal(size=40).astype("f4")
+    np.savez(tmp_path / "a.npz", x=series, y=target)
+    make(tmp_path / "a.npz", tmp_path / "out")
+    wanted = InputBenchRun(batch_size=8, steps=3)
+    found = measure_input(open_dataset(str(tmp_path / "out")), wanted, observe(alone()), lambda done, what: None)
+    for rates in (found.stored, found.delivered):
+        assert rates.bytes_per_second == pytest.approx(rates.samples_per_second * (6 * 2 * 4 + 4))

@@ -20,6 +20,7 @@ from hpcdl.core.files import read_json, write_json
 from hpcdl.core.paths import own_program
 from hpcdl.core.protocols import Communicator
 from hpcdl.core.statistics import estimate, mean_of_known
+from hpcdl.core.units import IMAGES, SAMPLES
 from hpcdl.data.dataset import open_dataset
 from hpcdl.models.spec import check_model_spec, model_name
 from hpcdl.node.plan import launch_plan
@@ -37,8 +38,8 @@ class StepResult:
     """Medians in seconds over `steps` steps of each kind; a step takes as long as its slowest rank.
 
     `efficiency` is the median step without exchange over the median step with it. `samples` are the images/s of each
-    step with exchange, over all workers; `loss` is that of the initial weights on the first batch, on rank 0. What
-    steps without exchange are needed for is None where they were left out.
+    step with exchange, over all workers, and `counted` says what these count; `loss` is that of the initial weights on
+    the first batch, on rank 0. What steps without exchange are needed for is None where they were left out.
     """
 
     model: str
@@ -52,6 +53,7 @@ class StepResult:
     efficiency: float | None
     steps: int
     images_per_second: float
+    counted: str
     samples: list[float]
     loss: float
     bytes_sent_per_step: float | None
@@ -91,8 +93,8 @@ def _summary(config: StepBenchConfig, num_workers: int, gathered: list[dict[str,
                for kind in ("with_exchange", "without_exchange")}  # fmt: skip
     step_s = statistics.median(slowest["with_exchange"])
     compute_s = statistics.median(slowest["without_exchange"]) if slowest["without_exchange"] else None
-    images = config.run.batch_size * config.exchange.accumulate * num_workers
-    rates = [images / seconds for seconds in slowest["with_exchange"]]
+    samples = config.run.batch_size * config.exchange.accumulate * num_workers
+    rates = [samples / seconds for seconds in slowest["with_exchange"]]
     return StepResult(
         model=config.model.model,
         strategy=config.exchange.strategy,
@@ -105,6 +107,7 @@ def _summary(config: StepBenchConfig, num_workers: int, gathered: list[dict[str,
         efficiency=None if compute_s is None else compute_s / step_s,
         steps=len(rates),
         images_per_second=estimate(rates).mean,
+        counted=workers[0]["counted"],
         samples=rates,
         loss=workers[0]["first_loss"],
         bytes_sent_per_step=mean_of_known([rank["bytes_sent_per_step"] for rank in workers]),
@@ -178,6 +181,7 @@ def _work(config: StepBenchConfig, context: Context, strategy: Strategy, group: 
     worker.finish()
     return {
         **dataclasses.asdict(times),
+        "counted": dataset.counted if dataset else IMAGES if len(model.input_shape) == 4 else SAMPLES,
         "bytes_sent_per_step": sent["bytes_sent_per_step"],
         "peak_memory_bytes": peak_memory_bytes(),
     }

@@ -44,7 +44,7 @@ def step(flags: dict[str, Any], config: ConfigFlag = None, set_: SetFlag = None,
         put(f"  exposed exchange     {format_seconds(result.exposed_communication_seconds)}")
     if result.efficiency is not None:
         put(f"efficiency             {result.efficiency:.3f}")
-    put(f"throughput             {format_rate(result.images_per_second, 'images')}")
+    put(f"throughput             {format_rate(result.images_per_second, result.counted)}")
     sent = result.bytes_sent_per_step
     put(f"sent per rank and step {'unknown' if sent is None else format_bytes(sent)}")
     put(f"peak memory per rank   {format_bytes(result.peak_memory_bytes)}")

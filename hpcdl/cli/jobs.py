@@ -59,7 +59,7 @@ def cancel(number: Annotated[str, typer.Argument(metavar="JOB", help="Number of 
 
 def _row(view: JobView) -> tuple[str, ...]:
     step = "" if view.step is None else f"{view.step}/{view.steps}" if view.steps else str(view.step)
-    speed = "" if view.images_per_second is None else format_rate(view.images_per_second, "images")
+    speed = "" if view.images_per_second is None else format_rate(view.images_per_second, view.counted)
     loss = "" if view.loss is None else f"{view.loss:.4f}"
     tail = view.log_tail if len(view.log_tail) <= 70 else view.log_tail[:67] + "..."
     return view.job.number, view.job.name, view.state, str(view.job.nodes), step, speed, loss, tail

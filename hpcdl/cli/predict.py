@@ -143,7 +143,7 @@ def _write(found: Answer, out: Path) -> None:
     from hpcdl.core.files import write_json
     from hpcdl.predict.figures import draw
 
-    paths = draw(found.predictions, out)
+    paths = draw(found.predictions, out, found.counted)
     write_json(out / "predict.json", found.as_json())
     say(f"written: {out / 'predict.json'}, {', '.join(path.name for path in paths)}")
 

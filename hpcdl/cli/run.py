@@ -55,7 +55,7 @@ def run(
         launch.run_inside(settings, words, place)
         return
     run_dir, record = launch.run_script(settings, words, prefixed=prefix, say=say)
-    rate = f"; {format_rate(record.images_per_second, 'samples')}" if record.images_per_second else ""
+    rate = f"; {format_rate(record.images_per_second, record.counted)}" if record.images_per_second else ""
     for warning in record.warnings:
         say(f"warning: {warning}")
     say(f"{run_dir}: {record.steps} steps on {record.ranks} ranks{rate}")

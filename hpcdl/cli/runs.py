@@ -12,6 +12,7 @@ import typer
 
 from hpcdl.cli.options import JsonFlag
 from hpcdl.cli.output import print_json, print_table, put, say, table_lines
+from hpcdl.core.units import common_unit
 
 if TYPE_CHECKING:
     from hpcdl.report.runs.listing import ListedRun
@@ -23,7 +24,7 @@ COLUMNS = {
     "batch_per_rank": "batch",
     "steps": "steps",
     "accuracy": "accuracy",
-    "images_per_second": "images/s",
+    "images_per_second": "{counted}/s",
     "status": "status",
 }
 """The facts that the table shows, and their headings; what all runs have in common stands above it."""
@@ -75,7 +76,9 @@ def runs(
 def _print_runs(shown: Sequence[ListedRun], settings: Sequence[str]) -> None:
     from hpcdl.report.runs.listing import as_text
 
-    columns = {title: [as_text(run.value(key)) for run in shown] for key, title in COLUMNS.items()}
+    unit = common_unit(run.value("counted") for run in shown if run.value("images_per_second") is not None)
+    titles = {key: title.format(counted=unit) for key, title in COLUMNS.items()}
+    columns = {title: [as_text(run.value(key)) for run in shown] for key, title in titles.items()}
     columns |= {key: [as_text(run.settings.get(key)) for run in shown] for key in settings}
     common = {title: cells[0] for title, cells in columns.items() if len(shown) > 1 and len(set(cells)) == 1}
     if told := ", ".join(f"{title} {cell}" for title, cell in common.items() if cell):

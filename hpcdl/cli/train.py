@@ -81,7 +81,7 @@ def print_summary(run_dir: Path, record: RunRecord) -> None:
     """The result in a few lines, and what to do next."""
     facts = []
     if record.images_per_second:
-        facts.append(format_rate(record.images_per_second, "images"))
+        facts.append(format_rate(record.images_per_second, record.counted))
     if record.accuracy is not None:
         facts.append(f"accuracy {record.accuracy:.4f}")
     if record.loss is not None:
@@ -97,6 +97,7 @@ class Follower:
 
     def __init__(self) -> None:
         self._bar: Progress | None = None
+        self._counted = ""
 
     def __enter__(self) -> Self:
         return self
@@ -112,12 +113,13 @@ class Follower:
         {"start": self._start, "step": self._step, "epoch": self._epoch, "message": self._message}[event["kind"]](event)
 
     def _start(self, event: dict[str, Any]) -> None:
+        self._counted = event["counted"]
         self._bar = progress("training", event["steps"])
         self._bar.__enter__()
 
     def _step(self, event: dict[str, Any]) -> None:
         if self._bar is not None:
-            rate = format_rate(event["images_per_second"], "images")
+            rate = format_rate(event["images_per_second"], self._counted)
             self._bar.update(event["step"], f"step {event['step']}  {rate}  loss {event['loss']:.4f}")
 
     def _epoch(self, event: dict[str, Any]) -> None:

@@ -129,7 +129,7 @@ def _note(state: Any) -> str:
         return f"{state.num_samples} samples"
     from hpcdl.node.settings import describe
 
-    return f"best {format_rate(state.best.images_per_second, 'images')}: {describe(state.settings)}"
+    return f"best {format_rate(state.best.images_per_second, state.counted)}: {describe(state.settings)}"
 
 
 def _show_result(tuned: Tuned, json: bool) -> None:
@@ -157,7 +157,7 @@ def _print_tables(tuned: Tuned) -> None:
     from hpcdl.tuning.recorded import main_effects
 
     print_table(
-        ["images/s", "+-", "n", "memory/rank", "settings"],
+        [f"{tuned.profile.counted}/s", "+-", "n", "memory/rank", "settings"],
         [
             [f"{trial.images_per_second:.4g}" if trial.images_per_second else trial.status,
              f"{trial.ci95:.2g}" if trial.ci95 else "", str(trial.n),

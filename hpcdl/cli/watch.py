@@ -61,7 +61,7 @@ def lines(now: RunNow) -> Iterator[str]:
     """The view as lines."""
     facts = [now.status, f"step {now.step}" + (f" of {now.num_steps}" if now.num_steps else "")]
     if now.images_per_second:
-        facts.append(format_rate(now.images_per_second, "images"))
+        facts.append(format_rate(now.images_per_second, now.counted))
     if now.loss is not None:
         facts.append(f"loss {now.loss:.4f}")
     if now.seconds_left is not None:

@@ -20,6 +20,7 @@ from hpcdl.core.errors import CorruptError
 from hpcdl.core.files import write_json
 from hpcdl.core.from_json import from_json as from_json  # rooms that read records take it from here
 from hpcdl.core.from_json import read_with, schema_of
+from hpcdl.core.units import IMAGES
 
 Found = TypeVar("Found")
 SCHEMA = "hpcdl.run/1"
@@ -76,6 +77,7 @@ class RankRecord:
 class RunRecord:
     """One run. Times in seconds, sizes in bytes; None means not measured (yet).
 
+    `counted` says what `images_per_second` counts: IMAGES, as the field was named for, or SAMPLES (core/units.py).
     `staleness_*` count updates of the center between a worker's read and its write. `study`, `mode` (`weak`, `strong`
     or `scale-up`), `repeat` and `labels` (what reports call a setting, or a `key=value`) are set by the run's study.
     """
@@ -91,6 +93,7 @@ class RunRecord:
     gradient_bytes: int | None = None
     data: str
     num_samples: int | None = None
+    counted: str = IMAGES
     data_checksum: str = ""
     ranks: int
     workers: int

@@ -3,7 +3,11 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Iterable
 from decimal import Decimal
+
+IMAGES, SAMPLES = "images", "samples"
+"""What runs count, and tell their speed in: where a sample is an image with its class, and where it is anything."""
 
 _BYTES = {
     "": 1, "b": 1,
@@ -66,9 +70,14 @@ def format_count(count: float) -> str:
     return f"{count:,.0f}"
 
 
-def format_rate(per_second: float, unit: str) -> str:
-    """A rate with three significant digits: `1,240 images/s`."""
-    return f"{float(f'{per_second:.3g}'):,g} {unit}/s"
+def common_unit(counted: Iterable[str]) -> str:
+    """What runs that count these count together: `images` where all do, else `samples`, since an image is one."""
+    return IMAGES if all(unit == IMAGES for unit in counted) else SAMPLES
+
+
+def format_rate(per_second: float, counted: str) -> str:
+    """A rate of what is `counted` (IMAGES, SAMPLES) with three significant digits: `1,240 images/s`."""
+    return f"{float(f'{per_second:.3g}'):,g} {common_unit([counted])}/s"
 
 
 def _short(value: float, unit: str) -> str:

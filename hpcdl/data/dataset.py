@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from hpcdl.core.errors import CorruptError, UsageError
+from hpcdl.core.units import IMAGES, SAMPLES
 from hpcdl.data.format.fields import Field
 from hpcdl.data.format.manifest import FILE_NAME, Manifest, SplitEntry, read_manifest
 from hpcdl.data.synthetic import PREFIX, SyntheticSpec, parse_spec
@@ -118,6 +119,11 @@ class Dataset:
     def targets(self) -> tuple[Field, ...]:
         """The fields that a model's outputs are held against."""
         return tuple(item for item in self.fields if item.role == "target")
+
+    @property
+    def counted(self) -> str:
+        """What a run on it counts: images where a sample is an image with its class, else samples."""
+        return SAMPLES if self.fields else IMAGES
 
     @property
     def encoded(self) -> bool:

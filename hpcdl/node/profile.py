@@ -15,6 +15,7 @@ from hpcdl.core.errors import ConfigError, UsageError
 from hpcdl.core.files import read_toml, write_toml
 from hpcdl.core.from_json import from_json
 from hpcdl.core.paths import share_folder, user_config_folder
+from hpcdl.core.units import IMAGES
 from hpcdl.node.settings import Settings, chosen, describe, settings_from
 from hpcdl.node.topology.model import Topology
 
@@ -40,7 +41,7 @@ class TrialSummary:
 
 @dataclass(frozen=True, kw_only=True)
 class Profile:
-    """What was found; `picture` draws the node with its ranks on it.
+    """What was found; `counted` is what its rates count, `picture` draws the node with its ranks on it.
 
     `sentence` says aloud why it was picked; it and `path` are not stored.
     """
@@ -53,6 +54,7 @@ class Profile:
     model: str
     batch_size: int
     images_per_second: float | None = None
+    counted: str = IMAGES
     ci95: float | None = None
     n: int = 0
     verdict: str = ""

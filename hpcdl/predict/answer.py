@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from hpcdl.core.errors import UsageError
+from hpcdl.core.units import IMAGES, common_unit
 from hpcdl.node.topology.machines import read_machine
 from hpcdl.predict.evidence import Evidence, gather_evidence, guessed_evidence
 from hpcdl.predict.forecast import Forecast, HeldOut, Prediction, Range
@@ -78,7 +79,7 @@ class NextRun:
 
 @dataclass(frozen=True, kw_only=True)
 class Answer:
-    """Everything that is told."""
+    """Everything that is told; `counted` is what throughputs count."""
 
     predictions: Sequence[Prediction]
     held_out: Mapping[str, Sequence[HeldOut]]
@@ -86,6 +87,7 @@ class Answer:
     best_servers: Sequence[ServerChoice]
     next_run: NextRun | None
     warnings: Sequence[str] = ()
+    counted: str = IMAGES
     parameters: Mapping[str, Mapping[str, float]] = field(default_factory=dict)
 
     def as_json(self) -> dict[str, Any]:
@@ -121,6 +123,7 @@ def answer(question: Question, runs: Sequence[Run]) -> Answer:
         best_servers=[row for item in answers for row in item.best_servers],
         next_run=largest,
         warnings=list(dict.fromkeys(line for item in answers for line in item.warnings)),
+        counted=common_unit(run.counted for run in runs if run.images_per_second is not None),
         parameters={model: values for item in answers for model, values in item.parameters.items()},
     )
 

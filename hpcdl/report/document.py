@@ -51,6 +51,11 @@ class Column:
     name: str
     kind: str = "text"
 
+    @classmethod
+    def rate(cls, counted: str) -> Column:
+        """The column of throughputs; `counted` is what the report's runs count."""
+        return cls(name=f"{counted}/s", kind="rate")
+
 
 @dataclass(frozen=True, kw_only=True)
 class Table:

@@ -18,7 +18,6 @@ from hpcdl.report.sections.search import winner_line as search_line
 from hpcdl.report.sections.tuning import winner_line
 
 TOO_FEW = "too few runs for an interval"
-_RATE = Column(name="images/s", kind="rate")
 _PERCENT = Column(name="efficiency", kind="percent")
 _KEPT = {"weak": "batch per worker", "strong": "global batch", "scale-up": "batch and workers"}
 """What each mode of scaling keeps."""
@@ -36,7 +35,9 @@ def summary(analysis: Analysis) -> list[str]:
     """Five lines: how it scales, what ran, how fast, where the time goes, what it learnt; one for each tuning."""
     rules = (_scaling, _what, _throughput, _time, _accuracy) if analysis.runs else ()
     found = [f"Search: {search_line(search)}." for search in analysis.searches]
-    return found + [rule(analysis) for rule in rules] + [f"Tuning: {winner_line(one)}." for one in analysis.tunings]
+    rate = Column.rate(analysis.counted)
+    tuned = [f"Tuning: {winner_line(tuning, rate)}." for tuning in analysis.tunings]
+    return [*found, *(rule(analysis) for rule in rules), *tuned]
 
 
 def _what(analysis: Analysis) -> str:
@@ -67,7 +68,8 @@ def _throughput(analysis: Analysis) -> str:
     setting = f"{run.model} by {run.strategy} with {counted(run.workers, 'worker')} x batch {run.batch_per_rank:g}"
     told = f"mean of {counted(runs, 'run')}, ± the 95 % interval" if runs > 1 else "one run"
     told = f"mean of {runs} runs: {TOO_FEW}" if wide else told
-    return f"Throughput: at best {cell_text(_RATE, value)} images/s ({setting}; {told})."
+    rate = Column.rate(analysis.counted)
+    return f"Throughput: at best {cell_text(rate, value)} {rate.name} ({setting}; {told})."
 
 
 def _scaling(analysis: Analysis) -> str:

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from hpcdl.core.statistics import estimate
+from hpcdl.core.units import common_unit
 from hpcdl.node.profile import Profile, TrialSummary
 from hpcdl.node.settings import Settings, chosen
 from hpcdl.tuning.trials import TrialOutcome
@@ -24,11 +25,15 @@ Measured = Sequence[tuple[Settings, Sequence[TrialOutcome]]]
 
 @dataclass(frozen=True, kw_only=True)
 class Found:
-    """How a search ended: `choice` is None where no trial succeeded; `stopped` where a signal ended it."""
+    """How a search ended: `choice` is None where no trial succeeded; `stopped` where a signal ended it.
+
+    `counted` is what the trials' rates count.
+    """
 
     choice: Choice | None
     settings: Settings | None
     trials: tuple[TrialSummary, ...]
+    counted: str
     num_samples: int
     seconds: float
     settled: bool
@@ -71,6 +76,12 @@ def plain_engine(settings: Settings) -> bool:
     )
 
 
+def unit_of(measured: Measured) -> str:
+    """What the rates that were measured count."""
+    every = (outcome for _, outcomes in measured for outcome in outcomes)
+    return common_unit(outcome.counted for outcome in every if outcome.images_per_second is not None)
+
+
 def summaries(measured: Measured) -> tuple[TrialSummary, ...]:
     """A line for each candidate, the fastest first."""
     ranked = [_summary(settings, outcomes) for settings, outcomes in measured]
@@ -106,8 +117,9 @@ def warnings_of(measured: Measured) -> tuple[str, ...]:
 
 def as_profile(found: Found, base: Profile) -> Profile:
     """The profile that a search ends with: `base` says where and what, `found` what was fastest and how sure."""
+    base = dataclasses.replace(base, counted=found.counted, trials=found.trials)
     if found.choice is None or found.settings is None:
-        return dataclasses.replace(base, trials=found.trials, verdict="no trial ended with success: the defaults")
+        return dataclasses.replace(base, verdict="no trial ended with success: the defaults")
     winner = next(trial for trial in found.trials if trial.settings == chosen(found.settings))
     return dataclasses.replace(
         base,
@@ -117,7 +129,6 @@ def as_profile(found: Found, base: Profile) -> Profile:
         ci95=winner.ci95,
         n=winner.n,
         verdict=verdict(found.choice, settled=found.settled),
-        trials=found.trials,
     )
 
 

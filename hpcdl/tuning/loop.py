@@ -13,7 +13,7 @@ from typing import Protocol
 
 from hpcdl.core.signals import caught
 from hpcdl.node.settings import Settings, chosen
-from hpcdl.tuning.findings import Found, checked, summaries, warnings_of
+from hpcdl.tuning.findings import Found, checked, summaries, unit_of, warnings_of
 from hpcdl.tuning.log import TrialLog
 from hpcdl.tuning.search import Choice, Search
 from hpcdl.tuning.space import Candidate, Space
@@ -49,12 +49,13 @@ class SearchLimits:
 
 @dataclass(frozen=True, kw_only=True)
 class SearchProgress:
-    """Where a search stands, for a display."""
+    """Where a search stands, for a display; `counted` is what the rate of the best counts."""
 
     seconds: float
     num_samples: int
     best: Choice | None
     settings: Settings | None
+    counted: str
 
 
 @dataclass(kw_only=True)
@@ -91,6 +92,7 @@ class Tuning:
             choice=choice,
             settings=None if choice is None else candidates[choice.index].settings,
             trials=summaries(self._by_settings()),
+            counted=unit_of(self._by_settings()),
             num_samples=self._search.num_samples,
             seconds=time.monotonic() - self._begin,
             settled=settled,
@@ -142,8 +144,15 @@ class Tuning:
         self._tell(index, outcome)
         best = self._search.best()
         settings = None if best is None else self.space.candidates[best.index].settings
-        seconds, num_samples = time.monotonic() - self._begin, self._search.num_samples
-        self.notify(SearchProgress(seconds=seconds, num_samples=num_samples, best=best, settings=settings))
+        self.notify(
+            SearchProgress(
+                seconds=time.monotonic() - self._begin,
+                num_samples=self._search.num_samples,
+                best=best,
+                settings=settings,
+                counted=unit_of(self._by_settings()),
+            )
+        )
 
     def _settings(self, index: int) -> Settings:
         return self.space.candidates[index].settings

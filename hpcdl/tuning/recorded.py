@@ -18,7 +18,7 @@ from hpcdl.node.settings import Settings, chosen, settings_from, show, spelt
 from hpcdl.report.runs.sources import Walk
 from hpcdl.report.runs.tunings import SettingEffect, ThreadCurve, ThreadPoint, TunedNode, TunedTrial
 from hpcdl.tuning.factors import number_of
-from hpcdl.tuning.findings import Found, as_profile, summaries, warnings_of
+from hpcdl.tuning.findings import Found, as_profile, summaries, unit_of, warnings_of
 from hpcdl.tuning.log import SCHEMA as LOG_SCHEMA
 from hpcdl.tuning.log import read_log
 from hpcdl.tuning.trials import TrialOutcome
@@ -142,6 +142,7 @@ def profile_of_log(path: Path) -> Profile:
         choice=choice,
         settings=None if choice is None else candidates[choice.index][0],
         trials=summaries(candidates),
+        counted=unit_of(candidates),
         num_samples=search.num_samples,
         seconds=sum(outcome.seconds for _, outcomes in candidates for outcome in outcomes),
         settled=False,

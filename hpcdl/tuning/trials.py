@@ -25,6 +25,7 @@ from typing import Any
 from hpcdl.cluster.launchers.base import expand_hosts
 from hpcdl.cluster.processes import end_marked
 from hpcdl.core.paths import own_program
+from hpcdl.core.units import IMAGES, common_unit
 from hpcdl.node.profile import Profile, write_profile
 from hpcdl.node.settings import Settings
 from hpcdl.node.topology.model import Topology
@@ -46,11 +47,12 @@ TAIL_BYTES = 8192
 class TrialOutcome:
     """One sample: `status` is ok, failed, timeout, garbage, inconsistent or stopped; images/s of the whole node.
 
-    `node` is that of the allocation that it ran on, empty for this one.
+    `counted` is what the rate counts; `node` is that of the allocation that it ran on, empty for this one.
     """
 
     status: str
     images_per_second: float | None = None
+    counted: str = IMAGES
     loss: float | None = None
     memory_bytes_per_rank: int | None = None
     message: str = ""
@@ -173,6 +175,7 @@ def _read(folder: Path, code: int, why: str, settings: Settings, workload: Workl
     return TrialOutcome(
         status="ok",
         images_per_second=(settings.ranks_per_node or 1) * batch / step_seconds,
+        counted=common_unit([document.get("counted", IMAGES)]),
         loss=_loss(document),
         memory_bytes_per_rank=memory if isinstance(memory, int) and not isinstance(memory, bool) else None,
     )

@@ -144,8 +144,11 @@ def test_submit_jobs_and_cancel_with_a_played_slurm(run_hpcdl: CommandLine, tmp_
     view = run_hpcdl(["jobs", "--json"], env=env).json()["jobs"][0]
     assert (view["state"], view["step"], view["steps"], view["loss"]) == ("running", 3, 9, 1.25)
     assert view["log_tail"] == "last word"
-    assert "3/9" in run_hpcdl(["jobs", "4711"], env=env).out
-    (run / "metrics.jsonl").write_text(f'{events[:-5]}{{"kind":"epoch","step":9,"loss":0.5}}\n')
+    shown = run_hpcdl(["jobs", "4711"], env=env).out
+    assert "3/9" in shown and "12.5 images/s" in shown
+    counted = events.replace('"steps":9', '"steps":9,"counted":"samples"')
+    (run / "metrics.jsonl").write_text(f'{counted[:-5]}{{"kind":"epoch","step":9,"loss":0.5}}\n')
+    assert "12.5 samples/s" in run_hpcdl(["jobs", "4711"], env=env).out
     view = run_hpcdl(["jobs", "4711", "--json"], env=env).json()["jobs"][0]
     assert (view["step"], view["loss"], view["images_per_second"]) == (9, 0.5, 12.5)
     assert run_hpcdl(["cancel", "4711"], env=env).code == 0

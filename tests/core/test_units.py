@@ -1,8 +1,18 @@
+import json
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hpcdl.core.units import format_bytes, format_count, format_rate, format_seconds, parse_bytes, parse_seconds
+from hpcdl.core.units import (
+    common_unit,
+    format_bytes,
+    format_count,
+    format_rate,
+    format_seconds,
+    parse_bytes,
+    parse_seconds,
+)
 
 
 @pytest.mark.parametrize(
@@ -45,3 +55,9 @@ def test_numbers_for_people() -> None:
     assert format_seconds(12000) == "3h 20m"
     assert format_count(431080) == "431,080"
     assert format_rate(1234.5, "images") == "1,230 images/s"
+
+
+def test_what_not_all_count_as_images_are_samples() -> None:
+    assert common_unit([]) == common_unit(["images", "images"]) == "images"
+    assert common_unit(["images", "samples"]) == common_unit(["samples"]) == common_unit(["rows"]) == "samples"
+    assert common_unit(json.loads('[["images"], null, {}]')) == "samples"  # another's record may say anything

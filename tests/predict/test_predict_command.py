@@ -38,7 +38,7 @@ def write_study(folder: Path, sizes: tuple[int, ...] = (1, 2, 4), repeats: int =
 
 @pytest.fixture(scope="module")
 def study(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return write_study(tmp_path_factory.mktemp("predict") / "study")
+    return write_study(tmp_path_factory.mktemp("predict") / "study", counted="samples")
 
 
 def test_the_document_is_what_is_agreed(run_hpcdl: CommandLine, study: Path) -> None:
@@ -79,6 +79,8 @@ def test_the_table_fits_a_terminal(run_hpcdl: CommandLine, study: Path, tmp_path
     assert "next: hpcdl " in finished.err and "held out: ring on 4 workers" in finished.out
     assert "beyond 16 x the largest size" in finished.out
     assert {path.suffix for path in (tmp_path / "out").iterdir()} == {".svg", ".json"}
+    (drawn,) = (tmp_path / "out").glob("*-throughput.svg")
+    assert "samples/s" in drawn.read_text() and "images/s" not in drawn.read_text()
 
 
 def test_one_node_and_a_network_are_enough(run_hpcdl: CommandLine, tmp_path: Path) -> None:

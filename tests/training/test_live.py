@@ -37,7 +37,7 @@ def test_ranks_answer_while_somebody_looks_on(tmp_path: Path) -> None:
     actions = Actions(end=lambda error: pytest.fail(str(error)))
     watches = [Watch(observation=one, folder=folder, actions=actions, limits=Limits(stall_s=2)) for one in seen]
     with writing(tmp_path), watching(watches[0]), watching(watches[1]):
-        journal(tmp_path, {"kind": "start", "steps": 100, "done": 0, "at": 10.0})
+        journal(tmp_path, {"kind": "start", "steps": 100, "done": 0, "counted": "samples", "at": 10.0})
         time.sleep(0.5)
         assert not folder.exists(), "nobody looks on, and yet there are notes"
         view = LiveView(tmp_path)
@@ -51,7 +51,7 @@ def test_ranks_answer_while_somebody_looks_on(tmp_path: Path) -> None:
         fast = next(one for one in now.ranks if one.note.rank == 0)
         assert fast.shares == pytest.approx([0, 0.75, 0.25, 0, 0]) and fast.steps_per_second
         told = "\n".join(lines(now))
-        assert "step 20 of 100" in told and "computing, step 7" in told and "c" * 18 + "x" * 6 in told
+        assert "step 20 of 100  64 samples/s" in told and "computing, step 7" in told and "c" * 18 + "x" * 6 in told
         with seen[1].waiting_for("receiving", [0]):
             until(view, lambda now: any(one.note.waits for one in now.ranks))
         view.close()

@@ -47,7 +47,7 @@ def test_two_ranks_learn_the_digits(trained: Path) -> None:
     assert record.accuracy is not None
     assert record.accuracy >= 0.97
     assert (record.ranks, record.workers, record.nodes, record.global_batch) == (2, 2, 1, 32)
-    assert record.parameters == 431_080
+    assert (record.parameters, record.counted) == (431_080, "images")
     assert record.bytes_sent_per_step == record.gradient_bytes == 4 * 431_080  # 2n(p-1)/p with p = 2
     assert [point.epoch for point in record.history] == list(range(1, 13))
 

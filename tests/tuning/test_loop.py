@@ -242,13 +242,13 @@ def base() -> Profile:
 
 
 def test_the_profile_has_winner_interval_and_every_trial(tmp_path: Path) -> None:
-    found = tune(Simulated(), tmp_path)
+    found = tune(Simulated(change=lambda _, outcome: dataclasses.replace(outcome, counted="samples")), tmp_path)
     profile = as_profile(found, base())
     path = tmp_path / "p.toml"
     write_profile(profile, path)
     stored = read_profile(path)
     assert found.settings is not None
-    assert stored.settings == found.settings
+    assert (stored.settings, stored.counted) == (found.settings, "samples")
     assert stored.images_per_second is not None
     assert abs(stored.images_per_second - 100) < 3
     assert stored.ci95 is not None

@@ -27,14 +27,15 @@ def settings(ranks: int, threads: int, binding: str = "balanced") -> Settings:
     return Settings(ranks_per_node=ranks, intra_op_threads=threads, inter_op_threads=2, binding=binding)
 
 
-def make_log(path: Path) -> Path:
+def make_log(path: Path, counted: str = "images") -> Path:
     log = TrialLog(path, HEADER, resume=False)
     for ranks, threads, binding, speeds in (
         (1, 1, "none", (100.0, 102.0)), (1, 4, "none", (300.0, 310.0)), (2, 2, "balanced", (400.0, 404.0, 396.0)),
         (1, 2, "balanced", (210.0,)),
     ):  # fmt: skip
         for speed in speeds:
-            log.add(chosen(settings(ranks, threads, binding)), TrialOutcome(status="ok", images_per_second=speed))
+            outcome = TrialOutcome(status="ok", images_per_second=speed, counted=counted)
+            log.add(chosen(settings(ranks, threads, binding)), outcome)
     log.add(chosen(settings(4, 1)), TrialOutcome(status="failed", message="killed by signal 9, perhaps out of memory"))
     return path
 
@@ -71,12 +72,13 @@ def test_a_profile_keeps_what_the_report_needs(tmp_path: Path) -> None:
 
 
 def test_a_log_alone_says_what_was_found_so_far_and_is_left_as_it_is(tmp_path: Path) -> None:
-    path = make_log(tmp_path / "x.trials.jsonl")
+    path = make_log(tmp_path / "x.trials.jsonl", counted="samples")
     with path.open("ab") as file:
         file.write(b'{"settings": {"ranks_')  # killed while it wrote
     before = path.read_bytes()
     tuned = read_tuning(path)
     assert path.read_bytes() == before
+    assert tuned.counted == "samples"
     assert (tuned.model, tuned.n, tuned.settings["intra_op_threads"]) == ("lenet", 3, "2")
     assert tuned.images_per_second == pytest.approx(400.0)
     assert tuned.verdict.startswith("stopped before it settled; best with probability")

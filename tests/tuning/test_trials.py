@@ -55,7 +55,12 @@ def test_a_good_trial() -> None:
     outcome = measure(f"print('''{GOOD}''')")
     assert (outcome.status, outcome.images_per_second, outcome.loss) == ("ok", 2 * 16 / 0.5, 2.3)
     assert outcome.memory_bytes_per_rank == 1000
-    assert outcome.seconds > 0
+    assert outcome.seconds > 0 and outcome.counted == "images"
+
+
+def test_what_a_trial_counts_is_what_it_says() -> None:
+    rows = json.dumps(json.loads(GOOD) | {"counted": "samples"})
+    assert measure(f"print('''{rows}''')").counted == "samples"
 
 
 def test_the_settings_reach_the_trial_as_a_profile(tmp_path: Path) -> None:

@@ -14,6 +14,7 @@ from hpcdl.core.errors import CorruptError, HpcdlError, UsageError
 from hpcdl.core.files import MOST_JSON_BYTES, open_regular, parse_json, read_json, write_json
 from hpcdl.core.paths import user_cache_folder
 from hpcdl.core.records import from_json
+from hpcdl.core.units import IMAGES
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -33,13 +34,17 @@ class Job:
 
 @dataclass(frozen=True, kw_only=True)
 class JobView:
-    """A job as it stands: the batch system's state, the run's last step, and the end of the log."""
+    """A job as it stands: the batch system's state, the run's last step, and the end of the log.
+
+    `counted` is what `images_per_second` counts.
+    """
 
     job: Job
     state: str
     step: int | None = None
     steps: int | None = None
     images_per_second: float | None = None
+    counted: str = IMAGES
     loss: float | None = None
     log_tail: str = ""
 
@@ -82,13 +87,14 @@ def look(job: Job) -> JobView:
         state = "unknown"
     events = _last_events(Path(job.run_dir)) if job.run_dir else {}
     # Step events come twice a second at most: a run's last steps are told by the end of its epoch alone.
-    newest = events.get("newest", {})
+    newest, start = events.get("newest", {}), events.get("start", {})
     return JobView(
         job=job,
         state=state,
         step=newest.get("step"),
-        steps=events.get("start", {}).get("steps"),
+        steps=start.get("steps"),
         images_per_second=events.get("step", {}).get("images_per_second"),
+        counted=start.get("counted", IMAGES),
         loss=newest.get("loss"),
         log_tail=_log_tail(job),
     )

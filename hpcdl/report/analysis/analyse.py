@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from hpcdl.core.errors import UsageError
+from hpcdl.core.units import common_unit
 from hpcdl.report.analysis.baseline import compare_with
 from hpcdl.report.analysis.caveats import caveats
 from hpcdl.report.analysis.comparisons import (
@@ -52,6 +53,12 @@ class Analysis:
     traced: Sequence[TracedRun] = ()
     link_bytes_per_second: float | None = None
     baseline_name: str = ""
+
+    @property
+    def counted(self) -> str:
+        """What all throughputs of this report count: images where each of them does, else samples."""
+        measured: list[Run | TunedNode] = [*self.runs, *self.tunings]
+        return common_unit(item.counted for item in measured if item.images_per_second is not None)
 
 
 def analyse(

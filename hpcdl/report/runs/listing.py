@@ -15,12 +15,13 @@ from hpcdl.config.settings import NOTHING
 from hpcdl.core.errors import CorruptError, UsageError, suggestion
 from hpcdl.core.files import parse_json, read_bytes
 from hpcdl.core.records import FILE_NAME, SCHEMA
+from hpcdl.core.units import IMAGES
 from hpcdl.report.runs.sources import find_run_dirs, run_name, uncollected
 
 FACTS = (
     "status", "strategy", "model", "data", "ranks", "workers", "servers", "nodes", "batch_per_rank", "global_batch",
-    "steps", "accuracy", "loss", "images_per_second", "seconds_per_epoch", "seconds_total", "started_at", "machine",
-    "study", "repeat",
+    "steps", "accuracy", "loss", "images_per_second", "counted", "seconds_per_epoch", "seconds_total", "started_at",
+    "machine", "study", "repeat",
 )  # fmt: skip
 """What a row holds of a record, beside the settings."""
 RESULTS = (
@@ -95,6 +96,7 @@ def read_flat(run_dir: Path) -> dict[str, Any]:
     schema = record.get("schema") if isinstance(record, dict) else None
     if schema != SCHEMA:
         raise CorruptError(f"{path} has schema {schema!r}, this hpcdl reads {SCHEMA!r}")
+    record.setdefault("counted", IMAGES)
     for key in ("config", "software"):
         if not isinstance(record.setdefault(key, {}), dict):
             raise CorruptError(f"{path} is damaged: {key} is no object")

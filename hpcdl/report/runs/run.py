@@ -12,6 +12,7 @@ from typing import Any
 
 from hpcdl.core.records import PARTS, HistoryPoint, RankRecord, RunRecord, from_json
 from hpcdl.core.statistics import quantiles
+from hpcdl.core.units import IMAGES
 
 MODES = ("weak", "strong", "scale-up")
 NOT_MEASURED = ("failed", "running")
@@ -31,6 +32,7 @@ class ServerLoad:
 class Run:
     """One run. `batch_per_rank` is per worker, 0 for unknown; times in seconds; None means not measured.
 
+    `counted` is what `images_per_second` counts.
     `config` holds its settings as text, `settings` those of them that keep it apart from other runs of its network and
     data, once a report has looked at all runs; `labels` are their study's names of settings and of `key=value`; `profile` names the file of the node profile.
     `rounds_per_step` and `round_bytes_per_step` are those of the rank that has most to do.
@@ -54,6 +56,7 @@ class Run:
     machine: str = ""
     version: str = ""
     images_per_second: float | None
+    counted: str = IMAGES
     step_seconds: float | None = None
     step_seconds_p95: float | None = None
     seconds_per_epoch: float | None = None

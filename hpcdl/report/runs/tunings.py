@@ -7,10 +7,12 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from hpcdl.core.units import IMAGES
+
 
 @dataclass(frozen=True, kw_only=True)
 class TunedTrial:
-    """One candidate: settings as text, images/s over `n` samples, or the status and message of its failure."""
+    """One candidate: settings as text, its rate over `n` samples, or the status and message of its failure."""
 
     settings: Mapping[str, str]
     status: str
@@ -45,7 +47,7 @@ class ThreadPoint:
 
 @dataclass(frozen=True, kw_only=True)
 class ThreadCurve:
-    """Images/s against threads at one batch size, None where it was not searched; by rising threads."""
+    """The rate against threads at one batch size, None where it was not searched; by rising threads."""
 
     batch_size: int | None
     points: Sequence[ThreadPoint]
@@ -53,7 +55,10 @@ class ThreadCurve:
 
 @dataclass(frozen=True, kw_only=True)
 class TunedNode:
-    """One search: where, for what, the winner with how sure it is, and everything that was tried, the fastest first."""
+    """One search: where, for what, the winner with how sure it is, and everything that was tried, the fastest first.
+
+    `counted` is what its rates count.
+    """
 
     name: str
     model: str
@@ -66,6 +71,7 @@ class TunedNode:
     software: Mapping[str, str] = field(default_factory=dict)
     settings: Mapping[str, str] = field(default_factory=dict)
     images_per_second: float | None = None
+    counted: str = IMAGES
     ci95: float | None = None
     n: int = 0
     verdict: str = ""

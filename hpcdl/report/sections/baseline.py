@@ -5,7 +5,7 @@ from __future__ import annotations
 from hpcdl.report.analysis.analyse import Analysis
 from hpcdl.report.analysis.baseline import KIND
 from hpcdl.report.analysis.names import counted
-from hpcdl.report.document import Section
+from hpcdl.report.document import Column, Section
 from hpcdl.report.sections.strategies import verdict_table
 
 
@@ -21,5 +21,5 @@ def build(analysis: Analysis) -> Section | None:
         f"Of {settings} that both have, {faster} became faster and {slower} slower beyond noise;"
         f" {len(compared) - faster - slower} did not change distinguishably. Baseline: {analysis.baseline_name}."
     ]
-    table = verdict_table("This study (a) against the baseline (b)", compared)
+    table = verdict_table("This study (a) against the baseline (b)", compared, Column.rate(analysis.counted))
     return Section(name="baseline", title="Against the baseline", lines=lines, items=(table,))

@@ -29,7 +29,7 @@ def build(analysis: Analysis) -> Section | None:
                 rows.append(_row(curve, name, point, targets.get(point.first.model)))
     columns = (
         Column(name="point"), Column(name="nodes", kind="count"), Column(name="node-hours per run", kind="number"),
-        Column(name="per epoch", kind="number"), Column(name="per million images", kind="number"),
+        Column(name="per epoch", kind="number"), Column(name=f"per million {analysis.counted}", kind="number"),
         Column(name="accuracy", kind="percent"), Column(name="to accuracy", kind="number"),
     )  # fmt: skip
     note = "Node-hours: nodes x hours of training. Accuracy: the highest whole percentage that all settings reached."

@@ -37,7 +37,7 @@ def build(analysis: Analysis) -> Section | None:
     groups = _settings(analysis.runs)
     if not groups:
         return None
-    table = _measures(groups)
+    table = _measures(groups, Column.rate(analysis.counted))
     curves = [(name, run) for name, run in _representatives(groups) if len(run.history) > 1]
     figures = [figure for kind in _KINDS for figure in _figures(kind, curves[:MOST_LINES])]
     lines = [
@@ -95,14 +95,14 @@ def _settings(runs: Sequence[Run]) -> list[list[Run]]:
     return list(groups.values())
 
 
-def _measures(groups: Sequence[Sequence[Run]]) -> Table:
+def _measures(groups: Sequence[Sequence[Run]], rate: Column) -> Table:
     several = _several(groups)
     differing = [_difference(group[0], several) for group in groups] if several else []
     columns = (
         Column(name="model"), Column(name="strategy"), *([Column(name="settings")] if several else []),
         Column(name="workers", kind="count"),
         Column(name="batch per worker", kind="count"), Column(name="runs", kind="count"),
-        Column(name="images/s", kind="rate"), Column(name="step", kind="seconds"),
+        rate, Column(name="step", kind="seconds"),
         Column(name="s per epoch", kind="number"), Column(name="accuracy", kind="percent"),
         Column(name="loss", kind="number"),
     )  # fmt: skip

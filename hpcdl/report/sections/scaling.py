@@ -23,17 +23,17 @@ _MEANING = {
 
 def build_weak(analysis: Analysis) -> Section | None:
     """Throughput and efficiency at fixed batch per worker."""
-    return _build(analysis, "weak", (_THROUGHPUT, _EFFICIENCY))
+    return _build(analysis, "weak", (_throughput(analysis), _EFFICIENCY))
 
 
 def build_strong(analysis: Analysis) -> Section | None:
     """Time of a step, speed-up and efficiency at fixed global batch."""
-    return _build(analysis, "strong", (_THROUGHPUT, _SPEEDUP, _EFFICIENCY))
+    return _build(analysis, "strong", (_throughput(analysis), _SPEEDUP, _EFFICIENCY))
 
 
 def build_scale_up(analysis: Analysis) -> Section | None:
     """Throughput, speed-up and efficiency against threads per worker."""
-    return _build(analysis, "scale-up", (_THROUGHPUT, _SPEEDUP, _EFFICIENCY))
+    return _build(analysis, "scale-up", (_throughput(analysis), _SPEEDUP, _EFFICIENCY))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -59,13 +59,16 @@ def _ratio_of(ratio: Ratio) -> tuple[float, float | None, float | None]:
     return (ratio.value, None, None) if ratio.is_wide else (ratio.value, ratio.low, ratio.high)
 
 
-_THROUGHPUT = _Measure(
-    name="throughput",
-    label="images/s",
-    kind="rate",
-    value=_throughput_of,
-    ideal=lambda curve, n: curve.base.throughput.mean * n / curve.base.n,
-)
+def _throughput(analysis: Analysis) -> _Measure:
+    return _Measure(
+        name="throughput",
+        label=Column.rate(analysis.counted).name,
+        kind="rate",
+        value=_throughput_of,
+        ideal=lambda curve, n: curve.base.throughput.mean * n / curve.base.n,
+    )
+
+
 _SPEEDUP = _Measure(
     name="speedup",
     label="speed-up over the base",
@@ -87,7 +90,7 @@ def _build(analysis: Analysis, mode: str, measures: Sequence[_Measure]) -> Secti
     if not any(len(curve.points) > 1 for curve in curves):
         return None
     names = curve_names(curves)
-    table = _table(mode, curves, names)
+    table = _table(mode, curves, names, Column.rate(analysis.counted))
     drawn = [(curve, name) for curve, name in zip(curves, names, strict=True) if len(curve.points) > 1]
     lines = [
         _MEANING[mode],
@@ -115,11 +118,11 @@ def base_words(curve: Curve) -> str:
     return f"{told} of {curve.base.first.strategy}" if curve.borrowed else told
 
 
-def _table(mode: str, curves: Sequence[Curve], names: Sequence[str]) -> Table:
+def _table(mode: str, curves: Sequence[Curve], names: Sequence[str], rate: Column) -> Table:
     axis = "threads" if mode == "scale-up" else "workers"
     columns = (
         Column(name="curve"), Column(name="batch"), Column(name=axis, kind="count"), Column(name="nodes", kind="count"),
-        Column(name="servers", kind="count"), Column(name="runs", kind="count"), Column(name="images/s", kind="rate"),
+        Column(name="servers", kind="count"), Column(name="runs", kind="count"), rate,
         Column(name="std", kind="rate"), Column(name="speed-up", kind="number"),
         Column(name="efficiency", kind="percent"), Column(name="per node", kind="percent"),
     )  # fmt: skip

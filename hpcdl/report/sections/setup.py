@@ -23,7 +23,7 @@ def build(analysis: Analysis) -> Section | None:
     items = [_setup(analysis.runs), *_settings([run for run in analysis.runs if run.usable])]
     failed = [run for run in analysis.runs if not run.usable]
     if failed:
-        items.append(_failed(failed))
+        items.append(_failed(failed, Column.rate(analysis.counted)))
     return Section(name="setup", title="Machine, software and runs", items=items)
 
 
@@ -81,20 +81,20 @@ def _numeric_order(text: str) -> tuple[int, int, str]:
     return (0, int(text), "") if text.isdecimal() and len(text) < 20 else (1, 0, text)
 
 
-def _failed(failed: Sequence[Run]) -> Table:
+def _failed(failed: Sequence[Run], rate: Column) -> Table:
     columns = (
         Column(name="run"), Column(name="strategy"), Column(name="model"), Column(name="workers", kind="count"),
         Column(name="status"), Column(name="message"),
     )  # fmt: skip
     rows = [
-        (run.name, run.strategy, run.model, run.workers, run.status, run.message or _reason(run))
+        (run.name, run.strategy, run.model, run.workers, run.status, run.message or _reason(run, rate))
         for run in failed[:MOST_FAILED]
     ]
     rest = len(failed) - len(rows)
     return Table(title="Runs in no mean", columns=columns, rows=rows, note=f"and {rest:,} more" if rest else "")
 
 
-def _reason(run: Run) -> str:
+def _reason(run: Run, rate: Column) -> str:
     if run.status == "running":
         return "the record was not finished"
-    return "no throughput" if run.images_per_second is None else f"throughput {run.images_per_second:g} images/s"
+    return "no throughput" if run.images_per_second is None else f"throughput {run.images_per_second:g} {rate.name}"

@@ -15,8 +15,6 @@ from hpcdl.report.analysis.comparisons import (
 )
 from hpcdl.report.document import Bounds, Cell, Column, Interval, Section, Table
 
-MEASURES = {"images_per_second": "images/s", "seconds_to_accuracy": "time to accuracy"}
-
 
 def build(analysis: Analysis) -> Section | None:
     """One row for each strategy at each setting that several ran, and the verdict on each pair."""
@@ -35,9 +33,10 @@ def _section(analysis: Analysis, kind: str, name: str, title: str) -> Section | 
     if not contests:
         return None
     compared = [item for item in analysis.comparisons if item.kind == kind]
-    items = [_contenders(contests)]
+    rate = Column.rate(analysis.counted)
+    items = [_contenders(contests, rate)]
     if compared:
-        items.append(verdict_table("Verdicts", compared))
+        items.append(verdict_table("Verdicts", compared, rate))
     lines = [
         "A verdict is given where Welch's test on logarithms, Holm-corrected over all comparisons of this report,"
         " excludes equality at 95 %; else the difference is not distinguishable with the runs there are."
@@ -45,8 +44,9 @@ def _section(analysis: Analysis, kind: str, name: str, title: str) -> Section | 
     return Section(name=name, title=title, lines=lines, items=items)
 
 
-def verdict_table(title: str, compared: Sequence[Comparison]) -> Table:
-    """Each comparison with its ratio, interval, corrected p and verdict."""
+def verdict_table(title: str, compared: Sequence[Comparison], rate: Column) -> Table:
+    """Each comparison with its ratio, interval, corrected p and verdict; `rate` is the column that names throughput."""
+    measures = {"images_per_second": rate.name, "seconds_to_accuracy": "time to accuracy"}
     columns = (
         Column(name="setting"), Column(name="measure"), Column(name="a"), Column(name="b"),
         Column(name="runs"), Column(name="a / b", kind="number"), Column(name="p (Holm)", kind="number"),
@@ -54,7 +54,7 @@ def verdict_table(title: str, compared: Sequence[Comparison]) -> Table:
     )  # fmt: skip
     rows: list[tuple[Cell, ...]] = [
         (
-            item.where, MEASURES[item.measure], item.a, item.b, f"{item.ratio.n} : {item.ratio.n_base}",
+            item.where, measures[item.measure], item.a, item.b, f"{item.ratio.n} : {item.ratio.n_base}",
             Bounds(value=item.ratio.value, low=item.ratio.low, high=item.ratio.high), item.p_holm, item.verdict,
         )
         for item in compared
@@ -62,10 +62,10 @@ def verdict_table(title: str, compared: Sequence[Comparison]) -> Table:
     return Table(title=title, columns=columns, rows=rows, note="Intervals are those of the single comparison, at 95 %.")
 
 
-def _contenders(contests: Sequence[Contest]) -> Table:
+def _contenders(contests: Sequence[Contest], rate: Column) -> Table:
     columns = (
         Column(name="setting"), Column(name="contender"), Column(name="runs", kind="count"),
-        Column(name="images/s", kind="rate"), Column(name="communication share", kind="percent"),
+        rate, Column(name="communication share", kind="percent"),
         Column(name="mean staleness", kind="number"), Column(name="max staleness", kind="number"),
         Column(name="target", kind="percent"), Column(name="time to target", kind="seconds"),
     )  # fmt: skip

@@ -11,7 +11,6 @@ from hpcdl.report.cells import number
 from hpcdl.report.document import Cell, Column, Figure, Interval, Listing, Section, Series, Table
 from hpcdl.report.runs.tunings import ThreadCurve, TunedNode, TunedTrial, words
 
-_RATE = Column(name="images/s", kind="rate")
 LOG_SPAN = 8.0
 """From this ratio of the most to the fewest threads on, the axis is logarithmic."""
 
@@ -21,30 +20,34 @@ def build(analysis: Analysis) -> Section | None:
     if not analysis.tunings:
         return None
     lines, items = [], list[Table | Figure | Listing]()
+    rate = Column.rate(analysis.counted)
     for order, tuning in enumerate(analysis.tunings, start=1):
         which = f"{tuning.name}: " if len(analysis.tunings) > 1 else ""
-        lines += [which + line for line in _sentences(tuning)]
+        lines += [which + line for line in _sentences(tuning, rate)]
         items += [
-            *_figures(tuning, order, which),
-            _attempts(tuning, which),
+            *_figures(tuning, order, which, rate),
+            _attempts(tuning, which, rate),
             *_effects(tuning, which),
             *_drawing(tuning, which),
         ]
     return Section(name="tuning", title="Tuning of the node", lines=lines, items=items)
 
 
-def winner_line(tuning: TunedNode) -> str:
-    """The winner, how fast it is, and how sure that is; or that there is none."""
+def winner_line(tuning: TunedNode, rate: Column) -> str:
+    """The winner, how fast it is in what `rate` counts, and how sure that is; or that there is none."""
     if tuning.images_per_second is None:
         return f"no candidate of {tuning.model} ran: {tuning.verdict}"
     speed = number(tuning.images_per_second)
     half = f" ± {number(tuning.ci95)}" if tuning.ci95 is not None else ""
-    return f"{tuning.model}: {words(tuning.settings)} with {speed}{half} images/s; {tuning.verdict}"
+    return f"{tuning.model}: {words(tuning.settings)} with {speed}{half} {rate.name}; {tuning.verdict}"
 
 
-def _sentences(tuning: TunedNode) -> list[str]:
+def _sentences(tuning: TunedNode, rate: Column) -> list[str]:
     where = ", ".join(filter(None, (tuning.processor, tuning.machine, tuning.engine))) or "unknown"
-    lines = [f"Winner for {winner_line(tuning)}.", f"Batch {tuning.batch_size} per rank; measured on: {where}."]
+    lines = [
+        f"Winner for {winner_line(tuning, rate)}.",
+        f"Batch {tuning.batch_size} per rank; measured on: {where}.",
+    ]
     best = tuning.images_per_second
     lines += [
         f"{best / attempt.images_per_second:.2f} times as fast as {attempt.origin}."
@@ -58,22 +61,22 @@ def _sentences(tuning: TunedNode) -> list[str]:
     return lines
 
 
-def _figures(tuning: TunedNode, order: int, which: str) -> list[Figure]:
+def _figures(tuning: TunedNode, order: int, which: str, rate: Column) -> list[Figure]:
     curves = [curve for curve in tuning.curves if len(curve.points) > 1]
     if not curves:
         return []
-    table = _curve_table(curves, which)
+    table = _curve_table(curves, which, rate)
     series = [_series(curve, color) for color, curve in enumerate(curves)]
     ends = [max(curve.points, key=lambda point: point.images_per_second) for curve in curves]
-    best = listed([f"{number(end.images_per_second)} images/s at {end.threads} threads" for end in ends])
+    best = listed([f"{number(end.images_per_second)} {rate.name} at {end.threads} threads" for end in ends])
     threads = [point.threads for curve in curves for point in curve.points]
     return [
         Figure(
             name=f"tuning-{order}",
-            title=f"{which}{tuning.model}: images/s against threads on the node",
-            alt=f"Images per second of the best candidate at each number of threads on the node; at best {best}.",
+            title=f"{which}{tuning.model}: {rate.name} against threads on the node",
+            alt=f"Speed of the best candidate at each number of threads on the node; at best {best}.",
             x_label="threads on the node (ranks x intra-op threads)",
-            y_label="images/s",
+            y_label=rate.name,
             series=series,
             table=table,
             x_log=max(threads) >= LOG_SPAN * min(threads),
@@ -93,8 +96,8 @@ def _series(curve: ThreadCurve, color: int) -> Series:
     )
 
 
-def _curve_table(curves: Sequence[ThreadCurve], which: str) -> Table:
-    columns = (Column(name="batch"), Column(name="threads", kind="count"), _RATE, Column(name="settings"))
+def _curve_table(curves: Sequence[ThreadCurve], which: str, rate: Column) -> Table:
+    columns = (Column(name="batch"), Column(name="threads", kind="count"), rate, Column(name="settings"))
     rows: list[tuple[Cell, ...]] = [
         (
             "" if curve.batch_size is None else str(curve.batch_size), point.threads,
@@ -106,9 +109,9 @@ def _curve_table(curves: Sequence[ThreadCurve], which: str) -> Table:
     return Table(title=f"{which}Best candidate at each number of threads", columns=columns, rows=rows)
 
 
-def _attempts(tuning: TunedNode, which: str) -> Table:
+def _attempts(tuning: TunedNode, which: str, rate: Column) -> Table:
     columns = (
-        _RATE, Column(name="of the best", kind="percent"), Column(name="samples", kind="count"),
+        rate, Column(name="of the best", kind="percent"), Column(name="samples", kind="count"),
         Column(name="memory per rank", kind="bytes"), Column(name="status"), Column(name="settings"),
     )  # fmt: skip
     best = max((item.images_per_second or 0.0 for item in tuning.attempts), default=0.0)

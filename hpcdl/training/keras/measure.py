@@ -16,6 +16,7 @@ from hpcdl.config.schema import ScriptConfig
 from hpcdl.core.protocols import Communicator
 from hpcdl.core.records import ALL_STEPS_UP_TO, HistoryPoint, RankRecord, RunRecord, write_record
 from hpcdl.core.statistics import Sample, mean_of_known
+from hpcdl.core.units import SAMPLES
 from hpcdl.training.loop import results
 from hpcdl.training.session import runtime
 
@@ -80,6 +81,7 @@ class ScriptRun:
             strategy="script",
             model=Path(self.script).stem,
             data="",
+            counted=SAMPLES,
             workers=len(hosts),
             batch_per_rank=None,
             global_batch=None,

@@ -161,7 +161,8 @@ class Parts:
         self.stop.install()
         self.worker.start([*self.model.weights, *self.optimizer.variables])
         state.assign_own_statistics(self.model, self._own)
-        self.journal.write("start", steps=self.prepared.num_steps, done=self.position.step)
+        counted = self.prepared.dataset.counted
+        self.journal.write("start", steps=self.prepared.num_steps, done=self.position.step, counted=counted)
         return time.monotonic() - self.position.seconds
 
     def resume(self, position: Position, history: list[HistoryPoint]) -> None:

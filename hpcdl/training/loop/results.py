@@ -41,6 +41,7 @@ def first_record(prepared: Prepared, hosts: Sequence[str], software: Mapping[str
         model=prepared.config.model.model,
         data=prepared.dataset.name,
         num_samples=prepared.dataset.train_split.num_samples,
+        counted=prepared.dataset.counted,
         data_checksum=prepared.dataset.checksum,
         workers=prepared.num_workers,
         servers=prepared.num_servers,

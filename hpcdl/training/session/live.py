@@ -14,6 +14,7 @@ from hpcdl.core.errors import CorruptError, UsageError
 from hpcdl.core.files import read_json
 from hpcdl.core.lock import check_free
 from hpcdl.core.records import from_json, read_record
+from hpcdl.core.units import IMAGES
 from hpcdl.training.loop.journal import JournalReader
 from hpcdl.training.session.watch import FOLDER, VIEWED, Note
 
@@ -35,13 +36,17 @@ class RankNow:
 
 @dataclass(frozen=True, kw_only=True)
 class RunNow:
-    """`ranks`: the slowest first, at most MOST_ROWS of `num_ranks`; `seconds_left` None where nobody can tell."""
+    """`ranks`: the slowest first, at most MOST_ROWS of `num_ranks`; `seconds_left` None where nobody can tell.
+
+    `counted` is what `images_per_second` counts.
+    """
 
     status: str
     step: int
     num_steps: int | None
     loss: float | None
     images_per_second: float | None
+    counted: str
     seconds_left: float | None
     ranks: Sequence[RankNow]
     num_ranks: int
@@ -86,6 +91,7 @@ class LiveView:
             num_steps=total,
             loss=step.get("loss"),
             images_per_second=step.get("images_per_second"),
+            counted=start.get("counted", IMAGES),
             seconds_left=left_s,
             ranks=ranks[:MOST_ROWS],
             num_ranks=len(ranks),

@@ -31,7 +31,7 @@ def test_a_script_saves_at_a_signal_and_goes_on(session_hpcdl: CommandLine, tmp_
     record = record_of(tmp_path / "run")
     assert record["resumed_from_steps"] and record["steps"] == 12
     assert record["strategy"] == "ring" and record["bytes_sent_per_step"] == 4 * (6 * 8 + 8 + 8 + 1)
-    assert record["global_batch"] == 16 and record["images_per_second"] > 0
+    assert record["global_batch"] == 16 and record["images_per_second"] > 0 and record["counted"] == "samples"
 
 
 @pytest.mark.mpi

@@ -1,0 +1,111 @@
+"""What a run counts is what its speed is told in, wherever a user reads one: images, or samples of anything else."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+from typer.testing import CliRunner
+
+from hpcdl.bench.step import StepResult
+from hpcdl.cli import train, tune_threads, watch
+from hpcdl.cli.app import app
+from hpcdl.node.profile import Profile, TrialSummary
+from hpcdl.node.settings import Settings
+from hpcdl.training.session.live import RunNow
+from hpcdl.tuning.findings import Found
+from hpcdl.tuning.loop import SearchProgress
+from hpcdl.tuning.search import Choice
+from hpcdl.tuning.tune import Tuned
+from tests.report.synthetic import make_record, write_run
+
+UNITS = ("images", "samples")
+OTHER = {"images": "samples/s", "samples": "images/s"}
+
+
+class Bar:
+    """A progress bar that keeps what it says."""
+
+    def __init__(self) -> None:
+        self.said = ""
+
+    def __enter__(self) -> Bar:
+        return self
+
+    def __exit__(self, *error: object) -> None: ...
+
+    def update(self, done: float, said: str) -> None:
+        self.said = said
+
+
+@pytest.mark.parametrize("counted", UNITS)
+def test_the_end_of_a_training_and_its_bar(
+    counted: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    bar = Bar()
+    monkeypatch.setattr(train, "progress", lambda title, total: bar)
+    with train.Follower() as follower:
+        follower.show({"kind": "start", "steps": 9, "done": 0, "counted": counted})
+        follower.show({"kind": "step", "step": 1, "loss": 0.5, "images_per_second": 1234.5})
+    assert bar.said == f"step 1  1,230 {counted}/s  loss 0.5000"
+    train.print_summary(Path("run"), make_record(2, 1234.5, counted=counted))
+    assert f"; 1,230 {counted}/s\n" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("counted", UNITS)
+def test_a_run_that_is_watched(counted: str) -> None:
+    now = RunNow(
+        status="running", step=3, num_steps=9, loss=None, images_per_second=64.0, counted=counted, seconds_left=None,
+        ranks=(), num_ranks=0,
+    )  # fmt: skip
+    assert list(watch.lines(now)) == [f"running  step 3 of 9  64 {counted}/s"]
+
+
+@pytest.mark.parametrize("counted", UNITS)
+def test_a_benchmark_of_steps(counted: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    result = StepResult(
+        model="lenet", strategy="ring", ranks=2, workers=2, batch_size=8, step_seconds=0.1, compute_seconds=None,
+        exposed_communication_seconds=None, efficiency=None, steps=1, images_per_second=160.0, counted=counted,
+        samples=[160.0], loss=2.3, bytes_sent_per_step=None, peak_memory_bytes=1,
+    )  # fmt: skip
+    monkeypatch.setattr("hpcdl.bench.step.run", lambda config: result)
+    shown = CliRunner().invoke(app, ["bench", "step", "--model", "lenet", "--batch-size", "8"])
+    assert f"throughput             160 {counted}/s\n" in shown.output and OTHER[counted] not in shown.output
+
+
+@pytest.mark.parametrize("counted", UNITS)
+def test_a_search_for_threads(counted: str, capsys: pytest.CaptureFixture[str]) -> None:
+    best = Choice(index=0, images_per_second=99.0, ci95=1.0, n=3, expected_loss=0.0, probability_best=1.0)
+    state = SearchProgress(seconds=1.0, num_samples=3, best=best, settings=Settings(), counted=counted)
+    assert tune_threads._note(state).startswith(f"best 99 {counted}/s: ")
+    trials = (TrialSummary(settings={}, status="ok", n=3, images_per_second=99.0),)
+    profile = Profile(
+        settings=Settings(), machine="", processor="", fingerprint="", num_cores=1, model="lenet", batch_size=8,
+        images_per_second=99.0, counted=counted, trials=trials,
+    )  # fmt: skip
+    found = Found(
+        choice=best, settings=Settings(), trials=trials, counted=counted, num_samples=3, seconds=1.0, settled=True,
+        stopped=False, warnings=(),
+    )  # fmt: skip
+    tune_threads._show_result(Tuned(profile=profile, found=found, path=Path("p.toml"), log=Path("l")), json=False)
+    shown = capsys.readouterr().out
+    assert f"{counted}/s" in shown and OTHER[counted] not in shown
+
+
+@pytest.mark.parametrize(
+    ("kept", "unit"),
+    [(("images", "images"), "images"), (("samples", "samples"), "samples"), (("images", "samples"), "samples"),
+     ((None, "images"), "images"), (("\x1b[31mrows", "rows"), "samples")],
+)  # fmt: skip
+def test_the_runs_of_a_folder(kept: tuple[Any, Any], unit: str, tmp_path: Path) -> None:
+    """Records of an earlier version say nothing, and counted images; what this version does not know is a sample."""
+    for number, counted in enumerate(kept):
+        path = write_run(tmp_path / str(number), make_record(1, 90.0 + number, counted=counted or ""))
+        if counted is None:
+            record = path / "record.json"
+            record.write_text(record.read_text().replace(' "counted": "",\n', ""))
+            assert "counted" not in record.read_text()
+    write_run(tmp_path / "begun", make_record(1, None, status="running", counted="samples"))
+    shown = CliRunner().invoke(app, ["runs", str(tmp_path)], env={"COLUMNS": "200"}).output
+    assert f"{unit}/s" in shown and OTHER[unit] not in shown and "\x1b" not in shown

@@ -115,8 +115,9 @@ def _continued(path: Path, header: Mapping[str, Any]) -> list[LoggedSample]:
 def _entry(document: Mapping[str, Any], path: Path) -> LoggedSample:
     try:
         outcome = from_json(TrialOutcome, document)
-        if outcome.images_per_second is not None and not 0 < outcome.images_per_second < math.inf:
-            raise ValueError(f"images_per_second is {outcome.images_per_second}")
+        rate = outcome.images_per_second
+        if (rate is None and outcome.status == "ok") or (rate is not None and not 0 < rate < math.inf):
+            raise ValueError(f"images_per_second is {rate}")
         return LoggedSample(settings=dict(document["settings"]), outcome=outcome)
     except (TypeError, KeyError, ValueError) as error:
         raise CorruptError(f"{path} has a damaged entry ({error}); start anew without --resume") from None

@@ -24,6 +24,8 @@ from hpcdl.tuning.log import read_log
 from hpcdl.tuning.trials import TrialOutcome
 
 LOG_SUFFIX = ".trials.jsonl"
+_MOST_SAMPLES = 1e6
+"""So many samples of one candidate outweigh all others: a file may say more, or less than one."""
 _MOST_BEFORE_SCHEMA = 256
 """Bytes of a TOML file that are looked at for the name of the schema."""
 
@@ -81,7 +83,7 @@ def main_effects(trials: Sequence[TrialSummary], *, ridge: float = 0.5) -> list[
     if not columns:
         return []
     speed = np.array([math.log(speed) for _, speed in measured])
-    weight = np.sqrt(np.array([trial.n for trial, _ in measured], dtype=float))
+    weight = np.sqrt(np.clip([float(trial.n) for trial, _ in measured], 1, _MOST_SAMPLES))
     design = np.array(
         [[show(trial.settings.get(name)) == value for name, value in columns] for trial, _ in measured], dtype=float
     )
@@ -160,7 +162,7 @@ def _base(header: Mapping[str, Any], path: Path) -> Profile:
             settings=Settings(), machine="", processor="", num_cores=0, fingerprint=str(header["fingerprint"]),
             engine=str(header["engine"]), model=str(workload["model"]), batch_size=int(workload["batch_size"]),
         )  # fmt: skip
-    except (AssertionError, KeyError, TypeError, ValueError):
+    except (AssertionError, KeyError, OverflowError, TypeError, ValueError):
         raise CorruptError(f"{path} has a damaged header; tune anew") from None
 
 

@@ -96,6 +96,24 @@ def test_damaged_and_foreign_files_are_refused(tmp_path: Path) -> None:
     path.write_text('{"schema": "hpcdl.trials/1"}\n')
     with pytest.raises(CorruptError, match="header"):
         read_tuning(path)
+    path.write_text('{"schema": "hpcdl.trials/1", "fingerprint": "", "engine": "", "workload": {"model": "m", '
+                    '"batch_size": 1e999}}\n')  # fmt: skip
+    with pytest.raises(CorruptError, match="header"):
+        read_tuning(path)
+    path.write_text('{"schema": "hpcdl.trials/1"}\n{"settings": {}, "status": "ok"}\n')
+    with pytest.raises(CorruptError, match="images_per_second is None"):
+        read_tuning(path)
+
+
+@pytest.mark.parametrize("num_samples", [-3, 0, 2**62])
+def test_a_profile_that_counts_samples_oddly_is_shown(num_samples: int, tmp_path: Path) -> None:
+    own, other = settings(2, 2), settings(1, 1)
+    trials = [
+        TrialSummary(settings=chosen(item), status="ok", n=count, images_per_second=speed)
+        for item, count, speed in ((own, num_samples, 400.0), (other, 3, 100.0))
+    ]
+    tuned = read_tuning(make_profile(tmp_path / "p.toml", trials=trials))
+    assert all(0.1 < effect.ratio < 10 for effect in tuned.effects) and tuned.effects
 
 
 def test_searches_are_found_below_a_folder_once_each(tmp_path: Path) -> None:

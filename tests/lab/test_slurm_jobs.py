@@ -208,3 +208,22 @@ def test_the_doctor_looks_at_all_nodes_of_a_job(desk: Desk) -> None:
     assert job["JobState"] == "COMPLETED", said
     assert "4 hosts agree within" in said and "ranks start here by slurm" in said
     assert "srun --mpi=" in said and "two ranks talk" in said
+
+
+def test_ranks_of_two_nodes_read_at_once(desk: Desk) -> None:
+    """The input of a job's ranks, whether srun has started them or hpcdl does."""
+    bench = f"{sys.executable} -m hpcdl bench input shards --batch-size 8 --steps 8 --json"
+    srun = "srun -K1 --mpi=pmi2 -N2 -n4 --overcommit"
+    (desk.folder / "read.sh").write_text(f"#!/bin/bash\n{srun} {bench} > srun.json\n{bench} --ranks 4 > own.json\n")
+    line = ["sbatch", "--parsable", "-N2", "--ntasks-per-node=1", "--output=read.txt", desk.folder / "read.sh"]
+    finished = desk.lab.run(line, cwd=desk.folder, env=desk.environment)
+    assert finished.code == 0, finished.err
+    job = desk.lab.wait_for_job(int(finished.out), timeout_s=300)
+    assert job["JobState"] == "COMPLETED", (desk.folder / "read.txt").read_text()
+    num_shards = len(list((desk.folder / "shards").rglob("*.h5")))
+    for name in ("srun", "own"):
+        found = json.loads((desk.folder / f"{name}.json").read_text())
+        assert (found["ranks"], found["nodes"]) == (4, 2), name
+        assert {found["stored"][pace]["host"] for pace in ("slowest", "fastest")} <= {"node1", "node2"}
+        assert found["metadata"]["start"]["all_ranks"] == {"opens": 4, "stats": 4 * (2 + num_shards)}, name
+    assert not list((desk.folder / "cache").rglob("hpcdl-bench-*"))

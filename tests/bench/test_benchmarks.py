@@ -23,6 +23,7 @@ SMALLEST = {
     "easgd_communication": ("--hosts 3 --mib 0.1 --rounds 1", (HOSTS,)),
     "easgd_pairs": ("--data SHARDS --epochs 1 --minutes 0.01 --out FOLDER/pairs.json", (RANKS,)),
     "gpu_check": ("--device cpu", LONG),
+    "field_reading": ("--mib 4 --repeats 1 --folder FOLDER", ()),
     "node_reads": ("--mib 8 --ranks 2 --folder FOLDER", ()),
     "observed_cost": ("", ()),
     "ps_exchange": ("--workers 2 --steps 1", (HOSTS,)),

@@ -36,7 +36,8 @@ def test_nodes_copy_and_shuffle_what_they_train_on(desk: Desk, strategy: str, wa
     run = f"{strategy}-{way}"
     number = desk.submit(
         "--nodes", "4", "--time", "10m", "--", "--model", "lenet", "--data", "shards", "--batch-size", "8",
-        "--steps", "20", "--strategy", strategy, "--shuffle", way, "--stage", "/tmp", "--allow-grpc", run=run,
+        "--steps", "20", "--learning-rate", "0.001", "--strategy", strategy, "--shuffle", way, "--stage", "/tmp",
+        "--allow-grpc", run=run,
     )  # fmt: skip
     job = desk.lab.wait_for_job(number, timeout_s=400)
     assert job["JobState"] == "COMPLETED", desk.log(number)

@@ -44,7 +44,7 @@ from hpcdl.data.dataset import Dataset, FileOperations, FileOperationsCounter, o
 from hpcdl.data.read.order import steps_per_epoch
 from hpcdl.data.read.reader import SplitReader
 from hpcdl.data.read.staging import staged
-from hpcdl.data.read.windows import TrainingStream, open_stream
+from hpcdl.data.read.windows import TrainingStream, check_shares, open_stream
 from hpcdl.node.plan import launch_plan
 from hpcdl.node.topology.machines import read_topology
 
@@ -269,8 +269,9 @@ def measure_input(dataset: Dataset, wanted: InputBenchRun, group: Observed, told
 
     batch_size, steps = wanted.batch_size, wanted.steps
     step_seconds = (wanted.step_ms or 0) / 1000
+    dataset = _shared_out(dataset, wanted, group)
     with _near(dataset, wanted.stage, group) as near:
-        stored, operations = _stored(near, dataset.operations, wanted, group, told)
+        stored, operations, num_epochs = _stored(near, dataset.operations, wanted, group, told)
         batches = training_batches(
             near, batch_size=batch_size, worker=group.rank, num_workers=group.size, seed=wanted.seed
         )
@@ -290,8 +291,18 @@ def measure_input(dataset: Dataset, wanted: InputBenchRun, group: Observed, told
     group.observation.doing("waiting for the others")
     with group.observation.patiently():
         every = [from_json(RankReading, found) for found in group.allgather_json(dataclasses.asdict(own))]
-    num_epochs = (steps + _WARM_UP) / steps_per_epoch(dataset.train_split.num_samples, batch_size * group.size)
     return combined(dataset.name, wanted, every, num_epochs)
+
+
+def _shared_out(dataset: Dataset, wanted: InputBenchRun, group: Observed) -> Dataset:
+    """The data set with a share for each node, where --shuffle asks for that; UsageError where one is too small."""
+    if wanted.shuffle != "local":
+        return dataset
+    hosts = group.allgather_json(group.host)
+    names = list(dict.fromkeys(hosts))
+    shared = dataclasses.replace(dataset, nodes=tuple(names.index(host) for host in hosts))
+    check_shares(shared, wanted.batch_size)
+    return shared
 
 
 @contextlib.contextmanager
@@ -307,8 +318,8 @@ def _near(dataset: Dataset, stage: Path | None, group: Observed) -> Iterator[Dat
 
 def _stored(
     dataset: Dataset, operations: FileOperationsCounter, wanted: InputBenchRun, group: Observed, told: Told
-) -> tuple[Reading, list[FileOperations]]:
-    """Batches as numpy arrays or files, without TensorFlow; and what `operations` has counted, epoch by epoch."""
+) -> tuple[Reading, list[FileOperations], float]:
+    """Batches as numpy arrays or files, without TensorFlow; what `operations` has counted, epoch by epoch; epochs."""
     marks = [FileOperations(), operations.seen]
     stream = open_stream(
         dataset, batch_size=wanted.batch_size, worker=group.rank, num_workers=group.size, seed=wanted.seed
@@ -327,7 +338,8 @@ def _stored(
         stream.close()
     if len(marks) == 2:
         marks.append(operations.seen)
-    return reading, [after - before for before, after in itertools.pairwise(marks)]
+    num_epochs = (wanted.steps + _WARM_UP) / stream.steps_per_epoch
+    return reading, [after - before for before, after in itertools.pairwise(marks)], num_epochs
 
 
 def _stored_bytes(stream: TrainingStream, dataset: Dataset, step: int) -> int:

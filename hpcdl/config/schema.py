@@ -354,6 +354,9 @@ class InputBenchRun:
     steps: int = setting(100, "Batches that each rank is timed over.", at_least=1)
     step_ms: float | None = setting(None, "Time of a training step, in milliseconds.", at_least=0)
     seed: int = setting(0, "Seed of the order.", at_least=0)
+    shuffle: str = setting(
+        "global", "Shuffle over the whole data set, or over each node's share of it.", choices=("global", "local")
+    )
     stage: Path | None = setting(None, "Copy the shards to this node-local folder first; removed afterwards.")
 
 

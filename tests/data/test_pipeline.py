@@ -243,6 +243,9 @@ def test_bench_input(data: Path) -> None:
     every = run(3, lambda communicator: measure(communicator, steps=2), hosts=["a", "a", "b"])
     assert every[0] == every[1] == every[2] and (every[0].ranks, every[0].nodes, every[0].passes) == (3, 2, None)
     assert every[0].delivered.slowest.host in "ab" and every[0].delivered.slowest.of_median <= 1
+    local = run(3, lambda communicator: measure(communicator, steps=2, shuffle="local"), hosts=["a", "a", "b"])[0]
+    opened = [found.metadata.first_epoch.all_ranks.opens for found in (local, every[0])]
+    assert 0 < opened[0] < opened[1] and local.metadata.epochs >= 1, "a rank opens the shards of its node's share alone"
     with pytest.raises(UsageError, match="batch size x workers"):
         run(10, lambda communicator: measure(communicator, steps=2))
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import threading
+import tracemalloc
 from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
@@ -171,6 +172,46 @@ def test_a_node_gets_what_its_ranks_read(data: Path, tmp_path: Path, reads: Coun
     total = sum(shard.num_bytes for shard in dataset.manifest.shards())
     assert sum(reads.values()) < 1.4 * total
     assert " on each of 3 nodes: its share of the training shards" in lines[0]
+
+
+@given(
+    parts=st.lists(
+        st.lists(st.tuples(st.integers(0, 12), st.integers(0, 6)), min_size=1, max_size=4), min_size=1, max_size=4
+    )
+)
+def test_rows_of_shards_are_what_they_hold(parts: list[list[tuple[int, int]]]) -> None:
+    nodes = [{range(start, start + count) for start, count in found} for found in parts]
+    for found in nodes:
+        numbers = [number for row in staging._rows(found) for number in row]
+        assert numbers == sorted(set().union(*found))
+    everybody = set.intersection(*(set().union(*found) for found in nodes))
+    common = set(staging._common(nodes))
+    assert common <= everybody
+    if all(len(staging._rows(found)) == 1 for found in nodes):
+        assert common == everybody
+
+
+def test_staging_is_planned_at_once_for_many_shards_and_nodes(data: Path) -> None:
+    """20,000 shards on 2,000 nodes: nobody lists the shards of all nodes."""
+    dataset = open_dataset(str(data))
+    entry = dataset.train_split.entry
+    assert entry is not None
+    many = dataclasses.replace(entry, shards=[entry.shards[0]] * 20_000)
+    split = dataclasses.replace(dataset.train_split, entry=many, num_samples=20_000 * entry.shards[0].num_samples)
+    large = dataclasses.replace(dataset, splits={"train": split})
+
+    class Group:
+        rank, size, host = 7, 2000, "n7"
+
+        def allgather_json(self, value: Any) -> list[Any]:
+            return [[f"n{rank}", *value[1:]] for rank in range(self.size)]
+
+    tracemalloc.start()
+    wanted = staging._wanted(large, Group(), None)  # type: ignore[arg-type]
+    _, peak = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    assert len(wanted.own) == len(wanted.common) == 20_000 and len(wanted.by_node) == 2000
+    assert wanted.leads and peak < 64e6
 
 
 def test_who_evaluates_nothing_gets_nothing_of_it(data: Path, tmp_path: Path) -> None:

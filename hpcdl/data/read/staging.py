@@ -8,13 +8,14 @@ import dataclasses
 import errno
 import fcntl
 import getpass
+import itertools
 import os
 import resource
 import shutil
 import signal
 import stat
 import tempfile
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -110,33 +111,57 @@ class _Wanted:
 
 
 def _wanted(dataset: Dataset, communicator: Communicator | None, held_out: range | None) -> _Wanted:
-    """Collective."""
+    """Collective. Ranks tell each other where shards begin and end in a row: of many there would be much to say."""
     assert dataset.folder is not None
     rank, host = (communicator.rank, communicator.host) if communicator else (0, "")
-    shards: list[ShardEntry] = []
-    mine: list[tuple[int, int]] = []
-    for split in (dataset.train_split, dataset.evaluation_split):
-        if split is None or split.entry is None:
-            continue
-        trains = split.name == dataset.train_split.name
-        share = NodeShare.of(dataset.nodes, rank) if trains and dataset.nodes else None
-        reader = SplitReader(dataset.folder, dataset, split, share)
-        numbers = reader.shard_numbers if trains or held_out is None else reader.shards_of(held_out)
-        mine.append((len(shards) + numbers.start, len(shards) + numbers.stop))
-        shards += split.entry.shards
-    answers: list[Any] = communicator.allgather_json([host, mine]) if communicator else [[host, mine]]
-    by_host: dict[str, set[int]] = {}
-    for name, ranges in answers:
-        by_host.setdefault(name, set()).update(*(range(start, stop) for start, stop in ranges))
-    common = set.intersection(*by_host.values())
-    hosts = [name for name, _ in answers]
+    train, evaluation = dataset.train_split, dataset.evaluation_split
+    share = NodeShare.of(dataset.nodes, rank) if dataset.nodes else None
+    mine = [SplitReader(dataset.folder, dataset, train, share).shard_numbers, range(0)]
+    shards = list(train.entry.shards) if train.entry else []
+    if evaluation and evaluation.entry and evaluation.name != train.name:
+        reader = SplitReader(dataset.folder, dataset, evaluation)
+        numbers = reader.shard_numbers if held_out is None else reader.shards_of(held_out)
+        mine[1] = range(len(shards) + numbers.start, len(shards) + numbers.stop) if numbers else range(0)
+        shards += evaluation.entry.shards
+    told = [host, *((part.start, part.stop) for part in mine)]
+    answers: list[Any] = communicator.allgather_json(told) if communicator else [told]
+    of_node: dict[str, list[set[range]]] = {}
+    for name, *parts in answers:
+        for found, (start, stop) in zip(of_node.setdefault(name, [set(), set()]), parts, strict=True):
+            found.add(range(start, stop))
+    bytes_before = [0, *itertools.accumulate(shard.num_bytes for shard in shards)]
+    by_node = [
+        sum(bytes_before[row.stop] - bytes_before[row.start] for found in parts for row in _rows(found))
+        for parts in of_node.values()
+    ]
+    own = [number for found in of_node[host] for row in _rows(found) for number in row]
+    common = [number for found in zip(*of_node.values(), strict=True) for number in _common(found)]
     return _Wanted(
-        own=tuple(shards[number] for number in sorted(by_host[host])),
-        common=tuple(shards[number] for number in sorted(common)),
-        by_node=tuple(sum(shards[number].num_bytes for number in numbers) for numbers in by_host.values()),
+        own=tuple(shards[number] for number in own),
+        common=tuple(shards[number] for number in common),
+        by_node=tuple(by_node),
         shared_out=bool(dataset.nodes),
-        leads=hosts.index(host) == rank,
+        leads=next(number for number, (name, *_) in enumerate(answers) if name == host) == rank,
     )
+
+
+def _rows(found: Iterable[range]) -> list[range]:
+    """`found` without what is in it twice, in order."""
+    rows: list[range] = []
+    for row in sorted(found, key=lambda row: row.start):
+        if rows and row.start <= rows[-1].stop:
+            rows[-1] = range(rows[-1].start, max(rows[-1].stop, row.stop))
+        elif row:
+            rows.append(row)
+    return rows
+
+
+def _common(found: Sequence[Iterable[range]]) -> range:
+    """What every node has in a row; nothing where one of them has several rows."""
+    rows = [_rows(of_node) for of_node in found]
+    if any(len(of_node) != 1 for of_node in rows):
+        return range(0)
+    return range(max(row.start for (row,) in rows), min(row.stop for (row,) in rows))
 
 
 def _leaders(communicator: Communicator, wanted: _Wanted) -> Communicator | None:
@@ -246,8 +271,9 @@ def _copy(
     passed_on = wanted.common if leaders is not None else ()
     if leaders is not None and not _pass_on(dataset.folder, folder, passed_on, leaders, told):
         return  # another node's problem is what everybody hears of
+    there = {shard.file for shard in passed_on}
     for shard in wanted.own:
-        if shard not in passed_on:
+        if shard.file not in there:
             _copy_shard(dataset.folder, folder, shard)
             told(shard.num_bytes)
     for shard in wanted.own:

@@ -17,12 +17,13 @@ import pyarrow.parquet as pq
 import pytest
 from PIL import Image
 
-from hpcdl.core.errors import UsageError
+from hpcdl.core.errors import HpcdlError, UsageError
 from hpcdl.data.format.manifest import Manifest, read_manifest
 from hpcdl.data.sources.base import recognise
 from hpcdl.data.sources.tfrecord import _example_class, masked_crc
 from hpcdl.data.write.repair import repair
-from tests.data.sharding import contents, everything, image_folder, make, pixels
+from hpcdl.data.write.writing import dry_run
+from tests.data.sharding import contents, everything, image_folder, make, pixels, request
 
 FORMATS = ("memmap", "text", "parquet", "webdataset", "tfds")
 
@@ -329,3 +330,70 @@ def test_damaged_shards_are_made_again_from_every_format(name: str, tmp_path: Pa
     path.write_bytes(bytes(content))
     assert repair(tmp_path / "out", str(source), [path.relative_to(tmp_path / "out").as_posix()])
     assert contents(tmp_path / "out") == before
+
+
+WEATHER = Path(__file__).with_name("weather.nc")
+"""Written by netCDF4 1.7.5: t2m (24, 4, 5) packed as int16 with one value missing, rain (24) float32 with one missing,
+quality (24) uint8, lat (4), and the dimensions sample (unlimited), x and y, of which two have no values."""
+
+
+def test_netcdf_is_read_as_its_attributes_say(tmp_path: Path) -> None:
+    with h5py.File(WEATHER) as file:
+        stored, rain = file["t2m"][:], file["rain"][:]
+        assert stored.dtype == np.int16 and {"x", "sample"} < set(file)
+    with pytest.raises(HpcdlError, match=r"one of 'lat' .*, 'quality' .*, 'rain' .*, 't2m' [^,]*$"):
+        make(WEATHER, tmp_path / "which")  # dimensions without values are no arrays
+    names = {"input": "t2m=t", "target": "rain=rain"}
+    with pytest.raises(HpcdlError, match=r"t of sample 3 is not finite .*, 1 samples in all; --nan skip"):
+        make(WEATHER, tmp_path / "missing", **names)
+    told = dry_run(request(WEATHER, tmp_path / "all", nan="keep", **names)).facts.told
+    assert (
+        "t2m: read as float32 by its attributes: scale_factor 0.01, add_offset 273.15, 1 missing values as NaN" in told
+    )
+    manifest = make(WEATHER, tmp_path / "all", nan="keep", **names)
+    wanted = np.where(stored == -32767, np.nan, stored * 0.01 + 273.15).astype(np.float32)
+    found = {str(np.nan_to_num(r)): v for v, r in zip(
+        values(tmp_path / "all", manifest, "t"), values(tmp_path / "all", manifest, "rain"), strict=True
+    )}  # fmt: skip
+    for number, amount in enumerate(np.where(rain == -9999, np.nan, rain).tolist()):
+        assert np.array_equal(np.array(found[str(np.nan_to_num(amount))], np.float32), wanted[number], equal_nan=True)
+    kept = make(WEATHER, tmp_path / "kept", nan="skip", **names)
+    assert kept.splits["all"].num_samples == 22
+
+
+@pytest.mark.parametrize("unsigned", [True, False])
+def test_numbers_that_are_packed_in_other_ways(unsigned: bool, tmp_path: Path) -> None:
+    """Bytes that stand for unsigned ones, a fill value that never occurs, and 32 bits scaled to 64."""
+    raw = np.arange(-10, 10, dtype=np.int8)
+    with h5py.File(tmp_path / "a.nc", "w") as file:
+        file["x"], file["long"], file["plain"] = raw, np.arange(20, dtype=np.int32), np.arange(20, dtype=np.int16)
+        file["y"] = np.linspace(0, 1, 20)
+        file["x"].attrs["_Unsigned"] = "true" if unsigned else "false"
+        file["long"].attrs["scale_factor"] = 1e-3
+        file["plain"].attrs["_FillValue"] = np.int16(-1)
+    names = {"input": "x=x,long=long,plain=plain", "target": "y=y"}
+    manifest = make(tmp_path / "a.nc", tmp_path / "out", **names)
+    order = np.argsort(values(tmp_path / "out", manifest, "y"))
+    found = {name: np.array(values(tmp_path / "out", manifest, name))[order] for name in ("x", "long", "plain")}
+    kinds = {field.name: field.dtype for field in manifest.fields}
+    assert (kinds["x"], kinds["long"], kinds["plain"]) == ("float32" if unsigned else "int8", "float64", "int16")
+    assert found["x"].tolist() == (raw.view(np.uint8) if unsigned else raw).tolist()
+    assert np.allclose(found["long"], np.arange(20) * 1e-3) and found["plain"].tolist() == list(range(20))
+
+
+@pytest.mark.parametrize("dtype", ["bool", "i1", "i2", "i4", "i8", "u1", "u2", "u4", "u8", ">i4", ">u2"])
+def test_classes_come_in_every_whole_type(dtype: str, tmp_path: Path) -> None:
+    random = np.random.default_rng(0)
+    for number, known in enumerate(([0, 1], [0, 1, 2], [3, 7, 11], [1, 2], [-1, 1])):
+        if (dtype == "bool" and known != [0, 1]) or (dtype.strip(">")[0] == "u" and known[0] < 0):
+            continue
+        labels = np.array(known)[random.integers(0, len(known), 40)].astype(dtype)
+        inputs = random.normal(size=(40, 6)).astype(np.float32)
+        np.savez(tmp_path / f"{number}.npz", x=inputs, y=labels)
+        with h5py.File(tmp_path / f"{number}.h5", "w") as file:
+            file["x"], file["y"] = inputs, labels
+        for kind in ("npz", "h5"):
+            out = tmp_path / f"{number}-{kind}"
+            manifest = make(tmp_path / f"{number}.{kind}", out, input="x=x", target="y=y", target_kind="class")
+            found = sorted(float(name) for name in values(out, manifest, "y"))
+            assert found == sorted(labels.astype(float).tolist()), (kind, known)

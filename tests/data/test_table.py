@@ -40,10 +40,19 @@ def test_columns_by_name(tmp_path: Path) -> None:
     assert found == {"what": ("text", "uint8"), "q": ("numbers", "int64"), "e": ("numbers", "float64")}
 
 
+@pytest.mark.parametrize("between", [";", "\t"], ids=["semicolons", "tabs"])
+def test_a_csv_may_have_something_else_between_its_values(between: str, tmp_path: Path) -> None:
+    source = table(tmp_path, (HEAD + ROWS).replace(",", between))
+    assert recognise(str(source)) == "table"
+    manifest = make(source, tmp_path / "out", target="particle=kind")
+    assert manifest.class_names == ("muon", "pion") and manifest.splits["train"].num_samples == 2
+
+
 WRONG: dict[str, tuple[str | bytes, dict[str, Any], str]] = {
     "no rows": ("a,b,y\n", {}, "holds no rows"),
     "a line too short": ("a,b,y\n1,2,3\n1,2\n", {}, "line 3: 2 values for 3 columns"),
     "a column twice": ("a,a,y\n1,2,3\n", {}, "'a' is named twice"),
+    "no names": ("1,0.5,0\n2,0.7,1\n", {}, "line 1 holds numbers only; the first line names the columns"),
     "not UTF-8": (b"a,b,y\n1,2,caf\xe9\n", {}, "line 2: it is not UTF-8"),
     "which target": ("a,b,c\n1,2,3\n", {}, "which column is the target"),
     "text among the inputs": ("a,b,y\n1,red,0.5\n", {}, "the column 'b' holds text"),

@@ -371,7 +371,7 @@ class ArrayFile:
         found: dict[str, tuple[int, ...]] = {}
 
         def keep(name: str, item: Any) -> None:
-            if isinstance(item, h5py.Dataset) and item.shape and item.dtype.kind in "fiub":
+            if isinstance(item, h5py.Dataset) and item.shape and item.dtype.kind in "fiub" and not _is_axis(item):
                 found[name] = item.shape
 
         with self._reading():
@@ -383,7 +383,7 @@ class ArrayFile:
         found: dict[str, tuple[tuple[int, ...], str]] = {}
 
         def keep(name: str, item: Any) -> None:
-            if not isinstance(item, h5py.Dataset) or not item.shape:
+            if not isinstance(item, h5py.Dataset) or not item.shape or _is_axis(item):
                 return
             if h5py.check_string_dtype(item.dtype):
                 found[name] = (item.shape, "text")
@@ -413,6 +413,31 @@ class ArrayFile:
                 return None
             samples = [np.asarray(value, kind) for value in data[()].reshape(-1)]
             return np.concatenate(samples), np.concatenate([[0], np.cumsum([len(sample) for sample in samples])])
+
+    def decoded(self, name: str, copy: Path) -> tuple[np.dtype[Any], str] | None:
+        """Write what an array stands for into `copy`; its type, and what was done. None where it stands for itself.
+
+        By netCDF's conventions (CF 1.11, sections 2.5.1 and 8.1): value = stored x scale_factor + add_offset, and
+        _FillValue or missing_value where there is none, which becomes NaN.
+        """
+        with self._reading():
+            data = self._array(name)
+            if data.dtype.kind not in "fiu":
+                return None
+            packing = _Packing.of(data)
+            if packing is None:
+                return None
+            missing = 0
+            with copy.open("wb") as out:
+                rows = max(1, _COPY_BYTES // max(1, 8 * math.prod(data.shape[1:])))
+                for first in range(0, len(data), rows):
+                    values, absent = packing.decoded(data[first : first + rows])
+                    missing += absent
+                    values.tofile(out)
+            if not missing and not packing.scales:
+                copy.unlink()
+                return None
+            return packing.dtype, packing.told(missing)
 
     def place(self, name: str, copy: Path) -> tuple[Path, int]:
         """A file in which the values of an array lie one behind the other, and where: this one, or a `copy` made."""
@@ -468,6 +493,80 @@ class ArrayFile:
                 raise ValueError(f"{name} tells of the shape {data.shape}, and is not there")
             self._arrays[name] = data
         return self._arrays[name]
+
+
+def _is_axis(data: Any) -> bool:
+    """Whether this is what netCDF-4 writes for a dimension that has no values."""
+    return bytes(np.bytes_(data.attrs.get("NAME", b""))).startswith(_AXIS_ALONE)
+
+
+_AXIS_ALONE = b"This is a netCDF dimension but not a netCDF variable"
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Packing:
+    """How stored numbers become values of `dtype`; `absent` are those that stand for no value."""
+
+    scale: float | None
+    offset: float | None
+    absent: Array
+    unsigned: bool
+    dtype: np.dtype[Any]
+
+    @staticmethod
+    def of(data: Any) -> _Packing | None:
+        """What an array's attributes say; None where they say nothing."""
+        scale, offset = (_number(data.attrs.get(name)) for name in ("scale_factor", "add_offset"))
+        unsigned = data.dtype.kind == "i" and str(_text(data.attrs.get("_Unsigned"))).lower() == "true"
+        stored = np.dtype(f"u{data.dtype.itemsize}") if unsigned else data.dtype
+        absent = [
+            np.ravel(np.asarray(data.attrs[name])).astype(data.dtype).view(stored)
+            for name in ("_FillValue", "missing_value")
+            if name in data.attrs and np.asarray(data.attrs[name]).dtype.kind in "fiu"
+        ]
+        numbers = np.concatenate(absent) if absent else np.empty(0, stored)
+        numbers = numbers[numbers == numbers]  # NaN stands for itself
+        if scale is None and offset is None and not len(numbers) and not unsigned:
+            return None
+        exact = np.dtype(np.float32 if stored.itemsize <= 2 else np.float64)
+        return _Packing(
+            scale=scale,
+            offset=offset,
+            absent=numbers,
+            unsigned=unsigned,
+            dtype=data.dtype if data.dtype.kind == "f" and scale is None and offset is None else exact,
+        )
+
+    @property
+    def scales(self) -> bool:
+        """Whether values differ from what is stored even where none is absent."""
+        return self.scale is not None or self.offset is not None or self.unsigned
+
+    def decoded(self, stored: Array) -> tuple[Array, int]:
+        """The values, and how many are absent."""
+        raw = np.ascontiguousarray(stored)
+        raw = raw.view(f"u{raw.dtype.itemsize}") if self.unsigned else raw
+        nothing = np.isin(raw, self.absent)
+        values = raw.astype(np.float64) * (1.0 if self.scale is None else self.scale) + (self.offset or 0.0)
+        values[nothing] = np.nan
+        return values.astype(self.dtype), int(nothing.sum())
+
+    def told(self, missing: int) -> str:
+        """What was done, for the user to read."""
+        rules = {"scale_factor": self.scale, "add_offset": self.offset}
+        done = [f"{name} {value:g}" for name, value in rules.items() if value is not None]
+        done += ["_Unsigned"] if self.unsigned else []
+        done += [f"{missing} missing values as NaN"] if missing else []
+        return f"read as {self.dtype.name} by its attributes: {', '.join(done)}"
+
+
+def _number(value: Any) -> float | None:
+    found = np.ravel(np.asarray(value))
+    return float(found[0]) if value is not None and len(found) == 1 and found.dtype.kind in "fiu" else None
+
+
+def _text(value: Any) -> str:
+    return value.decode(errors="replace") if isinstance(value, bytes) else str(value)
 
 
 def _plugin() -> Any:

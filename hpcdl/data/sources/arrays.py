@@ -37,7 +37,8 @@ _ROWS_BYTES = 64 << 20
 class PlacedArray:
     """An array in a file: the first byte of its values, and what they are.
 
-    With `offsets` (N + 1) sample i is the rows `offsets[i]` to `offsets[i + 1]` - 1; `text` says they are UTF-8.
+    With `offsets` (N + 1) sample i is the rows `offsets[i]` to `offsets[i + 1]` - 1; `text` says they are UTF-8. `told`
+    is what was made of them, for the user to read.
     """
 
     path: Path
@@ -46,6 +47,7 @@ class PlacedArray:
     dtype: np.dtype[Any]
     offsets: Path | None = None
     text: bool = False
+    told: str = ""
 
     @property
     def num_samples(self) -> int:
@@ -125,6 +127,7 @@ class FieldSource:
             if missing is not None:
                 raise SourceError(f"{where}: the split {missing.split} has no {path}; every split needs every field")
             placed.append((path, [part.arrays[path].place() for part in parts]))
+            told += dict.fromkeys(array.told for array in placed[-1][1] if array.told)
         self._check_counts(parts, placed)
         settled = [
             self._settled(name, role, path, own, told)

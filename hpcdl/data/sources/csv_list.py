@@ -119,6 +119,8 @@ def is_list_of_files(path: Path) -> bool:
             return True
     if not lines or not lines[0] or {field.strip().lower() for field in lines[0][:2]} in _HEADS:
         return True
+    if len(lines[0]) == 1 and any(mark in lines[0][0] for mark in ";\t"):
+        return False  # a table with something else between its values
     name = lines[-1][0].strip() if lines[-1] else ""
     return len(lines[0]) in (1, 2, 3) and (_NUMBER.fullmatch(name) is None) and ("." in name or "/" in name)
 

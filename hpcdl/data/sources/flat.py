@@ -223,7 +223,7 @@ def numbered(found: Array) -> tuple[list[str], list[str]]:
     Labels that begin with 0 stay as they are, though a few may be missing.
     """
     if not len(found) or found[0] == 0:
-        return class_numbers(int(found.max(initial=-1)) + 1), []
+        return class_numbers(int(found[-1]) + 1 if len(found) else 0), []
     pairs = ", ".join(f"{value} -> {number}" for number, value in enumerate(found[:_MAPPED_SHOWN].tolist()))
     more = ", ..." if len(found) > _MAPPED_SHOWN else ""
     told = f"labels are numbered anew: {pairs}{more}; the old ones are the classes' names"

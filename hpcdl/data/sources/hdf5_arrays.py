@@ -128,7 +128,11 @@ class Hdf5Source(FieldSource):
         if varying is not None:
             return self.placed(*varying)
         shape, dtype = file.kind(name)
-        where, offset = file.place(name, self._work / f"copy{len(list(self._work.glob('copy*')))}")
+        copy = self._work / f"copy{len(list(self._work.glob('copy*')))}"
+        decoded = file.decoded(name, copy)
+        if decoded is not None:
+            return PlacedArray(path=copy, shape=shape, dtype=decoded[0], told=f"{name}: {decoded[1]}")
+        where, offset = file.place(name, copy)
         return PlacedArray(path=where, offset=offset, shape=shape, dtype=dtype)
 
     def _file(self, path: str) -> ArrayFile:

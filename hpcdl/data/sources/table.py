@@ -20,6 +20,7 @@ from hpcdl.data.write.index import IndexWriter
 
 _ENDINGS = {".csv": ",", ".tsv": "\t"}
 _MISSING = frozenset({"", "na", "n/a", "nan", "null", "none", "?"})
+_LONGEST_HEAD = 1 << 20
 _WHOLE = re.compile(r"[+-]?[0-9]{1,18}")
 
 
@@ -64,6 +65,10 @@ class TableSource(ColumnSource):
         for number, fields in self._lines():
             if not names:
                 names = [field.strip() for field in fields]
+                if all(map(_is_number, names)):
+                    raise SourceError(
+                        f"{self._location} line 1 holds numbers only; the first line names the columns: add such a line"
+                    )
                 twice = next((name for name in names if names.count(name) > 1 or not name), None)
                 if twice is not None:
                     raise SourceError(
@@ -100,7 +105,21 @@ class TableSource(ColumnSource):
 
 
 def _delimiter(path: Path) -> str:
-    return _ENDINGS.get(path.suffix.lower(), ",")
+    """What stands between the values: by the file's ending, or in a .csv without commas what its first line has."""
+    usual = _ENDINGS.get(path.suffix.lower(), ",")
+    with open_regular(path) as file:
+        head = file.readline(_LONGEST_HEAD)
+    if usual.encode() in head:
+        return usual
+    return next((other for other in ";\t" if other.encode() in head), usual)
+
+
+def _is_number(name: str) -> bool:
+    try:
+        float(name)
+    except ValueError:
+        return False
+    return True
 
 
 def _typed(column: list[str]) -> Array:

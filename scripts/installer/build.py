@@ -2,20 +2,23 @@
 
 from __future__ import annotations
 
+import ctypes
 import json
 import os
 import shutil
+import signal
 import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 
 from modulefile import remove_modulefile, write_modulefile
 from plan import CHECKOUT, InstallError, Plan
 from tree import MARKER, RECEIPT, check_replaceable, is_ours, recover, refuse_when_used, replacing
 
+_PR_SET_PDEATHSIG = 1
 SOURCES = ("hpcdl", "pyproject.toml", "setup.py", "README.md", "LICENSE")
 """What the package is built from, in a copy: the checkout may be read-only and stays as it is."""
 
@@ -201,10 +204,17 @@ def open_to_everybody(tree: Path) -> None:
 
 
 def run(line: list[str], what: str, environment: Mapping[str, str] | None = None) -> None:
-    """Run a step; its output is shown only when it fails."""
+    """Run a step, which ends when this process is killed; its output is shown only when it fails."""
     finished = subprocess.run(
-        line, env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, check=False
-    )
+        line, env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, check=False,
+        preexec_fn=_end_with_parent(),
+    )  # fmt: skip
     if finished.returncode:
         sys.stderr.write(finished.stdout)
         raise InstallError(f"{what} failed (see above); nothing was left behind", exit_code=1)
+
+
+def _end_with_parent() -> Callable[[], None]:
+    """What a child calls before its program starts: its parent's death kills it too (prctl(2), PR_SET_PDEATHSIG)."""
+    prctl = ctypes.CDLL(None).prctl
+    return lambda: prctl(_PR_SET_PDEATHSIG, int(signal.SIGKILL))

@@ -2,8 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
+import signal
+import time
 from pathlib import Path
+
+_GONE_S = 10.0
+"""How long a process that was killed may take to end: until the system call that it is in returns."""
 
 
 def running_from(tree: Path) -> list[int]:
@@ -11,6 +17,26 @@ def running_from(tree: Path) -> list[int]:
     inside = f"{tree}/"
     numbers = [int(entry.name) for entry in Path("/proc").iterdir() if entry.name.isdigit()]
     return sorted(number for number in numbers if number != os.getpid() and _uses(Path(f"/proc/{number}"), inside))
+
+
+def end_programs_of(tree: Path) -> None:
+    """Kill what runs by programs of `tree`, an unfinished one: steps that outlived the install that started them."""
+    inside = f"{tree}/".encode()
+    left = [int(entry.name) for entry in Path("/proc").iterdir() if entry.name.isdigit() and _runs(entry, inside)]
+    for number in left:
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(number, signal.SIGKILL)
+    end = time.monotonic() + _GONE_S
+    while any(_runs(Path(f"/proc/{number}"), inside) for number in left) and time.monotonic() < end:
+        time.sleep(0.01)
+
+
+def _runs(process: Path, inside: bytes) -> bool:
+    """A process that has ended has no command line, whether somebody has asked for its exit code or not."""
+    try:
+        return (process / "cmdline").read_bytes().startswith(inside)
+    except OSError:
+        return False
 
 
 def _uses(process: Path, inside: str) -> bool:

@@ -12,7 +12,7 @@ from pathlib import Path
 
 from modulefile import is_of_another_prefix
 from plan import InstallError, Plan
-from processes import running_from
+from processes import end_programs_of, running_from
 
 MARKER = ".hpcdl-unfinished"
 """In a tree that is being built: says by whom."""
@@ -37,6 +37,8 @@ def recover(plan: Plan) -> None:
                 "or clear it away with FORCE=1"
             )
         print(f"hpcdl: clearing what an unfinished install left in {plan.tree}")
+        if by["host"] == socket.gethostname():
+            end_programs_of(plan.tree)
         shutil.rmtree(plan.tree)
     if plan.tree.exists():  # the new tree was whole: only the old one's removal was cut short
         shutil.rmtree(plan.replaced, ignore_errors=True)

@@ -198,6 +198,23 @@ def test_a_stopped_install(checkout: Checkout, place: Place, bad_wheels: Path, n
     assert set(files_below(place.folder)) == before
 
 
+def test_steps_that_outlived_their_install_are_ended(checkout: Checkout, place: Place, bad_wheels: Path) -> None:
+    """Of an install that was killed, pip may still be writing into the tree: not while the next one clears it."""
+    tree = place.fake_tree("1.0", receipt="unused")
+    with subprocess.Popen(["true"]) as gone:
+        pass
+    (tree / ".hpcdl-unfinished").write_text(json.dumps({"pid": gone.pid, "host": os.uname().nodename}))
+    (tree / "python").symlink_to(sys.executable)
+    code = f"import time\nwhile True: open({str(tree / 'written')!r}, 'w').close(); time.sleep(0.001)"
+    with subprocess.Popen([tree / "python", "-c", code], stderr=subprocess.DEVNULL) as writes:
+        while not (tree / "written").exists():
+            time.sleep(0.01)
+        finished = checkout.make("install", *place.settings, f"WHEELHOUSE={bad_wheels}")
+        assert "clearing what an unfinished install left" in finished.out and "nothing was left behind" in finished.err
+        assert writes.wait(10) == -signal.SIGKILL
+    assert not tree.exists()
+
+
 def test_an_install_under_way_is_left_alone(checkout: Checkout, place: Place) -> None:
     tree = place.fake_tree("1.0", receipt="unused")
     marker = tree / ".hpcdl-unfinished"

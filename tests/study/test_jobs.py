@@ -18,7 +18,7 @@ from hpcdl.study.jobs import STUDY_FILE, JobLimits, part_folder, submit_parts
 from hpcdl.study.plan import make_plan
 from hpcdl.study.state import digest_of, new_state, open_study, write_state
 from hpcdl.study.sweep import Sweep
-from tests.conftest import ROOT
+from tests.conftest import ROOT, patience
 from tests.study.studies import behave, small_study, sweep, told
 
 LIMITS = JobLimits(time_s=1800.0, partition="normal")
@@ -160,7 +160,7 @@ def limited(tmp_path: Path, stop_after_s: float, **behaviour: Any) -> tuple[Call
 
 
 def test_the_time_limit_of_the_job_ends_the_sweep_with_75(tmp_path: Path) -> None:
-    run, fake = limited(tmp_path, 1.5, seconds=30)
+    run, fake = limited(tmp_path, patience(3), seconds=60)  # the fake's Python has to start before that
     with pytest.raises(StoppedEarly, match="4 of 4 runs to go"):
         run()
     assert len(told(fake)) == 1

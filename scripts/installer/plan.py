@@ -71,6 +71,11 @@ class Plan:
         return self.prefix / f".{self.version}.replaced"
 
     @property
+    def begun(self) -> Path:
+        """Where a tree gets its marker, before it takes its place."""
+        return self.prefix / f".{self.version}.begun"
+
+    @property
     def modulefile(self) -> Path:
         """The modulefile of this version."""
         return self.moduledir / "hpcdl" / f"{self.version}.lua"

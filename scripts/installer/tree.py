@@ -27,6 +27,7 @@ def is_ours(tree: Path) -> bool:
 
 def recover(plan: Plan) -> None:
     """Clear what a killed install left, and put back the tree that it was replacing."""
+    shutil.rmtree(plan.begun, ignore_errors=True)
     marker = plan.tree / MARKER
     if marker.is_file():
         by = json.loads(marker.read_text())
@@ -82,17 +83,20 @@ def refuse_when_used(tree: Path) -> None:
 def replacing(plan: Plan) -> Iterator[None]:
     """Make the tree with its marker; on failure put things back as they were."""
     made = [folder for folder in (plan.prefix, plan.moduledir) if not folder.exists()]
-    if plan.tree.exists():
-        plan.tree.rename(plan.replaced)
-        if plan.modulefile.exists():
-            plan.modulefile.rename(plan.replaced_modulefile)
+    placed = False
     try:
-        plan.tree.mkdir(parents=True)
-        plan.tree.chmod(0o755)
-        (plan.tree / MARKER).write_text(json.dumps({"pid": os.getpid(), "host": socket.gethostname()}))
+        begun = _begun(plan)
+        if plan.tree.exists():
+            plan.tree.rename(plan.replaced)
+            if plan.modulefile.exists():
+                plan.modulefile.rename(plan.replaced_modulefile)
+        begun.rename(plan.tree)
+        placed = True
         yield
     except BaseException as error:
-        shutil.rmtree(plan.tree, ignore_errors=True)
+        shutil.rmtree(plan.begun, ignore_errors=True)
+        if placed:
+            shutil.rmtree(plan.tree, ignore_errors=True)
         put_back(plan)
         for folder in made:
             with contextlib.suppress(OSError):  # not empty: somebody else's
@@ -102,3 +106,12 @@ def replacing(plan: Plan) -> Iterator[None]:
         raise
     plan.replaced_modulefile.unlink(missing_ok=True)
     shutil.rmtree(plan.replaced, ignore_errors=True)
+
+
+def _begun(plan: Plan) -> Path:
+    """A folder with its marker, for the tree's place: at no time is a tree there that does not say what it is."""
+    shutil.rmtree(plan.begun, ignore_errors=True)
+    plan.begun.mkdir(parents=True)
+    plan.begun.chmod(0o755)
+    (plan.begun / MARKER).write_text(json.dumps({"pid": os.getpid(), "host": socket.gethostname()}))
+    return plan.begun

@@ -44,7 +44,7 @@ from hpcdl.data.dataset import Dataset, FileOperations, FileOperationsCounter, o
 from hpcdl.data.read.order import steps_per_epoch
 from hpcdl.data.read.reader import SplitReader
 from hpcdl.data.read.staging import staged
-from hpcdl.data.read.windows import TrainingStream, check_shares, open_stream
+from hpcdl.data.read.windows import TrainingStream, open_stream, shared_out
 from hpcdl.node.plan import launch_plan
 from hpcdl.node.topology.machines import read_topology
 
@@ -269,7 +269,8 @@ def measure_input(dataset: Dataset, wanted: InputBenchRun, group: Observed, told
 
     batch_size, steps = wanted.batch_size, wanted.steps
     step_seconds = (wanted.step_ms or 0) / 1000
-    dataset = _shared_out(dataset, wanted, group)
+    if wanted.shuffle == "local":
+        dataset = shared_out(dataset, group.allgather_json(group.host), batch_size)
     with _near(dataset, wanted.stage, group) as near:
         stored, operations, num_epochs = _stored(near, dataset.operations, wanted, group, told)
         batches = training_batches(
@@ -292,17 +293,6 @@ def measure_input(dataset: Dataset, wanted: InputBenchRun, group: Observed, told
     with group.observation.patiently():
         every = [from_json(RankReading, found) for found in group.allgather_json(dataclasses.asdict(own))]
     return combined(dataset.name, wanted, every, num_epochs)
-
-
-def _shared_out(dataset: Dataset, wanted: InputBenchRun, group: Observed) -> Dataset:
-    """The data set with a share for each node, where --shuffle asks for that; UsageError where one is too small."""
-    if wanted.shuffle != "local":
-        return dataset
-    hosts = group.allgather_json(group.host)
-    names = list(dict.fromkeys(hosts))
-    shared = dataclasses.replace(dataset, nodes=tuple(names.index(host) for host in hosts))
-    check_shares(shared, wanted.batch_size)
-    return shared
 
 
 @contextlib.contextmanager

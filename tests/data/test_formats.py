@@ -381,6 +381,19 @@ def test_numbers_that_are_packed_in_other_ways(unsigned: bool, tmp_path: Path) -
     assert np.allclose(found["long"], np.arange(20) * 1e-3) and found["plain"].tolist() == list(range(20))
 
 
+def test_packed_numbers_in_the_shape_of_images_are_not_taken_as_they_are_stored(tmp_path: Path) -> None:
+    with h5py.File(tmp_path / "a.h5", "w") as file:
+        file["images"] = np.arange(20 * 8 * 8, dtype=np.uint8).reshape(20, 8, 8)
+        file["labels"] = np.arange(20) % 2
+        file["images"].attrs["scale_factor"] = 0.5
+    with pytest.raises(HpcdlError, match=r"images is packed \(scale_factor.*--input images=NAME --target labels=NAME"):
+        make(tmp_path / "a.h5", tmp_path / "named", image_field="images", label_field="labels")
+    manifest = make(tmp_path / "a.h5", tmp_path / "out", target_kind="class")
+    assert [item.dtype for item in manifest.fields] == ["float32", "int64"]
+    found = values(tmp_path / "out", manifest, manifest.fields[0].name)
+    assert sorted(np.ravel(found).tolist()) == sorted((np.arange(1280, dtype=np.uint8) * 0.5).tolist())
+
+
 @pytest.mark.parametrize("dtype", ["bool", "i1", "i2", "i4", "i8", "u1", "u2", "u4", "u8", ">i4", ">u2"])
 def test_classes_come_in_every_whole_type(dtype: str, tmp_path: Path) -> None:
     random = np.random.default_rng(0)

@@ -8,7 +8,7 @@ import tracemalloc
 from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import pytest
@@ -17,11 +17,12 @@ from hypothesis import strategies as st
 
 from hpcdl.comm.threads.communicator import ThreadCommunicator, run
 from hpcdl.core.errors import HpcdlError, UsageError
+from hpcdl.core.protocols import Communicator
 from hpcdl.data.dataset import Dataset, open_dataset
 from hpcdl.data.read import staging
 from hpcdl.data.read.order import Layout, NodeShare, pass_slice
 from hpcdl.data.read.staging import resident, staged
-from hpcdl.data.read.windows import check_shares, open_stream
+from hpcdl.data.read.windows import open_stream, shared_out
 from tests.data.sharding import contents, everything, make
 
 SAMPLES, SHARDS = 420, 6
@@ -93,10 +94,10 @@ def test_workers_of_a_node_train_on_different_samples(data: Path) -> None:
 
 
 def test_a_share_that_is_smaller_than_a_step_is_refused(data: Path) -> None:
-    dataset = dataclasses.replace(open_dataset(str(data)), nodes=(0, 1, 1))
-    check_shares(dataset, 60)
+    dataset, hosts = open_dataset(str(data)), ["b", "a", "a"]
+    assert shared_out(dataset, hosts, 60).nodes == (0, 1, 1)
     with pytest.raises(UsageError, match=r"a node's share is \d+ samples here, and its 1 workers take 200"):
-        check_shares(dataset, 200)
+        shared_out(dataset, hosts, 200)
 
 
 HOSTS = ["a", "b", "a", "c"]
@@ -207,7 +208,7 @@ def test_staging_is_planned_at_once_for_many_shards_and_nodes(data: Path) -> Non
             return [[f"n{rank}", *value[1:]] for rank in range(self.size)]
 
     tracemalloc.start()
-    wanted = staging._wanted(large, Group(), None)  # type: ignore[arg-type]
+    wanted = staging._wanted(large, cast(Communicator, Group()), None)
     _, peak = tracemalloc.get_traced_memory()
     tracemalloc.stop()
     assert len(wanted.own) == len(wanted.common) == 20_000 and len(wanted.by_node) == 2000

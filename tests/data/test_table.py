@@ -48,6 +48,15 @@ def test_a_csv_may_have_something_else_between_its_values(between: str, tmp_path
     assert manifest.class_names == ("muon", "pion") and manifest.splits["train"].num_samples == 2
 
 
+@pytest.mark.parametrize("head", ["0,1,2,3", "400.5,401,402.25,1e3"], ids=["column numbers", "wavelengths"])
+def test_columns_may_be_called_by_numbers_that_rise(head: str, tmp_path: Path) -> None:
+    source = table(tmp_path, f"{head}\n5.1,3.5,1.4,0.25\n4.9,3.0,1.4,0.5\n")
+    target = head.rpartition(",")[2]
+    manifest = make(source, tmp_path / "out", target=f"{target}=y")
+    assert manifest.splits["all"].num_samples == 2
+    assert {item.name: item.shape for item in manifest.fields} == {"x": (3,), "y": ()}
+
+
 WRONG: dict[str, tuple[str | bytes, dict[str, Any], str]] = {
     "no rows": ("a,b,y\n", {}, "holds no rows"),
     "a line too short": ("a,b,y\n1,2,3\n1,2\n", {}, "line 3: 2 values for 3 columns"),

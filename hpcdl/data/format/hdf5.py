@@ -439,6 +439,12 @@ class ArrayFile:
                 return None
             return packing.dtype, packing.told(missing)
 
+    def packed(self, name: str) -> bool:
+        """Whether the values of an array differ from what is stored, by netCDF's conventions."""
+        with self._reading():
+            packing = _Packing.of(self._array(name))
+        return packing is not None and packing.scales
+
     def place(self, name: str, copy: Path) -> tuple[Path, int]:
         """A file in which the values of an array lie one behind the other, and where: this one, or a `copy` made."""
         with self._reading():

@@ -65,7 +65,6 @@ def staged(
     wanted = _wanted(dataset, communicator, held_out)
     path, problem = "", None
     with contextlib.ExitStack() as stack:
-        leaders = _leaders(communicator, wanted) if communicator is not None and passed_on else None
         if wanted.leads:
             try:
                 folder = stack.enter_context(_private_folder(base))
@@ -74,12 +73,13 @@ def staged(
             except HpcdlError as error:
                 problem = error
         _agree(communicator, path, problem)
-        if wanted.leads:
-            try:
-                _copy(dataset, Path(path), wanted, leaders, told)
-            except HpcdlError as error:
-                problem = error
-        folder_of_node = _agree(communicator, path, problem)
+        with _leaders(communicator if passed_on else None, wanted) as leaders:
+            if wanted.leads:
+                try:
+                    _copy(dataset, Path(path), wanted, leaders, told)
+                except HpcdlError as error:
+                    problem = error
+            folder_of_node = _agree(communicator, path, problem)
         say(wanted.told(passed_on=passed_on))
         yield dataclasses.replace(dataset, folder=folder_of_node)
         if communicator is not None:
@@ -164,12 +164,15 @@ def _common(found: Sequence[Iterable[range]]) -> range:
     return range(max(row.start for (row,) in rows), min(row.stop for (row,) in rows))
 
 
-def _leaders(communicator: Communicator, wanted: _Wanted) -> Communicator | None:
+@contextlib.contextmanager
+def _leaders(communicator: Communicator | None, wanted: _Wanted) -> Iterator[Communicator | None]:
     """The lowest ranks of the nodes, where there are several; None for all others. Collective."""
-    if len(wanted.by_node) == 1:
-        return None
+    if communicator is None or len(wanted.by_node) == 1:
+        yield None
+        return
     part = communicator.split(0 if wanted.leads else 1)
-    return part if wanted.leads else None
+    yield part if wanted.leads else None
+    part.free()  # collective: not where an error ends the job
 
 
 def _agree(communicator: Communicator | None, path: str, problem: HpcdlError | None) -> Path:

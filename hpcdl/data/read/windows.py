@@ -6,7 +6,8 @@ a thread of its own reads ahead.
 
 from __future__ import annotations
 
-from collections import OrderedDict
+import dataclasses
+from collections import Counter, OrderedDict
 from collections.abc import Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
@@ -318,18 +319,27 @@ def open_stream(
         raise
 
 
-def check_shares(dataset: Dataset, batch_size: int) -> None:
-    """UsageError where the share of one of the data set's nodes is smaller than one step of its workers."""
-    for node in sorted(set(dataset.nodes)):
-        share = NodeShare.of(dataset.nodes, dataset.nodes.index(node))
-        reader = open_reader(dataset, dataset.train_split, share)
-        found, wanted = reader.layout.num_samples, share.num_workers * batch_size
-        reader.close()
+def shared_out(dataset: Dataset, hosts: Sequence[str], batch_size: int) -> Dataset:
+    """`dataset` with a share of the training split for each node; `hosts` are the workers', in their order.
+
+    UsageError where the share of a node is smaller than one step of its workers, `batch_size` samples each.
+    """
+    numbers: dict[str, int] = {}
+    nodes = tuple(numbers.setdefault(host, len(numbers)) for host in hosts)
+    reader = open_reader(dataset, dataset.train_split)
+    layout = reader.layout
+    reader.close()
+    before = 0
+    for num_workers in Counter(nodes).values():
+        share = NodeShare(worker=0, num_workers=num_workers, workers_before=before, workers_in_all=len(nodes))
+        found, wanted = layout.part(share).num_samples, num_workers * batch_size
         if found < wanted:
             raise UsageError(
-                f"--shuffle local: a node's share is {found} samples here, and its {share.num_workers} workers take "
+                f"--shuffle local: a node's share is {found} samples here, and its {num_workers} workers take "
                 f"{wanted} a step; use --shuffle global, or a smaller --batch-size"
             )
+        before += num_workers
+    return dataclasses.replace(dataset, nodes=nodes)
 
 
 def field_of(reader: SplitReader, item: Field, ids: Ids) -> Array | list[Array]:

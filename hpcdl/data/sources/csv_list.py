@@ -20,7 +20,7 @@ from hpcdl.data.write.index import Index, IndexWriter
 
 _HEADS = ({"file", "label"}, {"filename", "label"}, {"path", "label"})
 _BATCH = 4096
-_LONGEST_LINE = 1 << 20
+LONGEST_LINE = 1 << 20
 _WHOLE = re.compile(r"-?[0-9]{1,18}")
 _NUMBER = re.compile(r"[+-]?[0-9.]+(?:[eE][+-]?[0-9]+)?|")
 _SPLIT = re.compile(r"\w[\w-]{0,63}")
@@ -128,8 +128,8 @@ def is_list_of_files(path: Path) -> bool:
 def text_lines(file: BinaryIO) -> Iterator[str]:
     """The lines of `file`, whose names need not be UTF-8; ValueError for one that is no line of names."""
     start = b"\xef\xbb\xbf"
-    while line := file.readline(_LONGEST_LINE):
-        if len(line) == _LONGEST_LINE:
-            raise ValueError(f"it is longer than {_LONGEST_LINE} bytes")
+    while line := file.readline(LONGEST_LINE):
+        if len(line) == LONGEST_LINE:
+            raise ValueError(f"it is longer than {LONGEST_LINE} bytes")
         yield line.removeprefix(start).decode("utf-8", "surrogateescape")
         start = b""

@@ -60,6 +60,11 @@ class Hdf5Source(FieldSource):
             where = f"{path}: {image_name}"
             if len(shape) < 3 or not shape[0]:
                 raise SourceError(f"{where} has the shape {shape}; images are (N,H,W), (N,H,W,C) or (N,C,H,W)")
+            if file.packed(image_name):
+                raise SourceError(
+                    f"{where} is packed (scale_factor, add_offset or _Unsigned), which images are not; take its values "
+                    f"as a field: --input {image_name}=NAME --target {label_name}=NAME"
+                )
             labels = checked_labels(file.whole(label_name), shape[0], f"{path}: {label_name}")
             sample_shape, first = channels_last(shape[1:], self._axes, where)
             stored = file.unpacked(image_name, self._work / f"{len(listed)}.npy")
@@ -101,7 +106,7 @@ class Hdf5Source(FieldSource):
                 return False
             shape, dtype = file.kind(images)
             found = file.whole(labels)
-            if not is_image(images, shape, dtype) or self._spec.target_kind == "regression":
+            if not is_image(images, shape, dtype) or file.packed(images) or self._spec.target_kind == "regression":
                 return False
             if not self._spec.target_kind and not name_classes(found, shape[0]):
                 return False

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import itertools
 import re
 from collections.abc import Iterator
 from pathlib import Path
@@ -14,13 +15,12 @@ from hpcdl.core.files import open_regular
 from hpcdl.data.dataset import UNSPLIT
 from hpcdl.data.sources.base import Array, SourceFacts
 from hpcdl.data.sources.columns import ColumnSource, TableColumn
-from hpcdl.data.sources.csv_list import is_list_of_files, text_lines
+from hpcdl.data.sources.csv_list import LONGEST_LINE, is_list_of_files, text_lines
 from hpcdl.data.sources.image_folder import SPLIT_NAMES
 from hpcdl.data.write.index import IndexWriter
 
 _ENDINGS = {".csv": ",", ".tsv": "\t"}
 _MISSING = frozenset({"", "na", "n/a", "nan", "null", "none", "?"})
-_LONGEST_HEAD = 1 << 20
 _WHOLE = re.compile(r"[+-]?[0-9]{1,18}")
 
 
@@ -65,7 +65,7 @@ class TableSource(ColumnSource):
         for number, fields in self._lines():
             if not names:
                 names = [field.strip() for field in fields]
-                if all(map(_is_number, names)):
+                if _is_sample(names):
                     raise SourceError(
                         f"{self._location} line 1 holds numbers only; the first line names the columns: add such a line"
                     )
@@ -108,18 +108,19 @@ def _delimiter(path: Path) -> str:
     """What stands between the values: by the file's ending, or in a .csv without commas what its first line has."""
     usual = _ENDINGS.get(path.suffix.lower(), ",")
     with open_regular(path) as file:
-        head = file.readline(_LONGEST_HEAD)
+        head = file.readline(LONGEST_LINE)
     if usual.encode() in head:
         return usual
     return next((other for other in ";\t" if other.encode() in head), usual)
 
 
-def _is_number(name: str) -> bool:
+def _is_sample(head: list[str]) -> bool:
+    """Whether a first line holds a sample: numbers alone that do not rise, as column numbers and wavelengths do."""
     try:
-        float(name)
+        numbers = [float(name) for name in head]
     except ValueError:
         return False
-    return True
+    return not all(before < after for before, after in itertools.pairwise(numbers))
 
 
 def _typed(column: list[str]) -> Array:

@@ -16,7 +16,7 @@ from hpcdl.core.records import RankRecord
 from hpcdl.core.signals import StopRequest
 from hpcdl.data.read.order import pass_slice
 from hpcdl.data.read.staging import resident, staged
-from hpcdl.data.read.windows import check_shares
+from hpcdl.data.read.windows import shared_out
 from hpcdl.strategies.base import Context
 from hpcdl.strategies.table import load_strategy
 from hpcdl.trace.recorder import recording
@@ -127,11 +127,8 @@ def _shared_out(prepared: Prepared, hosts: Sequence[str]) -> Prepared:
     """The run with a share of the training split for each node, where --shuffle asks for that."""
     if prepared.config.data.shuffle != "local":
         return prepared
-    names = list(dict.fromkeys(hosts[: prepared.num_workers]))
-    nodes = tuple(names.index(host) for host in hosts[: prepared.num_workers])
-    dataset = dataclasses.replace(prepared.dataset, nodes=nodes)
-    check_shares(dataset, prepared.worker_batch)
-    note = f"each of {len(names)} nodes shuffles and reads its own share of the training samples"
+    dataset = shared_out(prepared.dataset, hosts[: prepared.num_workers], prepared.worker_batch)
+    note = f"each of {len(set(dataset.nodes))} nodes shuffles and reads its own share of the training samples"
     return dataclasses.replace(prepared, dataset=dataset, notes=(*prepared.notes, note))
 
 

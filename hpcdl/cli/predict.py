@@ -141,10 +141,11 @@ def _share(text: str | None) -> float | None:
 
 def _write(found: Answer, out: Path) -> None:
     from hpcdl.core.files import write_json
-    from hpcdl.predict.figures import draw
+    from hpcdl.predict.outlook import draw
 
-    paths = draw(found.predictions, out, found.counted)
-    write_json(out / "predict.json", found.as_json())
+    document = found.as_json()
+    paths = draw(document["predictions"], out, found.counted)
+    write_json(out / "predict.json", document)
     say(f"written: {out / 'predict.json'}, {', '.join(path.name for path in paths)}")
 
 

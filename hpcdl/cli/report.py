@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import itertools
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -78,6 +79,7 @@ def report(
 
     A page, tables and figures, with intervals and caveats.
     """
+    from hpcdl.predict.outlook import outlooks
     from hpcdl.report.analysis.analyse import analyse
     from hpcdl.report.build import compose, render
     from hpcdl.report.runs.references import load_references
@@ -104,6 +106,7 @@ def report(
         base=base,
         compare=compare,
     )
+    analysis = dataclasses.replace(analysis, outlooks=outlooks(analysis.runs))
     document = compose(analysis)
     folder = out or (runs[0] / "report" if runs and len(runs) == 1 else Path("report"))
     written = render(document, folder, chosen, paper_figures=figures, bar=progress("drawing", 1))

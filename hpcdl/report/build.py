@@ -113,6 +113,7 @@ def _data(analysis: Analysis, lines: Sequence[str], rows: Sequence[Mapping[str, 
         "parts": [_parts(curve, item) for curve in analysis.curves for item in breakdowns(curve)],
         "tuning": [tuning.as_json() for tuning in analysis.tunings],
         "search": [dataclasses.asdict(search) for search in analysis.searches],
+        "prediction": [item.as_json() for item in analysis.outlooks],
         "traces": [dataclasses.asdict(run) for run in analysis.traced],
         "runs": [
             {"name": run.name, "status": run.status, "message": run.message, "usable": run.usable}

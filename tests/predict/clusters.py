@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import numpy
@@ -16,18 +17,24 @@ from hpcdl.collectives.buckets import plan_buckets
 from hpcdl.models.table import MODELS
 from hpcdl.predict.jobs import lengths_of
 from hpcdl.report.runs.run import Run
-from tests.report.synthetic import make_run
+from tests.report.synthetic import make_record, make_run, write_run
 
 STRATEGIES = ("ring", "halving-doubling", "ps", "sync-easgd")
 NETWORKS = ("lenet", "cifar10-quick", "googlenet", "resnet50", "alexnet")
 BUCKET_BYTES = 25 * 1024**2
 STEPS = 60
+SEED = 6
+"""Of the cluster whose runs are written down."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Cluster:
-    """One truth. `noise` of a worker's step, `common` to all workers, `nodes` persistent, `runs` between runs."""
+    """One truth. `noise` of a worker's step, `common` to all workers, `nodes` persistent, `runs` between runs.
 
+    `seed` makes the chances of its runs its own: were they those of every cluster, many clusters would be one trial.
+    """
+
+    seed: int
     model: str
     batch: int
     image_s: float
@@ -60,7 +67,7 @@ def make_cluster(seed: int) -> Cluster:
     step_s = between(0.05, 1.0)
     batch = int(random.choice([16, 32, 64]))
     return Cluster(
-        model=model, batch=batch, image_s=step_s / batch, update_s=step_s * between(0.005, 0.05),
+        seed=seed, model=model, batch=batch, image_s=step_s / batch, update_s=step_s * between(0.005, 0.05),
         latency_s=between(2e-6, 1e-4), byte_s=1 / between(1e8, 1e10), sum_byte_s=1 / between(3e9, 1e10),
         noise=between(0.005, 0.1), common=between(0.003, 0.03), nodes=between(0.002, 0.02), runs=between(0.003, 0.02),
         hidden=float(random.uniform(0.4, 1.0)), contention=float(random.uniform(0.0, 0.08)),
@@ -70,7 +77,7 @@ def make_cluster(seed: int) -> Cluster:
 
 def true_step(cluster: Cluster, strategy: str, workers: int, seed: int, steps: int = STEPS) -> dict[str, float]:
     """Mean parts of a step over one run: compute, wait, exposed_communication, update."""
-    random = numpy.random.default_rng([seed, workers, STRATEGIES.index(strategy)])
+    random = numpy.random.default_rng([cluster.seed, seed, workers, STRATEGIES.index(strategy)])
     mean = cluster.image_s * cluster.batch * math.exp(cluster.runs * random.standard_normal())
     slow = numpy.exp(cluster.nodes * random.standard_normal(workers))
     own = numpy.exp(cluster.noise * random.standard_normal((steps, workers)) - cluster.noise**2 / 2)
@@ -180,3 +187,22 @@ def study(cluster: Cluster, sizes: tuple[int, ...] = (1, 2, 4), repeats: int = 3
         for workers in sizes
         for repeat in range(repeats)
     ]
+
+
+def write_study(folder: Path, sizes: tuple[int, ...] = (1, 2, 4), repeats: int = 3, **changes: Any) -> Path:
+    """Run directories of ring and servers on the cluster SEED."""
+    cluster = make_cluster(SEED)
+    for strategy in ("ring", "ps"):
+        for workers in sizes:
+            for repeat in range(repeats):
+                parts = true_step(cluster, strategy, workers, 100 * repeat + 7)
+                step = sum(parts.values())
+                servers = cluster.num_servers if strategy == "ps" else 0
+                record = make_record(
+                    workers, workers * cluster.batch / step, strategy=strategy, model=cluster.model, parts=parts,
+                    batch_per_rank=cluster.batch, global_batch=cluster.batch * workers, servers=servers,
+                    ranks=workers + servers, nodes=workers + servers, gradient_bytes=cluster.num_bytes,
+                    parameters=cluster.num_bytes // 4, repeat=repeat, **changes,
+                )  # fmt: skip
+                write_run(folder / f"{strategy}-{workers}-{repeat}", record)
+    return folder

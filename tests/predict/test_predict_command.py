@@ -4,36 +4,14 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
-from typing import Any
 
 import pytest
 
 from hpcdl.models.table import MODELS
 from hpcdl.predict.jobs import lengths_of
 from tests.conftest import CommandLine
-from tests.predict.clusters import make_cluster, true_step
+from tests.predict.clusters import SEED, make_cluster, true_step, write_study
 from tests.report.synthetic import make_record, write_run
-
-SEED = 6
-
-
-def write_study(folder: Path, sizes: tuple[int, ...] = (1, 2, 4), repeats: int = 3, **changes: Any) -> Path:
-    """Ring and servers on a cluster whose truth is known."""
-    cluster = make_cluster(SEED)
-    for strategy in ("ring", "ps"):
-        for workers in sizes:
-            for repeat in range(repeats):
-                parts = true_step(cluster, strategy, workers, 100 * repeat + 7)
-                step = sum(parts.values())
-                servers = cluster.num_servers if strategy == "ps" else 0
-                record = make_record(
-                    workers, workers * cluster.batch / step, strategy=strategy, model=cluster.model, parts=parts,
-                    batch_per_rank=cluster.batch, global_batch=cluster.batch * workers, servers=servers,
-                    ranks=workers + servers, nodes=workers + servers, gradient_bytes=cluster.num_bytes,
-                    parameters=cluster.num_bytes // 4, repeat=repeat, **changes,
-                )  # fmt: skip
-                write_run(folder / f"{strategy}-{workers}-{repeat}", record)
-    return folder
 
 
 @pytest.fixture(scope="module")

@@ -7,12 +7,12 @@ from pathlib import Path
 
 import pytest
 
-from hpcdl.predict.figures import figure_of
 from hpcdl.report.analysis.analyse import Analysis, analyse
 from hpcdl.report.build import compose, render
 from hpcdl.report.runs.run import Run
 from hpcdl.report.runs.sources import Gathered
 from hpcdl.report.runs.tunings import ThreadCurve, ThreadPoint, TunedNode, TunedTrial
+from hpcdl.report.sections.prediction import forecast_figure
 from tests.report.synthetic import NOISE, as_run, make_record, make_run
 
 UNITS = {"images": "samples", "samples": "images"}
@@ -90,6 +90,6 @@ def test_a_record_says_what_it_counts_and_one_of_an_earlier_version_images() -> 
 
 @pytest.mark.parametrize("counted", UNITS)
 def test_predicted_throughput_too(counted: str) -> None:
-    figure = figure_of("lenet-throughput", "throughput", [], counted)
+    figure = forecast_figure("lenet-throughput", "throughput", [], counted)
     assert (figure.y_label, figure.table.columns[-1].name) == (f"{counted}/s", f"{counted}/s")
-    assert figure_of("lenet-efficiency", "efficiency", [], counted).y_label == "efficiency"
+    assert forecast_figure("lenet-efficiency", "efficiency", [], counted).y_label == "efficiency"

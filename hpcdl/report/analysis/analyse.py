@@ -21,6 +21,7 @@ from hpcdl.report.analysis.fits import CommunicationFit, CurveFit, fit_communica
 from hpcdl.report.analysis.names import listed
 from hpcdl.report.analysis.scaling import Curve, build_curves, with_base_of
 from hpcdl.report.analysis.settings import told_apart, varying_keys
+from hpcdl.report.runs.outlook import Outlook
 from hpcdl.report.runs.references import Published
 from hpcdl.report.runs.run import Run
 from hpcdl.report.runs.searches import SearchRecord
@@ -34,7 +35,8 @@ class Analysis:
     """The runs of a report with what was computed from all of them.
 
     `comparisons` are those of strategies, of what --compare named (`compared`) and with the baseline together, because
-    they share one correction. `varying` are the keys of `hpcdl train` in which the runs differ.
+    they share one correction. `varying` are the keys of `hpcdl train` in which the runs differ. `outlooks` are
+    added by who computes them from the rest (hpcdl/predict).
     """
 
     runs: Sequence[Run]
@@ -53,6 +55,7 @@ class Analysis:
     traced: Sequence[TracedRun] = ()
     link_bytes_per_second: float | None = None
     baseline_name: str = ""
+    outlooks: Sequence[Outlook] = ()
 
     @property
     def counted(self) -> str:

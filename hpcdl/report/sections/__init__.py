@@ -23,6 +23,7 @@ SECTIONS = Registry(
         "strategies": Entry(target=f"{_HERE}.strategies:build", summary="Strategies side by side, verdicts."),
         "compared": Entry(target=f"{_HERE}.strategies:build_compared", summary="What --compare names, side by side."),
         "fits": Entry(target=f"{_HERE}.fits:build", summary="Amdahl, Gustafson, USL, alpha-beta."),
+        "prediction": Entry(target=f"{_HERE}.prediction:build", summary="Sizes that were not run."),
         "references": Entry(target=f"{_HERE}.references:build", summary="Beside published points."),
         "cost": Entry(target=f"{_HERE}.cost:build", summary="Node-hours."),
     },

@@ -1,0 +1,137 @@
+"""What a report says of sizes that its runs have not reached, and forecasts as figures.
+
+A report asks nothing, so what is usual is answered: twice to sixteen times the largest measured size. It may be of
+thousands of runs and has to be quick: of many settings some are taken, and it is said which.
+"""
+
+from __future__ import annotations
+
+import re
+from collections import Counter, defaultdict
+from collections.abc import Callable, Hashable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from hpcdl.core.errors import UsageError
+from hpcdl.core.units import common_unit
+from hpcdl.predict.answer import DEFAULT_REACH, Question, answer
+from hpcdl.report.analysis.settings import COSTLY
+from hpcdl.report.figures import save, svg
+from hpcdl.report.runs.outlook import MeasuredRate, Outlook
+from hpcdl.report.runs.run import Run
+from hpcdl.report.sections.prediction import forecast_figure
+
+MOST_SUBJECTS = 2
+"""Of a report: each takes about half a second."""
+MOST_STRATEGIES = 4
+MOST_SIZES = 4
+"""Of a strategy: the smallest, and the largest ones."""
+_TIMELINE_KNOWS = frozenset(("compress", "bucket-size", "placement", "period", "variant"))
+"""Settings that cost time and that a forecast goes by; runs that differ in another one are never mixed."""
+
+
+def outlooks(runs: Sequence[Run]) -> list[Outlook]:
+    """For each network on each kind of node, those of most runs first, its forecasts or the reason why there are none.
+
+    `runs` know what sets them apart (report/analysis/settings.py).
+    """
+    groups: dict[Hashable, list[Run]] = defaultdict(list)
+    for run in runs:
+        if run.usable and run.global_batch > 0:
+            groups[_kind(run)].append(run)
+    kinds = sorted(groups.values(), key=len, reverse=True)
+    names = _subjects([members[0] for members in kinds])
+    found = [_outlook(name, members) for name, members in zip(names, kinds[:MOST_SUBJECTS], strict=False)]
+    reason = f"a report predicts {MOST_SUBJECTS} kinds of runs, those with most runs; hpcdl predict RUN... takes others"
+    return [*found, *(Outlook(subject=name, left_out=reason) for name in names[MOST_SUBJECTS:])]
+
+
+def _kind(run: Run) -> tuple[Any, ...]:
+    settings = (item for item in run.settings.items() if item[0] in COSTLY - _TIMELINE_KNOWS)
+    return (run.model, run.data, run.machine, run.processor, *settings)
+
+
+def _subjects(firsts: Sequence[Run]) -> list[str]:
+    """A name for each kind: its network, and what else differs."""
+    kinds = [_kind(run) for run in firsts]
+    values = list(zip(*((str(item) for item in kind[:4]) for kind in kinds), strict=True))
+    told = [0, *(place for place in range(1, 4) if len(set(values[place])) > 1)] if kinds else []
+    names = []
+    for kind in kinds:
+        settings = [f"{key} {value}" for key, value in kind[4:]]
+        names.append(", ".join([*(str(kind[place]) for place in told if kind[place]), *settings]))
+    return names
+
+
+def _outlook(subject: str, runs: Sequence[Run]) -> Outlook:
+    taken, remark = _taken(runs)
+    largest = max(run.nodes for run in taken)
+    nodes = tuple(largest << power for power in range(1, DEFAULT_REACH.bit_length()))
+    try:
+        found = answer(Question(nodes=nodes), taken)
+    except UsageError as error:
+        return Outlook(subject=subject, left_out=str(error))
+    counting = common_unit(run.counted for run in taken)
+    return Outlook(
+        subject=subject, document=found.as_json(), measured=_measured(taken), counted=counting, left_out=remark
+    )
+
+
+def _taken(runs: Sequence[Run]) -> tuple[list[Run], str]:
+    """Those of `runs` that forecasts are made from, and what was left aside, in words."""
+    taken, aside = list(runs), []
+    if len({_setting(run) for run in runs}) <= MOST_STRATEGIES * MOST_SIZES:
+        return taken, ""
+    if len({run.global_batch for run in runs}) > 1:
+        taken = _most_common(taken, lambda run: round(run.global_batch / run.workers))
+        aside.append(f"{round(taken[0].global_batch / taken[0].workers)} samples per worker")
+    taken = _most_common(taken, lambda run: run.threads)
+    strategies = [name for name, _ in Counter(run.strategy for run in taken).most_common(MOST_STRATEGIES)]
+    aside.append(f"the {len(strategies)} strategies and {MOST_SIZES} sizes of each that tell most")
+    kept: list[Run] = []
+    for strategy in strategies:
+        own = [run for run in taken if run.strategy == strategy]
+        sizes = sorted({(run.nodes, run.workers) for run in own})
+        told = {*sizes[:1], *sizes[1 - MOST_SIZES :]}
+        kept += [run for run in own if (run.nodes, run.workers) in told]
+    share = f"from {len(kept):,} of {len(runs):,} runs ({', '.join(aside)})"
+    return kept, f"{share}; hpcdl predict RUN... takes all of them"
+
+
+def _setting(run: Run) -> tuple[Hashable, ...]:
+    known = (item for item in run.settings.items() if item[0] in _TIMELINE_KNOWS)
+    return (run.strategy, run.nodes, run.workers, run.servers, run.global_batch, run.threads, *known)
+
+
+def _most_common(runs: Sequence[Run], key: Callable[[Run], Hashable]) -> list[Run]:
+    found = Counter(map(key, runs)).most_common(1)[0][0]
+    return [run for run in runs if key(run) == found]
+
+
+def _measured(runs: Sequence[Run]) -> list[MeasuredRate]:
+    rates: dict[tuple[str, int, int, int], list[float]] = defaultdict(list)
+    for run in runs:
+        rates[run.strategy, run.nodes, run.workers, run.global_batch].append(run.images_per_second or 0.0)
+    return [
+        MeasuredRate(
+            strategy=strategy, nodes=nodes, workers=workers, batch_per_rank=batch / workers,
+            images_per_second=sum(found) / len(found),
+        )
+        for (strategy, nodes, workers, batch), found in sorted(rates.items())
+    ]  # fmt: skip
+
+
+def draw(predictions: Sequence[Mapping[str, Any]], folder: Path, counted: str) -> list[Path]:
+    """Write efficiency and throughput against nodes, one pair for each network, as SVG files into `folder`.
+
+    `predictions` are rows of an answer's document, `counted` is what their throughputs count.
+    """
+    folder.mkdir(parents=True, exist_ok=True)
+    paths = []
+    for model in dict.fromkeys(row["model"] for row in predictions):
+        rows = [row for row in predictions if row["model"] == model]
+        for measure in ("efficiency", "throughput"):
+            name = re.sub(r"[^\w.-]", "-", model)  # a user's own is a path
+            figure = forecast_figure(f"{name}-{measure}", measure, rows, counted)
+            paths += save(figure, svg(figure), folder, ["svg"])
+    return paths

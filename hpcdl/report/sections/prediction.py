@@ -1,0 +1,165 @@
+"""Sizes that were not run: forecasts with their intervals, the test on a held-out size beside them."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+from hpcdl.report.analysis.analyse import Analysis
+from hpcdl.report.analysis.names import counted, listed
+from hpcdl.report.document import Bounds, Cell, Column, Figure, Section, Series, Table
+from hpcdl.report.runs.outlook import MeasuredRate, Outlook
+
+MOST_CURVES = 8
+Row = Mapping[str, Any]
+"""A prediction as `hpcdl predict --json` prints it."""
+
+
+def build(analysis: Analysis) -> Section | None:
+    """For each network a figure and tables, or the reason why there are none."""
+    if not analysis.outlooks:
+        return None
+    lines: list[str] = []
+    items: list[Figure | Table] = []
+    told = [item for item in analysis.outlooks if item.document]
+    if told:
+        lines.append(
+            "From these runs alone, for sizes that were not run. Intervals hold one more run nine times of ten, if"
+            " what limits it is in the model. `hpcdl predict` asks for other sizes, strategies, networks and machines."
+        )
+    for number, item in enumerate(told, start=1):
+        lines += [f"{item.subject}: {line}" for line in _sentences(item.document)]
+        items += _items(item, f"prediction-{number}")
+    lines += [f"{item.subject} is left out: {item.left_out}" for item in analysis.outlooks if not item.document]
+    lines += [f"{item.subject}: {item.left_out}" for item in told if item.left_out]
+    return Section(name="prediction", title="Prediction", lines=lines, items=items)
+
+
+def _sentences(document: Row) -> Iterator[str]:
+    for row in document["crossings"]:
+        if row["what"] == "best strategy":
+            others = listed(row["not_distinguishable"], 6)
+            close = f" (not distinguishable from it: {others})" if others else ""
+            instead = f" in place of {row['before']}" if row["before"] else ""
+            yield f"{row['strategy']}{instead} is the best from {counted(row['nodes'], 'node')} on{close}."
+    for line in document["warnings"]:
+        yield f"{line}."
+    if run := document["next_run"]:
+        widths = f"from {100 * run['width']:.0f} % to {100 * run['width_after']:.0f} %"
+        yield f"the next run that tells most narrows the widest interval {widths}: {run['command']}"
+
+
+def _items(item: Outlook, name: str) -> list[Figure | Table]:
+    rows: Sequence[Row] = item.document["predictions"]
+    table = _forecasts(item, rows)
+    found: list[Figure | Table] = [
+        dataclasses.replace(forecast_figure(f"{name}-{measure}", measure, rows, item.counted, item.measured,
+                                            f"{item.subject}: "), table=table)
+        for measure in ("throughput", "efficiency")
+    ]  # fmt: skip
+    found.append(table)
+    if item.document["backtest"]:
+        found.append(_backtest(item))
+    below = _below(item)
+    return [*found, below] if below.rows else found
+
+
+def _forecasts(item: Outlook, rows: Sequence[Row]) -> Table:
+    columns = (
+        Column(name="strategy"), Column(name="nodes", kind="count"), Column(name="workers", kind="count"),
+        Column(name="servers", kind="count"), Column(name="step", kind="seconds"), Column.rate(item.counted),
+        Column(name="efficiency", kind="percent"), Column(name="node-hours per epoch", kind="number"),
+        Column(name="limited by"), Column(name="held-out error", kind="percent"),
+    )  # fmt: skip
+    error = {test["strategy"]: test["error"] for test in item.document["backtest"]}
+    cells: list[tuple[Cell, ...]] = [
+        (
+            row["strategy"] + (" *" if row["marks"] else ""), row["nodes"], row["workers"], row["servers"] or None,
+            _bounds(row["step_seconds"]), _bounds(row["images_per_second"]), _bounds(row["efficiency"]),
+            _bounds(row["epoch_node_hours"]), row["limited_by"], error.get(row["strategy"]),
+        )
+        for row in rows
+    ]  # fmt: skip
+    note = (
+        "[low, high] is the 90 % interval of one more run. Held-out error: by how much this strategy's largest measured"
+        " size is missed when it is predicted from the smaller ones. * trust it less: the lines above say why."
+    )
+    return Table(title=f"{item.subject}: predicted steps", columns=columns, rows=cells, note=note)
+
+
+def _bounds(found: Mapping[str, float] | None) -> Bounds | None:
+    return None if found is None else Bounds(value=found["mean"], low=found["low"], high=found["high"])
+
+
+def _backtest(item: Outlook) -> Table:
+    columns = (
+        Column(name="strategy"), Column(name="workers", kind="count"), Column(name="measured", kind="seconds"),
+        Column(name="predicted", kind="seconds"), Column(name="error", kind="percent"), Column(name="its interval"),
+    )  # fmt: skip
+    rows: list[tuple[Cell, ...]] = [
+        (
+            row["strategy"], row["workers"], row["measured"], row["predicted"], row["error"],
+            "holds it" if row["covered"] else "misses it",
+        )
+        for row in item.document["backtest"]
+    ]  # fmt: skip
+    note = "The largest measured size of each strategy, predicted without it; a step's time."
+    return Table(title=f"{item.subject}: the test on held-out sizes", columns=columns, rows=rows, note=note)
+
+
+def _below(item: Outlook) -> Table:
+    columns = (Column(name="strategy"), Column(name="nodes"), Column(name="90 %"))
+    rows: list[tuple[Cell, ...]] = []
+    for row in item.document["crossings"]:
+        if row["what"] != "best strategy":
+            middle, low, high = (_nodes(row[key]) for key in ("nodes", "low", "high"))
+            rows.append((row["strategy"], middle, f"[{low}, {high}]"))
+    title = f"{item.subject}: nodes from which efficiency is below 80 %"
+    return Table(title=title, columns=columns, rows=rows, note="beyond: not on up to 4,096 nodes.")
+
+
+def _nodes(found: int | None) -> str:
+    return "beyond" if found is None else f"{found:,}"
+
+
+def forecast_figure(
+    name: str, measure: str, rows: Sequence[Row], counting: str, measured: Sequence[MeasuredRate] = (), of: str = ""
+) -> Figure:
+    """`measure` (efficiency or throughput) of all strategies against nodes, with 90 % intervals.
+
+    Throughputs, which count `counting`, have the `measured` ones beside them. `of` begins the title.
+    """
+    percent = measure == "efficiency"
+    key = "efficiency" if percent else "images_per_second"
+    column = Column(name="efficiency", kind="percent") if percent else Column.rate(counting)
+    series = []
+    for color, strategy in enumerate(list(dict.fromkeys(row["strategy"] for row in rows))[:MOST_CURVES]):
+        own = [row for row in rows if row["strategy"] == strategy]
+        series.append(
+            Series(
+                label=strategy if percent or not measured else f"{strategy}, predicted",
+                x=[row["nodes"] for row in own],
+                y=[row[key]["mean"] for row in own],
+                low=[row[key]["low"] for row in own],
+                high=[row[key]["high"] for row in own],
+                color=color,
+            )
+        )
+        seen = [item for item in measured if item.strategy == strategy and not percent]
+        if seen:
+            nodes, rates = [item.nodes for item in seen], [item.images_per_second for item in seen]
+            open_ends = [None] * len(seen)
+            series.append(Series(label=f"{strategy}, measured", x=nodes, y=rates, low=open_ends, high=open_ends,
+                                 style="dots", color=color))  # fmt: skip
+    table = Table(
+        title=f"{of}predicted {column.name}",
+        columns=(Column(name="strategy"), Column(name="nodes", kind="count"), column),
+        rows=[(row["strategy"], row["nodes"], _bounds(row[key])) for row in rows],
+        note="[low, high] is the 90 % interval of one more run.",
+    )
+    return Figure(
+        name=name, title=f"{of}predicted {column.name}", alt=f"{of}predicted {column.name} against nodes.",
+        x_label="nodes", y_label=column.name, series=series, table=table, x_log=True, y_log=not percent,
+        y_percent=percent,
+    )  # fmt: skip

@@ -1,0 +1,120 @@
+"""The report's section of sizes not yet run: `hpcdl predict`'s own numbers, in every form, or why there are none."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from pathlib import Path
+
+import pytest
+
+from hpcdl.predict import calibration
+from hpcdl.predict.outlook import MOST_SIZES, MOST_STRATEGIES, MOST_SUBJECTS, outlooks
+from hpcdl.report.analysis.analyse import analyse
+from hpcdl.report.analysis.settings import told_apart
+from hpcdl.report.build import compose
+from hpcdl.report.document import Bounds, Figure, Section, Table
+from hpcdl.report.runs.run import Run
+from hpcdl.report.runs.sources import Gathered
+from tests.conftest import CommandLine
+from tests.predict.clusters import make_cluster, measured, study, write_study
+from tests.report.synthetic import make_run
+
+
+def section(runs: list[Run]) -> Section:
+    analysis = analyse(Gathered(runs=tuple(runs)))
+    document = compose(dataclasses.replace(analysis, outlooks=outlooks(analysis.runs)))
+    return next(item for item in document.sections if item.name == "prediction")
+
+
+@pytest.fixture(scope="module")
+def runs() -> list[Run]:
+    return study(make_cluster(6))
+
+
+def test_the_section_has_forecasts_beyond_what_was_measured(runs: list[Run]) -> None:
+    found = section(runs)
+    tables = {item.title.partition(": ")[2]: item for item in found.items if isinstance(item, Table)}
+    forecasts = tables["predicted steps"]
+    largest = max(run.nodes for run in runs)
+    assert {row[1] for row in forecasts.rows} == {largest * factor for factor in (2, 4, 8, 16)}
+    for row in forecasts.rows:
+        for cell in row[4:7]:
+            assert isinstance(cell, Bounds) and cell.low and cell.value and cell.high
+            assert cell.low < cell.value < cell.high
+    held_out = {row[0]: row[4] for row in tables["the test on held-out sizes"].rows}
+    assert {row[0]: row[9] for row in forecasts.rows} == held_out, "the error stands beside each forecast"
+    assert {row[0] for row in tables["nodes from which efficiency is below 80 %"].rows} == set(held_out)
+    assert any("is the best from" in line for line in found.lines)
+    figures = {item.name: item for item in found.items if isinstance(item, Figure)}
+    assert set(figures) == {"prediction-1-throughput", "prediction-1-efficiency"}
+    shown = {series.label: series for series in figures["prediction-1-throughput"].series}
+    assert list(shown["ring, measured"].x) == [1, 2, 4]
+    assert all(low < y < high for low, y, high in zip(shown["ring, predicted"].low, shown["ring, predicted"].y,
+                                                      shown["ring, predicted"].high, strict=True)
+               if low is not None and high is not None)  # fmt: skip
+
+
+def test_too_little_evidence_is_said(runs: list[Run]) -> None:
+    found = section([make_run(1, 100.0), make_run(1, 101.0)])
+    assert found.items == []
+    (line,) = found.lines
+    assert line.startswith("lenet is left out: all runs of lenet have 1 worker") and "hpcdl train" in line
+
+
+def test_two_kinds_of_nodes_are_predicted_apart(runs: list[Run]) -> None:
+    """`hpcdl predict` refuses them together; a report has room for both."""
+    other = [
+        dataclasses.replace(run, machine="knl", images_per_second=(run.images_per_second or 0) / 2) for run in runs
+    ]
+    here, there = outlooks([*runs, *other])
+    assert (here.subject, there.subject) == ("cifar10-quick, lab", "cifar10-quick, knl")
+    rates = [item.document["predictions"][0]["images_per_second"]["mean"] for item in (here, there)]
+    assert rates[0] == pytest.approx(2 * rates[1], rel=0.1)
+
+
+def test_runs_that_differ_in_what_the_timeline_does_not_know_are_not_mixed(runs: list[Run]) -> None:
+    halves = [dataclasses.replace(run, images_per_second=2 * (run.images_per_second or 0), parts={},
+                                  config={**run.config, "precision": "mixed_bfloat16"}) for run in runs]  # fmt: skip
+    found = outlooks(told_apart([*runs, *halves]))
+    assert [item.subject.partition(", ")[2] for item in found] == ["precision float32", "precision mixed_bfloat16"]
+
+
+def test_a_report_of_many_settings_stays_quick(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What is computed does not grow with the runs: counted, not timed."""
+    cluster = make_cluster(5)
+    batches = [dataclasses.replace(cluster, batch=batch) for batch in (16, 32, 64)]
+    many = [measured(one, strategy, workers, 7) for one in batches for strategy in ("ring", "sync-easgd", "ps")
+            for workers in (1, 2, 4, 8, 16, 32)]  # fmt: skip
+    many += [dataclasses.replace(run, machine=f"machine{number}") for number in range(4) for run in many]
+    sizes: list[int] = []
+    calibrate = calibration.calibrate
+
+    def counting(observations, *others, **options):  # type: ignore[no-untyped-def]
+        sizes.append(len(observations))
+        return calibrate(observations, *others, **options)
+
+    monkeypatch.setattr("hpcdl.predict.forecast.calibrate", counting)
+    found = outlooks(many)
+    assert len(found) == 5 and len(sizes) == 2 * MOST_SUBJECTS
+    assert max(sizes) <= MOST_STRATEGIES * MOST_SIZES
+    assert "of 54 runs" in found[0].left_out and "16 samples per worker" in found[0].left_out
+    assert not found[4].document and "hpcdl predict" in found[4].left_out
+
+
+def test_every_form_of_the_report_has_it(run_hpcdl: CommandLine, tmp_path: Path) -> None:
+    predicted = write_study(tmp_path / "study")
+    finished = run_hpcdl(["report", predicted, "--out", tmp_path / "out"])
+    assert finished.code == 0, finished.err
+    assert "predicted steps" in finished.out
+    for name in ("report.html", "report.md"):
+        text = (tmp_path / "out" / name).read_text()
+        assert "Prediction" in text and "predicted steps" in text and "is the best from" in text, name
+    assert (tmp_path / "out" / "figures" / "prediction-1-throughput.svg").is_file()
+    document = json.loads((tmp_path / "out" / "report.json").read_text())
+    (item,) = document["prediction"]
+    largest = max(row["nodes"] for row in document["scaling"])
+    nodes = ",".join(str(largest * factor) for factor in (2, 4, 8, 16))
+    asked = run_hpcdl(["predict", predicted, "--nodes", nodes, "--json"]).json()
+    assert item["predictions"] == asked["predictions"] and item["backtest"] == asked["backtest"]
+    assert item["crossings"] == asked["crossings"]

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import tensorflow as tf
 
 from hpcdl.comm.observed import BUCKET, Recorder
-from hpcdl.core.errors import NotFiniteError, RankError, carried
+from hpcdl.core.errors import NotFiniteError, RankError, UsageError, carried
 from hpcdl.core.protocols import Communicator
 from hpcdl.strategies.finite import all_finite
 
@@ -57,6 +57,29 @@ def timestamp_beside(value: Any, after: Sequence[Any]) -> Any:
     with tf.control_dependencies(after):
         stamp = tf.numpy_function(carried(lambda _: time.time()), [tf.identity(value)], tf.float64, stateful=False)
     return tf.ensure_shape(stamp, [])
+
+
+def connected(
+    gradients: Sequence[Any], variables: Sequence[Any], names: Sequence[str], tell: Callable[[str], None]
+) -> list[Any]:
+    """`gradients` as dense tensors, with zeros for variables that the loss does not depend on: `tell` hears of those.
+
+    UsageError where it depends on none of them.
+    """
+    idle = [name for name, gradient in zip(names, gradients, strict=True) if gradient is None]
+    if len(idle) == len(names):
+        raise UsageError("the loss depends on none of the model's trainable variables; there is nothing to train")
+    if idle:
+        more = f" and {len(idle) - _TOLD} more" if len(idle) > _TOLD else ""
+        tell(f"the loss does not depend on {', '.join(idle[:_TOLD])}{more}: no gradient moves that")
+    return [
+        tf.zeros(variable.shape, variable.dtype) if gradient is None else tf.convert_to_tensor(gradient)
+        for gradient, variable in zip(gradients, variables, strict=True)
+    ]
+
+
+_TOLD = 5
+"""Variables that are named, of many."""
 
 
 class FiniteGuard:

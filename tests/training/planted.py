@@ -80,6 +80,32 @@ def build(num_classes: int, input_shape: Any) -> Any:
     return keras.Model(inputs, keras.layers.Dense(num_classes)(keras.layers.Dropout(0.2)(hidden)))
 
 
+class Idle(keras.layers.Layer):
+    """Has a weight that nothing depends on."""
+
+    def build(self, input_shape: Any) -> None:
+        """Make it."""
+        self.add_weight(shape=(3,), initializer="ones", name="idle")
+
+    def call(self, images: Any) -> Any:
+        """Pass on what comes."""
+        return images
+
+
+def build_with_idle_weight(num_classes: int, input_shape: Any) -> Any:
+    """A network with a weight that no gradient reaches."""
+    inputs = keras.Input(input_shape)
+    hidden = keras.layers.Flatten()(Idle(name="aside")(inputs))
+    return keras.Model(inputs, keras.layers.Dense(num_classes)(hidden))
+
+
+def build_cut_off(num_classes: int, input_shape: Any) -> Any:
+    """A network that no gradient reaches at all."""
+    inputs = keras.Input(input_shape)
+    outputs = keras.layers.Dense(num_classes)(keras.layers.Flatten()(inputs))
+    return keras.Model(inputs, keras.layers.Lambda(tf.stop_gradient)(outputs))
+
+
 def build_regression(num_classes: int, input_shape: Any) -> Any:
     """A model that is no classifier."""
     inputs = keras.Input(input_shape)

@@ -14,7 +14,7 @@ from hpcdl.cluster.status import read_statuses
 from hpcdl.core.records import PARTS, read_record
 from hpcdl.strategies.table import STRATEGIES
 from tests.conftest import CommandLine
-from tests.training.training_runs import SHORT, record_of, same_run, written_by_ranks
+from tests.training.training_runs import PLANTED, SHORT, named_weights_in, record_of, same_run, written_by_ranks
 
 pytestmark = pytest.mark.mpi
 
@@ -72,13 +72,15 @@ def test_what_a_run_leaves_behind(trained: Path) -> None:
     assert kinds == {"start", "step", "epoch", "message"}
 
 
-@pytest.mark.parametrize(
-    "strategy", [pytest.param(name, marks=() if name == "async-easgd" else pytest.mark.soak) for name in STRATEGIES]
-)
-def test_ranks_that_end_well_leave_one_table(
-    session_hpcdl: CommandLine, shards: Path, tmp_path: Path, strategy: str
-) -> None:
-    """On a shared file system a file for each of ten thousand ranks takes minutes; workers and servers alike."""
+def of_each(*sample: str) -> pytest.MarkDecorator:
+    """Every strategy; those not in `sample` in the long version alone."""
+    return pytest.mark.parametrize(
+        "strategy", [name if name in sample else pytest.param(name, marks=pytest.mark.soak) for name in STRATEGIES]
+    )
+
+
+def four_steps(strategy: str, shards: Path, run_dir: Path) -> list[str | Path]:
+    """A run of a strategy as short as can be."""
     features = STRATEGIES[strategy].features
     arguments = [*SHORT, "--strategy", strategy, "--ranks", "1" if strategy == "single" else "3", "--data", shards]
     if features.optimizers:
@@ -86,11 +88,45 @@ def test_ranks_that_end_well_leave_one_table(
     if not features.keras_optimizer or not features.deterministic:
         arguments.remove("--deterministic")
     arguments += [] if features.mpi else ["--allow-grpc"]
-    finished = session_hpcdl([*arguments, "--steps", "4", "--run-dir", tmp_path / "run"], timeout_s=300)
+    return [*arguments, "--steps", "4", "--run-dir", run_dir]
+
+
+@of_each("async-easgd")
+def test_ranks_that_end_well_leave_one_table(
+    session_hpcdl: CommandLine, shards: Path, tmp_path: Path, strategy: str
+) -> None:
+    """On a shared file system a file for each of ten thousand ranks takes minutes; workers and servers alike."""
+    finished = session_hpcdl(four_steps(strategy, shards, tmp_path / "run"), timeout_s=300)
     assert finished.code == 0, finished.err
     assert written_by_ranks(tmp_path / "run") == {"all.json"}
     states = [status.state for status in read_statuses(tmp_path / "run" / "ranks")]
     assert states == ["done"] * record_of(tmp_path / "run")["ranks"]
+
+
+@of_each("ring", "async-easgd", "grpc-ps")
+def test_a_weight_that_no_gradient_reaches_stays_as_it_is_and_is_told_of(
+    session_hpcdl: CommandLine, shards: Path, tmp_path: Path, strategy: str
+) -> None:
+    """As Keras's fit has it: networks with a branch that the loss does not see train on."""
+    line = [*four_steps(strategy, shards, tmp_path / "run"), "--model", f"{PLANTED}:build_with_idle_weight"]
+    finished = session_hpcdl(line, timeout_s=300)
+    assert finished.code == 0, finished.err
+    said = "the loss does not depend on aside/idle: no gradient moves that"
+    assert any(said in warning for warning in record_of(tmp_path / "run")["warnings"])
+    weights = named_weights_in(tmp_path / "run" / "model.keras")
+    (idle,) = [value for name, value in weights.items() if "idle" in name]
+    assert idle.tolist() == [1, 1, 1]
+
+
+@of_each("ring", "grpc-ps")
+def test_a_network_that_no_gradient_reaches_is_refused(
+    session_hpcdl: CommandLine, shards: Path, tmp_path: Path, strategy: str
+) -> None:
+    line = [*four_steps(strategy, shards, tmp_path / "run"), "--model", f"{PLANTED}:build_cut_off"]
+    finished = session_hpcdl(line, timeout_s=300)
+    assert finished.code == 2, finished.err
+    assert "the loss depends on none of the model's trainable variables" in finished.err
+    assert "Traceback" not in finished.err
 
 
 def test_the_model_loads_where_hpcdl_is_not(trained: Path) -> None:

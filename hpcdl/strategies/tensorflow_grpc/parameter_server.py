@@ -62,11 +62,12 @@ class GrpcParameterServerWorker(Worker):
         self._server = _start_server(context)
         self._graph: StepGraph | None = None
         self._model: Any = None
+        self.warnings: list[str] = []
 
     def build_step(self, model: Any, objective: Any, as_model_input: Callable[[Any], Any]) -> Callable[..., Any]:
         """A step that runs in TensorFlow's own session."""
         self._model = model
-        self._graph = graph = StepGraph(self._context, model, objective, self._server.target)
+        self._graph = graph = StepGraph(self._context, model, objective, self._server.target, self.warnings.append)
 
         def step(images: Any, labels: Any) -> tuple[Any, ...]:
             given, wanted = tf.nest.map_structure(lambda tensor: tensor.numpy(), (as_model_input(images), labels))

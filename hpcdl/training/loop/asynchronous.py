@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from hpcdl.comm.observed import observe
-from hpcdl.core.errors import CorruptError, HpcdlError, RankError, StoppedEarly
+from hpcdl.core.errors import CorruptError, HpcdlError, RankError, StoppedEarly, UsageError
 from hpcdl.strategies.base import Worker
 from hpcdl.strategies.elastic.flat import FlatWorker
 from hpcdl.strategies.elastic.replica import Replica
@@ -131,7 +131,8 @@ class AsynchronousTrainer:
                 if time.monotonic() - saved >= config.checkpoint.checkpoint_every:
                     saved = time.monotonic()
                     parts.save(count=self._replica.count)
-        except (RankError, CorruptError):  # a lost server, a torn network, damaged data: nothing to go on with
+        except (RankError, CorruptError, UsageError):
+            # A lost server, a torn network, damaged data, settings that no worker can train with: nothing goes on.
             raise
         except Exception as error:  # noqa: BLE001  whatever stops this worker must not stop the others
             lines = str(error).strip().splitlines() or [""]

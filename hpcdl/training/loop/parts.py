@@ -131,7 +131,7 @@ class Parts:
             config.optimizer, model.trainable_variables, loss_scaling=config.model.precision == "mixed_float16"
         )
         self._step = worker.build_step(model, self.objective, as_model_input) or build_step(
-            model, self.optimizer, worker, self.objective, config.exchange.accumulate
+            model, self.optimizer, worker, self.objective, config.exchange.accumulate, self._warn
         )
         self._follow = build_follow(model, self.optimizer, worker)
         self._evaluate = Evaluator(model, self.objective)
@@ -358,6 +358,12 @@ class Parts:
         if saved < step:
             raise StoppedEarly(f"{stopped}; its checkpoint could not be written: --resume goes on after step {saved}")
         raise StoppedEarly(f"{stopped}; a checkpoint is saved: go on with --resume")
+
+    def _warn(self, text: str) -> None:
+        """Say at once, and keep for the record, what is found while a step is traced; once, of however many traces."""
+        if text not in self.outcome.warnings:
+            self.outcome.warnings.append(text)
+            self.journal.write("message", text=f"warning: {text}")
 
     def tell_warnings(self) -> None:
         """Say what went wrong with checkpoints, when it has happened; the record keeps it too."""

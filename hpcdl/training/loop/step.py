@@ -10,7 +10,7 @@ import tensorflow as tf
 
 from hpcdl.core.errors import originals
 from hpcdl.strategies.base import Worker
-from hpcdl.strategies.graph import timestamp_beside
+from hpcdl.strategies.graph import connected, timestamp_beside
 from hpcdl.training.optimization.objective import Objective
 
 
@@ -31,14 +31,21 @@ def _as_float(images: Any) -> Any:
 
 
 def build_step(
-    model: keras.Model, optimizer: Any, worker: Worker, objective: Objective, accumulate: int = 1
+    model: keras.Model,
+    optimizer: Any,
+    worker: Worker,
+    objective: Objective,
+    accumulate: int = 1,
+    tell: Callable[[str], None] = lambda _: None,
 ) -> Callable[..., Any]:
     """A compiled function of (images, labels), the batch of one optimizer step on this worker.
 
     It returns the loss (mean over the local batch), the objective's sums, and the Unix times at which the last local
-    gradient was there and the exchange was over. With `accumulate` the batch goes through in that many slices.
+    gradient was there and the exchange was over. With `accumulate` the batch goes through in that many slices. `tell`
+    hears of variables that no gradient moves.
     """
     variables = model.trainable_variables
+    names = [variable.path for variable in variables]
     worker.checks_finite = not isinstance(optimizer, keras.optimizers.LossScaleOptimizer)
     scale_loss = getattr(optimizer, "scale_loss", lambda loss: loss)
 
@@ -48,7 +55,7 @@ def build_step(
             loss = objective.loss(labels, outputs)
             total = tf.add_n([loss, *model.losses]) if model.losses else loss
             scaled = scale_loss(total * worker.loss_share)
-        gradients = [tf.convert_to_tensor(gradient) for gradient in tape.gradient(scaled, variables)]
+        gradients = connected(tape.gradient(scaled, variables), variables, names, tell)
         return loss, objective.sums(labels, outputs), gradients
 
     @tf.function(autograph=False, reduce_retracing=True)

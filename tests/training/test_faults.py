@@ -1,8 +1,9 @@
 """Faults on every path: what happens to a run when a worker, rank 0, a server or the launcher is hit, by strategy.
 
-A sample runs with the tests, all of it with `make soak`. With HPCDL_FAULT_TABLE=FILE each case appends what came of
-it as a line of JSON; `python -m tests.training.fault_table FILE` makes of these lines the table in
-docs/safety.md.
+A sample runs with the tests, all of it three times with `make soak`; in the first try the run is resumed too, and
+compared with one that nothing hit where its strategy promises the same numbers. With HPCDL_FAULT_TABLE=FILE each try
+appends what came of it as a line of JSON; `python -m tests.training.fault_table FILE` makes of these lines the table
+in docs/safety.md.
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ import os
 import signal
 import subprocess
 import time
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -21,11 +23,22 @@ from hpcdl.cluster.status import read_statuses
 from hpcdl.strategies.base import Features
 from hpcdl.strategies.table import STRATEGIES
 from tests.conftest import CommandLine, Finished, patience
-from tests.training.training_runs import PLANTED, SHORT, events, finish, kill_rank, start, steps_done, wait_for
+from tests.training.training_runs import (
+    PLANTED,
+    SHORT,
+    events,
+    finish,
+    kill_rank,
+    same_run,
+    start,
+    steps_done,
+    wait_for,
+)
 
 pytestmark = pytest.mark.mpi
 RANKS = 3
 STALL_S = 6
+TRIES = 3
 SIGNALS = {"SIGKILL": signal.SIGKILL, "SIGSTOP": signal.SIGSTOP, "SIGTERM": signal.SIGTERM}
 PLANTS = {"exception": "error", "NaN": "nan", "exit(0)": "exit"}
 """Faults of the user's own code, by what tests/training/planted.py calls them."""
@@ -81,8 +94,10 @@ def number_of(role: str) -> int:
 
 CASES = [
     pytest.param(
-        info.name, fault, role, marks=() if (info.name, fault, role) in IN_EVERY_TEST else pytest.mark.soak
+        info.name, fault, role, attempt,
+        marks=() if (info.name, fault, role) in IN_EVERY_TEST and attempt == 0 else pytest.mark.soak,
     )
+    for attempt in range(TRIES)
     for info in STRATEGIES.values()
     if info.name != "single"
     for fault in (*SIGNALS, *PLANTS)
@@ -117,9 +132,37 @@ def hit(fault: str, role: str, run_dir: Path, process: subprocess.Popen[str]) ->
         kill_rank(run_dir, number_of(role), SIGNALS[fault])
 
 
-@pytest.mark.parametrize("strategy, fault, role", CASES)
+Reference = Callable[[str, str], Path]
+"""The run that nothing hits, with the network and settings of a strategy's runs with a fault."""
+
+
+@pytest.fixture(scope="module")
+def reference(session_hpcdl: CommandLine, shards: Path, tmp_path_factory: pytest.TempPathFactory) -> Reference:
+    """Runs that nothing hits, each made when it is first asked for."""
+    made: dict[tuple[str, bool], Path] = {}
+
+    def run(strategy: str, fault: str) -> Path:
+        key = (strategy, fault in PLANTS)
+        if key not in made:
+            folder = tmp_path_factory.mktemp("undisturbed") / "run"
+            finished = session_hpcdl(command(strategy, fault, folder, shards))
+            assert finished.code == 0, finished.err
+            made[key] = folder
+        return made[key]
+
+    return run
+
+
+@pytest.mark.parametrize("strategy, fault, role, attempt", CASES)
 def test_a_fault(
-    session_hpcdl: CommandLine, shards: Path, tmp_path: Path, strategy: str, fault: str, role: str
+    session_hpcdl: CommandLine,
+    shards: Path,
+    tmp_path: Path,
+    reference: Reference,
+    strategy: str,
+    fault: str,
+    role: str,
+    attempt: int,
 ) -> None:
     run_dir = tmp_path / "run"
     features = STRATEGIES[strategy].features
@@ -131,13 +174,18 @@ def test_a_fault(
     began = time.monotonic()
     finished = finish(process)
     took_s = time.monotonic() - began
-    keep(strategy, fault, role, finished, took_s)
+    keep(strategy, fault, role, finished, took_s)  # what comes next may fail, and is in the table as it came
     promised = expected(fault, role, features)
     assert finished.code in promised.codes, finished.err
     said = finished.err + "".join(event["text"] for event in events(run_dir, "message"))
     assert promised.word in said
     assert "Traceback" not in finished.err
     nothing_is_left(run_dir)
+    if attempt == 0 and features.exact_resume:
+        if finished.code != 0:
+            resumed = session_hpcdl(["train", "--resume", "--run-dir", run_dir])
+            assert resumed.code == 0, resumed.err
+        same_run(run_dir, reference(strategy, fault))
 
 
 def nothing_is_left(run_dir: Path) -> None:

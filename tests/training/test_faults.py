@@ -39,6 +39,8 @@ pytestmark = pytest.mark.mpi
 RANKS = 3
 STALL_S = 6
 TRIES = 3
+TABLE = os.environ.get("HPCDL_FAULT_TABLE")
+"""Read once: tests run without the caller's HPCDL_* variables."""
 SIGNALS = {"SIGKILL": signal.SIGKILL, "SIGSTOP": signal.SIGSTOP, "SIGTERM": signal.SIGTERM}
 PLANTS = {"exception": "error", "NaN": "nan", "exit(0)": "exit"}
 """Faults of the user's own code, by what tests/training/planted.py calls them."""
@@ -208,9 +210,8 @@ def is_rank(pid: int) -> bool:
 
 def keep(strategy: str, fault: str, role: str, finished: Finished, took_s: float) -> None:
     """Append the case to the table under way, where there is one."""
-    path = os.environ.get("HPCDL_FAULT_TABLE")
-    if path:
+    if TABLE:
         lines = finished.err.strip().splitlines() or [""]
         row = {"strategy": strategy, "fault": fault, "role": role, "code": finished.code, "seconds": round(took_s, 1)}
-        with Path(path).open("a") as file:
+        with Path(TABLE).open("a") as file:
             file.write(json.dumps({**row, "said": lines[-1]}) + "\n")

@@ -32,6 +32,17 @@ ImportFlag = Annotated[
     tuple[str, Path] | None,
     typer.Option("--import", metavar="csv FILE", help="Runs measured elsewhere: `csv` and a file."),
 ]
+NetworkFlag = Annotated[
+    str | None,
+    typer.Option(
+        "--network",
+        metavar="FILE|NAME|LATENCY,SIZE",
+        help="What is known of the network: a name, a file, one of `bench allreduce --json`, or 2us,12.5GB.",
+    ),
+]
+MachineFlag = Annotated[
+    str | None, typer.Option("--machine", metavar="NAME", help="Node type to predict for, where it is another one.")
+]
 TrustFlag = Annotated[bool, typer.Option("--trust", help="Run the code that another user's run names.")]
 SetFlag = Annotated[list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="One setting; may be repeated.")]
 

@@ -9,11 +9,11 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from hpcdl.cli.options import ImportFlag, JsonFlag
+from hpcdl.cli.options import ImportFlag, JsonFlag, MachineFlag, NetworkFlag
 from hpcdl.cli.output import print_json, print_table, put, say
 from hpcdl.core.errors import UsageError
 from hpcdl.core.progress import progress
-from hpcdl.core.units import format_seconds
+from hpcdl.core.units import format_seconds, format_seconds_interval
 
 if TYPE_CHECKING:
     from hpcdl.predict.answer import Answer
@@ -35,17 +35,6 @@ Placement = Annotated[
     str | None,
     typer.Option("--placement", metavar="NAME", help="How variables lie on servers: round-robin, greedy or split."),
 ]
-NetworkName = Annotated[
-    str | None,
-    typer.Option(
-        "--network",
-        metavar="FILE|NAME|LATENCY,SIZE",
-        help="What is known of the network: a name, a file, one of `bench allreduce --json`, or 2us,12.5GB.",
-    ),
-]
-Machine = Annotated[
-    str | None, typer.Option("--machine", metavar="NAME", help="Node type to predict for, where it is another one.")
-]
 Model = Annotated[str | None, typer.Option("--model", metavar="NAME", help="Network, where no runs are named.")]
 Target = Annotated[str | None, typer.Option("--target", metavar="PCT", help="Also the time to this accuracy: 97%.")]
 Out = Annotated[Path | None, typer.Option("--out", metavar="DIR", help="Also write predict.json and figures here.")]
@@ -64,8 +53,8 @@ def predict(
     batch_size: Batch = None,
     servers: Servers = None,
     placement: Placement = None,
-    network: NetworkName = None,
-    machine: Machine = None,
+    network: NetworkFlag = None,
+    machine: MachineFlag = None,
     model: Model = None,
     target: Target = None,
     out: Out = None,
@@ -184,17 +173,7 @@ def _cells(item: Prediction) -> tuple[str, ...]:
 
 
 def _ends(found: Range) -> str:
-    """The interval in the unit in which its middle is written."""
-    if found.mean < 1:
-        return f"[{_short(1e3 * found.low)}, {_short(1e3 * found.high)}]"
-    if found.mean < 60:
-        return f"[{_short(found.low)}, {_short(found.high)}]"
-    return f"[{format_seconds(found.low)}, {format_seconds(found.high)}]"
-
-
-def _short(value: float) -> str:
-    """Three digits; no powers of ten."""
-    return f"{value:.0f}" if value >= 100 else f"{value:.3g}"
+    return format_seconds_interval(found.mean, found.low, found.high)
 
 
 def _print_best(rows: Sequence[Prediction]) -> None:

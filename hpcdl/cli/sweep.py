@@ -4,19 +4,23 @@ from __future__ import annotations
 
 import dataclasses
 import os
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from hpcdl.cli.options import JsonFlag, SetFlag, takes_settings
+from hpcdl.cli.options import JsonFlag, MachineFlag, NetworkFlag, SetFlag, takes_settings
 from hpcdl.cli.output import print_json, print_table, put, say
 from hpcdl.config.study import Study, StudyConfig, load_study
 from hpcdl.core.errors import HpcdlError, UsageError
 from hpcdl.core.progress import progress
-from hpcdl.core.units import format_seconds, parse_seconds
+from hpcdl.core.units import format_seconds, format_seconds_interval, parse_seconds
 
 if TYPE_CHECKING:
+    from hpcdl.predict.forecast import Range
+    from hpcdl.report.runs.run import Run
+    from hpcdl.study.cost import PointCost, StudyCost
     from hpcdl.study.estimate import StudyEstimate
     from hpcdl.study.plan import RunPlan
     from hpcdl.study.state import StudyState
@@ -37,6 +41,13 @@ Zip = Annotated[
 ]
 Resume = Annotated[bool, typer.Option("--resume", help="Go on with the study in --out; finished runs are kept.")]
 DryRun = Annotated[bool, typer.Option("--dry-run", help="List the runs and estimate their time; start none.")]
+Predict = Annotated[
+    bool, typer.Option("--predict", help="Say what the study will cost, by earlier runs or by facts; start none.")
+]
+Earlier = Annotated[
+    list[Path] | None,
+    typer.Option("--evidence", metavar="RUN", help="With --predict: earlier runs; may be repeated. [the study's own]"),
+]
 Jobs = Annotated[bool, typer.Option("--jobs", help="Submit a batch job for each number of nodes, and return.")]
 Time = Annotated[str, typer.Option("--time", metavar="TIME", help="With --jobs: the time limit of each.")]
 Partition = Annotated[str, typer.Option("--partition", metavar="NAME", help="With --jobs: partition or queue.")]
@@ -58,6 +69,10 @@ def sweep(
     study: StudyFile = None,
     small: Small = False,
     dry_run: DryRun = False,
+    predict: Predict = False,
+    evidence: Earlier = None,
+    network: NetworkFlag = None,
+    machine: MachineFlag = None,
     resume: Resume = False,
     jobs: Jobs = False,
     time: Time = "1h",
@@ -82,6 +97,12 @@ def sweep(
     plan, prepared = prepare_points(wanted, make_plan(wanted))
     plan = plan if only_nodes is None else plan.only_nodes(only_nodes)
     folder = out or Path("studies") / wanted.name
+    if predict:
+        _tell_cost(folder, wanted, plan, prepared, {"evidence": evidence, "network": network, "machine": machine}, json)
+        return
+    for flag, value in (("--evidence", evidence), ("--network", network), ("--machine", machine)):
+        if value:
+            raise UsageError(f"{flag} says what a cost is predicted from; give --predict too")
     if jobs and not dry_run:
         _submit(folder, wanted, plan, {"time": time, "partition": partition, "account": account}, resume, json)
         return
@@ -166,6 +187,67 @@ def _show_plan(study: Study, plan: RunPlan, state: StudyState, prepared: Any, js
     for line in _sentences(study, plan, estimate, cores, nodes):
         put(line)
     say("next: the same command without --dry-run")
+
+
+def _tell_cost(folder: Path, study: Study, plan: RunPlan, prepared: Any, given: Mapping[str, Any], json: bool) -> None:
+    """Nothing is written; a study that has begun counts with what is left of it."""
+    from hpcdl.predict.network import read_network
+    from hpcdl.study.cost import predict_cost
+    from hpcdl.study.state import FILE_NAME, new_state, open_study
+
+    begun = (folder / FILE_NAME).exists()
+    state = open_study(folder, study, plan, resume=True) if begun else new_state(study, plan)
+    network = None if given["network"] is None else read_network(given["network"])
+    cost = predict_cost(study, plan, prepared, state, _earlier(folder, given["evidence"]), network, given["machine"])
+    if json:
+        print_json({"study": study.name, **cost.as_json()})
+        return
+    for line in plan.left_out:
+        say(line)
+    print_table(
+        ("runs", "strategy", "nodes", "workers", "batch", "step", "90 %", "a run", "90 %", "node-h", "model"),
+        [_cost_cells(item) for item in cost.points if item.runs],
+    )
+    _tell_total(cost)
+    say("next: the same command without --predict")
+
+
+def _earlier(folder: Path, paths: list[Path] | None) -> Sequence[Run]:
+    """The runs that are named; else those of the study, and of its small version, as far as there are any."""
+    from hpcdl.report.runs.sources import gather, holds_runs, walk
+
+    own = [folder, folder.with_name(f"{folder.name}-small")]
+    chosen = paths or [path for path in own if path.is_dir() and holds_runs(walk(path))]
+    found = gather(chosen) if chosen else None
+    for line in found.unreadable if found else ():
+        say(f"warning: {line}")
+    return found.runs if found else ()
+
+
+def _cost_cells(item: PointCost) -> tuple[str, ...]:
+    point = item.point
+    name = f"{point.strategy}/{point.servers}" if point.servers else point.strategy
+    mark = " *" if item.marks else ""
+    return (
+        str(item.runs), name, str(point.nodes), str(point.workers), str(point.batch_size),
+        format_seconds(item.step_seconds.mean), _ends(item.step_seconds), format_seconds(item.seconds.mean),
+        _ends(item.seconds), f"{item.node_hours.mean:.3g}", point.model + mark,
+    )  # fmt: skip
+
+
+def _ends(found: Range) -> str:
+    return format_seconds_interval(found.mean, found.low, found.high)
+
+
+def _tell_total(cost: StudyCost) -> None:
+    hours = cost.node_hours
+    put(f"{cost.num_runs} runs to go: {hours.mean:.3g} node-hours [{hours.low:.3g}, {hours.high:.3g}]")
+    put(f"one after the other: {format_seconds(cost.seconds.mean)} {_ends(cost.seconds)}")
+    for line in cost.evidence:
+        put(f"from {line}")
+    marks = dict.fromkeys(mark for item in cost.points for mark in item.marks)
+    for line in [*(f"* {mark}" for mark in marks), *(f"! {warning}" for warning in cost.warnings)]:
+        put(line)
 
 
 def _num_nodes(find_allocation: Any, plan: RunPlan) -> int:

@@ -65,6 +65,20 @@ def format_seconds(seconds: float) -> str:
     return f"{minutes // 60}h {minutes % 60:02d}m"
 
 
+def format_seconds_interval(middle: float, low: float, high: float) -> str:
+    """The ends of an interval in the unit in which `format_seconds` writes its middle: `[263, 274]` of 268 ms."""
+    if middle < 1:
+        return f"[{_three_digits(1e3 * low)}, {_three_digits(1e3 * high)}]"
+    if middle < 60:
+        return f"[{_three_digits(low)}, {_three_digits(high)}]"
+    return f"[{format_seconds(low)}, {format_seconds(high)}]"
+
+
+def _three_digits(value: float) -> str:
+    """No powers of ten."""
+    return f"{value:.0f}" if value >= 100 else f"{value:.3g}"
+
+
 def format_count(count: float) -> str:
     """`count` with thousands separators: `431,080`."""
     return f"{count:,.0f}"

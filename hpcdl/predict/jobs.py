@@ -11,6 +11,7 @@ from hpcdl.collectives.table import COLLECTIVES
 from hpcdl.core.errors import UnknownNameError, UsageError
 from hpcdl.core.files import read_json
 from hpcdl.core.paths import share_folder
+from hpcdl.models.spec import parse_emulation
 from hpcdl.strategies.elastic.methods import METHODS
 from hpcdl.strategies.table import ALIASES, STRATEGIES
 
@@ -114,7 +115,8 @@ def lengths_of(model: str, gradient_bytes: int | None) -> tuple[int, ...]:
     up the difference.
     """
     known: Mapping[str, list[int]] = read_json(share_folder() / "models" / "variables.json")
-    lengths = known.get(model)
+    emulation = parse_emulation(model)
+    lengths = known.get(model if emulation is None else emulation.network)
     if lengths is None and not gradient_bytes:
         raise UsageError(
             f"nothing is known of the gradients of {model}: give runs of it, a column gradient_bytes, or a model of"

@@ -1,0 +1,231 @@
+"""What a study will cost before it is submitted: each point's step predicted from earlier runs, or guessed from facts.
+
+Nothing is started. Where nothing tells, the study has no cost and what is missing is said (UsageError).
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import statistics
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from hpcdl.config.study import Study
+from hpcdl.core.errors import UsageError
+from hpcdl.models.spec import parse_emulation
+from hpcdl.models.table import MODELS
+from hpcdl.predict.evidence import Evidence, gather_evidence, guessed_evidence
+from hpcdl.predict.forecast import Forecast, Range
+from hpcdl.predict.jobs import StepJob, kind_of
+from hpcdl.predict.network import Network
+from hpcdl.report.runs.run import Run
+from hpcdl.strategies.table import ALIASES
+from hpcdl.study.estimate import START_S
+from hpcdl.study.plan import RunPlan, StudyPoint
+from hpcdl.study.state import StudyState
+from hpcdl.training.launch.prepare import Prepared
+
+START = Range(mean=START_S, low=START_S / 2, high=2 * START_S)
+"""Seconds that a run takes beside its steps, where no run of the study has told: a guess within a factor of two."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class PointCost:
+    """`runs` are those still to do; `seconds` and `node_hours` are of one of them. `marks`: why to trust it less."""
+
+    point: StudyPoint
+    runs: int
+    steps: int
+    step_seconds: Range
+    seconds: Range
+    marks: tuple[str, ...] = ()
+
+    @property
+    def node_hours(self) -> Range:
+        """Of one run."""
+        return self.seconds.scaled(self.point.nodes / 3600)
+
+
+@dataclass(frozen=True, kw_only=True)
+class StudyCost:
+    """Of all runs still to do; totals add up the ends of the intervals, as if all were off in the same way."""
+
+    points: Sequence[PointCost]
+    evidence: Sequence[str]
+    warnings: Sequence[str]
+
+    @property
+    def num_runs(self) -> int:
+        """Those still to do."""
+        return sum(item.runs for item in self.points)
+
+    @property
+    def seconds(self) -> Range:
+        """One run after the other."""
+        return _sum([item.seconds.scaled(item.runs) for item in self.points if item.runs])
+
+    @property
+    def node_hours(self) -> Range:
+        """All nodes' hours."""
+        return _sum([item.node_hours.scaled(item.runs) for item in self.points if item.runs])
+
+    def as_json(self) -> dict[str, Any]:
+        """The document of `sweep --predict --json`."""
+        return {
+            "points": [
+                dataclasses.asdict(item.point) | {
+                    "runs": item.runs, "steps": item.steps, "step_seconds": dataclasses.asdict(item.step_seconds),
+                    "seconds": dataclasses.asdict(item.seconds), "node_hours": dataclasses.asdict(item.node_hours),
+                    "marks": list(item.marks),
+                }
+                for item in self.points
+            ],
+            "runs": self.num_runs,
+            "seconds": dataclasses.asdict(self.seconds),
+            "node_hours": dataclasses.asdict(self.node_hours),
+            "evidence": list(self.evidence),
+            "warnings": list(self.warnings),
+        }  # fmt: skip
+
+
+def _sum(ranges: Sequence[Range]) -> Range:
+    mean, low, high = (sum(getattr(item, key) for item in ranges) for key in ("mean", "low", "high"))
+    return Range(mean=mean, low=low, high=high)
+
+
+def predict_cost(
+    study: Study,
+    plan: RunPlan,
+    prepared: Mapping[int, Prepared],
+    state: StudyState,
+    earlier: Sequence[Run],
+    network: Network | None = None,
+    machine: str | None = None,
+) -> StudyCost:
+    """The cost of the runs of `plan` that `state` does not hold as finished, from `earlier` runs of its networks.
+
+    Of a network without any, `network` and `machine` stand in. UsageError tells all that is missing, at once.
+    """
+    found: dict[str, Evidence] = {}
+    problems: list[str] = []
+    for model in dict.fromkeys(point.model for point in plan.points):
+        try:
+            found[model] = _evidence(model, plan, prepared, earlier, network, machine)
+        except UsageError as error:
+            problems.append(str(error))
+    if problems:
+        raise UsageError(f"{study.origin}: no cost can be predicted: {'; '.join(problems)}")
+    forecasts = {
+        model: Forecast(evidence, network, [_strategy(point) for point in plan.points if point.model == model])
+        for model, evidence in found.items()
+    }
+    left = [run.point.number for run in plan.runs if state.run(run.name).status != "finished"]
+    steps = {point.number: _step(forecasts[point.model], point, prepared[point.number]) for point in plan.points}
+    start = _start(state, {number: prepared[number].num_steps * step.mean for number, (step, _) in steps.items()})
+    return StudyCost(
+        points=[
+            _cost(point, left.count(point.number), prepared[point.number].num_steps, steps[point.number], start)
+            for point in plan.points
+        ],
+        evidence=[_told(model, evidence, earlier) for model, evidence in found.items()],
+        warnings=list(dict.fromkeys([
+            *(line for evidence in found.values() for line in evidence.remarks),
+            *(line for point in plan.points for line in _doubts(point, found[point.model])),
+        ])),
+    )  # fmt: skip
+
+
+def _evidence(
+    model: str, plan: RunPlan, prepared: Mapping[int, Prepared], earlier: Sequence[Run], network: Network | None,
+    machine: str | None,
+) -> Evidence:  # fmt: skip
+    own = [run for run in earlier if run.model == model]
+    if own:
+        return gather_evidence(own, network)[0]
+    points = [point for point in plan.points if point.model == model]
+    batch = prepared[points[0].number].worker_batch
+    alone = all(point.ranks == 1 for point in points)
+    if network is None and not alone:
+        raise UsageError(
+            f"of {model} there is no run: name earlier ones with --evidence RUN, or the network with --network NAME for"
+            " a guess from operations and cores"
+        )
+    emulation = parse_emulation(model)
+    if emulation is None:
+        return guessed_evidence(model, batch, machine)
+    found = guessed_evidence(emulation.network, batch, machine)
+    seconds = emulation.seconds / batch
+    return dataclasses.replace(
+        found, model=model, gradient_bytes=MODELS[emulation.network].gradient_bytes,
+        stated={**found.stated, "image_s": (seconds, 0.02), "batch_overhead": (1e-3, 0.1)},
+        remarks=(f"nothing of {model} is measured: its computing takes what it says, messages what the network does",),
+    )  # fmt: skip
+
+
+def _strategy(point: StudyPoint) -> str:
+    kind_of(point.strategy)
+    return ALIASES.get(point.strategy, point.strategy)
+
+
+def job_of_point(point: StudyPoint, prepared: Prepared, evidence: Evidence) -> StepJob:
+    """The step that a run of `point` makes again and again, with the settings of this study."""
+    exchange, elastic, strategy = prepared.config.exchange, prepared.config.elastic, _strategy(point)
+    job = evidence.at(strategy, point.nodes, point.workers, point.servers, prepared.worker_batch)
+    per_node = -(-point.workers // point.nodes)
+    return dataclasses.replace(
+        job,
+        workers_per_node=per_node,
+        threads=(point.threads or _threads(job, per_node, evidence)) if job.threads else 0,
+        compressed=exchange.compress != "none",
+        bucket_bytes=exchange.bucket_size,
+        placement=(exchange.placement or "") if point.servers else "",
+        period=elastic.period if prepared.info.features.elastic else 1,
+        variant=elastic.variant if strategy == "sync-easgd" else job.variant,
+    )
+
+
+def _threads(job: StepJob, per_node: int, evidence: Evidence) -> int:
+    """Those of runs with as many workers on a node; else the node's cores divided among them, as a run does it."""
+    alike = [seen.job.threads for seen in evidence.observations if seen.job.workers_per_node == per_node]
+    return alike[0] if alike else max(1, (evidence.cores_per_node or job.threads * per_node) // per_node)
+
+
+def _step(forecast: Forecast, point: StudyPoint, prepared: Prepared) -> tuple[Range, tuple[str, ...]]:
+    found = forecast.predict(job_of_point(point, prepared, forecast.evidence))
+    return found.step_seconds, found.marks
+
+
+def _start(state: StudyState, training: Mapping[int, float]) -> Range:
+    """What finished runs took beyond `training`, the predicted seconds of all steps by point; else a guess."""
+    beside = [
+        run.seconds - training[run.point]
+        for run in state.runs
+        if run.status == "finished" and run.seconds is not None and run.seconds > training.get(run.point, run.seconds)
+    ]
+    if not beside:
+        return START
+    return Range(mean=statistics.median(beside), low=min(beside), high=max(beside))
+
+
+def _cost(
+    point: StudyPoint, runs: int, num_steps: int, found: tuple[Range, tuple[str, ...]], start: Range
+) -> PointCost:
+    step, marks = found
+    seconds = _sum([step.scaled(num_steps), start])
+    return PointCost(point=point, runs=runs, steps=num_steps, step_seconds=step, seconds=seconds, marks=marks)
+
+
+def _told(model: str, evidence: Evidence, earlier: Sequence[Run]) -> str:
+    if not evidence.observations:
+        return f"{model}: nothing measured"
+    runs = sum(len(seen.seconds) for seen in evidence.observations)
+    sizes = ", ".join(map(str, evidence.sizes))
+    return f"{model}: {runs} runs on {sizes} workers by {', '.join(evidence.strategies)}"
+
+
+def _doubts(point: StudyPoint, evidence: Evidence) -> list[str]:
+    """What of the study's points the evidence does not know."""
+    if point.threads and evidence.observations and not evidence.threads:
+        return [f"threads vary in the study, but not in the runs of {point.model}: all are taken to be as fast"]
+    return []

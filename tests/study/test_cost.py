@@ -1,0 +1,147 @@
+"""`hpcdl sweep --predict`: what a study will cost, from earlier runs or facts; nothing starts, and guesses are told."""
+
+from __future__ import annotations
+
+import dataclasses
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from hpcdl.core.errors import UsageError
+from hpcdl.predict.network import read_network
+from hpcdl.report.runs.run import Run
+from hpcdl.study.cost import START, StudyCost, predict_cost
+from hpcdl.study.points import prepare_points
+from hpcdl.study.state import StudyState, new_state
+from tests.conftest import CommandLine
+from tests.predict.clusters import SEED, make_cluster, study, true_step, write_study
+from tests.study.studies import small_study
+
+CLUSTER = make_cluster(SEED)
+ASKED = {"model": CLUSTER.model, "data": "synthetic:cifar10", "workers": "8,16", "ranks_per_node": 1,
+         "strategy": "ring,ps", "servers": CLUSTER.num_servers, "batch_size": CLUSTER.batch}  # fmt: skip
+
+
+def predicted(
+    earlier: list[Run], state: StudyState | None = None, network: str = "", compress: str = "none", **changes: Any
+) -> StudyCost:
+    wanted, plan = small_study(**{**ASKED, **changes})
+    wanted = dataclasses.replace(wanted, train={"steps": 100, "compress": compress})
+    checked, prepared = prepare_points(wanted, plan)
+    known = read_network(network) if network else None
+    return predict_cost(wanted, checked, prepared, state or new_state(wanted, checked), earlier, known)
+
+
+def test_points_cost_what_the_cluster_takes() -> None:
+    found = predicted(study(CLUSTER))
+    assert len(found.points) == 4 and {item.runs for item in found.points} == {2}
+    for item in found.points:
+        true = sum(true_step(CLUSTER, item.point.strategy, item.point.workers, 5).values())
+        assert item.step_seconds.low < true < item.step_seconds.high
+        assert item.seconds.mean == pytest.approx(START.mean + 100 * item.step_seconds.mean)
+        assert item.node_hours.mean == pytest.approx(item.point.nodes * item.seconds.mean / 3600)
+    assert found.node_hours.mean == pytest.approx(sum(2 * item.node_hours.mean for item in found.points))
+    assert found.node_hours.low < found.node_hours.mean < found.node_hours.high
+    assert found.num_runs == 8 and "36 runs on 1, 2, 4 workers by" in found.evidence[0]
+
+
+def test_settings_of_the_study_count() -> None:
+    """Half the bytes on a slow network are told by the timeline, though no run had them."""
+    slow = study(make_cluster(4))  # AlexNet
+    asked = {"model": "alexnet", "data": "synthetic:imagenet", "strategy": "ring", "servers": 1, "workers": "16",
+             "batch_size": make_cluster(4).batch, "ranks_per_node": 1}  # fmt: skip
+    whole, halved = (
+        predicted(slow, compress=compress, **asked).points[0].step_seconds.mean for compress in ("none", "fp16")
+    )
+    assert halved < whole
+
+
+def test_what_is_finished_costs_no_more_and_tells_what_a_start_takes() -> None:
+    wanted, plan = small_study(**ASKED)
+    state = new_state(wanted, plan)
+    first = next(run for run in plan.runs if run.point.strategy == "ring" and run.point.workers == 8)
+    before = predicted(study(CLUSTER))
+    step = next(item for item in before.points if item.point.number == first.point.number).step_seconds.mean
+    after = predicted(study(CLUSTER), state.changed(first.name, status="finished", seconds=100 * step + 40.0))
+    assert after.num_runs == before.num_runs - 1
+    own = next(item for item in after.points if item.point.number == first.point.number)
+    assert own.runs == 1 and own.seconds.mean == pytest.approx(100 * step + 40.0)
+
+
+def test_facts_are_a_wider_guess_and_say_so() -> None:
+    guess, measured = predicted([], network="omni-path"), predicted(study(CLUSTER))
+    wide, narrow = (item.points[0].step_seconds for item in (guess, measured))
+    assert wide.high / wide.low > 1.5 * narrow.high / narrow.low
+    assert "nothing measured" in guess.points[0].marks and "guessed" in guess.warnings[0]
+
+
+def test_emulated_computing_needs_no_run_but_a_network() -> None:
+    asked = {"model": "emulated:cifar10-quick:0.5s", "strategy": "ring", "servers": 1, "workers": "4"}
+    (item,) = predicted([], network="1us,100GB", **asked).points
+    assert item.step_seconds.mean == pytest.approx(0.5, rel=0.1)
+
+
+def test_without_evidence_all_that_is_missing_is_told() -> None:
+    with pytest.raises(UsageError, match=r"of cifar10-quick there is no run: .*--evidence.*--network"):
+        predicted([])
+    with pytest.raises(UsageError, match="nothing tells what an exchange costs"):
+        predicted(study(CLUSTER, sizes=(1,)))
+    with pytest.raises(UsageError, match="one node has to be measured"):
+        predicted([], network="omni-path", model="share/hpcdl/examples/my_model.py:build", data="synthetic:mnist")
+
+
+MATRIX = ["--model", CLUSTER.model, "--data", "synthetic:cifar10", "--workers", "8", "--ranks-per-node", "1",
+          "--strategy", "ring,ps", "--batch-size", str(CLUSTER.batch), "--set", "steps=100"]  # fmt: skip
+
+
+def test_the_command_tells_the_cost_and_writes_nothing(run_hpcdl: CommandLine, tmp_path: Path) -> None:
+    earlier = write_study(tmp_path / "pilot")
+    line = ["sweep", *MATRIX, "--predict", "--evidence", earlier, "--out", tmp_path / "study"]
+    shown = run_hpcdl(line)
+    assert shown.code == 0, shown.err
+    assert "6 runs to go: " in shown.out and "node-hours [" in shown.out
+    assert f"from {CLUSTER.model}: 18 runs on 1, 2, 4 workers by ps, ring" in shown.out
+    document = run_hpcdl([*line, "--json"]).json()
+    assert document["runs"] == 6 and [row["runs"] for row in document["points"]] == [3, 3]
+    for key in ("seconds", "node_hours"):
+        assert 0 < document[key]["low"] < document[key]["mean"] < document[key]["high"]
+    assert not (tmp_path / "study").exists() and not (run_hpcdl.home / "studies").exists()
+    beside = run_hpcdl(["sweep", *MATRIX, "--predict", "--json", "--out", tmp_path / "pilot"]).json()
+    assert beside["node_hours"] == document["node_hours"], "the runs below the study's own folder are evidence too"
+
+
+@pytest.mark.parametrize(
+    ("words", "says"),
+    [
+        (["--predict"], "there is no run"),
+        (["--predict", "--evidence", "nowhere"], "nowhere is absent"),
+        (["--predict", "--network", "1us,0"], "more than nothing"),
+        (["--network", "aries"], "give --predict too"),
+    ],
+)
+def test_no_cost_is_one_line(run_hpcdl: CommandLine, words: list[str], says: str) -> None:
+    finished = run_hpcdl(["sweep", *MATRIX, *words])
+    assert finished.code == 2 and says in finished.err
+    assert len(finished.err.strip().splitlines()) == 1
+    assert not (run_hpcdl.home / "studies").exists()
+
+
+@pytest.mark.mpi
+def test_records_of_real_training_are_evidence(run_hpcdl: CommandLine, tmp_path: Path) -> None:
+    train = ["train", "--model", "lenet", "--data", "synthetic:mnist@640", "--strategy", "ring", "--batch-size", "16",
+             "--steps", "20", "--profile", "none"]  # fmt: skip
+    for ranks in (1, 2):
+        done = run_hpcdl([*train, "--ranks", str(ranks), "--run-dir", tmp_path / "runs" / str(ranks)])
+        assert done.code == 0, done.err
+    found = run_hpcdl(
+        ["sweep", "--model", "lenet", "--data", "synthetic:mnist@640", "--workers", "1,2,4", "--strategy", "ring",
+         "--batch-size", "16", "--set", "steps=20", "--predict", "--evidence", tmp_path / "runs", "--json"]
+    )  # fmt: skip
+    assert found.code == 0, found.err
+    rows = {row["workers"]: row for row in found.json()["points"]}
+    assert set(rows) == {1, 2, 4} and found.json()["evidence"] == ["lenet: 2 runs on 1, 2 workers by ring"]
+    asked = run_hpcdl(["report", tmp_path / "runs", "--format", "json", "--out", tmp_path / "report", "--json"]).json()
+    for point in asked["scaling"]:
+        step = point["global_batch"] / point["images_per_second"]["mean"]
+        assert rows[point["workers"]]["step_seconds"]["mean"] == pytest.approx(step, rel=0.3)

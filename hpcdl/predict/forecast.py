@@ -1,4 +1,4 @@
-"""Predictions with their intervals, and the hold-out test that widens them.
+"""Predictions with their intervals, and the hold-out test that widens or narrows them.
 
 An interval is of one more run: what is not known of the unknowns, the noise between runs, and for each doubling of
 nodes beyond those measured a growing doubt of the timeline itself; all of it times what the hold-out says was missed.
@@ -99,7 +99,11 @@ class HeldOut:
 
 
 class Forecast:
-    """One network's predictions."""
+    """One network's predictions.
+
+    All intervals are `widening` times what the posterior says: the root mean square of the held-out sizes' deviations,
+    with as many just as expected as `_TRUST_IN_INTERVALS`. Were it never below 1, intervals would cover too often.
+    """
 
     def __init__(
         self,
@@ -114,7 +118,7 @@ class Forecast:
         self.posterior = self._calibrate(evidence)
         self.held_out = self._hold_out()
         surprise = sum(item.deviations**2 for item in self.held_out) + _TRUST_IN_INTERVALS
-        self.widening = math.sqrt(max(1.0, surprise / (len(self.held_out) + _TRUST_IN_INTERVALS)))
+        self.widening = math.sqrt(surprise / (len(self.held_out) + _TRUST_IN_INTERVALS))
         self.other_machine = bool(evidence.observations) and cores_per_node is not None
         if self.other_machine and cores_per_node is not None:
             self._change_machine(cores_per_node)

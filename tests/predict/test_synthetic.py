@@ -51,6 +51,7 @@ def check(outcomes: list[Outcome], least: float, most: float) -> None:
     errors = sorted(error for outcome in outcomes for error in outcome.errors)
     good = [outcome.loss <= 0.05 for outcome in outcomes]
     told = f"coverage {sum(covered) / len(covered):.3f}, median error {errors[len(errors) // 2]:.3f}, good {sum(good)}"
+    print(f"{len(outcomes)} clusters: {told}")
     assert least <= sum(covered) / len(covered) <= most, told
     assert errors[len(errors) // 2] < 0.05, told
     assert sum(good) >= 0.95 * len(good), told

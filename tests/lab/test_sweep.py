@@ -103,7 +103,7 @@ def test_a_study_as_jobs_survives_a_dead_rank_and_a_killed_sweep(queue: SlurmLab
     (done,) = (name for name, record in desk.records("out/1-node").items() if record["status"] == "finished")
     kept = (desk.folder / "out" / "1-node" / "runs" / done / "record.json").read_bytes()
     host = queue.job(jobs[1])["NodeList"]
-    (pid,) = queue.run(["pgrep", "-f", "--", "--only-nodes 1 "], host=host).out.split()
+    (pid,) = queue.run(["pgrep", "-o", "-f", "--", "--only-nodes 1 "], host=host).out.split()
     assert queue.run(["kill", "-9", pid], host=host).code == 0
     assert queue.wait_for_job(jobs[1])["JobState"] == "FAILED"
 

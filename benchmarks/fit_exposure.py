@@ -67,7 +67,7 @@ def of_the_loop(model: Any, images: Any, labels: Any) -> dict[str, Callable[[int
     from hpcdl.strategies.base import Context
     from hpcdl.strategies.single import SingleWorker
     from hpcdl.strategies.table import find_strategy, load_strategy
-    from hpcdl.training.keras.session import communicator
+    from hpcdl.training.keras.process.session import communicator
     from hpcdl.training.loop.step import build_step
     from hpcdl.training.optimization.objective import Classification
 

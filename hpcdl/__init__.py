@@ -10,19 +10,19 @@ from typing import Any
 __version__ = "0.2.0"
 
 _MODULES = {
-    "session": ("init", "shutdown", "is_initialized", "rank", "size", "local_rank", "local_size", "node_rank"),
-    "process_set": ("ProcessSet",),
-    "primitives": (
+    "process.session": ("init", "shutdown", "is_initialized", "rank", "size", "local_rank", "local_size", "node_rank"),
+    "collectives.process_set": ("ProcessSet",),
+    "collectives.primitives": (
         *("Sum", "Mean", "Average", "Min", "Max", "Product"),
         *("allreduce", "grouped_allreduce", "allgather", "broadcast", "alltoall", "reducescatter", "barrier", "join"),
         *("broadcast_object", "allgather_object", "broadcast_variables"),
     ),
     "optimizer": ("DistributedOptimizer", "load_model"),
     "tape": ("DistributedGradientTape",),
-    "callbacks": ("callbacks",),
-    "model": ("center_in_place",),
-    "files": ("on_rank_0",),
-    "learning_rate": ("learning_rate_schedule", "learning_rate_warmup"),
+    "fit.callbacks": ("callbacks",),
+    "fit.model": ("center_in_place",),
+    "fit.files": ("on_rank_0",),
+    "fit.learning_rate": ("learning_rate_schedule", "learning_rate_warmup"),
     "state": ("State",),
     "dataset": ("dataset",),
 }

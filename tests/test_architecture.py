@@ -39,14 +39,18 @@ MAY_IMPORT["study"] = MAY_IMPORT["tuning"] | {"tuning", "predict"}
 MAY_IMPORT["cli"] = MAY_IMPORT["study"] | {"study", "bench", "doctor"}
 """Room -> the other rooms that it may import. A new room needs a line here first."""
 
+_TENSORFLOW = (
+    *("models/*", "strategies/*", "strategies/*/*"),
+    *("training/*", "training/*/*", "training/keras/*/*", "data/read/pipeline.py"),
+)
 HEAVY: dict[str, tuple[str, ...]] = {
     "mpi4py": ("comm/mpi/*",),
     "h5py": ("data/format/hdf5.py",),
     "optuna": ("study/proposals.py",),
     "pyarrow": ("data/sources/parquet.py",),
     "rich": ("core/progress.py", "report/terminal.py", "report/*/terminal.py"),
-    "tensorflow": ("models/*", "strategies/*", "strategies/*/*", "training/*/*", "training/*", "data/read/pipeline.py"),
-    "keras": ("models/*", "strategies/*", "strategies/*/*", "training/*/*", "training/*", "data/read/pipeline.py"),
+    "tensorflow": _TENSORFLOW,
+    "keras": _TENSORFLOW,
 }
 """Heavy library -> the only files that may import it."""
 WITHOUT_TENSORFLOW = (

@@ -8,32 +8,12 @@ from typing import Annotated
 import typer
 
 from hpcdl import __version__
-from hpcdl.cli import (
-    bench,
-    certify,
-    config,
-    docs,
-    doctor,
-    evaluate,
-    inspect,
-    jobs,
-    models,
-    node,
-    predict,
-    report,
-    run,
-    runs,
-    search,
-    shard,
-    strategies,
-    submit,
-    sweep,
-    trace,
-    train,
-    tune_threads,
-    watch,
-)
+from hpcdl.cli.data import inspect, shard
+from hpcdl.cli.node import node, tune_threads
 from hpcdl.cli.output import VERBOSE, put
+from hpcdl.cli.site import certify, config, docs, doctor, jobs, models, strategies, submit
+from hpcdl.cli.study import bench, predict, report, search, sweep
+from hpcdl.cli.training import evaluate, run, runs, trace, train, watch
 
 app = typer.Typer(
     name="hpcdl",

@@ -9,8 +9,9 @@ import pytest
 from typer.testing import CliRunner
 
 from hpcdl.bench.step import StepResult
-from hpcdl.cli import train, tune_threads, watch
 from hpcdl.cli.app import app
+from hpcdl.cli.node import tune_threads
+from hpcdl.cli.training import train, watch
 from hpcdl.node.profile import Profile, TrialSummary
 from hpcdl.node.settings import Settings
 from hpcdl.training.session.live import RunNow

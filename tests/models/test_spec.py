@@ -146,7 +146,7 @@ def test_loss_weights_of_the_heads() -> None:
 
 COMMAND = """
 import sys, typer
-from hpcdl.cli import models
+from hpcdl.cli.site import models
 app = typer.Typer(rich_markup_mode=None)
 app.callback()(lambda: None)
 models.register(app)

@@ -17,7 +17,7 @@ from pathlib import Path
 
 import pytest
 
-from hpcdl.cli.search import as_document
+from hpcdl.cli.study.search import as_document
 from hpcdl.config.search import SearchStudy
 from hpcdl.core.errors import ConfigError, UsageError
 from hpcdl.report.analysis.analyse import analyse

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from hpcdl.cli.watch import BAR, bar, lines
+from hpcdl.cli.training.watch import BAR, bar, lines
 from hpcdl.comm.observed import Observation
 from hpcdl.core.errors import UsageError
 from hpcdl.core.lock import writing

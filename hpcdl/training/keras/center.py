@@ -24,7 +24,7 @@ from hpcdl.strategies.finite import all_finite
 from hpcdl.strategies.graph import call_python
 from hpcdl.strategies.refusals import unstable_rate
 from hpcdl.strategies.table import load_strategy
-from hpcdl.training.keras.ending import after_updates
+from hpcdl.training.keras.collectives.tensors import refuse_xla, turn_begins, turn_ends
 from hpcdl.training.keras.exchange import (
     OWN_CHANGES,
     ExchangeSettings,
@@ -35,15 +35,15 @@ from hpcdl.training.keras.exchange import (
     name_of,
     note_updates,
 )
-from hpcdl.training.keras.files import save_once
-from hpcdl.training.keras.model import scales
-from hpcdl.training.keras.session import note_strategy
-from hpcdl.training.keras.tensors import refuse_xla, turn_begins, turn_ends
+from hpcdl.training.keras.fit.files import save_once
+from hpcdl.training.keras.fit.model import scales
+from hpcdl.training.keras.process.ending import after_updates
+from hpcdl.training.keras.process.session import note_strategy
 from hpcdl.training.session.safety import check_same_weights
 
 if TYPE_CHECKING:
     from hpcdl.core.protocols import Array, Communicator
-    from hpcdl.training.keras.group import ScriptGroup
+    from hpcdl.training.keras.collectives.group import ScriptGroup
 
 
 class CenterExchange:

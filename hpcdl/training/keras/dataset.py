@@ -7,7 +7,7 @@ from typing import Any
 import tensorflow as tf
 
 from hpcdl.core.errors import UsageError
-from hpcdl.training.keras.session import session
+from hpcdl.training.keras.process.session import session
 
 _AHEAD = 2
 """Elements; a fixed number, so that the script decides whether tf.data tunes itself."""

@@ -24,15 +24,15 @@ from hpcdl.strategies.base import Context, StrategyInfo
 from hpcdl.strategies.graph import call_python
 from hpcdl.strategies.parameter_server.among_workers import ServersAmongWorkers
 from hpcdl.strategies.table import find_strategy
-from hpcdl.training.keras.ending import after_updates
-from hpcdl.training.keras.files import save_once
-from hpcdl.training.keras.session import note_strategy, session
-from hpcdl.training.keras.tensors import refuse_xla, turn_begins, turn_ends
+from hpcdl.training.keras.collectives.tensors import refuse_xla, turn_begins, turn_ends
+from hpcdl.training.keras.fit.files import save_once
+from hpcdl.training.keras.process.ending import after_updates
+from hpcdl.training.keras.process.session import note_strategy, session
 from hpcdl.training.session.safety import check_same_weights
 
 if TYPE_CHECKING:
     from hpcdl.core.protocols import Array
-    from hpcdl.training.keras.group import ScriptGroup
+    from hpcdl.training.keras.collectives.group import ScriptGroup
 
 _TOGETHER = 1 << 62
 """Bytes of a bucket that holds whatever there is."""

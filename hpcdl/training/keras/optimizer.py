@@ -16,14 +16,14 @@ import tensorflow as tf
 
 from hpcdl.core.errors import UsageError
 from hpcdl.strategies.graph import call_python
-from hpcdl.training.keras.arrays import unconverted
-from hpcdl.training.keras.callbacks import follow_fits
 from hpcdl.training.keras.center import CenterExchange
+from hpcdl.training.keras.collectives.arrays import unconverted
+from hpcdl.training.keras.collectives.group import ScriptGroup
+from hpcdl.training.keras.collectives.process_set import ProcessSet, group_of
+from hpcdl.training.keras.collectives.tensors import turn_begins, turn_ends
 from hpcdl.training.keras.exchange import ExchangeSettings, GradientExchange, make_alike, scaled_by
-from hpcdl.training.keras.group import ScriptGroup
-from hpcdl.training.keras.model import LATE_SCALE, leaves_of, scales, set_own
-from hpcdl.training.keras.process_set import ProcessSet, group_of
-from hpcdl.training.keras.tensors import turn_begins, turn_ends
+from hpcdl.training.keras.fit.callbacks import follow_fits
+from hpcdl.training.keras.fit.model import LATE_SCALE, leaves_of, scales, set_own
 
 
 def DistributedOptimizer(  # noqa: N802  as Keras names

@@ -14,9 +14,9 @@ from hpcdl.strategies.allreduce.worker import broadcast_variables
 from hpcdl.strategies.base import Worker
 from hpcdl.training.checkpoint import folders as checkpoints
 from hpcdl.training.checkpoint import state as arrays
-from hpcdl.training.keras.learning_rate import rates_of, set_rates
-from hpcdl.training.keras.model import center_in_place, center_of, optimizers_of
-from hpcdl.training.keras.session import session
+from hpcdl.training.keras.fit.learning_rate import rates_of, set_rates
+from hpcdl.training.keras.fit.model import center_in_place, center_of, optimizers_of
+from hpcdl.training.keras.process.session import session
 from hpcdl.training.session.control import Control, Wishes, time_allowed
 
 

@@ -9,9 +9,9 @@ from typing import Any
 
 import tensorflow as tf
 
-from hpcdl.training.keras.arrays import unconverted
+from hpcdl.training.keras.collectives.arrays import unconverted
+from hpcdl.training.keras.collectives.process_set import ProcessSet, group_of
 from hpcdl.training.keras.exchange import ExchangeSettings, GradientExchange, key_of, make_alike
-from hpcdl.training.keras.process_set import ProcessSet, group_of
 
 
 class DistributedGradientTape:

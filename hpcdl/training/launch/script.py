@@ -80,7 +80,7 @@ def run_script(
             output = Output(run_dir / FOLDER, prefixed=prefixed)
             with collected(run_dir), python_of_ranks(config.run, plan) as python, contextlib.closing(output):
                 words = [str(run_dir), str(script.path), *script.arguments]
-                command = own_program("hpcdl.training.keras.script", *words, python=python)
+                command = own_program("hpcdl.training.keras.process.script", *words, python=python)
                 until_done(
                     lambda: local.start(plan, command, folder=run_dir / FOLDER, tick=output.forward),
                     run_dir,
@@ -113,8 +113,8 @@ def _facts(script: Script) -> dict[str, object]:
 def run_inside(effective: Effective[ScriptConfig], script: Script, place: Placement) -> None:
     """Run `script` as one rank of the launcher that started this process; collective over its ranks."""
     from hpcdl.core.signals import caught
-    from hpcdl.training.keras.ending import speaks_first
-    from hpcdl.training.keras.script import execute, interrupt
+    from hpcdl.training.keras.process.ending import speaks_first
+    from hpcdl.training.keras.process.script import execute, interrupt
     from hpcdl.training.session.rank import communicator_for, leaving_together, set_up_process
     from hpcdl.training.session.watch import FOLDER as WATCH_FOLDER
     from hpcdl.training.session.watch import watch_of, watching

@@ -276,7 +276,7 @@ def as_train_does(info: StrategyInfo) -> None:
     from hpcdl.config.schema import ElasticConfig, ExchangeConfig, OptimizerConfig
     from hpcdl.strategies.base import Context
     from hpcdl.strategies.table import load_strategy
-    from hpcdl.training.keras.session import communicator
+    from hpcdl.training.keras.process.session import communicator
     from hpcdl.training.loop.step import build_step
 
     inputs, targets = map(part, data())
@@ -491,7 +491,7 @@ def accumulated_gradients_are_exchanged_once() -> None:
 def sent() -> int:
     """Bytes of exchanges that this rank has sent."""
     from hpcdl.comm.observed import CONTROL, EXCHANGE
-    from hpcdl.training.keras.session import communicator
+    from hpcdl.training.keras.process.session import communicator
 
     seen = communicator().observation
     return seen.traffic(EXCHANGE).bytes_sent + seen.traffic(CONTROL).bytes_sent

@@ -15,12 +15,12 @@ import numpy
 
 from hpcdl.collectives.pieces import gather_pieces
 from hpcdl.core.errors import UsageError
-from hpcdl.training.keras import arrays
-from hpcdl.training.keras.process_set import ProcessSet, group_of
+from hpcdl.training.keras.collectives import arrays
+from hpcdl.training.keras.collectives.process_set import ProcessSet, group_of
 
 if TYPE_CHECKING:
     from hpcdl.core.protocols import Array
-    from hpcdl.training.keras.group import ScriptGroup
+    from hpcdl.training.keras.collectives.group import ScriptGroup
 
 Value = TypeVar("Value")
 Operation = Literal["sum", "mean", "min", "max", "product"]
@@ -213,4 +213,4 @@ def _are_tensors(values: Sequence[Any]) -> bool:
 
 
 def _tensors() -> Any:
-    return importlib.import_module("hpcdl.training.keras.tensors")
+    return importlib.import_module("hpcdl.training.keras.collectives.tensors")

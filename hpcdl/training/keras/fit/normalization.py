@@ -8,7 +8,7 @@ import keras
 import tensorflow as tf
 
 from hpcdl.core.errors import UsageError
-from hpcdl.training.keras.primitives import Sum, allreduce
+from hpcdl.training.keras.collectives.primitives import Sum, allreduce
 
 
 def synchronize_normalization() -> None:

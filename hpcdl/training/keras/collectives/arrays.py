@@ -16,7 +16,7 @@ Called = TypeVar("Called", bound=Callable[..., Any])
 
 if TYPE_CHECKING:
     from hpcdl.core.protocols import Add, Array
-    from hpcdl.training.keras.group import ScriptGroup
+    from hpcdl.training.keras.collectives.group import ScriptGroup
 
 
 def unconverted(function: Called) -> Called:

@@ -17,16 +17,16 @@ from hpcdl.core.records import HistoryPoint
 from hpcdl.strategies.allreduce.worker import broadcast_variables
 from hpcdl.training.checkpoint.state import average_moving_statistics
 from hpcdl.training.keras.exchange import OWN_CHANGES
-from hpcdl.training.keras.files import written_on_rank_0
-from hpcdl.training.keras.learning_rate import rates_of, set_rates
-from hpcdl.training.keras.metrics import MetricsOverRanks
-from hpcdl.training.keras.model import LATE_SCALE, center_of, group_of_fit, optimizers_of, prepare_model
-from hpcdl.training.keras.normalization import synchronize_normalization
-from hpcdl.training.keras.session import Session, is_initialized, session
+from hpcdl.training.keras.fit.files import written_on_rank_0
+from hpcdl.training.keras.fit.learning_rate import rates_of, set_rates
+from hpcdl.training.keras.fit.metrics import MetricsOverRanks
+from hpcdl.training.keras.fit.model import LATE_SCALE, center_of, group_of_fit, optimizers_of, prepare_model
+from hpcdl.training.keras.fit.normalization import synchronize_normalization
+from hpcdl.training.keras.process.session import Session, is_initialized, session
 from hpcdl.training.session.safety import check_same_weights
 
 if TYPE_CHECKING:
-    from hpcdl.training.keras.group import ScriptGroup
+    from hpcdl.training.keras.collectives.group import ScriptGroup
     from hpcdl.training.keras.state import State
 
 _OF_RECORD = {

@@ -15,7 +15,7 @@ import tensorflow as tf
 
 from hpcdl.core.errors import UsageError
 from hpcdl.strategies.graph import call_python
-from hpcdl.training.keras.arrays import (
+from hpcdl.training.keras.collectives.arrays import (
     broadcast_arrays,
     equal_splits,
     gather_arrays,
@@ -25,7 +25,7 @@ from hpcdl.training.keras.arrays import (
 
 if TYPE_CHECKING:
     from hpcdl.core.protocols import Array
-    from hpcdl.training.keras.group import ScriptGroup
+    from hpcdl.training.keras.collectives.group import ScriptGroup
 
 
 @functools.cache

@@ -1,4 +1,4 @@
-"""A user's own script on one rank of `hpcdl run`: `python -m hpcdl.training.keras.script RUN_DIR SCRIPT ARGS...`."""
+"""A user's own script on one rank of `hpcdl run`: `python -m ...keras.process.script RUN_DIR SCRIPT ARGS...`."""
 
 from __future__ import annotations
 
@@ -18,8 +18,9 @@ from hpcdl.core.lock import writing
 from hpcdl.core.signals import caught
 from hpcdl.trace.recorder import recording
 from hpcdl.training.checkpoint import folders as checkpoints
-from hpcdl.training.keras import session
-from hpcdl.training.keras.ending import (
+from hpcdl.training.keras.collectives.group import ScriptGroup
+from hpcdl.training.keras.process import session
+from hpcdl.training.keras.process.ending import (
     called_in,
     exit_code_of,
     exited,
@@ -28,8 +29,7 @@ from hpcdl.training.keras.ending import (
     show,
     speaks_first,
 )
-from hpcdl.training.keras.group import ScriptGroup
-from hpcdl.training.keras.measure import ScriptRun, StepMeter
+from hpcdl.training.keras.process.measure import ScriptRun, StepMeter
 from hpcdl.training.launch import rundir
 from hpcdl.training.session import runtime
 from hpcdl.training.session.inject import Injection, parse_faults, spoken_of

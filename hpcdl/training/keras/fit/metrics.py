@@ -11,7 +11,7 @@ from hpcdl.core.errors import UsageError
 
 if TYPE_CHECKING:
     from hpcdl.core.protocols import Array, Communicator
-    from hpcdl.training.keras.group import ScriptGroup
+    from hpcdl.training.keras.collectives.group import ScriptGroup
 
 _METHOD = "_get_metrics_result_or_logs"
 """What Keras's fit and evaluate ask for their logs when the last batch is done."""

@@ -12,7 +12,7 @@ import numpy
 import tensorflow as tf
 
 from hpcdl.core.errors import UsageError
-from hpcdl.training.keras.session import session, size
+from hpcdl.training.keras.process.session import session, size
 
 
 @dataclass(kw_only=True)

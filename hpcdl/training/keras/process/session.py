@@ -14,12 +14,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from hpcdl.core.errors import UsageError
-from hpcdl.training.keras.ending import Ending
+from hpcdl.training.keras.process.ending import Ending
 
 if TYPE_CHECKING:
     from hpcdl.comm.observed import Observed
-    from hpcdl.training.keras.group import ScriptGroup
-    from hpcdl.training.keras.measure import ScriptRun
+    from hpcdl.training.keras.collectives.group import ScriptGroup
+    from hpcdl.training.keras.process.measure import ScriptRun
     from hpcdl.training.session.watch import Watch
 
 
@@ -52,7 +52,7 @@ def init(stall_timeout_s: float = 300.0) -> None:
     """
     from hpcdl.cluster.environment import placement
     from hpcdl.comm.observed import observe
-    from hpcdl.training.keras.group import ScriptGroup
+    from hpcdl.training.keras.collectives.group import ScriptGroup
     from hpcdl.training.session.rank import ALONE, communicator_for, set_up_process
 
     if _sessions:

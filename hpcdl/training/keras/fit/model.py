@@ -12,7 +12,7 @@ import keras
 import tensorflow as tf
 
 if TYPE_CHECKING:
-    from hpcdl.training.keras.group import ScriptGroup
+    from hpcdl.training.keras.collectives.group import ScriptGroup
 
 LATE_SCALE = (
     "Keras has put a loss scale around hpcdl.DistributedOptimizer, so that ranks would skip different steps; set the "

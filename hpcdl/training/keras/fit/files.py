@@ -14,12 +14,12 @@ from typing import TYPE_CHECKING, Any
 
 import keras
 
-from hpcdl.training.keras.model import center_in_place, optimizers_of
-from hpcdl.training.keras.session import is_initialized, session
+from hpcdl.training.keras.fit.model import center_in_place, optimizers_of
+from hpcdl.training.keras.process.session import is_initialized, session
 from hpcdl.training.session.safety import digest_of
 
 if TYPE_CHECKING:
-    from hpcdl.training.keras.group import ScriptGroup
+    from hpcdl.training.keras.collectives.group import ScriptGroup
 
 _WRITERS: dict[str, tuple[str, ...]] = {
     "ModelCheckpoint": (),

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from hpcdl.core.errors import UsageError
-from hpcdl.training.keras.group import ScriptGroup
-from hpcdl.training.keras.session import session
+from hpcdl.training.keras.collectives.group import ScriptGroup
+from hpcdl.training.keras.process.session import session
 
 
 class ProcessSet:

@@ -1,0 +1,1 @@
+"""Commands for data: shards and what is in them."""

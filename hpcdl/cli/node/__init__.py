@@ -1,0 +1,1 @@
+"""Commands for a node: what it has, and its best setting."""

@@ -1,0 +1,1 @@
+"""Commands for an installation: its jobs, its health, what it offers."""

@@ -1,0 +1,1 @@
+"""Commands for many runs: sweeps, searches, forecasts, reports, benchmarks."""

@@ -1,0 +1,1 @@
+"""A distributed `fit`: its callbacks, metrics, learning rates and files."""

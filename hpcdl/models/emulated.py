@@ -70,18 +70,20 @@ class EmulatedComputing(keras.layers.Layer):
         ]
         return made[0] if len(made) == 1 else made
 
-    def _wait(self, after: Tensor, until: float) -> Tensor:
-        """Zero, when `after` is there and the step is as far as `until`: 1 is its end, FORWARD begins it."""
+    def _wait(self, after: Sequence[Tensor], until: float) -> Tensor:
+        """Zero, when all of `after` is there and the step is as far as `until`: 1 is its end, FORWARD begins it."""
 
-        def sleep(before: Any) -> Any:
+        def sleep(*_before: Any) -> Any:
             if until == FORWARD:
                 factor = math.exp(random.gauss(0.0, self.noise)) if self.noise else 1.0
                 self._began, self._lasts_s = time.monotonic(), self.seconds * factor
             # Until a moment, not for a time: what a busy machine takes from one piece does not make the step longer.
             time.sleep(max(0.0, self._began + until * self._lasts_s - time.monotonic()))
-            return np.float32(0.0) * before
+            return np.float32(0.0)
 
-        waited = tf.numpy_function(carried(sleep), [after], tf.float32)
+        # Functions with side effects run in the order in which they were traced: the exchange, traced behind the
+        # backward pass, would wait for all of its pieces. One without could be called once for all: an input changes.
+        waited = tf.numpy_function(carried(sleep), after, tf.float32, stateful=until == FORWARD)
         waited.set_shape(())
         return waited
 
@@ -90,7 +92,7 @@ LAYERS = {"hpcdl>EmulatedComputing": EmulatedComputing}
 """For `keras.saving.load_model`: saved networks that no Keras alone can read."""
 
 
-def _waited(wait: Callable[[Tensor, float], Tensor], after: Tensor, weights: Sequence[Tensor]) -> Tensor:
+def _waited(wait: Callable[[Sequence[Tensor], float], Tensor], after: Tensor, weights: Sequence[Tensor]) -> Tensor:
     """Zero after the forward pass; its gradients come piece by piece, last weights first."""
 
     @tf.custom_gradient
@@ -98,12 +100,12 @@ def _waited(wait: Callable[[Tensor, float], Tensor], after: Tensor, weights: Seq
         def pass_backward(upstream: Tensor) -> list[Tensor]:
             gradients: list[Tensor] = []
             pieces = np.array_split(np.arange(len(values))[::-1], min(len(values), MOST_PIECES))
-            ready = 0.0 * upstream
+            ready, changing = upstream, tf.reshape(values[0], [-1])[0]
             for done, piece in enumerate(pieces, start=1):
-                ready = wait(ready, FORWARD + (1 - FORWARD) * done / len(pieces))
+                ready = wait([ready, changing], FORWARD + (1 - FORWARD) * done / len(pieces))
                 gradients += [tf.zeros_like(values[place]) + tf.cast(ready, values[place].dtype) for place in piece]
             return [0.0 * upstream, *gradients[::-1]]
 
-        return wait(start, FORWARD), pass_backward
+        return wait([start], FORWARD), pass_backward
 
     return pass_forward(after, *weights)

@@ -16,6 +16,7 @@ from hpcdl.predict.forecast import Forecast, HeldOut, Prediction, Range
 from hpcdl.predict.jobs import StepJob, has_servers, kind_of
 from hpcdl.predict.network import Network, read_network
 from hpcdl.report.runs.run import Run
+from hpcdl.report.runs.traces import TracedRun
 from hpcdl.strategies.table import ALIASES
 
 FALLS_BELOW = 0.8
@@ -108,12 +109,15 @@ class Answer:
         }  # fmt: skip
 
 
-def answer(question: Question, runs: Sequence[Run]) -> Answer:
-    """Predict from `runs`, or where there are none from the machine, the network and the model that are named."""
+def answer(question: Question, runs: Sequence[Run], traced: Sequence[TracedRun] = ()) -> Answer:
+    """Predict from `runs`, or where there are none from the machine, the network and the model that are named.
+
+    `traced` are those of the runs that have traces.
+    """
     network = None if question.network is None else read_network(question.network)
     for name in question.strategies:
         kind_of(name)
-    found = gather_evidence(runs, network, question.target) if runs else [_unmeasured(question, network)]
+    found = gather_evidence(runs, network, question.target, traced) if runs else [_unmeasured(question, network)]
     answers = [_of_network(question, item, network) for item in found]
     largest = max((item.next_run for item in answers if item.next_run), key=lambda run: run.width, default=None)
     return Answer(

@@ -16,6 +16,7 @@ from hpcdl.predict.calibration import MeasuredStep
 from hpcdl.predict.jobs import BUCKET_BYTES, RankLayout, StepJob, has_servers, lengths_of
 from hpcdl.predict.network import Network
 from hpcdl.report.runs.run import Run, positive
+from hpcdl.report.runs.traces import TracedRun
 from hpcdl.strategies.table import ALIASES, STRATEGIES
 
 FLOP_PER_CORE_AND_SECOND = 50e9
@@ -56,6 +57,8 @@ class Evidence:
     remarks: tuple[str, ...] = ()
     templates: Mapping[str, StepJob] = field(default_factory=dict)
     """The largest measured job of each strategy: later ones have its settings."""
+    ready: tuple[tuple[float, float], ...] = ()
+    """When gradients are there, where a trace has it (StepJob)."""
 
     @property
     def largest_nodes(self) -> int:
@@ -97,15 +100,23 @@ class Evidence:
             strategy=strategy, model=self.model, nodes=nodes, workers=workers, servers=servers,
             workers_per_node=self.layout(strategy).workers_per_node, threads=self.threads,
             batch=whole / workers if self.mode == "strong" and batch is None else whole,
-            lengths=lengths_of(self.model, self.gradient_bytes), **settings,
+            lengths=lengths_of(self.model, self.gradient_bytes), ready=self.ready, **settings,
         )  # fmt: skip
 
 
 _SETTINGS = ("compressed", "bucket_bytes", "placement", "period", "variant")
 
 
-def gather_evidence(runs: Sequence[Run], network: Network | None, accuracy: float | None = None) -> list[Evidence]:
-    """The evidence of each network among `runs`. UsageError says what is missing where it is too little."""
+def gather_evidence(
+    runs: Sequence[Run],
+    network: Network | None,
+    accuracy: float | None = None,
+    traced: Sequence[TracedRun] = (),
+) -> list[Evidence]:
+    """The evidence of each network among `runs`; `traced` are those that have traces, by name.
+
+    UsageError says what is missing where it is too little.
+    """
     usable = [run for run in runs if run.usable and run.global_batch > 0]
     if not usable:
         reasons = Counter("of no step" if run.status not in ("failed", "running") else run.status for run in runs)
@@ -115,7 +126,7 @@ def gather_evidence(runs: Sequence[Run], network: Network | None, accuracy: floa
         )
     _check_machines(usable)
     models = sorted({run.model for run in usable})
-    found = [_of_model([run for run in usable if run.model == model], accuracy) for model in models]
+    found = [_of_model([run for run in usable if run.model == model], accuracy, traced) for model in models]
     for item in found:
         _check_enough(item, network)
     left_out = len(runs) - len(usable)
@@ -148,14 +159,15 @@ def _check_enough(item: Evidence, network: Network | None) -> None:
     )
 
 
-def _of_model(runs: Sequence[Run], accuracy: float | None) -> Evidence:
+def _of_model(runs: Sequence[Run], accuracy: float | None, traced: Sequence[TracedRun]) -> Evidence:
     remarks: list[str] = []
+    ready = _ready(runs, traced, remarks)
     threads = sorted({run.threads for run in runs if run.threads})
     several = len(threads) > 1 and all(run.threads for run in runs)
     gradient_bytes = next((run.gradient_bytes for run in runs if run.gradient_bytes), None)
     groups: dict[StepJob, list[Run]] = defaultdict(list)
     for run in runs:
-        groups[_job_of(run, gradient_bytes, several, remarks)].append(run)
+        groups[dataclasses.replace(_job_of(run, gradient_bytes, several, remarks), ready=ready)].append(run)
     observations = tuple(_observed(job, members) for job, members in groups.items())
     largest = max(observations, key=lambda seen: (seen.job.nodes, seen.job.workers)).job
     mode, batch = _fixed(runs)
@@ -179,7 +191,24 @@ def _of_model(runs: Sequence[Run], accuracy: float | None) -> Evidence:
         learning=_learning(runs, accuracy) if accuracy is not None else (),
         remarks=tuple(dict.fromkeys(remarks)),
         templates=templates,
+        ready=ready,
     )  # fmt: skip
+
+
+def _ready(
+    runs: Sequence[Run], traced: Sequence[TracedRun], remarks: list[str]
+) -> tuple[tuple[float, float], ...]:  # fmt: skip
+    """Of the trace with most buckets, and of these the one of most steps: each bucket tells a moment more."""
+    names = {run.name for run in runs}
+    known = [item for item in traced if item.name in names and item.ready]
+    if not known:
+        return ()
+    best = max(known, key=lambda item: (len(item.ready), item.steps))
+    count = len(best.ready)
+    remarks.append(
+        f"when gradients are ready is as the trace of {best.name} has it ({count} bucket{'s' if count > 1 else ''})"
+    )
+    return tuple(best.ready)
 
 
 def _job_of(run: Run, gradient_bytes: int | None, several_threads: bool, remarks: list[str]) -> StepJob:

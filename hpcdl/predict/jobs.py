@@ -24,7 +24,8 @@ DEFAULT_PLACEMENTS = {"ps": "split", "grpc-ps": "round-robin"}
 class StepJob:
     """One point. `batch` is samples per worker and step, `threads` per worker (0 unknown), `nodes` counts all.
 
-    `lengths` are the gradients' elements in creation order; one of them all where the network is not known.
+    `lengths` are the gradients' elements in creation order; one of them all where the network is not known. `ready`,
+    where a trace has it: shares of all bytes, as they leave, and of computing when these are there.
     """
 
     strategy: str
@@ -41,6 +42,7 @@ class StepJob:
     placement: str = ""
     period: int = 1
     variant: str = "3"
+    ready: tuple[tuple[float, float], ...] = ()
 
     @property
     def num_bytes(self) -> int:

@@ -19,6 +19,7 @@ from hpcdl.report.analysis.settings import COSTLY
 from hpcdl.report.figures import save, svg
 from hpcdl.report.runs.outlook import MeasuredRate, Outlook
 from hpcdl.report.runs.run import Run
+from hpcdl.report.runs.traces import TracedRun
 from hpcdl.report.sections.prediction import forecast_figure
 
 MOST_SUBJECTS = 2
@@ -26,14 +27,17 @@ MOST_SUBJECTS = 2
 MOST_STRATEGIES = 4
 MOST_SIZES = 4
 """Of a strategy: the smallest, and the largest ones."""
-_TIMELINE_KNOWS = frozenset(("compress", "bucket-size", "placement", "period", "variant"))
-"""Settings that cost time and that a forecast goes by; runs that differ in another one are never mixed."""
+_TIMELINE_KNOWS = frozenset(("compress", "bucket-size", "placement", "period", "variant", "trace"))
+"""Settings that cost time and that a forecast goes by; runs that differ in another one are never mixed.
+
+Recording a trace costs less than runs differ.
+"""
 
 
-def outlooks(runs: Sequence[Run]) -> list[Outlook]:
+def outlooks(runs: Sequence[Run], traced: Sequence[TracedRun] = ()) -> list[Outlook]:
     """For each network on each kind of node, those of most runs first, its forecasts or the reason why there are none.
 
-    `runs` know what sets them apart (report/analysis/settings.py).
+    `runs` know what sets them apart (report/analysis/settings.py); `traced` are those of them that have traces.
     """
     groups: dict[Hashable, list[Run]] = defaultdict(list)
     for run in runs:
@@ -41,7 +45,7 @@ def outlooks(runs: Sequence[Run]) -> list[Outlook]:
             groups[_kind(run)].append(run)
     kinds = sorted(groups.values(), key=len, reverse=True)
     names = _subjects([members[0] for members in kinds])
-    found = [_outlook(name, members) for name, members in zip(names, kinds[:MOST_SUBJECTS], strict=False)]
+    found = [_outlook(name, members, traced) for name, members in zip(names, kinds[:MOST_SUBJECTS], strict=False)]
     reason = f"a report predicts {MOST_SUBJECTS} kinds of runs, those with most runs; hpcdl predict RUN... takes others"
     return [*found, *(Outlook(subject=name, left_out=reason) for name in names[MOST_SUBJECTS:])]
 
@@ -63,12 +67,12 @@ def _subjects(firsts: Sequence[Run]) -> list[str]:
     return names
 
 
-def _outlook(subject: str, runs: Sequence[Run]) -> Outlook:
+def _outlook(subject: str, runs: Sequence[Run], traced: Sequence[TracedRun]) -> Outlook:
     taken, remark = _taken(runs)
     largest = max(run.nodes for run in taken)
     nodes = tuple(largest << power for power in range(1, DEFAULT_REACH.bit_length()))
     try:
-        found = answer(Question(nodes=nodes), taken)
+        found = answer(Question(nodes=nodes), taken, traced)
     except UsageError as error:
         return Outlook(subject=subject, left_out=str(error))
     counting = common_unit(run.counted for run in taken)

@@ -8,7 +8,7 @@ steps stand for the distribution of what workers take, at evenly spaced probabil
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -130,8 +130,9 @@ def _allreduce(job: StepJob, p: Parameters, network: Network, compute: Array) ->
     unit = _unit_seconds(job, p)
     times = unit @ messages.T
     end = numpy.zeros_like(slowest)
+    readiness = _readiness(job, buckets_of(job), p)
     for number in range(len(messages)):
-        ready = slowest * _ready((number + 1) / len(messages), p)
+        ready = slowest * readiness[number]
         end = numpy.maximum(end, ready) + times[:, number, None]
     exposed = numpy.maximum((end - slowest).mean(axis=1), (1 - p["overlap"]) * times.sum(axis=1))
     whole = _by_cause(unit * messages.sum(axis=0))
@@ -174,10 +175,17 @@ def _split(messages: Messages, job: StepJob, p: Parameters) -> Losses:
     return _by_cause(_unit_seconds(job, p) * numpy.array(_amounts(messages)))
 
 
-def _ready(share: float, p: Parameters) -> Array:
-    """When this share of the buckets has its gradients, as a share of computing: (sets, 1)."""
-    result: Array = 1 - BACKWARD_SHARE * p["early"][:, None] * (1 - share)
-    return result
+def _readiness(job: StepJob, sizes: Sequence[float], p: Parameters) -> list[Array]:
+    """When each bucket of so many bytes has its gradients, as a share of computing: (sets, 1) each.
+
+    As traces show it by bytes; without one in even steps over back-propagation.
+    """
+    if job.ready:
+        share, ready = zip((0.0, 1 - BACKWARD_SHARE), *job.ready, strict=True)
+        done = numpy.cumsum(sizes) / sum(sizes)
+        return [numpy.full((len(p["early"]), 1), found) for found in numpy.interp(done, share, ready)]
+    left = [1 - (number + 1) / len(sizes) for number in range(len(sizes))]
+    return [1 - BACKWARD_SHARE * p["early"][:, None] * rest for rest in left]
 
 
 def _contention(job: StepJob, p: Parameters) -> Array:
@@ -203,9 +211,10 @@ def _servers(job: StepJob, p: Parameters, network: Network, compute: Array) -> L
     byte_s, latency_s = _port(job, p, network)
     link_s = p["memory_byte_s"] if job.local else p["byte_s"] * _contention(job, p)
     loads = server_loads(job)
+    readiness = _readiness(job, [load.all_servers for load in loads], p)
     sent, came, gone = (numpy.zeros_like(slowest) for _ in range(3))
-    for number, load in enumerate(loads, start=1):
-        ready = _ready(number / len(loads), p)
+    for number, load in enumerate(loads):
+        ready = readiness[number]
         served = load.busiest * byte_s + p["server_latency_s"]
         crowd = (arrivals * ready[:, :, None] + behind * served[:, None, None]).max(axis=2)
         own_link = (load.all_servers * link_s)[:, None]

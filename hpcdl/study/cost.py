@@ -20,6 +20,7 @@ from hpcdl.predict.forecast import Forecast, Range
 from hpcdl.predict.jobs import StepJob, kind_of
 from hpcdl.predict.network import Network
 from hpcdl.report.runs.run import Run
+from hpcdl.report.runs.traces import TracedRun
 from hpcdl.strategies.table import ALIASES
 from hpcdl.study.estimate import START_S
 from hpcdl.study.plan import RunPlan, StudyPoint
@@ -28,6 +29,16 @@ from hpcdl.training.launch.prepare import Prepared
 
 START = Range(mean=START_S, low=START_S / 2, high=2 * START_S)
 """Seconds that a run takes beside its steps, where no run of the study has told: a guess within a factor of two."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Known:
+    """Earlier runs, those of them with traces; of networks without any, `network` and `machine` stand in."""
+
+    runs: Sequence[Run] = ()
+    traced: Sequence[TracedRun] = ()
+    network: Network | None = None
+    machine: str | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -99,25 +110,20 @@ def predict_cost(
     plan: RunPlan,
     prepared: Mapping[int, Prepared],
     state: StudyState,
-    earlier: Sequence[Run],
-    network: Network | None = None,
-    machine: str | None = None,
+    known: Known,
 ) -> StudyCost:
-    """The cost of the runs of `plan` that `state` does not hold as finished, from `earlier` runs of its networks.
-
-    Of a network without any, `network` and `machine` stand in. UsageError tells all that is missing, at once.
-    """
+    """The cost of the runs of `plan` that `state` does not hold as finished; UsageError tells all that is missing."""
     found: dict[str, Evidence] = {}
     problems: list[str] = []
     for model in dict.fromkeys(point.model for point in plan.points):
         try:
-            found[model] = _evidence(model, plan, prepared, earlier, network, machine)
+            found[model] = _evidence(model, plan, prepared, known)
         except UsageError as error:
             problems.append(str(error))
     if problems:
         raise UsageError(f"{study.origin}: no cost can be predicted: {'; '.join(problems)}")
     forecasts = {
-        model: Forecast(evidence, network, [_strategy(point) for point in plan.points if point.model == model])
+        model: Forecast(evidence, known.network, [_strategy(point) for point in plan.points if point.model == model])
         for model, evidence in found.items()
     }
     left = [run.point.number for run in plan.runs if state.run(run.name).status != "finished"]
@@ -128,7 +134,7 @@ def predict_cost(
             _cost(point, left.count(point.number), prepared[point.number].num_steps, steps[point.number], start)
             for point in plan.points
         ],
-        evidence=[_told(model, evidence, earlier) for model, evidence in found.items()],
+        evidence=[_told(model, evidence) for model, evidence in found.items()],
         warnings=list(dict.fromkeys([
             *(line for evidence in found.values() for line in evidence.remarks),
             *(line for point in plan.points for line in _doubts(point, found[point.model])),
@@ -136,25 +142,22 @@ def predict_cost(
     )  # fmt: skip
 
 
-def _evidence(
-    model: str, plan: RunPlan, prepared: Mapping[int, Prepared], earlier: Sequence[Run], network: Network | None,
-    machine: str | None,
-) -> Evidence:  # fmt: skip
-    own = [run for run in earlier if run.model == model]
+def _evidence(model: str, plan: RunPlan, prepared: Mapping[int, Prepared], known: Known) -> Evidence:
+    own = [run for run in known.runs if run.model == model]
     if own:
-        return gather_evidence(own, network)[0]
+        return gather_evidence(own, known.network, traced=known.traced)[0]
     points = [point for point in plan.points if point.model == model]
     batch = prepared[points[0].number].worker_batch
     alone = all(point.ranks == 1 for point in points)
-    if network is None and not alone:
+    if known.network is None and not alone:
         raise UsageError(
             f"of {model} there is no run: name earlier ones with --evidence RUN, or the network with --network NAME for"
             " a guess from operations and cores"
         )
     emulation = parse_emulation(model)
     if emulation is None:
-        return guessed_evidence(model, batch, machine)
-    found = guessed_evidence(emulation.network, batch, machine)
+        return guessed_evidence(model, batch, known.machine)
+    found = guessed_evidence(emulation.network, batch, known.machine)
     seconds = emulation.seconds / batch
     return dataclasses.replace(
         found, model=model, gradient_bytes=MODELS[emulation.network].gradient_bytes,
@@ -216,7 +219,7 @@ def _cost(
     return PointCost(point=point, runs=runs, steps=num_steps, step_seconds=step, seconds=seconds, marks=marks)
 
 
-def _told(model: str, evidence: Evidence, earlier: Sequence[Run]) -> str:
+def _told(model: str, evidence: Evidence) -> str:
     if not evidence.observations:
         return f"{model}: nothing measured"
     runs = sum(len(seen.seconds) for seen in evidence.observations)

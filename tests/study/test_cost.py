@@ -11,7 +11,7 @@ import pytest
 from hpcdl.core.errors import UsageError
 from hpcdl.predict.network import read_network
 from hpcdl.report.runs.run import Run
-from hpcdl.study.cost import START, StudyCost, predict_cost
+from hpcdl.study.cost import START, Known, StudyCost, predict_cost
 from hpcdl.study.points import prepare_points
 from hpcdl.study.state import StudyState, new_state
 from tests.conftest import CommandLine
@@ -29,8 +29,8 @@ def predicted(
     wanted, plan = small_study(**{**ASKED, **changes})
     wanted = dataclasses.replace(wanted, train={"steps": 100, "compress": compress})
     checked, prepared = prepare_points(wanted, plan)
-    known = read_network(network) if network else None
-    return predict_cost(wanted, checked, prepared, state or new_state(wanted, checked), earlier, known)
+    known = Known(runs=earlier, network=read_network(network) if network else None)
+    return predict_cost(wanted, checked, prepared, state or new_state(wanted, checked), known)
 
 
 def test_points_cost_what_the_cluster_takes() -> None:

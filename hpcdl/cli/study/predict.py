@@ -18,7 +18,7 @@ from hpcdl.core.units import format_seconds, format_seconds_interval
 if TYPE_CHECKING:
     from hpcdl.predict.answer import Answer
     from hpcdl.predict.forecast import Prediction, Range
-    from hpcdl.report.runs.run import Run
+    from hpcdl.report.runs.sources import Gathered
 
 MOST_NODES = 1 << 20
 
@@ -65,6 +65,7 @@ def predict(
     From a few small runs, from one node and a network, or from a model and a machine alone.
     """
     from hpcdl.predict.answer import Question, answer
+    from hpcdl.training.launch.traced import traced_runs
 
     if model is not None and (runs or imported):
         raise UsageError(f"--model {model}: runs say what they trained; leave --model out, or the runs")
@@ -75,10 +76,8 @@ def predict(
         nodes=_counts(nodes), strategies=tuple(_words(strategy)), batch=batch_size, servers=servers,
         placement=_placement(placement), network=network, machine=machine, model=model, target=_share(target),
     )  # fmt: skip
-    found_runs, unreadable = _gather(runs or [], imported)
-    for line in unreadable:
-        say(f"warning: {line}")
-    found = answer(question, found_runs)
+    gathered = _gather(runs or [], imported)
+    found = answer(question, gathered.runs, traced_runs(gathered.run_dirs, say))
     if out is not None:
         _write(found, out)
     if json:
@@ -88,11 +87,13 @@ def predict(
     _tell_next(found)
 
 
-def _gather(runs: Sequence[Path], imported: tuple[str, Path] | None) -> tuple[Sequence[Run], Sequence[str]]:
+def _gather(runs: Sequence[Path], imported: tuple[str, Path] | None) -> Gathered:
     from hpcdl.report.runs.csv_import import gather_with
 
     found = gather_with(runs, imported, progress("reading records", 1))
-    return found.runs, [*found.unreadable, *found.remarks]
+    for line in (*found.unreadable, *found.remarks):
+        say(f"warning: {line}")
+    return found
 
 
 def _words(text: str) -> list[str]:

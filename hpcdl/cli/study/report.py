@@ -106,7 +106,7 @@ def report(
         base=base,
         compare=compare,
     )
-    analysis = dataclasses.replace(analysis, outlooks=outlooks(analysis.runs))
+    analysis = dataclasses.replace(analysis, outlooks=outlooks(analysis.runs, analysis.traced))
     document = compose(analysis)
     folder = out or (runs[0] / "report" if runs and len(runs) == 1 else Path("report"))
     written = render(document, folder, chosen, paper_figures=figures, bar=progress("drawing", 1))

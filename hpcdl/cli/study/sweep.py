@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -19,7 +19,7 @@ from hpcdl.core.units import format_seconds, format_seconds_interval, parse_seco
 
 if TYPE_CHECKING:
     from hpcdl.predict.forecast import Range
-    from hpcdl.report.runs.run import Run
+    from hpcdl.report.runs.sources import Gathered
     from hpcdl.study.cost import PointCost, StudyCost
     from hpcdl.study.estimate import StudyEstimate
     from hpcdl.study.plan import RunPlan
@@ -192,13 +192,20 @@ def _show_plan(study: Study, plan: RunPlan, state: StudyState, prepared: Any, js
 def _tell_cost(folder: Path, study: Study, plan: RunPlan, prepared: Any, given: Mapping[str, Any], json: bool) -> None:
     """Nothing is written; a study that has begun counts with what is left of it."""
     from hpcdl.predict.network import read_network
-    from hpcdl.study.cost import predict_cost
+    from hpcdl.study.cost import Known, predict_cost
     from hpcdl.study.state import FILE_NAME, new_state, open_study
+    from hpcdl.training.launch.traced import traced_runs
 
     begun = (folder / FILE_NAME).exists()
     state = open_study(folder, study, plan, resume=True) if begun else new_state(study, plan)
-    network = None if given["network"] is None else read_network(given["network"])
-    cost = predict_cost(study, plan, prepared, state, _earlier(folder, given["evidence"]), network, given["machine"])
+    earlier = _earlier(folder, given["evidence"])
+    known = Known(
+        runs=earlier.runs,
+        traced=traced_runs(earlier.run_dirs, say),
+        network=None if given["network"] is None else read_network(given["network"]),
+        machine=given["machine"],
+    )
+    cost = predict_cost(study, plan, prepared, state, known)
     if json:
         print_json({"study": study.name, **cost.as_json()})
         return
@@ -212,16 +219,16 @@ def _tell_cost(folder: Path, study: Study, plan: RunPlan, prepared: Any, given: 
     say("next: the same command without --predict")
 
 
-def _earlier(folder: Path, paths: list[Path] | None) -> Sequence[Run]:
+def _earlier(folder: Path, paths: list[Path] | None) -> Gathered:
     """The runs that are named; else those of the study, and of its small version, as far as there are any."""
-    from hpcdl.report.runs.sources import gather, holds_runs, walk
+    from hpcdl.report.runs.sources import Gathered, gather, holds_runs, walk
 
     own = [folder, folder.with_name(f"{folder.name}-small")]
     chosen = paths or [path for path in own if path.is_dir() and holds_runs(walk(path))]
-    found = gather(chosen) if chosen else None
-    for line in found.unreadable if found else ():
+    found = gather(chosen) if chosen else Gathered(runs=())
+    for line in found.unreadable:
         say(f"warning: {line}")
-    return found.runs if found else ()
+    return found
 
 
 def _cost_cells(item: PointCost) -> tuple[str, ...]:

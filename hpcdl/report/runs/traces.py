@@ -38,3 +38,5 @@ class TracedRun:
     critical_path: Mapping[str, float]
     gains_s: Mapping[str, float]
     slow_ranks: Sequence[SlowRank]
+    ready: Sequence[tuple[float, float]] = ()
+    """For each bucket of gradients: the share of all bytes up to its end, and of computing when it is there."""

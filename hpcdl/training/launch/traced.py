@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import os
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -10,6 +11,7 @@ from hpcdl.core.errors import CorruptError, UnknownNameError, UsageError
 from hpcdl.core.records import read_record
 from hpcdl.report.runs.traces import SlowRank, TracedRun
 from hpcdl.strategies.table import find_strategy
+from hpcdl.trace.buckets import readiness
 from hpcdl.trace.findings import Findings, findings
 from hpcdl.trace.merge import Merged, merge, read_run
 from hpcdl.trace.recorder import FOLDER
@@ -43,7 +45,8 @@ def traced_runs(run_dirs: Sequence[tuple[str, Path]], say: Callable[[str], None]
     traced = []
     for name, run_dir in found[:MOST_TRACES]:
         try:
-            traced.append(told(name, look_into(run_dir, say)[2]))
+            merged, steps, found_in = look_into(run_dir, say)
+            traced.append(dataclasses.replace(told(name, found_in), ready=readiness(merged, steps)))
         except (CorruptError, UsageError) as error:
             say(f"trace of {name} left out: {error}")
     return traced

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import shlex
 import sys
 from collections.abc import Iterator
@@ -126,3 +127,41 @@ def test_a_study_as_jobs_survives_a_dead_rank_and_a_killed_sweep(queue: SlurmLab
     document = json.loads((desk.folder / "report" / "report.json").read_text())
     assert [(row["nodes"], row["n"]) for row in document["scaling"]] == [(1, 2), (2, 2)]
     assert any("1 run failed" in line for line in document["warnings"])
+
+
+SEARCH = """
+objective = ["loss"]
+sampler = "random"
+trials = 4
+ranks = {ranks}
+halving = false
+[space]
+learning-rate = {{low = 1e-3, high = 0.1, log = true}}
+[train]
+model = "flaky.py:build"
+data = "synthetic:mnist@500"
+strategy = "ring"
+steps = 6
+profile = "none"
+"""
+
+
+def test_trials_of_a_search_go_side_by_side_on_nodes_of_their_own(queue: SlurmLab) -> None:
+    """More ranks than a node has cores: each trial has two whole nodes of the job's four, and two are under way."""
+    desk = Desk(queue, queue.shared / "search", repeats=1)
+    (desk.folder / "planted").touch()
+    ranks = len(os.sched_getaffinity(0)) + 1
+    (desk.folder / "search.toml").write_text(SEARCH.format(ranks=ranks))
+    search = shlex.join([sys.executable, "-m", "hpcdl", "search", "search.toml", "--out", "out"])
+    (desk.folder / "job.sh").write_text(f"#!/bin/bash\n{search}\n")
+    number = queue.submit(desk.folder / "job.sh", "-N4", "--output=job.log", user="root", cwd=desk.folder)
+    job = queue.wait_for_job(number, timeout_s=500)
+    log = (desk.folder / "job.log").read_text()
+    assert job["JobState"] == "COMPLETED", log
+    found = json.loads((desk.folder / "out" / "search.json").read_text())["trials"]
+    assert [trial["state"] for trial in found] == ["finished"] * 4, log
+    paths = sorted((desk.folder / "out").glob("trials/*/record.json"))
+    records = [json.loads(path.read_text()) for path in paths]
+    assert [(record["nodes"], record["ranks"]) for record in records] == [(2, ranks)] * 4
+    groups = [frozenset(record["hosts"]) for record in records]
+    assert groups[0].isdisjoint(groups[1]) and set(groups) == {groups[0], groups[1]}

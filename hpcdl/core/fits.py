@@ -13,6 +13,7 @@ Noise of throughput is relative, so log u is fitted by least squares: Gauss-Newt
 
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -52,7 +53,7 @@ class Law:
 
     def denominator(self, own: Sequence[float], n: float) -> float:
         """D(n); not positive outside the law's domain."""
-        return 1 + sum(value * column for value, column in zip(own, self.columns(n), strict=True))
+        return 1 + sum([value * column for value, column in zip(own, self.columns(n), strict=True)])
 
 
 LAWS: Mapping[str, Law] = {
@@ -90,23 +91,31 @@ class ScalingFit:
 
     def efficiency(self, n: float, base: float) -> Parameter:
         """(X(n)/n)/(X(base)/base) with its pointwise interval, by the delta method on logarithms."""
-        own = self._own
-        denominators = (self.law.denominator(own, n), self.law.denominator(own, base))
-        if min(denominators) <= 0:
-            return Parameter(value=0.0)
-        log_value = self.law.sign * math.log(denominators[0] / denominators[1])
-        if self.covariance is None:
-            return Parameter(value=math.exp(log_value))
-        slopes = [
-            here / denominators[0] - there / denominators[1]
-            for here, there in zip(self.law.columns(n), self.law.columns(base), strict=True)
-        ]
-        variance = sum(
-            slopes[i] * self.covariance[i + 1][j + 1] * slopes[j] for i in range(len(own)) for j in range(len(own))
-        )
-        reach = t_quantile(0.975, self.num_runs - len(own) - 1) * math.sqrt(max(variance, 0.0))
-        low, high = math.exp(max(log_value - reach, -_LARGEST_LOG)), math.exp(min(log_value + reach, _LARGEST_LOG))
-        return Parameter(value=math.exp(log_value), low=low, high=high)
+        return self.efficiency_from(base)(n)
+
+    def efficiency_from(self, base: float) -> Callable[[float], Parameter]:
+        """`efficiency` as a function of n alone: what does not depend on n is computed once."""
+        own, law = self._own, self.law
+        at_base, columns_at_base = law.denominator(own, base), law.columns(base)
+        quantile = 0.0 if self.covariance is None else t_quantile(0.975, self.num_runs - len(own) - 1)
+        inner = () if self.covariance is None else tuple(row[1:] for row in self.covariance[1:])
+
+        def efficiency(n: float) -> Parameter:
+            denominator = law.denominator(own, n)
+            if min(denominator, at_base) <= 0:
+                return Parameter(value=0.0)
+            log_value = law.sign * math.log(denominator / at_base)
+            if not inner:
+                return Parameter(value=math.exp(log_value))
+            pairs = zip(law.columns(n), columns_at_base, strict=True)
+            slopes = [here / denominator - there / at_base for here, there in pairs]
+            variance = sum([a * c * b for a, row in zip(slopes, inner, strict=True)
+                            for c, b in zip(row, slopes, strict=True)])  # fmt: skip
+            reach = quantile * math.sqrt(max(variance, 0.0))
+            low, high = math.exp(max(log_value - reach, -_LARGEST_LOG)), math.exp(min(log_value + reach, _LARGEST_LOG))
+            return Parameter(value=math.exp(log_value), low=low, high=high)
+
+        return efficiency
 
     @property
     def _own(self) -> list[float]:
@@ -168,11 +177,12 @@ class Crossing:
 
 def crossing(fit: ScalingFit, base: float, target: float = 0.8) -> Crossing:
     """Where the fitted efficiency relative to `base` falls below `target`."""
-    found = _first(lambda n: fit.efficiency(n, base).value < target, base)
+    efficiency = functools.cache(fit.efficiency_from(base))  # the three look at the same n first
+    found = _first(lambda n: efficiency(n).value < target, base)
     low = high = None
     if fit.covariance is not None:
-        low = _first(lambda n: (fit.efficiency(n, base).low or 0.0) < target, base)
-        high = _first(lambda n: (fit.efficiency(n, base).high or 0.0) < target, base)
+        low = _first(lambda n: (efficiency(n).low or 0.0) < target, base)
+        high = _first(lambda n: (efficiency(n).high or 0.0) < target, base)
     return Crossing(target=target, n=found, low=low, high=high, extrapolated=found is None or found > fit.largest)
 
 
@@ -251,15 +261,24 @@ def _linearise(sign: int, columns: Array, log_u: Array, own: Array) -> tuple[Arr
     import numpy
 
     denominator = 1 + columns @ own
-    jacobian = numpy.column_stack([numpy.ones(len(log_u)), sign * columns / denominator[:, None]])
-    rest = log_u - sign * numpy.log(denominator)
-    return jacobian, rest - rest.mean()
+    jacobian = numpy.empty((len(log_u), 1 + columns.shape[1]))
+    jacobian[:, 0] = 1.0
+    jacobian[:, 1:] = sign * columns / denominator[:, None]
+    return jacobian, _residual(sign, log_u, denominator)
+
+
+def _residual(sign: int, log_u: Array, denominator: Array) -> Array:
+    import numpy
+
+    rest: Array = log_u - sign * numpy.log(denominator)
+    return rest - rest.mean()
 
 
 def _improves(sign: int, columns: Array, log_u: Array, own: Array, residual: Array) -> bool:
-    if (1 + columns @ own).min() <= 0:
+    denominator = 1 + columns @ own
+    if denominator.min() <= 0:
         return False
-    _, new = _linearise(sign, columns, log_u, own)
+    new = _residual(sign, log_u, denominator)
     return bool(new @ new <= residual @ residual)
 
 

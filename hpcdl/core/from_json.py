@@ -30,9 +30,15 @@ def read_as(cls: type[Record], path: Path, schema: str, remedy: str = "") -> Rec
     return read_with(functools.partial(from_json, cls), path, schema, remedy)
 
 
-def read_with(reader: Callable[[dict[str, Any]], Record], path: Path | str, schema: str, remedy: str = "") -> Record:
-    """What `reader` makes of a JSON object; it raises TypeError or ValueError where that is damaged, as `from_json`."""
-    document = read_json(path, parse=json.loads)  # from_json looks no deeper than its classes
+def read_with(
+    reader: Callable[[dict[str, Any]], Record], path: Path | str, schema: str, remedy: str = "",
+    *, parse: Callable[[bytes], Any] = json.loads,
+) -> Record:  # fmt: skip
+    """What `reader` makes of a JSON object; it raises TypeError or ValueError where that is damaged, as `from_json`.
+
+    `parse` reads the JSON; it need not look at the depth, because from_json looks no deeper than its classes.
+    """
+    document = read_json(path, parse=parse)
     found = document.get("schema") if isinstance(document, dict) else None
     if found != schema:
         raise CorruptError(f"{path} has schema {found!r}, this hpcdl reads {schema!r}{remedy}")

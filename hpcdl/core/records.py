@@ -152,10 +152,12 @@ def read_record(run_dir: Path) -> RunRecord:
     return read_record_with(functools.partial(from_json, RunRecord), run_dir)
 
 
-def read_record_with(reader: Callable[[dict[str, Any]], Found], run_dir: Path | str) -> Found:
-    """What `reader` makes of the record's JSON: for who reads thousands, and needs little of each."""
+def read_record_with(
+    reader: Callable[[dict[str, Any]], Found], run_dir: Path | str, *, parse: Callable[[bytes], Any] = json.loads
+) -> Found:
+    """What `reader` makes of the record's JSON, as `parse` gives it: for who reads thousands, and needs little."""
     try:
-        return read_with(reader, f"{run_dir}{os.sep}{FILE_NAME}", SCHEMA)
+        return read_with(reader, f"{run_dir}{os.sep}{FILE_NAME}", SCHEMA, parse=parse)
     except (FileNotFoundError, NotADirectoryError):
         raise CorruptError(f"{run_dir} holds no {FILE_NAME}; name a folder that `hpcdl train` made") from None
 

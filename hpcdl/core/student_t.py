@@ -63,14 +63,15 @@ def _fraction(x: float, a: float, b: float) -> float:
     """The continued fraction 1 + d1/(1 + d2/(1 + ...)) of I_x(a, b), from the front."""
     value, c, d = 1.0, 1.0, 0.0
     for term in range(1, _MOST_TERMS):
-        m, odd = divmod(term, 2)
-        if odd:
+        m = term >> 1
+        if term & 1:
             factor = -(a + m) * (a + b + m) * x / ((a + 2 * m) * (a + 2 * m + 1))
         else:
             factor = m * (b - m) * x / ((a + 2 * m - 1) * (a + 2 * m))
         d = 1 / (1 + factor * d or _TINY)
         c = 1 + factor / c or _TINY
-        value *= c * d
-        if abs(c * d - 1) < 1e-15:
+        change = c * d
+        value *= change
+        if abs(change - 1) < 1e-15:
             break
     return value

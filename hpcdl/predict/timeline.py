@@ -103,11 +103,17 @@ def in_order(num: int, noise: Array) -> tuple[Array, Array]:
 
     (sets, grid) and (grid,).
     """
+    deviations, behind = _grid(num)
+    return _factors(noise, deviations), behind
+
+
+@functools.lru_cache(maxsize=1024)
+def _grid(num: int) -> tuple[Array, Array]:
     from scipy.special import ndtri
 
     size = min(num, GRID)
     before = numpy.floor(numpy.arange(size) * num / size)
-    return _factors(noise, ndtri((before + 0.5) / num)), num - before
+    return ndtri((before + 0.5) / num), num - before
 
 
 def _factors(noise: Array, deviations: Array) -> Array:
@@ -207,7 +213,9 @@ def _servers(job: StepJob, p: Parameters, network: Network, compute: Array) -> L
         return _grpc_servers(job, p, compute)
     slowest = compute[:, None] * slowest_of(job.workers, p["noise"])
     factors, behind = in_order(job.workers, p["noise"])
-    arrivals = numpy.minimum((compute[:, None] * factors)[:, None, :], slowest[:, :, None])
+    # Workers first: the latest of them is then found by whole rows.
+    arrivals = numpy.minimum((compute[:, None] * factors).T[:, :, None], slowest)
+    crowded = numpy.empty_like(arrivals)
     byte_s, latency_s = _port(job, p, network)
     link_s = p["memory_byte_s"] if job.local else p["byte_s"] * _contention(job, p)
     loads = server_loads(job)
@@ -216,7 +224,9 @@ def _servers(job: StepJob, p: Parameters, network: Network, compute: Array) -> L
     for number, load in enumerate(loads):
         ready = readiness[number]
         served = load.busiest * byte_s + p["server_latency_s"]
-        crowd = (arrivals * ready[:, :, None] + behind * served[:, None, None]).max(axis=2)
+        numpy.multiply(arrivals, ready, out=crowded)
+        crowded += (behind[:, None] * served)[:, :, None]
+        crowd = crowded.max(axis=0)
         own_link = (load.all_servers * link_s)[:, None]
         sent = numpy.maximum(sent, slowest * ready) + own_link
         came = numpy.maximum.reduce([came + job.workers * served[:, None], crowd, sent])
@@ -296,27 +306,35 @@ class _Queue:
 
     def _cycles(self, between: Array, served: Array, noise: Array) -> Array:
         shape = (len(between), self._workers)
-        random = numpy.random.default_rng(0)
-        arrived = between[:, None] * random.random(shape)
+        shares, deviations = _chances(shape)
+        arrived = between[:, None] * shares
         free: Array = numpy.zeros(len(between))
-        in_turn = numpy.broadcast_to(numpy.arange(self._workers), shape)
+        rows = (numpy.arange(shape[0]) * shape[1])[:, None]
+        places = numpy.arange(shape[1]) * served[:, None]
         half = QUEUE_ROUNDS // 2
         for number in range(QUEUE_ROUNDS):
             if number == half:
                 settled = arrived.mean(axis=1)
-            order: Array = in_turn if self._in_order else arrived.argsort(axis=1)
-            times = numpy.take_along_axis(arrived, order, axis=1)
-            places = numpy.arange(shape[1]) * served[:, None]
+            order = None if self._in_order else arrived.argsort(axis=1) + rows
+            times = arrived if order is None else arrived.ravel()[order]
             begins = numpy.maximum.accumulate(numpy.maximum(times, free[:, None]) - places, axis=1) + places
-            done = begins + served[:, None]
+            ends = done = begins + served[:, None]
             free = done[:, -1]
-            ends = numpy.empty(shape)
-            numpy.put_along_axis(ends, order, done, axis=1)
-            computing = between[:, None] * _factors(noise, random.standard_normal(shape))
+            if order is not None:
+                ends = numpy.empty(shape)
+                ends.ravel()[order] = done
+            computing = between[:, None] * _factors(noise, deviations[number])
             # What is overlapped asks at once for the next exchange, and goes on once both are over.
             arrived = numpy.maximum(arrived + computing, ends) if self._overlapped else ends + computing
         cycles: Array = (arrived.mean(axis=1) - settled) / (QUEUE_ROUNDS - half)
         return cycles
+
+
+@functools.lru_cache(maxsize=16)
+def _chances(shape: tuple[int, int]) -> tuple[Array, Array]:
+    """The same in every simulation: when workers first ask, (sets, workers), and deviations for each round of them."""
+    random = numpy.random.default_rng(0)
+    return random.random(shape), numpy.stack([random.standard_normal(shape) for _ in range(QUEUE_ROUNDS)])
 
 
 def _sync_easgd(job: StepJob, p: Parameters, network: Network, compute: Array) -> Losses:

@@ -92,6 +92,8 @@ def _draw_all(figures: Sequence[Figure], bar: Progress) -> list[str]:
 
 def _without_infinities(document: Any) -> Any:
     """`document` with null where a number is too large for a float, or none: JSON has no other word for it."""
+    if document is None or isinstance(document, str | int):  # most of thousands
+        return document
     if isinstance(document, Mapping):
         return {key: _without_infinities(value) for key, value in document.items()}
     if isinstance(document, list | tuple):

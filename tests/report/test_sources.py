@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import json
+from dataclasses import asdict
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from hpcdl.core.errors import CorruptError
 from hpcdl.core.records import HistoryPoint, RankRecord
+from hpcdl.report.runs.run import from_document, parse_record
 from hpcdl.report.runs.sources import gather
 from tests.report.synthetic import make_record, write_run
 
@@ -47,3 +51,47 @@ def test_what_two_paths_lead_to_is_read_once(folder: Path) -> None:
 def test_a_damaged_record_that_was_named_is_an_error(folder: Path) -> None:
     with pytest.raises(CorruptError, match=r"r02/record\.json is damaged: ranks is 'many'"):
         gather(sorted(folder.iterdir()))
+
+
+TIMES = [0.5, 0.25, 1.0, 0.75, 0.5]
+TOLD = {"step_seconds": TIMES, "warmup_steps": 1, "step_seconds_quantiles": {"95%": 0.9625}}
+
+
+@pytest.mark.parametrize(
+    ("changes", "left_out"),
+    [
+        (TOLD, True),
+        (TOLD | {"message": 'said "step_seconds": [1, 2'}, True),
+        (TOLD | {"step_seconds_quantiles": {}}, False),
+        (TOLD | {"parts": {}}, False),
+        (TOLD | {"step_seconds": [0.5, 0.25, float("nan"), 1.0]}, False),
+        (TOLD | {"config": {"step_seconds": [1.0, 2.0]}}, False),
+    ],
+)
+@pytest.mark.parametrize("indent", [1, None])
+def test_steps_that_nothing_is_computed_from_are_not_parsed(
+    changes: dict[str, Any], left_out: bool, indent: int | None
+) -> None:
+    content = json.dumps(asdict(make_record(2, 50.0, **changes)), indent=indent).encode()
+    document = parse_record(content)
+    assert (document["step_seconds"] == []) is left_out
+    assert repr(from_document(document, "r")) == repr(from_document(json.loads(content), "r"))
+    assert from_document(document, "r").step_seconds_p95 == pytest.approx(0.9625, rel=0.1)
+
+
+@pytest.mark.parametrize(
+    "changes", [{"step_seconds": ["x"]}, {"step_seconds": {"a": 1}}, {"step_seconds": None}, {"step_seconds": [[1.0]]}]
+)
+def test_steps_that_are_no_numbers_are_refused_though_nobody_needs_them(changes: dict[str, Any]) -> None:
+    content = json.dumps(asdict(make_record(2, 50.0, **TOLD)) | changes).encode()
+    with pytest.raises(TypeError, match="step_seconds"):
+        from_document(parse_record(content), "r")
+
+
+def test_a_record_that_is_no_json_is_told_as_it_stands_in_its_file() -> None:
+    content = json.dumps(asdict(make_record(2, 50.0, **TOLD)), indent=1).encode()[:-3] + b"?"
+    with pytest.raises(ValueError) as whole:
+        json.loads(content)
+    with pytest.raises(ValueError) as found:
+        parse_record(content)
+    assert str(found.value) == str(whole.value)

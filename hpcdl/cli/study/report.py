@@ -83,7 +83,7 @@ def report(
     from hpcdl.report.analysis.analyse import analyse
     from hpcdl.report.build import compose, render
     from hpcdl.report.runs.references import load_references
-    from hpcdl.report.runs.sources import link_of, walk
+    from hpcdl.report.runs.sources import link_of, uncollected, walk
 
     chosen = _formats(formats, as_json)
     walks = {path: walk(path) for path in runs or []}
@@ -93,23 +93,24 @@ def report(
         raise UsageError("no runs named; type hpcdl report RUN... or hpcdl report --import csv FILE")
     if fail_on_regression is not None and (baseline is None or not 0 <= fail_on_regression < 100):
         raise UsageError("--fail-on-regression takes a percentage from 0 to 100, and needs --baseline DIR")
-    gathered = _gather(runs, imported, anonymous, walks)
-    analysis = analyse(
-        gathered,
-        baseline=None if baseline is None else _gather([baseline], None, anonymous, {}),
-        baseline_name="" if baseline is None else "baseline" if anonymous else str(baseline),
-        references=load_references(),
-        tunings=tunings,
-        searches=searches,
-        traced=_traced(gathered, anonymous),
-        link_bytes_per_second=None if link is None else link_of(link),
-        base=base,
-        compare=compare,
-    )
-    analysis = dataclasses.replace(analysis, outlooks=outlooks(analysis.runs, analysis.traced))
-    document = compose(analysis)
-    folder = out or (runs[0] / "report" if runs and len(runs) == 1 else Path("report"))
-    written = render(document, folder, chosen, paper_figures=figures, bar=progress("drawing", 1))
+    with uncollected():
+        gathered = _gather(runs, imported, anonymous, walks)
+        analysis = analyse(
+            gathered,
+            baseline=None if baseline is None else _gather([baseline], None, anonymous, {}),
+            baseline_name="" if baseline is None else "baseline" if anonymous else str(baseline),
+            references=load_references(),
+            tunings=tunings,
+            searches=searches,
+            traced=_traced(gathered, anonymous),
+            link_bytes_per_second=None if link is None else link_of(link),
+            base=base,
+            compare=compare,
+        )
+        analysis = dataclasses.replace(analysis, outlooks=outlooks(analysis.runs, analysis.traced))
+        document = compose(analysis)
+        folder = out or (runs[0] / "report" if runs and len(runs) == 1 else Path("report"))
+        written = render(document, folder, chosen, paper_figures=figures, bar=progress("drawing", 1))
     if as_json:
         print_json(document.data)
     _tell(analysis, [path for path in written if path.parent == folder], say if as_json else put)

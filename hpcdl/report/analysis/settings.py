@@ -69,6 +69,15 @@ def value_of(run: Run, key: str) -> str:
     return run.config.get(key, _DEFAULTS[key])
 
 
+def values_of(runs: Sequence[Run], key: str) -> set[str]:
+    """The different values that runs have of a setting, as `value_of` tells them."""
+    if key in _PLACES:
+        return {value_of(run, key) for run in runs}
+    configs = [run.config for run in runs if run.config]
+    found = set(map(methodcaller("get", key, _DEFAULTS[key]), configs))
+    return found if len(configs) == len(runs) else found | {UNSTATED}
+
+
 def default_of(key: str) -> str:
     """The default of a setting as text."""
     return _DEFAULTS[key]
@@ -80,9 +89,7 @@ def told_keys(runs: Iterable[Run]) -> list[str]:
     keys = [key for key, item in _SETTINGS.items() if item.matters and key not in _RECORDED]
     stated = set[str]().union(*(run.config for run in members))
     return [
-        key
-        for key in keys
-        if key in stated and (key in _ALWAYS_TOLD or {value_of(run, key) for run in members} != {_DEFAULTS[key]})
+        key for key in keys if key in stated and (key in _ALWAYS_TOLD or values_of(members, key) != {_DEFAULTS[key]})
     ]
 
 
@@ -105,10 +112,8 @@ def trifling_differences(runs: Sequence[Run]) -> Iterable[str]:
         for key, item in _SETTINGS.items()
         if item.matters is Matters.NOTHING and item.kind != "Path" and key not in _OF_ONE_CALL
     ]
-    told = [
-        f"{key} ({', '.join(sorted({value_of(run, key) for run in runs if run.config}))})"
-        for key in _varying([run for run in runs if run.config], trifles)
-    ]
+    stated = [run for run in runs if run.config]
+    told = [f"{key} ({', '.join(sorted(values_of(stated, key)))})" for key in _varying(stated, trifles)]
     if told:
         yield f"runs differ in settings that change neither results nor time, and are averaged: {', '.join(told)}"
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import math
 import re
 from collections.abc import Callable, Mapping, Sequence
@@ -106,6 +107,10 @@ _alike = attrgetter(*_ALIKE)
 _REAL = tuple(item.name for item in fields(Run) if item.name in _ALIKE and item.type == "float | None")
 _VERSIONS = ("hpcdl", "tensorflow")
 _COUNTS = frozenset((int, float, type(None)))
+_P95 = "95%"
+_STEPS, _NO_STEPS = b'"step_seconds": [', b'"step_seconds": null'
+_OF_NUMBERS = b"0123456789+-.eE, \n\r\t"
+"""What lists of finite numbers are written with."""
 
 EMULATED = "emulated:"
 """How models begin whose computing is a wait (hpcdl.models.spec): they learn nothing, and their accuracy is chance."""
@@ -127,7 +132,6 @@ def from_document(document: Mapping[str, Any], name: str) -> Run:
     TypeError and ValueError name a bad field. Of the ranks, which are most of a record, only what is shown is looked at.
     """
     record = from_json(RunRecord, {**document, "rank_records": []})
-    steps = [value for value in record.step_seconds[record.warmup_steps :] if isfinite(value)]
     known: dict[str, Any] = dict(zip(_ALIKE, _alike(record), strict=True))
     for key in _REAL:
         known[key] = finite(known[key])
@@ -145,8 +149,8 @@ def from_document(document: Mapping[str, Any], name: str) -> Run:
         global_batch=record.global_batch or 0,
         machine=machine_name(record.machine, record.hosts),
         version=", ".join([f"{package} {software[package]}" for package in _VERSIONS if software.get(package)]),
-        step_seconds=_step_seconds(record, steps),
-        step_seconds_p95=quantiles(steps, [0.95])[0] if steps else record.step_seconds_quantiles.get("95%"),
+        step_seconds=_step_seconds(record),
+        step_seconds_p95=_step_seconds_p95(record),
         parts={part: value for part in PARTS if isfinite(value := record.parts.get(part, math.nan))},
         bytes_per_step=finite(record.bytes_sent_per_step),
         profile=record.profile.rpartition("/")[2],
@@ -193,9 +197,49 @@ def machine_name(machine: str, hosts: Sequence[str]) -> str:
     return re.sub(r"\d+", "*", first) + dot + domain
 
 
-def _step_seconds(record: RunRecord, steps: list[float]) -> float | None:
+def _step_seconds(record: RunRecord) -> float | None:
     """Mean seconds of a step after warm-up: from the parts, which sum to it, else from the steps' times."""
     total = sum(record.parts.values())
     if record.parts and positive(total):
         return total
+    steps = _warm_steps(record)
     return sum(steps) / len(steps) if steps else None
+
+
+def _step_seconds_p95(record: RunRecord) -> float | None:
+    """The time that 95 % of the steps after warm-up stay below: as recorded, else from the steps' times."""
+    if (told := record.step_seconds_quantiles.get(_P95)) is not None:
+        return told
+    steps = _warm_steps(record)
+    return quantiles(steps, [0.95])[0] if steps else None
+
+
+def _warm_steps(record: RunRecord) -> list[float]:
+    return [value for value in record.step_seconds[record.warmup_steps :] if isfinite(value)]
+
+
+def parse_record(content: bytes) -> Any:
+    """The JSON of a record; ValueError where it is none. Its steps' times, which may be most of it, are left out.
+
+    They stay where the record does not tell their mean and their quantile by itself, or where they are no plain list.
+    """
+    start = content.find(_STEPS)
+    end = content.find(b"]", start)
+    between = content[start + len(_STEPS) : end]
+    if 0 <= start < end and content.find(_STEPS, end) < 0 and not between.translate(None, _OF_NUMBERS):
+        try:
+            document = json.loads(b"".join((content[:start], _NO_STEPS, content[end + 1 :])))
+        except ValueError:  # told as it stands in the file
+            return json.loads(content)
+        if type(document) is dict and document.get("step_seconds", ()) is None and _tells_steps(document):
+            document["step_seconds"] = []
+            return document
+    return json.loads(content)
+
+
+def _tells_steps(document: Mapping[str, Any]) -> bool:
+    """Whether nothing of a run has to be computed from its steps' times."""
+    parts, told = document.get("parts"), document.get("step_seconds_quantiles")
+    if type(parts) is not dict or type(told) is not dict or type(told.get(_P95)) is not float:
+        return False
+    return {float}.issuperset(map(type, parts.values())) and positive(sum(parts.values()))

@@ -19,7 +19,7 @@ from hpcdl.core.files import read_json
 from hpcdl.core.progress import NullProgress, Progress
 from hpcdl.core.records import FILE_NAME, read_record_with
 from hpcdl.core.units import parse_bytes
-from hpcdl.report.runs.run import Run, from_document
+from hpcdl.report.runs.run import Run, from_document, parse_record
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -110,7 +110,8 @@ def _read_all(named: Sequence[tuple[Path, Path]], bar: Progress) -> list[Run | s
             if number % _A_WHILE == 0:
                 shown.update(number / len(named))
             try:
-                found.append(read_record_with(partial(from_document, name=run_name(path, run_dir)), run_dir))
+                reader = partial(from_document, name=run_name(path, run_dir))
+                found.append(read_record_with(reader, run_dir, parse=parse_record))
             except CorruptError as error:
                 if run_dir == path:
                     raise

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 from hpcdl.report.analysis.analyse import Analysis
 from hpcdl.report.analysis.names import counted, listed
-from hpcdl.report.analysis.settings import default_of, told_keys, value_of
+from hpcdl.report.analysis.settings import default_of, told_keys, values_of
 from hpcdl.report.document import Cell, Column, Section, Table
 from hpcdl.report.runs.run import Run
 
@@ -62,8 +62,7 @@ def _settings(runs: Sequence[Run]) -> list[Table]:
     if not keys:
         return []
     rows = [
-        (key, listed(sorted({value_of(run, key) for run in stated}, key=_numeric_order), MOST_VALUES), default_of(key))
-        for key in keys
+        (key, listed(sorted(values_of(stated, key), key=_numeric_order), MOST_VALUES), default_of(key)) for key in keys
     ]
     silent = len(runs) - len(stated)
     note = "Every other setting had its default in all of these runs (hpcdl config show)."

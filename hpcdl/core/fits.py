@@ -270,8 +270,9 @@ def _linearise(sign: int, columns: Array, log_u: Array, own: Array) -> tuple[Arr
 def _residual(sign: int, log_u: Array, denominator: Array) -> Array:
     import numpy
 
-    rest: Array = log_u - sign * numpy.log(denominator)
-    return rest - rest.mean()
+    rest = log_u - sign * numpy.log(denominator)
+    result: Array = rest - rest.mean()
+    return result
 
 
 def _improves(sign: int, columns: Array, log_u: Array, own: Array, residual: Array) -> bool:

@@ -316,10 +316,10 @@ class _Queue:
             if number == half:
                 settled = arrived.mean(axis=1)
             order = None if self._in_order else arrived.argsort(axis=1) + rows
-            times = arrived if order is None else arrived.ravel()[order]
+            times: Array = arrived if order is None else arrived.ravel()[order]
             begins = numpy.maximum.accumulate(numpy.maximum(times, free[:, None]) - places, axis=1) + places
-            ends = done = begins + served[:, None]
-            free = done[:, -1]
+            done: Array = begins + served[:, None]
+            free, ends = done[:, -1], done
             if order is not None:
                 ends = numpy.empty(shape)
                 ends.ravel()[order] = done
@@ -330,7 +330,7 @@ class _Queue:
         return cycles
 
 
-@functools.lru_cache(maxsize=16)
+@functools.lru_cache(maxsize=8)
 def _chances(shape: tuple[int, int]) -> tuple[Array, Array]:
     """The same in every simulation: when workers first ask, (sets, workers), and deviations for each round of them."""
     random = numpy.random.default_rng(0)

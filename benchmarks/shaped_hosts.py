@@ -14,7 +14,8 @@ from tests.lab.needs import missing
 _REMOTE_SHELL = """#!/bin/bash
 while [[ $1 == -* ]]; do shift; done
 host=$1; shift
-declare -A inits=({inits})
+declare -A inits=({inits}) groups=({groups})
+[[ -z ${{groups[$host]}} ]] || echo $$ > "${{groups[$host]}}/cgroup.procs"
 exec nsenter --target "${{inits[$host]}}" --all --wd={root} -- /usr/bin/env -i {environment} bash -c "$*"
 """
 
@@ -26,16 +27,17 @@ def run_ranks(
     command: Sequence[str],
     timeout_s: float = 580.0,
     settings: Mapping[str, str] | None = None,
+    cores: float = 0.0,
 ) -> str:
     """What the ranks of `command` print; each host sends at most `rate` (tc's spelling).
 
-    `settings` are for the ranks' environment.
+    `settings` are for the ranks' environment; `cores` is each host's share of the processors, 0 for all of them.
     """
     problem = missing("hosts")
     if problem:
         raise SystemExit(problem)
     with lab_folder() as folder:
-        lab = Lab(folder, num_nodes=num_hosts, rate=rate)
+        lab = Lab(folder, num_nodes=num_hosts, rate=rate, cores=cores)
         try:
             lab.start()
             return run_on(lab, mpiexec, command, timeout_s, settings or {})
@@ -64,6 +66,7 @@ def _written_shell(lab: Lab, environment: Mapping[str, str]) -> Path:
     path = lab.folder / "remote-shell"
     inits = " ".join(f"[{host}]={pid}" for host, pid in lab.inits.items())
     values = " ".join(f"{name}={value}" for name, value in environment.items())
-    path.write_text(_REMOTE_SHELL.format(inits=inits, root=ROOT, environment=values))
+    groups = " ".join(f"[{host}]={group}" for host, group in lab.groups.items())
+    path.write_text(_REMOTE_SHELL.format(inits=inits, groups=groups, root=ROOT, environment=values))
     path.chmod(0o700)
     return path

@@ -15,8 +15,8 @@ from hpcdl.report.analysis.settings import told_apart
 from hpcdl.report.build import compose
 from hpcdl.report.document import Bounds, Figure, Section, Table
 from hpcdl.report.runs.run import Run
-from hpcdl.report.runs.sources import Gathered
-from tests.conftest import CommandLine
+from hpcdl.report.runs.sources import Gathered, gather
+from tests.conftest import ROOT, CommandLine
 from tests.predict.clusters import make_cluster, measured, study, write_study
 from tests.report.synthetic import make_run
 
@@ -53,6 +53,17 @@ def test_the_section_has_forecasts_beyond_what_was_measured(runs: list[Run]) -> 
     assert all(low < y < high for low, y, high in zip(shown["ring, predicted"].low, shown["ring, predicted"].y,
                                                       shown["ring, predicted"].high, strict=True)
                if low is not None and high is not None)  # fmt: skip
+
+
+def test_records_of_real_runs_are_predicted_from() -> None:
+    """Those of the lab's jobs in docs/example-report: servers that share one link are what limits `ps` there."""
+    analysis = analyse(gather([ROOT / "docs" / "example-report" / "study"]))
+    (found,) = outlooks(analysis.runs)
+    assert {row["strategy"] for row in found.document["backtest"]} == {"ring", "ps", "sync-easgd"}
+    rows = [row for row in found.document["predictions"] if row["strategy"] == "ps"]
+    assert [row["nodes"] for row in rows] == [10, 20, 40, 80] and {row["limited_by"] for row in rows} == {"server"}
+    efficiency = [row["efficiency"]["mean"] for row in rows]
+    assert efficiency == sorted(efficiency, reverse=True) and efficiency[-1] < 0.2
 
 
 def test_too_little_evidence_is_said(runs: list[Run]) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -33,6 +33,15 @@ PAPER = {
     "hepcnn": (594_178, 2_630.025),
 }
 """Parameters and millions of MACs, worked out from the papers' layers by hand, not by this package."""
+
+
+VARIANTS = {"caffenet": "alexnet", "googlenet": "googlenet-aux"}
+"""Networks of the layers of another, which they differ from in their order or in a part that they lack."""
+
+
+def with_variants_soaked(names: Iterable[str]) -> list[Any]:
+    """Variants are trained and saved in the long version; the sizes of all networks are looked at in every test."""
+    return [pytest.param(name, marks=pytest.mark.soak) if name in VARIANTS else name for name in names]
 
 
 @contextlib.contextmanager
@@ -121,7 +130,7 @@ def test_no_classes_is_refused() -> None:
         load_model("lenet", classes=0)
 
 
-@pytest.mark.parametrize("name", MODELS)
+@pytest.mark.parametrize("name", with_variants_soaked(MODELS))
 def test_it_is_alive_and_learns(name: str) -> None:
     """Every weight gets a finite gradient that is not zero, and a few small steps lower the loss of one batch."""
     keras.utils.set_random_seed(1)
@@ -202,17 +211,24 @@ assert "hpcdl" not in sys.modules
 """
 
 
-def test_saved_models_load_where_hpcdl_is_not_installed(tmp_path: Path) -> None:
-    names = ["cifar10-full", "alexnet", "caffenet", "googlenet", "googlenet-aux"]
-    expected = {}
-    for name in names:
-        shape = small_shape(name)
-        model = load_model(name, classes=4, input_shape=shape)
-        images = numpy.random.default_rng(2).random((3, *shape), dtype="float32")
-        outputs = model(images, training=False)
-        expected[name] = outputs if isinstance(outputs, list) else [outputs]
-        model.save(tmp_path / f"{name}.keras")
-        numpy.save(tmp_path / f"{name}.npy", images)
+def saved(folder: Path, name: str) -> list[Any]:
+    """The outputs of a new network, which is saved with the images that they are of."""
+    shape = small_shape(name)
+    model = load_model(name, classes=4, input_shape=shape)
+    images = numpy.random.default_rng(2).random((3, *shape), dtype="float32")
+    model.save(folder / f"{name}.keras")
+    numpy.save(folder / f"{name}.npy", images)
+    outputs = model(images, training=False)
+    return outputs if isinstance(outputs, list) else [outputs]
+
+
+@pytest.mark.parametrize(
+    "names",
+    [["cifar10-full", "alexnet", "googlenet-aux"], pytest.param([*VARIANTS], marks=pytest.mark.soak)],
+    ids="-".join,
+)
+def test_saved_models_load_where_hpcdl_is_not_installed(tmp_path: Path, names: list[str]) -> None:
+    expected = {name: saved(tmp_path, name) for name in names}
     command = [sys.executable, "-I", "-c", LOAD_ELSEWHERE, str(tmp_path), *names]
     finished = subprocess.run(command, capture_output=True, text=True, timeout=300, check=False)
     assert finished.returncode == 0, finished.stderr[-2000:]

@@ -1,4 +1,4 @@
-"""Every primitive on two and three ranks, and on one process alone, case by case."""
+"""Every primitive on two and three ranks, and on one process alone, case by case; two in the long version."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from tests.training.keras.scripts import HERE, cases_of, run_script, succeed
 pytestmark = pytest.mark.mpi
 
 
-@pytest.fixture(scope="module", params=[2, 3])
+@pytest.fixture(scope="module", params=[pytest.param(2, marks=pytest.mark.soak), 3])
 def results(
     request: pytest.FixtureRequest, session_hpcdl: CommandLine, tmp_path_factory: pytest.TempPathFactory
 ) -> list[dict[str, str]]:

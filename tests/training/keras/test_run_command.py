@@ -6,6 +6,7 @@ import json
 import socket
 import subprocess
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -129,8 +130,13 @@ ENDS = [
 """What a script does, on rank 1 or on both, the exit code, and the one line."""
 
 
+def ends(*sample: str) -> list[Any]:
+    """ENDS, of which those that are not in `sample` come in the long version alone."""
+    return [pytest.param(*end, marks=() if end[0] in sample else pytest.mark.soak, id=end[0]) for end in ENDS]
+
+
 @pytest.mark.mpi
-@pytest.mark.parametrize(("what", "code", "last"), ENDS)
+@pytest.mark.parametrize(("what", "code", "last"), ends("raise", "_exit3", "_exit0"))
 def test_started_by_mpiexec_every_end_has_its_code_and_one_line_soon(
     session_hpcdl: CommandLine, folder: Path, what: str, code: int, last: str
 ) -> None:
@@ -147,8 +153,8 @@ def test_started_by_mpiexec_every_end_has_its_code_and_one_line_soon(
 @pytest.mark.parametrize(
     ("what", "code", "last"),
     [
-        *ENDS,
-        ("interrupt", 130, "rank 1 on HOST: KeyboardInterrupt"),
+        *ends("raise", "exit3", "mismatch", "usage", "exit0", "ended"),
+        pytest.param("interrupt", 130, "rank 1 on HOST: KeyboardInterrupt", id="interrupt"),
     ],
 )
 def test_every_end_has_its_code_and_one_line(

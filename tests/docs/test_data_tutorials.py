@@ -18,10 +18,14 @@ LEARNED = {
     "text-classes": ("accuracy", 0.95),
 }
 """What `hpcdl evaluate` says of held-out samples at the end of each, and how much it is at least."""
+QUICK = ("regression", "masks")
+"""Series with a quantity, and pictures with a mask each; the others run in the long version."""
 
 
 @pytest.mark.mpi
-@pytest.mark.parametrize("name", LEARNED)
+@pytest.mark.parametrize(
+    "name", [name if name in QUICK else pytest.param(name, marks=pytest.mark.soak) for name in LEARNED]
+)
 def test_the_tutorial_learns(run_hpcdl: CommandLine, name: str) -> None:
     text = (TUTORIALS / f"{name}.md").read_text()
     for code in re.findall(r"^```python\n(.*?)^```$", text, re.MULTILINE | re.DOTALL):

@@ -60,7 +60,7 @@ TASKS: dict[str, tuple[Callable[[Path], None], str]] = {
     "install-for-all": (lambda folder: None, ""),
 }
 """What stands ready for each page, and what its last command leaves."""
-QUICK = ("own-table", "batch-job", "paper-report", "slow-node", "install-for-all")
+QUICK = ("own-table", "batch-job", "paper-report", "install-for-all")
 STARTS_RANKS = ("own-model", "own-script", "compare-strategies", "slow-node")
 
 

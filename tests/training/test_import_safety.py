@@ -23,7 +23,7 @@ COMMANDS = {
 
 
 @pytest.mark.mpi
-@pytest.mark.parametrize("command", ["train", "shard", "bench"])
+@pytest.mark.parametrize("command", ["train", "shard", pytest.param("bench", marks=pytest.mark.soak)])
 def test_files_in_the_current_folder_change_nothing(session_hpcdl: CommandLine, tmp_path: Path, command: str) -> None:
     (tmp_path / "hpcdl").mkdir()
     for path in (tmp_path / "random.py", tmp_path / "hpcdl" / "__init__.py"):

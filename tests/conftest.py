@@ -10,7 +10,7 @@ import subprocess
 import sys
 import time
 from collections import deque
-from collections.abc import Generator, Iterator, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -56,6 +56,10 @@ class Finished:
     def json(self) -> Any:
         """What the command printed on stdout, as one JSON document."""
         return json.loads(self.out)
+
+
+Ask = Callable[..., Finished]
+"""What the fixture `ask_hpcdl` is: takes what a CommandLine takes."""
 
 
 class CommandLine:
@@ -243,6 +247,12 @@ def _turn(item: pytest.Item) -> int:
     return 1 if item.get_closest_marker("lab") or item.get_closest_marker("mpi") else 2
 
 
+def selected(request: pytest.FixtureRequest, parameter: str) -> list[Any]:
+    """The values of a parameter in a file's tests that will run: what a job that they share has to do."""
+    specs = [getattr(item, "callspec", None) for item in request.session.items if item.path == request.path]
+    return [spec.params[parameter] for spec in specs if spec is not None and parameter in spec.params]
+
+
 @pytest.hookimpl(tryfirst=True)
 def pytest_runtest_setup(item: pytest.Item) -> None:
     """Skip a lab test where something that it needs is missing; fail where the lab is required."""
@@ -258,6 +268,33 @@ def run_hpcdl(tmp_path: Path) -> CommandLine:
     home = tmp_path / "home"
     home.mkdir()
     return CommandLine(home)
+
+
+@pytest.fixture
+def ask_hpcdl(run_hpcdl: CommandLine, capfd: pytest.CaptureFixture[str]) -> Ask:
+    """The same command line inside this process: for what is refused before anything is started or TensorFlow loaded.
+
+    A process of its own for each costs half a second of nothing but imports.
+    """
+
+    def ask(
+        arguments: Sequence[str | Path], *, cwd: Path | None = None, env: Mapping[str, str] | None = None
+    ) -> Finished:
+        from hpcdl.cli.main import run
+
+        before = dict(os.environ)
+        try:
+            os.environ.clear()
+            os.environ.update(run_hpcdl.environment | dict(env or {}))
+            with contextlib.chdir(cwd or run_hpcdl.home):
+                code = run([*map(str, arguments)])
+        finally:
+            os.environ.clear()
+            os.environ.update(before)
+        said = capfd.readouterr()
+        return Finished(code, said.out, said.err)
+
+    return ask
 
 
 @pytest.fixture(scope="session")

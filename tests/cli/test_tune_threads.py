@@ -65,9 +65,9 @@ def test_plan_for_this_node_is_readable(run_hpcdl: Run, tmp_path: Path) -> None:
     ],
 )
 def test_unusable_input_is_one_line_and_exit_2(
-    arguments: list[str], words: str, run_hpcdl: Run, tmp_path: Path
+    arguments: list[str], words: str, ask_hpcdl: Run, tmp_path: Path
 ) -> None:
-    done = run_hpcdl(["tune-threads", *arguments], cwd=tmp_path)
+    done = ask_hpcdl(["tune-threads", *arguments], cwd=tmp_path)
     assert done.code == 2, done.err
     assert words in done.err
     assert len(done.err.strip().splitlines()) == 1

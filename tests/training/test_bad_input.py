@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.conftest import CommandLine
+from tests.conftest import Ask, CommandLine
 
 BASE = ["train", "--model", "lenet", "--strategy", "ring"]
 
@@ -35,11 +35,11 @@ BASE = ["train", "--model", "lenet", "--strategy", "ring"]
     ],
 )
 def test_one_line_and_nothing_written(
-    run_hpcdl: CommandLine, shards: Path, tmp_path: Path, arguments: list[str], code: int, words: str
+    ask_hpcdl: Ask, shards: Path, tmp_path: Path, arguments: list[str], code: int, words: str
 ) -> None:
     before = sorted(tmp_path.rglob("*"))
     data = [] if "--data" in arguments else ["--data", str(shards)]
-    finished = run_hpcdl([*BASE, *data, *arguments], cwd=tmp_path)
+    finished = ask_hpcdl([*BASE, *data, *arguments], cwd=tmp_path)
     assert finished.code == code, finished.err
     assert words in finished.err
     assert len(finished.err.strip().splitlines()) == 1
@@ -47,10 +47,10 @@ def test_one_line_and_nothing_written(
     assert sorted(tmp_path.rglob("*")) == before
 
 
-def test_an_unknown_key_in_a_config_file(run_hpcdl: CommandLine, shards: Path, tmp_path: Path) -> None:
+def test_an_unknown_key_in_a_config_file(ask_hpcdl: Ask, shards: Path, tmp_path: Path) -> None:
     config = tmp_path / "run.toml"
     config.write_text('data = "x"\nbatchsize = 3\n')
-    finished = run_hpcdl([*BASE, "--data", shards, "--config", config])
+    finished = ask_hpcdl([*BASE, "--data", shards, "--config", config])
     assert finished.code == 2
     assert "unknown key 'batchsize'; did you mean 'batch-size'?" in finished.err
 

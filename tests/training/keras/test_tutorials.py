@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.conftest import ROOT, CommandLine, Finished
+from tests.conftest import ROOT, CommandLine, Finished, selected
 from tests.training.keras.scripts import HERE, run_script, succeed
 
 pytestmark = pytest.mark.mpi
@@ -19,6 +19,8 @@ LEARNT = {
     "from-horovod": (r"^training accuracy: ([\d.]+)$", lambda found: found > 0.9),
 }
 """The pages whose script is printed whole, with the line in which it says what it has learnt, and what is enough."""
+QUICK = ("custom-loop", "text")
+"""The others run in the long version: Horovod's scripts and networks with two optimizers have quick tests elsewhere."""
 
 
 def script_of(page: Path) -> str:
@@ -29,16 +31,20 @@ def script_of(page: Path) -> str:
 
 
 @pytest.fixture(scope="module")
-def ended(session_hpcdl: CommandLine, tmp_path_factory: pytest.TempPathFactory) -> Finished:
-    """All of them in one start of two ranks."""
+def ended(
+    request: pytest.FixtureRequest, session_hpcdl: CommandLine, tmp_path_factory: pytest.TempPathFactory
+) -> Finished:
+    """All that are selected in one start of two ranks."""
     folder = tmp_path_factory.mktemp("tutorials")
-    paths = [folder / f"{name}.py" for name in LEARNT]
+    paths = [folder / f"{name}.py" for name in selected(request, "name")]
     for path in paths:
         path.write_text(script_of(TUTORIALS / f"{path.stem}.md"))
     return succeed(run_script(session_hpcdl, HERE / "user_scripts_script.py", *paths, ranks=2, cwd=folder))
 
 
-@pytest.mark.parametrize("name", LEARNT)
+@pytest.mark.parametrize(
+    "name", [name if name in QUICK else pytest.param(name, marks=pytest.mark.soak) for name in LEARNT]
+)
 def test_a_tutorial_learns_and_ranks_end_alike(ended: Finished, name: str) -> None:
     assert re.search(rf"^{name}.py alike ", ended.out, re.MULTILINE), ended.out
     pattern, enough = LEARNT[name]

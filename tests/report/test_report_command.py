@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.conftest import CommandLine, patience
+from tests.conftest import Ask, CommandLine, patience
 from tests.report.synthetic import make_record, weak_study, write_run
 
 
@@ -80,7 +80,7 @@ def test_one_run_without_an_out_is_reported_beside_it(run_hpcdl: CommandLine, tm
     ],
 )
 def test_mistakes_are_one_line_and_write_nothing(
-    run_hpcdl: CommandLine, tmp_path: Path, arguments: list[str], code: int, words: str
+    ask_hpcdl: Ask, tmp_path: Path, arguments: list[str], code: int, words: str
 ) -> None:
     here = tmp_path / "here"
     write_run(here / "study" / "run", make_record())
@@ -90,7 +90,7 @@ def test_mistakes_are_one_line_and_write_nothing(
     (here / "empty").mkdir()
     (here / "file").write_text("")
     before = sorted(here.rglob("*"))
-    finished = run_hpcdl(["report", *arguments], cwd=here)
+    finished = ask_hpcdl(["report", *arguments], cwd=here)
     assert finished.code == code, finished.err
     assert words in finished.err
     assert len(finished.err.splitlines()) == 1

@@ -65,14 +65,20 @@ def test_an_error_on_one_rank_ends_all(mpi: Mpi, tmp_path: Path) -> None:
     assert line.startswith("hpcdl: rank 1 on ") and line.endswith(": ValueError: planted")
 
 
+@pytest.mark.soak
 @pytest.mark.parametrize("mpi", ["default"], indirect=True)
 def test_an_overflow_on_one_rank_skips_the_step_on_all(mpi: Mpi, tmp_path: Path) -> None:
+    """With a policy; test_optimizers has a loss scale in every test."""
     finished = run(mpi, OVERFLOWING, tmp_path, POLICY="early")
     assert finished.returncode == 0, finished.stderr
     said = sorted(part.split("]")[0].split(" ", 1) for part in finished.stdout.split("[")[1:])
     assert [rank for rank, _ in said] == ["0", "1"]
     assert said[0][1] == said[1][1], "the ranks end with the same scale and weights"
     assert said[0][1].startswith("scale 16384 ")
+
+
+@pytest.mark.parametrize("mpi", ["default"], indirect=True)
+def test_a_policy_that_comes_late_is_refused(mpi: Mpi, tmp_path: Path) -> None:
     refused = run(mpi, OVERFLOWING, tmp_path, POLICY="late")
     assert refused.returncode != 0
     assert "set the policy mixed_float16 before it is made" in refused.stderr

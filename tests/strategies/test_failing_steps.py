@@ -7,6 +7,7 @@ import json
 import os
 import subprocess
 import sys
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +18,7 @@ from hpcdl.cluster.launchers.mpiexec import environment_for, find_mpiexec, launc
 from hpcdl.core.errors import ConfigError, CorruptError, HpcdlError, NotFiniteError, RankError, carried, original
 from hpcdl.strategies.finite import BLOCK, all_finite
 from hpcdl.strategies.table import STRATEGIES
-from tests.conftest import ROOT
+from tests.conftest import ROOT, selected
 from tests.strategies.elastic_ranks import run
 from tests.strategies.failing_ranks import TEXT
 
@@ -51,14 +52,29 @@ ERRORS = {
     f"{name} fails": case(name, ("RankError", "CorruptError")[number % 2]) for number, name in enumerate(OVER_MPI)
 } | {f"sync-easgd {variant}": case("sync-easgd", "RankError", elastic={"variant": variant}) for variant in "12"}
 CASES = NAN | DROPPED | SKIPPING | ERRORS
+SOAKED = {
+    "tree", "recursive-doubling", "halving-doubling", "mpi", "bf16", "ps round-robin", "ps greedy", "tree fails",
+    "recursive-doubling fails", "halving-doubling fails", "mpi fails", "async-msgd fails", "async-measgd fails",
+}  # fmt: skip
+"""The long version's: of each family one or two are in every test."""
+
+
+def of_each(cases: Iterable[str]) -> pytest.MarkDecorator:
+    """Every one of these cases, those of SOAKED in the long version alone."""
+    return pytest.mark.parametrize(
+        "name", [pytest.param(name, marks=pytest.mark.soak) if name in SOAKED else name for name in cases]
+    )
 
 
 @pytest.fixture(scope="module")
-def results(tmp_path_factory: pytest.TempPathFactory) -> dict[str, list[dict[str, Any]]]:
-    """What came out of each worker's step, by case."""
+def results(
+    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
+) -> dict[str, list[dict[str, Any]]]:
+    """What came out of each worker's step, by selected case."""
+    names = [name for name in selected(request, "name") if name in CASES]
     folder = tmp_path_factory.mktemp("failing")
     mpiexec = find_mpiexec()
-    (folder / "cases.json").write_text(json.dumps([*CASES.values()]))
+    (folder / "cases.json").write_text(json.dumps([CASES[name] for name in names]))
     script = Path(__file__).with_name("failing_ranks.py")
     line = [str(mpiexec.path), *launch_flags(mpiexec.flavour), "-n", "3", sys.executable, str(script)]
     subprocess.run(
@@ -67,11 +83,11 @@ def results(tmp_path_factory: pytest.TempPathFactory) -> dict[str, list[dict[str
         env={**os.environ, **environment_for(mpiexec.flavour), "PYTHONPATH": str(ROOT), "XDG_CACHE_HOME": str(folder)},
         timeout=900,
     )
-    return dict(zip(CASES, json.loads((folder / "out.json").read_text()), strict=True))
+    return dict(zip(names, json.loads((folder / "out.json").read_text()), strict=True))
 
 
 @pytest.mark.mpi
-@pytest.mark.parametrize("name", NAN)
+@of_each(NAN)
 def test_nan_ends_the_step_before_weights_move(results: dict[str, Any], name: str) -> None:
     """Worker 1 says so itself, with the variable; the others name it."""
     for rank, found in enumerate(results[name]):
@@ -81,7 +97,7 @@ def test_nan_ends_the_step_before_weights_move(results: dict[str, Any], name: st
 
 
 @pytest.mark.mpi
-@pytest.mark.parametrize("name", DROPPED)
+@of_each(DROPPED)
 def test_nan_that_comes_too_late_to_count_does_no_harm(results: dict[str, Any], name: str) -> None:
     """A backup worker's gradient is dropped, NaN and all; everybody takes the mean of the others."""
     for found in results[name]:
@@ -89,14 +105,14 @@ def test_nan_that_comes_too_late_to_count_does_no_harm(results: dict[str, Any], 
 
 
 @pytest.mark.mpi
-@pytest.mark.parametrize("name", SKIPPING)
+@of_each(SKIPPING)
 def test_a_loss_scale_skips_the_step(results: dict[str, Any], name: str) -> None:
     for found in results[name]:
         assert found["error"] == "NoneType" and found["finite"] and not found["moved"], found
 
 
 @pytest.mark.mpi
-@pytest.mark.parametrize("name", ERRORS)
+@of_each(ERRORS)
 def test_errors_keep_class_and_text(results: dict[str, Any], name: str) -> None:
     for found in results[name]:
         assert (found["error"], found["text"]) == (ERRORS[name]["fault"], TEXT)

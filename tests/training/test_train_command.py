@@ -82,7 +82,8 @@ def of_each(*sample: str) -> pytest.MarkDecorator:
 def four_steps(strategy: str, shards: Path, run_dir: Path) -> list[str | Path]:
     """A run of a strategy as short as can be."""
     features = STRATEGIES[strategy].features
-    arguments = [*SHORT, "--strategy", strategy, "--ranks", "1" if strategy == "single" else "3", "--data", shards]
+    ranks = 1 if strategy == "single" else 3 if features.servers else 2
+    arguments = [*SHORT, "--strategy", strategy, "--ranks", str(ranks), "--data", shards]
     if features.optimizers:
         arguments += ["--optimizer", features.optimizers[0], "--learning-rate", "0.01"]
     if not features.keras_optimizer or not features.deterministic:
@@ -103,7 +104,7 @@ def test_ranks_that_end_well_leave_one_table(
     assert states == ["done"] * record_of(tmp_path / "run")["ranks"]
 
 
-@of_each("ring", "async-easgd", "grpc-ps")
+@of_each("ring", "async-easgd")
 def test_a_weight_that_no_gradient_reaches_stays_as_it_is_and_is_told_of(
     session_hpcdl: CommandLine, shards: Path, tmp_path: Path, strategy: str
 ) -> None:

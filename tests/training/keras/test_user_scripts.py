@@ -11,7 +11,7 @@ from tests.training.keras.scripts import HERE, run_script, succeed
 
 pytestmark = pytest.mark.mpi
 SCRIPTS = sorted(path.stem for path in (HERE / "user_scripts").glob("*.py"))
-SAMPLE = ("generator_input", "lstm_series", "text_embedding")
+SAMPLE = ("generator_input", "lstm_series")
 
 
 def words_of(hpcdl: CommandLine, folder: Path, names: list[str]) -> dict[str, str]:

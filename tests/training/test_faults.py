@@ -47,7 +47,6 @@ PLANTS = {"exception": "error", "NaN": "nan", "exit(0)": "exit"}
 IN_EVERY_TEST = {
     ("ps", "SIGSTOP", "server"),
     ("async-easgd", "SIGSTOP", "worker"),
-    ("async-sgd", "SIGTERM", "worker"),
     ("sync-easgd", "NaN", "worker"),
     ("ps", "exit(0)", "worker"),
 }

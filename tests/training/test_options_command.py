@@ -42,7 +42,9 @@ def test_target_accuracy_then_fine_tuning_with_tensorboard(
     assert list((tmp_path / "board").glob("events.out.tfevents.*"))
 
 
+@pytest.mark.soak
 def test_a_model_that_is_no_classifier(session_hpcdl: CommandLine, shards: Path, tmp_path: Path) -> None:
+    """On pictures; docs/test_data_tutorials trains one on series in every test."""
     run_dir = tmp_path / "run"
     arguments = [*ALONE, "--model", f"{PLANTED}:build_regression", "--data", shards, "--epochs", "3",
                  "--learning-rate", "0.002", "--loss", "mean_squared_error",

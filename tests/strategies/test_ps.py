@@ -12,7 +12,7 @@ from typing import Any
 import numpy
 import pytest
 
-from tests.conftest import CommandLine, patience
+from tests.conftest import Ask, CommandLine, patience
 from tests.training.training_runs import (
     finish,
     kill_rank,
@@ -84,14 +84,14 @@ def test_stopped_and_resumed_is_the_same_to_the_bit(session_hpcdl: CommandLine, 
 
 def test_a_killed_server_ends_the_job(session_hpcdl: CommandLine) -> None:
     folder = session_hpcdl.home / "ps-killed"
-    process = start(session_hpcdl, [*TRAIN, "--ranks", "3", "--steps", "1000000", "--run-dir", folder])
+    process = start(session_hpcdl, [*TRAIN, "--ranks", "2", "--steps", "1000000", "--run-dir", folder])
     wait_for(lambda: steps_done(folder) > 0)
-    kill_rank(folder, 2)
+    kill_rank(folder, 1)
     killed_at = time.monotonic()
     finished = finish(process)
     assert time.monotonic() - killed_at < patience(20)  # 3 s on a machine that does nothing else
     assert finished.code == 1
-    assert "rank 2" in finished.err
+    assert "rank 1" in finished.err
 
 
 def test_a_worker_that_stands_still_is_left_behind_and_catches_up(session_hpcdl: CommandLine) -> None:
@@ -118,8 +118,8 @@ def test_a_worker_that_stands_still_is_left_behind_and_catches_up(session_hpcdl:
         (["--ranks", "3", "--placement", "even"], "round-robin, greedy, split"),
     ],
 )
-def test_what_cannot_be_is_refused(run_hpcdl: CommandLine, arguments: list[str], says: str) -> None:
-    finished = run_hpcdl([*TRAIN, *arguments, "--run-dir", run_hpcdl.home / "run"])
+def test_what_cannot_be_is_refused(ask_hpcdl: Ask, tmp_path: Path, arguments: list[str], says: str) -> None:
+    finished = ask_hpcdl([*TRAIN, *arguments, "--run-dir", tmp_path / "run"])
     assert finished.code == 2
     assert says in finished.err
-    assert not (run_hpcdl.home / "run").exists()
+    assert not (tmp_path / "run").exists()

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.conftest import Ask, CommandLine, patience
+from tests.conftest import Ask, CommandLine
 from tests.report.synthetic import make_record, weak_study, write_run
 
 
@@ -159,13 +159,13 @@ def test_the_same_study_is_no_regression(run_hpcdl: CommandLine, study: Path, tm
 
 
 COUNTED = """
-import cProfile, json, pathlib, pstats, re, sys, time
+import cProfile, json, pathlib, pstats, re, sys
 from hpcdl.cli.main import run
 profile = cProfile.Profile()
 code = profile.runcall(run, sys.argv[2:]) if sys.argv[1] == "calls" else run(sys.argv[2:])
 peak = re.search(r"VmHWM:\\s+(\\d+)", pathlib.Path("/proc/self/status").read_text())
 calls = pstats.Stats(profile).total_calls if sys.argv[1] == "calls" else 0
-print(json.dumps({"calls": calls, "seconds": time.process_time(), "peak_kib": int(peak[1])}), file=sys.stderr)
+print(json.dumps({"calls": calls, "peak_kib": int(peak[1])}), file=sys.stderr)
 sys.exit(code)
 """
 """The command line with its costs: what `wait4` tells of a child holds the parent's peak memory from before `exec`."""
@@ -206,14 +206,13 @@ def test_what_a_record_costs(run_hpcdl: CommandLine, tmp_path: Path, command: st
 
 
 @pytest.mark.soak
-def test_ten_thousand_records_take_seconds(run_hpcdl: CommandLine, tmp_path: Path) -> None:
-    """About 5 s of processor time where nothing else runs, and 1 GB."""
+def test_ten_thousand_records_fit_into_a_gigabyte(run_hpcdl: CommandLine, tmp_path: Path) -> None:
+    """What they take in seconds is for benchmarks/report_many.py to say."""
     folder = many_records(tmp_path / "many", 0, 10_000)
     cost = costs(run_hpcdl, "time", "report", folder, "--out", tmp_path / "out")
     assert "10,000 runs" in (tmp_path / "out" / "report.md").read_text()
-    assert cost["seconds"] < patience(6)
     assert cost["peak_kib"] < 1_000_000
-    assert costs(run_hpcdl, "time", "runs", folder)["seconds"] < patience(3)
+    assert costs(run_hpcdl, "time", "runs", folder)["peak_kib"] < 1_000_000
 
 
 def test_numbers_that_are_none_do_not_stop_the_report(run_hpcdl: CommandLine, tmp_path: Path) -> None:

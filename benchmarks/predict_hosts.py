@@ -218,6 +218,8 @@ def main() -> int:
         print(f"{wanted.setting.name}: {wanted.strategy}/{wanted.servers} on {wanted.workers}: {record['status']},"
               f" {record['images_per_second']} images/s, {time.monotonic() - began:.0f} s", flush=True)  # fmt: skip
     tell([point for setting in chosen for point in points_of(setting, records)])
+    if stopped:
+        print(f"stopped with {len(records)} runs in {options.journal}; the same command goes on")
     return STOPPED_EARLY if stopped else 0
 
 

@@ -24,7 +24,8 @@ def table(rows: list[dict[str, Any]]) -> str:
     for strategy in dict.fromkeys(name for name, _ in cells):
         texts = [cell(cells.get((strategy, column), [])) for column in columns]
         lines.append(f"| `{strategy}` | {' | '.join(texts)} |")
-    return "\n".join(lines)
+    counts = [len(found) for found in cells.values()]
+    return "\n".join([*lines, "", f"Tries of each: {min(counts)} to {max(counts)}."])
 
 
 def cell(rows: list[dict[str, Any]]) -> str:

@@ -1,13 +1,15 @@
-"""Buckets leave while back-propagation goes on: what the first one waits for in the graph of a step, by strategy."""
+"""The graph of a step, by strategy: what its first bucket waits for, and what it is stopped by."""
 
 from __future__ import annotations
 
 from typing import Any
 
+import numpy
 import pytest
 
-from hpcdl.comm.threads.communicator import ThreadCommunicator, run
+from hpcdl.comm.threads.communicator import ThreadCommunicator, alone, run
 from hpcdl.config.schema import ExchangeConfig, OptimizerConfig
+from hpcdl.core.errors import NotFiniteError, originals
 from hpcdl.strategies.base import Context
 from hpcdl.strategies.table import STRATEGIES, find_strategy, load_strategy
 
@@ -71,3 +73,22 @@ def test_the_first_bucket_does_not_wait_for_the_first_layers_gradient(strategy: 
     assert waits.index(True) >= 4, "third and second layer, kernel and bias, leave before"
     (stamp,) = (one for one in operations if one.type == "PyFuncStateless")
     assert stamp.name in before(exchanges[-1]) and stamp.name not in before(exchanges[3])
+
+
+@pytest.mark.parametrize("strategy", ALL_REDUCES)
+def test_one_rank_alone_is_stopped_by_what_is_not_finite_and_not_by_what_is_large(strategy: str) -> None:
+    """It sends nothing and looks at its gradients itself: those of 1e30, whose squares overflow, go on."""
+    context = Context(
+        info=find_strategy(strategy),
+        communicator=alone(),
+        num_workers=1,
+        num_servers=0,
+        exchange=ExchangeConfig(strategy=strategy),
+        optimizer=OptimizerConfig(),
+    )
+    worker = load_strategy(context.info).worker(context)
+    step = tf.function(lambda gradient: worker.sum_up([gradient], ["kernel"])[0])
+    large = tf.fill((40,), 1e30)
+    assert numpy.array_equal(step(large), large)
+    with pytest.raises(NotFiniteError, match="the gradient of kernel is not finite on rank 0"), originals():
+        step(large * 1e30)

@@ -52,7 +52,8 @@ class AllReduceWorker(Worker):
         self._collective = self._collective_of(context)
         self._workspace = Workspace(measure=not context.deterministic)
         self.loss_share = 1 / self._communicator.size
-        self._guard = FiniteGuard(self._communicator.rank, self._communicator)
+        group = self._communicator if self._communicator.size > 1 else None
+        self._guard = FiniteGuard(self._communicator.rank, group)
 
     def _collective_of(self, context: Context) -> Any:
         """What has `allreduce`."""

@@ -7,10 +7,10 @@ Called again after an interruption it goes on.
 from __future__ import annotations
 
 import json
-import shutil
 import signal
 import sys
 import time
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -18,12 +18,11 @@ from hpcdl.cluster.status import read_statuses
 from tests.conftest import ROOT, Finished
 from tests.lab import hosts, needs, slurm
 from tests.lab.hosts import wait_until
+from tests.study.kept import keep
 
 NODES, RATE, LINK, CORES = 5, "20mbit", "2.5MB", 0.4
 MACHINE = "lab of five hosts: 0.4 cores and 20 Mbit/s each"
 LONGEST_S = 1800.0
-KEPT = ("study.json", "jobs.json", "record.json", "run.toml", "train.toml", "metrics.jsonl")
-"""What of a study is raw record."""
 
 
 class Desk:
@@ -54,6 +53,29 @@ class Desk:
         resume = ["--resume"] if (self.study / "jobs.json").exists() else []
         told = self.hpcdl("sweep", file, "--jobs", "--time", "30m", "--out", "example", "--json", *resume)
         return {part["nodes"]: part for part in told.json()["jobs"]}
+
+    def submit(self) -> dict[int, dict[str, Any]]:
+        """The parts of the study, the jobs of all that are not finished waiting until they are released."""
+        self._slurm("update", "PartitionName=main", "State=DOWN")
+        parts = self.sweep()
+        for part in parts.values():
+            if part["job"] and self._waits(part):
+                self._slurm("hold", str(part["job"]))
+        self._slurm("update", "PartitionName=main", "State=UP")
+        return parts
+
+    def release(self, part: Mapping[str, Any]) -> None:
+        """Let the job of a part begin."""
+        if self._waits(part):
+            self._slurm("release", str(part["job"]))
+
+    def _waits(self, part: Mapping[str, Any]) -> bool:
+        return self.lab.job(int(part["job"]))["JobState"] == "PENDING"
+
+    def _slurm(self, *words: str) -> None:
+        finished = self.lab.run(["scontrol", *words])
+        if finished.code:
+            raise RuntimeError(finished.err)
 
     def once(self, name: str) -> bool:
         """Whether accident `name` is still to happen; it is noted as having happened."""
@@ -89,26 +111,33 @@ def kill_a_sweep(desk: Desk, number: int) -> None:
     """kill -9 of the sweep of two nodes when two of its runs are done."""
     wait_until(lambda: len(desk.runs("2-nodes", "finished")) >= 2, "two runs are done", 900)
     host = desk.lab.job(number)["NodeList"].replace("[", "").replace("node", "").split(",")[0].split("-")[0]
-    pid = desk.lab.run(["pgrep", "-f", "--", "--only-nodes 2 "], host=f"node{host}").out.strip()
+    pid = desk.lab.run(["pgrep", "-o", "-f", "--", "--only-nodes 2 "], host=f"node{host}").out.strip()
     desk.lab.run(["kill", "-9", pid], host=f"node{host}")
     desk.lab.wait_for_job(number)
     print(f"killed the sweep of two nodes, with {len(desk.runs('2-nodes', 'finished'))} runs finished", flush=True)
 
 
 def study(desk: Desk) -> None:
-    """The study with its accidents, to the end; RuntimeError where a finished run was run again."""
+    """The study with its accidents, to the end; RuntimeError where a finished run was run again.
+
+    One part after the other: ranks that start beside a run that is measured would take its processors.
+    """
     before = desk.records()
-    parts = desk.sweep()
+    parts = desk.submit()
     print(f"{len(before)} runs kept; jobs of {[part['nodes'] for part in parts.values() if part['submitted']]} nodes")
-    if parts[4]["job"] and desk.once("rank"):
-        kill_a_rank(desk)
-    if parts[2]["job"] and desk.once("sweep"):
-        kill_a_sweep(desk, int(parts[2]["job"]))
-        before |= desk.records()
-        parts = desk.sweep()
-    for part in parts.values():
-        if part["job"]:
-            desk.lab.wait_for_job(int(part["job"]), timeout_s=LONGEST_S)
+    for nodes in sorted(parts, reverse=True):
+        part = parts[nodes]
+        if not part["job"]:
+            continue
+        desk.release(part)
+        if nodes == 4 and desk.once("rank"):
+            kill_a_rank(desk)
+        if nodes == 2 and desk.once("sweep"):
+            kill_a_sweep(desk, int(part["job"]))
+            before |= desk.records()
+            part = desk.submit()[nodes]
+            desk.release(part)
+        desk.lab.wait_for_job(int(part["job"]), timeout_s=LONGEST_S)
     left = [part for part in desk.sweep().values() if part["state"] != "finished"]
     if left:
         raise RuntimeError(f"not finished: {left}")
@@ -119,16 +148,10 @@ def study(desk: Desk) -> None:
 
 
 def publish(desk: Desk) -> None:
-    """Raw records and report into docs/example-report; a message in them may name a path of this machine."""
-    kept = ROOT / "docs" / "example-report"
-    for name in ("study", "report"):
-        shutil.rmtree(kept / name, ignore_errors=True)
-    for path in desk.study.rglob("*"):
-        if path.name in KEPT:
-            target = kept / "study" / path.relative_to(desk.study)
-            target.parent.mkdir(parents=True, exist_ok=True)
-            target.write_text(path.read_text().replace(str(desk.folder), ".").replace(str(ROOT), "."))
-    desk.hpcdl("report", kept / "study", "--out", kept / "report", "--link", LINK)
+    """Raw records and report into docs/example-report."""
+    page = ROOT / "docs" / "example-report"
+    keep(desk.study, page, [desk.folder, ROOT])
+    desk.hpcdl("report", page / "study", "--out", page / "report", "--link", LINK)
 
 
 def main() -> int:

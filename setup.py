@@ -12,8 +12,8 @@ SHIPPED = {
     "hpcdl.share.docs": Path("docs"),
     "hpcdl.share.docs.html": Path("build/site"),
 }
-LEFT_OUT = ("docs/example-report/study", "docs/conf.py")
-"""Of pages: the runs behind the example, and what builds the site."""
+LEFT_OUT = ("docs/example-report/study", "docs/example-report-two-cores/study", "docs/conf.py")
+"""Of pages: the runs behind the examples, and what builds the site."""
 
 
 def files(folder: Path) -> Iterator[str]:

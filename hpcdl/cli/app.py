@@ -13,7 +13,7 @@ from hpcdl.cli.node import node, tune_threads
 from hpcdl.cli.output import VERBOSE, put
 from hpcdl.cli.site import certify, config, docs, doctor, jobs, models, strategies, submit
 from hpcdl.cli.study import bench, predict, report, search, sweep
-from hpcdl.cli.training import evaluate, run, runs, trace, train, watch
+from hpcdl.cli.training import checkpoints, evaluate, run, runs, trace, train, watch
 
 app = typer.Typer(
     name="hpcdl",
@@ -56,6 +56,7 @@ for module in (
     run,
     runs,
     watch,
+    checkpoints,
     evaluate,
     submit,
     jobs,

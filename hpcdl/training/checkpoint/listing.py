@@ -1,0 +1,90 @@
+"""The checkpoints of a run, each looked at: how old and large it is, and whether it is whole."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from hpcdl.core.errors import CorruptError, UsageError
+from hpcdl.core.files import read_json
+from hpcdl.training.checkpoint.folders import FOLDER, MANIFEST, folder_of, list_checkpoints, verify
+from hpcdl.training.launch.rundir import CONFIG_FILE
+
+FILE_SYSTEM = "file system"
+
+
+@dataclass(frozen=True, kw_only=True)
+class ListedCheckpoint:
+    """One checkpoint: `epoch` is None where nothing tells it, `problem` is empty where every digest fits."""
+
+    step: int
+    epoch: float | None
+    age_seconds: float
+    bytes: int
+    level: str
+    path: Path
+    problem: str
+
+    @property
+    def whole(self) -> bool:
+        """Whether a run can go on from it."""
+        return not self.problem
+
+
+def listed(run_dir: Path) -> list[ListedCheckpoint]:
+    """The checkpoints in `run_dir`, newest first, every file read and held against its digest.
+
+    UsageError where `run_dir` is no run.
+    """
+    folder = run_dir / FOLDER
+    if not folder.is_dir() and not (run_dir / CONFIG_FILE).is_file():
+        raise UsageError(
+            f"{run_dir} is no run: it holds neither {CONFIG_FILE} nor {FOLDER}/; `hpcdl runs` lists what there is"
+        )
+    found = (_look_at(folder_of(folder, step), step) for step in list_checkpoints(folder))
+    return [item for item in found if item is not None]
+
+
+def _look_at(folder: Path, step: int) -> ListedCheckpoint | None:
+    """None where a run that goes on has removed it meanwhile."""
+    problem = ""
+    try:
+        verify(folder)
+    except CorruptError as error:
+        problem = str(error)
+    try:
+        facts = {} if problem else read_json(folder / MANIFEST)["facts"]
+        files = [path.stat() for path in folder.iterdir() if path.is_file()] if folder.is_dir() else []
+        written_at = max((status.st_mtime for status in files), default=folder.lstat().st_mtime)
+    except FileNotFoundError:
+        return None
+    return ListedCheckpoint(
+        step=step,
+        epoch=None if problem else _epoch(step, facts),
+        age_seconds=round(max(0.0, time.time() - written_at), 3),
+        bytes=sum(status.st_size for status in files),
+        level=FILE_SYSTEM,
+        path=folder,
+        problem=problem,
+    )
+
+
+def _epoch(step: int, facts: Mapping[str, Any]) -> float | None:
+    """Epochs done: of `hpcdl train` by its steps, of a script as its hpcdl.State counts them."""
+    if "steps_per_epoch" in facts:
+        return round(step / int(facts["steps_per_epoch"]), 4)
+    counted = facts.get("values", {}).get("epoch")
+    return float(counted) if isinstance(counted, (int, float)) else None
+
+
+def require_whole(found: list[ListedCheckpoint]) -> None:
+    """CorruptError names every checkpoint that is damaged, and what a run does about it."""
+    damaged = [item for item in found if not item.whole]
+    if not damaged:
+        return
+    rest = [item.step for item in found if item.whole]
+    remedy = f"--resume goes on after step {rest[0]}" if rest else "none is left to go on from"
+    raise CorruptError(f"{'; '.join(item.problem for item in damaged)}; {remedy}")

@@ -82,7 +82,7 @@ def measure(num_steps: int, model: str) -> None:
     graph.all_finite = stopwatch.wrap("gradients", graph.all_finite)  # what the exchange calls
     safety.check_loss = stopwatch.wrap("loss", safety.check_loss)  # what the loop calls
     Observation.doing = stopwatch.wrap("notes", Observation.doing)  # type: ignore[method-assign]
-    control = Control(communicator, parts.stop, parts.worker, save_every_s=600, time_limit_s=3600)
+    control = Control(communicator, parts.stop, parts.worker, interval=parts.interval, time_limit_s=3600)
     agree = stopwatch.wrap("agreement", control.after_step)
     watch = TimedWatch(observation=parts.seen, folder=folder / "watch", actions=Actions(end=print))
     watch.start()

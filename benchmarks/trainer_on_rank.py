@@ -17,6 +17,7 @@ from hpcdl.config.load import Layer, load
 from hpcdl.config.schema import TrainConfig
 from hpcdl.core.protocols import Communicator
 from hpcdl.strategies.table import load_strategy
+from hpcdl.training.checkpoint.interval import CheckpointInterval
 from hpcdl.training.launch.prepare import prepare
 from hpcdl.training.loop.journal import NullJournal
 from hpcdl.training.session import runtime
@@ -60,4 +61,6 @@ def build(settings: Mapping[str, Any]) -> tuple[Parts, Communicator, Path]:
     model = load_model(prepared.config.model.model, classes=dataset.num_classes, input_shape=dataset.sample_shape)
     run_dir = Path(os.environ[FOLDER_VARIABLE])
     faults = Injection("", communicator.observation, run_dir)
-    return Parts(prepared, model, worker, communicator, NullJournal(), run_dir, faults), communicator, run_dir
+    interval = CheckpointInterval(600.0, node_mtbf_s=1.0, num_nodes=1)
+    parts = Parts(prepared, model, worker, communicator, NullJournal(), run_dir, faults, interval)
+    return parts, communicator, run_dir

@@ -51,6 +51,7 @@ _METAVARS = {
     "float": "X",
     "bytes": "SIZE",
     "seconds": "TIME",
+    "interval": "TIME|auto",
     "size": "N|HxW",
     "Path": "PATH",
     "str": "TEXT",

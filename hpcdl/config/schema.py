@@ -228,7 +228,20 @@ class InterruptionConfig:
     """When a run saves, and when it leaves."""
 
     resume: bool = setting(False, "Go on with the run in --run-dir; start it where there is none.", matters=NOTHING)
-    checkpoint_every: float = setting(600.0, "Time between checkpoints.", kind="seconds", above=0, matters=NOTHING)
+    checkpoint_every: float | str = setting(
+        600.0,
+        "Time between checkpoints; auto finds it from what they cost and from --mtbf.",
+        kind="interval",
+        above=0,
+        matters=NOTHING,
+    )
+    mtbf: float = setting(
+        12_960_000.0,
+        "Mean time between failures of one node, for --checkpoint-every auto.",
+        kind="seconds",
+        above=0,
+        matters=NOTHING,
+    )
     keep_checkpoints: int = setting(3, "Number of checkpoints kept.", at_least=1, matters=NOTHING)
     time_limit: float | None = setting(
         None, "Save and stop with exit 75 after this time.", kind="seconds", above=0, matters=NOTHING

@@ -18,6 +18,8 @@ from hpcdl.core.units import format_bytes, format_seconds, parse_bytes, parse_se
 REQUIRED = dataclasses.MISSING
 LARGEST = 2**63 - 1
 LONGEST_S = 1e9
+AUTO = "auto"
+"""The value of an `interval` that the run itself finds."""
 LONGEST_NAME = 255
 """File systems take no longer ones."""
 LONGEST_SIDE = 65_535
@@ -55,8 +57,8 @@ def setting(
 ) -> Any:
     """A dataclass field: `help` is one sentence, `kind` overrides the type's own. Those of a run say what `matters`.
 
-    Kinds beside types: `bytes`, `seconds`, `size`, `trace`, and the lists `counts` (whole numbers from 1 on) and
-    `names`.
+    Kinds beside types: `bytes`, `seconds`, `interval` (seconds, or AUTO), `size`, `trace`, and the lists `counts`
+    (whole numbers from 1 on) and `names`.
     """
     limits = {"at_least": at_least, "above": above, "at_most": at_most}
     metadata = {"help": help, "kind": kind, "limits": limits, "choices": tuple(choices), "matters": matters}
@@ -95,6 +97,8 @@ class Setting:
         return parsed
 
     def _check_limits(self, value: Any) -> None:
+        if value == AUTO:
+            return
         tests: dict[str, tuple[str, Callable[[Any, Any], bool]]] = {
             "at_least": ("at least", lambda given, bound: given >= bound),
             "above": ("above", lambda given, bound: given > bound),
@@ -114,6 +118,7 @@ class Setting:
         writers: dict[str, Callable[[Any], str]] = {
             "bytes": lambda number: format_bytes(number).replace(" ", ""),
             "seconds": lambda number: format_seconds(number).replace(" ", ""),
+            "interval": lambda number: number if number == AUTO else format_seconds(number).replace(" ", ""),
             "bool": lambda flag: "true" if flag else "false",
             "counts": lambda numbers: ",".join(map(str, numbers)),
             "shares": lambda shares: ",".join(map(str, shares)),
@@ -258,6 +263,7 @@ PARSERS: dict[str, Callable[[Any], Any]] = {
     "Path": lambda value: Path(_text(value)).expanduser(),
     "bytes": _bytes,
     "seconds": _seconds,
+    "interval": lambda value: AUTO if value == AUTO else _seconds(value),
     "size": image_size,
     "counts": _counts,
     "shares": _shares,

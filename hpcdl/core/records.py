@@ -116,6 +116,7 @@ class RunRecord:
     target_accuracy: float | None = None
     seconds_to_target: float | None = None
     resumed_from_steps: Sequence[int] = ()
+    checkpoint_interval: Mapping[str, float] = field(default_factory=dict)
     parts: Mapping[str, float] = field(default_factory=dict)
     imbalance_seconds: float | None = None
     bytes_sent_per_step: float | None = None

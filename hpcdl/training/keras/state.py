@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import math
 import sys
 import time
 from collections.abc import Sequence
@@ -14,9 +16,12 @@ from hpcdl.strategies.allreduce.worker import broadcast_variables
 from hpcdl.strategies.base import Worker
 from hpcdl.training.checkpoint import folders as checkpoints
 from hpcdl.training.checkpoint import state as arrays
+from hpcdl.training.checkpoint.interval import CheckpointInterval
 from hpcdl.training.keras.fit.learning_rate import rates_of, set_rates
 from hpcdl.training.keras.fit.model import center_in_place, center_of, optimizers_of
+from hpcdl.training.keras.process.measure import ScriptRun
 from hpcdl.training.keras.process.session import session
+from hpcdl.training.loop.journal import FileJournal
 from hpcdl.training.session.control import Control, Wishes, time_allowed
 
 
@@ -44,13 +49,14 @@ class State:
         vars(self).update(values)
         limits = here.run.config.checkpoint if here.run is not None else None
         self._keep = limits.keep_checkpoints if limits else 3
+        self._interval = _interval_of(here.run)
         self._stop = StopRequest()
         self._stop.install()
         self._control = Control(
             here.communicator,
             self._stop,
             Worker(),
-            save_every_s=limits.checkpoint_every if limits else 600.0,
+            interval=self._interval,
             time_limit_s=time_allowed(limits.time_limit if limits else None),
         )
         self._writer: checkpoints.CheckpointWriter | None = None
@@ -82,6 +88,7 @@ class State:
 
     def save(self) -> None:
         """Write a checkpoint, and return when it is durable; collective."""
+        began = time.monotonic()
         if self._writer is None:
             self._writer = checkpoints.CheckpointWriter(self._folder, self._communicator, self._keep)
         seeds = [one for model in self._models for one in arrays.seed_variables(model)]
@@ -106,6 +113,16 @@ class State:
         self._writer.wait()
         self._tell(self._writer.warnings)
         self._writer.warnings.clear()
+        self._note_cost(time.monotonic() - began)
+
+    def _note_cost(self, stall_s: float) -> None:
+        told = self._interval.saved(stall_s)
+        if self._run is None:
+            return
+        self._run.checkpoint_interval = self._interval.choice
+        if told and self._communicator.rank == 0:
+            with contextlib.closing(FileJournal(self._run.run_dir)) as journal:
+                journal.write("message", text=told)
 
     def restore(self) -> None:
         """Put back what was read, once the models are built, and make all ranks alike; `fit` calls it for late ones."""
@@ -193,6 +210,14 @@ class State:
 
     def _of_optimizers(self) -> list[Any]:
         return [one for optimizer in self._optimizers() for one in optimizer.variables]
+
+
+def _interval_of(run: ScriptRun | None) -> CheckpointInterval:
+    """As the run's settings have it; outside a run ten minutes."""
+    if run is None or run.started is None:
+        return CheckpointInterval(600.0, node_mtbf_s=math.inf, num_nodes=1)
+    limits = run.config.checkpoint
+    return CheckpointInterval(limits.checkpoint_every, node_mtbf_s=limits.mtbf, num_nodes=run.started.nodes)
 
 
 def _plain(value: Any) -> Any:

@@ -128,7 +128,7 @@ class AsynchronousTrainer:
                     return Departure(reason=TIME)
                 if self._replica.count // self._per_epoch > self._evaluated and self._end_epoch(began):
                     return Departure(reason=TARGET)
-                if time.monotonic() - saved >= config.checkpoint.checkpoint_every:
+                if time.monotonic() - saved >= parts.interval.seconds:
                     saved = time.monotonic()
                     parts.save(count=self._replica.count)
         except (RankError, CorruptError, UsageError):

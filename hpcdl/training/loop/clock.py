@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import time
 from array import array
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import astuple, dataclass, field
 from typing import TYPE_CHECKING
 
@@ -162,6 +162,7 @@ class Outcome:
     center_steps: int | None = None
     """Steps of a run whose workers do not step together: updates of the center over the number of workers."""
     seconds_to_target: float | None = None
+    checkpoint_interval: Mapping[str, float] = field(default_factory=dict)
     history: list[HistoryPoint] = field(default_factory=list)
     warnings: list[str] = field(default_factory=list)
     num_lost: int = 0

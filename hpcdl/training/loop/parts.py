@@ -23,6 +23,7 @@ from hpcdl.data.read.pipeline import evaluation_batches, training_batches
 from hpcdl.strategies.base import Worker
 from hpcdl.training.checkpoint import state
 from hpcdl.training.checkpoint.folders import CheckpointWriter, Snapshot
+from hpcdl.training.checkpoint.interval import CheckpointInterval
 from hpcdl.training.launch.prepare import Prepared
 from hpcdl.training.loop.clock import Outcome, StepClock, StepTimes
 from hpcdl.training.loop.evaluate import Evaluation, Evaluator
@@ -117,6 +118,7 @@ class Parts:
         journal: Journal,
         run_dir: Path,
         injection: Injection,
+        interval: CheckpointInterval,
         *,
         together: Communicator | None = None,
         steps_done: Callable[[], int] | None = None,
@@ -125,6 +127,7 @@ class Parts:
         self.prepared, self.config = prepared, config
         self.model, self.worker, self.group, self.journal = model, worker, group, journal
         self._injection = injection
+        self.interval = interval
         self.together = together or group
         self.objective: Objective = objective_of(config.objective, prepared.dataset.targets)
         self.optimizer = build_optimizer(
@@ -309,6 +312,7 @@ class Parts:
 
         The model stays as it is, or a run would depend on when its checkpoints are made.
         """
+        began = time.monotonic()
         self.seen.doing("saving a checkpoint")
         self.writer.wait()  # what it wrote has given its memory back then
         self.tell_warnings()
@@ -332,6 +336,8 @@ class Parts:
                 facts={**self._facts(), **facts},
             )
         )
+        if told := self.interval.saved(time.monotonic() - began):
+            self.journal.write("message", text=told)
 
     def _facts(self) -> dict[str, Any]:
         return {
@@ -380,3 +386,4 @@ class Parts:
         self.tell_warnings()
         self.outcome.seconds = time.monotonic() - began
         self.outcome.warnings += self.writer.warnings
+        self.outcome.checkpoint_interval = self.interval.choice

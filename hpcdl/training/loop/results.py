@@ -122,6 +122,7 @@ def finished_record(
         history=outcome.history,
         rank_records=ranks,
         seconds_to_target=outcome.seconds_to_target,
+        checkpoint_interval=outcome.checkpoint_interval,
         warnings=[*record.warnings, *outcome.warnings, *warnings],
     )
 

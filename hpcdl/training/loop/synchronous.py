@@ -48,7 +48,7 @@ class Trainer:
             parts.group,
             parts.stop,
             parts.worker,
-            save_every_s=config.checkpoint.checkpoint_every,
+            interval=parts.interval,
             time_limit_s=time_allowed(config.checkpoint.time_limit),
         )
         batches = parts.batches()

@@ -25,6 +25,7 @@ from hpcdl.strategies.base import Context, Worker
 from hpcdl.strategies.table import load_strategy
 from hpcdl.training.checkpoint import folders as checkpoints
 from hpcdl.training.checkpoint import state
+from hpcdl.training.checkpoint.interval import CheckpointInterval
 from hpcdl.training.launch.prepare import Prepared, rule_in_force
 from hpcdl.training.launch.rundir import MODEL_FILE
 from hpcdl.training.loop import results
@@ -70,7 +71,9 @@ def run_worker(
     model = build_model(config, prepared.dataset)
     if config.model.init_weights is not None:
         journal.write("message", text=state.load_weights(model, config.model.init_weights))
-    parts = functools.partial(Parts, prepared, model, worker, group, journal, run_dir, injection)
+    limits = config.checkpoint
+    interval = CheckpointInterval(limits.checkpoint_every, node_mtbf_s=limits.mtbf, num_nodes=record.nodes)
+    parts = functools.partial(Parts, prepared, model, worker, group, journal, run_dir, injection, interval)
     trainer = _trainer(prepared, worker, parts)
     warnings = [*([prepared.info.warning] if prepared.info.warning else []), *worker.warnings]
     resumed_from = _resume(trainer, run_dir, group, warnings) if config.checkpoint.resume else None

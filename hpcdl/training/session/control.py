@@ -18,6 +18,7 @@ from hpcdl.cluster.launchers.base import seconds_left
 from hpcdl.core.protocols import Communicator
 from hpcdl.core.signals import StopRequest
 from hpcdl.strategies.base import Worker
+from hpcdl.training.checkpoint.interval import CheckpointInterval
 
 if TYPE_CHECKING:
     from hpcdl.core.protocols import Array
@@ -54,13 +55,13 @@ class Control:
         stop: StopRequest,
         worker: Worker,
         *,
-        save_every_s: float,
+        interval: CheckpointInterval,
         time_limit_s: float | None,
     ) -> None:
         self._group = group
         self._worker = worker
         self._stop = stop
-        self._save_every_s = save_every_s
+        self._every = interval
         self._began = self._saved = time.monotonic()
         self._deadline = self._began + time_limit_s if time_limit_s is not None else math.inf
         self._steps = 0
@@ -94,7 +95,7 @@ class Control:
         return Wishes(stop=by_signal or by_time, save=save, reason=_REASONS[1 if by_signal else 2 if by_time else 0])
 
     def _saves(self, now: float) -> bool:
-        return self._group.rank == 0 and now - self._saved >= self._save_every_s
+        return self._group.rank == 0 and now - self._saved >= self._every.seconds
 
     def _calibrate(self) -> None:
         """Agree on how many steps make up the interval; the first steps are slow, so this errs to the short side."""

@@ -8,7 +8,7 @@ import pytest
 
 from tests.conftest import CommandLine, Finished
 from tests.training.keras.scripts import HERE
-from tests.training.training_runs import record_of
+from tests.training.training_runs import events, record_of
 
 
 def said(finished: Finished, first_word: str) -> list[str]:
@@ -17,10 +17,11 @@ def said(finished: Finished, first_word: str) -> list[str]:
 
 @pytest.mark.mpi
 def test_a_script_saves_at_a_signal_and_goes_on(session_hpcdl: CommandLine, tmp_path: Path) -> None:
-    words = ["run", "--ranks", "2", "--run-dir", tmp_path / "run"]
+    words = ["run", "--ranks", "2", "--run-dir", tmp_path / "run", "--checkpoint-every", "auto"]
     stopped = session_hpcdl([*words, HERE / "kept_script.py", "terminate"])
     assert stopped.code == 75, stopped.err
     assert said(stopped, "begins") == ["begins at epoch 0"] * 2
+    assert any("a checkpoint every" in event["text"] for event in events(tmp_path / "run", "message"))
     assert "go on with --resume" in stopped.err
     ended = session_hpcdl([*words, "--resume", HERE / "kept_script.py"])
     assert ended.code == 0, ended.err

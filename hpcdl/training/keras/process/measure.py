@@ -7,6 +7,7 @@ import os
 import statistics
 import time
 from array import array
+from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -69,6 +70,7 @@ class ScriptRun:
     history: list[HistoryPoint] = field(default_factory=list)
     warnings: list[str] = field(default_factory=list)
     resumed_from: list[int] = field(default_factory=list)
+    checkpoint_interval: Mapping[str, float] = field(default_factory=dict)
     began_s: float = field(default_factory=time.monotonic)
     started: RunRecord | None = None
 
@@ -128,6 +130,7 @@ class ScriptRun:
             images_per_second=batch * len(ranks) / mean_s if batch and mean_s else None,
             seconds_total=time.monotonic() - self.began_s,
             resumed_from_steps=self.resumed_from,
+            checkpoint_interval=self.checkpoint_interval,
             bytes_sent_per_step=mean_of_known([rank.bytes_sent_per_step for rank in ranks]),
             bytes_received_per_step=mean_of_known([rank.bytes_received_per_step for rank in ranks]),
             loss=last.loss if last.val_loss is None else last.val_loss,

@@ -1,0 +1,66 @@
+"""How long a run goes on between two checkpoints: as asked for, or so that both together cost least.
+
+Checkpoints hold training up; a failure costs, in the mean, half of what was trained since the last one. With a cost C
+of one checkpoint and a mean time M between failures the sum is smallest at sqrt(2 C M): J. W. Young, A first order
+approximation to the optimum checkpoint interval, CACM 17 (1974); J. T. Daly, FGCS 22 (2006), whose further terms do
+not count while C is far smaller than M.
+"""
+
+from __future__ import annotations
+
+import math
+import statistics
+from collections import deque
+
+from hpcdl.config.settings import AUTO
+from hpcdl.core.units import format_seconds
+
+FIRST_S = 5.0
+"""Until the first checkpoint, whose cost is not known before."""
+LEAST_S = 10.0
+"""Whatever the arithmetic says: a parallel file system is everybody's."""
+_REMEMBERED = 9
+"""Checkpoints whose costs count; the first of a run costs more than the others."""
+_TOLD_AGAIN = 1.5
+"""By which factor the interval must have changed before it is told again."""
+
+
+class CheckpointInterval:
+    """Seconds between checkpoints: `asked`, or with AUTO from what they cost and how often `num_nodes` nodes fail.
+
+    A node fails every `node_mtbf_s` in the mean, and one that does ends the job.
+    """
+
+    def __init__(self, asked: float | str, *, node_mtbf_s: float, num_nodes: int) -> None:
+        self._auto = asked == AUTO
+        self._node_mtbf_s, self._num_nodes = node_mtbf_s, num_nodes
+        self.seconds = FIRST_S if self._auto else float(asked)
+        self._stalls: deque[float] = deque(maxlen=_REMEMBERED)
+        self._told_s = 0.0
+        self.choice: dict[str, float] = {}
+        """What was chosen and why, for the record; empty where nothing was."""
+
+    def saved(self, stall_s: float) -> str:
+        """Take note that a checkpoint has held training up for `stall_s`; what to tell of it, mostly nothing."""
+        if not self._auto:
+            return ""
+        self._stalls.append(stall_s)
+        cost_s = statistics.median(self._stalls)
+        best_s = math.sqrt(2 * cost_s * self._node_mtbf_s / self._num_nodes)
+        self.seconds = max(LEAST_S, best_s)
+        self.choice = {
+            "seconds": self.seconds,
+            "stall_seconds": cost_s,
+            "node_mtbf_seconds": self._node_mtbf_s,
+            "nodes": self._num_nodes,
+        }
+        if 1 / _TOLD_AGAIN < self.seconds / (self._told_s or math.inf) < _TOLD_AGAIN:
+            return ""
+        self._told_s = self.seconds
+        nodes = f"one of {self._num_nodes} nodes" if self._num_nodes > 1 else "the node"
+        often = format_seconds(self._node_mtbf_s / self._num_nodes)
+        least = f", and never less than {format_seconds(LEAST_S)}" if best_s < LEAST_S else ""
+        return (
+            f"a checkpoint every {format_seconds(self.seconds)}: one holds training up for {format_seconds(cost_s)}, "
+            f"and {nodes} fails every {often} in the mean (Young and Daly: sqrt(2 x cost x MTBF){least})"
+        )

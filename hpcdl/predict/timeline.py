@@ -213,9 +213,7 @@ def _servers(job: StepJob, p: Parameters, network: Network, compute: Array) -> L
         return _grpc_servers(job, p, compute)
     slowest = compute[:, None] * slowest_of(job.workers, p["noise"])
     factors, behind = in_order(job.workers, p["noise"])
-    # Workers first: the latest of them is then found by whole rows.
-    arrivals = numpy.minimum((compute[:, None] * factors).T[:, :, None], slowest)
-    crowded = numpy.empty_like(arrivals)
+    crowd_of = _crowd(compute[:, None] * factors, behind, slowest)
     byte_s, latency_s = _port(job, p, network)
     link_s = p["memory_byte_s"] if job.local else p["byte_s"] * _contention(job, p)
     loads = server_loads(job)
@@ -224,9 +222,7 @@ def _servers(job: StepJob, p: Parameters, network: Network, compute: Array) -> L
     for number, load in enumerate(loads):
         ready = readiness[number]
         served = load.busiest * byte_s + p["server_latency_s"]
-        numpy.multiply(arrivals, ready, out=crowded)
-        crowded += (behind[:, None] * served)[:, :, None]
-        crowd = crowded.max(axis=0)
+        crowd = crowd_of(ready, served[:, None])
         own_link = (load.all_servers * link_s)[:, None]
         sent = numpy.maximum(sent, slowest * ready) + own_link
         came = numpy.maximum.reduce([came + job.workers * served[:, None], crowd, sent])
@@ -240,6 +236,26 @@ def _servers(job: StepJob, p: Parameters, network: Network, compute: Array) -> L
         "server": exposed - 2 * latency_s,
         "latency": 2 * latency_s,
     }
+
+
+def _crowd(arrivals: Array, behind: Array, slowest: Array) -> Callable[[Array, Array], Array]:
+    """When a server is through with a bucket if its workers come at once: the latest of what each of them allows.
+
+    `arrivals` (sets, grid) ascend, none is later than the slowest worker's (sets, steps), and `behind` (grid,) come with
+    or after each. Those before the slowest are the same in all steps; of those that are not, the first has most behind.
+    The result takes the share of computing after which the bucket is ready and the seconds it is served, (sets, 1).
+    """
+    before = (arrivals[:, :, None] <= slowest[:, None, :]).sum(axis=1)
+    late = numpy.append(behind, 0.0)[before]
+    nobody = numpy.zeros((len(arrivals), 1))
+
+    def crowd(ready: Array, served: Array) -> Array:
+        early = numpy.maximum.accumulate(arrivals * ready + behind * served, axis=1)
+        found = numpy.take_along_axis(numpy.concatenate([nobody, early], axis=1), before, axis=1)
+        result: Array = numpy.maximum(found, slowest * ready + late * served)
+        return result
+
+    return crowd
 
 
 def _port(job: StepJob, p: Parameters, network: Network) -> tuple[Array, Array]:

@@ -9,14 +9,15 @@ from collections.abc import Iterable, Sequence
 from typing import Any, TextIO
 
 from hpcdl.core.errors import printable
+from hpcdl.core.files import without_infinities
 
 VERBOSE = "HPCDL_VERBOSE"
 """Set by `-v`: tracebacks and TensorFlow's own log; ranks inherit it."""
 
 
 def print_json(document: Any) -> None:
-    """Print `document` on stdout, indented."""
-    print(json.dumps(document, indent=1, allow_nan=False))
+    """Print `document` on stdout, indented; null for numbers that JSON has not."""
+    print(json.dumps(without_infinities(document), indent=1, allow_nan=False))
 
 
 def say(text: str) -> None:

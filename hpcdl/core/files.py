@@ -8,6 +8,7 @@ from __future__ import annotations
 import contextlib
 import errno
 import json
+import math
 import os
 import re
 import stat
@@ -61,6 +62,18 @@ def write_text(path: Path, text: str) -> None:
 def write_json(path: Path, document: Any) -> None:
     """Write `document` to `path` as indented JSON; NaN and infinity are refused, JSON has none."""
     write_text(path, json.dumps(document, indent=1, allow_nan=False) + "\n")
+
+
+def without_infinities(document: Any) -> Any:
+    """`document` with null where a number is too large for a float, or none: JSON has no other word for it."""
+    if document is None or isinstance(document, str | int):  # most of thousands
+        return document
+    if isinstance(document, Mapping):
+        return {key: without_infinities(value) for key, value in document.items()}
+    if isinstance(document, list | tuple):
+        found = map(without_infinities, document)
+        return [*found] if isinstance(document, list) else (*found,)
+    return None if isinstance(document, float) and not math.isfinite(document) else document
 
 
 def open_regular(path: Path | str) -> BinaryIO:

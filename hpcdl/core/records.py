@@ -10,14 +10,16 @@ from __future__ import annotations
 import dataclasses
 import functools
 import json
+import math
 import os
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any, TypeVar
 
 from hpcdl.core.errors import CorruptError
-from hpcdl.core.files import write_json
+from hpcdl.core.files import without_infinities, write_json
 from hpcdl.core.from_json import from_json as from_json  # rooms that read records take it from here
 from hpcdl.core.from_json import read_with, schema_of
 from hpcdl.core.units import IMAGES
@@ -49,6 +51,12 @@ class HistoryPoint:
     val_loss: float | None = None
     val_accuracy: float | None = None
     val_metrics: Mapping[str, float] = field(default_factory=dict)
+
+
+def history_point(*, val_metrics: Mapping[str, float] = MappingProxyType({}), **values: Any) -> HistoryPoint:
+    """A point of what was measured; what is no finite number counts as not measured: JSON has no word for it."""
+    metrics = {name: value for name, value in val_metrics.items() if math.isfinite(value)}
+    return HistoryPoint(**without_infinities(values), val_metrics=metrics)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -241,9 +241,9 @@ def _servers(job: StepJob, p: Parameters, network: Network, compute: Array) -> L
 def _crowd(arrivals: Array, behind: Array, slowest: Array) -> Callable[[Array, Array], Array]:
     """When a server is through with a bucket if its workers come at once: the latest of what each of them allows.
 
-    `arrivals` (sets, grid) ascend, none is later than the slowest worker's (sets, steps), and `behind` (grid,) come with
-    or after each. Those before the slowest are the same in all steps; of those that are not, the first has most behind.
-    The result takes the share of computing after which the bucket is ready and the seconds it is served, (sets, 1).
+    `arrivals` (sets, grid) ascend, none counts later than the slowest worker's (sets, steps), and `behind` (grid,) come
+    with or after each. Those before the slowest are the same in all steps; of the others the first has most behind. The
+    result takes the share of computing after which the bucket is ready and the seconds it is served, (sets, 1).
     """
     before = (arrivals[:, :, None] <= slowest[:, None, :]).sum(axis=1)
     late = numpy.append(behind, 0.0)[before]

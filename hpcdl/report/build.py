@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import dataclasses
-import math
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from hpcdl import __version__
 from hpcdl.core.errors import UsageError
+from hpcdl.core.files import without_infinities
 from hpcdl.core.progress import NullProgress, Progress
 from hpcdl.report.analysis.analyse import Analysis
 from hpcdl.report.analysis.names import listed
@@ -36,7 +36,7 @@ def compose(analysis: Analysis) -> Document:
         summary=lines,
         warnings=analysis.warnings,
         sections=[section for section in found if section is not None],
-        data=_without_infinities(_data(analysis, lines, rows)),
+        data=without_infinities(_data(analysis, lines, rows)),
         rows=rows,
     )
 
@@ -88,18 +88,6 @@ def _draw_all(figures: Sequence[Figure], bar: Progress) -> list[str]:
             drawn.append(svg(figure))
             shown.update(done / len(figures), figure.name)
     return drawn
-
-
-def _without_infinities(document: Any) -> Any:
-    """`document` with null where a number is too large for a float, or none: JSON has no other word for it."""
-    if document is None or isinstance(document, str | int):  # most of thousands
-        return document
-    if isinstance(document, Mapping):
-        return {key: _without_infinities(value) for key, value in document.items()}
-    if isinstance(document, list | tuple):
-        found = map(_without_infinities, document)
-        return [*found] if isinstance(document, list) else (*found,)
-    return None if isinstance(document, float) and not math.isfinite(document) else document
 
 
 def _data(analysis: Analysis, lines: Sequence[str], rows: Sequence[Mapping[str, Any]]) -> dict[str, Any]:

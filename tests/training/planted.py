@@ -80,6 +80,21 @@ def build(num_classes: int, input_shape: Any) -> Any:
     return keras.Model(inputs, keras.layers.Dense(num_classes)(keras.layers.Dropout(0.2)(hidden)))
 
 
+@keras.saving.register_keras_serializable("planted")
+class Overflow(keras.layers.Layer):
+    """More than a float holds, but in training."""
+
+    def call(self, outputs: Any, training: bool | None = None) -> Any:
+        """Pass on what comes, or its product with infinity."""
+        return outputs if training else outputs * numpy.inf
+
+
+def build_overflowing(num_classes: int, input_shape: Any) -> Any:
+    """A network whose loss is finite in training, and in no evaluation."""
+    inputs = keras.Input(input_shape)
+    return keras.Model(inputs, Overflow()(keras.layers.Dense(num_classes)(keras.layers.Flatten()(inputs))))
+
+
 class Idle(keras.layers.Layer):
     """Has a weight that nothing depends on."""
 

@@ -17,6 +17,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
+import numpy
 import pytest
 
 from hpcdl.cluster.status import read_statuses
@@ -29,6 +30,8 @@ from tests.training.training_runs import (
     events,
     finish,
     kill_rank,
+    model_weights,
+    record_of,
     same_run,
     start,
     steps_done,
@@ -48,6 +51,7 @@ IN_EVERY_TEST = {
     ("ps", "SIGSTOP", "server"),
     ("async-easgd", "SIGSTOP", "worker"),
     ("sync-easgd", "NaN", "worker"),
+    ("async-easgd", "NaN", "rank 0"),
     ("ps", "exit(0)", "worker"),
 }
 """The rest of the table is the long version's."""
@@ -182,6 +186,9 @@ def test_a_fault(
     assert promised.word in said
     assert "Traceback" not in finished.err
     nothing_is_left(run_dir)
+    if finished.code == 0:
+        assert all(numpy.isfinite(weights).all() for weights in model_weights(run_dir))
+        assert record_of(run_dir)["history"][-1]["val_loss"] is not None
     if attempt == 0 and features.exact_resume:
         if finished.code != 0:
             resumed = session_hpcdl(["train", "--resume", "--run-dir", run_dir])

@@ -13,9 +13,9 @@ import pytest
 
 from hpcdl.training.launch import rundir
 from hpcdl.training.launch.prepare import prepare
-from tests.conftest import DIGITS, patience
+from tests.conftest import DIGITS, CommandLine, patience
 from tests.training.conftest import EITHER, Mpi
-from tests.training.training_runs import PLANTED, SHORT, finish, kill_rank, start, steps_done, wait_for
+from tests.training.training_runs import PLANTED, SHORT, finish, kill_rank, record_of, start, steps_done, wait_for
 
 pytestmark = pytest.mark.mpi
 ENDLESS = [*SHORT, "--epochs", "500"]
@@ -103,6 +103,23 @@ def started_apart(mpi: Mpi, folder: Path, shards: Path, planted: str) -> list[st
     )  # fmt: skip
     assert finished.returncode != 0
     return [line for line in finished.stderr.splitlines() if line.startswith("hpcdl: ")]
+
+
+@pytest.mark.parametrize("strategy", ["ring", "async-sgd"])
+def test_a_held_out_loss_that_is_not_finite_is_told_and_no_number(
+    session_hpcdl: CommandLine, shards: Path, tmp_path: Path, strategy: str
+) -> None:
+    """Neither record, journal nor checkpoints hold what JSON has no word for; the run ends as others do."""
+    run_dir = tmp_path / "run"
+    plain = [argument for argument in SHORT if argument != "--deterministic" or strategy == "ring"]
+    arguments = [*plain, "--strategy", strategy, "--model", f"{PLANTED}:build_overflowing", "--data", shards]
+    arguments += [*(["--optimizer", "sgd"] if strategy != "ring" else []), "--epochs", "2", "--run-dir", run_dir]
+    finished = session_hpcdl([*arguments, "--checkpoint-every", "0.01s"])
+    assert finished.code == 0, finished.err
+    assert "the loss on held-out samples is nan" in finished.err
+    assert {point["val_loss"] for point in record_of(run_dir)["history"]} == {None}
+    assert "NaN" not in (run_dir / "metrics.jsonl").read_text()
+    assert [*(run_dir / "checkpoints").iterdir()]
 
 
 @pytest.mark.parametrize(

@@ -120,7 +120,8 @@ class Follower:
     def _step(self, event: dict[str, Any]) -> None:
         if self._bar is not None:
             rate = format_rate(event["images_per_second"], self._counted)
-            self._bar.update(event["step"], f"step {event['step']}  {rate}  loss {event['loss']:.4f}")
+            loss = "not finite" if event["loss"] is None else f"{event['loss']:.4f}"
+            self._bar.update(event["step"], f"step {event['step']}  {rate}  loss {loss}")
 
     def _epoch(self, event: dict[str, Any]) -> None:
         classifies = event["val_accuracy"] is not None

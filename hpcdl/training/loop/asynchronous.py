@@ -14,9 +14,11 @@ from typing import TYPE_CHECKING, Any
 
 from hpcdl.comm.observed import observe
 from hpcdl.core.errors import CorruptError, HpcdlError, RankError, StoppedEarly, UsageError
+from hpcdl.strategies.allreduce.worker import broadcast_variables
 from hpcdl.strategies.base import Worker
 from hpcdl.strategies.elastic.flat import FlatWorker
 from hpcdl.strategies.elastic.replica import Replica
+from hpcdl.training.checkpoint.state import moving_statistics
 from hpcdl.training.loop.clock import Outcome
 from hpcdl.training.loop.parts import Parts, Position, move_to_center
 from hpcdl.training.loop.synchronous import FLUSH_STEPS
@@ -38,6 +40,7 @@ class Departure:
     reason: str
     text: str = ""
     worker: int = 0
+    steps: int = 0
 
     @property
     def stops_everybody(self) -> bool:
@@ -48,7 +51,7 @@ class Departure:
 class AsynchronousTrainer:
     """Trains with `parts` on one worker of a strategy whose workers do not step together.
 
-    Worker 0's moving statistics go with the center: a mean of all would need a collective.
+    Worker 0's moving statistics go with the center, while it works: a mean of all would need a collective.
     """
 
     def __init__(self, parts: Parts) -> None:
@@ -88,6 +91,7 @@ class AsynchronousTrainer:
             self._replica.leave(stop=departure.stops_everybody)
         move_to_center(parts.worker, parts.trainable)
         departures = self._gather(departure)
+        self._take_statistics(departures)
         parts.outcome.clock.flush()
         if self._replica.count < self._replica.total and all(one.reason != TARGET for one in departures):
             self._end_early(departures)
@@ -102,12 +106,23 @@ class AsynchronousTrainer:
     def _gather(self, own: Departure) -> list[Departure]:
         """How every worker left, also those that can no longer say so."""
         parts = self.parts
-        departure = replace(own, worker=parts.group.rank)
+        departure = replace(own, worker=parts.group.rank, steps=parts.outcome.steps_done)
         parts.outcome.num_lost = self._replica.num_lost
         parts.group = survivors(observe(parts.group), self._replica.num_lost)
         found = [Departure(**one) for one in parts.group.allgather_json(vars(departure))]
         lost = set(range(self._num_workers)) - {one.worker for one in found}
         return [*found, *(Departure(reason=LOST, worker=worker) for worker in sorted(lost))]
+
+    def _take_statistics(self, departures: list[Departure]) -> None:
+        """Where worker 0 left before the others, those of the worker that took most steps take the place of its own.
+
+        Its own are old, or hold what made it leave. Collective over those that can still say how they left.
+        """
+        present = departures[: self.parts.group.size]
+        donors = [index for index, one in enumerate(present) if one.reason != ERROR]
+        if donors and present[0].reason in (ERROR, SIGNAL):
+            best = max(donors, key=lambda index: present[index].steps)
+            broadcast_variables(self.parts.group, [*moving_statistics(self.parts.model).values()], best)
 
     def _work(self, batches: Iterator[Any], began: float) -> Departure:
         """Steps until there is a reason to leave; an error is one."""

@@ -10,7 +10,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Protocol
 
-from hpcdl.core.files import MOST_JSON_BYTES, open_regular, parse_json
+from hpcdl.core.files import MOST_JSON_BYTES, open_regular, parse_json, without_infinities
 
 FILE_NAME = "metrics.jsonl"
 STEP_INTERVAL_S = 0.5
@@ -97,7 +97,8 @@ class FileJournal:
 
 
 def _line(kind: str, **values: Any) -> bytes:
-    return (json.dumps({"kind": kind, "at": round(time.time(), 3), **values}) + "\n").encode()
+    event = without_infinities({"kind": kind, "at": round(time.time(), 3), **values})
+    return (json.dumps(event, allow_nan=False) + "\n").encode()
 
 
 class EchoJournal:

@@ -17,7 +17,7 @@ import numpy
 from hpcdl.comm.observed import Traffic, observe
 from hpcdl.core.errors import Interrupted, StoppedEarly
 from hpcdl.core.protocols import Communicator
-from hpcdl.core.records import HistoryPoint
+from hpcdl.core.records import HistoryPoint, history_point
 from hpcdl.core.signals import StopRequest
 from hpcdl.data.read.pipeline import evaluation_batches, training_batches
 from hpcdl.strategies.base import Worker
@@ -283,7 +283,7 @@ class Parts:
         """Evaluate; True where the target accuracy is reached. `means`: loss and metrics of the training steps."""
         held_out = self.evaluate_split()
         loss, *metrics = means
-        point = HistoryPoint(
+        point = history_point(
             epoch=epoch,
             step=step,
             seconds=seconds,
@@ -295,6 +295,8 @@ class Parts:
         )
         self.outcome.history.append(point)
         self.journal.write("epoch", **vars(point))
+        if held_out and point.val_loss is None:
+            self._warn(f"the loss on held-out samples is {held_out.loss}, from step {step} on or for a time")
         return self._reaches_target(point)
 
     def _reaches_target(self, point: HistoryPoint) -> bool:

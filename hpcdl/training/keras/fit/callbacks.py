@@ -13,7 +13,7 @@ import keras
 import tensorflow as tf
 
 from hpcdl.core.errors import UsageError
-from hpcdl.core.records import HistoryPoint
+from hpcdl.core.records import history_point
 from hpcdl.strategies.allreduce.worker import broadcast_variables
 from hpcdl.training.checkpoint.state import average_moving_statistics
 from hpcdl.training.keras.exchange import OWN_CHANGES
@@ -176,7 +176,7 @@ class AgreeOverRanks(keras.callbacks.Callback):
         self._run.meter.count(self._metrics.own_samples, self._steps)
         known: dict[str, Any] = {field: float(logs[name]) for name, field in _OF_RECORD.items() if name in logs}
         seconds, step = time.monotonic() - self._began_s, self._run.meter.num_steps
-        self._run.history.append(HistoryPoint(epoch=epoch + 1, step=step, seconds=seconds, **known))
+        self._run.history.append(history_point(epoch=epoch + 1, step=step, seconds=seconds, **known))
 
     def on_train_end(self, logs: dict[str, Any] | None = None) -> None:
         """Give the model its own metrics back."""

@@ -9,7 +9,7 @@ import pytest
 
 from hpcdl.models.table import MODELS
 from hpcdl.predict.jobs import lengths_of
-from tests.conftest import CommandLine
+from tests.conftest import Ask, CommandLine
 from tests.predict.clusters import SEED, make_cluster, true_step, write_study
 from tests.report.synthetic import make_record, write_run
 
@@ -127,7 +127,7 @@ def test_another_node_type_is_marked(run_hpcdl: CommandLine, study: Path) -> Non
     ],
 )  # fmt: skip
 def test_nonsense_is_told_what_is_missing(
-    run_hpcdl: CommandLine, study: Path, tmp_path: Path, words: list[str], says: str
+    ask_hpcdl: Ask, study: Path, tmp_path: Path, words: list[str], says: str
 ) -> None:
     folder = tmp_path / "runs"
     folder.mkdir()
@@ -140,7 +140,7 @@ def test_nonsense_is_told_what_is_missing(
         write_run(folder / "a", make_record(1, machine="knl"))
         write_run(folder / "b", make_record(2, machine="skx", hosts=["x", "y"]))
     made = {"STUDY": study, "ONE": folder, "FAILED": folder, "MIXED": folder, "EMPTY": folder}
-    finished = run_hpcdl(["predict", *(made.get(word, word) for word in words)])
+    finished = ask_hpcdl(["predict", *(made.get(word, word) for word in words)])
     assert finished.code == 2, finished.out
     assert says in finished.err and "Traceback" not in finished.err
     assert len(finished.err.strip().splitlines()) == 1

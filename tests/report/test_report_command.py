@@ -101,7 +101,7 @@ def test_mistakes_are_one_line_and_write_nothing(
 def test_a_damaged_record_among_others_is_told_and_left_out(run_hpcdl: CommandLine, tmp_path: Path) -> None:
     folder = weak_study(tmp_path / "study")
     (folder / "w1-r0" / "record.json").write_text("{")
-    finished = run_hpcdl(["report", folder, "--out", tmp_path / "out", "--json"])
+    finished = run_hpcdl(["report", folder, "--out", tmp_path / "out", "--format", "json", "--json"])
     assert finished.code == 0
     document = finished.json()
     assert any("could not be read" in line for line in document["warnings"])
@@ -126,7 +126,9 @@ def test_imported_rows_stand_beside_own_runs(run_hpcdl: CommandLine, study: Path
     table = tmp_path / "old.csv"
     lines = [f"weak,horovod,lenet,{n},{n},32,{r},{90 * n + r}" for n in (1, 2) for r in range(3)]
     table.write_text("mode,strategy,model,nodes,ranks,batch_per_rank,repeat,images_per_second\n" + "\n".join(lines))
-    finished = run_hpcdl(["report", study, "--import", "csv", table, "--out", tmp_path / "out", "--json"])
+    finished = run_hpcdl(
+        ["report", study, "--import", "csv", table, "--out", tmp_path / "out", "--format", "json", "--json"]
+    )
     assert finished.code == 0
     rows = finished.json()["scaling"]
     assert {row["strategy"] for row in rows} == {"ring", "horovod"}
@@ -147,7 +149,7 @@ def test_a_baseline_that_was_faster_fails_the_command(run_hpcdl: CommandLine, st
     assert (tmp_path / "out" / "report.html").is_file()
     found = [item for item in finished.json()["verdicts"] if item["kind"] == "baseline"]
     assert [item["decided"] for item in found] == [True] * 3
-    assert run_hpcdl([*arguments, "--fail-on-regression", "20"]).code == 0
+    assert run_hpcdl([*arguments, "--format", "json", "--fail-on-regression", "20"]).code == 0
 
 
 def test_the_same_study_is_no_regression(run_hpcdl: CommandLine, study: Path, tmp_path: Path) -> None:

@@ -8,33 +8,26 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import statistics
-import sys
-import tempfile
 import time
 import zlib
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy
 
-from hpcdl.cluster import supervise as local
-from hpcdl.cluster.environment import placement
+from hpcdl.bench.ranks import REQUEST_FILE, Told, as_started, launched, on_fresh_ranks, rank_program
 from hpcdl.collectives.measure import CANDIDATES, Row, measure, save_table, table_file
 from hpcdl.collectives.table import COLLECTIVES
 from hpcdl.collectives.workspace import Workspace
+from hpcdl.comm.observed import Observed
 from hpcdl.config.load import Layer, as_toml_values, load
 from hpcdl.config.schema import AllreduceBenchConfig
-from hpcdl.core.errors import CorruptError, HpcdlError, UsageError
-from hpcdl.core.files import read_json, write_json
+from hpcdl.core.errors import HpcdlError, UsageError
 from hpcdl.core.fits import AlphaBeta, alpha_beta
 from hpcdl.core.from_json import from_json
-from hpcdl.core.paths import own_program
 from hpcdl.core.progress import progress
 from hpcdl.core.units import format_bytes, parse_bytes
-from hpcdl.node.plan import launch_plan
-from hpcdl.node.topology.machines import read_topology
 
 if TYPE_CHECKING:
     from hpcdl.core.protocols import Array, Communicator
@@ -45,9 +38,6 @@ LONG_BYTES = 1 << 20
 PINGS = 9
 ALL_PAIRS_UP_TO = 48
 """Ranks up to which every pair is measured; beyond, those at distances of powers of two."""
-CONFIG_FILE = "config.json"
-RESULT_FILE = "result.json"
-PROGRESS_FILE = "progress.json"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -83,7 +73,10 @@ def sweep(communicator: Communicator) -> list[Pair]:
         communicator.barrier()
         if communicator.rank in (low, high):
             peer = high if communicator.rank == low else low
-            seconds = [_one_way(communicator, peer, buffer, first=communicator.rank == low) for buffer in buffers]
+            seconds = [
+                statistics.median(one_way(communicator, peer, buffer, first=communicator.rank == low, repeats=PINGS))
+                for buffer in buffers
+            ]
             fit = alpha_beta([SHORT_BYTES, LONG_BYTES], seconds)
             if communicator.rank == low and fit is not None:
                 own.append(((low, high), fit))
@@ -103,10 +96,10 @@ def median_link(pairs: Sequence[Pair]) -> AlphaBeta:
     )
 
 
-def _one_way(communicator: Communicator, peer: int, buffer: Array, *, first: bool) -> float:
-    """Median seconds of half a round trip."""
+def one_way(communicator: Communicator, peer: int, buffer: Array, *, first: bool, repeats: int) -> list[float]:
+    """Seconds of half a round trip of `buffer`, `repeats` times, after two that warm up."""
     samples = []
-    for repeat in range(PINGS + 2):
+    for repeat in range(repeats + 2):
         start_s = time.perf_counter()
         if first:
             communicator.isend(buffer, peer).wait()
@@ -115,7 +108,7 @@ def _one_way(communicator: Communicator, peer: int, buffer: Array, *, first: boo
             communicator.isend(buffer, peer).wait()
         if repeat > 1:
             samples.append((time.perf_counter() - start_s) / 2)
-    return statistics.median(samples)
+    return samples
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -159,45 +152,33 @@ class AllreduceResult:
 
 
 def run(config: AllreduceBenchConfig) -> AllreduceResult | None:
-    """Measure on fresh ranks of this node, or on those that a launcher has started; None on all of these but rank 0."""
+    """Measure on fresh ranks of this node or of the job's, or on a launcher's; None on all of these but rank 0."""
     sizes = parse_sizes(config.run.sizes)
-    place = placement()
-    if place is not None and place.size > 1:
-        from hpcdl.training.session.rank import communicator_for
-
-        result = measure_on_rank(config, communicator_for(place), lambda _: None)
+    if (place := launched()) is not None:
+        result = as_started(
+            place, lambda: None, lambda group: measure_on_rank(config, group, lambda done, what: None)
+        )  # fmt: skip
         return result if place.rank == 0 else None
     if config.run.ranks < 2:
         raise UsageError(f"--ranks {config.run.ranks}: an all-reduce needs at least two ranks; use --ranks 2")
-    plan = launch_plan(read_topology(), None, config.run.ranks, config.run.ranks)
-    with tempfile.TemporaryDirectory(prefix="hpcdl-bench-") as name:
-        folder = Path(name)
-        write_json(folder / CONFIG_FILE, as_toml_values(config))
-        with progress("all-reduces", len(sizes)) as bar:
-
-            def tick() -> None:
-                with contextlib.suppress(OSError, CorruptError):
-                    bar.update(read_json(folder / PROGRESS_FILE))
-
-            command = own_program("hpcdl.bench.allreduce", name)
-            local.start(plan, command, folder=folder / "ranks", tick=tick)
-        return from_json(AllreduceResult, read_json(folder / RESULT_FILE))
+    with progress("all-reduces", len(sizes)) as bar:
+        found = on_fresh_ranks("hpcdl.bench.allreduce", as_toml_values(config), config.run.ranks, bar)
+        return from_json(AllreduceResult, found)
 
 
-def parse_sizes(text: str) -> list[int]:
-    """Bytes of each size in `4KiB,1MiB`, in ascending order and whole float32 numbers; UsageError otherwise."""
+def parse_sizes(text: str, multiple_of: int = 4) -> list[int]:
+    """Bytes of each size in `4KiB,1MiB`, in ascending order, cut to whole numbers of float32; UsageError otherwise."""
     try:
-        sizes = sorted({parse_bytes(part) // 4 * 4 for part in text.split(",") if part.strip()})
+        sizes = sorted({parse_bytes(part) // multiple_of * multiple_of for part in text.split(",") if part.strip()})
     except ValueError as error:
         raise UsageError(f"--sizes {text}: {error}") from None
-    if not sizes or sizes[0] < 4:
-        raise UsageError(f"--sizes {text}: a size is at least 4 bytes; write for example 4KiB,1MiB")
+    if not sizes or sizes[0] < multiple_of:
+        least = f"{multiple_of} byte{'s' if multiple_of > 1 else ''}"
+        raise UsageError(f"--sizes {text}: a size is at least {least}; write for example 4KiB,1MiB")
     return sizes
 
 
-def measure_on_rank(
-    config: AllreduceBenchConfig, communicator: Communicator, tick: Callable[[int], None]
-) -> AllreduceResult:
+def measure_on_rank(config: AllreduceBenchConfig, communicator: Communicator, told: Told) -> AllreduceResult:
     """One rank's part; every rank gets the result. HpcdlError where an algorithm sums wrongly.
 
     Rank 0 keeps the times for `--strategy auto`.
@@ -211,7 +192,7 @@ def measure_on_rank(
             check(communicator, name, size, workspace)
         table = measure(communicator, [size], repeats=config.run.repeats, workspace=workspace)
         rows += table.rows
-        tick(len(rows))
+        told(len(rows), format_bytes(size))
     table = dataclasses.replace(table, rows=rows)
     workspace.close()
     if communicator.rank == 0:
@@ -265,24 +246,10 @@ def _row(name: str, row: Row, num_ranks: int, link: AlphaBeta) -> AllreduceRow:
     )
 
 
-def main() -> None:
-    """Entry of a rank process."""
-    from hpcdl.training.session.rank import leave, supervised
-
-    folder = Path(sys.argv[1])
-    config = load(AllreduceBenchConfig, [Layer(origin=CONFIG_FILE, values=read_json(folder / CONFIG_FILE))]).config
-
-    def body(communicator: Communicator, watch: object) -> None:
-        def tick(done: int) -> None:
-            if communicator.rank == 0:
-                write_json(folder / PROGRESS_FILE, done)
-
-        result = measure_on_rank(config, communicator, tick)
-        if communicator.rank == 0:
-            write_json(folder / RESULT_FILE, dataclasses.asdict(result))
-
-    leave(supervised(body))
+def _on_rank(request: dict[str, Any], group: Observed, told: Told) -> dict[str, Any]:
+    config = load(AllreduceBenchConfig, [Layer(origin=REQUEST_FILE, values=request)]).config
+    return dataclasses.asdict(measure_on_rank(config, group, told))
 
 
 if __name__ == "__main__":
-    main()
+    rank_program(_on_rank)

@@ -8,15 +8,8 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import itertools
-import json
-import os
-import shutil
-import signal
 import statistics
-import sys
-import tempfile
 import time
-import uuid
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -24,40 +17,27 @@ from typing import Any
 
 import numpy as np
 
-from hpcdl.cluster import supervise as local
-from hpcdl.cluster.environment import Placement, placement
-from hpcdl.cluster.launchers import find_launcher
-from hpcdl.cluster.launchers.base import ranks_per_node
-from hpcdl.comm.agree import decided
+from hpcdl.bench.ranks import REQUEST_FILE, Told, as_started, on_fresh_ranks, rank_program
+from hpcdl.cluster.environment import placement
 from hpcdl.comm.observed import Observed, observe
 from hpcdl.comm.threads.communicator import alone
 from hpcdl.config.load import Effective, Layer, as_toml_values, load
 from hpcdl.config.schema import InputBenchConfig, InputBenchRun
-from hpcdl.core.errors import CorruptError, Interrupted, RankError
-from hpcdl.core.files import read_json, write_json
 from hpcdl.core.from_json import from_json
-from hpcdl.core.paths import own_program, user_cache_folder
 from hpcdl.core.progress import progress
-from hpcdl.core.signals import caught
 from hpcdl.core.statistics import quantiles
 from hpcdl.data.dataset import Dataset, FileOperations, FileOperationsCounter, open_dataset
 from hpcdl.data.read.order import steps_per_epoch
 from hpcdl.data.read.reader import SplitReader
 from hpcdl.data.read.staging import staged
 from hpcdl.data.read.windows import TrainingStream, open_stream, shared_out
-from hpcdl.node.plan import launch_plan
-from hpcdl.node.topology.machines import read_topology
 
 PASS_LINE = 0.9
 """Accelerator utilisation that MLPerf Storage asks for."""
-REQUEST_FILE, RESULT_FILE, PROGRESS_FILE = "request.json", "result.json", "progress.json"
 _QUANTILES = (0.5, 0.9, 0.99, 1.0)
 _WARM_UP = 3
 _MOST_WAITS = 200
 """Of many ranks and more batches each, so many quantiles of a rank's waits stand for all of them."""
-_TELL_S = 0.5
-Told = Callable[[int, str], None]
-"""Gets the number of batches that are read, over all phases, and what they are read as."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -175,7 +155,13 @@ def run(effective: Effective[InputBenchConfig], data: str) -> InputResult | None
 
         effective = with_ranks(effective, place)
         if place.size > 1:
-            return _as_started(effective.config.run, data, place)
+            wanted = effective.config.run
+            result = as_started(
+                place,
+                lambda: _checked(data, wanted),
+                lambda group: measure_on_rank(wanted, data, group, lambda done, what: None),
+            )
+            return result if place.rank == 0 else None
     if effective.config.run.ranks > 1:
         return _on_fresh_ranks(effective.config, data)
     wanted = effective.config.run
@@ -201,56 +187,9 @@ def _num_batches(wanted: InputBenchRun) -> int:
 def _on_fresh_ranks(config: InputBenchConfig, data: str) -> InputResult:
     """On ranks that are started here: on this node, or spread evenly over those of the job."""
     _checked(data, config.run)
-    hosts = find_launcher().hosts(os.environ)
-    plan = launch_plan(read_topology(), None, config.run.ranks, ranks_per_node(hosts, config.run.ranks))
-    with _folder_of_ranks(hosts) as folder, progress("reading", _num_batches(config.run)) as bar:
-        write_json(folder / REQUEST_FILE, {"data": data, "settings": as_toml_values(config)})
-
-        def tick() -> None:
-            with contextlib.suppress(OSError, CorruptError):
-                bar.update(*read_json(folder / PROGRESS_FILE))
-
-        local.start(plan, own_program("hpcdl.bench.input", str(folder)), folder=folder / "ranks", tick=tick)
-        return from_json(InputResult, read_json(folder / RESULT_FILE))
-
-
-@contextlib.contextmanager
-def _folder_of_ranks(hosts: Sequence[str]) -> Iterator[Path]:
-    """A folder that all ranks see, removed unless an error's line points into it."""
-    base = user_cache_folder() / "steps" if len(hosts) > 1 else Path(tempfile.gettempdir())
-    base.mkdir(parents=True, exist_ok=True)
-    folder, pointed_at = Path(tempfile.mkdtemp(prefix="hpcdl-bench-", dir=base)), False
-    try:
-        yield folder
-    except RankError as error:
-        if error.exit_code == Interrupted.exit_code:
-            raise Interrupted("stopped by Ctrl-C or a signal; nothing is left to go on with") from error
-        pointed_at = str(folder) in str(error)
-        raise
-    finally:
-        if not pointed_at:
-            shutil.rmtree(folder, ignore_errors=True)
-
-
-def _as_started(wanted: InputBenchRun, data: str, place: Placement) -> InputResult | None:
-    """As one of the ranks that a launcher has started."""
-    from hpcdl.training.session.rank import communicator_for, leaving_together, set_up_process
-    from hpcdl.training.session.watch import watch_of, watching
-
-    set_up_process(place.local_rank)
-    group = observe(communicator_for(place))
-
-    def decide() -> str:
-        _checked(data, wanted)
-        return uuid.uuid4().hex
-
-    watch = watch_of(group, user_cache_folder() / "steps" / decided(group, decide))
-    with leaving_together(group), watching(watch):
-        result = measure_on_rank(wanted, data, group, lambda done, what: None)
-    if place.rank > 0:
-        return None
-    shutil.rmtree(watch.folder, ignore_errors=True)
-    return result
+    request = {"data": data, "settings": as_toml_values(config)}
+    with progress("reading", _num_batches(config.run)) as bar:
+        return from_json(InputResult, on_fresh_ranks("hpcdl.bench.input", request, config.run.ranks, bar))
 
 
 def measure_on_rank(wanted: InputBenchRun, data: str, group: Observed, told: Told) -> InputResult:
@@ -442,33 +381,10 @@ def _count(of_ranks: Sequence[FileOperations]) -> OperationCount:
     )
 
 
-def main() -> None:
-    """Entry of a rank process."""
-    from hpcdl.training.session.rank import leave, supervised
-
-    folder = Path(sys.argv[1])
-    request = read_json(folder / REQUEST_FILE)
+def _on_rank(request: dict[str, Any], group: Observed, told: Told) -> dict[str, Any]:
     wanted = load(InputBenchConfig, [Layer(origin=REQUEST_FILE, values=request["settings"])]).config.run
-
-    def stop(number: int) -> None:
-        raise Interrupted("stopped by a signal")
-
-    def body(group: Observed, watch: object) -> None:
-        told_s = 0.0
-
-        def told(done: int, what: str) -> None:
-            nonlocal told_s
-            if group.rank == 0 and time.monotonic() - told_s > _TELL_S:
-                told_s = time.monotonic()
-                (folder / PROGRESS_FILE).write_text(json.dumps([done, what]))  # not to wait for a disk
-
-        with caught(stop, (signal.SIGTERM,)):
-            result = measure_on_rank(wanted, request["data"], group, told)
-        if group.rank == 0:
-            write_json(folder / RESULT_FILE, dataclasses.asdict(result))
-
-    leave(supervised(body))
+    return dataclasses.asdict(measure_on_rank(wanted, request["data"], group, told))
 
 
 if __name__ == "__main__":
-    main()
+    rank_program(_on_rank)

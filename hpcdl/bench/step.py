@@ -3,49 +3,51 @@
 from __future__ import annotations
 
 import dataclasses
+import os
 import statistics
-import sys
-import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
-from hpcdl.cluster import supervise as local
-from hpcdl.comm.observed import EXCHANGE, observe
-from hpcdl.config.load import Layer, as_toml_values, load
+from hpcdl.bench.ranks import REQUEST_FILE, Told, as_started, launched, on_fresh_ranks, rank_program
+from hpcdl.cluster.launchers import find_launcher
+from hpcdl.cluster.launchers.base import ranks_per_node
+from hpcdl.comm.observed import EXCHANGE, Observed
+from hpcdl.config.load import Effective, Layer, as_toml_values, load
 from hpcdl.config.schema import StepBenchConfig
-from hpcdl.core.errors import UsageError
-from hpcdl.core.files import read_json, write_json
-from hpcdl.core.paths import own_program
+from hpcdl.core.from_json import from_json
+from hpcdl.core.progress import NullProgress
 from hpcdl.core.protocols import Communicator
 from hpcdl.core.statistics import estimate, mean_of_known
 from hpcdl.core.units import IMAGES, SAMPLES
 from hpcdl.data.dataset import open_dataset
-from hpcdl.models.spec import check_model_spec, model_name
-from hpcdl.node.plan import launch_plan
+from hpcdl.models.spec import model_name
 from hpcdl.node.profile import find_profile
+from hpcdl.node.settings import Settings
 from hpcdl.node.topology.machines import read_topology
-from hpcdl.strategies.base import Context, Strategy, StrategyInfo, check_ranks
-from hpcdl.strategies.table import find_strategy
-
-CONFIG_FILE = "config.json"
-RESULT_FILE = "result.json"
+from hpcdl.strategies.base import Context, Strategy
+from hpcdl.strategies.table import find_strategy, load_strategy
+from hpcdl.training.launch.chips import near_memory
+from hpcdl.training.launch.prepare import check_averaging, check_open_servers, check_strategy
+from hpcdl.training.launch.train import with_ranks
 
 
 @dataclass(frozen=True, kw_only=True)
 class StepResult:
-    """Medians in seconds over `steps` steps of each kind; a step takes as long as its slowest rank.
+    """Medians in seconds over `steps` steps of each kind.
 
-    `efficiency` is the median step without exchange over the median step with it. `samples` are the images/s of each
-    step with exchange, over all workers, and `counted` says what these count; `loss` is that of the initial weights on
-    the first batch, on rank 0. What steps without exchange are needed for is None where they were left out.
+    A step of workers that wait for each other takes as long as its slowest one; of an asynchronous strategy, whose
+    workers do not, the medians are over the steps of all workers. `efficiency` is the median step without exchange
+    over the median step with it. `samples` are the images/s of each step with exchange, over all workers, and
+    `counted` says what these count; `loss` is that of the initial weights on the first batch, on rank 0. What steps
+    without exchange are needed for is None where they were left out.
     """
 
     model: str
     strategy: str
     ranks: int
     workers: int
+    nodes: int
     batch_size: int
     step_seconds: float
     compute_seconds: float | None
@@ -54,52 +56,175 @@ class StepResult:
     steps: int
     images_per_second: float
     counted: str
-    samples: list[float]
+    samples: Sequence[float]
     loss: float
     bytes_sent_per_step: float | None
     peak_memory_bytes: int
+    warnings: Sequence[str]
 
 
-def run(config: StepBenchConfig) -> StepResult:
-    """Measure on fresh ranks of this node."""
-    info, num_workers = _checked(config)
-    topology = read_topology()
-    profile = find_profile(config.run.profile, model_name(config.model.model), topology)
-    plan = launch_plan(topology, profile.settings if profile else None, config.run.ranks, config.run.ranks)
-    with tempfile.TemporaryDirectory(prefix="hpcdl-bench-") as name:
-        folder = Path(name)
-        write_json(folder / CONFIG_FILE, as_toml_values(config))
-        command = own_program("hpcdl.bench.step", name)
-        local.start(plan, command, folder=folder / "ranks", mpi=info.features.mpi)
-        gathered = read_json(folder / RESULT_FILE)
-    return _summary(config, num_workers, gathered)
+def run(effective: Effective[StepBenchConfig]) -> StepResult | None:
+    """Measure on fresh ranks of this node or of the job's, or on a launcher's; None on all of these but rank 0."""
+    mpi = find_strategy(effective.config.exchange.strategy).features.mpi
+    if (place := launched()) is not None:
+        given = with_ranks(effective, place)
+        result = as_started(
+            place, lambda: _check(given), lambda group: measure_on_rank(given.config, group), mpi=mpi
+        )  # fmt: skip
+        return result if place.rank == 0 else None
+    _check(effective)
+    config = effective.config
+    request, settings = as_toml_values(config), _settings(config)
+    found = on_fresh_ranks(
+        "hpcdl.bench.step", request, config.run.ranks, NullProgress(), settings=settings, mpi=mpi
+    )  # fmt: skip
+    return from_json(StepResult, found)
 
 
-def _checked(config: StepBenchConfig) -> tuple[StrategyInfo, int]:
-    info = find_strategy(config.exchange.strategy)
-    if not info.features.synchronous or (info.name != "single" and not info.features.mpi):
-        raise UsageError(f"bench step measures synchronous strategies over MPI, not {info.name!r}; use `hpcdl train`")
-    servers = config.exchange.servers if info.features.servers else 0
-    num_workers = check_ranks(info, ranks=config.run.ranks, servers=servers)
-    check_model_spec(config.model.model)
+def _check(effective: Effective[StepBenchConfig]) -> None:
+    config = effective.config
+    info, num_workers, _ = check_strategy(config)
+    check_averaging(info, effective, num_workers, config.optimizer.learning_rate)
+    check_open_servers(info, allowed=config.run.allow_grpc)
     if config.run.data is not None:
         open_dataset(str(config.run.data))
-    return info, num_workers
 
 
-def _summary(config: StepBenchConfig, num_workers: int, gathered: list[dict[str, Any]]) -> StepResult:
+def _settings(config: StepBenchConfig) -> Settings | None:
+    """Of the profile that was asked for, else what --groups needs, as in training."""
+    topology = read_topology()
+    profile = find_profile(config.run.profile, model_name(config.model.model), topology)
+    share = ranks_per_node(find_launcher().hosts(os.environ), config.run.ranks)
+    return profile.settings if profile else near_memory(config.elastic.groups, share, topology)
+
+
+def measure_on_rank(config: StepBenchConfig, communicator: Observed) -> StepResult:
+    """One rank's part; every rank gets the result. Collective."""
+    info, num_workers, num_servers = check_strategy(config)
+    communicator.observation.role = "worker" if communicator.rank < num_workers else "server"
+    hosts = communicator.allgather_json(communicator.host)
+    context = Context(
+        info=info,
+        communicator=communicator.for_purpose(EXCHANGE),
+        num_workers=num_workers,
+        num_servers=num_servers,
+        exchange=config.exchange,
+        optimizer=config.optimizer,
+        elastic=config.elastic,
+        deterministic=config.run.deterministic,
+    )
+    strategy = load_strategy(info)
+    group = communicator.split(0 if context.is_worker else 1) if num_servers else communicator
+    if context.is_worker:
+        own = _work(config, context, strategy, group, communicator)
+    else:
+        server = strategy.server(context)
+        communicator.observation.doing("serving")
+        with communicator.observation.patiently():
+            server.serve()
+        own = {}
+    return _summary(config, num_workers, len(set(hosts)), communicator.allgather_json(own))
+
+
+def _work(
+    config: StepBenchConfig, context: Context, strategy: Strategy, group: Communicator, world: Observed
+) -> dict[str, Any]:
+    from hpcdl.training.session import runtime
+
+    seen = world.observation
+    seen.doing("importing TensorFlow")
+    runtime.import_tensorflow()
+    from hpcdl.strategies.elastic.flat import FlatWorker
+    from hpcdl.training.loop import measure
+    from hpcdl.training.loop.results import peak_memory_bytes
+    from hpcdl.training.loop.step import inside_engine
+    from hpcdl.training.optimization.optimizers import build_optimizer
+
+    seen.doing("building the model")
+    wanted, features = config.run, context.info.features
+    runtime.configure(deterministic=wanted.deterministic, seed=wanted.seed, precision=config.model.precision)
+    # Before the model: some engines must be set up before TensorFlow makes its first tensor.
+    worker = strategy.worker(context)
+    worker.learning_rate = config.optimizer.learning_rate
+    if isinstance(worker, FlatWorker):  # a center that has all its updates would take no more
+        worker.replica.total = 1 + context.num_workers * (wanted.steps + wanted.warmup_steps)
+    model, batches, counted = _model_and_batches(config, group)
+    count = measure.StepCount(
+        steps=wanted.steps,
+        warmup_steps=wanted.warmup_steps,
+        in_a_row=measure.TOGETHER if features.synchronous else measure.APART,
+        accumulate=config.exchange.accumulate,
+        exchange_only=wanted.exchange_only,
+    )
+    scaled, variables = config.model.precision == "mixed_float16", model.trainable_variables
+    kinds = measure.kinds_of_steps(
+        model,
+        lambda: build_optimizer(config.optimizer, variables, loss_scaling=scaled),
+        worker,
+        count,
+        lambda: inside_engine(seen, mpi=features.mpi, num_workers=group.size),
+    )
+    before = seen.traffic()
+    seen.doing("computing")
+    times = measure.measure_steps(kinds, batches, group, count)
+    sent = (seen.traffic() - before).per_step(wanted.steps + wanted.warmup_steps, countable=features.mpi)
+    seen.doing("leaving")
+    with seen.patiently():
+        worker.finish()
+    return {
+        **dataclasses.asdict(times),
+        "counted": counted,
+        "bytes_sent_per_step": sent["bytes_sent_per_step"],
+        "peak_memory_bytes": peak_memory_bytes(),
+        "warnings": list(worker.warnings),
+    }
+
+
+def _model_and_batches(config: StepBenchConfig, group: Communicator) -> tuple[Any, Iterator[Any], str]:
+    """The network, this worker's batches for it without end, and what its samples are."""
+    from hpcdl.models.load import load_model
+    from hpcdl.training.loop.measure import made_up_batches
+
+    wanted = config.run
+    dataset = open_dataset(str(wanted.data)) if wanted.data else None
+    model = load_model(
+        config.model.model,
+        classes=config.model.classes or (dataset.num_classes if dataset else None),
+        input_shape=dataset.sample_shape if dataset else None,
+    )
+    batch_size = wanted.batch_size * config.exchange.accumulate
+    if dataset is None:
+        counted = IMAGES if len(model.input_shape) == 4 else SAMPLES
+        return model, made_up_batches(model, batch_size, wanted.seed + group.rank), counted
+    from hpcdl.data.read.pipeline import training_batches
+
+    stream = training_batches(
+        dataset, batch_size=batch_size, worker=group.rank, num_workers=group.size, seed=wanted.seed
+    )
+    return model, iter(stream), dataset.counted
+
+
+def _summary(
+    config: StepBenchConfig, num_workers: int, num_nodes: int, gathered: Sequence[dict[str, Any]]
+) -> StepResult:
+    info = find_strategy(config.exchange.strategy)
     workers = gathered[:num_workers]
-    slowest = {kind: [max(column) for column in zip(*(rank[kind] for rank in workers), strict=True)]
-               for kind in ("with_exchange", "without_exchange")}  # fmt: skip
-    step_s = statistics.median(slowest["with_exchange"])
-    compute_s = statistics.median(slowest["without_exchange"]) if slowest["without_exchange"] else None
-    samples = config.run.batch_size * config.exchange.accumulate * num_workers
-    rates = [samples / seconds for seconds in slowest["with_exchange"]]
+    step_s, compute_s = (
+        _median(workers, kind, together=info.features.synchronous) for kind in ("with_exchange", "without_exchange")
+    )
+    assert step_s is not None
+    samples = config.run.batch_size * config.exchange.accumulate
+    steps = [*zip(*(rank["with_exchange"] for rank in workers), strict=True)]
+    if info.features.synchronous:
+        rates = [samples * num_workers / max(step) for step in steps]
+    else:
+        rates = [sum(samples / seconds for seconds in step) for step in steps]
     return StepResult(
         model=config.model.model,
         strategy=config.exchange.strategy,
         ranks=config.run.ranks,
         workers=num_workers,
+        nodes=num_nodes,
         batch_size=config.run.batch_size,
         step_seconds=step_s,
         compute_seconds=compute_s,
@@ -112,90 +237,21 @@ def _summary(config: StepBenchConfig, num_workers: int, gathered: list[dict[str,
         loss=workers[0]["first_loss"],
         bytes_sent_per_step=mean_of_known([rank["bytes_sent_per_step"] for rank in workers]),
         peak_memory_bytes=max(rank["peak_memory_bytes"] for rank in workers),
+        warnings=[*filter(None, [info.warning]), *workers[0]["warnings"]],
     )
 
 
-def measure_on_rank(config: StepBenchConfig, communicator: Communicator, folder: Path) -> None:
-    """One rank's part; rank 0 writes the result of all. Collective."""
-    info, num_workers = _checked(config)
-    context = Context(
-        info=info,
-        communicator=observe(communicator).for_purpose(EXCHANGE),
-        num_workers=num_workers,
-        num_servers=config.run.ranks - num_workers,
-        exchange=config.exchange,
-        optimizer=config.optimizer,
-        deterministic=config.run.deterministic,
-    )
-    from hpcdl.strategies.table import load_strategy
-
-    strategy = load_strategy(info)
-    group = communicator.split(0 if context.is_worker else 1) if context.num_servers else communicator
-    own = _work(config, context, strategy, group) if context.is_worker else strategy.server(context).serve()
-    gathered = communicator.allgather_json(own)
-    if communicator.rank == 0:
-        write_json(folder / RESULT_FILE, gathered)
+def _median(workers: Sequence[dict[str, Any]], kind: str, *, together: bool) -> float | None:
+    """Seconds of the median step: of steps that end with their slowest worker, or of every worker's own."""
+    steps = [*zip(*(rank[kind] for rank in workers), strict=True)]
+    seconds = [max(step) for step in steps] if together else [own for step in steps for own in step]
+    return statistics.median(seconds) if seconds else None
 
 
-def _work(config: StepBenchConfig, context: Context, strategy: Strategy, group: Communicator) -> dict[str, Any]:
-    from hpcdl.training.session import runtime
-
-    runtime.import_tensorflow()
-    from hpcdl.models.load import load_model
-    from hpcdl.training.loop import measure
-    from hpcdl.training.loop.results import peak_memory_bytes
-    from hpcdl.training.optimization.optimizers import build_optimizer
-
-    runtime.configure(deterministic=config.run.deterministic, seed=config.run.seed, precision=config.model.precision)
-    dataset = open_dataset(str(config.run.data)) if config.run.data else None
-    model = load_model(
-        config.model.model,
-        classes=config.model.classes or (dataset.num_classes if dataset else None),
-        input_shape=dataset.sample_shape if dataset else None,
-    )
-    batch_size = config.run.batch_size * config.exchange.accumulate
-    batches: Iterator[Any] = measure.made_up_batches(model, batch_size, config.run.seed + group.rank)
-    if dataset is not None:
-        from hpcdl.data.read.pipeline import training_batches
-
-        stream = training_batches(
-            dataset, batch_size=batch_size, worker=group.rank, num_workers=group.size, seed=config.run.seed
-        )
-        batches = iter(stream)
-    worker = strategy.worker(context)
-    worker.start(model.weights)
-    seen = observe(context.communicator).observation
-    before = seen.traffic()
-    times = measure.measure_steps(
-        model,
-        lambda: build_optimizer(config.optimizer, model.trainable_variables),
-        worker,
-        batches,
-        group,
-        num_steps=config.run.steps,
-        warmup_steps=config.run.warmup_steps,
-        accumulate=config.exchange.accumulate,
-        exchange_only=config.run.exchange_only,
-    )
-    sent = (seen.traffic() - before).per_step(config.run.steps + config.run.warmup_steps)
-    worker.finish()
-    return {
-        **dataclasses.asdict(times),
-        "counted": dataset.counted if dataset else IMAGES if len(model.input_shape) == 4 else SAMPLES,
-        "bytes_sent_per_step": sent["bytes_sent_per_step"],
-        "peak_memory_bytes": peak_memory_bytes(),
-    }
-
-
-def main() -> None:
-    """Entry of a rank process."""
-    from hpcdl.training.session.rank import leave, supervised
-
-    folder = Path(sys.argv[1])
-    config = load(StepBenchConfig, [Layer(origin=CONFIG_FILE, values=read_json(folder / CONFIG_FILE))]).config
-
-    leave(supervised(lambda communicator, watch: measure_on_rank(config, communicator, folder)))
+def _on_rank(request: dict[str, Any], group: Observed, told: Told) -> dict[str, Any]:
+    config = load(StepBenchConfig, [Layer(origin=REQUEST_FILE, values=request)]).config
+    return dataclasses.asdict(measure_on_rank(config, group))
 
 
 if __name__ == "__main__":
-    main()
+    rank_program(_on_rank)

@@ -9,6 +9,7 @@ from pathlib import Path
 from hpcdl.config.settings import EXTENT, NOTHING, REPEAT, REQUIRED, RESULT, TIME, setting
 
 CROSS_ENTROPY = "cross-entropy"
+ALLOW_GRPC = "Run grpc-* on nodes that other users can be on: their servers know no password."
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -297,9 +298,7 @@ class SafetyConfig(WatchConfig):
         at_least=0,
         matters=NOTHING,
     )
-    allow_grpc: bool = setting(
-        False, "Run grpc-* on nodes that other users can be on: their servers know no password.", matters=NOTHING
-    )
+    allow_grpc: bool = setting(False, ALLOW_GRPC, matters=NOTHING)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -323,13 +322,14 @@ class StepBenchRun:
 
     batch_size: int = setting(32, "Samples per worker and step.", at_least=1)
     data: Path | None = setting(None, "Folder made by `hpcdl shard`; by default samples are made up once.")
-    ranks: int = setting(1, "Number of processes on this node.", at_least=1)
+    ranks: int = setting(1, "Number of processes in all; under srun or mpiexec theirs counts.", at_least=1)
     steps: int = setting(20, "Steps measured with, and as many without, the exchange.", at_least=1)
     exchange_only: bool = setting(False, "Leave out the steps without exchange: half the time, no efficiency.")
     warmup_steps: int = setting(3, "Steps of each kind left out first.", at_least=0)
     seed: int = setting(0, "Seed of weights and samples.", at_least=0)
     deterministic: bool = setting(False, "Op determinism and fixed thread counts, to see what they cost.")
     profile: str = setting("none", "Node profile: a file, `none`, or `auto`, the best that fits.")
+    allow_grpc: bool = setting(False, ALLOW_GRPC)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -338,6 +338,7 @@ class StepBenchConfig:
 
     model: ModelConfig
     exchange: ExchangeConfig
+    elastic: ElasticConfig
     optimizer: OptimizerConfig
     run: StepBenchRun
 
@@ -346,7 +347,7 @@ class StepBenchConfig:
 class AllreduceBenchRun:
     """What `bench allreduce` measures."""
 
-    ranks: int = setting(2, "Number of processes on this node; under srun or mpiexec theirs counts.", at_least=1)
+    ranks: int = setting(2, "Number of processes in all; under srun or mpiexec theirs counts.", at_least=1)
     sizes: str = setting("4KiB,64KiB,1MiB,25MiB", "Sizes of the summed buffer, with commas between.")
     repeats: int = setting(10, "Timed calls of each algorithm at each size, after one that warms up.", at_least=1)
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
 
-from hpcdl.config.schema import ExchangeConfig, OptimizerConfig, TrainConfig
+from hpcdl.config.schema import ExchangeConfig, OptimizerConfig, StepBenchConfig, TrainConfig
 from hpcdl.core.errors import ConfigError, UsageError
 from hpcdl.strategies.base import Features, StrategyInfo
 from hpcdl.strategies.elastic.equations import moving_rate
@@ -45,7 +45,7 @@ def check_allowed(info: StrategyInfo, forbidden: tuple[str, ...], where: str) ->
 
 def check_elastic(
     info: StrategyInfo,
-    config: TrainConfig,
+    config: TrainConfig | StepBenchConfig,
     origins: Mapping[str, str],
     *,
     num_workers: int,
@@ -84,7 +84,7 @@ def _refuse(info: StrategyInfo, settings: list[str]) -> None:
         )
 
 
-def _unused(info: StrategyInfo, config: TrainConfig, given: set[str]) -> Iterator[str]:
+def _unused(info: StrategyInfo, config: TrainConfig | StepBenchConfig, given: set[str]) -> Iterator[str]:
     """Settings of the family with a strategy that has no use for them."""
     name = info.name
     if not info.features.elastic:
@@ -100,7 +100,7 @@ def _unused(info: StrategyInfo, config: TrainConfig, given: set[str]) -> Iterato
 
 
 def _rule_problems(
-    info: StrategyInfo, config: TrainConfig, given: set[str], origins: Mapping[str, str]
+    info: StrategyInfo, config: TrainConfig | StepBenchConfig, given: set[str], origins: Mapping[str, str]
 ) -> Iterator[str]:
     """The method's own equations take the optimizer's place."""
     (rule,) = info.features.optimizers
@@ -123,7 +123,9 @@ def _with_momentum(name: str) -> str:
     return "async-measgd" if name.endswith("easgd") else "async-msgd"
 
 
-def _rate_problems(info: StrategyInfo, config: TrainConfig, num_workers: int, peak_rate: float) -> Iterator[str]:
+def _rate_problems(
+    info: StrategyInfo, config: TrainConfig | StepBenchConfig, num_workers: int, peak_rate: float
+) -> Iterator[str]:
     """Stability limits that hold whatever the curvature (docs/explanation/easgd.md)."""
     elastic = config.elastic
     if elastic.elasticity is not None and elastic.moving_rate is not None:

@@ -22,7 +22,9 @@ def test_measured_on_threads(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) ->
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     config = AllreduceBenchConfig(run=AllreduceBenchRun(ranks=3, sizes="64KiB,1KiB", repeats=2))
     ticks: list[int] = []
-    results = run(3, lambda communicator: allreduce.measure_on_rank(config, communicator, ticks.append))
+    results = run(
+        3, lambda communicator: allreduce.measure_on_rank(config, communicator, lambda done, what: ticks.append(done))
+    )
     result = results[0]
     assert results[1] == result and sorted(ticks) == [1, 1, 1, 2, 2, 2]
     assert [(row.bytes, row.algorithm) for row in result.rows] == [

@@ -33,7 +33,11 @@ def step(flags: dict[str, Any], config: ConfigFlag = None, set_: SetFlag = None,
     """Time a model's step with and without the exchange of gradients."""
     from hpcdl.bench.step import run
 
-    result = run(effective(StepBenchConfig, "bench-step", flags, config, set_).config)
+    result = run(effective(StepBenchConfig, "bench-step", flags, config, set_))
+    if result is None:  # one of the ranks that a launcher started; rank 0 speaks
+        return
+    for warning in result.warnings:
+        say(f"warning: {warning}")
     if json:
         print_json(dataclasses.asdict(result))
         return

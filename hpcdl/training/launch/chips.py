@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from hpcdl.config.schema import TrainConfig
+from hpcdl.config.schema import StepBenchConfig, TrainConfig
 from hpcdl.core.errors import ConfigError
 from hpcdl.core.units import format_bytes
 from hpcdl.data.dataset import Dataset
@@ -20,14 +20,14 @@ from hpcdl.strategies.base import StrategyInfo
 FLOAT_BYTES = 4
 
 
-def check_groups(info: StrategyInfo, config: TrainConfig) -> None:
+def check_groups(info: StrategyInfo, config: TrainConfig | StepBenchConfig) -> None:
     """ConfigError where --groups does not go with the strategy or the number of ranks."""
     problems = [*_problems(info, config)]
     if problems:
         raise ConfigError(problems)
 
 
-def _problems(info: StrategyInfo, config: TrainConfig) -> Iterator[str]:
+def _problems(info: StrategyInfo, config: TrainConfig | StepBenchConfig) -> Iterator[str]:
     groups, ranks = config.elastic.groups, config.run.ranks
     if groups == 1:
         return

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from hpcdl.cluster.batch.systems import has_own_nodes
 from hpcdl.config.load import Effective, flatten, site_rules
-from hpcdl.config.schema import DataConfig, TrainConfig
+from hpcdl.config.schema import DataConfig, StepBenchConfig, TrainConfig
 from hpcdl.core.errors import UsageError
 from hpcdl.core.files import open_regular
 from hpcdl.data.dataset import Dataset, open_dataset
@@ -68,14 +68,7 @@ class Prepared:
 def prepare(effective: Effective[TrainConfig]) -> Prepared:
     """Check names, data and arithmetic of a run; raises what the user should read."""
     config = effective.config
-    info = find_strategy(config.exchange.strategy)
-    num_servers = config.exchange.servers if info.features.servers else 0
-    num_workers = check_ranks(info, ranks=config.run.ranks, servers=num_servers)
-    check_exchange(info, config.exchange, num_workers=num_workers)
-    check_optimizer(info, config.optimizer, config.model.precision)
-    rules = site_rules()
-    check_allowed(info, rules.forbid_strategies, rules.origin)
-    check_model_spec(config.model.model)
+    info, num_workers, num_servers = check_strategy(config)
     if config.data.preprocess:
         check_function(parse_function(config.data.preprocess, "preprocess"))
     if config.model.init_weights is not None:
@@ -106,9 +99,7 @@ def prepare(effective: Effective[TrainConfig]) -> Prepared:
     schedule = build_schedule(
         config.optimizer, global_batch=global_batch, num_steps=num_steps, steps_per_epoch=per_epoch
     )
-    check_groups(info, config)
-    num_averaged = num_workers // config.elastic.groups if info.features.groups else num_workers
-    check_elastic(info, config, effective.origins, num_workers=num_averaged, peak_rate=schedule.peak)
+    check_averaging(info, effective, num_workers, schedule.peak)
     return Prepared(
         config=config,
         info=info,
@@ -119,6 +110,32 @@ def prepare(effective: Effective[TrainConfig]) -> Prepared:
         num_steps=num_steps,
         schedule=schedule,
     )
+
+
+def check_strategy(config: TrainConfig | StepBenchConfig) -> tuple[StrategyInfo, int, int]:
+    """The strategy with its numbers of workers and servers, after all checks of names that need no data."""
+    info = find_strategy(config.exchange.strategy)
+    num_servers = config.exchange.servers if info.features.servers else 0
+    num_workers = check_ranks(info, ranks=config.run.ranks, servers=num_servers)
+    check_exchange(info, config.exchange, num_workers=num_workers)
+    check_optimizer(info, config.optimizer, config.model.precision)
+    rules = site_rules()
+    check_allowed(info, rules.forbid_strategies, rules.origin)
+    check_model_spec(config.model.model)
+    return info, num_workers, num_servers
+
+
+def check_averaging(
+    info: StrategyInfo,
+    effective: Effective[TrainConfig] | Effective[StepBenchConfig],
+    num_workers: int,
+    peak_rate: float,
+) -> None:
+    """ConfigError where groups or the rates of an elastic strategy do not fit its workers."""
+    config = effective.config
+    check_groups(info, config)
+    num_averaged = num_workers // config.elastic.groups if info.features.groups else num_workers
+    check_elastic(info, config, effective.origins, num_workers=num_averaged, peak_rate=peak_rate)
 
 
 def check_changes(config: DataConfig, dataset: Dataset) -> None:
@@ -146,17 +163,23 @@ def check_saved_model(path: Path) -> None:
         raise UsageError(f"--init-weights {path}: this is no saved model; give a .keras file, as a run's model.keras")
 
 
-def check_open_servers(prepared: Prepared) -> None:
+def check_open_servers(info: StrategyInfo, *, allowed: bool) -> None:
     """UsageError where other users of the nodes could reach servers that authenticate nobody.
 
     Asks the batch system: for whoever starts ranks, once, not for every rank nor for a plan of runs.
     """
-    if not prepared.info.features.open_servers or prepared.config.safety.allow_grpc or has_own_nodes(os.environ):
+    if info.features.open_servers and not allowed:
+        check_own_nodes(f"--strategy {info.name}", "use ring or ps")
+
+
+def check_own_nodes(what: str, instead: str) -> None:
+    """UsageError where `what` would open servers of TensorFlow's on nodes that other users may be on."""
+    if has_own_nodes(os.environ):
         return
     raise UsageError(
-        f"--strategy {prepared.info.name}: TensorFlow's gRPC servers authenticate nobody, and no batch system says "
+        f"{what}: TensorFlow's gRPC servers authenticate nobody, and no batch system says "
         "that these nodes are yours alone; take such nodes (sbatch --exclusive, qsub -l place=excl), add --allow-grpc, "
-        "or use ring or ps"
+        f"or {instead}"
     )
 
 

@@ -63,7 +63,7 @@ def interruptible(resumes: bool) -> AbstractContextManager[None]:
 
 def _train(effective: Effective[TrainConfig], on_event: EventHandler) -> tuple[Path, RunRecord]:
     prepared = prepare(effective)
-    check_open_servers(prepared)
+    check_open_servers(prepared.info, allowed=prepared.config.safety.allow_grpc)
     run_dir = choose_run_dir(prepared)
     plan, said = plan_for(prepared)
     facts = {rundir.CHECKSUM: prepared.dataset.checksum}
@@ -90,12 +90,18 @@ def _run(prepared: Prepared, plan: LaunchPlan, run_dir: Path, on_event: EventHan
             for event in reader.read():
                 on_event(event)
 
-    if not prepared.info.features.mpi and prepared.config.run.ranks > 1:
-        make_secret(run_dir / FOLDER)
-        plan = dataclasses.replace(plan, environment={**plan.environment, WITHOUT_MPI_VARIABLE: "1"})
+    plan = able_to_meet(plan, run_dir / FOLDER, mpi=prepared.info.features.mpi)
     with python_of_ranks(prepared.config.run, plan) as python:
         command = own_program("hpcdl.training.session.rank", str(run_dir), python=python)
         local.start(plan, command, folder=run_dir / FOLDER, mpi=prepared.info.features.mpi, tick=tick)
+
+
+def able_to_meet(plan: LaunchPlan, folder: Path, *, mpi: bool) -> LaunchPlan:
+    """`plan`, of ranks that find each other in `folder`, by a secret, where they do without MPI."""
+    if mpi or plan.num_ranks == 1:
+        return plan
+    make_secret(folder)
+    return dataclasses.replace(plan, environment={**plan.environment, WITHOUT_MPI_VARIABLE: "1"})
 
 
 def python_of_ranks(run: LaunchConfig, plan: LaunchPlan) -> AbstractContextManager[str]:
@@ -197,7 +203,7 @@ def _agreed_run_dir(
 
     def decide() -> tuple[str, str]:
         found.append(prepare(effective))
-        check_open_servers(found[0])
+        check_open_servers(found[0].info, allowed=found[0].config.safety.allow_grpc)
         run_dir = choose_run_dir(found[0])
         held.enter_context(rundir.written(run_dir, resumes=found[0].config.checkpoint.resume))
         rundir.create(run_dir, effective, {rundir.CHECKSUM: found[0].dataset.checksum})

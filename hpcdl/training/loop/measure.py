@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass, field
 from typing import Any
 
 import keras
@@ -14,8 +15,11 @@ import tensorflow as tf
 from hpcdl.core.protocols import Communicator
 from hpcdl.strategies.base import Worker
 from hpcdl.strategies.single import SingleWorker
-from hpcdl.training.loop.step import build_step
+from hpcdl.training.loop.step import as_model_input, build_follow, build_step
 from hpcdl.training.optimization.objective import Classification
+
+TOGETHER, APART = 1, 5
+"""Steps of a kind in a row: of workers that step together, and of workers that nobody waits for."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -27,44 +31,83 @@ class MeasuredSteps:
     first_loss: float
 
 
-def measure_steps(
+@dataclass(frozen=True, kw_only=True)
+class StepCount:
+    """How many steps of each kind are measured, after how many that are not, and how many of a kind `in_a_row`."""
+
+    steps: int
+    warmup_steps: int
+    in_a_row: int = TOGETHER
+    accumulate: int = 1
+    exchange_only: bool = False
+
+
+@dataclass(kw_only=True)
+class StepKind:
+    """Steps of one worker, and how long each took; the loss of the first one is that of the initial weights."""
+
+    worker: Worker
+    step_of: Callable[..., Any]
+    follow: Callable[[], Any]
+    inside: Callable[[], AbstractContextManager[None]] = nullcontext
+    seconds: list[float] = field(default_factory=list)
+    first_loss: float | None = None
+
+    def run(self, step: int, images: Any, labels: Any) -> None:
+        """One step. A backup worker that the others went on without follows them, as in training."""
+        began = time.perf_counter()
+        self.worker.before_step(step)
+        with self.inside():
+            if self.worker.follows:
+                float(self.follow())
+            else:
+                loss = float(self.step_of(images, labels)[0])
+                self.first_loss = loss if self.first_loss is None else self.first_loss
+        self.worker.after_step(step)
+        self.seconds.append(time.perf_counter() - began)
+
+
+def kinds_of_steps(
     model: keras.Model,
     make_optimizer: Callable[[], Any],
     worker: Worker,
-    batches: Iterator[Any],
-    group: Communicator,
-    *,
-    num_steps: int,
-    warmup_steps: int,
-    accumulate: int = 1,
-    exchange_only: bool = False,
-) -> MeasuredSteps:
-    """Time `num_steps` steps of each kind after `warmup_steps` of each; collective.
+    count: StepCount,
+    inside: Callable[[], AbstractContextManager[None]] = nullcontext,
+) -> list[StepKind]:
+    """Steps with `worker`'s exchange, which run `inside`, and steps without, all workers beginning alike; collective.
 
-    Ranks start every step together. Each kind has an optimizer of its own on the same weights, so both do all of
-    their work; with a `worker` that has nothing to exchange the two are alike. With `exchange_only` the second kind is
-    left out, with its graph and its memory.
+    Each kind has an optimizer of its own on the same weights, so both do all of their work; with a `worker` that has
+    nothing to exchange the two are alike. With `count.exchange_only` the second kind is left out, with its graph and
+    its memory.
     """
-    objective = Classification()
-    workers: dict[str, Worker] = {"with": worker} if exchange_only else {"with": worker, "without": SingleWorker()}
-    kinds = {kind: build_step(model, make_optimizer(), own, objective, accumulate) for kind, own in workers.items()}
-    seconds: dict[str, list[float]] = {kind: [] for kind in kinds}
-    first_loss: float | None = None
-    for step in range(warmup_steps + num_steps):
-        for kind, function in kinds.items():
-            images, labels = next(batches)
-            group.barrier()
-            began = time.perf_counter()
-            workers[kind].before_step(step)
-            loss = float(function(images, labels)[0])
-            workers[kind].after_step(step)
-            took = time.perf_counter() - began
-            first_loss = loss if first_loss is None else first_loss
-            if step >= warmup_steps:
-                seconds[kind].append(took)
+    objective, optimizer = Classification(), make_optimizer()
+    own = worker.build_step(model, objective, as_model_input)
+    step_of = own or build_step(model, optimizer, worker, objective, count.accumulate)
+    kinds = [StepKind(worker=worker, step_of=step_of, follow=build_follow(model, optimizer, worker), inside=inside)]
+    if not count.exchange_only:
+        alone, its_optimizer = SingleWorker(), make_optimizer()
+        step_of = build_step(model, its_optimizer, alone, objective, count.accumulate)
+        kinds.append(StepKind(worker=alone, step_of=step_of, follow=build_follow(model, its_optimizer, alone)))
+    worker.start([*model.weights, *optimizer.variables])
+    return kinds
+
+
+def measure_steps(
+    kinds: Sequence[StepKind], batches: Iterator[Any], group: Communicator, count: StepCount
+) -> MeasuredSteps:
+    """Time steps of all kinds in turn; collective. Ranks start every row of steps together."""
+    total = count.warmup_steps + count.steps
+    for first in range(0, total, count.in_a_row):
+        for kind in kinds:
+            for step in range(first, min(first + count.in_a_row, total)):
+                images, labels = next(batches)
+                if step == first:
+                    group.barrier()
+                kind.run(step, images, labels)
+    with_exchange, without = [*(kind.seconds[count.warmup_steps :] for kind in kinds), []][:2]
+    first_loss = kinds[0].first_loss
     assert first_loss is not None
-    without = seconds.get("without", [])
-    return MeasuredSteps(with_exchange=seconds["with"], without_exchange=without, first_loss=first_loss)
+    return MeasuredSteps(with_exchange=with_exchange, without_exchange=without, first_loss=first_loss)
 
 
 def made_up_batches(model: keras.Model, batch_size: int, seed: int) -> Iterator[Any]:

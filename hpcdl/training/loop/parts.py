@@ -29,7 +29,7 @@ from hpcdl.training.loop.clock import Outcome, StepClock, StepTimes
 from hpcdl.training.loop.evaluate import Evaluation, Evaluator
 from hpcdl.training.loop.journal import Journal
 from hpcdl.training.loop.preprocess import augmentation_of
-from hpcdl.training.loop.step import as_model_input, build_follow, build_step, num_samples
+from hpcdl.training.loop.step import as_model_input, build_follow, build_step, inside_engine, num_samples
 from hpcdl.training.optimization.objective import Objective, objective_of
 from hpcdl.training.optimization.optimizers import build_optimizer
 from hpcdl.training.session import safety
@@ -207,7 +207,7 @@ class Parts:
             self._follow_step(began, got_batch, run_began, traffic)
             return
         with safety.naming_samples(lambda: self._sample_ids(step)):
-            with self._inside_engine():
+            with inside_engine(self.seen, mpi=self.prepared.info.features.mpi, num_workers=self.group.size):
                 loss, sums, had_gradients, exchanged = self._step(images, labels)
                 loss = float(loss)
             updated = time.time()
@@ -251,12 +251,6 @@ class Parts:
             )
         )
         self.outcome.steps_done += 1
-
-    def _inside_engine(self) -> contextlib.AbstractContextManager[None]:
-        """TensorFlow's own engines exchange inside the step, where nobody sees them wait."""
-        if self.prepared.info.features.mpi or self.group.size == 1:
-            return contextlib.nullcontext()
-        return self.seen.waiting_for("a step of TensorFlow's engine", hidden=True)
 
     def evaluate_split(self) -> Evaluation | None:
         """Loss and metrics over the held-out split, where there is one; of the center, where there is one."""

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 import keras
 import tensorflow as tf
 
+from hpcdl.comm.observed import Observation
 from hpcdl.core.errors import originals
 from hpcdl.strategies.base import Worker
 from hpcdl.strategies.graph import connected, timestamp_beside
@@ -72,6 +74,13 @@ def build_step(
 
     compiled: Callable[..., Any] = originals()(step)
     return compiled
+
+
+def inside_engine(seen: Observation, *, mpi: bool, num_workers: int) -> AbstractContextManager[None]:
+    """What a step runs in: TensorFlow's own engines exchange inside it, where nobody sees them wait."""
+    if mpi or num_workers == 1:
+        return nullcontext()
+    return seen.waiting_for("a step of TensorFlow's engine", hidden=True)
 
 
 def build_follow(model: keras.Model, optimizer: Any, worker: Worker) -> Callable[[], Any]:

@@ -1,0 +1,135 @@
+"""How a benchmark gets its ranks: started here, on this node or over those of the job, or by somebody's launcher."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import shutil
+import signal
+import sys
+import tempfile
+import time
+import uuid
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import Any, NoReturn, TypeVar
+
+from hpcdl.cluster import supervise as local
+from hpcdl.cluster.environment import Placement, placement
+from hpcdl.cluster.launchers import find_launcher
+from hpcdl.cluster.launchers.base import ranks_per_node
+from hpcdl.cluster.status import FOLDER
+from hpcdl.comm.agree import decided
+from hpcdl.comm.observed import Observed, observe
+from hpcdl.core.errors import CorruptError, Interrupted, RankError
+from hpcdl.core.files import read_json, write_json
+from hpcdl.core.paths import own_program, user_cache_folder
+from hpcdl.core.progress import Progress
+from hpcdl.core.signals import caught
+from hpcdl.node.plan import launch_plan
+from hpcdl.node.settings import Settings
+from hpcdl.node.topology.machines import read_topology
+from hpcdl.training.launch.train import able_to_meet
+
+REQUEST_FILE, RESULT_FILE, PROGRESS_FILE = "request.json", "result.json", "progress.json"
+_TELL_S = 0.5
+Told = Callable[[int, str], None]
+"""Gets how much is done, and of what."""
+Result = TypeVar("Result")
+
+
+def launched() -> Placement | None:
+    """This process among the ranks that a launcher has started; None where it is alone."""
+    place = placement()
+    return place if place is not None and place.size > 1 else None
+
+
+def on_fresh_ranks(
+    program: str, request: Any, num_ranks: int, bar: Progress, *, settings: Settings | None = None, mpi: bool = True
+) -> Any:
+    """What rank 0 of `python -m PROGRAM` has found out about `request`, on ranks that are started here.
+
+    They are spread evenly over the nodes of the job, or all on this one; without `mpi` they meet over TCP.
+    """
+    hosts = find_launcher().hosts(os.environ)
+    plan = launch_plan(read_topology(), settings, num_ranks, ranks_per_node(hosts, num_ranks))
+    with _folder_of_ranks(hosts) as folder:
+        write_json(folder / REQUEST_FILE, request)
+
+        def tick() -> None:
+            with contextlib.suppress(OSError, CorruptError):
+                bar.update(*read_json(folder / PROGRESS_FILE))
+
+        plan = able_to_meet(plan, folder / FOLDER, mpi=mpi)
+        local.start(plan, own_program(program, str(folder)), folder=folder / FOLDER, mpi=mpi, tick=tick)
+        return read_json(folder / RESULT_FILE)
+
+
+@contextlib.contextmanager
+def _folder_of_ranks(hosts: Sequence[str]) -> Iterator[Path]:
+    """A folder that all ranks see, removed unless an error's line points into it."""
+    base = user_cache_folder() / "steps" if len(hosts) > 1 else Path(tempfile.gettempdir())
+    base.mkdir(parents=True, exist_ok=True)
+    folder, pointed_at = Path(tempfile.mkdtemp(prefix="hpcdl-bench-", dir=base)), False
+    try:
+        yield folder
+    except RankError as error:
+        if error.exit_code == Interrupted.exit_code:
+            raise Interrupted("stopped by Ctrl-C or a signal; nothing is left to go on with") from error
+        pointed_at = str(folder) in str(error)
+        raise
+    finally:
+        if not pointed_at:
+            shutil.rmtree(folder, ignore_errors=True)
+
+
+def as_started(
+    place: Placement, check: Callable[[], object], body: Callable[[Observed], Result], *, mpi: bool = True
+) -> Result:
+    """`body` as one of the ranks that a launcher has started, once rank 0's `check` has found nothing wrong."""
+    from hpcdl.training.session.rank import communicator_for, leave_meeting, leaving_together, set_up_process
+    from hpcdl.training.session.watch import watch_of, watching
+
+    set_up_process(place.local_rank)
+    group = observe(communicator_for(place, mpi=mpi))
+
+    def decide() -> str:
+        check()
+        return uuid.uuid4().hex
+
+    watch = watch_of(group, user_cache_folder() / "steps" / decided(group, decide))
+    with leaving_together(group), watching(watch):
+        result = body(group)
+    if place.rank == 0:
+        shutil.rmtree(watch.folder, ignore_errors=True)
+    if not mpi:
+        leave_meeting(place)
+    return result
+
+
+def rank_program(body: Callable[[Any, Observed, Told], Any]) -> NoReturn:
+    """The whole of a rank process: `body` gets the request; what it returns on rank 0, as JSON, is the result."""
+    from hpcdl.training.session.rank import leave, supervised
+
+    folder = Path(sys.argv[1])
+    request = read_json(folder / REQUEST_FILE)
+
+    def stop(number: int) -> None:
+        raise Interrupted("stopped by a signal")
+
+    def on_rank(group: Observed, watch: object) -> None:
+        told_s = 0.0
+
+        def told(done: int, what: str) -> None:
+            nonlocal told_s
+            if group.rank == 0 and time.monotonic() - told_s > _TELL_S:
+                told_s = time.monotonic()
+                (folder / PROGRESS_FILE).write_text(json.dumps([done, what]))  # not to wait for a disk
+
+        with caught(stop, (signal.SIGTERM,)):
+            result = body(request, group, told)
+        if group.rank == 0:
+            write_json(folder / RESULT_FILE, result)
+
+    leave(supervised(on_rank))

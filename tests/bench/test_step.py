@@ -1,0 +1,102 @@
+"""`hpcdl bench step`: every strategy as a user runs it, on real ranks, and what is refused before any start."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+
+import pytest
+
+from hpcdl.bench.step import _summary
+from hpcdl.config.load import Layer, load
+from hpcdl.config.schema import StepBenchConfig
+from hpcdl.strategies.table import STRATEGIES
+from tests.conftest import Ask, CommandLine
+
+STEP = ["bench", "step", "--model", "lenet", "--batch-size", "4", "--steps", "6", "--warmup-steps", "1"]
+OF_EACH_FAMILY = {"ring", "grpc-ps", "grpc-ring", "ps", "easgd", "async-easgd", "hogwild-sgd", "sync-easgd"}
+
+
+def ranks_of(strategy: str) -> int:
+    """Two workers, and a server where there are servers."""
+    return 1 if strategy == "single" else 2 + STRATEGIES[strategy].features.servers
+
+
+@pytest.mark.mpi
+@pytest.mark.parametrize(
+    "strategy",
+    [pytest.param(name, marks=() if name in OF_EACH_FAMILY else pytest.mark.soak) for name in sorted(STRATEGIES)],
+)
+def test_every_strategy_has_a_step_with_and_without_its_exchange(run_hpcdl: CommandLine, strategy: str) -> None:
+    allowed = ["--allow-grpc"] if STRATEGIES[strategy].features.open_servers else []
+    finished = run_hpcdl([*STEP, "--strategy", strategy, "--ranks", str(ranks_of(strategy)), *allowed, "--json"])
+    assert finished.code == 0, finished.err
+    found = finished.json()
+    workers = 1 if strategy == "single" else 2
+    assert (found["strategy"], found["workers"], found["nodes"], found["steps"]) == (strategy, workers, 1, 6)
+    assert found["step_seconds"] > 0 and found["compute_seconds"] > 0
+    assert found["efficiency"] == pytest.approx(found["compute_seconds"] / found["step_seconds"])
+    assert len(found["samples"]) == 6 and 1.5 < found["loss"] < 3.5, "ten classes, initial weights: about ln 10"
+    assert ("authenticate nobody" in finished.err) is bool(allowed)
+    counted = strategy in {"single", "ring", "ps", "easgd", "async-easgd"}
+    assert (found["bytes_sent_per_step"] is not None) or not counted
+    assert not list(run_hpcdl.home.rglob("hpcdl-bench-*"))
+
+
+@pytest.mark.mpi
+def test_ranks_of_a_launcher(run_hpcdl: CommandLine) -> None:
+    from hpcdl.cluster.launchers.mpiexec import find_mpiexec
+
+    line = [find_mpiexec().path, "-n", "2", sys.executable, "-m", "hpcdl", *STEP, "--strategy", "ring", "--json"]
+
+    def start(*more: str) -> subprocess.CompletedProcess[str]:
+        words = [str(word) for word in (*line, *more)]
+        return subprocess.run(words, capture_output=True, text=True, timeout=300, env=run_hpcdl.environment)
+
+    finished = start()
+    assert finished.returncode == 0, finished.stderr
+    found = json.loads(finished.stdout)
+    assert (found["ranks"], found["workers"], found["steps"]) == (2, 2, 6), "one document: rank 0's"
+    refused = start("--placement", "greedy")
+    assert refused.returncode == 2 and refused.stderr.count("--placement greedy: strategy 'ring'") == 1
+    mismatch = start("--ranks", "3")
+    assert mismatch.returncode == 2 and mismatch.stderr.count("--ranks 3, but") == 1
+
+
+@pytest.mark.parametrize(
+    "words, told",
+    [
+        (("--strategy", "grpc-ring", "--ranks", "2"), "--strategy grpc-ring: TensorFlow's gRPC servers authenticate"),
+        (("--strategy", "grpc-ps", "--ranks", "1", "--allow-grpc"), "use --ranks 2 or more"),
+        (("--strategy", "async-easgd", "--ranks", "3", "--moving-rate", "1.5"), "alpha must be at most 1"),
+        (("--strategy", "ring", "--ranks", "2", "--elasticity", "1"), "has no elastic exchange"),
+        (("--strategy", "sync-easgd", "--ranks", "3", "--groups", "2"), "must be a multiple of --groups"),
+    ],
+    ids=lambda value: " ".join(value) if isinstance(value, tuple) else "",
+)
+def test_slips_are_told_before_anything_starts(words: tuple[str, ...], told: str, ask_hpcdl: Ask) -> None:
+    finished = ask_hpcdl([*STEP, *words])
+    assert finished.code == 2 and told in finished.err and len(finished.err.splitlines()) == 1, finished.err
+
+
+def test_a_site_may_forbid_it(run_hpcdl: CommandLine) -> None:
+    (run_hpcdl.home / "site.toml").write_text('[site]\nforbid-strategies = ["grpc-ring"]\n')
+    finished = run_hpcdl([*STEP, "--strategy", "grpc-ring", "--ranks", "2", "--allow-grpc"])
+    assert finished.code == 2 and "this site forbids it" in finished.err, finished.err
+
+
+@pytest.mark.parametrize(
+    "strategy, step_s, rate",
+    [("ring", 2.0, 2 * 4 / 2.0), ("async-easgd", 1.5, 4 / 1.0 + 4 / 2.0)],
+)
+def test_who_waits_for_nobody_is_not_as_slow_as_the_slowest(strategy: str, step_s: float, rate: float) -> None:
+    values = {"model": "lenet", "batch-size": 4, "ranks": 2, "strategy": strategy}
+    config = load(StepBenchConfig, [Layer(origin="test", values=values)]).config
+    own = {"counted": "images", "first_loss": 2.3, "bytes_sent_per_step": None, "peak_memory_bytes": 1, "warnings": []}
+    ranks = [
+        own | {"with_exchange": [seconds] * 3, "without_exchange": [seconds / 2] * 3} for seconds in (1.0, 2.0)
+    ]  # fmt: skip
+    found = _summary(config, 2, 1, ranks)
+    assert (found.step_seconds, found.images_per_second) == (step_s, rate)
+    assert found.compute_seconds == step_s / 2 and found.efficiency == 0.5

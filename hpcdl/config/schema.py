@@ -360,6 +360,23 @@ class AllreduceBenchConfig:
 
 
 @dataclass(frozen=True, kw_only=True)
+class PingpongBenchRun:
+    """What `bench pingpong` sends, and by what."""
+
+    transport: str = setting("mpi", "What carries the messages: MPI, or TensorFlow's gRPC.", choices=("mpi", "grpc"))
+    sizes: str = setting("1B,16B,256B,4KiB,64KiB,1MiB,4MiB,16MiB,64MiB", "Sizes of the message, with commas between.")
+    repeats: int = setting(31, "Timed round trips of each size; at most 5 above 1 MiB.", at_least=1)
+    allow_grpc: bool = setting(False, ALLOW_GRPC)
+
+
+@dataclass(frozen=True, kw_only=True)
+class PingpongBenchConfig:
+    """All groups of `bench pingpong`."""
+
+    run: PingpongBenchRun
+
+
+@dataclass(frozen=True, kw_only=True)
 class InputBenchRun:
     """How `bench input` reads, and on how many ranks."""
 

@@ -10,14 +10,14 @@ import typer
 from hpcdl.cli.groups import GroupedCommand
 from hpcdl.cli.options import ConfigFlag, JsonFlag, SetFlag, effective, takes_settings
 from hpcdl.cli.output import print_json, print_table, put, say
-from hpcdl.config.schema import AllreduceBenchConfig, InputBenchConfig, StepBenchConfig
+from hpcdl.config.schema import AllreduceBenchConfig, InputBenchConfig, PingpongBenchConfig, StepBenchConfig
 from hpcdl.core.units import format_bytes, format_count, format_rate, format_seconds
 
 if TYPE_CHECKING:
     from hpcdl.bench.allreduce import AllreduceResult, AllreduceRow
     from hpcdl.bench.input import InputResult, MetadataOperations
 
-commands = typer.Typer(no_args_is_help=True, help="Measure all-reduces, a step, or the input.")
+commands = typer.Typer(no_args_is_help=True, help="Measure all-reduces, messages, a step, or the input.")
 
 
 def register(app: typer.Typer) -> None:
@@ -103,6 +103,47 @@ def _print_allreduce(result: AllreduceResult) -> None:
             for name, fit in links.items()
         ],
     )
+
+
+@commands.command(cls=GroupedCommand, epilog="Example: hpcdl bench pingpong --transport grpc --allow-grpc")
+@takes_settings(PingpongBenchConfig)
+def pingpong(flags: dict[str, Any], config: ConfigFlag = None, set_: SetFlag = None, json: JsonFlag = False) -> None:
+    """Time messages between two ranks, by MPI or by TensorFlow's gRPC, to see what each costs on the same link."""
+    from hpcdl.bench.pingpong import run
+
+    result = run(effective(PingpongBenchConfig, "bench-pingpong", flags, config, set_).config)
+    if result is None:  # one of the ranks that a launcher started; rank 0 speaks
+        return
+    for warning in result.warnings:
+        say(f"warning: {warning}")
+    if json:
+        print_json(dataclasses.asdict(result))
+        return
+    first, second = (f"{rank} ({host})" for rank, host in zip(result.ranks, result.hosts, strict=True))
+    put(f"{result.library}, one way between ranks {first} and {second}")
+    print_table(
+        ["size", "time", "rate", "n"],
+        [
+            [
+                format_bytes(row.bytes),
+                format_seconds(row.seconds),
+                f"{format_bytes(row.bytes_per_second)}/s",
+                str(row.repeats),
+            ]
+            for row in result.rows
+        ],
+    )
+    if result.link is not None:
+        speed = result.link.bytes_per_second
+        rate = _rate(speed) if speed else "none: time does not grow with size"
+        put(f"\ntime = alpha + beta n: alpha {format_seconds(result.link.latency_s)}, 1/beta {rate}")
+    if result.call_seconds is not None:
+        put(f"beside its messages a call of TensorFlow's session takes {format_seconds(result.call_seconds)}")
+    say(f"next: hpcdl bench pingpong --transport {'mpi' if result.transport == 'grpc' else 'grpc'}")
+
+
+def _rate(bytes_per_second: float) -> str:
+    return f"{format_bytes(bytes_per_second)}/s"
 
 
 @commands.command(

@@ -15,8 +15,8 @@ import tensorflow as tf
 from hpcdl.core.errors import StoppedEarly
 from hpcdl.strategies.base import Context, Server, Worker
 from hpcdl.strategies.parameter_server.placement import imbalance
-from hpcdl.strategies.tensorflow_grpc.cluster import meeting
 from hpcdl.strategies.tensorflow_grpc.graph import StepGraph
+from hpcdl.strategies.tensorflow_grpc.server import start_server
 
 if TYPE_CHECKING:
     from hpcdl.core.protocols import Array
@@ -42,7 +42,7 @@ class GrpcParameterServer:
     def __init__(self, context: Context) -> None:
         self._communicator = context.communicator.duplicate()
         self._communicator.split(1)
-        self._server = _start_server(context)
+        self._server = start_server(context.communicator, context.num_workers)
 
     def serve(self) -> dict[str, Any]:
         """Wait for the workers' last word."""
@@ -59,7 +59,7 @@ class GrpcParameterServerWorker(Worker):
         self._context = context
         self._communicator = context.communicator.duplicate()
         self._workers = self._communicator.split(0)
-        self._server = _start_server(context)
+        self._server = start_server(context.communicator, context.num_workers)
         self._graph: StepGraph | None = None
         self._model: Any = None
         self.warnings: list[str] = []
@@ -108,16 +108,3 @@ class GrpcParameterServerWorker(Worker):
     def _built(self) -> StepGraph:
         assert self._graph is not None, "build_step comes first"
         return self._graph
-
-
-def _start_server(context: Context) -> Any:
-    """This rank's TensorFlow server, fenced in; collective over all ranks."""
-    workers = context.num_workers
-    with meeting(context.communicator) as cluster:
-        jobs = {"worker": list(cluster.places[:workers]), "ps": list(cluster.places[workers:])}
-        job, task = ("worker", cluster.rank) if cluster.rank < workers else ("ps", cluster.rank - workers)
-        config = tf.compat.v1.ConfigProto(
-            intra_op_parallelism_threads=tf.config.threading.get_intra_op_parallelism_threads(),
-            inter_op_parallelism_threads=tf.config.threading.get_inter_op_parallelism_threads(),
-        )
-        return tf.distribute.Server(tf.train.ClusterSpec(jobs), job_name=job, task_index=task, config=config)

@@ -1,0 +1,201 @@
+"""`hpcdl bench pingpong`: one message to and fro between two ranks, by MPI or by TensorFlow's gRPC.
+
+`python -m hpcdl.bench.pingpong FOLDER` is one rank.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import statistics
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy
+
+from hpcdl.bench.allreduce import one_way, parse_sizes
+from hpcdl.bench.ranks import REQUEST_FILE, Told, as_started, launched, on_fresh_ranks, rank_program
+from hpcdl.comm.observed import Observed
+from hpcdl.config.load import Layer, as_toml_values, load, site_rules
+from hpcdl.config.schema import PingpongBenchConfig
+from hpcdl.core.errors import HpcdlError, UsageError
+from hpcdl.core.fits import AlphaBeta, alpha_beta
+from hpcdl.core.from_json import from_json
+from hpcdl.core.progress import progress
+from hpcdl.core.protocols import Communicator
+from hpcdl.core.units import format_bytes
+from hpcdl.strategies.refusals import check_allowed
+from hpcdl.strategies.table import GRPC_WARNING, find_strategy
+from hpcdl.training.launch.prepare import check_own_nodes
+
+LONG_BYTES, LONG_REPEATS = 1 << 20, 5
+"""Messages above this size are timed at most so many times: one takes long, and varies little."""
+Trips = Callable[[int, int], tuple[list[float], list[float]]]
+"""Takes bytes and repeats; on the first rank gives seconds of half round trips, and of calls beside them."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class PingpongRow:
+    """One size: median seconds of half a round trip, and the bytes/s that this amounts to."""
+
+    bytes: int
+    seconds: float
+    bytes_per_second: float
+    repeats: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class PingpongResult:
+    """A link one way: `link` is alpha + beta n fitted to the rows.
+
+    `call_seconds`: what a step of a grpc-* strategy pays once for its call of TensorFlow's session, whatever it
+    sends; None for MPI, where nothing is called.
+    """
+
+    transport: str
+    library: str
+    ranks: Sequence[int]
+    hosts: Sequence[str]
+    nodes: int
+    rows: Sequence[PingpongRow]
+    link: AlphaBeta | None
+    call_seconds: float | None
+    warnings: Sequence[str]
+
+
+def run(config: PingpongBenchConfig) -> PingpongResult | None:
+    """Measure between two fresh ranks, on the job's first two nodes or on this one, or between two of a launcher's.
+
+    None on all ranks of a launcher but the first.
+    """
+    mpi = config.run.transport == "mpi"
+    if (place := launched()) is not None:
+        result = as_started(
+            place, lambda: _check(config), lambda group: measure_on_rank(config, group, _untold), mpi=mpi
+        )  # fmt: skip
+        return result if place.rank == 0 else None
+    _check(config)
+    with progress("messages", len(_sizes(config))) as bar:
+        found = on_fresh_ranks("hpcdl.bench.pingpong", as_toml_values(config), 2, bar, mpi=mpi)
+    return from_json(PingpongResult, found)
+
+
+def _untold(done: int, what: str) -> None:
+    """Where nobody draws a bar."""
+
+
+def _sizes(config: PingpongBenchConfig) -> list[int]:
+    return parse_sizes(config.run.sizes, multiple_of=1)
+
+
+def _check(config: PingpongBenchConfig) -> None:
+    _sizes(config)
+    if config.run.transport != "grpc":
+        return
+    rules = site_rules()
+    for name in ("grpc-ps", "grpc-ring"):
+        check_allowed(find_strategy(name), rules.forbid_strategies, rules.origin)
+    if not config.run.allow_grpc:
+        check_own_nodes("--transport grpc", "use --transport mpi")
+
+
+def measure_on_rank(config: PingpongBenchConfig, world: Observed, told: Told) -> PingpongResult:
+    """One rank's part; every rank gets the result. Collective."""
+    hosts = world.allgather_json(world.host)
+    other = choose_partner(hosts)
+    member = world.rank in (0, other)
+    pair = world.split(0 if member else 1)
+    rows: list[PingpongRow] = []
+    calls: list[float] = []
+    if member:
+        trips = _TRANSPORTS[config.run.transport](world, pair)
+        for size in _sizes(config):
+            repeats = min(config.run.repeats, LONG_REPEATS) if size > LONG_BYTES else config.run.repeats
+            pair.barrier()
+            seconds, own_calls = trips(size, repeats)
+            calls += own_calls
+            if world.rank == 0:
+                rows.append(_row(size, seconds))
+                told(len(rows), format_bytes(size))
+    world.observation.doing("waiting for the others")
+    with world.observation.patiently():
+        world.barrier()
+    fit = alpha_beta([row.bytes for row in rows], [row.seconds for row in rows])
+    grpc = config.run.transport == "grpc"
+    own = PingpongResult(
+        transport=config.run.transport,
+        library=world.library if not grpc else "TensorFlow's gRPC",
+        ranks=[0, other],
+        hosts=[hosts[0], hosts[other]],
+        nodes=len({hosts[0], hosts[other]}),
+        rows=rows,
+        link=fit,
+        call_seconds=statistics.median(calls) if calls else None,
+        warnings=[GRPC_WARNING] if grpc else [],
+    )
+    return from_json(PingpongResult, world.allgather_json(dataclasses.asdict(own))[0])
+
+
+def choose_partner(hosts: Sequence[str]) -> int:
+    """The rank that rank 0 plays with: the first on another node, else rank 1."""
+    if len(hosts) < 2:
+        raise UsageError("a message needs two ranks: leave the launcher out, or have it start two")
+    return next((rank for rank, host in enumerate(hosts) if host != hosts[0]), 1)
+
+
+def _row(num_bytes: int, seconds: Sequence[float]) -> PingpongRow:
+    median_s = statistics.median(seconds)
+    if median_s <= 0:
+        raise HpcdlError(
+            f"{format_bytes(num_bytes)}: the time of a message is lost in the noise of this node; give more --repeats"
+        )
+    return PingpongRow(
+        bytes=num_bytes, seconds=median_s, bytes_per_second=num_bytes / median_s, repeats=len(seconds)
+    )  # fmt: skip
+
+
+def _by_mpi(world: Observed, pair: Communicator) -> Trips:
+    """Messages as the strategies' own exchanges send them."""
+
+    def trips(num_bytes: int, repeats: int) -> tuple[list[float], list[float]]:
+        first = pair.rank == 0
+        buffer = (numpy.arange(num_bytes) % 251).astype(numpy.uint8) if first else numpy.zeros(num_bytes, numpy.uint8)
+        seconds = one_way(pair, 1 - pair.rank, buffer, first=first, repeats=repeats)
+        if not (buffer == (numpy.arange(num_bytes) % 251)).all():
+            raise HpcdlError(f"other bytes came of {format_bytes(num_bytes)} by {pair.library} than had left")
+        return seconds, []
+
+    return trips
+
+
+def _by_grpc(world: Observed, pair: Communicator) -> Trips:
+    """Tensors between TensorFlow's servers: the first rank asks for them, the second one's server answers by itself."""
+    from hpcdl.training.session import runtime
+
+    seen = world.observation
+    seen.doing("importing TensorFlow")
+    runtime.import_tensorflow()
+    from hpcdl.strategies.tensorflow_grpc.link import GrpcLink
+
+    runtime.configure(deterministic=False, seed=0)
+    link = GrpcLink(pair)
+
+    def trips(num_bytes: int, repeats: int) -> tuple[list[float], list[float]]:
+        if pair.rank > 0:
+            return [], []
+        with seen.waiting_for("messages over gRPC", hidden=True):
+            return link.trips(num_bytes, repeats)
+
+    return trips
+
+
+_TRANSPORTS: dict[str, Callable[[Observed, Communicator], Trips]] = {"mpi": _by_mpi, "grpc": _by_grpc}
+
+
+def _on_rank(request: dict[str, Any], group: Observed, told: Told) -> dict[str, Any]:
+    config = load(PingpongBenchConfig, [Layer(origin=REQUEST_FILE, values=request)]).config
+    return dataclasses.asdict(measure_on_rank(config, group, told))
+
+
+if __name__ == "__main__":
+    rank_program(_on_rank)

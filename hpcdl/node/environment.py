@@ -11,7 +11,6 @@ from hpcdl.node.settings import Settings
 
 INTRA_OP, INTER_OP = "HPCDL_INTRA_OP_THREADS", "HPCDL_INTER_OP_THREADS"
 """Read by the training entry, which hands them to tf.config.threading."""
-DATA_FORMAT = "HPCDL_DATA_FORMAT"
 GLIBC_TUNED = "glibc.malloc.mmap_threshold=4294967296:glibc.malloc.trim_threshold=17179869184"
 """Freed buffers stay with the process: no page faults at every step."""
 
@@ -57,12 +56,7 @@ def _allocator(settings: Settings) -> Mapping[str, str]:
 
 
 def _graph(settings: Settings) -> Mapping[str, str]:
-    found = {}
-    if settings.xla:
-        found["TF_XLA_FLAGS"] = "--tf_xla_auto_jit=2 --tf_xla_cpu_global_jit"
-    if settings.data_format != "NHWC":
-        found[DATA_FORMAT] = settings.data_format
-    return found
+    return {"TF_XLA_FLAGS": "--tf_xla_auto_jit=2 --tf_xla_cpu_global_jit"} if settings.xla else {}
 
 
 def _openmp(settings: Settings) -> Mapping[str, str]:

@@ -32,7 +32,6 @@ class Settings:
     onednn_isa: str = setting("default", "Highest instruction set that oneDNN uses.", choices=ISA_CAPS)
     onednn_fpmath: str = setting("default", "Precision that oneDNN may compute float32 in.", choices=FPMATH_MODES)
     allocator: str = setting("default", "Memory allocator.", choices=ALLOCATORS)
-    data_format: str = setting("NHWC", "Order of image axes.", choices=("NHWC", "NCHW"))
     xla: bool = setting(False, "Whether graphs are compiled by XLA.")
     kmp_blocktime: int | None = setting(
         None, "Milliseconds that OpenMP threads spin (MKL/OpenMP builds).", at_least=0, at_most=100_000

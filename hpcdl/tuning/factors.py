@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 Floats = NDArray[np.float64]
 Indices = NDArray[np.int64]
-CATEGORICAL = ("binding", "memory_policy", "onednn", "allocator", "data_format", "xla", "onednn_isa", "onednn_fpmath")
+CATEGORICAL = ("binding", "memory_policy", "onednn", "allocator", "xla", "onednn_isa", "onednn_fpmath")
 """Known settings whose values have no order."""
 PRODUCTS = (
     (("ranks_per_node", 1), ("intra_op_threads", 1)),

@@ -72,7 +72,6 @@ def plain_engine(settings: Settings) -> bool:
         settings.onednn in (None, True)
         and settings.onednn_isa == settings.onednn_fpmath == "default"
         and not settings.xla
-        and settings.data_format == "NHWC"
     )
 
 

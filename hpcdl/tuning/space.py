@@ -199,7 +199,7 @@ def _default_levels(topology: Topology, engine: Engine) -> dict[str, list[Any]]:
         "xla": [False, True],
     }
     if engine.openmp:
-        levels |= {"kmp_blocktime": [None, 0, 1, 30, 200], "data_format": ["NHWC", "NCHW"]}
+        levels["kmp_blocktime"] = [None, 0, 1, 30, 200]
     return levels
 
 

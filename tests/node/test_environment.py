@@ -26,11 +26,10 @@ def test_openmp_builds_get_them() -> None:
 
 
 def test_engine_and_graph() -> None:
-    settings = Settings(onednn=False, onednn_isa="AVX2", onednn_fpmath="BF16", xla=True, data_format="NCHW")
+    settings = Settings(onednn=False, onednn_isa="AVX2", onednn_fpmath="BF16", xla=True)
     assert environment_of(settings, openmp=False) == {
         "TF_ENABLE_ONEDNN_OPTS": "0", "ONEDNN_MAX_CPU_ISA": "AVX2", "TF_SET_ONEDNN_FPMATH_MODE": "BF16",
         "ONEDNN_DEFAULT_FPMATH_MODE": "BF16", "TF_XLA_FLAGS": "--tf_xla_auto_jit=2 --tf_xla_cpu_global_jit",
-        "HPCDL_DATA_FORMAT": "NCHW",
     }  # fmt: skip
 
 

@@ -129,8 +129,6 @@ def configure(*, deterministic: bool, seed: int, precision: str = "float32") -> 
     tf.config.threading.set_inter_op_parallelism_threads(inter_op)
     keras.utils.set_random_seed(seed)
     keras.mixed_precision.set_global_policy(precision)
-    if os.environ.get("HPCDL_DATA_FORMAT") == "NCHW":
-        keras.backend.set_image_data_format("channels_first")
     for gpu in tf.config.list_physical_devices("GPU"):  # each rank sees its own one alone: see `claim_gpu`
         tf.config.experimental.set_memory_growth(gpu, True)
     if deterministic:

@@ -18,6 +18,7 @@ from hpcdl.config.schema import TrainConfig
 from hpcdl.core.protocols import Communicator
 from hpcdl.strategies.table import load_strategy
 from hpcdl.training.checkpoint.interval import CheckpointInterval
+from hpcdl.training.checkpoint.local import LocalCopies
 from hpcdl.training.launch.prepare import prepare
 from hpcdl.training.loop.journal import NullJournal
 from hpcdl.training.session import runtime
@@ -62,5 +63,6 @@ def build(settings: Mapping[str, Any]) -> tuple[Parts, Communicator, Path]:
     run_dir = Path(os.environ[FOLDER_VARIABLE])
     faults = Injection("", communicator.observation, run_dir)
     interval = CheckpointInterval(600.0, node_mtbf_s=1.0, num_nodes=1)
-    parts = Parts(prepared, model, worker, communicator, NullJournal(), run_dir, faults, interval)
+    copies = LocalCopies(run_dir, run_dir, place.rank, 0, print)
+    parts = Parts(prepared, model, worker, communicator, NullJournal(), run_dir, faults, interval, copies)
     return parts, communicator, run_dir

@@ -37,6 +37,7 @@ TOGETHER = {
     "undisturbed": (
         "tests/training/test_full_disk.py",
         "tests/training/test_inject.py",
+        "tests/training/test_local_copies.py",
         "tests/training/test_resume_command.py",
     ),
 }

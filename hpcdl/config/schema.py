@@ -258,6 +258,15 @@ class InterruptionConfig:
 class CheckpointConfig(InterruptionConfig):
     """What survives an interruption."""
 
+    local_checkpoint_every: int = setting(
+        0,
+        "With --elastic: steps between copies of the state in the nodes' memory; 0 makes none.",
+        at_least=0,
+        matters=NOTHING,
+    )
+    local_checkpoint_folder: Path = setting(
+        Path("/dev/shm"), "Where each node keeps these copies: its memory, or storage of its own.", matters=NOTHING
+    )
     allow: Sequence[str] = setting(
         (), "With --resume: go on although this setting differs; may be repeated.", kind="names", matters=NOTHING
     )

@@ -37,6 +37,7 @@ SMALLEST = {
     "exchange_peers": ("--model lenet --steps 1", LONG),
     "fit_exposure": ("--model lenet --rounds 1 --steps 1 --batch-size 2", LONG),
     "node_winner": ("--models lenet --rounds 1 --minutes 0.01 --journal FOLDER/samples", LONG),
+    "local_copies_cost": ("--model lenet --every 1 --pairs 2", LONG),
     "safety_cost": ("--model lenet --steps 1", LONG),
     "report_many": ("--runs 40 --repeats 1 --steps 20 --folder FOLDER", ()),
     "script_overhead": ("--rounds 1 --layers 1 --width 8", ()),

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -11,6 +11,7 @@ from typing import Any
 from hpcdl.core.errors import CorruptError, UsageError
 from hpcdl.core.files import read_json
 from hpcdl.training.checkpoint.folders import FOLDER, MANIFEST, folder_of, list_checkpoints, verify
+from hpcdl.training.checkpoint.local import LEVEL, check_copy, copies_in, folder_of_copies, stem, steps_in
 from hpcdl.training.launch.rundir import CONFIG_FILE
 
 FILE_SYSTEM = "file system"
@@ -44,29 +45,59 @@ def listed(run_dir: Path) -> list[ListedCheckpoint]:
         raise UsageError(
             f"{run_dir} is no run: it holds neither {CONFIG_FILE} nor {FOLDER}/; `hpcdl runs` lists what there is"
         )
-    found = (_look_at(folder_of(folder, step), step) for step in list_checkpoints(folder))
-    return [item for item in found if item is not None]
+    found = [_look_at(folder_of(folder, step), step) for step in list_checkpoints(folder)]
+    near = folder_of_copies(run_dir)
+    copies = [_look_at_copies(near, step) for step in steps_in(near)] if near else []
+    return [item for item in (*copies, *found) if item is not None]
 
 
 def _look_at(folder: Path, step: int) -> ListedCheckpoint | None:
-    """None where a run that goes on has removed it meanwhile."""
-    problem = ""
-    try:
+    """A checkpoint on the file system."""
+
+    def facts() -> dict[str, Any]:
         verify(folder)
+        found: dict[str, Any] = read_json(folder / MANIFEST)["facts"]
+        return found
+
+    return _listed(folder, "*", step, FILE_SYSTEM, facts)
+
+
+def _look_at_copies(folder: Path, step: int) -> ListedCheckpoint | None:
+    """What this node's memory holds of a step of a run that goes on."""
+    names = copies_in(folder, step)
+
+    def facts() -> dict[str, Any]:
+        documents = [check_copy(folder, step, rank) for rank in names]
+        found: dict[str, Any] = documents[0]["facts"]
+        return found
+
+    return _listed(folder, f"{stem(step)}.*", step, LEVEL, facts)
+
+
+def _listed(
+    folder: Path, names: str, step: int, level: str, facts_of: Callable[[], Mapping[str, Any]]
+) -> ListedCheckpoint | None:
+    """`facts_of` raises CorruptError. None where a run that goes on has removed the files meanwhile."""
+    problem, epoch = "", None
+    try:
+        epoch = _epoch(step, facts_of())
     except CorruptError as error:
         problem = str(error)
+    except (FileNotFoundError, IndexError):
+        return None
     try:
-        facts = {} if problem else read_json(folder / MANIFEST)["facts"]
-        files = [path.stat() for path in folder.iterdir() if path.is_file()] if folder.is_dir() else []
+        files = [path.stat() for path in folder.glob(names) if path.is_file()] if folder.is_dir() else []
         written_at = max((status.st_mtime for status in files), default=folder.lstat().st_mtime)
     except FileNotFoundError:
         return None
+    if level == LEVEL and not files:
+        return None
     return ListedCheckpoint(
         step=step,
-        epoch=None if problem else _epoch(step, facts),
+        epoch=epoch,
         age_seconds=round(max(0.0, time.time() - written_at), 3),
         bytes=sum(status.st_size for status in files),
-        level=FILE_SYSTEM,
+        level=level,
         path=folder,
         problem=problem,
     )

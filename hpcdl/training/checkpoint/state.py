@@ -93,11 +93,11 @@ def mean_statistics(statistics: Mapping[int, Array], group: Communicator) -> dic
 
 
 def own_statistics(statistics: Mapping[int, Array], means: Mapping[int, Array]) -> dict[str, Array]:
-    """Copies of the moving statistics that differ from `means`: what a checkpoint keeps for one rank alone."""
+    """Copies of the moving statistics that differ from `means`, or have none: what is kept for one rank alone."""
     return {
         f"statistics/{index}": value.copy()
         for index, value in statistics.items()
-        if not numpy.array_equal(value, means[index])
+        if index not in means or not numpy.array_equal(value, means[index])
     }
 
 

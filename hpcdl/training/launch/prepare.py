@@ -76,6 +76,8 @@ def prepare(effective: Effective[TrainConfig]) -> Prepared:
     check_injected(effective)
     if config.run.epochs is not None and config.run.steps is not None:
         raise UsageError("--epochs and --steps exclude each other; give one of them")
+    if config.checkpoint.local_checkpoint_every and not config.checkpoint.elastic:
+        raise UsageError("--local-checkpoint-every keeps what new ranks go on from: add --elastic, or leave it out")
     if config.run.tensorboard is not None and importlib.util.find_spec("tensorboard") is None:
         raise UsageError("--tensorboard needs the package tensorboard; pip install 'hpcdl[tensorboard]'")
     dataset = open_dataset(config.data.data, seed=config.run.seed, verified=config.data.verify_data)

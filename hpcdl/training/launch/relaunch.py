@@ -11,6 +11,7 @@ from hpcdl.config.load import Effective, replace
 from hpcdl.config.schema import ScriptConfig, TrainConfig
 from hpcdl.core.errors import RankError, UsageError
 from hpcdl.training.checkpoint.folders import FOLDER, list_checkpoints
+from hpcdl.training.checkpoint.local import newest_copy
 from hpcdl.training.launch import rundir
 from hpcdl.training.loop.journal import FileJournal
 
@@ -46,7 +47,7 @@ def until_done(
         except RankError as error:
             if not effective.config.checkpoint.elastic or not error.lost:
                 raise
-            newest = next(iter(list_checkpoints(run_dir / FOLDER)), 0)
+            newest = max(next(iter(list_checkpoints(run_dir / FOLDER)), 0), newest_copy(run_dir))
             lost_at = [*(step for step in lost_at if step == newest), newest]
             if len(lost_at) == TRIES:
                 text = f"{error}; lost {TRIES} times after step {newest}, the run does not go on by itself"

@@ -22,6 +22,7 @@ from hpcdl.comm.tcp.communicator import make_secret
 from hpcdl.config.load import Config, Effective, flatten, replace
 from hpcdl.config.schema import LaunchConfig, TrainConfig
 from hpcdl.core.errors import Interrupted, StoppedEarly, UsageError
+from hpcdl.core.lifeline import identity
 from hpcdl.core.lock import check_free
 from hpcdl.core.paths import own_program
 from hpcdl.core.protocols import Communicator, LaunchPlan
@@ -35,6 +36,7 @@ from hpcdl.node.topology.machines import read_topology
 from hpcdl.node.topology.model import Topology
 from hpcdl.strategies.table import find_strategy
 from hpcdl.trace.recorder import collected
+from hpcdl.training.checkpoint.local import guarded, place
 from hpcdl.training.launch import chips, rundir
 from hpcdl.training.launch.prepare import Prepared, check_open_servers, prepare
 from hpcdl.training.launch.relaunch import check_starts_ranks, until_done
@@ -71,7 +73,7 @@ def _train(effective: Effective[TrainConfig], on_event: EventHandler) -> tuple[P
         rundir.create(run_dir, effective, facts)
         for text in said:
             on_event({"kind": "message", "text": text})
-        with rundir.forgotten_if_refused(run_dir), collected(run_dir):
+        with rundir.forgotten_if_refused(run_dir), collected(run_dir), _copies_kept(prepared.config, run_dir):
             until_done(
                 lambda: _run(prepared, plan, run_dir, on_event),
                 run_dir,
@@ -80,6 +82,13 @@ def _train(effective: Effective[TrainConfig], on_event: EventHandler) -> tuple[P
                 lambda text: on_event({"kind": "message", "text": text}),
             )
     return run_dir, read_record(run_dir)
+
+
+def _copies_kept(config: TrainConfig, run_dir: Path) -> AbstractContextManager[None]:
+    """Inside, ranks may leave copies of their state on this node for those that come after them."""
+    if not config.checkpoint.local_checkpoint_every:
+        return nullcontext()
+    return guarded(place(config.checkpoint.local_checkpoint_folder, run_dir, identity(os.getpid())), run_dir)
 
 
 def _run(prepared: Prepared, plan: LaunchPlan, run_dir: Path, on_event: EventHandler) -> None:

@@ -146,6 +146,7 @@ class AsynchronousTrainer:
                 if time.monotonic() - saved >= parts.interval.seconds:
                     saved = time.monotonic()
                     parts.save(count=self._replica.count)
+                parts.keep_copy(count=self._replica.count)
         except (RankError, CorruptError, UsageError):
             # A lost server, a torn network, damaged data, settings that no worker can train with: nothing goes on.
             raise

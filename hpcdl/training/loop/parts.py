@@ -24,6 +24,7 @@ from hpcdl.strategies.base import Worker
 from hpcdl.training.checkpoint import state
 from hpcdl.training.checkpoint.folders import CheckpointWriter, Snapshot
 from hpcdl.training.checkpoint.interval import CheckpointInterval
+from hpcdl.training.checkpoint.local import LocalCopies
 from hpcdl.training.launch.prepare import Prepared
 from hpcdl.training.loop.clock import Outcome, StepClock, StepTimes
 from hpcdl.training.loop.evaluate import Evaluation, Evaluator
@@ -119,6 +120,7 @@ class Parts:
         run_dir: Path,
         injection: Injection,
         interval: CheckpointInterval,
+        copies: LocalCopies,
         *,
         together: Communicator | None = None,
         steps_done: Callable[[], int] | None = None,
@@ -127,7 +129,7 @@ class Parts:
         self.prepared, self.config = prepared, config
         self.model, self.worker, self.group, self.journal = model, worker, group, journal
         self._injection = injection
-        self.interval = interval
+        self.interval, self.copies = interval, copies
         self.together = together or group
         self.objective: Objective = objective_of(config.objective, prepared.dataset.targets)
         self.optimizer = build_optimizer(
@@ -143,6 +145,7 @@ class Parts:
         self.steps_done = steps_done or (lambda: self.position.step)
         self._own: Mapping[str, Array] = {}
         self._memory: dict[str, Array] = {}
+        self._memory_of_copies: dict[str, Array] = {}
         self._told = 0
         self._statistics = [*state.moving_statistics(model)]
         self.trainable = model.trainable_variables
@@ -312,28 +315,46 @@ class Parts:
         self.seen.doing("saving a checkpoint")
         self.writer.wait()  # what it wrote has given its memory back then
         self.tell_warnings()
+        statistics, shared = self._read_state(self._memory)
+        means = state.mean_statistics(statistics, self.together)
+        if shared:
+            shared |= {f"weights/{index}": mean for index, mean in means.items()}
+        self.writer.start(self._snapshot(shared, state.own_statistics(statistics, means), facts))
+        if told := self.interval.saved(time.monotonic() - began):
+            self.journal.write("message", text=told)
+
+    def keep_copy(self, **facts: Any) -> None:
+        """Begin a copy of the state in the node's memory where one is due, which keeps `facts` too.
+
+        Nobody waits for another rank's statistics: each keeps its own, all of them.
+        """
+        if not self.copies.due(self.position.step):
+            return
+        self.seen.doing("copying the state")
+        self.copies.wait()
+        statistics, shared = self._read_state(self._memory_of_copies)
+        self.copies.start(self._snapshot(shared, state.own_statistics(statistics, {}), facts))
+
+    def _read_state(self, memory: dict[str, Array]) -> tuple[dict[int, Array], dict[str, Array]]:
+        """The moving statistics as they stand, and on rank 0 copies in `memory` of what all ranks have in common."""
         shared: dict[str, Array] = {}
         with center_in_place(self.worker, self.trainable):
             values = self._read_weights()
             if self.group.rank == 0:
-                shared |= state.copy_of(values, "weights", self._memory)
+                shared |= state.copy_of(values, "weights", memory)
         statistics = {index: values[index] for index in self._statistics}
         del values  # or TensorFlow copies what it wants to change
-        means = state.mean_statistics(statistics, self.together)
-        own = state.own_statistics(statistics, means)
         if self.group.rank == 0:
-            shared |= {f"weights/{index}": mean for index, mean in means.items()}
-            shared |= state.copy_of(self._read_optimizer(), "optimizer", self._memory)
-        self.writer.start(
-            Snapshot(
-                step=self.position.step,
-                shared=shared,
-                own={**self._own_state(), **own},
-                facts={**self._facts(), **facts},
-            )
+            shared |= state.copy_of(self._read_optimizer(), "optimizer", memory)
+        return statistics, shared
+
+    def _snapshot(self, shared: dict[str, Array], statistics: dict[str, Array], facts: dict[str, Any]) -> Snapshot:
+        return Snapshot(
+            step=self.position.step,
+            shared=shared,
+            own={**self._own_state(), **statistics},
+            facts={**self._facts(), **facts},
         )
-        if told := self.interval.saved(time.monotonic() - began):
-            self.journal.write("message", text=told)
 
     def _facts(self) -> dict[str, Any]:
         return {

@@ -72,6 +72,7 @@ class Trainer:
                 parts.leave_early(wishes.reason, done)
             if wishes.save:
                 parts.save()
+            parts.keep_copy()
         parts.outcome.clock.flush()
         parts.writer.wait()
         move_to_center(parts.worker, parts.trainable)

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import functools
+import os
 import shutil
 from collections.abc import Callable
 from pathlib import Path
@@ -11,10 +13,11 @@ from typing import Any
 
 import keras
 
+from hpcdl.cluster.supervise import LAUNCHED_BY_VARIABLE
 from hpcdl.comm.agree import decided
 from hpcdl.comm.observed import Observed
 from hpcdl.comm.threads.communicator import alone
-from hpcdl.config.schema import TrainConfig
+from hpcdl.config.schema import CheckpointConfig, TrainConfig
 from hpcdl.core.errors import CorruptError, HpcdlError
 from hpcdl.core.files import replacing
 from hpcdl.core.protocols import Communicator
@@ -26,6 +29,7 @@ from hpcdl.strategies.table import load_strategy
 from hpcdl.training.checkpoint import folders as checkpoints
 from hpcdl.training.checkpoint import state
 from hpcdl.training.checkpoint.interval import CheckpointInterval
+from hpcdl.training.checkpoint.local import LocalCopies, newest_common, place
 from hpcdl.training.launch.prepare import Prepared, rule_in_force
 from hpcdl.training.launch.rundir import MODEL_FILE
 from hpcdl.training.loop import results
@@ -71,9 +75,8 @@ def run_worker(
     model = build_model(config, prepared.dataset)
     if config.model.init_weights is not None:
         journal.write("message", text=state.load_weights(model, config.model.init_weights))
-    limits = config.checkpoint
-    interval = CheckpointInterval(limits.checkpoint_every, node_mtbf_s=limits.mtbf, num_nodes=record.nodes)
-    parts = functools.partial(Parts, prepared, model, worker, group, journal, run_dir, injection, interval)
+    kept = _kept(config.checkpoint, run_dir, group.rank, record.nodes)
+    parts = functools.partial(Parts, prepared, model, worker, group, journal, run_dir, injection, *kept)
     trainer = _trainer(prepared, worker, parts)
     warnings = [*([prepared.info.warning] if prepared.info.warning else []), *worker.warnings]
     resumed_from = _resume(trainer, run_dir, group, warnings) if config.checkpoint.resume else None
@@ -90,7 +93,8 @@ def run_worker(
     for text in (rule_in_force(prepared), *prepared.notes, *(f"warning: {warning}" for warning in record.warnings)):
         journal.write("message", text=text)
     watch.actions.tell = lambda text: journal.write("message", text=f"warning: {text}")
-    outcome = trainer.run()
+    with trainer.parts.copies.until_over():
+        outcome = trainer.run()
     own = results.worker_record(communicator, outcome, worker, prepared)
     communicator = survivors(communicator, outcome.num_lost)
     ranks = results.gather_ranks(communicator, own)
@@ -100,6 +104,18 @@ def run_worker(
         write_record(run_dir, results.finished_record(record, prepared, outcome, ranks, _parameters(model)))
     journal.close()
     return communicator
+
+
+def _kept(limits: CheckpointConfig, run_dir: Path, rank: int, num_nodes: int) -> tuple[CheckpointInterval, LocalCopies]:
+    """When checkpoints are made, and what keeps copies in the node's memory."""
+
+    def say(text: str) -> None:
+        with contextlib.closing(FileJournal(run_dir)) as journal:
+            journal.write("message", text=f"warning: {text}")
+
+    folder = place(limits.local_checkpoint_folder, run_dir, os.environ.get(LAUNCHED_BY_VARIABLE, ""))
+    interval = CheckpointInterval(limits.checkpoint_every, node_mtbf_s=limits.mtbf, num_nodes=num_nodes)
+    return interval, LocalCopies(folder, run_dir, rank, limits.local_checkpoint_every, say)
 
 
 def _trainer(prepared: Prepared, worker: Worker, parts: Callable[..., Parts]) -> Trainer | AsynchronousTrainer:
@@ -181,18 +197,21 @@ def _resume(
             raise CorruptError(f"every checkpoint in {run_dir} is damaged; start again in another --run-dir")
         return step
 
-    step = decided(communicator, newest)
+    saved = decided(communicator, newest)
+    copied = _newest_copied(trainer, communicator, saved or 0, warnings)
+    step = copied or saved
     if step is None:
         return None
+    copy = None if copied is None else parts.copies.read_own(copied)
 
     def take_shared() -> dict[str, Any]:
-        shared, facts = checkpoints.read_shared(run_dir, step)
+        shared, facts = checkpoints.read_shared(run_dir, step) if copied is None else parts.copies.read_shared(copied)
         state.assign(parts.model.weights, shared, "weights")
         state.assign(parts.optimizer.variables, shared, "optimizer")
         return facts
 
     facts = decided(communicator, take_shared)
-    own = checkpoints.read_own(run_dir, step, communicator.rank)
+    own = checkpoints.read_own(run_dir, step, communicator.rank) if copy is None else copy
     same_layout = facts["ranks"] == communicator.size
     # Asynchronous strategies keep worker 0's part alone: the others begin at the center.
     same_state = same_layout and bool(own)
@@ -205,6 +224,21 @@ def _resume(
             f"resumed on {communicator.size} ranks what {facts['ranks']} began: a correct run, but not bit for bit"
         )
     parts.resume(position, [from_json(HistoryPoint, point) for point in facts["history"]])
+    parts.copies.resume(step)
+    return step
+
+
+def _newest_copied(
+    trainer: Trainer | AsynchronousTrainer, communicator: Communicator, saved: int, warnings: list[str]
+) -> int | None:
+    """The newest step behind `saved` that the nodes' memory holds whole, or None; collective.
+
+    Asynchronous strategies keep worker 0's copies alone.
+    """
+    answers = communicator.allgather_json((trainer.parts.copies.whole(), communicator.host))
+    needed = answers if trainer.parts.prepared.info.features.synchronous else answers[:1]
+    step, told = newest_common(needed, saved)
+    warnings += [told] if told else []
     return step
 
 

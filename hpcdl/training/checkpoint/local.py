@@ -1,0 +1,287 @@
+"""Copies of a run's state in its nodes' memory: the level above the file system, for a rank that is lost.
+
+As the first level of SCR (Moody et al., SC 2010) and FTI: each rank copies what is its own every few steps, rank 0 also
+what all have in common; new ranks on the same nodes go on from the newest step of which every copy is whole. What a
+lost node held is gone with it: then the newest checkpoint counts.
+
+`FOLDER/step-S.rank-R.npz` holds the arrays, `step-S.rank-R.json` is written behind it with their digest. The folder's
+name belongs to the process that starts the ranks: no other run, and no later one, takes these copies for its own.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import os
+import shutil
+import stat
+import subprocess
+import sys
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from hpcdl.cluster.status import FOLDER
+from hpcdl.core.errors import CorruptError, Interrupted, StoppedEarly, UsageError
+from hpcdl.core.files import read_json, write_json, write_text
+from hpcdl.core.lock import check_free
+from hpcdl.core.units import format_bytes
+from hpcdl.training.checkpoint.folders import Snapshot, digest_of, own_digest, read_arrays, write_arrays
+
+if TYPE_CHECKING:
+    from hpcdl.core.protocols import Array
+
+SCHEMA = "hpcdl.local-checkpoint/1"
+LEVEL = "node memory"
+KEPT = 2
+"""Steps kept of each rank: while one rank writes, another may be a step behind."""
+_NOTE = "local-copies"
+"""A file in a run's folder of its ranks that names the folder of the copies."""
+_OWNER = "run"
+"""A file with the run directory, by which it can be told whether anybody needs the folder still."""
+_RESERVE = 0.1
+"""Part of the storage that is left free."""
+_GUARD = (
+    "import shutil, sys, time\n"
+    "for _ in range(1 if sys.stdin.read() else 30):\n"
+    "    shutil.rmtree(sys.argv[1], ignore_errors=True); time.sleep(0.5)\n"
+)
+"""A process that removes a folder when the one that has started it is gone, however it went.
+
+Ranks that nobody has told to end take up to 10 s for it, and may write meanwhile.
+"""
+
+
+def place(base: Path, run_dir: Path, launched_by: str) -> Path:
+    """Where the ranks that `launched_by` starts for `run_dir` keep their copies, on every node."""
+    word = hashlib.blake2b(f"{run_dir.resolve()} {launched_by}".encode(), digest_size=8).hexdigest()
+    return base / f"{_prefix()}{word}"
+
+
+def _prefix() -> str:
+    return f"hpcdl-state-{os.getuid()}-"
+
+
+@contextlib.contextmanager
+def guarded(folder: Path, run_dir: Path) -> Iterator[None]:
+    """Inside, ranks may be started and started again; afterwards, and after SIGKILL, this node keeps no copies.
+
+    A note in `run_dir` says where they are, for who asks meanwhile.
+    """
+    note = run_dir / FOLDER / _NOTE
+    note.parent.mkdir(exist_ok=True)
+    write_text(note, str(folder))
+    line = [sys.executable, "-P", "-S", "-c", _GUARD, str(folder)]
+    with subprocess.Popen(line, stdin=subprocess.PIPE, start_new_session=True) as guard:
+        assert guard.stdin is not None
+        try:
+            yield
+        finally:
+            guard.stdin.write(b"over")
+            guard.stdin.close()
+            note.unlink(missing_ok=True)
+
+
+def folder_of_copies(run_dir: Path) -> Path | None:
+    """Where this node keeps the copies of a run that goes on; None where it keeps none."""
+    with contextlib.suppress(OSError):
+        return Path((run_dir / FOLDER / _NOTE).read_text())
+    return None
+
+
+def newest_copy(run_dir: Path) -> int:
+    """Step of the newest copy of rank 0 on this node; 0 where there is none."""
+    folder = folder_of_copies(run_dir)
+    return next(iter(steps_in(folder)), 0) if folder else 0
+
+
+class LocalCopies:
+    """This rank's copies in `folder`, of every `every` steps; 0 keeps none.
+
+    Storage that fails or is too small ends the copying, which `say` is told, never the run.
+    """
+
+    def __init__(self, folder: Path, run_dir: Path, rank: int, every: int, say: Callable[[str], None]) -> None:
+        self._folder, self._rank, self._every, self._say = folder, rank, every, say
+        self._thread: threading.Thread | None = None
+        self._copied = 0
+        self._failed = False
+        if every:
+            self._without(lambda: _make(folder, run_dir))
+            for cut_short in folder.glob(f".*rank-{rank}.*"):
+                cut_short.unlink()
+
+    def due(self, step: int) -> bool:
+        """Whether a copy is to be made after `step` steps; the same on every rank, whatever fails on one."""
+        return self._every > 0 and step // self._every > self._copied // self._every
+
+    def start(self, snapshot: Snapshot) -> None:
+        """Begin to write `snapshot`, whose arrays nobody changes until `wait` has returned."""
+        self._copied = snapshot.step
+        if self._failed:
+            return
+        self._thread = threading.Thread(target=self._without, args=(lambda: self._write(snapshot),), name="copy")
+        self._thread.start()
+
+    def wait(self) -> None:
+        """Return when what was started is kept, or has failed and left a warning."""
+        if self._thread is not None:
+            self._thread.join()
+            self._thread = None
+
+    def whole(self) -> list[int]:
+        """Steps of the copies that pass their check, newest first; each that does not is told."""
+        found = []
+        for step in steps_in(self._folder, self._rank):
+            try:
+                check_copy(self._folder, step, self._rank)
+                found.append(step)
+            except CorruptError as error:
+                self._say(f"{error}; an older state is taken")
+        return found
+
+    def read_shared(self, step: int) -> tuple[dict[str, Array], dict[str, Any]]:
+        """Of rank 0's copy: what all ranks have in common, and the facts."""
+        return self._read(step, "shared"), check_copy(self._folder, step, self._rank)["facts"]
+
+    def read_own(self, step: int) -> dict[str, Array]:
+        """This rank's own arrays; empty where it keeps none."""
+        return self._read(step, "own") if step in steps_in(self._folder, self._rank) else {}
+
+    def _read(self, step: int, kind: str) -> dict[str, Array]:
+        arrays = read_arrays(self._file(step, "npz"))
+        return {name.partition(":")[2]: array for name, array in arrays.items() if name.startswith(f"{kind}:")}
+
+    def resume(self, step: int) -> None:
+        """The run goes on after `step`: what was copied behind it is of a past that does not count."""
+        self._copied = step
+        for newer in steps_in(self._folder, self._rank):
+            if newer > step:
+                self._remove(newer)
+
+    @contextlib.contextmanager
+    def until_over(self) -> Iterator[None]:
+        """Inside, the run goes on; where it ends in order, or has been saved, nothing of this rank stays."""
+        try:
+            yield
+        except (StoppedEarly, Interrupted):
+            self._clear()
+            raise
+        self._clear()
+
+    def _clear(self) -> None:
+        self.wait()
+        if self._every:
+            for step in steps_in(self._folder, self._rank):
+                self._remove(step)
+            with contextlib.suppress(OSError):  # others' copies are there still; the last one takes the folder along
+                if all(path.name == _OWNER for path in self._folder.iterdir()):
+                    shutil.rmtree(self._folder)
+
+    def _without(self, action: Callable[[], None]) -> None:
+        """Do it; where the storage fails the run goes on without copies."""
+        try:
+            action()
+        except OSError as error:
+            self._failed = True
+            self._say(f"rank {self._rank} keeps no more copies in {self._folder}: {error.strerror or error}")
+
+    def _write(self, snapshot: Snapshot) -> None:
+        arrays = {f"shared:{name}": array for name, array in snapshot.shared.items()}
+        arrays |= {f"own:{name}": array for name, array in snapshot.own.items()}
+        self._check_space(sum(array.nbytes for array in arrays.values()))
+        size, content = write_arrays(self._file(snapshot.step, "npz"), arrays)
+        document = {"schema": SCHEMA, "step": snapshot.step, "facts": snapshot.facts, "size": size, "content": content}
+        write_json(self._file(snapshot.step, "json"), {**document, "digest": own_digest(document)})
+        for old in steps_in(self._folder, self._rank)[KEPT:]:
+            self._remove(old)
+
+    def _check_space(self, num_bytes: int) -> None:
+        found = os.statvfs(self._folder)
+        free = found.f_bavail * found.f_frsize - int(_RESERVE * found.f_blocks * found.f_frsize)
+        missing = (KEPT + 1 - len(steps_in(self._folder, self._rank))) * num_bytes
+        if missing > free:
+            raise OSError(f"{format_bytes(missing)} are needed, {format_bytes(max(0, free))} may be taken")
+
+    def _file(self, step: int, suffix: str) -> Path:
+        return _file(self._folder, step, self._rank, suffix)
+
+    def _remove(self, step: int) -> None:
+        for suffix in ("json", "npz"):
+            self._file(step, suffix).unlink(missing_ok=True)
+
+
+def check_copy(folder: Path, step: int, rank: int) -> dict[str, Any]:
+    """What is written beside a copy; CorruptError where it does not fit what was copied."""
+    path = _file(folder, step, rank, "npz")
+    try:
+        document: dict[str, Any] = read_json(_file(folder, step, rank, "json"))
+        sound = document["schema"] == SCHEMA and document["digest"] == own_digest(document)
+        sound = sound and document["step"] == step and path.stat().st_size == document["size"]
+        if not sound or digest_of(path) != document["content"]:
+            raise ValueError("its digest does not fit")
+    except (OSError, KeyError, TypeError, ValueError, AttributeError) as error:
+        raise CorruptError(f"the copy {path} in the node's memory is damaged ({error})") from error
+    return document
+
+
+def _file(folder: Path, step: int, rank: int, suffix: str) -> Path:
+    return folder / f"{stem(step)}.rank-{rank}.{suffix}"
+
+
+def stem(step: int) -> str:
+    """How the names of the files of a step begin."""
+    return f"step-{step:010d}"
+
+
+def copies_in(folder: Path, step: int) -> list[int]:
+    """The ranks of which `folder` holds a copy of `step`."""
+    names = (path.name.split(".rank-")[1].removesuffix(".json") for path in folder.glob(f"{stem(step)}.rank-*.json"))
+    return sorted(int(name) for name in names if name.isdigit())
+
+
+def steps_in(folder: Path, rank: int = 0) -> list[int]:
+    """Steps of the copies of `rank` in `folder`, newest first."""
+    names = (path.name.removeprefix("step-").split(".")[0] for path in folder.glob(f"step-*.rank-{rank}.json"))
+    return sorted((int(name) for name in names if name.isdigit()), reverse=True)
+
+
+def _make(folder: Path, run_dir: Path) -> None:
+    """Make the folder, private; what runs of this user have left that nobody writes any more goes first."""
+    for path in folder.parent.glob(f"{_prefix()}*"):
+        if path != folder:
+            with contextlib.suppress(OSError, ValueError):
+                _remove_abandoned(path)
+    folder.mkdir(mode=0o700, exist_ok=True)
+    if not _is_mine(folder):
+        raise PermissionError(f"{folder} is a link, or another user's")
+    write_text(folder / _OWNER, str(run_dir.resolve()))
+
+
+def _is_mine(folder: Path) -> bool:
+    found = folder.lstat()
+    return stat.S_ISDIR(found.st_mode) and found.st_uid == os.getuid() and not found.st_mode & 0o077
+
+
+def _remove_abandoned(folder: Path) -> None:
+    if not _is_mine(folder):
+        return
+    with contextlib.suppress(UsageError):  # its run is being written
+        check_free(Path((folder / _OWNER).read_text()))
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+def newest_common(answers: Sequence[tuple[Sequence[int], str]], saved: int) -> tuple[int | None, str]:
+    """The newest step behind `saved` of which every rank has a whole copy, and what to say where there is none.
+
+    `answers`: by rank, the steps of its whole copies and its host.
+    """
+    if not any(max(steps, default=0) > saved for steps, _ in answers):
+        return None, ""
+    common = max(set.intersection(*(set(steps) for steps, _ in answers)), default=0)
+    if common > saved:
+        return common, ""
+    without = [f"rank {rank} on {host}" for rank, (steps, host) in enumerate(answers) if max(steps, default=0) <= saved]
+    who = f"{without[0]} has none that is whole" if without else "no step is whole on every rank"
+    return None, f"the copies in the nodes' memory do not do ({who}); going back to the newest checkpoint"

@@ -1,10 +1,12 @@
 """Reading raw shards against a plain loop of os.preadv over the same bytes, and tf.data output against TFRecord.
 
-    python benchmarks/data_reading.py [--mib 1024] [--repeats 5] [--folder DIR] [--from-disk]
+    python benchmarks/data_reading.py [--mib 1024] [--repeats 5] [--folder DIR] [--from-disk] [--without-tensorflow]
 
 All variants of one repeat run one after the other in this process, on bytes that are in the page cache; ratios are
-taken within a repeat, and the median ratio is printed. Those named `verified` hold what they read against its
-checksums. `--from-disk` leaves TensorFlow out and drops the shards' bytes from the page cache before each reading.
+taken within a repeat, and the median ratio is printed, of wall time and of processor time: the second hardly changes
+where other work runs beside. Those named `verified` hold what they read against its checksums; `inspect --verify` is
+the command's own function, with a thread for each core. `--from-disk` drops the shards' bytes from the page cache
+before each reading, and leaves TensorFlow out as `--without-tensorflow` does.
 """
 
 from __future__ import annotations
@@ -13,16 +15,17 @@ import argparse
 import dataclasses
 import json
 import os
-import statistics
 import tempfile
 import time
 from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
+import numpy.typing as npt
 
 from hpcdl.config.load import Layer, load
 from hpcdl.data.dataset import Dataset, open_dataset
+from hpcdl.data.inspection import require_sound, verify
 from hpcdl.data.read.order import Epoch
 from hpcdl.data.read.prefetch import aligned_empty
 from hpcdl.data.read.reader import SplitReader, open_reader
@@ -31,6 +34,12 @@ from hpcdl.data.write.request import ShardConfig, ShardRequest
 from hpcdl.data.write.writing import shard
 
 BATCH = 64
+Seconds = npt.NDArray[np.float64]
+"""Wall time and processor time of all threads."""
+
+
+def now() -> Seconds:
+    return np.array([time.perf_counter(), time.process_time()])
 
 
 def make(folder: Path, mib: int) -> Dataset:
@@ -41,23 +50,31 @@ def make(folder: Path, mib: int) -> Dataset:
     return open_dataset(str(target))
 
 
-def plain(dataset: Dataset) -> float:
+def plain(dataset: Dataset) -> Seconds:
     """Read every shard from end to end with os.preadv into one buffer of a block's size."""
     assert dataset.folder is not None and dataset.manifest is not None
     size = dataset.manifest.block_samples * int(np.prod(dataset.sample_shape))
     buffer = aligned_empty((size,), np.uint8)
     buffer[:] = 0
-    started = time.perf_counter()
+    started = now()
     for entry in dataset.manifest.shards():
         descriptor = os.open(dataset.folder / entry.file, os.O_RDONLY)
         offset = 4096
         while count := os.preadv(descriptor, [buffer], offset):
             offset += count
         os.close(descriptor)
-    return time.perf_counter() - started
+    return now() - started
 
 
-def blocks(dataset: Dataset) -> float:
+def whole(dataset: Dataset) -> Seconds:
+    """`inspect --verify`."""
+    assert dataset.folder is not None
+    started = now()
+    require_sound(dataset.folder, verify(dataset.folder))
+    return now() - started
+
+
+def blocks(dataset: Dataset) -> Seconds:
     """Read every block in shuffled order into one recycled buffer."""
     reader = open_reader(dataset, dataset.train_split)
     assert isinstance(reader, SplitReader) and dataset.manifest is not None
@@ -65,30 +82,30 @@ def blocks(dataset: Dataset) -> float:
     order = Epoch(reader.layout, 1, 0).blocks.tolist()
     for block in order[:: max(1, len(order) // 64)]:  # opens the shards, touches the buffer
         reader.read_block(block, buffer)
-    started = time.perf_counter()
+    started = now()
     for block in order:
         reader.read_block(block, buffer)
-    seconds = time.perf_counter() - started
+    seconds = now() - started
     reader.close()
     return seconds
 
 
-def single(dataset: Dataset) -> float:
+def single(dataset: Dataset) -> Seconds:
     """Read every sample alone, in random order, into recycled batch buffers."""
     reader = open_reader(dataset, dataset.train_split)
     buffer = aligned_empty((BATCH, *dataset.sample_shape), dataset.dtype)
     ids = np.random.default_rng(0).permutation(dataset.train_split.num_samples).astype(np.int64)
     reader.read_samples(ids[:BATCH], buffer)
-    started = time.perf_counter()
+    started = now()
     for first in range(0, len(ids), BATCH):
         part = ids[first : first + BATCH]
         reader.read_samples(part, buffer[: len(part)])
-    seconds = time.perf_counter() - started
+    seconds = now() - started
     reader.close()
     return seconds
 
 
-def stream(dataset: Dataset) -> float:
+def stream(dataset: Dataset) -> Seconds:
     """Shuffled batches of the training stream as numpy arrays."""
     batches = TrainingStream(
         open_reader(dataset, dataset.train_split), batch_size=BATCH, worker=0, num_workers=1, seed=0
@@ -96,15 +113,15 @@ def stream(dataset: Dataset) -> float:
     steps = batches.steps_per_epoch
     for step in range(steps):  # the first epoch makes the buffers
         batches.images(step)
-    started = time.perf_counter()
+    started = now()
     for step in range(steps, 2 * steps):
         batches.images(step)
-    seconds = time.perf_counter() - started
+    seconds = now() - started
     batches.close()
     return seconds
 
 
-def tf_shards(dataset: Dataset) -> float:
+def tf_shards(dataset: Dataset) -> Seconds:
     """One epoch of hpcdl.data.open: shuffled batches at the output of tf.data."""
     import hpcdl.data
 
@@ -112,13 +129,13 @@ def tf_shards(dataset: Dataset) -> float:
     steps = dataset.train_split.num_samples // BATCH
     for _ in range(steps):  # the first epoch makes the buffers
         next(batches)
-    started = time.perf_counter()
+    started = now()
     for _ in range(steps):
         next(batches)
-    return time.perf_counter() - started
+    return now() - started
 
 
-def tf_records(dataset: Dataset, folder: Path) -> Callable[[], float]:
+def tf_records(dataset: Dataset, folder: Path) -> Callable[[], Seconds]:
     """One epoch of the same batches by tf.data from TFRecord files, parsed, decoded and batched in parallel."""
     import tensorflow as tf
 
@@ -147,11 +164,11 @@ def tf_records(dataset: Dataset, folder: Path) -> Callable[[], float]:
     batches = tf.data.TFRecordDataset(str(path)).repeat().batch(BATCH, drop_remainder=True)
     ready = iter(batches.map(parse, num_parallel_calls=tf.data.AUTOTUNE).prefetch(2))
 
-    def run() -> float:
-        started = time.perf_counter()
+    def run() -> Seconds:
+        started = now()
         for _ in range(steps):
             next(ready)
-        return time.perf_counter() - started
+        return now() - started
 
     run()
     return run
@@ -172,23 +189,28 @@ def main() -> None:
     arguments.add_argument("--repeats", type=int, default=5)
     arguments.add_argument("--folder", type=Path)
     arguments.add_argument("--from-disk", action="store_true")
+    arguments.add_argument("--without-tensorflow", action="store_true")
     chosen = arguments.parse_args()
     with tempfile.TemporaryDirectory() as scratch:
         folder = chosen.folder or Path(scratch)
         dataset = make(folder, chosen.mib)
         unchecked = dataclasses.replace(dataset, verified=False)
-        variants: dict[str, Callable[[], float]] = {
+        variants: dict[str, Callable[[], Seconds]] = {
             "plain preadv": lambda: plain(dataset),
+            "inspect --verify": lambda: whole(dataset),
             "shuffled blocks": lambda: blocks(unchecked),
             "shuffled blocks, verified": lambda: blocks(dataset),
             "single samples": lambda: single(unchecked),
             "single samples, verified": lambda: single(dataset),
         }
         if not chosen.from_disk:
-            records = tf_records(dataset, folder)
             variants |= {
                 "training stream": lambda: stream(unchecked),
                 "training stream, verified": lambda: stream(dataset),
+            }
+        if not (chosen.from_disk or chosen.without_tensorflow):
+            records = tf_records(dataset, folder)
+            variants |= {
                 "tf.data, shards": lambda: tf_shards(unchecked),
                 "tf.data, shards, verified": lambda: tf_shards(dataset),
                 "tf.data, TFRecord": records,
@@ -204,21 +226,16 @@ def main() -> None:
     report(seconds, size)
 
 
-def report(seconds: dict[str, list[float]], size: int) -> None:
-    def ratio(base: str, name: str) -> float:
-        return statistics.median(b / s for b, s in zip(seconds[base], seconds[name], strict=True))
+def report(seconds: dict[str, list[Seconds]], size: int) -> None:
+    def median_ratio(base: str, name: str) -> list[float]:
+        return np.median(np.array(seconds[base]) / np.array(seconds[name]), axis=0).round(2).tolist()
 
-    print(json.dumps({
-        "gb_per_second": {name: round(size / statistics.median(times) / 1e9, 2) for name, times in seconds.items()},
-        "ratios": {
-            **{f"{name} / plain preadv": round(ratio("plain preadv", name), 2) for name in seconds if "tf" not in name},
-            **{
-                f"{name} / tf.data, TFRecord": round(ratio("tf.data, TFRecord", name), 2)
-                for name in seconds
-                if "tf" in name
-            },
-        },
-    }, indent=1))  # fmt: skip
+    speeds = {name: (size / np.median(times, axis=0) / 1e9).round(2).tolist() for name, times in seconds.items()}
+    pairs = {name: "tf.data, TFRecord" if "tf" in name else "plain preadv" for name in seconds}
+    ratios = {f"{name} / {base}": median_ratio(base, name) for name, base in pairs.items()}
+    for title, found in (("gb_per_second", speeds), ("ratios", ratios)):
+        for number, kind in enumerate(("wall", "processor")):
+            print(json.dumps({f"{title}, {kind} time": {name: both[number] for name, both in found.items()}}, indent=1))
 
 
 if __name__ == "__main__":

@@ -95,7 +95,6 @@ class ShardMap:
     block_samples: int
     columns: Mapping[str, ColumnMap]
     residents: Mapping[str, ResidentMap]
-    attributes: Mapping[str, Any]
 
     @property
     def num_blocks(self) -> int:
@@ -216,20 +215,21 @@ def shard_map(path: Path) -> ShardMap:
     """Where things lie in the shard `path`; CorruptError where it is no readable shard."""
     try:
         with h5py.File(path, "r", locking=False) as file:
-            _check_self_contained(file)
             return _map(path, file)
     except _DAMAGED as error:
         raise CorruptError(f"shard {path} is damaged: {error}") from error
 
 
-def _check_self_contained(file: h5py.File) -> None:
-    """ValueError where a part of the file lies in another one: HDF5 would open whatever path stands there.
+def _arrays_inside(file: h5py.File) -> dict[str, h5py.Dataset]:
+    """The data sets of a file by path; ValueError where a part of it lies in another one.
 
-    That is external links, external storage and virtual data sets; soft links alone cannot leave the file.
+    HDF5 would open whatever path stands there. That is external links, external storage and virtual data sets; soft
+    links alone cannot leave the file.
     """
 
     links: dict[str, Any] = {}
     file.visititems_links(links.__setitem__)  # h5py takes no error from what it calls: look afterwards
+    arrays = {}
     for name, link in links.items():
         if isinstance(link, h5py.ExternalLink):
             raise ValueError(f"{name} is a link to another file, {link.filename}: a file must be self-contained")
@@ -238,18 +238,20 @@ def _check_self_contained(file: h5py.File) -> None:
             made = found.id.get_create_plist()
             if made.get_layout() == h5py.h5d.VIRTUAL or made.get_external_count():
                 raise ValueError(f"the data of {name} lie in other files: a file must be self-contained")
+            arrays[name] = found
+    return arrays
 
 
 def _map(path: Path, file: h5py.File) -> ShardMap:
-    attributes = {key: file.attrs[key] for key in file.attrs if key != "class_names"}
+    arrays = _arrays_inside(file)
+    attributes = {key: file.attrs[key] for key in ("schema", "block_samples", "num_samples") if key in file.attrs}
     classic = attributes.get("schema") != FIELDS_SCHEMA
-    arrays = {name: item for name, item in file.items() if isinstance(item, h5py.Dataset)}
     if classic:
         names = ["bytes" if "bytes" in arrays else "images"]
         small = {"labels": arrays["labels"]}
     else:
         names = list(file["block_checksums"])
-        small = {name: item for name, item in arrays.items() if name not in names}
+        small = {name: item for name, item in arrays.items() if "/" not in name and name not in names}
     block_samples = int(attributes["block_samples"])
     num_samples = len(small["labels"]) if classic else int(attributes["num_samples"])
     if min(num_samples, block_samples) < 1 or not names:
@@ -261,26 +263,27 @@ def _map(path: Path, file: h5py.File) -> ShardMap:
         path=path,
         num_samples=num_samples,
         block_samples=block_samples,
-        columns={name: _column(file, name, num_samples, block_samples, attributes) for name in names},
+        columns={name: _column(arrays, name, num_samples, block_samples, attributes) for name in names},
         residents={
             name: ResidentMap(offset=item.id.get_offset(), shape=item.shape, dtype=item.dtype)
             for name, item in small.items()
         },
-        attributes=attributes,
     )
 
 
 def _column(
-    file: h5py.File, name: str, num_samples: int, block_samples: int, attributes: Mapping[str, Any]
+    arrays: Mapping[str, h5py.Dataset], name: str, num_samples: int, block_samples: int, attributes: Mapping[str, Any]
 ) -> ColumnMap:
-    data = file[name]
-    beside = {part: _beside(name, part, attributes) for part in ("block_checksums", "sample_checksums", "offsets")}
+    data = arrays[name]
+    checksums, own, starts = (
+        arrays.get(_beside(name, part, attributes)) for part in ("block_checksums", "sample_checksums", "offsets")
+    )
     firsts = np.arange(0, num_samples, block_samples, dtype=np.int64)
     ends = np.minimum(firsts + block_samples, num_samples)
     offsets = None
-    if beside["offsets"] in file:
+    if starts is not None:
         row_bytes = math.prod(data.shape[1:]) * data.dtype.itemsize
-        offsets = file[beside["offsets"]][:] * row_bytes
+        offsets = starts[:] * row_bytes
         if len(offsets) != num_samples + 1:
             raise ValueError(f"the offsets of {name} do not fit its samples")
     if data.chunks is not None:
@@ -292,7 +295,8 @@ def _column(
         base = data.id.get_offset() or 0
         unit = offsets if offsets is not None else np.arange(num_samples + 1) * (data.nbytes // max(1, num_samples))
         block_offsets, block_bytes = base + unit[firsts], unit[ends] - unit[firsts]
-    own = file[beside["sample_checksums"]].id.get_offset() if beside["sample_checksums"] in file else None
+    if checksums is None or checksums.shape != firsts.shape:
+        raise ValueError(f"the checksums of {name} do not fit its blocks")
     return ColumnMap(
         name=name,
         shape=data.shape,
@@ -300,8 +304,8 @@ def _column(
         compressed=data.chunks is not None,
         block_offsets=block_offsets,
         block_bytes=block_bytes,
-        checksums=file[beside["block_checksums"]][:],
-        sample_checksums_offset=own,
+        checksums=checksums[:],
+        sample_checksums_offset=own.id.get_offset() if own is not None else None,
         offsets=offsets,
     )
 
@@ -356,7 +360,7 @@ class ArrayFile:
         self._arrays: dict[str, Any] = {}
         with self._reading():
             self._file = h5py.File(path, "r", locking=False)
-            _check_self_contained(self._file)
+            _arrays_inside(self._file)
 
     @contextlib.contextmanager
     def _reading(self) -> Iterator[None]:

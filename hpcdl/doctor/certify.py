@@ -31,6 +31,7 @@ FAULTS: Mapping[str, str] = {
     "worker stopped": f"stop:rank=1@step={STRIKE_AT}",
     "worker exits with 0": f"exit:rank=1@step={STRIKE_AT}",
     "worker three times slower": f"slow:rank=1:x3@step={STRIKE_AT}",
+    "no room for a checkpoint": f"full:checkpoint@step={STRIKE_AT // 2}",
     "worker stopped for 3 s": f"stop:rank=1@step={STRIKE_AT}+3s",
 }
 """What is tried, by name; {last} is the last rank, a server where there are servers."""

@@ -13,9 +13,10 @@ from hpcdl.config.load import Effective, Layer, flag_layer, load
 from hpcdl.config.schema import TrainConfig
 from hpcdl.core.errors import ConfigError, RankError, UsageError
 from hpcdl.strategies.table import STRATEGIES
+from hpcdl.training.launch.prepare import prepare
 from hpcdl.training.launch.relaunch import TRIES, until_done
 from hpcdl.training.session import inject
-from hpcdl.training.session.inject import KINDS, Injection, check_injected, parse_faults, spoken_of
+from hpcdl.training.session.inject import Injection, check_injected, parse_faults, spoken_of
 from tests.conftest import CommandLine
 from tests.training.conftest import Undisturbed
 from tests.training.training_runs import NOTED, SHORT, events, images_of, record_of, same_run
@@ -49,6 +50,14 @@ def test_what_is_asked_for_is_understood() -> None:
         ("nan:rank=1@time=3s", "give @step=N"),
         ("stop:rank=1@time=soon", "--inject stop"),
         ("kill:rank=1@step=1,kill:rank=1", "say when"),
+        ("kill:shard=1@step=1", "eio strikes shard=N"),
+        ("eio:rank=1", "eio strikes shard=N"),
+        ("eio:shard=1@step=3", "give no step"),
+        ("full:checkpoint@time=3s", "@step=N is possible"),
+        ("kill:rank=1@every=3s", "belong to rank=random"),
+        ("kill:rank=random@step=3", "rank=random@every=60s"),
+        ("kill:rank=random@every=0s", "above 0"),
+        ("nan:rank=random@every=3s", "kill, term, stop, exit do"),
     ],
 )
 def test_what_cannot_be_is_refused_in_one_line_each(text: str, word: str) -> None:
@@ -66,7 +75,7 @@ def test_faults_come_from_the_command_line_alone() -> None:
         check_injected(config(inject="nan:rank=1@step=1"), [*inject.STRIKES])
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", [*inject.STRIKES, *inject.PLANTED])
 def test_every_kind_strikes_once(kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Also in a run that goes on: the second start of the same launch leaves it out."""
     (tmp_path / "ranks").mkdir()
@@ -94,6 +103,39 @@ def test_every_kind_strikes_once(kind: str, tmp_path: Path, monkeypatch: pytest.
     assert [event["text"] for event in events(tmp_path, "message")] == [f"injected: {text}"]
 
 
+def test_random_ones_are_the_same_on_every_rank_and_go_on_after_a_start(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Every moment strikes one rank alone; what fell between two starts is left out, nothing strikes twice."""
+    (tmp_path / "ranks").mkdir()
+    struck: list[tuple[int, float]] = []
+    text = "kill:rank=random@every=10s:seed=3"
+    now_s = [1000.0]
+    monkeypatch.setattr(inject.time, "time", lambda: now_s[0])
+
+    def run_to(end_s: float) -> None:
+        rank = [0]
+        monkeypatch.setattr(
+            inject, "STRIKES", {**inject.STRIKES, "kill": lambda fault: struck.append((rank[0], now_s[0]))}
+        )
+        injections = [Injection(text, Observation(number, 3, "here"), tmp_path) for number in range(3)]
+        schedules = [one._schedule(0, one._all[0]) for one in injections]
+        while now_s[0] < end_s:
+            for rank[0], schedule in enumerate(schedules):
+                next(schedule)
+            now_s[0] += 0.25
+
+    run_to(1200.0)
+    first = list(struck)
+    assert 10 <= len(first) <= 35 and {rank for rank, _ in first} == {0, 1, 2}
+    now_s[0] = 1300.0
+    run_to(1400.0)
+    assert struck[: len(first)] == first and all(at_s >= 1300.0 for _, at_s in struck[len(first) :])
+    assert len(struck) > len(first)
+    told = [event["text"] for event in events(tmp_path, "message")]
+    assert len(told) == len(struck) and all(f"as {text} has it" in line for line in told)
+
+
 def lost(lost: bool = True) -> None:
     raise RankError("rank 1 is gone", rank=1, lost=lost)
 
@@ -112,6 +154,39 @@ def test_only_a_lost_rank_is_made_up_for_and_only_where_that_is_asked(
 ) -> None:
     with pytest.raises(RankError, match=r"^rank 1 is gone$"):
         until_done(lambda: lost(gone), tmp_path, config(elastic=elastic), {}, pytest.fail)
+
+
+@pytest.mark.parametrize(
+    ("text", "data", "word"),
+    [("eio:shard=0", "synthetic:hep", "no shards"), ("eio:shard=99", "", "shards 0 to ")],
+)
+def test_a_shard_that_is_not_there_is_refused(text: str, data: str, word: str, shards: Path) -> None:
+    with pytest.raises(UsageError, match=word):
+        prepare(config(inject=text, epochs="1", data=data or str(shards)))
+
+
+@pytest.mark.mpi
+def test_a_shard_that_cannot_be_read_ends_the_run_and_is_named(
+    session_hpcdl: CommandLine, shards: Path, tmp_path: Path
+) -> None:
+    line = [*SHORT, "--data", shards, "--run-dir", tmp_path / "run", "--epochs", "1", "--inject", "eio:shard=0"]
+    finished = session_hpcdl([*line, "--elastic"], timeout_s=300)
+    assert finished.code == 1, finished.err
+    last = finished.err.splitlines()[-1]
+    assert "cannot read" in last and "train/shard-00000.h5" in last and "Input/output error" in last, last
+    assert "new ranks" not in finished.err, "a disk that is broken stays broken"
+    assert [event["text"] for event in events(tmp_path / "run", "message") if "injected:" in event["text"]]
+
+
+@pytest.mark.mpi
+def test_no_room_for_a_checkpoint_costs_a_warning(session_hpcdl: CommandLine, shards: Path, tmp_path: Path) -> None:
+    run_dir = tmp_path / "run"
+    line = [*SHORT, "--data", shards, "--run-dir", run_dir, "--epochs", "2", "--checkpoint-every", "0.1s"]
+    finished = session_hpcdl([*line, "--inject", "full:checkpoint"], timeout_s=300)
+    assert finished.code == 0, finished.err
+    warnings = record_of(run_dir)["warnings"]
+    assert sum("No space left on device" in text and "the one before stays" in text for text in warnings) == 1
+    assert any((run_dir / "checkpoints").glob("step-*")), "the next one had room"
 
 
 ELASTIC = ["--elastic", "--checkpoint-every", "0.1s", "--stall-timeout", "10s"]

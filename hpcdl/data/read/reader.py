@@ -75,11 +75,17 @@ class OpenShard:
         self._chunks: ChunkReader | None = None
         if self.map.num_samples != entry.num_samples:
             raise CorruptError(f"shard {path} does not hold as many samples as the manifest says")
-        if verified and frame_checksum(self.descriptor, self.map) != entry.frame_checksum:
+        if verified and self._frame_checksum() != entry.frame_checksum:
             raise CorruptError(f"shard {path}: its header (attributes, labels or checksums) is damaged{_REMEDY}")
         self.residents = {name: self._resident(place) for name, place in self.map.residents.items()}
         self._sample_checksums: dict[str, Array] = {}
         self._checked = {name: np.zeros(self.map.num_blocks, np.bool_) for name in self.map.columns}
+
+    def _frame_checksum(self) -> str:
+        try:
+            return frame_checksum(self.descriptor, self.map)
+        except OSError as error:
+            raise HpcdlError(f"cannot read {self.map.path}: {error.strerror}") from error
 
     def _resident(self, place: ResidentMap) -> Array:
         values = np.empty(place.shape, place.dtype)

@@ -13,7 +13,7 @@ import shutil
 import threading
 import zipfile
 import zlib
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -48,13 +48,20 @@ class Snapshot:
 class CheckpointWriter:
     """Writes snapshots in the background, one at a time; collective over `communicator`.
 
-    A disk that fails costs a warning, never the run: the last good checkpoint stays.
+    A disk that fails costs a warning, never the run: the last good checkpoint stays. `before` is called with the step
+    before anything is written, and may raise OSError.
     """
 
-    def __init__(self, run_dir: Path, communicator: Communicator, keep: int) -> None:
+    def __init__(
+        self,
+        run_dir: Path,
+        communicator: Communicator,
+        keep: int,
+        before: Callable[[int], None] = lambda step: None,
+    ) -> None:
         self._folder = run_dir / FOLDER
         self._communicator = communicator.duplicate()
-        self._keep = keep
+        self._keep, self._before = keep, before
         self._thread: threading.Thread | None = None
         self._failure: BaseException | None = None
         self.warnings: list[str] = []
@@ -91,6 +98,7 @@ class CheckpointWriter:
         try:
             self._folder.mkdir(exist_ok=True)  # in a run directory that is still there
             temporary.mkdir(exist_ok=True)
+            self._before(snapshot.step)
             if self._communicator.rank == 0:
                 files[SHARED_FILE] = write_arrays(temporary / SHARED_FILE, snapshot.shared)
             own = own_file(self._communicator.rank)

@@ -140,7 +140,9 @@ class Parts:
         )
         self._follow = build_follow(model, self.optimizer, worker)
         self._evaluate = Evaluator(model, self.objective)
-        self.writer = CheckpointWriter(run_dir, self.together, config.checkpoint.keep_checkpoints)
+        self.writer = CheckpointWriter(
+            run_dir, self.together, config.checkpoint.keep_checkpoints, before=injection.writing
+        )
         self.position = Position(num_metrics=len(self.objective.names))
         self.steps_done = steps_done or (lambda: self.position.step)
         self._own: Mapping[str, Array] = {}

@@ -78,6 +78,7 @@ def _run_rank(
         with injection, _staged(prepared, communicator) as near:
             if prepared.config.elastic.groups > 1:  # from the node's own storage, where there is a copy on it
                 near = dataclasses.replace(near, dataset=resident(near.dataset, communicator.rank))
+            near = dataclasses.replace(near, dataset=injection.readable(near.dataset))
             context = context_of(prepared, communicator)
             communicator = run_worker(near, communicator, context, run_dir, started, on_event, watch, injection)
     else:

@@ -51,6 +51,9 @@ class Recorder(Protocol):
         `waited_s`: what of the exchange was waiting, where a strategy whose workers do not step together can tell.
         """
 
+    def exchanged(self, bucket: int, values: Array) -> None:
+        """A bucket of gradients as it came back from its exchange, before anybody looks at it."""
+
     def activity(self, name: str, begin_s: float, end_s: float) -> None:
         """What the main thread was at, by its heartbeat."""
 
@@ -71,6 +74,9 @@ class NoRecorder:
         """Off."""
 
     def parts(self, borders: Sequence[float], waited_s: float = 0.0) -> None:
+        """Off."""
+
+    def exchanged(self, bucket: int, values: Array) -> None:
         """Off."""
 
     def activity(self, name: str, begin_s: float, end_s: float) -> None:

@@ -34,6 +34,7 @@ def bucket_recorded(exchange: Callable[[Array], Array], recorder: Recorder, buck
         began_s = time.monotonic()
         result = exchange(buffer)
         recorder.span(BUCKET, began_s, time.monotonic(), num_bytes=buffer.nbytes, bucket=bucket)
+        recorder.exchanged(bucket, result)
         return result
 
     return call

@@ -124,6 +124,9 @@ class TraceRecorder:
             value = waited_ns if name == "exchange" else 0
             self._write(name, begin_s + shift_s, max(end_s, begin_s) + shift_s, value, self._step, -1, -1)
 
+    def exchanged(self, bucket: int, values: object) -> None:
+        """Its span says it all."""
+
     def activity(self, name: str, begin_s: float, end_s: float) -> None:
         """Keep what is no part of a step."""
         if self._traced and name not in _TOLD_BETTER:

@@ -52,6 +52,8 @@ def test_what_is_asked_for_is_understood() -> None:
         ("kill:rank=1@step=1,kill:rank=1", "say when"),
         ("kill:shard=1@step=1", "eio strikes shard=N"),
         ("eio:rank=1", "eio strikes shard=N"),
+        ("flip:bucket=2", "give @step=N"),
+        ("flip:rank=2@step=3", "flip bucket=N"),
         ("eio:shard=1@step=3", "give no step"),
         ("full:checkpoint@time=3s", "@step=N is possible"),
         ("kill:rank=1@every=3s", "belong to rank=random"),
@@ -158,11 +160,15 @@ def test_only_a_lost_rank_is_made_up_for_and_only_where_that_is_asked(
 
 @pytest.mark.parametrize(
     ("text", "data", "word"),
-    [("eio:shard=0", "synthetic:hep", "no shards"), ("eio:shard=99", "", "shards 0 to ")],
+    [
+        ("eio:shard=0", "synthetic:hep", "no shards"),
+        ("eio:shard=99", "", "shards 0 to "),
+        ("flip:bucket=0@step=3", "synthetic:hep", "have buckets"),
+    ],
 )
-def test_a_shard_that_is_not_there_is_refused(text: str, data: str, word: str, shards: Path) -> None:
+def test_what_this_run_has_not_got_cannot_be_struck(text: str, data: str, word: str, shards: Path) -> None:
     with pytest.raises(UsageError, match=word):
-        prepare(config(inject=text, epochs="1", data=data or str(shards)))
+        prepare(config(inject=text, epochs="1", data=data or str(shards), strategy="easgd"))
 
 
 @pytest.mark.mpi
@@ -175,7 +181,24 @@ def test_a_shard_that_cannot_be_read_ends_the_run_and_is_named(
     last = finished.err.splitlines()[-1]
     assert "cannot read" in last and "train/shard-00000.h5" in last and "Input/output error" in last, last
     assert "new ranks" not in finished.err, "a disk that is broken stays broken"
-    assert [event["text"] for event in events(tmp_path / "run", "message") if "injected:" in event["text"]]
+    assert "injected: eio:shard=0" in [event["text"] for event in events(tmp_path / "run", "message")]
+
+
+@pytest.mark.mpi
+@pytest.mark.parametrize("strategy", ["ring", "ps"])
+def test_a_flipped_bit_is_found_where_weights_are_compared(
+    session_hpcdl: CommandLine, shards: Path, tmp_path: Path, strategy: str
+) -> None:
+    """The number stays finite: nothing but the comparison of weights can tell."""
+    line = [*SHORT, "--strategy", strategy, "--ranks", "3", "--data", shards, "--run-dir", tmp_path / "run"]
+    line += ["--epochs", "1", "--divergence-check-steps", "5", "--inject", "flip:bucket=0@step=7"]
+    if strategy == "ps":
+        line.remove("--deterministic")
+    finished = session_hpcdl(line, timeout_s=300)
+    assert finished.code == 1, finished.err
+    last = finished.err.splitlines()[-1]
+    assert "weights differ over the ranks after step 10" in last and "on rank 1" in last, last
+    assert "injected: flip:bucket=0@step=7" in [event["text"] for event in events(tmp_path / "run", "message")]
 
 
 @pytest.mark.mpi

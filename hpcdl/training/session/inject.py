@@ -6,6 +6,7 @@
     KIND:rank=random[:VALUE]@every=T[:seed=N][+DURATION]
     eio:shard=N
     full:checkpoint[@step=N]
+    flip:bucket=N@step=N
 
 A fault strikes once in a run, also where the run goes on by itself, but for `@every`, which comes again and again at
 random ranks and times; the journal tells of each.
@@ -30,8 +31,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from hpcdl.cluster.status import FOLDER
-from hpcdl.comm.observed import Observation
+from hpcdl.comm.observed import NOTHING, NoRecorder, Observation
 from hpcdl.config.load import Effective
+from hpcdl.config.tracing import OFF
 from hpcdl.core.errors import ConfigError, UsageError, shown
 from hpcdl.core.units import format_seconds, parse_seconds
 from hpcdl.data.dataset import Dataset
@@ -48,7 +50,7 @@ LOOK_S = 0.005
 PERIOD_S = 0.05
 """A slow rank stands still for its share of each period."""
 _SPEC = re.compile(
-    r"(?P<kind>[a-z]+):(?:rank=(?P<rank>\d+|random)|shard=(?P<shard>\d+)|(?P<checkpoint>checkpoint))"
+    r"(?P<kind>[a-z]+):(?:rank=(?P<rank>\d+|random)|shard=(?P<shard>\d+)|(?P<checkpoint>checkpoint)|bucket=(?P<bucket>\d+))"
     r"(?::x?(?P<value>\d+(?:\.\d+)?))?"
     r"(?:@(?:step=(?P<step>\d+)|time=(?P<time>[^+@:]+)|every=(?P<every>[^+@:]+)))?(?::seed=(?P<seed>\d+))?"
     r"(?:\+(?P<duration>[^+@:]+))?"
@@ -75,6 +77,7 @@ class Fault:
     kind: str
     rank: int | None
     shard: int | None = None
+    bucket: int | None = None
     every_s: float | None = None
     seed: int = 0
     value: float | None = None
@@ -90,6 +93,8 @@ class Fault:
             return f"shard {self.shard}"
         if self.kind == FULL:
             return "a checkpoint"
+        if self.bucket is not None:
+            return f"bucket {self.bucket} on rank {self.rank}"
         return "a random rank" if self.rank is None else f"rank {self.rank}"
 
     @property
@@ -135,7 +140,14 @@ PLANTED = ("error", "nan")
 """What happens in a worker's step: an exception; NaN in its batch."""
 UNREADABLE, FULL = "eio", "full"
 """What the system does to files: a shard that cannot be read; no room while rank 0 writes a checkpoint."""
-KINDS = (*STRIKES, *PLANTED, UNREADABLE, FULL)
+FLIPPED = "flip"
+"""What memory or the network does: a bit of a bucket is another one on one rank than it is on the others."""
+FLIPPED_RANK = 1
+"""Not rank 0: of two ranks that differ the other one is told to be odd."""
+_WHERE = {UNREADABLE: "shard", FULL: "checkpoint", FLIPPED: "bucket"}
+KINDS = (*STRIKES, *PLANTED, *_WHERE)
+BUCKETS_OF = ("all-reduce", "parameter servers")
+"""Families of strategies that exchange gradients in buckets."""
 AGAIN = ("kill", "term", "stop", "exit")
 """What may come again and again."""
 
@@ -160,9 +172,9 @@ def _parse(text: str, num_ranks: int) -> Fault:
     kind = found["kind"]
     if kind not in KINDS:
         raise ValueError(f"unknown fault {shown(kind)}; known: {', '.join(KINDS)}")
-    if (kind == UNREADABLE) != bool(found["shard"]) or (kind == FULL) != bool(found["checkpoint"]):
-        raise ValueError("a fault strikes rank=R; eio strikes shard=N, and full strikes checkpoint")
-    if kind in (UNREADABLE, FULL):
+    if not found[_WHERE.get(kind, "rank")]:
+        raise ValueError("a fault strikes rank=R; eio strikes shard=N, flip bucket=N, and full strikes checkpoint")
+    if kind in _WHERE:
         return _parse_of_file(found, text)
     if found["rank"] == "random":
         return _parse_random(found, text)
@@ -195,12 +207,15 @@ def _parse(text: str, num_ranks: int) -> Fault:
 def _parse_of_file(found: re.Match[str], text: str) -> Fault:
     kind = found["kind"]
     if found["value"] or found["duration"] or found["time"] or found["every"] or found["seed"]:
-        raise ValueError(f"{kind} takes no value and no time" + ("; @step=N is possible" if kind == FULL else ""))
+        raise ValueError(f"{kind} takes no value and no time" + ("; @step=N is possible" if kind != UNREADABLE else ""))
     if kind == UNREADABLE and found["step"]:
         raise ValueError("a shard is unreadable from the start: give no step")
+    if kind == FLIPPED and not found["step"]:
+        raise ValueError("flip strikes in a step: give @step=N")
     return Fault(
         kind=kind,
-        rank=0 if kind == FULL else None,
+        rank={FULL: 0, FLIPPED: FLIPPED_RANK}.get(kind),
+        bucket=int(found["bucket"]) if found["bucket"] else None,
         shard=int(found["shard"]) if found["shard"] else None,
         step=int(found["step"]) if found["step"] else None,
         text=text,
@@ -231,9 +246,16 @@ def _parse_random(found: re.Match[str], text: str) -> Fault:
     )
 
 
-def check_shards(text: str, num_ranks: int, dataset: Dataset) -> None:
-    """UsageError where a shard is to be unreadable that the training split has not got, or that nobody looks at."""
+def check_possible(text: str, num_ranks: int, dataset: Dataset, *, family: str, num_workers: int) -> None:
+    """UsageError where a shard is to be unreadable that the training split has not got, or that nobody looks at.
+
+    Also where a bit of a bucket is to flip of a strategy of a `family` that has none, or of one worker alone.
+    """
     for fault in parse_faults(text, num_ranks):
+        if fault.bucket is not None and (family not in BUCKETS_OF or num_workers < 2):
+            raise UsageError(
+                f"--inject {fault.text}: only two workers or more of {' or '.join(BUCKETS_OF)} have buckets"
+            )
         if fault.shard is None:
             continue
         entry = dataset.train_split.entry
@@ -247,6 +269,8 @@ def check_shards(text: str, num_ranks: int, dataset: Dataset) -> None:
 
 def check_injected(effective: Effective[Any], kinds: Sequence[str] = KINDS) -> None:
     """UsageError where faults are asked for elsewhere than on the command line, cannot be, or are not of `kinds`."""
+    if effective.config.run.trace != OFF and f"{FLIPPED}:" in effective.config.safety.inject:
+        raise UsageError(f"--inject {FLIPPED}:... takes the place of the recorder of --trace; leave one of them out")
     text, origin = effective.config.safety.inject, effective.origins["inject"]
     if text and origin != "flag":
         raise UsageError(f"{origin}: inject breaks runs on purpose; it is taken from the command line alone (--inject)")
@@ -255,6 +279,17 @@ def check_injected(effective: Effective[Any], kinds: Sequence[str] = KINDS) -> N
             raise UsageError(
                 f"--inject {fault.text}: not in a script, which can do that itself; {', '.join(kinds)} are"
             )
+
+
+class _FlipsBits(NoRecorder):
+    """Hears of each bucket that comes back from its exchange, as a recorder does, and may change it."""
+
+    def __init__(self, exchanged: Callable[[int, Array], None]) -> None:
+        self._exchanged = exchanged
+
+    def exchanged(self, bucket: int, values: Array) -> None:
+        """Hand it on."""
+        self._exchanged(bucket, values)
 
 
 class Injection:
@@ -276,10 +311,14 @@ class Injection:
         again = any(fault.every_s is not None for fault in self._all)
         if again or any(fault.kind in STRIKES for fault in self._mine.values()):
             threading.Thread(target=self._watch, name="inject", daemon=True).start()
+        if any(fault.bucket is not None for fault in self._mine.values()):
+            self._seen.recorder = _FlipsBits(self._flip)
         return self
 
     def __exit__(self, *_: object) -> None:
         self._over.set()
+        if isinstance(self._seen.recorder, _FlipsBits):
+            self._seen.recorder = NOTHING
 
     def batch(self, step: int, images: Any) -> Any:
         """What a worker's step is fed: `images`, unless a fault strikes; ValueError is one of them."""
@@ -311,6 +350,15 @@ class Injection:
             if fault.kind == FULL and step >= (fault.step or 0):
                 self._tell(number)
                 raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    def _flip(self, bucket: int, values: Array) -> None:
+        """Flip one bit of the largest number: a float32 is 4 times as large then, or a quarter of it."""
+        for number, fault in [*self._mine.items()]:
+            if fault.bucket == bucket and (self._seen.step or 0) >= (fault.step or 0):
+                self._tell(number)
+                flat = values.reshape(-1)
+                place = int(abs(flat).argmax())
+                flat[place : place + 1].view("uint8")[-1] ^= 1
 
     def _watch(self) -> None:
         began = time.monotonic()

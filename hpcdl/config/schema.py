@@ -386,6 +386,29 @@ class PingpongBenchConfig:
 
 
 @dataclass(frozen=True, kw_only=True)
+class PrecisionBenchRun:
+    """What `bench precision` compares with float32."""
+
+    model: str = setting(REQUIRED, "Network: a name of `hpcdl models`, or your own as file.py:build.")
+    classes: int | None = setting(None, "Number of classes; by default as many as the data has.", at_least=1)
+    precision: str = setting(
+        "mixed_bfloat16", "Precision to compare with float32.", choices=("mixed_bfloat16", "mixed_float16")
+    )
+    batch_size: int = setting(32, "Samples of the one batch.", at_least=1)
+    data: Path | None = setting(None, "Folder made by `hpcdl shard`; by default samples are made up.")
+    epochs: int = setting(4, "Passes over the bundled digits, for the accuracy.", at_least=1)
+    repeats: int = setting(3, "Trainings on the digits in each precision, each with a seed of its own.", at_least=1)
+    seed: int = setting(0, "Seed of weights and samples; the first one on the digits.", at_least=0)
+
+
+@dataclass(frozen=True, kw_only=True)
+class PrecisionBenchConfig:
+    """All groups of `bench precision`."""
+
+    run: PrecisionBenchRun
+
+
+@dataclass(frozen=True, kw_only=True)
 class InputBenchRun:
     """How `bench input` reads, and on how many ranks."""
 

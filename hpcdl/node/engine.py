@@ -19,6 +19,7 @@ LIBRARY_FOLDERS = (
     "/usr/local/lib",
 )
 PRELOADS = {"jemalloc": ("libjemalloc.so.2",), "tcmalloc": ("libtcmalloc_minimal.so.4", "libtcmalloc.so.4")}
+BFLOAT16_INSTRUCTIONS = ("avx512_bf16", "amx_bf16")
 _DYNAMIC, _NEEDED, _STRTAB, _LOAD = 2, 1, 5, 1
 
 
@@ -31,6 +32,8 @@ class Engine:
     threading: str
     isa_caps: tuple[str, ...]
     allocators: tuple[str, ...]
+    bfloat16: tuple[str, ...] = ()
+    """The processor's instructions for bfloat16, as /proc/cpuinfo has them."""
 
     @property
     def openmp(self) -> bool:
@@ -49,11 +52,13 @@ class Engine:
 def find_engine(cpuinfo: Path = Path("/proc/cpuinfo")) -> Engine:
     """The TensorFlow that this Python would import; package `none` where there is none."""
     package, version = _installed()
+    flags = _flags(cpuinfo)
     return Engine(
         package=package,
         version=version,
         threading="OpenMP" if links_openmp() else "own pool",
-        isa_caps=_isa_caps(cpuinfo),
+        isa_caps=_isa_caps(flags),
+        bfloat16=tuple(name for name in BFLOAT16_INSTRUCTIONS if name in flags),
         allocators=("default", *_glibc(), *(name for name in PRELOADS if preload_path(name) is not None)),
     )
 
@@ -112,13 +117,17 @@ def needed_libraries(path: Path) -> list[str]:
         return []
 
 
-def _isa_caps(cpuinfo: Path) -> tuple[str, ...]:
-    """Caps below what this processor has: capping at or above it changes nothing."""
+def _flags(cpuinfo: Path) -> set[str]:
+    """What the processor can do; nothing where the kernel does not say."""
     try:
         text = cpuinfo.read_text()
     except OSError:
-        return ("default",)
-    flags = set(next((line.partition(":")[2].split() for line in text.splitlines() if line.startswith("flags")), []))
+        return set()
+    return set(next((line.partition(":")[2].split() for line in text.splitlines() if line.startswith("flags")), []))
+
+
+def _isa_caps(flags: set[str]) -> tuple[str, ...]:
+    """Caps below what this processor has: capping at or above it changes nothing."""
     steps = [("AVX2", "avx512bw"), ("AVX512_CORE", "avx512_bf16"), ("AVX512_CORE_BF16", "amx_tile")]
     return ("default", *(cap for cap, above in steps if above in flags))
 

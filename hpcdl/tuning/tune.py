@@ -7,13 +7,14 @@ import importlib.metadata
 import os
 import socket
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from hpcdl import __version__
 from hpcdl.config.schema import TuneConfig
 from hpcdl.core.errors import HpcdlError, StoppedEarly, UsageError
+from hpcdl.core.signals import caught
 from hpcdl.models.spec import check_model_spec, model_name
 from hpcdl.node.engine import Engine, find_engine
 from hpcdl.node.plan import fill, launch_plan
@@ -24,7 +25,15 @@ from hpcdl.node.topology.machines import machines_like, read_machine, read_topol
 from hpcdl.node.topology.model import Topology
 from hpcdl.tuning.findings import Found, as_profile
 from hpcdl.tuning.log import TrialLog
-from hpcdl.tuning.loop import Measure, SearchLimits, SearchProgress, Tuning
+from hpcdl.tuning.loop import SearchLimits, SearchProgress, Tuning
+from hpcdl.tuning.lower_precision import (
+    LOWER,
+    SHARE_OF_BUDGET,
+    Allowance,
+    LowerPrecision,
+    measure_lower,
+    reserved_samples,
+)
 from hpcdl.tuning.space import Space, build_space, read_space
 from hpcdl.tuning.trials import Measurer, Workload, trial_prefixes
 
@@ -49,6 +58,7 @@ class Tuned:
     found: Found
     path: Path | None
     log: Path
+    lower: LowerPrecision | None = None
 
 
 def prepare(config: TuneConfig, *, planning: bool = False) -> PreparedSearch:
@@ -93,7 +103,6 @@ def tune(
     *,
     resume: bool = False,
     notify: Callable[[SearchProgress], None] = lambda _: None,
-    measure: Measure | None = None,
 ) -> Tuned:
     """Search, and store the profile of the best. StoppedEarly after a signal (what was found is stored all the same);
     HpcdlError where every trial failed.
@@ -102,16 +111,18 @@ def tune(
     base = _base_profile(prepared)
     path = _profile_path(config, base)
     log = TrialLog(config.output.log or path.with_suffix(".trials.jsonl"), _header(prepared, base), resume=resume)
-    prefixes = trial_prefixes(os.environ)
+    prefixes, begun_s = trial_prefixes(os.environ), time.monotonic()
+    reserved = reserved_samples(config.search.max_samples) if prepared.engine.bfloat16 else 0
     folder = log.path.parent if len(prefixes) > 1 else None  # a node's own /tmp is not seen by the others
+    measurer = Measurer(workload=_workload(config), topology=prepared.topology, folder=folder)
     found = Tuning(
         space=prepared.space,
-        measure=measure or Measurer(workload=_workload(config), topology=prepared.topology, folder=folder),
+        measure=measurer,
         log=log,
         limits=SearchLimits(
-            budget_s=config.search.budget,
+            budget_s=config.search.budget * (1 - SHARE_OF_BUDGET if prepared.engine.bfloat16 else 1),
             trial_timeout_s=config.search.trial_timeout,
-            max_samples=config.search.max_samples,
+            max_samples=None if config.search.max_samples is None else config.search.max_samples - reserved,
             precision=config.search.precision,
             seed=config.search.seed,
         ),
@@ -124,9 +135,40 @@ def tune(
     if found.stopped:
         kept = f"the best of {found.num_samples} samples is in {path}" if found.choice else "no trial had ended"
         raise StoppedEarly(f"stopped by a signal; {kept}; go on with the same command and --resume")
-    if found.choice is None and found.trials:
-        raise HpcdlError(f"no trial succeeded; {found.warnings[0]}; the log is {log.path}")
-    return Tuned(profile=profile, found=found, path=path if found.choice is not None else None, log=log.path)
+    if found.choice is None:
+        if found.trials:
+            raise HpcdlError(f"no trial succeeded; {found.warnings[0]}; the log is {log.path}")
+        return Tuned(profile=profile, found=found, path=None, log=log.path)
+    left = Allowance(
+        deadline_s=begun_s + config.search.budget,
+        samples=None if config.search.max_samples is None else reserved,
+        trial_timeout_s=config.search.trial_timeout,
+    )
+    lower = _lower(prepared, found.choice.index, measurer, left, prefixes[0])
+    profile = dataclasses.replace(profile, lower_precision=lower.as_document())
+    write_profile(profile, path)
+    return Tuned(profile=profile, found=found, path=path, log=log.path, lower=lower)
+
+
+def _lower(
+    prepared: PreparedSearch, index: int, measurer: Measurer, left: Allowance, prefix: Sequence[str]
+) -> LowerPrecision:
+    """What the winner's settings bring in bfloat16. StoppedEarly after a signal: the winner is stored by then."""
+    stopped = []
+
+    def stop(number: int) -> None:
+        stopped.append(number)
+        measurer.stop()
+
+    candidate = prepared.space.candidates[index]
+    with caught(stop):
+        found = measure_lower(candidate, measurer.workload, measurer, prepared.engine.bfloat16, left, prefix)
+    if stopped:
+        raise StoppedEarly(
+            f"stopped by a signal; the search was done, {LOWER} was not measured; "
+            "go on with the same command and --resume"
+        )
+    return found
 
 
 def _batch_sizes(text: str | None) -> list[int]:

@@ -10,14 +10,21 @@ import typer
 from hpcdl.cli.groups import GroupedCommand
 from hpcdl.cli.options import ConfigFlag, JsonFlag, SetFlag, effective, takes_settings
 from hpcdl.cli.output import print_json, print_table, put, say
-from hpcdl.config.schema import AllreduceBenchConfig, InputBenchConfig, PingpongBenchConfig, StepBenchConfig
+from hpcdl.config.schema import (
+    AllreduceBenchConfig,
+    InputBenchConfig,
+    PingpongBenchConfig,
+    PrecisionBenchConfig,
+    StepBenchConfig,
+)
+from hpcdl.core.progress import progress
 from hpcdl.core.units import format_bytes, format_count, format_rate, format_seconds
 
 if TYPE_CHECKING:
     from hpcdl.bench.allreduce import AllreduceResult, AllreduceRow
     from hpcdl.bench.input import InputResult, MetadataOperations
 
-commands = typer.Typer(no_args_is_help=True, help="Measure all-reduces, messages, a step, or the input.")
+commands = typer.Typer(no_args_is_help=True, help="Measure all-reduces, messages, a step, the input, a precision.")
 
 
 def register(app: typer.Typer) -> None:
@@ -144,6 +151,28 @@ def pingpong(flags: dict[str, Any], config: ConfigFlag = None, set_: SetFlag = N
 
 def _rate(bytes_per_second: float) -> str:
     return f"{format_bytes(bytes_per_second)}/s"
+
+
+@commands.command(cls=GroupedCommand, epilog="Example: hpcdl bench precision --model resnet50 --batch-size 8")
+@takes_settings(PrecisionBenchConfig)
+def precision(flags: dict[str, Any], config: ConfigFlag = None, set_: SetFlag = None, json: JsonFlag = False) -> None:
+    """Compare a network in bfloat16 with itself in float32: results of one batch, accuracy on the bundled digits."""
+    from hpcdl.bench.precision import num_parts, run
+
+    settings = effective(PrecisionBenchConfig, "bench-precision", flags, config, set_).config
+    with progress("comparing", num_parts(settings)) as bar:
+        result = run(settings, bar.update)
+    if json:
+        print_json(dataclasses.asdict(result))
+        return
+    put(f"{result.model}, one batch of {result.batch_size}, {result.precision} against float32")
+    put(f"  outputs    differ by at most {result.outputs:.1e} of the largest")
+    put(f"  gradients  differ by at most {result.gradients:.1e} of the largest, in {result.variable}")
+    digits = result.digits
+    put(f"accuracy of {digits.network} on the digits, {digits.epochs} epochs")
+    rows = [[name, *(f"{value:.3f}" for value in reached)] for name, reached in digits.accuracy.items()]
+    print_table(["precision", *(f"seed {seed}" for seed in digits.seeds)], rows)
+    say(f"next: hpcdl train --model {result.model} --data DIR --precision {result.precision}")
 
 
 @commands.command(

@@ -1,0 +1,87 @@
+"""`hpcdl bench precision`: what computing in bfloat16 does to results, against float32."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+
+from hpcdl.config.schema import PrecisionBenchConfig
+from hpcdl.data.dataset import open_dataset
+from hpcdl.models.spec import check_model_spec
+
+FLOAT32 = "float32"
+
+
+@dataclass(frozen=True, kw_only=True)
+class DigitsResult:
+    """Accuracies on held-out digits by precision, one for each of `seeds`, after `epochs` of LeNet."""
+
+    network: str
+    epochs: int
+    seeds: Sequence[int]
+    accuracy: Mapping[str, Sequence[float]]
+
+
+@dataclass(frozen=True, kw_only=True)
+class PrecisionResult:
+    """Largest differences on one batch, over the largest float32 value of their kind; `variable` differs most."""
+
+    model: str
+    batch_size: int
+    precision: str
+    outputs: float
+    gradients: float
+    variable: str
+    digits: DigitsResult
+
+
+def run(config: PrecisionBenchConfig, told: Callable[[float, str], None]) -> PrecisionResult:
+    """Compare in this process; `told` hears how many of `num_parts` are done."""
+    wanted = config.run
+    check_model_spec(wanted.model)
+    dataset = open_dataset(str(wanted.data)) if wanted.data else None
+    from hpcdl.training.session import runtime
+
+    runtime.silence()
+    runtime.import_tensorflow()
+    from hpcdl.models.load import load_model
+    from hpcdl.training.loop import precision
+    from hpcdl.training.loop.measure import made_up_batches
+
+    runtime.configure(deterministic=False, seed=wanted.seed)
+    told(0, "one batch")
+    classes = wanted.classes or (dataset.num_classes if dataset else None)
+    shape = dataset.sample_shape if dataset else None
+    model = load_model(wanted.model, classes=classes, input_shape=shape)
+    if dataset is None:
+        batch = next(made_up_batches(model, wanted.batch_size, wanted.seed))
+    else:
+        from hpcdl.data.read.pipeline import training_batches
+
+        stream = training_batches(dataset, batch_size=wanted.batch_size, worker=0, num_workers=1, seed=wanted.seed)
+        batch = next(iter(stream))
+        stream.close()
+    found = precision.compare(
+        lambda: load_model(wanted.model, classes=classes, input_shape=shape), batch, wanted.precision
+    )
+    accuracy: dict[str, list[float]] = {FLOAT32: [], wanted.precision: []}
+    seeds = range(wanted.seed, wanted.seed + wanted.repeats)
+    for number, seed in enumerate(seeds):
+        told(1 + number, "digits")
+        for name, reached in accuracy.items():
+            reached.append(precision.digits_accuracy(name, epochs=wanted.epochs, seed=seed))
+    return PrecisionResult(
+        model=wanted.model,
+        batch_size=wanted.batch_size,
+        precision=wanted.precision,
+        **dataclasses.asdict(found),
+        digits=DigitsResult(
+            network=precision.DIGITS_NETWORK, epochs=wanted.epochs, seeds=list(seeds), accuracy=accuracy
+        ),
+    )
+
+
+def num_parts(config: PrecisionBenchConfig) -> int:
+    """What a progress bar counts up to."""
+    return 1 + config.run.repeats

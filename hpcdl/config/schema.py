@@ -41,6 +41,12 @@ class DataConfig:
 
     data: str = setting(REQUIRED, "Folder made by `hpcdl shard`, or synthetic:NAME.", matters=RESULT | TIME)
     batch_size: int = setting(32, "Samples per worker and step.", at_least=1, matters=RESULT | TIME)
+    keep_batch: int | None = setting(
+        None,
+        "Samples per step over all workers, however many those are; --batch-size is then the most computed at once.",
+        at_least=1,
+        matters=RESULT | TIME,
+    )
     flip: bool = setting(False, "Mirror half of the training images left to right, by the seed.", matters=RESULT)
     crop_padding: int = setting(
         0, "Pixels added on every side before a window of the old size is cut out.", at_least=0, matters=RESULT

@@ -76,6 +76,8 @@ class Context:
     optimizer: OptimizerConfig
     elastic: ElasticConfig = ElasticConfig()
     deterministic: bool = False
+    weight: float = 1.0
+    """What this worker's mean over its samples counts in the mean over the workers."""
 
     @property
     def is_worker(self) -> bool:

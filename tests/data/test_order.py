@@ -6,7 +6,17 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from hpcdl.core.errors import UsageError
-from hpcdl.data.read.order import Epoch, Layout, global_batch_indices, mixed, permuted, steps_per_epoch, worker_slice
+from hpcdl.data.read.order import (
+    Epoch,
+    Layout,
+    global_batch_indices,
+    goes_on_at,
+    mixed,
+    pass_slice,
+    permuted,
+    steps_per_epoch,
+)
+from hpcdl.data.read.windows import Share
 
 shards = st.lists(st.integers(1, 60), min_size=1, max_size=6)
 
@@ -43,13 +53,12 @@ def test_an_epoch_holds_every_sample_once(by_shard: list[int], block: int, windo
     assert not (set(layout.starts[1:-1].tolist()) - set(range(1, layout.num_samples)))
 
 
-@given(by_shard=shards, block=st.integers(1, 9), batch=st.integers(1, 5), workers=st.integers(1, 6))
+@given(by_shard=shards, block=st.integers(1, 9), total=st.integers(1, 30), workers=st.integers(1, 6))
 @settings(max_examples=60)
 def test_workers_share_the_same_global_batch_and_steps(
-    by_shard: list[int], block: int, batch: int, workers: int
+    by_shard: list[int], block: int, total: int, workers: int
 ) -> None:
     layout = Layout.of_shards(by_shard, block, 4)
-    total = batch * workers
     if total > layout.num_samples:
         with pytest.raises(UsageError, match="batch size x workers"):
             steps_per_epoch(layout.num_samples, total)
@@ -60,14 +69,39 @@ def test_workers_share_the_same_global_batch_and_steps(
     for step in range(steps):
         whole = global_batch_indices(step, layout=layout, seed=1, epoch=2, global_batch=total)
         epoch = Epoch(layout, 1, 2)  # a fresh one: no step needs the ones before
-        parts = [
-            epoch.ids(*worker_slice(step, batch_size=batch, worker=w, num_workers=workers)) for w in range(workers)
+        shares = [
+            Share(steps_per_epoch=steps, global_batch=total, rows=pass_slice(total, w, workers)) for w in range(workers)
         ]
+        assert max(share.batch_size for share in shares) - min(share.batch_size for share in shares) <= 1
+        parts = [epoch.ids(*share.places(2 * steps + step)[1:]) for share in shares]
         assert np.array_equal(np.concatenate(parts), whole)
         seen += whole.tolist()
     assert len(set(seen)) == len(seen)
     with pytest.raises(UsageError):
         global_batch_indices(steps, layout=layout, seed=1, epoch=2, global_batch=total)
+
+
+@given(num=st.integers(30, 400), batches=st.lists(st.integers(1, 30), min_size=2, max_size=4), data=st.data())
+@settings(max_examples=100)
+def test_an_epoch_that_goes_on_with_other_global_batches_takes_every_sample_once(
+    num: int, batches: list[int], data: st.DataObject
+) -> None:
+    """What is left out is less than one of the last global batches; the epoch after it is as ever."""
+    batches.sort(reverse=True)  # workers become fewer
+    epoch, samples, taken = 3, 0, []
+    for number, batch in enumerate(batches):
+        per_epoch = num // batch
+        step, shift = goes_on_at(epoch, samples, num_samples=num, global_batch=batch)
+        share = Share(steps_per_epoch=per_epoch, global_batch=batch, rows=range(batch), shift=shift)
+        left = (epoch + 1) * per_epoch - step
+        lost_after = left if number == len(batches) - 1 else data.draw(st.integers(0, left - 1))
+        for now in range(step, step + lost_after):
+            found, start, stop = share.places(now)
+            assert found == epoch
+            taken += range(start, stop)
+        samples += lost_after * batch
+    assert taken == list(range(len(taken))) and num - len(taken) < batches[-1]
+    assert share.places((epoch + 1) * per_epoch) == (epoch + 1, 0, batches[-1])
 
 
 def test_epochs_and_seeds_differ_and_mix_shards() -> None:

@@ -24,6 +24,7 @@ import tensorflow as tf  # noqa: E402
 from hpcdl.comm.mpi.communicator import world  # noqa: E402
 from hpcdl.config.schema import ExchangeConfig, OptimizerConfig  # noqa: E402
 from hpcdl.core.protocols import Communicator  # noqa: E402
+from hpcdl.data.read.order import pass_slice  # noqa: E402
 from hpcdl.models.load import load_model  # noqa: E402
 from hpcdl.strategies.base import Context, Worker  # noqa: E402
 from hpcdl.strategies.single import SingleWorker  # noqa: E402
@@ -70,13 +71,16 @@ def train(case: dict[str, Any], worker: Worker, rank: int, num_slices: int) -> l
     model = NETWORKS[case["network"]]()
     config = OptimizerConfig(optimizer=case["optimizer"], learning_rate=case["learning_rate"])
     optimizer = build_optimizer(config, model.trainable_variables)
-    step = build_step(model, optimizer, worker, Classification(), case["accumulate"] if num_slices > 1 else 1)
+    global_batch = case["num_workers"] * case["batch"] + case["more"]
+    own = pass_slice(global_batch, rank, num_slices)
+    accumulate = case["accumulate"] if num_slices > 1 else 1
+    parts = tuple(len(pass_slice(len(own), part, accumulate)) for part in range(accumulate))
+    weight = len(own) * num_slices / global_batch
+    step = build_step(model, optimizer, worker, Classification(), accumulate, slices=parts, weight=weight)
     worker.start([*model.weights, *optimizer.variables])
-    global_batch = case["num_workers"] * case["batch"]
-    per_worker = global_batch // num_slices
     for number in range(NUM_STEPS):
         images, labels = samples(model.input_shape[1:], global_batch, number)
-        mine = slice(rank * per_worker, (rank + 1) * per_worker)
+        mine = slice(own.start, own.stop)
         worker.before_step(number)
         step(tf.constant(images[mine]), tf.constant(labels[mine]))
         worker.after_step(number)
@@ -88,7 +92,7 @@ def train(case: dict[str, Any], worker: Worker, rank: int, num_slices: int) -> l
 def trained_alone(network: str, optimizer: str, learning_rate: float, batch: int) -> list[numpy.ndarray]:
     """What `single` makes of the global batches: the same for every strategy and number of workers."""
     case = {"network": network, "optimizer": optimizer, "learning_rate": learning_rate}
-    return train({**case, "num_workers": 1, "batch": batch, "accumulate": 1}, SingleWorker(), 0, 1)
+    return train({**case, "num_workers": 1, "batch": batch, "more": 0, "accumulate": 1}, SingleWorker(), 0, 1)
 
 
 def run_case(case: dict[str, Any], everybody: Communicator) -> dict[str, Any]:
@@ -119,7 +123,7 @@ def run_case(case: dict[str, Any], everybody: Communicator) -> dict[str, Any]:
     if group.rank:
         return {}
     own = [digest for digest in digests if digest is not None]
-    global_batch = case["num_workers"] * case["batch"]
+    global_batch = case["num_workers"] * case["batch"] + case["more"]
     reference = trained_alone(case["network"], case["optimizer"], case["learning_rate"], global_batch)
     errors = [float(abs(a - b).max() / abs(b).max()) for a, b in zip(weights, reference, strict=True)]
     return {"error": max(errors), "bitwise": all(digest == own[0] for digest in own)}

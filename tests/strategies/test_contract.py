@@ -31,7 +31,7 @@ SYNCHRONOUS = [name for name, info in STRATEGIES.items() if info.features.equals
 
 def case(strategy: str, num_workers: int, **changes: Any) -> dict[str, Any]:
     optimizer = changes.pop("optimizer", "sgd")
-    defaults = {"network": "lenet", "batch": GLOBAL_BATCH // num_workers, "accumulate": 1, "exchange": {}}
+    defaults = {"network": "lenet", "batch": GLOBAL_BATCH // num_workers, "more": 0, "accumulate": 1, "exchange": {}}
     servers = 1 if STRATEGIES[strategy].features.servers else 0
     fixed = {"strategy": strategy, "num_workers": num_workers, "servers": servers}
     return {**defaults, **fixed, "optimizer": optimizer, "learning_rate": RATES[optimizer], **changes}
@@ -44,6 +44,8 @@ QUICK = [
     ),
     case("ring", 2, network="residual", exchange={"compress": "fp16"}),
     case("ring", 2, accumulate=2),
+    case("ring", 3, accumulate=2, more=1),
+    case("ps", 3, more=1),
     case("ring", 4, exchange={"bucket_size": 1}),
     case("ps", 2, servers=2, exchange={"placement": "round-robin"}),
     case("ps", 2, servers=2, exchange={"placement": "greedy", "bucket_size": 1}),
@@ -55,6 +57,7 @@ LONG = [
         SYNCHRONOUS, (2, 3, 4), LIMITS, ("lenet", "residual")
     )
 ]
+LONG += [case(name, num_workers, more=1) for name, num_workers in itertools.product(SYNCHRONOUS, (2, 3, 4))]
 LONG += [
     case(name, num_workers, network=network, batch=batch, exchange={"compress": compress})
     for name, num_workers, (network, batch), compress in itertools.product(
@@ -78,6 +81,7 @@ QUICK, LONG = (
 def name_of(found: dict[str, Any]) -> str:
     settings = [f"{key}-{value}" for key, value in found["exchange"].items()]
     settings += [f"accumulate-{found['accumulate']}"] if found["accumulate"] > 1 else []
+    settings += [f"uneven-{found['more']}"] if found["more"] else []
     return "-".join([found["strategy"], str(found["num_workers"]), found["optimizer"], found["network"], *settings])
 
 

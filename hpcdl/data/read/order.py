@@ -82,6 +82,30 @@ def steps_per_epoch(num_samples: int, global_batch: int) -> int:
 
 
 @dataclass(frozen=True, kw_only=True)
+class Shift:
+    """By how many samples the steps of one epoch begin later: one that goes on with another global batch."""
+
+    epoch: int
+    samples: int
+
+    def of(self, epoch: int) -> int:
+        """The samples in `epoch`, 0 in all others."""
+        return self.samples if epoch == self.epoch else 0
+
+
+NO_SHIFT = Shift(epoch=0, samples=0)
+
+
+def goes_on_at(epoch: int, samples: int, *, num_samples: int, global_batch: int) -> tuple[int, Shift]:
+    """The step, and its epoch's shift, at which a run goes on after `samples` of `epoch` in steps of `global_batch`.
+
+    No sample comes twice; as ever, those that are left out at the epoch's end are fewer than one global batch.
+    """
+    per_epoch, left = num_samples // global_batch, (num_samples - samples) // global_batch
+    return (epoch + 1) * per_epoch - left, Shift(epoch=epoch, samples=samples - (per_epoch - left) * global_batch)
+
+
+@dataclass(frozen=True, kw_only=True)
 class NodeShare:
     """Which part of the blocks a node reads, and the place of one of its workers among the `num_workers` on it."""
 
@@ -103,7 +127,7 @@ class NodeShare:
 
 
 def pass_slice(num_samples: int, worker: int, num_workers: int) -> range:
-    """The sample ids of a worker's part of one pass in order; over all workers every sample once."""
+    """A worker's part of one pass in order, or of one step's samples; over all workers every sample once."""
     first, stop = (num_samples * part // num_workers for part in (worker, worker + 1))
     return range(first, stop)
 
@@ -241,12 +265,6 @@ class Epoch:
         """The sample ids at the places `start` to `stop` - 1 of the sequence."""
         pieces = [self.window_ids(window)[indices] for window, indices in self.places(start, stop)]
         return np.concatenate(pieces) if pieces else np.empty(0, np.int64)
-
-
-def worker_slice(step_in_epoch: int, *, batch_size: int, worker: int, num_workers: int) -> tuple[int, int]:
-    """Where in the epoch's sequence a worker's part of a step starts and stops."""
-    start = (step_in_epoch * num_workers + worker) * batch_size
-    return start, start + batch_size
 
 
 def global_batch_indices(step_in_epoch: int, *, layout: Layout, seed: int, epoch: int, global_batch: int) -> Ids:

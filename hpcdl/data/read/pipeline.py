@@ -13,7 +13,7 @@ import tensorflow as tf
 from hpcdl.core.errors import UsageError, carried
 from hpcdl.data.dataset import Dataset, Split, open_dataset
 from hpcdl.data.format.fields import Field
-from hpcdl.data.read.order import mixed, pass_slice
+from hpcdl.data.read.order import NO_SHIFT, Shift, mixed, pass_slice
 from hpcdl.data.read.prefetch import Prefetched, aligned_empty
 from hpcdl.data.read.reader import SplitReader, open_reader
 from hpcdl.data.read.windows import TrainingStream, field_of, open_stream
@@ -71,15 +71,21 @@ def training_batches(
     start_step: int = 0,
     augment: Augmentation | None = None,
     deterministic: bool = True,
+    global_batch: int | None = None,
+    shift: Shift = NO_SHIFT,
 ) -> Batches:
     """Endless batches of one worker from `start_step` on: images (B, H, W, C) as stored, labels int64 (B,).
 
     Of named fields: inputs and targets, each a tensor or, of several, tensors by name (see `hpcdl.data.open`).
 
     Samples and augmentation follow from seed and step alone, whatever the number of workers; `deterministic` sets
-    tf.data's option of that name and changes neither. UsageError where the split has fewer samples than a global batch.
+    tf.data's option of that name and changes neither. `global_batch`, where given, is shared out as evenly as can be in
+    place of `batch_size` each. UsageError where the split has fewer samples than a global batch.
     """
-    stream = open_stream(dataset, batch_size=batch_size, worker=worker, num_workers=num_workers, seed=seed)
+    stream = open_stream(
+        dataset, batch_size=batch_size, worker=worker, num_workers=num_workers, seed=seed, global_batch=global_batch,
+        shift=shift,
+    )  # fmt: skip
 
     def produce() -> Iterator[tuple[Any, Any]]:
         return iter(_dataset(dataset, stream, start_step, seed, augment or _NO_CHANGE, deterministic))
@@ -184,7 +190,7 @@ def _dataset(
         read = stream.files if dataset.encoded else stream.images
         batches = _batches(dataset, read, steps, share.batch_size, share.batch_size)
         if not augment.changes_nothing:
-            rows = _Rows(mixed(seed, 7) >> 1, share.batch_size * stream.worker, share.batch_size * stream.num_workers)
+            rows = _Rows(mixed(seed, 7) >> 1, stream.rows.start, stream.global_batch)
             batches = tf.data.Dataset.zip(steps, batches).map(
                 lambda step, batch: (_augmented(batch[0], augment, step, rows), batch[1])
             )

@@ -19,7 +19,17 @@ import numpy.typing as npt
 from hpcdl.core.errors import UsageError
 from hpcdl.data.dataset import Dataset, Split
 from hpcdl.data.format.fields import Field
-from hpcdl.data.read.order import Epoch, Ids, LastTwo, Layout, NodeShare, steps_per_epoch, worker_slice
+from hpcdl.data.read.order import (
+    NO_SHIFT,
+    Epoch,
+    Ids,
+    LastTwo,
+    Layout,
+    NodeShare,
+    Shift,
+    pass_slice,
+    steps_per_epoch,
+)
 from hpcdl.data.read.prefetch import BufferPool, aligned_empty
 from hpcdl.data.read.reader import ColumnReader, Reader, SplitReader, SyntheticReader, open_reader
 
@@ -32,15 +42,21 @@ class Share:
     """A worker's part of every step: of all that is trained on, or of what its node does."""
 
     steps_per_epoch: int
-    batch_size: int
-    worker: int
-    num_workers: int
+    global_batch: int
+    rows: range
+    """Which of a step's samples are this worker's."""
+    shift: Shift = NO_SHIFT
+
+    @property
+    def batch_size(self) -> int:
+        """Samples of this worker in a step."""
+        return len(self.rows)
 
     def places(self, step: int) -> tuple[int, int, int]:
         """Epoch of a step, and where its part of the epoch's sequence starts and stops."""
         epoch, within = divmod(step, self.steps_per_epoch)
-        start, stop = worker_slice(within, batch_size=self.batch_size, worker=self.worker, num_workers=self.num_workers)
-        return epoch, start, stop
+        begin = within * self.global_batch + self.shift.of(epoch)
+        return epoch, begin + self.rows.start, begin + self.rows.stop
 
 
 class Epochs:
@@ -176,7 +192,8 @@ class ScatteredWindows:
         """The next window that holds samples of this worker."""
         _, end = epoch.window_bounds(window)
         share = self._share
-        later = epoch.epoch * share.steps_per_epoch + end // (share.batch_size * share.num_workers)
+        within = (end - share.shift.of(epoch.epoch)) // share.global_batch
+        later = epoch.epoch * share.steps_per_epoch + within
         for candidate in range(max(step, later), max(step, later) + 2):
             number, start, stop = share.places(candidate)
             if number != epoch.epoch:
@@ -219,10 +236,12 @@ class ScatteredWindows:
         """Step (-1: not this worker's) and row in its batch of each sample of the window's blocks, as they lie."""
         share = self._share
         first, last = epoch.window_bounds(window)
-        within_step, rows = np.divmod(np.arange(first, last, dtype=np.int64), share.batch_size * share.num_workers)
-        rows -= share.worker * share.batch_size
+        places = np.arange(first, last, dtype=np.int64) - share.shift.of(epoch.epoch)
+        within_step, rows = np.divmod(places, share.global_batch)
+        rows -= share.rows.start
         steps = epoch.epoch * share.steps_per_epoch + within_step
-        mine = (rows >= 0) & (rows < share.batch_size) & (within_step < share.steps_per_epoch) & (steps >= self._first)
+        of_epoch = (within_step >= 0) & (within_step < share.steps_per_epoch)
+        mine = (rows >= 0) & (rows < share.batch_size) & of_epoch & (steps >= self._first)
         order = epoch.window_order(window)
         target_steps, target_rows = np.full(last - first, -1, np.int64), np.zeros(last - first, np.int64)
         target_steps[order[mine]], target_rows[order[mine]] = steps[mine], rows[mine]
@@ -239,7 +258,8 @@ class TrainingStream:
     """Batches by step number, endless over the epochs; any step may be the first.
 
     A worker that needs a good part of each block reads whole blocks, a window ahead; one among many reads its own
-    samples only. `node` is the share that `reader` was opened with.
+    samples only. `node` is the share that `reader` was opened with. `global_batch` takes the place of `batch_size` x
+    workers: shares of it differ by one sample at most.
     """
 
     def __init__(
@@ -251,12 +271,17 @@ class TrainingStream:
         num_workers: int,
         seed: int,
         node: NodeShare | None = None,
+        global_batch: int | None = None,
+        shift: Shift = NO_SHIFT,
     ) -> None:
-        self.reader, self.worker, self.num_workers = reader, worker, num_workers
-        place = (node.worker, node.num_workers) if node else (worker, num_workers)
+        self.reader, self.worker = reader, worker
+        self.global_batch = global_batch or batch_size * num_workers
+        self.rows = pass_slice(self.global_batch, worker, num_workers)
+        here = pass_slice(batch_size * node.num_workers, node.worker, node.num_workers) if node else self.rows
+        samples = batch_size * node.num_workers if node else self.global_batch
         self.share = Share(
-            steps_per_epoch=steps_per_epoch(reader.layout.num_samples, batch_size * place[1]),
-            batch_size=batch_size, worker=place[0], num_workers=place[1],
+            steps_per_epoch=steps_per_epoch(reader.layout.num_samples, samples),
+            global_batch=samples, rows=here, shift=shift,
         )  # fmt: skip
         self.epochs = Epochs(reader.layout, seed)
         if isinstance(reader, SplitReader) and reader.columns | reader.variable:
@@ -306,14 +331,22 @@ _IMAGES = "images"
 
 
 def open_stream(
-    dataset: Dataset, *, batch_size: int, worker: int, num_workers: int, seed: int, split: Split | None = None
+    dataset: Dataset,
+    *,
+    batch_size: int,
+    worker: int,
+    num_workers: int,
+    seed: int,
+    split: Split | None = None,
+    global_batch: int | None = None,
+    shift: Shift = NO_SHIFT,
 ) -> TrainingStream:
     """A worker's batches of `split` (the training split); UsageError where it has fewer samples than a step takes."""
     node = NodeShare.of(dataset.nodes, worker) if dataset.nodes else None
     reader = open_reader(dataset, split or dataset.train_split, node)
     place: dict[str, int] = {"batch_size": batch_size, "worker": worker, "num_workers": num_workers}
     try:
-        return TrainingStream(reader, seed=seed, node=node, **place)
+        return TrainingStream(reader, seed=seed, node=node, global_batch=global_batch, shift=shift, **place)
     except UsageError:
         reader.close()
         raise
@@ -357,7 +390,8 @@ def _source(reader: SplitReader | SyntheticReader | ColumnReader, share: Share, 
     """The way to read that costs least: whole blocks where dropping what others train on is cheaper than requests."""
     if isinstance(reader, SyntheticReader):
         return OwnSamples(reader, share, epochs)
-    if not reader.compressed and reader.sample_bytes * share.num_workers > reader.sample_bytes + _REQUEST_BYTES:
+    others = share.global_batch / share.batch_size - 1
+    if not reader.compressed and reader.sample_bytes * others > _REQUEST_BYTES:
         return OwnSamples(reader, share, epochs)
     if reader.compressed or reader.sample_bytes < _SCATTERED_FROM_BYTES:
         return GatheredWindows(reader, share, epochs)

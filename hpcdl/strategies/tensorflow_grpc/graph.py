@@ -148,7 +148,7 @@ class StepGraph:
             )
             loss = objective.loss(self._labels, outputs)
             total = tf.add_n([loss, *extra]) if extra else loss
-            gradients = connected(tf.gradients(total, self._weights), self._weights, self._names, tell)
+            gradients = connected(tf.gradients(total * context.weight, self._weights), self._weights, self._names, tell)
             with tf.control_dependencies([self.guard.before_exchange(gradients, self._names)]):
                 had_gradients = timestamp()
                 gradients = [tf.identity(gradient) for gradient in gradients]

@@ -13,7 +13,7 @@ from hpcdl.config.schema import DataConfig, StepBenchConfig, TrainConfig
 from hpcdl.core.errors import UsageError
 from hpcdl.core.files import open_regular
 from hpcdl.data.dataset import Dataset, open_dataset
-from hpcdl.data.read.order import steps_per_epoch
+from hpcdl.data.read.order import NO_SHIFT, Shift, pass_slice, steps_per_epoch
 from hpcdl.data.read.windows import open_stream
 from hpcdl.models.spec import check_function, check_model_spec, parse_function
 from hpcdl.strategies.base import StrategyInfo, check_ranks
@@ -42,15 +42,30 @@ class Prepared:
 
     @property
     def worker_batch(self) -> int:
-        """Samples per optimizer step on one worker."""
-        return self.config.data.batch_size * self.config.exchange.accumulate
+        """Samples per optimizer step on the worker that has most of them."""
+        return -(-self.global_batch // self.num_workers)
 
     @property
     def global_batch(self) -> int:
         """Samples per optimizer step over all workers."""
-        return self.worker_batch * self.num_workers
+        return global_batch_of(self.config, self.num_workers)
 
-    def sample_ids(self, step: int, worker: int) -> list[int]:
+    def samples_of(self, worker: int) -> int:
+        """Samples per optimizer step on `worker`."""
+        return len(pass_slice(self.global_batch, worker, self.num_workers))
+
+    def slices_of(self, worker: int) -> tuple[int, ...]:
+        """The samples of each part of its batch that a worker computes at once."""
+        samples, parts = self.samples_of(worker), self.config.exchange.accumulate
+        if self.config.data.keep_batch is not None and self.info.features.accumulation:
+            parts = min(max(parts, -(-samples // self.config.data.batch_size)), samples)
+        return tuple(len(pass_slice(samples, part, parts)) for part in range(parts))
+
+    def weight_of(self, worker: int) -> float:
+        """What a worker's mean over its own samples counts in the mean over the workers."""
+        return self.samples_of(worker) * self.num_workers / self.global_batch
+
+    def sample_ids(self, step: int, worker: int, shift: Shift = NO_SHIFT) -> list[int]:
         """Ids, within the training split, of the samples that `worker` takes at `step`."""
         stream = open_stream(
             self.dataset,
@@ -58,6 +73,8 @@ class Prepared:
             worker=worker,
             num_workers=self.num_workers,
             seed=self.config.run.seed,
+            global_batch=self.config.data.keep_batch,
+            shift=shift,
         )
         try:
             return [int(sample) for sample in stream.ids(step)]
@@ -90,11 +107,14 @@ def prepare(effective: Effective[TrainConfig]) -> Prepared:
     check_objective(config.objective, dataset)
     check_changes(config.data, dataset)
     num_samples = dataset.train_split.num_samples
-    per_worker = config.data.batch_size * config.exchange.accumulate
-    global_batch = per_worker * num_workers
+    global_batch = global_batch_of(config, num_workers)
+    check_keep_batch(info, config, num_workers)
     if global_batch > num_samples:
+        per_worker = config.data.batch_size * config.exchange.accumulate
+        each = f"{num_workers} workers x {per_worker} samples (--batch-size x --accumulate) = {global_batch} a step"
+        kept = config.data.keep_batch
         raise UsageError(
-            f"{num_workers} workers x {per_worker} samples (--batch-size x --accumulate) = {global_batch} a step, "
+            f"{each if kept is None else f'--keep-batch {kept}'}, "
             f"but {config.data.data} has {num_samples} to train on; use fewer ranks or a smaller batch"
         )
     per_epoch = steps_per_epoch(num_samples, global_batch)
@@ -139,6 +159,31 @@ def check_averaging(
     check_groups(info, config)
     num_averaged = num_workers // config.elastic.groups if info.features.groups else num_workers
     check_elastic(info, config, effective.origins, num_workers=num_averaged, peak_rate=peak_rate)
+
+
+def global_batch_of(config: TrainConfig, num_workers: int) -> int:
+    """Samples per optimizer step over all workers."""
+    return config.data.keep_batch or config.data.batch_size * config.exchange.accumulate * num_workers
+
+
+def check_keep_batch(info: StrategyInfo, config: TrainConfig, num_workers: int) -> None:
+    """UsageError where --keep-batch has no meaning, or leaves a worker without a sample."""
+    kept = config.data.keep_batch
+    if kept is None:
+        return
+    given = f"--keep-batch {kept}"
+    if not info.features.equals_single:
+        raise UsageError(
+            f"{given}: the workers of {info.name} take steps of their own, of --batch-size samples each; leave it out"
+        )
+    if kept < num_workers:
+        raise UsageError(
+            f"{given}: {num_workers} workers share that; give each at least one sample, or use fewer ranks"
+        )
+    if config.data.shuffle != "global":
+        raise UsageError(
+            f"{given} --shuffle {config.data.shuffle}: each node takes its own part of a step; leave one out"
+        )
 
 
 def check_changes(config: DataConfig, dataset: Dataset) -> None:
@@ -192,8 +237,12 @@ def rule_in_force(prepared: Prepared) -> str:
     rule = next(iter(prepared.info.features.optimizers), values["optimizer"])
     if rule in ("momentum", "nesterov"):
         rule += f" {values['momentum']:g}"
+    each = f"{prepared.num_workers} workers x batch {values['batch-size']} ="
+    if prepared.config.data.keep_batch is not None:
+        fewest = prepared.samples_of(0)
+        most = prepared.worker_batch
+        each = f"{prepared.num_workers} workers share" + (f" ({fewest} or {most} each)" if fewest < most else "")
     return (
-        f"{prepared.info.name}: {prepared.num_workers} workers x batch {values['batch-size']} = "
-        f"{prepared.global_batch} samples a step; {rule}, {prepared.schedule.describe()}; "
+        f"{prepared.info.name}: {each} {prepared.global_batch} samples a step; {rule}, {prepared.schedule.describe()}; "
         f"{prepared.num_steps} steps, {prepared.steps_per_epoch} an epoch"
     )

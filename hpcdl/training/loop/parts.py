@@ -19,6 +19,7 @@ from hpcdl.core.errors import Interrupted, StoppedEarly
 from hpcdl.core.protocols import Communicator
 from hpcdl.core.records import HistoryPoint, history_point
 from hpcdl.core.signals import StopRequest
+from hpcdl.data.read.order import NO_SHIFT
 from hpcdl.data.read.pipeline import evaluation_batches, training_batches
 from hpcdl.strategies.base import Worker
 from hpcdl.training.checkpoint import state
@@ -74,11 +75,13 @@ def assign_all(variables: Sequence[Any], values: Sequence[Any]) -> None:
 class Position:
     """Steps done, training seconds so far, and this rank's sums since the epoch began.
 
-    `totals` (float64) holds samples, summed loss and the summed metrics.
+    `shift` tells of an epoch that began with another global batch. `totals` (float64) holds samples, summed loss and
+    the summed metrics.
     """
 
     def __init__(self, num_metrics: int) -> None:
         self.step = 0
+        self.shift = NO_SHIFT
         self.seconds = 0.0
         self.totals = numpy.zeros(2 + num_metrics)
 
@@ -135,9 +138,11 @@ class Parts:
         self.optimizer = build_optimizer(
             config.optimizer, model.trainable_variables, loss_scaling=config.model.precision == "mixed_float16"
         )
+        slices = prepared.slices_of(group.rank)
         self._step = worker.build_step(model, self.objective, as_model_input) or build_step(
-            model, self.optimizer, worker, self.objective, config.exchange.accumulate, self._warn
-        )
+            model, self.optimizer, worker, self.objective, len(slices), self._warn, slices=slices,
+            weight=prepared.weight_of(group.rank),
+        )  # fmt: skip
         self._follow = build_follow(model, self.optimizer, worker)
         self._evaluate = Evaluator(model, self.objective)
         self.writer = CheckpointWriter(
@@ -185,6 +190,8 @@ class Parts:
             training_batches(
                 self.prepared.dataset,
                 batch_size=self.prepared.worker_batch,
+                global_batch=self.config.data.keep_batch,
+                shift=self.position.shift,
                 worker=self.group.rank,
                 num_workers=self.group.size,
                 seed=self.config.run.seed,
@@ -362,6 +369,7 @@ class Parts:
         return {
             "steps_per_epoch": self.prepared.steps_per_epoch,
             "global_batch": self.prepared.global_batch,
+            "shift": self.position.shift.of(self.position.step // self.prepared.steps_per_epoch),
             "seconds": self.position.seconds,
             "ranks": self.group.size,
             "history": [vars(point) for point in self.outcome.history],
@@ -397,7 +405,7 @@ class Parts:
             self._told += 1
 
     def _sample_ids(self, step: int) -> list[int]:
-        return self.prepared.sample_ids(step, self.group.rank)
+        return self.prepared.sample_ids(step, self.group.rank, self.position.shift)
 
     def close(self, began: float) -> None:
         """The last thing: nothing is trained after it."""

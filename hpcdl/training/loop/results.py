@@ -45,8 +45,8 @@ def first_record(prepared: Prepared, hosts: Sequence[str], software: Mapping[str
         data_checksum=prepared.dataset.checksum,
         workers=prepared.num_workers,
         servers=prepared.num_servers,
-        batch_per_rank=prepared.config.data.batch_size,
-        accumulate=prepared.config.exchange.accumulate,
+        batch_per_rank=prepared.slices_of(prepared.num_workers - 1)[-1],
+        accumulate=len(prepared.slices_of(prepared.num_workers - 1)),
         global_batch=prepared.global_batch,
         target_accuracy=prepared.config.objective.target_accuracy,
         warmup_steps=prepared.config.run.warmup_steps,
@@ -96,7 +96,7 @@ def finished_record(
         warnings.append(f"only {clock.num_steps} steps: throughput includes the warm-up")
     workers = [rank for rank in ranks if rank.role == "worker"]
     last = outcome.history[-1] if outcome.history else None
-    throughput = _throughput(workers, prepared.worker_batch)
+    throughput = _throughput(workers, prepared)
     counts = [rank.details["staleness_counts"] for rank in ranks if "staleness_counts" in rank.details]
     staleness_mean, staleness_max, staleness_histogram = summary_of(counts)
     return replace(
@@ -169,13 +169,13 @@ def now_text() -> str:
     return time.strftime("%Y-%m-%dT%H:%M:%S%z")
 
 
-def _throughput(workers: Sequence[RankRecord], worker_batch: int) -> float | None:
+def _throughput(workers: Sequence[RankRecord], prepared: Prepared) -> float | None:
     """Samples that all workers train on in a second: of each its batch over its mean step (docs/metrics.md).
 
     Steps alone count: evaluation, checkpoints and the way out are between them, whatever the strategy.
     """
-    steps_s = [sum(rank.parts.values()) for rank in workers]
-    return sum(worker_batch / seconds for seconds in steps_s if seconds > 0) or None
+    steps_s = [(prepared.samples_of(rank.rank), sum(rank.parts.values())) for rank in workers]
+    return sum(samples / seconds for samples, seconds in steps_s if seconds > 0) or None
 
 
 def _imbalance(workers: Sequence[RankRecord]) -> float | None:

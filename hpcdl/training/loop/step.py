@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
@@ -39,12 +39,16 @@ def build_step(
     objective: Objective,
     accumulate: int = 1,
     tell: Callable[[str], None] = lambda _: None,
+    *,
+    slices: Sequence[int] = (),
+    weight: float = 1.0,
 ) -> Callable[..., Any]:
     """A compiled function of (images, labels), the batch of one optimizer step on this worker.
 
     It returns the loss (mean over the local batch), the objective's sums, and the Unix times at which the last local
-    gradient was there and the exchange was over. With `accumulate` the batch goes through in that many slices. `tell`
-    hears of variables that no gradient moves.
+    gradient was there and the exchange was over. With `accumulate` the batch goes through in that many slices, of
+    `slices` samples where that says more. `weight` is what this worker's mean counts in the mean over the workers.
+    `tell` hears of variables that no gradient moves.
     """
     variables = model.trainable_variables
     names = [variable.path for variable in variables]
@@ -56,7 +60,7 @@ def build_step(
             outputs = model(as_model_input(images), training=True)
             loss = objective.loss(labels, outputs)
             total = tf.add_n([loss, *model.losses]) if model.losses else loss
-            scaled = scale_loss(total * worker.loss_share)
+            scaled = scale_loss(total * (worker.loss_share * weight))
         gradients = connected(tape.gradient(scaled, variables), variables, names, tell)
         return loss, objective.sums(labels, outputs), gradients
 
@@ -65,7 +69,8 @@ def build_step(
         if accumulate == 1:
             loss, sums, gradients = slice_gradients(images, labels)
         else:
-            loss, sums, gradients = _accumulated(slice_gradients, images, labels, accumulate, objective, variables)
+            parts = list(slices) or accumulate
+            loss, sums, gradients = _accumulated(slice_gradients, images, labels, parts, objective, variables)
         had_gradients = timestamp_beside(loss, gradients)
         with tf.control_dependencies([had_gradients]):  # what ends the exchange must not get ahead of it
             gradients = [tf.identity(gradients[0]), *gradients[1:]]
@@ -102,27 +107,32 @@ def _accumulated(
     slice_gradients: Callable[..., Any],
     images: Any,
     labels: Any,
-    accumulate: int,
+    parts: int | list[int],
     objective: Objective,
     variables: Any,
 ) -> tuple[Any, Any, list[Any]]:
-    """Means over `accumulate` slices of the batch; only the last one's back-propagation overlaps the exchange."""
-    image_slices, label_slices = _split(images, accumulate), _split(labels, accumulate)
+    """Means over slices of the batch, `parts` alike or of so many samples each.
+
+    Only the last one's back-propagation overlaps the exchange.
+    """
+    num_slices = parts if isinstance(parts, int) else len(parts)
+    shares = [1 / num_slices] * num_slices if isinstance(parts, int) else [part / sum(parts) for part in parts]
+    image_slices, label_slices = _split(images, parts), _split(labels, parts)
     loss = tf.zeros([])
     sums = tf.zeros([len(objective.names)], tf.float64)
     gradients = [tf.zeros(variable.shape, variable.dtype) for variable in variables]
     previous: list[Any] = []
-    for image_slice, label_slice in zip(image_slices, label_slices, strict=True):
+    for image_slice, label_slice, share in zip(image_slices, label_slices, shares, strict=True):
         # One slice after the other, or the memory that accumulation is meant to save would be needed after all.
         with tf.control_dependencies(previous):
             part_loss, part_sums, part = slice_gradients(tf.nest.map_structure(tf.identity, image_slice), label_slice)
-        gradients = [total + gradient / accumulate for total, gradient in zip(gradients, part, strict=True)]
-        loss, sums = loss + part_loss / accumulate, sums + part_sums
+        gradients = [total + gradient * share for total, gradient in zip(gradients, part, strict=True)]
+        loss, sums = loss + part_loss * share, sums + part_sums
         previous = gradients
     return loss, sums, gradients
 
 
-def _split(batch: Any, num_slices: int) -> list[Any]:
+def _split(batch: Any, parts: int | list[int]) -> list[Any]:
     """Slices of a tensor, or of several by name."""
-    slices = [tf.split(tensor, num_slices) for tensor in tf.nest.flatten(batch)]
-    return [tf.nest.pack_sequence_as(batch, [parts[number] for parts in slices]) for number in range(num_slices)]
+    slices = [tf.split(tensor, parts) for tensor in tf.nest.flatten(batch)]
+    return [tf.nest.pack_sequence_as(batch, list(own)) for own in zip(*slices, strict=True)]

@@ -6,6 +6,7 @@ import time
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
+from hpcdl.data.read.order import Shift, goes_on_at
 from hpcdl.training.checkpoint import state
 from hpcdl.training.loop.clock import Outcome
 from hpcdl.training.loop.parts import Parts, Position, center_in_place, move_to_center
@@ -28,15 +29,27 @@ class Trainer:
         self.parts = parts
 
     def position_at(self, step: int, facts: Mapping[str, Any], own: Mapping[str, Array]) -> Position:
-        """Where a checkpoint stands in this run. With another global batch the epoch goes on at the next whole step."""
+        """Where a checkpoint stands in this run; with another global batch the epoch goes on at the next sample."""
+        prepared, epoch = self.parts.prepared, step // facts["steps_per_epoch"]
         position = Position(num_metrics=len(self.parts.objective.names))
-        if facts["ranks"] == self.parts.group.size and facts["global_batch"] == self.parts.prepared.global_batch:
+        position.shift = Shift(epoch=epoch, samples=facts.get("shift", 0))
+        if facts["ranks"] == self.parts.group.size and facts["global_batch"] == prepared.global_batch:
             position.restore(own)
             return position
-        epoch, step_in_epoch = divmod(step, facts["steps_per_epoch"])
-        samples = step_in_epoch * facts["global_batch"]
-        position.step = epoch * self.parts.prepared.steps_per_epoch + -(-samples // self.parts.prepared.global_batch)
         position.seconds = facts["seconds"]
+        position.step = step
+        if facts["global_batch"] == prepared.global_batch:
+            return position
+        samples = step % facts["steps_per_epoch"] * facts["global_batch"] + position.shift.samples
+        if prepared.dataset.nodes:  # each has a sequence of its own: the next whole step is what all of them have
+            position.step = epoch * prepared.steps_per_epoch + -(-samples // prepared.global_batch)
+            return position
+        position.step, position.shift = goes_on_at(
+            epoch,
+            samples,
+            num_samples=prepared.dataset.train_split.num_samples,
+            global_batch=prepared.global_batch,
+        )
         return position
 
     def run(self) -> Outcome:

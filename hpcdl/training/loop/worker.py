@@ -7,7 +7,7 @@ import dataclasses
 import functools
 import os
 import shutil
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
 
@@ -216,6 +216,8 @@ def _resume(
     # Asynchronous strategies keep worker 0's part alone: the others begin at the center.
     same_state = same_layout and bool(own)
     position = trainer.position_at(step, facts, own)
+    if not same_layout:
+        position.totals += _sums_of_others(run_dir, step, range(communicator.rank, facts["ranks"], communicator.size))
     if same_state:
         state.assign(state.seed_variables(parts.model), own, "seeds")
         parts.restore_worker(own)
@@ -240,6 +242,11 @@ def _newest_copied(
     step, told = newest_common(needed, saved)
     warnings += [told] if told else []
     return step
+
+
+def _sums_of_others(run_dir: Path, step: int, workers: Iterable[int]) -> Any:
+    """What these workers of a checkpoint have summed up since the epoch began; 0 where nobody keeps that."""
+    return sum(checkpoints.read_own(run_dir, step, worker).get("totals", 0.0) for worker in workers)
 
 
 def _parameters(model: keras.Model) -> tuple[int, int]:

@@ -144,6 +144,7 @@ def context_of(prepared: Prepared, communicator: Observed) -> Context:
         optimizer=prepared.config.optimizer,
         elastic=prepared.config.elastic,
         deterministic=prepared.config.run.deterministic,
+        weight=prepared.weight_of(communicator.rank) if communicator.rank < prepared.num_workers else 1.0,
     )
 
 

@@ -171,10 +171,10 @@ def raise_for(statuses: Sequence[RankStatus], num_ranks: int, *, casualty: Casua
 
 def _lost_node(statuses: Sequence[RankStatus], host: str, log: Path) -> RankError:
     """The error for a whole node that went away, and every rank on it."""
-    ranks = [status.rank for status in statuses if _same_host(status.host, host)]
+    ranks = [status.rank for status in statuses if same_host(status.host, host)]
     told = f" with rank {', '.join(map(str, ranks))}" if ranks else ""
     message = f"node {host}{told} went down or cannot be reached; go on with --resume, without it (see {log})"
-    return RankError(message, rank=ranks[0] if ranks else None, host=host, lost=True)
+    return RankError(message, rank=ranks[0] if ranks else None, host=host, lost=True, node=host)
 
 
 def _unknown(casualty: Casualty, log: Path) -> RankError:
@@ -190,9 +190,9 @@ def _is(status: RankStatus, casualty: Casualty | None) -> bool:
         return False
     if casualty.rank is not None:
         return status.rank == casualty.rank
-    return _same_host(status.host, casualty.host) and status.pid == casualty.pid
+    return same_host(status.host, casualty.host) and status.pid == casualty.pid
 
 
-def _same_host(one: str, other: str) -> bool:
+def same_host(one: str, other: str) -> bool:
     """Launchers and nodes may name a node with or without its domain."""
     return one.partition(".")[0] == other.partition(".")[0]

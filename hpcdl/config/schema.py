@@ -10,6 +10,7 @@ from hpcdl.config.settings import EXTENT, NOTHING, REPEAT, REQUIRED, RESULT, TIM
 
 CROSS_ENTROPY = "cross-entropy"
 ALLOW_GRPC = "Run grpc-* on nodes that other users can be on: their servers know no password."
+KEEP_BATCH, SCALE_RATE = "keep-batch", "scale-rate"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -258,6 +259,12 @@ class InterruptionConfig:
         "When a rank is lost, start new ones by itself, from the newest checkpoint on.",
         matters=NOTHING,
     )
+    min_workers: int | None = setting(
+        None,
+        "With --elastic: where nodes are lost, go on with the workers that the others hold, down to this many.",
+        at_least=1,
+        matters=NOTHING,
+    )
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -272,6 +279,12 @@ class CheckpointConfig(InterruptionConfig):
     )
     local_checkpoint_folder: Path = setting(
         Path("/dev/shm"), "Where each node keeps these copies: its memory, or storage of its own.", matters=NOTHING
+    )
+    on_fewer_workers: str = setting(
+        KEEP_BATCH,
+        "What stays with fewer workers: the samples of a step, or those of a worker and the rate for each.",
+        choices=(KEEP_BATCH, SCALE_RATE),
+        matters=NOTHING,
     )
     allow: Sequence[str] = setting(
         (), "With --resume: go on although this setting differs; may be repeated.", kind="names", matters=NOTHING

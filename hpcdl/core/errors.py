@@ -44,13 +44,22 @@ class HpcdlError(Exception):
 class RankError(HpcdlError):
     """A rank failed; `rank` and `host` say which one, `exit_code` is the rank's own.
 
-    `lost`: it is gone or gives no sign of life, by no doing of its own; new ranks might go on in its place.
+    `lost`: it is gone or gives no sign of life, by no doing of its own; new ranks might go on in its place. `node`: the
+    one that went down as a whole, where it did.
     """
 
     def __init__(
-        self, message: str, *, rank: int | None = None, host: str = "", exit_code: int = 1, lost: bool = False
+        self,
+        message: str,
+        *,
+        rank: int | None = None,
+        host: str = "",
+        exit_code: int = 1,
+        lost: bool = False,
+        node: str = "",
     ) -> None:
         super().__init__(message)
+        self.node = node
         self.rank = rank
         self.host = host
         self.exit_code = exit_code

@@ -73,7 +73,9 @@ def test_slurm_is_asked_for_what_the_user_asked_for() -> None:
     script = render(request(partition="normal", account="TG-1", until_done=True, time_s=3601.0), {})
     wanted = ("--nodes=2", "--ntasks-per-node=3", "--time=61", "--signal=USR1@60", "--requeue", "--partition=normal")
     assert {f"#SBATCH {option}" for option in (*wanted, "--account=TG-1")} <= set(script.splitlines())
-    assert "#SBATCH --no-requeue" in render(request(), {})
+    assert "#SBATCH --no-requeue" in render(request(), {}) and "--no-kill" not in render(request(), {})
+    made, _ = plan_job(Wanted(command=[*TRAIN, "--elastic", "--min-workers", "2"], nodes=4))
+    assert "#SBATCH --no-kill" in render(made, {}), "the job outlives a node"
 
 
 def test_a_line_break_is_refused() -> None:

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from hpcdl.cluster.launchers import LAUNCHERS, find_launcher, load_launcher
-from hpcdl.cluster.launchers.base import Casualty, ranks_per_node, seconds_left
+from hpcdl.cluster.launchers.base import LEFT_OUT_VARIABLE, Casualty, ranks_per_node, seconds_left
 from hpcdl.cluster.launchers.hostfile import read_hosts
 from hpcdl.cluster.launchers.mpiexec import mpi_flavour
 from hpcdl.cluster.launchers.slurm import PMI_BY_FLAVOUR
@@ -73,6 +73,28 @@ def test_it_is_found_by_its_name_and_starts_the_command_as_it_is(name: str, in_e
     assert line[-2:] == ["python", "a b;$(x)"]
     assert "4" in line or "--ntasks=4" in line
     assert all(isinstance(value, str) for value in needed.values())
+
+
+@pytest.mark.parametrize("name", [name for name in LAUNCHERS if HOSTS[name] and load_launcher(name).leaves_nodes_out])
+def test_ranks_start_on_the_nodes_that_are_not_left_out(name: str, in_every_job: dict[str, str]) -> None:
+    first, *others = HOSTS[name]
+    environment = {**in_every_job, LEFT_OUT_VARIABLE: first}
+    assert load_launcher(name).hosts(environment) == others
+    line, needed = load_launcher(name).line(PLAN, ["x"], mpi=True, environment=environment)
+    assert first not in " ".join(line[:-1]) and others[0] in " ".join(line)
+    assert needed.get("SLURM_OVERLAP") == ("1" if name == "slurm" else None)
+
+
+def test_slurm_says_which_nodes_are_gone(tmp_path: Path) -> None:
+    environment = {**with_programs(tmp_path, "srun", "sinfo"), "SLURM_JOB_NODELIST": "n[1-5]"}
+    (tmp_path / "sinfo").write_text(
+        '#!/bin/sh\necho "n1 allocated\nn2 down*\nn3 allocated*\nn4 draining\nn5 failing"\n'
+    )
+    assert load_launcher("slurm").lost_hosts(environment) == {"n2", "n3", "n5"}
+    (tmp_path / "sinfo").write_text("#!/bin/sh\nexit 1\n")
+    assert load_launcher("slurm").lost_hosts(environment) == set()
+    said = "srun: error: Task launch for StepId=1.1 failed on node n2: Communication connection failure\n"
+    assert load_launcher("slurm").first_casualty(said) == Casualty(lost_host="n2")
 
 
 def test_a_host_file_is_read_as_mpiexec_reads_it(tmp_path: Path) -> None:

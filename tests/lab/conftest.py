@@ -19,9 +19,9 @@ def lab_ssh(lab_slurm: SlurmLab) -> SlurmLab:
 
 @pytest.fixture
 def frail_lab() -> Iterator[SlurmLab]:
-    """A cluster of three nodes for one test, which may pull their plugs."""
+    """A cluster of four nodes for one test, which may pull their plugs."""
     with hosts.lab_folder() as folder:
-        lab = SlurmLab(folder, num_nodes=3)
+        lab = SlurmLab(folder, num_nodes=4)
         try:
             lab.start()
             ssh.start(lab)

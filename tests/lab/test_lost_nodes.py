@@ -76,6 +76,33 @@ def test_a_node_of_ranks_goes_down(frail_lab: SlurmLab, how: str, expected: str)
     assert desk.record("lost")["hosts"] == ["node1", "node3"]
 
 
+@pytest.mark.parametrize("how", ["power", pytest.param("link", marks=pytest.mark.soak)])
+def test_a_run_goes_on_on_the_nodes_that_are_left(frail_lab: SlurmLab, how: str) -> None:
+    desk = desk_of(frail_lab)
+    words = (*TRAIN, "--steps", "200", "--elastic", "--min-workers", "2", "--stall-timeout", "20s")
+    number = desk.submit("--nodes", "4", "--time", "10m", "--", *words, run="lost")
+    at_work(desk, "lost")
+    lose(frail_lab, "node2", how)
+    job = frail_lab.wait_for_job(number, timeout_s=500)
+    assert job["JobState"] == "COMPLETED", desk.log(number)
+    assert "node2 is left out; 3 workers in place of 4, 32 samples a step as before" in desk.log(number)
+    record = desk.record("lost")
+    assert record["hosts"] == ["node1", "node3", "node4"]
+    assert (record["status"], record["workers"], record["global_batch"], record["steps"]) == ("finished", 3, 32, 200)
+
+
+@pytest.mark.soak
+def test_below_the_least_number_of_workers_a_job_ends_with_what_is_saved(frail_lab: SlurmLab) -> None:
+    desk = desk_of(frail_lab)
+    words = (*FOR_EVER, "--elastic", "--min-workers", "3", "--stall-timeout", "20s")
+    number = desk.submit("--nodes", "3", "--time", "10m", "--", *words, run="lost")
+    at_work(desk, "lost")
+    lose(frail_lab, "node3", "power")
+    job = frail_lab.wait_for_job(number, timeout_s=500)
+    assert job["ExitCode"] == "75:0", desk.log(number)
+    assert "2 workers are left, --min-workers is 3; what is saved, up to step" in desk.log(number)
+
+
 @pytest.mark.soak
 def test_the_node_of_the_batch_script_goes_down(frail_lab: SlurmLab) -> None:
     """Nobody is left to say anything: Slurm itself requeues what was submitted with --until-done."""

@@ -18,7 +18,7 @@ LONGEST_WARNING_S = 300.0
 """A checkpoint takes seconds to minutes; the batch system may also warn up to a minute early."""
 _WITH_RANKS = {"train", "run"}
 _RESUMABLE = {"train", "run", "sweep"}
-_SWITCHES = {"--resume", "--stage-env", "--prefix", "--trust", "-h", "--help", "--"}
+_SWITCHES = {"--resume", "--elastic", "--stage-env", "--prefix", "--trust", "-h", "--help", "--"}
 """Flags of `run` that no value follows."""
 
 
@@ -78,6 +78,7 @@ def plan_job(wanted: Wanted, now: float | None = None) -> tuple[JobRequest, Path
         account=wanted.account,
         until_done=wanted.until_done,
         max_requeues=wanted.max_requeues,
+        outlives_nodes="--elastic" in words,
     )
     return request, run_dir
 

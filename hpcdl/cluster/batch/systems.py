@@ -21,7 +21,8 @@ class JobRequest:
     """A job to be: `command` are words behind `hpcdl`; `folder` (absolute) takes script and log.
 
     `warning_s` before the limit the ranks are warned. With `until_done` the job requeues itself, `max_requeues` times
-    at most, for as long as it ends with 75 (something to resume).
+    at most, for as long as it ends with 75 (something to resume). `outlives_nodes`: the job goes on without a node that
+    is lost.
     """
 
     name: str
@@ -36,6 +37,7 @@ class JobRequest:
     until_done: bool = False
     max_requeues: int = 20
     launcher: str = ""
+    outlives_nodes: bool = False
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -79,6 +81,7 @@ def _slurm_directives(request: JobRequest) -> list[str]:
         "--open-mode=append",
         "--requeue" if request.until_done else "--no-requeue",
     ]
+    options += ["--no-kill"] if request.outlives_nodes else []
     options += [f"--partition={_quoted(request.partition)}"] if request.partition else []
     options += [f"--account={_quoted(request.account)}"] if request.account else []
     return [f"#SBATCH {option}" for option in options]

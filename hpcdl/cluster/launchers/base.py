@@ -18,6 +18,8 @@ STOP_VARIABLE = "HPCDL_STOP_AT"
 
 Slurm sends its warning once, to the steps that are there: a run that is still starting up then would never hear of it.
 """
+LEFT_OUT_VARIABLE = "HPCDL_LEFT_OUT"
+"""Nodes of the job, by commas, that no rank is to be started on: those that a run has lost."""
 MAX_HOSTS = 100_000
 """More than any machine has: a list that names more is a slip, and would fill the memory."""
 _ITEM = re.compile(r"(?:[^\[\],\s]|\[[^\[\]]*\])+")
@@ -40,12 +42,17 @@ class Launcher(Protocol):
     name: str
     batch: str
     """The batch system that takes this launcher's scripts (hpcdl/cluster/batch/script.py); empty for none."""
+    leaves_nodes_out: bool
+    """Whether ranks can be started on some of a job's nodes without the first ones."""
 
     def present(self, environment: Mapping[str, str]) -> bool:
         """Whether this process is in a job that this launcher starts ranks in."""
 
     def hosts(self, environment: Mapping[str, str]) -> list[str]:
-        """The job's nodes in rank order; empty for this node alone."""
+        """The job's nodes in rank order, but for those of LEFT_OUT_VARIABLE; empty for this node alone."""
+
+    def lost_hosts(self, environment: Mapping[str, str]) -> set[str]:
+        """Those of `hosts` that the scheduler knows to be gone."""
 
     def line(
         self, plan: LaunchPlan, command: Sequence[str], *, mpi: bool, environment: Mapping[str, str]
@@ -57,6 +64,12 @@ class Launcher(Protocol):
 
     def first_casualty(self, log: str) -> Casualty | None:
         """What died first, as the launcher's own chatter tells it; None where it does not."""
+
+
+def remaining(hosts: Sequence[str], environment: Mapping[str, str]) -> list[str]:
+    """`hosts` without those of LEFT_OUT_VARIABLE."""
+    left_out = environment.get(LEFT_OUT_VARIABLE, "").split(",")
+    return [host for host in hosts if host not in left_out]
 
 
 def ranks_per_node(hosts: Sequence[str], num_ranks: int) -> int:

@@ -8,7 +8,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from hpcdl.cluster.launchers.base import Casualty, expand_hosts, refuse_without_mpi
+from hpcdl.cluster.launchers.base import Casualty, expand_hosts, refuse_without_mpi, remaining
 from hpcdl.cluster.launchers.mpiexec import environment_for, find_mpiexec
 from hpcdl.core.errors import UsageError
 from hpcdl.core.files import read_bytes
@@ -89,10 +89,19 @@ class MpiexecOverHosts(ABC):
     """What launchers share that have hosts and an mpiexec, but no starter of their own."""
 
     name: str
+    leaves_nodes_out = True
 
     @abstractmethod
-    def hosts(self, environment: Mapping[str, str]) -> list[str]:
+    def all_hosts(self, environment: Mapping[str, str]) -> list[str]:
         """The job's nodes."""
+
+    def hosts(self, environment: Mapping[str, str]) -> list[str]:
+        """The job's nodes that ranks may be started on."""
+        return remaining(self.all_hosts(environment), environment)
+
+    def lost_hosts(self, environment: Mapping[str, str]) -> set[str]:
+        """Nobody says."""
+        return set()
 
     def line(
         self, plan: LaunchPlan, command: Sequence[str], *, mpi: bool, environment: Mapping[str, str]
@@ -118,7 +127,7 @@ class Hostfile(MpiexecOverHosts):
         """Where the variable is set."""
         return bool(environment.get(HOSTFILE_VARIABLE))
 
-    def hosts(self, environment: Mapping[str, str]) -> list[str]:
+    def all_hosts(self, environment: Mapping[str, str]) -> list[str]:
         """The file's hosts."""
         named = environment.get(HOSTFILE_VARIABLE)
         if not named:

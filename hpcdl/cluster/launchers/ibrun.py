@@ -18,6 +18,7 @@ class Ibrun:
 
     name = "ibrun"
     batch = "slurm"
+    leaves_nodes_out = False
 
     def present(self, environment: Mapping[str, str]) -> bool:
         """On a machine of TACC's, inside an allocation, outside its steps."""
@@ -26,6 +27,10 @@ class Ibrun:
     def hosts(self, environment: Mapping[str, str]) -> list[str]:
         """The allocation's nodes."""
         return expand_hosts(environment.get("SLURM_JOB_NODELIST", ""))
+
+    def lost_hosts(self, environment: Mapping[str, str]) -> set[str]:
+        """As Slurm says."""
+        return SLURM.lost_hosts(environment)
 
     def line(
         self, plan: LaunchPlan, command: Sequence[str], *, mpi: bool, environment: Mapping[str, str]

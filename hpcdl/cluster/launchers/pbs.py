@@ -19,7 +19,7 @@ class Pbs(MpiexecOverHosts):
         """Inside a PBS job."""
         return "PBS_JOBID" in environment and "PBS_NODEFILE" in environment
 
-    def hosts(self, environment: Mapping[str, str]) -> list[str]:
+    def all_hosts(self, environment: Mapping[str, str]) -> list[str]:
         """The job's nodes, each once."""
         named = environment.get("PBS_NODEFILE")
         if not named:

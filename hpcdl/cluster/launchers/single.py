@@ -14,6 +14,7 @@ class Local:
 
     name = "local"
     batch = ""
+    leaves_nodes_out = True
 
     def present(self, environment: Mapping[str, str]) -> bool:
         """Always."""
@@ -22,6 +23,10 @@ class Local:
     def hosts(self, environment: Mapping[str, str]) -> list[str]:
         """This node alone."""
         return []
+
+    def lost_hosts(self, environment: Mapping[str, str]) -> set[str]:
+        """This node is here."""
+        return set()
 
     def line(
         self, plan: LaunchPlan, command: Sequence[str], *, mpi: bool, environment: Mapping[str, str]

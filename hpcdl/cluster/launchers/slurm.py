@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import re
 import shutil
+import subprocess
 from collections.abc import Mapping, Sequence
 
-from hpcdl.cluster.launchers.base import Casualty, expand_hosts
+from hpcdl.cluster.launchers.base import LEFT_OUT_VARIABLE, Casualty, expand_hosts, remaining
 from hpcdl.cluster.launchers.mpiexec import environment_for, mpi_flavour
 from hpcdl.core.errors import UsageError
 from hpcdl.core.protocols import LaunchPlan
@@ -24,7 +25,11 @@ PMI_BY_FLAVOUR = {
 _NO_STEP = "42949672"
 """Slurm numbers batch scripts and interactive shells from 4294967290 up: no step of ranks."""
 _CASUALTY = re.compile(r"srun: error: (?P<host>\S+): task (?P<rank>\d+): (?!Terminated)")
-_LOST_NODE = re.compile(r"srun: error: Node failure on (?P<hosts>\S+)")
+_LOST_NODE = re.compile(
+    r"srun: error: (?:Node failure on|Task launch for StepId=\S+ failed on node) (?P<hosts>[^\s:]+)"
+)
+_GONE = re.compile(r"down|fail|\S+\*$")
+_SINFO_S = 20.0
 
 
 def srun_mpi(flavour: str, environment: Mapping[str, str]) -> str:
@@ -37,6 +42,7 @@ class Slurm:
 
     name = "slurm"
     batch = "slurm"
+    leaves_nodes_out = True
 
     def present(self, environment: Mapping[str, str]) -> bool:
         """Inside an allocation, outside its steps."""
@@ -45,7 +51,18 @@ class Slurm:
 
     def hosts(self, environment: Mapping[str, str]) -> list[str]:
         """The allocation's nodes."""
-        return expand_hosts(environment.get("SLURM_JOB_NODELIST", ""))
+        return remaining(expand_hosts(environment.get("SLURM_JOB_NODELIST", "")), environment)
+
+    def lost_hosts(self, environment: Mapping[str, str]) -> set[str]:
+        """What sinfo says of the nodes: down, failed, or `*`, which do not answer."""
+        nodes = ",".join(self.hosts(environment))
+        line = ["sinfo", "--noheader", "--Node", f"--nodes={nodes}", "--format=%N %T"]
+        try:
+            answer = subprocess.run(line, capture_output=True, text=True, timeout=_SINFO_S, check=True, env=environment)
+        except (OSError, subprocess.SubprocessError):  # srun will find out
+            return set()
+        states = (words.split() for words in answer.stdout.splitlines())
+        return {words[0] for words in states if len(words) == 2 and _GONE.match(words[1])}
 
     def line(
         self, plan: LaunchPlan, command: Sequence[str], *, mpi: bool, environment: Mapping[str, str]
@@ -68,7 +85,9 @@ class Slurm:
             "--overcommit",
             "--input=none",
         ]
-        return [*words, *command], environment_for(flavour)
+        # The step before never ends on a node that is gone, and Slurm has its cores busy on the others until it does.
+        beside = {"SLURM_OVERLAP": "1"} if environment.get(LEFT_OUT_VARIABLE) else {}
+        return [*words, *command], {**environment_for(flavour), **beside}
 
     def first_casualty(self, log: str) -> Casualty | None:
         """A node that went down, which takes all other tasks along; else the first task srun complains about."""

@@ -4,15 +4,15 @@ from __future__ import annotations
 
 import ast
 import contextlib
-import dataclasses
 import functools
 import uuid
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from hpcdl.cluster import supervise as local
 from hpcdl.cluster.environment import Placement
+from hpcdl.cluster.launchers import find_launcher
 from hpcdl.cluster.status import FOLDER
 from hpcdl.comm.agree import decided
 from hpcdl.comm.observed import observe
@@ -24,6 +24,7 @@ from hpcdl.core.records import RunRecord, read_record
 from hpcdl.node.topology.machines import read_topology
 from hpcdl.trace.recorder import collected
 from hpcdl.training.launch import rundir
+from hpcdl.training.launch.fewer import check_fewer, check_least
 from hpcdl.training.launch.relaunch import check_starts_ranks, until_done
 from hpcdl.training.launch.train import (
     free_run_dir,
@@ -68,26 +69,27 @@ def run_script(
     check_script(script.path)
     config = effective.config
     with interruptible(config.checkpoint.resume or config.checkpoint.elastic):
+        check_fewer(effective, find_launcher())
         run_dir = _choose_run_dir(effective, script)
-        plan, said = plan_under_profile(config.run, script.path.stem, read_topology())
-        if prefixed:
-            plan = dataclasses.replace(plan, environment={**plan.environment, PREFIXED_VARIABLE: "1"})
+        own = {PREFIXED_VARIABLE: "1"} if prefixed else {}
+        name, topology = script.path.stem, read_topology()
+        said = plan_under_profile(config.run, name, topology)[1]
         with rundir.written(run_dir, resumes=config.checkpoint.resume):
             facts = _facts(script)
             rundir.create(run_dir, effective, facts)
             for text in said:
                 say(text)
             output = Output(run_dir / FOLDER, prefixed=prefixed)
-            with collected(run_dir), python_of_ranks(config.run, plan) as python, contextlib.closing(output):
-                words = [str(run_dir), str(script.path), *script.arguments]
-                command = own_program("hpcdl.training.keras.process.script", *words, python=python)
-                until_done(
-                    lambda: local.start(plan, command, folder=run_dir / FOLDER, tick=output.forward),
-                    run_dir,
-                    effective,
-                    facts,
-                    say,
-                )
+            words = [str(run_dir), str(script.path), *script.arguments]
+
+            def launch(now: Effective[ScriptConfig], environment: Mapping[str, str]) -> None:
+                plan = plan_under_profile(now.config.run, name, topology, environment={**own, **environment})[0]
+                with python_of_ranks(now.config.run, plan) as python:
+                    command = own_program("hpcdl.training.keras.process.script", *words, python=python)
+                    local.start(plan, command, folder=run_dir / FOLDER, tick=output.forward)
+
+            with collected(run_dir), contextlib.closing(output):
+                until_done(launch, run_dir, effective, facts, say)
     return run_dir, read_record(run_dir)
 
 
@@ -121,6 +123,7 @@ def run_inside(effective: Effective[ScriptConfig], script: Script, place: Placem
 
     effective = with_ranks(effective, place)
     config = effective.config
+    check_least(effective)
     check_starts_ranks(config.checkpoint.elastic, place.launcher)
     set_up_process(place.local_rank)
     communicator = observe(communicator_for(place))

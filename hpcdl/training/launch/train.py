@@ -8,13 +8,14 @@ import os
 import signal
 import sys
 import uuid
+from collections.abc import Mapping
 from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 
 from hpcdl.cluster import supervise as local
 from hpcdl.cluster.environment import WITHOUT_MPI_VARIABLE, Placement
 from hpcdl.cluster.launchers import find_launcher
-from hpcdl.cluster.launchers.base import ranks_per_node
+from hpcdl.cluster.launchers.base import LEFT_OUT_VARIABLE, ranks_per_node
 from hpcdl.cluster.status import FOLDER
 from hpcdl.comm.agree import decided
 from hpcdl.comm.observed import observe
@@ -38,9 +39,12 @@ from hpcdl.strategies.table import find_strategy
 from hpcdl.trace.recorder import collected
 from hpcdl.training.checkpoint.local import guarded, place
 from hpcdl.training.launch import chips, rundir
+from hpcdl.training.launch.fewer import check_fewer, check_least
 from hpcdl.training.launch.prepare import Prepared, check_open_servers, prepare
 from hpcdl.training.launch.relaunch import check_starts_ranks, until_done
 from hpcdl.training.loop.journal import EventHandler, JournalReader
+
+NOTHING: Mapping[str, str] = {}
 
 
 def train(effective: Effective[TrainConfig], on_event: EventHandler) -> tuple[Path, RunRecord]:
@@ -66,16 +70,25 @@ def interruptible(resumes: bool) -> AbstractContextManager[None]:
 def _train(effective: Effective[TrainConfig], on_event: EventHandler) -> tuple[Path, RunRecord]:
     prepared = prepare(effective)
     check_open_servers(prepared.info, allowed=prepared.config.safety.allow_grpc)
+    check_fewer(effective, find_launcher())
     run_dir = choose_run_dir(prepared)
     plan, said = plan_for(prepared)
     facts = {rundir.CHECKSUM: prepared.dataset.checksum}
+
+    def launch(now: Effective[TrainConfig], environment: Mapping[str, str]) -> None:
+        if now is effective and not environment:
+            _run(prepared, plan, run_dir, on_event)
+            return
+        fewer = prepare(now)
+        _run(fewer, plan_for(fewer, environment)[0], run_dir, on_event)
+
     with rundir.written(run_dir, resumes=prepared.config.checkpoint.resume):
         rundir.create(run_dir, effective, facts)
         for text in said:
             on_event({"kind": "message", "text": text})
         with rundir.forgotten_if_refused(run_dir), collected(run_dir), _copies_kept(prepared.config, run_dir):
             until_done(
-                lambda: _run(prepared, plan, run_dir, on_event),
+                launch,
                 run_dir,
                 effective,
                 facts,
@@ -119,7 +132,9 @@ def python_of_ranks(run: LaunchConfig, plan: LaunchPlan) -> AbstractContextManag
         return nullcontext(sys.executable)
     from hpcdl.cluster import stage_env
 
-    return stage_env.staged(find_launcher(), -(-plan.num_ranks // plan.ranks_per_node), os.environ)
+    num_nodes = -(-plan.num_ranks // plan.ranks_per_node)
+    left_out = {LEFT_OUT_VARIABLE: plan.environment.get(LEFT_OUT_VARIABLE, "")}
+    return stage_env.staged(find_launcher(), num_nodes, {**os.environ, **left_out})
 
 
 def choose_run_dir(prepared: Prepared) -> Path:
@@ -140,29 +155,35 @@ def free_run_dir(run_dir: Path) -> Path:
     return run_dir
 
 
-def plan_for(prepared: Prepared) -> tuple[LaunchPlan, list[str]]:
-    """How this run's ranks are to be started, and what to say about the node profile that was picked."""
+def plan_for(prepared: Prepared, environment: Mapping[str, str] = NOTHING) -> tuple[LaunchPlan, list[str]]:
+    """How this run's ranks are to be started, and what to say about the node profile that was picked.
+
+    `environment`: what the launcher needs besides, to leave nodes out.
+    """
     config, topology = prepared.config, read_topology()
     groups = config.elastic.groups
-    share = ranks_per_node(find_launcher().hosts(os.environ), config.run.ranks)
+    share = ranks_per_node(find_launcher().hosts({**os.environ, **environment}), config.run.ranks)
     if groups > 1:
         weights = chips.weights_bytes(config.model.model)
         chips.check_memory(share, weights, chips.data_bytes(prepared.dataset), topology)
     unprofiled = chips.near_memory(groups, share, topology)
-    return plan_under_profile(config.run, model_name(config.model.model), topology, unprofiled)
+    return plan_under_profile(config.run, model_name(config.model.model), topology, unprofiled, environment)
 
 
 def plan_under_profile(
-    run: LaunchConfig, model: str, topology: Topology, unprofiled: Settings | None = None
+    run: LaunchConfig,
+    model: str,
+    topology: Topology,
+    unprofiled: Settings | None = None,
+    environment: Mapping[str, str] = NOTHING,
 ) -> tuple[LaunchPlan, list[str]]:
     """The plan of `run` under the profile that fits `model` best, else `unprofiled`; and what to say about it."""
     profile = find_profile(run.profile, model, topology)
-    share = ranks_per_node(find_launcher().hosts(os.environ), run.ranks)
+    share = ranks_per_node(find_launcher().hosts({**os.environ, **environment}), run.ranks)
     plan = launch_plan(topology, profile.settings if profile else unprofiled, run.ranks, share)
-    if profile is None:
-        return plan, []
-    environment = {**plan.environment, "HPCDL_PROFILE": str(profile.path)}
-    return dataclasses.replace(plan, environment=environment), [profile.sentence]
+    named = {"HPCDL_PROFILE": str(profile.path)} if profile else {}
+    plan = dataclasses.replace(plan, environment={**plan.environment, **named, **environment})
+    return plan, [profile.sentence] if profile else []
 
 
 def train_inside(effective: Effective[TrainConfig], place: Placement, on_event: EventHandler) -> Path:
@@ -176,6 +197,7 @@ def train_inside(effective: Effective[TrainConfig], place: Placement, on_event: 
     from hpcdl.training.session.watch import leave_without_lost, watch_of, watching
 
     effective = with_ranks(effective, place)
+    check_least(effective)
     check_starts_ranks(effective.config.checkpoint.elastic, place.launcher)
     StopRequest().install()
     set_up_process(place.local_rank)

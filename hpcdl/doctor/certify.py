@@ -27,6 +27,7 @@ STEPS, STRIKE_AT = 60, 30
 FAULTS: Mapping[str, str] = {
     "worker killed": f"kill:rank=1@step={STRIKE_AT}",
     "rank 0 killed": f"kill:rank=0@step={STRIKE_AT}",
+    "rank 0 killed, state in memory": f"kill:rank=0@step={STRIKE_AT}",
     "server killed": f"kill:rank={{last}}@step={STRIKE_AT}",
     "worker stopped": f"stop:rank=1@step={STRIKE_AT}",
     "worker exits with 0": f"exit:rank=1@step={STRIKE_AT}",
@@ -35,6 +36,11 @@ FAULTS: Mapping[str, str] = {
     "worker stopped for 3 s": f"stop:rank=1@step={STRIKE_AT}+3s",
 }
 """What is tried, by name; {last} is the last rank, a server where there are servers."""
+SAVING: Mapping[str, Sequence[str]] = {
+    "rank 0 killed, state in memory": ("--checkpoint-every", "1h", "--local-checkpoint-every", "5"),
+}
+"""How a run saves under a fault, where not by checkpoints alone."""
+BY_CHECKPOINTS = ("--checkpoint-every", "0.2s")
 RUN_TIMEOUT_S = 900.0
 
 
@@ -93,7 +99,8 @@ def _try(strategy: str, fault: str, num_ranks: int, run_dir: Path) -> Trial:
     journal = JournalReader(run_dir)
     words = [
         "train", "--model", "lenet", "--data", "synthetic:28x28x1:10", "--strategy", strategy, "--ranks", num_ranks,
-        "--batch-size", 16, "--steps", STEPS, "--profile", "none", "--elastic", "--checkpoint-every", "0.2s",
+        "--batch-size", 16, "--steps", STEPS, "--profile", "none", "--elastic",
+        *SAVING.get(fault, BY_CHECKPOINTS),
         "--stall-timeout", "10s", "--inject", FAULTS[fault].format(last=num_ranks - 1), "--run-dir", run_dir,
     ]  # fmt: skip
     words += ["--optimizer", features.optimizers[0]] if features.optimizers else []
@@ -198,11 +205,18 @@ def rows_of(document: Mapping[str, Any]) -> list[tuple[str, ...]]:
             row["fault"],
             row["strategy"],
             f"{row['survived']} of {row['tries']}",
-            "-" if row["recover_seconds"]["median"] is None else f"{row['recover_seconds']['median']:.1f} s",
+            _recovered(row["recover_seconds"], row["tries"]),
             str(row["steps_lost"]),
         )
         for row in document["faults"]
     ]
+
+
+def _recovered(seconds: Mapping[str, float | None], tries: int) -> str:
+    median, most = seconds["median"], seconds["max"]
+    if median is None or most is None:
+        return "-"
+    return f"{median:.1f} s" + (f", at most {most:.1f} s" if tries > 1 else "")
 
 
 def write_card(out: Path, document: Mapping[str, Any], trials: Sequence[Trial], facts: Mapping[str, str]) -> Path:

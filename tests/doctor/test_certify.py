@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from hpcdl.core.errors import UnknownNameError
-from hpcdl.doctor.certify import FAULTS, Plan, Trial, rows_of, summary, write_card
+from hpcdl.doctor.certify import FAULTS, SAVING, Plan, Trial, rows_of, summary, write_card
 from hpcdl.training.session.inject import parse_faults
 from tests.conftest import CommandLine
 
@@ -37,6 +37,10 @@ def test_every_fault_can_be_injected(fault: str) -> None:
     assert parse_faults(FAULTS[fault].format(last=2), 3)
 
 
+def test_how_a_run_saves_is_told_for_faults_that_there_are() -> None:
+    assert set(SAVING) <= set(FAULTS)
+
+
 def test_the_summary_counts_survivors_and_what_they_lost() -> None:
     trials = [trial(), trial(recover_s=4.0, steps_lost=3), trial(survived=False, recover_s=None, said="gone")]
     (row,) = summary(trials)["faults"]
@@ -49,6 +53,8 @@ def test_the_summary_counts_survivors_and_what_they_lost() -> None:
         "steps_lost": 3,
     }
     assert rows_of(summary([trial(survived=False, recover_s=None)])) == [("worker killed", "ring", "0 of 1", "-", "1")]
+    ((_, _, _, recovered, _),) = rows_of(summary(trials))
+    assert recovered == "3.0 s, at most 4.0 s"
 
 
 def test_the_card_is_one_page_that_runs_nothing(tmp_path: Path) -> None:
@@ -61,11 +67,21 @@ def test_the_card_is_one_page_that_runs_nothing(tmp_path: Path) -> None:
 
 @pytest.mark.mpi
 def test_one_fault_for_real(run_hpcdl: CommandLine, tmp_path: Path) -> None:
-    line = ["certify", "--strategy", "ring", "--fault", "worker exits with 0", "--out", tmp_path / "card", "--json"]
+    line = [
+        "certify",
+        "--strategy",
+        "ring",
+        "--fault",
+        "rank 0 killed, state in memory",
+        "--out",
+        tmp_path / "card",
+        "--json",
+    ]
     finished = run_hpcdl(line, timeout_s=300)
     assert finished.code == 0, finished.err
     (row,) = json.loads(finished.out)["faults"]
     assert (row["survived"], row["tries"]) == (1, 1) and row["recover_seconds"]["median"] > 0
+    assert row["steps_lost"] <= 10, "a copy every five steps, and the one before where that was under way"
     assert "what this installation survives" in (tmp_path / "card" / "card.html").read_text()
     again = run_hpcdl(line)
     assert again.code == 2 and "choose another folder" in again.err

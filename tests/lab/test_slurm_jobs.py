@@ -210,6 +210,28 @@ def test_the_doctor_looks_at_all_nodes_of_a_job(desk: Desk) -> None:
     assert "srun --mpi=" in said and "two ranks talk" in said
 
 
+def test_benchmarks_spread_over_the_nodes_of_a_job(desk: Desk) -> None:
+    """A step and a message, over MPI and over gRPC, on ranks that hpcdl starts from the batch script."""
+    step = f"{sys.executable} -m hpcdl bench step --model lenet --batch-size 4 --steps 4 --ranks 2 --allow-grpc --json"
+    message = f"{sys.executable} -m hpcdl bench pingpong --sizes 1B,64KiB --repeats 3 --allow-grpc --json"
+    lines = [f"{step} --strategy {name} > {name}.json" for name in ("ring", "grpc-ring", "async-easgd")]
+    lines[-1] = lines[-1].replace("--ranks 2", "--ranks 3")
+    lines += [f"{message} --transport {name} > {name}.json" for name in ("mpi", "grpc")]
+    (desk.folder / "bench.sh").write_text("\n".join(["#!/bin/bash", "set -e", *lines, ""]))
+    line = ["sbatch", "--parsable", "-N2", "--ntasks-per-node=2", "--overcommit", "--output=bench.txt", "bench.sh"]
+    finished = desk.lab.run(line, cwd=desk.folder, env=desk.environment)
+    assert finished.code == 0, finished.err
+    job = desk.lab.wait_for_job(int(finished.out), timeout_s=400)
+    assert job["JobState"] == "COMPLETED", (desk.folder / "bench.txt").read_text()
+    for name in ("ring", "grpc-ring", "async-easgd"):
+        found = json.loads((desk.folder / f"{name}.json").read_text())
+        assert (found["workers"], found["nodes"], found["steps"]) == (2, 2, 4), name
+    for name in ("mpi", "grpc"):
+        found = json.loads((desk.folder / f"{name}.json").read_text())
+        assert found["hosts"] == ["node1", "node2"] and [row["bytes"] for row in found["rows"]] == [1, 65536], name
+    assert not list((desk.folder / "cache").rglob("hpcdl-bench-*"))
+
+
 def test_ranks_of_two_nodes_read_at_once(desk: Desk) -> None:
     """The input of a job's ranks, whether srun has started them or hpcdl does."""
     bench = f"{sys.executable} -m hpcdl bench input shards --batch-size 8 --steps 8 --json"

@@ -175,6 +175,26 @@ def test_new_ranks_go_on_from_memory_bit_for_bit_and_leave_nothing(
 
 
 @pytest.mark.mpi
+def test_copies_that_are_damaged_are_told_and_not_taken(
+    session_hpcdl: CommandLine, shards: Path, tmp_path: Path
+) -> None:
+    """While new ranks start, all copies of rank 1 lose a bit; there is no checkpoint: the run begins again."""
+    run_dir, near = tmp_path / "run", tmp_path / "near"
+    near.mkdir()
+    line = [*SHORT, "--data", shards, "--run-dir", run_dir, *ELASTIC, "--local-checkpoint-folder", near]
+    process = session_hpcdl.start([*line, "--steps", "60", "--inject", "kill:rank=0@step=44"])
+    wait_for(lambda: any("new ranks go on" in event["text"] for event in events(run_dir, "message")))
+    for path in near.glob("*/*.rank-1.npz"):
+        damage_bit(path)
+    _, said = process.communicate(timeout=300)
+    assert process.returncode == 0, said
+    told = [event["text"] for event in events(run_dir, "message")]
+    assert sum("is damaged" in text and "rank-1.npz" in text for text in told) in (1, 2), told
+    assert sum(text.endswith("going back to the newest checkpoint") for text in told) == 1, told
+    assert record_of(run_dir)["resumed_from_steps"] == [] and record_of(run_dir)["status"] == "finished"
+
+
+@pytest.mark.mpi
 def test_a_run_that_is_killed_as_a_whole_leaves_nothing(
     session_hpcdl: CommandLine, shards: Path, tmp_path: Path
 ) -> None:

@@ -108,7 +108,10 @@ class Measures(Protocol):
 
 @dataclass(kw_only=True)
 class Allowance:
-    """What is left of a search's budget: seconds until `deadline`, samples (None: no limit)."""
+    """What is left of a search's budget: seconds until `deadline_s`, samples (None: no limit).
+
+    `usual_s`: what a sample takes.
+    """
 
     deadline_s: float
     samples: int | None
@@ -119,10 +122,10 @@ class Allowance:
         """How many pairs of samples may be taken."""
         return PAIRS if self.samples is None else min(PAIRS, self.samples // 2)
 
-    def next_s(self) -> float:
-        """Seconds that the next command may take; 0 where less is left than half of what one takes."""
+    def next_s(self, commands: int = 1) -> float:
+        """Seconds that the next command may take; 0 where `commands` of them would end half of one too late."""
         left = self.deadline_s - time.monotonic()
-        return 0.0 if left <= 0.5 * self.usual_s else min(left, self.trial_timeout_s)
+        return 0.0 if left <= (commands - 0.5) * self.usual_s else min(left, self.trial_timeout_s)
 
 
 def reserved_samples(max_samples: int | None) -> int:
@@ -156,15 +159,16 @@ def measure_lower(
         problem = f"its speed was not measured: --max-samples leaves no room, {SAMPLES_PER_PAIR} or more do"
     for _ in range(allowance.pairs()):
         pair = []
-        for precision in rates:
-            limit_s = allowance.next_s()
+        for left, precision in zip((2, 1), rates, strict=True):
+            limit_s = allowance.next_s(left)
             if limit_s <= 0:
-                problem = problem or "its speed was not measured further: the budget is used up"
                 break
             outcome = measures.measure(candidate, limit_s, prefix, precision)
+            if outcome.status == "timeout" and limit_s < allowance.trial_timeout_s:
+                break  # ended by the budget, not by its own fault
             allowance.usual_s = outcome.seconds
             if outcome.images_per_second is None:
-                problem = f"a sample in {precision} was {outcome.status}: {outcome.message}".removesuffix(": ")
+                problem = f"a sample in {precision}: {outcome.status}; {outcome.message}"
                 break
             pair.append(outcome.images_per_second)
             counted = outcome.counted
@@ -172,6 +176,8 @@ def measure_lower(
             break
         for precision, rate in zip(rates, pair, strict=True):
             rates[precision].append(rate)
+    if not rates[LOWER] and not problem:
+        problem = "its speed was not measured: the budget leaves no time; give a longer --budget"
     check = None
     if rates[LOWER]:
         why, limit_s = "the budget is used up", allowance.next_s()

@@ -143,6 +143,7 @@ def tune(
         deadline_s=begun_s + config.search.budget,
         samples=None if config.search.max_samples is None else reserved,
         trial_timeout_s=config.search.trial_timeout,
+        usual_s=found.seconds / max(found.num_samples, 1),
     )
     lower = _lower(prepared, found.choice.index, measurer, left, prefixes[0])
     profile = dataclasses.replace(profile, lower_precision=lower.as_document())

@@ -100,18 +100,34 @@ def test_samples_are_kept_for_it_out_of_those_that_are_allowed(most: int | None,
 
 
 def test_the_budget_ends_it() -> None:
-    node = Simulated(seconds=0.2)
-    found = measured(node, seconds=0.5)
-    assert len(node.asked) <= 3 and "check" not in node.asked
-    assert "the budget is used up" in found.problem
-    assert len(found.float32) == len(found.lower) <= 1
+    node = Simulated(seconds=0.4)
+    found = measured(node, seconds=0.7)
+    assert node.asked in ([FLOAT32], [FLOAT32, LOWER]), "no second pair, and no check"
+    assert len(found.float32) == len(found.lower) == len(node.asked) - 1
+    assert ("leaves no time" if len(node.asked) == 1 else "not checked: the budget is used up") in found.problem
+
+
+def test_no_pair_begins_that_would_not_end_in_time() -> None:
+    node = Simulated()
+    left = Allowance(deadline_s=time.monotonic() + 10.0, samples=None, trial_timeout_s=30.0, usual_s=8.0)
+    assert "give a longer --budget" in measure_lower(CANDIDATE, WORKLOAD, node, ["amx_bf16"], left).problem
+    assert node.asked == []
+
+
+def test_a_sample_that_the_budget_cuts_off_is_no_failure() -> None:
+    class Slow(Simulated):
+        def measure(self, *given: Any, **named: Any) -> TrialOutcome:
+            return TrialOutcome(status="timeout", message="killed after its time limit")
+
+    assert "the budget leaves no time" in measured(Slow(), seconds=20.0).problem
+    assert "float32: timeout" in measured(Slow(), seconds=60.0).problem, "after all that one may take"
 
 
 @pytest.mark.parametrize("fails", [FLOAT32, LOWER])
 def test_a_sample_that_fails_is_told(fails: str) -> None:
     found = measured(Simulated(fails=fails))
     assert found.ratio is None and found.check is None
-    assert found.problem == f"a sample in {fails} was failed: exit code 1: no"
+    assert found.problem == f"a sample in {fails}: failed; exit code 1: no"
 
 
 def test_a_check_that_fails_is_told() -> None:

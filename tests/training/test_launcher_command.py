@@ -110,7 +110,7 @@ def test_a_terminal_that_closes_stops_a_run_unless_nohup(
 ) -> None:
     before = signal.signal(signal.SIGHUP, signal.SIG_IGN if nohup else signal.SIG_DFL)
     try:
-        process = start(session_hpcdl, [*SHORT, "--epochs", "6", "--data", shards, "--run-dir", run_dir])
+        process = start(session_hpcdl, [*SHORT, "--epochs", "3", "--data", shards, "--run-dir", run_dir])
     finally:
         signal.signal(signal.SIGHUP, before)
     wait_for(lambda: steps_done(run_dir) > 3 or process.poll() is not None)

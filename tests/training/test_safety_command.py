@@ -24,7 +24,7 @@ BROKEN = [*SHORT, "--model", f"{PLANTED}:build", "--steps", "30"]
 
 def test_a_rank_asleep_is_named(mpi: Mpi, shards: Path, tmp_path: Path) -> None:
     run_dir = tmp_path / "run"
-    arguments = [*ENDLESS, "--ranks", "3", "--data", shards, "--stall-timeout", "3s", "--run-dir", run_dir]
+    arguments = [*ENDLESS, "--data", shards, "--stall-timeout", "3s", "--run-dir", run_dir]
     process = start(mpi.hpcdl, arguments)
     wait_for(lambda: steps_done(run_dir) > 3 or process.poll() is not None)
     kill_rank(run_dir, 1, signal.SIGSTOP)
@@ -39,7 +39,7 @@ def test_a_rank_asleep_is_named(mpi: Mpi, shards: Path, tmp_path: Path) -> None:
 @EITHER
 def test_a_rank_killed_ends_the_run(mpi: Mpi, shards: Path, tmp_path: Path) -> None:
     run_dir = tmp_path / "run"
-    process = start(mpi.hpcdl, [*ENDLESS, "--ranks", "4", "--data", shards, "--run-dir", run_dir])
+    process = start(mpi.hpcdl, [*ENDLESS, "--ranks", "3", "--data", shards, "--run-dir", run_dir])
     wait_for(lambda: steps_done(run_dir) > 3 or process.poll() is not None)
     kill_rank(run_dir, 2)
     began = time.monotonic()

@@ -39,7 +39,7 @@ SMALLEST = {
     "node_winner": ("--models lenet --rounds 1 --minutes 0.01 --journal FOLDER/samples", LONG),
     "local_copies_cost": ("--model lenet --every 1 --pairs 2", LONG),
     "safety_cost": ("--model lenet --steps 1", LONG),
-    "report_many": ("--runs 40 --repeats 1 --steps 20 --folder FOLDER", ()),
+    "report_many": ("--runs 40 --repeats 1 --steps 20 --folder FOLDER", (pytest.mark.soak,)),
     "script_overhead": ("--rounds 1 --layers 1 --width 8", ()),
     "startup_metadata": ("--imports json --folder FOLDER", (pytest.mark.soak,)),
     "step_efficiency": ("--models lenet --quick", LONG),

@@ -7,6 +7,7 @@ import itertools
 import os
 import resource
 from collections import OrderedDict
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -78,7 +79,8 @@ class OpenShard:
         if verified and self._frame_checksum() != entry.frame_checksum:
             raise CorruptError(f"shard {path}: its header (attributes, labels or checksums) is damaged{_REMEDY}")
         self.residents = {name: self._resident(place) for name, place in self.map.residents.items()}
-        self._sample_checksums: dict[str, Array] = {}
+        self._sample_checksums: dict[str, Array | None] = {}
+        self._firsts: dict[str, int] = {}
         self._checked = {name: np.zeros(self.map.num_blocks, np.bool_) for name in self.map.columns}
 
     def _frame_checksum(self) -> str:
@@ -144,16 +146,18 @@ class OpenShard:
         if self._verified and digest.intdigest() != column.checksums[block]:
             raise self._damaged(block)
 
-    def read_sample(self, name: str, place: int, out: Array) -> None:
-        """Read the sample at `place` of the shard into `out`, shaped (1, ...)."""
-        column = self.column(name)
-        if column.compressed:
-            self._check_once(name, place // self.map.block_samples)
-            self._decompress(place, out)
-            return
-        view = out.reshape(-1).view(np.uint8).data
-        read_exactly(self.descriptor, view, int(column.block_offsets[0]) + place * len(view), self.map.path)
+    def read_sample(self, name: str, place: int, view: memoryview) -> None:
+        """Read the sample at `place` of the shard, not compressed, into `view`."""
+        first = self._firsts.get(name)
+        if first is None:
+            first = self._firsts[name] = int(self.column(name).block_offsets[0])
+        read_exactly(self.descriptor, view, first + place * len(view), self.map.path)
         self._check_sample(name, place, view)
+
+    def read_compressed(self, name: str, place: int, out: Array) -> None:
+        """Read the sample at `place` of the shard from its compressed block into `out`, shaped (1, ...)."""
+        self._check_once(name, place // self.map.block_samples)
+        self._decompress(place, out)
 
     def read_variable(self, name: str, place: int) -> bytearray:
         """The bytes of the sample at `place` of a column whose samples differ in length."""
@@ -190,19 +194,20 @@ class OpenShard:
         block, numbers = place // self.map.block_samples, self.sample_checksums(name)
         if numbers is None:
             self._check_once(name, block)
-        elif xxhash.xxh3_64_intdigest(content) != numbers[place]:
+        elif xxhash.xxh3_64_intdigest(content) != numbers.item(place):
             raise self._damaged(block)
 
     def sample_checksums(self, name: str) -> Array | None:
         """The checksum of each sample of a column (uint64); None where samples have none of their own."""
+        if name in self._sample_checksums:
+            return self._sample_checksums[name]
         offset = self.column(name).sample_checksums_offset
-        if offset is None:
-            return None
-        if name not in self._sample_checksums:
+        numbers = None
+        if offset is not None:
             numbers = np.empty(self.map.num_samples, "<u8")
             read_exactly(self.descriptor, numbers.data.cast("B"), offset, self.map.path)
-            self._sample_checksums[name] = numbers
-        return self._sample_checksums[name]
+        self._sample_checksums[name] = numbers
+        return numbers
 
     def _check_once(self, name: str, block: int) -> None:
         if not self._checked[name][block]:
@@ -247,6 +252,7 @@ class SplitReader:
         self._copies, self._verified, self._operations = dataset.copies, dataset.verified, dataset.operations
         counts = [entry.num_samples for entry in self._entries]
         self._firsts = [0, *itertools.accumulate(counts)]
+        self._starts = np.array(self._firsts)
         self._shards: dict[int, OpenShard] = {}
         self._open: OrderedDict[int, None] = OrderedDict()
         self._most_open = max(16, min(4096, resource.getrlimit(resource.RLIMIT_NOFILE)[0] // 2))
@@ -302,20 +308,42 @@ class SplitReader:
 
     def resident(self, name: str, ids: Ids, out: Array) -> Array:
         """The values of a resident field of samples, put into `out`."""
-        numbers = np.searchsorted(self._firsts, ids, side="right") - 1
+        numbers = np.searchsorted(self._starts, ids, side="right") - 1
         for number in np.unique(numbers).tolist():
             chosen = numbers == number
-            shard = self.shard(number)
-            if name not in shard.residents:
-                raise CorruptError(f"shard {shard.map.path} holds no {name}, which the manifest tells of{_REMEDY}")
-            out[chosen] = shard.residents[name][ids[chosen] - self._firsts[number]]
+            out[chosen] = self._resident(number, name)[ids[chosen] - self._firsts[number]]
         return out
+
+    def resident_of_blocks(self, name: str, blocks: Sequence[int]) -> Array:
+        """The values of a resident field of the samples of blocks, laid one behind the other."""
+        found = []
+        for block in blocks:
+            first, stop = self._blocks[block], self._blocks[block + 1]
+            number, place = self.place(first)
+            found.append(self._resident(number, name)[place : place + stop - first])
+        return np.concatenate(found)
+
+    def _resident(self, number: int, name: str) -> Array:
+        """A resident field of a whole shard."""
+        shard = self.shard(number)
+        if name not in shard.residents:
+            raise CorruptError(f"shard {shard.map.path} holds no {name}, which the manifest tells of{_REMEDY}")
+        return shard.residents[name]
 
     def read_samples(self, ids: Ids, out: Array, name: str | None = None) -> None:
         """Read single samples, each with one request; of compressed data each from its block."""
-        for row, sample in enumerate(ids.tolist()):
-            number, place = self.place(sample)
-            self.shard(number).read_sample(name or self.main, place, out[row : row + 1])
+        name = name or self.main
+        numbers = np.searchsorted(self._starts, ids, side="right") - 1
+        places = zip(numbers.tolist(), (ids - self._starts[numbers]).tolist(), strict=True)
+        if self.compressed:
+            for row, (number, place) in enumerate(places):
+                self.shard(number).read_compressed(name, place, out[row : row + 1])
+            return
+        view, at = out.reshape(-1).view(np.uint8).data, 0
+        size = len(view) // max(1, len(ids))
+        for number, place in places:
+            self.shard(number).read_sample(name, place, view[at : at + size])
+            at += size
 
     def read_block(self, block: int, out: Array, name: str | None = None) -> int:
         """Read a whole block into the head of `out`; the number of samples read."""

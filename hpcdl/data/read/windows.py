@@ -7,7 +7,7 @@ a thread of its own reads ahead.
 from __future__ import annotations
 
 import dataclasses
-from collections import Counter, OrderedDict
+from collections import Counter, OrderedDict, defaultdict
 from collections.abc import Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
@@ -284,6 +284,7 @@ class TrainingStream:
             global_batch=samples, rows=here, shift=shift,
         )  # fmt: skip
         self.epochs = Epochs(reader.layout, seed)
+        self._residents: dict[str, LastTwo[Array]] = defaultdict(LastTwo)
         if isinstance(reader, SplitReader) and reader.columns | reader.variable:
             self._sources = {name: _source(column, self.share, self.epochs) for name, column in reader.columns.items()}
         else:
@@ -301,7 +302,7 @@ class TrainingStream:
 
     def images(self, step: int) -> tuple[Array, Ids]:
         """Images (B, H, W, C) and labels (B,) of this worker at `step`; the array is used again once it is let go."""
-        return self._sources[_IMAGES].batch(step), self.reader.labels(self.ids(step))
+        return self._sources[_IMAGES].batch(step), self._labels(step)
 
     def fields(self, step: int, fields: Sequence[Field]) -> list[Array | list[Array]]:
         """`fields` of this worker's samples at `step`: an array (B, *shape), or a list of arrays of varying length."""
@@ -309,9 +310,31 @@ class TrainingStream:
             raise TypeError("samples made from a seed have no fields")
         ids = self.ids(step)
         return [
-            self._sources[item.name].batch(step) if item.name in self._sources else field_of(self.reader, item, ids)
+            self._sources[item.name].batch(step)
+            if item.name in self._sources
+            else self._resident(self.reader, item.name, step, np.dtype(item.dtype))
+            if item.resident
+            else field_of(self.reader, item, ids)
             for item in fields
         ]
+
+    def _labels(self, step: int) -> Ids:
+        if isinstance(self.reader, SplitReader):
+            return self._resident(self.reader, "labels", step, np.dtype(np.int64))
+        return self.reader.labels(self.ids(step))
+
+    def _resident(self, reader: SplitReader, name: str, step: int, dtype: np.dtype[Any]) -> Array:
+        """A resident field of a step's samples, taken from the values of whole windows."""
+        number, start, stop = self.share.places(step)
+        epoch = self.epochs.get(number)
+
+        def of_window(window: int) -> Array:
+            key = number * epoch.num_windows + window
+            blocks = epoch.window_blocks(window).tolist()
+            return self._residents[name].get(key, lambda: reader.resident_of_blocks(name, blocks))
+
+        pieces = [of_window(window)[indices] for window, indices in epoch.places(start, stop)]
+        return np.concatenate(pieces, dtype=dtype)
 
     def files(self, step: int) -> tuple[Array, Ids]:
         """The JPEG or PNG files (an object array of bytes) and labels of this worker at `step`."""

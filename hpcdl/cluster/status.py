@@ -154,7 +154,7 @@ def raise_for(statuses: Sequence[RankStatus], num_ranks: int, *, casualty: Casua
             lost=status.lost,
         )
     for status in by_state["stopped"]:
-        raise StoppedEarly(status.message + (f" (node {lost} went down)" if lost else ""))
+        raise StoppedEarly(status.message + (f" (node {lost} went down)" if lost else ""), node=lost)
     if lost:
         raise _lost_node(statuses, lost, log)
     if casualty and len(statuses) < num_ranks and not any(_is(status, casualty) for status in statuses):

@@ -20,7 +20,7 @@ from hpcdl.cluster.launchers import find_launcher
 from hpcdl.cluster.launchers.base import Casualty, Launcher
 from hpcdl.cluster.processes import end_marked
 from hpcdl.cluster.status import TABLE, RankStatus, heard, raise_for, read_statuses, read_table
-from hpcdl.core.errors import RankError
+from hpcdl.core.errors import RankError, StoppedEarly
 from hpcdl.core.lifeline import identity, remove_abandoned, told_to_end_with_parent
 from hpcdl.core.protocols import LaunchPlan
 from hpcdl.core.signals import caught
@@ -74,6 +74,9 @@ def start(
         raise_for(watcher.statuses(), plan.num_ranks, casualty=casualty, log=log)
     except RankError as error:
         error.lost = error.lost and not watcher.stop_requests  # who was asked to stop and killed is not to come back
+        raise
+    except StoppedEarly as error:
+        error.node = "" if watcher.stop_requests else error.node
         raise
 
 

@@ -102,9 +102,16 @@ class CorruptError(HpcdlError):
 
 
 class StoppedEarly(HpcdlError):
-    """Stopped by a signal, a time limit or Ctrl-C; `--resume` goes on from here."""
+    """Stopped by a signal, a time limit or Ctrl-C; `--resume` goes on from here.
+
+    `node`: the one whose loss the ranks were told to stop for, where that was it.
+    """
 
     exit_code = 75
+
+    def __init__(self, *lines: str, node: str = "") -> None:
+        super().__init__(*lines)
+        self.node = node
 
 
 class Interrupted(HpcdlError):

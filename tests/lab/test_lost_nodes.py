@@ -76,7 +76,7 @@ def test_a_node_of_ranks_goes_down(frail_lab: SlurmLab, how: str, expected: str)
     assert desk.record("lost")["hosts"] == ["node1", "node3"]
 
 
-@pytest.mark.parametrize("how", ["power", pytest.param("link", marks=pytest.mark.soak)])
+@pytest.mark.parametrize("how", ["power", *(pytest.param(how, marks=pytest.mark.soak) for how in ("link", "drained"))])
 def test_a_run_goes_on_on_the_nodes_that_are_left(frail_lab: SlurmLab, how: str) -> None:
     desk = desk_of(frail_lab)
     words = (*TRAIN, "--steps", "200", "--elastic", "--min-workers", "2", "--stall-timeout", "20s")

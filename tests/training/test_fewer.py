@@ -53,7 +53,7 @@ def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., Starts
     """Starts a run on played nodes that ends in each of `ends` in turn, then well; its settings at each start."""
     (tmp_path / "ranks").mkdir()
 
-    def go(effective: Effective[Any], ends: list[RankError], nodes: Any = LOCAL, step: int = 7) -> Starts:
+    def go(effective: Effective[Any], ends: list[Exception], nodes: Any = LOCAL, step: int = 7) -> Starts:
         starts: Starts = []
         if step:
             (tmp_path / "checkpoints" / f"step-{step:010d}").mkdir(parents=True, exist_ok=True)
@@ -118,6 +118,16 @@ def test_without_nodes_a_place_is_left_out_that_was_lost_twice_after_the_same_ch
 ) -> None:
     starts = run(config(**{"min-workers": 3}), [lost(rank=2), lost(rank=1), lost(rank=2)])
     assert [now.run.ranks for now, _ in starts] == [4, 4, 4, 3]
+
+
+def test_ranks_that_the_scheduler_has_told_of_a_lost_node_go_on_and_those_that_were_to_stop_do_not(
+    run: Callable[..., Starts],
+) -> None:
+    effective, nodes = config(**{"min-workers": 3}), Nodes("n1", "n2", "n3", "n4")
+    starts = run(effective, [StoppedEarly("saved", node="n2")], nodes)
+    assert [(now.run.ranks, left_out) for now, left_out in starts] == [(4, ""), (3, "n2")]
+    with pytest.raises(StoppedEarly, match=r"^saved$"):
+        run(effective, [StoppedEarly("saved")], nodes)
 
 
 def test_below_the_least_it_ends_with_what_is_saved(run: Callable[..., Starts], tmp_path: Path) -> None:

@@ -117,8 +117,9 @@ def until_done(
     while True:
         try:
             return launch(now, places.environment)
-        except RankError as error:
-            if not checkpoint.elastic or not (error.lost or places.gone()):
+        except (RankError, StoppedEarly) as stopped:
+            error = _loss_in(stopped)
+            if not checkpoint.elastic or error is None or not (error.lost or places.gone()):
                 raise
             saved = next(iter(list_checkpoints(run_dir / FOLDER)), 0)
             newest = max(saved, newest_copy(run_dir))
@@ -142,6 +143,16 @@ def until_done(
             journal.write("message", text=text)
         say(text)
         rundir.create(run_dir, _resumed(now), facts)
+
+
+def _loss_in(error: RankError | StoppedEarly) -> RankError | None:
+    """`error` as what a rank or node that is lost amounts to; None for ranks that were told to stop for another reason.
+
+    Where the scheduler notices first that a node is gone, it tells the ranks, and some can save.
+    """
+    if isinstance(error, RankError):
+        return error
+    return RankError(str(error), host=error.node, lost=True, node=error.node) if error.node else None
 
 
 def _too_few(text: str, saved: int, error: RankError) -> Exception:

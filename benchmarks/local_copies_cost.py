@@ -10,6 +10,7 @@ long a copy holds training up.
 from __future__ import annotations
 
 import argparse
+import contextlib
 import shutil
 import statistics
 import sys
@@ -18,6 +19,7 @@ import time
 from trainer_on_rank import DATA, build, run_on_ranks
 
 from hpcdl.core.lifeline import SHARED_MEMORY
+from hpcdl.core.lock import writing
 from hpcdl.core.units import format_bytes
 from hpcdl.training.checkpoint.local import LocalCopies, place
 
@@ -59,7 +61,9 @@ def measure(every: int, num_pairs: int, model: str) -> None:
             parts.one_step(batches, began)
         return time.perf_counter() - start_s
 
-    with parts.copies.until_over():
+    # Held as a run's folder is: other runs on this node remove copies that nobody writes any more.
+    held = writing(run_dir) if communicator.rank == 0 else contextlib.nullcontext()
+    with held, parts.copies.until_over():
         for _ in range(every):
             parts.one_step(batches, began)
         row(True)  # touches the memory

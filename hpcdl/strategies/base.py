@@ -108,7 +108,8 @@ class Worker:
     def apply(self, gradients: Sequence[Any], variables: Sequence[Any], optimizer: Any) -> Any:
         """Turn local gradients into new weights, while tracing the step.
 
-        Returns the tensor of `graph.timestamp` at the end of the exchange, before the weights move.
+        Returns the tensor of `graph.timestamp` at the end of the exchange. No weight moves before it is known that all
+        will be finite; those whose gradients have come may move before the exchange is over.
         """
         raise NotImplementedError
 

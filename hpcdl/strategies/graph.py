@@ -6,6 +6,7 @@ import time
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
+import numpy
 import tensorflow as tf
 
 from hpcdl.comm.observed import BUCKET, Recorder
@@ -20,6 +21,10 @@ FIRST_WORD_S = 5.0
 """Who has bad gradients gets this long to say so, with what it alone knows, before the other ranks end the job."""
 SAMPLED = 509
 """One in so many elements of a gradient is kept to tell whether it was finite, where the exchange overwrites it."""
+LARGEST_SUM = float(numpy.finfo(numpy.float32).max) / 2
+"""Sums of float32 that cannot exceed this stay finite, however their partial sums are rounded."""
+SQUARED_BOUND = 2.7e19
+"""Beyond the square root of twice the largest float32: half the sum of squares is infinite where any |x| is larger."""
 
 
 def call_python(function: Callable[..., Any], inputs: Sequence[Any], types: Any) -> Any:
@@ -58,6 +63,22 @@ def timestamp_beside(value: Any, after: Sequence[Any]) -> Any:
     with tf.control_dependencies(after):
         stamp = tf.numpy_function(carried(lambda _: time.time()), [tf.identity(value)], tf.float64, stateful=False)
     return tf.ensure_shape(stamp, [])
+
+
+def bounds_of(gradients: Sequence[Any]) -> Any:
+    """A bound of each float32 gradient's |x|, shape (number of gradients,); infinite where one is not finite.
+
+    The sum of squares is the cheapest reading there is: where it is finite, no |x| is beyond SQUARED_BOUND. The exact
+    bounds are looked for only where it is not.
+    """
+    squares = tf.stack([tf.nn.l2_loss(gradient) for gradient in gradients])
+
+    def exactly() -> Any:
+        sizes = [tf.where(tf.math.is_finite(gradient), tf.abs(gradient), float("inf")) for gradient in gradients]
+        return tf.stack([tf.reduce_max(size) for size in sizes])
+
+    finite = tf.reduce_all(tf.math.is_finite(squares))
+    return tf.cond(finite, lambda: tf.fill([len(gradients)], SQUARED_BOUND), exactly)
 
 
 def connected(
@@ -130,6 +151,22 @@ class FiniteGuard:
         """The same for this rank's own gradients, before they go anywhere."""
         squares = tf.add_n([tf.cast(tf.nn.l2_loss(gradient), tf.float32) for gradient in gradients])
         return self._verdict(tf.logical_not(tf.math.is_finite(squares)), gradients, names)
+
+    def agreed(self, bounds: Any, names: Sequence[str], total: Callable[[Array], None]) -> Any:
+        """An operation to wait for before the weights move, which may come before the exchange is over.
+
+        `bounds` are `bounds_of` this rank's own gradients, `names` their variables'; `total` sums over the group in
+        place. Sums of gradients whose bounds add up to a number are numbers.
+        """
+
+        def agree(mine: Array) -> bool:
+            largest = numpy.max(mine, keepdims=True).astype(numpy.float64)
+            total(largest)
+            if not largest[0] <= LARGEST_SUM:
+                self._judge([name for name, bound in zip(names, mine, strict=True) if not numpy.isfinite(bound)])
+            return True
+
+        return tf.ensure_shape(call_python(agree, [bounds], tf.bool), [])
 
     def _take(self) -> bool:
         found, self._suspicious = self._suspicious, False

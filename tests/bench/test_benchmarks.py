@@ -21,6 +21,7 @@ SMALLEST = {
     "data_reading": ("--mib 16 --repeats 1 --folder FOLDER", ()),
     "data_waiting": ("--steps 2 --hep-steps 1 --batch-size 4 --folder FOLDER", LONG),
     "data_writing": ("--mib 8 --jpegs 20 --repeats 1 --folder FOLDER", ()),
+    "early_updates": ("--hosts 2 --model emulated:lenet:0.01 --steps 1", (HOSTS,)),
     "easgd_communication": ("--hosts 3 --mib 0.1 --rounds 1", (HOSTS,)),
     "easgd_pairs": ("--data SHARDS --epochs 1 --minutes 0.01 --out FOLDER/pairs.json", LONG),
     "gpu_check": ("--device cpu", LONG),

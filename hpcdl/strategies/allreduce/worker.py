@@ -5,17 +5,21 @@ same collectives in the same order without negotiation. The function reduces its
 gradient that is a bucket of its own is overwritten. The loss is divided by the number of workers before
 back-propagation, so that the sum of the gradients is their mean: that saves a pass over all of them, and keeps half
 precision from overflowing.
+
+A bucket's weights move as soon as it has come and all ranks know that everybody's gradients are finite: the buckets
+that still travel are waited for by their own weights alone (docs/decisions/0140-updates-while-buckets-travel.md).
 """
 
 from __future__ import annotations
 
 import importlib
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy
 import tensorflow as tf
 
+from hpcdl.collectives import recursive_doubling
 from hpcdl.collectives.buckets import plan_buckets
 from hpcdl.collectives.table import COLLECTIVES
 from hpcdl.collectives.workspace import Workspace
@@ -23,7 +27,7 @@ from hpcdl.comm.observed import recorder_of
 from hpcdl.core.protocols import Communicator
 from hpcdl.strategies.allreduce.compression import WIRES, Wire, float16_scale, largest_magnitude
 from hpcdl.strategies.base import Context, Server, Worker
-from hpcdl.strategies.graph import FiniteGuard, bucket_recorded, call_python, timestamp
+from hpcdl.strategies.graph import FiniteGuard, bounds_of, bucket_recorded, call_python, timestamp
 
 if TYPE_CHECKING:
     from hpcdl.core.protocols import Array
@@ -68,8 +72,16 @@ class AllReduceWorker(Worker):
         self._guard.step = step
 
     def apply(self, gradients: Sequence[Any], variables: Sequence[Any], optimizer: Any) -> Any:
-        """Average the gradients in buckets, then apply them."""
-        averaged = self.sum_up(gradients, [variable.path for variable in variables])
+        """Average the gradients in buckets, and apply each as soon as it has come and may be applied."""
+        names = [variable.path for variable in variables]
+        if self._moves_early(gradients):
+            averaged, agreed = self._sum_up_agreed(gradients, names)
+            with tf.control_dependencies(averaged):
+                exchanged = timestamp()
+            with tf.control_dependencies([agreed]):  # weight decay waits for no gradient
+                optimizer.apply(averaged, variables)
+            return exchanged
+        averaged = self.sum_up(gradients, names)
         with tf.control_dependencies(averaged):
             exchanged = timestamp()
         with tf.control_dependencies([exchanged]):
@@ -83,19 +95,71 @@ class AllReduceWorker(Worker):
         """
         if self._communicator.size == 1:
             return self._checked(gradients, self._guard.before_exchange, gradients, names)
-        averaged: list[Any] = [None] * len(gradients)
+        plan = self._plan(gradients, bucket_bytes or self._bucket_bytes)
+        averaged = self._exchange(gradients, plan, self.checks_finite, names)
+        with tf.control_dependencies(averaged):
+            return self._checked(averaged, self._guard.after_exchange, gradients, names)
+
+    def _moves_early(self, gradients: Sequence[Any]) -> bool:
+        """Whether weights may move while buckets travel: there are several, and an agreement that tells enough.
+
+        An optimizer that skips steps (`checks_finite` is False) has to see all sums before it moves anything.
+        """
+        if self._communicator.size == 1 or not self.checks_finite:
+            return False
+        plain = all(gradient.dtype == tf.float32 for gradient in gradients)
+        return plain and len(list(self._plan(gradients, self._bucket_bytes))) > 1
+
+    def _sum_up_agreed(self, gradients: Sequence[Any], names: Sequence[str]) -> tuple[list[Any], Any]:
+        """The sums, each of which may be used after the operation that comes with them, whatever else travels.
+
+        The ranks agree before the bucket of the first variable leaves: back-propagation makes that gradient last, so
+        what every rank must know by then, that all of its gradients are finite, delays no bucket.
+        """
+        plan = list(self._plan(gradients, self._bucket_bytes))
+        bounds = [bounds_of([gradients[index] for index in bucket]) for bucket, _ in plan]
+        made_last = next(number for number, (bucket, _) in enumerate(plan) if 0 in bucket)
+        sent = [index for bucket, _ in plan for index in bucket]
+        agreed: list[Any] = []
+
+        def before(number: int) -> list[Any]:
+            if number == made_last:
+                in_order = tf.gather(tf.concat(bounds, 0), numpy.argsort(sent))
+                agreed.append(self._guard.agreed(in_order, names, self._total))
+            return [bounds[number], *agreed]
+
+        return self._exchange(gradients, plan, False, names, before), agreed[0]
+
+    def _total(self, buffer: Array) -> None:
+        """The sum over the ranks of a few numbers, in place."""
+        recursive_doubling.allreduce(self._communicator, buffer, self._workspace)
+
+    def _exchange(
+        self,
+        gradients: Sequence[Any],
+        plan: Iterable[tuple[list[int], Wire]],
+        watched: bool,
+        names: Sequence[str],
+        before: Callable[[int], list[Any]] = lambda number: [],
+    ) -> list[Any]:
+        """The sums of the gradients, bucket by bucket in the order of `plan`.
+
+        `watched`: whether the guard looks at the sums. `before` a bucket: what it waits for beside the one before it.
+        """
+        summed: list[Any] = [None] * len(gradients)
         previous: list[Any] = []
-        for number, (bucket, wire) in enumerate(self._plan(gradients, bucket_bytes or self._bucket_bytes)):
+        for number, (bucket, wire) in enumerate(plan):
+            with tf.control_dependencies(previous):
+                previous = [*previous, *before(number)]
             with tf.control_dependencies(previous):
                 mine = [gradients[index] for index in bucket]
-                scale_of = self._scaler(number) if wire.scaled else None
+                scale_of = self._scaler(number, watched) if wire.scaled else None
                 alone = names[bucket[0]] if len(bucket) == 1 and wire.exponent is None else ""
-                reduced = exchange_bucket(mine, self._reducer(number, wire, alone), wire, scale_of)
+                reduced = exchange_bucket(mine, self._reducer(number, wire, watched, alone), wire, scale_of)
             previous = [reduced[0]]
             for index, tensor in zip(bucket, reduced, strict=True):
-                averaged[index] = tensor
-        with tf.control_dependencies(previous):
-            return self._checked(averaged, self._guard.after_exchange, gradients, names)
+                summed[index] = tensor
+        return summed
 
     def _checked(
         self, result: Sequence[Any], look: Callable[..., Any], gradients: Sequence[Any], names: Sequence[str]
@@ -120,7 +184,7 @@ class AllReduceWorker(Worker):
             for bucket in plan_buckets(sizes, bucket_bytes):
                 yield [group[place] for place in bucket], kind[0]
 
-    def _reducer(self, number: int, wire: Wire, alone: str = "") -> Callable[[Array], Array]:
+    def _reducer(self, number: int, wire: Wire, watched: bool, alone: str = "") -> Callable[[Array], Array]:
         """The exchange of a bucket in place; `alone`: the variable whose gradient itself is the buffer."""
 
         def reduce(buffer: Array) -> Array:
@@ -128,12 +192,10 @@ class AllReduceWorker(Worker):
             return buffer
 
         recorded = bucket_recorded(reduce, recorder_of(self._communicator), number)
-        if not self.checks_finite:
-            return recorded
-        return self._guard.watched(recorded, alone=alone, exponent=wire.exponent)
+        return self._guard.watched(recorded, alone=alone, exponent=wire.exponent) if watched else recorded
 
-    def _scaler(self, number: int) -> Callable[[Any], Any]:
-        reduce = self._reducer(number, WIRES["none"])
+    def _scaler(self, number: int, watched: bool) -> Callable[[Any], Any]:
+        reduce = self._reducer(number, WIRES["none"], watched)
 
         def scale(flat: Any) -> Any:
             largest = largest_magnitude(flat)

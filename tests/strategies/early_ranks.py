@@ -1,0 +1,140 @@
+"""Ranks that train the same steps twice: weights that move while buckets travel, and weights that wait for all.
+
+`python early_ranks.py CASES.json OUT.json` under mpiexec, one TensorFlow for all cases. Rank 0 writes for each case
+which arrays differ between the two ways, of weights and optimizer, over all ranks; and whether weights had moved while
+the last bucket was held back.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+from hpcdl.training.session import runtime
+
+runtime.silence()
+
+import keras  # noqa: E402  TensorFlow must find its environment set
+import numpy  # noqa: E402
+import tensorflow as tf  # noqa: E402
+
+from hpcdl.comm.mpi.communicator import world  # noqa: E402
+from hpcdl.config.schema import ExchangeConfig, OptimizerConfig  # noqa: E402
+from hpcdl.strategies.base import Context  # noqa: E402
+from hpcdl.strategies.table import find_strategy, load_strategy  # noqa: E402
+from hpcdl.training.loop.step import build_step  # noqa: E402
+from hpcdl.training.optimization.objective import Classification  # noqa: E402
+from hpcdl.training.optimization.optimizers import build_optimizer  # noqa: E402
+
+STEPS, BATCH = 4, 6
+HELD_S = 60.0
+"""Longer than any update takes: a weight that has not moved by then does not move early."""
+
+
+class HoldingBack:
+    """The all-reduce of a strategy; its last call waits until `variable` has another value, and says whether it had."""
+
+    def __init__(self, inner: Any, num_buckets: int, variable: Any) -> None:
+        self.inner, self.left, self.variable = inner, num_buckets, variable
+        self.before = numpy.array(variable)
+        self.moved = False
+
+    def allreduce(self, *arguments: Any) -> None:
+        self.left -= 1
+        began = time.monotonic()
+        while self.left == 0 and not self.moved and time.monotonic() - began < HELD_S:
+            self.moved = bool((numpy.array(self.variable) != self.before).any())
+        self.inner.allreduce(*arguments)
+
+
+def network() -> keras.Model:
+    """A classifier of five layers, each of which is a bucket or more, with normalisation."""
+    inputs = keras.Input((8,))
+    hidden = keras.layers.Dense(40, activation="tanh")(inputs)
+    hidden = keras.layers.BatchNormalization()(hidden)
+    for _ in range(2):
+        hidden = keras.layers.Dense(40, activation="tanh")(hidden)
+    return keras.Model(inputs, keras.layers.Dense(10)(hidden))
+
+
+def optimizer_of(case: dict[str, Any], variables: Any) -> Any:
+    """The case's optimizer: by hpcdl's name with weight decay, or Keras's SGD with what `keras` holds."""
+    if case["keras"]:
+        optimizer = keras.optimizers.SGD(0.1, momentum=0.9, **case["keras"])
+        optimizer.build(variables)
+        return optimizer
+    config = OptimizerConfig(optimizer=case["optimizer"], weight_decay=1e-3)
+    return build_optimizer(config, variables, loss_scaling=case["skips"])
+
+
+def trained(case: dict[str, Any], group: Any, early: bool) -> list[Any]:
+    """Weights and optimizer after some steps of a learning rate that changes."""
+    keras.utils.set_random_seed(5)
+    model = network()
+    optimizer = optimizer_of(case, model.trainable_variables)
+    worker = load_strategy(find_strategy(case["strategy"])).worker(context_of(case, group))
+    if not early:
+        worker._moves_early = lambda gradients: False
+    step = build_step(model, optimizer, worker, Classification(), case["accumulate"])
+    worker.start([*model.weights, *optimizer.variables])
+    generator = numpy.random.default_rng(group.rank)
+    for number in range(STEPS):
+        optimizer.learning_rate = numpy.float32(0.1 / (1 + number))
+        worker.before_step(number)
+        images = tf.constant(generator.random((BATCH, 8), numpy.float32))
+        step(images, tf.constant(generator.integers(0, 10, BATCH)))
+        worker.after_step(number)
+    worker.finish()
+    assert int(optimizer.iterations) == STEPS
+    return [numpy.array(variable) for variable in (*model.trainable_variables, *optimizer.variables)]
+
+
+def moves_early(case: dict[str, Any], group: Any) -> bool:
+    """Whether the last layer's weights move before the last bucket has come."""
+    model = network()
+    optimizer = optimizer_of(case, model.trainable_variables)
+    worker = load_strategy(find_strategy(case["strategy"])).worker(context_of(case, group))
+    step = build_step(model, optimizer, worker, Classification())
+    worker.start([*model.weights, *optimizer.variables])
+    plan = list(worker._plan([one.value for one in model.trainable_variables], case["exchange"]["bucket_size"]))
+    held = worker._collective = HoldingBack(worker._collective, len(plan), model.trainable_variables[-2])
+    step(tf.ones((BATCH, 8)), tf.zeros((BATCH,), tf.int64))
+    worker.finish()
+    return held.moved
+
+
+def context_of(case: dict[str, Any], group: Any) -> Context:
+    return Context(
+        info=find_strategy(case["strategy"]),
+        communicator=group,
+        num_workers=group.size,
+        num_servers=0,
+        exchange=ExchangeConfig(**{"strategy": case["strategy"], **case["exchange"]}),
+        optimizer=OptimizerConfig(),
+        deterministic=True,
+    )
+
+
+def main() -> None:
+    """Run the cases of a file."""
+    runtime.configure(deterministic=True, seed=7)
+    everybody = world()
+    results = []
+    for case in json.loads(Path(sys.argv[1]).read_text()):
+        if case["held"]:
+            found: dict[str, Any] = {"moved": moves_early(case, everybody)}
+        else:
+            early, late = trained(case, everybody, True), trained(case, everybody, False)
+            same = [numpy.array_equal(one, other) for one, other in zip(early, late, strict=True)]
+            found = {"different": same.count(False), "finite": all(numpy.isfinite(one).all() for one in early)}
+        results.append(everybody.allgather_json(found))
+        keras.backend.clear_session()
+    if everybody.rank == 0:
+        Path(sys.argv[2]).write_text(json.dumps(results))
+
+
+if __name__ == "__main__":
+    main()

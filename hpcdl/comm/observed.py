@@ -31,6 +31,8 @@ PARTS = ("input", "compute", "exchange", "update", "other")
 """What lies between the six borders of a step."""
 BUCKET = "bucket"
 """The span of gradients that are exchanged together."""
+UPDATING = "updating"
+"""The span in which a bucket's weights move, where they do not wait for the last bucket."""
 LOOPBACK = "127.0.0.1"
 
 Result = TypeVar("Result")

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import numpy
 import tensorflow as tf
 
-from hpcdl.comm.observed import BUCKET, Recorder
+from hpcdl.comm.observed import BUCKET, UPDATING, Recorder
 from hpcdl.core.errors import NotFiniteError, RankError, UsageError, carried
 from hpcdl.core.protocols import Communicator
 from hpcdl.strategies.finite import all_finite
@@ -63,6 +63,23 @@ def timestamp_beside(value: Any, after: Sequence[Any]) -> Any:
     with tf.control_dependencies(after):
         stamp = tf.numpy_function(carried(lambda _: time.time()), [tf.identity(value)], tf.float64, stateful=False)
     return tf.ensure_shape(stamp, [])
+
+
+def update_recorded(recorder: Recorder, bucket: int, began: Any, variables: Sequence[Any]) -> Any:
+    """Zero (scalar float64), when the last value given to each of `variables` is there; `recorder` gets the span.
+
+    `began`: a `timestamp_beside`. The zero must be added to what the step returns: an operation without side effects
+    that is only waited for is left out of the graph.
+    """
+
+    def keep(began: Array) -> Array:
+        now_s = time.monotonic()
+        recorder.span(UPDATING, now_s - max(time.time() - float(began), 0.0), now_s, bucket=bucket)
+        return numpy.zeros_like(began)
+
+    with tf.control_dependencies([variable.value.read_value() for variable in variables]):
+        kept = tf.numpy_function(carried(keep), [tf.identity(began)], tf.float64, stateful=False)
+    return tf.ensure_shape(kept, [])
 
 
 def bounds_of(gradients: Sequence[Any]) -> Any:

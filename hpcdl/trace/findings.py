@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy
 
-from hpcdl.comm.observed import BUCKET, RECEIVING
+from hpcdl.comm.observed import BUCKET, RECEIVING, UPDATING
 from hpcdl.core.records import PARTS as RECORD_PARTS
 from hpcdl.trace.merge import HostClock, Merged
 from hpcdl.trace.steps import BEGAN, COMPUTE, EXCHANGED, EXPOSED, HAD_GRADIENTS, INPUT, UPDATED, WAIT, Steps
@@ -100,7 +100,7 @@ def findings(merged: Merged, steps: Steps) -> Findings:
         ranks=len(merged.ranks),
         clock=merged.clocks,
         overlap=overlap(merged, steps),
-        gaps=gaps(steps, parts),
+        gaps=gaps(merged, steps, parts),
         waits=waits(merged, steps),
         stragglers=stragglers(merged, steps, parts),
         critical_path=critical_path(steps, parts),
@@ -123,10 +123,18 @@ def overlap(merged: Merged, steps: Steps) -> float | None:
     return hidden_s / total_s if total_s and len(steps.ranks) > 1 else None
 
 
-def gaps(steps: Steps, parts: Array) -> Gaps:
-    """The times from one update's end to the next one's begin, between steps that follow one another."""
+def gaps(merged: Merged, steps: Steps, parts: Array) -> Gaps:
+    """The times from one update's end to the next one's begin, between steps that follow one another.
+
+    An update begins with the first bucket whose weights move, where they do not wait for the last.
+    """
     follow = numpy.flatnonzero(numpy.diff(steps.numbers) == 1)
-    between_s = steps.borders[:, follow + 1, EXCHANGED] - steps.borders[:, follow, UPDATED]
+    begins_s = steps.borders[:, :, EXCHANGED].copy()
+    for row, rank in enumerate(steps.ranks.tolist()):
+        updates = merged.spans(rank, UPDATING)
+        places, inside = steps.index_of(updates["step"])
+        numpy.minimum.at(begins_s[row], places[inside], updates["begin_s"][inside])
+    between_s = begins_s[:, follow + 1] - steps.borders[:, follow, UPDATED]
     known = between_s.size > 0
     return Gaps(
         count_per_step=1.0 if known else 0.0,

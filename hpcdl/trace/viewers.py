@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy
 
-from hpcdl.comm.observed import BUCKET, PARTS, RECEIVING, SENDING
+from hpcdl.comm.observed import BUCKET, PARTS, RECEIVING, SENDING, UPDATING
 from hpcdl.core.errors import UsageError
 from hpcdl.core.files import replacing
 from hpcdl.trace.file import COUNTER
@@ -21,7 +21,7 @@ from hpcdl.trace.recorder import COLLECTOR
 if TYPE_CHECKING:
     Array = numpy.ndarray[Any, Any]
 
-LANES = ("step", "buckets", "messages", "collector", "beside steps")
+LANES = ("step", "buckets", "messages", "collector", "beside steps", "updates")
 """A viewer's rows of a rank: what overlaps within one stands below one another there."""
 
 
@@ -29,7 +29,7 @@ def lane_of(name: str) -> int:
     """The row of LANES that spans of that name are drawn in."""
     if name in PARTS:
         return 0
-    special = {BUCKET: 1, SENDING: 2, RECEIVING: 2, COLLECTOR: 3}
+    special = {BUCKET: 1, UPDATING: 5, SENDING: 2, RECEIVING: 2, COLLECTOR: 3}
     return special.get(name, 2 if name.startswith(("a ", "an ")) else 4)
 
 

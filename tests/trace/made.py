@@ -16,7 +16,7 @@ from hpcdl.trace.recorder import COLLECTOR
 from hpcdl.trace.steps import Steps, steps_of
 
 Array = numpy.ndarray[Any, Any]
-NAMES = ("", *PARTS, "bucket", COLLECTOR, "sending", "receiving")
+NAMES = ("", *PARTS, "bucket", "updating", COLLECTOR, "sending", "receiving")
 COUNTERS = (counters.CPU_US, counters.WAITED_US, counters.SWITCHES, counters.CLOCK_KHZ)
 EXCHANGE_S, UPDATE_S, OTHER_S = 0.020, 0.005, 0.001
 

@@ -28,9 +28,15 @@ SAMPLE = [*FULL, "ps", "sync-easgd"]
 """Of each family one; `make soak` tries the others."""
 
 
+EARLY = ("ring", "tree")
+"""Where weights move while buckets travel, there being several."""
+BUCKET_BYTES, BUCKETS = 500_000, 3
+
+
 def settings(name: str, run_dir: Path) -> dict[str, Any]:
     level = "full" if name in FULL else "steps"
-    return {
+    more = {"bucket-size": BUCKET_BYTES} if name in EARLY else {}
+    return more | {
         "model": "lenet", "data": "synthetic:mnist", "batch-size": 8, "steps": STEPS, "ranks": RANKS, "strategy": name,
         "run-dir": str(run_dir), "trace": level, "warmup-steps": 2, "profile": "none",
     }  # fmt: skip
@@ -71,6 +77,13 @@ def check(name: str, run: Path) -> None:
                 assert len(trace.spans(part)) >= (STEPS if info.features.synchronous else 1), part
             assert (len(trace.spans("bucket")) > 0) == (info.features.mpi)
         assert len(trace.spans("receiving")) > 0 or not (name in FULL and info.features.mpi)
+    updates = [trace.spans("updating") for trace in traces]
+    assert [len(one) for one in updates] == [STEPS * BUCKETS if name in EARLY else 0] * record.ranks
+    for spans in updates if name in EARLY else ():
+        assert sorted(zip(spans["step"].tolist(), spans["bucket"].tolist(), strict=True)) == [
+            (step, bucket) for step in range(STEPS) for bucket in range(BUCKETS)
+        ]
+        assert (spans["begin_s"] <= spans["end_s"]).all()
     steps = steps_of(merged, synchronous=info.features.synchronous, first=2)
     found = findings(merged, steps)
     path_s = sum(part.seconds_per_step for part in found.critical_path)

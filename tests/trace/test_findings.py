@@ -18,7 +18,7 @@ from hpcdl.trace.findings import findings
 from hpcdl.trace.merge import Merged, merge
 from hpcdl.trace.page import page
 from hpcdl.trace.recorder import COLLECTOR
-from hpcdl.trace.steps import Steps, steps_of
+from hpcdl.trace.steps import EXCHANGED, Steps, steps_of
 from tests.trace.made import EXCHANGE_S, OTHER_S, UPDATE_S, records, synchronous, trace
 
 RANKS, STEPS = 4, 60
@@ -55,6 +55,21 @@ def test_parts_waits_and_the_path_of_a_step() -> None:
     gap_s = (0.15 + 0.01 + EXCHANGE_S + OTHER_S, 0.14 + 0.01 + EXCHANGE_S + OTHER_S)
     assert (found.gaps.count_per_step, found.gaps.median_s) == (1.0, pytest.approx(gap_s[0]))
     assert found.gaps.usable_s_per_step == pytest.approx(0.01 + found.parts["wait"] + EXCHANGE_S)
+
+
+def test_a_gap_ends_where_the_first_weights_move() -> None:
+    """A bucket's update that begins 3 ms before the last bucket has come makes the gap 3 ms shorter."""
+    calm = even(0.01), even(0.1)
+    _, steps = synchronous(*calm)
+    came_s = steps.borders[0, :, EXCHANGED]
+    early = [
+        records("updating", came_s - before_s, came_s, numpy.arange(came_s.size), bucket=number)
+        for number, before_s in enumerate((0.003, 0.001))
+    ]
+    plain = findings(*synchronous(*calm)).gaps
+    found = findings(*synchronous(*calm, more=dict.fromkeys(range(calm[0].shape[0]), early), ahead_s=0.0)).gaps
+    assert plain.median_s is not None
+    assert (found.median_s, found.count_per_step) == (pytest.approx(plain.median_s - 0.003), 1.0)
 
 
 def test_the_json_is_what_is_promised() -> None:

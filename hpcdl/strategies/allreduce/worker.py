@@ -23,11 +23,19 @@ from hpcdl.collectives import recursive_doubling
 from hpcdl.collectives.buckets import plan_buckets
 from hpcdl.collectives.table import COLLECTIVES
 from hpcdl.collectives.workspace import Workspace
-from hpcdl.comm.observed import recorder_of
+from hpcdl.comm.observed import NOTHING, recorder_of
 from hpcdl.core.protocols import Communicator
 from hpcdl.strategies.allreduce.compression import WIRES, Wire, float16_scale, largest_magnitude
 from hpcdl.strategies.base import Context, Server, Worker
-from hpcdl.strategies.graph import FiniteGuard, bounds_of, bucket_recorded, call_python, timestamp
+from hpcdl.strategies.graph import (
+    FiniteGuard,
+    bounds_of,
+    bucket_recorded,
+    call_python,
+    timestamp,
+    timestamp_beside,
+    update_recorded,
+)
 
 if TYPE_CHECKING:
     from hpcdl.core.protocols import Array
@@ -80,7 +88,7 @@ class AllReduceWorker(Worker):
                 exchanged = timestamp()
             with tf.control_dependencies([agreed]):  # weight decay waits for no gradient
                 optimizer.apply(averaged, variables)
-            return exchanged
+            return self._updates_recorded(averaged, agreed, variables, exchanged)
         averaged = self.sum_up(gradients, names)
         with tf.control_dependencies(averaged):
             exchanged = timestamp()
@@ -129,6 +137,16 @@ class AllReduceWorker(Worker):
             return [bounds[number], *agreed]
 
         return self._exchange(gradients, plan, False, names, before), agreed[0]
+
+    def _updates_recorded(self, averaged: Sequence[Any], agreed: Any, variables: Sequence[Any], result: Any) -> Any:
+        """`result`; where the run is traced, a span is kept of each bucket's update."""
+        recorder = recorder_of(self._communicator)
+        if recorder is NOTHING:
+            return result
+        for number, (bucket, _) in enumerate(self._plan(averaged, self._bucket_bytes)):
+            began = timestamp_beside(tf.cast(agreed, tf.float32), [averaged[index] for index in bucket])
+            result += update_recorded(recorder, number, began, [variables[index] for index in bucket])
+        return result
 
     def _total(self, buffer: Array) -> None:
         """The sum over the ranks of a few numbers, in place."""

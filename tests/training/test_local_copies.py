@@ -219,7 +219,8 @@ def test_every_strategy_goes_on_from_memory(
 ) -> None:
     features = STRATEGIES[strategy].features
     line = [*SHORT, "--strategy", strategy, "--ranks", "3", "--data", shards, "--run-dir", tmp_path / "run"]
-    line += [*ELASTIC, "--epochs", "3", "--stall-timeout", "10s", "--inject", "kill:rank=0@step=30"]
+    # So many epochs that worker 0 comes to its step 30 where others do the work while it evaluates.
+    line += [*ELASTIC, "--epochs", "12", "--stall-timeout", "10s", "--inject", "kill:rank=0@step=30"]
     line += ["--optimizer", features.optimizers[0], "--learning-rate", "0.01"] if features.optimizers else []
     line += [] if features.mpi else ["--allow-grpc"]
     if not features.keras_optimizer or not features.deterministic:

@@ -57,6 +57,14 @@ def test_the_last_k_are_kept(tmp_path: Path) -> None:
     assert checkpoints.list_checkpoints(tmp_path / "checkpoints") == [5, 4]
 
 
+def test_the_newest_is_what_was_written_last(tmp_path: Path) -> None:
+    """On more ranks, with more samples a step, a run goes on at a lower step than it was saved at."""
+    write(tmp_path, [10, 20, 30])
+    write(tmp_path, [18, 24])
+    assert checkpoints.list_checkpoints(tmp_path / checkpoints.FOLDER) == [24, 18, 10]
+    assert checkpoints.newest_valid(tmp_path, []) == 24
+
+
 def damage_truncate(path: Path) -> None:
     os.truncate(path, path.stat().st_size * 2 // 3)
 

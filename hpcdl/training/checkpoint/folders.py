@@ -124,8 +124,7 @@ class CheckpointWriter:
             shutil.rmtree(final, ignore_errors=True)
             temporary.replace(final)
             sync_folder(self._folder)
-            for old in list_checkpoints(self._folder)[self._keep :]:
-                shutil.rmtree(folder_of(self._folder, old), ignore_errors=True)
+            self._remove_old(snapshot.step)
         except OSError as error:
             shutil.rmtree(temporary, ignore_errors=True)
             self.warnings.append(
@@ -133,6 +132,14 @@ class CheckpointWriter:
             )
             return False
         return True
+
+
+    def _remove_old(self, newest: int) -> None:
+        """Those beyond `keep`; and those of later steps, which are older: on more ranks a run has fewer steps before it."""
+        steps = list_checkpoints(self._folder)
+        later = [step for step in steps if step > newest]
+        for old in (*later, *steps[len(later) + self._keep :]):
+            shutil.rmtree(folder_of(self._folder, old), ignore_errors=True)
 
 
 def newest_valid(run_dir: Path, warnings: list[str]) -> int | None:

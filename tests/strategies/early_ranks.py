@@ -23,6 +23,7 @@ import tensorflow as tf  # noqa: E402
 
 from hpcdl.comm.mpi.communicator import world  # noqa: E402
 from hpcdl.config.schema import ExchangeConfig, OptimizerConfig  # noqa: E402
+from hpcdl.core.errors import NotFiniteError  # noqa: E402
 from hpcdl.strategies.base import Context  # noqa: E402
 from hpcdl.strategies.table import find_strategy, load_strategy  # noqa: E402
 from hpcdl.training.loop.step import build_step  # noqa: E402
@@ -106,6 +107,37 @@ def moves_early(case: dict[str, Any], group: Any) -> bool:
     return held.moved
 
 
+class Spoiling:
+    """The all-reduce of a strategy, with NaN in the sums of its last bucket."""
+
+    def __init__(self, inner: Any, num_buckets: int) -> None:
+        self.inner, self.left = inner, num_buckets
+
+    def allreduce(self, group: Any, buffer: Any, *rest: Any) -> None:
+        self.left -= 1
+        self.inner.allreduce(group, buffer, *rest)
+        if self.left == 0:
+            buffer[-1] = numpy.nan
+
+
+def ends_where_a_sum_is_spoilt(case: dict[str, Any], group: Any) -> bool:
+    """Whether the step in which NaN comes up on the way is an error."""
+    model = network()
+    optimizer = optimizer_of(case, model.trainable_variables)
+    worker = load_strategy(find_strategy(case["strategy"])).worker(context_of(case, group))
+    step = build_step(model, optimizer, worker, Classification())
+    worker.start([*model.weights, *optimizer.variables])
+    plan = list(worker._plan([one.value for one in model.trainable_variables], case["exchange"]["bucket_size"]))
+    worker._collective = Spoiling(worker._collective, len(plan))
+    try:
+        step(tf.ones((BATCH, 8)), tf.zeros((BATCH,), tf.int64))
+    except NotFiniteError:
+        return True
+    finally:
+        worker.finish()
+    return False
+
+
 def context_of(case: dict[str, Any], group: Any) -> Context:
     return Context(
         info=find_strategy(case["strategy"]),
@@ -124,8 +156,10 @@ def main() -> None:
     everybody = world()
     results = []
     for case in json.loads(Path(sys.argv[1]).read_text()):
-        if case["held"]:
-            found: dict[str, Any] = {"moved": moves_early(case, everybody)}
+        if case["spoilt"]:
+            found: dict[str, Any] = {"ends": ends_where_a_sum_is_spoilt(case, everybody)}
+        elif case["held"]:
+            found = {"moved": moves_early(case, everybody)}
         else:
             early, late = trained(case, everybody, True), trained(case, everybody, False)
             same = [numpy.array_equal(one, other) for one, other in zip(early, late, strict=True)]

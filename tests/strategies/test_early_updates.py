@@ -26,8 +26,8 @@ OPTIMIZERS = ("sgd", "momentum", "nesterov", "adam", "lars")
 
 def case(strategy: str, optimizer: str = "momentum", **changes: Any) -> dict[str, Any]:
     exchange = {"bucket_size": 2000, **changes.pop("exchange", {})}
-    fixed = {"strategy": strategy, "optimizer": optimizer, "accumulate": 1, "skips": False, "keras": {}, "held": False}
-    return {**fixed, "exchange": exchange, **changes}
+    fixed = {"strategy": strategy, "optimizer": optimizer, "accumulate": 1, "skips": False, "keras": {}}
+    return {**fixed, "held": False, "spoilt": False, "exchange": exchange, **changes}
 
 
 SAME = {
@@ -48,7 +48,8 @@ HELD = {
     "waits for the global norm": (case("ring", held=True, keras={"global_clipnorm": 0.01}), False),
     "waits where steps are skipped": (case("ring", held=True, skips=True), False),
 }
-CASES = SAME | LONG | {name: found for name, (found, _) in HELD.items()}
+SPOILT = {"spoilt": case("ring", spoilt=True)}
+CASES = SAME | LONG | SPOILT | {name: found for name, (found, _) in HELD.items()}
 SOAKED = {*LONG, "waits for the global norm", "waits where steps are skipped"}
 """Those that wait do so for a minute."""
 
@@ -81,6 +82,12 @@ def test_every_all_reduce_and_optimizer_has_a_case() -> None:
 @pytest.mark.parametrize("name", SAME)
 def test_the_same_bits(results: dict[str, Any], name: str) -> None:
     assert results[name] == [{"different": 0, "finite": True}] * 3
+
+
+@pytest.mark.mpi
+@pytest.mark.parametrize("name", SPOILT)
+def test_a_sum_that_its_way_has_spoilt_ends_the_step(results: dict[str, Any], name: str) -> None:
+    assert results[name] == [{"ends": True}] * 3
 
 
 @pytest.mark.mpi

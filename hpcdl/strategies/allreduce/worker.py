@@ -88,6 +88,10 @@ class AllReduceWorker(Worker):
                 exchanged = timestamp()
             with tf.control_dependencies([agreed]):  # weight decay waits for no gradient
                 optimizer.apply(averaged, variables)
+            with tf.control_dependencies([exchanged]):  # its way may have spoilt a sum that would have been finite
+                sound = self._guard.after_exchange(gradients, names)
+            with tf.control_dependencies([sound]):
+                exchanged = tf.identity(exchanged)
             return self._updates_recorded(averaged, agreed, variables, exchanged)
         averaged = self.sum_up(gradients, names)
         with tf.control_dependencies(averaged):
@@ -104,7 +108,7 @@ class AllReduceWorker(Worker):
         if self._communicator.size == 1:
             return self._checked(gradients, self._guard.before_exchange, gradients, names)
         plan = self._plan(gradients, bucket_bytes or self._bucket_bytes)
-        averaged = self._exchange(gradients, plan, self.checks_finite, names)
+        averaged = self._exchange(gradients, plan, names)
         with tf.control_dependencies(averaged):
             return self._checked(averaged, self._guard.after_exchange, gradients, names)
 
@@ -136,7 +140,7 @@ class AllReduceWorker(Worker):
                 agreed.append(self._guard.agreed(in_order, names, self._total))
             return [bounds[number], *agreed]
 
-        return self._exchange(gradients, plan, False, names, before), agreed[0]
+        return self._exchange(gradients, plan, names, before), agreed[0]
 
     def _updates_recorded(self, averaged: Sequence[Any], agreed: Any, variables: Sequence[Any], result: Any) -> Any:
         """`result`; where the run is traced, a span is kept of each bucket's update."""
@@ -156,13 +160,12 @@ class AllReduceWorker(Worker):
         self,
         gradients: Sequence[Any],
         plan: Iterable[tuple[list[int], Wire]],
-        watched: bool,
         names: Sequence[str],
         before: Callable[[int], list[Any]] = lambda number: [],
     ) -> list[Any]:
         """The sums of the gradients, bucket by bucket in the order of `plan`.
 
-        `watched`: whether the guard looks at the sums. `before` a bucket: what it waits for beside the one before it.
+        `before` a bucket: what it waits for beside the one before it.
         """
         summed: list[Any] = [None] * len(gradients)
         previous: list[Any] = []
@@ -171,9 +174,9 @@ class AllReduceWorker(Worker):
                 previous = [*previous, *before(number)]
             with tf.control_dependencies(previous):
                 mine = [gradients[index] for index in bucket]
-                scale_of = self._scaler(number, watched) if wire.scaled else None
+                scale_of = self._scaler(number) if wire.scaled else None
                 alone = names[bucket[0]] if len(bucket) == 1 and wire.exponent is None else ""
-                reduced = exchange_bucket(mine, self._reducer(number, wire, watched, alone), wire, scale_of)
+                reduced = exchange_bucket(mine, self._reducer(number, wire, alone), wire, scale_of)
             previous = [reduced[0]]
             for index, tensor in zip(bucket, reduced, strict=True):
                 summed[index] = tensor
@@ -202,7 +205,7 @@ class AllReduceWorker(Worker):
             for bucket in plan_buckets(sizes, bucket_bytes):
                 yield [group[place] for place in bucket], kind[0]
 
-    def _reducer(self, number: int, wire: Wire, watched: bool, alone: str = "") -> Callable[[Array], Array]:
+    def _reducer(self, number: int, wire: Wire, alone: str = "") -> Callable[[Array], Array]:
         """The exchange of a bucket in place; `alone`: the variable whose gradient itself is the buffer."""
 
         def reduce(buffer: Array) -> Array:
@@ -210,10 +213,12 @@ class AllReduceWorker(Worker):
             return buffer
 
         recorded = bucket_recorded(reduce, recorder_of(self._communicator), number)
-        return self._guard.watched(recorded, alone=alone, exponent=wire.exponent) if watched else recorded
+        if not self.checks_finite:
+            return recorded
+        return self._guard.watched(recorded, alone=alone, exponent=wire.exponent)
 
-    def _scaler(self, number: int, watched: bool) -> Callable[[Any], Any]:
-        reduce = self._reducer(number, WIRES["none"], watched)
+    def _scaler(self, number: int) -> Callable[[Any], Any]:
+        reduce = self._reducer(number, WIRES["none"])
 
         def scale(flat: Any) -> Any:
             largest = largest_magnitude(flat)

@@ -133,9 +133,8 @@ class CheckpointWriter:
             return False
         return True
 
-
     def _remove_old(self, newest: int) -> None:
-        """Those beyond `keep`; and those of later steps, which are older: on more ranks a run has fewer steps before it."""
+        """Those beyond `keep`; and those of later steps, which are older: on more ranks a run has fewer steps."""
         steps = list_checkpoints(self._folder)
         later = [step for step in steps if step > newest]
         for old in (*later, *steps[len(later) + self._keep :]):

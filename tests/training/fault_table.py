@@ -25,7 +25,8 @@ def table(rows: list[dict[str, Any]]) -> str:
         texts = [cell(cells.get((strategy, column), [])) for column in columns]
         lines.append(f"| `{strategy}` | {' | '.join(texts)} |")
     counts = [len(found) for found in cells.values()]
-    return "\n".join([*lines, "", f"Tries of each: {min(counts)} to {max(counts)}."])
+    tries = "/".join(map(str, sorted(set(counts))))
+    return "\n".join([*lines, "", f"Tries of each: {tries}."])
 
 
 def cell(rows: list[dict[str, Any]]) -> str:

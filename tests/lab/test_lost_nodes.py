@@ -73,7 +73,8 @@ def test_a_node_of_ranks_goes_down(frail_lab: SlurmLab, how: str, expected: str)
     job = frail_lab.wait_for_job(again, timeout_s=300)
     assert job["JobState"] == "COMPLETED", desk.log(again)
     assert f"going on after step {last} of {last + 2}" in desk.log(again)
-    assert desk.record("lost")["hosts"] == ["node1", "node3"]
+    hosts = desk.record("lost")["hosts"]
+    assert len(hosts) == 2 and "node2" not in hosts
 
 
 @pytest.mark.parametrize("how", ["power", *(pytest.param(how, marks=pytest.mark.soak) for how in ("link", "drained"))])
@@ -114,7 +115,8 @@ def test_the_node_of_the_batch_script_goes_down(frail_lab: SlurmLab) -> None:
     job = frail_lab.wait_for_job(number, timeout_s=300)
     assert job["JobState"] == "COMPLETED", desk.log(number)
     assert "going on after step" in desk.log(number)
-    assert desk.record("lost")["hosts"] == ["node2", "node3"] and desk.record("lost")["steps"] == 400
+    record = desk.record("lost")
+    assert len(record["hosts"]) == 2 and "node1" not in record["hosts"] and record["steps"] == 400
 
 
 @pytest.mark.soak

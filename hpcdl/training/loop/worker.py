@@ -188,19 +188,16 @@ def _save_finished(model: keras.Model, run_dir: Path) -> list[str]:
 def _resume(
     trainer: Trainer | AsynchronousTrainer, run_dir: Path, communicator: Communicator, warnings: list[str]
 ) -> int | None:
-    """Put the newest checkpoint that is whole back into `trainer`; its step, or None where there is none."""
+    """Put the newest state that is whole back into `trainer`; its step, or None where nothing was ever kept.
+
+    CorruptError where there is something, and all of it is damaged.
+    """
     parts = trainer.parts
-
-    def newest() -> int | None:
-        step = checkpoints.newest_valid(run_dir, warnings)
-        if step is None and checkpoints.list_checkpoints(run_dir / checkpoints.FOLDER):
-            raise CorruptError(f"every checkpoint in {run_dir} is damaged; start again in another --run-dir")
-        return step
-
-    saved = decided(communicator, newest)
+    saved = decided(communicator, lambda: checkpoints.newest_valid(run_dir, warnings))
     copied = _newest_copied(trainer, communicator, saved or 0, warnings)
     step = copied or saved
     if step is None:
+        decided(communicator, lambda: _refuse_damaged(run_dir))
         return None
     copy = None if copied is None else parts.copies.read_own(copied)
 
@@ -228,6 +225,11 @@ def _resume(
     parts.resume(position, [from_json(HistoryPoint, point) for point in facts["history"]])
     parts.copies.resume(step)
     return step
+
+
+def _refuse_damaged(run_dir: Path) -> None:
+    if checkpoints.list_checkpoints(run_dir / checkpoints.FOLDER):
+        raise CorruptError(f"every checkpoint in {run_dir} is damaged; start again in another --run-dir")
 
 
 def _newest_copied(

@@ -19,7 +19,8 @@ from tests.training.training_runs import record_of
 
 GIVEN = {"model": "lenet", "data": "synthetic:mnist"}
 OTHER: dict[str, Any] = {
-    "str": "other", "int": 77, "float": 0.77, "bytes": 77, "seconds": 77.0, "Path": "other", "trace": "full",
+    "str": "other", "int": 77, "float": 0.77, "bytes": 77, "seconds": 77.0, "interval": 77.0, "Path": "other",
+    "trace": "full",
 }  # fmt: skip
 
 

@@ -1,4 +1,5 @@
 # make setup | demo | unit | test | soak | check | clean   for a checkout: everything lies in .venv
+# make peers                                              hpcdl beside other engines: docs/performance.md's tables
 # make docs | packaging | release                          the pages as a site; recipes checked; wheel, sdist and SBOM
 # make install | uninstall | wheelhouse                    for a centre: docs/site-guide.md
 PYTHON ?= python3
@@ -9,11 +10,11 @@ VENV := .venv
 RUNTIME := $(VENV)/.hpcdl-runtime
 DEVELOPMENT := $(VENV)/.hpcdl-development
 
-.PHONY: setup demo unit test soak check docs packaging release clean install uninstall wheelhouse help
+.PHONY: setup demo unit test soak check peers docs packaging release clean install uninstall wheelhouse help
 .DEFAULT_GOAL := help
 
 help:
-	@sed -n '1,3s/^# //p' Makefile
+	@sed -n '1,4s/^# //p' Makefile
 
 setup: $(RUNTIME)
 
@@ -40,6 +41,11 @@ soak: $(DEVELOPMENT)
 
 check: $(DEVELOPMENT)
 	@scripts/check
+
+# Five tries of everything take an hour or two; PEERS_ARGS="--networks lenet --tries 1" prints a short run's tables.
+PEERS_ARGS ?= --out docs/performance.md
+peers: $(RUNTIME)
+	$(VENV)/bin/python -m benchmarks.peers $(PEERS_ARGS)
 
 docs:
 	@scripts/docs '$(PYTHON)'

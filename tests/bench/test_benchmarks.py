@@ -1,8 +1,7 @@
-"""Every program in benchmarks/ starts as it is committed, with its smallest arguments."""
+"""Every program in benchmarks/ starts as it is committed, with its smallest arguments; test_peers.py has the peers."""
 
 from __future__ import annotations
 
-import ast
 import subprocess
 import sys
 from pathlib import Path
@@ -35,7 +34,6 @@ SMALLEST = {
     "checkpoint_stall": ("--model lenet --repeats 1", LONG),
     "easgd_lenet": ("--hosts 2 --epochs 1 --data SHARDS", (HOSTS, pytest.mark.soak)),
     "exchange_memory": ("--models lenet --steps 1", LONG),
-    "exchange_peers": ("--model lenet --steps 1", LONG),
     "fit_exposure": ("--model lenet --rounds 1 --steps 1 --batch-size 2", LONG),
     "node_winner": ("--models lenet --rounds 1 --minutes 0.01 --journal FOLDER/samples", LONG),
     "local_copies_cost": ("--model lenet --every 1 --pairs 2", LONG),
@@ -43,12 +41,9 @@ SMALLEST = {
     "report_many": ("--runs 40 --repeats 1 --steps 20 --folder FOLDER", (pytest.mark.soak,)),
     "script_overhead": ("--rounds 1 --layers 1 --width 8", ()),
     "startup_metadata": ("--imports json --folder FOLDER", (pytest.mark.soak,)),
-    "step_efficiency": ("--models lenet --quick", LONG),
 }
 PARTS = {"easgd_pairs_ranks", "shaped_hosts", "trainer_on_rank"}
 """Run or imported by the others."""
-FOREIGN = {"horovod_alexnet"}
-"""Runs in an environment of its own, with Horovod."""
 
 
 def run(name: str, *arguments: str) -> subprocess.CompletedProcess[str]:
@@ -61,7 +56,7 @@ def run(name: str, *arguments: str) -> subprocess.CompletedProcess[str]:
 
 def test_every_benchmark_is_tried() -> None:
     names = {path.stem for path in (ROOT / "benchmarks").glob("*.py")} - {"__init__"}
-    assert names == {*SMALLEST, *PARTS, *FOREIGN}
+    assert names == {*SMALLEST, *PARTS}
 
 
 @pytest.mark.parametrize("name", [pytest.param(name, marks=marks) for name, (_, marks) in SMALLEST.items()])
@@ -83,10 +78,3 @@ def test_without_a_gpu_it_says_so_in_a_line_and_an_exit_code_of_its_own(monkeypa
 def test_imports_and_arguments_of_the_long_ones_hold(name: str) -> None:
     finished = run(name, "--help")
     assert finished.returncode == 0 and "usage:" in finished.stdout, finished.stderr
-
-
-@pytest.mark.parametrize("name", sorted(FOREIGN))
-def test_it_is_python_that_autograph_takes(name: str) -> None:
-    tree = ast.parse((ROOT / "benchmarks" / f"{name}.py").read_text())
-    calls = [node for node in ast.walk(tree) if isinstance(node, ast.Call) and isinstance(node.func, ast.Name)]
-    assert calls and not [call.lineno for call in calls if call.func.id == "zip" and call.keywords]  # type: ignore[attr-defined]

@@ -94,6 +94,10 @@ NEEDS = {
     "axe": Need(packages="npm; scripts/axe", files=(ROOT / "build" / "axe" / "package" / "axe.min.js",)),
     "built-site": Need(packages="python3-venv; make docs", files=(ROOT / "build" / "site" / "index.html",)),
     "strace": Need(packages="strace", programs=("strace",), probe=("strace", "-o", "/dev/null", "true")),
+    "compilers": Need(
+        packages="python3-venv g++ make cmake libopenmpi-dev openmpi-bin",
+        programs=("python3.11", "g++", "make", "cmake", "mpicxx", "mpiexec"),
+    ),
     "hdf5-tools": Need(packages="hdf5-tools", programs=("h5dump",)),
 }
 FIXTURES = {

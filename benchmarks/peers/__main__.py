@@ -1,0 +1,254 @@
+"""hpcdl beside Horovod, MultiWorkerMirroredStrategy and a loop over MPI as one writes it by hand: `make peers`.
+
+    python -m benchmarks.peers [--networks lenet,alexnet] [--engines auto,horovod] [--tries 5] [--out PAGE]
+
+Every try runs each engine on each network in turn: two ranks, steps with and without exchange in turn in the same
+processes. Real-time priority where that is allowed, so that other work on the machine waits. Horovod gets an
+environment of its own in build/, which needs a network and compilers once. Tries are kept in --journal as they end;
+`--tables JOURNAL` makes the tables from one again. An engine that fails is a row that says so.
+"""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import itertools
+import json
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any, NoReturn
+
+from benchmarks.peers import environment, tables
+from hpcdl.cluster.launchers.mpiexec import environment_for, find_mpiexec, launch_flags, launcher_of
+from hpcdl.core.errors import HpcdlError, UnknownNameError, UsageError
+from hpcdl.core.from_json import from_json
+from hpcdl.models.table import model_info
+from hpcdl.node.topology.machines import read_topology
+
+HERE, ROOT = Path(__file__).parent, Path(__file__).parents[2]
+ENVIRONMENT, JOURNAL = Path("build/peers-environment"), Path("build/peers-tries.jsonl")
+NETWORKS = {"lenet": (16, 200), "cifar10-quick": (100, 50), "alexnet": (16, 10), "resnet50": (8, 8), "hepcnn": (8, 10)}
+"""Batch per rank, and steps of each kind in a try."""
+LABELS = {
+    "ring": "hpcdl `ring`", "auto": "hpcdl `auto`", "horovod": "Horovod",
+    "grpc-ring": "MultiWorkerMirroredStrategy", "mpi-loop": "MPI loop by hand",
+}  # fmt: skip
+PATIENCE_S = 900.0
+REAL_TIME = ("chrt", "-r", "5")
+Line = tuple[list[str], Mapping[str, str]]
+"""A command and its environment."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Planned:
+    """One run of one engine."""
+
+    number: int
+    network: str
+    engine: str
+    batch_size: int
+    steps: int
+
+
+def plan(
+    networks: Sequence[str], engines: Sequence[str], num_tries: int, num_steps: int | None = None
+) -> list[Planned]:
+    """Every try of every network with every engine; engines take turns, then networks, then tries."""
+    return [
+        Planned(
+            number=number, network=network, engine=engine, batch_size=NETWORKS[network][0],
+            steps=num_steps or NETWORKS[network][1],
+        )
+        for number in range(1, num_tries + 1)
+        for network in networks
+        for engine in engines
+    ]  # fmt: skip
+
+
+class Engines:
+    """How each engine is started; Horovod's environment is built before anything is measured."""
+
+    def __init__(self, chosen: Sequence[str]) -> None:
+        self._bare = dict(os.environ)
+        self._own = find_mpiexec()
+        self._horovod: list[str] = []
+        self._horovod_environment = self._bare
+        if "horovod" in chosen:
+            python = environment.built(ROOT / ENVIRONMENT, self._bare)
+            flavour, its_version = launcher_of(Path("mpiexec"))
+            self._horovod_mpi = f"{flavour} {its_version}"
+            self._horovod = ["mpiexec", *launch_flags(flavour), "-n", "2", str(python), str(HERE / "horovod_rank.py")]
+            self._horovod_environment = {**self._bare, **environment_for(flavour)}
+
+    def line(self, run: Planned) -> Line:
+        """What prints the JSON of `run` on stdout."""
+        amount = [run.network, str(run.batch_size), str(run.steps)]
+        if run.engine == "horovod":
+            return [*self._horovod, *amount], self._horovod_environment
+        if run.engine == "mpi-loop":
+            flags = launch_flags(self._own.flavour)
+            line = [str(self._own.path), *flags, "-n", "2", sys.executable, str(HERE / "mpi_rank.py"), *amount]
+            return line, {**self._bare, **environment_for(self._own.flavour)}
+        line = [
+            sys.executable, "-m", "hpcdl", "bench", "step", "--model", run.network, "--batch-size", amount[1],
+            "--ranks", "2", "--strategy", run.engine, "--steps", amount[2], "--allow-grpc", "--json",
+        ]  # fmt: skip
+        return line, self._bare
+
+    def versions(self) -> str:
+        """What was measured, for a reader."""
+        own = (
+            f"hpcdl {version('hpcdl')} with TensorFlow {version('tensorflow')}, {self._own.flavour} {self._own.version}"
+        )
+        if not self._horovod:
+            return own
+        return f"{own}; {environment.HOROVOD} with {environment.TENSORFLOW}, {self._horovod_mpi}"
+
+
+def priority(wanted: str) -> tuple[Sequence[str], str]:
+    """What commands begin with, and a reader's words for it."""
+    if wanted == "real-time":
+        try:
+            if subprocess.run([*REAL_TIME, "true"], capture_output=True, check=False).returncode == 0:
+                return REAL_TIME, "real-time priority"
+        except OSError:
+            pass
+        return (), "ordinary priority, as real-time is not allowed there"
+    return (), "ordinary priority"
+
+
+def measure(run: Planned, line: Line, prefix: Sequence[str]) -> tables.Try:
+    """One try; whatever goes wrong is its `error`, so that the table tells."""
+    load = os.getloadavg()[0]
+    given = dataclasses.asdict(run) | {"load": load}
+    command, its_environment = line
+    try:
+        finished = subprocess.run(
+            [*prefix, *command], env=its_environment, cwd=ROOT, capture_output=True, text=True, timeout=PATIENCE_S,
+            check=False,
+        )  # fmt: skip
+    except subprocess.TimeoutExpired:
+        return tables.Try(**given, error=f"not over after {PATIENCE_S:.0f} s")
+    if finished.returncode:
+        told = [text for text in finished.stderr.splitlines() if text.strip()]
+        return tables.Try(**given, error=f"exit code {finished.returncode}: {told[-1][:200] if told else 'no word'}")
+    return answered(given, finished.stdout)
+
+
+def answered(given: Mapping[str, Any], stdout: str) -> tables.Try:
+    """The try that an engine's JSON tells of, which may stand among other lines."""
+    try:
+        found = json.JSONDecoder().raw_decode(stdout, stdout.index("{"))[0]
+        known = {field.name for field in dataclasses.fields(tables.Try)} - set(given)
+        one = tables.Try(**given, **{name: value for name, value in found.items() if name in known})
+    except (ValueError, AttributeError, TypeError):
+        return tables.Try(**given, error=f"no result in {stdout[-100:]!r}")
+    wanted = model_info(one.network).parameters
+    if one.parameters and one.parameters != wanted:
+        return tables.Try(**given, error=f"another network: {one.parameters:,} parameters, not {wanted:,}")
+    if found.get("ranks", 2) != 2 or not one.step_seconds > 0:
+        return tables.Try(**given, error="no step of two ranks was measured")
+    return one
+
+
+def run_all(runs: Sequence[Planned], line_of: Callable[[Planned], Line], prefix: Sequence[str]) -> Iterator[tables.Try]:
+    """Each try as it ends, told of on stderr."""
+    for place, run in enumerate(runs, 1):
+        one = measure(run, line_of(run), prefix)
+        told = one.error or f"{tables.ms(one.step_seconds)} ms a step, {tables.ms(one.exposed_seconds)} ms exposed"
+        print(f"{place}/{len(runs)} try {run.number}: {run.network}, {run.engine}: {told}", file=sys.stderr, flush=True)
+        yield one
+
+
+def head(command: Sequence[str], versions: str, its_priority: str) -> tables.Head:
+    """Machine, date and the rest of what holds for all tries."""
+    topology = read_topology()
+    memory_gib = sum(node.memory_bytes for node in topology.numa_nodes) / 2**30
+    return tables.Head(
+        machine=f"{topology.processor}, {len(topology.usable_cores)} cores, {memory_gib:.0f} GiB",
+        versions=versions,
+        command=" ".join(["python -m benchmarks.peers", *command]),
+        date=time.strftime("%Y-%m-%d"),
+        priority=its_priority,
+    )
+
+
+def kept(journal: Path) -> tuple[tables.Head, list[tables.Try]]:
+    """What a journal holds; a line that was cut short is left out."""
+    documents = []
+    try:
+        lines = journal.read_text().splitlines()
+    except OSError as error:
+        raise UsageError(f"no journal of tries: {journal}: {error.strerror}; `make peers` writes one") from error
+    for line in lines:
+        try:
+            documents.append(json.loads(line))
+        except ValueError:
+            break
+    if len(documents) < 2:
+        raise UsageError(f"{journal} holds no try")
+    return from_json(tables.Head, documents[0]), [from_json(tables.Try, document) for document in documents[1:]]
+
+
+def arguments(words: Sequence[str]) -> argparse.Namespace:
+    """What was asked for; UsageError where that is impossible."""
+
+    class Parser(argparse.ArgumentParser):
+        def error(self, message: str) -> NoReturn:
+            raise UsageError(f"{message}; see `python -m benchmarks.peers --help`")
+
+    parser = Parser(prog="benchmarks.peers", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--networks", default=",".join(NETWORKS))
+    parser.add_argument("--engines", default=",".join(LABELS))
+    parser.add_argument("--tries", type=int, default=5)
+    parser.add_argument("--steps", type=int, help="of each kind in a try; by default as many as suit the network")
+    parser.add_argument("--priority", choices=("real-time", "normal"), default="real-time")
+    parser.add_argument("--out", type=Path, help="page with the markers to write the tables between")
+    parser.add_argument("--journal", type=Path, default=JOURNAL)
+    parser.add_argument("--tables", type=Path, metavar="JOURNAL", help="measure nothing")
+    asked = parser.parse_args(words)
+    asked.networks, asked.engines = asked.networks.split(","), asked.engines.split(",")
+    for kind, given, known in (("network", asked.networks, NETWORKS), ("engine", asked.engines, LABELS)):
+        for name in given:
+            if name not in known:
+                raise UnknownNameError(kind, name, known)
+    if asked.tries < 1 or (asked.steps is not None and asked.steps < 1):
+        raise UsageError("--tries and --steps are 1 or more")
+    if asked.out and not asked.out.is_file():
+        raise UsageError(f"--out {asked.out} is no file; its tables stand between {tables.BEGIN} and {tables.END}")
+    return asked
+
+
+def main(words: Sequence[str]) -> None:
+    asked = arguments(words)
+    if not asked.tables:
+        engines = Engines(asked.engines)
+        prefix, its_priority = priority(asked.priority)
+        runs = plan(asked.networks, asked.engines, asked.tries, asked.steps)
+        asked.journal.parent.mkdir(parents=True, exist_ok=True)
+        with asked.journal.open("w") as journal:
+            told = head(words, engines.versions(), its_priority)
+            for record in itertools.chain([told], run_all(runs, engines.line, prefix)):
+                print(json.dumps(dataclasses.asdict(record)), file=journal, flush=True)
+    its_head, tries = kept(asked.tables or asked.journal)
+    text = tables.section(its_head, LABELS, tries)
+    print(text)
+    if asked.out:
+        tables.put(text, asked.out)
+
+
+if __name__ == "__main__":
+    try:
+        main(sys.argv[1:])
+    except HpcdlError as error:
+        print(f"hpcdl: {error}", file=sys.stderr)
+        sys.exit(error.exit_code)
+    except KeyboardInterrupt:
+        print("hpcdl: stopped by Ctrl-C; --tables makes the tables of what was measured", file=sys.stderr)
+        sys.exit(130)

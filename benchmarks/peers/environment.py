@@ -1,0 +1,68 @@
+"""An environment of its own for Horovod, built once: Horovod 0.28.1 builds against no newer TensorFlow than 2.12."""
+
+from __future__ import annotations
+
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+from hpcdl.core.errors import HpcdlError, UsageError
+
+HOROVOD, TENSORFLOW = "horovod==0.28.1", "tensorflow-cpu==2.12.1"
+FIRST = ("setuptools<70", "wheel", "packaging", "numpy<1.24", TENSORFLOW)
+"""What Horovod's setup imports, and the newest that it goes with."""
+PYTHON = "python3.11"
+"""The newest that TensorFlow 2.12 has wheels for."""
+COMPILERS = ("g++", "make", "cmake", "mpicxx", "mpiexec")
+SETTINGS = {
+    "HOROVOD_WITH_TENSORFLOW": "1", "HOROVOD_WITH_MPI": "1", "HOROVOD_WITHOUT_GLOO": "1",
+    "HOROVOD_WITHOUT_PYTORCH": "1", "HOROVOD_WITHOUT_MXNET": "1",
+}  # fmt: skip
+ELSE = "or leave Horovod out: --engines ring,auto,grpc-ring,mpi-loop"
+
+
+def built(folder: Path, environment: dict[str, str]) -> Path:
+    """Python of the environment in `folder`, made if it is not whole; `environment`'s PATH has the compilers.
+
+    UsageError where a program is missing, HpcdlError where packages cannot be had or Horovod does not build.
+    """
+    path = environment.get("PATH", "")
+    missing = [name for name in (PYTHON, *COMPILERS) if not shutil.which(name, path=path)]
+    if missing:
+        raise UsageError(
+            f"Horovod is built from source, and these are not on PATH: {', '.join(missing)}; on Debian 12: "
+            f"sudo apt-get install python3-venv g++ make cmake libopenmpi-dev openmpi-bin, {ELSE}"
+        )
+    python = folder / "bin" / "python"
+    if _answers([str(python), "-c", "import horovod.tensorflow"], environment):
+        return python
+    print(f"hpcdl: building {HOROVOD} in {folder} (some minutes, once)", file=sys.stderr, flush=True)
+    _done([PYTHON, "-m", "venv", "--clear", str(folder)], environment, "venv")
+    _install(python, FIRST, environment)
+    # Its setup looks for cmake and the compilers on PATH, and for TensorFlow in this environment.
+    building = {**environment, **SETTINGS, "PATH": f"{python.parent}:{path}"}
+    _install(python, ("--no-build-isolation", HOROVOD), building)
+    if not _answers([str(python), "-c", "import horovod.tensorflow"], environment):
+        raise HpcdlError(f"{HOROVOD} was built, but does not load in {folder}; {ELSE}")
+    return python
+
+
+def _install(python: Path, what: tuple[str, ...], environment: dict[str, str]) -> None:
+    line = [str(python), "-m", "pip", "install", "-qq", "--disable-pip-version-check", "--retries", "1", *what]
+    _done(line, environment, f"pip, which needs a network for {what[-1]},")
+
+
+def _done(line: list[str], environment: dict[str, str], who: str) -> None:
+    finished = subprocess.run(line, env=environment, capture_output=True, text=True, check=False)
+    if finished.returncode:
+        told = [text for text in finished.stderr.splitlines() if text.strip()] or [f"exit code {finished.returncode}"]
+        errors = [text for text in told if text.startswith("ERROR")] or told[-1:]
+        raise HpcdlError(f"{who} failed: {errors[0]}; {ELSE}")
+
+
+def _answers(line: list[str], environment: dict[str, str]) -> bool:
+    try:
+        return subprocess.run(line, env=environment, capture_output=True, check=False).returncode == 0
+    except OSError:
+        return False

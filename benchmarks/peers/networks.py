@@ -1,0 +1,78 @@
+"""The five networks for TensorFlow 2.12, which knows no Keras 3: layers and sizes of the files in hpcdl/models/."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import tensorflow as tf
+
+layers = tf.keras.layers
+
+
+def lenet() -> Any:
+    images = tf.keras.Input((28, 28, 1))
+    x = layers.MaxPooling2D(2)(layers.Conv2D(20, 5)(images))
+    x = layers.MaxPooling2D(2)(layers.Conv2D(50, 5)(x))
+    x = layers.Dense(500, activation="relu")(layers.Flatten()(x))
+    return tf.keras.Model(images, layers.Dense(10)(x))
+
+
+def cifar10_quick() -> Any:
+    images = tf.keras.Input((32, 32, 3))
+    x = layers.MaxPooling2D(3, 2, padding="same")(layers.Conv2D(32, 5, padding="same")(images))
+    x = _convolution(layers.ReLU()(x), 32, 5)
+    x = _convolution(layers.AveragePooling2D(3, 2, padding="same")(x), 64, 5)
+    x = layers.Flatten()(layers.AveragePooling2D(3, 2, padding="same")(x))
+    return tf.keras.Model(images, layers.Dense(10)(layers.Dense(64)(x)))
+
+
+def alexnet() -> Any:
+    images = tf.keras.Input((227, 227, 3))
+    x = _across_channels(layers.Conv2D(96, 11, 4, activation="relu")(images))
+    x = _across_channels(_convolution(layers.MaxPooling2D(3, 2)(x), 256, 5))
+    x = _convolution(layers.MaxPooling2D(3, 2)(x), 384, 3)
+    x = _convolution(_convolution(x, 384, 3), 256, 3)
+    x = layers.Flatten()(layers.MaxPooling2D(3, 2)(x))
+    for _ in range(2):
+        x = layers.Dropout(0.5)(layers.Dense(4096, activation="relu")(x))
+    return tf.keras.Model(images, layers.Dense(1000)(x))
+
+
+def resnet50() -> Any:
+    images = tf.keras.Input((224, 224, 3))
+    x = layers.ReLU()(_normalised(images, 64, 7, stride=2))
+    x = layers.MaxPooling2D(3, 2, padding="same")(x)
+    for stage, (blocks, filters) in enumerate(((3, 64), (4, 128), (6, 256), (3, 512))):
+        for block in range(blocks):
+            stride = 2 if stage and block == 0 else 1
+            shortcut = _normalised(x, 4 * filters, 1, stride=stride) if block == 0 else x
+            x = layers.ReLU()(_normalised(x, filters, 1, stride=stride))
+            x = layers.ReLU()(_normalised(x, filters, 3))
+            x = layers.ReLU()(layers.Add()([shortcut, _normalised(x, 4 * filters, 1)]))
+    return tf.keras.Model(images, layers.Dense(1000)(layers.GlobalAveragePooling2D()(x)))
+
+
+def hepcnn() -> Any:
+    images = x = tf.keras.Input((224, 224, 3))
+    for _ in range(4):
+        x = layers.Dropout(0.5)(layers.MaxPooling2D(2)(_convolution(x, 128, 3)))
+    x = layers.GlobalAveragePooling2D()(_convolution(x, 128, 3))
+    return tf.keras.Model(images, layers.Dense(2)(x))
+
+
+NETWORKS = {
+    "lenet": lenet, "cifar10-quick": cifar10_quick, "alexnet": alexnet, "resnet50": resnet50, "hepcnn": hepcnn,
+}  # fmt: skip
+
+
+def _convolution(x: Any, filters: int, size: int) -> Any:
+    return layers.Conv2D(filters, size, padding="same", activation="relu")(x)
+
+
+def _normalised(x: Any, filters: int, size: int, *, stride: int = 1) -> Any:
+    x = layers.Conv2D(filters, size, strides=stride, padding="same", use_bias=False)(x)
+    return layers.BatchNormalization(momentum=0.9, epsilon=1e-5)(x)
+
+
+def _across_channels(x: Any) -> Any:
+    return layers.Lambda(lambda x: tf.nn.local_response_normalization(x, 2, 1.0, 2e-5, 0.75))(x)

@@ -1,0 +1,44 @@
+"""A step with and without exchange in turn, as a peer's rank measures it: the way `hpcdl bench step` does.
+
+Peers import this in environments without hpcdl: no library but the standard one.
+"""
+
+from __future__ import annotations
+
+import os
+import statistics
+import time
+from collections.abc import Callable, Mapping
+
+WARMUP_STEPS = 3
+LEARNING_RATE = 0.01
+
+
+def take_own_cores(num_ranks: int) -> int:
+    """Bind this process to its share of the node's cores, before threads start; how many these are."""
+    names = ("OMPI_COMM_WORLD_LOCAL_RANK", "MPI_LOCALRANKID", "PMI_RANK")
+    rank = int(next((os.environ[name] for name in names if name in os.environ), "0"))
+    cores = sorted(os.sched_getaffinity(0))
+    share = max(1, len(cores) // num_ranks)
+    first = rank * share % len(cores)
+    os.sched_setaffinity(0, cores[first : first + share])
+    return share
+
+
+def measured(
+    kinds: Mapping[str, Callable[[], None]],
+    num_steps: int,
+    barrier: Callable[[], None],
+    slowest: Callable[[float], float],
+) -> dict[str, float]:
+    """Median seconds of each kind of step, all ranks beginning together and the last one's end counting."""
+    seconds: dict[str, list[float]] = {kind: [] for kind in kinds}
+    for number in range(num_steps + WARMUP_STEPS):
+        for kind, run in kinds.items():
+            barrier()
+            began = time.perf_counter()
+            run()
+            taken = slowest(time.perf_counter() - began)
+            if number >= WARMUP_STEPS:
+                seconds[kind].append(taken)
+    return {kind: statistics.median(taken) for kind, taken in seconds.items()}

@@ -154,6 +154,9 @@ def end_family(pid: int, patience_s: float = 5.0) -> None:
             send(signal.SIGCONT, [each])
             while program_of(each) and time.monotonic() < deadline:
                 time.sleep(0.01)
+    launchers = [each for each in found if program_of(each)]
+    send(signal.SIGCONT, launchers)  # Open MPI's passes on what its ranks wrote
+    time.sleep(min(1.0, patience_s))
     send(signal.SIGKILL, found)
 
 

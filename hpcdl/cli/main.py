@@ -8,11 +8,14 @@ import sys
 from hpcdl.cli.output import VERBOSE, put, say
 from hpcdl.core.errors import HpcdlError, Interrupted, UsageError
 
+_LEAVE_BADLY = {"tensorflow", "mpi4py.MPI"}
+"""Their own way to end may never end: thread pools that wait for a lock, MPI_Finalize that waits for the dead."""
+
 
 def main() -> None:
     """Run the command line and exit with the codes that the errors carry."""
     exit_code = run(sys.argv[1:])
-    if "tensorflow" in sys.modules:
+    if not sys.modules.keys().isdisjoint(_LEAVE_BADLY):
         from hpcdl.training.session.rank import leave
 
         leave(exit_code)

@@ -119,9 +119,9 @@ def read_table(folder: Path) -> list[RankStatus]:
     """What the table of all ranks says, nothing where there is none or it is damaged."""
     with contextlib.suppress(CorruptError, TypeError, ValueError, KeyError, AttributeError, FileNotFoundError):
         table = read_json(folder / TABLE)
-        state, at = str(table["state"]), float(table["at"])
+        said = {"state": table["state"], "at": table["at"]}
         return [
-            from_json(RankStatus, {"rank": int(rank), "host": host, "pid": pid, "state": state, "at": at})
+            from_json(RankStatus, {"rank": int(rank), "host": host, "pid": pid, **said})
             for host, pids in table["processes"].items()
             for rank, pid in pids.items()
         ]

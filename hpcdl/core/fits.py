@@ -129,9 +129,18 @@ def fit_scaling(law: Law, n: Sequence[float], throughput: Sequence[float]) -> Sc
     """
     import numpy
 
-    distinct = sorted(set(n))
-    if len(distinct) < len(law.own) + 1:
+    if len(set(n)) < len(law.own) + 1:
         return None
+    try:
+        with numpy.errstate(over="raise", divide="raise", invalid="raise"):
+            return _fit(law, n, throughput)
+    except FloatingPointError:  # numbers at the edge of what a float can be
+        return None
+
+
+def _fit(law: Law, n: Sequence[float], throughput: Sequence[float]) -> ScalingFit | None:
+    import numpy
+
     columns = numpy.array([law.columns(item) for item in n])
     log_u = numpy.log(numpy.asarray(throughput, dtype=float) / numpy.asarray(n, dtype=float))
     solution = _solve(law.sign, columns, log_u)
@@ -156,8 +165,8 @@ def fit_scaling(law: Law, n: Sequence[float], throughput: Sequence[float]) -> Sc
         r2=1 - float(residual @ residual) / total if total > 0 else None,
         spread=math.sqrt(float(residual @ residual) / spare) if spare > 0 else None,
         num_runs=len(n),
-        largest=float(distinct[-1]),
-        saturated=len(distinct) == len(law.own) + 1,
+        largest=float(max(n)),
+        saturated=len(set(n)) == len(law.own) + 1,
     )
 
 

@@ -111,6 +111,8 @@ def test_as_many_parameters_as_sizes_is_said() -> None:
     assert fit.spread is None
 
 
-def test_wild_runs_do_not_break_the_fit() -> None:
-    fit = fit_scaling(LAWS["usl"], [1, 2, 4, 8], [100, 1e-3, 4e6, 1.0])
+@pytest.mark.parametrize("values", [[100, 1e-3, 4e6, 1.0], [100, 190, 1e308, 300], [1e-308, 190, 350, 1e308]], ids=str)
+@pytest.mark.filterwarnings("error")
+def test_wild_runs_do_not_break_the_fit(values: list[float]) -> None:
+    fit = fit_scaling(LAWS["usl"], [1, 2, 4, 8], values)
     assert fit is None or math.isfinite(fit.parameters["x1"].value)

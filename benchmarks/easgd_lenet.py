@@ -1,6 +1,6 @@
 """LeNet for real on shaped hosts: rounds to an accuracy, and where a step's time goes, with `easgd` and sync-easgd 1-3.
 
-    python -m benchmarks.easgd_lenet --hosts 4 --rate 1gbit --data digits-shards
+    python -m benchmarks.easgd_lenet --hosts 4 --rate 1gbit --data digits-shards [--methods LABEL,LABEL]
 
 As root, in the lab's namespaces: one `hpcdl train` rank a worker host, one host more for the server of `easgd`. LeNet's
 weights are 1.64 MiB. Every method trains with the same learning rate and seed until the center gets 97 % of the digits
@@ -19,17 +19,21 @@ from benchmarks.shaped_hosts import run_ranks
 from hpcdl.cluster.launchers.mpiexec import find_mpiexec
 from hpcdl.core.records import RunRecord, read_record
 
-METHODS = (("easgd", ()), *(("sync-easgd", ("--variant", variant)) for variant in "123"))
+METHODS: dict[str, tuple[str, ...]] = {
+    "easgd": ("easgd",),
+    **{f"sync-easgd {variant}": ("sync-easgd", "--variant", variant) for variant in "123"},
+    **{f"sync-easgd 3 {half}": ("sync-easgd", "--variant", "3", "--compress", half) for half in ("fp16", "bf16")},
+}
 COMMUNICATION = ("wait", "exposed_communication")
 TARGET = 0.97
 
 
-def train(options: argparse.Namespace, data: Path, strategy: str, flags: tuple[str, ...], run_dir: Path) -> RunRecord:
+def train(options: argparse.Namespace, data: Path, strategy: tuple[str, ...], run_dir: Path) -> RunRecord:
     """One run; every host trains with one thread, as all of them share this machine."""
-    servers = 1 if strategy == "easgd" else 0
+    servers = 1 if strategy[0] == "easgd" else 0
     command = [
-        sys.executable, "-m", "hpcdl", "train", "--model", "lenet", "--data", str(data), "--strategy",
-        strategy, *flags, "--batch-size", "16", "--epochs", str(options.epochs), "--target-accuracy", str(TARGET),
+        sys.executable, "-m", "hpcdl", "train", "--model", options.model, "--data", str(data), "--strategy",
+        *strategy, "--batch-size", "16", "--epochs", str(options.epochs), "--target-accuracy", str(TARGET),
         "--learning-rate", str(options.learning_rate), "--deterministic", "--run-dir", str(run_dir),
     ]  # fmt: skip
     run_ranks(options.hosts + servers, options.rate, find_mpiexec().path, command)
@@ -43,20 +47,21 @@ def main() -> None:
     parser.add_argument("--rate", default="1gbit")
     parser.add_argument("--epochs", type=int, default=20)
     parser.add_argument("--learning-rate", type=float, default=0.05)
+    parser.add_argument("--model", default="lenet", help="emulated:lenet:0.006 waits, on no core, in computing's place")
+    parser.add_argument("--methods", default=",".join(METHODS), help="may name one several times, to take turns")
     parser.add_argument("--data", type=Path, required=True)
     options = parser.parse_args()
     # Below the checkout: the hosts see it at the same path.
     with tempfile.TemporaryDirectory(prefix=".easgd-lenet-", dir=Path.cwd()) as name:
         data = shutil.copytree(options.data, Path(name) / "data")
-        for number, (strategy, flags) in enumerate(METHODS):
-            record = train(options, data, strategy, flags, Path(name) / str(number))
+        for number, label in enumerate(options.methods.split(",")):
+            record = train(options, data, METHODS[label], Path(name) / str(number))
             step_s = sum(record.parts.values())
             share = sum(record.parts[part] for part in COMMUNICATION) / step_s
             parts = ", ".join(f"{part} {1e3 * seconds:.1f}" for part, seconds in record.parts.items())
-            label = f"{strategy} {flags[-1]}" if flags else strategy
             reached = next((p.step for p in record.history if (p.val_accuracy or 0) >= TARGET), "never")
             print(
-                f"{label:14s} {reached} rounds to {TARGET:.0%}, step {1e3 * step_s:6.1f} ms, waiting and communicating "
+                f"{label:18s} {reached} rounds to {TARGET:.0%}, step {1e3 * step_s:6.1f} ms, waiting and communicating "
                 f"{share:4.0%} ({parts} ms)",
                 flush=True,
             )

@@ -145,7 +145,10 @@ class ExchangeConfig:
         1, "Ranks that serve (the highest), for strategies with servers.", at_least=1, matters=EXTENT
     )
     compress: str = setting(
-        "none", "Number format in which gradients travel.", choices=("none", "fp16", "bf16"), matters=RESULT | TIME
+        "none",
+        "Number format in which gradients travel, of sync-easgd the weights' distances from the center.",
+        choices=("none", "fp16", "bf16"),
+        matters=RESULT | TIME,
     )
     accumulate: int = setting(
         1, "Batches whose gradients are added up before an exchange.", at_least=1, matters=RESULT | TIME

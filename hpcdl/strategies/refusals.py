@@ -115,8 +115,11 @@ def _rule_problems(
         yield f"--weight-decay {config.optimizer.weight_decay:g}: {equations}, without weight decay; leave it out"
     if config.model.precision == "mixed_float16":
         yield f"--precision mixed_float16: {equations}, without loss scaling; use mixed_bfloat16"
-    if config.exchange.compress != "none":
-        yield f"--compress {config.exchange.compress}: strategy {info.name!r} exchanges float32; leave it out"
+    if config.exchange.compress != "none" and config.elastic.variant == "1":
+        yield (
+            f"--compress {config.exchange.compress}: --variant 1 has its center on one rank and sends it whole; "
+            "leave it out, or use --variant 3"
+        )
 
 
 def _with_momentum(name: str) -> str:

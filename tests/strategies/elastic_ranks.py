@@ -56,6 +56,7 @@ def run(
     mu: float = 0.9,
     sizes: Sequence[int] | None = None,
     hosts: Sequence[str] = (),
+    compress: str = "none",
     **elastic: Any,
 ) -> Outcome:
     """`steps` steps of strategy `name`. With `orders` the workers' steps take turns; otherwise they run freely.
@@ -75,7 +76,7 @@ def run(
             communicator=communicator,
             num_workers=workers,
             num_servers=servers,
-            exchange=ExchangeConfig(servers=max(servers, 1)),
+            exchange=ExchangeConfig(servers=max(servers, 1), compress=compress),
             optimizer=OptimizerConfig(learning_rate=eta, momentum=mu),
             elastic=ElasticConfig(**elastic),
         )

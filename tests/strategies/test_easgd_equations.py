@@ -55,6 +55,49 @@ def test_sync_easgd(variant: str, unpacked: bool) -> None:
     agree(found, simulator.sync_easgd(START, gradient, WORKERS, STEPS, ETA, ALPHA))
 
 
+@pytest.mark.parametrize(("compress", "tolerance"), [("fp16", 1e-3), ("bf16", 1e-2)])
+@pytest.mark.parametrize("unpacked", [False, True])
+def test_sync_easgd_with_half_the_bytes(compress: str, tolerance: float, unpacked: bool) -> None:
+    """Far nearer than the weights themselves in so many bits would be: what is rounded are distances."""
+    results = [
+        run(
+            "sync-easgd", START, gradient, workers=WORKERS, steps=STEPS, eta=ETA, moving_rate=ALPHA, variant=variant,
+            unpacked=unpacked, sizes=[1000, 450, 50], compress=compress,
+        )
+        for variant in ("2", "3", "3")
+    ]  # fmt: skip
+    center, _ = simulator.sync_easgd(START, gradient, WORKERS, STEPS, ETA, ALPHA)
+    assert 0 < np.abs(results[0].center - center).max() <= tolerance * np.abs(center).max()
+    for other in results[1:]:
+        assert other.center.tobytes() == results[0].center.tobytes()
+        assert [w.tobytes() for w in other.weights] == [w.tobytes() for w in results[0].weights]
+
+
+@pytest.mark.parametrize("compress", ["fp16", "bf16"])
+def test_what_rounding_leaves_over_is_made_up_for(compress: str) -> None:
+    """Without gradients all come together at the mean of where they began, however coarse the numbers on the way."""
+    apart = RANDOM.normal(size=(3, LENGTH))
+
+    def first_step_alone(worker: int, step: int, weights: np.ndarray) -> np.ndarray:
+        return apart[worker] if step == 0 else np.zeros(LENGTH)
+
+    found = run("sync-easgd", START, first_step_alone, workers=3, steps=80, eta=1.0, moving_rate=0.2, compress=compress)
+    everybody = np.stack([found.center, *found.weights])
+    assert np.ptp(everybody, axis=0).max() <= 1e-5
+    # Each exchange rounds what the center takes by 2^-11 or 2^-8 of it, the workers' own part not at all.
+    kept = START - apart.sum(axis=0) / 4
+    assert np.abs(found.center - kept).max() <= {"fp16": 2**-10, "bf16": 2**-7}[compress] * np.abs(apart).max()
+
+
+def test_distances_of_any_size_are_held() -> None:
+    """float16 has no number below 6e-8: without a scale nothing of these would travel."""
+    results = [
+        run("sync-easgd", np.zeros(9), lambda *_: np.ones(9), workers=3, steps=4, eta=1e-10, compress=compress).center
+        for compress in ("none", "fp16")
+    ]
+    assert results[0].max() < 0 and results[1] == pytest.approx(results[0], rel=1e-3)
+
+
 def test_sync_easgd_with_a_period() -> None:
     found = run("sync-easgd", START, gradient, workers=3, steps=STEPS, eta=ETA, moving_rate=ALPHA, period=4)
     agree(found, simulator.sync_easgd(START, gradient, 3, STEPS, ETA, ALPHA, period=4))

@@ -180,6 +180,22 @@ def test_bytes_of_a_sync_exchange(workers: int, variant: str) -> None:
         assert sum(sent) == 4 * 2 * (workers - 1) * PAYLOAD
 
 
+@pytest.mark.parametrize("variant", ["2", "3"])
+def test_half_precision_halves_the_bytes_of_a_sync_exchange(variant: str) -> None:
+    sent = {
+        compress: sum(
+            counts.bytes_in_steps  # type: ignore[attr-defined]
+            for counts in run(
+                "sync-easgd", np.ones(LENGTH), still, workers=4, steps=4, variant=variant, compress=compress
+            ).counts
+        )
+        for compress in ("none", "bf16", "fp16")
+    }
+    assert 2 * sent["bf16"] == sent["none"]
+    # The scale: two rounds of recursive doubling with one float32, on four ranks, in four steps.
+    assert sent["fp16"] == sent["bf16"] + 4 * 4 * 2 * 4
+
+
 def test_staleness_of_taking_turns() -> None:
     """In a fixed order every worker finds the writes of all others between two of its own."""
     for name in ("async-easgd", "hogwild-sgd"):

@@ -56,6 +56,8 @@ def test_the_family_is_complete() -> None:
     ({"strategy": "async-sgd", "momentum": 0.9}, ["without momentum", "async-msgd"]),
     ({"strategy": "easgd", "weight_decay": 1e-4}, ["--weight-decay", "without weight decay"]),
     ({"strategy": "easgd", "precision": "mixed_float16"}, ["mixed_bfloat16"]),
+    ({"strategy": "sync-easgd", "variant": 1, "compress": "fp16"}, ["--compress fp16: --variant 1", "--variant 3"]),
+    ({"strategy": "easgd", "compress": "bf16"}, ["--compress bf16: strategy 'easgd' does not have it"]),
     ({"strategy": "easgd", "variant": 2}, ["only sync-easgd has variants"]),
     ({"strategy": "async-sgd", "period": 2}, ["--period", "no elastic exchange"]),
     ({"strategy": "ring", "moving_rate": 0.1}, ["--moving-rate", "no elastic exchange"]),

@@ -88,6 +88,9 @@ def runs(digits: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
         short("sync-whole", "sync-easgd", 3, period=2),
         short("sync-cut", "sync-easgd", 3, period=2, plant=signal),
         short("sync-cut", "sync-easgd", 3, period=2, resume=True),
+        short("half-whole", "sync-easgd", 3, compress="fp16"),
+        short("half-cut", "sync-easgd", 3, compress="fp16", plant=signal),
+        short("half-cut", "sync-easgd", 3, compress="fp16", resume=True),
         short("robin-whole", "easgd", 3),
         short("robin-cut", "easgd", 3, plant=signal),
         short("robin-cut", "easgd", 3, resume=True),
@@ -110,7 +113,7 @@ def test_reaches_97_percent_on_the_digits(runs: Path, name: str) -> None:
     assert record.seconds_to_target is not None
 
 
-@pytest.mark.parametrize("name", ["sync", "robin"])
+@pytest.mark.parametrize("name", ["sync", "half", "robin"])
 def test_resumed_runs_leave_the_same_bits(runs: Path, name: str) -> None:
     assert (runs / f"{name}-cut" / "stopped-0.txt").exists()
     cut, whole = read_record(runs / f"{name}-cut"), read_record(runs / f"{name}-whole")

@@ -10,13 +10,12 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-import numpy
 import tensorflow as tf
 
 from hpcdl.comm.sums import add_bfloat16, plain_add
 
 if TYPE_CHECKING:
-    from hpcdl.core.protocols import Add, Array
+    from hpcdl.core.protocols import Add
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -55,16 +54,3 @@ WIRES = {
 def largest_magnitude(flat: Any) -> Any:
     """The largest |x| of a flat tensor, shape (1,), without a copy of it."""
     return tf.reshape(tf.maximum(tf.reduce_max(flat), -tf.reduce_min(flat)), [1])
-
-
-def float16_scale(bound: Array) -> Array:
-    """The power of two that brings sums of at most `bound` to 2^14..2^15, where float16 is as precise as it gets.
-
-    `bound` (1,): the sum over ranks of each one's largest magnitude, which no partial sum exceeds in any order of
-    adding. Where it is no number, or nothing is to be sent, the scale is 1: an overflow travels on as it is.
-    """
-    if not numpy.isfinite(bound[0]) or bound[0] == 0:
-        return numpy.ones_like(bound)
-    exponent = numpy.clip(15 - numpy.frexp(bound)[1], -100, 100)
-    scale: Array = numpy.ldexp(numpy.ones_like(bound), exponent)
-    return scale

@@ -24,8 +24,9 @@ from hpcdl.collectives.buckets import plan_buckets
 from hpcdl.collectives.table import COLLECTIVES
 from hpcdl.collectives.workspace import Workspace
 from hpcdl.comm.observed import NOTHING, recorder_of
+from hpcdl.comm.sums import float16_scale
 from hpcdl.core.protocols import Communicator
-from hpcdl.strategies.allreduce.compression import WIRES, Wire, float16_scale, largest_magnitude
+from hpcdl.strategies.allreduce.compression import WIRES, Wire, largest_magnitude
 from hpcdl.strategies.base import Context, Server, Worker
 from hpcdl.strategies.graph import (
     FiniteGuard,

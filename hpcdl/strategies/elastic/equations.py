@@ -39,7 +39,7 @@ def moving_rate(elastic: ElasticConfig, num_workers: int) -> Rate:
 
 def descend(weights: Array, gradient: Array, learning_rate: float) -> None:
     """W <- W - eta dW."""
-    for part in _blocks(weights.size):
+    for part in blocks(weights.size):
         weights[part] -= learning_rate * gradient[part]
 
 
@@ -47,7 +47,7 @@ def descend_with_momentum(
     weights: Array, velocity: Array, gradient: Array, learning_rate: float, momentum: float
 ) -> None:
     """V <- mu V - eta dW; W <- W + V. Equations (3) and (4)."""
-    for part in _blocks(weights.size):
+    for part in blocks(weights.size):
         velocity[part] *= momentum
         velocity[part] -= learning_rate * gradient[part]
         weights[part] += velocity[part]
@@ -55,7 +55,7 @@ def descend_with_momentum(
 
 def elastic_step(weights: Array, center: Array, gradient: Array, learning_rate: float, alpha: float) -> None:
     """W <- W - eta dW - alpha (W - W~). Equation (1)."""
-    for part in _blocks(weights.size):
+    for part in blocks(weights.size):
         pull = weights[part] - center[part]
         pull *= alpha
         pull += learning_rate * gradient[part]
@@ -72,7 +72,7 @@ def elastic_momentum_step(
     momentum: float,
 ) -> None:
     """V <- mu V - eta dW; W <- W + V - alpha (W - W~). Equations (5) and (6)."""
-    for part in _blocks(weights.size):
+    for part in blocks(weights.size):
         pull = weights[part] - center[part]
         pull *= alpha
         velocity[part] *= momentum
@@ -82,13 +82,19 @@ def elastic_momentum_step(
 
 def attract_center(center: Array, total: Array, num_workers: int, alpha: float) -> None:
     """W~ <- W~ + alpha sum_i (W_i - W~), where `total` is the sum of the workers' weights. Equation (2)."""
-    for part in _blocks(center.size):
+    for part in blocks(center.size):
         center[part] += alpha * (total[part] - num_workers * center[part])
+
+
+def attract_center_by(center: Array, differences: Array, alpha: float) -> None:
+    """The same, where `differences` is sum_i (W_i - W~)."""
+    for part in blocks(center.size):
+        center[part] += alpha * differences[part]
 
 
 def swap_elastic(center: Array, weights: Array, alpha: float) -> None:
     """One worker's exchange: equation (2) for that worker alone; `weights` becomes the center before it."""
-    for part in _blocks(center.size):
+    for part in blocks(center.size):
         before = center[part].copy()
         center[part] += alpha * (weights[part] - before)
         weights[part] = before
@@ -98,13 +104,14 @@ def distance(weights: Array, center: Array) -> float:
     """Euclidean distance, relative to the center's norm; infinite or NaN where weights have diverged."""
     squares = norm = 0.0
     with numpy.errstate(over="ignore", invalid="ignore"):
-        for part in _blocks(center.size):
+        for part in blocks(center.size):
             difference = weights[part] - center[part]
             squares += float(difference @ difference)
             norm += float(center[part] @ center[part])
     return float(numpy.sqrt(squares / norm)) if norm > 0 else float(numpy.sqrt(squares))
 
 
-def _blocks(length: int) -> Iterator[slice]:
+def blocks(length: int) -> Iterator[slice]:
+    """Parts of a buffer that stay in the cache, one after another."""
     for start in range(0, length, BLOCK_ELEMENTS):
         yield slice(start, min(start + BLOCK_ELEMENTS, length))

@@ -140,6 +140,7 @@ ELASTIC_FAMILY: Sequence[StrategyInfo] = (
         source=f"{_PAPER}, Sync EASGD 1 to 3; equations (1) (2)",
         features=Features(
             deterministic=True,
+            compression=True,
             accumulation=True,
             exact_resume=True,
             keras_fit=True,

@@ -18,12 +18,13 @@ from hpcdl.collectives import auto
 from hpcdl.collectives.workspace import Workspace
 from hpcdl.core.protocols import Communicator
 from hpcdl.strategies.base import Context, Server, Worker
-from hpcdl.strategies.elastic.equations import attract_center, descend, elastic_step, moving_rate
+from hpcdl.strategies.elastic.equations import descend, elastic_step, moving_rate
 from hpcdl.strategies.elastic.replica import Background, Replica, now
+from hpcdl.strategies.elastic.wire import carrier
 from hpcdl.strategies.finite import check_finite
 
 if TYPE_CHECKING:
-    from hpcdl.core.protocols import Array
+    from hpcdl.core.protocols import Add, Array
 
 
 class SyncEasgd:
@@ -57,14 +58,14 @@ class CenterEverywhere(Replica):
         self._chip_workspace = Workspace(measure=False)
         self._exchanging = False
         self._center: Array = self.weights
-        self._sum: Array = self.weights
+        self._carried = carrier(context.exchange.compress)
         self._parts: list[slice] = []
 
     def start(self, weights: Array, sizes: Sequence[int]) -> None:
         """Every rank's center is `weights`."""
         self.start_weights(weights)
         self._center = weights.copy()
-        self._sum = numpy.zeros_like(weights)
+        self._carried.start(weights.size)
         edges = [0, *itertools.accumulate(sizes)] if self.elastic.unpacked else [0, weights.size]
         self._parts = [slice(*pair) for pair in itertools.pairwise(edges)]
 
@@ -88,7 +89,7 @@ class CenterEverywhere(Replica):
         alpha = self.alpha(self.learning_rate)
         elastic_step(self.weights, self._center, gradient, self.learning_rate, alpha)
         if self._holds_center:
-            attract_center(self._center, self._sum, self._communicator.size, alpha)
+            self._carried.attract(self._center, self._communicator.size, alpha)
         return self.weights, exchanged
 
     def center(self) -> Array:
@@ -116,9 +117,12 @@ class CenterEverywhere(Replica):
         self._exchange()
 
     def _exchange(self) -> None:
-        self._sum[:] = self.weights
-        for part in self._parts:
-            auto.allreduce(self._communicator, self._sum[part], self._workspace)
+        self._carried.exchange(self.weights, self._center, self._reduce)
+
+    def _reduce(self, buffer: Array, add: Add | None) -> None:
+        parts = self._parts if buffer.size == self.weights.size else [slice(None)]
+        for part in parts:
+            auto.allreduce(self._communicator, buffer[part], self._workspace, add)
 
 
 class CenterOnRoot(CenterEverywhere):
@@ -138,12 +142,11 @@ class CenterOnRoot(CenterEverywhere):
     def _holds_center(self) -> bool:
         return self._communicator.rank == 0
 
-    def _exchange(self) -> None:
-        self._sum[:] = self.weights
+    def _reduce(self, buffer: Array, add: Add | None) -> None:
         for part in self._parts:
             broadcast_from_root(self._communicator, self._center[part])
         for part in self._parts:
-            reduce_to_root(self._communicator, self._sum[part], self._landing[part])
+            reduce_to_root(self._communicator, buffer[part], self._landing[part])
 
 
 class Overlapped(CenterEverywhere):

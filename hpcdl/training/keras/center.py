@@ -65,7 +65,7 @@ class CenterExchange:
             communicator=for_exchange(group.messages),
             num_workers=group.size,
             num_servers=0,
-            exchange=ExchangeConfig(strategy=info.name),
+            exchange=ExchangeConfig(strategy=info.name, compress=settings.compress),
             optimizer=OptimizerConfig(optimizer="sgd"),
             elastic=elastic,
         )

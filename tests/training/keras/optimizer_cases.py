@@ -280,10 +280,13 @@ def as_train_does(info: StrategyInfo) -> None:
     from hpcdl.training.loop.step import build_step
 
     inputs, targets = map(part, data())
-    for elastic in ({}, {"period": 2, "elasticity": 3.0}):
+    chosen: tuple[tuple[str, dict[str, Any]], ...] = (
+        ("none", {}), ("none", {"period": 2, "elasticity": 3.0}), ("bf16", {"period": 2}),
+    )  # fmt: skip
+    for compress, elastic in chosen:
         context = Context(
             info=info, communicator=communicator(), num_workers=SIZE, num_servers=0,
-            exchange=ExchangeConfig(strategy=info.name), optimizer=OptimizerConfig(optimizer="sgd"),
+            exchange=ExchangeConfig(strategy=info.name, compress=compress), optimizer=OptimizerConfig(optimizer="sgd"),
             elastic=ElasticConfig(**elastic),
         )  # fmt: skip
         keras.utils.set_random_seed(5 + RANK)
@@ -299,7 +302,7 @@ def as_train_does(info: StrategyInfo) -> None:
             own.append(flat(model))
             center.append(numpy.concatenate([one.reshape(-1) for one in worker.center()]))
         keras.utils.set_random_seed(5 + RANK)
-        optimizer = hpcdl.DistributedOptimizer(O.SGD(0.05), strategy=info.name, **elastic)
+        optimizer = hpcdl.DistributedOptimizer(O.SGD(0.05), strategy=info.name, compress=compress, **elastic)
         again = mlp()
         steps = with_center(again, optimizer=optimizer)
         equal(steps.center, center)

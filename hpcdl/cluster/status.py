@@ -36,7 +36,8 @@ _FILED = ("failed", "bereaved")
 class RankStatus:
     """A rank's last word: `state` is one of STATES; `at` is Unix time in seconds.
 
-    `lost`: what it has failed of is that another one is gone or gives no sign of life.
+    `lost`: what it has failed of is that another one is gone or gives no sign of life: `cause`, on `cause_host`.
+    `evicted`: that one is too slow.
     """
 
     rank: int
@@ -47,6 +48,9 @@ class RankStatus:
     message: str = ""
     at: float = 0.0
     lost: bool = False
+    cause: int | None = None
+    cause_host: str = ""
+    evicted: bool = False
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -62,9 +66,18 @@ class StatusReport:
     line: int | None = None
 
     def tell(
-        self, state: str, *, exit_code: int = 0, message: str = "", lost: bool = False, filed: bool | None = None
+        self,
+        state: str,
+        *,
+        exit_code: int = 0,
+        message: str = "",
+        of: RankError | None = None,
+        filed: bool | None = None,
     ) -> None:
-        """`filed`: whether a file says so too; by default where something went wrong."""
+        """`of`: another rank's failure that this is about. `filed`: whether a file says so too; by default where
+        something went wrong.
+        """
+        other = of or RankError("")
         status = RankStatus(
             rank=self.rank,
             host=socket.gethostname(),
@@ -73,7 +86,10 @@ class StatusReport:
             exit_code=exit_code,
             message=message,
             at=time.time(),
-            lost=lost,
+            lost=other.lost,
+            cause=other.rank,
+            cause_host=other.host,
+            evicted=other.evicted,
         )
         say(self.line, json.dumps(asdict(status)).encode())
         if state in _FILED if filed is None else filed:
@@ -148,10 +164,11 @@ def raise_for(statuses: Sequence[RankStatus], num_ranks: int, *, casualty: Casua
         where = "" if named else f"rank {status.rank} on {status.host}: "
         raise RankError(
             where + status.message,
-            rank=status.rank,
-            host=status.host,
+            rank=status.rank if status.cause is None else status.cause,
+            host=status.cause_host or status.host,
             exit_code=status.exit_code,
             lost=status.lost,
+            evicted=status.evicted,
         )
     for status in by_state["stopped"]:
         raise StoppedEarly(status.message + (f" (node {lost} went down)" if lost else ""), node=lost)

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import contextlib
 import itertools
+import operator
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from collections.abc import Set as AbstractSet
@@ -153,6 +154,12 @@ class Observation:
         """What the rank does, in which step, and since when (`time.monotonic`)."""
         self.spent: tuple[float, ...] = (0, 0.0, 0.0, 0.0, 0.0, 0.0)
         """Steps so far, and the seconds of each of PARTS in them."""
+        self.own_work = self.spent
+        """The same of those steps in which it had nothing else to do and took part: what ranks are compared by."""
+        self.at_other_work: Callable[[], bool] = lambda: False
+        """Whether the rank has something to do beside its step now: a checkpoint to write."""
+        self.evicted = ""
+        """Why the run goes on without this rank, which is alive; its main thread leaves when it sees that."""
         self.num_updates = 0
         """Times that a script has exchanged gradients."""
         self._at_it_since_s = self.activity[2]
@@ -176,12 +183,13 @@ class Observation:
             self.recorder.step(step)
         self.activity = (what, known_step if step is None else step, now_s)
 
-    def step_over(self, borders: Sequence[float], waited_s: float = 0.0) -> None:
-        """A step is over; see `Recorder.parts`."""
+    def step_over(self, borders: Sequence[float], waited_s: float = 0.0, *, follows: bool = False) -> None:
+        """A step is over; see `Recorder.parts`. `follows`: the others have taken it without this rank."""
         self.recorder.parts(borders, waited_s)
-        count, *seconds = self.spent
-        added = (after - before for before, after in itertools.pairwise(borders))
-        self.spent = (count + 1, *(s + more for s, more in zip(seconds, added, strict=True)))
+        added = (1, *(after - before for before, after in itertools.pairwise(borders)))
+        self.spent = tuple(map(operator.add, self.spent, added))
+        if not follows and not self.at_other_work():
+            self.own_work = tuple(map(operator.add, self.own_work, added))
 
     def traffic(self, purpose: str = EXCHANGE) -> Traffic:
         """The sum over all groups of that purpose since the start."""

@@ -283,6 +283,12 @@ class CheckpointConfig(InterruptionConfig):
     local_checkpoint_folder: Path = setting(
         Path("/dev/shm"), "Where each node keeps these copies: its memory, or storage of its own.", matters=NOTHING
     )
+    evict_slow: float | None = setting(
+        None,
+        "With --elastic: go on without a worker that takes more than this many times as long as the others, for long.",
+        above=1,
+        matters=NOTHING,
+    )
     on_fewer_workers: str = setting(
         KEEP_BATCH,
         "What stays with fewer workers: the samples of a step, or those of a worker and the rate for each.",

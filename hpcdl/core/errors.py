@@ -45,7 +45,7 @@ class RankError(HpcdlError):
     """A rank failed; `rank` and `host` say which one, `exit_code` is the rank's own.
 
     `lost`: it is gone or gives no sign of life, by no doing of its own; new ranks might go on in its place. `node`: the
-    one that went down as a whole, where it did.
+    one that went down as a whole, where it did. `evicted`: it is alive, but too slow to go on with.
     """
 
     def __init__(
@@ -57,9 +57,10 @@ class RankError(HpcdlError):
         exit_code: int = 1,
         lost: bool = False,
         node: str = "",
+        evicted: bool = False,
     ) -> None:
         super().__init__(message)
-        self.node = node
+        self.node, self.evicted = node, evicted
         self.rank = rank
         self.host = host
         self.exit_code = exit_code

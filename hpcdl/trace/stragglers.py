@@ -73,7 +73,7 @@ def _late(merged: Merged, steps: Steps, parts: Array) -> list[Straggler]:
     found = []
     for row in numpy.flatnonzero(mean_s > least_s).tolist():
         own = {cause: float(values[row]) for cause, values in excess.items()}
-        cause, evidence = _cause(row, own, rates, float(mean_s[row]), steps.step_s)
+        cause, evidence = cause_of(row, own, rates, float(mean_s[row]), steps.step_s)
         found.append(_straggler(merged, steps, row, cause, float(mean_s[row]), evidence))
     return found
 
@@ -84,10 +84,13 @@ def _straggler(merged: Merged, steps: Steps, row: int, cause: str, seconds: floa
     return Straggler(rank=rank, host=host, cause=cause, seconds_per_step=seconds, evidence=evidence)
 
 
-def _cause(
+def cause_of(
     row: int, excess: Mapping[str, float], rates: Mapping[str, Array], late_s: float, step_s: float
 ) -> tuple[str, str]:
-    """What sets this rank apart most, and the words for it."""
+    """What sets the rank in `row` apart most, and the words for it.
+
+    `excess`: by cause, seconds of a step beyond the others. `rates`: (R) by counter, see `_rates`.
+    """
     if excess[COLLECTOR_CAUSE] >= late_s / 2:
         return COLLECTOR_CAUSE, f"Python's collector takes {excess[COLLECTOR_CAUSE] * 1e3:.3g} ms of a step more here"
     part = max((INPUT_CAUSE, CONTENTION, BETWEEN), key=lambda name: excess[name])

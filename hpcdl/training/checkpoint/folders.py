@@ -68,6 +68,11 @@ class CheckpointWriter:
         self.newest: int | None = None
         """Step of the newest checkpoint that is durable, as every rank knows."""
 
+    @property
+    def is_writing(self) -> bool:
+        """Whether what was started is still on its way."""
+        return self._thread is not None and self._thread.is_alive()
+
     def start(self, snapshot: Snapshot) -> None:
         """Begin to write `snapshot`, whose arrays nobody changes any more; waits for the one before."""
         self.wait()

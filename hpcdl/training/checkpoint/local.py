@@ -116,6 +116,11 @@ class LocalCopies:
         """Whether a copy is to be made after `step` steps; the same on every rank, whatever fails on one."""
         return self._every > 0 and step // self._every > self._copied // self._every
 
+    @property
+    def is_writing(self) -> bool:
+        """Whether what was started is still on its way."""
+        return self._thread is not None and self._thread.is_alive()
+
     def start(self, snapshot: Snapshot) -> None:
         """Begin to write `snapshot`, whose arrays nobody changes until `wait` has returned."""
         self._copied = snapshot.step

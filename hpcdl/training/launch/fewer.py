@@ -8,11 +8,12 @@ elastic and asynchronous strategies take steps of their own: each keeps its batc
 
 from __future__ import annotations
 
+import os
 from typing import Any
 
-from hpcdl.cluster.launchers.base import Launcher
+from hpcdl.cluster.launchers.base import Launcher, ranks_per_node
 from hpcdl.config.load import Effective, replace
-from hpcdl.config.schema import KEEP_BATCH, ScriptConfig, TrainConfig
+from hpcdl.config.schema import KEEP_BATCH, CheckpointConfig, ScriptConfig, TrainConfig
 from hpcdl.core.errors import UsageError
 from hpcdl.strategies.table import find_strategy
 from hpcdl.training.launch.prepare import global_batch_of, prepare
@@ -24,11 +25,40 @@ ORIGIN = "fewer workers"
 def check_least(effective: Effective[Any]) -> None:
     """UsageError where --min-workers or --on-fewer-workers goes without what it belongs to."""
     checkpoint = effective.config.checkpoint
+    if isinstance(checkpoint, CheckpointConfig) and checkpoint.evict_slow is not None:
+        _check_evicts(effective, f"--evict-slow {checkpoint.evict_slow:g}")
     if checkpoint.min_workers is not None and not checkpoint.elastic:
         raise UsageError(f"--min-workers {checkpoint.min_workers} is for runs that go on by themselves: add --elastic")
     chosen = effective.origins.get("on-fewer-workers", "default")
     if checkpoint.min_workers is None and chosen in ("flag", "--set"):
         raise UsageError("--on-fewer-workers says what --min-workers N keeps: add that, and --elastic")
+
+
+def _check_evicts(effective: Effective[TrainConfig], given: str) -> None:
+    """UsageError where no worker could be found slow, or none could be spared."""
+    config = effective.config
+    info = find_strategy(config.exchange.strategy)
+    if not config.checkpoint.elastic:
+        raise UsageError(f"{given} is for runs that go on by themselves: add --elastic")
+    if not info.features.mpi:
+        raise UsageError(
+            f"{given}: {info.name} runs on TensorFlow's own servers, where nobody can tell a slow worker from those "
+            "that wait for it; leave it out"
+        )
+    if num_workers(effective) < 2:
+        raise UsageError(f"{given}: this run has one worker, and nobody to compare it with; give more --ranks")
+
+
+def with_least(effective: Effective[TrainConfig], launcher: Launcher) -> Effective[TrainConfig]:
+    """With --evict-slow and without --min-workers one node may be spared: on one machine, one rank."""
+    checkpoint, ranks = effective.config.checkpoint, effective.config.run.ranks
+    if checkpoint.evict_slow is None or not checkpoint.elastic or checkpoint.min_workers is not None or ranks < 2:
+        return effective
+    hosts = launcher.hosts(os.environ)
+    spared = ranks_per_node(hosts, ranks) if len(hosts) > 1 else 1
+    least = max(1, workers_and_servers(effective.config, ranks - spared)[0])
+    origins = {**effective.origins, "min-workers": "--evict-slow"}
+    return Effective(config=replace(effective.config, min_workers=least), origins=origins)
 
 
 def check_fewer(effective: Effective[Any], launcher: Launcher) -> None:
@@ -60,7 +90,9 @@ def check_fewer(effective: Effective[Any], launcher: Launcher) -> None:
             "leave it out"
         )
     if least < all_workers:
-        ranks = next(ranks for ranks in range(1, config.run.ranks + 1) if _shared_out(config, ranks)[0] >= least)
+        ranks = next(
+            ranks for ranks in range(1, config.run.ranks + 1) if workers_and_servers(config, ranks)[0] >= least
+        )
         fewer = with_fewer(effective, ranks)
         try:
             prepare(Effective(config=replace(fewer.config, inject=""), origins=fewer.origins))
@@ -72,7 +104,7 @@ def num_workers(effective: Effective[Any], num_ranks: int | None = None) -> int:
     """Workers of a run; on `num_ranks` ranks in place of its own, where that is given."""
     config = effective.config
     ranks = config.run.ranks if num_ranks is None else num_ranks
-    return ranks if isinstance(config, ScriptConfig) else _shared_out(config, ranks)[0]
+    return ranks if isinstance(config, ScriptConfig) else workers_and_servers(config, ranks)[0]
 
 
 def with_fewer(effective: Effective[Any], num_ranks: int) -> Effective[Any]:
@@ -80,7 +112,7 @@ def with_fewer(effective: Effective[Any], num_ranks: int) -> Effective[Any]:
     config = effective.config
     changes: dict[str, Any] = {"ranks": num_ranks}
     if not isinstance(config, ScriptConfig):
-        workers, servers = _shared_out(config, num_ranks)
+        workers, servers = workers_and_servers(config, num_ranks)
         changes = {"ranks": workers + servers}
         if find_strategy(config.exchange.strategy).features.servers:
             changes["servers"] = servers
@@ -103,7 +135,7 @@ def told(before: Effective[Any], now: Effective[Any]) -> str:
     return f"{counts}, {samples} samples a step and the rate in proportion"
 
 
-def _shared_out(config: TrainConfig, num_ranks: int) -> tuple[int, int]:
+def workers_and_servers(config: TrainConfig, num_ranks: int) -> tuple[int, int]:
     """Workers and servers on at most `num_ranks` ranks: no more servers in proportion, whole chips of groups."""
     ranks = num_ranks - num_ranks % config.elastic.groups
     if not find_strategy(config.exchange.strategy).features.servers:
@@ -114,7 +146,7 @@ def _shared_out(config: TrainConfig, num_ranks: int) -> tuple[int, int]:
 
 def _kept(config: TrainConfig, workers: int) -> dict[str, Any]:
     """What changes of a training, so that what the user chose to keep is kept."""
-    before = global_batch_of(config, _shared_out(config, config.run.ranks)[0])
+    before = global_batch_of(config, workers_and_servers(config, config.run.ranks)[0])
     changes: dict[str, Any] = {}
     if find_strategy(config.exchange.strategy).features.equals_single:
         if config.checkpoint.on_fewer_workers == KEEP_BATCH:

@@ -73,6 +73,17 @@ class Places:
         here = [node for node in self._nodes if node not in self._left_out]
         return [node for node in here if any(same_host(node, name) for name in gone)]
 
+    def _leave_out_evicted(self, error: RankError, enough: Callable[[int], bool]) -> str:
+        """Of a rank that is too slow: its place, and where there are several nodes its node, as long as others do."""
+        if not enough(self.num_ranks - (self._per_node if self._nodes else 1)):
+            return ""
+        if not self._nodes:
+            self._num_alone -= 1
+            return f"the place of rank {error.rank} is left out"
+        found = [node for node in self._nodes if node not in self._left_out and same_host(node, error.host)]
+        self._left_out += found
+        return f"{found[0]} is left out" if found else ""
+
     def leave_out(self, error: RankError, newest: int, enough: Callable[[int], bool]) -> str:
         """What is left out from now on, in words; nothing where all may go on as it was.
 
@@ -80,6 +91,8 @@ class Places:
         it was lost twice after the same checkpoint, `newest`. What may come back stays where there would not be
         `enough` ranks without it.
         """
+        if error.evicted:
+            return self._leave_out_evicted(error, enough)
         if not self._nodes:
             self._failures[newest, error.rank] += 1
             if self._failures[newest, error.rank] < 2 or not enough(self.num_ranks - 1):

@@ -39,7 +39,7 @@ from hpcdl.strategies.table import find_strategy
 from hpcdl.trace.recorder import collected
 from hpcdl.training.checkpoint.local import guarded, place
 from hpcdl.training.launch import chips, rundir
-from hpcdl.training.launch.fewer import check_fewer, check_least
+from hpcdl.training.launch.fewer import check_fewer, check_least, with_least
 from hpcdl.training.launch.prepare import Prepared, check_open_servers, prepare
 from hpcdl.training.launch.relaunch import check_starts_ranks, until_done
 from hpcdl.training.loop.journal import EventHandler, JournalReader
@@ -68,6 +68,8 @@ def interruptible(resumes: bool) -> AbstractContextManager[None]:
 
 
 def _train(effective: Effective[TrainConfig], on_event: EventHandler) -> tuple[Path, RunRecord]:
+    check_least(effective)
+    effective = with_least(effective, find_launcher())
     prepared = prepare(effective)
     check_open_servers(prepared.info, allowed=prepared.config.safety.allow_grpc)
     check_fewer(effective, find_launcher())

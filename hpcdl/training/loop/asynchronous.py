@@ -30,6 +30,7 @@ if TYPE_CHECKING:
 
 DONE, TARGET, SIGNAL, TIME, ERROR = "done", "target accuracy", "a signal", "the time limit", "an error"
 LOST = "it was killed, or its node went down"
+EVICTED = "it was too slow"
 """Why a worker left: the center takes no more updates; or it asked for that; or it could not go on."""
 
 
@@ -135,6 +136,8 @@ class AsynchronousTrainer:
                 parts.one_step(batches, began)
                 if parts.stop.asked:
                     return Departure(reason=SIGNAL)
+                if parts.seen.evicted:
+                    return Departure(reason=EVICTED)
                 if parts.outcome.steps_done % FLUSH_STEPS == 0:
                     parts.outcome.clock.flush()
                 if parts.group.rank != 0:
@@ -192,5 +195,5 @@ def _warnings(departures: list[Departure]) -> list[str]:
         f"worker {one.worker} left before the end ({': '.join(filter(None, [one.reason, one.text]))}); "
         "the others went on"
         for one in departures
-        if one.reason in (SIGNAL, ERROR, LOST)
+        if one.reason in (SIGNAL, ERROR, LOST, EVICTED)
     ]

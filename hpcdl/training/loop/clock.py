@@ -37,6 +37,8 @@ class StepTimes:
     ended: float
     waited_s: float = 0.0
     """What of the exchange was waiting for others, where the ranks do not compare their stamps."""
+    follows: bool = False
+    """Whether the others have taken this step without a gradient of this rank."""
 
 
 class StepClock:
@@ -70,7 +72,7 @@ class StepClock:
 
     def add(self, times: StepTimes) -> None:
         """Keep one step."""
-        self._seen.step_over(astuple(times)[:6], times.waited_s)
+        self._seen.step_over(astuple(times)[:6], times.waited_s, follows=times.follows)
         self._pending.append(times)
         seconds = times.ended - times.began
         if self.num_steps < ALL_STEPS_UP_TO:

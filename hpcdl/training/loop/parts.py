@@ -161,6 +161,7 @@ class Parts:
         self._read_seeds = state.reader(state.seed_variables(model))
         self.stop = StopRequest()
         self.seen = observe(group).observation
+        self.seen.at_other_work = lambda: self.writer.is_writing or self.copies.is_writing
         synchronous = prepared.info.features.synchronous
         self.outcome = Outcome(clock=StepClock(group, synchronous=synchronous, warmup_steps=config.run.warmup_steps))
 
@@ -260,6 +261,7 @@ class Parts:
                 exchanged=exchanged,
                 updated=updated,
                 ended=time.time(),
+                follows=True,
             )
         )
         self.outcome.steps_done += 1

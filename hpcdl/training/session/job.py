@@ -20,11 +20,13 @@ from hpcdl.data.read.windows import shared_out
 from hpcdl.strategies.base import Context
 from hpcdl.strategies.table import load_strategy
 from hpcdl.trace.recorder import recording
+from hpcdl.training.launch.fewer import workers_and_servers
 from hpcdl.training.launch.prepare import Prepared
 from hpcdl.training.loop import results
 from hpcdl.training.loop.journal import EventHandler
 from hpcdl.training.session import runtime, safety
 from hpcdl.training.session.inject import Injection, parse_faults, spoken_of
+from hpcdl.training.session.pace import WINDOWS, Eviction, PaceKeeper
 from hpcdl.training.session.watch import Actions, Limits, Watch, survivors
 
 
@@ -64,6 +66,7 @@ def _run_rank(
     watch.hosts = dict(enumerate(hosts))
     if not prepared.info.features.synchronous:  # worker 0 evaluates and keeps the center
         watch.actions.can_lose = lambda rank: 0 < rank < prepared.num_workers
+    watch.besides = _pace_keeper(prepared, hosts, watch).look
     started = results.first_record(prepared, hosts, software, os.environ.get("HPCDL_PROFILE", ""))
     unbound = communicator.allgather_json(runtime.binding_warning())
     warnings = [f"rank {rank}: {warning}" for rank, warning in enumerate(unbound) if warning]
@@ -86,6 +89,32 @@ def _run_rank(
             communicator = _serve(prepared, communicator)
     communicator.observation.recorder.at_rest(communicator, last=True)
     communicator.barrier()
+
+
+def _pace_keeper(prepared: Prepared, hosts: Sequence[str], watch: Watch) -> PaceKeeper:
+    """Finds workers that are slow for as long as one may be silent; of TensorFlow's own servers nobody can tell."""
+    config, num_workers = prepared.config, prepared.num_workers if prepared.info.features.mpi else 0
+    evict_slow, least = config.checkpoint.evict_slow, config.checkpoint.min_workers or num_workers
+    # An asynchronous worker can leave; without worker 0, which evaluates and keeps the center, new ranks go on.
+    in_place = [rank > 0 and not prepared.info.features.synchronous for rank in range(num_workers)]
+
+    def enough(rank: int, others: Sequence[int]) -> bool:
+        if in_place[rank]:
+            return len(others) >= least
+        left_out = hosts.count(hosts[rank]) if len(set(hosts)) > 1 else 1
+        return workers_and_servers(config, len(hosts) - left_out)[0] >= least
+
+    def leave(rank: int, text: str) -> None:
+        watch.evict(rank, text, in_place=in_place[rank])
+
+    return PaceKeeper(
+        observation=watch.observation,
+        folder=watch.folder,
+        window_s=config.safety.stall_timeout / WINDOWS,
+        shares=[prepared.weight_of(rank) for rank in range(num_workers)],
+        tell=lambda text: watch.actions.tell(text),
+        eviction=None if evict_slow is None else Eviction(factor=evict_slow, enough=enough, leave=leave),
+    )
 
 
 def _never(error: RankError) -> None:

@@ -115,7 +115,7 @@ def supervised(
 
     def end(error: RankError) -> None:
         show(error)
-        report.tell("failed", exit_code=error.exit_code, message=str(error), lost=error.lost)
+        report.tell("failed", exit_code=error.exit_code, message=str(error), of=error)
         sys.stderr.write(f"hpcdl: {error}\n")
         if communicator is not None:
             communicator.abort(error.exit_code)

@@ -42,6 +42,8 @@ LEARN_S = 60.0
 LOOKS = 16
 """Looks of a watch in the time allowed."""
 _LEAST_TICK_S, _LONGEST_TICK_S = 0.02, 15.0
+EVICTED = "evicted"
+"""The file that tells a rank, by its number, that the others go on without it."""
 LEFT, LEFT_S = "left-", 4.0
 """The note of a rank whose script is over, and how long others wait before they look for one."""
 VIEWED, VIEW_S, VIEW_TICK_S = "viewed", 60.0, 1.0
@@ -217,6 +219,8 @@ class Watch:
     limits: Limits = field(default_factory=Limits)
     hosts: dict[int, str] = field(default_factory=dict)
     accuses: bool = True
+    besides: Callable[[], None] = lambda: None
+    """What else is looked after, while this rank is at work."""
 
     def __post_init__(self) -> None:
         self._over = threading.Event()
@@ -259,6 +263,16 @@ class Watch:
         self.accuses = False
         self._leaving = how, time.monotonic()
 
+    def evict(self, rank: int, text: str, *, in_place: bool) -> None:
+        """The run is to go on without `rank`, which is alive; `in_place`: it leaves when it learns of it."""
+        if in_place:
+            with contextlib.suppress(FileExistsError):
+                self._create(f"{EVICTED}-{rank}", text)
+            return
+        verdict = Verdict(kind=EVICTED, cause=rank, host=self.hosts.get(rank, ""), text=text, fatal=True)
+        if self._speaks(verdict):
+            self.actions.end(RankError(text, rank=rank, host=verdict.host, lost=True, evicted=True))
+
     def _run(self) -> None:
         looked_s = time.monotonic()
         while not self._over.wait(min(self.tick_s, self.left_s / 4)):
@@ -267,6 +281,9 @@ class Watch:
                 if time.monotonic() - looked_s >= self.tick_s:
                     looked_s = time.monotonic()
                     self._look()
+            if self.accuses:
+                with contextlib.suppress(OSError):
+                    self.besides()
 
     def _glance(self) -> None:
         """Say that this rank has left, where others have not come after it; or find that one has that it waits for.
@@ -279,7 +296,7 @@ class Watch:
             if now_s - since_s > self.left_s / 2:
                 self._leaving = None
                 self.folder.mkdir(parents=True, exist_ok=True)
-                self._write(f"{LEFT}{self.observation.rank}", how)
+                write_note(self.folder / f"{LEFT}{self.observation.rank}", how)
         if not self.accuses or now_s - self._looked_s < self.left_s:
             return
         waits = [wait for wait in self.observation.waits() if now_s - wait.since_s > self.left_s]
@@ -318,11 +335,11 @@ class Watch:
         self._viewed = self._is_viewed()
         if not alarms and self._viewed:
             self.folder.mkdir(parents=True, exist_ok=True)
-            self._write(f"note-{mine.rank}", asdict(mine))
+            write_note(self.folder / f"note-{mine.rank}", asdict(mine))
         if not alarms:
             return
         mine = dataclasses.replace(mine, answers=alarms)
-        self._write(f"note-{mine.rank}", asdict(mine))
+        write_note(self.folder / f"note-{mine.rank}", asdict(mine))
         if self._alarm is not None and time.monotonic() - self._alarm[1] > self.limits.stall_s / 2:
             self._judge(mine, self._alarm[0])
 
@@ -401,16 +418,18 @@ class Watch:
         seen = self.observation
         for name in names:
             kind, _, number = name.partition("-")
-            if kind not in ("lost", "busy") or name in self._read:
+            if kind not in ("lost", "busy", EVICTED) or name in self._read:
                 continue
             self._read.add(name)
             text = (self.folder / name).read_text(encoding="utf-8")
             if kind == "lost" and int(number) == seen.rank:
                 os._exit(1)  # it was stopped, the others went on without it, and it must not disturb them now
+            if kind == EVICTED and int(number) == seen.rank:
+                seen.evicted = text
             if kind == "lost":
                 seen.lost |= {int(number)}
             if seen.rank == 0:
-                self.actions.tell(f"the run goes on without rank {number}: {text}" if kind == "lost" else text)
+                self.actions.tell(text if kind == "busy" else f"the run goes on without rank {number}: {text}")
 
     def _speaks(self, verdict: Verdict) -> bool:
         """Whether this rank is the one that ends the job; where who should have cannot, the next look says yes."""
@@ -453,11 +472,12 @@ class Watch:
         with (self.folder / name).open("x", encoding="utf-8") as file:
             file.write(text)
 
-    def _write(self, name: str, document: object) -> None:
-        """Whole or not at all, but not made durable: it is worth nothing after a crash."""
-        temporary = self.folder / f".{name}.{os.getpid()}"
-        temporary.write_text(json.dumps(document), encoding="utf-8")
-        temporary.replace(self.folder / name)
+
+def write_note(path: Path, document: object) -> None:
+    """Whole or not at all, but not made durable: it is worth nothing after a crash."""
+    temporary = path.with_name(f".{path.name}.{os.getpid()}")
+    temporary.write_text(json.dumps(document), encoding="utf-8")
+    temporary.replace(path)
 
 
 def _with_whom(operation: str, peers: Sequence[int], size: int) -> str:

@@ -144,7 +144,7 @@ def _steps_lost(run_dir: Path, struck_step: int) -> int:
         resumed = read_record(run_dir).resumed_from_steps
     except CorruptError:
         return 0
-    return max((struck_step - step for step in resumed), default=0)
+    return max([0, *(struck_step - step for step in resumed)])
 
 
 def summary(trials: Sequence[Trial]) -> dict[str, Any]:

@@ -234,13 +234,13 @@ def test_killed_at_rank_0_and_stopped_at_rank_1_the_run_is_the_undisturbed_one(
 
 @pytest.mark.mpi
 @pytest.mark.soak
-@pytest.mark.parametrize("role", ["worker", "last rank"])
+@pytest.mark.parametrize("role", ["rank 0", "worker", "last rank"])
 @pytest.mark.parametrize("strategy", [name for name in STRATEGIES if name != "single"])
 def test_every_strategy_goes_on(
     session_hpcdl: CommandLine, shards: Path, tmp_path: Path, strategy: str, role: str
 ) -> None:
     features = STRATEGIES[strategy].features
-    fault = f"kill:rank={1 if role == 'worker' else 2}@step=30"
+    fault = f"kill:rank={['rank 0', 'worker', 'last rank'].index(role)}@step=30"
     line = [*SHORT, "--strategy", strategy, "--ranks", "3", "--data", shards, "--run-dir", tmp_path / "run"]
     line += [*ELASTIC, "--epochs", "3", "--inject", fault]
     line += ["--optimizer", features.optimizers[0], "--learning-rate", "0.01"] if features.optimizers else []

@@ -25,6 +25,8 @@ SMALLEST = {
     "easgd_pairs": ("--data SHARDS --epochs 1 --minutes 0.01 --out FOLDER/pairs.json", LONG),
     "gpu_check": ("--device cpu", LONG),
     "field_reading": ("--mib 4 --repeats 1 --folder FOLDER", ()),
+    "hogwild_bandwidth": ("--workers 2 --mib 0.1 --steps 1", (RANKS,)),
+    "memory_rates": ("--mib 1 --repeats 1", ()),
     "node_reads": ("--mib 8 --ranks 2 --folder FOLDER", ()),
     "observed_cost": ("", ()),
     "predict_hosts": ("--journal FOLDER/points.jsonl --minutes 0.01", (HOSTS, pytest.mark.soak)),

@@ -64,9 +64,10 @@ class CenterReplica(Replica):
         """Distances, and what the link has counted."""
         return {**super().details(), **self._link.details()}
 
-    def _ask(self, rate: float, steps: int) -> None:
+    def _ask(self, buffer: Array, rate: float, steps: int) -> None:
+        """Exchange `buffer`, which then holds the reply."""
         began = time.perf_counter()
-        self._link.exchange(self._buffer, rate, steps)
+        self._link.exchange(buffer, rate, steps)
         took = time.perf_counter() - began
         self._quickest_s = min(self._quickest_s, took)
         # What an exchange takes longer than the quickest one, it was waiting for other workers' exchanges.
@@ -141,7 +142,7 @@ class ElasticReplica(CenterReplica):
         check_finite(self.weights, "weights are", self.group.rank)
         self._rate = self.alpha(self.learning_rate)
         self._buffer[:] = self.weights
-        self._ask(self._rate, self.elastic.period)
+        self._ask(self._buffer, self._rate, self.elastic.period)
 
     def _move_elastically(self, gradient: Array) -> None:
         center, eta = self._buffer, self.learning_rate
@@ -157,12 +158,10 @@ class PullingReplica(CenterReplica):
     def step(self, gradient: Array) -> tuple[Array, float]:
         """Send the gradient, take the center."""
         check_finite(gradient, "gradient is", self.group.rank)
-        self._buffer[:] = gradient
-        self._ask(self.learning_rate, 1)
+        self.weights[:] = gradient
+        self._ask(self.weights, self.learning_rate, 1)
         self._note()
-        exchanged = now()
-        self.weights[:] = self._buffer
-        return self.weights, exchanged
+        return self.weights, now()
 
     def state(self) -> dict[str, Array]:
         """The center's velocity, which the servers hold and worker 0 keeps for them."""

@@ -39,8 +39,17 @@ def moving_rate(elastic: ElasticConfig, num_workers: int) -> Rate:
 
 def descend(weights: Array, gradient: Array, learning_rate: float) -> None:
     """W <- W - eta dW."""
-    for part in blocks(weights.size):
-        weights[part] -= learning_rate * gradient[part]
+    for part, change in _with_scratch(weights.size):
+        numpy.multiply(gradient[part], learning_rate, out=change)
+        weights[part] -= change
+
+
+def descend_and_reply(center: Array, payload: Array, learning_rate: float) -> None:
+    """The same on the center, where `payload` is the gradient, and the center when it is done."""
+    for part, change in _with_scratch(center.size):
+        numpy.multiply(payload[part], learning_rate, out=change)
+        numpy.subtract(center[part], change, out=payload[part])
+        center[part] = payload[part]
 
 
 def descend_with_momentum(
@@ -55,10 +64,11 @@ def descend_with_momentum(
 
 def elastic_step(weights: Array, center: Array, gradient: Array, learning_rate: float, alpha: float) -> None:
     """W <- W - eta dW - alpha (W - W~). Equation (1)."""
-    for part in blocks(weights.size):
-        pull = weights[part] - center[part]
+    change: Array = numpy.empty(min(weights.size, BLOCK_ELEMENTS), numpy.float32)
+    for part, pull in _with_scratch(weights.size):
+        numpy.subtract(weights[part], center[part], out=pull)
         pull *= alpha
-        pull += learning_rate * gradient[part]
+        pull += numpy.multiply(gradient[part], learning_rate, out=change[: pull.size])
         weights[part] -= pull
 
 
@@ -94,10 +104,11 @@ def attract_center_by(center: Array, differences: Array, alpha: float) -> None:
 
 def swap_elastic(center: Array, weights: Array, alpha: float) -> None:
     """One worker's exchange: equation (2) for that worker alone; `weights` becomes the center before it."""
-    for part in blocks(center.size):
-        before = center[part].copy()
-        center[part] += alpha * (weights[part] - before)
-        weights[part] = before
+    for part, pull in _with_scratch(center.size):
+        numpy.subtract(weights[part], center[part], out=pull)
+        pull *= alpha
+        weights[part] = center[part]
+        center[part] += pull
 
 
 def distance(weights: Array, center: Array) -> float:
@@ -109,6 +120,13 @@ def distance(weights: Array, center: Array) -> float:
             squares += float(difference @ difference)
             norm += float(center[part] @ center[part])
     return float(numpy.sqrt(squares / norm)) if norm > 0 else float(numpy.sqrt(squares))
+
+
+def _with_scratch(length: int) -> Iterator[tuple[slice, Array]]:
+    """The parts of a buffer, each with the same memory for what is in between: fresh memory costs more than the sum."""
+    scratch: Array = numpy.empty(min(length, BLOCK_ELEMENTS), numpy.float32)
+    for part in blocks(length):
+        yield part, scratch[: part.stop - part.start]
 
 
 def blocks(length: int) -> Iterator[slice]:

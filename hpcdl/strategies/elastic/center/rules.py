@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy
 
-from hpcdl.strategies.elastic.equations import descend, descend_with_momentum, swap_elastic
+from hpcdl.strategies.elastic.equations import descend_and_reply, descend_with_momentum, swap_elastic
 
 if TYPE_CHECKING:
     from hpcdl.core.protocols import Array
@@ -49,8 +49,7 @@ class Descent:
 
     def serve(self, center: Array, payload: Array, rate: float) -> None:
         """W~ <- W~ - eta dW."""
-        descend(center, payload, rate)
-        payload[:] = center
+        descend_and_reply(center, payload, rate)
 
 
 class MomentumDescent:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import gc
 import json
 import os
 import signal
@@ -255,6 +256,15 @@ def selected(request: pytest.FixtureRequest, parameter: str) -> list[Any]:
     """The values of a parameter in a file's tests that will run: what a job that they share has to do."""
     specs = [getattr(item, "callspec", None) for item in request.session.items if item.path == request.path]
     return [spec.params[parameter] for spec in specs if spec is not None and parameter in spec.params]
+
+
+def pytest_collection_finish() -> None:
+    """Let Python's collector look at what tests make, less often, and never at the thousands of tests themselves.
+
+    They and TensorFlow's modules hold a million objects, which it would walk through again and again.
+    """
+    gc.freeze()
+    gc.set_threshold(100_000, 50, 50)
 
 
 @pytest.hookimpl(tryfirst=True)

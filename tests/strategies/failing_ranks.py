@@ -16,6 +16,7 @@ from typing import Any
 from hpcdl.training.session import runtime
 
 runtime.silence()
+runtime.import_tensorflow()
 
 import keras  # noqa: E402  TensorFlow must find its environment set
 import numpy  # noqa: E402

@@ -99,7 +99,7 @@ def runs(digits: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
         short("nan", "async-easgd", 3, plant={"rank": 1, "step": 4, "kind": "nan"}),
         short("exception", "async-sgd", 3, plant={"rank": 0, "step": 4, "kind": "exception"}),
         short("signal", "hogwild-easgd", 3, plant={"rank": 2, "step": 4, "kind": "signal"}),
-        short("limit", "async-msgd", 3, steps=5000, time_limit=3),
+        short("limit", "async-msgd", 3, steps=5000, time_limit=1),
         short("limit", "async-msgd", 3, steps=60, time_limit=600, resume=True),
     ]
     run_cases(cases, folder)

@@ -12,6 +12,7 @@ from typing import Any
 import numpy
 import pytest
 
+from hpcdl.cluster.status import read_statuses
 from tests.conftest import Ask, CommandLine, patience
 from tests.training.training_runs import (
     finish,
@@ -53,6 +54,7 @@ def test_the_record_tells_about_servers(whole_run: Path) -> None:
     record = record_of(whole_run)
     assert (record["ranks"], record["workers"], record["servers"]) == (4, 2, 2)
     assert written_by_ranks(whole_run) == {"all.json"}
+    assert [status.state for status in read_statuses(whole_run / "ranks")] == ["done"] * 4
     workers = [rank for rank in record["rank_records"] if rank["role"] == "worker"]
     servers = [rank for rank in record["rank_records"] if rank["role"] == "server"]
     assert [rank["rank"] for rank in servers] == [2, 3]

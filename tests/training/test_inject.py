@@ -185,7 +185,7 @@ def test_a_shard_that_cannot_be_read_ends_the_run_and_is_named(
 
 
 @pytest.mark.mpi
-@pytest.mark.parametrize("strategy", ["ring", "ps"])
+@pytest.mark.parametrize("strategy", [pytest.param("ring", marks=pytest.mark.soak), "ps"])
 def test_a_flipped_bit_is_found_where_weights_are_compared(
     session_hpcdl: CommandLine, shards: Path, tmp_path: Path, strategy: str
 ) -> None:

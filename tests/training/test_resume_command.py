@@ -70,7 +70,8 @@ def interrupt(hpcdl: CommandLine, shards: Path, folder: Path, moments: int, seed
         if kind == "time":
             assert "stopped by the time limit after step" in finished.err
             assert "go on with --resume" in finished.err
-    finished = finish(start(hpcdl, ["train", "--resume", "--run-dir", run_dir, "--time-limit", "1h"], slowly))
+    to_the_end = ["train", "--resume", "--run-dir", run_dir, "--time-limit", "1h"]
+    finished = finish(start(hpcdl, to_the_end, {"RECORD_DIR": str(folder)}))
     assert finished.code == 0, finished.err
     resumed: list[int] = record_of(run_dir)["resumed_from_steps"]
     return resumed

@@ -67,6 +67,7 @@ def test_what_a_run_leaves_behind(trained: Path) -> None:
         "run.toml", "record.json", "metrics.jsonl", "model.keras", "ranks",
     }  # fmt: skip
     assert written_by_ranks(trained) == {"all.json"}
+    assert [status.state for status in read_statuses(trained / "ranks")] == ["done"] * 2
     assert 'strategy = "ring"' in (trained / "run.toml").read_text()
     kinds = {json.loads(line)["kind"] for line in (trained / "metrics.jsonl").read_text().splitlines()}
     assert kinds == {"start", "step", "epoch", "message"}
@@ -92,11 +93,14 @@ def four_steps(strategy: str, shards: Path, run_dir: Path) -> list[str | Path]:
     return [*arguments, "--steps", "4", "--run-dir", run_dir]
 
 
-@of_each("async-easgd")
+@of_each()
 def test_ranks_that_end_well_leave_one_table(
     session_hpcdl: CommandLine, shards: Path, tmp_path: Path, strategy: str
 ) -> None:
-    """On a shared file system a file for each of ten thousand ranks takes minutes; workers and servers alike."""
+    """On a shared file system a file for each of ten thousand ranks takes minutes; workers and servers alike.
+
+    Of `ps` and `ring` in every test, where other things are asked of such runs.
+    """
     finished = session_hpcdl(four_steps(strategy, shards, tmp_path / "run"), timeout_s=300)
     assert finished.code == 0, finished.err
     assert written_by_ranks(tmp_path / "run") == {"all.json"}

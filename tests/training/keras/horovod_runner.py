@@ -9,8 +9,10 @@ import traceback
 from pathlib import Path
 
 import hpcdl
+from hpcdl.training.session import runtime
 
 hpcdl.init()
+runtime.import_tensorflow()
 folder = Path(sys.argv[1])
 os.environ["OUT"] = str(folder)
 ended = {}

@@ -4,8 +4,10 @@ import json
 from pathlib import Path
 
 import hpcdl
+from hpcdl.training.session import runtime
 
 hpcdl.init(30)
+runtime.import_tensorflow()
 import keras
 import numpy
 import tensorflow as tf

@@ -18,8 +18,10 @@ from pathlib import Path
 from typing import Any
 
 import hpcdl
+from hpcdl.training.session import runtime
 
 hpcdl.init()
+runtime.import_tensorflow()
 
 import keras  # noqa: E402
 import numpy  # noqa: E402

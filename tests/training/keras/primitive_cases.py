@@ -9,10 +9,13 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import numpy
-import tensorflow as tf
-
 import hpcdl
+from hpcdl.training.session import runtime
+
+runtime.import_tensorflow()
+
+import numpy  # noqa: E402
+import tensorflow as tf  # noqa: E402
 
 KINDS = ("float32", "float64", "float16", "int32", "int64", "uint8", "complex64")
 

@@ -5,8 +5,10 @@ import sys
 import time
 
 import hpcdl
+from hpcdl.training.session import runtime
 
 hpcdl.init(60)
+runtime.import_tensorflow()
 import keras
 import numpy
 

@@ -22,6 +22,7 @@ from hpcdl.training.checkpoint.local import LocalCopies
 from hpcdl.training.launch.prepare import prepare
 from hpcdl.training.loop.journal import NullJournal
 from hpcdl.training.session import runtime
+from hpcdl.training.session.background import THREAD, BackgroundWork
 from hpcdl.training.session.inject import Injection
 from hpcdl.training.session.job import context_of
 from hpcdl.training.session.rank import ALONE, communicator_for
@@ -64,5 +65,6 @@ def build(settings: Mapping[str, Any]) -> tuple[Parts, Communicator, Path]:
     faults = Injection("", communicator.observation, run_dir)
     interval = CheckpointInterval(600.0, node_mtbf_s=1.0, num_nodes=1)
     copies = LocalCopies(run_dir, run_dir, place.rank, 0, print)
-    parts = Parts(prepared, model, worker, communicator, NullJournal(), run_dir, faults, interval, copies)
+    work = BackgroundWork(THREAD, communicator.observation)
+    parts = Parts(prepared, model, worker, communicator, NullJournal(), run_dir, faults, interval, copies, work)
     return parts, communicator, run_dir

@@ -11,6 +11,7 @@ of its own nobody can count: `Traffic.unknown` says so, and the record then hold
 from __future__ import annotations
 
 import contextlib
+import functools
 import itertools
 import operator
 import time
@@ -20,6 +21,7 @@ from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, TypeVar
 
+from hpcdl.comm.gaps import IdleGaps
 from hpcdl.core.errors import RankError
 
 if TYPE_CHECKING:
@@ -34,6 +36,8 @@ BUCKET = "bucket"
 """The span of gradients that are exchanged together."""
 UPDATING = "updating"
 """The span in which a bucket's weights move, where they do not wait for the last bucket."""
+IN_GAPS, OUTSIDE_GAPS = "background work in gaps", "background work outside gaps"
+"""The spans of work that had time: while the rank waited, or beside its step."""
 LOOPBACK = "127.0.0.1"
 
 Result = TypeVar("Result")
@@ -63,6 +67,9 @@ class Recorder(Protocol):
     def operation(self, purpose: str, name: str, peer: int, num_bytes: int, begin_s: float, end_s: float) -> None:
         """One operation of a group that talks for `purpose`."""
 
+    def background(self, begin_s: float, end_s: float, *, in_gap: bool) -> None:
+        """Work that had time, done by a thread of its own: while the rank waited, or beside its step."""
+
     def at_rest(self, group: Communicator, *, last: bool = False) -> None:
         """Every rank of `group`, which begins with rank 0 of the world, is here between steps. Collective."""
 
@@ -86,6 +93,9 @@ class NoRecorder:
         """Off."""
 
     def operation(self, purpose: str, name: str, peer: int, num_bytes: int, begin_s: float, end_s: float) -> None:
+        """Off."""
+
+    def background(self, begin_s: float, end_s: float, *, in_gap: bool) -> None:
         """Off."""
 
     def at_rest(self, group: Communicator, *, last: bool = False) -> None:
@@ -147,6 +157,7 @@ class Observation:
         self.rank, self.size, self.host = rank, size, host
         self.role = "rank"
         self.recorder: Recorder = NOTHING
+        self.gaps = IdleGaps()
         self.patient = False
         self.lost: frozenset[int] = frozenset()
         """Ranks of the world that the run goes on without, by the watch's word."""
@@ -349,8 +360,15 @@ class ObservedRequest:
 
     def wait(self) -> None:
         """Return when the buffer may be used again (send) or is filled (receive)."""
+        gaps = self._lane.observation.gaps
+        if gaps.wanted:
+            gaps.wait_until(self.inner.test)
         self.inner.wait()
         self.through()
+
+    def test(self) -> bool:
+        """Whether it is through."""
+        return self.inner.test()
 
     def through(self) -> None:
         """Count what has come (what is sent is counted when it leaves); once, however often it is waited for."""
@@ -402,13 +420,20 @@ class Observed:
     def wait_any(self, requests: Sequence[Any], look: Callable[[], None] = lambda: None) -> int:
         """Index of the first of `requests` (its own) that is done; RankError where one's rank was left behind."""
 
+        gaps, began_s = self.observation.gaps, time.monotonic()
+
         def check() -> None:
             look()
+            if gaps.wanted:
+                gaps.enter(began_s)
             for request in requests:
                 if request.peer in self.observation.lost:
                     raise RankError(f"rank {request.peer} was left behind", rank=request.peer)
 
-        index = self._inner.wait_any([request.inner for request in requests], check)
+        try:
+            index = self._inner.wait_any([request.inner for request in requests], check)
+        finally:
+            gaps.leave()
         requests[index].through()
         return index
 
@@ -436,9 +461,12 @@ class Observed:
         finally:
             lane.leave()
 
-    def allgather_json(self, value: Any) -> list[Any]:
+    def allgather_json(self, value: Any, *, patient: bool = False) -> list[Any]:
         """Every rank's `value`; agreeing is no payload, so it leaves the counts known."""
-        return self._collective("an agreement", 0, self._inner.allgather_json, value)
+        gather = self._inner.allgather_json
+        return self._collective(
+            "an agreement", 0, functools.partial(gather, patient=True) if patient else gather, value
+        )
 
     def duplicate(self) -> Observed:
         """The same group, with a heartbeat of its own."""

@@ -253,6 +253,12 @@ class InterruptionConfig:
         above=0,
         matters=NOTHING,
     )
+    background: str = setting(
+        "thread",
+        "Where checkpoints are written: in gaps in which a rank waits, by a thread beside the steps, or in the step.",
+        choices=("gaps", "thread", "off"),
+        matters=TIME,
+    )
     keep_checkpoints: int = setting(3, "Number of checkpoints kept.", at_least=1, matters=NOTHING)
     time_limit: float | None = setting(
         None, "Save and stop with exit 75 after this time.", kind="seconds", above=0, matters=NOTHING

@@ -21,6 +21,9 @@ class Request(Protocol):
     def wait(self) -> None:
         """Return when the buffer may be used again (send) or is filled (receive)."""
 
+    def test(self) -> bool:
+        """Whether `wait` would return, or fail, at once; True too where only waiting tells. Helps the message along."""
+
 
 class RemoteArray(Protocol):
     """An array on each rank of a group, which the others read and add to while its own rank does something else."""
@@ -86,8 +89,11 @@ class Communicator(Protocol):
     def allreduce(self, buffer: Array, add: Add | None = None) -> None:
         """Sum `buffer` over the ranks in place, by the library's own algorithm; `add` replaces the plain sum."""
 
-    def allgather_json(self, value: Any) -> list[Any]:
-        """Every rank's `value` (anything JSON can hold), in rank order, on every rank."""
+    def allgather_json(self, value: Any, *, patient: bool = False) -> list[Any]:
+        """Every rank's `value` (anything JSON can hold), in rank order, on every rank.
+
+        `patient`, on every rank alike: others may take long, and whoever waits leaves its core to other threads.
+        """
 
     def duplicate(self) -> Communicator:
         """The same group with a message space of its own, for use by another thread."""

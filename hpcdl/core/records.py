@@ -65,7 +65,8 @@ class RankRecord:
 
     `bytes_*` are of the exchange, as comm/observed counted them; None where nobody can (what MPI or TensorFlow move in
     operations of their own). `rounds_per_step` are messages that followed one another, `round_bytes_per_step` their
-    bytes. `busy_seconds_per_step` is how long a server worked.
+    bytes. `busy_seconds_per_step` is how long a server worked. `background` holds `in_gaps_s` and `outside_s`: the
+    processor time of work that had time, while the rank waited for others, and beside its steps.
     """
 
     rank: int
@@ -78,6 +79,7 @@ class RankRecord:
     round_bytes_per_step: float | None = None
     busy_seconds_per_step: float | None = None
     peak_memory_bytes: int | None = None
+    background: Mapping[str, float] = field(default_factory=dict)
     details: Mapping[str, Any] = field(default_factory=dict)
 
 
@@ -125,6 +127,7 @@ class RunRecord:
     seconds_to_target: float | None = None
     resumed_from_steps: Sequence[int] = ()
     checkpoint_interval: Mapping[str, float] = field(default_factory=dict)
+    background: Mapping[str, float] = field(default_factory=dict)
     parts: Mapping[str, float] = field(default_factory=dict)
     imbalance_seconds: float | None = None
     bytes_sent_per_step: float | None = None

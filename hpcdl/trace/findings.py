@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy
 
-from hpcdl.comm.observed import BUCKET, RECEIVING, UPDATING
+from hpcdl.comm.observed import BUCKET, IN_GAPS, OUTSIDE_GAPS, RECEIVING, UPDATING
 from hpcdl.core.records import PARTS as RECORD_PARTS
 from hpcdl.trace.merge import HostClock, Merged
 from hpcdl.trace.steps import BEGAN, COMPUTE, EXCHANGED, EXPOSED, HAD_GRADIENTS, INPUT, UPDATED, WAIT, Steps
@@ -57,7 +57,8 @@ class Findings:
     """All of it. `overlap`: the share of the exchange that is hidden behind computing; None where nobody exchanges.
 
     `parts` are mean seconds over ranks and steps, by the names of records; `overhead` the share of the time that
-    recording took.
+    recording took. `background` has the seconds of all ranks, in the whole trace, in which work was done that had
+    time: `in_gaps_s`, and `outside_s`.
     """
 
     steps: int
@@ -69,6 +70,7 @@ class Findings:
     stragglers: Sequence[Straggler]
     critical_path: Sequence[PathPart]
     overhead: float
+    background: dict[str, float]
     parts: dict[str, float]
     step_s: float
 
@@ -89,6 +91,7 @@ class Findings:
                 {"part": one.part, "seconds_per_step": one.seconds_per_step} for one in self.critical_path
             ],
             "overhead": self.overhead,
+            "background": self.background,
         }
 
 
@@ -105,6 +108,7 @@ def findings(merged: Merged, steps: Steps) -> Findings:
         stragglers=stragglers(merged, steps, parts),
         critical_path=critical_path(steps, parts),
         overhead=overhead(merged),
+        background={"in_gaps_s": total_s(merged, IN_GAPS), "outside_s": total_s(merged, OUTSIDE_GAPS)},
         parts=dict(zip(RECORD_PARTS, parts.mean(axis=(0, 1)).tolist(), strict=True)),
         step_s=steps.step_s,
     )
@@ -210,6 +214,12 @@ def _gain(steps: Steps, parts: Array, part: int) -> float:
     """What the last gradient comes earlier by where `part` takes no time on any rank."""
     had_s = steps.borders[:, :, HAD_GRADIENTS]
     return float((had_s.max(axis=0) - (had_s - parts[:, :, part]).max(axis=0)).mean())
+
+
+def total_s(merged: Merged, name: str) -> float:
+    """How long all spans of that name last, over all ranks."""
+    spans = [merged.spans(rank, name) for rank in merged.ranks]
+    return float(sum((one["end_s"] - one["begin_s"]).sum() for one in spans))
 
 
 def overhead(merged: Merged) -> float:

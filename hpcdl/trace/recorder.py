@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 
 from hpcdl.comm.agree import decided
 from hpcdl.comm.clocks import measure
-from hpcdl.comm.observed import CONTROL, NOTHING, PARTS, RECEIVING, SENDING, Observed
+from hpcdl.comm.observed import CONTROL, IN_GAPS, NOTHING, OUTSIDE_GAPS, PARTS, RECEIVING, SENDING, Observed
 from hpcdl.config.tracing import FULL, OFF, parse_trace
 from hpcdl.core.errors import HpcdlError, StoppedEarly
 from hpcdl.core.files import replacing
@@ -136,6 +136,11 @@ class TraceRecorder:
         """Keep each message at the level `full`; of all others collectives that are no exchange."""
         if self._on and (self._full or (purpose == CONTROL and name not in (SENDING, RECEIVING))):
             self._write(name, begin_s, end_s, num_bytes, self._step, peer, -1)
+
+    def background(self, begin_s: float, end_s: float, *, in_gap: bool) -> None:
+        """Keep it; to which step it belongs is not told: a slice may be cut by the end of one."""
+        if self._traced:
+            self._write(IN_GAPS if in_gap else OUTSIDE_GAPS, begin_s, end_s, 0, OUTSIDE, -1, -1)
 
     def at_rest(self, group: Communicator, *, last: bool = False) -> None:
         """Measure the clocks, if it was some time ago by rank 0's; the `last` time always.

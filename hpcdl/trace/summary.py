@@ -46,6 +46,9 @@ def _facts(found: Findings) -> Iterator[tuple[str, str]]:
     if gaps.median_s is not None and gaps.p90_s is not None:
         yield "gap between updates", f"{_seconds(gaps.median_s)} (90 %: {_seconds(gaps.p90_s)})"
     yield "of a step, idle", _seconds(gaps.usable_s_per_step)
+    spent = found.background
+    if total_s := spent["in_gaps_s"] + spent["outside_s"]:
+        yield "background work", f"{_seconds(total_s)}, {spent['in_gaps_s'] / total_s:.0%} of it in gaps"
     yield "time spent on recording", f"{found.overhead:.3%}"
 
 

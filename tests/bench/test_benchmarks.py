@@ -33,6 +33,7 @@ SMALLEST = {
     "ps_exchange": ("--workers 2 --steps 1", (HOSTS, pytest.mark.soak)),
     "stage_tree": ("--mib 1 --hosts 2", (HOSTS,)),
     "trace_cost": ("--steps 12 --levels steps", (RANKS,)),
+    "background_work": ("--model lenet --every 1 --rounds 1", LONG),
     "checkpoint_stall": ("--model lenet --repeats 1", LONG),
     "easgd_lenet": ("--hosts 2 --epochs 1 --data SHARDS", (HOSTS, pytest.mark.soak)),
     "exchange_memory": ("--models lenet --steps 1", LONG),

@@ -76,11 +76,12 @@ def test_the_json_is_what_is_promised() -> None:
     merged, steps = synchronous(even(0.01), even(0.1))
     document = json.loads(json.dumps(findings(merged, steps).as_json(), allow_nan=False))
     assert list(document) == [
-        "steps", "ranks", "clock", "overlap", "gaps", "waits", "stragglers", "critical_path", "overhead",
+        "steps", "ranks", "clock", "overlap", "gaps", "waits", "stragglers", "critical_path", "overhead", "background",
     ]  # fmt: skip
     assert set(document["clock"][0]) == {"host", "offset_s", "drift", "error_s"}
     assert set(document["gaps"]) == {"count_per_step", "median_s", "p90_s", "usable_s_per_step"}
     assert set(document["waits"][0]) == {"rank", "for_rank", "seconds_per_step"}
+    assert set(document["background"]) == {"in_gaps_s", "outside_s"}
     assert set(document["critical_path"][0]) == {"part", "seconds_per_step"}
     assert document["clock"][2]["offset_s"] == pytest.approx(6.0)
     slow_s = even(0.1)

@@ -169,7 +169,7 @@ def test_a_full_disk_costs_a_warning_and_keeps_the_last_good_one(
 ) -> None:
     writer = write(tmp_path, [1])
 
-    def full(path: Path, arrays: object) -> tuple[int, str]:
+    def full(path: Path, arrays: object, turn: object) -> tuple[int, str]:
         raise OSError(28, "No space left on device")
 
     monkeypatch.setattr(checkpoints, "write_arrays", full)

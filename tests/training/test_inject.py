@@ -202,10 +202,13 @@ def test_a_flipped_bit_is_found_where_weights_are_compared(
 
 
 @pytest.mark.mpi
-def test_no_room_for_a_checkpoint_costs_a_warning(session_hpcdl: CommandLine, shards: Path, tmp_path: Path) -> None:
+@pytest.mark.parametrize("way", ["gaps", "thread", pytest.param("off", marks=pytest.mark.soak)])
+def test_no_room_for_a_checkpoint_costs_a_warning(
+    session_hpcdl: CommandLine, shards: Path, tmp_path: Path, way: str
+) -> None:
     run_dir = tmp_path / "run"
     line = [*SHORT, "--data", shards, "--run-dir", run_dir, "--epochs", "2", "--checkpoint-every", "0.1s"]
-    finished = session_hpcdl([*line, "--inject", "full:checkpoint"], timeout_s=300)
+    finished = session_hpcdl([*line, "--inject", "full:checkpoint", "--background", way], timeout_s=300)
     assert finished.code == 0, finished.err
     warnings = record_of(run_dir)["warnings"]
     assert sum("No space left on device" in text and "the one before stays" in text for text in warnings) == 1

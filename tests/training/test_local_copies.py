@@ -161,7 +161,9 @@ def test_new_ranks_go_on_from_memory_bit_for_bit_and_leave_nothing(
     faults = "kill:rank=0@step=64,kill:rank=1@step=133"
     line = [*NOTED, "--data", shards, "--run-dir", run_dir, *ELASTIC, "--local-checkpoint-folder", near]
     finished = session_hpcdl(
-        [*line, "--inject", faults], env={"RECORD_DIR": str(tmp_path), "STEP_S": "0.02"}, timeout_s=900
+        [*line, "--inject", faults, "--background", "gaps"],
+        env={"RECORD_DIR": str(tmp_path), "STEP_S": "0.02"},
+        timeout_s=900,
     )
     assert finished.code == 0, finished.err
     same_run(run_dir, undisturbed.run_dir)

@@ -47,6 +47,7 @@ def interrupt(hpcdl: CommandLine, shards: Path, folder: Path, moments: int, seed
     generator = random.Random(seed)
     run_dir = folder / "run"
     arguments = [*NOTED, "--data", shards, "--run-dir", run_dir, "--resume", "--checkpoint-every", "0.1s"]
+    arguments += ["--background", ("gaps", "thread", "off")[seed % 3]]
     longest_s = 0.6 / moments  # in units of the time that all steps take at least
     all_steps_s = 0.03 * EPOCHS * STEPS_PER_EPOCH
     slowly = {"RECORD_DIR": str(folder), "STEP_S": "0.03"}

@@ -14,6 +14,7 @@ from hpcdl.core.errors import RankError
 _EAGER_LOOKS = 20
 _PAUSE_STEP_S, _LONGEST_PAUSE_S = 20e-6, 1e-3
 """A wait for the first of several messages looks this often without a pause, then with pauses that grow."""
+_LONGEST_SLEEP_S = 10e-3
 
 
 def failed_ranks(mpi: Any, group: Any) -> set[int]:
@@ -65,6 +66,14 @@ def first_done(mpi: Any, handles: Sequence[Any], look: Callable[[], None]) -> in
             time.sleep(pause_s)
             if pause_s == _LONGEST_PAUSE_S:
                 look()
+
+
+def asleep(handle: Any) -> None:
+    """Return when one of MPI's requests is done, which may be long: who looks for it sleeps more and more between."""
+    pause_s = _PAUSE_STEP_S
+    while not handle.Test():
+        time.sleep(pause_s)
+        pause_s = min(2 * pause_s, _LONGEST_SLEEP_S)
 
 
 class _Where(ctypes.Structure):

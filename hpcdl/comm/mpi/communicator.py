@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy
 
-from hpcdl.comm.mpi.calls import failed_ranks, file_of, first_done, translated
+from hpcdl.comm.mpi.calls import asleep, failed_ranks, file_of, first_done, translated
 from hpcdl.comm.mpi.one_sided import MpiRemoteArray
 from hpcdl.comm.mpi.start import readable_lines
 from hpcdl.comm.sums import plain_add
@@ -126,6 +126,11 @@ class MpiRequest:
         """Return when the buffer may be used again (send) or is filled (receive)."""
         self.handle.Wait()
 
+    @translated
+    def test(self) -> bool:
+        """Whether the message is through."""
+        return bool(self.handle.Test())
+
 
 class MpiCommunicator:
     """Communicator over an MPI group. Errors come back as RankError where the library returns them at all."""
@@ -179,13 +184,15 @@ class MpiCommunicator:
         self._handle.Allreduce(self._mpi.IN_PLACE, self._moved(buffer), operation)
 
     @translated
-    def allgather_json(self, value: Any) -> list[Any]:
-        """Every rank's `value` in rank order; travels as JSON text."""
+    def allgather_json(self, value: Any, *, patient: bool = False) -> list[Any]:
+        """Every rank's `value` in rank order; travels as JSON text. MPI's own wait would keep a core busy."""
         mine = numpy.frombuffer(json.dumps(value).encode(), numpy.uint8)
-        lengths = numpy.zeros(self.size, numpy.int64)
-        self._handle.Allgather([numpy.array([mine.size]), self._mpi.LONG], [lengths, self._mpi.LONG])
+        size, lengths = numpy.array([mine.size]), numpy.zeros(self.size, numpy.int64)
+        sizes = [size, self._mpi.LONG], [lengths, self._mpi.LONG]
+        asleep(self._handle.Iallgather(*sizes)) if patient else self._handle.Allgather(*sizes)
         gathered = numpy.empty(int(lengths.sum()), numpy.uint8)
-        self._handle.Allgatherv([mine, self._mpi.BYTE], [gathered, lengths.tolist(), self._mpi.BYTE])
+        texts = [mine, self._mpi.BYTE], [gathered, lengths.tolist(), self._mpi.BYTE]
+        asleep(self._handle.Iallgatherv(*texts)) if patient else self._handle.Allgatherv(*texts)
         ends = numpy.cumsum(lengths).tolist()
         return [json.loads(gathered[end - length : end].tobytes()) for end, length in zip(ends, lengths, strict=True)]
 

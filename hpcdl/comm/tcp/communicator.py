@@ -39,6 +39,10 @@ class ControlRequest:
             _fill(self._buffer, self._group.channel(self._source).receive())
             self._source = None
 
+    def test(self) -> bool:
+        """Only waiting tells."""
+        return True
+
 
 class ControlCommunicator:
     """The control messages of one group of ranks; `address` is this rank's own on the job's network."""
@@ -88,8 +92,8 @@ class ControlCommunicator:
             else:
                 add(buffer, incoming)
 
-    def allgather_json(self, value: Any) -> list[Any]:
-        """Every rank's `value`, in rank order, on every rank."""
+    def allgather_json(self, value: Any, *, patient: bool = False) -> list[Any]:
+        """Every rank's `value`, in rank order, on every rank; who waits for a connection sleeps anyway."""
         return self._group.allgather_json(value)
 
     def duplicate(self) -> Communicator:

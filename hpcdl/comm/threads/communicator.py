@@ -111,8 +111,8 @@ class ThreadCommunicator:
                 (add or plain_add)(buffer, incoming)
         self.broadcast(buffer)
 
-    def allgather_json(self, value: Any) -> list[Any]:
-        """Every rank's `value` in rank order, through JSON text as between processes."""
+    def allgather_json(self, value: Any, *, patient: bool = False) -> list[Any]:
+        """Every rank's `value` in rank order, through JSON text as between processes; threads that wait sleep."""
         texts = [json.dumps(value).encode()] * self.size
         for rank in range(self.size):
             length = numpy.array([len(texts[rank])])

@@ -94,6 +94,10 @@ class ThreadRequest:
         """Return when the message is through."""
         self._world.wait([self])
 
+    def test(self) -> bool:
+        """Whether it is through, or never will be."""
+        return self.done or self._world.failure is not None or self.peer in self._world.left
+
 
 class ThreadRemoteArray:
     """The arrays of all threads of a group, each changed whole."""

@@ -10,20 +10,21 @@ from __future__ import annotations
 import hashlib
 import json
 import shutil
-import threading
 import zipfile
 import zlib
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import IO, TYPE_CHECKING, Any
 
 import numpy
 
+from hpcdl.comm.observed import observe
 from hpcdl.core.errors import CorruptError
 from hpcdl.core.files import read_json, replacing, sync_folder, write_json
 from hpcdl.core.protocols import Communicator
 from hpcdl.core.records import HistoryPoint, from_json
+from hpcdl.training.session.background import THREAD, AtOnce, BackgroundJob, BackgroundWork, Turn
 
 if TYPE_CHECKING:
     from hpcdl.core.protocols import Array
@@ -33,6 +34,8 @@ FOLDER = "checkpoints"
 SHARED_FILE = "shared.npz"
 MANIFEST = "checkpoint.json"
 _MOST = 2**53
+_SLICE_BYTES = 256 << 10
+"""What is written and hashed in one go: less than half a millisecond's work."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -46,7 +49,7 @@ class Snapshot:
 
 
 class CheckpointWriter:
-    """Writes snapshots in the background, one at a time; collective over `communicator`.
+    """Writes snapshots as `work` does what has time, one at a time; collective over `communicator`.
 
     A disk that fails costs a warning, never the run: the last good checkpoint stays. `before` is called with the step
     before anything is written, and may raise OSError.
@@ -58,12 +61,13 @@ class CheckpointWriter:
         communicator: Communicator,
         keep: int,
         before: Callable[[int], None] = lambda step: None,
+        work: BackgroundWork | None = None,
     ) -> None:
         self._folder = run_dir / FOLDER
         self._communicator = communicator.duplicate()
         self._keep, self._before = keep, before
-        self._thread: threading.Thread | None = None
-        self._failure: BaseException | None = None
+        self._work = work or BackgroundWork(THREAD, observe(communicator).observation)
+        self._job: BackgroundJob | None = None
         self.warnings: list[str] = []
         self.newest: int | None = None
         """Step of the newest checkpoint that is durable, as every rank knows."""
@@ -71,51 +75,51 @@ class CheckpointWriter:
     @property
     def is_writing(self) -> bool:
         """Whether what was started is still on its way."""
-        return self._thread is not None and self._thread.is_alive()
+        return self._job is not None and self._job.goes_on
 
-    def start(self, snapshot: Snapshot) -> None:
-        """Begin to write `snapshot`, whose arrays nobody changes any more; waits for the one before."""
+    def start(self, snapshot: Snapshot, patience_s: float = 0.0) -> None:
+        """Begin to write `snapshot`, whose arrays nobody changes any more; waits for the one before.
+
+        For `patience_s` it may wait for gaps.
+        """
         self.wait()
-        self._thread = threading.Thread(target=self._guarded, args=(snapshot,), name="checkpoint")
-        self._thread.start()
+        self._job = self._work.start("checkpoint", lambda turn: self._write(snapshot, turn), patience_s)
 
     def wait(self) -> None:
-        """Return when what was started is durable, or has failed and left a warning."""
-        if self._thread is not None:
-            self._thread.join()
-            self._thread = None
-        if self._failure is not None:
-            failure, self._failure = self._failure, None
-            raise failure
+        """Return when what was started is durable, or has failed and left a warning; it hurries from now on."""
+        job, self._job = self._job, None
+        if job is not None:
+            job.wait()
 
-    def _guarded(self, snapshot: Snapshot) -> None:
-        try:
-            self._write(snapshot)
-        except BaseException as error:  # noqa: BLE001  handed to the thread that waits
-            self._failure = error
+    def _gather(self, turn: Turn, value: Any) -> list[Any]:
+        """Every rank's `value`; a rank that is done long before another leaves its core to the steps meanwhile."""
+        turn.pause()
+        gathered = self._communicator.allgather_json(value, patient=True)
+        turn()
+        return gathered
 
-    def _write(self, snapshot: Snapshot) -> None:
+    def _write(self, snapshot: Snapshot, turn: Turn) -> None:
         temporary = self._folder / f".step-{snapshot.step:010d}.tmp"
         if self._communicator.rank == 0:
             shutil.rmtree(temporary, ignore_errors=True)
         problem, files = "", {}
-        self._communicator.barrier()
+        self._gather(turn, None)
         try:
             self._folder.mkdir(exist_ok=True)  # in a run directory that is still there
             temporary.mkdir(exist_ok=True)
             self._before(snapshot.step)
             if self._communicator.rank == 0:
-                files[SHARED_FILE] = write_arrays(temporary / SHARED_FILE, snapshot.shared)
+                files[SHARED_FILE] = write_arrays(temporary / SHARED_FILE, snapshot.shared, turn)
             own = own_file(self._communicator.rank)
-            files[own] = write_arrays(temporary / own, snapshot.own)
+            files[own] = write_arrays(temporary / own, snapshot.own, turn)
         except OSError as error:
             problem = f"{error.strerror or error} (rank {self._communicator.rank} on {self._communicator.host})"
-        gathered = self._communicator.allgather_json([problem, files])
+        gathered = self._gather(turn, [problem, files])
         problem = next((text for text, _ in gathered if text), "")
         done = False
         if self._communicator.rank == 0:
             done = self._finish(snapshot, temporary, problem, {k: v for _, part in gathered for k, v in part.items()})
-        if self._communicator.allgather_json(done)[0]:
+        if self._gather(turn, done)[0]:
             self.newest = snapshot.step
 
     def _finish(self, snapshot: Snapshot, temporary: Path, problem: str, files: Mapping[str, Any]) -> bool:
@@ -236,11 +240,52 @@ def own_digest(document: Mapping[str, Any]) -> str:
     return hashlib.blake2b(canonical.encode(), digest_size=16).hexdigest()
 
 
-def write_arrays(path: Path, arrays: Mapping[str, Array]) -> tuple[int, str]:
-    """Write an .npz durably; returns its size and digest."""
-    with replacing(path) as temporary, temporary.open("wb") as file:
-        numpy.savez(file, **arrays)  # type: ignore[arg-type]
-    return path.stat().st_size, digest_of(path)
+class _Hashed:
+    """A file that is written from its begin to its end, and hashed on the way."""
+
+    def __init__(self, file: IO[bytes]) -> None:
+        self._file = file
+        self.digest = hashlib.blake2b(digest_size=16)
+        self.size = 0
+
+    def write(self, content: bytes | memoryview) -> int:
+        """Append `content`."""
+        self.digest.update(content)
+        self._file.write(content)
+        self.size += len(content)
+        return len(content)
+
+    def flush(self) -> None:
+        """Hand on what the file keeps."""
+        self._file.flush()
+
+    def close(self) -> None:
+        """The file is closed by who has opened it."""
+
+
+def write_arrays(path: Path, arrays: Mapping[str, Array], turn: AtOnce | None = None) -> tuple[int, str]:
+    """Write an .npz durably, as numpy.savez does, slice by slice at `turn`; returns its size and digest.
+
+    The digest is of what was meant to be written: what a disk makes of it is found when it is read.
+    """
+    turn = turn or AtOnce()
+    with replacing(path) as temporary:
+        with temporary.open("wb") as file:
+            hashed = _Hashed(file)
+            with zipfile.ZipFile(hashed, "w") as archive:
+                for name, array in arrays.items():
+                    _write_array(archive, name, numpy.asarray(array, order="C"), turn)
+        turn.pause()  # what the disk takes until it is there is no work
+    return hashed.size, hashed.digest.hexdigest()
+
+
+def _write_array(archive: zipfile.ZipFile, name: str, array: Array, turn: AtOnce) -> None:
+    with archive.open(zipfile.ZipInfo(f"{name}.npy"), "w", force_zip64=True) as member:
+        numpy.lib.format.write_array_header_1_0(member, numpy.lib.format.header_data_from_array_1_0(array))
+        content = array.reshape(-1).view(numpy.uint8).data
+        for start in range(0, len(content), _SLICE_BYTES):
+            turn()
+            member.write(content[start : start + _SLICE_BYTES])
 
 
 def read_arrays(path: Path) -> dict[str, Array]:

@@ -25,20 +25,36 @@ _TOLD_AGAIN = 1.5
 """By which factor the interval must have changed before it is told again."""
 
 
+PATIENCE = 0.1
+"""The part of an interval that a checkpoint may wait for gaps, in which nobody misses the time that it takes."""
+
+
 class CheckpointInterval:
     """Seconds between checkpoints: `asked`, or with AUTO from what they cost and how often `num_nodes` nodes fail.
 
-    A node fails every `node_mtbf_s` in the mean, and one that does ends the job.
+    A node fails every `node_mtbf_s` in the mean, and one that does ends the job. A checkpoint may wait for gaps for
+    `most_patience_s` at most, and begins so much earlier: no more than an interval is ever lost.
     """
 
-    def __init__(self, asked: float | str, *, node_mtbf_s: float, num_nodes: int) -> None:
+    def __init__(self, asked: float | str, *, node_mtbf_s: float, num_nodes: int, most_patience_s: float = 0.0) -> None:
         self._auto = asked == AUTO
+        self._most_patience_s = most_patience_s
         self._node_mtbf_s, self._num_nodes = node_mtbf_s, num_nodes
         self.seconds = FIRST_S if self._auto else float(asked)
         self._stalls: deque[float] = deque(maxlen=_REMEMBERED)
         self._told_s = 0.0
         self.choice: dict[str, float] = {}
         """What was chosen and why, for the record; empty where nothing was."""
+
+    @property
+    def patience_s(self) -> float:
+        """How long a checkpoint may wait for gaps."""
+        return min(PATIENCE * self.seconds, self._most_patience_s)
+
+    @property
+    def due_s(self) -> float:
+        """Seconds from the begin of one checkpoint to that of the next."""
+        return self.seconds - self.patience_s
 
     def saved(self, stall_s: float) -> str:
         """Take note that a checkpoint has held training up for `stall_s`; what to tell of it, mostly nothing."""

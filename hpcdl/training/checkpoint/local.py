@@ -17,17 +17,19 @@ import shutil
 import stat
 import subprocess
 import sys
-import threading
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from hpcdl.cluster.status import FOLDER
+from hpcdl.comm.observed import Observation
 from hpcdl.core.errors import CorruptError, Interrupted, StoppedEarly, UsageError
 from hpcdl.core.files import read_json, write_json, write_text
 from hpcdl.core.lock import check_free
 from hpcdl.core.units import format_bytes
 from hpcdl.training.checkpoint.folders import Snapshot, digest_of, own_digest, read_arrays, write_arrays
+from hpcdl.training.checkpoint.interval import PATIENCE
+from hpcdl.training.session.background import THREAD, BackgroundJob, BackgroundWork, Turn
 
 if TYPE_CHECKING:
     from hpcdl.core.protocols import Array
@@ -102,9 +104,18 @@ class LocalCopies:
     Storage that fails or is too small ends the copying, which `say` is told, never the run.
     """
 
-    def __init__(self, folder: Path, run_dir: Path, rank: int, every: int, say: Callable[[str], None]) -> None:
+    def __init__(
+        self,
+        folder: Path,
+        run_dir: Path,
+        rank: int,
+        every: int,
+        say: Callable[[str], None],
+        work: BackgroundWork | None = None,
+    ) -> None:
         self._folder, self._rank, self._every, self._say = folder, rank, every, say
-        self._thread: threading.Thread | None = None
+        self._work = work or BackgroundWork(THREAD, Observation(rank, rank + 1, ""))
+        self._job: BackgroundJob | None = None
         self._copied = 0
         self._failed = False
         if every:
@@ -119,21 +130,25 @@ class LocalCopies:
     @property
     def is_writing(self) -> bool:
         """Whether what was started is still on its way."""
-        return self._thread is not None and self._thread.is_alive()
+        return self._job is not None and self._job.goes_on
 
-    def start(self, snapshot: Snapshot) -> None:
-        """Begin to write `snapshot`, whose arrays nobody changes until `wait` has returned."""
+    def start(self, snapshot: Snapshot, step_s: float = 0.0) -> None:
+        """Begin to write `snapshot`, whose arrays nobody changes until `wait` has returned.
+
+        Where a step takes `step_s` it may wait for gaps as long as the tenth part of the steps until the next copy.
+        """
         self._copied = snapshot.step
-        if self._failed:
-            return
-        self._thread = threading.Thread(target=self._without, args=(lambda: self._write(snapshot),), name="copy")
-        self._thread.start()
+        if not self._failed:
+            patience_s = PATIENCE * self._every * step_s
+            self._job = self._work.start(
+                "copy", lambda turn: self._without(lambda: self._write(snapshot, turn)), patience_s
+            )
 
     def wait(self) -> None:
-        """Return when what was started is kept, or has failed and left a warning."""
-        if self._thread is not None:
-            self._thread.join()
-            self._thread = None
+        """Return when what was started is kept, or has failed and left a warning; it hurries from now on."""
+        job, self._job = self._job, None
+        if job is not None:
+            job.wait()
 
     def whole(self) -> list[int]:
         """Steps of the copies that pass their check, newest first; each that does not is told."""
@@ -192,11 +207,11 @@ class LocalCopies:
             self._failed = True
             self._say(f"rank {self._rank} keeps no more copies in {self._folder}: {error.strerror or error}")
 
-    def _write(self, snapshot: Snapshot) -> None:
+    def _write(self, snapshot: Snapshot, turn: Turn) -> None:
         arrays = {f"shared:{name}": array for name, array in snapshot.shared.items()}
         arrays |= {f"own:{name}": array for name, array in snapshot.own.items()}
         self._check_space(sum(array.nbytes for array in arrays.values()))
-        size, content = write_arrays(self._file(snapshot.step, "npz"), arrays)
+        size, content = write_arrays(self._file(snapshot.step, "npz"), arrays, turn)
         document = {"schema": SCHEMA, "step": snapshot.step, "facts": snapshot.facts, "size": size, "content": content}
         write_json(self._file(snapshot.step, "json"), {**document, "digest": own_digest(document)})
         for old in steps_in(self._folder, self._rank)[KEPT:]:

@@ -146,7 +146,7 @@ class AsynchronousTrainer:
                     return Departure(reason=TIME)
                 if self._replica.count // self._per_epoch > self._evaluated and self._end_epoch(began):
                     return Departure(reason=TARGET)
-                if time.monotonic() - saved >= parts.interval.seconds:
+                if time.monotonic() - saved >= parts.interval.due_s:
                     saved = time.monotonic()
                     parts.save(count=self._replica.count)
                 parts.keep_copy(count=self._replica.count)

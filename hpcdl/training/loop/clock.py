@@ -54,6 +54,8 @@ class StepClock:
         self._warmup_steps = warmup_steps
         self._pending: list[StepTimes] = []
         self.num_steps = 0
+        self.last_s = 0.0
+        """Seconds of the last step."""
         self.first_steps = array("d")
         """Seconds of the first ALL_STEPS_UP_TO steps, in order."""
         self._cold, self._warm = Sample(ALL_STEPS_UP_TO), Sample(ALL_STEPS_UP_TO)
@@ -74,7 +76,7 @@ class StepClock:
         """Keep one step."""
         self._seen.step_over(astuple(times)[:6], times.waited_s, follows=times.follows)
         self._pending.append(times)
-        seconds = times.ended - times.began
+        self.last_s = seconds = times.ended - times.began
         if self.num_steps < ALL_STEPS_UP_TO:
             self.first_steps.append(seconds)
         (self._cold if self.num_steps < self._warmup_steps else self._warm).add(seconds)
@@ -165,6 +167,7 @@ class Outcome:
     """Steps of a run whose workers do not step together: updates of the center over the number of workers."""
     seconds_to_target: float | None = None
     checkpoint_interval: Mapping[str, float] = field(default_factory=dict)
+    background: Mapping[str, float] = field(default_factory=dict)
     history: list[HistoryPoint] = field(default_factory=list)
     warnings: list[str] = field(default_factory=list)
     num_lost: int = 0

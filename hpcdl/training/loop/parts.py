@@ -8,6 +8,7 @@ from __future__ import annotations
 import contextlib
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
 
@@ -35,6 +36,7 @@ from hpcdl.training.loop.step import as_model_input, build_follow, build_step, i
 from hpcdl.training.optimization.objective import Objective, objective_of
 from hpcdl.training.optimization.optimizers import build_optimizer
 from hpcdl.training.session import safety
+from hpcdl.training.session.background import BackgroundWork
 from hpcdl.training.session.inject import Injection
 
 if TYPE_CHECKING:
@@ -124,6 +126,7 @@ class Parts:
         injection: Injection,
         interval: CheckpointInterval,
         copies: LocalCopies,
+        work: BackgroundWork,
         *,
         together: Communicator | None = None,
         steps_done: Callable[[], int] | None = None,
@@ -132,7 +135,7 @@ class Parts:
         self.prepared, self.config = prepared, config
         self.model, self.worker, self.group, self.journal = model, worker, group, journal
         self._injection = injection
-        self.interval, self.copies = interval, copies
+        self.interval, self.copies, self.work = interval, copies, work
         self.together = together or group
         self.objective: Objective = objective_of(config.objective, prepared.dataset.targets)
         self.optimizer = build_optimizer(
@@ -146,7 +149,7 @@ class Parts:
         self._follow = build_follow(model, self.optimizer, worker)
         self._evaluate = Evaluator(model, self.objective)
         self.writer = CheckpointWriter(
-            run_dir, self.together, config.checkpoint.keep_checkpoints, before=injection.writing
+            run_dir, self.together, config.checkpoint.keep_checkpoints, before=injection.writing, work=work
         )
         self.position = Position(num_metrics=len(self.objective.names))
         self.steps_done = steps_done or (lambda: self.position.step)
@@ -210,7 +213,8 @@ class Parts:
         # TensorFlow keeps a tensor of every Python number that it has ever been given, about 0.8 KB each.
         self.optimizer.learning_rate = numpy.array(rate, numpy.float32)
         began = time.time()
-        images, labels = next(batches)
+        with self.seen.gaps.waiting():
+            images, labels = next(batches)
         images = self._injection.batch(step, images)
         got_batch = time.time()
         self.seen.doing("computing")
@@ -330,7 +334,8 @@ class Parts:
         means = state.mean_statistics(statistics, self.together)
         if shared:
             shared |= {f"weights/{index}": mean for index, mean in means.items()}
-        self.writer.start(self._snapshot(shared, state.own_statistics(statistics, means), facts))
+        snapshot = self._snapshot(shared, state.own_statistics(statistics, means), facts)
+        self.writer.start(snapshot, self.interval.patience_s)
         if told := self.interval.saved(time.monotonic() - began):
             self.journal.write("message", text=told)
 
@@ -344,7 +349,8 @@ class Parts:
         self.seen.doing("copying the state")
         self.copies.wait()
         statistics, shared = self._read_state(self._memory_of_copies)
-        self.copies.start(self._snapshot(shared, state.own_statistics(statistics, {}), facts))
+        snapshot = self._snapshot(shared, state.own_statistics(statistics, {}), facts)
+        self.copies.start(snapshot, self.outcome.clock.last_s)
 
     def _read_state(self, memory: dict[str, Array]) -> tuple[dict[int, Array], dict[str, Array]]:
         """The moving statistics as they stand, and on rank 0 copies in `memory` of what all ranks have in common."""
@@ -416,3 +422,4 @@ class Parts:
         self.outcome.seconds = time.monotonic() - began
         self.outcome.warnings += self.writer.warnings
         self.outcome.checkpoint_interval = self.interval.choice
+        self.outcome.background = asdict(self.work.spent)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import os
 import platform
 import resource
@@ -123,6 +124,7 @@ def finished_record(
         rank_records=ranks,
         seconds_to_target=outcome.seconds_to_target,
         checkpoint_interval=outcome.checkpoint_interval,
+        background=summed([rank.background for rank in workers]),
         warnings=[*record.warnings, *outcome.warnings, *warnings],
     )
 
@@ -150,8 +152,14 @@ def worker_record(communicator: Communicator, outcome: Outcome, worker: Worker, 
         parts=outcome.clock.mean_parts(),
         **outcome.traffic.per_step(outcome.steps_done, countable=countable),
         peak_memory_bytes=peak_memory_bytes(),
+        background=outcome.background,
         details=worker.details(),
     )
+
+
+def summed(parts: Sequence[Mapping[str, float]]) -> dict[str, float]:
+    """The sum of each number over those that have it."""
+    return {name: sum(one.get(name, 0.0) for one in parts) for name in dict.fromkeys(itertools.chain(*parts))}
 
 
 def allowed_environment(environment: Mapping[str, str]) -> dict[str, str]:

@@ -17,7 +17,7 @@ from hpcdl.cluster.supervise import LAUNCHED_BY_VARIABLE
 from hpcdl.comm.agree import decided
 from hpcdl.comm.observed import Observed
 from hpcdl.comm.threads.communicator import alone
-from hpcdl.config.schema import CheckpointConfig, TrainConfig
+from hpcdl.config.schema import TrainConfig
 from hpcdl.core.errors import CorruptError, HpcdlError
 from hpcdl.core.files import replacing
 from hpcdl.core.protocols import Communicator
@@ -40,6 +40,7 @@ from hpcdl.training.loop.preprocess import model_shapes, preprocessed
 from hpcdl.training.loop.synchronous import Trainer
 from hpcdl.training.optimization.outputs import losses_of
 from hpcdl.training.session import runtime
+from hpcdl.training.session.background import BackgroundWork, most_patience_s, way_for
 from hpcdl.training.session.inject import Injection
 from hpcdl.training.session.watch import Watch, survivors
 
@@ -75,7 +76,7 @@ def run_worker(
     model = build_model(config, prepared.dataset)
     if config.model.init_weights is not None:
         journal.write("message", text=state.load_weights(model, config.model.init_weights))
-    kept = _kept(config.checkpoint, run_dir, group.rank, record.nodes)
+    kept = _kept(prepared, run_dir, group, record.nodes)
     parts = functools.partial(Parts, prepared, model, worker, group, journal, run_dir, injection, *kept)
     trainer = _trainer(prepared, worker, parts)
     warnings = [*([prepared.info.warning] if prepared.info.warning else []), *worker.warnings]
@@ -106,16 +107,29 @@ def run_worker(
     return communicator
 
 
-def _kept(limits: CheckpointConfig, run_dir: Path, rank: int, num_nodes: int) -> tuple[CheckpointInterval, LocalCopies]:
-    """When checkpoints are made, and what keeps copies in the node's memory."""
+def _kept(
+    prepared: Prepared, run_dir: Path, group: Observed, num_nodes: int
+) -> tuple[CheckpointInterval, LocalCopies, BackgroundWork]:
+    """When checkpoints are made, what keeps copies in the node's memory, and how both are written."""
+    limits = prepared.config.checkpoint
+    way, told = way_for(limits.background, prepared.info.features, prepared.num_workers)
 
     def say(text: str) -> None:
         with contextlib.closing(FileJournal(run_dir)) as journal:
-            journal.write("message", text=f"warning: {text}")
+            journal.write("message", text=text)
 
+    if told and group.rank == 0:
+        say(told)
+    work = BackgroundWork(way, group.observation, lambda text: say(f"rank {group.rank}: {text}"))
     folder = place(limits.local_checkpoint_folder, run_dir, os.environ.get(LAUNCHED_BY_VARIABLE, ""))
-    interval = CheckpointInterval(limits.checkpoint_every, node_mtbf_s=limits.mtbf, num_nodes=num_nodes)
-    return interval, LocalCopies(folder, run_dir, rank, limits.local_checkpoint_every, say)
+    interval = CheckpointInterval(
+        limits.checkpoint_every,
+        node_mtbf_s=limits.mtbf,
+        num_nodes=num_nodes,
+        most_patience_s=most_patience_s(way, prepared.config.safety.stall_timeout),
+    )
+    every = limits.local_checkpoint_every
+    return interval, LocalCopies(folder, run_dir, group.rank, every, lambda text: say(f"warning: {text}"), work), work
 
 
 def _trainer(prepared: Prepared, worker: Worker, parts: Callable[..., Parts]) -> Trainer | AsynchronousTrainer:

@@ -95,7 +95,7 @@ class Control:
         return Wishes(stop=by_signal or by_time, save=save, reason=_REASONS[1 if by_signal else 2 if by_time else 0])
 
     def _saves(self, now: float) -> bool:
-        return self._group.rank == 0 and now - self._saved >= self._every.seconds
+        return self._group.rank == 0 and now - self._saved >= self._every.due_s
 
     def _calibrate(self) -> None:
         """Agree on how many steps make up the interval; the first steps are slow, so this errs to the short side."""

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
 
+from hpcdl.core.from_json import from_json
 from hpcdl.core.paths import own_program
 from hpcdl.core.units import format_rate
 from hpcdl.node.engine import BFLOAT16_INSTRUCTIONS
@@ -47,6 +48,15 @@ class LowerPrecision:
         if not self.float32 or not self.lower:
             return None
         return statistics.median(self.lower) / statistics.median(self.float32)
+
+    @classmethod
+    def from_document(cls, document: Mapping[str, Any], counted: str) -> LowerPrecision:
+        """What `as_document` has written; a ValueError or TypeError says what is damaged."""
+        plain = {**document, "counted": counted, "lower": document.get(str(document.get("precision", LOWER)), ())}
+        found = from_json(cls, plain)
+        if not all(rate > 0 for rate in (*found.float32, *found.lower)):
+            raise ValueError("a rate in lower_precision is not above 0")
+        return found
 
     def as_document(self) -> dict[str, Any]:
         """In types that TOML and JSON have; what is not known is left out."""

@@ -13,12 +13,17 @@ import tempfile
 import time
 from pathlib import Path
 
-from hpcdl.comm.observed import BUCKET, CONTROL, EXCHANGE, SENDING
+from hpcdl.comm.observed import BUCKET, CONTROL, EXCHANGE, NOTHING, SENDING, NoRecorder
+from hpcdl.comm.threads.communicator import alone
+from hpcdl.config.schema import ExchangeConfig, OptimizerConfig
 from hpcdl.config.tracing import FULL, OFF, STEPS
 from hpcdl.core.records import read_record
 from hpcdl.core.statistics import estimate
+from hpcdl.strategies.base import Context
+from hpcdl.strategies.table import find_strategy, load_strategy
 from hpcdl.trace.counters import sample
 from hpcdl.trace.recorder import TraceRecorder
+from hpcdl.training.session import runtime
 
 WARM = 100
 """First steps that are left out."""
@@ -60,6 +65,47 @@ def recording_us(level: str, folder: Path, buckets: int = 4, messages: int = 12)
     return (time.thread_time() - began) / steps * 1e6
 
 
+class TakesLayers(NoRecorder):
+    """Wants layers, and drops them."""
+
+    wants_layers = True
+
+
+def layers(given: argparse.Namespace) -> str:
+    """Steps whose graph notes its layers and steps whose graph does not, in turn, on one rank without an exchange."""
+    runtime.silence()
+    runtime.configure(deterministic=False, seed=1)
+    import numpy
+
+    from hpcdl.models.load import load_model
+    from hpcdl.training.loop.step import build_step
+    from hpcdl.training.optimization.objective import Classification
+    from hpcdl.training.optimization.optimizers import build_optimizer
+
+    info = find_strategy("single")
+    steps = []
+    for recorder in (TakesLayers(), NOTHING):
+        model = load_model(given.model)
+        optimizer = build_optimizer(OptimizerConfig(), model.trainable_variables, loss_scaling=False)
+        context = Context(
+            info=info, communicator=alone(), num_workers=1, num_servers=0,
+            exchange=ExchangeConfig(strategy="single"), optimizer=OptimizerConfig(),
+        )  # fmt: skip
+        worker = load_strategy(info).worker(context)
+        steps.append(build_step(model, optimizer, worker, Classification(), recorder=recorder))
+    shape = (given.batch_size, *model.input_shape[1:])
+    images, labels = numpy.random.default_rng(1).random(shape, numpy.float32), numpy.zeros(given.batch_size, int)
+    seconds: tuple[list[float], list[float]] = ([], [])
+    for number in range(WARM + given.steps // 2):
+        for step, own in zip(steps, seconds, strict=True):
+            began = time.process_time()
+            float(step(images, labels)[0])
+            own.append(time.process_time() - began if number >= WARM else 0.0)
+    with_s, without_s = (statistics.median(own[WARM:]) for own in seconds)
+    told = f"layers: {(with_s - without_s) * 1e6:.0f} us of processor time in a step of {without_s * 1e3:.2f} ms of it"
+    return f"{told}: {with_s / without_s - 1:+.2%}"
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--model", default="lenet")
@@ -70,7 +116,7 @@ def main() -> None:
     parser.add_argument("--levels", default="steps,full")
     given = parser.parse_args()
     with tempfile.TemporaryDirectory(prefix="hpcdl-bench-") as name:
-        for level in given.levels.split(","):
+        for level in filter(None, given.levels.split(",")):
             print(cost(level, given, Path(name)), flush=True)
         for level in (OFF, STEPS, FULL):
             (Path(name) / f"calls-{level}").mkdir()
@@ -79,6 +125,7 @@ def main() -> None:
     began = time.thread_time()
     for _ in range(100):
         sample()
+    print(layers(given), flush=True)
     print(f"counters, once a second in a thread of their own: {(time.thread_time() - began) * 1e4:.0f} us")
 
 

@@ -38,6 +38,8 @@ UPDATING = "updating"
 """The span in which a bucket's weights move, where they do not wait for the last bucket."""
 IN_GAPS, OUTSIDE_GAPS = "background work in gaps", "background work outside gaps"
 """The spans of work that had time: while the rank waited, or beside its step."""
+FORWARD, BACKWARD, LAYER_UPDATE = "forward", "backward", "updating a layer"
+"""Spans of one layer each."""
 LOOPBACK = "127.0.0.1"
 
 Result = TypeVar("Result")
@@ -45,6 +47,10 @@ Result = TypeVar("Result")
 
 class Recorder(Protocol):
     """Takes spans, in seconds of `time.monotonic`; a peer is a rank of the world, -1 for none or many."""
+
+    @property
+    def wants_layers(self) -> bool:
+        """Whether a step that is traced now shall tell of its layers."""
 
     def step(self, number: int) -> None:
         """The main thread begins this step; what follows is part of it."""
@@ -57,6 +63,9 @@ class Recorder(Protocol):
 
         `waited_s`: what of the exchange was waiting, where a strategy whose workers do not step together can tell.
         """
+
+    def layers(self, spans: Iterable[tuple[str, str, float, float]]) -> None:
+        """What (FORWARD, ...) a step has done in which layer, from when to when, in Unix times."""
 
     def exchanged(self, bucket: int, values: Array) -> None:
         """A bucket of gradients as it came back from its exchange, before anybody looks at it."""
@@ -77,6 +86,8 @@ class Recorder(Protocol):
 class NoRecorder:
     """Drops what it gets."""
 
+    wants_layers = False
+
     def step(self, number: int) -> None:
         """Off."""
 
@@ -84,6 +95,9 @@ class NoRecorder:
         """Off."""
 
     def parts(self, borders: Sequence[float], waited_s: float = 0.0) -> None:
+        """Off."""
+
+    def layers(self, spans: Iterable[tuple[str, str, float, float]]) -> None:
         """Off."""
 
     def exchanged(self, bucket: int, values: Array) -> None:

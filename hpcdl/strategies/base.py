@@ -94,6 +94,8 @@ class Worker:
     """This step's learning rate; the loop sets it before `before_step`."""
     checks_finite: bool = True
     """Whether NaN in gradients ends the run; False where the optimizer skips such steps. `apply` is traced with it."""
+    averaged: Sequence[Any] = ()
+    """What `apply` moves weights by, in the order of the variables, where each moves as soon as its own is there."""
     warnings: Sequence[str] = ()
     """What the user should know about how this worker exchanges here."""
     waited_s: float = 0.0

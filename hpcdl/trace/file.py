@@ -39,9 +39,13 @@ RECORD = numpy.dtype(
         ("name", "<u2"),
     ]
 )
-"""A span; or a counter, whose two times are equal. `value`: bytes, or what is counted. -1: none. Name 0: no record."""
+"""A span; or a counter, whose two times are equal. `value`: bytes, or what is counted. -1: none. Name 0: no record.
+
+Of a layer's span the bucket is the index of the layer's name.
+"""
 POINT = numpy.dtype([("own_s", "<f8"), ("parent_s", "<f8"), ("error_s", "<f8")])
-MOST_POINTS, MOST_NAMES, NAME_BYTES = 1024, 256, 96
+MOST_POINTS, MOST_NAMES, NAME_BYTES = 1024, 416, 96
+"""What has room in the first page; files of earlier versions have 256 names."""
 FACTS = numpy.dtype(
     [
         ("magic", "S8"),
@@ -92,8 +96,8 @@ class TraceFile:
     def write(self, name: str, begin_s: float, end_s: float, value: int, step: int, peer: int, bucket: int) -> None:
         """Append a record; the oldest makes room where the file is full."""
         code = self._names.get(name)
-        if code is None:
-            code = self._code(name)
+        if code is None and not (code := self.code(name)):
+            return
         ident = threading.get_ident()
         thread = self._threads.get(ident)
         if thread is None:
@@ -139,14 +143,19 @@ class TraceFile:
                 os.close(self._descriptor)
                 self._descriptor = -1
 
-    def _code(self, name: str) -> int:
+    def code(self, name: str) -> int:
+        """The index of `name` among the names; 0 where there is no room for one more."""
+        found = self._names.get(name)
+        if found is not None:
+            return found
         with self._growing:
             if name not in self._names:
-                code = min(len(self._names), MOST_NAMES - 1)
-                self.facts["names"][0][code] = name.encode()[:NAME_BYTES]
-                self.facts["num_names"][0] = code + 1
+                code = len(self._names) if len(self._names) < MOST_NAMES else 0
+                if code:
+                    self.facts["names"][0][code] = name.encode()[-NAME_BYTES:]
+                    self.facts["num_names"][0] = code + 1
                 self._names[name] = code
-        return self._names[name]
+            return self._names[name]
 
     def _grow(self, chunk: int) -> bool:
         """Map chunks up to `chunk`; False where the ring ends before it, because the disk is full."""

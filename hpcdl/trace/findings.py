@@ -8,7 +8,16 @@ from typing import TYPE_CHECKING, Any
 
 import numpy
 
-from hpcdl.comm.observed import BUCKET, IN_GAPS, OUTSIDE_GAPS, RECEIVING, UPDATING
+from hpcdl.comm.observed import (
+    BACKWARD,
+    BUCKET,
+    FORWARD,
+    IN_GAPS,
+    LAYER_UPDATE,
+    OUTSIDE_GAPS,
+    RECEIVING,
+    UPDATING,
+)
 from hpcdl.core.records import PARTS as RECORD_PARTS
 from hpcdl.trace.merge import HostClock, Merged
 from hpcdl.trace.steps import BEGAN, COMPUTE, EXCHANGED, EXPOSED, HAD_GRADIENTS, INPUT, UPDATED, WAIT, Steps
@@ -53,6 +62,18 @@ class PathPart:
 
 
 @dataclass(frozen=True, kw_only=True)
+class LayerTime:
+    """Of one layer, mean seconds of a step; and between one update of its weights and the next. None: not told."""
+
+    layer: str
+    forward_s: float | None
+    backward_s: float | None
+    update_s: float | None
+    gap_median_s: float | None
+    gap_p90_s: float | None
+
+
+@dataclass(frozen=True, kw_only=True)
 class Findings:
     """All of it. `overlap`: the share of the exchange that is hidden behind computing; None where nobody exchanges.
 
@@ -73,6 +94,8 @@ class Findings:
     background: dict[str, float]
     parts: dict[str, float]
     step_s: float
+    layers: Sequence[LayerTime] = ()
+    """In the order in which the network calls them, as far as it is known; of traces at level `full`."""
 
     def as_json(self) -> dict[str, Any]:
         """What `hpcdl trace --json` prints."""
@@ -92,6 +115,7 @@ class Findings:
             ],
             "overhead": self.overhead,
             "background": self.background,
+            "layers": [asdict(layer) for layer in self.layers],
         }
 
 
@@ -111,6 +135,7 @@ def findings(merged: Merged, steps: Steps) -> Findings:
         background={"in_gaps_s": total_s(merged, IN_GAPS), "outside_s": total_s(merged, OUTSIDE_GAPS)},
         parts=dict(zip(RECORD_PARTS, parts.mean(axis=(0, 1)).tolist(), strict=True)),
         step_s=steps.step_s,
+        layers=layer_times(merged, steps),
     )
 
 
@@ -145,6 +170,60 @@ def gaps(merged: Merged, steps: Steps, parts: Array) -> Gaps:
         median_s=float(numpy.median(between_s)) if known else None,
         p90_s=float(numpy.quantile(between_s, 0.9)) if known else None,
         usable_s_per_step=float(parts[:, :, [INPUT, WAIT, EXPOSED]].sum(axis=2).mean()),
+    )
+
+
+def layer_times(merged: Merged, steps: Steps) -> list[LayerTime]:
+    """What a trace tells of each layer, over all ranks, in the order in which layers are called."""
+    forward, backward, updates = (_by_layer(merged, steps, kind) for kind in (FORWARD, BACKWARD, LAYER_UPDATE))
+    names = list(dict.fromkeys([*forward, *backward, *updates]))
+    if set(names) == set(forward):
+        names.sort(key=lambda name: _begins_s(forward[name], steps))
+    else:  # back-propagation comes to the first layer last
+        names.sort(key=lambda name: -_begins_s(backward[name], steps) if name in backward else 0.0)
+    found = []
+    for name in names:
+        gaps_s = _between(updates[name]) if name in updates else numpy.zeros(0)
+        found.append(
+            LayerTime(
+                layer=name,
+                forward_s=_mean_s(forward.get(name)),
+                backward_s=_mean_s(backward.get(name)),
+                update_s=_mean_s(updates.get(name)),
+                gap_median_s=float(numpy.median(gaps_s)) if gaps_s.size else None,
+                gap_p90_s=float(numpy.quantile(gaps_s, 0.9)) if gaps_s.size else None,
+            )
+        )
+    return found
+
+
+def _by_layer(merged: Merged, steps: Steps, kind: str) -> dict[str, list[tuple[int, Array]]]:
+    """For each layer its spans of that kind in `steps`, row by row."""
+    found: dict[str, list[tuple[int, Array]]] = {}
+    for row, rank in enumerate(steps.ranks.tolist()):
+        spans = merged.spans(rank, kind)
+        spans = spans[steps.index_of(spans["step"])[1]]
+        for code in numpy.unique(spans["bucket"]).tolist():
+            found.setdefault(merged.traces[rank].names[code], []).append((row, spans[spans["bucket"] == code]))
+    return found
+
+
+def _mean_s(found: Sequence[tuple[int, Array]] | None) -> float | None:
+    if not found:
+        return None
+    return float(numpy.concatenate([spans["end_s"] - spans["begin_s"] for _, spans in found]).mean())
+
+
+def _begins_s(found: Sequence[tuple[int, Array]], steps: Steps) -> float:
+    """When in a step these spans begin, on the mean."""
+    since_s = [spans["begin_s"] - steps.borders[row, steps.index_of(spans["step"])[0], BEGAN] for row, spans in found]
+    return float(numpy.concatenate(since_s).mean())
+
+
+def _between(found: Sequence[tuple[int, Array]]) -> Array:
+    """The times from the end of one span to the begin of that of the next step."""
+    return numpy.concatenate(
+        [(spans["begin_s"][1:] - spans["end_s"][:-1])[numpy.diff(spans["step"]) == 1] for _, spans in found]
     )
 
 

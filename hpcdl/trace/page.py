@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import numpy
 
 from hpcdl import __version__
-from hpcdl.comm.observed import BUCKET
+from hpcdl.comm.observed import BACKWARD, BUCKET, FORWARD
 from hpcdl.core.errors import printable
 from hpcdl.core.records import PARTS as RECORD_PARTS
 from hpcdl.core.units import format_seconds
@@ -27,10 +27,10 @@ _LEFT, _WIDTH, _ROW, _BAR = 90, 760, 26, 12
 _STYLE = """
 :root { color-scheme: light dark; --ink: #1c2530; --soft: #5b6673; --line: #d5dbe1; --paper: #fff;
   --input: #8e6bbf; --compute: #2f7fc1; --wait: #c9ced4; --exposed_communication: #d9782b; --update: #3b9a5b;
-  --other: #8a8f98; --bucket: #b0501a; }
+  --other: #8a8f98; --bucket: #b0501a; --forward: #4aa3a2; --backward: #1d5f8f; }
 @media (prefers-color-scheme: dark) { :root { --ink: #e6eaee; --soft: #9aa5b1; --line: #39424c; --paper: #14181d;
   --input: #b596e0; --compute: #5aa5e6; --wait: #4a525b; --exposed_communication: #f09a55; --update: #62c184;
-  --other: #767d87; --bucket: #ffb37a; } }
+  --other: #767d87; --bucket: #ffb37a; --forward: #6cc7c5; --backward: #8fc1ea; } }
 body { font: 15px/1.5 system-ui, sans-serif; color: var(--ink); background: var(--paper); margin: 0 auto;
   max-width: 60rem; padding: 1rem; }
 h1 { font-size: 1.5rem; } h2 { font-size: 1.15rem; margin-top: 2rem; }
@@ -58,7 +58,7 @@ def _page(title: str, merged: Merged, steps: Steps, found: Findings) -> Iterator
     yield '<p class="key">'
     yield "".join(
         f'<span><i style="background:var(--{name})"></i>{name.replace("_", " ")}</span>'
-        for name in (*RECORD_PARTS, BUCKET)
+        for name in (*RECORD_PARTS, BUCKET, *([FORWARD, BACKWARD] if found.layers else []))
     )
     yield "</p>"
     parts = steps.parts()
@@ -107,7 +107,9 @@ def _timeline(words: str, place: int, parts: Array, merged: Merged, steps: Steps
         rank, top = int(steps.ranks[row]), line * _ROW
         yield f'<text x="0" y="{top + 11}">rank {rank}</text>'
         yield from _bars(parts[row], float(borders[row, BEGAN]) - start_s, top, scale)
-        yield from _buckets(merged, steps, row, number, start_s, top, scale)
+        if steps.synchronous:
+            yield from _buckets(merged, steps, row, number, start_s, top, scale)
+            yield from _layers(merged, steps, row, number, start_s, top, scale)
     yield from _axis(end_s - start_s, len(rows) * _ROW, scale)
     yield "</svg></figure>"
 
@@ -126,8 +128,6 @@ def _bars(widths: Array, begin_s: float, top: int, scale: float) -> Iterator[str
 def _buckets(
     merged: Merged, steps: Steps, row: int, number: int, start_s: float, top: int, scale: float
 ) -> Iterator[str]:
-    if not steps.synchronous:
-        return
     spans = merged.spans(int(steps.ranks[row]), BUCKET)
     for span in spans[spans["step"] == number]:
         begin, width = float(span["begin_s"]) - start_s, float(span["end_s"] - span["begin_s"])
@@ -136,6 +136,22 @@ def _buckets(
             f'<rect x="{_LEFT + begin * scale:.2f}" y="{top + _BAR + 2}" width="{max(width * scale, 0.5):.2f}" '
             f'height="5" style="fill:var(--bucket)"><title>{_text(told)}</title></rect>'
         )
+
+
+def _layers(
+    merged: Merged, steps: Steps, row: int, number: int, start_s: float, top: int, scale: float
+) -> Iterator[str]:
+    rank = int(steps.ranks[row])
+    for kind in (FORWARD, BACKWARD):
+        spans = merged.spans(rank, kind)
+        for span in spans[spans["step"] == number]:
+            begin, width = float(span["begin_s"]) - start_s, float(span["end_s"] - span["begin_s"])
+            told = f"{kind} {merged.traces[rank].names[span['bucket']]}, {format_seconds(max(width, 0.0))}"
+            drawn = max(width * scale - 0.3, 0.3)  # a seam between two
+            yield (
+                f'<rect x="{_LEFT + begin * scale:.2f}" y="{top + _BAR + 8}" width="{drawn:.2f}" height="4" '
+                f'style="fill:var(--{kind})"><title>{_text(told)}</title></rect>'
+            )
 
 
 def _axis(seconds: float, top: int, scale: float) -> Iterator[str]:

@@ -12,7 +12,7 @@ import tempfile
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -79,6 +79,11 @@ class TraceRecorder:
         self._collections: deque[tuple[float, float, int]] = deque(maxlen=1000)
         """What the collector did. It may begin inside of any line, so it writes nothing itself."""
 
+    @property
+    def wants_layers(self) -> bool:
+        """At the level `full`, of a rank that is traced."""
+        return self._full
+
     def start(self) -> None:
         """Begin to count, and to note the collector's work."""
         if self._traced:
@@ -123,6 +128,14 @@ class TraceRecorder:
         for name, (begin_s, end_s) in zip(PARTS, itertools.pairwise(borders), strict=True):
             value = waited_ns if name == "exchange" else 0
             self._write(name, begin_s + shift_s, max(end_s, begin_s) + shift_s, value, self._step, -1, -1)
+
+    def layers(self, spans: Iterable[tuple[str, str, float, float]]) -> None:
+        """Keep them, with the number of the layer's name for a bucket."""
+        if self._on:
+            shift_s = self._clock() - time.time()
+            for name, layer, begin_s, end_s in spans:
+                if number := self.file.code(layer):
+                    self._write(name, begin_s + shift_s, max(begin_s, end_s) + shift_s, 0, self._step, -1, number)
 
     def exchanged(self, bucket: int, values: object) -> None:
         """Its span says it all."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 
 from hpcdl.core.units import format_seconds
-from hpcdl.trace.findings import Findings, PathPart
+from hpcdl.trace.findings import Findings, LayerTime, PathPart
 
 MOST_ROWS = 20
 TableOf = tuple[str, Sequence[str], Sequence[Sequence[str]]]
@@ -17,6 +17,9 @@ def tables(found: Findings) -> Iterator[TableOf]:
     yield "Steps", ("What", "Value"), [*_facts(found)]
     path = [_path_row(found, part) for part in found.critical_path if part.seconds_per_step > 0]
     yield "The way that no step can be shorter than", ("Part", "Time per step", "Share", "Shorter without it"), path
+    if found.layers:
+        columns = ("Layer", "Forward", "Backward", "Update", "Gap between updates", "90 % of gaps")
+        yield "Layers", columns, [_layer_row(layer) for layer in found.layers]
     if found.stragglers:
         yield (
             "Stragglers",
@@ -56,6 +59,11 @@ def _path_row(found: Findings, one: PathPart) -> tuple[str, str, str, str]:
     share = one.seconds_per_step / found.step_s if found.step_s else 0.0
     gain = _seconds(max(one.gain_s, 0.0))
     return one.part.replace("_", " "), _seconds(one.seconds_per_step), f"{share:.1%}", gain
+
+
+def _layer_row(one: LayerTime) -> tuple[str, ...]:
+    times_s = (one.forward_s, one.backward_s, one.update_s, one.gap_median_s, one.gap_p90_s)
+    return (one.layer, *("" if seconds is None else _seconds(seconds) for seconds in times_s))
 
 
 def _seconds(seconds: float) -> str:

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy
 
-from hpcdl.comm.observed import BUCKET, PARTS, RECEIVING, SENDING, UPDATING
+from hpcdl.comm.observed import BACKWARD, BUCKET, FORWARD, LAYER_UPDATE, PARTS, RECEIVING, SENDING, UPDATING
 from hpcdl.core.errors import UsageError
 from hpcdl.core.files import replacing
 from hpcdl.trace.file import COUNTER
@@ -21,15 +21,19 @@ from hpcdl.trace.recorder import COLLECTOR
 if TYPE_CHECKING:
     Array = numpy.ndarray[Any, Any]
 
-LANES = ("step", "buckets", "messages", "collector", "beside steps", "updates")
+LANES = ("step", "buckets", "messages", "collector", "beside steps", "updates", "layers", "updates of layers")
 """A viewer's rows of a rank: what overlaps within one stands below one another there."""
+
+
+_OF_LAYERS = (6, 7)
 
 
 def lane_of(name: str) -> int:
     """The row of LANES that spans of that name are drawn in."""
     if name in PARTS:
         return 0
-    special = {BUCKET: 1, UPDATING: 5, SENDING: 2, RECEIVING: 2, COLLECTOR: 3}
+    layers = {FORWARD: 6, BACKWARD: 6, LAYER_UPDATE: 7}
+    special = layers | {BUCKET: 1, UPDATING: 5, SENDING: 2, RECEIVING: 2, COLLECTOR: 3}
     return special.get(name, 2 if name.startswith(("a ", "an ")) else 4)
 
 
@@ -56,7 +60,10 @@ def _spans(merged: Merged, rank: int, start_s: float) -> Iterator[dict[str, Any]
     for begin, long, code, *numbers in zip(begin_us, long_us, *columns, strict=True):
         known = zip(("step", "peer", "bucket", "bytes"), numbers, strict=True)
         facts = {key: number for key, number in known if number >= 0 and (key != "bytes" or number)}
-        event = {"ph": "X", "name": trace.names[code], "pid": rank, "tid": lanes[code], "ts": begin}
+        name = trace.names[code]
+        if lanes[code] in _OF_LAYERS:
+            name = f"{name} {trace.names[facts.pop('bucket')]}"
+        event = {"ph": "X", "name": name, "pid": rank, "tid": lanes[code], "ts": begin}
         yield {**event, "dur": max(long, 0.0), "args": facts}
 
 

@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy
 
-from hpcdl.comm.observed import PARTS
+from hpcdl.comm.observed import BACKWARD, FORWARD, LAYER_UPDATE, PARTS
 from hpcdl.trace import counters
 from hpcdl.trace.file import COUNTER, POINT, RECORD, RankTrace
 from hpcdl.trace.merge import Merged, merge
@@ -16,7 +16,8 @@ from hpcdl.trace.recorder import COLLECTOR
 from hpcdl.trace.steps import Steps, steps_of
 
 Array = numpy.ndarray[Any, Any]
-NAMES = ("", *PARTS, "bucket", "updating", COLLECTOR, "sending", "receiving")
+LAYER_KINDS, LAYERS = (FORWARD, BACKWARD, LAYER_UPDATE), ("conv1", "dense")
+NAMES = ("", *PARTS, "bucket", "updating", COLLECTOR, "sending", "receiving", *LAYER_KINDS, *LAYERS)
 COUNTERS = (counters.CPU_US, counters.WAITED_US, counters.SWITCHES, counters.CLOCK_KHZ)
 EXCHANGE_S, UPDATE_S, OTHER_S = 0.020, 0.005, 0.001
 

@@ -6,15 +6,18 @@ import json
 import os
 import subprocess
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from hpcdl.cluster.launchers.mpiexec import environment_for, find_mpiexec
-from hpcdl.comm.observed import PARTS
+from hpcdl.comm.observed import BACKWARD, FORWARD, LAYER_UPDATE, PARTS
 from hpcdl.core.records import read_record
+from hpcdl.strategies.base import StrategyInfo
 from hpcdl.strategies.table import STRATEGIES
+from hpcdl.trace.file import RankTrace
 from hpcdl.trace.findings import findings
 from hpcdl.trace.merge import merge, read_run
 from hpcdl.trace.steps import steps_of
@@ -23,8 +26,9 @@ from tests.conftest import ROOT, CommandLine
 STEPS, RANKS = 12, 3
 MPI = [name for name, info in STRATEGIES.items() if info.features.mpi]
 SOAKED = [pytest.param(name, marks=pytest.mark.soak) for name in STRATEGIES if name not in (*MPI, "single")]
-FULL = ("ring", "async-easgd")
-SAMPLE = [*FULL, "ps", "sync-easgd"]
+SENDS = ("ring", "async-easgd")
+"""Whose exchanges are messages of its ranks, whatever there is on this machine."""
+SAMPLE = [*SENDS, "ps", "sync-easgd"]
 """Of each family one; `make soak` tries the others."""
 
 
@@ -34,11 +38,10 @@ BUCKET_BYTES, BUCKETS = 500_000, 3
 
 
 def settings(name: str, run_dir: Path) -> dict[str, Any]:
-    level = "full" if name in FULL else "steps"
     more = {"bucket-size": BUCKET_BYTES} if name in EARLY else {}
     return more | {
         "model": "lenet", "data": "synthetic:mnist", "batch-size": 8, "steps": STEPS, "ranks": RANKS, "strategy": name,
-        "run-dir": str(run_dir), "trace": level, "warmup-steps": 2, "profile": "none",
+        "run-dir": str(run_dir), "trace": "full", "warmup-steps": 2, "profile": "none",
     }  # fmt: skip
 
 
@@ -76,7 +79,7 @@ def check(name: str, run: Path) -> None:
             for part in PARTS:
                 assert len(trace.spans(part)) >= (STEPS if info.features.synchronous else 1), part
             assert (len(trace.spans("bucket")) > 0) == (info.features.mpi)
-        assert len(trace.spans("receiving")) > 0 or not (name in FULL and info.features.mpi)
+        assert len(trace.spans("receiving")) > 0 or name not in SENDS
     updates = [trace.spans("updating") for trace in traces]
     assert [len(one) for one in updates] == [STEPS * BUCKETS if name in EARLY else 0] * record.ranks
     for spans in updates if name in EARLY else ():
@@ -84,6 +87,7 @@ def check(name: str, run: Path) -> None:
             (step, bucket) for step in range(STEPS) for bucket in range(BUCKETS)
         ]
         assert (spans["begin_s"] <= spans["end_s"]).all()
+    check_layers([trace for trace in traces if trace.role == "worker"], info)
     steps = steps_of(merged, synchronous=info.features.synchronous, first=2)
     found = findings(merged, steps)
     path_s = sum(part.seconds_per_step for part in found.critical_path)
@@ -91,6 +95,16 @@ def check(name: str, run: Path) -> None:
     if info.features.synchronous:
         assert found.steps == STEPS - 2
         assert found.parts == pytest.approx(dict(record.parts), rel=0.02, abs=0.02 * found.step_s)
+
+
+def check_layers(workers: Sequence[RankTrace], info: StrategyInfo) -> None:
+    """All of the network's layers, forward, backward and each update; TensorFlow's own engines tell nothing."""
+    for trace in workers:
+        for kind in (FORWARD, BACKWARD, LAYER_UPDATE):
+            spans = trace.spans(kind)
+            names = {trace.names[code] for code in spans["bucket"].tolist()}
+            assert names == ({"conv1", "conv2", "dense1", "logits"} if not info.features.open_servers else set())
+            assert len(spans) == len(trace.spans("compute")) * len(names)
 
 
 @pytest.mark.mpi
@@ -139,3 +153,36 @@ def test_a_strategy_without_mpi_leaves_one_too(run_hpcdl: CommandLine, tmp_path:
     finished = run_hpcdl(["train", "--trace", *words, *allowed])
     assert finished.code == 0, finished.err
     check(name, tmp_path / "run")
+
+
+SCRIPT = """\
+import hpcdl
+hpcdl.init()
+import keras, numpy
+keras.utils.set_random_seed(3)
+layers = [keras.layers.Dense(32, name="one"), keras.layers.Dropout(0.5), keras.layers.Dense(4, name="two")]
+model = keras.Sequential([keras.Input((8,)), *layers])
+model.compile(hpcdl.DistributedOptimizer(keras.optimizers.Adam(0.1)), "mse")
+random = numpy.random.default_rng(hpcdl.rank())
+model.fit(random.random((64, 8)), random.random((64, 4)), batch_size=8, epochs=2, verbose=0)
+if hpcdl.rank() == 0:
+    print("weights", hash(b"".join(variable.numpy().tobytes() for variable in model.weights)))
+"""
+
+
+@pytest.mark.mpi
+def test_a_script_tells_when_its_gradients_are_there(run_hpcdl: CommandLine, tmp_path: Path) -> None:
+    """Of all layers but the one that comes first, after which the others begin; and its weights stay the same."""
+    (tmp_path / "script.py").write_text(SCRIPT)
+    ended = []
+    for level in ("off", "full"):
+        words = ["run", "--ranks", "2", "--trace", level, "--run-dir", tmp_path / level, tmp_path / "script.py"]
+        finished = run_hpcdl(words, env={"PYTHONHASHSEED": "1"})
+        assert finished.code == 0, finished.err
+        ended += [line for line in finished.out.splitlines() if line.startswith("weights")]
+    assert len(ended) == 2 and ended[0] == ended[1]
+    for trace in read_run(tmp_path / "full"):
+        backward = trace.spans(BACKWARD)
+        names = [trace.names[code] for code in backward["bucket"].tolist()]
+        assert len(names) == 16 and set(names) <= {"sequential/one", "sequential/two"}
+        assert not len(trace.spans(FORWARD)) and (backward["begin_s"] <= backward["end_s"]).all()

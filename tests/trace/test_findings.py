@@ -11,6 +11,7 @@ from typing import Any
 import numpy
 import pytest
 
+from hpcdl.comm.observed import BACKWARD, FORWARD, LAYER_UPDATE
 from hpcdl.core.errors import UsageError
 from hpcdl.core.records import PARTS as RECORD_PARTS
 from hpcdl.trace import counters
@@ -18,8 +19,9 @@ from hpcdl.trace.findings import findings
 from hpcdl.trace.merge import Merged, merge
 from hpcdl.trace.page import page
 from hpcdl.trace.recorder import COLLECTOR
-from hpcdl.trace.steps import EXCHANGED, Steps, steps_of
-from tests.trace.made import EXCHANGE_S, OTHER_S, UPDATE_S, records, synchronous, trace
+from hpcdl.trace.steps import BEGAN, EXCHANGED, Steps, steps_of
+from hpcdl.trace.summary import tables
+from tests.trace.made import EXCHANGE_S, NAMES, OTHER_S, UPDATE_S, records, synchronous, trace
 
 RANKS, STEPS = 4, 60
 TRIES = 20
@@ -72,11 +74,47 @@ def test_a_gap_ends_where_the_first_weights_move() -> None:
     assert (found.median_s, found.count_per_step) == (pytest.approx(plain.median_s - 0.003), 1.0)
 
 
+CALM_S = numpy.full((RANKS, STEPS), 0.01), numpy.full((RANKS, STEPS), 0.1)
+
+
+def layered(spans: Mapping[str, tuple[float, float]], layer: str) -> list[Any]:
+    """The same spans of one layer in each step of CALM_S, from a step's begin on."""
+    _, steps = synchronous(*CALM_S)
+    numbers, began_s = numpy.arange(len(steps.numbers)), steps.borders[0, :, BEGAN]
+    bucket = NAMES.index(layer)
+    return [records(kind, began_s + a, began_s + b, numbers, bucket=bucket) for kind, (a, b) in spans.items()]
+
+
+def test_layers_have_times_and_gaps_of_their_own() -> None:
+    """Steps of 136 ms: the weights of conv1 move for 4 ms in each, those of dense for 1 ms."""
+    dense = {FORWARD: (0.03, 0.04), BACKWARD: (0.04, 0.06), LAYER_UPDATE: (0.10, 0.101)}
+    conv1 = {FORWARD: (0.01, 0.03), BACKWARD: (0.06, 0.11), LAYER_UPDATE: (0.131, 0.135)}
+    more = {rank: [*layered(dense, "dense"), *layered(conv1, "conv1")] for rank in range(RANKS)}
+    first, second = findings(*synchronous(*CALM_S, more=more, ahead_s=0.0)).layers
+    assert (first.layer, second.layer) == ("conv1", "dense")
+    assert (first.forward_s, first.backward_s, first.update_s) == pytest.approx((0.02, 0.05, 0.004))
+    assert (first.gap_median_s, second.gap_median_s) == pytest.approx((0.132, 0.135))
+    assert second.gap_p90_s == pytest.approx(0.135)
+
+
+def test_layers_of_which_only_gradients_are_known_stand_in_the_order_of_calls() -> None:
+    """As in a script: nothing is known of the way forward, nor of what came before the first gradient."""
+    spans = [*layered({BACKWARD: (0.04, 0.06)}, "dense"), *layered({BACKWARD: (0.06, 0.11)}, "conv1")]
+    found = findings(*synchronous(*CALM_S, more={1: spans}, ahead_s=0.0))
+    assert [(one.layer, one.forward_s, one.gap_median_s) for one in found.layers] == [
+        ("conv1", None, None),
+        ("dense", None, None),
+    ]
+    assert found.layers[1].backward_s == pytest.approx(0.02)
+    assert "conv1" in str(list(tables(found)))
+
+
 def test_the_json_is_what_is_promised() -> None:
     merged, steps = synchronous(even(0.01), even(0.1))
     document = json.loads(json.dumps(findings(merged, steps).as_json(), allow_nan=False))
     assert list(document) == [
         "steps", "ranks", "clock", "overlap", "gaps", "waits", "stragglers", "critical_path", "overhead", "background",
+        "layers",
     ]  # fmt: skip
     assert set(document["clock"][0]) == {"host", "offset_s", "drift", "error_s"}
     assert set(document["gaps"]) == {"count_per_step", "median_s", "p90_s", "usable_s_per_step"}

@@ -17,7 +17,7 @@ from hpcdl.trace.page import page
 from hpcdl.trace.steps import steps_of
 from hpcdl.trace.viewers import LANES, VIEWERS
 from tests.report.test_page import FLAGS
-from tests.trace.made import records, synchronous
+from tests.trace.made import NAMES, records, synchronous
 
 INPUT_S, COMPUTE_S = numpy.full((3, 20), 0.01), numpy.linspace(0.1, 0.16, 60).reshape(3, 20)
 
@@ -26,7 +26,8 @@ INPUT_S, COMPUTE_S = numpy.full((3, 20), 0.01), numpy.linspace(0.1, 0.16, 60).re
 def test_chromes_json_is_as_documented(tmp_path: Path, viewer: str) -> None:
     """The Trace Event Format: complete events with ts and dur in microseconds, counters, and names as metadata."""
     sending = records("sending", numpy.array([0.5]), numpy.array([0.6]), numpy.array([3]), peer=1, value=1 << 33)
-    merged, _ = synchronous(INPUT_S, COMPUTE_S, more={0: [sending]}, rates=[{"memory": 1.0}] * 3)
+    layer = records("forward", numpy.array([0.3]), numpy.array([0.4]), numpy.array([3]), bucket=NAMES.index("dense"))
+    merged, _ = synchronous(INPUT_S, COMPUTE_S, more={0: [sending, layer]}, rates=[{"memory": 1.0}] * 3)
     VIEWERS[viewer](merged, tmp_path / "trace.json.gz")
     with gzip.open(tmp_path / "trace.json.gz", "rt") as file:
         document = json.load(file)
@@ -42,6 +43,7 @@ def test_chromes_json_is_as_documented(tmp_path: Path, viewer: str) -> None:
     assert len(computing) == 20 and computing[0]["dur"] == pytest.approx(1e5, abs=1)
     (sent,) = (event for event in found if event["name"] == "sending")
     assert sent["args"] == {"step": 3, "peer": 1, "bytes": 1 << 33}
+    assert [event["args"] for event in found if event["name"] == "forward dense"] == [{"step": 3}]
     clocks = json.loads(document["otherData"]["clocks"])
     assert [clock["host"] for clock in clocks] == ["host0", "host1", "host2"]
 
@@ -60,6 +62,13 @@ def test_the_page_is_one_file_with_three_timelines() -> None:
     assert "A typical step" in drawn and "The fastest step: step 0" in drawn and "The slowest step: step 19" in drawn
     assert "&lt;run&gt; &amp; more" in drawn and "<run>" not in drawn
     assert "http" not in drawn.replace('http-equiv="Content', "") and "<script" not in drawn
+
+
+def test_the_page_draws_layers_where_they_are_known() -> None:
+    layer = records("backward", numpy.array([0.03]), numpy.array([0.04]), numpy.array([0]), bucket=NAMES.index("conv1"))
+    merged, steps = synchronous(INPUT_S, COMPUTE_S, more={1: [layer]}, ahead_s=0.0)
+    drawn = page("run", merged, steps, findings(merged, steps))
+    assert drawn.count("<title>backward conv1, 10 ms</title>") == 1 and "<th>Layer</th>" in drawn
 
 
 def test_steps_that_do_not_happen_together_are_drawn_from_their_own_begin() -> None:

@@ -88,6 +88,7 @@ class AllReduceWorker(Worker):
             with tf.control_dependencies(averaged):
                 exchanged = timestamp()
             with tf.control_dependencies([agreed]):  # weight decay waits for no gradient
+                self.averaged = [tf.identity(one) for one in averaged]
                 optimizer.apply(averaged, variables)
             with tf.control_dependencies([exchanged]):  # its way may have spoilt a sum that would have been finite
                 sound = self._guard.after_exchange(gradients, names)

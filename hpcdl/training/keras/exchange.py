@@ -15,13 +15,14 @@ import numpy
 import tensorflow as tf
 
 from hpcdl.collectives.pieces import gather_pieces
-from hpcdl.comm.observed import for_exchange
+from hpcdl.comm.observed import for_exchange, recorder_of
 from hpcdl.config.schema import ExchangeConfig, OptimizerConfig
 from hpcdl.core.errors import UsageError
 from hpcdl.core.units import parse_bytes
 from hpcdl.strategies.allreduce.worker import AllReduceWorker, broadcast_variables
 from hpcdl.strategies.base import Context, StrategyInfo
 from hpcdl.strategies.graph import call_python
+from hpcdl.strategies.layers import layers_of
 from hpcdl.strategies.parameter_server.among_workers import ServersAmongWorkers
 from hpcdl.strategies.table import find_strategy
 from hpcdl.training.keras.collectives.tensors import refuse_xla, turn_begins, turn_ends
@@ -247,7 +248,10 @@ class GradientExchange:
             sparse = {index: one for index, one in enumerate(given) if isinstance(one, tf.IndexedSlices)}
             sparse = self._gather({index: scaled_by(before, one) for index, one in sparse.items()}, names)
         found: Mapping[int, Any] = dense | sparse
-        turn_ends([begun, *(getattr(one, "values", one) for one in found.values())])
+        done = [getattr(one, "values", one) for one in found.values()]
+        turn_ends([begun, *done])
+        told = {names[index]: getattr(one, "values", one) for index, one in enumerate(given) if one is not None}
+        layers_of(recorder_of(self.group.messages), [*told]).gradients_recorded([*told.values()], [begun, *done])
         combined = [found.get(index) for index in range(len(given))]
         return [_as_dtype(scaled_by(after, one), like) for one, like in zip(combined, given, strict=True)]
 

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, NoReturn
 import keras
 import numpy
 
-from hpcdl.comm.observed import Traffic, observe
+from hpcdl.comm.observed import Traffic, observe, recorder_of
 from hpcdl.core.errors import Interrupted, StoppedEarly
 from hpcdl.core.protocols import Communicator
 from hpcdl.core.records import HistoryPoint, history_point
@@ -144,7 +144,7 @@ class Parts:
         slices = prepared.slices_of(group.rank)
         self._step = worker.build_step(model, self.objective, as_model_input) or build_step(
             model, self.optimizer, worker, self.objective, len(slices), self._warn, slices=slices,
-            weight=prepared.weight_of(group.rank),
+            weight=prepared.weight_of(group.rank), recorder=recorder_of(group),
         )  # fmt: skip
         self._follow = build_follow(model, self.optimizer, worker)
         self._evaluate = Evaluator(model, self.objective)

@@ -9,10 +9,11 @@ from typing import Any
 import keras
 import tensorflow as tf
 
-from hpcdl.comm.observed import Observation
+from hpcdl.comm.observed import NOTHING, Observation, Recorder
 from hpcdl.core.errors import originals
 from hpcdl.strategies.base import Worker
 from hpcdl.strategies.graph import connected, timestamp_beside
+from hpcdl.strategies.layers import layers_of
 from hpcdl.training.optimization.objective import Objective
 
 
@@ -42,22 +43,25 @@ def build_step(
     *,
     slices: Sequence[int] = (),
     weight: float = 1.0,
+    recorder: Recorder = NOTHING,
 ) -> Callable[..., Any]:
     """A compiled function of (images, labels), the batch of one optimizer step on this worker.
 
     It returns the loss (mean over the local batch), the objective's sums, and the Unix times at which the last local
     gradient was there and the exchange was over. With `accumulate` the batch goes through in that many slices, of
     `slices` samples where that says more. `weight` is what this worker's mean counts in the mean over the workers.
-    `tell` hears of variables that no gradient moves.
+    `tell` hears of variables that no gradient moves, `recorder` of layers, if it wants to.
     """
     variables = model.trainable_variables
     names = [variable.path for variable in variables]
     worker.checks_finite = not isinstance(optimizer, keras.optimizers.LossScaleOptimizer)
+    layers = layers_of(recorder, names)
     scale_loss = getattr(optimizer, "scale_loss", lambda loss: loss)
 
     def slice_gradients(images: Any, labels: Any) -> tuple[Any, Any, list[Any]]:
         with tf.GradientTape() as tape:
-            outputs = model(as_model_input(images), training=True)
+            with layers.called(model):
+                outputs = model(as_model_input(images), training=True)
             loss = objective.loss(labels, outputs)
             total = tf.add_n([loss, *model.losses]) if model.losses else loss
             scaled = scale_loss(total * (worker.loss_share * weight))
@@ -75,7 +79,7 @@ def build_step(
         with tf.control_dependencies([had_gradients]):  # what ends the exchange must not get ahead of it
             gradients = [tf.identity(gradients[0]), *gradients[1:]]
         exchanged = worker.apply(gradients, variables, optimizer)
-        return loss, sums, had_gradients, exchanged
+        return loss, sums, had_gradients, layers.recorded(exchanged, loss, gradients, worker.averaged, variables)
 
     compiled: Callable[..., Any] = originals()(step)
     return compiled

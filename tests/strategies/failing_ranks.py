@@ -94,8 +94,13 @@ def work(case: dict[str, Any], worker: Worker, rank: int, planted: list[Exceptio
         bad.assign(float(rank == 1))
         worker.before_step(1)
     else:
+        fault = getattr(errors, case["fault"])(TEXT)
+        # Before an exchange beside the step is under way: what that had sent nobody would take back, and a server that
+        # has answered it waits in vain for somebody to take its next answer. `ps` announces the step first.
+        beside = bool(find_strategy(case["strategy"]).features.optimizers)
+        planted += [fault] * beside
         worker.before_step(1)
-        planted.append(getattr(errors, case["fault"])(TEXT))
+        planted[:] = [fault]
     if rank == case["late"]:
         time.sleep(LATE_S)
     try:

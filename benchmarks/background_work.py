@@ -87,6 +87,8 @@ def measure(options: argparse.Namespace) -> None:
             with_s, after_s = row(way), row()
             found[way].ratios.append(with_s / ((before_s + after_s) / 2))
             plain.append(after_s)
+            if communicator.rank == 0:
+                print(f"{way} {with_s:.2f} s, without {before_s:.2f} and {after_s:.2f} s", file=sys.stderr, flush=True)
             before_s = after_s
     spent = {way: communicator.allgather_json(vars(work.spent)) for way, work in works.items()}
     if communicator.rank == 0:

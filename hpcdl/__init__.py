@@ -22,6 +22,7 @@ _MODULES = {
     "fit.callbacks": ("callbacks",),
     "fit.model": ("center_in_place",),
     "fit.files": ("on_rank_0",),
+    "fit.deferred": ("background",),
     "fit.learning_rate": ("learning_rate_schedule", "learning_rate_warmup"),
     "state": ("State",),
     "dataset": ("dataset",),

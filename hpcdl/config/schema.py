@@ -234,6 +234,12 @@ class RunConfig(LaunchConfig):
     )
 
 
+BACKGROUND = (
+    "Where checkpoints are written: in gaps in which a rank waits, by a thread beside the steps, or in the step."
+)
+WAYS = ("gaps", "thread", "off")
+
+
 @dataclass(frozen=True, kw_only=True)
 class InterruptionConfig:
     """When a run saves, and when it leaves."""
@@ -252,12 +258,6 @@ class InterruptionConfig:
         kind="seconds",
         above=0,
         matters=NOTHING,
-    )
-    background: str = setting(
-        "thread",
-        "Where checkpoints are written: in gaps in which a rank waits, by a thread beside the steps, or in the step.",
-        choices=("gaps", "thread", "off"),
-        matters=TIME,
     )
     keep_checkpoints: int = setting(3, "Number of checkpoints kept.", at_least=1, matters=NOTHING)
     time_limit: float | None = setting(
@@ -280,6 +280,7 @@ class InterruptionConfig:
 class CheckpointConfig(InterruptionConfig):
     """What survives an interruption."""
 
+    background: str = setting("thread", BACKGROUND, choices=WAYS, matters=TIME)
     local_checkpoint_every: int = setting(
         0,
         "With --elastic: steps between copies of the state in the nodes' memory; 0 makes none.",
@@ -510,9 +511,16 @@ class TuneConfig:
 
 
 @dataclass(frozen=True, kw_only=True)
+class StateConfig(InterruptionConfig):
+    """What survives an interruption of a script, by hpcdl.State."""
+
+    background: str = setting("off", BACKGROUND, choices=WAYS, matters=TIME)
+
+
+@dataclass(frozen=True, kw_only=True)
 class ScriptConfig:
     """All groups of a run of the user's own script."""
 
     run: LaunchConfig
-    checkpoint: InterruptionConfig
+    checkpoint: StateConfig
     safety: WatchConfig

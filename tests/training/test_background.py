@@ -83,9 +83,10 @@ def test_a_step_without_gaps_is_told_once_and_then_nobody_waits() -> None:
     work, done = work_of(GAPS, said), []
     for number in range(3):
         began_s = time.monotonic()
-        job = work.start("job", slices(done, 2), 0.3 if number == 0 else LONG_S)
+        job = work.start("job", slices(done, 2), 1.1 if number == 1 else 0.1 if number == 0 else LONG_S)
         job.thread.join(60)
         assert len(done) == 2 * (number + 1) and time.monotonic() - began_s < 60
+        assert len(said) == (number > 0), "a tenth of a second is too short to tell"
     (told,) = said
     assert "has no gaps" in told
 

@@ -22,6 +22,7 @@ from hpcdl.training.keras.fit.model import center_in_place, center_of, optimizer
 from hpcdl.training.keras.process.measure import ScriptRun
 from hpcdl.training.keras.process.session import session
 from hpcdl.training.loop.journal import FileJournal
+from hpcdl.training.session.background import OFF, most_patience_s
 from hpcdl.training.session.control import Control, Wishes, time_allowed
 
 
@@ -82,15 +83,25 @@ class State:
             self._communicator.observation.doing("running the script", self.step)
         wishes = self._control.after_step() if stepped else Wishes()
         if wishes.save or wishes.stop:
-            self.save()
+            self._begin_to_save()
+        if wishes.stop or (wishes.save and (self._run is None or self._run.work.way == OFF)):
+            self._finish_saving()
         if wishes.stop:
             raise StoppedEarly(f"stopped by {wishes.reason} after step {self.step}, and saved; go on with --resume")
 
     def save(self) -> None:
         """Write a checkpoint, and return when it is durable; collective."""
+        self._begin_to_save()
+        self._finish_saving()
+
+    def _begin_to_save(self) -> None:
+        """Begin a checkpoint, in the way of `--background`, once the one before is durable."""
         began = time.monotonic()
         if self._writer is None:
-            self._writer = checkpoints.CheckpointWriter(self._folder, self._communicator, self._keep)
+            work = None if self._run is None else self._run.work
+            self._writer = checkpoints.CheckpointWriter(self._folder, self._communicator, self._keep, work=work)
+            if self._run is not None:
+                self._run.unfinished.append(self._finish_saving)
         seeds = [one for model in self._models for one in arrays.seed_variables(model)]
         values = {name: _plain(getattr(self, name)) for name in self._names}
         facts = {
@@ -108,12 +119,17 @@ class State:
                 shared={**arrays.copy_of(shared, "weights"), **arrays.copy_of(of_optimizers, "optimizer")},
                 own={**arrays.copy_of([one.numpy() for one in seeds], "seeds"), **self._of_centers()},
                 facts=facts,
-            )
+            ),
+            self._interval.patience_s,
         )
-        self._writer.wait()
-        self._tell(self._writer.warnings)
-        self._writer.warnings.clear()
         self._note_cost(time.monotonic() - began)
+
+    def _finish_saving(self) -> None:
+        """Return when what was begun is durable, or has left a warning."""
+        if self._writer is not None:
+            self._writer.wait()
+            self._tell(self._writer.warnings)
+            self._writer.warnings.clear()
 
     def _note_cost(self, stall_s: float) -> None:
         told = self._interval.saved(stall_s)
@@ -217,7 +233,12 @@ def _interval_of(run: ScriptRun | None) -> CheckpointInterval:
     if run is None or run.started is None:
         return CheckpointInterval(600.0, node_mtbf_s=math.inf, num_nodes=1)
     limits = run.config.checkpoint
-    return CheckpointInterval(limits.checkpoint_every, node_mtbf_s=limits.mtbf, num_nodes=run.started.nodes)
+    return CheckpointInterval(
+        limits.checkpoint_every,
+        node_mtbf_s=limits.mtbf,
+        num_nodes=run.started.nodes,
+        most_patience_s=most_patience_s(run.work.way, run.config.safety.stall_timeout),
+    )
 
 
 def _plain(value: Any) -> Any:

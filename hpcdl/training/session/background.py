@@ -19,9 +19,13 @@ from hpcdl.strategies.base import Features
 GAPS, THREAD, OFF = "gaps", "thread", "off"
 _FEW = 0.1
 """A job that found gaps for less of its work than this says that there are none."""
+_ENOUGH_S = 1.0
+"""A job that may not wait longer than this says nothing about gaps."""
 _RETRY = 10
 """Then the next ones do not wait, and so many jobs later it is tried again."""
-_MOST_PATIENCE_S = 60.0
+MOST_PATIENCE_S = 60.0
+"""Whatever interval there is until the work is due."""
+_FALLS_BACK = "--background gaps: {}; a thread does the background work"
 _FIRST_SLICE_S = 1e-3
 _SLICES = 8
 """How long a slice takes is a mean over about so many."""
@@ -51,6 +55,7 @@ class Turn(AtOnce):
     def __init__(self, work: BackgroundWork, patience_s: float) -> None:
         self._seen, self._gaps = work.seen, work.seen.gaps
         self._until_s = time.monotonic() + patience_s
+        self._tells = patience_s >= _ENOUGH_S
         self._waits = patience_s > 0
         self._core = IdleCore()
         self._in_gap = False
@@ -59,7 +64,7 @@ class Turn(AtOnce):
         self._piece: tuple[float, float, bool] | None = None
         self.spent = Spent()
         self.ran_out = False
-        """Whether its patience was over before its work was."""
+        """Whether its patience, which was long enough to tell, was over before its work was."""
         if self._waits:
             with self._gaps.changed:
                 self._gaps.wanted += 1
@@ -70,7 +75,7 @@ class Turn(AtOnce):
         if self._waits:
             self._in_gap = self._gaps.take(self._slice_s, self._core, self._until_s, self._wants)
             if not self._in_gap:
-                self.ran_out = self._wants()
+                self.ran_out = self._tells and self._wants()
                 self.hurry()
         self._began = time.monotonic(), time.thread_time()
 
@@ -194,9 +199,15 @@ def way_for(asked: str, features: Features, num_workers: int) -> tuple[str, str]
     if asked != GAPS or (num_workers > 1 and features.mpi and not features.lock_free):
         return asked, ""
     why = "one worker waits for nobody" if num_workers == 1 else "with this strategy nobody sees a worker wait"
-    return THREAD, f"--background gaps: {why}; a thread does the background work"
+    return THREAD, _FALLS_BACK.format(why)
+
+
+def way_in_script(asked: str, num_ranks: int) -> tuple[str, list[str]]:
+    """The same for a script, whose exchange is known only when it comes to it."""
+    way, told = way_for(asked, Features(), num_ranks)
+    return way, [told] if told else []
 
 
 def most_patience_s(way: str, stall_s: float) -> float:
     """How long a job may wait for gaps; ranks that wait for one another's files are no stall (`stall_s`) yet."""
-    return min(_MOST_PATIENCE_S, stall_s / 4) if way == GAPS else 0.0
+    return min(MOST_PATIENCE_S, stall_s / 4) if way == GAPS else 0.0

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+from hpcdl.training.checkpoint.folders import newest_valid
 from tests.conftest import CommandLine, Finished
 from tests.training.keras.scripts import HERE
 from tests.training.training_runs import events, record_of
@@ -46,3 +47,22 @@ def test_a_script_that_loses_a_rank_goes_on_with_new_ones(session_hpcdl: Command
     record = record_of(tmp_path / "run")
     assert record["status"] == "finished" and record["resumed_from_steps"]
     assert any(text.startswith("a fault was injected: kill of rank 1") for text in record["warnings"])
+
+
+@pytest.mark.mpi
+def test_a_script_has_work_for_the_background_and_the_same_numbers(session_hpcdl: CommandLine, tmp_path: Path) -> None:
+    """Checkpoints and marked callbacks, each epoch's in order; by default all of it is done in the step."""
+    losses, where = {}, {}
+    for way in ("gaps", "thread", "off"):
+        run_dir = tmp_path / way
+        words = ["run", "--ranks", "2", "--run-dir", run_dir, "--checkpoint-every", "0.05s", "--background", way]
+        ended = session_hpcdl([*words, HERE / "background_script.py"])
+        assert ended.code == 0, ended.err
+        losses[way], where[way] = said(ended, "losses"), said(ended, "in the main")
+        record = record_of(run_dir)
+        assert sum(record["background"].values()) > 0 and not record["warnings"]
+        assert way == "gaps" or record["background"]["in_gaps_s"] == 0
+        assert newest_valid(run_dir, []) is not None
+        assert not [*(run_dir / "checkpoints").glob(".*")], "what was begun was finished"
+    assert losses["gaps"] == losses["thread"] == losses["off"] and len(set(losses["off"])) == 1
+    assert where == {way: [f"in the main thread {{{way == 'off'}}}"] * 2 for way in losses}

@@ -17,6 +17,7 @@ from hpcdl.core.records import history_point
 from hpcdl.strategies.allreduce.worker import broadcast_variables
 from hpcdl.training.checkpoint.state import average_moving_statistics
 from hpcdl.training.keras.exchange import OWN_CHANGES
+from hpcdl.training.keras.fit.deferred import with_deferred
 from hpcdl.training.keras.fit.files import written_on_rank_0
 from hpcdl.training.keras.fit.learning_rate import rates_of, set_rates
 from hpcdl.training.keras.fit.metrics import MetricsOverRanks
@@ -233,4 +234,6 @@ def _arranged(given: Sequence[Any]) -> list[Any]:
     if not own:
         return list(given)
     others = [one for one in given if not isinstance(one, AgreeOverRanks)]
-    return [*(others if own[0].group.size == 1 else written_on_rank_0(others, own[0].group)), *own[:1]]
+    others = others if own[0].group.size == 1 else written_on_rank_0(others, own[0].group)
+    run = session().run
+    return [*with_deferred(others, None if run is None else run.work), *own[:1]]

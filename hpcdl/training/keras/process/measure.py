@@ -7,7 +7,7 @@ import os
 import statistics
 import time
 from array import array
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -20,6 +20,7 @@ from hpcdl.core.statistics import Sample, mean_of_known
 from hpcdl.core.units import SAMPLES
 from hpcdl.training.loop import results
 from hpcdl.training.session import runtime
+from hpcdl.training.session.background import BackgroundWork
 
 if TYPE_CHECKING:
     from hpcdl.comm.observed import Observed
@@ -71,6 +72,9 @@ class ScriptRun:
     warnings: list[str] = field(default_factory=list)
     resumed_from: list[int] = field(default_factory=list)
     checkpoint_interval: Mapping[str, float] = field(default_factory=dict)
+    work: BackgroundWork
+    unfinished: list[Callable[[], None]] = field(default_factory=list)
+    """What waits for background work that the script has begun."""
     began_s: float = field(default_factory=time.monotonic)
     started: RunRecord | None = None
 
@@ -95,6 +99,11 @@ class ScriptRun:
         if communicator.rank == 0:
             write_record(self.run_dir, self.started)
 
+    def finish_work(self) -> None:
+        """Wait for what the script has begun in the background, after its last line; collective where that is."""
+        while self.unfinished:
+            self.unfinished.pop(0)()
+
     def finish(self, communicator: Observed) -> None:
         """Write the record as it stands after the script's last line; collective."""
         assert self.started is not None
@@ -105,6 +114,7 @@ class ScriptRun:
             host=communicator.host,
             **traffic.per_step(meter.num_steps, countable=meter.num_steps > 0),
             peak_memory_bytes=results.peak_memory_bytes(),
+            background=vars(self.work.spent),
             details={"samples": meter.samples, "steps": meter.num_steps, "counted_steps": meter.num_counted},
         )
         ranks = results.gather_ranks(communicator, own)
@@ -131,6 +141,7 @@ class ScriptRun:
             seconds_total=time.monotonic() - self.began_s,
             resumed_from_steps=self.resumed_from,
             checkpoint_interval=self.checkpoint_interval,
+            background=results.summed([rank.background for rank in ranks]),
             bytes_sent_per_step=mean_of_known([rank.bytes_sent_per_step for rank in ranks]),
             bytes_received_per_step=mean_of_known([rank.bytes_received_per_step for rank in ranks]),
             loss=last.loss if last.val_loss is None else last.val_loss,

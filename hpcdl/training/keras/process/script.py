@@ -32,6 +32,7 @@ from hpcdl.training.keras.process.ending import (
 from hpcdl.training.keras.process.measure import ScriptRun, StepMeter
 from hpcdl.training.launch import rundir
 from hpcdl.training.session import runtime
+from hpcdl.training.session.background import BackgroundWork, way_in_script
 from hpcdl.training.session.inject import Injection, parse_faults, spoken_of
 from hpcdl.training.session.output import print_into
 from hpcdl.training.session.rank import ALONE, leave, supervised, verdict
@@ -85,7 +86,10 @@ def execute(
     for name, variable in (("INTRAOP", runtime.INTRA_OP_VARIABLE), ("INTEROP", runtime.INTER_OP_VARIABLE)):
         if variable in os.environ:
             os.environ.setdefault(f"TF_NUM_{name}_THREADS", os.environ[variable])
-    run = ScriptRun(run_dir=run_dir, config=config, script=script, meter=StepMeter(config.run.warmup_steps))
+    way, told = way_in_script(config.checkpoint.background, communicator.size)
+    work = BackgroundWork(way, communicator.observation, watch.actions.tell)
+    run = ScriptRun(run_dir=run_dir, config=config, script=script, meter=StepMeter(config.run.warmup_steps), work=work)
+    run.warnings += told
     run.warnings += spoken_of(parse_faults(config.safety.inject, communicator.size))
     hosts = list(watch.hosts.values())
     group = ScriptGroup(communicator)
@@ -97,6 +101,7 @@ def execute(
         communicator.observation.doing("running the script")
         with Injection(config.safety.inject, communicator.observation, run_dir):
             called = _execute(script, arguments)
+            run.finish_work()
         if communicator.size > 1:
             leave_together(last, watch, called=called)
         last.observation.recorder.at_rest(last, last=True)

@@ -9,7 +9,7 @@ from __future__ import annotations
 import time
 from array import array
 from collections.abc import Mapping, Sequence
-from dataclasses import astuple, dataclass, field
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 import numpy
@@ -39,6 +39,11 @@ class StepTimes:
     """What of the exchange was waiting for others, where the ranks do not compare their stamps."""
     follows: bool = False
     """Whether the others have taken this step without a gradient of this rank."""
+
+    @property
+    def borders(self) -> tuple[float, ...]:
+        """All six in order."""
+        return self.began, self.got_batch, self.had_gradients, self.exchanged, self.updated, self.ended
 
 
 class StepClock:
@@ -74,7 +79,7 @@ class StepClock:
 
     def add(self, times: StepTimes) -> None:
         """Keep one step."""
-        self._seen.step_over(astuple(times)[:6], times.waited_s, follows=times.follows)
+        self._seen.step_over(times.borders, times.waited_s, follows=times.follows)
         self._pending.append(times)
         self.last_s = seconds = times.ended - times.began
         if self.num_steps < ALL_STEPS_UP_TO:

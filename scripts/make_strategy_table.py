@@ -24,6 +24,7 @@ COLUMNS = {
     "compression": "`--compress`",
     "accumulation": "`--accumulate`",
     "lars": "LARS",
+    "several_steps": "`--steps-per-call`",
     "groups": "`--groups`",
     "keras_fit": "Keras `fit`",
     "mpi": "over MPI",

@@ -52,6 +52,7 @@ _METAVARS = {
     "bytes": "SIZE",
     "seconds": "TIME",
     "interval": "TIME|auto",
+    "count": "N|auto",
     "size": "N|HxW",
     "Path": "PATH",
     "str": "TEXT",

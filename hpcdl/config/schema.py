@@ -225,6 +225,13 @@ class RunConfig(LaunchConfig):
         None, "Passes over the data; default 1 unless --steps is given.", at_least=1, matters=EXTENT
     )
     steps: int | None = setting(None, "Optimizer steps, in place of --epochs.", at_least=1, matters=EXTENT)
+    steps_per_call: int | str = setting(
+        "auto",
+        "Most steps in one call of the graph; auto: those of a tenth of a second on one worker, else 1.",
+        kind="count",
+        at_least=1,
+        matters=TIME,
+    )
     seed: int = setting(0, "Seed of weights, order of samples and dropout.", at_least=0, matters=RESULT | REPEAT)
     deterministic: bool = setting(
         False, "Same numbers at every run: op determinism and fixed thread counts.", matters=RESULT | TIME

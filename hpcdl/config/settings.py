@@ -19,7 +19,7 @@ REQUIRED = dataclasses.MISSING
 LARGEST = 2**63 - 1
 LONGEST_S = 1e9
 AUTO = "auto"
-"""The value of an `interval` that the run itself finds."""
+"""The value of an `interval` or a `count` that the run itself finds."""
 LONGEST_NAME = 255
 """File systems take no longer ones."""
 LONGEST_SIDE = 65_535
@@ -57,8 +57,8 @@ def setting(
 ) -> Any:
     """A dataclass field: `help` is one sentence, `kind` overrides the type's own. Those of a run say what `matters`.
 
-    Kinds beside types: `bytes`, `seconds`, `interval` (seconds, or AUTO), `size`, `trace`, and the lists `counts`
-    (whole numbers from 1 on) and `names`.
+    Kinds beside types: `bytes`, `seconds`, `interval` (seconds, or AUTO), `count` (a whole number, or AUTO), `size`,
+    `trace`, and the lists `counts` (whole numbers from 1 on) and `names`.
     """
     limits = {"at_least": at_least, "above": above, "at_most": at_most}
     metadata = {"help": help, "kind": kind, "limits": limits, "choices": tuple(choices), "matters": matters}
@@ -264,6 +264,7 @@ PARSERS: dict[str, Callable[[Any], Any]] = {
     "bytes": _bytes,
     "seconds": _seconds,
     "interval": lambda value: AUTO if value == AUTO else _seconds(value),
+    "count": lambda value: AUTO if value == AUTO else _integer(value),
     "size": image_size,
     "counts": _counts,
     "shares": _shares,

@@ -37,6 +37,8 @@ class Features:
     keras_fit: bool = False
     elastic: bool = False
     groups: bool = False
+    several_steps: bool = False
+    """A worker may take several steps in one call of the graph: nothing outside of it is asked between them."""
     optimizers: tuple[str, ...] = ()
     """The rule that its own equations follow, in place of --optimizer; empty: any optimizer."""
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping
 
 from hpcdl.config.schema import ExchangeConfig, OptimizerConfig, StepBenchConfig, TrainConfig
+from hpcdl.config.settings import AUTO
 from hpcdl.core.errors import ConfigError, UsageError
 from hpcdl.strategies.base import Features, StrategyInfo
 from hpcdl.strategies.elastic.equations import moving_rate
@@ -32,6 +33,12 @@ def check_exchange(info: StrategyInfo, exchange: ExchangeConfig, *, num_workers:
 def check_optimizer(info: StrategyInfo, optimizer: OptimizerConfig, precision: str) -> None:
     """UsageError for an optimizer setting that the strategy's own engine does not have."""
     _refuse(info, list(_unknown_to_engine(info.features, optimizer, precision)))
+
+
+def check_steps_per_call(info: StrategyInfo, asked: int | str) -> None:
+    """UsageError where several steps in one call are asked for of a strategy that is asked something between them."""
+    if asked not in (AUTO, 1) and not info.features.several_steps:
+        _refuse(info, [f"--steps-per-call {asked}"])
 
 
 def check_allowed(info: StrategyInfo, forbidden: tuple[str, ...], where: str) -> None:

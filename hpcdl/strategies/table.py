@@ -24,6 +24,7 @@ _SYNCHRONOUS = Features(
     lars=True,
     exact_resume=True,
     keras_fit=True,
+    several_steps=True,
 )
 
 _OWN = (
@@ -33,7 +34,13 @@ _OWN = (
         summary="One process, no exchange; what all others are compared with.",
         source="stochastic gradient descent",
         features=Features(
-            equals_single=True, deterministic=True, mpi=False, accumulation=True, lars=True, exact_resume=True
+            equals_single=True,
+            deterministic=True,
+            mpi=False,
+            accumulation=True,
+            lars=True,
+            exact_resume=True,
+            several_steps=True,
         ),
         target="hpcdl.strategies.single:Single",
     ),

@@ -25,7 +25,7 @@ def steps_until(
         time.sleep(0.005)
         if communicator.rank == 1 and step == asks:
             stop.asked = True
-        wishes = control.after_step()
+        wishes = control.after_steps()
         if wishes.stop or wishes.save:
             return step, wishes
     raise AssertionError("nothing was agreed on")

@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import os
+import weakref
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Self
 
 import numpy as np
 import tensorflow as tf
 
-from hpcdl.core.errors import UsageError, carried
+from hpcdl.core.errors import UsageError, carried, originals
 from hpcdl.data.dataset import Dataset, Split, open_dataset
 from hpcdl.data.format.fields import Field
 from hpcdl.data.read.order import NO_SHIFT, Shift, mixed, pass_slice
@@ -20,6 +21,36 @@ from hpcdl.data.read.windows import TrainingStream, field_of, open_stream
 
 Batches = Prefetched[tuple[Any, Any]]
 _AHEAD = 2
+
+
+class GraphBatches:
+    """Batches of TensorFlow's `iterator`, for a graph that takes them itself; `next` takes one outside of it."""
+
+    def __init__(self, iterator: Iterator[Any], release: Callable[[], None]) -> None:
+        self._held = [iterator]
+        self._finish = weakref.finalize(self, _let_go, self._held, release)
+
+    @property
+    def iterator(self) -> Any:
+        """A graph must take it as an argument: what it holds itself lives as long as the process."""
+        return self._held[0]
+
+    def __iter__(self) -> Self:
+        return self
+
+    def __next__(self) -> tuple[Any, Any]:
+        with originals():
+            batch: tuple[Any, Any] = next(self._held[0])
+            return batch
+
+    def close(self) -> None:
+        """End the iterator, then what it reads from."""
+        self._finish()
+
+
+def _let_go(held: list[Iterator[Any]], release: Callable[[], None]) -> None:
+    held.clear()  # which waits for TensorFlow's threads
+    release()
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -73,14 +104,16 @@ def training_batches(
     deterministic: bool = True,
     global_batch: int | None = None,
     shift: Shift = NO_SHIFT,
-) -> Batches:
+    in_graph: bool = False,
+) -> Batches | GraphBatches:
     """Endless batches of one worker from `start_step` on: images (B, H, W, C) as stored, labels int64 (B,).
 
     Of named fields: inputs and targets, each a tensor or, of several, tensors by name (see `hpcdl.data.open`).
 
     Samples and augmentation follow from seed and step alone, whatever the number of workers; `deterministic` sets
     tf.data's option of that name and changes neither. `global_batch`, where given, is shared out as evenly as can be in
-    place of `batch_size` each. UsageError where the split has fewer samples than a global batch.
+    place of `batch_size` each. `in_graph`: they are GraphBatches. UsageError where the split has fewer samples than a
+    global batch.
     """
     stream = open_stream(
         dataset, batch_size=batch_size, worker=worker, num_workers=num_workers, seed=seed, global_batch=global_batch,
@@ -90,6 +123,8 @@ def training_batches(
     def produce() -> Iterator[tuple[Any, Any]]:
         return iter(_dataset(dataset, stream, start_step, seed, augment or _NO_CHANGE, deterministic))
 
+    if in_graph:
+        return GraphBatches(produce(), stream.close)
     return Prefetched(produce, depth=_AHEAD, release=stream.close)
 
 

@@ -81,7 +81,7 @@ class State:
             self._run.meter.count(samples, 1)
             self._mark_s = now_s
             self._communicator.observation.doing("running the script", self.step)
-        wishes = self._control.after_step() if stepped else Wishes()
+        wishes = self._control.after_steps() if stepped else Wishes()
         if wishes.save or wishes.stop:
             self._begin_to_save()
         if wishes.stop or (wishes.save and (self._run is None or self._run.work.way == OFF)):

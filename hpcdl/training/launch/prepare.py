@@ -17,7 +17,13 @@ from hpcdl.data.read.order import NO_SHIFT, Shift, pass_slice, steps_per_epoch
 from hpcdl.data.read.windows import open_stream
 from hpcdl.models.spec import check_function, check_model_spec, parse_function
 from hpcdl.strategies.base import StrategyInfo, check_ranks
-from hpcdl.strategies.refusals import check_allowed, check_elastic, check_exchange, check_optimizer
+from hpcdl.strategies.refusals import (
+    check_allowed,
+    check_elastic,
+    check_exchange,
+    check_optimizer,
+    check_steps_per_call,
+)
 from hpcdl.strategies.table import find_strategy
 from hpcdl.training.launch.chips import check_groups
 from hpcdl.training.optimization.outputs import check_objective
@@ -86,6 +92,7 @@ def prepare(effective: Effective[TrainConfig]) -> Prepared:
     """Check names, data and arithmetic of a run; raises what the user should read."""
     config = effective.config
     info, num_workers, num_servers = check_strategy(config)
+    check_steps_per_call(info, config.run.steps_per_call)
     if config.data.preprocess:
         check_function(parse_function(config.data.preprocess, "preprocess"))
     if config.model.init_weights is not None:

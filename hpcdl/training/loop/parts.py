@@ -6,22 +6,24 @@ Of a strategy whose workers differ, what is evaluated and kept is its center, pu
 from __future__ import annotations
 
 import contextlib
+import sys
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NoReturn
+from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn
 
 import keras
 import numpy
 
 from hpcdl.comm.observed import Traffic, observe, recorder_of
+from hpcdl.config.settings import AUTO
 from hpcdl.core.errors import Interrupted, StoppedEarly
 from hpcdl.core.protocols import Communicator
 from hpcdl.core.records import HistoryPoint, history_point
 from hpcdl.core.signals import StopRequest
 from hpcdl.data.read.order import NO_SHIFT
-from hpcdl.data.read.pipeline import evaluation_batches, training_batches
+from hpcdl.data.read.pipeline import GraphBatches, evaluation_batches, training_batches
 from hpcdl.strategies.base import Worker
 from hpcdl.training.checkpoint import state
 from hpcdl.training.checkpoint.folders import CheckpointWriter, Snapshot
@@ -32,6 +34,7 @@ from hpcdl.training.loop.clock import Outcome, StepClock, StepTimes
 from hpcdl.training.loop.evaluate import Evaluation, Evaluator
 from hpcdl.training.loop.journal import Journal
 from hpcdl.training.loop.preprocess import augmentation_of
+from hpcdl.training.loop.several import CALL_S, build_several
 from hpcdl.training.loop.step import as_model_input, build_follow, build_step, inside_engine, num_samples
 from hpcdl.training.optimization.objective import Objective, objective_of
 from hpcdl.training.optimization.optimizers import build_optimizer
@@ -108,6 +111,17 @@ class Position:
         self.totals = arrays["totals"].copy()
 
 
+class _Call(NamedTuple):
+    """One call of the graph that may take several steps: `ends_at` is the step that it must not begin.
+
+    `run_began` and `until_s`, after which it begins no step, are of `time.monotonic`.
+    """
+
+    run_began: float = 0.0
+    ends_at: int = 0
+    until_s: float = 0.0
+
+
 class Parts:
     """What one worker trains its model with.
 
@@ -146,7 +160,11 @@ class Parts:
             model, self.optimizer, worker, self.objective, len(slices), self._warn, slices=slices,
             weight=prepared.weight_of(group.rank), recorder=recorder_of(group),
         )  # fmt: skip
+        self.trainable = model.trainable_variables
         self._follow = build_follow(model, self.optimizer, worker)
+        self._most_steps = self._most_steps_of(config.run.steps_per_call)
+        self._several = build_several(self._step, self.optimizer, self._got_batch, self._goes_on)
+        self._call = _Call()
         self._evaluate = Evaluator(model, self.objective)
         self.writer = CheckpointWriter(
             run_dir, self.together, config.checkpoint.keep_checkpoints, before=injection.writing, work=work
@@ -157,8 +175,8 @@ class Parts:
         self._memory: dict[str, Array] = {}
         self._memory_of_copies: dict[str, Array] = {}
         self._told = 0
+        self._began = 0.0
         self._statistics = [*state.moving_statistics(model)]
-        self.trainable = model.trainable_variables
         self._read_weights = state.reader(model.weights)
         self._read_optimizer = state.reader(self.optimizer.variables)
         self._read_seeds = state.reader(state.seed_variables(model))
@@ -202,17 +220,60 @@ class Parts:
                 start_step=self.position.step,
                 augment=augmentation_of(self.config.data),
                 deterministic=self.config.run.deterministic,
+                in_graph=self._most_steps > 1,
             )
         )
+
+    def _most_steps_of(self, asked: int | str) -> int:
+        """How many steps a call may take; by itself several where nothing is exchanged between them."""
+        if asked != AUTO:
+            return int(asked)
+        return sys.maxsize if self.prepared.info.features.several_steps and self.group.size == 1 else 1
+
+    def take_steps(self, batches: Iterator[Any], run_began: float, most: int) -> None:
+        """`most` steps, or fewer: as many as one call of the graph takes."""
+        most = min(1 if self.stop.asked else most, self._injection.free_steps(self.position.step))
+        if not isinstance(batches, GraphBatches) or most == 0:
+            self.one_step(batches, run_began)
+            return
+        first = self.position.step
+        self._call = _Call(run_began, first + min(most, self._most_steps), time.monotonic() + CALL_S)
+        traffic = self.seen.traffic()
+        rate = self._announce()
+        self.worker.before_step(first)
+        with safety.naming_samples(lambda: self._sample_ids(self.position.step)):
+            self._several(batches.iterator, rate)
+        self.outcome.traffic += self.seen.traffic() - traffic
+
+    def _got_batch(self) -> float:
+        """A step in the graph has its batch."""
+        now = time.time()
+        self.seen.doing("computing")
+        return now
+
+    def _goes_on(self, facts: Array, sums: Array) -> tuple[bool, float]:
+        """A step in the graph is over; whether another one follows, and at which learning rate."""
+        updated = time.time()
+        loss, samples, *times = facts.tolist()
+        self._step_over(loss, sums, int(samples), (*times, updated), self._call.run_began)
+        if self.position.step >= self._call.ends_at or time.monotonic() >= self._call.until_s:
+            return False, 0.0
+        rate = self._announce()
+        self.worker.before_step(self.position.step)
+        return True, float(rate)
+
+    def _announce(self) -> Array:
+        """A step begins; its learning rate."""
+        self.seen.doing("reading a batch", self.position.step)
+        self.worker.learning_rate = rate = self.prepared.schedule(self.steps_done())
+        self._began = time.time()
+        # TensorFlow keeps a tensor of every Python number that it has ever been given, about 0.8 KB each.
+        return numpy.array(rate, numpy.float32)
 
     def one_step(self, batches: Iterator[Any], run_began: float) -> None:
         """Read a batch, compute, exchange, update; and note when each was over."""
         step = self.position.step
-        self.seen.doing("reading a batch", step)
-        self.worker.learning_rate = rate = self.prepared.schedule(self.steps_done())
-        # TensorFlow keeps a tensor of every Python number that it has ever been given, about 0.8 KB each.
-        self.optimizer.learning_rate = numpy.array(rate, numpy.float32)
-        began = time.time()
+        self.optimizer.learning_rate = self._announce()
         with self.seen.gaps.waiting():
             images, labels = next(batches)
         images = self._injection.batch(step, images)
@@ -221,28 +282,34 @@ class Parts:
         traffic = self.seen.traffic()
         self.worker.before_step(step)
         if self.worker.follows:
-            self._follow_step(began, got_batch, run_began, traffic)
+            self._follow_step(self._began, got_batch, run_began, traffic)
             return
         with safety.naming_samples(lambda: self._sample_ids(step)):
             with inside_engine(self.seen, mpi=self.prepared.info.features.mpi, num_workers=self.group.size):
                 loss, sums, had_gradients, exchanged = self._step(images, labels)
                 loss = float(loss)
-            updated = time.time()
-            safety.check_loss(loss, step, self.group.rank)
-        self.worker.after_step(step)
+            times = (got_batch, float(had_gradients), float(exchanged), time.time())
+            self._step_over(loss, numpy.asarray(sums), num_samples(labels), times, run_began)
         self.outcome.traffic += self.seen.traffic() - traffic
-        self.position.add(loss, numpy.asarray(sums), num_samples(labels))
+
+    def _step_over(
+        self, loss: float, sums: Array, samples: int, times: tuple[float, float, float, float], run_began: float
+    ) -> None:
+        """Count the step that began last. `times`: it had its batch, its gradients, had exchanged and updated."""
+        safety.check_loss(loss, self.position.step, self.group.rank)
+        self.worker.after_step(self.position.step)
+        self.position.add(loss, sums, samples)
         self.position.seconds = time.monotonic() - run_began
-        images_per_second = round(self.prepared.global_batch / max(time.time() - began, 1e-9), 2)
+        images_per_second = round(self.prepared.global_batch / max(time.time() - self._began, 1e-9), 2)
         seconds = round(self.position.seconds, 3)
         self.journal.step(self.steps_done(), loss=loss, images_per_second=images_per_second, seconds=seconds)
         self.outcome.clock.add(
             StepTimes(
-                began=began,
-                got_batch=got_batch,
-                had_gradients=float(had_gradients),
-                exchanged=float(exchanged),
-                updated=updated,
+                began=self._began,
+                got_batch=times[0],
+                had_gradients=times[1],
+                exchanged=times[2],
+                updated=times[3],
                 ended=time.time(),
                 waited_s=self.worker.waited_s,
             )

@@ -66,7 +66,8 @@ class Trainer:
         )
         batches = parts.batches()
         while parts.position.step < prepared.num_steps:
-            parts.one_step(batches, began)
+            before = parts.position.step
+            parts.take_steps(batches, began, self._free_steps(control))
             done = parts.position.step
             if safety_every and done % safety_every == 0:
                 with center_in_place(parts.worker, parts.trainable):
@@ -78,7 +79,7 @@ class Trainer:
             parts.tell_warnings()
             if done % FLUSH_STEPS == 0:
                 parts.outcome.clock.flush()
-            wishes = control.after_step()
+            wishes = control.after_steps(done - before)
             if wishes.stop and done < prepared.num_steps:
                 parts.outcome.clock.flush()
                 parts.save()
@@ -91,6 +92,14 @@ class Trainer:
         move_to_center(parts.worker, parts.trainable)
         parts.close(began)
         return parts.outcome
+
+    def _free_steps(self, control: Control) -> int:
+        """Steps until there is something to do between two of them, the same on every rank."""
+        parts, prepared, config = self.parts, self.parts.prepared, self.parts.config
+        done = parts.position.step
+        limits = config.safety.divergence_check_steps, config.checkpoint.local_checkpoint_every
+        every = [each for each in (prepared.steps_per_epoch, FLUSH_STEPS, *limits) if each]
+        return min(control.free_steps(), prepared.num_steps - done, *(each - done % each for each in every))
 
     def _end_epoch(self, began: float) -> bool:
         """Sum up over the workers and evaluate; True where the target accuracy is reached."""

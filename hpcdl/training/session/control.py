@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 import os
+import sys
 import time
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
@@ -24,7 +25,8 @@ if TYPE_CHECKING:
     from hpcdl.core.protocols import Array
 
 AGREE_EVERY_S = 0.1
-CALIBRATION_STEPS = 5
+CALIBRATION_STEPS = (5, 50)
+"""After so many steps the workers measure how many make up the interval; the first steps are slow."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -47,7 +49,7 @@ def time_allowed(asked_s: float | None) -> float | None:
 
 
 class Control:
-    """Agrees with the other workers; call `after_step` on every rank after every step."""
+    """Agrees with the other workers; call `after_steps` on every rank at the latest after `free_steps` steps."""
 
     def __init__(
         self,
@@ -66,22 +68,31 @@ class Control:
         self._deadline = self._began + time_limit_s if time_limit_s is not None else math.inf
         self._steps = 0
         self._interval = 1
+        self._calibrated, self._calibrated_at_s = 0, self._began
 
-    def after_step(self) -> Wishes:
+    def free_steps(self) -> int:
+        """Steps until the group agrees again, the same on every rank; a worker alone may always be asked."""
+        if self._group.size == 1:
+            return sys.maxsize
+        calibrations = [steps - self._steps for steps in CALIBRATION_STEPS if steps > self._steps]
+        return min([self._interval - self._steps % self._interval, *calibrations])
+
+    def after_steps(self, num_steps: int = 1) -> Wishes:
         """The group's wishes, on every rank the same; some strategies carry them along with every step."""
         carried = self._worker.agreed()
         if carried is not None:
             wishes = self._granted(carried)
             self._worker.wish(self._own())
             return wishes
-        self._steps += 1
-        if self._steps == CALIBRATION_STEPS:
+        if self._group.size == 1:
+            return self._granted(self._own())
+        self._steps += num_steps
+        if self._steps in CALIBRATION_STEPS:
             self._calibrate()
         if self._steps % self._interval:
             return _NOTHING
         wish = self._own()
-        if self._group.size > 1:
-            self._group.allreduce(wish)
+        self._group.allreduce(wish)
         return self._granted(wish)
 
     def _own(self) -> Array:
@@ -98,7 +109,9 @@ class Control:
         return self._group.rank == 0 and now - self._saved >= self._every.due_s
 
     def _calibrate(self) -> None:
-        """Agree on how many steps make up the interval; the first steps are slow, so this errs to the short side."""
-        step_s = (time.monotonic() - self._began) / CALIBRATION_STEPS
+        """Agree on how many steps make up the interval, by those since the last time; this errs to the short side."""
+        now_s = time.monotonic()
+        step_s = (now_s - self._calibrated_at_s) / (self._steps - self._calibrated)
+        self._calibrated, self._calibrated_at_s = self._steps, now_s
         slowest = max(self._group.allgather_json(step_s))
         self._interval = max(1, math.floor(AGREE_EVERY_S / slowest))

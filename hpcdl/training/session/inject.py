@@ -331,6 +331,11 @@ class Injection:
             return _not_a_number(images)
         return images
 
+    def free_steps(self, step: int) -> int:
+        """How many steps from `step` on are fed their batches as they are."""
+        planted = [fault.step or 0 for fault in self._mine.values() if fault.kind in PLANTED]
+        return max(min(planted) - step, 0) if planted else sys.maxsize
+
     def readable(self, dataset: Dataset) -> Dataset:
         """`dataset`, but for the shards that are to be unreadable: the kernel itself answers with EIO."""
         entry = dataset.train_split.entry

@@ -20,6 +20,7 @@ from hpcdl.comm.observed import (
 )
 from hpcdl.core.records import PARTS as RECORD_PARTS
 from hpcdl.trace.merge import HostClock, Merged
+from hpcdl.trace.network import HostTraffic, traffic
 from hpcdl.trace.steps import BEGAN, COMPUTE, EXCHANGED, EXPOSED, HAD_GRADIENTS, INPUT, UPDATED, WAIT, Steps
 from hpcdl.trace.stragglers import Straggler, stragglers
 
@@ -96,6 +97,7 @@ class Findings:
     step_s: float
     layers: Sequence[LayerTime] = ()
     """In the order in which the network calls them, as far as it is known; of traces at level `full`."""
+    network: Sequence[HostTraffic] = ()
 
     def as_json(self) -> dict[str, Any]:
         """What `hpcdl trace --json` prints."""
@@ -116,11 +118,12 @@ class Findings:
             "overhead": self.overhead,
             "background": self.background,
             "layers": [asdict(layer) for layer in self.layers],
+            "network": [host.as_json() for host in self.network],
         }
 
 
-def findings(merged: Merged, steps: Steps) -> Findings:
-    """Everything that `steps`, and the other spans of `merged`, tell."""
+def findings(merged: Merged, steps: Steps, link_bytes_per_second: float | None = None) -> Findings:
+    """Everything that `steps`, and the other spans of `merged`, tell; the link's speed is that of one direction."""
     parts = steps.parts()
     return Findings(
         steps=len(steps.numbers),
@@ -136,6 +139,7 @@ def findings(merged: Merged, steps: Steps) -> Findings:
         parts=dict(zip(RECORD_PARTS, parts.mean(axis=(0, 1)).tolist(), strict=True)),
         step_s=steps.step_s,
         layers=layer_times(merged, steps),
+        network=traffic(merged, link_bytes_per_second),
     )
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from html import escape
 from typing import TYPE_CHECKING, Any
 
@@ -12,9 +12,10 @@ from hpcdl import __version__
 from hpcdl.comm.observed import BACKWARD, BUCKET, FORWARD
 from hpcdl.core.errors import printable
 from hpcdl.core.records import PARTS as RECORD_PARTS
-from hpcdl.core.units import format_seconds
+from hpcdl.core.units import format_bytes, format_seconds
 from hpcdl.trace.findings import Findings
 from hpcdl.trace.merge import Merged
+from hpcdl.trace.network import HostTraffic, largest
 from hpcdl.trace.steps import BEGAN, ENDED, Steps
 from hpcdl.trace.summary import tables
 
@@ -64,6 +65,8 @@ def _page(title: str, merged: Merged, steps: Steps, found: Findings) -> Iterator
     parts = steps.parts()
     for words, place in chosen_steps(steps).items():
         yield from _timeline(words, place, parts[:, place], merged, steps)
+    if found.network:
+        yield from _network(found.network)
     for heading, header, rows in tables(found):
         yield f'<section><h2>{_text(heading)}</h2>\n<div class="wide" tabindex="0"><table><thead><tr>'
         yield "".join(f"<th>{_text(cell)}</th>" for cell in header) + "</tr></thead><tbody>"
@@ -152,6 +155,29 @@ def _layers(
                 f'<rect x="{_LEFT + begin * scale:.2f}" y="{top + _BAR + 8}" width="{drawn:.2f}" height="4" '
                 f'style="fill:var(--{kind})"><title>{_text(told)}</title></rect>'
             )
+
+
+def _network(hosts: Sequence[HostTraffic]) -> Iterator[str]:
+    """What each host's interfaces carried over time, one below the other, all to one scale."""
+    first_s = min(float(one.times_s[0]) for one in hosts)
+    last_s = max(float(one.times_s[-1]) for one in hosts)
+    shown, most = hosts[:MOST_RANKS], largest(hosts)
+    scale = _WIDTH / max(last_s - first_s, 1e-9)
+    told = f"Network, in and out: at most {format_bytes(round(most))} in a second"
+    yield f"<figure><figcaption>{_text(told)}</figcaption>"
+    height = len(shown) * _ROW + 26
+    yield f'<svg viewBox="0 0 {_LEFT + _WIDTH + 10} {height}" role="img" aria-label="{_text(told)}">'
+    for line, one in enumerate(shown):
+        bottom = line * _ROW + _ROW - 4
+        yield f'<text x="0" y="{bottom - 4}">{_text(one.host[:14])}</text>'
+        for begin_s, end_s, rate in zip(one.times_s, one.times_s[1:], one.rates, strict=False):
+            tall, wide = float(rate) / most * (_ROW - 6), float(end_s - begin_s) * scale
+            yield (
+                f'<rect x="{_LEFT + float(begin_s - first_s) * scale:.2f}" y="{bottom - tall:.2f}" width="{wide:.2f}" '
+                f'height="{tall:.2f}" style="fill:var(--bucket)"/>'
+            )
+    yield from _axis(last_s - first_s, len(shown) * _ROW, scale)
+    yield "</svg></figure>"
 
 
 def _axis(seconds: float, top: int, scale: float) -> Iterator[str]:

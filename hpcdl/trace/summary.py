@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
-from hpcdl.core.units import format_seconds
+from hpcdl.core.units import format_bytes, format_seconds
 from hpcdl.trace.findings import Findings, LayerTime, PathPart
+from hpcdl.trace.network import HostTraffic
 
 MOST_ROWS = 20
 TableOf = tuple[str, Sequence[str], Sequence[Sequence[str]]]
@@ -32,6 +33,9 @@ def tables(found: Findings) -> Iterator[TableOf]:
     if found.waits:
         rows = [(str(one.rank), str(one.for_rank), _seconds(one.seconds_per_step)) for one in found.waits]
         yield "Who waited for whom", ("Rank", "For rank", "Time per step"), rows[:MOST_ROWS]
+    if found.network:
+        header = ("Host", "Mean of a second", "Busiest second", "Of the link both ways")
+        yield "Network, in and out", header, [_network_row(host) for host in found.network]
     clocks = [
         (one.host, f"{one.offset_s:.6f} s", f"{one.drift * 1e6:.2f} ppm", _seconds(one.error_s)) for one in found.clock
     ]
@@ -59,6 +63,11 @@ def _path_row(found: Findings, one: PathPart) -> tuple[str, str, str, str]:
     share = one.seconds_per_step / found.step_s if found.step_s else 0.0
     gain = _seconds(max(one.gain_s, 0.0))
     return one.part.replace("_", " "), _seconds(one.seconds_per_step), f"{share:.1%}", gain
+
+
+def _network_row(one: HostTraffic) -> tuple[str, ...]:
+    share = "unknown" if one.link_share is None else f"{one.link_share:.1%}"
+    return (one.host, format_bytes(round(one.mean)), format_bytes(round(one.busiest)), share)
 
 
 def _layer_row(one: LayerTime) -> tuple[str, ...]:

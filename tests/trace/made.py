@@ -18,7 +18,7 @@ from hpcdl.trace.steps import Steps, steps_of
 Array = numpy.ndarray[Any, Any]
 LAYER_KINDS, LAYERS = (FORWARD, BACKWARD, LAYER_UPDATE), ("conv1", "dense")
 NAMES = ("", *PARTS, "bucket", "updating", COLLECTOR, "sending", "receiving", *LAYER_KINDS, *LAYERS)
-COUNTERS = (counters.CPU_US, counters.WAITED_US, counters.SWITCHES, counters.CLOCK_KHZ)
+COUNTERS = (counters.CPU_US, counters.WAITED_US, counters.SWITCHES, counters.CLOCK_KHZ, counters.NETWORK)
 EXCHANGE_S, UPDATE_S, OTHER_S = 0.020, 0.005, 0.001
 
 

@@ -109,12 +109,27 @@ def test_layers_of_which_only_gradients_are_known_stand_in_the_order_of_calls() 
     assert "conv1" in str(list(tables(found)))
 
 
+def test_what_hosts_carry_is_told_over_time_and_against_the_link() -> None:
+    """60 steps of 0.136 s, counted from second 0 to 9: 50 MiB in each of them on host 1, nothing on the others."""
+    rates = [{counters.NETWORK: 50 * 2**20 * (rank == 1)} for rank in range(RANKS)]
+    merged, steps = synchronous(*CALM_S, rates=rates)
+    (told,) = findings(merged, steps, link_bytes_per_second=100 * 2**20).network
+    assert (told.host, len(told.rates)) == ("host1", 9)
+    assert (told.mean, told.busiest, told.link_share) == pytest.approx((50 * 2**20, 50 * 2**20, 0.25))
+    assert told.times_s[0] == pytest.approx(0.0, abs=1e-3), "on rank 0's clock"
+    (unknown,) = findings(merged, steps).network
+    assert unknown.link_share is None
+    drawn = page("run", merged, steps, findings(merged, steps))
+    assert drawn.count("<svg") == 4 and "Network, in and out: at most 50 MiB in a second" in drawn
+    assert "host1" in str(list(tables(findings(merged, steps))))
+
+
 def test_the_json_is_what_is_promised() -> None:
     merged, steps = synchronous(even(0.01), even(0.1))
     document = json.loads(json.dumps(findings(merged, steps).as_json(), allow_nan=False))
     assert list(document) == [
         "steps", "ranks", "clock", "overlap", "gaps", "waits", "stragglers", "critical_path", "overhead", "background",
-        "layers",
+        "layers", "network",
     ]  # fmt: skip
     assert set(document["clock"][0]) == {"host", "offset_s", "drift", "error_s"}
     assert set(document["gaps"]) == {"count_per_step", "median_s", "p90_s", "usable_s_per_step"}

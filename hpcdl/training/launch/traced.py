@@ -24,17 +24,18 @@ MOST_TRACES = 12
 def look_into(run_dir: Path, say: Callable[[str], None]) -> tuple[Merged, Steps, Findings]:
     """The trace of one run, its steps, and what they tell; UsageError without one, CorruptError for a damaged one."""
     merged = merge(read_run(run_dir))
-    synchronous, first = True, 0
+    synchronous, first, link = True, 0, None
     try:
         record = read_record(run_dir)
         first = record.warmup_steps + max(record.resumed_from_steps, default=0)
+        link = record.link_bytes_per_second
         synchronous = find_strategy(record.strategy).features.synchronous
     except CorruptError as error:
         say(f"{error}: taken for a run whose ranks step together")
     except UnknownNameError:  # a script's: its ranks step together
         pass
     steps = steps_of(merged, synchronous=synchronous, first=first)
-    return merged, steps, findings(merged, steps)
+    return merged, steps, findings(merged, steps, link)
 
 
 def traced_runs(run_dirs: Sequence[tuple[str, Path]], say: Callable[[str], None]) -> list[TracedRun]:

@@ -1,0 +1,75 @@
+"""What each host's interfaces have carried over time, by the kernel's counts of each second."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import numpy
+
+from hpcdl.trace.counters import NETWORK
+from hpcdl.trace.file import COUNTER
+from hpcdl.trace.merge import Merged
+
+if TYPE_CHECKING:
+    Array = numpy.ndarray[Any, Any]
+
+SHORTEST_S = 0.1
+"""Counts that follow one another sooner, as at the end of a run, tell no rate."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class HostTraffic:
+    """Bytes a second in and out together, without the loopback, between moments of rank 0's clock.
+
+    `times_s` has one more than `rates`. `link_share`: of the busiest second, of what the link carries both ways; None
+    where nobody has said how fast it is.
+    """
+
+    host: str
+    times_s: Array
+    rates: Array
+    link_share: float | None
+
+    @property
+    def mean(self) -> float:
+        """Bytes a second over the whole time."""
+        return float((self.rates * numpy.diff(self.times_s)).sum() / (self.times_s[-1] - self.times_s[0]))
+
+    @property
+    def busiest(self) -> float:
+        """Bytes in the busiest second."""
+        return float(self.rates.max())
+
+    def as_json(self) -> dict[str, Any]:
+        """What `hpcdl trace --json` prints of a host."""
+        numbers = {"mean_bytes_per_second": self.mean, "busiest_bytes_per_second": self.busiest}
+        return {"host": self.host, **numbers, "link_share": self.link_share}
+
+
+def traffic(merged: Merged, link_bytes_per_second: float | None = None) -> list[HostTraffic]:
+    """Every host whose interfaces have carried anything; its ranks read the same counts, so one of them speaks."""
+    found: dict[str, HostTraffic] = {}
+    for rank in merged.ranks:
+        trace = merged.traces[rank]
+        samples = trace.counters[trace.counters["name"] == trace.code(COUNTER + NETWORK)]
+        if trace.host in found or len(samples) < 2:
+            continue
+        shift_s = float(merged.records[rank]["begin_s"][0] - trace.records["begin_s"][0])
+        times_s = samples["begin_s"] + shift_s
+        kept = [0]
+        for place in range(1, len(times_s)):
+            if times_s[place] - times_s[kept[-1]] >= SHORTEST_S:
+                kept.append(place)
+        rates = numpy.diff(samples["value"][kept]) / numpy.diff(times_s[kept])
+        if len(kept) < 2 or not rates.max() > 0:
+            continue
+        share = float(rates.max()) / (2 * link_bytes_per_second) if link_bytes_per_second else None
+        found[trace.host] = HostTraffic(host=trace.host, times_s=times_s[kept], rates=rates, link_share=share)
+    return list(found.values())
+
+
+def largest(hosts: Sequence[HostTraffic]) -> float:
+    """The most that any host has carried in a second."""
+    return max(one.busiest for one in hosts)

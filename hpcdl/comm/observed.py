@@ -23,6 +23,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, TypeVar
 
 from hpcdl.comm.gaps import IdleGaps
 from hpcdl.core.errors import RankError
+from hpcdl.core.protocols import Revocable
 
 if TYPE_CHECKING:
     from hpcdl.core.protocols import Add, Array, Communicator, RemoteArray, Request
@@ -197,6 +198,11 @@ class Observation:
         told = self.activity[1]
         return self.num_updates or None if told is None else told
 
+    @property
+    def leads(self) -> bool:
+        """Whether this is the first of the ranks that the run goes on with: what rank 0 does at the start."""
+        return self.rank == min(set(range(self.size)) - self.lost, default=0)
+
     def doing(self, what: str, step: int | None = None) -> None:
         """The rank's main thread has moved on to `what`; `step` stays as it was where it is not given."""
         now_s = time.monotonic()
@@ -267,6 +273,19 @@ class Observation:
         if lane in self._lanes:
             self._lanes.remove(lane)
             self._past[lane.purpose] = self._past.get(lane.purpose, Traffic()) + lane.traffic()
+
+    def abandon(self, kept: Lane) -> None:
+        """All groups are revoked: wait until the library has let go of each message's buffer, and forget all but one.
+
+        A request that is dropped instead ends the whole job, now and then, when its message comes after all.
+        """
+        for lane in tuple(self._lanes):
+            for request in tuple(lane.pending):
+                with contextlib.suppress(RankError):
+                    request.inner.wait()
+            lane.pending.clear()
+            if lane is not kept:
+                self.forget(lane)
 
 
 class Lane:
@@ -494,6 +513,16 @@ class Observed:
         """The ranks that are left, by the library's knowledge and the watch's."""
         gone = self.failed() | lost
         return self._of_part(self._collective("a split", 0, self._inner.survivors, gone))
+
+    def revoke(self) -> None:
+        """Call every rank out of this group and of all that were made of it; nothing of theirs is under way afterwards.
+
+        RankError where the library cannot.
+        """
+        if not isinstance(self._inner, Revocable):
+            raise RankError(f"{self.library} cannot revoke a group")
+        self._inner.revoke()
+        self.observation.abandon(self.lane)
 
     def for_purpose(self, purpose: str) -> Observed:
         """The same group and message space; what goes through this one counts for `purpose`."""

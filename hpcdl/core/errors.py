@@ -2,6 +2,7 @@
 
     HpcdlError                1    failed while working
     ├── RankError             1    one rank failed; carries its number and host
+    │   └── BrokenGroup       1    a group has lost a rank; those that are left can make another
     ├── NotFiniteError        1    NaN or infinity in gradients or weights of this rank
     ├── UsageError            2    what the user handed in is unusable
     │   ├── UnknownNameError  2    a name that no registry has
@@ -65,6 +66,10 @@ class RankError(HpcdlError):
         self.host = host
         self.exit_code = exit_code
         self.lost = lost
+
+
+class BrokenGroup(RankError):
+    """A group has lost a rank, or another rank has revoked it because of that: nothing goes through it any more."""
 
 
 class NotFiniteError(HpcdlError):

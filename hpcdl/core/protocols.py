@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from collections.abc import Set as AbstractSet
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 
 if TYPE_CHECKING:
     import numpy
@@ -123,12 +123,24 @@ class Communicator(Protocol):
         """End every rank of the job now."""
 
 
+@runtime_checkable
+class Revocable(Protocol):
+    """A Communicator whose ranks can be called out of whatever they wait for in it, by ULFM."""
+
+    def revoke(self) -> None:
+        """Every operation in this group, and in all that were made of it, ends in BrokenGroup, on every rank.
+
+        Now or whenever it comes; `survivors` alone still goes.
+        """
+
+
 @dataclass(frozen=True, kw_only=True)
 class LaunchPlan:
     """How ranks are to be started: computed by node/, carried out by cluster/.
 
     `environment` is set before Python starts. `cpus_by_local_rank[i]` is the affinity of the i-th rank of a node
     (empty: the scheduler's), `memory_nodes_by_local_rank[i]` its NUMA nodes (empty: the default policy).
+    `goes_on`: the ranks go on without one that dies, so the launcher must not end them.
     """
 
     num_ranks: int
@@ -137,3 +149,4 @@ class LaunchPlan:
     cpus_by_local_rank: Sequence[Sequence[int]] = ()
     memory_nodes_by_local_rank: Sequence[Sequence[int]] = ()
     memory_policy: str = "default"
+    goes_on: bool = False

@@ -80,6 +80,8 @@ class Context:
     deterministic: bool = False
     weight: float = 1.0
     """What this worker's mean over its samples counts in the mean over the workers."""
+    repeats_steps: bool = False
+    """Whether a step that another rank's death ends is repeated: then no weight moves before its exchange is over."""
 
     @property
     def is_worker(self) -> bool:

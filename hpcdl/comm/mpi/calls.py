@@ -9,7 +9,7 @@ import time
 from collections.abc import Callable, Sequence
 from typing import Any, Concatenate, ParamSpec, TypeVar
 
-from hpcdl.core.errors import RankError
+from hpcdl.core.errors import BrokenGroup, RankError
 
 _EAGER_LOOKS = 20
 _PAUSE_STEP_S, _LONGEST_PAUSE_S = 20e-6, 1e-3
@@ -41,13 +41,19 @@ def translated(
         try:
             return method(self, *args, **kwargs)
         except self._mpi.Exception as error:
-            raise RankError(
+            kind = BrokenGroup if error.Get_error_class() in _broken(self._mpi) else RankError
+            raise kind(
                 f"rank {self.rank} on {self.host}: MPI failed in {method.__name__}: {error}",
                 rank=self.rank,
                 host=self.host,
             ) from error
 
     return wrapper
+
+
+def _broken(mpi: Any) -> tuple[int, ...]:
+    """How ULFM says that a group is of no use any more."""
+    return mpi.ERR_PROC_FAILED, mpi.ERR_PROC_FAILED_PENDING, mpi.ERR_REVOKED
 
 
 def first_done(mpi: Any, handles: Sequence[Any], look: Callable[[], None]) -> int:

@@ -135,9 +135,12 @@ class MpiRequest:
 class MpiCommunicator:
     """Communicator over an MPI group. Errors come back as RankError where the library returns them at all."""
 
-    def __init__(self, mpi: Any, handle: Any) -> None:
+    def __init__(self, mpi: Any, handle: Any, family: list[Any] | None = None) -> None:
         self._mpi = mpi
         self._handle = handle
+        self._family: list[Any] = [] if family is None else family
+        """The handles of all groups that were made of the same one."""
+        self._family.append(handle)
         self._windows: list[Any] = []
         self._operations: dict[Any, Any] = {}
         self.rank: int = handle.Get_rank()
@@ -199,12 +202,12 @@ class MpiCommunicator:
     @translated
     def duplicate(self) -> Communicator:
         """The same group with a message space of its own."""
-        return MpiCommunicator(self._mpi, self._handle.Dup())
+        return MpiCommunicator(self._mpi, self._handle.Dup(), self._family)
 
     @translated
     def split(self, color: int, key: int = 0) -> Communicator:
         """The group of the ranks that gave the same `color`."""
-        return MpiCommunicator(self._mpi, self._handle.Split(color, key))
+        return MpiCommunicator(self._mpi, self._handle.Split(color, key), self._family)
 
     @translated
     def shared_array(self, shape: Sequence[int], dtype: Any) -> Array:
@@ -232,11 +235,32 @@ class MpiCommunicator:
 
     @translated
     def survivors(self, lost: AbstractSet[int] = frozenset()) -> Communicator:
-        """MPIX_Comm_shrink where the library knows of the dead itself, else MPI_Comm_create_group of the others."""
-        if self.failed():
-            return MpiCommunicator(self._mpi, self._handle.Shrink())
+        """MPIX_Comm_shrink where the library knows of the dead itself, else MPI_Comm_create_group of the others.
+
+        Of a group that is revoked some ranks may not have learned yet who is dead: shrinking agrees on that.
+        """
+        if self.failed() or self.is_revoked():
+            return MpiCommunicator(self._mpi, self._handle.Shrink(), self._family)
         group = self._handle.Get_group().Excl(sorted(lost))
-        return MpiCommunicator(self._mpi, self._handle.Create_group(group))
+        return MpiCommunicator(self._mpi, self._handle.Create_group(group), self._family)
+
+    def is_revoked(self) -> bool:
+        """Whether `revoke` was called, here or on another rank; never where the library has no ULFM."""
+        try:
+            return bool(self._handle.Is_revoked())
+        except (AttributeError, NotImplementedError, self._mpi.Exception):
+            return False
+
+    @translated
+    def revoke(self) -> None:
+        """MPIX_Comm_revoke of all of the family. Their handles stay: to give one back all of its ranks would be needed.
+
+        Once: a group that was revoked before is left out.
+        """
+        for handle in self._family:
+            if not handle.Is_revoked():
+                handle.Revoke()
+        self._family[1:] = []
 
     @translated
     def free(self) -> None:
@@ -246,6 +270,8 @@ class MpiCommunicator:
         while self._operations:
             self._operations.popitem()[1].Free()
         if self._handle != self._mpi.COMM_WORLD:
+            if self._handle in self._family:
+                self._family.remove(self._handle)
             self._handle.Free()
 
     def abort(self, exit_code: int) -> None:

@@ -61,6 +61,7 @@ class AllReduceWorker(Worker):
         # A message space of its own: the exchange runs on TensorFlow's threads, beside the main thread's messages.
         self._communicator = context.communicator.duplicate()
         self._bucket_bytes = context.exchange.bucket_size
+        self._repeats_steps = context.repeats_steps
         self._wire = WIRES[context.exchange.compress]
         self._collective = self._collective_of(context)
         self._workspace = Workspace(measure=not context.deterministic)
@@ -117,9 +118,10 @@ class AllReduceWorker(Worker):
     def _moves_early(self, gradients: Sequence[Any]) -> bool:
         """Whether weights may move while buckets travel: there are several, and an agreement that tells enough.
 
-        An optimizer that skips steps (`checks_finite` is False) has to see all sums before it moves anything.
+        An optimizer that skips steps (`checks_finite` is False) has to see all sums before it moves anything; and a
+        step that may be repeated must not have moved a part of them.
         """
-        if self._communicator.size == 1 or not self.checks_finite:
+        if self._communicator.size == 1 or not self.checks_finite or self._repeats_steps:
             return False
         plain = all(gradient.dtype == tf.float32 for gradient in gradients)
         return plain and len(list(self._plan(gradients, self._bucket_bytes))) > 1

@@ -7,6 +7,7 @@ folder has a temporary name until then. See docs/how-to/checkpoints.md.
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import json
 import shutil
@@ -20,7 +21,7 @@ from typing import IO, TYPE_CHECKING, Any
 import numpy
 
 from hpcdl.comm.observed import observe
-from hpcdl.core.errors import CorruptError
+from hpcdl.core.errors import CorruptError, RankError
 from hpcdl.core.files import read_json, replacing, sync_folder, write_json
 from hpcdl.core.protocols import Communicator
 from hpcdl.core.records import HistoryPoint, from_json
@@ -90,6 +91,11 @@ class CheckpointWriter:
         job, self._job = self._job, None
         if job is not None:
             job.wait()
+
+    def abandon(self) -> None:
+        """Return when nothing is being written any more, done or not: the group is revoked."""
+        with contextlib.suppress(RankError):
+            self.wait()
 
     def _gather(self, turn: Turn, value: Any) -> list[Any]:
         """Every rank's `value`; a rank that is done long before another leaves its core to the steps meanwhile."""

@@ -38,7 +38,7 @@ from hpcdl.node.topology.model import Topology
 from hpcdl.strategies.table import find_strategy
 from hpcdl.trace.recorder import collected
 from hpcdl.training.checkpoint.local import guarded, place
-from hpcdl.training.launch import chips, rundir
+from hpcdl.training.launch import chips, in_place, rundir
 from hpcdl.training.launch.fewer import check_fewer, check_least, with_least
 from hpcdl.training.launch.prepare import Prepared, check_open_servers, prepare
 from hpcdl.training.launch.relaunch import check_starts_ranks, until_done
@@ -74,7 +74,7 @@ def _train(effective: Effective[TrainConfig], on_event: EventHandler) -> tuple[P
     check_open_servers(prepared.info, allowed=prepared.config.safety.allow_grpc)
     check_fewer(effective, find_launcher())
     run_dir = choose_run_dir(prepared)
-    plan, said = plan_for(prepared)
+    plan, said = _plan(prepared)
     facts = {rundir.CHECKSUM: prepared.dataset.checksum}
 
     def launch(now: Effective[TrainConfig], environment: Mapping[str, str]) -> None:
@@ -82,7 +82,7 @@ def _train(effective: Effective[TrainConfig], on_event: EventHandler) -> tuple[P
             _run(prepared, plan, run_dir, on_event)
             return
         fewer = prepare(now)
-        _run(fewer, plan_for(fewer, environment)[0], run_dir, on_event)
+        _run(fewer, _plan(fewer, environment)[0], run_dir, on_event)
 
     with rundir.written(run_dir, resumes=prepared.config.checkpoint.resume):
         rundir.create(run_dir, effective, facts)
@@ -97,6 +97,17 @@ def _train(effective: Effective[TrainConfig], on_event: EventHandler) -> tuple[P
                 lambda text: on_event({"kind": "message", "text": text}),
             )
     return run_dir, read_record(run_dir)
+
+
+def _plan(prepared: Prepared, environment: Mapping[str, str] = NOTHING) -> tuple[LaunchPlan, list[str]]:
+    """`plan_for` this run; where it goes on by itself, also in which way it does."""
+    plan, said = plan_for(prepared, environment)
+    if not prepared.config.checkpoint.elastic:
+        return plan, said
+    goes_on, way = in_place.way_of(prepared, find_launcher())
+    if goes_on:
+        plan = dataclasses.replace(plan, goes_on=True, environment={**plan.environment, in_place.VARIABLE: "1"})
+    return plan, [*said, way]
 
 
 def _copies_kept(config: TrainConfig, run_dir: Path) -> AbstractContextManager[None]:

@@ -53,11 +53,10 @@ class StepClock:
     """
 
     def __init__(self, communicator: Communicator, *, synchronous: bool, warmup_steps: int = 0) -> None:
-        self._communicator = communicator
+        self._steps_together = synchronous
         self._seen = observe(communicator).observation
-        self._synchronous = synchronous and communicator.size > 1
+        self.join(communicator)
         self._warmup_steps = warmup_steps
-        self._pending: list[StepTimes] = []
         self.num_steps = 0
         self.last_s = 0.0
         """Seconds of the last step."""
@@ -76,6 +75,12 @@ class StepClock:
     def is_warm(self) -> bool:
         """Whether there were steps after the warm-up."""
         return self._warm.count > 0
+
+    def join(self, communicator: Communicator) -> None:
+        """Compare stamps with the ranks of this group from now on; steps that were not compared yet have no parts."""
+        self._communicator = communicator
+        self._synchronous = self._steps_together and communicator.size > 1
+        self._pending: list[StepTimes] = []
 
     def add(self, times: StepTimes) -> None:
         """Keep one step."""

@@ -146,45 +146,89 @@ class Parts:
         steps_done: Callable[[], int] | None = None,
     ) -> None:
         config = prepared.config
-        self.prepared, self.config = prepared, config
-        self.model, self.worker, self.group, self.journal = model, worker, group, journal
-        self._injection = injection
-        self.interval, self.copies, self.work = interval, copies, work
-        self.together = together or group
+        self.model = model
+        self._run_dir, self._injection, self.interval, self.work = run_dir, injection, interval, work
         self.objective: Objective = objective_of(config.objective, prepared.dataset.targets)
         self.optimizer = build_optimizer(
             config.optimizer, model.trainable_variables, loss_scaling=config.model.precision == "mixed_float16"
         )
-        slices = prepared.slices_of(group.rank)
-        self._step = worker.build_step(model, self.objective, as_model_input) or build_step(
-            model, self.optimizer, worker, self.objective, len(slices), self._warn, slices=slices,
-            weight=prepared.weight_of(group.rank), recorder=recorder_of(group),
-        )  # fmt: skip
         self.trainable = model.trainable_variables
-        self._follow = build_follow(model, self.optimizer, worker)
-        self._most_steps = self._most_steps_of(config.run.steps_per_call)
-        self._several = build_several(self._step, self.optimizer, self._got_batch, self._goes_on)
-        self._call = _Call()
-        self._evaluate = Evaluator(model, self.objective)
-        self.writer = CheckpointWriter(
-            run_dir, self.together, config.checkpoint.keep_checkpoints, before=injection.writing, work=work
-        )
-        self.position = Position(num_metrics=len(self.objective.names))
-        self.steps_done = steps_done or (lambda: self.position.step)
-        self._own: Mapping[str, Array] = {}
-        self._memory: dict[str, Array] = {}
-        self._memory_of_copies: dict[str, Array] = {}
-        self._told = 0
-        self._began = 0.0
-        self._statistics = [*state.moving_statistics(model)]
-        self._read_weights = state.reader(model.weights)
-        self._read_optimizer = state.reader(self.optimizer.variables)
-        self._read_seeds = state.reader(state.seed_variables(model))
         self.stop = StopRequest()
         self.seen = observe(group).observation
         self.seen.at_other_work = lambda: self.writer.is_writing or self.copies.is_writing
         synchronous = prepared.info.features.synchronous
         self.outcome = Outcome(clock=StepClock(group, synchronous=synchronous, warmup_steps=config.run.warmup_steps))
+        self.join(prepared, worker, group, journal, copies, together=together)
+        self._evaluate = Evaluator(model, self.objective)
+        self.position = Position(num_metrics=len(self.objective.names))
+        self.steps_done = steps_done or (lambda: self.position.step)
+        self._moved_by_forward: list[Any] = []
+        self._read_moved_by_forward: state.Reader | None = None
+        self._before_step: dict[str, Array] = {}
+        self._is_in_step = False
+        self.once_after_step: Callable[[], None] | None = None
+        """Called when the next step is over, or the last one was."""
+        self._own: Mapping[str, Array] = {}
+        self._memory: dict[str, Array] = {}
+        self._memory_of_copies: dict[str, Array] = {}
+        self._began = 0.0
+        self._statistics = [*state.moving_statistics(model)]
+        self._read_weights = state.reader(model.weights)
+        self._read_optimizer = state.reader(self.optimizer.variables)
+        self._read_seeds = state.reader(state.seed_variables(model))
+
+    def join(
+        self,
+        prepared: Prepared,
+        worker: Worker,
+        group: Communicator,
+        journal: Journal,
+        copies: LocalCopies,
+        *,
+        together: Communicator | None = None,
+    ) -> None:
+        """Train with the workers of `group` from now on: all that talks to others, or goes by their number.
+
+        Model, optimizer, position and what was measured stay as they are. Collective over the group.
+        """
+        self.prepared, self.config = prepared, prepared.config
+        self.worker, self.group, self.journal, self.copies = worker, group, journal, copies
+        self.together = together or group
+        slices = prepared.slices_of(group.rank)
+        self._step = worker.build_step(self.model, self.objective, as_model_input) or build_step(
+            self.model, self.optimizer, worker, self.objective, len(slices), self._warn, slices=slices,
+            weight=prepared.weight_of(group.rank), recorder=recorder_of(group),
+        )  # fmt: skip
+        self._follow = build_follow(self.model, self.optimizer, worker)
+        self._most_steps = self._most_steps_of(self.config.run.steps_per_call)
+        self._several = build_several(self._step, self.optimizer, self._got_batch, self._goes_on)
+        self._call = _Call()
+        keep, before = self.config.checkpoint.keep_checkpoints, self._injection.writing
+        self.writer = CheckpointWriter(self._run_dir, self.together, keep, before=before, work=self.work)
+        self._told = 0
+        self.outcome.clock.join(group)
+
+    def abandon_group(self) -> None:
+        """The group is revoked: nothing of what this rank has begun in it goes on afterwards."""
+        self.writer.abandon()
+        self.tell_warnings()
+        self.outcome.warnings += self.writer.warnings
+
+    def may_repeat_steps(self) -> None:
+        """From now on a step that does not come to its end can be taken again, after `leave_step`."""
+        self._moved_by_forward = [*state.moving_statistics(self.model).values(), *state.seed_variables(self.model)]
+        self._read_moved_by_forward = state.reader(self._moved_by_forward)
+
+    def leave_step(self, *, undone: bool) -> None:
+        """Of a step that did not come to its end: statistics and random states stand as before it, where `undone`."""
+        if self._is_in_step and undone:
+            state.assign(self._moved_by_forward, self._before_step, "before")
+        self._is_in_step = False
+
+    def keep_own_statistics(self) -> None:
+        """Whatever `start` takes from another rank, this one goes on with the moving statistics that it has."""
+        values = self._read_weights()
+        self._own = state.own_statistics({index: values[index] for index in self._statistics}, {})
 
     def restore_worker(self, own: Mapping[str, Array]) -> None:
         """Take back what a checkpoint holds of this rank alone: the strategy's part and the moving statistics."""
@@ -281,6 +325,9 @@ class Parts:
         self.seen.doing("computing")
         traffic = self.seen.traffic()
         self.worker.before_step(step)
+        if self._read_moved_by_forward is not None:
+            self._before_step = state.copy_of(self._read_moved_by_forward(), "before", self._before_step)
+            self._is_in_step = True
         if self.worker.follows:
             self._follow_step(self._began, got_batch, run_began, traffic)
             return
@@ -288,6 +335,7 @@ class Parts:
             with inside_engine(self.seen, mpi=self.prepared.info.features.mpi, num_workers=self.group.size):
                 loss, sums, had_gradients, exchanged = self._step(images, labels)
                 loss = float(loss)
+            self._is_in_step = False
             times = (got_batch, float(had_gradients), float(exchanged), time.time())
             self._step_over(loss, numpy.asarray(sums), num_samples(labels), times, run_began)
         self.outcome.traffic += self.seen.traffic() - traffic
@@ -315,6 +363,14 @@ class Parts:
             )
         )
         self.outcome.steps_done += 1
+        if self.once_after_step is not None:
+            self.told_of_step()
+
+    def told_of_step(self) -> None:
+        """Call what waits for the end of a step."""
+        tell, self.once_after_step = self.once_after_step, None
+        if tell is not None:
+            tell()
 
     def _follow_step(self, began: float, got_batch: float, run_began: float, traffic: Traffic) -> None:
         """A step that the others finished while this worker was late: their mean without a gradient of its own."""
@@ -437,10 +493,11 @@ class Parts:
             step=self.position.step,
             shared=shared,
             own={**self._own_state(), **statistics},
-            facts={**self._facts(), **facts},
+            facts={**self.facts(), **facts},
         )
 
-    def _facts(self) -> dict[str, Any]:
+    def facts(self) -> dict[str, Any]:
+        """Where the run stands, as a checkpoint says it."""
         return {
             "steps_per_epoch": self.prepared.steps_per_epoch,
             "global_batch": self.prepared.global_batch,
@@ -484,6 +541,7 @@ class Parts:
 
     def close(self, began: float) -> None:
         """The last thing: nothing is trained after it."""
+        self.told_of_step()
         self.worker.finish()
         self.tell_warnings()
         self.outcome.seconds = time.monotonic() - began

@@ -27,6 +27,10 @@ class Trainer:
 
     def __init__(self, parts: Parts) -> None:
         self.parts = parts
+        self.owes_epoch_end = False
+        """Whether an epoch was over when the group broke, and nobody has come to its end."""
+        allowed_s = time_allowed(parts.config.checkpoint.time_limit)
+        self._leaves_at = None if allowed_s is None else time.monotonic() + allowed_s
 
     def position_at(self, step: int, facts: Mapping[str, Any], own: Mapping[str, Array]) -> Position:
         """Where a checkpoint stands in this run; with another global batch the epoch goes on at the next sample."""
@@ -62,10 +66,13 @@ class Trainer:
             parts.stop,
             parts.worker,
             interval=parts.interval,
-            time_limit_s=time_allowed(config.checkpoint.time_limit),
+            time_limit_s=None if self._leaves_at is None else self._leaves_at - time.monotonic(),
         )
         batches = parts.batches()
-        while parts.position.step < prepared.num_steps:
+        if self.owes_epoch_end:
+            self._end_epoch(began)
+        reached = parts.outcome.seconds_to_target is not None
+        while not reached and parts.position.step < prepared.num_steps:
             before = parts.position.step
             parts.take_steps(batches, began, self._free_steps(control))
             done = parts.position.step
@@ -109,9 +116,12 @@ class Trainer:
         parts.outcome.clock.flush()
         state.average_moving_statistics(parts.model, parts.group)
         seconds = time.monotonic() - began
-        totals = parts.position.take_totals()
+        totals = parts.position.totals.copy()
         if parts.group.size > 1:
             parts.group.allreduce(totals)
         step = parts.position.step
         epoch = step / parts.prepared.steps_per_epoch
-        return parts.end_epoch(epoch, step, seconds, (totals[1:] / totals[0]).tolist())
+        reached = parts.end_epoch(epoch, step, seconds, (totals[1:] / totals[0]).tolist())
+        parts.position.take_totals()  # behind all that may fail: the group that is left comes to this end again
+        self.owes_epoch_end = False
+        return reached

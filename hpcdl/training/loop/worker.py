@@ -30,11 +30,13 @@ from hpcdl.training.checkpoint import folders as checkpoints
 from hpcdl.training.checkpoint import state
 from hpcdl.training.checkpoint.interval import CheckpointInterval
 from hpcdl.training.checkpoint.local import LocalCopies, newest_common, place
+from hpcdl.training.launch.in_place import Fewer
 from hpcdl.training.launch.prepare import Prepared, rule_in_force
 from hpcdl.training.launch.rundir import MODEL_FILE
 from hpcdl.training.loop import results
 from hpcdl.training.loop.asynchronous import AsynchronousTrainer, replica_of
 from hpcdl.training.loop.journal import EchoJournal, EventHandler, FileJournal, Journal, NullJournal
+from hpcdl.training.loop.mend import InPlace
 from hpcdl.training.loop.parts import Parts
 from hpcdl.training.loop.preprocess import model_shapes, preprocessed
 from hpcdl.training.loop.synchronous import Trainer
@@ -54,10 +56,12 @@ def run_worker(
     on_event: EventHandler | None,
     watch: Watch,
     injection: Injection,
+    fewer: Fewer | None = None,
 ) -> Observed:
     """Train on this rank; rank 0 writes the run directory, and tells `on_event` what it writes into the journal.
 
-    Returns the group of the ranks that are left at the end. Collective over the workers, and at its end over all.
+    Where `fewer` is given the ranks that are left go on when some are lost. Returns the group of those that are left at
+    the end. Collective over the workers, and at its end over all.
     """
     communicator.observation.doing("building the model")
     config = prepared.config
@@ -76,41 +80,65 @@ def run_worker(
     model = build_model(config, prepared.dataset)
     if config.model.init_weights is not None:
         journal.write("message", text=state.load_weights(model, config.model.init_weights))
-    kept = _kept(prepared, run_dir, group, record.nodes)
+    interval, copies_of, work = _kept(prepared, run_dir, group, record.nodes)
+    kept = (interval, copies_of(group.rank), work)
     parts = functools.partial(Parts, prepared, model, worker, group, journal, run_dir, injection, *kept)
     trainer = _trainer(prepared, worker, parts)
-    warnings = [*([prepared.info.warning] if prepared.info.warning else []), *worker.warnings]
-    resumed_from = _resume(trainer, run_dir, group, warnings) if config.checkpoint.resume else None
+    record = _begun(trainer, group, record, run_dir)
+    watch.actions.tell = lambda text: trainer.parts.journal.write("message", text=f"warning: {text}")
+    if fewer is None or isinstance(trainer, AsynchronousTrainer):
+        communicator = _to_the_end(trainer, communicator, record, run_dir)
+    else:
+        communicator = InPlace(
+            trainer=trainer, world=communicator, context=context, record=record, run_dir=run_dir, watch=watch,
+            fewer=fewer, train=_to_the_end, copies_of=copies_of,
+            open_journal=lambda: _journal(run_dir, config.run.tensorboard, None),
+        ).to_the_end()  # fmt: skip
+    trainer.parts.journal.close()
+    return communicator
+
+
+def _begun(trainer: Trainer | AsynchronousTrainer, group: Communicator, record: RunRecord, run_dir: Path) -> RunRecord:
+    """Put the trainer where the run stands, say what is in force, and return its record as it begins. Collective."""
+    parts = trainer.parts
+    prepared, journal, limits = parts.prepared, parts.journal, parts.config.checkpoint
+    warnings = [*([prepared.info.warning] if prepared.info.warning else []), *parts.worker.warnings]
+    resumed_from = _resume(trainer, run_dir, group, warnings) if limits.resume else None
     if resumed_from is not None:
         record = results.continued_record(record, run_dir, resumed_from)
-        if config.checkpoint.allow:
-            warnings.append(
-                f"resumed with --allow {','.join(config.checkpoint.allow)}: part of it ran with other settings"
-            )
+        if limits.allow:
+            warnings.append(f"resumed with --allow {','.join(limits.allow)}: part of it ran with other settings")
         journal.write("message", text=f"going on after step {resumed_from} of {prepared.num_steps}")
     record = dataclasses.replace(record, warnings=list(dict.fromkeys([*record.warnings, *warnings])))
-    if leads:
+    if group.rank == 0:
         write_record(run_dir, record)
     for text in (rule_in_force(prepared), *prepared.notes, *(f"warning: {warning}" for warning in record.warnings)):
         journal.write("message", text=text)
-    watch.actions.tell = lambda text: journal.write("message", text=f"warning: {text}")
-    with trainer.parts.copies.until_over():
+    return record
+
+
+def _to_the_end(
+    trainer: Trainer | AsynchronousTrainer, communicator: Observed, record: RunRecord, run_dir: Path
+) -> Observed:
+    """Train, and leave record and model; returns the group of the ranks that are left. Collective."""
+    parts = trainer.parts
+    with parts.copies.until_over():
         outcome = trainer.run()
-    own = results.worker_record(communicator, outcome, worker, prepared)
+    prepared, model, leads = parts.prepared, parts.model, communicator.rank == 0
+    own = results.worker_record(communicator, outcome, parts.worker, prepared)
     communicator = survivors(communicator, outcome.num_lost)
     ranks = results.gather_ranks(communicator, own)
     communicator.observation.doing("leaving")
     if leads:
         outcome.warnings += _save_finished(model, run_dir)
         write_record(run_dir, results.finished_record(record, prepared, outcome, ranks, _parameters(model)))
-    journal.close()
     return communicator
 
 
 def _kept(
     prepared: Prepared, run_dir: Path, group: Observed, num_nodes: int
-) -> tuple[CheckpointInterval, LocalCopies, BackgroundWork]:
-    """When checkpoints are made, what keeps copies in the node's memory, and how both are written."""
+) -> tuple[CheckpointInterval, Callable[[int], LocalCopies], BackgroundWork]:
+    """When checkpoints are made, what keeps copies of a rank in the node's memory, and how both are written."""
     limits = prepared.config.checkpoint
     way, told = way_for(limits.background, prepared.info.features, prepared.num_workers)
 
@@ -128,8 +156,12 @@ def _kept(
         num_nodes=num_nodes,
         most_patience_s=most_patience_s(way, prepared.config.safety.stall_timeout),
     )
-    every = limits.local_checkpoint_every
-    return interval, LocalCopies(folder, run_dir, group.rank, every, lambda text: say(f"warning: {text}"), work), work
+
+    def copies_of(rank: int) -> LocalCopies:
+        every = limits.local_checkpoint_every
+        return LocalCopies(folder, run_dir, rank, every, lambda text: say(f"warning: {text}"), work)
+
+    return interval, copies_of, work
 
 
 def _trainer(prepared: Prepared, worker: Worker, parts: Callable[..., Parts]) -> Trainer | AsynchronousTrainer:

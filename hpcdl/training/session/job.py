@@ -21,6 +21,7 @@ from hpcdl.strategies.base import Context
 from hpcdl.strategies.table import load_strategy
 from hpcdl.trace.recorder import recording
 from hpcdl.training.launch.fewer import workers_and_servers
+from hpcdl.training.launch.in_place import Fewer
 from hpcdl.training.launch.prepare import Prepared
 from hpcdl.training.loop import results
 from hpcdl.training.loop.journal import EventHandler
@@ -36,10 +37,12 @@ def run_rank(
     run_dir: Path,
     on_event: EventHandler | None = None,
     watch: Watch | None = None,
+    fewer: Fewer | None = None,
 ) -> None:
     """Work or serve, by rank. Collective over all ranks; on rank 0 `on_event` gets the journal's events.
 
-    `watch`, where there is one, watches this rank and gets the run's own limits.
+    `watch`, where there is one, watches this rank and gets the run's own limits. `fewer`: workers that are left go on
+    in place when others are lost.
     """
     if communicator.size != prepared.config.run.ranks:
         raise UsageError(f"--ranks {prepared.config.run.ranks}, but {communicator.size} were started")
@@ -48,7 +51,7 @@ def run_rank(
     software = runtime.software_versions(communicator.library)
     _check_same_start(prepared, communicator, software)
     with recording(prepared.config.run.trace, communicator, run_dir):
-        _run_rank(prepared, communicator, run_dir, on_event, watch, software)
+        _run_rank(prepared, communicator, run_dir, on_event, watch, software, fewer)
 
 
 def _run_rank(
@@ -58,6 +61,7 @@ def _run_rank(
     on_event: EventHandler | None,
     watch: Watch | None,
     software: dict[str, str],
+    fewer: Fewer | None,
 ) -> None:
     hosts = communicator.allgather_json(communicator.host)
     prepared = _shared_out(prepared, hosts)
@@ -82,8 +86,8 @@ def _run_rank(
             if prepared.config.elastic.groups > 1:  # from the node's own storage, where there is a copy on it
                 near = dataclasses.replace(near, dataset=resident(near.dataset, communicator.rank))
             near = dataclasses.replace(near, dataset=injection.readable(near.dataset))
-            context = context_of(prepared, communicator)
-            communicator = run_worker(near, communicator, context, run_dir, started, on_event, watch, injection)
+            context = dataclasses.replace(context_of(prepared, communicator), repeats_steps=fewer is not None)
+            communicator = run_worker(near, communicator, context, run_dir, started, on_event, watch, injection, fewer)
     else:
         with injection:
             communicator = _serve(prepared, communicator)

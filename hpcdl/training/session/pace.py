@@ -180,7 +180,7 @@ class Eviction:
 
 @dataclass(kw_only=True)
 class PaceKeeper:
-    """One rank's part in it: call `look` every now and then; worker 0, which compares, has `tell` of what it finds.
+    """One rank's part in it: call `look` every now and then; the first, which compares, has `tell` of what it finds.
 
     `folder` is one that all ranks of the run see; a window takes `window_s`.
     """
@@ -209,7 +209,7 @@ class PaceKeeper:
         if seen.own_work[0] > self._written:
             self._written = seen.own_work[0]
             self._write(Pace(rank=seen.rank, host=seen.host, at_s=now_s, spent=seen.own_work, counters=sample()))
-        if seen.rank == 0:
+        if seen.leads:
             self._compare()
 
     def _compare(self) -> None:

@@ -27,6 +27,7 @@ from hpcdl.core.paths import user_cache_folder
 from hpcdl.core.protocols import Communicator
 from hpcdl.core.signals import StopRequest
 from hpcdl.training.launch import rundir
+from hpcdl.training.launch.in_place import VARIABLE, fewer_of
 from hpcdl.training.launch.prepare import prepare
 from hpcdl.training.session import runtime
 from hpcdl.training.session.job import run_rank
@@ -51,7 +52,8 @@ def main() -> None:
     def body(communicator: Observed, watch: Watch) -> None:
         effective, _ = rundir.read(run_dir)
         with writing(run_dir / FOLDER) if communicator.rank == 0 else contextlib.nullcontext():
-            run_rank(prepare(effective), communicator, run_dir, watch=watch)
+            fewer = fewer_of(effective) if VARIABLE in os.environ else None
+            run_rank(prepare(effective), communicator, run_dir, watch=watch, fewer=fewer)
 
     leave(supervised(body, _stall_timeout_s(run_dir)))
 
@@ -137,7 +139,7 @@ def supervised(
             _done_together(communicator, lambda: report_all(folder, "done", processes))
         except BaseException as error:  # noqa: BLE001  whatever it is, the other ranks must not wait for this one
             state, exit_code = verdict(error)
-            filed = None if state != "stopped" else place.rank == 0
+            filed = None if state != "stopped" else observation.leads
             report.tell(state, exit_code=exit_code, message=one_line(error), filed=filed)
             if state == "stopped":
                 if not wait_for_the_others(communicator):
@@ -163,7 +165,7 @@ def _done_together(communicator: Observed, note: Callable[[], None]) -> None:
     """Return once all are done and rank 0 has noted it: whatever becomes of a process then is no failure."""
     left = _left(communicator)
     left.barrier()
-    if communicator.rank == 0:
+    if left.rank == 0:
         note()
     with contextlib.suppress(HpcdlError):
         left.barrier()

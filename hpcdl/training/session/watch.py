@@ -428,7 +428,7 @@ class Watch:
                 seen.evicted = text
             if kind == "lost":
                 seen.lost |= {int(number)}
-            if seen.rank == 0:
+            if seen.leads:
                 self.actions.tell(text if kind == "busy" else f"the run goes on without rank {number}: {text}")
 
     def _speaks(self, verdict: Verdict) -> bool:

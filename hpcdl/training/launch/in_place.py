@@ -1,0 +1,83 @@
+"""Which way a run under --elastic goes on without a rank that is lost: in place, or with new ranks.
+
+In place the others stay: they make a smaller group and repeat the step that was under way (training/loop/mend.py).
+That needs an MPI that outlives its ranks, and a strategy whose exchange is one all-reduce over all workers.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from hpcdl.cluster.launchers.base import Launcher
+from hpcdl.cluster.launchers.mpiexec import find_mpiexec
+from hpcdl.config.load import Effective, replace
+from hpcdl.config.schema import TrainConfig
+from hpcdl.config.settings import AUTO
+from hpcdl.core.errors import UsageError
+from hpcdl.training.launch.fewer import num_workers, with_fewer
+from hpcdl.training.launch.prepare import Prepared, prepare
+
+VARIABLE = "HPCDL_IN_PLACE"
+"""Tells the ranks that they were started so that they can go on without one that dies."""
+_FLAVOUR, _SINCE = "openmpi", 5
+"""The MPI that has ULFM, and from which version on."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Fewer:
+    """What a run becomes when ranks are lost in place: `effective` as it stands, and with how few it still goes on."""
+
+    effective: Effective[TrainConfig]
+    least: int
+
+    def on(self, num_ranks: int) -> Fewer:
+        """The same run on so many ranks; its faults, which go by the ranks of the start, are not its settings'."""
+        fewer = with_fewer(self.effective, num_ranks)
+        config = replace(fewer.config, inject="", resume=True)
+        return Fewer(effective=Effective(config=config, origins=fewer.origins), least=self.least)
+
+    def prepared(self) -> Prepared:
+        """All that follows from the settings."""
+        return prepare(self.effective)
+
+
+def fewer_of(effective: Effective[TrainConfig]) -> Fewer:
+    """The run of `effective`, none of whose ranks is lost."""
+    least = effective.config.checkpoint.min_workers
+    return Fewer(effective=effective, least=least or num_workers(effective))
+
+
+def way_of(prepared: Prepared, launcher: Launcher) -> tuple[bool, str]:
+    """Whether this run, one under --elastic, goes on in place, and what to say of it."""
+    why = next(_against(prepared, launcher), "")
+    if why:
+        return False, f"where a rank is lost, new ranks go on from the newest state that is kept ({why})"
+    return True, (
+        f"where a rank is lost, the others go on in place (ULFM), down to {prepared.config.checkpoint.min_workers} "
+        "workers; weights move once a step's exchange is over"
+    )
+
+
+def _against(prepared: Prepared, launcher: Launcher) -> Iterator[str]:
+    """Why this run cannot go on in place, what is known at once first."""
+    config, least = prepared.config, prepared.config.checkpoint.min_workers
+    if least is None or least >= prepared.num_workers:
+        yield "no worker may be missing: --min-workers N says how few may go on"
+    if prepared.info.family != "all-reduce":
+        yield f"{prepared.info.name} does not go on in place, all-reduces do"
+    if config.data.stage is not None:
+        yield "--stage shares the data out among all ranks"
+    if config.run.steps_per_call not in (1, AUTO):
+        yield "--steps-per-call has several steps move before anybody counts them"
+    if config.checkpoint.evict_slow is not None:
+        yield "--evict-slow starts ranks anew without a slow one"
+    if launcher.name != "local":
+        yield f"the launcher {launcher.name} ends all ranks with the first"
+    try:
+        mpi = find_mpiexec()
+    except UsageError:  # the start says it better
+        yield "no MPI is found"
+        return
+    if mpi.flavour != _FLAVOUR or int(mpi.version.partition(".")[0]) < _SINCE:
+        yield f"{mpi.flavour} {mpi.version} has no ULFM, Open MPI 5 has"

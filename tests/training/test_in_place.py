@@ -1,0 +1,297 @@
+"""A run goes on in place, with the ranks that are left: which runs do, and what becomes of their steps and samples."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from hpcdl.cluster.launchers import single
+from hpcdl.cluster.launchers.mpiexec import Mpiexec
+from hpcdl.cluster.launchers.single import LAUNCHER as LOCAL
+from hpcdl.cluster.launchers.slurm import LAUNCHER as SLURM
+from hpcdl.cluster.status import read_statuses
+from hpcdl.collectives.table import COLLECTIVES
+from hpcdl.comm.mpi.communicator import MpiCommunicator
+from hpcdl.config.load import Effective, flag_layer, load
+from hpcdl.config.schema import TrainConfig
+from hpcdl.core.errors import BrokenGroup, RankError, carried, original
+from hpcdl.core.protocols import LaunchPlan
+from hpcdl.strategies.table import STRATEGIES
+from hpcdl.training.launch import in_place
+from hpcdl.training.launch.in_place import fewer_of, way_of
+from hpcdl.training.launch.prepare import prepare
+from hpcdl.training.loop.mend import Recovery, Standing
+from tests.conftest import CommandLine, finish
+from tests.training.training_runs import (
+    NOTED,
+    SHORT,
+    events,
+    kill_rank,
+    model_weights,
+    record_of,
+    start,
+    steps_done,
+    wait_for,
+)
+
+
+def config(**flags: object) -> Effective[TrainConfig]:
+    fixed = {"model": "lenet", "data": "synthetic:mnist", "ranks": 4, "batch-size": 16, "elastic": True}
+    return load(TrainConfig, [flag_layer({**fixed, "min-workers": 2, **flags})])
+
+
+def mpi(monkeypatch: pytest.MonkeyPatch, flavour: str = "openmpi", version: str = "5.0.11") -> None:
+    found = Mpiexec(path=Path("mpiexec"), flavour=flavour, library=Path("libmpi.so"), version=version)
+    monkeypatch.setattr(in_place, "find_mpiexec", lambda: found)
+
+
+@pytest.mark.parametrize("strategy", [name for name in STRATEGIES if name != "single"])
+def test_all_reduces_go_on_in_place_and_others_with_new_ranks(strategy: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    mpi(monkeypatch)
+    goes_on, said = way_of(prepare(config(strategy=strategy, **{"allow-grpc": True})), LOCAL)
+    assert goes_on == (strategy in COLLECTIVES)
+    assert ("in place (ULFM), down to 2 workers" if goes_on else f"{strategy} does not go on in place") in said
+
+
+@pytest.mark.parametrize(
+    ("flags", "launcher", "library", "why"),
+    [
+        ({"min-workers": None}, LOCAL, ("openmpi", "5.0.11"), "--min-workers N says how few may go on"),
+        ({"min-workers": 4}, LOCAL, ("openmpi", "5.0.11"), "no worker may be missing"),
+        ({"stage": "/tmp"}, LOCAL, ("openmpi", "5.0.11"), "--stage shares the data out"),
+        ({"evict-slow": 2.0}, LOCAL, ("openmpi", "5.0.11"), "--evict-slow starts ranks anew"),
+        ({}, SLURM, ("openmpi", "5.0.11"), "the launcher slurm ends all ranks"),
+        ({}, LOCAL, ("openmpi", "4.1.6"), "openmpi 4.1.6 has no ULFM"),
+        ({}, LOCAL, ("mpich", "5.0.2"), "mpich 5.0.2 has no ULFM"),
+    ],
+)
+def test_where_it_cannot_new_ranks_go_on_and_the_start_says_why(
+    flags: dict[str, Any], launcher: Any, library: tuple[str, str], why: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    mpi(monkeypatch, *library)
+    goes_on, said = way_of(prepare(config(**flags)), launcher)
+    assert not goes_on and said.startswith("where a rank is lost, new ranks go on") and why in said
+
+
+def test_the_launcher_hears_that_ranks_may_die(monkeypatch: pytest.MonkeyPatch) -> None:
+    found = Mpiexec(path=Path("mpiexec"), flavour="openmpi", library=Path("libmpi.so"), version="5.0.11")
+    monkeypatch.setattr(single, "find_mpiexec", lambda: found)
+    for goes_on, words in ((True, ["--with-ft", "ulfm"]), (False, [])):
+        plan = LaunchPlan(num_ranks=3, ranks_per_node=3, goes_on=goes_on)
+        assert LOCAL.line(plan, ["rank"], mpi=True, environment={})[0] == ["mpiexec", *words, "-n", "3", "rank"]
+
+
+def test_fewer_ranks_have_the_settings_of_a_run_that_is_resumed_on_them() -> None:
+    fewer = fewer_of(config(inject="kill:rank=3@step=5")).on(3).on(2)
+    config_now = fewer.effective.config
+    assert (config_now.run.ranks, config_now.data.keep_batch, fewer.least) == (2, 64, 2)
+    assert config_now.checkpoint.resume and not config_now.safety.inject
+    assert fewer.prepared().global_batch == 64
+
+
+@pytest.mark.parametrize(
+    ("step", "evaluated", "owes"),
+    [(0, [], False), (9, [], False), (10, [], True), (10, [10], False), (25, [10, 20], True)],
+)
+def test_an_epoch_that_nobody_has_evaluated_is_owed(step: int, evaluated: list[int], owes: bool) -> None:
+    facts = {"steps_per_epoch": 10, "num_steps": 25, "history": [{"step": at} for at in evaluated]}
+    standing = Standing(leader=0, step=step, facts=facts, saved=None, seconds_to_target=None, apart=False)
+    assert standing.owes_epoch_end == owes
+
+
+def test_what_is_told_of_a_recovery_is_who_was_lost_and_each_part() -> None:
+    recovery = Recovery(began_s=0.0, lost={2: "b", 1: "a"}, goes_on="2 workers in place of 4", step=7)
+    recovery.seconds = {"detect": 0.25, "shrink": 0.5}
+    told: list[dict[str, Any]] = []
+
+    class Kept:
+        def write(self, kind: str, **values: Any) -> None:
+            told.append({"kind": kind, **values})
+
+    recovery.tell(Kept())  # type: ignore[arg-type]
+    (event,) = told
+    assert event["text"] == (
+        "rank 1 on a and rank 2 on b were lost; 2 workers in place of 4; in place, after step 7, in 0.75 s "
+        "(detect 0.25, shrink 0.50)"
+    )
+    assert event["recovery"] == {"lost": [1, 2], "step": 7, "seconds": {"detect": 0.25, "shrink": 0.5}}
+
+
+def test_a_broken_group_comes_through_a_graph_as_itself() -> None:
+    def fail() -> None:
+        raise BrokenGroup("rank 1 on a: MPI failed in wait: revoked", rank=1, host="a")
+
+    with pytest.raises(Exception, match="revoked") as caught:
+        carried(fail)()
+    found = original(caught.value)
+    assert isinstance(found, BrokenGroup) and isinstance(found, RankError) and found.rank == 1
+
+
+def played_group(made: list[str]) -> SimpleNamespace:
+    """A group of MPI's of which this rank does not know yet that one is dead; `made` is told what is done to it."""
+    revoked: list[bool] = []
+
+    def revoke() -> None:
+        made.append("revoked")
+        revoked.append(True)
+
+    def shrink() -> SimpleNamespace:
+        made.append("shrunk")
+        return played_group(made)
+
+    return SimpleNamespace(
+        Get_rank=lambda: 0,
+        Get_size=lambda: 3,
+        Is_revoked=lambda: bool(revoked),
+        Revoke=revoke,
+        Dup=lambda: played_group(made),
+        Shrink=shrink,
+    )
+
+
+def test_a_rank_that_does_not_know_of_the_dead_yet_shrinks_the_group_with_the_others() -> None:
+    """Each group of the family is revoked once, and what was revoked before is left alone."""
+    made: list[str] = []
+    played = SimpleNamespace(Exception=OSError, get_vendor=lambda: ("played", (5, 0)))
+    group = MpiCommunicator(played, played_group(made))
+    group.duplicate()
+    group.revoke()
+    left = group.survivors()
+    left.duplicate()
+    assert made == ["revoked", "revoked", "shrunk"]
+    group.revoke()
+    assert made[3:] == ["revoked", "revoked"]
+
+
+def library(prefix: Path) -> dict[str, str]:
+    """The environment of a run under this Open MPI."""
+    return {"MPI4PY_LIBMPI": str(prefix / "lib" / "libmpi.so.40")}
+
+
+def recoveries(run_dir: Path) -> list[dict[str, Any]]:
+    """What the journal tells of each."""
+    return [event["recovery"] for event in events(run_dir, "message") if "recovery" in event]
+
+
+@pytest.mark.lab
+@pytest.mark.parametrize("victims", [(1,), (0,), (0, 2)], ids=str)
+def test_the_run_that_loses_ranks_has_the_weights_of_the_undisturbed_one(
+    open_mpi_5: Path, session_hpcdl: CommandLine, shards: Path, tmp_path: Path, victims: tuple[int, ...]
+) -> None:
+    """Within the rounding of sums over other numbers of workers; two are lost at once, of which one is rank 0."""
+    ranks = 2 + len(victims)
+    line = [*SHORT, "--data", shards, "--ranks", f"{ranks}", "--keep-batch", "36", "--epochs", "3"]
+    line += ["--elastic", "--min-workers", "2", "--checkpoint-every", "1h"]
+    faults = ",".join(f"kill:rank={rank}@step=50" for rank in victims)
+    for name, more in (("struck", ["--inject", faults]), ("whole", [])):
+        finished = session_hpcdl([*line, *more, "--run-dir", tmp_path / name], env=library(open_mpi_5), timeout_s=300)
+        assert finished.code == 0, finished.err
+    told = recoveries(tmp_path / "struck")
+    assert sorted(rank for one in told for rank in one["lost"]) == sorted(victims)
+    assert all(set(one["seconds"]) == {"detect", "shrink", "state", "trace"} for one in told)
+    assert not recoveries(tmp_path / "whole")
+    record = record_of(tmp_path / "struck")
+    assert (record["status"], record["workers"], record["ranks"]) == ("finished", 2, 2)
+    assert record["resumed_from_steps"] == [one["step"] for one in told]
+    for mine, other in zip(model_weights(tmp_path / "struck"), model_weights(tmp_path / "whole"), strict=True):
+        assert abs(mine - other).max() <= 1e-5 * abs(other).max() + 1e-7
+    states = {status.rank: status.state for status in read_statuses(tmp_path / "struck" / "ranks")}
+    assert {rank for rank, state in states.items() if state == "left behind"} == set(victims)
+
+
+@pytest.mark.lab
+def test_every_sample_of_an_epoch_comes_once(
+    open_mpi_5: Path, session_hpcdl: CommandLine, shards: Path, tmp_path: Path
+) -> None:
+    """The step that was under way counts as its survivors took it; its first try left no trace in the model's count."""
+    run_dir, env = tmp_path / "run", {"RECORD_DIR": str(tmp_path), "STEP_S": "0.02", **library(open_mpi_5)}
+    line = [*NOTED, "--epochs", "2", "--data", shards, "--run-dir", run_dir, "--ranks", "3", "--batch-size", "17"]
+    line += ["--keep-batch", "33", "--elastic", "--min-workers", "2", "--inject", "kill:rank=1@step=20"]
+    finished = session_hpcdl(line, env=env, timeout_s=300)
+    assert finished.code == 0, finished.err
+    (recovery,) = recoveries(run_dir)
+    noted: dict[tuple[int, int], list[int]] = {}
+    for rank in range(3):
+        for text in (tmp_path / f"rank-{rank}.jsonl").read_text().split("\n"):
+            if text.endswith("}"):
+                taken = json.loads(text)
+                noted[rank, taken["step"]] = taken["images"]
+    per_epoch = record_of(run_dir)["num_samples"] // 33
+    for epoch in range(2):
+        seen: list[int] = []
+        for step in range(epoch * per_epoch, (epoch + 1) * per_epoch):
+            for rank in range(3) if step < recovery["step"] else (0, 2):
+                seen += noted[rank, step]
+        assert len(seen) == len(set(seen)) == 33 * per_epoch
+    assert max(step for _, step in noted) == 2 * per_epoch - 1
+
+
+@pytest.mark.lab
+@pytest.mark.parametrize("moment", ["evaluation", "last step", "checkpoint"])
+def test_ranks_may_be_lost_between_steps(
+    open_mpi_5: Path, session_hpcdl: CommandLine, shards: Path, tmp_path: Path, moment: str
+) -> None:
+    """While a checkpoint is written after every step, in the last one, and in a pass over the held-out samples."""
+    run_dir = tmp_path / "run"
+    line = [*SHORT, "--data", shards, "--ranks", "3", "--batch-size", "16", "--run-dir", run_dir, "--elastic"]
+    line += ["--min-workers", "2", "--steps", "58"]  # two epochs
+    line += ["--checkpoint-every", "0.001s" if moment == "checkpoint" else "1h"]
+    step = {"evaluation": 29, "last step": 57, "checkpoint": 20}[moment]
+    line += ["--inject", f"kill:rank=1@step={step}"]
+    finished = session_hpcdl(line, env=library(open_mpi_5), timeout_s=300)
+    assert finished.code == 0, finished.err
+    record = record_of(run_dir)
+    assert record["steps"] == 58 and [point["step"] for point in record["history"]] == [29, 58]
+    assert record["workers"] == 2 or not recoveries(run_dir)
+
+
+@pytest.mark.lab
+def test_below_the_least_number_of_workers_new_ranks_go_on(
+    open_mpi_5: Path, session_hpcdl: CommandLine, shards: Path, tmp_path: Path
+) -> None:
+    run_dir = tmp_path / "run"
+    line = [*SHORT, "--data", shards, "--ranks", "3", "--run-dir", run_dir, "--elastic", "--min-workers", "2"]
+    line += ["--epochs", "3", "--checkpoint-every", "0.001s", "--inject", "kill:rank=0@step=40,kill:rank=2@step=40"]
+    finished = session_hpcdl(line, env=library(open_mpi_5), timeout_s=300)
+    assert finished.code == 0, finished.err
+    assert "; new ranks go on after step " in finished.err
+    record = record_of(run_dir)
+    assert (record["status"], record["workers"]) == ("finished", 3) and record["resumed_from_steps"]
+
+
+@pytest.mark.lab
+def test_a_rank_lost_while_the_group_is_mended_leaves_a_run_that_goes_on(
+    open_mpi_5: Path, session_hpcdl: CommandLine, shards: Path, tmp_path: Path
+) -> None:
+    """In place, or with new ranks: which of both depends on the moment, that it goes on does not."""
+    run_dir = tmp_path / "run"
+    line = [*SHORT, "--data", shards, "--ranks", "4", "--run-dir", run_dir, "--elastic", "--min-workers", "1"]
+    line += ["--epochs", "6", "--checkpoint-every", "1s"]
+    job = start(session_hpcdl, line, env=library(open_mpi_5))
+    wait_for(lambda: steps_done(run_dir) > 5)
+    kill_rank(run_dir, 3)
+    wait_for(lambda: any(status.state == "left behind" for status in read_statuses(run_dir / "ranks")))
+    kill_rank(run_dir, 1)
+    finished = finish(job, 300)
+    assert finished.code == 0, finished.err
+    record = record_of(run_dir)
+    assert record["status"] == "finished" and len(record["history"]) == 6
+    assert recoveries(run_dir) or "new ranks go on" in finished.err
+
+
+@pytest.mark.lab
+@pytest.mark.soak
+@pytest.mark.parametrize("strategy", COLLECTIVES)
+def test_every_all_reduce_goes_on_in_place(
+    open_mpi_5: Path, session_hpcdl: CommandLine, shards: Path, tmp_path: Path, strategy: str
+) -> None:
+    run_dir = tmp_path / "run"
+    line = [*SHORT, "--strategy", strategy, "--data", shards, "--ranks", "3", "--run-dir", run_dir, "--epochs", "2"]
+    line += ["--elastic", "--min-workers", "2", "--checkpoint-every", "1h", "--inject", "kill:rank=0@step=20"]
+    finished = session_hpcdl(line, env=library(open_mpi_5), timeout_s=300)
+    assert finished.code == 0, finished.err
+    assert [one["lost"] for one in recoveries(run_dir)] == [[0]] and record_of(run_dir)["workers"] == 2

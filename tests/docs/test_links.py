@@ -57,3 +57,8 @@ def test_every_page_is_found_from_the_index() -> None:
 def test_pages_that_others_point_to_stay_where_they_are(name: str) -> None:
     """Records, modulefiles and sites' own pages name these by their path."""
     assert (DOCS / name).is_file()
+
+
+def test_every_decision_has_a_number_of_its_own() -> None:
+    numbers = [path.name.partition("-")[0] for path in (DOCS / "decisions").glob("[0-9]*.md")]
+    assert len(numbers) == len(set(numbers)), sorted({number for number in numbers if numbers.count(number) > 1})

@@ -19,7 +19,7 @@ from tests.training.training_runs import record_of
 
 GIVEN = {"model": "lenet", "data": "synthetic:mnist"}
 OTHER: dict[str, Any] = {
-    "str": "other", "int": 77, "float": 0.77, "bytes": 77, "seconds": 77.0, "interval": 77.0, "Path": "other",
+    "str": "other", "int": 77, "bytes": 77, "seconds": 77.0, "interval": 77.0, "Path": "other",
     "count": 77, "trace": "full",
 }  # fmt: skip
 
@@ -32,6 +32,8 @@ def another(item: Setting) -> Any:
     """A value that is not the setting's default."""
     if item.choices:
         return next(choice for choice in item.choices if choice != item.default)
+    if item.kind == "float":
+        return 0.77 + (item.limits["above"] or 0.0)
     return not item.default if item.kind == "bool" else OTHER[item.kind]
 
 

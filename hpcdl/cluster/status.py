@@ -10,7 +10,6 @@ import contextlib
 import json
 import os
 import socket
-import time
 from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
@@ -20,6 +19,7 @@ from hpcdl.cluster.launchers.base import Casualty
 from hpcdl.core.errors import CorruptError, RankError, StoppedEarly
 from hpcdl.core.files import parse_json, read_json, write_json
 from hpcdl.core.records import from_json
+from hpcdl.core.wall import WALL
 
 FOLDER = "ranks"
 """Folder inside a run directory that holds the status files and the launcher's log."""
@@ -85,7 +85,7 @@ class StatusReport:
             state=state,
             exit_code=exit_code,
             message=message,
-            at=time.time(),
+            at=WALL.now_s(),
             lost=other.lost,
             cause=other.rank,
             cause_host=other.host,
@@ -102,7 +102,7 @@ def report_all(folder: Path, state: str, processes: Sequence[tuple[str, int]]) -
     by_host: dict[str, dict[str, int]] = {}
     for rank, (host, pid) in enumerate(processes):
         by_host.setdefault(host, {})[str(rank)] = pid
-    path, table = folder / TABLE, {"state": state, "at": time.time(), "processes": by_host}
+    path, table = folder / TABLE, {"state": state, "at": WALL.now_s(), "processes": by_host}
     try:
         write_json(path, table)
     except OSError:
@@ -114,7 +114,7 @@ def report_left(folder: Path, rank: int, message: str) -> None:
     """Write the status of another rank, one that the run goes on without."""
     for status in read_table(folder):
         if status.rank == rank:
-            left = replace(status, state="left behind", message=message, at=time.time())
+            left = replace(status, state="left behind", message=message, at=WALL.now_s())
             write_json(folder / f"{rank}.json", asdict(left))
 
 

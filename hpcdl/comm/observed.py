@@ -174,6 +174,8 @@ class Observation:
         self.recorder: Recorder = NOTHING
         self.gaps = IdleGaps()
         self.patient = False
+        self.cut_off = False
+        """Whether a partition made on purpose lies round this rank: then it gives no sign of life either."""
         self.lost: frozenset[int] = frozenset()
         """Ranks of the world that the run goes on without, by the watch's word."""
         self.activity: tuple[str, int | None, float] = ("starting", None, time.monotonic())
@@ -523,6 +525,10 @@ class Observed:
             raise RankError(f"{self.library} cannot revoke a group")
         self._inner.revoke()
         self.observation.abandon(self.lane)
+
+    def over(self, other: Callable[[Communicator], Communicator]) -> Observed:
+        """The same group and heartbeat, with what `other` makes of the wrapped communicator in its place."""
+        return Observed(other(self._inner), self.observation, self.lane)
 
     def for_purpose(self, purpose: str) -> Observed:
         """The same group and message space; what goes through this one counts for `purpose`."""

@@ -10,7 +10,7 @@ import os
 import statistics
 import subprocess
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -34,8 +34,12 @@ FAULTS: Mapping[str, str] = {
     "worker three times slower": f"slow:rank=1:x3@step={STRIKE_AT}",
     "no room for a checkpoint": f"full:checkpoint@step={STRIKE_AT // 2}",
     "worker stopped for 3 s": f"stop:rank=1@step={STRIKE_AT}+3s",
+    "node cut off for 3 s": f"partition:host=1@step={STRIKE_AT}+3s",
+    "node cut off": f"partition:host=1@step={STRIKE_AT}",
+    "node with a slow link": "link:host=1:100mbit",
+    "node with another clock": "skew:host=1:+2s",
 }
-"""What is tried, by name; {last} is the last rank, a server where there are servers."""
+"""What is tried, by name; {last} is the last rank, a server where there are servers. `host` needs several nodes."""
 SAVING: Mapping[str, Sequence[str]] = {
     "rank 0 killed, state in memory": ("--checkpoint-every", "1h", "--local-checkpoint-every", "5"),
 }
@@ -60,6 +64,11 @@ class Trial:
     said: str
 
 
+def nodes_here() -> int:
+    """Nodes of this job; 1 outside of any."""
+    return max(1, len(find_launcher().hosts(os.environ)))
+
+
 @dataclass(frozen=True, kw_only=True)
 class Plan:
     """What is tried: each of `faults` on each of `strategies`, `tries` times, in runs of `num_ranks` ranks."""
@@ -69,6 +78,7 @@ class Plan:
     tries: int
     num_ranks: int
     out: Path
+    num_nodes: int = field(default_factory=nodes_here)
 
     def cases(self) -> list[tuple[str, str, int]]:
         """Strategy, fault, number of the try. UnknownNameError for a fault that is not known."""
@@ -79,9 +89,16 @@ class Plan:
             (strategy, fault, number)
             for strategy in self.strategies
             for fault in self.faults
-            if "server" not in fault or find_strategy(strategy).features.servers
+            if self._fits(fault, strategy)
             for number in range(self.tries)
         ]
+
+    def _fits(self, fault: str, strategy: str) -> bool:
+        """Whether there is what the fault strikes: servers, other nodes, messages that hpcdl sees."""
+        features = find_strategy(strategy).features
+        if "host=" in FAULTS[fault] and (self.num_nodes < 2 or not (features.mpi or "skew" in FAULTS[fault])):
+            return False
+        return features.servers or "server" not in fault
 
 
 def try_out(plan: Plan, told: Callable[[str], None]) -> list[Trial]:
@@ -175,7 +192,7 @@ def check_free(plan: Plan, nodes: int | None) -> None:
     """UsageError where the folder of the card is taken, or the job has fewer than `nodes` nodes."""
     if plan.out.exists() and any(plan.out.iterdir()):
         raise UsageError(f"{plan.out} exists; choose another folder with --out")
-    here = max(1, len(find_launcher().hosts(os.environ)))
+    here = nodes_here()
     if nodes is not None and here < nodes:
         raise UsageError(f"--nodes {nodes}, but this job has {here}; ask the scheduler for more")
 

@@ -12,6 +12,7 @@ import tensorflow as tf
 from hpcdl.comm.observed import BUCKET, UPDATING, Recorder
 from hpcdl.core.errors import NotFiniteError, RankError, UsageError, carried
 from hpcdl.core.protocols import Communicator
+from hpcdl.core.wall import WALL
 from hpcdl.strategies.finite import all_finite
 
 if TYPE_CHECKING:
@@ -47,7 +48,9 @@ def bucket_recorded(exchange: Callable[[Array], Array], recorder: Recorder, buck
 
 def timestamp() -> Any:
     """A scalar float64 tensor: Unix time in seconds when the graph gets there; order it by control dependencies."""
-    return tf.timestamp() if _tells_time() else tf.ensure_shape(call_python(time.time, [], tf.float64), [])
+    if _tells_time():
+        return tf.timestamp() + WALL.shift_s  # a skew is there before any graph
+    return tf.ensure_shape(call_python(WALL.now_s, [], tf.float64), [])
 
 
 def _tells_time() -> bool:
@@ -68,7 +71,7 @@ def timestamp_beside(value: Any, after: Sequence[Any]) -> Any:
     no side effects; without an input it would then be called once for all steps.
     """
     with tf.control_dependencies(after):
-        stamp = tf.numpy_function(carried(lambda _: time.time()), [tf.identity(value)], tf.float64, stateful=False)
+        stamp = tf.numpy_function(carried(lambda _: WALL.now_s()), [tf.identity(value)], tf.float64, stateful=False)
     return tf.ensure_shape(stamp, [])
 
 
@@ -81,7 +84,7 @@ def update_recorded(recorder: Recorder, bucket: int, began: Any, variables: Sequ
 
     def keep(began: Array) -> Array:
         now_s = time.monotonic()
-        recorder.span(UPDATING, now_s - max(time.time() - float(began), 0.0), now_s, bucket=bucket)
+        recorder.span(UPDATING, now_s - max(WALL.now_s() - float(began), 0.0), now_s, bucket=bucket)
         return numpy.zeros_like(began)
 
     with tf.control_dependencies([variable.value.read_value() for variable in variables]):

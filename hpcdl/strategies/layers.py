@@ -16,6 +16,7 @@ import tensorflow as tf
 
 from hpcdl.comm.observed import BACKWARD, FORWARD, LAYER_UPDATE, Recorder
 from hpcdl.core.errors import carried
+from hpcdl.core.wall import WALL
 from hpcdl.strategies.graph import call_python, timestamp_beside
 
 if TYPE_CHECKING:
@@ -207,7 +208,7 @@ def _moment(value: Any, after: Sequence[Any]) -> Any:
     with tf.control_dependencies(after):
         moment = tf.timestamp()
     order.run_independently(moment.op)
-    return moment
+    return moment + WALL.shift_s  # a skew is there before any graph
 
 
 def _has_own_clock() -> bool:

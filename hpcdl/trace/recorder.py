@@ -22,6 +22,7 @@ from hpcdl.comm.observed import CONTROL, IN_GAPS, NOTHING, OUTSIDE_GAPS, PARTS, 
 from hpcdl.config.tracing import FULL, OFF, parse_trace
 from hpcdl.core.errors import HpcdlError, StoppedEarly
 from hpcdl.core.files import replacing
+from hpcdl.core.wall import WALL
 from hpcdl.trace.counters import sample
 from hpcdl.trace.file import COUNTER, TraceFile
 
@@ -69,7 +70,7 @@ class TraceRecorder:
         self._of_script = role == "script"
         self._told, self._began_s, self._last_span = 0, 0.0, (0.0, 0.0)
         facts = {"rank": rank, "size": size, "host": host, "role": role, "level": self._spec.level}
-        times = {"begin_s": clock(), "wall_s": time.time()}
+        times = {"begin_s": clock(), "wall_s": WALL.now_s()}
         self.file = TraceFile(folder / file_name(rank), self._spec.num_bytes, {**facts, **times})
         self._write = self.file.write
         self._closed = threading.Event()
@@ -122,7 +123,7 @@ class TraceRecorder:
     def parts(self, borders: Sequence[float], waited_s: float = 0.0) -> None:
         """Keep the five parts of the step that is over; that of the exchange holds `waited_s` in ns."""
         if self._on:
-            self._write_parts(borders, self._clock() - time.time(), round(waited_s * 1e9))
+            self._write_parts(borders, self._clock() - WALL.now_s(), round(waited_s * 1e9))
 
     def _write_parts(self, borders: Sequence[float], shift_s: float, waited_ns: int = 0) -> None:
         for name, (begin_s, end_s) in zip(PARTS, itertools.pairwise(borders), strict=True):
@@ -132,7 +133,7 @@ class TraceRecorder:
     def layers(self, spans: Iterable[tuple[str, str, float, float]]) -> None:
         """Keep them, with the number of the layer's name for a bucket."""
         if self._on:
-            shift_s = self._clock() - time.time()
+            shift_s = self._clock() - WALL.now_s()
             for name, layer, begin_s, end_s in spans:
                 if number := self.file.code(layer):
                     self._write(name, begin_s + shift_s, max(begin_s, end_s) + shift_s, 0, self._step, -1, number)

@@ -10,7 +10,7 @@ import pytest
 
 from hpcdl.core.errors import UnknownNameError
 from hpcdl.doctor.certify import FAULTS, SAVING, Plan, Trial, rows_of, summary, write_card
-from hpcdl.training.session.inject import parse_faults
+from hpcdl.training.session.faults import parse_faults
 from tests.conftest import CommandLine
 
 
@@ -27,7 +27,11 @@ def plan(**changes: Any) -> Plan:
 def test_servers_are_killed_where_there_are_servers() -> None:
     cases = plan().cases()
     assert {strategy for strategy, fault, _ in cases if fault == "server killed"} == {"ps"}
-    assert len(cases) == 2 * (2 * len(FAULTS) - 1)
+    alone = [fault for fault, text in FAULTS.items() if "host=" not in text]
+    assert len(cases) == 2 * (2 * len(alone) - 1)
+    assert {fault for _, fault, _ in plan(num_nodes=2).cases()} == {*FAULTS}, "other nodes are there to be cut off"
+    found = {fault for _, fault, _ in plan(num_nodes=2, strategies=["grpc-ring"]).cases()}
+    assert found - {*alone} == {"node with another clock"}, "hpcdl does not see the messages of grpc-*"
     with pytest.raises(UnknownNameError, match="unknown fault 'flood'"):
         plan(faults=["flood"]).cases()
 

@@ -16,7 +16,14 @@ from hpcdl.strategies.table import STRATEGIES
 from hpcdl.training.launch.prepare import prepare
 from hpcdl.training.launch.relaunch import TRIES, until_done
 from hpcdl.training.session import inject
-from hpcdl.training.session.inject import Injection, check_injected, parse_faults, spoken_of
+from hpcdl.training.session.faults import (
+    PLANTED,
+    STRUCK_FROM_BESIDE,
+    check_injected,
+    parse_faults,
+    spoken_of,
+)
+from hpcdl.training.session.inject import Injection
 from tests.conftest import CommandLine
 from tests.training.conftest import Undisturbed
 from tests.training.training_runs import NOTED, SHORT, events, images_of, record_of, same_run
@@ -46,6 +53,21 @@ def test_what_is_asked_for_is_understood() -> None:
         ("slow:rank=1", "how many times slower"),
         ("slow:rank=1:x0.5", "how many times slower"),
         ("kill:rank=1:3@step=1", "takes no value"),
+        ("kill:host=1@step=1", "partition, link and skew strike host=N"),
+        ("kill:rank=1:3mbit@step=1", "takes no rate"),
+        ("partition:host=1:+3s@step=1", "takes no shift"),
+        ("partition:host=1", "say when"),
+        ("partition:host=2@step=1", "there are hosts 0 to 1"),
+        ("partition:rank=4@step=1", "there are ranks 0 to 3"),
+        ("partition:host=1@every=9s", "partition:host=random@every"),
+        ("link:host=1", "say how fast"),
+        ("link:host=1:100", "say how fast"),
+        ("link:host=1:0mbit", "say how fast"),
+        ("link:host=1:100mbit@step=3", "give no time"),
+        ("skew:host=1", "say which node's clock"),
+        ("skew:rank=1:+2s", "say which node's clock"),
+        ("skew:host=1:+2s@step=3", "give no time"),
+        ("skew:host=1:+soon", "KIND:rank=R"),
         ("kill:rank=1@step=1+3s", "only stop"),
         ("nan:rank=1@time=3s", "give @step=N"),
         ("stop:rank=1@time=soon", "--inject stop"),
@@ -59,12 +81,12 @@ def test_what_is_asked_for_is_understood() -> None:
         ("kill:rank=1@every=3s", "belong to rank=random"),
         ("kill:rank=random@step=3", "rank=random@every=60s"),
         ("kill:rank=random@every=0s", "above 0"),
-        ("nan:rank=random@every=3s", "kill, term, stop, exit do"),
+        ("nan:rank=random@every=3s", "kill, term, stop, exit, partition do"),
     ],
 )
 def test_what_cannot_be_is_refused_in_one_line_each(text: str, word: str) -> None:
     with pytest.raises(ConfigError) as caught:
-        parse_faults(text, 4)
+        parse_faults(text, 4, 2)
     assert len(caught.value.problems) == 1 and word in caught.value.problems[0]
 
 
@@ -74,10 +96,10 @@ def test_faults_come_from_the_command_line_alone() -> None:
     with pytest.raises(UsageError, match="command line alone"):
         check_injected(load(TrainConfig, [*layers, flag_layer({"model": "lenet", "data": "x", "ranks": 2})]))
     with pytest.raises(UsageError, match="not in a script"):
-        check_injected(config(inject="nan:rank=1@step=1"), [*inject.STRIKES])
+        check_injected(config(inject="nan:rank=1@step=1"), [*STRUCK_FROM_BESIDE])
 
 
-@pytest.mark.parametrize("kind", [*inject.STRIKES, *inject.PLANTED])
+@pytest.mark.parametrize("kind", [*STRUCK_FROM_BESIDE, *PLANTED])
 def test_every_kind_strikes_once(kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Also in a run that goes on: the second start of the same launch leaves it out."""
     (tmp_path / "ranks").mkdir()
@@ -93,7 +115,7 @@ def test_every_kind_strikes_once(kind: str, tmp_path: Path, monkeypatch: pytest.
             assert injection.batch(6, images) is images
             assert not struck.acquire(timeout=0.05)
             seen.doing("reading a batch", 7)
-            if kind not in inject.PLANTED:
+            if kind not in PLANTED:
                 assert struck.acquire(timeout=20 if start == 0 else 0.1) is (start == 0)
             elif start == 1:
                 assert injection.batch(7, images) is images
@@ -164,6 +186,8 @@ def test_only_a_lost_rank_is_made_up_for_and_only_where_that_is_asked(
         ("eio:shard=0", "synthetic:hep", "no shards"),
         ("eio:shard=99", "", "shards 0 to "),
         ("flip:bucket=0@step=3", "synthetic:hep", "have buckets"),
+        ("partition:host=1@step=3", "synthetic:hep", "this run is on one node; rank=R is possible there"),
+        ("skew:host=0:+2s", "synthetic:hep", r"this run is on one node$"),
     ],
 )
 def test_what_this_run_has_not_got_cannot_be_struck(text: str, data: str, word: str, shards: Path) -> None:
@@ -255,3 +279,75 @@ def test_every_strategy_goes_on(
     assert record_of(tmp_path / "run")["status"] == "finished"
     assert events(tmp_path / "run", "message")
     assert any(event["text"] == f"injected: {fault}" for event in events(tmp_path / "run", "message"))
+
+
+def line_of(strategy: str, run_dir: Path, shards: Path) -> list[object]:
+    features = STRATEGIES[strategy].features
+    line = [*SHORT, "--strategy", strategy, "--ranks", "3", "--data", shards, "--run-dir", run_dir, "--epochs", "3"]
+    line += ["--optimizer", features.optimizers[0], "--learning-rate", "0.01"] if features.optimizers else []
+    if not features.keras_optimizer or not features.deterministic:
+        line.remove("--deterministic")
+    return line
+
+
+SAMPLE = ("ring", "mpi", "ps", "async-easgd")
+
+
+@pytest.mark.mpi
+@pytest.mark.parametrize(
+    "strategy",
+    [
+        pytest.param(name, marks=[] if name in SAMPLE else pytest.mark.soak)
+        for name, info in STRATEGIES.items()
+        if info.features.mpi and name != "single"
+    ],
+)
+def test_every_strategy_goes_on_when_a_partition_heals(
+    session_hpcdl: CommandLine, shards: Path, tmp_path: Path, strategy: str
+) -> None:
+    """Round the last rank, a server where there are servers; on a link that is slow from the start on."""
+    faults = "partition:rank=2@step=20+1s,link:rank=1:500mbit"
+    line = [*line_of(strategy, tmp_path / "run", shards), "--stall-timeout", "10s", "--inject", faults]
+    finished = session_hpcdl(line, timeout_s=300)
+    assert finished.code == 0, finished.err
+    assert record_of(tmp_path / "run")["status"] == "finished"
+    told = [event["text"] for event in events(tmp_path / "run", "message")]
+    assert told.count("injected: partition:rank=2@step=20+1s") == 1
+    assert "injected: link:rank=1:500mbit (in hpcdl's own messages)" in told
+
+
+@pytest.mark.mpi
+@pytest.mark.parametrize("strategy", ["ring", "async-easgd"])
+def test_a_rank_that_stays_cut_off_is_named(
+    session_hpcdl: CommandLine, shards: Path, tmp_path: Path, strategy: str
+) -> None:
+    line = [*line_of(strategy, tmp_path / "run", shards), "--stall-timeout", "5s"]
+    finished = session_hpcdl([*line, "--inject", "partition:rank=1@step=20"], timeout_s=300)
+    assert "rank 1 on" in finished.err and "gives no sign of life" in finished.err, finished.err
+    assert finished.code == (1 if strategy == "ring" else 0), "an asynchronous run goes on without a worker"
+
+
+@pytest.mark.mpi
+def test_new_ranks_go_on_in_place_of_one_that_stays_cut_off(
+    session_hpcdl: CommandLine, shards: Path, tmp_path: Path
+) -> None:
+    line = [*line_of("ring", tmp_path / "run", shards), *ELASTIC[:3], "--stall-timeout", "5s"]
+    finished = session_hpcdl([*line, "--inject", "partition:rank=1@step=20"], timeout_s=300)
+    assert finished.code == 0 and "new ranks go on" in finished.err, finished.err
+
+
+@pytest.mark.mpi
+def test_partitions_at_random_are_the_same_on_every_rank(
+    session_hpcdl: CommandLine, shards: Path, tmp_path: Path
+) -> None:
+    line = [*line_of("ring", tmp_path / "run", shards), "--stall-timeout", "10s"]
+    finished = session_hpcdl([*line, "--inject", "partition:rank=random@every=1s:seed=3+0.2s"], timeout_s=300)
+    assert finished.code == 0, finished.err
+    told = [event["text"] for event in events(tmp_path / "run", "message") if "as partition" in event["text"]]
+    assert told and len({*told}) > 1, "several, at different ranks"
+
+
+@pytest.mark.parametrize("fault", ["partition:rank=1@step=3", "link:rank=1:10mbit"])
+def test_messages_that_hpcdl_does_not_see_cannot_stand_still(fault: str) -> None:
+    with pytest.raises(UsageError, match="does not see them"):
+        prepare(config(inject=fault, epochs="1", data="synthetic:hep", strategy="grpc-ring", allow_grpc=True))

@@ -77,6 +77,11 @@ def ranks_per_node(hosts: Sequence[str], num_ranks: int) -> int:
     return math.ceil(num_ranks / max(len(hosts), 1))
 
 
+def num_nodes(hosts: Sequence[str], num_ranks: int) -> int:
+    """Nodes that `num_ranks` take when they are spread evenly over `hosts` (empty: this node alone)."""
+    return math.ceil(num_ranks / ranks_per_node(hosts, num_ranks))
+
+
 def seconds_left(environment: Mapping[str, str], now: float | None = None) -> float | None:
     """Seconds that a run may still work in this job, never negative; None where nobody says."""
     text = environment.get(STOP_VARIABLE, "")

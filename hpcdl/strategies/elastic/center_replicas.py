@@ -9,10 +9,11 @@ from typing import TYPE_CHECKING, Any
 
 import numpy
 
+from hpcdl.core.wall import WALL
 from hpcdl.strategies.base import Context
 from hpcdl.strategies.elastic.equations import descend, descend_with_momentum, elastic_momentum_step, elastic_step
 from hpcdl.strategies.elastic.links.base import Link
-from hpcdl.strategies.elastic.replica import Background, Replica, now
+from hpcdl.strategies.elastic.replica import Background, Replica
 from hpcdl.strategies.finite import check_finite
 
 if TYPE_CHECKING:
@@ -110,7 +111,7 @@ class ElasticReplica(CenterReplica):
             else:
                 self._exchange()
             self._note()
-        exchanged = now()
+        exchanged = WALL.now_s()
         check_finite(gradient, "gradient is", self.group.rank)
         if self._exchanging:
             self.measure_distance(self._buffer)
@@ -161,7 +162,7 @@ class PullingReplica(CenterReplica):
         self.weights[:] = gradient
         self._ask(self.weights, self.learning_rate, 1)
         self._note()
-        return self.weights, now()
+        return self.weights, WALL.now_s()
 
     def state(self) -> dict[str, Array]:
         """The center's velocity, which the servers hold and worker 0 keeps for them."""

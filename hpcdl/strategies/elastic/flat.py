@@ -11,6 +11,7 @@ import tensorflow as tf
 
 from hpcdl.comm.observed import BUCKET, recorder_of
 from hpcdl.core.errors import HpcdlError, UsageError
+from hpcdl.core.wall import WALL
 from hpcdl.strategies.allreduce.worker import broadcast_variables
 from hpcdl.strategies.base import Worker
 from hpcdl.strategies.elastic.replica import Replica
@@ -101,7 +102,7 @@ class FlatWorker(Worker):
         self.replica.finish(early=early)
 
     def _step(self, gradient: Array) -> tuple[Array, float]:
-        began_s, began = time.monotonic(), time.time()
+        began_s, began = time.monotonic(), WALL.now_s()
         weights, exchanged = self.replica.step(gradient)
         took_s = exchanged - began
         recorder = recorder_of(self.replica.group)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import concurrent.futures
 import math
-import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -123,8 +122,3 @@ class Background:
     def close(self) -> None:
         """Wait, and let the thread end."""
         self._pool.shutdown()
-
-
-def now() -> float:
-    """Unix time in seconds."""
-    return time.time()

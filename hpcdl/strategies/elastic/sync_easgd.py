@@ -17,9 +17,10 @@ import numpy
 from hpcdl.collectives import auto
 from hpcdl.collectives.workspace import Workspace
 from hpcdl.core.protocols import Communicator
+from hpcdl.core.wall import WALL
 from hpcdl.strategies.base import Context, Server, Worker
 from hpcdl.strategies.elastic.equations import descend, elastic_step, moving_rate
-from hpcdl.strategies.elastic.replica import Background, Replica, now
+from hpcdl.strategies.elastic.replica import Background, Replica
 from hpcdl.strategies.elastic.wire import carrier
 from hpcdl.strategies.finite import check_finite
 
@@ -80,11 +81,11 @@ class CenterEverywhere(Replica):
         check_finite(gradient, "gradient is", self.group.rank)
         self._average_over_groups(gradient)
         if not self._exchanging:
-            exchanged = now()
+            exchanged = WALL.now_s()
             descend(self.weights, gradient, self.learning_rate)
             return self.weights, exchanged
         self._end()
-        exchanged = now()
+        exchanged = WALL.now_s()
         self.measure_distance(self._center)
         alpha = self.alpha(self.learning_rate)
         elastic_step(self.weights, self._center, gradient, self.learning_rate, alpha)

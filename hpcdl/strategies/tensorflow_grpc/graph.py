@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -11,6 +10,7 @@ import tensorflow as tf
 
 from hpcdl.config.schema import OptimizerConfig
 from hpcdl.core.errors import originals
+from hpcdl.core.wall import WALL
 from hpcdl.strategies.base import Context
 from hpcdl.strategies.graph import FiniteGuard, connected, timestamp
 from hpcdl.strategies.parameter_server.placement import ITEM_BYTES
@@ -104,7 +104,7 @@ class StepGraph:
         for variable, value in zip(state, fetched[1], strict=True):
             variable.assign(value)
         loss, sums, had_gradients = fetched[0]
-        return loss, sums, had_gradients, time.time()
+        return loss, sums, had_gradients, WALL.now_s()
 
     def weights(self) -> list[Array]:
         """The servers' variables."""

@@ -28,7 +28,7 @@ from hpcdl.strategies.table import find_strategy
 from hpcdl.training.launch.chips import check_groups
 from hpcdl.training.optimization.outputs import check_objective
 from hpcdl.training.optimization.schedules import Schedule, build_schedule
-from hpcdl.training.session.inject import check_injected, check_possible
+from hpcdl.training.session.faults import check_injected, check_possible
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -105,7 +105,14 @@ def prepare(effective: Effective[TrainConfig]) -> Prepared:
     if config.run.tensorboard is not None and importlib.util.find_spec("tensorboard") is None:
         raise UsageError("--tensorboard needs the package tensorboard; pip install 'hpcdl[tensorboard]'")
     dataset = open_dataset(config.data.data, seed=config.run.seed, verified=config.data.verify_data)
-    check_possible(config.safety.inject, config.run.ranks, dataset, family=info.family, num_workers=num_workers)
+    check_possible(
+        config.safety.inject,
+        config.run.ranks,
+        dataset,
+        family=info.family,
+        num_workers=num_workers,
+        sees_messages=info.features.mpi,
+    )
     if config.model.classes is not None and config.model.classes < (dataset.num_classes or 0):
         raise UsageError(
             f"--classes {config.model.classes}, but {config.data.data} has labels of {dataset.num_classes} classes; "

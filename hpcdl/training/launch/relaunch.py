@@ -24,7 +24,7 @@ from hpcdl.training.checkpoint.local import newest_copy
 from hpcdl.training.launch import rundir
 from hpcdl.training.launch.fewer import num_workers, told, with_fewer
 from hpcdl.training.loop.journal import FileJournal
-from hpcdl.training.session.inject import parse_faults
+from hpcdl.training.session.faults import NETWORK, parse_faults
 
 TRIES = 3
 """Starts in a row that may be lost without a new checkpoint between them."""
@@ -59,6 +59,11 @@ class Places:
         """Ranks that may be started."""
         left = len(self._nodes) - len(self._left_out)
         return left * self._per_node if self._nodes else self._num_alone
+
+    @property
+    def num_nodes(self) -> int:
+        """Nodes that ranks may be started on."""
+        return len(self._nodes) - len(self._left_out) if self._nodes else 1
 
     @property
     def environment(self) -> dict[str, str]:
@@ -149,7 +154,7 @@ def until_done(
                 asked = checkpoint.min_workers is not None
                 why = f"--min-workers is {least}" if asked else f"without --min-workers all {least} are needed"
                 raise _too_few(f"{text}; {few}, {why}", saved, error) from error
-            before, now = now, _on(fitting, now, run_dir)
+            before, now = now, _on(fitting, places.num_nodes, now, run_dir)
             where = f"after step {newest}" if newest else "from the start"
             text += f"; {'new ranks' if before is now else told(before, now)} go on {where}"
         with contextlib.closing(FileJournal(run_dir)) as journal:
@@ -175,15 +180,17 @@ def _too_few(text: str, saved: int, error: RankError) -> Exception:
     return RankError(f"{text}; nothing is saved yet", rank=error.rank, host=error.host)
 
 
-def _on(num_ranks: int, effective: Effective[Any], run_dir: Path) -> Effective[Any]:
-    """The settings of a run that goes on on at most `num_ranks`; faults of ranks that are no more are left out."""
+def _on(num_ranks: int, num_nodes: int, effective: Effective[Any], run_dir: Path) -> Effective[Any]:
+    """The settings of a run that goes on on at most `num_ranks`; faults of what is no more there are left out."""
     if num_ranks == effective.config.run.ranks:
         return effective
     fewer = with_fewer(effective, num_ranks)
     left: list[str] = []
     for number, fault in enumerate(parse_faults(effective.config.safety.inject, effective.config.run.ranks)):
         struck = run_dir / STATUS_FOLDER / f"{rundir.STRUCK}{number}"
-        if fault.rank is not None and fault.rank >= fewer.config.run.ranks:
+        there = num_nodes if fault.of_host else fewer.config.run.ranks
+        alone = there == 1 and fault.kind in NETWORK
+        if alone or (fault.rank is not None and fault.rank >= there):
             struck.unlink(missing_ok=True)
             continue
         if struck.exists():  # it counts faults from the first

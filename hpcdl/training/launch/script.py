@@ -33,7 +33,7 @@ from hpcdl.training.launch.train import (
     python_of_ranks,
     with_ranks,
 )
-from hpcdl.training.session.inject import STRIKES, check_injected
+from hpcdl.training.session.faults import NETWORK, STRUCK_FROM_BESIDE, check_injected
 from hpcdl.training.session.output import PREFIXED_VARIABLE, Output
 
 
@@ -95,7 +95,7 @@ def run_script(
 
 def _choose_run_dir(effective: Effective[ScriptConfig], script: Script) -> Path:
     config = effective.config
-    check_injected(effective, [*STRIKES])
+    check_injected(effective, [*STRUCK_FROM_BESIDE, *NETWORK])
     run_dir = free_run_dir(config.run.run_dir or rundir.default_run_dir(script.path.name, "script"))
     if not config.checkpoint.resume:
         rundir.check_new(run_dir)

@@ -6,7 +6,6 @@ now and then, after correcting for the offset of their clocks.
 
 from __future__ import annotations
 
-import time
 from array import array
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -18,6 +17,7 @@ from hpcdl.comm.observed import Traffic, observe
 from hpcdl.core.protocols import Communicator
 from hpcdl.core.records import ALL_STEPS_UP_TO, PARTS, HistoryPoint
 from hpcdl.core.statistics import Sample
+from hpcdl.core.wall import WALL
 
 if TYPE_CHECKING:
     from hpcdl.core.protocols import Array
@@ -150,7 +150,7 @@ def _answer_pings(communicator: Communicator, rank: int) -> None:
     stamp = numpy.zeros(1)
     for _ in range(PINGS):
         communicator.irecv(stamp, rank).wait()
-        stamp[0] = time.time()
+        stamp[0] = WALL.now_s()
         communicator.isend(stamp, rank).wait()
 
 
@@ -158,10 +158,10 @@ def _ping(communicator: Communicator) -> float:
     stamp = numpy.zeros(1)
     best = (float("inf"), 0.0)
     for _ in range(PINGS):
-        sent = time.time()
+        sent = WALL.now_s()
         communicator.isend(stamp, 0).wait()
         communicator.irecv(stamp, 0).wait()
-        received = time.time()
+        received = WALL.now_s()
         best = min(best, (received - sent, (sent + received) / 2 - float(stamp[0])))
     return best[1]
 

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from hpcdl.core.files import MOST_JSON_BYTES, open_regular, parse_json, without_infinities
+from hpcdl.core.wall import WALL
 
 FILE_NAME = "metrics.jsonl"
 STEP_INTERVAL_S = 0.5
@@ -97,7 +98,7 @@ class FileJournal:
 
 
 def _line(kind: str, **values: Any) -> bytes:
-    event = without_infinities({"kind": kind, "at": round(time.time(), 3), **values})
+    event = without_infinities({"kind": kind, "at": round(WALL.now_s(), 3), **values})
     return (json.dumps(event, allow_nan=False) + "\n").encode()
 
 

@@ -22,6 +22,7 @@ from hpcdl.core.errors import Interrupted, StoppedEarly
 from hpcdl.core.protocols import Communicator
 from hpcdl.core.records import HistoryPoint, history_point
 from hpcdl.core.signals import StopRequest
+from hpcdl.core.wall import WALL
 from hpcdl.data.read.order import NO_SHIFT
 from hpcdl.data.read.pipeline import GraphBatches, evaluation_batches, training_batches
 from hpcdl.strategies.base import Worker
@@ -291,13 +292,13 @@ class Parts:
 
     def _got_batch(self) -> float:
         """A step in the graph has its batch."""
-        now = time.time()
+        now = WALL.now_s()
         self.seen.doing("computing")
         return now
 
     def _goes_on(self, facts: Array, sums: Array) -> tuple[bool, float]:
         """A step in the graph is over; whether another one follows, and at which learning rate."""
-        updated = time.time()
+        updated = WALL.now_s()
         loss, samples, *times = facts.tolist()
         self._step_over(loss, sums, int(samples), (*times, updated), self._call.run_began)
         if self.position.step >= self._call.ends_at or time.monotonic() >= self._call.until_s:
@@ -310,7 +311,7 @@ class Parts:
         """A step begins; its learning rate."""
         self.seen.doing("reading a batch", self.position.step)
         self.worker.learning_rate = rate = self.prepared.schedule(self.steps_done())
-        self._began = time.time()
+        self._began = WALL.now_s()
         # TensorFlow keeps a tensor of every Python number that it has ever been given, about 0.8 KB each.
         return numpy.array(rate, numpy.float32)
 
@@ -321,7 +322,7 @@ class Parts:
         with self.seen.gaps.waiting():
             images, labels = next(batches)
         images = self._injection.batch(step, images)
-        got_batch = time.time()
+        got_batch = WALL.now_s()
         self.seen.doing("computing")
         traffic = self.seen.traffic()
         self.worker.before_step(step)
@@ -336,7 +337,7 @@ class Parts:
                 loss, sums, had_gradients, exchanged = self._step(images, labels)
                 loss = float(loss)
             self._is_in_step = False
-            times = (got_batch, float(had_gradients), float(exchanged), time.time())
+            times = (got_batch, float(had_gradients), float(exchanged), WALL.now_s())
             self._step_over(loss, numpy.asarray(sums), num_samples(labels), times, run_began)
         self.outcome.traffic += self.seen.traffic() - traffic
 
@@ -348,7 +349,7 @@ class Parts:
         self.worker.after_step(self.position.step)
         self.position.add(loss, sums, samples)
         self.position.seconds = time.monotonic() - run_began
-        images_per_second = round(self.prepared.global_batch / max(time.time() - self._began, 1e-9), 2)
+        images_per_second = round(self.prepared.global_batch / max(WALL.now_s() - self._began, 1e-9), 2)
         seconds = round(self.position.seconds, 3)
         self.journal.step(self.steps_done(), loss=loss, images_per_second=images_per_second, seconds=seconds)
         self.outcome.clock.add(
@@ -358,7 +359,7 @@ class Parts:
                 had_gradients=times[1],
                 exchanged=times[2],
                 updated=times[3],
-                ended=time.time(),
+                ended=WALL.now_s(),
                 waited_s=self.worker.waited_s,
             )
         )
@@ -375,7 +376,7 @@ class Parts:
     def _follow_step(self, began: float, got_batch: float, run_began: float, traffic: Traffic) -> None:
         """A step that the others finished while this worker was late: their mean without a gradient of its own."""
         exchanged = float(self._follow())
-        updated = time.time()
+        updated = WALL.now_s()
         self.worker.after_step(self.position.step)
         self.outcome.traffic += self.seen.traffic() - traffic
         self.position.step += 1
@@ -387,7 +388,7 @@ class Parts:
                 had_gradients=got_batch,
                 exchanged=exchanged,
                 updated=updated,
-                ended=time.time(),
+                ended=WALL.now_s(),
                 follows=True,
             )
         )

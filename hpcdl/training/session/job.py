@@ -26,7 +26,8 @@ from hpcdl.training.launch.prepare import Prepared
 from hpcdl.training.loop import results
 from hpcdl.training.loop.journal import EventHandler
 from hpcdl.training.session import runtime, safety
-from hpcdl.training.session.inject import Injection, parse_faults, spoken_of
+from hpcdl.training.session.faults import parse_faults, spoken_of
+from hpcdl.training.session.inject import Injection
 from hpcdl.training.session.pace import WINDOWS, Eviction, PaceKeeper
 from hpcdl.training.session.watch import Actions, Limits, Watch, survivors
 
@@ -50,8 +51,10 @@ def run_rank(
     communicator.observation.role = "worker" if communicator.rank < prepared.num_workers else "server"
     software = runtime.software_versions(communicator.library)
     _check_same_start(prepared, communicator, software)
+    injection = Injection(prepared.config.safety.inject, communicator.observation, run_dir)
+    communicator = injection.impaired(communicator)
     with recording(prepared.config.run.trace, communicator, run_dir):
-        _run_rank(prepared, communicator, run_dir, on_event, watch, software, fewer)
+        _run_rank(prepared, communicator, run_dir, on_event, watch, software, injection, fewer)
 
 
 def _run_rank(
@@ -61,6 +64,7 @@ def _run_rank(
     on_event: EventHandler | None,
     watch: Watch | None,
     software: dict[str, str],
+    injection: Injection,
     fewer: Fewer | None,
 ) -> None:
     hosts = communicator.allgather_json(communicator.host)
@@ -76,7 +80,6 @@ def _run_rank(
     warnings = [f"rank {rank}: {warning}" for rank, warning in enumerate(unbound) if warning]
     warnings += spoken_of(parse_faults(prepared.config.safety.inject, communicator.size))
     started = dataclasses.replace(started, warnings=[*started.warnings, *warnings])
-    injection = Injection(prepared.config.safety.inject, communicator.observation, run_dir)
     if communicator.rank < prepared.num_workers:
         communicator.observation.doing("importing TensorFlow")
         runtime.import_tensorflow()

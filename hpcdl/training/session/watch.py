@@ -123,7 +123,8 @@ def diagnose(asker: Note, notes: Mapping[int, Note], hosts: Mapping[int, str], l
     silent = [rank for rank in reached if rank not in notes]
     if silent:
         rank, host = silent[0], hosts.get(silent[0], "a host unknown yet")
-        text = f"rank {rank} on {host} gives no sign of life (stopped, swapped out, or its node is gone); {told}"
+        why = "stopped, swapped out, or its node is gone or cut off"
+        text = f"rank {rank} on {host} gives no sign of life ({why}); {told}"
         return Verdict(kind="gone", cause=rank, host=host, text=text, fatal=True)
     free = [notes[rank] for rank in reached if _is_free(notes[rank], limits.stall_s / 2)]
     still = [note for note in free if note.idle_s > limits.stall_s]
@@ -276,6 +277,8 @@ class Watch:
     def _run(self) -> None:
         looked_s = time.monotonic()
         while not self._over.wait(min(self.tick_s, self.left_s / 4)):
+            if self.observation.cut_off:
+                continue
             with contextlib.suppress(OSError):  # a disk that fails is no reason to end a run that may be well
                 self._glance()
                 if time.monotonic() - looked_s >= self.tick_s:

@@ -66,3 +66,13 @@ def test_a_script_has_work_for_the_background_and_the_same_numbers(session_hpcdl
         assert not [*(run_dir / "checkpoints").glob(".*")], "what was begun was finished"
     assert losses["gaps"] == losses["thread"] == losses["off"] and len(set(losses["off"])) == 1
     assert where == {way: [f"in the main thread {{{way == 'off'}}}"] * 2 for way in losses}
+
+
+@pytest.mark.mpi
+def test_a_script_goes_on_when_a_partition_heals(session_hpcdl: CommandLine, tmp_path: Path) -> None:
+    words = ["run", "--ranks", "2", "--run-dir", tmp_path / "run", "--stall-timeout", "10s"]
+    ended = session_hpcdl([*words, "--inject", "partition:rank=1@step=3+1s", HERE / "kept_script.py"])
+    assert ended.code == 0, ended.err
+    assert said(ended, "ends") == ["ends at epoch 6"] * 2
+    told = [event["text"] for event in events(tmp_path / "run", "message")]
+    assert "injected: partition:rank=1@step=3+1s" in told

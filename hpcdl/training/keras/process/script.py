@@ -33,7 +33,8 @@ from hpcdl.training.keras.process.measure import ScriptRun, StepMeter
 from hpcdl.training.launch import rundir
 from hpcdl.training.session import runtime
 from hpcdl.training.session.background import BackgroundWork, way_in_script
-from hpcdl.training.session.inject import Injection, parse_faults, spoken_of
+from hpcdl.training.session.faults import parse_faults, spoken_of
+from hpcdl.training.session.inject import Injection
 from hpcdl.training.session.output import print_into
 from hpcdl.training.session.rank import ALONE, leave, supervised, verdict
 from hpcdl.training.session.watch import Limits, Watch
@@ -83,6 +84,8 @@ def execute(
     watch.hosts = dict(enumerate(communicator.allgather_json(communicator.host)))
     watch.actions.tell = lambda text: print(f"hpcdl: {text}", file=sys.stderr)
     communicator.observation.role = "script"
+    injection = Injection(config.safety.inject, communicator.observation, run_dir)
+    communicator = injection.impaired(communicator)
     for name, variable in (("INTRAOP", runtime.INTRA_OP_VARIABLE), ("INTEROP", runtime.INTER_OP_VARIABLE)):
         if variable in os.environ:
             os.environ.setdefault(f"TF_NUM_{name}_THREADS", os.environ[variable])
@@ -99,7 +102,7 @@ def execute(
     run.begin(last)
     with recording(config.run.trace, last, run_dir):
         communicator.observation.doing("running the script")
-        with Injection(config.safety.inject, communicator.observation, run_dir):
+        with injection:
             called = _execute(script, arguments)
             run.finish_work()
         if communicator.size > 1:

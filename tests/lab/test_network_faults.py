@@ -1,0 +1,56 @@
+"""Between real hosts: a node that is cut off, one with a slow link, one whose clock is ahead."""
+
+from __future__ import annotations
+
+import pytest
+
+from tests.lab.desk import Desk
+from tests.lab.slurm import SlurmLab
+
+pytestmark = pytest.mark.lab
+TRAIN = ("--model", "lenet", "--data", "synthetic:28x28x1:10", "--batch-size", "8", "--profile", "none")
+
+
+def desk_of(lab: SlurmLab, name: str) -> Desk:
+    folder = lab.shared / name
+    folder.mkdir()
+    return Desk(lab, folder)
+
+
+def test_a_run_goes_on_when_a_node_is_cut_off_for_a_while(lab_slurm: SlurmLab) -> None:
+    """On a network with one slow link and one clock that is ahead. Root may use tc, which is gone with the run."""
+    desk = desk_of(lab_slurm, "impaired")
+    faults = "skew:host=2:+5s,link:host=1:100mbit,partition:host=2@step=20+2s"
+    words = (*TRAIN, "--steps", "60", "--stall-timeout", "20s", "--inject", faults)
+    number = desk.submit("--nodes", "3", "--time", "10m", "--", *words, run="impaired")
+    job = lab_slurm.wait_for_job(number)
+    assert job["JobState"] == "COMPLETED", desk.log(number)
+    events = desk.events("impaired", "message")
+    texts = [event["text"] for event in events]
+    for told in ("skew:host=2:+5s", "link:host=1:100mbit (by tc on eth0)", "partition:host=2@step=20+2s"):
+        assert f"injected: {told}" in texts, texts
+    assert "tbf" not in lab_slurm.run(["tc", "qdisc", "show", "dev", "eth0"], host="node2").out
+    told_at = next(event["at"] for event in events if "partition" in event["text"] and "step" in event)
+    before_s = [event["at"] for event in desk.events("impaired", "step") if event["step"] <= 20]
+    assert told_at - max(before_s) > 4, "told by rank 2, whose clock is ahead"
+    record = desk.record("impaired")
+    assert (record["status"], record["steps"]) == ("finished", 60)
+    assert record["step_seconds_quantiles"]["100%"] > 1.9, "one step stood still"
+    assert all(seconds >= 0 for seconds in record["parts"].values()), record["parts"]
+
+
+def test_a_node_that_stays_cut_off_is_named(lab_slurm: SlurmLab) -> None:
+    desk = desk_of(lab_slurm, "parted")
+    words = (*TRAIN, "--steps", "1000", "--stall-timeout", "8s", "--inject", "partition:host=1@step=20")
+    number = desk.submit("--nodes", "3", "--time", "10m", "--", *words, run="parted")
+    job = lab_slurm.wait_for_job(number)
+    assert job["ExitCode"] == "1:0", desk.log(number)
+    assert "hpcdl: rank 1 on node2 gives no sign of life" in desk.log(number), desk.log(number)
+
+
+def test_hosts_that_the_job_has_not_got_are_refused(lab_slurm: SlurmLab) -> None:
+    desk = desk_of(lab_slurm, "refused")
+    number = desk.submit("--nodes", "2", "--time", "10m", "--", *TRAIN, "--inject", "skew:host=2:+2s", run="refused")
+    job = lab_slurm.wait_for_job(number)
+    assert job["ExitCode"] == "2:0", desk.log(number)
+    assert "--inject skew:host=2:+2s: there are hosts 0 to 1" in desk.log(number), desk.log(number)

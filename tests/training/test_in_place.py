@@ -74,7 +74,7 @@ def test_where_it_cannot_new_ranks_go_on_and_the_start_says_why(
 ) -> None:
     mpi(monkeypatch, *library)
     goes_on, said = way_of(prepare(config(**flags)), launcher)
-    assert not goes_on and said.startswith("where a rank is lost, new ranks go on") and why in said
+    assert not goes_on and said.startswith("where a rank is lost, all are started again") and why in said
 
 
 def test_the_launcher_hears_that_ranks_may_die(monkeypatch: pytest.MonkeyPatch) -> None:

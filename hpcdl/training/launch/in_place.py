@@ -52,7 +52,7 @@ def way_of(prepared: Prepared, launcher: Launcher) -> tuple[bool, str]:
     """Whether this run, one under --elastic, goes on in place, and what to say of it."""
     why = next(_against(prepared, launcher), "")
     if why:
-        return False, f"where a rank is lost, new ranks go on from the newest state that is kept ({why})"
+        return False, f"where a rank is lost, all are started again from the newest state that is kept ({why})"
     return True, (
         f"where a rank is lost, the others go on in place (ULFM), down to {prepared.config.checkpoint.min_workers} "
         "workers; weights move once a step's exchange is over"

@@ -37,6 +37,8 @@ SMALLEST = {
     "checkpoint_stall": ("--model lenet --repeats 1", LONG),
     "easgd_lenet": ("--hosts 2 --epochs 1 --data SHARDS", (HOSTS, pytest.mark.soak)),
     "exchange_memory": ("--models lenet --steps 1", LONG),
+    "fit_steps": ("--rounds 1 --steps 2 --batch-size 2 --samples 64", LONG),
+    "recovery_in_place": ("--data SHARDS --runs 1", LONG),
     "fit_exposure": ("--model lenet --rounds 1 --steps 1 --batch-size 2", LONG),
     "node_winner": ("--models lenet --rounds 1 --minutes 0.01 --journal FOLDER/samples", LONG),
     "local_copies_cost": ("--model lenet --every 1 --pairs 2", LONG),

@@ -48,14 +48,19 @@ def bucket_recorded(exchange: Callable[[Array], Array], recorder: Recorder, buck
 
 def timestamp() -> Any:
     """A scalar float64 tensor: Unix time in seconds when the graph gets there; order it by control dependencies."""
-    if _tells_time():
+    if has_own_clock():
         return tf.timestamp() + WALL.shift_s  # a skew is there before any graph
     return tf.ensure_shape(call_python(WALL.now_s, [], tf.float64), [])
 
 
-def _tells_time() -> bool:
-    """Whether TensorFlow tells the time itself, at a quarter of the price: not where op determinism is on."""
+def has_own_clock() -> bool:
+    """Whether TensorFlow tells the time itself, at a quarter of the price: not where op determinism is on.
+
+    A graph of TensorFlow 1 is not asked: what it refuses shows when it runs.
+    """
     with tf.init_scope():
+        if not tf.executing_eagerly():
+            return False
         try:
             tf.timestamp()
         except tf.errors.FailedPreconditionError:

@@ -17,7 +17,7 @@ import tensorflow as tf
 from hpcdl.comm.observed import BACKWARD, FORWARD, LAYER_UPDATE, Recorder
 from hpcdl.core.errors import carried
 from hpcdl.core.wall import WALL
-from hpcdl.strategies.graph import call_python, timestamp_beside
+from hpcdl.strategies.graph import call_python, has_own_clock, timestamp_beside
 
 if TYPE_CHECKING:
     from hpcdl.core.protocols import Array
@@ -203,22 +203,12 @@ def _moment(value: Any, after: Sequence[Any]) -> Any:
     TensorFlow's own clock is told to wait for nothing else: it would come after every Python function before it.
     """
     order = getattr(tf.compat.v1.get_default_graph(), "experimental_acd_manager", None)
-    if order is None or not _has_own_clock():
+    if order is None or not has_own_clock():
         return timestamp_beside(value, after)
     with tf.control_dependencies(after):
         moment = tf.timestamp()
     order.run_independently(moment.op)
     return moment + WALL.shift_s  # a skew is there before any graph
-
-
-def _has_own_clock() -> bool:
-    """Whether TensorFlow tells the time: with op determinism it refuses to."""
-    with tf.init_scope():
-        try:
-            tf.timestamp()
-        except tf.errors.FailedPreconditionError:
-            return False
-    return True
 
 
 def _follows(call: _Call, tensors: Sequence[Any], calls: Sequence[_Call]) -> bool:

@@ -19,6 +19,7 @@ from hpcdl.training.keras.collectives.primitives import reducescatter as reduces
 from hpcdl.training.keras.collectives.process_set import ProcessSet as ProcessSet
 from hpcdl.training.keras.dataset import dataset as dataset
 from hpcdl.training.keras.fit.callbacks import callbacks as callbacks
+from hpcdl.training.keras.fit.deferred import background as background
 from hpcdl.training.keras.fit.files import on_rank_0 as on_rank_0
 from hpcdl.training.keras.fit.learning_rate import learning_rate_schedule as learning_rate_schedule
 from hpcdl.training.keras.fit.learning_rate import learning_rate_warmup as learning_rate_warmup

@@ -127,7 +127,8 @@ def test_a_stopped_run_goes_on_with_another_number_of_steps_a_call(
     process = start(session_hpcdl, run(strategy, shards, stopped, "--epochs", 4))
     wait_for(lambda: steps_done(stopped) > 20)
     process.send_signal(signal.SIGTERM)
-    assert process.wait(timeout=120) == 75
+    process.communicate(timeout=120)
+    assert process.returncode == 75
     assert 20 < steps_done(stopped) < record_of(whole)["steps"]
     finished = session_hpcdl(["train", "--run-dir", stopped, "--resume", "--steps-per-call", "1"], timeout_s=400)
     assert finished.code == 0, finished.err

@@ -213,7 +213,7 @@ def test_the_doctor_looks_at_all_nodes_of_a_job(desk: Desk) -> None:
 def test_benchmarks_spread_over_the_nodes_of_a_job(desk: Desk) -> None:
     """A step and a message, over MPI and over gRPC, on ranks that hpcdl starts from the batch script."""
     step = f"{sys.executable} -m hpcdl bench step --model lenet --batch-size 4 --steps 4 --ranks 2 --allow-grpc --json"
-    message = f"{sys.executable} -m hpcdl bench pingpong --sizes 1B,64KiB --repeats 3 --allow-grpc --json"
+    message = f"{sys.executable} -m hpcdl bench pingpong --sizes 1B,64KiB --repeats 20 --allow-grpc --json"
     lines = [f"{step} --strategy {name} > {name}.json" for name in ("ring", "grpc-ring", "async-easgd")]
     lines[-1] = lines[-1].replace("--ranks 2", "--ranks 3")
     lines += [f"{message} --transport {name} > {name}.json" for name in ("mpi", "grpc")]

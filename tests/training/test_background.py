@@ -10,8 +10,8 @@ import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
-from unittest import mock
 
 import numpy
 import pytest
@@ -27,6 +27,7 @@ from hpcdl.trace.merge import read_run
 from hpcdl.training.checkpoint import folders as checkpoints
 from hpcdl.training.checkpoint.folders import CheckpointWriter, Snapshot
 from hpcdl.training.checkpoint.interval import CheckpointInterval
+from hpcdl.training.session import background
 from hpcdl.training.session.background import GAPS, OFF, THREAD, BackgroundWork, Turn, most_patience_s, way_for
 from tests.conftest import ROOT
 from tests.training.training_runs import same_run
@@ -110,12 +111,25 @@ def test_what_goes_wrong_is_for_who_waits(way: str) -> None:
     job.wait()
 
 
-def test_slices_on_end_are_one_span() -> None:
-    work, spans = work_of(THREAD), []
-    with mock.patch.object(NoRecorder, "background", lambda self, *times, in_gap: spans.append((*times, in_gap))):
-        work.start("job", slices([], 5)).wait()
-    (span,) = spans
-    assert span[0] < span[1] and span[2] is False
+def test_slices_on_end_are_one_span(monkeypatch: pytest.MonkeyPatch) -> None:
+    """By a clock that goes on as it is looked at, and by a second where the work waits."""
+    now_s, spans = [0.0], []
+
+    def monotonic() -> float:
+        now_s[0] += 1e-4
+        return now_s[0]
+
+    def halves(turn: Turn) -> None:
+        slices([], 5)(turn)
+        turn.pause()
+        now_s[0] += 1
+        slices([], 3)(turn)
+
+    monkeypatch.setattr(background, "time", SimpleNamespace(monotonic=monotonic, thread_time=time.thread_time))
+    monkeypatch.setattr(NoRecorder, "background", lambda self, *times, in_gap: spans.append((*times, in_gap)))
+    work_of(THREAD).start("job", halves).wait()
+    (first, second), fits = spans, [in_gap for *_, in_gap in spans]
+    assert first[0] < first[1] < second[0] - 0.9 < second[1] and fits == [False, False]
 
 
 def test_who_has_no_gaps_says_so() -> None:

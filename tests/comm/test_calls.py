@@ -2,9 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from typing import Any
+from unittest.mock import MagicMock
+
+import numpy
 import pytest
 
 from hpcdl.comm.mpi.calls import translated
+from hpcdl.comm.mpi.communicator import MpiCommunicator
 from hpcdl.core.errors import BrokenGroup, RankError
 
 
@@ -48,3 +54,24 @@ def test_the_library_s_errors_are_translated_and_others_are_not() -> None:
 def test_a_group_that_has_lost_a_rank_says_so(error_class: int) -> None:
     with pytest.raises(BrokenGroup, match="rank 3 on node7: MPI failed in ask: a process is gone"):
         Asker().ask(Library.Exception("a process is gone", error_class))
+
+
+@pytest.mark.parametrize(
+    "collective",
+    [
+        lambda group: group.broadcast(numpy.zeros(3, numpy.float32)),
+        lambda group: group.allreduce(numpy.zeros(3, numpy.float32)),
+        lambda group: group.allreduce(numpy.zeros(3, numpy.float16)),
+        lambda group: group.allgather_json({"a": 1}),
+    ],
+)
+def test_a_collective_that_ends_well_without_a_rank_has_broken_the_group(
+    collective: Callable[[MpiCommunicator], Any],
+) -> None:
+    """What Open MPI 5 does where a rank dies meanwhile; the buffer lacks that rank's part."""
+    library, group = MagicMock(Exception=Library.Exception), MagicMock()
+    library.get_vendor.return_value = "none", (1,)
+    group.Get_rank.return_value, group.Get_size.return_value = 0, 3
+    group.Get_failed().Translate_ranks.return_value = [2]
+    with pytest.raises(BrokenGroup, match="has lost 1 of 3 ranks"):
+        collective(MpiCommunicator(library, group))

@@ -22,7 +22,7 @@ from hpcdl.comm.mpi.calls import asleep, failed_ranks, file_of, first_done, tran
 from hpcdl.comm.mpi.one_sided import MpiRemoteArray
 from hpcdl.comm.mpi.start import readable_lines
 from hpcdl.comm.sums import plain_add
-from hpcdl.core.errors import UsageError
+from hpcdl.core.errors import BrokenGroup, UsageError
 from hpcdl.core.lifeline import forget_names
 
 if TYPE_CHECKING:
@@ -173,6 +173,7 @@ class MpiCommunicator:
     def broadcast(self, buffer: Array, root: int = 0) -> None:
         """Fill `buffer` on every rank with the root's bytes, in place."""
         self._handle.Bcast(self._moved(buffer), root)
+        self._check_whole("a broadcast")
 
     @translated
     def allreduce(self, buffer: Array, add: Add | None = None) -> None:
@@ -182,9 +183,10 @@ class MpiCommunicator:
             self._check(buffer)
             spec = [buffer, buffer.size, getattr(self._mpi, name)]
             self._handle.Allreduce(self._mpi.IN_PLACE, spec, self._mpi.SUM)
-            return
-        operation = self._operation(add or plain_add, buffer.dtype)
-        self._handle.Allreduce(self._mpi.IN_PLACE, self._moved(buffer), operation)
+        else:
+            operation = self._operation(add or plain_add, buffer.dtype)
+            self._handle.Allreduce(self._mpi.IN_PLACE, self._moved(buffer), operation)
+        self._check_whole("an all-reduce")
 
     @translated
     def allgather_json(self, value: Any, *, patient: bool = False) -> list[Any]:
@@ -193,9 +195,10 @@ class MpiCommunicator:
         size, lengths = numpy.array([mine.size]), numpy.zeros(self.size, numpy.int64)
         sizes = [size, self._mpi.LONG], [lengths, self._mpi.LONG]
         asleep(self._handle.Iallgather(*sizes)) if patient else self._handle.Allgather(*sizes)
-        gathered = numpy.empty(int(lengths.sum()), numpy.uint8)
+        gathered = numpy.zeros(int(lengths.sum()), numpy.uint8)
         texts = [mine, self._mpi.BYTE], [gathered, lengths.tolist(), self._mpi.BYTE]
         asleep(self._handle.Iallgatherv(*texts)) if patient else self._handle.Allgatherv(*texts)
+        self._check_whole("gathering")
         ends = numpy.cumsum(lengths).tolist()
         return [json.loads(gathered[end - length : end].tobytes()) for end, length in zip(ends, lengths, strict=True)]
 
@@ -280,6 +283,12 @@ class MpiCommunicator:
         time.sleep(FORWARDED_S)
         self._handle.Abort(exit_code)
         os._exit(exit_code)
+
+    def _check_whole(self, what: str) -> None:
+        """BrokenGroup where a rank died meanwhile: Open MPI 5 then ends collectives well that lack its part."""
+        if dead := self.failed():
+            text = f"rank {self.rank} on {self.host}: {what} has lost {len(dead)} of {self.size} ranks"
+            raise BrokenGroup(text, rank=self.rank, host=self.host)
 
     def _operation(self, add: Add, dtype: Any) -> Any:
         if (add, dtype) not in self._operations:

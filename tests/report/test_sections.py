@@ -17,10 +17,11 @@ from hpcdl.report.runs.references import Published, load_references
 from hpcdl.report.runs.run import Run
 from hpcdl.report.runs.sources import Gathered
 from hpcdl.report.runs.traces import TracedRun
+from hpcdl.trace.counters import NETWORK
 from hpcdl.trace.findings import findings
 from hpcdl.training.launch.traced import told
 from tests.report.synthetic import as_run, make_record, make_run
-from tests.trace.test_findings import planted
+from tests.trace.test_findings import CALM_S, RANKS, planted, synchronous
 
 
 def document(runs: list[Run]) -> Document:
@@ -167,3 +168,24 @@ def test_traced_runs_show_the_inside_of_their_steps() -> None:
     assert found.data["traces"][0]["slow_ranks"][0]["cause"] == "processor contention"
     (hidden,) = anonymised_traces([traced()])
     assert {one.host for one in hidden.slow_ranks} == {WITHHELD}
+
+
+def test_traced_runs_show_what_their_hosts_carried_over_time() -> None:
+    mebi = 2.0**20
+    merged, steps = synchronous(*CALM_S, rates=[{NETWORK: 50 * mebi * (rank == 1)} for rank in range(RANKS)])
+    run = told("ring-4", findings(merged, steps, link_bytes_per_second=100 * mebi))
+    found = compose(analyse(Gathered(runs=(make_run(4),)), traced=[run]))
+    (shown,) = (item for part in found.sections for item in part.items if getattr(item, "name", "") == "trace-network")
+    assert isinstance(shown, Figure) and "50 MiB/s, by host1 in ring-4" in shown.alt
+    (curve,) = shown.series
+    assert (curve.label, len(curve.x)) == ("ring-4, host1", 9) and curve.y == pytest.approx([50] * 9)
+    assert curve.x[0] == pytest.approx(0.5) and curve.x[-1] == pytest.approx(8.5)
+    assert texts(shown.table) == [["ring-4", "host1", "50 MiB", "50 MiB", "25.0 %"]]
+    assert found.data["traces"][0]["network"][0]["samples"][0] == pytest.approx((0.5, 50 * mebi))
+    (hidden,) = anonymised_traces([run])
+    assert [one.host for one in hidden.network] == ["host 1"]
+
+
+def test_without_counts_of_interfaces_there_is_no_network_over_time() -> None:
+    found = compose(analyse(Gathered(runs=(make_run(4),)), traced=[traced()]))
+    assert not [item for part in found.sections for item in part.items if getattr(item, "name", "") == "trace-network"]

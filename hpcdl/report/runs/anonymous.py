@@ -89,7 +89,11 @@ def anonymised_searches(searches: Sequence[SearchRecord]) -> list[SearchRecord]:
 def anonymised_traces(traced: Sequence[TracedRun]) -> list[TracedRun]:
     """The same traces, whose runs have neutral names already, without hosts."""
     return [
-        dataclasses.replace(run, slow_ranks=[dataclasses.replace(one, host=WITHHELD) for one in run.slow_ranks])
+        dataclasses.replace(
+            run,
+            slow_ranks=[dataclasses.replace(one, host=WITHHELD) for one in run.slow_ranks],
+            network=[dataclasses.replace(one, host=f"host {place}") for place, one in enumerate(run.network, start=1)],
+        )
         for run in traced
     ]
 

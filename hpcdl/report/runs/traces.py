@@ -18,6 +18,17 @@ class SlowRank:
 
 
 @dataclass(frozen=True, kw_only=True)
+class HostNetwork:
+    """What the interfaces of `host` carried, in and out: (seconds since the first sample, bytes a second) in order."""
+
+    host: str
+    mean: float
+    busiest: float
+    link_share: float | None
+    samples: Sequence[tuple[float, float]]
+
+
+@dataclass(frozen=True, kw_only=True)
 class TracedRun:
     """Means over the `steps` that every worker's trace has.
 
@@ -40,3 +51,4 @@ class TracedRun:
     slow_ranks: Sequence[SlowRank]
     ready: Sequence[tuple[float, float]] = ()
     """For each bucket of gradients: the share of all bytes up to its end, and of computing when it is there."""
+    network: Sequence[HostNetwork] = ()

@@ -7,7 +7,11 @@ from collections.abc import Sequence
 from hpcdl.report.analysis.analyse import Analysis
 from hpcdl.report.analysis.names import counted, listed
 from hpcdl.report.document import Column, Figure, Section, Series, Table
-from hpcdl.report.runs.traces import TracedRun
+from hpcdl.report.runs.traces import HostNetwork, TracedRun
+
+MOST_HOSTS = 8
+"""In the figure, the busiest; the table has all."""
+_MEBI = 2**20
 
 
 def build(analysis: Analysis) -> Section | None:
@@ -19,6 +23,8 @@ def build(analysis: Analysis) -> Section | None:
     items: list[Table | Figure] = [_steps_table(traced), _path_figure(traced, path), path]
     if any(run.slow_ranks for run in traced):
         items.append(_slow_table(traced))
+    if any(run.network for run in traced):
+        items.append(_network_figure(traced))
     return Section(name="trace", title="Inside a step", lines=_lines(traced), items=items)
 
 
@@ -102,3 +108,38 @@ def _slow_table(traced: Sequence[TracedRun]) -> Table:
         for one in run.slow_ranks
     ]
     return Table(title="Ranks that the others wait for", columns=columns, rows=rows)
+
+
+def _network_figure(traced: Sequence[TracedRun]) -> Figure:
+    hosts = [(run.name, host) for run in traced for host in run.network]
+    busy = sorted(hosts, key=lambda one: -one[1].mean)[:MOST_HOSTS]
+    name, most = max(hosts, key=lambda one: one[1].busiest)
+    return Figure(
+        name="trace-network",
+        title="Network over time",
+        alt=f"What hosts carried in and out; the most, {most.busiest / _MEBI:.4g} MiB/s, by {most.host} in {name}.",
+        x_label="seconds",
+        y_label="MiB/s",
+        series=[_over_time(color, *one) for color, one in enumerate(busy)],
+        table=_network_table(hosts),
+    )
+
+
+def _over_time(color: int, name: str, host: HostNetwork) -> Series:
+    return Series(
+        label=f"{name}, {host.host}",
+        x=[at_s for at_s, _ in host.samples],
+        y=[rate / _MEBI for _, rate in host.samples],
+        style="line",
+        color=color,
+    )
+
+
+def _network_table(hosts: Sequence[tuple[str, HostNetwork]]) -> Table:
+    columns = (
+        Column(name="run"), Column(name="host"), Column(name="mean /s", kind="bytes"),
+        Column(name="busiest second", kind="bytes"), Column(name="share of the link", kind="percent"),
+    )  # fmt: skip
+    rows = [(name, one.host, one.mean, one.busiest, one.link_share) for name, one in hosts]
+    note = "In and out together, by the kernel's counts of all interfaces but the loopback; shares of both directions."
+    return Table(title="Network of hosts", columns=columns, rows=rows, note=note)

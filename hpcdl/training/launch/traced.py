@@ -9,11 +9,12 @@ from pathlib import Path
 
 from hpcdl.core.errors import CorruptError, UnknownNameError, UsageError
 from hpcdl.core.records import read_record
-from hpcdl.report.runs.traces import SlowRank, TracedRun
+from hpcdl.report.runs.traces import HostNetwork, SlowRank, TracedRun
 from hpcdl.strategies.table import find_strategy
 from hpcdl.trace.buckets import readiness
 from hpcdl.trace.findings import Findings, findings
 from hpcdl.trace.merge import Merged, merge, read_run
+from hpcdl.trace.network import HostTraffic
 from hpcdl.trace.recorder import FOLDER
 from hpcdl.trace.steps import Steps, steps_of
 
@@ -77,4 +78,17 @@ def told(name: str, found: Findings) -> TracedRun:
             )
             for one in found.stragglers
         ],
+        network=[_as_shown(one, found.network) for one in found.network],
+    )
+
+
+def _as_shown(host: HostTraffic, hosts: Sequence[HostTraffic]) -> HostNetwork:
+    begin_s = min(float(one.times_s[0]) for one in hosts)
+    middles_s = (host.times_s[:-1] + host.times_s[1:]) / 2 - begin_s
+    return HostNetwork(
+        host=host.host,
+        mean=host.mean,
+        busiest=host.busiest,
+        link_share=host.link_share,
+        samples=list(zip(middles_s.tolist(), host.rates.tolist(), strict=True)),
     )

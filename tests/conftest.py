@@ -11,7 +11,7 @@ import subprocess
 import sys
 import time
 from collections import deque
-from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
+from collections.abc import Generator, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -60,10 +60,6 @@ class Finished:
         return json.loads(self.out)
 
 
-Ask = Callable[..., Finished]
-"""What the fixture `ask_hpcdl` is: takes what a CommandLine takes."""
-
-
 class CommandLine:
     """The installed `hpcdl`, with settings and caches in a folder of its own: run(["models", "--json"]).
 
@@ -107,6 +103,40 @@ class CommandLine:
             stderr=subprocess.PIPE,
             text=True,
         )
+
+
+class CommandLineHere(CommandLine):
+    """The same command line, called in this process; a time-out is pytest's own."""
+
+    def __init__(self, home: Path, capture: pytest.CaptureFixture[str]) -> None:
+        super().__init__(home)
+        self.capture = capture
+
+    def __call__(
+        self,
+        arguments: Sequence[str | Path],
+        *,
+        cwd: Path | None = None,
+        env: Mapping[str, str] | None = None,
+        timeout_s: float = 300.0,
+    ) -> Finished:
+        """Call what `hpcdl ARGUMENTS` calls, with that environment and in that folder."""
+        from hpcdl.cli.main import run
+
+        before = dict(os.environ)
+        self.capture.readouterr()
+        try:
+            os.environ.clear()
+            os.environ.update(self.environment | dict(env or {}))
+            with contextlib.chdir(cwd or self.home):
+                code = run([*map(str, arguments)])
+        finally:
+            os.environ.clear()
+            os.environ.update(before)
+        said = self.capture.readouterr()
+        finished = Finished(code, said.out, said.err)
+        self.told.append(told("hpcdl " + " ".join(map(str, arguments)), finished))
+        return finished
 
 
 def finish(process: subprocess.Popen[str], timeout_s: float = 300.0) -> Finished:
@@ -285,30 +315,13 @@ def run_hpcdl(tmp_path: Path) -> CommandLine:
 
 
 @pytest.fixture
-def ask_hpcdl(run_hpcdl: CommandLine, capfd: pytest.CaptureFixture[str]) -> Ask:
-    """The same command line inside this process: for what is refused before anything is started or TensorFlow loaded.
+def ask_hpcdl(run_hpcdl: CommandLine, capfd: pytest.CaptureFixture[str]) -> CommandLine:
+    """The same command line inside this process, with the same home: for what neither trains nor is stopped.
 
-    A process of its own for each costs half a second of nothing but imports.
+    A process of its own for each costs half a second of nothing but imports. That a process ends with the same code
+    and words is for the tests that use `run_hpcdl` to show.
     """
-
-    def ask(
-        arguments: Sequence[str | Path], *, cwd: Path | None = None, env: Mapping[str, str] | None = None
-    ) -> Finished:
-        from hpcdl.cli.main import run
-
-        before = dict(os.environ)
-        try:
-            os.environ.clear()
-            os.environ.update(run_hpcdl.environment | dict(env or {}))
-            with contextlib.chdir(cwd or run_hpcdl.home):
-                code = run([*map(str, arguments)])
-        finally:
-            os.environ.clear()
-            os.environ.update(before)
-        said = capfd.readouterr()
-        return Finished(code, said.out, said.err)
-
-    return ask
+    return CommandLineHere(run_hpcdl.home, capfd)
 
 
 @pytest.fixture(scope="session")

@@ -112,8 +112,8 @@ def test_version_and_module(run_hpcdl: CommandLine) -> None:
     [["trian"], ["train", "--no-such-flag"], ["train", "--ranks", "0"], ["config", "shwo"], ["models", "surplus"]],
     ids=" ".join,
 )
-def test_a_slip_is_one_line_and_exit_2(run_hpcdl: CommandLine, arguments: list[str]) -> None:
-    finished = run_hpcdl(arguments)
+def test_a_slip_is_one_line_and_exit_2(ask_hpcdl: CommandLine, arguments: list[str]) -> None:
+    finished = ask_hpcdl(arguments)
     assert finished.code == 2, finished.err
     assert finished.out == ""
     lines = finished.err.splitlines()

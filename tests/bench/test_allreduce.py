@@ -95,7 +95,7 @@ def test_as_a_user_runs_it(run_hpcdl: CommandLine) -> None:
     assert shown.code == 0 and "<- auto" in shown.out and "slowest pair" in shown.err and "next: hpcdl" in shown.err
 
 
-def test_slips_are_told_before_ranks_start(run_hpcdl: CommandLine) -> None:
+def test_slips_are_told_before_ranks_start(ask_hpcdl: CommandLine) -> None:
     for arguments in (["--ranks", "1"], ["--sizes", "huge"]):
-        finished = run_hpcdl(["bench", "allreduce", *arguments])
+        finished = ask_hpcdl(["bench", "allreduce", *arguments])
         assert finished.code == 2 and len(finished.err.splitlines()) == 1, finished.err

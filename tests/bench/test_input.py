@@ -141,8 +141,8 @@ def test_a_damaged_shard_is_told_once_with_its_rank(run_hpcdl: CommandLine, data
     ids=lambda value: " ".join(value) if isinstance(value, tuple) else "",
 )
 def test_slips_are_told_before_anything_starts(
-    words: tuple[str, ...], told: str, run_hpcdl: CommandLine, data: Path
+    words: tuple[str, ...], told: str, ask_hpcdl: CommandLine, data: Path
 ) -> None:
-    finished = run_hpcdl(["bench", "input", data, *words])
+    finished = ask_hpcdl(["bench", "input", data, *words])
     assert finished.code == 2 and told in finished.err and len(finished.err.splitlines()) == 1, finished.err
     assert finished.out == ""

@@ -14,7 +14,7 @@ from hpcdl.comm.observed import observe
 from hpcdl.comm.threads.communicator import ThreadCommunicator, run
 from hpcdl.config.schema import PingpongBenchConfig, PingpongBenchRun
 from hpcdl.core.errors import HpcdlError, UsageError
-from tests.conftest import Ask, CommandLine
+from tests.conftest import CommandLine
 
 PINGPONG = ["bench", "pingpong", "--sizes", "1B,4KiB,3MiB", "--repeats", "7"]
 
@@ -91,12 +91,12 @@ def test_other_bytes_than_were_sent_are_an_error() -> None:
     ],
     ids=lambda value: " ".join(value) if isinstance(value, tuple) else "",
 )
-def test_slips_are_told_before_ranks_start(words: tuple[str, ...], told: str, ask_hpcdl: Ask) -> None:
+def test_slips_are_told_before_ranks_start(words: tuple[str, ...], told: str, ask_hpcdl: CommandLine) -> None:
     finished = ask_hpcdl(["bench", "pingpong", *words])
     assert finished.code == 2 and told in finished.err and len(finished.err.splitlines()) == 1, finished.err
 
 
-def test_a_site_that_forbids_grpc_strategies_forbids_their_messages(run_hpcdl: CommandLine) -> None:
-    (run_hpcdl.home / "site.toml").write_text('[site]\nforbid-strategies = ["grpc-ps", "grpc-ring"]\n')
-    finished = run_hpcdl(["bench", "pingpong", "--transport", "grpc", "--allow-grpc"])
+def test_a_site_that_forbids_grpc_strategies_forbids_their_messages(ask_hpcdl: CommandLine) -> None:
+    (ask_hpcdl.home / "site.toml").write_text('[site]\nforbid-strategies = ["grpc-ps", "grpc-ring"]\n')
+    finished = ask_hpcdl(["bench", "pingpong", "--transport", "grpc", "--allow-grpc"])
     assert finished.code == 2 and "this site forbids it" in finished.err, finished.err

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from tests.conftest import Ask, CommandLine
+from tests.conftest import CommandLine
 
 
 @pytest.mark.mpi
@@ -32,7 +32,7 @@ def test_float32_does_not_differ_from_itself() -> None:
     assert lower.outputs > 0 and lower.gradients > 0
 
 
-def test_slips_are_told_before_anything_is_loaded(ask_hpcdl: Ask) -> None:
+def test_slips_are_told_before_anything_is_loaded(ask_hpcdl: CommandLine) -> None:
     for words, told in ((["--model", "lenett"], "lenet"), (["--model", "lenet", "--precision", "float32"], "float32")):
         finished = ask_hpcdl(["bench", "precision", *words])
         assert finished.code == 2 and told in finished.err and len(finished.err.splitlines()) == 1, finished.err

@@ -12,7 +12,7 @@ from hpcdl.bench.step import _summary
 from hpcdl.config.load import Layer, load
 from hpcdl.config.schema import StepBenchConfig
 from hpcdl.strategies.table import STRATEGIES
-from tests.conftest import Ask, CommandLine
+from tests.conftest import CommandLine
 
 STEP = ["bench", "step", "--model", "lenet", "--batch-size", "4", "--steps", "6", "--warmup-steps", "1"]
 OF_EACH_FAMILY = {"ring", "grpc-ps", "grpc-ring", "ps", "easgd", "async-easgd", "hogwild-sgd", "sync-easgd"}
@@ -75,14 +75,14 @@ def test_ranks_of_a_launcher(run_hpcdl: CommandLine) -> None:
     ],
     ids=lambda value: " ".join(value) if isinstance(value, tuple) else "",
 )
-def test_slips_are_told_before_anything_starts(words: tuple[str, ...], told: str, ask_hpcdl: Ask) -> None:
+def test_slips_are_told_before_anything_starts(words: tuple[str, ...], told: str, ask_hpcdl: CommandLine) -> None:
     finished = ask_hpcdl([*STEP, *words])
     assert finished.code == 2 and told in finished.err and len(finished.err.splitlines()) == 1, finished.err
 
 
-def test_a_site_may_forbid_it(run_hpcdl: CommandLine) -> None:
-    (run_hpcdl.home / "site.toml").write_text('[site]\nforbid-strategies = ["grpc-ring"]\n')
-    finished = run_hpcdl([*STEP, "--strategy", "grpc-ring", "--ranks", "2", "--allow-grpc"])
+def test_a_site_may_forbid_it(ask_hpcdl: CommandLine) -> None:
+    (ask_hpcdl.home / "site.toml").write_text('[site]\nforbid-strategies = ["grpc-ring"]\n')
+    finished = ask_hpcdl([*STEP, "--strategy", "grpc-ring", "--ranks", "2", "--allow-grpc"])
     assert finished.code == 2 and "this site forbids it" in finished.err, finished.err
 
 

@@ -25,41 +25,41 @@ def run_with(run_dir: Path, steps: list[int], kind: str = "train") -> Path:
 
 
 @pytest.mark.parametrize(("kind", "epochs"), [("train", [2.5, 1.0]), ("script", [3.0, 3.0])])
-def test_all_are_listed_newest_first(run_hpcdl: CommandLine, tmp_path: Path, kind: str, epochs: list[float]) -> None:
+def test_all_are_listed_newest_first(ask_hpcdl: CommandLine, tmp_path: Path, kind: str, epochs: list[float]) -> None:
     run_dir = run_with(tmp_path / "run", [8, 20], kind)
-    rows = run_hpcdl(["checkpoints", run_dir, "--json"]).json()["checkpoints"]
+    rows = ask_hpcdl(["checkpoints", run_dir, "--json"]).json()["checkpoints"]
     assert [(row["step"], row["epoch"], row["whole"]) for row in rows] == [
         (step, epoch, True) for step, epoch in zip([20, 8], epochs, strict=True)
     ]
     newest = run_dir / "checkpoints" / "step-0000000020"
     assert rows[0]["path"] == str(newest) and rows[0]["level"] == "file system" and 0 <= rows[0]["age_seconds"] < 600
     assert rows[0]["bytes"] == sum(path.stat().st_size for path in newest.iterdir()) > 30 * 40 * 4
-    shown = run_hpcdl(["checkpoints", run_dir])
+    shown = ask_hpcdl(["checkpoints", run_dir])
     assert shown.code == 0 and shown.out.splitlines()[1].split()[0] == "20" and "damaged" not in shown.out
 
 
 @pytest.mark.parametrize("name", ["shared.npz", "rank-0.npz", "checkpoint.json"])
-def test_one_flipped_bit_is_found_and_named(run_hpcdl: CommandLine, tmp_path: Path, name: str) -> None:
+def test_one_flipped_bit_is_found_and_named(ask_hpcdl: CommandLine, tmp_path: Path, name: str) -> None:
     run_dir = run_with(tmp_path / "run", [8, 20])
     path = run_dir / "checkpoints" / "step-0000000020" / name
     content = bytearray(path.read_bytes())
     content[len(content) // 2] ^= 4
     path.write_bytes(content)
-    found = run_hpcdl(["checkpoints", run_dir, "--json"])
+    found = ask_hpcdl(["checkpoints", run_dir, "--json"])
     assert found.code == 3 and len(found.err.splitlines()) == 1
     assert name in found.err and "goes on after step 8" in found.err
     rows = found.json()["checkpoints"]
     assert [row["whole"] for row in rows] == [False, True] and name in rows[0]["problem"]
-    shown = run_hpcdl(["checkpoints", run_dir])
+    shown = ask_hpcdl(["checkpoints", run_dir])
     assert shown.code == 3 and shown.out.count("damaged") == 1
 
 
-def test_a_run_without_any_and_no_run(run_hpcdl: CommandLine, tmp_path: Path) -> None:
+def test_a_run_without_any_and_no_run(ask_hpcdl: CommandLine, tmp_path: Path) -> None:
     (tmp_path / "begun").mkdir()
     (tmp_path / "begun" / "run.toml").touch()
-    begun = run_hpcdl(["checkpoints", tmp_path / "begun"])
+    begun = ask_hpcdl(["checkpoints", tmp_path / "begun"])
     assert begun.code == 0 and "no checkpoint yet" in begun.out
     for missing in (tmp_path, tmp_path / "nowhere"):
-        refused = run_hpcdl(["checkpoints", missing, "--json"])
+        refused = ask_hpcdl(["checkpoints", missing, "--json"])
         assert refused.code == 2 and refused.out == "" and len(refused.err.splitlines()) == 1
         assert str(missing) in refused.err and "is no run" in refused.err

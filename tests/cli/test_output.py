@@ -28,23 +28,23 @@ COMMANDS: dict[str, list[str]] = {
 
 
 @pytest.mark.parametrize("name", COMMANDS)
-def test_an_error_shows_a_name_and_does_not_obey_it(name: str, run_hpcdl: CommandLine) -> None:
-    refused = run_hpcdl(COMMANDS[name])
+def test_an_error_shows_a_name_and_does_not_obey_it(name: str, ask_hpcdl: CommandLine) -> None:
+    refused = ask_hpcdl(COMMANDS[name])
     assert refused.code == 2, refused.err
     assert not RAW.search(refused.err + refused.out), (refused.err, refused.out)
     assert all(line.startswith("hpcdl: ") for line in refused.err.splitlines()), refused.err
 
 
-def test_class_and_folder_names_are_shown_harmless(run_hpcdl: CommandLine, tmp_path: Path) -> None:
+def test_class_and_folder_names_are_shown_harmless(ask_hpcdl: CommandLine, tmp_path: Path) -> None:
     source, target = tmp_path / HOSTILE, tmp_path / f"out {HOSTILE}"
     for label in (f"x{HOSTILE}", "plain"):
         (source / label).mkdir(parents=True)
         for number in range(4):
             Image.fromarray(np.full((8, 8), number, np.uint8)).save(source / label / f"{number}.png")
-    made = run_hpcdl(["shard", source, target, "--max-ranks", "2"])
+    made = ask_hpcdl(["shard", source, target, "--max-ranks", "2"])
     assert made.code == 0, made.err
     for command in (["inspect", target], ["inspect", target, "--verify"], ["inspect", target, "--json"]):
-        seen = run_hpcdl(command)
+        seen = ask_hpcdl(command)
         assert seen.code == 0, seen.err
         assert not RAW.search(seen.out + seen.err + made.out + made.err), (seen.out, seen.err, made.out, made.err)
 

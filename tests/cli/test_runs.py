@@ -14,8 +14,8 @@ RING = "2-nodes/runs/002-ring-2w-64b-r1"
 SERVERS = "2-nodes/runs/004-ps-1w-64b-r2"
 
 
-def test_runs_are_filtered_and_ordered(run_hpcdl: CommandLine) -> None:
-    found = run_hpcdl(["runs", STUDY, "--where", "strategy=ring,ps", "--where", "workers>=2", "--where",
+def test_runs_are_filtered_and_ordered(ask_hpcdl: CommandLine) -> None:
+    found = ask_hpcdl(["runs", STUDY, "--where", "strategy=ring,ps", "--where", "workers>=2", "--where",
                        "status!=failed", "--sort", "images-per-second", "--reverse", "--json"])  # fmt: skip
     assert found.code == 0, found.err
     rows = found.json()["runs"]
@@ -26,8 +26,8 @@ def test_runs_are_filtered_and_ordered(run_hpcdl: CommandLine) -> None:
 
 
 @pytest.mark.parametrize("columns", [60, 80, 200])
-def test_the_table_fits_and_no_name_is_broken(run_hpcdl: CommandLine, columns: int) -> None:
-    found = run_hpcdl(["runs", STUDY], env={"COLUMNS": str(columns)})
+def test_the_table_fits_and_no_name_is_broken(ask_hpcdl: CommandLine, columns: int) -> None:
+    found = ask_hpcdl(["runs", STUDY], env={"COLUMNS": str(columns)})
     lines = found.out.splitlines()
     assert max(map(len, lines)) <= columns and sum(RING in line for line in lines) == 1
     assert lines[0].startswith("all: ") and "model emulated:lenet:2s:3%" in lines[0]
@@ -45,12 +45,12 @@ def test_the_table_fits_and_no_name_is_broken(run_hpcdl: CommandLine, columns: i
     ],
     ids=" ".join,
 )
-def test_a_slip_in_a_condition_is_one_line(run_hpcdl: CommandLine, arguments: list[str], said: str) -> None:
-    refused = run_hpcdl(["runs", STUDY, *arguments])
+def test_a_slip_in_a_condition_is_one_line(ask_hpcdl: CommandLine, arguments: list[str], said: str) -> None:
+    refused = ask_hpcdl(["runs", STUDY, *arguments])
     assert refused.code == 2 and said in refused.err and len(refused.err.splitlines()) == 1
 
 
-def test_a_damaged_record_is_told_and_the_others_listed(run_hpcdl: CommandLine, tmp_path: Path) -> None:
+def test_a_damaged_record_is_told_and_the_others_listed(ask_hpcdl: CommandLine, tmp_path: Path) -> None:
     whole = (STUDY / RING / "record.json").read_text()
     for name, text in {
         "whole": whole,
@@ -60,7 +60,7 @@ def test_a_damaged_record_is_told_and_the_others_listed(run_hpcdl: CommandLine, 
     }.items():
         (tmp_path / name).mkdir()
         (tmp_path / name / "record.json").write_text(text)
-    found = run_hpcdl(["runs", tmp_path, "--json"])
+    found = ask_hpcdl(["runs", tmp_path, "--json"])
     assert found.code == 0, found.err
     assert sorted(row["name"] for row in found.json()["runs"]) == ["flat", "whole"]
     assert len(found.json()["unreadable"]) == 2 and "cut" in found.err and "foreign" in found.err
@@ -71,8 +71,8 @@ def _flat(text: str) -> str:
     return json.dumps(json.loads(text))
 
 
-def test_two_runs_side_by_side(run_hpcdl: CommandLine) -> None:
-    found = run_hpcdl(["diff", STUDY / RING, STUDY / SERVERS, "--json"])
+def test_two_runs_side_by_side(ask_hpcdl: CommandLine) -> None:
+    found = ask_hpcdl(["diff", STUDY / RING, STUDY / SERVERS, "--json"])
     assert found.code == 0, found.err
     told = {item["key"]: item for item in found.json()["differences"]}
     assert (told["strategy"]["first"], told["strategy"]["second"]) == ("ring", "ps")
@@ -81,12 +81,12 @@ def test_two_runs_side_by_side(run_hpcdl: CommandLine) -> None:
     measured = [record["images_per_second"] for record in (first, second)]
     assert [rate["first"], rate["second"]] == measured and "optimizer" not in told
     assert rate["ratio"] == pytest.approx(measured[1] / measured[0])
-    shown = run_hpcdl(["diff", STUDY / RING, STUDY / SERVERS]).out
+    shown = ask_hpcdl(["diff", STUDY / RING, STUDY / SERVERS]).out
     assert max(map(len, shown.splitlines()[2:])) <= 80 and f"x {measured[1] / measured[0]:.3f}" in shown
-    same = run_hpcdl(["diff", STUDY / RING, STUDY / RING])
+    same = ask_hpcdl(["diff", STUDY / RING, STUDY / RING])
     assert same.code == 0 and same.out.startswith("no difference")
 
 
-def test_a_folder_of_several_runs_is_no_run(run_hpcdl: CommandLine) -> None:
-    refused = run_hpcdl(["diff", STUDY, STUDY / RING])
+def test_a_folder_of_several_runs_is_no_run(ask_hpcdl: CommandLine) -> None:
+    refused = ask_hpcdl(["diff", STUDY, STUDY / RING])
     assert refused.code == 2 and "name one of them" in refused.err

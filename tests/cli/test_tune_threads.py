@@ -11,24 +11,24 @@ import pytest
 Run = Callable[..., Any]
 
 
-def test_replay_prints_what_the_contract_says(run_hpcdl: Run, tmp_path: Path) -> None:
+def test_replay_prints_what_the_contract_says(ask_hpcdl: Run, tmp_path: Path) -> None:
     path = tmp_path / "t.csv"
     with path.open("w", newline="") as file:
         writer = csv.writer(file)
         writer.writerow(["ranks_per_node", "intra_op_threads", "images_per_second"])
         writer.writerows([[1, threads, 100 - abs(threads - 8) + turn] for threads in range(1, 25) for turn in range(3)])
-    done = run_hpcdl(["tune-threads", "--replay", path, "--json"])
+    done = ask_hpcdl(["tune-threads", "--replay", path, "--json"])
     assert done.code == 0, done.err
     document = done.json()
     assert set(document) == {"winner", "trials_used", "samples_used", "samples_exhaustive", "regret"}
     assert document["winner"] == {"ranks_per_node": "1", "intra_op_threads": "8"}
     assert document["samples_exhaustive"] == 72
     assert document["samples_used"] <= 36
-    assert "regret" in run_hpcdl(["tune-threads", "--replay", path]).out
+    assert "regret" in ask_hpcdl(["tune-threads", "--replay", path]).out
 
 
-def test_plan_for_a_knl_without_being_there(run_hpcdl: Run) -> None:
-    done = run_hpcdl(["tune-threads", "--plan", "--machine", "stampede2-knl-quadrant-flat", "--json"])
+def test_plan_for_a_knl_without_being_there(ask_hpcdl: Run) -> None:
+    done = ask_hpcdl(["tune-threads", "--plan", "--machine", "stampede2-knl-quadrant-flat", "--json"])
     assert done.code == 0, done.err
     candidates = done.json()["candidates"]
     published = next(item for item in candidates if item["origin"] == "published for this machine")
@@ -40,10 +40,10 @@ def test_plan_for_a_knl_without_being_there(run_hpcdl: Run) -> None:
     assert published["command"].startswith("hpcdl bench step --json --exchange-only --model MODEL --batch-size 32")
 
 
-def test_plan_for_this_node_is_readable(run_hpcdl: Run, tmp_path: Path) -> None:
+def test_plan_for_this_node_is_readable(ask_hpcdl: Run, tmp_path: Path) -> None:
     path = tmp_path / "s.toml"
     path.write_text("only = true\nintra_op_threads = [1]\nbinding = ['none']\n")
-    done = run_hpcdl(["tune-threads", "--plan", "--space", path, "--model", "lenet"])
+    done = ask_hpcdl(["tune-threads", "--plan", "--space", path, "--model", "lenet"])
     assert done.code == 0, done.err
     assert "1 candidates" in done.out
     assert "HPCDL_INTRA_OP_THREADS=1" in done.out

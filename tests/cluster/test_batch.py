@@ -126,47 +126,47 @@ def test_what_does_not_fit_is_refused(wanted: Wanted, said: str) -> None:
         plan_job(wanted)
 
 
-def test_submit_jobs_and_cancel_with_a_played_slurm(run_hpcdl: CommandLine, tmp_path: Path) -> None:
+def test_submit_jobs_and_cancel_with_a_played_slurm(ask_hpcdl: CommandLine, tmp_path: Path) -> None:
     tools = tmp_path / "bin"
     program(tools, "sbatch", f'cp "${{@: -1}}" {tmp_path}/taken.sh; echo "4711;cluster"')
     program(tools, "squeue", "echo RUNNING")
     program(tools, "scancel", f"echo $* > {tmp_path}/cancelled")
     env = {"PATH": f"{tools}:{os.environ['PATH']}"}
     line = ["submit", "--nodes", "2", "--", *TRAIN, "--run-dir", "my run"]
-    dry = run_hpcdl([*line[:1], "--dry-run", *line[1:]], env=env)
-    assert dry.code == 0 and not (run_hpcdl.home / "my run.job").exists() and not (tmp_path / "taken.sh").exists()
-    finished = run_hpcdl(line, env=env)
+    dry = ask_hpcdl([*line[:1], "--dry-run", *line[1:]], env=env)
+    assert dry.code == 0 and not (ask_hpcdl.home / "my run.job").exists() and not (tmp_path / "taken.sh").exists()
+    finished = ask_hpcdl(line, env=env)
     assert (finished.code, finished.out) == (0, "4711\n"), finished.err
-    assert (tmp_path / "taken.sh").read_text() == dry.out == (run_hpcdl.home / "my run.job" / "job.sh").read_text()
-    run = run_hpcdl.home / "my run"
+    assert (tmp_path / "taken.sh").read_text() == dry.out == (ask_hpcdl.home / "my run.job" / "job.sh").read_text()
+    run = ask_hpcdl.home / "my run"
     run.mkdir()
     events = '{"kind":"start","steps":9}\n{"kind":"step","step":3,"images_per_second":12.5,"loss":1.25}\n{"kin'
     (run / "metrics.jsonl").write_text(events)
-    (run_hpcdl.home / "my run.job" / "log-4711.txt").write_text("first\nlast word\n\n")
-    view = run_hpcdl(["jobs", "--json"], env=env).json()["jobs"][0]
+    (ask_hpcdl.home / "my run.job" / "log-4711.txt").write_text("first\nlast word\n\n")
+    view = ask_hpcdl(["jobs", "--json"], env=env).json()["jobs"][0]
     assert (view["state"], view["step"], view["steps"], view["loss"]) == ("running", 3, 9, 1.25)
     assert view["log_tail"] == "last word"
-    shown = run_hpcdl(["jobs", "4711"], env=env).out
+    shown = ask_hpcdl(["jobs", "4711"], env=env).out
     assert "3/9" in shown and "12.5 images/s" in shown
     counted = events.replace('"steps":9', '"steps":9,"counted":"samples"')
     (run / "metrics.jsonl").write_text(f'{counted[:-5]}{{"kind":"epoch","step":9,"loss":0.5}}\n')
-    assert "12.5 samples/s" in run_hpcdl(["jobs", "4711"], env=env).out
-    view = run_hpcdl(["jobs", "4711", "--json"], env=env).json()["jobs"][0]
+    assert "12.5 samples/s" in ask_hpcdl(["jobs", "4711"], env=env).out
+    view = ask_hpcdl(["jobs", "4711", "--json"], env=env).json()["jobs"][0]
     assert (view["step"], view["loss"], view["images_per_second"]) == (9, 0.5, 12.5)
-    assert run_hpcdl(["cancel", "4711"], env=env).code == 0
-    assert (tmp_path / "cancelled").read_text() == "4711\n" and (run_hpcdl.home / "my run.job" / "cancelled").exists()
-    unknown = run_hpcdl(["cancel", "1"], env=env)
+    assert ask_hpcdl(["cancel", "4711"], env=env).code == 0
+    assert (tmp_path / "cancelled").read_text() == "4711\n" and (ask_hpcdl.home / "my run.job" / "cancelled").exists()
+    unknown = ask_hpcdl(["cancel", "1"], env=env)
     assert unknown.code == 2 and "4711" in unknown.err
 
 
-def test_a_batch_system_that_says_no(run_hpcdl: CommandLine, tmp_path: Path) -> None:
+def test_a_batch_system_that_says_no(ask_hpcdl: CommandLine, tmp_path: Path) -> None:
     program(tmp_path / "bin", "sbatch", "echo 'sbatch: error: invalid partition specified: x' >&2; exit 1")
     env = {"PATH": f"{tmp_path / 'bin'}:{os.environ['PATH']}"}
-    finished = run_hpcdl(["submit", "--partition", "x", "--", *TRAIN], env=env)
+    finished = ask_hpcdl(["submit", "--partition", "x", "--", *TRAIN], env=env)
     assert finished.code == 1 and "invalid partition" in finished.err
-    finished = run_hpcdl(["submit", "--", "trian"], env=env)
+    finished = ask_hpcdl(["submit", "--", "trian"], env=env)
     assert finished.code == 2 and "did you mean 'train'" in finished.err
-    assert run_hpcdl(["jobs"]).code == 0
+    assert ask_hpcdl(["jobs"]).code == 0
 
 
 def test_jobs_that_are_damaged_are_left_out(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

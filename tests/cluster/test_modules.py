@@ -43,11 +43,11 @@ def test_without_modules_at_all(run_hpcdl: CommandLine) -> None:
     assert (done.code, done.err) == (2, "hpcdl: --module tool/2: there is no command module here\n")
 
 
-def test_module_versions_are_an_axis(run_hpcdl: CommandLine, tmp_path: Path) -> None:
+def test_module_versions_are_an_axis(ask_hpcdl: CommandLine, tmp_path: Path) -> None:
     study = tmp_path / "s.toml"
     study.write_text(
         '[matrix]\nmodel = ["lenet"]\ndata = ["synthetic:mnist"]\nmodule = ["hpcdl/1", "hpcdl/2", "none"]\n'
     )
-    done = run_hpcdl(["sweep", study, "--dry-run", "--out", tmp_path / "out"])
+    done = ask_hpcdl(["sweep", study, "--dry-run", "--out", tmp_path / "out"])
     assert done.code == 0, done.err
     assert all(f"module {name}" in done.out for name in ("hpcdl/1", "hpcdl/2", "None")), done.out

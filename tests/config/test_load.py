@@ -121,8 +121,8 @@ def test_every_setting_of_a_run_says_what_it_changes(item: Setting) -> None:
     assert item.matters is not None, f"declare matters=RESULT, EXTENT, TIME or NOTHING for {item.name} in schema.py"
 
 
-def test_a_list_is_given_by_commas_or_by_repeating(run_hpcdl: CommandLine, tmp_path: Path) -> None:
+def test_a_list_is_given_by_commas_or_by_repeating(ask_hpcdl: CommandLine, tmp_path: Path) -> None:
     words = ["train", "--model", "lenet", "--data", "synthetic:mnist", "--run-dir", tmp_path / "run", "--resume"]
     for allowed in (["--allow", "seed,dtaa"], ["--allow", "seed", "--allow", "dtaa"]):
-        refused = run_hpcdl([*words, *allowed])
+        refused = ask_hpcdl([*words, *allowed])
         assert refused.code == 2 and "unknown setting of --allow 'dtaa'; did you mean 'data'?" in refused.err

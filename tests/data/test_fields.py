@@ -194,9 +194,9 @@ def test_what_is_usually_called_so_is_found(tmp_path: Path) -> None:
         assert manifest.fields[0].shape == (8, 3) and manifest.num_classes == 0
 
 
-def test_labels_are_numbered_anew_and_told(run_hpcdl: CommandLine, tmp_path: Path) -> None:
+def test_labels_are_numbered_anew_and_told(ask_hpcdl: CommandLine, tmp_path: Path) -> None:
     np.savez(tmp_path / "a.npz", x=np.ones((9, 4)), y=np.array([-1, 1, 5] * 3))
-    done = run_hpcdl(["shard", tmp_path / "a.npz", tmp_path / "out"])
+    done = ask_hpcdl(["shard", tmp_path / "a.npz", tmp_path / "out"])
     assert done.code == 0 and "-1 -> 0, 1 -> 1, 5 -> 2" in done.err, done.err
     assert inspect(tmp_path / "out").splits[0].histogram == {"-1": 3, "1": 3, "5": 3}
 

@@ -10,8 +10,8 @@ from tests.conftest import DIGITS, CommandLine
 from tests.data.sharding import contents, image_folder, make
 
 
-def test_what_is_in_it(run_hpcdl: CommandLine, shards: Path) -> None:
-    done = run_hpcdl(["inspect", shards, "--json", "--samples", "4", "--out", run_hpcdl.home / "pictures"])
+def test_what_is_in_it(ask_hpcdl: CommandLine, shards: Path) -> None:
+    done = ask_hpcdl(["inspect", shards, "--json", "--samples", "4", "--out", ask_hpcdl.home / "pictures"])
     found = done.json()
     assert found["sample_shape"] == [28, 28, 1] and found["encoding"] == "raw" and found["num_classes"] == 10
     train, val = found["splits"]
@@ -23,12 +23,12 @@ def test_what_is_in_it(run_hpcdl: CommandLine, shards: Path) -> None:
     for path in found["pictures"]:
         with Image.open(path) as picture:
             assert picture.size == (28, 28) and picture.mode == "L"
-    table = run_hpcdl(["inspect", shards])
+    table = ask_hpcdl(["inspect", shards])
     assert "28x28x1 uint8, raw" in table.out and "1,438" in table.out and "--verify" in table.err
 
 
-def test_damage_is_named_and_mended(run_hpcdl: CommandLine) -> None:
-    home = run_hpcdl.home
+def test_damage_is_named_and_mended(ask_hpcdl: CommandLine) -> None:
+    home = ask_hpcdl.home
     source = image_folder(home / "s", {"a": 40, "b": 40}, size=20)
     options: dict[str, object] = {"shards": 3, "split": "train=0.75,val=0.25", "image_size": "16x12", "max_ranks": 5}
     (source / "a" / "bad.png").write_bytes((source / "a" / "0000.png").read_bytes()[:60])
@@ -40,25 +40,25 @@ def test_damage_is_named_and_mended(run_hpcdl: CommandLine) -> None:
     content[-3] ^= 16
     path.write_bytes(content)
     (home / "out" / "val" / "shard-00002.h5").unlink()
-    checked = run_hpcdl(["inspect", "out", "--verify", "--json"])
+    checked = ask_hpcdl(["inspect", "out", "--verify", "--json"])
     assert checked.code == 3
     assert "damaged: train/shard-00001.h5: block" in checked.err and "val/shard-00002.h5: cannot be read" in checked.err
     assert checked.json()["bad_shards"] == ["train/shard-00001.h5", "val/shard-00002.h5"]
-    assert run_hpcdl(["inspect", "out"]).code == 3
-    mended = run_hpcdl(["inspect", "out", "--repair", "--from", "elsewhere/copy"])
+    assert ask_hpcdl(["inspect", "out"]).code == 3
+    mended = ask_hpcdl(["inspect", "out", "--repair", "--from", "elsewhere/copy"])
     assert mended.code == 0, mended.err
     assert contents(home / "out") == whole
     path.write_bytes(content)
     (home / "elsewhere" / "copy" / "b" / "0001.png").unlink()
-    refused = run_hpcdl(["inspect", "out", "--repair", "--from", "elsewhere/copy"])
+    refused = ask_hpcdl(["inspect", "out", "--repair", "--from", "elsewhere/copy"])
     assert refused.code == 2 and "is not what" in refused.err
     assert path.read_bytes() == content and sorted(contents(home / "out")) == sorted(whole)
 
 
-def test_repair_asks_for_its_source(run_hpcdl: CommandLine, shards: Path) -> None:
-    assert run_hpcdl(["inspect", shards, "--repair"]).code == 2
-    assert run_hpcdl(["inspect", run_hpcdl.home / "nothing"]).code == 2
-    assert run_hpcdl(["inspect", run_hpcdl.home]).code == 2
+def test_repair_asks_for_its_source(ask_hpcdl: CommandLine, shards: Path) -> None:
+    assert ask_hpcdl(["inspect", shards, "--repair"]).code == 2
+    assert ask_hpcdl(["inspect", ask_hpcdl.home / "nothing"]).code == 2
+    assert ask_hpcdl(["inspect", ask_hpcdl.home]).code == 2
 
 
 def test_pictures_of_floats_and_of_encoded_files(tmp_path: Path) -> None:

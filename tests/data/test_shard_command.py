@@ -50,8 +50,8 @@ def test_the_tools_of_hdf5_read_shards(shards: Path) -> None:
     assert "H5T_STD_I64LE" in told.stdout
 
 
-def test_plan_first(run_hpcdl: CommandLine, tmp_path: Path) -> None:
-    done = run_hpcdl(
+def test_plan_first(ask_hpcdl: CommandLine, tmp_path: Path) -> None:
+    done = ask_hpcdl(
         ["shard", "--dry-run", "--json", DIGITS, tmp_path / "out", "--image-size", "28", "--max-ranks", "8"]
     )
     assert done.code == 0 and not (tmp_path / "out").exists()
@@ -62,10 +62,10 @@ def test_plan_first(run_hpcdl: CommandLine, tmp_path: Path) -> None:
     assert "is not Lustre" in reasons
 
 
-def test_the_result_depends_on_source_and_plan_only(run_hpcdl: CommandLine, tmp_path: Path) -> None:
+def test_the_result_depends_on_source_and_plan_only(ask_hpcdl: CommandLine, tmp_path: Path) -> None:
     base = ["shard", "synthetic:cifar10", "--samples", "3000", "--shards", "6"]
     for name, more in (("one", ["--workers", "1"]), ("three", ["--workers", "3"])):
-        done = run_hpcdl([*base, tmp_path / name, *more])
+        done = ask_hpcdl([*base, tmp_path / name, *more])
         assert done.code == 0, done.err
     assert contents(tmp_path / "one") == contents(tmp_path / "three")
 
@@ -108,22 +108,22 @@ def test_bad_input_is_one_line_exit_2_and_leaves_nothing(
         assert sorted(home.rglob("*")) == before, name
 
 
-def test_unreadable_samples_stop_or_are_skipped(run_hpcdl: CommandLine) -> None:
-    home = run_hpcdl.home
+def test_unreadable_samples_stop_or_are_skipped(ask_hpcdl: CommandLine) -> None:
+    home = ask_hpcdl.home
     source = image_folder(home / "s", {"a": 12, "b": 12}, size=40, kind="jpg")
     path = source / "a" / "0004.jpg"
     path.write_bytes(path.read_bytes()[:400])
-    done = run_hpcdl(["shard", source, "out"])
+    done = ask_hpcdl(["shard", source, "out"])
     assert done.code == 1 and "a/0004.jpg" in done.err and "--on-error skip" in done.err
     assert len([line for line in done.err.splitlines() if line.startswith("hpcdl: ")]) == 1
     for encoding in ("raw", "encoded"):
-        done = run_hpcdl(["shard", source, f"out-{encoding}", "--on-error", "skip", "--encoding", encoding, "--json"])
+        done = ask_hpcdl(["shard", source, f"out-{encoding}", "--on-error", "skip", "--encoding", encoding, "--json"])
         assert done.code == 0, done.err
         assert done.json()["skipped"] == ["a/0004.jpg"] and done.json()["splits"] == {"all": 23}
-    assert run_hpcdl(["inspect", "out-raw", "--verify"]).code == 0
+    assert ask_hpcdl(["inspect", "out-raw", "--verify"]).code == 0
 
 
-def test_resume_starts_goes_on_and_is_done(run_hpcdl: CommandLine, tmp_path: Path) -> None:
+def test_resume_starts_goes_on_and_is_done(ask_hpcdl: CommandLine, tmp_path: Path) -> None:
     line = [
         "shard",
         "synthetic:mnist",
@@ -136,13 +136,13 @@ def test_resume_starts_goes_on_and_is_done(run_hpcdl: CommandLine, tmp_path: Pat
         "1",
         "--json",
     ]
-    first = run_hpcdl([*line, "--resume"])
+    first = ask_hpcdl([*line, "--resume"])
     assert first.code == 0 and first.json()["written"] == 5
     before = contents(tmp_path / "out")
-    again = run_hpcdl([*line, "--resume"])
+    again = ask_hpcdl([*line, "--resume"])
     assert again.code == 0 and (again.json()["written"], again.json()["kept"]) == (0, 5)
     assert contents(tmp_path / "out") == before
-    assert run_hpcdl(line).code == 2  # finished, and not asked to resume
+    assert ask_hpcdl(line).code == 2  # finished, and not asked to resume
 
 
 def start(arguments: list[str | Path], home: Path) -> subprocess.Popen[bytes]:
@@ -213,10 +213,10 @@ def test_modes_follow_umask_and_setgid(run_hpcdl: CommandLine) -> None:
         assert path.stat().st_mode & 0o777 == 0o664, path
 
 
-def test_config_file_and_unknown_key(run_hpcdl: CommandLine) -> None:
-    (run_hpcdl.home / "c.toml").write_text("samples = 64\nmax-ranks = 4\n")
-    done = run_hpcdl(["shard", "synthetic:mnist", "out", "--config", "c.toml", "--json"])
+def test_config_file_and_unknown_key(ask_hpcdl: CommandLine) -> None:
+    (ask_hpcdl.home / "c.toml").write_text("samples = 64\nmax-ranks = 4\n")
+    done = ask_hpcdl(["shard", "synthetic:mnist", "out", "--config", "c.toml", "--json"])
     assert done.code == 0 and json.loads(done.out)["splits"] == {"all": 64}
-    (run_hpcdl.home / "c.toml").write_text("sampels = 64\n")
-    done = run_hpcdl(["shard", "synthetic:mnist", "out2", "--config", "c.toml"])
+    (ask_hpcdl.home / "c.toml").write_text("sampels = 64\n")
+    done = ask_hpcdl(["shard", "synthetic:mnist", "out2", "--config", "c.toml"])
     assert done.code == 2 and "did you mean 'samples'" in done.err

@@ -77,13 +77,13 @@ def test_images_with_a_class_raw_encoded_and_compressed(tmp_path: Path) -> None:
         assert ("Not looked for" in text) == (name == "gzip")
 
 
-def test_the_command_writes_one_file_and_says_where(every_kind: Path, run_hpcdl: CommandLine) -> None:
-    done = run_hpcdl(["inspect", every_kind, "--show", "--out", "look", "--json"])
+def test_the_command_writes_one_file_and_says_where(every_kind: Path, ask_hpcdl: CommandLine) -> None:
+    done = ask_hpcdl(["inspect", every_kind, "--show", "--out", "look", "--json"])
     assert done.code == 0, done.err
     assert done.json()["page"] == "look/out-data.html"
-    assert [path.name for path in (run_hpcdl.home / "look").iterdir()] == ["out-data.html"]
-    assert run_hpcdl(["inspect", "nothing", "--show"]).code == 2
-    impossible = run_hpcdl(["inspect", every_kind, "--show", "--out", "/proc/look"])
+    assert [path.name for path in (ask_hpcdl.home / "look").iterdir()] == ["out-data.html"]
+    assert ask_hpcdl(["inspect", "nothing", "--show"]).code == 2
+    impossible = ask_hpcdl(["inspect", every_kind, "--show", "--out", "/proc/look"])
     assert impossible.code == 2 and "--out /proc/look" in impossible.err
 
 

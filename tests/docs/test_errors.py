@@ -65,18 +65,18 @@ def test_patterns_are_words_of_the_program(paragraph: manual.Paragraph) -> None:
         assert longest.rstrip(";: ") in joined, f"no message holds {longest!r}; correct docs/reference/errors.md"
 
 
-def test_codes_and_what_nobody_says(run_hpcdl: CommandLine) -> None:
+def test_codes_and_what_nobody_says(ask_hpcdl: CommandLine) -> None:
     assert "something to resume" in manual.explain("75").text
-    told = run_hpcdl(["explain", "unknown", "strategy", "'rign'"])
+    told = ask_hpcdl(["explain", "unknown", "strategy", "'rign'"])
     assert told.code == 0 and told.out.startswith("Unknown names\n") and "errors.md#unknown-names" in told.err
     assert manual.explain("no sign of life").anchor == "ranks-that-wait-for-another", "a part of a message does"
     section = manual.explain("numbers-that-are-not-finite").text
     assert section in manual.explain("NotFiniteError").text, "what it refers to is told with it"
-    refused = run_hpcdl(["explain", "the dog ate it"])
+    refused = ask_hpcdl(["explain", "the dog ate it"])
     assert refused.code == 2 and len(refused.err.splitlines()) == 1
 
 
-def test_the_pages_are_found_and_searched(run_hpcdl: CommandLine) -> None:
-    assert Path(run_hpcdl(["docs"]).out.strip()) in (ROOT / "docs" / "index.md", ROOT / "build" / "site" / "index.html")
-    found = run_hpcdl(["docs", "moving", "rate"])
+def test_the_pages_are_found_and_searched(ask_hpcdl: CommandLine) -> None:
+    assert Path(ask_hpcdl(["docs"]).out.strip()) in (ROOT / "docs" / "index.md", ROOT / "build" / "site" / "index.html")
+    found = ask_hpcdl(["docs", "moving", "rate"])
     assert found.code == 0 and "explanation/easgd.md:" in found.out

@@ -136,13 +136,13 @@ def test_a_slow_node_is_told_from_a_slow_link() -> None:
     assert finding.text.startswith("c2, over all of its links: ")
 
 
-def test_what_cannot_be_asked_is_refused(run_hpcdl: CommandLine) -> None:
+def test_what_cannot_be_asked_is_refused(ask_hpcdl: CommandLine) -> None:
     for words, said in (
         (["--nodes", "many"], "give a number of nodes, or `all`"),
         (["--nodes", "3"], "this job has 1"),
         (["--nodes", "all", "--only", "mpi"], "--only goes with checks of this node"),
     ):
-        finished = run_hpcdl(["doctor", *words])
+        finished = ask_hpcdl(["doctor", *words])
         assert finished.code == 2 and said in finished.err and not finished.out
     with pytest.raises(UsageError):
         ask(Subject(), "0")

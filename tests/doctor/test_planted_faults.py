@@ -145,17 +145,17 @@ def test_locking_that_fails(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> 
     assert [finding.level for finding in storage.check_locking(aware)] == ["ok"]
 
 
-def test_bad_site_settings(run_hpcdl: CommandLine) -> None:
-    (run_hpcdl.home / "site.toml").write_text("[train]\nbatch-sise = 64\n")
-    finished = run_hpcdl(["doctor", "--only", "config", "--json"])
+def test_bad_site_settings(ask_hpcdl: CommandLine) -> None:
+    (ask_hpcdl.home / "site.toml").write_text("[train]\nbatch-sise = 64\n")
+    finished = ask_hpcdl(["doctor", "--only", "config", "--json"])
     assert finished.code == 1
     finding = finished.json()["findings"][0]
     assert finding["level"] == "failure" and "batch-sise" in finding["text"] and "batch-size" in finding["text"]
-    (run_hpcdl.home / "site.toml").write_text("[train\n")
-    finished = run_hpcdl(["doctor", "--only", "config"])
+    (ask_hpcdl.home / "site.toml").write_text("[train\n")
+    finished = ask_hpcdl(["doctor", "--only", "config"])
     assert finished.code == 1 and "site.toml" in finished.out and "FAILURE" in finished.out
-    (run_hpcdl.home / "site.toml").write_text("[train]\nbatch-size = 64\n")
-    assert run_hpcdl(["doctor", "--only", "config"]).code == 0
+    (ask_hpcdl.home / "site.toml").write_text("[train]\nbatch-size = 64\n")
+    assert ask_hpcdl(["doctor", "--only", "config"]).code == 0
 
 
 def test_missing_module(tmp_path: Path) -> None:
@@ -205,8 +205,8 @@ def test_a_sound_node_passes_in_time(run_hpcdl: CommandLine) -> None:
     assert {"python", "mpi", "scheduler", "affinity", "locking", "storage", "limits", "clocks"} <= checks
 
 
-def test_an_unknown_check_is_named(run_hpcdl: CommandLine) -> None:
-    finished = run_hpcdl(["doctor", "--only", "clok"])
+def test_an_unknown_check_is_named(ask_hpcdl: CommandLine) -> None:
+    finished = ask_hpcdl(["doctor", "--only", "clok"])
     assert finished.code == 2 and "'clocks'" in finished.err
 
 

@@ -113,9 +113,9 @@ def test_a_report_of_many_settings_stays_quick(monkeypatch: pytest.MonkeyPatch) 
     assert not found[4].document and "hpcdl predict" in found[4].left_out
 
 
-def test_every_form_of_the_report_has_it(run_hpcdl: CommandLine, tmp_path: Path) -> None:
+def test_every_form_of_the_report_has_it(ask_hpcdl: CommandLine, tmp_path: Path) -> None:
     predicted = write_study(tmp_path / "study")
-    finished = run_hpcdl(["report", predicted, "--out", tmp_path / "out"])
+    finished = ask_hpcdl(["report", predicted, "--out", tmp_path / "out"])
     assert finished.code == 0, finished.err
     assert "predicted steps" in finished.out
     for name in ("report.html", "report.md"):
@@ -126,6 +126,6 @@ def test_every_form_of_the_report_has_it(run_hpcdl: CommandLine, tmp_path: Path)
     (item,) = document["prediction"]
     largest = max(row["nodes"] for row in document["scaling"])
     nodes = ",".join(str(largest * factor) for factor in (2, 4, 8, 16))
-    asked = run_hpcdl(["predict", predicted, "--nodes", nodes, "--json"]).json()
+    asked = ask_hpcdl(["predict", predicted, "--nodes", nodes, "--json"]).json()
     assert item["predictions"] == asked["predictions"] and item["backtest"] == asked["backtest"]
     assert item["crossings"] == asked["crossings"]

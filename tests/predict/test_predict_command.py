@@ -9,7 +9,7 @@ import pytest
 
 from hpcdl.models.table import MODELS
 from hpcdl.predict.jobs import lengths_of
-from tests.conftest import Ask, CommandLine
+from tests.conftest import CommandLine
 from tests.predict.clusters import SEED, make_cluster, true_step, write_study
 from tests.report.synthetic import make_record, write_run
 
@@ -19,9 +19,9 @@ def study(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return write_study(tmp_path_factory.mktemp("predict") / "study", counted="samples")
 
 
-def test_the_document_is_what_is_agreed(run_hpcdl: CommandLine, study: Path) -> None:
+def test_the_document_is_what_is_agreed(ask_hpcdl: CommandLine, study: Path) -> None:
     line = ["predict", study, "--nodes", "8,16", "--strategy", "ring,ps,sync-easgd", "--target", "85%", "--json"]
-    finished = run_hpcdl(line)
+    finished = ask_hpcdl(line)
     assert finished.code == 0, finished.err
     document = json.loads(finished.out)
     assert {"predictions", "backtest", "crossings", "next_run"} <= set(document)
@@ -50,8 +50,8 @@ def test_the_document_is_what_is_agreed(run_hpcdl: CommandLine, study: Path) -> 
     assert {row["what"] for row in document["crossings"]} == {"efficiency below 80 %", "best strategy"}
 
 
-def test_the_table_fits_a_terminal(run_hpcdl: CommandLine, study: Path, tmp_path: Path) -> None:
-    finished = run_hpcdl(["predict", study, "--nodes", "1,8,512", "--out", tmp_path / "out"])
+def test_the_table_fits_a_terminal(ask_hpcdl: CommandLine, study: Path, tmp_path: Path) -> None:
+    finished = ask_hpcdl(["predict", study, "--nodes", "1,8,512", "--out", tmp_path / "out"])
     assert finished.code == 0, finished.err
     assert max(map(len, finished.out.splitlines())) <= 80, max(finished.out.splitlines(), key=len)
     assert "next: hpcdl " in finished.err and "held out: ring on 4 workers" in finished.out
@@ -61,16 +61,16 @@ def test_the_table_fits_a_terminal(run_hpcdl: CommandLine, study: Path, tmp_path
     assert "samples/s" in drawn.read_text() and "images/s" not in drawn.read_text()
 
 
-def test_one_node_and_a_network_are_enough(run_hpcdl: CommandLine, tmp_path: Path) -> None:
+def test_one_node_and_a_network_are_enough(ask_hpcdl: CommandLine, tmp_path: Path) -> None:
     write_study(tmp_path / "one", sizes=(1,))
-    finished = run_hpcdl(["predict", tmp_path / "one", "--network", "omni-path", "--nodes", "4", "--json"])
+    finished = ask_hpcdl(["predict", tmp_path / "one", "--network", "omni-path", "--nodes", "4", "--json"])
     assert finished.code == 0, finished.err
     assert any("nothing could be held out" in line for line in json.loads(finished.out)["warnings"])
 
 
-def test_nothing_measured_says_so(run_hpcdl: CommandLine) -> None:
+def test_nothing_measured_says_so(ask_hpcdl: CommandLine) -> None:
     line = ["predict", "--model", "resnet50", "--machine", "cori-knl", "--network", "aries", "--nodes", "64", "--json"]
-    finished = run_hpcdl(line)
+    finished = ask_hpcdl(line)
     assert finished.code == 0, finished.err
     document = json.loads(finished.out)
     row = document["predictions"][0]
@@ -78,20 +78,20 @@ def test_nothing_measured_says_so(run_hpcdl: CommandLine) -> None:
     assert "guessed" in document["warnings"][0]
 
 
-def test_a_published_table_is_evidence(run_hpcdl: CommandLine, tmp_path: Path) -> None:
+def test_a_published_table_is_evidence(ask_hpcdl: CommandLine, tmp_path: Path) -> None:
     path = tmp_path / "table.csv"
     rows = ["strategy,model,nodes,ranks,batch_per_rank,step_seconds"]
     rows += [f"Horovod,googlenet,{n},{n},32,{seconds}" for n, seconds in ((1, 1.0), (2, 1.05), (4, 1.08), (8, 1.1))]
     path.write_text("\n".join(rows))
-    finished = run_hpcdl(["predict", "--import", "csv", path, "--nodes", "16", "--strategy", "mpi", "--json"])
+    finished = ask_hpcdl(["predict", "--import", "csv", path, "--nodes", "16", "--strategy", "mpi", "--json"])
     assert finished.code == 0, finished.err
     row = json.loads(finished.out)["predictions"][0]
     assert 1.05 < row["step_seconds"]["mean"] < 1.3 and row["efficiency"]["mean"] == pytest.approx(0.88, abs=0.06)
 
 
-def test_another_node_type_is_marked(run_hpcdl: CommandLine, study: Path) -> None:
+def test_another_node_type_is_marked(ask_hpcdl: CommandLine, study: Path) -> None:
     line = ["predict", study, "--nodes", "8", "--strategy", "ring", "--json"]
-    here, there = (json.loads(run_hpcdl([*line, *more]).out)["predictions"][0]
+    here, there = (json.loads(ask_hpcdl([*line, *more]).out)["predictions"][0]
                    for more in ([], ["--machine", "xeon-max-snc4-flat"]))  # fmt: skip
     assert "another node type" in there["marks"]
     ratios = [row["step_seconds"]["high"] / row["step_seconds"]["low"] for row in (here, there)]
@@ -127,7 +127,7 @@ def test_another_node_type_is_marked(run_hpcdl: CommandLine, study: Path) -> Non
     ],
 )  # fmt: skip
 def test_nonsense_is_told_what_is_missing(
-    ask_hpcdl: Ask, study: Path, tmp_path: Path, words: list[str], says: str
+    ask_hpcdl: CommandLine, study: Path, tmp_path: Path, words: list[str], says: str
 ) -> None:
     folder = tmp_path / "runs"
     folder.mkdir()

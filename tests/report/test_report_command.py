@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.conftest import Ask, CommandLine
+from tests.conftest import CommandLine
 from tests.report.synthetic import make_record, weak_study, write_run
 
 
@@ -19,9 +19,9 @@ def study(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return weak_study(tmp_path_factory.mktemp("studies") / "study")
 
 
-def test_a_study_becomes_all_files(run_hpcdl: CommandLine, study: Path, tmp_path: Path) -> None:
+def test_a_study_becomes_all_files(ask_hpcdl: CommandLine, study: Path, tmp_path: Path) -> None:
     out = tmp_path / "out"
-    finished = run_hpcdl(["report", study, "--out", out, "--figures"])
+    finished = ask_hpcdl(["report", study, "--out", out, "--figures"])
     assert finished.code == 0, finished.err
     assert {path.name for path in out.iterdir()} == {
         "report.html",
@@ -41,23 +41,23 @@ def test_a_study_becomes_all_files(run_hpcdl: CommandLine, study: Path, tmp_path
     assert {item["law"] for item in document["fits"]} == {"gustafson", "usl", "alpha-beta"}
 
 
-def test_json_is_one_document_on_stdout(run_hpcdl: CommandLine, study: Path, tmp_path: Path) -> None:
-    finished = run_hpcdl(["report", study, "--out", tmp_path / "out", "--format", "json,terminal", "--json"])
+def test_json_is_one_document_on_stdout(ask_hpcdl: CommandLine, study: Path, tmp_path: Path) -> None:
+    finished = ask_hpcdl(["report", study, "--out", tmp_path / "out", "--format", "json,terminal", "--json"])
     assert finished.code == 0
     assert finished.json() == json.loads((tmp_path / "out" / "report.json").read_text())
     assert "test accuracy" in finished.err
 
 
-def test_terminal_alone_writes_nothing(run_hpcdl: CommandLine, study: Path, tmp_path: Path) -> None:
-    finished = run_hpcdl(["report", study, "--format", "terminal", "--out", tmp_path / "out"])
+def test_terminal_alone_writes_nothing(ask_hpcdl: CommandLine, study: Path, tmp_path: Path) -> None:
+    finished = ask_hpcdl(["report", study, "--format", "terminal", "--out", tmp_path / "out"])
     assert finished.code == 0
     assert not (tmp_path / "out").exists()
     assert "Weak scaling" in finished.out
 
 
-def test_one_run_without_an_out_is_reported_beside_it(run_hpcdl: CommandLine, tmp_path: Path) -> None:
+def test_one_run_without_an_out_is_reported_beside_it(ask_hpcdl: CommandLine, tmp_path: Path) -> None:
     run = write_run(tmp_path / "run", make_record())
-    finished = run_hpcdl(["report", run, "--format", "html"])
+    finished = ask_hpcdl(["report", run, "--format", "html"])
     assert finished.code == 0
     assert (run / "report" / "report.html").is_file()
 
@@ -80,7 +80,7 @@ def test_one_run_without_an_out_is_reported_beside_it(run_hpcdl: CommandLine, tm
     ],
 )
 def test_mistakes_are_one_line_and_write_nothing(
-    ask_hpcdl: Ask, tmp_path: Path, arguments: list[str], code: int, words: str
+    ask_hpcdl: CommandLine, tmp_path: Path, arguments: list[str], code: int, words: str
 ) -> None:
     here = tmp_path / "here"
     write_run(here / "study" / "run", make_record())
@@ -98,10 +98,10 @@ def test_mistakes_are_one_line_and_write_nothing(
     assert sorted(here.rglob("*")) == before
 
 
-def test_a_damaged_record_among_others_is_told_and_left_out(run_hpcdl: CommandLine, tmp_path: Path) -> None:
+def test_a_damaged_record_among_others_is_told_and_left_out(ask_hpcdl: CommandLine, tmp_path: Path) -> None:
     folder = weak_study(tmp_path / "study")
     (folder / "w1-r0" / "record.json").write_text("{")
-    finished = run_hpcdl(["report", folder, "--out", tmp_path / "out", "--format", "json", "--json"])
+    finished = ask_hpcdl(["report", folder, "--out", tmp_path / "out", "--format", "json", "--json"])
     assert finished.code == 0
     document = finished.json()
     assert any("could not be read" in line for line in document["warnings"])
@@ -109,24 +109,24 @@ def test_a_damaged_record_among_others_is_told_and_left_out(run_hpcdl: CommandLi
 
 
 @pytest.mark.parametrize("how", ["125MB", "file"])
-def test_the_link_is_given_or_measured(run_hpcdl: CommandLine, study: Path, tmp_path: Path, how: str) -> None:
+def test_the_link_is_given_or_measured(ask_hpcdl: CommandLine, study: Path, tmp_path: Path, how: str) -> None:
     measured = tmp_path / "bench.json"
     measured.write_text(json.dumps({"link": {"latency_s": 1e-5, "seconds_per_byte": 8e-9}}))
     link = measured if how == "file" else how
-    finished = run_hpcdl(["report", study, "--link", link, "--format", "terminal"])
+    finished = ask_hpcdl(["report", study, "--link", link, "--format", "terminal"])
     assert finished.code == 0, finished.err
     assert "119 MiB" in finished.out, "125 MB/s, whichever way it came"
     measured.write_text('{"rows": []}')
     if how == "file":
-        refused = run_hpcdl(["report", study, "--link", link, "--format", "terminal"])
+        refused = ask_hpcdl(["report", study, "--link", link, "--format", "terminal"])
         assert refused.code == 2 and "bench allreduce --json" in refused.err and refused.out == ""
 
 
-def test_imported_rows_stand_beside_own_runs(run_hpcdl: CommandLine, study: Path, tmp_path: Path) -> None:
+def test_imported_rows_stand_beside_own_runs(ask_hpcdl: CommandLine, study: Path, tmp_path: Path) -> None:
     table = tmp_path / "old.csv"
     lines = [f"weak,horovod,lenet,{n},{n},32,{r},{90 * n + r}" for n in (1, 2) for r in range(3)]
     table.write_text("mode,strategy,model,nodes,ranks,batch_per_rank,repeat,images_per_second\n" + "\n".join(lines))
-    finished = run_hpcdl(
+    finished = ask_hpcdl(
         ["report", study, "--import", "csv", table, "--out", tmp_path / "out", "--format", "json", "--json"]
     )
     assert finished.code == 0
@@ -136,24 +136,24 @@ def test_imported_rows_stand_beside_own_runs(run_hpcdl: CommandLine, study: Path
     assert any("mixed machines" in line for line in finished.json()["warnings"])
 
 
-def test_a_baseline_that_was_faster_fails_the_command(run_hpcdl: CommandLine, study: Path, tmp_path: Path) -> None:
+def test_a_baseline_that_was_faster_fails_the_command(ask_hpcdl: CommandLine, study: Path, tmp_path: Path) -> None:
     slower = tmp_path / "slower"
     for workers in (1, 2, 4):
         for repeat, noise in enumerate((0.99, 1.0, 1.01)):
             rate = 85 * workers * 0.9 ** (workers.bit_length() - 1) * noise
             write_run(slower / f"{workers}-{repeat}", make_record(workers, rate, software={"hpcdl": "2"}))
     arguments: list[str | Path] = ["report", slower, "--baseline", study, "--out", tmp_path / "out", "--json"]
-    finished = run_hpcdl([*arguments, "--fail-on-regression", "10"])
+    finished = ask_hpcdl([*arguments, "--fail-on-regression", "10"])
     assert finished.code == 1
     assert "3 settings are more than 10 % slower" in finished.err
     assert (tmp_path / "out" / "report.html").is_file()
     found = [item for item in finished.json()["verdicts"] if item["kind"] == "baseline"]
     assert [item["decided"] for item in found] == [True] * 3
-    assert run_hpcdl([*arguments, "--format", "json", "--fail-on-regression", "20"]).code == 0
+    assert ask_hpcdl([*arguments, "--format", "json", "--fail-on-regression", "20"]).code == 0
 
 
-def test_the_same_study_is_no_regression(run_hpcdl: CommandLine, study: Path, tmp_path: Path) -> None:
-    finished = run_hpcdl(
+def test_the_same_study_is_no_regression(ask_hpcdl: CommandLine, study: Path, tmp_path: Path) -> None:
+    finished = ask_hpcdl(
         ["report", study, "--baseline", study, "--fail-on-regression", "0", "--out", tmp_path / "out", "--format", "md"]
     )
     assert finished.code == 0
@@ -196,11 +196,11 @@ def costs(run_hpcdl: CommandLine, way: str, *arguments: str | Path) -> dict[str,
 
 
 @pytest.mark.parametrize("command, most_calls", [("report", 1100), ("runs", 420)])
-def test_what_a_record_costs(run_hpcdl: CommandLine, tmp_path: Path, command: str, most_calls: int) -> None:
+def test_what_a_record_costs(ask_hpcdl: CommandLine, tmp_path: Path, command: str, most_calls: int) -> None:
     """In calls of functions, which a busy machine does not change."""
     options = ("--out", tmp_path / "out", "--format", "json") if command == "report" else ()
     before, after = (
-        costs(run_hpcdl, "calls", command, tmp_path / "many", *options)
+        costs(ask_hpcdl, "calls", command, tmp_path / "many", *options)
         for last in (324, 648)
         if many_records(tmp_path / "many", last - 324, last)
     )
@@ -217,7 +217,7 @@ def test_ten_thousand_records_fit_into_a_gigabyte(run_hpcdl: CommandLine, tmp_pa
     assert costs(run_hpcdl, "time", "runs", folder)["peak_kib"] < 1_000_000
 
 
-def test_numbers_that_are_none_do_not_stop_the_report(run_hpcdl: CommandLine, tmp_path: Path) -> None:
+def test_numbers_that_are_none_do_not_stop_the_report(ask_hpcdl: CommandLine, tmp_path: Path) -> None:
     """Python writes NaN and Infinity into JSON; a record from elsewhere may hold them."""
     folder = weak_study(tmp_path / "study")
     path = folder / "w2-r1" / "record.json"
@@ -225,6 +225,6 @@ def test_numbers_that_are_none_do_not_stop_the_report(run_hpcdl: CommandLine, tm
     path.write_text(
         text.replace('"loss": 2.0', '"loss": NaN').replace('"seconds_total": ', '"seconds_total": Infinity, "x": ')
     )
-    finished = run_hpcdl(["report", folder, "--out", tmp_path / "out", "--json"])
+    finished = ask_hpcdl(["report", folder, "--out", tmp_path / "out", "--json"])
     assert finished.code == 0, finished.err
     assert finished.json()["scaling"][1]["n"] == 3

@@ -11,8 +11,8 @@ WHOLE = ("127.44 ± 0.95", "4-nodes/failed/003-ring-4w-64b-r1.1", "sync-easgd", 
 
 
 @pytest.mark.parametrize("columns", [60, 80, 200])
-def test_no_word_is_broken(run_hpcdl: CommandLine, columns: int) -> None:
-    told = run_hpcdl(["report", STUDY, "--format", "terminal"], env={"COLUMNS": str(columns)})
+def test_no_word_is_broken(ask_hpcdl: CommandLine, columns: int) -> None:
+    told = ask_hpcdl(["report", STUDY, "--format", "terminal"], env={"COLUMNS": str(columns)})
     assert told.code == 0, told.err
     joined = " ".join(told.out.split())
     for piece in WHOLE:

@@ -106,16 +106,16 @@ def test_the_groups_copies_have_to_fit_in_the_fast_memory() -> None:
     assert chips.weights_bytes("my_model.py:build") == 0
 
 
-def test_the_command_line_lists_all_nine(run_hpcdl: CommandLine) -> None:
-    listed = {entry["name"]: entry for entry in run_hpcdl(["strategies", "--json"]).json()["strategies"]}
+def test_the_command_line_lists_all_nine(ask_hpcdl: CommandLine) -> None:
+    listed = {entry["name"]: entry for entry in ask_hpcdl(["strategies", "--json"]).json()["strategies"]}
     assert listed.keys() >= {*FAMILY, "sync-sgd"}
     assert listed["sync-sgd"]["features"] == listed["auto"]["features"]
-    assert "sync-sgd" in run_hpcdl(["strategies"]).out
+    assert "sync-sgd" in ask_hpcdl(["strategies"]).out
 
 
-def test_the_command_line_says_why(run_hpcdl: CommandLine, tmp_path: Path) -> None:
+def test_the_command_line_says_why(ask_hpcdl: CommandLine, tmp_path: Path) -> None:
     run_dir = tmp_path / "run"
-    finished = run_hpcdl([
+    finished = ask_hpcdl([
         "train", "--model", "lenet", "--data", "synthetic:28x28x1:10", "--strategy", "sync-easgd", "--ranks", "3",
         "--moving-rate", "0.6", "--run-dir", run_dir,
     ])  # fmt: skip

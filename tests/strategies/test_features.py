@@ -52,9 +52,9 @@ def test_placement_and_lars_are_taken_or_refused_as_declared(name: str) -> None:
             check_optimizer(info, OptimizerConfig(optimizer="lars"), "float32")
 
 
-def test_the_command_line_refuses_before_anything_starts(run_hpcdl: CommandLine, tmp_path: Path) -> None:
+def test_the_command_line_refuses_before_anything_starts(ask_hpcdl: CommandLine, tmp_path: Path) -> None:
     words = ["train", "--model", "lenet", "--data", "synthetic:28x28x1:10", "--strategy", "ps", "--ranks", "2"]
-    finished = run_hpcdl([*words, "--compress", "fp16", "--run-dir", tmp_path / "run"])
+    finished = ask_hpcdl([*words, "--compress", "fp16", "--run-dir", tmp_path / "run"])
     assert finished.code == 2
     assert "--compress fp16: strategy 'ps' does not have it" in finished.err
     assert not (tmp_path / "run").exists()

@@ -13,7 +13,7 @@ import numpy
 import pytest
 
 from hpcdl.cluster.status import read_statuses
-from tests.conftest import Ask, CommandLine, patience
+from tests.conftest import CommandLine, patience
 from tests.training.training_runs import (
     finish,
     kill_rank,
@@ -134,12 +134,12 @@ def test_servers_are_closed_to_other_interfaces_and_a_death_names_the_rank(sessi
 
 
 @pytest.mark.parametrize("strategy", sorted(RUNS))
-def test_the_site_may_forbid_it(run_hpcdl: CommandLine, strategy: str) -> None:
-    (run_hpcdl.home / "site.toml").write_text('[site]\nforbid-strategies = ["grpc-ps", "grpc-ring"]\n')
-    finished = run_hpcdl([*TRAIN, *RUNS[strategy], "--run-dir", run_hpcdl.home / "run"])
+def test_the_site_may_forbid_it(ask_hpcdl: CommandLine, strategy: str) -> None:
+    (ask_hpcdl.home / "site.toml").write_text('[site]\nforbid-strategies = ["grpc-ps", "grpc-ring"]\n')
+    finished = ask_hpcdl([*TRAIN, *RUNS[strategy], "--run-dir", ask_hpcdl.home / "run"])
     assert finished.code == 2
     assert strategy in finished.err and "site.toml" in finished.err
-    assert not (run_hpcdl.home / "run").exists()
+    assert not (ask_hpcdl.home / "run").exists()
 
 
 SCONTROL = """#!/bin/sh
@@ -148,17 +148,17 @@ SCONTROL = """#!/bin/sh
 
 
 @pytest.mark.parametrize(("word", "strategy"), [("", "grpc-ring"), ("OK", "grpc-ps"), ("YES", "grpc-ring")])
-def test_nodes_that_others_share_are_refused(run_hpcdl: CommandLine, strategy: str, word: str) -> None:
+def test_nodes_that_others_share_are_refused(ask_hpcdl: CommandLine, strategy: str, word: str) -> None:
     """Outside any job, and in jobs of nodes that other users' jobs may be on."""
-    job = {"PATH": f"{run_hpcdl.home}:{run_hpcdl.environment['PATH']}", "SLURM_JOB_ID": "77"} if word else {}
-    (run_hpcdl.home / "scontrol").write_text(SCONTROL.format(word=word))
-    (run_hpcdl.home / "scontrol").chmod(0o700)
+    job = {"PATH": f"{ask_hpcdl.home}:{ask_hpcdl.environment['PATH']}", "SLURM_JOB_ID": "77"} if word else {}
+    (ask_hpcdl.home / "scontrol").write_text(SCONTROL.format(word=word))
+    (ask_hpcdl.home / "scontrol").chmod(0o700)
     arguments = [*(item for item in TRAIN if item != "--allow-grpc"), *RUNS[strategy]]
-    finished = run_hpcdl([*arguments, "--run-dir", run_hpcdl.home / "run"], env=job)
+    finished = ask_hpcdl([*arguments, "--run-dir", ask_hpcdl.home / "run"], env=job)
     assert finished.code == 2
     assert "--allow-grpc" in finished.err and "--exclusive" in finished.err and strategy in finished.err
     assert len(finished.err.splitlines()) == 1
-    assert not (run_hpcdl.home / "run").exists()
+    assert not (ask_hpcdl.home / "run").exists()
 
 
 @pytest.mark.parametrize(
@@ -171,7 +171,7 @@ def test_nodes_that_others_share_are_refused(run_hpcdl: CommandLine, strategy: s
         ["--strategy", "grpc-ring", "--ranks", "2", "--compress", "bf16"],
     ],
 )
-def test_what_the_engines_do_not_have_is_refused(ask_hpcdl: Ask, tmp_path: Path, arguments: list[str]) -> None:
+def test_what_the_engines_do_not_have_is_refused(ask_hpcdl: CommandLine, tmp_path: Path, arguments: list[str]) -> None:
     finished = ask_hpcdl([*TRAIN, *arguments, "--run-dir", tmp_path / "run"])
     assert finished.code == 2
     assert arguments[-2] in finished.err

@@ -13,7 +13,7 @@ import numpy
 import pytest
 
 from hpcdl.cluster.status import read_statuses
-from tests.conftest import Ask, CommandLine, patience
+from tests.conftest import CommandLine, patience
 from tests.training.training_runs import (
     finish,
     kill_rank,
@@ -120,7 +120,7 @@ def test_a_worker_that_stands_still_is_left_behind_and_catches_up(session_hpcdl:
         (["--ranks", "3", "--placement", "even"], "round-robin, greedy, split"),
     ],
 )
-def test_what_cannot_be_is_refused(ask_hpcdl: Ask, tmp_path: Path, arguments: list[str], says: str) -> None:
+def test_what_cannot_be_is_refused(ask_hpcdl: CommandLine, tmp_path: Path, arguments: list[str], says: str) -> None:
     finished = ask_hpcdl([*TRAIN, *arguments, "--run-dir", tmp_path / "run"])
     assert finished.code == 2
     assert says in finished.err

@@ -95,19 +95,19 @@ MATRIX = ["--model", CLUSTER.model, "--data", "synthetic:cifar10", "--workers", 
           "--strategy", "ring,ps", "--batch-size", str(CLUSTER.batch), "--set", "steps=100"]  # fmt: skip
 
 
-def test_the_command_tells_the_cost_and_writes_nothing(run_hpcdl: CommandLine, tmp_path: Path) -> None:
+def test_the_command_tells_the_cost_and_writes_nothing(ask_hpcdl: CommandLine, tmp_path: Path) -> None:
     earlier = write_study(tmp_path / "pilot")
     line = ["sweep", *MATRIX, "--predict", "--evidence", earlier, "--out", tmp_path / "study"]
-    shown = run_hpcdl(line)
+    shown = ask_hpcdl(line)
     assert shown.code == 0, shown.err
     assert "6 runs to go: " in shown.out and "node-hours [" in shown.out
     assert f"from {CLUSTER.model}: 18 runs on 1, 2, 4 workers by ps, ring" in shown.out
-    document = run_hpcdl([*line, "--json"]).json()
+    document = ask_hpcdl([*line, "--json"]).json()
     assert document["runs"] == 6 and [row["runs"] for row in document["points"]] == [3, 3]
     for key in ("seconds", "node_hours"):
         assert 0 < document[key]["low"] < document[key]["mean"] < document[key]["high"]
-    assert not (tmp_path / "study").exists() and not (run_hpcdl.home / "studies").exists()
-    beside = run_hpcdl(["sweep", *MATRIX, "--predict", "--json", "--out", tmp_path / "pilot"]).json()
+    assert not (tmp_path / "study").exists() and not (ask_hpcdl.home / "studies").exists()
+    beside = ask_hpcdl(["sweep", *MATRIX, "--predict", "--json", "--out", tmp_path / "pilot"]).json()
     assert beside["node_hours"] == document["node_hours"], "the runs below the study's own folder are evidence too"
 
 
@@ -120,11 +120,11 @@ def test_the_command_tells_the_cost_and_writes_nothing(run_hpcdl: CommandLine, t
         (["--network", "aries"], "give --predict too"),
     ],
 )
-def test_no_cost_is_one_line(run_hpcdl: CommandLine, words: list[str], says: str) -> None:
-    finished = run_hpcdl(["sweep", *MATRIX, *words])
+def test_no_cost_is_one_line(ask_hpcdl: CommandLine, words: list[str], says: str) -> None:
+    finished = ask_hpcdl(["sweep", *MATRIX, *words])
     assert finished.code == 2 and says in finished.err
     assert len(finished.err.strip().splitlines()) == 1
-    assert not (run_hpcdl.home / "studies").exists()
+    assert not (ask_hpcdl.home / "studies").exists()
 
 
 EMULATED = "emulated:lenet:0.2s"

@@ -39,24 +39,24 @@ def study(tmp_path: Path) -> Path:
     return path
 
 
-def test_a_dry_run_lists_and_writes_nothing(study: Path, run_hpcdl: CommandLine) -> None:
-    shown = run_hpcdl(["sweep", study, "--dry-run"])
+def test_a_dry_run_lists_and_writes_nothing(study: Path, ask_hpcdl: CommandLine) -> None:
+    shown = ask_hpcdl(["sweep", study, "--dry-run"])
     assert shown.code == 0, shown.err
     assert "2 points x 2 repeats = 4 runs: about" in shown.out and "node-hours" in shown.out
     assert "left out 2 of the matrix" in shown.err and "'single' is one process" in shown.err
-    document = run_hpcdl(["sweep", study, "--dry-run", "--json", "--repeats", "1", "--threads", "4"]).json()
+    document = ask_hpcdl(["sweep", study, "--dry-run", "--json", "--repeats", "1", "--threads", "4"]).json()
     assert [run["threads"] for run in document["runs"]] == [4]
     assert document["node_hours"] == pytest.approx(64 * document["seconds"] / 3600)
-    assert not (run_hpcdl.home / "studies").exists()
+    assert not (ask_hpcdl.home / "studies").exists()
 
 
-def test_what_cannot_run_here_is_said_first(study: Path, run_hpcdl: CommandLine) -> None:
-    refused = run_hpcdl(["sweep", study])
+def test_what_cannot_run_here_is_said_first(study: Path, ask_hpcdl: CommandLine) -> None:
+    refused = ask_hpcdl(["sweep", study])
     assert refused.code == 2 and "inside an allocation" in refused.err and "--small" in refused.err
-    wrong = run_hpcdl(["sweep", study, "--small", "--repeats", "none", "--strategy", "rnig", "--retries", "-1"])
+    wrong = ask_hpcdl(["sweep", study, "--small", "--repeats", "none", "--strategy", "rnig", "--retries", "-1"])
     assert wrong.code == 2
     assert {"repeats", "retries"} <= {word.strip(":") for word in wrong.err.replace("--", " ").split()}
-    assert not (run_hpcdl.home / "studies").exists()
+    assert not (ask_hpcdl.home / "studies").exists()
 
 
 @pytest.mark.mpi

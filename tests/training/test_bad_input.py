@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.conftest import Ask, CommandLine
+from tests.conftest import CommandLine
 
 BASE = ["train", "--model", "lenet", "--strategy", "ring"]
 
@@ -35,7 +35,7 @@ BASE = ["train", "--model", "lenet", "--strategy", "ring"]
     ],
 )
 def test_one_line_and_nothing_written(
-    ask_hpcdl: Ask, shards: Path, tmp_path: Path, arguments: list[str], code: int, words: str
+    ask_hpcdl: CommandLine, shards: Path, tmp_path: Path, arguments: list[str], code: int, words: str
 ) -> None:
     before = sorted(tmp_path.rglob("*"))
     data = [] if "--data" in arguments else ["--data", str(shards)]
@@ -47,7 +47,7 @@ def test_one_line_and_nothing_written(
     assert sorted(tmp_path.rglob("*")) == before
 
 
-def test_an_unknown_key_in_a_config_file(ask_hpcdl: Ask, shards: Path, tmp_path: Path) -> None:
+def test_an_unknown_key_in_a_config_file(ask_hpcdl: CommandLine, shards: Path, tmp_path: Path) -> None:
     config = tmp_path / "run.toml"
     config.write_text('data = "x"\nbatchsize = 3\n')
     finished = ask_hpcdl([*BASE, "--data", shards, "--config", config])
@@ -55,21 +55,21 @@ def test_an_unknown_key_in_a_config_file(ask_hpcdl: Ask, shards: Path, tmp_path:
     assert "unknown key 'batchsize'; did you mean 'batch-size'?" in finished.err
 
 
-def test_a_run_directory_that_exists_is_left_alone(run_hpcdl: CommandLine, shards: Path, tmp_path: Path) -> None:
+def test_a_run_directory_that_exists_is_left_alone(ask_hpcdl: CommandLine, shards: Path, tmp_path: Path) -> None:
     taken = tmp_path / "taken"
     taken.mkdir()
     (taken / "notes.txt").write_text("mine")
-    finished = run_hpcdl([*BASE, "--data", shards, "--run-dir", taken])
+    finished = ask_hpcdl([*BASE, "--data", shards, "--run-dir", taken])
     assert finished.code == 2
     assert "choose another --run-dir" in finished.err
     assert [path.name for path in taken.iterdir()] == ["notes.txt"]
 
 
-def test_a_shard_cut_in_half_is_damage(run_hpcdl: CommandLine, shards: Path, tmp_path: Path) -> None:
+def test_a_shard_cut_in_half_is_damage(ask_hpcdl: CommandLine, shards: Path, tmp_path: Path) -> None:
     copy = shutil.copytree(shards, tmp_path / "copy")
     shard = next(copy.rglob("*.h5"))
     os.truncate(shard, shard.stat().st_size // 2)
-    finished = run_hpcdl([*BASE, "--data", copy, "--run-dir", tmp_path / "run"])
+    finished = ask_hpcdl([*BASE, "--data", copy, "--run-dir", tmp_path / "run"])
     assert finished.code == 3, finished.err
     assert shard.name in finished.err
     assert "Traceback" not in finished.err

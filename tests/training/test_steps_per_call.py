@@ -40,9 +40,9 @@ def test_several_steps_a_call_are_taken_or_refused_as_declared(name: str) -> Non
         check_steps_per_call(info, 20)
 
 
-def test_the_command_line_refuses_before_anything_starts(run_hpcdl: CommandLine, tmp_path: Path) -> None:
+def test_the_command_line_refuses_before_anything_starts(ask_hpcdl: CommandLine, tmp_path: Path) -> None:
     line = ["train", "--model", "lenet", "--data", "synthetic:28x28x1:10", "--strategy", "ps", "--ranks", "2"]
-    finished = run_hpcdl([*line, "--steps-per-call", "2", "--run-dir", tmp_path / "run"])
+    finished = ask_hpcdl([*line, "--steps-per-call", "2", "--run-dir", tmp_path / "run"])
     assert finished.code == 2
     assert "--steps-per-call 2: strategy 'ps' does not have it" in finished.err
     assert not (tmp_path / "run").exists()

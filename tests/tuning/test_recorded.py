@@ -125,9 +125,9 @@ def test_searches_are_found_below_a_folder_once_each(tmp_path: Path) -> None:
     assert find_tunings(tmp_path / "run.toml", []) == []
 
 
-def test_the_report_shows_the_search(run_hpcdl: CommandLine, tmp_path: Path) -> None:
+def test_the_report_shows_the_search(ask_hpcdl: CommandLine, tmp_path: Path) -> None:
     out = tmp_path / "out"
-    finished = run_hpcdl(["report", make_profile(tmp_path / "p.toml"), "--out", out, "--figures"])
+    finished = ask_hpcdl(["report", make_profile(tmp_path / "p.toml"), "--out", out, "--figures"])
     assert finished.code == 0, finished.err
     assert "Tuning report: lenet" in finished.out
     assert "[0 0 1 1]" in finished.out
@@ -143,10 +143,10 @@ def test_the_report_shows_the_search(run_hpcdl: CommandLine, tmp_path: Path) -> 
     assert "        [0 0 1 1]" in (out / "report.md").read_text().splitlines()
 
 
-def test_runs_and_searches_of_one_folder_are_reported_together(run_hpcdl: CommandLine, tmp_path: Path) -> None:
+def test_runs_and_searches_of_one_folder_are_reported_together(ask_hpcdl: CommandLine, tmp_path: Path) -> None:
     write_run(tmp_path / "study" / "run", make_record())
     make_profile(tmp_path / "study" / "p.toml")
-    finished = run_hpcdl(["report", tmp_path / "study", "--out", tmp_path / "out", "--format", "json", "--json"])
+    finished = ask_hpcdl(["report", tmp_path / "study", "--out", tmp_path / "out", "--format", "json", "--json"])
     assert finished.code == 0, finished.err
     document = finished.json()
     assert (len(document["runs"]), len(document["tuning"])) == (1, 1)
@@ -167,10 +167,10 @@ LOWER = {
 
 @pytest.mark.parametrize("anonymous", [(), ("--anonymous",)])
 def test_the_report_tells_what_a_lower_precision_would_bring(
-    run_hpcdl: CommandLine, tmp_path: Path, anonymous: tuple[str, ...]
+    ask_hpcdl: CommandLine, tmp_path: Path, anonymous: tuple[str, ...]
 ) -> None:
     path = make_profile(tmp_path / "p.toml", lower_precision=LOWER)
-    finished = run_hpcdl(["report", path, "--out", tmp_path / "out", "--format", "md,json,html", *anonymous])
+    finished = ask_hpcdl(["report", path, "--out", tmp_path / "out", "--format", "md,json,html", *anonymous])
     assert finished.code == 0, finished.err
     page = (tmp_path / "out" / "report.md").read_text()
     assert "would bring 16.5 images/s against 11 images/s in float32: 1.50 x, n = 2 each, in turn; not chosen" in page
@@ -189,9 +189,9 @@ def test_a_damaged_lower_precision_is_refused(tmp_path: Path, change: dict[str, 
         read_tuning(path)
 
 
-def test_an_anonymous_report_names_no_host(run_hpcdl: CommandLine, tmp_path: Path) -> None:
+def test_an_anonymous_report_names_no_host(ask_hpcdl: CommandLine, tmp_path: Path) -> None:
     path = make_profile(tmp_path / "ada-profile.toml", model="/home/ada/net.py:build")
-    finished = run_hpcdl(["report", path, "--out", tmp_path / "out", "--anonymous"])
+    finished = ask_hpcdl(["report", path, "--out", tmp_path / "out", "--anonymous"])
     assert finished.code == 0, finished.err
     for file in (tmp_path / "out").glob("report.*"):
         assert not re.search("secret-host|/home/ada|ada-profile|boom", file.read_text()), file

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import enum
+import functools
 import math
 import re
 from collections.abc import Callable, Sequence
@@ -127,7 +128,8 @@ class Setting:
         return writers.get(self.kind, str)(value)
 
 
-def settings_of(cls: type) -> list[Setting]:
+@functools.cache
+def settings_of(cls: type) -> tuple[Setting, ...]:
     """The settings that the dataclass `cls` declares, in order."""
     hints = get_type_hints(cls)
     found = []
@@ -148,7 +150,7 @@ def settings_of(cls: type) -> list[Setting]:
                 matters=item.metadata["matters"],
             )
         )
-    return found
+    return tuple(found)
 
 
 def _type_names(hint: Any) -> list[str]:

@@ -132,7 +132,7 @@ def test_no_classes_is_refused() -> None:
 
 @pytest.mark.parametrize("name", with_variants_soaked(MODELS))
 def test_it_is_alive_and_learns(name: str) -> None:
-    """Every weight gets a finite gradient that is not zero, and a few small steps lower the loss of one batch."""
+    """Every weight gets a finite gradient that is not zero, and a small step lowers the loss of one batch."""
     keras.utils.set_random_seed(1)
     info, shape = MODELS[name], small_shape(name)
     model = load_model(name, classes=5, input_shape=shape)
@@ -152,12 +152,10 @@ def test_it_is_alive_and_learns(name: str) -> None:
     ]
     assert not dead
     assert before < 1.3 * numpy.log(5) * sum(info.loss_weights), "a new network should know nothing, not be wrong"
-    for _ in range(2):
-        norm = numpy.sqrt(sum(float((gradient**2).sum()) for gradient in gradients))
-        for weight, gradient in zip(model.trainable_weights, gradients, strict=True):
-            weight.assign_sub(0.02 / norm * gradient)
-        after, gradients = loss_and_gradients(model, images, labels, info.loss_weights)
-    assert after < before
+    norm = numpy.sqrt(sum(float((gradient**2).sum()) for gradient in gradients))
+    for weight, gradient in zip(model.trainable_weights, gradients, strict=True):
+        weight.assign_sub(0.02 / norm * gradient)
+    assert float(loss_of(forward(model, images), labels, info.loss_weights)) < before
 
 
 @pytest.mark.parametrize("name", ["alexnet", "googlenet-aux", "resnet50", "cifar10-full"])
@@ -186,10 +184,13 @@ def loss_and_gradients(
     import tensorflow
 
     with tensorflow.GradientTape() as tape:
-        outputs = forward(model, images)
-        losses = [keras.losses.sparse_categorical_crossentropy(labels, output, from_logits=True) for output in outputs]
-        loss = sum(weight * keras.ops.mean(each) for weight, each in zip(weights, losses, strict=True))
+        loss = loss_of(forward(model, images), labels, weights)
     return float(loss), [gradient.numpy() for gradient in tape.gradient(loss, model.trainable_weights)]
+
+
+def loss_of(outputs: list[Any], labels: numpy.ndarray, weights: tuple[float, ...]) -> Any:
+    losses = [keras.losses.sparse_categorical_crossentropy(labels, output, from_logits=True) for output in outputs]
+    return sum(weight * keras.ops.mean(each) for weight, each in zip(weights, losses, strict=True))
 
 
 LOAD_ELSEWHERE = """

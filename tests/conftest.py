@@ -157,8 +157,12 @@ def told(line: str, finished: Finished) -> str:
 
 
 def patience(seconds: float) -> float:
-    """`seconds` of a machine that does nothing else, as long as they may become on this one as it is."""
-    return seconds * (1 + os.getloadavg()[0] / (os.cpu_count() or 1))
+    """`seconds` of a machine that does nothing else, as long as they may become on this one as it is.
+
+    By the mean of a minute, and by what wants a core at this moment: other work may have begun a moment ago.
+    """
+    mean, _, _, wanting, _ = Path("/proc/loadavg").read_text().split()
+    return seconds * (1 + max(float(mean), float(wanting.partition("/")[0])) / (os.cpu_count() or 1))
 
 
 def family(pid: int) -> Iterator[int]:

@@ -17,10 +17,12 @@ from hpcdl.comm.threads import communicator as threads
 
 
 def remember(gaps: IdleGaps, *lengths_s: float) -> None:
-    """Gaps that are over."""
+    """Gaps that are over, by a clock of the test's own."""
     for length_s in lengths_s:
-        gaps.enter(time.monotonic() - length_s)
-        gaps.leave()
+        with mock.patch.object(module, "time") as clock:
+            clock.monotonic.return_value = length_s
+            gaps.enter(0.0)
+            gaps.leave()
 
 
 def test_the_typical_gap_is_a_median_of_the_last_and_short_waits_do_not_count() -> None:
@@ -79,6 +81,8 @@ def test_a_gap_is_taken_while_it_lasts_and_given_up_in_time() -> None:
 def test_who_waits_for_a_message_leaves_its_core_where_somebody_wants_it() -> None:
     """And gets the message all the same, as one that fails does; unasked nothing is opened."""
 
+    looked = [threading.Event(), threading.Event()]
+
     def rank(communicator: threads.ThreadCommunicator) -> bool:
         mine = observe(communicator)
         gaps, buffer, opened = mine.observation.gaps, numpy.zeros(3), []
@@ -86,15 +90,17 @@ def test_who_waits_for_a_message_leaves_its_core_where_somebody_wants_it() -> No
             gaps.wanted = wanted
             mine.barrier()
             if mine.rank == 0:
-                time.sleep(0.3)
+                assert looked[wanted].wait(60)
                 mine.isend(numpy.full(3, 7.0), 1).wait()
                 continue
             over = threading.Event()
             seen: list[bool] = []
 
-            def look(over: threading.Event = over, seen: list[bool] = seen) -> None:
+            def look(over: threading.Event = over, seen: list[bool] = seen, wanted: int = wanted) -> None:
                 while not over.wait(0.01):
                     seen.append(gaps.open_since_s is not None)
+                    if any(seen) or len(seen) > (3000 if wanted else 30):
+                        looked[wanted].set()
 
             looking = threading.Thread(target=look)
             looking.start()

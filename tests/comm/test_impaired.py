@@ -17,6 +17,8 @@ from hpcdl.comm.observed import Observed, observe
 from hpcdl.comm.threads.communicator import ThreadCommunicator, run
 
 HELD_S = 0.3
+LONG_S = 60.0
+"""Nobody waits for that long whose message crosses nothing, on a busy machine either."""
 MIBIT_100 = 12.5e6
 
 
@@ -32,20 +34,25 @@ def impaired(body: Callable[[Observed, Impairment], Any], num_ranks: int) -> lis
     return run(num_ranks, on_rank)
 
 
-def part_for_a_while(network: Impairment, *ranks: int) -> float:
+def part_for_a_while(network: Impairment, *ranks: int, held_s: float = HELD_S) -> float:
     """Cut `ranks` off; when that began."""
+    began_s = time.monotonic()
     network.parts = (frozenset(ranks),)
-    threading.Timer(HELD_S, lambda: setattr(network, "parts", ())).start()
-    return time.monotonic()
+    healing = threading.Timer(held_s, lambda: setattr(network, "parts", ()))
+    healing.daemon = True
+    healing.start()
+    return began_s
 
 
 @pytest.mark.parametrize("how", ["message", "barrier", "all-reduce", "part of a group", "remote memory"])
 def test_what_crosses_a_partition_waits_until_it_heals(how: str) -> None:
+    waits_all = how in ("barrier", "all-reduce")
+
     def body(group: Observed, network: Impairment) -> float:
         pair = group.split(0 if group.rank < 2 else 1)
         memory = group.remote_array(4, numpy.float64)
         group.barrier()
-        began_s = part_for_a_while(network, 1)
+        began_s = part_for_a_while(network, 1, held_s=HELD_S if group.rank < 2 or waits_all else LONG_S)
         if how == "message" and group.rank < 2:
             buffer = numpy.full(4, float(group.rank))
             requests = [group.isend(buffer, 1 - group.rank), group.irecv(incoming := buffer.copy(), 1 - group.rank)]
@@ -62,13 +69,14 @@ def test_what_crosses_a_partition_waits_until_it_heals(how: str) -> None:
         elif how == "remote memory" and group.rank < 2:
             memory.add(1 - group.rank, numpy.ones(4))
         took_s = time.monotonic() - began_s
+        network.parts = ()
         group.barrier()
         return took_s
 
     took_s = impaired(body, 3)
     assert min(took_s[:2]) >= HELD_S
-    if how not in ("barrier", "all-reduce"):
-        assert took_s[2] < HELD_S, "rank 2 has nobody on the other side"
+    if not waits_all:
+        assert took_s[2] < LONG_S, "rank 2 has nobody on the other side"
 
 
 def test_the_first_of_several_is_one_that_is_not_cut_off() -> None:
@@ -81,15 +89,15 @@ def test_the_first_of_several_is_one_that_is_not_cut_off() -> None:
                 time.sleep(HELD_S / 3)
             group.isend(buffers[0], 0).wait()
             return []
-        part_for_a_while(network, 1)
+        network.parts = (frozenset([1]),)
         requests = [group.irecv(buffers[0], 1), group.irecv(buffers[1], 2)]
         first = group.wait_any(requests)
-        assert network.parts, "not only after it has healed"
+        network.parts = ()
         left = [request for index, request in enumerate(requests) if index != first]
         group.wait_any(left)
-        return [first, len(network.parts)]
+        return [first]
 
-    assert impaired(body, 3)[0] == [1, 0]
+    assert impaired(body, 3)[0] == [1]
 
 
 @pytest.mark.parametrize("sends", [True, False])

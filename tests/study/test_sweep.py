@@ -141,7 +141,7 @@ def test_ranks_that_still_save_on_another_node_are_waited_for(tmp_path: Path) ->
     wait_for_starts(tmp_path, 1)
     process.kill()
     process.communicate()
-    allocation = dataclasses.replace(behave(tmp_path, seconds=0.05), settle_s=0.6)
+    allocation = dataclasses.replace(behave(tmp_path, seconds=0.05), settle_s=patience(0.6))
     study, plan = small_study(repeats=3)
     run_dir = tmp_path / "study" / "runs" / plan.runs[0].name
     run_dir.mkdir(exist_ok=True)

@@ -35,7 +35,9 @@ def test_ranks_answer_while_somebody_looks_on(tmp_path: Path) -> None:
     seen = [Observation(rank, 2, f"host{rank}") for rank in range(2)]
     folder = tmp_path / "ranks" / "watch" / "word"
     actions = Actions(end=lambda error: pytest.fail(str(error)))
-    watches = [Watch(observation=one, folder=folder, actions=actions, limits=Limits(stall_s=2)) for one in seen]
+    watches = [
+        Watch(observation=one, folder=folder, actions=actions, limits=Limits(stall_s=patience(2))) for one in seen
+    ]
     with writing(tmp_path), watching(watches[0]), watching(watches[1]):
         journal(tmp_path, {"kind": "start", "steps": 100, "done": 0, "counted": "samples", "at": 10.0})
         time.sleep(0.5)

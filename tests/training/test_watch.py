@@ -194,13 +194,16 @@ def test_who_leaves_with_all_others_writes_nothing(tmp_path: Path) -> None:
 
 def test_a_run_that_moves_writes_nothing(tmp_path: Path) -> None:
     ranks = [Rank(0, tmp_path), Rank(1, tmp_path)]
+    stall_s = patience(0.6)
+    for rank in ranks:
+        rank.watch.limits = Limits(stall_s=stall_s)
     began = time.monotonic()
 
     def step() -> bool:
         for rank in ranks:
             with rank.seen.waiting_for("a barrier", [1 - rank.seen.rank]):
                 time.sleep(0.005)
-        return time.monotonic() - began > 1.5
+        return time.monotonic() - began > 2.5 * stall_s
 
     run(ranks, step)
     assert not list(tmp_path.iterdir())

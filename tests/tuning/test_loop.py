@@ -23,6 +23,7 @@ from hpcdl.tuning.log import TrialLog
 from hpcdl.tuning.loop import SearchLimits, Tuning
 from hpcdl.tuning.space import Candidate, Space, build_space
 from hpcdl.tuning.trials import TrialOutcome
+from tests.conftest import patience
 
 TOPOLOGY = read_machine("generic").topology
 STOCK = Engine(
@@ -44,8 +45,19 @@ class Simulated:
         self.stopped = threading.Event()
         self.dice = random.Random(0)
         self.lock = threading.Lock()
+        self.at_once = self.most_at_once = 0
 
     def measure(self, candidate: Candidate, time_limit_s: float, prefix: Sequence[str] = ()) -> TrialOutcome:
+        with self.lock:
+            self.at_once += 1
+            self.most_at_once = max(self.most_at_once, self.at_once)
+        try:
+            return self._measured(candidate, time_limit_s, prefix)
+        finally:
+            with self.lock:
+                self.at_once -= 1
+
+    def _measured(self, candidate: Candidate, time_limit_s: float, prefix: Sequence[str]) -> TrialOutcome:
         with self.lock:
             self.settings.append(candidate.settings)
             self.prefixes.add(tuple(prefix))
@@ -108,8 +120,7 @@ def test_the_log_has_a_line_for_every_sample(tmp_path: Path) -> None:
 def test_the_budget_is_kept(tmp_path: Path) -> None:
     begin = time.monotonic()
     found = tune(Simulated(seconds=0.3), tmp_path, budget_s=3.0)
-    elapsed = time.monotonic() - begin
-    assert elapsed < 3.0 * 1.1 + 1.0
+    assert time.monotonic() - begin < 3.0 * 1.1 + patience(1.0)
     assert found.choice is not None
     assert not found.settled
 
@@ -227,10 +238,9 @@ def test_failures_do_not_stop_the_search(tmp_path: Path) -> None:
 
 def test_several_nodes_run_trials_at_once(tmp_path: Path) -> None:
     node = Simulated(seconds=0.2)
-    begin = time.monotonic()
     found = tune(node, tmp_path, budget_s=2.0, hosts=4)
     assert node.prefixes == {("on", str(host)) for host in range(4)}
-    assert len(node.settings) > 2 * (time.monotonic() - begin) / 0.2 * 0.5
+    assert node.most_at_once > 2
     assert found.choice is not None
 
 

@@ -37,7 +37,7 @@ class RankStatus:
     """A rank's last word: `state` is one of STATES; `at` is Unix time in seconds.
 
     `lost`: what it has failed of is that another one is gone or gives no sign of life: `cause`, on `cause_host`.
-    `evicted`: that one is too slow.
+    `evicted`: that one is too slow. `grows`: it has stopped so that more ranks can start.
     """
 
     rank: int
@@ -51,6 +51,7 @@ class RankStatus:
     cause: int | None = None
     cause_host: str = ""
     evicted: bool = False
+    grows: bool = False
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -73,9 +74,10 @@ class StatusReport:
         message: str = "",
         of: RankError | None = None,
         filed: bool | None = None,
+        grows: bool = False,
     ) -> None:
         """`of`: another rank's failure that this is about. `filed`: whether a file says so too; by default where
-        something went wrong.
+        something went wrong. `grows`: as StoppedEarly has it.
         """
         other = of or RankError("")
         status = RankStatus(
@@ -90,6 +92,7 @@ class StatusReport:
             cause=other.rank,
             cause_host=other.host,
             evicted=other.evicted,
+            grows=grows,
         )
         say(self.line, json.dumps(asdict(status)).encode())
         if state in _FILED if filed is None else filed:
@@ -171,7 +174,8 @@ def raise_for(statuses: Sequence[RankStatus], num_ranks: int, *, casualty: Casua
             evicted=status.evicted,
         )
     for status in by_state["stopped"]:
-        raise StoppedEarly(status.message + (f" (node {lost} went down)" if lost else ""), node=lost)
+        grows = any(one.grows for one in by_state["stopped"])
+        raise StoppedEarly(status.message + (f" (node {lost} went down)" if lost else ""), node=lost, grows=grows)
     if lost:
         raise _lost_node(statuses, lost, log)
     if casualty and len(statuses) < num_ranks and not any(_is(status, casualty) for status in statuses):

@@ -81,7 +81,8 @@ def start(
         error.lost = error.lost and not watcher.stop_requests  # who was asked to stop and killed is not to come back
         raise
     except StoppedEarly as error:
-        error.node = "" if watcher.stop_requests else error.node
+        if watcher.stop_requests:
+            error.node, error.grows = "", False
         raise
 
 

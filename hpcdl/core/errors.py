@@ -110,14 +110,15 @@ class CorruptError(HpcdlError):
 class StoppedEarly(HpcdlError):
     """Stopped by a signal, a time limit or Ctrl-C; `--resume` goes on from here.
 
-    `node`: the one whose loss the ranks were told to stop for, where that was it.
+    `node`: the one whose loss the ranks were told to stop for, where that was it. `grows`: they were told to so that
+    more of them can go on.
     """
 
     exit_code = 75
 
-    def __init__(self, *lines: str, node: str = "") -> None:
+    def __init__(self, *lines: str, node: str = "", grows: bool = False) -> None:
         super().__init__(*lines)
-        self.node = node
+        self.node, self.grows = node, grows
 
 
 class Interrupted(HpcdlError):

@@ -108,6 +108,12 @@ class Lab:
         if host in self.groups:
             quota.remove(self.groups.pop(host))
 
+    def boot_again(self, host: str) -> None:
+        """Boot a host that has ended, on an empty disk."""
+        shutil.rmtree(self.folder / "hosts" / host)
+        self._boot(host)
+        self._plug(host)
+
     def run(
         self,
         arguments: Sequence[str | Path],

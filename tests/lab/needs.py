@@ -104,6 +104,7 @@ FIXTURES = {
     "lab_slurm": ("hosts", "slurm"),
     "lab_ssh": ("ssh",),
     "frail_lab": ("hosts", "slurm", "ssh"),
+    "patient_lab": ("hosts", "slurm"),
     "site": ("lmod", "open-mpi", "python-venv"),
     "browser": ("chromium",),
     "open_mpi_5": ("open-mpi-5",),

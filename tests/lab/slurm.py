@@ -45,7 +45,7 @@ OverTimeLimit=0
 MinJobAge=600
 FirstJobId={first_job}
 SlurmctldTimeout=30
-SlurmdTimeout=10
+SlurmdTimeout={node_timeout_s}
 InactiveLimit=0
 NodeName=DEFAULT CPUs={cpus} CoresPerSocket={cpus} RealMemory=4000 State=UNKNOWN
 NodeName=node[1-{num_nodes}] NodeAddr={network}.[1-{num_nodes}]
@@ -60,6 +60,8 @@ class SlurmLab(Lab):
     cpus_per_node: int = 4
     mpi_default: str = "pmix"
     first_job: int = 1
+    node_timeout_s: int = 10
+    """Silence after which a node counts as down."""
 
     @property
     def slurm(self) -> Path:
@@ -92,6 +94,11 @@ class SlurmLab(Lab):
         (self.slurm / "spool" / node).mkdir(exist_ok=True)
         self._daemon(node, "slurmd", "-N", node)
 
+    def start_again(self, node: str) -> None:
+        """Boot a host that was lost, with its slurmd."""
+        self.boot_again(node)
+        self.start_node(node)
+
     def states(self) -> dict[str, str]:
         """State of every node, as sinfo says it."""
         finished = self.run(["sinfo", "--noheader", "--Node", "--format=%N %T"])
@@ -106,7 +113,7 @@ class SlurmLab(Lab):
     def job(self, number: int) -> dict[str, str]:
         """What scontrol knows of a job: JobState, ExitCode, Restarts, NodeList, ..."""
         finished = self.run(["scontrol", "--oneliner", "show", "job", str(number)])
-        assert finished.code == 0, finished.err
+        assert finished.code == 0, finished
         return dict(re.findall(r"(\S+?)=(\S*)", finished.out))
 
     def wait_for_job(self, number: int, *, timeout_s: float = 300.0) -> dict[str, str]:
@@ -131,6 +138,7 @@ class SlurmLab(Lab):
             cpus=self.cpus_per_node,
             mpi_default=self.mpi_default,
             first_job=self.first_job,
+            node_timeout_s=self.node_timeout_s,
         )
         (self.slurm / "slurm.conf").write_text(text)
         (self.slurm / "cgroup.conf").write_text("CgroupPlugin=cgroup/v1\nCgroupAutomount=no\n")

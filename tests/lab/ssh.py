@@ -48,6 +48,11 @@ def start(lab: Lab) -> None:
     (folder / "sshd_config").write_text(_SERVER.format(folder=folder))
     (folder / "ssh_config").write_text(_CLIENT.format(folder=folder))
     for host in (LOGIN, *lab.nodes):
-        finished = lab.run(["bash", "-c", _START.format(folder=folder)], host=host)
-        if finished.code:
-            raise RuntimeError(f"sshd on {host}: {finished.err}")
+        start_on(lab, host)
+
+
+def start_on(lab: Lab, host: str) -> None:
+    """Start sshd on one host of a lab whose others have it."""
+    finished = lab.run(["bash", "-c", _START.format(folder=lab.shared / "ssh")], host=host)
+    if finished.code:
+        raise RuntimeError(f"sshd on {host}: {finished.err}")

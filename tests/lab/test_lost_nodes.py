@@ -4,17 +4,21 @@ from __future__ import annotations
 
 import subprocess
 import time
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 from tests.conftest import patience
+from tests.lab import ssh
 from tests.lab.desk import Desk
-from tests.lab.hosts import wait_until
+from tests.lab.hosts import lab_folder, wait_until
 from tests.lab.slurm import SlurmLab
 
 pytestmark = pytest.mark.lab
 TRAIN = ("--model", "lenet", "--data", "synthetic:cifar10", "--batch-size", "8", "--checkpoint-every", "1s")
+SLOW = ("--model", "emulated:lenet:0.2s", *TRAIN[2:])
+"""Steps that leave time, and the cores to others."""
 FOR_EVER = (*TRAIN, "--steps", "100000")
 GONE = "hpcdl: node node2 with rank 1 went down or cannot be reached; go on with --resume"
 BOUND_S = 90.0
@@ -28,8 +32,8 @@ def desk_of(lab: SlurmLab) -> Desk:
 
 
 def at_work(desk: Desk, run: str) -> None:
-    desk.wait_for_steps(run)
-    wait_until(lambda: bool(desk.checkpoints(run)), f"{run} saves", 60)
+    desk.wait_for_steps(run, patience(240))
+    wait_until(lambda: bool(desk.checkpoints(run)), f"{run} saves", patience(60))
 
 
 def lose(lab: SlurmLab, node: str, how: str) -> None:
@@ -90,6 +94,77 @@ def test_a_run_goes_on_on_the_nodes_that_are_left(frail_lab: SlurmLab, how: str)
     record = desk.record("lost")
     assert record["hosts"] == ["node1", "node3", "node4"]
     assert (record["status"], record["workers"], record["global_batch"], record["steps"]) == ("finished", 3, 32, 200)
+
+
+@pytest.fixture
+def patient_lab() -> Iterator[SlurmLab]:
+    """A cluster that leaves a job a node which is away for two minutes."""
+    with lab_folder() as folder:
+        lab = SlurmLab(folder, num_nodes=4, node_timeout_s=120)
+        try:
+            lab.start()
+            yield lab
+        finally:
+            lab.stop()
+
+
+@pytest.mark.soak
+def test_a_run_grows_back_when_its_node_returns(patient_lab: SlurmLab) -> None:
+    """By itself: nobody asks for it."""
+    desk = desk_of(patient_lab)
+    words = (*SLOW, "--steps", "600", "--elastic", "--min-workers", "2", "--stall-timeout", "20s")
+    number = desk.submit("--nodes", "4", "--time", "20m", "--", *words, run="lost")
+    at_work(desk, "lost")
+    lose(patient_lab, "node2", "shutdown")
+    wait_until(lambda: "node2 is left out; 3 workers in place of 4" in desk.log(number), "it goes on on three", 200)
+    patient_lab.start_again("node2")
+    job = patient_lab.wait_for_job(number, timeout_s=500)
+    assert job["JobState"] == "COMPLETED", desk.log(number)
+    assert "node2 is back; 4 workers in place of 3, 32 samples a step as before" in desk.log(number)
+    record = desk.record("lost")
+    assert record["hosts"] == ["node1", "node2", "node3", "node4"]
+    assert (record["status"], record["workers"], record["global_batch"], record["steps"]) == ("finished", 4, 32, 600)
+
+
+@pytest.mark.soak
+def test_a_node_that_slurm_has_taken_away_does_not_come_back(frail_lab: SlurmLab) -> None:
+    """A job keeps running without a node that went down, but never gets it back; who asks is told so."""
+    desk = desk_of(frail_lab)
+    words = (*SLOW, "--steps", "500", "--elastic", "--min-workers", "2", "--stall-timeout", "20s")
+    number = desk.submit("--nodes", "4", "--time", "20m", "--", *words, run="lost")
+    at_work(desk, "lost")
+    lose(frail_lab, "node2", "power")
+    wait_until(lambda: "node2 is left out; 3 workers in place of 4" in desk.log(number), "it goes on on three", 200)
+    frail_lab.start_again("node2")
+    wait_until(lambda: frail_lab.states()["node2"] == "idle", "node2 is back", 60)
+    asked = desk.hpcdl("jobs", "grow", str(number))
+    assert asked.code == 0, asked.err
+    why = "more workers were asked for, but node2 cannot be used (no answer, or no more in this job)"
+    wait_until(lambda: why in desk.log(number), "it says why not", 60)
+    assert frail_lab.wait_for_job(number, timeout_s=500)["JobState"] == "COMPLETED", desk.log(number)
+    assert desk.record("lost")["workers"] == 3
+
+
+@pytest.mark.soak
+def test_a_run_over_the_hosts_of_a_file_grows_back(frail_lab: SlurmLab) -> None:
+    """Where no scheduler knows the nodes ssh finds out; the request is there at once."""
+    desk = desk_of(frail_lab)
+    (desk.folder / "hosts").write_text("node1\nnode2\nnode3\n")
+    environment = hostfile_environment(desk.folder / "hosts", "")
+    words = ("train", *SLOW, "--steps", "500", "--ranks", "3", "--run-dir", "lost", "--stall-timeout", "20s")
+    words += ("--elastic", "--min-workers", "2")
+    line = frail_lab.command(desk.line(*words), host="node1", cwd=desk.folder, env=desk.environment | environment)
+    with subprocess.Popen(line, stderr=subprocess.PIPE, text=True) as run:
+        at_work(desk, "lost")
+        lose(frail_lab, "node2", "shutdown")
+        wait_until(lambda: len(desk.record("lost")["hosts"]) == 2, "it goes on on two", 200)
+        frail_lab.boot_again("node2")
+        ssh.start_on(frail_lab, "node2")
+        desk.hpcdl("jobs", "grow", "lost")
+        _, said = run.communicate(timeout=500)
+    assert run.returncode == 0, said
+    assert "node2 is back; 3 workers in place of 2" in said, said
+    assert desk.record("lost")["hosts"] == ["node1", "node2", "node3"]
 
 
 @pytest.mark.soak

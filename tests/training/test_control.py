@@ -11,7 +11,7 @@ from hpcdl.core.protocols import Communicator
 from hpcdl.core.signals import StopRequest
 from hpcdl.strategies.base import Worker
 from hpcdl.training.checkpoint.interval import CheckpointInterval
-from hpcdl.training.session.control import Control, Wishes
+from hpcdl.training.session.control import Control, Room, Wishes
 
 
 def steps_until(
@@ -20,7 +20,7 @@ def steps_until(
     """Steps of 5 ms until the group agrees on something; rank 1 asks to stop at step `asks`."""
     stop = StopRequest()
     interval = CheckpointInterval(save_every_s, node_mtbf_s=1.0, num_nodes=1)
-    control = Control(communicator, stop, Worker(), interval=interval, time_limit_s=time_limit_s)
+    control = Control(communicator, stop, Worker(), interval=interval, time_limit_s=time_limit_s, room=Room(None))
     for step in range(2000):
         time.sleep(0.005)
         if communicator.rank == 1 and step == asks:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -43,6 +43,9 @@ class Nodes:
 
     def lost_hosts(self, environment: Mapping[str, str]) -> set[str]:
         return self.down
+
+    def answering(self, left_out: Sequence[str], environment: Mapping[str, str]) -> set[str]:
+        return {*left_out} - self.down
 
 
 Starts = list[tuple[Any, str]]

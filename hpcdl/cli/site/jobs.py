@@ -1,14 +1,16 @@
-"""`hpcdl jobs` and `hpcdl cancel`: what was submitted, how far it is, and an end to it."""
+"""`hpcdl jobs` and `hpcdl cancel`: what was submitted, how far it is, more workers for it, and an end to it."""
 
 from __future__ import annotations
 
 import dataclasses
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from hpcdl.cli.options import JsonFlag
 from hpcdl.cli.output import print_json, print_table, put, say
+from hpcdl.core.errors import UsageError
 from hpcdl.core.units import format_rate
 
 if TYPE_CHECKING:
@@ -17,21 +19,34 @@ if TYPE_CHECKING:
 
 def register(app: typer.Typer) -> None:
     """Add both commands."""
-    app.command(epilog="Example: hpcdl jobs 4711")(jobs)
+    app.command(epilog="Example: hpcdl jobs 4711; hpcdl jobs grow runs/mine")(jobs)
     app.command(epilog="Example: hpcdl cancel 4711")(cancel)
 
 
+GROW = "grow"
+
+
 def jobs(
-    number: Annotated[str | None, typer.Argument(metavar="[JOB]", help="One job; by default the newest ones.")] = None,
+    number: Annotated[
+        str | None,
+        typer.Argument(metavar="[JOB|grow]", help="One job; by default the newest ones. `grow RUN` asks for workers."),
+    ] = None,
+    run: Annotated[
+        str | None, typer.Argument(metavar="[RUN|JOB]", help="With grow: a run directory, or the number of its job.")
+    ] = None,
     limit: Annotated[int, typer.Option("--limit", min=1, metavar="N", help="So many of the newest jobs.")] = 10,
     json: JsonFlag = False,
 ) -> None:
-    """Show submitted jobs and how far they are.
+    """Show submitted jobs and how far they are; with grow, have a run start the workers again that it has lost.
 
-    State, progress and the end of the log of each job of this account.
+    State, progress and the end of the log of each job of this account. `grow` is for runs with --elastic that go on
+    with fewer workers: they save, and go on with as many as they were planned with, on what can be used again.
     """
     from hpcdl.cluster.batch import jobs as submitted
 
+    if run is not None or number == GROW:
+        _grow(number, run, json=json)
+        return
     chosen = submitted.known_jobs()[-limit:] if number is None else [submitted.find_job(number)]
     views = [submitted.look(job) for job in chosen]
     if json:
@@ -44,6 +59,24 @@ def jobs(
     print_table(header, [_row(view) for view in views])
     last = views[-1].job
     say(f"next: less {last.folder}/log-{last.number}.txt" + (f"; hpcdl report {last.run_dir}" if last.run_dir else ""))
+
+
+def _grow(word: str | None, run: str | None, *, json: bool) -> None:
+    from hpcdl.cluster.batch.jobs import find_job
+    from hpcdl.training.launch.grow import ask_to_grow
+
+    if word != GROW or run is None:
+        given = " ".join(filter(None, [word, run]))
+        raise UsageError(f"hpcdl jobs {given}: type `hpcdl jobs grow RUN`, or `hpcdl jobs [JOB]`")
+    run_dir = Path(run)
+    if not run_dir.is_dir():
+        run_dir = Path(find_job(run).run_dir or run)
+    ask_to_grow(run_dir)
+    if json:
+        print_json({"asked": str(run_dir)})
+        return
+    put(f"asked {run_dir} for more workers")
+    say(f"next: hpcdl watch {run_dir}; the run itself says what becomes of it")
 
 
 def cancel(number: Annotated[str, typer.Argument(metavar="JOB", help="Number of the job.")]) -> None:

@@ -54,6 +54,9 @@ class Launcher(Protocol):
     def lost_hosts(self, environment: Mapping[str, str]) -> set[str]:
         """Those of `hosts` that the scheduler knows to be gone."""
 
+    def answering(self, left_out: Sequence[str], environment: Mapping[str, str]) -> set[str]:
+        """Those of the nodes `left_out` that ranks could be started on again; may take seconds for each."""
+
     def line(
         self, plan: LaunchPlan, command: Sequence[str], *, mpi: bool, environment: Mapping[str, str]
     ) -> tuple[list[str], Mapping[str, str]]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import re
+import subprocess
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -15,6 +16,8 @@ from hpcdl.core.files import read_bytes
 from hpcdl.core.protocols import LaunchPlan
 
 HOSTFILE_VARIABLE = "HPCDL_HOSTFILE"
+PROBE_S = 10.0
+"""How long a node may take to answer."""
 _OWN = ("HPCDL_", "TF_", "OMP_", "KMP_", "ONEDNN_", "XDG_", "PYTHON")
 _EXACT = {"GLIBC_TUNABLES", "LD_PRELOAD", "LD_LIBRARY_PATH", "MPI4PY_LIBMPI", "PATH"}
 """What ranks on other nodes must find in their environment, where mpiexec does not hand on all of it."""
@@ -103,6 +106,10 @@ class MpiexecOverHosts(ABC):
         """Nobody says."""
         return set()
 
+    def answering(self, left_out: Sequence[str], environment: Mapping[str, str]) -> set[str]:
+        """Those that ssh gets into, which is how mpiexec usually starts its ranks."""
+        return {host for host in left_out if _answers(host, environment)}
+
     def line(
         self, plan: LaunchPlan, command: Sequence[str], *, mpi: bool, environment: Mapping[str, str]
     ) -> tuple[list[str], Mapping[str, str]]:
@@ -115,6 +122,16 @@ class MpiexecOverHosts(ABC):
     def first_casualty(self, log: str) -> Casualty | None:
         """As mpiexec tells it."""
         return mpiexec_casualty(log)
+
+
+def _answers(host: str, environment: Mapping[str, str]) -> bool:
+    """Whether a command can be run on `host` without a password; PROBE_S bounds the wait."""
+    line = ["ssh", "-n", "-o", "BatchMode=yes", "-o", f"ConnectTimeout={PROBE_S / 2:.0f}", host, "true"]
+    try:
+        found = subprocess.run(line, capture_output=True, stdin=subprocess.DEVNULL, timeout=PROBE_S, env=environment)
+    except (OSError, subprocess.SubprocessError):
+        return False
+    return found.returncode == 0
 
 
 class Hostfile(MpiexecOverHosts):

@@ -32,6 +32,10 @@ class Ibrun:
         """As Slurm says."""
         return SLURM.lost_hosts(environment)
 
+    def answering(self, left_out: Sequence[str], environment: Mapping[str, str]) -> set[str]:
+        """None is left out."""
+        return set()
+
     def line(
         self, plan: LaunchPlan, command: Sequence[str], *, mpi: bool, environment: Mapping[str, str]
     ) -> tuple[list[str], Mapping[str, str]]:

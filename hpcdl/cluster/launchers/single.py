@@ -28,6 +28,10 @@ class Local:
         """This node is here."""
         return set()
 
+    def answering(self, left_out: Sequence[str], environment: Mapping[str, str]) -> set[str]:
+        """There are no others."""
+        return set()
+
     def line(
         self, plan: LaunchPlan, command: Sequence[str], *, mpi: bool, environment: Mapping[str, str]
     ) -> tuple[list[str], Mapping[str, str]]:

@@ -29,7 +29,7 @@ _LOST_NODE = re.compile(
     r"srun: error: (?:Node failure on|Task launch for StepId=\S+ failed on node) (?P<hosts>[^\s:]+)"
 )
 _GONE = re.compile(r"down|fail|\S+\*$")
-_SINFO_S = 20.0
+_ASK_S = 20.0
 
 
 def srun_mpi(flavour: str, environment: Mapping[str, str]) -> str:
@@ -55,14 +55,15 @@ class Slurm:
 
     def lost_hosts(self, environment: Mapping[str, str]) -> set[str]:
         """What sinfo says of the nodes: down, failed, or `*`, which do not answer."""
-        nodes = ",".join(self.hosts(environment))
-        line = ["sinfo", "--noheader", "--Node", f"--nodes={nodes}", "--format=%N %T"]
-        try:
-            answer = subprocess.run(line, capture_output=True, text=True, timeout=_SINFO_S, check=True, env=environment)
-        except (OSError, subprocess.SubprocessError):  # srun will find out
-            return set()
-        states = (words.split() for words in answer.stdout.splitlines())
-        return {words[0] for words in states if len(words) == 2 and _GONE.match(words[1])}
+        states = _states(self.hosts(environment), environment)
+        return {node for node, state in states.items() if _GONE.match(state)}
+
+    def answering(self, left_out: Sequence[str], environment: Mapping[str, str]) -> set[str]:
+        """Those that sinfo knows to be well and that are still the job's: Slurm takes away a node that goes down."""
+        job = ["squeue", "--noheader", f"--jobs={environment.get('SLURM_JOB_ID', '')}", "--format=%N"]
+        mine = set(expand_hosts(_answer(job, environment)))
+        states = _states(left_out, environment)
+        return {node for node, state in states.items() if node in mine and not _GONE.match(state)}
 
     def line(
         self, plan: LaunchPlan, command: Sequence[str], *, mpi: bool, environment: Mapping[str, str]
@@ -95,6 +96,22 @@ class Slurm:
             return Casualty(lost_host=expand_hosts(lost["hosts"])[0])
         found = _CASUALTY.search(log)
         return Casualty(rank=int(found["rank"]), host=found["host"]) if found else None
+
+
+def _states(nodes: Sequence[str], environment: Mapping[str, str]) -> dict[str, str]:
+    """What sinfo calls the state of each node; nothing where it cannot be asked."""
+    line = ["sinfo", "--noheader", "--Node", f"--nodes={','.join(nodes)}", "--format=%N %T"]
+    found = (words.split() for words in _answer(line, environment).splitlines())
+    return {words[0]: words[1] for words in found if len(words) == 2}
+
+
+def _answer(line: Sequence[str], environment: Mapping[str, str]) -> str:
+    """What a command of Slurm's prints; nothing where it fails: srun will find out."""
+    try:
+        answer = subprocess.run(line, capture_output=True, text=True, timeout=_ASK_S, check=True, env=environment)
+    except (OSError, subprocess.SubprocessError):
+        return ""
+    return answer.stdout
 
 
 def _srun(environment: Mapping[str, str]) -> str:

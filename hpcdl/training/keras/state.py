@@ -10,6 +10,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from hpcdl.cluster.status import FOLDER
 from hpcdl.core.errors import CorruptError, StoppedEarly, UsageError
 from hpcdl.core.signals import StopRequest
 from hpcdl.strategies.allreduce.worker import broadcast_variables
@@ -23,7 +24,7 @@ from hpcdl.training.keras.process.measure import ScriptRun
 from hpcdl.training.keras.process.session import session
 from hpcdl.training.loop.journal import FileJournal
 from hpcdl.training.session.background import OFF, most_patience_s
-from hpcdl.training.session.control import Control, Wishes, time_allowed
+from hpcdl.training.session.control import FOR_MORE, Control, Room, Wishes, time_allowed
 
 
 class State:
@@ -53,12 +54,14 @@ class State:
         self._interval = _interval_of(here.run)
         self._stop = StopRequest()
         self._stop.install()
+        self._room = Room(self._folder / FOLDER if limits and limits.elastic else None)
         self._control = Control(
             here.communicator,
             self._stop,
             Worker(),
             interval=self._interval,
             time_limit_s=time_allowed(limits.time_limit if limits else None),
+            room=self._room,
         )
         self._writer: checkpoints.CheckpointWriter | None = None
         self._pending: tuple[dict[str, Any], dict[str, Any], dict[str, Any]] | None = None
@@ -88,6 +91,17 @@ class State:
             self._finish_saving()
         if wishes.stop:
             raise StoppedEarly(f"stopped by {wishes.reason} after step {self.step}, and saved; go on with --resume")
+        if wishes.grow:
+            self._leave_for_more()
+
+    def _leave_for_more(self) -> None:
+        """Save, and leave so that more workers can start; where there is no room to save in, these go on."""
+        self.save()
+        if self._writer is not None and self._writer.newest == self.step:
+            text = f"stopped by {FOR_MORE} after step {self.step}, and saved; go on with --resume"
+            raise StoppedEarly(text, grows=True)
+        if self._communicator.rank == 0:
+            self._room.refuse()
 
     def save(self) -> None:
         """Write a checkpoint, and return when it is durable; collective."""

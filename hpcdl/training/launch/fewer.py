@@ -130,7 +130,7 @@ def told(before: Effective[Any], now: Effective[Any]) -> str:
     if not find_strategy(config.exchange.strategy).features.equals_single:
         return f"{counts}, each with its batch and rate"
     samples = global_batch_of(config, num_workers(now))
-    if config.data.keep_batch is not None:
+    if samples == global_batch_of(before.config, num_workers(before)):
         return f"{counts}, {samples} samples a step as before"
     return f"{counts}, {samples} samples a step and the rate in proportion"
 

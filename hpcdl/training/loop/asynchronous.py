@@ -22,7 +22,7 @@ from hpcdl.training.checkpoint.state import moving_statistics
 from hpcdl.training.loop.clock import Outcome
 from hpcdl.training.loop.parts import Parts, Position, move_to_center
 from hpcdl.training.loop.synchronous import FLUSH_STEPS
-from hpcdl.training.session.control import time_allowed
+from hpcdl.training.session.control import FOR_MORE, time_allowed
 from hpcdl.training.session.watch import survivors
 
 if TYPE_CHECKING:
@@ -46,7 +46,7 @@ class Departure:
     @property
     def stops_everybody(self) -> bool:
         """Whether the others should stop too."""
-        return self.reason in (TARGET, TIME)
+        return self.reason in (TARGET, TIME, FOR_MORE)
 
 
 class AsynchronousTrainer:
@@ -144,6 +144,8 @@ class AsynchronousTrainer:
                     continue
                 if time.monotonic() >= deadline:
                     return Departure(reason=TIME)
+                if parts.room.wanted() and parts.saved_to_grow(count=self._replica.count):
+                    return Departure(reason=FOR_MORE)
                 if self._replica.count // self._per_epoch > self._evaluated and self._end_epoch(began):
                     return Departure(reason=TARGET)
                 if time.monotonic() - saved >= parts.interval.due_s:
@@ -172,7 +174,7 @@ class AsynchronousTrainer:
         """Every worker has left before the end: save what there is, and say why."""
         parts = self.parts
         reasons = [one.reason for one in departures]
-        reason = next((reason for reason in (TIME, SIGNAL) if reason in reasons), None)
+        reason = next((reason for reason in (TIME, SIGNAL, FOR_MORE) if reason in reasons), None)
         if reason is None:
             first = next(one for one in departures if one.reason == ERROR)
             raise HpcdlError(f"every worker has left; worker {first.worker}: {first.text}")
@@ -181,7 +183,7 @@ class AsynchronousTrainer:
             parts.save(count=self._replica.count)
             parts.leave_early(reason, parts.position.step)
         parts.worker.finish(early=True)
-        raise StoppedEarly(f"stopped by {reason}")
+        raise StoppedEarly(f"stopped by {reason}", grows=reason == FOR_MORE)
 
 
 def replica_of(worker: Worker) -> Replica:

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn
 import keras
 import numpy
 
+from hpcdl.cluster.status import FOLDER
 from hpcdl.comm.observed import Traffic, observe, recorder_of
 from hpcdl.config.settings import AUTO
 from hpcdl.core.errors import Interrupted, StoppedEarly
@@ -41,6 +42,7 @@ from hpcdl.training.optimization.objective import Objective, objective_of
 from hpcdl.training.optimization.optimizers import build_optimizer
 from hpcdl.training.session import safety
 from hpcdl.training.session.background import BackgroundWork
+from hpcdl.training.session.control import FOR_MORE, Room
 from hpcdl.training.session.inject import Injection
 
 if TYPE_CHECKING:
@@ -155,6 +157,7 @@ class Parts:
         )
         self.trainable = model.trainable_variables
         self.stop = StopRequest()
+        self.room = Room(run_dir / FOLDER if config.checkpoint.elastic else None)
         self.seen = observe(group).observation
         self.seen.at_other_work = lambda: self.writer.is_writing or self.copies.is_writing
         synchronous = prepared.info.features.synchronous
@@ -463,6 +466,21 @@ class Parts:
         if told := self.interval.saved(time.monotonic() - began):
             self.journal.write("message", text=told)
 
+    def saved_to_grow(self, **facts: Any) -> bool:
+        """Whether what has been done is kept for more workers; where there is no room for it these go on. Collective.
+
+        As for `save`, which it begins with.
+        """
+        self.save(**facts)
+        self.writer.wait()
+        self.tell_warnings()
+        if self.writer.newest == self.position.step:
+            return True
+        if self.group.rank == 0:
+            self.room.refuse()
+            self.journal.write("message", text="warning: the workers stay as few: no checkpoint could be written")
+        return False
+
     def keep_copy(self, **facts: Any) -> None:
         """Begin a copy of the state in the node's memory where one is due, which keeps `facts` too.
 
@@ -514,6 +532,7 @@ class Parts:
 
     def leave_early(self, reason: str, step: int) -> NoReturn:
         """Raise what a stop amounts to: StoppedEarly where there is a checkpoint to go on from, else Interrupted."""
+        grows = reason == FOR_MORE
         self.writer.wait()
         self.tell_warnings()
         self.worker.finish(early=True)
@@ -522,8 +541,10 @@ class Parts:
         if saved is None:
             raise Interrupted(f"{stopped}; no checkpoint could be written, so --resume begins again")
         if saved < step:
-            raise StoppedEarly(f"{stopped}; its checkpoint could not be written: --resume goes on after step {saved}")
-        raise StoppedEarly(f"{stopped}; a checkpoint is saved: go on with --resume")
+            raise StoppedEarly(
+                f"{stopped}; its checkpoint could not be written: --resume goes on after step {saved}", grows=grows
+            )
+        raise StoppedEarly(f"{stopped}; a checkpoint is saved: go on with --resume", grows=grows)
 
     def _warn(self, text: str) -> None:
         """Say at once, and keep for the record, what is found while a step is traced; once, of however many traces."""

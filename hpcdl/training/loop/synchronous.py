@@ -11,7 +11,7 @@ from hpcdl.training.checkpoint import state
 from hpcdl.training.loop.clock import Outcome
 from hpcdl.training.loop.parts import Parts, Position, center_in_place, move_to_center
 from hpcdl.training.session import safety
-from hpcdl.training.session.control import Control, time_allowed
+from hpcdl.training.session.control import FOR_MORE, Control, time_allowed
 
 if TYPE_CHECKING:
     from hpcdl.core.protocols import Array
@@ -67,6 +67,7 @@ class Trainer:
             parts.worker,
             interval=parts.interval,
             time_limit_s=None if self._leaves_at is None else self._leaves_at - time.monotonic(),
+            room=parts.room,
         )
         batches = parts.batches()
         if self.owes_epoch_end:
@@ -91,7 +92,11 @@ class Trainer:
                 parts.outcome.clock.flush()
                 parts.save()
                 parts.leave_early(wishes.reason, done)
-            if wishes.save:
+            if wishes.grow and done < prepared.num_steps:
+                parts.outcome.clock.flush()
+                if parts.saved_to_grow():
+                    parts.leave_early(FOR_MORE, done)
+            elif wishes.save:
                 parts.save()
             parts.keep_copy()
         parts.outcome.clock.flush()

@@ -1,6 +1,7 @@
-"""What the workers of a synchronous run agree on between steps: stop, save, go on.
+"""What the workers of a synchronous run agree on between steps: stop, save, make room for more, go on.
 
-Every rank may want to stop (a signal, the time limit), rank 0 wants to save now and then. They add up their wishes in
+Every rank may want to stop (a signal, the time limit), rank 0 wants to save now and then, and to leave where the
+process that started the ranks can start more of them. They add up their wishes in
 one tiny all-reduce about ten times a second, at steps that all of them compute alike.
 """
 
@@ -11,6 +12,7 @@ import os
 import sys
 import time
 from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import numpy
@@ -35,17 +37,45 @@ class Wishes:
 
     stop: bool = False
     save: bool = False
+    grow: bool = False
     reason: str = ""
 
 
 _NOTHING = Wishes()
 _REASONS = ("", "a signal", "the time limit")
+LEAVE = "leave"
+"""A file beside the ranks' words: the process that started them asks them to save and leave, so that more can start."""
+LOOK_S = 1.0
+"""How often one of them looks for it."""
+FOR_MORE = "the start of more workers"
+"""Why they left then."""
 
 
 def time_allowed(asked_s: float | None) -> float | None:
     """Seconds until a run must save and leave: the tighter of --time-limit and the job's own; None for neither."""
     limits = [limit for limit in (asked_s, seconds_left(os.environ)) if limit is not None]
     return min(limits, default=None)
+
+
+class Room:
+    """Whether room is wanted for more workers: by the file LEAVE in `folder`; without a folder it never is."""
+
+    def __init__(self, folder: Path | None) -> None:
+        self._path = None if folder is None else folder / LEAVE
+        self._looked_s = -math.inf
+
+    def wanted(self) -> bool:
+        """Looks once in LOOK_S at most, and says no in between; for one rank to ask."""
+        now_s = time.monotonic()
+        if self._path is None or now_s - self._looked_s < LOOK_S:
+            return False
+        self._looked_s = now_s
+        return self._path.exists()
+
+    def refuse(self) -> None:
+        """The ranks stay: what they have done cannot be kept."""
+        if self._path is not None:
+            self._path.unlink(missing_ok=True)
 
 
 class Control:
@@ -59,8 +89,9 @@ class Control:
         *,
         interval: CheckpointInterval,
         time_limit_s: float | None,
+        room: Room,
     ) -> None:
-        self._group = group
+        self._group, self._room = group, room
         self._worker = worker
         self._stop = stop
         self._every = interval
@@ -97,13 +128,15 @@ class Control:
 
     def _own(self) -> Array:
         now = time.monotonic()
-        return numpy.array([self._stop.asked, now >= self._deadline, self._saves(now)], numpy.float64)
+        room = self._group.rank == 0 and self._room.wanted()
+        return numpy.array([self._stop.asked, now >= self._deadline, self._saves(now), room], numpy.float64)
 
     def _granted(self, wish: Array) -> Wishes:
         if wish[2]:
             self._saved = time.monotonic()
-        by_signal, by_time, save = (bool(value) for value in wish)
-        return Wishes(stop=by_signal or by_time, save=save, reason=_REASONS[1 if by_signal else 2 if by_time else 0])
+        by_signal, by_time, save, room = (bool(value) for value in wish)
+        reason = _REASONS[1 if by_signal else 2 if by_time else 0]
+        return Wishes(stop=by_signal or by_time, save=save, grow=room, reason=reason)
 
     def _saves(self, now: float) -> bool:
         return self._group.rank == 0 and now - self._saved >= self._every.due_s

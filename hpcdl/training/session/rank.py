@@ -11,6 +11,7 @@ import sys
 import time
 import traceback
 from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 from typing import NoReturn
 
@@ -139,11 +140,11 @@ def supervised(
             _done_together(communicator, lambda: report_all(folder, "done", processes))
         except BaseException as error:  # noqa: BLE001  whatever it is, the other ranks must not wait for this one
             state, exit_code = verdict(error)
-            filed = None if state != "stopped" else observation.leads
-            report.tell(state, exit_code=exit_code, message=one_line(error), filed=filed)
+            tell = partial(report.tell, state, exit_code=exit_code, message=one_line(error), grows=_grows(error))
+            tell(filed=None if state != "stopped" else observation.leads)
             if state == "stopped":
                 if not wait_for_the_others(communicator):
-                    report.tell(state, exit_code=exit_code, message=one_line(error), filed=True)
+                    tell(filed=True)
                 return exit_code
             show(error)
             if isinstance(error, SilentExit):
@@ -154,6 +155,12 @@ def supervised(
     report.tell("done")
     leave_without_lost(communicator)
     return 0
+
+
+def _grows(error: BaseException) -> bool:
+    """Whether this rank has stopped so that more of them can start."""
+    found = original(error)
+    return isinstance(found, StoppedEarly) and found.grows
 
 
 def _left(communicator: Observed) -> Observed:

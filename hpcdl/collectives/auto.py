@@ -26,6 +26,9 @@ if TYPE_CHECKING:
 
 SIZES: tuple[int, ...] = (4 << 10, 64 << 10, 1 << 20, 8 << 20)
 """Bytes that are measured when there is no table."""
+TRIES = 20
+TIME_LIMIT_S = 0.25
+"""The quickest of so many tries counts, which other work on the nodes disturbs least; and how long a size may take."""
 MODELLED = ("recursive-doubling", "halving-doubling", "ring")
 """What is chosen from without a measurement; of equals the first."""
 LATENCY_S = 10e-6
@@ -78,7 +81,7 @@ def _agree(communicator: Communicator) -> Timetable:
     (document, *_) = communicator.allgather_json(asdict(found) if found else None)
     if document is not None:
         return from_json(Timetable, document)
-    table = measure(for_control(communicator), SIZES)
+    table = measure(for_control(communicator), SIZES, repeats=TRIES, of_tries=min, time_limit_s=TIME_LIMIT_S)
     if communicator.rank == 0:
         with contextlib.suppress(OSError):  # a full or read-only home costs the next run a second, no more
             save_table(path, table)

@@ -22,15 +22,18 @@ from hpcdl.core.records import from_json
 if TYPE_CHECKING:
     from hpcdl.core.protocols import Communicator
 
-SCHEMA = "hpcdl.allreduce/1"
+SCHEMA = "hpcdl.allreduce/2"
+"""What /1 tables held was the median of three tries, which other work on a node made a hundred times too long."""
 CANDIDATES = tuple(name for name in COLLECTIVES if name != "auto")
+FEWEST = 2
+"""Tries of every algorithm, however long they take."""
 HOPELESS = 4.0
 """An algorithm this many times slower than the best so far is not timed again at that size."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Row:
-    """Median seconds of each algorithm for one size, the slowest rank's."""
+    """Seconds of each algorithm for one size, the slowest rank's: of its median try, or of its quickest."""
 
     bytes: int
     seconds: Mapping[str, float]
@@ -66,26 +69,33 @@ def measure(
     *,
     names: Sequence[str] = CANDIDATES,
     repeats: int = 3,
+    of_tries: Callable[[Sequence[float]], float] = statistics.median,
+    time_limit_s: float = float("inf"),
     workspace: Workspace | None = None,
     tick: Callable[[], None] = lambda: None,
 ) -> Timetable:
     """Time `names` at `sizes` (bytes), in turn; every rank calls it and gets the same table.
 
-    One call of each warms up. `tick` is called after each size.
+    One call of each warms up. `of_tries` makes one number of `repeats` tries; once a size has taken `time_limit_s`, no
+    more than two. `tick` is called after each size.
     """
     kept = workspace or Workspace()
     rows = []
     for num_bytes in sizes:
         samples: dict[str, list[float]] = {name: [] for name in names}
+        spent_s = 0.0  # the same on every rank, as each sample is
         for repeat in range(repeats + 1):
+            if repeat > FEWEST and spent_s > time_limit_s:
+                break
             best = min((min(times) for times in samples.values() if times), default=float("inf"))
             for name in names:
-                if repeat > 1 and min(samples[name]) > HOPELESS * best:
+                if repeat > FEWEST and min(samples[name]) > HOPELESS * best:
                     continue
                 seconds = _time_once(communicator, name, num_bytes, kept)
+                spent_s += seconds
                 if repeat > 0:
                     samples[name].append(seconds)
-        rows.append(Row(bytes=num_bytes, seconds={name: statistics.median(samples[name]) for name in names}))
+        rows.append(Row(bytes=num_bytes, seconds={name: of_tries(samples[name]) for name in names}))
         tick()
     if workspace is None:
         kept.close()

@@ -111,6 +111,10 @@ class Worker:
     def before_step(self, step: int) -> None:
         """Called before each step, outside the graph."""
 
+    def leaves_early(self, gradients: Sequence[Any]) -> bool:
+        """Whether some of `gradients` may leave before the last one is there."""
+        return True
+
     def apply(self, gradients: Sequence[Any], variables: Sequence[Any], optimizer: Any) -> Any:
         """Turn local gradients into new weights, while tracing the step.
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import ctypes
+import threading
 import time
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
@@ -30,7 +32,26 @@ SQUARED_BOUND = 2.7e19
 
 def call_python(function: Callable[..., Any], inputs: Sequence[Any], types: Any) -> Any:
     """`function` of numpy arrays as an operation; `errors.original` has its errors back from TensorFlow's."""
-    return tf.numpy_function(carried(function), inputs, types)
+    return tf.numpy_function(carried(_on_kept_thread(function)), inputs, types)
+
+
+def _on_kept_thread(function: Callable[..., Any]) -> Callable[..., Any]:
+    """`function`, with what Python knows of the calling thread kept from call to call.
+
+    TensorFlow's threads are not Python's: at the end of each call Python would forget them, to set up another state
+    and stack for the next one. That made a fifth to a half of what a call costs in the middle of a step. They live as
+    long as the process, so nothing has to be given back.
+    """
+
+    def call(*inputs: Any) -> Any:
+        if not hasattr(_KEPT, "counted"):
+            _KEPT.counted = ctypes.pythonapi.PyGILState_Ensure()  # one more than TensorFlow will release
+        return function(*inputs)
+
+    return call
+
+
+_KEPT = threading.local()
 
 
 def bucket_recorded(exchange: Callable[[Array], Array], recorder: Recorder, bucket: int) -> Callable[[Array], Array]:
@@ -78,6 +99,12 @@ def timestamp_beside(value: Any, after: Sequence[Any]) -> Any:
     with tf.control_dependencies(after):
         stamp = tf.numpy_function(carried(lambda _: WALL.now_s()), [tf.identity(value)], tf.float64, stateful=False)
     return tf.ensure_shape(stamp, [])
+
+
+def behind(ready: Sequence[Any], tensors: Sequence[Any]) -> list[Any]:
+    """`tensors`, once what is `ready` has been done."""
+    with tf.control_dependencies(ready):
+        return [tf.identity(tensor) for tensor in tensors]
 
 
 def update_recorded(recorder: Recorder, bucket: int, began: Any, variables: Sequence[Any]) -> Any:
@@ -150,39 +177,32 @@ class FiniteGuard:
         self._overwritten: dict[str, bool] = {}
 
     def watched(
-        self, exchange: Callable[[Array], Any], *, alone: str = "", exponent: int | None = None
-    ) -> Callable[[Array], Array]:
+        self, exchange: Callable[[Array], Any], *, first: bool, alone: str = "", exponent: int | None = None
+    ) -> Callable[[Array], tuple[Array, bool]]:
         """`exchange`, which works on a buffer in place, with a look at what it leaves.
 
-        `alone`: the variable whose gradient is that buffer itself, and is overwritten with it.
+        What is returned beside the buffer: whether this one, or one since the `first` of a step, has to be looked at
+        again. `alone`: the variable whose gradient is that buffer itself, and is overwritten with it.
         """
 
-        def call(buffer: Array) -> Array:
+        def call(buffer: Array) -> tuple[Array, bool]:
             kept = buffer[::SAMPLED].copy() if alone else buffer[:0]
+            if first:
+                self._suspicious = False
+                self._overwritten.clear()
             exchange(buffer)
             if not all_finite(buffer, exponent):
                 self._suspicious = True
                 if alone:
                     self._overwritten[alone] = all_finite(kept, exponent)
-            return buffer
+            return buffer, self._suspicious
 
         return call
 
-    def look_at(self, values: Array) -> None:
-        """Look at what has come from an exchange whose results are new arrays."""
-        self._suspicious = self._suspicious or not all_finite(values.reshape(-1))
-
-    def after_exchange(self, gradients: Sequence[Any], names: Sequence[str]) -> Any:
-        """An operation to wait for before the weights move; `gradients` are this rank's own, `names` their variables'.
-
-        Order it behind the exchange by control dependencies.
-        """
-        return self._verdict(call_python(self._take, [], tf.bool), gradients, names)
-
     def before_exchange(self, gradients: Sequence[Any], names: Sequence[str]) -> Any:
-        """The same for this rank's own gradients, before they go anywhere."""
+        """An operation to wait for before this rank's own `gradients` go anywhere; `names` are their variables'."""
         squares = tf.add_n([tf.cast(tf.nn.l2_loss(gradient), tf.float32) for gradient in gradients])
-        return self._verdict(tf.logical_not(tf.math.is_finite(squares)), gradients, names)
+        return self.verdict(tf.logical_not(tf.math.is_finite(squares)), gradients, names)
 
     def agreed(self, bounds: Any, names: Sequence[str], total: Callable[[Array], None]) -> Any:
         """An operation to wait for before the weights move, which may come before the exchange is over.
@@ -200,11 +220,12 @@ class FiniteGuard:
 
         return tf.ensure_shape(call_python(agree, [bounds], tf.bool), [])
 
-    def _take(self) -> bool:
-        found, self._suspicious = self._suspicious, False
-        return found
+    def verdict(self, suspicious: Any, gradients: Sequence[Any], names: Sequence[str]) -> Any:
+        """An operation to wait for before the weights move; `gradients` are this rank's own, `names` their variables'.
 
-    def _verdict(self, suspicious: Any, gradients: Sequence[Any], names: Sequence[str]) -> Any:
+        `suspicious`, bool: whether what has come from the exchange has to be looked at; the same on every rank.
+        """
+
         def judge(finite: Array) -> bool:
             flags = dict(zip(names, finite, strict=True)) | self._overwritten
             self._judge([name for name, fine in flags.items() if not fine])

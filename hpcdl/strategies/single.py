@@ -33,6 +33,10 @@ class SingleWorker(Worker):
         """Errors name the step."""
         self._guard.step = step
 
+    def leaves_early(self, gradients: Sequence[Any]) -> bool:
+        """They stay here."""
+        return False
+
     def apply(self, gradients: Sequence[Any], variables: Sequence[Any], optimizer: Any) -> Any:
         """Apply the local gradients."""
         names = [variable.path for variable in variables]

@@ -33,6 +33,7 @@ SMALLEST = {
     "observed_cost": ("", ()),
     "predict_hosts": ("--journal FOLDER/points.jsonl --minutes 0.01", (HOSTS, pytest.mark.soak)),
     "ps_exchange": ("--workers 2 --steps 1", (HOSTS, pytest.mark.soak)),
+    "small_exchange": ("--models small --strategies ring --rounds 4", LONG),
     "stage_tree": ("--mib 1 --hosts 2", (HOSTS,)),
     "trace_cost": ("--steps 12 --levels steps", (RANKS,)),
     "background_work": ("--model lenet --every 1 --rounds 1", LONG),

@@ -12,6 +12,7 @@ import numpy
 import pytest
 
 from hpcdl.collectives import auto
+from hpcdl.collectives import measure as measuring
 from hpcdl.collectives.measure import CANDIDATES, Row, Timetable, load_table, measure, save_table, table_file
 from hpcdl.collectives.workspace import Workspace
 from hpcdl.comm.threads.communicator import ThreadCommunicator, run
@@ -104,7 +105,22 @@ def test_the_file_is_one_for_each_library_and_shape() -> None:
 
 def test_a_table_survives_the_file(tmp_path: Path) -> None:
     save_table(tmp_path / "table.json", TABLE)
-    assert json.loads((tmp_path / "table.json").read_text())["schema"] == "hpcdl.allreduce/1"
+    assert json.loads((tmp_path / "table.json").read_text())["schema"] == "hpcdl.allreduce/2"
     loaded = load_table(tmp_path / "table.json")
     assert loaded is not None and loaded.best(1 << 20) == "ring" and loaded.ranks == 3
     assert load_table(tmp_path / "missing.json") is None
+
+
+def test_a_disturbed_try_does_not_choose(monkeypatch: pytest.MonkeyPatch) -> None:
+    """On a busy node tries take a hundred times longer now and then; a size that takes long is tried twice at least."""
+    tries = {"ring": iter([9.0, *[5.0, 0.1] * 3]), "tree": iter([9.0, *[0.2] * 6])}
+    monkeypatch.setattr(measuring, "_time_once", lambda group, name, num_bytes, workspace: next(tries[name]))
+
+    def body(communicator: ThreadCommunicator) -> tuple[Timetable, Timetable]:
+        quickest = measure(communicator, [8], names=("ring", "tree"), repeats=4, of_tries=min)
+        tries.update(ring=iter([9.0] * 9), tree=iter([9.0] * 9))
+        return quickest, measure(communicator, [8], names=("ring", "tree"), repeats=4, time_limit_s=1.0)
+
+    ((quickest, _),) = run(1, body)
+    assert quickest.rows[0].seconds == {"ring": 0.1, "tree": 0.2} and quickest.best(8) == "ring"
+    assert [len([*left]) for left in tries.values()] == [6, 6], "one to warm up, and two"

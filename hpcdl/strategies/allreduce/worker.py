@@ -13,6 +13,7 @@ that still travel are waited for by their own weights alone (docs/decisions/0140
 from __future__ import annotations
 
 import importlib
+import itertools
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -30,6 +31,7 @@ from hpcdl.strategies.allreduce.compression import WIRES, Wire, largest_magnitud
 from hpcdl.strategies.base import Context, Server, Worker
 from hpcdl.strategies.graph import (
     FiniteGuard,
+    behind,
     bounds_of,
     bucket_recorded,
     call_python,
@@ -40,6 +42,12 @@ from hpcdl.strategies.graph import (
 
 if TYPE_CHECKING:
     from hpcdl.core.protocols import Array
+
+
+ALIGNMENT = 64
+"""Bytes: TensorFlow's own tensors begin on multiples of this or of a part of it."""
+LARGE_BYTES = 64 << 10
+"""To copy a smaller tensor costs less than an operation of its own."""
 
 
 class AllReduce:
@@ -85,35 +93,45 @@ class AllReduceWorker(Worker):
         """Average the gradients in buckets, and apply each as soon as it has come and may be applied."""
         names = [variable.path for variable in variables]
         if self._moves_early(gradients):
-            averaged, agreed = self._sum_up_agreed(gradients, names)
-            with tf.control_dependencies(averaged):
+            averaged, agreed, suspicious = self._sum_up_agreed(gradients, names)
+            with tf.control_dependencies([suspicious]):
                 exchanged = timestamp()
             with tf.control_dependencies([agreed]):  # weight decay waits for no gradient
                 self.averaged = [tf.identity(one) for one in averaged]
                 optimizer.apply(averaged, variables)
             with tf.control_dependencies([exchanged]):  # its way may have spoilt a sum that would have been finite
-                sound = self._guard.after_exchange(gradients, names)
+                sound = self._guard.verdict(suspicious, gradients, names)
             with tf.control_dependencies([sound]):
                 exchanged = tf.identity(exchanged)
             return self._updates_recorded(averaged, agreed, variables, exchanged)
-        averaged = self.sum_up(gradients, names)
-        with tf.control_dependencies(averaged):
+        summed, ready = self._sum_up_checked(gradients, names, self._bucket_bytes)
+        with tf.control_dependencies(ready):
             exchanged = timestamp()
         with tf.control_dependencies([exchanged]):
-            optimizer.apply(averaged, variables)
+            optimizer.apply(summed, variables)
         return exchanged
+
+    def leaves_early(self, gradients: Sequence[Any]) -> bool:
+        """Where there are several buckets."""
+        return self._communicator.size > 1 and len(list(self._plan(gradients, self._bucket_bytes))) > 1
 
     def sum_up(self, gradients: Sequence[Any], names: Sequence[str], bucket_bytes: int | None = None) -> list[Any]:
         """The sum of `gradients` over the ranks, in the same order; traced into the graph. `names`: the variables'.
 
         `bucket_bytes`, where it is given, takes the place of the configured size of buckets.
         """
+        averaged, ready = self._sum_up_checked(gradients, names, bucket_bytes or self._bucket_bytes)
+        return behind(ready, averaged)
+
+    def _sum_up_checked(
+        self, gradients: Sequence[Any], names: Sequence[str], bucket_bytes: int
+    ) -> tuple[Sequence[Any], Sequence[Any]]:
+        """The sums, and what has to be waited for before anybody uses them."""
         if self._communicator.size == 1:
-            return self._checked(gradients, self._guard.before_exchange, gradients, names)
-        plan = self._plan(gradients, bucket_bytes or self._bucket_bytes)
-        averaged = self._exchange(gradients, plan, names)
-        with tf.control_dependencies(averaged):
-            return self._checked(averaged, self._guard.after_exchange, gradients, names)
+            return gradients, [self._guard.before_exchange(gradients, names)] if self.checks_finite else gradients
+        averaged, suspicious = self._exchange(gradients, self._plan(gradients, bucket_bytes), names)
+        sound = self._guard.verdict(suspicious, gradients, names) if self.checks_finite else suspicious
+        return averaged, [sound]
 
     def _moves_early(self, gradients: Sequence[Any]) -> bool:
         """Whether weights may move while buckets travel: there are several, and an agreement that tells enough.
@@ -123,14 +141,14 @@ class AllReduceWorker(Worker):
         """
         if self._communicator.size == 1 or not self.checks_finite or self._repeats_steps:
             return False
-        plain = all(gradient.dtype == tf.float32 for gradient in gradients)
-        return plain and len(list(self._plan(gradients, self._bucket_bytes))) > 1
+        return all(gradient.dtype == tf.float32 for gradient in gradients) and self.leaves_early(gradients)
 
-    def _sum_up_agreed(self, gradients: Sequence[Any], names: Sequence[str]) -> tuple[list[Any], Any]:
+    def _sum_up_agreed(self, gradients: Sequence[Any], names: Sequence[str]) -> tuple[list[Any], Any, Any]:
         """The sums, each of which may be used after the operation that comes with them, whatever else travels.
 
-        The ranks agree before the bucket of the first variable leaves: back-propagation makes that gradient last, so
-        what every rank must know by then, that all of its gradients are finite, delays no bucket.
+        The third comes with the last of them: whether they have to be looked at again. The ranks agree before the
+        bucket of the first variable leaves: back-propagation makes that gradient last, so what every rank must know by
+        then, that all of its gradients are finite, delays no bucket.
         """
         plan = list(self._plan(gradients, self._bucket_bytes))
         bounds = [bounds_of([gradients[index] for index in bucket]) for bucket, _ in plan]
@@ -144,7 +162,8 @@ class AllReduceWorker(Worker):
                 agreed.append(self._guard.agreed(in_order, names, self._total))
             return [bounds[number], *agreed]
 
-        return self._exchange(gradients, plan, names, before), agreed[0]
+        averaged, suspicious = self._exchange(gradients, plan, names, before)
+        return averaged, agreed[0], suspicious
 
     def _updates_recorded(self, averaged: Sequence[Any], agreed: Any, variables: Sequence[Any], result: Any) -> Any:
         """`result`; where the run is traced, a span is kept of each bucket's update."""
@@ -166,8 +185,8 @@ class AllReduceWorker(Worker):
         plan: Iterable[tuple[list[int], Wire]],
         names: Sequence[str],
         before: Callable[[int], list[Any]] = lambda number: [],
-    ) -> list[Any]:
-        """The sums of the gradients, bucket by bucket in the order of `plan`.
+    ) -> tuple[list[Any], Any]:
+        """The sums of the gradients, bucket by bucket in the order of `plan`; whether to look at them again, at last.
 
         `before` a bucket: what it waits for beside the one before it.
         """
@@ -180,20 +199,13 @@ class AllReduceWorker(Worker):
                 mine = [gradients[index] for index in bucket]
                 scale_of = self._scaler(number) if wire.scaled else None
                 alone = names[bucket[0]] if len(bucket) == 1 and wire.exponent is None else ""
-                reduced = exchange_bucket(mine, self._reducer(number, wire, alone), wire, scale_of)
-            previous = [reduced[0]]
+                first = number == 0 and scale_of is None
+                reducer = self._reducer(number, wire, first, alone)
+                reduced, suspicious = exchange_bucket(mine, reducer, wire, scale_of)
+            previous = [suspicious]
             for index, tensor in zip(bucket, reduced, strict=True):
                 summed[index] = tensor
-        return summed
-
-    def _checked(
-        self, result: Sequence[Any], look: Callable[..., Any], gradients: Sequence[Any], names: Sequence[str]
-    ) -> list[Any]:
-        """`result`, once `look` at this rank's gradients has let it pass."""
-        if not self.checks_finite:
-            return list(result)
-        with tf.control_dependencies([look(gradients, names)]):
-            return [tf.identity(tensor) for tensor in result]
+        return summed, suspicious
 
     def finish(self, *, early: bool = False) -> None:
         """Give scratch buffers and sub-communicators back."""
@@ -209,8 +221,11 @@ class AllReduceWorker(Worker):
             for bucket in plan_buckets(sizes, bucket_bytes):
                 yield [group[place] for place in bucket], kind[0]
 
-    def _reducer(self, number: int, wire: Wire, alone: str = "") -> Callable[[Array], Array]:
-        """The exchange of a bucket in place; `alone`: the variable whose gradient itself is the buffer."""
+    def _reducer(self, number: int, wire: Wire, first: bool, alone: str = "") -> Callable[[Array], tuple[Array, bool]]:
+        """The exchange of a bucket in place, and whether what has come since the `first` has to be looked at again.
+
+        `alone`: the variable whose gradient itself is the buffer.
+        """
 
         def reduce(buffer: Array) -> Array:
             self._collective.allreduce(self._communicator, buffer, self._workspace, wire.add)
@@ -218,39 +233,77 @@ class AllReduceWorker(Worker):
 
         recorded = bucket_recorded(reduce, recorder_of(self._communicator), number)
         if not self.checks_finite:
-            return recorded
-        return self._guard.watched(recorded, alone=alone, exponent=wire.exponent)
+            return lambda buffer: (recorded(buffer), False)
+        return self._guard.watched(recorded, first=first, alone=alone, exponent=wire.exponent)
 
     def _scaler(self, number: int) -> Callable[[Any], Any]:
-        reduce = self._reducer(number, WIRES["none"])
+        reduce = self._reducer(number, WIRES["none"], first=number == 0)
 
         def scale(flat: Any) -> Any:
             largest = largest_magnitude(flat)
-            return call_python(lambda mine: float16_scale(reduce(mine)), [largest], largest.dtype)
+            return call_python(lambda mine: float16_scale(reduce(mine)[0]), [largest], largest.dtype)
 
         return scale
 
 
 def exchange_bucket(
     tensors: Sequence[Any],
-    reduce: Callable[[Array], Array],
+    reduce: Callable[[Array], tuple[Array, bool]],
     wire: Wire = WIRES["none"],
     scale_of: Callable[[Any], Any] | None = None,
-) -> list[Any]:
+) -> tuple[list[Any], Any]:
     """Send `tensors` through `reduce` as one flat buffer; a bucket of one tensor is not copied into another.
 
-    `scale_of` the buffer, where given, is what it is multiplied with on its way.
+    `scale_of` the buffer, where given, is what it is multiplied with on its way. Also returned: what `reduce` says of
+    the buffer that has come, bool.
     """
-    flat = tf.concat([tf.reshape(tensor, [-1]) for tensor in tensors], 0) if len(tensors) > 1 else tensors[0]
-    flat = tf.reshape(flat, [-1])
+    order = packed_order(tensors)
+    pieces = [flattened(tensors[place]) for place in order]
+    flat = tf.concat(pieces, 0) if len(pieces) > 1 else pieces[0]
     scale = scale_of(flat) if scale_of else None
     sent = wire.encode(flat if scale is None else flat * scale)
-    received = wire.decode(call_python(reduce, [sent], sent.dtype), flat.dtype)
+    received, told = call_python(reduce, [sent], [sent.dtype, tf.bool])
+    received = wire.decode(received, flat.dtype)
     received = received if scale is None else received / scale
+    received.set_shape([sum(tensor.shape.num_elements() for tensor in tensors)])
+    parts = dict(zip(order, unpacked(received, [tensors[place] for place in order]), strict=True))
+    return [parts[place] for place in range(len(tensors))], tf.ensure_shape(told, [])
+
+
+def packed_order(tensors: Sequence[Any]) -> list[int]:
+    """Places of `tensors` as they lie in their bucket: those first that can be used where they lie (`unpacked`)."""
+    return sorted(range(len(tensors)), key=lambda place: not _stays(tensors[place]))
+
+
+def unpacked(flat: Any, tensors: Sequence[Any]) -> list[Any]:
+    """The parts of `flat` in the shapes of `tensors`, which are in `packed_order`.
+
+    TensorFlow's split copies each part; its slice does not where a part begins and ends on a border of ALIGNMENT.
+    """
     lengths = [tensor.shape.num_elements() for tensor in tensors]
-    received.set_shape([sum(lengths)])
-    pieces = tf.split(received, lengths) if len(tensors) > 1 else [received]
-    return [tf.reshape(piece, tensor.shape) for piece, tensor in zip(pieces, tensors, strict=True)]
+    if len(tensors) == 1:
+        parts = [flat]
+    elif any(map(_stays, tensors)):
+        starts = itertools.accumulate(lengths, initial=0)
+        parts = [tf.slice(flat, [start], [length]) for start, length in zip(starts, lengths, strict=False)]
+    else:
+        parts = tf.split(flat, lengths)
+    return [shaped(part, tensor.shape) for part, tensor in zip(parts, tensors, strict=True)]
+
+
+def _stays(tensor: Any) -> bool:
+    num_bytes = tensor.shape.num_elements() * tensor.dtype.size
+    return bool(num_bytes >= LARGE_BYTES and num_bytes % ALIGNMENT == 0)
+
+
+def flattened(tensor: Any) -> Any:
+    """`tensor` in one dimension; an operation less where it is."""
+    return tensor if tensor.shape.rank == 1 else tf.reshape(tensor, [-1])
+
+
+def shaped(flat: Any, shape: Any) -> Any:
+    """`flat` in `shape`; an operation less where it is."""
+    return flat if shape.rank == 1 else tf.reshape(flat, shape)
 
 
 def broadcast_variables(communicator: Communicator, variables: Sequence[Any], root: int = 0) -> None:

@@ -54,13 +54,12 @@ class ParameterServerWorker(Worker):
             mine = [tf.cast(gradients[index], tf.float32) for index in bucket.variables]
             with tf.control_dependencies(previous):
                 alone = names[bucket.variables[0]] if len(mine) == 1 else ""
-                exchanged = exchange_bucket(mine, self._exchanger(number, alone))
-            previous = [exchanged[0]]
+                exchanged, suspicious = exchange_bucket(mine, self._exchanger(number, alone))
+            previous = [suspicious]
             for index, tensor in zip(bucket.variables, exchanged, strict=True):
                 means[index] = tf.cast(tensor, gradients[index].dtype)
-        with tf.control_dependencies(means):
-            fine = [self._guard.after_exchange(gradients, names)] if self.checks_finite else means
-        with tf.control_dependencies(fine):
+        fine = self._guard.verdict(suspicious, gradients, names) if self.checks_finite else suspicious
+        with tf.control_dependencies([fine]):
             end = timestamp()
         with tf.control_dependencies([end]):
             optimizer.apply(means, variables)
@@ -86,10 +85,12 @@ class ParameterServerWorker(Worker):
         """Let the servers go."""
         self._client.leave(early=early)
 
-    def _exchanger(self, number: int, alone: str) -> Callable[[Array], Array]:
+    def _exchanger(self, number: int, alone: str) -> Callable[[Array], tuple[Array, bool]]:
         def exchange(buffer: Array) -> Array:
             self._client.exchange(number, buffer)
             return buffer
 
         recorded = bucket_recorded(exchange, recorder_of(self._workers), number)
-        return self._guard.watched(recorded, alone=alone) if self.checks_finite else recorded
+        if not self.checks_finite:
+            return lambda buffer: (recorded(buffer), False)
+        return self._guard.watched(recorded, first=number == 0, alone=alone)

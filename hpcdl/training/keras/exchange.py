@@ -21,7 +21,8 @@ from hpcdl.core.errors import UsageError
 from hpcdl.core.units import parse_bytes
 from hpcdl.strategies.allreduce.worker import AllReduceWorker, broadcast_variables
 from hpcdl.strategies.base import Context, StrategyInfo
-from hpcdl.strategies.graph import call_python
+from hpcdl.strategies.finite import all_finite
+from hpcdl.strategies.graph import behind, call_python
 from hpcdl.strategies.layers import layers_of
 from hpcdl.strategies.parameter_server.among_workers import ServersAmongWorkers
 from hpcdl.strategies.table import find_strategy
@@ -149,16 +150,16 @@ class ScriptWorker(AllReduceWorker):
     def gather(self, slices: Sequence[Any], names: Sequence[str]) -> list[Any]:
         """All ranks' rows of sparse gradients, in rank order, as sparse gradients."""
         if self._group.size == 1:
-            values = self._checked(
-                [one.values for one in slices], self._guard.before_exchange, [one.values for one in slices], names
-            )
+            values = self.sum_up([one.values for one in slices], names)
             return [
                 tf.IndexedSlices(mine, one.indices, one.dense_shape) for mine, one in zip(values, slices, strict=True)
             ]
         flat = [part for one in slices for part in (one.values, one.indices)]
-        gathered = call_python(self._group.summing(self._gather, empty=True), flat, [part.dtype for part in flat])
-        with tf.control_dependencies(gathered):
-            values = self._checked(gathered[::2], self._guard.after_exchange, flat[::2], names)
+        types = [*(part.dtype for part in flat), tf.bool]
+        *gathered, suspicious = call_python(self._group.summing(self._gather, empty=True), flat, types)
+        values = gathered[::2]
+        if self.checks_finite:
+            values = behind([self._guard.verdict(suspicious, flat[::2], names)], values)
         for mine, all_ in zip(flat[::2], values, strict=True):
             all_.set_shape([None, *mine.shape[1:]])
         return [
@@ -166,14 +167,13 @@ class ScriptWorker(AllReduceWorker):
             for all_, rows, one in zip(values, gathered[1::2], slices, strict=True)
         ]
 
-    def _gather(self, *arrays: Array) -> list[Array]:
+    def _gather(self, *arrays: Array) -> list[Any]:
         everything = [numpy.concatenate(pieces) for pieces in gather_pieces(self._communicator, arrays)]
-        for values in everything[::2]:
-            self._guard.look_at(values)
-        return everything
+        return [*everything, not all(all_finite(values.reshape(-1)) for values in everything[::2])]
 
-    def _reducer(self, *args: Any) -> Callable[[Array], Array]:
-        return self._group.summing(super()._reducer(*args))
+    def _reducer(self, *args: Any, **options: Any) -> Callable[[Array], tuple[Array, bool]]:
+        exchange: Callable[[Array], tuple[Array, bool]] = self._group.summing(super()._reducer(*args, **options))
+        return exchange
 
 
 class GradientExchange:

@@ -12,7 +12,7 @@ import tensorflow as tf
 from hpcdl.comm.observed import NOTHING, Observation, Recorder
 from hpcdl.core.errors import originals
 from hpcdl.strategies.base import Worker
-from hpcdl.strategies.graph import connected, timestamp_beside
+from hpcdl.strategies.graph import connected, timestamp, timestamp_beside
 from hpcdl.strategies.layers import layers_of
 from hpcdl.training.optimization.objective import Objective
 
@@ -75,7 +75,11 @@ def build_step(
         else:
             parts = list(slices) or accumulate
             loss, sums, gradients = _accumulated(slice_gradients, images, labels, parts, objective, variables)
-        had_gradients = timestamp_beside(loss, gradients)
+        if worker.leaves_early(gradients):
+            had_gradients = timestamp_beside(loss, gradients)
+        else:
+            with tf.control_dependencies([loss, *gradients]):
+                had_gradients = timestamp()
         with tf.control_dependencies([had_gradients]):  # what ends the exchange must not get ahead of it
             gradients = [tf.identity(gradients[0]), *gradients[1:]]
         exchanged = worker.apply(gradients, variables, optimizer)

@@ -1,0 +1,52 @@
+"""Gradients in a bucket and out of it again: the right ones, and large ones without a copy."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy
+import tensorflow as tf
+
+from hpcdl.comm.sums import plain_add
+from hpcdl.strategies.allreduce.compression import WIRES
+from hpcdl.strategies.allreduce.worker import ALIGNMENT, LARGE_BYTES, exchange_bucket
+
+LARGE, ODD = LARGE_BYTES // 4, LARGE_BYTES // 4 + 1
+SHAPES = [(3,), (), (2, LARGE), (ODD,), (5, 2, 1), (LARGE,), (1, ODD, 2)]
+"""Small and large, some of which end between two borders."""
+
+
+def exchanged(shapes: list[tuple[int, ...]], wire: str = "none") -> tuple[list[Any], list[Any], list[Any], Any]:
+    """Gradients, what comes back from an exchange that doubles them, the buffers it saw, and what it said of them."""
+    generator = numpy.random.default_rng(1)
+    gradients = [generator.integers(-8, 8, shape).astype(numpy.float32) for shape in shapes]
+    buffers = []
+
+    def double(buffer: Any) -> tuple[Any, bool]:
+        (WIRES[wire].add or plain_add)(buffer, buffer.copy())
+        buffers.append(buffer)
+        return buffer, True
+
+    @tf.function
+    def run(one: Any) -> Any:
+        return exchange_bucket([gradient * one for gradient in gradients], double, WIRES[wire])
+
+    came, told = run(tf.constant(1.0))
+    return gradients, came, buffers, told
+
+
+def test_each_gradient_gets_its_own_sum_in_its_own_shape() -> None:
+    for shapes in (SHAPES, SHAPES[:2], SHAPES[2:3], SHAPES[1:2], [(4,)] * 3):
+        for wire in ("none", "bf16"):
+            gradients, came, buffers, told = exchanged(shapes, wire)
+            assert len(buffers) == 1 and bool(told)
+            for before, after in zip(gradients, came, strict=True):
+                assert before.shape == after.shape and numpy.array_equal(2 * before, after.numpy())
+
+
+def test_large_gradients_are_used_where_they_lie_in_the_bucket() -> None:
+    _, came, (buffer,), _ = exchanged(SHAPES)
+    begin = buffer.ctypes.data
+    lies = [numpy.asarray(memoryview(came[place])).ctypes.data for place in (2, 5)]
+    assert begin % ALIGNMENT == 0, "or nothing could stay"
+    assert all(begin <= place < begin + buffer.nbytes for place in lies)

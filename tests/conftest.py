@@ -34,6 +34,7 @@ LAB_REQUIRED = (os.environ.get("HPCDL_LAB") or ("required" if os.environ.get("CI
 _FOREIGN = ("HPCDL_", "OMPI_", "PMI_", "PMIX_", "SLURM_", "OMP_", "KMP_", "TF_", "XDG_")
 """Variables of the caller's own environment that would change what the command line does."""
 TOGETHER = {
+    "frail_lab": ("tests/lab/test_lost_nodes.py",),
     "lab_slurm": ("tests/lab/", "tests/cluster/test_hostlist.py", "tests/tuning/test_trials.py"),
     "undisturbed": (
         "tests/training/test_full_disk.py",
@@ -42,7 +43,10 @@ TOGETHER = {
         "tests/training/test_resume_command.py",
     ),
 }
-"""Fixtures that cost so much that all files with tests that use them go to one process of `pytest -n`."""
+"""Fixtures that cost so much that all files with tests that use them go to one process of `pytest -n`.
+
+Of two rows that name a file the first counts: clusters that are harmed wait for Slurm beside the one that all share.
+"""
 _TOLD = 6000
 """Characters of each output that are told where a test fails."""
 

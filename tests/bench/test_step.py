@@ -15,7 +15,8 @@ from hpcdl.strategies.table import STRATEGIES
 from tests.conftest import CommandLine
 
 STEP = ["bench", "step", "--model", "lenet", "--batch-size", "4", "--steps", "6", "--warmup-steps", "1"]
-OF_EACH_FAMILY = {"ring", "grpc-ps", "grpc-ring", "ps", "easgd", "async-easgd", "hogwild-sgd", "sync-easgd"}
+SAMPLE = {"grpc-ps", "ps", "async-easgd", "sync-easgd"}
+"""A step of `ring` is what a launcher's ranks take below, and each trial of tune-threads."""
 
 
 def ranks_of(strategy: str) -> int:
@@ -26,7 +27,7 @@ def ranks_of(strategy: str) -> int:
 @pytest.mark.mpi
 @pytest.mark.parametrize(
     "strategy",
-    [pytest.param(name, marks=() if name in OF_EACH_FAMILY else pytest.mark.soak) for name in sorted(STRATEGIES)],
+    [pytest.param(name, marks=() if name in SAMPLE else pytest.mark.soak) for name in sorted(STRATEGIES)],
 )
 def test_every_strategy_has_a_step_with_and_without_its_exchange(run_hpcdl: CommandLine, strategy: str) -> None:
     allowed = ["--allow-grpc"] if STRATEGIES[strategy].features.open_servers else []

@@ -14,7 +14,8 @@ from tests.lab.slurm import SlurmLab
 
 pytestmark = pytest.mark.lab
 
-NORMAL = ("ring", "async-easgd")
+NORMAL = ("async-easgd",)
+"""With a server, which has no data; the others run in the long version."""
 CASES = [
     pytest.param(name, way, marks=[] if name in NORMAL and way == "local" else pytest.mark.soak)
     for name in STRATEGIES if name != "single" for way in ("global", "local")

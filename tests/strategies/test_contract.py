@@ -43,11 +43,9 @@ QUICK = [
         for number, (name, optimizer) in enumerate(zip(SYNCHRONOUS, itertools.cycle(LIMITS)))
     ),
     case("ring", 2, network="residual", exchange={"compress": "fp16"}),
-    case("ring", 2, accumulate=2),
     case("ring", 3, accumulate=2, more=1),
     case("ps", 3, more=1),
     case("ring", 4, exchange={"bucket_size": 1}),
-    case("ps", 2, servers=2, exchange={"placement": "round-robin"}),
     case("ps", 2, servers=2, exchange={"placement": "greedy", "bucket_size": 1}),
     case("ps", 2, servers=2, exchange={"placement": "split"}, accumulate=2),
 ]
@@ -68,6 +66,8 @@ LONG += [
     )
 ]
 LONG += [
+    case("ring", 2, accumulate=2),
+    case("ps", 2, servers=2, exchange={"placement": "round-robin"}),
     case("ps", 3, exchange={"placement": "greedy"}, network="residual"),
     case("ps", 3, exchange={"placement": "split"}, optimizer="adam"),
 ]

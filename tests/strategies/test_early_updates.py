@@ -7,6 +7,7 @@ import json
 import os
 import subprocess
 import sys
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
@@ -50,8 +51,8 @@ HELD = {
 }
 SPOILT = {"spoilt": case("ring", spoilt=True)}
 CASES = SAME | LONG | SPOILT | {name: found for name, (found, _) in HELD.items()}
-SOAKED = {*LONG, "waits for the global norm", "waits where steps are skipped"}
-"""Those that wait do so for a minute."""
+SOAKED = {*LONG, "waits for the global norm", "waits where steps are skipped", "auto momentum", "fp16", "accumulated"}
+"""Those that wait do so for a minute; `auto` takes one of the others; halves and slices meet in one case."""
 
 
 @pytest.fixture(scope="module")
@@ -78,8 +79,15 @@ def test_every_all_reduce_and_optimizer_has_a_case() -> None:
     assert {found["optimizer"] for found in cases} == set(OPTIMIZERS)
 
 
+def of_each(names: Iterable[str]) -> pytest.MarkDecorator:
+    """Every one of these cases, those of SOAKED in the long version alone."""
+    return pytest.mark.parametrize(
+        "name", [pytest.param(name, marks=pytest.mark.soak) if name in SOAKED else name for name in names]
+    )
+
+
 @pytest.mark.mpi
-@pytest.mark.parametrize("name", SAME)
+@of_each(SAME)
 def test_the_same_bits(results: dict[str, Any], name: str) -> None:
     assert results[name] == [{"different": 0, "finite": True}] * 3
 
@@ -91,16 +99,13 @@ def test_a_sum_that_its_way_has_spoilt_ends_the_step(results: dict[str, Any], na
 
 
 @pytest.mark.mpi
-@pytest.mark.soak
-@pytest.mark.parametrize("name", LONG)
+@of_each(LONG)
 def test_the_same_bits_with_every_optimizer(results: dict[str, Any], name: str) -> None:
     assert results[name] == [{"different": 0, "finite": True}] * 3
 
 
 @pytest.mark.mpi
-@pytest.mark.parametrize(
-    "name", [pytest.param(name, marks=pytest.mark.soak) if name in SOAKED else name for name in HELD]
-)
+@of_each(HELD)
 def test_weights_move_before_the_last_bucket_comes(results: dict[str, Any], name: str) -> None:
     """Where nothing needs all gradients first: the last bucket is held back until they have, or for a minute."""
     assert results[name] == [{"moved": HELD[name][1]}] * 3

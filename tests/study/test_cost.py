@@ -131,8 +131,12 @@ EMULATED = "emulated:lenet:0.2s"
 
 
 @pytest.mark.mpi
+@pytest.mark.soak
 def test_records_of_real_training_are_evidence(run_hpcdl: CommandLine, tmp_path: Path) -> None:
-    """Of a network whose steps take their time on a busy machine too."""
+    """Of a network whose steps take their time on a busy machine too.
+
+    In every test predict/test_traced.py has real records as evidence, and this command those that a study writes.
+    """
     train = ["train", "--model", EMULATED, "--data", "synthetic:mnist@640", "--strategy", "ring", "--batch-size", "16",
              "--steps", "12", "--profile", "none"]  # fmt: skip
     for ranks in (1, 2):

@@ -14,7 +14,8 @@ from hpcdl.strategies.table import STRATEGIES
 from hpcdl.training.launch.prepare import prepare
 from tests.conftest import CommandLine
 
-SAMPLE = ("ring", "async-easgd")
+SAMPLE = ("async-easgd",)
+"""Which else does without a worker that fails; tests/strategies/test_failing_steps.py has synchronous steps."""
 pytestmark = pytest.mark.mpi
 
 

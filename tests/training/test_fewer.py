@@ -239,10 +239,14 @@ def test_every_sample_of_an_epoch_comes_once_whatever_the_number_of_workers(
 
 
 @pytest.mark.mpi
+@pytest.mark.soak
 def test_a_global_batch_shared_unevenly_gives_the_weights_of_one_shared_evenly(
     session_hpcdl: CommandLine, shards: Path, tmp_path: Path
 ) -> None:
-    """Three workers with 10 or 11 samples, in slices of at most 8, and two with 16."""
+    """Three workers with 10 or 11 samples, in slices of at most 8, and two with 16.
+
+    Uneven shares, in slices too, are held against `single` in every test by tests/strategies/test_contract.py.
+    """
     line = [*SHORT, "--data", shards, "--steps", "12"]
     uneven = [*line, "--ranks", "3", "--keep-batch", "32", "--batch-size", "8", "--run-dir", tmp_path / "uneven"]
     even = [*line, "--ranks", "2", "--batch-size", "16", "--run-dir", tmp_path / "even"]

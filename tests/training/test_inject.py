@@ -226,10 +226,11 @@ def test_a_flipped_bit_is_found_where_weights_are_compared(
 
 
 @pytest.mark.mpi
-@pytest.mark.parametrize("way", ["gaps", "thread", pytest.param("off", marks=pytest.mark.soak)])
+@pytest.mark.parametrize("way", ["gaps", *(pytest.param(way, marks=pytest.mark.soak) for way in ("thread", "off"))])
 def test_no_room_for_a_checkpoint_costs_a_warning(
     session_hpcdl: CommandLine, shards: Path, tmp_path: Path, way: str
 ) -> None:
+    """In every test; on a disk that is full in fact, with what is the default, in test_full_disk.py."""
     run_dir = tmp_path / "run"
     line = [*SHORT, "--data", shards, "--run-dir", run_dir, "--epochs", "2", "--checkpoint-every", "0.1s"]
     finished = session_hpcdl([*line, "--inject", "full:checkpoint", "--background", way], timeout_s=300)
@@ -290,7 +291,8 @@ def line_of(strategy: str, run_dir: Path, shards: Path) -> list[object]:
     return line
 
 
-SAMPLE = ("ring", "mpi", "ps", "async-easgd")
+SAMPLE = ("mpi", "ps", "async-easgd")
+"""`ring` is that of a script in keras/test_kept.py, and on nodes that are cut off in lab/test_network_faults.py."""
 
 
 @pytest.mark.mpi

@@ -57,9 +57,10 @@ def _command_line(pid: int) -> str:
 
 @pytest.mark.parametrize(
     "strategy",
-    ["ring", "async-easgd", *(pytest.param(name, marks=pytest.mark.soak) for name in ("single", "grpc-ring"))],
+    ["async-easgd", *(pytest.param(name, marks=pytest.mark.soak) for name in ("ring", "single", "grpc-ring"))],
 )
 def test_ranks_end_with_a_launcher_that_is_killed(mpi: Mpi, shards: Path, run_dir: Path, strategy: str) -> None:
+    """Workers and a server; ranks of `ring`, with the copies that they keep, in test_local_copies.py."""
     arguments = ["train", "--model", "lenet", "--strategy", strategy, "--ranks", "1" if strategy == "single" else "3"]
     arguments += ["--batch-size", "16", "--epochs", "500", "--profile", "none", "--data", str(shards)]
     arguments += ["--run-dir", str(run_dir), *(["--allow-grpc"] if strategy == "grpc-ring" else [])]

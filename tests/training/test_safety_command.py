@@ -50,9 +50,12 @@ def test_a_rank_killed_ends_the_run(mpi: Mpi, shards: Path, tmp_path: Path) -> N
     assert "Traceback" not in finished.err
 
 
-@pytest.mark.parametrize("fault", ["nan", "bit", "error"])
+@pytest.mark.parametrize("fault", ["nan", "bit", pytest.param("error", marks=pytest.mark.soak)])
 def test_a_planted_fault_is_named(mpi: Mpi, shards: Path, tmp_path: Path, fault: str) -> None:
-    """On rank 1 at step 5: images of NaN, one bit of a weight flipped, an exception."""
+    """On rank 1 at step 5: images of NaN, one bit of a weight flipped, an exception.
+
+    Of exceptions in every test: failing_steps, in a batch steps_per_call, in a script keras/test_run_command.
+    """
     run_dir = tmp_path / "run"
     arguments = [*BROKEN, "--data", shards, "--divergence-check-steps", "10", "--run-dir", run_dir]
     finished = mpi.hpcdl(arguments, env={"FAULT": fault})
@@ -105,7 +108,7 @@ def started_apart(mpi: Mpi, folder: Path, shards: Path, planted: str) -> list[st
     return [line for line in finished.stderr.splitlines() if line.startswith("hpcdl: ")]
 
 
-@pytest.mark.parametrize("strategy", ["ring", "async-sgd"])
+@pytest.mark.parametrize("strategy", ["ring", pytest.param("async-sgd", marks=pytest.mark.soak)])
 def test_a_held_out_loss_that_is_not_finite_is_told_and_no_number(
     session_hpcdl: CommandLine, shards: Path, tmp_path: Path, strategy: str
 ) -> None:

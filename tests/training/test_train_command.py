@@ -108,7 +108,7 @@ def test_ranks_that_end_well_leave_one_table(
     assert states == ["done"] * record_of(tmp_path / "run")["ranks"]
 
 
-@of_each("ring", "async-easgd")
+@of_each("ring")
 def test_a_weight_that_no_gradient_reaches_stays_as_it_is_and_is_told_of(
     session_hpcdl: CommandLine, shards: Path, tmp_path: Path, strategy: str
 ) -> None:
@@ -123,7 +123,7 @@ def test_a_weight_that_no_gradient_reaches_stays_as_it_is_and_is_told_of(
     assert idle.tolist() == [1, 1, 1]
 
 
-@of_each("ring", "grpc-ps")
+@of_each("ring")
 def test_a_network_that_no_gradient_reaches_is_refused(
     session_hpcdl: CommandLine, shards: Path, tmp_path: Path, strategy: str
 ) -> None:

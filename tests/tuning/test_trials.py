@@ -236,12 +236,16 @@ def test_a_trial_does_not_take_itself_for_a_rank() -> None:
 @pytest.mark.lab
 @pytest.mark.mpi
 def test_trials_run_on_every_node_of_a_real_allocation(lab_slurm: SlurmLab) -> None:
-    """Two nodes, two ranks a trial: srun takes the trial to its node, where it starts ranks of its own."""
+    """Two nodes, two ranks a trial: srun takes the trial to its node, where it starts ranks of its own.
+
+    So few samples leave no room for a lower precision, of which cli/test_tune_threads.py has a real search.
+    """
     folder = lab_slurm.shared / "tuning"
     folder.mkdir(mode=0o777)
     (folder / "s.toml").write_text("only = true\nranks_per_node = [2]\nintra_op_threads = [1]\nbinding = ['none']\n")
     words = [sys.executable, "-m", "hpcdl", "tune-threads", "--model", "lenet", "--batch-size", "8", "--steps", "2"]
     words += ["--space", "s.toml", "--budget", "4m", "--precision", "0.9", "--out", "p.toml", "--log", "log.jsonl"]
+    words += ["--max-samples", "4"]
     finished = lab_slurm.run(
         ["salloc", "--nodes=2", "--quiet", "--exclusive", *words], user="root", cwd=folder, timeout_s=400
     )

@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from tests.lab.installed import Site
     from tests.lab.slurm import SlurmLab
 
+gc.disable()  # until all tests are collected: it would look at what stays, again and again, for a quarter of the time
 hypothesis.settings.register_profile("shared machine", deadline=None)
 hypothesis.settings.load_profile("shared machine")
 ROOT = Path(__file__).resolve().parents[1]
@@ -301,6 +302,7 @@ def pytest_collection_finish() -> None:
 
     They and TensorFlow's modules hold a million objects, which it would walk through again and again.
     """
+    gc.enable()
     gc.freeze()
     gc.set_threshold(100_000, 50, 50)
 

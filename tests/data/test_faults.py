@@ -35,7 +35,7 @@ def killed_at(seconds: float, arguments: list[str | Path], home: Path) -> bool:
 
 
 def kill_and_resume(command: CommandLine, folder: Path, times: int, seed: int) -> None:
-    line: list[str | Path] = ["shard", "synthetic:imagenet", "--samples", "4000", "--shards", "40", "--workers", "2"]
+    line: list[str | Path] = ["shard", "synthetic:imagenet", "--samples", "2000", "--shards", "20", "--workers", "2"]
     undisturbed, disturbed = folder / "undisturbed", folder / "disturbed"
     started = time.monotonic()
     assert command([*line, undisturbed]).code == 0

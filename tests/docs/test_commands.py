@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import re
 import shlex
 from collections.abc import Iterator
@@ -54,9 +55,15 @@ def words(line: str) -> list[str]:
     return found
 
 
+@functools.cache
+def command_line() -> Any:
+    """The parser of the whole command line, made once."""
+    return typer.main.get_command(app)
+
+
 def parse(arguments: list[str]) -> None:
     """Let the command line's parser read `arguments`; it raises where they are no command."""
-    command: Any = typer.main.get_command(app)
+    command = command_line()
     name = "hpcdl"
     while True:
         is_group = bool(getattr(command, "commands", None))

@@ -64,7 +64,9 @@ def split() -> tuple[numpy.ndarray, numpy.ndarray, numpy.ndarray]:
     return numpy.stack(images).astype("float32") / 255, numpy.array(labels), numpy.array(held_out)
 
 
+@pytest.mark.soak
 def test_lenet_learns_them(split: tuple[numpy.ndarray, numpy.ndarray, numpy.ndarray]) -> None:
+    """By Keras alone; that `hpcdl train` learns them is for tests/training/test_train_command.py to say."""
     import keras
 
     from hpcdl.models.load import load_model

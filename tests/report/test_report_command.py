@@ -201,10 +201,10 @@ def test_what_a_record_costs(ask_hpcdl: CommandLine, tmp_path: Path, command: st
     options = ("--out", tmp_path / "out", "--format", "json") if command == "report" else ()
     before, after = (
         costs(ask_hpcdl, "calls", command, tmp_path / "many", *options)
-        for last in (324, 648)
-        if many_records(tmp_path / "many", last - 324, last)
+        for last in (108, 216)
+        if many_records(tmp_path / "many", last - 108, last)
     )
-    assert (after["calls"] - before["calls"]) / 324 < most_calls
+    assert (after["calls"] - before["calls"]) / 108 < most_calls
 
 
 @pytest.mark.soak

@@ -8,13 +8,12 @@ from typing import Any
 import keras
 
 from hpcdl.config.schema import OptimizerConfig
+from hpcdl.training.optimization.fused_sgd import FusedSGD
 from hpcdl.training.optimization.lars import Lars
 
 
 def _momentum(config: OptimizerConfig, *, nesterov: bool) -> Any:
-    return keras.optimizers.SGD(
-        config.learning_rate, momentum=config.momentum, nesterov=nesterov, weight_decay=_decay(config)
-    )
+    return FusedSGD(config.learning_rate, momentum=config.momentum, nesterov=nesterov, weight_decay=_decay(config))
 
 
 def _decay(config: OptimizerConfig) -> float | None:
@@ -22,7 +21,7 @@ def _decay(config: OptimizerConfig) -> float | None:
 
 
 _OPTIMIZERS: dict[str, Callable[[OptimizerConfig], Any]] = {
-    "sgd": lambda config: keras.optimizers.SGD(config.learning_rate, weight_decay=_decay(config)),
+    "sgd": lambda config: FusedSGD(config.learning_rate, weight_decay=_decay(config)),
     "momentum": lambda config: _momentum(config, nesterov=False),
     "nesterov": lambda config: _momentum(config, nesterov=True),
     "adam": lambda config: keras.optimizers.Adam(config.learning_rate, weight_decay=_decay(config)),

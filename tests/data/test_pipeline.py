@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import tempfile
 from pathlib import Path
 from typing import Any
 
@@ -45,6 +46,19 @@ def test_training_batches(data: Path) -> None:
     assert same_samples_of(one[:3], data, "train")
     with pytest.raises(UsageError, match="batch size x workers"):
         training_batches(dataset, batch_size=200)
+
+
+def test_autograph_writes_nothing_anew(data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It leaves what it has written in the temporary folder, where ranks that are killed would leave it for ever."""
+    from hpcdl.data.read.pipeline import evaluation_batches, training_batches
+
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    dataset, augment = open_dataset(str(data)), Augmentation(flip=True, crop_padding=1, mean=(0.5,) * 3, std=(0.2,) * 3)
+    taken(training_batches(dataset, batch_size=8, augment=augment), 1)
+    taken(evaluation_batches(dataset, dataset.splits["val"], batch_size=8, augment=augment), 1)
+    assert not list(tmp_path.iterdir())
+    tf.data.Dataset.range(1).map(lambda number: number + 1)
+    assert list(tmp_path.iterdir()), "this is what it would have left"
 
 
 def test_a_stream_that_is_closed_waits_for_no_tuning(data: Path) -> None:

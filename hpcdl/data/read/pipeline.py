@@ -21,6 +21,8 @@ from hpcdl.data.read.windows import TrainingStream, field_of, open_stream
 
 Batches = Prefetched[tuple[Any, Any]]
 _AHEAD = 2
+_as_written = tf.autograph.experimental.do_not_convert
+"""For what reads and changes batches, where no tensor decides: AutoGraph would parse all of it at each start."""
 
 
 class GraphBatches:
@@ -164,7 +166,9 @@ def evaluation_batches(
         else:
             batches = _batches(dataset, read_from, starts, batch_size, None)
             if not fixed.changes_nothing:
-                batches = batches.map(lambda images, labels: (_augmented(images, fixed, 0, _Rows(0, 0, 0)), labels))
+                batches = batches.map(
+                    _as_written(lambda images, labels: (_augmented(images, fixed, 0, _Rows(0, 0, 0)), labels))
+                )
         batches = _preprocessed(batches, dataset, starts, 0, training=False)
         return iter(batches.with_options(_options(True)))
 
@@ -227,7 +231,7 @@ def _dataset(
         if not augment.changes_nothing:
             rows = _Rows(mixed(seed, 7) >> 1, stream.rows.start, stream.global_batch)
             batches = tf.data.Dataset.zip(steps, batches).map(
-                lambda step, batch: (_augmented(batch[0], augment, step, rows), batch[1])
+                _as_written(lambda step, batch: (_augmented(batch[0], augment, step, rows), batch[1]))
             )
     batches = _preprocessed(batches, dataset, steps, mixed(seed, 11, stream.worker) >> 1, training=True)
     return batches.with_options(_options(deterministic)).prefetch(_AHEAD)
@@ -242,7 +246,7 @@ def _preprocessed(batches: Any, dataset: Dataset, numbers: Any, key: int, *, tra
     def one(number: Any, batch: Any) -> Any:
         return apply(*batch, training=training, seed=tf.stack([tf.constant(key, tf.int64), number]))
 
-    return tf.data.Dataset.zip(numbers, batches).map(tf.autograph.experimental.do_not_convert(one))
+    return tf.data.Dataset.zip(numbers, batches).map(_as_written(one))
 
 
 def batch_spec(dataset: Dataset) -> tuple[Any, Any]:
@@ -282,13 +286,13 @@ def _batches(dataset: Dataset, read: Callable[[int], Any], steps: Any, batch_siz
         labels.set_shape((length,))
         return images, labels
 
-    batches = steps.map(load)
+    batches = steps.map(_as_written(load))
     if not dataset.encoded:
         return batches
     decode = _decoder(dataset)
     cpus = len(os.sched_getaffinity(0))
     samples = batches.unbatch().map(
-        lambda content, label: (decode(content), label), num_parallel_calls=cpus, deterministic=True
+        _as_written(lambda content, label: (decode(content), label)), num_parallel_calls=cpus, deterministic=True
     )
     return samples.batch(batch_size, drop_remainder=length is not None)
 
@@ -323,7 +327,7 @@ def _field_batches(dataset: Dataset, read: Callable[[int], Any], steps: Any, len
         values = {item.name: _scaled(value, item) for value, item in zip(found, fields, strict=True)}
         return _structured(values, dataset.inputs), _structured(values, dataset.targets)
 
-    return steps.map(load)
+    return steps.map(_as_written(load))
 
 
 def _structured(values: Mapping[str, Any], fields: Sequence[Field]) -> Any:

@@ -3,9 +3,10 @@
     python -m benchmarks.predict_hosts --journal FILE.jsonl [--minutes 60] [--only lenet] [--runs 16]
 
 Needs root (tests/lab's hosts). Real LeNet and CIFAR-10 quick, each host with a share of a core, and emulated ResNet-50,
-AlexNet and LeNet (`--model emulated:...`: computing is a wait), over 1 Gbit/s and 100 Mbit/s links; ring,
-halving-doubling, ps with 1 and 4 servers on hosts of their own, and sync-easgd: 70 points. In each setting one run on
-one worker and each strategy on 2 and 4 are the evidence, as `hpcdl predict` takes it; the run on 8 is the truth.
+AlexNet and LeNet (`--model emulated:...`: computing is a wait), over links of 1 Gbit/s, of 100 Mbit/s, and of 100
+Mbit/s and 1 ms; ring, halving-doubling, ps with 1 and 4 servers on hosts of their own, and sync-easgd: 80 points. In
+each setting one run on one worker and each strategy on 2 and 4 are the evidence, as `hpcdl predict` takes it; the run
+on 8 is the truth.
 
 Every run goes to the journal, one JSON line. With `--minutes` the script stops in time with exit code 75; the same
 command goes on where the journal ends. The points of whole settings are printed at the end: median and worst error of
@@ -52,6 +53,7 @@ class Setting:
     data: str
     batch_size: int
     steps: int = 30
+    delay_ms: float = 0.0
 
     @property
     def emulated(self) -> bool:
@@ -61,7 +63,8 @@ class Setting:
     @property
     def name(self) -> str:
         """For people."""
-        return f"{self.model}, batch {self.batch_size}, {self.rate}"
+        delay = f", {self.delay_ms:g} ms" if self.delay_ms else ""
+        return f"{self.model}, batch {self.batch_size}, {self.rate}{delay}"
 
 
 MNIST, CIFAR, IMAGENET = "synthetic:mnist@6400", "synthetic:cifar10@6400", "synthetic:imagenet@640"
@@ -70,8 +73,8 @@ SETTINGS = (
       for rate in ("1gbit", "100mbit") for batch in (16, 64)),
     *(Setting(rate=rate, model="cifar10-quick", data=CIFAR, batch_size=batch)
       for rate in ("1gbit", "100mbit") for batch in (8, 32)),
-    *(Setting(rate="100mbit", model=f"emulated:lenet:{wait}:3%", data=MNIST, batch_size=16)
-      for wait in ("0.1s", "0.4s")),
+    *(Setting(rate="100mbit", model=f"emulated:lenet:{wait}:3%", data=MNIST, batch_size=16, delay_ms=delay)
+      for delay in (0.0, 1.0) for wait in ("0.1s", "0.4s")),
     *(Setting(rate="1gbit", model=f"emulated:resnet50:{wait}:3%", data=IMAGENET, batch_size=4, steps=10)
       for wait in ("0.7s", "2s")),
     *(Setting(rate="1gbit", model=f"emulated:alexnet:{wait}:3%", data=IMAGENET, batch_size=4, steps=8)
@@ -134,7 +137,8 @@ def train(wanted: Wanted) -> dict[str, Any]:
         ]  # fmt: skip
         cores = 0.0 if setting.emulated else SHARE
         num_hosts = wanted.workers + wanted.servers
-        run_ranks(num_hosts, setting.rate, find_mpiexec().path, command, LIMIT_S, cores=cores)
+        mpiexec = find_mpiexec().path
+        run_ranks(num_hosts, setting.rate, mpiexec, command, LIMIT_S, cores=cores, delay_ms=setting.delay_ms)
         record: dict[str, Any] = read_json(run_dir / FILE_NAME)
         return record
 

@@ -28,16 +28,17 @@ def run_ranks(
     timeout_s: float = 580.0,
     settings: Mapping[str, str] | None = None,
     cores: float = 0.0,
+    delay_ms: float = 0.0,
 ) -> str:
-    """What the ranks of `command` print; each host sends at most `rate` (tc's spelling).
+    """What the ranks of `command` print; each host's link carries `rate` (tc's spelling) each way, after `delay_ms`.
 
     `settings` are for the ranks' environment; `cores` is each host's share of the processors, 0 for all of them.
     """
-    problem = missing("hosts")
+    problem = missing("hosts") or (missing("delayed-hosts") if delay_ms else "")
     if problem:
         raise SystemExit(problem)
     with lab_folder() as folder:
-        lab = Lab(folder, num_nodes=num_hosts, rate=rate, cores=cores)
+        lab = Lab(folder, num_nodes=num_hosts, rate=rate, cores=cores, delay_ms=delay_ms)
         try:
             lab.start()
             return run_on(lab, mpiexec, command, timeout_s, settings or {})

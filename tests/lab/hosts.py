@@ -29,6 +29,8 @@ NETWORK = "10.77.0"
 SYSTEM_PATH = "/usr/local/bin:/usr/bin:/bin:/usr/sbin:/sbin"
 ADDRESSES = {LOGIN: f"{NETWORK}.254", **{f"node{i}": f"{NETWORK}.{i}" for i in range(1, 65)}}
 
+# What is in flight must not depend on what this machine takes for the way through the Internet: BBR's guesses of a
+# link that others share came out half its rate. reno is what the kernel lets every network choose.
 # A folder that must be seen at its own path although it lies below /tmp is bound into the host's /tmp first.
 _BOOT = """
 set -eu
@@ -41,6 +43,7 @@ done
 mount --rbind "$own/tmp" /tmp
 mount -t tmpfs -o size=1g,mode=1777 tmpfs /dev/shm
 hostname "$host"
+echo reno > /proc/sys/net/ipv4/tcp_congestion_control
 ip link set lo up
 touch /tmp/.booted
 sleep infinity & wait
@@ -51,13 +54,15 @@ sleep infinity & wait
 class Lab:
     """Hosts `login`, `node1`, ... in `folder`; `shared` is the file system that all of them see at the same path.
 
-    `rate` (as tc spells it) is what each host may send, `cores` the processors that each node gets; empty: all.
+    `rate` (as tc spells it) is what each host's link carries each way, `cores` the processors that each node gets;
+    empty: all. With `delay_ms` a process is the switch (needs gcc), and a frame takes so long from host to host.
     """
 
     folder: Path
     num_nodes: int
     rate: str = ""
     cores: float = 0.0
+    delay_ms: float = 0.0
     holders: dict[str, subprocess.Popen[bytes]] = field(default_factory=dict)
     inits: dict[str, int] = field(default_factory=dict)
     groups: dict[str, Path] = field(default_factory=dict)
@@ -78,12 +83,15 @@ class Lab:
         return [f"node{i}" for i in range(1, self.num_nodes + 1)]
 
     def start(self) -> None:
-        """Boot the hosts and join them by a bridge; `rate` (tc's spelling) shapes what each host sends."""
+        """Boot the hosts and join them by a bridge; `rate` (tc's spelling) shapes each host's link."""
         self._write_etc()
         self.home.mkdir(parents=True)
         os.chown(self.home, USER_ID, USER_ID)
         for host in ("switch", LOGIN, *self.nodes):
             self._boot(host)
+        if self.delay_ms:
+            self._start_switch()
+            return
         self._on_switch("ip", "link", "add", "bridge", "type", "bridge")
         self._on_switch("ip", "link", "set", "bridge", "up")
         for host in (LOGIN, *self.nodes):
@@ -209,11 +217,31 @@ class Lab:
         pair = ["type", "veth", "peer", "name", "eth0", "netns", str(self.inits[host])]
         self._on_switch("ip", "link", "add", f"to-{host}", *pair)
         self._on_switch("ip", "link", "set", f"to-{host}", "master", "bridge", "up")
+        self._address(host)
+        if self.rate:
+            shape = f"root tbf rate {self.rate} burst {_burst(self.rate)}".split()
+            self._checked(self.run(["tc", "qdisc", "replace", "dev", "eth0", *shape, "latency", "50ms"], host=host))
+            # Many may send to one: a switch of deep buffers keeps what this one's link cannot take yet.
+            self._on_switch("tc", "qdisc", "replace", "dev", f"to-{host}", *shape, "limit", "32mb")
+
+    def _address(self, host: str) -> None:
         for line in (f"ip addr add {ADDRESSES[host]}/24 dev eth0", "ip link set eth0 up"):
             self._checked(self.run(line.split(), host=host))
-        if self.rate:
-            shape = f"tc qdisc replace dev eth0 root tbf rate {self.rate} burst 256kb latency 50ms"
-            self._checked(self.run(shape.split(), host=host))
+
+    def _start_switch(self) -> None:
+        """The kernel has rates but no delays: a process forwards every frame."""
+        program = self.folder / "switch"
+        subprocess.run(["gcc", "-O2", "-o", str(program), str(ROOT / "tests" / "lab" / "switch.c")], check=True)
+        inits = [str(self.inits[host]) for host in (LOGIN, *self.nodes)]
+        line = [str(program), str(round(1000 * self.delay_ms)), str(_megabits(self.rate)), *inits]
+        switch = subprocess.Popen(line, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, start_new_session=True)
+        assert switch.stdout
+        with switch.stdout as answer:
+            if answer.readline() != b"ready\n":
+                raise RuntimeError(f"the switch did not start: exit status {switch.wait(timeout=30)}")
+        self.holders["wires"] = switch
+        for host in (LOGIN, *self.nodes):
+            self._address(host)
 
     def _on_switch(self, *line: str) -> None:
         # Only the network of the switch: process numbers must stay those of this machine.
@@ -233,6 +261,22 @@ class Lab:
     def _checked(finished: Finished) -> None:
         if finished.code:
             raise RuntimeError(finished.err)
+
+
+def _megabits(rate: str) -> float:
+    """Of tc's spelling."""
+    for unit, megabits in (("gbit", 1000.0), ("mbit", 1.0)):
+        if rate.endswith(unit):
+            return float(rate.removesuffix(unit)) * megabits
+    raise ValueError(f"rate {rate!r}: give mbit or gbit")
+
+
+def _burst(rate: str) -> str:
+    """What a link that was idle passes at once: little, or small models would travel for nothing.
+
+    A gigabit's is one segment as the kernel hands it over, which it would have to cut otherwise.
+    """
+    return "72kb" if "gbit" in rate else "16kb"
 
 
 def wait_until(condition: object, what: str, timeout_s: float = 120.0) -> None:

@@ -54,6 +54,7 @@ NEEDS = {
         root=True,
         probe=("unshare", "--net", "--pid", "--fork", "--mount", "true"),
     ),
+    "delayed-hosts": Need(packages="gcc libc6-dev", programs=("gcc",), files=(Path("/dev/net/tun"),)),
     "slurm": Need(
         packages="slurmctld slurmd slurm-client munge",
         programs=("slurmctld", "slurmd", "srun", "sbatch", "salloc", "scontrol", "munged"),

@@ -80,6 +80,25 @@ def test_a_shaped_network_is_as_slow_as_asked() -> None:
     assert 150 < max(rates) < 215, rates
 
 
+@pytest.mark.lab("hosts", "delayed-hosts")
+def test_a_switch_delays_and_limits_what_it_carries() -> None:
+    """A connection is there after a delay each way, and its bytes take as long as on a link of that rate."""
+    with hosts.lab_folder() as folder:
+        lab = Lab(folder, num_nodes=2, rate="200mbit", delay_ms=50.0)
+        try:
+            lab.start()
+            switch = lab.holders["wires"]
+            rate = megabits_per_second(lab)
+            began = time.monotonic()
+            assert lab.run(["bash", "-c", "echo > /dev/tcp/node1/1"], host="node2").code  # nobody listens there
+            answered_s = time.monotonic() - began
+        finally:
+            lab.stop()
+    assert answered_s >= 0.1
+    assert 20 < rate < 215
+    assert switch.poll() is not None
+
+
 def megabits_per_second(lab: Lab) -> float:
     """Of 25 MB that node2 sends to node1."""
     receiver = lab.command(["/usr/bin/python3", "-c", RECEIVE], host="node1")

@@ -56,7 +56,7 @@ USUAL: tuple[Belief, ...] = (
     _log("batch_overhead", 1.0, 1.0, "samples' worth of computing that a batch of any size costs"),
     _log("update_s", 1e-3, 1.5, "the update and what else is done once a step"),
     _log("input_s", 1e-5, 1.0, "waiting for a batch"),
-    _log("latency_s", 15e-6, 1.3, "a message's latency between nodes"),
+    _log("latency_s", 15e-6, 2.0, "a message's latency between nodes"),
     _log("byte_s", 1 / 2e9, 1.3, "a byte's way between nodes"),
     _log("memory_latency_s", 10e-6, 1.0, "a message's latency inside a node"),
     _log("memory_byte_s", 1 / 3e9, 0.8, "a byte's way inside a node"),

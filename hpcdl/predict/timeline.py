@@ -28,8 +28,8 @@ Parameters = Mapping[str, "Array"]
 NUM_STEPS = 16
 BACKWARD_SHARE = 2 / 3
 """Of computing, back-propagation takes two thirds: twice the forward pass."""
-MESSAGE_BYTES = 1 << 20
-"""A server sums one message of this size while the next is under way."""
+MESSAGE_BYTES = 2 << 20
+"""A server takes two messages of 1 MiB of each worker at once, and sums and sends them while the next are under way."""
 GRID = 24
 """Workers whose arrival at a server is followed one by one; of more, as many stand for all."""
 QUEUE_ROUNDS = 10
@@ -226,9 +226,11 @@ def _servers(job: StepJob, p: Parameters, network: Network, compute: Array) -> L
         own_link = (load.all_servers * link_s)[:, None]
         sent = numpy.maximum(sent, slowest * ready) + own_link
         came = numpy.maximum.reduce([came + job.workers * served[:, None], crowd, sent])
+        # The last pieces of all servers' means come to a worker through its own link.
         piece = min(load.busiest, MESSAGE_BYTES) * byte_s
+        own_pieces = min(load.all_servers, job.servers * MESSAGE_BYTES) * link_s
         passed = gone + numpy.maximum(job.workers * served[:, None], own_link)
-        gone = numpy.maximum(came + job.workers * piece[:, None], passed)
+        gone = numpy.maximum(came + numpy.maximum(job.workers * piece, own_pieces)[:, None], passed)
     efficacy = numpy.exp(p.get(f"efficacy {job.strategy}", 0.0 * p["noise"]))
     exposed = efficacy * (gone - slowest).mean(axis=1) + 2 * latency_s
     return {

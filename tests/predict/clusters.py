@@ -146,8 +146,9 @@ def _servers(cluster: Cluster, computes: Any) -> float:
             for arrival in begun:
                 free = max(free, arrival) + served
             free = max(free, sent.max())
-            piece = min(served, (1 << 20) * byte_s)
-            gone = max(gone + workers * served, gone + own_link, free + workers * piece)
+            piece = min(served, (2 << 20) * byte_s)
+            own_pieces = min(own_link, cluster.num_servers * (2 << 20) * _byte_s(cluster, workers))
+            gone = max(gone + workers * served, gone + own_link, free + workers * piece, free + own_pieces)
         late.append(gone - times.max())
     return float(numpy.mean(late)) + 2 * cluster.latency_s
 

@@ -105,6 +105,14 @@ def test_a_server_s_true_bytes_count() -> None:
     assert times["greedy"] > 3 * times["split"] and times["round-robin"] > 3 * times["split"]
 
 
+def test_many_servers_are_no_faster_than_a_worker_s_own_link() -> None:
+    """Two workers of eight servers: a small network's gradients go out and come back through the workers' links."""
+    values = usual() | dict.fromkeys(("server_latency_s", "noise", "contention"), numpy.zeros(1))
+    job = job_of("ps", 2, "lenet", servers=8)
+    both_ways = 2 * job.num_bytes * float(values["byte_s"][0])
+    assert float(simulate(job, values, UNKNOWN).losses["server"][0]) == pytest.approx(both_ways, rel=0.01)
+
+
 def test_switches_and_file_systems_slow_large_jobs_down() -> None:
     omni = read_network("omni-path")
     values = usual()

@@ -178,10 +178,14 @@ class Forecast:
         self.posterior = dataclasses.replace(self.posterior, point=point, covariance=covariance, points=points)
 
     def base(self, job: StepJob) -> StepJob:
-        """What efficiency is relative to: the fewest workers measured, one worker where nothing was; the same batch."""
+        """What efficiency is relative to: a worker alone where one was measured, of whatever strategy; else the fewest
+        workers of its own, with as many servers where there were; one worker where nothing was. The same batch.
+        """
         workers, nodes, servers, strategy = 1, 1, 0, job.strategy
-        seen = [item.job for item in self.evidence.observations if item.job.strategy == job.strategy]
-        seen = seen or [item.job for item in self.evidence.observations]
+        known = [item.job for item in self.evidence.observations]
+        own = [item for item in known if item.strategy == job.strategy]
+        like = [item for item in own if item.servers == job.servers]
+        seen = [item for item in known if item.alone] or like or own or known
         if seen:
             first = min(seen, key=lambda item: (item.workers, item.nodes))
             workers, nodes, servers, strategy = first.workers, first.nodes, first.servers, first.strategy

@@ -125,8 +125,8 @@ def main() -> None:
     began = time.thread_time()
     for _ in range(100):
         sample()
-    print(layers(given), flush=True)
     print(f"counters, once a second in a thread of their own: {(time.thread_time() - began) * 1e4:.0f} us")
+    print(layers(given), flush=True)
 
 
 if __name__ == "__main__":

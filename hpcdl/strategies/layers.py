@@ -1,13 +1,14 @@
 """When each layer's input, gradients and new weights were there, for traces at level `full`.
 
-A moment is one operation of TensorFlow's, about half a microsecond; one Python function of the step takes all of them.
-Nothing in the step waits for any, and they are made after everything else, so that they change no number.
+A moment is one operation of TensorFlow's, about half a microsecond. The step returns all of them, and Python keeps them
+behind it: a Python function in the graph costs a quarter of a millisecond, whatever it does. Nothing in the step waits
+for any, and they are made after everything else, so that they change no number.
 """
 
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -37,17 +38,22 @@ class NoLayers:
 
     def recorded(
         self,
-        result: Any,
+        exchanged: Any,
         loss: Any,
         gradients: Sequence[Any],
         averaged: Sequence[Any],
         variables: Sequence[Any],
-    ) -> Any:
-        """`result` (scalar float64), which the step returns: when the exchange was over.
+    ) -> Sequence[Any]:
+        """What the step returns beside its results, for `keeping`.
 
-        `loss` is a scalar; `averaged` are what the weights move by, where each moves as soon as its own is there.
+        `exchanged` (scalar float64) is when the exchange was over, `loss` a scalar; `averaged` are what the weights
+        move by, where each moves as soon as its own is there.
         """
-        return result
+        return ()
+
+    def keeping(self, step: Callable[..., Any]) -> Callable[..., Any]:
+        """`step` without its last results, those that `recorded` gave."""
+        return step
 
     def gradients_recorded(self, gradients: Sequence[Any], after: Sequence[Any]) -> None:
         """The same for the `gradients` alone, of a step that somebody else makes; kept when `after` are there."""
@@ -81,6 +87,7 @@ class Layers(NoLayers):
         for index, path in enumerate(paths):
             self._members.setdefault(layer_of(path), []).append(index)
         self._calls: list[_Call] = []
+        self._told: list[bool] = []
 
     @contextmanager
     def called(self, model: Any) -> Iterator[None]:
@@ -98,40 +105,55 @@ class Layers(NoLayers):
 
     def recorded(
         self,
-        result: Any,
+        exchanged: Any,
         loss: Any,
         gradients: Sequence[Any],
         averaged: Sequence[Any],
         variables: Sequence[Any],
-    ) -> Any:
-        """`result`, when the spans of the layers are kept."""
-        calls, num = self._calls, len(self._members)
+    ) -> Sequence[Any]:
+        """The moments (float64, Unix times), and what they wait for in place of layers' tensors."""
+        calls = self._calls
         way = [*(call.inputs for call in calls), *(call.outputs for call in calls[-1:])]
         marks = [[_mark(tensor) for tensor in tensors] for tensors in way]
         followed = [_follows(call, tensors, calls) for call, tensors in zip(calls, way[1:], strict=True)]
-        told = [ahead and self._is_alone(call) for call, ahead in zip(calls, followed, strict=True)]
+        self._told = [ahead and self._is_alone(call) for call, ahead in zip(calls, followed, strict=True)]
         value = tf.cast(loss, tf.float32)
         ready = self._each(value, gradients)
-        begins = self._each(value, averaged) if averaged else [result] * num
+        begins = self._each(value, averaged) if averaged else [exchanged] * len(self._members)
         # A weight has moved when it is read after its update.
         ends = self._each(value, [variable.value.read_value() for variable in variables])
+        moments = tf.stack([*(_moment(mark[0], mark) for mark in marks), *ready, *begins, *ends])
+        return moments, *itertools.chain(*marks)
+
+    def keeping(self, step: Callable[..., Any]) -> Callable[..., Any]:
+        """`step` without its moments, which are kept: behind it, or in a graph of several by a Python function."""
 
         def keep(moments: Array, *_: Array) -> Array:
-            at = moments.tolist()
-            passed, ready, begins, ends = at[: len(way)], at[-3 * num : -2 * num], at[-2 * num : -num], at[-num:]
-            spans = [
-                (FORWARD, call.layer, begin, end)
-                for call, (begin, end), known in zip(calls, itertools.pairwise(passed), told, strict=True)
-                if known
-            ]
-            spans += self._backward(ready, passed[-1] if passed else None)
-            spans += zip(itertools.repeat(LAYER_UPDATE), self._members, begins, ends, strict=False)
-            self._recorder.layers(spans)
+            self._keep(moments.tolist())
             return moments[:1] * 0
 
-        moments = tf.stack([*(_moment(mark[0], mark) for mark in marks), *ready, *begins, *ends])
-        kept = tf.numpy_function(carried(keep), [moments, *itertools.chain(*marks)], tf.float64, stateful=False)
-        return result + tf.reshape(kept, [])
+        def kept(*batch: Any) -> tuple[Any, ...]:
+            loss, sums, had_gradients, exchanged, *noted = step(*batch)
+            if tf.executing_eagerly():
+                self._keep(noted[0].numpy().tolist())
+            else:
+                nothing = tf.numpy_function(carried(keep), noted, tf.float64, stateful=False)
+                exchanged += tf.reshape(nothing, [])
+            return loss, sums, had_gradients, exchanged
+
+        return kept
+
+    def _keep(self, at: Sequence[float]) -> None:
+        calls, num = self._calls, len(self._members)
+        passed, ready, begins, ends = at[: -3 * num], at[-3 * num : -2 * num], at[-2 * num : -num], at[-num:]
+        spans = [
+            (FORWARD, call.layer, begin, end)
+            for call, (begin, end), known in zip(calls, itertools.pairwise(passed), self._told, strict=True)
+            if known
+        ]
+        spans += self._backward(ready, passed[-1] if passed else None)
+        spans += zip(itertools.repeat(LAYER_UPDATE), self._members, begins, ends, strict=False)
+        self._recorder.layers(spans)
 
     def gradients_recorded(self, gradients: Sequence[Any], after: Sequence[Any]) -> None:
         """Of a step that somebody else makes: what came before the first gradient is not known."""

@@ -83,10 +83,11 @@ def build_step(
         with tf.control_dependencies([had_gradients]):  # what ends the exchange must not get ahead of it
             gradients = [tf.identity(gradients[0]), *gradients[1:]]
         exchanged = worker.apply(gradients, variables, optimizer)
-        return loss, sums, had_gradients, layers.recorded(exchanged, loss, gradients, worker.averaged, variables)
+        noted = layers.recorded(exchanged, loss, gradients, worker.averaged, variables)
+        return loss, sums, had_gradients, exchanged, *noted
 
     compiled: Callable[..., Any] = originals()(step)
-    return compiled
+    return layers.keeping(compiled)
 
 
 def inside_engine(seen: Observation, *, mpi: bool, num_workers: int) -> AbstractContextManager[None]:

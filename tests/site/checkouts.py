@@ -34,7 +34,7 @@ class Checkout:
         *settings: str,
         env: Mapping[str, str] | None = None,
         before: Sequence[str] = (),
-        timeout_s: float = 60.0,
+        timeout_s: float = 900.0,
     ) -> Finished:
         """`make TARGET SETTINGS...`, behind the words of `before` (another user, another umask)."""
         line = [*before, "make", "--no-print-directory", target, *settings]

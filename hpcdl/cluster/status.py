@@ -173,6 +173,8 @@ def raise_for(statuses: Sequence[RankStatus], num_ranks: int, *, casualty: Casua
             lost=status.lost,
             evicted=status.evicted,
         )
+    if len(statuses) >= num_ranks and len(by_state["done"]) + len(by_state["left behind"]) == len(statuses):
+        return  # whatever the launcher has to say of those that the others did without
     for status in by_state["stopped"]:
         grows = any(one.grows for one in by_state["stopped"])
         raise StoppedEarly(status.message + (f" (node {lost} went down)" if lost else ""), node=lost, grows=grows)

@@ -207,11 +207,16 @@ class _Watcher:
             self.first_dead_pid = None
         if any(status.state == "failed" for status in statuses):
             return GRACE_S
-        if self._goes_on and statuses and {status.pid for status in statuses} <= self._ended:
+        if self._goes_on and statuses and {status.pid for status in statuses} <= self._ended and self._none_elsewhere():
             return LAUNCHER_S
         if self.first_dead_pid is None:
             return math.inf
         return GOING_ON_S if self._goes_on else GRACE_S
+
+    def _none_elsewhere(self) -> bool:
+        """Whether no rank of another host may still be at work."""
+        others = [status.state for status in self.statuses() if status.host != self._host]
+        return not set(others) - {"done", "left behind"}
 
     def statuses(self) -> list[RankStatus]:
         """The newest status of each rank that is known: from its own file, or by its line, or from the table of all."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 import subprocess
 import time
 from collections.abc import Iterator
@@ -222,6 +223,29 @@ def test_a_node_goes_down_where_no_scheduler_sees_it(
     assert expected in said, said
     left = frail_lab.run(["ps", "-e", "-o", "args="], host="node1").out
     assert "hpcdl" not in left.replace(str(frail_lab.folder), "") and "ssh -x" not in left, left
+
+
+@pytest.mark.parametrize("victim", [1, pytest.param(0, marks=pytest.mark.soak)])
+def test_ranks_on_other_nodes_go_on_in_place(frail_lab: SlurmLab, open_mpi_5: Path, victim: int) -> None:
+    """One is killed: on a node of its own, or beside the process that has started all."""
+    desk = desk_of(frail_lab)
+    shutil.copytree(open_mpi_5, frail_lab.shared / "openmpi", symlinks=True)
+    (desk.folder / "hosts").write_text("node1\nnode2\nnode3\n")
+    library = str(frail_lab.shared / "openmpi" / "lib" / "libmpi.so.40")
+    tcp = {"OMPI_MCA_pml": "ob1", "OMPI_MCA_btl": "tcp,self", "OMPI_MCA_btl_tcp_if_include": "10.77.0.0/24"}
+    environment = hostfile_environment(desk.folder / "hosts", library) | tcp
+    words = ("train", *SLOW, "--steps", "60", "--ranks", "3", "--run-dir", "lost", "--strategy", "ring", "--elastic")
+    words += ("--min-workers", "2", "--inject", f"kill:rank={victim}@step=20")
+    line = desk.line(*words)
+    env = desk.environment | environment
+    finished = frail_lab.run(line, host="node1", cwd=desk.folder, env=env, timeout_s=patience(200))
+    assert finished.code == 0, finished.err
+    assert "where a rank is lost, the others go on in place (ULFM)" in finished.err
+    (recovery,) = [event["recovery"] for event in desk.events("lost", "message") if "recovery" in event]
+    assert recovery["lost"] == [victim]
+    record = desk.record("lost")
+    assert (record["status"], record["workers"], record["steps"]) == ("finished", 2, 60)
+    assert record["hosts"] == [node for rank, node in enumerate(["node1", "node2", "node3"]) if rank != victim]
 
 
 def hostfile_environment(path: Path, library: str) -> dict[str, str]:

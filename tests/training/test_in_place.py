@@ -9,11 +9,13 @@ from typing import Any
 
 import pytest
 
-from hpcdl.cluster.launchers import single
+from hpcdl.cluster.launchers import hostfile, single
+from hpcdl.cluster.launchers.base import Casualty
+from hpcdl.cluster.launchers.hostfile import LAUNCHER as HOSTFILE
 from hpcdl.cluster.launchers.mpiexec import Mpiexec
 from hpcdl.cluster.launchers.single import LAUNCHER as LOCAL
 from hpcdl.cluster.launchers.slurm import LAUNCHER as SLURM
-from hpcdl.cluster.status import read_statuses
+from hpcdl.cluster.status import RankStatus, raise_for, read_statuses
 from hpcdl.collectives.table import COLLECTIVES
 from hpcdl.comm.mpi.communicator import MpiCommunicator
 from hpcdl.config.load import Effective, flag_layer, load
@@ -65,6 +67,7 @@ def test_all_reduces_go_on_in_place_and_others_with_new_ranks(strategy: str, mon
         ({"stage": "/tmp"}, LOCAL, ("openmpi", "5.0.11"), "--stage shares the data out"),
         ({"evict-slow": 2.0}, LOCAL, ("openmpi", "5.0.11"), "--evict-slow starts ranks anew"),
         ({}, SLURM, ("openmpi", "5.0.11"), "the launcher slurm ends all ranks"),
+        ({}, HOSTFILE, ("mpich", "5.0.2"), "mpich 5.0.2 has no ULFM"),
         ({}, LOCAL, ("openmpi", "4.1.6"), "openmpi 4.1.6 has no ULFM"),
         ({}, LOCAL, ("mpich", "5.0.2"), "mpich 5.0.2 has no ULFM"),
     ],
@@ -83,6 +86,29 @@ def test_the_launcher_hears_that_ranks_may_die(monkeypatch: pytest.MonkeyPatch) 
     for goes_on, words in ((True, ["--with-ft", "ulfm"]), (False, [])):
         plan = LaunchPlan(num_ranks=3, ranks_per_node=3, goes_on=goes_on)
         assert LOCAL.line(plan, ["rank"], mpi=True, environment={})[0] == ["mpiexec", *words, "-n", "3", "rank"]
+
+
+def test_mpiexec_over_hosts_hears_it_too(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    found = Mpiexec(path=Path("mpiexec"), flavour="openmpi", library=Path("libmpi.so"), version="5.0.11")
+    monkeypatch.setattr(hostfile, "find_mpiexec", lambda: found)
+    (tmp_path / "hosts").write_text("a\nb\n")
+    for goes_on, words in ((True, ["--with-ft", "ulfm"]), (False, [])):
+        plan = LaunchPlan(num_ranks=2, ranks_per_node=1, goes_on=goes_on)
+        line, _ = HOSTFILE.line(plan, ["rank"], mpi=True, environment={"HPCDL_HOSTFILE": str(tmp_path / "hosts")})
+        assert line[: 1 + len(words)] == ["mpiexec", *words]
+
+
+def test_what_the_launcher_says_of_ranks_that_the_others_did_without_counts_for_nothing(tmp_path: Path) -> None:
+    states = ["done", "left behind", "done"]
+    statuses = [RankStatus(rank=rank, host=f"n{rank}", pid=1, state=state) for rank, state in enumerate(states)]
+    raise_for(statuses, 3, casualty=Casualty(lost_host="n1"), log=tmp_path)
+    with pytest.raises(RankError, match="n1 with rank 1 went down"):
+        raise_for(
+            [*statuses[:2], RankStatus(rank=2, host="n2", pid=1, state="running")],
+            3,
+            casualty=Casualty(lost_host="n1"),
+            log=tmp_path,
+        )
 
 
 def test_fewer_ranks_have_the_settings_of_a_run_that_is_resumed_on_them() -> None:

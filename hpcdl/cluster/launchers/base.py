@@ -44,6 +44,8 @@ class Launcher(Protocol):
     """The batch system that takes this launcher's scripts (hpcdl/cluster/batch/script.py); empty for none."""
     leaves_nodes_out: bool
     """Whether ranks can be started on some of a job's nodes without the first ones."""
+    goes_on: bool
+    """Whether it can leave the other ranks alone when one ends, where MPI can go on without it."""
 
     def present(self, environment: Mapping[str, str]) -> bool:
         """Whether this process is in a job that this launcher starts ranks in."""

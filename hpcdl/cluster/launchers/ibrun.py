@@ -19,6 +19,7 @@ class Ibrun:
     name = "ibrun"
     batch = "slurm"
     leaves_nodes_out = False
+    goes_on = False
 
     def present(self, environment: Mapping[str, str]) -> bool:
         """On a machine of TACC's, inside an allocation, outside its steps."""

@@ -15,6 +15,7 @@ class Local:
     name = "local"
     batch = ""
     leaves_nodes_out = True
+    goes_on = True
 
     def present(self, environment: Mapping[str, str]) -> bool:
         """Always."""

@@ -43,6 +43,7 @@ class Slurm:
     name = "slurm"
     batch = "slurm"
     leaves_nodes_out = True
+    goes_on = False
 
     def present(self, environment: Mapping[str, str]) -> bool:
         """Inside an allocation, outside its steps."""

@@ -72,7 +72,7 @@ def _against(prepared: Prepared, launcher: Launcher) -> Iterator[str]:
         yield "--steps-per-call has several steps move before anybody counts them"
     if config.checkpoint.evict_slow is not None:
         yield "--evict-slow starts ranks anew without a slow one"
-    if launcher.name != "local":
+    if not launcher.goes_on:
         yield f"the launcher {launcher.name} ends all ranks with the first"
     try:
         mpi = find_mpiexec()

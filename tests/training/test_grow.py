@@ -18,6 +18,7 @@ from hpcdl.core.lock import writing
 from hpcdl.strategies.table import STRATEGIES
 from hpcdl.training.launch import grow, relaunch, rundir
 from hpcdl.training.launch.grow import REQUEST, ask_to_grow, is_own_file
+from hpcdl.training.launch.places import Places
 from hpcdl.training.launch.relaunch import until_done
 from hpcdl.training.session.control import LEAVE, Room
 from tests.conftest import CommandLine, finish, patience
@@ -101,6 +102,16 @@ def test_a_node_that_fails_twice_is_left_out_for_good_and_named(run: Callable[..
     )
     assert [left_out for _, left_out in starts] == ["", "n2", "", "n2", "n2,n4", "n2"]
     assert any("n2 is left out, n2 for good (it has failed twice)" in text for text in told(tmp_path))
+
+
+def test_the_launcher_hears_of_a_node_that_was_left_out_also_when_it_is_back() -> None:
+    """Slurm has a step there that never ended, and the new one must not wait for it."""
+    places = Places(Nodes("n1", "n2"), 2)
+    assert places.environment == {}
+    places.leave_out(lost("n2", node="n2"), 0, lambda ranks: True)
+    assert places.environment == {LEFT_OUT_VARIABLE: "n2"}
+    assert places.take(places.back(asked=False), asked=False) == "n2 is back"
+    assert places.environment == {LEFT_OUT_VARIABLE: ""}
 
 
 def test_who_asks_is_told_why_there_are_no_more(run: Callable[..., Starts], tmp_path: Path) -> None:

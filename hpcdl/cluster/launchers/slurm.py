@@ -87,8 +87,8 @@ class Slurm:
             "--overcommit",
             "--input=none",
         ]
-        # The step before never ends on a node that is gone, and Slurm has its cores busy on the others until it does.
-        beside = {"SLURM_OVERLAP": "1"} if environment.get(LEFT_OUT_VARIABLE) else {}
+        # The step before never ends on a node that was gone, and Slurm has its cores busy on all until it does.
+        beside = {"SLURM_OVERLAP": "1"} if LEFT_OUT_VARIABLE in environment else {}
         return [*words, *command], {**environment_for(flavour), **beside}
 
     def first_casualty(self, log: str) -> Casualty | None:

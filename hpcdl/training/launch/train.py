@@ -146,7 +146,7 @@ def python_of_ranks(run: LaunchConfig, plan: LaunchPlan) -> AbstractContextManag
     from hpcdl.cluster import stage_env
 
     num_nodes = -(-plan.num_ranks // plan.ranks_per_node)
-    left_out = {LEFT_OUT_VARIABLE: plan.environment.get(LEFT_OUT_VARIABLE, "")}
+    left_out = {name: value for name, value in plan.environment.items() if name == LEFT_OUT_VARIABLE}
     return stage_env.staged(find_launcher(), num_nodes, {**os.environ, **left_out})
 
 

@@ -91,29 +91,31 @@ class ScalingFit:
 
     def efficiency(self, n: float, base: float) -> Parameter:
         """(X(n)/n)/(X(base)/base) with its pointwise interval, by the delta method on logarithms."""
-        return self.efficiency_from(base)(n)
+        value, low, high = self.efficiency_from(base)(n)
+        return Parameter(value=value, low=low, high=high)
 
-    def efficiency_from(self, base: float) -> Callable[[float], Parameter]:
-        """`efficiency` as a function of n alone: what does not depend on n is computed once."""
+    def efficiency_from(self, base: float) -> Callable[[float], tuple[float, float | None, float | None]]:
+        """`efficiency` as a function of n alone, value and bounds: what does not depend on n is computed once."""
         own, law = self._own, self.law
         at_base, columns_at_base = law.denominator(own, base), law.columns(base)
         quantile = 0.0 if self.covariance is None else t_quantile(0.975, self.num_runs - len(own) - 1)
         inner = () if self.covariance is None else tuple(row[1:] for row in self.covariance[1:])
 
-        def efficiency(n: float) -> Parameter:
-            denominator = law.denominator(own, n)
+        def efficiency(n: float) -> tuple[float, float | None, float | None]:
+            columns = law.columns(n)
+            denominator = 1 + sum([value * column for value, column in zip(own, columns, strict=True)])
             if min(denominator, at_base) <= 0:
-                return Parameter(value=0.0)
+                return 0.0, None, None
             log_value = law.sign * math.log(denominator / at_base)
             if not inner:
-                return Parameter(value=math.exp(log_value))
-            pairs = zip(law.columns(n), columns_at_base, strict=True)
+                return math.exp(log_value), None, None
+            pairs = zip(columns, columns_at_base, strict=True)
             slopes = [here / denominator - there / at_base for here, there in pairs]
             variance = sum([a * c * b for a, row in zip(slopes, inner, strict=True)
                             for c, b in zip(row, slopes, strict=True)])  # fmt: skip
             reach = quantile * math.sqrt(max(variance, 0.0))
             low, high = math.exp(max(log_value - reach, -_LARGEST_LOG)), math.exp(min(log_value + reach, _LARGEST_LOG))
-            return Parameter(value=math.exp(log_value), low=low, high=high)
+            return math.exp(log_value), low, high
 
         return efficiency
 
@@ -187,11 +189,11 @@ class Crossing:
 def crossing(fit: ScalingFit, base: float, target: float = 0.8) -> Crossing:
     """Where the fitted efficiency relative to `base` falls below `target`."""
     efficiency = functools.cache(fit.efficiency_from(base))  # the three look at the same n first
-    found = _first(lambda n: efficiency(n).value < target, base)
+    found = _first(lambda n: efficiency(n)[0] < target, base)
     low = high = None
     if fit.covariance is not None:
-        low = _first(lambda n: (efficiency(n).low or 0.0) < target, base)
-        high = _first(lambda n: (efficiency(n).high or 0.0) < target, base)
+        low = _first(lambda n: (efficiency(n)[1] or 0.0) < target, base)
+        high = _first(lambda n: (efficiency(n)[2] or 0.0) < target, base)
     return Crossing(target=target, n=found, low=low, high=high, extrapolated=found is None or found > fit.largest)
 
 

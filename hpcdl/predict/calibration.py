@@ -51,7 +51,7 @@ class MeasuredStep:
     wait_s: float | None = None
     compute_s: float | None = None
 
-    @property
+    @functools.cached_property
     def log_mean(self) -> float:
         """Mean of the logarithms."""
         return sum(map(math.log, self.seconds)) / len(self.seconds)

@@ -69,8 +69,14 @@ def compute_seconds(job: StepJob, parameters: Parameters) -> Array:
 
 def exchange_seconds(job: StepJob, parameters: Parameters, network: Network) -> Array:
     """One all-reduce of all gradients at once, with nothing beside it."""
-    times = _split(allreduce_messages(job.strategy, job, job.num_bytes, network), job, parameters)
+    times = _by_cause(_unit_seconds(job, parameters) * _whole_messages(job.strategy, job, network))
     result: Array = numpy.maximum(_sum(times.values()), 1e-9)
+    return result
+
+
+def _mean(steps: Array) -> Array:
+    """Over the steps, or workers, of each set; `mean` itself takes longer for so few."""
+    result: Array = numpy.add.reduce(steps, axis=1) / steps.shape[1]
     return result
 
 
@@ -85,7 +91,7 @@ def slowest_of(num: int, noise: Array) -> Array:
     The quantile of the largest of n at probability u is that of one at u^(1/n).
     """
     of_one, of_largest = _deviations(1), _deviations(num)
-    result: Array = _factors(noise, of_largest) / _factors(noise, of_one).mean(axis=1, keepdims=True)
+    result: Array = _factors(noise, of_largest) / _mean(_factors(noise, of_one))[:, None]
     return result
 
 
@@ -140,9 +146,9 @@ def _allreduce(job: StepJob, p: Parameters, network: Network, compute: Array) ->
     for number in range(len(messages)):
         ready = slowest * readiness[number]
         end = numpy.maximum(end, ready) + times[:, number, None]
-    exposed = numpy.maximum((end - slowest).mean(axis=1), (1 - p["overlap"]) * times.sum(axis=1))
+    exposed = numpy.maximum(_mean(end - slowest), (1 - p["overlap"]) * times.sum(axis=1))
     whole = _by_cause(unit * messages.sum(axis=0))
-    return {"compute noise": slowest.mean(axis=1) - compute, **_shares(exposed, whole)}
+    return {"compute noise": _mean(slowest) - compute, **_shares(exposed, whole)}
 
 
 @functools.lru_cache(maxsize=4096)
@@ -150,6 +156,12 @@ def _bucket_messages(job: StepJob, network: Network) -> Array:
     """Rounds and bytes between nodes, rounds and bytes in memory, bytes summed, of each bucket: (buckets, 5)."""
     found = [allreduce_messages(job.strategy, job, size, network) for size in buckets_of(job)]
     return numpy.array([_amounts(item) for item in found])
+
+
+@functools.lru_cache(maxsize=4096)
+def _whole_messages(strategy: str, job: StepJob, network: Network) -> Array:
+    """The same of all gradients at once by `strategy`: (5,)."""
+    return numpy.array(_amounts(allreduce_messages(strategy, job, job.num_bytes, network)))
 
 
 def _amounts(messages: Messages) -> tuple[float, ...]:
@@ -166,19 +178,13 @@ def _unit_seconds(job: StepJob, p: Parameters) -> Array:
         p["memory_byte_s"],
         p["sum_byte_s"],
     )
-    result: Array = numpy.column_stack(costs) * efficacy[:, None]
-    return result
+    return (numpy.array(costs) * efficacy).T.copy()
 
 
 def _by_cause(seconds: Array) -> Losses:
     """Such seconds by what they are spent on."""
     in_memory = seconds[:, 2] + seconds[:, 3]
     return {"latency": seconds[:, 0], "link": seconds[:, 1], "memory": in_memory, "summing": seconds[:, 4]}
-
-
-def _split(messages: Messages, job: StepJob, p: Parameters) -> Losses:
-    """Seconds of `messages` by what they are spent on."""
-    return _by_cause(_unit_seconds(job, p) * numpy.array(_amounts(messages)))
 
 
 def _readiness(job: StepJob, sizes: Sequence[float], p: Parameters) -> list[Array]:
@@ -225,16 +231,16 @@ def _servers(job: StepJob, p: Parameters, network: Network, compute: Array) -> L
         crowd = crowd_of(ready, served[:, None])
         own_link = (load.all_servers * link_s)[:, None]
         sent = numpy.maximum(sent, slowest * ready) + own_link
-        came = numpy.maximum.reduce([came + job.workers * served[:, None], crowd, sent])
+        came = numpy.maximum(numpy.maximum(came + job.workers * served[:, None], crowd), sent)
         # The last pieces of all servers' means come to a worker through its own link.
         piece = min(load.busiest, MESSAGE_BYTES) * byte_s
         own_pieces = min(load.all_servers, job.servers * MESSAGE_BYTES) * link_s
         passed = gone + numpy.maximum(job.workers * served[:, None], own_link)
         gone = numpy.maximum(came + numpy.maximum(job.workers * piece, own_pieces)[:, None], passed)
     efficacy = numpy.exp(p.get(f"efficacy {job.strategy}", 0.0 * p["noise"]))
-    exposed = efficacy * (gone - slowest).mean(axis=1) + 2 * latency_s
+    exposed = efficacy * _mean(gone - slowest) + 2 * latency_s
     return {
-        "compute noise": slowest.mean(axis=1) - compute,
+        "compute noise": _mean(slowest) - compute,
         "server": exposed - 2 * latency_s,
         "latency": 2 * latency_s,
     }
@@ -249,12 +255,12 @@ def _crowd(arrivals: Array, behind: Array, slowest: Array) -> Callable[[Array, A
     """
     before = (arrivals[:, :, None] <= slowest[:, None, :]).sum(axis=1)
     late = numpy.append(behind, 0.0)[before]
-    nobody = numpy.zeros((len(arrivals), 1))
+    early = numpy.zeros((len(arrivals), arrivals.shape[1] + 1))  # before the first there is nobody
+    places = before + numpy.arange(len(arrivals))[:, None] * early.shape[1]
 
     def crowd(ready: Array, served: Array) -> Array:
-        early = numpy.maximum.accumulate(arrivals * ready + behind * served, axis=1)
-        found = numpy.take_along_axis(numpy.concatenate([nobody, early], axis=1), before, axis=1)
-        result: Array = numpy.maximum(found, slowest * ready + late * served)
+        numpy.maximum.accumulate(arrivals * ready + behind * served, axis=1, out=early[:, 1:])
+        result: Array = numpy.maximum(early.take(places), slowest * ready + late * served)
         return result
 
     return crowd
@@ -274,7 +280,7 @@ def _port(job: StepJob, p: Parameters, network: Network) -> tuple[Array, Array]:
 
 def _grpc_servers(job: StepJob, p: Parameters, compute: Array) -> Losses:
     """TensorFlow sends variables as they come and fetches them as they are needed: beside the whole step."""
-    slowest = (compute[:, None] * slowest_of(job.workers, p["noise"])).mean(axis=1)
+    slowest = _mean(compute[:, None] * slowest_of(job.workers, p["noise"]))
     busiest = sum(load.busiest for load in server_loads(job))
     efficacy = numpy.exp(p.get(f"efficacy {job.strategy}", 0.0 * p["noise"]))
     served = efficacy * job.workers * busiest * p["grpc_byte_s"]
@@ -332,7 +338,7 @@ class _Queue:
         half = QUEUE_ROUNDS // 2
         for number in range(QUEUE_ROUNDS):
             if number == half:
-                settled = arrived.mean(axis=1)
+                settled = _mean(arrived)
             order = None if self._in_order else arrived.argsort(axis=1) + rows
             times: Array = arrived if order is None else arrived.ravel()[order]
             begins = numpy.maximum.accumulate(numpy.maximum(times, free[:, None]) - places, axis=1) + places
@@ -344,7 +350,7 @@ class _Queue:
             computing = between[:, None] * _factors(noise, deviations[number])
             # What is overlapped asks at once for the next exchange, and goes on once both are over.
             arrived = numpy.maximum(arrived + computing, ends) if self._overlapped else ends + computing
-        cycles: Array = (arrived.mean(axis=1) - settled) / (QUEUE_ROUNDS - half)
+        cycles: Array = (_mean(arrived) - settled) / (QUEUE_ROUNDS - half)
         return cycles
 
 
@@ -358,8 +364,8 @@ def _chances(shape: tuple[int, int]) -> tuple[Array, Array]:
 def _sync_easgd(job: StepJob, p: Parameters, network: Network, compute: Array) -> Losses:
     """All workers exchange at once every `period` steps; variant 3 beside the computing."""
     factors = slowest_of(job.workers, p["noise"] / numpy.sqrt(job.period))
-    slowest = (compute[:, None] * factors).mean(axis=1)
-    whole = _split(allreduce_messages(_EASGD_SUMS[job.variant], job, job.num_bytes, network), job, p)
+    slowest = _mean(compute[:, None] * factors)
+    whole = _by_cause(_unit_seconds(job, p) * _whole_messages(_EASGD_SUMS[job.variant], job, network))
     total = _sum(whole.values())
     hidden = numpy.minimum(p["overlap"] * total, slowest) if job.variant == "3" else 0.0 * total
     return {

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -11,9 +12,10 @@ from hpcdl import __version__
 from hpcdl.core.errors import UsageError
 from hpcdl.core.files import without_infinities
 from hpcdl.core.progress import NullProgress, Progress
+from hpcdl.core.side_by_side import side_by_side
 from hpcdl.report.analysis.analyse import Analysis
 from hpcdl.report.analysis.names import listed
-from hpcdl.report.analysis.parts import Breakdown, breakdowns
+from hpcdl.report.analysis.parts import Breakdown
 from hpcdl.report.analysis.scaling import Curve, scaling_rows
 from hpcdl.report.document import Document, Figure
 from hpcdl.report.figures import load, save, svg
@@ -22,6 +24,9 @@ from hpcdl.report.sections import SECTIONS
 from hpcdl.report.summary import summary
 
 SCHEMA = "hpcdl.report/1"
+_LATE = ("html", "terminal")
+_SEVERAL = 4
+"""Figures from which on two processes draw them."""
 
 
 def compose(analysis: Analysis) -> Document:
@@ -55,39 +60,49 @@ def render(
     paper_figures: bool = False,
     bar: Progress | None = None,
 ) -> list[Path]:
-    """Write the document into `folder` in each of `formats` (names in RENDERERS); the terminal's is printed last.
+    """Write the document into `folder` in each of `formats` (names in RENDERERS), while another process draws.
 
+    The page comes after the other files, because the drawings are in it; the terminal's is printed last.
     Returns the files, in the order in which they were written.
     """
     if folder.exists() and not folder.is_dir():
         raise UsageError(f"--out {folder} is a file; name a folder")
-    ordered = sorted(dict.fromkeys(formats), key=lambda name: name == "terminal")
+    ordered = [name for name in dict.fromkeys(formats) if name not in _LATE]
+    late = [name for name in _LATE if name in formats]
     kept = (("svg",) if "md" in formats else ()) + (("png", "pdf") if paper_figures else ())
     figures = document.figures() if kept or "html" in formats else []
-    if figures or ordered != ["terminal"]:
+    if figures or {*formats} != {"terminal"}:
         folder.mkdir(parents=True, exist_ok=True)
-    if figures:
-        load()
-    names = [figure.name for figure in figures]
-    drawings = dict(zip(names, _draw_all(figures, bar or NullProgress()), strict=True))
     paths: list[Path] = []
+    with _drawing(figures, bar or NullProgress()) as drawn:
+        for name in ordered:
+            paths += RENDERERS.load(name)(document, folder, {})
+        drawings = drawn()
     if kept and figures:
         (folder / "figures").mkdir(exist_ok=True)
         paths += [path for item in figures for path in save(item, drawings[item.name], folder / "figures", kept)]
-    for name in (item for item in ordered if item != "terminal"):
+    for name in late:
         paths += RENDERERS.load(name)(document, folder, drawings)
-    if "terminal" in ordered:
-        RENDERERS.load("terminal")(document, folder, drawings)
     return paths
 
 
-def _draw_all(figures: Sequence[Figure], bar: Progress) -> list[str]:
-    drawn = []
-    with bar as shown:
-        for done, figure in enumerate(figures, start=1):
-            drawn.append(svg(figure))
-            shown.update(done / len(figures), figure.name)
-    return drawn
+@contextmanager
+def _drawing(figures: Sequence[Figure], bar: Progress) -> Iterator[Callable[[], dict[str, str]]]:
+    """What is yielded gives the SVG of each figure by its name; a second process begins to draw at once."""
+
+    def draw(place: int) -> str:
+        bar.update(place / len(figures), figures[place].name)
+        return svg(figures[place])
+
+    if figures:
+        load()
+    with side_by_side(draw, range(len(figures)), worth=len(figures) >= _SEVERAL) as drawn:
+
+        def drawings() -> dict[str, str]:
+            with bar:
+                return dict(zip([figure.name for figure in figures], drawn(), strict=True))
+
+        yield drawings
 
 
 def _data(analysis: Analysis, lines: Sequence[str], rows: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
@@ -100,7 +115,9 @@ def _data(analysis: Analysis, lines: Sequence[str], rows: Sequence[Mapping[str, 
         "scaling": list(rows),
         "fits": [*(item.as_json() for item in analysis.fits), *(item.as_json() for item in analysis.communication)],
         "verdicts": [item.as_json() for item in analysis.comparisons],
-        "parts": [_parts(curve, item) for curve in analysis.curves for item in breakdowns(curve)],
+        "parts": [
+            _parts(curve, item) for curve, own in zip(analysis.curves, analysis.breakdowns, strict=True) for item in own
+        ],
         "tuning": [tuning.as_json() for tuning in analysis.tunings],
         "search": [dataclasses.asdict(search) for search in analysis.searches],
         "prediction": [item.as_json() for item in analysis.outlooks],

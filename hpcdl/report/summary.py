@@ -7,7 +7,6 @@ from collections.abc import Sequence
 from hpcdl.core.units import format_seconds
 from hpcdl.report.analysis.analyse import Analysis
 from hpcdl.report.analysis.names import counted, curve_names, listed
-from hpcdl.report.analysis.parts import mean_parts
 from hpcdl.report.analysis.scaling import Curve
 from hpcdl.report.cells import cell_text, percent
 from hpcdl.report.document import Bounds, Column, Interval
@@ -100,9 +99,7 @@ def _efficiency(curve: Curve) -> str:
 
 
 def _time(analysis: Analysis) -> str:
-    measured = [
-        (point, parts) for curve in analysis.curves for point in curve.points if (parts := mean_parts(point.runs))
-    ]
+    measured = [(item.point, item.parts) for own in analysis.breakdowns for item in own]
     if not measured:
         return "Time: these runs do not say where the time of a step goes."
     point, parts = max(measured, key=lambda pair: (pair[0].n, pair[0].throughput.mean))

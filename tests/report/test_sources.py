@@ -11,7 +11,8 @@ import pytest
 
 from hpcdl.core.errors import CorruptError
 from hpcdl.core.records import HistoryPoint, RankRecord
-from hpcdl.report.runs.run import from_document, parse_record
+from hpcdl.report.runs import sources
+from hpcdl.report.runs.run import from_document, packed, parse_record, unpacked
 from hpcdl.report.runs.sources import gather
 from tests.report.synthetic import make_record, write_run
 
@@ -39,6 +40,24 @@ def test_a_folder_is_read_whole_and_damaged_records_are_named(folder: Path) -> N
     assert len(found.runs) == 10 and len(found.unreadable) == 2
     assert [name for name, _ in found.run_dirs] == [run.name for run in found.runs]
     assert any(run.server_loads for run in found.runs) and len(found.runs[-1].history) == 11
+
+
+def test_two_processes_read_what_one_reads(
+    folder: Path, second_processes: list[int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    alone = gather([folder])
+    assert second_processes == []
+    monkeypatch.setattr(sources, "MANY", 4)
+    monkeypatch.setattr(sources, "_BLOCK", 2)
+    assert gather([folder]) == alone
+    with pytest.raises(CorruptError, match=r"r02/record\.json is damaged: ranks is 'many'"):
+        gather(sorted(folder.iterdir()))
+    assert len(second_processes) == 2
+
+
+def test_a_run_comes_back_as_it_was_packed(folder: Path) -> None:
+    for run in gather([folder]).runs:
+        assert unpacked(json.loads(json.dumps(packed(run)))) == run
 
 
 def test_what_two_paths_lead_to_is_read_once(folder: Path) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import itertools
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -79,11 +78,11 @@ def report(
 
     A page, tables and figures, with intervals and caveats.
     """
-    from hpcdl.predict.outlook import outlooks
-    from hpcdl.report.analysis.analyse import analyse
+    from hpcdl.predict.outlook import forecasting
+    from hpcdl.report.analysis.analyse import analyse, kept_apart
     from hpcdl.report.build import compose, render
     from hpcdl.report.runs.references import load_references
-    from hpcdl.report.runs.sources import link_of, uncollected, walk
+    from hpcdl.report.runs.sources import MANY, left_to_the_end, link_of, uncollected, walk
 
     chosen = _formats(formats, as_json)
     walks = {path: walk(path) for path in runs or []}
@@ -95,27 +94,32 @@ def report(
         raise UsageError("--fail-on-regression takes a percentage from 0 to 100, and needs --baseline DIR")
     with uncollected():
         gathered = _gather(runs, imported, anonymous, walks)
-        analysis = analyse(
-            gathered,
-            baseline=None if baseline is None else _gather([baseline], None, anonymous, {}),
-            baseline_name="" if baseline is None else "baseline" if anonymous else str(baseline),
-            references=load_references(),
-            tunings=tunings,
-            searches=searches,
-            traced=_traced(gathered, anonymous),
-            link_bytes_per_second=None if link is None else link_of(link),
-            base=base,
-            compare=compare,
-        )
-        analysis = dataclasses.replace(analysis, outlooks=outlooks(analysis.runs, analysis.traced))
-        document = compose(analysis)
+        before = None if baseline is None else _gather([baseline], None, anonymous, {})
+        gathered, before = kept_apart(gathered, before)
+        traced = _traced(gathered, anonymous)
+        with forecasting(gathered.runs, traced, beside=len(gathered.runs) >= MANY) as forecasts:
+            analysis = analyse(
+                gathered,
+                baseline=before,
+                baseline_name="" if baseline is None else "baseline" if anonymous else str(baseline),
+                references=load_references(),
+                tunings=tunings,
+                searches=searches,
+                traced=traced,
+                link_bytes_per_second=None if link is None else link_of(link),
+                base=base,
+                compare=compare,
+                forecasts=forecasts,
+            )
+            document = compose(analysis)
         folder = out or (runs[0] / "report" if runs and len(runs) == 1 else Path("report"))
         written = render(document, folder, chosen, paper_figures=figures, bar=progress("drawing", 1))
+        if len(analysis.runs) >= MANY:
+            left_to_the_end((gathered, analysis, document))
     if as_json:
         print_json(document.data)
     _tell(analysis, [path for path in written if path.parent == folder], say if as_json else put)
-    if fail_on_regression is not None:
-        _fail_on(analysis, fail_on_regression)
+    _fail_on(analysis, fail_on_regression)
 
 
 def _tell(analysis: Analysis, pages: list[Path], tell: Callable[[str], None]) -> None:
@@ -127,11 +131,11 @@ def _tell(analysis: Analysis, pages: list[Path], tell: Callable[[str], None]) ->
         tell(accuracy_line(analysis))
 
 
-def _fail_on(analysis: Analysis, percent: float) -> None:
-    """HpcdlError where a setting is decidedly slower than the baseline by more than `percent`."""
+def _fail_on(analysis: Analysis, percent: float | None) -> None:
+    """HpcdlError where a setting is decidedly slower than the baseline by more than `percent`, if that is asked for."""
     from hpcdl.report.analysis.baseline import regressions
 
-    slower = regressions(analysis.comparisons, percent)
+    slower = [] if percent is None else regressions(analysis.comparisons, percent)
     if slower:
         first = slower[0]
         raise HpcdlError(

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import dataclasses
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from hpcdl.core.errors import UsageError
@@ -19,6 +20,7 @@ from hpcdl.report.analysis.comparisons import (
 )
 from hpcdl.report.analysis.fits import CommunicationFit, CurveFit, fit_communication, fit_curves
 from hpcdl.report.analysis.names import listed
+from hpcdl.report.analysis.parts import Breakdown, breakdowns
 from hpcdl.report.analysis.scaling import Curve, build_curves, with_base_of
 from hpcdl.report.analysis.settings import told_apart, varying_keys
 from hpcdl.report.runs.outlook import Outlook
@@ -35,14 +37,16 @@ class Analysis:
     """The runs of a report with what was computed from all of them.
 
     `comparisons` are those of strategies, of what --compare named (`compared`) and with the baseline together, because
-    they share one correction. `varying` are the keys of `hpcdl train` in which the runs differ. `outlooks` are
-    added by who computes them from the rest (hpcdl/predict).
+    they share one correction. `varying` are the keys of `hpcdl train` in which the runs differ. `breakdowns` are those
+    of each curve. `forecasts` gives the outlooks, which who knows how (hpcdl/predict) computes from the runs; it may
+    still be at work.
     """
 
     runs: Sequence[Run]
     curves: Sequence[Curve]
     varying: Sequence[str] = ()
     compared: str = ""
+    breakdowns: Sequence[Sequence[Breakdown]] = ()
     unreadable: Sequence[str] = ()
     warnings: Sequence[str] = ()
     contests: Sequence[Contest] = ()
@@ -55,7 +59,12 @@ class Analysis:
     traced: Sequence[TracedRun] = ()
     link_bytes_per_second: float | None = None
     baseline_name: str = ""
-    outlooks: Sequence[Outlook] = ()
+    forecasts: Callable[[], Sequence[Outlook]] = tuple
+
+    @property
+    def outlooks(self) -> Sequence[Outlook]:
+        """For each network what sizes that were not run would take."""
+        return self.forecasts()
 
     @property
     def counted(self) -> str:
@@ -76,6 +85,7 @@ def analyse(
     link_bytes_per_second: float | None = None,
     base: str = "",
     compare: str = "",
+    forecasts: Callable[[], Sequence[Outlook]] = tuple,
 ) -> Analysis:
     """Compute what a report shows; UsageError where there are no runs, or none that `base` or `compare` ask for.
 
@@ -83,9 +93,8 @@ def analyse(
     """
     if not gathered.runs and not tunings and not searches:
         raise UsageError("no runs to report; name run directories of `hpcdl train`, or use --import FILE")
-    # Together with the baseline: a setting in which only the two sides differ keeps them apart as well.
-    everything = told_apart([*gathered.runs, *(baseline.runs if baseline is not None else ())])
-    runs, before = everything[: len(gathered.runs)], everything[len(gathered.runs) :]
+    gathered, baseline = kept_apart(gathered, baseline)
+    runs = gathered.runs
     curves = _based(build_curves(runs), runs, base)
     contests = build_contests(runs)
     if compare:
@@ -93,13 +102,14 @@ def analyse(
         contests += build_contests(runs, compare)
     found, remarks = comparisons(contests), list(gathered.remarks)
     if baseline is not None:
-        against, told = compare_with(runs, before)
+        against, told = compare_with(runs, baseline.runs)
         found, remarks = found + against, remarks + told
     return Analysis(
         runs=runs,
         curves=curves,
         varying=varying_keys(run for run in runs if run.usable),
         compared=compare,
+        breakdowns=[breakdowns(curve) for curve in curves],
         unreadable=gathered.unreadable,
         warnings=[*caveats(runs, gathered.unreadable, curves), *remarks],
         contests=contests,
@@ -112,7 +122,19 @@ def analyse(
         traced=traced,
         link_bytes_per_second=link_bytes_per_second,
         baseline_name=baseline_name,
+        forecasts=forecasts,
     )
+
+
+def kept_apart(gathered: Gathered, baseline: Gathered | None = None) -> tuple[Gathered, Gathered | None]:
+    """Both, with runs that know what sets them apart; once that is known it costs nothing."""
+    if gathered.kept_apart:
+        return gathered, baseline
+    # Together with the baseline: a setting in which only the two sides differ keeps them apart as well.
+    everything = told_apart([*gathered.runs, *(baseline.runs if baseline is not None else ())])
+    runs, before = everything[: len(gathered.runs)], everything[len(gathered.runs) :]
+    known = dataclasses.replace(gathered, runs=tuple(runs), kept_apart=True)
+    return known, None if baseline is None else dataclasses.replace(baseline, runs=tuple(before), kept_apart=True)
 
 
 def _based(curves: Sequence[Curve], runs: Sequence[Run], base: str) -> list[Curve]:

@@ -10,6 +10,7 @@ scaling is (X_n / n) / (X_b / b). Where a method has no point of one worker, the
 
 from __future__ import annotations
 
+import functools
 from collections import defaultdict
 from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -92,13 +93,13 @@ class Curve:
         """Whether the base is another strategy's."""
         return self.base is not self.points[0]
 
-    @property
+    @functools.cached_property
     def settings(self) -> Mapping[str, str]:
         """Those of the settings that keep runs apart which are the same all along."""
         common = set.intersection(*(set(point.first.settings.items()) for point in self.points))
         return {key: value for key, value in self.first.settings.items() if (key, value) in common}
 
-    @property
+    @functools.cached_property
     def variant(self) -> str:
         """Its settings in words."""
         return ", ".join(f"{key} {value}" for key, value in self.settings.items())

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from operator import methodcaller
 from typing import Any
@@ -10,7 +9,7 @@ from typing import Any
 from hpcdl.config.load import groups_of, settings_by_key
 from hpcdl.config.schema import TrainConfig
 from hpcdl.config.settings import RESULT, Matters, Setting, settings_of
-from hpcdl.report.runs.run import Run
+from hpcdl.report.runs.run import Run, with_settings
 
 _RECORDED: Mapping[str, Callable[[Run], Any]] = {
     "model": lambda run: run.model,
@@ -53,9 +52,7 @@ def told_apart(runs: Sequence[Run]) -> list[Run]:
         jobs.setdefault((run.model, run.data), []).append(run)
     varying = {job: _varying(members, MATTERING) for job, members in jobs.items()}
     return [
-        dataclasses.replace(run, settings={key: value_of(run, key) for key in keys})
-        if (keys := varying[run.model, run.data])
-        else run
+        with_settings(run, {key: value_of(run, key) for key in keys}) if (keys := varying[run.model, run.data]) else run
         for run in runs
     ]
 

@@ -11,6 +11,7 @@ from math import isfinite
 from operator import attrgetter
 from typing import Any
 
+from hpcdl.core.from_json import maker
 from hpcdl.core.records import PARTS, HistoryPoint, RankRecord, RunRecord, from_json
 from hpcdl.core.statistics import quantiles
 from hpcdl.core.units import IMAGES
@@ -33,9 +34,10 @@ class ServerLoad:
 class Run:
     """One run. `batch_per_rank` is per worker, 0 for unknown; times in seconds; None means not measured.
 
-    `counted` is what `images_per_second` counts.
+    `counted` is what `images_per_second` counts, `usable` says whether that is a measurement.
     `config` holds its settings as text, `settings` those of them that keep it apart from other runs of its network and
-    data, once a report has looked at all runs; `labels` are their study's names of settings and of `key=value`; `profile` names the file of the node profile.
+    data, once a report has looked at all runs; `labels` are their study's names of settings and of `key=value`;
+    `profile` names the file of the node profile.
     `rounds_per_step` and `round_bytes_per_step` are those of the rank that has most to do.
     """
 
@@ -84,17 +86,17 @@ class Run:
     rounds_per_step: float | None = None
     round_bytes_per_step: float | None = None
     warnings: tuple[str, ...] = ()
+    usable: bool = field(init=False)
+
+    def __post_init__(self) -> None:
+        counted = self.workers >= 1 and self.nodes >= 1 and (self.threads or 1) >= 1
+        usable = counted and self.status not in NOT_MEASURED and positive(self.images_per_second)
+        object.__setattr__(self, "usable", usable)
 
     @property
     def variant(self) -> str:
         """The settings that keep it apart, in words."""
         return ", ".join(f"{key} {value}" for key, value in self.settings.items())
-
-    @property
-    def usable(self) -> bool:
-        """Whether its throughput is a measurement."""
-        counted = self.workers >= 1 and self.nodes >= 1 and (self.threads or 1) >= 1
-        return counted and self.status not in NOT_MEASURED and positive(self.images_per_second)
 
 
 _OWN = frozenset(
@@ -156,6 +158,40 @@ def from_document(document: Mapping[str, Any], name: str) -> Run:
         profile=record.profile.rpartition("/")[2],
         config={key: str(value) for key, value in record.config.items()},
     )
+
+
+_NAMES = tuple(item.name for item in fields(Run) if item.init)
+_values = attrgetter(*_NAMES)
+
+
+def with_settings(run: Run, settings: Mapping[str, str]) -> Run:
+    """The run with these `settings`: `replace` takes twice as long, for each of thousands."""
+    known: dict[str, Any] = dict(zip(_NAMES, _values(run), strict=True))
+    known["settings"] = settings
+    return Run(**known)
+
+
+_FLAT = tuple(name for name in _NAMES if name not in ("history", "server_loads"))
+_flat = attrgetter(*_FLAT)
+_point: Callable[[dict[str, Any]], HistoryPoint] = maker(HistoryPoint)
+
+
+def packed(run: Run) -> Any:
+    """A run as JSON holds it, for another process."""
+    loads = [(load.rank, load.bytes_per_step, load.busy_seconds) for load in run.server_loads]
+    return _flat(run), list(map(vars, run.history)), loads
+
+
+def unpacked(found: Any) -> Run:
+    """What was packed, and JSON since."""
+    values, history, loads = found
+    known = dict(zip(_FLAT, values, strict=True))
+    known["hosts"], known["warnings"] = tuple(known["hosts"]), tuple(known["warnings"])
+    known["history"] = tuple(map(_point, history))
+    known["server_loads"] = tuple(
+        [ServerLoad(rank=rank, bytes_per_step=size, busy_seconds=busy) for rank, size, busy in loads]
+    )
+    return Run(**known)
 
 
 def _of_ranks(ranks: Any) -> dict[str, Any]:

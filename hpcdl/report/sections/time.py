@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 
 from hpcdl.core.records import PARTS
 from hpcdl.report.analysis.analyse import Analysis
 from hpcdl.report.analysis.names import counted, curve_names, listed
-from hpcdl.report.analysis.parts import Breakdown, breakdowns
+from hpcdl.report.analysis.parts import Breakdown
 from hpcdl.report.document import Cell, Column, Figure, Section, Series, Table
 
 MOST_BARS = 24
@@ -16,11 +16,11 @@ MOST_BARS = 24
 
 def build(analysis: Analysis) -> Section | None:
     """Parts of a step at every point that measured them."""
-    names = curve_names(analysis.curves)
+    names, modes = curve_names(analysis.curves), {curve.mode for curve in analysis.curves}
     found = [
-        (_label(analysis, curve.mode, name, item), item)
-        for curve, name in zip(analysis.curves, names, strict=True)
-        for item in breakdowns(curve)
+        (_label(modes, curve.mode, name, item), item)
+        for curve, name, own in zip(analysis.curves, names, analysis.breakdowns, strict=True)
+        for item in own
     ]
     if not found:
         return None
@@ -39,8 +39,7 @@ def build(analysis: Analysis) -> Section | None:
     return Section(name="time", title="Where the time goes", lines=lines, items=items)
 
 
-def _label(analysis: Analysis, mode: str, name: str, item: Breakdown) -> str:
-    modes = {curve.mode for curve in analysis.curves}
+def _label(modes: Collection[str], mode: str, name: str, item: Breakdown) -> str:
     axis = "thread" if mode == "scale-up" else "worker"
     return f"{name}, {counted(item.point.n, axis)}" + (f", {mode}" if len(modes) > 1 else "")
 

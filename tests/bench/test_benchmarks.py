@@ -28,6 +28,7 @@ SMALLEST = {
     "gpu_check": ("--device cpu", LONG),
     "field_reading": ("--mib 4 --repeats 1 --folder FOLDER", ()),
     "hogwild_bandwidth": ("--workers 2 --mib 0.1 --steps 1", (RANKS,)),
+    "jpeg_decoding": ("--jpegs 4 --repeats 1", ()),
     "memory_rates": ("--mib 1 --repeats 1", ()),
     "node_reads": ("--mib 8 --ranks 2 --folder FOLDER", ()),
     "observed_cost": ("", ()),

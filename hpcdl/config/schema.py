@@ -294,6 +294,12 @@ class CheckpointConfig(InterruptionConfig):
         at_least=0,
         matters=NOTHING,
     )
+    local_checkpoint_redundancy: str = setting(
+        "none",
+        "What makes good the copies of a node that is lost: nothing, a partner node, or parity over groups of nodes.",
+        choices=("none", "partner", "xor"),
+        matters=NOTHING,
+    )
     local_checkpoint_folder: Path = setting(
         Path("/dev/shm"), "Where each node keeps these copies: its memory, or storage of its own.", matters=NOTHING
     )

@@ -168,6 +168,29 @@ def test_a_run_over_the_hosts_of_a_file_grows_back(frail_lab: SlurmLab) -> None:
     assert desk.record("lost")["hosts"] == ["node1", "node2", "node3"]
 
 
+@pytest.mark.parametrize(
+    ("redundancy", "way"), [("xor", "gaps"), pytest.param("partner", "thread", marks=pytest.mark.soak)]
+)
+def test_a_lost_nodes_state_comes_from_the_others_memory(frail_lab: SlurmLab, redundancy: str, way: str) -> None:
+    """There is no checkpoint on the file system: with the lost node's copies the run would begin again."""
+    desk = desk_of(frail_lab)
+    saving = ("--checkpoint-every", "1h", "--local-checkpoint-every", "5", "--local-checkpoint-redundancy", redundancy)
+    words = (*TRAIN, *saving, "--background", way, "--steps", "200", "--elastic", "--min-workers", "3")
+    number = desk.submit("--nodes", "4", "--time", "10m", "--", *words, "--stall-timeout", "20s", run="lost")
+    wait_until(lambda: any(event["step"] > 30 for event in desk.events("lost", "step")), "copies are made", 240)
+    lose(frail_lab, "node3", "power")
+    job = frail_lab.wait_for_job(number, timeout_s=500)
+    assert job["JobState"] == "COMPLETED", desk.log(number)
+    left = "node1 and node2 and node4" if redundancy == "xor" else "node1"
+    told = [event["text"] for event in desk.events("lost", "message") if "is made again" in event["text"]]
+    assert len(told) == 1 and told[0].startswith("warning: what node3 held of step "), desk.log(number)
+    assert told[0].endswith(f"is made again from the memory of {left}"), told
+    record = desk.record("lost")
+    assert record["hosts"] == ["node1", "node2", "node4"] and record["steps"] == 200
+    (resumed,) = record["resumed_from_steps"]
+    assert resumed > 0 and resumed % 5 == 0 and desk.checkpoints("lost") == [], "memory it was"
+
+
 @pytest.mark.soak
 def test_below_the_least_number_of_workers_a_job_ends_with_what_is_saved(frail_lab: SlurmLab) -> None:
     desk = desk_of(frail_lab)

@@ -66,6 +66,12 @@ def test_all_reduces_go_on_in_place_and_others_with_new_ranks(strategy: str, mon
         ({"min-workers": 4}, LOCAL, ("openmpi", "5.0.11"), "no worker may be missing"),
         ({"stage": "/tmp"}, LOCAL, ("openmpi", "5.0.11"), "--stage shares the data out"),
         ({"evict-slow": 2.0}, LOCAL, ("openmpi", "5.0.11"), "--evict-slow starts ranks anew"),
+        (
+            {"local-checkpoint-every": 5, "local-checkpoint-redundancy": "xor"},
+            SLURM,
+            ("openmpi", "5.0.11"),
+            "keeps parity over all nodes",
+        ),
         ({}, SLURM, ("openmpi", "5.0.11"), "the launcher slurm ends all ranks"),
         ({}, HOSTFILE, ("mpich", "5.0.2"), "mpich 5.0.2 has no ULFM"),
         ({}, LOCAL, ("openmpi", "4.1.6"), "openmpi 4.1.6 has no ULFM"),

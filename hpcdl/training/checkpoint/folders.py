@@ -10,6 +10,7 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import json
+import os
 import shutil
 import zipfile
 import zlib
@@ -25,6 +26,7 @@ from hpcdl.core.errors import CorruptError, RankError
 from hpcdl.core.files import read_json, replacing, sync_folder, write_json
 from hpcdl.core.protocols import Communicator
 from hpcdl.core.records import HistoryPoint, from_json
+from hpcdl.core.units import format_bytes
 from hpcdl.training.session.background import THREAD, AtOnce, BackgroundJob, BackgroundWork, Turn
 
 if TYPE_CHECKING:
@@ -37,6 +39,8 @@ MANIFEST = "checkpoint.json"
 _MOST = 2**53
 _SLICE_BYTES = 256 << 10
 """What is written and hashed in one go: less than half a millisecond's work."""
+_RESERVE = 0.1
+"""Part of the nodes' memory that is left free."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -292,6 +296,14 @@ def _write_array(archive: zipfile.ZipFile, name: str, array: Array, turn: AtOnce
         for start in range(0, len(content), _SLICE_BYTES):
             turn()
             member.write(content[start : start + _SLICE_BYTES])
+
+
+def check_room(folder: Path, num_bytes: int) -> None:
+    """OSError where so many more bytes would leave less than a tenth of the storage of `folder` free."""
+    found = os.statvfs(folder)
+    free = found.f_bavail * found.f_frsize - int(_RESERVE * found.f_blocks * found.f_frsize)
+    if num_bytes > free:
+        raise OSError(f"{format_bytes(num_bytes)} are needed, {format_bytes(max(0, free))} may be taken")
 
 
 def read_arrays(path: Path) -> dict[str, Array]:

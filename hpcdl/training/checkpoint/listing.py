@@ -11,7 +11,8 @@ from typing import Any
 from hpcdl.core.errors import CorruptError, UsageError
 from hpcdl.core.files import read_json
 from hpcdl.training.checkpoint.folders import FOLDER, MANIFEST, folder_of, list_checkpoints, verify
-from hpcdl.training.checkpoint.local import LEVEL, check_copy, copies_in, folder_of_copies, stem, steps_in
+from hpcdl.training.checkpoint.local import LEVEL, check_copy, copies_in, folder_of_copies, names_of, steps_in_folder
+from hpcdl.training.checkpoint.redundancy import check_parity
 from hpcdl.training.launch.rundir import CONFIG_FILE
 
 FILE_SYSTEM = "file system"
@@ -47,7 +48,7 @@ def listed(run_dir: Path) -> list[ListedCheckpoint]:
         )
     found = [_look_at(folder_of(folder, step), step) for step in list_checkpoints(folder)]
     near = folder_of_copies(run_dir)
-    copies = [_look_at_copies(near, step) for step in steps_in(near)] if near else []
+    copies = [_look_at_copies(near, step) for step in steps_in_folder(near)] if near else []
     return [item for item in (*copies, *found) if item is not None]
 
 
@@ -68,10 +69,11 @@ def _look_at_copies(folder: Path, step: int) -> ListedCheckpoint | None:
 
     def facts() -> dict[str, Any]:
         documents = [check_copy(folder, step, rank) for rank in names]
+        check_parity(folder, names_of(step))
         found: dict[str, Any] = documents[0]["facts"]
         return found
 
-    return _listed(folder, f"{stem(step)}.*", step, LEVEL, facts)
+    return _listed(folder, names_of(step), step, LEVEL, facts)
 
 
 def _listed(

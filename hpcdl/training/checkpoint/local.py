@@ -2,7 +2,8 @@
 
 As the first level of SCR (Moody et al., SC 2010) and FTI: each rank copies what is its own every few steps, rank 0 also
 what all have in common; new ranks on the same nodes go on from the newest step of which every copy is whole. What a
-lost node held is gone with it: then the newest checkpoint counts.
+lost node held is gone with it, and the newest checkpoint counts, unless `--local-checkpoint-redundancy` makes it good
+(redundancy.py, recovery.py).
 
 `FOLDER/step-S.rank-R.npz` holds the arrays, `step-S.rank-R.json` is written behind it with their digest. The folder's
 name belongs to the process that starts the ranks: no other run, and no later one, takes these copies for its own.
@@ -26,9 +27,9 @@ from hpcdl.comm.observed import Observation
 from hpcdl.core.errors import CorruptError, Interrupted, StoppedEarly, UsageError
 from hpcdl.core.files import read_json, write_json, write_text
 from hpcdl.core.lock import check_free
-from hpcdl.core.units import format_bytes
-from hpcdl.training.checkpoint.folders import Snapshot, digest_of, own_digest, read_arrays, write_arrays
+from hpcdl.training.checkpoint.folders import Snapshot, check_room, digest_of, own_digest, read_arrays, write_arrays
 from hpcdl.training.checkpoint.interval import PATIENCE
+from hpcdl.training.checkpoint.redundancy import NO_REDUNDANCY, Redundancy
 from hpcdl.training.session.background import THREAD, BackgroundJob, BackgroundWork, Turn
 
 if TYPE_CHECKING:
@@ -42,8 +43,6 @@ _NOTE = "local-copies"
 """A file in a run's folder of its ranks that names the folder of the copies."""
 _OWNER = "run"
 """A file with the run directory, by which it can be told whether anybody needs the folder still."""
-_RESERVE = 0.1
-"""Part of the storage that is left free."""
 _GUARD = (
     "import shutil, sys, time\n"
     "for _ in range(1 if sys.stdin.read() else 30):\n"
@@ -93,9 +92,9 @@ def folder_of_copies(run_dir: Path) -> Path | None:
 
 
 def newest_copy(run_dir: Path) -> int:
-    """Step of the newest copy of rank 0 on this node; 0 where there is none."""
+    """Step of the newest copy on this node; 0 where there is none."""
     folder = folder_of_copies(run_dir)
-    return next(iter(steps_in(folder)), 0) if folder else 0
+    return next(iter(steps_in_folder(folder)), 0) if folder else 0
 
 
 class LocalCopies:
@@ -112,16 +111,16 @@ class LocalCopies:
         every: int,
         say: Callable[[str], None],
         work: BackgroundWork | None = None,
+        redundancy: Redundancy = NO_REDUNDANCY,
     ) -> None:
-        self._folder, self._rank, self._every, self._say = folder, rank, every, say
+        self.folder, self._rank, self._every, self.say = folder, rank, every, say
         self._work = work or BackgroundWork(THREAD, Observation(rank, rank + 1, ""))
+        self._redundancy = redundancy
         self._job: BackgroundJob | None = None
         self._copied = 0
         self._failed = False
         if every:
-            self._without(lambda: _make(folder, run_dir))
-            for cut_short in folder.glob(f".*rank-{rank}.*"):
-                cut_short.unlink()
+            self._without(lambda: self._begin(run_dir))
 
     def due(self, step: int) -> bool:
         """Whether a copy is to be made after `step` steps; the same on every rank, whatever fails on one."""
@@ -138,11 +137,10 @@ class LocalCopies:
         Where a step takes `step_s` it may wait for gaps as long as the tenth part of the steps until the next copy.
         """
         self._copied = snapshot.step
-        if not self._failed:
-            patience_s = PATIENCE * self._every * step_s
-            self._job = self._work.start(
-                "copy", lambda turn: self._without(lambda: self._write(snapshot, turn)), patience_s
-            )
+        if self._failed and not self._redundancy.needs_all:
+            return
+        patience_s = min(PATIENCE * self._every * step_s, self._redundancy.most_patience_s)
+        self._job = self._work.start("copy", lambda turn: self._copy(snapshot, turn), patience_s)
 
     def wait(self) -> None:
         """Return when what was started is kept, or has failed and left a warning; it hurries from now on."""
@@ -153,32 +151,36 @@ class LocalCopies:
     def whole(self) -> list[int]:
         """Steps of the copies that pass their check, newest first; each that does not is told."""
         found = []
-        for step in steps_in(self._folder, self._rank):
+        for step in steps_in(self.folder, self._rank):
             try:
-                check_copy(self._folder, step, self._rank)
+                check_copy(self.folder, step, self._rank)
                 found.append(step)
             except CorruptError as error:
-                self._say(f"{error}; an older state is taken")
+                self.say(f"{error}; an older state is taken")
         return found
 
     def read_shared(self, step: int) -> tuple[dict[str, Array], dict[str, Any]]:
         """Of rank 0's copy: what all ranks have in common, and the facts."""
-        return self._read(step, "shared"), check_copy(self._folder, step, self._rank)["facts"]
+        return self._read(step, "shared", self._rank), check_copy(self.folder, step, self._rank)["facts"]
 
-    def read_own(self, step: int) -> dict[str, Array]:
-        """This rank's own arrays; empty where it keeps none."""
-        return self._read(step, "own") if step in steps_in(self._folder, self._rank) else {}
+    def read_own(self, step: int, rank: int | None = None) -> dict[str, Array]:
+        """This rank's own arrays, or those of `rank` where they are here; empty where they are not."""
+        rank = self._rank if rank is None else rank
+        return self._read(step, "own", rank) if step in steps_in(self.folder, rank) else {}
 
-    def _read(self, step: int, kind: str) -> dict[str, Array]:
-        arrays = read_arrays(self._file(step, "npz"))
+    def _read(self, step: int, kind: str, rank: int) -> dict[str, Array]:
+        arrays = read_arrays(_file(self.folder, step, rank, "npz"))
         return {name.partition(":")[2]: array for name, array in arrays.items() if name.startswith(f"{kind}:")}
 
     def resume(self, step: int) -> None:
         """The run goes on after `step`: what was copied behind it is of a past that does not count."""
         self._copied = step
-        for newer in steps_in(self._folder, self._rank):
+        for newer in steps_in(self.folder, self._rank):
             if newer > step:
                 self._remove(newer)
+        for newer in steps_in_folder(self.folder) if self._redundancy.leads else []:
+            if newer > step:
+                _remove_all(self.folder, newer)
 
     @contextlib.contextmanager
     def until_over(self) -> Iterator[None]:
@@ -190,14 +192,21 @@ class LocalCopies:
             raise
         self._clear()
 
+    def _begin(self, run_dir: Path) -> None:
+        _make(self.folder, run_dir)
+        for cut_short in self.folder.glob(".step-*" if self._redundancy.leads else f".*rank-{self._rank}.*"):
+            cut_short.unlink(missing_ok=True)
+
     def _clear(self) -> None:
         self.wait()
         if self._every:
-            for step in steps_in(self._folder, self._rank):
+            for step in steps_in(self.folder, self._rank):
                 self._remove(step)
+            for step in steps_in_folder(self.folder) if self._redundancy.leads else []:
+                _remove_all(self.folder, step)
             with contextlib.suppress(OSError):  # others' copies are there still; the last one takes the folder along
-                if all(path.name == _OWNER for path in self._folder.iterdir()):
-                    shutil.rmtree(self._folder)
+                if all(path.name == _OWNER for path in self.folder.iterdir()):
+                    shutil.rmtree(self.folder)
 
     def _without(self, action: Callable[[], None]) -> None:
         """Do it; where the storage fails the run goes on without copies."""
@@ -205,27 +214,34 @@ class LocalCopies:
             action()
         except OSError as error:
             self._failed = True
-            self._say(f"rank {self._rank} keeps no more copies in {self._folder}: {error.strerror or error}")
+            self.say(f"rank {self._rank} keeps no more copies in {self.folder}: {error.strerror or error}")
+
+    def _copy(self, snapshot: Snapshot, turn: Turn) -> None:
+        """Others wait for this rank's part in the redundancy, whether its own copy has failed or not."""
+        if not self._failed:
+            self._without(lambda: self._write(snapshot, turn))
+        self._redundancy.protect(self.folder, names_of(snapshot.step), turn)
+        if self._redundancy.leads:
+            self._without(self._forget_old)
+
+    def _forget_old(self) -> None:
+        """What is left of older steps: parity, and the copies of ranks that are no more."""
+        for old in steps_in_folder(self.folder)[KEPT:]:
+            _remove_all(self.folder, old)
 
     def _write(self, snapshot: Snapshot, turn: Turn) -> None:
         arrays = {f"shared:{name}": array for name, array in snapshot.shared.items()}
         arrays |= {f"own:{name}": array for name, array in snapshot.own.items()}
-        self._check_space(sum(array.nbytes for array in arrays.values()))
+        missing = KEPT + 1 - len(steps_in(self.folder, self._rank))
+        check_room(self.folder, missing * sum(array.nbytes for array in arrays.values()))
         size, content = write_arrays(self._file(snapshot.step, "npz"), arrays, turn)
         document = {"schema": SCHEMA, "step": snapshot.step, "facts": snapshot.facts, "size": size, "content": content}
         write_json(self._file(snapshot.step, "json"), {**document, "digest": own_digest(document)})
-        for old in steps_in(self._folder, self._rank)[KEPT:]:
+        for old in steps_in(self.folder, self._rank)[KEPT:]:
             self._remove(old)
 
-    def _check_space(self, num_bytes: int) -> None:
-        found = os.statvfs(self._folder)
-        free = found.f_bavail * found.f_frsize - int(_RESERVE * found.f_blocks * found.f_frsize)
-        missing = (KEPT + 1 - len(steps_in(self._folder, self._rank))) * num_bytes
-        if missing > free:
-            raise OSError(f"{format_bytes(missing)} are needed, {format_bytes(max(0, free))} may be taken")
-
     def _file(self, step: int, suffix: str) -> Path:
-        return _file(self._folder, step, self._rank, suffix)
+        return _file(self.folder, step, self._rank, suffix)
 
     def _remove(self, step: int) -> None:
         for suffix in ("json", "npz"):
@@ -253,6 +269,22 @@ def _file(folder: Path, step: int, rank: int, suffix: str) -> Path:
 def stem(step: int) -> str:
     """How the names of the files of a step begin."""
     return f"step-{step:010d}"
+
+
+def names_of(step: int) -> str:
+    """A pattern for all files of a step."""
+    return f"{stem(step)}.*"
+
+
+def steps_in_folder(folder: Path) -> list[int]:
+    """Steps of which `folder` holds anything, newest first."""
+    names = {path.name.removeprefix("step-").split(".")[0] for path in folder.glob("step-*.json")}
+    return sorted((int(name) for name in names if name.isdigit()), reverse=True)
+
+
+def _remove_all(folder: Path, step: int) -> None:
+    for path in sorted(folder.glob(names_of(step)), key=lambda path: path.suffix):  # .json before .npz
+        path.unlink(missing_ok=True)
 
 
 def copies_in(folder: Path, step: int) -> list[int]:

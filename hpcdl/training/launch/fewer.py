@@ -11,11 +11,12 @@ from __future__ import annotations
 import os
 from typing import Any
 
-from hpcdl.cluster.launchers.base import Launcher, ranks_per_node
+from hpcdl.cluster.launchers.base import Launcher, num_nodes, ranks_per_node
 from hpcdl.config.load import Effective, replace
 from hpcdl.config.schema import KEEP_BATCH, CheckpointConfig, ScriptConfig, TrainConfig
 from hpcdl.core.errors import UsageError
 from hpcdl.strategies.table import find_strategy
+from hpcdl.training.checkpoint.redundancy import NONE
 from hpcdl.training.launch.prepare import global_batch_of, prepare
 
 ORIGIN = "fewer workers"
@@ -64,6 +65,7 @@ def with_least(effective: Effective[TrainConfig], launcher: Launcher) -> Effecti
 def check_fewer(effective: Effective[Any], launcher: Launcher) -> None:
     """UsageError where this run could not go on with as few workers as --min-workers says."""
     check_least(effective)
+    _check_several_nodes(effective, launcher)
     config = effective.config
     least = config.checkpoint.min_workers
     if least is None:
@@ -98,6 +100,15 @@ def check_fewer(effective: Effective[Any], launcher: Launcher) -> None:
             prepare(Effective(config=replace(fewer.config, inject=""), origins=fewer.origins))
         except UsageError as error:
             raise UsageError(f"{given}: {error}") from None
+
+
+def _check_several_nodes(effective: Effective[Any], launcher: Launcher) -> None:
+    """UsageError where no other node could make good what one has lost."""
+    kept = getattr(effective.config.checkpoint, "local_checkpoint_redundancy", NONE)
+    if kept != NONE and num_nodes(launcher.hosts(os.environ), effective.config.run.ranks) < 2:
+        raise UsageError(
+            f"--local-checkpoint-redundancy {kept}: this run is on one node, all is lost with it; leave that out"
+        )
 
 
 def num_workers(effective: Effective[Any], num_ranks: int | None = None) -> int:

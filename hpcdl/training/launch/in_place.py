@@ -15,6 +15,7 @@ from hpcdl.config.load import Effective, replace
 from hpcdl.config.schema import TrainConfig
 from hpcdl.config.settings import AUTO
 from hpcdl.core.errors import UsageError
+from hpcdl.training.checkpoint.redundancy import NONE
 from hpcdl.training.launch.fewer import num_workers, with_fewer
 from hpcdl.training.launch.prepare import Prepared, prepare
 
@@ -72,6 +73,8 @@ def _against(prepared: Prepared, launcher: Launcher) -> Iterator[str]:
         yield "--steps-per-call has several steps move before anybody counts them"
     if config.checkpoint.evict_slow is not None:
         yield "--evict-slow starts ranks anew without a slow one"
+    if config.checkpoint.local_checkpoint_redundancy != NONE:
+        yield "--local-checkpoint-redundancy keeps parity over all nodes, for new ranks"
     if not launcher.goes_on:
         yield f"the launcher {launcher.name} ends all ranks with the first"
     try:

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from hpcdl.cluster.batch.systems import has_own_nodes
 from hpcdl.config.load import Effective, flatten, site_rules
-from hpcdl.config.schema import DataConfig, StepBenchConfig, TrainConfig
+from hpcdl.config.schema import CheckpointConfig, DataConfig, StepBenchConfig, TrainConfig
 from hpcdl.core.errors import UsageError
 from hpcdl.core.files import open_regular
 from hpcdl.data.dataset import Dataset, open_dataset
@@ -25,6 +25,7 @@ from hpcdl.strategies.refusals import (
     check_steps_per_call,
 )
 from hpcdl.strategies.table import find_strategy
+from hpcdl.training.checkpoint.redundancy import NONE
 from hpcdl.training.launch.chips import check_groups
 from hpcdl.training.optimization.outputs import check_objective
 from hpcdl.training.optimization.schedules import Schedule, build_schedule
@@ -88,6 +89,20 @@ class Prepared:
             stream.close()
 
 
+def check_redundancy(checkpoint: CheckpointConfig, info: StrategyInfo) -> None:
+    """UsageError where copies of copies are asked for and there are none, or nobody to keep them."""
+    if checkpoint.local_checkpoint_redundancy == NONE:
+        return
+    given = f"--local-checkpoint-redundancy {checkpoint.local_checkpoint_redundancy}"
+    if not checkpoint.local_checkpoint_every:
+        raise UsageError(f"{given} is for copies in the nodes' memory: add --local-checkpoint-every N, or leave it out")
+    if not info.features.synchronous or not info.features.mpi:
+        raise UsageError(
+            f"{given}: {info.name} has no steps at which all ranks can exchange copies over MPI; leave it out, and "
+            "save to the file system more often (--checkpoint-every)"
+        )
+
+
 def prepare(effective: Effective[TrainConfig]) -> Prepared:
     """Check names, data and arithmetic of a run; raises what the user should read."""
     config = effective.config
@@ -102,6 +117,7 @@ def prepare(effective: Effective[TrainConfig]) -> Prepared:
         raise UsageError("--epochs and --steps exclude each other; give one of them")
     if config.checkpoint.local_checkpoint_every and not config.checkpoint.elastic:
         raise UsageError("--local-checkpoint-every keeps what new ranks go on from: add --elastic, or leave it out")
+    check_redundancy(config.checkpoint, info)
     if config.run.tensorboard is not None and importlib.util.find_spec("tensorboard") is None:
         raise UsageError("--tensorboard needs the package tensorboard; pip install 'hpcdl[tensorboard]'")
     dataset = open_dataset(config.data.data, seed=config.run.seed, verified=config.data.verify_data)

@@ -25,6 +25,7 @@ from hpcdl.cluster.status import FOLDER, report_left
 from hpcdl.comm.observed import EXCHANGE, Observed
 from hpcdl.core.errors import BrokenGroup, RankError
 from hpcdl.core.lock import writing
+from hpcdl.core.protocols import Communicator
 from hpcdl.core.records import HistoryPoint, RunRecord, from_json, write_record
 from hpcdl.strategies.allreduce.worker import broadcast_variables
 from hpcdl.strategies.base import Context
@@ -181,7 +182,7 @@ class InPlace:
     """A training on the ranks of `world` that goes on with those that are left when some are lost.
 
     `fewer` is the run as it stands and `record` what it will leave. `train` trains to the end with the ranks of a
-    group. For the first of those that are left there is `open_journal`; `copies_of` a rank keeps its copies.
+    group. For the first of those that are left there is `open_journal`; `copies_in` a group keeps a rank's copies.
     """
 
     trainer: Trainer
@@ -193,7 +194,7 @@ class InPlace:
     fewer: Fewer
     train: Callable[[Trainer, Observed, RunRecord, Path], Observed]
     open_journal: Callable[[], Journal]
-    copies_of: Callable[[int], LocalCopies]
+    copies_in: Callable[[Communicator], LocalCopies]
 
     def to_the_end(self) -> Observed:
         """Train with whoever is left; returns their group."""
@@ -232,7 +233,7 @@ class InPlace:
             weight=prepared.weight_of(left.rank),
         )
         worker = load_strategy(prepared.info).worker(context)
-        parts.join(prepared, worker, left, parts.journal, self.copies_of(left.rank))
+        parts.join(prepared, worker, left, parts.journal, self.copies_in(left))
         _go_on(trainer, standing)
         self._note(left, prepared)
         left.barrier()

@@ -7,7 +7,7 @@ import dataclasses
 import functools
 import os
 import shutil
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -30,6 +30,8 @@ from hpcdl.training.checkpoint import folders as checkpoints
 from hpcdl.training.checkpoint import state
 from hpcdl.training.checkpoint.interval import CheckpointInterval
 from hpcdl.training.checkpoint.local import LocalCopies, newest_common, place
+from hpcdl.training.checkpoint.recovery import recover
+from hpcdl.training.checkpoint.redundancy import NO_REDUNDANCY, NONE, GroupParity, Redundancy
 from hpcdl.training.launch.in_place import Fewer
 from hpcdl.training.launch.prepare import Prepared, rule_in_force
 from hpcdl.training.launch.rundir import MODEL_FILE
@@ -80,8 +82,8 @@ def run_worker(
     model = build_model(config, prepared.dataset)
     if config.model.init_weights is not None:
         journal.write("message", text=state.load_weights(model, config.model.init_weights))
-    interval, copies_of, work = _kept(prepared, run_dir, group, record.nodes)
-    kept = (interval, copies_of(group.rank), work)
+    interval, copies_in, work = _kept(prepared, run_dir, group, record.nodes)
+    kept = (interval, copies_in(group), work)
     parts = functools.partial(Parts, prepared, model, worker, group, journal, run_dir, injection, *kept)
     trainer = _trainer(prepared, worker, parts)
     record = _begun(trainer, group, record, run_dir)
@@ -91,7 +93,7 @@ def run_worker(
     else:
         communicator = InPlace(
             trainer=trainer, world=communicator, context=context, record=record, run_dir=run_dir, watch=watch,
-            fewer=fewer, train=_to_the_end, copies_of=copies_of,
+            fewer=fewer, train=_to_the_end, copies_in=copies_in,
             open_journal=lambda: _journal(run_dir, config.run.tensorboard, None),
         ).to_the_end()  # fmt: skip
     trainer.parts.journal.close()
@@ -137,8 +139,8 @@ def _to_the_end(
 
 def _kept(
     prepared: Prepared, run_dir: Path, group: Observed, num_nodes: int
-) -> tuple[CheckpointInterval, Callable[[int], LocalCopies], BackgroundWork]:
-    """When checkpoints are made, what keeps copies of a rank in the node's memory, and how both are written."""
+) -> tuple[CheckpointInterval, Callable[[Communicator], LocalCopies], BackgroundWork]:
+    """When checkpoints are made, what keeps a group's copies in its nodes' memory, and how both are written."""
     limits = prepared.config.checkpoint
     way, told = way_for(limits.background, prepared.info.features, prepared.num_workers)
 
@@ -150,18 +152,21 @@ def _kept(
         say(told)
     work = BackgroundWork(way, group.observation, lambda text: say(f"rank {group.rank}: {text}"))
     folder = place(limits.local_checkpoint_folder, run_dir, os.environ.get(LAUNCHED_BY_VARIABLE, ""))
+    most_s = most_patience_s(way, prepared.config.safety.stall_timeout)
     interval = CheckpointInterval(
-        limits.checkpoint_every,
-        node_mtbf_s=limits.mtbf,
-        num_nodes=num_nodes,
-        most_patience_s=most_patience_s(way, prepared.config.safety.stall_timeout),
+        limits.checkpoint_every, node_mtbf_s=limits.mtbf, num_nodes=num_nodes, most_patience_s=most_s
     )
 
-    def copies_of(rank: int) -> LocalCopies:
-        every = limits.local_checkpoint_every
-        return LocalCopies(folder, run_dir, rank, every, lambda text: say(f"warning: {text}"), work)
+    def warn(text: str) -> None:
+        say(f"warning: {text}")
 
-    return interval, copies_of, work
+    def copies_in(group: Communicator) -> LocalCopies:
+        redundancy: Redundancy = NO_REDUNDANCY
+        if limits.local_checkpoint_redundancy != NONE:
+            redundancy = GroupParity(group, limits.local_checkpoint_redundancy, warn, most_patience_s=most_s)
+        return LocalCopies(folder, run_dir, group.rank, limits.local_checkpoint_every, warn, work, redundancy)
+
+    return interval, copies_in, work
 
 
 def _trainer(prepared: Prepared, worker: Worker, parts: Callable[..., Parts]) -> Trainer | AsynchronousTrainer:
@@ -240,6 +245,8 @@ def _resume(
     """
     parts = trainer.parts
     saved = decided(communicator, lambda: checkpoints.newest_valid(run_dir, warnings))
+    if parts.config.checkpoint.local_checkpoint_redundancy != NONE:
+        recover(parts.copies.folder, communicator, saved or 0, parts.copies.say)
     copied = _newest_copied(trainer, communicator, saved or 0, warnings)
     step = copied or saved
     if step is None:
@@ -253,6 +260,15 @@ def _resume(
         state.assign(parts.optimizer.variables, shared, "optimizer")
         return facts
 
+    def read_other(rank: int) -> dict[str, Any]:
+        if copied is None:
+            return checkpoints.read_own(run_dir, step, rank)
+        try:
+            return parts.copies.read_own(copied, rank)
+        except CorruptError as error:  # nothing else of it is needed
+            parts.copies.say(f"{error}; what it holds of the epoch's training loss is left out")
+            return {}
+
     facts = decided(communicator, take_shared)
     own = checkpoints.read_own(run_dir, step, communicator.rank) if copy is None else copy
     same_layout = facts["ranks"] == communicator.size
@@ -260,7 +276,8 @@ def _resume(
     same_state = same_layout and bool(own)
     position = trainer.position_at(step, facts, own)
     if not same_layout:
-        position.totals += _sums_of_others(run_dir, step, range(communicator.rank, facts["ranks"], communicator.size))
+        others = range(communicator.rank, facts["ranks"], communicator.size)
+        position.totals += sum(read_other(rank).get("totals", 0.0) for rank in others)
     if same_state:
         state.assign(state.seed_variables(parts.model), own, "seeds")
         parts.restore_worker(own)
@@ -290,11 +307,6 @@ def _newest_copied(
     step, told = newest_common(needed, saved)
     warnings += [told] if told else []
     return step
-
-
-def _sums_of_others(run_dir: Path, step: int, workers: Iterable[int]) -> Any:
-    """What these workers of a checkpoint have summed up since the epoch began; 0 where nobody keeps that."""
-    return sum(checkpoints.read_own(run_dir, step, worker).get("totals", 0.0) for worker in workers)
 
 
 def _parameters(model: keras.Model) -> tuple[int, int]:

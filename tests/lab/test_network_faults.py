@@ -48,6 +48,23 @@ def test_a_node_that_stays_cut_off_is_named(lab_slurm: SlurmLab) -> None:
     assert "hpcdl: rank 1 on node2 gives no sign of life" in desk.log(number), desk.log(number)
 
 
+def test_a_run_goes_on_without_a_node_that_stays_cut_off(lab_slurm: SlurmLab) -> None:
+    """It stays so for new ranks, which are lost there once more; Slurm, whose network is whole, sees nothing of it."""
+    desk = desk_of(lab_slurm, "left-out")
+    words = (*TRAIN, "--steps", "200", "--stall-timeout", "8s", "--checkpoint-every", "0.2s")
+    words += ("--elastic", "--min-workers", "2", "--inject", "partition:host=1@step=50")
+    number = desk.submit("--nodes", "3", "--time", "20m", "--", *words, run="left-out")
+    job = lab_slurm.wait_for_job(number, timeout_s=900)
+    log = desk.log(number)
+    assert job["JobState"] == "COMPLETED", log
+    assert "node2, on which ranks were lost twice, is left out; 2 workers in place of 3" in log, log
+    record = desk.record("left-out")
+    assert (record["status"], record["steps"], record["hosts"]) == ("finished", 200, ["node1", "node3"])
+    told = [event["text"] for event in desk.events("left-out", "message")]
+    assert told.count("injected: partition:host=1@step=50") == 1
+    assert sum("rank 1 on node2 gives no sign of life" in text for text in told) == 2, told
+
+
 def test_hosts_that_the_job_has_not_got_are_refused(lab_slurm: SlurmLab) -> None:
     desk = desk_of(lab_slurm, "refused")
     number = desk.submit("--nodes", "2", "--time", "10m", "--", *TRAIN, "--inject", "skew:host=2:+2s", run="refused")

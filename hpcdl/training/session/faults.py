@@ -13,7 +13,7 @@
 
 Of the last three `host` counts the run's nodes from rank 0's, which is 0; `rank=R` is possible for the first two. A
 fault strikes once in a run, also where the run goes on by itself, but for `@every`, which comes again and again at
-random ranks or nodes and times; the journal tells of each.
+random ranks or nodes and times; a node that is cut off for good stays so for new ranks. The journal tells of each.
 """
 
 from __future__ import annotations
@@ -82,6 +82,11 @@ class Fault:
     time_s: float | None = None
     duration_s: float | None = None
     text: str
+
+    @property
+    def stays(self) -> bool:
+        """Whether it holds for new ranks too, where the run goes on by itself: a node stays cut off."""
+        return self.kind == PARTITION and self.of_host and self.rank is not None and self.duration_s is None
 
     @property
     def place(self) -> str:

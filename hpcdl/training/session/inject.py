@@ -98,7 +98,9 @@ class Injection:
         self._mine = {
             number: fault for number, fault in left.items() if fault.rank == observation.rank and number not in between
         }
-        self._network = NetworkFaults(between, observation)
+        stay = [number for number, fault in enumerate(self._all) if fault.stays and self._has_struck(number)]
+        cut_off = [self._marker(number).read_text() for number in stay]
+        self._network = NetworkFaults(between, observation, cut_off)
         self._over = threading.Event()
         self._steps = JournalReader(run_dir)
         self._told_step, self._looked_s = 0, 0.0
@@ -189,7 +191,7 @@ class Injection:
         for number, fault in [*self._network.faults.items()]:
             if self._network.leads(fault) and self._is_due(fault, time.monotonic() - began):
                 self._network.begin(number)
-                self._marker(number).touch()
+                self._marker(number).write_text(self._network.host)
                 self._say(fault.text)
         if time.monotonic() - self._looked_s > FOLLOW_S:
             self._looked_s = time.monotonic()

@@ -1,13 +1,15 @@
 """What `--inject` puts between nodes: partitions, slow links and clocks that differ, on one rank of a run.
 
 A partition begins where the first rank of its place says so, by a mark on the disk; every rank keeps its own messages
-across it back, and ranks inside give no sign of life either, as if their node could not reach the file system.
+across it back, and ranks inside give no sign of life either, as if their node could not reach the file system. The mark
+names the node: one that is cut off for good is so from the start for new ranks on it, whatever its number is by then.
 """
 
 from __future__ import annotations
 
+import math
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 
 from hpcdl.cluster.shaping import shape
 from hpcdl.comm.impaired import Impaired, Impairment
@@ -20,10 +22,14 @@ OWN_MESSAGES = "in hpcdl's own messages"
 
 
 class NetworkFaults:
-    """The faults of a run's network that have not struck yet, by their numbers, and what of them holds now."""
+    """The faults of a run's network that have not struck yet, by their numbers, and what of them holds now.
 
-    def __init__(self, faults: Mapping[int, Fault], observation: Observation) -> None:
+    Nodes that are `cut_off` are so for good, since earlier ranks.
+    """
+
+    def __init__(self, faults: Mapping[int, Fault], observation: Observation, cut_off: Iterable[str] = ()) -> None:
         self.faults = dict(faults)
+        self._cut_off = [*cut_off]
         self._seen = observation
         self._network = Impairment(observation.rank)
         self._hosts: Sequence[str] = [observation.host] * observation.size
@@ -31,9 +37,11 @@ class NetworkFaults:
 
     def impair(self, communicator: Observed, told: Callable[[int, str], None]) -> Observed:
         """`communicator`, the world's, as these faults have it; collective. `told` hears what holds from now on."""
-        if not self.faults:
+        if not self.faults and not self._cut_off:
             return communicator
         self._hosts = communicator.allgather_json(communicator.host)
+        for host in self._cut_off:
+            self._part(self._ranks_on(host), math.inf)
         for number, fault in [*self.faults.items()]:
             if fault.kind == PARTITION:
                 continue
@@ -59,6 +67,11 @@ class NetworkFaults:
             self._network.slow_down(place, rate / len(place))
         return how or OWN_MESSAGES
 
+    @property
+    def host(self) -> str:
+        """This rank's node, as all know it."""
+        return self._hosts[self._seen.rank]
+
     def number_of(self, *, hosts: bool) -> int:
         """How many nodes, or ranks, a random fault may strike."""
         return len({*self._hosts}) if hosts else self._seen.size
@@ -69,12 +82,16 @@ class NetworkFaults:
         assert which is not None
         if not fault.of_host:
             return frozenset([which])
-        host = [*dict.fromkeys(self._hosts)][which]
+        return self._ranks_on([*dict.fromkeys(self._hosts)][which])
+
+    def _ranks_on(self, host: str) -> frozenset[int]:
         return frozenset(rank for rank, name in enumerate(self._hosts) if name == host)
 
     def part(self, fault: Fault, place: frozenset[int]) -> None:
         """From now on no message passes between `place` and the others, until it heals."""
-        until_s = float("inf") if fault.duration_s is None else time.monotonic() + fault.duration_s
+        self._part(place, math.inf if fault.duration_s is None else time.monotonic() + fault.duration_s)
+
+    def _part(self, place: frozenset[int], until_s: float) -> None:
         self._cuts.append((place, until_s))
         self._apply()
 

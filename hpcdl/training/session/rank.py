@@ -132,9 +132,7 @@ def supervised(
         try:
             with observation.waiting_for("starting MPI", hidden=True):
                 communicator = observe(communicator_for(place), observation)
-            processes = communicator.allgather_json((communicator.host, os.getpid()))
-            if place.rank == 0:
-                report_all(folder, "running", processes)
+            processes = _met(communicator, watch, folder)
             body(communicator, watch)
             watch.accuses = False
             _done_together(communicator, lambda: report_all(folder, "done", processes))
@@ -161,6 +159,15 @@ def _grows(error: BaseException) -> bool:
     """Whether this rank has stopped so that more of them can start."""
     found = original(error)
     return isinstance(found, StoppedEarly) and found.grows
+
+
+def _met(communicator: Observed, watch: Watch, folder: Path) -> list[tuple[str, int]]:
+    """Host and process of each rank: the watch names hosts from now on, and rank 0 notes that all run."""
+    processes: list[tuple[str, int]] = communicator.allgather_json((communicator.host, os.getpid()))
+    watch.hosts = {rank: host for rank, (host, _) in enumerate(processes)}
+    if communicator.rank == 0:
+        report_all(folder, "running", processes)
+    return processes
 
 
 def _left(communicator: Observed) -> Observed:

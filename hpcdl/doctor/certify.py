@@ -19,6 +19,7 @@ from hpcdl.core.errors import CorruptError, UnknownNameError, UsageError
 from hpcdl.core.files import write_json, write_text
 from hpcdl.core.paths import own_program
 from hpcdl.core.records import read_record
+from hpcdl.core.units import format_seconds
 from hpcdl.strategies.table import find_strategy
 from hpcdl.training.loop.journal import JournalReader
 from hpcdl.training.session.inject import TOLD
@@ -34,16 +35,19 @@ FAULTS: Mapping[str, str] = {
     "worker three times slower": f"slow:rank=1:x3@step={STRIKE_AT}",
     "no room for a checkpoint": f"full:checkpoint@step={STRIKE_AT // 2}",
     "worker stopped for 3 s": f"stop:rank=1@step={STRIKE_AT}+3s",
-    "node cut off for 3 s": f"partition:host=1@step={STRIKE_AT}+3s",
-    "node cut off": f"partition:host=1@step={STRIKE_AT}",
-    "node with a slow link": "link:host=1:100mbit",
-    "node with another clock": "skew:host=1:+2s",
+    "partition that heals": f"partition:{{place}}=1@step={STRIKE_AT}+3s",
+    "partition that stays": f"partition:{{place}}=1@step={STRIKE_AT}",
+    "slow link": "link:{place}=1:100mbit",
+    "skewed clock": "skew:host=1:+2s",
 }
-"""What is tried, by name; {last} is the last rank, a server where there are servers. `host` needs several nodes."""
+"""What is tried, by name; {last} is the last rank, a server where there are servers, {place} a node or, where there is
+one node alone, a rank."""
 SAVING: Mapping[str, Sequence[str]] = {
     "rank 0 killed, state in memory": ("--checkpoint-every", "1h", "--local-checkpoint-every", "5"),
 }
 """How a run saves under a fault, where not by checkpoints alone."""
+LEAVES_NODES_OUT = ("partition that stays",)
+"""What of several nodes takes one for good: the run goes on with fewer workers."""
 BY_CHECKPOINTS = ("--checkpoint-every", "0.2s")
 RUN_TIMEOUT_S = 900.0
 
@@ -89,16 +93,36 @@ class Plan:
             (strategy, fault, number)
             for strategy in self.strategies
             for fault in self.faults
-            if self._fits(fault, strategy)
+            if not self._against(fault, strategy)
             for number in range(self.tries)
         ]
 
-    def _fits(self, fault: str, strategy: str) -> bool:
-        """Whether there is what the fault strikes: servers, other nodes, messages that hpcdl sees."""
-        features = find_strategy(strategy).features
-        if "host=" in FAULTS[fault] and (self.num_nodes < 2 or not (features.mpi or "skew" in FAULTS[fault])):
-            return False
-        return features.servers or "server" not in fault
+    def left_out(self) -> list[dict[str, str]]:
+        """What is not tried, and `why`."""
+        return [
+            {"fault": fault, "strategy": strategy, "why": why}
+            for strategy in self.strategies
+            for fault in self.faults
+            if (why := self._against(fault, strategy))
+        ]
+
+    def _against(self, fault: str, strategy: str) -> str:
+        """Why there is nothing here that the fault could strike; nothing where there is."""
+        features, text = find_strategy(strategy).features, FAULTS[fault]
+        if "server" in fault and not features.servers:
+            return f"{strategy} has no servers"
+        if "host=" in text and self.num_nodes < 2:
+            return "all ranks are on one node, and have its clock"
+        if text.startswith(("partition:", "link:")) and not features.mpi:
+            return f"TensorFlow carries the messages of {strategy}, and hpcdl does not see them"
+        return ""
+
+    def words(self, fault: str) -> list[str]:
+        """Of the command line of a run that `fault` strikes: how it saves, and what strikes."""
+        fewer = ("--min-workers", "1") if fault in LEAVES_NODES_OUT and self.num_nodes > 1 else ()
+        place = "host" if self.num_nodes > 1 else "rank"
+        injected = FAULTS[fault].format(last=self.num_ranks - 1, place=place)
+        return [*SAVING.get(fault, BY_CHECKPOINTS), *fewer, "--inject", injected]
 
 
 def try_out(plan: Plan, told: Callable[[str], None]) -> list[Trial]:
@@ -107,41 +131,49 @@ def try_out(plan: Plan, told: Callable[[str], None]) -> list[Trial]:
     for strategy, fault, number in plan.cases():
         told(f"{strategy}: {fault}")
         run_dir = plan.out / "runs" / f"{strategy}-{fault.replace(' ', '-')}-{number}"
-        trials.append(_try(strategy, fault, plan.num_ranks, run_dir))
+        trials.append(_try(strategy, fault, plan, run_dir))
     return trials
 
 
-def _try(strategy: str, fault: str, num_ranks: int, run_dir: Path) -> Trial:
+def _try(strategy: str, fault: str, plan: Plan, run_dir: Path) -> Trial:
     features = find_strategy(strategy).features
     journal = JournalReader(run_dir)
     words = [
-        "train", "--model", "lenet", "--data", "synthetic:28x28x1:10", "--strategy", strategy, "--ranks", num_ranks,
+        "train", "--model", "lenet", "--data", "synthetic:28x28x1:10", "--strategy", strategy,
+        "--ranks", plan.num_ranks,
         "--batch-size", 16, "--steps", STEPS, "--profile", "none", "--elastic",
-        *SAVING.get(fault, BY_CHECKPOINTS),
-        "--stall-timeout", "10s", "--inject", FAULTS[fault].format(last=num_ranks - 1), "--run-dir", run_dir,
+        "--stall-timeout", "10s", "--run-dir", run_dir, *plan.words(fault),
     ]  # fmt: skip
     words += ["--optimizer", features.optimizers[0]] if features.optimizers else []
     words += [] if features.mpi else ["--allow-grpc"]
-    finished = subprocess.run(
-        own_program("hpcdl", *map(str, words)),
-        capture_output=True,
-        text=True,
-        env={**os.environ, "NO_COLOR": "1"},
-        timeout=RUN_TIMEOUT_S,
-        check=False,
-    )
+    exit_code, said = _run(own_program("hpcdl", *map(str, words)))
     events = journal.read()
     struck = next((event for event in events if str(event.get("text", "")).startswith(TOLD)), None)
-    lines = finished.stderr.strip().splitlines() or [""]
     return Trial(
         fault=fault,
         strategy=strategy,
-        survived=finished.returncode == 0 and struck is not None,
+        survived=exit_code == 0 and struck is not None,
         struck=struck is not None,
-        recover_s=None if struck is None else _recovered_after(events, struck["at"]),
+        recover_s=None if struck is None or "@" not in FAULTS[fault] else _recovered_after(events, struck["at"]),
         steps_lost=0 if struck is None else _steps_lost(run_dir, struck["step"]),
-        said="" if finished.returncode == 0 else lines[-1],
+        said="" if exit_code == 0 else said,
     )
+
+
+def _run(line: Sequence[str]) -> tuple[int | None, str]:
+    """Exit code of a run, None where it does not end, and its last line."""
+    try:
+        finished = subprocess.run(
+            line,
+            capture_output=True,
+            text=True,
+            env={**os.environ, "NO_COLOR": "1"},
+            timeout=RUN_TIMEOUT_S,
+            check=False,
+        )
+    except subprocess.TimeoutExpired:
+        return None, f"it had not come to an end after {format_seconds(RUN_TIMEOUT_S)}"
+    return finished.returncode, (finished.stderr.strip().splitlines() or [""])[-1]
 
 
 def _recovered_after(events: Sequence[Mapping[str, Any]], struck_at: float) -> float | None:
@@ -164,8 +196,11 @@ def _steps_lost(run_dir: Path, struck_step: int) -> int:
     return max([0, *(struck_step - step for step in resumed)])
 
 
-def summary(trials: Sequence[Trial]) -> dict[str, Any]:
-    """What `--json` prints: for each fault and strategy how many runs survived, and what it cost them."""
+def summary(trials: Sequence[Trial], left_out: Sequence[Mapping[str, str]] = ()) -> dict[str, Any]:
+    """What `--json` prints: for each fault and strategy how many runs survived, and what it cost them.
+
+    `left_out` is what was not tried.
+    """
     groups: dict[tuple[str, str], list[Trial]] = {}
     for trial in trials:
         groups.setdefault((trial.fault, trial.strategy), []).append(trial)
@@ -185,7 +220,7 @@ def summary(trials: Sequence[Trial]) -> dict[str, Any]:
                 "steps_lost": max(trial.steps_lost for trial in members),
             }
         )
-    return {"faults": rows}
+    return {"faults": rows, "left_out": [*left_out]}
 
 
 def check_free(plan: Plan, nodes: int | None) -> None:
@@ -229,6 +264,14 @@ def rows_of(document: Mapping[str, Any]) -> list[tuple[str, ...]]:
     ]
 
 
+def told_left_out(document: Mapping[str, Any]) -> list[str]:
+    """A line for each fault that was not tried."""
+    reasons: dict[tuple[str, str], list[str]] = {}
+    for one in document["left_out"]:
+        reasons.setdefault((one["fault"], one["why"]), []).append(one["strategy"])
+    return [f"{fault} ({', '.join(strategies)}): {why}" for (fault, why), strategies in reasons.items()]
+
+
 def _recovered(seconds: Mapping[str, float | None], tries: int) -> str:
     median, most = seconds["median"], seconds["max"]
     if median is None or most is None:
@@ -244,8 +287,11 @@ def write_card(out: Path, document: Mapping[str, Any], trials: Sequence[Trial], 
     )
     heads = "".join(f'<th scope="col">{heading}</th>' for heading in HEADINGS)
     told = "".join(f"<dt>{html.escape(key)}</dt><dd>{html.escape(value)}</dd>" for key, value in facts.items())
+    not_tried = "".join(f"<li>{html.escape(line)}</li>\n" for line in told_left_out(document))
+    if not_tried:
+        not_tried = f"<h2>Not tried here</h2>\n<ul>\n{not_tried}</ul>\n"
     path = out / "card.html"
-    write_text(path, _PAGE.format(facts=told, heads=heads, rows=cells))
+    write_text(path, _PAGE.format(facts=told, heads=heads, rows=cells, not_tried=not_tried))
     return path
 
 
@@ -264,6 +310,7 @@ dt {{ font-weight: bold; }}
 <dl>{facts}</dl>
 <div class="wide" tabindex="0"><table><thead><tr>{heads}</tr></thead><tbody>
 {rows}</tbody></table></div>
-<p>A run survives where it takes all of its steps and ends with 0, with new ranks where some are lost (--elastic).</p>
-</body></html>
+<p>A run survives where it takes all of its steps and ends with 0, with new ranks where some are lost (--elastic).
+Time is counted from the fault to the next step that was heard of; what holds from the start on has no such time.</p>
+{not_tried}</body></html>
 """

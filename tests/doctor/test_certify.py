@@ -9,8 +9,19 @@ from typing import Any
 import pytest
 
 from hpcdl.core.errors import UnknownNameError
-from hpcdl.doctor.certify import FAULTS, SAVING, Plan, Trial, rows_of, summary, write_card
-from hpcdl.training.session.faults import parse_faults
+from hpcdl.doctor import certify
+from hpcdl.doctor.certify import (
+    FAULTS,
+    LEAVES_NODES_OUT,
+    SAVING,
+    Plan,
+    Trial,
+    rows_of,
+    summary,
+    told_left_out,
+    write_card,
+)
+from hpcdl.training.session.faults import NETWORK, parse_faults
 from tests.conftest import CommandLine
 
 
@@ -24,25 +35,43 @@ def plan(**changes: Any) -> Plan:
     return Plan(**{**usual, **changes})
 
 
-def test_servers_are_killed_where_there_are_servers() -> None:
-    cases = plan().cases()
-    assert {strategy for strategy, fault, _ in cases if fault == "server killed"} == {"ps"}
-    alone = [fault for fault, text in FAULTS.items() if "host=" not in text]
-    assert len(cases) == 2 * (2 * len(alone) - 1)
-    assert {fault for _, fault, _ in plan(num_nodes=2).cases()} == {*FAULTS}, "other nodes are there to be cut off"
-    found = {fault for _, fault, _ in plan(num_nodes=2, strategies=["grpc-ring"]).cases()}
-    assert found - {*alone} == {"node with another clock"}, "hpcdl does not see the messages of grpc-*"
+def test_everything_is_tried_or_the_reason_why_not_is_told() -> None:
+    chosen = plan(num_nodes=1, strategies=["ring", "ps", "grpc-ring"])
+    left_out = chosen.left_out()
+    assert len(chosen.cases()) == 2 * (3 * len(FAULTS) - len(left_out))
+    whys = {(one["fault"], one["strategy"]): one["why"] for one in left_out}
+    assert {pair for pair, why in whys.items() if "has no servers" in why} == {
+        ("server killed", "ring"),
+        ("server killed", "grpc-ring"),
+    }
+    assert {strategy for fault, strategy in whys if fault == "skewed clock"} == {"ring", "ps", "grpc-ring"}
+    unseen = {fault for (fault, _), why in whys.items() if "hpcdl does not see them" in why}
+    assert unseen == {"partition that heals", "partition that stays", "slow link"}
+    assert len(whys) == 2 + 3 + 3
+    assert not plan(num_nodes=2, strategies=["ps"]).left_out(), "other nodes are there to be cut off"
     with pytest.raises(UnknownNameError, match="unknown fault 'flood'"):
         plan(faults=["flood"]).cases()
 
 
+@pytest.mark.parametrize("num_nodes", [1, 3])
 @pytest.mark.parametrize("fault", FAULTS)
-def test_every_fault_can_be_injected(fault: str) -> None:
-    assert parse_faults(FAULTS[fault].format(last=2), 3)
+def test_every_fault_can_be_injected(fault: str, num_nodes: int) -> None:
+    words = plan(num_nodes=num_nodes).words(fault)
+    if num_nodes == 1 and fault == "skewed clock":
+        assert "skewed clock" in {one["fault"] for one in plan(num_nodes=1).left_out()}
+        return
+    (found,) = parse_faults(words[words.index("--inject") + 1], 3, num_nodes)
+    assert found.of_host == (num_nodes > 1 and found.kind in NETWORK)
+
+
+def test_a_node_that_is_gone_for_good_leaves_a_run_with_fewer_workers() -> None:
+    assert "--min-workers" in plan(num_nodes=3).words("partition that stays")
+    assert "--min-workers" not in plan(num_nodes=1).words("partition that stays"), "a new rank is not cut off"
 
 
 def test_how_a_run_saves_is_told_for_faults_that_there_are() -> None:
-    assert set(SAVING) <= set(FAULTS)
+    assert {*SAVING, *LEAVES_NODES_OUT} <= set(FAULTS)
+    assert plan().words("rank 0 killed, state in memory")[:2] == ["--checkpoint-every", "1h"]
 
 
 def test_the_summary_counts_survivors_and_what_they_lost() -> None:
@@ -61,9 +90,26 @@ def test_the_summary_counts_survivors_and_what_they_lost() -> None:
     assert recovered == "3.0 s, at most 4.0 s"
 
 
+def test_what_was_not_tried_is_told_once_for_each_reason() -> None:
+    document = summary([trial()], plan(num_nodes=1, faults=["skewed clock", "server killed"]).left_out())
+    assert told_left_out(document) == [
+        "skewed clock (ring, ps): all ranks are on one node, and have its clock",
+        "server killed (ring): ring has no servers",
+    ]
+
+
+def test_a_run_that_does_not_end_is_one_that_has_not_survived(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(certify, "RUN_TIMEOUT_S", 0.1)
+    assert certify._run(["sleep", "60"]) == (None, "it had not come to an end after 100 ms")
+
+
 def test_the_card_is_one_page_that_runs_nothing(tmp_path: Path) -> None:
     trials = [trial(said="<script>")]
-    page = write_card(tmp_path, summary(trials), trials, {"machine": "<b>node</b>"}).read_text()
+    document = summary(trials, [{"fault": "<i>flood", "strategy": "ring", "why": "no water"}])
+    page = write_card(tmp_path, document, trials, {"machine": "<b>node</b>"}).read_text()
+    assert "Not tried here" in page and "&lt;i&gt;flood (ring): no water" in page
+    assert "Not tried" not in write_card(tmp_path, summary(trials), trials, {}).read_text()
+    page = write_card(tmp_path, document, trials, {"machine": "<b>node</b>"}).read_text()
     assert "&lt;b&gt;node" in page and "<script" not in page and "1 of 1" in page and "http" not in page
     document = json.loads((tmp_path / "card.json").read_text())
     assert document["trials"][0]["said"] == "<script>" and document["facts"] == {"machine": "<b>node</b>"}

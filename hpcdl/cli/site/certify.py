@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from hpcdl.cli.groups import completer
 from hpcdl.cli.options import JsonFlag
 from hpcdl.cli.output import print_json, put, say
+
+if TYPE_CHECKING:
+    from hpcdl.doctor.certify import Trial
 
 
 def register(app: typer.Typer) -> None:
@@ -45,7 +49,7 @@ def certify(
     Small trainings are struck by faults, one after another; a card tells which of them went on, and what it cost.
     """
     from hpcdl.core.progress import progress
-    from hpcdl.doctor.certify import FAULTS, HEADINGS, Plan, check_free, facts_of, rows_of, summary, try_out, write_card
+    from hpcdl.doctor.certify import FAULTS, Plan, check_free, facts_of, summary, try_out, write_card
 
     plan = Plan(
         strategies=strategy or ["ring", "ps", "async-easgd"],
@@ -64,14 +68,23 @@ def certify(
             done += 1
 
         trials = try_out(plan, told)
-    document = summary(trials)
+    document = summary(trials, plan.left_out())
     card = write_card(out, document, trials, facts_of(out))
     if json:
         print_json(document)
     else:
-        for row in (HEADINGS, *rows_of(document)):
-            put(f"{row[0]:<26}  {row[1]:<14}  {row[2]:<9}  {row[3]:<15}  {row[4]}")
-        for trial in trials:
-            if not trial.survived:
-                say(f"{trial.strategy}, {trial.fault}: {trial.said or 'the fault never struck'}")
+        _show(document, trials)
         say(f"next: look at {card}, and keep it beside {card.with_name('card.json')}")
+
+
+def _show(document: Mapping[str, Any], trials: Sequence[Trial]) -> None:
+    """The table; then who did not survive, and what was not tried."""
+    from hpcdl.doctor.certify import HEADINGS, rows_of, told_left_out
+
+    for row in (HEADINGS, *rows_of(document)):
+        put(f"{row[0]:<26}  {row[1]:<14}  {row[2]:<9}  {row[3]:<15}  {row[4]}")
+    for trial in trials:
+        if not trial.survived:
+            say(f"{trial.strategy}, {trial.fault}: {trial.said or 'the fault never struck'}")
+    for line in told_left_out(document):
+        say(f"not tried: {line}")

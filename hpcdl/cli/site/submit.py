@@ -12,7 +12,19 @@ from hpcdl.cli.output import print_json, put, say
 from hpcdl.core.errors import UnknownNameError, UsageError
 from hpcdl.core.units import parse_seconds
 
-COMMANDS = ("bench", "doctor", "evaluate", "export", "report", "run", "shard", "sweep", "train", "tune-threads")
+COMMANDS = (
+    "bench",
+    "certify",
+    "doctor",
+    "evaluate",
+    "export",
+    "report",
+    "run",
+    "shard",
+    "sweep",
+    "train",
+    "tune-threads",
+)
 """What makes sense in a job."""
 
 

@@ -146,14 +146,18 @@ class CommandLineHere(CommandLine):
 
 
 def finish(process: subprocess.Popen[str], timeout_s: float = 300.0) -> Finished:
-    """Wait for a command; where it takes too long, end all of it and fail with the stacks of its Python programs."""
+    """Wait for a command; where it takes too long, end all of it and fail with the stacks of its Python programs.
+
+    `timeout_s` is of a machine that does nothing else.
+    """
+    allowed_s = patience(timeout_s)
     try:
-        out, err = process.communicate(timeout=timeout_s)
+        out, err = process.communicate(timeout=allowed_s)
     except subprocess.TimeoutExpired:
         end_family(process.pid)
         out, err = process.communicate(timeout=300)
         text = told(str(process.args), Finished(process.returncode, out, err))
-        pytest.fail(f"not done after {timeout_s:.0f} s: {text}", pytrace=False)
+        pytest.fail(f"not done after {allowed_s:.0f} s: {text}", pytrace=False)
     return Finished(process.returncode, out, err)
 
 

@@ -19,7 +19,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from tests.conftest import ROOT, Finished
+from tests.conftest import ROOT, Finished, patience
 from tests.lab import quota
 
 USER, USER_ID = "student", 12345
@@ -281,10 +281,11 @@ def _burst(rate: str) -> str:
 
 def wait_until(condition: object, what: str, timeout_s: float = 120.0) -> None:
     """Return when `condition()` is true; TimeoutError says what did not come."""
-    deadline = time.monotonic() + timeout_s
+    allowed_s = patience(timeout_s)
+    deadline = time.monotonic() + allowed_s
     while not condition():  # type: ignore[operator]
         if time.monotonic() > deadline:
-            raise TimeoutError(f"waited {timeout_s:.0f} s in vain until {what}")
+            raise TimeoutError(f"waited {allowed_s:.0f} s in vain until {what}")
         time.sleep(0.02)
 
 

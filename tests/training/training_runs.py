@@ -17,7 +17,7 @@ import h5py
 import numpy
 
 from hpcdl.cluster.status import read_statuses
-from tests.conftest import CommandLine
+from tests.conftest import CommandLine, patience
 from tests.conftest import finish as finish
 
 SHORT = [
@@ -45,7 +45,7 @@ def start(hpcdl: CommandLine, arguments: list[Any], env: Mapping[str, str] | Non
 
 
 def wait_for(condition: Callable[[], bool], timeout_s: float = 120) -> None:
-    deadline = time.monotonic() + timeout_s
+    deadline = time.monotonic() + patience(timeout_s)
     while not condition():
         assert time.monotonic() < deadline, "it did not come about in time"
         time.sleep(0.02)

@@ -135,3 +135,16 @@ def test_one_fault_for_real(run_hpcdl: CommandLine, tmp_path: Path) -> None:
     assert "what this installation survives" in (tmp_path / "card" / "card.html").read_text()
     again = run_hpcdl(line)
     assert again.code == 2 and "choose another folder" in again.err
+
+
+@pytest.mark.mpi
+@pytest.mark.soak
+@pytest.mark.parametrize("strategy", ["ring", "ps", "async-easgd"])
+def test_one_node_survives_all_that_can_be_tried_on_it(run_hpcdl: CommandLine, tmp_path: Path, strategy: str) -> None:
+    finished = run_hpcdl(["certify", "--strategy", strategy, "--out", tmp_path / "card", "--json"], timeout_s=1800)
+    assert finished.code == 0, finished.err
+    document = json.loads(finished.out)
+    found = {row["fault"]: row["survived"] for row in document["faults"]}
+    assert set(found.values()) == {1}, (tmp_path / "card" / "card.json").read_text()
+    assert {*found} | {one["fault"] for one in document["left_out"]} == set(FAULTS)
+    assert {"partition that heals", "partition that stays", "slow link"} <= set(found)

@@ -3,8 +3,10 @@
 import threading
 
 import hpcdl
+from hpcdl.training.session import runtime
 
 hpcdl.init()
+runtime.import_tensorflow()
 import keras
 import numpy
 

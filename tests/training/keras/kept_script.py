@@ -5,8 +5,10 @@ import signal
 import sys
 
 import hpcdl
+from hpcdl.training.session import runtime
 
 hpcdl.init()
+runtime.import_tensorflow()
 import keras
 import numpy
 

@@ -29,7 +29,7 @@ class Places:
         self._failures: Counter[object] = Counter()
         self._left_out: list[str] = []
         self._slow: list[str] = []
-        self._has_left_out = False
+        self._has_lost = False
 
     @property
     def num_ranks(self) -> int:
@@ -44,8 +44,8 @@ class Places:
 
     @property
     def environment(self) -> dict[str, str]:
-        """What tells the launcher which nodes to leave out; once there was one it hears so, also when all are back."""
-        return {LEFT_OUT_VARIABLE: ",".join(self._left_out)} if self._has_left_out else {}
+        """What tells the launcher which nodes to leave out; after a loss it hears of it, also where that is none."""
+        return {LEFT_OUT_VARIABLE: ",".join(self._left_out)} if self._has_lost else {}
 
     def gone(self, named: str = "") -> list[str]:
         """The nodes in use that the scheduler knows to be gone, and the one that is `named`."""
@@ -61,9 +61,8 @@ class Places:
         it was lost twice after the same checkpoint, `newest`. What may come back stays where there would not be
         `enough` ranks without it.
         """
-        told = self._left_out_after(error, newest, enough)
-        self._has_left_out |= bool(self._left_out)
-        return told
+        self._has_lost = bool(self._nodes)
+        return self._left_out_after(error, newest, enough)
 
     def _left_out_after(self, error: RankError, newest: int, enough: Callable[[int], bool]) -> str:
         if error.evicted:

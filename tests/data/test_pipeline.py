@@ -61,6 +61,21 @@ def test_autograph_writes_nothing_anew(data: Path, tmp_path: Path, monkeypatch: 
     assert list(tmp_path.iterdir()), "this is what it would have left"
 
 
+@pytest.mark.parametrize("in_graph", [False, True])
+@pytest.mark.parametrize("batch_size", [1, 7, 72])
+def test_batches_read_together_are_those_of_their_steps(data: Path, batch_size: int, *, in_graph: bool) -> None:
+    """Over ends of epochs and of what one call reads, from any step on."""
+    from hpcdl.data.read.pipeline import training_batches
+    from hpcdl.data.read.windows import open_stream
+
+    dataset = open_dataset(str(data))
+    found = taken(training_batches(dataset, batch_size=batch_size, seed=3, start_step=5, in_graph=in_graph), 80)
+    stream = open_stream(dataset, batch_size=batch_size, worker=0, num_workers=1, seed=3)
+    for step, batch in enumerate(found, 5):
+        assert all(np.array_equal(*pair) for pair in zip(batch, stream.images(step), strict=True))
+    stream.close()
+
+
 def test_a_stream_that_is_closed_waits_for_no_tuning(data: Path) -> None:
     """tf.data's tuner may sleep on while its iterator is deleted, as long as it has run before, up to a minute."""
     from hpcdl.data.read.pipeline import as_tf_dataset

@@ -14,8 +14,8 @@ import tensorflow as tf
 from hpcdl.core.errors import UsageError, carried, originals
 from hpcdl.data.dataset import Dataset, Split, open_dataset
 from hpcdl.data.format.fields import Field
-from hpcdl.data.read.order import NO_SHIFT, Shift, mixed, pass_slice
-from hpcdl.data.read.prefetch import Prefetched, aligned_empty
+from hpcdl.data.read.order import NO_SHIFT, Ids, Shift, mixed, pass_slice
+from hpcdl.data.read.prefetch import BufferPool, Prefetched, aligned_empty
 from hpcdl.data.read.reader import SplitReader, open_reader
 from hpcdl.data.read.windows import TrainingStream, field_of, open_stream
 
@@ -23,6 +23,8 @@ Batches = Prefetched[tuple[Any, Any]]
 _AHEAD = 2
 _as_written = tf.autograph.experimental.do_not_convert
 """For what reads and changes batches, where no tensor decides: AutoGraph would parse all of it at each start."""
+_TOGETHER_BYTES, _MOST_TOGETHER = 256 * 1024, 32
+"""Small batches are read together, up to so many bytes and batches: a call of Python costs as much as reading one."""
 
 
 class GraphBatches:
@@ -221,6 +223,9 @@ def _dataset(
 ) -> Any:
     steps = tf.data.Dataset.range(start_step, np.iinfo(np.int64).max)
     share = stream.share
+    together = min(_TOGETHER_BYTES // _num_bytes(dataset, share.batch_size), _MOST_TOGETHER)
+    if together > 1 and augment.changes_nothing and dataset.preprocess is None:
+        return _read_together(dataset, stream, steps, together).with_options(_options(deterministic))
     if dataset.fields:
         batches = _field_batches(
             dataset, lambda step: _dense_fields(stream, step, dataset.fields), steps, share.batch_size
@@ -235,6 +240,31 @@ def _dataset(
             )
     batches = _preprocessed(batches, dataset, steps, mixed(seed, 11, stream.worker) >> 1, training=True)
     return batches.with_options(_options(deterministic)).prefetch(_AHEAD)
+
+
+def _num_bytes(dataset: Dataset, num_samples: int) -> int:
+    """Bytes of so many samples; more than are ever read together where that is not known before."""
+    if dataset.fields or dataset.encoded:
+        return _TOGETHER_BYTES
+    return num_samples * int(np.prod(dataset.sample_shape)) * np.dtype(dataset.dtype).itemsize
+
+
+def _read_together(dataset: Dataset, stream: TrainingStream, steps: Any, num_batches: int) -> Any:
+    """The batches of `steps`, `num_batches` of them read by one call of Python's, the next ones meanwhile."""
+    shape = (num_batches, stream.share.batch_size, *dataset.sample_shape)
+    buffers = BufferPool(shape, dataset.dtype)
+
+    def read(numbers: Ids) -> tuple[Any, Any]:
+        images, labels = buffers.take(), np.empty(shape[:2], np.int64)
+        for place, number in enumerate(numbers.tolist()):
+            images[place], labels[place] = stream.images(number)
+        return images, labels
+
+    def load(numbers: Any) -> tuple[Any, Any]:
+        images, labels = tf.numpy_function(carried(read), [numbers], [tf.as_dtype(dataset.dtype), tf.int64])
+        return tf.ensure_shape(images, shape), tf.ensure_shape(labels, shape[:2])
+
+    return steps.batch(num_batches, drop_remainder=True).map(_as_written(load)).prefetch(1).unbatch()
 
 
 def _preprocessed(batches: Any, dataset: Dataset, numbers: Any, key: int, *, training: bool) -> Any:

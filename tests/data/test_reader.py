@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import os
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import h5py
@@ -112,6 +113,33 @@ def test_few_files_stay_open(tmp_path: Path) -> None:
     assert np.array_equal(out, plain(str(tmp_path / "out"))[0])
     reader.close()
     assert open_files() == before
+
+
+@pytest.mark.parametrize("options", [{}, {"compression": "gzip"}], ids=["plain", "compressed"])
+def test_threads_that_read_from_more_shards_than_may_be_open_take_no_file_from_each_other(
+    options: dict[str, str], tmp_path: Path
+) -> None:
+    np.savez(tmp_path / "a.npz", images=pixels(203, (8, 8, 3)), labels=numbers(203, 7))
+    make(tmp_path / "a.npz", tmp_path / "out", shards=40, **options)
+    dataset = open_dataset(str(tmp_path / "out"))
+    reader = open_reader(dataset, dataset.train_split)
+    assert isinstance(reader, SplitReader)
+    wanted = np.empty((reader.layout.num_samples, 8, 8, 3), np.uint8)
+    reader.read_samples(np.arange(len(wanted)), wanted)
+    reader._most_open = 2
+
+    def reads(seed: int) -> bool:
+        ids = np.random.default_rng(seed).permutation(len(wanted))
+        found = np.empty_like(wanted)
+        reader.read_samples(ids, found)
+        return bool((found == wanted[ids]).all() and len(reader.labels(ids)) == len(ids))
+
+    before = open_files()
+    with ThreadPoolExecutor(4) as threads:
+        assert all(threads.map(reads, range(40)))
+    reader.close()
+    assert open_files() < before, "what was open before is closed too"
+    assert reads(0), "closed files are opened again"
 
 
 def test_a_shard_that_shrinks_while_it_is_read(tmp_path: Path) -> None:

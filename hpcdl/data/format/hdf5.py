@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import math
+import weakref
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -311,20 +312,17 @@ def _column(
 
 
 class ChunkReader:
-    """Reads compressed blocks through HDF5's filters; keeps the file open."""
+    """Reads compressed blocks through HDF5's filters; the file stays open as long as anybody holds this."""
 
     def __init__(self, path: Path) -> None:
         load_filters()
-        self._file = h5py.File(path, "r", locking=False)
-        self._data = self._file["images"]
+        file = h5py.File(path, "r", locking=False)
+        self._data = file["images"]
+        weakref.finalize(self, file.close)
 
     def read(self, first: int, out: Array) -> None:
         """Read the samples from `first` on into `out`."""
         self._data.read_direct(out, np.s_[first : first + len(out)])
-
-    def close(self) -> None:
-        """Close the file."""
-        self._file.close()
 
 
 class ChunkWriter:

@@ -6,6 +6,8 @@ import bisect
 import itertools
 import os
 import resource
+import threading
+import weakref
 from collections import OrderedDict
 from collections.abc import Sequence
 from pathlib import Path
@@ -32,25 +34,33 @@ _OF_HDF5 = {"opens": 1, "stats": 1}
 _REMEDY = "; look with `hpcdl inspect DIR --verify`, write it again with --repair"
 
 
-def read_exactly(descriptor: int, out: memoryview, offset: int, path: Path) -> None:
+class OpenFile:
+    """A file open for reading, which stays open as long as anybody holds this."""
+
+    def __init__(self, path: Path) -> None:
+        self.descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+        weakref.finalize(self, os.close, self.descriptor)
+
+
+def read_exactly(file: OpenFile, out: memoryview, offset: int, path: Path) -> None:
     """Fill `out` from `offset` on; CorruptError where the file ends first, HpcdlError where the system cannot read."""
     done, size = 0, len(out)
     while done < size:
-        count = _read(descriptor, [out[done:] if done else out], offset + done, path)
+        count = _read(file, [out[done:] if done else out], offset + done, path)
         if count == 0:
             raise CorruptError(f"{path} ends at byte {offset + done}; check it with `hpcdl inspect --verify`")
         done += count
 
 
-def _read(descriptor: int, views: list[memoryview], offset: int, path: Path) -> int:
+def _read(file: OpenFile, views: list[memoryview], offset: int, path: Path) -> int:
     try:
-        return os.preadv(descriptor, views, offset)
+        return os.preadv(file.descriptor, views, offset)
     except OSError as error:
         raise HpcdlError(f"cannot read {path} at byte {offset}: {error.strerror}") from error
 
 
 class OpenShard:
-    """A shard being read; its labels and places are kept, its file may be closed and opened again.
+    """A shard being read; its labels and places are kept, its file may be closed and opened again, by any thread.
 
     With `verified` all that is read is held against a checksum before anybody gets it: the frame (labels, offsets,
     checksums) when the shard is opened, a whole block by the block's own, a part of a block by its samples' own. Where
@@ -72,7 +82,8 @@ class OpenShard:
         self._operations.add(**_OF_HDF5)
         self._source = copy or path
         self._verified = verified
-        self._descriptor: int | None = None
+        self._opening = threading.Lock()
+        self._file: OpenFile | None = None
         self._chunks: ChunkReader | None = None
         if self.map.num_samples != entry.num_samples:
             raise CorruptError(f"shard {path} does not hold as many samples as the manifest says")
@@ -84,32 +95,36 @@ class OpenShard:
         self._checked = {name: np.zeros(self.map.num_blocks, np.bool_) for name in self.map.columns}
 
     def _frame_checksum(self) -> str:
+        file = self.file
         try:
-            return frame_checksum(self.descriptor, self.map)
+            return frame_checksum(file.descriptor, self.map)
         except OSError as error:
             raise HpcdlError(f"cannot read {self.map.path}: {error.strerror}") from error
 
     def _resident(self, place: ResidentMap) -> Array:
         values = np.empty(place.shape, place.dtype)
         if values.size:
-            read_exactly(self.descriptor, values.reshape(-1).view(np.uint8).data, place.offset, self.map.path)
+            read_exactly(self.file, values.reshape(-1).view(np.uint8).data, place.offset, self.map.path)
         if place.dtype != np.int64 or not values.size or values.min() < 0:
             return values
         return values.astype(np.min_scalar_type(values.max()))  # the numbers of classes: there are many samples
 
     @property
-    def descriptor(self) -> int:
+    def file(self) -> OpenFile:
         """The file, opened if need be."""
-        if self._descriptor is None:
-            try:
-                self._descriptor = os.open(self._source, os.O_RDONLY | os.O_CLOEXEC)
-            except OSError as error:
-                raise CorruptError(
-                    f"cannot open shard {self.map.path}: {error.strerror}; is it still there?"
-                ) from error
-            if self._source == self.map.path:
-                self._operations.add(opens=1)
-        return self._descriptor
+        with self._opening:
+            if self._file is None:
+                self._file = self._opened()
+            return self._file
+
+    def _opened(self) -> OpenFile:
+        try:
+            file = OpenFile(self._source)
+        except OSError as error:
+            raise CorruptError(f"cannot open shard {self.map.path}: {error.strerror}; is it still there?") from error
+        if self._source == self.map.path:
+            self._operations.add(opens=1)
+        return file
 
     def column(self, name: str) -> ColumnMap:
         """Where a column lies; CorruptError where the shard has none of that name."""
@@ -134,10 +149,10 @@ class OpenShard:
         for first in range(0, len(views), _MOST_VIEWS):
             part = views[first : first + _MOST_VIEWS]
             wanted = sum(map(len, part))
-            if _read(self.descriptor, part, offset, self.map.path) != wanted:  # rare: once more, view by view
+            if _read(self.file, part, offset, self.map.path) != wanted:  # rare: once more, view by view
                 position = offset
                 for view in part:
-                    read_exactly(self.descriptor, view, position, self.map.path)
+                    read_exactly(self.file, view, position, self.map.path)
                     position += len(view)
             offset += wanted
             if self._verified:
@@ -151,7 +166,7 @@ class OpenShard:
         first = self._firsts.get(name)
         if first is None:
             first = self._firsts[name] = int(self.column(name).block_offsets[0])
-        read_exactly(self.descriptor, view, first + place * len(view), self.map.path)
+        read_exactly(self.file, view, first + place * len(view), self.map.path)
         self._check_sample(name, place, view)
 
     def read_compressed(self, name: str, place: int, out: Array) -> None:
@@ -170,23 +185,22 @@ class OpenShard:
         content = bytearray(end - begin)
         if content:
             base = int(column.block_offsets[0])
-            read_exactly(self.descriptor, memoryview(content), base + begin, self.map.path)
+            read_exactly(self.file, memoryview(content), base + begin, self.map.path)
         self._check_sample(name, place, memoryview(content))
         return content
 
     def close(self) -> None:
-        """Close the file."""
-        if self._descriptor is not None:
-            os.close(self._descriptor)
-        if self._chunks is not None:
-            self._chunks.close()
-        self._descriptor = self._chunks = None
+        """Close the file, as soon as nobody reads from it any more."""
+        with self._opening:
+            self._file = self._chunks = None
 
     def _decompress(self, first: int, out: Array) -> None:
-        if self._chunks is None:
-            self._chunks = ChunkReader(self.map.path)
-            self._operations.add(**_OF_HDF5)
-        self._chunks.read(first, out)
+        with self._opening:
+            if self._chunks is None:
+                self._chunks = ChunkReader(self.map.path)
+                self._operations.add(**_OF_HDF5)
+            chunks = self._chunks
+        chunks.read(first, out)
 
     def _check_sample(self, name: str, place: int, content: memoryview) -> None:
         if not self._verified:
@@ -205,7 +219,7 @@ class OpenShard:
         numbers = None
         if offset is not None:
             numbers = np.empty(self.map.num_samples, "<u8")
-            read_exactly(self.descriptor, numbers.data.cast("B"), offset, self.map.path)
+            read_exactly(self.file, numbers.data.cast("B"), offset, self.map.path)
         self._sample_checksums[name] = numbers
         return numbers
 
@@ -216,8 +230,10 @@ class OpenShard:
 
     def _check_stored(self, name: str, block: int) -> None:
         """Read a block's bytes as they lie in the file, for their checksum alone."""
-        column = self.column(name)
-        if self._verified and block_checksum(self.descriptor, column, block) != column.checksums[block]:
+        if not self._verified:
+            return
+        column, file = self.column(name), self.file
+        if block_checksum(file.descriptor, column, block) != column.checksums[block]:
             raise self._damaged(block)
 
     def _damaged(self, block: int) -> CorruptError:
@@ -255,6 +271,7 @@ class SplitReader:
         self._starts = np.array(self._firsts)
         self._shards: dict[int, OpenShard] = {}
         self._open: OrderedDict[int, None] = OrderedDict()
+        self._lock = threading.Lock()
         self._most_open = max(16, min(4096, resource.getrlimit(resource.RLIMIT_NOFILE)[0] // 2))
         self._block_samples = manifest.block_samples
         self.sample_shape = tuple(dataset.sample_shape)
@@ -284,6 +301,10 @@ class SplitReader:
 
     def shard(self, number: int) -> OpenShard:
         """The shard `number`; the files of those used longest ago are closed."""
+        with self._lock:  # each field's windows are read by a thread
+            return self._shard(number)
+
+    def _shard(self, number: int) -> OpenShard:
         found = self._shards.get(number)
         if found is None:
             entry = self._entries[number]
@@ -324,8 +345,8 @@ class SplitReader:
         return np.concatenate(found)
 
     def _resident(self, number: int, name: str) -> Array:
-        """A resident field of a whole shard."""
-        shard = self.shard(number)
+        """A resident field of a whole shard, which needs no open file."""
+        shard = self._shards.get(number) or self.shard(number)
         if name not in shard.residents:
             raise CorruptError(f"shard {shard.map.path} holds no {name}, which the manifest tells of{_REMEDY}")
         return shard.residents[name]

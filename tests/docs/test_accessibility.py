@@ -35,14 +35,15 @@ const axe = AXE, pages = PAGES, said = [];
 const moment = () => new Promise(done => setTimeout(done, 50));
 const opened = url => new Promise(done => { frame.onload = done; frame.src = url });
 (async () => {
-  for (const url of pages) {
+  for (const [place, url] of pages.entries()) {
     await opened(url);
     const inside = frame.contentWindow, all = inside.document;
     inside.eval(axe);
     for (const width of WIDTHS) {
       frame.style.width = width + 'px';
       await moment();
-      const found = await inside.axe.run(all, OPTIONS);
+      const asked = EVERY || width == WIDTHS[place % WIDTHS.length];
+      const found = asked ? await inside.axe.run(all, OPTIONS) : { violations: [] };
       const told = one => [one.impact, one.id, one.nodes.length, one.nodes[0].html.slice(0, 200)];
       const background = inside.getComputedStyle(all.body).backgroundColor;
       said.push([url, width, all.documentElement.scrollWidth, background, found.violations.map(told)]);
@@ -60,18 +61,22 @@ def browser() -> str:
 
 
 def looked_at(
-    browser: str, pages: list[Path], folder: Path, *flags: str, rules: tuple[str, ...] = ()
+    browser: str, pages: list[Path], folder: Path, *flags: str, rules: tuple[str, ...] = (), every: bool = True
 ) -> list[tuple[str, int, int, str, list[Any]]]:
-    """Of each page and width: how wide it is, its background, and what axe says of it by `rules`, by default all."""
+    """Of each page and width: how wide it is, its background, and what axe says of it by `rules`, by default all.
+
+    Unless at `every` width axe looks at each page at one, the next page at the next: pages of a site are alike.
+    """
     options = {"resultTypes": ["violations"], **({"runOnly": {"type": "rule", "values": rules}} if rules else {})}
     words = {
         "OPTIONS": json.dumps(options),
         "AXE": json.dumps(AXE.read_text()).replace("</", "<\\/"),
         "WIDTHS": str(list(WIDTHS)),
+        "EVERY": str(every).lower(),
     }
     words["PAGES"] = json.dumps([path.as_uri() for path in pages])
     driver = folder / "driver.html"
-    driver.write_text(re.sub(r"\b(AXE|OPTIONS|PAGES|WIDTHS)\b", lambda word: words[word[0]], DRIVER))
+    driver.write_text(re.sub(r"\b(AXE|EVERY|OPTIONS|PAGES|WIDTHS)\b", lambda word: words[word[0]], DRIVER))
     finished = subprocess.run(
         [browser, *FLAGS, "--allow-file-access-from-files", "--virtual-time-budget=3600000", "--dump-dom", *flags,
          f"--user-data-dir={folder / 'profile'}", driver.as_uri()],
@@ -104,9 +109,16 @@ def own_pages(folder: Path) -> list[Path]:
 
 @pytest.mark.lab("axe", "chromium")
 @pytest.mark.parametrize("flags", [(), ("--force-dark-mode",)], ids=["light", "dark"])
-@pytest.mark.parametrize("which", ["own", pytest.param("site", marks=pytest.mark.lab("built-site"))])
+@pytest.mark.parametrize(
+    "which, every",
+    [
+        pytest.param("own", True, id="own"),
+        pytest.param("site", False, id="site", marks=pytest.mark.lab("built-site")),
+        pytest.param("site", True, id="site-every-width", marks=[pytest.mark.lab("built-site"), pytest.mark.soak]),
+    ],
+)
 def test_no_serious_fault_and_nothing_sticks_out(
-    browser: str, tmp_path: Path, flags: tuple[str, ...], which: str
+    browser: str, tmp_path: Path, flags: tuple[str, ...], which: str, every: bool
 ) -> None:
     pages = (
         own_pages(tmp_path)
@@ -115,7 +127,7 @@ def test_no_serious_fault_and_nothing_sticks_out(
     )
     rules = OF_COLOURS if which == "site" and flags else ()
     wrong = []
-    for url, width, needed, background, faults in looked_at(browser, pages, tmp_path, *flags, rules=rules):
+    for url, width, needed, background, faults in looked_at(browser, pages, tmp_path, *flags, rules=rules, every=every):
         name = f"{url.rpartition('/')[2]} at {width}"
         wrong += [f"{name}: {fault}" for fault in faults if fault[0] in SERIOUS]
         wrong += [f"{name}: {needed} pixels wide"] if needed > width else []

@@ -10,8 +10,16 @@ from hpcdl.comm.threads import communicator as threads
 from hpcdl.core.protocols import Communicator
 from hpcdl.core.signals import StopRequest
 from hpcdl.strategies.base import Worker
+from hpcdl.strategies.parameter_server.agreement import NUM_WISHES
 from hpcdl.training.checkpoint.interval import CheckpointInterval
 from hpcdl.training.session.control import Control, Room, Wishes
+
+
+def control_of(
+    communicator: Communicator, stop: StopRequest, time_limit_s: float | None, save_every_s: float
+) -> Control:
+    interval = CheckpointInterval(save_every_s, node_mtbf_s=1.0, num_nodes=1)
+    return Control(communicator, stop, Worker(), interval=interval, time_limit_s=time_limit_s, room=Room(None))
 
 
 def steps_until(
@@ -19,8 +27,7 @@ def steps_until(
 ) -> tuple[int, Wishes]:
     """Steps of 5 ms until the group agrees on something; rank 1 asks to stop at step `asks`."""
     stop = StopRequest()
-    interval = CheckpointInterval(save_every_s, node_mtbf_s=1.0, num_nodes=1)
-    control = Control(communicator, stop, Worker(), interval=interval, time_limit_s=time_limit_s, room=Room(None))
+    control = control_of(communicator, stop, time_limit_s, save_every_s)
     for step in range(2000):
         time.sleep(0.005)
         if communicator.rank == 1 and step == asks:
@@ -61,3 +68,9 @@ def test_signals_are_remembered_instead_of_died_of() -> None:
     finally:
         for number, handler in before.items():
             signal.signal(number, handler)
+
+
+def test_parameter_servers_have_room_for_every_wish() -> None:
+    """They add up what `Control` wishes in headers of a length of their own."""
+    (wishes,) = threads.run(1, lambda alone: control_of(alone, StopRequest(), None, 1e9)._own())
+    assert len(wishes) == NUM_WISHES

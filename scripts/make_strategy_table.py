@@ -25,6 +25,7 @@ COLUMNS = {
     "accumulation": "`--accumulate`",
     "lars": "LARS",
     "several_steps": "`--steps-per-call`",
+    "measured_buckets": "`--bucket-size auto`",
     "groups": "`--groups`",
     "keras_fit": "Keras `fit`",
     "mpi": "over MPI",

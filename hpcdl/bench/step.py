@@ -15,6 +15,7 @@ from hpcdl.cluster.launchers.base import ranks_per_node
 from hpcdl.comm.observed import EXCHANGE, Observed
 from hpcdl.config.load import Effective, Layer, as_toml_values, load
 from hpcdl.config.schema import StepBenchConfig
+from hpcdl.config.settings import AUTO
 from hpcdl.core.from_json import from_json
 from hpcdl.core.progress import NullProgress
 from hpcdl.core.protocols import Communicator
@@ -39,8 +40,8 @@ class StepResult:
     A step of workers that wait for each other takes as long as its slowest one; of an asynchronous strategy, whose
     workers do not, the medians are over the steps of all workers. `efficiency` is the median step without exchange
     over the median step with it. `samples` are the images/s of each step with exchange, over all workers, and
-    `counted` says what these count; `loss` is that of the initial weights on the first batch, on rank 0. What steps
-    without exchange are needed for is None where they were left out.
+    `counted` says what these count; `bucket_bytes` is what --bucket-size auto has found; `loss` is that of the initial
+    weights on the first batch, on rank 0. What steps without exchange are needed for is None where they were left out.
     """
 
     model: str
@@ -59,6 +60,7 @@ class StepResult:
     samples: Sequence[float]
     loss: float
     bytes_sent_per_step: float | None
+    bucket_bytes: int | None
     peak_memory_bytes: int
     warnings: Sequence[str]
 
@@ -164,6 +166,7 @@ def _work(
         count,
         lambda: inside_engine(seen, mpi=features.mpi, num_workers=group.size),
     )
+    chosen = _chosen_buckets(config, worker, model, batches, group)
     before = seen.traffic()
     seen.doing("computing")
     times = measure.measure_steps(kinds, batches, group, count)
@@ -175,9 +178,31 @@ def _work(
         **dataclasses.asdict(times),
         "counted": counted,
         "bytes_sent_per_step": sent["bytes_sent_per_step"],
+        "bucket_bytes": chosen,
         "peak_memory_bytes": peak_memory_bytes(),
         "warnings": list(worker.warnings),
     }
+
+
+def _chosen_buckets(
+    config: StepBenchConfig, worker: Any, model: Any, batches: Iterator[Any], group: Communicator
+) -> int | None:
+    """The bytes of a bucket that `worker` has from now on, where it is to find them; collective."""
+    if config.exchange.bucket_size != AUTO:
+        return None
+    from hpcdl.training.loop.bucket_trials import TrialStep, choose_buckets
+    from hpcdl.training.loop.step import build_step
+    from hpcdl.training.optimization.objective import Classification
+
+    settings, accumulate = (config.model, config.exchange, config.optimizer), config.exchange.accumulate
+
+    def build(optimizer: Any) -> Any:
+        return build_step(model, optimizer, worker, Classification(), accumulate)
+
+    step = TrialStep(model, settings, build, lambda: next(batches), [config.run.batch_size] * accumulate)
+    choice = choose_buckets(worker, group, step, deterministic=config.run.deterministic)
+    worker.bucket_bytes = choice.bucket_bytes
+    return choice.bucket_bytes
 
 
 def _model_and_batches(config: StepBenchConfig, group: Communicator) -> tuple[Any, Iterator[Any], str]:
@@ -236,6 +261,7 @@ def _summary(
         samples=rates,
         loss=workers[0]["first_loss"],
         bytes_sent_per_step=mean_of_known([rank["bytes_sent_per_step"] for rank in workers]),
+        bucket_bytes=workers[0]["bucket_bytes"],
         peak_memory_bytes=max(rank["peak_memory_bytes"] for rank in workers),
         warnings=[*filter(None, [info.warning]), *workers[0]["warnings"]],
     )

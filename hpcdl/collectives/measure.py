@@ -115,10 +115,14 @@ def _time_once(communicator: Communicator, name: str, num_bytes: int, workspace:
 
 
 def table_file(library: str, ranks: int, nodes: int, host: str) -> Path:
-    """Where a table is kept: one for each library, shape of job and family of hosts (`cpu012` and `cpu7` are one)."""
-    family = re.sub(r"\d+", "", host.partition(".")[0])
-    name = re.sub(r"[^A-Za-z0-9.]+", "-", f"{library} {family} {ranks} ranks {nodes} nodes").strip("-")
+    """Where a table is kept: one for each library, shape of job and family of hosts."""
+    name = re.sub(r"[^A-Za-z0-9.]+", "-", f"{library} {host_family(host)} {ranks} ranks {nodes} nodes").strip("-")
     return user_cache_folder() / "allreduce" / f"{name}.json"
+
+
+def host_family(host: str) -> str:
+    """What hosts of one kind have in common: `cpu012` and `cpu7` are one."""
+    return re.sub(r"\d+", "", host.partition(".")[0])
 
 
 def load_table(path: Path) -> Timetable | None:

@@ -6,10 +6,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from hpcdl.config.settings import EXTENT, NOTHING, REPEAT, REQUIRED, RESULT, TIME, setting
+from hpcdl.config.settings import AUTO, EXTENT, NOTHING, REPEAT, REQUIRED, RESULT, TIME, setting
 
 CROSS_ENTROPY = "cross-entropy"
 ALLOW_GRPC = "Run grpc-* on nodes that other users can be on: their servers know no password."
+BUCKET_BYTES = 25 * 1024**2
 KEEP_BATCH, SCALE_RATE = "keep-batch", "scale-rate"
 
 
@@ -134,10 +135,10 @@ class ExchangeConfig:
     """How ranks agree."""
 
     strategy: str = setting("ring", "Parallel strategy: a name from `hpcdl strategies`.", matters=RESULT | TIME)
-    bucket_size: int = setting(
-        25 * 1024**2,
-        "Gradients are sent together in buckets of about this size.",
-        kind="bytes",
+    bucket_size: int | str = setting(
+        BUCKET_BYTES,
+        "Gradients are sent together in buckets of about this size; auto measures some before the first step.",
+        kind="amount",
         at_least=1,
         matters=RESULT | TIME,
     )
@@ -162,6 +163,11 @@ class ExchangeConfig:
     backup_workers: int = setting(
         0, "Workers of ps whose gradients need not be waited for.", at_least=0, matters=RESULT | TIME
     )
+
+    @property
+    def bucket_bytes(self) -> int:
+        """The size of buckets; where a run finds it by itself, the one that it begins with."""
+        return BUCKET_BYTES if self.bucket_size == AUTO else int(self.bucket_size)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -10,7 +10,7 @@ from typing import Any
 
 from hpcdl.config.load import Layer, flag_layer, load, plain_keys, set_layer, settings_by_key, standard_layers
 from hpcdl.config.schema import TrainConfig
-from hpcdl.config.settings import Setting, setting
+from hpcdl.config.settings import AUTO, Setting, setting
 from hpcdl.config.study import OF_A_STUDY
 from hpcdl.core.errors import ConfigError, shown, suggestion
 from hpcdl.core.files import read_toml
@@ -181,15 +181,17 @@ class _SpaceReader:
             self._complain(f"space: {item.key}: {why}")
 
     def _range(self, item: Setting, table: Mapping[str, Any], when: Mapping[str, tuple[str, ...]]) -> Dimension:
-        if item.kind not in ("int", "float", "bytes", "seconds") or item.choices:
+        if item.kind not in ("int", "float", "bytes", "amount", "seconds") or item.choices:
             raise ValueError("is no number; list its values")
+        if AUTO in (table["low"], table["high"]):
+            raise ValueError(f"{AUTO} is no end of a range; list the values")
         low, high = (float(item.parse(table[end])) for end in ("low", "high"))
         log, step = bool(table.get("log", False)), table.get("step")
         if not low < high or (log and low <= 0) or (log and step is not None):
             raise ValueError(f"{shown(dict(table))} is no range; low must be below high, above 0 with log, log or step")
         if step is not None and not (math.isfinite(float(step)) and float(step) > 0):
             raise ValueError(f"step {step} must be above 0")
-        whole = item.kind in ("int", "bytes")
+        whole = item.kind in ("int", "bytes", "amount")
         return Dimension(key=item.key, low=low, high=high, whole=whole, log=log, step=step, when=when)
 
 

@@ -20,7 +20,7 @@ REQUIRED = dataclasses.MISSING
 LARGEST = 2**63 - 1
 LONGEST_S = 1e9
 AUTO = "auto"
-"""The value of an `interval` or a `count` that the run itself finds."""
+"""The value of an `interval`, a `count` or an `amount` that the run itself finds."""
 LONGEST_NAME = 255
 """File systems take no longer ones."""
 LONGEST_SIDE = 65_535
@@ -58,8 +58,8 @@ def setting(
 ) -> Any:
     """A dataclass field: `help` is one sentence, `kind` overrides the type's own. Those of a run say what `matters`.
 
-    Kinds beside types: `bytes`, `seconds`, `interval` (seconds, or AUTO), `count` (a whole number, or AUTO), `size`,
-    `trace`, and the lists `counts` (whole numbers from 1 on) and `names`.
+    Kinds beside types: `bytes`, `amount` (bytes, or AUTO), `seconds`, `interval` (seconds, or AUTO), `count` (a whole
+    number, or AUTO), `size`, `trace`, and the lists `counts` (whole numbers from 1 on) and `names`.
     """
     limits = {"at_least": at_least, "above": above, "at_most": at_most}
     metadata = {"help": help, "kind": kind, "limits": limits, "choices": tuple(choices), "matters": matters}
@@ -118,6 +118,7 @@ class Setting:
             return "x".join(str(side) for side in value)
         writers: dict[str, Callable[[Any], str]] = {
             "bytes": lambda number: format_bytes(number).replace(" ", ""),
+            "amount": lambda number: number if number == AUTO else format_bytes(number).replace(" ", ""),
             "seconds": lambda number: format_seconds(number).replace(" ", ""),
             "interval": lambda number: number if number == AUTO else format_seconds(number).replace(" ", ""),
             "bool": lambda flag: "true" if flag else "false",
@@ -186,6 +187,13 @@ def _real(value: Any) -> float:
 
 def _bytes(value: Any) -> int:
     return _within(value if isinstance(value, int) and not isinstance(value, bool) else parse_bytes(str(value)))
+
+
+def _amount(value: Any) -> int:
+    try:
+        return _bytes(value)
+    except ValueError as error:
+        raise ValueError(f"{error}, or {AUTO}") from None
 
 
 def _seconds(value: Any) -> float:
@@ -264,6 +272,7 @@ PARSERS: dict[str, Callable[[Any], Any]] = {
     "str": _text,
     "Path": lambda value: Path(_text(value)).expanduser(),
     "bytes": _bytes,
+    "amount": lambda value: AUTO if value == AUTO else _amount(value),
     "seconds": _seconds,
     "interval": lambda value: AUTO if value == AUTO else _seconds(value),
     "count": lambda value: AUTO if value == AUTO else _integer(value),

@@ -128,6 +128,8 @@ class RunRecord:
     resumed_from_steps: Sequence[int] = ()
     checkpoint_interval: Mapping[str, float] = field(default_factory=dict)
     background: Mapping[str, float] = field(default_factory=dict)
+    bucket_bytes: int | None = None
+    bucket_seconds: Mapping[str, float] = field(default_factory=dict)
     parts: Mapping[str, float] = field(default_factory=dict)
     imbalance_seconds: float | None = None
     bytes_sent_per_step: float | None = None

@@ -9,11 +9,13 @@ from collections import Counter, defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
+from hpcdl.config.schema import BUCKET_BYTES
+from hpcdl.config.settings import AUTO
 from hpcdl.core.errors import UsageError
 from hpcdl.models.table import MODELS
 from hpcdl.node.topology.machines import read_machine
 from hpcdl.predict.calibration import MeasuredStep
-from hpcdl.predict.jobs import BUCKET_BYTES, RankLayout, StepJob, has_servers, lengths_of
+from hpcdl.predict.jobs import RankLayout, StepJob, has_servers, lengths_of
 from hpcdl.predict.network import Network
 from hpcdl.report.runs.run import Run, positive
 from hpcdl.report.runs.traces import TracedRun
@@ -234,11 +236,16 @@ def _job_of(run: Run, gradient_bytes: int | None, several_threads: bool, remarks
         threads=(run.threads or 0) if several_threads else 0,
         lengths=lengths_of(run.model, gradient_bytes),
         compressed=settings.get("compress", "none") != "none",
-        bucket_bytes=int(float(settings.get("bucket-size", BUCKET_BYTES))),
+        bucket_bytes=run.bucket_bytes or _bytes_of(settings.get("bucket-size", AUTO)),
         placement=settings.get("placement", "") if has_servers(strategy) else "",
         period=int(settings.get("period", 1)) if STRATEGIES[strategy].features.elastic else 1,
         variant=settings.get("variant", "3") if strategy == "sync-easgd" else "3",
     )
+
+
+def _bytes_of(size: str) -> int:
+    """Of a bucket, as a record writes it down; the default where nothing says what a run has found."""
+    return BUCKET_BYTES if size == AUTO else int(float(size))
 
 
 def _is_shared(job: StepJob) -> bool:

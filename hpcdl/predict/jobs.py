@@ -8,6 +8,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from hpcdl.collectives.table import COLLECTIVES
+from hpcdl.config.schema import BUCKET_BYTES
 from hpcdl.core.errors import UnknownNameError, UsageError
 from hpcdl.core.files import read_json
 from hpcdl.core.paths import share_folder
@@ -16,7 +17,6 @@ from hpcdl.strategies.elastic.methods import METHODS
 from hpcdl.strategies.table import ALIASES, STRATEGIES
 
 ITEM_BYTES = 4
-BUCKET_BYTES = 25 * 1024**2
 DEFAULT_PLACEMENTS = {"ps": "split", "grpc-ps": "round-robin"}
 
 

@@ -39,6 +39,8 @@ class Features:
     groups: bool = False
     several_steps: bool = False
     """A worker may take several steps in one call of the graph: nothing outside of it is asked between them."""
+    measured_buckets: bool = False
+    """The size of its buckets may be found by timing steps: no rank but the workers knows it."""
     optimizers: tuple[str, ...] = ()
     """The rule that its own equations follow, in place of --optimizer; empty: any optimizer."""
 

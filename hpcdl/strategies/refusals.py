@@ -20,6 +20,7 @@ def check_exchange(info: StrategyInfo, exchange: ExchangeConfig, *, num_workers:
     refused = {
         f"--compress {exchange.compress}": exchange.compress != "none" and not features.compression,
         f"--accumulate {exchange.accumulate}": exchange.accumulate > 1 and not features.accumulation,
+        f"--bucket-size {AUTO}": exchange.bucket_size == AUTO and not features.measured_buckets,
         f"--backup-workers {exchange.backup_workers}": exchange.backup_workers and not features.backup_workers,
     }
     _refuse(info, [setting for setting, wrong in refused.items() if wrong])

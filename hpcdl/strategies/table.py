@@ -25,6 +25,7 @@ _SYNCHRONOUS = Features(
     exact_resume=True,
     keras_fit=True,
     several_steps=True,
+    measured_buckets=True,
 )
 
 _OWN = (

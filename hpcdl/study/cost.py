@@ -181,7 +181,7 @@ def job_of_point(point: StudyPoint, prepared: Prepared, evidence: Evidence) -> S
         workers_per_node=per_node,
         threads=(point.threads or _threads(job, per_node, evidence)) if job.threads else 0,
         compressed=exchange.compress != "none",
-        bucket_bytes=exchange.bucket_size,
+        bucket_bytes=exchange.bucket_bytes,
         placement=(exchange.placement or "") if point.servers else "",
         period=elastic.period if prepared.info.features.elastic else 1,
         variant=elastic.variant if strategy == "sync-easgd" else job.variant,

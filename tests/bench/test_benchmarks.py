@@ -19,6 +19,7 @@ OUT_OF_TIME = {"node_winner": 75, "predict_hosts": 75}
 """How those end that stop when their minutes are over."""
 SMALLEST = {
     "allreduce_ring": ("--megabytes 1 --repeats 1", (RANKS,)),
+    "bucket_size": ("--rounds 1", LONG),
     "data_reading": ("--mib 16 --repeats 1 --folder FOLDER", ()),
     "data_waiting": ("--steps 2 --hep-steps 1 --batch-size 4 --folder FOLDER", LONG),
     "data_writing": ("--mib 8 --jpegs 20 --repeats 1 --folder FOLDER", ()),

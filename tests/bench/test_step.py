@@ -94,7 +94,14 @@ def test_a_site_may_forbid_it(ask_hpcdl: CommandLine) -> None:
 def test_who_waits_for_nobody_is_not_as_slow_as_the_slowest(strategy: str, step_s: float, rate: float) -> None:
     values = {"model": "lenet", "batch-size": 4, "ranks": 2, "strategy": strategy}
     config = load(StepBenchConfig, [Layer(origin="test", values=values)]).config
-    own = {"counted": "images", "first_loss": 2.3, "bytes_sent_per_step": None, "peak_memory_bytes": 1, "warnings": []}
+    own = {
+        "counted": "images",
+        "first_loss": 2.3,
+        "bytes_sent_per_step": None,
+        "peak_memory_bytes": 1,
+        "warnings": [],
+        "bucket_bytes": None,
+    }
     ranks = [
         own | {"with_exchange": [seconds] * 3, "without_exchange": [seconds / 2] * 3} for seconds in (1.0, 2.0)
     ]  # fmt: skip

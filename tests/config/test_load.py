@@ -101,7 +101,7 @@ def test_every_setting_has_a_sentence_and_a_key_of_its_own() -> None:
         optional={
             "seed": st.integers(0, 2**31),
             "learning-rate": st.floats(1e-6, 10.0),
-            "bucket-size": st.integers(1, 2**40),
+            "bucket-size": st.integers(1, 2**40) | st.just("auto"),
             "time-limit": st.floats(0.5, 1e6),
             "deterministic": st.booleans(),
             "compress": st.sampled_from(["none", "fp16", "bf16"]),

@@ -219,6 +219,7 @@ def test_a_grid_is_tried_once_whole(tmp_path: Path) -> None:
         ("", "", "space.*must name settings"),
         ("", "[space]\nlearning-rte = [1]\n", "did you mean 'learning-rate'"),
         ("", "[space]\nlearning-rate = {low = 1, high = 0.1}\n", "is no range"),
+        ("", '[space]\nbucket-size = {low = "auto", high = "4MiB"}\n', "auto is no end of a range; list the values"),
         ("", "[space]\nstrategy = {low = 1, high = 2}\n", "list its values"),
         ("", "[space]\nranks = [1, 2]\n", "the search gives it"),
         ('sampler = "grid"', SPACE, "needs a list of values"),

@@ -69,6 +69,7 @@ class Run:
     bytes_per_step: float | None = None
     link_bytes_per_second: float | None = None
     gradient_bytes: int | None = None
+    bucket_bytes: int | None = None
     server_loads: tuple[ServerLoad, ...] = ()
     staleness_mean: float | None = None
     staleness_max: float | None = None

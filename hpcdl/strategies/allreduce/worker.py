@@ -63,12 +63,15 @@ class AllReduce:
 
 
 class AllReduceWorker(Worker):
-    """Averages gradients over the ranks, then applies them with the local optimizer."""
+    """Averages gradients over the ranks, then applies them with the local optimizer.
+
+    A step is traced with the `bucket_bytes` that are in force then.
+    """
 
     def __init__(self, context: Context) -> None:
         # A message space of its own: the exchange runs on TensorFlow's threads, beside the main thread's messages.
         self._communicator = context.communicator.duplicate()
-        self._bucket_bytes = context.exchange.bucket_size
+        self.bucket_bytes = context.exchange.bucket_bytes
         self._repeats_steps = context.repeats_steps
         self._wire = WIRES[context.exchange.compress]
         self._collective = self._collective_of(context)
@@ -104,7 +107,7 @@ class AllReduceWorker(Worker):
             with tf.control_dependencies([sound]):
                 exchanged = tf.identity(exchanged)
             return self._updates_recorded(averaged, agreed, variables, exchanged)
-        summed, ready = self._sum_up_checked(gradients, names, self._bucket_bytes)
+        summed, ready = self._sum_up_checked(gradients, names, self.bucket_bytes)
         with tf.control_dependencies(ready):
             exchanged = timestamp()
         with tf.control_dependencies([exchanged]):
@@ -113,14 +116,18 @@ class AllReduceWorker(Worker):
 
     def leaves_early(self, gradients: Sequence[Any]) -> bool:
         """Where there are several buckets."""
-        return self._communicator.size > 1 and len(list(self._plan(gradients, self._bucket_bytes))) > 1
+        return self._communicator.size > 1 and len(list(self._plan(gradients, self.bucket_bytes))) > 1
+
+    def buckets(self, gradients: Sequence[Any], bucket_bytes: int) -> tuple[tuple[int, ...], ...]:
+        """Which of `gradients` would travel together in buckets of another size."""
+        return tuple(tuple(bucket) for bucket, _ in self._plan(gradients, bucket_bytes))
 
     def sum_up(self, gradients: Sequence[Any], names: Sequence[str], bucket_bytes: int | None = None) -> list[Any]:
         """The sum of `gradients` over the ranks, in the same order; traced into the graph. `names`: the variables'.
 
         `bucket_bytes`, where it is given, takes the place of the configured size of buckets.
         """
-        averaged, ready = self._sum_up_checked(gradients, names, bucket_bytes or self._bucket_bytes)
+        averaged, ready = self._sum_up_checked(gradients, names, bucket_bytes or self.bucket_bytes)
         return behind(ready, averaged)
 
     def _sum_up_checked(
@@ -150,7 +157,7 @@ class AllReduceWorker(Worker):
         bucket of the first variable leaves: back-propagation makes that gradient last, so what every rank must know by
         then, that all of its gradients are finite, delays no bucket.
         """
-        plan = list(self._plan(gradients, self._bucket_bytes))
+        plan = list(self._plan(gradients, self.bucket_bytes))
         bounds = [bounds_of([gradients[index] for index in bucket]) for bucket, _ in plan]
         made_last = next(number for number, (bucket, _) in enumerate(plan) if 0 in bucket)
         sent = [index for bucket, _ in plan for index in bucket]
@@ -170,7 +177,7 @@ class AllReduceWorker(Worker):
         recorder = recorder_of(self._communicator)
         if recorder is NOTHING:
             return result
-        for number, (bucket, _) in enumerate(self._plan(averaged, self._bucket_bytes)):
+        for number, (bucket, _) in enumerate(self._plan(averaged, self.bucket_bytes)):
             began = timestamp_beside(tf.cast(agreed, tf.float32), [averaged[index] for index in bucket])
             result += update_recorded(recorder, number, began, [variables[index] for index in bucket])
         return result

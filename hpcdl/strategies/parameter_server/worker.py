@@ -29,7 +29,7 @@ class ParameterServerWorker(Worker):
         self._workers = workers
         placement = context.exchange.placement or DEFAULT_PLACEMENT
         self._client = ServerClient(
-            communicator, context.num_servers, placement, context.exchange.bucket_size, MESSAGE_BYTES
+            communicator, context.num_servers, placement, context.exchange.bucket_bytes, MESSAGE_BYTES
         )
         self._guard = FiniteGuard(workers.rank, workers)
 

@@ -35,7 +35,7 @@ class GrpcRingWorker(Worker):
         self._rank = context.communicator.rank
         self._guard = FiniteGuard(self._rank)
         self._options = tf.distribute.experimental.CommunicationOptions(
-            bytes_per_pack=context.exchange.bucket_size, implementation=_implementation()
+            bytes_per_pack=context.exchange.bucket_bytes, implementation=_implementation()
         )
         # TensorFlow sets collectives up before its first tensor, and for good.
         with meeting(context.communicator) as cluster:

@@ -17,6 +17,7 @@ import tensorflow as tf
 from hpcdl.collectives.pieces import gather_pieces
 from hpcdl.comm.observed import for_exchange, recorder_of
 from hpcdl.config.schema import ExchangeConfig, OptimizerConfig
+from hpcdl.config.settings import AUTO
 from hpcdl.core.errors import UsageError
 from hpcdl.core.units import parse_bytes
 from hpcdl.strategies.allreduce.worker import AllReduceWorker, broadcast_variables
@@ -85,6 +86,11 @@ class ExchangeSettings:
             raise UsageError(f"compress={self.compress!r}: strategy {info.name!r} does not have it; leave it out")
         if self.servers is not None and not info.features.servers:
             raise UsageError(f"servers={self.servers}: strategy {info.name!r} has none; leave it out, or use 'ps'")
+        if self.bucket_size == AUTO:
+            raise UsageError(
+                "bucket_size='auto': it is found by steps on trial, which a script's own are not; give a size: "
+                f"`hpcdl bench step --model FILE.py:build --strategy {info.name} --bucket-size auto` measures some"
+            )
         self._check_center(info)
         return info
 

@@ -178,6 +178,9 @@ class Outcome:
     seconds_to_target: float | None = None
     checkpoint_interval: Mapping[str, float] = field(default_factory=dict)
     background: Mapping[str, float] = field(default_factory=dict)
+    bucket_bytes: int | None = None
+    """Of a run that has chosen the size of its buckets by itself; `bucket_seconds` are what it has chosen by."""
+    bucket_seconds: Mapping[str, float] = field(default_factory=dict)
     history: list[HistoryPoint] = field(default_factory=list)
     warnings: list[str] = field(default_factory=list)
     num_lost: int = 0

@@ -25,13 +25,15 @@ from hpcdl.core.records import HistoryPoint, history_point
 from hpcdl.core.signals import StopRequest
 from hpcdl.core.wall import WALL
 from hpcdl.data.read.order import NO_SHIFT
-from hpcdl.data.read.pipeline import GraphBatches, evaluation_batches, training_batches
+from hpcdl.data.read.pipeline import Batches, GraphBatches, evaluation_batches, training_batches
+from hpcdl.strategies.allreduce.worker import AllReduceWorker
 from hpcdl.strategies.base import Worker
 from hpcdl.training.checkpoint import state
 from hpcdl.training.checkpoint.folders import CheckpointWriter, Snapshot
 from hpcdl.training.checkpoint.interval import CheckpointInterval
 from hpcdl.training.checkpoint.local import LocalCopies
 from hpcdl.training.launch.prepare import Prepared
+from hpcdl.training.loop.bucket_trials import BucketChoice, TrialStep, choose_buckets
 from hpcdl.training.loop.clock import Outcome, StepClock, StepTimes
 from hpcdl.training.loop.evaluate import Evaluation, Evaluator
 from hpcdl.training.loop.journal import Journal
@@ -198,11 +200,8 @@ class Parts:
         self.prepared, self.config = prepared, prepared.config
         self.worker, self.group, self.journal, self.copies = worker, group, journal, copies
         self.together = together or group
-        slices = prepared.slices_of(group.rank)
-        self._step = worker.build_step(self.model, self.objective, as_model_input) or build_step(
-            self.model, self.optimizer, worker, self.objective, len(slices), self._warn, slices=slices,
-            weight=prepared.weight_of(group.rank), recorder=recorder_of(group),
-        )  # fmt: skip
+        self.buckets: BucketChoice | None = None
+        self._step = worker.build_step(self.model, self.objective, as_model_input) or self._build_step(self.optimizer)
         self._follow = build_follow(self.model, self.optimizer, worker)
         self._most_steps = self._most_steps_of(self.config.run.steps_per_call)
         self._several = build_several(self._step, self.optimizer, self._got_batch, self._goes_on)
@@ -211,6 +210,13 @@ class Parts:
         self.writer = CheckpointWriter(self._run_dir, self.together, keep, before=before, work=self.work)
         self._told = 0
         self.outcome.clock.join(group)
+
+    def _build_step(self, optimizer: Any) -> Callable[..., Any]:
+        slices = self.prepared.slices_of(self.group.rank)
+        return build_step(
+            self.model, optimizer, self.worker, self.objective, len(slices), self._warn, slices=slices,
+            weight=self.prepared.weight_of(self.group.rank), recorder=recorder_of(self.group),
+        )  # fmt: skip
 
     def abandon_group(self) -> None:
         """The group is revoked: nothing of what this rank has begun in it goes on afterwards."""
@@ -245,9 +251,27 @@ class Parts:
         self.stop.install()
         self.worker.start([*self.model.weights, *self.optimizer.variables])
         state.assign_own_statistics(self.model, self._own)
+        if self.config.exchange.bucket_size == AUTO and isinstance(self.worker, AllReduceWorker):
+            self._choose_buckets(self.worker)
         counted = self.prepared.dataset.counted
         self.journal.write("start", steps=self.prepared.num_steps, done=self.position.step, counted=counted)
         return time.monotonic() - self.position.seconds
+
+    def _choose_buckets(self, worker: AllReduceWorker) -> None:
+        """Let the run find the size of its buckets, unless it goes on with one."""
+        if self.buckets is None:
+            self.seen.doing("trying sizes of buckets")
+            config, slices = self.config, self.prepared.slices_of(self.group.size - 1)
+            settings = config.model, config.exchange, config.optimizer
+            step = TrialStep(self.model, settings, self._build_step, self._first_batch, slices)
+            self.buckets = choose_buckets(worker, self.group, step, deterministic=config.run.deterministic)
+            self.journal.write("message", text=str(self.buckets))
+        worker.bucket_bytes = self.buckets.bucket_bytes
+
+    def _first_batch(self) -> Any:
+        """The batch that is next, which stays so."""
+        with contextlib.closing(self.batches()) as batches:
+            return next(batches)
 
     def resume(self, position: Position, history: list[HistoryPoint]) -> None:
         """Go on from `position`; the caller has put weights, optimizer and random state back."""
@@ -255,22 +279,20 @@ class Parts:
         self.writer.newest = position.step
         self.outcome.history = history
 
-    def batches(self) -> Iterator[Any]:
+    def batches(self) -> Batches | GraphBatches:
         """This worker's batches, from where it stands."""
-        return iter(
-            training_batches(
-                self.prepared.dataset,
-                batch_size=self.prepared.worker_batch,
-                global_batch=self.config.data.keep_batch,
-                shift=self.position.shift,
-                worker=self.group.rank,
-                num_workers=self.group.size,
-                seed=self.config.run.seed,
-                start_step=self.position.step,
-                augment=augmentation_of(self.config.data),
-                deterministic=self.config.run.deterministic,
-                in_graph=self._most_steps > 1,
-            )
+        return training_batches(
+            self.prepared.dataset,
+            batch_size=self.prepared.worker_batch,
+            global_batch=self.config.data.keep_batch,
+            shift=self.position.shift,
+            worker=self.group.rank,
+            num_workers=self.group.size,
+            seed=self.config.run.seed,
+            start_step=self.position.step,
+            augment=augmentation_of(self.config.data),
+            deterministic=self.config.run.deterministic,
+            in_graph=self._most_steps > 1,
         )
 
     def _most_steps_of(self, asked: int | str) -> int:
@@ -525,6 +547,7 @@ class Parts:
             "seconds": self.position.seconds,
             "ranks": self.group.size,
             "history": [vars(point) for point in self.outcome.history],
+            "buckets": None if self.buckets is None else asdict(self.buckets),
         }
 
     def _own_state(self) -> dict[str, Array]:
@@ -570,4 +593,6 @@ class Parts:
         self.outcome.seconds = time.monotonic() - began
         self.outcome.warnings += self.writer.warnings
         self.outcome.checkpoint_interval = self.interval.choice
+        if self.buckets is not None:
+            self.outcome.bucket_bytes, self.outcome.bucket_seconds = self.buckets.bucket_bytes, self.buckets.seconds
         self.outcome.background = asdict(self.work.spent)

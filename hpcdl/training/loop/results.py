@@ -124,6 +124,8 @@ def finished_record(
         rank_records=ranks,
         seconds_to_target=outcome.seconds_to_target,
         checkpoint_interval=outcome.checkpoint_interval,
+        bucket_bytes=outcome.bucket_bytes,
+        bucket_seconds=outcome.bucket_seconds,
         background=summed([rank.background for rank in workers]),
         warnings=[*record.warnings, *outcome.warnings, *warnings],
     )

@@ -37,6 +37,7 @@ from hpcdl.training.launch.prepare import Prepared, rule_in_force
 from hpcdl.training.launch.rundir import MODEL_FILE
 from hpcdl.training.loop import results
 from hpcdl.training.loop.asynchronous import AsynchronousTrainer, replica_of
+from hpcdl.training.loop.bucket_trials import BucketChoice
 from hpcdl.training.loop.journal import EchoJournal, EventHandler, FileJournal, Journal, NullJournal
 from hpcdl.training.loop.mend import InPlace
 from hpcdl.training.loop.parts import Parts
@@ -286,6 +287,8 @@ def _resume(
             f"resumed on {communicator.size} ranks what {facts['ranks']} began: a correct run, but not bit for bit"
         )
     parts.resume(position, [from_json(HistoryPoint, point) for point in facts["history"]])
+    if same_layout and facts.get("buckets"):
+        parts.buckets = from_json(BucketChoice, facts["buckets"])
     parts.copies.resume(step)
     return step
 

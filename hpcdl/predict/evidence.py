@@ -27,7 +27,7 @@ FLOP_PER_MAC = 6
 """A multiply and an add, forward and twice backward."""
 _GUESS_SPREAD = 0.7
 _STARVED = 0.3
-"""ShareAbroad of a step that waits for input beyond which the file system is what gives the pace."""
+"""Share of a step that waits for input beyond which the file system is what gives the pace."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -263,7 +263,7 @@ class Forecast:
         )
 
     def _faster(self, job: StepJob, seconds: float) -> dict[str, float]:
-        """ShareAbroad of the step that is saved where one cost is halved."""
+        """Share of the step that is saved where one cost is halved."""
         points = numpy.repeat(self.posterior.point[None, :], len(HALVED), axis=0)
         values = {name: array.copy() for name, array in self.posterior.values(points).items()}
         for row, names in enumerate(HALVED.values()):

@@ -57,9 +57,9 @@ def check(outcomes: list[Outcome], least: float, most: float) -> None:
     assert sum(good) >= 0.95 * len(good), told
 
 
-def test_intervals_of_twelve_clusters_hold() -> None:
-    """Twelve clusters leave the share uncertain by several percent: points of one cluster stand and fall together."""
-    check([judge(seed) for seed in range(1000, 1012)], 0.8, 0.99)
+def test_intervals_of_thirty_clusters_hold() -> None:
+    """Thirty clusters leave the share uncertain by a few percent: points of one cluster stand and fall together."""
+    check([judge(seed) for seed in range(1000, 1030)], 0.82, 0.98)
 
 
 @pytest.mark.soak

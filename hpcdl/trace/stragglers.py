@@ -13,7 +13,17 @@ from hpcdl.trace import counters
 from hpcdl.trace.file import COUNTER
 from hpcdl.trace.merge import Merged
 from hpcdl.trace.recorder import COLLECTOR
-from hpcdl.trace.steps import BEGAN, COMPUTE, EXPOSED, HAD_GRADIENTS, INPUT, Steps
+from hpcdl.trace.steps import (
+    BEGAN,
+    COMPUTE,
+    EXCHANGED,
+    EXPOSED,
+    HAD_GRADIENTS,
+    INPUT,
+    OTHER,
+    UPDATE,
+    Steps,
+)
 
 if TYPE_CHECKING:
     Array = numpy.ndarray[Any, Any]
@@ -24,7 +34,7 @@ NUM_ERRORS = 3.0
 """A mean that is not so many standard errors above nothing may be chance."""
 SLOWER_CLOCK = 0.95
 CONTENDED_SHARE = 0.25
-"""Of the seconds that a rank is late, those that its threads stood in line for a processor."""
+"""Of the seconds that a rank is late, those that its threads stood in line for a processor, beyond the usual."""
 SLOWER_LINK = 2.0
 LEAST_MESSAGE_BYTES = 1024
 CONTENTION, INPUT_CAUSE, NETWORK = "processor contention", "input", "network"
@@ -57,16 +67,21 @@ def beyond_others(values: Array) -> Array:
 
 
 def _late(merged: Merged, steps: Steps, parts: Array) -> list[Straggler]:
-    """Ranks whose last gradient comes after that of the others."""
+    """Ranks whose last gradient comes after that of the others, by more than the sums of the step before came later.
+
+    Who hears late of the others' gradients is late through no fault of its own.
+    """
+    heard_s = _heard_s(steps)
     late_s = beyond_others(steps.borders[:, :, HAD_GRADIENTS])
-    mean_s = late_s.mean(axis=1)
+    mean_s = late_s.mean(axis=1) - heard_s.mean(axis=1).clip(0)
     deviation_s = late_s.std(axis=1) / numpy.sqrt(len(steps.numbers))
     least_s = numpy.maximum(LEAST_SHARE * steps.step_s, NUM_ERRORS * deviation_s)
     least_s = numpy.maximum(least_s, steps.errors_s + numpy.median(steps.errors_s))
+    behind = beyond_others(parts[:, :, [UPDATE, OTHER]].sum(axis=2)).mean(axis=1)
     excess = {
         INPUT_CAUSE: beyond_others(parts[:, :, INPUT]).mean(axis=1),
-        CONTENTION: beyond_others(parts[:, :, COMPUTE]).mean(axis=1),
-        BETWEEN: beyond_others(steps.borders[:, :, BEGAN]).mean(axis=1),
+        CONTENTION: beyond_others(parts[:, :, COMPUTE]).mean(axis=1) + behind,
+        BETWEEN: beyond_others(steps.borders[:, :, BEGAN]).mean(axis=1) - heard_s.mean(axis=1).clip(0) - behind,
         COLLECTOR_CAUSE: beyond_others(_collector_s(merged, steps)),
     }
     rates = _rates(merged, steps)
@@ -75,6 +90,14 @@ def _late(merged: Merged, steps: Steps, parts: Array) -> list[Straggler]:
         own = {cause: float(values[row]) for cause, values in excess.items()}
         cause, evidence = cause_of(row, own, rates, float(mean_s[row]), steps.step_s)
         found.append(_straggler(merged, steps, row, cause, float(mean_s[row]), evidence))
+    return found
+
+
+def _heard_s(steps: Steps) -> Array:
+    """(R, S): how much later than the others each had the sums of the step before; 0 of steps that follow none."""
+    found = numpy.zeros(steps.borders.shape[:2])
+    follow = numpy.flatnonzero(numpy.diff(steps.numbers) == 1)
+    found[:, follow + 1] = beyond_others(steps.borders[:, follow, EXCHANGED])
     return found
 
 
@@ -105,18 +128,24 @@ def cause_of(
         if share < SLOWER_CLOCK:
             return CLOCK, f"{computes}, and its clock rate is {share:.0%} of the others'"
     if counters.WAITED_US in rates:
-        waited_s = float(beyond_others(rates[counters.WAITED_US])[row]) / 1e6 * step_s
+        waited_s = float(rates[counters.WAITED_US][row] - _usual(rates, counters.WAITED_US, row)) / 1e6 * step_s
         if waited_s >= CONTENDED_SHARE * excess[CONTENTION]:
             return CONTENTION, f"{computes}, and its threads wait {waited_s * 1e3:.3g} ms more for a processor"
     if counters.SWITCHES in rates:
-        switches = rates[counters.SWITCHES]
-        others = float(numpy.median(numpy.delete(switches, row)))
-        if switches[row] > 2 * others + 10:
-            return (
-                CONTENTION,
-                f"{computes}, and is taken off its processor {switches[row]:.0f} times a second ({others:.0f})",
-            )
+        switches, usual = float(rates[counters.SWITCHES][row]), _usual(rates, counters.SWITCHES, row)
+        if switches > 2 * usual + 10:
+            return CONTENTION, f"{computes}, and is taken off its processor {switches:.0f} times a second ({usual:.0f})"
     return CLOCK, f"{computes}, though nobody takes its processors: they are slower than the others'"
+
+
+def _usual(rates: Mapping[str, Array], name: str, row: int) -> float:
+    """What counter `name` would grow by in a second if the rank in `row` were treated as the others.
+
+    That is in proportion to its processor time: where all stand in line, who computes for longer does so for longer,
+    and a rank whose work only takes longer has no neighbours of its own.
+    """
+    work = numpy.maximum(rates.get(counters.CPU_US, numpy.ones(len(rates[name]))), 1.0)
+    return float(numpy.median(numpy.delete(rates[name] / work, row)) * work[row])
 
 
 def _collector_s(merged: Merged, steps: Steps) -> Array:

@@ -78,10 +78,13 @@ def synchronous(
     more: Mapping[int, Sequence[Array]] = {},
     ahead_s: float = 3.0,
     exchange_s: float = EXCHANGE_S,
+    hears_late_s: Mapping[int, float] = {},
+    updates_longer_s: Mapping[int, float] = {},
 ) -> tuple[Merged, Steps]:
     """Steps that take each rank (R, S) seconds to read and compute, on one clock again.
 
-    One bucket leaves with the last gradient, and another that takes `hidden_s` is over before.
+    One bucket leaves with the last gradient, and another that takes `hidden_s` is over before. A rank that has the sums
+    of each step later than the others, or is longer at its update, begins its next step as much later.
     """
     num_ranks, num_steps = input_s.shape
     slowest_s = (input_s + compute_s).max(axis=0)
@@ -90,10 +93,12 @@ def synchronous(
     numbers = numpy.arange(num_steps)
     traces = []
     for rank in range(num_ranks):
-        got_s = starts_s + input_s[rank]
+        late_s, update_s = hears_late_s.get(rank, 0.0), updates_longer_s.get(rank, 0.0)
+        began_s = starts_s + late_s + update_s
+        got_s = began_s + input_s[rank]
         had_s = got_s + compute_s[rank]
-        exchanged_s = starts_s + slowest_s + exchange_s
-        borders = (starts_s, got_s, had_s, exchanged_s, exchanged_s + UPDATE_S, ends_s)
+        exchanged_s = starts_s + slowest_s + exchange_s + late_s
+        borders = (began_s, got_s, had_s, exchanged_s, exchanged_s + UPDATE_S + update_s, ends_s + late_s + update_s)
         spans = [records(name, a, b, numbers) for name, a, b in zip(PARTS, borders, borders[1:], strict=False)]
         spans.append(records("bucket", had_s, exchanged_s, numbers, bucket=1, value=1 << 20))
         if hidden_s:

@@ -204,6 +204,41 @@ def test_a_planted_straggler_is_named_with_its_cause(cause: str) -> None:
     assert named >= TRIES - 1
 
 
+@pytest.mark.parametrize(("work", "cause"), [(2, "clock frequency"), (1, "processor contention")])
+def test_where_all_stand_in_line_who_computes_for_longer_does_so_for_longer(work: int, cause: str) -> None:
+    """Each has a quarter of a core, so it waits thrice as long as it computes. Rank 2 waits twice as long as others.
+
+    With twice the processor time that is as they do: its processor is slower. With theirs it has a neighbour.
+    """
+    compute_s = even(0.1)
+    compute_s[2] *= 2
+    shared = {counters.CPU_US: 1e5, counters.WAITED_US: 3e5, counters.SWITCHES: 40.0}
+    rates = [{name: rate * (2 if rank == 2 else 1) for name, rate in shared.items()} for rank in range(RANKS)]
+    rates[2][counters.CPU_US] = 1e5 * work
+    (found,) = findings(*synchronous(even(0.01, 1), compute_s, rates=rates)).stragglers
+    assert (found.rank, found.cause) == (2, cause)
+
+
+def test_who_hears_late_of_the_others_is_late_through_no_fault_of_its_own() -> None:
+    """Behind a slow rank of a ring, say. One that computes for longer too is named for that alone."""
+    compute_s = even(0.1)
+    assert findings(*synchronous(even(0.01, 1), compute_s, hears_late_s={3: 0.015})).stragglers == []
+    compute_s[3] += 0.02
+    (found,) = findings(*synchronous(even(0.01, 1), compute_s, hears_late_s={3: 0.015})).stragglers
+    assert (found.rank, found.cause, found.seconds_per_step) == (3, "clock frequency", pytest.approx(0.02, rel=0.2))
+
+
+def test_updates_are_work_of_a_rank_s_processors_and_none_between_steps() -> None:
+    rates = [dict(CALM) for _ in range(RANKS)]
+    rates[2][counters.WAITED_US] = 2e5
+    (found,) = findings(*synchronous(even(0.01, 1), even(0.1), rates=rates, updates_longer_s={2: 0.03})).stragglers
+    assert (found.rank, found.cause, found.seconds_per_step) == (
+        2,
+        "processor contention",
+        pytest.approx(0.03, rel=0.2),
+    )
+
+
 def test_nobody_is_named_where_all_are_alike() -> None:
     for seed in range(TRIES):
         assert findings(*synchronous(even(0.01, seed), even(0.1, seed + 50))).stragglers == []

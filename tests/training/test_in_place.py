@@ -199,6 +199,23 @@ def test_a_rank_that_does_not_know_of_the_dead_yet_shrinks_the_group_with_the_ot
     assert made[3:] == ["revoked", "revoked"]
 
 
+def test_a_barrier_over_a_group_in_which_a_rank_died_meanwhile_does_not_return_well() -> None:
+    """Open MPI's own does, where the rank had come to it before."""
+    died: list[int] = []
+    handle = SimpleNamespace(
+        Get_rank=lambda: 0,
+        Get_size=lambda: 2,
+        Barrier=lambda: None,
+        Get_group=lambda: None,
+        Get_failed=lambda: SimpleNamespace(Translate_ranks=lambda ranks, group: died),
+    )
+    group = MpiCommunicator(SimpleNamespace(Exception=OSError, get_vendor=lambda: ("played", (5, 0))), handle)
+    group.barrier()
+    died.append(1)
+    with pytest.raises(BrokenGroup, match="a barrier has lost 1 of 2 ranks"):
+        group.barrier()
+
+
 def library(prefix: Path) -> dict[str, str]:
     """The environment of a run under this Open MPI."""
     return {"MPI4PY_LIBMPI": str(prefix / "lib" / "libmpi.so.40")}

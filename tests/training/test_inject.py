@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import threading
+from collections.abc import Mapping
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy
 import pytest
@@ -13,9 +15,11 @@ from hpcdl.config.load import Effective, Layer, flag_layer, load
 from hpcdl.config.schema import TrainConfig
 from hpcdl.core.errors import ConfigError, RankError, UsageError
 from hpcdl.strategies.table import STRATEGIES
+from hpcdl.training.launch import relaunch
 from hpcdl.training.launch.prepare import prepare
 from hpcdl.training.launch.relaunch import TRIES, until_done
 from hpcdl.training.session import inject
+from hpcdl.training.session.control import time_allowed
 from hpcdl.training.session.faults import (
     PLANTED,
     STRUCK_FROM_BESIDE,
@@ -170,6 +174,22 @@ def test_a_run_that_gets_nowhere_is_given_up(tmp_path: Path) -> None:
         until_done(lambda *_: lost(), tmp_path, config(elastic=True), {}, said.append)
     assert len(said) == TRIES - 1 and "new ranks go on from the start" in said[0]
     assert "resume = true" in (tmp_path / "run.toml").read_text()
+
+
+def test_the_time_limit_of_a_run_that_goes_on_counts_from_its_first_start(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    now_s, allowed = [1000.0], []
+    monkeypatch.setattr(relaunch, "time", SimpleNamespace(monotonic=lambda: now_s[0]))
+
+    def launch(now: Effective[TrainConfig], environment: Mapping[str, str]) -> None:
+        allowed.append(time_allowed(now.config.checkpoint.time_limit, environment))
+        now_s[0] += 40.0
+        if len(allowed) < TRIES:
+            lost()
+
+    until_done(launch, tmp_path, config(**{"elastic": True, "time-limit": 60.0}), {}, lambda text: None)
+    assert allowed == [60.0, 20.0, -20.0]
 
 
 @pytest.mark.parametrize(("elastic", "gone"), [(False, True), (True, False)])

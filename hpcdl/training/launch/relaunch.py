@@ -7,6 +7,7 @@ They start on the nodes that are left (places.py). Where those hold fewer worker
 from __future__ import annotations
 
 import contextlib
+import time
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
@@ -22,6 +23,7 @@ from hpcdl.training.launch.fewer import num_workers, told, with_fewer
 from hpcdl.training.launch.grow import REQUEST, Growth
 from hpcdl.training.launch.places import Places
 from hpcdl.training.loop.journal import FileJournal
+from hpcdl.training.session.control import SPENT_VARIABLE
 from hpcdl.training.session.faults import NETWORK, parse_faults
 
 TRIES = 3
@@ -52,13 +54,15 @@ def until_done(
     """
     checkpoint, now = effective.config.checkpoint, effective
     places = Places(find_launcher(), effective.config.run.ranks)
+    began_s = time.monotonic()
+    spent: dict[str, str] = {}
     lost_at: list[int] = []
     (run_dir / STATUS_FOLDER / REQUEST).unlink(missing_ok=True)
     while True:
         growth = Growth(run_dir, places, now.config.run.ranks, lambda ranks: num_workers(effective, ranks))
         try:
             with growth.looked_for() if checkpoint.elastic else contextlib.nullcontext():
-                return launch(now, places.environment)
+                return launch(now, {**places.environment, **spent})
         except (RankError, StoppedEarly) as stopped:
             saved = next(iter(list_checkpoints(run_dir / FOLDER)), 0)
             newest = max(saved, newest_copy(run_dir))
@@ -82,6 +86,8 @@ def until_done(
             journal.write("message", text=text)
         say(text)
         rundir.create(run_dir, _resumed(now), facts)
+        if checkpoint.time_limit is not None:
+            spent = {SPENT_VARIABLE: f"{time.monotonic() - began_s:.3f}"}
 
 
 def _least(effective: Effective[Any]) -> int:

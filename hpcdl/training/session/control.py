@@ -11,6 +11,7 @@ import math
 import os
 import sys
 import time
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -51,9 +52,17 @@ FOR_MORE = "the start of more workers"
 """Why they left then."""
 
 
-def time_allowed(asked_s: float | None) -> float | None:
-    """Seconds until a run must save and leave: the tighter of --time-limit and the job's own; None for neither."""
-    limits = [limit for limit in (asked_s, seconds_left(os.environ)) if limit is not None]
+SPENT_VARIABLE = "HPCDL_SPENT_S"
+"""Tells ranks that take the place of others how many seconds of --time-limit had gone by when they were started."""
+
+
+def time_allowed(asked_s: float | None, environment: Mapping[str, str] = os.environ) -> float | None:
+    """Seconds until a run must save and leave: the tighter of --time-limit and the job's own; None for neither.
+
+    Where the run has gone on by itself --time-limit counts from its first start; it may be over.
+    """
+    own_s = None if asked_s is None else asked_s - float(environment.get(SPENT_VARIABLE, "0"))
+    limits = [limit for limit in (own_s, seconds_left(environment)) if limit is not None]
     return min(limits, default=None)
 
 

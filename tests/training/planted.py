@@ -17,6 +17,8 @@ import keras
 import numpy
 import tensorflow as tf
 
+from hpcdl.models import lenet
+
 RANK = int(
     next((os.environ[name] for name in ("HPCDL_RANK", "PMI_RANK", "OMPI_COMM_WORLD_RANK") if name in os.environ), 0)
 )
@@ -34,7 +36,8 @@ def note(images: Any, steps: Any) -> Any:
     step, fault = int(steps), fault_at(int(steps))
     time.sleep(float(os.environ.get("STEP_S", "0")))
     if "RECORD_DIR" in os.environ:
-        line = json.dumps({"step": step, "images": [zlib.crc32(image.tobytes()) for image in images]})
+        fed = [zlib.crc32(image.tobytes()) for image in images]
+        line = json.dumps({"step": step, "at": time.time(), "images": fed})
         with (Path(os.environ["RECORD_DIR"]) / f"rank-{RANK}.jsonl").open("a") as file:
             file.write(f"\n{line}\n")
     if fault == "error":
@@ -78,6 +81,12 @@ def build(num_classes: int, input_shape: Any) -> Any:
     hidden = keras.layers.Flatten()(Probe(name="probe")(inputs))
     hidden = keras.layers.BatchNormalization()(keras.layers.Dense(64, activation="tanh")(hidden))
     return keras.Model(inputs, keras.layers.Dense(num_classes)(keras.layers.Dropout(0.2)(hidden)))
+
+
+def build_lenet(num_classes: int, input_shape: Any) -> Any:
+    """LeNet that notes what it is fed."""
+    inputs = keras.Input(input_shape)
+    return keras.Model(inputs, lenet.build(num_classes, input_shape)(Probe(name="probe")(inputs)))
 
 
 @keras.saving.register_keras_serializable("planted")

@@ -195,6 +195,8 @@ class InPlace:
     train: Callable[[Trainer, Observed, RunRecord, Path], Observed]
     open_journal: Callable[[], Journal]
     copies_in: Callable[[Communicator], LocalCopies]
+    last: Recovery | None = None
+    """The last time that the group was mended."""
 
     def to_the_end(self) -> Observed:
         """Train with whoever is left; returns their group."""
@@ -215,9 +217,9 @@ class InPlace:
     def _mended(self, recovery: Recovery, held: contextlib.ExitStack) -> Observed:
         """The group of those that are left, once each of them stands where the run goes on."""
         trainer, parts, before = self.trainer, self.trainer.parts, self.fewer
+        untold, led = parts.once_after_step is not None, parts.group.rank == 0
         parts.told_of_step()
         recovery.over("detect")
-        led = parts.group.rank == 0
         left = _those_left(self.world, parts, recovery, self.watch)
         _check_enough(left, before.least, recovery)
         recovery.over("shrink")
@@ -226,6 +228,9 @@ class InPlace:
         prepared = dataclasses.replace(self.fewer.prepared(), dataset=parts.prepared.dataset)
         if left.rank == 0:
             self._lead(recovery, held, new=not led)
+            if untold and not led and self.last is not None:  # who was to tell of the one before is lost
+                self.last.tell(parts.journal)
+        self.last = recovery
         context = dataclasses.replace(
             self.context,
             communicator=left.for_purpose(EXCHANGE),

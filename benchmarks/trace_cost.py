@@ -11,6 +11,7 @@ import subprocess
 import sys
 import tempfile
 import time
+from collections.abc import Sequence
 from pathlib import Path
 
 from hpcdl.comm.observed import BUCKET, CONTROL, EXCHANGE, NOTHING, SENDING, NoRecorder
@@ -27,22 +28,30 @@ from hpcdl.training.session import runtime
 
 WARM = 100
 """First steps that are left out."""
-PAIRS_OF_A_MEAN = 50
-"""Neighbours are compared, and medians of so many pairs are what the interval is of: a busy machine has outliers."""
+EVERY, BLOCK = 3, 150
+"""Steps of which one is traced, an odd number because batches come by twos and fours; and steps whose medians are
+compared."""
+
+
+def _traced_and_not(seconds: Sequence[float]) -> float:
+    """What the medians of the steps with a trace, which come last of EVERY, and of those without differ by."""
+    traced = set(range(EVERY - 1, len(seconds), EVERY))
+    medians = [statistics.median(s for at, s in enumerate(seconds) if (at in traced) == kind) for kind in (True, False)]
+    return medians[0] - medians[1]
 
 
 def cost(level: str, given: argparse.Namespace, folder: Path) -> str:
     run_dir = folder / level
     words = ["train", "--model", given.model, "--data", given.data, "--strategy", "ring", "--ranks", str(given.ranks)]
     words += ["--steps", str(given.steps), "--batch-size", str(given.batch_size), "--run-dir", str(run_dir)]
-    words += ["--profile", "none", "--trace", f"{level},every=2"]
+    words += ["--profile", "none", "--trace", f"{level},every={EVERY}"]
     subprocess.run([sys.executable, "-m", "hpcdl", *words], check=True, stdout=subprocess.DEVNULL)
-    seconds = list(read_record(run_dir).step_seconds)[min(WARM, given.steps // 2) // 2 * 2 :]
-    differences = [a - b for a, b in zip(seconds[::2], seconds[1::2], strict=False)]
-    step_s = statistics.median(seconds[1::2])
-    size = min(PAIRS_OF_A_MEAN, max(len(differences) // 2, 1))
-    medians = [statistics.median(differences[at : at + size]) for at in range(0, len(differences) - size + 1, size)]
-    found = estimate(medians)
+    seconds = read_record(run_dir).step_seconds
+    first = min(WARM, given.steps // 2) // EVERY * EVERY
+    blocks = [seconds[at : at + BLOCK] for at in range(first, len(seconds) - EVERY + 1, BLOCK)]
+    step_s = statistics.median(seconds)
+    differences = [_traced_and_not(block) for block in blocks]
+    found = estimate(differences)
     width = f" +- {found.ci95 / step_s:.2%}" if found.ci95 is not None else ""
     return f"{level}: {found.mean * 1e6:.0f} us of a step of {step_s * 1e3:.2f} ms: {found.mean / step_s:+.2%}{width}"
 

@@ -244,7 +244,8 @@ IN_EVERY_TEST = ("ring", "async-easgd")
 
 def line_of(strategy: str, shards: Path, run_dir: Path) -> list[object]:
     line = [*SHORT, "--strategy", strategy, "--ranks", FAMILIES[strategy], "--data", shards, "--run-dir", run_dir]
-    line += ["--optimizer", "sgd", "--steps", 1000000, "--schedule", "constant", "--checkpoint-every", "1s"]
+    line += ["--optimizer", "sgd", "--steps", 1000000, "--schedule", "constant", "--checkpoint-every", "5s"]
+    line += ["--batch-size", 128]  # computing takes long beside what chance adds to it on a busy machine
     line += ["--elastic", "--stall-timeout", f"{STALL_S}s"]
     line.remove("--deterministic")
     return line

@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any
 
 from hpcdl.cluster.status import FOLDER
 from hpcdl.comm.observed import NOTHING, NoRecorder, Observation, Observed
+from hpcdl.config.tracing import OFF
 from hpcdl.data.dataset import Dataset
 from hpcdl.training.launch.rundir import STRUCK
 from hpcdl.training.loop.journal import FileJournal, JournalReader
@@ -31,8 +32,9 @@ TOLD = "injected: "
 """Begins the journal's message of a fault, which has the step too."""
 LOOK_S, FOLLOW_S = 0.005, 0.05
 """Time between two looks at a rank's step: a fault strikes at its step or the next ones. And at others' marks."""
-PERIOD_S = 0.05
-"""A slow rank stands still for its share of each period."""
+PERIOD_S = 0.01
+"""A slow rank stands still for its share of each period: short beside its part of a step, which else may fall between
+two pauses, step after step."""
 _NEVER_READABLE = Path("/proc/self/mem")
 """Its first bytes are of no process: the kernel answers with EIO."""
 _PAUSES = (
@@ -109,6 +111,10 @@ class Injection:
         """`communicator`, the world's, over the network that the faults make; collective, before anybody talks."""
         parse_faults(",".join(fault.text for fault in self._all), communicator.size, self._num_hosts(communicator))
         return self._network.impair(communicator, self._tell_of_network)
+
+    def trace_beside(self, text: str) -> str:
+        """What of the trace `text` (config/tracing.py) can be kept: a fault that flips bits hears in its place."""
+        return OFF if any(fault.bucket is not None for fault in self._all) else text
 
     def _num_hosts(self, communicator: Observed) -> int | None:
         """Nodes of the run, where a fault asks for that; collective."""

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from hpcdl.config.settings import AUTO, EXTENT, NOTHING, REPEAT, REQUIRED, RESULT, TIME, setting
+from hpcdl.config.tracing import UNASKED
 
 CROSS_ENTROPY = "cross-entropy"
 ALLOW_GRPC = "Run grpc-* on nodes that other users can be on: their servers know no password."
@@ -216,8 +217,8 @@ class LaunchConfig:
     )
     warmup_steps: int = setting(3, "First steps that throughput leaves out.", at_least=0, matters=NOTHING)
     trace: str = setting(
-        "off",
-        "Keep the inside of steps for `hpcdl trace`: a level (off, steps, full), and steps=100:110,every=50,ranks=0-7.",
+        UNASKED,
+        "What `hpcdl trace` can look into: a level (off, steps, full), and steps=9:99,every=50,ranks=0-7,size=64MiB.",
         kind="trace",
         matters=TIME,
     )

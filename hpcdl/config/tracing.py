@@ -13,6 +13,8 @@ from hpcdl.core.units import format_bytes, parse_bytes
 OFF, STEPS, FULL = "off", "steps", "full"
 LEVELS = (OFF, STEPS, FULL)
 """Nothing; the parts of a step, its buckets, and what lies between steps; each message too."""
+UNASKED = "steps,ranks=0-15,size=1MiB"
+"""What every run keeps that was not asked for anything else: of its last two thousand steps or so, in few files."""
 DEFAULT_BYTES = 64 << 20
 LEAST_BYTES = 1 << 20
 MOST_BYTES = 16 << 30

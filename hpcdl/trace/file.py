@@ -6,6 +6,7 @@ before it is mapped, so that a full disk makes the ring smaller and never ends a
 
 from __future__ import annotations
 
+import fcntl
 import itertools
 import mmap
 import os
@@ -79,6 +80,7 @@ class TraceFile:
     def __init__(self, path: Path, num_bytes: int, facts: Mapping[str, Any]) -> None:
         self.path = path
         self._descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
+        fcntl.flock(self._descriptor, fcntl.LOCK_SH)  # says that somebody writes it
         os.posix_fallocate(self._descriptor, 0, PAGE_BYTES)
         self._page = mmap.mmap(self._descriptor, PAGE_BYTES)
         self.facts = numpy.frombuffer(self._page, FACTS, 1)

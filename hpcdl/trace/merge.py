@@ -117,7 +117,7 @@ def read_run(run_dir: Path) -> list[RankTrace]:
     if left:
         raise UsageError(f"{run_dir} lacks {len(left)} of its traces: {left[0]}; copy it into {run_dir / FOLDER}")
     if not paths:
-        raise UsageError(f"{run_dir} holds no trace; train with --trace")
+        raise UsageError(f"{run_dir} holds no trace: it was trained with --trace off, or ended before its first step")
     return [read_trace(path) for path in paths]
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import fcntl
 import gc
 import itertools
 import os
@@ -17,9 +18,20 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from hpcdl.comm.agree import decided
-from hpcdl.comm.clocks import measure
-from hpcdl.comm.observed import CONTROL, IN_GAPS, NOTHING, OUTSIDE_GAPS, PARTS, RECEIVING, SENDING, Observed
-from hpcdl.config.tracing import FULL, OFF, parse_trace
+from hpcdl.comm.clocks import ClockPoint, measure
+from hpcdl.comm.observed import (
+    CONTROL,
+    IN_GAPS,
+    NOTHING,
+    OUTSIDE_GAPS,
+    PARTS,
+    RECEIVING,
+    SENDING,
+    NoRecorder,
+    Observed,
+    Recorder,
+)
+from hpcdl.config.tracing import FULL, OFF, UNASKED, parse_trace
 from hpcdl.core.errors import HpcdlError, StoppedEarly
 from hpcdl.core.files import replacing
 from hpcdl.core.wall import WALL
@@ -39,8 +51,42 @@ CLOCK_EVERY_S = 5.0
 COUNT_EVERY_S = 1.0
 PREFIX, PLACE = "hpcdl-trace-", ".place"
 """Folders on a node's own storage begin so; files that say where a rank's own lies end so."""
+KEPT_S = 24 * 3600.0
+"""What a killed rank has left on its node is kept for so long, for `collect`."""
 _TOLD_BETTER = ("reading a batch", "computing")
 """Activities whose time `parts` knows better."""
+
+
+class Clocks:
+    """Measures how far the ranks' clocks lie apart, every now and then; the same calls on every rank."""
+
+    def __init__(self, clock: Callable[[], float] = time.monotonic, identity: str | None = None) -> None:
+        self._clock, self._identity = clock, identity
+        self._measured_s = clock()
+
+    def at_rest(self, group: Communicator, *, last: bool = False) -> ClockPoint | None:
+        """This rank's point, where it was some time ago by rank 0's clock that they were measured, or the `last` time.
+
+        Where ranks are lost, and the group's numbers are not the world's any more, the clocks stay as they were.
+        """
+        members = group.lane.members if isinstance(group, Observed) else tuple(range(group.size))
+        if members != tuple(range(group.size)):
+            return None
+        if not last and not decided(group, lambda: self._clock() - self._measured_s >= CLOCK_EVERY_S):
+            return None
+        self._measured_s = self._clock()
+        return measure(group, self._clock, self._identity)
+
+
+class Untraced(NoRecorder):
+    """Of a rank that keeps no trace beside others that do: it takes part in measuring their clocks."""
+
+    def __init__(self) -> None:
+        self._clocks = Clocks()
+
+    def at_rest(self, group: Communicator, *, last: bool = False) -> None:
+        """Answer the others."""
+        self._clocks.at_rest(group, last=last)
 
 
 class TraceRecorder:
@@ -62,7 +108,7 @@ class TraceRecorder:
         identity: str | None = None,
     ) -> None:
         self._spec = parse_trace(text)
-        self._clock, self._identity = clock, identity
+        self._clock, self._clocks = clock, Clocks(clock, identity)
         self._traced = self._spec.has_rank(rank)
         self._full = self._traced and self._spec.level == FULL
         self._on = self._traced
@@ -74,7 +120,6 @@ class TraceRecorder:
         self.file = TraceFile(folder / file_name(rank), self._spec.num_bytes, {**facts, **times})
         self._write = self.file.write
         self._closed = threading.Event()
-        self._measured_s = clock()
         self._counting = threading.Thread(target=self._count, name="trace", daemon=True)
         self._collection_s = 0.0
         self._collections: deque[tuple[float, float, int]] = deque(maxlen=1000)
@@ -157,16 +202,10 @@ class TraceRecorder:
             self._write(IN_GAPS if in_gap else OUTSIDE_GAPS, begin_s, end_s, 0, OUTSIDE, -1, -1)
 
     def at_rest(self, group: Communicator, *, last: bool = False) -> None:
-        """Measure the clocks, if it was some time ago by rank 0's; the `last` time always.
-
-        Where ranks are lost, and the group's numbers are not the world's any more, the clocks stay as they were.
-        """
-        members = group.lane.members if isinstance(group, Observed) else tuple(range(group.size))
-        if members != tuple(range(group.size)):
-            return
-        if last or decided(group, lambda: self._clock() - self._measured_s >= CLOCK_EVERY_S):
-            self._measured_s = self._clock()
-            self.file.add_point(measure(group, self._clock, self._identity))
+        """Keep how far this clock lies from others, if it was measured."""
+        point = self._clocks.at_rest(group, last=last)
+        if point is not None:
+            self.file.add_point(point)
 
     def close(self) -> None:
         """Stop recording; the file is whole."""
@@ -207,28 +246,52 @@ class TraceRecorder:
 def recording(text: str, communicator: Observed, run_dir: Path) -> Iterator[None]:
     """Inside, this rank's spans are recorded as `text` asks (config/tracing.py); collective over all ranks.
 
-    However it ends the file comes into `run_dir`, unless this process is killed: then `collect` fetches it.
+    However it ends the file comes into `run_dir`, unless this process is killed: then `collect` fetches it. Where one
+    rank has no room for a trace that nobody asked for, none keeps it.
     """
     if parse_trace(text).level == OFF:
         yield
         return
     target = run_dir / FOLDER
     decided(communicator, lambda: _cleared(target))
-    seen = communicator.observation
-    try:
-        local = Path(tempfile.mkdtemp(prefix=f"{PREFIX}{os.geteuid()}-"))
-        recorder = TraceRecorder(
-            text, local, rank=communicator.rank, size=communicator.size, host=communicator.host, role=seen.role
-        )
-    except OSError as error:
-        where = f"{tempfile.tempdir or 'the folder of temporary files'} on {communicator.host}"
-        raise HpcdlError(f"no trace can be kept in {where}: {error.strerror}; set TMPDIR, or leave --trace") from error
     place = target / f"rank-{communicator.rank}{PLACE}"
-    place.write_text(f"{communicator.host}\n{recorder.file.path}\n", encoding="utf-8")
+    if text != UNASKED:
+        with _kept(_opened(text, communicator, place), communicator, place):
+            yield
+        return
+    recorder, problems = _agreed(communicator, place)
+    if not problems and recorder is not None:
+        with _kept(recorder, communicator, place):
+            yield
+        return
+    if communicator.rank == 0:
+        sys.stderr.write(f"hpcdl: warning: this run keeps no trace: {problems[0]}\n")
+    if recorder is not None:
+        recorder.close()
+        _drop(recorder.file.path.parent)
+        place.unlink(missing_ok=True)
+    with _heard(NOTHING if problems else Untraced(), communicator):
+        yield
+
+
+@contextlib.contextmanager
+def _kept(recorder: TraceRecorder, communicator: Observed, place: Path) -> Iterator[None]:
+    try:
+        with _heard(recorder, communicator, recorder.start):
+            yield
+    finally:
+        recorder.close()
+        _bring(recorder.file, place.parent, place)
+
+
+@contextlib.contextmanager
+def _heard(recorder: Recorder, communicator: Observed, begin: Callable[[], None] = lambda: None) -> Iterator[None]:
+    """Inside, `recorder` hears of what this rank does; it is at rest when that begins, and when all stop early."""
+    seen = communicator.observation
     try:
         recorder.at_rest(communicator, last=True)
         seen.recorder = recorder
-        recorder.start()
+        begin()
         try:
             yield
         except StoppedEarly:
@@ -237,8 +300,51 @@ def recording(text: str, communicator: Observed, run_dir: Path) -> Iterator[None
             raise
     finally:
         seen.recorder = NOTHING
-        recorder.close()
-        _bring(recorder.file, target, place)
+
+
+def _opened(text: str, communicator: Observed, place: Path) -> TraceRecorder:
+    """With a file on this node's own storage; `place` says where."""
+    _sweep()
+    local = None
+    try:
+        local = Path(tempfile.mkdtemp(prefix=f"{PREFIX}{os.geteuid()}-"))
+        role = communicator.observation.role
+        recorder = TraceRecorder(
+            text, local, rank=communicator.rank, size=communicator.size, host=communicator.host, role=role
+        )
+        place.write_text(f"{communicator.host}\n{recorder.file.path}\n", encoding="utf-8")
+    except OSError as error:
+        if local is not None:
+            _drop(local)
+        where = f"{tempfile.tempdir or 'the folder of temporary files'} on {communicator.host}"
+        raise HpcdlError(f"no trace can be kept in {where}: {error.strerror}; set TMPDIR, or --trace off") from error
+    return recorder
+
+
+def _agreed(communicator: Observed, place: Path) -> tuple[TraceRecorder | None, list[str]]:
+    """The recorder of a trace that nobody asked for, of a rank that has one, and what stands against it; collective."""
+    recorder, problem = None, ""
+    try:
+        if parse_trace(UNASKED).has_rank(communicator.rank):
+            recorder = _opened(UNASKED, communicator, place)
+    except HpcdlError as error:
+        problem = str(error)
+    return recorder, [text for text in communicator.allgather_json(problem) if text]
+
+
+def _sweep() -> None:
+    """Remove what ranks of this user's have left here that were killed long ago; those that live hold theirs locked."""
+    for folder in Path(tempfile.gettempdir()).glob(f"{PREFIX}{os.geteuid()}-*"):
+        with contextlib.suppress(OSError), contextlib.ExitStack() as held:
+            if folder.lstat().st_uid != os.geteuid() or time.time() - folder.lstat().st_mtime < KEPT_S:
+                continue
+            for path in folder.iterdir():
+                fcntl.flock(held.enter_context(path.open("rb")), fcntl.LOCK_EX | fcntl.LOCK_NB)
+            _drop(folder)
+
+
+def _drop(folder: Path) -> None:
+    shutil.rmtree(folder, ignore_errors=True)
 
 
 def _cleared(target: Path) -> None:

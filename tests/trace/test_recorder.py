@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import errno
 import gc
 import os
 import shutil
 import tempfile
 import time
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -17,11 +19,12 @@ from hpcdl.cli.groups import with_bare_trace
 from hpcdl.comm.observed import EXCHANGE, PARTS, NoRecorder, Observed, observe
 from hpcdl.comm.threads.communicator import ThreadCommunicator, run
 from hpcdl.config.settings import PARSERS
-from hpcdl.config.tracing import parse_trace
+from hpcdl.config.tracing import UNASKED, parse_trace
 from hpcdl.core.errors import HpcdlError, StoppedEarly, UsageError
-from hpcdl.trace.file import RankTrace, read_trace
+from hpcdl.trace import recorder
+from hpcdl.trace.file import RankTrace, TraceFile, read_trace
 from hpcdl.trace.merge import merge, read_run
-from hpcdl.trace.recorder import COLLECTOR, PREFIX, collect, file_name, recording
+from hpcdl.trace.recorder import COLLECTOR, KEPT_S, PREFIX, collect, file_name, recording
 from hpcdl.trace.steps import steps_of
 
 SPECS = {
@@ -146,9 +149,52 @@ def test_levels_steps_and_ranks_keep_what_they_say(tmp_path: Path, local: Path) 
     assert (len(first.records), len(first.counters)) == (0, 0) and len(second.spans("compute")) == 6
     assert len(first.points) == 2
     run_dir = tmp_path / "off"
-    with pytest.raises(UsageError, match="train with --trace"):
+    with pytest.raises(UsageError, match="trained with --trace off"):
         traced("off", run_dir)
     assert not (run_dir / "trace").exists() and list(local.iterdir()) == []
+
+
+def test_unasked_the_first_ranks_leave_small_ones(tmp_path: Path, local: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert [parse_trace(UNASKED).has_rank(rank) for rank in (0, 15, 16)] == [True, True, False]
+    assert parse_trace(UNASKED).num_bytes == 1 << 20
+    assert [len(trace.spans("compute")) for trace in traced(UNASKED, tmp_path / "two")] == [6, 6]
+    monkeypatch.setattr(recorder, "UNASKED", "steps,ranks=0")
+    (first,) = traced("steps,ranks=0", tmp_path / "run")
+    assert len(first.spans("compute")) == 6 and len(first.points) == 2
+    assert list(local.iterdir()) == []
+
+
+def test_unasked_a_node_without_room_costs_the_trace_only(
+    tmp_path: Path, local: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    class NoRoom(TraceFile):
+        def __init__(self, path: Path, num_bytes: int, facts: Mapping[str, Any]) -> None:
+            if facts["rank"] == 1:
+                raise OSError(errno.ENOSPC, "no space left on device")
+            super().__init__(path, num_bytes, facts)
+
+    monkeypatch.setattr(recorder, "TraceFile", NoRoom)
+    with pytest.raises(UsageError, match="holds no trace"):  # of the reader: the run itself has ended well
+        traced(UNASKED, tmp_path / "run")
+    said = capfd.readouterr().err
+    assert said.count("warning: this run keeps no trace: ") == 1 and "no space left on device" in said
+    assert list(local.iterdir()) == [] and list((tmp_path / "run" / "trace").iterdir()) == []
+    with pytest.raises(HpcdlError, match="set TMPDIR, or --trace off"):
+        traced("steps", tmp_path / "asked")
+
+
+def test_what_killed_ranks_left_goes_after_a_day_and_what_is_written_stays(tmp_path: Path, local: Path) -> None:
+    day_ago = time.time() - 2 * KEPT_S
+    folders = {name: local / f"{PREFIX}{os.geteuid()}-{name}" for name in ("alive", "left", "fresh")}
+    for folder in folders.values():
+        folder.mkdir()
+        TraceFile(folder / "rank-0.trace", 1 << 20, {}).close()
+    alive = TraceFile(folders["alive"] / "rank-1.trace", 1 << 20, {})
+    for name in ("alive", "left"):
+        os.utime(folders[name], (day_ago, day_ago))
+    traced("steps", tmp_path / "run")
+    alive.close()
+    assert [name for name, folder in folders.items() if folder.exists()] == ["alive", "fresh"]
 
 
 def test_a_resumed_run_replaces_the_traces(tmp_path: Path, local: Path) -> None:

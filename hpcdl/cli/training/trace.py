@@ -27,7 +27,7 @@ def register(app: typer.Typer) -> None:
 def trace(runs: Runs, html: Html = None, to: To = None, as_json: JsonFlag = False) -> None:
     """Show the inside of steps: what hides behind what, who waits for whom, what makes ranks slow.
 
-    The runs were trained with --trace.
+    Every run keeps a small trace of its first ranks; hpcdl train --trace keeps more.
     """
     from hpcdl.core.files import write_text
     from hpcdl.trace.page import page

@@ -15,7 +15,7 @@ _MEBI = 2**20
 
 
 def build(analysis: Analysis) -> Section | None:
-    """There where runs were trained with --trace."""
+    """There where runs left a trace."""
     traced = analysis.traced
     if not traced:
         return None

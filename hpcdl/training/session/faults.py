@@ -28,7 +28,7 @@ from hpcdl.cluster.environment import placement
 from hpcdl.cluster.launchers import find_launcher
 from hpcdl.cluster.launchers.base import num_nodes
 from hpcdl.config.load import Effective
-from hpcdl.config.tracing import OFF
+from hpcdl.config.tracing import OFF, UNASKED
 from hpcdl.core.errors import ConfigError, UsageError, shown
 from hpcdl.core.units import format_seconds, parse_seconds
 from hpcdl.data.dataset import Dataset
@@ -286,7 +286,7 @@ def check_possible(
 
 def check_injected(effective: Effective[Any], kinds: Sequence[str] = KINDS) -> None:
     """UsageError where faults are asked for elsewhere than on the command line, cannot be, or are not of `kinds`."""
-    if effective.config.run.trace != OFF and f"{FLIPPED}:" in effective.config.safety.inject:
+    if effective.config.run.trace not in (OFF, UNASKED) and f"{FLIPPED}:" in effective.config.safety.inject:
         raise UsageError(f"--inject {FLIPPED}:... takes the place of the recorder of --trace; leave one of them out")
     text, origin = effective.config.safety.inject, effective.origins["inject"]
     if text and origin != "flag":

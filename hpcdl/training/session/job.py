@@ -53,7 +53,7 @@ def run_rank(
     _check_same_start(prepared, communicator, software)
     injection = Injection(prepared.config.safety.inject, communicator.observation, run_dir)
     communicator = injection.impaired(communicator)
-    with recording(prepared.config.run.trace, communicator, run_dir):
+    with recording(injection.trace_beside(prepared.config.run.trace), communicator, run_dir):
         _run_rank(prepared, communicator, run_dir, on_event, watch, software, injection, fewer)
 
 

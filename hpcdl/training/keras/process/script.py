@@ -100,7 +100,7 @@ def execute(
     session.adopt(session.Session(communicator=communicator, group=group, hosts=hosts, folder=folder, run=run))
     last = communicator.duplicate()
     run.begin(last)
-    with recording(config.run.trace, last, run_dir):
+    with recording(injection.trace_beside(config.run.trace), last, run_dir):
         communicator.observation.doing("running the script")
         with injection:
             called = _execute(script, arguments)

@@ -1,7 +1,8 @@
 """A network with batch normalisation and dropout that notes what it is fed, and can go wrong on one rank.
 
 Ranks find in the environment: RECORD_DIR, the folder for rank-R.jsonl, with a line for each training step; STEP_S, what
-a step takes at least; FAULT (nan, bit, error or exit), which happens on FAULT_RANK at step FAULT_STEP.
+a step takes at least; SLOW_WHILE, a file: while it is there a step of rank 1 takes SLOW_S more; FAULT (nan, bit, error
+or exit), which happens on FAULT_RANK at step FAULT_STEP.
 """
 
 from __future__ import annotations
@@ -35,6 +36,8 @@ def note(images: Any, steps: Any) -> Any:
     """Write down which images a step is fed; returns them, or what a fault makes of them."""
     step, fault = int(steps), fault_at(int(steps))
     time.sleep(float(os.environ.get("STEP_S", "0")))
+    if RANK == 1 and Path(os.environ.get("SLOW_WHILE", os.devnull)).is_file():
+        time.sleep(float(os.environ["SLOW_S"]))
     if "RECORD_DIR" in os.environ:
         fed = [zlib.crc32(image.tobytes()) for image in images]
         line = json.dumps({"step": step, "at": time.time(), "images": fed})

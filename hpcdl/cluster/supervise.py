@@ -7,6 +7,7 @@ import dataclasses
 import json
 import math
 import os
+import re
 import signal
 import socket
 import subprocess
@@ -19,6 +20,7 @@ from hpcdl.cluster.deaths import DeathWatch
 from hpcdl.cluster.environment import own_placement
 from hpcdl.cluster.launchers import find_launcher
 from hpcdl.cluster.launchers.base import Casualty, Launcher
+from hpcdl.cluster.launchers.hostfile import mpiexec_casualty
 from hpcdl.cluster.processes import end_marked
 from hpcdl.cluster.status import TABLE, RankStatus, heard, raise_for, read_statuses, read_table
 from hpcdl.core.errors import RankError, StoppedEarly
@@ -38,6 +40,8 @@ GOING_ON_S = 60.0
 """How long they may take, where they can go on without it, to say that they do: they give up before that themselves."""
 LAUNCHER_S = 3.0
 """How long a launcher may take whose ranks have all ended, some killed: Open MPI's now and then waits for ever."""
+_BY_SIGNAL = re.compile(r"\bsignal \d+ ?\(|\(signal \d+\)")
+"""How each mpiexec tells that a rank was killed: of a program that cannot start they tell as well."""
 _WARNINGS = (signal.SIGUSR1, signal.SIGHUP)
 """A scheduler's warning may be sent again, and a terminal that closes hangs up several times."""
 
@@ -74,9 +78,12 @@ def start(
         with caught(watcher.hear):
             watcher.wait()
     chatter = log.read_bytes()[said_before:].decode(errors="replace")
+    statuses = watcher.statuses()
     casualty = launcher.first_casualty(chatter) or watcher.casualty()
+    if casualty is None and not statuses:
+        casualty = _killed_unheard(processes, chatter)
     try:
-        raise_for(watcher.statuses(), plan.num_ranks, casualty=casualty, log=log)
+        raise_for(statuses, plan.num_ranks, casualty=casualty, log=log)
     except RankError as error:
         error.lost = error.lost and not watcher.stop_requests  # who was asked to stop and killed is not to come back
         raise
@@ -84,6 +91,14 @@ def start(
         if watcher.stop_requests:
             error.node, error.grows = "", False
         raise
+
+
+def _killed_unheard(processes: Sequence[subprocess.Popen[bytes]], chatter: str) -> Casualty | None:
+    """Who was killed before any rank had said a word: by mpiexec, or by its own end where the process is the rank."""
+    killed = (process.pid for process in processes if process.returncode < 0)
+    if (pid := next(killed, None)) is not None:
+        return Casualty(host=socket.gethostname(), pid=pid)
+    return mpiexec_casualty(chatter) if _BY_SIGNAL.search(chatter) else None
 
 
 def _start_processes(

@@ -72,6 +72,20 @@ def test_a_rank_that_dies_before_there_is_a_table_is_named(tmp_path: Path) -> No
 
 
 @pytest.mark.mpi
+@pytest.mark.parametrize("num_ranks", [1, 2])
+@pytest.mark.parametrize(("body", "lost"), [("os.kill(os.getpid(), 9)", True), ("sys.exit(1)", False)])
+def test_ranks_killed_before_they_have_said_a_word_are_lost(
+    tmp_path: Path, num_ranks: int, body: str, *, lost: bool
+) -> None:
+    """New ranks can go on then; a program that cannot start would not the next time either."""
+    plan = LaunchPlan(num_ranks=num_ranks, ranks_per_node=num_ranks)
+    words = [sys.executable, "-c", f"import os, sys; {body}"]
+    with pytest.raises(RankError, match="before all ranks had started" if lost else "never started") as caught:
+        local.start(plan, words, folder=tmp_path / "ranks")
+    assert caught.value.lost == lost
+
+
+@pytest.mark.mpi
 def test_a_rank_that_raises_is_named_and_ends_the_others(tmp_path: Path) -> None:
     began = time.monotonic()
     with pytest.raises(RankError, match=r"rank 1 on \S+: no luck") as caught:

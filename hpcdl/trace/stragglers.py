@@ -56,7 +56,12 @@ def stragglers(merged: Merged, steps: Steps, parts: Array) -> list[Straggler]:
     """The costliest first; none where ranks do not step together, or one is alone."""
     if not steps.synchronous:
         return []
-    found = [*_late(merged, steps, parts), *_behind_slow_links(merged, steps, parts)]
+    rates = _rates(merged, steps)
+    late = _late(merged, steps, parts, rates)
+    contended = {one.rank for one in late if one.cause == CONTENTION}
+    # A rank that has to wait for its processor sends and takes its messages late: that is no slow link.
+    behind = [one for one in _behind_slow_links(merged, steps, parts) if one.rank not in contended]
+    found = [*late, *behind]
     return sorted(found, key=lambda one: -one.seconds_per_step)
 
 
@@ -66,31 +71,45 @@ def beyond_others(values: Array) -> Array:
     return numpy.stack(rows)
 
 
-def _late(merged: Merged, steps: Steps, parts: Array) -> list[Straggler]:
-    """Ranks whose last gradient comes after that of the others, by more than the sums of the step before came later.
+def _late(merged: Merged, steps: Steps, parts: Array, rates: Mapping[str, Array]) -> list[Straggler]:
+    """Ranks whose last gradient comes after that of the others.
 
-    Who hears late of the others' gradients is late through no fault of its own.
+    Who has the sums of the step before later than the others is late through no fault of its own, unless its messages
+    wait for a processor as the rest of its work does.
     """
-    heard_s = _heard_s(steps)
     late_s = beyond_others(steps.borders[:, :, HAD_GRADIENTS])
-    mean_s = late_s.mean(axis=1) - heard_s.mean(axis=1).clip(0)
-    deviation_s = late_s.std(axis=1) / numpy.sqrt(len(steps.numbers))
-    least_s = numpy.maximum(LEAST_SHARE * steps.step_s, NUM_ERRORS * deviation_s)
+    least_s = numpy.maximum(LEAST_SHARE * steps.step_s, _chance_s(late_s))
     least_s = numpy.maximum(least_s, steps.errors_s + numpy.median(steps.errors_s))
-    behind = beyond_others(parts[:, :, [UPDATE, OTHER]].sum(axis=2)).mean(axis=1)
+    heard_s = _heard_s(steps).mean(axis=1).clip(0)
+    behind_s = beyond_others(parts[:, :, [UPDATE, OTHER]].sum(axis=2)).mean(axis=1)
     excess = {
         INPUT_CAUSE: beyond_others(parts[:, :, INPUT]).mean(axis=1),
-        CONTENTION: beyond_others(parts[:, :, COMPUTE]).mean(axis=1) + behind,
-        BETWEEN: beyond_others(steps.borders[:, :, BEGAN]).mean(axis=1) - heard_s.mean(axis=1).clip(0) - behind,
+        CONTENTION: beyond_others(parts[:, :, COMPUTE]).mean(axis=1) + behind_s,
+        BETWEEN: beyond_others(steps.borders[:, :, BEGAN]).mean(axis=1) - heard_s - behind_s,
         COLLECTOR_CAUSE: beyond_others(_collector_s(merged, steps)),
     }
-    rates = _rates(merged, steps)
     found = []
-    for row in numpy.flatnonzero(mean_s > least_s).tolist():
+    for row, seconds in enumerate(late_s.mean(axis=1).tolist()):
         own = {cause: float(values[row]) for cause, values in excess.items()}
-        cause, evidence = cause_of(row, own, rates, float(mean_s[row]), steps.step_s)
-        found.append(_straggler(merged, steps, row, cause, float(mean_s[row]), evidence))
+        if _contention(row, rates, own[CONTENTION] + heard_s[row], steps.step_s):
+            own[CONTENTION] += heard_s[row]
+        else:
+            seconds -= heard_s[row]
+        if seconds > least_s[row]:
+            cause, evidence = cause_of(row, own, rates, seconds, steps.step_s)
+            found.append(_straggler(merged, steps, row, cause, seconds, evidence))
     return found
+
+
+def _chance_s(late_s: Array) -> Array:
+    """(R): what a mean over the steps (R, S) may be by chance: nothing where a rank is late in nearly all of them.
+
+    One step that stood still makes the standard error as large as the mean: it must not hide what is so in each step.
+    """
+    root = numpy.sqrt(late_s.shape[1])
+    often = (late_s > 0).sum(axis=1) >= (root + NUM_ERRORS) * root / 2
+    result: Array = numpy.where(often, 0.0, NUM_ERRORS * late_s.std(axis=1) / root)
+    return result
 
 
 def _heard_s(steps: Steps) -> Array:
@@ -121,31 +140,46 @@ def cause_of(
         return INPUT_CAUSE, f"it waits {excess[part] * 1e3:.3g} ms longer for a batch"
     if part == BETWEEN:
         return BETWEEN, f"it begins its steps {excess[part] * 1e3:.3g} ms after the others"
-    computes = f"it computes {excess[CONTENTION] * 1e3:.3g} ms longer"
+    works = f"its work takes {excess[CONTENTION] * 1e3:.3g} ms longer"
     if counters.CLOCK_KHZ in rates:
         rate = rates[counters.CLOCK_KHZ]
         share = rate[row] / numpy.median(numpy.delete(rate, row))
         if share < SLOWER_CLOCK:
-            return CLOCK, f"{computes}, and its clock rate is {share:.0%} of the others'"
+            return CLOCK, f"{works}, and its clock rate is {share:.0%} of the others'"
+    if contended := _contention(row, rates, excess[CONTENTION], step_s):
+        return CONTENTION, f"{works}, and {contended}"
+    return CLOCK, f"{works}, though nobody takes its processors: they are slower than the others'"
+
+
+def _contention(row: int, rates: Mapping[str, Array], late_s: float, step_s: float) -> str:
+    """How the rank in `row` shares its processors, where that is a good part of what it is late; else empty."""
     if counters.WAITED_US in rates:
-        waited_s = float(rates[counters.WAITED_US][row] - _usual(rates, counters.WAITED_US, row)) / 1e6 * step_s
-        if waited_s >= CONTENDED_SHARE * excess[CONTENTION]:
-            return CONTENTION, f"{computes}, and its threads wait {waited_s * 1e3:.3g} ms more for a processor"
+        usual, spread = _usual(rates, counters.WAITED_US, row)
+        waited = float(rates[counters.WAITED_US][row]) - usual
+        if waited > NUM_ERRORS * spread and waited / 1e6 * step_s >= CONTENDED_SHARE * late_s:
+            return f"its threads wait {waited / 1e3 * step_s:.3g} ms more for a processor"
     if counters.SWITCHES in rates:
-        switches, usual = float(rates[counters.SWITCHES][row]), _usual(rates, counters.SWITCHES, row)
+        switches, (usual, _) = float(rates[counters.SWITCHES][row]), _usual(rates, counters.SWITCHES, row)
         if switches > 2 * usual + 10:
-            return CONTENTION, f"{computes}, and is taken off its processor {switches:.0f} times a second ({usual:.0f})"
-    return CLOCK, f"{computes}, though nobody takes its processors: they are slower than the others'"
+            return f"it is taken off its processor {switches:.0f} times a second ({usual:.0f})"
+    return ""
 
 
-def _usual(rates: Mapping[str, Array], name: str, row: int) -> float:
-    """What counter `name` would grow by in a second if the rank in `row` were treated as the others.
+def _usual(rates: Mapping[str, Array], name: str, row: int) -> tuple[float, float]:
+    """What counter `name` would grow by in a second if the rank in `row` were treated as the others; how they differ.
 
     That is in proportion to its processor time: where all stand in line, who computes for longer does so for longer,
-    and a rank whose work only takes longer has no neighbours of its own.
+    and a rank whose work only takes longer has no neighbours of its own. The difference is a standard deviation.
     """
     work = numpy.maximum(rates.get(counters.CPU_US, numpy.ones(len(rates[name]))), 1.0)
-    return float(numpy.median(numpy.delete(rates[name] / work, row)) * work[row])
+    others = numpy.delete(rates[name] / work, row)
+    usual = numpy.median(others)
+    spread = numpy.median(numpy.abs(others - usual)) / _MEDIAN_DEVIATION
+    return float(usual * work[row]), float(spread * work[row])
+
+
+_MEDIAN_DEVIATION = 0.6745
+"""Of normal numbers the median distance from their mean, in standard deviations."""
 
 
 def _collector_s(merged: Merged, steps: Steps) -> Array:

@@ -219,6 +219,15 @@ def test_where_all_stand_in_line_who_computes_for_longer_does_so_for_longer(work
     assert (found.rank, found.cause) == (2, cause)
 
 
+def test_what_the_others_wait_differently_too_is_no_contention() -> None:
+    """Rank 2 waits 60 ms of a second more than the median of the others, which are up to 50 ms off that themselves."""
+    compute_s = even(0.1)
+    compute_s[2] += 0.03
+    rates = [{counters.CPU_US: 1e5, counters.WAITED_US: 3e5 + more} for more in (5e4, 0.0, 6e4, -4e4)]
+    (found,) = findings(*synchronous(even(0.01, 1), compute_s, rates=rates)).stragglers
+    assert (found.rank, found.cause) == (2, "clock frequency")
+
+
 def test_who_hears_late_of_the_others_is_late_through_no_fault_of_its_own() -> None:
     """Behind a slow rank of a ring, say. One that computes for longer too is named for that alone."""
     compute_s = even(0.1)
@@ -226,6 +235,26 @@ def test_who_hears_late_of_the_others_is_late_through_no_fault_of_its_own() -> N
     compute_s[3] += 0.02
     (found,) = findings(*synchronous(even(0.01, 1), compute_s, hears_late_s={3: 0.015})).stragglers
     assert (found.rank, found.cause, found.seconds_per_step) == (3, "clock frequency", pytest.approx(0.02, rel=0.2))
+
+
+def test_a_rank_that_waits_for_its_processor_hears_late_because_of_that() -> None:
+    rates = [dict(CALM) for _ in range(RANKS)]
+    rates[3][counters.WAITED_US] = 3e5
+    compute_s = even(0.1)
+    compute_s[3] += 0.005
+    (found,) = findings(*synchronous(even(0.01, 1), compute_s, rates=rates, hears_late_s={3: 0.03})).stragglers
+    assert (found.rank, found.cause) == (3, "processor contention")
+    assert found.seconds_per_step == pytest.approx(0.035, rel=0.2)
+
+
+def test_a_step_that_stood_still_does_not_hide_a_rank_that_is_late_in_each() -> None:
+    compute_s = even(0.1)
+    compute_s[2] += 0.03
+    compute_s[2, 7] += 2.0
+    (found,) = findings(*synchronous(even(0.01, 1), compute_s)).stragglers
+    assert (found.rank, found.cause) == (2, "clock frequency")
+    compute_s[2] -= 0.03
+    assert findings(*synchronous(even(0.01, 1), compute_s)).stragglers == [], "it alone is none"
 
 
 def test_updates_are_work_of_a_rank_s_processors_and_none_between_steps() -> None:

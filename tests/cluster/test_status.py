@@ -13,6 +13,7 @@ from hpcdl.cluster.launchers.base import Casualty
 from hpcdl.cluster.processes import end_marked
 from hpcdl.cluster.status import RankStatus, raise_for
 from hpcdl.core.errors import RankError, StoppedEarly
+from tests.conftest import patience
 
 LOG = Path("launcher.log")
 HYDRA = """
@@ -93,7 +94,7 @@ def test_marked_processes_end_and_no_others() -> None:
     other = subprocess.Popen(line, env={**os.environ, "HPCDL_LAUNCH": "this one"})
     try:
         end_marked("HPCDL_LAUNCH", "this")
-        assert marked.wait(timeout=10) == -9 and other.poll() is None
+        assert marked.wait(timeout=patience(10)) == -9 and other.poll() is None
     finally:
         other.kill()
         other.wait()

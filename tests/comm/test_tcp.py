@@ -155,14 +155,14 @@ def test_a_silent_rank_is_named(secret: Path) -> None:
 
     def body(group: tcp.TcpGroup) -> Any:
         if group.rank == 1:
-            release.wait(10)
+            release.wait(60)
             return None
         try:
             return group.gather_json(None)
         finally:
             release.set()
 
-    results = together(2, secret, body, timeout_s=1.0)
+    results = together(2, secret, body, timeout_s=3.0)
     assert isinstance(results[0], RankError) and "rank 1 is silent" in str(results[0])
 
 

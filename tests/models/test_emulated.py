@@ -48,7 +48,7 @@ def test_it_has_the_variables_of_its_network_and_takes_its_time(tmp_path: Path) 
     began, used = time.perf_counter(), time.process_time()
     loss, gradients = step()
     assert 0.3 <= time.perf_counter() - began < patience(0.4)
-    assert time.process_time() - used < 0.15  # waiting uses no core
+    assert time.process_time() - used < patience(0.15)  # waiting uses no core
     assert float(loss) == pytest.approx(1 / 7)
     assert all(numpy.array_equal(item, numpy.zeros(item.shape)) for item in gradients)
     model.save(tmp_path / "model.keras")

@@ -21,7 +21,7 @@ from hpcdl.core.errors import CorruptError
 from hpcdl.trace.file import POINT, RankTrace, read_trace
 from hpcdl.trace.merge import ClockModel, Merged, merge
 from hpcdl.trace.recorder import file_name
-from tests.conftest import ROOT
+from tests.conftest import ROOT, patience
 from tests.trace.clock_ranks import TURNS, passed_around
 
 
@@ -36,7 +36,7 @@ def test_shifted_and_drifting_clocks_come_back_in_true_order(tmp_path: Path, sam
     in_true_order(merged, truth)
     clocks = {clock.host: clock for clock in merged.clocks}
     assert len(clocks) == len(set(hosts))
-    assert clocks["host1"].offset_s == pytest.approx(2.0, abs=0.01)
+    assert clocks["host1"].offset_s == pytest.approx(2.0, abs=0.01 + merged.errors_s[1])
     seconds = time.monotonic() - began_s
     assert clocks["host5"].drift == pytest.approx(100e-6, abs=4 * merged.errors_s[5] / seconds + 2e-6)
 
@@ -61,7 +61,7 @@ def in_true_order(merged: Merged, truth: list[list[float]]) -> None:
     for rank in range(num_ranks):
         off_s = numpy.abs(found[rank] - numpy.array(truth[rank])).max()
         assert off_s <= merged.errors_s[rank] + 1e-9, f"rank {rank} is {off_s} s off"
-        assert merged.errors_s[rank] < 0.05
+        assert merged.errors_s[rank] < patience(0.05)
     if max(merged.errors_s.values()) < 1e-3:  # a busy machine answers late: then the bars say so
         order = sorted((when, rank) for rank in range(num_ranks) for when in found[rank])
         assert [rank for _, rank in order] == list(range(num_ranks)) * TURNS

@@ -21,6 +21,7 @@ from hpcdl.trace.page import page
 from hpcdl.trace.recorder import COLLECTOR
 from hpcdl.trace.steps import BEGAN, EXCHANGED, Steps, steps_of
 from hpcdl.trace.summary import tables
+from tests.conftest import patience
 from tests.trace.made import EXCHANGE_S, NAMES, OTHER_S, UPDATE_S, records, synchronous, trace
 
 RANKS, STEPS = 4, 60
@@ -320,5 +321,5 @@ def test_eight_ranks_and_ten_thousand_steps_are_quick_and_small() -> None:
     found = findings(again, steps)
     drawn = page("x", again, steps, found)
     assert found.steps == 10_000 and "<svg" in drawn
-    assert time.process_time() - before_s < 5.0
+    assert time.process_time() - before_s < patience(5.0)
     assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < 1 << 20  # KiB

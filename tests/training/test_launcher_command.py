@@ -17,7 +17,7 @@ import pytest
 from hpcdl.cluster.processes import end_marked, marked
 from hpcdl.cluster.status import read_statuses
 from hpcdl.cluster.supervise import LAUNCH_VARIABLE
-from tests.conftest import CommandLine
+from tests.conftest import CommandLine, patience
 from tests.training.conftest import Mpi
 from tests.training.training_runs import SHORT, finish, start, steps_done, wait_for
 
@@ -60,25 +60,34 @@ def _command_line(pid: int) -> str:
     ["async-easgd", *(pytest.param(name, marks=pytest.mark.soak) for name in ("ring", "single", "grpc-ring"))],
 )
 def test_ranks_end_with_a_launcher_that_is_killed(mpi: Mpi, shards: Path, run_dir: Path, strategy: str) -> None:
-    """Workers and a server; ranks of `ring`, with the copies that they keep, in test_local_copies.py."""
+    """Workers and a server, with the copies of their state that they keep in memory."""
+    near = run_dir.with_name("near")
+    near.mkdir()
     arguments = ["train", "--model", "lenet", "--strategy", strategy, "--ranks", "1" if strategy == "single" else "3"]
     arguments += ["--batch-size", "16", "--epochs", "500", "--profile", "none", "--data", str(shards)]
     arguments += ["--run-dir", str(run_dir), *(["--allow-grpc"] if strategy == "grpc-ring" else [])]
+    keeps = strategy != "single"
+    if keeps:
+        arguments += ["--elastic", "--checkpoint-every", "1h", "--local-checkpoint-every", "5"]
+        arguments += ["--local-checkpoint-folder", str(near)]
     process = start(mpi.hpcdl, arguments)
-    wait_for(lambda: steps_done(run_dir) > 3 or process.poll() is not None)
+    wait_for(
+        lambda: (steps_done(run_dir) > 3 and any(near.glob("*/step-*.json")) is keeps) or process.poll() is not None
+    )
     assert process.poll() is None, process.communicate()
     mark = mark_of(run_dir)
     shared = shared_by(mark)
     process.kill()
     process.communicate()
-    began = time.monotonic()
+    deadline = time.monotonic() + patience(10)
     try:
         while marked(LAUNCH_VARIABLE, mark):
-            assert time.monotonic() - began < 10
+            assert time.monotonic() < deadline
             time.sleep(0.1)
     finally:
         end_marked(LAUNCH_VARIABLE, mark)
     assert not [path for path in shared if path.exists()]
+    wait_for(lambda: not any(near.iterdir()), timeout_s=30)
 
 
 def test_a_second_writer_is_refused_and_names_the_first(mpi: Mpi, shards: Path, run_dir: Path) -> None:
@@ -105,7 +114,7 @@ def start_under(launcher: list[str], mpi: Mpi, arguments: list[object]) -> str:
     return "\n".join(text for text in done.stderr.splitlines() if text.startswith("hpcdl: "))
 
 
-@pytest.mark.parametrize("nohup", [False, True])
+@pytest.mark.parametrize("nohup", [False, pytest.param(True, marks=pytest.mark.soak)])
 def test_a_terminal_that_closes_stops_a_run_unless_nohup(
     session_hpcdl: CommandLine, shards: Path, run_dir: Path, nohup: bool
 ) -> None:

@@ -19,7 +19,7 @@ SCRIPT = """
 import sys
 import beside
 import hpcdl
-hpcdl.init(stall_timeout_s=4)
+hpcdl.init(stall_timeout_s=8)
 from hpcdl.training.keras.process.session import communicator
 what, mine = sys.argv[1], hpcdl.rank() == 1
 print(hpcdl.rank(), hpcdl.size(), sys.argv[1:], beside.VALUE, "random" in sys.modules, flush=True)
@@ -42,7 +42,7 @@ if mine and what == "interrupt":
 if not mine or what != "ended":
     communicator().barrier()
 if what == "late" and not mine:
-    import time; time.sleep(6)  # longer than ranks wait for one that is stuck: this one is not waited for in vain
+    import time; time.sleep(10)  # longer than ranks wait for one that is stuck: this one is not waited for in vain
 if what == "usage":
     sys.exit("no such data")
 """
@@ -57,7 +57,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def run(hpcdl: CommandLine, folder: Path, *words: str | Path) -> Finished:
-    return hpcdl(["run", "--ranks", "2", "--stall-timeout", "4s", *words], cwd=folder.parent)
+    return hpcdl(["run", "--ranks", "2", "--stall-timeout", "8s", *words], cwd=folder.parent)
 
 
 @pytest.mark.mpi
@@ -140,7 +140,7 @@ def ends(*sample: str) -> list[Any]:
 def test_started_by_mpiexec_every_end_has_its_code_and_one_line_soon(
     session_hpcdl: CommandLine, folder: Path, what: str, code: int, last: str
 ) -> None:
-    script = (folder / "script.py").read_text().replace("stall_timeout_s=4", "stall_timeout_s=600")
+    script = (folder / "script.py").read_text().replace("stall_timeout_s=8", "stall_timeout_s=600")
     (folder / "patient.py").write_text(script)
     finished = run_script(session_hpcdl, folder / "patient.py", what, ranks=2, cwd=folder, timeout_s=120)
     assert finished.code == code, finished.err

@@ -37,6 +37,7 @@ _FOREIGN = ("HPCDL_", "OMPI_", "PMI_", "PMIX_", "SLURM_", "OMP_", "KMP_", "TF_",
 """Variables of the caller's own environment that would change what the command line does."""
 TOGETHER = {
     "frail_lab": ("tests/lab/test_lost_nodes.py",),
+    "site": ("tests/lab/test_installed.py", "tests/lab/test_session.py"),
     "lab_slurm": ("tests/lab/", "tests/cluster/test_hostlist.py", "tests/tuning/test_trials.py"),
     "undisturbed": (
         "tests/training/test_full_disk.py",
@@ -47,7 +48,8 @@ TOGETHER = {
 }
 """Fixtures that cost so much that all files with tests that use them go to one process of `pytest -n`.
 
-Of two rows that name a file the first counts: clusters that are harmed wait for Slurm beside the one that all share.
+Of two rows that name a file the first counts: clusters that are harmed wait for Slurm beside the one that others
+share, and what takes minutes to install is installed on one of its own.
 """
 _TOLD = 6000
 """Characters of each output that are told where a test fails."""
@@ -263,8 +265,9 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
             item.add_marker("lab")
         elif item.get_closest_marker("lab"):
             raise pytest.UsageError(f"{item.nodeid}: marked lab, but it names nothing of tests/lab/needs.py")
-        for fixture in TOGETHER:
-            if fixture in getattr(item, "fixturenames", ()) and group_of(item.nodeid) != fixture:
+        costly = [fixture for fixture in TOGETHER if fixture in getattr(item, "fixturenames", ())]
+        for fixture in costly[:1]:
+            if group_of(item.nodeid) != fixture:
                 raise pytest.UsageError(f"{item.nodeid} uses {fixture}: add its file to TOGETHER in tests/conftest.py")
     items.sort(key=_turn)
 
@@ -394,11 +397,15 @@ def lab_slurm() -> Iterator[SlurmLab]:
 
 
 @pytest.fixture(scope="session")
-def site(lab_slurm: SlurmLab) -> Site:
-    """hpcdl as a centre has it, on the lab's shared file system: one version for each kind of MPI. Read only."""
+def site(request: pytest.FixtureRequest, lab_slurm: SlurmLab) -> Site:
+    """hpcdl as a centre has it, on the lab's shared file system: one version for each kind of MPI. Read only.
+
+    The one for the site's own MPI trains in the long version alone.
+    """
     from tests.lab import installed
 
-    return installed.install_site(lab_slurm.shared)
+    asking = [item for item in request.session.items if "site" in getattr(item, "fixturenames", ())]
+    return installed.install_site(lab_slurm.shared, both_train=any(item.get_closest_marker("soak") for item in asking))
 
 
 @pytest.fixture(autouse=True, scope="session")

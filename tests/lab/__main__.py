@@ -31,7 +31,7 @@ def main() -> int:
         try:
             lab.start()
             if chosen.site:
-                site = installed.install_site(lab.shared)
+                site = installed.install_site(lab.shared, both_train=True)
                 profile = f"source {needs.LMOD}/init/bash\nmodule use {site.moduledir}\n"
                 (lab.home / ".bash_profile").write_text(profile)
             print(f"lab in {folder}: hosts login, {', '.join(lab.nodes)}; sinfo, srun and sbatch work", file=sys.stderr)

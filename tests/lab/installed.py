@@ -61,10 +61,16 @@ class Site:
         return lab.run(line, user=user, host=host, env={"LMOD_PAGER": "none"}, timeout_s=timeout_s)
 
 
-def install_site(shared: Path) -> Site:
-    """Fill a wheelhouse and install twice from it; the second time into a path with a space, over an old tree."""
+def install_site(shared: Path, *, both_train: bool) -> Site:
+    """Fill a wheelhouse and install twice from it; the second time into a path with a space, over an old tree.
+
+    Unless `both_train` the second goes without TensorFlow, which takes most of an install's time: its MPI, its paths
+    and its modulefile are what it differs in.
+    """
     checkout = copy_checkout(shared / "src" / "hpcdl", "1.0")
     second = copy_checkout(shared / "src" / "hpcdl site", "1.1")
+    if not both_train:
+        leave_out(second, "tensorflow")
     home = shared / "src" / "home"
     home.mkdir()
     site = Site(
@@ -106,3 +112,12 @@ def install_site(shared: Path) -> Site:
     changed = {name for name in before.keys() | after.keys() if before.get(name) != after.get(name)}
     site.outputs.update(outputs)
     return Site(**{**vars(site), "changed_outside": frozenset(changed)})
+
+
+def leave_out(checkout: Checkout, package: str) -> None:
+    """Take `package` from what a checkout depends on."""
+    path = checkout.folder / "pyproject.toml"
+    lines = path.read_text().splitlines(keepends=True)
+    kept = [line for line in lines if not line.startswith(f'    "{package}>=')]
+    assert len(kept) == len(lines) - 1
+    path.write_text("".join(kept))

@@ -20,10 +20,10 @@ OUT_OF_TIME = {"node_winner": 75, "predict_hosts": 75}
 SMALLEST = {
     "allreduce_ring": ("--megabytes 1 --repeats 1", (RANKS,)),
     "bucket_size": ("--rounds 1", LONG),
-    "data_reading": ("--mib 16 --repeats 1 --folder FOLDER", ()),
+    "data_reading": ("--mib 16 --repeats 1 --folder FOLDER", (pytest.mark.soak,)),
     "data_waiting": ("--steps 2 --hep-steps 1 --batch-size 4 --folder FOLDER", LONG),
     "data_writing": ("--mib 8 --jpegs 20 --repeats 1 --folder FOLDER", ()),
-    "early_updates": ("--hosts 2 --model emulated:lenet:0.01 --steps 1", (HOSTS,)),
+    "early_updates": ("--hosts 2 --model emulated:lenet:0.01 --steps 1", (HOSTS, pytest.mark.soak)),
     "easgd_communication": ("--hosts 3 --mib 0.1 --rounds 1", (HOSTS,)),
     "easgd_pairs": ("--data SHARDS --epochs 1 --minutes 0.01 --out FOLDER/pairs.json", LONG),
     "gpu_check": ("--device cpu", LONG),
@@ -36,8 +36,8 @@ SMALLEST = {
     "predict_hosts": ("--journal FOLDER/points.jsonl --minutes 0.01", (HOSTS, pytest.mark.soak)),
     "ps_exchange": ("--workers 2 --steps 1", (HOSTS, pytest.mark.soak)),
     "small_exchange": ("--models small --strategies ring --rounds 4", LONG),
-    "stage_tree": ("--mib 1 --hosts 2", (HOSTS,)),
-    "trace_cost": ("--steps 12 --levels steps", (RANKS,)),
+    "stage_tree": ("--mib 1 --hosts 2", (HOSTS, pytest.mark.soak)),
+    "trace_cost": ("--steps 12 --levels steps", LONG),
     "background_work": ("--model lenet --every 1 --rounds 1", LONG),
     "checkpoint_stall": ("--model lenet --repeats 1", LONG),
     "easgd_lenet": ("--hosts 2 --epochs 1 --data SHARDS", (HOSTS, pytest.mark.soak)),
@@ -49,7 +49,7 @@ SMALLEST = {
     "local_copies_cost": ("--model lenet --every 1 --pairs 2", LONG),
     "safety_cost": ("--model lenet --steps 1", LONG),
     "report_many": ("--runs 40 --repeats 1 --steps 20 --folder FOLDER", (pytest.mark.soak,)),
-    "script_overhead": ("--rounds 1 --layers 1 --width 8", (RANKS,)),
+    "script_overhead": ("--rounds 1 --layers 1 --width 8", LONG),
     "startup_metadata": ("--imports json --folder FOLDER", (pytest.mark.soak,)),
 }
 PARTS = {"easgd_pairs_ranks", "shaped_hosts", "trainer_on_rank"}

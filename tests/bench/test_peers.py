@@ -212,6 +212,7 @@ def test_it_is_python_that_autograph_takes(name: str) -> None:
 
 
 @pytest.mark.mpi
+@pytest.mark.soak
 def test_a_short_run_of_real_ranks(tmp_path: Path) -> None:
     journal = tmp_path / "tries.jsonl"
     finished = run(

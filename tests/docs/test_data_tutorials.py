@@ -18,8 +18,8 @@ LEARNED = {
     "text-classes": ("accuracy", 0.95),
 }
 """What `hpcdl evaluate` says of held-out samples at the end of each, and how much it is at least."""
-QUICK = ("regression", "masks")
-"""Series with a quantity, and pictures with a mask each; the others run in the long version."""
+QUICK = ("masks",)
+"""Pictures with a mask each; quantities are in training/test_named_fields.py, the others in the long version."""
 
 
 @pytest.mark.mpi

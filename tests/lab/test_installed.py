@@ -126,8 +126,12 @@ def test_ranks_on_four_nodes_are_one_job(site: Site, lab_slurm: SlurmLab, versio
     assert finished.out.splitlines() == [f"4 6 {library}"] * 4
 
 
+@pytest.mark.soak
 def test_shards_and_training_as_a_user(site: Site, lab_slurm: SlurmLab) -> None:
-    """The embedded MPI starts two ranks on one node; data, run and settings lie in the user's home."""
+    """The embedded MPI starts two ranks on one node; data, run and settings lie in the user's home.
+
+    In every test a user shards and trains in test_session.py.
+    """
     assert DIGITS.is_dir()
     commands = (
         'hpcdl shard "$HPCDL_SHARE/examples/digits" shards --image-size 28 --split train=0.8,val=0.2',

@@ -82,8 +82,10 @@ def test_a_node_of_ranks_goes_down(frail_lab: SlurmLab, how: str, expected: str)
     assert len(hosts) == 2 and "node2" not in hosts
 
 
-@pytest.mark.parametrize("how", ["power", *(pytest.param(how, marks=pytest.mark.soak) for how in ("link", "drained"))])
+@pytest.mark.soak
+@pytest.mark.parametrize("how", ["power", "link", "drained"])
 def test_a_run_goes_on_on_the_nodes_that_are_left(frail_lab: SlurmLab, how: str) -> None:
+    """In every test from the memory of those nodes, below."""
     desk = desk_of(frail_lab)
     words = (*TRAIN, "--steps", "200", "--elastic", "--min-workers", "2", "--stall-timeout", "20s")
     number = desk.submit("--nodes", "4", "--time", "10m", "--", *words, run="lost")
@@ -185,8 +187,10 @@ def test_a_lost_nodes_state_comes_from_the_others_memory(frail_lab: SlurmLab, re
     told = [event["text"] for event in desk.events("lost", "message") if "is made again" in event["text"]]
     assert len(told) == 1 and told[0].startswith("warning: what node3 held of step "), desk.log(number)
     assert told[0].endswith(f"is made again from the memory of {left}"), told
+    assert "node3 is left out; 3 workers in place of 4, 32 samples a step as before" in desk.log(number)
     record = desk.record("lost")
-    assert record["hosts"] == ["node1", "node2", "node4"] and record["steps"] == 200
+    assert record["hosts"] == ["node1", "node2", "node4"]
+    assert (record["status"], record["workers"], record["global_batch"], record["steps"]) == ("finished", 3, 32, 200)
     (resumed,) = record["resumed_from_steps"]
     assert resumed > 0 and resumed % 5 == 0 and desk.checkpoints("lost") == [], "memory it was"
 
@@ -248,9 +252,13 @@ def test_a_node_goes_down_where_no_scheduler_sees_it(
     assert "hpcdl" not in left.replace(str(frail_lab.folder), "") and "ssh -x" not in left, left
 
 
-@pytest.mark.parametrize("victim", [1, pytest.param(0, marks=pytest.mark.soak)])
+@pytest.mark.soak
+@pytest.mark.parametrize("victim", [1, 0])
 def test_ranks_on_other_nodes_go_on_in_place(frail_lab: SlurmLab, open_mpi_5: Path, victim: int) -> None:
-    """One is killed: on a node of its own, or beside the process that has started all."""
+    """One is killed: on a node of its own, or beside the process that has started all.
+
+    On one node in every test (training/test_in_place.py).
+    """
     desk = desk_of(frail_lab)
     shutil.copytree(open_mpi_5, frail_lab.shared / "openmpi", symlinks=True)
     (desk.folder / "hosts").write_text("node1\nnode2\nnode3\n")

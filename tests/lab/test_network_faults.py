@@ -39,7 +39,9 @@ def test_a_run_goes_on_when_a_node_is_cut_off_for_a_while(lab_slurm: SlurmLab) -
     assert all(seconds >= 0 for seconds in record["parts"].values()), record["parts"]
 
 
+@pytest.mark.soak
 def test_a_node_that_stays_cut_off_is_named(lab_slurm: SlurmLab) -> None:
+    """In every test where others go on without it, below."""
     desk = desk_of(lab_slurm, "parted")
     words = (*TRAIN, "--steps", "1000", "--stall-timeout", "8s", "--inject", "partition:host=1@step=20")
     number = desk.submit("--nodes", "3", "--time", "10m", "--", *words, run="parted")
@@ -51,7 +53,7 @@ def test_a_node_that_stays_cut_off_is_named(lab_slurm: SlurmLab) -> None:
 def test_a_run_goes_on_without_a_node_that_stays_cut_off(lab_slurm: SlurmLab) -> None:
     """It stays so for new ranks, which are lost there once more; Slurm, whose network is whole, sees nothing of it."""
     desk = desk_of(lab_slurm, "left-out")
-    words = (*TRAIN, "--steps", "200", "--stall-timeout", "8s", "--checkpoint-every", "0.2s")
+    words = (*TRAIN, "--steps", "80", "--stall-timeout", "8s", "--checkpoint-every", "0.2s")
     words += ("--elastic", "--min-workers", "2", "--inject", "partition:host=1@step=50")
     number = desk.submit("--nodes", "3", "--time", "20m", "--", *words, run="left-out")
     job = lab_slurm.wait_for_job(number, timeout_s=900)
@@ -59,7 +61,7 @@ def test_a_run_goes_on_without_a_node_that_stays_cut_off(lab_slurm: SlurmLab) ->
     assert job["JobState"] == "COMPLETED", log
     assert "node2, on which ranks were lost twice, is left out; 2 workers in place of 3" in log, log
     record = desk.record("left-out")
-    assert (record["status"], record["steps"], record["hosts"]) == ("finished", 200, ["node1", "node3"])
+    assert (record["status"], record["steps"], record["hosts"]) == ("finished", 80, ["node1", "node3"])
     told = [event["text"] for event in desk.events("left-out", "message")]
     assert told.count("injected: partition:host=1@step=50") == 1
     assert sum("rank 1 on node2 gives no sign of life" in text for text in told) == 2, told

@@ -69,8 +69,12 @@ def test_a_host_that_is_not_there(lab_ssh: SlurmLab, folder: Path) -> None:
     assert "hpcdl: node node9 went down or cannot be reached" in finished.err, finished.err
 
 
+@pytest.mark.soak
 def test_ibrun(lab_ssh: SlurmLab, folder: Path) -> None:
-    """`submit` takes ibrun where $TACC_SYSTEM is set, and its job starts ranks on two nodes by the double."""
+    """`submit` takes ibrun where $TACC_SYSTEM is set, and its job starts ranks on two nodes by the double.
+
+    In every test srun, PBS and mpiexec over ssh start some; ibrun's line is in cluster/test_launchers.py.
+    """
     programs = doubles.write_ibrun(folder / "tacc", Path(sys.executable).with_name("mpiexec.hydra"))
     desk = Desk(lab_ssh, folder, {"TACC_SYSTEM": "lab", "PATH": f"{programs}:/usr/bin:/bin"})
     words = ("--nodes", "2", "--ranks-per-node", "1", "--time", "10m", "--", *TRAIN, "--steps", "2")

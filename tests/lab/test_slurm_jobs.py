@@ -58,7 +58,9 @@ def test_ranks_meet_whatever_is_on_their_heaps(desk: Desk) -> None:
     assert (finished.code, finished.out) == (0, "4 ranks have met\n"), finished.err[-2000:]
 
 
+@pytest.mark.soak
 def test_a_job_trains_on_four_nodes(desk: Desk) -> None:
+    """In every test as the tutorial has it (test_session.py)."""
     number = desk.submit(
         "--nodes", "4", "--time", "10m", "--",
         "--model", "lenet", "--data", "shards", "--batch-size", "8", "--steps", "4", run="four",
@@ -133,8 +135,12 @@ def test_an_mpi_that_does_not_fit_is_refused_at_the_start(desk: Desk) -> None:
     assert "2 ranks were asked for but MPI started 1" in said and "--mpi=pmi2" in said
 
 
+@pytest.mark.soak
 def test_ranks_that_the_user_starts_leave_together(desk: Desk) -> None:
-    """srun by hand: a stop with something to resume is 75 once and for all ranks; a rank that fails ends the others."""
+    """srun by hand: a stop with something to resume is 75 once and for all ranks; a rank that fails ends the others.
+
+    In every test those of a script do (below).
+    """
     train = f"srun -K1 --mpi=pmi2 -N2 {sys.executable} -m hpcdl train --model lenet --data shards --batch-size 8"
     (desk.folder / "own.sh").write_text(
         f"#!/bin/bash\n{train} --steps 100000 --time-limit 2s --run-dir own-stop\necho first $?\n"
@@ -198,7 +204,9 @@ def test_a_script_runs_in_a_job_and_under_srun(desk: Desk) -> None:
     assert "Traceback" not in said
 
 
+@pytest.mark.soak
 def test_the_doctor_looks_at_all_nodes_of_a_job(desk: Desk) -> None:
+    """In every test at nodes of which each has a fault of its own (test_doctor_nodes.py)."""
     words = ("--nodes", "4", "--name", "look", "--time", "5m", "--", "doctor", "--json", "--data", "shards")
     finished = desk.hpcdl("submit", *words)
     assert finished.code == 0, finished.err
@@ -210,30 +218,47 @@ def test_the_doctor_looks_at_all_nodes_of_a_job(desk: Desk) -> None:
     assert "srun --mpi=" in said and "two ranks talk" in said
 
 
-def test_benchmarks_spread_over_the_nodes_of_a_job(desk: Desk) -> None:
-    """A step and a message, over MPI and over gRPC, on ranks that hpcdl starts from the batch script."""
-    step = f"{sys.executable} -m hpcdl bench step --model lenet --batch-size 4 --steps 4 --ranks 2 --allow-grpc --json"
-    message = f"{sys.executable} -m hpcdl bench pingpong --sizes 1B,64KiB --repeats 20 --allow-grpc --json"
-    lines = [f"{step} --strategy {name} > {name}.json" for name in ("ring", "grpc-ring", "async-easgd")]
-    lines[-1] = lines[-1].replace("--ranks 2", "--ranks 3")
-    lines += [f"{message} --transport {name} > {name}.json" for name in ("mpi", "grpc")]
+@pytest.mark.parametrize(
+    ("steps", "transports"),
+    [
+        (("async-easgd",), ()),
+        pytest.param(("ring", "grpc-ring", "async-easgd"), ("mpi", "grpc"), marks=pytest.mark.soak),
+    ],
+    ids=["some", "all"],
+)
+def test_benchmarks_spread_over_the_nodes_of_a_job(
+    desk: Desk, steps: tuple[str, ...], transports: tuple[str, ...]
+) -> None:
+    """A step and a message, over MPI and over gRPC, on ranks that hpcdl starts from the batch script.
+
+    Messages in every test on one node (bench/test_pingpong.py).
+    """
+    step = f"{sys.executable} -m hpcdl bench step --model lenet --batch-size 4 --steps 4 --allow-grpc --json"
+    message = f"{sys.executable} -m hpcdl bench pingpong --sizes 1B,64KiB --repeats 200 --allow-grpc --json"
+    ranks = {name: 3 if name == "async-easgd" else 2 for name in steps}
+    lines = [f"{step} --strategy {name} --ranks {ranks[name]} > {name}.json" for name in steps]
+    lines += [f"{message} --transport {name} > {name}.json" for name in transports]
     (desk.folder / "bench.sh").write_text("\n".join(["#!/bin/bash", "set -e", *lines, ""]))
     line = ["sbatch", "--parsable", "-N2", "--ntasks-per-node=2", "--overcommit", "--output=bench.txt", "bench.sh"]
     finished = desk.lab.run(line, cwd=desk.folder, env=desk.environment)
     assert finished.code == 0, finished.err
     job = desk.lab.wait_for_job(int(finished.out), timeout_s=400)
     assert job["JobState"] == "COMPLETED", (desk.folder / "bench.txt").read_text()
-    for name in ("ring", "grpc-ring", "async-easgd"):
+    for name in steps:
         found = json.loads((desk.folder / f"{name}.json").read_text())
         assert (found["workers"], found["nodes"], found["steps"]) == (2, 2, 4), name
-    for name in ("mpi", "grpc"):
+    for name in transports:
         found = json.loads((desk.folder / f"{name}.json").read_text())
         assert found["hosts"] == ["node1", "node2"] and [row["bytes"] for row in found["rows"]] == [1, 65536], name
     assert not list((desk.folder / "cache").rglob("hpcdl-bench-*"))
 
 
+@pytest.mark.soak
 def test_ranks_of_two_nodes_read_at_once(desk: Desk) -> None:
-    """The input of a job's ranks, whether srun has started them or hpcdl does."""
+    """The input of a job's ranks, whether srun has started them or hpcdl does.
+
+    In every test both of one node's (bench/test_input.py).
+    """
     bench = f"{sys.executable} -m hpcdl bench input shards --batch-size 8 --steps 8 --json"
     srun = "srun -K1 --mpi=pmi2 -N2 -n4 --overcommit"
     (desk.folder / "read.sh").write_text(f"#!/bin/bash\n{srun} {bench} > srun.json\n{bench} --ranks 4 > own.json\n")

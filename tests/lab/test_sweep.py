@@ -146,8 +146,12 @@ profile = "none"
 """
 
 
+@pytest.mark.soak
 def test_trials_of_a_search_go_side_by_side_on_nodes_of_their_own(queue: SlurmLab) -> None:
-    """More ranks than a node has cores: each trial has two whole nodes of the job's four, and two are under way."""
+    """More ranks than a node has cores: each trial has two whole nodes of the job's four, and two are under way.
+
+    In every test the runs of a study do so, above.
+    """
     desk = Desk(queue, queue.shared / "search", repeats=1)
     (desk.folder / "planted").touch()
     ranks = len(os.sched_getaffinity(0)) + 1

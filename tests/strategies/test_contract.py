@@ -78,6 +78,12 @@ QUICK, LONG = (
 )
 
 
+SOAKED = {"tree", "recursive-doubling", "halving-doubling", "mpi"}
+"""The long version's: their sums are held against numpy's in every test of collectives/ and mpi/."""
+EVERY_TIME = [found for found in QUICK if found["strategy"] not in SOAKED and "bucket_size" not in found["exchange"]]
+LONG += [found for found in QUICK if found not in EVERY_TIME]
+
+
 def name_of(found: dict[str, Any]) -> str:
     settings = [f"{key}-{value}" for key, value in found["exchange"].items()]
     settings += [f"accumulate-{found['accumulate']}"] if found["accumulate"] > 1 else []
@@ -112,7 +118,7 @@ class Equality:
 
 @pytest.fixture(scope="module")
 def equality(tmp_path_factory: pytest.TempPathFactory) -> Equality:
-    return Equality(QUICK, tmp_path_factory.mktemp("equality"))
+    return Equality(EVERY_TIME, tmp_path_factory.mktemp("equality"))
 
 
 @pytest.fixture(scope="module")
@@ -125,7 +131,7 @@ def test_every_strategy_and_optimizer_has_a_case() -> None:
     assert {found["optimizer"] for found in QUICK} == set(LIMITS)
 
 
-@pytest.mark.parametrize("found", QUICK, ids=name_of)
+@pytest.mark.parametrize("found", EVERY_TIME, ids=name_of)
 def test_a_strategy_equals_single(equality: Equality, found: dict[str, Any]) -> None:
     equality.check(found)
 

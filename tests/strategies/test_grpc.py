@@ -46,9 +46,10 @@ def single(session_hpcdl: CommandLine) -> Path:
 
 
 @pytest.mark.mpi
-@pytest.mark.parametrize("strategy", [pytest.param("grpc-ring", marks=pytest.mark.soak), "grpc-ps"])
+@pytest.mark.soak
+@pytest.mark.parametrize("strategy", sorted(RUNS))
 def test_equals_single(session_hpcdl: CommandLine, single: Path, strategy: str) -> None:
-    """`grpc-ring` in every test as Slurm starts it, below."""
+    """`grpc-ring` in every test as Slurm starts it, below; a step of `grpc-ps` in bench/test_step.py."""
     folder = session_hpcdl.home / strategy
     finished = session_hpcdl([*SGD, *RUNS[strategy], "--batch-size", "8", "--run-dir", folder], timeout_s=200)
     assert finished.code == 0, finished.err

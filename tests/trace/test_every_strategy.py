@@ -25,11 +25,11 @@ from tests.conftest import ROOT, CommandLine
 
 STEPS, RANKS = 12, 3
 MPI = [name for name, info in STRATEGIES.items() if info.features.mpi]
-SOAKED = [pytest.param(name, marks=pytest.mark.soak) for name in STRATEGIES if name not in (*MPI, "single")]
+WITHOUT_MPI = [name for name in STRATEGIES if name not in (*MPI, "single")]
 SENDS = ("ring", "async-easgd")
 """Whose exchanges are messages of its ranks, whatever there is on this machine."""
-SAMPLE = [*SENDS, "ps", "sync-easgd"]
-"""Of each family one; `make soak` tries the others."""
+SAMPLE = [*SENDS]
+"""One that waits for all and one that does not; `make soak` tries the others."""
 
 
 EARLY = ("ring", "tree")
@@ -123,29 +123,30 @@ def test_each_other_strategy_does_too(other_runs: Path, name: str) -> None:
 
 
 @pytest.mark.mpi
-def test_the_command_tells_of_it(runs: Path, run_hpcdl: CommandLine, tmp_path: Path) -> None:
-    told = run_hpcdl(["trace", runs / "ring", "--html", tmp_path / "a.html", "--to", "chrome", tmp_path / "a.gz"])
+def test_the_command_tells_of_it(runs: Path, ask_hpcdl: CommandLine, tmp_path: Path) -> None:
+    told = ask_hpcdl(["trace", runs / "ring", "--html", tmp_path / "a.html", "--to", "chrome", tmp_path / "a.gz"])
     assert told.code == 0 and "Who waited for whom" in told.out, told.err
     assert (tmp_path / "a.html").read_text().startswith("<!DOCTYPE html>") and (tmp_path / "a.gz").stat().st_size
-    document = run_hpcdl(["trace", runs / "ring", "--json"]).json()
+    document = ask_hpcdl(["trace", runs / "ring", "--json"]).json()
     assert (document["steps"], document["ranks"]) == (STEPS - 2, RANKS)
-    both = run_hpcdl(["trace", runs / "ring", runs / "ps", "--json"]).json()
+    both = ask_hpcdl(["trace", runs / "ring", runs / "async-easgd", "--json"]).json()
     assert len(both["traces"]) == 2
-    reported = run_hpcdl(["report", runs / "ring", "--out", tmp_path / "report", "--anonymous"])
+    reported = ask_hpcdl(["report", runs / "ring", "--out", tmp_path / "report", "--anonymous"])
     page = (tmp_path / "report" / "report.html").read_text()
     assert reported.code == 0 and "Critical path of a step" in page and os.uname().nodename not in page, reported.err
     for arguments, word in (
         ((runs / "ring", "--to", "otf2", tmp_path / "x"), "--to perfetto"),
         ((runs / "ring", "--to", "otf3", tmp_path / "x"), "did you mean 'otf2'"),
-        ((runs / "ring", runs / "ps", "--html", tmp_path / "x"), "take one run"),
+        ((runs / "ring", runs / "async-easgd", "--html", tmp_path / "x"), "take one run"),
         ((tmp_path,), "holds no trace; train with --trace"),
         ((tmp_path / "nowhere",), "is no run directory"),
     ):
-        refused = run_hpcdl(["trace", *arguments])
+        refused = ask_hpcdl(["trace", *arguments])
         assert refused.code == 2 and word in refused.err and len(refused.err.splitlines()) == 1, refused.err
 
 
-@pytest.mark.parametrize("name", ["single", *SOAKED])
+@pytest.mark.soak
+@pytest.mark.parametrize("name", ["single", *WITHOUT_MPI])
 def test_a_strategy_without_mpi_leaves_one_too(run_hpcdl: CommandLine, tmp_path: Path, name: str) -> None:
     given = settings(name, tmp_path / "run") | {"ranks": 1 if name == "single" else RANKS}
     words = [word for key, value in given.items() if key != "trace" for word in (f"--{key}", str(value))]
@@ -171,16 +172,22 @@ if hpcdl.rank() == 0:
 
 
 @pytest.mark.mpi
-def test_a_script_tells_when_its_gradients_are_there(run_hpcdl: CommandLine, tmp_path: Path) -> None:
-    """Of all layers but the one that comes first, after which the others begin; and its weights stay the same."""
+@pytest.mark.parametrize("levels", [("full",), pytest.param(("off", "full"), marks=pytest.mark.soak)], ids="-".join)
+def test_a_script_tells_when_its_gradients_are_there(
+    run_hpcdl: CommandLine, tmp_path: Path, levels: tuple[str, ...]
+) -> None:
+    """Of all layers but the one that comes first, after which the others begin; and its weights stay the same.
+
+    Those of a traced run do in every test in training/test_steps_per_call.py.
+    """
     (tmp_path / "script.py").write_text(SCRIPT)
     ended = []
-    for level in ("off", "full"):
+    for level in levels:
         words = ["run", "--ranks", "2", "--trace", level, "--run-dir", tmp_path / level, tmp_path / "script.py"]
         finished = run_hpcdl(words, env={"PYTHONHASHSEED": "1"})
         assert finished.code == 0, finished.err
         ended += [line for line in finished.out.splitlines() if line.startswith("weights")]
-    assert len(ended) == 2 and ended[0] == ended[1]
+    assert len(ended) == len(levels) and len({*ended}) == 1
     for trace in read_run(tmp_path / "full"):
         backward = trace.spans(BACKWARD)
         names = [trace.names[code] for code in backward["bucket"].tolist()]

@@ -50,10 +50,13 @@ PLANTS = {"exception": "error", "NaN": "nan", "exit(0)": "exit"}
 IN_EVERY_TEST = {
     ("ps", "SIGSTOP", "server", 1),
     ("async-easgd", "SIGSTOP", "worker", 0),
-    ("sync-easgd", "NaN", "worker", 0),
+    ("sync-easgd", "NaN", "worker", 1),
     ("async-easgd", "exit(0)", "worker", 0),
 }
-"""The rest of the table is the long version's. A `ps` that is resumed has the same bits in strategies/test_ps.py."""
+"""The rest of the table is the long version's; the first try of a case is also resumed and held against a whole run.
+
+In every test `ps` does so in strategies/test_ps.py and `sync-easgd` in strategies/test_easgd_runs.py.
+"""
 
 
 @dataclass(frozen=True, kw_only=True)

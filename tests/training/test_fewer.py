@@ -206,13 +206,15 @@ def notes(folder: Path, ranks: int) -> dict[int, list[tuple[int, list[int]]]]:
 
 
 @pytest.mark.mpi
-@pytest.mark.parametrize("kept", ["keep-batch", pytest.param("scale-rate", marks=pytest.mark.soak)])
+@pytest.mark.soak
+@pytest.mark.parametrize("kept", ["keep-batch", "scale-rate"])
 def test_every_sample_of_an_epoch_comes_once_whatever_the_number_of_workers(
     session_hpcdl: CommandLine, shards: Path, tmp_path: Path, kept: str
 ) -> None:
     """Three workers stop in the first epoch; of those that go on with it one is lost at once, twice.
 
-    The model counts the steps that its checkpoint knows of, one after another.
+    The model counts the steps that its checkpoint knows of, one after another. In every test with ranks that go on in
+    place (test_in_place.py), and with more than before (test_grow.py).
     """
     run_dir, note = tmp_path / "run", {"RECORD_DIR": str(tmp_path), "STEP_S": "0.02"}
     share = ["--batch-size", "17", "--keep-batch", "33"] if kept == "keep-batch" else ["--batch-size", "11"]

@@ -21,7 +21,7 @@ from hpcdl.training.launch.grow import REQUEST, ask_to_grow, is_own_file
 from hpcdl.training.launch.places import Places
 from hpcdl.training.launch.relaunch import until_done
 from hpcdl.training.session.control import LEAVE, Room
-from tests.conftest import CommandLine, finish, patience
+from tests.conftest import CommandLine, Finished, finish
 from tests.training.test_fewer import Nodes, config, lost, notes
 from tests.training.test_in_place import library, recoveries
 from tests.training.training_runs import NOTED, SHORT, events, record_of, start, steps_done, wait_for
@@ -195,14 +195,20 @@ def test_the_command_says_what_to_type(session_hpcdl: CommandLine, tmp_path: Pat
     assert unknown.code == 2 and "was not submitted by `hpcdl submit`" in unknown.err
 
 
-def grows(hpcdl: CommandLine, run_dir: Path, line: list[Any], smaller: Callable[[], bool], env: Any = None) -> Any:
-    """Run `line`; once it is `smaller` ask for more; how it ended."""
+def grows(
+    hpcdl: CommandLine,
+    run_dir: Path,
+    line: list[Any],
+    smaller: Callable[[], bool],
+    env: Mapping[str, str] | None = None,
+    ask: Callable[[Path], None] = ask_to_grow,
+) -> Finished:
+    """Run `line`; as soon as it is `smaller` ask for more; how it ended."""
     job = start(hpcdl, [*line, "--run-dir", run_dir], env=env)
-    wait_for(lambda: smaller() or job.poll() is not None, patience(240))
+    wait_for(lambda: smaller() or job.poll() is not None, 240)
     assert job.poll() is None, finish(job, 10).err
-    asked = hpcdl(["jobs", "grow", run_dir])
-    assert asked.code == 0, asked.err
-    return finish(job, patience(400))
+    ask(run_dir)
+    return finish(job, 400)
 
 
 @pytest.mark.mpi
@@ -215,13 +221,9 @@ def test_every_sample_of_an_epoch_comes_once_where_a_run_grows_back(
     line += ["--elastic", "--min-workers", "2", "--inject", "kill:rank=2@step=1,kill:rank=2@step=1"]
     line += ["--checkpoint-every", "1h"]
 
-    def smaller() -> bool:
-        return record_exists(run_dir, workers=2) and steps_done(run_dir) > 3
-
-    job = start(session_hpcdl, [*line, "--run-dir", run_dir], env=note)
-    wait_for(lambda: smaller() or job.poll() is not None, patience(240))
-    ask_to_grow(run_dir)  # in less than the time that the first epoch takes
-    finished = finish(job, patience(400))
+    finished = grows(
+        session_hpcdl, run_dir, line, lambda: record_exists(run_dir, workers=2) and steps_done(run_dir) > 3, note
+    )
     assert finished.code == 0, finished.err
     assert "more workers were asked for; 3 workers in place of 2, 33 samples a step as before" in finished.err
     record = record_of(run_dir)
@@ -244,35 +246,32 @@ def record_exists(run_dir: Path, workers: int) -> bool:
 
 
 @pytest.mark.mpi
-@pytest.mark.parametrize("strategy", ["ps", "async-easgd"])
-def test_runs_with_servers_grow_back(
-    session_hpcdl: CommandLine, shards: Path, tmp_path: Path, strategy: str
-) -> None:  # fmt: skip
-    grows_back(session_hpcdl, shards, tmp_path / "run", strategy)
-
-
-@pytest.mark.mpi
 @pytest.mark.soak
-@pytest.mark.parametrize("strategy", [name for name in STRATEGIES if name not in ("single", "ps", "async-easgd")])
+@pytest.mark.parametrize("strategy", [name for name in STRATEGIES if name != "single"])
 def test_every_strategy_grows_back(
     session_hpcdl: CommandLine, shards: Path, tmp_path: Path, strategy: str
 ) -> None:  # fmt: skip
-    grows_back(session_hpcdl, shards, tmp_path / "run", strategy)
-
-
-def grows_back(hpcdl: CommandLine, shards: Path, run_dir: Path, strategy: str) -> None:
-    """Three workers, two, three."""
+    """Three workers, two, three; `ring` in every test, above."""
+    run_dir = tmp_path / "run"
     features = STRATEGIES[strategy].features
     servers = 1 if features.servers else 0
     line = [*SHORT, "--model", "emulated:lenet:0.05s", "--strategy", strategy, "--ranks", f"{3 + servers}"]
-    line += ["--data", shards, "--epochs", "15"]
+    line += ["--data", shards, "--epochs", "8"]
     line += ["--elastic", "--min-workers", "2", "--checkpoint-every", "1h", "--stall-timeout", "20s"]
     line += ["--inject", "kill:rank=2@step=2,kill:rank=2@step=2"]
     line += ["--optimizer", features.optimizers[0], "--learning-rate", "0.01"] if features.optimizers else []
     line += [] if features.mpi else ["--allow-grpc"]
     if not features.keras_optimizer or not features.deterministic:
         line.remove("--deterministic")
-    finished = grows(hpcdl, run_dir, line, lambda: record_exists(run_dir, 2) and steps_done(run_dir) > 5)
+
+    def ask(folder: Path) -> None:
+        asked = session_hpcdl(["jobs", "grow", folder])
+        assert asked.code == 0, asked.err
+
+    def smaller() -> bool:
+        return record_exists(run_dir, 2) and steps_done(run_dir) > 5
+
+    finished = grows(session_hpcdl, run_dir, line, smaller, ask=ask)
     assert finished.code == 0, finished.err
     assert "more workers were asked for; 3 workers in place of 2" in finished.err
     record = record_of(run_dir)
@@ -281,18 +280,20 @@ def grows_back(hpcdl: CommandLine, shards: Path, run_dir: Path, strategy: str) -
 
 
 @pytest.mark.lab
+@pytest.mark.soak
 def test_a_run_that_shrank_in_place_grows_back(
     open_mpi_5: Path, session_hpcdl: CommandLine, shards: Path, tmp_path: Path
 ) -> None:
+    """In every test one that shrank with new ranks does, above."""
     run_dir = tmp_path / "run"
-    line = [*SHORT, "--data", shards, "--ranks", "3", "--epochs", "60", "--checkpoint-every", "1h"]
-    line += ["--elastic", "--min-workers", "2", "--inject", "kill:rank=0@step=20"]
+    line = [*SHORT, "--model", "emulated:lenet:0.05s", "--data", shards, "--ranks", "3", "--epochs", "8"]
+    line += ["--checkpoint-every", "1h", "--elastic", "--min-workers", "2", "--inject", "kill:rank=0@step=20"]
     finished = grows(session_hpcdl, run_dir, line, lambda: bool(recoveries(run_dir)), library(open_mpi_5))
     assert finished.code == 0, finished.err
     assert "more workers were asked for; 3 workers in place of 2" in finished.err
     record = record_of(run_dir)
     assert (record["status"], record["workers"], record["ranks"]) == ("finished", 3, 3)
-    assert len(record["resumed_from_steps"]) == 2 and len(record["history"]) == 60
+    assert len(record["resumed_from_steps"]) == 2 and len(record["history"]) == 8
 
 
 def test_what_is_lost_while_ranks_make_room_is_a_loss(run: Callable[..., Starts], tmp_path: Path) -> None:

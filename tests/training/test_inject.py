@@ -229,11 +229,12 @@ def test_a_shard_that_cannot_be_read_ends_the_run_and_is_named(
 
 
 @pytest.mark.mpi
-@pytest.mark.parametrize("strategy", [pytest.param("ring", marks=pytest.mark.soak), "ps"])
+@pytest.mark.soak
+@pytest.mark.parametrize("strategy", ["ring", "ps"])
 def test_a_flipped_bit_is_found_where_weights_are_compared(
     session_hpcdl: CommandLine, shards: Path, tmp_path: Path, strategy: str
 ) -> None:
-    """The number stays finite: nothing but the comparison of weights can tell."""
+    """The number stays finite: nothing but the comparison of weights can tell; in every test test_safety_command.py."""
     line = [*SHORT, "--strategy", strategy, "--ranks", "3", "--data", shards, "--run-dir", tmp_path / "run"]
     line += ["--epochs", "1", "--divergence-check-steps", "5", "--inject", "flip:bucket=0@step=7"]
     if strategy == "ps":
@@ -246,11 +247,12 @@ def test_a_flipped_bit_is_found_where_weights_are_compared(
 
 
 @pytest.mark.mpi
-@pytest.mark.parametrize("way", ["gaps", *(pytest.param(way, marks=pytest.mark.soak) for way in ("thread", "off"))])
+@pytest.mark.soak
+@pytest.mark.parametrize("way", ["gaps", "thread", "off"])
 def test_no_room_for_a_checkpoint_costs_a_warning(
     session_hpcdl: CommandLine, shards: Path, tmp_path: Path, way: str
 ) -> None:
-    """In every test; on a disk that is full in fact, with what is the default, in test_full_disk.py."""
+    """In every test on a disk that is full in fact (test_full_disk.py)."""
     run_dir = tmp_path / "run"
     line = [*SHORT, "--data", shards, "--run-dir", run_dir, "--epochs", "2", "--checkpoint-every", "0.1s"]
     finished = session_hpcdl([*line, "--inject", "full:checkpoint", "--background", way], timeout_s=300)
@@ -273,6 +275,8 @@ def test_killed_at_rank_0_and_stopped_at_rank_1_the_run_is_the_undisturbed_one(
     finished = session_hpcdl(line, env={"RECORD_DIR": str(tmp_path), "STEP_S": "0.02"}, timeout_s=300)
     assert finished.code == 0, finished.err
     assert finished.err.count("new ranks go on") == 2 and "rank 0 on" in finished.err
+    (stopped,) = [line for line in finished.err.splitlines() if "gives no sign of life" in line]
+    assert "rank 1 on" in stopped
     same_run(run_dir, undisturbed.run_dir)
     assert images_of(tmp_path) == undisturbed.images
     record = record_of(run_dir)
@@ -302,32 +306,28 @@ def test_every_strategy_goes_on(
     assert any(event["text"] == f"injected: {fault}" for event in events(tmp_path / "run", "message"))
 
 
-def line_of(strategy: str, run_dir: Path, shards: Path) -> list[object]:
+def line_of(strategy: str, run_dir: Path, shards: Path, epochs: int = 1) -> list[object]:
     features = STRATEGIES[strategy].features
-    line = [*SHORT, "--strategy", strategy, "--ranks", "3", "--data", shards, "--run-dir", run_dir, "--epochs", "3"]
+    line = [*SHORT, "--strategy", strategy, "--ranks", "3", "--data", shards, "--run-dir", run_dir]
+    line += ["--epochs", str(epochs)]
     line += ["--optimizer", features.optimizers[0], "--learning-rate", "0.01"] if features.optimizers else []
     if not features.keras_optimizer or not features.deterministic:
         line.remove("--deterministic")
     return line
 
 
-SAMPLE = ("mpi", "ps", "async-easgd")
-"""`ring` is that of a script in keras/test_kept.py, and on nodes that are cut off in lab/test_network_faults.py."""
-
-
 @pytest.mark.mpi
+@pytest.mark.soak
 @pytest.mark.parametrize(
-    "strategy",
-    [
-        pytest.param(name, marks=[] if name in SAMPLE else pytest.mark.soak)
-        for name, info in STRATEGIES.items()
-        if info.features.mpi and name != "single"
-    ],
+    "strategy", [name for name, info in STRATEGIES.items() if info.features.mpi and name != "single"]
 )
 def test_every_strategy_goes_on_when_a_partition_heals(
     session_hpcdl: CommandLine, shards: Path, tmp_path: Path, strategy: str
 ) -> None:
-    """Round the last rank, a server where there are servers; on a link that is slow from the start on."""
+    """Round the last rank, a server where there are servers; on a link that is slow from the start on.
+
+    In every test round a rank of a script (keras/test_kept.py) and a node (lab/test_network_faults.py).
+    """
     faults = "partition:rank=2@step=20+1s,link:rank=1:500mbit"
     line = [*line_of(strategy, tmp_path / "run", shards), "--stall-timeout", "10s", "--inject", faults]
     finished = session_hpcdl(line, timeout_s=300)
@@ -339,10 +339,12 @@ def test_every_strategy_goes_on_when_a_partition_heals(
 
 
 @pytest.mark.mpi
+@pytest.mark.soak
 @pytest.mark.parametrize("strategy", ["ring", "async-easgd"])
 def test_a_rank_that_stays_cut_off_is_named(
     session_hpcdl: CommandLine, shards: Path, tmp_path: Path, strategy: str
 ) -> None:
+    """In every test a node is (lab/test_network_faults.py), and a rank that is stopped (test_faults.py)."""
     line = [*line_of(strategy, tmp_path / "run", shards), "--stall-timeout", "5s"]
     finished = session_hpcdl([*line, "--inject", "partition:rank=1@step=20"], timeout_s=300)
     assert "rank 1 on" in finished.err and "gives no sign of life" in finished.err, finished.err
@@ -350,19 +352,24 @@ def test_a_rank_that_stays_cut_off_is_named(
 
 
 @pytest.mark.mpi
+@pytest.mark.soak
 def test_new_ranks_go_on_in_place_of_one_that_stays_cut_off(
     session_hpcdl: CommandLine, shards: Path, tmp_path: Path
 ) -> None:
+    """In every test where a node is (lab/test_network_faults.py)."""
     line = [*line_of("ring", tmp_path / "run", shards), *ELASTIC[:3], "--stall-timeout", "5s"]
     finished = session_hpcdl([*line, "--inject", "partition:rank=1@step=20"], timeout_s=300)
     assert finished.code == 0 and "new ranks go on" in finished.err, finished.err
+    assert "rank 1 on" in finished.err and "gives no sign of life" in finished.err
 
 
 @pytest.mark.mpi
+@pytest.mark.soak
 def test_partitions_at_random_are_the_same_on_every_rank(
     session_hpcdl: CommandLine, shards: Path, tmp_path: Path
 ) -> None:
-    line = [*line_of("ring", tmp_path / "run", shards), "--stall-timeout", "10s"]
+    """In every test without ranks, as all random ones, above."""
+    line = [*line_of("ring", tmp_path / "run", shards, epochs=3), "--stall-timeout", "10s"]
     finished = session_hpcdl([*line, "--inject", "partition:rank=random@every=1s:seed=3+0.2s"], timeout_s=300)
     assert finished.code == 0, finished.err
     told = [event["text"] for event in events(tmp_path / "run", "message") if "as partition" in event["text"]]

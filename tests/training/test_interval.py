@@ -77,16 +77,13 @@ def test_auto_is_a_value_and_survives_run_toml(kind: type) -> None:
             item.parse(wrong)
 
 
-SAMPLE = ["async-easgd"]
-"""Of synchronous loops keras/test_kept.py has one in every test."""
-ALL = [pytest.param(name, marks=[] if name in SAMPLE else pytest.mark.soak) for name in STRATEGIES]
-
-
 @pytest.mark.mpi
-@pytest.mark.parametrize("strategy", ALL)
+@pytest.mark.soak
+@pytest.mark.parametrize("strategy", STRATEGIES)
 def test_journal_and_record_tell_what_was_chosen(
     session_hpcdl: CommandLine, shards: Path, tmp_path: Path, strategy: str
 ) -> None:
+    """In every test a script's do (keras/test_kept.py)."""
     features = STRATEGIES[strategy].features
     run_dir = tmp_path / "run"
     line = [*SHORT, "--model", "emulated:lenet:0.1s", "--strategy", strategy, "--ranks", "2", "--data", shards]

@@ -177,10 +177,14 @@ def test_new_ranks_go_on_from_memory_bit_for_bit_and_leave_nothing(
 
 
 @pytest.mark.mpi
+@pytest.mark.soak
 def test_copies_that_are_damaged_are_told_and_not_taken(
     session_hpcdl: CommandLine, shards: Path, tmp_path: Path
 ) -> None:
-    """While new ranks start, all copies of rank 1 lose a bit; there is no checkpoint: the run begins again."""
+    """While new ranks start, all copies of rank 1 lose a bit; there is no checkpoint: the run begins again.
+
+    In every test without ranks, above: every damage of each file.
+    """
     run_dir, near = tmp_path / "run", tmp_path / "near"
     near.mkdir()
     line = [*SHORT, "--data", shards, "--run-dir", run_dir, *ELASTIC, "--local-checkpoint-folder", near]
@@ -197,9 +201,11 @@ def test_copies_that_are_damaged_are_told_and_not_taken(
 
 
 @pytest.mark.mpi
+@pytest.mark.soak
 def test_a_run_that_is_killed_as_a_whole_leaves_nothing(
     session_hpcdl: CommandLine, shards: Path, tmp_path: Path
 ) -> None:
+    """Of `ring`; in every test one with a server does (test_launcher_command.py)."""
     near = tmp_path / "near"
     near.mkdir()
     line = [*NOTED, "--epochs", "99", "--data", shards, "--run-dir", tmp_path / "run", *ELASTIC]

@@ -15,7 +15,7 @@ from tests.conftest import CommandLine
 from tests.data.sharding import make
 
 pytestmark = pytest.mark.mpi
-SAMPLE = ("ring", "async-easgd")
+SAMPLE = ("ring",)
 COUNT, STEPS = 192, 6
 MODEL = """
 import keras

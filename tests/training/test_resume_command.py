@@ -11,7 +11,7 @@ import numpy
 import pytest
 
 from tests.conftest import CommandLine
-from tests.training.conftest import IN_LAB, Mpi, Undisturbed
+from tests.training.conftest import EITHER, Mpi, Undisturbed
 from tests.training.training_runs import (
     EPOCHS,
     NOTED,
@@ -102,15 +102,14 @@ def test_stopped_at_a_hundred_random_moments(
     nothing_repeated_or_lost(tmp_path, undisturbed)
 
 
-@pytest.mark.parametrize(
-    "mpi", [pytest.param("default", marks=pytest.mark.soak), pytest.param("openmpi", marks=IN_LAB)], indirect=True
-)
+@pytest.mark.soak
+@EITHER
 def test_a_warning_stops_and_the_run_goes_on_under_either_mpi(
     mpi: Mpi, undisturbed: Undisturbed, shards: Path, tmp_path: Path
 ) -> None:
     """By SIGUSR1 to the process that the user started; one that comes early is heard too.
 
-    Under the MPI that is found by itself it is SIGTERM in every test (above), and this in the long version.
+    In every test it is Slurm's warning (lab/test_slurm_jobs.py), and SIGTERM (above).
     """
     run_dir = tmp_path / "run"
     process = start(mpi.hpcdl, [*NOTED, "--data", shards, "--run-dir", run_dir], {"STEP_S": "0.02"})

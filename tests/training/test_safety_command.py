@@ -14,7 +14,7 @@ import pytest
 from hpcdl.training.launch import rundir
 from hpcdl.training.launch.prepare import prepare
 from tests.conftest import DIGITS, CommandLine, patience
-from tests.training.conftest import EITHER, Mpi
+from tests.training.conftest import Mpi
 from tests.training.training_runs import PLANTED, SHORT, finish, kill_rank, record_of, start, steps_done, wait_for
 
 pytestmark = pytest.mark.mpi
@@ -22,7 +22,9 @@ ENDLESS = [*SHORT, "--epochs", "500"]
 BROKEN = [*SHORT, "--model", f"{PLANTED}:build", "--steps", "30"]
 
 
+@pytest.mark.soak
 def test_a_rank_asleep_is_named(mpi: Mpi, shards: Path, tmp_path: Path) -> None:
+    """In every test where new ranks take its place (test_inject.py), and a server that sleeps (test_faults.py)."""
     run_dir = tmp_path / "run"
     arguments = [*ENDLESS, "--data", shards, "--stall-timeout", "3s", "--run-dir", run_dir]
     process = start(mpi.hpcdl, arguments)
@@ -36,7 +38,6 @@ def test_a_rank_asleep_is_named(mpi: Mpi, shards: Path, tmp_path: Path) -> None:
     assert "gives no sign of life" in finished.err
 
 
-@EITHER
 def test_a_rank_killed_ends_the_run(mpi: Mpi, shards: Path, tmp_path: Path) -> None:
     run_dir = tmp_path / "run"
     process = start(mpi.hpcdl, [*ENDLESS, "--ranks", "3", "--data", shards, "--run-dir", run_dir])

@@ -19,8 +19,8 @@ from tests.training.training_runs import SHORT, events, record_of, same_run, sta
 HERE = Path(__file__).parent
 ABLE = [name for name, info in STRATEGIES.items() if info.features.several_steps]
 TRACED = {"7": ["--trace", "full"]}
-WAYS = {"single": {"auto": []}, "ring": TRACED}
-"""What is held against one step a call in every test: a number that is chosen, and one that is given, with a trace."""
+WAYS = {"ring": TRACED}
+"""What is held against one step a call in every test: a number that is given; other runs have as many as are chosen."""
 
 
 def run(strategy: str, data: Path | str, run_dir: Path, *more: object) -> list[object]:
@@ -96,10 +96,11 @@ def test_every_step_has_its_loss_bit_for_bit_in_every_kind_of_network(tmp_path: 
 
 
 @pytest.mark.mpi
-@pytest.mark.parametrize("fault", ["nan", "error"])
+@pytest.mark.parametrize("fault", [pytest.param("nan", marks=pytest.mark.soak), "error"])
 def test_a_fault_of_a_batch_strikes_its_step_and_no_other(
     session_hpcdl: CommandLine, shards: Path, tmp_path: Path, fault: str
 ) -> None:
+    """Numbers that are not finite in every test below."""
     line = run("single", shards, tmp_path / "run", "--epochs", 2, "--inject", f"{fault}:rank=0@step=37")
     finished = session_hpcdl(line, timeout_s=300)
     assert finished.code == 1
@@ -125,7 +126,8 @@ def test_a_learning_rate_that_explodes_is_named_with_its_step(
 
 
 @pytest.mark.mpi
-@pytest.mark.parametrize("strategy", ["single", pytest.param("ring", marks=pytest.mark.soak)])
+@pytest.mark.soak
+@pytest.mark.parametrize("strategy", ["single", "ring"])
 def test_a_stopped_run_goes_on_with_another_number_of_steps_a_call(
     session_hpcdl: CommandLine, shards: Path, tmp_path: Path, strategy: str
 ) -> None:
@@ -143,10 +145,11 @@ def test_a_stopped_run_goes_on_with_another_number_of_steps_a_call(
 
 
 @pytest.mark.mpi
+@pytest.mark.soak
 def test_a_strategy_that_is_asked_between_steps_takes_one(
     session_hpcdl: CommandLine, shards: Path, tmp_path: Path
 ) -> None:
-    """By itself, where nobody asks for several."""
+    """By itself, where nobody asks for several: as each run of `ps` in other tests."""
     line = [*run("ps", shards, tmp_path / "run", "--steps", 4), "--ranks", "3"]
     finished = session_hpcdl(line, timeout_s=300)
     assert finished.code == 0, finished.err

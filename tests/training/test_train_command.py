@@ -167,14 +167,15 @@ def test_a_savedmodel_serves(trained: Path, session_hpcdl: CommandLine, tmp_path
     assert answer.stdout.strip() == "(3, 10)"
 
 
+@pytest.mark.parametrize("strategy", ["single", pytest.param("ps", marks=pytest.mark.soak)])
 def test_training_on_a_staged_copy_gives_the_same_numbers(
-    session_hpcdl: CommandLine, shards: Path, tmp_path: Path
+    session_hpcdl: CommandLine, shards: Path, tmp_path: Path, strategy: str
 ) -> None:
-    """With a server too: its ranks have no data to stage."""
+    """With a server too: its ranks have no data to stage. In every test over nodes in lab/test_shares.py."""
     near = tmp_path / "near"
     near.mkdir()
-    base = ["train", "--model", "lenet", "--data", shards, "--strategy", "ps", "--ranks", "3", "--steps", "20",
-            "--deterministic", "--profile", "none"]  # fmt: skip
+    base = ["train", "--model", "lenet", "--data", shards, "--strategy", strategy, "--steps", "20",
+            "--ranks", "1" if strategy == "single" else "3", "--deterministic", "--profile", "none"]  # fmt: skip
     for name, extra in (("far", []), ("near-run", ["--stage", near])):
         finished = session_hpcdl([*base, *extra, "--run-dir", tmp_path / name])
         assert finished.code == 0, finished.err

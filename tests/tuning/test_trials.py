@@ -131,9 +131,9 @@ time.sleep(600)
 def test_a_hanging_trial_is_killed_with_everything_it_started(tmp_path: Path) -> None:
     ready = tmp_path / "ready"
     begin = time.monotonic()
-    outcome = measure(HANG.format(ready=str(ready)), limit_s=5.0)
+    outcome = measure(HANG.format(ready=str(ready)), limit_s=patience(3.0))
     assert outcome.status == "timeout"
-    assert time.monotonic() - begin < patience(25)
+    assert time.monotonic() - begin < patience(60)
     deadline = time.monotonic() + patience(5)
     while marked(MARK, ready.read_text()) and time.monotonic() < deadline:
         time.sleep(0.1)
@@ -235,10 +235,12 @@ def test_a_trial_does_not_take_itself_for_a_rank() -> None:
 
 @pytest.mark.lab
 @pytest.mark.mpi
+@pytest.mark.soak
 def test_trials_run_on_every_node_of_a_real_allocation(lab_slurm: SlurmLab) -> None:
     """Two nodes, two ranks a trial: srun takes the trial to its node, where it starts ranks of its own.
 
-    So few samples leave no room for a lower precision, of which cli/test_tune_threads.py has a real search.
+    So few samples leave no room for a lower precision, of which cli/test_tune_threads.py has a real search in every
+    test; over a job's nodes lab/test_session.py has one.
     """
     folder = lab_slurm.shared / "tuning"
     folder.mkdir(mode=0o777)

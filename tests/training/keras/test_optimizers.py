@@ -29,18 +29,11 @@ CASES = [
 QUICK = {
     2: {
         "optimizer_Adam",
-        "optimizer_MultiOptimizer",
-        "adam_with_global_clipnorm",
         "sparse_Adam",
         "exchange_samples",
-        "exchange_predivide_factor",
-        "exchange_fp16",
         "accumulated_gradients_are_exchanged_once",
         "sample_weights",
-        "double_beside_single_precision",
         "a_loaded_model_with_its_state",
-        "a_loop_of_its_own_with_a_tape",
-        "two_networks_and_two_optimizers",
         "a_dynamic_loss_scale_skips_on_all_ranks",
         "what_differs_between_ranks_is_told",
         "weights_that_drift_apart_are_told",
@@ -60,7 +53,7 @@ QUICK = {
         "a_center_with_unequal_steps",
     },
 }
-"""By number of ranks: what the normal tests take."""
+"""By number of ranks: what the normal tests take; test_tutorials.py has a loop with a tape."""
 Results = Callable[[int], list[dict[str, str]]]
 
 

@@ -53,7 +53,8 @@ SPOILT = {"spoilt": case("ring", spoilt=True)}
 CASES = SAME | LONG | SPOILT | {name: found for name, (found, _) in HELD.items()}
 SOAKED = {
     *LONG, "waits for the global norm", "waits where steps are skipped", "auto momentum", "fp16", "accumulated",
-    "tree momentum", "recursive-doubling nesterov", "mpi sgd", "each norm", "moves in half precision",
+    "tree momentum", "recursive-doubling nesterov", "mpi sgd", "each norm", "averaged weights",
+    "moves in half precision",
 }  # fmt: skip
 """Those that wait do so for a minute; `auto` takes one of the others; halves and slices meet in one case."""
 

@@ -49,7 +49,7 @@ def single(session_hpcdl: CommandLine) -> Path:
 @pytest.mark.soak
 @pytest.mark.parametrize("strategy", sorted(RUNS))
 def test_equals_single(session_hpcdl: CommandLine, single: Path, strategy: str) -> None:
-    """`grpc-ring` in every test as Slurm starts it, below; a step of `grpc-ps` in bench/test_step.py."""
+    """In every test one takes steps, in bench/test_step.py and below."""
     folder = session_hpcdl.home / strategy
     finished = session_hpcdl([*SGD, *RUNS[strategy], "--batch-size", "8", "--run-dir", folder], timeout_s=200)
     assert finished.code == 0, finished.err
@@ -65,8 +65,12 @@ def test_equals_single(session_hpcdl: CommandLine, single: Path, strategy: str) 
 
 
 @pytest.mark.mpi
+@pytest.mark.soak
 def test_ranks_that_slurm_started_meet_without_mpi(session_hpcdl: CommandLine, single: Path) -> None:
-    """Two tasks on two nodes, as srun would start them, here on one node with its own address for the loopback."""
+    """Two tasks on two nodes, as srun would start them, here on one node with its own address for the loopback.
+
+    In every test those meet that hpcdl starts, below.
+    """
     folder = session_hpcdl.home / "grpc-srun"
     arguments = [*SGD, "--strategy", "grpc-ring", "--batch-size", "8", "--run-dir", str(folder)]
     step = {"SLURM_JOB_ID": "77", "SLURM_STEP_ID": "0", "SLURM_STEP_NUM_TASKS": "2", "SLURM_LOCALID": "0"}

@@ -51,7 +51,6 @@ IN_EVERY_TEST = {
     ("ps", "SIGSTOP", "server", 1),
     ("async-easgd", "SIGSTOP", "worker", 0),
     ("sync-easgd", "NaN", "worker", 1),
-    ("async-easgd", "exit(0)", "worker", 0),
 }
 """The rest of the table is the long version's; the first try of a case is also resumed and held against a whole run.
 

@@ -54,7 +54,9 @@ def test_at_most_five_lines_differ() -> None:
     assert 0 < len(changed) <= 5
 
 
+@pytest.mark.soak
 def test_two_ranks_equal_one_process(folder: Path) -> None:
+    """In every test those of keras/test_optimizers.py and keras/test_fit.py do."""
     run("keras_fit_before.py", folder, 1, "one.keras", epochs=1)
     run("keras_fit_after.py", folder, 2, "two.keras", epochs=1)
     for one, two in zip(weights_in(folder / "one.keras"), weights_in(folder / "two.keras"), strict=True):

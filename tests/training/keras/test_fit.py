@@ -71,7 +71,9 @@ def test_a_stop_on_one_rank_is_one_on_all(found: dict[str, Any]) -> None:
     assert len(found["ranks"][0]["stop True"][0]) == 1 and len(found["ranks"][0]["stop False"][0]) == 2
 
 
+@pytest.mark.soak
 def test_without_callbacks_a_fit_is_the_same_and_files_are_whole(session_hpcdl: CommandLine, tmp_path: Path) -> None:
+    """In every test with them, above, and a fit without any in test_optimizers.py."""
     finished = succeed(run_script(session_hpcdl, HERE / "without_callbacks_script.py", ranks=2, cwd=tmp_path))
     assert finished.out.count("as it should be []") == 2, "and no temporary file is left"
     lines = [line for line in finished.err.splitlines() if line.startswith("hpcdl: ")]

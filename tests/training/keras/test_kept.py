@@ -31,7 +31,7 @@ def test_a_script_saves_at_a_signal_and_goes_on(session_hpcdl: CommandLine, tmp_
     expected = [f"epoch {epoch} ends at a rate of {rate:.6f}" for epoch, rate in enumerate(rates) for _ in range(2)]
     assert said(stopped, "epoch") + said(ended, "epoch") == expected, "warmed up as if nothing had come between"
     record = record_of(tmp_path / "run")
-    assert record["resumed_from_steps"] and record["steps"] == 12 and record["checkpoint_interval"]["seconds"] > 0
+    assert record["resumed_from_steps"] and record["steps"] == 12
     assert record["strategy"] == "ring" and record["bytes_sent_per_step"] == 4 * (6 * 8 + 8 + 8 + 1)
     assert record["global_batch"] == 16 and record["images_per_second"] > 0 and record["counted"] == "samples"
 

@@ -26,7 +26,7 @@ CASES = [
     *(f"strategy_{info.name}" for info in listed_strategies()),
     *cases_of(SCRIPT, r"^@case\ndef (\w+)"),
 ]
-QUICK = {
+QUICK: dict[int, set[str]] = {
     2: {
         "optimizer_Adam",
         "sparse_Adam",
@@ -47,13 +47,10 @@ QUICK = {
         "what_a_center_does_not_have_is_refused",
         *(f"strategy_{info.name}" for info in listed_strategies() if not info.features.keras_fit),
     },
-    3: {
-        "exchange_two_servers",
-        "process_sets",
-        "a_center_with_unequal_steps",
-    },
+    3: set(),
 }
-"""By number of ranks: what the normal tests take; test_tutorials.py has a loop with a tape."""
+"""By number of ranks: what the normal tests take; test_tutorials.py has a loop with a tape, test_primitives.py sets of
+processes."""
 Results = Callable[[int], list[dict[str, str]]]
 
 

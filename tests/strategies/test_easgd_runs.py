@@ -18,7 +18,7 @@ import pytest
 from hpcdl.cluster.launchers.mpiexec import environment_for, find_mpiexec
 from hpcdl.core.records import RunRecord, read_record
 from hpcdl.strategies.table import find_strategy
-from tests.conftest import DIGITS, CommandLine
+from tests.conftest import DIGITS, CommandLine, selected
 
 pytestmark = pytest.mark.mpi
 
@@ -73,8 +73,9 @@ def weights_of(run_dir: Path) -> list[np.ndarray]:
 
 
 @pytest.fixture(scope="module")
-def runs(digits: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Every run of this module, one after another on the same four processes."""
+def runs(request: pytest.FixtureRequest, digits: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Every run that is asked for in this module, one after another on the same four processes."""
+    asked = selected(request, "name")
     folder = tmp_path_factory.mktemp("runs")
 
     def short(name: str, strategy: str, workers: int, **changes: Any) -> dict[str, Any]:
@@ -87,17 +88,18 @@ def runs(digits: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
         short("sync-cut", "sync-easgd", 3, period=2, compress="fp16", plant=signal),
         short("sync-cut", "sync-easgd", 3, period=2, compress="fp16", resume=True),
         short("robin-whole", "easgd", 3),
-        short("robin-cut", "easgd", 3, plant=signal),
-        short("robin-cut", "easgd", 3, resume=True),
         short("variant-2", "sync-easgd", 3, period=2, compress="fp16", variant="2"),
         short("groups", "sync-easgd", 4, groups=2),
         short("nan", "async-easgd", 3, plant={"rank": 1, "step": 4, "kind": "nan"}),
         short("exception", "async-sgd", 3, plant={"rank": 0, "step": 4, "kind": "exception"}),
         short("hogwild-sgd", "hogwild-sgd", 3),
-        short("signal", "hogwild-easgd", 3, plant={"rank": 2, "step": 4, "kind": "signal"}),
         short("limit", "async-msgd", 3, steps=5000, time_limit=1),
         short("limit", "async-msgd", 3, steps=60, time_limit=600, resume=True),
     ]
+    if "robin" in asked:
+        cases += [short("robin-cut", "easgd", 3, plant=signal), short("robin-cut", "easgd", 3, resume=True)]
+    if "signal" in asked:
+        cases.append(short("signal", "hogwild-easgd", 3, plant={"rank": 2, "step": 4, "kind": "signal"}))
     run_cases(cases, folder)
     return folder
 
@@ -109,7 +111,7 @@ def test_learns_the_digits(runs: Path) -> None:
     assert record.seconds_to_target is not None
 
 
-@pytest.mark.parametrize("name", ["sync", "robin"])
+@pytest.mark.parametrize("name", ["sync", pytest.param("robin", marks=pytest.mark.soak)])
 def test_resumed_runs_leave_the_same_bits(runs: Path, name: str) -> None:
     """One in half precision that exchanges every other step, and one in single precision."""
     assert (runs / f"{name}-cut" / "stopped-0.txt").exists()
@@ -130,7 +132,8 @@ def left(record: RunRecord) -> list[str]:
 
 
 @pytest.mark.parametrize(("name", "worker", "reason"), [
-    ("nan", 1, "not finite"), ("exception", 0, "planted"), ("signal", 2, "a signal"),
+    ("nan", 1, "not finite"), ("exception", 0, "planted"),
+    pytest.param("signal", 2, "a signal", marks=pytest.mark.soak),
 ])  # fmt: skip
 def test_the_run_goes_on_without_a_worker_that_leaves(runs: Path, name: str, worker: int, reason: str) -> None:
     record = read_record(runs / name)

@@ -60,7 +60,7 @@ class StepResult:
     samples: Sequence[float]
     loss: float
     bytes_sent_per_step: float | None
-    bucket_bytes: int | None
+    bucket_bytes: int | None = None
     peak_memory_bytes: int
     warnings: Sequence[str]
 

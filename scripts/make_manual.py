@@ -16,7 +16,7 @@ from typing import Any
 import typer.main
 
 from hpcdl import __version__
-from hpcdl.cli.app import app
+from hpcdl.cli.app import app_for
 
 COMPLETIONS = {"bash": "hpcdl.bash", "zsh": "_hpcdl", "fish": "hpcdl.fish"}
 EXIT_STATUS = (
@@ -37,7 +37,7 @@ ENVIRONMENT = (
 
 def commands() -> Iterator[tuple[tuple[str, ...], Any]]:
     """Every command that is not hidden, with its words; the program itself first."""
-    waiting: list[tuple[tuple[str, ...], Any]] = [((), typer.main.get_command(app))]
+    waiting: list[tuple[tuple[str, ...], Any]] = [((), typer.main.get_command(app_for()))]
     while waiting:
         words, command = waiting.pop(0)
         yield words, command

@@ -51,9 +51,9 @@ def commands() -> Iterator[tuple[tuple[str, ...], Any]]:
     """Every command with its path, groups included, from the app itself."""
     import typer.main
 
-    from hpcdl.cli.app import app
+    from hpcdl.cli.app import app_for
 
-    waiting: list[tuple[tuple[str, ...], Any]] = [((), typer.main.get_command(app))]
+    waiting: list[tuple[tuple[str, ...], Any]] = [((), typer.main.get_command(app_for()))]
     while waiting:
         path, command = waiting.pop()
         yield path, command

@@ -1,29 +1,44 @@
-"""The table of commands, in the order in which a study uses them."""
+"""The table of commands, in the order in which a study uses them, and the app with those that are asked for."""
 
 from __future__ import annotations
 
+import importlib
 import os
+from collections.abc import Mapping, Sequence
 from typing import Annotated
 
 import typer
 
 from hpcdl import __version__
-from hpcdl.cli.data import inspect, shard
-from hpcdl.cli.node import node, tune_threads
 from hpcdl.cli.output import VERBOSE, put
-from hpcdl.cli.site import certify, config, docs, doctor, jobs, models, strategies, submit
-from hpcdl.cli.study import bench, predict, report, search, sweep
-from hpcdl.cli.training import checkpoints, evaluate, run, runs, trace, train, watch
 
-app = typer.Typer(
-    name="hpcdl",
-    help="Distributed deep learning for HPC centres: shard data, tune a node, train over MPI, report how it scales.",
-    epilog="Example: hpcdl train --model lenet --data shards --strategy ring --ranks 2 --epochs 5",
-    no_args_is_help=True,
-    rich_markup_mode=None,
-    pretty_exceptions_enable=False,
-    context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100},
-)
+COMMANDS: Mapping[str, tuple[str, ...]] = {
+    "data.shard": ("shard",),
+    "data.inspect": ("inspect",),
+    "node.tune_threads": ("tune-threads",),
+    "node.node": ("node",),
+    "training.train": ("train",),
+    "study.sweep": ("sweep",),
+    "study.search": ("search",),
+    "study.predict": ("predict",),
+    "training.run": ("run",),
+    "training.runs": ("runs", "diff"),
+    "training.watch": ("watch",),
+    "training.checkpoints": ("checkpoints",),
+    "training.evaluate": ("evaluate", "export"),
+    "site.submit": ("submit",),
+    "site.jobs": ("jobs", "cancel"),
+    "study.report": ("report",),
+    "training.trace": ("trace",),
+    "study.bench": ("bench",),
+    "site.models": ("models",),
+    "site.strategies": ("strategies",),
+    "site.config": ("config",),
+    "site.doctor": ("doctor",),
+    "site.certify": ("certify",),
+    "site.docs": ("docs", "explain"),
+}
+"""The commands of each file."""
 
 
 def _version(wanted: bool) -> None:
@@ -32,7 +47,6 @@ def _version(wanted: bool) -> None:
         raise typer.Exit
 
 
-@app.callback()
 def root(
     version: Annotated[
         bool, typer.Option("--version", callback=_version, is_eager=True, help="Print the version.")
@@ -44,30 +58,22 @@ def root(
         os.environ[VERBOSE] = "1"
 
 
-for module in (
-    shard,
-    inspect,
-    tune_threads,
-    node,
-    train,
-    sweep,
-    search,
-    predict,
-    run,
-    runs,
-    watch,
-    checkpoints,
-    evaluate,
-    submit,
-    jobs,
-    report,
-    trace,
-    bench,
-    models,
-    strategies,
-    config,
-    doctor,
-    certify,
-    docs,
-):
-    module.register(app)
+def app_for(words: Sequence[str] = ()) -> typer.Typer:
+    """The app for a command line, with the one command that it names, else with all of them.
+
+    To build all takes as long as everything else that a training does before its ranks start.
+    """
+    app = typer.Typer(
+        name="hpcdl",
+        help=root.__doc__,
+        epilog="Example: hpcdl train --model lenet --data shards --strategy ring --ranks 2 --epochs 5",
+        no_args_is_help=True,
+        rich_markup_mode=None,
+        pretty_exceptions_enable=False,
+        context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100},
+    )
+    app.callback()(root)
+    named = next((word for word in words if not word.startswith("-")), "")
+    for module in [own for own, names in COMMANDS.items() if named in names] or COMMANDS:
+        importlib.import_module(f"hpcdl.cli.{module}").register(app)
+    return app

@@ -32,10 +32,10 @@ def run(arguments: list[str]) -> int:
 
 
 def _run(arguments: list[str]) -> int:
-    from hpcdl.cli.app import app
+    from hpcdl.cli.app import app_for
 
     try:
-        result = app(arguments, prog_name="hpcdl", standalone_mode=False)
+        result = app_for(arguments)(arguments, prog_name="hpcdl", standalone_mode=False)
     except HpcdlError as error:
         complain(error)
         return error.exit_code

@@ -9,7 +9,7 @@ import pytest
 from typer.testing import CliRunner
 
 from hpcdl.bench.step import StepResult
-from hpcdl.cli.app import app
+from hpcdl.cli.app import app_for
 from hpcdl.cli.node import tune_threads
 from hpcdl.cli.training import train, watch
 from hpcdl.node.profile import Profile, TrialSummary
@@ -71,7 +71,7 @@ def test_a_benchmark_of_steps(counted: str, monkeypatch: pytest.MonkeyPatch) -> 
         counted=counted, samples=[160.0], loss=2.3, bytes_sent_per_step=None, peak_memory_bytes=1, warnings=[],
     )  # fmt: skip
     monkeypatch.setattr("hpcdl.bench.step.run", lambda config: result)
-    shown = CliRunner().invoke(app, ["bench", "step", "--model", "lenet", "--batch-size", "8"])
+    shown = CliRunner().invoke(app_for(), ["bench", "step", "--model", "lenet", "--batch-size", "8"])
     assert f"throughput             160 {counted}/s\n" in shown.output and OTHER[counted] not in shown.output
 
 
@@ -108,5 +108,5 @@ def test_the_runs_of_a_folder(kept: tuple[Any, Any], unit: str, tmp_path: Path) 
             record.write_text(record.read_text().replace(' "counted": "",\n', ""))
             assert "counted" not in record.read_text()
     write_run(tmp_path / "begun", make_record(1, None, status="running", counted="samples"))
-    shown = CliRunner().invoke(app, ["runs", str(tmp_path)], env={"COLUMNS": "200"}).output
+    shown = CliRunner().invoke(app_for(), ["runs", str(tmp_path)], env={"COLUMNS": "200"}).output
     assert f"{unit}/s" in shown and OTHER[unit] not in shown and "\x1b" not in shown

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 import typer.main
 
-from hpcdl.cli.app import app
+from hpcdl.cli.app import app_for
 from tests.docs.pages import ROOT, pages, relative
 
 _FENCE = re.compile(r"^(```|~~~)(\w*)[^\n]*\n(.*?)^\1", re.MULTILINE | re.DOTALL)
@@ -58,7 +58,7 @@ def words(line: str) -> list[str]:
 @functools.cache
 def command_line() -> Any:
     """The parser of the whole command line, made once."""
-    return typer.main.get_command(app)
+    return typer.main.get_command(app_for())
 
 
 def parse(arguments: list[str]) -> None:

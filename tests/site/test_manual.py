@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 import typer.main
 
-from hpcdl.cli.app import app
+from hpcdl.cli.app import app_for
 from tests.conftest import ROOT
 
 
@@ -23,7 +23,7 @@ def share(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def test_every_command_has_a_page(share: Path) -> None:
     names = {path.stem for path in (share / "man" / "man1").iterdir()}
-    commands = typer.main.get_command(app).commands  # type: ignore[attr-defined]
+    commands = typer.main.get_command(app_for()).commands  # type: ignore[attr-defined]
     assert {"hpcdl", "hpcdl-config-show", *(f"hpcdl-{name}" for name in commands)} <= names
 
 

@@ -1,0 +1,35 @@
+"""The table of commands: what a file is said to have is what it has, and a command line loads its own alone."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+
+import pytest
+import typer.main
+
+from hpcdl.cli.app import COMMANDS, app_for
+
+
+def names_of(*words: str) -> list[str]:
+    return [*typer.main.get_command(app_for(words)).commands]  # type: ignore[attr-defined]
+
+
+@pytest.mark.parametrize("names", COMMANDS.values(), ids=lambda names: names[0])
+def test_a_file_has_the_commands_that_it_is_said_to_have(names: tuple[str, ...]) -> None:
+    for name in names:
+        assert names_of("-v", name, "--json") == [*names]
+
+
+@pytest.mark.parametrize("words", [(), ("--help",), ("trian", "--model", "lenet")], ids=" ".join)
+def test_where_no_command_is_named_there_are_all(words: tuple[str, ...]) -> None:
+    assert set(names_of(*words)) == {name for names in COMMANDS.values() for name in names}
+
+
+def test_a_command_is_loaded_without_the_others() -> None:
+    program = (
+        "import sys; from hpcdl.cli.main import run; run(['train', '--help'])\n"
+        "print([name for name in sys.modules if name.startswith('hpcdl.cli.') and name.count('.') == 3])"
+    )
+    finished = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True, timeout=300)
+    assert finished.stdout.splitlines()[-1] == "['hpcdl.cli.training.train']"

@@ -10,9 +10,9 @@ import pytest
 
 PROBE = "from hpcdl.comm.mpi.communicator import world; world(expected_size=3)"
 WITHOUT_START = """
-import hpcdl.comm.mpi.communicator as mpi
+import hpcdl.comm.mpi.library as mpi
 print(mpi.library_version())
-print(mpi._import_mpi(initialize=False).Is_initialized())
+print(mpi.import_mpi(initialize=False).Is_initialized())
 """
 
 
@@ -37,8 +37,14 @@ def test_importing_the_module_imports_no_mpi() -> None:
     assert finished.stdout.strip() == "False"
 
 
+def test_who_asks_for_the_library_waits_for_no_numpy() -> None:
+    line = [sys.executable, "-c", "import sys, hpcdl.comm.mpi.library; print('numpy' in sys.modules)"]
+    finished = subprocess.run(line, capture_output=True, text=True, timeout=300, check=True)
+    assert finished.stdout.strip() == "False"
+
+
 def test_no_library_is_one_line_with_the_remedy() -> None:
     environment = os.environ | {"MPI4PY_LIBMPI": "/nonexistent/libmpi.so"}
-    line = [sys.executable, "-m", "hpcdl.comm.mpi.communicator"]
+    line = [sys.executable, "-m", "hpcdl.comm.mpi.library"]
     finished = subprocess.run(line, env=environment, capture_output=True, text=True, timeout=300, check=True)
     assert "no MPI library can be loaded" in finished.stdout and "hpcdl[mpich]" in finished.stdout

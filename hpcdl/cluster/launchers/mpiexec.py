@@ -127,7 +127,7 @@ def _ask_library(python: str) -> tuple[Path, str]:
     """File and version text of the MPI library, told by a fresh process: loading it here would last."""
     try:
         answer = subprocess.run(
-            own_program("hpcdl.comm.mpi.communicator", python=python),
+            own_program("hpcdl.comm.mpi.library", python=python),
             capture_output=True,
             text=True,
             timeout=TIMEOUT_S,

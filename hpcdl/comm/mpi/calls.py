@@ -1,10 +1,8 @@
-"""How MPI's calls end: errors that name the rank and its node, waits that sleep; and which library they come from."""
+"""How MPI's calls end: errors that name the rank and its node, waits that sleep."""
 
 from __future__ import annotations
 
-import ctypes
 import functools
-import os
 import time
 from collections.abc import Callable, Sequence
 from typing import Any, Concatenate, ParamSpec, TypeVar
@@ -80,24 +78,3 @@ def asleep(handle: Any) -> None:
     while not handle.Test():
         time.sleep(pause_s)
         pause_s = min(2 * pause_s, _LONGEST_SLEEP_S)
-
-
-class _Where(ctypes.Structure):
-    """Dl_info of dlfcn.h."""
-
-    _fields_ = (
-        ("file_name", ctypes.c_char_p),
-        ("file_base", ctypes.c_void_p),
-        ("symbol_name", ctypes.c_char_p),
-        ("symbol_address", ctypes.c_void_p),
-    )
-
-
-def file_of(extension: str, symbol: str) -> str:
-    """The shared library that gives `extension`, a loaded one, the function `symbol`; empty where that is unknown."""
-    function = getattr(ctypes.CDLL(extension), symbol)
-    dladdr = ctypes.CDLL(None).dladdr
-    dladdr.argtypes = [ctypes.c_void_p, ctypes.POINTER(_Where)]
-    where = _Where()
-    found = dladdr(ctypes.cast(function, ctypes.c_void_p), ctypes.byref(where))
-    return os.fsdecode(where.file_name) if found and where.file_name else ""

@@ -1,8 +1,4 @@
-"""Ranks as MPI processes; the only file that uses mpi4py.
-
-`python -m hpcdl.comm.mpi.communicator` prints, as JSON and without starting MPI, which MPI library this Python would
-load: cluster/launchers/mpiexec.py asks it to find the mpiexec that belongs to that library.
-"""
+"""Ranks as MPI processes."""
 
 from __future__ import annotations
 
@@ -13,17 +9,15 @@ import sys
 import time
 from collections.abc import Callable, Sequence
 from collections.abc import Set as AbstractSet
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy
 
-from hpcdl.comm.mpi.calls import asleep, failed_ranks, file_of, first_done, translated
+from hpcdl.comm.mpi.calls import asleep, failed_ranks, first_done, translated
+from hpcdl.comm.mpi.library import import_mpi, library_path
 from hpcdl.comm.mpi.one_sided import MpiRemoteArray
-from hpcdl.comm.mpi.start import readable_lines
 from hpcdl.comm.sums import plain_add
 from hpcdl.core.errors import BrokenGroup, UsageError
-from hpcdl.core.lifeline import forget_names
 
 if TYPE_CHECKING:
     from hpcdl.core.protocols import Add, Array, Communicator, Request
@@ -32,11 +26,6 @@ _SUMMED_BY_MPI = {"f4": "FLOAT", "f8": "DOUBLE", "i4": "INT", "i8": "LONG", "u4"
 """Kinds of numbers that MPI adds itself. Half precision is not among them: it goes through a Python operation."""
 _MOVED_AS = {1: "BYTE", 2: "UNSIGNED_SHORT", 4: "UNSIGNED", 8: "UNSIGNED_LONG"}
 """Types that messages travel as, by item size: counts stay in elements, so they reach past 2 GiB everywhere."""
-INFINIBAND = Path("/sys/class/infiniband")
-_UCX_WITHOUT_HOOKS = ("UCX_MEM_EVENTS", "no")
-"""UCX notes each piece of memory that the process gives back to the system, until it next registers memory with a
-network adapter. Where there is none it never does, and keeps 148 bytes of each for ever: about 1 KB a training step,
-because Python gives its stack back after each call from a thread of TensorFlow's."""
 FORWARDED_S = 0.3  # launchers may drop the last words of a rank that aborts at once
 
 
@@ -46,7 +35,7 @@ def world(expected_size: int | None = None) -> MpiCommunicator:
     MPI_THREAD_MULTIPLE is asked for and required: gradients leave from TensorFlow's threads. UsageError where the
     launcher and the library do not belong together (`expected_size` ranks started as so many jobs of one rank).
     """
-    mpi = _import_mpi(initialize=True)
+    mpi = import_mpi(initialize=True)
     if mpi.Query_thread() < mpi.THREAD_MULTIPLE:
         raise UsageError(
             f"{_name_and_version(mpi)} was built without MPI_THREAD_MULTIPLE; load an MPI that has it, "
@@ -68,43 +57,9 @@ def finalize() -> None:
     Under ULFM MPI_Finalize of Open MPI 5 lets all ranks meet, now and then the dead ones too, and then waits for ever
     (1 in 12 on a busy machine). The caller ends the process; what is left to say has been said.
     """
-    mpi = _import_mpi(initialize=False)
+    mpi = import_mpi(initialize=False)
     if mpi.Is_initialized() and not mpi.Is_finalized() and not failed_ranks(mpi, mpi.COMM_WORLD):
         mpi.Finalize()
-
-
-def library_version() -> str:
-    """The full version text of the MPI library; does not start MPI."""
-    return str(_import_mpi(initialize=False).Get_library_version()).strip("\0\n ")
-
-
-def library_path() -> str:
-    """The file of the MPI library that this process loads; empty where the system cannot tell. Does not start MPI."""
-    return file_of(_import_mpi(initialize=False).__file__, "MPI_Get_library_version")
-
-
-def _import_mpi(*, initialize: bool) -> Any:
-    import mpi4py
-
-    if "mpi4py.MPI" not in sys.modules:
-        if not any(INFINIBAND.glob("*")):
-            os.environ.setdefault(*_UCX_WITHOUT_HOOKS)
-        mpi4py.rc.initialize = False
-        mpi4py.rc.finalize = True
-        mpi4py.rc.thread_level = "multiple"
-    try:
-        from mpi4py import MPI
-    except (ImportError, RuntimeError) as error:
-        cause = str(error).splitlines()[0]
-        raise UsageError(
-            f"no MPI library can be loaded ({cause}); pip install 'hpcdl[mpich]' or load the site's MPI module"
-        ) from error
-    if initialize and not MPI.Is_initialized():
-        with readable_lines():
-            MPI.Init_thread(MPI.THREAD_MULTIPLE)
-        MPI.COMM_WORLD.Barrier()
-        forget_names()
-    return MPI
 
 
 def _name_and_version(mpi: Any) -> str:
@@ -310,10 +265,3 @@ class MpiCommunicator:
     def _check(self, buffer: Array) -> None:
         if not buffer.flags.c_contiguous:
             raise ValueError("a message's buffer must be C-contiguous; copy it first")
-
-
-if __name__ == "__main__":
-    try:
-        print(json.dumps({"library": library_path(), "version": library_version()}))
-    except UsageError as usage_error:
-        print(json.dumps({"error": str(usage_error)}))

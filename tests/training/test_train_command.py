@@ -64,7 +64,7 @@ def test_the_parts_of_a_step_add_up(trained: Path) -> None:
 
 def test_what_a_run_leaves_behind(trained: Path) -> None:
     assert {path.name for path in trained.iterdir()} == {
-        "run.toml", "record.json", "metrics.jsonl", "model.keras", "ranks",
+        "run.toml", "record.json", "metrics.jsonl", "model.keras", "ranks", "trace",
     }  # fmt: skip
     assert written_by_ranks(trained) == {"all.json"}
     assert [status.state for status in read_statuses(trained / "ranks")] == ["done"] * 2

@@ -116,6 +116,13 @@ class Lab:
         if host in self.groups:
             quota.remove(self.groups.pop(host))
 
+    def shape(self, host: str, rate: str) -> None:
+        """Let the link of `host` carry `rate` (tc's spelling) each way, for hosts on the bridge."""
+        bucket = f"root tbf rate {rate} burst {_burst(rate)}".split()
+        self._checked(self.run(["tc", "qdisc", "replace", "dev", "eth0", *bucket, "latency", "50ms"], host=host))
+        # Many may send to one: a switch of deep buffers keeps what this one's link cannot take yet.
+        self._on_switch("tc", "qdisc", "replace", "dev", f"to-{host}", *bucket, "limit", "32mb")
+
     def boot_again(self, host: str) -> None:
         """Boot a host that has ended, on an empty disk."""
         shutil.rmtree(self.folder / "hosts" / host)
@@ -219,10 +226,7 @@ class Lab:
         self._on_switch("ip", "link", "set", f"to-{host}", "master", "bridge", "up")
         self._address(host)
         if self.rate:
-            shape = f"root tbf rate {self.rate} burst {_burst(self.rate)}".split()
-            self._checked(self.run(["tc", "qdisc", "replace", "dev", "eth0", *shape, "latency", "50ms"], host=host))
-            # Many may send to one: a switch of deep buffers keeps what this one's link cannot take yet.
-            self._on_switch("tc", "qdisc", "replace", "dev", f"to-{host}", *shape, "limit", "32mb")
+            self.shape(host, self.rate)
 
     def _address(self, host: str) -> None:
         for line in (f"ip addr add {ADDRESSES[host]}/24 dev eth0", "ip link set eth0 up"):

@@ -72,7 +72,7 @@ def test_the_trace_with_most_buckets_is_the_evidence_of_its_network() -> None:
 def real(tmp_path_factory: pytest.TempPathFactory, session_hpcdl: CommandLine) -> Path:
     """Real ranks under real MPI, one run of them traced; computing is a wait whose backward pass is known."""
     folder = tmp_path_factory.mktemp("traced")
-    for ranks, trace in ((1, []), (2, ["--trace"])):
+    for ranks, trace in ((1, ["--trace", "off"]), (2, ["--trace"])):
         done = session_hpcdl(
             ["train", "--model", f"emulated:{MODEL}:0.4s", "--data", "synthetic:cifar10@640", "--strategy", "ring",
              "--ranks", str(ranks), "--batch-size", "8", "--steps", "12", "--bucket-size", str(BUCKET_BYTES), *trace,

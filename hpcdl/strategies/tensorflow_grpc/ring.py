@@ -52,7 +52,7 @@ class GrpcRingWorker(Worker):
     def start(self, variables: Sequence[Any]) -> None:
         """Rank 0's weights become everybody's: a sum to which the others give nothing."""
 
-        @tf.function
+        @tf.function(autograph=False)
         def from_first() -> list[Any]:
             mine = [tf.convert_to_tensor(variable) for variable in variables]
             return self._reduce([value if self._rank == 0 else tf.zeros_like(value) for value in mine], "SUM")

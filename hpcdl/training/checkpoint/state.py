@@ -23,7 +23,7 @@ Reader = Callable[[], list["Array"]]
 def reader(variables: Sequence[Any]) -> Reader:
     """Reads all `variables` in one call without a copy; one by one it takes as long as copying them does."""
     handles = [variable.value for variable in variables]
-    read = tf.function(lambda: [handle.read_value() for handle in handles]).get_concrete_function()
+    read = tf.function(lambda: [handle.read_value() for handle in handles], autograph=False).get_concrete_function()
     read()  # the first call sets up what the others use
     return lambda: [_as_array(tensor) for tensor in read()]
 

@@ -8,6 +8,7 @@ measured is kept for runs of the same steps on as many ranks of such nodes.
 from __future__ import annotations
 
 import contextlib
+import gc
 import hashlib
 import os
 import time
@@ -128,6 +129,8 @@ def _timed(worker: AllReduceWorker, group: Communicator, step: TrialStep, sizes:
     finally:
         seen.recorder, worker.bucket_bytes = recorder, begun_with
         state.assign(variables, before, "trial")
+        del optimizer
+        gc.collect()  # graphs and optimizers refer to themselves, and would keep their memory
 
 
 def _in_turn(

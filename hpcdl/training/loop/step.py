@@ -104,7 +104,7 @@ def build_follow(model: keras.Model, optimizer: Any, worker: Worker) -> Callable
     """
     variables = model.trainable_variables
 
-    @tf.function
+    @tf.function(autograph=False)
     def follow() -> Any:
         return worker.apply([tf.zeros(variable.shape, variable.dtype) for variable in variables], variables, optimizer)
 

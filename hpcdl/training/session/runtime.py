@@ -69,9 +69,10 @@ def import_tensorflow() -> None:
     `-v` lets them speak. Keras brings matplotlib along where it finds it, for drawings that no rank makes: it does not
     find it here, which together with a collector that rests saves a third of the time.
     """
-    with _without("matplotlib"), _no_collection(), _silent():
+    with _without("matplotlib"), no_collection(), _silent():
         importlib.import_module("tensorflow")
         importlib.import_module("keras")
+        gc.freeze()  # what has come by now the collector never looks at again
 
 
 @contextlib.contextmanager
@@ -88,14 +89,15 @@ def _without(package: str) -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def _no_collection() -> Iterator[None]:
-    """Inside, no object is looked at by Python's collector; what has come by then it never looks at again."""
+def no_collection() -> Iterator[None]:
+    """Inside, no object is looked at by Python's collector."""
+    was_on = gc.isenabled()
     gc.disable()
     try:
         yield
     finally:
-        gc.freeze()
-        gc.enable()
+        if was_on:
+            gc.enable()
 
 
 @contextlib.contextmanager

@@ -43,6 +43,7 @@ SMALLEST = {
     "easgd_lenet": ("--hosts 2 --epochs 1 --data SHARDS", (HOSTS, pytest.mark.soak)),
     "exchange_memory": ("--models lenet --steps 1", LONG),
     "fit_steps": ("--rounds 1 --steps 2 --batch-size 2 --samples 64", LONG),
+    "useful_time": ("--minutes 0.3 --every 9 --model emulated:lenet:0.01", LONG),
     "recovery_in_place": ("--data SHARDS --runs 1", LONG),
     "fit_exposure": ("--model lenet --rounds 1 --steps 1 --batch-size 2", LONG),
     "node_winner": ("--models lenet --rounds 1 --minutes 0.01 --journal FOLDER/samples", LONG),

@@ -1,0 +1,59 @@
+"""What share of its time a run spends on steps that count while it loses a rank every minute, in place.
+
+    MPI4PY_MPIABI=openmpi python benchmarks/useful_time.py [--minutes 5] [--every 60] [--model emulated:lenet:0.1]
+
+Needs Open MPI 5. There is one rank more than are lost, rank 0 among those, and the batch stays as it is. Useful time is
+the steps done times an undisturbed step, by the time from the first step that the journal tells of to the last; an
+undisturbed step is the median over what lies between two lines of the journal.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import statistics
+import subprocess
+import sys
+import tempfile
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+LEFT_EARLY = 75
+
+
+def main() -> None:
+    """Train for so long, and print what the journal says."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--minutes", type=float, default=5.0)
+    parser.add_argument("--every", type=float, default=60.0, help="seconds between two losses")
+    parser.add_argument("--model", default="emulated:lenet:0.1")
+    asked = parser.parse_args()
+    seconds, losses = 60 * asked.minutes, round(60 * asked.minutes / asked.every)
+    faults = [f"kill:rank={rank}@time={(rank + 0.5) * asked.every:g}s" for rank in range(losses)]
+    line = [sys.executable, "-m", "hpcdl", "train", "--model", asked.model, "--data", "synthetic:mnist@6000"]
+    line += ["--strategy", "ring", "--ranks", f"{losses + 1}", "--batch-size", "16", "--steps", "1000000"]
+    line += ["--elastic", "--min-workers", "1", "--checkpoint-every", "10s", "--profile", "none"]
+    with tempfile.TemporaryDirectory() as folder:
+        run_dir = Path(folder) / "run"
+        line += ["--time-limit", f"{seconds:g}s", "--inject", ",".join(faults), "--run-dir", str(run_dir)]
+        ended = subprocess.run(line, capture_output=True, text=True, check=False)
+        if ended.returncode != LEFT_EARLY:
+            sys.exit(ended.stderr)
+        show([json.loads(text) for text in (run_dir / "metrics.jsonl").read_text().splitlines()])
+
+
+def show(events: list[dict[str, Any]]) -> None:
+    """Print steps, losses and the share."""
+    told = [(event["step"], event["at"]) for event in events if event["kind"] == "step"]
+    between = [(later[1] - sooner[1]) / (later[0] - sooner[0]) for sooner, later in pairwise(told)]
+    step_s = statistics.median(between)
+    steps, seconds = (last - first for first, last in zip(told[0], told[-1], strict=True))
+    recovered = [sum(event["recovery"]["seconds"].values()) for event in events if "recovery" in event]
+    print(f"{steps} steps of {1e3 * step_s:.1f} ms in {seconds:.1f} s: {100 * steps * step_s / seconds:.1f} % useful")
+    if recovered:
+        print(f"{len(recovered)} recoveries in place, {statistics.median(recovered):.2f} s each in the median")
+
+
+if __name__ == "__main__":
+    main()

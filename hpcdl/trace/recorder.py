@@ -336,7 +336,7 @@ def _sweep() -> None:
     """Remove what ranks of this user's have left here that were killed long ago; those that live hold theirs locked."""
     for folder in Path(tempfile.gettempdir()).glob(f"{PREFIX}{os.geteuid()}-*"):
         with contextlib.suppress(OSError), contextlib.ExitStack() as held:
-            if folder.lstat().st_uid != os.geteuid() or time.time() - folder.lstat().st_mtime < KEPT_S:
+            if folder.lstat().st_uid != os.geteuid() or WALL.now_s() - folder.lstat().st_mtime < KEPT_S:
                 continue
             for path in folder.iterdir():
                 fcntl.flock(held.enter_context(path.open("rb")), fcntl.LOCK_EX | fcntl.LOCK_NB)

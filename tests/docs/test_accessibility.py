@@ -43,7 +43,7 @@ const opened = url => new Promise(done => { frame.onload = done; frame.src = url
     for (const width of WIDTHS) {
       frame.style.width = width + 'px';
       await moment();
-      const asked = chosen && (SAMPLED == 1 || width == WIDTHS[turn % WIDTHS.length]);
+      const asked = chosen && (EACH_WIDTH || width == WIDTHS[turn % WIDTHS.length]);
       const found = asked ? await inside.axe.run(all, OPTIONS) : { violations: [] };
       const told = one => [one.impact, one.id, one.nodes.length, one.nodes[0].html.slice(0, 200)];
       const background = inside.getComputedStyle(all.body).backgroundColor;
@@ -62,12 +62,18 @@ def browser() -> str:
 
 
 def looked_at(
-    browser: str, pages: list[Path], folder: Path, *flags: str, rules: tuple[str, ...] = (), sampled: int = 1
+    browser: str,
+    pages: list[Path],
+    folder: Path,
+    *flags: str,
+    rules: tuple[str, ...] = (),
+    sampled: int = 1,
+    each_width: bool = True,
 ) -> list[tuple[str, int, int, str, list[Any]]]:
     """Of each page and width: how wide it is, its background, and what axe says of it by `rules`, by default all.
 
-    All pages are as wide as they may be. Where they are `sampled` axe looks at one of so many alone, at one width, the
-    next one at the next: pages of a site are alike.
+    All pages are as wide as they may be. Where they are `sampled` axe looks at one of so many alone; unless at
+    `each_width`, at one width, the next one at the next: pages of a site are alike.
     """
     options = {"resultTypes": ["violations"], **({"runOnly": {"type": "rule", "values": rules}} if rules else {})}
     words = {
@@ -75,10 +81,11 @@ def looked_at(
         "AXE": json.dumps(AXE.read_text()).replace("</", "<\\/"),
         "WIDTHS": str(list(WIDTHS)),
         "SAMPLED": str(sampled),
+        "EACH_WIDTH": json.dumps(each_width),
     }
     words["PAGES"] = json.dumps([path.as_uri() for path in pages])
     driver = folder / "driver.html"
-    driver.write_text(re.sub(r"\b(AXE|OPTIONS|PAGES|SAMPLED|WIDTHS)\b", lambda word: words[word[0]], DRIVER))
+    driver.write_text(re.sub(r"\b(AXE|EACH_WIDTH|OPTIONS|PAGES|SAMPLED|WIDTHS)\b", lambda word: words[word[0]], DRIVER))
     finished = subprocess.run(
         [browser, *FLAGS, "--allow-file-access-from-files", "--virtual-time-budget=3600000", "--dump-dom", *flags,
          f"--user-data-dir={folder / 'profile'}", driver.as_uri()],
@@ -128,10 +135,11 @@ def test_no_serious_fault_and_nothing_sticks_out(
         else [path for path in sorted(SITE.rglob("*.html")) if path.name != PAGE.name]
     )
     rules = OF_COLOURS if which == "site" and flags else ()
-    pages = pages[::sampled] if flags else pages  # none is wider in the dark
-    sampled = 1 if flags else sampled
+    each_width = sampled == 1
+    if flags:  # no page is wider in the dark
+        pages, sampled = pages[::sampled], 1
     wrong = []
-    said = looked_at(browser, pages, tmp_path, *flags, rules=rules, sampled=sampled)
+    said = looked_at(browser, pages, tmp_path, *flags, rules=rules, sampled=sampled, each_width=each_width)
     for url, width, needed, background, faults in said:
         name = f"{url.rpartition('/')[2]} at {width}"
         wrong += [f"{name}: {fault}" for fault in faults if fault[0] in SERIOUS]

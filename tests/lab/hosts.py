@@ -66,6 +66,7 @@ class Lab:
     holders: dict[str, subprocess.Popen[bytes]] = field(default_factory=dict)
     inits: dict[str, int] = field(default_factory=dict)
     groups: dict[str, Path] = field(default_factory=dict)
+    shapes: int = 0
 
     @property
     def shared(self) -> Path:
@@ -117,8 +118,13 @@ class Lab:
             quota.remove(self.groups.pop(host))
 
     def shape(self, host: str, rate: str) -> None:
-        """Let the link of `host` carry `rate` (tc's spelling) each way, for hosts on the bridge."""
-        bucket = f"root tbf rate {rate} burst {_burst(rate)}".split()
+        """Let the link of `host` carry `rate` (tc's spelling) each way, for hosts on the bridge.
+
+        What waits in the link's queues is lost, and TCP sends it again: in a queue that was kept, a segment as long as
+        the old rate's burst would stand before a new one's shorter burst for ever, and all others behind it.
+        """
+        self.shapes += 1  # a handle that no queue has had makes a new one
+        bucket = f"root handle {self.shapes:x}: tbf rate {rate} burst {_burst(rate)}".split()
         self._checked(self.run(["tc", "qdisc", "replace", "dev", "eth0", *bucket, "latency", "50ms"], host=host))
         # Many may send to one: a switch of deep buffers keeps what this one's link cannot take yet.
         self._on_switch("tc", "qdisc", "replace", "dev", f"to-{host}", *bucket, "limit", "32mb")

@@ -16,6 +16,10 @@ MEMORY = "memory (bytes)"
 NETWORK = "network (bytes)"
 READ = "read (bytes)"
 CLOCK_KHZ = "clock rate (kHz)"
+PROCESSORS = "processors allowed (thousandths)"
+LEVELS = (MEMORY, CLOCK_KHZ, PROCESSORS)
+"""What is so much at a time; all others grow."""
+_GROUPS = Path("/sys/fs/cgroup")
 _MOST_TASKS = 64
 """Threads that are asked how long they waited: each takes a system call or two."""
 _MOST_PROCESSORS = 4
@@ -25,7 +29,8 @@ def sample() -> dict[str, int]:
     """The counts now; those that this machine does not have are left out."""
     used = resource.getrusage(resource.RUSAGE_SELF)
     found = {CPU_US: round((used.ru_utime + used.ru_stime) * 1e6), SWITCHES: used.ru_nivcsw}
-    for name, read in ((WAITED_US, _waited_us), (MEMORY, _memory), (NETWORK, _network), (READ, _read)):
+    reads = ((WAITED_US, _waited_us), (PROCESSORS, _processors), (MEMORY, _memory), (NETWORK, _network), (READ, _read))
+    for name, read in reads:
         with contextlib.suppress(OSError, ValueError, IndexError):
             found[name] = read()
     rate = _clock_khz()
@@ -40,6 +45,29 @@ def _waited_us() -> int:
             with contextlib.suppress(OSError):  # it has ended
                 waited_ns += int((task / "schedstat").read_bytes().split()[1])
     return waited_ns // 1000
+
+
+def _processors() -> int:
+    """What this rank's binding and its control group's quota (of version 1 or 2) leave it, in thousandths of one."""
+    most = float(len(os.sched_getaffinity(0)))
+    for line in Path("/proc/self/cgroup").read_text(encoding="utf-8").splitlines():
+        _, controllers, place = line.split(":", 2)
+        if not controllers or "cpu" in controllers.split(","):
+            group = _GROUPS / ("cpu" if controllers else "") / place.lstrip("/")
+            with contextlib.suppress(OSError, ValueError):  # most groups have no quota
+                most = min(most, _quota(group))
+    return round(1000 * most)
+
+
+def _quota(group: Path) -> float:
+    """Processors; ValueError where all may be used."""
+    if (group / "cpu.max").exists():
+        quota, period = (group / "cpu.max").read_text(encoding="ascii").split()
+    else:
+        quota, period = ((group / f"cpu.cfs_{name}_us").read_text(encoding="ascii") for name in ("quota", "period"))
+    if float(quota) < 0:  # version 1's word for none
+        raise ValueError(quota)
+    return float(quota) / float(period)
 
 
 def _memory() -> int:

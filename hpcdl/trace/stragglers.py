@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -33,7 +34,7 @@ LEAST_SHARE = 0.02
 NUM_ERRORS = 3.0
 """A mean that is not so many standard errors above nothing may be chance."""
 SLOWER_CLOCK = 0.95
-CONTENDED_SHARE = 0.25
+CONTENDED_SHARE = 0.5
 """Of the seconds that a rank is late, those that its threads stood in line for a processor, beyond the usual."""
 SLOWER_LINK = 2.0
 LEAST_MESSAGE_BYTES = 1024
@@ -59,8 +60,13 @@ def stragglers(merged: Merged, steps: Steps, parts: Array) -> list[Straggler]:
     rates = _rates(merged, steps)
     late = _late(merged, steps, parts, rates)
     contended = {one.rank for one in late if one.cause == CONTENTION}
-    # A rank that has to wait for its processor sends and takes its messages late: that is no slow link.
-    behind = [one for one in _behind_slow_links(merged, steps, parts) if one.rank not in contended]
+    rows = {rank: row for row, rank in enumerate(steps.ranks.tolist())}
+    behind = [
+        one
+        for one in _behind_slow_links(merged, steps, parts)
+        # A rank that has to wait for its processor sends and takes its messages late: as far as it waits, no slow link.
+        if one.rank not in contended or not _contention(rows[one.rank], rates, one.seconds_per_step, steps.step_s)
+    ]
     found = [*late, *behind]
     return sorted(found, key=lambda one: -one.seconds_per_step)
 
@@ -152,17 +158,31 @@ def cause_of(
 
 
 def _contention(row: int, rates: Mapping[str, Array], late_s: float, step_s: float) -> str:
-    """How the rank in `row` shares its processors, where that is a good part of what it is late; else empty."""
+    """How the rank in `row` shares its processors, where that is a good part of what it is late; else empty.
+
+    Threads of a rank stand in line behind each other too: who takes all that its processors may give has no neighbours.
+    Switches speak only where nobody counts how long threads wait: one that polls for a message and lets others go first
+    counts as taken off its processor, tens of thousands of times a second.
+    """
     if counters.WAITED_US in rates:
         usual, spread = _usual(rates, counters.WAITED_US, row)
         waited = float(rates[counters.WAITED_US][row]) - usual
-        if waited > NUM_ERRORS * spread and waited / 1e6 * step_s >= CONTENDED_SHARE * late_s:
+        taken = min(waited / 1e6, _left(rates, row)) * step_s
+        if waited > NUM_ERRORS * spread and taken >= CONTENDED_SHARE * late_s:
             return f"its threads wait {waited / 1e3 * step_s:.3g} ms more for a processor"
-    if counters.SWITCHES in rates:
+    elif counters.SWITCHES in rates:
         switches, (usual, _) = float(rates[counters.SWITCHES][row]), _usual(rates, counters.SWITCHES, row)
         if switches > 2 * usual + 10:
             return f"it is taken off its processor {switches:.0f} times a second ({usual:.0f})"
     return ""
+
+
+def _left(rates: Mapping[str, Array], row: int) -> float:
+    """The share of what its processors may give that the rank in `row` does not take; inf where that is unknown."""
+    if not {counters.PROCESSORS, counters.CPU_US} <= rates.keys():
+        return math.inf
+    allowed, used = float(rates[counters.PROCESSORS][row]) / 1e3, float(rates[counters.CPU_US][row]) / 1e6
+    return max(1 - used / max(allowed, 1e-3), 0.0)
 
 
 def _usual(rates: Mapping[str, Array], name: str, row: int) -> tuple[float, float]:
@@ -195,8 +215,8 @@ def _collector_s(merged: Merged, steps: Steps) -> Array:
 
 
 def _rates(merged: Merged, steps: Steps) -> dict[str, Array]:
-    """(R) for each counter that every rank has: what it grows by in a second of these steps; of the clock its mean."""
-    names = (counters.CPU_US, counters.WAITED_US, counters.SWITCHES, counters.CLOCK_KHZ)
+    """(R) for each counter that every rank has: what it grows by in a second of these steps; of a level its mean."""
+    names = (counters.CPU_US, counters.WAITED_US, counters.SWITCHES, counters.CLOCK_KHZ, counters.PROCESSORS)
     found = {name: [_rate(merged, steps, row, name) for row in range(len(steps.ranks))] for name in names}
     return {name: numpy.array(rates) for name, rates in found.items() if all(rate is not None for rate in rates)}
 
@@ -206,12 +226,14 @@ def _rate(merged: Merged, steps: Steps, row: int, name: str) -> float | None:
     samples = trace.counters[trace.counters["name"] == trace.code(COUNTER + name)]
     if len(samples) < 2:
         return None
-    if name == counters.CLOCK_KHZ:
+    if name in counters.LEVELS:
         return float(samples["value"].mean())
     # Within a trace its own clock serves: it is off by a millionth or so.
     records = trace.records[trace.records["step"] >= 0]
     begin_s, end_s = float(records["begin_s"].min()), float(records["end_s"].max())
-    first, last = numpy.interp([begin_s, end_s], samples["begin_s"], samples["value"])
+    # How long threads wait is known of those that live: where one has ended the sum falls, and goes on from there.
+    grown = numpy.append(0, numpy.maximum(numpy.diff(samples["value"].astype(numpy.float64)), 0).cumsum())
+    first, last = numpy.interp([begin_s, end_s], samples["begin_s"], grown)
     return float(last - first) / max(end_s - begin_s, 1e-9)
 
 

@@ -18,7 +18,9 @@ from hpcdl.trace.steps import Steps, steps_of
 Array = numpy.ndarray[Any, Any]
 LAYER_KINDS, LAYERS = (FORWARD, BACKWARD, LAYER_UPDATE), ("conv1", "dense")
 NAMES = ("", *PARTS, "bucket", "updating", COLLECTOR, "sending", "receiving", *LAYER_KINDS, *LAYERS)
-COUNTERS = (counters.CPU_US, counters.WAITED_US, counters.SWITCHES, counters.CLOCK_KHZ, counters.NETWORK)
+COUNTERS = (
+    counters.CPU_US, counters.WAITED_US, counters.SWITCHES, counters.CLOCK_KHZ, counters.PROCESSORS, counters.NETWORK,
+)  # fmt: skip
 EXCHANGE_S, UPDATE_S, OTHER_S = 0.020, 0.005, 0.001
 
 
@@ -45,7 +47,7 @@ def trace(
     counts = []
     for name in COUNTERS:
         if name in rates:
-            values = rates[name] * (times_s if name != counters.CLOCK_KHZ else numpy.ones_like(times_s))
+            values = rates[name] * (times_s if name not in counters.LEVELS else numpy.ones_like(times_s))
             made = records("", times_s + ahead_s, times_s + ahead_s, numpy.full(len(times_s), -1), value=values)
             made["name"] = names.index(COUNTER + name)
             counts.append(made)

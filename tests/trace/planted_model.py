@@ -30,7 +30,7 @@ from hpcdl.trace.stragglers import CLOCK, CONTENTION, INPUT_CAUSE
 PLAN = "PLANTED_PLAN"
 WINDOW = 20
 """Steps."""
-SIDE, ROUNDS, USUAL_KHZ = 128, 100, 2_400_000
+SIDE, ROUNDS, USUAL_KHZ = 128, 400, 2_400_000
 """Matrices of so many rows, multiplied so often in each step, at this clock rate."""
 SLOW_READ_S = 1.5
 """Longer than a step: what comes while the rank computes slows nobody down."""

@@ -15,11 +15,13 @@ from hpcdl.comm.observed import BACKWARD, FORWARD, LAYER_UPDATE
 from hpcdl.core.errors import UsageError
 from hpcdl.core.records import PARTS as RECORD_PARTS
 from hpcdl.trace import counters
+from hpcdl.trace.file import COUNTER
 from hpcdl.trace.findings import findings
 from hpcdl.trace.merge import Merged, merge
 from hpcdl.trace.page import page
 from hpcdl.trace.recorder import COLLECTOR
 from hpcdl.trace.steps import BEGAN, EXCHANGED, Steps, steps_of
+from hpcdl.trace.stragglers import _rates
 from hpcdl.trace.summary import tables
 from tests.conftest import patience
 from tests.trace.made import EXCHANGE_S, NAMES, OTHER_S, UPDATE_S, records, synchronous, trace
@@ -227,6 +229,51 @@ def test_what_the_others_wait_differently_too_is_no_contention() -> None:
     rates = [{counters.CPU_US: 1e5, counters.WAITED_US: 3e5 + more} for more in (5e4, 0.0, 6e4, -4e4)]
     (found,) = findings(*synchronous(even(0.01, 1), compute_s, rates=rates)).stragglers
     assert (found.rank, found.cause) == (2, "clock frequency")
+
+
+@pytest.mark.parametrize(("used", "cause"), [(0.49, "clock frequency"), (0.2, "processor contention")])
+def test_who_uses_all_that_it_may_has_no_neighbours(used: float, cause: str) -> None:
+    """Rank 2 may use half a processor. Its threads stand in line, behind each other where it has used nearly all."""
+    compute_s = even(0.1)
+    compute_s[2] += 0.03
+    usual = {counters.CPU_US: 4.9e5, counters.WAITED_US: 5e5, counters.PROCESSORS: 500.0}
+    rates = [dict(usual) for _ in range(RANKS)]
+    rates[2] |= {counters.CPU_US: used * 1e6, counters.WAITED_US: 9e5}
+    (found,) = findings(*synchronous(even(0.01, 1), compute_s, rates=rates)).stragglers
+    assert (found.rank, found.cause) == (2, cause)
+
+
+def test_a_thread_that_ended_takes_no_waits_away() -> None:
+    """How long threads waited is known of those that live: near the end the sum falls by what one of them had."""
+    rates = [CALM | {counters.WAITED_US: 3e5} for _ in range(RANKS)]
+    merged, steps = synchronous(even(0.01, 1), even(0.1), rates=rates)
+    counted = merged.traces[2].counters
+    waits = numpy.flatnonzero(counted["name"] == merged.traces[2].code(COUNTER + counters.WAITED_US))
+    counted["value"][waits[len(waits) * 3 // 4 :]] -= 2 * 10**6
+    found = _rates(merged, steps)[counters.WAITED_US]
+    assert found[0] == pytest.approx(3e5, rel=0.01) and found[2] == pytest.approx(3e5, rel=0.2)
+
+
+def test_switches_tell_only_where_nobody_counts_waits() -> None:
+    """A rank that polls lets others go first ten thousands of times a second, and each time counts as a switch."""
+    compute_s = even(0.1)
+    compute_s[2] += 0.03
+    rates = [CALM | {counters.SWITCHES: 4e4 if rank == 2 else 500.0} for rank in range(RANKS)]
+    rates = [without(counters.CLOCK_KHZ, one) for one in rates]
+    (found,) = findings(*synchronous(even(0.01, 1), compute_s, rates=rates)).stragglers
+    assert (found.rank, found.cause) == (2, "clock frequency")
+    rates = [without(counters.WAITED_US, one) for one in rates]
+    (found,) = findings(*synchronous(even(0.01, 1), compute_s, rates=rates)).stragglers
+    assert (found.rank, found.cause) == (2, "processor contention")
+
+
+def test_a_slow_link_is_named_though_its_rank_waits_for_a_processor_too() -> None:
+    """By 4 ms of each step more than others, which explain no 30 ms."""
+    input_s, compute_s = even(0.01), even(0.1, 1000)
+    compute_s[2] += 0.008
+    rates = [CALM | {counters.WAITED_US: 3e4 if rank == 2 else 1e4} for rank in range(RANKS)]
+    first, *_ = findings(*behind_a_slow_link(input_s, compute_s, rates)).stragglers
+    assert (first.rank, first.cause) == (2, "network")
 
 
 def test_who_hears_late_of_the_others_is_late_through_no_fault_of_its_own() -> None:

@@ -27,7 +27,7 @@ from hpcdl.core.errors import CorruptError
 from hpcdl.core.files import read_json
 from hpcdl.core.records import from_json
 from hpcdl.core.units import format_seconds
-from hpcdl.trace.counters import CLOCK_KHZ, sample
+from hpcdl.trace.counters import LEVELS, sample
 from hpcdl.trace.stragglers import (
     BETWEEN,
     COLLECTOR_CAUSE,
@@ -70,8 +70,8 @@ class Pace:
 class Work:
     """A step of one window in the mean: seconds of a worker's own work, of waiting for input in it, and of the step.
 
-    Its own work is divided by the worker's share of the batch. `rates`: what its counters grow by in a second, and the
-    clock rate.
+    Its own work is divided by the worker's share of the batch. `rates`: what its counters grow by in a second, or
+    are.
     """
 
     own_s: float
@@ -87,9 +87,7 @@ def work_between(before: Pace, after: Pace, share: float) -> Work:
     passed_s = max(after.at_s - before.at_s, 1e-9)
     step_s = sum(parts.values())
     grown = {name: count - before.counters[name] for name, count in after.counters.items() if name in before.counters}
-    rates = {
-        name: float(after.counters[name] if name == CLOCK_KHZ else more / passed_s) for name, more in grown.items()
-    }
+    rates = {name: float(after.counters[name] if name in LEVELS else more / passed_s) for name, more in grown.items()}
     return Work(
         own_s=(step_s - parts["exchange"]) / share,
         input_s=parts["input"] / share,

@@ -4,7 +4,7 @@
 # make install | uninstall | wheelhouse                    for a centre: docs/site-guide.md
 PYTHON ?= python3
 PYTEST_ARGS ?=
-PYTEST_WORKERS ?= 4
+PYTEST_WORKERS ?= 5
 
 VENV := .venv
 RUNTIME := $(VENV)/.hpcdl-runtime
@@ -27,7 +27,7 @@ $(DEVELOPMENT): $(RUNTIME)
 demo: $(RUNTIME)
 	@scripts/demo
 
-# Four at a time, of which some wait, above all on the lab's cluster; tests that share something costly stay together
+# Five at a time, of which some wait, above all on the lab's cluster; tests that share something costly stay together
 # (tests/conftest.py), the longest come first.
 PYTEST := $(VENV)/bin/python -m pytest -n $(PYTEST_WORKERS) --no-loadscope-reorder
 

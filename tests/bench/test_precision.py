@@ -8,6 +8,7 @@ from tests.conftest import CommandLine
 
 
 @pytest.mark.mpi
+@pytest.mark.soak
 def test_as_a_user_runs_it(run_hpcdl: CommandLine) -> None:
     line = ["bench", "precision", "--model", "lenet", "--batch-size", "4", "--epochs", "2", "--repeats", "1", "--json"]
     finished = run_hpcdl(line)

@@ -15,7 +15,7 @@ from hpcdl.strategies.table import STRATEGIES
 from tests.conftest import CommandLine
 
 STEP = ["bench", "step", "--model", "lenet", "--batch-size", "4", "--steps", "6", "--warmup-steps", "1"]
-SAMPLE = {"grpc-ps", "async-easgd"}
+SAMPLE = {"grpc-ps"}
 """A step of `ring` is what a launcher's ranks take below, and each trial of tune-threads."""
 
 

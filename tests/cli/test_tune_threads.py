@@ -79,7 +79,7 @@ def test_a_real_search_stores_a_profile_that_is_found_again(run_hpcdl: Run, tmp_
     space = tmp_path / "s.toml"
     space.write_text("only = true\nranks_per_node = [1]\nintra_op_threads = [1]\nbinding = ['none']\n")
     words = ["tune-threads", "--model", "lenet", "--batch-size", "8", "--steps", "2", "--space", space]
-    done = run_hpcdl([*words, "--budget", "4m", "--max-samples", "8", "--precision", "0.9", "--json"], timeout_s=280)
+    done = run_hpcdl([*words, "--budget", "4m", "--max-samples", "3", "--precision", "0.9", "--json"], timeout_s=280)
     assert done.code == 0, done.err
     document = done.json()
     assert document["schema"] == "hpcdl.profile/1"

@@ -122,7 +122,7 @@ def own_pages(folder: Path) -> list[Path]:
     "which, sampled",
     [
         pytest.param("own", 1, id="own"),
-        pytest.param("site", 4, id="site", marks=pytest.mark.lab("built-site")),
+        pytest.param("site", 8, id="site", marks=pytest.mark.lab("built-site")),
         pytest.param("site", 1, id="site-every-page", marks=[pytest.mark.lab("built-site"), pytest.mark.soak]),
     ],
 )

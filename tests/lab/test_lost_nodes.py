@@ -50,14 +50,13 @@ def lose(lab: SlurmLab, node: str, how: str) -> None:
         assert lab.run(line, host=node if how == "link" else "login").code == 0
 
 
+@pytest.mark.soak
 @pytest.mark.parametrize(
     ("how", "expected"),
     [
         ("power", GONE),
-        pytest.param("link", GONE, marks=pytest.mark.soak),
-        pytest.param(
-            "drained", "a checkpoint is saved: go on with --resume (node node2 went down)", marks=pytest.mark.soak
-        ),
+        ("link", GONE),
+        ("drained", "a checkpoint is saved: go on with --resume (node node2 went down)"),
     ],
     ids=["power", "link", "drained"],
 )

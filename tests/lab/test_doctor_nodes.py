@@ -28,8 +28,8 @@ CHANGES = {
 
 @contextlib.contextmanager
 def changed(lab: SlurmLab, data: str) -> Iterator[None]:
-    """node3 gets a seventh of a processor; all what CHANGES says."""
-    group = quota.make_group(f"{lab.folder.name}-slow", 0.15)
+    """node3 gets a tenth of a processor; all what CHANGES says."""
+    group = quota.make_group(f"{lab.folder.name}-slow", 0.1)
     procs, parent = group / "cgroup.procs", group.parent / "cgroup.procs"
     number = f"$(cat {lab.slurm}/run/slurmd.node3.pid)"
     with contextlib.ExitStack() as undo:
@@ -58,7 +58,8 @@ def test_each_node_is_named_with_what_it_has_of_its_own(lab_slurm: SlurmLab) -> 
     assert job["JobState"] == "FAILED" and job["ExitCode"] == "1:0", text
     assert text.index("node3") < min(text.index(node) for node in ("node1", "node2", "node4")), text
     for line in (
-        r"warning  gflops +node3: [\d.]+ GFLOP/s \(all cores multiplying matrices\), \d\d% of the median node's",
+        # On a busy machine the other hosts have not much more: then one of the two is left that shows it.
+        r"warning  (gflops|copy-gib-s) +node3: [\d.]+ G\S+/s \([a-z ]+\), \d+% of the median node's",
         r"warning  links +node3, over all of its links: 1 MiB takes",
         r"FAILURE  clocks +the clock of node2 is ahead by [45](\.\d+)? s",
         r"FAILURE  data +node4 has tmpfs; the others \w+$",

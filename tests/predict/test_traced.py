@@ -74,7 +74,7 @@ def real(tmp_path_factory: pytest.TempPathFactory, session_hpcdl: CommandLine) -
     folder = tmp_path_factory.mktemp("traced")
     for ranks, trace in ((1, ["--trace", "off"]), (2, ["--trace"])):
         done = session_hpcdl(
-            ["train", "--model", f"emulated:{MODEL}:0.4s", "--data", "synthetic:cifar10@640", "--strategy", "ring",
+            ["train", "--model", f"emulated:{MODEL}:1s", "--data", "synthetic:cifar10@640", "--strategy", "ring",
              "--ranks", str(ranks), "--batch-size", "8", "--steps", "12", "--bucket-size", str(BUCKET_BYTES), *trace,
              "--profile", "none", "--run-dir", folder / str(ranks)]
         )  # fmt: skip
@@ -92,7 +92,7 @@ def test_a_real_trace_has_the_backward_pass_as_it_was(real: Path) -> None:
     pieces = len(lengths)
     for (share, ready), bucket in zip(found.ready, buckets, strict=True):
         true = FORWARD + (1 - FORWARD) * (pieces - min(bucket)) / pieces
-        assert ready == pytest.approx(true, abs=0.12), share
+        assert ready == pytest.approx(true, abs=0.15), share
     (evidence,) = gather_evidence(gathered.runs, None, traced=[found])
     assert evidence.ready == tuple(found.ready)
     assert evidence.at("ring", 8, 8, 0).bucket_bytes == BUCKET_BYTES
@@ -105,6 +105,6 @@ def test_the_command_and_the_report_take_the_trace(real: Path, run_hpcdl: Comman
     assert any("when gradients are ready is as the trace of" in line for line in asked.json()["warnings"])
     report = run_hpcdl(["report", real, "--format", "json", "--out", tmp_path / "out", "--json"]).json()
     (item,) = report["prediction"]
-    assert item["subject"] == f"emulated:{MODEL}:0.4s"
+    assert item["subject"] == f"emulated:{MODEL}:1s"
     assert any("when gradients are ready is as the trace of" in line for line in item["warnings"])
     assert len(report["traces"][0]["ready"]) > 2

@@ -125,3 +125,17 @@ def test_messages_cover_a_bucket_once_and_in_order(
             ends = [bucket.bounds[server], *(stop for _, stop in mine)]
             assert [start for start, _ in mine] == ends[:-1]
             assert ends[-1] == bucket.bounds[server + 1]
+
+
+@given(LENGTHS, st.integers(1, 6), st.sampled_from(sorted(PLACEMENTS)), st.integers(4, 4000))
+def test_workers_begin_with_different_servers_and_each_server_hears_the_same(
+    lengths: list[int], num_servers: int, placement: str, message_bytes: int
+) -> None:
+    for bucket in plan(lengths, num_servers, placement, 8000):
+        heard = set()
+        for first in range(num_servers):
+            parts = messages(bucket, message_bytes, first)
+            heard.add(tuple(tuple(part for part in parts if part.server == server) for server in range(num_servers)))
+            if bucket.bounds[first] < bucket.bounds[first + 1]:
+                assert parts[0].server == first
+        assert len(heard) == 1

@@ -37,7 +37,8 @@ class ServersAmongWorkers:
             first + number: part[slice(*bounds)] for number, bounds in enumerate(spans(part.size, self._num_servers))
         }
         others = [other for other in range(communicator.size) if other != rank]
-        leaving = [communicator.isend(piece, server, tag) for server, piece in pieces.items() if server != rank]
+        in_turn = sorted(pieces, key=lambda server: (server - first - rank) % self._num_servers)  # else all begin alike
+        leaving = [communicator.isend(pieces[server], server, tag) for server in in_turn if server != rank]
         mine = pieces.pop(rank, None)
         if mine is not None:
             landing = scratch[: mine.size]

@@ -52,6 +52,10 @@ class AveragingServer:
         self._num_workers = num_workers
         self._answers = answers
         self._ledger = Ledger()
+        # Servers that all send to the same worker first would stand in line before its link.
+        num_servers = communicator.size - num_workers
+        first = (communicator.rank - num_workers) * num_workers // num_servers
+        self._in_turn = [*range(first, num_workers), *range(first)]
         self._lengths: list[int] | None = None
         self._slots: list[list[Array]] = []
 
@@ -113,7 +117,7 @@ class AveragingServer:
             self._ledger.busy_seconds += time.perf_counter() - began
         began = time.perf_counter()
         mean *= numpy.float32(1 / self._num_workers)
-        leaving = [self._communicator.isend(mean, worker, DATA_TAG) for worker in range(self._num_workers)]
+        leaving = [self._communicator.isend(mean, worker, DATA_TAG) for worker in self._in_turn]
         self._ledger.busy_seconds += time.perf_counter() - began
         return leaving
 

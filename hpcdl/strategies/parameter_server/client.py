@@ -46,7 +46,8 @@ class ServerClient:
         if buckets == self.buckets:
             return
         self.buckets = buckets
-        self._messages = [messages(bucket, self._message_bytes) for bucket in buckets]
+        first = self._communicator.rank % len(self._servers)
+        self._messages = [messages(bucket, self._message_bytes, first) for bucket in buckets]
         if self._communicator.rank != 0:
             return
         for server, rank in enumerate(self._servers):

@@ -7,6 +7,7 @@ parts, one for each server.
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
@@ -112,15 +113,18 @@ class Piece:
     stop: int
 
 
-def messages(bucket: Bucket, message_bytes: int) -> tuple[Piece, ...]:
+def messages(bucket: Bucket, message_bytes: int, first_server: int = 0) -> tuple[Piece, ...]:
     """The pieces in which a bucket travels, at most `message_bytes` each; all servers' first ones come first.
 
-    A server sums one piece while the next is under way, and pieces stay in the cache.
+    A server sums one piece while the next is under way, and pieces stay in the cache. `first_server` is the one to
+    begin with: workers that all begin with the same one stand in line before its link, and leave the others' idle.
     """
     step = max(1, message_bytes // ITEM_BYTES)
+    num_servers = len(bucket.bounds) - 1
     pieces = [
-        (start - first, Piece(server=server, start=start, stop=min(start + step, stop)))
-        for server, (first, stop) in enumerate(zip(bucket.bounds, bucket.bounds[1:], strict=False))
-        for start in range(first, stop, step)
+        (start - first, (server - first_server) % num_servers, Piece(server=server, start=start, stop=stop))
+        for server, (first, end) in enumerate(itertools.pairwise(bucket.bounds))
+        for start in range(first, end, step)
+        for stop in [min(start + step, end)]
     ]
-    return tuple(piece for _, piece in sorted(pieces, key=lambda item: item[0]))
+    return tuple(piece for *_, piece in sorted(pieces, key=lambda item: item[:2]))

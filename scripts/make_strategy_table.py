@@ -26,6 +26,7 @@ COLUMNS = {
     "lars": "LARS",
     "several_steps": "`--steps-per-call`",
     "measured_buckets": "`--bucket-size auto`",
+    "in_place": "goes on in place",
     "groups": "`--groups`",
     "keras_fit": "Keras `fit`",
     "mpi": "over MPI",

@@ -39,6 +39,8 @@ class Features:
     groups: bool = False
     several_steps: bool = False
     """A worker may take several steps in one call of the graph: nothing outside of it is asked between them."""
+    in_place: bool = False
+    """Goes on with the ranks that are left where others are lost, if MPI can: no rank alone holds part of its state."""
     measured_buckets: bool = False
     """The size of its buckets may be found by timing steps: no rank but the workers knows it."""
     optimizers: tuple[str, ...] = ()
@@ -151,6 +153,9 @@ class Worker:
 
     def restore(self, arrays: Mapping[str, Array]) -> None:
         """Take back what `state` gave; called before `start`."""
+
+    def abandon(self) -> None:
+        """The groups that it exchanges in are revoked: another worker goes on, with its `state`, among those left."""
 
     def details(self) -> dict[str, Any]:
         """What the record keeps about this rank, as JSON."""

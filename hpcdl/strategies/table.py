@@ -25,6 +25,7 @@ _SYNCHRONOUS = Features(
     exact_resume=True,
     keras_fit=True,
     several_steps=True,
+    in_place=True,
     measured_buckets=True,
 )
 
@@ -60,6 +61,7 @@ _OWN = (
             lars=True,
             exact_resume=True,
             keras_fit=True,
+            in_place=True,
         ),
         target="hpcdl.strategies.parameter_server.strategy:ParameterServers",
     ),

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import functools
 import json
+from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -24,9 +26,11 @@ from hpcdl.core.errors import BrokenGroup, RankError, carried, original
 from hpcdl.core.protocols import LaunchPlan
 from hpcdl.strategies.table import STRATEGIES
 from hpcdl.training.launch import in_place
+from hpcdl.training.launch.fewer import told
 from hpcdl.training.launch.in_place import fewer_of, way_of
 from hpcdl.training.launch.prepare import prepare
 from hpcdl.training.loop.mend import Recovery, Standing
+from hpcdl.training.session.regroup import roles_left
 from tests.conftest import CommandLine, finish
 from tests.training.training_runs import (
     NOTED,
@@ -51,11 +55,16 @@ def mpi(monkeypatch: pytest.MonkeyPatch, flavour: str = "openmpi", version: str 
     monkeypatch.setattr(in_place, "find_mpiexec", lambda: found)
 
 
+IN_PLACE = [name for name, info in STRATEGIES.items() if info.features.in_place]
+
+
 @pytest.mark.parametrize("strategy", [name for name in STRATEGIES if name != "single"])
-def test_all_reduces_go_on_in_place_and_others_with_new_ranks(strategy: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_strategies_whose_state_no_rank_holds_alone_go_on_in_place(
+    strategy: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     mpi(monkeypatch)
     goes_on, said = way_of(prepare(config(strategy=strategy, **{"allow-grpc": True})), LOCAL)
-    assert goes_on == (strategy in COLLECTIVES)
+    assert goes_on == (strategy in IN_PLACE) == (strategy in {*COLLECTIVES, "ps", "sync-easgd"})
     assert ("in place (ULFM), down to 2 workers" if goes_on else f"{strategy} does not go on in place") in said
 
 
@@ -72,6 +81,9 @@ def test_all_reduces_go_on_in_place_and_others_with_new_ranks(strategy: str, mon
             ("openmpi", "5.0.11"),
             "keeps parity over all nodes",
         ),
+        ({"strategy": "ps", "ranks": 6, "backup-workers": 1}, LOCAL, ("openmpi", "5.0.11"), "--backup-workers lets"),
+        ({"strategy": "sync-easgd", "variant": "1"}, LOCAL, ("openmpi", "5.0.11"), "--variant 1 keeps the center on"),
+        ({"strategy": "sync-easgd", "period": 4}, LOCAL, ("openmpi", "5.0.11"), "--period 4 has workers take several"),
         ({}, SLURM, ("openmpi", "5.0.11"), "the launcher slurm ends all ranks"),
         ({}, HOSTFILE, ("mpich", "5.0.2"), "mpich 5.0.2 has no ULFM"),
         ({}, LOCAL, ("openmpi", "4.1.6"), "openmpi 4.1.6 has no ULFM"),
@@ -125,6 +137,36 @@ def test_fewer_ranks_have_the_settings_of_a_run_that_is_resumed_on_them() -> Non
     assert fewer.prepared().global_batch == 64
 
 
+def test_those_that_are_left_keep_their_roles() -> None:
+    """In place nobody becomes a server; new ranks are workers and servers in the proportion of the start."""
+    before = fewer_of(config(strategy="ps", ranks=8, servers=4))
+    for ranks, servers in ((7, 3), (6, 4), (5, 1)):
+        now = before.on(ranks, servers)
+        assert (now.effective.config.run.ranks, now.effective.config.exchange.servers) == (ranks, servers)
+        assert now.prepared().num_workers == ranks - servers and now.prepared().global_batch == 64
+    assert told(before.effective, before.on(7, 3).effective).startswith(
+        "4 workers and 3 servers in place of 4 and 4, 64 samples"
+    )
+    assert told(before.effective, before.on(6, 4).effective).startswith("2 workers in place of 4, 64 samples")
+
+
+def left_of(lost: dict[int, str], size: int) -> Any:
+    """The group that is left of a world without `lost`."""
+    members = tuple(rank for rank in range(size) if rank not in lost)
+    seen = SimpleNamespace(lost=frozenset(lost))
+    return SimpleNamespace(lane=SimpleNamespace(members=members), size=len(members), observation=seen)
+
+
+def test_too_few_workers_and_no_server_end_the_launch() -> None:
+    assert roles_left(left_of({1: "a", 4: "b"}, 6), 4, 2, {1: "a"}) == (3, 1)
+    assert roles_left(left_of({1: "a"}, 4), 4, 2, {1: "a"}) == (3, 0)
+    with pytest.raises(RankError, match="rank 0 on a and rank 1 on a were lost: 2 workers are left, --min"):
+        roles_left(left_of({0: "a", 1: "a"}, 6), 4, 3, {0: "a", 1: "a"})
+    with pytest.raises(RankError, match="rank 5 on b was lost: no server is left") as caught:
+        roles_left(left_of({4: "b", 5: "b"}, 6), 4, 2, {5: "b"})
+    assert caught.value.lost
+
+
 @pytest.mark.parametrize(
     ("step", "evaluated", "owes"),
     [(0, [], False), (9, [], False), (10, [], True), (10, [10], False), (25, [10, 20], True)],
@@ -138,14 +180,14 @@ def test_an_epoch_that_nobody_has_evaluated_is_owed(step: int, evaluated: list[i
 def test_what_is_told_of_a_recovery_is_who_was_lost_and_each_part() -> None:
     recovery = Recovery(began_s=0.0, lost={2: "b", 1: "a"}, goes_on="2 workers in place of 4", step=7)
     recovery.seconds = {"detect": 0.25, "shrink": 0.5}
-    told: list[dict[str, Any]] = []
+    heard: list[dict[str, Any]] = []
 
     class Kept:
         def write(self, kind: str, **values: Any) -> None:
-            told.append({"kind": kind, **values})
+            heard.append({"kind": kind, **values})
 
     recovery.tell(Kept())  # type: ignore[arg-type]
-    (event,) = told
+    (event,) = heard
     assert event["text"] == (
         "rank 1 on a and rank 2 on b were lost; 2 workers in place of 4; in place, after step 7, in 0.75 s "
         "(detect 0.25, shrink 0.50)"
@@ -230,35 +272,63 @@ FOUR = [*SHORT, "--ranks", "4", "--keep-batch", "36", "--epochs", "2"]
 FOUR += ["--elastic", "--min-workers", "2", "--checkpoint-every", "1h"]
 
 
+BY_STRATEGY = {"ring": FOUR, "ps": [*FOUR, "--strategy", "ps", "--servers", "2", "--ranks", "6"]}
+
+
 @pytest.fixture(scope="module")
-def whole(open_mpi_5: Path, session_hpcdl: CommandLine, shards: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A run of four ranks of which none is lost."""
-    run_dir = tmp_path_factory.mktemp("whole") / "run"
-    finished = session_hpcdl([*FOUR, "--data", shards, "--run-dir", run_dir], env=library(open_mpi_5), timeout_s=300)
-    assert finished.code == 0, finished.err
-    assert not recoveries(run_dir)
-    return run_dir
+def whole(
+    open_mpi_5: Path, session_hpcdl: CommandLine, shards: Path, tmp_path_factory: pytest.TempPathFactory
+) -> Callable[[str], Path]:
+    """By strategy a run of four workers of which none is lost."""
+
+    @functools.cache
+    def trained(strategy: str) -> Path:
+        run_dir = tmp_path_factory.mktemp("whole") / "run"
+        line = [*BY_STRATEGY[strategy], "--data", shards, "--run-dir", run_dir]
+        finished = session_hpcdl(line, env=library(open_mpi_5), timeout_s=300)
+        assert finished.code == 0, finished.err
+        assert not recoveries(run_dir)
+        return run_dir
+
+    return trained
 
 
 @pytest.mark.lab
 @pytest.mark.parametrize(
-    "victims", [(0, 2), *(pytest.param(one, marks=pytest.mark.soak) for one in ((1,), (0,)))], ids=str
+    ("strategy", "victims"),
+    [
+        ("ring", (0, 2)),
+        ("ps", (0, 5)),
+        *(
+            pytest.param(*one, marks=pytest.mark.soak)
+            for one in (("ring", (1,)), ("ring", (0,)), ("ps", (1,)), ("ps", (4,)))
+        ),
+    ],
+    ids=str,
 )
 def test_the_run_that_loses_ranks_has_the_weights_of_the_undisturbed_one(
-    open_mpi_5: Path, session_hpcdl: CommandLine, shards: Path, whole: Path, tmp_path: Path, victims: tuple[int, ...]
+    open_mpi_5: Path,
+    session_hpcdl: CommandLine,
+    shards: Path,
+    whole: Callable[[str], Path],
+    tmp_path: Path,
+    strategy: str,
+    victims: tuple[int, ...],
 ) -> None:
-    """Within the rounding of sums over other numbers of workers; two are lost at once, of which one is rank 0."""
-    faults = ",".join(f"kill:rank={rank}@step=50" for rank in victims)
-    line = [*FOUR, "--data", shards, "--inject", faults, "--run-dir", tmp_path / "struck"]
+    """Within the rounding of sums over other numbers of workers; two are lost at once, rank 0 and, of ps, a server."""
+    faults = ",".join(f"kill:rank={rank}@step=30" for rank in victims)
+    line = [*BY_STRATEGY[strategy], "--data", shards, "--inject", faults, "--run-dir", tmp_path / "struck"]
     finished = session_hpcdl(line, env=library(open_mpi_5), timeout_s=300)
     assert finished.code == 0, finished.err
     told = recoveries(tmp_path / "struck")
     assert sorted(rank for one in told for rank in one["lost"]) == sorted(victims)
     assert all(set(one["seconds"]) == {"detect", "shrink", "state", "trace"} for one in told)
-    record, left = record_of(tmp_path / "struck"), 4 - len(victims)
-    assert (record["status"], record["workers"], record["ranks"]) == ("finished", left, left)
+    record, left = record_of(tmp_path / "struck"), 4 - sum(victim < 4 for victim in victims)
+    left_in_all = (6 if strategy == "ps" else 4) - len(victims)
+    assert (record["status"], record["workers"], record["ranks"]) == ("finished", left, left_in_all)
+    assert [row["role"] for row in record["rank_records"]] == ["worker"] * left + ["server"] * (left_in_all - left)
     assert record["resumed_from_steps"] == [one["step"] for one in told]
-    for mine, other in zip(model_weights(tmp_path / "struck"), model_weights(whole), strict=True):
+    for mine, other in zip(model_weights(tmp_path / "struck"), model_weights(whole(strategy)), strict=True):
         assert abs(mine - other).max() <= 1e-5 * abs(other).max() + 1e-7
     states = {status.rank: status.state for status in read_statuses(tmp_path / "struck" / "ranks")}
     assert {rank for rank, state in states.items() if state == "left behind"} == set(victims)
@@ -353,13 +423,33 @@ def test_a_rank_lost_while_the_group_is_mended_leaves_a_run_that_goes_on(
 
 @pytest.mark.lab
 @pytest.mark.soak
-@pytest.mark.parametrize("strategy", COLLECTIVES)
-def test_every_all_reduce_goes_on_in_place(
+@pytest.mark.parametrize("strategy", [name for name in IN_PLACE if name not in ("ring", "ps")])
+def test_every_other_strategy_goes_on_in_place_too(
     open_mpi_5: Path, session_hpcdl: CommandLine, shards: Path, tmp_path: Path, strategy: str
 ) -> None:
     run_dir = tmp_path / "run"
     line = [*SHORT, "--strategy", strategy, "--data", shards, "--ranks", "3", "--run-dir", run_dir, "--epochs", "2"]
+    line += ["--optimizer", (STRATEGIES[strategy].features.optimizers or ["momentum"])[0]]
     line += ["--elastic", "--min-workers", "2", "--checkpoint-every", "1h", "--inject", "kill:rank=0@step=20"]
     finished = session_hpcdl(line, env=library(open_mpi_5), timeout_s=300)
     assert finished.code == 0, finished.err
     assert [one["lost"] for one in recoveries(run_dir)] == [[0]] and record_of(run_dir)["workers"] == 2
+
+
+@pytest.mark.lab
+@pytest.mark.parametrize("variant", ["3", pytest.param("2", marks=pytest.mark.soak)])
+def test_replicas_and_their_center_outlive_two_failures(
+    open_mpi_5: Path, session_hpcdl: CommandLine, shards: Path, tmp_path: Path, variant: str
+) -> None:
+    """Of the exchange that was under way, and of the one after it: what was learned before is still there."""
+    run_dir = tmp_path / "run"
+    line = [*SHORT, "--strategy", "sync-easgd", "--variant", variant, "--optimizer", "sgd", "--learning-rate", "0.05"]
+    line += ["--data", shards, "--ranks", "4", "--run-dir", run_dir, "--epochs", "6", "--elastic", "--min-workers", "2"]
+    line += ["--checkpoint-every", "1h", "--inject", "kill:rank=0@step=30,kill:rank=2@step=40"]
+    finished = session_hpcdl(line, env=library(open_mpi_5), timeout_s=300)
+    assert finished.code == 0, finished.err
+    assert [one["lost"] for one in recoveries(run_dir)] == [[0], [2]]
+    record = record_of(run_dir)
+    assert (record["status"], record["workers"]) == ("finished", 2)
+    first, *_, last = record["history"]
+    assert last["val_loss"] < first["val_loss"] / 3 and last["val_accuracy"] > 0.93, record["history"]

@@ -89,12 +89,18 @@ class FlatWorker(Worker):
         """Take them back."""
         self.replica.restore(arrays)
 
+    def abandon(self) -> None:
+        """Nothing of the replica's goes on."""
+        self.replica.abandon()
+
     def details(self) -> dict[str, Any]:
         """What the record keeps about this worker."""
         return self.replica.details()
 
-    def center(self) -> list[Array]:
-        """The center, variable by variable."""
+    def center(self) -> list[Array] | None:
+        """The center, variable by variable; None before the start, when the model's variables are."""
+        if not self.replica.weights.size:
+            return None
         return self._unpacked(self.replica.center())
 
     def finish(self, *, early: bool = False) -> None:

@@ -147,6 +147,7 @@ ELASTIC_FAMILY: Sequence[StrategyInfo] = (
             elastic=True,
             optimizers=("sgd",),
             groups=True,
+            in_place=True,
         ),
         target="hpcdl.strategies.elastic.sync_easgd:SyncEasgd",
     ),

@@ -64,8 +64,8 @@ class Replica:
         raise NotImplementedError
 
     def state(self) -> dict[str, Array]:
-        """What a checkpoint must keep of this worker beside the center."""
-        return {"replica/weights": self.weights.copy()}
+        """What a checkpoint must keep of this worker beside the center; before the start what it will start from."""
+        return {"replica/weights": self.weights.copy()} if self.weights.size else self._restored
 
     def restore(self, arrays: Mapping[str, Array]) -> None:
         """Take back what `state` gave; called before `start`."""
@@ -73,6 +73,9 @@ class Replica:
 
     def leave(self, *, stop: bool = False) -> None:
         """No more exchanges of this worker; returns when every worker has left. `stop` ends the run for all."""
+
+    def abandon(self) -> None:
+        """Its groups are revoked: nothing that it has begun goes on."""
 
     def finish(self, *, early: bool = False) -> None:
         """Give everything back."""

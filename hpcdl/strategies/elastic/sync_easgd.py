@@ -157,8 +157,12 @@ class Overlapped(CenterEverywhere):
         super().__init__(context)
         self._background = Background()
 
-    def finish(self, *, early: bool = False) -> None:
+    def abandon(self) -> None:
         """Let the exchanging thread end."""
+        self._background.close()
+
+    def finish(self, *, early: bool = False) -> None:
+        """Let the exchanging thread end, and give the rest back."""
         self._background.close()
         super().finish(early=early)
 

@@ -118,12 +118,17 @@ def num_workers(effective: Effective[Any], num_ranks: int | None = None) -> int:
     return ranks if isinstance(config, ScriptConfig) else workers_and_servers(config, ranks)[0]
 
 
-def with_fewer(effective: Effective[Any], num_ranks: int) -> Effective[Any]:
-    """The settings with which a run goes on on at most `num_ranks` ranks."""
+def with_fewer(effective: Effective[Any], num_ranks: int, num_servers: int | None = None) -> Effective[Any]:
+    """The settings with which a run goes on on at most `num_ranks` ranks.
+
+    `num_servers` of them serve, where that is given: all ranks then go on in the roles that they have.
+    """
     config = effective.config
     changes: dict[str, Any] = {"ranks": num_ranks}
     if not isinstance(config, ScriptConfig):
         workers, servers = workers_and_servers(config, num_ranks)
+        if num_servers is not None:
+            workers, servers = num_ranks - num_servers, num_servers
         changes = {"ranks": workers + servers}
         if find_strategy(config.exchange.strategy).features.servers:
             changes["servers"] = servers
@@ -134,7 +139,7 @@ def with_fewer(effective: Effective[Any], num_ranks: int) -> Effective[Any]:
 
 def told(before: Effective[Any], now: Effective[Any]) -> str:
     """What has changed, as the end of a sentence."""
-    counts = f"{num_workers(now)} workers in place of {num_workers(before)}"
+    counts = _counted(before, now)
     if isinstance(now.config, ScriptConfig):
         return counts
     config: TrainConfig = now.config
@@ -144,6 +149,16 @@ def told(before: Effective[Any], now: Effective[Any]) -> str:
     if samples == global_batch_of(before.config, num_workers(before)):
         return f"{counts}, {samples} samples a step as before"
     return f"{counts}, {samples} samples a step and the rate in proportion"
+
+
+def _counted(before: Effective[Any], now: Effective[Any]) -> str:
+    """Workers, and servers where there are others than before."""
+    workers, workers_before = num_workers(now), num_workers(before)
+    servers, servers_before = now.config.run.ranks - workers, before.config.run.ranks - workers_before
+    if servers == servers_before:
+        return f"{workers} workers in place of {workers_before}"
+    served = f"{servers} server{'s' if servers > 1 else ''}"
+    return f"{workers} workers and {served} in place of {workers_before} and {servers_before}"
 
 
 def workers_and_servers(config: TrainConfig, num_ranks: int) -> tuple[int, int]:

@@ -1,7 +1,7 @@
 """Which way a run under --elastic goes on without a rank that is lost: in place, or with new ranks.
 
 In place the others stay: they make a smaller group and repeat the step that was under way (training/loop/mend.py).
-That needs an MPI that outlives its ranks, and a strategy whose exchange is one all-reduce over all workers.
+That needs an MPI that outlives its ranks, and a strategy of whose state no rank alone holds a part.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ from hpcdl.config.load import Effective, replace
 from hpcdl.config.schema import TrainConfig
 from hpcdl.config.settings import AUTO
 from hpcdl.core.errors import UsageError
+from hpcdl.strategies.table import STRATEGIES
 from hpcdl.training.checkpoint.redundancy import NONE
 from hpcdl.training.launch.fewer import num_workers, with_fewer
 from hpcdl.training.launch.prepare import Prepared, prepare
@@ -32,9 +33,9 @@ class Fewer:
     effective: Effective[TrainConfig]
     least: int
 
-    def on(self, num_ranks: int) -> Fewer:
+    def on(self, num_ranks: int, num_servers: int = 0) -> Fewer:
         """The same run on so many ranks; its faults, which go by the ranks of the start, are not its settings'."""
-        fewer = with_fewer(self.effective, num_ranks)
+        fewer = with_fewer(self.effective, num_ranks, num_servers)
         config = replace(fewer.config, inject="", resume=True)
         return Fewer(effective=Effective(config=config, origins=fewer.origins), least=self.least)
 
@@ -60,13 +61,27 @@ def way_of(prepared: Prepared, launcher: Launcher) -> tuple[bool, str]:
     )
 
 
+def _against_apart(config: TrainConfig) -> Iterator[str]:
+    """What lets workers be more than one step apart, or one of them alone hold the center."""
+    if config.exchange.backup_workers:
+        yield "--backup-workers lets workers be several steps apart"
+    if config.elastic.variant == "1":
+        yield "--variant 1 keeps the center on rank 0 alone, 2 and 3 on every rank"
+    if config.elastic.period > 1:
+        yield f"--period {config.elastic.period} has workers take several steps by themselves"
+    if config.elastic.groups > 1:
+        yield f"--groups {config.elastic.groups} takes whole chips"
+
+
 def _against(prepared: Prepared, launcher: Launcher) -> Iterator[str]:
     """Why this run cannot go on in place, what is known at once first."""
     config, least = prepared.config, prepared.config.checkpoint.min_workers
     if least is None or least >= prepared.num_workers:
         yield "no worker may be missing: --min-workers N says how few may go on"
-    if prepared.info.family != "all-reduce":
-        yield f"{prepared.info.name} does not go on in place, all-reduces do"
+    if not prepared.info.features.in_place:
+        able = ", ".join(info.name for info in STRATEGIES.values() if info.features.in_place)
+        yield f"{prepared.info.name} does not go on in place; these do: {able}"
+    yield from _against_apart(config)
     if config.data.stage is not None:
         yield "--stage shares the data out among all ranks"
     if config.run.steps_per_call not in (1, AUTO):

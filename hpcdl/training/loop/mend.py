@@ -1,29 +1,27 @@
 """Going on in place: where a rank is lost, those that are left make a smaller group and repeat the step under way.
 
-MPI's ULFM (Bland et al. 2013) gives three things: an operation that a dead rank takes part in ends in an error,
-`revoke` calls everybody else out of what they wait for, and `shrink` makes a group of those that are left. All else is
-a resumed run on fewer workers (training/launch/fewer.py), but for the state, which is in memory: a step's weights move
-on a rank at once or not at all, so survivors are at most one step apart, and those behind take the weights of one that
-is not.
-
-A rank that is lost while the group is being mended, and anything that takes longer than MOST_S, ends this launch: new
-ranks go on then.
+How they come to a smaller group says session/regroup.py, what servers do meanwhile session/serve.py. All else is a
+resumed run on fewer workers (training/launch/fewer.py), but for the state, which is in memory: a step's weights move on
+a rank at once or not at all, so survivors are at most one step apart, and those behind take the weights of one that is
+not. Of a strategy with a center that is the center's; each worker keeps its own weights, which of one that was behind
+lack a gradient then.
 """
 
 from __future__ import annotations
 
 import contextlib
 import dataclasses
-import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+import numpy
+
 from hpcdl.cluster.status import FOLDER, report_left
 from hpcdl.comm.observed import EXCHANGE, Observed
-from hpcdl.core.errors import BrokenGroup, RankError
+from hpcdl.core.errors import BrokenGroup
 from hpcdl.core.lock import writing
 from hpcdl.core.protocols import Communicator
 from hpcdl.core.records import HistoryPoint, RunRecord, from_json, write_record
@@ -37,12 +35,11 @@ from hpcdl.training.launch.in_place import Fewer
 from hpcdl.training.launch.prepare import Prepared
 from hpcdl.training.loop import results
 from hpcdl.training.loop.journal import Journal
-from hpcdl.training.loop.parts import Parts
+from hpcdl.training.loop.parts import Parts, move_to_center
 from hpcdl.training.loop.synchronous import Trainer
+from hpcdl.training.session.regroup import in_time, roles_left, those_left, who_was_lost
 from hpcdl.training.session.watch import Watch
 
-MOST_S = 30.0
-"""It takes a second or so; a file system that is slow, and a machine that is full, may make more of it."""
 LOCK_S = 5.0
 """How long a dead rank may hold what it has locked: as long as its process takes to go."""
 
@@ -70,57 +67,11 @@ class Recovery:
         """What has become of it, for the user, and by parts for tools."""
         total_s = sum(self.seconds.values())
         parts = ", ".join(f"{part} {seconds:.2f}" for part, seconds in self.seconds.items())
-        text = f"{self.who}; {self.goes_on}; in place, after step {self.step}, in {total_s:.2f} s ({parts})"
+        who = who_was_lost(self.lost)
+        text = f"{who}; {self.goes_on}; in place, after step {self.step}, in {total_s:.2f} s ({parts})"
         journal.write(
             "message", text=text, recovery={"lost": sorted(self.lost), "step": self.step, "seconds": self.seconds}
         )
-
-    @property
-    def who(self) -> str:
-        """The lost ranks, as a sentence begins."""
-        names = [f"rank {rank} on {host}" for rank, host in sorted(self.lost.items())]
-        return f"{' and '.join(names)} {'was' if len(names) == 1 else 'were'} lost"
-
-
-@contextlib.contextmanager
-def _in_time(watch: Watch) -> Iterator[None]:
-    """Inside, a group is mended. RankError where it breaks again; where it takes too long, the watch ends the rank."""
-    host, rank = watch.observation.host, watch.observation.rank
-
-    def give_up() -> None:
-        text = f"rank {rank} on {host}: those that are left have not found together in {MOST_S:g} s"
-        watch.actions.end(RankError(text, rank=rank, host=host, lost=True))
-
-    timer = threading.Timer(MOST_S, give_up)
-    timer.daemon = True
-    timer.start()
-    try:
-        yield
-    except BrokenGroup as error:
-        text = f"another rank was lost while the group was being mended: {error}"
-        raise RankError(text, rank=rank, host=host, lost=True) from error
-    finally:
-        timer.cancel()
-
-
-def _those_left(world: Observed, parts: Parts, recovery: Recovery, watch: Watch) -> Observed:
-    """The group of the ranks of `world` that are left; every one of them calls."""
-    seen = world.observation
-    seen.doing("making a group of the ranks that are left")
-    world.revoke()
-    parts.abandon_group()
-    left = world.survivors()
-    lost = frozenset(range(world.size)) - set(left.lane.members)
-    recovery.lost = {rank: watch.hosts.get(rank, "a host unknown yet") for rank in lost - seen.lost}
-    seen.lost = lost
-    return left
-
-
-def _check_enough(left: Observed, least: int, recovery: Recovery) -> None:
-    """RankError where fewer workers are left than may go on."""
-    if left.size < least:
-        text = f"{recovery.who}: {left.size} workers are left, --min-workers is {least}"
-        raise RankError(text, rank=min(recovery.lost, default=None), lost=True)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -144,30 +95,34 @@ class Standing:
         return ends and not (history and history[-1]["step"] == self.step)
 
 
-def _agree(left: Observed, parts: Parts) -> Standing:
-    """What the survivors go on from; those that were behind have its weights afterwards."""
+def _agree(group: Observed, parts: Parts) -> Standing:
+    """What the workers of `group` go on from; afterwards all have its weights in their models, or its center."""
     own = {
         "step": parts.position.step,
         "facts": {**parts.facts(), "num_steps": parts.prepared.num_steps},
         "saved": parts.writer.newest,
         "seconds_to_target": parts.outcome.seconds_to_target,
     }
-    answers = left.allgather_json(own)
+    answers = group.allgather_json(own)
     progress = [(one["step"], len(one["facts"]["history"])) for one in answers]
     leader = progress.index(max(progress))
     apart = len({one["step"] for one in answers}) > 1
     saved = max((one["saved"] for one in answers if one["saved"] is not None), default=None)
     parts.leave_step(undone=own["step"] == answers[leader]["step"])  # else its part of the leader's step counts
     parts.keep_own_statistics()
+    move_to_center(parts.worker, parts.trainable)
     if apart:
-        broadcast_variables(left, [*parts.model.weights, *parts.optimizer.variables], leader)
+        broadcast_variables(group, [*parts.model.weights, *parts.optimizer.variables], leader)
     return Standing(**{**answers[leader], "saved": saved}, leader=leader, apart=apart)
 
 
 def _go_on(trainer: Trainer, standing: Standing) -> None:
     """Put the trainer, whose parts have joined the group that is left, where the run stands."""
     parts, before = trainer.parts, trainer.parts.position
-    position = trainer.position_at(standing.step, standing.facts, {})
+    here = numpy.array([standing.step, standing.facts["seconds"]])
+    position = trainer.position_at(
+        standing.step, standing.facts, {"position": here, "totals": numpy.zeros_like(before.totals)}
+    )
     if len(parts.outcome.history) == len(standing.facts["history"]):  # else its sums are of an epoch that is over
         position.totals += before.totals
     parts.resume(position, [from_json(HistoryPoint, point) for point in standing.facts["history"]])
@@ -211,7 +166,7 @@ class InPlace:
                 except BrokenGroup:
                     recovery = Recovery(began_s=self.world.observation.moved_s())
                 # Outside: the error holds what the step has used, and the batches with their threads.
-                with _in_time(self.watch):
+                with in_time(self.watch):
                     left = self._mended(recovery, held)
 
     def _mended(self, recovery: Recovery, held: contextlib.ExitStack) -> Observed:
@@ -220,13 +175,15 @@ class InPlace:
         untold, led = parts.once_after_step is not None, parts.group.rank == 0
         parts.told_of_step()
         recovery.over("detect")
-        left = _those_left(self.world, parts, recovery, self.watch)
-        _check_enough(left, before.least, recovery)
+        left, recovery.lost = those_left(self.world, self.watch, parts.abandon_group)
+        workers, servers = roles_left(left, self.context.num_workers, before.least, recovery.lost)
         recovery.over("shrink")
-        standing = _agree(left, parts)
-        self.fewer = before.on(left.size)
+        group = left.split(0) if servers else left
+        own = parts.worker.state()
+        standing = _agree(group, parts)
+        self.fewer = before.on(left.size, servers)
         prepared = dataclasses.replace(self.fewer.prepared(), dataset=parts.prepared.dataset)
-        if left.rank == 0:
+        if group.rank == 0:
             self._lead(recovery, held, new=not led)
             if untold and not led and self.last is not None:  # who was to tell of the one before is lost
                 self.last.tell(parts.journal)
@@ -234,11 +191,13 @@ class InPlace:
         context = dataclasses.replace(
             self.context,
             communicator=left.for_purpose(EXCHANGE),
-            num_workers=left.size,
-            weight=prepared.weight_of(left.rank),
+            num_workers=workers,
+            num_servers=servers,
+            weight=prepared.weight_of(group.rank),
         )
         worker = load_strategy(prepared.info).worker(context)
-        parts.join(prepared, worker, left, parts.journal, self.copies_in(left))
+        worker.restore(own)
+        parts.join(prepared, worker, group, parts.journal, self.copies_in(group))
         _go_on(trainer, standing)
         self._note(left, prepared)
         left.barrier()  # without a rank that is lost meanwhile what came of the state may lack a part
@@ -250,7 +209,7 @@ class InPlace:
     def _lead(self, recovery: Recovery, held: contextlib.ExitStack, *, new: bool) -> None:
         """What the first of those that are left does for all, which another one did before if it is `new`."""
         for rank in recovery.lost:  # the process that has started them waits for the others alone
-            report_left(self.run_dir / FOLDER, rank, recovery.who)
+            report_left(self.run_dir / FOLDER, rank, who_was_lost(recovery.lost))
         if new:
             held.enter_context(writing(self.run_dir / FOLDER, LOCK_S))
             self.trainer.parts.journal = self.open_journal()

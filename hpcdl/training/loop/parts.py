@@ -220,6 +220,7 @@ class Parts:
 
     def abandon_group(self) -> None:
         """The group is revoked: nothing of what this rank has begun in it goes on afterwards."""
+        self.worker.abandon()
         self.writer.abandon()
         self.copies.wait()
         self.tell_warnings()

@@ -12,13 +12,10 @@ from hpcdl.comm.observed import EXCHANGE, Observed, observe
 from hpcdl.config.load import flatten
 from hpcdl.core.errors import RankError, UsageError
 from hpcdl.core.protocols import Communicator
-from hpcdl.core.records import RankRecord
-from hpcdl.core.signals import StopRequest
 from hpcdl.data.read.order import pass_slice
 from hpcdl.data.read.staging import resident, staged
 from hpcdl.data.read.windows import shared_out
 from hpcdl.strategies.base import Context
-from hpcdl.strategies.table import load_strategy
 from hpcdl.trace.recorder import recording
 from hpcdl.training.launch.fewer import workers_and_servers
 from hpcdl.training.launch.in_place import Fewer
@@ -29,7 +26,8 @@ from hpcdl.training.session import runtime, safety
 from hpcdl.training.session.faults import parse_faults, spoken_of
 from hpcdl.training.session.inject import Injection
 from hpcdl.training.session.pace import WINDOWS, Eviction, PaceKeeper
-from hpcdl.training.session.watch import Actions, Limits, Watch, survivors
+from hpcdl.training.session.serve import serve
+from hpcdl.training.session.watch import Actions, Limits, Watch
 
 
 def run_rank(
@@ -42,8 +40,8 @@ def run_rank(
 ) -> None:
     """Work or serve, by rank. Collective over all ranks; on rank 0 `on_event` gets the journal's events.
 
-    `watch`, where there is one, watches this rank and gets the run's own limits. `fewer`: workers that are left go on
-    in place when others are lost.
+    `watch`, where there is one, watches this rank and gets the run's own limits. `fewer`: those that are left go on in
+    place when others are lost.
     """
     if communicator.size != prepared.config.run.ranks:
         raise UsageError(f"--ranks {prepared.config.run.ranks}, but {communicator.size} were started")
@@ -93,7 +91,8 @@ def _run_rank(
             communicator = run_worker(near, communicator, context, run_dir, started, on_event, watch, injection, fewer)
     else:
         with injection:
-            communicator = _serve(prepared, communicator)
+            least = None if fewer is None else fewer.least
+            communicator = serve(prepared, context_of(prepared, communicator), communicator, watch, least)
     communicator.observation.recorder.at_rest(communicator, last=True)
     communicator.barrier()
 
@@ -182,32 +181,6 @@ def context_of(prepared: Prepared, communicator: Observed) -> Context:
         deterministic=prepared.config.run.deterministic,
         weight=prepared.weight_of(communicator.rank) if communicator.rank < prepared.num_workers else 1.0,
     )
-
-
-def _serve(prepared: Prepared, communicator: Observed) -> Observed:
-    for _ in range(1 if prepared.config.data.stage is None else 2):  # the workers' splits are collective over all
-        communicator.split(1)
-    # Signals go to every rank: the workers agree on the step at which all stop, and tell this server.
-    StopRequest().install()
-    server = load_strategy(prepared.info).server(context_of(prepared, communicator))
-    seen = communicator.observation
-    seen.doing("serving")
-    with seen.patiently():
-        details = server.serve()
-    seen.doing("leaving")
-    steps = details.pop("steps", 0)
-    own = RankRecord(
-        rank=communicator.rank,
-        host=communicator.host,
-        role="server",
-        **seen.traffic().per_step(steps, countable=prepared.info.features.mpi),
-        busy_seconds_per_step=details.pop("busy_seconds_per_step", None),
-        peak_memory_bytes=results.peak_memory_bytes(),
-        details={"steps": steps, **details},
-    )
-    communicator = survivors(communicator, details.get("lost_workers", 0))
-    results.gather_ranks(communicator, own)
-    return communicator
 
 
 def _check_same_start(prepared: Prepared, communicator: Communicator, software: dict[str, str]) -> None:

@@ -1,11 +1,13 @@
 """Runs of LeNet that lose ranks at random, again and again, held against one that nobody has touched.
 
     python -m tests.training.survival --data SHARDS [--mpi LIBRARY] [--ranks 2] [--runs 8] [--strikes 12] [--seed 0]
+                                      [--servers 2]
 
-`--mpi`: the file of an MPI library; without it mpi4py's own choice. Something beside the run kills its ranks (SIGKILL)
-or stops one (SIGSTOP) every now and then: one, two at once, or one more while the others are going on. Each run has to
-end with exit code 0, to have fed every sample of each epoch once, and to reach the accuracy of the undisturbed one
-within the noise of its held-out samples. What did not is told, and its folder stays.
+`--mpi`: the file of an MPI library; without it mpi4py's own choice. With `--servers` so many of the ranks serve (`ps`),
+and are struck as workers are; else the strategy is `ring`. Something beside the run kills its ranks (SIGKILL) or stops
+one (SIGSTOP) every now and then: one, two at once, or one more while the others are going on. Each run has to end with
+exit code 0, to have fed every sample of each epoch once, and to reach the accuracy of the undisturbed one within the
+noise of its held-out samples. What did not is told, and its folder stays.
 """
 
 from __future__ import annotations
@@ -191,21 +193,13 @@ class Trial:
     ranks: int
     epochs: int
     environment: Mapping[str, str]
+    servers: int = 0
 
     def _start(self, folder: Path, *more: object) -> Any:
         folder.mkdir(parents=True)
         line = [*SHORT, "--model", f"{PLANTED}:build_lenet", "--ranks", self.ranks, "--batch-size", BATCH]
-        line += [
-            "--keep-batch",
-            BATCH,
-            "--data",
-            self.data,
-            "--epochs",
-            self.epochs,
-            "--run-dir",
-            folder / "run",
-            *more,
-        ]
+        line += ["--keep-batch", BATCH, "--data", self.data, "--epochs", self.epochs, "--run-dir", folder / "run"]
+        line += [*(["--strategy", "ps", "--servers", self.servers] if self.servers else []), *more]
         return start(self.hpcdl, line, env={**self.environment, "RECORD_DIR": str(folder)})
 
     def undisturbed(self) -> Path:
@@ -293,13 +287,13 @@ def main() -> None:
     parser.add_argument("--data", type=Path, required=True)
     parser.add_argument("--mpi", type=Path)
     parser.add_argument("--folder", type=Path, help="of the runs; an undisturbed one in it is taken (else a new one)")
-    for name, default in {"ranks": 2, "runs": 8, "strikes": 12, "epochs": 69, "seed": 0}.items():
+    for name, default in {"ranks": 2, "servers": 0, "runs": 8, "strikes": 12, "epochs": 69, "seed": 0}.items():
         parser.add_argument(f"--{name}", type=int, default=default)
     asked = parser.parse_args()
     folder = (asked.folder or Path(tempfile.mkdtemp(prefix="survival-"))).resolve()
     trial = Trial(
         hpcdl=CommandLine(folder), data=asked.data.resolve(), folder=folder, ranks=asked.ranks, epochs=asked.epochs,
-        environment={"MPI4PY_LIBMPI": str(asked.mpi)} if asked.mpi else {},
+        servers=asked.servers, environment={"MPI4PY_LIBMPI": str(asked.mpi)} if asked.mpi else {},
     )  # fmt: skip
     whole = trial.undisturbed()
     found = []

@@ -27,11 +27,10 @@ from hpcdl.config.schema import ElasticConfig, ExchangeConfig, OptimizerConfig  
 from hpcdl.core import errors  # noqa: E402
 from hpcdl.strategies import graph  # noqa: E402
 from hpcdl.strategies.base import Context, Worker  # noqa: E402
-from hpcdl.strategies.table import find_strategy  # noqa: E402
+from hpcdl.strategies.table import find_strategy, load_strategy  # noqa: E402
 from hpcdl.training.loop.step import build_step  # noqa: E402
 from hpcdl.training.optimization.objective import Classification  # noqa: E402
 from hpcdl.training.optimization.optimizers import build_optimizer  # noqa: E402
-from hpcdl.training.session.job import load_strategy  # noqa: E402
 
 TEXT = "planted on 3 {ranks}: 50 % \u00fc of them"
 BATCH = 4

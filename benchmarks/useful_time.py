@@ -3,8 +3,8 @@
     MPI4PY_MPIABI=openmpi python benchmarks/useful_time.py [--minutes 5] [--every 60] [--model emulated:lenet:0.1]
 
 Needs Open MPI 5. There is one rank more than are lost, rank 0 among those, and the batch stays as it is. Useful time is
-the steps done times an undisturbed step, by the time from the first step that the journal tells of to the last; an
-undisturbed step is the median over what lies between two lines of the journal.
+the steps done between two losses times an undisturbed step of so many workers, by the time from the first step that the
+journal tells of to the last; an undisturbed step is the median over what lies between two lines of the journal.
 """
 
 from __future__ import annotations
@@ -45,12 +45,22 @@ def main() -> None:
 
 def show(events: list[dict[str, Any]]) -> None:
     """Print steps, losses and the share."""
-    told = [(event["step"], event["at"]) for event in events if event["kind"] == "step"]
-    between = [(later[1] - sooner[1]) / (later[0] - sooner[0]) for sooner, later in pairwise(told)]
-    step_s = statistics.median(between)
+    told, parts = [], [[]]
+    for event in events:
+        if event["kind"] == "step":
+            told.append((event["step"], event["at"]))
+            parts[-1].append(told[-1])
+        elif "recovery" in event:  # fewer workers take longer steps from here on
+            parts.append([])
+    useful_s = 0.0
+    for part in (part for part in parts if len(part) > 1):
+        between = [(later[1] - sooner[1]) / (later[0] - sooner[0]) for sooner, later in pairwise(part)]
+        step_s = statistics.median(between)
+        useful_s += step_s * (part[-1][0] - part[0][0])
+        print(f"{part[-1][0] - part[0][0]} steps of {1e3 * step_s:.1f} ms")
     steps, seconds = (last - first for first, last in zip(told[0], told[-1], strict=True))
+    print(f"{steps} steps in {seconds:.1f} s: {100 * useful_s / seconds:.1f} % useful")
     recovered = [sum(event["recovery"]["seconds"].values()) for event in events if "recovery" in event]
-    print(f"{steps} steps of {1e3 * step_s:.1f} ms in {seconds:.1f} s: {100 * steps * step_s / seconds:.1f} % useful")
     if recovered:
         print(f"{len(recovered)} recoveries in place, {statistics.median(recovered):.2f} s each in the median")
 

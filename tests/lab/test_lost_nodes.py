@@ -14,6 +14,7 @@ from tests.conftest import patience
 from tests.lab import ssh
 from tests.lab.desk import Desk
 from tests.lab.hosts import lab_folder, wait_until
+from tests.lab.nodes import TCP, hostfile_environment
 from tests.lab.slurm import SlurmLab
 
 pytestmark = pytest.mark.lab
@@ -262,8 +263,7 @@ def test_ranks_on_other_nodes_go_on_in_place(frail_lab: SlurmLab, open_mpi_5: Pa
     shutil.copytree(open_mpi_5, frail_lab.shared / "openmpi", symlinks=True)
     (desk.folder / "hosts").write_text("node1\nnode2\nnode3\n")
     library = str(frail_lab.shared / "openmpi" / "lib" / "libmpi.so.40")
-    tcp = {"OMPI_MCA_pml": "ob1", "OMPI_MCA_btl": "tcp,self", "OMPI_MCA_btl_tcp_if_include": "10.77.0.0/24"}
-    environment = hostfile_environment(desk.folder / "hosts", library) | tcp
+    environment = hostfile_environment(desk.folder / "hosts", library) | TCP
     words = ("train", *SLOW, "--steps", "60", "--ranks", "3", "--run-dir", "lost", "--strategy", "ring", "--elastic")
     words += ("--min-workers", "2", "--inject", f"kill:rank={victim}@step=20")
     line = desk.line(*words)
@@ -276,9 +276,3 @@ def test_ranks_on_other_nodes_go_on_in_place(frail_lab: SlurmLab, open_mpi_5: Pa
     record = desk.record("lost")
     assert (record["status"], record["workers"], record["steps"]) == ("finished", 2, 60)
     assert record["hosts"] == [node for rank, node in enumerate(["node1", "node2", "node3"]) if rank != victim]
-
-
-def hostfile_environment(path: Path, library: str) -> dict[str, str]:
-    """For a run over the hosts of `path`; the lab's hosts share a kernel, and UCX must not go through its memory."""
-    own = {"MPI4PY_LIBMPI": library} if library else {}
-    return {"HPCDL_HOSTFILE": str(path), "UCX_TLS": "tcp,self", "UCX_NET_DEVICES": "eth0", **own}

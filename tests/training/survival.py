@@ -1,13 +1,14 @@
 """Runs of LeNet that lose ranks at random, again and again, held against one that nobody has touched.
 
     python -m tests.training.survival --data SHARDS [--mpi LIBRARY] [--ranks 2] [--runs 8] [--strikes 12] [--seed 0]
-                                      [--servers 2]
+                                      [--servers 2] [--nodes srun|ssh]
 
 `--mpi`: the file of an MPI library; without it mpi4py's own choice. With `--servers` so many of the ranks serve (`ps`),
-and are struck as workers are; else the strategy is `ring`. Something beside the run kills its ranks (SIGKILL) or stops
-one (SIGSTOP) every now and then: one, two at once, or one more while the others are going on. Each run has to end with
-exit code 0, to have fed every sample of each epoch once, and to reach the accuracy of the undisturbed one within the
-noise of its held-out samples. What did not is told, and its folder stays.
+and are struck as workers are; else the strategy is `ring`. With `--nodes` each rank has a node of the lab's Slurm
+cluster, where `srun` starts it, or `mpiexec` over ssh, whose ranks may go on in place. Something beside the run kills
+its ranks (SIGKILL) or stops one (SIGSTOP) every now and then: one, two at once, or one more while the others are going
+on. Each run has to end with exit code 0, to have fed every sample of each epoch once, and to reach the accuracy of the
+undisturbed one within the noise of its held-out samples. What did not is told, and its folder stays.
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ import threading
 import time
 from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import suppress
+from contextlib import nullcontext, suppress
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
@@ -33,7 +34,8 @@ from typing import Any
 import pytest
 
 from tests.conftest import CommandLine, finish
-from tests.training.training_runs import PLANTED, SHORT, record_of, start, steps_done
+from tests.lab.nodes import OnNodes, on_nodes
+from tests.training.training_runs import PLANTED, SHORT, record_of, steps_done
 
 BATCH = 48
 """Comes out even for one worker to four."""
@@ -41,7 +43,7 @@ PER_EPOCH, HELD_OUT = 1437 // BATCH, 360
 """Steps of an epoch of the digits, and samples in their split `val`."""
 STALL_S = 30.0
 """After this time a stopped rank counts as lost."""
-_RANK = ("PMI_RANK", "OMPI_COMM_WORLD_RANK")
+_RANK = ("PMI_RANK", "OMPI_COMM_WORLD_RANK", "PMIX_RANK")
 _RANK_PROGRAM = b"hpcdl.training.session.rank"
 
 
@@ -191,7 +193,7 @@ def noise(accuracy: float) -> float:
 class Trial:
     """Runs of so many epochs on so many ranks, under the MPI of `environment`."""
 
-    hpcdl: CommandLine
+    hpcdl: CommandLine | OnNodes
     data: Path
     folder: Path
     ranks: int
@@ -204,7 +206,7 @@ class Trial:
         line = [*SHORT, "--model", f"{PLANTED}:build_lenet", "--ranks", self.ranks, "--batch-size", BATCH]
         line += ["--keep-batch", BATCH, "--data", self.data, "--epochs", self.epochs, "--run-dir", folder / "run"]
         line += [*(["--strategy", "ps", "--servers", self.servers] if self.servers else []), *more]
-        return start(self.hpcdl, line, env={**self.environment, "RECORD_DIR": str(folder)})
+        return self.hpcdl.start(line, env={**self.environment, "RECORD_DIR": str(folder)})
 
     def undisturbed(self) -> Path:
         """The folder of a run that nothing strikes; one that is there is taken."""
@@ -293,21 +295,31 @@ def main() -> None:
     parser.add_argument("--folder", type=Path, help="of the runs; an undisturbed one in it is taken (else a new one)")
     for name, default in {"ranks": 2, "servers": 0, "runs": 8, "strikes": 12, "epochs": 69, "seed": 0}.items():
         parser.add_argument(f"--{name}", type=int, default=default)
+    parser.add_argument("--nodes", choices=["srun", "ssh"])
     asked = parser.parse_args()
-    folder = (asked.folder or Path(tempfile.mkdtemp(prefix="survival-"))).resolve()
-    trial = Trial(
-        hpcdl=CommandLine(folder), data=asked.data.resolve(), folder=folder, ranks=asked.ranks, epochs=asked.epochs,
-        servers=asked.servers, environment={"MPI4PY_LIBMPI": str(asked.mpi)} if asked.mpi else {},
-    )  # fmt: skip
-    whole = trial.undisturbed()
-    found = []
-    for seed in range(asked.seed, asked.seed + asked.runs):
-        found.append(trial.struck(whole, asked.strikes, seed))
-        print(json.dumps(asdict(found[-1])), summary(found), sep="\n", flush=True)
-        if not found[-1].problems:
-            shutil.rmtree(folder / f"seed-{seed}")
+    # A node's /tmp is its own.
+    folder = (asked.folder or Path(tempfile.mkdtemp(prefix="survival-", dir="/var/tmp"))).resolve()
+    by_ssh = asked.nodes == "ssh"
+    here = nullcontext(CommandLine(folder))
+    with on_nodes(asked.ranks, by_ssh=by_ssh) if asked.nodes else here as hpcdl:
+        trial = Trial(
+            hpcdl=hpcdl, data=asked.data.resolve(), folder=folder, ranks=asked.ranks, epochs=asked.epochs,
+            servers=asked.servers, environment={"MPI4PY_LIBMPI": str(asked.mpi)} if asked.mpi else {},
+        )  # fmt: skip
+        found = [*_trials(trial, asked.strikes, range(asked.seed, asked.seed + asked.runs))]
     if asked.folder is None and not any(one.problems for one in found):
         shutil.rmtree(folder)
+
+
+def _trials(trial: Trial, num_strikes: int, seeds: Sequence[int]) -> Iterator[Survival]:
+    """Tell of each run as it ends; the folder of one with problems stays."""
+    whole, found = trial.undisturbed(), list[Survival]()
+    for seed in seeds:
+        found.append(trial.struck(whole, num_strikes, seed))
+        print(json.dumps(asdict(found[-1])), summary(found), sep="\n", flush=True)
+        if not found[-1].problems:
+            shutil.rmtree(trial.folder / f"seed-{seed}")
+        yield found[-1]
 
 
 if __name__ == "__main__":

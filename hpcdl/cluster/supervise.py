@@ -40,6 +40,8 @@ GOING_ON_S = 60.0
 """How long they may take, where they can go on without it, to say that they do: they give up before that themselves."""
 LAUNCHER_S = 3.0
 """How long a launcher may take whose ranks have all ended, some killed: Open MPI's now and then waits for ever."""
+ENDING_S = 1.0
+"""How long they may take under a launcher that leaves them alone: what they still have to say is said by then."""
 _BY_SIGNAL = re.compile(r"\bsignal \d+ ?\(|\(signal \d+\)")
 """How each mpiexec tells that a rank was killed: of a program that cannot start they tell as well."""
 _WARNINGS = (signal.SIGUSR1, signal.SIGHUP)
@@ -74,14 +76,14 @@ def start(
     with log.open("ab") as output:
         deaths = DeathWatch(launch)
         processes = _start_processes(launcher, marked, command, folder, output.fileno(), mpi=mpi)
-        watcher = _Watcher(processes, folder, launch, deaths, tick, goes_on=marked.goes_on)
+        chatter = _Chatter(launcher, log, said_before)
+        watcher = _Watcher(processes, folder, launch, deaths, tick, chatter, goes_on=marked.goes_on)
         with caught(watcher.hear):
             watcher.wait()
-    chatter = log.read_bytes()[said_before:].decode(errors="replace")
     statuses = watcher.statuses()
-    casualty = launcher.first_casualty(chatter) or watcher.casualty()
+    casualty = launcher.first_casualty(chatter.text()) or watcher.casualty()
     if casualty is None and not statuses:
-        casualty = _killed_unheard(processes, chatter)
+        casualty = _killed_unheard(processes, chatter.text())
     try:
         raise_for(statuses, plan.num_ranks, casualty=casualty, log=log)
     except RankError as error:
@@ -134,6 +136,31 @@ def _parting(launcher: str) -> signal.Signals:
     return signal.SIGKILL if "hydra" in Path(launcher).name else signal.SIGTERM
 
 
+class _Chatter:
+    """What a launcher has said since `said_before` bytes of its log were there."""
+
+    def __init__(self, launcher: Launcher, log: Path, said_before: int) -> None:
+        self._launcher, self._log, self._from = launcher, log, said_before
+        self._read_to, self._others_to_end = said_before, False
+
+    def text(self) -> str:
+        """All of it."""
+        return self._log.read_bytes()[self._from :].decode(errors="replace")
+
+    def others_to_end(self) -> bool:
+        """Whether it tells of a lost rank, and the launcher leaves the others to hpcdl."""
+        if self._launcher.leaves_others and not self._others_to_end and self._log.stat().st_size > self._read_to:
+            said = self.text()
+            self._read_to = self._from + len(said)
+            self._others_to_end = self._launcher.first_casualty(said) is not None
+        return self._others_to_end
+
+    @property
+    def ending(self) -> signal.Signals:
+        """What has the launcher's ranks end on all nodes: who leaves them to hpcdl still has to tell them."""
+        return signal.SIGTERM if self._launcher.leaves_others else signal.SIGKILL
+
+
 class _Watcher:
     """Waits for the launcher, sees which rank ends first, and cleans up when the others do not follow."""
 
@@ -144,6 +171,7 @@ class _Watcher:
         launch: str,
         deaths: DeathWatch,
         tick: Callable[[], None],
+        chatter: _Chatter,
         *,
         goes_on: bool = False,
     ) -> None:
@@ -151,7 +179,7 @@ class _Watcher:
         self._ended: set[int] = set()
         self._processes = processes
         self._folder, self._launch = folder, launch
-        self._deaths, self._tick = deaths, tick
+        self._deaths, self._tick, self._chatter = deaths, tick, chatter
         self._host = socket.gethostname()
         self.first_dead_pid: int | None = None
         self.stop_requests = 0
@@ -167,19 +195,21 @@ class _Watcher:
             self._ask()
             return
         running = [status.pid for status in self._own() if status.state == "running"]
-        for pid in running or [process.pid for process in self._processes]:
+        for pid in running:
             _send(pid, signal.SIGKILL)
+        for process in () if running else self._processes:
+            _send(process.pid, self._chatter.ending)
 
     def _ask(self) -> None:
         """Tell each rank of this host once; ranks that have not reported yet are told when they do."""
         if not self.statuses():
             return
         own = self._own()
-        pids = {status.pid for status in own if status.state == "running"}
-        if not own:  # all on other hosts: their launcher hands it on
-            pids = {process.pid for process in self._processes}
+        pids, number = {status.pid for status in own if status.state == "running"}, signal.SIGTERM
+        if not own:  # all on other hosts: every launcher hands SIGUSR1 on, but at SIGTERM some end their ranks
+            pids, number = {process.pid for process in self._processes}, signal.SIGUSR1
         for pid in pids - self._asked:
-            _send(pid, signal.SIGTERM)
+            _send(pid, number)
         self._asked |= pids
 
     def casualty(self) -> Casualty | None:
@@ -220,6 +250,8 @@ class _Watcher:
         """How long ranks may still take to end, from now; one that the others go on without is forgotten."""
         if self.first_dead_pid in {status.pid for status in statuses if status.state == "left behind"}:
             self.first_dead_pid = None
+        if self._chatter.others_to_end():
+            return ENDING_S
         if any(status.state == "failed" for status in statuses):
             return GRACE_S
         if self._goes_on and statuses and {status.pid for status in statuses} <= self._ended and self._none_elsewhere():
@@ -256,6 +288,10 @@ class _Watcher:
             if status.state == "running":
                 _send(status.pid, signal.SIGKILL)
         for process in self._processes:
+            if process.poll() is None and self._chatter.ending == signal.SIGTERM:
+                _send(process.pid, signal.SIGTERM)
+                with contextlib.suppress(subprocess.TimeoutExpired):
+                    process.wait(timeout=LAUNCHER_S)
             if process.poll() is None:
                 _send(-process.pid, signal.SIGKILL)
             if process.wait():  # mpiexec may leave an ssh, in a session of its own, that waits for a lost node

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import os
 import subprocess
 import sys
@@ -9,10 +10,10 @@ from pathlib import Path
 
 import pytest
 
-from hpcdl.cluster.launchers import LAUNCHERS, find_launcher, load_launcher
+from hpcdl.cluster.launchers import LAUNCHERS, find_launcher, hostfile, load_launcher
 from hpcdl.cluster.launchers.base import LEFT_OUT_VARIABLE, Casualty, ranks_per_node, seconds_left
 from hpcdl.cluster.launchers.hostfile import read_hosts
-from hpcdl.cluster.launchers.mpiexec import mpi_flavour
+from hpcdl.cluster.launchers.mpiexec import Mpiexec, mpi_flavour
 from hpcdl.cluster.launchers.slurm import PMI_BY_FLAVOUR
 from hpcdl.core.errors import UnknownNameError, UsageError
 from hpcdl.core.protocols import LaunchPlan
@@ -112,7 +113,7 @@ def test_srun_gets_nodes_ranks_and_the_right_pmi(tmp_path: Path) -> None:
     environment = with_programs(tmp_path, "srun")
     line, needed = load_launcher("slurm").line(PLAN, ["python", "a b"], mpi=True, environment=environment)
     assert line[0] == str(tmp_path / "srun") and line[-2:] == ["python", "a b"]
-    assert {"--kill-on-bad-exit=1", "--nodes=2", "--ntasks=4", "--ntasks-per-node=2", "--cpu-bind=none"} <= set(line)
+    assert {"--kill-on-bad-exit=0", "--nodes=2", "--ntasks=4", "--ntasks-per-node=2", "--cpu-bind=none"} <= set(line)
     assert f"--mpi={PMI_BY_FLAVOUR[mpi_flavour()]}" in line and isinstance(dict(needed), dict)
     environment["HPCDL_SRUN_MPI"] = "pmix_v4"
     assert "--mpi=pmix_v4" in load_launcher("slurm").line(PLAN, ["x"], mpi=True, environment=environment)[0]
@@ -136,7 +137,10 @@ def test_the_first_casualty_is_the_one_that_srun_names_first() -> None:
     )
     assert load_launcher("slurm").first_casualty(log) == Casualty(rank=2, host="node3")
     assert load_launcher("ibrun").first_casualty(log) == Casualty(rank=2, host="node3")
-    assert load_launcher("slurm").first_casualty("srun: error: node1: task 0: Terminated\n") is None
+    several = "srun: error: node2: tasks 4,6-7: Segmentation fault\n"
+    assert load_launcher("slurm").first_casualty(several) == Casualty(rank=4, host="node2")
+    for none in ("Terminated", "Exited with exit code 75"):
+        assert load_launcher("slurm").first_casualty(f"srun: error: node1: task 0: {none}\n") is None
 
 
 def test_ranks_are_spread_evenly() -> None:
@@ -160,3 +164,22 @@ def test_a_host_file_with_this_node_starts_real_ranks(tmp_path: Path) -> None:
     finished = subprocess.run(line, env={**environment, **needed}, capture_output=True, text=True, timeout=300)
     assert finished.returncode == 0, finished.stderr
     assert finished.stdout.splitlines() == ['{"size": 2, "sum": 3}'] * 2
+
+
+def test_open_mpi_hands_on_the_users_variables_but_not_the_hosts(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As MPICH's mpiexec and srun do: a script may look for any of them."""
+    found = Mpiexec(path=Path("mpiexec"), flavour="openmpi", library=Path("libmpi.so"), version="5.0.11")
+    monkeypatch.setattr(hostfile, "find_mpiexec", lambda: found)
+    handed_on = {"MY_DATA": "/x", "HPCDL_LAUNCH": "1", "TF_X": "1", "PATH": "/bin", "_MINE": "1", "PWDS": "1"}
+    own = {
+        "PWD": "/",
+        "OLDPWD": "/",
+        "HOSTNAME": "a",
+        "SSH_AUTH_SOCK": "s",
+        "DISPLAY": ":0",
+        "_": "x",
+        "SLURM_JOB_ID": "1",
+    }
+    odd = {"BASH_FUNC_module%%": "() { :; }", "OMPI_MCA_btl": "tcp"}
+    line, _ = hostfile.mpiexec_line(PLAN, ["x"], ["a", "b"], handed_on | own | odd)
+    assert {word for before, word in itertools.pairwise(line) if before == "-x"} == set(handed_on)

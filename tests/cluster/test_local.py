@@ -17,6 +17,7 @@ import pytest
 
 from hpcdl.cluster import supervise as local
 from hpcdl.cluster.deaths import DeathWatch
+from hpcdl.cluster.launchers import load_launcher
 from hpcdl.cluster.launchers.base import Casualty
 from hpcdl.cluster.status import StatusReport, read_statuses, report_all
 from hpcdl.core.errors import RankError, StoppedEarly
@@ -192,7 +193,8 @@ def test_the_first_dead_is_known_though_all_end_in_one_tick(tmp_path: Path) -> N
             process.kill()
             process.wait()
 
-    watcher = local._Watcher([launcher], tmp_path, "no launch", DeathWatch("no launch"), tick)
+    chatter = local._Chatter(load_launcher("local"), tmp_path / "launcher.log", 0)
+    watcher = local._Watcher([launcher], tmp_path, "no launch", DeathWatch("no launch"), tick, chatter)
     watcher.wait()
     assert watcher.casualty() == Casualty(host=socket.gethostname(), pid=ranks[1].pid)
 

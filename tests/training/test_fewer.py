@@ -32,7 +32,7 @@ def config(**flags: object) -> Effective[TrainConfig]:
 class Nodes:
     """A launcher over nodes that are not there."""
 
-    name, leaves_nodes_out, goes_on = "played", True, False
+    name, leaves_nodes_out, goes_on, leaves_others = "played", True, False, False
 
     def __init__(self, *hosts: str) -> None:
         self._hosts = hosts

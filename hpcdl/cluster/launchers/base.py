@@ -46,6 +46,8 @@ class Launcher(Protocol):
     """Whether ranks can be started on some of a job's nodes without the first ones."""
     goes_on: bool
     """Whether it can leave the other ranks alone when one ends, where MPI can go on without it."""
+    leaves_others: bool
+    """Whether it leaves them alone in any case, and tells of the one in its log: then hpcdl has it end them."""
 
     def present(self, environment: Mapping[str, str]) -> bool:
         """Whether this process is in a job that this launcher starts ranks in."""

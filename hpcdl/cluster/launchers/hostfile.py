@@ -18,9 +18,12 @@ from hpcdl.core.protocols import LaunchPlan
 HOSTFILE_VARIABLE = "HPCDL_HOSTFILE"
 PROBE_S = 10.0
 """How long a node may take to answer."""
-_OWN = ("HPCDL_", "TF_", "OMP_", "KMP_", "ONEDNN_", "XDG_", "PYTHON")
-_EXACT = {"GLIBC_TUNABLES", "LD_PRELOAD", "LD_LIBRARY_PATH", "MPI4PY_LIBMPI", "PATH"}
-"""What ranks on other nodes must find in their environment, where mpiexec does not hand on all of it."""
+_HANDED_ON = re.compile(
+    r"(?!_$|(?:OLD)?PWD$|SHLVL$|HOSTNAME$|DISPLAY$|XAUTHORITY$|XDG_RUNTIME_DIR$|XDG_SESSION_"
+    r"|(?:SSH|DBUS|SLURM|PBS|OMPI|PRTE|PMIX|PMI)_)[A-Za-z_][A-Za-z0-9_]*"
+)
+"""Variables that ranks on other nodes must find in their environment, as MPICH's mpiexec and srun have it: all of the
+user's, but none of this host's, of this session's or of a launcher's own. Open MPI is told each by its name."""
 
 _LOST_NODES = (
     re.compile(r"Remote daemon: \S+ on node (?P<host>\S+)"),  # Open MPI: lost communication with a remote daemon
@@ -79,7 +82,7 @@ def mpiexec_line(
     own = environment_for(mpiexec.flavour)
     words = [str(mpiexec.path), *(GOES_ON if plan.goes_on else ()), "-n", str(plan.num_ranks)]
     if mpiexec.flavour == "openmpi":
-        names = sorted(name for name in environment if name.startswith(_OWN) or name in _EXACT)
+        names = sorted(name for name in environment if _HANDED_ON.fullmatch(name))
         words += ["--host", ",".join(f"{host}:{plan.ranks_per_node}" for host in chosen)]
         words += ["--map-by", f"ppr:{plan.ranks_per_node}:node"]
         words += [word for name in names for word in ("-x", name)]
@@ -94,6 +97,7 @@ class MpiexecOverHosts(ABC):
     name: str
     leaves_nodes_out = True
     goes_on = True
+    leaves_others = False
 
     @abstractmethod
     def all_hosts(self, environment: Mapping[str, str]) -> list[str]:

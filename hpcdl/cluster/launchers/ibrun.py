@@ -20,6 +20,7 @@ class Ibrun:
     batch = "slurm"
     leaves_nodes_out = False
     goes_on = False
+    leaves_others = False
 
     def present(self, environment: Mapping[str, str]) -> bool:
         """On a machine of TACC's, inside an allocation, outside its steps."""

@@ -16,6 +16,7 @@ class Local:
     batch = ""
     leaves_nodes_out = True
     goes_on = True
+    leaves_others = False
 
     def present(self, environment: Mapping[str, str]) -> bool:
         """Always."""

@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 
 from hpcdl.cluster.launchers.base import LEFT_OUT_VARIABLE, Casualty, expand_hosts, remaining
 from hpcdl.cluster.launchers.mpiexec import environment_for, mpi_flavour
-from hpcdl.core.errors import UsageError
+from hpcdl.core.errors import StoppedEarly, UsageError
 from hpcdl.core.protocols import LaunchPlan
 
 PMI_VARIABLE = "HPCDL_SRUN_MPI"
@@ -24,7 +24,8 @@ PMI_BY_FLAVOUR = {
 """What each MPI asks its launcher for; the wrong one starts N jobs of one rank each."""
 _NO_STEP = "42949672"
 """Slurm numbers batch scripts and interactive shells from 4294967290 up: no step of ranks."""
-_CASUALTY = re.compile(r"srun: error: (?P<host>\S+): task (?P<rank>\d+): (?!Terminated)")
+_NO_LOSS = rf"Terminated|Exited with exit code {StoppedEarly.exit_code}$"
+_CASUALTY = re.compile(rf"srun: error: (?P<host>\S+): tasks? (?P<rank>\d+)\S*: (?!{_NO_LOSS})", re.MULTILINE)
 _LOST_NODE = re.compile(
     r"srun: error: (?:Node failure on|Task launch for StepId=\S+ failed on node) (?P<hosts>[^\s:]+)"
 )
@@ -38,12 +39,17 @@ def srun_mpi(flavour: str, environment: Mapping[str, str]) -> str:
 
 
 class Slurm:
-    """srun ends the whole step when one rank fails (-K1) and leaves binding to hpcdl."""
+    """srun leaves binding to hpcdl, and the other ranks when one is lost (-K0).
+
+    With -K1 it would ask them with SIGTERM, which they cannot follow without the lost one, and deaf to anything else
+    wait for KillWait (30 s by default). At a SIGTERM to itself it kills them at once.
+    """
 
     name = "slurm"
     batch = "slurm"
     leaves_nodes_out = True
     goes_on = False
+    leaves_others = True
 
     def present(self, environment: Mapping[str, str]) -> bool:
         """Inside an allocation, outside its steps."""
@@ -77,7 +83,7 @@ class Slurm:
         flavour = mpi_flavour() if mpi and plan.num_ranks > 1 else ""
         words = [
             srun,
-            "--kill-on-bad-exit=1",
+            "--kill-on-bad-exit=0",
             f"--mpi={srun_mpi(flavour, environment) if flavour else 'none'}",
             f"--nodes={num_nodes}",
             *([f"--nodelist={','.join(hosts[:num_nodes])}"] if num_nodes <= len(hosts) else []),

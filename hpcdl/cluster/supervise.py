@@ -223,8 +223,8 @@ class _Watcher:
             while any(process.poll() is None for process in self._processes):
                 if self.stop_requests:
                     self._ask()
-                statuses = self._own()
-                for status in statuses:
+                statuses = self.statuses()
+                for status in self._of_this_host(statuses):
                     self._deaths.add(status.pid)
                 self._note_dead(self._deaths.poll(0.1))
                 patience_s = self._patience_s(statuses)
@@ -254,16 +254,13 @@ class _Watcher:
             return ENDING_S
         if any(status.state == "failed" for status in statuses):
             return GRACE_S
-        if self._goes_on and statuses and {status.pid for status in statuses} <= self._ended and self._none_elsewhere():
+        own = {status.pid for status in self._of_this_host(statuses)}
+        elsewhere = {status.state for status in statuses if status.host != self._host}
+        if self._goes_on and own and own <= self._ended and elsewhere <= {"done", "left behind"}:
             return LAUNCHER_S
         if self.first_dead_pid is None:
             return math.inf
         return GOING_ON_S if self._goes_on else GRACE_S
-
-    def _none_elsewhere(self) -> bool:
-        """Whether no rank of another host may still be at work."""
-        others = [status.state for status in self.statuses() if status.host != self._host]
-        return not set(others) - {"done", "left behind"}
 
     def statuses(self) -> list[RankStatus]:
         """The newest status of each rank that is known: from its own file, or by its line, or from the table of all."""
@@ -273,7 +270,10 @@ class _Watcher:
         return read_statuses(self._folder, [*table, *said, *over])
 
     def _own(self) -> list[RankStatus]:
-        return [status for status in self.statuses() if status.host == self._host]
+        return self._of_this_host(self.statuses())
+
+    def _of_this_host(self, statuses: Sequence[RankStatus]) -> list[RankStatus]:
+        return [status for status in statuses if status.host == self._host]
 
     def _table_now(self) -> list[RankStatus]:
         """The table of all ranks, which is long in a large run and changes once: read when it has."""

@@ -2,10 +2,26 @@
 
 from __future__ import annotations
 
+import sys
+from pathlib import Path
+
 import pytest
 
-from hpcdl.core.errors import HpcdlError
+from hpcdl.cluster import supervise
+from hpcdl.core.errors import HpcdlError, RankError
+from hpcdl.core.protocols import LaunchPlan
 from hpcdl.training.session.rank import one_line, verdict
+from tests.lab.needs import DEBIAN_OPEN_MPI
+
+STOPPED = """
+import os, signal
+from hpcdl.cluster.environment import placement
+from hpcdl.training.session import rank
+rank.START_S = 2.0
+if placement().rank == 1:
+    os.kill(os.getpid(), signal.SIGSTOP)
+rank.leave(rank.supervised(lambda communicator, watch: None, 1.0))
+"""
 
 GRAPH = """Graph execution error:
 
@@ -35,3 +51,16 @@ def test_a_lost_peer_behind_tensorflow_is_no_cause() -> None:
     error = RuntimeError(f"{GRAPH}RankError: rank 1 on node: MPI failed in wait: process_vm_readv failed (errno 3)")
     assert verdict(error)[0] == "bereaved"
     assert verdict(RuntimeError(f"{GRAPH}ValueError: planted"))[0] == "failed"
+
+
+@pytest.mark.mpi
+@pytest.mark.parametrize("library", ["", pytest.param(str(DEBIAN_OPEN_MPI), marks=pytest.mark.lab("open-mpi"))])
+def test_a_rank_that_is_stopped_before_mpi_has_started_is_named(
+    tmp_path: Path, library: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The others wait for it inside the library, where nothing of Python's could run while it had the lock."""
+    if library:
+        monkeypatch.setenv("MPI4PY_LIBMPI", library)
+    plan = LaunchPlan(num_ranks=3, ranks_per_node=3)
+    with pytest.raises(RankError, match=r"rank 1 .* gives no sign of life .* in starting MPI"):
+        supervise.start(plan, [sys.executable, "-c", STOPPED], folder=tmp_path / "ranks")

@@ -53,10 +53,25 @@ def import_mpi(*, initialize: bool) -> Any:
         ) from error
     if initialize and not MPI.Is_initialized():
         with readable_lines():
-            MPI.Init_thread(MPI.THREAD_MULTIPLE)
+            _start(MPI)
         MPI.COMM_WORLD.Barrier()
         forget_names()
     return MPI
+
+
+def _start(mpi: Any) -> None:
+    """MPI_Init_thread as mpi4py calls it, but without the interpreter's lock.
+
+    It waits for all ranks, and the watch, which finds one that is stopped or gone, is a thread of Python's. Symbols of
+    the whole process come first: a profiler may stand before MPI.
+    """
+    places = (ctypes.CDLL(None), ctypes.CDLL(mpi.__file__))
+    init = next(place for place in places if hasattr(place, "MPI_Init_thread")).MPI_Init_thread
+    init.argtypes = (ctypes.c_void_p, ctypes.c_void_p, ctypes.c_int, ctypes.POINTER(ctypes.c_int))
+    if error := init(None, None, mpi.THREAD_MULTIPLE, ctypes.byref(ctypes.c_int())):
+        raise mpi.Exception(error)
+    for communicator in (mpi.COMM_SELF, mpi.COMM_WORLD):
+        communicator.Set_errhandler(mpi.ERRORS_RETURN)  # which mpi4py makes exceptions of
 
 
 class _Where(ctypes.Structure):

@@ -149,10 +149,12 @@ class _Chatter:
 
     def others_to_end(self) -> bool:
         """Whether it tells of a lost rank, and the launcher leaves the others to hpcdl."""
-        if self._launcher.leaves_others and not self._others_to_end and self._log.stat().st_size > self._read_to:
-            said = self.text()
-            self._read_to = self._from + len(said)
-            self._others_to_end = self._launcher.first_casualty(said) is not None
+        if (
+            self._launcher.leaves_others
+            and not self._others_to_end
+            and (size := self._log.stat().st_size) > self._read_to
+        ):
+            self._read_to, self._others_to_end = size, self._launcher.first_casualty(self.text()) is not None
         return self._others_to_end
 
     @property

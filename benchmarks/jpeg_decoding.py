@@ -2,9 +2,9 @@
 
     python -m benchmarks.jpeg_decoding [--jpegs 500] [--repeats 9]
 
-simplejpeg stands for libjpeg-turbo's own rate (pip install 'hpcdl[jpeg]', which has hpcdl use it too); TensorFlow decodes
-with the same accurate transform. All decode the same files, of ImageNet's size (500 x 375, about 115 kB), in turn; the
-processor's time of the whole process counts, so that neighbours hardly matter. `shard` is all of `hpcdl shard
+simplejpeg stands for libjpeg-turbo's own rate (pip install 'hpcdl[jpeg]', which has hpcdl use it too); TensorFlow
+decodes with the same accurate transform. All decode the same files, of ImageNet's size (500 x 375, about 115 kB), in
+turn; the processor's time of the whole process counts, so that neighbours hardly matter. `shard` is all of `hpcdl shard
 --encoding raw` by one worker. Ratios of rates are taken within a repeat; the median is printed with the least and the
 most.
 """

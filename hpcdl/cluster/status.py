@@ -10,7 +10,7 @@ import contextlib
 import json
 import os
 import socket
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
@@ -119,6 +119,11 @@ def report_left(folder: Path, rank: int, message: str) -> None:
         if status.rank == rank:
             left = replace(status, state="left behind", message=message, at=WALL.now_s())
             write_json(folder / f"{rank}.json", asdict(left))
+
+
+def failed_of(folder: Path, ranks: Collection[int]) -> list[int]:
+    """Those of `ranks` that have filed a failure: they end the job, and are not lost to it."""
+    return [status.rank for status in read_statuses(folder, ()) if status.rank in ranks and status.state in _FILED]
 
 
 def read_statuses(folder: Path, known: Iterable[RankStatus] | None = None) -> list[RankStatus]:

@@ -20,9 +20,8 @@ import tensorflow as tf
 
 from hpcdl.models import lenet
 
-RANK = int(
-    next((os.environ[name] for name in ("HPCDL_RANK", "PMI_RANK", "OMPI_COMM_WORLD_RANK") if name in os.environ), 0)
-)
+_NAMES = ("HPCDL_RANK", "PMI_RANK", "OMPI_COMM_WORLD_RANK", "PMIX_RANK")
+RANK = int(next((os.environ[name] for name in _NAMES if name in os.environ), 0))
 FAULT_STEP = int(os.environ.get("FAULT_STEP", "5"))
 
 

@@ -17,9 +17,10 @@ from hpcdl.cluster.launchers.hostfile import LAUNCHER as HOSTFILE
 from hpcdl.cluster.launchers.mpiexec import Mpiexec
 from hpcdl.cluster.launchers.single import LAUNCHER as LOCAL
 from hpcdl.cluster.launchers.slurm import LAUNCHER as SLURM
-from hpcdl.cluster.status import RankStatus, raise_for, read_statuses
+from hpcdl.cluster.status import RankStatus, StatusReport, failed_of, raise_for, read_statuses
 from hpcdl.collectives.table import COLLECTIVES
 from hpcdl.comm.mpi.communicator import MpiCommunicator
+from hpcdl.comm.observed import Observation
 from hpcdl.config.load import Effective, flag_layer, load
 from hpcdl.config.schema import TrainConfig
 from hpcdl.core.errors import BrokenGroup, RankError, carried, original
@@ -30,7 +31,8 @@ from hpcdl.training.launch.fewer import told
 from hpcdl.training.launch.in_place import fewer_of, way_of
 from hpcdl.training.launch.prepare import prepare
 from hpcdl.training.loop.mend import Recovery, Standing
-from hpcdl.training.session.regroup import roles_left
+from hpcdl.training.session.regroup import roles_left, those_left
+from hpcdl.training.session.watch import Actions, Watch
 from tests.conftest import CommandLine, finish
 from tests.training.training_runs import (
     NOTED,
@@ -165,6 +167,26 @@ def test_too_few_workers_and_no_server_end_the_launch() -> None:
     with pytest.raises(RankError, match="rank 5 on b was lost: no server is left") as caught:
         roles_left(left_of({4: "b", 5: "b"}, 6), 4, 2, {5: "b"})
     assert caught.value.lost
+
+
+def test_a_rank_that_has_failed_ends_the_run_and_is_not_lost_to_it(tmp_path: Path) -> None:
+    """Open MPI takes a while to end the others: by then they had gone on, and its words were gone."""
+    StatusReport(folder=tmp_path, rank=2).tell("failed", message="no luck")
+    observation = Observation(0, 3, "a")
+    actions = Actions(end=lambda error: None, failed=lambda ranks: failed_of(tmp_path, ranks))
+    watch = Watch(observation=observation, folder=tmp_path / "watch", actions=actions, hosts={1: "b", 2: "c"})
+    for members, expected in ((frozenset({0, 2}), {1: "b"}), (frozenset({0}), None)):
+        left = SimpleNamespace(lane=SimpleNamespace(members=members))
+        played: Any = SimpleNamespace(
+            observation=observation, size=3, revoke=lambda: None, survivors=lambda left=left: left
+        )
+        if expected is not None:
+            assert those_left(played, watch) == (left, expected)
+            continue
+        with pytest.raises(RankError, match="rank 2 on c has failed"):
+            those_left(played, watch)
+    (status,) = read_statuses(tmp_path)
+    assert (status.state, status.message) == ("failed", "no luck")
 
 
 @pytest.mark.parametrize(

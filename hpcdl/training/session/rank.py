@@ -17,7 +17,7 @@ from typing import NoReturn
 
 from hpcdl.cluster.deaths import hold_line
 from hpcdl.cluster.environment import OWN_LAUNCHER, WITHOUT_MPI_VARIABLE, Placement, job_address, placement
-from hpcdl.cluster.status import FOLDER, StatusReport, report_all, report_left
+from hpcdl.cluster.status import FOLDER, StatusReport, failed_of, report_all, report_left
 from hpcdl.cluster.supervise import LAUNCH_VARIABLE, LAUNCHED_BY_VARIABLE, STATUS_VARIABLE
 from hpcdl.comm.agree import SilentExit
 from hpcdl.comm.observed import Observation, Observed, observe
@@ -125,7 +125,7 @@ def supervised(
         os._exit(error.exit_code)
 
     observation = Observation(place.rank, place.size, os.uname().nodename)
-    actions = Actions(end=end, leave_behind=lambda rank, text: report_left(folder, rank, text))
+    actions = Actions(end=end, leave_behind=partial(report_left, folder), failed=partial(failed_of, folder))
     watch = Watch(observation=observation, folder=folder / WATCH_FOLDER / launch, actions=actions)
     watch.limits = Limits(stall_s=max(stall_s, START_S))
     with watching(watch):

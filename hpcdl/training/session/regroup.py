@@ -47,7 +47,9 @@ def those_left(
 ) -> tuple[Observed, dict[int, str]]:
     """The group of the ranks of `world`, the whole one, that are left, and the hosts of those lost since the last time.
 
-    `let_go` ends what this rank has begun in the group, once that is revoked. Every rank that is left calls.
+    `let_go` ends what this rank has begun in the group, once that is revoked. Every rank that is left calls. RankError
+    where a rank is gone because it ends the job: a launcher may take a while to end those that are left, and what that
+    rank said of it must stay.
     """
     seen = world.observation
     seen.doing("making a group of the ranks that are left")
@@ -56,6 +58,8 @@ def those_left(
     left = world.survivors()
     lost = frozenset(range(world.size)) - set(left.lane.members)
     newly = {rank: watch.hosts.get(rank, "a host unknown yet") for rank in lost - seen.lost}
+    if failed := watch.actions.failed(newly):
+        raise RankError(f"rank {failed[0]} on {newly[failed[0]]} has failed", rank=failed[0])
     seen.lost = lost
     return left, newly
 

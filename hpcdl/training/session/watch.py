@@ -22,7 +22,7 @@ import sys
 import threading
 import time
 import uuid
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
@@ -198,13 +198,15 @@ class Actions:
     """What a watch does about what it finds.
 
     `end` gets the error that ends the job. `tell` gets a line for the user. `can_lose` says which ranks the run can go
-    on without; `leave_behind` is told of each one that it does.
+    on without; `leave_behind` is told of each one that it does. `failed` finds those of some ranks that have ended the
+    job themselves.
     """
 
     end: Callable[[RankError], None]
     tell: Callable[[str], None] = lambda text: None
     can_lose: Callable[[int], bool] = lambda rank: False
     leave_behind: Callable[[int, str], None] = lambda rank, text: None
+    failed: Callable[[Collection[int]], list[int]] = lambda ranks: []
 
 
 @dataclass(kw_only=True)

@@ -16,13 +16,14 @@ from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
 from hpcdl.collectives.measure import Timetable, load_table, measure, save_table, table_file
+from hpcdl.collectives.slices import flattened
 from hpcdl.collectives.table import COLLECTIVES
-from hpcdl.collectives.workspace import Cost, Workspace
+from hpcdl.collectives.workspace import Cost, Workspace, unseen
 from hpcdl.comm.observed import for_control
 from hpcdl.core.records import from_json
 
 if TYPE_CHECKING:
-    from hpcdl.core.protocols import Add, Array, Communicator
+    from hpcdl.core.protocols import Add, Array, Communicator, Finished
 
 SIZES: tuple[int, ...] = (4 << 10, 64 << 10, 1 << 20, 8 << 20)
 """Bytes that are measured when there is no table."""
@@ -37,14 +38,19 @@ SECONDS_PER_BYTE = 0.2e-9
 
 
 def allreduce(
-    communicator: Communicator, buffer: Array, workspace: Workspace | None = None, add: Add | None = None
+    communicator: Communicator,
+    buffer: Array,
+    workspace: Workspace | None = None,
+    add: Add | None = None,
+    finished: Finished = unseen,
 ) -> None:
     """Sum `buffer` over the ranks in place."""
     if communicator.size == 1 or buffer.size == 0:
+        finished(flattened(buffer))
         return
     kept = workspace or Workspace()
     name = choose(communicator, buffer.nbytes, kept)
-    COLLECTIVES.load(name)(communicator, buffer, kept, add)
+    COLLECTIVES.load(name)(communicator, buffer, kept, add, finished)
     if workspace is None:
         kept.close()
 

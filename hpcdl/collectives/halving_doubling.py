@@ -16,19 +16,23 @@ import numpy
 
 from hpcdl.collectives.fold import Fold, fold_for, fold_in, fold_out
 from hpcdl.collectives.slices import run_sliced
-from hpcdl.collectives.workspace import Cost, Workspace
+from hpcdl.collectives.workspace import Cost, Workspace, unseen
 
 if TYPE_CHECKING:
-    from hpcdl.core.protocols import Add, Array, Communicator
+    from hpcdl.core.protocols import Add, Array, Communicator, Finished
 
 
 def allreduce(
-    communicator: Communicator, buffer: Array, workspace: Workspace | None = None, add: Add | None = None
+    communicator: Communicator,
+    buffer: Array,
+    workspace: Workspace | None = None,
+    add: Add | None = None,
+    finished: Finished = unseen,
 ) -> None:
     """Sum `buffer` over the ranks in place."""
     # A slice of a power of two of ranks is the length of two messages: what a rank swaps first is half of it.
     shares = 1 if fold_for(communicator.size).num_folded else 2
-    run_sliced(exchange, communicator, buffer, workspace, add, shares=shares)
+    run_sliced(exchange, communicator, buffer, workspace, add, finished, shares=shares)
 
 
 def cost(num_ranks: int, num_bytes: int, item_bytes: int = 4) -> Cost:

@@ -16,11 +16,11 @@ import numpy
 
 from hpcdl.collectives import ring
 from hpcdl.collectives.slices import flattened, spans
-from hpcdl.collectives.workspace import Cost, Workspace
+from hpcdl.collectives.workspace import Cost, Workspace, unseen
 from hpcdl.comm.sums import plain_add
 
 if TYPE_CHECKING:
-    from hpcdl.core.protocols import Add, Array, Communicator
+    from hpcdl.core.protocols import Add, Array, Communicator, Finished
 
 LANES = 4
 """A few ranks saturate a node's network; more would only make messages short."""
@@ -58,18 +58,24 @@ class Nodes:
 
 
 def allreduce(
-    communicator: Communicator, buffer: Array, workspace: Workspace | None = None, add: Add | None = None
+    communicator: Communicator,
+    buffer: Array,
+    workspace: Workspace | None = None,
+    add: Add | None = None,
+    finished: Finished = unseen,
 ) -> None:
     """Sum `buffer` over the ranks in place."""
+    flat = flattened(buffer)
     if communicator.size == 1 or buffer.size == 0:
+        finished(flat)
         return
     kept = workspace or Workspace()
     nodes = kept.keep("nodes", lambda: find_nodes(communicator, kept.message_bytes), Nodes.free)
-    flat = flattened(buffer)
     length = nodes.window.shape[-1] // flat.itemsize
     for start in range(0, flat.size, length):
         part = flat[start : start + length]
         _exchange(nodes, part, nodes.next_rows(part.size, flat.dtype), kept, add or plain_add)
+        finished(part)
     if workspace is None:
         kept.close()
 

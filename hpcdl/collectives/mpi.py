@@ -9,25 +9,32 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from hpcdl.collectives.slices import flattened
-from hpcdl.collectives.workspace import Cost, Workspace
+from hpcdl.collectives.workspace import Cost, Workspace, unseen
 
 if TYPE_CHECKING:
-    from hpcdl.core.protocols import Add, Array, Communicator
+    from hpcdl.core.protocols import Add, Array, Communicator, Finished
 
 SLICE_BYTES = 16 << 20
 """One call for a buffer far beyond the cache takes longer than calls that stay in it (benchmarks/allreduce_ring.py)."""
 
 
 def allreduce(
-    communicator: Communicator, buffer: Array, workspace: Workspace | None = None, add: Add | None = None
+    communicator: Communicator,
+    buffer: Array,
+    workspace: Workspace | None = None,
+    add: Add | None = None,
+    finished: Finished = unseen,
 ) -> None:
     """Sum `buffer` over the ranks in place."""
-    if communicator.size == 1 or buffer.size == 0:
-        return
     flat = flattened(buffer)
+    if communicator.size == 1 or buffer.size == 0:
+        finished(flat)
+        return
     length = max(1, SLICE_BYTES // flat.itemsize)
     for start in range(0, flat.size, length):
-        communicator.allreduce(flat[start : start + length], add)
+        part = flat[start : start + length]
+        communicator.allreduce(part, add)
+        finished(part)
 
 
 def cost(num_ranks: int, num_bytes: int, item_bytes: int = 4) -> Cost:

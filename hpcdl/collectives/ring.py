@@ -13,17 +13,21 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 from hpcdl.collectives.slices import run_sliced, spans
-from hpcdl.collectives.workspace import Cost, Workspace
+from hpcdl.collectives.workspace import Cost, Workspace, unseen
 
 if TYPE_CHECKING:
-    from hpcdl.core.protocols import Add, Array, Communicator
+    from hpcdl.core.protocols import Add, Array, Communicator, Finished
 
 
 def allreduce(
-    communicator: Communicator, buffer: Array, workspace: Workspace | None = None, add: Add | None = None
+    communicator: Communicator,
+    buffer: Array,
+    workspace: Workspace | None = None,
+    add: Add | None = None,
+    finished: Finished = unseen,
 ) -> None:
     """Sum `buffer` over the ranks in place."""
-    run_sliced(exchange, communicator, buffer, workspace, add, shares=communicator.size)
+    run_sliced(exchange, communicator, buffer, workspace, add, finished, shares=communicator.size)
 
 
 def cost(num_ranks: int, num_bytes: int, item_bytes: int = 4) -> Cost:

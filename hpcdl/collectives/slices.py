@@ -15,11 +15,11 @@ import itertools
 from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING
 
-from hpcdl.collectives.workspace import Workspace
+from hpcdl.collectives.workspace import Workspace, unseen
 from hpcdl.comm.sums import plain_add
 
 if TYPE_CHECKING:
-    from hpcdl.core.protocols import Add, Array, Communicator
+    from hpcdl.core.protocols import Add, Array, Communicator, Finished
 
     Exchange = Callable[[Communicator, Array, Array, Add, int], Iterator[None]]
     """`exchange(communicator, part, scratch, add, tag)`: sums `part` over the ranks; `scratch` is as long as `part`
@@ -38,18 +38,20 @@ def run_sliced(
     buffer: Array,
     workspace: Workspace | None,
     add: Add | None,
+    finished: Finished = unseen,
     *,
     shares: int = 1,
 ) -> None:
-    """Sum `buffer` over the ranks in place, slice by slice.
+    """Sum `buffer` over the ranks in place, slice by slice; `finished` hears of each.
 
     The exchange cuts a slice into `shares` messages, so slices are that much longer: multiples of `shares` elements,
     except for the last. A buffer of up to SLOTS slices is under way all at once.
     """
+    flat = flattened(buffer)
     if communicator.size == 1 or buffer.size == 0:
+        finished(flat)
         return
     workspace = workspace or Workspace()
-    flat = flattened(buffer)
     per_message = _message_length(flat, shares, workspace.message_bytes)
     slice_length = per_message * shares
     starts = collections.deque(range(0, flat.size, slice_length))
@@ -58,7 +60,9 @@ def run_sliced(
         scratch = workspace.scratch(("slot", slot), per_message, flat.dtype)
         while starts:
             start = starts.popleft()
-            yield from exchange(communicator, flat[start : start + slice_length], scratch, add or plain_add, slot)
+            part = flat[start : start + slice_length]
+            yield from exchange(communicator, part, scratch, add or plain_add, slot)
+            finished(part)
 
     in_turn = collections.deque(work(slot) for slot in range(min(SLOTS, len(starts))))
     while in_turn:

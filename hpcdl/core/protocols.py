@@ -13,6 +13,8 @@ if TYPE_CHECKING:
     Array = numpy.ndarray[Any, Any]
     Add = Callable[[Array, Array], None]
     """`add(target, incoming)` sums `incoming` into `target`, element by element, in place."""
+    Finished = Callable[[Array], None]
+    """`finished(part)` is told of a flat part of a buffer that has come to its last value, while it is in the cache."""
 
 
 class Request(Protocol):

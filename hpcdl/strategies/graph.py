@@ -18,7 +18,10 @@ from hpcdl.core.wall import WALL
 from hpcdl.strategies.finite import all_finite
 
 if TYPE_CHECKING:
-    from hpcdl.core.protocols import Array
+    from hpcdl.core.protocols import Array, Finished
+
+    Exchange = Callable[[Array, Finished], Array]
+    """Makes a buffer its sum over the ranks, in place, and tells of the parts that are finished."""
 
 FIRST_WORD_S = 5.0
 """Who has bad gradients gets this long to say so, with what it alone knows, before the other ranks end the job."""
@@ -54,12 +57,12 @@ def _on_kept_thread(function: Callable[..., Any]) -> Callable[..., Any]:
 _KEPT = threading.local()
 
 
-def bucket_recorded(exchange: Callable[[Array], Array], recorder: Recorder, bucket: int) -> Callable[[Array], Array]:
+def bucket_recorded(exchange: Exchange, recorder: Recorder, bucket: int) -> Exchange:
     """`exchange` of one bucket, with a span for each time it is called."""
 
-    def call(buffer: Array) -> Array:
+    def call(buffer: Array, finished: Finished) -> Array:
         began_s = time.monotonic()
-        result = exchange(buffer)
+        result = exchange(buffer, finished)
         recorder.span(BUCKET, began_s, time.monotonic(), num_bytes=buffer.nbytes, bucket=bucket)
         recorder.exchanged(bucket, result)
         return result
@@ -177,9 +180,9 @@ class FiniteGuard:
         self._overwritten: dict[str, bool] = {}
 
     def watched(
-        self, exchange: Callable[[Array], Any], *, first: bool, alone: str = "", exponent: int | None = None
+        self, exchange: Exchange, *, first: bool, alone: str = "", exponent: int | None = None
     ) -> Callable[[Array], tuple[Array, bool]]:
-        """`exchange`, which works on a buffer in place, with a look at what it leaves.
+        """`exchange` with a look at what it leaves, part by part while that is in the cache.
 
         What is returned beside the buffer: whether this one, or one since the `first` of a step, has to be looked at
         again. `alone`: the variable whose gradient is that buffer itself, and is overwritten with it.
@@ -190,8 +193,14 @@ class FiniteGuard:
             if first:
                 self._suspicious = False
                 self._overwritten.clear()
-            exchange(buffer)
-            if not all_finite(buffer, exponent):
+            finite = True
+
+            def look(part: Array) -> None:
+                nonlocal finite
+                finite = finite and all_finite(part, exponent)
+
+            exchange(buffer, look)
+            if not finite:
                 self._suspicious = True
                 if alone:
                     self._overwritten[alone] = all_finite(kept, exponent)
@@ -236,6 +245,22 @@ class FiniteGuard:
             return tf.ensure_shape(call_python(judge, [finite], tf.bool), [])
 
         return tf.cond(tf.ensure_shape(suspicious, []), look_again, lambda: tf.constant(True))
+
+    def unspoilt(self, suspicious: Any) -> Any:
+        """An operation to wait for at the end of a step whose gradients were `agreed` to be finite before they left.
+
+        `suspicious` as in `verdict`: then the sums were spoilt on their way.
+        """
+
+        def judge() -> bool:
+            self._judge([])
+            return True
+
+        return tf.cond(
+            tf.ensure_shape(suspicious, []),
+            lambda: tf.ensure_shape(call_python(judge, [], tf.bool), []),
+            lambda: tf.constant(True),
+        )
 
     def _judge(self, mine: list[str]) -> None:
         """Raise what is to be said; collective over the group."""

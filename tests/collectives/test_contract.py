@@ -145,6 +145,39 @@ def test_slices_change_nothing(name: str, num_ranks: int) -> None:
         assert max(num_bytes for _, num_bytes, _ in results) == cost.bytes
 
 
+@pytest.mark.parametrize("hosts", ["aaaa", "aabb", "aba"])
+@pytest.mark.parametrize("name", list(COLLECTIVES))
+def test_each_part_is_told_of_once_and_is_finished(name: str, hosts: str) -> None:
+    """In many slices: what is looked at has its last value, and nothing is left out."""
+
+    def body(communicator: ThreadCommunicator) -> tuple[Any, Any]:
+        buffer = values(communicator.rank, 5003, "float32")
+        told = numpy.zeros_like(buffer)
+
+        def finished(part: Any) -> None:
+            start = (part.ctypes.data - buffer.ctypes.data) // 4
+            told[start : start + part.size] += part
+
+        workspace = Workspace(message_bytes=400, measure=False)
+        COLLECTIVES.load(name)(communicator, buffer, workspace, None, finished)
+        return buffer, told
+
+    for buffer, told in run(len(hosts), body, list(hosts)):
+        numpy.testing.assert_array_equal(buffer, told)
+
+
+@pytest.mark.parametrize("num_ranks, length", [(1, 6), (3, 0)])
+@pytest.mark.parametrize("name", list(COLLECTIVES))
+def test_what_needs_no_exchange_is_finished(name: str, num_ranks: int, length: int) -> None:
+    def body(communicator: ThreadCommunicator) -> list[Any]:
+        told: list[Any] = []
+        buffer = numpy.ones((2, length // 2))
+        COLLECTIVES.load(name)(communicator, buffer, Workspace(measure=False), None, told.append)
+        return told
+
+    assert [sum(part.size for part in told) for told in run(num_ranks, body)] == [length] * num_ranks
+
+
 NODES = [["a", "a", "b", "b"], ["a", "b", "a", "b", "b"], ["a", "b", "c"], ["a"] * 6 + ["b"] * 6, ["a", "a", "a", "b"]]
 
 

@@ -109,16 +109,20 @@ def moves_early(case: dict[str, Any], group: Any) -> bool:
 
 
 class Spoiling:
-    """The all-reduce of a strategy, with NaN in the sums of its last bucket."""
+    """The all-reduce of a strategy, with NaN in the sums of its last bucket, before anybody looks at them."""
 
     def __init__(self, inner: Any, num_buckets: int) -> None:
         self.inner, self.left = inner, num_buckets
 
-    def allreduce(self, group: Any, buffer: Any, *rest: Any) -> None:
+    def allreduce(self, group: Any, buffer: Any, workspace: Any, add: Any, finished: Any) -> None:
         self.left -= 1
-        self.inner.allreduce(group, buffer, *rest)
-        if self.left == 0:
-            buffer[-1] = numpy.nan
+
+        def spoilt(part: Any) -> None:
+            if self.left == 0:
+                part[-1] = numpy.nan
+            finished(part)
+
+        self.inner.allreduce(group, buffer, workspace, add, spoilt)
 
 
 def ends_where_a_sum_is_spoilt(case: dict[str, Any], group: Any) -> bool:

@@ -23,7 +23,7 @@ import tensorflow as tf
 from hpcdl.collectives import recursive_doubling
 from hpcdl.collectives.buckets import plan_buckets
 from hpcdl.collectives.table import COLLECTIVES
-from hpcdl.collectives.workspace import Workspace
+from hpcdl.collectives.workspace import Workspace, unseen
 from hpcdl.comm.observed import NOTHING, recorder_of
 from hpcdl.comm.sums import float16_scale
 from hpcdl.core.protocols import Communicator
@@ -41,7 +41,7 @@ from hpcdl.strategies.graph import (
 )
 
 if TYPE_CHECKING:
-    from hpcdl.core.protocols import Array
+    from hpcdl.core.protocols import Array, Finished
 
 
 ALIGNMENT = 64
@@ -102,8 +102,8 @@ class AllReduceWorker(Worker):
             with tf.control_dependencies([agreed]):  # weight decay waits for no gradient
                 self.averaged = [tf.identity(one) for one in averaged]
                 optimizer.apply(averaged, variables)
-            with tf.control_dependencies([exchanged]):  # its way may have spoilt a sum that would have been finite
-                sound = self._guard.verdict(suspicious, gradients, names)
+            with tf.control_dependencies([exchanged]):
+                sound = self._guard.unspoilt(suspicious)
             with tf.control_dependencies([sound]):
                 exchanged = tf.identity(exchanged)
             return self._updates_recorded(averaged, agreed, variables, exchanged)
@@ -169,7 +169,7 @@ class AllReduceWorker(Worker):
                 agreed.append(self._guard.agreed(in_order, names, self._total))
             return [bounds[number], *agreed]
 
-        averaged, suspicious = self._exchange(gradients, plan, names, before)
+        averaged, suspicious = self._exchange(gradients, plan, before=before)
         return averaged, agreed[0], suspicious
 
     def _updates_recorded(self, averaged: Sequence[Any], agreed: Any, variables: Sequence[Any], result: Any) -> Any:
@@ -190,12 +190,13 @@ class AllReduceWorker(Worker):
         self,
         gradients: Sequence[Any],
         plan: Iterable[tuple[list[int], Wire]],
-        names: Sequence[str],
+        names: Sequence[str] = (),
         before: Callable[[int], list[Any]] = lambda number: [],
     ) -> tuple[list[Any], Any]:
         """The sums of the gradients, bucket by bucket in the order of `plan`; whether to look at them again, at last.
 
-        `before` a bucket: what it waits for beside the one before it.
+        `names`: the variables', where it must be told afterwards whose gradients were no numbers before they were
+        overwritten. `before` a bucket: what it waits for beside the one before it.
         """
         summed: list[Any] = [None] * len(gradients)
         previous: list[Any] = []
@@ -205,7 +206,7 @@ class AllReduceWorker(Worker):
             with tf.control_dependencies(previous):
                 mine = [gradients[index] for index in bucket]
                 scale_of = self._scaler(number) if wire.scaled else None
-                alone = names[bucket[0]] if len(bucket) == 1 and wire.exponent is None else ""
+                alone = names[bucket[0]] if names and len(bucket) == 1 and wire.exponent is None else ""
                 first = number == 0 and scale_of is None
                 reducer = self._reducer(number, wire, first, alone)
                 reduced, suspicious = exchange_bucket(mine, reducer, wire, scale_of)
@@ -234,13 +235,13 @@ class AllReduceWorker(Worker):
         `alone`: the variable whose gradient itself is the buffer.
         """
 
-        def reduce(buffer: Array) -> Array:
-            self._collective.allreduce(self._communicator, buffer, self._workspace, wire.add)
+        def reduce(buffer: Array, finished: Finished) -> Array:
+            self._collective.allreduce(self._communicator, buffer, self._workspace, wire.add, finished)
             return buffer
 
         recorded = bucket_recorded(reduce, recorder_of(self._communicator), number)
         if not self.checks_finite:
-            return lambda buffer: (recorded(buffer), False)
+            return lambda buffer: (recorded(buffer, unseen), False)
         return self._guard.watched(recorded, first=first, alone=alone, exponent=wire.exponent)
 
     def _scaler(self, number: int) -> Callable[[Any], Any]:

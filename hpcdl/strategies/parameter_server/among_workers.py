@@ -10,10 +10,10 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 from hpcdl.collectives.slices import run_sliced, spans
+from hpcdl.collectives.workspace import Workspace, unseen
 
 if TYPE_CHECKING:
-    from hpcdl.collectives.workspace import Workspace
-    from hpcdl.core.protocols import Add, Array, Communicator
+    from hpcdl.core.protocols import Add, Array, Communicator, Finished
 
 
 class ServersAmongWorkers:
@@ -23,10 +23,15 @@ class ServersAmongWorkers:
         self._num_servers = num_servers
 
     def allreduce(
-        self, communicator: Communicator, buffer: Array, workspace: Workspace | None = None, add: Add | None = None
+        self,
+        communicator: Communicator,
+        buffer: Array,
+        workspace: Workspace | None = None,
+        add: Add | None = None,
+        finished: Finished = unseen,
     ) -> None:
         """Sum `buffer` over the ranks in place."""
-        run_sliced(self._exchange, communicator, buffer, workspace, add, shares=self._num_servers)
+        run_sliced(self._exchange, communicator, buffer, workspace, add, finished, shares=self._num_servers)
 
     def _exchange(
         self, communicator: Communicator, part: Array, scratch: Array, add: Add, tag: int

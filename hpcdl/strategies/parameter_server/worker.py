@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import tensorflow as tf
 
+from hpcdl.collectives.workspace import unseen
 from hpcdl.comm.observed import recorder_of
 from hpcdl.strategies.allreduce.worker import broadcast_variables, exchange_bucket
 from hpcdl.strategies.base import Context, Worker
@@ -14,7 +15,7 @@ from hpcdl.strategies.graph import FiniteGuard, bucket_recorded, timestamp
 from hpcdl.strategies.parameter_server.client import MESSAGE_BYTES, ServerClient
 
 if TYPE_CHECKING:
-    from hpcdl.core.protocols import Array, Communicator
+    from hpcdl.core.protocols import Array, Communicator, Finished
 
 DEFAULT_PLACEMENT = "split"
 
@@ -86,11 +87,12 @@ class ParameterServerWorker(Worker):
         self._client.leave(early=early)
 
     def _exchanger(self, number: int, alone: str) -> Callable[[Array], tuple[Array, bool]]:
-        def exchange(buffer: Array) -> Array:
+        def exchange(buffer: Array, finished: Finished) -> Array:
             self._client.exchange(number, buffer)
+            finished(buffer)
             return buffer
 
         recorded = bucket_recorded(exchange, recorder_of(self._workers), number)
         if not self.checks_finite:
-            return lambda buffer: (recorded(buffer), False)
+            return lambda buffer: (recorded(buffer, unseen), False)
         return self._guard.watched(recorded, first=number == 0, alone=alone)

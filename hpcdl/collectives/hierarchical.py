@@ -1,16 +1,19 @@
 """Hybrid all-reduce: shared memory inside a node, rings between nodes (BNL's future work; papers.md's `hierarchical`).
 
-Each rank copies a slice into its row of a shared window. Each of the node's g ranks sums its g-th of all rows, in rank
-order. Then a few ranks of every node, one for each lane, ring the lanes between the m nodes, straight from the window,
-and every rank copies the result out. Nodes may hold different numbers of ranks.
+A slice is cut into a share for each of the node's g ranks. Each rank puts what it has of the others' shares into its
+row of a shared window, adds to its own share what the others put there, and leaves the sum in the window's last row.
+Then a few ranks of every node, one for each lane, ring the lanes between the m nodes, straight from that row, and every
+rank takes the sums out. All that goes on at once, with slices that follow one another: between two stages of a slice
+the ranks of the node meet once, for all slices that are under way. Nodes may hold different numbers of ranks.
 
 Rounds 2(m-1) of messages, none inside a node. A lane's rank sends 2(n/lanes)(m-1)/m bytes, with at most LANES lanes.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy
 
@@ -26,7 +29,9 @@ LANES = 4
 """A few ranks saturate a node's network; more would only make messages short."""
 WINDOW_BYTES = 32 << 20
 """The most that the shared window of a node takes."""
-_SLOTS = 2
+SHARE_BYTES = 2 << 20
+"""A rank's share of a slice on one node. Cores that share a cache would like an eighth of it, which takes cores that do
+not three times as long: what another core has just written has to come from its cache, and not from memory."""
 
 
 @dataclass(kw_only=True)
@@ -38,18 +43,9 @@ class Nodes:
     num_nodes: int
     num_lanes: int
     window: Array
-    """(slots, ranks of this node, bytes of a slice)"""
-    slot: int = 0
-
-    def next_rows(self, num_elements: int, dtype: Any) -> Array:
-        """The rows (ranks of this node, elements) of the next slice.
-
-        Slots alternate, also from call to call: a rank that writes a slot again has met all others at the barriers of
-        the slice in between, after they had read the slot's last result.
-        """
-        self.slot = (self.slot + 1) % _SLOTS
-        rows: Array = self.window[self.slot].view(dtype)[:, :num_elements]
-        return rows
+    """(slots, ranks of this node and one row for the sums, bytes of a slice)"""
+    num_slices: int = 0
+    """So many have been through, over all calls."""
 
     def free(self) -> None:
         """Give back window and groups."""
@@ -72,10 +68,8 @@ def allreduce(
     kept = workspace or Workspace()
     nodes = kept.keep("nodes", lambda: find_nodes(communicator, kept.message_bytes), Nodes.free)
     length = nodes.window.shape[-1] // flat.itemsize
-    for start in range(0, flat.size, length):
-        part = flat[start : start + length]
-        _exchange(nodes, part, nodes.next_rows(part.size, flat.dtype), kept, add or plain_add)
-        finished(part)
+    slices = [_Slice(nodes, flat[start : start + length]) for start in range(0, flat.size, length)]
+    _pipeline(nodes, slices, _stages(nodes, kept, add or plain_add, finished))
     if workspace is None:
         kept.close()
 
@@ -97,24 +91,73 @@ def find_nodes(communicator: Communicator, message_bytes: int) -> Nodes:
     node = communicator.split(names.index(communicator.host), communicator.rank)
     lane = communicator.split(min(local_rank, num_lanes), communicator.rank)
     most_local = max(hosts.count(name) for name in names)
-    slice_bytes = message_bytes * (num_lanes * len(names) if len(names) > 1 else 1)
+    num_slots = 4 if len(names) > 1 else 3  # as many slices are under way as there are stages
+    if len(names) > 1:
+        slice_bytes = message_bytes * num_lanes * len(names)
+    else:
+        slice_bytes = min(message_bytes, SHARE_BYTES) * most_local
     unit = 64 * num_lanes * len(names)  # whole cache lines and equal pieces for every lane and node
-    slice_bytes = max(unit, min(slice_bytes, WINDOW_BYTES // (_SLOTS * most_local)) // unit * unit)
-    window = node.shared_array((_SLOTS, node.size, slice_bytes), numpy.uint8)
+    slice_bytes = max(unit, min(slice_bytes, WINDOW_BYTES // (num_slots * (most_local + 1))) // unit * unit)
+    window = node.shared_array((num_slots, node.size + 1, slice_bytes), numpy.uint8)
     return Nodes(node=node, lane=lane, num_nodes=len(names), num_lanes=num_lanes, window=window)
 
 
-def _exchange(nodes: Nodes, part: Array, rows: Array, workspace: Workspace, add: Add) -> None:
-    node = nodes.node
-    rows[node.rank] = part
-    node.barrier()
-    start, end = spans(part.size, node.size)[node.rank]
-    for row in range(1, node.size):
-        add(rows[0, start:end], rows[row, start:end])
-    node.barrier()
-    if nodes.num_nodes > 1:
-        if node.rank < nodes.num_lanes:
-            start, end = spans(part.size, nodes.num_lanes)[node.rank]
-            ring.allreduce(nodes.lane, rows[0, start:end], workspace, add)
-        node.barrier()
-    part[...] = rows[0]
+class _Slice:
+    """A part of the buffer and its place in the window: a row for each rank of the node, and one for the sums.
+
+    Slots alternate, also from call to call: who writes a slot again has met all others since they left it.
+    """
+
+    def __init__(self, nodes: Nodes, part: Array) -> None:
+        self.part = part
+        rows = nodes.window[nodes.num_slices % len(nodes.window)].view(part.dtype)[:, : part.size]
+        self.rows, self.sums = rows[:-1], rows[-1]
+        self.own = slice(*spans(part.size, nodes.node.size)[nodes.node.rank])
+        nodes.num_slices += 1
+
+    @property
+    def others(self) -> tuple[slice, slice]:
+        """What is before this rank's share and what is behind it."""
+        return slice(0, self.own.start), slice(self.own.stop, self.part.size)
+
+
+_Stage = Callable[[_Slice], None]
+
+
+def _stages(nodes: Nodes, workspace: Workspace, add: Add, finished: Finished) -> list[_Stage]:
+    """What becomes of a slice, in this order; all ranks of the node meet between two stages."""
+    mine, several = nodes.node.rank, nodes.num_nodes > 1
+
+    def put(one: _Slice) -> None:
+        for part in one.others:
+            one.rows[mine, part] = one.part[part]
+
+    def add_up(one: _Slice) -> None:
+        own = one.part[one.own]
+        for rank in range(nodes.node.size):
+            if rank != mine:
+                add(own, one.rows[rank, one.own])
+        one.sums[one.own] = own
+
+    def cross(one: _Slice) -> None:
+        if mine < nodes.num_lanes:
+            start, end = spans(one.part.size, nodes.num_lanes)[mine]
+            ring.allreduce(nodes.lane, one.sums[start:end], workspace, add)
+
+    def take(one: _Slice) -> None:
+        for part in (slice(None),) if several else one.others:
+            one.part[part] = one.sums[part]
+        finished(one.part)
+
+    return [put, add_up, cross, take] if several else [put, add_up, take]
+
+
+def _pipeline(nodes: Nodes, slices: list[_Slice], stages: list[_Stage]) -> None:
+    """Take all slices through all stages, each as many behind the one before it as may be."""
+    last = len(slices) + len(stages) - 2
+    for step in range(last + 1):
+        for behind, stage in enumerate(stages):
+            if 0 <= step - behind < len(slices):
+                stage(slices[step - behind])
+        if step < last:
+            nodes.node.barrier()

@@ -65,10 +65,10 @@ class CenterReplica(Replica):
         """Distances, and what the link has counted."""
         return {**super().details(), **self._link.details()}
 
-    def _ask(self, buffer: Array, rate: float, steps: int) -> None:
-        """Exchange `buffer`, which then holds the reply."""
+    def _ask(self, sent: Array, reply: Array, rate: float, steps: int) -> None:
+        """Exchange what is `sent` for the reply."""
         began = time.perf_counter()
-        self._link.exchange(buffer, rate, steps)
+        self._link.exchange(sent, reply, rate, steps)
         took = time.perf_counter() - began
         self._quickest_s = min(self._quickest_s, took)
         # What an exchange takes longer than the quickest one, it was waiting for other workers' exchanges.
@@ -142,8 +142,7 @@ class ElasticReplica(CenterReplica):
     def _exchange(self) -> None:
         check_finite(self.weights, "weights are", self.group.rank)
         self._rate = self.alpha(self.learning_rate)
-        self._buffer[:] = self.weights
-        self._ask(self._buffer, self._rate, self.elastic.period)
+        self._ask(self.weights, self._buffer, self._rate, self.elastic.period)
 
     def _move_elastically(self, gradient: Array) -> None:
         center, eta = self._buffer, self.learning_rate
@@ -159,8 +158,7 @@ class PullingReplica(CenterReplica):
     def step(self, gradient: Array) -> tuple[Array, float]:
         """Send the gradient, take the center."""
         check_finite(gradient, "gradient is", self.group.rank)
-        self.weights[:] = gradient
-        self._ask(self.weights, self.learning_rate, 1)
+        self._ask(gradient, self.weights, self.learning_rate, 1)
         self._note()
         return self.weights, WALL.now_s()
 

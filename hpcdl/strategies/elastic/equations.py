@@ -44,12 +44,12 @@ def descend(weights: Array, gradient: Array, learning_rate: float) -> None:
         weights[part] -= change
 
 
-def descend_and_reply(center: Array, payload: Array, learning_rate: float) -> None:
-    """The same on the center, where `payload` is the gradient, and the center when it is done."""
+def descend_and_reply(center: Array, gradient: Array, reply: Array, learning_rate: float) -> None:
+    """The same on the center; `reply`, which may be the gradient's memory, becomes the center when it is done."""
     for part, change in _with_scratch(center.size):
-        numpy.multiply(payload[part], learning_rate, out=change)
-        numpy.subtract(center[part], change, out=payload[part])
-        center[part] = payload[part]
+        numpy.multiply(gradient[part], learning_rate, out=change)
+        numpy.subtract(center[part], change, out=reply[part])
+        center[part] = reply[part]
 
 
 def descend_with_momentum(
@@ -102,12 +102,15 @@ def attract_center_by(center: Array, differences: Array, alpha: float) -> None:
         center[part] += alpha * differences[part]
 
 
-def swap_elastic(center: Array, weights: Array, alpha: float) -> None:
-    """One worker's exchange: equation (2) for that worker alone; `weights` becomes the center before it."""
+def swap_elastic(center: Array, weights: Array, reply: Array, alpha: float) -> None:
+    """One worker's exchange: equation (2) for that worker alone.
+
+    `reply`, which may be the weights' memory, becomes the center before it.
+    """
     for part, pull in _with_scratch(center.size):
         numpy.subtract(weights[part], center[part], out=pull)
         pull *= alpha
-        weights[part] = center[part]
+        reply[part] = center[part]
         center[part] += pull
 
 

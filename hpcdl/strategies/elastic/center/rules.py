@@ -22,8 +22,8 @@ class Rule(Protocol):
     def begin(self, num_elements: int) -> None:
         """Get ready for a center of that length."""
 
-    def serve(self, center: Array, payload: Array, rate: float) -> None:
-        """Change `center` by `payload`, which then holds the reply."""
+    def serve(self, center: Array, payload: Array, reply: Array, rate: float) -> None:
+        """Change `center` by `payload`, and fill `reply`, which may be the same memory."""
 
 
 class Attraction:
@@ -34,9 +34,9 @@ class Attraction:
     def begin(self, num_elements: int) -> None:
         """Nothing to keep."""
 
-    def serve(self, center: Array, payload: Array, rate: float) -> None:
+    def serve(self, center: Array, payload: Array, reply: Array, rate: float) -> None:
         """Move the center towards the worker's weights."""
-        swap_elastic(center, payload, rate)
+        swap_elastic(center, payload, reply, rate)
 
 
 class Descent:
@@ -47,9 +47,9 @@ class Descent:
     def begin(self, num_elements: int) -> None:
         """Nothing to keep."""
 
-    def serve(self, center: Array, payload: Array, rate: float) -> None:
+    def serve(self, center: Array, payload: Array, reply: Array, rate: float) -> None:
         """W~ <- W~ - eta dW."""
-        descend_and_reply(center, payload, rate)
+        descend_and_reply(center, payload, reply, rate)
 
 
 class MomentumDescent:
@@ -63,11 +63,11 @@ class MomentumDescent:
         """The velocity starts at zero."""
         self.velocity = numpy.zeros(num_elements, numpy.float32)
 
-    def serve(self, center: Array, payload: Array, rate: float) -> None:
+    def serve(self, center: Array, payload: Array, reply: Array, rate: float) -> None:
         """V <- mu V - eta dW; W~ <- W~ + V."""
         assert self.velocity is not None
         descend_with_momentum(center, self.velocity, payload, rate, self._momentum)
-        payload[:] = center
+        reply[:] = center
 
 
 RULES: dict[str, Callable[[float], Rule]] = {

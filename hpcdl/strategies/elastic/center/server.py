@@ -157,7 +157,7 @@ class CenterServer:
             message.payload[:] = self._center
         else:
             self._staleness.add(self._version - int(version))
-            self._rule.serve(self._center, message.payload, rate)
+            self._rule.serve(self._center, message.payload, message.payload, rate)
             self._version += 1
             self._count += int(steps)
             # A total of 0 means that the workers stop by themselves.

@@ -31,8 +31,8 @@ class Link(Protocol):
     def start(self, weights: Array, sizes: Sequence[int], *, count: int, total: int, velocity: Array | None) -> None:
         """Agree on the center's first value, `weights`, equal on every worker. Collective."""
 
-    def exchange(self, buffer: Array, rate: float, steps: int) -> None:
-        """Send `buffer` for this worker's last `steps` steps; it comes back with the reply."""
+    def exchange(self, sent: Array, reply: Array, rate: float, steps: int) -> None:
+        """Send `sent` for this worker's last `steps` steps; `reply` is filled, which may be the same memory."""
 
     def fetch(self, buffer: Array) -> None:
         """Read the center."""
@@ -76,21 +76,21 @@ class ServerLink:
             for values in (weights,) if velocity is None else (weights, velocity):
                 self._send(values, (0, 0, 0, 0))
 
-    def exchange(self, buffer: Array, rate: float, steps: int) -> None:
+    def exchange(self, sent: Array, reply: Array, rate: float, steps: int) -> None:
         """One request to each server, and its reply."""
-        self._ask(buffer, center_message.UPDATE, rate, steps)
+        self._ask(sent, reply, center_message.UPDATE, rate, steps)
 
     def fetch(self, buffer: Array) -> None:
         """Read the center."""
-        self._ask(buffer, center_message.FETCH)
+        self._ask(buffer, buffer, center_message.FETCH)
 
     def fetch_velocity(self, buffer: Array) -> None:
         """Read the servers' velocity."""
-        self._ask(buffer, center_message.FETCH_VELOCITY)
+        self._ask(buffer, buffer, center_message.FETCH_VELOCITY)
 
     def leave(self, buffer: Array, *, stop: bool) -> None:
         """The reply comes when every worker has left; waiting for it costs no core."""
-        self._ask(buffer, center_message.STOP if stop else center_message.LEAVE)
+        self._ask(buffer, buffer, center_message.STOP if stop else center_message.LEAVE)
         self.num_lost = max(int(message.header[3]) for message in self._messages)
 
     def finish(self, *, early: bool) -> None:
@@ -104,11 +104,11 @@ class ServerLink:
         """Staleness is the servers' to count."""
         return {}
 
-    def _ask(self, buffer: Array, kind: int, rate: float = 0.0, steps: int = 0) -> None:
-        self._send(buffer, (kind, rate, 0, steps))
+    def _ask(self, sent: Array, reply: Array, kind: int, rate: float = 0.0, steps: int = 0) -> None:
+        self._send(sent, (kind, rate, 0, steps))
         for index, (span, message) in enumerate(zip(self._spans, self._messages, strict=True)):
             message.receive(self._channel, self._context.num_workers + index)
-            buffer[span] = message.payload
+            reply[span] = message.payload
             self._versions[index] = int(message.header[1])
         self.count = int(self._messages[0].header[0])
         self.stopped = self.stopped or bool(self._messages[0].header[2])

@@ -46,14 +46,14 @@ class LockFreeLink:
         self._create(weights)
         self._look()
 
-    def exchange(self, buffer: Array, rate: float, steps: int) -> None:
+    def exchange(self, sent: Array, reply: Array, rate: float, steps: int) -> None:
         """Change the center in place, unless it takes no more changes."""
         self._look()
         if self.stopped:
-            self._read(buffer)
+            self._read(reply)
         else:
             self._staleness.add(max(self._writes_of_others() - self._read_version, 0))
-            self._change(buffer, rate)
+            self._change(sent, reply, rate)
             self._note(self.group.rank, steps, 1, 0)
             self._look()
         self._read_version = self._writes_of_others()
@@ -98,8 +98,8 @@ class LockFreeLink:
         """Fill `buffer` with the center."""
         raise NotImplementedError
 
-    def _change(self, buffer: Array, rate: float) -> None:
-        """Apply the rule to the center; `buffer` becomes its reply."""
+    def _change(self, sent: Array, reply: Array, rate: float) -> None:
+        """Apply the rule to the center, and fill `reply`."""
         raise NotImplementedError
 
     def _note(self, row: int, steps: int, writes: int, left: int) -> None:
@@ -145,8 +145,8 @@ class SharedLink(LockFreeLink):
     def _read(self, buffer: Array) -> None:
         buffer[:] = self._center
 
-    def _change(self, buffer: Array, rate: float) -> None:
-        self._rule.serve(self._center, buffer, rate)
+    def _change(self, sent: Array, reply: Array, rate: float) -> None:
+        self._rule.serve(self._center, sent, reply, rate)
 
     def _note(self, row: int, steps: int, writes: int, left: int) -> None:
         self._shared_board[row] += (steps, writes, left)
@@ -179,10 +179,10 @@ class RemoteLink(LockFreeLink):
         for owner, part in enumerate(self._parts):
             self._center.read(owner, buffer[part])
 
-    def _change(self, buffer: Array, rate: float) -> None:
+    def _change(self, sent: Array, reply: Array, rate: float) -> None:
         self._read(self._seen)
         difference = self._seen.copy()
-        self._rule.serve(self._seen, buffer, rate)
+        self._rule.serve(self._seen, sent, reply, rate)
         numpy.subtract(self._seen, difference, out=difference)
         for owner, part in enumerate(self._parts):
             self._center.add(owner, difference[part])

@@ -127,6 +127,8 @@ class Striker(threading.Thread):
         while not (there := ranks_of(self._run_dir)):
             if self.over.wait(0.05):
                 return
+        if len(there) == 1:
+            kind = "kill"  # nobody would be left to notice that it is stopped
         for rank in self._drawn.sample(sorted(there), min(num, len(there))):
             with suppress(ProcessLookupError):
                 now_s = time.time()

@@ -52,7 +52,8 @@ def main() -> None:
 
 def measure(lab: Lab, given: argparse.Namespace) -> dict[str, list[dict[str, float]]]:
     """What `hpcdl bench` says of each way, try by try, and of the raw all-reduce."""
-    size = ["--sizes", str(model_info(given.model).gradient_bytes), "--repeats", "3"]
+    network = given.model.split(":")[1] if given.model.startswith("emulated:") else given.model
+    size = ["--sizes", str(model_info(network).gradient_bytes), "--repeats", "3"]
     ways = [*itertools.product(given.strategies.split(","), given.compress.split(","))]
     found: dict[str, list[dict[str, float]]] = {}
     for _ in range(given.tries):

@@ -78,20 +78,13 @@ class DeathWatch:
 
     def poll(self, timeout_s: float) -> list[int]:
         """Wait up to `timeout_s` for an end; returns the process ids that ended since the last call, in order."""
-        ended = []
+        ended: list[int] = []
         for descriptor, _ in self._ready.poll(timeout_s):
             if descriptor == self._door.fileno():
-                self._let_in()
-                continue
-            if descriptor in self._lines and self._goes_on(descriptor):
-                continue
-            self._ready.unregister(descriptor)
-            os.close(descriptor)
-            self._lines.discard(descriptor)
-            pid = self._pid_of.pop(descriptor)
-            if pid not in self._told:
-                self._told.add(pid)
-                ended.append(pid)
+                # Who is gone by now has hardly begun: that is a cause, and who is told of next may be killed for it.
+                ended += [pid for line in self._let_in() if not self._goes_on(line) for pid in self._over(line)]
+            elif descriptor in self._pid_of and not (descriptor in self._lines and self._goes_on(descriptor)):
+                ended += self._over(descriptor)
         return ended
 
     def close(self) -> None:
@@ -102,7 +95,9 @@ class DeathWatch:
         self._door.close()
         self._ready.close()
 
-    def _let_in(self) -> None:
+    def _let_in(self) -> list[int]:
+        """The lines of all who have come to the door."""
+        found = []
         with contextlib.suppress(BlockingIOError):
             while True:
                 line, _ = self._door.accept()
@@ -111,7 +106,20 @@ class DeathWatch:
                 if user == os.getuid():  # the kernel's names are open to every user of the node
                     line.setblocking(False)
                     self._lines.add(line.fileno())
+                    found.append(line.fileno())
                     self._register(line.detach(), pid)
+        return found
+
+    def _over(self, descriptor: int) -> list[int]:
+        """Whose line or pidfd that was, unless that is known already."""
+        self._ready.unregister(descriptor)
+        os.close(descriptor)
+        self._lines.discard(descriptor)
+        pid = self._pid_of.pop(descriptor)
+        if pid in self._told:
+            return []
+        self._told.add(pid)
+        return [pid]
 
     def _goes_on(self, line: int) -> bool:
         """Take in what has been said; False once the line is cut."""

@@ -27,6 +27,10 @@ SMALLEST = {
     "easgd_communication": ("--hosts 3 --mib 0.1 --rounds 1", (HOSTS,)),
     "easgd_pairs": ("--data SHARDS --epochs 1 --minutes 0.01 --out FOLDER/pairs.json", LONG),
     "gpu_check": ("--device cpu", LONG),
+    "exchange_hosts": (
+        "--model emulated:lenet:0.01 --batch-size 2 --strategies ring --steps 1 --tries 1",
+        (HOSTS, pytest.mark.soak),
+    ),
     "field_reading": ("--mib 4 --repeats 1 --folder FOLDER", ()),
     "hogwild_bandwidth": ("--workers 2 --mib 0.1 --steps 1", (RANKS,)),
     "jpeg_decoding": ("--jpegs 4 --repeats 1", (pytest.mark.soak,)),

@@ -184,6 +184,23 @@ def test_who_lets_go_of_its_files_first_died_first() -> None:
         assert watch.poll(0.2) == []  # once each
 
 
+def test_who_dies_at_its_start_is_told_of_before_who_is_killed_for_it() -> None:
+    """Also where the watch gets to hear of its line and of both deaths at once, as on a busy machine."""
+    program = "import sys; from hpcdl.cluster.deaths import hold_line; hold_line('start'); print(flush=True); input()"
+    line = [sys.executable, "-c", program]
+    pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE}
+    watch = DeathWatch("start")
+    with contextlib.closing(watch), subprocess.Popen(line, **pipes) as other:  # type: ignore[call-overload]
+        other.stdout.readline()
+        assert watch.poll(0.05) == []  # lets it in
+        with subprocess.Popen(line, **pipes) as dying:  # type: ignore[call-overload]
+            dying.stdout.readline()
+            dying.kill()
+        other.kill()
+        other.wait()
+        assert [*watch.poll(5), *watch.poll(0.2)] == [dying.pid, other.pid]
+
+
 def test_the_first_dead_is_known_though_all_end_in_one_tick(tmp_path: Path) -> None:
     launcher, *ranks = (subprocess.Popen(["sleep", "60"], start_new_session=True) for _ in range(4))
     report_all(tmp_path, "running", [(socket.gethostname(), process.pid) for process in ranks])

@@ -75,3 +75,25 @@ def test_a_collective_that_ends_well_without_a_rank_has_broken_the_group(
     group.Get_failed().Translate_ranks.return_value = [2]
     with pytest.raises(BrokenGroup, match="has lost 1 of 3 ranks"):
         collective(MpiCommunicator(library, group))
+
+
+def test_messages_of_a_revoked_group_are_not_looked_at() -> None:
+    """Open MPI would give those that are still on their way out back, and end the job when they get there."""
+    handle, looked = MagicMock(), MagicMock()
+    handle.Is_revoked.return_value = False
+    library: Any = MagicMock(Exception=Library.Exception, Request=looked, get_vendor=lambda: ("played", (5, 0)))
+    looked.Testany.return_value = (0, True)
+    group = MpiCommunicator(library, handle)
+    sending = group.isend(numpy.zeros(1, numpy.float32), 1)
+    sending.test()
+    assert group.wait_any([sending]) == 0
+    handle.Is_revoked.return_value = True
+    looked.Testany.reset_mock()
+    sending.handle.Test.reset_mock()
+    for look in (lambda: group.wait_any([sending]), sending.test):
+        with pytest.raises(BrokenGroup, match="the group was revoked"):
+            look()
+    looked.Testany.assert_not_called()
+    sending.handle.Test.assert_not_called()
+    sending.wait()
+    sending.handle.Wait.assert_called_once()

@@ -54,13 +54,16 @@ def _broken(mpi: Any) -> tuple[int, ...]:
     return mpi.ERR_PROC_FAILED, mpi.ERR_PROC_FAILED_PENDING, mpi.ERR_REVOKED
 
 
-def first_done(mpi: Any, handles: Sequence[Any], look: Callable[[], None]) -> int:
+def first_done(
+    mpi: Any, handles: Sequence[Any], look: Callable[[], None], check: Callable[[], None] = lambda: None
+) -> int:  # fmt: skip
     """Index of the first of MPI's requests that is done; sleeps between looks, because every MPI's own wait spins.
 
-    `look` is called once the pauses are at their longest.
+    `look` is called once the pauses are at their longest, `check` before the requests are looked at.
     """
     looks, pause_s = 0, 0.0
     while True:
+        check()
         index, done = mpi.Request.Testany(handles)
         if done:
             return max(int(index), 0)  # undefined where all of them were through before: then any will do

@@ -67,11 +67,20 @@ def _name_and_version(mpi: Any) -> str:
     return f"{name} {'.'.join(str(part) for part in version)}"
 
 
+def _has_revocation(mpi: Any, handle: Any) -> bool:
+    try:
+        handle.Is_revoked()
+    except (AttributeError, NotImplementedError, mpi.Exception):
+        return False
+    return True
+
+
 class MpiRequest:
     """A message under way between two processes; keeps its buffer alive until the message is through."""
 
     def __init__(self, communicator: MpiCommunicator, handle: Any, buffer: Array) -> None:
         self._mpi = communicator._mpi
+        self._check_usable = communicator.check_usable
         self._buffer = buffer
         self.rank, self.host = communicator.rank, communicator.host
         self.handle = handle
@@ -84,6 +93,7 @@ class MpiRequest:
     @translated
     def test(self) -> bool:
         """Whether the message is through."""
+        self._check_usable()
         return bool(self.handle.Test())
 
 
@@ -98,6 +108,7 @@ class MpiCommunicator:
         self._family.append(handle)
         self._windows: list[Any] = []
         self._operations: dict[Any, Any] = {}
+        self._may_be_revoked = _has_revocation(mpi, handle)
         self.rank: int = handle.Get_rank()
         self.size: int = handle.Get_size()
         self.host = os.uname().nodename
@@ -117,7 +128,7 @@ class MpiCommunicator:
     def wait_any(self, requests: Sequence[Request], look: Callable[[], None] = lambda: None) -> int:
         """Index of the first request that is done; sleeps between looks, because every MPI's own wait spins."""
         handles = [request.handle for request in requests if isinstance(request, MpiRequest)]
-        return first_done(self._mpi, handles, look)
+        return first_done(self._mpi, handles, look, self.check_usable)
 
     @translated
     def barrier(self) -> None:
@@ -205,10 +216,17 @@ class MpiCommunicator:
 
     def is_revoked(self) -> bool:
         """Whether `revoke` was called, here or on another rank; never where the library has no ULFM."""
-        try:
-            return bool(self._handle.Is_revoked())
-        except (AttributeError, NotImplementedError, self._mpi.Exception):
-            return False
+        return self._may_be_revoked and bool(self._handle.Is_revoked())
+
+    def check_usable(self) -> None:
+        """BrokenGroup where the group is revoked; called before messages are looked at.
+
+        Open MPI's MPI_Test gives a message of a revoked group back at once, although it may be on its way out still:
+        that ends the whole job when it gets there. MPI_Wait, which comes later, returns when it is through.
+        """
+        if self._may_be_revoked and self._handle.Is_revoked():
+            text = f"rank {self.rank} on {self.host}: the group was revoked"
+            raise BrokenGroup(text, rank=self.rank, host=self.host)
 
     @translated
     def revoke(self) -> None:

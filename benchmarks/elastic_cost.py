@@ -40,7 +40,7 @@ def measure(num_pairs: int, model: str) -> None:
     parts, communicator, _ = build(settings)
     context = context_of(parts.prepared, communicator)
     plain, step = parts.worker, parts._step
-    again = load_strategy(parts.prepared.info).worker(dataclasses.replace(context, repeats_steps=True))
+    again = load_strategy(parts.prepared.info).worker(dataclasses.replace(context, in_place=True))
     parts.join(parts.prepared, again, communicator, parts.journal, parts.copies)
     parts.may_repeat_steps()
     copy = parts._read_moved_by_forward

@@ -22,7 +22,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, TypeVar
 
 from hpcdl.comm.gaps import IdleGaps
-from hpcdl.core.errors import RankError
+from hpcdl.core.errors import BrokenGroup, RankError
 from hpcdl.core.protocols import Revocable
 
 if TYPE_CHECKING:
@@ -203,7 +203,12 @@ class Observation:
     @property
     def leads(self) -> bool:
         """Whether this is the first of the ranks that the run goes on with: what rank 0 does at the start."""
-        return self.rank == min(set(range(self.size)) - self.lost, default=0)
+        return self.rank == self.first_left
+
+    @property
+    def first_left(self) -> int:
+        """The first of the ranks that the run goes on with."""
+        return min(set(range(self.size)) - self.lost, default=0)
 
     def doing(self, what: str, step: int | None = None) -> None:
         """The rank's main thread has moved on to `what`; `step` stays as it was where it is not given."""
@@ -547,6 +552,15 @@ class Observed:
         """Ranks of the group that the library or the watch knows to be gone."""
         lost = self.observation.lost
         return self._inner.failed() | {index for index, rank in enumerate(self.lane.members) if rank in lost}
+
+    def dead(self) -> set[int]:
+        """Ranks of the world, members of the group, that the library itself knows to be gone."""
+        return {self.lane.members[index] for index in self._inner.failed()}
+
+    def check_alive(self) -> None:
+        """BrokenGroup where a rank of the group is dead: for who is at work and talks to nobody meanwhile."""
+        if dead := sorted(self.dead() - self.observation.lost):
+            raise BrokenGroup(f"rank {dead[0]} is dead", rank=dead[0])
 
     def free(self) -> None:
         """Give the group back; its counts stay."""

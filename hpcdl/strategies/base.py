@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 
 from hpcdl.config.schema import ElasticConfig, ExchangeConfig, OptimizerConfig
 from hpcdl.core.errors import UsageError
@@ -12,6 +12,7 @@ from hpcdl.core.protocols import Communicator
 
 if TYPE_CHECKING:
     from hpcdl.core.protocols import Array
+    from hpcdl.strategies.elastic.center.salvage import Center, CenterPart
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -40,7 +41,7 @@ class Features:
     several_steps: bool = False
     """A worker may take several steps in one call of the graph: nothing outside of it is asked between them."""
     in_place: bool = False
-    """Goes on with the ranks that are left where others are lost, if MPI can: no rank alone holds part of its state."""
+    """Goes on with the ranks that are left where others are lost, if MPI can: no rank alone knows part of its state."""
     measured_buckets: bool = False
     """The size of its buckets may be found by timing steps: no rank but the workers knows it."""
     optimizers: tuple[str, ...] = ()
@@ -84,8 +85,12 @@ class Context:
     deterministic: bool = False
     weight: float = 1.0
     """What this worker's mean over its samples counts in the mean over the workers."""
-    repeats_steps: bool = False
-    """Whether a step that another rank's death ends is repeated: then no weight moves before its exchange is over."""
+    in_place: bool = False
+    """Whether those that are left go on in place where a rank is lost.
+
+    Then no weight moves before the step's exchange is over, a server does not go on without a worker that is dead, and
+    workers keep the center as it last came to them.
+    """
 
     @property
     def is_worker(self) -> bool:
@@ -155,7 +160,18 @@ class Worker:
         """Take back what `state` gave; called before `start`."""
 
     def abandon(self) -> None:
-        """The groups that it exchanges in are revoked: another worker goes on, with its `state`, among those left."""
+        """The groups that it exchanges in are revoked: another worker goes on among those left, with what it keeps."""
+
+    def kept(self) -> dict[str, Array]:
+        """What another worker in this one's place `restore`s, without asking anybody."""
+        return self.state()
+
+    def part(self) -> CenterPart | None:
+        """A copy of the center that servers hold, as it last came here; None where they hold none."""
+        return None
+
+    def take_center(self, center: Center) -> None:
+        """What those that are left have of the center, which was in the variables; called before `start`."""
 
     def details(self) -> dict[str, Any]:
         """What the record keeps about this rank, as JSON."""
@@ -167,6 +183,14 @@ class Worker:
 
     def finish(self, *, early: bool = False) -> None:
         """Leave in order; no exchange follows. `early`: the run stops with something to resume."""
+
+
+@runtime_checkable
+class HoldsCenter(Protocol):
+    """A server that holds a part of the center."""
+
+    def part(self) -> CenterPart | None:
+        """That part; None before it has come."""
 
 
 class Server(Protocol):

@@ -25,6 +25,7 @@ from hpcdl.config.load import Effective, flag_layer, load
 from hpcdl.config.schema import TrainConfig
 from hpcdl.core.errors import BrokenGroup, RankError, carried, original
 from hpcdl.core.protocols import LaunchPlan
+from hpcdl.strategies.elastic.methods import METHODS
 from hpcdl.strategies.table import STRATEGIES
 from hpcdl.training.launch import in_place
 from hpcdl.training.launch.fewer import told
@@ -58,15 +59,18 @@ def mpi(monkeypatch: pytest.MonkeyPatch, flavour: str = "openmpi", version: str 
 
 
 IN_PLACE = [name for name, info in STRATEGIES.items() if info.features.in_place]
+SERVED = [name for name, method in METHODS.items() if not method.lock_free]
+"""Methods whose servers hold the center."""
 
 
 @pytest.mark.parametrize("strategy", [name for name in STRATEGIES if name != "single"])
-def test_strategies_whose_state_no_rank_holds_alone_go_on_in_place(
+def test_strategies_whose_state_no_rank_knows_alone_go_on_in_place(
     strategy: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     mpi(monkeypatch)
     goes_on, said = way_of(prepare(config(strategy=strategy, **{"allow-grpc": True})), LOCAL)
-    assert goes_on == (strategy in IN_PLACE) == (strategy in {*COLLECTIVES, "ps", "sync-easgd"})
+    able = {*COLLECTIVES, "ps", "sync-easgd", *SERVED}
+    assert goes_on == (strategy in IN_PLACE) == (strategy in able)
     assert ("in place (ULFM), down to 2 workers" if goes_on else f"{strategy} does not go on in place") in said
 
 
@@ -86,6 +90,8 @@ def test_strategies_whose_state_no_rank_holds_alone_go_on_in_place(
         ({"strategy": "ps", "ranks": 6, "backup-workers": 1}, LOCAL, ("openmpi", "5.0.11"), "--backup-workers lets"),
         ({"strategy": "sync-easgd", "variant": "1"}, LOCAL, ("openmpi", "5.0.11"), "--variant 1 keeps the center on"),
         ({"strategy": "sync-easgd", "period": 4}, LOCAL, ("openmpi", "5.0.11"), "--period 4 has workers take several"),
+        ({"strategy": "easgd", "period": 4}, LOCAL, ("openmpi", "5.0.11"), "--period 4 has workers take several"),
+        ({"strategy": "hogwild-easgd"}, LOCAL, ("openmpi", "5.0.11"), "hogwild-easgd does not go on in place"),
         ({}, SLURM, ("openmpi", "5.0.11"), "the launcher slurm ends all ranks"),
         ({}, HOSTFILE, ("mpich", "5.0.2"), "mpich 5.0.2 has no ULFM"),
         ({}, LOCAL, ("openmpi", "4.1.6"), "openmpi 4.1.6 has no ULFM"),
@@ -98,6 +104,11 @@ def test_where_it_cannot_new_ranks_go_on_and_the_start_says_why(
     mpi(monkeypatch, *library)
     goes_on, said = way_of(prepare(config(**flags)), launcher)
     assert not goes_on and said.startswith("where a rank is lost, all are started again") and why in said
+
+
+def test_workers_that_do_not_step_together_may_exchange_now_and_then(monkeypatch: pytest.MonkeyPatch) -> None:
+    mpi(monkeypatch)
+    assert way_of(prepare(config(strategy="async-easgd", period=4)), LOCAL)[0]
 
 
 def test_the_launcher_hears_that_ranks_may_die(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -152,6 +163,23 @@ def test_those_that_are_left_keep_their_roles() -> None:
     assert told(before.effective, before.on(6, 4).effective).startswith("2 workers in place of 4, 64 samples")
 
 
+def test_a_rank_that_was_left_behind_alive_cannot_be_shrunk_away(tmp_path: Path) -> None:
+    """A worker that gave no sign of life, and whose process is there still: a smaller group would wait for it."""
+    observation = Observation(0, 3, "a")
+    watch = Watch(observation=observation, folder=tmp_path, actions=Actions(end=lambda error: None))
+    observation.lost = frozenset({2})
+    left = SimpleNamespace(lane=SimpleNamespace(members=(0,)))
+    dead = {1}
+    played: Any = SimpleNamespace(
+        observation=observation, size=3, revoke=lambda: None, survivors=lambda: left, dead=lambda: dead
+    )
+    with pytest.raises(RankError, match="rank 2 was left behind alive") as caught:
+        those_left(played, watch)
+    assert caught.value.lost
+    dead.add(2)
+    assert those_left(played, watch) == (left, {1: "a host unknown yet"})
+
+
 def left_of(lost: dict[int, str], size: int) -> Any:
     """The group that is left of a world without `lost`."""
     members = tuple(rank for rank in range(size) if rank not in lost)
@@ -178,7 +206,7 @@ def test_a_rank_that_has_failed_ends_the_run_and_is_not_lost_to_it(tmp_path: Pat
     for members, expected in ((frozenset({0, 2}), {1: "b"}), (frozenset({0}), None)):
         left = SimpleNamespace(lane=SimpleNamespace(members=members))
         played: Any = SimpleNamespace(
-            observation=observation, size=3, revoke=lambda: None, survivors=lambda left=left: left
+            observation=observation, size=3, revoke=lambda: None, survivors=lambda left=left: left, dead=lambda: {1, 2}
         )
         if expected is not None:
             assert those_left(played, watch) == (left, expected)
@@ -445,7 +473,7 @@ def test_a_rank_lost_while_the_group_is_mended_leaves_a_run_that_goes_on(
 
 @pytest.mark.lab
 @pytest.mark.soak
-@pytest.mark.parametrize("strategy", [name for name in IN_PLACE if name not in ("ring", "ps")])
+@pytest.mark.parametrize("strategy", [name for name in IN_PLACE if name not in ("ring", "ps", *SERVED)])
 def test_every_other_strategy_goes_on_in_place_too(
     open_mpi_5: Path, session_hpcdl: CommandLine, shards: Path, tmp_path: Path, strategy: str
 ) -> None:
@@ -475,3 +503,75 @@ def test_replicas_and_their_center_outlive_two_failures(
     assert (record["status"], record["workers"]) == ("finished", 2)
     first, *_, last = record["history"]
     assert last["val_loss"] < first["val_loss"] / 3 and last["val_accuracy"] > 0.93, record["history"]
+
+
+CENTERED = [*SHORT, "--batch-size", "16", "--ranks", "5", "--servers", "2", "--epochs", "6"]
+CENTERED += ["--elastic", "--min-workers", "2", "--checkpoint-every", "1h"]
+RATES = {"async-sgd": "0.02", "async-msgd": "0.002", "async-measgd": "0.005"}
+"""Learning rates of the methods that do not go with 0.05."""
+
+
+def trained_with_loss(hpcdl: CommandLine, prefix: Path, data: Path, run_dir: Path, strategy: str, faults: str) -> Any:
+    """The record of a run that has lost workers or servers in place and has learned all the same."""
+    optimizer = STRATEGIES[strategy].features.optimizers[0]
+    line = [*CENTERED, "--strategy", strategy, "--optimizer", optimizer, "--data", data, "--run-dir", run_dir]
+    line += ["--learning-rate", RATES.get(strategy, "0.05"), "--inject", faults]
+    finished = hpcdl(line, env=library(prefix), timeout_s=300)
+    assert finished.code == 0, finished.err
+    assert "new ranks go on" not in finished.err
+    record = record_of(run_dir)
+    assert record["status"] == "finished"
+    first, *_, last = record["history"]
+    assert last["val_loss"] < first["val_loss"] and last["val_accuracy"] > 0.9, record["history"]
+    told = [event["epoch"] for event in events(run_dir, "epoch")]
+    assert [point["epoch"] for point in record["history"]] == told == sorted(told) and int(told[-1]) == 6
+    return record
+
+
+@pytest.mark.lab
+def test_a_center_outlives_worker_0_and_a_server_that_holds_half_of_it(
+    open_mpi_5: Path, session_hpcdl: CommandLine, shards: Path, tmp_path: Path
+) -> None:
+    """One after the other: the next worker evaluates and writes, and what it has not seen is in the history."""
+    run_dir = tmp_path / "run"
+    faults = "kill:rank=0@step=40,kill:rank=4@step=200"  # of the run's steps, which become 264 of 174 with two workers
+    record = trained_with_loss(session_hpcdl, open_mpi_5, shards, run_dir, "async-easgd", faults)
+    assert [one["lost"] for one in recoveries(run_dir)] == [[0], [4]]
+    assert all(set(one["seconds"]) == {"detect", "shrink", "state", "trace"} for one in recoveries(run_dir))
+    assert (record["workers"], record["servers"], record["ranks"]) == (2, 1, 3)
+    assert [row["role"] for row in record["rank_records"]] == ["worker", "worker", "server"]
+    assert record["resumed_from_steps"] == [one["step"] for one in recoveries(run_dir)]
+    told = [event["text"] for event in events(run_dir, "message") if "recovery" in event]
+    assert "weights of the center were on a lost server" not in told[0]
+    assert "215540 of 431080 weights of the center were on a lost server: a worker's copy after update" in told[1]
+    states = {status.rank: status.state for status in read_statuses(run_dir / "ranks")}
+    assert {rank for rank, state in states.items() if state == "left behind"} == {0, 4}
+
+
+@pytest.mark.lab
+@pytest.mark.soak
+@pytest.mark.parametrize("victim", [0, 1, 3])
+@pytest.mark.parametrize("strategy", SERVED)
+def test_every_method_with_servers_goes_on_without_a_worker_or_a_server(
+    open_mpi_5: Path, session_hpcdl: CommandLine, shards: Path, tmp_path: Path, strategy: str, victim: int
+) -> None:
+    """In every test `async-easgd` does, above."""
+    run_dir = tmp_path / "run"
+    faults = f"kill:rank={victim}@step=30"
+    record = trained_with_loss(session_hpcdl, open_mpi_5, shards, run_dir, strategy, faults)
+    assert [one["lost"] for one in recoveries(run_dir)] == [[victim]]
+    assert (record["workers"], record["servers"]) == ((3, 1) if victim == 3 else (2, 2))
+
+
+@pytest.mark.lab
+@pytest.mark.soak
+def test_without_its_last_server_new_ranks_go_on(
+    open_mpi_5: Path, session_hpcdl: CommandLine, shards: Path, tmp_path: Path
+) -> None:
+    """That `roles_left` says so is tested every time, above."""
+    run_dir = tmp_path / "run"
+    line = [*CENTERED, "--strategy", "async-sgd", "--optimizer", "sgd", "--servers", "1", "--data", shards]
+    line += ["--checkpoint-every", "0.001s", "--run-dir", run_dir, "--inject", "kill:rank=4@step=40"]
+    finished = session_hpcdl(line, env=library(open_mpi_5), timeout_s=300)
+    assert finished.code == 0, finished.err
+    assert "; new ranks go on after step " in finished.err and not recoveries(run_dir)

@@ -72,7 +72,7 @@ class AllReduceWorker(Worker):
         # A message space of its own: the exchange runs on TensorFlow's threads, beside the main thread's messages.
         self._communicator = context.communicator.duplicate()
         self.bucket_bytes = context.exchange.bucket_bytes
-        self._repeats_steps = context.repeats_steps
+        self._in_place = context.in_place
         self._wire = WIRES[context.exchange.compress]
         self._collective = self._collective_of(context)
         self._workspace = Workspace(measure=not context.deterministic)
@@ -146,7 +146,7 @@ class AllReduceWorker(Worker):
         An optimizer that skips steps (`checks_finite` is False) has to see all sums before it moves anything; and a
         step that may be repeated must not have moved a part of them.
         """
-        if self._communicator.size == 1 or not self.checks_finite or self._repeats_steps:
+        if self._communicator.size == 1 or not self.checks_finite or self._in_place:
             return False
         return all(gradient.dtype == tf.float32 for gradient in gradients) and self.leaves_early(gradients)
 

@@ -11,6 +11,7 @@ import numpy
 
 from hpcdl.core.wall import WALL
 from hpcdl.strategies.base import Context
+from hpcdl.strategies.elastic.center.salvage import CenterPart
 from hpcdl.strategies.elastic.equations import descend, descend_with_momentum, elastic_momentum_step, elastic_step
 from hpcdl.strategies.elastic.links.base import Link
 from hpcdl.strategies.elastic.replica import Background, Replica
@@ -18,6 +19,7 @@ from hpcdl.strategies.finite import check_finite
 
 if TYPE_CHECKING:
     from hpcdl.core.protocols import Array
+    from hpcdl.strategies.elastic.center.salvage import Center
 
 
 class CenterReplica(Replica):
@@ -31,13 +33,32 @@ class CenterReplica(Replica):
         self._buffer: Array = self.weights
         self._left = False
         self._quickest_s = math.inf
+        self._given: Center | None = None
+        self._known = 0
+        """Updates of the center that this worker's copy of it knows."""
 
     def start(self, weights: Array, sizes: Sequence[int]) -> None:
         """The center is worker 0's `weights`."""
         self.start_weights(weights)
-        self._buffer = numpy.zeros_like(weights)
+        self._buffer, self._known = weights.copy(), self.count
         velocity = self._restored.get("replica/center_velocity") if self.group.rank == 0 else None
+        if self._given is not None:
+            velocity = self._given.velocity
         self._link.start(weights, sizes, count=self.count, total=self.total, velocity=velocity)
+        self._given = None  # before, where others are lost again, nobody else may have it
+        self._note()
+
+    def part(self) -> CenterPart | None:
+        """The center as it came back last, or as it was given."""
+        if self._given is not None:
+            return CenterPart(
+                start=0, values=self._given.values, velocity=self._given.velocity, count=self._given.count
+            )
+        return CenterPart(start=0, values=self._copy(), count=self._known) if self.weights.size else None
+
+    def take_center(self, center: Center) -> None:
+        """The first worker gives it to the servers that are left."""
+        self._given, self.count = center, center.count
 
     def center(self) -> Array:
         """The center now; with servers in rank order every worker has to ask."""
@@ -70,9 +91,14 @@ class CenterReplica(Replica):
         began = time.perf_counter()
         self._link.exchange(sent, reply, rate, steps)
         took = time.perf_counter() - began
+        self._known = self._link.count
         self._quickest_s = min(self._quickest_s, took)
         # What an exchange takes longer than the quickest one, it was waiting for other workers' exchanges.
         self.waited_s = took - self._quickest_s
+
+    def _copy(self) -> Array:
+        """The center as it last came back whole."""
+        return self._buffer
 
     def _note(self) -> None:
         self.count, self.stopped, self.num_lost = self._link.count, self._link.stopped, self._link.num_lost
@@ -89,13 +115,16 @@ class ElasticReplica(CenterReplica):
         self._has_momentum = momentum
         self._background = Background() if overlapped else None
         self._velocity: Array = self.weights
+        self._spare: Array = self.weights
         self._exchanging = False
         self._rate = 0.0
 
     def start(self, weights: Array, sizes: Sequence[int]) -> None:
         """Velocity zero, or that of a checkpoint."""
-        super().start(weights, sizes)
         self._velocity = self._restored.get("replica/velocity", numpy.zeros_like(weights)).copy()
+        super().start(weights, sizes)
+        # A reply that does not come whole must not take the last one's place, where that may be needed.
+        self._spare = numpy.zeros_like(weights) if self.context.in_place else self._buffer
 
     def before_step(self, step: int) -> None:
         """Send the weights as they are before this step's update."""
@@ -125,7 +154,7 @@ class ElasticReplica(CenterReplica):
     def state(self) -> dict[str, Array]:
         """Weights, and the velocity of the methods that have one."""
         own = super().state()
-        return {**own, "replica/velocity": self._velocity.copy()} if self._has_momentum else own
+        return {**own, "replica/velocity": self._velocity.copy()} if self._has_momentum and self.weights.size else own
 
     def leave(self, *, stop: bool = False) -> None:
         """Let an exchange end that is under way, then leave."""
@@ -139,10 +168,16 @@ class ElasticReplica(CenterReplica):
         if self._background is not None:
             self._background.close()
 
+    def abandon(self) -> None:
+        """Let the exchanging thread end."""
+        if self._background is not None:
+            self._background.close()
+
     def _exchange(self) -> None:
         check_finite(self.weights, "weights are", self.group.rank)
         self._rate = self.alpha(self.learning_rate)
-        self._ask(self.weights, self._buffer, self._rate, self.elastic.period)
+        self._ask(self.weights, self._spare, self._rate, self.elastic.period)
+        self._buffer, self._spare = self._spare, self._buffer
 
     def _move_elastically(self, gradient: Array) -> None:
         center, eta = self._buffer, self.learning_rate
@@ -158,9 +193,14 @@ class PullingReplica(CenterReplica):
     def step(self, gradient: Array) -> tuple[Array, float]:
         """Send the gradient, take the center."""
         check_finite(gradient, "gradient is", self.group.rank)
-        self._ask(gradient, self.weights, self.learning_rate, 1)
+        self._ask(gradient, self._buffer, self.learning_rate, 1)
+        self.weights, self._buffer = self._buffer, self.weights  # once the center has come whole
         self._note()
         return self.weights, WALL.now_s()
+
+    def kept(self) -> dict[str, Array]:
+        """Nothing but the center, which is not its own."""
+        return {}
 
     def state(self) -> dict[str, Array]:
         """The center's velocity, which the servers hold and worker 0 keeps for them."""
@@ -169,3 +209,6 @@ class PullingReplica(CenterReplica):
         velocity = numpy.empty_like(self.weights)
         self._link.fetch_velocity(velocity)
         return {"replica/center_velocity": velocity} if velocity.any() else {}
+
+    def _copy(self) -> Array:
+        return self._buffer if self._left else self.weights

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy
@@ -19,6 +19,7 @@ from hpcdl.strategies.graph import call_python
 
 if TYPE_CHECKING:
     from hpcdl.core.protocols import Array
+    from hpcdl.strategies.elastic.center.salvage import Center, CenterPart
 
 
 def one_buffer(tensors: Sequence[Any]) -> Any:
@@ -34,6 +35,16 @@ def assign_pieces(variables: Sequence[Any], weights: Any) -> None:
     for variable, piece in zip(variables, pieces, strict=True):
         # A single piece is the replica's own buffer: the variable must not share it.
         variable.assign(tf.reshape(piece if len(pieces) > 1 else piece + 0.0, variable.shape))
+
+
+def unpacked(flat: Array, shapes: Iterable[tuple[int, ...]]) -> list[Array]:
+    """The arrays of these `shapes` that `flat` holds one after another; views of it."""
+    arrays, start = [], 0
+    for shape in shapes:
+        length = int(numpy.prod(shape))
+        arrays.append(flat[start : start + length].reshape(shape))
+        start += length
+    return arrays
 
 
 class FlatWorker(Worker):
@@ -93,6 +104,18 @@ class FlatWorker(Worker):
         """Nothing of the replica's goes on."""
         self.replica.abandon()
 
+    def kept(self) -> dict[str, Array]:
+        """What the replica has by itself."""
+        return self.replica.kept()
+
+    def part(self) -> CenterPart | None:
+        """The replica's copy of the center."""
+        return self.replica.part()
+
+    def take_center(self, center: Center) -> None:
+        """Begin where the center stands."""
+        self.replica.take_center(center)
+
     def details(self) -> dict[str, Any]:
         """What the record keeps about this worker."""
         return self.replica.details()
@@ -116,9 +139,4 @@ class FlatWorker(Worker):
         return weights, numpy.float64(exchanged)
 
     def _unpacked(self, flat: Array) -> list[Array]:
-        arrays, start = [], 0
-        for shape in self._shapes:
-            length = int(numpy.prod(shape))
-            arrays.append(flat[start : start + length].reshape(shape))
-            start += length
-        return arrays
+        return unpacked(flat, self._shapes)

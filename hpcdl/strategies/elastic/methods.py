@@ -55,6 +55,7 @@ class Method:
                 lock_free=self.lock_free,
                 accumulation=True,
                 elastic=self.elastic,
+                in_place=not self.lock_free,
                 optimizers=("momentum" if self.momentum else "sgd",),
             ),
             target="hpcdl.strategies.elastic.strategy:CenterStrategy",

@@ -16,6 +16,7 @@ from hpcdl.strategies.elastic.equations import distance, moving_rate
 
 if TYPE_CHECKING:
     from hpcdl.core.protocols import Array
+    from hpcdl.strategies.elastic.center.salvage import Center, CenterPart
 
 DISTANCE_EVERY = 10
 """The distance to the center is measured at every so many exchanges: it costs a pass over the weights."""
@@ -76,6 +77,17 @@ class Replica:
 
     def abandon(self) -> None:
         """Its groups are revoked: nothing that it has begun goes on."""
+
+    def kept(self) -> dict[str, Array]:
+        """Of `state` what this worker has by itself."""
+        return self.state()
+
+    def part(self) -> CenterPart | None:
+        """Its copy of a center that servers hold; None where nobody does, and where none has come yet."""
+        return None
+
+    def take_center(self, center: Center) -> None:
+        """Servers have been lost, or workers: what is left of the center; called before `start`."""
 
     def finish(self, *, early: bool = False) -> None:
         """Give everything back."""

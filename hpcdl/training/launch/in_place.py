@@ -1,7 +1,7 @@
 """Which way a run under --elastic goes on without a rank that is lost: in place, or with new ranks.
 
 In place the others stay: they make a smaller group and repeat the step that was under way (training/loop/mend.py).
-That needs an MPI that outlives its ranks, and a strategy of whose state no rank alone holds a part.
+That needs an MPI that outlives its ranks, and a strategy of whose state no rank alone knows a part.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from hpcdl.config.load import Effective, replace
 from hpcdl.config.schema import TrainConfig
 from hpcdl.config.settings import AUTO
 from hpcdl.core.errors import UsageError
-from hpcdl.strategies.table import STRATEGIES
+from hpcdl.strategies.table import STRATEGIES, find_strategy
 from hpcdl.training.checkpoint.redundancy import NONE
 from hpcdl.training.launch.fewer import num_workers, with_fewer
 from hpcdl.training.launch.prepare import Prepared, prepare
@@ -67,7 +67,7 @@ def _against_apart(config: TrainConfig) -> Iterator[str]:
         yield "--backup-workers lets workers be several steps apart"
     if config.elastic.variant == "1":
         yield "--variant 1 keeps the center on rank 0 alone, 2 and 3 on every rank"
-    if config.elastic.period > 1:
+    if config.elastic.period > 1 and find_strategy(config.exchange.strategy).features.synchronous:
         yield f"--period {config.elastic.period} has workers take several steps by themselves"
     if config.elastic.groups > 1:
         yield f"--groups {config.elastic.groups} takes whole chips"

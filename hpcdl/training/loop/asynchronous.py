@@ -2,18 +2,20 @@
 
 Work is not divided in advance: workers go on until the center has counted steps x workers updates, so a slow rank does
 not hold the others up. There is no collective between the first step and the last. Worker 0 alone evaluates the
-center, over the whole held-out split, and saves it.
+center, over the whole held-out split, and saves it; where those that are left go on in place (mend.py) and it is lost,
+the next one does.
 """
 
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from hpcdl.comm.observed import observe
 from hpcdl.core.errors import CorruptError, HpcdlError, RankError, StoppedEarly, UsageError
+from hpcdl.core.records import HistoryPoint, from_json
 from hpcdl.strategies.allreduce.worker import broadcast_variables
 from hpcdl.strategies.base import Worker
 from hpcdl.strategies.elastic.flat import FlatWorker
@@ -57,13 +59,47 @@ class AsynchronousTrainer:
 
     def __init__(self, parts: Parts) -> None:
         self.parts = parts
-        self._replica = replica_of(parts.worker)
-        self._num_workers = parts.prepared.num_workers
-        self._per_epoch = parts.prepared.steps_per_epoch * self._num_workers
-        self._replica.total = parts.prepared.num_steps * self._num_workers
+        self.join()
+        parts.steps_done = self._steps_done
         self._evaluated = 0
         self._evaluated_count = -1
         self._means: list[float | None] = [None] * (1 + len(parts.objective.names))
+        self._departure: Departure | None = None
+        """Of a worker that does not come back, whoever else is lost before all have left."""
+        limit_s = time_allowed(parts.config.checkpoint.time_limit)
+        self._leaves_at = float("inf") if limit_s is None else time.monotonic() + limit_s
+
+    def join(self) -> None:
+        """The parts have joined a group: count by its workers."""
+        prepared = self.parts.prepared
+        self._replica = replica_of(self.parts.worker)
+        self._num_workers = prepared.num_workers
+        self._per_epoch = prepared.steps_per_epoch * self._num_workers
+        self._replica.total = prepared.num_steps * self._num_workers
+
+    def _steps_done(self) -> int:
+        return self._replica.count // self._num_workers
+
+    def catch_up(self, count: int) -> None:
+        """The center has seen `count` updates, however many this worker knows of."""
+        self._replica.count = count
+
+    def take_over(self, events: Sequence[Mapping[str, Any]]) -> None:
+        """Worker 0 is lost and this one takes its place: what it has evaluated stands in the journal's `events` alone.
+
+        Sums of training loss begin anew: this worker's are of more than an epoch.
+        """
+        parts = self.parts
+        points = [from_json(HistoryPoint, event) for event in events if event["kind"] == "epoch"]
+        fresh = [point for point in points if point not in parts.outcome.history]
+        parts.outcome.history += fresh
+        if fresh:
+            self._evaluated_count = round(fresh[-1].epoch * self._per_epoch)
+        parts.position.take_totals()
+
+    def facts(self) -> dict[str, Any]:
+        """What `position_at` takes beside what the parts know."""
+        return {"count": self._replica.count, "evaluated_count": self._evaluated_count}
 
     def position_at(self, step: int, facts: Mapping[str, Any], own: Mapping[str, Array]) -> Position:
         """The center's count, in samples, decides where everybody goes on."""
@@ -73,7 +109,8 @@ class AsynchronousTrainer:
         position.step = samples // global_batch
         position.seconds = facts["seconds"]
         self._replica.count = samples * self._num_workers // global_batch
-        self._evaluated = self._replica.count // self._per_epoch
+        self._evaluated = int(facts["history"][-1]["epoch"]) if facts["history"] else 0
+        self._evaluated_count = facts.get("evaluated_count", -1)
         return position
 
     def run(self) -> Outcome:
@@ -84,8 +121,10 @@ class AsynchronousTrainer:
         """
         parts = self.parts
         began = parts.start()
-        departure = self._work(parts.batches(), began)
+        departure = self._departure or self._work(parts.batches(), began)
         parts.seen.doing("leaving")
+        if departure.reason != DONE:
+            self._departure = departure
         if departure.reason == ERROR:
             parts.journal.write("message", text=f"worker 0 leaves: {departure.text}")
         with parts.seen.patiently():
@@ -127,10 +166,8 @@ class AsynchronousTrainer:
 
     def _work(self, batches: Iterator[Any], began: float) -> Departure:
         """Steps until there is a reason to leave; an error is one."""
-        parts, config = self.parts, self.parts.config
+        parts = self.parts
         saved = time.monotonic()
-        limit_s = time_allowed(config.checkpoint.time_limit)
-        deadline = saved + limit_s if limit_s is not None else float("inf")
         try:
             while not self._replica.stopped:
                 parts.one_step(batches, began)
@@ -142,7 +179,7 @@ class AsynchronousTrainer:
                     parts.outcome.clock.flush()
                 if parts.group.rank != 0:
                     continue
-                if time.monotonic() >= deadline:
+                if time.monotonic() >= self._leaves_at:
                     return Departure(reason=TIME)
                 if parts.room.wanted() and parts.saved_to_grow(count=self._replica.count):
                     return Departure(reason=FOR_MORE)
@@ -162,13 +199,14 @@ class AsynchronousTrainer:
 
     def _end_epoch(self, began: float) -> bool:
         """Worker 0 evaluates the center; True where the target accuracy is reached."""
-        self._evaluated_count = count = self._replica.count
-        self._evaluated = count // self._per_epoch
+        count = self._replica.count
         seconds = time.monotonic() - began
         totals = self.parts.position.take_totals()
         if totals[0]:  # else no step since the last time: its means stand
             self._means = (totals[1:] / totals[0]).tolist()
-        return self.parts.end_epoch(count / self._per_epoch, count // self._num_workers, seconds, self._means)
+        reached = self.parts.end_epoch(count / self._per_epoch, count // self._num_workers, seconds, self._means)
+        self._evaluated_count, self._evaluated = count, count // self._per_epoch
+        return reached
 
     def _end_early(self, departures: list[Departure]) -> None:
         """Every worker has left before the end: save what there is, and say why."""

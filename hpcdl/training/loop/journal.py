@@ -127,6 +127,15 @@ class EchoJournal:
         self._journal.close()
 
 
+def events_since_start(run_dir: Path) -> list[dict[str, Any]]:
+    """What the journal tells since ranks have begun to train the last time."""
+    reader, found = JournalReader(run_dir, from_begin=True), list[dict[str, Any]]()
+    while events := reader.read():
+        found += events
+    begun = max((index for index, event in enumerate(found) if event.get("kind") == "start"), default=0)
+    return found[begun:]
+
+
 class JournalReader:
     """Reads the events that were appended since the last call, or, `from_begin`, all of them first."""
 

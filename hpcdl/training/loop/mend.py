@@ -4,7 +4,9 @@ How they come to a smaller group says session/regroup.py, what servers do meanwh
 resumed run on fewer workers (training/launch/fewer.py), but for the state, which is in memory: a step's weights move on
 a rank at once or not at all, so survivors are at most one step apart, and those behind take the weights of one that is
 not. Of a strategy with a center that is the center's; each worker keeps its own weights, which of one that was behind
-lack a gradient then.
+lack a gradient then. A center that servers hold is put together of what those that are left have of it
+(elastic/center/salvage.py); where workers do not step together its number of updates says where the run stands, so
+that a gradient counts if a server has taken it, whether its worker has heard of that or not.
 """
 
 from __future__ import annotations
@@ -27,6 +29,8 @@ from hpcdl.core.protocols import Communicator
 from hpcdl.core.records import HistoryPoint, RunRecord, from_json, write_record
 from hpcdl.strategies.allreduce.worker import broadcast_variables
 from hpcdl.strategies.base import Context
+from hpcdl.strategies.elastic.center.salvage import Center, gather_center
+from hpcdl.strategies.elastic.flat import unpacked
 from hpcdl.strategies.table import load_strategy
 from hpcdl.training.checkpoint.local import LocalCopies
 from hpcdl.training.launch import rundir
@@ -34,8 +38,9 @@ from hpcdl.training.launch.fewer import told
 from hpcdl.training.launch.in_place import Fewer
 from hpcdl.training.launch.prepare import Prepared
 from hpcdl.training.loop import results
-from hpcdl.training.loop.journal import Journal
-from hpcdl.training.loop.parts import Parts, move_to_center
+from hpcdl.training.loop.asynchronous import AsynchronousTrainer
+from hpcdl.training.loop.journal import Journal, events_since_start
+from hpcdl.training.loop.parts import assign_all, move_to_center
 from hpcdl.training.loop.synchronous import Trainer
 from hpcdl.training.session.regroup import in_time, roles_left, those_left, who_was_lost
 from hpcdl.training.session.watch import Watch
@@ -95,11 +100,19 @@ class Standing:
         return ends and not (history and history[-1]["step"] == self.step)
 
 
-def _agree(group: Observed, parts: Parts) -> Standing:
-    """What the workers of `group` go on from; afterwards all have its weights in their models, or its center."""
+def _agree(group: Observed, trainer: Trainer | AsynchronousTrainer, center: Center | None) -> Standing:
+    """What the workers of `group` go on from; afterwards all have its weights in their models, or its center.
+
+    That is `center` where servers hold it.
+    """
+    parts = trainer.parts
+    facts = {**parts.facts(), "num_steps": parts.prepared.num_steps}
+    if isinstance(trainer, AsynchronousTrainer):
+        trainer.catch_up(trainer.facts()["count"] if center is None else center.count)
+        facts |= trainer.facts()
     own = {
-        "step": parts.position.step,
-        "facts": {**parts.facts(), "num_steps": parts.prepared.num_steps},
+        "step": parts.steps_done(),
+        "facts": facts,
         "saved": parts.writer.newest,
         "seconds_to_target": parts.outcome.seconds_to_target,
     }
@@ -110,13 +123,16 @@ def _agree(group: Observed, parts: Parts) -> Standing:
     saved = max((one["saved"] for one in answers if one["saved"] is not None), default=None)
     parts.leave_step(undone=own["step"] == answers[leader]["step"])  # else its part of the leader's step counts
     parts.keep_own_statistics()
-    move_to_center(parts.worker, parts.trainable)
+    if center is None:
+        move_to_center(parts.worker, parts.trainable)
+    else:
+        assign_all(parts.trainable, unpacked(center.values, [tuple(one.shape) for one in parts.trainable]))
     if apart:
         broadcast_variables(group, [*parts.model.weights, *parts.optimizer.variables], leader)
     return Standing(**{**answers[leader], "saved": saved}, leader=leader, apart=apart)
 
 
-def _go_on(trainer: Trainer, standing: Standing) -> None:
+def _go_on(trainer: Trainer | AsynchronousTrainer, standing: Standing) -> None:
     """Put the trainer, whose parts have joined the group that is left, where the run stands."""
     parts, before = trainer.parts, trainer.parts.position
     here = numpy.array([standing.step, standing.facts["seconds"]])
@@ -129,7 +145,8 @@ def _go_on(trainer: Trainer, standing: Standing) -> None:
     parts.writer.newest = standing.saved
     parts.outcome.seconds_to_target = standing.seconds_to_target
     parts.copies.resume(position.step)
-    trainer.owes_epoch_end = standing.owes_epoch_end
+    if isinstance(trainer, Trainer):
+        trainer.owes_epoch_end = standing.owes_epoch_end
 
 
 @dataclass(kw_only=True)
@@ -140,14 +157,14 @@ class InPlace:
     group. For the first of those that are left there is `open_journal`; `copies_in` a group keeps a rank's copies.
     """
 
-    trainer: Trainer
+    trainer: Trainer | AsynchronousTrainer
     world: Observed
     context: Context
     record: RunRecord
     run_dir: Path
     watch: Watch
     fewer: Fewer
-    train: Callable[[Trainer, Observed, RunRecord, Path], Observed]
+    train: Callable[[Trainer | AsynchronousTrainer, Observed, RunRecord, Path], Observed]
     open_journal: Callable[[], Journal]
     copies_in: Callable[[Communicator], LocalCopies]
     last: Recovery | None = None
@@ -159,14 +176,15 @@ class InPlace:
         left = self.world
         with contextlib.ExitStack() as held:
             while True:
+                self.trainer.parts.check_alive = left.check_alive
                 try:
-                    self.train(self.trainer, left, self.record, self.run_dir)
+                    left = self.train(self.trainer, left, self.record, self.run_dir)
                     left.barrier()  # who is lost up to here is lost before all is written
                     return left
                 except BrokenGroup:
                     recovery = Recovery(began_s=self.world.observation.moved_s())
                 # Outside: the error holds what the step has used, and the batches with their threads.
-                with in_time(self.watch):
+                with in_time(self.watch, together=self.context.info.features.synchronous):
                     left = self._mended(recovery, held)
 
     def _mended(self, recovery: Recovery, held: contextlib.ExitStack) -> Observed:
@@ -178,12 +196,17 @@ class InPlace:
         left, recovery.lost = those_left(self.world, self.watch, parts.abandon_group)
         workers, servers = roles_left(left, self.context.num_workers, before.least, recovery.lost)
         recovery.over("shrink")
+        center = gather_center(left, parts.worker.part()) if servers else None
         group = left.split(0) if servers else left
-        own = parts.worker.state()
-        standing = _agree(group, parts)
+        if center is not None:
+            center.share(group)
+        own, leads = parts.worker.kept(), group.rank == 0
+        if isinstance(trainer, AsynchronousTrainer) and leads and not led:
+            trainer.take_over(events_since_start(self.run_dir))
+        standing = _agree(group, trainer, center)
         self.fewer = before.on(left.size, servers)
         prepared = dataclasses.replace(self.fewer.prepared(), dataset=parts.prepared.dataset)
-        if group.rank == 0:
+        if leads:
             self._lead(recovery, held, new=not led)
             if untold and not led and self.last is not None:  # who was to tell of the one before is lost
                 self.last.tell(parts.journal)
@@ -197,12 +220,17 @@ class InPlace:
         )
         worker = load_strategy(prepared.info).worker(context)
         worker.restore(own)
+        if center is not None:
+            worker.take_center(center)
         parts.join(prepared, worker, group, parts.journal, self.copies_in(group))
+        if isinstance(trainer, AsynchronousTrainer):
+            trainer.join()
         _go_on(trainer, standing)
         self._note(left, prepared)
         left.barrier()  # without a rank that is lost meanwhile what came of the state may lack a part
         recovery.over("state")
-        recovery.goes_on, recovery.step = told(before.effective, self.fewer.effective), parts.position.step
+        lost = "" if center is None else center.told()
+        recovery.goes_on, recovery.step = told(before.effective, self.fewer.effective) + lost, parts.steps_done()
         parts.once_after_step = lambda: self._tell(recovery)
         return left
 
@@ -225,7 +253,7 @@ class InPlace:
             inter_op_threads=self.record.inter_op_threads,
         )
         if left.rank == 0:
-            self.record = results.continued_record(self.record, self.run_dir, self.trainer.parts.position.step)
+            self.record = results.continued_record(self.record, self.run_dir, self.trainer.parts.steps_done())
             write_record(self.run_dir, self.record)
             rundir.create(self.run_dir, self.fewer.effective, {rundir.CHECKSUM: prepared.dataset.checksum})
 

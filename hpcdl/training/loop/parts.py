@@ -18,6 +18,7 @@ import numpy
 
 from hpcdl.cluster.status import FOLDER
 from hpcdl.comm.observed import Traffic, observe, recorder_of
+from hpcdl.comm.threads.communicator import alone
 from hpcdl.config.settings import AUTO
 from hpcdl.core.errors import Interrupted, StoppedEarly
 from hpcdl.core.protocols import Communicator
@@ -131,7 +132,8 @@ class Parts:
     """What one worker trains its model with.
 
     `group` holds the workers alone. `together` are those of them that evaluate and save together: all of `group`, or
-    this one alone. `steps_done` counts the steps of the run, which the learning rate follows.
+    this one alone. `steps_done` counts the steps of the run, which the learning rate follows. `check_alive` raises
+    where a rank is lost, for who evaluates alone.
     """
 
     def __init__(
@@ -146,9 +148,6 @@ class Parts:
         interval: CheckpointInterval,
         copies: LocalCopies,
         work: BackgroundWork,
-        *,
-        together: Communicator | None = None,
-        steps_done: Callable[[], int] | None = None,
     ) -> None:
         config = prepared.config
         self.model = model
@@ -164,10 +163,11 @@ class Parts:
         self.seen.at_other_work = lambda: self.writer.is_writing or self.copies.is_writing
         synchronous = prepared.info.features.synchronous
         self.outcome = Outcome(clock=StepClock(group, synchronous=synchronous, warmup_steps=config.run.warmup_steps))
-        self.join(prepared, worker, group, journal, copies, together=together)
+        self.join(prepared, worker, group, journal, copies)
         self._evaluate = Evaluator(model, self.objective)
         self.position = Position(num_metrics=len(self.objective.names))
-        self.steps_done = steps_done or (lambda: self.position.step)
+        self.steps_done: Callable[[], int] = lambda: self.position.step
+        self.check_alive: Callable[[], None] = lambda: None
         self._moved_by_forward: list[Any] = []
         self._read_moved_by_forward: state.Reader | None = None
         self._before_step: dict[str, Array] = {}
@@ -190,8 +190,6 @@ class Parts:
         group: Communicator,
         journal: Journal,
         copies: LocalCopies,
-        *,
-        together: Communicator | None = None,
     ) -> None:
         """Train with the workers of `group` from now on: all that talks to others, or goes by their number.
 
@@ -199,7 +197,7 @@ class Parts:
         """
         self.prepared, self.config = prepared, prepared.config
         self.worker, self.group, self.journal, self.copies = worker, group, journal, copies
-        self.together = together or group
+        self.together = group if prepared.info.features.synchronous else alone()
         self.buckets: BucketChoice | None = None
         self._step = worker.build_step(self.model, self.objective, as_model_input) or self._build_step(self.optimizer)
         self._follow = build_follow(self.model, self.optimizer, worker)
@@ -440,6 +438,7 @@ class Parts:
         """`batches`, with a sign of life for each."""
         for batch in batches:
             self.seen.doing("evaluating")
+            self.check_alive()
             yield batch
 
     def end_epoch(self, epoch: float, step: int, seconds: float, means: Sequence[float | None]) -> bool:

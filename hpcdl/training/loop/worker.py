@@ -16,7 +16,6 @@ import keras
 from hpcdl.cluster.supervise import LAUNCHED_BY_VARIABLE
 from hpcdl.comm.agree import decided
 from hpcdl.comm.observed import Observed
-from hpcdl.comm.threads.communicator import alone
 from hpcdl.config.schema import TrainConfig
 from hpcdl.core.errors import CorruptError, HpcdlError
 from hpcdl.core.files import replacing
@@ -24,7 +23,7 @@ from hpcdl.core.protocols import Communicator
 from hpcdl.core.records import HistoryPoint, RunRecord, from_json, write_record
 from hpcdl.data.dataset import Dataset
 from hpcdl.models.load import load_model
-from hpcdl.strategies.base import Context, Worker
+from hpcdl.strategies.base import Context
 from hpcdl.strategies.table import load_strategy
 from hpcdl.training.checkpoint import folders as checkpoints
 from hpcdl.training.checkpoint import state
@@ -36,7 +35,7 @@ from hpcdl.training.launch.in_place import Fewer
 from hpcdl.training.launch.prepare import Prepared, rule_in_force
 from hpcdl.training.launch.rundir import MODEL_FILE
 from hpcdl.training.loop import results
-from hpcdl.training.loop.asynchronous import AsynchronousTrainer, replica_of
+from hpcdl.training.loop.asynchronous import AsynchronousTrainer
 from hpcdl.training.loop.bucket_trials import BucketChoice
 from hpcdl.training.loop.journal import EchoJournal, EventHandler, FileJournal, Journal, NullJournal
 from hpcdl.training.loop.mend import InPlace
@@ -105,11 +104,11 @@ def _run_worker(
     interval, copies_in, work = _kept(prepared, run_dir, group, record.nodes)
     kept = (interval, copies_in(group), work)
     parts = functools.partial(Parts, prepared, model, worker, group, journal, run_dir, injection, *kept)
-    trainer = _trainer(prepared, worker, parts)
+    trainer = Trainer(parts()) if prepared.info.features.synchronous else AsynchronousTrainer(parts())
     trainer.parts.once_after_step = after_first_step
     record = _begun(trainer, group, record, run_dir)
     watch.actions.tell = lambda text: trainer.parts.journal.write("message", text=f"warning: {text}")
-    if fewer is None or isinstance(trainer, AsynchronousTrainer):
+    if fewer is None:
         communicator = _to_the_end(trainer, communicator, record, run_dir)
     else:
         communicator = InPlace(
@@ -188,17 +187,6 @@ def _kept(
         return LocalCopies(folder, run_dir, group.rank, limits.local_checkpoint_every, warn, work, redundancy)
 
     return interval, copies_in, work
-
-
-def _trainer(prepared: Prepared, worker: Worker, parts: Callable[..., Parts]) -> Trainer | AsynchronousTrainer:
-    if prepared.info.features.synchronous:
-        return Trainer(parts())
-    replica = replica_of(worker)
-
-    def steps_done() -> int:
-        return replica.count // prepared.num_workers
-
-    return AsynchronousTrainer(parts(together=alone(), steps_done=steps_done))
 
 
 def _journal(run_dir: Path, tensorboard: Path | None, on_event: EventHandler | None) -> Journal:

@@ -71,13 +71,15 @@ def _run_rank(
     watch.limits = Limits(stall_s=prepared.config.safety.stall_timeout, busy_s=prepared.config.safety.busy_timeout)
     watch.hosts = dict(enumerate(hosts))
     if not prepared.info.features.synchronous:  # worker 0 evaluates and keeps the center
-        watch.actions.can_lose = lambda rank: 0 < rank < prepared.num_workers
+        seen = communicator.observation
+        watch.actions.can_lose = lambda rank: rank != seen.first_left and rank < prepared.num_workers
     watch.besides = _pace_keeper(prepared, hosts, watch).look
     started = results.first_record(prepared, hosts, software, os.environ.get("HPCDL_PROFILE", ""))
     unbound = communicator.allgather_json(runtime.binding_warning())
     warnings = [f"rank {rank}: {warning}" for rank, warning in enumerate(unbound) if warning]
     warnings += spoken_of(parse_faults(prepared.config.safety.inject, communicator.size))
     started = dataclasses.replace(started, warnings=[*started.warnings, *warnings])
+    context = dataclasses.replace(context_of(prepared, communicator), in_place=fewer is not None)
     if communicator.rank < prepared.num_workers:
         communicator.observation.doing("importing TensorFlow")
         runtime.import_tensorflow()
@@ -87,12 +89,11 @@ def _run_rank(
             if prepared.config.elastic.groups > 1:  # from the node's own storage, where there is a copy on it
                 near = dataclasses.replace(near, dataset=resident(near.dataset, communicator.rank))
             near = dataclasses.replace(near, dataset=injection.readable(near.dataset))
-            context = dataclasses.replace(context_of(prepared, communicator), repeats_steps=fewer is not None)
             communicator = run_worker(near, communicator, context, run_dir, started, on_event, watch, injection, fewer)
     else:
         with injection:
             least = None if fewer is None else fewer.least
-            communicator = serve(prepared, context_of(prepared, communicator), communicator, watch, least)
+            communicator = serve(prepared, context, communicator, watch, least)
     communicator.observation.recorder.at_rest(communicator, last=True)
     communicator.barrier()
 

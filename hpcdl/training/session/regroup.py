@@ -4,7 +4,8 @@ MPI's ULFM (Bland et al. 2013) gives three things: an operation that a dead rank
 `revoke` calls everybody else out of what they wait for, and `shrink` makes a group of those that are left. Their order
 stays, so that workers are still the lowest ranks and servers the highest.
 
-A rank that is lost meanwhile, and anything that takes longer than MOST_S, ends this launch: new ranks go on then.
+A rank that is lost meanwhile, and anything that takes longer than MOST_S, ends this launch: new ranks go on then. A
+worker that does not step together with others may take as long as a step to come.
 """
 
 from __future__ import annotations
@@ -22,15 +23,19 @@ MOST_S = 30.0
 
 
 @contextlib.contextmanager
-def in_time(watch: Watch) -> Iterator[None]:
-    """Inside, a group is mended. RankError where it breaks again; where it takes too long, the watch ends the rank."""
+def in_time(watch: Watch, *, together: bool) -> Iterator[None]:
+    """Inside, a group is mended. RankError where it breaks again; where it takes too long, the watch ends the rank.
+
+    `together`: whether all step together.
+    """
     host, rank = watch.observation.host, watch.observation.rank
+    most_s = MOST_S if together else max(MOST_S, watch.limits.stall_s)
 
     def give_up() -> None:
-        text = f"rank {rank} on {host}: those that are left have not found together in {MOST_S:g} s"
+        text = f"rank {rank} on {host}: those that are left have not found together in {most_s:g} s"
         watch.actions.end(RankError(text, rank=rank, host=host, lost=True))
 
-    timer = threading.Timer(MOST_S, give_up)
+    timer = threading.Timer(most_s, give_up)
     timer.daemon = True
     timer.start()
     try:
@@ -52,6 +57,9 @@ def those_left(
     rank said of it must stay.
     """
     seen = world.observation
+    if alive := sorted(seen.lost - world.dead()):
+        text = f"rank {alive[0]} was left behind alive: no smaller group can be made without it"
+        raise RankError(text, rank=alive[0], lost=True)
     seen.doing("making a group of the ranks that are left")
     world.revoke()
     let_go()

@@ -9,7 +9,8 @@ from hpcdl.comm.observed import EXCHANGE, Observed
 from hpcdl.core.errors import BrokenGroup
 from hpcdl.core.records import RankRecord
 from hpcdl.core.signals import StopRequest
-from hpcdl.strategies.base import Context, Server
+from hpcdl.strategies.base import Context, HoldsCenter, Server
+from hpcdl.strategies.elastic.center.salvage import gather_center
 from hpcdl.strategies.table import load_strategy
 from hpcdl.training.launch.prepare import Prepared
 from hpcdl.training.loop import results
@@ -79,13 +80,17 @@ class ServeInPlace:
                 return left
             except BrokenGroup:
                 pass
-            with in_time(self.watch):
-                left, server = self._mended()
+            with in_time(self.watch, together=self.prepared.info.features.synchronous):
+                left, server = self._mended(server)
 
-    def _mended(self) -> tuple[Observed, Server]:
-        """The group of those that are left, and what serves in it; in the order in which the workers take part."""
+    def _mended(self, before: Server) -> tuple[Observed, Server]:
+        """The group of those that are left, and what serves in it; in the order in which the workers take part.
+
+        What the server `before` holds of the center goes to the first worker, who gives each its new part.
+        """
         left, lost = those_left(self.world, self.watch)
         workers, servers = roles_left(left, self.context.num_workers, self.least, lost)
+        gather_center(left, before.part() if isinstance(before, HoldsCenter) else None)
         left.split(1)
         exchange = left.for_purpose(EXCHANGE)
         context = dataclasses.replace(self.context, communicator=exchange, num_workers=workers, num_servers=servers)

@@ -12,12 +12,13 @@ from typing import TYPE_CHECKING, Any
 
 import numpy
 
-from hpcdl.core.errors import RankError, StoppedEarly
+from hpcdl.core.errors import BrokenGroup, RankError, StoppedEarly
 from hpcdl.core.protocols import Request
 from hpcdl.strategies.base import Context
 from hpcdl.strategies.elastic.center import message as center_message
 from hpcdl.strategies.elastic.center.message import Endpoint, Message, Sending, server_spans, sizes_within
 from hpcdl.strategies.elastic.center.rules import Rule, Staleness
+from hpcdl.strategies.elastic.center.salvage import CenterPart
 
 if TYPE_CHECKING:
     from hpcdl.core.protocols import Array
@@ -37,8 +38,8 @@ class CenterServer:
         self._in_rank_order = in_rank_order
         self._left: set[int] = set()
         self._lost: set[int] = set()
-        self._stopped = False
-        self._count = self._version = self._total = 0
+        self._stopped = self._has_center = False
+        self._count = self._version = self._total = self._first = 0
         self._busy_s = 0.0
         self._staleness = Staleness()
 
@@ -59,12 +60,20 @@ class CenterServer:
         # Worker 0's word, so that all servers say the same.
         return self._details() | ({"lost_workers": int(verdict[1])} if verdict[1] else {})
 
+    def part(self) -> CenterPart | None:
+        """What it holds: whole, because a request is served between two messages."""
+        if not self._has_center:
+            return None
+        velocity = self._rule.velocity
+        return CenterPart(start=self._first, values=self._center, velocity=velocity, count=self._count, held=True)
+
     def _begin(self) -> None:
         """Learn the sizes from worker 0, and take its weights, and its velocity where it has one, as the center's."""
         start = self._channel.allgather_json(None)[0]
         self._total, self._count = start["total"], start["count"]
         index = self._channel.rank - self._context.num_workers
         part = server_spans(sum(start["sizes"]), self._context.num_servers)[index]
+        self._first = part.start
         sizes = sizes_within(start["sizes"], part)
         packed = not self._context.elastic.unpacked
         self._messages = [Message(sizes, packed=packed) for _ in range(self._context.num_workers)]
@@ -76,6 +85,8 @@ class CenterServer:
         for target in targets:
             self._messages[0].receive(self._channel, 0)
             target[:] = self._messages[0].payload
+        self._stopped = 0 < self._total <= self._count
+        self._has_center = True
 
     def _arrivals(self) -> Iterator[tuple[int, Message]]:
         """Requests as they are to be served, until every worker has left."""
@@ -131,8 +142,11 @@ class CenterServer:
     def _go_on_without(self, error: RankError) -> None:
         """Take the dead workers out where the library can tell (ULFM); raise `error` where it cannot.
 
-        Worker 0 cannot be done without: it evaluates and saves the center.
+        Worker 0 cannot be done without: it evaluates and saves the center. Where those that are left go on in place,
+        the dead break the group, and only workers that gave no sign of life are done without.
         """
+        if self._context.in_place and isinstance(error, BrokenGroup):
+            raise error
         lost = (self._channel.failed() & set(range(self._context.num_workers))) - self._lost
         if not lost or 0 in lost or self._in_rank_order:
             raise error
@@ -170,7 +184,8 @@ class CenterServer:
 
     def _answer_leavers(self) -> None:
         """Everybody who is alive gets the last center, and learns how many are not."""
-        self._lost |= self._channel.failed() & self._left
+        if not self._context.in_place:  # there the dead break the group
+            self._lost |= self._channel.failed() & self._left
         for worker, message in enumerate(self._messages):
             if worker in self._lost:
                 continue

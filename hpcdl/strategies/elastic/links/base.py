@@ -67,7 +67,7 @@ class ServerLink:
         """Worker 0 tells the servers the sizes and gives them the center."""
         start = {"sizes": list(sizes), "total": total, "count": count, "velocity": velocity is not None}
         self._channel.allgather_json(start if self._channel.rank == 0 else None)
-        self.count = count
+        self.count, self.stopped = count, 0 < total <= count
         self._spans = server_spans(weights.size, self._context.num_servers)
         packed = not self._context.elastic.unpacked
         self._messages = [Message(sizes_within(sizes, span), packed=packed) for span in self._spans]

@@ -1,0 +1,148 @@
+"""The center, of those that are left: what a server holds as it is, a lost server's part from a worker's copy.
+
+Every worker has the center as it last came back to it. Of those copies the freshest counts, by the updates that the
+center had seen. What others have changed in that part since then is lost, and so is its velocity. Numpy and a
+communicator.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, NamedTuple
+
+import numpy
+
+if TYPE_CHECKING:
+    from hpcdl.core.protocols import Array, Communicator
+
+
+@dataclass(frozen=True, kw_only=True)
+class CenterPart:
+    """What a rank has of the center after `count` updates: `values` (float32), from element `start` on.
+
+    `held`: these are the center, on its server; else a worker's copy of all of it.
+    """
+
+    start: int
+    values: Array
+    count: int
+    held: bool = False
+    velocity: Array | None = None
+
+    @property
+    def claim(self) -> Claim:
+        """What others have to know of it."""
+        return Claim(self.start, self.start + self.values.size, self.count, self.held, self.velocity is not None)
+
+
+class Claim(NamedTuple):
+    """A CenterPart without its values, as JSON carries it."""
+
+    start: int
+    stop: int
+    updates: int
+    held: bool
+    has_velocity: bool
+
+
+class Origin(NamedTuple):
+    """Elements of the center and the rank that gives them."""
+
+    rank: int
+    start: int
+    stop: int
+
+
+@dataclass(kw_only=True)
+class Center:
+    """The center after `count` updates, on the first rank; on other workers too, once it is `shared`.
+
+    `num_copied` of its elements come from a worker's copy, of which `copied_count` updates are known.
+    """
+
+    values: Array
+    velocity: Array | None
+    count: int
+    num_copied: int
+    copied_count: int
+
+    def share(self, workers: Communicator) -> None:
+        """Give it to all `workers`, of which the first has it. Collective over them."""
+        for array in (self.values, self.velocity):
+            if array is not None:
+                workers.broadcast(array)
+
+    def told(self) -> str:
+        """What is not as it was, as the end of a sentence; empty where nothing of it was lost."""
+        if not self.num_copied:
+            return ""
+        velocity = "" if self.velocity is None else ", without its velocity"
+        return (
+            f"; {self.num_copied} of {self.values.size} weights of the center were on a lost server: a worker's copy "
+            f"after update {self.copied_count} of {self.count} takes their place{velocity}"
+        )
+
+
+def origins_of(claims: Sequence[Claim | None]) -> list[Origin]:
+    """Who gives which elements, in order and each once, by what the ranks have; empty where parts are missing."""
+    copies = [rank for rank, claim in enumerate(claims) if claim is not None and not claim.held]
+    if not copies:
+        return []
+    freshest = max(copies, key=lambda rank: (_claim(claims, rank).updates, -rank))
+    held = [rank for rank, claim in enumerate(claims) if claim is not None and claim.held]
+    found, reached = list[Origin](), 0
+    for rank in sorted(held, key=lambda rank: _claim(claims, rank).start):
+        start, stop = _claim(claims, rank)[:2]
+        found += [Origin(freshest, reached, start), Origin(rank, start, stop)]
+        reached = stop
+    found.append(Origin(freshest, reached, _claim(claims, freshest).stop))
+    return [origin for origin in found if origin.start < origin.stop]
+
+
+def gather_center(left: Communicator, own: CenterPart | None) -> Center | None:
+    """The center, of what the ranks of `left` have of it; None where there is none yet. Collective.
+
+    The first rank, a worker, gets it; other workers get room for it, servers keep no more than their part.
+    """
+    answers = left.allgather_json(None if own is None else own.claim)
+    claims = [None if answer is None else Claim(*answer) for answer in answers]
+    origins = origins_of(claims)
+    if not origins:
+        return None
+    has_velocity = any(claim is not None and claim.has_velocity for claim in claims)
+    room = 0 if own is not None and own.held else origins[-1].stop
+    center = Center(
+        values=numpy.zeros(room, numpy.float32),
+        velocity=numpy.zeros(room, numpy.float32) if has_velocity else None,
+        count=max(claim.updates for claim in claims if claim is not None),
+        num_copied=sum(one.stop - one.start for one in origins if not _claim(claims, one.rank).held),
+        copied_count=max(claim.updates for claim in claims if claim is not None and not claim.held),
+    )
+    start = 0 if own is None else own.start
+    _bring(left, origins, center.values, start, None if own is None else own.values)
+    if center.velocity is not None:
+        moving = [origin for origin in origins if _claim(claims, origin.rank).has_velocity]
+        _bring(left, moving, center.velocity, start, None if own is None else own.velocity)
+    return center
+
+
+def _claim(claims: Sequence[Claim | None], rank: int) -> Claim:
+    claim = claims[rank]
+    assert claim is not None
+    return claim
+
+
+def _bring(left: Communicator, origins: Sequence[Origin], target: Array, start: int, own: Array | None) -> None:
+    """Fill `target` on the first rank with what the `origins` give; this rank has `own`, from element `start` on."""
+    for origin in origins:
+        part = slice(origin.start, origin.stop)
+        if origin.rank == left.rank:
+            assert own is not None
+            given = own[origin.start - start : origin.stop - start]
+            if left.rank == 0:
+                target[part] = given
+            else:
+                left.isend(given, 0).wait()
+        elif left.rank == 0:
+            left.irecv(target[part], origin.rank).wait()

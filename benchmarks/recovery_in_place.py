@@ -1,11 +1,12 @@
 """How long a run that loses ranks takes to go on in place, and what of: two kills a run, at random steps and ranks.
 
     MPI4PY_MPIABI=openmpi python benchmarks/recovery_in_place.py --data SHARDS [--runs 6] [--model lenet] [--seed 0]
+        [--strategy ring] [--servers 0]
 
-Needs Open MPI 5. Three ranks with `ring`, of which one is left at the end; a rank plants its own SIGKILL (`--inject`)
-and says so right before. From that line of the journal to the end of the first step without it is what a recovery
-takes; its parts are those that the journal has. A run that does not end with exit code 0 counts as lost, one that has
-started new ranks as not in place.
+Needs Open MPI 5. Three workers, of which one is left at the end, or with servers (two or more) two of them and fewer
+servers; a rank plants its own SIGKILL (`--inject`) and says so right before. From that line of the journal to the end
+of the first step without it is what a recovery takes; its parts are those that the journal has. A run that does not end
+with exit code 0 counts as lost, one that has started new ranks as not in place.
 """
 
 from __future__ import annotations
@@ -20,14 +21,18 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
-RANKS, STEPS = 3, 240
+from hpcdl.strategies.table import find_strategy
+
+WORKERS, STEPS = 3, 240
 
 
-def run_once(line: list[str], folder: Path, drawn: random.Random) -> tuple[list[dict[str, float]], str]:
+def run_once(line: list[str], folder: Path, drawn: random.Random, servers: int) -> tuple[list[dict[str, float]], str]:
     """Seconds of each recovery, with its parts; and how the run ended, in a word."""
-    first, second = drawn.sample(range(RANKS), 2)
+    first, second = drawn.sample(range(WORKERS), 2)
+    if servers:  # a worker and a server, in either order
+        first, second = drawn.sample([first, drawn.randrange(WORKERS, WORKERS + servers)], 2)
     at = drawn.randrange(5, STEPS // 2)
-    later = drawn.randrange(at + 20, STEPS)
+    later = drawn.randrange(at + 20, STEPS - 60 if servers else STEPS)  # a slow worker may not come to the last ones
     faults = f"kill:rank={first}@step={at},kill:rank={second}@step={later}"
     done = subprocess.run([*line, "--inject", faults, "--run-dir", str(folder)], capture_output=True, text=True)
     events = [json.loads(text) for text in (folder / "metrics.jsonl").read_text().splitlines()]
@@ -50,14 +55,31 @@ def main() -> None:
     parser.add_argument("--model", default="lenet")
     parser.add_argument("--runs", type=int, default=6)
     parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--strategy", default="ring")
+    parser.add_argument("--servers", type=int, default=0)
     asked = parser.parse_args()
-    line = [sys.executable, "-m", "hpcdl", "train", "--model", asked.model, "--data", asked.data, "--strategy", "ring"]
-    line += ["--ranks", f"{RANKS}", "--batch-size", "16", "--steps", f"{STEPS}", "--elastic", "--min-workers", "1"]
+    line = [sys.executable, "-m", "hpcdl", "train", "--model", asked.model, "--data", asked.data]
+    line += [
+        "--strategy",
+        asked.strategy,
+        "--ranks",
+        f"{WORKERS + asked.servers}",
+        "--batch-size",
+        "16",
+        "--steps",
+        f"{STEPS}",
+        "--elastic",
+        "--min-workers",
+        "1",
+    ]
     line += ["--checkpoint-every", "1s", "--profile", "none"]
+    line += ["--servers", f"{asked.servers}"] if asked.servers else []
+    line += [word for rule in find_strategy(asked.strategy).features.optimizers[:1] for word in ("--optimizer", rule)]
+    line += ["--learning-rate", "0.005"] if asked.strategy == "async-msgd" else []
     drawn, found, ends = random.Random(asked.seed), [], []
     with tempfile.TemporaryDirectory() as folder:
         for number in range(asked.runs):
-            recoveries, end = run_once(line, Path(folder) / f"{number}", drawn)
+            recoveries, end = run_once(line, Path(folder) / f"{number}", drawn, asked.servers)
             found += recoveries
             ends.append(end)
             for one in recoveries:

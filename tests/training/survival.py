@@ -1,14 +1,15 @@
 """Runs of LeNet that lose ranks at random, again and again, held against one that nobody has touched.
 
     python -m tests.training.survival --data SHARDS [--mpi LIBRARY] [--ranks 2] [--runs 8] [--strikes 12] [--seed 0]
-                                      [--servers 2] [--nodes srun|ssh]
+                                      [--strategy NAME] [--servers 2] [--nodes srun|ssh]
 
-`--mpi`: the file of an MPI library; without it mpi4py's own choice. With `--servers` so many of the ranks serve (`ps`),
-and are struck as workers are; else the strategy is `ring`. With `--nodes` each rank has a node of the lab's Slurm
-cluster, where `srun` starts it, or `mpiexec` over ssh, whose ranks may go on in place. Something beside the run kills
-its ranks (SIGKILL) or stops one (SIGSTOP) every now and then: one, two at once, or one more while the others are going
-on. Each run has to end with exit code 0, to have fed every sample of each epoch once, and to reach the accuracy of the
-undisturbed one within the noise of its held-out samples. What did not is told, and its folder stays.
+`--mpi`: the file of an MPI library; without it mpi4py's own choice. With `--servers` so many of the ranks serve, and
+are struck as workers are; the strategy is `ps` then, else `ring`, where `--strategy` says no other. With `--nodes` each
+rank has a node of the lab's Slurm cluster, where `srun` starts it, or `mpiexec` over ssh, whose ranks may go on in
+place. Something beside the run kills its ranks (SIGKILL) or stops one (SIGSTOP) every now and then: one, two at once,
+or one more while the others are going on. Each run has to end with exit code 0, to have fed every sample of each epoch
+once, and to reach the accuracy of the undisturbed one within the noise of its held-out samples; of asynchronous methods
+and EASGD the last alone. What did not is told, and its folder stays.
 """
 
 from __future__ import annotations
@@ -33,6 +34,7 @@ from typing import Any
 
 import pytest
 
+from hpcdl.strategies.table import find_strategy
 from tests.conftest import CommandLine, finish
 from tests.lab.nodes import OnNodes, on_nodes
 from tests.training.training_runs import PLANTED, SHORT, record_of, steps_done
@@ -202,12 +204,25 @@ class Trial:
     epochs: int
     environment: Mapping[str, str]
     servers: int = 0
+    strategy: str = "ring"
+    """Another one than an all-reduce or `ps` keeps each worker's batch, and does not take the same samples again."""
+
+    @property
+    def keeps_samples(self) -> bool:
+        """Whether a step holds the same samples on however many workers."""
+        return find_strategy(self.strategy).features.equals_single
 
     def _start(self, folder: Path, *more: object) -> Any:
         folder.mkdir(parents=True)
-        line = [*SHORT, "--model", f"{PLANTED}:build_lenet", "--ranks", self.ranks, "--batch-size", BATCH]
-        line += ["--keep-batch", BATCH, "--data", self.data, "--epochs", self.epochs, "--run-dir", folder / "run"]
-        line += [*(["--strategy", "ps", "--servers", self.servers] if self.servers else []), *more]
+        workers = self.ranks - self.servers
+        line = [*SHORT, "--model", f"{PLANTED}:build_lenet", "--ranks", self.ranks, "--strategy", self.strategy]
+        line += ["--data", self.data, "--epochs", self.epochs, "--run-dir", folder / "run"]
+        if self.keeps_samples:
+            line += ["--batch-size", BATCH, "--keep-batch", BATCH]
+        else:
+            rule = find_strategy(self.strategy).features.optimizers[0]
+            line += ["--batch-size", BATCH // workers, "--optimizer", rule]
+        line += [*(["--servers", self.servers] if self.servers else []), *more]
         return self.hpcdl.start(line, env={**self.environment, "RECORD_DIR": str(folder)})
 
     def undisturbed(self) -> Path:
@@ -245,6 +260,17 @@ class Trial:
 
     def _differences(self, folder: Path, whole: Path) -> Iterator[str]:
         """Where a run is not what the undisturbed one is."""
+        if self.keeps_samples:
+            yield from self._other_samples(folder, whole)
+        ours, theirs = (record_of(one / "run")["history"] for one in (folder, whole))
+        accuracy, undisturbed = (history[-1]["val_accuracy"] for history in (ours, theirs))
+        if abs(accuracy - undisturbed) > noise(undisturbed):
+            yield f"its accuracy is {accuracy:.3f}, the undisturbed run's {undisturbed:.3f}"
+        if int(ours[-1]["epoch"]) != self.epochs:
+            yield f"its last epoch is {ours[-1]['epoch']}"
+
+    def _other_samples(self, folder: Path, whole: Path) -> Iterator[str]:
+        """Which steps took other samples, and which epochs not each sample once."""
         taken, expected = samples_of(folder), samples_of(whole)
         if sorted(taken) != [*range(self.epochs * PER_EPOCH)]:
             yield f"its steps were {sorted(taken)}"
@@ -258,9 +284,6 @@ class Trial:
         ours, theirs = (record_of(one / "run")["history"] for one in (folder, whole))
         if [point["step"] for point in ours] != [point["step"] for point in theirs]:
             yield f"evaluated after steps {[point['step'] for point in ours]}"
-        accuracy, undisturbed = (history[-1]["val_accuracy"] for history in (ours, theirs))
-        if abs(accuracy - undisturbed) > noise(undisturbed):
-            yield f"its accuracy is {accuracy:.3f}, the undisturbed run's {undisturbed:.3f}"
 
 
 def journal_of(run_dir: Path) -> list[dict[str, Any]]:
@@ -297,6 +320,7 @@ def main() -> None:
     parser.add_argument("--folder", type=Path, help="of the runs; an undisturbed one in it is taken (else a new one)")
     for name, default in {"ranks": 2, "servers": 0, "runs": 8, "strikes": 12, "epochs": 69, "seed": 0}.items():
         parser.add_argument(f"--{name}", type=int, default=default)
+    parser.add_argument("--strategy", help="ring, or with servers ps, where nothing is said")
     parser.add_argument("--nodes", choices=["srun", "ssh"])
     asked = parser.parse_args()
     # A node's /tmp is its own.
@@ -306,7 +330,8 @@ def main() -> None:
     with on_nodes(asked.ranks, by_ssh=by_ssh) if asked.nodes else here as hpcdl:
         trial = Trial(
             hpcdl=hpcdl, data=asked.data.resolve(), folder=folder, ranks=asked.ranks, epochs=asked.epochs,
-            servers=asked.servers, environment={"MPI4PY_LIBMPI": str(asked.mpi)} if asked.mpi else {},
+            servers=asked.servers, strategy=asked.strategy or ("ps" if asked.servers else "ring"),
+            environment={"MPI4PY_LIBMPI": str(asked.mpi)} if asked.mpi else {},
         )  # fmt: skip
         found = [*_trials(trial, asked.strikes, range(asked.seed, asked.seed + asked.runs))]
     if asked.folder is None and not any(one.problems for one in found):

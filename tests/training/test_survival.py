@@ -30,15 +30,15 @@ def environment(request: pytest.FixtureRequest) -> dict[str, str]:
 
 
 @pytest.mark.soak
-@pytest.mark.parametrize("servers", [0, 2])
+@pytest.mark.parametrize(("strategy", "servers"), [("ring", 0), ("ps", 2), ("async-easgd", 2)])
 @pytest.mark.parametrize("environment", MPIS, indirect=True)
 def test_a_run_that_loses_ranks_again_and_again_is_the_undisturbed_one(
-    environment: dict[str, str], session_hpcdl: CommandLine, shards: Path, tmp_path: Path, servers: int
+    environment: dict[str, str], session_hpcdl: CommandLine, shards: Path, tmp_path: Path, strategy: str, servers: int
 ) -> None:
-    """With servers: of `ps`, whose servers are struck too."""
+    """Servers are struck too. Workers that do not step together come to the same accuracy by other samples."""
     trial = Trial(
         hpcdl=session_hpcdl, data=shards, folder=tmp_path, ranks=3 + servers, epochs=EPOCHS, environment=environment,
-        servers=servers,
+        servers=servers, strategy=strategy,
     )  # fmt: skip
     found = trial.struck(trial.undisturbed(), STRIKES, seed=0)
     assert not found.problems

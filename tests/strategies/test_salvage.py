@@ -118,12 +118,12 @@ class Breaking:
     def start(self, weights: numpy.ndarray, sizes: Sequence[int], *, count: int, total: int, velocity: Any) -> None:
         self.count, self.velocity = count, velocity
 
-    def exchange(self, buffer: numpy.ndarray, rate: float, steps: int) -> None:
+    def exchange(self, sent: numpy.ndarray, reply: numpy.ndarray, rate: float, steps: int) -> None:
         if self._breaks_at == self.count + 1:
-            buffer[: buffer.size // 2] = -1
+            reply[: reply.size // 2] = -1
             raise BrokenGroup("a rank is dead")
         self.count += 1
-        buffer[:] = 10 * self.count
+        reply[:] = 10 * self.count
 
 
 def context_of(name: str, communicator: Any = None, **changes: Any) -> Context:

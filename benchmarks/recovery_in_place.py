@@ -45,7 +45,8 @@ def run_once(line: list[str], folder: Path, drawn: random.Random, servers: int) 
             found.append({"total": event["at"] - struck, **recovery["seconds"]})
     if done.returncode:
         return found, f"lost ({done.stderr.strip().splitlines()[-1]})"
-    return found, "in place" if len(found) == 2 else f"{len(found)} of 2 in place"
+    struck = sum(str(event.get("text", "")).startswith("injected: ") for event in events)
+    return found, "in place" if len(found) == 2 else f"{len(found)} of {struck} in place"
 
 
 def main() -> None:

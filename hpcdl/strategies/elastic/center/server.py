@@ -39,7 +39,7 @@ class CenterServer:
         self._left: set[int] = set()
         self._lost: set[int] = set()
         self._stopped = self._has_center = False
-        self._count = self._version = self._total = self._first = 0
+        self._count = self._begun = self._version = self._total = self._first = 0
         self._busy_s = 0.0
         self._staleness = Staleness()
 
@@ -71,6 +71,7 @@ class CenterServer:
         """Learn the sizes from worker 0, and take its weights, and its velocity where it has one, as the center's."""
         start = self._channel.allgather_json(None)[0]
         self._total, self._count = start["total"], start["count"]
+        self._begun = self._count
         index = self._channel.rank - self._context.num_workers
         part = server_spans(sum(start["sizes"]), self._context.num_servers)[index]
         self._first = part.start
@@ -196,9 +197,10 @@ class CenterServer:
             sending.wait()
 
     def _details(self) -> dict[str, Any]:
-        per_step = self._context.num_workers / max(self._count, 1)
+        served = self._count - self._begun  # of a run that goes on others have served the rest
+        per_step = self._context.num_workers / max(served, 1)
         return {
-            "steps": self._count / self._context.num_workers,
+            "steps": served / self._context.num_workers,
             "busy_seconds_per_step": self._busy_s * per_step,
             "exchanges": self._version,
             "updates": self._count,

@@ -30,6 +30,9 @@ FAULTS: Mapping[str, str] = {
     "rank 0 killed": f"kill:rank=0@step={STRIKE_AT}",
     "rank 0 killed, state in memory": f"kill:rank=0@step={STRIKE_AT}",
     "server killed": f"kill:rank={{last}}@step={STRIKE_AT}",
+    "worker killed, the others go on": f"kill:rank=1@step={STRIKE_AT}",
+    "rank 0 killed, the others go on": f"kill:rank=0@step={STRIKE_AT}",
+    "server killed, the others go on": f"kill:rank={{last}}@step={STRIKE_AT}",
     "worker stopped": f"stop:rank=1@step={STRIKE_AT}",
     "worker exits with 0": f"exit:rank=1@step={STRIKE_AT}",
     "worker three times slower": f"slow:rank=1:x3@step={STRIKE_AT}",
@@ -46,6 +49,8 @@ SAVING: Mapping[str, Sequence[str]] = {
     "rank 0 killed, state in memory": ("--checkpoint-every", "1h", "--local-checkpoint-every", "5"),
 }
 """How a run saves under a fault, where not by checkpoints alone."""
+GO_ON = tuple(fault for fault in FAULTS if fault.endswith("the others go on"))
+"""The run may go on with fewer workers: in place, where MPI and the strategy can."""
 LEAVES_NODES_OUT = ("partition that stays",)
 """What of several nodes takes one for good: the run goes on with fewer workers."""
 BY_CHECKPOINTS = ("--checkpoint-every", "0.2s")
@@ -111,6 +116,8 @@ class Plan:
         features, text = find_strategy(strategy).features, FAULTS[fault]
         if "server" in fault and not features.servers:
             return f"{strategy} has no servers"
+        if fault in GO_ON and not find_launcher().leaves_nodes_out:
+            return "the launcher takes all nodes of a job or none"
         if "host=" in text and self.num_nodes < 2:
             return "all ranks are on one node, and have its clock"
         if text.startswith(("partition:", "link:")) and not features.mpi:
@@ -119,7 +126,8 @@ class Plan:
 
     def words(self, fault: str) -> list[str]:
         """Of the command line of a run that `fault` strikes: how it saves, and what strikes."""
-        fewer = ("--min-workers", "1") if fault in LEAVES_NODES_OUT and self.num_nodes > 1 else ()
+        may_be_fewer = fault in GO_ON or (fault in LEAVES_NODES_OUT and self.num_nodes > 1)
+        fewer = ("--min-workers", "1") if may_be_fewer else ()
         place = "host" if self.num_nodes > 1 else "rank"
         injected = FAULTS[fault].format(last=self.num_ranks - 1, place=place)
         return [*SAVING.get(fault, BY_CHECKPOINTS), *fewer, "--inject", injected]

@@ -12,6 +12,7 @@ from hpcdl.core.errors import UnknownNameError
 from hpcdl.doctor import certify
 from hpcdl.doctor.certify import (
     FAULTS,
+    GO_ON,
     LEAVES_NODES_OUT,
     SAVING,
     Plan,
@@ -40,14 +41,14 @@ def test_everything_is_tried_or_the_reason_why_not_is_told() -> None:
     left_out = chosen.left_out()
     assert len(chosen.cases()) == 2 * (3 * len(FAULTS) - len(left_out))
     whys = {(one["fault"], one["strategy"]): one["why"] for one in left_out}
+    serving = [fault for fault in FAULTS if fault.startswith("server killed")]
     assert {pair for pair, why in whys.items() if "has no servers" in why} == {
-        ("server killed", "ring"),
-        ("server killed", "grpc-ring"),
+        (fault, strategy) for fault in serving for strategy in ("ring", "grpc-ring")
     }
     assert {strategy for fault, strategy in whys if fault == "skewed clock"} == {"ring", "ps", "grpc-ring"}
     unseen = {fault for (fault, _), why in whys.items() if "hpcdl does not see them" in why}
     assert unseen == {"partition that heals", "partition that stays", "slow link"}
-    assert len(whys) == 2 + 3 + 3
+    assert len(serving) == 2 and len(whys) == 4 + 3 + 3
     assert not plan(num_nodes=2, strategies=["ps"]).left_out(), "other nodes are there to be cut off"
     with pytest.raises(UnknownNameError, match="unknown fault 'flood'"):
         plan(faults=["flood"]).cases()
@@ -67,6 +68,13 @@ def test_every_fault_can_be_injected(fault: str, num_nodes: int) -> None:
 def test_a_node_that_is_gone_for_good_leaves_a_run_with_fewer_workers() -> None:
     assert "--min-workers" in plan(num_nodes=3).words("partition that stays")
     assert "--min-workers" not in plan(num_nodes=1).words("partition that stays"), "a new rank is not cut off"
+
+
+def test_who_goes_on_without_a_rank_may_have_fewer_workers() -> None:
+    assert len(GO_ON) == 3
+    for fault in GO_ON:
+        kept, fewer = (plan().words(one) for one in (fault.partition(",")[0], fault))
+        assert [word for word in fewer if word not in kept] == ["--min-workers", "1"]
 
 
 def test_how_a_run_saves_is_told_for_faults_that_there_are() -> None:

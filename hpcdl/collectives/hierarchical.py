@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING
 import numpy
 
 from hpcdl.collectives import ring
-from hpcdl.collectives.slices import flattened, spans
+from hpcdl.collectives.slices import flattened, span, spans
 from hpcdl.collectives.workspace import Cost, Workspace, unseen
 from hpcdl.comm.sums import plain_add
 
@@ -112,7 +112,7 @@ class _Slice:
         self.part = part
         rows = nodes.window[nodes.num_slices % len(nodes.window)].view(part.dtype)[:, : part.size]
         self.rows, self.sums = rows[:-1], rows[-1]
-        self.own = slice(*spans(part.size, nodes.node.size)[nodes.node.rank])
+        self.own = slice(*span(part.size, nodes.node.size, nodes.node.rank))
         nodes.num_slices += 1
 
     @property
@@ -141,7 +141,7 @@ def _stages(nodes: Nodes, workspace: Workspace, add: Add, finished: Finished) ->
 
     def cross(one: _Slice) -> None:
         if mine < nodes.num_lanes:
-            start, end = spans(one.part.size, nodes.num_lanes)[mine]
+            start, end = span(one.part.size, nodes.num_lanes, mine)
             ring.allreduce(nodes.lane, one.sums[start:end], workspace, add)
 
     def take(one: _Slice) -> None:

@@ -87,6 +87,13 @@ def flattened(buffer: Array) -> Array:
     return buffer.reshape(-1)
 
 
+def span(length: int, num_parts: int, part: int) -> tuple[int, int]:
+    """Bounds of one of the parts that `spans` tells of."""
+    base, longer = divmod(length, num_parts)
+    start = part * base + min(part, longer)
+    return start, start + base + (part < longer)
+
+
 def spans(length: int, num_parts: int) -> list[tuple[int, int]]:
     """Bounds of `num_parts` parts of `length` elements; the first ones are longer by one where it does not divide."""
     base, longer = divmod(length, num_parts)

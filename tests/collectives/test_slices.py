@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from hpcdl.collectives import slices
 from hpcdl.collectives.fold import fold_for
-from hpcdl.collectives.slices import run_sliced, spans
+from hpcdl.collectives.slices import run_sliced, span, spans
 from hpcdl.collectives.workspace import Workspace
 from hpcdl.comm.threads.communicator import ThreadCommunicator, run
 
@@ -24,6 +24,7 @@ if TYPE_CHECKING:
 def test_spans_cover_and_are_even(length: int, num_parts: int) -> None:
     parts = spans(length, num_parts)
     assert [index for start, end in parts for index in range(start, end)] == list(range(length))
+    assert parts == [span(length, num_parts, part) for part in range(num_parts)]
     sizes = [end - start for start, end in parts]
     assert len(sizes) == num_parts and max(sizes) - min(sizes) <= 1 and sizes == sorted(sizes, reverse=True)
 

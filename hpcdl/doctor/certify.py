@@ -118,16 +118,20 @@ class Plan:
             return f"{strategy} has no servers"
         if fault in GO_ON and not find_launcher().leaves_nodes_out:
             return "the launcher takes all nodes of a job or none"
+        if fault in GO_ON and not features.servers and self.num_ranks < 3:
+            return f"of {self.num_ranks} ranks fewer than two would be left"
         if "host=" in text and self.num_nodes < 2:
             return "all ranks are on one node, and have its clock"
         if text.startswith(("partition:", "link:")) and not features.mpi:
             return f"TensorFlow carries the messages of {strategy}, and hpcdl does not see them"
         return ""
 
-    def words(self, fault: str) -> list[str]:
+    def words(self, fault: str, strategy: str) -> list[str]:
         """Of the command line of a run that `fault` strikes: how it saves, and what strikes."""
+        features = find_strategy(strategy).features
+        least = "2" if features.optimizers and not features.servers else "1"  # a mean over one worker is refused
         may_be_fewer = fault in GO_ON or (fault in LEAVES_NODES_OUT and self.num_nodes > 1)
-        fewer = ("--min-workers", "1") if may_be_fewer else ()
+        fewer = ("--min-workers", least) if may_be_fewer else ()
         place = "host" if self.num_nodes > 1 else "rank"
         injected = FAULTS[fault].format(last=self.num_ranks - 1, place=place)
         return [*SAVING.get(fault, BY_CHECKPOINTS), *fewer, "--inject", injected]
@@ -150,7 +154,7 @@ def _try(strategy: str, fault: str, plan: Plan, run_dir: Path) -> Trial:
         "train", "--model", "lenet", "--data", "synthetic:28x28x1:10", "--strategy", strategy,
         "--ranks", plan.num_ranks,
         "--batch-size", 16, "--steps", STEPS, "--profile", "none", "--elastic",
-        "--stall-timeout", "10s", "--run-dir", run_dir, *plan.words(fault),
+        "--stall-timeout", "10s", "--run-dir", run_dir, *plan.words(fault, strategy),
     ]  # fmt: skip
     words += ["--optimizer", features.optimizers[0]] if features.optimizers else []
     words += [] if features.mpi else ["--allow-grpc"]

@@ -57,7 +57,7 @@ def test_everything_is_tried_or_the_reason_why_not_is_told() -> None:
 @pytest.mark.parametrize("num_nodes", [1, 3])
 @pytest.mark.parametrize("fault", FAULTS)
 def test_every_fault_can_be_injected(fault: str, num_nodes: int) -> None:
-    words = plan(num_nodes=num_nodes).words(fault)
+    words = plan(num_nodes=num_nodes).words(fault, "ring")
     if num_nodes == 1 and fault == "skewed clock":
         assert "skewed clock" in {one["fault"] for one in plan(num_nodes=1).left_out()}
         return
@@ -66,20 +66,27 @@ def test_every_fault_can_be_injected(fault: str, num_nodes: int) -> None:
 
 
 def test_a_node_that_is_gone_for_good_leaves_a_run_with_fewer_workers() -> None:
-    assert "--min-workers" in plan(num_nodes=3).words("partition that stays")
-    assert "--min-workers" not in plan(num_nodes=1).words("partition that stays"), "a new rank is not cut off"
+    assert "--min-workers" in plan(num_nodes=3).words("partition that stays", "ring")
+    assert "--min-workers" not in plan(num_nodes=1).words("partition that stays", "ring"), "a new rank is not cut off"
 
 
-def test_who_goes_on_without_a_rank_may_have_fewer_workers() -> None:
+@pytest.mark.parametrize("strategy, least", [("ring", "1"), ("sync-easgd", "2"), ("hogwild-sgd", "2"), ("ps", "1")])
+def test_who_goes_on_without_a_rank_may_have_fewer_workers(strategy: str, least: str) -> None:
     assert len(GO_ON) == 3
     for fault in GO_ON:
-        kept, fewer = (plan().words(one) for one in (fault.partition(",")[0], fault))
-        assert [word for word in fewer if word not in kept] == ["--min-workers", "1"]
+        kept, fewer = (plan().words(one, strategy) for one in (fault.partition(",")[0], fault))
+        assert fewer == [*kept[:2], "--min-workers", least, *kept[2:]]
+
+
+def test_of_two_ranks_nobody_goes_on_but_with_servers() -> None:
+    whys = {(one["fault"], one["strategy"]): one["why"] for one in plan(num_ranks=2).left_out()}
+    assert "fewer than two would be left" in whys["worker killed, the others go on", "ring"]
+    assert ("worker killed, the others go on", "ps") not in whys
 
 
 def test_how_a_run_saves_is_told_for_faults_that_there_are() -> None:
     assert {*SAVING, *LEAVES_NODES_OUT} <= set(FAULTS)
-    assert plan().words("rank 0 killed, state in memory")[:2] == ["--checkpoint-every", "1h"]
+    assert plan().words("rank 0 killed, state in memory", "ring")[:2] == ["--checkpoint-every", "1h"]
 
 
 def test_the_summary_counts_survivors_and_what_they_lost() -> None:

@@ -83,7 +83,7 @@ class DeathWatch:
             if descriptor == self._door.fileno():
                 # Who is gone by now has hardly begun: that is a cause, and who is told of next may be killed for it.
                 ended += [pid for line in self._let_in() if not self._goes_on(line) for pid in self._over(line)]
-            elif descriptor in self._pid_of and not (descriptor in self._lines and self._goes_on(descriptor)):
+            elif not (descriptor in self._lines and self._goes_on(descriptor)):
                 ended += self._over(descriptor)
         return ended
 

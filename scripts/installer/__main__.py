@@ -9,6 +9,7 @@ from collections.abc import Callable
 
 from build import install, uninstall, wheelhouse
 from plan import InstallError, Plan
+from processes import STOPS
 
 COMMANDS: dict[str, Callable[[Plan], None]] = {"install": install, "uninstall": uninstall, "wheelhouse": wheelhouse}
 
@@ -21,7 +22,7 @@ def stopped(number: int, _frame: object) -> None:
 def main() -> int:
     """Run the command named on the command line; a failure is one line and an exit code."""
     os.umask(0o022)  # what a centre installs is for everybody
-    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+    for number in STOPS:
         signal.signal(number, stopped)
     try:
         COMMANDS[sys.argv[1]](Plan.from_environment(os.environ))

@@ -14,9 +14,10 @@ import time
 from collections.abc import Callable, Mapping
 from pathlib import Path
 
-from modulefile import remove_modulefile, write_modulefile
+from modulefile import write_modulefile
 from plan import CHECKOUT, InstallError, Plan
-from tree import MARKER, RECEIPT, check_replaceable, is_ours, recover, refuse_when_used, replacing
+from processes import ignore_stops
+from tree import RECEIPT, check_replaceable, discard, is_ours, recover, refuse_when_used, replacing
 
 _PR_SET_PDEATHSIG = 1
 SOURCES = ("hpcdl", "pyproject.toml", "setup.py", "README.md", "LICENSE")
@@ -36,7 +37,6 @@ def install(plan: Plan) -> None:
     started = time.monotonic()
     with replacing(plan):
         fill(plan)
-        (plan.tree / MARKER).unlink()
         write_modulefile(plan)
     print(f"hpcdl: installed in {time.monotonic() - started:.0f} s; `module use {plan.moduledir}; module load hpcdl`")
 
@@ -49,8 +49,8 @@ def uninstall(plan: Plan) -> None:
     if not is_ours(plan.tree):
         raise InstallError(f"{plan.tree} was not made by `make install`; remove it by hand if you mean it")
     refuse_when_used(plan.tree)
-    remove_modulefile(plan)
-    shutil.rmtree(plan.tree)
+    ignore_stops()
+    discard(plan)
     print(f"hpcdl: removed hpcdl {plan.version} from {plan.prefix}")
 
 

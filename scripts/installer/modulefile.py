@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 from plan import CHECKOUT, Plan
 
 TEMPLATE = CHECKOUT / "etc" / "modulefiles" / "hpcdl" / "hpcdl.lua"
@@ -24,10 +26,14 @@ def modulefile_text(plan: Plan) -> str:
 def write_modulefile(plan: Plan) -> None:
     """Write the modulefile under a name that Lmod does not see, then rename it."""
     plan.modulefile.parent.mkdir(parents=True, exist_ok=True)
-    hidden = plan.modulefile.with_name(f".{plan.modulefile.name}.new")
+    hidden = _hidden(plan)
     hidden.write_text(modulefile_text(plan))
     hidden.chmod(0o644)
     hidden.replace(plan.modulefile)
+
+
+def _hidden(plan: Plan) -> Path:
+    return plan.modulefile.with_name(f".{plan.modulefile.name}.new")
 
 
 def is_of_another_prefix(plan: Plan) -> bool:
@@ -41,5 +47,6 @@ def remove_modulefile(plan: Plan) -> None:
     if is_of_another_prefix(plan):
         return
     path.unlink(missing_ok=True)
+    _hidden(plan).unlink(missing_ok=True)
     if path.parent.is_dir() and not any(path.parent.iterdir()):
         path.parent.rmdir()

@@ -11,6 +11,15 @@ from pathlib import Path
 _GONE_S = 10.0
 """How long a process that was killed may take to end: until the system call that it is in returns."""
 
+STOPS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+"""The signals by which a person or a scheduler stops a command."""
+
+
+def ignore_stops() -> None:
+    """From here to the end no signal interrupts: what is left to do takes seconds, and half of it would be a mess."""
+    for number in STOPS:
+        signal.signal(number, signal.SIG_IGN)
+
 
 def running_from(tree: Path) -> list[int]:
     """The processes, this one apart, whose command line, program or mapped files lie in `tree`."""

@@ -10,9 +10,9 @@ import socket
 from collections.abc import Iterator
 from pathlib import Path
 
-from modulefile import is_of_another_prefix
+from modulefile import is_of_another_prefix, remove_modulefile
 from plan import InstallError, Plan
-from processes import end_programs_of, running_from
+from processes import end_programs_of, ignore_stops, running_from
 
 MARKER = ".hpcdl-unfinished"
 """In a tree that is being built: says by whom."""
@@ -40,19 +40,38 @@ def recover(plan: Plan) -> None:
         print(f"hpcdl: clearing what an unfinished install left in {plan.tree}")
         if by["host"] == socket.gethostname():
             end_programs_of(plan.tree)
-        shutil.rmtree(plan.tree)
+        discard(plan)
     if plan.tree.exists():  # the new tree was whole: only the old one's removal was cut short
-        shutil.rmtree(plan.replaced, ignore_errors=True)
-        plan.replaced_modulefile.unlink(missing_ok=True)
+        _forget_replaced(plan)
     else:
-        put_back(plan)
+        _put_back(plan)
 
 
-def put_back(plan: Plan) -> None:
+def discard(plan: Plan) -> None:
+    """Remove the modulefile and the tree, gone in one step: its files go under a name that `recover` clears."""
+    remove_modulefile(plan)
+    shutil.rmtree(plan.begun, ignore_errors=True)
+    plan.tree.rename(plan.begun)
+    shutil.rmtree(plan.begun, ignore_errors=True)
+
+
+def _set_aside(plan: Plan) -> None:
+    """The tree and the modulefile that are to be replaced wait until the new ones are whole."""
+    for place, waiting in ((plan.tree, plan.replaced), (plan.modulefile, plan.replaced_modulefile)):
+        if place.exists():
+            place.rename(waiting)
+
+
+def _put_back(plan: Plan) -> None:
     """The tree and the modulefile that were to be replaced, where they were."""
     for waiting, place in ((plan.replaced, plan.tree), (plan.replaced_modulefile, plan.modulefile)):
         if waiting.exists():
             waiting.rename(place)
+
+
+def _forget_replaced(plan: Plan) -> None:
+    plan.replaced_modulefile.unlink(missing_ok=True)
+    shutil.rmtree(plan.replaced, ignore_errors=True)
 
 
 def check_replaceable(plan: Plan) -> None:
@@ -81,37 +100,35 @@ def refuse_when_used(tree: Path) -> None:
 
 @contextlib.contextmanager
 def replacing(plan: Plan) -> Iterator[None]:
-    """Make the tree with its marker; on failure put things back as they were."""
+    """Make the tree with its marker, and take the marker away at the end; on failure put things back as they were."""
     made = [folder for folder in (plan.prefix, plan.moduledir) if not folder.exists()]
-    placed = False
+    begun = False
     try:
-        begun = _begun(plan)
-        if plan.tree.exists():
-            plan.tree.rename(plan.replaced)
-            if plan.modulefile.exists():
-                plan.modulefile.rename(plan.replaced_modulefile)
-        begun.rename(plan.tree)
-        placed = True
+        _begin(plan)
+        begun = True
+        _set_aside(plan)
+        plan.begun.rename(plan.tree)
         yield
+        (plan.tree / MARKER).unlink()
+        ignore_stops()
     except BaseException as error:
+        ignore_stops()
+        if begun and not plan.begun.exists():  # asked of the disk: a signal may come between any two lines
+            discard(plan)
         shutil.rmtree(plan.begun, ignore_errors=True)
-        if placed:
-            shutil.rmtree(plan.tree, ignore_errors=True)
-        put_back(plan)
+        _put_back(plan)
         for folder in made:
             with contextlib.suppress(OSError):  # not empty: somebody else's
                 folder.rmdir()
         if isinstance(error, OSError):
             raise InstallError(f"{error.strerror} ({error.filename}); nothing was left behind", exit_code=1) from None
         raise
-    plan.replaced_modulefile.unlink(missing_ok=True)
-    shutil.rmtree(plan.replaced, ignore_errors=True)
+    _forget_replaced(plan)
 
 
-def _begun(plan: Plan) -> Path:
+def _begin(plan: Plan) -> None:
     """A folder with its marker, for the tree's place: at no time is a tree there that does not say what it is."""
     shutil.rmtree(plan.begun, ignore_errors=True)
     plan.begun.mkdir(parents=True)
     plan.begun.chmod(0o755)
     (plan.begun / MARKER).write_text(json.dumps({"pid": os.getpid(), "host": socket.gethostname()}))
-    return plan.begun

@@ -199,6 +199,47 @@ def test_a_stopped_install(checkout: Checkout, place: Place, bad_wheels: Path, n
     assert set(files_below(place.folder)) == before
 
 
+WHOLE = {"apps/hpcdl/1.0/install.json", "apps/modulefiles/hpcdl/1.0.lua"}
+
+
+@pytest.mark.parametrize("old", [True, False])
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGKILL])
+def test_an_install_stopped_after_any_change(
+    checkout: Checkout, place: Place, old: bool, number: signal.Signals
+) -> None:
+    """Whatever was renamed, made or removed just before: what was there is there again, or what is new is whole."""
+    environment = clean_environment(place.folder) | dict(word.split("=", 1) for word in place.settings) | {"FORCE": "1"}
+    line = [sys.executable, "-B", str(Path(__file__).with_name("stopped_at.py")), "install"]
+    for at in range(1, 50):
+        shutil.rmtree(place.folder / "apps", ignore_errors=True)
+        if old:
+            place.fake_tree("1.0")
+        before = set(files_below(place.folder))
+        stopped = subprocess.run(
+            [*line, str(at), str(int(number))],
+            cwd=checkout.folder,
+            env=environment,
+            capture_output=True,
+            text=True,
+            check=False,
+        )
+        case = f"{number.name} after change {at}: {stopped.stderr}"
+        left = {name for name in files_below(place.folder) if (place.folder / name).is_file()}
+        if number == signal.SIGKILL and stopped.returncode == -number:  # nobody could clean up: the next command does
+            again = [*line, "0", str(int(number))]
+            subprocess.run(again, cwd=checkout.folder, env=environment, check=True, capture_output=True)
+            left = {name for name in files_below(place.folder) if (place.folder / name).is_file()}
+            assert left == WHOLE, case
+        elif stopped.returncode == 0:
+            assert left == WHOLE, case
+        else:
+            assert stopped.returncode == 130 and number == signal.SIGTERM, case
+            assert set(files_below(place.folder)) - {"apps"} == before - {"apps"}, case
+        if "no such change" in stopped.stdout:
+            break
+    assert 8 < at < 49
+
+
 def test_steps_that_outlived_their_install_are_ended(checkout: Checkout, place: Place) -> None:
     """Of an install that was killed, pip may still be writing into the tree: not while the next one clears it."""
     tree = place.fake_tree("1.0", receipt="unused")

@@ -1,10 +1,10 @@
-"""How fast a rank copies, sums and casts gradients with one core and with several, by threads over slices in numpy.
+"""How fast a rank copies, sums and casts gradients with one core and with several, by threads over slices.
 
     python benchmarks/memory_rates.py [--mib 25,238] [--threads 1,2] [--repeats 15]
 
 One process on this node; gigabytes of float32 gradient per second, medians, all operations and numbers of threads in
 turn. Then, on paper, for links of 100 and 400 Gbit/s: what a ring over many nodes takes of the link, and what summing,
-one copy and casting take in numpy with one core, and with `--model-cores` if what the threads here have left in turn
+one copy and casting take with one core, and with `--model-cores` if what the threads here have left in turn
 stays in turn (Amdahl); the slower of the two is the limit. Bandwidth that the cores share is not modelled.
 """
 
@@ -21,6 +21,7 @@ from typing import Any
 import numpy
 
 from hpcdl.comm.sums import add_bfloat16, from_bfloat16, plain_add, to_bfloat16
+from hpcdl.strategies.float16 import add_float16, cast
 
 SLICE = 1 << 18
 """Elements that a thread takes at a time: 1 MiB of float32, which stays in the cache."""
@@ -41,7 +42,7 @@ def main() -> None:
         rates = measured(round(mib * 2**18), threads, options.repeats)
         print(f"{mib:g} MiB, GB/s of gradient " + "".join(f"{f'{number} threads':>12}" for number in threads))
         for name, found in rates.items():
-            print(f"  {name:<22}" + "".join(f"{found[number]:12.2f}" for number in threads))
+            print(f"  {name:<24}" + "".join(f"{found[number]:12.2f}" for number in threads))
     for link in LINKS:
         print("\n".join(on_paper(rates, threads, link, options.model_cores)))
 
@@ -72,8 +73,11 @@ def operations_on(num_elements: int) -> dict[str, Callable[[slice], Any]]:
     return {
         "copy": lambda part: numpy.copyto(target[part], half_source[part]),
         "sum": lambda part: plain_add(target[part], source[part]),
-        "cast to float16": lambda part: numpy.copyto(halves[part], source[part], casting="same_kind"),
-        "sum in float16": lambda part: plain_add(other_halves[part], halves[part]),
+        "cast to float16": lambda part: cast(source[part], halves[part]),
+        "cast from float16": lambda part: cast(halves[part], target[part]),
+        "sum in float16": lambda part: add_float16(other_halves[part], halves[part]),
+        "numpy's cast to float16": lambda part: numpy.copyto(halves[part], source[part], casting="same_kind"),
+        "numpy's sum in float16": lambda part: plain_add(other_halves[part], halves[part]),
         "cast to bfloat16": lambda part: numpy.copyto(brains[part], to_bfloat16(source[part])),
         "sum in bfloat16": lambda part: add_bfloat16(other_brains[part], brains[part]),
         "cast from bfloat16": lambda part: numpy.copyto(target[part], from_bfloat16(brains[part])),
@@ -96,13 +100,15 @@ def over_slices(run: Callable[[slice], Any], length: int, number: int, pool: con
 
 
 def on_paper(rates: dict[str, dict[int, float]], threads: list[int], link: int, cores: int) -> list[str]:
-    """The seconds that a gigabyte of float32 gradient takes on the link, and in numpy with one core and with all."""
+    """The seconds that a gigabyte of float32 gradient takes on the link, and a rank with one core and with all."""
     most = max(threads)
     lines = [
         f"{link} Gbit/s, ms for each GB of float32 gradient:  link   1 core   {cores} cores   limit with 1, {cores}"
     ]
-    for name, casts, width in (("float32", (), 4), ("bfloat16", ("cast to bfloat16", "cast from bfloat16"), 2)):
-        work = ["sum" if width == 4 else "sum in bfloat16", "copy", *casts]
+    for name in ("float32", "float16", "bfloat16"):
+        width = 4 if name == "float32" else 2
+        halves = [f"sum in {name}", f"cast to {name}", f"cast from {name}"]
+        work = ["copy", *(["sum"] if width == 4 else halves)]
         wire_s = RING_BYTES * (width / 4) * 8 / link
         alone_s = sum(1 / rates[one][1] for one in work)
         gain = {one: rates[one][most] / rates[one][1] for one in work}

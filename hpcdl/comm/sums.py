@@ -1,7 +1,7 @@
 """How two buffers are added up: by numpy, or as bfloat16, for gradients that are compressed on the wire.
 
-Both half-precision numbers are widened to float32, added, and rounded once, to nearest even (numpy does so with float16
-by itself): a sum over p ranks is rounded as often as a partial sum is sent, and no more.
+bfloat16 numbers are widened to float32, added, and rounded once, to nearest even: a sum over p ranks is rounded as
+often as a partial sum is sent, and no more. float16 is added by strategies/float16.py, and here where nobody says how.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ BLOCK = 1 << 16
 
 
 def plain_add(target: Array, incoming: Array) -> None:
-    """`target` += `incoming`, in place: the sum that all-reduces form where none is given, float16 included."""
+    """`target` += `incoming`, in place: the sum that all-reduces form where none is given."""
     numpy.add(target, incoming, out=target)
 
 

@@ -191,9 +191,23 @@ def test_half_precision_halves_the_bytes_of_a_sync_exchange(variant: str) -> Non
         )
         for compress in ("none", "bf16", "fp16")
     }
-    assert 2 * sent["bf16"] == sent["none"]
-    # The scale: two rounds of recursive doubling with one float32, on four ranks, in four steps.
-    assert sent["fp16"] == sent["bf16"] + 4 * 4 * 2 * 4
+    assert 2 * sent["bf16"] == sent["none"] and sent["fp16"] == sent["bf16"]
+
+
+def test_float16_asks_how_far_apart_workers_are_where_the_center_does_not_tell() -> None:
+    """Two rounds of recursive doubling with one float32, on four ranks; and once more what has overflowed."""
+
+    def far(worker: int, step: int, weights: np.ndarray) -> np.ndarray:
+        return np.full(LENGTH, 1e6 * worker if step == 1 else 0.0)
+
+    def sent(start: float, steps: int) -> int:
+        found = run("sync-easgd", np.full(LENGTH, start), far, workers=4, steps=steps, eta=1.0, compress="fp16")
+        return sum(counts.bytes_in_steps for counts in found.counts)  # type: ignore[attr-defined]
+
+    asked = 4 * 2 * 4
+    once = sent(1.0, 1)
+    assert sent(0.0, 1) == once + asked
+    assert sent(1.0, 3) == sent(1.0, 2) + once + asked + once
 
 
 def test_staleness_of_taking_turns() -> None:

@@ -12,7 +12,8 @@ from typing import TYPE_CHECKING, Any
 
 import tensorflow as tf
 
-from hpcdl.comm.sums import add_bfloat16, plain_add
+from hpcdl.comm.sums import add_bfloat16
+from hpcdl.strategies.float16 import add_float16
 
 if TYPE_CHECKING:
     from hpcdl.core.protocols import Add
@@ -38,7 +39,7 @@ WIRES = {
     "fp16": Wire(
         encode=lambda flat: tf.cast(flat, tf.float16),
         decode=tf.cast,
-        add=plain_add,
+        add=add_float16,
         scaled=True,
         exponent=0x7C00,
     ),

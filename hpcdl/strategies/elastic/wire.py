@@ -2,7 +2,7 @@
 
 Every rank of sync-easgd 2 and 3 has the center, the same bits, so what is summed may be W_i - W~: numbers so small that
 16 bits hold them with a relative error of 2^-11 (fp16) or 2^-8 (bf16) of the distance, not of the weight. What rounding
-leaves over is still there at the next exchange. No TensorFlow.
+leaves over is still there at the next exchange. TensorFlow for float16 alone.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 import numpy
 
-from hpcdl.comm.sums import add_bfloat16, float16_scale, from_bfloat16, plain_add, to_bfloat16
+from hpcdl.comm.sums import add_bfloat16, float16_scale, from_bfloat16, to_bfloat16
 from hpcdl.strategies.elastic.equations import attract_center, attract_center_by, blocks
 
 if TYPE_CHECKING:
@@ -20,6 +20,9 @@ if TYPE_CHECKING:
 
 Reduce = Callable[["Array", "Add | None"], None]
 """Sums a buffer over the workers in place."""
+EXPECTED = 4.0
+"""Sums of distances are expected below so many times the center's largest weight. float16 then has its full
+precision down to 2^-26 of that weight, which is less than float32 can tell of it."""
 
 
 class WholeWeights:
@@ -52,27 +55,36 @@ class HalfDifferences:
 
     def exchange(self, weights: Array, center: Array, reduce: Reduce) -> None:
         """Sum the workers' W_i - W~ into `total`; collective."""
-        numpy.subtract(weights, center, out=self.total)
         # Weights that have diverged overflow here; they travel on as infinity and are found where weights are checked.
         with numpy.errstate(over="ignore", invalid="ignore"):
-            if self._scaled:
-                self._as_float16(reduce)
-            else:
+            numpy.subtract(weights, center, out=self.total)
+            if not self._scaled:
                 self._as_bfloat16(reduce)
+                return
+            # All ranks know the center's range, and nobody has to be asked: workers are hardly ever further apart.
+            expected = _largest(center) * EXPECTED
+            if expected[0]:
+                self._as_float16(expected, reduce)
+            if not (expected[0] and numpy.isfinite(_largest(self.total)[0])):  # so on all ranks: they have one sum
+                numpy.subtract(weights, center, out=self.total)
+                bound = _largest(self.total)
+                reduce(bound, None)
+                self._as_float16(bound, reduce)
 
     def attract(self, center: Array, num_workers: int, alpha: float) -> None:
         """Equation (2)."""
         attract_center_by(center, self.total, alpha)
 
-    def _as_float16(self, reduce: Reduce) -> None:
-        bound = numpy.array([max(self.total.max(), -self.total.min())], numpy.float32)
-        reduce(bound, None)
+    def _as_float16(self, bound: Array, reduce: Reduce) -> None:
+        """`total`, of which no partial sum over ranks should exceed `bound`, shape (1,)."""
+        from hpcdl.strategies.float16 import add_float16, cast
+
         scale = float16_scale(bound)
-        for part in blocks(self.total.size):
-            self._sent[part] = self.total[part] * scale
-        reduce(self._sent, plain_add)
-        for part in blocks(self.total.size):
-            numpy.divide(self._sent[part], scale, out=self.total[part])
+        self.total *= scale
+        cast(self.total, self._sent)
+        reduce(self._sent, add_float16)
+        cast(self._sent, self.total)
+        self.total /= scale
 
     def _as_bfloat16(self, reduce: Reduce) -> None:
         for part in blocks(self.total.size):
@@ -80,6 +92,11 @@ class HalfDifferences:
         reduce(self._sent, add_bfloat16)
         for part in blocks(self.total.size):
             self.total[part] = from_bfloat16(self._sent[part])
+
+
+def _largest(values: Array) -> Array:
+    """The largest magnitude, shape (1,)."""
+    return numpy.array([max(values.max(), -values.min())], numpy.float32)
 
 
 def carrier(compress: str) -> WholeWeights | HalfDifferences:

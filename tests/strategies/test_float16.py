@@ -1,0 +1,52 @@
+"""float16 by TensorFlow's kernels: the bits that numpy forms, for every pair of exponents, however long the buffers."""
+
+from __future__ import annotations
+
+import numpy
+import pytest
+
+from hpcdl.strategies.float16 import BLOCK, WORTH_A_CALL, add_float16, cast
+
+pytestmark = pytest.mark.filterwarnings("ignore::RuntimeWarning")  # numpy's, of overflows that are asked for here
+ALL = numpy.arange(1 << 16, dtype=numpy.uint16).view(numpy.float16)
+
+
+def same(left: numpy.ndarray, right: numpy.ndarray) -> bool:
+    """The same bits; of a NaN, that it is one."""
+    return bool(
+        ((left.view(numpy.uint16) == right.view(numpy.uint16)) | (numpy.isnan(left) & numpy.isnan(right))).all()
+    )
+
+
+@pytest.mark.parametrize("length", [1, WORTH_A_CALL - 1, WORTH_A_CALL, 1 << 16, 3 * BLOCK + 1])
+def test_sums_are_those_of_float32_rounded_once(length: int) -> None:
+    drawn = numpy.random.default_rng(length)
+    target, incoming = drawn.choice(ALL, length), drawn.choice(ALL, length)
+    expected = (target.astype(numpy.float32) + incoming.astype(numpy.float32)).astype(numpy.float16)
+    before = incoming.copy()
+    add_float16(target, incoming)
+    assert same(target, expected) and same(incoming, before)
+
+
+def test_every_number_there_and_back() -> None:
+    wide, back = numpy.empty(ALL.size, numpy.float32), numpy.empty_like(ALL)
+    cast(ALL, wide)
+    assert numpy.array_equal(wide, ALL.astype(numpy.float32), equal_nan=True)
+    cast(wide, back)
+    assert same(back, ALL)
+
+
+def test_casts_round_to_even_and_overflow() -> None:
+    values = numpy.random.default_rng(1).standard_normal(2 * BLOCK + 3).astype(numpy.float32)
+    values *= numpy.float32(2.0) ** numpy.random.default_rng(2).integers(-30, 20, values.size)
+    halves = numpy.empty(values.size, numpy.float16)
+    cast(values, halves)
+    assert same(halves, values.astype(numpy.float16))
+
+
+def test_parts_of_a_buffer_alone() -> None:
+    """A collective adds slices of what it is given."""
+    buffer = numpy.ones(3 * WORTH_A_CALL, numpy.float16)
+    part = slice(WORTH_A_CALL + 1, 2 * WORTH_A_CALL + 1)
+    add_float16(buffer[part], buffer[:WORTH_A_CALL].copy())
+    assert (buffer[part] == 2).all() and buffer.sum(dtype=numpy.float64) == 4 * WORTH_A_CALL

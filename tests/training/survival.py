@@ -81,16 +81,17 @@ class Survival:
 
 
 def ranks_of(run_dir: Path) -> dict[int, int]:
-    """The processes that are ranks of a run now, by rank."""
+    """The processes that are ranks of a run now, by rank. A single one is started without MPI and has no number."""
     found = {}
     for folder in Path("/proc").glob("[0-9]*"):
         with suppress(OSError):
             words = (folder / "cmdline").read_bytes().split(b"\0")
-            if _RANK_PROGRAM in words and os.fsencode(run_dir) in words:
+            if _RANK_PROGRAM in words[:4] and os.fsencode(run_dir) in words:  # not srun or mpiexec, which start it
                 variables = dict(
                     text.partition("=")[::2] for text in (folder / "environ").read_bytes().decode().split("\0")
                 )
-                found |= {int(variables[name]): int(folder.name) for name in _RANK if name in variables}
+                number = next((variables[name] for name in _RANK if name in variables), "0")
+                found[int(number)] = int(folder.name)
     return found
 
 

@@ -102,10 +102,9 @@ def refuse_when_used(tree: Path) -> None:
 def replacing(plan: Plan) -> Iterator[None]:
     """Make the tree with its marker, and take the marker away at the end; on failure put things back as they were."""
     made = [folder for folder in (plan.prefix, plan.moduledir) if not folder.exists()]
-    begun = False
+    begun: os.stat_result | None = None
     try:
-        _begin(plan)
-        begun = True
+        begun = _begin(plan)
         _set_aside(plan)
         plan.begun.rename(plan.tree)
         yield
@@ -113,7 +112,8 @@ def replacing(plan: Plan) -> Iterator[None]:
         ignore_stops()
     except BaseException as error:
         ignore_stops()
-        if begun and not plan.begun.exists():  # asked of the disk: a signal may come between any two lines
+        # Asked of the disk: a signal may come between any two lines.
+        if begun and plan.tree.exists() and os.path.samestat(begun, plan.tree.stat()):
             discard(plan)
         shutil.rmtree(plan.begun, ignore_errors=True)
         _put_back(plan)
@@ -126,9 +126,13 @@ def replacing(plan: Plan) -> Iterator[None]:
     _forget_replaced(plan)
 
 
-def _begin(plan: Plan) -> None:
-    """A folder with its marker, for the tree's place: at no time is a tree there that does not say what it is."""
+def _begin(plan: Plan) -> os.stat_result:
+    """A folder with its marker, for the tree's place: at no time is a tree there that does not say what it is.
+
+    Returns what tells that folder from any other, under whatever name.
+    """
     shutil.rmtree(plan.begun, ignore_errors=True)
     plan.begun.mkdir(parents=True)
     plan.begun.chmod(0o755)
     (plan.begun / MARKER).write_text(json.dumps({"pid": os.getpid(), "host": socket.gethostname()}))
+    return plan.begun.stat()

@@ -11,7 +11,6 @@ stage j of all that are under way, and one that waits in a later slice has poste
 from __future__ import annotations
 
 import collections
-import itertools
 from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING
 
@@ -88,14 +87,12 @@ def flattened(buffer: Array) -> Array:
 
 
 def span(length: int, num_parts: int, part: int) -> tuple[int, int]:
-    """Bounds of one of the parts that `spans` tells of."""
+    """Bounds of one of `num_parts` parts of `length` elements; the first are longer by one where it does not divide."""
     base, longer = divmod(length, num_parts)
     start = part * base + min(part, longer)
     return start, start + base + (part < longer)
 
 
 def spans(length: int, num_parts: int) -> list[tuple[int, int]]:
-    """Bounds of `num_parts` parts of `length` elements; the first ones are longer by one where it does not divide."""
-    base, longer = divmod(length, num_parts)
-    edges = [part * base + min(part, longer) for part in range(num_parts + 1)]
-    return list(itertools.pairwise(edges))
+    """The bounds of all of them, by `span`."""
+    return [span(length, num_parts, part) for part in range(num_parts)]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -36,10 +37,21 @@ class Turns:
             self._changed.notify_all()
 
 
+@dataclass(kw_only=True)
+class StepCounts(Counts):
+    """What a worker has sent from its first step to its last; `observed`: the bytes by hpcdl's own count."""
+
+    messages_in_steps: int = 0
+    bytes_in_steps: int = 0
+    observed: int = 0
+
+
 class Outcome:
     """What is left of a run: the center, the workers' weights, replicas, servers' records and counted messages."""
 
-    def __init__(self, center: np.ndarray, weights: list[np.ndarray], details: list[Any], counts: list[Counts]) -> None:
+    def __init__(
+        self, center: np.ndarray, weights: list[np.ndarray], details: list[Any], counts: list[StepCounts]
+    ) -> None:
         self.center, self.weights, self.details, self.counts = center, weights, details, counts
 
 
@@ -66,7 +78,7 @@ def run(
     info = find_strategy(name)
     servers = servers if info.features.servers else 0
     turns = Turns(orders) if orders is not None else None
-    counts = [Counts() for _ in range(workers + servers)]
+    counts = [StepCounts() for _ in range(workers + servers)]
 
     def rank(inner: threads.ThreadCommunicator) -> Any:
         communicator = observe(TracingCommunicator(inner, counts[inner.rank]))
@@ -94,9 +106,9 @@ def run(
             replica.step(gradient(me, step, replica.weights.astype(np.float64)).astype(np.float32))
             if turns:
                 turns.give()
-        counts[me].messages_in_steps = counts[me].messages  # type: ignore[attr-defined]
-        counts[me].bytes_in_steps = counts[me].bytes  # type: ignore[attr-defined]
-        counts[me].observed = (seen.traffic(CONTROL) - before).bytes_sent  # type: ignore[attr-defined]
+        counts[me].messages_in_steps = counts[me].messages
+        counts[me].bytes_in_steps = counts[me].bytes
+        counts[me].observed = (seen.traffic(CONTROL) - before).bytes_sent
         replica.group.barrier()
         center = replica.center().copy()
         replica.finish()

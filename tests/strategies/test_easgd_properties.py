@@ -143,9 +143,9 @@ def test_bytes_and_messages_of_an_exchange(name: str, servers: int, unpacked: bo
     for worker, counts in enumerate(found.counts[:workers]):
         # Worker 0 also gave the servers their center.
         exchanges = steps + (1 if worker == 0 else 0)
-        assert counts.bytes_in_steps == exchanges * each  # type: ignore[attr-defined]
-        assert counts.observed == steps * each  # type: ignore[attr-defined]
-        assert counts.messages_in_steps == exchanges * messages  # type: ignore[attr-defined]
+        assert counts.bytes_in_steps == exchanges * each
+        assert counts.observed == steps * each
+        assert counts.messages_in_steps == exchanges * messages
 
 
 @pytest.mark.parametrize("name", ["hogwild-sgd", "hogwild-easgd"])
@@ -159,14 +159,14 @@ def test_bytes_of_a_one_sided_exchange(name: str) -> None:
         # The board is worker 0's.
         far = worker > 0
         expected = steps * (2 * theirs + far * (2 * board + note)) + far * (board + probe)
-        assert counts.bytes_in_steps == expected  # type: ignore[attr-defined]
-        assert counts.observed == steps * (theirs + far * note)  # type: ignore[attr-defined]
+        assert counts.bytes_in_steps == expected
+        assert counts.observed == steps * (theirs + far * note)
 
 
 def test_hogwild_on_one_node_sends_nothing() -> None:
     for name in ("hogwild-sgd", "hogwild-easgd"):
         found = run(name, np.ones(LENGTH), still, workers=3, steps=5)
-        assert [counts.bytes_in_steps for counts in found.counts] == [0, 0, 0]  # type: ignore[attr-defined]
+        assert [counts.bytes_in_steps for counts in found.counts] == [0, 0, 0]
 
 
 @pytest.mark.parametrize("workers", [2, 3, 4, 6])
@@ -174,8 +174,8 @@ def test_hogwild_on_one_node_sends_nothing() -> None:
 def test_bytes_of_a_sync_exchange(workers: int, variant: str) -> None:
     """Variant 1: every rank but the root sends its sum once up; over all ranks P - 1 messages each way."""
     found = run("sync-easgd", np.ones(LENGTH), still, workers=workers, steps=4, variant=variant)
-    sent = [counts.bytes_in_steps for counts in found.counts]  # type: ignore[attr-defined]
-    assert sent == [counts.observed for counts in found.counts]  # type: ignore[attr-defined]
+    sent = [counts.bytes_in_steps for counts in found.counts]
+    assert sent == [counts.observed for counts in found.counts]
     if variant == "1":
         assert sum(sent) == 4 * 2 * (workers - 1) * PAYLOAD
 
@@ -184,7 +184,7 @@ def test_bytes_of_a_sync_exchange(workers: int, variant: str) -> None:
 def test_half_precision_halves_the_bytes_of_a_sync_exchange(variant: str) -> None:
     sent = {
         compress: sum(
-            counts.bytes_in_steps  # type: ignore[attr-defined]
+            counts.bytes_in_steps
             for counts in run(
                 "sync-easgd", np.ones(LENGTH), still, workers=4, steps=4, variant=variant, compress=compress
             ).counts
@@ -202,7 +202,7 @@ def test_float16_asks_how_far_apart_workers_are_where_the_center_does_not_tell()
 
     def sent(start: float, steps: int) -> int:
         found = run("sync-easgd", np.full(LENGTH, start), far, workers=4, steps=steps, eta=1.0, compress="fp16")
-        return sum(counts.bytes_in_steps for counts in found.counts)  # type: ignore[attr-defined]
+        return sum(counts.bytes_in_steps for counts in found.counts)
 
     asked = 4 * 2 * 4
     once = sent(1.0, 1)

@@ -5,6 +5,9 @@ from __future__ import annotations
 import numpy
 import pytest
 
+from hpcdl.collectives.table import COLLECTIVES
+from hpcdl.collectives.workspace import Workspace
+from hpcdl.comm.threads.communicator import ThreadCommunicator, run
 from hpcdl.strategies.float16 import BLOCK, WORTH_A_CALL, add_float16, cast
 
 pytestmark = pytest.mark.filterwarnings("ignore::RuntimeWarning")  # numpy's, of overflows that are asked for here
@@ -50,3 +53,17 @@ def test_parts_of_a_buffer_alone() -> None:
     part = slice(WORTH_A_CALL + 1, 2 * WORTH_A_CALL + 1)
     add_float16(buffer[part], buffer[:WORTH_A_CALL].copy())
     assert (buffer[part] == 2).all() and buffer.sum(dtype=numpy.float64) == 4 * WORTH_A_CALL
+
+
+@pytest.mark.parametrize("name", list(COLLECTIVES))
+def test_every_all_reduce_leaves_the_bits_that_numpy_s_sums_leave(name: str) -> None:
+    num_ranks, length = 6, 7 * WORTH_A_CALL  # a part of a rank's is worth a call
+
+    def body(communicator: ThreadCommunicator) -> list[bytes]:
+        own = numpy.random.default_rng(communicator.rank).standard_normal(length).astype(numpy.float16)
+        buffers = [own.copy(), own.copy()]
+        for buffer, add in zip(buffers, (add_float16, None), strict=True):
+            COLLECTIVES.load(name)(communicator, buffer, Workspace(measure=False), add)
+        return [buffer.tobytes() for buffer in buffers]
+
+    assert len({one for buffers in run(num_ranks, body) for one in buffers}) == 1

@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import json
 import os
-import shutil
 import signal
 import sys
 import tempfile
@@ -22,6 +21,7 @@ from hpcdl.cluster.launchers.base import ranks_per_node
 from hpcdl.cluster.status import FOLDER
 from hpcdl.comm.agree import decided
 from hpcdl.comm.observed import Observed, observe
+from hpcdl.core.disk import make_folder, make_private_folder, remove_folder, touch
 from hpcdl.core.errors import CorruptError, Interrupted, RankError
 from hpcdl.core.files import read_json, write_json
 from hpcdl.core.paths import own_program, user_cache_folder
@@ -70,18 +70,18 @@ def on_fresh_ranks(
 def _folder_of_ranks(hosts: Sequence[str]) -> Iterator[Path]:
     """A folder that all ranks see, removed unless an error's line points into it."""
     base = user_cache_folder() / "steps" if len(hosts) > 1 else Path(tempfile.gettempdir())
-    base.mkdir(parents=True, exist_ok=True)
-    folder, pointed_at = Path(tempfile.mkdtemp(prefix="hpcdl-bench-", dir=base)), False
+    make_folder(base)
+    made, pointed_at = make_private_folder("hpcdl-bench-", base), False
     try:
-        yield folder
+        yield made.path
     except RankError as error:
         if error.exit_code == Interrupted.exit_code:
             raise Interrupted("stopped by Ctrl-C or a signal; nothing is left to go on with") from error
-        pointed_at = str(folder) in str(error)
+        pointed_at = str(made.path) in str(error)
         raise
     finally:
         if not pointed_at:
-            shutil.rmtree(folder, ignore_errors=True)
+            made.remove()
 
 
 def as_started(
@@ -102,7 +102,7 @@ def as_started(
     with leaving_together(group), watching(watch):
         result = body(group)
     if place.rank == 0:
-        shutil.rmtree(watch.folder, ignore_errors=True)
+        remove_folder(watch.folder, ".+")  # under a name that this start has drawn
     if not mpi:
         leave_meeting(place)
     return result
@@ -125,7 +125,7 @@ def rank_program(body: Callable[[Any, Observed, Told], Any]) -> NoReturn:
             nonlocal told_s
             if group.rank == 0 and time.monotonic() - told_s > _TELL_S:
                 told_s = time.monotonic()
-                (folder / PROGRESS_FILE).write_text(json.dumps([done, what]))  # not to wait for a disk
+                touch(folder / PROGRESS_FILE, json.dumps([done, what]).encode())  # not to wait for a disk
 
         with caught(stop, (signal.SIGTERM,)):
             result = body(request, group, told)

@@ -17,8 +17,8 @@ from pathlib import Path
 
 from hpcdl.cluster.launchers.base import Launcher
 from hpcdl.cluster.processes import NodesFailed, on_every_node
+from hpcdl.core.disk import remove_file, replacing
 from hpcdl.core.errors import HpcdlError, UsageError
-from hpcdl.core.files import replacing
 from hpcdl.core.paths import own_program, user_cache_folder
 
 _LEFT_OUT = {"bin/activate", "include"}
@@ -63,7 +63,7 @@ def pack(prefix: Path, folder: Path | None = None) -> Path:
                     tar.add(prefix / name, arcname=name)
         for old in folder.glob("*.tar"):
             if old != archive:
-                old.unlink(missing_ok=True)
+                remove_file(old)
     except OSError as error:
         raise HpcdlError(
             f"--stage-env: cannot write {archive}: {error.strerror}; set XDG_CACHE_HOME elsewhere"

@@ -16,6 +16,7 @@ from pathlib import Path
 
 from hpcdl.cluster.deaths import say
 from hpcdl.cluster.launchers.base import Casualty
+from hpcdl.core.disk import rewrite
 from hpcdl.core.errors import CorruptError, RankError, StoppedEarly
 from hpcdl.core.files import parse_json, read_json, write_json
 from hpcdl.core.records import from_json
@@ -109,8 +110,8 @@ def report_all(folder: Path, state: str, processes: Sequence[tuple[str, int]]) -
     try:
         write_json(path, table)
     except OSError:
-        with contextlib.suppress(OSError), path.open("r+b") as file:  # the room that this file has is there already
-            file.truncate(file.write(json.dumps(table, indent=1).encode()))
+        with contextlib.suppress(OSError):
+            rewrite(path, json.dumps(table, indent=1).encode())  # the room that this file has is there already
 
 
 def report_left(folder: Path, rank: int, message: str) -> None:

@@ -23,6 +23,7 @@ from hpcdl.cluster.launchers.base import Casualty, Launcher
 from hpcdl.cluster.launchers.hostfile import mpiexec_casualty
 from hpcdl.cluster.processes import end_marked
 from hpcdl.cluster.status import TABLE, RankStatus, heard, raise_for, read_statuses, read_table
+from hpcdl.core.disk import open_to_append, remove_file
 from hpcdl.core.errors import RankError, StoppedEarly
 from hpcdl.core.lifeline import identity, remove_abandoned, told_to_end_with_parent
 from hpcdl.core.protocols import LaunchPlan
@@ -65,7 +66,7 @@ def start(
     """
     folder.mkdir(parents=True, exist_ok=True)
     for stale in (*folder.glob("[0-9]*.json"), *folder.glob(TABLE)):
-        stale.unlink()
+        remove_file(stale)
     log = folder / "launcher.log"
     launcher = find_launcher()
     said_before = log.stat().st_size if log.exists() else 0
@@ -73,7 +74,7 @@ def start(
     own = {LAUNCH_VARIABLE: launch, LAUNCHED_BY_VARIABLE: identity(os.getpid())}
     marked = dataclasses.replace(plan, environment={**plan.environment, **own})
     remove_abandoned()
-    with log.open("ab") as output:
+    with os.fdopen(open_to_append(log), "ab") as output:
         deaths = DeathWatch(launch)
         processes = _start_processes(launcher, marked, command, folder, output.fileno(), mpi=mpi)
         chatter = _Chatter(launcher, log, said_before)

@@ -258,7 +258,12 @@ WAYS = ("gaps", "thread", "off")
 class InterruptionConfig:
     """When a run saves, and when it leaves."""
 
-    resume: bool = setting(False, "Go on with the run in --run-dir; start it where there is none.", matters=NOTHING)
+    resume: bool = setting(
+        False, "Resume the run in --run-dir; start it where the folder is empty or missing.", matters=NOTHING
+    )
+    from_scratch: bool = setting(
+        False, "With --resume: start again at step 0; earlier checkpoints are moved aside.", matters=NOTHING
+    )
     checkpoint_every: float | str = setting(
         600.0,
         "Time between checkpoints; auto finds it from what they cost and from --mtbf.",

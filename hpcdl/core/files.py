@@ -1,11 +1,10 @@
-"""Files that are whole or absent: written to a temporary name, fsynced, renamed; and read within bounds.
+"""Documents in files: written whole or not at all (core/disk.py), and read within bounds.
 
 What is read may be anybody's: pipes and devices are refused, and sizes and depths are limited, in this one place.
 """
 
 from __future__ import annotations
 
-import contextlib
 import errno
 import json
 import math
@@ -13,11 +12,12 @@ import os
 import re
 import stat
 import tomllib
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, BinaryIO
 
+from hpcdl.core.disk import creating, writing_output
 from hpcdl.core.errors import CorruptError, HpcdlError, UsageError
 
 MOST_JSON_BYTES = 32 << 20
@@ -33,27 +33,10 @@ _BARE_KEY = re.compile(r"[A-Za-z0-9_-]+")
 _KINDS = {stat.S_IFIFO: "a pipe", stat.S_IFCHR: "a device", stat.S_IFBLK: "a device", stat.S_IFSOCK: "a socket"}
 
 
-@contextlib.contextmanager
-def replacing(path: Path) -> Iterator[Path]:
-    """Yield a temporary name beside `path`; on success it becomes `path`, on failure it is removed.
-
-    The file gets the mode that the umask and a setgid folder imply, because it is made with plain `open`.
-    """
-    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
-    try:
-        yield temporary
-        sync_file(temporary)
-        temporary.replace(path)
-        sync_folder(path.parent)
-    finally:
-        with contextlib.suppress(FileNotFoundError):
-            temporary.unlink()
-
-
 def write_bytes(path: Path, content: bytes) -> None:
-    """Write `content` to `path`, atomically and durably."""
-    with replacing(path) as temporary:
-        temporary.write_bytes(content)
+    """Write `content` to `path`, a file that hpcdl keeps there; atomically and durably."""
+    with creating(path) as file:
+        file.write(content)
 
 
 def write_text(path: Path, text: str) -> None:
@@ -63,7 +46,18 @@ def write_text(path: Path, text: str) -> None:
 
 def write_json(path: Path, document: Any) -> None:
     """Write `document` to `path` as indented JSON; NaN and infinity are refused, JSON has none."""
-    write_text(path, json.dumps(document, indent=1, allow_nan=False) + "\n")
+    write_text(path, json_text(document))
+
+
+def json_text(document: Any) -> str:
+    """`document` as indented JSON."""
+    return json.dumps(document, indent=1, allow_nan=False) + "\n"
+
+
+def write_output(path: Path, content: str | bytes) -> None:
+    """Write `content` where the user said; UsageError where that is a file that hpcdl has not written as it is now."""
+    with writing_output(path) as temporary:
+        temporary.write_bytes(content.encode() if isinstance(content, str) else content)
 
 
 def without_infinities(document: Any) -> Any:
@@ -247,18 +241,3 @@ def _toml_value(value: Any, name: str) -> str:
         pairs = (f"{_toml_key(key)} = {_toml_value(item, name)}" for key, item in value.items() if item is not None)
         return f"{{{', '.join(pairs)}}}"
     raise UsageError(f"{name}: {value!r} cannot be kept in a TOML file")
-
-
-def sync_file(path: Path) -> None:
-    """Force the bytes of `path` to the device."""
-    descriptor = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
-
-
-def sync_folder(path: Path) -> None:
-    """Make a rename in `path` durable; file systems that cannot sync a folder are left alone."""
-    with contextlib.suppress(OSError):
-        sync_file(path)

@@ -22,6 +22,8 @@ import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
+from hpcdl.core.disk import remove_file
+
 _PR_SET_PDEATHSIG = 1
 _START_TIME = 19
 """Where /proc/PID/stat tells when a process began, counted behind its name."""
@@ -96,7 +98,7 @@ def end_in(seconds: float = 0.0) -> None:
 def forget_names() -> None:
     """Remove the names of what this process shares; every rank of the node must have come back from MPI_Init."""
     for path in _mapped(os.getpid()):
-        path.unlink(missing_ok=True)
+        remove_file(path)
 
 
 def remove_abandoned() -> None:
@@ -111,7 +113,7 @@ def remove_abandoned() -> None:
         used = {path for entry in Path("/proc").glob("[0-9]*") for path in _mapped(int(entry.name))}
         for path in set(candidates) - used:
             with contextlib.suppress(OSError):
-                path.unlink()
+                remove_file(path)
 
 
 def _mapped(pid: int) -> Iterator[Path]:

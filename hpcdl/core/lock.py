@@ -7,11 +7,13 @@ import fcntl
 import json
 import os
 import socket
+import stat
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
+from hpcdl.core.disk import cut, remove_file
 from hpcdl.core.errors import UsageError
 from hpcdl.core.files import parse_json
 
@@ -32,8 +34,7 @@ def writing(folder: Path, patience_s: float = 0.0) -> Iterator[None]:
     try:
         yield
     finally:
-        with suppress(FileNotFoundError):
-            path.unlink()
+        remove_file(path)
         os.close(descriptor)
 
 
@@ -41,20 +42,31 @@ def check_free(folder: Path) -> None:
     """UsageError where another process holds `folder` for writing."""
     with suppress(FileNotFoundError, PermissionError):
         path = folder / FILE_NAME
-        descriptor = _opened(path, os.O_RDWR)
+        descriptor = _opened(path, os.O_RDONLY)
         try:
-            _take(descriptor, path)
+            # Shared: on NFS an exclusive lock needs a file that is open for writing, and this may be another user's.
+            _take(descriptor, path, fcntl.LOCK_SH)
         finally:
             os.close(descriptor)
 
 
 def _opened(path: Path, flags: int) -> int:
     try:
-        return os.open(path, flags | os.O_NONBLOCK | os.O_CLOEXEC, 0o666)
+        descriptor = os.open(path, flags | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC, 0o666)
     except (FileNotFoundError, PermissionError):
         raise
-    except OSError as error:  # a folder, a socket, links in a circle: not what hpcdl left
-        raise UsageError(f"cannot open the lock {path} ({error.strerror}); remove it") from error
+    except OSError as error:  # a folder, a socket, a link: not what hpcdl left
+        what = "it is a link" if error.errno == errno.ELOOP else error.strerror
+        raise UsageError(f"cannot open the lock {path} ({what}); remove it") from error
+    return descriptor
+
+
+def _check_ours(descriptor: int, path: Path) -> None:
+    """UsageError unless the file is plain, has one name alone, and is empty or holds a record of hpcdl's."""
+    found = os.fstat(descriptor)
+    one = stat.S_ISREG(found.st_mode) and found.st_nlink < 2  # a second name is a file of somebody's, linked here
+    if not one or (found.st_size and not {"host", "pid"} <= _read(descriptor).keys()):
+        raise UsageError(f"{path} is not a lock that hpcdl has written; move it away")
 
 
 def _locked(path: Path, deadline: float) -> int:
@@ -62,6 +74,7 @@ def _locked(path: Path, deadline: float) -> int:
         descriptor = _opened(path, os.O_RDWR | os.O_CREAT)
         try:
             _take(descriptor, path)
+            _check_ours(descriptor, path)
         except UsageError:
             os.close(descriptor)
             if time.monotonic() >= deadline:
@@ -73,16 +86,16 @@ def _locked(path: Path, deadline: float) -> int:
             raise
         # The holder before may have removed the file between our open and our lock: then lock the new one.
         with suppress(FileNotFoundError):
-            if os.path.samestat(os.fstat(descriptor), path.stat()):
-                os.ftruncate(descriptor, 0)
+            if os.path.samestat(os.fstat(descriptor), path.lstat()):
+                cut(descriptor, 0)
                 os.pwrite(descriptor, json.dumps(_record()).encode(), 0)
                 return descriptor
         os.close(descriptor)
 
 
-def _take(descriptor: int, path: Path) -> None:
+def _take(descriptor: int, path: Path, kind: int = fcntl.LOCK_EX) -> None:
     try:
-        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        fcntl.flock(descriptor, kind | fcntl.LOCK_NB)
     except OSError as error:
         if error.errno in (errno.EWOULDBLOCK, errno.EACCES):
             raise _held(path, descriptor) from None

@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 
 from hpcdl.core.errors import CorruptError, UsageError
-from hpcdl.core.files import write_bytes
+from hpcdl.core.files import write_output
 from hpcdl.data.dataset import Dataset, Split, open_dataset
 from hpcdl.data.format.fields import Field
 from hpcdl.data.format.manifest import FILE_NAME, Manifest, read_manifest
@@ -187,7 +187,7 @@ def write_pictures(dataset: Dataset, split: Split, count: int, folder: Path) -> 
         for sample, label in zip(ids.tolist(), reader.labels(ids).tolist(), strict=True):
             name = re.sub(r"[^\w.-]", "_", dataset.class_names[label])[:40]
             path = folder / f"{split.name}-{sample:08d}-{name}.png"
-            write_bytes(path, _png(_pixels(reader, dataset, sample)))
+            write_output(path, _png(_pixels(reader, dataset, sample)))
             written.append(path)
     finally:
         reader.close()

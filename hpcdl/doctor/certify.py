@@ -16,7 +16,7 @@ from typing import Any
 
 from hpcdl.cluster.launchers import find_launcher
 from hpcdl.core.errors import CorruptError, UnknownNameError, UsageError
-from hpcdl.core.files import write_json, write_text
+from hpcdl.core.files import json_text, write_output
 from hpcdl.core.paths import own_program
 from hpcdl.core.records import read_record
 from hpcdl.core.units import format_seconds
@@ -293,7 +293,8 @@ def _recovered(seconds: Mapping[str, float | None], tries: int) -> str:
 
 def write_card(out: Path, document: Mapping[str, Any], trials: Sequence[Trial], facts: Mapping[str, str]) -> Path:
     """The resilience card: OUT/card.json and OUT/card.html, whose path is returned."""
-    write_json(out / "card.json", {**document, "facts": dict(facts), "trials": [asdict(trial) for trial in trials]})
+    whole = {**document, "facts": dict(facts), "trials": [asdict(trial) for trial in trials]}
+    write_output(out / "card.json", json_text(whole))
     cells = "".join(
         "<tr>" + "".join(f"<td>{html.escape(cell)}</td>" for cell in row) + "</tr>\n" for row in rows_of(document)
     )
@@ -303,7 +304,7 @@ def write_card(out: Path, document: Mapping[str, Any], trials: Sequence[Trial], 
     if not_tried:
         not_tried = f"<h2>Not tried here</h2>\n<ul>\n{not_tried}</ul>\n"
     path = out / "card.html"
-    write_text(path, _PAGE.format(facts=told, heads=heads, rows=cells, not_tried=not_tried))
+    write_output(path, _PAGE.format(facts=told, heads=heads, rows=cells, not_tried=not_tried))
     return path
 
 

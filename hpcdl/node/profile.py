@@ -11,8 +11,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from hpcdl.core.disk import make_folder
 from hpcdl.core.errors import ConfigError, UsageError
-from hpcdl.core.files import read_toml, write_toml
+from hpcdl.core.files import read_toml, toml_text, write_output
 from hpcdl.core.from_json import from_json
 from hpcdl.core.paths import share_folder, user_config_folder
 from hpcdl.core.units import IMAGES
@@ -86,10 +87,10 @@ def file_name(profile: Profile) -> str:
 
 
 def write_profile(profile: Profile, path: Path) -> None:
-    """Write `profile` to `path`, atomically. UsageError names the folder that cannot be written."""
+    """Write `profile` to `path`, atomically. UsageError names the folder that cannot be written, or a file not ours."""
     try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        write_toml(path, as_document(profile))
+        make_folder(path.parent)
+        write_output(path, toml_text(as_document(profile)))
     except OSError as error:
         where = error.filename or path
         raise UsageError(f"cannot write profile {where}: {error.strerror}; choose another with --out FILE") from None

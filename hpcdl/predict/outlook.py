@@ -15,6 +15,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+from hpcdl.core.disk import make_folder
 from hpcdl.core.errors import UsageError
 from hpcdl.core.from_json import from_json
 from hpcdl.core.side_by_side import side_by_side
@@ -151,7 +152,7 @@ def draw(predictions: Sequence[Mapping[str, Any]], folder: Path, counted: str) -
 
     `predictions` are rows of an answer's document, `counted` is what their throughputs count.
     """
-    folder.mkdir(parents=True, exist_ok=True)
+    make_folder(folder)
     paths = []
     for model in dict.fromkeys(row["model"] for row in predictions):
         rows = [row for row in predictions if row["model"] == model]

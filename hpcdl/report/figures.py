@@ -12,7 +12,8 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from hpcdl.core.files import replacing, write_text
+from hpcdl.core.disk import writing_output
+from hpcdl.core.files import write_output
 from hpcdl.report.cells import number, percent, plain, shortened
 from hpcdl.report.document import Figure, Series
 
@@ -73,9 +74,9 @@ def save(figure: Figure, drawing: str, folder: Path, formats: Sequence[str]) -> 
         path = folder / f"{figure.name}.{form}"
         if form == "svg":
             # Alone, outside a page, there are no colours to take.
-            write_text(path, _PLACE.sub(r"\1", drawing.replace("currentColor", "#222222")))
+            write_output(path, _PLACE.sub(r"\1", drawing.replace("currentColor", "#222222")))
         else:
-            with _style(), replacing(path) as temporary:
+            with _style(), writing_output(path) as temporary:
                 metadata = {"CreationDate": None} if form == "pdf" else {"Software": None}
                 _draw(figure, "#222222").savefig(temporary, format=form, dpi=200, metadata=metadata)
         paths.append(path)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import os
-import shutil
 import signal
 import subprocess
 import time
@@ -15,13 +14,12 @@ from pathlib import Path
 from typing import IO, Any, Generic, TypeVar
 
 from hpcdl.config.study import Study
+from hpcdl.core.disk import open_to_append
 from hpcdl.core.errors import CorruptError
 from hpcdl.core.records import RunRecord, read_record, write_record
 from hpcdl.study.plan import PlannedRun
-from hpcdl.training.checkpoint.folders import FOLDER as CHECKPOINTS
 from hpcdl.tuning.trials import last_words
 
-HEAVY_RESULTS = ("model.keras", CHECKPOINTS)
 """What a run leaves beside its records."""
 SOFT_STOP_S = 20.0
 """How long a run may take to leave when it is asked to."""
@@ -51,7 +49,7 @@ def begin(
     run: Started, command: Sequence[str], environment: Mapping[str, str], nodes: Sequence[str], log: Path
 ) -> Attempt[Started]:
     """Start a run on `nodes`; `environment` is what it has beyond this process's own."""
-    with log.open("ab") as output:
+    with os.fdopen(open_to_append(log), "ab") as output:
         try:
             process = _process(command, environment, output)
         except OSError as error:
@@ -141,13 +139,3 @@ def stamp(run_dir: Path, run: PlannedRun, study: Study, failure: str = "") -> No
     changes: dict[str, Any] = {"status": "failed", "message": failure} if failure else {}
     changes |= {"study": study.name, "mode": study.plan.mode, "labels": dict(study.labels)}
     write_record(run_dir, dataclasses.replace(record, repeat=run.repeat, **changes))
-
-
-def drop_heavy_results(run_dir: Path) -> None:
-    """Remove the model and the checkpoints of a run that was measured."""
-    for name in HEAVY_RESULTS:
-        path = run_dir / name
-        if path.is_dir() and not path.is_symlink():
-            shutil.rmtree(path)
-        else:
-            path.unlink(missing_ok=True)

@@ -12,7 +12,6 @@ import json
 import math
 import os
 import shlex
-import shutil
 import time
 import uuid
 from collections.abc import Callable, Iterator, Sequence
@@ -24,6 +23,7 @@ from hpcdl.cluster.processes import end_marked
 from hpcdl.config.load import Layer, load, settings_by_key
 from hpcdl.config.schema import TrainConfig
 from hpcdl.config.search import SearchStudy
+from hpcdl.core.disk import free_name
 from hpcdl.core.errors import ConfigError, CorruptError, StoppedEarly, UsageError
 from hpcdl.core.files import write_json, write_toml
 from hpcdl.core.lock import writing
@@ -32,12 +32,13 @@ from hpcdl.core.signals import caught
 from hpcdl.node.topology.machines import read_topology
 from hpcdl.report.runs.searches import FILE_NAME, SearchRecord, SearchTrial, read_search
 from hpcdl.study.allocation import Allocation
-from hpcdl.study.attempt import Attempt, begin, drop_heavy_results, finished_record, stop, why_failed
+from hpcdl.study.attempt import Attempt, begin, finished_record, stop, why_failed
 from hpcdl.study.proposals import FAILED, FINISHED, RUNNING, STOPPED, Proposal, Proposals
+from hpcdl.training.launch.rundir import discard, drop_heavy_results
 from hpcdl.training.loop.journal import FILE_NAME as METRICS
 from hpcdl.tuning.trials import MARK
 
-TRIALS, LOGS, SETTINGS = "trials", "logs", "train.toml"
+TRIALS, LOGS, ASIDE, SETTINGS = "trials", "logs", "aside", "train.toml"
 POLL_S = 0.2
 VOID = "killed before it began"
 """What is noted of a trial that was proposed to nobody: it is in no count."""
@@ -230,7 +231,7 @@ class HyperparameterSearch:
     def _begin(self, proposal: Proposal, slot: Slot) -> None:
         run_dir = self._run_dir(proposal.number)
         if run_dir.exists():
-            shutil.rmtree(run_dir)  # a part of a run is no trial
+            discard(run_dir, free_name(self._folder / ASIDE / run_dir.name))  # a part of a run is not a trial
         words = [*self._allocation.command, "--config", str(self._folder / SETTINGS), "--run-dir", str(run_dir)]
         words += ["--ranks", str(self._search.plan.ranks)]
         for key, value in proposal.settings.items():

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import itertools
 import math
-import shutil
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
@@ -15,6 +13,7 @@ from hpcdl.cluster.processes import end_marked
 from hpcdl.config.load import settings_by_key
 from hpcdl.config.schema import TrainConfig
 from hpcdl.config.study import Study
+from hpcdl.core.disk import free_name, move
 from hpcdl.core.errors import HpcdlError, StoppedEarly, UsageError
 from hpcdl.core.files import write_toml
 from hpcdl.core.lock import writing
@@ -23,7 +22,6 @@ from hpcdl.study.allocation import Allocation, check_room
 from hpcdl.study.attempt import (
     Attempt,
     begin,
-    drop_heavy_results,
     finished_record,
     stamp,
     stop,
@@ -33,6 +31,7 @@ from hpcdl.study.attempt import (
 from hpcdl.study.plan import PlannedRun, RunPlan
 from hpcdl.study.points import profile_of_point, settings_of_point
 from hpcdl.study.state import StudyState, write_state
+from hpcdl.training.launch.rundir import discard, drop_heavy_results
 from hpcdl.tuning.trials import MARK
 
 RUNS, FAILED, LOGS, SETTINGS = "runs", "failed", "logs", "train.toml"
@@ -127,7 +126,7 @@ class Sweep:
                 self._keep(run, record.seconds_total)
             elif status == "failed":
                 if self._run_dir(run).exists():
-                    self._run_dir(run).rename(self._aside(run))
+                    move(self._run_dir(run), self._aside(run))
                 self.state = self.state.changed(run.name, status="waiting", attempts=0)
             elif status == "running":
                 self.state = self.state.changed(run.name, status="waiting")
@@ -136,7 +135,7 @@ class Sweep:
     def _begin(self, run: PlannedRun, nodes: Sequence[str]) -> None:
         run_dir = self._run_dir(run)
         if run_dir.exists():
-            shutil.rmtree(run_dir)  # a part of a run is no measurement
+            discard(run_dir, self._aside(run))  # a part of a run is not a measurement
         self._set(run, status="running")
         words = ["--config", str(self._folder / SETTINGS), "--run-dir", str(run_dir)]
         wanted = settings_of_point(run.point)
@@ -176,7 +175,7 @@ class Sweep:
         stamp(run_dir, run, self._study, why)
         self._set(run, status="failed" if last else "waiting", attempts=attempts, message=why)
         if not last:
-            run_dir.rename(kept)
+            move(run_dir, kept)
         self._tell(f"{run.name} failed ({why})" + ("" if last else "; it will be started again"))
         return last
 
@@ -189,8 +188,7 @@ class Sweep:
 
     def _aside(self, run: PlannedRun) -> Path:
         """Where a failed attempt is kept, out of the way of the next; the report still tells of it."""
-        names = (self._folder / FAILED / f"{run.name}.{number}" for number in itertools.count(1))
-        return next(path for path in names if not path.exists())
+        return free_name(self._folder / FAILED / run.name)
 
     def _set(self, run: PlannedRun, **values: Any) -> None:
         self.state = self.state.changed(run.name, **values)

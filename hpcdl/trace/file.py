@@ -21,6 +21,7 @@ from typing import TYPE_CHECKING, Any
 import numpy
 
 from hpcdl.comm.clocks import ClockPoint
+from hpcdl.core.disk import open_new
 from hpcdl.core.errors import CorruptError, HpcdlError
 from hpcdl.core.files import open_regular
 
@@ -79,7 +80,7 @@ class TraceFile:
 
     def __init__(self, path: Path, num_bytes: int, facts: Mapping[str, Any]) -> None:
         self.path = path
-        self._descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
+        self._descriptor = open_new(path, 0o600)
         fcntl.flock(self._descriptor, fcntl.LOCK_SH)  # says that somebody writes it
         os.posix_fallocate(self._descriptor, 0, PAGE_BYTES)
         self._page = mmap.mmap(self._descriptor, PAGE_BYTES)

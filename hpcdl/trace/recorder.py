@@ -32,8 +32,8 @@ from hpcdl.comm.observed import (
     Recorder,
 )
 from hpcdl.config.tracing import FULL, OFF, UNASKED, parse_trace
+from hpcdl.core.disk import creating, is_own, is_own_file, make_private_folder, remove_file, remove_private, touch
 from hpcdl.core.errors import HpcdlError, StoppedEarly
-from hpcdl.core.files import replacing
 from hpcdl.core.wall import WALL
 from hpcdl.trace.counters import sample
 from hpcdl.trace.file import COUNTER, TraceFile
@@ -269,7 +269,7 @@ def recording(text: str, communicator: Observed, run_dir: Path) -> Iterator[None
     if recorder is not None:
         recorder.close()
         _drop(recorder.file.path.parent)
-        place.unlink(missing_ok=True)
+        remove_file(place)
     with _heard(NOTHING if problems else Untraced(), communicator):
         yield
 
@@ -307,12 +307,12 @@ def _opened(text: str, communicator: Observed, place: Path) -> TraceRecorder:
     _sweep()
     local = None
     try:
-        local = Path(tempfile.mkdtemp(prefix=f"{PREFIX}{os.geteuid()}-"))
+        local = make_private_folder(f"{PREFIX}{os.geteuid()}-").path
         role = communicator.observation.role
         recorder = TraceRecorder(
             text, local, rank=communicator.rank, size=communicator.size, host=communicator.host, role=role
         )
-        place.write_text(f"{communicator.host}\n{recorder.file.path}\n", encoding="utf-8")
+        touch(place, f"{communicator.host}\n{recorder.file.path}\n".encode())
     except OSError as error:
         if local is not None:
             _drop(local)
@@ -336,7 +336,7 @@ def _sweep() -> None:
     """Remove what ranks of this user's have left here that were killed long ago; those that live hold theirs locked."""
     for folder in Path(tempfile.gettempdir()).glob(f"{PREFIX}{os.geteuid()}-*"):
         with contextlib.suppress(OSError), contextlib.ExitStack() as held:
-            if folder.lstat().st_uid != os.geteuid() or WALL.now_s() - folder.lstat().st_mtime < KEPT_S:
+            if not is_own(folder) or WALL.now_s() - folder.lstat().st_mtime < KEPT_S:
                 continue
             for path in folder.iterdir():
                 fcntl.flock(held.enter_context(path.open("rb")), fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -344,7 +344,8 @@ def _sweep() -> None:
 
 
 def _drop(folder: Path) -> None:
-    shutil.rmtree(folder, ignore_errors=True)
+    """Remove a folder that a rank of this user's has recorded into; nobody but this user could put anything there."""
+    remove_private(folder, PREFIX, lambda _: True)
 
 
 def _cleared(target: Path) -> None:
@@ -352,7 +353,7 @@ def _cleared(target: Path) -> None:
     try:
         target.mkdir(exist_ok=True)
         for path in (*target.glob("rank-*" + PLACE), *target.glob("rank-*.trace")):
-            path.unlink()
+            remove_file(path)
     except OSError as error:
         raise HpcdlError(f"cannot write {target}: {error.strerror}") from error
 
@@ -360,10 +361,10 @@ def _cleared(target: Path) -> None:
 def _bring(file: TraceFile, target: Path, place: Path) -> None:
     """Copy the file into the run directory; where that has no room, it stays where it is."""
     try:
-        with replacing(target / file.path.name) as temporary, temporary.open("wb") as out:
+        with creating(target / file.path.name) as out:
             out.writelines(file.content())
-        shutil.rmtree(file.path.parent)
-        place.unlink()
+        _drop(file.path.parent)
+        remove_file(place)
     except OSError as error:
         sys.stderr.write(f"hpcdl: warning: the trace stays in {file.path}: {error.strerror or error}\n")
 
@@ -384,21 +385,20 @@ def collected(run_dir: Path) -> Iterator[None]:
 
 def collect(run_dir: Path) -> list[str]:
     """Fetch what killed ranks have left on this node; returns a line for each file that lies elsewhere, or nowhere."""
-    left = []
+    left, own = [], is_own(run_dir)
     for place in sorted((run_dir / FOLDER).glob("rank-*" + PLACE)):
         lines = [*place.read_text(encoding="utf-8", errors="replace").splitlines(), "", ""]
         host, path = lines[0], Path(lines[1])
         target = run_dir / FOLDER / f"{place.stem}.trace"
         honest = path.name == target.name and path.parent.name.startswith(PREFIX)
-        if host != os.uname().nodename or not honest or not path.is_file():
+        if host != os.uname().nodename or not honest or not own or not is_own_file(path):
             left.append(f"{place.stem}: its trace was left on {host} in {path}")
             continue
         try:
-            with replacing(target) as temporary:
-                shutil.copyfile(path, temporary, follow_symlinks=False)
-            path.unlink()
-            path.parent.rmdir()
-            place.unlink()
+            with path.open("rb") as left_there, creating(target) as out:
+                shutil.copyfileobj(left_there, out)
+            _drop(path.parent)
+            remove_file(place)
         except OSError as error:
             left.append(f"{place.stem}: its trace stays in {path}: {error.strerror or error}")
     return left

@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING, Any
 import numpy
 
 from hpcdl.comm.observed import BACKWARD, BUCKET, FORWARD, LAYER_UPDATE, PARTS, RECEIVING, SENDING, UPDATING
+from hpcdl.core.disk import writing_output
 from hpcdl.core.errors import UsageError
-from hpcdl.core.files import replacing
 from hpcdl.trace.file import COUNTER
 from hpcdl.trace.merge import Merged
 from hpcdl.trace.recorder import COLLECTOR
@@ -82,7 +82,7 @@ def _counters(merged: Merged, rank: int, start_s: float) -> Iterator[dict[str, A
 def write_chrome(merged: Merged, path: Path) -> None:
     """Write the events as gzip'd JSON, one a line."""
     clocks = [vars(clock) for clock in merged.clocks]
-    with replacing(path) as temporary, gzip.open(temporary, "wt", compresslevel=5, encoding="utf-8") as file:
+    with writing_output(path) as temporary, gzip.open(temporary, "wt", compresslevel=5, encoding="utf-8") as file:
         file.write('{"displayTimeUnit":"ms","otherData":' + json.dumps({"clocks": json.dumps(clocks)}))
         file.write(',"traceEvents":[\n')
         separator = ""

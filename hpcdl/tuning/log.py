@@ -5,6 +5,7 @@ Plain appends of one line and an fsync are safe on every shared file system; a l
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import json
 import math
@@ -14,7 +15,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from hpcdl.core.errors import CorruptError, UsageError
+from hpcdl.core.disk import creating, cut, make_folder, open_to_append
+from hpcdl.core.errors import CorruptError, HpcdlError, UsageError
 from hpcdl.core.files import parse_json, read_bytes
 from hpcdl.core.from_json import from_json
 from hpcdl.tuning.trials import TrialOutcome
@@ -50,14 +52,15 @@ class TrialLog:
             self.entries = _continued(path, self._header)
             return
         self.entries = []
+        _check_replaceable(path)
         try:
-            path.parent.mkdir(parents=True, exist_ok=True)
-            path.unlink(missing_ok=True)
+            make_folder(path.parent)
+            with creating(path) as file:
+                file.write(_line(self._header))
         except OSError as error:
             raise UsageError(
                 f"cannot write trial log {path}: {error.strerror}; choose another with --log FILE"
             ) from None
-        self._append(self._header)
 
     def add(self, settings: Mapping[str, Any], outcome: TrialOutcome) -> None:
         """Append one sample, durably."""
@@ -65,11 +68,10 @@ class TrialLog:
         self._append({"settings": dict(settings), **values})
 
     def _append(self, document: Mapping[str, Any]) -> None:
-        line = (json.dumps(document, allow_nan=False) + "\n").encode()
         try:
-            descriptor = os.open(self.path, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o666)
+            descriptor = open_to_append(self.path)
             try:
-                os.write(descriptor, line)
+                os.write(descriptor, _line(document))
                 os.fsync(descriptor)
             finally:
                 os.close(descriptor)
@@ -77,6 +79,20 @@ class TrialLog:
             raise UsageError(
                 f"cannot write trial log {self.path}: {error.strerror}; choose another with --log FILE"
             ) from None
+
+
+def _line(document: Mapping[str, Any]) -> bytes:
+    return (json.dumps(document, allow_nan=False) + "\n").encode()
+
+
+def _check_replaceable(path: Path) -> None:
+    """UsageError where `path` holds anything but the log of an earlier search, or is a link."""
+    if not path.is_symlink() and not path.exists():
+        return
+    with contextlib.suppress(OSError, HpcdlError):
+        if not path.is_symlink() and read_log(path).header.get("schema") == SCHEMA:
+            return
+    raise UsageError(f"{path} exists and is not a trial log of hpcdl's; choose another with --log FILE")
 
 
 def read_log(path: Path) -> Recorded:
@@ -108,7 +124,11 @@ def _continued(path: Path, header: Mapping[str, Any]) -> list[LoggedSample]:
         found = recorded.header.get(key)
         if found != value:
             raise UsageError(f"{path} belongs to another search ({key} {found!r}, here {value!r}); drop --resume")
-    os.truncate(path, recorded.num_sound_bytes)
+    descriptor = open_to_append(path)
+    try:
+        cut(descriptor, recorded.num_sound_bytes)
+    finally:
+        os.close(descriptor)
     return recorded.entries
 
 

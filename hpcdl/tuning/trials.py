@@ -13,7 +13,6 @@ import os
 import signal
 import subprocess
 import sys
-import tempfile
 import threading
 import time
 import uuid
@@ -24,6 +23,7 @@ from typing import Any
 
 from hpcdl.cluster.launchers.base import expand_hosts
 from hpcdl.cluster.processes import end_marked
+from hpcdl.core.disk import open_new, private_folder
 from hpcdl.core.paths import own_program
 from hpcdl.core.units import IMAGES, common_unit
 from hpcdl.node.profile import Profile, write_profile
@@ -109,8 +109,7 @@ class Measurer:
     ) -> TrialOutcome:
         """One sample of `candidate`, at most `time_limit_s` long, its command behind `prefix` (a node's launcher)."""
         begin = time.monotonic()
-        with tempfile.TemporaryDirectory(prefix=".hpcdl-trial-", dir=self.folder) as name:
-            folder = Path(name)
+        with private_folder(".hpcdl-trial-", self.folder) as folder:
             profile = folder / "profile.toml"
             write_profile(_as_profile(candidate.settings, self.topology, self.workload), profile)
             command = [*prefix, *self.command_of(self.workload, candidate.settings, profile)]
@@ -123,8 +122,7 @@ class Measurer:
         self, words: Sequence[str], time_limit_s: float, prefix: Sequence[str] = ()
     ) -> tuple[Mapping[str, Any] | None, str]:
         """What the command `words` prints as JSON, run as a trial is; or None, and why there is nothing."""
-        with tempfile.TemporaryDirectory(prefix=".hpcdl-trial-", dir=self.folder) as name:
-            folder = Path(name)
+        with private_folder(".hpcdl-trial-", self.folder) as folder:
             code, why = self._run([*prefix, *words], folder, time_limit_s)
             if why or code:
                 return None, why or last_words(folder / "stderr", code)
@@ -138,7 +136,7 @@ class Measurer:
         mark = uuid.uuid4().hex
         environment = {name: value for name, value in os.environ.items() if name not in OWN_VARIABLES}
         environment[MARK] = mark
-        with (folder / "stdout").open("wb") as out, (folder / "stderr").open("wb") as err:
+        with os.fdopen(open_new(folder / "stdout"), "wb") as out, os.fdopen(open_new(folder / "stderr"), "wb") as err:
             try:
                 process = subprocess.Popen(
                     command, env=environment, stdin=subprocess.DEVNULL, stdout=out, stderr=err, start_new_session=True

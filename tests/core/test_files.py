@@ -9,7 +9,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from hpcdl.core import files
+from hpcdl.core import disk, files
 from hpcdl.core.errors import CorruptError, HpcdlError, UsageError
 from hpcdl.core.files import parse_json, parse_toml, read_json, read_toml, toml_text, write_toml
 
@@ -19,7 +19,7 @@ def test_a_failed_write_leaves_the_old_file_and_nothing_else(tmp_path: Path) -> 
     files.write_text(target, "old")
 
     def interrupted() -> None:
-        with files.replacing(target) as temporary:
+        with disk.replacing(target) as temporary:
             temporary.write_text("half")
             raise OSError("disk full")
 

@@ -94,13 +94,13 @@ def _check(folder: Path, source: str | None, *, keep: bool) -> dict[str, Any]:
 
 def _page(folder: Path, out: Path | None) -> str:
     """Write the page; its path."""
-    from hpcdl.core.files import write_text
+    from hpcdl.core.files import write_output
     from hpcdl.data.show.overview import look
     from hpcdl.data.show.page import page
 
     path = (out or Path()) / f"{folder.resolve().name}-data.html"
     content = page(look(folder))
-    write_text(path, content)
+    write_output(path, content)
     say(f"page: {path}")
     return str(path)
 

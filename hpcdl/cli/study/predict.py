@@ -130,12 +130,12 @@ def _share(text: str | None) -> float | None:
 
 
 def _write(found: Answer, out: Path) -> None:
-    from hpcdl.core.files import write_json
+    from hpcdl.core.files import json_text, write_output
     from hpcdl.predict.outlook import draw
 
     document = found.as_json()
     paths = draw(document["predictions"], out, found.counted)
-    write_json(out / "predict.json", document)
+    write_output(out / "predict.json", json_text(document))
     say(f"written: {out / 'predict.json'}, {', '.join(path.name for path in paths)}")
 
 

@@ -28,7 +28,9 @@ Runs = Annotated[
 ]
 Out = Annotated[
     Path | None,
-    typer.Option("--out", metavar="DIR", help="Where the report goes. [RUN/report, or report for several]"),
+    typer.Option(
+        "--out", metavar="DIR", help="Where the report goes. [RUN/report; report for several runs, or another user's]"
+    ),
 ]
 Formats = Annotated[str, typer.Option("--format", metavar="LIST", help="Forms of the report, by commas.")]
 Baseline = Annotated[Path | None, typer.Option("--baseline", metavar="DIR", help="An earlier study to compare with.")]
@@ -78,6 +80,7 @@ def report(
 
     A page, tables and figures, with intervals and caveats.
     """
+    from hpcdl.core.disk import is_own
     from hpcdl.predict.outlook import forecasting
     from hpcdl.report.analysis.analyse import analyse, kept_apart
     from hpcdl.report.build import compose, render
@@ -112,7 +115,7 @@ def report(
                 forecasts=forecasts,
             )
             document = compose(analysis)
-        folder = out or (runs[0] / "report" if runs and len(runs) == 1 else Path("report"))
+        folder = out or (runs[0] / "report" if len(runs) == 1 and is_own(runs[0]) else Path("report"))
         written = render(document, folder, chosen, paper_figures=figures, bar=progress("drawing", 1))
         if len(analysis.runs) >= MANY:
             left_to_the_end((gathered, analysis, document))

@@ -29,7 +29,8 @@ def trace(runs: Runs, html: Html = None, to: To = None, as_json: JsonFlag = Fals
 
     Every run keeps a small trace of its first ranks; hpcdl train --trace keeps more.
     """
-    from hpcdl.core.files import write_text
+    from hpcdl.core.disk import check_output
+    from hpcdl.core.files import write_output
     from hpcdl.trace.page import page
     from hpcdl.trace.summary import tables
     from hpcdl.trace.viewers import VIEWERS
@@ -39,15 +40,16 @@ def trace(runs: Runs, html: Html = None, to: To = None, as_json: JsonFlag = Fals
         raise UsageError("--html and --to take one run")
     if to is not None and to[0] not in VIEWERS:
         raise UnknownNameError("format of --to", to[0], VIEWERS)
-    for target in (html, to and to[1]):
-        if target is not None and (target.is_dir() or not target.absolute().parent.is_dir()):
+    for target in filter(None, (html, to and to[1])):
+        if target.is_dir() or not target.absolute().parent.is_dir():
             raise UsageError(f"cannot write {target}: name a file in a folder that exists")
+        check_output(target)
     documents = []
     for run in runs:
         merged, steps, found = look_into(run, say)
         documents.append(found.as_json())
         if html is not None:
-            write_text(html, page(run.absolute().name, merged, steps, found))
+            write_output(html, page(run.absolute().name, merged, steps, found))
             say(f"page: {html}")
         if to is not None:
             VIEWERS[to[0]](merged, to[1])

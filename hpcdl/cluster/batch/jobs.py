@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import contextlib
-import time
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
 from hpcdl.cluster.batch.script import CANCELLED
 from hpcdl.cluster.batch.systems import call, find_system
+from hpcdl.core.disk import touch
 from hpcdl.core.errors import CorruptError, HpcdlError, UsageError
 from hpcdl.core.files import MOST_JSON_BYTES, open_regular, parse_json, read_json, write_json
 from hpcdl.core.paths import user_cache_folder
@@ -103,7 +103,7 @@ def look(job: Job) -> JobView:
 def cancel(job: Job) -> None:
     """Ask the batch system to end `job`; it does not requeue itself any more."""
     with contextlib.suppress(OSError):
-        (Path(job.folder) / CANCELLED).write_text(f"{time.time():.0f}\n")
+        touch(Path(job.folder) / CANCELLED)
     call(find_system(job.system).cancel(job.number))
 
 

@@ -12,7 +12,7 @@ from pathlib import Path
 from hpcdl.cluster.batch.systems import SYSTEMS, JobRequest, call
 from hpcdl.cluster.launchers import LAUNCHER_VARIABLE, find_launcher, load_launcher
 from hpcdl.core.errors import HpcdlError, UsageError
-from hpcdl.core.files import write_text
+from hpcdl.core.files import write_output
 from hpcdl.core.paths import own_program, share_folder, site_config_file
 
 _HANDED_ON = (
@@ -91,7 +91,7 @@ def submit(request: JobRequest) -> tuple[str, str, Path]:
     text = render(request)
     request.folder.mkdir(parents=True, exist_ok=True)
     script = request.folder / "job.sh"
-    write_text(script, text)
+    write_output(script, text)
     answer = call([*system.submit, str(script)])
     match = system.number.search(answer)
     if not match:

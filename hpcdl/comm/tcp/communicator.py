@@ -17,12 +17,15 @@ from typing import TYPE_CHECKING, Any, NoReturn
 import numpy
 
 from hpcdl.comm.tcp.group import TcpGroup, create_secret, join
+from hpcdl.core.disk import make_folder, remove_file
 from hpcdl.core.errors import HpcdlError, RankError
 
 if TYPE_CHECKING:
     from hpcdl.core.protocols import Add, Array, Communicator, RemoteArray, Request
 
 SECRET_FILE = "secret"
+MEETING_NAMES = r"secret(\.address|\.\d+-\d+)*|\..+\.tmp"
+"""What lies in a folder in which ranks without MPI find each other."""
 APPEAR_S = 120.0
 """How long ranks wait for the file that the first of them makes."""
 
@@ -107,13 +110,13 @@ class ControlCommunicator:
         members = [rank for _, rank in sorted((k, rank) for rank, (c, k) in enumerate(answers) if c == color)]
         secret_file = self._secret_file.with_name(f"{self._secret_file.name}.{self._num_groups}-{color}")
         if self.rank == members[0]:
-            secret_file.unlink(missing_ok=True)
+            remove_file(secret_file)
             create_secret(secret_file)
         self.barrier()
         group = ControlCommunicator(members.index(self.rank), len(members), self.address, secret_file)
         self.barrier()
         if self.rank == members[0]:
-            secret_file.unlink(missing_ok=True)
+            remove_file(secret_file)
         return group
 
     def shared_array(self, shape: Sequence[int], dtype: Any) -> Array:
@@ -144,8 +147,8 @@ class ControlCommunicator:
 
 def make_secret(folder: Path) -> None:
     """Write a fresh secret into `folder`, in place of one that an earlier job left there."""
-    folder.mkdir(parents=True, exist_ok=True)
-    (folder / SECRET_FILE).unlink(missing_ok=True)
+    make_folder(folder)
+    remove_file(folder / SECRET_FILE)
     create_secret(folder / SECRET_FILE)
 
 
@@ -163,7 +166,7 @@ def control_world(rank: int, size: int, address: str, folder: Path) -> ControlCo
     world = ControlCommunicator(rank, size, address, secret_file)
     world.barrier()
     if rank == 0:
-        secret_file.unlink(missing_ok=True)
+        remove_file(secret_file)
     return world
 
 

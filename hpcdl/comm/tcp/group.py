@@ -21,6 +21,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from hpcdl.comm.tcp.channel import TIMEOUT_S, Channel, greet, welcome
+from hpcdl.core.disk import create, remove_file
 from hpcdl.core.errors import RankError, UsageError
 from hpcdl.core.files import write_json
 
@@ -29,9 +30,7 @@ Started = TypeVar("Started")
 
 def create_secret(path: Path) -> None:
     """Write a fresh secret that only this user can read; FileExistsError where the file is there already."""
-    descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW, 0o600)
-    with os.fdopen(descriptor, "w") as file:
-        file.write(secrets.token_hex(32))
+    create(path, secrets.token_hex(32).encode(), 0o600)
 
 
 def read_secret(path: Path) -> bytes:
@@ -170,7 +169,7 @@ def _gather_ranks(size: int, address: str, secret: bytes, announcement: Path, ti
     with listen(address) as listener, contextlib.ExitStack() as on_failure:
         place = [address, listener.getsockname()[1]]
         write_json(announcement, {"place": place, "signature": _signature(place, secret)})
-        on_failure.callback(announcement.unlink, missing_ok=True)
+        on_failure.callback(remove_file, announcement)
         deadline_s = time.monotonic() + timeout_s
         while len(channels) < size - 1:
             listener.settimeout(max(0.01, deadline_s - time.monotonic()))
@@ -187,7 +186,7 @@ def _gather_ranks(size: int, address: str, secret: bytes, announcement: Path, ti
             on_failure.callback(channel.close)
             channels[channel.peer] = channel
         on_failure.pop_all()
-    announcement.unlink(missing_ok=True)
+    remove_file(announcement)
     return [channels[rank] for rank in range(1, size)]
 
 

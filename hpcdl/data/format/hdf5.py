@@ -14,6 +14,7 @@ import h5py
 import numpy as np
 import numpy.typing as npt
 
+from hpcdl.core.disk import remove_file
 from hpcdl.core.errors import CorruptError, SourceError, UsageError
 
 Array = npt.NDArray[Any]
@@ -437,7 +438,7 @@ class ArrayFile:
                     missing += absent
                     values.tofile(out)
             if not missing and not packing.scales:
-                copy.unlink()
+                remove_file(copy)
                 return None
             return packing.dtype, packing.told(missing)
 

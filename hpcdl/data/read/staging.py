@@ -13,8 +13,6 @@ import os
 import resource
 import shutil
 import signal
-import stat
-import tempfile
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -23,6 +21,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from hpcdl.core.disk import Made, make_private_folder, open_new, remove_private
 from hpcdl.core.errors import CorruptError, HpcdlError, UsageError
 from hpcdl.core.protocols import Communicator
 from hpcdl.core.signals import caught
@@ -206,25 +205,24 @@ def _private_folder(base: Path) -> Iterator[Path]:
     job = os.environ.get("SLURM_JOB_ID") or os.environ.get("PBS_JOBID") or f"pid{os.getpid()}"
     folder, lock = _locked_folder(base, f"{prefix}{job}-")
 
-    def remove() -> None:
-        shutil.rmtree(folder, ignore_errors=True)
+    remove = folder.remove
 
     atexit.register(remove)
     try:
         with _exits_on_sigterm():
-            yield folder
+            yield folder.path
     finally:
         remove()
         atexit.unregister(remove)
         os.close(lock)
 
 
-def _locked_folder(base: Path, prefix: str) -> tuple[Path, int]:
+def _locked_folder(base: Path, prefix: str) -> tuple[Made, int]:
     """A new folder, and the descriptor that locks it."""
     while True:
-        folder = Path(tempfile.mkdtemp(prefix=prefix, dir=base))
+        folder = make_private_folder(prefix, base)
         with contextlib.suppress(FileNotFoundError):  # another job's clean-up came before the lock, and took it away
-            lock = os.open(folder / _LOCK, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+            lock = open_new(folder.path / _LOCK, 0o600)
             fcntl.flock(lock, fcntl.LOCK_EX)
             if os.fstat(lock).st_nlink:
                 return folder, lock
@@ -243,16 +241,16 @@ def _exits_on_sigterm() -> contextlib.AbstractContextManager[None]:
 def _remove_abandoned(base: Path, prefix: str) -> None:
     """Remove folders of this user whose process is gone: real folders, private, their lock free."""
     for path in base.glob(f"{prefix}*"):
-        with contextlib.suppress(OSError):  # gone already: others clean up too
-            found = path.lstat()
-            if not stat.S_ISDIR(found.st_mode) or found.st_uid != os.getuid() or found.st_mode & 0o077:
-                continue
-            lock = os.open(path / _LOCK, os.O_RDWR | os.O_NOFOLLOW | os.O_CLOEXEC)
-            try:
-                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                shutil.rmtree(path, ignore_errors=True)
-            finally:
-                os.close(lock)
+        with contextlib.ExitStack() as held:
+            remove_private(path, prefix, lambda folder: _is_abandoned(folder, held))
+
+
+def _is_abandoned(folder: Path, held: contextlib.ExitStack) -> bool:
+    """Whether no process holds the folder's lock, which `held` keeps. OSError where it is gone: others clean up too."""
+    lock = os.open(folder / _LOCK, os.O_RDWR | os.O_NOFOLLOW | os.O_CLOEXEC)
+    held.callback(os.close, lock)
+    fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    return True
 
 
 def _check_space(folder: Path, shards: Sequence[ShardEntry]) -> None:

@@ -11,8 +11,9 @@ import os
 from collections.abc import Iterator
 from pathlib import Path
 
+from hpcdl.core.disk import cut, open_to_append, remove_file, sync_folder
 from hpcdl.core.errors import CorruptError, UsageError
-from hpcdl.core.files import parse_json, read_bytes, sync_folder
+from hpcdl.core.files import parse_json, read_bytes
 from hpcdl.core.records import from_json
 from hpcdl.data.dataset import PARTIAL_PREFIX
 from hpcdl.data.write.shards import ShardResult
@@ -23,11 +24,10 @@ class PartialManifest:
 
     def __init__(self, folder: Path, rank: int, identity: str) -> None:
         path = folder / f"{PARTIAL_PREFIX}.{rank:05d}"
-        self._descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
+        self._descriptor = open_to_append(path)
         content = path.read_bytes()
         whole = content.rfind(b"\n") + 1
-        os.ftruncate(self._descriptor, whole)
-        os.lseek(self._descriptor, 0, os.SEEK_END)
+        cut(self._descriptor, whole)
         if whole == 0:
             self._append({"identity": identity})
             sync_folder(folder)
@@ -73,7 +73,7 @@ def entered(folder: Path, identity: str) -> dict[tuple[str, int], ShardResult]:
 def remove(folder: Path) -> None:
     """Remove the partial manifests: the manifest has taken their place."""
     for path in folder.glob(f"{PARTIAL_PREFIX}.*"):
-        path.unlink()
+        remove_file(path)
 
 
 def _documents(path: Path) -> Iterator[dict[str, object]]:

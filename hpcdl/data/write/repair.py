@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import dataclasses
-import shutil
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from hpcdl.config.load import Layer, load
+from hpcdl.core.disk import move_over
 from hpcdl.core.errors import HpcdlError, UsageError
-from hpcdl.core.files import sync_folder
 from hpcdl.core.lock import writing
 from hpcdl.data.dataset import UNSPLIT
 from hpcdl.data.format.manifest import Manifest, read_manifest
@@ -19,6 +18,7 @@ from hpcdl.data.write.listing import make_job
 from hpcdl.data.write.plan import WORK_NAME, ShardJob, shard_file
 from hpcdl.data.write.request import ShardConfig, ShardRequest
 from hpcdl.data.write.shards import ShardWriter
+from hpcdl.data.write.target import new_work_folder, remove_work_folder
 
 
 def repair(folder: Path, source: str, bad_shards: Sequence[str]) -> list[str]:
@@ -30,13 +30,11 @@ def repair(folder: Path, source: str, bad_shards: Sequence[str]) -> list[str]:
     if not bad_shards:
         return []
     with writing(folder):
-        work = folder / WORK_NAME
-        shutil.rmtree(work, ignore_errors=True)
-        work.mkdir()
+        work = new_work_folder(folder)
         try:
             return list(_rewritten(folder, manifest, _job(folder, source, manifest, work), set(bad_shards)))
         finally:
-            shutil.rmtree(work, ignore_errors=True)
+            remove_work_folder(folder)
 
 
 def _job(folder: Path, source: str, manifest: Manifest, work: Path) -> ShardJob:
@@ -79,6 +77,5 @@ def _rewritten(folder: Path, manifest: Manifest, job: ShardJob, bad: set[str]) -
         result = writer.write(split, number)
         if result.entry != entries[name]:
             raise HpcdlError(f"{name} made from this source is not what it was: the content of the source has changed")
-        made.replace(folder / name)
-        sync_folder((folder / name).parent)
+        move_over(made, folder / name)
         yield name

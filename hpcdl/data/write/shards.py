@@ -12,7 +12,7 @@ import numpy as np
 import numpy.typing as npt
 import xxhash
 
-from hpcdl.core.files import replacing
+from hpcdl.core.disk import replacing
 from hpcdl.data.dataset import UNSPLIT
 from hpcdl.data.format.fields import Field
 from hpcdl.data.format.hdf5 import NewArray, ShardFrame, filters
@@ -96,7 +96,6 @@ class ShardWriter:
         if not bad:
             return skipped, checksum, rows, moments
         rows = np.delete(rows, bad)
-        path.unlink()
         if not len(rows):
             raise _NothingReadable
         bad, checksum, moments = write(path, split, number, rows, lambda _: None)

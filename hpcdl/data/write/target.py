@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from pathlib import Path
 
+from hpcdl.core.disk import Made, make_folder, remove_folder, sweep
 from hpcdl.core.errors import HpcdlError, UsageError
 from hpcdl.core.lock import FILE_NAME as LOCK_NAME
 from hpcdl.core.lock import check_free
@@ -38,20 +39,32 @@ def check_target(request: ShardRequest) -> None:
         raise UsageError(f"{target} is not empty and no data folder; name a new or an empty folder")
 
 
-def make_folders(target: Path) -> list[Path]:
+def make_folders(target: Path) -> list[Made]:
     """Make `target` and its parents; the folders that were not there before, deepest first."""
-    missing = [folder for folder in (target, *target.parents) if not folder.exists()]
     try:
-        target.mkdir(parents=True, exist_ok=True)
+        made = make_folder(target)
     except OSError as error:
         raise UsageError(f"cannot make the folder {target}: {error.strerror}; name another one") from error
     if not os.access(target, os.W_OK | os.X_OK):
         raise UsageError(f"cannot write to {target}: permission denied; name another folder")
-    return missing
+    return made
+
+
+def new_work_folder(target: Path) -> Path:
+    """An empty folder in `target`, which the caller holds, for what only the writing needs."""
+    remove_work_folder(target)
+    (target / WORK_NAME).mkdir(mode=0o700)
+    return target / WORK_NAME
+
+
+def remove_work_folder(target: Path) -> None:
+    """Remove it, this call's or one that a killed writer has left."""
+    if remove_folder(target / WORK_NAME, ".+"):
+        raise UsageError(f"{target / WORK_NAME} is not a folder that hpcdl has left; move it away")
 
 
 @contextmanager
-def undoing(target: Path, made: list[Path]) -> Iterator[Callable[[], None]]:
+def undoing(target: Path, made: list[Made]) -> Iterator[Callable[[], None]]:
     """Remove the empty folders `made` again after an error, until the yielded function is called: then all stays."""
     undo = True
 
@@ -64,8 +77,7 @@ def undoing(target: Path, made: list[Path]) -> Iterator[Callable[[], None]]:
     except BaseException:
         if undo and not any(target.glob(f"{PARTIAL_PREFIX}.*")):
             for folder in made:
-                with suppress(OSError):
-                    folder.rmdir()
+                folder.remove(if_empty=True)
         raise
 
 
@@ -76,8 +88,8 @@ def prepare_splits(target: Path, job: ShardJob) -> None:
         folder.mkdir(exist_ok=True)
         if job.plan.stripes:
             set_stripes(folder, job.plan.stripes)
-        for left in folder.glob(".*.tmp"):
-            left.unlink()
+        sweep(folder, r"shard-\d+\.h5")
+    sweep(target, r"manifest\.json")
 
 
 def missing_bytes(job: ShardJob, num_shards: int) -> int:

@@ -5,15 +5,13 @@ from __future__ import annotations
 import dataclasses
 import errno
 import os
-import shutil
-import tempfile
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
+from hpcdl.core.disk import private_folder
 from hpcdl.core.errors import HpcdlError, StoppedEarly
 from hpcdl.core.lock import writing
 from hpcdl.core.progress import Progress, progress
@@ -42,8 +40,10 @@ from hpcdl.data.write.target import (
     check_target,
     make_folders,
     missing_bytes,
+    new_work_folder,
     no_space,
     prepare_splits,
+    remove_work_folder,
     undoing,
 )
 from hpcdl.data.write.tasks import Task, write_all
@@ -73,8 +73,8 @@ class ShardReport:
 def dry_run(request: ShardRequest) -> ShardJob:
     """List the source and plan; nothing is written into the target."""
     check_target(request)
-    with tempfile.TemporaryDirectory(prefix="hpcdl-") as work:
-        return make_job(request, Path(work))
+    with private_folder("hpcdl-") as work:
+        return make_job(request, work)
 
 
 def shard(
@@ -126,15 +126,13 @@ def preparing(request: ShardRequest) -> Iterator[tuple[ShardJob, Results]]:
     target = request.target
     made = make_folders(target)
     with undoing(target, made) as keep, writing(target):
-        work = target / WORK_NAME
-        shutil.rmtree(work, ignore_errors=True)
-        work.mkdir()
+        work = new_work_folder(target)
         try:
             job = make_job(request, work)
             done = journal.entered(target, job.identity())
             check_space(target, job, len(job.tasks()) - len(done))
         except BaseException:
-            shutil.rmtree(work, ignore_errors=True)
+            remove_work_folder(target)
             raise
         keep()
         prepare_splits(target, job)
@@ -200,7 +198,7 @@ def finish(request: ShardRequest, job: ShardJob, results: Results) -> Manifest:
     )
     write_manifest(request.target, manifest)
     journal.remove(request.target)
-    shutil.rmtree(request.target / WORK_NAME, ignore_errors=True)
+    remove_work_folder(request.target)
     return manifest
 
 

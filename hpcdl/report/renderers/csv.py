@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from hpcdl.core.files import write_text
+from hpcdl.core.files import write_output
 from hpcdl.report.analysis.scaling import COLUMNS, flat_row
 from hpcdl.report.cells import plain
 from hpcdl.report.document import Document
@@ -24,7 +24,7 @@ def render(document: Document, folder: Path, drawings: Mapping[str, str]) -> lis
     for row in document.rows:
         writer.writerow({name: neutral(value) for name, value in flat_row(row).items()})
     path = folder / "scaling.csv"
-    write_text(path, text.getvalue())
+    write_output(path, text.getvalue())
     return [path]
 
 

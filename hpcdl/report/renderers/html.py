@@ -8,7 +8,7 @@ from importlib import resources
 from pathlib import Path
 
 from hpcdl import __version__
-from hpcdl.core.files import write_text
+from hpcdl.core.files import write_output
 from hpcdl.report.cells import cell_text, is_numeric, plain
 from hpcdl.report.document import Cell, Column, Document, Figure, Listing, Section, Table
 
@@ -21,7 +21,7 @@ _SHORT = 64
 def render(document: Document, folder: Path, drawings: Mapping[str, str]) -> list[Path]:
     """Write report.html into `folder`."""
     path = folder / "report.html"
-    write_text(path, "\n".join(_page(document, drawings)) + "\n")
+    write_output(path, "\n".join(_page(document, drawings)) + "\n")
     return [path]
 
 

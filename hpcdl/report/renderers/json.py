@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Mapping
 from pathlib import Path
 
-from hpcdl.core.files import write_json
+from hpcdl.core.files import json_text, write_output
 from hpcdl.report.document import Document
 
 
 def render(document: Document, folder: Path, drawings: Mapping[str, str]) -> list[Path]:
     """Write report.json into `folder`."""
     path = folder / "report.json"
-    write_json(path, document.data)
+    write_output(path, json_text(document.data))
     return [path]

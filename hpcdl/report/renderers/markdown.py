@@ -6,7 +6,7 @@ import re
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 
-from hpcdl.core.files import write_text
+from hpcdl.core.files import write_output
 from hpcdl.report.cells import cell_text, is_numeric, plain
 from hpcdl.report.document import Document, Figure, Listing, Section, Table
 
@@ -18,7 +18,7 @@ _SPECIAL = re.compile(r"([\\`*_\[\]<>#|~$&]|(?<=\])\()")
 def render(document: Document, folder: Path, drawings: Mapping[str, str]) -> list[Path]:
     """Write report.md into `folder`; it refers to figures/NAME.svg."""
     path = folder / "report.md"
-    write_text(path, "\n".join(_lines(document)) + "\n")
+    write_output(path, "\n".join(_lines(document)) + "\n")
     return [path]
 
 

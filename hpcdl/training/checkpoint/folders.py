@@ -11,7 +11,7 @@ import contextlib
 import hashlib
 import json
 import os
-import shutil
+import re
 import zipfile
 import zlib
 from collections.abc import Callable, Mapping
@@ -22,8 +22,19 @@ from typing import IO, TYPE_CHECKING, Any
 import numpy
 
 from hpcdl.comm.observed import observe
+from hpcdl.core.disk import (
+    creating,
+    free_name,
+    make_folder,
+    move,
+    remove_file,
+    remove_folder,
+    sweep,
+    temporary_name,
+    touch,
+)
 from hpcdl.core.errors import CorruptError, RankError
-from hpcdl.core.files import read_json, replacing, sync_folder, write_json
+from hpcdl.core.files import read_json, write_json
 from hpcdl.core.protocols import Communicator
 from hpcdl.core.records import HistoryPoint, from_json
 from hpcdl.core.units import format_bytes
@@ -39,6 +50,11 @@ MANIFEST = "checkpoint.json"
 _MOST = 2**53
 _SLICE_BYTES = 256 << 10
 """What is written and hashed in one go: less than half a millisecond's work."""
+HOLDS = r"(shared|rank-\d+)\.npz|checkpoint\.json|\..+\.tmp"
+"""What lies in a checkpoint's folder."""
+SAVED = ".hpcdl-saved"
+"""Beside the folder of checkpoints: the step of the newest, so that a folder that is gone is missed."""
+_STEP = r"step-\d{10}"
 _RESERVE = 0.1
 """Part of the nodes' memory that is left free."""
 
@@ -109,19 +125,12 @@ class CheckpointWriter:
         return gathered
 
     def _write(self, snapshot: Snapshot, turn: Turn) -> None:
-        temporary = self._folder / f".step-{snapshot.step:010d}.tmp"
-        if self._communicator.rank == 0:
-            shutil.rmtree(temporary, ignore_errors=True)
-        problem, files = "", {}
-        self._gather(turn, None)
+        begun = self._begin(snapshot.step) if self._communicator.rank == 0 else ("", "")
+        name, problem = self._gather(turn, begun)[0]
+        temporary, files = self._folder / name, dict[str, Any]()
         try:
-            self._folder.mkdir(exist_ok=True)  # in a run directory that is still there
-            temporary.mkdir(exist_ok=True)
-            self._before(snapshot.step)
-            if self._communicator.rank == 0:
-                files[SHARED_FILE] = write_arrays(temporary / SHARED_FILE, snapshot.shared, turn)
-            own = own_file(self._communicator.rank)
-            files[own] = write_arrays(temporary / own, snapshot.own, turn)
+            if not problem:
+                files = self._write_arrays(temporary, snapshot, turn)
         except OSError as error:
             problem = f"{error.strerror or error} (rank {self._communicator.rank} on {self._communicator.host})"
         gathered = self._gather(turn, [problem, files])
@@ -132,6 +141,27 @@ class CheckpointWriter:
         if self._gather(turn, done)[0]:
             self.newest = snapshot.step
 
+    def _write_arrays(self, folder: Path, snapshot: Snapshot, turn: Turn) -> dict[str, Any]:
+        """Write this rank's files; their sizes and digests by name."""
+        self._before(snapshot.step)
+        files = {}
+        if self._communicator.rank == 0:
+            files[SHARED_FILE] = write_arrays(folder / SHARED_FILE, snapshot.shared, turn)
+        own = own_file(self._communicator.rank)
+        files[own] = write_arrays(folder / own, snapshot.own, turn)
+        return files
+
+    def _begin(self, step: int) -> tuple[str, str]:
+        """Rank 0 makes the folder under a name that nobody can guess; that name, and what went wrong."""
+        name = temporary_name(f"step-{step:010d}")
+        try:
+            if self._folder.parent.is_dir():  # a run directory that is gone is not made again
+                make_folder(self._folder)
+            (self._folder / name).mkdir()
+        except OSError as error:
+            return "", f"{error.strerror or error} (rank 0 on {self._communicator.host})"
+        return name, ""
+
     def _finish(self, snapshot: Snapshot, temporary: Path, problem: str, files: Mapping[str, Any]) -> bool:
         """Give the checkpoint its name; False, and a warning, where that or what came before has failed."""
         try:
@@ -139,13 +169,13 @@ class CheckpointWriter:
                 raise OSError(problem)
             document = {"schema": SCHEMA, "step": snapshot.step, "facts": snapshot.facts, "files": files}
             write_json(temporary / MANIFEST, {**document, "digest": own_digest(document)})
-            final = folder_of(self._folder, snapshot.step)
-            shutil.rmtree(final, ignore_errors=True)
-            temporary.replace(final)
-            sync_folder(self._folder)
+            remove(self._folder, snapshot.step)
+            move(temporary, folder_of(self._folder, snapshot.step))
+            touch(self._folder.with_name(SAVED), f"{snapshot.step}\n".encode())
             self._remove_old(snapshot.step)
         except OSError as error:
-            shutil.rmtree(temporary, ignore_errors=True)
+            if temporary.name != FOLDER:  # it has been made
+                remove_folder(temporary, HOLDS)
             self.warnings.append(
                 f"no checkpoint at step {snapshot.step}: {error.strerror or error}; the one before stays"
             )
@@ -157,7 +187,45 @@ class CheckpointWriter:
         steps = list_checkpoints(self._folder)
         later = [step for step in steps if step > newest]
         for old in (*later, *steps[len(later) + self._keep :]):
-            shutil.rmtree(folder_of(self._folder, old), ignore_errors=True)
+            remove(self._folder, old)
+
+
+def remove(folder: Path, step: int) -> None:
+    """Remove a checkpoint that the run has made; one that holds anything else stays, to the last file."""
+    remove_folder(folder_of(folder, step), HOLDS)
+
+
+def sweep_unfinished(run_dir: Path) -> list[str]:
+    """Remove what killed ranks had begun to save; the caller holds the run directory."""
+    swept = sweep(run_dir / FOLDER, _STEP)
+    # Earlier versions named the folder by its step alone.
+    for path in sorted((run_dir / FOLDER).glob(".step-*.tmp")):
+        if re.fullmatch(rf"\.{_STEP}\.tmp", path.name) and not remove_folder(path, HOLDS):
+            swept.append(path.name)
+    return swept
+
+
+def what_is_missing(run_dir: Path) -> str:
+    """What has become of the checkpoints that were saved in `run_dir`; empty where none is missed."""
+    folder, saved = run_dir / FOLDER, ""
+    if folder.is_symlink() and not folder.exists():
+        return f"{folder} is a link to {folder.readlink()}, which is not there"
+    with contextlib.suppress(OSError):
+        saved = (run_dir / SAVED).read_text(encoding="ascii", errors="replace").strip()
+    if not saved or list_checkpoints(folder):
+        return ""
+    return f"{run_dir} has saved up to step {saved}, and {folder} {'is empty' if folder.exists() else 'is gone'}"
+
+
+def set_aside(run_dir: Path) -> Path | None:
+    """Give the checkpoints of a run that is to begin anew another name; that name, None where there are none."""
+    folder = run_dir / FOLDER
+    remove_file(run_dir / SAVED)
+    if not folder.is_symlink() and not folder.exists():
+        return None
+    aside = free_name(folder)
+    move(folder, aside)
+    return aside
 
 
 def newest_valid(run_dir: Path, warnings: list[str]) -> int | None:
@@ -279,12 +347,11 @@ def write_arrays(path: Path, arrays: Mapping[str, Array], turn: AtOnce | None = 
     The digest is of what was meant to be written: what a disk makes of it is found when it is read.
     """
     turn = turn or AtOnce()
-    with replacing(path) as temporary:
-        with temporary.open("wb") as file:
-            hashed = _Hashed(file)
-            with zipfile.ZipFile(hashed, "w") as archive:
-                for name, array in arrays.items():
-                    _write_array(archive, name, numpy.asarray(array, order="C"), turn)
+    with creating(path) as file:
+        hashed = _Hashed(file)
+        with zipfile.ZipFile(hashed, "w") as archive:
+            for name, array in arrays.items():
+                _write_array(archive, name, numpy.asarray(array, order="C"), turn)
         turn.pause()  # what the disk takes until it is there is no work
     return hashed.size, hashed.digest.hexdigest()
 

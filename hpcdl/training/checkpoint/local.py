@@ -14,7 +14,6 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import os
-import shutil
 import stat
 import subprocess
 import sys
@@ -24,6 +23,7 @@ from typing import TYPE_CHECKING, Any
 
 from hpcdl.cluster.status import FOLDER
 from hpcdl.comm.observed import Observation
+from hpcdl.core.disk import make_folder, remove_file, remove_folder, remove_private
 from hpcdl.core.errors import CorruptError, Interrupted, StoppedEarly, UsageError
 from hpcdl.core.files import read_json, write_json, write_text
 from hpcdl.core.lock import check_free
@@ -44,11 +44,17 @@ _NOTE = "local-copies"
 _OWNER = "run"
 """A file with the run directory, by which it can be told whether anybody needs the folder still."""
 _GUARD = (
-    "import shutil, sys, time\n"
+    "import os, shutil, stat, sys, time\n"
     "for _ in range(1 if sys.stdin.read() else 30):\n"
-    "    shutil.rmtree(sys.argv[1], ignore_errors=True); time.sleep(0.5)\n"
+    "    try:\n"
+    "        found = os.lstat(sys.argv[1])\n"
+    "        if stat.S_ISDIR(found.st_mode) and found.st_uid == os.getuid() and not found.st_mode & 0o077:\n"
+    "            shutil.rmtree(sys.argv[1], ignore_errors=True)\n"
+    "    except FileNotFoundError:\n"
+    "        pass\n"
+    "    time.sleep(0.5)\n"
 )
-"""A process that removes a folder when the one that has started it is gone, however it went.
+"""A process that removes a private folder when the one that has started it is gone, however it went.
 
 Ranks that nobody has told to end take up to 10 s for it, and may write meanwhile.
 """
@@ -71,7 +77,7 @@ def guarded(folder: Path, run_dir: Path) -> Iterator[None]:
     A note in `run_dir` says where they are, for who asks meanwhile.
     """
     note = run_dir / FOLDER / _NOTE
-    note.parent.mkdir(exist_ok=True)
+    make_folder(note.parent)
     write_text(note, str(folder))
     line = [sys.executable, "-P", "-S", "-c", _GUARD, str(folder)]
     with subprocess.Popen(line, stdin=subprocess.PIPE, start_new_session=True) as guard:
@@ -81,7 +87,7 @@ def guarded(folder: Path, run_dir: Path) -> Iterator[None]:
         finally:
             guard.stdin.write(b"over")
             guard.stdin.close()
-            note.unlink(missing_ok=True)
+            remove_file(note)
 
 
 def folder_of_copies(run_dir: Path) -> Path | None:
@@ -195,7 +201,7 @@ class LocalCopies:
     def _begin(self, run_dir: Path) -> None:
         _make(self.folder, run_dir)
         for cut_short in self.folder.glob(".step-*" if self._redundancy.leads else f".*rank-{self._rank}.*"):
-            cut_short.unlink(missing_ok=True)
+            remove_file(cut_short)
 
     def _clear(self) -> None:
         self.wait()
@@ -204,9 +210,8 @@ class LocalCopies:
                 self._remove(step)
             for step in steps_in_folder(self.folder) if self._redundancy.leads else []:
                 _remove_all(self.folder, step)
-            with contextlib.suppress(OSError):  # others' copies are there still; the last one takes the folder along
-                if all(path.name == _OWNER for path in self.folder.iterdir()):
-                    shutil.rmtree(self.folder)
+            with contextlib.suppress(OSError):  # where others' copies are there still, the last one takes it along
+                remove_folder(self.folder, _OWNER)
 
     def _without(self, action: Callable[[], None]) -> None:
         """Do it; where the storage fails the run goes on without copies."""
@@ -245,7 +250,7 @@ class LocalCopies:
 
     def _remove(self, step: int) -> None:
         for suffix in ("json", "npz"):
-            self._file(step, suffix).unlink(missing_ok=True)
+            remove_file(self._file(step, suffix))
 
 
 def check_copy(folder: Path, step: int, rank: int) -> dict[str, Any]:
@@ -284,7 +289,7 @@ def steps_in_folder(folder: Path) -> list[int]:
 
 def _remove_all(folder: Path, step: int) -> None:
     for path in sorted(folder.glob(names_of(step)), key=lambda path: path.suffix):  # .json before .npz
-        path.unlink(missing_ok=True)
+        remove_file(path)
 
 
 def copies_in(folder: Path, step: int) -> list[int]:
@@ -321,7 +326,7 @@ def _remove_abandoned(folder: Path) -> None:
         return
     with contextlib.suppress(UsageError):  # its run is being written
         check_free(Path((folder / _OWNER).read_text()))
-        shutil.rmtree(folder, ignore_errors=True)
+        remove_private(folder, _prefix(), lambda _: True)
 
 
 def newest_common(answers: Sequence[tuple[Sequence[int], str]], saved: int) -> tuple[int | None, str]:

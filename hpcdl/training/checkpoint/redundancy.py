@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 import numpy
 
 from hpcdl.core.errors import CorruptError, RankError
-from hpcdl.core.files import read_json, replacing, write_json
+from hpcdl.core.files import read_json, write_bytes, write_json
 from hpcdl.core.protocols import Communicator
 from hpcdl.training.checkpoint.folders import check_room, digest_of, own_digest, read_arrays, write_arrays
 from hpcdl.training.session.background import AtOnce
@@ -304,5 +304,4 @@ def write_files(folder: Path, files: Files, content: Array) -> None:
     edges = dict(zip([name for name, _ in files], numpy.cumsum([size for _, size in files]).tolist(), strict=True))
     sizes = dict(files)
     for name in sorted(edges, key=lambda name: name.endswith(".json")):
-        with replacing(folder / name) as temporary:
-            temporary.write_bytes(content[edges[name] - sizes[name] : edges[name]].tobytes())
+        write_bytes(folder / name, content[edges[name] - sizes[name] : edges[name]].tobytes())

@@ -180,13 +180,16 @@ class State:
         said: list[str] = []
         rank = self._communicator.rank
         found = checkpoints.newest_valid(self._folder, said) if rank == 0 else None
+        missing = checkpoints.what_is_missing(self._folder) if rank == 0 and found is None else ""
         shared: dict[str, Any] = {}
         facts: dict[str, Any] = {}
         if found is not None:
             shared, facts = checkpoints.read_shared(self._folder, found)
-        step, facts, damaged = self._communicator.allgather_json(
-            [found, facts, found is None and bool(rank == 0 and checkpoints.list_checkpoints(self._at()))]
+        step, facts, damaged, missing = self._communicator.allgather_json(
+            [found, facts, found is None and bool(rank == 0 and checkpoints.list_checkpoints(self._at())), missing]
         )[0]
+        if missing:
+            raise UsageError(f"{missing}; put it back, or name another folder")
         if damaged:
             raise CorruptError(f"every checkpoint in {self._folder} is damaged; start again in another folder")
         if step is None:

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import contextlib
 import os
-import stat
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -18,6 +17,7 @@ from pathlib import Path
 from hpcdl.cluster.status import FOLDER, read_statuses
 from hpcdl.config.load import Effective
 from hpcdl.config.schema import ScriptConfig, TrainConfig
+from hpcdl.core.disk import is_own_file, make_folder, remove_file, touch
 from hpcdl.core.errors import UsageError
 from hpcdl.core.lock import check_free
 from hpcdl.training.launch import rundir
@@ -47,19 +47,19 @@ class Growth:
 
     def granted(self) -> str:
         """There is room now: what has come back, in words. A request that was not granted yet is the next launch's."""
-        self._request.unlink(missing_ok=True)
+        remove_file(self._request)
         return self._places.take(self.back, asked=self.asked)
 
     @contextlib.contextmanager
     def looked_for(self) -> Iterator[None]:
         """Inside, a thread looks."""
-        self._leave.unlink(missing_ok=True)
+        remove_file(self._leave)
         threading.Thread(target=self._look, name="growth", daemon=True).start()
         try:
             yield
         finally:
             self._over.set()  # it may be asking a node that does not answer: nobody waits for that
-            self._leave.unlink(missing_ok=True)
+            remove_file(self._leave)
 
     def _look(self) -> None:
         looked_s = time.monotonic()
@@ -86,10 +86,10 @@ class Growth:
             self.back, self.asked = back, asked
             why = f"{' and '.join(back)} can be used again" if back else "more workers were asked for"
             self._tell(f"{why}: the ranks save and leave, to go on with {then} workers in place of {now}")
-            self._leave.touch()
+            touch(self._leave)
         elif asked:
             self._tell(f"more workers were asked for, but {'; '.join(self._hindrances(now)) or f'all {now} are there'}")
-            self._request.unlink(missing_ok=True)
+            remove_file(self._request)
 
     def _hindrances(self, now: int) -> Iterator[str]:
         """What keeps the run at `now` workers."""
@@ -103,14 +103,6 @@ class Growth:
             journal.write("message", text=text)
 
 
-def is_own_file(path: Path) -> bool:
-    """Whether `path` is a plain file of this user's: what anybody else puts there asks for nothing."""
-    with contextlib.suppress(OSError):
-        found = path.lstat()
-        return stat.S_ISREG(found.st_mode) and found.st_uid == os.geteuid()
-    return False
-
-
 def ask_to_grow(run_dir: Path) -> None:
     """Leave the request for more workers with the run in `run_dir`; UsageError where it could not be heard."""
     if not (run_dir / rundir.CONFIG_FILE).is_file():
@@ -122,8 +114,8 @@ def ask_to_grow(run_dir: Path) -> None:
     try:
         check_free(run_dir)
     except UsageError:  # its process holds it: it is there
-        (run_dir / FOLDER).mkdir(exist_ok=True)
-        (run_dir / FOLDER / REQUEST).touch()
+        make_folder(run_dir / FOLDER)
+        touch(run_dir / FOLDER / REQUEST)
         return
     raise UsageError(f"{run_dir} does not go on now; start it again with --resume, on as many --ranks as there are")
 

@@ -15,6 +15,7 @@ from typing import Any
 from hpcdl.cluster.launchers import find_launcher
 from hpcdl.cluster.status import FOLDER as STATUS_FOLDER
 from hpcdl.config.load import Effective, replace
+from hpcdl.core.disk import move_over, remove_file
 from hpcdl.core.errors import RankError, StoppedEarly, UsageError
 from hpcdl.training.checkpoint.folders import FOLDER, list_checkpoints
 from hpcdl.training.checkpoint.local import newest_copy
@@ -57,7 +58,7 @@ def until_done(
     began_s = time.monotonic()
     spent: dict[str, str] = {}
     lost_at: list[int] = []
-    (run_dir / STATUS_FOLDER / REQUEST).unlink(missing_ok=True)
+    remove_file(run_dir / STATUS_FOLDER / REQUEST)
     while True:
         growth = Growth(run_dir, places, now.config.run.ranks, lambda ranks: num_workers(effective, ranks))
         try:
@@ -144,10 +145,10 @@ def _on(places: Places, planned: Effective[Any], now: Effective[Any], run_dir: P
         there = places.num_nodes if fault.of_host else resized.config.run.ranks
         alone = there == 1 and fault.kind in NETWORK
         if alone or (fault.rank is not None and fault.rank >= there):
-            struck.unlink(missing_ok=True)
+            remove_file(struck)
             continue
         if struck.exists():  # it counts faults from the first
-            struck.rename(struck.with_name(f"{rundir.STRUCK}{len(left)}"))
+            move_over(struck, struck.with_name(f"{rundir.STRUCK}{len(left)}"))
         left.append(fault.text)
     return Effective(config=replace(resized.config, inject=",".join(left)), origins=resized.origins)
 

@@ -3,30 +3,59 @@
 from __future__ import annotations
 
 import os
-import pwd
-import shutil
+import sys
 import time
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
 
 from hpcdl.cluster.status import FOLDER
 from hpcdl.config.load import Effective, Layer, as_toml_values, flatten, load, settings_by_key
-from hpcdl.config.schema import ScriptConfig, TrainConfig
+from hpcdl.config.schema import InterruptionConfig, ScriptConfig, TrainConfig
 from hpcdl.config.settings import Matters
+from hpcdl.core.disk import (
+    Made,
+    make_folder,
+    move,
+    others_in,
+    remove_content,
+    remove_file,
+    remove_folder,
+    sweep,
+    user_name,
+)
 from hpcdl.core.errors import ConfigError, CorruptError, HpcdlError, UnknownNameError, UsageError
-from hpcdl.core.files import read_toml, toml_text, write_text
+from hpcdl.core.files import read_bytes, read_toml, toml_text, write_bytes, write_text
 from hpcdl.core.lock import FILE_NAME as LOCK_NAME
 from hpcdl.core.lock import writing
-from hpcdl.core.records import FILE_NAME as RECORD_NAME
+from hpcdl.training.checkpoint.folders import FOLDER as CHECKPOINTS
+from hpcdl.training.checkpoint.folders import HOLDS as CHECKPOINT_HOLDS
+from hpcdl.training.checkpoint.folders import (
+    SAVED,
+    list_checkpoints,
+    remove,
+    set_aside,
+    sweep_unfinished,
+    what_is_missing,
+)
 
 Config = TypeVar("Config")
 CONFIG_FILE = "run.toml"
 MODEL_FILE = "model.keras"
 PARTING_S = 15.0
 """Ranks end within 10 s of the process that started them."""
-_OF_ONE_CALL = ("run-dir", "allow", "inject")
+REPORT_FOLDER = "report"
+HOLDS = (
+    r"(run\.toml|record\.json|metrics\.jsonl|model\.keras|\.hpcdl-(lock|saved)|\.[\w.-]+\.tmp(/.*)?|(ranks|trace)(/.*)?"
+    rf"|{CHECKPOINTS}(/step-\d{{10}}(/({CHECKPOINT_HOLDS}))?|/\..+\.tmp(/.*)?)?)"
+)
+"""All that hpcdl writes into a run directory, as a pattern of paths below it."""
+_UNTRAINED = r"run\.toml|record\.json|metrics\.jsonl|\.hpcdl-lock|\.[\w.-]+\.tmp(/.*)?|(ranks|trace)(/.*)?"
+"""The same before anything is trained."""
+_LEFT_BY_KILLED = r"run\.toml|record\.json|metrics\.jsonl|model\.keras|\.hpcdl-saved"
+_OF_ONE_CALL = ("run-dir", "allow", "inject", "from-scratch")
 """Settings that a resumed run does not take over."""
 STRUCK = "injected-"
 """Begins the names of files, beside the ranks' own, for the faults that have struck since the user started the run."""
@@ -65,58 +94,110 @@ def check_trusted(run_dir: Path, trust: bool) -> None:
         owner = path.stat().st_uid if path.exists() else os.geteuid()
         if owner != os.geteuid() and not trust:
             raise UsageError(
-                f"{path} belongs to {_user(owner)}, and the code that it names would run as you; add --trust if you "
-                "trust them, or take a copy that you have looked into"
+                f"{path} belongs to {user_name(owner)}, and the code that it names would run as you; add --trust if "
+                "you trust them, or take a copy that you have looked into"
             )
 
 
-def _user(number: int) -> str:
-    with suppress(KeyError):
-        return pwd.getpwuid(number).pw_name
-    return f"user {number}"
+@dataclass(frozen=True)
+class Place:
+    """What a call has found in place of its run directory: the folder that it `made`, or the run.toml `there`."""
+
+    run_dir: Path
+    made: Made | None
+    there: bytes | None
+
+    @contextmanager
+    def restored_if_refused(self) -> Iterator[None]:
+        """Leave things as they were found where the ranks refuse what the user handed in, before anything is trained.
+
+        What only TensorFlow can tell (a model's outputs, a loss's name) the ranks find, so that it is loaded once.
+        """
+        try:
+            yield
+        except HpcdlError as error:
+            if error.exit_code == UsageError.exit_code:
+                self._restore()
+            raise
+
+    def _restore(self) -> None:
+        if self.there is not None:
+            write_bytes(self.run_dir / CONFIG_FILE, self.there)
+        elif self.made is None:
+            remove_content(self.run_dir, _UNTRAINED)
+        elif not others_in(self.run_dir, _UNTRAINED):
+            self.made.remove()
+            _tell(f"removed {self.run_dir}, which this call had made")
 
 
 @contextmanager
-def written(run_dir: Path, *, resumes: bool) -> Iterator[None]:
+def written(run_dir: Path, checkpoint: InterruptionConfig) -> Iterator[Place]:
     """Hold `run_dir`, which is made where it is missing, as its only writer; UsageError names another one.
 
-    Ranks whose starting process was killed have PARTING_S to end.
+    Ranks whose starting process was killed have PARTING_S to end; what they had begun to write is removed then.
     """
     try:
-        run_dir.mkdir(parents=True, exist_ok=True)
+        made = next((item for item in make_folder(run_dir) if item.path == run_dir), None)
     except OSError as error:
         raise HpcdlError(f"cannot write run directory {run_dir}: {error.strerror}; choose another --run-dir") from error
     with writing(run_dir):
-        if not resumes:
-            check_new(run_dir)
+        check_place(run_dir, checkpoint)
+        there = read_bytes(run_dir / CONFIG_FILE) if (run_dir / CONFIG_FILE).exists() else None
         if (run_dir / FOLDER).is_dir():
             with writing(run_dir / FOLDER, PARTING_S):
                 pass
         for struck in (run_dir / FOLDER).glob(f"{STRUCK}*"):
-            struck.unlink()
-        yield
+            remove_file(struck)
+        if there is not None:
+            swept = [*sweep(run_dir, _LEFT_BY_KILLED), *sweep_unfinished(run_dir)]
+            if swept:
+                _tell(f"removed what killed ranks had not finished: {', '.join(swept)}")
+            if checkpoint.from_scratch and (aside := set_aside(run_dir)):
+                _tell(f"the run starts again at step 0; its earlier checkpoints are in {aside}")
+        yield Place(run_dir, made, there)
 
 
-@contextmanager
-def forgotten_if_refused(run_dir: Path) -> Iterator[None]:
-    """Remove a run directory where the ranks find that what the user handed in is unusable, before anything is trained.
-
-    What only TensorFlow can tell (a model's outputs, a loss's name) is found by the ranks, so that it is loaded once.
-    """
-    try:
-        yield
-    except HpcdlError as error:
-        if error.exit_code == UsageError.exit_code and not (run_dir / RECORD_NAME).exists():
-            shutil.rmtree(run_dir, ignore_errors=True)
-        raise
+def _tell(text: str) -> None:
+    sys.stderr.write(f"hpcdl: {text}\n")
 
 
-def check_new(run_dir: Path) -> None:
-    """UsageError where `run_dir` is being written, or exists and holds anything."""
+def check_place(run_dir: Path, checkpoint: InterruptionConfig) -> None:
+    """UsageError unless `run_dir` is new or empty, or is to be resumed and holds a run with all that it has saved."""
+    if checkpoint.from_scratch and not checkpoint.resume:
+        raise UsageError("--from-scratch starts a run again that --resume names; add --resume")
     if not run_dir.exists():
         return
-    if not run_dir.is_dir() or any(path.name != LOCK_NAME for path in run_dir.iterdir()):
+    if not run_dir.is_dir():
+        raise UsageError(f"run directory {run_dir} is a file; choose another --run-dir")
+    if checkpoint.resume and (run_dir / CONFIG_FILE).exists():
+        missing = "" if checkpoint.from_scratch else what_is_missing(run_dir)
+        if missing:
+            raise UsageError(f"{missing}; put it back, or start again at step 0 with --resume --from-scratch")
+        return
+    others = others_in(run_dir, rf"\{LOCK_NAME}|\.run\.toml\.\w+\.tmp(/.*)?")
+    if others and checkpoint.resume:
+        raise UsageError(
+            f"{run_dir} holds no run to resume (no {CONFIG_FILE}), and is not empty ({others[0]}); "
+            "choose a new or an empty --run-dir"
+        )
+    if others:
         raise UsageError(f"run directory {run_dir} exists; choose another --run-dir, or go on with --resume")
+
+
+def discard(run_dir: Path, aside: Path) -> None:
+    """Remove a run that is to be made again, all that hpcdl has written; one with anything else is moved to `aside`."""
+    if remove_folder(run_dir, HOLDS):
+        make_folder(aside.parent)
+        move(run_dir, aside)
+
+
+def drop_heavy_results(run_dir: Path) -> None:
+    """Remove the model and the checkpoints of a run that was measured."""
+    remove_file(run_dir / MODEL_FILE)
+    remove_file(run_dir / SAVED)
+    for step in list_checkpoints(run_dir / CHECKPOINTS):
+        remove(run_dir / CHECKPOINTS, step)
+    remove_folder(run_dir / CHECKPOINTS, r"\..+\.tmp(/.*)?")
 
 
 def check_resumed(run_dir: Path, config: TrainConfig, data_checksum: str) -> None:
@@ -153,7 +234,7 @@ def create(run_dir: Path, effective: Effective[Any], facts: Mapping[str, Any]) -
     """Make the folder and write run.toml; `facts` are what the run begins with beside its settings."""
     text = toml_text({**as_toml_values(effective.config), "facts": dict(facts), "origins": effective.origins})
     try:
-        run_dir.mkdir(parents=True, exist_ok=True)
+        make_folder(run_dir)
         write_text(run_dir / CONFIG_FILE, text)
     except OSError as error:
         raise HpcdlError(f"cannot write run directory {run_dir}: {error.strerror}; choose another --run-dir") from error

@@ -74,7 +74,7 @@ def run_script(
         own = {PREFIXED_VARIABLE: "1"} if prefixed else {}
         name, topology = script.path.stem, read_topology()
         said = plan_under_profile(config.run, name, topology)[1]
-        with rundir.written(run_dir, resumes=config.checkpoint.resume):
+        with rundir.written(run_dir, config.checkpoint):
             facts = _facts(script)
             rundir.create(run_dir, effective, facts)
             for text in said:
@@ -97,9 +97,8 @@ def _choose_run_dir(effective: Effective[ScriptConfig], script: Script) -> Path:
     config = effective.config
     check_injected(effective, [*STRUCK_FROM_BESIDE, *NETWORK])
     run_dir = free_run_dir(config.run.run_dir or rundir.default_run_dir(script.path.name, "script"))
-    if not config.checkpoint.resume:
-        rundir.check_new(run_dir)
-    elif (run_dir / rundir.CONFIG_FILE).exists():
+    rundir.check_place(run_dir, config.checkpoint)
+    if (run_dir / rundir.CONFIG_FILE).exists():
         began = rundir.read_as(ScriptConfig, run_dir)[1][rundir.SCRIPT]
         if Path(began).name != script.path.name:
             raise UsageError(
@@ -132,7 +131,7 @@ def run_inside(effective: Effective[ScriptConfig], script: Script, place: Placem
         def decide() -> tuple[str, str]:
             check_script(script.path)
             run_dir = _choose_run_dir(effective, script)
-            held.enter_context(rundir.written(run_dir, resumes=config.checkpoint.resume))
+            held.enter_context(rundir.written(run_dir, config.checkpoint))
             rundir.create(run_dir, effective, _facts(script))
             return str(run_dir), uuid.uuid4().hex
 

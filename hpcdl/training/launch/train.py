@@ -84,11 +84,11 @@ def _train(effective: Effective[TrainConfig], on_event: EventHandler) -> tuple[P
         fewer = prepare(now)
         _run(fewer, _plan(fewer, environment)[0], run_dir, on_event)
 
-    with rundir.written(run_dir, resumes=prepared.config.checkpoint.resume):
+    with rundir.written(run_dir, prepared.config.checkpoint) as place_of_run:
         rundir.create(run_dir, effective, facts)
         for text in said:
             on_event({"kind": "message", "text": text})
-        with rundir.forgotten_if_refused(run_dir), collected(run_dir), _copies_kept(prepared.config, run_dir):
+        with place_of_run.restored_if_refused(), collected(run_dir), _copies_kept(prepared.config, run_dir):
             until_done(
                 launch,
                 run_dir,
@@ -154,10 +154,9 @@ def choose_run_dir(prepared: Prepared) -> Path:
     """The folder of this run; UsageError where it holds another one, which is not to be resumed as asked."""
     config = prepared.config
     run_dir = free_run_dir(config.run.run_dir or rundir.default_run_dir(config.model.model, config.exchange.strategy))
+    rundir.check_place(run_dir, config.checkpoint)
     if config.checkpoint.resume:
         rundir.check_resumed(run_dir, config, prepared.dataset.checksum)
-    else:
-        rundir.check_new(run_dir)
     return run_dir
 
 
@@ -249,7 +248,7 @@ def _agreed_run_dir(
         found.append(prepare(effective))
         check_open_servers(found[0].info, allowed=found[0].config.safety.allow_grpc)
         run_dir = choose_run_dir(found[0])
-        held.enter_context(rundir.written(run_dir, resumes=found[0].config.checkpoint.resume))
+        held.enter_context(rundir.written(run_dir, found[0].config.checkpoint))
         rundir.create(run_dir, effective, {rundir.CHECKSUM: found[0].dataset.checksum})
         return str(run_dir), uuid.uuid4().hex
 

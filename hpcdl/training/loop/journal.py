@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import io
 import json
 import os
 import time
@@ -10,6 +11,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Protocol
 
+from hpcdl.core.disk import cut, open_to_append
 from hpcdl.core.files import MOST_JSON_BYTES, open_regular, parse_json, without_infinities
 from hpcdl.core.wall import WALL
 
@@ -60,7 +62,7 @@ class FileJournal:
     """
 
     def __init__(self, run_dir: Path) -> None:
-        self._file = (run_dir / FILE_NAME).open("ab", buffering=0)
+        self._file = io.FileIO(open_to_append(run_dir / FILE_NAME), "ab")
         self._last_step_at = 0.0
         self._lost = 0
 
@@ -76,7 +78,7 @@ class FileJournal:
         with contextlib.suppress(OSError):
             if self._file.write(content) == len(content):
                 return True
-        self._file.truncate(end)
+        cut(self._file.fileno(), end)
         return False
 
     def step(self, step: int, **values: Any) -> None:

@@ -6,7 +6,6 @@ import contextlib
 import dataclasses
 import functools
 import os
-import shutil
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -17,8 +16,8 @@ from hpcdl.cluster.supervise import LAUNCHED_BY_VARIABLE
 from hpcdl.comm.agree import decided
 from hpcdl.comm.observed import Observed
 from hpcdl.config.schema import TrainConfig
+from hpcdl.core.disk import replacing
 from hpcdl.core.errors import CorruptError, HpcdlError
-from hpcdl.core.files import replacing
 from hpcdl.core.protocols import Communicator
 from hpcdl.core.records import HistoryPoint, RunRecord, from_json, write_record
 from hpcdl.data.dataset import Dataset
@@ -217,13 +216,7 @@ def _losses(config: TrainConfig, dataset: Dataset) -> dict[str, str]:
 def save_model(model: keras.Model, path: Path) -> None:
     """Write `model` so that plain Keras 3 loads it; whole or not at all."""
     with replacing(path) as temporary:
-        # Keras insists on its own suffix; the temporary name gets its content by a rename.
-        suffixed = temporary.with_name(temporary.name + ".keras")
-        try:
-            model.save(suffixed)
-            suffixed.replace(temporary)
-        finally:
-            suffixed.unlink(missing_ok=True)
+        model.save(temporary)
 
 
 def _save_finished(model: keras.Model, run_dir: Path) -> list[str]:
@@ -234,7 +227,7 @@ def _save_finished(model: keras.Model, run_dir: Path) -> list[str]:
     except (OSError, RuntimeError) as error:  # h5py has RuntimeErrors for some of what a disk does
         first = error
     for step in checkpoints.list_checkpoints(run_dir / checkpoints.FOLDER)[1:]:
-        shutil.rmtree(checkpoints.folder_of(run_dir / checkpoints.FOLDER, step), ignore_errors=True)
+        checkpoints.remove(run_dir / checkpoints.FOLDER, step)
     try:
         save_model(model, run_dir / MODEL_FILE)
     except (OSError, RuntimeError) as error:

@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING
 import numpy
 
 from hpcdl.cluster.launchers.base import seconds_left
+from hpcdl.core.disk import remove_file
 from hpcdl.core.protocols import Communicator
 from hpcdl.core.signals import StopRequest
 from hpcdl.strategies.base import Worker
@@ -84,7 +85,7 @@ class Room:
     def refuse(self) -> None:
         """The ranks stay: what they have done cannot be kept."""
         if self._path is not None:
-            self._path.unlink(missing_ok=True)
+            remove_file(self._path)
 
 
 class Control:

@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Any
 from hpcdl.cluster.status import FOLDER
 from hpcdl.comm.observed import NOTHING, NoRecorder, Observation, Observed
 from hpcdl.config.tracing import OFF
+from hpcdl.core.disk import publish, touch
 from hpcdl.data.dataset import Dataset
 from hpcdl.training.launch.rundir import STRUCK
 from hpcdl.training.loop.journal import FileJournal, JournalReader
@@ -160,7 +161,7 @@ class Injection:
                 continue
             copies[dataset.folder / entry.shards[fault.shard].file] = _NEVER_READABLE
             if self._seen.rank == 0 and not self._marker(number).exists():
-                self._marker(number).touch()
+                touch(self._marker(number))
                 self._say(fault.text)
         return dataclasses.replace(dataset, copies=copies) if copies != dataset.copies else dataset
 
@@ -197,7 +198,7 @@ class Injection:
         for number, fault in [*self._network.faults.items()]:
             if self._network.leads(fault) and self._is_due(fault, time.monotonic() - began):
                 self._network.begin(number)
-                self._marker(number).write_text(self._network.host)
+                touch(self._marker(number), self._network.host.encode())
                 self._say(fault.text)
         if time.monotonic() - self._looked_s > FOLLOW_S:
             self._looked_s = time.monotonic()
@@ -236,11 +237,7 @@ class Injection:
         """When the run has first started, in Unix seconds, as whoever came first has written it down."""
         path = self._marker(number)
         if not path.exists():
-            written = path.with_name(f"{path.name}.{self._seen.rank}")
-            written.write_text(repr(time.time()))
-            with contextlib.suppress(FileExistsError):
-                os.link(written, path)
-            written.unlink()
+            publish(path, repr(time.time()).encode())
         return float(path.read_text())
 
     def _is_due(self, fault: Fault, age_s: float) -> bool:
@@ -259,11 +256,11 @@ class Injection:
 
     def _tell(self, number: int) -> None:
         fault = self._mine.pop(number)
-        self._marker(number).touch()
+        touch(self._marker(number))
         self._say(fault.text)
 
     def _tell_of_network(self, number: int, how: str) -> None:
-        self._marker(number).touch()
+        touch(self._marker(number))
         self._say(self._all[number].text + (f" ({how})" if how else ""))
 
     def _has_struck(self, number: int) -> bool:

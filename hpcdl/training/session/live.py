@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from hpcdl.cluster.status import FOLDER as RANKS_FOLDER
+from hpcdl.core.disk import is_own, make_folder, remove_file, touch
 from hpcdl.core.errors import CorruptError, UsageError
 from hpcdl.core.files import read_json
 from hpcdl.core.lock import check_free
@@ -71,9 +72,10 @@ class LiveView:
 
     def look(self) -> RunNow:
         """How things stand."""
-        with contextlib.suppress(OSError):  # another's run may be looked at, but answers to its owner alone
-            self._folder.mkdir(parents=True, exist_ok=True)
-            (self._folder / VIEWED).write_text(f"{time.time()}\n", encoding="ascii")
+        if is_own(self._run_dir):  # another's run may be looked at, but answers to its owner alone
+            with contextlib.suppress(OSError, UsageError):
+                make_folder(self._folder)
+                touch(self._folder / VIEWED)
         for event in self._journal.read():
             self._events[event.get("kind", "")] = event
         status = self._status()
@@ -99,8 +101,9 @@ class LiveView:
 
     def close(self) -> None:
         """Ranks need leave no more notes."""
-        with contextlib.suppress(OSError):
-            (self._folder / VIEWED).unlink()
+        if is_own(self._run_dir):
+            with contextlib.suppress(OSError, UsageError):
+                remove_file(self._folder / VIEWED)
 
     def _status(self) -> str:
         status = "starting"

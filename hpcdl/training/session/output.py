@@ -15,6 +15,8 @@ import threading
 from pathlib import Path
 from typing import Any
 
+from hpcdl.core.disk import open_to_append, remove_file
+
 ENDINGS = ("out", "err")
 """Of the files that take what is printed on stdout and stderr."""
 PREFIXED_VARIABLE = "HPCDL_PREFIX_OUTPUT"
@@ -68,7 +70,7 @@ def print_into(folder: Path, rank: int) -> int:
     alone = PREFIXED_VARIABLE in os.environ
     name = f"{_RANK}{rank}" if alone else f"{_NODE}{socket.gethostname()}"
     for number, ending in enumerate(ENDINGS, 1):
-        target = os.open(folder / f"{name}.{ending}", os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o666)
+        target = open_to_append(folder / f"{name}.{ending}")
         os.dup2(target, number)
         os.close(target)
     if not alone:
@@ -90,7 +92,7 @@ class Output:
         self._folder, self._prefixed = folder, prefixed
         self._shown: dict[Path, int] = {}
         for path in self._files():
-            path.unlink()
+            remove_file(path)
 
     def _files(self) -> list[Path]:
         """By rank or node, stdout before stderr."""

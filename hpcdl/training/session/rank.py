@@ -6,7 +6,6 @@ import atexit
 import contextlib
 import os
 import re
-import shutil
 import sys
 import time
 import traceback
@@ -22,6 +21,7 @@ from hpcdl.cluster.supervise import LAUNCH_VARIABLE, LAUNCHED_BY_VARIABLE, STATU
 from hpcdl.comm.agree import SilentExit
 from hpcdl.comm.observed import Observation, Observed, observe
 from hpcdl.core import lifeline
+from hpcdl.core.disk import remove_folder
 from hpcdl.core.errors import HpcdlError, Interrupted, RankError, StoppedEarly, UsageError, original, printable
 from hpcdl.core.lock import writing
 from hpcdl.core.paths import user_cache_folder
@@ -298,7 +298,9 @@ def meeting_folder(place: Placement) -> Path:
 def leave_meeting(place: Placement) -> None:
     """Remove the folder in the user's cache in which this step's ranks have met, where there is one."""
     if place.rank == 0 and place.size > 1 and STATUS_VARIABLE not in os.environ:
-        shutil.rmtree(meeting_folder(place), ignore_errors=True)
+        from hpcdl.comm.tcp.communicator import MEETING_NAMES
+
+        remove_folder(meeting_folder(place), MEETING_NAMES)
 
 
 if __name__ == "__main__":

@@ -27,6 +27,7 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
 from hpcdl.comm.observed import Observation, Observed
+from hpcdl.core.disk import create, remove_file, touch
 from hpcdl.core.errors import CorruptError, RankError
 from hpcdl.core.files import read_json
 from hpcdl.core.records import from_json
@@ -471,18 +472,15 @@ class Watch:
     def _withdraw(self) -> None:
         if self._alarm is not None:
             name, self._alarm = self._alarm[0], None
-            (self.folder / f"alarm-{name}").unlink(missing_ok=True)
+            remove_file(self.folder / f"alarm-{name}")
 
     def _create(self, name: str, text: str) -> None:
-        with (self.folder / name).open("x", encoding="utf-8") as file:
-            file.write(text)
+        create(self.folder / name, text.encode())
 
 
 def write_note(path: Path, document: object) -> None:
     """Whole or not at all, but not made durable: it is worth nothing after a crash."""
-    temporary = path.with_name(f".{path.name}.{os.getpid()}")
-    temporary.write_text(json.dumps(document), encoding="utf-8")
-    temporary.replace(path)
+    touch(path, json.dumps(document).encode())
 
 
 def _with_whom(operation: str, peers: Sequence[int], size: int) -> str:

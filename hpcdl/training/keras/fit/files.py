@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 import keras
 
+from hpcdl.core.disk import create, make_folder, remove_file, replacing, touch
 from hpcdl.training.keras.fit.model import center_in_place, optimizers_of
 from hpcdl.training.keras.process.session import is_initialized, session
 from hpcdl.training.session.safety import digest_of
@@ -106,16 +107,17 @@ def _saved_once(name: str, plain: Callable[..., Any]) -> Callable[..., Any]:
     return save
 
 
+class _NotWritten(Exception):
+    """Keras has asked whether to overwrite a file, and was told not to."""
+
+
 def _replacing(path: Path, write: Callable[[Path], Any]) -> Any:
     """Call `write` with a name beside `path`, of the same ending, and then give the file its own."""
-    beside = path.with_name(f".{os.uname().nodename}-{os.getpid()}-{path.name}")
-    try:
+    with contextlib.suppress(_NotWritten), replacing(path) as beside:
         result = write(beside)
-        if beside.exists():  # else somebody was asked whether to overwrite, and said no
-            beside.replace(path)
-        return result
-    finally:
-        beside.unlink(missing_ok=True)
+        if not beside.exists():  # somebody was asked whether to overwrite, and said no
+            raise _NotWritten
+    return result
 
 
 def _content(model: Any, name: str) -> str:
@@ -136,10 +138,10 @@ class _Saving:
 
     def begins(self) -> bool:
         """Whether this rank is to write; False once another one has written the same, and it is still there."""
-        self._note.parent.mkdir(parents=True, exist_ok=True)
+        make_folder(self._note.parent)
         while True:
-            with contextlib.suppress(FileExistsError), self._note.open("x") as file:
-                file.write(f"{session().communicator.rank} ")
+            with contextlib.suppress(FileExistsError):
+                create(self._note, f"{session().communicator.rank} ".encode())
                 return True
             writer, written = self._read()
             if writer is not None:
@@ -149,7 +151,7 @@ class _Saving:
             elif written and written == self._facts():
                 return False
             elif written:
-                self._note.unlink(missing_ok=True)  # somebody has changed or removed the file since
+                remove_file(self._note)  # somebody has changed or removed the file since
 
     @contextlib.contextmanager
     def noted(self) -> Iterator[None]:
@@ -157,14 +159,12 @@ class _Saving:
         try:
             yield
         except BaseException:
-            self._note.unlink(missing_ok=True)
+            remove_file(self._note)
             raise
-        beside = self._note.with_name(f".{self._note.name}")
-        beside.write_text(f"written {self._facts()}")
-        beside.replace(self._note)
+        touch(self._note, f"written {self._facts()}".encode())
         for other in self._note.parent.glob(f"{self._name}-*"):
             if other != self._note:
-                other.unlink(missing_ok=True)
+                remove_file(other)
 
     def _read(self) -> tuple[int | None, str]:
         """The rank that writes, and what is known of the file that was written; None and nothing for no note yet."""

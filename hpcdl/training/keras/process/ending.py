@@ -16,6 +16,7 @@ from pathlib import Path
 from types import FrameType, ModuleType, TracebackType
 from typing import TYPE_CHECKING, Any, NoReturn
 
+from hpcdl.core.disk import create, make_folder
 from hpcdl.core.errors import HpcdlError, original
 
 if TYPE_CHECKING:
@@ -61,8 +62,8 @@ def speaks_first(folder: Path, state: str) -> bool:
     if state == "bereaved":
         time.sleep(FIRST_WORD_S)
     try:
-        folder.mkdir(parents=True, exist_ok=True)
-        (folder / "spoken").touch(exist_ok=False)
+        make_folder(folder)
+        create(folder / "spoken")
     except FileExistsError:
         time.sleep(FIRST_WORD_S)
         return False

@@ -6,13 +6,13 @@ This module keeps one communicator for the process, as MPI itself does; everythi
 from __future__ import annotations
 
 import atexit
-import shutil
 import uuid
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from hpcdl.core.disk import remove_folder
 from hpcdl.core.errors import UsageError
 from hpcdl.training.keras.process.ending import Ending
 
@@ -108,7 +108,7 @@ def _watched(joined: Observed, stall_timeout_s: float) -> Watch:
     watch.limits = Limits(stall_s=stall_timeout_s)
     watch.hosts = dict(enumerate(joined.allgather_json(joined.host)))
     watch.start()
-    atexit.register(shutil.rmtree, folder, ignore_errors=True)
+    atexit.register(remove_folder, folder, ".+")  # under a name that this start has drawn
     return watch
 
 

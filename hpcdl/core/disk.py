@@ -1,0 +1,476 @@
+"""The one module that makes, replaces, removes and cuts files; no other may (tests/test_disk_changes.py).
+
+Two rules hold for all of it:
+
+- Nothing is written through a link, or under a name that can be guessed, in a folder that others may write to. The
+  folder is opened once, and what lies in it is reached by that descriptor (openat, O_NOFOLLOW, O_EXCL).
+- Only what hpcdl has made is removed, renamed or cut. The first sentence of each function says how it knows;
+  docs/security.md lists every place that calls one.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import hashlib
+import itertools
+import json
+import os
+import pwd
+import re
+import secrets
+import shutil
+import stat
+import tempfile
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import BinaryIO
+
+from hpcdl.core.errors import UsageError
+
+_NEW = os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
+_FOLDER = os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
+_MOST_LINKS = 8
+_TOKEN = r"(?:[0-9a-f]{16}|\d+)"
+"""Ends a temporary name; earlier versions put the number of a process there."""
+OUTPUTS = ".hpcdl-outputs.json"
+"""In a folder that the user chose: BLAKE2b of each file that hpcdl has written there, by name."""
+
+
+# Folders
+
+
+def open_folder(folder: Path) -> int:
+    """A descriptor of `folder` to reach files by; the caller closes it.
+
+    A link in its place is followed where this user or root has made it. OSError for another user's.
+    """
+    for _ in range(_MOST_LINKS):
+        # O_PATH opens a link itself, and a folder that may be entered and written to but not listed.
+        descriptor = os.open(folder, os.O_PATH | os.O_NOFOLLOW | os.O_CLOEXEC)
+        found = os.fstat(descriptor)
+        if not stat.S_ISLNK(found.st_mode):
+            return descriptor
+        try:
+            if found.st_uid not in (os.geteuid(), 0):
+                whose = f"it is a link that belongs to {user_name(found.st_uid)}; name the folder that it points to"
+                raise OSError(errno.ELOOP, whose, str(folder))
+            folder = folder.parent / os.readlink("", dir_fd=descriptor)
+        finally:
+            os.close(descriptor)
+    raise OSError(errno.ELOOP, os.strerror(errno.ELOOP), str(folder))
+
+
+@contextlib.contextmanager
+def _folder_of(path: Path) -> Iterator[int]:
+    descriptor = open_folder(path.parent)
+    try:
+        yield descriptor
+    finally:
+        os.close(descriptor)
+
+
+def user_name(number: int) -> str:
+    """The login name of a user's number."""
+    with contextlib.suppress(KeyError):
+        return pwd.getpwuid(number).pw_name
+    return f"user {number}"
+
+
+def is_own(path: Path) -> bool:
+    """Whether `path`, itself and not what a link points to, belongs to this user; False where it is not there."""
+    with contextlib.suppress(OSError):
+        return path.lstat().st_uid == os.geteuid()
+    return False
+
+
+def is_own_file(path: Path) -> bool:
+    """Whether `path` is a plain file of this user's: what anybody else puts there asks for nothing."""
+    return is_own(path) and stat.S_ISREG(path.lstat().st_mode)
+
+
+@dataclass(frozen=True)
+class Made:
+    """A folder that this process has made, told from any other by device and inode."""
+
+    path: Path
+    device: int
+    inode: int
+
+    def remove(self, *, if_empty: bool = False) -> None:
+        """Remove it with all that is in it, or only `if_empty`; another folder that now has its name stays."""
+        with contextlib.suppress(OSError), _folder_of(self.path) as parent:
+            found = os.stat(self.path.name, dir_fd=parent, follow_symlinks=False)
+            if (found.st_dev, found.st_ino) != (self.device, self.inode):
+                return
+            if if_empty:
+                os.rmdir(self.path.name, dir_fd=parent)
+            else:
+                shutil.rmtree(self.path.name, ignore_errors=True, dir_fd=parent)
+
+
+def _made(path: Path) -> Made:
+    found = path.lstat()
+    return Made(path, found.st_dev, found.st_ino)
+
+
+def make_folder(path: Path) -> list[Made]:
+    """Make `path` and the folders above it; those that were not there before, deepest first.
+
+    OSError where one cannot be made, FileExistsError where something else has the name.
+    """
+    made: list[Made] = []
+    for folder in (*reversed(path.parents), path):
+        try:
+            folder.mkdir()
+        except FileExistsError:
+            if not folder.is_dir():
+                raise
+        except OSError:
+            if not folder.is_dir():  # a file system that is mounted read-only says so before it says "exists"
+                raise
+        else:
+            made.insert(0, _made(folder))
+    return made
+
+
+def make_private_folder(prefix: str, base: Path | None = None) -> Made:
+    """A new folder for this user alone in `base`, by default that of temporary files; nobody can guess its name."""
+    return _made(Path(tempfile.mkdtemp(prefix=prefix, dir=base)))
+
+
+@contextlib.contextmanager
+def private_folder(prefix: str, base: Path | None = None) -> Iterator[Path]:
+    """The same, for as long as what is inside takes."""
+    made = make_private_folder(prefix, base)
+    try:
+        yield made.path
+    finally:
+        made.remove()
+
+
+# Files that are whole or absent
+
+
+@contextlib.contextmanager
+def creating(path: Path, *, durable: bool = True) -> Iterator[BinaryIO]:
+    """Yield a new file that becomes `path` when the body ends well; after an error nothing of it is left.
+
+    A file that hpcdl keeps under this name is replaced; a link there is replaced, not followed. `durable`: fsync it, so
+    that it is whole after a crash too. The mode is what the umask and a setgid folder imply.
+    """
+    with _folder_of(path) as folder:
+        temporary = temporary_name(path.name)
+        descriptor = os.open(temporary, os.O_RDWR | _NEW, 0o666, dir_fd=folder)
+        try:
+            with os.fdopen(descriptor, "w+b") as file:
+                yield file
+                file.flush()
+                if durable:
+                    os.fsync(file.fileno())
+            os.rename(temporary, path.name, src_dir_fd=folder, dst_dir_fd=folder)
+        except BaseException:
+            with contextlib.suppress(FileNotFoundError):
+                os.unlink(temporary, dir_fd=folder)
+            raise
+    if durable:
+        sync_folder(path.parent)
+
+
+@contextlib.contextmanager
+def replacing(path: Path) -> Iterator[Path]:
+    """As `creating`, for a library that wants a name: yields one of the same ending, in a new private folder.
+
+    The name leads through a descriptor of that folder (/proc/self/fd), so nobody can put another in its place; it is
+    good in this process alone.
+    """
+    with _folder_of(path) as folder:
+        hidden = temporary_name(path.name)
+        os.mkdir(hidden, 0o700, dir_fd=folder)
+        inside = os.open(hidden, os.O_RDONLY | _FOLDER, dir_fd=folder)
+        try:
+            yield Path(f"/proc/self/fd/{inside}") / path.name
+            sync_file(Path(f"/proc/self/fd/{inside}") / path.name)
+            os.rename(path.name, path.name, src_dir_fd=inside, dst_dir_fd=folder)
+        finally:
+            os.close(inside)
+            shutil.rmtree(hidden, ignore_errors=True, dir_fd=folder)
+    sync_folder(path.parent)
+
+
+def temporary_name(name: str) -> str:
+    """A hidden name that nobody can guess and `sweep` knows."""
+    return f".{name[:200]}.{secrets.token_hex(8)}.tmp"
+
+
+def open_new(path: Path, mode: int = 0o666) -> int:
+    """A descriptor of a file that must not be there yet, for its caller to close; else FileExistsError."""
+    with _folder_of(path) as folder:
+        return os.open(path.name, os.O_RDWR | _NEW, mode, dir_fd=folder)
+
+
+def create(path: Path, content: bytes = b"", mode: int = 0o666) -> None:
+    """Write a file that must not be there yet; FileExistsError where anything has its name."""
+    with os.fdopen(open_new(path, mode), "wb") as file:
+        file.write(content)
+
+
+def touch(path: Path, content: bytes = b"") -> None:
+    """Leave a small file that somebody else looks for; not durable: it is worth nothing after a crash."""
+    with creating(path, durable=False) as file:
+        file.write(content)
+
+
+def publish(path: Path, content: bytes) -> bool:
+    """Leave a file that is whole for whoever sees it; False where somebody else was first."""
+    with _folder_of(path) as folder:
+        temporary = temporary_name(path.name)
+        descriptor = os.open(temporary, os.O_WRONLY | _NEW, 0o666, dir_fd=folder)
+        try:
+            with os.fdopen(descriptor, "wb") as file:
+                file.write(content)
+            os.link(temporary, path.name, src_dir_fd=folder, dst_dir_fd=folder, follow_symlinks=False)
+        except FileExistsError:
+            return False
+        finally:
+            os.unlink(temporary, dir_fd=folder)
+    return True
+
+
+# Files that grow
+
+
+def open_to_append(path: Path, mode: int = 0o666) -> int:
+    """A descriptor at the end of `path`, which is made where it is missing; the caller closes it.
+
+    OSError where it is a link or no plain file. A file with a second name (`cp -al`) gets its own content first, so
+    that the copy stays as it is.
+    """
+    with _folder_of(path) as folder:
+        flags = os.O_RDWR | os.O_APPEND | os.O_CREAT | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
+        descriptor = _opened(path, flags, mode, folder)
+        if os.fstat(descriptor).st_nlink < 2:
+            return descriptor
+        with os.fdopen(descriptor, "rb") as shared, creating(path) as own:
+            shutil.copyfileobj(shared, own)
+        return _opened(path, flags, mode, folder)
+
+
+def _opened(path: Path, flags: int, mode: int, folder: int) -> int:
+    try:
+        descriptor = os.open(path.name, flags, mode, dir_fd=folder)
+    except OSError as error:
+        what = "it is a link, which is not followed; remove it" if error.errno == errno.ELOOP else error.strerror
+        raise OSError(error.errno, what, str(path)) from None
+    if not stat.S_ISREG(os.fstat(descriptor).st_mode):
+        os.close(descriptor)
+        raise OSError(errno.EINVAL, "it is not a plain file", str(path))
+    return descriptor
+
+
+def cut(descriptor: int, num_bytes: int) -> None:
+    """Cut a file that this process has open for writing, and hpcdl keeps, behind its first `num_bytes`."""
+    os.ftruncate(descriptor, num_bytes)
+
+
+def rewrite(path: Path, content: bytes) -> None:
+    """Put `content` into a file that hpcdl keeps, without new room on the disk: for one that is full."""
+    with _folder_of(path) as folder:
+        descriptor = _opened(path, os.O_RDWR | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC, 0o666, folder)
+        try:
+            os.pwrite(descriptor, content, 0)
+            os.ftruncate(descriptor, len(content))
+        finally:
+            os.close(descriptor)
+
+
+# Removing
+
+
+def remove_file(path: Path) -> bool:
+    """Remove a plain file of this user's that hpcdl keeps under a name of its own, in a folder of its own.
+
+    A link, a folder and another user's file stay. Whether it is gone now, or was before.
+    """
+    try:
+        with _folder_of(path) as folder:
+            found = os.stat(path.name, dir_fd=folder, follow_symlinks=False)
+            if not stat.S_ISREG(found.st_mode) or found.st_uid not in (os.geteuid(), os.fstat(folder).st_uid):
+                return False
+            os.unlink(path.name, dir_fd=folder)
+    except FileNotFoundError:
+        return True
+    return True
+
+
+def remove_folder(path: Path, holds: str) -> list[str]:
+    """Remove a folder that hpcdl has made, known by its name and by what is in it: all fits the pattern `holds`.
+
+    `holds` is matched whole against each path below the folder. Where anything else is there, a link included, or
+    another user's, all stays: those paths are returned. It goes in one step (renamed first).
+    """
+    with contextlib.suppress(FileNotFoundError), _folder_of(path) as parent:
+        if not stat.S_ISDIR(os.stat(path.name, dir_fd=parent, follow_symlinks=False).st_mode):
+            return [path.name]
+        foreign = others_in(path, holds)
+        if foreign:
+            return foreign
+        hidden = temporary_name(path.name)
+        os.rename(path.name, hidden, src_dir_fd=parent, dst_dir_fd=parent)
+        shutil.rmtree(hidden, ignore_errors=True, dir_fd=parent)
+    return []
+
+
+def remove_content(path: Path, holds: str) -> list[str]:
+    """The same for what is in a folder, which stays itself: the user has made it."""
+    foreign = others_in(path, holds)
+    if not foreign:
+        with contextlib.suppress(FileNotFoundError), _folder_of(path / "any") as folder:
+            for name in os.listdir(path):  # noqa: PTH208  names, for the descriptor
+                if stat.S_ISDIR(os.stat(name, dir_fd=folder, follow_symlinks=False).st_mode):
+                    shutil.rmtree(name, ignore_errors=True, dir_fd=folder)
+                else:
+                    os.unlink(name, dir_fd=folder)
+    return foreign
+
+
+def others_in(path: Path, holds: str) -> list[str]:
+    """Paths in a folder that do not fit the pattern `holds`, or are links or another user's; sorted."""
+    fits, user, found = re.compile(holds), path.lstat().st_uid, list[str]()
+    for folder, folders, files in os.walk(path):
+        for name in (*folders, *files):
+            item = Path(folder) / name
+            relative = str(item.relative_to(path))
+            status = item.lstat()
+            if (
+                not fits.fullmatch(relative)
+                or stat.S_ISLNK(status.st_mode)
+                or status.st_uid not in (user, os.geteuid())
+            ):
+                found.append(relative)
+    return sorted(found)
+
+
+def remove_private(path: Path, prefix: str, is_over: Callable[[Path], bool]) -> bool:
+    """Remove a folder that only this user can enter and whose name begins with hpcdl's `prefix`, where `is_over`.
+
+    `is_over` asks what the folder itself says about its process. Links, other users' folders and open ones stay.
+    """
+    with contextlib.suppress(OSError), _folder_of(path) as parent:
+        found = os.stat(path.name, dir_fd=parent, follow_symlinks=False)
+        private = stat.S_ISDIR(found.st_mode) and found.st_uid == os.geteuid() and not found.st_mode & 0o077
+        if private and path.name.startswith(prefix) and is_over(path):
+            shutil.rmtree(path.name, ignore_errors=True, dir_fd=parent)
+            return True
+    return False
+
+
+def sweep(folder: Path, names: str) -> list[str]:
+    """Remove what killed writers have left in `folder` under temporary names of files that fit the pattern `names`.
+
+    The caller holds the folder's lock: nobody else writes there. Files and private folders of this user alone go; their
+    names are returned.
+    """
+    fits = re.compile(rf"\.(?:{names})\.{_TOKEN}\.tmp(?:\.\w+)?")
+    swept = []
+    for path in sorted(folder.iterdir()) if folder.is_dir() else []:
+        if fits.fullmatch(path.name) and is_own(path):
+            mode = path.lstat().st_mode
+            if stat.S_ISREG(mode) and remove_file(path):
+                swept.append(path.name)
+            elif stat.S_ISDIR(mode):
+                with _folder_of(path) as parent:
+                    shutil.rmtree(path.name, ignore_errors=True, dir_fd=parent)
+                swept.append(path.name)
+    return swept
+
+
+# Renaming
+
+
+def move(path: Path, target: Path) -> None:
+    """Rename what hpcdl has made, in a folder that the caller holds, to a name that is free; else FileExistsError."""
+    if target.is_symlink() or target.exists():
+        raise FileExistsError(errno.EEXIST, os.strerror(errno.EEXIST), str(target))
+    with _folder_of(path) as source, _folder_of(target) as destination:
+        os.rename(path.name, target.name, src_dir_fd=source, dst_dir_fd=destination)
+    sync_folder(target.parent)
+
+
+def free_name(path: Path) -> Path:
+    """`path`.1, or the first number behind it that is free."""
+    names = (path.with_name(f"{path.name}.{number}") for number in itertools.count(1))
+    return next(name for name in names if not name.is_symlink() and not name.exists())
+
+
+def move_over(path: Path, target: Path) -> None:
+    """Rename a file that this process has made over one that hpcdl keeps under the name `target`."""
+    with _folder_of(path) as source, _folder_of(target) as destination:
+        os.rename(path.name, target.name, src_dir_fd=source, dst_dir_fd=destination)
+    sync_folder(target.parent)
+
+
+# What the user asked for, where the user said
+
+
+def check_output(path: Path) -> None:
+    """UsageError where `path` is there and is not what hpcdl has written: somebody's file, or one changed since."""
+    try:
+        os.close(open_folder(path.parent))
+    except OSError as error:
+        raise UsageError(f"cannot write {path}: {error.filename}: {error.strerror}") from error
+    if not path.is_symlink() and not path.exists():
+        return
+    if not path.is_symlink() and path.is_file() and _outputs(path.parent).get(path.name) == _digest(path):
+        return
+    what = "is a folder" if path.is_dir() else "exists, and is not a file that hpcdl wrote and nobody changed"
+    raise UsageError(f"{path} {what}; move it away, or choose another name")
+
+
+@contextlib.contextmanager
+def writing_output(path: Path) -> Iterator[Path]:
+    """As `replacing`, for a file where the user said: it replaces only what hpcdl wrote there and nobody changed."""
+    check_output(path)
+    with replacing(path) as temporary:
+        yield temporary
+        digest = _digest(temporary)
+    _note_output(path, digest)
+
+
+def _note_output(path: Path, digest: str) -> None:
+    known = {name: value for name, value in _outputs(path.parent).items() if (path.parent / name).exists()}
+    with creating(path.parent / OUTPUTS, durable=False) as file:
+        file.write(json.dumps({**known, path.name: digest}, indent=1).encode())
+
+
+def _outputs(folder: Path) -> dict[str, str]:
+    notes = folder / OUTPUTS
+    with contextlib.suppress(OSError, ValueError):
+        if is_own_file(notes):
+            found = json.loads(notes.read_bytes())
+            return {str(name): str(value) for name, value in found.items()} if isinstance(found, dict) else {}
+    return {}
+
+
+def _digest(path: Path) -> str:
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, lambda: hashlib.blake2b(digest_size=16)).hexdigest()
+
+
+# Durability
+
+
+def sync_file(path: Path) -> None:
+    """Force the bytes of `path` to the device."""
+    descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def sync_folder(path: Path) -> None:
+    """Make a rename in `path` durable; file systems that cannot sync a folder are left alone."""
+    with contextlib.suppress(OSError):
+        sync_file(path)

@@ -1,0 +1,191 @@
+"""Finds what changes a disk: calls of core/disk.py, and calls that should go through it.
+
+`python -m tests.core.disk_changes` writes the table in docs/security.md anew.
+"""
+
+from __future__ import annotations
+
+import ast
+import re
+import sys
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+from hpcdl.core import disk
+
+REPOSITORY = Path(__file__).resolve().parents[2]
+PAGE = REPOSITORY / "docs" / "security.md"
+BEGIN, END = "<!-- places -->\n", "<!-- end of places -->\n"
+HOME = "hpcdl/core/disk.py"
+GUARDS = (
+    "remove_file", "remove_folder", "remove_content", "remove_private", "sweep", "move", "move_over", "cut",
+    "rewrite", "creating", "replacing", "writing_output", "touch", "write_bytes", "write_text", "write_json",
+    "write_toml", "write_output", "private_folder",
+)  # fmt: skip
+"""Functions of core/disk.py that remove or replace, and those of core/files.py that go through them."""
+_OS = {"remove", "unlink", "rename", "renames", "replace", "rmdir", "removedirs", "truncate", "ftruncate", "link",
+       "symlink", "mkfifo"}  # fmt: skip
+_SHUTIL = {"rmtree", "move", "copy", "copy2", "copyfile", "copytree"}
+_METHODS = {"unlink", "rename", "rmdir", "write_text", "write_bytes", "touch", "truncate", "symlink_to", "hardlink_to",
+            "tofile", "savez", "memmap"}  # fmt: skip
+_OPENS = {"open", "File", "ZipFile"}
+_WRITES = re.compile(r"[wax+]|r\+")
+
+
+@dataclass(frozen=True, order=True)
+class Place:
+    """A call that changes a disk."""
+
+    file: str
+    function: str
+    call: str
+
+    def __str__(self) -> str:
+        return f"{self.file}: {self.function}: {self.call}"
+
+
+def sources() -> list[Path]:
+    """The Python that is installed, and that installs it."""
+    return sorted([*(REPOSITORY / "hpcdl").rglob("*.py"), *(REPOSITORY / "scripts").rglob("*.py")])
+
+
+def unguarded(path: Path) -> Iterator[Place]:
+    """Calls in `path` that change a disk by themselves."""
+    yield from _calls(path, _changes)
+
+
+def guarded(path: Path) -> Iterator[Place]:
+    """Calls in `path` of what removes or replaces in core/disk.py, or goes through it."""
+    yield from _calls(path, _guard)
+
+
+def _calls(path: Path, kind: Callable[[ast.Call, set[str]], str]) -> Iterator[Place]:
+    name = str(path.relative_to(REPOSITORY))
+    tree = ast.parse(path.read_text())
+    own = {*_names_of_new_files(tree)} if kind is _changes else _imported(tree)
+
+    def walk(node: ast.AST, function: str) -> Iterator[Place]:
+        for child in ast.iter_child_nodes(node):
+            named = isinstance(child, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef)
+            inner = child.name if named else function
+            if isinstance(child, ast.Call):
+                found = kind(child, own)
+                if found:
+                    yield Place(name, function, found)
+            yield from walk(child, inner)
+
+    yield from walk(tree, "module")
+
+
+def _names_of_new_files(tree: ast.AST) -> set[str]:
+    """Names that `with replacing(...) as NAME` and its like bind: what is written there is new and nobody else's."""
+    found = set()
+    for node in ast.walk(tree):
+        if isinstance(node, ast.With | ast.AsyncWith):
+            for item in node.items:
+                call, target = item.context_expr, item.optional_vars
+                makes = isinstance(call, ast.Call) and _name(call) in ("replacing", "writing_output", "private_folder")
+                if makes and isinstance(target, ast.Name):
+                    found.add(target.id)
+    return found
+
+
+def _imported(tree: ast.AST) -> set[str]:
+    """Names that a module takes from core/disk.py and core/files.py."""
+    homes = ("hpcdl.core.disk", "hpcdl.core.files")
+    found = (node for node in ast.walk(tree) if isinstance(node, ast.ImportFrom) and node.module in homes)
+    return {alias.name for node in found for alias in node.names}
+
+
+def _name(call: ast.Call) -> str:
+    return call.func.attr if isinstance(call.func, ast.Attribute) else getattr(call.func, "id", "")
+
+
+def _owner(call: ast.Call) -> str:
+    value = call.func.value if isinstance(call.func, ast.Attribute) else None
+    return value.id if isinstance(value, ast.Name) else ""
+
+
+def _changes(call: ast.Call, own: set[str]) -> str:
+    name, owner = _name(call), _owner(call)
+    method = isinstance(call.func, ast.Attribute)
+    if owner in own or any(isinstance(item, ast.Name) and item.id in own for item in call.args):
+        return ""
+    if owner == "os" and (name in _OS or (name == "open" and _makes(call))):
+        return f"os.{name}"
+    if owner == "shutil" and name in _SHUTIL:
+        return f"shutil.{name}"
+    if method and name in _METHODS and owner not in ("os", "shutil", "np", "numpy"):
+        return f".{name}"
+    if method and name == "replace" and len(call.args) == 1 and not call.keywords:
+        return ".replace"
+    if name in _OPENS and owner not in ("os", "Image") and _opens_to_write(call, method=method and owner != "h5py"):
+        return f"{owner or ''}.{name}({_mode(call, method=method)})"
+    return ""
+
+
+def _makes(call: ast.Call) -> bool:
+    return bool(re.search(r"O_(CREAT|TRUNC|WRONLY|RDWR|APPEND)", ast.unparse(call)))
+
+
+def _mode(call: ast.Call, *, method: bool) -> str:
+    given = [*call.args, *(item.value for item in call.keywords if item.arg == "mode")]
+    texts = [item.value for item in given if isinstance(item, ast.Constant) and isinstance(item.value, str)]
+    return next((text for text in texts if len(text) < 4 and set(text) <= set("rwaxbt+")), "r")
+
+
+def _opens_to_write(call: ast.Call, *, method: bool) -> bool:
+    return bool(_WRITES.search(_mode(call, method=method)))
+
+
+def _guard(call: ast.Call, imported: set[str]) -> str:
+    name = _name(call)
+    if isinstance(call.func, ast.Attribute):
+        return "Made.remove" if name == "remove" and re.search(r"\b(made|folder)\b", ast.unparse(call.func)) else ""
+    return name if name in GUARDS and name in imported else ""
+
+
+def table() -> str:
+    """The places by file, with the guard of each call in the words of its docstring."""
+    lines = ["| file | function | by | what guards it |", "|---|---|---|---|"]
+    for path in sources():
+        if str(path.relative_to(REPOSITORY)) not in (HOME, "hpcdl/core/files.py"):
+            lines += [
+                f"| {place.file} | `{place.function}` | `{place.call}` | {GUARD_WORDS[place.call]} |"
+                for place in sorted(set(guarded(path)))
+            ]
+    return "\n".join(lines) + "\n"
+
+
+GUARD_WORDS = {
+    "Made.remove": "the folder is the one that this process has made, by device and inode",
+    "creating": "a new file beside it (O_EXCL, random name), renamed over the one that hpcdl keeps under this name",
+    "cut": "a file that this process holds open and hpcdl keeps; what goes is a part that is not whole",
+    "move": "hpcdl's own, in a folder that is locked, to a name that is free",
+    "move_over": "a file of this process over the one that hpcdl keeps under this name",
+    "private_folder": "the folder is the one that this process has made, by device and inode",
+    "remove_content": "every path in it fits what hpcdl writes there; else all stays",
+    "remove_file": "a plain file of this user's under a name of hpcdl's, never a link",
+    "remove_folder": "every path in it fits what hpcdl writes there, none is a link; else all stays",
+    "remove_private": "a folder that only this user can enter, under hpcdl's prefix, whose process is over",
+    "replacing": "a new file in a private folder, renamed over the one that hpcdl keeps under this name",
+    "rewrite": "a plain file that hpcdl keeps under this name, opened without following a link",
+    "sweep": "under a temporary name of hpcdl's (name, 16 random digits, .tmp), this user's, the folder locked",
+    "touch": "as creating",
+    "write_bytes": "as creating", "write_json": "as creating", "write_text": "as creating", "write_toml": "as creating",
+    "write_output": "as writing_output",
+    "writing_output": "only where nothing is, or what hpcdl wrote there and nobody has changed (by digest)",
+}  # fmt: skip
+
+
+def page() -> str:
+    """docs/security.md with the table as the code has it."""
+    head, _, rest = PAGE.read_text().partition(BEGIN)
+    return head + BEGIN + table() + END + rest.partition(END)[2]
+
+
+if __name__ == "__main__":
+    assert all(hasattr(disk, name.partition(".")[0]) or name.startswith("write_") for name in GUARD_WORDS)
+    PAGE.write_text(page())
+    sys.stdout.write(f"{PAGE}: {table().count(chr(10)) - 2} places\n")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 import numpy
@@ -30,7 +31,9 @@ def all_finite(values: Array, exponent: int | None = None) -> bool:
         return all(math.isfinite(block @ block) or bool(numpy.isfinite(block).all()) for block in blocks)
 
 
-def check_finite(values: Array, what: str, rank: int) -> None:
-    """NotFiniteError where `values` hold NaN or infinity: they must not reach weights."""
-    if not all_finite(values):
-        raise NotFiniteError(f"rank {rank}'s {what} not finite")
+def not_finite(bad: Sequence[str], what: str, step: int | None, rank: int) -> NotFiniteError:
+    """The error of a rank whose `what` (`the gradient`) holds NaN or infinity in the variables `bad`."""
+    where = "" if step is None else f" at step {step}"
+    of = f" of {bad[0]}" if bad and bad[0] else ""
+    more = f" and {len(bad) - 1} more" if of and len(bad) > 1 else ""
+    return NotFiniteError(f"{what}{of}{more} is not finite{where} on rank {rank}")

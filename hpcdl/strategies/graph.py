@@ -15,7 +15,7 @@ from hpcdl.comm.observed import BUCKET, UPDATING, Recorder
 from hpcdl.core.errors import NotFiniteError, RankError, UsageError, carried
 from hpcdl.core.protocols import Communicator
 from hpcdl.core.wall import WALL
-from hpcdl.strategies.finite import all_finite
+from hpcdl.strategies.finite import all_finite, not_finite
 
 if TYPE_CHECKING:
     from hpcdl.core.protocols import Array, Finished
@@ -266,8 +266,7 @@ class FiniteGuard:
         """Raise what is to be said; collective over the group."""
         where = "" if self.step is None else f" at step {self.step}"
         if mine:
-            more = f" and {len(mine) - 1} more" if len(mine) > 1 else ""
-            found = NotFiniteError(f"the gradient of {mine[0]}{more} is not finite{where} on rank {self._rank}")
+            found = not_finite(mine, "the gradient", self.step, self._rank)
         if self._group is None:
             if mine:
                 raise found

@@ -46,15 +46,20 @@ NAN = {name: case(name, "nan") for name in AVERAGING} | {
     },
     "ps backup": case("ps", "nan", exchange={"backup_workers": 1}, late=0),
 }
+ALONE = {f"{name} alone": case(name, "nan") for name in OVER_MPI if STRATEGIES[name].features.optimizers} | {
+    "sync-easgd alone": case("sync-easgd", "nan", elastic={"period": 2})
+}
+"""The others go on without worker 1: those of sync-easgd as long as they exchange nothing."""
 DROPPED = {"ps backup dropped": case("ps", "nan", exchange={"backup_workers": 1}, late=1)}
 SKIPPING = {"skips": case("ring", "nan", skips=True), "ps skips": case("ps", "nan", skips=True)}
 ERRORS = {
     f"{name} fails": case(name, ("RankError", "CorruptError")[number % 2]) for number, name in enumerate(OVER_MPI)
 } | {f"sync-easgd {variant}": case("sync-easgd", "RankError", elastic={"variant": variant}) for variant in "12"}
-CASES = NAN | DROPPED | SKIPPING | ERRORS
+CASES = NAN | ALONE | DROPPED | SKIPPING | ERRORS
 SOAKED = {
     "tree", "recursive-doubling", "halving-doubling", "mpi", "bf16", "ps round-robin", "ps greedy", "tree fails",
     "recursive-doubling fails", "halving-doubling fails", "mpi fails", "async-msgd fails", "async-measgd fails",
+    "async-sgd alone", "async-msgd alone", "async-measgd alone",
 }  # fmt: skip
 """The long version's: of each family one or two are in every test."""
 
@@ -97,6 +102,16 @@ def test_nan_ends_the_step_before_weights_move(results: dict[str, Any], name: st
 
 
 @pytest.mark.mpi
+@of_each(ALONE)
+def test_nan_of_a_worker_with_weights_of_its_own_is_named_alike(results: dict[str, Any], name: str) -> None:
+    """Worker 1 says what it says in an all-reduce, and ends before its weights move; the others take their step."""
+    other, bad = results[name][:2]
+    assert bad["error"] == "NotFiniteError" and bad["finite"] and not bad["moved"], bad
+    assert bad["text"] == "the gradient of first/kernel and 1 more is not finite at step 1 on rank 1"
+    assert other["error"] == "NoneType" and other["moved"], other
+
+
+@pytest.mark.mpi
 @of_each(DROPPED)
 def test_nan_that_comes_too_late_to_count_does_no_harm(results: dict[str, Any], name: str) -> None:
     """A backup worker's gradient is dropped, NaN and all; everybody takes the mean of the others."""
@@ -126,7 +141,7 @@ def test_replicas_keep_nan_away_from_the_center(name: str) -> None:
     def gradient(worker: int, step: int, weights: numpy.ndarray) -> numpy.ndarray:
         return numpy.full_like(weights, numpy.nan if worker == 1 and step == 1 else 0.1)
 
-    with pytest.raises(NotFiniteError, match="rank 1's gradient is not finite"):
+    with pytest.raises(NotFiniteError, match="the gradient is not finite on rank 1"):
         run(name, numpy.ones(50), gradient, workers=2, steps=4)
 
 

@@ -15,7 +15,6 @@ from hpcdl.strategies.elastic.center.salvage import CenterPart
 from hpcdl.strategies.elastic.equations import descend, descend_with_momentum, elastic_momentum_step, elastic_step
 from hpcdl.strategies.elastic.links.base import Link
 from hpcdl.strategies.elastic.replica import Background, Replica
-from hpcdl.strategies.finite import check_finite
 
 if TYPE_CHECKING:
     from hpcdl.core.protocols import Array
@@ -141,7 +140,7 @@ class ElasticReplica(CenterReplica):
                 self._exchange()
             self._note()
         exchanged = WALL.now_s()
-        check_finite(gradient, "gradient is", self.group.rank)
+        self.check_finite(gradient, "the gradient")
         if self._exchanging:
             self.measure_distance(self._buffer)
             self._move_elastically(gradient)
@@ -174,7 +173,7 @@ class ElasticReplica(CenterReplica):
             self._background.close()
 
     def _exchange(self) -> None:
-        check_finite(self.weights, "weights are", self.group.rank)
+        self.check_finite(self.weights, "the value")
         self._rate = self.alpha(self.learning_rate)
         self._ask(self.weights, self._spare, self._rate, self.elastic.period)
         self._buffer, self._spare = self._spare, self._buffer
@@ -192,7 +191,7 @@ class PullingReplica(CenterReplica):
 
     def step(self, gradient: Array) -> tuple[Array, float]:
         """Send the gradient, take the center."""
-        check_finite(gradient, "gradient is", self.group.rank)
+        self.check_finite(gradient, "the gradient")
         self._ask(gradient, self._buffer, self.learning_rate, 1)
         self.weights, self._buffer = self._buffer, self.weights  # once the center has come whole
         self._note()

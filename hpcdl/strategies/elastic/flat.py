@@ -70,13 +70,14 @@ class FlatWorker(Worker):
             )
         self._shapes = [value.shape for value in values]
         flat = numpy.concatenate([value.reshape(-1) for value in values])
+        self.replica.variables = [(item.path, value.size) for item, value in zip(self._trainable, values, strict=True)]
         self.replica.start(flat, [value.size for value in values])
         for variable, value in zip(self._trainable, self._unpacked(self.replica.weights), strict=True):
             variable.assign(value)
 
     def before_step(self, step: int) -> None:
         """An exchange that needs no gradient begins."""
-        self.replica.learning_rate = self.learning_rate
+        self.replica.learning_rate, self.replica.step_now = self.learning_rate, step
         self.replica.before_step(step)
 
     def apply(self, gradients: Sequence[Any], variables: Sequence[Any], optimizer: Any) -> Any:

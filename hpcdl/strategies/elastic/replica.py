@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import concurrent.futures
+import itertools
 import math
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
@@ -13,6 +14,7 @@ from hpcdl.core.protocols import Communicator
 from hpcdl.core.statistics import Sample
 from hpcdl.strategies.base import Context
 from hpcdl.strategies.elastic.equations import distance, moving_rate
+from hpcdl.strategies.finite import all_finite, not_finite
 
 if TYPE_CHECKING:
     from hpcdl.core.protocols import Array
@@ -27,6 +29,7 @@ class Replica:
 
     `count` are the updates of the center so far, over all workers, as far as this one knows; `stopped` says that the
     center takes no more of them. `group` holds the workers alone; `num_lost` of them have died when this one has left.
+    For messages: `step_now`, and the name and length of each of the `variables` in `weights`.
     """
 
     group: Communicator
@@ -38,6 +41,8 @@ class Replica:
         self.learning_rate = context.optimizer.learning_rate
         self.alpha = moving_rate(context.elastic, context.num_workers)
         self.weights: Array = numpy.zeros(0, numpy.float32)
+        self.step_now: int | None = None
+        self.variables: Sequence[tuple[str, int]] = ()
         self.count = 0
         self.total = 0
         self.stopped = False
@@ -98,6 +103,15 @@ class Replica:
             return {}
         found = self._distances
         return {"distance_to_center": {"mean": found.mean, "max": found.largest, "last": self._last_distance}}
+
+    def check_finite(self, values: Array, what: str) -> None:
+        """NotFiniteError where `values`, as long as the weights, hold NaN or infinity: they must not reach weights."""
+        if all_finite(values):
+            return
+        ends = itertools.accumulate(length for _, length in self.variables)
+        places = [(name, slice(end - length, end)) for (name, length), end in zip(self.variables, ends, strict=True)]
+        bad = [name for name, place in places if not all_finite(values[place])]
+        raise not_finite(bad, what, self.step_now, self.group.rank)
 
     def exchanges_at(self, step: int) -> bool:
         """Whether `step` is one of every `period`."""

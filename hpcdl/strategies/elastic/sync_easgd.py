@@ -22,7 +22,6 @@ from hpcdl.strategies.base import Context, Server, Worker
 from hpcdl.strategies.elastic.equations import descend, elastic_step, moving_rate
 from hpcdl.strategies.elastic.replica import Background, Replica
 from hpcdl.strategies.elastic.wire import carrier
-from hpcdl.strategies.finite import check_finite
 
 if TYPE_CHECKING:
     from hpcdl.core.protocols import Add, Array
@@ -78,7 +77,7 @@ class CenterEverywhere(Replica):
 
     def step(self, gradient: Array) -> tuple[Array, float]:
         """Equations (1) and (2), both with the weights before the update; a chip's groups share their gradients."""
-        check_finite(gradient, "gradient is", self.group.rank)
+        self.check_finite(gradient, "the gradient")
         self._average_over_groups(gradient)
         if not self._exchanging:
             exchanged = WALL.now_s()

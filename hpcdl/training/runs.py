@@ -13,6 +13,7 @@ from hpcdl.core.errors import CorruptError, UsageError
 from hpcdl.data.dataset import open_dataset
 from hpcdl.data.read.pipeline import evaluation_batches
 from hpcdl.models.emulated import LAYERS
+from hpcdl.models.saved import load_saved
 from hpcdl.training.checkpoint import folders as checkpoints
 from hpcdl.training.checkpoint import state
 from hpcdl.training.launch import rundir
@@ -29,9 +30,9 @@ def load_run(run_dir: Path) -> tuple[keras.Model, list[str]]:
     path = run_dir / MODEL_FILE
     if path.is_file():
         try:
-            return keras.saving.load_model(path, custom_objects=LAYERS, compile=False), []
-        except (OSError, ValueError, KeyError, TypeError) as error:
-            raise CorruptError(f"{path} is damaged: {str(error).splitlines()[0]}") from error
+            return load_saved(path, LAYERS), []
+        except ValueError as error:
+            raise CorruptError(f"{path} cannot be loaded: {error}") from error
     effective, _ = rundir.read(run_dir)
     warnings: list[str] = []
     step = checkpoints.newest_valid(run_dir, warnings)

@@ -1,4 +1,4 @@
-"""HDF5 files: the only file that uses h5py. Shards (docs/reference/shard-format.md), and files of arrays as sources."""
+"""HDF5 files: shards (docs/reference/shard-format.md), and files of arrays as sources."""
 
 from __future__ import annotations
 

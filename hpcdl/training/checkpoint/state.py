@@ -11,6 +11,7 @@ import tensorflow as tf
 
 from hpcdl.core.errors import UsageError
 from hpcdl.models.emulated import LAYERS
+from hpcdl.models.saved import load_saved
 
 if TYPE_CHECKING:
     from hpcdl.core.protocols import Array, Communicator
@@ -123,9 +124,9 @@ def load_weights(model: keras.Model, path: Any) -> str:
     Returns a sentence about what was taken, so that a new last layer (fine-tuning) does not go unseen.
     """
     try:
-        source = keras.saving.load_model(path, custom_objects=LAYERS, compile=False)
-    except (OSError, ValueError, TypeError) as error:
-        raise UsageError(f"--init-weights {path}: {str(error).splitlines()[0]}") from error
+        source = load_saved(path, LAYERS)
+    except ValueError as error:
+        raise UsageError(f"--init-weights {path}: {error}") from error
     offered = {layer.name: layer for layer in source.layers}
     taken, left = 0, []
     for layer in model.layers:

@@ -9,12 +9,14 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Iterator, Sequence
+from pathlib import Path
 from typing import Any
 
 import keras
 import tensorflow as tf
 
 from hpcdl.core.errors import UsageError
+from hpcdl.models.saved import check_saved
 from hpcdl.strategies.graph import call_python
 from hpcdl.training.keras.center import CenterExchange
 from hpcdl.training.keras.collectives.arrays import unconverted
@@ -116,8 +118,13 @@ def _with_center(optimizer: Any, settings: ExchangeSettings, group: ScriptGroup,
 def load_model(path: Any, custom_objects: Any = None, **settings: Any) -> Any:
     """A saved Keras model, compiled as it was, its optimizer made distributed with its state; every rank reads it.
 
-    `settings` are DistributedOptimizer's.
+    `settings` are DistributedOptimizer's. UsageError where the file would unpack to more than it may.
     """
+    if Path(path).is_file():
+        try:
+            check_saved(Path(path), code=False)  # whether code of the file may run is between the script and Keras
+        except ValueError as error:
+            raise UsageError(f"{path}: {error}") from error
     model = keras.saving.load_model(path, custom_objects=custom_objects)
     if getattr(model, "optimizer", None) is None:
         raise UsageError(f"{path} holds no optimizer; compile the loaded model with hpcdl.DistributedOptimizer(...)")

@@ -230,7 +230,7 @@ _SAVED_MODELS = {".keras": b"PK", ".h5": b"\x89HDF", ".hdf5": b"\x89HDF"}
 
 
 def check_saved_model(path: Path) -> None:
-    """UsageError where --init-weights names no file that can hold a model: a pipe would keep every rank waiting."""
+    """UsageError where --init-weights names no model that may be loaded: a pipe would keep every rank waiting."""
     begins_with = _SAVED_MODELS.get(path.suffix)
     try:
         with open_regular(path) as file:
@@ -239,6 +239,12 @@ def check_saved_model(path: Path) -> None:
         raise UsageError(f"--init-weights {path}: {getattr(error, 'strerror', None) or error}") from error
     if not holds_model:
         raise UsageError(f"--init-weights {path}: this is no saved model; give a .keras file, as a run's model.keras")
+    from hpcdl.models.saved import check_saved  # loads h5py, of which most runs need nothing here
+
+    try:
+        check_saved(path)
+    except ValueError as error:
+        raise UsageError(f"--init-weights {path}: {error}") from error
 
 
 def check_open_servers(info: StrategyInfo, *, allowed: bool) -> None:

@@ -56,6 +56,8 @@ _LOCAL = {
     "intel": ("-rmk", "user", "-launcher", "fork"),
     "mvapich": ("-rmk", "user", "-launcher", "fork"),
 }
+_SHARED_MEMORY, _SEGMENT_BYTES = "/dev/shm", 32 << 20
+"""Where Open MPI's ranks meet on a node, and several times what each of them takes of it."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -116,6 +118,37 @@ def environment_for(flavour: str) -> Mapping[str, str]:
     if os.geteuid() == 0:
         settings |= {"OMPI_ALLOW_RUN_AS_ROOT": "1", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1"}
     return settings
+
+
+def kept_on_node(flavour: str, num_ranks: int, environment: Mapping[str, str]) -> Mapping[str, str]:
+    """What keeps ranks that are all on this node from listening on its network; nothing that the user has set.
+
+    MPICH from PyPI (UCX): on the loopback alone. Open MPI: shared memory alone, where there is room for it.
+    """
+    if flavour == "mpich" and not {"UCX_NET_DEVICES", "UCX_TLS"} & environment.keys():
+        return {"UCX_NET_DEVICES": "lo"}
+    if flavour == "openmpi" and not _chooses_btl(environment) and _has_shared_memory(num_ranks):
+        return {"OMPI_MCA_btl": "^tcp"}
+    return {}
+
+
+def _chooses_btl(environment: Mapping[str, str]) -> bool:
+    """Whether the user has told Open MPI himself by what ranks reach each other."""
+    if any(name.startswith("OMPI_MCA_btl") for name in environment):
+        return True
+    own = Path(environment.get("HOME", "/")) / ".openmpi" / "mca-params.conf"
+    try:
+        return re.search(r"^\s*btl\w*\s*=", own.read_text(errors="replace"), re.MULTILINE) is not None
+    except OSError:
+        return False
+
+
+def _has_shared_memory(num_ranks: int) -> bool:
+    try:
+        found = os.statvfs(_SHARED_MEMORY)
+    except OSError:
+        return False
+    return os.access(_SHARED_MEMORY, os.W_OK) and found.f_bavail * found.f_frsize >= num_ranks * _SEGMENT_BYTES
 
 
 def launch_flags(flavour: str) -> Sequence[str]:

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping, Sequence
 
 from hpcdl.cluster.launchers.base import Casualty
-from hpcdl.cluster.launchers.mpiexec import GOES_ON, environment_for, find_mpiexec
+from hpcdl.cluster.launchers.mpiexec import GOES_ON, environment_for, find_mpiexec, kept_on_node
 from hpcdl.core.protocols import LaunchPlan
 
 
@@ -42,7 +43,10 @@ class Local:
             return list(command), {}
         mpiexec = find_mpiexec()
         words = [*(GOES_ON if plan.goes_on else ()), "-n", str(plan.num_ranks)]
-        return [str(mpiexec.path), *words, *command], environment_for(mpiexec.flavour)
+        flavour = mpiexec.flavour
+        # What --elastic needs of Open MPI may have to tell of the dead by its own connections.
+        kept = {} if plan.goes_on else kept_on_node(flavour, plan.num_ranks, {**os.environ, **environment})
+        return [str(mpiexec.path), *words, *command], {**environment_for(flavour), **kept}
 
     def first_casualty(self, log: str) -> Casualty | None:
         """The ranks' ends are watched by the kernel's word, not by mpiexec's."""

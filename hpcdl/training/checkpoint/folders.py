@@ -22,6 +22,7 @@ from typing import IO, TYPE_CHECKING, Any
 import numpy
 
 from hpcdl.comm.observed import observe
+from hpcdl.core.archives import check_stored
 from hpcdl.core.disk import (
     creating,
     free_name,
@@ -36,8 +37,8 @@ from hpcdl.core.disk import (
 from hpcdl.core.errors import CorruptError, RankError
 from hpcdl.core.files import read_json, write_json
 from hpcdl.core.protocols import Communicator
-from hpcdl.core.records import HistoryPoint, from_json
 from hpcdl.core.units import format_bytes
+from hpcdl.training.checkpoint.facts import Facts, check_facts
 from hpcdl.training.session.background import THREAD, AtOnce, BackgroundJob, BackgroundWork, Turn
 
 if TYPE_CHECKING:
@@ -47,7 +48,6 @@ SCHEMA = "hpcdl.checkpoint/1"
 FOLDER = "checkpoints"
 SHARED_FILE = "shared.npz"
 MANIFEST = "checkpoint.json"
-_MOST = 2**53
 _SLICE_BYTES = 256 << 10
 """What is written and hashed in one go: less than half a millisecond's work."""
 HOLDS = r"(shared|rank-\d+)\.npz|checkpoint\.json|\..+\.tmp"
@@ -228,12 +228,15 @@ def set_aside(run_dir: Path) -> Path | None:
     return aside
 
 
-def newest_valid(run_dir: Path, warnings: list[str]) -> int | None:
-    """Step of the newest checkpoint that passes its check; a damaged one is passed over with a warning."""
+def newest_valid(run_dir: Path, warnings: list[str], kind: type[Facts] | None = None) -> int | None:
+    """Step of the newest checkpoint that passes its check; a damaged one is passed over with a warning.
+
+    `kind` declares what a run that goes on from it needs.
+    """
     folder = run_dir / FOLDER
     for step in list_checkpoints(folder):
         try:
-            verify(folder_of(folder, step))
+            verify(folder_of(folder, step), kind)
         except CorruptError as error:
             warnings.append(f"{error}; going back to the checkpoint before")
             continue
@@ -269,13 +272,13 @@ def own_file(rank: int) -> str:
     return f"rank-{rank}.npz"
 
 
-def verify(folder: Path) -> None:
-    """CorruptError names the file that is missing, cut short or changed."""
+def verify(folder: Path, kind: type[Facts] | None = None) -> None:
+    """CorruptError names the file that is missing, cut short or changed, or the fact that a run of `kind` needs."""
     try:
         document = read_json(folder / MANIFEST)
         if document["schema"] != SCHEMA:
             raise CorruptError(f"checkpoint {folder} has schema {document['schema']!r}, this hpcdl reads {SCHEMA!r}")
-        files = _files_in(document, folder)
+        files = _files_in(document, folder, kind)
     except (OSError, KeyError, TypeError, ValueError, AttributeError) as error:
         raise CorruptError(f"checkpoint {folder} has no usable {MANIFEST} ({error})") from error
     for name, (size, digest) in files.items():
@@ -288,7 +291,7 @@ def verify(folder: Path) -> None:
             raise CorruptError(f"checkpoint file {path} is damaged or missing")
 
 
-def _files_in(document: Mapping[str, Any], folder: Path) -> dict[str, tuple[int, str]]:
+def _files_in(document: Mapping[str, Any], folder: Path, kind: type[Facts] | None) -> dict[str, tuple[int, str]]:
     """The files that a checkpoint.json lists; KeyError, TypeError and ValueError where it is not as it was written.
 
     One of an earlier version has no digest: what a resumed run takes from it is looked at all the same.
@@ -297,14 +300,7 @@ def _files_in(document: Mapping[str, Any], folder: Path) -> dict[str, tuple[int,
         raise ValueError("its digest does not fit its content")
     if type(document["step"]) is not int or folder_of(folder.parent, document["step"]) != folder:
         raise ValueError(f"it is that of step {document['step']!r}")
-    facts = document["facts"]
-    for name in ("ranks", "global_batch", "steps_per_epoch"):
-        if type(facts.get(name, 1)) is not int or not 0 < facts.get(name, 1) <= _MOST:
-            raise ValueError(f"{name} is {facts[name]!r}")
-    if not 0 <= float(facts.get("seconds", 0.0)) <= _MOST:
-        raise ValueError(f"seconds is {facts['seconds']!r}")
-    for point in facts.get("history", []):
-        from_json(HistoryPoint, dict(point))
+    check_facts(document["facts"], kind)
     files = {str(name): (size, digest) for name, (size, digest) in document["files"].items()}
     if SHARED_FILE not in files or any(Path(name).name != name for name in files):
         raise ValueError(f"it lists {', '.join(files)}")
@@ -374,11 +370,12 @@ def check_room(folder: Path, num_bytes: int) -> None:
 
 
 def read_arrays(path: Path) -> dict[str, Array]:
-    """The arrays of an .npz; CorruptError where it is damaged."""
+    """The arrays of an .npz; CorruptError where it is damaged, or packed: `write_arrays` packs nothing."""
     try:
+        check_stored(path)
         with numpy.load(path, allow_pickle=False) as archive:
             return {name: archive[name] for name in archive.files}
-    except (OSError, ValueError, EOFError, KeyError, zipfile.BadZipFile, zlib.error) as error:
+    except (OSError, ValueError, EOFError, KeyError, MemoryError, zipfile.BadZipFile, zlib.error) as error:
         raise CorruptError(f"checkpoint file {path} is damaged: {error}") from error
 
 

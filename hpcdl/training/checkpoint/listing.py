@@ -10,12 +10,15 @@ from typing import Any
 
 from hpcdl.core.errors import CorruptError, UsageError
 from hpcdl.core.files import read_json
+from hpcdl.strategies.table import STRATEGIES
+from hpcdl.training.checkpoint.facts import Facts, ScriptFacts, kind_for
 from hpcdl.training.checkpoint.folders import FOLDER, MANIFEST, folder_of, list_checkpoints, verify
 from hpcdl.training.checkpoint.local import LEVEL, check_copy, copies_in, folder_of_copies, names_of, steps_in_folder
 from hpcdl.training.checkpoint.redundancy import check_parity
-from hpcdl.training.launch.rundir import CONFIG_FILE
+from hpcdl.training.launch.rundir import CONFIG_FILE, read
 
 FILE_SYSTEM = "file system"
+_MOST_EPOCHS = 2**53
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -46,17 +49,30 @@ def listed(run_dir: Path) -> list[ListedCheckpoint]:
         raise UsageError(
             f"{run_dir} is no run: it holds neither {CONFIG_FILE} nor {FOLDER}/; `hpcdl runs` lists what there is"
         )
-    found = [_look_at(folder_of(folder, step), step) for step in list_checkpoints(folder)]
+    kind = _kind_of(run_dir)
+    found = [_look_at(folder_of(folder, step), step, kind) for step in list_checkpoints(folder)]
     near = folder_of_copies(run_dir)
     copies = [_look_at_copies(near, step) for step in steps_in_folder(near)] if near else []
     return [item for item in (*copies, *found) if item is not None]
 
 
-def _look_at(folder: Path, step: int) -> ListedCheckpoint | None:
+def _kind_of(run_dir: Path) -> type[Facts] | None:
+    """What a run needs to go on, by its run.toml; None where that is missing or damaged, which others tell of."""
+    try:
+        strategy = read(run_dir)[0].config.exchange.strategy
+    except UsageError:
+        return ScriptFacts  # a run of `hpcdl run`
+    except (CorruptError, OSError):
+        return None
+    info = STRATEGIES.get(strategy)
+    return None if info is None else kind_for(synchronous=info.features.synchronous)
+
+
+def _look_at(folder: Path, step: int, kind: type[Facts] | None) -> ListedCheckpoint | None:
     """A checkpoint on the file system."""
 
     def facts() -> dict[str, Any]:
-        verify(folder)
+        verify(folder, kind)
         found: dict[str, Any] = read_json(folder / MANIFEST)["facts"]
         return found
 
@@ -110,7 +126,7 @@ def _epoch(step: int, facts: Mapping[str, Any]) -> float | None:
     if "steps_per_epoch" in facts:
         return round(step / int(facts["steps_per_epoch"]), 4)
     counted = facts.get("values", {}).get("epoch")
-    return float(counted) if isinstance(counted, (int, float)) else None
+    return float(counted) if isinstance(counted, (int, float)) and abs(counted) < _MOST_EPOCHS else None
 
 
 def require_whole(found: list[ListedCheckpoint]) -> None:

@@ -27,6 +27,7 @@ from hpcdl.core.disk import make_folder, remove_file, remove_folder, remove_priv
 from hpcdl.core.errors import CorruptError, Interrupted, StoppedEarly, UsageError
 from hpcdl.core.files import read_json, write_json, write_text
 from hpcdl.core.lock import check_free
+from hpcdl.training.checkpoint.facts import check_facts
 from hpcdl.training.checkpoint.folders import Snapshot, check_room, digest_of, own_digest, read_arrays, write_arrays
 from hpcdl.training.checkpoint.interval import PATIENCE
 from hpcdl.training.checkpoint.redundancy import NO_REDUNDANCY, Redundancy
@@ -262,6 +263,9 @@ def check_copy(folder: Path, step: int, rank: int) -> dict[str, Any]:
         sound = sound and document["step"] == step and path.stat().st_size == document["size"]
         if not sound or digest_of(path) != document["content"]:
             raise ValueError("its digest does not fit")
+        check_facts(document["facts"])
+        if "ranks" not in document["facts"]:
+            raise ValueError("its facts have no ranks")
     except (OSError, KeyError, TypeError, ValueError, AttributeError) as error:
         raise CorruptError(f"the copy {path} in the node's memory is damaged ({error})") from error
     return document

@@ -17,6 +17,7 @@ from hpcdl.strategies.allreduce.worker import broadcast_variables
 from hpcdl.strategies.base import Worker
 from hpcdl.training.checkpoint import folders as checkpoints
 from hpcdl.training.checkpoint import state as arrays
+from hpcdl.training.checkpoint.facts import ScriptFacts
 from hpcdl.training.checkpoint.interval import CheckpointInterval
 from hpcdl.training.keras.fit.learning_rate import rates_of, set_rates
 from hpcdl.training.keras.fit.model import center_in_place, center_of, optimizers_of
@@ -179,19 +180,20 @@ class State:
         """Take the newest checkpoint that is whole; its values count at once, its arrays wait for `restore`."""
         said: list[str] = []
         rank = self._communicator.rank
-        found = checkpoints.newest_valid(self._folder, said) if rank == 0 else None
+        found = checkpoints.newest_valid(self._folder, said, ScriptFacts) if rank == 0 else None
         missing = checkpoints.what_is_missing(self._folder) if rank == 0 and found is None else ""
         shared: dict[str, Any] = {}
         facts: dict[str, Any] = {}
         if found is not None:
             shared, facts = checkpoints.read_shared(self._folder, found)
-        step, facts, damaged, missing = self._communicator.allgather_json(
-            [found, facts, found is None and bool(rank == 0 and checkpoints.list_checkpoints(self._at())), missing]
-        )[0]
+        cause = said[0].partition("; going back")[0] if said and found is None else ""
+        step, facts, damaged, missing = self._communicator.allgather_json([found, facts, cause, missing])[0]
         if missing:
             raise UsageError(f"{missing}; put it back, or name another folder")
         if damaged:
-            raise CorruptError(f"every checkpoint in {self._folder} is damaged; start again in another folder")
+            raise CorruptError(
+                f"every checkpoint in {self._folder} is damaged ({damaged}); start again in another folder"
+            )
         if step is None:
             return
         self.step = step
@@ -208,9 +210,6 @@ class State:
             self._run.warnings += [text for text in warnings if text not in self._run.warnings]
         else:
             sys.stderr.writelines(f"hpcdl: {text}\n" for text in warnings)
-
-    def _at(self) -> Path:
-        return self._folder / checkpoints.FOLDER
 
     def _weights(self) -> list[Any]:
         return [one for model in self._models for one in model.weights]

@@ -6,7 +6,7 @@ import contextlib
 import dataclasses
 import functools
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -26,6 +26,7 @@ from hpcdl.strategies.base import Context
 from hpcdl.strategies.table import load_strategy
 from hpcdl.training.checkpoint import folders as checkpoints
 from hpcdl.training.checkpoint import state
+from hpcdl.training.checkpoint.facts import Facts, check_facts, kind_for
 from hpcdl.training.checkpoint.interval import CheckpointInterval
 from hpcdl.training.checkpoint.local import LocalCopies, newest_common, place
 from hpcdl.training.checkpoint.recovery import recover
@@ -246,20 +247,23 @@ def _resume(
     CorruptError where there is something, and all of it is damaged.
     """
     parts = trainer.parts
-    saved = decided(communicator, lambda: checkpoints.newest_valid(run_dir, warnings))
+    kind = kind_for(synchronous=parts.prepared.info.features.synchronous)
+    saved = decided(communicator, lambda: checkpoints.newest_valid(run_dir, warnings, kind))
     if parts.config.checkpoint.local_checkpoint_redundancy != NONE:
         recover(parts.copies.folder, communicator, saved or 0, parts.copies.say)
     copied = _newest_copied(trainer, communicator, saved or 0, warnings)
     step = copied or saved
     if step is None:
-        decided(communicator, lambda: _refuse_damaged(run_dir))
+        decided(communicator, lambda: _refuse_damaged(run_dir, kind))
         return None
     copy = None if copied is None else parts.copies.read_own(copied)
 
     def take_shared() -> dict[str, Any]:
         shared, facts = checkpoints.read_shared(run_dir, step) if copied is None else parts.copies.read_shared(copied)
-        state.assign(parts.model.weights, shared, "weights")
-        state.assign(parts.optimizer.variables, shared, "optimizer")
+        with _damaged_where(run_dir, step):
+            check_facts(facts, kind)
+            state.assign(parts.model.weights, shared, "weights")
+            state.assign(parts.optimizer.variables, shared, "optimizer")
         return facts
 
     def read_other(rank: int) -> dict[str, Any]:
@@ -273,6 +277,21 @@ def _resume(
 
     facts = decided(communicator, take_shared)
     own = checkpoints.read_own(run_dir, step, communicator.rank) if copy is None else copy
+    with _damaged_where(run_dir, step):
+        _go_on(trainer, communicator, (step, facts, own), read_other, warnings)
+    parts.copies.resume(step)
+    return step
+
+
+def _go_on(
+    trainer: Trainer | AsynchronousTrainer,
+    communicator: Communicator,
+    kept: tuple[int, dict[str, Any], dict[str, Any]],
+    read_other: Callable[[int], dict[str, Any]],
+    warnings: list[str],
+) -> None:
+    """Put the facts and this rank's own state of what was kept after a step back into `trainer`."""
+    parts, (step, facts, own) = trainer.parts, kept
     same_layout = facts["ranks"] == communicator.size
     # Asynchronous strategies keep worker 0's part alone: the others begin at the center.
     same_state = same_layout and bool(own)
@@ -290,13 +309,31 @@ def _resume(
     parts.resume(position, [from_json(HistoryPoint, point) for point in facts["history"]])
     if same_layout and facts.get("buckets"):
         parts.buckets = from_json(BucketChoice, facts["buckets"])
-    parts.copies.resume(step)
-    return step
 
 
-def _refuse_damaged(run_dir: Path) -> None:
-    if checkpoints.list_checkpoints(run_dir / checkpoints.FOLDER):
-        raise CorruptError(f"every checkpoint in {run_dir} is damaged; start again in another --run-dir")
+@contextlib.contextmanager
+def _damaged_where(run_dir: Path, step: int) -> Iterator[None]:
+    """Inside, what cannot be taken from a checkpoint is its damage: CorruptError with the cause."""
+    try:
+        yield
+    except (KeyError, IndexError, TypeError, ValueError, AttributeError) as error:
+        folder = checkpoints.folder_of(run_dir / checkpoints.FOLDER, step)
+        cause = f"it has no {error.args[0]}" if isinstance(error, KeyError) and error.args else str(error)
+        raise CorruptError(f"checkpoint {folder} is damaged: {cause}") from error
+
+
+def _refuse_damaged(run_dir: Path, kind: type[Facts]) -> None:
+    """CorruptError where there are checkpoints, none of which is whole, with what is wrong with the newest."""
+    folder = run_dir / checkpoints.FOLDER
+    steps = checkpoints.list_checkpoints(folder)
+    if not steps:
+        return
+    cause = "it could not be read"
+    try:
+        checkpoints.verify(checkpoints.folder_of(folder, steps[0]), kind)
+    except CorruptError as error:
+        cause = str(error)
+    raise CorruptError(f"every checkpoint in {run_dir} is damaged ({cause}); start again in another --run-dir")
 
 
 def _newest_copied(

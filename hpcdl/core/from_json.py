@@ -25,6 +25,13 @@ def from_json(cls: type[Record], document: Mapping[str, Any]) -> Record:
     return found
 
 
+def check_fields(cls: type, document: Mapping[str, Any]) -> None:
+    """TypeError or ValueError names a field of `cls` in `document` that is of a wrong type; fields may be missing."""
+    for name, plain, convert in _fields_of(cls):
+        if name in document and type(document[name]) not in plain:
+            convert(document[name], name)
+
+
 def read_as(cls: type[Record], path: Path, schema: str, remedy: str = "") -> Record:
     """The dataclass in a JSON file; CorruptError, with `remedy` behind it, where it is damaged or not of `schema`."""
     return read_with(functools.partial(from_json, cls), path, schema, remedy)
@@ -58,9 +65,14 @@ _NOT_NESTED = frozenset[type]((str, int, float, bool, type(None)))
 
 
 @functools.cache
+def _fields_of(cls: type) -> Sequence[tuple[str, frozenset[type], _Converter]]:
+    return [(name, *_converter(hint)) for name, hint in get_type_hints(cls).items()]
+
+
+@functools.cache
 def _from_object(cls: type) -> _Converter:
     """What turns an object into `cls`; made once, because a report reads thousands of records."""
-    fields = [(name, *_converter(hint)) for name, hint in get_type_hints(cls).items()]
+    fields = _fields_of(cls)
     make = maker(cls)
     looked_at: dict[tuple[Any, ...], _Look] = {}
 

@@ -19,9 +19,9 @@ from types import MappingProxyType
 from typing import Any, TypeVar
 
 from hpcdl.core.errors import CorruptError
-from hpcdl.core.files import without_infinities, write_json
+from hpcdl.core.files import parse_json, without_infinities, write_json
+from hpcdl.core.from_json import check_fields, read_with, schema_of
 from hpcdl.core.from_json import from_json as from_json  # rooms that read records take it from here
-from hpcdl.core.from_json import read_with, schema_of
 from hpcdl.core.units import IMAGES
 
 Found = TypeVar("Found")
@@ -154,6 +154,42 @@ class RunRecord:
     repeat: int | None = None
     labels: Mapping[str, str] = field(default_factory=dict)
     warnings: Sequence[str] = ()
+
+
+@dataclass(frozen=True, kw_only=True)
+class JournalEvent:
+    """The fields of a journal's events that are read again, whatever their kind; others are for people."""
+
+    kind: str = ""
+    at: float | None = None
+    step: int | None = None
+    steps: int | None = None
+    done: int | None = None
+    epoch: float | None = None
+    seconds: float | None = None
+    loss: float | None = None
+    accuracy: float | None = None
+    val_loss: float | None = None
+    val_accuracy: float | None = None
+    val_metrics: Mapping[str, float] = field(default_factory=dict)
+    images_per_second: float | None = None
+    counted: str = IMAGES
+    text: str = ""
+
+
+def event_of(line: bytes) -> dict[str, Any]:
+    """The event in a line of a journal; ValueError where it is none, or has text in place of a number."""
+    event = parse_json(line)
+    if not isinstance(event, dict):
+        raise ValueError("it is no object")
+    try:
+        check_fields(JournalEvent, event)
+    except TypeError as error:
+        raise ValueError(str(error)) from error
+    odd = next((key for key, value in event.items() if isinstance(value, float) and not math.isfinite(value)), None)
+    if odd is not None:
+        raise ValueError(f"{odd} is {event[odd]}, no finite number")
+    return event
 
 
 def write_record(run_dir: Path, record: RunRecord) -> None:

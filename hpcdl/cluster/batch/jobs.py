@@ -11,9 +11,9 @@ from hpcdl.cluster.batch.script import CANCELLED
 from hpcdl.cluster.batch.systems import call, find_system
 from hpcdl.core.disk import touch
 from hpcdl.core.errors import CorruptError, HpcdlError, UsageError
-from hpcdl.core.files import MOST_JSON_BYTES, open_regular, parse_json, read_json, write_json
+from hpcdl.core.files import MOST_JSON_BYTES, open_regular, read_json, write_json
 from hpcdl.core.paths import user_cache_folder
-from hpcdl.core.records import from_json
+from hpcdl.core.records import event_of, from_json
 from hpcdl.core.units import IMAGES
 
 
@@ -113,7 +113,7 @@ def _last_events(run_dir: Path) -> dict[str, Any]:
     with contextlib.suppress(OSError), open_regular(run_dir / "metrics.jsonl") as file:
         while (line := file.readline(MOST_JSON_BYTES)).endswith(b"\n"):
             with contextlib.suppress(ValueError, TypeError, KeyError):
-                event = parse_json(line)
+                event = event_of(line)
                 found[event["kind"]] = event
                 if event["kind"] in ("step", "epoch"):
                     found["newest"] = event

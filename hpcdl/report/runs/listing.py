@@ -14,7 +14,8 @@ from hpcdl.config.schema import TrainConfig
 from hpcdl.config.settings import NOTHING
 from hpcdl.core.errors import CorruptError, UsageError, suggestion
 from hpcdl.core.files import parse_json, read_bytes
-from hpcdl.core.records import FILE_NAME, SCHEMA
+from hpcdl.core.from_json import check_fields
+from hpcdl.core.records import FILE_NAME, SCHEMA, RunRecord
 from hpcdl.core.units import IMAGES
 from hpcdl.report.runs.sources import find_run_dirs, run_name, uncollected
 
@@ -97,6 +98,10 @@ def read_flat(run_dir: Path) -> dict[str, Any]:
     if schema != SCHEMA:
         raise CorruptError(f"{path} has schema {schema!r}, this hpcdl reads {SCHEMA!r}")
     record.setdefault("counted", IMAGES)
+    try:
+        check_fields(RunRecord, record)
+    except (TypeError, ValueError) as error:
+        raise CorruptError(f"{path} is damaged: {error}") from error
     for key in ("config", "software"):
         if not isinstance(record.setdefault(key, {}), dict):
             raise CorruptError(f"{path} is damaged: {key} is no object")

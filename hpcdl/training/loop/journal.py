@@ -12,7 +12,9 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from hpcdl.core.disk import cut, open_to_append
-from hpcdl.core.files import MOST_JSON_BYTES, open_regular, parse_json, without_infinities
+from hpcdl.core.errors import CorruptError
+from hpcdl.core.files import MOST_JSON_BYTES, open_regular, without_infinities
+from hpcdl.core.records import event_of
 from hpcdl.core.wall import WALL
 
 FILE_NAME = "metrics.jsonl"
@@ -139,14 +141,21 @@ def events_since_start(run_dir: Path) -> list[dict[str, Any]]:
 
 
 class JournalReader:
-    """Reads the events that were appended since the last call, or, `from_begin`, all of them first."""
+    """Reads the events that were appended since the last call, or, `from_begin`, all of them first.
 
-    def __init__(self, run_dir: Path, *, from_begin: bool = False) -> None:
+    Lines that are damaged are left out, as a run goes on whatever its journal says; `strict` for who shows it.
+    """
+
+    def __init__(self, run_dir: Path, *, from_begin: bool = False, strict: bool = False) -> None:
         self._path = run_dir / FILE_NAME
+        self._strict, self._num_lines = strict, 0
         self._position = self._path.stat().st_size if self._path.exists() and not from_begin else 0
 
     def read(self) -> list[dict[str, Any]]:
-        """New events, oldest first; a line that is not finished yet is left for the next call."""
+        """New events, oldest first; a line that is not finished yet is left for the next call.
+
+        `strict`: CorruptError for a line that is damaged.
+        """
         content = b""
         with contextlib.suppress(OSError), open_regular(self._path) as file:
             file.seek(self._position)
@@ -154,7 +163,11 @@ class JournalReader:
         whole = content[: content.rfind(b"\n") + 1]
         self._position += len(whole)
         events = []
-        for line in whole.splitlines():
-            with contextlib.suppress(ValueError):
-                events.append(parse_json(line))
-        return [event for event in events if isinstance(event, dict)]
+        for line in whole.split(b"\n")[:-1]:
+            self._num_lines += 1
+            try:
+                events.append(event_of(line))
+            except ValueError as error:
+                if self._strict:
+                    raise CorruptError(f"{self._path}, line {self._num_lines} is damaged: {error}") from error
+        return events

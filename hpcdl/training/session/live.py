@@ -14,7 +14,7 @@ from hpcdl.core.disk import is_own, make_folder, remove_file, touch
 from hpcdl.core.errors import CorruptError, UsageError
 from hpcdl.core.files import read_json
 from hpcdl.core.lock import check_free
-from hpcdl.core.records import from_json, read_record
+from hpcdl.core.records import FILE_NAME, from_json, read_record
 from hpcdl.core.units import IMAGES
 from hpcdl.training.loop.journal import JournalReader
 from hpcdl.training.session.watch import FOLDER, VIEWED, Note
@@ -65,13 +65,13 @@ class LiveView:
             raise UsageError(f"{run_dir} is no run directory")
         self._run_dir = run_dir
         self._folder = run_dir / RANKS_FOLDER / FOLDER
-        self._journal = JournalReader(run_dir, from_begin=True)
+        self._journal = JournalReader(run_dir, from_begin=True, strict=True)
         self._events: dict[str, dict[str, Any]] = {}
         self._before: dict[int, tuple[float, Sequence[float]]] = {}
         self._rates: dict[int, tuple[float | None, Sequence[float]]] = {}
 
     def look(self) -> RunNow:
-        """How things stand."""
+        """How things stand; CorruptError where the journal is damaged."""
         if is_own(self._run_dir):  # another's run may be looked at, but answers to its owner alone
             with contextlib.suppress(OSError, UsageError):
                 make_folder(self._folder)
@@ -82,7 +82,7 @@ class LiveView:
         ranks = [self._rank_now(note) for note in self._notes()] if status in GOES_ON else []
         ranks.sort(key=lambda one: (one.steps_per_second is None, one.steps_per_second or 0.0, one.note.rank))
         step, start = self._events.get("step", {}), self._events.get("start", {})
-        done, total, first = step.get("step", 0), start.get("steps"), start.get("done", 0)
+        done, total, first = step.get("step") or 0, start.get("steps"), start.get("done") or 0
         began_s, now_s = start.get("at"), step.get("at")
         left_s = None
         if total and began_s and now_s and done > first:
@@ -107,7 +107,7 @@ class LiveView:
 
     def _status(self) -> str:
         status = "starting"
-        with contextlib.suppress(CorruptError):
+        if (self._run_dir / FILE_NAME).exists():
             status = read_record(self._run_dir).status
         if status not in GOES_ON:
             return status

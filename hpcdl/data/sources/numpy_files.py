@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import lzma
 import math
+import shutil
 import struct
 import tokenize
 import warnings
@@ -17,6 +18,7 @@ import numpy as np
 
 from hpcdl.core.errors import SourceError
 from hpcdl.core.files import open_regular
+from hpcdl.core.units import format_bytes
 from hpcdl.data.dataset import UNSPLIT
 from hpcdl.data.sources.arrays import ArrayGroup, FieldSource, FoundArray, PlacedArray, shape_text
 from hpcdl.data.sources.base import Array, SourceFacts, SourceSpec
@@ -199,6 +201,8 @@ class NumpySource(FieldSource):
                     file.seek(max(0, member.header_offset) + 26)
                     lengths = struct.unpack("<HH", file.read(4).ljust(4, b"\0"))
                 return _stored(self._location, max(0, member.header_offset) + 30 + sum(lengths), shown)
+            if member.compress_type != zipfile.ZIP_DEFLATED:  # Python would unpack a piece of others whole
+                raise SourceError(f"{shown} is packed in another way than numpy does; use numpy.savez_compressed")
             unpacked = self._work / f"{self._num_unpacked}.npy"
             self._num_unpacked += 1
             try:
@@ -206,6 +210,11 @@ class NumpySource(FieldSource):
                     out.write(packed.read(_MOST_HEADER_BYTES))
                     out.flush()
                     left = _end_of(_placed(unpacked, 0, shown)) - out.tell() + 1  # no more than its header tells of
+                    free = shutil.disk_usage(self._work).free
+                    if left > free:
+                        raise SourceError(
+                            f"{shown} unpacks to {format_bytes(left)}; {format_bytes(free)} are free in {self._work}"
+                        )
                     while left > 0 and (piece := packed.read(min(left, 1 << 20))):
                         left -= out.write(piece)
             except (OSError, EOFError, zlib.error, lzma.LZMAError, RuntimeError, *_DAMAGED) as error:

@@ -1,10 +1,13 @@
-"""Where hpcdl's own files and the user's settings lie, and how its own programs are started."""
+"""Where hpcdl's own files and the user's settings lie, and how its own programs are started, by it and by hand."""
 
 from __future__ import annotations
 
 import os
+import shlex
 import sys
 from pathlib import Path
+
+from hpcdl.core.errors import printable
 
 
 def share_folder() -> Path:
@@ -50,3 +53,24 @@ def own_program(module: str, *words: str, python: str = sys.executable) -> list[
     With `-P` nothing is imported from the current folder: a file random.py or a folder hpcdl there changes nothing.
     """
     return [python, "-P", "-m", module, *words]
+
+
+def typed(*words: object) -> str:
+    """An `hpcdl` command with these words, which a shell takes as it stands, whatever a path or a name has in it."""
+    return " ".join(["hpcdl", *map(quoted, words)])
+
+
+def quoted(word: object) -> str:
+    """A word, path or number for a shell; a path never looks like a flag, and no name moves a terminal."""
+    text = f"./{word}" if isinstance(word, Path) and str(word).startswith("-") else str(word)
+    if printable(text) == text:
+        return shlex.quote(text)
+    return f"$'{''.join(map(_escaped, text))}'"
+
+
+def _escaped(letter: str) -> str:
+    if letter in "\\'":
+        return f"\\{letter}"
+    if printable(letter) == letter:
+        return letter
+    return "".join(f"\\x{byte:02x}" for byte in letter.encode("utf-8", "surrogateescape"))

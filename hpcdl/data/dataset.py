@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from hpcdl.core.errors import CorruptError, UsageError
+from hpcdl.core.paths import typed
 from hpcdl.core.units import IMAGES, SAMPLES
 from hpcdl.data.format.fields import Field
 from hpcdl.data.format.manifest import FILE_NAME, Manifest, SplitEntry, read_manifest
@@ -143,11 +144,13 @@ def open_dataset(data: str, *, seed: int = 0, verified: bool = True) -> Dataset:
         return _synthetic(data, seed)
     folder = Path(data).expanduser()
     if not folder.is_dir():
-        raise UsageError(f"no such data folder: {data}; make one with `hpcdl shard SOURCE {data}`")
+        raise UsageError(f"no such data folder: {data}; make one with `{typed('shard', 'SOURCE', folder)}`")
     if not (folder / FILE_NAME).is_file():
         if any(folder.glob(PARTIAL_PREFIX + "*")):
             raise UsageError(f"{data} is not finished; go on with the same `hpcdl shard` command and --resume")
-        raise UsageError(f"{data} holds no {FILE_NAME}; make a data folder with `hpcdl shard {data} NEW_FOLDER`")
+        raise UsageError(
+            f"{data} holds no {FILE_NAME}; make a data folder with `{typed('shard', folder, 'NEW_FOLDER')}`"
+        )
     operations = FileOperationsCounter()
     manifest, checksum = read_manifest(folder)
     operations.add(opens=1, stats=2)  # the manifest; and the two looks above
@@ -187,7 +190,7 @@ def _check_sizes(folder: Path, manifest: Manifest, operations: FileOperationsCou
 
 
 def _remedy(folder: Path) -> str:
-    return f"; mend it with `hpcdl inspect {folder} --repair --from SOURCE`"
+    return f"; mend it with `{typed('inspect', folder, '--repair', '--from', 'SOURCE')}`"
 
 
 def _synthetic(data: str, seed: int) -> Dataset:

@@ -17,6 +17,7 @@ import numpy as np
 
 from hpcdl.core.errors import CorruptError, UsageError
 from hpcdl.core.files import write_output
+from hpcdl.core.paths import typed
 from hpcdl.data.dataset import Dataset, Split, open_dataset
 from hpcdl.data.format.fields import Field
 from hpcdl.data.format.manifest import FILE_NAME, Manifest, read_manifest
@@ -126,7 +127,7 @@ def require_sound(folder: Path, verification: Verification) -> None:
     raise CorruptError(
         *(f"damaged: {fault}" for fault in verification.faults),
         f"{bad} of {all_of_them} shards in {folder} are damaged; "
-        f"write them again with `hpcdl inspect {folder} --repair --from SOURCE`",
+        f"write them again with `{typed('inspect', folder, '--repair', '--from', 'SOURCE')}`",
     )
 
 

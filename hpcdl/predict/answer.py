@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from hpcdl.core.errors import UsageError
+from hpcdl.core.paths import typed
 from hpcdl.core.units import IMAGES, common_unit
 from hpcdl.node.topology.machines import read_machine
 from hpcdl.predict.evidence import Evidence, gather_evidence, guessed_evidence
@@ -322,13 +323,14 @@ def _candidates(forecast: Forecast, target: StepJob) -> list[StepJob]:
 
 def command_of(job: StepJob) -> str:
     """How to make this run."""
-    words = f"hpcdl train --model {job.model} --strategy {job.strategy} --ranks {job.workers + job.servers}"
-    servers = f" --servers {job.servers}" if job.servers else ""
-    train = f"{words}{servers} --batch-size {round(job.batch)} --steps 100 --data DIR"
+    words = ["train", "--model", job.model, "--strategy", job.strategy, "--ranks", job.workers + job.servers]
+    servers = ["--servers", job.servers] if job.servers else []
+    words += [*servers, "--batch-size", round(job.batch), "--steps", 100, "--data", "DIR"]
     if job.nodes == 1:
-        return train
+        return typed(*words)
     per_node = -(-(job.workers + job.servers) // job.nodes)
-    return f"hpcdl submit --nodes {job.nodes} --ranks-per-node {per_node} --time 20m -- {train}"
+    where = ["--nodes", job.nodes, "--ranks-per-node", per_node, "--time", "20m"]
+    return typed("submit", *where, "--", "hpcdl", *words)
 
 
 def _warnings(forecast: Forecast, predictions: Sequence[Prediction]) -> list[str]:

@@ -11,7 +11,8 @@ from dataclasses import dataclass, field
 
 from hpcdl.config.schema import BUCKET_BYTES
 from hpcdl.config.settings import AUTO
-from hpcdl.core.errors import UsageError
+from hpcdl.core.errors import CorruptError, UsageError, shown
+from hpcdl.core.paths import typed
 from hpcdl.models.table import MODELS
 from hpcdl.node.topology.machines import read_machine
 from hpcdl.predict.calibration import MeasuredStep
@@ -154,10 +155,11 @@ def _check_enough(item: Evidence, network: Network | None) -> None:
     size = item.sizes[0]
     strategy = item.observations[0].job.strategy
     other = 2 * size if size == 1 else 1
+    words = ["train", "--model", item.model, "--strategy", "ring" if strategy == "single" else strategy]
+    words += ["--ranks", str(other + (1 if has_servers(strategy) else 0))]
     raise UsageError(
         f"all runs of {item.model} have {size} worker{'s' if size > 1 else ''}, so nothing tells what an exchange"
-        f" costs: run hpcdl train --model {item.model} --strategy {'ring' if strategy == 'single' else strategy}"
-        f" --ranks {other + (1 if has_servers(strategy) else 0)} too, or name the network with --network"
+        f" costs: run {typed(*words)} too, or name the network with --network"
     )
 
 
@@ -236,16 +238,21 @@ def _job_of(run: Run, gradient_bytes: int | None, several_threads: bool, remarks
         threads=(run.threads or 0) if several_threads else 0,
         lengths=lengths_of(run.model, gradient_bytes),
         compressed=settings.get("compress", "none") != "none",
-        bucket_bytes=run.bucket_bytes or _bytes_of(settings.get("bucket-size", AUTO)),
+        bucket_bytes=run.bucket_bytes or _bytes_of(settings.get("bucket-size", AUTO), run),
         placement=settings.get("placement", "") if has_servers(strategy) else "",
         period=int(settings.get("period", 1)) if STRATEGIES[strategy].features.elastic else 1,
         variant=settings.get("variant", "3") if strategy == "sync-easgd" else "3",
     )
 
 
-def _bytes_of(size: str) -> int:
+def _bytes_of(size: str, run: Run) -> int:
     """Of a bucket, as a record writes it down; the default where nothing says what a run has found."""
-    return BUCKET_BYTES if size == AUTO else int(float(size))
+    if size == AUTO:
+        return BUCKET_BYTES
+    try:
+        return int(float(size))
+    except (ValueError, TypeError, OverflowError):
+        raise CorruptError(f"the record of {run.name} is damaged: bucket-size is {shown(size)}, no size") from None
 
 
 def _is_shared(job: StepJob) -> bool:
@@ -333,8 +340,8 @@ def guessed_evidence(model: str, batch: int, machine: str | None) -> Evidence:
     info = MODELS.get(model)
     if info is None:
         raise UsageError(
-            f"--model {model}: its operations are not known, so one node has to be measured: run hpcdl train --model"
-            f" {model} --ranks 1 and name the run; or give one of {', '.join(MODELS)}"
+            f"--model {model}: its operations are not known, so one node has to be measured: run "
+            f"{typed('train', '--model', model, '--ranks', 1)} and name the run; or give one of {', '.join(MODELS)}"
         )
     found = read_machine(machine or "generic")
     cores = len(found.topology.cores)

@@ -11,6 +11,7 @@ import typer
 from hpcdl.cli.options import JsonFlag
 from hpcdl.cli.output import print_json, print_table, put, say
 from hpcdl.core.errors import UsageError
+from hpcdl.core.paths import typed
 from hpcdl.core.units import format_bytes, format_count
 
 _CLASSES_SHOWN = 20
@@ -53,7 +54,8 @@ def inspect(
         return
     _show(found)
     model = "FILE.py:build" if found.fields else "lenet"
-    say(f"next: hpcdl train --model {model} --data {folder}" if verify else f"next: hpcdl inspect {folder} --verify")
+    words = ("train", "--model", model, "--data", folder) if verify else ("inspect", folder, "--verify")
+    say(f"next: {typed(*words)}")
 
 
 def _make(out: Path) -> None:

@@ -11,6 +11,7 @@ import typer
 
 from hpcdl.cli.options import ConfigFlag, JsonFlag, SetFlag, effective, takes_settings
 from hpcdl.cli.output import print_json, say
+from hpcdl.core.paths import typed
 from hpcdl.core.protocols import Communicator
 from hpcdl.core.signals import caught
 from hpcdl.core.units import format_bytes, format_count, format_seconds
@@ -105,7 +106,7 @@ def _show_report(report: Any, target: Path) -> None:
     kept = f", {report.kept} kept from before" if report.kept else ""
     say(f"{report.written} shards written in {format_seconds(report.seconds)}{kept}: {target}")
     model = "FILE.py:build" if manifest.fields else "lenet"
-    say(f"next: hpcdl inspect {target} --verify, or hpcdl train --model {model} --data {target}")
+    say(f"next: {typed('inspect', target, '--verify')}, or {typed('train', '--model', model, '--data', target)}")
 
 
 def _plan_document(job: Any) -> dict[str, Any]:

@@ -10,6 +10,7 @@ import typer
 from hpcdl.cli.groups import completer
 from hpcdl.cli.options import JsonFlag
 from hpcdl.cli.output import print_json, put, say
+from hpcdl.core.paths import typed
 from hpcdl.core.units import format_bytes
 
 commands = typer.Typer(no_args_is_help=True, help="Look at this node, or at a known machine.")
@@ -79,7 +80,8 @@ def show(
     put("\n".join(draw(topology, plan.cpus_by_local_rank)))
     if planned.sentence:
         say(planned.sentence)
-    say("next: hpcdl tune-threads --model M --batch-size B" + (f" --plan --machine {machine}" if machine else ""))
+    also = ["--plan", "--machine", machine] if machine else []
+    say(f"next: {typed('tune-threads', '--model', 'M', '--batch-size', 'B', *also)}")
 
 
 @commands.command(epilog='Example: eval "$(hpcdl node env --model resnet50)"')

@@ -14,6 +14,7 @@ from hpcdl.cli.groups import GroupedCommand
 from hpcdl.cli.options import ConfigFlag, JsonFlag, SetFlag, effective, takes_settings
 from hpcdl.cli.output import print_json, print_table, put, say
 from hpcdl.config.schema import TuneConfig
+from hpcdl.core.paths import typed
 from hpcdl.core.progress import progress
 from hpcdl.core.units import format_bytes, format_rate, format_seconds
 
@@ -151,7 +152,8 @@ def _show_result(tuned: Tuned, json: bool) -> None:
         say("no trial ended within the budget: the defaults stay in force, nothing was stored; give a longer --budget")
         return
     say(f"profile: {tuned.path}")
-    say(f"next: hpcdl train --model {tuned.profile.model} --data DIR --strategy ring --ranks N   (it uses the profile)")
+    command = typed("train", "--model", tuned.profile.model, "--data", "DIR", "--strategy", "ring", "--ranks", "N")
+    say(f"next: {command}   (it uses the profile)")
 
 
 def _print_tables(tuned: Tuned) -> None:

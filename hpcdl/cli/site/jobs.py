@@ -11,6 +11,7 @@ import typer
 from hpcdl.cli.options import JsonFlag
 from hpcdl.cli.output import print_json, print_table, put, say
 from hpcdl.core.errors import UsageError
+from hpcdl.core.paths import quoted, typed
 from hpcdl.core.units import format_rate
 
 if TYPE_CHECKING:
@@ -58,7 +59,8 @@ def jobs(
     header = ("job", "name", "state", "nodes", "step", "speed", "loss", "log ends with")
     print_table(header, [_row(view) for view in views])
     last = views[-1].job
-    say(f"next: less {last.folder}/log-{last.number}.txt" + (f"; hpcdl report {last.run_dir}" if last.run_dir else ""))
+    log = quoted(Path(last.folder) / f"log-{last.number}.txt")
+    say(f"next: less {log}" + (f"; {typed('report', Path(last.run_dir))}" if last.run_dir else ""))
 
 
 def _grow(word: str | None, run: str | None, *, json: bool) -> None:
@@ -76,7 +78,7 @@ def _grow(word: str | None, run: str | None, *, json: bool) -> None:
         print_json({"asked": str(run_dir)})
         return
     put(f"asked {run_dir} for more workers")
-    say(f"next: hpcdl watch {run_dir}; the run itself says what becomes of it")
+    say(f"next: {typed('watch', run_dir)}; the run itself says what becomes of it")
 
 
 def cancel(number: Annotated[str, typer.Argument(metavar="JOB", help="Number of the job.")]) -> None:
@@ -87,7 +89,7 @@ def cancel(number: Annotated[str, typer.Argument(metavar="JOB", help="Number of 
     submitted.cancel(job)
     put(f"cancelled job {job.number}")
     if job.run_dir:
-        say(f"next, to go on: hpcdl submit ... -- train --run-dir {job.run_dir} --resume ...")
+        say(f"next, to go on: hpcdl submit ... -- train --run-dir {quoted(Path(job.run_dir))} --resume ...")
 
 
 def _row(view: JobView) -> tuple[str, ...]:

@@ -17,6 +17,7 @@ from hpcdl.config.schema import (
     PrecisionBenchConfig,
     StepBenchConfig,
 )
+from hpcdl.core.paths import typed
 from hpcdl.core.progress import progress
 from hpcdl.core.units import format_bytes, format_count, format_rate, format_seconds
 
@@ -59,7 +60,8 @@ def step(flags: dict[str, Any], config: ConfigFlag = None, set_: SetFlag = None,
     sent = result.bytes_sent_per_step
     put(f"sent per rank and step {'unknown' if sent is None else format_bytes(sent)}")
     put(f"peak memory per rank   {format_bytes(result.peak_memory_bytes)}")
-    say(f"next: hpcdl train --model {result.model} --data DIR --strategy {result.strategy} --ranks {result.ranks}")
+    words = ["--data", "DIR", "--strategy", result.strategy, "--ranks", result.ranks]
+    say(f"next: {typed('train', '--model', result.model, *words)}")
 
 
 @commands.command(cls=GroupedCommand, epilog="Example: hpcdl bench allreduce --ranks 2 --sizes 4KiB,1MiB,25MiB")
@@ -172,7 +174,7 @@ def precision(flags: dict[str, Any], config: ConfigFlag = None, set_: SetFlag = 
     put(f"accuracy of {digits.network} on the digits, {digits.epochs} epochs")
     rows = [[name, *(f"{value:.3f}" for value in reached)] for name, reached in digits.accuracy.items()]
     print_table(["precision", *(f"seed {seed}" for seed in digits.seeds)], rows)
-    say(f"next: hpcdl train --model {result.model} --data DIR --precision {result.precision}")
+    say(f"next: {typed('train', '--model', result.model, '--data', 'DIR', '--precision', result.precision)}")
 
 
 @commands.command(
@@ -196,8 +198,8 @@ def input_command(
         print_json(dataclasses.asdict(result))
         return
     _print_input(result)
-    ranks = f" --ranks {result.ranks}" if result.ranks > 1 else ""
-    say(f"next: hpcdl train --model lenet --data {data} --batch-size {result.batch_size}{ranks}")
+    words = ["--batch-size", result.batch_size, *(["--ranks", result.ranks] if result.ranks > 1 else [])]
+    say(f"next: {typed('train', '--model', 'lenet', '--data', data, *words)}")
 
 
 def _print_input(result: InputResult) -> None:

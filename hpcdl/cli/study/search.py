@@ -12,6 +12,7 @@ from hpcdl.cli.options import JsonFlag, SetFlag, takes_settings
 from hpcdl.cli.output import print_json, put, say
 from hpcdl.config.search import SearchConfig, load_search
 from hpcdl.core.errors import HpcdlError
+from hpcdl.core.paths import typed
 from hpcdl.core.progress import progress
 
 if TYPE_CHECKING:
@@ -68,7 +69,7 @@ def search(
                 for name, value in zip(record.objectives, record.trial(number).values, strict=True)
             )
             put(f"{told}: {command}")
-    say(f"next: hpcdl report {folder} --out {folder}/report")
+    say(f"next: {typed('report', folder, '--out', folder / 'report')}")
     if not record.front:
         failed = [trial for trial in record.trials if trial.message]
         why = f"; trial {failed[0].number}: {failed[0].message}" if failed else ""

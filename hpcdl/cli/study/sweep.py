@@ -14,6 +14,7 @@ from hpcdl.cli.options import JsonFlag, MachineFlag, NetworkFlag, SetFlag, takes
 from hpcdl.cli.output import print_json, print_table, put, say
 from hpcdl.config.study import Study, StudyConfig, load_study
 from hpcdl.core.errors import HpcdlError, UsageError
+from hpcdl.core.paths import typed
 from hpcdl.core.progress import progress
 from hpcdl.core.units import format_seconds, format_seconds_interval, parse_seconds
 
@@ -128,7 +129,7 @@ def _run(folder: Path, study: Study, plan: RunPlan, state: StudyState, json: boo
         print_json({"folder": str(folder), **dataclasses.asdict(state)})
     else:
         put(f"{folder}: {state.count('finished')} of {len(state.runs)} runs finished")
-    say(f"next: hpcdl report {folder} --out {folder}/report")
+    say(f"next: {typed('report', folder, '--out', folder / 'report')}")
     raise_for(state, folder)
 
 
@@ -152,8 +153,8 @@ def _submit(folder: Path, study: Study, plan: RunPlan, given: dict[str, str], re
         ]
         print_table(("nodes", "runs", "finished", "failed", "job", "state"), rows)
     left = [part for part in parts if part.finished < part.runs]
-    told = f"hpcdl jobs; when they have ended, hpcdl report {folder} --out {folder}/report"
-    say(f"next: {told}" if left else f"next: hpcdl report {folder} --out {folder}/report")
+    report = typed("report", folder, "--out", folder / "report")
+    say(f"next: hpcdl jobs; when they have ended, {report}" if left else f"next: {report}")
 
 
 def _follow(bar: Any, news: News) -> None:

@@ -9,6 +9,7 @@ import typer
 
 from hpcdl.cli.options import JsonFlag
 from hpcdl.cli.output import print_json, print_table, put, say
+from hpcdl.core.paths import quoted, typed
 from hpcdl.core.units import format_bytes, format_seconds
 
 
@@ -47,4 +48,4 @@ def checkpoints(
         )
     require_whole(found)
     if found and not json:
-        say(f"next: go on with --resume --run-dir {run}, or hpcdl evaluate {run} --data DIR")
+        say(f"next: go on with --resume --run-dir {quoted(run)}, or {typed('evaluate', run, '--data', 'DIR')}")

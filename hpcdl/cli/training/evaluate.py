@@ -10,6 +10,7 @@ import typer
 
 from hpcdl.cli.options import JsonFlag, TrustFlag
 from hpcdl.cli.output import print_json, put, say
+from hpcdl.core.paths import typed
 
 RunArgument = Annotated[Path, typer.Argument(metavar="RUN", help="Folder of a run.")]
 
@@ -51,7 +52,7 @@ def evaluate(
         return
     metrics = ", ".join(f"{metric} {value:.4f}" for metric, value in result.metrics.items())
     put(f"{name}: loss {result.loss:.4f}, {metrics} on {result.num_samples} samples")
-    say(f"next: hpcdl export {run} --to keras DIR")
+    say(f"next: {typed('export', run, '--to', 'keras', 'DIR')}")
 
 
 def export(

@@ -12,6 +12,7 @@ import typer
 
 from hpcdl.cli.options import JsonFlag
 from hpcdl.cli.output import print_json, print_table, put, say, table_lines
+from hpcdl.core.paths import typed
 from hpcdl.core.units import common_unit
 
 if TYPE_CHECKING:
@@ -70,7 +71,7 @@ def runs(
     _print_runs(shown, settings)
     say(f"{len(shown)} of {len(found)} runs" if len(shown) != len(found) else f"{len(found)} runs")
     if len(shown) > 1:
-        say(f"next: hpcdl diff {shown[0].path} {shown[-1].path}, or hpcdl report {folder}")
+        say(f"next: {typed('diff', shown[0].path, shown[-1].path)}, or {typed('report', folder)}")
 
 
 def _print_runs(shown: Sequence[ListedRun], settings: Sequence[str]) -> None:
@@ -123,7 +124,7 @@ def diff(first: RunArgument, second: RunArgument, json: JsonFlag = False) -> Non
     ]  # fmt: skip
     put(f"first: {first}\nsecond: {second}")
     print_table(("kind", "what", "first", "second", "ratio"), rows)
-    say(f"next: hpcdl report {first} {second} --out report")
+    say(f"next: {typed('report', first, second, '--out', 'report')}")
 
 
 def _short(text: str) -> str:

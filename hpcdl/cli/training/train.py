@@ -16,6 +16,7 @@ from hpcdl.cli.output import print_json, put, say
 from hpcdl.config.load import Layer
 from hpcdl.config.schema import TrainConfig
 from hpcdl.core.errors import UsageError
+from hpcdl.core.paths import typed
 from hpcdl.core.progress import Progress, progress
 from hpcdl.core.units import format_rate, format_seconds
 
@@ -89,7 +90,7 @@ def print_summary(run_dir: Path, record: RunRecord) -> None:
     put(f"{run_dir}: {record.steps} steps on {record.workers} workers; {', '.join(facts)}")
     for warning in record.warnings:
         say(f"warning: {warning}")
-    say(f"next: hpcdl report {run_dir} --out {run_dir}/report")
+    say(f"next: {typed('report', run_dir, '--out', run_dir / 'report')}")
 
 
 class Follower:

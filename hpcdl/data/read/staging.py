@@ -23,6 +23,7 @@ import numpy.typing as npt
 
 from hpcdl.core.disk import Made, make_private_folder, open_new, remove_private
 from hpcdl.core.errors import CorruptError, HpcdlError, UsageError
+from hpcdl.core.paths import typed
 from hpcdl.core.protocols import Communicator
 from hpcdl.core.signals import caught
 from hpcdl.core.units import format_bytes
@@ -282,7 +283,7 @@ def _copy(
         if wrong:
             source = dataset.folder
             raise CorruptError(
-                f"the copy of {wrong[0]} is damaged; check the original with `hpcdl inspect {source} --verify`"
+                f"the copy of {wrong[0]} is damaged; check the original with `{typed('inspect', source, '--verify')}`"
             )
 
 

@@ -20,9 +20,10 @@ from hpcdl.core.disk import rewrite
 from hpcdl.core.errors import CorruptError, RankError, StoppedEarly
 from hpcdl.core.files import parse_json, read_json, write_json
 from hpcdl.core.records import from_json
+from hpcdl.core.run_state import RANKS
 from hpcdl.core.wall import WALL
 
-FOLDER = "ranks"
+FOLDER = RANKS
 """Folder inside a run directory that holds the status files and the launcher's log."""
 TABLE = "all.json"
 """In it, the table of all ranks."""

@@ -13,6 +13,7 @@ from hpcdl.config.schema import BUCKET_BYTES
 from hpcdl.config.settings import AUTO
 from hpcdl.core.errors import CorruptError, UsageError, shown
 from hpcdl.core.paths import typed
+from hpcdl.core.run_state import is_measured
 from hpcdl.models.table import MODELS
 from hpcdl.node.topology.machines import read_machine
 from hpcdl.predict.calibration import MeasuredStep
@@ -122,7 +123,7 @@ def gather_evidence(
     """
     usable = [run for run in runs if run.usable and run.global_batch > 0]
     if not usable:
-        reasons = Counter("of no step" if run.status not in ("failed", "running") else run.status for run in runs)
+        reasons = Counter("of no step" if is_measured(run.status) else run.status for run in runs)
         told = ", ".join(f"{count} {reason}" for reason, count in reasons.items())
         raise UsageError(
             f"none of {len(runs)} runs has a throughput ({told}): train for at least 20 steps after the warm-up"

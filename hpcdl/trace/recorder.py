@@ -7,13 +7,14 @@ import fcntl
 import gc
 import itertools
 import os
+import secrets
 import shutil
 import sys
 import tempfile
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -32,7 +33,7 @@ from hpcdl.comm.observed import (
     Recorder,
 )
 from hpcdl.config.tracing import FULL, OFF, UNASKED, parse_trace
-from hpcdl.core.disk import creating, is_own, is_own_file, make_private_folder, remove_file, remove_private, touch
+from hpcdl.core.disk import creating, is_own, is_own_file, remove_file, remove_private, touch
 from hpcdl.core.errors import HpcdlError, StoppedEarly
 from hpcdl.core.wall import WALL
 from hpcdl.trace.counters import sample
@@ -303,19 +304,23 @@ def _heard(recorder: Recorder, communicator: Observed, begin: Callable[[], None]
 
 
 def _opened(text: str, communicator: Observed, place: Path) -> TraceRecorder:
-    """With a file on this node's own storage; `place` says where."""
+    """With a file on this node's own storage; `place` says where, before it is there: this process may be killed."""
     _sweep()
     local = None
     try:
-        local = make_private_folder(f"{PREFIX}{os.geteuid()}-").path
+        named = Path(tempfile.gettempdir()) / f"{PREFIX}{os.geteuid()}-{secrets.token_hex(8)}"
+        touch(place, f"{communicator.host}\n{named / file_name(communicator.rank)}\n".encode())
+        named.mkdir(0o700)
+        local = named
         role = communicator.observation.role
         recorder = TraceRecorder(
             text, local, rank=communicator.rank, size=communicator.size, host=communicator.host, role=role
         )
-        touch(place, f"{communicator.host}\n{recorder.file.path}\n".encode())
     except OSError as error:
         if local is not None:
             _drop(local)
+        with contextlib.suppress(OSError):
+            remove_file(place)
         where = f"{tempfile.tempdir or 'the folder of temporary files'} on {communicator.host}"
         raise HpcdlError(f"no trace can be kept in {where}: {error.strerror}; set TMPDIR, or --trace off") from error
     return recorder
@@ -383,22 +388,46 @@ def collected(run_dir: Path) -> Iterator[None]:
         collect(run_dir)
 
 
-def collect(run_dir: Path) -> list[str]:
-    """Fetch what killed ranks have left on this node; returns a line for each file that lies elsewhere, or nowhere."""
-    left, own = [], is_own(run_dir)
+def places_in(run_dir: Path) -> dict[Path, tuple[str, Path]]:
+    """Of each file that says where a rank's trace lies: host and path."""
+    found = {}
     for place in sorted((run_dir / FOLDER).glob("rank-*" + PLACE)):
-        lines = [*place.read_text(encoding="utf-8", errors="replace").splitlines(), "", ""]
-        host, path = lines[0], Path(lines[1])
+        with contextlib.suppress(OSError):  # the rank has just brought it
+            lines = [*place.read_text(encoding="utf-8", errors="replace").splitlines(), "", ""]
+            found[place] = lines[0], Path(lines[1])
+    return found
+
+
+def is_written(path: Path) -> bool:
+    """Whether the rank whose trace this is lives: it holds it locked."""
+    with contextlib.suppress(OSError), path.open("rb") as file:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            return True
+    return False
+
+
+def collect(run_dir: Path, places: Mapping[Path, tuple[str, Path]] | None = None) -> list[str]:
+    """Fetch what killed ranks have left on this node; returns a line for each file that lies elsewhere, or nowhere.
+
+    `places`: as they were (by default those of now). What no longer counts, because new ranks have begun, is removed.
+    """
+    left, now = [], places_in(run_dir)
+    for place, (host, path) in (now if places is None else places).items():
         target = run_dir / FOLDER / f"{place.stem}.trace"
         honest = path.name == target.name and path.parent.name.startswith(PREFIX)
-        if host != os.uname().nodename or not honest or not own or not is_own_file(path):
+        if host != os.uname().nodename or not honest or not is_own(run_dir):
             left.append(f"{place.stem}: its trace was left on {host} in {path}")
             continue
         try:
-            with path.open("rb") as left_there, creating(target) as out:
-                shutil.copyfileobj(left_there, out)
+            counts = now.get(place) == (host, path)
+            if counts and is_own_file(path):
+                with path.open("rb") as left_there, creating(target) as out:
+                    shutil.copyfileobj(left_there, out)
             _drop(path.parent)
-            remove_file(place)
+            if counts:
+                remove_file(place)
         except OSError as error:
             left.append(f"{place.stem}: its trace stays in {path}: {error.strerror or error}")
     return left

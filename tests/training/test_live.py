@@ -59,7 +59,7 @@ def test_ranks_answer_while_somebody_looks_on(tmp_path: Path) -> None:
         view.close()
         assert not (folder.parent / "viewed").exists()
     now = LiveView(tmp_path).look()
-    assert (now.status, now.ranks) == ("no longer running", [])
+    assert (now.status, now.ranks) == ("lost", [])
 
 
 def test_a_bar_is_always_as_long() -> None:
@@ -76,4 +76,4 @@ def test_the_command_ends_with_the_run(run_hpcdl: CommandLine, tmp_path: Path) -
         tmp_path / "run", {"kind": "start", "steps": 9, "done": 0, "at": 1.0}, {"kind": "step", "step": 9, "at": 2.0}
     )
     told = run_hpcdl(["watch", tmp_path / "run"])
-    assert told.code == 0 and told.out.startswith("no longer running  step 9 of 9"), told.err
+    assert told.code == 0 and told.out.startswith("lost  step 9 of 9"), told.err

@@ -56,7 +56,7 @@ def jobs(
     if not views:
         say("no jobs yet; next: hpcdl submit --nodes N -- train ...")
         return
-    header = ("job", "name", "state", "nodes", "step", "speed", "loss", "log ends with")
+    header = ("job", "name", "state", "run", "nodes", "step", "speed", "loss", "log ends with")
     print_table(header, [_row(view) for view in views])
     last = views[-1].job
     log = quoted(Path(last.folder) / f"log-{last.number}.txt")
@@ -97,4 +97,4 @@ def _row(view: JobView) -> tuple[str, ...]:
     speed = "" if view.images_per_second is None else format_rate(view.images_per_second, view.counted)
     loss = "" if view.loss is None else f"{view.loss:.4f}"
     tail = view.log_tail if len(view.log_tail) <= 70 else view.log_tail[:67] + "..."
-    return view.job.number, view.job.name, view.state, str(view.job.nodes), step, speed, loss, tail
+    return view.job.number, view.job.name, view.state, view.run_state, str(view.job.nodes), step, speed, loss, tail

@@ -13,7 +13,8 @@ from hpcdl.core.disk import touch
 from hpcdl.core.errors import CorruptError, HpcdlError, UsageError
 from hpcdl.core.files import MOST_JSON_BYTES, open_regular, read_json, write_json
 from hpcdl.core.paths import user_cache_folder
-from hpcdl.core.records import event_of, from_json
+from hpcdl.core.records import FILE_NAME, event_of, from_json
+from hpcdl.core.run_state import state_of
 from hpcdl.core.units import IMAGES
 
 
@@ -36,7 +37,8 @@ class Job:
 class JobView:
     """A job as it stands: the batch system's state, the run's last step, and the end of the log.
 
-    `counted` is what `images_per_second` counts.
+    `counted` is what `images_per_second` counts. `run_state` is what has become of its run, empty before it has a
+    record (core/run_state.py).
     """
 
     job: Job
@@ -47,6 +49,7 @@ class JobView:
     counted: str = IMAGES
     loss: float | None = None
     log_tail: str = ""
+    run_state: str = ""
 
 
 def folder() -> Path:
@@ -85,7 +88,8 @@ def look(job: Job) -> JobView:
         state = find_system(job.system).state(job.number)
     except HpcdlError:
         state = "unknown"
-    events = _last_events(Path(job.run_dir)) if job.run_dir else {}
+    run_dir = Path(job.run_dir) if job.run_dir else None
+    events = _last_events(run_dir) if run_dir else {}
     # Step events come twice a second at most: a run's last steps are told by the end of its epoch alone.
     newest, start = events.get("newest", {}), events.get("start", {})
     return JobView(
@@ -97,6 +101,7 @@ def look(job: Job) -> JobView:
         counted=start.get("counted", IMAGES),
         loss=newest.get("loss"),
         log_tail=_log_tail(job),
+        run_state=state_of(run_dir) if run_dir and (run_dir / FILE_NAME).exists() else "",
     )
 
 

@@ -4,10 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
 
+from hpcdl.core.run_state import FAILED, LOST, STOPPED, is_measured
 from hpcdl.report.analysis.names import counted, listed, point_name
 from hpcdl.report.analysis.scaling import Curve
 from hpcdl.report.analysis.settings import trifling_differences
-from hpcdl.report.runs.run import EMULATED, NOT_MEASURED, Run
+from hpcdl.report.runs.run import EMULATED, Run
+
+UNFINISHED = "did not finish"
 
 
 def caveats(runs: Sequence[Run], unreadable: Sequence[str], curves: Sequence[Curve]) -> list[str]:
@@ -37,8 +40,10 @@ def _unreadable(unreadable: Sequence[str]) -> Iterable[str]:
 
 
 def _not_finished(runs: Sequence[Run]) -> Iterable[str]:
-    for status, word in (("failed", "failed"), ("running", "did not finish")):
-        found = [_told(run) for run in runs if run.status == status]
+    words = {FAILED: "failed", LOST: "was lost with its processes", STOPPED: "stopped early"}
+    unfinished = [run for run in runs if not is_measured(run.status)]
+    for word in (*words.values(), UNFINISHED):
+        found = [_told(run) for run in unfinished if words.get(run.status, UNFINISHED) == word]
         if found:
             yield f"{counted(len(found), 'run')} {word}, left out of every mean: {listed(found)}"
 
@@ -48,7 +53,7 @@ def _told(run: Run) -> str:
 
 
 def _impossible(runs: Sequence[Run]) -> Iterable[str]:
-    measured = [run for run in runs if run.status not in NOT_MEASURED and not run.usable]
+    measured = [run for run in runs if is_measured(run.status) and not run.usable]
     absent = [run.name for run in measured if run.images_per_second is None]
     wrong = [run.name for run in measured if run.images_per_second is not None]
     if absent:

@@ -16,6 +16,8 @@ from hpcdl.core.errors import CorruptError, UsageError, suggestion
 from hpcdl.core.files import parse_json, read_bytes
 from hpcdl.core.from_json import check_fields
 from hpcdl.core.records import FILE_NAME, SCHEMA, RunRecord
+from hpcdl.core.records import FILE_NAME, SCHEMA
+from hpcdl.core.run_state import RUNNING, state_of
 from hpcdl.core.units import IMAGES
 from hpcdl.report.runs.sources import find_run_dirs, run_name, uncollected
 
@@ -80,7 +82,7 @@ def list_runs(folder: Path) -> tuple[list[ListedRun], list[str]]:
 def read_flat(run_dir: Path) -> dict[str, Any]:
     """A run's record without its long lists (steps' times, history, ranks); CorruptError where it is none.
 
-    Where these are not found, all of it is parsed.
+    Where these are not found, all of it is parsed. Its `status` is the state that the run is in.
     """
     path = run_dir / FILE_NAME
     try:
@@ -97,6 +99,7 @@ def read_flat(run_dir: Path) -> dict[str, Any]:
     schema = record.get("schema") if isinstance(record, dict) else None
     if schema != SCHEMA:
         raise CorruptError(f"{path} has schema {schema!r}, this hpcdl reads {SCHEMA!r}")
+    record["status"] = state_of(run_dir, str(record.get("status", RUNNING)))
     record.setdefault("counted", IMAGES)
     try:
         check_fields(RunRecord, record)

@@ -13,12 +13,11 @@ from typing import Any
 
 from hpcdl.core.from_json import maker
 from hpcdl.core.records import PARTS, HistoryPoint, RankRecord, RunRecord, from_json
+from hpcdl.core.run_state import is_measured
 from hpcdl.core.statistics import quantiles
 from hpcdl.core.units import IMAGES
 
 MODES = ("weak", "strong", "scale-up")
-NOT_MEASURED = ("failed", "running")
-"""States of a record whose numbers are not a measurement."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -91,7 +90,7 @@ class Run:
 
     def __post_init__(self) -> None:
         counted = self.workers >= 1 and self.nodes >= 1 and (self.threads or 1) >= 1
-        usable = counted and self.status not in NOT_MEASURED and positive(self.images_per_second)
+        usable = counted and is_measured(self.status) and positive(self.images_per_second)
         object.__setattr__(self, "usable", usable)
 
     @property

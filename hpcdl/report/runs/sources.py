@@ -11,7 +11,7 @@ import itertools
 import os
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from types import MappingProxyType
@@ -21,6 +21,7 @@ from hpcdl.core.errors import CorruptError, UsageError
 from hpcdl.core.files import read_json
 from hpcdl.core.progress import NullProgress, Progress
 from hpcdl.core.records import FILE_NAME, read_record_with
+from hpcdl.core.run_state import state_of
 from hpcdl.core.side_by_side import side_by_side
 from hpcdl.core.units import parse_bytes
 from hpcdl.report.runs.run import Run, from_document, packed, parse_record, unpacked
@@ -127,11 +128,13 @@ def _read_all(named: Sequence[tuple[Path, Path]], bar: Progress) -> list[Run | s
 
 def _read(path: Path, run_dir: Path) -> Run | str:
     try:
-        return read_record_with(partial(from_document, name=run_name(path, run_dir)), run_dir, parse=parse_record)
+        run = read_record_with(partial(from_document, name=run_name(path, run_dir)), run_dir, parse=parse_record)
     except CorruptError as error:
         if run_dir == path:
             raise
         return str(error)
+    state = state_of(run_dir, run.status)
+    return run if state == run.status else replace(run, status=state)
 
 
 def _packed(found: Sequence[Run | str]) -> list[Any]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Sequence
 
+from hpcdl.core.run_state import LOST, is_measured
 from hpcdl.report.analysis.analyse import Analysis
 from hpcdl.report.analysis.names import counted, listed
 from hpcdl.report.analysis.settings import default_of, told_keys, values_of
@@ -94,6 +95,6 @@ def _failed(failed: Sequence[Run], rate: Column) -> Table:
 
 
 def _reason(run: Run, rate: Column) -> str:
-    if run.status == "running":
-        return "the record was not finished"
+    if not is_measured(run.status):
+        return "its processes are gone" if run.status == LOST else "the record was not finished"
     return "no throughput" if run.images_per_second is None else f"throughput {run.images_per_second:g} {rate.name}"

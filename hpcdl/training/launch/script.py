@@ -16,15 +16,17 @@ from hpcdl.cluster.launchers import find_launcher
 from hpcdl.cluster.status import FOLDER
 from hpcdl.comm.agree import decided
 from hpcdl.comm.observed import observe
-from hpcdl.config.load import Effective
+from hpcdl.config.load import Effective, as_toml_values
 from hpcdl.config.schema import ScriptConfig
 from hpcdl.core.errors import UsageError
 from hpcdl.core.paths import own_program
 from hpcdl.core.records import RunRecord, read_record
+from hpcdl.core.units import SAMPLES
 from hpcdl.node.topology.machines import read_topology
 from hpcdl.trace.recorder import collected
 from hpcdl.training.launch import rundir
 from hpcdl.training.launch.fewer import check_fewer, check_least
+from hpcdl.training.launch.guard import guarded
 from hpcdl.training.launch.relaunch import check_starts_ranks, until_done
 from hpcdl.training.launch.train import (
     free_run_dir,
@@ -33,6 +35,7 @@ from hpcdl.training.launch.train import (
     python_of_ranks,
     with_ranks,
 )
+from hpcdl.training.session.ended import end_noted, note_end
 from hpcdl.training.session.faults import NETWORK, STRUCK_FROM_BESIDE, check_injected
 from hpcdl.training.session.output import PREFIXED_VARIABLE, Output
 
@@ -88,7 +91,8 @@ def run_script(
                     command = own_program("hpcdl.training.keras.process.script", *words, python=python)
                     local.start(plan, command, folder=run_dir / FOLDER, tick=output.forward)
 
-            with collected(run_dir), contextlib.closing(output):
+            unstarted = functools.partial(_unstarted, effective, script)
+            with end_noted(run_dir, unstarted), guarded(run_dir), collected(run_dir), contextlib.closing(output):
                 until_done(launch, run_dir, effective, facts, say)
     return run_dir, read_record(run_dir)
 
@@ -105,6 +109,22 @@ def _choose_run_dir(effective: Effective[ScriptConfig], script: Script) -> Path:
                 f"--resume: {run_dir} began with {began}, not with {script.path}; choose another --run-dir"
             )
     return run_dir
+
+
+def _unstarted(effective: Effective[ScriptConfig], script: Script) -> RunRecord:
+    """The record of a run that ended before its ranks had written one."""
+    ranks = effective.config.run.ranks
+    return RunRecord(
+        strategy="script",
+        model=script.path.stem,
+        data="",
+        counted=SAMPLES,
+        ranks=ranks,
+        workers=ranks,
+        batch_per_rank=None,
+        global_batch=None,
+        config={**as_toml_values(effective.config), "script": str(script.path)},
+    )
 
 
 def _facts(script: Script) -> dict[str, object]:
@@ -137,7 +157,7 @@ def run_inside(effective: Effective[ScriptConfig], script: Script, place: Placem
 
         folder, word = decided(communicator, decide)
         run_dir = Path(folder)
-        watch = watch_of(communicator, run_dir / FOLDER / WATCH_FOLDER / word)
+        watch = watch_of(communicator, run_dir / FOLDER / WATCH_FOLDER / word, lambda error: note_end(run_dir, error))
         speaks = functools.partial(speaks_first, watch.folder)
-        with leaving_together(communicator, speaks), watching(watch), caught(lambda _: interrupt(run_dir)):
+        with leaving_together(communicator, run_dir, speaks), watching(watch), caught(lambda _: interrupt(run_dir)):
             execute(str(script.path), list(script.arguments), config, run_dir, communicator, watch)

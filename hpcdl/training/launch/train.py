@@ -20,7 +20,7 @@ from hpcdl.cluster.status import FOLDER
 from hpcdl.comm.agree import decided
 from hpcdl.comm.observed import observe
 from hpcdl.comm.tcp.communicator import make_secret
-from hpcdl.config.load import Config, Effective, flatten, replace
+from hpcdl.config.load import Config, Effective, as_toml_values, flatten, replace
 from hpcdl.config.schema import LaunchConfig, TrainConfig
 from hpcdl.core.errors import Interrupted, StoppedEarly, UsageError
 from hpcdl.core.lifeline import identity
@@ -37,12 +37,15 @@ from hpcdl.node.topology.machines import read_topology
 from hpcdl.node.topology.model import Topology
 from hpcdl.strategies.table import find_strategy
 from hpcdl.trace.recorder import collected
-from hpcdl.training.checkpoint.local import guarded, place
+from hpcdl.training.checkpoint.local import guarded as copies_guarded
+from hpcdl.training.checkpoint.local import place
 from hpcdl.training.launch import chips, in_place, rundir
 from hpcdl.training.launch.fewer import check_fewer, check_least, with_least
+from hpcdl.training.launch.guard import guarded
 from hpcdl.training.launch.prepare import Prepared, check_open_servers, prepare
 from hpcdl.training.launch.relaunch import check_starts_ranks, until_done
 from hpcdl.training.loop.journal import EventHandler, JournalReader
+from hpcdl.training.session.ended import end_noted, note_end
 
 NOTHING: Mapping[str, str] = {}
 
@@ -88,7 +91,13 @@ def _train(effective: Effective[TrainConfig], on_event: EventHandler) -> tuple[P
         rundir.create(run_dir, effective, facts)
         for text in said:
             on_event({"kind": "message", "text": text})
-        with place_of_run.restored_if_refused(), collected(run_dir), _copies_kept(prepared.config, run_dir):
+        with (
+            end_noted(run_dir, lambda: _unstarted(prepared, plan)),
+            place_of_run.restored_if_refused(),
+            guarded(run_dir),
+            collected(run_dir),
+            _copies_kept(prepared.config, run_dir),
+        ):
             until_done(
                 launch,
                 run_dir,
@@ -110,11 +119,29 @@ def _plan(prepared: Prepared, environment: Mapping[str, str] = NOTHING) -> tuple
     return plan, [*said, way]
 
 
+def _unstarted(prepared: Prepared, plan: LaunchPlan) -> RunRecord:
+    """The record of a run that ended before its ranks had written one."""
+    return RunRecord(
+        strategy=prepared.info.name,
+        model=prepared.config.model.model,
+        data=prepared.dataset.name,
+        data_checksum=prepared.dataset.checksum,
+        ranks=plan.num_ranks,
+        workers=prepared.num_workers,
+        servers=prepared.num_servers,
+        nodes=-(-plan.num_ranks // plan.ranks_per_node),
+        ranks_per_node=plan.ranks_per_node,
+        batch_per_rank=prepared.config.data.batch_size,
+        global_batch=prepared.global_batch,
+        config=as_toml_values(prepared.config),
+    )
+
+
 def _copies_kept(config: TrainConfig, run_dir: Path) -> AbstractContextManager[None]:
     """Inside, ranks may leave copies of their state on this node for those that come after them."""
     if not config.checkpoint.local_checkpoint_every:
         return nullcontext()
-    return guarded(place(config.checkpoint.local_checkpoint_folder, run_dir, identity(os.getpid())), run_dir)
+    return copies_guarded(place(config.checkpoint.local_checkpoint_folder, run_dir, identity(os.getpid())), run_dir)
 
 
 def _run(prepared: Prepared, plan: LaunchPlan, run_dir: Path, on_event: EventHandler) -> None:
@@ -217,8 +244,8 @@ def train_inside(effective: Effective[TrainConfig], place: Placement, on_event: 
     communicator = observe(communicator_for(place, mpi=mpi))
     held = contextlib.ExitStack()
     prepared, run_dir, word = _agreed_run_dir(effective, communicator, held)
-    watch = watch_of(communicator, run_dir / FOLDER / WATCH_FOLDER / word)
-    with held, leaving_together(communicator), watching(watch):
+    watch = watch_of(communicator, run_dir / FOLDER / WATCH_FOLDER / word, lambda error: note_end(run_dir, error))
+    with held, leaving_together(communicator, run_dir), watching(watch):
         # Each rank looks for itself: what rank 0 found whole may be damaged on another node.
         run_rank(prepared or prepare(effective), communicator, run_dir, on_event, watch)
     leave_without_lost(communicator)

@@ -13,14 +13,13 @@ from hpcdl.cluster.status import FOLDER as RANKS_FOLDER
 from hpcdl.core.disk import is_own, make_folder, remove_file, touch
 from hpcdl.core.errors import CorruptError, UsageError
 from hpcdl.core.files import read_json
-from hpcdl.core.lock import check_free
-from hpcdl.core.records import FILE_NAME, from_json, read_record
+from hpcdl.core.records import from_json
+from hpcdl.core.run_state import goes_on, state_of
 from hpcdl.core.units import IMAGES
 from hpcdl.training.loop.journal import JournalReader
 from hpcdl.training.session.watch import FOLDER, VIEWED, Note
 
 MOST_ROWS = 20
-GOES_ON, OVER = ("starting", "running"), "no longer running"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -54,7 +53,7 @@ class RunNow:
 
     def goes_on(self) -> bool:
         """Whether there will be more to see."""
-        return self.status in GOES_ON
+        return goes_on(self.status)
 
 
 class LiveView:
@@ -78,8 +77,8 @@ class LiveView:
                 touch(self._folder / VIEWED)
         for event in self._journal.read():
             self._events[event.get("kind", "")] = event
-        status = self._status()
-        ranks = [self._rank_now(note) for note in self._notes()] if status in GOES_ON else []
+        status = state_of(self._run_dir)
+        ranks = [self._rank_now(note) for note in self._notes()] if goes_on(status) else []
         ranks.sort(key=lambda one: (one.steps_per_second is None, one.steps_per_second or 0.0, one.note.rank))
         step, start = self._events.get("step", {}), self._events.get("start", {})
         done, total, first = step.get("step") or 0, start.get("steps"), start.get("done") or 0
@@ -104,18 +103,6 @@ class LiveView:
         if is_own(self._run_dir):
             with contextlib.suppress(OSError, UsageError):
                 remove_file(self._folder / VIEWED)
-
-    def _status(self) -> str:
-        status = "starting"
-        if (self._run_dir / FILE_NAME).exists():
-            status = read_record(self._run_dir).status
-        if status not in GOES_ON:
-            return status
-        try:
-            check_free(self._run_dir)
-        except UsageError:  # somebody writes it
-            return status
-        return OVER
 
     def _notes(self) -> list[Note]:
         """Of the newest start; those of others are of the past."""

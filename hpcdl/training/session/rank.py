@@ -31,6 +31,7 @@ from hpcdl.training.launch import rundir
 from hpcdl.training.launch.in_place import VARIABLE, fewer_of
 from hpcdl.training.launch.prepare import prepare
 from hpcdl.training.session import runtime
+from hpcdl.training.session.ended import note_end
 from hpcdl.training.session.job import run_rank
 from hpcdl.training.session.watch import FOLDER as WATCH_FOLDER
 from hpcdl.training.session.watch import STALL_TIMEOUT_S, Actions, Limits, Watch, leave_without_lost, watching
@@ -200,22 +201,26 @@ def wait_for_the_others(communicator: Observed | None) -> bool:
 
 @contextlib.contextmanager
 def leaving_together(
-    communicator: Observed, speaks: Callable[[str], bool] = lambda state: True
-) -> Iterator[None]:  # fmt: skip
+    communicator: Observed, run_dir: Path | None = None, speaks: Callable[[str], bool] = lambda state: True
+) -> Iterator[None]:
     """Inside, an error of this rank ends the whole job, and no rank leaves a run that stops early before the others.
 
-    For ranks that somebody else's launcher has started: the rank that failed first says so on stderr. `speaks` says,
-    by the state that it is in, whether this one may.
+    For ranks that somebody else's launcher has started: the rank that failed first says so on stderr, and in the record
+    of `run_dir`. `speaks` says, by the state that it is in, whether this one may.
     """
     try:
         yield
     except StoppedEarly as error:
         wait_for_the_others(communicator)
         if communicator.rank == 0:
+            if run_dir is not None:
+                note_end(run_dir, error)
             raise
         raise StoppedEarly("") from error
     except BaseException as error:
         state, exit_code = verdict(error)
+        if run_dir is not None:
+            note_end(run_dir, error, message=one_line(error))
         if communicator.size > 1:
             if isinstance(error, UsageError) and communicator.rank > 0:
                 time.sleep(FIRST_WORD_S)

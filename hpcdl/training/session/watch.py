@@ -491,10 +491,16 @@ def _with_whom(operation: str, peers: Sequence[int], size: int) -> str:
     return f"{join} rank {peers[0]}"
 
 
-def watch_of(communicator: Observed, folder: Path) -> Watch:
-    """A watch for a rank that somebody else's launcher has started: what it finds goes to stderr, and ends the job."""
+def watch_of(
+    communicator: Observed, folder: Path, note: Callable[[RankError], None] = lambda error: None
+) -> Watch:  # fmt: skip
+    """A watch for a rank that somebody else's launcher has started: what it finds goes to stderr, and ends the job.
+
+    `note` hears of it before that.
+    """
 
     def end(error: RankError) -> None:
+        note(error)
         sys.stderr.write(f"hpcdl: {error}\n")
         communicator.abort(error.exit_code)
 

@@ -264,6 +264,12 @@ class InterruptionConfig:
     from_scratch: bool = setting(
         False, "With --resume: start again at step 0; earlier checkpoints are moved aside.", matters=NOTHING
     )
+    from_step: int | None = setting(
+        None,
+        "With --resume: resume from the checkpoint after this step, not the newest.",
+        at_least=1,
+        matters=NOTHING,
+    )
     checkpoint_every: float | str = setting(
         600.0,
         "Time between checkpoints; auto finds it from what they cost and from --mtbf.",

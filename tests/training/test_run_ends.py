@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import json
+import shlex
 import signal
+import subprocess
+import sys
 import time
 from pathlib import Path
 
@@ -11,6 +14,7 @@ import pytest
 
 from hpcdl.training.checkpoint.folders import FOLDER, list_checkpoints
 from tests.conftest import CommandLine, patience
+from tests.training.conftest import Mpi
 from tests.training.training_runs import finish, kill_rank, record_of, start, steps_done, wait_for
 
 pytestmark = pytest.mark.mpi
@@ -75,3 +79,20 @@ def test_a_script_that_fails(run_hpcdl: CommandLine, tmp_path: Path, how: str, c
     assert run_hpcdl(["run", "--ranks", "2", "--profile", "none", "--run-dir", run_dir, script, how]).code == code
     status, message = ended(run_hpcdl, run_dir)
     assert status == "failed" and words in message
+
+
+def test_an_exploding_run_says_how_to_go_back(mpi: Mpi, tmp_path: Path) -> None:
+    """Under somebody else's launcher too, where no process of hpcdl's is left to write the record."""
+    run_dir = tmp_path / "a run"
+    arguments = [*TRAIN, "--strategy", "ring", "--steps", "6", "--checkpoint-every", "0.01s", "--run-dir", str(run_dir)]
+    command = [*mpi.launcher, "-n", "2", sys.executable, "-m", "hpcdl", *arguments, "--learning-rate", "1e20"]
+    assert subprocess.run(command, env=mpi.environment, capture_output=True, timeout=300).returncode != 0
+    status, message = ended(mpi.hpcdl, run_dir)
+    assert status == "failed" and "is not finite at step 1" in message
+    assert mpi.hpcdl(["train", "--resume", "--run-dir", run_dir, "--from-step", "7"]).code == 2
+    assert mpi.hpcdl([*RING, "--run-dir", tmp_path / "new", "--from-step", "0"]).code == 2
+    advised = shlex.split(message[message.index("hpcdl train --resume") :])
+    assert mpi.hpcdl(advised[1:]).code == 0
+    assert ended(mpi.hpcdl, run_dir) == ("finished", "")
+    again = mpi.hpcdl(["train", "--resume", "--run-dir", run_dir, "--steps", "8"])
+    assert again.code == 0 and "going on after step 6 of 8" in again.err, "it counted for one call"

@@ -18,6 +18,7 @@ from hpcdl.strategies.base import Worker
 from hpcdl.training.checkpoint import folders as checkpoints
 from hpcdl.training.checkpoint import state as arrays
 from hpcdl.training.checkpoint.facts import ScriptFacts
+from hpcdl.training.checkpoint.going_back import step_to_resume
 from hpcdl.training.checkpoint.interval import CheckpointInterval
 from hpcdl.training.keras.fit.learning_rate import rates_of, set_rates
 from hpcdl.training.keras.fit.model import center_in_place, center_of, optimizers_of
@@ -26,6 +27,7 @@ from hpcdl.training.keras.process.session import session
 from hpcdl.training.loop.journal import FileJournal
 from hpcdl.training.session.background import OFF, most_patience_s
 from hpcdl.training.session.control import FOR_MORE, Control, Room, Wishes, time_allowed
+from hpcdl.training.session.safety import check_kept
 
 
 class State:
@@ -128,6 +130,8 @@ class State:
         with center_in_place(*self._optimizers()):
             shared = [one.numpy() for one in self._weights()]
         of_optimizers = [one.numpy() for one in self._of_optimizers()]
+        of_weights = [(weight.path, value) for weight, value in zip(self._weights(), shared, strict=True)]
+        check_kept(of_weights, self.step, self._communicator.rank)
         self._writer.start(
             checkpoints.Snapshot(
                 step=self.step,
@@ -180,7 +184,8 @@ class State:
         """Take the newest checkpoint that is whole; its values count at once, its arrays wait for `restore`."""
         said: list[str] = []
         rank = self._communicator.rank
-        found = checkpoints.newest_valid(self._folder, said, ScriptFacts) if rank == 0 else None
+        from_step = None if self._run is None else self._run.config.checkpoint.from_step
+        found = step_to_resume(self._folder, from_step, said, ScriptFacts) if rank == 0 else None
         missing = checkpoints.what_is_missing(self._folder) if rank == 0 and found is None else ""
         shared: dict[str, Any] = {}
         facts: dict[str, Any] = {}

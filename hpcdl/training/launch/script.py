@@ -24,6 +24,7 @@ from hpcdl.core.records import RunRecord, read_record
 from hpcdl.core.units import SAMPLES
 from hpcdl.node.topology.machines import read_topology
 from hpcdl.trace.recorder import collected
+from hpcdl.training.checkpoint.going_back import check_going_back
 from hpcdl.training.launch import rundir
 from hpcdl.training.launch.fewer import check_fewer, check_least
 from hpcdl.training.launch.guard import guarded
@@ -102,6 +103,7 @@ def _choose_run_dir(effective: Effective[ScriptConfig], script: Script) -> Path:
     check_injected(effective, [*STRUCK_FROM_BESIDE, *NETWORK])
     run_dir = free_run_dir(config.run.run_dir or rundir.default_run_dir(script.path.name, "script"))
     rundir.check_place(run_dir, config.checkpoint)
+    check_going_back(run_dir, config.checkpoint)
     if (run_dir / rundir.CONFIG_FILE).exists():
         began = rundir.read_as(ScriptConfig, run_dir)[1][rundir.SCRIPT]
         if Path(began).name != script.path.name:

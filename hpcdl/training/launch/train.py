@@ -37,6 +37,7 @@ from hpcdl.node.topology.machines import read_topology
 from hpcdl.node.topology.model import Topology
 from hpcdl.strategies.table import find_strategy
 from hpcdl.trace.recorder import collected
+from hpcdl.training.checkpoint.going_back import check_going_back
 from hpcdl.training.checkpoint.local import guarded as copies_guarded
 from hpcdl.training.checkpoint.local import place
 from hpcdl.training.launch import chips, in_place, rundir
@@ -182,6 +183,7 @@ def choose_run_dir(prepared: Prepared) -> Path:
     config = prepared.config
     run_dir = free_run_dir(config.run.run_dir or rundir.default_run_dir(config.model.model, config.exchange.strategy))
     rundir.check_place(run_dir, config.checkpoint)
+    check_going_back(run_dir, config.checkpoint)
     if config.checkpoint.resume:
         rundir.check_resumed(run_dir, config, prepared.dataset.checksum)
     return run_dir

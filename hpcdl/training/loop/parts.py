@@ -6,6 +6,7 @@ Of a strategy whose workers differ, what is evaluated and kept is its center, pu
 from __future__ import annotations
 
 import contextlib
+import math
 import sys
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -20,7 +21,7 @@ from hpcdl.cluster.status import FOLDER
 from hpcdl.comm.observed import Traffic, observe, recorder_of
 from hpcdl.comm.threads.communicator import alone
 from hpcdl.config.settings import AUTO
-from hpcdl.core.errors import Interrupted, StoppedEarly
+from hpcdl.core.errors import Interrupted, NotFiniteError, StoppedEarly
 from hpcdl.core.protocols import Communicator
 from hpcdl.core.records import HistoryPoint, history_point
 from hpcdl.core.signals import StopRequest
@@ -31,6 +32,7 @@ from hpcdl.strategies.allreduce.worker import AllReduceWorker
 from hpcdl.strategies.base import Worker
 from hpcdl.training.checkpoint import state
 from hpcdl.training.checkpoint.folders import CheckpointWriter, Snapshot
+from hpcdl.training.checkpoint.going_back import way_back
 from hpcdl.training.checkpoint.interval import CheckpointInterval
 from hpcdl.training.checkpoint.local import LocalCopies
 from hpcdl.training.launch.prepare import Prepared
@@ -81,6 +83,10 @@ def assign_all(variables: Sequence[Any], values: Sequence[Any]) -> None:
     """Give each variable its value."""
     for variable, value in zip(variables, values, strict=True):
         variable.assign(value)
+
+
+EXPLODED = 10.0
+"""A loss that is so many times the best one (or 1) above it tells that the run goes wrong."""
 
 
 class Position:
@@ -178,6 +184,8 @@ class Parts:
         self._memory: dict[str, Array] = {}
         self._memory_of_copies: dict[str, Array] = {}
         self._began = 0.0
+        self._best_loss, self._sound_step = math.inf, -1
+        """The weights after so many steps still had a loss that was near the best."""
         self._statistics = [*state.moving_statistics(model)]
         self._read_weights = state.reader(model.weights)
         self._read_optimizer = state.reader(self.optimizer.variables)
@@ -272,9 +280,11 @@ class Parts:
         with contextlib.closing(self.batches()) as batches:
             return next(batches)
 
-    def resume(self, position: Position, history: list[HistoryPoint]) -> None:
+    def resume(self, position: Position, history: list[HistoryPoint], best_loss: float | None = None) -> None:
         """Go on from `position`; the caller has put weights, optimizer and random state back."""
         self.position = position
+        self._best_loss = math.inf if best_loss is None else best_loss
+        self._sound_step = position.step - 1  # what it goes on from shows with its first step
         self.writer.newest = position.step
         self.outcome.history = history
 
@@ -311,7 +321,7 @@ class Parts:
         traffic = self.seen.traffic()
         rate = self._announce()
         self.worker.before_step(first)
-        with safety.naming_samples(lambda: self._sample_ids(self.position.step)):
+        with safety.naming_samples(lambda: self._sample_ids(self.position.step), self._way_back):
             self._several(batches.iterator, rate)
         self.outcome.traffic += self.seen.traffic() - traffic
 
@@ -357,7 +367,7 @@ class Parts:
         if self.worker.follows:
             self._follow_step(self._began, got_batch, run_began, traffic)
             return
-        with safety.naming_samples(lambda: self._sample_ids(step)):
+        with safety.naming_samples(lambda: self._sample_ids(step), self._way_back):
             with inside_engine(self.seen, mpi=self.prepared.info.features.mpi, num_workers=self.group.size):
                 loss, sums, had_gradients, exchanged = self._step(images, labels)
                 loss = float(loss)
@@ -371,6 +381,9 @@ class Parts:
     ) -> None:
         """Count the step that began last. `times`: it had its batch, its gradients, had exchanged and updated."""
         safety.check_loss(loss, self.position.step, self.group.rank)
+        if loss - self._best_loss <= EXPLODED * max(1.0, abs(self._best_loss)):
+            self._sound_step = self.steps_done()
+        self._best_loss = min(self._best_loss, loss)
         self.worker.after_step(self.position.step)
         self.position.add(loss, sums, samples)
         self.position.seconds = time.monotonic() - run_began
@@ -481,6 +494,7 @@ class Parts:
         self.writer.wait()  # what it wrote has given its memory back then
         self.tell_warnings()
         statistics, shared = self._read_state(self._memory)
+        self._check_kept(shared)
         means = state.mean_statistics(statistics, self.together)
         if shared:
             shared |= {f"weights/{index}": mean for index, mean in means.items()}
@@ -514,6 +528,7 @@ class Parts:
         self.seen.doing("copying the state")
         self.copies.wait()
         statistics, shared = self._read_state(self._memory_of_copies)
+        self._check_kept(shared)
         snapshot = self._snapshot(shared, state.own_statistics(statistics, {}), facts)
         self.copies.start(snapshot, self.outcome.clock.last_s)
 
@@ -529,6 +544,25 @@ class Parts:
         if self.group.rank == 0:
             shared |= state.copy_of(self._read_optimizer(), "optimizer", memory)
         return statistics, shared
+
+    def check_weights(self) -> None:
+        """NotFiniteError where this worker's weights, which are about to be kept, hold NaN or infinity."""
+        self._check_kept({f"weights/{index}": value for index, value in enumerate(self._read_weights())})
+
+    def _check_kept(self, shared: Mapping[str, Array]) -> None:
+        kinds = {"weights": self.model.weights, "optimizer": self.optimizer.variables}
+        paths = {f"{kind}/{index}": one.path for kind, those in kinds.items() for index, one in enumerate(those)}
+        try:
+            safety.check_kept(
+                [(paths[name], value) for name, value in shared.items()], self.steps_done(), self.group.rank
+            )
+        except NotFiniteError as error:
+            raise NotFiniteError(
+                f"{error}; lower --learning-rate, or add --warmup-epochs; {self._way_back()}"
+            ) from error  # fmt: skip
+
+    def _way_back(self) -> str:
+        return way_back(self._run_dir, self.config, self._sound_step)
 
     def _snapshot(self, shared: dict[str, Array], statistics: dict[str, Array], facts: dict[str, Any]) -> Snapshot:
         return Snapshot(
@@ -548,6 +582,7 @@ class Parts:
             "ranks": self.group.size,
             "history": [vars(point) for point in self.outcome.history],
             "buckets": None if self.buckets is None else asdict(self.buckets),
+            "best_loss": self._best_loss if math.isfinite(self._best_loss) else None,
         }
 
     def _own_state(self) -> dict[str, Array]:

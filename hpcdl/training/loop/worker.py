@@ -27,6 +27,7 @@ from hpcdl.strategies.table import load_strategy
 from hpcdl.training.checkpoint import folders as checkpoints
 from hpcdl.training.checkpoint import state
 from hpcdl.training.checkpoint.facts import Facts, check_facts, kind_for
+from hpcdl.training.checkpoint.going_back import step_to_resume
 from hpcdl.training.checkpoint.interval import CheckpointInterval
 from hpcdl.training.checkpoint.local import LocalCopies, newest_common, place
 from hpcdl.training.checkpoint.recovery import recover
@@ -152,6 +153,7 @@ def _to_the_end(
     ranks = results.gather_ranks(communicator, own)
     communicator.observation.doing("leaving")
     if leads:
+        parts.check_weights()
         outcome.warnings += _save_finished(model, run_dir)
         write_record(run_dir, results.finished_record(record, prepared, outcome, ranks, _parameters(model)))
     return communicator
@@ -248,10 +250,11 @@ def _resume(
     """
     parts = trainer.parts
     kind = kind_for(synchronous=parts.prepared.info.features.synchronous)
-    saved = decided(communicator, lambda: checkpoints.newest_valid(run_dir, warnings, kind))
+    from_step = parts.config.checkpoint.from_step
+    saved = decided(communicator, lambda: step_to_resume(run_dir, from_step, warnings, kind))
     if parts.config.checkpoint.local_checkpoint_redundancy != NONE:
         recover(parts.copies.folder, communicator, saved or 0, parts.copies.say)
-    copied = _newest_copied(trainer, communicator, saved or 0, warnings)
+    copied = _newest_copied(trainer, communicator, saved or 0, warnings) if from_step is None else None
     step = copied or saved
     if step is None:
         decided(communicator, lambda: _refuse_damaged(run_dir, kind))
@@ -306,7 +309,8 @@ def _go_on(
         warnings.append(
             f"resumed on {communicator.size} ranks what {facts['ranks']} began: a correct run, but not bit for bit"
         )
-    parts.resume(position, [from_json(HistoryPoint, point) for point in facts["history"]])
+    history = [from_json(HistoryPoint, point) for point in facts["history"]]
+    parts.resume(position, history, facts.get("best_loss"))
     if same_layout and facts.get("buckets"):
         parts.buckets = from_json(BucketChoice, facts["buckets"])
 

@@ -6,13 +6,14 @@ import contextlib
 import hashlib
 import itertools
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy
 
 from hpcdl.core.errors import HpcdlError, NotFiniteError, UsageError
 from hpcdl.core.protocols import Communicator
+from hpcdl.strategies.finite import all_finite
 
 
 def check_loss(loss: float, step: int, rank: int) -> None:
@@ -22,8 +23,8 @@ def check_loss(loss: float, step: int, rank: int) -> None:
 
 
 @contextlib.contextmanager
-def naming_samples(ids_of_batch: Callable[[], Sequence[int]]) -> Iterator[None]:
-    """Inside, an error of numbers that are not finite also names the samples of the batch."""
+def naming_samples(ids_of_batch: Callable[[], Sequence[int]], way_back: Callable[[], str]) -> Iterator[None]:
+    """Inside, an error of numbers that are not finite also names the samples of the batch, and how to go on."""
     try:
         yield
     except NotFiniteError as error:
@@ -32,8 +33,15 @@ def naming_samples(ids_of_batch: Callable[[], Sequence[int]]) -> Iterator[None]:
         more = f" and {len(ids) - 16} more" if len(ids) > 16 else ""
         raise NotFiniteError(
             f"{error}; samples of the batch: {shown}{more}; "
-            "lower --learning-rate, add --warmup-epochs, or look at these samples"
+            f"lower --learning-rate, add --warmup-epochs, or look at these samples; {way_back()}"
         ) from error
+
+
+def check_kept(arrays: Iterable[tuple[str, Any]], step: int, rank: int) -> None:
+    """NotFiniteError where one of `arrays`, which are about to be kept, holds NaN or infinity."""
+    for name, array in arrays:
+        if numpy.issubdtype(array.dtype, numpy.floating) and not all_finite(array.reshape(-1)):
+            raise NotFiniteError(f"{name} is not finite after step {step} on rank {rank}, and is not kept")
 
 
 def check_same_weights(variables: Mapping[str, Any], group: Communicator, when: str, remedy: str) -> None:

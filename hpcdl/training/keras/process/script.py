@@ -6,6 +6,7 @@ import contextlib
 import os
 import runpy
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 from typing import NoReturn
 
@@ -13,11 +14,12 @@ from hpcdl.cluster.environment import placement
 from hpcdl.cluster.status import FOLDER
 from hpcdl.comm.observed import Observed
 from hpcdl.config.schema import ScriptConfig
-from hpcdl.core.errors import HpcdlError, Interrupted, StoppedEarly
+from hpcdl.core.errors import HpcdlError, Interrupted, NotFiniteError, StoppedEarly, original
 from hpcdl.core.lock import writing
 from hpcdl.core.signals import caught
 from hpcdl.trace.recorder import recording
 from hpcdl.training.checkpoint import folders as checkpoints
+from hpcdl.training.checkpoint.going_back import script_way_back
 from hpcdl.training.keras.collectives.group import ScriptGroup
 from hpcdl.training.keras.process import session
 from hpcdl.training.keras.process.ending import (
@@ -103,7 +105,8 @@ def execute(
     with recording(injection.trace_beside(config.run.trace), last, run_dir):
         communicator.observation.doing("running the script")
         with injection:
-            called = _execute(script, arguments)
+            with _naming_way_back(run_dir, script, arguments):
+                called = _execute(script, arguments)
             run.finish_work()
         if communicator.size > 1:
             leave_together(last, watch, called=called)
@@ -123,6 +126,18 @@ def _execute(script: str, arguments: list[str]) -> str:
             raise _failure(leaving) from leaving
         return called_in(leaving)
     return ""
+
+
+@contextlib.contextmanager
+def _naming_way_back(run_dir: Path, script: str, arguments: list[str]) -> Iterator[None]:
+    """Inside, an error of numbers that are not finite also says how to go on from before it."""
+    try:
+        yield
+    except Exception as error:
+        found = original(error)
+        if not isinstance(found, NotFiniteError):
+            raise
+        raise NotFiniteError(f"{found}; {script_way_back(run_dir, [script, *arguments])}") from error
 
 
 def _failure(leaving: SystemExit) -> HpcdlError:

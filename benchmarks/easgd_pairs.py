@@ -147,9 +147,9 @@ def main() -> None:
     parser.add_argument("--minutes", type=float, default=math.inf)
     parser.add_argument("--out", type=Path, required=True)
     options = parser.parse_args()
-    deadline = time.time() + 60 * options.minutes
+    deadline = time.monotonic() + 60 * options.minutes
     done: list[Run] = json.loads(options.out.read_text()) if options.out.exists() else []
-    while (wanted := todo(done)) and time.time() < deadline:
+    while (wanted := todo(done)) and time.monotonic() < deadline:
         done += run(wanted, options, deadline)
         options.out.write_text(json.dumps(done, indent=1))
     print(table(done))

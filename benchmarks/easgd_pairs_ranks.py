@@ -51,7 +51,7 @@ def install(timing: Timing, *, slow: bool) -> None:
         if slow and timing.first_step_at:
             time.sleep((SLOW_FACTOR - 1) * (time.perf_counter() - timing.began))
         moved = plain_step(self, gradient)
-        timing.first_step_at = timing.first_step_at or time.time()
+        timing.first_step_at = timing.first_step_at or time.monotonic()
         return moved
 
     FlatWorker.before_step = before_step  # type: ignore[method-assign]
@@ -100,7 +100,7 @@ def train(case: dict[str, Any], everybody: Communicator, timing: Timing, results
     if reached is None:
         return {"seconds": None, "steps": None, "staleness": record.staleness_mean}
     events = [json.loads(line) for line in (run_dir / "metrics.jsonl").read_text().splitlines()]
-    at = next(event["at"] for event in events if event["kind"] == "epoch" and event["step"] == reached.step)
+    at = next(event["monotonic_s"] for event in events if event["kind"] == "epoch" and event["step"] == reached.step)
     # The evaluation that found it counts, at most one test of 360 images.
     return {"seconds": at - timing.first_step_at, "steps": reached.step, "staleness": record.staleness_mean}
 
@@ -113,7 +113,7 @@ def main() -> None:
     install(timing, slow=everybody.rank == SLOW_RANK)
     found: list[Any] = []
     for case in json.loads(cases.read_text()):
-        if everybody.allgather_json(time.time() > deadline)[0]:
+        if everybody.allgather_json(time.monotonic() > deadline)[0]:
             break
         found.append(train(case, everybody, timing, results))
         if everybody.rank == 0:

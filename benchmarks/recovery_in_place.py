@@ -41,8 +41,8 @@ def run_once(line: list[str], folder: Path, drawn: random.Random, servers: int) 
         recovery: dict[str, Any] | None = event.get("recovery")
         if recovery is not None:
             told = [f"injected: kill:rank={rank}@" for rank in recovery["lost"]]
-            struck = max(one["at"] for one in events if one.get("text", "").startswith(tuple(told)))
-            found.append({"total": event["at"] - struck, **recovery["seconds"]})
+            struck = max(one["monotonic_s"] for one in events if one.get("text", "").startswith(tuple(told)))
+            found.append({"total": event["monotonic_s"] - struck, **recovery["seconds"]})
     if done.returncode:
         return found, f"lost ({done.stderr.strip().splitlines()[-1]})"
     struck = sum(str(event.get("text", "")).startswith("injected: ") for event in events)

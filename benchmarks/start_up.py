@@ -32,8 +32,8 @@ TICK_S = 1 / os.sysconf("SC_CLK_TCK")
 
 def imported(statement: str) -> tuple[float, float]:
     """Seconds, and processor time, from the start of a Python to the end of an import."""
-    began = time.time()
-    line = [sys.executable, "-P", "-c", f"{statement}; import time; print(time.time(), time.process_time())"]
+    began = time.monotonic()
+    line = [sys.executable, "-P", "-c", f"{statement}; import time; print(time.monotonic(), time.process_time())"]
     quiet = {**os.environ, "TF_CPP_MIN_LOG_LEVEL": "3"}
     ended, processor = subprocess.run(line, check=True, capture_output=True, text=True, env=quiet).stdout.split()
     return float(ended) - began, float(processor)
@@ -66,7 +66,7 @@ def spent_s(starter: int) -> float:
 
 def trained(arguments: list[str], run_dir: Path) -> tuple[float, float]:
     """Seconds, and processor time, from the command to the end of the first step; what follows is left out."""
-    began = time.time()
+    began = time.monotonic()
     line = [sys.executable, "-P", "-m", "hpcdl", "train", *arguments, "--steps", "100000", "--run-dir", str(run_dir)]
     journal = run_dir / "metrics.jsonl"
     with (run_dir.parent / "log").open("w") as log, subprocess.Popen(line, stdout=log, stderr=log) as process:
@@ -80,7 +80,7 @@ def trained(arguments: list[str], run_dir: Path) -> tuple[float, float]:
             process.send_signal(signal.SIGTERM)
     lines = journal.read_text().splitlines()
     step = next(event for event in map(json.loads, lines) if event["kind"] == "step")
-    return step["at"] - began, processor
+    return step["monotonic_s"] - began, processor
 
 
 def main() -> None:

@@ -20,6 +20,7 @@ from hpcdl.config.schema import ExchangeConfig, OptimizerConfig
 from hpcdl.config.tracing import FULL, OFF, STEPS
 from hpcdl.core.records import read_record
 from hpcdl.core.statistics import estimate
+from hpcdl.core.wall import WALL
 from hpcdl.strategies.base import Context
 from hpcdl.strategies.table import find_strategy, load_strategy
 from hpcdl.trace.counters import sample
@@ -61,7 +62,7 @@ def recording_us(level: str, folder: Path, buckets: int = 4, messages: int = 12)
     facts = {"rank": 0, "size": 2, "host": "here", "role": "worker"}
     recorder = TraceRecorder(level, folder, **facts)
     steps, now_s = 5000, time.monotonic()
-    borders = [time.time()] * 6
+    borders = [WALL.now_s()] * 6
     began = time.thread_time()
     for step in range(steps):
         recorder.step(step)

@@ -48,7 +48,7 @@ def show(events: list[dict[str, Any]]) -> None:
     told, parts = [], [[]]
     for event in events:
         if event["kind"] == "step":
-            told.append((event["step"], event["at"]))
+            told.append((event["step"], event["monotonic_s"]))
             parts[-1].append(told[-1])
         elif "recovery" in event:  # fewer workers take longer steps from here on
             parts.append([])

@@ -66,7 +66,8 @@ class RankRecord:
     `bytes_*` are of the exchange, as comm/observed counted them; None where nobody can (what MPI or TensorFlow move in
     operations of their own). `rounds_per_step` are messages that followed one another, `round_bytes_per_step` their
     bytes. `busy_seconds_per_step` is how long a server worked. `background` holds `in_gaps_s` and `outside_s`: the
-    processor time of work that had time, while the rank waited for others, and beside its steps.
+    processor time of work that had time, while the rank waited for others, and beside its steps. `clock_set_s` is how
+    far the system's clock was set ahead (back: negative) while the run went on, which moved none of these numbers.
     """
 
     rank: int
@@ -80,6 +81,7 @@ class RankRecord:
     busy_seconds_per_step: float | None = None
     peak_memory_bytes: int | None = None
     background: Mapping[str, float] = field(default_factory=dict)
+    clock_set_s: float = 0.0
     details: Mapping[str, Any] = field(default_factory=dict)
 
 

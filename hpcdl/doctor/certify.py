@@ -21,7 +21,7 @@ from hpcdl.core.paths import own_program
 from hpcdl.core.records import read_record
 from hpcdl.core.units import format_seconds
 from hpcdl.strategies.table import find_strategy
-from hpcdl.training.loop.journal import JournalReader
+from hpcdl.training.loop.journal import JournalReader, seconds_between
 from hpcdl.training.session.inject import TOLD
 
 STEPS, STRIKE_AT = 60, 30
@@ -166,7 +166,7 @@ def _try(strategy: str, fault: str, plan: Plan, run_dir: Path) -> Trial:
         strategy=strategy,
         survived=exit_code == 0 and struck is not None,
         struck=struck is not None,
-        recover_s=None if struck is None or "@" not in FAULTS[fault] else _recovered_after(events, struck["at"]),
+        recover_s=None if struck is None or "@" not in FAULTS[fault] else _recovered_after(events, struck),
         steps_lost=0 if struck is None else _steps_lost(run_dir, struck["step"]),
         said="" if exit_code == 0 else said,
     )
@@ -188,16 +188,15 @@ def _run(line: Sequence[str]) -> tuple[int | None, str]:
     return finished.returncode, (finished.stderr.strip().splitlines() or [""])[-1]
 
 
-def _recovered_after(events: Sequence[Mapping[str, Any]], struck_at: float) -> float | None:
+def _recovered_after(events: Sequence[Mapping[str, Any]], struck: Mapping[str, Any]) -> float | None:
     """Seconds from the fault to the first step or epoch behind it; None where none came any more.
 
     Where new ranks were started it is theirs: a step that was under way may still be told after the fault.
     """
-    starts = [event["at"] for event in events if event["kind"] == "start" and event["at"] > struck_at]
-    began_at = max(starts, default=struck_at)
-    told = (event["at"] for event in events if event["kind"] in ("step", "epoch") and event["at"] > began_at)
-    first = next(told, None)
-    return None if first is None else round(first - struck_at, 3)
+    after = [(event["kind"], seconds_between(struck, event) or 0.0) for event in events]
+    began_s = max((at_s for kind, at_s in after if kind == "start"), default=0.0)
+    first_s = next((at_s for kind, at_s in after if kind in ("step", "epoch") and at_s > max(began_s, 0.0)), None)
+    return None if first_s is None else round(first_s, 3)
 
 
 def _steps_lost(run_dir: Path, struck_step: int) -> int:

@@ -65,10 +65,13 @@ def check_clocks(subject: Subject) -> list[Finding]:
     if len(hosts) < 2:
         return [ok("one host: nothing to compare")]
     command, what = ["bash", "-c", ASK_CLOCK], "asking the hosts for their clocks"
-    began = time.time()
+    began, began_s = time.time(), time.monotonic()
     answer = on_every_node(launcher, len(hosts), command, subject.environment, timeout_s=CLOCKS_TIMEOUT_S, what=what)
-    ended = time.time()
-    return [_judge(read_clocks(answer), began, ended, len(hosts))]
+    ended, took_s = time.time(), time.monotonic() - began_s
+    if abs(ended - began - took_s) > TOLERATED_CLOCK_S:
+        how = f"the clock of this host was set by {format_seconds(abs(ended - began - took_s))} while others were asked"
+        return [warning(how, "run `hpcdl doctor` again")]
+    return [_judge(read_clocks(answer), began, began + took_s, len(hosts))]
 
 
 def read_clocks(answer: str) -> dict[str, float]:

@@ -71,9 +71,12 @@ def bucket_recorded(exchange: Exchange, recorder: Recorder, bucket: int) -> Exch
 
 
 def timestamp() -> Any:
-    """A scalar float64 tensor: Unix time in seconds when the graph gets there; order it by control dependencies."""
+    """A scalar float64 tensor: Unix time in seconds when the graph gets there; order it by control dependencies.
+
+    Negative where TensorFlow tells it, by the system's clock, which may be set: `WALL.settled` knows what it means.
+    """
     if has_own_clock():
-        return tf.timestamp() + WALL.shift_s  # a skew is there before any graph
+        return -tf.timestamp()
     return tf.ensure_shape(call_python(WALL.now_s, [], tf.float64), [])
 
 

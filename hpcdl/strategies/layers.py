@@ -88,6 +88,7 @@ class Layers(NoLayers):
             self._members.setdefault(layer_of(path), []).append(index)
         self._calls: list[_Call] = []
         self._told: list[bool] = []
+        self._kept_s = WALL.now_s()
 
     @contextmanager
     def called(self, model: Any) -> Iterator[None]:
@@ -111,7 +112,7 @@ class Layers(NoLayers):
         averaged: Sequence[Any],
         variables: Sequence[Any],
     ) -> Sequence[Any]:
-        """The moments (float64, Unix times), and what they wait for in place of layers' tensors."""
+        """The moments (float64, of `timestamp`), and what they wait for in place of layers' tensors."""
         calls = self._calls
         way = [*(call.inputs for call in calls), *(call.outputs for call in calls[-1:])]
         marks = [[_mark(tensor) for tensor in tensors] for tensors in way]
@@ -129,19 +130,25 @@ class Layers(NoLayers):
         """`step` without its moments, which are kept: behind it, or in a graph of several by a Python function."""
 
         def keep(moments: Array, *_: Array) -> Array:
-            self._keep(moments.tolist())
+            self._keep(self._settled(moments))
             return moments[:1] * 0
 
         def kept(*batch: Any) -> tuple[Any, ...]:
             loss, sums, had_gradients, exchanged, *noted = step(*batch)
             if tf.executing_eagerly():
-                self._keep(noted[0].numpy().tolist())
+                self._keep(self._settled(noted[0].numpy()))
             else:
                 nothing = tf.numpy_function(carried(keep), noted, tf.float64, stateful=False)
                 exchanged += tf.reshape(nothing, [])
             return loss, sums, had_gradients, exchanged
 
         return kept
+
+    def _settled(self, stamps: Array) -> list[float]:
+        """Times by the run's clock, of a step that has begun since the last one was kept."""
+        settled = [WALL.settled(stamp, self._kept_s) for stamp in stamps.tolist()]
+        self._kept_s = WALL.now_s()
+        return settled
 
     def _keep(self, at: Sequence[float]) -> None:
         calls, num = self._calls, len(self._members)
@@ -162,7 +169,7 @@ class Layers(NoLayers):
         ready = tf.stack(self._each(tf.zeros([]), gradients))
 
         def keep(moments: Array) -> bool:
-            self._recorder.layers(self._backward(moments.tolist(), None))
+            self._recorder.layers(self._backward(self._settled(moments), None))
             return True
 
         with tf.control_dependencies(after):
@@ -220,7 +227,7 @@ def _mark(tensor: Any) -> Any:
 
 
 def _moment(value: Any, after: Sequence[Any]) -> Any:
-    """The Unix time (scalar float64) when `after` are there; `value` is a scalar that comes before or with them.
+    """A `timestamp` (scalar float64) of when `after` are there; `value` is a scalar that comes before or with them.
 
     TensorFlow's own clock is told to wait for nothing else: it would come after every Python function before it.
     """
@@ -230,7 +237,7 @@ def _moment(value: Any, after: Sequence[Any]) -> Any:
     with tf.control_dependencies(after):
         moment = tf.timestamp()
     order.run_independently(moment.op)
-    return moment + WALL.shift_s  # a skew is there before any graph
+    return -moment  # as `timestamp` has it
 
 
 def _follows(call: _Call, tensors: Sequence[Any], calls: Sequence[_Call]) -> bool:

@@ -88,21 +88,23 @@ def wait_until_still(folders: Sequence[Path], still_s: float, longest_s: float =
     Ranks of a job that was just killed live on for moments, on other nodes, and save as they leave.
     """
     began = last = time.monotonic()
-    before = _newest_change(folders)
+    before = _stamps(folders)
     while folders and time.monotonic() - last < still_s and time.monotonic() - began < longest_s:
         time.sleep(min(still_s / 4, 1.0))
-        now = _newest_change(folders)
+        now = _stamps(folders)
         if now != before:
             before, last = now, time.monotonic()
 
 
-def _newest_change(folders: Sequence[Path]) -> list[float]:
-    times = []
+def _stamps(folders: Sequence[Path]) -> dict[Path, tuple[int, int]]:
+    """Of all files: a clock that was set back makes later changes no newer than those before."""
+    found = {}
     for folder in folders:
         for path in (folder, *folder.rglob("*")):
             with contextlib.suppress(OSError):  # it has just been renamed
-                times.append(path.stat().st_mtime)
-    return [len(times), max(times, default=0.0)]
+                status = path.stat()
+                found[path] = status.st_mtime_ns, status.st_size
+    return found
 
 
 def finished_record(run_dir: Path) -> RunRecord | None:

@@ -1,28 +1,173 @@
-"""One place where a run reads the time of day."""
+"""One clock of a run, which nobody who sets the system's moves; and who else reads that, and what for."""
 
 from __future__ import annotations
 
+import ast
 import re
+import time
+from collections.abc import Iterator
 from pathlib import Path
+
+import pytest
 
 from hpcdl.core.wall import WallClock
 
-ROOMS = ("comm", "collectives", "strategies", "trace", "training/loop", "training/keras", "training/session")
-OUT_OF_A_RUN = {"live.py", "inject.py"}
-"""Who looks on from outside; and moments of faults, which all ranks draw alike."""
+ROOT = Path(__file__).resolve().parents[2]
+ROOMS = ("hpcdl", "scripts", "benchmarks")
+READS_AN_ARGUMENT = {"strftime": 1, "localtime": 0, "gmtime": 0, "ctime": 0, "asctime": 0}
+"""Functions of `time` that read the clock unless they get a moment, and where that is among their arguments."""
+READS = {"time", "time_ns", "clock_gettime", "clock_gettime_ns"}
+OF_DATETIME = {"now", "utcnow", "today"}
+STAMPS = re.compile(r"(st_[amc]time|st_birthtime)(_ns)?$|get[amc]time$")
+PLACES = {
+    "hpcdl/core/wall.py:__init__ time.time": "the time of day that a run begins with",
+    "hpcdl/core/wall.py:set_by_s time.time": "how far the system's clock was set since: it is said, and is no duration",
+    "hpcdl/core/lifeline.py:remove_abandoned time.time": "a file's age; whoever has it in memory keeps it, however old",
+    "hpcdl/core/lifeline.py:remove_abandoned st_mtime": "a file's age; whoever has it in memory keeps it, however old",
+    "hpcdl/cluster/launchers/base.py:seconds_left time.time": "a moment that a job tells by the time of day alone",
+    "hpcdl/cluster/batch/jobs.py:cancel time.time": "a stamp",
+    "hpcdl/cluster/batch/submission.py:submit_job time.time": "a stamp, by which jobs are sorted",
+    "hpcdl/cluster/stage_env.py:fingerprint st_mtime_ns": "equal or not",
+    "hpcdl/cluster/supervise.py:_table_now st_mtime": "equal or not",
+    "hpcdl/data/sources/csv_list.py:scan st_mtime_ns": "equal or not",
+    "hpcdl/data/sources/flat.py:read st_mtime_ns": "equal or not",
+    "hpcdl/data/sources/flat.py:stamp_of st_mtime_ns": "equal or not",
+    "hpcdl/data/sources/image_folder.py:_add_class st_mtime_ns": "equal or not",
+    "hpcdl/data/sources/image_folder.py:read st_mtime_ns": "equal or not",
+    "hpcdl/doctor/scheduler.py:check_clocks time.time": "hosts' clocks are compared, unless one was set meanwhile",
+    "hpcdl/strategies/graph.py:has_own_clock tf.timestamp": "whether TensorFlow has a clock here",
+    "hpcdl/strategies/graph.py:timestamp tf.timestamp": "TensorFlow has no other; WALL.settled makes it the run's",
+    "hpcdl/strategies/layers.py:_moment tf.timestamp": "TensorFlow has no other; WALL.settled makes it the run's",
+    "hpcdl/study/attempt.py:_stamps st_mtime_ns": "equal or not",
+    "hpcdl/trace/recorder.py:_sweep st_mtime": "a file's age, of a day and more; whoever lives keeps it locked",
+    "hpcdl/training/checkpoint/listing.py:_listed time.time": "a checkpoint's age, which its files alone tell",
+    "hpcdl/training/checkpoint/listing.py:_listed st_mtime": "a checkpoint's age, which its files alone tell",
+    "hpcdl/training/keras/fit/files.py:_facts st_mtime_ns": "equal or not",
+    "hpcdl/training/session/inject.py:_origin time.time": "the run's first start, for ranks of all hosts and starts",
+    "hpcdl/training/session/inject.py:_schedule time.time": "that start by this process's monotonic clock",
+    "hpcdl/training/session/live.py:_newest_start st_mtime_ns": "which start is the newest, until ranks write there",
+    "hpcdl/training/session/watch.py:_is_viewed st_mtime": "equal or not; since when is by the monotonic clock",
+    "hpcdl/tuning/tune.py:_base_profile time.gmtime": "a stamp",
+    "benchmarks/node_winner.py:sample time.time": "a stamp",
+    "benchmarks/peers/__main__.py:head time.strftime": "a stamp",
+}
+"""Who reads what may be set, and why nobody's duration depends on it. `FILE:FUNCTION WHAT`."""
 
 
-def test_nothing_in_a_run_reads_the_time_of_day_elsewhere() -> None:
-    """Else a clock that is ahead on purpose would be ahead in some stamps of a step and not in others."""
-    package = Path(__file__).resolve().parents[2] / "hpcdl"
-    paths = [path for room in ROOMS for path in (package / room).rglob("*.py") if path.name not in OUT_OF_A_RUN]
-    assert len(paths) > 50
-    found = [
-        path.name
+def python_files() -> Iterator[Path]:
+    """Of hpcdl, its scripts and benchmarks; scripts may lack the suffix."""
+    for path in sorted(path for room in ROOMS for path in (ROOT / room).rglob("*") if path.is_file()):
+        if path.suffix == ".py" or (not path.suffix and path.read_bytes()[:64].split(b"\n")[0].endswith(b"python3")):
+            yield path
+
+
+def readings(tree: ast.AST) -> Iterator[tuple[str, str]]:
+    """Where in a file (its innermost function) something is read that may be set, and what."""
+    names = {
+        (alias.asname or alias.name): f"{node.module}.{alias.name}"
+        for node in ast.walk(tree)
+        if isinstance(node, ast.ImportFrom) and node.module in ("time", "datetime")
+        for alias in node.names
+    } | {
+        (alias.asname or alias.name): alias.name
+        for node in ast.walk(tree)
+        if isinstance(node, ast.Import)
+        for alias in node.names
+        if alias.name in ("time", "datetime")
+    }
+    yield from _readings(tree, "", names)
+
+
+def _readings(node: ast.AST, function: str, names: dict[str, str]) -> Iterator[tuple[str, str]]:
+    for child in ast.iter_child_nodes(node):
+        inside = child.name if isinstance(child, ast.FunctionDef | ast.AsyncFunctionDef) else function
+        what = _what(child, names)
+        if what:
+            yield inside, what
+        if isinstance(child, ast.Call) and _name(child.func, names).startswith("time."):
+            # A moment that is given is not read; nor is a clock that nobody sets.
+            given = {f"time.{name}": place for name, place in READS_AN_ARGUMENT.items()}
+            name = _name(child.func, names)
+            if len(child.args) > given.get(name, len(child.args)):
+                for argument in child.args:
+                    yield from _readings(ast.Expr(argument), inside, names)
+                continue
+            if name.startswith("time.clock_gettime") and not ast.unparse(child.args[0]).endswith("REALTIME"):
+                continue
+        yield from _readings(child, inside, names)
+
+
+def _what(node: ast.AST, names: dict[str, str]) -> str:
+    last = node.attr if isinstance(node, ast.Attribute) else node.id if isinstance(node, ast.Name) else ""
+    if STAMPS.search(last):
+        return last
+    if isinstance(node, ast.BinOp) and isinstance(node.op, ast.Sub):
+        return 'a difference of "at"' if any(_is_stamp(side) for side in (node.left, node.right)) else ""
+    if not isinstance(node, ast.Attribute | ast.Name):
+        return ""
+    name = _name(node, names)
+    room, _, last = name.rpartition(".")
+    clock = room == "time" and last in READS | READS_AN_ARGUMENT.keys()
+    day = room.startswith("datetime") and last in OF_DATETIME
+    return name if clock or day or name in ("tf.timestamp", "tensorflow.timestamp") else ""
+
+
+def _name(node: ast.AST, names: dict[str, str]) -> str:
+    """`time.time`, however it was imported."""
+    if isinstance(node, ast.Name):
+        return names.get(node.id, node.id)
+    return f"{_name(node.value, names)}.{node.attr}" if isinstance(node, ast.Attribute) else ""
+
+
+def _is_stamp(node: ast.AST) -> bool:
+    return re.search(r"""\[['"]at['"]\]$|\.get\(['"]at['"][^)]*\)$""", ast.unparse(node)) is not None
+
+
+def test_who_reads_a_clock_that_may_be_set_is_known() -> None:
+    """Durations are of monotonic clocks: who needs the time of day, or a file's, is in PLACES with the reason."""
+    paths = [*python_files()]
+    assert len(paths) > 300
+    found = {
+        f"{path.relative_to(ROOT)}:{function} {what}"
         for path in paths
-        if re.search(r"\btime\.time\b|return tf\.timestamp\(\)$", path.read_text(), re.MULTILINE)
+        for function, what in readings(ast.parse(path.read_text()))
+    }
+    assert sorted(found - PLACES.keys()) == [], "take time.monotonic, or WALL of hpcdl/core/wall.py"
+    assert sorted(PLACES.keys() - found) == [], "gone: out of PLACES"
+
+
+@pytest.mark.parametrize(
+    ("text", "what"),
+    [
+        ("import time as t\ndef f(): return t.time() - 1", "time.time"),
+        ("from time import time as now\ndef f(): return now()", "time.time"),
+        ("from datetime import datetime\ndef f(): return datetime.now()", "datetime.datetime.now"),
+        ("import datetime\ndef f(): return datetime.datetime.utcnow()", "datetime.datetime.utcnow"),
+        ("import time\ndef f(): return time.clock_gettime(time.CLOCK_REALTIME)", "time.clock_gettime"),
+        ("import os\ndef f(): return os.path.getmtime('x')", "getmtime"),
+        ("def f(path): return path.stat().st_ctime_ns", "st_ctime_ns"),
+        ("import time\ndef f(): return time.strftime('%S')", "time.strftime"),
+        ("def f(a, b): return a['at'] - b.get('at', 0)", 'a difference of "at"'),
+        ("import time\ndef f(at): return time.strftime('%S', time.localtime(at))", ""),
+        ("import time\ndef f(): return time.clock_gettime(time.CLOCK_BOOTTIME) - time.monotonic()", ""),
+    ],
+)
+def test_the_search_finds(text: str, what: str) -> None:
+    assert [*readings(ast.parse(text))] == ([("f", what)] if what else [])
+
+
+def test_scripts_of_the_shell_count_no_time_of_day() -> None:
+    """But for the moment at which a job is to stop, beside which its uptime says the same."""
+    shell = [
+        path
+        for room in (*ROOMS, "share")
+        for path in (ROOT / room).rglob("*")
+        if path.is_file() and path.read_bytes().startswith((b"#!/bin/bash", b"#!/bin/sh"))
     ]
-    assert found == []
+    assert len(shell) > 10
+    reads = re.compile(r"\bdate \+%s|\$\{?SECONDS\b|EPOCH(SECONDS|REALTIME)|printf .%\(%s")
+    found = [line for path in shell for line in path.read_text().splitlines() if reads.search(line)]
+    assert {*found} == {"export HPCDL_STOP_AT=$(($(date +%s) + @SECONDS@))"} and len(found) == 3
 
 
 def test_a_shifted_clock_is_ahead() -> None:
@@ -30,3 +175,17 @@ def test_a_shifted_clock_is_ahead() -> None:
     before = clock.now_s()
     clock.shift_s = 5.0
     assert clock.now_s() >= before + 5
+
+
+@pytest.mark.parametrize("set_s", [30.0, -30.0, 0.01])
+def test_a_clock_that_is_set_moves_no_time_of_a_run(set_s: float, monkeypatch: pytest.MonkeyPatch) -> None:
+    clock, real = WallClock(), time.time
+    began, told = clock.now_s(), -real()
+    assert clock.set_by_s() == pytest.approx(0, abs=0.005)
+    monkeypatch.setattr(time, "time", lambda: real() + set_s)
+    told_later = -time.time()
+    assert 0 <= clock.now_s() - began < 1 and clock.set_by_s() == pytest.approx(set_s, abs=0.005)
+    assert clock.settled(told_later, began) == pytest.approx(clock.now_s(), abs=0.5)
+    if abs(set_s) > 1:  # what was told in the same step before that
+        assert clock.settled(told, began) == pytest.approx(began, abs=0.5)
+    assert clock.settled(began, 0.0) == began

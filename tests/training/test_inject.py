@@ -140,6 +140,7 @@ def test_random_ones_are_the_same_on_every_rank_and_go_on_after_a_start(
     text = "kill:rank=random@every=10s:seed=3"
     now_s = [1000.0]
     monkeypatch.setattr(inject.time, "time", lambda: now_s[0])
+    monkeypatch.setattr(inject.time, "monotonic", lambda: now_s[0] - 900.0)
 
     def run_to(end_s: float) -> None:
         rank = [0]

@@ -8,6 +8,7 @@ import re
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Protocol
 
 from hpcdl.core.errors import UsageError
@@ -18,6 +19,8 @@ STOP_VARIABLE = "HPCDL_STOP_AT"
 
 Slurm sends its warning once, to the steps that are there: a run that is still starting up then would never hear of it.
 """
+STOP_UPTIME_VARIABLE = "HPCDL_STOP_UPTIME"
+"""The same once more, and by the uptime of the node on which the job's script runs: its kernel's start, and seconds."""
 LEFT_OUT_VARIABLE = "HPCDL_LEFT_OUT"
 """Nodes of the job, by commas, that no rank is to be started on: those that a run has lost."""
 MAX_HOSTS = 100_000
@@ -90,9 +93,28 @@ def num_nodes(hosts: Sequence[str], num_ranks: int) -> int:
 
 
 def seconds_left(environment: Mapping[str, str], now: float | None = None) -> float | None:
-    """Seconds that a run may still work in this job, never negative; None where nobody says."""
+    """Seconds that a run may still work in this job, never negative; None where nobody says.
+
+    By the seconds since the node was started where the job has said so on this one: its clock may have been set since.
+    """
     text = environment.get(STOP_VARIABLE, "")
-    return max(int(text) - (time.time() if now is None else now), 0.0) if text.isdigit() else None
+    if not text.isdigit():
+        return None
+    said_for, _, by_uptime = environment.get(STOP_UPTIME_VARIABLE, "").partition(" ")
+    if now is None and said_for == text and (left_s := _left_by_uptime(by_uptime)) is not None:
+        return max(left_s, 0.0)
+    return max(int(text) - (time.time() if now is None else now), 0.0)
+
+
+def _left_by_uptime(text: str) -> float | None:
+    """Seconds until the uptime that `text` tells, after the start of a kernel; None where that is not this one."""
+    boot, _, stop_s = text.partition(" ")
+    try:
+        here = Path("/proc/sys/kernel/random/boot_id").read_text(encoding="ascii").strip()
+        uptime_s = float(Path("/proc/uptime").read_text(encoding="ascii").split()[0])
+    except (OSError, ValueError, IndexError):
+        return None
+    return int(stop_s) - uptime_s if boot == here and stop_s.isdigit() else None
 
 
 def refuse_without_mpi(name: str, mpi: bool) -> None:

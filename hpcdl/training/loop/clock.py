@@ -1,7 +1,7 @@
 """Where the time of a step goes: six parts per step and rank that add up to the step.
 
-The graph stamps the last local gradient and the end of the exchange with the wall clock; ranks compare their stamps
-now and then, after correcting for the offset of their clocks.
+The graph stamps the last local gradient and the end of the exchange; ranks compare their stamps now and then, after
+correcting for the offset of their clocks, which nothing but a monotonic clock carries on (core/wall.py).
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 
 import numpy
 
+from hpcdl.comm.clocks import clock_identity
 from hpcdl.comm.observed import Traffic, observe
 from hpcdl.core.protocols import Communicator
 from hpcdl.core.records import ALL_STEPS_UP_TO, PARTS, HistoryPoint
@@ -130,14 +131,15 @@ class StepClock:
 
 
 def clock_offset_s(communicator: Communicator) -> float:
-    """How far this rank's wall clock is ahead of rank 0's, from the quickest of some round trips; collective.
+    """How far this rank's clock is ahead of rank 0's, from the quickest of some round trips; collective.
 
-    0 on rank 0 and on ranks that share its host (and so its clock).
+    Ranks that share rank 0's monotonic clock differ by what they have found the time of day to be as they began.
     """
-    hosts: Sequence[str] = communicator.allgather_json(communicator.host)
-    offset_s = 0.0
+    known: Sequence[tuple[str, float]] = communicator.allgather_json((clock_identity(), WALL.ahead_s))
+    (identity, ahead_s), (own, own_ahead_s) = known[0], known[communicator.rank]
+    offset_s = own_ahead_s - ahead_s if own == identity else 0.0
     for rank in range(1, communicator.size):
-        if hosts[rank] == hosts[0]:
+        if known[rank][0] == identity:
             continue
         if communicator.rank == 0:
             _answer_pings(communicator, rank)

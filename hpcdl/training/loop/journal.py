@@ -3,19 +3,23 @@
 from __future__ import annotations
 
 import contextlib
+import functools
+import hashlib
 import io
 import json
 import os
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, Protocol
 
+from hpcdl.comm.clocks import clock_identity
 from hpcdl.core.disk import cut, open_to_append
 from hpcdl.core.errors import CorruptError
 from hpcdl.core.files import MOST_JSON_BYTES, open_regular, without_infinities
 from hpcdl.core.records import event_of
-from hpcdl.core.wall import WALL
+from hpcdl.core.units import format_seconds
+from hpcdl.core.wall import NOTICED_S, WALL
 
 FILE_NAME = "metrics.jsonl"
 STEP_INTERVAL_S = 0.5
@@ -67,12 +71,21 @@ class FileJournal:
         self._file = io.FileIO(open_to_append(run_dir / FILE_NAME), "ab")
         self._last_step_at = 0.0
         self._lost = 0
+        self._told_set_by_s = WALL.set_by_s()
 
     def write(self, kind: str, **values: Any) -> None:
         """Append one event with the time of day."""
-        gap = f"warning: {self._lost} events before this one are missing: the disk was full"
-        lost = _line("message", text=gap) if self._lost else b""
-        self._lost = 0 if self._append(lost + _line(kind, **values)) else self._lost + 1
+        before = []
+        if self._lost:
+            before.append(f"{self._lost} events before this one are missing: the disk was full")
+        set_by_s = WALL.set_by_s()
+        if abs(set_by_s - self._told_set_by_s) > NOTICED_S:
+            before.append(clock_was_set(os.uname().nodename, set_by_s - self._told_set_by_s))
+        told = b"".join(_line("message", text=f"warning: {text}") for text in before)
+        if self._append(told + _line(kind, **values)):
+            self._lost, self._told_set_by_s = 0, set_by_s
+        else:
+            self._lost += 1
 
     def _append(self, content: bytes) -> bool:
         """Whether all of `content` went into the file; nothing of it stays there where not."""
@@ -102,8 +115,37 @@ class FileJournal:
 
 
 def _line(kind: str, **values: Any) -> bytes:
-    event = without_infinities({"kind": kind, "at": round(WALL.now_s(), 3), **values})
+    times = {"at": round(WALL.now_s(), 3), "monotonic_s": round(time.monotonic(), 3), "clock": _own_clock()}
+    event = without_infinities({"kind": kind, **times, **values})
     return (json.dumps(event, allow_nan=False) + "\n").encode()
+
+
+@functools.cache
+def _own_clock() -> str:
+    """A short name of what `monotonic_s` is of: a kernel since its start."""
+    return hashlib.blake2b(clock_identity().encode(), digest_size=4).hexdigest()
+
+
+def clock_was_set(host: str, seconds: float) -> str:
+    """What a run's journal and record say of a host whose clock was set while it went on."""
+    how = "ahead" if seconds > 0 else "back"
+    return (
+        f"the clock of {host} was set {how} by {format_seconds(abs(seconds))} while the run went on: its durations and "
+        "time stamps go on as if it had not been"
+    )
+
+
+def seconds_between(sooner: Mapping[str, Any], later: Mapping[str, Any]) -> float | None:
+    """Seconds from one event of a journal to another, None where they do not tell.
+
+    By the monotonic clock where both are of one; by the time of day where they are not, as in journals of older
+    versions.
+    """
+    name = "monotonic_s" if sooner.get("clock") == later.get("clock") and "clock" in sooner else "at"
+    began_s, ended_s = sooner.get(name), later.get(name)
+    if isinstance(began_s, int | float) and isinstance(ended_s, int | float):
+        return ended_s - began_s
+    return None
 
 
 class EchoJournal:

@@ -334,8 +334,8 @@ class Parts:
     def _goes_on(self, facts: Array, sums: Array) -> tuple[bool, float]:
         """A step in the graph is over; whether another one follows, and at which learning rate."""
         updated = WALL.now_s()
-        loss, samples, *times = facts.tolist()
-        self._step_over(loss, sums, int(samples), (*times, updated), self._call.run_began)
+        loss, samples, *stamps = facts.tolist()
+        self._step_over(loss, sums, int(samples), (*stamps, updated), self._call.run_began)
         if self.position.step >= self._call.ends_at or time.monotonic() >= self._call.until_s:
             return False, 0.0
         rate = self._announce()
@@ -372,14 +372,16 @@ class Parts:
                 loss, sums, had_gradients, exchanged = self._step(images, labels)
                 loss = float(loss)
             self._is_in_step = False
-            times = (got_batch, float(had_gradients), float(exchanged), WALL.now_s())
-            self._step_over(loss, numpy.asarray(sums), num_samples(labels), times, run_began)
+            stamps = (got_batch, float(had_gradients), float(exchanged), WALL.now_s())
+            self._step_over(loss, numpy.asarray(sums), num_samples(labels), stamps, run_began)
         self.outcome.traffic += self.seen.traffic() - traffic
 
     def _step_over(
-        self, loss: float, sums: Array, samples: int, times: tuple[float, float, float, float], run_began: float
+        self, loss: float, sums: Array, samples: int, stamps: tuple[float, float, float, float], run_began: float
     ) -> None:
-        """Count the step that began last. `times`: it had its batch, its gradients, had exchanged and updated."""
+        """Count the step that began last. `stamps`: it had its batch, its gradients, had exchanged and updated."""
+        got_batch, had_gradients, exchanged, updated = stamps
+        had_gradients = WALL.settled(had_gradients, got_batch)
         safety.check_loss(loss, self.position.step, self.group.rank)
         if loss - self._best_loss <= EXPLODED * max(1.0, abs(self._best_loss)):
             self._sound_step = self.steps_done()
@@ -393,10 +395,10 @@ class Parts:
         self.outcome.clock.add(
             StepTimes(
                 began=self._began,
-                got_batch=times[0],
-                had_gradients=times[1],
-                exchanged=times[2],
-                updated=times[3],
+                got_batch=got_batch,
+                had_gradients=had_gradients,
+                exchanged=WALL.settled(exchanged, had_gradients),
+                updated=updated,
                 ended=WALL.now_s(),
                 waited_s=self.worker.waited_s,
             )
@@ -413,7 +415,7 @@ class Parts:
 
     def _follow_step(self, began: float, got_batch: float, run_began: float, traffic: Traffic) -> None:
         """A step that the others finished while this worker was late: their mean without a gradient of its own."""
-        exchanged = float(self._follow())
+        exchanged = WALL.settled(float(self._follow()), got_batch)
         updated = WALL.now_s()
         self.worker.after_step(self.position.step)
         self.outcome.traffic += self.seen.traffic() - traffic

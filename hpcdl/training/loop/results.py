@@ -26,10 +26,12 @@ from hpcdl.core.records import (
     read_record,
 )
 from hpcdl.core.statistics import Sample, mean_of_known
+from hpcdl.core.wall import NOTICED_S, WALL
 from hpcdl.strategies.base import Worker
 from hpcdl.strategies.elastic.center.rules import summary_of
 from hpcdl.training.launch.prepare import Prepared
 from hpcdl.training.loop.clock import Outcome
+from hpcdl.training.loop.journal import clock_was_set
 
 _QUANTILES = (0.0, 0.01, 0.05, 0.25, 0.5, 0.75, 0.95, 0.99, 1.0)
 
@@ -127,7 +129,7 @@ def finished_record(
         bucket_bytes=outcome.bucket_bytes,
         bucket_seconds=outcome.bucket_seconds,
         background=summed([rank.background for rank in workers]),
-        warnings=[*record.warnings, *outcome.warnings, *warnings],
+        warnings=[*record.warnings, *outcome.warnings, *warnings, *warnings_of_clocks(ranks)],
     )
 
 
@@ -155,6 +157,7 @@ def worker_record(communicator: Communicator, outcome: Outcome, worker: Worker, 
         **outcome.traffic.per_step(outcome.steps_done, countable=countable),
         peak_memory_bytes=peak_memory_bytes(),
         background=outcome.background,
+        clock_set_s=clock_set_s(),
         details=worker.details(),
     )
 
@@ -176,7 +179,19 @@ def peak_memory_bytes() -> int:
 
 def now_text() -> str:
     """The local time with its offset, to the second (ISO 8601)."""
-    return time.strftime("%Y-%m-%dT%H:%M:%S%z")
+    return time.strftime("%Y-%m-%dT%H:%M:%S%z", time.localtime(WALL.now_s()))
+
+
+def clock_set_s() -> float:
+    """How far this host's clock was set while this process was there; 0 for what may be chance."""
+    set_by_s = WALL.set_by_s()
+    return round(set_by_s, 3) if abs(set_by_s) > NOTICED_S else 0.0
+
+
+def warnings_of_clocks(ranks: Sequence[RankRecord]) -> list[str]:
+    """A line for each host whose clock was set."""
+    by_host = {rank.host: rank.clock_set_s for rank in ranks if rank.clock_set_s}
+    return [clock_was_set(host, seconds) for host, seconds in by_host.items()]
 
 
 def _throughput(workers: Sequence[RankRecord], prepared: Prepared) -> float | None:

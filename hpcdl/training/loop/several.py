@@ -27,7 +27,7 @@ def build_several(
     """A compiled function of an iterator of batches and the first step's learning rate.
 
     It takes steps as `step` (of build_step) does, the same numbers bit for bit, however many. `got_batch` is called
-    when a step has its batch and returns the Unix time. `step_over` gets what a step has left, float64: loss, number of
+    when a step has its batch and returns the time. `step_over` gets what a step has left, float64: loss, number of
     samples, the times at which it had its batch, its gradients, and had exchanged them; and the objective's sums. It
     returns whether another step follows, and that one's learning rate.
     """

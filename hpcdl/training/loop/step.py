@@ -47,10 +47,11 @@ def build_step(
 ) -> Callable[..., Any]:
     """A compiled function of (images, labels), the batch of one optimizer step on this worker.
 
-    It returns the loss (mean over the local batch), the objective's sums, and the Unix times at which the last local
-    gradient was there and the exchange was over. With `accumulate` the batch goes through in that many slices, of
-    `slices` samples where that says more. `weight` is what this worker's mean counts in the mean over the workers.
-    `tell` hears of variables that no gradient moves, `recorder` of layers, if it wants to.
+    It returns the loss (mean over the local batch), the objective's sums, and the times (`timestamp` of
+    strategies/graph.py) at which the last local gradient was there and the exchange was over. With `accumulate` the
+    batch goes through in that many slices, of `slices` samples where that says more. `weight` is what this worker's
+    mean counts in the mean over the workers. `tell` hears of variables that no gradient moves, `recorder` of layers, if
+    it wants to.
     """
     variables = model.trainable_variables
     names = [variable.path for variable in variables]
@@ -100,7 +101,7 @@ def inside_engine(seen: Observation, *, mpi: bool, num_workers: int) -> Abstract
 def build_follow(model: keras.Model, optimizer: Any, worker: Worker) -> Callable[[], Any]:
     """A compiled function that takes a step without a gradient of this worker's own; traced when it is first needed.
 
-    It returns the Unix time at which the exchange was over.
+    It returns the time at which the exchange was over, of `timestamp`.
     """
     variables = model.trainable_variables
 

@@ -210,7 +210,8 @@ class Injection:
 
         They count from the run's first start; what would have struck while no ranks were there is left out.
         """
-        origin, launched_s = self._origin(number), time.time()
+        launched_s = time.monotonic()
+        origin = self._origin(number) - time.time() + launched_s
         drawn = random.Random(fault.seed)
         moment = origin
         while True:
@@ -219,7 +220,7 @@ class Injection:
             rank = drawn.randrange(self._network.number_of(hosts=fault.of_host))
             if moment < launched_s:
                 continue
-            while time.time() < moment:
+            while time.monotonic() < moment:
                 yield
             if fault.kind == PARTITION:
                 self._part_at_random(fault, rank)

@@ -16,7 +16,7 @@ from hpcdl.core.files import read_json
 from hpcdl.core.records import from_json
 from hpcdl.core.run_state import goes_on, state_of
 from hpcdl.core.units import IMAGES
-from hpcdl.training.loop.journal import JournalReader
+from hpcdl.training.loop.journal import JournalReader, seconds_between
 from hpcdl.training.session.watch import FOLDER, VIEWED, Note
 
 MOST_ROWS = 20
@@ -68,6 +68,8 @@ class LiveView:
         self._events: dict[str, dict[str, Any]] = {}
         self._before: dict[int, tuple[float, Sequence[float]]] = {}
         self._rates: dict[int, tuple[float | None, Sequence[float]]] = {}
+        self._stamps: dict[Path, int] = {}
+        self._start: Path | None = None
 
     def look(self) -> RunNow:
         """How things stand; CorruptError where the journal is damaged."""
@@ -82,10 +84,10 @@ class LiveView:
         ranks.sort(key=lambda one: (one.steps_per_second is None, one.steps_per_second or 0.0, one.note.rank))
         step, start = self._events.get("step", {}), self._events.get("start", {})
         done, total, first = step.get("step") or 0, start.get("steps"), start.get("done") or 0
-        began_s, now_s = start.get("at"), step.get("at")
+        took_s = seconds_between(start, step)
         left_s = None
-        if total and began_s and now_s and done > first:
-            left_s = (total - done) * (now_s - began_s) / (done - first)
+        if total and took_s is not None and done > first:
+            left_s = (total - done) * took_s / (done - first)
         return RunNow(
             status=status,
             step=done,
@@ -107,8 +109,7 @@ class LiveView:
     def _notes(self) -> list[Note]:
         """Of the newest start; those of others are of the past."""
         try:
-            starts = [path for path in self._folder.iterdir() if path.is_dir()]
-            newest = max(starts, key=lambda path: path.stat().st_mtime, default=None)
+            newest = self._newest_start()
         except OSError:
             return []
         found = []
@@ -116,6 +117,18 @@ class LiveView:
             with contextlib.suppress(CorruptError, TypeError, ValueError, OSError):
                 found.append(from_json(Note, read_json(path)))
         return found
+
+    def _newest_start(self) -> Path | None:
+        """The folder in which ranks write now; as long as none does, the one with the newest stamp.
+
+        Where the clock was set back meanwhile a start of the past has the newest one.
+        """
+        before = self._stamps
+        self._stamps = {path: path.stat().st_mtime_ns for path in self._folder.iterdir() if path.is_dir()}
+        moved = [path for path, stamp in self._stamps.items() if before and before.get(path) != stamp]
+        if moved or self._start not in self._stamps:
+            self._start = max(moved or self._stamps, key=self._stamps.__getitem__, default=None)
+        return self._start
 
     def _rank_now(self, note: Note) -> RankNow:
         now_s = time.monotonic()

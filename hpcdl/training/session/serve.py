@@ -53,6 +53,7 @@ def _to_the_end(server: Server, prepared: Prepared, communicator: Observed) -> O
         **(seen.traffic() - before).per_step(steps, countable=prepared.info.features.mpi),
         busy_seconds_per_step=details.pop("busy_seconds_per_step", None),
         peak_memory_bytes=results.peak_memory_bytes(),
+        clock_set_s=results.clock_set_s(),
         details={"steps": steps, **details},
     )
     communicator = survivors(communicator, details.get("lost_workers", 0))

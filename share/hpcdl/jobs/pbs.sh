@@ -5,6 +5,9 @@
 
 @ENVIRONMENT@
 export HPCDL_STOP_AT=$(($(date +%s) + @SECONDS@))
+# The same by the node's uptime, which nobody sets: it counts on this node.
+{ read -r boot; read -r uptime _; } < <(cat /proc/sys/kernel/random/boot_id /proc/uptime)
+export HPCDL_STOP_UPTIME="$HPCDL_STOP_AT $boot $((${uptime%.*} + @SECONDS@))"
 
 # qdel sends SIGTERM to this shell and to hpcdl, and kills what is left when the shell is gone: the shell waits.
 trap : TERM

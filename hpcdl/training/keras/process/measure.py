@@ -115,6 +115,7 @@ class ScriptRun:
             **traffic.per_step(meter.num_steps, countable=meter.num_steps > 0),
             peak_memory_bytes=results.peak_memory_bytes(),
             background=vars(self.work.spent),
+            clock_set_s=results.clock_set_s(),
             details={"samples": meter.samples, "steps": meter.num_steps, "counted_steps": meter.num_counted},
         )
         ranks = results.gather_ranks(communicator, own)
@@ -148,5 +149,5 @@ class ScriptRun:
             accuracy=last.accuracy if last.val_accuracy is None else last.val_accuracy,
             history=self.history,
             rank_records=ranks,
-            warnings=self.warnings,
+            warnings=[*self.warnings, *results.warnings_of_clocks(ranks)],
         )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 import subprocess
 import sys
 import threading
@@ -233,3 +234,36 @@ def test_who_stands_in_line_for_a_core_computes() -> None:
     before, begun = processor_wanted_s(), time.monotonic()
     time.sleep(1)
     assert (processor_wanted_s() - before) / (time.monotonic() - begun) < 0.5
+
+
+STANDS_STILL = """
+import sys, time
+from pathlib import Path
+from hpcdl.comm.observed import Observation
+from hpcdl.training.session.watch import Actions, Limits, Watch
+seen = Observation(0, 2, "a")
+actions = Actions(end=lambda error: print(error, flush=True))
+watch = Watch(observation=seen, folder=Path(sys.argv[1]), actions=actions, limits=Limits(stall_s=float(sys.argv[2])))
+with seen.waiting_for("an all-reduce", [1]):
+    watch.start()
+    print("waits", flush=True)
+    time.sleep(600)
+"""
+
+
+def test_who_has_stood_still_itself_blames_nobody_for_that_time(tmp_path: Path) -> None:
+    """As where a virtual machine is paused with all ranks: the others may be about to go on as well."""
+    stall_s = patience(1)
+    line = [sys.executable, "-c", STANDS_STILL, str(tmp_path / "watch"), str(stall_s)]
+    with subprocess.Popen(line, stdout=subprocess.PIPE, text=True) as process:
+        assert process.stdout is not None
+        try:
+            assert process.stdout.readline() == "waits\n"
+            os.kill(process.pid, signal.SIGSTOP)
+            time.sleep(3 * stall_s)
+            went_on_s = time.monotonic()
+            os.kill(process.pid, signal.SIGCONT)
+            assert "rank 1" in process.stdout.readline()
+            assert time.monotonic() - went_on_s > stall_s
+        finally:
+            process.kill()

@@ -42,6 +42,8 @@ LEARN_S = 60.0
 """How long ranks may take to learn from each other who was left behind."""
 LOOKS = 16
 """Looks of a watch in the time allowed."""
+STOOD_STILL = 0.25
+"""A process that sleeps longer than it meant to by so much of the time allowed has stood still."""
 _LEAST_TICK_S, _LONGEST_TICK_S = 0.02, 15.0
 EVICTED = "evicted"
 """The file that tells a rank, by its number, that the others go on without it."""
@@ -236,6 +238,7 @@ class Watch:
         self._view = (0.0, 0.0)
         self._leaving: tuple[str, float] | None = None
         self._looked_s = -math.inf
+        self._went_on_s = -math.inf
         self._waited_for: set[tuple[int, float]] = set()
         self._thread = threading.Thread(target=self._run, name="watch", daemon=True)
 
@@ -279,7 +282,7 @@ class Watch:
 
     def _run(self) -> None:
         looked_s = time.monotonic()
-        while not self._over.wait(min(self.tick_s, self.left_s / 4)):
+        while not self._rested():
             if self.observation.cut_off:
                 continue
             with contextlib.suppress(OSError):  # a disk that fails is no reason to end a run that may be well
@@ -290,6 +293,23 @@ class Watch:
             if self.accuses:
                 with contextlib.suppress(OSError):
                     self.besides()
+
+    def _rested(self) -> bool:
+        """Whether the watch is over, some time later.
+
+        A process that wakes up far too late has stood still itself: stopped, or its whole machine. What it has waited
+        for by then says nothing about others, who may have stood still as well and are just about to go on.
+        """
+        pause_s, began_s = min(self.tick_s, self.left_s / 4), time.monotonic()
+        over = self._over.wait(pause_s)
+        now_s = time.monotonic()
+        if now_s - began_s - pause_s > self.limits.stall_s * STOOD_STILL:
+            self._went_on_s = now_s
+        return over
+
+    def _age_s(self, since_s: float) -> float:
+        """Seconds since then in which this process was there all the time."""
+        return time.monotonic() - max(since_s, self._went_on_s)
 
     def _glance(self) -> None:
         """Say that this rank has left, where others have not come after it; or find that one has that it waits for.
@@ -305,7 +325,7 @@ class Watch:
                 write_note(self.folder / f"{LEFT}{self.observation.rank}", how)
         if not self.accuses or now_s - self._looked_s < self.left_s:
             return
-        waits = [wait for wait in self.observation.waits() if now_s - wait.since_s > self.left_s]
+        waits = [wait for wait in self.observation.waits() if self._age_s(wait.since_s) > self.left_s]
         if not waits:
             return
         self._looked_s = now_s
@@ -346,7 +366,7 @@ class Watch:
             return
         mine = dataclasses.replace(mine, answers=alarms)
         write_note(self.folder / f"note-{mine.rank}", asdict(mine))
-        if self._alarm is not None and time.monotonic() - self._alarm[1] > self.limits.stall_s / 2:
+        if self._alarm is not None and self._age_s(self._alarm[1]) > self.limits.stall_s / 2:
             self._judge(mine, self._alarm[0])
 
     def _is_viewed(self) -> bool:
@@ -367,7 +387,7 @@ class Watch:
             WaitNote(
                 operation=_with_whom(wait.operation, wait.peers, seen.size),
                 peers=[peer for peer in wait.peers if peer not in lost],
-                age_s=now_s - wait.since_s,
+                age_s=self._age_s(wait.since_s),
                 patient=wait.patient,
                 hidden=wait.hidden,
             )

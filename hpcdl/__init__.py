@@ -7,6 +7,10 @@ In a Keras script: `hpcdl.init()`, `hpcdl.DistributedOptimizer(...)`, `hpcdl.cal
 import importlib
 from typing import Any
 
+from hpcdl.core.streams import open_closed
+
+open_closed()  # before anything else is opened, here or in a script; where nothing is closed it does nothing
+
 __version__ = "0.2.0"
 
 _MODULES = {

@@ -10,7 +10,7 @@ from typing import Annotated
 import typer
 
 from hpcdl import __version__
-from hpcdl.cli.output import VERBOSE, put
+from hpcdl.cli.output import VERBOSE, command_in, put
 
 COMMANDS: Mapping[str, tuple[str, ...]] = {
     "data.shard": ("shard",),
@@ -73,7 +73,7 @@ def app_for(words: Sequence[str] = ()) -> typer.Typer:
         context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100},
     )
     app.callback()(root)
-    named = next((word for word in words if not word.startswith("-")), "")
+    named = command_in(words)
     for module in [own for own, names in COMMANDS.items() if named in names] or COMMANDS:
         importlib.import_module(f"hpcdl.cli.{module}").register(app)
     return app

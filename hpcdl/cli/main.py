@@ -5,16 +5,25 @@ from __future__ import annotations
 import os
 import sys
 
-from hpcdl.cli.output import VERBOSE, put, say
+from hpcdl.cli.output import VERBOSE, command_in, put, say
 from hpcdl.core.errors import HpcdlError, Interrupted, UsageError
+from hpcdl.core.streams import Printed, outlive, use_utf8
 
 _LEAVE_BADLY = {"tensorflow", "mpi4py.MPI"}
 """Their own way to end may never end: thread pools that wait for a lock, MPI_Finalize that waits for the dead."""
+_MAKE_MORE = {"train", "run", "shard", "sweep", "search", "tune-threads", "certify", "export", "submit", "cancel"}
+"""Commands whose work is done whether or not somebody reads what they print of it."""
+_PRINT_ALONE = {"--json", "--help", "-h"}
+"""Flags with which what is printed is what was asked for."""
 
 
 def main() -> None:
     """Run the command line and exit with the codes that the errors carry."""
+    use_utf8()
+    outlive("stderr")
+    printed = outlive("stdout")
     exit_code = run(sys.argv[1:])
+    exit_code = _exit_code_of(exit_code, sys.argv[1:], printed)
     if not sys.modules.keys().isdisjoint(_LEAVE_BADLY):
         from hpcdl.training.session.rank import leave
 
@@ -22,16 +31,19 @@ def main() -> None:
     sys.exit(exit_code)
 
 
+def _exit_code_of(exit_code: int, arguments: list[str], printed: Printed) -> int:
+    """`exit_code`, or 1 where what was asked for could not be printed; one line says so of any command."""
+    sys.stdout.flush()
+    if printed.problem is None:
+        return exit_code
+    why = printed.problem.strerror
+    say(f"hpcdl: standard output cannot be written: {why}; what was printed is incomplete, redirect it elsewhere")
+    prints = not _PRINT_ALONE.isdisjoint(arguments) or command_in(arguments) not in _MAKE_MORE
+    return exit_code or int(prints)
+
+
 def run(arguments: list[str]) -> int:
     """Run `arguments` and return the exit code; messages go to stderr."""
-    try:
-        return _run(arguments)
-    except BrokenPipeError:  # the reader of a pipe (`| head`) is gone: nobody is left to tell
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        return 1
-
-
-def _run(arguments: list[str]) -> int:
     from hpcdl.cli.app import app_for
 
     try:
@@ -42,8 +54,6 @@ def _run(arguments: list[str]) -> int:
     except KeyboardInterrupt:
         complain(Interrupted("stopped by Ctrl-C"))
         return Interrupted.exit_code
-    except BrokenPipeError:
-        raise
     except Exception as error:  # noqa: BLE001  the last line of defence; -v shows the traceback
         return _unexpected(error)
     return result if isinstance(result, int) else 0

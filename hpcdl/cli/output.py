@@ -15,6 +15,11 @@ VERBOSE = "HPCDL_VERBOSE"
 """Set by `-v`: tracebacks and TensorFlow's own log; ranks inherit it."""
 
 
+def command_in(words: Sequence[str]) -> str:
+    """The command that a command line names, empty where it names none."""
+    return next((word for word in words if not word.startswith("-")), "")
+
+
 def print_json(document: Any) -> None:
     """Print `document` on stdout, indented; null for numbers that JSON has not."""
     print(json.dumps(without_infinities(document), indent=1, allow_nan=False))

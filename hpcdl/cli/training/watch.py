@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from hpcdl.cli.output import put, table_lines
+from hpcdl.core.streams import unheard
 from hpcdl.core.units import format_rate, format_seconds
 
 if TYPE_CHECKING:
@@ -50,7 +51,7 @@ def watch(run: Run, once: Once = False) -> None:
                 sys.stdout.write(clear)
                 put("\n".join(lines(now)))
                 sys.stdout.flush()
-                if once or over:
+                if once or over or unheard():
                     return
             time.sleep(LOOK_EVERY_S)
     finally:

@@ -21,6 +21,7 @@ from hpcdl.cluster.environment import own_placement
 from hpcdl.cluster.launchers import find_launcher
 from hpcdl.cluster.launchers.base import Casualty, Launcher
 from hpcdl.cluster.launchers.hostfile import mpiexec_casualty
+from hpcdl.cluster.limits import check_node
 from hpcdl.cluster.processes import end_marked
 from hpcdl.cluster.status import TABLE, RankStatus, heard, raise_for, read_statuses, read_table
 from hpcdl.core.disk import open_to_append, remove_file
@@ -64,6 +65,7 @@ def start(
     the ranks are started one by one and find each other by other means. To be called from the main thread: what it
     starts ends with the thread.
     """
+    check_node(plan.ranks_per_node, mpi=mpi)
     folder.mkdir(parents=True, exist_ok=True)
     for stale in (*folder.glob("[0-9]*.json"), *folder.glob(TABLE)):
         remove_file(stale)

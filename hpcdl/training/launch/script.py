@@ -13,6 +13,7 @@ from pathlib import Path
 from hpcdl.cluster import supervise as local
 from hpcdl.cluster.environment import Placement
 from hpcdl.cluster.launchers import find_launcher
+from hpcdl.cluster.limits import check_node
 from hpcdl.cluster.status import FOLDER
 from hpcdl.comm.agree import decided
 from hpcdl.comm.observed import observe
@@ -34,6 +35,7 @@ from hpcdl.training.launch.train import (
     interruptible,
     plan_under_profile,
     python_of_ranks,
+    ranks_on_node,
     with_ranks,
 )
 from hpcdl.training.session.ended import end_noted, note_end
@@ -63,6 +65,14 @@ def check_script(path: Path) -> None:
         raise UsageError(f"{path} cannot be read: {error.strerror}") from error
 
 
+def _check_words(script: Script) -> None:
+    """UsageError where the script's name or one of its arguments is not UTF-8, and no record can hold it."""
+    names = ["SCRIPT", *(f"argument {number}" for number in range(1, len(script.arguments) + 1))]
+    for what, word in zip(names, [str(script.path), *script.arguments], strict=True):
+        if any("\ud800" <= letter <= "\udfff" for letter in word):
+            raise UsageError(f"{what}: {word!r} is not UTF-8; rename it, or link to it under such a name")
+
+
 def run_script(
     effective: Effective[ScriptConfig], script: Script, *, prefixed: bool, say: Callable[[str], None]
 ) -> tuple[Path, RunRecord]:
@@ -71,9 +81,11 @@ def run_script(
     What ranks print comes out here, line by line, `prefixed` with their numbers.
     """
     check_script(script.path)
+    _check_words(script)
     config = effective.config
     with interruptible(config.checkpoint.resume or config.checkpoint.elastic):
         check_fewer(effective, find_launcher())
+        check_node(ranks_on_node(effective))
         run_dir = _choose_run_dir(effective, script)
         own = {PREFIXED_VARIABLE: "1"} if prefixed else {}
         name, topology = script.path.stem, read_topology()
@@ -152,6 +164,7 @@ def run_inside(effective: Effective[ScriptConfig], script: Script, place: Placem
 
         def decide() -> tuple[str, str]:
             check_script(script.path)
+            _check_words(script)
             run_dir = _choose_run_dir(effective, script)
             held.enter_context(rundir.written(run_dir, config.checkpoint))
             rundir.create(run_dir, effective, _facts(script))

@@ -11,11 +11,13 @@ import uuid
 from collections.abc import Mapping
 from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
+from typing import Any
 
 from hpcdl.cluster import supervise as local
 from hpcdl.cluster.environment import WITHOUT_MPI_VARIABLE, Placement
 from hpcdl.cluster.launchers import find_launcher
 from hpcdl.cluster.launchers.base import LEFT_OUT_VARIABLE, ranks_per_node
+from hpcdl.cluster.limits import check_node
 from hpcdl.cluster.status import FOLDER
 from hpcdl.comm.agree import decided
 from hpcdl.comm.observed import observe
@@ -77,6 +79,7 @@ def _train(effective: Effective[TrainConfig], on_event: EventHandler) -> tuple[P
     prepared = prepare(effective)
     check_open_servers(prepared.info, allowed=prepared.config.safety.allow_grpc)
     check_fewer(effective, find_launcher())
+    check_node(ranks_on_node(effective), mpi=prepared.info.features.mpi)
     run_dir = choose_run_dir(prepared)
     plan, said = _plan(prepared)
     facts = {rundir.CHECKSUM: prepared.dataset.checksum}
@@ -187,6 +190,11 @@ def choose_run_dir(prepared: Prepared) -> Path:
     if config.checkpoint.resume:
         rundir.check_resumed(run_dir, config, prepared.dataset.checksum)
     return run_dir
+
+
+def ranks_on_node(effective: Effective[Any]) -> int:
+    """Ranks that a node of the job will have."""
+    return ranks_per_node(find_launcher().hosts(os.environ), effective.config.run.ranks)
 
 
 def free_run_dir(run_dir: Path) -> Path:

@@ -16,6 +16,7 @@ from typing import NoReturn
 
 from hpcdl.cluster.deaths import hold_line
 from hpcdl.cluster.environment import OWN_LAUNCHER, WITHOUT_MPI_VARIABLE, Placement, job_address, placement
+from hpcdl.cluster.limits import check_own_node
 from hpcdl.cluster.status import FOLDER, StatusReport, failed_of, report_all, report_left
 from hpcdl.cluster.supervise import LAUNCH_VARIABLE, LAUNCHED_BY_VARIABLE, STATUS_VARIABLE
 from hpcdl.comm.agree import SilentExit
@@ -27,6 +28,7 @@ from hpcdl.core.lock import writing
 from hpcdl.core.paths import user_cache_folder
 from hpcdl.core.protocols import Communicator
 from hpcdl.core.signals import StopRequest
+from hpcdl.core.streams import outlive
 from hpcdl.training.launch import rundir
 from hpcdl.training.launch.in_place import VARIABLE, fewer_of
 from hpcdl.training.launch.prepare import prepare
@@ -109,6 +111,7 @@ def supervised(
     than ranks may come up apart. Where others were left behind MPI cannot end in order: the process then ends without
     it, once all that are left are done.
     """
+    outlive("stderr")  # a launcher's log on a full disk must not keep this rank from ending the others
     place = placement() or ALONE
     folder = Path(os.environ[STATUS_VARIABLE])
     launch = os.environ.get(LAUNCH_VARIABLE, "")
@@ -277,11 +280,13 @@ def one_line(error: BaseException) -> str:
 
 def communicator_for(place: Placement, *, mpi: bool = True) -> Communicator:
     """MPI's world; for one rank a communicator that needs no MPI; without `mpi` one for control messages alone."""
+    mpi = mpi and place.launcher != OWN_LAUNCHER and WITHOUT_MPI_VARIABLE not in os.environ
+    check_own_node(mpi=mpi and place.size > 1)
     if place.size == 1:
         from hpcdl.comm.threads.communicator import alone
 
         return alone()
-    if not mpi or place.launcher == OWN_LAUNCHER or WITHOUT_MPI_VARIABLE in os.environ:
+    if not mpi:
         from hpcdl.comm.tcp.communicator import control_world, make_secret
 
         if place.rank == 0 and STATUS_VARIABLE not in os.environ:

@@ -1,0 +1,101 @@
+"""What ranks need of their node that a user, a container or an administrator may have limited.
+
+Libraries that run into such a limit end a rank without a word (a bus error, an abort), so it is looked for first: by
+who starts the ranks, on its own node, and by each rank, on that of its own.
+"""
+
+from __future__ import annotations
+
+import os
+import resource
+import tempfile
+
+from hpcdl.cluster.launchers.mpiexec import mpi_flavour
+from hpcdl.core.errors import HpcdlError, UsageError
+from hpcdl.core.lifeline import SHARED_MEMORY
+from hpcdl.core.units import format_bytes
+
+OPEN_FILES = 256
+"""What a rank opens with TensorFlow and MPI, and with its line (cluster/deaths.py) above MPI's own."""
+OPEN_FILES_A_RANK = 16
+"""What an mpiexec opens for each rank that it starts on its node."""
+_COMFORTABLE_FILES = 4096
+_MPICH_BYTES, _MPICH_BYTES_A_RANK = 8 << 20, 6 << 20
+"""What MPICH 5.0 wants in /dev/shm: with less it ends by signal 7 or 11 (measured with 2, 4 and 8 ranks).
+
+Open MPI 4 and 5 do without it: messages within the node then go through its network instead."""
+_TEMPORARY_BYTES = 64 << 10
+_CONTAINER = "in a container use --shm-size=1g"
+
+
+def check_node(num_ranks: int, *, mpi: bool = True) -> None:
+    """UsageError where `num_ranks` ranks cannot start on this node, with what limits them, before they are started.
+
+    The soft limit of open files is raised for this process and those that it starts.
+    """
+    allow_open_files(max(OPEN_FILES, OPEN_FILES_A_RANK * num_ranks))
+    if not mpi or num_ranks < 2:
+        return
+    needed = _MPICH_BYTES + num_ranks * _MPICH_BYTES_A_RANK
+    for flavour, problem in (("mpich", _shared_memory_problem(needed)), ("openmpi", _temporary_problem())):
+        if problem and mpi_flavour() == flavour:
+            raise UsageError(problem)
+
+
+def check_own_node(*, mpi: bool) -> None:
+    """HpcdlError where this rank cannot go on on its node; others may have taken their part of /dev/shm already."""
+    try:
+        allow_open_files(OPEN_FILES)
+        problem = _shared_memory_problem(_MPICH_BYTES_A_RANK) if mpi else ""
+        if problem and mpi_flavour() == "mpich":
+            raise UsageError(problem)
+    except UsageError as error:  # of this node, not of all ranks alike
+        raise HpcdlError(str(error)) from error
+
+
+def allow_open_files(needed: int) -> None:
+    """Raise the soft limit where it is below what hpcdl is comfortable with; UsageError where `needed` is forbidden."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    wanted = max(needed, _COMFORTABLE_FILES)
+    if soft == resource.RLIM_INFINITY or soft >= wanted:
+        return
+    allowed = wanted if hard == resource.RLIM_INFINITY else min(wanted, hard)
+    if allowed < needed:
+        raise UsageError(
+            f"only {allowed} files may be open at once on {os.uname().nodename}, ranks need {needed}: raise the hard "
+            f"limit (`ulimit -n {_COMFORTABLE_FILES}`, or `nofile` in /etc/security/limits.conf)"
+        )
+    resource.setrlimit(resource.RLIMIT_NOFILE, (allowed, hard))
+
+
+def _temporary_problem() -> str:
+    """Why Open MPI cannot put its sockets and notes where it does; empty where it can."""
+    host, folder = os.uname().nodename, os.environ.get("TMPDIR") or tempfile.gettempdir()
+    try:
+        with tempfile.TemporaryFile(dir=folder, buffering=0) as probe:
+            probe.write(bytes(_TEMPORARY_BYTES))
+    except OSError as error:
+        return (
+            f"the temporary folder {folder} on {host} cannot be written: {error.strerror}; clear it, or set TMPDIR to "
+            "another one"
+        )
+    return ""
+
+
+def _shared_memory_problem(needed: int) -> str:
+    """What keeps MPICH from `needed` bytes of shared memory; empty where nothing does."""
+    place = f"{SHARED_MEMORY} on {os.uname().nodename}"
+    purpose = "MPICH exchanges messages between the ranks of a node through it"
+    try:
+        found = os.statvfs(SHARED_MEMORY)
+    except OSError as error:
+        return f"{place} cannot be used: {error.strerror}; {purpose}: mount a tmpfs there"
+    if found.f_flag & os.ST_RDONLY or not os.access(SHARED_MEMORY, os.W_OK | os.X_OK):
+        return f"{place} is read-only; {purpose}: mount it writable, or load Open MPI, which does without"
+    free = found.f_bavail * found.f_frsize
+    if found.f_blocks and free < needed:
+        return (
+            f"{place} has {format_bytes(free)} free, MPICH needs {format_bytes(needed)} for its ranks: remove what "
+            f"dead jobs left there (`ls -l {SHARED_MEMORY}`), {_CONTAINER}, or load Open MPI, which does without"
+        )
+    return ""

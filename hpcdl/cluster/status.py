@@ -28,6 +28,11 @@ FOLDER = RANKS
 TABLE = "all.json"
 """In it, the table of all ranks."""
 
+WATCH_FOLDER = "watch"
+"""In it, what ranks leave for each other, in a folder by launch (training/session/watch.py)."""
+ALONE = "alone.json"
+"""There, the sign of life of a rank that no other one waits for: which rank it is, and how long it may be silent."""
+
 STATES = ("running", "done", "stopped", "failed", "bereaved", "left behind")
 """stopped: left early with something to resume; bereaved: failed because another rank did; left behind: gave no sign of
 life, and the others went on without it."""

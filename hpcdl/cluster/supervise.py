@@ -15,6 +15,7 @@ import time
 import uuid
 from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import Any
 
 from hpcdl.cluster.deaths import DeathWatch
 from hpcdl.cluster.environment import own_placement
@@ -23,12 +24,14 @@ from hpcdl.cluster.launchers.base import Casualty, Launcher
 from hpcdl.cluster.launchers.hostfile import mpiexec_casualty
 from hpcdl.cluster.limits import check_node
 from hpcdl.cluster.processes import end_marked
-from hpcdl.cluster.status import TABLE, RankStatus, heard, raise_for, read_statuses, read_table
+from hpcdl.cluster.status import ALONE, TABLE, WATCH_FOLDER, RankStatus, heard, raise_for, read_statuses, read_table
 from hpcdl.core.disk import open_to_append, remove_file
-from hpcdl.core.errors import RankError, StoppedEarly
+from hpcdl.core.errors import CorruptError, RankError, StoppedEarly
+from hpcdl.core.files import read_json
 from hpcdl.core.lifeline import identity, remove_abandoned, told_to_end_with_parent
 from hpcdl.core.protocols import LaunchPlan
 from hpcdl.core.signals import caught
+from hpcdl.core.units import format_seconds
 
 STATUS_VARIABLE = "HPCDL_STATUS_DIR"
 BINDING_VARIABLE = "HPCDL_CPUS_BY_LOCAL_RANK"
@@ -38,12 +41,15 @@ LAUNCHED_BY_VARIABLE = "HPCDL_LAUNCHED_BY"
 """The process that supervises the launch; its ranks do not outlive it."""
 GRACE_S = 8.0
 """How long the other ranks may take to leave after one has failed."""
-GOING_ON_S = 60.0
-"""How long they may take, where they can go on without it, to say that they do: they give up before that themselves."""
+GOING_ON_S = 12.0
+"""How long they may take, where they can go on without it, to say that they do: they give up before that themselves
+(training/session/regroup.py). Those that are killed before they can say it, on other nodes, are waited for as long."""
 LAUNCHER_S = 3.0
 """How long a launcher may take whose ranks have all ended, some killed: Open MPI's now and then waits for ever."""
 ENDING_S = 1.0
 """How long they may take under a launcher that leaves them alone: what they still have to say is said by then."""
+LOOK_S = 1.0
+"""How often the sign of life of a rank that is alone is looked for."""
 _BY_SIGNAL = re.compile(r"\bsignal \d+ ?\(|\(signal \d+\)")
 """How each mpiexec tells that a rank was killed: of a program that cannot start they tell as well."""
 _WARNINGS = (signal.SIGUSR1, signal.SIGHUP)
@@ -83,6 +89,8 @@ def start(
         watcher = _Watcher(processes, folder, launch, deaths, tick, chatter, goes_on=marked.goes_on)
         with caught(watcher.hear):
             watcher.wait()
+    if watcher.silent is not None:
+        raise watcher.silent
     statuses = watcher.statuses()
     casualty = launcher.first_casualty(chatter.text()) or watcher.casualty()
     if casualty is None and not statuses:
@@ -166,6 +174,47 @@ class _Chatter:
         return signal.SIGTERM if self._launcher.leaves_others else signal.SIGKILL
 
 
+class _SignOfLife:
+    """The file that the only rank left writes again and again: no other rank notices when that one is stopped."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self._written_ns, self._looked_s, self._silent_s = 0, time.monotonic(), 0.0
+
+    def missed(self) -> RankError | None:
+        """The error of a rank that has been silent for longer than it may be; None where all is well."""
+        now_s = time.monotonic()
+        since_s = now_s - self._looked_s
+        if since_s < LOOK_S:
+            return None
+        self._looked_s = now_s
+        try:
+            written_ns = self._path.stat().st_mtime_ns
+        except OSError:  # several ranks are there, or none yet
+            self._silent_s = 0.0
+            return None
+        if written_ns != self._written_ns:
+            self._written_ns, self._silent_s = written_ns, 0.0
+            return None
+        # Where this process was stopped itself, with all of its job, the rank has not been silent for as long.
+        self._silent_s += min(since_s, 2 * LOOK_S)
+        with contextlib.suppress(CorruptError, OSError, TypeError, KeyError):
+            said = read_json(self._path)
+            if self._silent_s > said["silent_s"]:
+                return _silent(said, self._silent_s)
+        return None
+
+
+def _silent(said: dict[str, Any], seconds: float) -> RankError:
+    """The error of the only rank of a run, by its last sign of life."""
+    rank, host = said["rank"], said["host"]
+    text = (
+        f"rank {rank} on {host}, the only one left, gives no sign of life (stopped, swapped out, or its node is gone "
+        f"or cut off) for {format_seconds(seconds)}; it was last {said['doing']}"
+    )
+    return RankError(text, rank=rank, host=host, lost=True)
+
+
 class _Watcher:
     """Waits for the launcher, sees which rank ends first, and cleans up when the others do not follow."""
 
@@ -186,6 +235,8 @@ class _Watcher:
         self._folder, self._launch = folder, launch
         self._deaths, self._tick, self._chatter = deaths, tick, chatter
         self._host = socket.gethostname()
+        self._sign = _SignOfLife(folder / WATCH_FOLDER / launch / ALONE)
+        self.silent: RankError | None = None
         self.first_dead_pid: int | None = None
         self.stop_requests = 0
         self._asked: set[int] = set()
@@ -234,7 +285,8 @@ class _Watcher:
                 self._note_dead(self._deaths.poll(0.1))
                 patience_s = self._patience_s(statuses)
                 deadline = min(deadline, time.monotonic() + patience_s) if patience_s < math.inf else math.inf
-                if time.monotonic() > deadline:
+                self.silent = self.silent or self._sign.missed()
+                if time.monotonic() > deadline or self.silent is not None:
                     self._kill()
                 self._tick()
             self._note_dead(self._deaths.poll(0.0))  # all may have ended, launcher and ranks, during one tick

@@ -184,7 +184,7 @@ class InPlace:
                 except BrokenGroup:
                     recovery = Recovery(began_s=self.world.observation.moved_s())
                 # Outside: the error holds what the step has used, and the batches with their threads.
-                with in_time(self.watch, together=self.context.info.features.synchronous):
+                with in_time(self.watch):
                     left = self._mended(recovery, held)
 
     def _mended(self, recovery: Recovery, held: contextlib.ExitStack) -> Observed:

@@ -4,8 +4,7 @@ MPI's ULFM (Bland et al. 2013) gives three things: an operation that a dead rank
 `revoke` calls everybody else out of what they wait for, and `shrink` makes a group of those that are left. Their order
 stays, so that workers are still the lowest ranks and servers the highest.
 
-A rank that is lost meanwhile, and anything that takes longer than MOST_S, ends this launch: new ranks go on then. A
-worker that does not step together with others may take as long as a step to come.
+A rank that is lost meanwhile, and anything that takes longer than MOST_S, ends this launch: new ranks go on then.
 """
 
 from __future__ import annotations
@@ -18,24 +17,21 @@ from hpcdl.comm.observed import Observed
 from hpcdl.core.errors import BrokenGroup, RankError
 from hpcdl.training.session.watch import Watch
 
-MOST_S = 30.0
-"""It takes a second or so; a file system that is slow, and a machine that is full, may make more of it."""
+MOST_S = 10.0
+"""It takes a second or so; a file system that is slow, a step that is long, and a machine that is full, may make more
+of it. From the loss of a rank to new ranks no more than 15 s may pass (GOING_ON_S in cluster/supervise.py)."""
 
 
 @contextlib.contextmanager
-def in_time(watch: Watch, *, together: bool) -> Iterator[None]:
-    """Inside, a group is mended. RankError where it breaks again; where it takes too long, the watch ends the rank.
-
-    `together`: whether all step together.
-    """
+def in_time(watch: Watch) -> Iterator[None]:
+    """Inside, a group is mended. RankError where it breaks again; where it takes too long, the watch ends the rank."""
     host, rank = watch.observation.host, watch.observation.rank
-    most_s = MOST_S if together else max(MOST_S, watch.limits.stall_s)
 
     def give_up() -> None:
-        text = f"rank {rank} on {host}: those that are left have not found together in {most_s:g} s"
+        text = f"rank {rank} on {host}: those that are left have not found together in {MOST_S:g} s"
         watch.actions.end(RankError(text, rank=rank, host=host, lost=True))
 
-    timer = threading.Timer(most_s, give_up)
+    timer = threading.Timer(MOST_S, give_up)
     timer.daemon = True
     timer.start()
     try:

@@ -81,7 +81,7 @@ class ServeInPlace:
                 return left
             except BrokenGroup:
                 pass
-            with in_time(self.watch, together=self.prepared.info.features.synchronous):
+            with in_time(self.watch):
                 left, server = self._mended(server)
 
     def _mended(self, before: Server) -> tuple[Observed, Server]:

@@ -26,6 +26,7 @@ from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
+from hpcdl.cluster.status import ALONE, WATCH_FOLDER
 from hpcdl.comm.observed import Observation, Observed
 from hpcdl.core.disk import create, remove_file, touch
 from hpcdl.core.errors import CorruptError, RankError
@@ -33,7 +34,7 @@ from hpcdl.core.files import read_json
 from hpcdl.core.records import from_json
 from hpcdl.core.units import format_seconds
 
-FOLDER = "watch"
+FOLDER = WATCH_FOLDER
 STALL_TIMEOUT_S, BUSY_TIMEOUT_S = 300.0, 3600.0
 """Where nobody says otherwise."""
 ADVANCES = 0.02
@@ -253,6 +254,7 @@ class Watch:
             self._thread.join(timeout=5)
         with contextlib.suppress(OSError):
             self._withdraw()
+            remove_file(self.folder / ALONE)
 
     @property
     def tick_s(self) -> float:
@@ -289,6 +291,7 @@ class Watch:
                 self._glance()
                 if time.monotonic() - looked_s >= self.tick_s:
                     looked_s = time.monotonic()
+                    self._give_sign()
                     self._look()
             if self.accuses:
                 with contextlib.suppress(OSError):
@@ -310,6 +313,16 @@ class Watch:
     def _age_s(self, since_s: float) -> float:
         """Seconds since then in which this process was there all the time."""
         return time.monotonic() - max(since_s, self._went_on_s)
+
+    def _give_sign(self) -> None:
+        """Where no other rank is left to notice that this one is stopped, who has started it does."""
+        seen = self.observation
+        if seen.size - len(seen.lost) == 1:
+            self.folder.mkdir(parents=True, exist_ok=True)
+            write_note(
+                self.folder / ALONE,
+                {"rank": seen.rank, "host": seen.host, "doing": seen.activity[0], "silent_s": self.limits.stall_s},
+            )
 
     def _glance(self) -> None:
         """Say that this rank has left, where others have not come after it; or find that one has that it waits for.

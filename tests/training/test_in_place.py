@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import json
+import signal
 from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
@@ -575,3 +576,21 @@ def test_without_its_last_server_new_ranks_go_on(
     finished = session_hpcdl(line, env=library(open_mpi_5), timeout_s=300)
     assert finished.code == 0, finished.err
     assert "; new ranks go on after step " in finished.err and not recoveries(run_dir)
+
+
+@pytest.mark.lab
+def test_the_only_rank_left_is_missed_when_it_is_stopped(
+    open_mpi_5: Path, session_hpcdl: CommandLine, tmp_path: Path
+) -> None:
+    """No other rank is left to notice: who has started it does, and new ranks go on."""
+    run_dir = tmp_path / "run"
+    line = ["train", "--model", "lenet", "--data", "synthetic:mnist@200", "--ranks", "2", "--strategy", "ring"]
+    line += ["--steps", "600", "--profile", "none", "--elastic", "--min-workers", "1", "--checkpoint-every", "1s"]
+    line += ["--stall-timeout", "6s", "--inject", "kill:rank=1@step=3", "--run-dir", str(run_dir)]
+    process = start(session_hpcdl, line, env=library(open_mpi_5))
+    wait_for(lambda: bool(recoveries(run_dir)) or process.poll() is not None)
+    kill_rank(run_dir, 0, signal.SIGSTOP)
+    finished = finish(process)
+    assert finished.code == 0, finished.err
+    assert "rank 0 on " in finished.err and "the only one left, gives no sign of life" in finished.err
+    assert record_of(run_dir)["status"] == "finished"

@@ -5,20 +5,26 @@ A run survives where it takes all of its steps and ends with 0, be it with new r
 
 from __future__ import annotations
 
+import contextlib
 import html
+import itertools
 import os
 import statistics
 import subprocess
-from collections.abc import Callable, Mapping, Sequence
+import time
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
 from hpcdl.cluster.launchers import find_launcher
-from hpcdl.core.errors import CorruptError, UnknownNameError, UsageError
-from hpcdl.core.files import json_text, write_output
+from hpcdl.core.errors import CorruptError, StoppedEarly, UnknownNameError, UsageError
+from hpcdl.core.files import json_text, read_json, write_output
+from hpcdl.core.from_json import from_json
 from hpcdl.core.paths import own_program
 from hpcdl.core.records import read_record
+from hpcdl.core.signals import caught
 from hpcdl.core.units import format_seconds
 from hpcdl.strategies.table import find_strategy
 from hpcdl.training.loop.journal import JournalReader, seconds_between
@@ -55,13 +61,18 @@ LEAVES_NODES_OUT = ("partition that stays",)
 """What of several nodes takes one for good: the run goes on with fewer workers."""
 BY_CHECKPOINTS = ("--checkpoint-every", "0.2s")
 RUN_TIMEOUT_S = 900.0
+LOOK_S, LEAVE_S = 0.5, 60.0
+"""Between two looks whether a run is to end, and how long it may take to leave then."""
+JSON_CARD, PAGE, TEXT = "card.json", "card.html", "card.md"
+"""The files of a card."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Trial:
     """One run under one fault; `recover_s` from the fault to the next step of which anything is heard.
 
-    `steps_lost` were taken twice. `said` is the last line of a run that did not survive.
+    `steps_lost` were taken twice. `said` is the last line of a run that did not survive. `load` is what wanted the
+    cores of this node as it began (the mean of a minute): with more than there are, its seconds mean little.
     """
 
     fault: str
@@ -71,6 +82,7 @@ class Trial:
     recover_s: float | None
     steps_lost: int
     said: str
+    load: float = 0.0
 
 
 def nodes_here() -> int:
@@ -137,18 +149,35 @@ class Plan:
         return [*SAVING.get(fault, BY_CHECKPOINTS), *fewer, "--inject", injected]
 
 
-def try_out(plan: Plan, told: Callable[[str], None]) -> list[Trial]:
-    """Run all cases, one after another; `told` hears of each before it begins."""
-    trials = []
-    for strategy, fault, number in plan.cases():
-        told(f"{strategy}: {fault}")
-        run_dir = plan.out / "runs" / f"{strategy}-{fault.replace(' ', '-')}-{number}"
-        trials.append(_try(strategy, fault, plan, run_dir))
+def try_out(plan: Plan, earlier: Sequence[Trial], told: Callable[[str], None]) -> list[Trial]:
+    """Run all cases behind the `earlier` ones, one after another; `told` hears of each before it begins.
+
+    The card is written after each. StoppedEarly after a signal: the run that was under way does not count.
+    """
+    trials, asked = [*earlier], list[int]()
+    done = Counter((trial.strategy, trial.fault) for trial in earlier)
+    waiting = [case for case in plan.cases() if case[2] >= done[case[:2]]]
+    with caught(asked.append):
+        for strategy, fault, number in waiting:
+            told(f"{strategy}: {fault}")
+            run_dir = _free(plan.out / "runs" / f"{strategy}-{fault.replace(' ', '-').replace(',', '')}-{number}")
+            trial = _try(strategy, fault, plan, run_dir, lambda: bool(asked))
+            if asked:
+                still = len(earlier) + len(waiting) - len(trials)
+                raise StoppedEarly(f"stopped with {len(trials)} runs done, {still} to do; go on with --resume")
+            trials.append(trial)
+            write_card(plan, trials)
     return trials
 
 
-def _try(strategy: str, fault: str, plan: Plan, run_dir: Path) -> Trial:
-    features = find_strategy(strategy).features
+def _free(folder: Path) -> Path:
+    """`folder`, or one of another number where a run that did not come to its end lies there."""
+    others = (folder.with_name(f"{folder.name}-{number}") for number in itertools.count(2))
+    return next(place for place in (folder, *itertools.islice(others, 1000)) if not place.exists())
+
+
+def _try(strategy: str, fault: str, plan: Plan, run_dir: Path, stopping: Callable[[], bool]) -> Trial:
+    features, load = find_strategy(strategy).features, os.getloadavg()[0]
     journal = JournalReader(run_dir)
     words = [
         "train", "--model", "lenet", "--data", "synthetic:28x28x1:10", "--strategy", strategy,
@@ -158,7 +187,7 @@ def _try(strategy: str, fault: str, plan: Plan, run_dir: Path) -> Trial:
     ]  # fmt: skip
     words += ["--optimizer", features.optimizers[0]] if features.optimizers else []
     words += [] if features.mpi else ["--allow-grpc"]
-    exit_code, said = _run(own_program("hpcdl", *map(str, words)))
+    exit_code, said = _run(own_program("hpcdl", *map(str, words)), stopping)
     events = journal.read()
     struck = next((event for event in events if str(event.get("text", "")).startswith(TOLD)), None)
     return Trial(
@@ -169,23 +198,34 @@ def _try(strategy: str, fault: str, plan: Plan, run_dir: Path) -> Trial:
         recover_s=None if struck is None or "@" not in FAULTS[fault] else _recovered_after(events, struck),
         steps_lost=0 if struck is None else _steps_lost(run_dir, struck["step"]),
         said="" if exit_code == 0 else said,
+        load=round(load, 1),
     )
 
 
-def _run(line: Sequence[str]) -> tuple[int | None, str]:
-    """Exit code of a run, None where it does not end, and its last line."""
-    try:
-        finished = subprocess.run(
-            line,
-            capture_output=True,
-            text=True,
-            env={**os.environ, "NO_COLOR": "1"},
-            timeout=RUN_TIMEOUT_S,
-            check=False,
-        )
-    except subprocess.TimeoutExpired:
-        return None, f"it had not come to an end after {format_seconds(RUN_TIMEOUT_S)}"
-    return finished.returncode, (finished.stderr.strip().splitlines() or [""])[-1]
+def _run(line: Sequence[str], stopping: Callable[[], bool] = lambda: False) -> tuple[int | None, str]:
+    """Exit code of a run and its last line; None where it does not end, or was ended because of `stopping`."""
+    deadline = time.monotonic() + RUN_TIMEOUT_S
+    process = subprocess.Popen(
+        line,
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.PIPE,
+        text=True,
+        env={**os.environ, "NO_COLOR": "1"},
+        start_new_session=True,  # Ctrl-C reaches this process alone, which asks the run to leave
+    )
+    while process.poll() is None:
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            _, said = process.communicate(timeout=LOOK_S)
+            return process.returncode, (said.strip().splitlines() or [""])[-1]
+        if stopping() or time.monotonic() > deadline:
+            process.terminate()
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                process.communicate(timeout=LEAVE_S)
+            process.kill()
+            process.communicate()
+            return None, f"it had not come to an end after {format_seconds(RUN_TIMEOUT_S)}"
+    raise AssertionError("communicate waits for the end")
 
 
 def _recovered_after(events: Sequence[Mapping[str, Any]], struck: Mapping[str, Any]) -> float | None:
@@ -234,28 +274,56 @@ def summary(trials: Sequence[Trial], left_out: Sequence[Mapping[str, str]] = ())
     return {"faults": rows, "left_out": [*left_out]}
 
 
-def check_free(plan: Plan, nodes: int | None) -> None:
-    """UsageError where the folder of the card is taken, or the job has fewer than `nodes` nodes."""
-    if plan.out.exists() and any(plan.out.iterdir()):
-        raise UsageError(f"{plan.out} exists; choose another folder with --out")
-    here = nodes_here()
+def earlier_trials(plan: Plan, nodes: int | None, *, resume: bool) -> list[Trial]:
+    """What the card in the folder has already: nothing without `resume`, which a folder that is taken needs.
+
+    UsageError where it was made otherwise, or the job has fewer than `nodes` nodes.
+    """
+    here = plan.num_nodes
     if nodes is not None and here < nodes:
         raise UsageError(f"--nodes {nodes}, but this job has {here}; ask the scheduler for more")
+    if not plan.out.exists() or not any(plan.out.iterdir()):
+        return []
+    card = plan.out / JSON_CARD
+    if not resume:
+        raise UsageError(f"{plan.out} exists; choose another folder with --out, or go on with its card: --resume")
+    if not card.exists():
+        raise UsageError(f"{plan.out} has no {JSON_CARD} to go on with; choose another folder with --out")
+    facts, trials = read_card(card)
+    for name, now in _size(plan).items():
+        if facts.get(name) != now:
+            raise UsageError(
+                f"{card} was made with {facts.get(name)} {name}, this would be {now}; choose another folder with --out"
+            )
+    return trials
 
 
-def facts_of(out: Path) -> dict[str, str]:
-    """Where the runs below `out` were, and on what."""
-    for path in sorted((out / "runs").glob("*/record.json")):
-        record = read_record(path.parent)
-        software = ", ".join(f"{name} {version}" for name, version in record.software.items())
-        return {
-            "when": record.started_at,
-            "machine": record.machine,
-            "nodes": str(record.nodes),
-            "ranks": str(record.ranks),
-            "software": software,
-        }
-    return {}
+def read_card(path: Path) -> tuple[dict[str, str], list[Trial]]:
+    """The facts and trials of a card.json; CorruptError where it is none."""
+    try:
+        document = read_json(path)
+        facts = {str(name): str(value) for name, value in document["facts"].items()}
+        return facts, [from_json(Trial, one) for one in document["trials"]]
+    except (AttributeError, FileNotFoundError, KeyError, TypeError, ValueError) as error:
+        raise CorruptError(f"{path} is no card of hpcdl certify: {error}; choose another folder with --out") from error
+
+
+def _size(plan: Plan) -> dict[str, str]:
+    return {"nodes": str(plan.num_nodes), "ranks": str(plan.num_ranks)}
+
+
+def facts_of(plan: Plan, trials: Sequence[Trial]) -> dict[str, str]:
+    """Where the runs were, on what, and how much else these machines did."""
+    loads = [trial.load for trial in trials]
+    busy = f"{min(loads):.1f} to {max(loads):.1f}, of {os.cpu_count()} cores" if loads else ""
+    for path in sorted((plan.out / "runs").glob("*/record.json")):
+        with contextlib.suppress(CorruptError):  # a fault may have struck there
+            record = read_record(path.parent)
+            software = ", ".join(f"{name} {version}" for name, version in record.software.items())
+            return {
+                "when": record.started_at, "machine": record.machine, **_size(plan), "load": busy, "software": software
+            }  # fmt: skip
+    return {**_size(plan), "load": busy}
 
 
 HEADINGS = ("fault", "strategy", "survived", "recovered after", "steps lost")
@@ -290,10 +358,12 @@ def _recovered(seconds: Mapping[str, float | None], tries: int) -> str:
     return f"{median:.1f} s" + (f", at most {most:.1f} s" if tries > 1 else "")
 
 
-def write_card(out: Path, document: Mapping[str, Any], trials: Sequence[Trial], facts: Mapping[str, str]) -> Path:
-    """The resilience card: OUT/card.json and OUT/card.html, whose path is returned."""
-    whole = {**document, "facts": dict(facts), "trials": [asdict(trial) for trial in trials]}
-    write_output(out / "card.json", json_text(whole))
+def write_card(plan: Plan, trials: Sequence[Trial]) -> Path:
+    """The resilience card: OUT/card.json, OUT/card.md and OUT/card.html, whose path is returned."""
+    document, facts = summary(trials, plan.left_out()), facts_of(plan, trials)
+    whole = {**document, "facts": facts, "trials": [asdict(trial) for trial in trials]}
+    write_output(plan.out / JSON_CARD, json_text(whole))
+    write_output(plan.out / TEXT, card_text(document, facts))
     cells = "".join(
         "<tr>" + "".join(f"<td>{html.escape(cell)}</td>" for cell in row) + "</tr>\n" for row in rows_of(document)
     )
@@ -302,9 +372,26 @@ def write_card(out: Path, document: Mapping[str, Any], trials: Sequence[Trial], 
     not_tried = "".join(f"<li>{html.escape(line)}</li>\n" for line in told_left_out(document))
     if not_tried:
         not_tried = f"<h2>Not tried here</h2>\n<ul>\n{not_tried}</ul>\n"
-    path = out / "card.html"
+    path = plan.out / PAGE
     write_output(path, _PAGE.format(facts=told, heads=heads, rows=cells, not_tried=not_tried))
     return path
+
+
+def card_text(document: Mapping[str, Any], facts: Mapping[str, str]) -> str:
+    """The card as Markdown, for a page of one's own."""
+    lines = [f"- {key}: {_plain(value)}" for key, value in facts.items()]
+    table = [_row(HEADINGS), _row("---" for _ in HEADINGS), *(_row(map(_plain, row)) for row in rows_of(document))]
+    not_tried = [f"- not tried: {_plain(line)}" for line in told_left_out(document)]
+    return "\n".join([*lines, "", *table, *(["", *not_tried] if not_tried else [])]) + "\n"
+
+
+def _row(cells: Iterable[str]) -> str:
+    return f"| {' | '.join(cells)} |"
+
+
+def _plain(text: str) -> str:
+    """Words that mean nothing to Markdown or HTML."""
+    return " ".join(html.escape(text, quote=False).replace("|", "\\|").split())
 
 
 _PAGE = """<!DOCTYPE html>

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from hpcdl.core.errors import UnknownNameError
+from hpcdl.core.errors import UnknownNameError, UsageError
 from hpcdl.doctor import certify
 from hpcdl.doctor.certify import (
     FAULTS,
@@ -17,13 +17,16 @@ from hpcdl.doctor.certify import (
     SAVING,
     Plan,
     Trial,
+    earlier_trials,
+    read_card,
     rows_of,
     summary,
     told_left_out,
     write_card,
 )
 from hpcdl.training.session.faults import NETWORK, parse_faults
-from tests.conftest import CommandLine
+from tests.conftest import CommandLine, finish
+from tests.training.training_runs import wait_for
 
 
 def trial(**facts: Any) -> Trial:
@@ -119,37 +122,56 @@ def test_a_run_that_does_not_end_is_one_that_has_not_survived(monkeypatch: pytes
 
 
 def test_the_card_is_one_page_that_runs_nothing(tmp_path: Path) -> None:
-    trials = [trial(said="<script>")]
-    document = summary(trials, [{"fault": "<i>flood", "strategy": "ring", "why": "no water"}])
-    page = write_card(tmp_path, document, trials, {"machine": "<b>node</b>"}).read_text()
-    assert "Not tried here" in page and "&lt;i&gt;flood (ring): no water" in page
-    assert "Not tried" not in write_card(tmp_path, summary(trials), trials, {}).read_text()
-    page = write_card(tmp_path, document, trials, {"machine": "<b>node</b>"}).read_text()
-    assert "&lt;b&gt;node" in page and "<script" not in page and "1 of 1" in page and "http" not in page
+    trials, one_node = [trial(said="<script>", strategy="<i>ring", load=3.0)], plan(out=tmp_path, num_nodes=1)
+    page = write_card(one_node, trials).read_text()
+    assert "Not tried here" in page and "skewed clock (ring, ps): all ranks are on one node" in page
+    assert "&lt;i&gt;ring" in page and "<script" not in page and "1 of 1" in page and "http" not in page
+    assert "Not tried" not in write_card(plan(out=tmp_path, faults=["worker killed"]), trials).read_text()
     document = json.loads((tmp_path / "card.json").read_text())
-    assert document["trials"][0]["said"] == "<script>" and document["facts"] == {"machine": "<b>node</b>"}
+    assert document["trials"][0]["said"] == "<script>"
+    assert document["facts"]["ranks"] == "3" and document["facts"]["load"].startswith("3.0 to 3.0, of ")
+    text = (tmp_path / "card.md").read_text()
+    assert "| worker killed | &lt;i&gt;ring | 1 of 1 | 2.0 s | 1 |" in text and "- ranks: 3\n" in text
+    assert read_card(tmp_path / "card.json")[1] == trials
+
+
+def test_a_card_goes_on_with_what_it_lacks(tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match="--nodes 2, but this job has 1"):
+        earlier_trials(plan(out=tmp_path, num_nodes=1), 2, resume=True)
+    assert earlier_trials(plan(out=tmp_path), None, resume=True) == []
+    write_card(plan(out=tmp_path), [trial()])
+    assert earlier_trials(plan(out=tmp_path), None, resume=True) == [trial()]
+    with pytest.raises(UsageError, match="go on with its card: --resume"):
+        earlier_trials(plan(out=tmp_path), None, resume=False)
+    with pytest.raises(UsageError, match="was made with 3 ranks, this would be 4"):
+        earlier_trials(plan(out=tmp_path, num_ranks=4), None, resume=True)
+    (tmp_path / "card.json").unlink()
+    (tmp_path / "of my own.txt").touch()
+    with pytest.raises(UsageError, match="has no card"):
+        earlier_trials(plan(out=tmp_path), None, resume=True)
 
 
 @pytest.mark.mpi
 def test_one_fault_for_real(run_hpcdl: CommandLine, tmp_path: Path) -> None:
-    line = [
-        "certify",
-        "--strategy",
-        "ring",
-        "--fault",
-        "rank 0 killed, state in memory",
-        "--out",
-        tmp_path / "card",
-        "--json",
-    ]
-    finished = run_hpcdl(line, timeout_s=300)
+    """Stopped in its first run, then to its end; the run that was stopped lies beside the one that counts."""
+    card = tmp_path / "card"
+    line = ["certify", "--strategy", "ring", "--fault", "rank 0 killed, state in memory", "--out", card, "--json"]
+    process = run_hpcdl.start(line)
+    wait_for(lambda: (card / "runs").is_dir() and any((card / "runs").iterdir()))
+    process.terminate()
+    stopped = finish(process)
+    assert stopped.code == 75 and "stopped with 0 runs done, 1 to do; go on with --resume" in stopped.err
+    finished = run_hpcdl([*line, "--resume"], timeout_s=300)
     assert finished.code == 0, finished.err
     (row,) = json.loads(finished.out)["faults"]
     assert (row["survived"], row["tries"]) == (1, 1) and row["recover_seconds"]["median"] > 0
     assert row["steps_lost"] <= 10, "a copy every five steps, and the one before where that was under way"
-    assert "what this installation survives" in (tmp_path / "card" / "card.html").read_text()
+    assert "what this installation survives" in (card / "card.html").read_text()
+    assert len(list((card / "runs").iterdir())) == 2
     again = run_hpcdl(line)
     assert again.code == 2 and "choose another folder" in again.err
+    before = sorted(card.rglob("*"))
+    assert run_hpcdl([*line, "--resume"]).json()["faults"] == [row] and sorted(card.rglob("*")) == before
 
 
 @pytest.mark.mpi

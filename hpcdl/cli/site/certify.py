@@ -42,6 +42,7 @@ def certify(
     ] = None,
     tries: Annotated[int, typer.Option("--tries", min=1, help="Runs of each fault.")] = 1,
     out: Annotated[Path, typer.Option("--out", metavar="DIR", help="Folder for the card and its runs.")] = Path("card"),
+    resume: Annotated[bool, typer.Option("--resume", help="Go on with the card in --out: try what it lacks.")] = False,
     json: JsonFlag = False,
 ) -> None:
     """Find out what this installation survives.
@@ -49,7 +50,7 @@ def certify(
     Small trainings are struck by faults, one after another; a card tells which of them went on, and what it cost.
     """
     from hpcdl.core.progress import progress
-    from hpcdl.doctor.certify import FAULTS, Plan, check_free, facts_of, summary, try_out, write_card
+    from hpcdl.doctor.certify import FAULTS, Plan, earlier_trials, summary, try_out, write_card
 
     plan = Plan(
         strategies=strategy or ["ring", "ps", "async-easgd"],
@@ -58,18 +59,19 @@ def certify(
         num_ranks=ranks or max(3, 2 * (nodes or 1)),
         out=out,
     )
-    check_free(plan, nodes)
+    num_cases = len(plan.cases())
+    earlier = earlier_trials(plan, nodes, resume=resume)
     done = 0
-    with progress("certifying", len(plan.cases())) as bar:
+    with progress("certifying", num_cases) as bar:
 
         def told(what: str) -> None:
             nonlocal done
             bar.update(done, what)
             done += 1
 
-        trials = try_out(plan, told)
+        trials = try_out(plan, earlier, told)
     document = summary(trials, plan.left_out())
-    card = write_card(out, document, trials, facts_of(out))
+    card = write_card(plan, trials)
     if json:
         print_json(document)
     else:

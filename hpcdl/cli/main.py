@@ -44,9 +44,9 @@ def _exit_code_of(exit_code: int, arguments: list[str], printed: Printed) -> int
 
 def run(arguments: list[str]) -> int:
     """Run `arguments` and return the exit code; messages go to stderr."""
-    from hpcdl.cli.app import app_for
-
     try:
+        from hpcdl.cli.app import app_for  # takes its time, in which Ctrl-C may come
+
         result = app_for(arguments)(arguments, prog_name="hpcdl", standalone_mode=False)
     except HpcdlError as error:
         complain(error)

@@ -1,0 +1,28 @@
+"""`scripts/installer COMMAND` of the current folder, with everything of an installation but what pip brings."""
+
+from __future__ import annotations
+
+import json
+import runpy
+import shutil
+import sys
+from typing import Any
+
+sys.path.insert(0, "scripts/installer")
+build = __import__("build")
+
+
+def filled(plan: Any) -> None:
+    """As `build.fill`: an environment, the share folder, programs, the receipt; then open it to everybody."""
+    scratch = plan.tree / ".scratch"
+    build.copy_sources(scratch / "source")
+    build.run([sys.executable, "-m", "venv", "--without-pip", str(plan.tree / "venv")], "making the environment")
+    shutil.copytree(build.CHECKOUT / "share" / "hpcdl", plan.tree / "share" / "hpcdl")
+    build.write_programs(plan.tree)
+    (plan.tree / build.RECEIPT).write_text(json.dumps({"version": plan.version}))
+    shutil.rmtree(scratch)
+    build.open_to_everybody(plan.tree)
+
+
+build.fill = filled
+runpy.run_path("scripts/installer", run_name="__main__")

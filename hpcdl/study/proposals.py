@@ -8,6 +8,7 @@ from __future__ import annotations
 import contextlib
 import logging
 import math
+import os
 import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -16,13 +17,16 @@ from pathlib import Path
 from typing import Any
 
 from hpcdl.config.search import Dimension, SearchStudy
-from hpcdl.core.errors import UsageError
+from hpcdl.core.errors import CorruptError, HpcdlError, UsageError
+from hpcdl.core.files import open_regular
 
 JOURNAL = "journal.log"
 FINISHED, STOPPED, FAILED, RUNNING = "finished", "stopped", "failed", "running"
 _STATES = {"COMPLETE": FINISHED, "PRUNED": STOPPED, "FAIL": FAILED, "RUNNING": RUNNING, "WAITING": RUNNING}
 _STARTUP = 10
 """Trials at random before a model of the objective is made."""
+_MOST_BYTES = 1 << 28
+"""Of a journal, which Optuna reads as a whole: a hundred thousand trials."""
 _SEED_STEP = 1_000_003
 """Between the seeds of one search before and after it was resumed."""
 
@@ -39,12 +43,15 @@ class Proposal:
 
 
 class Proposals:
-    """The trials of one search, in a journal in `folder` that survives whoever writes it."""
+    """The trials of one search, in a journal in `folder` that survives whoever writes it.
+
+    CorruptError where it is no such journal, or damaged; a last line that broke off is none, and is left out.
+    """
 
     def __init__(self, folder: Path, search: SearchStudy) -> None:
         optuna = _optuna()
         self._search = search
-        with _quiet():
+        with _quiet(), _whole(folder / JOURNAL):
             self._study = optuna.create_study(
                 study_name=search.name,
                 storage=optuna.storages.JournalStorage(
@@ -54,6 +61,8 @@ class Proposals:
                 pruner=_pruner(search),
                 load_if_exists=True,
             )
+            if not all(isinstance(item.settings, dict) for item in self.all()):
+                raise ValueError("settings of a trial are no table")
             self._study.sampler = _sampler(search, len(self._study.get_trials(deepcopy=False)))
 
     def ask(self) -> Proposal:
@@ -155,6 +164,28 @@ def _quiet() -> Iterator[None]:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         yield
+
+
+@contextmanager
+def _whole(path: Path) -> Iterator[None]:
+    """CorruptError where a journal turns out to be damaged: Optuna looks at nothing before it takes it for sound."""
+    remedy = "; choose another --out DIR"
+    try:
+        with open_regular(path) as file:
+            size = os.fstat(file.fileno()).st_size
+        if size > _MOST_BYTES:
+            raise CorruptError(f"{path} is no journal of a search: it has {size} bytes{remedy}")
+    except FileNotFoundError:
+        if path.is_symlink():
+            raise CorruptError(f"{path} is a link to nowhere{remedy}") from None
+    except OSError as error:
+        raise CorruptError(f"cannot read {path}: {error.strerror}{remedy}") from error
+    try:
+        yield
+    except (HpcdlError, OSError):
+        raise
+    except Exception as error:  # whatever stumbles over it
+        raise CorruptError(f"{path} is damaged: {type(error).__name__}: {error}{remedy}") from error
 
 
 def _sampler(search: SearchStudy, num_trials: int) -> Any:

@@ -1,8 +1,13 @@
-"""Runs many mutations in one child process with little memory, and tells those that did not end as they should."""
+"""Runs many mutations in one child process with little memory, and tells those that did not end as they should.
+
+A reading ends well with 0, or with one line and an exit code that says whose file it is; what lay there before is there
+as it was.
+"""
 
 from __future__ import annotations
 
 import contextlib
+import hashlib
 import json
 import os
 import random
@@ -10,21 +15,29 @@ import resource
 import select
 import shutil
 import signal
+import stat
 import sys
 import tempfile
 import traceback
+from collections import Counter
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from hpcdl.core.errors import HpcdlError
+from hpcdl.data.sources.base import UnreadableSample
 from tests.fuzz.kinds import KINDS, Kind
 from tests.fuzz.mutations import SPECIAL, mutated
 
 MOST_BYTES = 1 << 30
 MOST_S = 20
-EXIT_CODES = (1, 2, 3)
 LONGEST_LINE = 2000
+DIED = -1
+"""In place of the exit code of a child that died."""
+AS_IT_IS = "as it is"
+"""The case in which nothing is wrong."""
+OWN = "of my own.txt"
+"""Lies beside it, and is nothing of hpcdl's."""
 MEMORY = "/dev/shm" if os.access("/dev/shm", os.W_OK) else None
 """Thousands of small files are made and synced; a disk would take its time."""
 
@@ -42,21 +55,36 @@ class Failure:
         return f"python -m tests.fuzz {self.kind!r} {str(self.case)!r}: {self.problem}\n  {self.content}"
 
 
+@dataclass(kw_only=True)
+class Outcome:
+    """How often a kind's cases ended with which exit code, and those that did not end as they should."""
+
+    codes: Counter[int] = field(default_factory=Counter)
+    failures: list[Failure] = field(default_factory=list)
+
+
 def failures(name: str, cases: Sequence[int | str]) -> list[Failure]:
-    """The failures of the kind `name`; a child that dies is one, and another child goes on behind it."""
-    found, waiting = [], list(cases)
+    """The failures of the kind `name`."""
+    return outcome(name, cases).failures
+
+
+def outcome(name: str, cases: Sequence[int | str]) -> Outcome:
+    """What came of all cases; a child that dies is a failure, and another child goes on behind it."""
+    found, waiting = Outcome(), list(cases)
     with tempfile.TemporaryDirectory(prefix="hpcdl-fuzz-", dir=MEMORY) as folder:
         while waiting:
             done = 0
-            for done, problem in enumerate(_of_child(name, waiting, Path(folder)), 1):
+            for done, (code, problem, content) in enumerate(_of_child(name, waiting, Path(folder)), 1):
+                found.codes[code] += 1
                 if problem:
-                    found.append(Failure(kind=name, case=waiting[done - 1], problem=problem[0], content=problem[1]))
+                    failure = Failure(kind=name, case=waiting[done - 1], problem=problem, content=content)
+                    found.failures.append(failure)
             waiting = waiting[done:]
     return found
 
 
-def _of_child(name: str, cases: list[int | str], folder: Path) -> Iterator[tuple[str, str] | None]:
-    """What came of each case in turn; after one that the child died of there are no more."""
+def _of_child(name: str, cases: list[int | str], folder: Path) -> Iterator[tuple[int, str, str]]:
+    """Exit code, problem and content of each case in turn; after one that the child died of there are no more."""
     reading, writing = os.pipe()
     child = os.fork()
     if not child:
@@ -65,7 +93,7 @@ def _of_child(name: str, cases: list[int | str], folder: Path) -> Iterator[tuple
     told = 0
     try:
         with os.fdopen(reading, "rb", buffering=0) as pipe:
-            while select.select([pipe], [], [], 3 * MOST_S)[0] and (line := pipe.readline()):
+            while select.select([pipe], [], [], 6 * MOST_S)[0] and (line := pipe.readline()):
                 told += 1
                 yield json.loads(line)
     finally:
@@ -74,7 +102,8 @@ def _of_child(name: str, cases: list[int | str], folder: Path) -> Iterator[tuple
         _, status = os.waitpid(child, 0)
     if told < len(cases):
         how = f"exit code {status >> 8}" if status >> 8 else f"signal {status & 127}; 9 is for one that hung"
-        yield f"the process died ({how})", _shown(_content(KINDS[name], name, cases[told], folder / "again"))
+        shown = _shown(_content(KINDS[name], name, cases[told], folder / "again"))
+        yield DIED, f"the process died ({how})", shown
 
 
 def _child(name: str, cases: list[int | str], folder: Path, writing: int) -> None:
@@ -85,19 +114,21 @@ def _child(name: str, cases: list[int | str], folder: Path, writing: int) -> Non
         sys.stdout, sys.stderr = os.fdopen(1, "w", closefd=False), os.fdopen(2, "w", closefd=False)
         signal.signal(signal.SIGALRM, _too_long)
         resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+        if KINDS[name].needs_keras:
+            problem_of(KINDS[name], name, "absent", Path(tempfile.mkdtemp(dir=folder)))  # imports all that it needs
         size = int(Path("/proc/self/statm").read_text().split()[0]) * os.sysconf("SC_PAGE_SIZE")
         resource.setrlimit(resource.RLIMIT_AS, (size + MOST_BYTES, size + MOST_BYTES))
         for case in cases:
             problem = problem_of(KINDS[name], name, case, Path(tempfile.mkdtemp(dir=folder)))
             os.write(writing, (json.dumps(problem) + "\n").encode())
-        assert "tensorflow" not in sys.modules
+        assert KINDS[name].needs_keras or "tensorflow" not in sys.modules
         os._exit(0)
     finally:
         os._exit(99)
 
 
-def problem_of(kind: Kind, name: str, case: int | str, folder: Path, *, raises: bool = False) -> tuple[str, str] | None:
-    """What is wrong with how the reading of one mutation ended, and its bytes; None where it ended well."""
+def problem_of(kind: Kind, name: str, case: int | str, folder: Path, *, raises: bool = False) -> tuple[int, str, str]:
+    """How the reading of one mutation ended: exit code, what is wrong with that, and then the bytes."""
     path = _copied(kind, folder)
     original = path.read_bytes()
     _remove(path)
@@ -106,12 +137,14 @@ def problem_of(kind: Kind, name: str, case: int | str, folder: Path, *, raises: 
         SPECIAL[str(case)](path)
     else:
         path.write_bytes(content)
+    (folder / OWN).write_text("of the user's own\n")
+    before = _files_below(folder)
     signal.setitimer(signal.ITIMER_REAL, MOST_S)
-    problem = ""
+    code, problem = 0, ""
     try:
         kind.read(path)
     except HpcdlError as error:
-        problem = _bad_message(error)
+        code, problem = error.exit_code, _bad_message(error, kind)
         if raises:
             print(f"exit {error.exit_code}: {error}"[:2000])
     except (Exception, _TooLong) as error:  # whatever it is, it is reported
@@ -120,15 +153,33 @@ def problem_of(kind: Kind, name: str, case: int | str, folder: Path, *, raises: 
             raise
         frames = [frame for frame in traceback.extract_tb(error.__traceback__) if "/hpcdl/" in frame.filename]
         where = f" in {frames[-1].filename.partition('/hpcdl/')[2]}:{frames[-1].lineno}" if frames else ""
-        problem = f"{type(error).__name__}{where}: {str(error)[:300]}"
+        code, problem = 1, f"{type(error).__name__}{where}: {str(error)[:300]}"
     finally:
         signal.setitimer(signal.ITIMER_REAL, 0)
+    changed = sorted(set(before.items()) - set(_files_below(folder).items()))
+    if kind.goes_on:
+        changed = [(name, told) for name, told in changed if folder / name != path]
+    if changed and not problem:
+        problem = f"{', '.join(name for name, _ in changed)[:300]} changed or gone"
     if not raises:
         shutil.rmtree(folder, ignore_errors=True)
-    return (problem, _shown(content)) if problem else None
+    return code, problem, _shown(content) if problem else ""
+
+
+def _files_below(folder: Path) -> dict[str, str]:
+    """Everything that lies below, with what it is and holds."""
+    found = {}
+    for path in folder.rglob("*"):
+        told = path.lstat()
+        plain = stat.S_ISREG(told.st_mode) and told.st_size < MOST_BYTES
+        digest = hashlib.blake2b(path.read_bytes()).hexdigest() if plain else ""
+        found[str(path.relative_to(folder))] = f"{told.st_mode:o} {told.st_size if plain else ''} {digest}"
+    return found
 
 
 def _mutation(kind: Kind, name: str, case: int | str, original: bytes) -> bytes | None:
+    if case == AS_IT_IS:
+        return original
     if isinstance(case, str):
         return None
     inner = kind.opened(original)
@@ -155,8 +206,9 @@ def _shown(content: bytes | None) -> str:
     return "" if content is None else f"{content[:1500]!r} of {len(content)} bytes"
 
 
-def _bad_message(error: HpcdlError) -> str:
-    if error.exit_code not in EXIT_CODES:
+def _bad_message(error: HpcdlError, kind: Kind) -> str:
+    while_working = (1,) if isinstance(error, UnreadableSample) else ()  # one of many, found as its turn came
+    if error.exit_code not in (*kind.codes, *while_working):
         return f"exit code {error.exit_code}: {error}"
     if any(not line.strip() or len(line) > LONGEST_LINE for line in str(error).split("\n")):
         return f"{type(error).__name__} is no message of short lines: {str(error)[:300]!r}"
@@ -184,7 +236,7 @@ def main(arguments: list[str]) -> int:
         folder.mkdir()
         print(folder)
         case = arguments[1] if arguments[1] in SPECIAL else int(arguments[1])
-        print(problem_of(KINDS[arguments[0]], arguments[0], case, folder, raises=True) or "well")
+        print(problem_of(KINDS[arguments[0]], arguments[0], case, folder, raises=True)[1] or "well")
         return 0
     names = [arguments[0]] if len(arguments) == 2 else list(KINDS)
     count = int(arguments[-1].removeprefix("x"))

@@ -12,7 +12,7 @@ import shutil
 import struct
 import zipfile
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
@@ -23,11 +23,15 @@ from hpcdl.cluster import status
 from hpcdl.cluster.batch import jobs
 from hpcdl.cluster.launchers.hostfile import read_hosts
 from hpcdl.collectives import measure
+from hpcdl.comm.clocks import ClockPoint
+from hpcdl.comm.observed import PARTS
 from hpcdl.comm.threads.communicator import alone
 from hpcdl.config.load import Layer, file_layer, load, site_rules, standard_layers
 from hpcdl.config.schema import TrainConfig
+from hpcdl.config.search import load_search
 from hpcdl.config.study import load_study
 from hpcdl.core.files import write_json
+from hpcdl.core.from_json import read_as
 from hpcdl.core.lock import check_free
 from hpcdl.core.records import FILE_NAME as RECORD
 from hpcdl.data.format import manifest
@@ -36,6 +40,9 @@ from hpcdl.data.sources.tfrecord import _example_class, masked_crc
 from hpcdl.data.write import journal
 from hpcdl.data.write.plan import read_job
 from hpcdl.data.write.shards import ShardResult
+from hpcdl.doctor.certify import FAULTS, Plan, Trial, read_card, rows_of, summary, write_card
+from hpcdl.doctor.installation import check_module
+from hpcdl.doctor.table import Subject
 from hpcdl.models.spec import check_model_spec
 from hpcdl.node.engine import Engine
 from hpcdl.node.profile import Profile, TrialSummary, find_profile, read_profile, write_profile
@@ -43,16 +50,25 @@ from hpcdl.node.settings import Settings
 from hpcdl.node.topology import hwloc
 from hpcdl.node.topology.drawing import draw
 from hpcdl.node.topology.machines import read_machine
+from hpcdl.predict.network import read_network
 from hpcdl.report.analysis.analyse import analyse
 from hpcdl.report.build import compose, render
 from hpcdl.report.runs.csv_import import read_csv
 from hpcdl.report.runs.references import load_references
+from hpcdl.report.runs.searches import SearchRecord, SearchTrial, find_searches, read_search
 from hpcdl.report.runs.sources import Gathered, gather, link_of, walk
 from hpcdl.study import state
+from hpcdl.study.jobs import SCHEMA as JOBS_SCHEMA
+from hpcdl.study.jobs import JobsState
 from hpcdl.study.plan import make_plan
+from hpcdl.study.search import check_search, open_search
+from hpcdl.trace.file import TraceFile
+from hpcdl.trace.page import page
+from hpcdl.trace.summary import tables
 from hpcdl.training.checkpoint import folders as checkpoints
 from hpcdl.training.launch import rundir
 from hpcdl.training.launch.prepare import prepare
+from hpcdl.training.launch.traced import look_into
 from hpcdl.training.loop.journal import JournalReader
 from hpcdl.tuning.log import TrialLog
 from hpcdl.tuning.recorded import find_tunings, read_tuning
@@ -78,7 +94,9 @@ def _as_is(content: bytes) -> bytes:
 class Kind:
     """One kind of input. `make` puts a valid example into a folder and names the file to damage, which `read` reads.
 
-    `opened` gives what lies behind checksums or compression in a file, `sealed` puts it there again.
+    `opened` gives what lies behind checksums or compression in a file, `sealed` puts it there again. `codes` are the
+    exit codes with which it may be refused: 2 for what a user hands in, 3 for what hpcdl wrote, where both can be both.
+    Who reads a file that `goes_on` adds to it.
     """
 
     make: Callable[[Path], Path]
@@ -86,6 +104,9 @@ class Kind:
     mutations: tuple[Mutation, ...]
     opened: Callable[[bytes], bytes] = _as_is
     sealed: Callable[[bytes], bytes] = _as_is
+    codes: tuple[int, ...] = (2, 3)
+    needs_keras: bool = False
+    goes_on: bool = False
 
 
 def copy_of(source: Path, name: str = "") -> Callable[[Path], Path]:
@@ -424,6 +445,14 @@ REPLAY = "ranks,threads,images_per_second\n" + "".join(
     for threads in (1, 2, 4, 8)
     for sample in (0, 1)
 )
+MEASURED = json.dumps(
+    {
+        "ranks": 2,
+        "nodes": 2,
+        "link": {"latency_s": 5e-5, "seconds_per_byte": 1e-9},
+        "rows": [{"algorithm": "ring", "bytes": size, "seconds": 1e-3} for size in (1024, 2**20)],
+    }
+)
 SPACE = """ranks-per-node = [1, 2]
 intra-op-threads = [2, 4, 8]
 binding = ["compact", "none"]
@@ -489,23 +518,150 @@ def make_submitted(folder: Path) -> Path:
     return folder / "hpcdl" / "jobs" / "slurm-12.json"
 
 
+def make_search_record(folder: Path) -> Path:
+    trials = [
+        SearchTrial(number=number, state="finished", settings={"learning-rate": 0.1 * number, "optimizer": "sgd"},
+                    values=(0.5 + number / 10,), ended_after_s=2.0 * number, seconds=1.5, node_hours=0.1)
+        for number in range(1, 4)
+    ]  # fmt: skip
+    record = SearchRecord(
+        name="s", origin="s.toml", sampler="tpe", objectives=["accuracy"], directions=["maximize"], planned=9, mark="m",
+        trials=[*trials, SearchTrial(number=4, state="failed", message="it broke")], front=[3],
+        commands=["hpcdl train"], importance={"learning-rate": 0.75, "optimizer": 0.25},
+    )  # fmt: skip
+    write_json(folder / "search.json", asdict(record))
+    return folder / "search.json"
+
+
+def read_search_record(path: Path) -> object:
+    found = [read_search(place) for place in find_searches(path.parent, walk(path.parent))]
+    study = analyse(Gathered(runs=()), searches=found)
+    return render(compose(study), path.parent / "report", ["json", "csv", "terminal"])
+
+
+def read_search_file(path: Path) -> object:
+    search = load_search(path, {})
+    return check_search(search), open_search(path.parent / "out", search, resume=False)
+
+
+def make_proposals(folder: Path) -> Path:
+    from hpcdl.study.proposals import FINISHED, JOURNAL, Proposals
+
+    proposals = Proposals(folder, load_search(SHARE / "examples" / "search-digits.toml", {}))
+    for number in range(3):
+        proposals.ask()
+        proposals.progress(number, 1, 0.25 * number)
+        proposals.tell(number, FINISHED, (0.25 * number,))
+    proposals.ask()
+    return folder / JOURNAL
+
+
+def read_proposals(path: Path) -> object:
+    from hpcdl.study.proposals import Proposals
+
+    proposals = Proposals(path.parent, load_search(SHARE / "examples" / "search-digits.toml", {}))
+    return proposals.all(), proposals.front(), proposals.importance()
+
+
+def make_trace(folder: Path) -> Path:
+    (folder / "run" / "trace").mkdir(parents=True)
+    facts = {"size": 2, "host": "node1", "role": "worker", "level": "full", "begin_s": 0.0, "wall_s": 0.0}
+    for rank in range(2):
+        file = TraceFile(folder / "run" / "trace" / f"rank-{rank}.trace", 1 << 20, {**facts, "rank": rank})
+        for when in (0.0, 9.0):
+            file.add_point(ClockPoint(parent=0, own_s=when + rank, parent_s=when, error_s=1e-6 * rank))
+        for step in range(8):
+            for number, part in enumerate(PARTS):
+                begin = rank + step + number / len(PARTS)
+                file.write(part, begin, begin + 1 / len(PARTS), 1 << 20, step, -1, -1)
+            file.write("bucket", rank + step + 0.2, rank + step + 0.5, 1 << 20, step, 1 - rank, 0)
+        content = b"".join(file.content())
+        file.close()
+        file.path.write_bytes(content)
+    return folder / "run" / "trace" / "rank-1.trace"
+
+
+def read_traces(path: Path) -> object:
+    merged, steps, found = look_into(path.parents[1], lambda text: None)
+    return found.as_json(), tables(found), page("run", merged, steps, found)
+
+
+def make_model(folder: Path) -> Path:
+    import keras
+
+    make_run(folder)
+    network = keras.Sequential([keras.Input((28, 28, 1)), keras.layers.Flatten(), keras.layers.Dense(10)])
+    network.save(folder / "run" / "model.keras")
+    return folder / "run" / "model.keras"
+
+
+def read_model(path: Path) -> object:
+    from hpcdl.training.runs import load_run
+
+    return load_run(path.parent)
+
+
+def config_of_model(content: bytes) -> bytes:
+    with zipfile.ZipFile(io.BytesIO(content)) as archive:
+        return archive.read("config.json")
+
+
+def with_config(content: bytes) -> bytes:
+    """A saved model with this config and no weights."""
+    made = io.BytesIO()
+    with zipfile.ZipFile(made, "w") as archive:
+        archive.writestr("metadata.json", '{"keras_version": "3.15.1", "date_saved": "2026-01-01@00:00:00"}')
+        archive.writestr("config.json", content)
+        archive.writestr("model.weights.h5", b"")
+    return made.getvalue()
+
+
+def make_card(folder: Path) -> Path:
+    plan = Plan(strategies=["ring"], faults=[*FAULTS], tries=1, num_ranks=3, out=folder, num_nodes=1)
+    trial = Trial(
+        fault="worker killed", strategy="ring", survived=True, struck=True, recover_s=2.0, steps_lost=1, said=""
+    )
+    write_card(plan, [trial])
+    return folder / "card.json"
+
+
+def read_a_card(path: Path) -> object:
+    _, trials = read_card(path)
+    return rows_of(summary(trials))
+
+
+def make_jobs(folder: Path) -> Path:
+    return Path(shutil.copyfile(EXAMPLE / "jobs.json", folder / "jobs.json"))
+
+
+def make_receipt(folder: Path) -> Path:
+    document = {"version": "1.0", "mpi": "mpich", "mpi_module": "openmpi/4", "packages": ["numpy==2.0"]}
+    write_json(folder / "install.json", document)
+    return folder / "install.json"
+
+
+def read_receipt(path: Path) -> object:
+    variables = {"HPCDL_ROOT": str(path.parent), "LOADEDMODULES": "openmpi/4"}
+    return check_module(Subject(environment=variables))
+
+
 def read_submitted(path: Path) -> object:
     os.environ["XDG_CACHE_HOME"] = str(path.parents[2])
     return jobs.known_jobs(), jobs.find_job("12") if path.is_file() and jobs.known_jobs() else None
 
 
 KINDS: dict[str, Kind] = {
-    "config": Kind(make=text_of("c.toml", CONFIG), read=read_config, mutations=TEXT),
+    "config": Kind(make=text_of("c.toml", CONFIG), read=read_config, mutations=TEXT, codes=(2,)),
     "site": Kind(make=text_of("site.toml", SITE), read=read_site, mutations=TEXT),
     "run.toml": Kind(make=make_run, read=read_run, mutations=TEXT),
-    "study": Kind(make=copy_of(SHARE / "studies" / "sc17-methods.toml"), read=read_study, mutations=TEXT),
+    "study": Kind(make=copy_of(SHARE / "studies" / "sc17-methods.toml"), read=read_study, mutations=TEXT, codes=(2,)),
     "study state": Kind(make=make_study_state, read=read_study_state, mutations=JSON),
     "records": Kind(make=make_records, read=read_records, mutations=JSON),
     "journal of a run": Kind(
         make=lambda folder: copy_of(EXAMPLE / "1-node/runs/001-ring-1w-64b-r1/metrics.jsonl")(folder),
         read=read_journal, mutations=TEXT,
     ),
-    "CSV import": Kind(make=text_of("i.csv", IMPORTED), read=read_imported, mutations=TEXT),
+    "CSV import": Kind(make=text_of("i.csv", IMPORTED), read=read_imported, mutations=TEXT, codes=(2,)),
     "references": Kind(
         make=copy_of(SHARE / "references" / "cori.toml"), read=lambda path: load_references(path.parent), mutations=TEXT
     ),
@@ -536,7 +692,7 @@ KINDS: dict[str, Kind] = {
         make=make_partial, read=lambda path: journal.entered(path.parent, "identity"), mutations=TEXT
     ),
     "job of writing": Kind(make=make_job_file, read=lambda path: read_job(path.parent), mutations=JSON),
-    "list of files": Kind(make=make_list, read=as_source, mutations=TEXT),
+    "list of files": Kind(make=make_list, read=as_source, mutations=TEXT, codes=(2,)),
     "PNG": Kind(make=make_image("png"), read=class_folder_as_source, mutations=BINARY),
     "JPEG": Kind(make=make_image("jpg"), read=class_folder_as_source, mutations=BINARY),
     "BMP": Kind(make=make_image("bmp"), read=class_folder_as_source, mutations=BINARY),
@@ -583,18 +739,44 @@ KINDS: dict[str, Kind] = {
     ),
     "profile": Kind(make=make_profile, read=node_profile, mutations=TEXT),
     "log of trials": Kind(make=make_trials, read=tuned, mutations=TEXT),
-    "replay": Kind(make=text_of("r.csv", REPLAY), read=lambda path: replay(read_table(path)), mutations=TEXT),
-    "space": Kind(make=text_of("s.toml", SPACE), read=read_a_space, mutations=TEXT),
-    "machine": Kind(make=make_machine, read=lambda path: read_machine(str(path)), mutations=TEXT),
-    "hwloc": Kind(make=copy_of(SHARE / "machines" / "generic-2x16.xml"), read=read_topology, mutations=TEXT),
+    "replay": Kind(
+        make=text_of("r.csv", REPLAY), read=lambda path: replay(read_table(path)), mutations=TEXT, codes=(2,)
+    ),
+    "space": Kind(make=text_of("s.toml", SPACE), read=read_a_space, mutations=TEXT, codes=(2,)),
+    "machine": Kind(make=make_machine, read=lambda path: read_machine(str(path)), mutations=TEXT, codes=(2,)),
+    "hwloc": Kind(
+        make=copy_of(SHARE / "machines" / "generic-2x16.xml"), read=read_topology, mutations=TEXT, codes=(2,)
+    ),
     "host file": Kind(
         make=text_of("hosts", "c401-[001-004,010] slots=2\nlogin1:4 # two\nn[1-3]-[0-1]\n"), read=read_hosts,
-        mutations=TEXT,
+        mutations=TEXT, codes=(2,),
     ),
     "model file": Kind(
         make=copy_of(SHARE / "examples" / "my_model.py"), read=lambda path: check_model_spec(f"{path}:build"),
-        mutations=TEXT,
+        mutations=TEXT, codes=(2,),
     ),
+    "search": Kind(
+        make=copy_of(SHARE / "examples" / "search-digits.toml"), read=read_search_file, mutations=TEXT, codes=(2,)
+    ),
+    "record of a search": Kind(make=make_search_record, read=read_search_record, mutations=JSON),
+    "journal of a search": Kind(make=make_proposals, read=read_proposals, mutations=TEXT, goes_on=True),
+    "trace": Kind(make=make_trace, read=read_traces, mutations=BINARY),
+    "saved model": Kind(make=make_model, read=read_model, mutations=BINARY, needs_keras=True),
+    "config of a saved model": Kind(
+        make=make_model, read=read_model, mutations=JSON, opened=config_of_model, sealed=with_config, needs_keras=True
+    ),
+    "network": Kind(
+        make=copy_of(SHARE / "networks" / "1gbe.toml"), read=lambda path: read_network(str(path)), mutations=TEXT,
+        codes=(2,),
+    ),
+    "network that was measured": Kind(
+        make=text_of("n.json", MEASURED), read=lambda path: read_network(str(path)), mutations=JSON, codes=(2,)
+    ),
+    "jobs of a study": Kind(
+        make=make_jobs, read=lambda path: path.exists() and read_as(JobsState, path, JOBS_SCHEMA), mutations=JSON
+    ),
+    "card of certify": Kind(make=make_card, read=read_a_card, mutations=JSON),
+    "receipt of an installation": Kind(make=make_receipt, read=read_receipt, mutations=JSON),
     "timetable": Kind(make=make_timetable, read=read_timetable, mutations=JSON),
     "status of a rank": Kind(make=make_status, read=lambda path: status.read_statuses(path.parent), mutations=JSON),
     "table of ranks": Kind(make=make_table, read=lambda path: status.read_statuses(path.parent), mutations=JSON),

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from hpcdl.core.errors import CorruptError
 from hpcdl.core.from_json import read_as
 from hpcdl.report.runs.sources import Walk
 
@@ -76,4 +77,24 @@ def find_searches(path: Path, walked: Walk) -> list[Path]:
 
 def read_search(path: Path) -> SearchRecord:
     """The record of a search; CorruptError where it is damaged."""
-    return read_as(SearchRecord, path, SCHEMA, "; choose another --out DIR")
+    remedy = "; choose another --out DIR"
+    try:
+        record = read_as(SearchRecord, path, SCHEMA, remedy)
+    except FileNotFoundError as error:  # a link to nowhere
+        raise CorruptError(f"cannot read {path}: {error.strerror}{remedy}") from error
+    if problem := _problem_of(record):
+        raise CorruptError(f"{path} is damaged: {problem}{remedy}")
+    return record
+
+
+def _problem_of(record: SearchRecord) -> str:
+    """Where what it says of its trials does not fit together."""
+    trials = {trial.number: trial for trial in record.trials}
+    if not len(record.directions) == len(record.objectives) > 0:
+        return f"{len(record.objectives)} objectives, {len(record.directions)} directions"
+    if len(record.commands) != len(record.front):
+        return f"{len(record.front)} best trials, {len(record.commands)} commands"
+    for number in record.front:
+        if number not in trials or len(trials[number].values) != len(record.objectives):
+            return f"the best trial {number} is none that has finished"
+    return ""

@@ -6,6 +6,7 @@ A run survives where it takes all of its steps and ends with 0, be it with new r
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import html
 import itertools
 import os
@@ -316,14 +317,15 @@ def facts_of(plan: Plan, trials: Sequence[Trial]) -> dict[str, str]:
     """Where the runs were, on what, and how much else these machines did."""
     loads = [trial.load for trial in trials]
     busy = f"{min(loads):.1f} to {max(loads):.1f}, of {os.cpu_count()} cores" if loads else ""
-    for path in sorted((plan.out / "runs").glob("*/record.json")):
+    records = []
+    for path in (plan.out / "runs").glob("*/record.json"):
         with contextlib.suppress(CorruptError):  # a fault may have struck there
-            record = read_record(path.parent)
-            software = ", ".join(f"{name} {version}" for name, version in record.software.items())
-            return {
-                "when": record.started_at, "machine": record.machine, **_size(plan), "load": busy, "software": software
-            }  # fmt: skip
-    return {**_size(plan), "load": busy}
+            records.append(read_record(path.parent))
+    if not records:
+        return {**_size(plan), "load": busy}
+    first = min(records, key=lambda record: record.started_at)
+    software = ", ".join(f"{name} {version}" for name, version in first.software.items())
+    return {"when": first.started_at, "machine": first.machine, **_size(plan), "load": busy, "software": software}
 
 
 HEADINGS = ("fault", "strategy", "survived", "recovered after", "steps lost")
@@ -358,9 +360,15 @@ def _recovered(seconds: Mapping[str, float | None], tries: int) -> str:
     return f"{median:.1f} s" + (f", at most {most:.1f} s" if tries > 1 else "")
 
 
+def document_of(plan: Plan, trials: Sequence[Trial]) -> dict[str, Any]:
+    """The summary of a card, with what was not tried by this call or by one whose trials it goes on with."""
+    strategies = dict.fromkeys([*(trial.strategy for trial in trials), *plan.strategies])
+    return summary(trials, dataclasses.replace(plan, strategies=[*strategies]).left_out())
+
+
 def write_card(plan: Plan, trials: Sequence[Trial]) -> Path:
     """The resilience card: OUT/card.json, OUT/card.md and OUT/card.html, whose path is returned."""
-    document, facts = summary(trials, plan.left_out()), facts_of(plan, trials)
+    document, facts = document_of(plan, trials), facts_of(plan, trials)
     whole = {**document, "facts": facts, "trials": [asdict(trial) for trial in trials]}
     write_output(plan.out / JSON_CARD, json_text(whole))
     write_output(plan.out / TEXT, card_text(document, facts))

@@ -31,9 +31,8 @@ def load_run(run_dir: Path) -> tuple[keras.Model, list[str]]:
     if path.is_file():
         try:
             return load_saved(path, LAYERS), []
-        except Exception as error:  # Keras looks at nothing before it takes it for sound
-            said = (str(error).splitlines() or [type(error).__name__])[0]
-            raise CorruptError(f"{path} cannot be loaded: {said}") from error
+        except ValueError as error:
+            raise CorruptError(f"{path} cannot be loaded: {error}") from error
     effective, _ = rundir.read(run_dir)
     warnings: list[str] = []
     step = checkpoints.newest_valid(run_dir, warnings)

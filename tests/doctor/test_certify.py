@@ -17,6 +17,7 @@ from hpcdl.doctor.certify import (
     SAVING,
     Plan,
     Trial,
+    document_of,
     earlier_trials,
     read_card,
     rows_of,
@@ -26,6 +27,7 @@ from hpcdl.doctor.certify import (
 )
 from hpcdl.training.session.faults import NETWORK, parse_faults
 from tests.conftest import CommandLine, finish
+from tests.doctor.card_page import PAGE, page
 from tests.training.training_runs import wait_for
 
 
@@ -122,16 +124,16 @@ def test_a_run_that_does_not_end_is_one_that_has_not_survived(monkeypatch: pytes
 
 
 def test_the_card_is_one_page_that_runs_nothing(tmp_path: Path) -> None:
-    trials, one_node = [trial(said="<script>", strategy="<i>ring", load=3.0)], plan(out=tmp_path, num_nodes=1)
+    trials, one_node = [trial(said="<script>", fault="<i>flood", load=3.0)], plan(out=tmp_path, num_nodes=1)
     page = write_card(one_node, trials).read_text()
     assert "Not tried here" in page and "skewed clock (ring, ps): all ranks are on one node" in page
-    assert "&lt;i&gt;ring" in page and "<script" not in page and "1 of 1" in page and "http" not in page
+    assert "&lt;i&gt;flood" in page and "<script" not in page and "1 of 1" in page and "http" not in page
     assert "Not tried" not in write_card(plan(out=tmp_path, faults=["worker killed"]), trials).read_text()
     document = json.loads((tmp_path / "card.json").read_text())
     assert document["trials"][0]["said"] == "<script>"
     assert document["facts"]["ranks"] == "3" and document["facts"]["load"].startswith("3.0 to 3.0, of ")
     text = (tmp_path / "card.md").read_text()
-    assert "| worker killed | &lt;i&gt;ring | 1 of 1 | 2.0 s | 1 |" in text and "- ranks: 3\n" in text
+    assert "| &lt;i&gt;flood | ring | 1 of 1 | 2.0 s | 1 |" in text and "- ranks: 3\n" in text
     assert read_card(tmp_path / "card.json")[1] == trials
 
 
@@ -141,6 +143,8 @@ def test_a_card_goes_on_with_what_it_lacks(tmp_path: Path) -> None:
     assert earlier_trials(plan(out=tmp_path), None, resume=True) == []
     write_card(plan(out=tmp_path), [trial()])
     assert earlier_trials(plan(out=tmp_path), None, resume=True) == [trial()]
+    more = document_of(plan(out=tmp_path, strategies=["ps"], faults=["server killed"]), [trial()])
+    assert told_left_out(more) == ["server killed (ring): ring has no servers"]
     with pytest.raises(UsageError, match="go on with its card: --resume"):
         earlier_trials(plan(out=tmp_path), None, resume=False)
     with pytest.raises(UsageError, match="was made with 3 ranks, this would be 4"):
@@ -185,3 +189,8 @@ def test_one_node_survives_all_that_can_be_tried_on_it(run_hpcdl: CommandLine, t
     assert set(found.values()) == {1}, (tmp_path / "card" / "card.json").read_text()
     assert {*found} | {one["fault"] for one in document["left_out"]} == set(FAULTS)
     assert {"partition that heals", "partition that stays", "slow link"} <= set(found)
+
+
+def test_the_page_of_cards_tells_what_the_cards_hold() -> None:
+    text = PAGE.read_text()
+    assert page(text) == text, "python -m tests.doctor.card_page"

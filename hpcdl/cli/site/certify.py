@@ -50,7 +50,7 @@ def certify(
     Small trainings are struck by faults, one after another; a card tells which of them went on, and what it cost.
     """
     from hpcdl.core.progress import progress
-    from hpcdl.doctor.certify import FAULTS, Plan, earlier_trials, summary, try_out, write_card
+    from hpcdl.doctor.certify import FAULTS, Plan, document_of, earlier_trials, try_out, write_card
 
     plan = Plan(
         strategies=strategy or ["ring", "ps", "async-easgd"],
@@ -70,7 +70,7 @@ def certify(
             done += 1
 
         trials = try_out(plan, earlier, told)
-    document = summary(trials, plan.left_out())
+    document = document_of(plan, trials)
     card = write_card(plan, trials)
     if json:
         print_json(document)

@@ -71,6 +71,8 @@ PAGE_BYTES = 1 << 16
 CHUNK = 8192
 """Records: 320 KiB, a multiple of every page size there is."""
 _PACK = struct.Struct("<ddqiiiHH")
+FAR_S = 1e11
+"""A clock that shows three thousand years shows no time."""
 COUNTER = "counter: "
 """Names of counters begin with this."""
 
@@ -223,9 +225,14 @@ def read_trace(path: Path) -> RankTrace:
     num_names, num_points = int(facts["num_names"]), int(facts["num_points"])
     if not (1 <= num_names <= MOST_NAMES and 0 <= num_points <= MOST_POINTS and 0 <= facts["rank"] < facts["size"]):
         raise CorruptError(f"{path} is damaged: its first page makes no sense")
+    points = facts["points"][:num_points].copy()
+    times_s = [facts["begin_s"], facts["wall_s"], facts["cost_s"], *(points[field] for field in POINT.names or ())]
+    if not all(numpy.all(numpy.abs(each) < FAR_S) for each in times_s):  # no NaN is less than anything
+        raise CorruptError(f"{path} is damaged: its clock shows no time")
     names = tuple(bytes(name).decode(errors="replace") for name in facts["names"][:num_names])
     fine = (records["name"] > 0) & (records["name"] < num_names) & (records["end_s"] >= records["begin_s"])
-    records = records[fine & numpy.isfinite(records["end_s"]) & numpy.isfinite(records["begin_s"])]
+    near = (numpy.abs(records["begin_s"]) < FAR_S) & (numpy.abs(records["end_s"]) < FAR_S)
+    records = records[fine & near]
     records = records[numpy.argsort(records["begin_s"], kind="stable")]
     counting = numpy.array([name.startswith(COUNTER) for name in names])[records["name"]]
     texts = {key: bytes(facts[key]).decode(errors="replace") for key in ("host", "role", "level")}
@@ -240,7 +247,7 @@ def read_trace(path: Path) -> RankTrace:
         begin_s=float(facts["begin_s"]),
         wall_s=float(facts["wall_s"]),
         cost_s=float(facts["cost_s"]),
-        points=facts["points"][:num_points].copy(),
+        points=points,
         names=names,
         records=records[~counting],
         counters=records[counting],

@@ -33,25 +33,25 @@ from hpcdl.training.session.inject import TOLD
 
 STEPS, STRIKE_AT = 60, 30
 FAULTS: Mapping[str, str] = {
-    "worker killed": f"kill:rank=1@step={STRIKE_AT}",
-    "rank 0 killed": f"kill:rank=0@step={STRIKE_AT}",
-    "rank 0 killed, state in memory": f"kill:rank=0@step={STRIKE_AT}",
-    "server killed": f"kill:rank={{last}}@step={STRIKE_AT}",
-    "worker killed, the others go on": f"kill:rank=1@step={STRIKE_AT}",
-    "rank 0 killed, the others go on": f"kill:rank=0@step={STRIKE_AT}",
-    "server killed, the others go on": f"kill:rank={{last}}@step={STRIKE_AT}",
-    "worker stopped": f"stop:rank=1@step={STRIKE_AT}",
-    "worker exits with 0": f"exit:rank=1@step={STRIKE_AT}",
-    "worker three times slower": f"slow:rank=1:x3@step={STRIKE_AT}",
-    "no room for a checkpoint": f"full:checkpoint@step={STRIKE_AT // 2}",
-    "worker stopped for 3 s": f"stop:rank=1@step={STRIKE_AT}+3s",
-    "partition that heals": f"partition:{{place}}=1@step={STRIKE_AT}+3s",
-    "partition that stays": f"partition:{{place}}=1@step={STRIKE_AT}",
+    "worker killed": "kill:rank=1@step={at}",
+    "rank 0 killed": "kill:rank=0@step={at}",
+    "rank 0 killed, state in memory": "kill:rank=0@step={at}",
+    "server killed": "kill:rank={last}@step={at}",
+    "worker killed, the others go on": "kill:rank=1@step={at}",
+    "rank 0 killed, the others go on": "kill:rank=0@step={at}",
+    "server killed, the others go on": "kill:rank={last}@step={at}",
+    "worker stopped": "stop:rank=1@step={at}",
+    "worker exits with 0": "exit:rank=1@step={at}",
+    "worker three times slower": "slow:rank=1:x3@step={at}",
+    "no room for a checkpoint": "full:checkpoint@step={half}",
+    "worker stopped for 3 s": "stop:rank=1@step={at}+3s",
+    "partition that heals": "partition:{place}=1@step={at}+3s",
+    "partition that stays": "partition:{place}=1@step={at}",
     "slow link": "link:{place}=1:100mbit",
     "skewed clock": "skew:host=1:+2s",
 }
 """What is tried, by name; {last} is the last rank, a server where there are servers, {place} a node or, where there is
-one node alone, a rank."""
+one node alone, a rank; {at} a step, and {half} one that comes in half the time."""
 SAVING: Mapping[str, Sequence[str]] = {
     "rank 0 killed, state in memory": ("--checkpoint-every", "1h", "--local-checkpoint-every", "5"),
 }
@@ -146,7 +146,9 @@ class Plan:
         may_be_fewer = fault in GO_ON or (fault in LEAVES_NODES_OUT and self.num_nodes > 1)
         fewer = ("--min-workers", least) if may_be_fewer else ()
         place = "host" if self.num_nodes > 1 else "rank"
-        injected = FAULTS[fault].format(last=self.num_ranks - 1, place=place)
+        # Of an asynchronous run's steps one rank takes as many as it can, on a busy machine few.
+        at = STRIKE_AT if features.synchronous else STRIKE_AT // 3
+        injected = FAULTS[fault].format(last=self.num_ranks - 1, place=place, at=at, half=at // 2)
         return [*SAVING.get(fault, BY_CHECKPOINTS), *fewer, "--inject", injected]
 
 
@@ -278,6 +280,7 @@ def summary(trials: Sequence[Trial], left_out: Sequence[Mapping[str, str]] = ())
 def earlier_trials(plan: Plan, nodes: int | None, *, resume: bool) -> list[Trial]:
     """What the card in the folder has already: nothing without `resume`, which a folder that is taken needs.
 
+    A run that its fault never struck says nothing of it, and is tried again.
     UsageError where it was made otherwise, or the job has fewer than `nodes` nodes.
     """
     here = plan.num_nodes
@@ -296,7 +299,7 @@ def earlier_trials(plan: Plan, nodes: int | None, *, resume: bool) -> list[Trial
             raise UsageError(
                 f"{card} was made with {facts.get(name)} {name}, this would be {now}; choose another folder with --out"
             )
-    return trials
+    return [trial for trial in trials if trial.struck]
 
 
 def read_card(path: Path) -> tuple[dict[str, str], list[Trial]]:

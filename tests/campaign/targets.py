@@ -25,7 +25,6 @@ threads = [1]
 batch-size = [16]
 [train]
 steps = 30
-profile = "none"
 """
 SEARCH = """
 trials = 3
@@ -138,7 +137,7 @@ def _other_shards(place: Place) -> str:
 
 
 def _study_lacks(place: Place) -> str:
-    states = [run["state"] for run in json.loads((place.out / "study.json").read_text())["runs"]]
+    states = [run["status"] for run in json.loads((place.out / "study.json").read_text())["runs"]]
     return "" if states == ["finished"] * 2 else f"its runs are {states}"
 
 

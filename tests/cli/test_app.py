@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import signal
 import subprocess
 import sys
+import time
+from pathlib import Path
 
 import pytest
 import typer.main
 
 from hpcdl.cli.app import COMMANDS, app_for
+from tests.conftest import ROOT, CommandLine, finish
 
 
 def names_of(*words: str) -> list[str]:
@@ -33,3 +37,13 @@ def test_a_command_is_loaded_without_the_others() -> None:
     )
     finished = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True, timeout=300)
     assert finished.stdout.splitlines()[-1] == "['hpcdl.cli.training.train']"
+
+
+def test_ctrl_c_in_the_middle_of_a_command_is_told_in_one_line(run_hpcdl: CommandLine) -> None:
+    process = run_hpcdl.start(["report", ROOT / "docs" / "example-report" / "study", "--out", run_hpcdl.home / "out"])
+    while process.poll() is None and "numpy" not in Path(f"/proc/{process.pid}/maps").read_text():
+        time.sleep(0.001)
+    process.send_signal(signal.SIGINT)
+    finished = finish(process)
+    assert finished.code == 130
+    assert finished.err.splitlines()[-1:] == ["hpcdl: stopped by Ctrl-C"] and "Traceback" not in finished.err

@@ -83,6 +83,11 @@ def test_who_goes_on_without_a_rank_may_have_fewer_workers(strategy: str, least:
         assert fewer == [*kept[:2], "--min-workers", least, *kept[2:]]
 
 
+def test_a_rank_that_takes_few_of_the_steps_comes_to_the_one_that_is_struck() -> None:
+    for strategy, expected in (("ring", "kill:rank=1@step=30"), ("async-easgd", "kill:rank=1@step=10")):
+        assert plan().words("worker killed", strategy)[-1] == expected
+
+
 def test_of_two_ranks_nobody_goes_on_but_with_servers() -> None:
     whys = {(one["fault"], one["strategy"]): one["why"] for one in plan(num_ranks=2).left_out()}
     assert "fewer than two would be left" in whys["worker killed, the others go on", "ring"]
@@ -141,7 +146,7 @@ def test_a_card_goes_on_with_what_it_lacks(tmp_path: Path) -> None:
     with pytest.raises(UsageError, match="--nodes 2, but this job has 1"):
         earlier_trials(plan(out=tmp_path, num_nodes=1), 2, resume=True)
     assert earlier_trials(plan(out=tmp_path), None, resume=True) == []
-    write_card(plan(out=tmp_path), [trial()])
+    write_card(plan(out=tmp_path), [trial(), trial(struck=False, survived=False)])
     assert earlier_trials(plan(out=tmp_path), None, resume=True) == [trial()]
     more = document_of(plan(out=tmp_path, strategies=["ps"], faults=["server killed"]), [trial()])
     assert told_left_out(more) == ["server killed (ring): ring has no servers"]

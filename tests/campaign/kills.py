@@ -20,7 +20,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from tests.campaign.targets import OWN, TARGETS, Place, Target, make_common
-from tests.conftest import CommandLine, Finished, end_family, patience, send
+from tests.conftest import CommandLine, Finished, end_family, patience, program_of, send
 from tests.training.training_runs import record_of
 
 WAYS = {
@@ -219,7 +219,7 @@ class Campaign:
             last = (found.said.strip().splitlines() or [""])[-1]
             if "Traceback" in found.said or not last.startswith("hpcdl: "):
                 found.problems.append(f"no line of its own at the end: {found.said[-600:]}")
-        if left := _left_in(place):
+        if found.way != "all processes" and (left := _left_in(place)):  # of all nobody is left to do it
             found.problems.append(f"left in TMPDIR: {left}")
 
     def _go_on(self, place: Place, target: Target, found: Try, saved: int) -> None:
@@ -278,7 +278,7 @@ def _finished(process: subprocess.Popen[str]) -> Finished:
 
 def _strike(process: subprocess.Popen[str], there: Sequence[int], found: Try, drawn: random.Random) -> bool:
     """Send what the try's way says; False where what it strikes is not there."""
-    others = [pid for pid in there if pid != process.pid and "python" in _program(pid)]
+    others = [pid for pid in there if pid != process.pid and b"python" in program_of(pid)]
     if found.way == "one process" and not others:
         found.way = "the command"
     victims = {"one process": others and [drawn.choice(others)], "all processes": [process.pid, *others, *there]}

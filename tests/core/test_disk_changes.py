@@ -13,6 +13,7 @@ WORK = "in the work folder that this call has made for itself alone (data/write/
 ELSEWHERE = {
     "hpcdl/cli/main.py": "the null device",
     "hpcdl/core/signals.py": "the null device",
+    "hpcdl/core/streams.py": "the null device",
     "hpcdl/training/session/runtime.py": "the null device",
     "hpcdl/data/format/hdf5.py": f"a new shard under the name that replacing() yields; copies {WORK}",
     "hpcdl/data/format/shard_file.py": "a new shard under the name that replacing() yields",

@@ -252,10 +252,12 @@ def train_inside(effective: Effective[TrainConfig], place: Placement, on_event: 
     set_up_process(place.local_rank)
     mpi = find_strategy(effective.config.exchange.strategy).features.mpi
     communicator = observe(communicator_for(place, mpi=mpi))
-    held = contextlib.ExitStack()
-    prepared, run_dir, word = _agreed_run_dir(effective, communicator, held)
+    held, places = contextlib.ExitStack(), list[rundir.Place]()
+    prepared, run_dir, word = _agreed_run_dir(effective, communicator, held, places)
     watch = watch_of(communicator, run_dir / FOLDER / WATCH_FOLDER / word, lambda error: note_end(run_dir, error))
-    with held, leaving_together(communicator, run_dir), watching(watch):
+    # Before rank 0 ends the others: their launcher may end it with them.
+    as_found = places[0].restored_if_refused() if places else nullcontext()
+    with held, leaving_together(communicator, run_dir), as_found, watching(watch):
         # Each rank looks for itself: what rank 0 found whole may be damaged on another node.
         run_rank(prepared or prepare(effective), communicator, run_dir, on_event, watch)
     leave_without_lost(communicator)
@@ -276,16 +278,22 @@ def with_ranks(effective: Effective[Config], place: Placement) -> Effective[Conf
 
 
 def _agreed_run_dir(
-    effective: Effective[TrainConfig], communicator: Communicator, held: contextlib.ExitStack
+    effective: Effective[TrainConfig],
+    communicator: Communicator,
+    held: contextlib.ExitStack,
+    places: list[rundir.Place],
 ) -> tuple[Prepared | None, Path, str]:
-    """Rank 0 checks, makes and holds the run directory; what it prepared (elsewhere None), a word for this start."""
+    """Rank 0 checks, makes and holds the run directory; what it prepared (elsewhere None), a word for this start.
+
+    On rank 0 what was found in place of the directory is added to `places`.
+    """
     found: list[Prepared] = []
 
     def decide() -> tuple[str, str]:
         found.append(prepare(effective))
         check_open_servers(found[0].info, allowed=found[0].config.safety.allow_grpc)
         run_dir = choose_run_dir(found[0])
-        held.enter_context(rundir.written(run_dir, found[0].config.checkpoint))
+        places.append(held.enter_context(rundir.written(run_dir, found[0].config.checkpoint)))
         rundir.create(run_dir, effective, {rundir.CHECKSUM: found[0].dataset.checksum})
         return str(run_dir), uuid.uuid4().hex
 

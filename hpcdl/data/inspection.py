@@ -15,6 +15,7 @@ from typing import Any
 
 import numpy as np
 
+from hpcdl.core.disk import check_outputs, make_output_folder
 from hpcdl.core.errors import CorruptError, UsageError
 from hpcdl.core.files import write_output
 from hpcdl.core.paths import typed
@@ -179,20 +180,21 @@ def write_pictures(dataset: Dataset, split: Split, count: int, folder: Path) -> 
     assert dataset.folder is not None
     if dataset.fields:
         raise UsageError(f"--samples saves pictures, and {dataset.name} holds named fields; read them with h5py")
-    folder.mkdir(parents=True, exist_ok=True)
+    make_output_folder(folder)
     reader = SplitReader(dataset.folder, dataset, split)
     positions = np.arange(min(count, split.num_samples), dtype=np.int64)
     ids = permuted(positions, split.num_samples, mixed(dataset.manifest.seed if dataset.manifest else 0, 31))
-    written = []
+    written: dict[Path, int] = {}
     try:
         for sample, label in zip(ids.tolist(), reader.labels(ids).tolist(), strict=True):
             name = re.sub(r"[^\w.-]", "_", dataset.class_names[label])[:40]
-            path = folder / f"{split.name}-{sample:08d}-{name}.png"
+            written[folder / f"{split.name}-{sample:08d}-{name}.png"] = sample
+        check_outputs(written)
+        for path, sample in written.items():
             write_output(path, _png(_pixels(reader, dataset, sample)))
-            written.append(path)
     finally:
         reader.close()
-    return written
+    return [*written]
 
 
 def _pixels(reader: SplitReader, dataset: Dataset, sample: int) -> Any:

@@ -72,7 +72,7 @@ class IdxSource:
     def _plain(self, path: Path, magic: int) -> Path:
         if path.suffix != ".gz":
             return path
-        unpacked = self._work / path.stem
+        unpacked = self._work / f"{path.stem}.plain"
         try:
             with open_regular(path) as packed, gzip.GzipFile(fileobj=packed) as content, unpacked.open("wb") as out:
                 head = content.read(_HEADER[magic])

@@ -26,6 +26,8 @@ from hpcdl.data.sources.base import SourceFacts, SourceSpec
 from hpcdl.data.write.request import LayoutConfig
 
 WORK_NAME = ".hpcdl-work"
+REPAIRED = "again"
+"""In the work folder: shards that are written again, before they replace the damaged ones."""
 FILE_NAME = "job.json"
 SHARD_BYTES = 256 * 1024**2
 SHARD_BYTES_LEAST = 64 * 1024**2

@@ -15,7 +15,7 @@ from hpcdl.data.format.manifest import Manifest, read_manifest
 from hpcdl.data.sources.base import open_source
 from hpcdl.data.write.index import Index
 from hpcdl.data.write.listing import make_job
-from hpcdl.data.write.plan import WORK_NAME, ShardJob, shard_file
+from hpcdl.data.write.plan import REPAIRED, WORK_NAME, ShardJob, shard_file
 from hpcdl.data.write.request import ShardConfig, ShardRequest
 from hpcdl.data.write.shards import ShardWriter
 from hpcdl.data.write.target import new_work_folder, remove_work_folder
@@ -67,13 +67,14 @@ def _job(folder: Path, source: str, manifest: Manifest, work: Path) -> ShardJob:
 
 def _rewritten(folder: Path, manifest: Manifest, job: ShardJob, bad: set[str]) -> Iterator[str]:
     entries = {entry.file: entry for entry in manifest.shards()}
-    writer = ShardWriter(folder / WORK_NAME, job, open_source(job.spec), Index(folder / WORK_NAME))
+    again = folder / WORK_NAME / REPAIRED
+    writer = ShardWriter(again, job, open_source(job.spec), Index(folder / WORK_NAME))
     for split, number in job.tasks():
         name = shard_file(split, number, UNSPLIT)
         if name not in bad:
             continue
-        made = folder / WORK_NAME / name
-        made.parent.mkdir(exist_ok=True)
+        made = again / name
+        made.parent.mkdir(parents=True, exist_ok=True)
         result = writer.write(split, number)
         if result.entry != entries[name]:
             raise HpcdlError(f"{name} made from this source is not what it was: the content of the source has changed")

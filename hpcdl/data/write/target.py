@@ -15,10 +15,15 @@ from hpcdl.core.units import format_bytes
 from hpcdl.data.dataset import PARTIAL_PREFIX, UNSPLIT
 from hpcdl.data.format.manifest import FILE_NAME as MANIFEST_NAME
 from hpcdl.data.lustre import set_stripes
-from hpcdl.data.write.plan import WORK_NAME, ShardJob, shard_file
+from hpcdl.data.write.plan import REPAIRED, WORK_NAME, ShardJob, shard_file
 from hpcdl.data.write.request import ShardRequest
 
 _OURS = {WORK_NAME, LOCK_NAME}
+_WORK_HOLDS = (
+    rf"names|\.?job\.json(\..+\.tmp)?|(rows|images|members)\..+|(gathered|array|copy)\d+(\..+)?|\d+\.npy|.+\.(pixels|plain)"
+    rf"|{REPAIRED}(/.+)?"
+)
+"""All that sources, the plan and a repair write into the work folder, as a pattern of paths below it."""
 
 
 def check_target(request: ShardRequest) -> None:
@@ -52,15 +57,15 @@ def make_folders(target: Path) -> list[Made]:
 
 def new_work_folder(target: Path) -> Path:
     """An empty folder in `target`, which the caller holds, for what only the writing needs."""
-    remove_work_folder(target)
+    if others := remove_work_folder(target):
+        raise UsageError(f"{target / WORK_NAME} holds {others[0]}, which hpcdl has not left there; move it away")
     (target / WORK_NAME).mkdir(mode=0o700)
     return target / WORK_NAME
 
 
-def remove_work_folder(target: Path) -> None:
-    """Remove it, this call's or one that a killed writer has left."""
-    if remove_folder(target / WORK_NAME, ".+"):
-        raise UsageError(f"{target / WORK_NAME} is not a folder that hpcdl has left; move it away")
+def remove_work_folder(target: Path) -> list[str]:
+    """Remove it, this call's or one that a killed writer has left; what else is there, for which all stays."""
+    return remove_folder(target / WORK_NAME, _WORK_HOLDS)
 
 
 @contextmanager
@@ -85,7 +90,7 @@ def prepare_splits(target: Path, job: ShardJob) -> None:
     """Make the folders of the splits, striped, and clear what a killed writer left behind."""
     for split in job.plan.shards:
         folder = (target / shard_file(split, 0, UNSPLIT)).parent
-        folder.mkdir(exist_ok=True)
+        make_folder(folder)
         if job.plan.stripes:
             set_stripes(folder, job.plan.stripes)
         sweep(folder, r"shard-\d+\.h5")

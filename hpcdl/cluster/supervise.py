@@ -25,7 +25,7 @@ from hpcdl.cluster.launchers.hostfile import mpiexec_casualty
 from hpcdl.cluster.limits import check_node
 from hpcdl.cluster.processes import end_marked
 from hpcdl.cluster.status import ALONE, TABLE, WATCH_FOLDER, RankStatus, heard, raise_for, read_statuses, read_table
-from hpcdl.core.disk import open_to_append, remove_file
+from hpcdl.core.disk import make_folder, open_to_append, remove_file
 from hpcdl.core.errors import CorruptError, RankError, StoppedEarly
 from hpcdl.core.files import read_json
 from hpcdl.core.lifeline import identity, remove_abandoned, told_to_end_with_parent
@@ -72,7 +72,7 @@ def start(
     starts ends with the thread.
     """
     check_node(plan.ranks_per_node, mpi=mpi)
-    folder.mkdir(parents=True, exist_ok=True)
+    make_folder(folder)
     for stale in (*folder.glob("[0-9]*.json"), *folder.glob(TABLE)):
         remove_file(stale)
     log = folder / "launcher.log"

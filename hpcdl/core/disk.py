@@ -22,16 +22,16 @@ import secrets
 import shutil
 import stat
 import tempfile
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import BinaryIO
 
-from hpcdl.core.errors import UsageError
+from hpcdl.core.errors import UsageError, printable
 
 _NEW = os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
 _FOLDER = os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
-_MOST_LINKS = 8
+_MOST_LINKS = 40
 _TOKEN = r"(?:[0-9a-f]{16}|\d+)"
 """Ends a temporary name; earlier versions put the number of a process there."""
 OUTPUTS = ".hpcdl-outputs.json"
@@ -41,25 +41,63 @@ OUTPUTS = ".hpcdl-outputs.json"
 # Folders
 
 
+class PlaceError(UsageError, OSError):
+    """Somebody has put a link, or what is no plain file, where hpcdl is to write."""
+
+    def __init__(self, number: int, what: str, path: Path) -> None:
+        OSError.__init__(self, number, what, str(path))
+
+    def __str__(self) -> str:
+        return printable(f"cannot write to {self.filename}: {self.strerror}")
+
+
 def open_folder(folder: Path) -> int:
     """A descriptor of `folder` to reach files by; the caller closes it.
 
-    A link in its place is followed where this user or root has made it. OSError for another user's.
+    Links on the way are followed where this user or root has made them; PlaceError for another user's.
     """
-    for _ in range(_MOST_LINKS):
-        # O_PATH opens a link itself, and a folder that may be entered and written to but not listed.
-        descriptor = os.open(folder, os.O_PATH | os.O_NOFOLLOW | os.O_CLOEXEC)
-        found = os.fstat(descriptor)
-        if not stat.S_ISLNK(found.st_mode):
-            return descriptor
-        try:
-            if found.st_uid not in (os.geteuid(), 0):
-                whose = f"it is a link that belongs to {user_name(found.st_uid)}; name the folder that it points to"
-                raise OSError(errno.ELOOP, whose, str(folder))
-            folder = folder.parent / os.readlink("", dir_fd=descriptor)
-        finally:
-            os.close(descriptor)
-    raise OSError(errno.ELOOP, os.strerror(errno.ELOOP), str(folder))
+    descriptor, way, left, num_links = _root_of(folder), Path(folder.root), [*reversed(folder.parts)], 0
+    try:
+        while left:
+            name = left.pop()
+            if name == folder.root:
+                continue
+            # O_PATH opens a link itself, and a folder that may be entered and written to but not listed.
+            inner = os.open(name, os.O_PATH | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=descriptor)
+            found = os.fstat(inner)
+            if not stat.S_ISLNK(found.st_mode):
+                os.close(descriptor)
+                descriptor, way = inner, way / name
+                continue
+            target = _target_of(inner, way / name, found.st_uid)
+            num_links += 1
+            if num_links > _MOST_LINKS:
+                raise OSError(errno.ELOOP, os.strerror(errno.ELOOP), str(folder))
+            if target.is_absolute():
+                os.close(descriptor)
+                descriptor, way = _root_of(target), Path(target.root)
+            left += [part for part in reversed(target.parts) if part != target.root]
+    except BaseException as error:
+        os.close(descriptor)
+        if isinstance(error, OSError) and not isinstance(error, PlaceError):
+            raise type(error)(error.errno, error.strerror, str(folder)) from None
+        raise
+    return descriptor
+
+
+def _root_of(path: Path) -> int:
+    return os.open(path.root or ".", os.O_PATH | os.O_CLOEXEC)
+
+
+def _target_of(link: int, path: Path, owner: int) -> Path:
+    """Where the open `link` leads; closes it."""
+    try:
+        if owner not in (os.geteuid(), 0):
+            what = f"it is a link that belongs to {user_name(owner)}; name the folder that it points to"
+            raise PlaceError(errno.ELOOP, what, path)
+        return Path(os.readlink("", dir_fd=link))
+    finally:
+        os.close(link)
 
 
 @contextlib.contextmanager
@@ -118,20 +156,22 @@ def _made(path: Path) -> Made:
 def make_folder(path: Path) -> list[Made]:
     """Make `path` and the folders above it; those that were not there before, deepest first.
 
-    OSError where one cannot be made, FileExistsError where something else has the name.
+    OSError where one cannot be made, FileExistsError where something else has the name, PlaceError where another user's
+    link leads there.
     """
     made: list[Made] = []
     for folder in (*reversed(path.parents), path):
-        try:
-            folder.mkdir()
-        except FileExistsError:
-            if not folder.is_dir():
-                raise
-        except OSError:
-            if not folder.is_dir():  # a file system that is mounted read-only says so before it says "exists"
-                raise
-        else:
-            made.insert(0, _made(folder))
+        if folder.is_dir():
+            continue
+        with _folder_of(folder) as parent:
+            try:
+                os.mkdir(folder.name, dir_fd=parent)
+            except FileExistsError:
+                if not folder.is_dir():
+                    raise
+            else:
+                made.insert(0, _made(folder))
+    os.close(open_folder(path))
     return made
 
 
@@ -261,11 +301,13 @@ def _opened(path: Path, flags: int, mode: int, folder: int) -> int:
     try:
         descriptor = os.open(path.name, flags, mode, dir_fd=folder)
     except OSError as error:
-        what = "it is a link, which is not followed; remove it" if error.errno == errno.ELOOP else error.strerror
-        raise OSError(error.errno, what, str(path)) from None
+        if error.errno in (errno.ELOOP, errno.EISDIR):
+            what = "a link, which is not followed" if error.errno == errno.ELOOP else "a folder"
+            raise PlaceError(error.errno, f"it is {what}; move it away", path) from None
+        raise OSError(error.errno, error.strerror, str(path)) from None
     if not stat.S_ISREG(os.fstat(descriptor).st_mode):
         os.close(descriptor)
-        raise OSError(errno.EINVAL, "it is not a plain file", str(path))
+        raise PlaceError(errno.EINVAL, "it is not a plain file; move it away", path)
     return descriptor
 
 
@@ -414,12 +456,22 @@ def move_over(path: Path, target: Path) -> None:
 # What the user asked for, where the user said
 
 
+def make_output_folder(path: Path) -> None:
+    """Make a folder that the user has named, and those above it; UsageError where that cannot be."""
+    try:
+        make_folder(path)
+    except OSError as error:
+        raise UsageError(f"cannot write to {path}: {error.strerror}; choose another folder") from error
+
+
 def check_output(path: Path) -> None:
     """UsageError where `path` is there and is not what hpcdl has written: somebody's file, or one changed since."""
     try:
-        os.close(open_folder(path.parent))
+        with _folder_of(path) as folder:
+            if not os.access(".", os.W_OK | os.X_OK, dir_fd=folder):
+                raise PermissionError(errno.EACCES, os.strerror(errno.EACCES), str(path.parent))
     except OSError as error:
-        raise UsageError(f"cannot write {path}: {error.filename}: {error.strerror}") from error
+        raise UsageError(f"cannot write {path}: {error.filename}: {error.strerror}; choose another place") from error
     if not path.is_symlink() and not path.exists():
         return
     if not path.is_symlink() and path.is_file() and _outputs(path.parent).get(path.name) == _digest(path):
@@ -428,14 +480,24 @@ def check_output(path: Path) -> None:
     raise UsageError(f"{path} {what}; move it away, or choose another name")
 
 
+def check_outputs(paths: Iterable[Path]) -> None:
+    """The same for several, before any of them is written; folders that are not there yet will be made."""
+    for path in paths:
+        if path.parent.is_symlink() or path.parent.exists():
+            check_output(path)
+
+
 @contextlib.contextmanager
 def writing_output(path: Path) -> Iterator[Path]:
     """As `replacing`, for a file where the user said: it replaces only what hpcdl wrote there and nobody changed."""
     check_output(path)
-    with replacing(path) as temporary:
-        yield temporary
-        digest = _digest(temporary)
-    _note_output(path, digest)
+    try:
+        with replacing(path) as temporary:
+            yield temporary
+            digest = _digest(temporary)
+        _note_output(path, digest)
+    except PermissionError as error:  # a sticky folder, where another user's note may not be replaced
+        raise UsageError(f"cannot write {path}: {error.strerror}; choose another place") from error
 
 
 def _note_output(path: Path, digest: str) -> None:

@@ -20,6 +20,7 @@ from pathlib import Path
 from typing import Any
 
 from hpcdl.cluster.launchers import find_launcher
+from hpcdl.core.disk import make_output_folder
 from hpcdl.core.errors import CorruptError, StoppedEarly, UnknownNameError, UsageError
 from hpcdl.core.files import json_text, read_json, write_output
 from hpcdl.core.from_json import from_json
@@ -278,7 +279,7 @@ def summary(trials: Sequence[Trial], left_out: Sequence[Mapping[str, str]] = ())
 
 
 def earlier_trials(plan: Plan, nodes: int | None, *, resume: bool) -> list[Trial]:
-    """What the card in the folder has already: nothing without `resume`, which a folder that is taken needs.
+    """What the card in the folder, which is made where it is missing, has already: nothing without `resume`, which a folder that is taken needs.
 
     A run that its fault never struck says nothing of it, and is tried again.
     UsageError where it was made otherwise, or the job has fewer than `nodes` nodes.
@@ -287,6 +288,7 @@ def earlier_trials(plan: Plan, nodes: int | None, *, resume: bool) -> list[Trial
     if nodes is not None and here < nodes:
         raise UsageError(f"--nodes {nodes}, but this job has {here}; ask the scheduler for more")
     if not plan.out.exists() or not any(plan.out.iterdir()):
+        make_output_folder(plan.out)
         return []
     card = plan.out / JSON_CARD
     if not resume:

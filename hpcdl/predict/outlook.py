@@ -15,7 +15,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from hpcdl.core.disk import make_folder
+from hpcdl.core.disk import check_outputs, make_output_folder
 from hpcdl.core.errors import UsageError
 from hpcdl.core.from_json import from_json
 from hpcdl.core.side_by_side import side_by_side
@@ -152,12 +152,12 @@ def draw(predictions: Sequence[Mapping[str, Any]], folder: Path, counted: str) -
 
     `predictions` are rows of an answer's document, `counted` is what their throughputs count.
     """
-    make_folder(folder)
-    paths = []
+    make_output_folder(folder)
+    figures = []
     for model in dict.fromkeys(row["model"] for row in predictions):
         rows = [row for row in predictions if row["model"] == model]
         for measure in ("efficiency", "throughput"):
             name = re.sub(r"[^\w.-]", "-", model)  # a user's own is a path
-            figure = forecast_figure(f"{name}-{measure}", measure, rows, counted)
-            paths += save(figure, svg(figure), folder, ["svg"])
-    return paths
+            figures.append(forecast_figure(f"{name}-{measure}", measure, rows, counted))
+    check_outputs(folder / f"{figure.name}.svg" for figure in figures)
+    return [path for figure in figures for path in save(figure, svg(figure), folder, ["svg"])]

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from hpcdl import __version__
+from hpcdl.core.disk import check_outputs, make_output_folder
 from hpcdl.core.errors import UsageError
 from hpcdl.core.files import without_infinities
 from hpcdl.core.progress import NullProgress, Progress
@@ -25,6 +26,8 @@ from hpcdl.report.summary import summary
 
 SCHEMA = "hpcdl.report/1"
 _LATE = ("html", "terminal")
+PAGES = {"html": "report.html", "md": "report.md", "csv": "scaling.csv", "json": "report.json"}
+"""Form -> its file; figures come beside them."""
 _SEVERAL = 4
 """Figures from which on two processes draw them."""
 
@@ -65,25 +68,32 @@ def render(
     The page comes after the other files, because the drawings are in it; the terminal's is printed last.
     Returns the files, in the order in which they were written.
     """
-    if folder.exists() and not folder.is_dir():
-        raise UsageError(f"--out {folder} is a file; name a folder")
+    check_place(folder, formats)
     ordered = [name for name in dict.fromkeys(formats) if name not in _LATE]
     late = [name for name in _LATE if name in formats]
     kept = (("svg",) if "md" in formats else ()) + (("png", "pdf") if paper_figures else ())
     figures = document.figures() if kept or "html" in formats else []
+    check_outputs(folder / "figures" / f"{item.name}.{form}" for item in figures for form in kept)
     if figures or {*formats} != {"terminal"}:
-        folder.mkdir(parents=True, exist_ok=True)
+        make_output_folder(folder)
     paths: list[Path] = []
     with _drawing(figures, bar or NullProgress()) as drawn:
         for name in ordered:
             paths += RENDERERS.load(name)(document, folder, {})
         drawings = drawn()
     if kept and figures:
-        (folder / "figures").mkdir(exist_ok=True)
+        make_output_folder(folder / "figures")
         paths += [path for item in figures for path in save(item, drawings[item.name], folder / "figures", kept)]
     for name in late:
         paths += RENDERERS.load(name)(document, folder, drawings)
     return paths
+
+
+def check_place(folder: Path, formats: Sequence[str]) -> None:
+    """UsageError where a report in these forms would write over what is not hpcdl's."""
+    if folder.exists() and not folder.is_dir():
+        raise UsageError(f"--out {folder} is a file; name a folder")
+    check_outputs(folder / name for form, name in PAGES.items() if form in formats)
 
 
 @contextmanager

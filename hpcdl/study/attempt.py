@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import IO, Any, Generic, TypeVar
 
 from hpcdl.config.study import Study
-from hpcdl.core.disk import open_to_append
+from hpcdl.core.disk import make_folder, open_to_append
 from hpcdl.core.errors import CorruptError
 from hpcdl.core.records import RunRecord, read_record, write_record
 from hpcdl.study.plan import PlannedRun
@@ -132,7 +132,7 @@ def stamp(run_dir: Path, run: PlannedRun, study: Study, failure: str = "") -> No
     try:
         record = read_record(run_dir)
     except CorruptError:
-        run_dir.mkdir(parents=True, exist_ok=True)
+        make_folder(run_dir)
         record = RunRecord(
             strategy=point.strategy, model=point.model, data=point.data, ranks=point.ranks, workers=point.workers,
             servers=point.servers, nodes=point.nodes, ranks_per_node=point.ranks_per_node,

@@ -12,6 +12,7 @@ from hpcdl.cluster.batch.submission import Wanted, submit_job
 from hpcdl.cluster.batch.systems import find_system
 from hpcdl.cluster.launchers import load_launcher
 from hpcdl.config.study import Study, study_tables
+from hpcdl.core.disk import make_folder
 from hpcdl.core.errors import UsageError
 from hpcdl.core.files import write_json, write_toml
 from hpcdl.core.from_json import read_as
@@ -80,7 +81,7 @@ def submit_parts(folder: Path, study: Study, plan: RunPlan, limits: JobLimits, *
         raise UsageError(
             "--jobs needs a batch system, and neither sbatch nor qsub is on PATH; leave it out to run here"
         )
-    folder.mkdir(parents=True, exist_ok=True)
+    make_folder(folder)
     write_toml(folder / STUDY_FILE, study_tables(study))
     parts = []
     for nodes in plan.node_counts:

@@ -23,7 +23,7 @@ from hpcdl.cluster.processes import end_marked
 from hpcdl.config.load import Layer, load, settings_by_key
 from hpcdl.config.schema import TrainConfig
 from hpcdl.config.search import SearchStudy
-from hpcdl.core.disk import free_name
+from hpcdl.core.disk import free_name, make_folder
 from hpcdl.core.errors import ConfigError, CorruptError, StoppedEarly, UsageError
 from hpcdl.core.files import write_json, write_toml
 from hpcdl.core.lock import writing
@@ -158,7 +158,7 @@ class HyperparameterSearch:
         """Try until all trials are done or the budget is spent. StoppedEarly after a signal."""
         try:
             for name in (TRIALS, LOGS):
-                (self._folder / name).mkdir(parents=True, exist_ok=True)
+                make_folder(self._folder / name)
         except OSError as error:
             raise UsageError(f"cannot make {self._folder}: {error.strerror}; choose another --out DIR") from None
         with writing(self._folder), caught(self._stop_soon):

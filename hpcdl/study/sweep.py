@@ -13,7 +13,7 @@ from hpcdl.cluster.processes import end_marked
 from hpcdl.config.load import settings_by_key
 from hpcdl.config.schema import TrainConfig
 from hpcdl.config.study import Study
-from hpcdl.core.disk import free_name, move
+from hpcdl.core.disk import free_name, make_folder, move
 from hpcdl.core.errors import HpcdlError, StoppedEarly, UsageError
 from hpcdl.core.files import write_toml
 from hpcdl.core.lock import writing
@@ -77,7 +77,7 @@ class Sweep:
     def run(self) -> StudyState:
         """Run what is not finished; returns the state at the end. StoppedEarly after a signal."""
         try:
-            self._folder.mkdir(parents=True, exist_ok=True)
+            make_folder(self._folder)
         except OSError as error:
             raise UsageError(f"cannot make {self._folder}: {error.strerror}; choose another --out DIR") from None
         with writing(self._folder), caught(self._stop_soon):
@@ -114,7 +114,7 @@ class Sweep:
     def _take_stock(self) -> None:
         """Settle what an earlier call left: runs that it did not see end, and failed ones, which get another chance."""
         for name in (RUNS, LOGS, FAILED):
-            (self._folder / name).mkdir(exist_ok=True)
+            make_folder(self._folder / name)
         write_toml(self._folder / SETTINGS, self._study.train)
         end_marked(MARK, self.state.mark)  # a killed sweep could not end its runs
         begun = [self._run_dir(run) for run in self._plan.runs if self.state.run(run.name).status == "running"]

@@ -33,7 +33,15 @@ from hpcdl.comm.observed import (
     Recorder,
 )
 from hpcdl.config.tracing import FULL, OFF, UNASKED, parse_trace
-from hpcdl.core.disk import creating, is_own, is_own_file, remove_file, remove_private, touch
+from hpcdl.core.disk import (
+    creating,
+    is_own,
+    is_own_file,
+    make_folder,
+    remove_file,
+    remove_private,
+    touch,
+)
 from hpcdl.core.errors import HpcdlError, StoppedEarly
 from hpcdl.core.wall import WALL
 from hpcdl.trace.counters import sample
@@ -356,7 +364,7 @@ def _drop(folder: Path) -> None:
 def _cleared(target: Path) -> None:
     """Make the folder; what an earlier part of a resumed run has left goes."""
     try:
-        target.mkdir(exist_ok=True)
+        make_folder(target)
         for path in (*target.glob("rank-*" + PLACE), *target.glob("rank-*.trace")):
             remove_file(path)
     except OSError as error:

@@ -9,6 +9,7 @@ from typing import Any
 import keras
 
 from hpcdl.comm.threads.communicator import alone
+from hpcdl.core.disk import make_output_folder
 from hpcdl.core.errors import CorruptError, UsageError
 from hpcdl.data.dataset import open_dataset
 from hpcdl.data.read.pipeline import evaluation_batches
@@ -78,7 +79,7 @@ def export_run(run_dir: Path, form: str, target: Path) -> tuple[Path, list[str]]
 
 
 def _write_keras(model: keras.Model, target: Path) -> Path:
-    target.mkdir(parents=True, exist_ok=True)
+    make_output_folder(target)
     save_model(model, target / MODEL_FILE)
     return target / MODEL_FILE
 

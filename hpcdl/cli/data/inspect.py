@@ -35,16 +35,20 @@ def inspect(
     json: JsonFlag = False,
 ) -> None:
     """Show what a data folder holds; check and mend it."""
+    from hpcdl.core.disk import check_outputs, make_output_folder
+
     if repair != (source is not None):
         raise UsageError("--repair and --from belong together: hpcdl inspect DIR --repair --from SOURCE")
     document: dict[str, Any] = {}
+    if show:
+        check_outputs([_page_path(folder, out)])
     if verify or repair:
         document.update(_check(folder, source, keep=json))
     from hpcdl.data import inspection
 
     found = inspection.inspect(folder)
     if out is not None and (samples or show):
-        _make(out)
+        make_output_folder(out)
     if samples:
         document["pictures"] = _pictures(folder, samples, out or Path(f"{folder.name}-samples"))
     if show:
@@ -58,11 +62,8 @@ def inspect(
     say(f"next: {typed(*words)}")
 
 
-def _make(out: Path) -> None:
-    try:
-        out.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise UsageError(f"--out {out}: {error.strerror}; name a folder that can be made") from error
+def _page_path(folder: Path, out: Path | None) -> Path:
+    return (out or Path()) / f"{folder.resolve().name}-data.html"
 
 
 def _check(folder: Path, source: str | None, *, keep: bool) -> dict[str, Any]:
@@ -100,7 +101,7 @@ def _page(folder: Path, out: Path | None) -> str:
     from hpcdl.data.show.overview import look
     from hpcdl.data.show.page import page
 
-    path = (out or Path()) / f"{folder.resolve().name}-data.html"
+    path = _page_path(folder, out)
     content = page(look(folder))
     write_output(path, content)
     say(f"page: {path}")

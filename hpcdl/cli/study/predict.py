@@ -64,9 +64,11 @@ def predict(
 
     From a few small runs, from one node and a network, or from a model and a machine alone.
     """
+    from hpcdl.core.disk import check_outputs
     from hpcdl.predict.answer import Question, answer
     from hpcdl.training.launch.traced import traced_runs
 
+    check_outputs([out / "predict.json"] if out else [])
     if model is not None and (runs or imported):
         raise UsageError(f"--model {model}: runs say what they trained; leave --model out, or the runs")
     for flag, value in (("--batch-size", batch_size), ("--servers", servers)):

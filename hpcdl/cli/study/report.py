@@ -83,7 +83,7 @@ def report(
     from hpcdl.core.disk import is_own
     from hpcdl.predict.outlook import forecasting
     from hpcdl.report.analysis.analyse import analyse, kept_apart
-    from hpcdl.report.build import compose, render
+    from hpcdl.report.build import check_place, compose, render
     from hpcdl.report.runs.references import load_references
     from hpcdl.report.runs.sources import MANY, left_to_the_end, link_of, uncollected, walk
 
@@ -95,6 +95,8 @@ def report(
         raise UsageError("no runs named; type hpcdl report RUN... or hpcdl report --import csv FILE")
     if fail_on_regression is not None and (baseline is None or not 0 <= fail_on_regression < 100):
         raise UsageError("--fail-on-regression takes a percentage from 0 to 100, and needs --baseline DIR")
+    folder = out or (runs[0] / "report" if len(runs) == 1 and is_own(runs[0]) else Path("report"))
+    check_place(folder, chosen)
     with uncollected():
         gathered = _gather(runs, imported, anonymous, walks)
         before = None if baseline is None else _gather([baseline], None, anonymous, {})
@@ -115,7 +117,6 @@ def report(
                 forecasts=forecasts,
             )
             document = compose(analysis)
-        folder = out or (runs[0] / "report" if len(runs) == 1 and is_own(runs[0]) else Path("report"))
         written = render(document, folder, chosen, paper_figures=figures, bar=progress("drawing", 1))
         if len(analysis.runs) >= MANY:
             left_to_the_end((gathered, analysis, document))

@@ -11,6 +11,7 @@ from pathlib import Path
 
 from hpcdl.cluster.batch.systems import SYSTEMS, JobRequest, call
 from hpcdl.cluster.launchers import LAUNCHER_VARIABLE, find_launcher, load_launcher
+from hpcdl.core.disk import make_output_folder
 from hpcdl.core.errors import HpcdlError, UsageError
 from hpcdl.core.files import write_output
 from hpcdl.core.paths import own_program, share_folder, site_config_file
@@ -89,7 +90,7 @@ def submit(request: JobRequest) -> tuple[str, str, Path]:
             "run the command directly, or write the script with --dry-run"
         )
     text = render(request)
-    request.folder.mkdir(parents=True, exist_ok=True)
+    make_output_folder(request.folder)
     script = request.folder / "job.sh"
     write_output(script, text)
     answer = call([*system.submit, str(script)])

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from hpcdl.cluster.status import FOLDER
+from hpcdl.core.disk import make_folder
 from hpcdl.core.errors import CorruptError, StoppedEarly, UsageError
 from hpcdl.core.signals import StopRequest
 from hpcdl.strategies.allreduce.worker import broadcast_variables
@@ -47,7 +48,7 @@ class State:
         self._communicator, self._run = here.communicator, here.run
         self._folder = here.run.run_dir if here.run is not None else Path(folder or "")
         if here.communicator.rank == 0:
-            self._folder.mkdir(parents=True, exist_ok=True)
+            make_folder(self._folder)
         self._models = list(model) if isinstance(model, Sequence) else [model]
         self._given = [] if optimizer is None else list(optimizer) if isinstance(optimizer, Sequence) else [optimizer]
         self._names = list({"epoch": 0, **values})

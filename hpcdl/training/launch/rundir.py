@@ -17,6 +17,7 @@ from hpcdl.config.schema import InterruptionConfig, ScriptConfig, TrainConfig
 from hpcdl.config.settings import Matters
 from hpcdl.core.disk import (
     Made,
+    PlaceError,
     make_folder,
     move,
     others_in,
@@ -138,6 +139,8 @@ def written(run_dir: Path, checkpoint: InterruptionConfig) -> Iterator[Place]:
     """
     try:
         made = next((item for item in make_folder(run_dir) if item.path == run_dir), None)
+    except PlaceError:
+        raise
     except OSError as error:
         raise HpcdlError(f"cannot write run directory {run_dir}: {error.strerror}; choose another --run-dir") from error
     with writing(run_dir):
@@ -236,6 +239,8 @@ def create(run_dir: Path, effective: Effective[Any], facts: Mapping[str, Any]) -
     try:
         make_folder(run_dir)
         write_text(run_dir / CONFIG_FILE, text)
+    except PlaceError:
+        raise
     except OSError as error:
         raise HpcdlError(f"cannot write run directory {run_dir}: {error.strerror}; choose another --run-dir") from error
 

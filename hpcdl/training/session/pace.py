@@ -23,6 +23,7 @@ from typing import TYPE_CHECKING, Any
 import numpy
 
 from hpcdl.comm.observed import PARTS, Observation
+from hpcdl.core.disk import make_folder
 from hpcdl.core.errors import CorruptError
 from hpcdl.core.files import read_json
 from hpcdl.core.records import from_json
@@ -249,5 +250,5 @@ class PaceKeeper:
         return found
 
     def _write(self, pace: Pace) -> None:
-        self.folder.mkdir(parents=True, exist_ok=True)
+        make_folder(self.folder)
         write_note(self.folder / f"{PACE}{pace.rank}", dataclasses.asdict(pace))

@@ -28,7 +28,7 @@ from pathlib import Path
 
 from hpcdl.cluster.status import ALONE, WATCH_FOLDER
 from hpcdl.comm.observed import Observation, Observed
-from hpcdl.core.disk import create, remove_file, touch
+from hpcdl.core.disk import create, make_folder, remove_file, touch
 from hpcdl.core.errors import CorruptError, RankError
 from hpcdl.core.files import read_json
 from hpcdl.core.records import from_json
@@ -334,7 +334,7 @@ class Watch:
             how, since_s = self._leaving
             if now_s - since_s > self.left_s / 2:
                 self._leaving = None
-                self.folder.mkdir(parents=True, exist_ok=True)
+                make_folder(self.folder)
                 write_note(self.folder / f"{LEFT}{self.observation.rank}", how)
         if not self.accuses or now_s - self._looked_s < self.left_s:
             return
@@ -373,7 +373,7 @@ class Watch:
         alarms = [name.removeprefix("alarm-") for name in names if name.startswith("alarm-")]
         self._viewed = self._is_viewed()
         if not alarms and self._viewed:
-            self.folder.mkdir(parents=True, exist_ok=True)
+            make_folder(self.folder)
             write_note(self.folder / f"note-{mine.rank}", asdict(mine))
         if not alarms:
             return
@@ -497,7 +497,7 @@ class Watch:
 
     def _raise_alarm(self) -> None:
         name = f"{self.observation.rank}.{uuid.uuid4().hex[:12]}"
-        self.folder.mkdir(parents=True, exist_ok=True)
+        make_folder(self.folder)
         self._create(f"alarm-{name}", "")
         self._alarm = (name, time.monotonic())
         self._suspected = None

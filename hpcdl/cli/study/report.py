@@ -80,10 +80,9 @@ def report(
 
     A page, tables and figures, with intervals and caveats.
     """
-    from hpcdl.core.disk import is_own
     from hpcdl.predict.outlook import forecasting
     from hpcdl.report.analysis.analyse import analyse, kept_apart
-    from hpcdl.report.build import check_place, compose, render
+    from hpcdl.report.build import compose, render
     from hpcdl.report.runs.references import load_references
     from hpcdl.report.runs.sources import MANY, left_to_the_end, link_of, uncollected, walk
 
@@ -95,8 +94,7 @@ def report(
         raise UsageError("no runs named; type hpcdl report RUN... or hpcdl report --import csv FILE")
     if fail_on_regression is not None and (baseline is None or not 0 <= fail_on_regression < 100):
         raise UsageError("--fail-on-regression takes a percentage from 0 to 100, and needs --baseline DIR")
-    folder = out or (runs[0] / "report" if len(runs) == 1 and is_own(runs[0]) else Path("report"))
-    check_place(folder, chosen)
+    folder = _folder(out, runs, chosen)
     with uncollected():
         gathered = _gather(runs, imported, anonymous, walks)
         before = None if baseline is None else _gather([baseline], None, anonymous, {})
@@ -124,6 +122,16 @@ def report(
         print_json(document.data)
     _tell(analysis, [path for path in written if path.parent == folder], say if as_json else put)
     _fail_on(analysis, fail_on_regression)
+
+
+def _folder(out: Path | None, runs: list[Path], formats: list[str]) -> Path:
+    """Where the report goes; UsageError, before any work, where it would replace what is not hpcdl's."""
+    from hpcdl.core.disk import is_own
+    from hpcdl.report.build import check_place
+
+    folder = out or (runs[0] / "report" if len(runs) == 1 and is_own(runs[0]) else Path("report"))
+    check_place(folder, formats)
+    return folder
 
 
 def _tell(analysis: Analysis, pages: list[Path], tell: Callable[[str], None]) -> None:

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import sys
 import time
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
@@ -20,6 +21,7 @@ from hpcdl.core.disk import (
     PlaceError,
     make_folder,
     move,
+    open_folder,
     others_in,
     remove_content,
     remove_file,
@@ -145,6 +147,7 @@ def written(run_dir: Path, checkpoint: InterruptionConfig) -> Iterator[Place]:
         raise HpcdlError(f"cannot write run directory {run_dir}: {error.strerror}; choose another --run-dir") from error
     with writing(run_dir):
         check_place(run_dir, checkpoint)
+        _check_links(run_dir)
         there = read_bytes(run_dir / CONFIG_FILE) if (run_dir / CONFIG_FILE).exists() else None
         if (run_dir / FOLDER).is_dir():
             with writing(run_dir / FOLDER, PARTING_S):
@@ -158,6 +161,16 @@ def written(run_dir: Path, checkpoint: InterruptionConfig) -> Iterator[Place]:
             if checkpoint.from_scratch and (aside := set_aside(run_dir)):
                 _tell(f"the run starts again at step 0; its earlier checkpoints are in {aside}")
         yield Place(run_dir, made, there)
+
+
+def _check_links(run_dir: Path) -> None:
+    """PlaceError where a link keeps the run from writing: known before ranks start."""
+    for name in ("metrics.jsonl", f"{FOLDER}/launcher.log"):
+        if (run_dir / name).is_symlink():
+            raise PlaceError(errno.ELOOP, "it is a link, which is not followed; move it away", run_dir / name)
+    for name in (FOLDER, "trace", CHECKPOINTS):
+        with suppress(FileNotFoundError):
+            os.close(open_folder(run_dir / name))
 
 
 def _tell(text: str) -> None:

@@ -68,7 +68,7 @@ class Caller:
 
 def environment_of(hpcdl: CommandLine, programs: Path) -> dict[str, str]:
     """The cleaned environment, with a played batch system in front."""
-    return hpcdl.environment | {"PATH": f"{programs}:{os.environ['PATH']}", "HPCDL_LAUNCHER": "slurm"}
+    return hpcdl.environment | {"PATH": f"{programs}:{os.environ['PATH']}"}
 
 
 def give(path: Path, name: str) -> None:

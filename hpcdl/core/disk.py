@@ -32,6 +32,8 @@ from hpcdl.core.errors import UsageError, printable
 _NEW = os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
 _FOLDER = os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 _MOST_LINKS = 40
+_SYSTEM_DEPTH = 3
+"""Parts of a path such as /lustre/scratch."""
 _TOKEN = r"(?:[0-9a-f]{16}|\d+)"
 """Ends a temporary name; earlier versions put the number of a process there."""
 OUTPUTS = ".hpcdl-outputs.json"
@@ -92,12 +94,26 @@ def _root_of(path: Path) -> int:
 def _target_of(link: int, path: Path, owner: int) -> Path:
     """Where the open `link` leads; closes it."""
     try:
-        if owner not in (os.geteuid(), 0):
+        if owner not in (os.geteuid(), 0) and not _is_the_systems(path, owner):
             what = f"it is a link that belongs to {user_name(owner)}; name the folder that it points to"
             raise PlaceError(errno.ELOOP, what, path)
         return Path(os.readlink("", dir_fd=link))
     finally:
         os.close(link)
+
+
+def _is_the_systems(link: Path, owner: int) -> bool:
+    """Whether a link near the root may be root's although it does not look so.
+
+    In a container without root (Apptainer) files of root's show the number of nobody, and /scratch is often a link.
+    """
+    if len(link.parts) > _SYSTEM_DEPTH:
+        return False
+    with contextlib.suppress(OSError, ValueError):
+        mapped = [line.split() for line in Path("/proc/self/uid_map").read_text().splitlines()]
+        has_root = any(int(inside) == 0 and int(outside) == 0 for inside, outside, _ in mapped)
+        return not has_root and owner == int(Path("/proc/sys/kernel/overflowuid").read_text())
+    return False
 
 
 @contextlib.contextmanager

@@ -279,8 +279,9 @@ def summary(trials: Sequence[Trial], left_out: Sequence[Mapping[str, str]] = ())
 
 
 def earlier_trials(plan: Plan, nodes: int | None, *, resume: bool) -> list[Trial]:
-    """What the card in the folder, which is made where it is missing, has already: nothing without `resume`, which a folder that is taken needs.
+    """What the card in the folder has already: nothing without `resume`, which a folder that is taken needs.
 
+    The folder is made where it is missing.
     A run that its fault never struck says nothing of it, and is tried again.
     UsageError where it was made otherwise, or the job has fewer than `nodes` nodes.
     """

@@ -1,6 +1,7 @@
 """Write man pages and shell completions from the command line itself: make_manual.py SHARE.
 
-SHARE/man/man1/hpcdl.1, one page for each command, and SHARE/completions/{hpcdl.bash,_hpcdl,hpcdl.fish}.
+SHARE/man/man1/hpcdl.1, one page for each command, and SHARE/completions/{hpcdl.bash,_hpcdl,hpcdl.fish}. None of them
+may be there yet.
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ import typer.main
 
 from hpcdl import __version__
 from hpcdl.cli.app import app_for
+from hpcdl.core.disk import create, make_folder
 
 COMPLETIONS = {"bash": "hpcdl.bash", "zsh": "_hpcdl", "fish": "hpcdl.fish"}
 EXIT_STATUS = (
@@ -131,12 +133,14 @@ def main() -> None:
     """Write everything below the folder named on the command line."""
     share = Path(sys.argv[1])
     manual, completions = share / "man" / "man1", share / "completions"
-    manual.mkdir(parents=True, exist_ok=True)
-    completions.mkdir(parents=True, exist_ok=True)
-    for words, command in commands():
-        (manual / ("-".join(("hpcdl", *words)) + ".1")).write_text(page(words, command))
-    for shell, name in COMPLETIONS.items():
-        (completions / name).write_text(completion(shell))
+    texts = {manual / ("-".join(("hpcdl", *words)) + ".1"): page(words, command) for words, command in commands()}
+    texts |= {completions / name: completion(shell) for shell, name in COMPLETIONS.items()}
+    there = [path for path in texts if os.path.lexists(path)]
+    if there:
+        sys.exit(f"{there[0]} is there already, and is not written over; name another folder")
+    for path, text in texts.items():
+        make_folder(path.parent)
+        create(path, text.encode())
 
 
 if __name__ == "__main__":

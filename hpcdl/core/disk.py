@@ -22,7 +22,7 @@ import secrets
 import shutil
 import stat
 import tempfile
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import BinaryIO
@@ -272,6 +272,12 @@ def create(path: Path, content: bytes = b"", mode: int = 0o666) -> None:
         file.write(content)
 
 
+def make_link(path: Path, to: str) -> None:
+    """Make a link that must not be there yet; FileExistsError where anything has its name."""
+    with _folder_of(path) as folder:
+        os.symlink(to, path.name, dir_fd=folder)
+
+
 def touch(path: Path, content: bytes = b"") -> None:
     """Leave a small file that somebody else looks for; not durable: it is worth nothing after a crash."""
     with creating(path, durable=False) as file:
@@ -424,6 +430,74 @@ def remove_private(path: Path, prefix: str, is_over: Callable[[Path], bool]) -> 
     return False
 
 
+def is_marked(path: Path, marks: Collection[str]) -> bool:
+    """Whether `path` is a folder, and no link to one, with a plain file under one of the names `marks`."""
+    return _is_kind(path, stat.S_ISDIR) and any(_is_kind(path / name, stat.S_ISREG) for name in marks)
+
+
+def _is_kind(path: Path, kind: Callable[[int], bool]) -> bool:
+    with contextlib.suppress(OSError):
+        return kind(path.lstat().st_mode)
+    return False
+
+
+def remove_marked(path: Path, marks: Collection[str]) -> Path | None:
+    """Remove a folder that hpcdl has made, known by a plain file in it under one of the names `marks`.
+
+    For one that holds links, as a virtual environment does; none is followed. An empty one goes too: a kill leaves it.
+    It goes in one step (renamed first, its marks go last, `sweep_marked` finds what a kill leaves). What is left of it.
+    """
+    with _folder_of(path) as parent:
+        try:
+            inside = os.open(path.name, os.O_RDONLY | _FOLDER, dir_fd=parent)
+        except FileNotFoundError:
+            return None
+        except OSError:  # a link, a file, or closed to this user
+            return path
+        try:
+            if os.listdir(inside) and not is_marked(path, marks):  # noqa: PTH208  a descriptor
+                return path
+            hidden = path.name if _is_temporary(path.name) else temporary_name(path.name)
+            if hidden != path.name:
+                os.rename(path.name, hidden, src_dir_fd=parent, dst_dir_fd=parent)
+            _clear(inside, {*os.listdir(inside)} - {*marks})  # noqa: PTH208
+            if {*os.listdir(inside)} <= {*marks}:  # noqa: PTH208
+                _clear(inside, marks)
+                with contextlib.suppress(OSError):
+                    os.rmdir(hidden, dir_fd=parent)
+        finally:
+            os.close(inside)
+    left = path.with_name(hidden)
+    return left if left.exists() else None
+
+
+def _is_temporary(name: str) -> bool:
+    return re.fullmatch(r"\..+\.[0-9a-f]{16}\.tmp", name) is not None
+
+
+def _clear(folder: int, names: Collection[str]) -> None:
+    """Remove what can be removed; where it cannot, or somebody else is doing it, the caller sees what is left."""
+    for name in names:
+        with contextlib.suppress(OSError):
+            if stat.S_ISDIR(os.stat(name, dir_fd=folder, follow_symlinks=False).st_mode):
+                shutil.rmtree(name, ignore_errors=True, dir_fd=folder)
+            else:
+                os.unlink(name, dir_fd=folder)
+
+
+def sweep_marked(folder: Path, names: str, marks: Collection[str]) -> None:
+    """Remove marked folders under temporary names (16 random digits) of what fits the pattern `names`."""
+    for path in sorted(folder.iterdir()) if folder.is_dir() else []:
+        if re.fullmatch(rf"\.(?:{names})\.[0-9a-f]{{16}}\.tmp", path.name):
+            remove_marked(path, marks)
+
+
+def remove_empty(path: Path) -> None:
+    """Remove a folder only where it is empty: no file can go with it; a link stays."""
+    with contextlib.suppress(OSError), _folder_of(path) as folder:
+        os.rmdir(path.name, dir_fd=folder)
+
+
 def sweep(folder: Path, names: str) -> list[str]:
     """Remove what killed writers have left in `folder` under temporary names of files that fit the pattern `names`.
 
@@ -454,6 +528,31 @@ def move(path: Path, target: Path) -> None:
     with _folder_of(path) as source, _folder_of(target) as destination:
         os.rename(path.name, target.name, src_dir_fd=source, dst_dir_fd=destination)
     sync_folder(target.parent)
+
+
+def keep_others(folder: Path, kept: Path, is_known: Callable[[str], bool]) -> list[str]:
+    """Move, and never remove, what others have put into a folder of hpcdl's: to the same path below `kept`, new.
+
+    Links are moved as links. `is_known` tells what hpcdl put there. The paths that were moved.
+    """
+    others = [name for name in paths_in(folder) if not is_known(name)]
+    for name in others:
+        make_folder((kept / name).parent)
+        move(folder / name, kept / name)
+    return others
+
+
+def paths_in(folder: Path) -> list[str]:
+    """Paths of all below a folder but folders themselves; no link is followed. OSError where a folder is closed."""
+
+    def closed(error: OSError) -> None:
+        raise error
+
+    found = []
+    for place, folders, files in os.walk(folder, onerror=closed):
+        links = [name for name in folders if Path(place, name).is_symlink()]
+        found += [str(Path(place, name).relative_to(folder)) for name in (*links, *files)]
+    return sorted(found)
 
 
 def free_name(path: Path) -> Path:

@@ -6,6 +6,9 @@ import os
 import signal
 import sys
 from collections.abc import Callable
+from pathlib import Path
+
+sys.path.insert(1, str(Path(__file__).resolve().parents[2]))  # this checkout's hpcdl.core.disk, whatever PYTHON has
 
 from build import install, uninstall, wheelhouse
 from plan import InstallError, Plan
@@ -29,6 +32,12 @@ def main() -> int:
     except InstallError as error:
         print(f"hpcdl: {error}", file=sys.stderr)
         return error.exit_code
+    except OSError as error:
+        print(
+            f"hpcdl: {error.filename}: {error.strerror}; what this leaves, the next `make install` clears",
+            file=sys.stderr,
+        )
+        return 1
     return 0
 
 

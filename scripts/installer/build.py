@@ -9,15 +9,27 @@ import shutil
 import signal
 import subprocess
 import sys
-import tempfile
 import time
 from collections.abc import Callable, Mapping
 from pathlib import Path
 
+from kept import RECEIPT, SCRATCH, write_list
 from modulefile import write_modulefile
 from plan import CHECKOUT, InstallError, Plan
 from processes import ignore_stops
-from tree import RECEIPT, check_replaceable, discard, is_ours, recover, refuse_when_used, replacing
+from tree import (
+    check_replaceable,
+    discard,
+    is_ours,
+    recover,
+    refuse_foreign,
+    refuse_links,
+    refuse_when_used,
+    replacing,
+    sweep_left,
+)
+
+from hpcdl.core.disk import create, creating, make_folder, make_link, make_private_folder, private_folder
 
 _PR_SET_PDEATHSIG = 1
 SOURCES = ("hpcdl", "pyproject.toml", "setup.py", "README.md", "LICENSE")
@@ -29,6 +41,8 @@ def install(plan: Plan) -> None:
     plan.check_writable()
     plan.check_wheelhouse()
     library = plan.find_mpi_library()
+    refuse_links(plan)
+    refuse_foreign(plan)
     recover(plan)
     check_replaceable(plan)
     print(f"hpcdl: installing {plan.version} into {plan.tree} (MPI: {library or 'mpich, inside the tree'})", flush=True)
@@ -37,12 +51,14 @@ def install(plan: Plan) -> None:
     started = time.monotonic()
     with replacing(plan):
         fill(plan)
+        write_list(plan)
         write_modulefile(plan)
     print(f"hpcdl: installed in {time.monotonic() - started:.0f} s; `module use {plan.moduledir}; module load hpcdl`")
 
 
 def uninstall(plan: Plan) -> None:
-    """Remove the modulefile, then the tree; refuse what is no hpcdl tree and what is in use."""
+    """Remove the modulefile, then the tree; refuse what is no hpcdl tree, a link, and what is in use."""
+    refuse_links(plan)
     if not plan.tree.exists():
         raise InstallError(f"hpcdl {plan.version} is not in {plan.prefix}; name PREFIX and VERSION as installed")
     plan.check_writable()
@@ -51,14 +67,14 @@ def uninstall(plan: Plan) -> None:
     refuse_when_used(plan.tree)
     ignore_stops()
     discard(plan)
+    sweep_left(plan)
     print(f"hpcdl: removed hpcdl {plan.version} from {plan.prefix}")
 
 
 def wheelhouse(plan: Plan) -> None:
     """Collect every wheel that `make install` needs, for either MPI, into WHEELHOUSE (default: wheelhouse)."""
     folder = plan.wheelhouse or CHECKOUT / "wheelhouse"
-    with tempfile.TemporaryDirectory(prefix="hpcdl-wheelhouse-") as scratch:
-        work = Path(scratch)
+    with private_folder("hpcdl-wheelhouse-") as work:
         copy_sources(work / "source")
         run([sys.executable, "-m", "venv", str(work / "venv")], "making a virtual environment")
         wanted = [f"{work / 'source'}[mpich,compression]", "setuptools>=77", *plan.requirements]
@@ -73,18 +89,34 @@ def wheelhouse(plan: Plan) -> None:
             *wanted,
         ]
         run(line, "collecting wheels")
-        folder.mkdir(parents=True, exist_ok=True)
-        for wheel in (work / "wheels").glob("*.whl"):
-            if not wheel.name.startswith("hpcdl-"):  # built from the checkout at each install
-                shutil.move(wheel, folder / wheel.name)
+        # hpcdl itself is built from the checkout at each install.
+        wheels = [wheel for wheel in (work / "wheels").glob("*.whl") if not wheel.name.startswith("hpcdl-")]
+        add_wheels(wheels, folder)
     total = sum(wheel.stat().st_size for wheel in folder.glob("*.whl"))
     print(f"hpcdl: {folder} holds {len(list(folder.glob('*.whl')))} wheels, {total / 1e6:.0f} MB")
+
+
+def add_wheels(wheels: list[Path], folder: Path) -> None:
+    """Copy what `folder` does not have yet: a wheel that is there stays, whoever put it there."""
+    make_folder(folder)
+    new = [wheel for wheel in wheels if not os.path.lexists(folder / wheel.name)]
+    if folder == CHECKOUT / "wheelhouse":  # `make clean` removes what is noted there
+        notes = folder / ".hpcdl-made"
+        noted = {*notes.read_text().split("\n")} if notes.is_file() else set()
+        with creating(notes) as file:
+            file.write(
+                "".join(f"{name}\n" for name in sorted({*noted, *(wheel.name for wheel in new)} - {""})).encode()
+            )
+    for wheel in new:
+        with wheel.open("rb") as source, creating(folder / wheel.name, durable=False) as file:
+            shutil.copyfileobj(source, file)
 
 
 def fill(plan: Plan) -> None:
     """Virtual environment, package, share, manual, completions, receipt; then open it to everybody."""
     tree = plan.tree
-    scratch = tree / ".scratch"
+    made = make_private_folder(SCRATCH, tree)
+    scratch = made.path
     copy_sources(scratch / "source")
     run([sys.executable, "-m", "venv", str(tree / "venv")], "making the virtual environment")
     python = tree / "venv" / "bin" / "python"
@@ -94,7 +126,7 @@ def fill(plan: Plan) -> None:
     shutil.copytree(CHECKOUT / "share" / "hpcdl", tree / "share" / "hpcdl")
     copy_pages(tree / "share" / "hpcdl" / "docs")
     (tree / "venv" / "share").mkdir(exist_ok=True)
-    (tree / "venv" / "share" / "hpcdl").symlink_to("../../share/hpcdl")
+    make_link(tree / "venv" / "share" / "hpcdl", "../../share/hpcdl")
     write_programs(tree)
     run(
         [str(python), str(CHECKOUT / "scripts" / "make_manual.py"), str(tree / "share")],
@@ -114,8 +146,8 @@ def fill(plan: Plan) -> None:
         "modulefile": str(plan.modulefile),
         "packages": [line for line in frozen.stdout.split("\n") if line and " @ " not in line],
     }
-    (tree / RECEIPT).write_text(json.dumps(receipt, indent=1) + "\n")
-    shutil.rmtree(scratch)
+    create(tree / RECEIPT, f"{json.dumps(receipt, indent=1)}\n".encode())
+    made.remove()
     open_to_everybody(tree)
 
 
@@ -132,10 +164,9 @@ def write_programs(tree: Path) -> None:
     """bin/ holds what the module puts on PATH: hpcdl, and the Python that can import it; never pip or mpiexec."""
     programs = tree / "bin"
     programs.mkdir()
-    (programs / "hpcdl").symlink_to("../venv/bin/hpcdl")
-    wrapper = programs / "hpcdl-python"
-    wrapper.write_text(f"#!/bin/sh\n# Python with hpcdl, Keras and TensorFlow\nexec '{tree}/venv/bin/python' \"$@\"\n")
-    wrapper.chmod(0o755)
+    make_link(programs / "hpcdl", "../venv/bin/hpcdl")
+    wrapper = f"#!/bin/sh\n# Python with hpcdl, Keras and TensorFlow\nexec '{tree}/venv/bin/python' \"$@\"\n"
+    create(programs / "hpcdl-python", wrapper.encode(), mode=0o755)
 
 
 def check_mpi(plan: Plan, python: Path, environment: Mapping[str, str]) -> None:

@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import os
+import re
 from pathlib import Path
 
-from plan import CHECKOUT, Plan
+from plan import CHECKOUT, InstallError, Plan
+
+from hpcdl.core.disk import creating, make_folder, remove_empty, remove_file, sweep
 
 TEMPLATE = CHECKOUT / "etc" / "modulefiles" / "hpcdl" / "hpcdl.lua"
 
@@ -24,29 +28,34 @@ def modulefile_text(plan: Plan) -> str:
 
 
 def write_modulefile(plan: Plan) -> None:
-    """Write the modulefile under a name that Lmod does not see, then rename it."""
-    plan.modulefile.parent.mkdir(parents=True, exist_ok=True)
-    hidden = _hidden(plan)
-    hidden.write_text(modulefile_text(plan))
-    hidden.chmod(0o644)
-    hidden.replace(plan.modulefile)
+    """Write the modulefile: under a hidden name, which Lmod does not see, until it is whole."""
+    make_folder(plan.modulefile.parent)
+    with creating(plan.modulefile) as file:
+        file.write(modulefile_text(plan).encode())
 
 
-def _hidden(plan: Plan) -> Path:
-    return plan.modulefile.with_name(f".{plan.modulefile.name}.new")
+def is_of_this_prefix(plan: Plan, path: Path) -> bool:
+    """Whether `path` is a plain file that speaks of PREFIX, as the modulefiles of `make install` do."""
+    return path.is_file() and not path.is_symlink() and f'"{plan.prefix}"'.encode() in path.read_bytes()
 
 
 def is_of_another_prefix(plan: Plan) -> bool:
     """Whether the place of the modulefile is taken by an installation elsewhere, or by a file of other making."""
-    return plan.modulefile.exists() and f'"{plan.prefix}"' not in plan.modulefile.read_text()
+    return os.path.lexists(plan.modulefile) and not is_of_this_prefix(plan, plan.modulefile)
 
 
 def remove_modulefile(plan: Plan) -> None:
     """Remove the modulefile, and its folder when no version is left; leave one that speaks of another PREFIX."""
     path = plan.modulefile
-    if is_of_another_prefix(plan):
-        return
-    path.unlink(missing_ok=True)
-    _hidden(plan).unlink(missing_ok=True)
-    if path.parent.is_dir() and not any(path.parent.iterdir()):
-        path.parent.rmdir()
+    if not is_of_another_prefix(plan):
+        if path.parent.is_dir() and not remove_file(path):
+            raise InstallError(
+                f"{path} belongs to another user, who may remove it; the tree stays as well", exit_code=1
+            )
+        sweep_modulefiles(plan)
+        remove_empty(path.parent)
+
+
+def sweep_modulefiles(plan: Plan) -> None:
+    """Remove what killed installs have left of this version's modulefile."""
+    sweep(plan.modulefile.parent, re.escape(plan.modulefile.name))

@@ -72,7 +72,7 @@ class Plan:
 
     @property
     def begun(self) -> Path:
-        """Where a tree gets its marker, before it takes its place."""
+        """Where earlier versions gave a tree its marker: a kill may have left it."""
         return self.prefix / f".{self.version}.begun"
 
     @property
@@ -84,6 +84,11 @@ class Plan:
     def replaced_modulefile(self) -> Path:
         """The modulefile of the tree that waits in `replaced`, under a name that Lmod does not see."""
         return self.modulefile.with_name(f".{self.modulefile.name}.replaced")
+
+    @property
+    def begun_modulefile(self) -> Path:
+        """Where earlier versions wrote the modulefile before they renamed it: a kill may have left it."""
+        return self.modulefile.with_name(f".{self.modulefile.name}.new")
 
     @property
     def extras(self) -> str:

@@ -5,73 +5,129 @@ from __future__ import annotations
 import contextlib
 import json
 import os
-import shutil
+import re
 import socket
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 
-from modulefile import is_of_another_prefix, remove_modulefile
+from kept import MARKER, RECEIPT, keep
+from modulefile import is_of_another_prefix, is_of_this_prefix, remove_modulefile, sweep_modulefiles
 from plan import InstallError, Plan
 from processes import end_programs_of, ignore_stops, running_from
 
-MARKER = ".hpcdl-unfinished"
-"""In a tree that is being built: says by whom."""
-RECEIPT = "install.json"
-"""In a tree that is whole: says what it is."""
+from hpcdl.core.disk import (
+    create,
+    is_marked,
+    make_folder,
+    move,
+    remove_empty,
+    remove_file,
+    remove_marked,
+    sweep_marked,
+    temporary_name,
+)
+
+MARKS = (MARKER, RECEIPT)
+"""Files by which a folder is known to be the installer's."""
 
 
 def is_ours(tree: Path) -> bool:
-    """Whether `make install` made `tree`, finished or not."""
-    return (tree / RECEIPT).is_file() or (tree / MARKER).is_file()
+    """Whether `make install` made `tree`, finished or not; a link is nobody's."""
+    return is_marked(tree, MARKS)
+
+
+def refuse_links(plan: Plan) -> None:
+    """InstallError where the tree or the modulefile is a link: nothing is written or removed through one."""
+    for path, variable in ((plan.tree, "PREFIX"), (plan.modulefile, "MODULEDIR")):
+        if path.is_symlink():
+            raise InstallError(f"{path} is a link, which is not followed; remove it, or choose another {variable}")
+
+
+def refuse_foreign(plan: Plan) -> None:
+    """InstallError where a hidden name of the installer's holds what is not its own."""
+    foreign = [path for path in (plan.replaced, plan.begun) if os.path.lexists(path) and not is_ours(path)]
+    foreign += [
+        path
+        for path in (plan.replaced_modulefile, plan.begun_modulefile)
+        if os.path.lexists(path) and not is_of_this_prefix(plan, path)
+    ]
+    if foreign:
+        raise InstallError(f"{foreign[0]} is in the way, and not what `make install` left there; move it elsewhere")
 
 
 def recover(plan: Plan) -> None:
     """Clear what a killed install left, and put back the tree that it was replacing."""
-    shutil.rmtree(plan.begun, ignore_errors=True)
-    marker = plan.tree / MARKER
-    if marker.is_file():
-        by = json.loads(marker.read_text())
-        alive = by["host"] != socket.gethostname() or Path(f"/proc/{by['pid']}").exists()
-        if alive and not plan.force:
-            raise InstallError(
-                f"{plan.tree} is being installed by process {by['pid']} on {by['host']}; wait for it, "
-                "or clear it away with FORCE=1"
-            )
-        print(f"hpcdl: clearing what an unfinished install left in {plan.tree}")
-        if by["host"] == socket.gethostname():
-            end_programs_of(plan.tree)
-        discard(plan)
-    if plan.tree.exists():  # the new tree was whole: only the old one's removal was cut short
+    if is_marked(plan.tree, (MARKER,)):
+        _clear_unfinished(plan)
+    sweep_left(plan)
+    if is_ours(plan.tree):  # the new tree was whole: only the old one's removal was cut short
         _forget_replaced(plan)
-    else:
+    elif not os.path.lexists(plan.tree):
         _put_back(plan)
 
 
+def _clear_unfinished(plan: Plan) -> None:
+    by: dict[str, object] = {}
+    with contextlib.suppress(ValueError):  # empty after a crash of the machine: nobody is at work
+        by = json.loads((plan.tree / MARKER).read_text())
+    here = by.get("host") in (None, socket.gethostname())
+    alive = not here or Path(f"/proc/{by.get('pid', 'none')}").exists()
+    if alive and not plan.force:
+        raise InstallError(
+            f"{plan.tree} is being installed by process {by['pid']} on {by['host']}; wait for it, "
+            "or clear it away with FORCE=1"
+        )
+    print(f"hpcdl: clearing what an unfinished install left in {plan.tree}")
+    if here:
+        end_programs_of(plan.tree)
+    discard(plan)
+
+
+def sweep_left(plan: Plan) -> None:
+    """Remove what killed commands left of this version under hidden names."""
+    version = re.escape(plan.version)
+    sweep_marked(plan.prefix, rf"{version}|\.{version}\.(?:replaced|begun)", MARKS)
+    sweep_modulefiles(plan)
+    if is_ours(plan.begun):
+        _remove(plan.begun)
+    if is_of_this_prefix(plan, plan.begun_modulefile):
+        remove_file(plan.begun_modulefile)
+
+
 def discard(plan: Plan) -> None:
-    """Remove the modulefile and the tree, gone in one step: its files go under a name that `recover` clears."""
+    """Remove the modulefile and the tree, but for what the site has added to it."""
+    keep(plan, plan.tree, plan.modulefile)
     remove_modulefile(plan)
-    shutil.rmtree(plan.begun, ignore_errors=True)
-    plan.tree.rename(plan.begun)
-    shutil.rmtree(plan.begun, ignore_errors=True)
+    _remove(plan.tree)
+
+
+def _remove(tree: Path) -> None:
+    left = remove_marked(tree, MARKS)
+    if left:
+        print(f"hpcdl: warning: not all of {tree} could be removed; look into {left}", file=sys.stderr)
 
 
 def _set_aside(plan: Plan) -> None:
     """The tree and the modulefile that are to be replaced wait until the new ones are whole."""
     for place, waiting in ((plan.tree, plan.replaced), (plan.modulefile, plan.replaced_modulefile)):
-        if place.exists():
-            place.rename(waiting)
+        if os.path.lexists(place):
+            move(place, waiting)
 
 
 def _put_back(plan: Plan) -> None:
     """The tree and the modulefile that were to be replaced, where they were."""
     for waiting, place in ((plan.replaced, plan.tree), (plan.replaced_modulefile, plan.modulefile)):
-        if waiting.exists():
-            waiting.rename(place)
+        if os.path.lexists(waiting):
+            move(waiting, place)
 
 
 def _forget_replaced(plan: Plan) -> None:
-    plan.replaced_modulefile.unlink(missing_ok=True)
-    shutil.rmtree(plan.replaced, ignore_errors=True)
+    if is_ours(plan.replaced):
+        keep(plan, plan.replaced, plan.replaced_modulefile)
+        _remove(plan.replaced)
+    if is_of_this_prefix(plan, plan.replaced_modulefile):
+        remove_file(plan.replaced_modulefile)
 
 
 def check_replaceable(plan: Plan) -> None:
@@ -101,38 +157,39 @@ def refuse_when_used(tree: Path) -> None:
 @contextlib.contextmanager
 def replacing(plan: Plan) -> Iterator[None]:
     """Make the tree with its marker, and take the marker away at the end; on failure put things back as they were."""
-    made = [folder for folder in (plan.prefix, plan.moduledir) if not folder.exists()]
+    places = (plan.prefix, plan.modulefile.parent)
+    missing = [folder for place in places for folder in (place, *place.parents) if not folder.exists()]
+    building = plan.prefix / temporary_name(plan.version)
     begun: os.stat_result | None = None
     try:
-        begun = _begin(plan)
+        begun = _begin(building)
         _set_aside(plan)
-        plan.begun.rename(plan.tree)
+        move(building, plan.tree)
         yield
-        (plan.tree / MARKER).unlink()
+        remove_file(plan.tree / MARKER)
         ignore_stops()
     except BaseException as error:
         ignore_stops()
         # Asked of the disk: a signal may come between any two lines.
-        if begun and plan.tree.exists() and os.path.samestat(begun, plan.tree.stat()):
+        if begun and plan.tree.exists() and os.path.samestat(begun, plan.tree.lstat()):
             discard(plan)
-        shutil.rmtree(plan.begun, ignore_errors=True)
+        if os.path.lexists(building):
+            _remove(building)
         _put_back(plan)
-        for folder in made:
-            with contextlib.suppress(OSError):  # not empty: somebody else's
-                folder.rmdir()
+        for folder in missing:
+            remove_empty(folder)
         if isinstance(error, OSError):
             raise InstallError(f"{error.strerror} ({error.filename}); nothing was left behind", exit_code=1) from None
         raise
     _forget_replaced(plan)
 
 
-def _begin(plan: Plan) -> os.stat_result:
+def _begin(building: Path) -> os.stat_result:
     """A folder with its marker, for the tree's place: at no time is a tree there that does not say what it is.
 
     Returns what tells that folder from any other, under whatever name.
     """
-    shutil.rmtree(plan.begun, ignore_errors=True)
-    plan.begun.mkdir(parents=True)
-    plan.begun.chmod(0o755)
-    (plan.begun / MARKER).write_text(json.dumps({"pid": os.getpid(), "host": socket.gethostname()}))
-    return plan.begun.stat()
+    make_folder(building)
+    building.chmod(0o755)
+    create(building / MARKER, json.dumps({"pid": os.getpid(), "host": socket.gethostname()}).encode())
+    return building.lstat()

@@ -22,7 +22,7 @@ ELSEWHERE = {
     "hpcdl/data/write/index.py": WORK,
     "hpcdl/data/write/listing.py": WORK,
     "hpcdl/training/checkpoint/folders.py": "an archive in a file that creating() yields",
-    "scripts/make_manual.py": "pages of the manual, in the folder that its caller names",
+    "scripts/installer/build.py": "copies, into the new tree or the scratch folder that this call has made",
 }
 """Where a disk is changed by other means, and why that is safe."""
 

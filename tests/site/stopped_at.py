@@ -8,10 +8,19 @@ import runpy
 import signal
 import sys
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 number, at = signal.Signals(int(sys.argv.pop())), int(sys.argv.pop())
 changes = itertools.count(1)
+
+
+def makes(change: Callable[..., Any]) -> Callable[..., Any]:
+    """`change` itself, which is told only where it makes a file."""
+    telling = told(change)
+    return lambda path, flags, *arguments, **named: (telling if flags & os.O_CREAT else change)(
+        path, flags, *arguments, **named
+    )
 
 
 def told(change: Callable[..., Any]) -> Callable[..., Any]:
@@ -26,11 +35,12 @@ def told(change: Callable[..., Any]) -> Callable[..., Any]:
     return changed
 
 
-sys.path.insert(0, "scripts/installer")
+sys.path[:0] = ["scripts/installer", str(Path.cwd())]
 build = __import__("build")
 build.fill = lambda plan: (plan.tree / "install.json").write_text("{}")
 for name in ("mkdir", "chmod", "rename", "replace", "unlink", "rmdir"):
     setattr(os, name, told(getattr(os, name)))
+os.open = makes(os.open)
 try:
     runpy.run_path("scripts/installer", run_name="__main__")
 finally:

@@ -161,7 +161,7 @@ def test_a_failed_install_leaves_nothing(checkout: Checkout, place: Place, bad_w
     finished = checkout.make("install", *place.settings, f"WHEELHOUSE={bad_wheels}")
     assert finished.code == 2 and "Error 1" in finished.err
     assert "hpcdl: pip install failed (see above); nothing was left behind" in finished.err
-    assert not [name for name in files_below(place.folder) if name != "apps"]
+    assert not files_below(place.folder)
 
 
 @pytest.mark.soak
@@ -199,7 +199,24 @@ def test_a_stopped_install(checkout: Checkout, place: Place, bad_wheels: Path, n
     assert set(files_below(place.folder)) == before
 
 
-WHOLE = {"apps/hpcdl/1.0/install.json", "apps/modulefiles/hpcdl/1.0.lua"}
+WHOLE = {"apps/hpcdl/1.0/install.json", "apps/hpcdl/1.0/installed.json", "apps/modulefiles/hpcdl/1.0.lua"}
+OWN = ("hpcdl/site.toml", "hpcdl/1.0/share/hpcdl/profiles/own.toml", "modulefiles/hpcdl/.own", "modulefiles/own.lua")
+"""What the site has beside and within what is installed."""
+
+
+def write_own(place: Place) -> None:
+    for name in OWN:
+        path = place.folder / "apps" / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text("own")
+
+
+def without_own(place: Place, *, there: bool) -> set[str]:
+    """All files but the site's, each of which must be there once."""
+    files = [path for path in (place.folder / "apps").rglob("*") if path.is_file() and path.read_bytes() != b"own"]
+    own = [path.name for path in (place.folder / "apps").rglob("*") if path.is_file() and path.read_bytes() == b"own"]
+    assert sorted(own) == (sorted(Path(name).name for name in OWN) if there else [])
+    return {str(path.relative_to(place.folder)) for path in files}
 
 
 @pytest.mark.parametrize("old", [True, False])
@@ -210,10 +227,11 @@ def test_an_install_stopped_after_any_change(
     """Whatever was renamed, made or removed just before: what was there is there again, or what is new is whole."""
     environment = clean_environment(place.folder) | dict(word.split("=", 1) for word in place.settings) | {"FORCE": "1"}
     line = [sys.executable, "-B", str(Path(__file__).with_name("stopped_at.py")), "install"]
-    for at in range(1, 50):
+    for at in range(1, 90):
         shutil.rmtree(place.folder / "apps", ignore_errors=True)
         if old:
             place.fake_tree("1.0")
+            write_own(place)
         before = set(files_below(place.folder))
         stopped = subprocess.run(
             [*line, str(at), str(int(number))],
@@ -224,20 +242,18 @@ def test_an_install_stopped_after_any_change(
             check=False,
         )
         case = f"{number.name} after change {at}: {stopped.stderr}"
-        left = {name for name in files_below(place.folder) if (place.folder / name).is_file()}
         if number == signal.SIGKILL and stopped.returncode == -number:  # nobody could clean up: the next command does
             again = [*line, "0", str(int(number))]
             subprocess.run(again, cwd=checkout.folder, env=environment, check=True, capture_output=True)
-            left = {name for name in files_below(place.folder) if (place.folder / name).is_file()}
-            assert left == WHOLE, case
+            assert without_own(place, there=old) == WHOLE, case
         elif stopped.returncode == 0:
-            assert left == WHOLE, case
+            assert without_own(place, there=old) == WHOLE, case
         else:
             assert stopped.returncode == 130 and number == signal.SIGTERM, case
-            assert set(files_below(place.folder)) - {"apps"} == before - {"apps"}, case
+            assert set(files_below(place.folder)) == before, case
         if "no such change" in stopped.stdout:
             break
-    assert 8 < at < 49
+    assert 12 < at < 89
 
 
 def test_steps_that_outlived_their_install_are_ended(checkout: Checkout, place: Place) -> None:

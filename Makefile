@@ -58,8 +58,7 @@ release:
 	@scripts/release '$(PYTHON)'
 
 clean:
-	rm -rf demo build dist wheelhouse .pytest_cache .mypy_cache .ruff_cache .hypothesis *.egg-info
-	find hpcdl tests benchmarks scripts -name __pycache__ -type d -prune -exec rm -rf {} + 2>/dev/null || true
+	@scripts/clean
 
 export PREFIX MODULEDIR MPI MPI_MODULE MPI_LIBRARY WHEELHOUSE REQUIREMENTS SUFFIX FORCE
 

@@ -70,12 +70,13 @@ def recover(plan: Plan) -> None:
 def _clear_unfinished(plan: Plan) -> None:
     by: dict[str, object] = {}
     with contextlib.suppress(ValueError):  # empty after a crash of the machine: nobody is at work
-        by = json.loads((plan.tree / MARKER).read_text())
+        found = json.loads((plan.tree / MARKER).read_text())
+        by = found if isinstance(found, dict) else {}
     here = by.get("host") in (None, socket.gethostname())
     alive = not here or Path(f"/proc/{by.get('pid', 'none')}").exists()
     if alive and not plan.force:
         raise InstallError(
-            f"{plan.tree} is being installed by process {by['pid']} on {by['host']}; wait for it, "
+            f"{plan.tree} is being installed by process {by.get('pid')} on {by.get('host')}; wait for it, "
             "or clear it away with FORCE=1"
         )
     print(f"hpcdl: clearing what an unfinished install left in {plan.tree}")

@@ -170,7 +170,7 @@ GUARD_WORDS = {
     "remove_empty": "only where it is empty",
     "remove_file": "a plain file of this user's under a name of hpcdl's, never a link",
     "remove_folder": "every path in it fits what hpcdl writes there, none is a link; else all stays",
-    "remove_marked": "a folder with the installer's own install.json or .hpcdl-unfinished in it, or empty; never a link",
+    "remove_marked": "a folder with the installer's install.json or .hpcdl-unfinished in it, or empty; never a link",
     "remove_private": "a folder that only this user can enter, under hpcdl's prefix, whose process is over",
     "replacing": "a new file in a private folder, renamed over the one that hpcdl keeps under this name",
     "rewrite": "a plain file that hpcdl keeps under this name, opened without following a link",

@@ -30,7 +30,9 @@ def test_both_installs_say_what_they_did(site: Site) -> None:
         assert (tree / "install.json").is_file() and not (tree / ".hpcdl-unfinished").exists()
     assert not (site.prefix_with_space / "1.1-openmpi" / "stale").exists(), "FORCE=1 replaces the old tree"
     assert sorted(path.name for path in (site.moduledir / "hpcdl").iterdir()) == ["1.0.lua", "1.1-openmpi.lua"]
-    assert [path.name for path in site.prefix_with_space.iterdir()] == ["1.1-openmpi"]
+    names = sorted(path.name for path in site.prefix_with_space.iterdir())
+    assert names == ["1.1-openmpi", "1.1-openmpi.kept"]
+    assert (site.prefix_with_space / "1.1-openmpi.kept" / "stale").is_file(), "nobody can say that it is not the site's"
 
 
 def test_nothing_else_was_touched(site: Site) -> None:

@@ -61,8 +61,8 @@ class Proposals:
                 pruner=_pruner(search),
                 load_if_exists=True,
             )
-            if not all(isinstance(item.settings, dict) for item in self.all()):
-                raise ValueError("settings of a trial are no table")
+            for trial in self._study.get_trials(deepcopy=False):
+                _check(trial)
             self._study.sampler = _sampler(search, len(self._study.get_trials(deepcopy=False)))
 
     def ask(self) -> Proposal:
@@ -164,6 +164,14 @@ def _quiet() -> Iterator[None]:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         yield
+
+
+def _check(trial: Any) -> None:
+    """ValueError where a trial of a journal holds what no search has written."""
+    if not isinstance(trial.user_attrs.get("settings", {}), dict):
+        raise ValueError(f"the settings of trial {trial.number} are no table")
+    if any(isinstance(value, int) and abs(value) >= 2**63 for value in trial.params.values()):
+        raise ValueError(f"a setting of trial {trial.number} is no number of 64 bits")
 
 
 @contextmanager

@@ -112,9 +112,9 @@ def _is_zombie(entry: Path) -> bool:
 
 
 def shapes_of(folder: Path) -> frozenset[str]:
-    """Paths below, without numbers; runs that failed are kept for whoever looks into them."""
+    """Paths below, without numbers; runs and trials that failed are kept for whoever looks into them."""
     names = {re.sub(r"\d+", "N", str(path.relative_to(folder))) for path in folder.rglob("*") if path.name != OWN}
-    return frozenset(name for name in names if not name.startswith(("failed", "ranks/watch")))
+    return frozenset(name for name in names if not name.startswith(("failed", "trials/", "ranks/watch")))
 
 
 class Campaign:

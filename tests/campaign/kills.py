@@ -35,6 +35,8 @@ OFTEN = (4, 4, 4, 3, 1)
 ASKED = ("SIGTERM", "SIGINT")
 GONE_S, END_S = 10.0, 300.0
 WORDS = b"what I wrote myself\n"
+_OF_FAILED = re.compile(r"trials/N/(.*/)?(\.hpcdl-lock|rank-N\.place)$")
+"""What a trial that has failed may hold."""
 MOST_TRIES = 6
 """To strike a command before it is over."""
 
@@ -114,7 +116,9 @@ def _is_zombie(entry: Path) -> bool:
 def shapes_of(folder: Path) -> frozenset[str]:
     """Paths below, without numbers; runs and trials that failed are kept for whoever looks into them."""
     names = {re.sub(r"\d+", "N", str(path.relative_to(folder))) for path in folder.rglob("*") if path.name != OWN}
-    return frozenset(name for name in names if not name.startswith(("failed", "trials/", "ranks/watch")))
+    return frozenset(
+        name for name in names if not name.startswith(("failed", "ranks/watch")) and not _OF_FAILED.match(name)
+    )
 
 
 class Campaign:

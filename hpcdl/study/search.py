@@ -185,6 +185,7 @@ class HyperparameterSearch:
         again = []
         for item in self._proposals.all():
             if item.state != RUNNING:
+                drop_heavy_results(self._run_dir(item.number))  # where it was killed before it did
                 continue
             if not item.settings:
                 self._proposals.tell(item.number, FAILED, message=VOID)
@@ -192,6 +193,7 @@ class HyperparameterSearch:
             record = finished_record(self._run_dir(item.number))
             if record is not None:
                 self._note(item, record, record.seconds_total or 0.0)
+                drop_heavy_results(self._run_dir(item.number))
             else:
                 again.append(item)
         return again

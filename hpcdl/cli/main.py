@@ -50,6 +50,8 @@ def run(arguments: list[str]) -> int:
         result = app_for(arguments)(arguments, prog_name="hpcdl", standalone_mode=False)
         if result == Interrupted.exit_code:  # typer's own answer to Ctrl-C, without a word
             raise KeyboardInterrupt
+        if result == Interrupted.exit_code:  # typer's own answer to Ctrl-C, without a word
+            raise KeyboardInterrupt
     except HpcdlError as error:
         complain(error)
         return error.exit_code

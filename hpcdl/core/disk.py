@@ -1,4 +1,4 @@
-"""The one module that makes, replaces, removes and cuts files; no other may (tests/test_disk_changes.py).
+"""The one module that makes, replaces, removes and cuts files; no other may (tests/core/test_disk_changes.py).
 
 Two rules hold for all of it:
 
@@ -36,8 +36,10 @@ _SYSTEM_DEPTH = 3
 """Parts of a path such as /lustre/scratch."""
 _TOKEN = r"(?:[0-9a-f]{16}|\d+)"
 """Ends a temporary name; earlier versions put the number of a process there."""
+_DIGEST = "user.hpcdl"
+"""Attribute of a file that hpcdl has written where the user said: BLAKE2b of its content then."""
 OUTPUTS = ".hpcdl-outputs.json"
-"""In a folder that the user chose: BLAKE2b of each file that hpcdl has written there, by name."""
+"""The same by name, in the folder, where the file system has no attributes."""
 
 
 # Folders
@@ -571,12 +573,12 @@ def move_over(path: Path, target: Path) -> None:
 # What the user asked for, where the user said
 
 
-def make_output_folder(path: Path) -> None:
-    """Make a folder that the user has named, and those above it; UsageError where that cannot be."""
+def make_output_folder(path: Path, flag: str = "--out ") -> None:
+    """Make the folder that the user has named with `flag`, and those above it; UsageError where that cannot be."""
     try:
         make_folder(path)
     except OSError as error:
-        raise UsageError(f"cannot write to {path}: {error.strerror}; choose another folder") from error
+        raise UsageError(f"cannot write to {flag}{path}: {error.strerror}; choose another folder") from error
 
 
 def check_output(path: Path) -> None:
@@ -589,7 +591,7 @@ def check_output(path: Path) -> None:
         raise UsageError(f"cannot write {path}: {error.filename}: {error.strerror}; choose another place") from error
     if not path.is_symlink() and not path.exists():
         return
-    if not path.is_symlink() and path.is_file() and _outputs(path.parent).get(path.name) == _digest(path):
+    if not path.is_symlink() and path.is_file() and _digest(path) in _written_as(path):
         return
     what = "is a folder" if path.is_dir() else "exists, and is not a file that hpcdl wrote and nobody changed"
     raise UsageError(f"{path} {what}; move it away, or choose another name")
@@ -610,9 +612,27 @@ def writing_output(path: Path) -> Iterator[Path]:
         with replacing(path) as temporary:
             yield temporary
             digest = _digest(temporary)
-        _note_output(path, digest)
+            marked = _mark(temporary, digest)
+        if not marked:
+            _note_output(path, digest)
     except PermissionError as error:  # a sticky folder, where another user's note may not be replaced
         raise UsageError(f"cannot write {path}: {error.strerror}; choose another place") from error
+
+
+def _mark(path: Path, digest: str) -> bool:
+    """Note in a new file what hpcdl wrote into it; False where the file system keeps no attributes."""
+    try:
+        os.setxattr(path, _DIGEST, digest.encode())
+    except OSError:
+        return False
+    return True
+
+
+def _written_as(path: Path) -> list[str]:
+    """What hpcdl noted when it wrote `path`; nothing for a file of somebody else's."""
+    with contextlib.suppress(OSError):
+        return [os.getxattr(path, _DIGEST, follow_symlinks=False).decode("ascii", "replace")]
+    return [noted] if (noted := _outputs(path.parent).get(path.name)) else []
 
 
 def _note_output(path: Path, digest: str) -> None:

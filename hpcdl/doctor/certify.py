@@ -294,6 +294,8 @@ def earlier_trials(plan: Plan, nodes: int | None, *, resume: bool) -> list[Trial
     card = plan.out / JSON_CARD
     if not resume:
         raise UsageError(f"{plan.out} exists; choose another folder with --out, or go on with its card: --resume")
+    if not card.exists() and all(path.name == "runs" for path in plan.out.iterdir()):
+        return []  # stopped in its first run
     if not card.exists():
         raise UsageError(f"{plan.out} has no {JSON_CARD} to go on with; choose another folder with --out")
     facts, trials = read_card(card)

@@ -79,7 +79,7 @@ def export_run(run_dir: Path, form: str, target: Path) -> tuple[Path, list[str]]
 
 
 def _write_keras(model: keras.Model, target: Path) -> Path:
-    make_output_folder(target)
+    make_output_folder(target, "")
     save_model(model, target / MODEL_FILE)
     return target / MODEL_FILE
 

@@ -13,7 +13,7 @@ from pathlib import Path
 
 from hpcdl import __version__
 from hpcdl.config.schema import TuneConfig
-from hpcdl.core.disk import check_output
+from hpcdl.core.disk import check_outputs
 from hpcdl.core.errors import HpcdlError, StoppedEarly, UsageError
 from hpcdl.core.signals import caught
 from hpcdl.models.spec import check_model_spec, model_name
@@ -111,7 +111,7 @@ def tune(
     config = prepared.config
     base = _base_profile(prepared)
     path = _profile_path(config, base)
-    check_output(path)
+    check_outputs([path])
     log = TrialLog(config.output.log or path.with_suffix(".trials.jsonl"), _header(prepared, base), resume=resume)
     prefixes, begun_s = trial_prefixes(os.environ), time.monotonic()
     reserved = reserved_samples(config.search.max_samples) if prepared.engine.bfloat16 else 0

@@ -11,7 +11,6 @@ from tests.core.disk_changes import HOME, PAGE, REPOSITORY, guarded, page, sourc
 
 WORK = "in the work folder that this call has made for itself alone (data/write/target.py)"
 ELSEWHERE = {
-    "hpcdl/cli/main.py": "the null device",
     "hpcdl/core/signals.py": "the null device",
     "hpcdl/core/streams.py": "the null device",
     "hpcdl/training/session/runtime.py": "the null device",

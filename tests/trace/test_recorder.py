@@ -187,7 +187,7 @@ def test_what_killed_ranks_left_goes_after_a_day_and_what_is_written_stays(tmp_p
     day_ago = time.time() - 2 * KEPT_S
     folders = {name: local / f"{PREFIX}{os.geteuid()}-{name}" for name in ("alive", "left", "fresh")}
     for folder in folders.values():
-        folder.mkdir()
+        folder.mkdir(mode=0o700)
         TraceFile(folder / "rank-0.trace", 1 << 20, {}).close()
     alive = TraceFile(folders["alive"] / "rank-1.trace", 1 << 20, {})
     for name in ("alive", "left"):
@@ -221,7 +221,7 @@ def test_what_a_killed_rank_has_left_is_fetched_once(tmp_path: Path, local: Path
     run_dir = tmp_path / "run"
     traced("steps", run_dir)
     left = local / f"{PREFIX}x" / file_name(1)
-    left.parent.mkdir()
+    left.parent.mkdir(mode=0o700)
     shutil.move(run_dir / "trace" / file_name(1), left)
     place = run_dir / "trace" / "rank-1.place"
     place.write_text(f"{os.uname().nodename}\n{left}\n")

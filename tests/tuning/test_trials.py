@@ -4,6 +4,7 @@ import json
 import os
 import subprocess
 import sys
+import tempfile
 import threading
 import time
 from collections.abc import Callable, Sequence
@@ -158,7 +159,7 @@ def test_trials_do_not_inherit_the_search_s_own_variables(monkeypatch: pytest.Mo
 
 
 def test_nothing_is_left_in_the_temporary_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(trials.tempfile, "tempdir", str(tmp_path))
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
     measure("raise SystemExit(3)")
     assert list(tmp_path.iterdir()) == []
 

@@ -90,7 +90,7 @@ def submit(request: JobRequest) -> tuple[str, str, Path]:
             "run the command directly, or write the script with --dry-run"
         )
     text = render(request)
-    make_output_folder(request.folder)
+    make_output_folder(request.folder, "")
     script = request.folder / "job.sh"
     write_output(script, text)
     answer = call([*system.submit, str(script)])

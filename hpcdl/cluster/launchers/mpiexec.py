@@ -128,7 +128,7 @@ def kept_on_node(flavour: str, num_ranks: int, environment: Mapping[str, str]) -
     if flavour == "mpich" and not {"UCX_NET_DEVICES", "UCX_TLS"} & environment.keys():
         return {"UCX_NET_DEVICES": "lo"}
     if flavour == "openmpi" and not _chooses_btl(environment) and _has_shared_memory(num_ranks):
-        return {"OMPI_MCA_btl": "^tcp"}
+        return {"OMPI_MCA_btl": "^tcp,ofi"}  # libfabric listens on the node's address too
     return {}
 
 

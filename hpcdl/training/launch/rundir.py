@@ -119,18 +119,20 @@ class Place:
         try:
             yield
         except HpcdlError as error:
-            if error.exit_code == UsageError.exit_code:
-                self._restore()
+            if error.exit_code == UsageError.exit_code and self._restore():
+                error.args = (f"{error} ({self.run_dir}, which this call had made, is removed)",)
             raise
 
-    def _restore(self) -> None:
+    def _restore(self) -> bool:
+        """Whether the run directory is gone."""
         if self.there is not None:
             write_bytes(self.run_dir / CONFIG_FILE, self.there)
         elif self.made is None:
             remove_content(self.run_dir, _UNTRAINED)
         elif not others_in(self.run_dir, _UNTRAINED):
             self.made.remove()
-            _tell(f"removed {self.run_dir}, which this call had made")
+            return True
+        return False
 
 
 @contextmanager

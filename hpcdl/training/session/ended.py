@@ -58,15 +58,16 @@ def note_end(
     What a run before this one has left, `before`, stays where this one was refused, or where it was finished.
     """
     error = original(error)
+    refused = getattr(error, "exit_code", 1) == UsageError.exit_code  # by ranks too, before anything is trained
     with caught(lambda _: None):  # a second signal must not break it off
         try:
             record = read_record(run_dir)
         except CorruptError:
-            if blank is None or isinstance(error, UsageError):
+            if blank is None or refused:
                 return
             record = blank()
         untouched = before is not None and before == stamp_of(run_dir)
-        if untouched and (isinstance(error, _BEFORE_IT_BEGAN) or record.status == FINISHED):
+        if untouched and (refused or isinstance(error, _BEFORE_IT_BEGAN) or record.status == FINISHED):
             return
         if blank is None and record.status != RUNNING:
             return

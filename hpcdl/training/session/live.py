@@ -13,7 +13,7 @@ from hpcdl.cluster.status import FOLDER as RANKS_FOLDER
 from hpcdl.core.disk import is_own, make_folder, remove_file, touch
 from hpcdl.core.errors import CorruptError, UsageError
 from hpcdl.core.files import read_json
-from hpcdl.core.records import from_json
+from hpcdl.core.records import FILE_NAME, from_json, read_record
 from hpcdl.core.run_state import goes_on, state_of
 from hpcdl.core.units import IMAGES
 from hpcdl.training.loop.journal import JournalReader, seconds_between
@@ -79,7 +79,8 @@ class LiveView:
                 touch(self._folder / VIEWED)
         for event in self._journal.read():
             self._events[event.get("kind", "")] = event
-        status = state_of(self._run_dir)
+        recorded = (self._run_dir / FILE_NAME).exists()  # one that is damaged is said to be
+        status = state_of(self._run_dir, read_record(self._run_dir).status if recorded else None)
         ranks = [self._rank_now(note) for note in self._notes()] if goes_on(status) else []
         ranks.sort(key=lambda one: (one.steps_per_second is None, one.steps_per_second or 0.0, one.note.rank))
         step, start = self._events.get("step", {}), self._events.get("start", {})

@@ -16,7 +16,7 @@ from typing import Any
 
 import pytest
 
-from hpcdl.doctor.certify import Trial, summary, write_card
+from hpcdl.doctor.certify import Plan, Trial, write_card
 from hpcdl.trace.findings import findings
 from hpcdl.trace.page import page as trace_page
 from tests.conftest import ROOT
@@ -105,7 +105,8 @@ def own_pages(folder: Path) -> list[Path]:
         fault="worker killed", strategy="ring", survived=True, struck=True, recover_s=2.0, steps_lost=1, said=""
     )
     (folder / "card").mkdir()
-    card = write_card(folder / "card", summary([trial]), [trial], {"machine": "lab", "nodes": "2"})
+    tried = Plan(strategies=["ring"], faults=["worker killed"], tries=1, num_ranks=3, out=folder / "card", num_nodes=2)
+    card = write_card(tried, [trial])
     texts = {
         "report.html": PAGE.read_text(),
         "trace.html": trace_page("run", merged, steps, findings(merged, steps)),

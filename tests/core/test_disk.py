@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import stat
 from pathlib import Path
@@ -216,6 +217,24 @@ def test_a_named_file_replaces_only_what_hpcdl_wrote(folder: Path, precious: Pat
     with pytest.raises(UsageError):
         write_output(page, "three")
     assert precious.read_text() == "years of work"
+
+
+def test_without_attributes_a_file_beside_it_says_what_hpcdl_wrote(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Stands in for a file system without attributes."""
+
+    def refused(*_: object, **__: object) -> None:
+        raise OSError(errno.ENOTSUP, os.strerror(errno.ENOTSUP))
+
+    monkeypatch.setattr(os, "setxattr", refused)
+    monkeypatch.setattr(os, "getxattr", refused)
+    for text in ("one", "two"):
+        write_output(folder / "report.md", text)
+    assert names(folder) == [disk.OUTPUTS, "report.md"]
+    (folder / "report.md").write_text("changed")
+    with pytest.raises(UsageError, match="move it away"):
+        write_output(folder / "report.md", "three")
 
 
 @pytest.mark.parametrize("kind", ["link", "hard link", "content"])

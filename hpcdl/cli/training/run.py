@@ -67,8 +67,7 @@ def _resumed(flags: dict[str, Any], trust: bool) -> list[Layer]:
         return []
     if flags["run-dir"] is None:
         raise UsageError("--resume needs to know which run: add --run-dir DIR")
-    from hpcdl.training.checkpoint.going_back import without_going_back
     from hpcdl.training.launch.rundir import check_trusted, resume_layer
 
     check_trusted(Path(flags["run-dir"]), trust)
-    return without_going_back(resume_layer(Path(flags["run-dir"]), ScriptConfig))
+    return resume_layer(Path(flags["run-dir"]), ScriptConfig)

@@ -2,28 +2,18 @@
 
 from __future__ import annotations
 
-import dataclasses
 import shlex
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 
-from hpcdl.config.load import Layer
 from hpcdl.config.schema import InterruptionConfig, TrainConfig
 from hpcdl.core.errors import CorruptError, UsageError
+from hpcdl.core.paths import typed
 from hpcdl.training.checkpoint.facts import Facts
 from hpcdl.training.checkpoint.folders import FOLDER, folder_of, list_checkpoints, newest_valid, verify
 
-FROM_STEP = "from-step"
 SAFE_RATE = 0.01
 """Whoever diverged with more than ten times this is advised to try this."""
-
-
-def without_going_back(layers: Iterable[Layer]) -> list[Layer]:
-    """The settings that a run began with, without --from-step: it counts for one call."""
-    return [
-        dataclasses.replace(layer, values={key: value for key, value in layer.values.items() if key != FROM_STEP})
-        for layer in layers
-    ]
 
 
 def check_going_back(run_dir: Path, limits: InterruptionConfig) -> None:
@@ -45,7 +35,9 @@ def check_going_back(run_dir: Path, limits: InterruptionConfig) -> None:
     try:
         verify(folder_of(run_dir / FOLDER, step))
     except CorruptError as error:
-        raise CorruptError(f"--from-step {step}: {error}; name another step (hpcdl checkpoints {run_dir})") from error
+        raise CorruptError(
+            f"--from-step {step}: {error}; name another step ({typed('checkpoints', run_dir)})"
+        ) from error
 
 
 def step_to_resume(

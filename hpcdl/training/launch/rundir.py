@@ -58,7 +58,7 @@ HOLDS = (
 _UNTRAINED = r"run\.toml|record\.json|metrics\.jsonl|\.hpcdl-lock|\.[\w.-]+\.tmp(/.*)?|(ranks|trace)(/.*)?"
 """The same before anything is trained."""
 _LEFT_BY_KILLED = r"run\.toml|record\.json|metrics\.jsonl|model\.keras|\.hpcdl-saved"
-_OF_ONE_CALL = ("run-dir", "allow", "inject", "from-scratch")
+_OF_ONE_CALL = ("run-dir", "allow", "inject", "from-scratch", "from-step")
 """Settings that a resumed run does not take over."""
 STRUCK = "injected-"
 """Begins the names of files, beside the ranks' own, for the faults that have struck since the user started the run."""

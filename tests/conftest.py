@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING, Any
 import hypothesis
 import pytest
 
+from hpcdl.cluster.launchers.mpiexec import Mpiexec, environment_for, find_mpiexec, launch_flags
 from tests.lab import needs
 
 if TYPE_CHECKING:
@@ -40,10 +41,10 @@ TOGETHER = {
     "site": ("tests/lab/test_installed.py", "tests/lab/test_session.py"),
     "lab_slurm": ("tests/lab/", "tests/cluster/test_hostlist.py", "tests/tuning/test_trials.py"),
     "undisturbed": (
-        "tests/training/test_full_disk.py",
-        "tests/training/test_inject.py",
-        "tests/training/test_local_copies.py",
-        "tests/training/test_resume_command.py",
+        "tests/launch/test_full_disk.py",
+        "tests/faults/test_inject.py",
+        "tests/checkpoint/test_local_copies.py",
+        "tests/launch/test_resume_command.py",
     ),
 }
 """Fixtures that cost so much that all files with tests that use them go to one process of `pytest -n`.
@@ -419,3 +420,55 @@ def _own_settings(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
         patch.setenv("XDG_CACHE_HOME", str(home / "cache"))
         patch.setenv("HPCDL_SITE_CONFIG", str(home / "site.toml"))
         yield
+
+
+@dataclass(frozen=True)
+class Mpi:
+    """An MPI, and the command line on it."""
+
+    mpiexec: Mpiexec
+    hpcdl: CommandLine
+
+    @property
+    def launcher(self) -> list[str]:
+        """Its mpiexec, on this node only; `-n N COMMAND` follows."""
+        return [str(self.mpiexec.path), *launch_flags(self.mpiexec.flavour)]
+
+    @property
+    def environment(self) -> dict[str, str]:
+        """What ranks need that it starts directly."""
+        return self.hpcdl.environment | dict(environment_for(self.mpiexec.flavour))
+
+
+@dataclass(frozen=True)
+class Undisturbed:
+    """A deterministic run of planted.py that nobody stopped, and the images that each rank took at each step."""
+
+    run_dir: Path
+    images: dict[tuple[int, int], list[int]]
+
+
+@pytest.fixture(scope="session")
+def undisturbed(session_hpcdl: CommandLine, shards: Path, tmp_path_factory: pytest.TempPathFactory) -> Undisturbed:
+    """What runs that were disturbed are held against. Read only."""
+    from tests.training_runs import NOTED, images_of
+
+    folder = tmp_path_factory.mktemp("undisturbed")
+    arguments = [*NOTED, "--data", shards, "--run-dir", folder / "run"]
+    finished = session_hpcdl(arguments, env={"RECORD_DIR": str(folder)}, timeout_s=300)
+    assert finished.code == 0, finished.err
+    return Undisturbed(folder / "run", images_of(folder))
+
+
+IN_LAB = pytest.mark.lab("open-mpi")
+EITHER = pytest.mark.parametrize("mpi", ["default", pytest.param("openmpi", marks=IN_LAB)], indirect=True)
+"""For tests of what the two MPIs do differently; the others run on Open MPI in the long version."""
+
+
+@pytest.fixture(scope="module", params=["default", pytest.param("openmpi", marks=[IN_LAB, pytest.mark.soak])])
+def mpi(request: pytest.FixtureRequest, session_hpcdl: CommandLine) -> Iterator[Mpi]:
+    """The MPI that mpi4py finds by itself, and Debian's Open MPI."""
+    with pytest.MonkeyPatch.context() as patch:
+        if request.param == "openmpi":
+            patch.setenv("MPI4PY_LIBMPI", str(needs.DEBIAN_OPEN_MPI))
+        yield Mpi(find_mpiexec(), CommandLine(session_hpcdl.home))

@@ -21,7 +21,7 @@ from pathlib import Path
 
 from tests.campaign.targets import OWN, TARGETS, Place, Target, make_common
 from tests.conftest import CommandLine, Finished, end_family, patience, program_of, send
-from tests.training.training_runs import record_of
+from tests.training_runs import record_of
 
 WAYS = {
     "the command": signal.SIGKILL,

@@ -10,7 +10,7 @@ from pathlib import Path
 
 from tests.conftest import DIGITS, CommandLine
 from tests.site.checkouts import clean_environment, copy_checkout
-from tests.training.training_runs import SHORT, record_of, steps_done
+from tests.training_runs import SHORT, record_of, steps_done
 
 HERE = Path(__file__).parent
 EPOCHS, PER_EPOCH = 5, 1437 // 32

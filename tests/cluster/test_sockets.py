@@ -8,10 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.conftest import end_family, family
-from tests.training.conftest import EITHER, Mpi
-from tests.training.conftest import mpi as mpi
-from tests.training.training_runs import SHORT, steps_done, wait_for
+from tests.conftest import EITHER, Mpi, end_family, family
+from tests.training_runs import SHORT, steps_done, wait_for
 
 LOOPBACK = {"0100007F", "00000000000000000000000001000000"}
 _LISTENS = "0A"

@@ -15,7 +15,7 @@ from tests.lab.desk import Desk
 from tests.lab.hosts import wait_until
 from tests.lab.nodes import TCP, hostfile_environment
 from tests.lab.slurm import SlurmLab
-from tests.training.survival import ranks_of
+from tests.rank.survival import ranks_of
 
 pytestmark = pytest.mark.lab
 TRAIN = ("train", "--model", "lenet", "--data", "synthetic:cifar10", "--batch-size", "8", "--ranks", "2")

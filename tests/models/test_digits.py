@@ -66,7 +66,7 @@ def split() -> tuple[numpy.ndarray, numpy.ndarray, numpy.ndarray]:
 
 @pytest.mark.soak
 def test_lenet_learns_them(split: tuple[numpy.ndarray, numpy.ndarray, numpy.ndarray]) -> None:
-    """By Keras alone; that `hpcdl train` learns them is for tests/training/test_train_command.py to say."""
+    """By Keras alone; that `hpcdl train` learns them is for tests/launch/test_train_command.py to say."""
     import keras
 
     from hpcdl.models.load import load_model

@@ -12,7 +12,7 @@ import pytest
 
 from tests.conftest import ROOT, CommandLine, finish
 from tests.security.users import facts_below, refused
-from tests.training.training_runs import wait_for
+from tests.training_runs import wait_for
 
 pytestmark = pytest.mark.mpi
 STUDY = ROOT / "docs" / "example-report" / "study" / "1-node"

@@ -15,7 +15,7 @@ from hpcdl.cluster.launchers.mpiexec import environment_for, find_mpiexec, launc
 from tests.conftest import CommandLine, finish
 from tests.security.conftest import TRAIN
 from tests.security.users import facts_below, refused
-from tests.training.training_runs import events, record_of, wait_for
+from tests.training_runs import events, record_of, wait_for
 
 pytestmark = pytest.mark.mpi
 SCRIPT = Path(__file__).with_name("own_state.py")

@@ -14,7 +14,7 @@ import pytest
 
 from hpcdl.cluster.status import read_statuses
 from tests.conftest import CommandLine, patience
-from tests.training.training_runs import (
+from tests.training_runs import (
     finish,
     kill_rank,
     model_weights,

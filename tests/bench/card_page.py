@@ -1,0 +1,60 @@
+"""The tables of docs/reference/certify.md, from the cards beside it that `python -m tests.lab.certify` made.
+
+`python -m tests.bench.card_page` writes them into the page.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections import defaultdict
+from typing import Any
+
+from hpcdl.doctor.certify import FAULTS, told_left_out
+from tests.conftest import ROOT
+
+PAGE = ROOT / "docs" / "reference" / "certify.md"
+CARDS = ("mpich-5", "open-mpi-5", "open-mpi-4")
+"""Names of the files in docs/reference/certify/, in the order of the columns."""
+BEGIN, END = "<!-- cards -->\n", "<!-- end of cards -->\n"
+
+
+def cards() -> list[dict[str, Any]]:
+    """The documents that `hpcdl certify` wrote."""
+    return [json.loads((PAGE.with_suffix("") / f"{name}.json").read_text()) for name in CARDS]
+
+
+def tables(found: list[dict[str, Any]]) -> str:
+    """What each MPI survived, a table for each strategy; then the facts of each card."""
+    cells: dict[tuple[str, str], dict[int, str]] = defaultdict(dict)
+    for column, card in enumerate(found):
+        for row in card["faults"]:
+            lost = f", {row['steps_lost']} lost" if row["steps_lost"] else ""
+            cells[row["strategy"], row["fault"]][column] = f"{row['survived']} of {row['tries']}{lost}"
+    names = [re.search(r"mpi ([^,]+)", card["facts"]["software"]).group(1) for card in found]  # type: ignore[union-attr]
+    lines = []
+    for strategy in dict.fromkeys(strategy for strategy, _ in cells):
+        lines += ["", f"### `{strategy}`", "", f"| fault | {' | '.join(names)} |", "|---" * (len(found) + 1) + "|"]
+        for fault in FAULTS:
+            if row := cells.get((strategy, fault)):
+                lines.append(f"| {fault} | {' | '.join(row.get(column, '') for column in range(len(found)))} |")
+    lines += ["", "### The three cards", ""]
+    for name, card in zip(CARDS, found, strict=True):
+        facts = card["facts"]
+        runs = len(card["trials"])
+        lines.append(f"- [{name}](certify/{name}.json): {runs} runs; {facts['software']}; load {facts['load']}")
+    lines += [
+        "",
+        *(f"- not tried: {line}" for line in dict.fromkeys(line for card in found for line in told_left_out(card))),
+    ]
+    return "\n".join(lines[1:]) + "\n"
+
+
+def page(text: str) -> str:
+    """The page's text with the tables of the cards."""
+    before, _, rest = text.partition(BEGIN)
+    return before + BEGIN + "\n" + tables(cards()) + "\n" + END + rest.partition(END)[2]
+
+
+if __name__ == "__main__":
+    PAGE.write_text(page(PAGE.read_text()))

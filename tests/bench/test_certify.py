@@ -1,0 +1,201 @@
+"""The resilience card: what is counted, how it is shown, and one fault tried for real."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from hpcdl.core.errors import UnknownNameError, UsageError
+from hpcdl.doctor import certify
+from hpcdl.doctor.certify import (
+    FAULTS,
+    GO_ON,
+    LEAVES_NODES_OUT,
+    SAVING,
+    Plan,
+    Trial,
+    document_of,
+    earlier_trials,
+    read_card,
+    rows_of,
+    summary,
+    told_left_out,
+    write_card,
+)
+from hpcdl.training.session.faults import NETWORK, parse_faults
+from tests.bench.card_page import PAGE, page
+from tests.conftest import CommandLine, finish
+from tests.training_runs import wait_for
+
+
+def trial(**facts: Any) -> Trial:
+    usual = {"fault": "worker killed", "strategy": "ring", "survived": True, "struck": True, "recover_s": 2.0}
+    return Trial(**{**usual, "steps_lost": 1, "said": "", **facts})
+
+
+def plan(**changes: Any) -> Plan:
+    usual = {"strategies": ["ring", "ps"], "faults": [*FAULTS], "tries": 2, "num_ranks": 3, "out": Path("card")}
+    return Plan(**{**usual, **changes})
+
+
+def test_everything_is_tried_or_the_reason_why_not_is_told() -> None:
+    chosen = plan(num_nodes=1, strategies=["ring", "ps", "grpc-ring"])
+    left_out = chosen.left_out()
+    assert len(chosen.cases()) == 2 * (3 * len(FAULTS) - len(left_out))
+    whys = {(one["fault"], one["strategy"]): one["why"] for one in left_out}
+    serving = [fault for fault in FAULTS if fault.startswith("server killed")]
+    assert {pair for pair, why in whys.items() if "has no servers" in why} == {
+        (fault, strategy) for fault in serving for strategy in ("ring", "grpc-ring")
+    }
+    assert {strategy for fault, strategy in whys if fault == "skewed clock"} == {"ring", "ps", "grpc-ring"}
+    unseen = {fault for (fault, _), why in whys.items() if "hpcdl does not see them" in why}
+    assert unseen == {"partition that heals", "partition that stays", "slow link"}
+    assert len(serving) == 2 and len(whys) == 4 + 3 + 3
+    assert not plan(num_nodes=2, strategies=["ps"]).left_out(), "other nodes are there to be cut off"
+    with pytest.raises(UnknownNameError, match="unknown fault 'flood'"):
+        plan(faults=["flood"]).cases()
+
+
+@pytest.mark.parametrize("num_nodes", [1, 3])
+@pytest.mark.parametrize("fault", FAULTS)
+def test_every_fault_can_be_injected(fault: str, num_nodes: int) -> None:
+    words = plan(num_nodes=num_nodes).words(fault, "ring")
+    if num_nodes == 1 and fault == "skewed clock":
+        assert "skewed clock" in {one["fault"] for one in plan(num_nodes=1).left_out()}
+        return
+    (found,) = parse_faults(words[words.index("--inject") + 1], 3, num_nodes)
+    assert found.of_host == (num_nodes > 1 and found.kind in NETWORK)
+
+
+def test_a_node_that_is_gone_for_good_leaves_a_run_with_fewer_workers() -> None:
+    assert "--min-workers" in plan(num_nodes=3).words("partition that stays", "ring")
+    assert "--min-workers" not in plan(num_nodes=1).words("partition that stays", "ring"), "a new rank is not cut off"
+
+
+@pytest.mark.parametrize("strategy, least", [("ring", "1"), ("sync-easgd", "2"), ("hogwild-sgd", "2"), ("ps", "1")])
+def test_who_goes_on_without_a_rank_may_have_fewer_workers(strategy: str, least: str) -> None:
+    assert len(GO_ON) == 3
+    for fault in GO_ON:
+        kept, fewer = (plan().words(one, strategy) for one in (fault.partition(",")[0], fault))
+        assert fewer == [*kept[:2], "--min-workers", least, *kept[2:]]
+
+
+def test_a_rank_that_takes_few_of_the_steps_comes_to_the_one_that_is_struck() -> None:
+    for strategy, expected in (("ring", "kill:rank=1@step=30"), ("async-easgd", "kill:rank=1@step=10")):
+        assert plan().words("worker killed", strategy)[-1] == expected
+
+
+def test_of_two_ranks_nobody_goes_on_but_with_servers() -> None:
+    whys = {(one["fault"], one["strategy"]): one["why"] for one in plan(num_ranks=2).left_out()}
+    assert "fewer than two would be left" in whys["worker killed, the others go on", "ring"]
+    assert ("worker killed, the others go on", "ps") not in whys
+
+
+def test_how_a_run_saves_is_told_for_faults_that_there_are() -> None:
+    assert {*SAVING, *LEAVES_NODES_OUT} <= set(FAULTS)
+    assert plan().words("rank 0 killed, state in memory", "ring")[:2] == ["--checkpoint-every", "1h"]
+
+
+def test_the_summary_counts_survivors_and_what_they_lost() -> None:
+    trials = [trial(), trial(recover_s=4.0, steps_lost=3), trial(survived=False, recover_s=None, said="gone")]
+    (row,) = summary(trials)["faults"]
+    assert row == {
+        "fault": "worker killed",
+        "strategy": "ring",
+        "tries": 3,
+        "survived": 2,
+        "recover_seconds": {"median": 3.0, "max": 4.0},
+        "steps_lost": 3,
+    }
+    assert rows_of(summary([trial(survived=False, recover_s=None)])) == [("worker killed", "ring", "0 of 1", "-", "1")]
+    ((_, _, _, recovered, _),) = rows_of(summary(trials))
+    assert recovered == "3.0 s, at most 4.0 s"
+
+
+def test_what_was_not_tried_is_told_once_for_each_reason() -> None:
+    document = summary([trial()], plan(num_nodes=1, faults=["skewed clock", "server killed"]).left_out())
+    assert told_left_out(document) == [
+        "skewed clock (ring, ps): all ranks are on one node, and have its clock",
+        "server killed (ring): ring has no servers",
+    ]
+
+
+def test_a_run_that_does_not_end_is_one_that_has_not_survived(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(certify, "RUN_TIMEOUT_S", 0.1)
+    assert certify._run(["sleep", "60"]) == (None, "it had not come to an end after 100 ms")
+
+
+def test_the_card_is_one_page_that_runs_nothing(tmp_path: Path) -> None:
+    trials, one_node = [trial(said="<script>", fault="<i>flood", load=3.0)], plan(out=tmp_path, num_nodes=1)
+    page = write_card(one_node, trials).read_text()
+    assert "Not tried here" in page and "skewed clock (ring, ps): all ranks are on one node" in page
+    assert "&lt;i&gt;flood" in page and "<script" not in page and "1 of 1" in page and "http" not in page
+    assert "Not tried" not in write_card(plan(out=tmp_path, faults=["worker killed"]), trials).read_text()
+    document = json.loads((tmp_path / "card.json").read_text())
+    assert document["trials"][0]["said"] == "<script>"
+    assert document["facts"]["ranks"] == "3" and document["facts"]["load"].startswith("3.0 to 3.0, of ")
+    text = (tmp_path / "card.md").read_text()
+    assert "| &lt;i&gt;flood | ring | 1 of 1 | 2.0 s | 1 |" in text and "- ranks: 3\n" in text
+    assert read_card(tmp_path / "card.json")[1] == trials
+
+
+def test_a_card_goes_on_with_what_it_lacks(tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match="--nodes 2, but this job has 1"):
+        earlier_trials(plan(out=tmp_path, num_nodes=1), 2, resume=True)
+    assert earlier_trials(plan(out=tmp_path), None, resume=True) == []
+    write_card(plan(out=tmp_path), [trial(), trial(struck=False, survived=False)])
+    assert earlier_trials(plan(out=tmp_path), None, resume=True) == [trial()]
+    more = document_of(plan(out=tmp_path, strategies=["ps"], faults=["server killed"]), [trial()])
+    assert told_left_out(more) == ["server killed (ring): ring has no servers"]
+    with pytest.raises(UsageError, match="go on with its card: --resume"):
+        earlier_trials(plan(out=tmp_path), None, resume=False)
+    with pytest.raises(UsageError, match="was made with 3 ranks, this would be 4"):
+        earlier_trials(plan(out=tmp_path, num_ranks=4), None, resume=True)
+    (tmp_path / "card.json").unlink()
+    (tmp_path / "of my own.txt").touch()
+    with pytest.raises(UsageError, match="has no card"):
+        earlier_trials(plan(out=tmp_path), None, resume=True)
+
+
+@pytest.mark.mpi
+def test_one_fault_for_real(run_hpcdl: CommandLine, tmp_path: Path) -> None:
+    """Stopped in its first run, then to its end; the run that was stopped lies beside the one that counts."""
+    card = tmp_path / "card"
+    line = ["certify", "--strategy", "ring", "--fault", "rank 0 killed, state in memory", "--out", card, "--json"]
+    process = run_hpcdl.start(line)
+    wait_for(lambda: (card / "runs").is_dir() and any((card / "runs").iterdir()))
+    process.terminate()
+    stopped = finish(process)
+    assert stopped.code == 75 and "stopped with 0 runs done, 1 to do; go on with --resume" in stopped.err
+    finished = run_hpcdl([*line, "--resume"], timeout_s=300)
+    assert finished.code == 0, finished.err
+    (row,) = json.loads(finished.out)["faults"]
+    assert (row["survived"], row["tries"]) == (1, 1) and row["recover_seconds"]["median"] > 0
+    assert row["steps_lost"] <= 10, "a copy every five steps, and the one before where that was under way"
+    assert "what this installation survives" in (card / "card.html").read_text()
+    assert len(list((card / "runs").iterdir())) == 2
+    again = run_hpcdl(line)
+    assert again.code == 2 and "choose another folder" in again.err
+    before = sorted(card.rglob("*"))
+    assert run_hpcdl([*line, "--resume"]).json()["faults"] == [row] and sorted(card.rglob("*")) == before
+
+
+@pytest.mark.mpi
+@pytest.mark.soak
+@pytest.mark.parametrize("strategy", ["ring", "ps", "async-easgd"])
+def test_one_node_survives_all_that_can_be_tried_on_it(run_hpcdl: CommandLine, tmp_path: Path, strategy: str) -> None:
+    finished = run_hpcdl(["certify", "--strategy", strategy, "--out", tmp_path / "card", "--json"], timeout_s=1800)
+    assert finished.code == 0, finished.err
+    document = json.loads(finished.out)
+    found = {row["fault"]: row["survived"] for row in document["faults"]}
+    assert set(found.values()) == {1}, (tmp_path / "card" / "card.json").read_text()
+    assert {*found} | {one["fault"] for one in document["left_out"]} == set(FAULTS)
+    assert {"partition that heals", "partition that stays", "slow link"} <= set(found)
+
+
+def test_the_page_of_cards_tells_what_the_cards_hold() -> None:
+    text = PAGE.read_text()
+    assert page(text) == text, "python -m tests.bench.card_page"

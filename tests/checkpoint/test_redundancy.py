@@ -1,0 +1,291 @@
+"""Copies that outlive a node: any node of each group may be lost, and what it held comes back bit for bit."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import numpy
+import pytest
+
+from hpcdl.cluster.launchers import load_launcher
+from hpcdl.cluster.launchers.mpiexec import environment_for, find_mpiexec
+from hpcdl.comm.observed import Observation
+from hpcdl.comm.threads.communicator import ThreadCommunicator, run
+from hpcdl.config.load import Effective, flag_layer, load
+from hpcdl.config.schema import TrainConfig
+from hpcdl.core.errors import CorruptError, UsageError
+from hpcdl.training.checkpoint import redundancy as parity
+from hpcdl.training.checkpoint.folders import Snapshot
+from hpcdl.training.checkpoint.local import LocalCopies, names_of, newest_common, steps_in_folder
+from hpcdl.training.checkpoint.recovery import recover
+from hpcdl.training.checkpoint.redundancy import PARTNER, XOR, GroupParity, check_parity, groups_of
+from hpcdl.training.launch.fewer import check_fewer
+from hpcdl.training.launch.prepare import prepare
+from hpcdl.training.session.background import GAPS, OFF, THREAD, BackgroundWork
+from tests.checkpoint.test_checkpoints import damage_bit
+
+STEPS = (10, 20, 30)
+WAYS = (GAPS, THREAD, OFF)
+LONG_S = 1000.0
+
+
+def hosts_of(num_nodes: int, per_node: int) -> list[str]:
+    return [f"node{rank // per_node}" for rank in range(num_nodes * per_node)]
+
+
+def copies_of(
+    communicator: ThreadCommunicator,
+    tmp_path: Path,
+    redundancy: str,
+    said: list[str],
+    way: str = THREAD,
+    most_patience_s: float = LONG_S,
+) -> LocalCopies:
+    """Each node's memory is a folder of its own."""
+    keeps = GroupParity(communicator, redundancy, said.append, most_patience_s=most_patience_s)
+    folder = tmp_path / communicator.host
+    for rank in range(communicator.size):  # temporary names are of processes, and these ranks are threads
+        if rank == communicator.rank:
+            work = BackgroundWork(way, Observation(rank, communicator.size, communicator.host))
+            copies = LocalCopies(folder, tmp_path / "run", rank, 10, said.append, work, keeps)
+        communicator.barrier()
+    return copies
+
+
+def snapshot(step: int, rank: int, size: int) -> Snapshot:
+    """Rank 0 keeps what all have in common; ranks keep different amounts of their own."""
+    values = numpy.random.default_rng(step + rank)
+    shared = {"weights/0": values.normal(size=size).astype(numpy.float32)} if rank == 0 else {}
+    return Snapshot(step=step, shared=shared, own={"totals": values.normal(size=3 + rank)}, facts={"ranks": size})
+
+
+def train(tmp_path: Path, hosts: list[str], redundancy: str, way: str = THREAD) -> dict[str, bytes]:
+    """Copies of STEPS on all nodes; the content of what they hold of the newest, by name."""
+    (tmp_path / "run").mkdir(parents=True)
+    said: list[str] = []
+
+    def body(communicator: ThreadCommunicator) -> None:
+        copies = copies_of(communicator, tmp_path, redundancy, said, way)
+        for step in STEPS:
+            found = snapshot(step, communicator.rank, 5000)
+            copies.start(Snapshot(step=step, shared=found.shared, own=found.own, facts={"ranks": len(hosts)}), LONG_S)
+            copies.wait()
+
+    run(len(hosts), body, hosts)
+    assert said == []
+    return {path.name: path.read_bytes() for path in tmp_path.glob(f"node*/{names_of(30)}") if "rank" in path.name}
+
+
+def go_on(tmp_path: Path, hosts: list[str], redundancy: str, said: list[str]) -> list[list[int]]:
+    """New ranks on `hosts`: the steps of which each has its copy whole."""
+
+    def body(communicator: ThreadCommunicator) -> list[int]:
+        copies = copies_of(communicator, tmp_path, redundancy, said)
+        recover(copies.folder, communicator, 0, said.append)
+        return copies.whole()
+
+    return run(len(hosts), body, hosts)
+
+
+@pytest.mark.parametrize("per_node", [1, 2])
+@pytest.mark.parametrize(("num_nodes", "redundancy"), [(2, PARTNER), (3, PARTNER), (4, PARTNER), (3, XOR), (5, XOR)])
+def test_any_node_may_be_lost(tmp_path: Path, num_nodes: int, per_node: int, redundancy: str) -> None:
+    """Another one takes its place, with nothing in its memory."""
+    hosts = hosts_of(num_nodes, per_node)
+    kept = train(tmp_path, hosts, redundancy)
+    assert len(kept) == 2 * len(hosts)
+    for lost in dict.fromkeys(hosts):
+        state = tmp_path / "then" / lost
+        shutil.copytree(tmp_path, state, ignore=lambda folder, names: ["then"] if "then" in names else [])
+        shutil.rmtree(state / lost)
+        said: list[str] = []
+        now = ["spare" if host == lost else host for host in hosts]
+        answers = go_on(state, now, redundancy, said)
+        assert all(answer[0] == 30 for answer in answers)
+        assert newest_common([(answer, "") for answer in answers], 0) == (30, "")
+        (told,) = said
+        assert told.startswith(f"what {lost} held of step 30 is made again from the memory of ")
+        for rank, host in enumerate(now):
+            for suffix in ("npz", "json"):
+                name = f"step-{30:010d}.rank-{rank}.{suffix}"
+                assert (state / host / name).read_bytes() == kept[name], "bit for bit"
+
+
+@pytest.mark.parametrize("redundancy", [PARTNER, XOR])
+def test_parity_is_the_same_whatever_the_way(tmp_path: Path, redundancy: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """In gaps, where there are none and somebody waits, by a thread, and in the step; in whatever slices."""
+    found = []
+    for way, slice_bytes in (*((way, 4096) for way in WAYS), (OFF, 1 << 20)):
+        monkeypatch.setattr(parity, "_SLICE_BYTES", slice_bytes)
+        folder = tmp_path / f"{way}-{slice_bytes}"
+        train(folder, hosts_of(4, 2), redundancy, way)
+        found.append({str(path.relative_to(folder)): path.read_bytes() for path in folder.glob("node*/step*")})
+    assert found[0] == found[1] == found[2] == found[3]
+    assert sum("parity" in name for name in found[0]) == 4 * 2 * 2, "of two steps on each node"
+
+
+def test_a_rank_without_gaps_keeps_others_waiting_no_longer_than_it_may(tmp_path: Path) -> None:
+    (tmp_path / "run").mkdir()
+    said: list[str] = []
+
+    def body(communicator: ThreadCommunicator) -> None:
+        copies = copies_of(communicator, tmp_path, XOR, said, GAPS, most_patience_s=0.2)
+        copies.start(snapshot(10, communicator.rank, 5000), LONG_S)
+        deadline_s = time.monotonic() + 60
+        while copies.is_writing:
+            assert time.monotonic() < deadline_s, "nobody hurries it, and a tenth of ten such steps is long"
+            time.sleep(0.01)
+        copies.wait()
+
+    run(3, body, hosts_of(3, 1))
+    assert said == [] and len([*tmp_path.glob("node*/*.parity.json")]) == 3
+
+
+def test_parity_that_finds_no_room_is_told_once_and_copies_go_on(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "run").mkdir()
+    said: list[str] = []
+
+    def full(folder: Path, num_bytes: int) -> None:
+        if folder.name == "node1":
+            raise OSError("2 MiB are needed, 1 MiB may be taken")
+
+    monkeypatch.setattr(parity, "check_room", full)
+
+    def body(communicator: ThreadCommunicator) -> list[int]:
+        copies = copies_of(communicator, tmp_path, XOR, said)
+        for step in STEPS:
+            copies.start(snapshot(step, communicator.rank, 5000))
+            copies.wait()
+        return copies.whole()
+
+    assert run(3, body, hosts_of(3, 1)) == [[30, 20]] * 3
+    assert said == [f"node1 keeps no parity in {tmp_path / 'node1'}: 2 MiB are needed, 1 MiB may be taken"]
+    assert sorted({path.parent.name for path in tmp_path.glob("node*/*.parity.json")}) == ["node0", "node2"]
+
+
+def test_a_rank_that_cannot_copy_is_told_and_keeps_nobody_waiting(tmp_path: Path) -> None:
+    (tmp_path / "run").mkdir()
+    (tmp_path / "elsewhere").mkdir()
+    (tmp_path / "node1").symlink_to(tmp_path / "elsewhere")
+    said: list[str] = []
+
+    def body(communicator: ThreadCommunicator) -> list[int]:
+        copies = copies_of(communicator, tmp_path, XOR, said)
+        for step in STEPS:
+            assert copies.due(step)
+            copies.start(snapshot(step, communicator.rank, 5000))
+            copies.wait()
+        return copies.whole()
+
+    assert run(3, body, hosts_of(3, 1)) == [[30, 20], [], [30, 20]]
+    assert len(said) == 1 and "is a link" in said[0] and not any((tmp_path / "elsewhere").iterdir())
+    assert not [*tmp_path.glob("node*/*.parity.*")], "of a step that is not whole"
+
+
+@pytest.fixture(scope="module")
+def ranks(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Any]]:
+    """What each of four MPI ranks says, of all cases inside one mpiexec."""
+    folder = tmp_path_factory.mktemp("ranks")
+    mpiexec = find_mpiexec()
+    line = [str(mpiexec.path), "-n", "4", sys.executable, str(Path(__file__).with_name("parity_ranks.py")), str(folder)]
+    environment = {**os.environ, **environment_for(mpiexec.flavour)}
+    finished = subprocess.run(line, env=environment, capture_output=True, text=True, timeout=600)
+    assert finished.returncode == 0, finished.stderr
+    found: list[dict[str, Any]] = json.loads((folder / "result.json").read_text())
+    return found
+
+
+@pytest.mark.mpi
+@pytest.mark.parametrize("way", WAYS)
+@pytest.mark.parametrize("redundancy", [XOR, PARTNER])
+def test_mpi_ranks_copy_while_steps_go_on(ranks: list[dict[str, Any]], redundancy: str, way: str) -> None:
+    """Each stands for a node; that of rank 1 is lost."""
+    found = [of_rank[f"{redundancy}-{way}"] for of_rank in ranks]
+    assert all(each["same"] for each in found), found
+    told = [text for each in found for text in each["said"]]
+    left = "node0 and node2 and node3" if redundancy == XOR else "node3"
+    assert told == [f"what node1 held of step 30 is made again from the memory of {left}"]
+    assert all(each["under_way"] == 0 for each in found), "every message was waited for"
+    assert all((each["spent"]["in_gaps_s"] == 0) or way == GAPS for each in found)
+    assert all(sum(each["spent"].values()) > 0 for each in found)
+
+
+def test_fewer_ranks_find_the_copies_of_all_that_were(tmp_path: Path) -> None:
+    hosts = hosts_of(4, 1)
+    train(tmp_path, hosts, XOR)
+    shutil.rmtree(tmp_path / "node0")
+    said: list[str] = []
+
+    def body(communicator: ThreadCommunicator) -> list[float]:
+        copies = copies_of(communicator, tmp_path, XOR, said)
+        recover(copies.folder, communicator, 0, said.append)
+        others = range(communicator.rank, 4, communicator.size)
+        return [float(copies.read_own(30, rank)["totals"][0]) for rank in others]
+
+    answers = run(3, body, hosts[1:])
+    expected = [float(snapshot(30, rank, 5000).own["totals"][0]) for rank in range(4)]
+    assert answers == [[expected[0], expected[3]], [expected[1]], [expected[2]]]
+
+
+def test_two_of_a_group_are_too_many_and_two_pairs_lose_one_each(tmp_path: Path) -> None:
+    hosts = hosts_of(4, 1)
+    train(tmp_path, hosts, PARTNER)
+    assert groups_of(hosts, 2) == [["node0", "node2"], ["node1", "node3"]]
+    shutil.copytree(tmp_path, tmp_path / "then")
+    shutil.rmtree(tmp_path / "node0")
+    shutil.rmtree(tmp_path / "node1")
+    said: list[str] = []
+    assert all(answer[0] == 30 for answer in go_on(tmp_path, hosts, PARTNER, said)) and len(said) == 2
+    shutil.rmtree(tmp_path / "then" / "node0")
+    shutil.rmtree(tmp_path / "then" / "node2")
+    said.clear()
+    answers = go_on(tmp_path / "then", hosts, PARTNER, said)
+    assert answers[0] == answers[2] == [] and said == [], "the checkpoint on the file system counts"
+
+
+def test_parity_that_is_damaged_is_not_taken_the_step_before_is(tmp_path: Path) -> None:
+    hosts = hosts_of(3, 1)
+    train(tmp_path, hosts, XOR)
+    shutil.rmtree(tmp_path / "node2")
+    damage_bit(tmp_path / "node1" / names_of(30).replace("*", "parity.npz"))
+    with pytest.raises(CorruptError, match="parity"):
+        check_parity(tmp_path / "node1", names_of(30))
+    said: list[str] = []
+    answers = go_on(tmp_path, hosts, XOR, said)
+    assert answers[2] == [20] and newest_common([(answer, "") for answer in answers], 0)[0] == 20
+
+
+def test_memory_holds_two_steps_and_parity_is_small(tmp_path: Path) -> None:
+    train(tmp_path, hosts_of(5, 1), XOR)
+    for node in range(5):
+        assert steps_in_folder(tmp_path / f"node{node}") == [30, 20]
+    size = (tmp_path / "node0" / names_of(30).replace("*", "rank-0.npz")).stat().st_size
+    parity = (tmp_path / "node3" / names_of(30).replace("*", "parity.npz")).stat().st_size
+    assert parity < size / 4 + 1000, "a quarter of the largest node's, for a group of five"
+
+
+def test_what_cannot_be_is_refused() -> None:
+    usual = {"model": "lenet", "data": "synthetic:hep", "epochs": "1", "ranks": 4, "elastic": True}
+
+    def effective(**flags: object) -> Effective[TrainConfig]:
+        return load(TrainConfig, [flag_layer({**usual, **flags})])
+
+    with pytest.raises(UsageError, match="add --local-checkpoint-every"):
+        prepare(effective(local_checkpoint_redundancy=XOR))
+    asked = effective(local_checkpoint_redundancy=XOR, local_checkpoint_every="5", strategy="async-easgd")
+    with pytest.raises(UsageError, match="no steps at which all ranks"):
+        prepare(asked)
+    with pytest.raises(UsageError, match="this run is on one node"):
+        check_fewer(
+            effective(local_checkpoint_redundancy=XOR, local_checkpoint_every="5"),
+            load_launcher("local"),
+        )

@@ -1,0 +1,100 @@
+"""A run goes on with the data and the settings that it began with, or says which differ."""
+
+from __future__ import annotations
+
+import dataclasses
+import shutil
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from hpcdl.config.load import Effective, Layer, all_settings, load
+from hpcdl.config.schema import TrainConfig
+from hpcdl.config.settings import Matters, Setting
+from hpcdl.core.errors import ConfigError, UnknownNameError
+from hpcdl.training.launch import rundir
+from tests.conftest import CommandLine
+from tests.training_runs import record_of
+
+GIVEN = {"model": "lenet", "data": "synthetic:mnist"}
+OTHER: dict[str, Any] = {
+    "str": "other", "int": 77, "bytes": 77, "amount": 77, "seconds": 77.0, "interval": 77.0, "Path": "other",
+    "count": 77, "trace": "full",
+}  # fmt: skip
+
+
+def config(**values: Any) -> Effective[TrainConfig]:
+    return load(TrainConfig, [Layer(origin="test", values={**GIVEN, **values})])
+
+
+def another(item: Setting) -> Any:
+    """A value that is not the setting's default."""
+    if item.choices:
+        return next(choice for choice in item.choices if choice != item.default)
+    if item.kind == "float":
+        return 0.77 + (item.limits["above"] or 0.0)
+    return not item.default if item.kind == "bool" else OTHER[item.kind]
+
+
+@pytest.mark.parametrize(
+    "item", [item for item in all_settings(TrainConfig) if item.key not in ("data", "allow")], ids=lambda item: item.key
+)
+def test_a_setting_that_changes_results_is_refused_with_both_values(item: Setting, tmp_path: Path) -> None:
+    begun, value = config(), another(item)
+    rundir.create(tmp_path, begun, {rundir.CHECKSUM: "c1"})
+    rundir.check_resumed(tmp_path, begun.config, "c1")
+    changed = config(**{item.key: value}).config
+    assert item.matters is not None
+    if Matters.RESULT not in item.matters:
+        rundir.check_resumed(tmp_path, changed, "c1")
+        return
+    before = GIVEN.get(item.key, item.show(item.default))
+    with pytest.raises(ConfigError) as refused:
+        rundir.check_resumed(tmp_path, changed, "c1")
+    (problem,) = refused.value.problems
+    assert problem.startswith(
+        f"--{item.key}: {tmp_path} began with {before}, now it is {item.show(item.parse(value))};"
+    )
+    allowed = dataclasses.replace(changed, checkpoint=dataclasses.replace(changed.checkpoint, allow=(item.key,)))
+    rundir.check_resumed(tmp_path, allowed, "c1")
+
+
+def test_of_the_data_the_content_counts(tmp_path: Path) -> None:
+    rundir.create(tmp_path, config(data="/first"), {rundir.CHECKSUM: "c1"})
+    rundir.check_resumed(tmp_path, config(data="/second").config, "c1")
+    for data in ("/first", "/second"):
+        with pytest.raises(
+            ConfigError, match=rf"--data: .* began with /first \(checksum c1\), now it is {data} \(.* c2"
+        ):
+            rundir.check_resumed(tmp_path, config(data=data).config, "c2")
+        rundir.check_resumed(tmp_path, config(data=data, allow="data").config, "c2")
+
+
+def test_what_is_allowed_is_a_setting(tmp_path: Path) -> None:
+    with pytest.raises(UnknownNameError, match="did you mean 'learning-rate'"):
+        rundir.check_resumed(tmp_path, config(allow="learning_rates").config, "c1")
+
+
+def test_every_difference_is_told_before_anything_is_written(
+    session_hpcdl: CommandLine, shards: Path, tmp_path: Path
+) -> None:
+    data, run_dir = tmp_path / "data", tmp_path / "run"
+    shutil.copytree(shards, data)
+    words = ["train", "--model", "lenet", "--strategy", "single", "--data", data, "--profile", "none", "--run-dir",
+             run_dir, "--batch-size", "16", "--epochs", "2"]  # fmt: skip
+    assert session_hpcdl([*words, "--time-limit", "1ms"]).code == 75
+    before = (run_dir / "run.toml").read_bytes()
+    shutil.rmtree(data)
+    assert session_hpcdl(["shard", "synthetic:28x28x1:10", data, "--samples", "600"]).code == 0
+    resume = [*words, "--resume", "--time-limit", "1h", "--learning-rate", "0.05"]
+    refused = session_hpcdl(resume)
+    assert refused.code == 2, refused.err
+    told = refused.err.splitlines()
+    assert len(told) == 2 and "began with 0.01, now it is 0.05" in told[0] and "checksum" in told[1], told
+    assert (run_dir / "run.toml").read_bytes() == before
+    finished = session_hpcdl([*resume, "--allow", "data", "--allow", "learning-rate"])
+    assert finished.code == 0, finished.err
+    assert (
+        "resumed with --allow data,learning-rate: part of it ran with other settings" in record_of(run_dir)["warnings"]
+    )

@@ -1,0 +1,183 @@
+"""`hpcdl train` on the digits with real ranks: what it reaches and what it leaves."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from hpcdl.cluster.status import read_statuses
+from hpcdl.core.records import PARTS, read_record
+from hpcdl.strategies.table import STRATEGIES
+from tests.conftest import CommandLine
+from tests.training_runs import PLANTED, SHORT, named_weights_in, record_of, same_run, written_by_ranks
+
+pytestmark = pytest.mark.mpi
+
+BLOCKED = """
+import sys
+class Block:
+    def find_spec(self, name, path=None, target=None):
+        if name.split(".")[0] == "hpcdl":
+            raise ImportError("hpcdl is not here")
+sys.meta_path.insert(0, Block())
+import keras, numpy
+model = keras.saving.load_model(sys.argv[1])
+print(model.predict(numpy.zeros((2, 28, 28, 1), "float32"), verbose=0).shape)
+"""
+
+
+@pytest.fixture(scope="module")
+def trained(session_hpcdl: CommandLine, shards: Path) -> Path:
+    """A deterministic run of 12 epochs on two ranks."""
+    run_dir = session_hpcdl.home / "trained"
+    arguments = [*SHORT, "--data", shards, "--epochs", "12", "--run-dir", run_dir]
+    finished = session_hpcdl(arguments, timeout_s=300)
+    assert finished.code == 0, finished.err
+    return run_dir
+
+
+def test_two_ranks_learn_the_digits(trained: Path) -> None:
+    record = read_record(trained)
+    assert record.status == "finished"
+    assert record.accuracy is not None
+    assert record.accuracy >= 0.97
+    assert (record.ranks, record.workers, record.nodes, record.global_batch) == (2, 2, 1, 32)
+    assert (record.parameters, record.counted) == (431_080, "images")
+    assert record.bytes_sent_per_step == record.gradient_bytes == 4 * 431_080  # 2n(p-1)/p with p = 2
+    assert [point.epoch for point in record.history] == list(range(1, 13))
+
+
+def test_the_parts_of_a_step_add_up(trained: Path) -> None:
+    record = read_record(trained)
+    warm = record.step_seconds[record.warmup_steps :]
+    mean_step_s = sum(warm) / len(warm)
+    for rank in record.rank_records:
+        assert set(rank.parts) == set(PARTS)
+        assert min(rank.parts.values()) >= 0
+    assert sum(record.rank_records[0].parts.values()) == pytest.approx(mean_step_s, rel=0.02)
+
+
+def test_what_a_run_leaves_behind(trained: Path) -> None:
+    assert {path.name for path in trained.iterdir()} == {
+        "run.toml", "record.json", "metrics.jsonl", "model.keras", "ranks", "trace",
+    }  # fmt: skip
+    assert written_by_ranks(trained) == {"all.json"}
+    assert [status.state for status in read_statuses(trained / "ranks")] == ["done"] * 2
+    assert 'strategy = "ring"' in (trained / "run.toml").read_text()
+    kinds = {json.loads(line)["kind"] for line in (trained / "metrics.jsonl").read_text().splitlines()}
+    assert kinds == {"start", "step", "epoch", "message"}
+
+
+def of_each(*sample: str) -> pytest.MarkDecorator:
+    """Every strategy; those not in `sample` in the long version alone."""
+    return pytest.mark.parametrize(
+        "strategy", [name if name in sample else pytest.param(name, marks=pytest.mark.soak) for name in STRATEGIES]
+    )
+
+
+def four_steps(strategy: str, shards: Path, run_dir: Path) -> list[str | Path]:
+    """A run of a strategy as short as can be."""
+    features = STRATEGIES[strategy].features
+    ranks = 1 if strategy == "single" else 3 if features.servers else 2
+    arguments = [*SHORT, "--strategy", strategy, "--ranks", str(ranks), "--data", shards]
+    if features.optimizers:
+        arguments += ["--optimizer", features.optimizers[0], "--learning-rate", "0.01"]
+    if not features.keras_optimizer or not features.deterministic:
+        arguments.remove("--deterministic")
+    arguments += [] if features.mpi else ["--allow-grpc"]
+    return [*arguments, "--steps", "4", "--run-dir", run_dir]
+
+
+@of_each()
+def test_ranks_that_end_well_leave_one_table(
+    session_hpcdl: CommandLine, shards: Path, tmp_path: Path, strategy: str
+) -> None:
+    """On a shared file system a file for each of ten thousand ranks takes minutes; workers and servers alike.
+
+    Of `ps` and `ring` in every test, where other things are asked of such runs.
+    """
+    finished = session_hpcdl(four_steps(strategy, shards, tmp_path / "run"), timeout_s=300)
+    assert finished.code == 0, finished.err
+    assert written_by_ranks(tmp_path / "run") == {"all.json"}
+    states = [status.state for status in read_statuses(tmp_path / "run" / "ranks")]
+    assert states == ["done"] * record_of(tmp_path / "run")["ranks"]
+
+
+@of_each("ring")
+def test_a_weight_that_no_gradient_reaches_stays_as_it_is_and_is_told_of(
+    session_hpcdl: CommandLine, shards: Path, tmp_path: Path, strategy: str
+) -> None:
+    """As Keras's fit has it: networks with a branch that the loss does not see train on."""
+    line = [*four_steps(strategy, shards, tmp_path / "run"), "--model", f"{PLANTED}:build_with_idle_weight"]
+    finished = session_hpcdl(line, timeout_s=300)
+    assert finished.code == 0, finished.err
+    said = "the loss does not depend on aside/idle: no gradient moves that"
+    assert any(said in warning for warning in record_of(tmp_path / "run")["warnings"])
+    weights = named_weights_in(tmp_path / "run" / "model.keras")
+    (idle,) = [value for name, value in weights.items() if "idle" in name]
+    assert idle.tolist() == [1, 1, 1]
+
+
+@of_each("ring")
+def test_a_network_that_no_gradient_reaches_is_refused(
+    session_hpcdl: CommandLine, shards: Path, tmp_path: Path, strategy: str
+) -> None:
+    line = [*four_steps(strategy, shards, tmp_path / "run"), "--model", f"{PLANTED}:build_cut_off"]
+    finished = session_hpcdl(line, timeout_s=300)
+    assert finished.code == 2, finished.err
+    assert "the loss depends on none of the model's trainable variables" in finished.err
+    assert "Traceback" not in finished.err
+
+
+def test_the_model_loads_where_hpcdl_is_not(trained: Path) -> None:
+    answer = subprocess.run(
+        [sys.executable, "-c", BLOCKED, trained / "model.keras"],
+        capture_output=True, text=True, check=True, cwd="/", env={**os.environ, "TF_CPP_MIN_LOG_LEVEL": "3"},
+    )  # fmt: skip
+    assert answer.stdout.strip() == "(2, 10)"
+
+
+def test_evaluate_finds_the_accuracy_that_training_found(
+    trained: Path, session_hpcdl: CommandLine, shards: Path
+) -> None:
+    finished = session_hpcdl(["evaluate", trained, "--data", shards, "--json"])
+    assert finished.code == 0, finished.err
+    assert finished.err == ""  # TensorFlow's own chatter is silenced
+    document = finished.json()
+    assert (document["split"], document["num_samples"]) == ("val", 359)
+    assert document["accuracy"] == record_of(trained)["accuracy"]
+    assert document["top5_accuracy"] >= document["accuracy"]
+
+
+def test_a_savedmodel_serves(trained: Path, session_hpcdl: CommandLine, tmp_path: Path) -> None:
+    finished = session_hpcdl(["export", trained, "--to", "savedmodel", tmp_path / "served"])
+    assert finished.code == 0, finished.err
+    code = (
+        "import sys, tensorflow as tf; model = tf.saved_model.load(sys.argv[1]); "
+        "print(model.serve(tf.zeros((3, 28, 28, 1))).shape)"
+    )
+    answer = subprocess.run(
+        [sys.executable, "-c", code, tmp_path / "served"], capture_output=True, text=True, check=True
+    )
+    assert answer.stdout.strip() == "(3, 10)"
+
+
+@pytest.mark.parametrize("strategy", ["single", pytest.param("ps", marks=pytest.mark.soak)])
+def test_training_on_a_staged_copy_gives_the_same_numbers(
+    session_hpcdl: CommandLine, shards: Path, tmp_path: Path, strategy: str
+) -> None:
+    """With a server too: its ranks have no data to stage. In every test over nodes in lab/test_shares.py."""
+    near = tmp_path / "near"
+    near.mkdir()
+    base = ["train", "--model", "lenet", "--data", shards, "--strategy", strategy, "--steps", "20",
+            "--ranks", "1" if strategy == "single" else "3", "--deterministic", "--profile", "none"]  # fmt: skip
+    for name, extra in (("far", []), ("near-run", ["--stage", near])):
+        finished = session_hpcdl([*base, *extra, "--run-dir", tmp_path / name])
+        assert finished.code == 0, finished.err
+    same_run(tmp_path / "near-run", tmp_path / "far")
+    assert not list(near.iterdir())

@@ -1,0 +1,97 @@
+"""However a run ends, its record says so, and nothing of it stays behind; real processes, as a user sees them."""
+
+from __future__ import annotations
+
+import json
+import shlex
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from hpcdl.training.checkpoint.folders import FOLDER, list_checkpoints
+from tests.conftest import CommandLine, Mpi, patience
+from tests.training_runs import finish, kill_rank, record_of, start, steps_done, wait_for
+
+pytestmark = pytest.mark.mpi
+TRAIN = ["train", "--model", "lenet", "--data", "synthetic:mnist@400", "--batch-size", "16", "--profile", "none"]
+RING = [*TRAIN, "--strategy", "ring", "--ranks", "2"]
+FAILING = (
+    "import sys, hpcdl\nhpcdl.init()\nif sys.argv[1] == 'raise' and hpcdl.rank() == 1: raise ValueError('of mine')\n"
+)
+FAILING += "if sys.argv[1] == 'exit': sys.exit(3)\n"
+
+
+def ended(hpcdl: CommandLine, run_dir: Path) -> tuple[str, str]:
+    """Status and message of its record; `hpcdl runs` says the same status."""
+    told = json.loads(hpcdl(["runs", run_dir, "--json"]).out)["runs"]
+    record = record_of(run_dir)
+    assert [run["status"] for run in told] == [record["status"]]
+    assert record["finished_at"]
+    return record["status"], record["message"]
+
+
+def test_a_run_that_is_stopped_or_loses_a_rank(run_hpcdl: CommandLine, tmp_path: Path) -> None:
+    run_dir = tmp_path / "run"
+    process = start(run_hpcdl, [*RING, "--steps", "100000", "--run-dir", run_dir])
+    wait_for(lambda: steps_done(run_dir) > 1 or process.poll() is not None)
+    process.send_signal(signal.SIGTERM)
+    assert finish(process).code == 75
+    status, message = ended(run_hpcdl, run_dir)
+    assert status == "stopped" and message.startswith("stopped by a signal after step ")
+    kept = record_of(run_dir)
+    assert kept["steps"] == list_checkpoints(run_dir / FOLDER)[0]
+    refused = run_hpcdl([*RING, "--resume", "--run-dir", run_dir, "--batch-size", "8"])
+    assert refused.code == 2 and record_of(run_dir) == kept
+    process = start(run_hpcdl, [*RING, "--steps", "100000", "--resume", "--run-dir", run_dir])
+    wait_for(lambda: steps_done(run_dir) > kept["steps"] or process.poll() is not None)
+    kill_rank(run_dir, 1)
+    assert finish(process).code == 1
+    status, message = ended(run_hpcdl, run_dir)
+    assert status == "failed" and message.startswith("rank 1 on ")
+
+
+def test_nothing_is_left_of_a_run_whose_launcher_is_killed(run_hpcdl: CommandLine, tmp_path: Path) -> None:
+    run_dir, temporary = tmp_path / "run", tmp_path / "tmp"
+    temporary.mkdir()
+    arguments = [*TRAIN, "--strategy", "ps", "--ranks", "3", "--steps", "100000", "--run-dir", run_dir]
+    process = start(run_hpcdl, arguments, env={"TMPDIR": str(temporary)})
+    wait_for(lambda: steps_done(run_dir) > 1 or process.poll() is not None)
+    assert len([*temporary.glob("hpcdl-trace-*")]) == 3
+    process.kill()
+    process.communicate()
+    deadline = time.monotonic() + patience(25)
+    while any(temporary.glob("hpcdl-*")) or record_of(run_dir)["status"] == "running":
+        assert time.monotonic() < deadline, [*temporary.iterdir()]
+        time.sleep(0.2)
+    assert ended(run_hpcdl, run_dir)[0] == "lost"
+    assert sorted(path.name for path in (run_dir / "trace").iterdir()) == [f"rank-{rank}.trace" for rank in range(3)]
+
+
+@pytest.mark.parametrize(("how", "code", "words"), [("raise", 1, "ValueError: of mine"), ("exit", 3, "sys.exit(3)")])
+def test_a_script_that_fails(run_hpcdl: CommandLine, tmp_path: Path, how: str, code: int, words: str) -> None:
+    script, run_dir = tmp_path / "mine.py", tmp_path / "run"
+    script.write_text(FAILING)
+    assert run_hpcdl(["run", "--ranks", "2", "--profile", "none", "--run-dir", run_dir, script, how]).code == code
+    status, message = ended(run_hpcdl, run_dir)
+    assert status == "failed" and words in message
+
+
+def test_an_exploding_run_says_how_to_go_back(mpi: Mpi, tmp_path: Path) -> None:
+    """Under somebody else's launcher too, where no process of hpcdl's is left to write the record."""
+    run_dir = tmp_path / "a run"
+    arguments = [*TRAIN, "--strategy", "ring", "--steps", "6", "--checkpoint-every", "0.01s", "--run-dir", str(run_dir)]
+    command = [*mpi.launcher, "-n", "2", sys.executable, "-m", "hpcdl", *arguments, "--learning-rate", "1e20"]
+    assert subprocess.run(command, env=mpi.environment, capture_output=True, timeout=300).returncode != 0
+    status, message = ended(mpi.hpcdl, run_dir)
+    assert status == "failed" and "is not finite at step 1" in message
+    assert mpi.hpcdl(["train", "--resume", "--run-dir", run_dir, "--from-step", "7"]).code == 2
+    assert mpi.hpcdl([*RING, "--run-dir", tmp_path / "new", "--from-step", "0"]).code == 2
+    advised = shlex.split(message[message.index("hpcdl train --resume") :])
+    assert mpi.hpcdl(advised[1:]).code == 0
+    assert ended(mpi.hpcdl, run_dir) == ("finished", "")
+    again = mpi.hpcdl(["train", "--resume", "--run-dir", run_dir, "--steps", "8"])
+    assert again.code == 0 and "going on after step 6 of 8" in again.err, "it counted for one call"

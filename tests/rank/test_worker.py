@@ -1,0 +1,50 @@
+"""The last file of a run, where the disk has no room for it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from hpcdl.core.errors import HpcdlError
+from hpcdl.training.checkpoint.folders import list_checkpoints
+from tests.checkpoint.test_checkpoints import write
+
+
+@pytest.mark.parametrize("failures", [0, 1, 2])
+def test_old_checkpoints_make_room_for_the_model(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, failures: int
+) -> None:
+    from hpcdl.training.loop import worker
+
+    write(tmp_path, [1, 2, 3])
+    calls = []
+
+    def save_model(model: Any, path: Path) -> None:
+        calls.append(list_checkpoints(tmp_path / "checkpoints"))
+        if len(calls) <= failures:
+            raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(worker, "save_model", save_model)
+    if failures < 2:
+        warnings = worker._save_finished(None, tmp_path)  # type: ignore[arg-type]
+        assert len(warnings) == failures
+        assert all("older checkpoints were removed" in warning for warning in warnings)
+    else:
+        with pytest.raises(HpcdlError, match="No space left on device; the newest checkpoint stays: make room"):
+            worker._save_finished(None, tmp_path)  # type: ignore[arg-type]
+    assert calls == [[3, 2, 1], [3]][: min(failures, 1) + 1]
+
+
+def test_a_model_that_could_not_be_written_leaves_nothing(tmp_path: Path) -> None:
+    from hpcdl.training.loop.worker import save_model
+
+    class Half:
+        def save(self, path: Path) -> None:
+            Path(path).write_bytes(b"half of it")
+            raise OSError(28, "No space left on device")
+
+    with pytest.raises(OSError, match="No space left"):
+        save_model(Half(), tmp_path / "model.keras")  # type: ignore[arg-type]
+    assert not list(tmp_path.iterdir())

@@ -1,0 +1,83 @@
+"""hpcdl in a user's own script, on two ranks: errors end all of them, and loss scales agree."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from tests.conftest import EITHER, Mpi, patience
+
+pytestmark = pytest.mark.mpi
+
+FAILING = """
+import hpcdl; hpcdl.init()
+if hpcdl.rank() == 1:
+    raise ValueError("planted")
+from hpcdl.training.keras.process.session import communicator
+communicator().barrier()
+"""
+
+OVERFLOWING = """
+import os
+import hpcdl; hpcdl.init()
+import keras, numpy
+policy_late = os.environ["POLICY"] == "late"
+if not policy_late:
+    keras.mixed_precision.set_global_policy("mixed_float16")
+optimizer = hpcdl.DistributedOptimizer(keras.optimizers.SGD(0.01))
+keras.mixed_precision.set_global_policy("mixed_float16")
+keras.utils.set_random_seed(1)
+inputs = keras.Input((4,))
+model = keras.Model(inputs, keras.layers.Dense(1, dtype="float32")(inputs))
+model.compile(optimizer=optimizer, loss="mean_squared_error")
+images, targets = numpy.ones((32, 4), "float32"), numpy.ones((32, 1), "float32")
+if hpcdl.rank() == 1:
+    images[8:16] = 1e34  # the second step overflows on this rank alone
+before = None
+model.fit(images, targets, batch_size=8, epochs=1, shuffle=False, verbose=0, callbacks=[hpcdl.callbacks()])
+scale = float(model.optimizer.dynamic_scale)
+digest = float(numpy.abs(numpy.concatenate([w.reshape(-1) for w in model.get_weights()])).sum())
+assert numpy.isfinite(digest)
+print(f"[{hpcdl.rank()} scale {scale:g} weights {digest.hex()}]", flush=True)
+"""
+
+
+def run(mpi: Mpi, script: str, folder: Path, **env: str) -> subprocess.CompletedProcess[str]:
+    (folder / "script.py").write_text(script)
+    return subprocess.run(
+        [*mpi.launcher, "-n", "2", sys.executable, "script.py"],
+        cwd=folder, env=mpi.environment | env, capture_output=True, text=True, timeout=300,
+    )  # fmt: skip
+
+
+@EITHER
+def test_an_error_on_one_rank_ends_all(mpi: Mpi, tmp_path: Path) -> None:
+    began = time.monotonic()
+    finished = run(mpi, FAILING, tmp_path)
+    assert finished.returncode != 0
+    assert time.monotonic() - began < patience(60)
+    (line,) = [line for line in finished.stderr.splitlines() if line.startswith("hpcdl: ")]
+    assert line.startswith("hpcdl: rank 1 on ") and line.endswith(": ValueError: planted")
+
+
+@pytest.mark.soak
+@pytest.mark.parametrize("mpi", ["default"], indirect=True)
+def test_an_overflow_on_one_rank_skips_the_step_on_all(mpi: Mpi, tmp_path: Path) -> None:
+    """With a policy; test_optimizers has a loss scale in every test."""
+    finished = run(mpi, OVERFLOWING, tmp_path, POLICY="early")
+    assert finished.returncode == 0, finished.stderr
+    said = sorted(part.split("]")[0].split(" ", 1) for part in finished.stdout.split("[")[1:])
+    assert [rank for rank, _ in said] == ["0", "1"]
+    assert said[0][1] == said[1][1], "the ranks end with the same scale and weights"
+    assert said[0][1].startswith("scale 16384 ")
+
+
+@pytest.mark.parametrize("mpi", ["default"], indirect=True)
+def test_a_policy_that_comes_late_is_refused(mpi: Mpi, tmp_path: Path) -> None:
+    refused = run(mpi, OVERFLOWING, tmp_path, POLICY="late")
+    assert refused.returncode != 0
+    assert "set the policy mixed_float16 before it is made" in refused.stderr

@@ -1,0 +1,82 @@
+"""A distributed `fit`: metrics, stops, files and unequal steps, on two ranks and in one process."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy
+import pytest
+
+from tests.conftest import CommandLine
+from tests.scripts.scripts import HERE, run_script, succeed
+
+pytestmark = pytest.mark.mpi
+
+
+@pytest.fixture(scope="module")
+def found(session_hpcdl: CommandLine, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
+    """What meeting_script.py has found: on ranks 0 and 1 of two, and alone; and what two ranks have said."""
+    folder = tmp_path_factory.mktemp("meeting")
+    said = succeed(run_script(session_hpcdl, HERE / "meeting_script.py", ranks=2, cwd=folder)).err
+    logs = (folder / "log.csv").read_text()
+    succeed(run_script(session_hpcdl, HERE / "meeting_script.py", ranks=1, cwd=folder))
+    ranks = [json.loads((folder / f"found-2-{rank}.json").read_text()) for rank in range(2)]
+    alone = json.loads((folder / "found-1-0.json").read_text())
+    return {"ranks": ranks, "alone": alone, "said": said, "logs": logs, "folder": folder}
+
+
+def close(mine: Any, other: Any) -> bool:
+    mine, other = numpy.asarray(mine, float), numpy.asarray(other, float)
+    return bool(numpy.abs(mine - other).max() <= 1e-5 * numpy.abs(other).max() + 1e-7)
+
+
+@pytest.mark.parametrize(
+    "key", ["history", "norm", "unequal", "stop True", "stop False", "dataset", "refused", "rates", "rates model"]
+)
+def test_ranks_end_alike_whatever_one_of_them_does(found: dict[str, Any], key: str) -> None:
+    first, second = found["ranks"]
+    assert first[key] == second[key]
+
+
+@pytest.mark.parametrize("name", ["loss", "accuracy", "auc", "precision", "f1", "val_loss", "val_auc", "val_f1"])
+def test_metrics_are_those_of_all_samples(found: dict[str, Any], name: str) -> None:
+    assert close(found["ranks"][0]["history"][name], found["alone"]["history"][name])
+
+
+def test_synchronized_normalization_equals_one_process_with_the_whole_batch(found: dict[str, Any]) -> None:
+    for mine, other in zip(found["ranks"][0]["norm"], found["alone"]["norm"], strict=True):
+        assert close(mine, other)
+
+
+def test_unequal_steps_and_files_are_told_once(found: dict[str, Any]) -> None:
+    lines = [line for line in found["said"].splitlines() if line.startswith("hpcdl: ")]
+    assert sum("write files do so on rank 0 alone" in line for line in lines) == 1
+    assert sum("(rank 0 4, rank 1 6)" in line for line in lines) == 5, "once an epoch of two fits"
+    assert len(found["logs"].splitlines()) == 3, "a head and two epochs, by one rank"
+    assert (Path(found["folder"]) / "best.keras").is_file()
+
+
+def test_rates_are_products_of_all_factors_and_keep_what_others_change(found: dict[str, Any]) -> None:
+    expected = [0.4 * (0.5 + 0.5 * batch / 6) for batch in range(4)] + [0.2] * 4 + [0.01] * 4
+    assert close(found["ranks"][0]["rates"], expected)
+
+
+def test_an_optimizer_that_is_not_distributed_is_refused_with_the_remedy(found: dict[str, Any]) -> None:
+    assert "optimizer=hpcdl.DistributedOptimizer(SGD(...))" in found["ranks"][0]["refused"]
+
+
+def test_a_stop_on_one_rank_is_one_on_all(found: dict[str, Any]) -> None:
+    assert len(found["ranks"][0]["stop True"][0]) == 1 and len(found["ranks"][0]["stop False"][0]) == 2
+
+
+@pytest.mark.soak
+def test_without_callbacks_a_fit_is_the_same_and_files_are_whole(session_hpcdl: CommandLine, tmp_path: Path) -> None:
+    """In every test with them, above, and a fit without any in test_optimizers.py."""
+    finished = succeed(run_script(session_hpcdl, HERE / "without_callbacks_script.py", ranks=2, cwd=tmp_path))
+    assert finished.out.count("as it should be []") == 2, "and no temporary file is left"
+    lines = [line for line in finished.err.splitlines() if line.startswith("hpcdl: ")]
+    told = [sum(word in line for line in lines) for word in ("XLA", "rank 0 alone", "(rank 0 4, rank 1 5)")]
+    assert told == [1, 1, 3], "once, once, and in each of three epochs"
+    assert len((tmp_path / "log.csv").read_text().splitlines()) == 3

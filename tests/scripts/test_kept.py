@@ -1,0 +1,78 @@
+"""`hpcdl run` with hpcdl.State: a signal saves and leaves with 75, and --resume goes on where that was."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from hpcdl.training.checkpoint.folders import newest_valid
+from tests.conftest import CommandLine, Finished
+from tests.scripts.scripts import HERE
+from tests.training_runs import events, record_of
+
+
+def said(finished: Finished, first_word: str) -> list[str]:
+    return sorted(line for line in finished.out.splitlines() if line.startswith(first_word))
+
+
+@pytest.mark.mpi
+def test_a_script_saves_at_a_signal_and_goes_on(session_hpcdl: CommandLine, tmp_path: Path) -> None:
+    words = ["run", "--ranks", "2", "--run-dir", tmp_path / "run", "--checkpoint-every", "auto"]
+    stopped = session_hpcdl([*words, HERE / "kept_script.py", "terminate"])
+    assert stopped.code == 75, stopped.err
+    assert said(stopped, "begins") == ["begins at epoch 0"] * 2
+    assert any("a checkpoint every" in event["text"] for event in events(tmp_path / "run", "message"))
+    assert "go on with --resume" in stopped.err
+    ended = session_hpcdl([*words, "--resume", HERE / "kept_script.py"])
+    assert ended.code == 0, ended.err
+    assert said(ended, "begins") == ["begins at epoch 3"] * 2 and said(ended, "ends") == ["ends at epoch 6"] * 2
+    rates = [0.002 * (0.5 + 0.5 * min((epoch + 3 / 4) / 5, 1)) for epoch in range(6)]
+    expected = [f"epoch {epoch} ends at a rate of {rate:.6f}" for epoch, rate in enumerate(rates) for _ in range(2)]
+    assert said(stopped, "epoch") + said(ended, "epoch") == expected, "warmed up as if nothing had come between"
+    record = record_of(tmp_path / "run")
+    assert record["resumed_from_steps"] and record["steps"] == 12
+    assert record["strategy"] == "ring" and record["bytes_sent_per_step"] == 4 * (6 * 8 + 8 + 8 + 1)
+    assert record["global_batch"] == 16 and record["images_per_second"] > 0 and record["counted"] == "samples"
+
+
+@pytest.mark.mpi
+def test_a_script_that_loses_a_rank_goes_on_with_new_ones(session_hpcdl: CommandLine, tmp_path: Path) -> None:
+    """After a partition that heals, too: where a rank has only been cut off for a while, no new ones start."""
+    words = ["run", "--ranks", "2", "--run-dir", tmp_path / "run", "--elastic", "--checkpoint-every", "0.1s"]
+    words += ["--stall-timeout", "10s", "--inject", "partition:rank=1@step=1+1s,kill:rank=1@step=3"]
+    ended = session_hpcdl([*words, HERE / "kept_script.py"])
+    assert ended.code == 0, ended.err
+    told = [event["text"] for event in events(tmp_path / "run", "message")]
+    assert "injected: partition:rank=1@step=1+1s" in told
+    assert ended.err.count("new ranks go on") == 1
+    assert said(ended, "ends") == ["ends at epoch 6"] * 2
+    assert len(said(ended, "begins")) == 4, "each of two ranks begins twice"
+    record = record_of(tmp_path / "run")
+    assert record["status"] == "finished" and record["resumed_from_steps"]
+    assert any(text.startswith("a fault was injected: kill of rank 1") for text in record["warnings"])
+
+
+@pytest.mark.mpi
+@pytest.mark.parametrize("ways", [("gaps",), pytest.param(("gaps", "thread", "off"), marks=pytest.mark.soak)], ids=len)
+def test_a_script_has_work_for_the_background_and_the_same_numbers(
+    session_hpcdl: CommandLine, tmp_path: Path, ways: tuple[str, str]
+) -> None:
+    """Checkpoints and marked callbacks, each epoch's in order; by default all of it is done in the step.
+
+    In every test runs are compared in test_background.py.
+    """
+    losses, where = {}, {}
+    for way in ways:
+        run_dir = tmp_path / way
+        words = ["run", "--ranks", "2", "--run-dir", run_dir, "--checkpoint-every", "0.05s", "--background", way]
+        ended = session_hpcdl([*words, HERE / "background_script.py"])
+        assert ended.code == 0, ended.err
+        losses[way], where[way] = said(ended, "losses"), said(ended, "in the main")
+        record = record_of(run_dir)
+        assert sum(record["background"].values()) > 0 and not record["warnings"]
+        assert way == "gaps" or record["background"]["in_gaps_s"] == 0
+        assert newest_valid(run_dir, []) is not None
+        assert not [*(run_dir / "checkpoints").glob(".*")], "what was begun was finished"
+    assert len({line for lines in losses.values() for line in lines}) == 1
+    assert where == {way: [f"in the main thread {{{way == 'off'}}}"] * 2 for way in losses}

@@ -1,0 +1,206 @@
+"""`hpcdl run` on two ranks: a script's words, output, exit codes, record; no TensorFlow here."""
+
+from __future__ import annotations
+
+import json
+import socket
+import subprocess
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from hpcdl.cluster.batch.submission import Wanted, plan_job
+from tests.conftest import CommandLine, Finished
+from tests.scripts.scripts import run_script
+from tests.training_runs import record_of, written_by_ranks
+
+SCRIPT = """
+import sys
+import beside
+import hpcdl
+hpcdl.init(stall_timeout_s=8)
+from hpcdl.training.keras.process.session import communicator
+what, mine = sys.argv[1], hpcdl.rank() == 1
+print(hpcdl.rank(), hpcdl.size(), sys.argv[1:], beside.VALUE, "random" in sys.modules, flush=True)
+if mine and what == "raise":
+    raise ValueError("planted")
+if mine and what == "systemexit3":
+    raise SystemExit(3)
+if what == "mismatch":
+    hpcdl.allgather([0.0] * 2) if mine else hpcdl.barrier()
+if mine and what.startswith("_exit"):
+    import os, multiprocessing
+    child = multiprocessing.get_context("fork").Process(target=os._exit, args=(5,))
+    child.start(), child.join()
+    assert child.exitcode == 5
+    os._exit(int(what[5:]))
+if mine and what.startswith("exit"):
+    sys.exit(int(what[4:]))
+if mine and what == "interrupt":
+    raise KeyboardInterrupt
+if not mine or what != "ended":
+    communicator().barrier()
+if what == "late" and not mine:
+    import time; time.sleep(10)  # longer than ranks wait for one that is stuck: this one is not waited for in vain
+if what == "usage":
+    sys.exit("no such data")
+"""
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    place = tmp_path_factory.mktemp("script")
+    (place / "beside.py").write_text("VALUE = 41")
+    (place / "script.py").write_text(SCRIPT)
+    return place
+
+
+def run(hpcdl: CommandLine, folder: Path, *words: str | Path) -> Finished:
+    return hpcdl(["run", "--ranks", "2", "--stall-timeout", "8s", *words], cwd=folder.parent)
+
+
+@pytest.mark.mpi
+def test_a_script_gets_its_words_its_folder_and_a_record_that_a_report_reads(
+    session_hpcdl: CommandLine, folder: Path, tmp_path: Path
+) -> None:
+    words = ["--prefix", "--run-dir", tmp_path / "run", folder / "script.py", "late", "--ranks", "7", "--help"]
+    finished = run(session_hpcdl, folder, *words)
+    assert finished.code == 0, finished.err
+    said = "['late', '--ranks', '7', '--help'] 41"
+    assert {line.split(" 41")[0] + " 41" for line in finished.out.splitlines()} == {
+        f"[{rank}] {rank} 2 {said}" for rank in range(2)
+    }
+    record = record_of(tmp_path / "run")
+    assert (record["status"], record["model"], record["ranks"]) == ("finished", "script", 2)
+    assert record["strategy"] == "script", "nothing of it exchanges gradients"
+    assert record["batch_per_rank"] is None and record["images_per_second"] is None
+    report = session_hpcdl(["report", tmp_path / "run", "--out", tmp_path / "report", "--format", "json"])
+    assert report.code == 0, report.err
+    assert json.loads((tmp_path / "report" / "report.json").read_text())["warnings"]
+    assert written_by_ranks(tmp_path / "run") == {
+        "all.json", *(f"rank-{rank}.{ending}" for rank in range(2) for ending in ("out", "err")),
+    }  # fmt: skip
+    again = run(session_hpcdl, folder, "--run-dir", tmp_path / "run", folder / "script.py", "x")
+    assert again.code == 2 and "exists" in again.err
+    other = session_hpcdl(["evaluate", tmp_path / "run", "--data", "synthetic:mnist"])
+    assert other.code == 2 and "is a run of the script" in other.err
+
+
+PIECES = """
+import time
+import hpcdl
+hpcdl.init()
+for piece in ("one ", f"line of {hpcdl.rank()}", " and more\\n") * 50:
+    print(piece, end="", flush=True)
+    time.sleep(0.01)
+print("the last, without an end", end="")
+import os, subprocess
+subprocess.run(["echo", "a child"], check=True)
+"""
+
+
+@pytest.mark.mpi
+def test_the_ranks_of_a_node_share_files_and_lines_stay_whole(session_hpcdl: CommandLine, tmp_path: Path) -> None:
+    (tmp_path / "pieces.py").write_text(PIECES)
+    finished = run(session_hpcdl, tmp_path, "--run-dir", tmp_path / "run", tmp_path / "pieces.py")
+    assert finished.code == 0, finished.err
+    lines = finished.out.replace("an endthe", "an end\nthe").split("\n")
+    said = {f"one line of {rank} and more": 50 for rank in range(2)} | {"the last, without an end": 2, "a child": 2}
+    assert {line: lines.count(line) for line in said} == said
+    host = socket.gethostname()
+    assert written_by_ranks(tmp_path / "run") == {"all.json", f"node-{host}.out", f"node-{host}.err"}
+
+
+ENDS = [
+    ("raise", 1, "rank 1 on HOST: ValueError: planted"),
+    ("exit3", 3, "rank 1 on HOST: the script has called sys.exit(3), which ends all ranks"),
+    ("systemexit3", 3, "rank 1 on HOST: the script has called sys.exit(3), which ends all ranks"),
+    ("mismatch", 2, "the ranks are not in the same collective"),
+    ("usage", 1, "the script has called sys.exit(1), which ends all ranks"),
+    ("exit0", 1, "rank 1 on HOST has left: its script has called sys.exit(0) before any update, while rank 0 (script)"),
+    ("_exit3", 3, "rank 1 on HOST: the script has called os._exit(3), which ends all ranks"),
+    (
+        "_exit0",
+        1,
+        "rank 1 on HOST has left: its script has called os._exit(0) before any update, while rank 0 (script)",
+    ),
+    ("ended", 1, "rank 1 on HOST has left: its script has come to its end before any update, while rank 0 (script)"),
+]
+"""What a script does, on rank 1 or on both, the exit code, and the one line."""
+
+
+def ends(*sample: str) -> list[Any]:
+    """ENDS, of which those that are not in `sample` come in the long version alone."""
+    return [pytest.param(*end, marks=() if end[0] in sample else pytest.mark.soak, id=end[0]) for end in ENDS]
+
+
+@pytest.mark.mpi
+@pytest.mark.parametrize(("what", "code", "last"), ends("raise", "_exit3", "_exit0"))
+def test_started_by_mpiexec_every_end_has_its_code_and_one_line_soon(
+    session_hpcdl: CommandLine, folder: Path, what: str, code: int, last: str
+) -> None:
+    script = (folder / "script.py").read_text().replace("stall_timeout_s=8", "stall_timeout_s=600")
+    (folder / "patient.py").write_text(script)
+    finished = run_script(session_hpcdl, folder / "patient.py", what, ranks=2, cwd=folder, timeout_s=120)
+    assert finished.code == code, finished.err
+    (line,) = [line for line in finished.err.splitlines() if line.startswith("hpcdl: ")]
+    assert all(part in line for part in last.split("HOST"))
+    assert finished.err.count("Traceback") == (what == "raise")
+
+
+@pytest.mark.mpi
+@pytest.mark.parametrize(
+    ("what", "code", "last"),
+    [
+        *ends("raise", "exit3", "mismatch", "usage", "exit0", "ended"),
+        pytest.param("interrupt", 130, "rank 1 on HOST: KeyboardInterrupt", id="interrupt"),
+    ],
+)
+def test_every_end_has_its_code_and_one_line(
+    session_hpcdl: CommandLine, folder: Path, tmp_path: Path, what: str, code: int, last: str
+) -> None:
+    finished = run(session_hpcdl, folder, "--run-dir", tmp_path / "run", folder / "script.py", what)
+    assert finished.code == code, finished.err
+    (line,) = [line for line in finished.err.splitlines() if line.startswith("hpcdl: ")]
+    assert all(part in line for part in last.split("HOST"))
+    assert "Abort(" not in finished.err, "a launcher's or a library's chatter goes into the log"
+    assert ("Traceback" in finished.err) == (what in ("raise", "interrupt"))
+    assert ("supervised" in finished.err) is False, "a traceback begins in the script"
+
+
+@pytest.mark.parametrize(("name", "content"), [("missing.py", None), ("text.py", "dear sir"), ("bytes.py", "\0")])
+def test_what_is_no_script_is_refused_before_anything_starts(
+    session_hpcdl: CommandLine, tmp_path: Path, name: str, content: str | None
+) -> None:
+    if content is not None:
+        (tmp_path / name).write_text(content)
+    finished = session_hpcdl(["run", "--ranks", "2", tmp_path / name], cwd=tmp_path)
+    assert finished.code == 2
+    assert len(finished.err.splitlines()) == 1 and name in finished.err
+    assert not (tmp_path / "runs").exists()
+
+
+@pytest.mark.mpi
+def test_a_launcher_of_its_own_starts_it_too(session_hpcdl: CommandLine, folder: Path, tmp_path: Path) -> None:
+    from sys import executable
+
+    from hpcdl.cluster.launchers.mpiexec import environment_for, find_mpiexec
+
+    mpiexec = find_mpiexec()
+    words = ["-m", "hpcdl", "run", "--run-dir", tmp_path / "run", folder / "script.py", "plain"]
+    finished = subprocess.run(
+        [mpiexec.path, "-n", "2", executable, *words], cwd=tmp_path, capture_output=True, text=True, timeout=120,
+        env=session_hpcdl.environment | dict(environment_for(mpiexec.flavour)),
+    )  # fmt: skip
+    assert finished.returncode == 0, finished.stderr
+    assert record_of(tmp_path / "run")["status"] == "finished"
+
+
+def test_a_job_keeps_the_scripts_words_apart_from_its_own() -> None:
+    command = ["run", "--prefix", "--profile", "none", "train.py", "--ranks", "7", "--resume"]
+    request, run_dir = plan_job(Wanted(command=command, nodes=2, ranks_per_node=2, until_done=True), now=0.0)
+    own, _, of_script = " ".join(request.command).partition(" train.py ")
+    assert own == f"run --prefix --profile none --ranks 4 --run-dir {run_dir} --resume"
+    assert of_script == "--ranks 7 --resume"
+    assert run_dir is not None and run_dir.name.endswith("-train-script")

@@ -17,7 +17,7 @@ import time
 from dataclasses import dataclass, field
 
 from benchmarks.trainer_on_rank import DATA, build, run_on_ranks
-from hpcdl.training.session.background import GAPS, OFF, THREAD, BackgroundWork
+from hpcdl.checkpoint.background import GAPS, OFF, THREAD, BackgroundWork
 
 WAYS = (GAPS, THREAD, OFF)
 
@@ -49,8 +49,8 @@ def measure(options: argparse.Namespace) -> None:
     """The part of one rank; rank 0 prints."""
     values = {"batch-size": 8, "optimizer": "momentum", "strategy": options.strategy}
     parts, communicator, run_dir = build({"model": options.model, "data": DATA[options.model], **values})
-    from hpcdl.training.checkpoint.folders import CheckpointWriter
-    from hpcdl.training.checkpoint.interval import CheckpointInterval
+    from hpcdl.checkpoint.folders import CheckpointWriter
+    from hpcdl.checkpoint.interval import CheckpointInterval
 
     works = {way: BackgroundWork(way, communicator.observation, print) for way in WAYS}
     writers = {way: CheckpointWriter(run_dir, parts.together, 1, work=work) for way, work in works.items()}

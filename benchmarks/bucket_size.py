@@ -25,9 +25,9 @@ from hpcdl.comm.mpi.communicator import world
 from hpcdl.config.schema import ExchangeConfig, ModelConfig, OptimizerConfig
 from hpcdl.config.settings import AUTO
 from hpcdl.core.units import format_bytes
-from hpcdl.strategies.base import Context
+from hpcdl.strategies.base.strategy import Context
 from hpcdl.strategies.table import find_strategy
-from hpcdl.training.session import runtime
+from hpcdl.supervision import runtime
 
 WARMUP = 2
 FIXED = (256 << 10, 1 << 20, 4 << 20, 16 << 20, 25 << 20, 64 << 20)
@@ -72,12 +72,12 @@ def measure(given: argparse.Namespace) -> None:
     everybody = world()
     runtime.import_tensorflow()
     from hpcdl.models.load import load_model
+    from hpcdl.step.bucket_trials import TrialStep, choose_buckets
+    from hpcdl.step.measure import made_up_batches
+    from hpcdl.step.objective import Classification
+    from hpcdl.step.optimizers import build_optimizer
+    from hpcdl.step.step import build_step
     from hpcdl.strategies.allreduce.worker import AllReduceWorker
-    from hpcdl.training.loop.bucket_trials import TrialStep, choose_buckets
-    from hpcdl.training.loop.measure import made_up_batches
-    from hpcdl.training.loop.step import build_step
-    from hpcdl.training.optimization.objective import Classification
-    from hpcdl.training.optimization.optimizers import build_optimizer
 
     runtime.configure(deterministic=False, seed=1)
     model = load_model(given.model, classes=None, input_shape=None)

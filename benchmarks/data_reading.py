@@ -24,12 +24,12 @@ import numpy as np
 import numpy.typing as npt
 
 from hpcdl.config.load import Layer, load
-from hpcdl.data.dataset import Dataset, open_dataset
-from hpcdl.data.inspection import require_sound, verify
-from hpcdl.data.read.order import Epoch
-from hpcdl.data.read.prefetch import aligned_empty
+from hpcdl.data.format.dataset import Dataset, open_dataset
+from hpcdl.data.format.order import Epoch
+from hpcdl.data.format.prefetch import aligned_empty
 from hpcdl.data.read.reader import SplitReader, open_reader
 from hpcdl.data.read.windows import TrainingStream
+from hpcdl.data.show.inspection import require_sound, verify
 from hpcdl.data.write.request import ShardConfig, ShardRequest
 from hpcdl.data.write.writing import shard
 

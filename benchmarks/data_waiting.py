@@ -20,7 +20,7 @@ os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
 
 from hpcdl.config.load import Layer, load
 from hpcdl.core.statistics import quantiles
-from hpcdl.data.dataset import open_dataset
+from hpcdl.data.format.dataset import open_dataset
 from hpcdl.data.write.request import ShardConfig, ShardRequest
 from hpcdl.data.write.writing import shard
 

@@ -23,9 +23,9 @@ from hpcdl.cluster.environment import placement
 from hpcdl.cluster.launchers.mpiexec import environment_for, find_mpiexec, launch_flags
 from hpcdl.comm.mpi.communicator import world
 from hpcdl.config.schema import ExchangeConfig, OptimizerConfig
-from hpcdl.strategies.base import Context
+from hpcdl.strategies.base.strategy import Context
 from hpcdl.strategies.table import find_strategy
-from hpcdl.training.session import runtime
+from hpcdl.supervision import runtime
 
 WARMUP = 1
 
@@ -84,11 +84,11 @@ def measure(given: argparse.Namespace) -> None:
     everybody = world()
     runtime.import_tensorflow()
     from hpcdl.models.load import load_model
+    from hpcdl.step.measure import made_up_batches
+    from hpcdl.step.objective import Classification
+    from hpcdl.step.optimizers import build_optimizer
+    from hpcdl.step.step import build_step
     from hpcdl.strategies.allreduce.worker import AllReduceWorker
-    from hpcdl.training.loop.measure import made_up_batches
-    from hpcdl.training.loop.step import build_step
-    from hpcdl.training.optimization.objective import Classification
-    from hpcdl.training.optimization.optimizers import build_optimizer
 
     class LateWorker(AllReduceWorker):
         """Moves no weight before the last bucket has come."""

@@ -25,7 +25,7 @@ import numpy as np
 from hpcdl.comm.mpi.communicator import world
 from hpcdl.config.schema import ElasticConfig, ExchangeConfig, OptimizerConfig
 from hpcdl.core.protocols import Communicator
-from hpcdl.strategies.base import Context
+from hpcdl.strategies.base.strategy import Context
 from hpcdl.strategies.table import find_strategy, load_strategy
 
 SHARE = 0.87

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from hpcdl.training.session import runtime
+from hpcdl.supervision import runtime
 
 runtime.silence()
 
@@ -22,10 +22,10 @@ from hpcdl.config.schema import TrainConfig  # noqa: E402
 from hpcdl.core.errors import HpcdlError  # noqa: E402
 from hpcdl.core.protocols import Communicator  # noqa: E402
 from hpcdl.core.records import read_record  # noqa: E402
+from hpcdl.rank.job import run_rank  # noqa: E402
+from hpcdl.run import rundir  # noqa: E402
+from hpcdl.run.prepare import prepare  # noqa: E402
 from hpcdl.strategies.elastic.flat import FlatWorker  # noqa: E402
-from hpcdl.training.launch import rundir  # noqa: E402
-from hpcdl.training.launch.prepare import prepare  # noqa: E402
-from hpcdl.training.session.job import run_rank  # noqa: E402
 
 SLOW_RANK, SLOW_FACTOR = 1, 3
 

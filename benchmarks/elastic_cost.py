@@ -17,8 +17,8 @@ import time
 
 from trainer_on_rank import DATA, build, run_on_ranks
 
+from hpcdl.rank.job import context_of
 from hpcdl.strategies.table import load_strategy
-from hpcdl.training.session.job import context_of
 
 
 def main() -> None:

@@ -20,9 +20,9 @@ from pathlib import Path
 
 import numpy as np
 
-from hpcdl.data.dataset import Dataset, open_dataset
-from hpcdl.data.read.order import Epoch
-from hpcdl.data.read.prefetch import aligned_empty
+from hpcdl.data.format.dataset import Dataset, open_dataset
+from hpcdl.data.format.order import Epoch
+from hpcdl.data.format.prefetch import aligned_empty
 from hpcdl.data.read.reader import SplitReader
 from hpcdl.data.read.windows import open_stream
 from tests.data.sharding import make

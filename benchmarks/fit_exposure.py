@@ -43,7 +43,7 @@ def measure(options: argparse.Namespace) -> None:
     hpcdl.init()
     os.sched_setaffinity(0, {cores[hpcdl.rank() % len(cores)]})
     from hpcdl.models.load import load_model
-    from hpcdl.training.loop.measure import made_up_batches
+    from hpcdl.step.measure import made_up_batches
 
     model = load_model(options.model)
     images, labels = next(made_up_batches(model, options.batch_size, hpcdl.rank()))
@@ -64,12 +64,12 @@ def of_the_loop(model: Any, images: Any, labels: Any) -> dict[str, Callable[[int
     import keras
 
     from hpcdl.config.schema import ExchangeConfig, OptimizerConfig
-    from hpcdl.strategies.base import Context
+    from hpcdl.scripts.process.session import communicator
+    from hpcdl.step.objective import Classification
+    from hpcdl.step.step import build_step
+    from hpcdl.strategies.base.strategy import Context
     from hpcdl.strategies.single import SingleWorker
     from hpcdl.strategies.table import find_strategy, load_strategy
-    from hpcdl.training.keras.process.session import communicator
-    from hpcdl.training.loop.step import build_step
-    from hpcdl.training.optimization.objective import Classification
 
     info, group = find_strategy("ring"), communicator()
     context = Context(

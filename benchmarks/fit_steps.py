@@ -96,7 +96,7 @@ def bare(parts: Any, most: int) -> Callable[[int], None]:
     """Steps of the same model by the same optimizer on the same batches, `most` a call, and nothing beside."""
     import tensorflow as tf
 
-    from hpcdl.training.loop.step import as_model_input
+    from hpcdl.step.step import as_model_input
 
     model, objective, optimizer, batches = parts.model, parts.objective, parts.optimizer, parts.batches()
 

@@ -18,7 +18,7 @@ import tempfile
 from multiprocessing.synchronize import Barrier
 from pathlib import Path
 
-from hpcdl.data.dataset import open_dataset
+from hpcdl.data.format.dataset import open_dataset
 from hpcdl.data.read.windows import open_stream
 from tests.data.sharding import make
 

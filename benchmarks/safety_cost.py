@@ -22,10 +22,10 @@ from typing import Any
 from trainer_on_rank import DATA, build, run_on_ranks
 
 from hpcdl.comm.observed import Observation
-from hpcdl.strategies import graph
-from hpcdl.training.session import safety
-from hpcdl.training.session.control import Control
-from hpcdl.training.session.watch import Actions, Watch
+from hpcdl.strategies.base.strategy import graph
+from hpcdl.supervision import safety
+from hpcdl.supervision.control import Control
+from hpcdl.supervision.watch import Actions, Watch
 
 PARTS = ("loss", "gradients", "agreement", "notes", "watch", "weights")
 

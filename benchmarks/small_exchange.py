@@ -94,7 +94,7 @@ def measure(options: argparse.Namespace) -> None:
     cores = sorted(os.sched_getaffinity(0))
     hpcdl.init()
     os.sched_setaffinity(0, {cores[hpcdl.rank() % len(cores)]})
-    from hpcdl.training.keras.process.session import communicator
+    from hpcdl.scripts.process.session import communicator
 
     one_thread()
     for name in options.models.split(","):
@@ -129,11 +129,11 @@ def kinds_for(name: str, strategies: list[str], batch_size: int, group: Any) -> 
     import numpy
 
     from hpcdl.config.schema import ExchangeConfig, OptimizerConfig
-    from hpcdl.strategies.base import Context
+    from hpcdl.step.measure import made_up_batches
+    from hpcdl.step.objective import Classification
+    from hpcdl.step.step import build_step
+    from hpcdl.strategies.base.strategy import Context
     from hpcdl.strategies.table import find_strategy, load_strategy
-    from hpcdl.training.loop.measure import made_up_batches
-    from hpcdl.training.loop.step import build_step
-    from hpcdl.training.optimization.objective import Classification
 
     model = network(name)
     images, labels = next(made_up_batches(model, batch_size, group.rank))

@@ -24,7 +24,7 @@ from pathlib import Path
 
 IMPORTS = {
     "plain import": "import tensorflow",
-    "a rank's import": "from hpcdl.training.session.runtime import import_tensorflow as load; load()",
+    "a rank's import": "from hpcdl.supervision.runtime import import_tensorflow as load; load()",
 }
 CLOCKS = ("seconds", "processor")
 TICK_S = 1 / os.sysconf("SC_CLK_TCK")

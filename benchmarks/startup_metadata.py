@@ -22,7 +22,7 @@ from pathlib import Path
 
 from hpcdl.cluster.stage_env import UNPACK, pack
 
-IMPORTS = "mpi4py.MPI,h5py,tensorflow,keras,hpcdl.training.session.rank"
+IMPORTS = "mpi4py.MPI,h5py,tensorflow,keras,hpcdl.rank.main"
 _CALL = re.compile(r"^(?:\d+ +)?(\w+)\((?:AT_FDCWD, )?\"([^\"]*)\"")
 
 

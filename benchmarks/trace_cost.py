@@ -21,11 +21,11 @@ from hpcdl.config.tracing import FULL, OFF, STEPS
 from hpcdl.core.records import read_record
 from hpcdl.core.statistics import estimate
 from hpcdl.core.wall import WALL
-from hpcdl.strategies.base import Context
+from hpcdl.strategies.base.strategy import Context
 from hpcdl.strategies.table import find_strategy, load_strategy
+from hpcdl.supervision import runtime
 from hpcdl.trace.counters import sample
 from hpcdl.trace.recorder import TraceRecorder
-from hpcdl.training.session import runtime
 
 WARM = 100
 """First steps that are left out."""
@@ -88,9 +88,9 @@ def layers(given: argparse.Namespace) -> str:
     import numpy
 
     from hpcdl.models.load import load_model
-    from hpcdl.training.loop.step import build_step
-    from hpcdl.training.optimization.objective import Classification
-    from hpcdl.training.optimization.optimizers import build_optimizer
+    from hpcdl.step.objective import Classification
+    from hpcdl.step.optimizers import build_optimizer
+    from hpcdl.step.step import build_step
 
     info = find_strategy("single")
     steps = []

@@ -10,25 +10,25 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from hpcdl.checkpoint.background import THREAD, BackgroundWork
+from hpcdl.checkpoint.interval import CheckpointInterval
+from hpcdl.checkpoint.local import LocalCopies
 from hpcdl.cluster.environment import placement
 from hpcdl.cluster.launchers.mpiexec import environment_for, find_mpiexec, launch_flags
 from hpcdl.comm.observed import observe
 from hpcdl.config.load import Layer, load
 from hpcdl.config.schema import TrainConfig
 from hpcdl.core.protocols import Communicator
+from hpcdl.faults.inject import Injection
+from hpcdl.rank.job import context_of
+from hpcdl.rank.main import ALONE, communicator_for
+from hpcdl.run.journal import NullJournal
+from hpcdl.run.prepare import prepare
 from hpcdl.strategies.table import load_strategy
-from hpcdl.training.checkpoint.interval import CheckpointInterval
-from hpcdl.training.checkpoint.local import LocalCopies
-from hpcdl.training.launch.prepare import prepare
-from hpcdl.training.loop.journal import NullJournal
-from hpcdl.training.session import runtime
-from hpcdl.training.session.background import THREAD, BackgroundWork
-from hpcdl.training.session.inject import Injection
-from hpcdl.training.session.job import context_of
-from hpcdl.training.session.rank import ALONE, communicator_for
+from hpcdl.supervision import runtime
 
 if TYPE_CHECKING:
-    from hpcdl.training.loop.parts import Parts
+    from hpcdl.rank.parts import Parts
 
 FOLDER_VARIABLE = "BENCHMARK_RUN_DIR"
 DATA = {"resnet50": "synthetic:imagenet@4096", "lenet": "synthetic:mnist@4096"}
@@ -53,7 +53,7 @@ def build(settings: Mapping[str, Any]) -> tuple[Parts, Communicator, Path]:
     communicator = observe(communicator_for(place))
     runtime.import_tensorflow()
     from hpcdl.models.load import load_model
-    from hpcdl.training.loop.parts import Parts
+    from hpcdl.rank.parts import Parts
 
     values = {"strategy": "ring", "ranks": place.size, **settings}
     prepared = prepare(load(TrainConfig, [Layer(origin="benchmark", values=values)]))

@@ -23,7 +23,7 @@ _MODULES = {
     ),
     "optimizer": ("DistributedOptimizer", "load_model"),
     "tape": ("DistributedGradientTape",),
-    "fit.callbacks": ("callbacks",),
+    "callbacks": ("callbacks",),
     "fit.model": ("center_in_place",),
     "fit.files": ("on_rank_0",),
     "fit.deferred": ("background",),
@@ -31,7 +31,7 @@ _MODULES = {
     "state": ("State",),
     "dataset": ("dataset",),
 }
-"""The public names of a script by the file of training/keras/ that has them."""
+"""The public names of a script by the file of scripts/ that has them."""
 _PUBLIC = {name: module for module, names in _MODULES.items() for name in names}
 __all__ = ["__version__", "data", *_PUBLIC]
 
@@ -40,5 +40,5 @@ def __getattr__(name: str) -> Any:
     if name == "data":
         return importlib.import_module("hpcdl.data")
     if name in _PUBLIC:
-        return getattr(importlib.import_module(f"hpcdl.training.keras.{_PUBLIC[name]}"), name)
+        return getattr(importlib.import_module(f"hpcdl.scripts.{_PUBLIC[name]}"), name)
     raise AttributeError(f"module 'hpcdl' has no attribute {name!r}")

@@ -9,7 +9,7 @@ import sys
 from pathlib import Path
 
 from hpcdl.core.files import write_text
-from hpcdl.strategies.base import Features, StrategyInfo
+from hpcdl.strategies.base.strategy import Features, StrategyInfo
 from hpcdl.strategies.table import ALIASES, STRATEGIES
 
 PAGE = Path(__file__).parent.parent / "docs" / "reference" / "strategies.md"

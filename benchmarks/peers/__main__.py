@@ -29,7 +29,7 @@ from hpcdl.cluster.launchers.mpiexec import environment_for, find_mpiexec, launc
 from hpcdl.core.errors import HpcdlError, UnknownNameError, UsageError
 from hpcdl.core.from_json import from_json
 from hpcdl.models.table import model_info
-from hpcdl.node.topology.machines import read_topology
+from hpcdl.node.machines import read_topology
 
 HERE, ROOT = Path(__file__).parent, Path(__file__).parents[2]
 ENVIRONMENT, JOURNAL = Path("build/peers-environment"), Path("build/peers-tries.jsonl")

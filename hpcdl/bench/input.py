@@ -26,8 +26,8 @@ from hpcdl.config.schema import InputBenchConfig, InputBenchRun
 from hpcdl.core.from_json import from_json
 from hpcdl.core.progress import progress
 from hpcdl.core.statistics import quantiles
-from hpcdl.data.dataset import Dataset, FileOperations, FileOperationsCounter, open_dataset
-from hpcdl.data.read.order import steps_per_epoch
+from hpcdl.data.format.dataset import Dataset, FileOperations, FileOperationsCounter, open_dataset
+from hpcdl.data.format.order import steps_per_epoch
 from hpcdl.data.read.reader import SplitReader
 from hpcdl.data.read.staging import staged
 from hpcdl.data.read.windows import TrainingStream, open_stream, shared_out
@@ -151,7 +151,7 @@ def run(effective: Effective[InputBenchConfig], data: str) -> InputResult | None
     """
     place = placement()
     if place is not None:
-        from hpcdl.training.launch.train import with_ranks
+        from hpcdl.launch.train import with_ranks
 
         effective = with_ranks(effective, place)
         if place.size > 1:
@@ -166,7 +166,7 @@ def run(effective: Effective[InputBenchConfig], data: str) -> InputResult | None
         return _on_fresh_ranks(effective.config, data)
     wanted = effective.config.run
     dataset = _checked(data, wanted)
-    from hpcdl.training.session import runtime
+    from hpcdl.supervision import runtime
 
     runtime.silence()
     runtime.import_tensorflow()
@@ -194,7 +194,7 @@ def _on_fresh_ranks(config: InputBenchConfig, data: str) -> InputResult:
 
 def measure_on_rank(wanted: InputBenchRun, data: str, group: Observed, told: Told) -> InputResult:
     """One rank's part, set up as for training; every rank gets the result. Collective."""
-    from hpcdl.training.session import runtime
+    from hpcdl.supervision import runtime
 
     group.observation.doing("importing TensorFlow")
     runtime.import_tensorflow()

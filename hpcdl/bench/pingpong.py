@@ -19,14 +19,14 @@ from hpcdl.comm.observed import Observed
 from hpcdl.config.load import Layer, as_toml_values, load, site_rules
 from hpcdl.config.schema import PingpongBenchConfig
 from hpcdl.core.errors import HpcdlError, UsageError
-from hpcdl.core.fits import AlphaBeta, alpha_beta
 from hpcdl.core.from_json import from_json
 from hpcdl.core.progress import progress
 from hpcdl.core.protocols import Communicator
 from hpcdl.core.units import format_bytes
+from hpcdl.report.analysis.laws import AlphaBeta, alpha_beta
+from hpcdl.run.prepare import check_own_nodes
 from hpcdl.strategies.refusals import check_allowed
 from hpcdl.strategies.table import GRPC_WARNING, find_strategy
-from hpcdl.training.launch.prepare import check_own_nodes
 
 LONG_BYTES, LONG_REPEATS = 1 << 20, 5
 """Messages above this size are timed at most so many times: one takes long, and varies little."""
@@ -170,7 +170,7 @@ def _by_mpi(world: Observed, pair: Communicator) -> Trips:
 
 def _by_grpc(world: Observed, pair: Communicator) -> Trips:
     """Tensors between TensorFlow's servers: the first rank asks for them, the second one's server answers by itself."""
-    from hpcdl.training.session import runtime
+    from hpcdl.supervision import runtime
 
     seen = world.observation
     seen.doing("importing TensorFlow")

@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 from hpcdl.config.schema import PrecisionBenchConfig
-from hpcdl.data.dataset import open_dataset
+from hpcdl.data.format.dataset import open_dataset
 from hpcdl.models.spec import check_model_spec
 
 FLOAT32 = "float32"
@@ -41,13 +41,13 @@ def run(config: PrecisionBenchConfig, told: Callable[[float, str], None]) -> Pre
     wanted = config.run
     check_model_spec(wanted.model)
     dataset = open_dataset(str(wanted.data)) if wanted.data else None
-    from hpcdl.training.session import runtime
+    from hpcdl.supervision import runtime
 
     runtime.silence()
     runtime.import_tensorflow()
     from hpcdl.models.load import load_model
-    from hpcdl.training.loop import precision
-    from hpcdl.training.loop.measure import made_up_batches
+    from hpcdl.step import precision
+    from hpcdl.step.measure import made_up_batches
 
     runtime.configure(deterministic=False, seed=wanted.seed)
     told(0, "one batch")

@@ -27,10 +27,10 @@ from hpcdl.core.files import read_json, write_json
 from hpcdl.core.paths import own_program, user_cache_folder
 from hpcdl.core.progress import Progress
 from hpcdl.core.signals import caught
+from hpcdl.launch.train import able_to_meet
+from hpcdl.node.machines import read_topology
 from hpcdl.node.plan import launch_plan
 from hpcdl.node.settings import Settings
-from hpcdl.node.topology.machines import read_topology
-from hpcdl.training.launch.train import able_to_meet
 
 REQUEST_FILE, RESULT_FILE, PROGRESS_FILE = "request.json", "result.json", "progress.json"
 _TELL_S = 0.5
@@ -88,8 +88,8 @@ def as_started(
     place: Placement, check: Callable[[], object], body: Callable[[Observed], Result], *, mpi: bool = True
 ) -> Result:
     """`body` as one of the ranks that a launcher has started, once rank 0's `check` has found nothing wrong."""
-    from hpcdl.training.session.rank import communicator_for, leave_meeting, leaving_together, set_up_process
-    from hpcdl.training.session.watch import watch_of, watching
+    from hpcdl.rank.main import communicator_for, leave_meeting, leaving_together, set_up_process
+    from hpcdl.supervision.watch import watch_of, watching
 
     set_up_process(place.local_rank)
     group = observe(communicator_for(place, mpi=mpi))
@@ -110,7 +110,7 @@ def as_started(
 
 def rank_program(body: Callable[[Any, Observed, Told], Any]) -> NoReturn:
     """The whole of a rank process: `body` gets the request; what it returns on rank 0, as JSON, is the result."""
-    from hpcdl.training.session.rank import leave, supervised
+    from hpcdl.rank.main import leave, supervised
 
     folder = Path(sys.argv[1])
     request = read_json(folder / REQUEST_FILE)

@@ -21,16 +21,16 @@ from hpcdl.core.progress import NullProgress
 from hpcdl.core.protocols import Communicator
 from hpcdl.core.statistics import estimate, mean_of_known
 from hpcdl.core.units import IMAGES, SAMPLES
-from hpcdl.data.dataset import open_dataset
+from hpcdl.data.format.dataset import open_dataset
+from hpcdl.launch.train import with_ranks
 from hpcdl.models.spec import model_name
+from hpcdl.node.machines import read_topology
 from hpcdl.node.profile import find_profile
 from hpcdl.node.settings import Settings
-from hpcdl.node.topology.machines import read_topology
-from hpcdl.strategies.base import Context, Strategy
+from hpcdl.run.chips import near_memory
+from hpcdl.run.prepare import check_averaging, check_open_servers, check_strategy
+from hpcdl.strategies.base.strategy import Context, Strategy
 from hpcdl.strategies.table import find_strategy, load_strategy
-from hpcdl.training.launch.chips import near_memory
-from hpcdl.training.launch.prepare import check_averaging, check_open_servers, check_strategy
-from hpcdl.training.launch.train import with_ranks
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -131,16 +131,16 @@ def measure_on_rank(config: StepBenchConfig, communicator: Observed) -> StepResu
 def _work(
     config: StepBenchConfig, context: Context, strategy: Strategy, group: Communicator, world: Observed
 ) -> dict[str, Any]:
-    from hpcdl.training.session import runtime
+    from hpcdl.supervision import runtime
 
     seen = world.observation
     seen.doing("importing TensorFlow")
     runtime.import_tensorflow()
+    from hpcdl.rank.results import peak_memory_bytes
+    from hpcdl.step import measure
+    from hpcdl.step.optimizers import build_optimizer
+    from hpcdl.step.step import inside_engine
     from hpcdl.strategies.elastic.flat import FlatWorker
-    from hpcdl.training.loop import measure
-    from hpcdl.training.loop.results import peak_memory_bytes
-    from hpcdl.training.loop.step import inside_engine
-    from hpcdl.training.optimization.optimizers import build_optimizer
 
     seen.doing("building the model")
     wanted, features = config.run, context.info.features
@@ -190,9 +190,9 @@ def _chosen_buckets(
     """The bytes of a bucket that `worker` has from now on, where it is to find them; collective."""
     if config.exchange.bucket_size != AUTO:
         return None
-    from hpcdl.training.loop.bucket_trials import TrialStep, choose_buckets
-    from hpcdl.training.loop.step import build_step
-    from hpcdl.training.optimization.objective import Classification
+    from hpcdl.step.bucket_trials import TrialStep, choose_buckets
+    from hpcdl.step.objective import Classification
+    from hpcdl.step.step import build_step
 
     settings, accumulate = (config.model, config.exchange, config.optimizer), config.exchange.accumulate
 
@@ -208,7 +208,7 @@ def _chosen_buckets(
 def _model_and_batches(config: StepBenchConfig, group: Communicator) -> tuple[Any, Iterator[Any], str]:
     """The network, this worker's batches for it without end, and what its samples are."""
     from hpcdl.models.load import load_model
-    from hpcdl.training.loop.measure import made_up_batches
+    from hpcdl.step.measure import made_up_batches
 
     wanted = config.run
     dataset = open_dataset(str(wanted.data)) if wanted.data else None

@@ -124,7 +124,7 @@ def _models() -> list[str]:
 
 
 def _machines() -> list[str]:
-    from hpcdl.node.topology.machines import machine_names
+    from hpcdl.node.machines import machine_names
 
     return machine_names()
 

@@ -43,7 +43,7 @@ GRACE_S = 8.0
 """How long the other ranks may take to leave after one has failed."""
 GOING_ON_S = 12.0
 """How long they may take, where they can go on without it, to say that they do: they give up before that themselves
-(training/session/regroup.py). Those that are killed before they can say it, on other nodes, are waited for as long."""
+(supervision/regroup.py). Those that are killed before they can say it, on other nodes, are waited for as long."""
 LAUNCHER_S = 3.0
 """How long a launcher may take whose ranks have all ended, some killed: Open MPI's now and then waits for ever."""
 ENDING_S = 1.0

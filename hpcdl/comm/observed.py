@@ -2,7 +2,7 @@
 
 `Observed` wraps any Communicator. Each operation leaves a heartbeat (what, with whom, since when), counts of messages
 and bytes, and a span for a recorder. All groups that come from one `Observed` write into one `Observation`, which is
-what the watch of a rank (training/session/watch.py), the record's `bytes_*` and trace/ read.
+what the watch of a rank (supervision/watch.py), the record's `bytes_*` and trace/ read.
 
 Counts are of what this rank has handed to the library and has got from it. What the library moves inside a collective
 of its own nobody can count: `Traffic.unknown` says so, and the record then holds null.

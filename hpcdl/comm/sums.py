@@ -1,7 +1,8 @@
 """How two buffers are added up: by numpy, or as bfloat16, for gradients that are compressed on the wire.
 
 bfloat16 numbers are widened to float32, added, and rounded once, to nearest even: a sum over p ranks is rounded as
-often as a partial sum is sent, and no more. float16 is added by strategies/float16.py, and here where nobody says how.
+often as a partial sum is sent, and no more. float16 is added by
+strategies/base/float16.py, and here where nobody says how.
 """
 
 from __future__ import annotations

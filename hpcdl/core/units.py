@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from decimal import Decimal
 
 IMAGES, SAMPLES = "images", "samples"
@@ -96,3 +96,15 @@ def format_rate(per_second: float, counted: str) -> str:
 
 def _short(value: float, unit: str) -> str:
     return f"{value:.0f} {unit}" if value >= 100 or value == int(value) else f"{value:.3g} {unit}"
+
+
+def counted(count: int, unit: str) -> str:
+    """`1 run`, `3 runs`."""
+    return f"{count:,} {unit}" if count == 1 else f"{count:,} {unit}s"
+
+
+def listed(names: Sequence[str], most: int = 3) -> str:
+    """Some names of many: `a, b, c and 9 more`."""
+    shown = list(names[:most])
+    rest = len(names) - len(shown)
+    return ", ".join(shown) + (f" and {rest:,} more" if rest else "")

@@ -40,7 +40,7 @@ class WallClock:
         return self._set_by_s
 
     def settled(self, stamp_s: float, since_s: float) -> float:
-        """A time of this clock from a graph's `stamp_s` (strategies/graph.py), which was made after `since_s`.
+        """A time of this clock from a graph's `stamp_s` (strategies/base/graph.py), which was made after `since_s`.
 
         A negative one is of the system's clock, told by TensorFlow, whatever that was set to by then.
         """

@@ -11,7 +11,7 @@ from pathlib import Path
 
 from hpcdl.core.errors import HpcdlError
 from hpcdl.core.units import format_bytes
-from hpcdl.data.lustre import file_system_of, stripes_of
+from hpcdl.data.write.lustre import file_system_of, stripes_of
 from hpcdl.doctor.table import Finding, Subject, failure, ok, warning
 
 NEEDED_BYTES, COMFORTABLE_BYTES = 64 * 1024**2, 5 * 1024**3

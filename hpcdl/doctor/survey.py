@@ -22,10 +22,10 @@ from pathlib import Path
 from hpcdl import __version__
 from hpcdl.cluster.launchers.mpiexec import find_library
 from hpcdl.core.errors import HpcdlError, printable
-from hpcdl.data.lustre import file_system_of
+from hpcdl.data.write.lustre import file_system_of
 from hpcdl.doctor.installation import installed_version
 from hpcdl.doctor.table import OK, Subject, examine
-from hpcdl.node.topology.machines import read_topology
+from hpcdl.node.machines import read_topology
 
 LOCAL_CHECKS = ("module", "affinity", "limits", "scratch", "shared-memory")
 """Checks that look at a node alone and cost nothing, so that thousands of nodes may make them at once."""

@@ -12,7 +12,7 @@ from collections.abc import Callable, Sequence
 from typing import TypeVar
 
 from hpcdl.core.errors import HpcdlError, UsageError
-from hpcdl.node.topology.model import Core, Topology, format_list
+from hpcdl.node.topology import Core, Topology, format_list
 
 Item = TypeVar("Item")
 Placement = Callable[[Sequence[Core], int, int], list[list[Core]]]

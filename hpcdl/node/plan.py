@@ -13,10 +13,10 @@ from hpcdl.core.protocols import LaunchPlan
 from hpcdl.node.binding import MEMORY_POLICY, cores_needed, cpus_of, place_ranks
 from hpcdl.node.engine import links_openmp
 from hpcdl.node.environment import environment_of
+from hpcdl.node.machines import read_machine, read_topology
 from hpcdl.node.profile import find_profile
 from hpcdl.node.settings import Settings
-from hpcdl.node.topology.machines import read_machine, read_topology
-from hpcdl.node.topology.model import Core, Topology, format_list, format_mask, own_affinity
+from hpcdl.node.topology import Core, Topology, format_list, format_mask, own_affinity
 
 INTER_OP_DEFAULT = 2
 """One operation computes while another waits for its gradients' exchange."""

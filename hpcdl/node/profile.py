@@ -18,7 +18,7 @@ from hpcdl.core.from_json import from_json
 from hpcdl.core.paths import share_folder, user_config_folder
 from hpcdl.core.units import IMAGES
 from hpcdl.node.settings import Settings, chosen, describe, settings_from
-from hpcdl.node.topology.model import Topology
+from hpcdl.node.topology import Topology
 
 SCHEMA = "hpcdl.profile/1"
 

@@ -11,7 +11,7 @@ from typing import Any
 from hpcdl.core.errors import UsageError
 from hpcdl.core.paths import typed
 from hpcdl.core.units import IMAGES, common_unit
-from hpcdl.node.topology.machines import read_machine
+from hpcdl.node.machines import read_machine
 from hpcdl.predict.evidence import Evidence, gather_evidence, guessed_evidence
 from hpcdl.predict.forecast import Forecast, HeldOut, Prediction, Range
 from hpcdl.predict.jobs import StepJob, has_servers, kind_of

@@ -15,7 +15,7 @@ from hpcdl.core.errors import CorruptError, UsageError, shown
 from hpcdl.core.paths import typed
 from hpcdl.core.run_state import is_measured
 from hpcdl.models.table import MODELS
-from hpcdl.node.topology.machines import read_machine
+from hpcdl.node.machines import read_machine
 from hpcdl.predict.calibration import MeasuredStep
 from hpcdl.predict.jobs import RankLayout, StepJob, has_servers, lengths_of
 from hpcdl.predict.network import Network

@@ -22,7 +22,7 @@ from hpcdl.core.side_by_side import side_by_side
 from hpcdl.core.units import common_unit
 from hpcdl.predict.answer import DEFAULT_REACH, Question, answer
 from hpcdl.report.analysis.settings import COSTLY
-from hpcdl.report.figures import save, svg
+from hpcdl.report.renderers.figures import save, svg
 from hpcdl.report.runs.outlook import MeasuredRate, Outlook
 from hpcdl.report.runs.run import Run
 from hpcdl.report.runs.traces import TracedRun

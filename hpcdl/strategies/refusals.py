@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator, Mapping
 from hpcdl.config.schema import ExchangeConfig, OptimizerConfig, StepBenchConfig, TrainConfig
 from hpcdl.config.settings import AUTO
 from hpcdl.core.errors import ConfigError, UsageError
-from hpcdl.strategies.base import Features, StrategyInfo
+from hpcdl.strategies.base.strategy import Features, StrategyInfo
 from hpcdl.strategies.elastic.equations import moving_rate
 
 

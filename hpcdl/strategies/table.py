@@ -8,7 +8,7 @@ from dataclasses import replace
 from hpcdl.collectives.table import COLLECTIVES
 from hpcdl.core.errors import UnknownNameError
 from hpcdl.core.registry import Registry
-from hpcdl.strategies.base import Features, Strategy, StrategyInfo
+from hpcdl.strategies.base.strategy import Features, Strategy, StrategyInfo
 from hpcdl.strategies.elastic.methods import ELASTIC_FAMILY
 
 GRPC_WARNING = (

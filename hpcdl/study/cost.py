@@ -21,11 +21,11 @@ from hpcdl.predict.jobs import StepJob, kind_of
 from hpcdl.predict.network import Network
 from hpcdl.report.runs.run import Run
 from hpcdl.report.runs.traces import TracedRun
+from hpcdl.run.prepare import Prepared
 from hpcdl.strategies.table import ALIASES
 from hpcdl.study.estimate import START_S
 from hpcdl.study.plan import RunPlan, StudyPoint
 from hpcdl.study.state import StudyState
-from hpcdl.training.launch.prepare import Prepared
 
 START = Range(mean=START_S, low=START_S / 2, high=2 * START_S)
 """Seconds that a run takes beside its steps, where no run of the study has told: a guess within a factor of two."""

@@ -10,9 +10,9 @@ from dataclasses import dataclass
 from hpcdl.config.study import Study
 from hpcdl.models.spec import parse_emulation
 from hpcdl.models.table import MODELS
+from hpcdl.run.prepare import Prepared
 from hpcdl.study.plan import PlannedRun, RunPlan, StudyPoint
 from hpcdl.study.state import StudyState
-from hpcdl.training.launch.prepare import Prepared
 
 FLOP_PER_CORE_AND_SECOND = 50e9
 """Single precision, in training: between a many-core and a server core; a guess, and told as one."""

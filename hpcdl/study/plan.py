@@ -12,7 +12,7 @@ from typing import Any
 
 from hpcdl.config.study import Matrix, Study, StudyMatrix, axes_of
 from hpcdl.core.errors import UsageError
-from hpcdl.strategies.base import check_ranks
+from hpcdl.strategies.base.strategy import check_ranks
 from hpcdl.strategies.table import find_strategy
 
 MOST_RUNS = 100_000

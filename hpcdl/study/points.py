@@ -10,12 +10,12 @@ from hpcdl.config.load import Layer, load, standard_layers
 from hpcdl.config.schema import TrainConfig
 from hpcdl.config.study import OF_A_STUDY, Study
 from hpcdl.core.errors import ConfigError, CorruptError, UsageError
+from hpcdl.node.machines import read_topology
 from hpcdl.node.profile import Profile, write_profile
 from hpcdl.node.settings import Settings
-from hpcdl.node.topology.machines import read_topology
-from hpcdl.node.topology.model import Topology
+from hpcdl.node.topology import Topology
+from hpcdl.run.prepare import Prepared, prepare
 from hpcdl.study.plan import RunPlan, StudyPoint
-from hpcdl.training.launch.prepare import Prepared, prepare
 
 OWN = {
     **dict.fromkeys(("model", "data", "strategy", "servers", "batch-size"), "list it in [matrix]"),

@@ -29,13 +29,13 @@ from hpcdl.core.files import write_json, write_toml
 from hpcdl.core.lock import writing
 from hpcdl.core.records import RunRecord, read_record, write_record
 from hpcdl.core.signals import caught
-from hpcdl.node.topology.machines import read_topology
+from hpcdl.node.machines import read_topology
 from hpcdl.report.runs.searches import FILE_NAME, SearchRecord, SearchTrial, read_search
+from hpcdl.run.journal import FILE_NAME as METRICS
+from hpcdl.run.rundir import discard, drop_heavy_results
 from hpcdl.study.allocation import Allocation
 from hpcdl.study.attempt import Attempt, begin, finished_record, stop, why_failed
 from hpcdl.study.proposals import FAILED, FINISHED, RUNNING, STOPPED, Proposal, Proposals
-from hpcdl.training.launch.rundir import discard, drop_heavy_results
-from hpcdl.training.loop.journal import FILE_NAME as METRICS
 from hpcdl.tuning.trials import MARK
 
 TRIALS, LOGS, ASIDE, SETTINGS = "trials", "logs", "aside", "train.toml"

@@ -18,6 +18,7 @@ from hpcdl.core.errors import HpcdlError, StoppedEarly, UsageError
 from hpcdl.core.files import write_toml
 from hpcdl.core.lock import writing
 from hpcdl.core.signals import caught
+from hpcdl.run.rundir import discard, drop_heavy_results
 from hpcdl.study.allocation import Allocation, check_room
 from hpcdl.study.attempt import (
     Attempt,
@@ -31,7 +32,6 @@ from hpcdl.study.attempt import (
 from hpcdl.study.plan import PlannedRun, RunPlan
 from hpcdl.study.points import profile_of_point, settings_of_point
 from hpcdl.study.state import StudyState, write_state
-from hpcdl.training.launch.rundir import discard, drop_heavy_results
 from hpcdl.tuning.trials import MARK
 
 RUNS, FAILED, LOGS, SETTINGS = "runs", "failed", "logs", "train.toml"

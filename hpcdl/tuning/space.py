@@ -21,7 +21,7 @@ from hpcdl.core.protocols import LaunchPlan
 from hpcdl.node.engine import Engine
 from hpcdl.node.plan import INTER_OP_DEFAULT, launch_plan
 from hpcdl.node.settings import SETTINGS, Settings
-from hpcdl.node.topology.model import Topology
+from hpcdl.node.topology import Topology
 
 CROSSED = (
     "batch_size", "ranks_per_node", "intra_op_threads", "inter_op_threads", "threads_per_core", "binding",

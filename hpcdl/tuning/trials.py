@@ -28,7 +28,7 @@ from hpcdl.core.paths import own_program
 from hpcdl.core.units import IMAGES, common_unit
 from hpcdl.node.profile import Profile, write_profile
 from hpcdl.node.settings import Settings
-from hpcdl.node.topology.model import Topology
+from hpcdl.node.topology import Topology
 from hpcdl.tuning.space import Candidate
 
 MARK = "HPCDL_TRIAL"

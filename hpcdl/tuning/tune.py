@@ -17,13 +17,13 @@ from hpcdl.core.disk import check_outputs
 from hpcdl.core.errors import HpcdlError, StoppedEarly, UsageError
 from hpcdl.core.signals import caught
 from hpcdl.models.spec import check_model_spec, model_name
+from hpcdl.node.drawing import draw
 from hpcdl.node.engine import Engine, find_engine
+from hpcdl.node.machines import machines_like, read_machine, read_topology
 from hpcdl.node.plan import fill, launch_plan
 from hpcdl.node.profile import Profile, file_name, site_folder, user_folder, write_profile
 from hpcdl.node.settings import Settings, chosen
-from hpcdl.node.topology.drawing import draw
-from hpcdl.node.topology.machines import machines_like, read_machine, read_topology
-from hpcdl.node.topology.model import Topology
+from hpcdl.node.topology import Topology
 from hpcdl.tuning.findings import Found, as_profile
 from hpcdl.tuning.log import TrialLog
 from hpcdl.tuning.loop import SearchLimits, SearchProgress, Tuning

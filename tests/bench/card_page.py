@@ -10,7 +10,7 @@ import re
 from collections import defaultdict
 from typing import Any
 
-from hpcdl.doctor.certify import FAULTS, told_left_out
+from hpcdl.bench.certify import FAULTS, told_left_out
 from tests.conftest import ROOT
 
 PAGE = ROOT / "docs" / "reference" / "certify.md"

@@ -8,9 +8,8 @@ from typing import Any
 
 import pytest
 
-from hpcdl.core.errors import UnknownNameError, UsageError
-from hpcdl.doctor import certify
-from hpcdl.doctor.certify import (
+from hpcdl.bench import certify
+from hpcdl.bench.certify import (
     FAULTS,
     GO_ON,
     LEAVES_NODES_OUT,
@@ -25,7 +24,8 @@ from hpcdl.doctor.certify import (
     told_left_out,
     write_card,
 )
-from hpcdl.training.session.faults import NETWORK, parse_faults
+from hpcdl.core.errors import UnknownNameError, UsageError
+from hpcdl.run.faults import NETWORK, parse_faults
 from tests.bench.card_page import PAGE, page
 from tests.conftest import CommandLine, finish
 from tests.training_runs import wait_for

@@ -10,7 +10,7 @@ import pytest
 
 from hpcdl.bench.input import RankReading, Reading, combined
 from hpcdl.config.schema import InputBenchRun
-from hpcdl.data.dataset import FileOperations
+from hpcdl.data.format.dataset import FileOperations
 from tests.conftest import CommandLine
 from tests.data.sharding import make
 

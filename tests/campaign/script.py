@@ -1,7 +1,7 @@
 """A fit that keeps its state and evaluates, for `hpcdl run`: small steps, many epochs."""
 
 import hpcdl
-from hpcdl.training.session import runtime
+from hpcdl.supervision import runtime
 
 hpcdl.init()
 runtime.import_tensorflow()

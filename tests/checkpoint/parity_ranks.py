@@ -17,13 +17,13 @@ from typing import Any
 
 import numpy
 
+from hpcdl.checkpoint.background import GAPS, OFF, THREAD, BackgroundWork
+from hpcdl.checkpoint.folders import Snapshot
+from hpcdl.checkpoint.local import LocalCopies, names_of
+from hpcdl.checkpoint.recovery import recover
+from hpcdl.checkpoint.redundancy import PARTNER, XOR, GroupParity
 from hpcdl.comm.mpi.communicator import world
 from hpcdl.comm.observed import Observed, observe
-from hpcdl.training.checkpoint.folders import Snapshot
-from hpcdl.training.checkpoint.local import LocalCopies, names_of
-from hpcdl.training.checkpoint.recovery import recover
-from hpcdl.training.checkpoint.redundancy import PARTNER, XOR, GroupParity
-from hpcdl.training.session.background import GAPS, OFF, THREAD, BackgroundWork
 
 EVERY, STEPS, STEP_S = 10, 30, 0.01
 LOST = 1

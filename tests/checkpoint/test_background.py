@@ -16,19 +16,19 @@ from typing import Any
 import numpy
 import pytest
 
+from hpcdl.checkpoint import background
+from hpcdl.checkpoint import folders as checkpoints
+from hpcdl.checkpoint.background import GAPS, OFF, THREAD, BackgroundWork, Turn, most_patience_s, way_for
+from hpcdl.checkpoint.folders import CheckpointWriter, Snapshot
+from hpcdl.checkpoint.interval import CheckpointInterval
 from hpcdl.cluster.launchers.mpiexec import environment_for, find_mpiexec
 from hpcdl.comm.gaps import IdleCore
 from hpcdl.comm.observed import NoRecorder, Observation
 from hpcdl.comm.threads.communicator import alone
 from hpcdl.core.records import read_record
-from hpcdl.strategies.base import Features
+from hpcdl.strategies.base.strategy import Features
 from hpcdl.strategies.table import STRATEGIES
 from hpcdl.trace.merge import read_run
-from hpcdl.training.checkpoint import folders as checkpoints
-from hpcdl.training.checkpoint.folders import CheckpointWriter, Snapshot
-from hpcdl.training.checkpoint.interval import CheckpointInterval
-from hpcdl.training.session import background
-from hpcdl.training.session.background import GAPS, OFF, THREAD, BackgroundWork, Turn, most_patience_s, way_for
 from tests.conftest import ROOT
 from tests.training_runs import same_run
 

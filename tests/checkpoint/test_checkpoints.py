@@ -11,11 +11,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from hpcdl.checkpoint import folders as checkpoints
+from hpcdl.checkpoint.folders import CheckpointWriter, Snapshot
 from hpcdl.comm.threads import communicator as threads
 from hpcdl.comm.threads.communicator import alone
 from hpcdl.core.errors import CorruptError
-from hpcdl.training.checkpoint import folders as checkpoints
-from hpcdl.training.checkpoint.folders import CheckpointWriter, Snapshot
 
 FILES = ["shared.npz", "rank-0.npz", "checkpoint.json"]
 

@@ -7,11 +7,11 @@ from pathlib import Path
 
 import pytest
 
+from hpcdl.checkpoint.interval import FIRST_S, LEAST_S, CheckpointInterval
 from hpcdl.config.load import Layer, as_toml_values, flag_layer, load, settings_by_key
 from hpcdl.config.schema import ScriptConfig, TrainConfig
 from hpcdl.config.settings import AUTO
 from hpcdl.strategies.table import STRATEGIES
-from hpcdl.training.checkpoint.interval import FIRST_S, LEAST_S, CheckpointInterval
 from tests.conftest import CommandLine
 from tests.training_runs import SHORT, events, record_of
 

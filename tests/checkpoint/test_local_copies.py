@@ -9,15 +9,15 @@ from pathlib import Path
 import numpy
 import pytest
 
+from hpcdl.checkpoint import local
+from hpcdl.checkpoint.folders import Snapshot
+from hpcdl.checkpoint.local import LocalCopies, newest_common, place, steps_in
 from hpcdl.config.load import flag_layer, load
 from hpcdl.config.schema import TrainConfig
 from hpcdl.core.errors import StoppedEarly, UsageError
 from hpcdl.core.lock import writing
+from hpcdl.run.prepare import prepare
 from hpcdl.strategies.table import STRATEGIES
-from hpcdl.training.checkpoint import local
-from hpcdl.training.checkpoint.folders import Snapshot
-from hpcdl.training.checkpoint.local import LocalCopies, newest_common, place, steps_in
-from hpcdl.training.launch.prepare import prepare
 from tests.checkpoint.test_checkpoints import damage_bit, damage_truncate
 from tests.conftest import CommandLine, Undisturbed
 from tests.training_runs import NOTED, SHORT, events, images_of, record_of, same_run, steps_done, wait_for

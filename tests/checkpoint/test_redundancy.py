@@ -14,6 +14,12 @@ from typing import Any
 import numpy
 import pytest
 
+from hpcdl.checkpoint import redundancy as parity
+from hpcdl.checkpoint.background import GAPS, OFF, THREAD, BackgroundWork
+from hpcdl.checkpoint.folders import Snapshot
+from hpcdl.checkpoint.local import LocalCopies, names_of, newest_common, steps_in_folder
+from hpcdl.checkpoint.recovery import recover
+from hpcdl.checkpoint.redundancy import PARTNER, XOR, GroupParity, check_parity, groups_of
 from hpcdl.cluster.launchers import load_launcher
 from hpcdl.cluster.launchers.mpiexec import environment_for, find_mpiexec
 from hpcdl.comm.observed import Observation
@@ -21,14 +27,8 @@ from hpcdl.comm.threads.communicator import ThreadCommunicator, run
 from hpcdl.config.load import Effective, flag_layer, load
 from hpcdl.config.schema import TrainConfig
 from hpcdl.core.errors import CorruptError, UsageError
-from hpcdl.training.checkpoint import redundancy as parity
-from hpcdl.training.checkpoint.folders import Snapshot
-from hpcdl.training.checkpoint.local import LocalCopies, names_of, newest_common, steps_in_folder
-from hpcdl.training.checkpoint.recovery import recover
-from hpcdl.training.checkpoint.redundancy import PARTNER, XOR, GroupParity, check_parity, groups_of
-from hpcdl.training.launch.fewer import check_fewer
-from hpcdl.training.launch.prepare import prepare
-from hpcdl.training.session.background import GAPS, OFF, THREAD, BackgroundWork
+from hpcdl.run.fewer import check_fewer
+from hpcdl.run.prepare import prepare
 from tests.checkpoint.test_checkpoints import damage_bit
 
 STEPS = (10, 20, 30)

@@ -28,7 +28,7 @@ def network(classes: int = 3, width: int = 4) -> Any:
 
 
 def test_moving_statistics_become_the_mean_over_the_ranks_and_nothing_else_does() -> None:
-    from hpcdl.training.checkpoint import state
+    from hpcdl.checkpoint import state
 
     models = [network() for _ in range(3)]
     for rank, model in enumerate(models):
@@ -60,7 +60,7 @@ def test_moving_statistics_become_the_mean_over_the_ranks_and_nothing_else_does(
 
 
 def test_copies_stay_what_they_were_until_their_memory_is_used_again() -> None:
-    from hpcdl.training.checkpoint import state
+    from hpcdl.checkpoint import state
 
     model = network()
     memory: dict[str, Any] = {}
@@ -82,7 +82,7 @@ def test_copies_stay_what_they_were_until_their_memory_is_used_again() -> None:
 
 
 def test_fine_tuning_takes_the_layers_that_fit(tmp_path: Path) -> None:
-    from hpcdl.training.checkpoint import state
+    from hpcdl.checkpoint import state
 
     source, path = network(), tmp_path / "source.keras"
     source.save(path)

@@ -7,8 +7,8 @@ from pathlib import Path
 import numpy
 import pytest
 
+from hpcdl.checkpoint.folders import CheckpointWriter, Snapshot
 from hpcdl.comm.threads.communicator import alone
-from hpcdl.training.checkpoint.folders import CheckpointWriter, Snapshot
 from tests.conftest import CommandLine
 
 FACTS = {"train": {"ranks": 1, "steps_per_epoch": 8}, "script": {"ranks": 1, "values": {"epoch": 3}}}

@@ -11,7 +11,7 @@ from hpcdl.cli.groups import MOST_USED, completer
 from hpcdl.config.load import all_settings
 from hpcdl.config.schema import TrainConfig
 from hpcdl.models.table import MODELS
-from hpcdl.node.topology.machines import machine_names
+from hpcdl.node.machines import machine_names
 from hpcdl.strategies.table import listed_strategies
 from tests.conftest import CommandLine
 

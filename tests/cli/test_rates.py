@@ -14,7 +14,7 @@ from hpcdl.cli.node import tune_threads
 from hpcdl.cli.training import train, watch
 from hpcdl.node.profile import Profile, TrialSummary
 from hpcdl.node.settings import Settings
-from hpcdl.training.session.live import RunNow
+from hpcdl.supervision.live import RunNow
 from hpcdl.tuning.findings import Found
 from hpcdl.tuning.loop import SearchProgress
 from hpcdl.tuning.search import Choice

@@ -46,7 +46,7 @@ def test_ranks_on_one_node_listen_on_the_loopback_alone(mpi: Mpi, tmp_path: Path
     finally:
         end_family(process.pid)
         process.communicate()
-    ranks = [pid for pid, program in programs.items() if b"hpcdl.training.session.rank" in program]
+    ranks = [pid for pid, program in programs.items() if b"hpcdl.rank.main" in program]
     launchers = [pid for pid, program in programs.items() if re.search(rb"mpiexec|orterun", program.split(b"\0")[0])]
     own = {pid: sockets[pid] - set.union(*(sockets[one] for one in launchers)) for pid in ranks}
     assert len(ranks) >= 2 and launchers

@@ -13,14 +13,13 @@ WORK = "in the work folder that this call has made for itself alone (data/write/
 ELSEWHERE = {
     "hpcdl/core/signals.py": "the null device",
     "hpcdl/core/streams.py": "the null device",
-    "hpcdl/training/session/runtime.py": "the null device",
+    "hpcdl/supervision/runtime.py": "the null device",
     "hpcdl/data/format/hdf5.py": f"a new shard under the name that replacing() yields; copies {WORK}",
     "hpcdl/data/format/shard_file.py": "a new shard under the name that replacing() yields",
     "hpcdl/data/read/staging.py": "in the private folder that this call has made on its node",
     "hpcdl/data/sources": WORK,
-    "hpcdl/data/write/index.py": WORK,
     "hpcdl/data/write/listing.py": WORK,
-    "hpcdl/training/checkpoint/folders.py": "an archive in a file that creating() yields",
+    "hpcdl/checkpoint/folders.py": "an archive in a file that creating() yields",
     "scripts/installer/build.py": "copies, into the new tree or the scratch folder that this call has made",
 }
 """Where a disk is changed by other means, and why that is safe."""

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hpcdl.core.fits import LAWS, crossing, fit_scaling
+from hpcdl.report.analysis.laws import LAWS, crossing, fit_scaling
 
 NODES = [1.0, 2.0, 4.0, 8.0, 16.0, 32.0]
 TRUTH = {"amdahl": (0.03,), "gustafson": (0.4,), "usl": (0.02, 0.0005)}

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hpcdl.core.fits import AlphaBeta, alpha_beta, fit_relative
+from hpcdl.report.analysis.laws import AlphaBeta, alpha_beta, fit_relative
 
 ALPHA, BETA = 2e-5, 1 / 10e9
 

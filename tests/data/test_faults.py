@@ -15,10 +15,10 @@ from pathlib import Path
 import pytest
 
 from hpcdl.core.errors import CorruptError, HpcdlError
-from hpcdl.data.dataset import open_dataset
+from hpcdl.data.format.dataset import open_dataset
 from hpcdl.data.format.manifest import read_manifest
 from hpcdl.data.format.shard_file import faults
-from hpcdl.data.inspection import require_sound, verify
+from hpcdl.data.show.inspection import require_sound, verify
 from tests.conftest import CommandLine
 from tests.data.sharding import contents, image_folder, make, report
 

@@ -15,13 +15,13 @@ from hypothesis import strategies as st
 from hypothesis.extra import numpy as arrays
 
 from hpcdl.core.errors import CorruptError, HpcdlError
-from hpcdl.data.dataset import Dataset, open_dataset
+from hpcdl.data.format.dataset import Dataset, open_dataset
 from hpcdl.data.format.fields import DTYPES
 from hpcdl.data.format.hdf5 import shard_map
 from hpcdl.data.format.manifest import FIELDS_SCHEMA, Manifest
-from hpcdl.data.inspection import inspect, verify
 from hpcdl.data.read.reader import open_reader
 from hpcdl.data.read.windows import TrainingStream
+from hpcdl.data.show.inspection import inspect, verify
 from hpcdl.data.write.repair import repair
 from tests.conftest import CommandLine
 from tests.data.sharding import contents, make

@@ -62,8 +62,8 @@ def test_repair_asks_for_its_source(ask_hpcdl: CommandLine, shards: Path) -> Non
 
 
 def test_pictures_of_floats_and_of_encoded_files(tmp_path: Path) -> None:
-    from hpcdl.data.dataset import open_dataset
-    from hpcdl.data.inspection import write_pictures
+    from hpcdl.data.format.dataset import open_dataset
+    from hpcdl.data.show.inspection import write_pictures
 
     make("synthetic:hep", tmp_path / "hep", samples=3)
     make(image_folder(tmp_path / "s", {"x y": 3}, kind="jpg"), tmp_path / "jpg", encoding="encoded")

@@ -10,9 +10,9 @@ import pytest
 
 from hpcdl.config.load import Layer, load
 from hpcdl.core.errors import HpcdlError, UsageError
-from hpcdl.data import lustre
-from hpcdl.data.inspection import inspect
-from hpcdl.data.lustre import FileSystem, Stripes, advised_count, file_system_of, stripes_of
+from hpcdl.data.show.inspection import inspect
+from hpcdl.data.write import lustre
+from hpcdl.data.write.lustre import FileSystem, Stripes, advised_count, file_system_of, stripes_of
 from hpcdl.data.write.plan import make_plan
 from hpcdl.data.write.request import LayoutConfig, ShardConfig
 from tests.data.sharding import make

@@ -17,7 +17,7 @@ from tests.data.sharding import image_folder, make, numbers, pixels
 READ = """
 import dataclasses, json, resource, sys
 resource.setrlimit(resource.RLIMIT_NOFILE, (int(sys.argv[2]), resource.getrlimit(resource.RLIMIT_NOFILE)[1]))
-from hpcdl.data.dataset import open_dataset
+from hpcdl.data.format.dataset import open_dataset
 from hpcdl.data.read.reader import open_reader
 from hpcdl.data.read.windows import TrainingStream
 dataset = open_dataset(sys.argv[1])

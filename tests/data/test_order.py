@@ -6,7 +6,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from hpcdl.core.errors import UsageError
-from hpcdl.data.read.order import (
+from hpcdl.data.format.order import (
     Epoch,
     Layout,
     global_batch_indices,

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from hpcdl.core.errors import HpcdlError, SourceError, UsageError
-from hpcdl.data.dataset import open_dataset
+from hpcdl.data.format.dataset import open_dataset
 from hpcdl.data.read.pipeline import Augmentation
 from tests.data.sharding import everything, image_folder, make, numbers, pixels, same_samples
 

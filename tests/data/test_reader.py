@@ -9,11 +9,11 @@ import numpy as np
 import pytest
 
 from hpcdl.core.errors import CorruptError, UsageError
-from hpcdl.data.dataset import open_dataset
-from hpcdl.data.read.prefetch import ALIGNMENT, BufferPool, Prefetched
+from hpcdl.data.format.dataset import open_dataset
+from hpcdl.data.format.prefetch import ALIGNMENT, BufferPool, Prefetched
+from hpcdl.data.format.synthetic import parse_spec
 from hpcdl.data.read.reader import SplitReader, open_reader
 from hpcdl.data.read.windows import GatheredWindows, OwnSamples, ScatteredWindows, TrainingStream
-from hpcdl.data.synthetic import parse_spec
 from tests.data.sharding import make, numbers, pixels
 
 

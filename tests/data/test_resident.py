@@ -12,10 +12,10 @@ import numpy as np
 import pytest
 
 from hpcdl.core.errors import HpcdlError
-from hpcdl.data.dataset import open_dataset
+from hpcdl.data.format.dataset import open_dataset
 from hpcdl.data.read.reader import open_reader
 from hpcdl.data.read.staging import resident, staged
-from hpcdl.training.launch.chips import data_bytes
+from hpcdl.run.chips import data_bytes
 from tests.data.sharding import make
 
 
@@ -104,7 +104,7 @@ def test_more_shards_than_open_files_are_allowed(folder: Path) -> None:
     """The soft limit is raised; at the hard one the message says what to do."""
     script = (
         "import resource, sys; from hpcdl.data.read import staging as module\n"
-        "from hpcdl.data.dataset import open_dataset\n"
+        "from hpcdl.data.format.dataset import open_dataset\n"
         "resource.setrlimit(resource.RLIMIT_NOFILE, (32, int(sys.argv[2])))\n"
         "dataset = open_dataset(sys.argv[1], seed=0)\n"
         "held = module.resident(dataset)\n"

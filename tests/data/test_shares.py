@@ -18,9 +18,9 @@ from hypothesis import strategies as st
 from hpcdl.comm.threads.communicator import ThreadCommunicator, run
 from hpcdl.core.errors import HpcdlError, UsageError
 from hpcdl.core.protocols import Communicator
-from hpcdl.data.dataset import Dataset, open_dataset
+from hpcdl.data.format.dataset import Dataset, open_dataset
+from hpcdl.data.format.order import Layout, NodeShare, pass_slice
 from hpcdl.data.read import staging
-from hpcdl.data.read.order import Layout, NodeShare, pass_slice
 from hpcdl.data.read.staging import resident, staged
 from hpcdl.data.read.windows import open_stream, shared_out
 from tests.data.sharding import contents, everything, make

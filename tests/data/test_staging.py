@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from hpcdl.core.errors import CorruptError, HpcdlError, UsageError
-from hpcdl.data.dataset import open_dataset
+from hpcdl.data.format.dataset import open_dataset
 from hpcdl.data.read.staging import staged
 from tests.data.sharding import contents, make
 
@@ -60,7 +60,7 @@ def test_bad_places_full_places_and_bad_copies(data: Path, tmp_path: Path, monke
 HOLD = """
 import sys, time
 from pathlib import Path
-from hpcdl.data.dataset import open_dataset
+from hpcdl.data.format.dataset import open_dataset
 from hpcdl.data.read.staging import staged
 with staged(open_dataset(sys.argv[1]), Path(sys.argv[2])) as near:
     print(near.folder, flush=True)
@@ -93,7 +93,8 @@ def test_ranks_of_a_node_share_one_copy_and_shard_together(data: Path, tmp_path:
 
     code = (
         "import json, sys; from pathlib import Path; from hpcdl.comm.mpi.communicator import world;"
-        "from hpcdl.data.dataset import open_dataset; from hpcdl.data.read.staging import staged; group = world(2)\n"
+        "from hpcdl.data.format.dataset import open_dataset; from hpcdl.data.read.staging import staged\n"
+        "group = world(2)\n"
         "with staged(open_dataset(sys.argv[1]), Path(sys.argv[2]), group) as near:\n"
         "    folders = group.allgather_json(str(near.folder)); there = len(list(Path(sys.argv[2]).iterdir()))\n"
         "if group.rank == 0: print(json.dumps([folders, there, len(list(Path(sys.argv[2]).iterdir()))]))"

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 from hpcdl.core.errors import CorruptError
-from hpcdl.data.dataset import Dataset, open_dataset
+from hpcdl.data.format.dataset import Dataset, open_dataset
 from hpcdl.data.format.hdf5 import shard_map
 from hpcdl.data.read.reader import SplitReader, open_reader
 from hpcdl.data.read.staging import resident, staged

@@ -16,7 +16,7 @@ from typing import Any
 
 import pytest
 
-from hpcdl.doctor.certify import Plan, Trial, write_card
+from hpcdl.bench.certify import Plan, Trial, write_card
 from hpcdl.trace.findings import findings
 from hpcdl.trace.page import page as trace_page
 from tests.conftest import ROOT

@@ -21,7 +21,7 @@ import numpy
 import pytest
 
 from hpcdl.cluster.status import read_statuses
-from hpcdl.strategies.base import Features
+from hpcdl.strategies.base.strategy import Features
 from hpcdl.strategies.table import STRATEGIES
 from tests.conftest import CommandLine, Finished, patience
 from tests.training_runs import (

@@ -12,9 +12,9 @@ import pytest
 
 from hpcdl.collectives.table import COLLECTIVES
 from hpcdl.collectives.workspace import Workspace
-from hpcdl.comm.impaired import Impaired, Impairment
 from hpcdl.comm.observed import Observed, observe
 from hpcdl.comm.threads.communicator import ThreadCommunicator, run
+from hpcdl.faults.impaired import Impaired, Impairment
 
 HELD_S = 0.3
 LONG_S = 60.0

@@ -14,20 +14,20 @@ from hpcdl.comm.observed import Observation
 from hpcdl.config.load import Effective, Layer, flag_layer, load
 from hpcdl.config.schema import TrainConfig
 from hpcdl.core.errors import ConfigError, RankError, UsageError
-from hpcdl.strategies.table import STRATEGIES
-from hpcdl.training.launch import relaunch
-from hpcdl.training.launch.prepare import prepare
-from hpcdl.training.launch.relaunch import TRIES, until_done
-from hpcdl.training.session import inject
-from hpcdl.training.session.control import time_allowed
-from hpcdl.training.session.faults import (
+from hpcdl.faults import inject
+from hpcdl.faults.inject import Injection
+from hpcdl.launch import relaunch
+from hpcdl.launch.relaunch import TRIES, until_done
+from hpcdl.run.faults import (
     PLANTED,
     STRUCK_FROM_BESIDE,
     check_injected,
     parse_faults,
     spoken_of,
 )
-from hpcdl.training.session.inject import Injection
+from hpcdl.run.prepare import prepare
+from hpcdl.strategies.table import STRATEGIES
+from hpcdl.supervision.control import time_allowed
 from tests.conftest import CommandLine, Undisturbed
 from tests.training_runs import NOTED, SHORT, events, images_of, record_of, same_run
 

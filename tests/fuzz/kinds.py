@@ -19,6 +19,8 @@ from typing import Any
 import h5py
 import numpy as np
 
+from hpcdl.bench.certify import FAULTS, Plan, Trial, read_card, rows_of, summary, write_card
+from hpcdl.checkpoint import folders as checkpoints
 from hpcdl.cluster import status
 from hpcdl.cluster.batch import jobs
 from hpcdl.cluster.launchers.hostfile import read_hosts
@@ -35,28 +37,31 @@ from hpcdl.core.from_json import read_as
 from hpcdl.core.lock import check_free
 from hpcdl.core.records import FILE_NAME as RECORD
 from hpcdl.data.format import manifest
-from hpcdl.data.inspection import inspect, require_sound, verify
+from hpcdl.data.show.inspection import inspect, require_sound, verify
 from hpcdl.data.sources.tfrecord import _example_class, masked_crc
 from hpcdl.data.write import journal
 from hpcdl.data.write.plan import read_job
 from hpcdl.data.write.shards import ShardResult
-from hpcdl.doctor.certify import FAULTS, Plan, Trial, read_card, rows_of, summary, write_card
 from hpcdl.doctor.installation import check_module
 from hpcdl.doctor.table import Subject
+from hpcdl.launch.traced import look_into
 from hpcdl.models.spec import check_model_spec
+from hpcdl.node import hwloc
+from hpcdl.node.drawing import draw
 from hpcdl.node.engine import Engine
+from hpcdl.node.machines import read_machine
 from hpcdl.node.profile import Profile, TrialSummary, find_profile, read_profile, write_profile
 from hpcdl.node.settings import Settings
-from hpcdl.node.topology import hwloc
-from hpcdl.node.topology.drawing import draw
-from hpcdl.node.topology.machines import read_machine
 from hpcdl.predict.network import read_network
 from hpcdl.report.analysis.analyse import analyse
-from hpcdl.report.build import compose, render
+from hpcdl.report.compose.build import compose, render
 from hpcdl.report.runs.csv_import import read_csv
 from hpcdl.report.runs.references import load_references
 from hpcdl.report.runs.searches import SearchRecord, SearchTrial, find_searches, read_search
 from hpcdl.report.runs.sources import Gathered, gather, link_of, walk
+from hpcdl.run import rundir
+from hpcdl.run.journal import JournalReader
+from hpcdl.run.prepare import prepare
 from hpcdl.study import state
 from hpcdl.study.jobs import SCHEMA as JOBS_SCHEMA
 from hpcdl.study.jobs import JobsState
@@ -65,11 +70,6 @@ from hpcdl.study.search import check_search, open_search
 from hpcdl.trace.file import TraceFile
 from hpcdl.trace.page import page
 from hpcdl.trace.summary import tables
-from hpcdl.training.checkpoint import folders as checkpoints
-from hpcdl.training.launch import rundir
-from hpcdl.training.launch.prepare import prepare
-from hpcdl.training.launch.traced import look_into
-from hpcdl.training.loop.journal import JournalReader
 from hpcdl.tuning.log import TrialLog
 from hpcdl.tuning.recorded import find_tunings, read_tuning
 from hpcdl.tuning.replay import read_table, replay
@@ -596,7 +596,7 @@ def make_model(folder: Path) -> Path:
 
 
 def read_model(path: Path) -> object:
-    from hpcdl.training.runs import load_run
+    from hpcdl.rank.runs import load_run
 
     return load_run(path.parent)
 

@@ -102,7 +102,7 @@ def test_pbs(lab_ssh: SlurmLab, folder: Path, variables: dict[str, str]) -> None
     assert desk.checkpoints("two") and "a checkpoint is saved" in desk.log(number), desk.log(number)
     assert (folder / "server" / "pbs" / "1" / "exit_status").read_text() == "75\n"
     left = [lab_ssh.run(["ps", "-e", "-o", "args="], host=node).out for node in ("node1", "node2")]
-    assert "hpcdl.training.session.rank" not in "".join(left)
+    assert "hpcdl.rank.main" not in "".join(left)
 
 
 @pytest.mark.soak

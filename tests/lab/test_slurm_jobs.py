@@ -163,7 +163,7 @@ SCRIPT = """
 import sys
 import hpcdl
 hpcdl.init()
-from hpcdl.training.keras.process.session import communicator
+from hpcdl.scripts.process.session import communicator
 print("rank", hpcdl.rank(), "of", hpcdl.size(), "node", hpcdl.node_rank(), "local", hpcdl.local_rank(), flush=True)
 if sys.argv[1] == "leaves" and hpcdl.rank() == 1:
     sys.exit(0)

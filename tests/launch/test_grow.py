@@ -15,12 +15,13 @@ from hpcdl.cluster.status import RankStatus, raise_for
 from hpcdl.config.load import Effective
 from hpcdl.core.errors import StoppedEarly, UsageError
 from hpcdl.core.lock import writing
+from hpcdl.launch import grow, relaunch
+from hpcdl.launch.grow import REQUEST, ask_to_grow, is_own_file
+from hpcdl.launch.places import Places
+from hpcdl.launch.relaunch import until_done
+from hpcdl.run import rundir
 from hpcdl.strategies.table import STRATEGIES
-from hpcdl.training.launch import grow, relaunch, rundir
-from hpcdl.training.launch.grow import REQUEST, ask_to_grow, is_own_file
-from hpcdl.training.launch.places import Places
-from hpcdl.training.launch.relaunch import until_done
-from hpcdl.training.session.control import LEAVE, Room
+from hpcdl.supervision.control import LEAVE, Room
 from tests.conftest import CommandLine, Finished, finish
 from tests.launch.test_in_place import library, recoveries
 from tests.run.test_fewer import Nodes, config, lost, notes

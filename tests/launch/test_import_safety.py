@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from hpcdl.core.errors import UsageError
-from hpcdl.training.launch.rundir import CONFIG_FILE, MODEL_FILE, check_trusted
+from hpcdl.run.rundir import CONFIG_FILE, MODEL_FILE, check_trusted
 from tests.conftest import DIGITS, ROOT, CommandLine
 
 TRAINED = ["--model", "lenet", "--batch-size", "8", "--steps", "2", "--profile", "none"]

@@ -26,15 +26,15 @@ from hpcdl.config.load import Effective, flag_layer, load
 from hpcdl.config.schema import TrainConfig
 from hpcdl.core.errors import BrokenGroup, RankError, carried, original
 from hpcdl.core.protocols import LaunchPlan
+from hpcdl.rank.mend import Recovery, Standing
+from hpcdl.run import in_place
+from hpcdl.run.fewer import told
+from hpcdl.run.in_place import fewer_of, way_of
+from hpcdl.run.prepare import prepare
 from hpcdl.strategies.elastic.methods import METHODS
 from hpcdl.strategies.table import STRATEGIES
-from hpcdl.training.launch import in_place
-from hpcdl.training.launch.fewer import told
-from hpcdl.training.launch.in_place import fewer_of, way_of
-from hpcdl.training.launch.prepare import prepare
-from hpcdl.training.loop.mend import Recovery, Standing
-from hpcdl.training.session.regroup import roles_left, those_left
-from hpcdl.training.session.watch import Actions, Watch
+from hpcdl.supervision.regroup import roles_left, those_left
+from hpcdl.supervision.watch import Actions, Watch
 from tests.conftest import CommandLine, finish
 from tests.training_runs import (
     NOTED,

@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 
-from hpcdl.training.checkpoint.folders import own_digest
+from hpcdl.checkpoint.folders import own_digest
 from tests.conftest import CommandLine
 
 NAME = "a b;$(touch gone)"

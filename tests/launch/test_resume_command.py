@@ -127,7 +127,7 @@ def test_a_warning_stops_and_the_run_goes_on_under_either_mpi(
 
 def test_on_another_rank_count_and_997_held_out_samples(session_hpcdl: CommandLine, tmp_path: Path) -> None:
     """Begun on two ranks, ended on four: every step is taken, and evaluation counts each sample once."""
-    from hpcdl.data.dataset import open_dataset
+    from hpcdl.data.format.dataset import open_dataset
     from tests.conftest import DIGITS
 
     data, run_dir = tmp_path / "data", tmp_path / "run"

@@ -13,7 +13,7 @@ from hpcdl.config.load import Effective, Layer, all_settings, load
 from hpcdl.config.schema import TrainConfig
 from hpcdl.config.settings import Matters, Setting
 from hpcdl.core.errors import ConfigError, UnknownNameError
-from hpcdl.training.launch import rundir
+from hpcdl.run import rundir
 from tests.conftest import CommandLine
 from tests.training_runs import record_of
 

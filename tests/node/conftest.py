@@ -8,8 +8,8 @@ from collections.abc import Callable
 import pytest
 
 from hpcdl.node.engine import Engine
-from hpcdl.node.topology.machines import read_machine
-from hpcdl.node.topology.model import Topology
+from hpcdl.node.machines import read_machine
+from hpcdl.node.topology import Topology
 
 # As the command does: the search's matrices are small, and BLAS threads would only get in each other's way.
 os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")

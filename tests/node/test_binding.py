@@ -8,8 +8,8 @@ from hypothesis import strategies as st
 
 from hpcdl.core.errors import UsageError
 from hpcdl.node.binding import PLACEMENTS, cpus_of, place_ranks
-from hpcdl.node.topology.machines import machine_names, read_machine
-from hpcdl.node.topology.model import Topology, restricted
+from hpcdl.node.machines import machine_names, read_machine
+from hpcdl.node.topology import Topology, restricted
 
 Machine = Callable[[str], Topology]
 TOPOLOGIES = {name: read_machine(name).topology for name in machine_names()}

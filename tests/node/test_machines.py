@@ -8,8 +8,8 @@ import pytest
 
 from hpcdl.core.errors import UsageError
 from hpcdl.core.paths import share_folder
+from hpcdl.node.machines import machine_names, read_machine
 from hpcdl.node.plan import launch_plan
-from hpcdl.node.topology.machines import machine_names, read_machine
 
 from .machine_xml import documents
 

@@ -16,7 +16,7 @@ from hpcdl.core.errors import HpcdlError, UsageError
 from hpcdl.node.binding import MEMORY_POLICY, apply_memory_policy
 from hpcdl.node.plan import command_line, fill, launch_plan, numactl_words, verify_binding
 from hpcdl.node.settings import Settings
-from hpcdl.node.topology.model import Topology, restricted
+from hpcdl.node.topology import Topology, restricted
 
 Machine = Callable[[str], Topology]
 GOLDEN = Path(__file__).parent / "golden"

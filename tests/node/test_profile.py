@@ -11,7 +11,7 @@ import pytest
 from hpcdl.core.errors import ConfigError, UsageError
 from hpcdl.node.profile import Profile, TrialSummary, file_name, find_profile, read_profile, write_profile
 from hpcdl.node.settings import Settings
-from hpcdl.node.topology.model import Topology
+from hpcdl.node.topology import Topology
 
 Machine = Callable[[str], Topology]
 

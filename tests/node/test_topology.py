@@ -10,9 +10,9 @@ from pathlib import Path
 import pytest
 
 from hpcdl.core.errors import UsageError
-from hpcdl.node.topology import hwloc, sysfs
-from hpcdl.node.topology.machines import machine_names, read_machine, read_topology
-from hpcdl.node.topology.model import Topology, restricted
+from hpcdl.node import hwloc, sysfs
+from hpcdl.node.machines import machine_names, read_machine, read_topology
+from hpcdl.node.topology import Topology, restricted
 
 Machine = Callable[[str], Topology]
 SHAPES = {
@@ -130,7 +130,7 @@ def test_a_real_cpuset_of_one_cpu_is_seen() -> None:
         pytest.fail("taskset is missing: apt-get install util-linux")
     cpu = str(min(os.sched_getaffinity(0)))
     code = (
-        "from hpcdl.node.topology.machines import read_topology\n"
+        "from hpcdl.node.machines import read_topology\n"
         "node = read_topology(); print(node.allowed_cpus, len(node.usable_cores))"
     )
     command = ["taskset", "-c", cpu, sys.executable, "-c", code]

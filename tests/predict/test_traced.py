@@ -9,6 +9,7 @@ import numpy
 import pytest
 
 from hpcdl.collectives.buckets import plan_buckets
+from hpcdl.launch.traced import traced_runs
 from hpcdl.models.emulated import FORWARD
 from hpcdl.predict.evidence import gather_evidence
 from hpcdl.predict.jobs import lengths_of
@@ -17,7 +18,6 @@ from hpcdl.predict.timeline import simulate
 from hpcdl.report.runs.run import Run
 from hpcdl.report.runs.sources import gather
 from hpcdl.report.runs.traces import TracedRun
-from hpcdl.training.launch.traced import traced_runs
 from tests.conftest import CommandLine
 from tests.predict.clusters import make_cluster, study
 from tests.predict.test_timeline import job_of, usual

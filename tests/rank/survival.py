@@ -46,7 +46,7 @@ PER_EPOCH, HELD_OUT = 1437 // BATCH, 360
 STALL_S = 30.0
 """After this time a stopped rank counts as lost."""
 _RANK = ("PMI_RANK", "OMPI_COMM_WORLD_RANK", "PMIX_RANK")
-_RANK_PROGRAM = b"hpcdl.training.session.rank"
+_RANK_PROGRAM = b"hpcdl.rank.main"
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -10,13 +10,13 @@ import pytest
 from hpcdl.cluster import supervise
 from hpcdl.core.errors import HpcdlError, RankError
 from hpcdl.core.protocols import LaunchPlan
-from hpcdl.training.session.rank import one_line, verdict
+from hpcdl.rank.main import one_line, verdict
 from tests.lab.needs import DEBIAN_OPEN_MPI
 
 STOPPED = """
 import os, signal
 from hpcdl.cluster.environment import placement
-from hpcdl.training.session import rank
+from hpcdl.rank import main as rank
 rank.START_S = 2.0
 if placement().rank == 1:
     os.kill(os.getpid(), signal.SIGSTOP)

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from hpcdl.training.checkpoint.folders import FOLDER, list_checkpoints
+from hpcdl.checkpoint.folders import FOLDER, list_checkpoints
 from tests.conftest import CommandLine, Mpi, patience
 from tests.training_runs import finish, kill_rank, record_of, start, steps_done, wait_for
 

@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
+from hpcdl.checkpoint.folders import list_checkpoints
 from hpcdl.core.errors import HpcdlError
-from hpcdl.training.checkpoint.folders import list_checkpoints
 from tests.checkpoint.test_checkpoints import write
 
 
@@ -16,7 +16,7 @@ from tests.checkpoint.test_checkpoints import write
 def test_old_checkpoints_make_room_for_the_model(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, failures: int
 ) -> None:
-    from hpcdl.training.loop import worker
+    from hpcdl.rank import worker
 
     write(tmp_path, [1, 2, 3])
     calls = []
@@ -38,7 +38,7 @@ def test_old_checkpoints_make_room_for_the_model(
 
 
 def test_a_model_that_could_not_be_written_leaves_nothing(tmp_path: Path) -> None:
-    from hpcdl.training.loop.worker import save_model
+    from hpcdl.rank.worker import save_model
 
     class Half:
         def save(self, path: Path) -> None:

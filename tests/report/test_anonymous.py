@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from hpcdl.report.analysis.analyse import analyse
-from hpcdl.report.build import compose, render
+from hpcdl.report.compose.build import compose, render
 from hpcdl.report.runs.anonymous import anonymised
 from hpcdl.report.runs.run import machine_name
 from hpcdl.report.runs.sources import Gathered

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from hpcdl.report.analysis.analyse import Analysis, analyse
-from hpcdl.report.build import compose, render
+from hpcdl.report.compose.build import compose, render
 from hpcdl.report.runs.run import Run
 from hpcdl.report.runs.sources import Gathered
 from hpcdl.report.runs.tunings import ThreadCurve, ThreadPoint, TunedNode, TunedTrial

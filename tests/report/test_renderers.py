@@ -16,14 +16,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hpcdl.report import figures
 from hpcdl.report.analysis.analyse import analyse
-from hpcdl.report.build import compose, render
-from hpcdl.report.cells import cell_text, number, plain, shortened
-from hpcdl.report.document import Bounds, Column, Document, Interval
-from hpcdl.report.figures import svg
-from hpcdl.report.renderers import RENDERERS
+from hpcdl.report.compose.build import compose, render
+from hpcdl.report.document.cells import cell_text, number, plain, shortened
+from hpcdl.report.document.document import Bounds, Column, Document, Interval
+from hpcdl.report.renderers import RENDERERS, figures
 from hpcdl.report.renderers.csv import neutral
+from hpcdl.report.renderers.figures import svg
 from hpcdl.report.renderers.markdown import escaped as markdown_escaped
 from hpcdl.report.runs.sources import Gathered
 from tests.report.synthetic import as_run, make_record

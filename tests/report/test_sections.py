@@ -8,10 +8,11 @@ import pytest
 
 from hpcdl.core.errors import CorruptError
 from hpcdl.core.records import RankRecord
+from hpcdl.launch.traced import told
 from hpcdl.report.analysis.analyse import analyse
-from hpcdl.report.build import compose
-from hpcdl.report.cells import cell_text
-from hpcdl.report.document import Document, Figure, Section, Table
+from hpcdl.report.compose.build import compose
+from hpcdl.report.document.cells import cell_text
+from hpcdl.report.document.document import Document, Figure, Section, Table
 from hpcdl.report.runs.anonymous import WITHHELD, anonymised_traces
 from hpcdl.report.runs.references import Published, load_references
 from hpcdl.report.runs.run import Run
@@ -19,7 +20,6 @@ from hpcdl.report.runs.sources import Gathered
 from hpcdl.report.runs.traces import TracedRun
 from hpcdl.trace.counters import NETWORK
 from hpcdl.trace.findings import findings
-from hpcdl.training.launch.traced import told
 from tests.report.synthetic import as_run, make_record, make_run
 from tests.trace.test_findings import CALM_S, RANKS, planted, synchronous
 

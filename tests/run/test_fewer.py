@@ -16,10 +16,10 @@ from hpcdl.cluster.launchers.single import LAUNCHER as LOCAL
 from hpcdl.config.load import Effective, flag_layer, load
 from hpcdl.config.schema import ScriptConfig, TrainConfig
 from hpcdl.core.errors import RankError, StoppedEarly, UsageError
+from hpcdl.launch import relaunch
+from hpcdl.launch.relaunch import TRIES, until_done
+from hpcdl.run.fewer import check_fewer, num_workers, with_fewer
 from hpcdl.strategies.table import STRATEGIES
-from hpcdl.training.launch import relaunch
-from hpcdl.training.launch.fewer import check_fewer, num_workers, with_fewer
-from hpcdl.training.launch.relaunch import TRIES, until_done
 from tests.conftest import CommandLine
 from tests.training_runs import NOTED, SHORT, events, model_weights, record_of
 

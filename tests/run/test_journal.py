@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from hpcdl.training.loop.journal import FileJournal, JournalReader, events_since_start
+from hpcdl.run.journal import FileJournal, JournalReader, events_since_start
 
 
 class FillingDisk:

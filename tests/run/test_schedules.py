@@ -4,7 +4,7 @@ import numpy
 import pytest
 
 from hpcdl.config.schema import OptimizerConfig
-from hpcdl.training.optimization.schedules import build_schedule
+from hpcdl.run.schedules import build_schedule
 
 STEPS, PER_EPOCH = 100, 10
 

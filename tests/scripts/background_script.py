@@ -3,7 +3,7 @@
 import threading
 
 import hpcdl
-from hpcdl.training.session import runtime
+from hpcdl.supervision import runtime
 
 hpcdl.init()
 runtime.import_tensorflow()

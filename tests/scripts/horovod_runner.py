@@ -9,7 +9,7 @@ import traceback
 from pathlib import Path
 
 import hpcdl
-from hpcdl.training.session import runtime
+from hpcdl.supervision import runtime
 
 hpcdl.init()
 runtime.import_tensorflow()

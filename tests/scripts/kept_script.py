@@ -5,7 +5,7 @@ import signal
 import sys
 
 import hpcdl
-from hpcdl.training.session import runtime
+from hpcdl.supervision import runtime
 
 hpcdl.init()
 runtime.import_tensorflow()

@@ -4,7 +4,7 @@ import json
 from pathlib import Path
 
 import hpcdl
-from hpcdl.training.session import runtime
+from hpcdl.supervision import runtime
 
 hpcdl.init(30)
 runtime.import_tensorflow()

@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any
 
 import hpcdl
-from hpcdl.training.session import runtime
+from hpcdl.supervision import runtime
 
 hpcdl.init()
 runtime.import_tensorflow()
@@ -28,7 +28,7 @@ import numpy  # noqa: E402
 import tensorflow as tf  # noqa: E402
 
 from hpcdl.core.errors import HpcdlError, original, originals  # noqa: E402
-from hpcdl.strategies.base import StrategyInfo  # noqa: E402
+from hpcdl.strategies.base.strategy import StrategyInfo  # noqa: E402
 from hpcdl.strategies.table import listed_strategies  # noqa: E402
 
 RANK, SIZE = hpcdl.rank(), hpcdl.size()
@@ -276,10 +276,10 @@ class Squares:
 def as_train_does(info: StrategyInfo) -> None:
     """Step by step the weights of each rank, and the center, are those of `hpcdl train`."""
     from hpcdl.config.schema import ElasticConfig, ExchangeConfig, OptimizerConfig
-    from hpcdl.strategies.base import Context
+    from hpcdl.scripts.process.session import communicator
+    from hpcdl.step.step import build_step
+    from hpcdl.strategies.base.strategy import Context
     from hpcdl.strategies.table import load_strategy
-    from hpcdl.training.keras.process.session import communicator
-    from hpcdl.training.loop.step import build_step
 
     inputs, targets = map(part, data())
     chosen: tuple[tuple[str, dict[str, Any]], ...] = (
@@ -496,7 +496,7 @@ def accumulated_gradients_are_exchanged_once() -> None:
 def sent() -> int:
     """Bytes of exchanges that this rank has sent."""
     from hpcdl.comm.observed import CONTROL, EXCHANGE
-    from hpcdl.training.keras.process.session import communicator
+    from hpcdl.scripts.process.session import communicator
 
     seen = communicator().observation
     return seen.traffic(EXCHANGE).bytes_sent + seen.traffic(CONTROL).bytes_sent

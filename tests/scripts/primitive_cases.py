@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import hpcdl
-from hpcdl.training.session import runtime
+from hpcdl.supervision import runtime
 
 runtime.import_tensorflow()
 

@@ -17,7 +17,7 @@ FAILING = """
 import hpcdl; hpcdl.init()
 if hpcdl.rank() == 1:
     raise ValueError("planted")
-from hpcdl.training.keras.process.session import communicator
+from hpcdl.scripts.process.session import communicator
 communicator().barrier()
 """
 

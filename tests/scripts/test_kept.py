@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from hpcdl.training.checkpoint.folders import newest_valid
+from hpcdl.checkpoint.folders import newest_valid
 from tests.conftest import CommandLine, Finished
 from tests.scripts.scripts import HERE
 from tests.training_runs import events, record_of

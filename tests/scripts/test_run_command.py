@@ -20,7 +20,7 @@ import sys
 import beside
 import hpcdl
 hpcdl.init(stall_timeout_s=8)
-from hpcdl.training.keras.process.session import communicator
+from hpcdl.scripts.process.session import communicator
 what, mine = sys.argv[1], hpcdl.rank() == 1
 print(hpcdl.rank(), hpcdl.size(), sys.argv[1:], beside.VALUE, "random" in sys.modules, flush=True)
 if mine and what == "raise":

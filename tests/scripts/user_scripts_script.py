@@ -5,7 +5,7 @@ import sys
 import time
 
 import hpcdl
-from hpcdl.training.session import runtime
+from hpcdl.supervision import runtime
 
 hpcdl.init(60)
 runtime.import_tensorflow()

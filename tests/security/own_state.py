@@ -1,7 +1,7 @@
 """A script with hpcdl.State that saves after each of three epochs."""
 
 import hpcdl
-from hpcdl.training.session import runtime
+from hpcdl.supervision import runtime
 
 hpcdl.init()
 runtime.import_tensorflow()

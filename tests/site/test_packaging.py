@@ -54,7 +54,7 @@ def test_the_stub_has_the_public_names_and_where_they_are() -> None:
     for node in ast.parse((ROOT / "hpcdl" / "__init__.pyi").read_text()).body:
         if isinstance(node, ast.ImportFrom) and node.module != "hpcdl":
             named |= {alias.name: str(node.module) for alias in node.names}
-    modules = {name: f"hpcdl.training.keras.{module}" for name, module in hpcdl._PUBLIC.items()}
+    modules = {name: f"hpcdl.scripts.{module}" for name, module in hpcdl._PUBLIC.items()}
     assert named == modules, "hpcdl/__init__.pyi: one import for each public name"
     assert set(hpcdl.__all__) == {*named, "data", "__version__"}
 

@@ -11,27 +11,27 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from hpcdl.training.session import runtime
+from hpcdl.supervision import runtime
 
 runtime.silence()
 runtime.import_tensorflow()
 
 import keras  # noqa: E402  TensorFlow must find its environment set
 
+from hpcdl.checkpoint.background import THREAD, BackgroundWork  # noqa: E402
+from hpcdl.checkpoint.interval import CheckpointInterval  # noqa: E402
+from hpcdl.checkpoint.local import LocalCopies  # noqa: E402
 from hpcdl.comm.observed import observe  # noqa: E402
 from hpcdl.comm.threads.communicator import alone  # noqa: E402
 from hpcdl.config.load import Layer, load  # noqa: E402
 from hpcdl.config.schema import TrainConfig  # noqa: E402
+from hpcdl.faults.inject import Injection  # noqa: E402
+from hpcdl.rank import parts as parts_module  # noqa: E402
+from hpcdl.rank.job import context_of  # noqa: E402
+from hpcdl.rank.parts import Parts  # noqa: E402
+from hpcdl.run.journal import NullJournal  # noqa: E402
+from hpcdl.run.prepare import prepare  # noqa: E402
 from hpcdl.strategies.table import load_strategy  # noqa: E402
-from hpcdl.training.checkpoint.interval import CheckpointInterval  # noqa: E402
-from hpcdl.training.checkpoint.local import LocalCopies  # noqa: E402
-from hpcdl.training.launch.prepare import prepare  # noqa: E402
-from hpcdl.training.loop import parts as parts_module  # noqa: E402
-from hpcdl.training.loop.journal import NullJournal  # noqa: E402
-from hpcdl.training.loop.parts import Parts  # noqa: E402
-from hpcdl.training.session.background import THREAD, BackgroundWork  # noqa: E402
-from hpcdl.training.session.inject import Injection  # noqa: E402
-from hpcdl.training.session.job import context_of  # noqa: E402
 
 STEPS = 12
 

@@ -9,9 +9,9 @@ from typing import Any
 import numpy
 import pytest
 
-from hpcdl.collectives.bucket_times import times_file
 from hpcdl.config.schema import BUCKET_BYTES, ExchangeConfig, ModelConfig, OptimizerConfig
 from hpcdl.core.errors import UsageError
+from hpcdl.step.bucket_times import times_file
 from hpcdl.strategies.refusals import check_exchange
 from hpcdl.strategies.table import STRATEGIES, find_strategy
 from tests.conftest import CommandLine
@@ -43,7 +43,7 @@ def test_the_command_line_refuses_before_anything_starts(ask_hpcdl: CommandLine,
 
 
 def test_scripts_are_told_how_to_find_a_size() -> None:
-    from hpcdl.training.keras.exchange import ExchangeSettings
+    from hpcdl.scripts.exchange import ExchangeSettings
 
     with pytest.raises(UsageError, match=r"give a size: `hpcdl bench step .* --strategy tree --bucket-size auto`"):
         ExchangeSettings(strategy="tree", bucket_size="auto").checked()
@@ -54,11 +54,11 @@ def test_trials_leave_weights_statistics_and_random_states_as_they_were(rule: st
     import keras
 
     from hpcdl.comm.threads.communicator import alone
+    from hpcdl.step.bucket_trials import TrialStep, _timed
+    from hpcdl.step.objective import Classification
+    from hpcdl.step.step import build_step
     from hpcdl.strategies.allreduce.worker import AllReduceWorker
-    from hpcdl.strategies.base import Context
-    from hpcdl.training.loop.bucket_trials import TrialStep, _timed
-    from hpcdl.training.loop.step import build_step
-    from hpcdl.training.optimization.objective import Classification
+    from hpcdl.strategies.base.strategy import Context
 
     layers = keras.layers
     model = keras.Sequential(

@@ -7,7 +7,7 @@ import pytest
 
 from hpcdl.comm.threads.communicator import alone
 from hpcdl.core.records import ALL_STEPS_UP_TO, PARTS
-from hpcdl.training.loop.clock import StepClock, StepTimes
+from hpcdl.step.clock import StepClock, StepTimes
 
 
 def fed(num_steps: int, warmup_steps: int) -> tuple[StepClock, numpy.ndarray]:

@@ -16,8 +16,8 @@ def test_top1_and_top5_on_uneven_parts() -> None:
     import keras
     import tensorflow as tf
 
-    from hpcdl.training.loop.evaluate import Evaluator
-    from hpcdl.training.optimization.objective import Classification
+    from hpcdl.step.evaluate import Evaluator
+    from hpcdl.step.objective import Classification
 
     generator = numpy.random.default_rng(1)
     images = generator.normal(size=(997, 2, 2, 1)).astype(numpy.float32)
@@ -47,7 +47,7 @@ def test_top1_and_top5_on_uneven_parts() -> None:
 def test_a_loss_of_keras_and_its_metrics() -> None:
     import tensorflow as tf
 
-    from hpcdl.training.optimization.objective import build_objective
+    from hpcdl.step.objective import build_objective
 
     objective = build_objective("mean_squared_error", ["mean_absolute_error"], 0.0)
     labels, outputs = tf.constant([1, 3]), tf.constant([[1.5], [2.0]])
@@ -56,7 +56,7 @@ def test_a_loss_of_keras_and_its_metrics() -> None:
 
 
 def test_unknown_losses_and_metrics_are_refused() -> None:
-    from hpcdl.training.optimization.objective import build_objective
+    from hpcdl.step.objective import build_objective
 
     with pytest.raises(UsageError, match="did you mean 'mean_squared_error'"):
         build_objective("mean_square_error", [], 0.0)

@@ -33,7 +33,7 @@ def after_steps(optimizer: Any, variables: list[Any], *, loss_scaling: bool) -> 
 def test_weights_and_velocities_are_those_of_keras(name: str, decay: float, *, loss_scaling: bool) -> None:
     import keras
 
-    from hpcdl.training.optimization.optimizers import build_optimizer
+    from hpcdl.step.optimizers import build_optimizer
 
     generator = numpy.random.default_rng(3)
     start = [generator.normal(size=shape).astype(numpy.float32) for shape in ((5, 7, 3), (129,), (33, 65))]

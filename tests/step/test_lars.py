@@ -24,7 +24,7 @@ def reference(weights: list, gradients: list, *, rate: float, momentum: float, t
 def test_lars_moves_as_its_paper_says() -> None:
     import keras
 
-    from hpcdl.training.optimization.optimizers import build_optimizer
+    from hpcdl.step.optimizers import build_optimizer
 
     generator = numpy.random.default_rng(3)
     start = [generator.normal(size=shape).astype(numpy.float32) for shape in ((4, 3), (3,), (2, 2, 3, 5))]
@@ -42,7 +42,7 @@ def test_lars_moves_as_its_paper_says() -> None:
 def test_weight_decay_spares_vectors() -> None:
     import keras
 
-    from hpcdl.training.optimization.optimizers import build_optimizer
+    from hpcdl.step.optimizers import build_optimizer
 
     matrix, vector = keras.Variable(numpy.ones((2, 2), "float32")), keras.Variable(numpy.ones(2, "float32"))
     config = OptimizerConfig(optimizer="sgd", learning_rate=0.1, weight_decay=0.5)

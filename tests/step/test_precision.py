@@ -10,7 +10,7 @@ from hpcdl.config.schema import OptimizerConfig
 def test_an_overflow_costs_the_step_and_half_of_the_scale() -> None:
     import keras
 
-    from hpcdl.training.optimization.optimizers import build_optimizer
+    from hpcdl.step.optimizers import build_optimizer
 
     variable = keras.Variable(numpy.ones(3, "float32"))
     config = OptimizerConfig(optimizer="momentum", learning_rate=0.5)

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from hpcdl.core.errors import UsageError
-from hpcdl.data.dataset import Dataset, open_dataset
+from hpcdl.data.format.dataset import Dataset, open_dataset
 from tests.conftest import CommandLine
 from tests.data.sharding import make, numbers, pixels
 from tests.training_runs import record_of, same_run
@@ -72,7 +72,7 @@ def batches_of(dataset: Dataset, count: int, **more: Any) -> list[Any]:
 
 def test_shapes_values_and_seeds(source: Path, data: Dataset) -> None:
     from hpcdl.data.read.pipeline import evaluation_batches
-    from hpcdl.training.loop.preprocess import model_shapes, preprocessed
+    from hpcdl.step.preprocess import model_shapes, preprocessed
 
     changed = preprocessed(data, f"{source}:halved")
     assert model_shapes(data)[0] == (12, 10, 1) and model_shapes(changed)[0] == (6, 5, 1)
@@ -97,7 +97,7 @@ def test_shapes_values_and_seeds(source: Path, data: Dataset) -> None:
 
 
 def test_several_inputs_by_name(source: Path, data: Dataset) -> None:
-    from hpcdl.training.loop.preprocess import model_shapes, preprocessed
+    from hpcdl.step.preprocess import model_shapes, preprocessed
 
     changed = preprocessed(data, f"{source}:two")
     assert model_shapes(changed)[0] == {"picture": (12, 10, 1), "mean": (1,)}
@@ -121,7 +121,7 @@ def test_several_inputs_by_name(source: Path, data: Dataset) -> None:
     ],
 )
 def test_what_is_wrong_is_one_line(source: Path, data: Dataset, name: str, word: str) -> None:
-    from hpcdl.training.loop.preprocess import preprocessed
+    from hpcdl.step.preprocess import preprocessed
 
     with pytest.raises(UsageError, match=word) as caught:
         batches_of(preprocessed(data, f"{source}:{name}"), 1)

@@ -17,7 +17,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from hpcdl.training.session import runtime
+from hpcdl.supervision import runtime
 
 runtime.silence()
 
@@ -29,10 +29,10 @@ from hpcdl.config.schema import TrainConfig  # noqa: E402
 from hpcdl.core.errors import StoppedEarly  # noqa: E402
 from hpcdl.core.protocols import Communicator  # noqa: E402
 from hpcdl.core.signals import STOPS  # noqa: E402
+from hpcdl.rank.job import run_rank  # noqa: E402
+from hpcdl.run import rundir  # noqa: E402
+from hpcdl.run.prepare import prepare  # noqa: E402
 from hpcdl.strategies.elastic.flat import FlatWorker  # noqa: E402
-from hpcdl.training.launch import rundir  # noqa: E402
-from hpcdl.training.launch.prepare import prepare  # noqa: E402
-from hpcdl.training.session.job import run_rank  # noqa: E402
 
 
 def plant(fault: dict[str, Any], rank: int, happened: Path) -> Callable[[], None]:

@@ -13,7 +13,7 @@ import time
 from pathlib import Path
 from typing import Any
 
-from hpcdl.training.session import runtime
+from hpcdl.supervision import runtime
 
 runtime.silence()
 runtime.import_tensorflow()
@@ -25,11 +25,11 @@ import tensorflow as tf  # noqa: E402
 from hpcdl.comm.mpi.communicator import world  # noqa: E402
 from hpcdl.config.schema import ExchangeConfig, OptimizerConfig  # noqa: E402
 from hpcdl.core.errors import NotFiniteError  # noqa: E402
-from hpcdl.strategies.base import Context  # noqa: E402
+from hpcdl.step.objective import Classification  # noqa: E402
+from hpcdl.step.optimizers import build_optimizer  # noqa: E402
+from hpcdl.step.step import build_step  # noqa: E402
+from hpcdl.strategies.base.strategy import Context  # noqa: E402
 from hpcdl.strategies.table import find_strategy, load_strategy  # noqa: E402
-from hpcdl.training.loop.step import build_step  # noqa: E402
-from hpcdl.training.optimization.objective import Classification  # noqa: E402
-from hpcdl.training.optimization.optimizers import build_optimizer  # noqa: E402
 
 STEPS, BATCH = 4, 6
 HELD_S = 60.0

@@ -12,7 +12,7 @@ import numpy as np
 from hpcdl.comm.observed import CONTROL, observe
 from hpcdl.comm.threads import communicator as threads
 from hpcdl.config.schema import ElasticConfig, ExchangeConfig, OptimizerConfig
-from hpcdl.strategies.base import Context
+from hpcdl.strategies.base.strategy import Context
 from hpcdl.strategies.table import find_strategy, load_strategy
 from tests.rounds import Counts, TracingCommunicator
 

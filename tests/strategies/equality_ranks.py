@@ -12,7 +12,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-from hpcdl.training.session import runtime
+from hpcdl.supervision import runtime
 
 runtime.silence()
 runtime.import_tensorflow()
@@ -24,14 +24,14 @@ import tensorflow as tf  # noqa: E402
 from hpcdl.comm.mpi.communicator import world  # noqa: E402
 from hpcdl.config.schema import ExchangeConfig, OptimizerConfig  # noqa: E402
 from hpcdl.core.protocols import Communicator  # noqa: E402
-from hpcdl.data.read.order import pass_slice  # noqa: E402
+from hpcdl.data.format.order import pass_slice  # noqa: E402
 from hpcdl.models.load import load_model  # noqa: E402
-from hpcdl.strategies.base import Context, Worker  # noqa: E402
+from hpcdl.step.objective import Classification  # noqa: E402
+from hpcdl.step.optimizers import build_optimizer  # noqa: E402
+from hpcdl.step.step import build_step  # noqa: E402
+from hpcdl.strategies.base.strategy import Context, Worker  # noqa: E402
 from hpcdl.strategies.single import SingleWorker  # noqa: E402
 from hpcdl.strategies.table import find_strategy, load_strategy  # noqa: E402
-from hpcdl.training.loop.step import build_step  # noqa: E402
-from hpcdl.training.optimization.objective import Classification  # noqa: E402
-from hpcdl.training.optimization.optimizers import build_optimizer  # noqa: E402
 
 NUM_STEPS = 20
 

@@ -13,7 +13,7 @@ import time
 from pathlib import Path
 from typing import Any
 
-from hpcdl.training.session import runtime
+from hpcdl.supervision import runtime
 
 runtime.silence()
 runtime.import_tensorflow()
@@ -25,12 +25,11 @@ import tensorflow as tf  # noqa: E402
 from hpcdl.comm.mpi.communicator import world  # noqa: E402
 from hpcdl.config.schema import ElasticConfig, ExchangeConfig, OptimizerConfig  # noqa: E402
 from hpcdl.core import errors  # noqa: E402
-from hpcdl.strategies import graph  # noqa: E402
-from hpcdl.strategies.base import Context, Worker  # noqa: E402
+from hpcdl.step.objective import Classification  # noqa: E402
+from hpcdl.step.optimizers import build_optimizer  # noqa: E402
+from hpcdl.step.step import build_step  # noqa: E402
+from hpcdl.strategies.base.strategy import Context, Worker, graph  # noqa: E402
 from hpcdl.strategies.table import find_strategy, load_strategy  # noqa: E402
-from hpcdl.training.loop.step import build_step  # noqa: E402
-from hpcdl.training.optimization.objective import Classification  # noqa: E402
-from hpcdl.training.optimization.optimizers import build_optimizer  # noqa: E402
 
 TEXT = "planted on 3 {ranks}: 50 % \u00fc of them"
 BATCH = 4

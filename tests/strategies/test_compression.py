@@ -9,7 +9,7 @@ import pytest
 
 from hpcdl.comm.threads.communicator import ThreadCommunicator, run
 from hpcdl.config.schema import ExchangeConfig, OptimizerConfig
-from hpcdl.strategies.base import Context
+from hpcdl.strategies.base.strategy import Context
 from hpcdl.strategies.table import find_strategy
 
 tf = pytest.importorskip("tensorflow")

@@ -117,7 +117,7 @@ def test_weights_move_before_the_last_bucket_comes(results: dict[str, Any], name
 
 def bounds(*gradients: Any) -> Any:
     tf = pytest.importorskip("tensorflow")
-    from hpcdl.strategies.graph import bounds_of
+    from hpcdl.strategies.base.graph import bounds_of
 
     return tf.function(lambda: bounds_of([tf.constant(one, tf.float32) for one in gradients]))().numpy()
 
@@ -140,7 +140,7 @@ def test_ranks_agree_on_what_their_sums_will_be(mine: float, text: str, monkeypa
     """Two ranks that bring 1.6e38 each may make a sum that is none; one alone may not."""
     tf = pytest.importorskip("tensorflow")
     from hpcdl.collectives import recursive_doubling
-    from hpcdl.strategies import graph
+    from hpcdl.strategies.base.strategy import graph
 
     monkeypatch.setattr(graph, "FIRST_WORD_S", 0.0)
 

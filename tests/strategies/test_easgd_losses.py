@@ -14,13 +14,13 @@ from pathlib import Path
 
 import pytest
 
+from hpcdl.checkpoint.folders import FOLDER as CHECKPOINTS
+from hpcdl.checkpoint.folders import MANIFEST, folder_of, list_checkpoints
 from hpcdl.cluster.launchers.mpiexec import environment_for
 from hpcdl.cluster.status import FOLDER as RANKS
 from hpcdl.cluster.status import read_statuses
 from hpcdl.core.records import read_record
-from hpcdl.training.checkpoint.folders import FOLDER as CHECKPOINTS
-from hpcdl.training.checkpoint.folders import MANIFEST, folder_of, list_checkpoints
-from hpcdl.training.loop.journal import FILE_NAME
+from hpcdl.run.journal import FILE_NAME
 from tests.conftest import CommandLine, end_family, patience
 
 pytestmark = pytest.mark.mpi

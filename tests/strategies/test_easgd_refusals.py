@@ -12,12 +12,12 @@ from hpcdl.config.load import Layer, load
 from hpcdl.config.schema import TrainConfig
 from hpcdl.config.study import load_study
 from hpcdl.core.errors import UsageError
-from hpcdl.node.topology.machines import read_topology
-from hpcdl.node.topology.model import FAST_KINDS, NumaNode, Topology
+from hpcdl.node.machines import read_topology
+from hpcdl.node.topology import FAST_KINDS, NumaNode, Topology
+from hpcdl.run import chips
+from hpcdl.run.prepare import prepare
 from hpcdl.strategies.table import STRATEGIES
 from hpcdl.study.plan import make_plan
-from hpcdl.training.launch import chips
-from hpcdl.training.launch.prepare import prepare
 from tests.conftest import ROOT, CommandLine
 
 FAMILY = [name for name, info in STRATEGIES.items() if info.features.optimizers]

@@ -16,7 +16,7 @@ import pytest
 
 from hpcdl.cluster.launchers.mpiexec import environment_for, find_mpiexec, launch_flags
 from hpcdl.core.errors import ConfigError, CorruptError, HpcdlError, NotFiniteError, RankError, carried, original
-from hpcdl.strategies.finite import BLOCK, all_finite
+from hpcdl.strategies.base.finite import BLOCK, all_finite
 from hpcdl.strategies.table import STRATEGIES
 from tests.conftest import ROOT, selected
 from tests.strategies.elastic_ranks import run

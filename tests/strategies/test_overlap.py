@@ -10,7 +10,7 @@ import pytest
 from hpcdl.comm.threads.communicator import ThreadCommunicator, alone, run
 from hpcdl.config.schema import ExchangeConfig, OptimizerConfig
 from hpcdl.core.errors import NotFiniteError, originals
-from hpcdl.strategies.base import Context
+from hpcdl.strategies.base.strategy import Context
 from hpcdl.strategies.table import STRATEGIES, find_strategy, load_strategy
 
 tf = pytest.importorskip("tensorflow")
@@ -22,9 +22,9 @@ def graph_of_step(strategy: str) -> Any:
     """The graph of worker 0's step: a network of three layers, each variable a bucket."""
     import keras
 
-    from hpcdl.training.loop.step import build_step
-    from hpcdl.training.optimization.objective import Classification
-    from hpcdl.training.optimization.optimizers import build_optimizer
+    from hpcdl.step.objective import Classification
+    from hpcdl.step.optimizers import build_optimizer
+    from hpcdl.step.step import build_step
 
     layers = [keras.layers.Dense(5, activation="tanh", name=name) for name in ("first", "second", "third")]
     model = keras.Sequential([keras.Input((4,)), *layers])

@@ -36,7 +36,7 @@ TRAIN = [
 def test_servers_do_without_tensorflow() -> None:
     statement = (
         "import sys, hpcdl.strategies.parameter_server.strategy, hpcdl.strategies.parameter_server.client; "
-        "import hpcdl.training.session.job; "
+        "import hpcdl.rank.job; "
         "sys.exit('tensorflow' in sys.modules or 'keras' in sys.modules)"
     )
     assert subprocess.run([sys.executable, "-c", statement], timeout=300, check=False).returncode == 0

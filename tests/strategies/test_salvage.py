@@ -15,13 +15,13 @@ from hpcdl.comm.observed import observe
 from hpcdl.comm.threads import communicator as threads
 from hpcdl.config.schema import ElasticConfig, ExchangeConfig, OptimizerConfig
 from hpcdl.core.errors import BrokenGroup, RankError
-from hpcdl.strategies.base import Context, HoldsCenter
-from hpcdl.strategies.elastic.center.message import server_spans
-from hpcdl.strategies.elastic.center.rules import MomentumDescent
-from hpcdl.strategies.elastic.center.salvage import Center, CenterPart, Claim, gather_center, origins_of
-from hpcdl.strategies.elastic.center.server import CenterServer
+from hpcdl.strategies.base.salvage import Center, CenterPart, Claim, gather_center, origins_of
+from hpcdl.strategies.base.strategy import Context, HoldsCenter
 from hpcdl.strategies.elastic.center_replicas import CenterReplica, ElasticReplica, PullingReplica
+from hpcdl.strategies.elastic.message import server_spans
 from hpcdl.strategies.elastic.methods import METHODS
+from hpcdl.strategies.elastic.rules import MomentumDescent
+from hpcdl.strategies.elastic.server import CenterServer
 from hpcdl.strategies.table import find_strategy, load_strategy
 
 LENGTH = 60

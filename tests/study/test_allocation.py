@@ -8,8 +8,8 @@ import pytest
 from hpcdl.cluster.launchers import find_launcher
 from hpcdl.core.errors import UsageError
 from hpcdl.core.protocols import LaunchPlan
+from hpcdl.node.machines import read_topology
 from hpcdl.node.profile import read_profile
-from hpcdl.node.topology.machines import read_topology
 from hpcdl.study.allocation import check_room, find_allocation
 from hpcdl.study.points import profile_of_point, thread_settings
 from tests.study.studies import small_study

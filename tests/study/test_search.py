@@ -21,9 +21,9 @@ from hpcdl.cli.study.search import as_document
 from hpcdl.config.search import SearchStudy
 from hpcdl.core.errors import ConfigError, UsageError
 from hpcdl.report.analysis.analyse import analyse
-from hpcdl.report.build import compose
-from hpcdl.report.document import Figure, Listing
-from hpcdl.report.figures import svg
+from hpcdl.report.compose.build import compose
+from hpcdl.report.document.document import Figure, Listing
+from hpcdl.report.renderers.figures import svg
 from hpcdl.report.runs.searches import SearchRecord, SearchTrial, read_search
 from hpcdl.report.runs.sources import Gathered
 from hpcdl.study.proposals import FINISHED, Proposals

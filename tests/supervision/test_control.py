@@ -6,13 +6,13 @@ import os
 import signal
 import time
 
+from hpcdl.checkpoint.interval import CheckpointInterval
 from hpcdl.comm.threads import communicator as threads
 from hpcdl.core.protocols import Communicator
 from hpcdl.core.signals import StopRequest
-from hpcdl.strategies.base import Worker
+from hpcdl.strategies.base.strategy import Worker
 from hpcdl.strategies.parameter_server.agreement import NUM_WISHES
-from hpcdl.training.checkpoint.interval import CheckpointInterval
-from hpcdl.training.session.control import Control, Room, Wishes
+from hpcdl.supervision.control import Control, Room, Wishes
 
 
 def control_of(

@@ -13,8 +13,8 @@ from hpcdl.cli.training.watch import BAR, bar, lines
 from hpcdl.comm.observed import Observation
 from hpcdl.core.errors import UsageError
 from hpcdl.core.lock import writing
-from hpcdl.training.session.live import LiveView, RunNow
-from hpcdl.training.session.watch import Actions, Limits, Watch, watching
+from hpcdl.supervision.live import LiveView, RunNow
+from hpcdl.supervision.watch import Actions, Limits, Watch, watching
 from tests.conftest import CommandLine, patience
 
 

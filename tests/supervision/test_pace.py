@@ -15,10 +15,10 @@ from hpcdl.comm.observed import PARTS, Observation
 from hpcdl.config.load import Effective, flag_layer, load
 from hpcdl.config.schema import TrainConfig
 from hpcdl.core.errors import RankError, UsageError
-from hpcdl.training.launch.fewer import check_least, with_least
-from hpcdl.training.launch.places import Places
-from hpcdl.training.session.pace import WINDOWS, WINDOWS_UNTIL_TOLD, Eviction, Pace, PaceKeeper, Paces
-from hpcdl.training.session.watch import Actions, Watch
+from hpcdl.launch.places import Places
+from hpcdl.run.fewer import check_least, with_least
+from hpcdl.supervision.pace import WINDOWS, WINDOWS_UNTIL_TOLD, Eviction, Pace, PaceKeeper, Paces
+from hpcdl.supervision.watch import Actions, Watch
 from tests.conftest import CommandLine, patience
 from tests.training_runs import PLANTED, SHORT, events, finish, record_of, start, steps_done, wait_for
 

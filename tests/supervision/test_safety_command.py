@@ -11,8 +11,8 @@ from pathlib import Path
 
 import pytest
 
-from hpcdl.training.launch import rundir
-from hpcdl.training.launch.prepare import prepare
+from hpcdl.run import rundir
+from hpcdl.run.prepare import prepare
 from tests.conftest import DIGITS, CommandLine, Mpi, patience
 from tests.training_runs import PLANTED, SHORT, finish, kill_rank, record_of, start, steps_done, wait_for
 

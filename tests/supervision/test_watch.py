@@ -15,7 +15,7 @@ import pytest
 
 from hpcdl.comm.observed import Observation
 from hpcdl.core.errors import RankError
-from hpcdl.training.session.watch import (
+from hpcdl.supervision.watch import (
     Actions,
     Limits,
     Note,
@@ -217,7 +217,7 @@ def test_who_stands_in_line_for_a_core_computes() -> None:
     spin = f"import os; os.sched_setaffinity(0, {{{core}}})\nwhile True: pass"
     others = [subprocess.Popen([sys.executable, "-c", spin]) for _ in range(4)]
     asks = (
-        "import os, threading, time; from hpcdl.training.session.watch import processor_wanted_s as wanted_s\n"
+        "import os, threading, time; from hpcdl.supervision.watch import processor_wanted_s as wanted_s\n"
         f"os.sched_setaffinity(0, {{{core}}}); os.nice(10)\n"
         "threading.Thread(target=lambda: [None for _ in iter(int, 1)], daemon=True).start()\n"
         "before, begun = wanted_s(), time.monotonic(); time.sleep(3)\n"
@@ -240,7 +240,7 @@ STANDS_STILL = """
 import sys, time
 from pathlib import Path
 from hpcdl.comm.observed import Observation
-from hpcdl.training.session.watch import Actions, Limits, Watch
+from hpcdl.supervision.watch import Actions, Limits, Watch
 seen = Observation(0, 2, "a")
 actions = Actions(end=lambda error: print(error, flush=True))
 watch = Watch(observation=seen, folder=Path(sys.argv[1]), actions=actions, limits=Limits(stall_s=float(sys.argv[2])))

@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
 
-from hpcdl.training.session import runtime
+from hpcdl.supervision import runtime
 
 runtime.silence()
 
@@ -23,11 +23,11 @@ from keras import layers  # noqa: E402
 from hpcdl.comm.observed import NOTHING, NoRecorder, Recorder  # noqa: E402
 from hpcdl.comm.threads.communicator import run  # noqa: E402
 from hpcdl.config.schema import ExchangeConfig, OptimizerConfig  # noqa: E402
-from hpcdl.strategies.base import Context  # noqa: E402
+from hpcdl.step.objective import Classification  # noqa: E402
+from hpcdl.step.optimizers import build_optimizer  # noqa: E402
+from hpcdl.step.step import build_step  # noqa: E402
+from hpcdl.strategies.base.strategy import Context  # noqa: E402
 from hpcdl.strategies.table import find_strategy, load_strategy  # noqa: E402
-from hpcdl.training.loop.step import build_step  # noqa: E402
-from hpcdl.training.optimization.objective import Classification  # noqa: E402
-from hpcdl.training.optimization.optimizers import build_optimizer  # noqa: E402
 
 STEPS, BATCH = 4, 6
 

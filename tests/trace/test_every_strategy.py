@@ -15,7 +15,7 @@ import pytest
 from hpcdl.cluster.launchers.mpiexec import environment_for, find_mpiexec
 from hpcdl.comm.observed import BACKWARD, FORWARD, LAYER_UPDATE, PARTS
 from hpcdl.core.records import read_record
-from hpcdl.strategies.base import StrategyInfo
+from hpcdl.strategies.base.strategy import StrategyInfo
 from hpcdl.strategies.table import STRATEGIES
 from hpcdl.trace.file import RankTrace
 from hpcdl.trace.findings import findings

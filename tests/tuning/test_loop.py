@@ -15,9 +15,9 @@ import pytest
 
 from hpcdl.core.errors import CorruptError, UsageError
 from hpcdl.node.engine import Engine
+from hpcdl.node.machines import read_machine
 from hpcdl.node.profile import Profile, read_profile, write_profile
 from hpcdl.node.settings import Settings, chosen
-from hpcdl.node.topology.machines import read_machine
 from hpcdl.tuning.findings import Found, as_profile
 from hpcdl.tuning.log import TrialLog
 from hpcdl.tuning.loop import SearchLimits, Tuning

@@ -11,10 +11,10 @@ from typing import Any
 
 import pytest
 
+from hpcdl.node.machines import read_machine
 from hpcdl.node.plan import launch_plan
 from hpcdl.node.profile import Profile, read_profile, write_profile
 from hpcdl.node.settings import Settings
-from hpcdl.node.topology.machines import read_machine
 from hpcdl.tuning.lower_precision import (
     LOWER,
     Allowance,

@@ -9,9 +9,9 @@ from hpcdl.config.schema import TuneConfig, TuneOutput, TuneSearch, TuneWorkload
 from hpcdl.core.errors import ConfigError, UsageError
 from hpcdl.core.paths import share_folder
 from hpcdl.node.engine import Engine
+from hpcdl.node.machines import machine_names, read_machine
 from hpcdl.node.settings import Settings
-from hpcdl.node.topology.machines import machine_names, read_machine
-from hpcdl.node.topology.model import Topology, restricted
+from hpcdl.node.topology import Topology, restricted
 from hpcdl.tuning.space import build_space, read_space
 from hpcdl.tuning.tune import prepare
 

@@ -14,10 +14,10 @@ from typing import TYPE_CHECKING
 import pytest
 
 from hpcdl.cluster.processes import marked
+from hpcdl.node.machines import read_machine
 from hpcdl.node.plan import launch_plan
 from hpcdl.node.profile import find_profile
 from hpcdl.node.settings import Settings
-from hpcdl.node.topology.machines import read_machine
 from hpcdl.tuning import trials
 from hpcdl.tuning.space import Candidate
 from hpcdl.tuning.trials import (
@@ -167,7 +167,7 @@ def test_nothing_is_left_in_the_temporary_folder(tmp_path: Path, monkeypatch: py
 @pytest.mark.mpi
 def test_two_real_ranks_sit_on_disjoint_cores_seen_from_outside(tmp_path: Path) -> None:
     """Ranks of a real trial, read from /proc/PID/status while they compute."""
-    from hpcdl.node.topology.machines import read_topology
+    from hpcdl.node.machines import read_topology
 
     own = sorted(os.sched_getaffinity(0))
     if len(own) < 2:
@@ -193,7 +193,7 @@ def test_two_real_ranks_sit_on_disjoint_cores_seen_from_outside(tmp_path: Path) 
 
 def rank_masks() -> set[tuple[int, ...]]:
     """The masks of the bench's rank processes that have been bound: narrower than this process's own."""
-    from hpcdl.node.topology.model import parse_list
+    from hpcdl.node.topology import parse_list
 
     masks = set()
     for entry in Path("/proc").glob("[0-9]*"):

@@ -44,7 +44,7 @@ def inspect(
         check_outputs([_page_path(folder, out)])
     if verify or repair:
         document.update(_check(folder, source, keep=json))
-    from hpcdl.data import inspection
+    from hpcdl.data.show import inspection
 
     found = inspection.inspect(folder)
     if out is not None and (samples or show):
@@ -69,7 +69,7 @@ def _page_path(folder: Path, out: Path | None) -> Path:
 def _check(folder: Path, source: str | None, *, keep: bool) -> dict[str, Any]:
     """Verify, and with a source mend; CorruptError where damage remains."""
     from hpcdl.core.progress import progress
-    from hpcdl.data import inspection
+    from hpcdl.data.show import inspection
 
     done = 0
     with progress("verifying", inspection.total_bytes(folder)) as bar:
@@ -109,8 +109,8 @@ def _page(folder: Path, out: Path | None) -> str:
 
 
 def _pictures(folder: Path, samples: int, out: Path) -> list[str]:
-    from hpcdl.data.dataset import open_dataset
-    from hpcdl.data.inspection import write_pictures
+    from hpcdl.data.format.dataset import open_dataset
+    from hpcdl.data.show.inspection import write_pictures
 
     dataset = open_dataset(str(folder))
     split = dataset.splits.get("train") or next(iter(dataset.splits.values()))

@@ -13,7 +13,7 @@ from hpcdl.cli.options import JsonFlag
 from hpcdl.cli.output import print_json, put, say
 
 if TYPE_CHECKING:
-    from hpcdl.doctor.certify import Trial
+    from hpcdl.bench.certify import Trial
 
 
 def register(app: typer.Typer) -> None:
@@ -49,8 +49,8 @@ def certify(
 
     Small trainings are struck by faults, one after another; a card tells which of them went on, and what it cost.
     """
+    from hpcdl.bench.certify import FAULTS, Plan, document_of, earlier_trials, try_out, write_card
     from hpcdl.core.progress import progress
-    from hpcdl.doctor.certify import FAULTS, Plan, document_of, earlier_trials, try_out, write_card
 
     plan = Plan(
         strategies=strategy or ["ring", "ps", "async-easgd"],
@@ -81,7 +81,7 @@ def certify(
 
 def _show(document: Mapping[str, Any], trials: Sequence[Trial]) -> None:
     """The table; then who did not survive, and what was not tried."""
-    from hpcdl.doctor.certify import HEADINGS, rows_of, told_left_out
+    from hpcdl.bench.certify import HEADINGS, rows_of, told_left_out
 
     for row in (HEADINGS, *rows_of(document)):
         put(f"{row[0]:<26}  {row[1]:<14}  {row[2]:<9}  {row[3]:<15}  {row[4]}")

@@ -65,8 +65,8 @@ def predict(
     From a few small runs, from one node and a network, or from a model and a machine alone.
     """
     from hpcdl.core.disk import check_outputs
+    from hpcdl.launch.traced import traced_runs
     from hpcdl.predict.answer import Question, answer
-    from hpcdl.training.launch.traced import traced_runs
 
     check_outputs([out / "predict.json"] if out else [])
     if model is not None and (runs or imported):

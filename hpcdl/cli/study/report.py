@@ -82,7 +82,7 @@ def report(
     """
     from hpcdl.predict.outlook import forecasting
     from hpcdl.report.analysis.analyse import analyse, kept_apart
-    from hpcdl.report.build import compose, render
+    from hpcdl.report.compose.build import compose, render
     from hpcdl.report.runs.references import load_references
     from hpcdl.report.runs.sources import MANY, left_to_the_end, link_of, uncollected, walk
 
@@ -127,7 +127,7 @@ def report(
 def _folder(out: Path | None, runs: list[Path], formats: list[str]) -> Path:
     """Where the report goes; UsageError, before any work, where it would replace what is not hpcdl's."""
     from hpcdl.core.disk import is_own
-    from hpcdl.report.build import check_place
+    from hpcdl.report.compose.build import check_place
 
     folder = out or (runs[0] / "report" if len(runs) == 1 and is_own(runs[0]) else Path("report"))
     check_place(folder, formats)
@@ -135,7 +135,7 @@ def _folder(out: Path | None, runs: list[Path], formats: list[str]) -> Path:
 
 
 def _tell(analysis: Analysis, pages: list[Path], tell: Callable[[str], None]) -> None:
-    from hpcdl.report.summary import accuracy_line
+    from hpcdl.report.compose.summary import accuracy_line
 
     for path in [path for path in pages if path.suffix == ".html"] or pages[:1]:
         tell(f"report: {path.resolve()}")
@@ -189,8 +189,8 @@ def _gather(
 
 def _traced(gathered: Gathered, anonymous: bool) -> list[TracedRun]:
     """What the traces of these runs tell."""
+    from hpcdl.launch.traced import traced_runs
     from hpcdl.report.runs.anonymous import anonymised_traces
-    from hpcdl.training.launch.traced import traced_runs
 
     traced = traced_runs(gathered.run_dirs, say)
     return anonymised_traces(traced) if anonymous else traced

@@ -165,7 +165,7 @@ def _follow(bar: Any, news: News) -> None:
 
 
 def _show_plan(study: Study, plan: RunPlan, state: StudyState, prepared: Any, json: bool) -> None:
-    from hpcdl.node.topology.machines import read_topology
+    from hpcdl.node.machines import read_topology
     from hpcdl.study.allocation import find_allocation
     from hpcdl.study.estimate import estimate_study
 
@@ -192,10 +192,10 @@ def _show_plan(study: Study, plan: RunPlan, state: StudyState, prepared: Any, js
 
 def _tell_cost(folder: Path, study: Study, plan: RunPlan, prepared: Any, given: Mapping[str, Any], json: bool) -> None:
     """Nothing is written; a study that has begun counts with what is left of it."""
+    from hpcdl.launch.traced import traced_runs
     from hpcdl.predict.network import read_network
     from hpcdl.study.cost import Known, predict_cost
     from hpcdl.study.state import FILE_NAME, new_state, open_study
-    from hpcdl.training.launch.traced import traced_runs
 
     begun = (folder / FILE_NAME).exists()
     state = open_study(folder, study, plan, resume=True) if begun else new_state(study, plan)

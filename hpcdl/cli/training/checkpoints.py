@@ -23,7 +23,7 @@ def checkpoints(
     json: JsonFlag = False,
 ) -> None:
     """List a run's checkpoints, and hold every file against its digest."""
-    from hpcdl.training.checkpoint.listing import listed, require_whole
+    from hpcdl.run.listing import listed, require_whole
 
     found = listed(run)
     if json:

@@ -36,13 +36,13 @@ def evaluate(
     trust: TrustFlag = False,
 ) -> None:
     """Measure a run's model on data."""
-    from hpcdl.training.launch.rundir import check_trusted
-    from hpcdl.training.session import runtime
+    from hpcdl.run.rundir import check_trusted
+    from hpcdl.supervision import runtime
 
     check_trusted(run, trust)
     runtime.silence()
     runtime.import_tensorflow()
-    from hpcdl.training.runs import evaluate_run
+    from hpcdl.rank.runs import evaluate_run
 
     result, name, said = evaluate_run(run, data, split)
     for text in said:
@@ -63,13 +63,13 @@ def export(
     trust: TrustFlag = False,
 ) -> None:
     """Write a run's model for use without hpcdl."""
-    from hpcdl.training.launch.rundir import check_trusted
-    from hpcdl.training.session import runtime
+    from hpcdl.run.rundir import check_trusted
+    from hpcdl.supervision import runtime
 
     check_trusted(run, trust)
     runtime.silence()
     runtime.import_tensorflow()
-    from hpcdl.training.runs import export_run
+    from hpcdl.rank.runs import export_run
 
     path, said = export_run(run, to.value, target)
     for text in said:

@@ -42,7 +42,7 @@ def run(
     """
     from hpcdl.cluster.environment import placement
     from hpcdl.cluster.modules import go_on_with
-    from hpcdl.training.launch import script as launch
+    from hpcdl.launch import script as launch
 
     settings = effective(ScriptConfig, "run", flags, config, set_, below=_resumed(flags, trust))
     if settings.config.run.module is not None:
@@ -67,7 +67,7 @@ def _resumed(flags: dict[str, Any], trust: bool) -> list[Layer]:
         return []
     if flags["run-dir"] is None:
         raise UsageError("--resume needs to know which run: add --run-dir DIR")
-    from hpcdl.training.launch.rundir import check_trusted, resume_layer
+    from hpcdl.run.rundir import check_trusted, resume_layer
 
     check_trusted(Path(flags["run-dir"]), trust)
     return resume_layer(Path(flags["run-dir"]), ScriptConfig)

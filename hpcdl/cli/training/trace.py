@@ -31,10 +31,10 @@ def trace(runs: Runs, html: Html = None, to: To = None, as_json: JsonFlag = Fals
     """
     from hpcdl.core.disk import check_output
     from hpcdl.core.files import write_output
+    from hpcdl.launch.traced import look_into
     from hpcdl.trace.page import page
     from hpcdl.trace.summary import tables
     from hpcdl.trace.viewers import VIEWERS
-    from hpcdl.training.launch.traced import look_into
 
     if len(runs) > 1 and (html is not None or to is not None):
         raise UsageError("--html and --to take one run")

@@ -15,7 +15,7 @@ from hpcdl.core.streams import unheard
 from hpcdl.core.units import format_rate, format_seconds
 
 if TYPE_CHECKING:
-    from hpcdl.training.session.live import RankNow, RunNow
+    from hpcdl.supervision.live import RankNow, RunNow
 
 Run = Annotated[Path, typer.Argument(metavar="RUN", help="Run directory of a run that goes on.")]
 Once = Annotated[bool, typer.Option("--once", help="Look for as long as ranks take to answer, print, and leave.")]
@@ -37,7 +37,7 @@ def watch(run: Run, once: Once = False) -> None:
 
     Works from any node that sees the run directory; without a terminal it prints plain lines.
     """
-    from hpcdl.training.session.live import LiveView
+    from hpcdl.supervision.live import LiveView
 
     view = LiveView(run)
     began_s = time.monotonic()

@@ -25,7 +25,7 @@ from hpcdl.data.format.hdf5 import (
     shard_map,
 )
 from hpcdl.data.format.manifest import ShardEntry
-from hpcdl.data.read.prefetch import aligned_empty
+from hpcdl.data.format.prefetch import aligned_empty
 
 Array = npt.NDArray[Any]
 _PIECE_BYTES = 2 << 20

@@ -12,10 +12,10 @@ import numpy as np
 import tensorflow as tf
 
 from hpcdl.core.errors import UsageError, carried, originals
-from hpcdl.data.dataset import Dataset, Split, open_dataset
+from hpcdl.data.format.dataset import Dataset, Split, open_dataset
 from hpcdl.data.format.fields import Field
-from hpcdl.data.read.order import NO_SHIFT, Ids, Shift, mixed, pass_slice
-from hpcdl.data.read.prefetch import BufferPool, Prefetched, aligned_empty
+from hpcdl.data.format.order import NO_SHIFT, Ids, Shift, mixed, pass_slice
+from hpcdl.data.format.prefetch import BufferPool, Prefetched, aligned_empty
 from hpcdl.data.read.reader import SplitReader, open_reader
 from hpcdl.data.read.windows import TrainingStream, field_of, open_stream
 

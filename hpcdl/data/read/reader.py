@@ -18,13 +18,13 @@ import numpy.typing as npt
 import xxhash
 
 from hpcdl.core.errors import CorruptError, HpcdlError
-from hpcdl.data.dataset import Dataset, FileOperationsCounter, Split
+from hpcdl.data.format.dataset import Dataset, FileOperationsCounter, Split
 from hpcdl.data.format.fields import Field
 from hpcdl.data.format.hdf5 import ChunkReader, ColumnMap, ResidentMap, ShardMap, shard_map
 from hpcdl.data.format.manifest import ShardEntry
+from hpcdl.data.format.order import Ids, Layout, NodeShare
 from hpcdl.data.format.shard_file import block_checksum, frame_checksum
-from hpcdl.data.read.order import Ids, Layout, NodeShare
-from hpcdl.data.synthetic import SyntheticImages
+from hpcdl.data.format.synthetic import SyntheticImages
 
 Array = npt.NDArray[Any]
 WINDOW_BYTES = 64 * 1024**2

@@ -27,10 +27,10 @@ from hpcdl.core.paths import typed
 from hpcdl.core.protocols import Communicator
 from hpcdl.core.signals import caught
 from hpcdl.core.units import format_bytes
-from hpcdl.data.dataset import Dataset
+from hpcdl.data.format.dataset import Dataset
 from hpcdl.data.format.manifest import ShardEntry
+from hpcdl.data.format.order import NodeShare
 from hpcdl.data.format.shard_file import faults
-from hpcdl.data.read.order import NodeShare
 from hpcdl.data.read.reader import SplitReader
 
 _LOCK = "lock"

@@ -17,9 +17,9 @@ import numpy as np
 import numpy.typing as npt
 
 from hpcdl.core.errors import UsageError
-from hpcdl.data.dataset import Dataset, Split
+from hpcdl.data.format.dataset import Dataset, Split
 from hpcdl.data.format.fields import Field
-from hpcdl.data.read.order import (
+from hpcdl.data.format.order import (
     NO_SHIFT,
     Epoch,
     Ids,
@@ -30,7 +30,7 @@ from hpcdl.data.read.order import (
     pass_slice,
     steps_per_epoch,
 )
-from hpcdl.data.read.prefetch import BufferPool, aligned_empty
+from hpcdl.data.format.prefetch import BufferPool, aligned_empty
 from hpcdl.data.read.reader import ColumnReader, Reader, SplitReader, SyntheticReader, open_reader
 
 BlockReader = SplitReader | ColumnReader

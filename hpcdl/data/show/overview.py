@@ -11,11 +11,11 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from hpcdl.data.dataset import Dataset, open_dataset
+from hpcdl.data.format.dataset import Dataset, open_dataset
 from hpcdl.data.format.fields import Field
-from hpcdl.data.inspection import Inspection, inspect
-from hpcdl.data.read.order import mixed, permuted
+from hpcdl.data.format.order import mixed, permuted
 from hpcdl.data.read.reader import SplitReader
+from hpcdl.data.show.inspection import Inspection, inspect
 
 Array = npt.NDArray[Any]
 MOST_MEASURED = 256

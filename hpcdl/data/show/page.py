@@ -16,7 +16,7 @@ from hpcdl import __version__
 from hpcdl.core.errors import printable
 from hpcdl.core.units import format_bytes, format_count
 from hpcdl.data.format.fields import Field
-from hpcdl.data.inspection import SplitInspection
+from hpcdl.data.show.inspection import SplitInspection
 from hpcdl.data.show.overview import DrawnSample, Overview
 
 Array = npt.NDArray[Any]

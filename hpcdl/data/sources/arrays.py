@@ -16,11 +16,11 @@ import numpy as np
 import numpy.typing as npt
 
 from hpcdl.core.errors import SourceError, shown
-from hpcdl.data.dataset import UNSPLIT
+from hpcdl.data.format.dataset import UNSPLIT
 from hpcdl.data.format.fields import DTYPES, RESERVED, Field, is_name
 from hpcdl.data.sources.base import Array, ArrayPlace, Content, SourceFacts, SourceSpec
 from hpcdl.data.sources.flat import MOST_CLASSES, FlatFiles, add_numbered, numbered, plausible, stamp_of
-from hpcdl.data.write.index import Index, IndexWriter
+from hpcdl.data.sources.index import Index, IndexWriter
 
 INPUT_NAMES = ("x", "images", "image", "data", "inputs", "input", "features", "samples", "text")
 TARGET_NAMES = ("y", "labels", "label", "targets", "target", "classes", "class", "masks", "mask")

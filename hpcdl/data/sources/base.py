@@ -15,7 +15,7 @@ import numpy.typing as npt
 from hpcdl.core.errors import HpcdlError, SourceError
 from hpcdl.data.format.fields import Field
 from hpcdl.data.sources import SOURCES
-from hpcdl.data.write.index import Index, IndexWriter
+from hpcdl.data.sources.index import Index, IndexWriter
 
 Array = npt.NDArray[Any]
 Content = bytes | memoryview
@@ -152,7 +152,7 @@ def check_location(location: str) -> Path:
 
 def recognise(location: str) -> str:
     """The format of what lies at `location`; SourceError where none fits."""
-    from hpcdl.data.synthetic import PREFIX
+    from hpcdl.data.format.synthetic import PREFIX
 
     if location.startswith(PREFIX):
         return "synthetic"

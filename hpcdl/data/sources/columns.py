@@ -20,7 +20,7 @@ from hpcdl.data.sources.arrays import (
     shape_text,
 )
 from hpcdl.data.sources.base import Array, SourceFacts
-from hpcdl.data.write.index import IndexWriter
+from hpcdl.data.sources.index import IndexWriter
 
 _PACKED = "x"
 """The field that all columns of numbers are put together in, unless --input says otherwise."""

@@ -12,11 +12,11 @@ from typing import Any, BinaryIO
 
 from hpcdl.core.errors import SourceError, shown
 from hpcdl.core.files import open_regular
-from hpcdl.data.dataset import UNSPLIT
+from hpcdl.data.format.dataset import UNSPLIT
 from hpcdl.data.sources.base import SourceFacts, SourceSpec
 from hpcdl.data.sources.flat import class_numbers
 from hpcdl.data.sources.image_folder import CHECKED_AT_ONCE, SPLIT_NAMES, WholeFiles, check_magic
-from hpcdl.data.write.index import Index, IndexWriter
+from hpcdl.data.sources.index import Index, IndexWriter
 
 _HEADS = ({"file", "label"}, {"filename", "label"}, {"path", "label"})
 _BATCH = 4096

@@ -12,9 +12,9 @@ import numpy as np
 
 from hpcdl.core.errors import SourceError, shown
 from hpcdl.core.files import open_descriptor
-from hpcdl.data.dataset import UNSPLIT
+from hpcdl.data.format.dataset import UNSPLIT
 from hpcdl.data.sources.base import MOST_SAMPLE_BYTES, Array, SourceChanged, SourceFacts, UnreadableSample
-from hpcdl.data.write.index import ROW, IndexWriter
+from hpcdl.data.sources.index import ROW, IndexWriter
 
 _BATCH = 1 << 14
 _MOST_CHANNELS = 16

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from hpcdl.core.errors import SourceError
-from hpcdl.data.dataset import UNSPLIT
+from hpcdl.data.format.dataset import UNSPLIT
 from hpcdl.data.format.hdf5 import ArrayFile
 from hpcdl.data.sources.arrays import ArrayGroup, FieldSource, FoundArray, PlacedArray, shape_text
 from hpcdl.data.sources.base import Array, SourceFacts, SourceSpec, UnreadableSample
@@ -24,7 +24,7 @@ from hpcdl.data.sources.flat import (
     stamp_of,
     stored_dtype,
 )
-from hpcdl.data.write.index import Index, IndexWriter
+from hpcdl.data.sources.index import Index, IndexWriter
 
 _ENDINGS = (".h5", ".hdf5", ".hdf", ".he5", ".nc", ".nc4")
 

@@ -9,9 +9,9 @@ from typing import Any
 
 from hpcdl.core.errors import SourceError
 from hpcdl.core.files import open_regular
-from hpcdl.data.dataset import UNSPLIT
+from hpcdl.data.format.dataset import UNSPLIT
 from hpcdl.data.sources.base import MOST_SAMPLE_BYTES, SourceChanged, SourceFacts, SourceSpec, UnreadableSample
-from hpcdl.data.write.index import Index, IndexWriter
+from hpcdl.data.sources.index import Index, IndexWriter
 
 SPLIT_NAMES = {"train": "train", "val": "val", "valid": "val", "validation": "val", "test": "test"}
 MAGIC = {

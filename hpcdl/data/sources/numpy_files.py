@@ -19,7 +19,7 @@ import numpy as np
 from hpcdl.core.errors import SourceError
 from hpcdl.core.files import open_regular
 from hpcdl.core.units import format_bytes
-from hpcdl.data.dataset import UNSPLIT
+from hpcdl.data.format.dataset import UNSPLIT
 from hpcdl.data.sources.arrays import ArrayGroup, FieldSource, FoundArray, PlacedArray, shape_text
 from hpcdl.data.sources.base import Array, SourceFacts, SourceSpec
 from hpcdl.data.sources.flat import (
@@ -31,7 +31,7 @@ from hpcdl.data.sources.flat import (
     name_classes,
     stored_dtype,
 )
-from hpcdl.data.write.index import Index, IndexWriter
+from hpcdl.data.sources.index import Index, IndexWriter
 
 _PAIRS = (("images", "labels"), ("x", "y"), ("data", "labels"))
 _MOST_HEADER_BYTES = 16_384

@@ -13,13 +13,13 @@ from typing import Any
 import numpy as np
 
 from hpcdl.core.errors import SourceError, UsageError, shown
-from hpcdl.data.dataset import UNSPLIT
+from hpcdl.data.format.dataset import UNSPLIT
 from hpcdl.data.sources.arrays import INPUT_NAMES, TARGET_NAMES, PlacedArray
 from hpcdl.data.sources.base import Array, SourceFacts
 from hpcdl.data.sources.columns import ColumnSource, TableColumn
 from hpcdl.data.sources.flat import EncodedFiles, files_by_split, is_made_of
 from hpcdl.data.sources.image_folder import MAGIC, SPLIT_NAMES
-from hpcdl.data.write.index import IndexWriter
+from hpcdl.data.sources.index import IndexWriter
 
 _ENDINGS = (".parquet", ".pq")
 _PANDAS_INDEX = re.compile(r"__index_level_\d+__")

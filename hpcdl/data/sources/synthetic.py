@@ -7,10 +7,10 @@ from typing import Any
 
 import numpy as np
 
-from hpcdl.data.dataset import UNSPLIT
+from hpcdl.data.format.dataset import UNSPLIT
+from hpcdl.data.format.synthetic import SyntheticImages, parse_spec
 from hpcdl.data.sources.base import Array, SourceFacts, SourceSpec
-from hpcdl.data.synthetic import SyntheticImages, parse_spec
-from hpcdl.data.write.index import ROW, Index, IndexWriter
+from hpcdl.data.sources.index import ROW, Index, IndexWriter
 
 _BATCH = 1 << 14
 

@@ -12,12 +12,12 @@ import numpy as np
 
 from hpcdl.core.errors import SourceError, shown
 from hpcdl.core.files import open_regular
-from hpcdl.data.dataset import UNSPLIT
+from hpcdl.data.format.dataset import UNSPLIT
 from hpcdl.data.sources.base import Array, SourceFacts
 from hpcdl.data.sources.columns import ColumnSource, TableColumn
 from hpcdl.data.sources.csv_list import LONGEST_LINE, is_list_of_files, text_lines
 from hpcdl.data.sources.image_folder import SPLIT_NAMES
-from hpcdl.data.write.index import IndexWriter
+from hpcdl.data.sources.index import IndexWriter
 
 _ENDINGS = {".csv": ",", ".tsv": "\t"}
 _MISSING = frozenset({"", "na", "n/a", "nan", "null", "none", "?"})

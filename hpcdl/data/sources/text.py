@@ -11,12 +11,12 @@ import numpy as np
 
 from hpcdl.core.errors import SourceError
 from hpcdl.core.files import open_regular
-from hpcdl.data.dataset import UNSPLIT
+from hpcdl.data.format.dataset import UNSPLIT
 from hpcdl.data.sources.arrays import ArrayGroup, FieldSource, FoundArray, PlacedArray
 from hpcdl.data.sources.base import MOST_SAMPLE_BYTES, SourceFacts
 from hpcdl.data.sources.flat import has_folders_of_images, split_of
 from hpcdl.data.sources.image_folder import SPLIT_NAMES
-from hpcdl.data.write.index import IndexWriter
+from hpcdl.data.sources.index import IndexWriter
 
 _ENDING = ".txt"
 _LABELS = ("{stem}.labels.txt", "{stem}_labels.txt", "{stem}.labels", "labels.txt")

@@ -22,8 +22,8 @@ from hpcdl.data.sources.base import Array, SourceFacts
 from hpcdl.data.sources.flat import EncodedFiles
 from hpcdl.data.sources.gathered import GatheredArray
 from hpcdl.data.sources.image_folder import MAGIC, SPLIT_NAMES
+from hpcdl.data.sources.index import IndexWriter
 from hpcdl.data.sources.tfrecord import example_features, records
-from hpcdl.data.write.index import IndexWriter
 
 _VERSION = re.compile(r"\d+\.\d+\.\d+")
 _HEAD_BYTES = 12

@@ -17,10 +17,10 @@ import numpy as np
 
 from hpcdl.core.errors import SourceError, shown
 from hpcdl.core.files import open_regular
-from hpcdl.data.dataset import UNSPLIT
+from hpcdl.data.format.dataset import UNSPLIT
 from hpcdl.data.sources.base import MOST_SAMPLE_BYTES, Array, SourceFacts, SourceSpec, UnreadableSample
 from hpcdl.data.sources.flat import MOST_CLASSES, FlatFiles, class_numbers, split_of, stamp_of
-from hpcdl.data.write.index import ROW, Index, IndexWriter
+from hpcdl.data.sources.index import ROW, Index, IndexWriter
 
 _HEAD = struct.Struct("<QI")
 _FRAME = _HEAD.size + 4

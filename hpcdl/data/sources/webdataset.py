@@ -18,7 +18,7 @@ from hpcdl.data.sources.arrays import TARGET_NAMES, ArrayGroup, FieldSource, Fou
 from hpcdl.data.sources.base import Array, SourceFacts, SourceSpec
 from hpcdl.data.sources.flat import EncodedFiles, FlatFiles, files_by_split, is_made_of, stamp_of
 from hpcdl.data.sources.gathered import GatheredArray
-from hpcdl.data.write.index import IndexWriter
+from hpcdl.data.sources.index import IndexWriter
 
 _PACKED = (".tar.gz", ".tgz", ".tar.bz2", ".tar.xz", ".tar.zst")
 _IMAGES = ("jpg", "jpeg", "png", "gif", "bmp", "tif", "tiff", "webp")

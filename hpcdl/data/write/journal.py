@@ -15,7 +15,7 @@ from hpcdl.core.disk import cut, open_to_append, remove_file, sync_folder
 from hpcdl.core.errors import CorruptError, UsageError
 from hpcdl.core.files import parse_json, read_bytes
 from hpcdl.core.records import from_json
-from hpcdl.data.dataset import PARTIAL_PREFIX
+from hpcdl.data.format.dataset import PARTIAL_PREFIX
 from hpcdl.data.write.shards import ShardResult
 
 

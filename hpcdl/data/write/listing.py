@@ -14,11 +14,10 @@ import numpy.typing as npt
 from hpcdl.config.load import flatten
 from hpcdl.config.settings import settings_of
 from hpcdl.core.errors import SourceError, UsageError, shown
-from hpcdl.data.dataset import UNSPLIT
+from hpcdl.data.format.dataset import UNSPLIT
 from hpcdl.data.format.fields import Field, may_be_resident
 from hpcdl.data.format.hdf5 import filters
-from hpcdl.data.lustre import file_system_of
-from hpcdl.data.read.order import mixed, permuted
+from hpcdl.data.format.order import mixed, permuted
 from hpcdl.data.sources.base import (
     Content,
     Source,
@@ -30,8 +29,9 @@ from hpcdl.data.sources.base import (
     open_source,
     recognise,
 )
-from hpcdl.data.write.images import image_header
-from hpcdl.data.write.index import Index, IndexWriter
+from hpcdl.data.sources.images import image_header
+from hpcdl.data.sources.index import Index, IndexWriter
+from hpcdl.data.write.lustre import file_system_of
 from hpcdl.data.write.plan import ShardJob, make_plan
 from hpcdl.data.write.request import LayoutConfig, ShardConfig, ShardRequest, SourceConfig, parse_split
 

@@ -13,16 +13,16 @@ import numpy.typing as npt
 import xxhash
 
 from hpcdl.core.disk import replacing
-from hpcdl.data.dataset import UNSPLIT
+from hpcdl.data.format.dataset import UNSPLIT
 from hpcdl.data.format.fields import Field
 from hpcdl.data.format.hdf5 import NewArray, ShardFrame, filters
 from hpcdl.data.format.manifest import ShardEntry
+from hpcdl.data.format.order import mixed, permuted
+from hpcdl.data.format.prefetch import aligned_empty
 from hpcdl.data.format.shard_file import NewShard
-from hpcdl.data.read.order import mixed, permuted
-from hpcdl.data.read.prefetch import aligned_empty
 from hpcdl.data.sources.base import FieldsReader, Source, SourceChanged, UnreadableSample
-from hpcdl.data.write.images import check_encoded, decode
-from hpcdl.data.write.index import Index, Rows
+from hpcdl.data.sources.images import check_encoded, decode
+from hpcdl.data.sources.index import Index, Rows
 from hpcdl.data.write.moments import Moments
 from hpcdl.data.write.plan import ShardJob, shard_file
 

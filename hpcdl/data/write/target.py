@@ -12,9 +12,9 @@ from hpcdl.core.errors import HpcdlError, UsageError
 from hpcdl.core.lock import FILE_NAME as LOCK_NAME
 from hpcdl.core.lock import check_free
 from hpcdl.core.units import format_bytes
-from hpcdl.data.dataset import PARTIAL_PREFIX, UNSPLIT
+from hpcdl.data.format.dataset import PARTIAL_PREFIX, UNSPLIT
 from hpcdl.data.format.manifest import FILE_NAME as MANIFEST_NAME
-from hpcdl.data.lustre import set_stripes
+from hpcdl.data.write.lustre import set_stripes
 from hpcdl.data.write.plan import REPAIRED, WORK_NAME, ShardJob, shard_file
 from hpcdl.data.write.request import ShardRequest
 

@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from hpcdl.core.errors import UsageError
-from hpcdl.core.units import common_unit
+from hpcdl.core.units import common_unit, listed
 from hpcdl.report.analysis.baseline import compare_with
 from hpcdl.report.analysis.caveats import caveats
 from hpcdl.report.analysis.comparisons import (
@@ -19,7 +19,6 @@ from hpcdl.report.analysis.comparisons import (
     corrected,
 )
 from hpcdl.report.analysis.fits import CommunicationFit, CurveFit, fit_communication, fit_curves
-from hpcdl.report.analysis.names import listed
 from hpcdl.report.analysis.parts import Breakdown, breakdowns
 from hpcdl.report.analysis.scaling import Curve, build_curves, with_base_of
 from hpcdl.report.analysis.settings import told_apart, varying_keys

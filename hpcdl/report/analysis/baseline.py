@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Iterable, Sequence
 
+from hpcdl.core.units import counted, listed
 from hpcdl.report.analysis.comparisons import Comparison, compare
-from hpcdl.report.analysis.names import counted, listed
 from hpcdl.report.runs.run import Run
 
 KIND = "baseline"

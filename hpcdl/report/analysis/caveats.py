@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Sequence
 
 from hpcdl.core.run_state import FAILED, LOST, STOPPED, is_measured
-from hpcdl.report.analysis.names import counted, listed, point_name
+from hpcdl.core.units import counted, listed
+from hpcdl.report.analysis.names import point_name
 from hpcdl.report.analysis.scaling import Curve
 from hpcdl.report.analysis.settings import trifling_differences
 from hpcdl.report.runs.run import EMULATED, Run

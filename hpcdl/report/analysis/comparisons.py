@@ -12,7 +12,8 @@ from typing import Any
 
 from hpcdl.core.errors import UnknownNameError, UsageError
 from hpcdl.core.statistics import Ratio, holm, welch_log_ratio
-from hpcdl.report.analysis.names import counted, label_of, setting_words, telling_settings
+from hpcdl.core.units import counted
+from hpcdl.report.analysis.names import label_of, setting_words, telling_settings
 from hpcdl.report.analysis.settings import MATTERING, OF_STRATEGY
 from hpcdl.report.runs.run import Run, positive
 

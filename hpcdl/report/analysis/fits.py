@@ -12,7 +12,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from hpcdl.core.fits import LAWS, Crossing, LinearFit, ScalingFit, crossing, fit_relative, fit_scaling
+from hpcdl.report.analysis.laws import LAWS, Crossing, LinearFit, ScalingFit, crossing, fit_relative, fit_scaling
 from hpcdl.report.analysis.scaling import Curve
 from hpcdl.report.runs.run import Run, positive
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 
+from hpcdl.core.units import counted
 from hpcdl.report.analysis.scaling import Curve, Point
 from hpcdl.report.analysis.settings import UNSTATED, default_of
 from hpcdl.report.runs.run import Run
@@ -68,15 +69,3 @@ def point_name(curve: Curve, point: Point) -> str:
         *(f"{_WORDS.get(name, name)} {value}" for name, value in curve.split if name not in point.first.settings),
     ]
     return f"{' '.join(parts)} at {counted(point.n, unit)} ({', '.join(split)})"
-
-
-def counted(count: int, unit: str) -> str:
-    """`1 run`, `3 runs`."""
-    return f"{count:,} {unit}" if count == 1 else f"{count:,} {unit}s"
-
-
-def listed(names: Sequence[str], most: int = 3) -> str:
-    """Some names of many: `a, b, c and 9 more`."""
-    shown = list(names[:most])
-    rest = len(names) - len(shown)
-    return ", ".join(shown) + (f" and {rest:,} more" if rest else "")

@@ -10,8 +10,8 @@ from typing import Any
 
 from hpcdl.core.files import write_output
 from hpcdl.report.analysis.scaling import COLUMNS, flat_row
-from hpcdl.report.cells import plain
-from hpcdl.report.document import Document
+from hpcdl.report.document.cells import plain
+from hpcdl.report.document.document import Document
 
 _FORMULA = ("=", "+", "-", "@", "\t", "\r")
 

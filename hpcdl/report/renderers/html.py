@@ -9,8 +9,8 @@ from pathlib import Path
 
 from hpcdl import __version__
 from hpcdl.core.files import write_output
-from hpcdl.report.cells import cell_text, is_numeric, plain
-from hpcdl.report.document import Cell, Column, Document, Figure, Listing, Section, Table
+from hpcdl.report.document.cells import cell_text, is_numeric, plain
+from hpcdl.report.document.document import Cell, Column, Document, Figure, Listing, Section, Table
 
 MOST_ROWS = 500
 """Rows of one table; scaling.csv and report.json hold all."""

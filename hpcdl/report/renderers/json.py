@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from hpcdl.core.files import json_text, write_output
-from hpcdl.report.document import Document
+from hpcdl.report.document.document import Document
 
 
 def render(document: Document, folder: Path, drawings: Mapping[str, str]) -> list[Path]:

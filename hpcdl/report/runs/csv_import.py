@@ -15,7 +15,7 @@ from hpcdl.config.schema import TrainConfig
 from hpcdl.core.errors import ConfigError, SourceError, UsageError, shown, suggestion
 from hpcdl.core.files import read_bytes
 from hpcdl.core.progress import Progress
-from hpcdl.report.analysis.names import listed
+from hpcdl.core.units import listed
 from hpcdl.report.runs.run import MODES, Run, positive
 from hpcdl.report.runs.sources import Gathered, Walk, gather
 

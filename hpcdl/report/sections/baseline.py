@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
+from hpcdl.core.units import counted
 from hpcdl.report.analysis.analyse import Analysis
 from hpcdl.report.analysis.baseline import KIND
-from hpcdl.report.analysis.names import counted
-from hpcdl.report.document import Column, Section
+from hpcdl.report.document.document import Column, Section
 from hpcdl.report.sections.strategies import verdict_table
 
 

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+from hpcdl.core.units import counted
 from hpcdl.report.analysis.analyse import Analysis
 from hpcdl.report.analysis.comparisons import seconds_to
-from hpcdl.report.analysis.names import counted, curve_names
+from hpcdl.report.analysis.names import curve_names
 from hpcdl.report.analysis.scaling import Curve, Point
-from hpcdl.report.document import Cell, Column, Interval, Section, Table
+from hpcdl.report.document.document import Cell, Column, Interval, Section, Table
 from hpcdl.report.runs.run import Run, positive
 
 _HOUR_S = 3600.0

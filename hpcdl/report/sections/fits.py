@@ -5,13 +5,14 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 
-from hpcdl.core.fits import Crossing, Parameter
+from hpcdl.core.units import listed
 from hpcdl.report.analysis.analyse import Analysis
 from hpcdl.report.analysis.fits import CommunicationFit, CurveFit
-from hpcdl.report.analysis.names import curve_names, listed
+from hpcdl.report.analysis.laws import Crossing, Parameter
+from hpcdl.report.analysis.names import curve_names
 from hpcdl.report.analysis.scaling import Curve
-from hpcdl.report.cells import number
-from hpcdl.report.document import Bounds, Cell, Column, Figure, Section, Series, Table
+from hpcdl.report.document.cells import number
+from hpcdl.report.document.document import Bounds, Cell, Column, Figure, Section, Series, Table
 
 MOST_CURVES = 4
 """Fitted curves in one figure."""

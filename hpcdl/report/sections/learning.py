@@ -6,9 +6,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from hpcdl.core.records import HistoryPoint
+from hpcdl.core.units import counted, listed
 from hpcdl.report.analysis.analyse import Analysis
-from hpcdl.report.analysis.names import counted, listed
-from hpcdl.report.document import Column, Figure, Interval, Section, Series, Table
+from hpcdl.report.document.document import Column, Figure, Interval, Section, Series, Table
 from hpcdl.report.runs.run import Run, positive
 
 MOST_LINES = 8

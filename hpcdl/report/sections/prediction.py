@@ -6,9 +6,9 @@ import dataclasses
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
+from hpcdl.core.units import counted, listed
 from hpcdl.report.analysis.analyse import Analysis
-from hpcdl.report.analysis.names import counted, listed
-from hpcdl.report.document import Bounds, Cell, Column, Figure, Section, Series, Table
+from hpcdl.report.document.document import Bounds, Cell, Column, Figure, Section, Series, Table
 from hpcdl.report.runs.outlook import MeasuredRate, Outlook
 
 MOST_CURVES = 8

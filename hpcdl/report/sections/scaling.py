@@ -6,10 +6,11 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from hpcdl.core.statistics import Ratio
+from hpcdl.core.units import counted, listed
 from hpcdl.report.analysis.analyse import Analysis
-from hpcdl.report.analysis.names import counted, curve_names, listed
+from hpcdl.report.analysis.names import curve_names
 from hpcdl.report.analysis.scaling import Curve, Point
-from hpcdl.report.document import Bounds, Column, Figure, Interval, Section, Series, Table
+from hpcdl.report.document.document import Bounds, Column, Figure, Interval, Section, Series, Table
 
 MOST_CURVES = 8
 """Curves in one figure; more could not be told apart. Tables hold all."""

@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Sequence
 
+from hpcdl.core.units import counted
 from hpcdl.report.analysis.analyse import Analysis
-from hpcdl.report.analysis.names import counted
-from hpcdl.report.cells import number
-from hpcdl.report.document import Cell, Column, Figure, Listing, Section, Series, Table
+from hpcdl.report.document.cells import number
+from hpcdl.report.document.document import Cell, Column, Figure, Listing, Section, Series, Table
 from hpcdl.report.runs.searches import SearchRecord, SearchTrial
 
 MOST_LINES = 60

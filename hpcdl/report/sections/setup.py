@@ -6,10 +6,10 @@ from collections import Counter
 from collections.abc import Sequence
 
 from hpcdl.core.run_state import LOST, is_measured
+from hpcdl.core.units import counted, listed
 from hpcdl.report.analysis.analyse import Analysis
-from hpcdl.report.analysis.names import counted, listed
 from hpcdl.report.analysis.settings import default_of, told_keys, values_of
-from hpcdl.report.document import Cell, Column, Section, Table
+from hpcdl.report.document.document import Cell, Column, Section, Table
 from hpcdl.report.runs.run import Run
 
 MOST_VALUES = 12

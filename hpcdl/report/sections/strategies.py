@@ -13,7 +13,7 @@ from hpcdl.report.analysis.comparisons import (
     communication_share,
     seconds_to,
 )
-from hpcdl.report.document import Bounds, Cell, Column, Interval, Section, Table
+from hpcdl.report.document.document import Bounds, Cell, Column, Interval, Section, Table
 
 
 def build(analysis: Analysis) -> Section | None:

@@ -5,10 +5,11 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping, Sequence
 
 from hpcdl.core.records import PARTS
+from hpcdl.core.units import counted, listed
 from hpcdl.report.analysis.analyse import Analysis
-from hpcdl.report.analysis.names import counted, curve_names, listed
+from hpcdl.report.analysis.names import curve_names
 from hpcdl.report.analysis.parts import Breakdown
-from hpcdl.report.document import Cell, Column, Figure, Section, Series, Table
+from hpcdl.report.document.document import Cell, Column, Figure, Section, Series, Table
 
 MOST_BARS = 24
 """Points in one figure."""

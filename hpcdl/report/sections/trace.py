@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from hpcdl.core.units import counted, listed
 from hpcdl.report.analysis.analyse import Analysis
-from hpcdl.report.analysis.names import counted, listed
-from hpcdl.report.document import Column, Figure, Section, Series, Table
+from hpcdl.report.document.document import Column, Figure, Section, Series, Table
 from hpcdl.report.runs.traces import HostNetwork, TracedRun
 
 MOST_HOSTS = 8

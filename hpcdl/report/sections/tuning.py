@@ -5,10 +5,10 @@ from __future__ import annotations
 import statistics
 from collections.abc import Sequence
 
+from hpcdl.core.units import counted, listed
 from hpcdl.report.analysis.analyse import Analysis
-from hpcdl.report.analysis.names import counted, listed
-from hpcdl.report.cells import number
-from hpcdl.report.document import Cell, Column, Figure, Interval, Listing, Section, Series, Table
+from hpcdl.report.document.cells import number
+from hpcdl.report.document.document import Cell, Column, Figure, Interval, Listing, Section, Series, Table
 from hpcdl.report.runs.tunings import ThreadCurve, TunedNode, TunedTrial, words
 
 LOG_SPAN = 8.0

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 import tensorflow as tf
 
 from hpcdl.comm.sums import add_bfloat16
-from hpcdl.strategies.float16 import add_float16
+from hpcdl.strategies.base.float16 import add_float16
 
 if TYPE_CHECKING:
     from hpcdl.core.protocols import Add

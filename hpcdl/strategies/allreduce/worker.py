@@ -28,8 +28,7 @@ from hpcdl.comm.observed import NOTHING, recorder_of
 from hpcdl.comm.sums import float16_scale
 from hpcdl.core.protocols import Communicator
 from hpcdl.strategies.allreduce.compression import WIRES, Wire, largest_magnitude
-from hpcdl.strategies.base import Context, Server, Worker
-from hpcdl.strategies.graph import (
+from hpcdl.strategies.base.graph import (
     FiniteGuard,
     behind,
     bounds_of,
@@ -39,6 +38,7 @@ from hpcdl.strategies.graph import (
     timestamp_beside,
     update_recorded,
 )
+from hpcdl.strategies.base.strategy import Context, Server, Worker
 
 if TYPE_CHECKING:
     from hpcdl.core.protocols import Array, Finished

@@ -10,15 +10,15 @@ from typing import TYPE_CHECKING, Any
 import numpy
 
 from hpcdl.core.wall import WALL
-from hpcdl.strategies.base import Context
-from hpcdl.strategies.elastic.center.salvage import CenterPart
+from hpcdl.strategies.base.salvage import CenterPart
+from hpcdl.strategies.base.strategy import Context
 from hpcdl.strategies.elastic.equations import descend, descend_with_momentum, elastic_momentum_step, elastic_step
-from hpcdl.strategies.elastic.links.base import Link
+from hpcdl.strategies.elastic.link import Link
 from hpcdl.strategies.elastic.replica import Background, Replica
 
 if TYPE_CHECKING:
     from hpcdl.core.protocols import Array
-    from hpcdl.strategies.elastic.center.salvage import Center
+    from hpcdl.strategies.base.salvage import Center
 
 
 class CenterReplica(Replica):

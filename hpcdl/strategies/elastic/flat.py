@@ -13,13 +13,13 @@ from hpcdl.comm.observed import BUCKET, recorder_of
 from hpcdl.core.errors import HpcdlError, UsageError
 from hpcdl.core.wall import WALL
 from hpcdl.strategies.allreduce.worker import broadcast_variables
-from hpcdl.strategies.base import Worker
+from hpcdl.strategies.base.graph import call_python
+from hpcdl.strategies.base.strategy import Worker
 from hpcdl.strategies.elastic.replica import Replica
-from hpcdl.strategies.graph import call_python
 
 if TYPE_CHECKING:
     from hpcdl.core.protocols import Array
-    from hpcdl.strategies.elastic.center.salvage import Center, CenterPart
+    from hpcdl.strategies.base.salvage import Center, CenterPart
 
 
 def one_buffer(tensors: Sequence[Any]) -> Any:

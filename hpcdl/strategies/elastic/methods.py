@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from hpcdl.strategies.base import Features, StrategyInfo
+from hpcdl.strategies.base.strategy import Features, StrategyInfo
 
 _PAPER = "You, Buluc and Demmel 2017 (arXiv 1708.02983)"
 _FAMILY = "elastic averaging"

@@ -12,13 +12,13 @@ import numpy
 
 from hpcdl.core.protocols import Communicator
 from hpcdl.core.statistics import Sample
-from hpcdl.strategies.base import Context
+from hpcdl.strategies.base.finite import all_finite, not_finite
+from hpcdl.strategies.base.strategy import Context
 from hpcdl.strategies.elastic.equations import distance, moving_rate
-from hpcdl.strategies.finite import all_finite, not_finite
 
 if TYPE_CHECKING:
     from hpcdl.core.protocols import Array
-    from hpcdl.strategies.elastic.center.salvage import Center, CenterPart
+    from hpcdl.strategies.base.salvage import Center, CenterPart
 
 DISTANCE_EVERY = 10
 """The distance to the center is measured at every so many exchanges: it costs a pass over the weights."""

@@ -77,7 +77,7 @@ class HalfDifferences:
 
     def _as_float16(self, bound: Array, reduce: Reduce) -> None:
         """`total`, of which no partial sum over ranks should exceed `bound`, shape (1,)."""
-        from hpcdl.strategies.float16 import add_float16, cast
+        from hpcdl.strategies.base.float16 import add_float16, cast
 
         scale = float16_scale(bound)
         self.total *= scale

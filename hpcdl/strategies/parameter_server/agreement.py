@@ -19,7 +19,7 @@ LAYOUT_TAG, HEADER_TAG, DATA_TAG, ANSWER_TAG = 1, 2, 3, 4
 STEP, FOLLOW, FINISH, STOP = range(4)
 """Kinds of headers: a step with a gradient; one whose gradient nobody waits for any more; the end; an early end."""
 NUM_WISHES = 4
-"""As many as training/session/control.py adds up: a signal, the time limit, a checkpoint, room for more workers."""
+"""As many as supervision/control.py adds up: a signal, the time limit, a checkpoint, room for more workers."""
 
 
 def header(kind: int, step: int, wishes: Array | None = None) -> Array:

@@ -8,7 +8,7 @@ moves the same bytes: a gradient there and a mean back, in place of a gradient t
 from __future__ import annotations
 
 from hpcdl.core.protocols import Communicator
-from hpcdl.strategies.base import Context, Server, Worker
+from hpcdl.strategies.base.strategy import Context, Server, Worker
 from hpcdl.strategies.parameter_server.averaging import AveragingServer
 from hpcdl.strategies.parameter_server.quorum import QuorumServer
 

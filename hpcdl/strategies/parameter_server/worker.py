@@ -10,8 +10,8 @@ import tensorflow as tf
 from hpcdl.collectives.workspace import unseen
 from hpcdl.comm.observed import recorder_of
 from hpcdl.strategies.allreduce.worker import broadcast_variables, exchange_bucket
-from hpcdl.strategies.base import Context, Worker
-from hpcdl.strategies.graph import FiniteGuard, bucket_recorded, timestamp
+from hpcdl.strategies.base.graph import FiniteGuard, bucket_recorded, timestamp
+from hpcdl.strategies.base.strategy import Context, Worker
 from hpcdl.strategies.parameter_server.client import MESSAGE_BYTES, ServerClient
 
 if TYPE_CHECKING:

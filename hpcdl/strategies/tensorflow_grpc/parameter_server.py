@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 import tensorflow as tf
 
 from hpcdl.core.errors import StoppedEarly
-from hpcdl.strategies.base import Context, Server, Worker
+from hpcdl.strategies.base.strategy import Context, Server, Worker
 from hpcdl.strategies.parameter_server.placement import imbalance
 from hpcdl.strategies.tensorflow_grpc.graph import StepGraph
 from hpcdl.strategies.tensorflow_grpc.server import start_server

@@ -11,8 +11,8 @@ from typing import Any
 
 import tensorflow as tf
 
-from hpcdl.strategies.base import Context, Server, Worker
-from hpcdl.strategies.graph import FiniteGuard, timestamp
+from hpcdl.strategies.base.graph import FiniteGuard, timestamp
+from hpcdl.strategies.base.strategy import Context, Server, Worker
 from hpcdl.strategies.tensorflow_grpc.cluster import meeting
 
 

@@ -1,0 +1,431 @@
+"""What this installation survives, tried out: small runs that faults strike, and what came of each.
+
+A run survives where it takes all of its steps and ends with 0, be it with new ranks (`--elastic`).
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import html
+import itertools
+import os
+import statistics
+import subprocess
+import time
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+from hpcdl.cluster.launchers import find_launcher
+from hpcdl.core.disk import make_output_folder
+from hpcdl.core.errors import CorruptError, StoppedEarly, UnknownNameError, UsageError
+from hpcdl.core.files import json_text, read_json, write_output
+from hpcdl.core.from_json import from_json
+from hpcdl.core.paths import own_program
+from hpcdl.core.records import read_record
+from hpcdl.core.signals import caught
+from hpcdl.core.units import format_seconds
+from hpcdl.faults.inject import TOLD
+from hpcdl.run.journal import JournalReader, seconds_between
+from hpcdl.strategies.table import find_strategy
+
+STEPS, STRIKE_AT = 60, 30
+FAULTS: Mapping[str, str] = {
+    "worker killed": "kill:rank=1@step={at}",
+    "rank 0 killed": "kill:rank=0@step={at}",
+    "rank 0 killed, state in memory": "kill:rank=0@step={at}",
+    "server killed": "kill:rank={last}@step={at}",
+    "worker killed, the others go on": "kill:rank=1@step={at}",
+    "rank 0 killed, the others go on": "kill:rank=0@step={at}",
+    "server killed, the others go on": "kill:rank={last}@step={at}",
+    "worker stopped": "stop:rank=1@step={at}",
+    "worker exits with 0": "exit:rank=1@step={at}",
+    "worker three times slower": "slow:rank=1:x3@step={at}",
+    "no room for a checkpoint": "full:checkpoint@step={half}",
+    "worker stopped for 3 s": "stop:rank=1@step={at}+3s",
+    "partition that heals": "partition:{place}=1@step={at}+3s",
+    "partition that stays": "partition:{place}=1@step={at}",
+    "slow link": "link:{place}=1:100mbit",
+    "skewed clock": "skew:host=1:+2s",
+}
+"""What is tried, by name; {last} is the last rank, a server where there are servers, {place} a node or, where there is
+one node alone, a rank; {at} a step, and {half} one that comes in half the time."""
+SAVING: Mapping[str, Sequence[str]] = {
+    "rank 0 killed, state in memory": ("--checkpoint-every", "1h", "--local-checkpoint-every", "5"),
+}
+"""How a run saves under a fault, where not by checkpoints alone."""
+GO_ON = tuple(fault for fault in FAULTS if fault.endswith("the others go on"))
+"""The run may go on with fewer workers: in place, where MPI and the strategy can."""
+LEAVES_NODES_OUT = ("partition that stays",)
+"""What of several nodes takes one for good: the run goes on with fewer workers."""
+BY_CHECKPOINTS = ("--checkpoint-every", "0.2s")
+RUN_TIMEOUT_S = 900.0
+LOOK_S, LEAVE_S = 0.5, 60.0
+"""Between two looks whether a run is to end, and how long it may take to leave then."""
+JSON_CARD, PAGE, TEXT = "card.json", "card.html", "card.md"
+"""The files of a card."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Trial:
+    """One run under one fault; `recover_s` from the fault to the next step of which anything is heard.
+
+    `steps_lost` were taken twice. `said` is the last line of a run that did not survive. `load` is what wanted the
+    cores of this node as it began (the mean of a minute): with more than there are, its seconds mean little.
+    """
+
+    fault: str
+    strategy: str
+    survived: bool
+    struck: bool
+    recover_s: float | None
+    steps_lost: int
+    said: str
+    load: float = 0.0
+
+
+def nodes_here() -> int:
+    """Nodes of this job; 1 outside of any."""
+    return max(1, len(find_launcher().hosts(os.environ)))
+
+
+@dataclass(frozen=True, kw_only=True)
+class Plan:
+    """What is tried: each of `faults` on each of `strategies`, `tries` times, in runs of `num_ranks` ranks."""
+
+    strategies: Sequence[str]
+    faults: Sequence[str]
+    tries: int
+    num_ranks: int
+    out: Path
+    num_nodes: int = field(default_factory=nodes_here)
+
+    def cases(self) -> list[tuple[str, str, int]]:
+        """Strategy, fault, number of the try. UnknownNameError for a fault that is not known."""
+        for fault in self.faults:
+            if fault not in FAULTS:
+                raise UnknownNameError("fault", fault, FAULTS)
+        return [
+            (strategy, fault, number)
+            for strategy in self.strategies
+            for fault in self.faults
+            if not self._against(fault, strategy)
+            for number in range(self.tries)
+        ]
+
+    def left_out(self) -> list[dict[str, str]]:
+        """What is not tried, and `why`."""
+        return [
+            {"fault": fault, "strategy": strategy, "why": why}
+            for strategy in self.strategies
+            for fault in self.faults
+            if (why := self._against(fault, strategy))
+        ]
+
+    def _against(self, fault: str, strategy: str) -> str:
+        """Why there is nothing here that the fault could strike; nothing where there is."""
+        features, text = find_strategy(strategy).features, FAULTS[fault]
+        if "server" in fault and not features.servers:
+            return f"{strategy} has no servers"
+        if fault in GO_ON and not find_launcher().leaves_nodes_out:
+            return "the launcher takes all nodes of a job or none"
+        if fault in GO_ON and not features.servers and self.num_ranks < 3:
+            return f"of {self.num_ranks} ranks fewer than two would be left"
+        if "host=" in text and self.num_nodes < 2:
+            return "all ranks are on one node, and have its clock"
+        if text.startswith(("partition:", "link:")) and not features.mpi:
+            return f"TensorFlow carries the messages of {strategy}, and hpcdl does not see them"
+        return ""
+
+    def words(self, fault: str, strategy: str) -> list[str]:
+        """Of the command line of a run that `fault` strikes: how it saves, and what strikes."""
+        features = find_strategy(strategy).features
+        least = "2" if features.optimizers and not features.servers else "1"  # a mean over one worker is refused
+        may_be_fewer = fault in GO_ON or (fault in LEAVES_NODES_OUT and self.num_nodes > 1)
+        fewer = ("--min-workers", least) if may_be_fewer else ()
+        place = "host" if self.num_nodes > 1 else "rank"
+        # Of an asynchronous run's steps one rank takes as many as it can, on a busy machine few.
+        at = STRIKE_AT if features.synchronous else STRIKE_AT // 3
+        injected = FAULTS[fault].format(last=self.num_ranks - 1, place=place, at=at, half=at // 2)
+        return [*SAVING.get(fault, BY_CHECKPOINTS), *fewer, "--inject", injected]
+
+
+def try_out(plan: Plan, earlier: Sequence[Trial], told: Callable[[str], None]) -> list[Trial]:
+    """Run all cases behind the `earlier` ones, one after another; `told` hears of each before it begins.
+
+    The card is written after each. StoppedEarly after a signal: the run that was under way does not count.
+    """
+    trials, asked = [*earlier], list[int]()
+    done = Counter((trial.strategy, trial.fault) for trial in earlier)
+    waiting = [case for case in plan.cases() if case[2] >= done[case[:2]]]
+    with caught(asked.append):
+        for strategy, fault, number in waiting:
+            told(f"{strategy}: {fault}")
+            run_dir = _free(plan.out / "runs" / f"{strategy}-{fault.replace(' ', '-').replace(',', '')}-{number}")
+            trial = _try(strategy, fault, plan, run_dir, lambda: bool(asked))
+            if asked:
+                still = len(earlier) + len(waiting) - len(trials)
+                raise StoppedEarly(f"stopped with {len(trials)} runs done, {still} to do; go on with --resume")
+            trials.append(trial)
+            write_card(plan, trials)
+    return trials
+
+
+def _free(folder: Path) -> Path:
+    """`folder`, or one of another number where a run that did not come to its end lies there."""
+    others = (folder.with_name(f"{folder.name}-{number}") for number in itertools.count(2))
+    return next(place for place in (folder, *itertools.islice(others, 1000)) if not place.exists())
+
+
+def _try(strategy: str, fault: str, plan: Plan, run_dir: Path, stopping: Callable[[], bool]) -> Trial:
+    features, load = find_strategy(strategy).features, os.getloadavg()[0]
+    journal = JournalReader(run_dir)
+    words = [
+        "train", "--model", "lenet", "--data", "synthetic:28x28x1:10", "--strategy", strategy,
+        "--ranks", plan.num_ranks,
+        "--batch-size", 16, "--steps", STEPS, "--profile", "none", "--elastic",
+        "--stall-timeout", "10s", "--run-dir", run_dir, *plan.words(fault, strategy),
+    ]  # fmt: skip
+    words += ["--optimizer", features.optimizers[0]] if features.optimizers else []
+    words += [] if features.mpi else ["--allow-grpc"]
+    exit_code, said = _run(own_program("hpcdl", *map(str, words)), stopping)
+    events = journal.read()
+    struck = next((event for event in events if str(event.get("text", "")).startswith(TOLD)), None)
+    return Trial(
+        fault=fault,
+        strategy=strategy,
+        survived=exit_code == 0 and struck is not None,
+        struck=struck is not None,
+        recover_s=None if struck is None or "@" not in FAULTS[fault] else _recovered_after(events, struck),
+        steps_lost=0 if struck is None else _steps_lost(run_dir, struck["step"]),
+        said="" if exit_code == 0 else said,
+        load=round(load, 1),
+    )
+
+
+def _run(line: Sequence[str], stopping: Callable[[], bool] = lambda: False) -> tuple[int | None, str]:
+    """Exit code of a run and its last line; None where it does not end, or was ended because of `stopping`."""
+    deadline = time.monotonic() + RUN_TIMEOUT_S
+    process = subprocess.Popen(
+        line,
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.PIPE,
+        text=True,
+        env={**os.environ, "NO_COLOR": "1"},
+        start_new_session=True,  # Ctrl-C reaches this process alone, which asks the run to leave
+    )
+    while process.poll() is None:
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            _, said = process.communicate(timeout=LOOK_S)
+            return process.returncode, (said.strip().splitlines() or [""])[-1]
+        if stopping() or time.monotonic() > deadline:
+            process.terminate()
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                process.communicate(timeout=LEAVE_S)
+            process.kill()
+            process.communicate()
+            return None, f"it had not come to an end after {format_seconds(RUN_TIMEOUT_S)}"
+    raise AssertionError("communicate waits for the end")
+
+
+def _recovered_after(events: Sequence[Mapping[str, Any]], struck: Mapping[str, Any]) -> float | None:
+    """Seconds from the fault to the first step or epoch behind it; None where none came any more.
+
+    Where new ranks were started it is theirs: a step that was under way may still be told after the fault.
+    """
+    after = [(event["kind"], seconds_between(struck, event) or 0.0) for event in events]
+    began_s = max((at_s for kind, at_s in after if kind == "start"), default=0.0)
+    first_s = next((at_s for kind, at_s in after if kind in ("step", "epoch") and at_s > max(began_s, 0.0)), None)
+    return None if first_s is None else round(first_s, 3)
+
+
+def _steps_lost(run_dir: Path, struck_step: int) -> int:
+    try:
+        resumed = read_record(run_dir).resumed_from_steps
+    except CorruptError:
+        return 0
+    return max([0, *(struck_step - step for step in resumed)])
+
+
+def summary(trials: Sequence[Trial], left_out: Sequence[Mapping[str, str]] = ()) -> dict[str, Any]:
+    """What `--json` prints: for each fault and strategy how many runs survived, and what it cost them.
+
+    `left_out` is what was not tried.
+    """
+    groups: dict[tuple[str, str], list[Trial]] = {}
+    for trial in trials:
+        groups.setdefault((trial.fault, trial.strategy), []).append(trial)
+    rows = []
+    for (fault, strategy), members in groups.items():
+        seconds = [trial.recover_s for trial in members if trial.survived and trial.recover_s is not None]
+        rows.append(
+            {
+                "fault": fault,
+                "strategy": strategy,
+                "tries": len(members),
+                "survived": sum(trial.survived for trial in members),
+                "recover_seconds": {
+                    "median": statistics.median(seconds) if seconds else None,
+                    "max": max(seconds, default=None),
+                },
+                "steps_lost": max(trial.steps_lost for trial in members),
+            }
+        )
+    return {"faults": rows, "left_out": [*left_out]}
+
+
+def earlier_trials(plan: Plan, nodes: int | None, *, resume: bool) -> list[Trial]:
+    """What the card in the folder has already: nothing without `resume`, which a folder that is taken needs.
+
+    The folder is made where it is missing.
+    A run that its fault never struck says nothing of it, and is tried again.
+    UsageError where it was made otherwise, or the job has fewer than `nodes` nodes.
+    """
+    here = plan.num_nodes
+    if nodes is not None and here < nodes:
+        raise UsageError(f"--nodes {nodes}, but this job has {here}; ask the scheduler for more")
+    if not plan.out.exists() or not any(plan.out.iterdir()):
+        make_output_folder(plan.out)
+        return []
+    card = plan.out / JSON_CARD
+    if not resume:
+        raise UsageError(f"{plan.out} exists; choose another folder with --out, or go on with its card: --resume")
+    if not card.exists() and all(path.name == "runs" for path in plan.out.iterdir()):
+        return []  # stopped in its first run
+    if not card.exists():
+        raise UsageError(f"{plan.out} has no {JSON_CARD} to go on with; choose another folder with --out")
+    facts, trials = read_card(card)
+    for name, now in _size(plan).items():
+        if facts.get(name) != now:
+            raise UsageError(
+                f"{card} was made with {facts.get(name)} {name}, this would be {now}; choose another folder with --out"
+            )
+    return [trial for trial in trials if trial.struck]
+
+
+def read_card(path: Path) -> tuple[dict[str, str], list[Trial]]:
+    """The facts and trials of a card.json; CorruptError where it is none."""
+    try:
+        document = read_json(path)
+        facts = {str(name): str(value) for name, value in document["facts"].items()}
+        return facts, [from_json(Trial, one) for one in document["trials"]]
+    except (AttributeError, FileNotFoundError, KeyError, TypeError, ValueError) as error:
+        raise CorruptError(f"{path} is no card of hpcdl certify: {error}; choose another folder with --out") from error
+
+
+def _size(plan: Plan) -> dict[str, str]:
+    return {"nodes": str(plan.num_nodes), "ranks": str(plan.num_ranks)}
+
+
+def facts_of(plan: Plan, trials: Sequence[Trial]) -> dict[str, str]:
+    """Where the runs were, on what, and how much else these machines did."""
+    loads = [trial.load for trial in trials]
+    busy = f"{min(loads):.1f} to {max(loads):.1f}, of {os.cpu_count()} cores" if loads else ""
+    records = []
+    for path in (plan.out / "runs").glob("*/record.json"):
+        with contextlib.suppress(CorruptError):  # a fault may have struck there
+            records.append(read_record(path.parent))
+    if not records:
+        return {**_size(plan), "load": busy}
+    first = min(records, key=lambda record: record.started_at)
+    software = ", ".join(f"{name} {version}" for name, version in first.software.items())
+    return {"when": first.started_at, "machine": first.machine, **_size(plan), "load": busy, "software": software}
+
+
+HEADINGS = ("fault", "strategy", "survived", "recovered after", "steps lost")
+
+
+def rows_of(document: Mapping[str, Any]) -> list[tuple[str, ...]]:
+    """The summary as lines of a table under HEADINGS."""
+    return [
+        (
+            row["fault"],
+            row["strategy"],
+            f"{row['survived']} of {row['tries']}",
+            _recovered(row["recover_seconds"], row["tries"]),
+            str(row["steps_lost"]),
+        )
+        for row in document["faults"]
+    ]
+
+
+def told_left_out(document: Mapping[str, Any]) -> list[str]:
+    """A line for each fault that was not tried."""
+    reasons: dict[tuple[str, str], list[str]] = {}
+    for one in document["left_out"]:
+        reasons.setdefault((one["fault"], one["why"]), []).append(one["strategy"])
+    return [f"{fault} ({', '.join(strategies)}): {why}" for (fault, why), strategies in reasons.items()]
+
+
+def _recovered(seconds: Mapping[str, float | None], tries: int) -> str:
+    median, most = seconds["median"], seconds["max"]
+    if median is None or most is None:
+        return "-"
+    return f"{median:.1f} s" + (f", at most {most:.1f} s" if tries > 1 else "")
+
+
+def document_of(plan: Plan, trials: Sequence[Trial]) -> dict[str, Any]:
+    """The summary of a card, with what was not tried by this call or by one whose trials it goes on with."""
+    strategies = dict.fromkeys([*(trial.strategy for trial in trials), *plan.strategies])
+    return summary(trials, dataclasses.replace(plan, strategies=[*strategies]).left_out())
+
+
+def write_card(plan: Plan, trials: Sequence[Trial]) -> Path:
+    """The resilience card: OUT/card.json, OUT/card.md and OUT/card.html, whose path is returned."""
+    document, facts = document_of(plan, trials), facts_of(plan, trials)
+    whole = {**document, "facts": facts, "trials": [asdict(trial) for trial in trials]}
+    write_output(plan.out / JSON_CARD, json_text(whole))
+    write_output(plan.out / TEXT, card_text(document, facts))
+    cells = "".join(
+        "<tr>" + "".join(f"<td>{html.escape(cell)}</td>" for cell in row) + "</tr>\n" for row in rows_of(document)
+    )
+    heads = "".join(f'<th scope="col">{heading}</th>' for heading in HEADINGS)
+    told = "".join(f"<dt>{html.escape(key)}</dt><dd>{html.escape(value)}</dd>" for key, value in facts.items())
+    not_tried = "".join(f"<li>{html.escape(line)}</li>\n" for line in told_left_out(document))
+    if not_tried:
+        not_tried = f"<h2>Not tried here</h2>\n<ul>\n{not_tried}</ul>\n"
+    path = plan.out / PAGE
+    write_output(path, _PAGE.format(facts=told, heads=heads, rows=cells, not_tried=not_tried))
+    return path
+
+
+def card_text(document: Mapping[str, Any], facts: Mapping[str, str]) -> str:
+    """The card as Markdown, for a page of one's own."""
+    lines = [f"- {key}: {_plain(value)}" for key, value in facts.items()]
+    table = [_row(HEADINGS), _row("---" for _ in HEADINGS), *(_row(map(_plain, row)) for row in rows_of(document))]
+    not_tried = [f"- not tried: {_plain(line)}" for line in told_left_out(document)]
+    return "\n".join([*lines, "", *table, *(["", *not_tried] if not_tried else [])]) + "\n"
+
+
+def _row(cells: Iterable[str]) -> str:
+    return f"| {' | '.join(cells)} |"
+
+
+def _plain(text: str) -> str:
+    """Words that mean nothing to Markdown or HTML."""
+    return " ".join(html.escape(text, quote=False).replace("|", "\\|").split())
+
+
+_PAGE = """<!DOCTYPE html>
+<html lang="en"><head><meta charset="utf-8"><title>hpcdl: what this installation survives</title>
+<meta name="viewport" content="width=device-width, initial-scale=1">
+<style>
+:root {{ color-scheme: light dark; }}
+body {{ font: 16px/1.5 system-ui, sans-serif; max-width: 50rem; margin: 2rem auto; padding: 0 1rem; }}
+table {{ border-collapse: collapse; width: 100%; }}
+th, td {{ text-align: left; padding: 0.3rem 0.6rem; border-bottom: 1px solid #8888; }}
+.wide {{ overflow-x: auto; }}
+dt {{ font-weight: bold; }}
+</style></head><body>
+<h1>What this installation survives</h1>
+<dl>{facts}</dl>
+<div class="wide" tabindex="0"><table><thead><tr>{heads}</tr></thead><tbody>
+{rows}</tbody></table></div>
+<p>A run survives where it takes all of its steps and ends with 0, with new ranks where some are lost (--elastic).
+Time is counted from the fault to the next step that was heard of; what holds from the start on has no such time.</p>
+{not_tried}</body></html>
+"""

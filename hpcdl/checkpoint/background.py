@@ -1,0 +1,213 @@
+"""Work that has time: in the gaps of a step, in a thread beside it, or in it (`--background gaps|thread|off`).
+
+What is to be done is cut into slices: it calls its `Turn` before each. In gaps that returns when the rank waits for
+others and its core is idle, and as soon as the job's patience is over; then the rest is done at once, as by a thread.
+"""
+
+from __future__ import annotations
+
+import math
+import threading
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from hpcdl.comm.gaps import IdleCore
+from hpcdl.comm.observed import Observation
+from hpcdl.strategies.base.strategy import Features
+
+GAPS, THREAD, OFF = "gaps", "thread", "off"
+_FEW = 0.1
+"""A job that found gaps for less of its work than this says that there are none."""
+_ENOUGH_S = 1.0
+"""A job that may not wait longer than this says nothing about gaps."""
+_RETRY = 10
+"""Then the next ones do not wait, and so many jobs later it is tried again."""
+MOST_PATIENCE_S = 60.0
+"""Whatever interval there is until the work is due."""
+_FALLS_BACK = "--background gaps: {}; a thread does the background work"
+_FIRST_SLICE_S = 1e-3
+_SLICES = 8
+"""How long a slice takes is a mean over about so many."""
+
+
+@dataclass(kw_only=True)
+class Spent:
+    """Seconds of processor time that background work took, by where it was done; of a rank, for the record."""
+
+    in_gaps_s: float = 0.0
+    outside_s: float = 0.0
+
+
+class AtOnce:
+    """The turn of who does the work in one go."""
+
+    def __call__(self) -> None:
+        """Go on."""
+
+    def pause(self) -> None:
+        """Nothing is counted."""
+
+
+class Turn(AtOnce):
+    """Of one job, and called by its thread."""
+
+    def __init__(self, work: BackgroundWork, patience_s: float) -> None:
+        self._seen, self._gaps = work.seen, work.seen.gaps
+        self._until_s = time.monotonic() + patience_s
+        self._tells = patience_s >= _ENOUGH_S
+        self._waits = patience_s > 0
+        self._core = IdleCore()
+        self._in_gap = False
+        self._slice_s = _FIRST_SLICE_S
+        self._began: tuple[float, float] | None = None
+        self._piece: tuple[float, float, bool] | None = None
+        self.spent = Spent()
+        self.ran_out = False
+        """Whether its patience, which was long enough to tell, was over before its work was."""
+        if self._waits:
+            with self._gaps.changed:
+                self._gaps.wanted += 1
+
+    def __call__(self) -> None:
+        """Return when the next slice may begin."""
+        self.pause()
+        if self._waits:
+            self._in_gap = self._gaps.take(self._slice_s, self._core, self._until_s, self._wants)
+            if not self._in_gap:
+                self.ran_out = self._tells and self._wants()
+                self.hurry()
+        self._began = time.monotonic(), time.thread_time()
+
+    def pause(self) -> None:
+        """The slice is over; what follows is no work but waiting, for a disk or for other ranks."""
+        if self._began is None:
+            return
+        (began_s, began_processor_s), self._began = self._began, None
+        now_s, took_s = time.monotonic(), time.thread_time() - began_processor_s
+        fitted = self._in_gap and self._gaps.open_since_s is not None  # one that outlasts its gap has not
+        if fitted:
+            self.spent.in_gaps_s += took_s
+        else:
+            self.spent.outside_s += took_s
+        self._slice_s += (took_s - self._slice_s) / _SLICES
+        self._in_gap = False
+        self._keep(began_s, now_s, fitted)
+
+    def hurry(self) -> None:
+        """Somebody waits for the job, or it has waited long enough: the rest is done at once."""
+        with self._gaps.changed:
+            if self._waits:
+                self._waits = False
+                self._gaps.wanted -= 1
+                self._gaps.changed.notify_all()
+
+    def end(self) -> None:
+        """The job is over."""
+        self.pause()
+        self.hurry()
+        self._keep(math.inf, math.inf, False)
+
+    def _wants(self) -> bool:
+        return self._waits and threading.main_thread().is_alive()
+
+    def _keep(self, began_s: float, ended_s: float, fitted: bool) -> None:
+        """Slices on end are one span."""
+        before = self._piece
+        if before is not None and before[2] == fitted and began_s - before[1] < _FIRST_SLICE_S:
+            began_s = before[0]
+        elif before is not None:
+            self._seen.recorder.background(before[0], before[1], in_gap=before[2])
+        self._piece = (began_s, ended_s, fitted)
+
+
+class BackgroundJob:
+    """One piece of background work under way."""
+
+    def __init__(self, name: str, turn: Turn, work: Callable[[Turn], None], over: Callable[[Turn], None]) -> None:
+        self._turn, self._work, self._over = turn, work, over
+        self._failure: BaseException | None = None
+        self.thread = threading.Thread(target=self.run, name=name)
+
+    @property
+    def goes_on(self) -> bool:
+        """Whether a thread is at it."""
+        return self.thread.is_alive()
+
+    def run(self) -> None:
+        """Do it; what goes wrong is for who waits."""
+        self._turn()
+        try:
+            self._work(self._turn)
+        except BaseException as error:  # noqa: BLE001  handed to the thread that waits
+            self._failure = error
+        finally:
+            self._turn.end()
+            self._over(self._turn)
+
+    def wait(self) -> None:
+        """Return when it is done, which it now hurries to be; raises what went wrong."""
+        self._turn.hurry()
+        if self.thread.ident is not None:
+            self.thread.join()
+        if self._failure is not None:
+            failure, self._failure = self._failure, None
+            raise failure
+
+
+class BackgroundWork:
+    """The background work of one rank, in one of the three ways. `say` hears, once, of a rank without gaps."""
+
+    def __init__(self, way: str, seen: Observation, say: Callable[[str], None] = lambda text: None) -> None:
+        self.way, self.seen, self._say = way, seen, say
+        self.spent = Spent()
+        self._lock = threading.Lock()
+        self._impatient_jobs = 0
+        self._told = False
+
+    def start(self, name: str, work: Callable[[Turn], None], patience_s: float = 0.0) -> BackgroundJob:
+        """Begin `work`, which calls its turn before each slice; in gaps it may take `patience_s` until it hurries."""
+        with self._lock:
+            waits = self.way == GAPS and not self._impatient_jobs
+            self._impatient_jobs = max(0, self._impatient_jobs - 1)
+        job = BackgroundJob(name, Turn(self, patience_s if waits else 0.0), work, self._note)
+        if self.way == OFF:
+            job.run()
+        else:
+            job.thread.start()
+        return job
+
+    def _note(self, turn: Turn) -> None:
+        """A job is over."""
+        spent = turn.spent
+        with self._lock:
+            self.spent.in_gaps_s += spent.in_gaps_s
+            self.spent.outside_s += spent.outside_s
+            if not turn.ran_out or spent.in_gaps_s >= _FEW * (spent.in_gaps_s + spent.outside_s):
+                return
+            self._impatient_jobs, told, self._told = _RETRY, self._told, True
+        if not told:
+            self._say("a step has no gaps that background work could use: it is done by a thread beside the steps")
+
+
+def way_for(asked: str, features: Features, num_workers: int) -> tuple[str, str]:
+    """How background work is done with a strategy, and what to tell of it, mostly nothing.
+
+    A rank that is alone waits for nobody; where workers change one center without locks, or exchange inside
+    TensorFlow's own engines, nobody sees them wait.
+    """
+    if asked != GAPS or (num_workers > 1 and features.mpi and not features.lock_free):
+        return asked, ""
+    why = "one worker waits for nobody" if num_workers == 1 else "with this strategy nobody sees a worker wait"
+    return THREAD, _FALLS_BACK.format(why)
+
+
+def way_in_script(asked: str, num_ranks: int) -> tuple[str, list[str]]:
+    """The same for a script, whose exchange is known only when it comes to it."""
+    way, told = way_for(asked, Features(), num_ranks)
+    return way, [told] if told else []
+
+
+def most_patience_s(way: str, stall_s: float) -> float:
+    """How long a job may wait for gaps; ranks that wait for one another's files are no stall (`stall_s`) yet."""
+    return min(MOST_PATIENCE_S, stall_s / 4) if way == GAPS else 0.0

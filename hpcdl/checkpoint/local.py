@@ -1,0 +1,348 @@
+"""Copies of a run's state in its nodes' memory: the level above the file system, for a rank that is lost.
+
+As the first level of SCR (Moody et al., SC 2010) and FTI: each rank copies what is its own every few steps, rank 0 also
+what all have in common; new ranks on the same nodes go on from the newest step of which every copy is whole. What a
+lost node held is gone with it, and the newest checkpoint counts, unless `--local-checkpoint-redundancy` makes it good
+(redundancy.py, recovery.py).
+
+`FOLDER/step-S.rank-R.npz` holds the arrays, `step-S.rank-R.json` is written behind it with their digest. The folder's
+name belongs to the process that starts the ranks: no other run, and no later one, takes these copies for its own.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import os
+import stat
+import subprocess
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from hpcdl.checkpoint.background import THREAD, BackgroundJob, BackgroundWork, Turn
+from hpcdl.checkpoint.facts import check_facts
+from hpcdl.checkpoint.folders import Snapshot, check_room, digest_of, own_digest, read_arrays, write_arrays
+from hpcdl.checkpoint.interval import PATIENCE
+from hpcdl.checkpoint.redundancy import NO_REDUNDANCY, Redundancy
+from hpcdl.cluster.status import FOLDER
+from hpcdl.comm.observed import Observation
+from hpcdl.core.disk import make_folder, remove_file, remove_folder, remove_private
+from hpcdl.core.errors import CorruptError, Interrupted, StoppedEarly, UsageError
+from hpcdl.core.files import read_json, write_json, write_text
+from hpcdl.core.lock import check_free
+
+if TYPE_CHECKING:
+    from hpcdl.core.protocols import Array
+
+SCHEMA = "hpcdl.local-checkpoint/1"
+LEVEL = "node memory"
+KEPT = 2
+"""Steps kept of each rank: while one rank writes, another may be a step behind."""
+_NOTE = "local-copies"
+"""A file in a run's folder of its ranks that names the folder of the copies."""
+_OWNER = "run"
+"""A file with the run directory, by which it can be told whether anybody needs the folder still."""
+_GUARD = (
+    "import os, shutil, stat, sys, time\n"
+    "for _ in range(1 if sys.stdin.read() else 30):\n"
+    "    try:\n"
+    "        found = os.lstat(sys.argv[1])\n"
+    "        if stat.S_ISDIR(found.st_mode) and found.st_uid == os.getuid() and not found.st_mode & 0o077:\n"
+    "            shutil.rmtree(sys.argv[1], ignore_errors=True)\n"
+    "    except FileNotFoundError:\n"
+    "        pass\n"
+    "    time.sleep(0.5)\n"
+)
+"""A process that removes a private folder when the one that has started it is gone, however it went.
+
+Ranks that nobody has told to end take up to 10 s for it, and may write meanwhile.
+"""
+
+
+def place(base: Path, run_dir: Path, launched_by: str) -> Path:
+    """Where the ranks that `launched_by` starts for `run_dir` keep their copies, on every node."""
+    word = hashlib.blake2b(f"{run_dir.resolve()} {launched_by}".encode(), digest_size=8).hexdigest()
+    return base / f"{_prefix()}{word}"
+
+
+def _prefix() -> str:
+    return f"hpcdl-state-{os.getuid()}-"
+
+
+@contextlib.contextmanager
+def guarded(folder: Path, run_dir: Path) -> Iterator[None]:
+    """Inside, ranks may be started and started again; afterwards, and after SIGKILL, this node keeps no copies.
+
+    A note in `run_dir` says where they are, for who asks meanwhile.
+    """
+    note = run_dir / FOLDER / _NOTE
+    make_folder(note.parent)
+    write_text(note, str(folder))
+    line = [sys.executable, "-P", "-S", "-c", _GUARD, str(folder)]
+    with subprocess.Popen(line, stdin=subprocess.PIPE, start_new_session=True) as guard:
+        assert guard.stdin is not None
+        try:
+            yield
+        finally:
+            guard.stdin.write(b"over")
+            guard.stdin.close()
+            remove_file(note)
+
+
+def folder_of_copies(run_dir: Path) -> Path | None:
+    """Where this node keeps the copies of a run that goes on; None where it keeps none."""
+    with contextlib.suppress(OSError):
+        return Path((run_dir / FOLDER / _NOTE).read_text())
+    return None
+
+
+def newest_copy(run_dir: Path) -> int:
+    """Step of the newest copy on this node; 0 where there is none."""
+    folder = folder_of_copies(run_dir)
+    return next(iter(steps_in_folder(folder)), 0) if folder else 0
+
+
+class LocalCopies:
+    """This rank's copies in `folder`, of every `every` steps; 0 keeps none.
+
+    Storage that fails or is too small ends the copying, which `say` is told, never the run.
+    """
+
+    def __init__(
+        self,
+        folder: Path,
+        run_dir: Path,
+        rank: int,
+        every: int,
+        say: Callable[[str], None],
+        work: BackgroundWork | None = None,
+        redundancy: Redundancy = NO_REDUNDANCY,
+    ) -> None:
+        self.folder, self._rank, self._every, self.say = folder, rank, every, say
+        self._work = work or BackgroundWork(THREAD, Observation(rank, rank + 1, ""))
+        self._redundancy = redundancy
+        self._job: BackgroundJob | None = None
+        self._copied = 0
+        self._failed = False
+        if every:
+            self._without(lambda: self._begin(run_dir))
+
+    def due(self, step: int) -> bool:
+        """Whether a copy is to be made after `step` steps; the same on every rank, whatever fails on one."""
+        return self._every > 0 and step // self._every > self._copied // self._every
+
+    @property
+    def is_writing(self) -> bool:
+        """Whether what was started is still on its way."""
+        return self._job is not None and self._job.goes_on
+
+    def start(self, snapshot: Snapshot, step_s: float = 0.0) -> None:
+        """Begin to write `snapshot`, whose arrays nobody changes until `wait` has returned.
+
+        Where a step takes `step_s` it may wait for gaps as long as the tenth part of the steps until the next copy.
+        """
+        self._copied = snapshot.step
+        if self._failed and not self._redundancy.needs_all:
+            return
+        patience_s = min(PATIENCE * self._every * step_s, self._redundancy.most_patience_s)
+        self._job = self._work.start("copy", lambda turn: self._copy(snapshot, turn), patience_s)
+
+    def wait(self) -> None:
+        """Return when what was started is kept, or has failed and left a warning; it hurries from now on."""
+        job, self._job = self._job, None
+        if job is not None:
+            job.wait()
+
+    def whole(self) -> list[int]:
+        """Steps of the copies that pass their check, newest first; each that does not is told."""
+        found = []
+        for step in steps_in(self.folder, self._rank):
+            try:
+                check_copy(self.folder, step, self._rank)
+                found.append(step)
+            except CorruptError as error:
+                self.say(f"{error}; an older state is taken")
+        return found
+
+    def read_shared(self, step: int) -> tuple[dict[str, Array], dict[str, Any]]:
+        """Of rank 0's copy: what all ranks have in common, and the facts."""
+        return self._read(step, "shared", self._rank), check_copy(self.folder, step, self._rank)["facts"]
+
+    def read_own(self, step: int, rank: int | None = None) -> dict[str, Array]:
+        """This rank's own arrays, or those of `rank` where they are here; empty where they are not."""
+        rank = self._rank if rank is None else rank
+        return self._read(step, "own", rank) if step in steps_in(self.folder, rank) else {}
+
+    def _read(self, step: int, kind: str, rank: int) -> dict[str, Array]:
+        arrays = read_arrays(_file(self.folder, step, rank, "npz"))
+        return {name.partition(":")[2]: array for name, array in arrays.items() if name.startswith(f"{kind}:")}
+
+    def resume(self, step: int) -> None:
+        """The run goes on after `step`: what was copied behind it is of a past that does not count."""
+        self._copied = step
+        for newer in steps_in(self.folder, self._rank):
+            if newer > step:
+                self._remove(newer)
+        for newer in steps_in_folder(self.folder) if self._redundancy.leads else []:
+            if newer > step:
+                _remove_all(self.folder, newer)
+
+    @contextlib.contextmanager
+    def until_over(self) -> Iterator[None]:
+        """Inside, the run goes on; where it ends in order, or has been saved, nothing of this rank stays."""
+        try:
+            yield
+        except (StoppedEarly, Interrupted):
+            self._clear()
+            raise
+        self._clear()
+
+    def _begin(self, run_dir: Path) -> None:
+        _make(self.folder, run_dir)
+        for cut_short in self.folder.glob(".step-*" if self._redundancy.leads else f".*rank-{self._rank}.*"):
+            remove_file(cut_short)
+
+    def _clear(self) -> None:
+        self.wait()
+        if self._every:
+            for step in steps_in(self.folder, self._rank):
+                self._remove(step)
+            for step in steps_in_folder(self.folder) if self._redundancy.leads else []:
+                _remove_all(self.folder, step)
+            with contextlib.suppress(OSError):  # where others' copies are there still, the last one takes it along
+                remove_folder(self.folder, _OWNER)
+
+    def _without(self, action: Callable[[], None]) -> None:
+        """Do it; where the storage fails the run goes on without copies."""
+        try:
+            action()
+        except OSError as error:
+            self._failed = True
+            self.say(f"rank {self._rank} keeps no more copies in {self.folder}: {error.strerror or error}")
+
+    def _copy(self, snapshot: Snapshot, turn: Turn) -> None:
+        """Others wait for this rank's part in the redundancy, whether its own copy has failed or not."""
+        if not self._failed:
+            self._without(lambda: self._write(snapshot, turn))
+        self._redundancy.protect(self.folder, names_of(snapshot.step), turn)
+        if self._redundancy.leads:
+            self._without(self._forget_old)
+
+    def _forget_old(self) -> None:
+        """What is left of older steps: parity, and the copies of ranks that are no more."""
+        for old in steps_in_folder(self.folder)[KEPT:]:
+            _remove_all(self.folder, old)
+
+    def _write(self, snapshot: Snapshot, turn: Turn) -> None:
+        arrays = {f"shared:{name}": array for name, array in snapshot.shared.items()}
+        arrays |= {f"own:{name}": array for name, array in snapshot.own.items()}
+        missing = KEPT + 1 - len(steps_in(self.folder, self._rank))
+        check_room(self.folder, missing * sum(array.nbytes for array in arrays.values()))
+        size, content = write_arrays(self._file(snapshot.step, "npz"), arrays, turn)
+        document = {"schema": SCHEMA, "step": snapshot.step, "facts": snapshot.facts, "size": size, "content": content}
+        write_json(self._file(snapshot.step, "json"), {**document, "digest": own_digest(document)})
+        for old in steps_in(self.folder, self._rank)[KEPT:]:
+            self._remove(old)
+
+    def _file(self, step: int, suffix: str) -> Path:
+        return _file(self.folder, step, self._rank, suffix)
+
+    def _remove(self, step: int) -> None:
+        for suffix in ("json", "npz"):
+            remove_file(self._file(step, suffix))
+
+
+def check_copy(folder: Path, step: int, rank: int) -> dict[str, Any]:
+    """What is written beside a copy; CorruptError where it does not fit what was copied."""
+    path = _file(folder, step, rank, "npz")
+    try:
+        document: dict[str, Any] = read_json(_file(folder, step, rank, "json"))
+        sound = document["schema"] == SCHEMA and document["digest"] == own_digest(document)
+        sound = sound and document["step"] == step and path.stat().st_size == document["size"]
+        if not sound or digest_of(path) != document["content"]:
+            raise ValueError("its digest does not fit")
+        check_facts(document["facts"])
+        if "ranks" not in document["facts"]:
+            raise ValueError("its facts have no ranks")
+    except (OSError, KeyError, TypeError, ValueError, AttributeError) as error:
+        raise CorruptError(f"the copy {path} in the node's memory is damaged ({error})") from error
+    return document
+
+
+def _file(folder: Path, step: int, rank: int, suffix: str) -> Path:
+    return folder / f"{stem(step)}.rank-{rank}.{suffix}"
+
+
+def stem(step: int) -> str:
+    """How the names of the files of a step begin."""
+    return f"step-{step:010d}"
+
+
+def names_of(step: int) -> str:
+    """A pattern for all files of a step."""
+    return f"{stem(step)}.*"
+
+
+def steps_in_folder(folder: Path) -> list[int]:
+    """Steps of which `folder` holds anything, newest first."""
+    names = {path.name.removeprefix("step-").split(".")[0] for path in folder.glob("step-*.json")}
+    return sorted((int(name) for name in names if name.isdigit()), reverse=True)
+
+
+def _remove_all(folder: Path, step: int) -> None:
+    for path in sorted(folder.glob(names_of(step)), key=lambda path: path.suffix):  # .json before .npz
+        remove_file(path)
+
+
+def copies_in(folder: Path, step: int) -> list[int]:
+    """The ranks of which `folder` holds a copy of `step`."""
+    names = (path.name.split(".rank-")[1].removesuffix(".json") for path in folder.glob(f"{stem(step)}.rank-*.json"))
+    return sorted(int(name) for name in names if name.isdigit())
+
+
+def steps_in(folder: Path, rank: int = 0) -> list[int]:
+    """Steps of the copies of `rank` in `folder`, newest first."""
+    names = (path.name.removeprefix("step-").split(".")[0] for path in folder.glob(f"step-*.rank-{rank}.json"))
+    return sorted((int(name) for name in names if name.isdigit()), reverse=True)
+
+
+def _make(folder: Path, run_dir: Path) -> None:
+    """Make the folder, private; what runs of this user have left that nobody writes any more goes first."""
+    for path in folder.parent.glob(f"{_prefix()}*"):
+        if path != folder:
+            with contextlib.suppress(OSError, ValueError):
+                _remove_abandoned(path)
+    folder.mkdir(mode=0o700, exist_ok=True)
+    if not _is_mine(folder):
+        raise PermissionError(f"{folder} is a link, or another user's")
+    write_text(folder / _OWNER, str(run_dir.resolve()))
+
+
+def _is_mine(folder: Path) -> bool:
+    found = folder.lstat()
+    return stat.S_ISDIR(found.st_mode) and found.st_uid == os.getuid() and not found.st_mode & 0o077
+
+
+def _remove_abandoned(folder: Path) -> None:
+    if not _is_mine(folder):
+        return
+    with contextlib.suppress(UsageError):  # its run is being written
+        check_free(Path((folder / _OWNER).read_text()))
+        remove_private(folder, _prefix(), lambda _: True)
+
+
+def newest_common(answers: Sequence[tuple[Sequence[int], str]], saved: int) -> tuple[int | None, str]:
+    """The newest step behind `saved` of which every rank has a whole copy, and what to say where there is none.
+
+    `answers`: by rank, the steps of its whole copies and its host.
+    """
+    if not any(max(steps, default=0) > saved for steps, _ in answers):
+        return None, ""
+    common = max(set.intersection(*(set(steps) for steps, _ in answers)), default=0)
+    if common > saved:
+        return common, ""
+    without = [f"rank {rank} on {host}" for rank, (steps, host) in enumerate(answers) if max(steps, default=0) <= saved]
+    who = f"{without[0]} has none that is whole" if without else "no step is whole on every rank"
+    return None, f"the copies in the nodes' memory do not do ({who}); going back to the newest checkpoint"

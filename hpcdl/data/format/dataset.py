@@ -1,0 +1,208 @@
+"""What a model is trained on: a folder that `hpcdl shard` made, or samples made from a seed."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from hpcdl.core.errors import CorruptError, UsageError
+from hpcdl.core.paths import typed
+from hpcdl.core.units import IMAGES, SAMPLES
+from hpcdl.data.format.fields import Field
+from hpcdl.data.format.manifest import FILE_NAME, Manifest, SplitEntry, read_manifest
+from hpcdl.data.format.synthetic import PREFIX, SyntheticSpec, parse_spec
+
+UNSPLIT = "all"
+"""Name of the only split of data that nobody divided."""
+PARTIAL_PREFIX = "manifest.partial"
+
+
+@dataclass(frozen=True, kw_only=True)
+class FileOperations:
+    """System calls that name a file: what the metadata server of a parallel file system is asked."""
+
+    opens: int = 0
+    stats: int = 0
+
+    def __add__(self, other: FileOperations) -> FileOperations:
+        return FileOperations(opens=self.opens + other.opens, stats=self.stats + other.stats)
+
+    def __sub__(self, other: FileOperations) -> FileOperations:
+        return FileOperations(opens=self.opens - other.opens, stats=self.stats - other.stats)
+
+    @property
+    def total(self) -> int:
+        """All of them."""
+        return self.opens + self.stats
+
+
+class FileOperationsCounter:
+    """Counts what a data set's files cost this process, over all of its readers and their threads."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._seen = FileOperations()
+
+    @property
+    def seen(self) -> FileOperations:
+        """All so far."""
+        return self._seen
+
+    def add(self, *, opens: int = 0, stats: int = 0) -> None:
+        """Count some more."""
+        with self._lock:
+            self._seen += FileOperations(opens=opens, stats=stats)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Split:
+    """One split of a data set; `entry` is None for samples made from a seed."""
+
+    name: str
+    num_samples: int
+    entry: SplitEntry | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Dataset:
+    """A data set: `checksum` identifies the content.
+
+    `sample_shape` is (height, width, channels); with `fields` it and `dtype` are the first input's.
+    """
+
+    name: str
+    sample_shape: tuple[int, ...]
+    dtype: str
+    num_classes: int | None
+    class_names: tuple[str, ...]
+    checksum: str
+    splits: Mapping[str, Split]
+    folder: Path | None = None
+    manifest: Manifest | None = None
+    synthetic: SyntheticSpec | None = None
+    seed: int = 0
+    verified: bool = True
+    """Whether what is read of shards is held against its checksums."""
+    fields: tuple[Field, ...] = ()
+    """What a sample consists of where it is more than an image and its class; inputs first."""
+    copies: Mapping[Path, Path] = field(default_factory=dict)
+    """Where this process has copies of shards to read their bytes from: see read/staging.py."""
+    nodes: tuple[int, ...] = ()
+    """The number of each worker's node where every node shuffles and reads a share of its own; else empty."""
+    preprocess: Callable[..., Any] | None = None
+    """What each batch goes through at last: (inputs, targets, training=, seed=) to (inputs, targets), tensors."""
+    operations: FileOperationsCounter = field(default_factory=FileOperationsCounter, repr=False, compare=False)
+    """What the folder's files have been asked for: by opening it, and by who reads from it since."""
+
+    @property
+    def train_split(self) -> Split:
+        """`train`, or the only split; UsageError where several are there and none is called train."""
+        if "train" in self.splits:
+            return self.splits["train"]
+        if len(self.splits) == 1:
+            return next(iter(self.splits.values()))
+        raise UsageError(f"{self.name} has the splits {', '.join(self.splits)}; one of them must be called 'train'")
+
+    @property
+    def evaluation_split(self) -> Split | None:
+        """`val`, else `test`, else None."""
+        return self.splits.get("val") or self.splits.get("test")
+
+    @property
+    def inputs(self) -> tuple[Field, ...]:
+        """The fields that a model is given."""
+        return tuple(item for item in self.fields if item.role == "input")
+
+    @property
+    def targets(self) -> tuple[Field, ...]:
+        """The fields that a model's outputs are held against."""
+        return tuple(item for item in self.fields if item.role == "target")
+
+    @property
+    def counted(self) -> str:
+        """What a run on it counts: images where a sample is an image with its class, else samples."""
+        return SAMPLES if self.fields else IMAGES
+
+    @property
+    def encoded(self) -> bool:
+        """Whether samples lie as JPEG or PNG files and are decoded while training."""
+        return self.manifest is not None and self.manifest.encoding == "encoded"
+
+
+def open_dataset(data: str, *, seed: int = 0, verified: bool = True) -> Dataset:
+    """The data set of a folder or of `synthetic:NAME`; `seed` is that of samples made.
+
+    `verified`: what is read of it later is held against its checksums.
+
+    UsageError: no such folder, no data folder, not finished. CorruptError: a damaged manifest, a shard that is missing
+    or whose size is not the manifest's.
+    """
+    if data.startswith(PREFIX):
+        return _synthetic(data, seed)
+    folder = Path(data).expanduser()
+    if not folder.is_dir():
+        raise UsageError(f"no such data folder: {data}; make one with `{typed('shard', 'SOURCE', folder)}`")
+    if not (folder / FILE_NAME).is_file():
+        if any(folder.glob(PARTIAL_PREFIX + "*")):
+            raise UsageError(f"{data} is not finished; go on with the same `hpcdl shard` command and --resume")
+        raise UsageError(
+            f"{data} holds no {FILE_NAME}; make a data folder with `{typed('shard', folder, 'NEW_FOLDER')}`"
+        )
+    operations = FileOperationsCounter()
+    manifest, checksum = read_manifest(folder)
+    operations.add(opens=1, stats=2)  # the manifest; and the two looks above
+    _check_sizes(folder, manifest, operations)
+    return Dataset(
+        name=manifest.name,
+        sample_shape=tuple(manifest.sample_shape),
+        dtype=manifest.dtype,
+        num_classes=manifest.num_classes or None,
+        class_names=tuple(manifest.class_names),
+        checksum=checksum,
+        splits={
+            name: Split(name=name, num_samples=entry.num_samples, entry=entry)
+            for name, entry in manifest.splits.items()
+        },
+        folder=folder,
+        manifest=manifest,
+        fields=tuple(manifest.fields),
+        verified=verified,
+        operations=operations,
+    )
+
+
+def _check_sizes(folder: Path, manifest: Manifest, operations: FileOperationsCounter) -> None:
+    for shard in manifest.shards():
+        operations.add(stats=1)
+        try:
+            found = (folder / shard.file).stat().st_size
+        except OSError as error:
+            raise CorruptError(
+                f"shard {folder / shard.file} cannot be read ({error.strerror}){_remedy(folder)}"
+            ) from error
+        if found != shard.num_bytes:
+            raise CorruptError(
+                f"shard {folder / shard.file} has {found} bytes, the manifest says {shard.num_bytes}{_remedy(folder)}"
+            )
+
+
+def _remedy(folder: Path) -> str:
+    return f"; mend it with `{typed('inspect', folder, '--repair', '--from', 'SOURCE')}`"
+
+
+def _synthetic(data: str, seed: int) -> Dataset:
+    spec: Any = parse_spec(data)
+    return Dataset(
+        name=data,
+        sample_shape=spec.sample_shape,
+        dtype=spec.dtype,
+        num_classes=spec.num_classes,
+        class_names=tuple(str(number) for number in range(spec.num_classes)),
+        checksum=f"{data}#{seed}",
+        splits={"train": Split(name="train", num_samples=spec.num_samples)},
+        synthetic=spec,
+        seed=seed,
+    )

@@ -1,0 +1,221 @@
+"""What a data folder holds: samples, shapes, classes, layout, stripes, pictures; and whether every byte is right."""
+
+from __future__ import annotations
+
+import io
+import os
+import re
+import shutil
+import threading
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from hpcdl.core.disk import check_outputs, make_output_folder
+from hpcdl.core.errors import CorruptError, UsageError
+from hpcdl.core.files import write_output
+from hpcdl.core.paths import typed
+from hpcdl.data.format.dataset import Dataset, Split, open_dataset
+from hpcdl.data.format.fields import Field
+from hpcdl.data.format.manifest import FILE_NAME, Manifest, read_manifest
+from hpcdl.data.format.order import mixed, permuted
+from hpcdl.data.format.shard_file import faults
+from hpcdl.data.read.reader import SplitReader
+from hpcdl.data.write.lustre import Stripes, file_system_of, stripes_of
+
+
+@dataclass(frozen=True, kw_only=True)
+class SplitInspection:
+    """One split; `histogram` counts samples by class name."""
+
+    name: str
+    num_samples: int
+    num_shards: int
+    num_bytes: int
+    histogram: Mapping[str, int]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Inspection:
+    """A whole data folder; `stripes` are those of its first shard, None where it is not on Lustre."""
+
+    name: str
+    folder: str
+    source_format: str
+    encoding: str
+    compression: str | None
+    sample_shape: Sequence[int]
+    dtype: str
+    num_classes: int
+    block_samples: int
+    seed: int
+    hpcdl_version: str
+    file_system: str
+    stripes: Stripes | None
+    num_skipped: int
+    splits: Sequence[SplitInspection]
+    fields: Sequence[Field] = ()
+
+
+@dataclass(frozen=True, kw_only=True)
+class Verification:
+    """What reading every byte found; `faults` name shard and block, `bad_shards` are files below the folder."""
+
+    num_shards: int
+    num_bytes: int
+    faults: Sequence[str]
+    bad_shards: Sequence[str]
+
+
+def inspect(folder: Path, mounts: Path | None = None) -> Inspection:
+    """What the data folder holds. UsageError where it is none, CorruptError where manifest or shard sizes are wrong."""
+    dataset = open_dataset(str(folder))
+    manifest = dataset.manifest
+    assert manifest is not None
+    place = file_system_of(folder, mounts) if mounts else file_system_of(folder)
+    stripes = None
+    if place.is_lustre and shutil.which("lfs"):
+        stripes = stripes_of(folder / manifest.shards()[0].file)
+    return Inspection(
+        name=manifest.name,
+        folder=str(folder),
+        source_format=manifest.source.get("format", "unknown"),
+        encoding=manifest.encoding,
+        compression=manifest.compression,
+        sample_shape=manifest.sample_shape,
+        dtype=manifest.dtype,
+        num_classes=manifest.num_classes,
+        block_samples=manifest.block_samples,
+        seed=manifest.seed,
+        hpcdl_version=manifest.hpcdl_version,
+        file_system=place.kind,
+        stripes=stripes,
+        num_skipped=len(manifest.skipped),
+        splits=[_split(dataset, manifest, name) for name in manifest.splits],
+        fields=manifest.fields,
+    )
+
+
+def verify(folder: Path, *, told: Callable[[int], None] = lambda _: None, threads: int | None = None) -> Verification:
+    """Read every byte of every shard in parallel and compare checksums; `told` hears of bytes as they are checked."""
+    manifest = _manifest(folder)
+    shards = manifest.shards()
+    lock = threading.Lock()
+
+    def told_safely(count: int) -> None:
+        with lock:
+            told(count)
+
+    with ThreadPoolExecutor(threads or len(os.sched_getaffinity(0))) as pool:
+        found = list(pool.map(lambda entry: faults(folder, entry, told_safely), shards))
+    return Verification(
+        num_shards=len(shards),
+        num_bytes=sum(entry.num_bytes for entry in shards),
+        faults=[fault for several in found for fault in several],
+        bad_shards=[entry.file for entry, several in zip(shards, found, strict=True) if several],
+    )
+
+
+def require_sound(folder: Path, verification: Verification) -> None:
+    """CorruptError with a line for each bad block unless all is well."""
+    if not verification.faults:
+        return
+    bad, all_of_them = len(verification.bad_shards), verification.num_shards
+    raise CorruptError(
+        *(f"damaged: {fault}" for fault in verification.faults),
+        f"{bad} of {all_of_them} shards in {folder} are damaged; "
+        f"write them again with `{typed('inspect', folder, '--repair', '--from', 'SOURCE')}`",
+    )
+
+
+def total_bytes(folder: Path) -> int:
+    """Bytes in all shards, by the manifest."""
+    return sum(entry.num_bytes for entry in _manifest(folder).shards())
+
+
+def _manifest(folder: Path) -> Manifest:
+    if not (folder / FILE_NAME).is_file():
+        open_dataset(str(folder))  # raises with the reason
+        raise UsageError(f"{folder} holds no {FILE_NAME}")
+    return read_manifest(folder)[0]
+
+
+def _split(dataset: Dataset, manifest: Manifest, name: str) -> SplitInspection:
+    entry = manifest.splits[name]
+    classes = [item.name for item in manifest.fields if item.role == "target" and item.kind == "class"]
+    label = "labels" if not manifest.fields else classes[0] if len(classes) == 1 else None
+    return SplitInspection(
+        name=name,
+        num_samples=entry.num_samples,
+        num_shards=len(entry.shards),
+        num_bytes=sum(shard.num_bytes for shard in entry.shards),
+        histogram=_histogram(dataset, manifest, name, label) if label else {},
+    )
+
+
+def _histogram(dataset: Dataset, manifest: Manifest, name: str, label: str) -> dict[str, int]:
+    assert dataset.folder is not None
+    entry = manifest.splits[name]
+    counts = np.zeros(manifest.num_classes, np.int64)
+    reader = SplitReader(dataset.folder, dataset, dataset.splits[name])
+    try:
+        for number in range(len(entry.shards)):
+            labels = reader.shard(number).residents.get(label, np.full(1, -1))
+            if labels.size and not 0 <= labels.min() <= labels.max() < manifest.num_classes:
+                raise CorruptError(
+                    f"shard {entry.shards[number].file} holds labels out of range; check it with --verify"
+                )
+            counts += np.bincount(labels, minlength=manifest.num_classes)
+    finally:
+        reader.close()
+    return dict(zip(manifest.class_names, counts.tolist(), strict=True))
+
+
+def write_pictures(dataset: Dataset, split: Split, count: int, folder: Path) -> list[Path]:
+    """Write `count` samples of `split`, drawn by the data's seed, into `folder`: SPLIT-NUMBER-CLASS.png."""
+    assert dataset.folder is not None
+    if dataset.fields:
+        raise UsageError(f"--samples saves pictures, and {dataset.name} holds named fields; read them with h5py")
+    make_output_folder(folder)
+    reader = SplitReader(dataset.folder, dataset, split)
+    positions = np.arange(min(count, split.num_samples), dtype=np.int64)
+    ids = permuted(positions, split.num_samples, mixed(dataset.manifest.seed if dataset.manifest else 0, 31))
+    written: dict[Path, int] = {}
+    try:
+        for sample, label in zip(ids.tolist(), reader.labels(ids).tolist(), strict=True):
+            name = re.sub(r"[^\w.-]", "_", dataset.class_names[label])[:40]
+            written[folder / f"{split.name}-{sample:08d}-{name}.png"] = sample
+        check_outputs(written)
+        for path, sample in written.items():
+            write_output(path, _png(_pixels(reader, dataset, sample)))
+    finally:
+        reader.close()
+    return [*written]
+
+
+def _pixels(reader: SplitReader, dataset: Dataset, sample: int) -> Any:
+    """An image as PIL takes it: uint8, one or three channels."""
+    from PIL import Image  # imported late: only pictures need it
+
+    one = np.array([sample], np.int64)
+    if dataset.encoded:
+        return np.asarray(Image.open(io.BytesIO(reader.read_encoded(one)[0])).convert("RGB"))
+    pixels = np.empty((1, *dataset.sample_shape), dataset.dtype)
+    reader.read_samples(one, pixels)
+    image = pixels[0]
+    if image.dtype != np.uint8:
+        low, high = float(image.min()), float(image.max())
+        image = ((image.astype(np.float32) - low) / max(high - low, 1e-12) * 255).astype(np.uint8)
+    return image if image.shape[2] == 3 else image[:, :, 0]
+
+
+def _png(pixels: Any) -> bytes:
+    from PIL import Image
+
+    out = io.BytesIO()
+    Image.fromarray(pixels).save(out, format="PNG")
+    return out.getvalue()

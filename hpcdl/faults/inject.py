@@ -1,0 +1,282 @@
+"""How the faults of `--inject` (faults.py) strike a rank; the journal tells of each."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import errno
+import os
+import random
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from hpcdl.cluster.status import FOLDER
+from hpcdl.comm.observed import NOTHING, NoRecorder, Observation, Observed
+from hpcdl.config.tracing import OFF
+from hpcdl.core.disk import publish, touch
+from hpcdl.data.format.dataset import Dataset
+from hpcdl.faults.network import NetworkFaults
+from hpcdl.run.faults import FULL, NETWORK, PARTITION, PLANTED, Fault, parse_faults
+from hpcdl.run.journal import FileJournal, JournalReader
+from hpcdl.run.rundir import STRUCK
+
+if TYPE_CHECKING:
+    from hpcdl.core.protocols import Array
+
+TOLD = "injected: "
+"""Begins the journal's message of a fault, which has the step too."""
+LOOK_S, FOLLOW_S = 0.005, 0.05
+"""Time between two looks at a rank's step: a fault strikes at its step or the next ones. And at others' marks."""
+PERIOD_S = 0.01
+"""A slow rank stands still for its share of each period: short beside its part of a step, which else may fall between
+two pauses, step after step."""
+_NEVER_READABLE = Path("/proc/self/mem")
+"""Its first bytes are of no process: the kernel answers with EIO."""
+_PAUSES = (
+    "import os, signal, sys, time\n"
+    "pid, still_s, going_s, times = int(sys.argv[1]), float(sys.argv[2]), float(sys.argv[3]), int(sys.argv[4])\n"
+    "while times and os.path.exists(f'/proc/{pid}/fd'):\n"
+    "    os.kill(pid, signal.SIGSTOP); time.sleep(still_s); os.kill(pid, signal.SIGCONT); time.sleep(going_s)\n"
+    "    times -= 1\n"
+)
+"""A process of its own that stops another one and lets it go on, `times` times (-1: until it is gone)."""
+
+
+def _send(number: signal.Signals) -> Callable[[Fault], None]:
+    return lambda fault: os.kill(os.getpid(), number)
+
+
+def _stop(fault: Fault) -> None:
+    if fault.duration_s is None:
+        os.kill(os.getpid(), signal.SIGSTOP)
+    else:
+        _pause(fault.duration_s, 0.0, 1)
+
+
+def _slow(fault: Fault) -> None:
+    assert fault.value is not None
+    _pause(PERIOD_S * (1 - 1 / fault.value), PERIOD_S / fault.value, -1)
+
+
+def _pause(still_s: float, going_s: float, times: int) -> None:
+    line = [sys.executable, "-P", "-S", "-c", _PAUSES, *map(str, (os.getpid(), still_s, going_s, times))]
+    subprocess.Popen(line, stdin=subprocess.DEVNULL)
+
+
+STRIKES: Mapping[str, Callable[[Fault], None]] = {
+    "kill": _send(signal.SIGKILL),
+    "term": _send(signal.SIGTERM),
+    "stop": _stop,
+    "slow": _slow,
+    "exit": lambda fault: os._exit(int(fault.value or 0)),
+}
+"""What strikes from beside, by kind: at any moment of a step, on workers, servers and scripts."""
+
+
+class _FlipsBits(NoRecorder):
+    """Hears of each bucket that comes back from its exchange, as a recorder does, and may change it."""
+
+    def __init__(self, exchanged: Callable[[int, Array], None]) -> None:
+        self._exchanged = exchanged
+
+    def exchanged(self, bucket: int, values: Array) -> None:
+        """Hand it on."""
+        self._exchanged(bucket, values)
+
+
+class Injection:
+    """A run's faults on this rank. Context: inside, they strike."""
+
+    def __init__(self, text: str, observation: Observation, run_dir: Path) -> None:
+        self._seen, self._run_dir = observation, run_dir
+        self._all = parse_faults(text, observation.size)
+        left = {number: fault for number, fault in enumerate(self._all) if not self._has_struck(number)}
+        between = {number: fault for number, fault in left.items() if fault.kind in NETWORK}
+        self._mine = {
+            number: fault for number, fault in left.items() if fault.rank == observation.rank and number not in between
+        }
+        stay = [number for number, fault in enumerate(self._all) if fault.stays and self._has_struck(number)]
+        cut_off = [self._marker(number).read_text() for number in stay]
+        self._network = NetworkFaults(between, observation, cut_off)
+        self._over = threading.Event()
+        self._steps = JournalReader(run_dir)
+        self._told_step, self._looked_s = 0, 0.0
+
+    def impaired(self, communicator: Observed) -> Observed:
+        """`communicator`, the world's, over the network that the faults make; collective, before anybody talks."""
+        parse_faults(",".join(fault.text for fault in self._all), communicator.size, self._num_hosts(communicator))
+        return self._network.impair(communicator, self._tell_of_network)
+
+    def trace_beside(self, text: str) -> str:
+        """What of the trace `text` (config/tracing.py) can be kept: a fault that flips bits hears in its place."""
+        return OFF if any(fault.bucket is not None for fault in self._all) else text
+
+    def _num_hosts(self, communicator: Observed) -> int | None:
+        """Nodes of the run, where a fault asks for that; collective."""
+        if not any(fault.of_host for fault in self._all):
+            return None
+        return len({*communicator.allgather_json(communicator.host)})
+
+    def __enter__(self) -> Injection:
+        again = any(fault.every_s is not None for fault in self._all)
+        if again or self._network.faults or any(fault.kind in STRIKES for fault in self._mine.values()):
+            threading.Thread(target=self._watch, name="inject", daemon=True).start()
+        if any(fault.bucket is not None for fault in self._mine.values()):
+            self._seen.recorder = _FlipsBits(self._flip)
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._over.set()
+        if isinstance(self._seen.recorder, _FlipsBits):
+            self._seen.recorder = NOTHING
+
+    def batch(self, step: int, images: Any) -> Any:
+        """What a worker's step is fed: `images`, unless a fault strikes; ValueError is one of them."""
+        for number, fault in [*self._mine.items()]:
+            if fault.kind not in PLANTED or step < (fault.step or 0):
+                continue
+            self._tell(number)
+            if fault.kind == "error":
+                raise ValueError(f"injected: {fault.text}")
+            return _not_a_number(images)
+        return images
+
+    def free_steps(self, step: int) -> int:
+        """How many steps from `step` on are fed their batches as they are."""
+        planted = [fault.step or 0 for fault in self._mine.values() if fault.kind in PLANTED]
+        return max(min(planted) - step, 0) if planted else sys.maxsize
+
+    def readable(self, dataset: Dataset) -> Dataset:
+        """`dataset`, but for the shards that are to be unreadable: the kernel itself answers with EIO."""
+        entry = dataset.train_split.entry
+        copies = dict(dataset.copies)
+        for number, fault in enumerate(self._all):
+            if fault.shard is None or entry is None or dataset.folder is None:
+                continue
+            copies[dataset.folder / entry.shards[fault.shard].file] = _NEVER_READABLE
+            if self._seen.rank == 0 and not self._marker(number).exists():
+                touch(self._marker(number))
+                self._say(fault.text)
+        return dataclasses.replace(dataset, copies=copies) if copies != dataset.copies else dataset
+
+    def writing(self, step: int) -> None:
+        """Called where a checkpoint is about to be written; OSError where there is to be no room."""
+        for number, fault in [*self._mine.items()]:
+            if fault.kind == FULL and step >= (fault.step or 0):
+                self._tell(number)
+                raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    def _flip(self, bucket: int, values: Array) -> None:
+        """Flip one bit of the largest number: a float32 is 4 times as large then, or a quarter of it."""
+        for number, fault in [*self._mine.items()]:
+            if fault.bucket == bucket and (self._seen.step or 0) >= (fault.step or 0):
+                self._tell(number)
+                flat = values.reshape(-1)
+                place = int(abs(flat).argmax())
+                flat[place : place + 1].view("uint8")[-1] ^= 1
+
+    def _watch(self) -> None:
+        began = time.monotonic()
+        schedules = [self._schedule(number, fault) for number, fault in enumerate(self._all) if fault.every_s]
+        while not self._over.wait(LOOK_S):
+            for schedule in schedules:
+                next(schedule)
+            for number, fault in [*self._mine.items()]:
+                if fault.kind in STRIKES and self._is_due(fault, time.monotonic() - began):
+                    self._tell(number)
+                    STRIKES[fault.kind](fault)
+            self._part(began)
+
+    def _part(self, began: float) -> None:
+        """Let partitions begin and heal."""
+        for number, fault in [*self._network.faults.items()]:
+            if self._network.leads(fault) and self._is_due(fault, time.monotonic() - began):
+                self._network.begin(number)
+                touch(self._marker(number), self._network.host.encode())
+                self._say(fault.text)
+        if time.monotonic() - self._looked_s > FOLLOW_S:
+            self._looked_s = time.monotonic()
+            self._network.follow(self._has_struck)
+        self._network.heal()
+
+    def _schedule(self, number: int, fault: Fault) -> Iterator[None]:
+        """Strikes this rank at its moments, one look an item. Every rank draws the same moments and ranks.
+
+        They count from the run's first start; what would have struck while no ranks were there is left out.
+        """
+        launched_s = time.monotonic()
+        origin = self._origin(number) - time.time() + launched_s
+        drawn = random.Random(fault.seed)
+        moment = origin
+        while True:
+            assert fault.every_s is not None
+            moment += drawn.expovariate(1 / fault.every_s)
+            rank = drawn.randrange(self._network.number_of(hosts=fault.of_host))
+            if moment < launched_s:
+                continue
+            while time.monotonic() < moment:
+                yield
+            if fault.kind == PARTITION:
+                self._part_at_random(fault, rank)
+            elif rank == self._seen.rank:
+                self._say(f"{fault.kind}:rank={rank}, as {fault.text} has it")
+                STRIKES[fault.kind](fault)
+
+    def _part_at_random(self, fault: Fault, number: int) -> None:
+        place = self._network.place(fault, number)
+        if self._seen.rank == min(place):
+            self._say(f"{fault.kind}:{'host' if fault.of_host else 'rank'}={number}, as {fault.text} has it")
+        self._network.part(fault, place)
+
+    def _origin(self, number: int) -> float:
+        """When the run has first started, in Unix seconds, as whoever came first has written it down."""
+        path = self._marker(number)
+        if not path.exists():
+            publish(path, repr(time.time()).encode())
+        return float(path.read_text())
+
+    def _is_due(self, fault: Fault, age_s: float) -> bool:
+        if fault.time_s is not None:
+            return age_s >= fault.time_s
+        return fault.step is None or self._step() >= fault.step
+
+    def _step(self) -> int:
+        """This rank's own step; a server has none and goes by what worker 0 has told."""
+        own = self._seen.step
+        if own is not None:
+            return own
+        for event in self._steps.read():
+            self._told_step = max(self._told_step, int(event.get("step", 0)))
+        return self._told_step
+
+    def _tell(self, number: int) -> None:
+        fault = self._mine.pop(number)
+        touch(self._marker(number))
+        self._say(fault.text)
+
+    def _tell_of_network(self, number: int, how: str) -> None:
+        touch(self._marker(number))
+        self._say(self._all[number].text + (f" ({how})" if how else ""))
+
+    def _has_struck(self, number: int) -> bool:
+        return self._marker(number).exists()
+
+    def _say(self, text: str) -> None:
+        journal = FileJournal(self._run_dir)
+        with contextlib.closing(journal):
+            journal.write("message", text=f"{TOLD}{text}", step=self._step())
+
+    def _marker(self, number: int) -> Path:
+        return self._run_dir / FOLDER / f"{STRUCK}{number}"
+
+
+def _not_a_number(images: Any) -> Array:
+    import numpy
+
+    return numpy.full(images.shape, numpy.nan, numpy.float32)

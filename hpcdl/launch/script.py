@@ -1,0 +1,178 @@
+"""Starts a user's own script on many ranks: checks first, then the run directory, then the ranks."""
+
+from __future__ import annotations
+
+import ast
+import contextlib
+import functools
+import uuid
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from hpcdl.cluster import supervise as local
+from hpcdl.cluster.environment import Placement
+from hpcdl.cluster.launchers import find_launcher
+from hpcdl.cluster.limits import check_node
+from hpcdl.cluster.status import FOLDER
+from hpcdl.comm.agree import decided
+from hpcdl.comm.observed import observe
+from hpcdl.config.load import Effective, as_toml_values
+from hpcdl.config.schema import ScriptConfig
+from hpcdl.core.errors import UsageError
+from hpcdl.core.paths import own_program
+from hpcdl.core.records import RunRecord, read_record
+from hpcdl.core.units import SAMPLES
+from hpcdl.launch.guard import guarded
+from hpcdl.launch.relaunch import check_starts_ranks, until_done
+from hpcdl.launch.train import (
+    free_run_dir,
+    interruptible,
+    plan_under_profile,
+    python_of_ranks,
+    ranks_on_node,
+    with_ranks,
+)
+from hpcdl.node.machines import read_topology
+from hpcdl.run import rundir
+from hpcdl.run.ended import end_noted, note_end
+from hpcdl.run.faults import NETWORK, STRUCK_FROM_BESIDE, check_injected
+from hpcdl.run.fewer import check_fewer, check_least
+from hpcdl.run.going_back import check_going_back
+from hpcdl.supervision.output import PREFIXED_VARIABLE, Output
+from hpcdl.trace.recorder import collected
+
+
+@dataclass(frozen=True, kw_only=True)
+class Script:
+    """A Python file and the words behind it."""
+
+    path: Path
+    arguments: Sequence[str] = ()
+
+
+def check_script(path: Path) -> None:
+    """UsageError where `path` is no file with Python in it."""
+    if not path.is_file():
+        raise UsageError(f"{path} is {'a folder' if path.is_dir() else 'not there'}; name a file with a Python script")
+    try:
+        ast.parse(path.read_bytes(), str(path))
+    except SyntaxError as error:
+        raise UsageError(f"{path} is not Python: line {error.lineno}: {error.msg}") from error
+    except (ValueError, RecursionError) as error:
+        raise UsageError(f"{path} is not Python: {error}") from error
+    except OSError as error:
+        raise UsageError(f"{path} cannot be read: {error.strerror}") from error
+
+
+def _check_words(script: Script) -> None:
+    """UsageError where the script's name or one of its arguments is not UTF-8, and no record can hold it."""
+    names = ["SCRIPT", *(f"argument {number}" for number in range(1, len(script.arguments) + 1))]
+    for what, word in zip(names, [str(script.path), *script.arguments], strict=True):
+        if any("\ud800" <= letter <= "\udfff" for letter in word):
+            raise UsageError(f"{what}: {word!r} is not UTF-8; rename it, or link to it under such a name")
+
+
+def run_script(
+    effective: Effective[ScriptConfig], script: Script, *, prefixed: bool, say: Callable[[str], None]
+) -> tuple[Path, RunRecord]:
+    """Run `script` on the ranks of this node, or of this job's nodes; returns its directory and record.
+
+    What ranks print comes out here, line by line, `prefixed` with their numbers.
+    """
+    check_script(script.path)
+    _check_words(script)
+    config = effective.config
+    with interruptible(config.checkpoint.resume or config.checkpoint.elastic):
+        check_fewer(effective, find_launcher())
+        check_node(ranks_on_node(effective))
+        run_dir = _choose_run_dir(effective, script)
+        own = {PREFIXED_VARIABLE: "1"} if prefixed else {}
+        name, topology = script.path.stem, read_topology()
+        said = plan_under_profile(config.run, name, topology)[1]
+        with rundir.written(run_dir, config.checkpoint):
+            facts = _facts(script)
+            rundir.create(run_dir, effective, facts)
+            for text in said:
+                say(text)
+            output = Output(run_dir / FOLDER, prefixed=prefixed)
+            words = [str(run_dir), str(script.path), *script.arguments]
+
+            def launch(now: Effective[ScriptConfig], environment: Mapping[str, str]) -> None:
+                plan = plan_under_profile(now.config.run, name, topology, environment={**own, **environment})[0]
+                with python_of_ranks(now.config.run, plan) as python:
+                    command = own_program("hpcdl.scripts.process.script", *words, python=python)
+                    local.start(plan, command, folder=run_dir / FOLDER, tick=output.forward)
+
+            unstarted = functools.partial(_unstarted, effective, script)
+            with end_noted(run_dir, unstarted), guarded(run_dir), collected(run_dir), contextlib.closing(output):
+                until_done(launch, run_dir, effective, facts, say)
+    return run_dir, read_record(run_dir)
+
+
+def _choose_run_dir(effective: Effective[ScriptConfig], script: Script) -> Path:
+    config = effective.config
+    check_injected(effective, [*STRUCK_FROM_BESIDE, *NETWORK])
+    run_dir = free_run_dir(config.run.run_dir or rundir.default_run_dir(script.path.name, "script"))
+    rundir.check_place(run_dir, config.checkpoint)
+    check_going_back(run_dir, config.checkpoint)
+    if (run_dir / rundir.CONFIG_FILE).exists():
+        began = rundir.read_as(ScriptConfig, run_dir)[1][rundir.SCRIPT]
+        if Path(began).name != script.path.name:
+            raise UsageError(
+                f"--resume: {run_dir} began with {began}, not with {script.path}; choose another --run-dir"
+            )
+    return run_dir
+
+
+def _unstarted(effective: Effective[ScriptConfig], script: Script) -> RunRecord:
+    """The record of a run that ended before its ranks had written one."""
+    ranks = effective.config.run.ranks
+    return RunRecord(
+        strategy="script",
+        model=script.path.stem,
+        data="",
+        counted=SAMPLES,
+        ranks=ranks,
+        workers=ranks,
+        batch_per_rank=None,
+        global_batch=None,
+        config={**as_toml_values(effective.config), "script": str(script.path)},
+    )
+
+
+def _facts(script: Script) -> dict[str, object]:
+    return {rundir.SCRIPT: str(script.path), "arguments": list(script.arguments)}
+
+
+def run_inside(effective: Effective[ScriptConfig], script: Script, place: Placement) -> None:
+    """Run `script` as one rank of the launcher that started this process; collective over its ranks."""
+    from hpcdl.core.signals import caught
+    from hpcdl.rank.main import communicator_for, leaving_together, set_up_process
+    from hpcdl.scripts.process.ending import speaks_first
+    from hpcdl.scripts.process.script import execute, interrupt
+    from hpcdl.supervision.watch import FOLDER as WATCH_FOLDER
+    from hpcdl.supervision.watch import watch_of, watching
+
+    effective = with_ranks(effective, place)
+    config = effective.config
+    check_least(effective)
+    check_starts_ranks(config.checkpoint.elastic, place.launcher)
+    set_up_process(place.local_rank)
+    communicator = observe(communicator_for(place))
+    with contextlib.ExitStack() as held:
+
+        def decide() -> tuple[str, str]:
+            check_script(script.path)
+            _check_words(script)
+            run_dir = _choose_run_dir(effective, script)
+            held.enter_context(rundir.written(run_dir, config.checkpoint))
+            rundir.create(run_dir, effective, _facts(script))
+            return str(run_dir), uuid.uuid4().hex
+
+        folder, word = decided(communicator, decide)
+        run_dir = Path(folder)
+        watch = watch_of(communicator, run_dir / FOLDER / WATCH_FOLDER / word, lambda error: note_end(run_dir, error))
+        speaks = functools.partial(speaks_first, watch.folder)
+        with leaving_together(communicator, run_dir, speaks), watching(watch), caught(lambda _: interrupt(run_dir)):
+            execute(str(script.path), list(script.arguments), config, run_dir, communicator, watch)

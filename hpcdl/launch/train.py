@@ -1,0 +1,301 @@
+"""Starts a training run: checks first, then the run directory, then the ranks."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import os
+import signal
+import sys
+import uuid
+from collections.abc import Mapping
+from contextlib import AbstractContextManager, nullcontext
+from pathlib import Path
+from typing import Any
+
+from hpcdl.checkpoint.local import guarded as copies_guarded
+from hpcdl.checkpoint.local import place
+from hpcdl.cluster import supervise as local
+from hpcdl.cluster.environment import WITHOUT_MPI_VARIABLE, Placement
+from hpcdl.cluster.launchers import find_launcher
+from hpcdl.cluster.launchers.base import LEFT_OUT_VARIABLE, ranks_per_node
+from hpcdl.cluster.limits import check_node
+from hpcdl.cluster.status import FOLDER
+from hpcdl.comm.agree import decided
+from hpcdl.comm.observed import observe
+from hpcdl.comm.tcp.communicator import make_secret
+from hpcdl.config.load import Config, Effective, as_toml_values, flatten, replace
+from hpcdl.config.schema import LaunchConfig, TrainConfig
+from hpcdl.core.errors import Interrupted, StoppedEarly, UsageError
+from hpcdl.core.lifeline import identity
+from hpcdl.core.lock import check_free
+from hpcdl.core.paths import own_program
+from hpcdl.core.protocols import Communicator, LaunchPlan
+from hpcdl.core.records import RunRecord, read_record
+from hpcdl.core.signals import StopRequest, caught
+from hpcdl.launch.guard import guarded
+from hpcdl.launch.relaunch import check_starts_ranks, until_done
+from hpcdl.models.spec import model_name
+from hpcdl.node.machines import read_topology
+from hpcdl.node.plan import launch_plan
+from hpcdl.node.profile import find_profile
+from hpcdl.node.settings import Settings
+from hpcdl.node.topology import Topology
+from hpcdl.run import chips, in_place, rundir
+from hpcdl.run.ended import end_noted, note_end
+from hpcdl.run.fewer import check_fewer, check_least, with_least
+from hpcdl.run.going_back import check_going_back
+from hpcdl.run.journal import EventHandler, JournalReader
+from hpcdl.run.prepare import Prepared, check_open_servers, prepare
+from hpcdl.strategies.table import find_strategy
+from hpcdl.trace.recorder import collected
+
+NOTHING: Mapping[str, str] = {}
+
+
+def train(effective: Effective[TrainConfig], on_event: EventHandler) -> tuple[Path, RunRecord]:
+    """Run a training on the ranks of this node, or of this job's nodes, and return its directory and record.
+
+    `on_event` gets the journal's events while the ranks run.
+    """
+    with interruptible(effective.config.checkpoint.resume or effective.config.checkpoint.elastic):
+        return _train(effective, on_event)
+
+
+def interruptible(resumes: bool) -> AbstractContextManager[None]:
+    """Inside, a signal that comes before there are ranks to tell is an error like others, with its exit code."""
+
+    def stop(number: int) -> None:
+        if resumes:
+            raise StoppedEarly("stopped by a signal before the ranks had started; go on with --resume")
+        raise Interrupted("stopped by a signal before the ranks had started")
+
+    return caught(stop, (signal.SIGTERM, signal.SIGUSR1, signal.SIGHUP))
+
+
+def _train(effective: Effective[TrainConfig], on_event: EventHandler) -> tuple[Path, RunRecord]:
+    check_least(effective)
+    effective = with_least(effective, find_launcher())
+    prepared = prepare(effective)
+    check_open_servers(prepared.info, allowed=prepared.config.safety.allow_grpc)
+    check_fewer(effective, find_launcher())
+    check_node(ranks_on_node(effective), mpi=prepared.info.features.mpi)
+    run_dir = choose_run_dir(prepared)
+    plan, said = _plan(prepared)
+    facts = {rundir.CHECKSUM: prepared.dataset.checksum}
+
+    def launch(now: Effective[TrainConfig], environment: Mapping[str, str]) -> None:
+        if now is effective and not environment:
+            _run(prepared, plan, run_dir, on_event)
+            return
+        fewer = prepare(now)
+        _run(fewer, _plan(fewer, environment)[0], run_dir, on_event)
+
+    with rundir.written(run_dir, prepared.config.checkpoint) as place_of_run:
+        rundir.create(run_dir, effective, facts)
+        for text in said:
+            on_event({"kind": "message", "text": text})
+        with (
+            end_noted(run_dir, lambda: _unstarted(prepared, plan)),
+            place_of_run.restored_if_refused(),
+            guarded(run_dir),
+            collected(run_dir),
+            _copies_kept(prepared.config, run_dir),
+        ):
+            until_done(
+                launch,
+                run_dir,
+                effective,
+                facts,
+                lambda text: on_event({"kind": "message", "text": text}),
+            )
+    return run_dir, read_record(run_dir)
+
+
+def _plan(prepared: Prepared, environment: Mapping[str, str] = NOTHING) -> tuple[LaunchPlan, list[str]]:
+    """`plan_for` this run; where it goes on by itself, also in which way it does."""
+    plan, said = plan_for(prepared, environment)
+    if not prepared.config.checkpoint.elastic:
+        return plan, said
+    goes_on, way = in_place.way_of(prepared, find_launcher())
+    if goes_on:
+        plan = dataclasses.replace(plan, goes_on=True, environment={**plan.environment, in_place.VARIABLE: "1"})
+    return plan, [*said, way]
+
+
+def _unstarted(prepared: Prepared, plan: LaunchPlan) -> RunRecord:
+    """The record of a run that ended before its ranks had written one."""
+    return RunRecord(
+        strategy=prepared.info.name,
+        model=prepared.config.model.model,
+        data=prepared.dataset.name,
+        data_checksum=prepared.dataset.checksum,
+        ranks=plan.num_ranks,
+        workers=prepared.num_workers,
+        servers=prepared.num_servers,
+        nodes=-(-plan.num_ranks // plan.ranks_per_node),
+        ranks_per_node=plan.ranks_per_node,
+        batch_per_rank=prepared.config.data.batch_size,
+        global_batch=prepared.global_batch,
+        config=as_toml_values(prepared.config),
+    )
+
+
+def _copies_kept(config: TrainConfig, run_dir: Path) -> AbstractContextManager[None]:
+    """Inside, ranks may leave copies of their state on this node for those that come after them."""
+    if not config.checkpoint.local_checkpoint_every:
+        return nullcontext()
+    return copies_guarded(place(config.checkpoint.local_checkpoint_folder, run_dir, identity(os.getpid())), run_dir)
+
+
+def _run(prepared: Prepared, plan: LaunchPlan, run_dir: Path, on_event: EventHandler) -> None:
+    reader = JournalReader(run_dir)
+
+    def tick() -> None:
+        with contextlib.suppress(OSError):  # the terminal or the reader of a pipe is gone: no reason to end a run
+            for event in reader.read():
+                on_event(event)
+
+    plan = able_to_meet(plan, run_dir / FOLDER, mpi=prepared.info.features.mpi)
+    with python_of_ranks(prepared.config.run, plan) as python:
+        command = own_program("hpcdl.rank.main", str(run_dir), python=python)
+        local.start(plan, command, folder=run_dir / FOLDER, mpi=prepared.info.features.mpi, tick=tick)
+
+
+def able_to_meet(plan: LaunchPlan, folder: Path, *, mpi: bool) -> LaunchPlan:
+    """`plan`, of ranks that find each other in `folder`, by a secret, where they do without MPI."""
+    if mpi or plan.num_ranks == 1:
+        return plan
+    make_secret(folder)
+    return dataclasses.replace(plan, environment={**plan.environment, WITHOUT_MPI_VARIABLE: "1"})
+
+
+def python_of_ranks(run: LaunchConfig, plan: LaunchPlan) -> AbstractContextManager[str]:
+    """The Python that ranks start with: this one, or with --stage-env its copy on each node's own storage."""
+    if not run.stage_env:
+        return nullcontext(sys.executable)
+    from hpcdl.cluster import stage_env
+
+    num_nodes = -(-plan.num_ranks // plan.ranks_per_node)
+    left_out = {name: value for name, value in plan.environment.items() if name == LEFT_OUT_VARIABLE}
+    return stage_env.staged(find_launcher(), num_nodes, {**os.environ, **left_out})
+
+
+def choose_run_dir(prepared: Prepared) -> Path:
+    """The folder of this run; UsageError where it holds another one, which is not to be resumed as asked."""
+    config = prepared.config
+    run_dir = free_run_dir(config.run.run_dir or rundir.default_run_dir(config.model.model, config.exchange.strategy))
+    rundir.check_place(run_dir, config.checkpoint)
+    check_going_back(run_dir, config.checkpoint)
+    if config.checkpoint.resume:
+        rundir.check_resumed(run_dir, config, prepared.dataset.checksum)
+    return run_dir
+
+
+def ranks_on_node(effective: Effective[Any]) -> int:
+    """Ranks that a node of the job will have."""
+    return ranks_per_node(find_launcher().hosts(os.environ), effective.config.run.ranks)
+
+
+def free_run_dir(run_dir: Path) -> Path:
+    """`run_dir`; UsageError where another process is writing it."""
+    if run_dir.is_dir():
+        check_free(run_dir)
+    return run_dir
+
+
+def plan_for(prepared: Prepared, environment: Mapping[str, str] = NOTHING) -> tuple[LaunchPlan, list[str]]:
+    """How this run's ranks are to be started, and what to say about the node profile that was picked.
+
+    `environment`: what the launcher needs besides, to leave nodes out.
+    """
+    config, topology = prepared.config, read_topology()
+    groups = config.elastic.groups
+    share = ranks_per_node(find_launcher().hosts({**os.environ, **environment}), config.run.ranks)
+    if groups > 1:
+        weights = chips.weights_bytes(config.model.model)
+        chips.check_memory(share, weights, chips.data_bytes(prepared.dataset), topology)
+    unprofiled = chips.near_memory(groups, share, topology)
+    return plan_under_profile(config.run, model_name(config.model.model), topology, unprofiled, environment)
+
+
+def plan_under_profile(
+    run: LaunchConfig,
+    model: str,
+    topology: Topology,
+    unprofiled: Settings | None = None,
+    environment: Mapping[str, str] = NOTHING,
+) -> tuple[LaunchPlan, list[str]]:
+    """The plan of `run` under the profile that fits `model` best, else `unprofiled`; and what to say about it."""
+    profile = find_profile(run.profile, model, topology)
+    share = ranks_per_node(find_launcher().hosts({**os.environ, **environment}), run.ranks)
+    plan = launch_plan(topology, profile.settings if profile else unprofiled, run.ranks, share)
+    named = {"HPCDL_PROFILE": str(profile.path)} if profile else {}
+    plan = dataclasses.replace(plan, environment={**plan.environment, **named, **environment})
+    return plan, [profile.sentence] if profile else []
+
+
+def train_inside(effective: Effective[TrainConfig], place: Placement, on_event: EventHandler) -> Path:
+    """Train as one rank of the launcher that started this process; collective over its ranks.
+
+    On rank 0 `on_event` gets the journal's events.
+    """
+    from hpcdl.rank.job import run_rank
+    from hpcdl.rank.main import communicator_for, leave_meeting, leaving_together, set_up_process
+    from hpcdl.supervision.watch import FOLDER as WATCH_FOLDER
+    from hpcdl.supervision.watch import leave_without_lost, watch_of, watching
+
+    effective = with_ranks(effective, place)
+    check_least(effective)
+    check_starts_ranks(effective.config.checkpoint.elastic, place.launcher)
+    StopRequest().install()
+    set_up_process(place.local_rank)
+    mpi = find_strategy(effective.config.exchange.strategy).features.mpi
+    communicator = observe(communicator_for(place, mpi=mpi))
+    held, places = contextlib.ExitStack(), list[rundir.Place]()
+    prepared, run_dir, word = _agreed_run_dir(effective, communicator, held, places)
+    watch = watch_of(communicator, run_dir / FOLDER / WATCH_FOLDER / word, lambda error: note_end(run_dir, error))
+    # Before rank 0 ends the others: their launcher may end it with them.
+    as_found = places[0].restored_if_refused() if places else nullcontext()
+    with held, leaving_together(communicator, run_dir), as_found, watching(watch):
+        # Each rank looks for itself: what rank 0 found whole may be damaged on another node.
+        run_rank(prepared or prepare(effective), communicator, run_dir, on_event, watch)
+    leave_without_lost(communicator)
+    if not mpi:
+        leave_meeting(place)
+    return run_dir
+
+
+def with_ranks(effective: Effective[Config], place: Placement) -> Effective[Config]:
+    """The config with as many ranks as the launcher has started; UsageError where --ranks says otherwise."""
+    asked = flatten(effective.config)["ranks"]
+    if effective.origins["ranks"] != "default" and asked != place.size:
+        raise UsageError(
+            f"--ranks {asked}, but {place.launcher} started {place.size}; leave --ranks out under a launcher"
+        )
+    origins = {**effective.origins, "ranks": f"launcher ({place.launcher})"}
+    return Effective(config=replace(effective.config, ranks=place.size), origins=origins)
+
+
+def _agreed_run_dir(
+    effective: Effective[TrainConfig],
+    communicator: Communicator,
+    held: contextlib.ExitStack,
+    places: list[rundir.Place],
+) -> tuple[Prepared | None, Path, str]:
+    """Rank 0 checks, makes and holds the run directory; what it prepared (elsewhere None), a word for this start.
+
+    On rank 0 what was found in place of the directory is added to `places`.
+    """
+    found: list[Prepared] = []
+
+    def decide() -> tuple[str, str]:
+        found.append(prepare(effective))
+        check_open_servers(found[0].info, allowed=found[0].config.safety.allow_grpc)
+        run_dir = choose_run_dir(found[0])
+        places.append(held.enter_context(rundir.written(run_dir, found[0].config.checkpoint)))
+        rundir.create(run_dir, effective, {rundir.CHECKSUM: found[0].dataset.checksum})
+        return str(run_dir), uuid.uuid4().hex
+
+    run_dir, word = decided(communicator, decide)
+    return found[0] if found else None, Path(run_dir), word

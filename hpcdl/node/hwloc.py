@@ -1,0 +1,225 @@
+"""The topology in hwloc's XML (format 2): from `lstopo`, from `HWLOC_XMLFILE`, or from a file."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+from collections import Counter
+from dataclasses import dataclass, field
+from pathlib import Path
+from xml.etree import ElementTree
+
+from hpcdl.core.errors import UsageError
+from hpcdl.core.files import MOST_DEPTH, read_bytes
+from hpcdl.node.topology import (
+    Cache,
+    Core,
+    NumaNode,
+    Topology,
+    own_affinity,
+    own_memory_nodes,
+    parse_mask,
+    restricted,
+)
+
+PROGRAMS = ("lstopo-no-graphics", "lstopo")
+TIMEOUT_S = 30.0
+MOST_BYTES = 8 << 20
+_CACHES = {"L1Cache": "L1d", "L2Cache": "L2", "L3Cache": "L3", "L4Cache": "L4"}
+
+
+@dataclass
+class _Found:
+    packages: list[int] = field(default_factory=list)
+    cores: list[tuple[int, int, tuple[int, ...]]] = field(default_factory=list)
+    nodes: list[tuple[int, int, str, tuple[int, ...]]] = field(default_factory=list)
+    caches: list[tuple[str, int, tuple[int, ...]]] = field(default_factory=list)
+    memory_side_cache_bytes: int = 0
+
+
+def read_live() -> Topology | None:
+    """This node, or the one in `HWLOC_XMLFILE`; None where hwloc is not installed."""
+    named = os.environ.get("HWLOC_XMLFILE")
+    if named:
+        topology = read_file(Path(named))
+        foreign = os.environ.get("HWLOC_THISSYSTEM", "1") == "0" or not set(own_affinity()) <= set(topology.cpus)
+        return topology if foreign else restricted(topology, own_affinity(), own_memory_nodes())
+    text = _lstopo()
+    if text is None:
+        return None
+    return restricted(parse(text, source="hwloc"), own_affinity(), own_memory_nodes())
+
+
+def read_file(path: Path) -> Topology:
+    """The node that an XML file of `lstopo --of xml` describes; UsageError where it is none."""
+    try:
+        return parse(read_bytes(path, MOST_BYTES).decode(), source=str(path))
+    except OSError as error:
+        raise UsageError(
+            f"cannot read topology {path}: {error.strerror}; make one with `lstopo --of xml {path}`"
+        ) from None
+    except UnicodeDecodeError:
+        raise UsageError(f"{path} is no hwloc XML; make one with `lstopo --of xml {path}`") from None
+
+
+def parse(text: str, *, source: str) -> Topology:
+    """The node that an hwloc 2 XML document describes. UsageError where it is none, or has no cores."""
+    try:
+        if "<!ENTITY" in text:
+            raise ValueError("it declares entities")
+        root = ElementTree.fromstring(text, ElementTree.XMLParser(target=_ShallowTree()))
+    except (ElementTree.ParseError, ValueError) as error:
+        raise UsageError(f"{source} is no hwloc XML ({error}); make one with `lstopo --of xml FILE`") from None
+    machine = root.find("object[@type='Machine']")
+    if root.tag != "topology" or machine is None:
+        raise UsageError(f"{source} is no hwloc XML of format 2; make one with `lstopo --of xml FILE` of hwloc >= 2.0")
+    found = _Found()
+    try:
+        _walk(machine, found, package=0)
+        allowed = parse_mask(machine.get("allowed_cpuset") or machine.get("cpuset") or "")
+        allowed_nodes = parse_mask(machine.get("allowed_nodeset") or machine.get("nodeset") or "")
+    except (TypeError, ValueError) as error:
+        raise UsageError(f"{source} is damaged hwloc XML ({error}); make it anew with `lstopo --of xml FILE`") from None
+    if not found.cores or not found.nodes:
+        raise UsageError(f"{source} has no cores or no memory; make it with `lstopo --of xml FILE` without filters")
+    return _assemble(found, machine, allowed, allowed_nodes, source)
+
+
+class _ShallowTree(ElementTree.TreeBuilder):
+    """Builds a tree that a recursion can walk; ValueError for a deeper one."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._depth = 0
+
+    def start(self, tag: str, attributes: dict[str, str], /) -> ElementTree.Element:
+        """One level down."""
+        self._depth += 1
+        if self._depth > MOST_DEPTH:
+            raise ValueError(f"it is nested more than {MOST_DEPTH} deep")
+        return super().start(tag, attributes)
+
+    def end(self, tag: str, /) -> ElementTree.Element:
+        """One level up."""
+        self._depth -= 1
+        return super().end(tag)
+
+
+def _whole(element: ElementTree.Element, name: str, default: str = "") -> int:
+    number = int(element.get(name, default))
+    if not 0 <= number < 2**60:
+        raise ValueError(f"{name} is {number}")
+    return number
+
+
+def _walk(element: ElementTree.Element, found: _Found, package: int) -> None:
+    for child in element.findall("object"):
+        kind = child.get("type", "")
+        cpus = parse_mask(child.get("cpuset") or "0x0")
+        if kind == "Package":
+            package = len(found.packages)
+            found.packages.append(package)
+        elif kind == "Core":
+            own = tuple(_whole(pu, "os_index") for pu in child.iter("object") if pu.get("type") == "PU")
+            if not own:
+                raise ValueError("a core without hardware threads")
+            found.cores.append((package, len(found.cores), own))
+            continue
+        elif kind == "PU":  # a machine that reports threads without cores
+            if not cpus:
+                raise ValueError("a hardware thread without a number")
+            found.cores.append((package, len(found.cores), cpus))
+            continue
+        elif kind == "NUMANode":
+            size = _whole(child, "local_memory", "0")
+            found.nodes.append((_whole(child, "os_index"), size, child.get("subtype") or "", cpus))
+        elif kind == "MemCache":
+            found.memory_side_cache_bytes += _whole(child, "cache_size", "0")
+        elif kind in _CACHES:
+            found.caches.append((_CACHES[kind], _whole(child, "cache_size", "0"), cpus))
+        _walk(child, found, package)
+
+
+def _assemble(
+    found: _Found, machine: ElementTree.Element, allowed: tuple[int, ...], allowed_nodes: tuple[int, ...], source: str
+) -> Topology:
+    info = {item.get("name"): item.get("value") or "" for item in machine.iter("info")}
+    processor = " ".join((info.get("CPUModel") or info.get("Architecture") or "unknown processor").split())
+    nodes = numa_nodes(found.nodes, processor)
+    home = {cpu: node.index for node in nodes for cpu in node.cpus}
+    tiles = [set(cpus) for level, _, cpus in found.caches if level == "L2"]
+    cores = tuple(
+        Core(
+            index=index,
+            package=package,
+            numa_node=home.get(cpus[0], nodes[0].index),
+            tile=next((number for number, tile in enumerate(tiles) if cpus[0] in tile), index),
+            cpus=cpus,
+        )
+        for package, index, cpus in found.cores
+    )
+    return Topology(
+        source=source,
+        processor=processor,
+        num_packages=max(len(found.packages), 1),
+        cores=cores,
+        numa_nodes=nodes,
+        caches=_caches(found.caches, cores),
+        allowed_cpus=allowed,
+        allowed_memory_nodes=allowed_nodes,
+        memory_side_cache_bytes=found.memory_side_cache_bytes or _cache_mode_bytes(info),
+    )
+
+
+def numa_nodes(raw: list[tuple[int, int, str, tuple[int, ...]]], processor: str) -> tuple[NumaNode, ...]:
+    """Memory nodes from (index, bytes, kind or "", near CPUs); of those with the same the first slow one owns them."""
+    kinds = {index: kind or _guess(index, cpus, raw, processor) for index, _, kind, cpus in raw}
+    owners: dict[tuple[int, ...], int] = {}
+    for index, _, _, cpus in sorted(raw, key=lambda item: (kinds[item[0]] in ("MCDRAM", "HBM"), item[0])):
+        owners.setdefault(cpus, index)
+    return tuple(
+        NumaNode(
+            index=index,
+            memory_bytes=size,
+            kind=kinds[index],
+            cpus=tuple(sorted(cpus)) if owners[cpus] == index else (),
+            near_cpus=tuple(sorted(cpus)),
+        )
+        for index, size, _, cpus in sorted(raw)
+    )
+
+
+def _guess(index: int, cpus: tuple[int, ...], raw: list[tuple[int, int, str, tuple[int, ...]]], processor: str) -> str:
+    """HBM where an earlier node has the same CPUs, or the processor is known for it; else DRAM."""
+    second = any(other < index and near == cpus for other, _, _, near in raw)
+    if second or not cpus:
+        return "MCDRAM" if "Phi" in processor else "HBM"
+    return "DRAM"
+
+
+def _cache_mode_bytes(info: dict[str | None, str]) -> int:
+    """MCDRAM that hwloc reports as the machine's attribute rather than as an object."""
+    return int(info.get("ClusterMode") is not None and info.get("MemoryMode") == "Cache") * 16 * 2**30
+
+
+def _caches(raw: list[tuple[str, int, tuple[int, ...]]], cores: tuple[Core, ...]) -> tuple[Cache, ...]:
+    first = {core.cpus[0] for core in cores}
+    counted = Counter((level, size, len(first & set(cpus))) for level, size, cpus in raw)
+    return tuple(
+        Cache(level=level, size_bytes=size, num=num, cores_each=cores_each)
+        for (level, size, cores_each), num in sorted(counted.items())
+    )
+
+
+def _lstopo() -> str | None:
+    """`lstopo`'s XML of this node; None where it is missing or fails."""
+    program = next((path for name in PROGRAMS if (path := shutil.which(name))), None)
+    if program is None:
+        return None
+    command = [program, "--of", "xml", "--no-io", "--disallowed"]
+    try:
+        done = subprocess.run(command, capture_output=True, text=True, timeout=TIMEOUT_S, check=False)
+    except (OSError, subprocess.TimeoutExpired):
+        return None
+    return done.stdout if done.returncode == 0 and done.stdout.lstrip().startswith("<?xml") else None

@@ -1,0 +1,79 @@
+"""A node to plan for: this one, or a machine that hpcdl knows by a TOML file of its own."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from hpcdl.core.errors import UnknownNameError, UsageError, suggestion
+from hpcdl.core.files import read_toml
+from hpcdl.core.paths import share_folder
+from hpcdl.node import hwloc, sysfs
+from hpcdl.node.settings import Settings, settings_from
+from hpcdl.node.topology import Topology
+
+KEYS = {"name", "summary", "site", "scheduler", "topology", "sources", "settings", "published", "launcher", "network"}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Machine:
+    """A node type: `settings` are a published starting point (a candidate like any other), `sources` say whose."""
+
+    name: str
+    summary: str
+    topology: Topology
+    settings: Settings | None
+    sources: tuple[str, ...]
+
+
+def machine_names(folder: Path | None = None) -> list[str]:
+    """The names that `--machine` takes."""
+    return sorted(path.stem for path in (folder or share_folder() / "machines").glob("*.toml"))
+
+
+def read_machine(choice: str, folder: Path | None = None) -> Machine:
+    """The machine named `choice`, or that of a .toml or .xml file. UsageError or ConfigError where it is unreadable."""
+    folder = folder or share_folder() / "machines"
+    if choice.endswith(".xml"):
+        topology = hwloc.read_file(Path(choice))
+        return Machine(name=choice, summary=topology.summary, topology=topology, settings=None, sources=())
+    path = Path(choice) if choice.endswith(".toml") else folder / f"{choice}.toml"
+    if not choice.endswith(".toml") and choice not in machine_names(folder):
+        raise UnknownNameError("machine", choice, machine_names(folder))
+    return _from_table(read_toml(path), path)
+
+
+def machines_like(topology: Topology, folder: Path | None = None) -> list[Machine]:
+    """The known machines of this topology that have published settings; none for a part of a node."""
+    if set(topology.cpus) > set(topology.allowed_cpus):
+        return []
+    known = (read_machine(name, folder) for name in machine_names(folder))
+    return [item for item in known if item.settings is not None and item.topology.fingerprint == topology.fingerprint]
+
+
+def read_topology(machine: str | None = None) -> Topology:
+    """This node (`machine` None), or the one that `machine` names: a file of share/hpcdl/machines, or an XML file.
+
+    hwloc's view where `lstopo` or `HWLOC_XMLFILE` is there, else /sys.
+    """
+    if machine is not None:
+        return read_machine(machine).topology
+    return hwloc.read_live() or sysfs.read_live()
+
+
+def _from_table(table: dict[str, Any], path: Path) -> Machine:
+    unknown = sorted(set(table) - KEYS)
+    if unknown:
+        raise UsageError(f"{path}: unknown key {unknown[0]!r}{suggestion(unknown[0], KEYS)}")
+    missing = sorted({"name", "summary", "topology"} - set(table))
+    if missing:
+        raise UsageError(f"{path}: the key {missing[0]!r} is missing")
+    raw = table.get("settings")
+    return Machine(
+        name=str(table["name"]),
+        summary=str(table["summary"]),
+        topology=hwloc.read_file(path.parent / str(table["topology"])),
+        settings=settings_from(raw, origin=str(path)) if raw else None,
+        sources=tuple(str(item) for item in table.get("sources", ())),
+    )

@@ -1,0 +1,239 @@
+"""The loop of an asynchronous worker: nobody waits for anybody, and the run goes on without a worker that leaves.
+
+Work is not divided in advance: workers go on until the center has counted steps x workers updates, so a slow rank does
+not hold the others up. There is no collective between the first step and the last. Worker 0 alone evaluates the
+center, over the whole held-out split, and saves it; where those that are left go on in place (mend.py) and it is lost,
+the next one does.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any
+
+from hpcdl.checkpoint.state import moving_statistics
+from hpcdl.comm.observed import observe
+from hpcdl.core.errors import CorruptError, HpcdlError, RankError, StoppedEarly, UsageError
+from hpcdl.core.records import HistoryPoint, from_json
+from hpcdl.rank.parts import Parts, Position, move_to_center
+from hpcdl.rank.synchronous import FLUSH_STEPS
+from hpcdl.step.clock import Outcome
+from hpcdl.strategies.allreduce.worker import broadcast_variables
+from hpcdl.strategies.base.strategy import Worker
+from hpcdl.strategies.elastic.flat import FlatWorker
+from hpcdl.strategies.elastic.replica import Replica
+from hpcdl.supervision.control import FOR_MORE, time_allowed
+from hpcdl.supervision.watch import survivors
+
+if TYPE_CHECKING:
+    from hpcdl.core.protocols import Array
+
+DONE, TARGET, SIGNAL, TIME, ERROR = "done", "target accuracy", "a signal", "the time limit", "an error"
+LOST = "it was killed, or its node went down"
+EVICTED = "it was too slow"
+"""Why a worker left: the center takes no more updates; or it asked for that; or it could not go on."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Departure:
+    """How a worker left the training."""
+
+    reason: str
+    text: str = ""
+    worker: int = 0
+    steps: int = 0
+
+    @property
+    def stops_everybody(self) -> bool:
+        """Whether the others should stop too."""
+        return self.reason in (TARGET, TIME, FOR_MORE)
+
+
+class AsynchronousTrainer:
+    """Trains with `parts` on one worker of a strategy whose workers do not step together.
+
+    Worker 0's moving statistics go with the center, while it works: a mean of all would need a collective.
+    """
+
+    def __init__(self, parts: Parts) -> None:
+        self.parts = parts
+        self.join()
+        parts.steps_done = self._steps_done
+        self._evaluated = 0
+        self._evaluated_count = -1
+        self._means: list[float | None] = [None] * (1 + len(parts.objective.names))
+        self._departure: Departure | None = None
+        """Of a worker that does not come back, whoever else is lost before all have left."""
+        limit_s = time_allowed(parts.config.checkpoint.time_limit)
+        self._leaves_at = float("inf") if limit_s is None else time.monotonic() + limit_s
+
+    def join(self) -> None:
+        """The parts have joined a group: count by its workers."""
+        prepared = self.parts.prepared
+        self._replica = replica_of(self.parts.worker)
+        self._num_workers = prepared.num_workers
+        self._per_epoch = prepared.steps_per_epoch * self._num_workers
+        self._replica.total = prepared.num_steps * self._num_workers
+
+    def _steps_done(self) -> int:
+        return self._replica.count // self._num_workers
+
+    def catch_up(self, count: int) -> None:
+        """The center has seen `count` updates, however many this worker knows of."""
+        self._replica.count = count
+
+    def take_over(self, events: Sequence[Mapping[str, Any]]) -> None:
+        """Worker 0 is lost and this one takes its place: what it has evaluated stands in the journal's `events` alone.
+
+        Sums of training loss begin anew: this worker's are of more than an epoch.
+        """
+        parts = self.parts
+        points = [from_json(HistoryPoint, event) for event in events if event["kind"] == "epoch"]
+        fresh = [point for point in points if point not in parts.outcome.history]
+        parts.outcome.history += fresh
+        if fresh:
+            self._evaluated_count = round(fresh[-1].epoch * self._per_epoch)
+        parts.position.take_totals()
+
+    def facts(self) -> dict[str, Any]:
+        """What `position_at` takes beside what the parts know."""
+        return {"count": self._replica.count, "evaluated_count": self._evaluated_count}
+
+    def position_at(self, step: int, facts: Mapping[str, Any], own: Mapping[str, Array]) -> Position:
+        """The center's count, in samples, decides where everybody goes on."""
+        global_batch = self.parts.prepared.global_batch
+        samples = facts["count"] * facts["global_batch"] // facts["ranks"]
+        position = Position(num_metrics=len(self.parts.objective.names))
+        position.step = samples // global_batch
+        position.seconds = facts["seconds"]
+        self._replica.count = samples * self._num_workers // global_batch
+        self._evaluated = int(facts["history"][-1]["epoch"]) if facts["history"] else 0
+        self._evaluated_count = facts.get("evaluated_count", -1)
+        return position
+
+    def run(self) -> Outcome:
+        """Train until the center has all its updates.
+
+        StoppedEarly where every worker left before that, on a signal or at the time limit, after a checkpoint;
+        HpcdlError where all of them failed.
+        """
+        parts = self.parts
+        began = parts.start()
+        departure = self._departure or self._work(parts.batches(), began)
+        parts.seen.doing("leaving")
+        if departure.reason != DONE:
+            self._departure = departure
+        if departure.reason == ERROR:
+            parts.journal.write("message", text=f"worker 0 leaves: {departure.text}")
+        with parts.seen.patiently():
+            self._replica.leave(stop=departure.stops_everybody)
+        move_to_center(parts.worker, parts.trainable)
+        departures = self._gather(departure)
+        self._take_statistics(departures)
+        parts.outcome.clock.flush()
+        if self._replica.count < self._replica.total and all(one.reason != TARGET for one in departures):
+            self._end_early(departures)
+        if parts.group.rank == 0 and self._replica.count != self._evaluated_count:
+            self._end_epoch(began)
+        parts.outcome.center_steps = self._replica.count // self._num_workers
+        parts.writer.wait()
+        parts.outcome.warnings += _warnings(departures)
+        parts.close(began)
+        return parts.outcome
+
+    def _gather(self, own: Departure) -> list[Departure]:
+        """How every worker left, also those that can no longer say so."""
+        parts = self.parts
+        departure = replace(own, worker=parts.group.rank, steps=parts.outcome.steps_done)
+        parts.outcome.num_lost = self._replica.num_lost
+        parts.group = survivors(observe(parts.group), self._replica.num_lost)
+        found = [Departure(**one) for one in parts.group.allgather_json(vars(departure))]
+        lost = set(range(self._num_workers)) - {one.worker for one in found}
+        return [*found, *(Departure(reason=LOST, worker=worker) for worker in sorted(lost))]
+
+    def _take_statistics(self, departures: list[Departure]) -> None:
+        """Where worker 0 left before the others, those of the worker that took most steps take the place of its own.
+
+        Its own are old, or hold what made it leave. Collective over those that can still say how they left.
+        """
+        present = departures[: self.parts.group.size]
+        donors = [index for index, one in enumerate(present) if one.reason != ERROR]
+        if donors and present[0].reason in (ERROR, SIGNAL):
+            best = max(donors, key=lambda index: present[index].steps)
+            broadcast_variables(self.parts.group, [*moving_statistics(self.parts.model).values()], best)
+
+    def _work(self, batches: Iterator[Any], began: float) -> Departure:
+        """Steps until there is a reason to leave; an error is one."""
+        parts = self.parts
+        saved = time.monotonic()
+        try:
+            while not self._replica.stopped:
+                parts.one_step(batches, began)
+                if parts.stop.asked:
+                    return Departure(reason=SIGNAL)
+                if parts.seen.evicted:
+                    return Departure(reason=EVICTED)
+                if parts.outcome.steps_done % FLUSH_STEPS == 0:
+                    parts.outcome.clock.flush()
+                if parts.group.rank != 0:
+                    continue
+                if time.monotonic() >= self._leaves_at:
+                    return Departure(reason=TIME)
+                if parts.room.wanted() and parts.saved_to_grow(count=self._replica.count):
+                    return Departure(reason=FOR_MORE)
+                if self._replica.count // self._per_epoch > self._evaluated and self._end_epoch(began):
+                    return Departure(reason=TARGET)
+                if time.monotonic() - saved >= parts.interval.due_s:
+                    saved = time.monotonic()
+                    parts.save(count=self._replica.count)
+                parts.keep_copy(count=self._replica.count)
+        except (RankError, CorruptError, UsageError):
+            # A lost server, a torn network, damaged data, settings that no worker can train with: nothing goes on.
+            raise
+        except Exception as error:  # noqa: BLE001  whatever stops this worker must not stop the others
+            lines = str(error).strip().splitlines() or [""]
+            return Departure(reason=ERROR, text=lines[0] if isinstance(error, HpcdlError) else repr(error))
+        return Departure(reason=DONE)
+
+    def _end_epoch(self, began: float) -> bool:
+        """Worker 0 evaluates the center; True where the target accuracy is reached."""
+        count = self._replica.count
+        seconds = time.monotonic() - began
+        totals = self.parts.position.take_totals()
+        if totals[0]:  # else no step since the last time: its means stand
+            self._means = (totals[1:] / totals[0]).tolist()
+        reached = self.parts.end_epoch(count / self._per_epoch, count // self._num_workers, seconds, self._means)
+        self._evaluated_count, self._evaluated = count, count // self._per_epoch
+        return reached
+
+    def _end_early(self, departures: list[Departure]) -> None:
+        """Every worker has left before the end: save what there is, and say why."""
+        parts = self.parts
+        reasons = [one.reason for one in departures]
+        reason = next((reason for reason in (TIME, SIGNAL, FOR_MORE) if reason in reasons), None)
+        if reason is None:
+            first = next(one for one in departures if one.reason == ERROR)
+            raise HpcdlError(f"every worker has left; worker {first.worker}: {first.text}")
+        if parts.group.rank == 0:
+            parts.position.step = parts.steps_done()
+            parts.save(count=self._replica.count)
+            parts.leave_early(reason, parts.position.step)
+        parts.worker.finish(early=True)
+        raise StoppedEarly(f"stopped by {reason}", grows=reason == FOR_MORE)
+
+
+def replica_of(worker: Worker) -> Replica:
+    """What keeps the worker's weights and the count of the center's updates."""
+    assert isinstance(worker, FlatWorker)
+    return worker.replica
+
+
+def _warnings(departures: list[Departure]) -> list[str]:
+    return [
+        f"worker {one.worker} left before the end ({': '.join(filter(None, [one.reason, one.text]))}); "
+        "the others went on"
+        for one in departures
+        if one.reason in (SIGNAL, ERROR, LOST, EVICTED)
+    ]

@@ -1,0 +1,262 @@
+"""Going on in place: where a rank is lost, those that are left make a smaller group and repeat the step under way.
+
+How they come to a smaller group says session/regroup.py, what servers do meanwhile session/serve.py. All else is a
+resumed run on fewer workers (run/fewer.py), but for the state, which is in memory: a step's weights move on
+a rank at once or not at all, so survivors are at most one step apart, and those behind take the weights of one that is
+not. Of a strategy with a center that is the center's; each worker keeps its own weights, which of one that was behind
+lack a gradient then. A center that servers hold is put together of what those that are left have of it
+(strategies/base/salvage.py); where workers do not step together its number of updates says where the run stands, so
+that a gradient counts if a server has taken it, whether its worker has heard of that or not.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy
+
+from hpcdl.checkpoint.local import LocalCopies
+from hpcdl.cluster.status import FOLDER, report_left
+from hpcdl.comm.observed import EXCHANGE, Observed
+from hpcdl.core.errors import BrokenGroup
+from hpcdl.core.lock import writing
+from hpcdl.core.protocols import Communicator
+from hpcdl.core.records import HistoryPoint, RunRecord, from_json, write_record
+from hpcdl.rank import results
+from hpcdl.rank.asynchronous import AsynchronousTrainer
+from hpcdl.rank.parts import assign_all, move_to_center
+from hpcdl.rank.synchronous import Trainer
+from hpcdl.run import rundir
+from hpcdl.run.fewer import told
+from hpcdl.run.in_place import Fewer
+from hpcdl.run.journal import Journal, events_since_start
+from hpcdl.run.prepare import Prepared
+from hpcdl.strategies.allreduce.worker import broadcast_variables
+from hpcdl.strategies.base.salvage import Center, gather_center
+from hpcdl.strategies.base.strategy import Context
+from hpcdl.strategies.elastic.flat import unpacked
+from hpcdl.strategies.table import load_strategy
+from hpcdl.supervision.regroup import in_time, roles_left, those_left, who_was_lost
+from hpcdl.supervision.watch import Watch
+
+LOCK_S = 5.0
+"""How long a dead rank may hold what it has locked: as long as its process takes to go."""
+
+
+@dataclass(kw_only=True)
+class Recovery:
+    """What became of a broken group, and the seconds of each part: `detect` is from the last sign of life on."""
+
+    began_s: float
+    lost: dict[int, str] = field(default_factory=dict)
+    """Hosts of the ranks that were lost this time, by their numbers in the world."""
+    seconds: dict[str, float] = field(default_factory=dict)
+    goes_on: str = ""
+    """With how many workers."""
+    step: int = 0
+    """The step after which they go on."""
+
+    def over(self, part: str) -> None:
+        """`part` is over, and the next one begins."""
+        now_s = time.monotonic()
+        self.seconds[part] = now_s - self.began_s
+        self.began_s = now_s
+
+    def tell(self, journal: Journal) -> None:
+        """What has become of it, for the user, and by parts for tools."""
+        total_s = sum(self.seconds.values())
+        parts = ", ".join(f"{part} {seconds:.2f}" for part, seconds in self.seconds.items())
+        who = who_was_lost(self.lost)
+        text = f"{who}; {self.goes_on}; in place, after step {self.step}, in {total_s:.2f} s ({parts})"
+        journal.write(
+            "message", text=text, recovery={"lost": sorted(self.lost), "step": self.step, "seconds": self.seconds}
+        )
+
+
+@dataclass(frozen=True, kw_only=True)
+class Standing:
+    """Where the run stands by the survivor that has come furthest, `leader` of the group that is left."""
+
+    leader: int
+    step: int
+    facts: dict[str, Any]
+    saved: int | None
+    seconds_to_target: float | None
+    apart: bool
+
+    @property
+    def owes_epoch_end(self) -> bool:
+        """Whether an epoch was over and nobody had evaluated."""
+        history = self.facts["history"]
+        ends = self.step > 0 and (
+            self.step % self.facts["steps_per_epoch"] == 0 or self.step == self.facts["num_steps"]
+        )
+        return ends and not (history and history[-1]["step"] == self.step)
+
+
+def _agree(group: Observed, trainer: Trainer | AsynchronousTrainer, center: Center | None) -> Standing:
+    """What the workers of `group` go on from; afterwards all have its weights in their models, or its center.
+
+    That is `center` where servers hold it.
+    """
+    parts = trainer.parts
+    facts = {**parts.facts(), "num_steps": parts.prepared.num_steps}
+    if isinstance(trainer, AsynchronousTrainer):
+        trainer.catch_up(trainer.facts()["count"] if center is None else center.count)
+        facts |= trainer.facts()
+    own = {
+        "step": parts.steps_done(),
+        "facts": facts,
+        "saved": parts.writer.newest,
+        "seconds_to_target": parts.outcome.seconds_to_target,
+    }
+    answers = group.allgather_json(own)
+    progress = [(one["step"], len(one["facts"]["history"])) for one in answers]
+    leader = progress.index(max(progress))
+    apart = len({one["step"] for one in answers}) > 1
+    saved = max((one["saved"] for one in answers if one["saved"] is not None), default=None)
+    parts.leave_step(undone=own["step"] == answers[leader]["step"])  # else its part of the leader's step counts
+    parts.keep_own_statistics()
+    if center is None:
+        move_to_center(parts.worker, parts.trainable)
+    else:
+        assign_all(parts.trainable, unpacked(center.values, [tuple(one.shape) for one in parts.trainable]))
+    if apart:
+        broadcast_variables(group, [*parts.model.weights, *parts.optimizer.variables], leader)
+    return Standing(**{**answers[leader], "saved": saved}, leader=leader, apart=apart)
+
+
+def _go_on(trainer: Trainer | AsynchronousTrainer, standing: Standing) -> None:
+    """Put the trainer, whose parts have joined the group that is left, where the run stands."""
+    parts, before = trainer.parts, trainer.parts.position
+    here = numpy.array([standing.step, standing.facts["seconds"]])
+    position = trainer.position_at(
+        standing.step, standing.facts, {"position": here, "totals": numpy.zeros_like(before.totals)}
+    )
+    if len(parts.outcome.history) == len(standing.facts["history"]):  # else its sums are of an epoch that is over
+        position.totals += before.totals
+    parts.resume(position, [from_json(HistoryPoint, point) for point in standing.facts["history"]])
+    parts.writer.newest = standing.saved
+    parts.outcome.seconds_to_target = standing.seconds_to_target
+    parts.copies.resume(position.step)
+    if isinstance(trainer, Trainer):
+        trainer.owes_epoch_end = standing.owes_epoch_end
+
+
+@dataclass(kw_only=True)
+class InPlace:
+    """A training on the ranks of `world` that goes on with those that are left when some are lost.
+
+    `fewer` is the run as it stands and `record` what it will leave. `train` trains to the end with the ranks of a
+    group. For the first of those that are left there is `open_journal`; `copies_in` a group keeps a rank's copies.
+    """
+
+    trainer: Trainer | AsynchronousTrainer
+    world: Observed
+    context: Context
+    record: RunRecord
+    run_dir: Path
+    watch: Watch
+    fewer: Fewer
+    train: Callable[[Trainer | AsynchronousTrainer, Observed, RunRecord, Path], Observed]
+    open_journal: Callable[[], Journal]
+    copies_in: Callable[[Communicator], LocalCopies]
+    last: Recovery | None = None
+    """The last time that the group was mended."""
+
+    def to_the_end(self) -> Observed:
+        """Train with whoever is left; returns their group."""
+        self.trainer.parts.may_repeat_steps()
+        left = self.world
+        with contextlib.ExitStack() as held:
+            while True:
+                self.trainer.parts.check_alive = left.check_alive
+                try:
+                    left = self.train(self.trainer, left, self.record, self.run_dir)
+                    left.barrier()  # who is lost up to here is lost before all is written
+                    return left
+                except BrokenGroup:
+                    recovery = Recovery(began_s=self.world.observation.moved_s())
+                # Outside: the error holds what the step has used, and the batches with their threads.
+                with in_time(self.watch):
+                    left = self._mended(recovery, held)
+
+    def _mended(self, recovery: Recovery, held: contextlib.ExitStack) -> Observed:
+        """The group of those that are left, once each of them stands where the run goes on."""
+        trainer, parts, before = self.trainer, self.trainer.parts, self.fewer
+        untold, led = parts.once_after_step is not None, parts.group.rank == 0
+        parts.told_of_step()
+        recovery.over("detect")
+        left, recovery.lost = those_left(self.world, self.watch, parts.abandon_group)
+        workers, servers = roles_left(left, self.context.num_workers, before.least, recovery.lost)
+        recovery.over("shrink")
+        center = gather_center(left, parts.worker.part()) if servers else None
+        group = left.split(0) if servers else left
+        if center is not None:
+            center.share(group)
+        own, leads = parts.worker.kept(), group.rank == 0
+        if isinstance(trainer, AsynchronousTrainer) and leads and not led:
+            trainer.take_over(events_since_start(self.run_dir))
+        standing = _agree(group, trainer, center)
+        self.fewer = before.on(left.size, servers)
+        prepared = dataclasses.replace(self.fewer.prepared(), dataset=parts.prepared.dataset)
+        if leads:
+            self._lead(recovery, held, new=not led)
+            if untold and not led and self.last is not None:  # who was to tell of the one before is lost
+                self.last.tell(parts.journal)
+        self.last = recovery
+        context = dataclasses.replace(
+            self.context,
+            communicator=left.for_purpose(EXCHANGE),
+            num_workers=workers,
+            num_servers=servers,
+            weight=prepared.weight_of(group.rank),
+        )
+        worker = load_strategy(prepared.info).worker(context)
+        worker.restore(own)
+        if center is not None:
+            worker.take_center(center)
+        parts.join(prepared, worker, group, parts.journal, self.copies_in(group))
+        if isinstance(trainer, AsynchronousTrainer):
+            trainer.join()
+        _go_on(trainer, standing)
+        self._note(left, prepared)
+        left.barrier()  # without a rank that is lost meanwhile what came of the state may lack a part
+        recovery.over("state")
+        lost = "" if center is None else center.told()
+        recovery.goes_on, recovery.step = told(before.effective, self.fewer.effective) + lost, parts.steps_done()
+        parts.once_after_step = lambda: self._tell(recovery)
+        return left
+
+    def _lead(self, recovery: Recovery, held: contextlib.ExitStack, *, new: bool) -> None:
+        """What the first of those that are left does for all, which another one did before if it is `new`."""
+        for rank in recovery.lost:  # the process that has started them waits for the others alone
+            report_left(self.run_dir / FOLDER, rank, who_was_lost(recovery.lost))
+        if new:
+            held.enter_context(writing(self.run_dir / FOLDER, LOCK_S))
+            self.trainer.parts.journal = self.open_journal()
+
+    def _note(self, left: Observed, prepared: Prepared) -> None:
+        """The record and the settings, as of a run that is resumed on fewer workers. Collective."""
+        hosts = left.allgather_json(left.host)
+        fresh = results.first_record(prepared, hosts, self.record.software, self.record.profile)
+        self.record = dataclasses.replace(
+            fresh,
+            warnings=self.record.warnings,
+            intra_op_threads=self.record.intra_op_threads,
+            inter_op_threads=self.record.inter_op_threads,
+        )
+        if left.rank == 0:
+            self.record = results.continued_record(self.record, self.run_dir, self.trainer.parts.steps_done())
+            write_record(self.run_dir, self.record)
+            rundir.create(self.run_dir, self.fewer.effective, {rundir.CHECKSUM: prepared.dataset.checksum})
+
+    def _tell(self, recovery: Recovery) -> None:
+        recovery.over("trace")
+        recovery.tell(self.trainer.parts.journal)

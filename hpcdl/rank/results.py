@@ -1,0 +1,214 @@
+"""The run's record: built from what every rank knows, written by rank 0."""
+
+from __future__ import annotations
+
+import itertools
+import os
+import platform
+import resource
+import statistics
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from hpcdl.config.load import as_toml_values
+from hpcdl.core.errors import CorruptError
+from hpcdl.core.protocols import Communicator
+from hpcdl.core.records import (
+    ALL_STEPS_UP_TO,
+    ENVIRONMENT_PREFIXES,
+    PARTS,
+    RankRecord,
+    RunRecord,
+    from_json,
+    read_record,
+)
+from hpcdl.core.statistics import Sample, mean_of_known
+from hpcdl.core.wall import NOTICED_S, WALL
+from hpcdl.run.journal import clock_was_set
+from hpcdl.run.prepare import Prepared
+from hpcdl.step.clock import Outcome
+from hpcdl.strategies.base.strategy import Worker
+from hpcdl.strategies.elastic.rules import summary_of
+
+_QUANTILES = (0.0, 0.01, 0.05, 0.25, 0.5, 0.75, 0.95, 0.99, 1.0)
+
+
+def first_record(prepared: Prepared, hosts: Sequence[str], software: Mapping[str, str], profile: str) -> RunRecord:
+    """The record as it stands when training starts; `hosts` are the ranks' hosts in rank order."""
+    return RunRecord(
+        **facts_of_place(hosts, software, profile),
+        strategy=prepared.info.name,
+        model=prepared.config.model.model,
+        data=prepared.dataset.name,
+        num_samples=prepared.dataset.train_split.num_samples,
+        counted=prepared.dataset.counted,
+        data_checksum=prepared.dataset.checksum,
+        workers=prepared.num_workers,
+        servers=prepared.num_servers,
+        batch_per_rank=prepared.slices_of(prepared.num_workers - 1)[-1],
+        accumulate=len(prepared.slices_of(prepared.num_workers - 1)),
+        global_batch=prepared.global_batch,
+        target_accuracy=prepared.config.objective.target_accuracy,
+        warmup_steps=prepared.config.run.warmup_steps,
+        config=as_toml_values(prepared.config),
+    )
+
+
+def facts_of_place(hosts: Sequence[str], software: Mapping[str, str], profile: str) -> dict[str, Any]:
+    """The fields of a record that say when and where; `hosts` are the ranks' hosts in rank order."""
+    nodes = list(dict.fromkeys(hosts))
+    return {
+        "started_at": now_text(),
+        "ranks": len(hosts),
+        "nodes": len(nodes),
+        "ranks_per_node": max(hosts.count(node) for node in nodes),
+        "hosts": nodes,
+        "machine": os.environ.get("HPCDL_MACHINE", platform.node()),
+        "processor": _processor(),
+        "cores_per_node": os.cpu_count(),
+        "profile": profile,
+        "software": software,
+        "environment": allowed_environment(os.environ),
+    }
+
+
+def continued_record(record: RunRecord, run_dir: Path, step: int) -> RunRecord:
+    """`record` of a run that goes on after `step`, with what the record of its first part remembers."""
+    try:
+        before = read_record(run_dir)
+    except CorruptError:  # killed before its first record, or damaged: the checkpoint is what counts
+        return replace(record, resumed_from_steps=[step])
+    return replace(
+        record,
+        started_at=before.started_at,
+        resumed_from_steps=[*before.resumed_from_steps, step],
+        warnings=before.warnings,
+    )
+
+
+def finished_record(
+    record: RunRecord, prepared: Prepared, outcome: Outcome, ranks: Sequence[RankRecord], parameters: tuple[int, int]
+) -> RunRecord:
+    """`record` with what the run measured; `parameters` are their number and their gradients' bytes."""
+    clock = outcome.clock
+    warnings = []
+    if clock.num_steps and not clock.is_warm:
+        warnings.append(f"only {clock.num_steps} steps: throughput includes the warm-up")
+    workers = [rank for rank in ranks if rank.role == "worker"]
+    last = outcome.history[-1] if outcome.history else None
+    throughput = _throughput(workers, prepared)
+    counts = [rank.details["staleness_counts"] for rank in ranks if "staleness_counts" in rank.details]
+    staleness_mean, staleness_max, staleness_histogram = summary_of(counts)
+    return replace(
+        record,
+        status="finished",
+        finished_at=now_text(),
+        parameters=parameters[0],
+        gradient_bytes=parameters[1],
+        steps=outcome.center_steps or max(outcome.steps_done, last.step if last else 0),
+        **facts_of_steps(clock.num_steps, clock.first_steps.tolist(), clock.steps),
+        images_per_second=throughput,
+        seconds_per_epoch=prepared.global_batch * prepared.steps_per_epoch / throughput if throughput else None,
+        seconds_total=outcome.seconds,
+        parts={part: statistics.fmean(rank.parts.get(part, 0.0) for rank in workers) for part in PARTS},
+        imbalance_seconds=_imbalance(workers),
+        bytes_sent_per_step=mean_of_known([rank.bytes_sent_per_step for rank in workers]),
+        bytes_received_per_step=mean_of_known([rank.bytes_received_per_step for rank in workers]),
+        loss=(last.val_loss if last.val_loss is not None else last.loss) if last else None,
+        accuracy=(last.val_accuracy if last.val_accuracy is not None else last.accuracy) if last else None,
+        staleness_mean=staleness_mean,
+        staleness_max=staleness_max,
+        staleness_histogram=staleness_histogram,
+        history=outcome.history,
+        rank_records=ranks,
+        seconds_to_target=outcome.seconds_to_target,
+        checkpoint_interval=outcome.checkpoint_interval,
+        bucket_bytes=outcome.bucket_bytes,
+        bucket_seconds=outcome.bucket_seconds,
+        background=summed([rank.background for rank in workers]),
+        warnings=[*record.warnings, *outcome.warnings, *warnings, *warnings_of_clocks(ranks)],
+    )
+
+
+def facts_of_steps(num_steps: int, first_steps: Sequence[float], steps: Sample) -> dict[str, Any]:
+    """The fields of a record that tell steps' times: one by one up to ALL_STEPS_UP_TO, and quantiles of `steps`."""
+    quantiles = steps.quantiles(_QUANTILES) if num_steps else ()
+    return {
+        "step_seconds": first_steps if num_steps <= ALL_STEPS_UP_TO else (),
+        "step_seconds_quantiles": dict(zip((f"{100 * p:g}%" for p in _QUANTILES), quantiles, strict=False)),
+    }
+
+
+def gather_ranks(communicator: Communicator, own: RankRecord) -> list[RankRecord]:
+    """Every rank's own record, on every rank."""
+    return [from_json(RankRecord, document) for document in communicator.allgather_json(vars(own))]
+
+
+def worker_record(communicator: Communicator, outcome: Outcome, worker: Worker, prepared: Prepared) -> RankRecord:
+    """This worker's own part of the record; what an engine of TensorFlow's sends nobody can count."""
+    countable = prepared.info.features.mpi or prepared.num_workers == 1
+    return RankRecord(
+        rank=communicator.rank,
+        host=communicator.host,
+        parts=outcome.clock.mean_parts(),
+        **outcome.traffic.per_step(outcome.steps_done, countable=countable),
+        peak_memory_bytes=peak_memory_bytes(),
+        background=outcome.background,
+        clock_set_s=clock_set_s(),
+        details=worker.details(),
+    )
+
+
+def summed(parts: Sequence[Mapping[str, float]]) -> dict[str, float]:
+    """The sum of each number over those that have it."""
+    return {name: sum(one.get(name, 0.0) for one in parts) for name in dict.fromkeys(itertools.chain(*parts))}
+
+
+def allowed_environment(environment: Mapping[str, str]) -> dict[str, str]:
+    """The variables that a record may hold."""
+    return {name: environment[name] for name in sorted(environment) if name.startswith(ENVIRONMENT_PREFIXES)}
+
+
+def peak_memory_bytes() -> int:
+    """Largest resident size of this process so far."""
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+
+
+def now_text() -> str:
+    """The local time with its offset, to the second (ISO 8601)."""
+    return time.strftime("%Y-%m-%dT%H:%M:%S%z", time.localtime(WALL.now_s()))
+
+
+def clock_set_s() -> float:
+    """How far this host's clock was set while this process was there; 0 for what may be chance."""
+    set_by_s = WALL.set_by_s()
+    return round(set_by_s, 3) if abs(set_by_s) > NOTICED_S else 0.0
+
+
+def warnings_of_clocks(ranks: Sequence[RankRecord]) -> list[str]:
+    """A line for each host whose clock was set."""
+    by_host = {rank.host: rank.clock_set_s for rank in ranks if rank.clock_set_s}
+    return [clock_was_set(host, seconds) for host, seconds in by_host.items()]
+
+
+def _throughput(workers: Sequence[RankRecord], prepared: Prepared) -> float | None:
+    """Samples that all workers train on in a second: of each its batch over its mean step (docs/metrics.md).
+
+    Steps alone count: evaluation, checkpoints and the way out are between them, whatever the strategy.
+    """
+    steps_s = [(prepared.samples_of(rank.rank), sum(rank.parts.values())) for rank in workers]
+    return sum(samples / seconds for samples, seconds in steps_s if seconds > 0) or None
+
+
+def _imbalance(workers: Sequence[RankRecord]) -> float | None:
+    compute = [rank.parts.get("compute", 0.0) for rank in workers]
+    return max(compute) - statistics.fmean(compute) if compute else None
+
+
+def _processor() -> str:
+    cpuinfo = Path("/proc/cpuinfo")
+    lines: list[Any] = cpuinfo.read_text(encoding="utf-8").splitlines() if cpuinfo.exists() else []
+    return next((line.partition(":")[2].strip() for line in lines if line.startswith("model name")), platform.machine())

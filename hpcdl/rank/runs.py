@@ -1,0 +1,89 @@
+"""Finished (or stopped) runs: their model back in memory, evaluated or exported."""
+
+from __future__ import annotations
+
+import dataclasses
+from pathlib import Path
+from typing import Any
+
+import keras
+
+from hpcdl.checkpoint import folders as checkpoints
+from hpcdl.checkpoint import state
+from hpcdl.comm.threads.communicator import alone
+from hpcdl.core.disk import make_output_folder
+from hpcdl.core.errors import CorruptError, UsageError
+from hpcdl.data.format.dataset import open_dataset
+from hpcdl.data.read.pipeline import evaluation_batches
+from hpcdl.models.emulated import LAYERS
+from hpcdl.models.saved import load_saved
+from hpcdl.rank.worker import build_model, save_model
+from hpcdl.run import rundir
+from hpcdl.run.outputs import check_objective
+from hpcdl.run.rundir import MODEL_FILE
+from hpcdl.step.evaluate import Evaluation, Evaluator
+from hpcdl.step.objective import objective_of
+from hpcdl.step.preprocess import model_shapes, preprocessed
+
+
+def load_run(run_dir: Path) -> tuple[keras.Model, list[str]]:
+    """The run's model: that of its end, else that of its newest checkpoint; and what to say about it."""
+    path = run_dir / MODEL_FILE
+    if path.is_file():
+        try:
+            return load_saved(path, LAYERS), []
+        except ValueError as error:
+            raise CorruptError(f"{path} cannot be loaded: {error}") from error
+    effective, _ = rundir.read(run_dir)
+    warnings: list[str] = []
+    step = checkpoints.newest_valid(run_dir, warnings)
+    if step is None:
+        raise CorruptError(f"{run_dir} holds neither {MODEL_FILE} nor a checkpoint; let the run go on with --resume")
+    dataset = open_dataset(effective.config.data.data, seed=effective.config.run.seed)
+    dataset = preprocessed(dataset, effective.config.data.preprocess)
+    model = build_model(effective.config, dataset)
+    shared, _ = checkpoints.read_shared(run_dir, step)
+    state.assign(model.weights, shared, "weights")
+    return model, [*warnings, f"the run is not finished: this is its checkpoint after step {step}"]
+
+
+def evaluate_run(run_dir: Path, data: str, split_name: str | None) -> tuple[Evaluation, str, list[str]]:
+    """Loss and metrics of a run's model on `data`, the split that was used, and what to say about it."""
+    effective, _ = rundir.read(run_dir)
+    dataset = open_dataset(data, seed=effective.config.run.seed)
+    dataset = preprocessed(dataset, effective.config.data.preprocess)
+    name = split_name or next(
+        (name for name in ("test", "val", "train") if name in dataset.splits), next(iter(dataset.splits))
+    )
+    if name not in dataset.splits:
+        raise UsageError(f"--split {name}: {data} has {', '.join(dataset.splits)}")
+    model, said = load_run(run_dir)
+    if len(dataset.inputs) < 2:
+        taken, given = tuple(model.input_shape[1:]), model_shapes(dataset)[0]
+        if taken != given:
+            raise UsageError(f"the model of {run_dir} takes samples of {taken}, {data} has {given}")
+    config = dataclasses.replace(effective.config.objective, label_smoothing=0.0)
+    check_objective(config, dataset)
+    evaluate = Evaluator(model, objective_of(config, dataset.targets))
+    batches = evaluation_batches(dataset, dataset.splits[name], batch_size=effective.config.data.batch_size)
+    return evaluate(batches, alone()), name, said
+
+
+def export_run(run_dir: Path, form: str, target: Path) -> tuple[Path, list[str]]:
+    """Write a run's model as `keras` (target/model.keras) or `savedmodel` (for TensorFlow Serving)."""
+    if target.exists() and (not target.is_dir() or any(target.iterdir())):
+        raise UsageError(f"{target} exists; choose another folder")
+    model, said = load_run(run_dir)
+    writers: dict[str, Any] = {"keras": _write_keras, "savedmodel": _write_savedmodel}
+    return writers[form](model, target), said
+
+
+def _write_keras(model: keras.Model, target: Path) -> Path:
+    make_output_folder(target, "")
+    save_model(model, target / MODEL_FILE)
+    return target / MODEL_FILE
+
+
+def _write_savedmodel(model: keras.Model, target: Path) -> Path:
+    model.export(target, verbose=False)
+    return target

@@ -1,0 +1,132 @@
+"""The loop of a synchronous worker: steps, epochs and checkpoints that all workers come to together."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+
+from hpcdl.checkpoint import state
+from hpcdl.data.format.order import Shift, goes_on_at
+from hpcdl.rank.parts import Parts, Position, center_in_place, move_to_center
+from hpcdl.step.clock import Outcome
+from hpcdl.supervision import safety
+from hpcdl.supervision.control import FOR_MORE, Control, time_allowed
+
+if TYPE_CHECKING:
+    from hpcdl.core.protocols import Array
+
+FLUSH_STEPS = 200
+"""Ranks compare their time stamps at least this often."""
+DAMAGE = "memory or network damage, or an exchange that is not deterministic; go back with --resume"
+"""What it is where weights that only hpcdl has moved are not the same on all ranks."""
+
+
+class Trainer:
+    """Trains with `parts` on one worker; every method is collective over the workers."""
+
+    def __init__(self, parts: Parts) -> None:
+        self.parts = parts
+        self.owes_epoch_end = False
+        """Whether an epoch was over when the group broke, and nobody has come to its end."""
+        allowed_s = time_allowed(parts.config.checkpoint.time_limit)
+        self._leaves_at = None if allowed_s is None else time.monotonic() + allowed_s
+
+    def position_at(self, step: int, facts: Mapping[str, Any], own: Mapping[str, Array]) -> Position:
+        """Where a checkpoint stands in this run; with another global batch the epoch goes on at the next sample."""
+        prepared, epoch = self.parts.prepared, step // facts["steps_per_epoch"]
+        position = Position(num_metrics=len(self.parts.objective.names))
+        position.shift = Shift(epoch=epoch, samples=facts.get("shift", 0))
+        if facts["ranks"] == self.parts.group.size and facts["global_batch"] == prepared.global_batch:
+            position.restore(own)
+            return position
+        position.seconds = facts["seconds"]
+        position.step = step
+        if facts["global_batch"] == prepared.global_batch:
+            return position
+        samples = step % facts["steps_per_epoch"] * facts["global_batch"] + position.shift.samples
+        if prepared.dataset.nodes:  # each has a sequence of its own: the next whole step is what all of them have
+            position.step = epoch * prepared.steps_per_epoch + -(-samples // prepared.global_batch)
+            return position
+        position.step, position.shift = goes_on_at(
+            epoch,
+            samples,
+            num_samples=prepared.dataset.train_split.num_samples,
+            global_batch=prepared.global_batch,
+        )
+        return position
+
+    def run(self) -> Outcome:
+        """Train to the end, or to a stop that everybody agrees on (StoppedEarly, after a checkpoint)."""
+        parts, prepared, config = self.parts, self.parts.prepared, self.parts.config
+        began = parts.start()
+        safety_every = config.safety.divergence_check_steps
+        control = Control(
+            parts.group,
+            parts.stop,
+            parts.worker,
+            interval=parts.interval,
+            time_limit_s=None if self._leaves_at is None else self._leaves_at - time.monotonic(),
+            room=parts.room,
+        )
+        batches = parts.batches()
+        if self.owes_epoch_end:
+            self._end_epoch(began)
+        reached = parts.outcome.seconds_to_target is not None
+        while not reached and parts.position.step < prepared.num_steps:
+            before = parts.position.step
+            parts.take_steps(batches, began, self._free_steps(control))
+            done = parts.position.step
+            if safety_every and done % safety_every == 0:
+                with center_in_place(parts.worker, parts.trainable):
+                    named = {variable.path: variable for variable in parts.trainable}
+                    safety.check_same_weights(named, parts.group, f"after step {done}", DAMAGE)
+            ends_epoch = done % prepared.steps_per_epoch == 0 or done == prepared.num_steps
+            if ends_epoch and self._end_epoch(began):
+                break
+            parts.tell_warnings()
+            if done % FLUSH_STEPS == 0:
+                parts.outcome.clock.flush()
+            wishes = control.after_steps(done - before)
+            if wishes.stop and done < prepared.num_steps:
+                parts.outcome.clock.flush()
+                parts.save()
+                parts.leave_early(wishes.reason, done)
+            if wishes.grow and done < prepared.num_steps:
+                parts.outcome.clock.flush()
+                if parts.saved_to_grow():
+                    parts.leave_early(FOR_MORE, done)
+            elif wishes.save:
+                parts.save()
+            parts.keep_copy()
+        parts.outcome.clock.flush()
+        parts.writer.wait()
+        move_to_center(parts.worker, parts.trainable)
+        parts.close(began)
+        return parts.outcome
+
+    def _free_steps(self, control: Control) -> int:
+        """Steps until there is something to do between two of them, the same on every rank."""
+        parts, prepared, config = self.parts, self.parts.prepared, self.parts.config
+        done = parts.position.step
+        limits = config.safety.divergence_check_steps, config.checkpoint.local_checkpoint_every
+        every = [each for each in (prepared.steps_per_epoch, FLUSH_STEPS, *limits) if each]
+        return min(control.free_steps(), prepared.num_steps - done, *(each - done % each for each in every))
+
+    def _end_epoch(self, began: float) -> bool:
+        """Sum up over the workers and evaluate; True where the target accuracy is reached."""
+        parts = self.parts
+        parts.seen.doing("evaluating")
+        parts.seen.recorder.at_rest(parts.group)
+        parts.outcome.clock.flush()
+        state.average_moving_statistics(parts.model, parts.group)
+        seconds = time.monotonic() - began
+        totals = parts.position.totals.copy()
+        if parts.group.size > 1:
+            parts.group.allreduce(totals)
+        step = parts.position.step
+        epoch = step / parts.prepared.steps_per_epoch
+        reached = parts.end_epoch(epoch, step, seconds, (totals[1:] / totals[0]).tolist())
+        parts.position.take_totals()  # behind all that may fail: the group that is left comes to this end again
+        self.owes_epoch_end = False
+        return reached

@@ -1,0 +1,362 @@
+"""A worker from the first check to the last file: builds model and strategy, trains, leaves record and model."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import functools
+import os
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import keras
+
+from hpcdl.checkpoint import folders as checkpoints
+from hpcdl.checkpoint import state
+from hpcdl.checkpoint.background import BackgroundWork, most_patience_s, way_for
+from hpcdl.checkpoint.facts import Facts, check_facts, kind_for
+from hpcdl.checkpoint.interval import CheckpointInterval
+from hpcdl.checkpoint.local import LocalCopies, newest_common, place
+from hpcdl.checkpoint.recovery import recover
+from hpcdl.checkpoint.redundancy import NO_REDUNDANCY, NONE, GroupParity, Redundancy
+from hpcdl.cluster.supervise import LAUNCHED_BY_VARIABLE
+from hpcdl.comm.agree import decided
+from hpcdl.comm.observed import Observed
+from hpcdl.config.schema import TrainConfig
+from hpcdl.core.disk import replacing
+from hpcdl.core.errors import CorruptError, HpcdlError
+from hpcdl.core.protocols import Communicator
+from hpcdl.core.records import HistoryPoint, RunRecord, from_json, write_record
+from hpcdl.data.format.dataset import Dataset
+from hpcdl.faults.inject import Injection
+from hpcdl.models.load import load_model
+from hpcdl.rank import results
+from hpcdl.rank.asynchronous import AsynchronousTrainer
+from hpcdl.rank.mend import InPlace
+from hpcdl.rank.parts import Parts
+from hpcdl.rank.synchronous import Trainer
+from hpcdl.run.going_back import step_to_resume
+from hpcdl.run.in_place import Fewer
+from hpcdl.run.journal import EchoJournal, EventHandler, FileJournal, Journal, NullJournal
+from hpcdl.run.outputs import losses_of
+from hpcdl.run.prepare import Prepared, rule_in_force
+from hpcdl.run.rundir import MODEL_FILE
+from hpcdl.step.bucket_trials import BucketChoice
+from hpcdl.step.preprocess import model_shapes, preprocessed
+from hpcdl.strategies.base.strategy import Context
+from hpcdl.strategies.table import load_strategy
+from hpcdl.supervision import runtime
+from hpcdl.supervision.watch import Watch, survivors
+
+
+def run_worker(
+    prepared: Prepared,
+    communicator: Observed,
+    context: Context,
+    run_dir: Path,
+    started: RunRecord,
+    on_event: EventHandler | None,
+    watch: Watch,
+    injection: Injection,
+    fewer: Fewer | None = None,
+) -> Observed:
+    """Train on this rank; rank 0 writes the run directory, and tells `on_event` what it writes into the journal.
+
+    Where `fewer` is given the ranks that are left go on when some are lost. Returns the group of those that are left at
+    the end. Collective over the workers, and at its end over all.
+    """
+    with contextlib.ExitStack() as resting:  # a fifth of what building and tracing take is the collector's
+        resting.enter_context(runtime.no_collection())
+        return _run_worker(
+            prepared, communicator, context, run_dir, started, on_event, watch, injection, fewer, resting.close
+        )
+
+
+def _run_worker(
+    prepared: Prepared,
+    communicator: Observed,
+    context: Context,
+    run_dir: Path,
+    started: RunRecord,
+    on_event: EventHandler | None,
+    watch: Watch,
+    injection: Injection,
+    fewer: Fewer | None,
+    after_first_step: Callable[[], None],
+) -> Observed:
+    communicator.observation.doing("building the model")
+    config = prepared.config
+    leads = communicator.rank == 0
+    threads = runtime.configure(
+        deterministic=config.run.deterministic,
+        seed=config.run.seed + communicator.rank,
+        precision=config.model.precision,
+    )
+    record = dataclasses.replace(started, intra_op_threads=threads[0], inter_op_threads=threads[1])
+    group = communicator.split(0) if prepared.num_servers else communicator
+    journal: Journal = _journal(run_dir, config.run.tensorboard, on_event) if leads else NullJournal()
+    # Before the model: some engines must be set up before TensorFlow makes its first tensor.
+    worker = load_strategy(prepared.info).worker(context)
+    prepared = dataclasses.replace(prepared, dataset=preprocessed(prepared.dataset, config.data.preprocess))
+    model = build_model(config, prepared.dataset)
+    if config.model.init_weights is not None:
+        journal.write("message", text=state.load_weights(model, config.model.init_weights))
+    interval, copies_in, work = _kept(prepared, run_dir, group, record.nodes)
+    kept = (interval, copies_in(group), work)
+    parts = functools.partial(Parts, prepared, model, worker, group, journal, run_dir, injection, *kept)
+    trainer = Trainer(parts()) if prepared.info.features.synchronous else AsynchronousTrainer(parts())
+    trainer.parts.once_after_step = after_first_step
+    record = _begun(trainer, group, record, run_dir)
+    watch.actions.tell = lambda text: trainer.parts.journal.write("message", text=f"warning: {text}")
+    if fewer is None:
+        communicator = _to_the_end(trainer, communicator, record, run_dir)
+    else:
+        communicator = InPlace(
+            trainer=trainer, world=communicator, context=context, record=record, run_dir=run_dir, watch=watch,
+            fewer=fewer, train=_to_the_end, copies_in=copies_in,
+            open_journal=lambda: _journal(run_dir, config.run.tensorboard, None),
+        ).to_the_end()  # fmt: skip
+    trainer.parts.journal.close()
+    return communicator
+
+
+def _begun(trainer: Trainer | AsynchronousTrainer, group: Communicator, record: RunRecord, run_dir: Path) -> RunRecord:
+    """Put the trainer where the run stands, say what is in force, and return its record as it begins. Collective."""
+    parts = trainer.parts
+    prepared, journal, limits = parts.prepared, parts.journal, parts.config.checkpoint
+    warnings = [*([prepared.info.warning] if prepared.info.warning else []), *parts.worker.warnings]
+    resumed_from = _resume(trainer, run_dir, group, warnings) if limits.resume else None
+    if resumed_from is not None:
+        record = results.continued_record(record, run_dir, resumed_from)
+        if limits.allow:
+            warnings.append(f"resumed with --allow {','.join(limits.allow)}: part of it ran with other settings")
+        journal.write("message", text=f"going on after step {resumed_from} of {prepared.num_steps}")
+    record = dataclasses.replace(record, warnings=list(dict.fromkeys([*record.warnings, *warnings])))
+    if group.rank == 0:
+        write_record(run_dir, record)
+    for text in (rule_in_force(prepared), *prepared.notes, *(f"warning: {warning}" for warning in record.warnings)):
+        journal.write("message", text=text)
+    return record
+
+
+def _to_the_end(
+    trainer: Trainer | AsynchronousTrainer, communicator: Observed, record: RunRecord, run_dir: Path
+) -> Observed:
+    """Train, and leave record and model; returns the group of the ranks that are left. Collective."""
+    parts = trainer.parts
+    with parts.copies.until_over():
+        outcome = trainer.run()
+    prepared, model, leads = parts.prepared, parts.model, communicator.rank == 0
+    own = results.worker_record(communicator, outcome, parts.worker, prepared)
+    communicator = survivors(communicator, outcome.num_lost)
+    ranks = results.gather_ranks(communicator, own)
+    communicator.observation.doing("leaving")
+    if leads:
+        parts.check_weights()
+        outcome.warnings += _save_finished(model, run_dir)
+        write_record(run_dir, results.finished_record(record, prepared, outcome, ranks, _parameters(model)))
+    return communicator
+
+
+def _kept(
+    prepared: Prepared, run_dir: Path, group: Observed, num_nodes: int
+) -> tuple[CheckpointInterval, Callable[[Communicator], LocalCopies], BackgroundWork]:
+    """When checkpoints are made, what keeps a group's copies in its nodes' memory, and how both are written."""
+    limits = prepared.config.checkpoint
+    way, told = way_for(limits.background, prepared.info.features, prepared.num_workers)
+
+    def say(text: str) -> None:
+        with contextlib.closing(FileJournal(run_dir)) as journal:
+            journal.write("message", text=text)
+
+    if told and group.rank == 0:
+        say(told)
+    work = BackgroundWork(way, group.observation, lambda text: say(f"rank {group.rank}: {text}"))
+    folder = place(limits.local_checkpoint_folder, run_dir, os.environ.get(LAUNCHED_BY_VARIABLE, ""))
+    most_s = most_patience_s(way, prepared.config.safety.stall_timeout)
+    interval = CheckpointInterval(
+        limits.checkpoint_every, node_mtbf_s=limits.mtbf, num_nodes=num_nodes, most_patience_s=most_s
+    )
+
+    def warn(text: str) -> None:
+        say(f"warning: {text}")
+
+    def copies_in(group: Communicator) -> LocalCopies:
+        redundancy: Redundancy = NO_REDUNDANCY
+        if limits.local_checkpoint_redundancy != NONE:
+            redundancy = GroupParity(group, limits.local_checkpoint_redundancy, warn, most_patience_s=most_s)
+        return LocalCopies(folder, run_dir, group.rank, limits.local_checkpoint_every, warn, work, redundancy)
+
+    return interval, copies_in, work
+
+
+def _journal(run_dir: Path, tensorboard: Path | None, on_event: EventHandler | None) -> Journal:
+    journal: Journal = FileJournal(run_dir)
+    if tensorboard is not None:
+        from hpcdl.rank.tensorboard import TensorBoardWriter
+
+        journal = EchoJournal(journal, TensorBoardWriter(tensorboard))
+    return EchoJournal(journal, on_event) if on_event is not None else journal
+
+
+def build_model(config: TrainConfig, dataset: Dataset) -> keras.Model:
+    """The model of a run, for its data."""
+    inputs, targets = model_shapes(dataset)
+    return load_model(
+        config.model.model,
+        classes=config.model.classes or dataset.num_classes,
+        input_shape=inputs,
+        loss=config.objective.loss if not dataset.fields else ",".join(_losses(config, dataset).values()),
+        output_shapes=targets if dataset.fields else None,
+    )
+
+
+def _losses(config: TrainConfig, dataset: Dataset) -> dict[str, str]:
+    return losses_of(config.objective, [item.name for item in dataset.targets])
+
+
+def save_model(model: keras.Model, path: Path) -> None:
+    """Write `model` so that plain Keras 3 loads it; whole or not at all."""
+    with replacing(path) as temporary:
+        model.save(temporary)
+
+
+def _save_finished(model: keras.Model, run_dir: Path) -> list[str]:
+    """Write the run's model; where the disk is full, old checkpoints make room. Returns what to warn of."""
+    try:
+        save_model(model, run_dir / MODEL_FILE)
+        return []
+    except (OSError, RuntimeError) as error:  # h5py has RuntimeErrors for some of what a disk does
+        first = error
+    for step in checkpoints.list_checkpoints(run_dir / checkpoints.FOLDER)[1:]:
+        checkpoints.remove(run_dir / checkpoints.FOLDER, step)
+    try:
+        save_model(model, run_dir / MODEL_FILE)
+    except (OSError, RuntimeError) as error:
+        raise HpcdlError(
+            f"cannot write {run_dir / MODEL_FILE}: {getattr(error, 'strerror', None) or error}; the newest checkpoint "
+            "stays: make room and go on with --resume"
+        ) from error
+    return [f"{MODEL_FILE} found no room ({getattr(first, 'strerror', None) or first}); older checkpoints were removed"]
+
+
+def _resume(
+    trainer: Trainer | AsynchronousTrainer, run_dir: Path, communicator: Communicator, warnings: list[str]
+) -> int | None:
+    """Put the newest state that is whole back into `trainer`; its step, or None where nothing was ever kept.
+
+    CorruptError where there is something, and all of it is damaged.
+    """
+    parts = trainer.parts
+    kind = kind_for(synchronous=parts.prepared.info.features.synchronous)
+    from_step = parts.config.checkpoint.from_step
+    saved = decided(communicator, lambda: step_to_resume(run_dir, from_step, warnings, kind))
+    if parts.config.checkpoint.local_checkpoint_redundancy != NONE:
+        recover(parts.copies.folder, communicator, saved or 0, parts.copies.say)
+    copied = _newest_copied(trainer, communicator, saved or 0, warnings) if from_step is None else None
+    step = copied or saved
+    if step is None:
+        decided(communicator, lambda: _refuse_damaged(run_dir, kind))
+        return None
+    copy = None if copied is None else parts.copies.read_own(copied)
+
+    def take_shared() -> dict[str, Any]:
+        shared, facts = checkpoints.read_shared(run_dir, step) if copied is None else parts.copies.read_shared(copied)
+        with _damaged_where(run_dir, step):
+            check_facts(facts, kind)
+            state.assign(parts.model.weights, shared, "weights")
+            state.assign(parts.optimizer.variables, shared, "optimizer")
+        return facts
+
+    def read_other(rank: int) -> dict[str, Any]:
+        if copied is None:
+            return checkpoints.read_own(run_dir, step, rank)
+        try:
+            return parts.copies.read_own(copied, rank)
+        except CorruptError as error:  # nothing else of it is needed
+            parts.copies.say(f"{error}; what it holds of the epoch's training loss is left out")
+            return {}
+
+    facts = decided(communicator, take_shared)
+    own = checkpoints.read_own(run_dir, step, communicator.rank) if copy is None else copy
+    with _damaged_where(run_dir, step):
+        _go_on(trainer, communicator, (step, facts, own), read_other, warnings)
+    parts.copies.resume(step)
+    return step
+
+
+def _go_on(
+    trainer: Trainer | AsynchronousTrainer,
+    communicator: Communicator,
+    kept: tuple[int, dict[str, Any], dict[str, Any]],
+    read_other: Callable[[int], dict[str, Any]],
+    warnings: list[str],
+) -> None:
+    """Put the facts and this rank's own state of what was kept after a step back into `trainer`."""
+    parts, (step, facts, own) = trainer.parts, kept
+    same_layout = facts["ranks"] == communicator.size
+    # Asynchronous strategies keep worker 0's part alone: the others begin at the center.
+    same_state = same_layout and bool(own)
+    position = trainer.position_at(step, facts, own)
+    if not same_layout:
+        others = range(communicator.rank, facts["ranks"], communicator.size)
+        position.totals += sum(read_other(rank).get("totals", 0.0) for rank in others)
+    if same_state:
+        state.assign(state.seed_variables(parts.model), own, "seeds")
+        parts.restore_worker(own)
+    elif communicator.rank == 0 and not same_layout:
+        warnings.append(
+            f"resumed on {communicator.size} ranks what {facts['ranks']} began: a correct run, but not bit for bit"
+        )
+    history = [from_json(HistoryPoint, point) for point in facts["history"]]
+    parts.resume(position, history, facts.get("best_loss"))
+    if same_layout and facts.get("buckets"):
+        parts.buckets = from_json(BucketChoice, facts["buckets"])
+
+
+@contextlib.contextmanager
+def _damaged_where(run_dir: Path, step: int) -> Iterator[None]:
+    """Inside, what cannot be taken from a checkpoint is its damage: CorruptError with the cause."""
+    try:
+        yield
+    except (KeyError, IndexError, TypeError, ValueError, AttributeError) as error:
+        folder = checkpoints.folder_of(run_dir / checkpoints.FOLDER, step)
+        cause = f"it has no {error.args[0]}" if isinstance(error, KeyError) and error.args else str(error)
+        raise CorruptError(f"checkpoint {folder} is damaged: {cause}") from error
+
+
+def _refuse_damaged(run_dir: Path, kind: type[Facts]) -> None:
+    """CorruptError where there are checkpoints, none of which is whole, with what is wrong with the newest."""
+    folder = run_dir / checkpoints.FOLDER
+    steps = checkpoints.list_checkpoints(folder)
+    if not steps:
+        return
+    cause = "it could not be read"
+    try:
+        checkpoints.verify(checkpoints.folder_of(folder, steps[0]), kind)
+    except CorruptError as error:
+        cause = str(error)
+    raise CorruptError(f"every checkpoint in {run_dir} is damaged ({cause}); start again in another --run-dir")
+
+
+def _newest_copied(
+    trainer: Trainer | AsynchronousTrainer, communicator: Communicator, saved: int, warnings: list[str]
+) -> int | None:
+    """The newest step behind `saved` that the nodes' memory holds whole, or None; collective.
+
+    Asynchronous strategies keep worker 0's copies alone.
+    """
+    answers = communicator.allgather_json((trainer.parts.copies.whole(), communicator.host))
+    needed = answers if trainer.parts.prepared.info.features.synchronous else answers[:1]
+    step, told = newest_common(needed, saved)
+    warnings += [told] if told else []
+    return step
+
+
+def _parameters(model: keras.Model) -> tuple[int, int]:
+    """Number of trainable parameters and bytes of their gradients."""
+    counts = [int(variable.value.shape.num_elements()) for variable in model.trainable_variables]
+    return sum(counts), sum(
+        count * variable.value.dtype.size for count, variable in zip(counts, model.trainable_variables, strict=True)
+    )

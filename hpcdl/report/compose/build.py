@@ -1,0 +1,155 @@
+"""From an analysis to the files of a report: compose the document, render it."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from hpcdl import __version__
+from hpcdl.core.disk import check_outputs, make_output_folder
+from hpcdl.core.errors import UsageError
+from hpcdl.core.files import without_infinities
+from hpcdl.core.progress import NullProgress, Progress
+from hpcdl.core.side_by_side import side_by_side
+from hpcdl.core.units import listed
+from hpcdl.report.analysis.analyse import Analysis
+from hpcdl.report.analysis.parts import Breakdown
+from hpcdl.report.analysis.scaling import Curve, scaling_rows
+from hpcdl.report.compose.summary import summary
+from hpcdl.report.document.document import Document, Figure
+from hpcdl.report.renderers import RENDERERS
+from hpcdl.report.renderers.figures import load, save, svg
+from hpcdl.report.sections import SECTIONS
+
+SCHEMA = "hpcdl.report/1"
+_LATE = ("html", "terminal")
+PAGES = {"html": "report.html", "md": "report.md", "csv": "scaling.csv", "json": "report.json"}
+"""Form -> its file; figures come beside them."""
+_SEVERAL = 4
+"""Figures from which on two processes draw them."""
+
+
+def compose(analysis: Analysis) -> Document:
+    """The document: the sections whose data is there."""
+    rows = scaling_rows(analysis.curves, analysis.varying)
+    lines = summary(analysis)
+    found = (SECTIONS.load(name)(analysis) for name in SECTIONS)
+    models = {run.model for run in analysis.runs} or {tuning.model for tuning in analysis.tunings}
+    models = models or {search.name for search in analysis.searches}
+    return Document(
+        title=f"{_subject(analysis)} report: {listed(sorted(models), 3)}",
+        summary=lines,
+        warnings=analysis.warnings,
+        sections=[section for section in found if section is not None],
+        data=without_infinities(_data(analysis, lines, rows)),
+        rows=rows,
+    )
+
+
+def _subject(analysis: Analysis) -> str:
+    if analysis.searches:
+        return "Search"
+    return "Training" if analysis.runs else "Tuning"
+
+
+def render(
+    document: Document,
+    folder: Path,
+    formats: Sequence[str],
+    *,
+    paper_figures: bool = False,
+    bar: Progress | None = None,
+) -> list[Path]:
+    """Write the document into `folder` in each of `formats` (names in RENDERERS), while another process draws.
+
+    The page comes after the other files, because the drawings are in it; the terminal's is printed last.
+    Returns the files, in the order in which they were written.
+    """
+    check_place(folder, formats)
+    ordered = [name for name in dict.fromkeys(formats) if name not in _LATE]
+    late = [name for name in _LATE if name in formats]
+    kept = (("svg",) if "md" in formats else ()) + (("png", "pdf") if paper_figures else ())
+    figures = document.figures() if kept or "html" in formats else []
+    check_outputs(folder / "figures" / f"{item.name}.{form}" for item in figures for form in kept)
+    if figures or {*formats} != {"terminal"}:
+        make_output_folder(folder)
+    paths: list[Path] = []
+    with _drawing(figures, bar or NullProgress()) as drawn:
+        for name in ordered:
+            paths += RENDERERS.load(name)(document, folder, {})
+        drawings = drawn()
+    if kept and figures:
+        make_output_folder(folder / "figures")
+        paths += [path for item in figures for path in save(item, drawings[item.name], folder / "figures", kept)]
+    for name in late:
+        paths += RENDERERS.load(name)(document, folder, drawings)
+    return paths
+
+
+def check_place(folder: Path, formats: Sequence[str]) -> None:
+    """UsageError where a report in these forms would write over what is not hpcdl's."""
+    if folder.exists() and not folder.is_dir():
+        raise UsageError(f"--out {folder} is a file; name a folder")
+    check_outputs(folder / name for form, name in PAGES.items() if form in formats)
+
+
+@contextmanager
+def _drawing(figures: Sequence[Figure], bar: Progress) -> Iterator[Callable[[], dict[str, str]]]:
+    """What is yielded gives the SVG of each figure by its name; a second process begins to draw at once."""
+
+    def draw(place: int) -> str:
+        bar.update(place / len(figures), figures[place].name)
+        return svg(figures[place])
+
+    if figures:
+        load()
+    with side_by_side(draw, range(len(figures)), worth=len(figures) >= _SEVERAL) as drawn:
+
+        def drawings() -> dict[str, str]:
+            with bar:
+                return dict(zip([figure.name for figure in figures], drawn(), strict=True))
+
+        yield drawings
+
+
+def _data(analysis: Analysis, lines: Sequence[str], rows: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    """What report.json holds (docs/reference/report-json.md)."""
+    return {
+        "schema": SCHEMA,
+        "hpcdl": __version__,
+        "summary": list(lines),
+        "warnings": list(analysis.warnings),
+        "scaling": list(rows),
+        "fits": [*(item.as_json() for item in analysis.fits), *(item.as_json() for item in analysis.communication)],
+        "verdicts": [item.as_json() for item in analysis.comparisons],
+        "parts": [
+            _parts(curve, item) for curve, own in zip(analysis.curves, analysis.breakdowns, strict=True) for item in own
+        ],
+        "tuning": [tuning.as_json() for tuning in analysis.tunings],
+        "search": [dataclasses.asdict(search) for search in analysis.searches],
+        "prediction": [item.as_json() for item in analysis.outlooks],
+        "traces": [dataclasses.asdict(run) for run in analysis.traced],
+        "runs": [
+            {"name": run.name, "status": run.status, "message": run.message, "usable": run.usable}
+            for run in analysis.runs
+        ],
+    }
+
+
+def _parts(curve: Curve, item: Breakdown) -> dict[str, Any]:
+    run = item.point.first
+    return {
+        "mode": curve.mode,
+        "strategy": run.strategy,
+        "model": run.model,
+        "n": item.point.n,
+        "servers": run.servers,
+        "batch_per_rank": run.batch_per_rank,
+        "runs": item.num_runs,
+        "seconds": dict(item.parts),
+        "imbalance_seconds": item.imbalance_seconds,
+        "lost_efficiency": dict(item.lost),
+    }

@@ -1,0 +1,142 @@
+"""The report in five lines that can be quoted, each with its numbers."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from hpcdl.core.units import counted, format_seconds, listed
+from hpcdl.report.analysis.analyse import Analysis
+from hpcdl.report.analysis.names import curve_names
+from hpcdl.report.analysis.scaling import Curve
+from hpcdl.report.document.cells import cell_text, percent
+from hpcdl.report.document.document import Bounds, Column, Interval
+from hpcdl.report.runs.run import Run
+from hpcdl.report.sections.learning import HELD_OUT, final_accuracy
+from hpcdl.report.sections.scaling import base_words
+from hpcdl.report.sections.search import winner_line as search_line
+from hpcdl.report.sections.tuning import winner_line
+
+TOO_FEW = "too few runs for an interval"
+_PERCENT = Column(name="efficiency", kind="percent")
+_KEPT = {"weak": "batch per worker", "strong": "global batch", "scale-up": "batch and workers"}
+"""What each mode of scaling keeps."""
+_DOING = {
+    "input": "waiting for input",
+    "compute": "computing",
+    "wait": "waiting for the slowest worker",
+    "exposed_communication": "communication that computing does not hide",
+    "update": "updating the weights",
+}
+"""The parts of a step, for people."""
+
+
+def summary(analysis: Analysis) -> list[str]:
+    """Five lines: how it scales, what ran, how fast, where the time goes, what it learnt; one for each tuning."""
+    rules = (_scaling, _what, _throughput, _time, _accuracy) if analysis.runs else ()
+    found = [f"Search: {search_line(search)}." for search in analysis.searches]
+    rate = Column.rate(analysis.counted)
+    tuned = [f"Tuning: {winner_line(tuning, rate)}." for tuning in analysis.tunings]
+    return [*found, *(rule(analysis) for rule in rules), *tuned]
+
+
+def _what(analysis: Analysis) -> str:
+    usable = [run for run in analysis.runs if run.usable]
+    left = len(analysis.runs) - len(usable) + len(analysis.unreadable)
+    models = listed(sorted({run.model for run in analysis.runs}))
+    data = listed(sorted({run.data for run in analysis.runs if run.data}), 2)
+    strategies = listed(sorted({run.strategy for run in analysis.runs}), 6)
+    workers = sorted({run.workers for run in analysis.runs})
+    span = f"{workers[0]} to {workers[-1]} workers" if len(workers) > 1 else counted(workers[0], "worker")
+    nodes = max(run.nodes for run in analysis.runs)
+    machines = listed(sorted({run.machine for run in analysis.runs if run.machine}), 3)
+    where = f" of {machines}" if machines else ""
+    size = f"{'up to ' if nodes > 1 else ''}{counted(nodes, 'node')}{where}"
+    tail = f"; {counted(left, 'more run')} failed or cannot be used, told below" if left else ""
+    told = f"{counted(len(usable), 'run')} of {models}{f' on {data}' if data else ''}"
+    return f"What ran: {told} by {strategies}, with {span}, on {size}{tail}."
+
+
+def _throughput(analysis: Analysis) -> str:
+    if not analysis.curves:
+        return "Throughput: no usable measurement."
+    points = (point for curve in analysis.curves for point in curve.points)
+    point = max(points, key=lambda point: point.throughput.mean)
+    wide = point.throughput.is_wide
+    value = Interval(value=point.throughput.mean, half=None if wide else point.throughput.ci95)
+    run, runs = point.first, point.throughput.n
+    setting = f"{run.model} by {run.strategy} with {counted(run.workers, 'worker')} x batch {run.batch_per_rank:g}"
+    told = f"mean of {counted(runs, 'run')}, ± the 95 % interval" if runs > 1 else "one run"
+    told = f"mean of {runs} runs: {TOO_FEW}" if wide else told
+    rate = Column.rate(analysis.counted)
+    return f"Throughput: at best {cell_text(rate, value)} {rate.name} ({setting}; {told})."
+
+
+def _scaling(analysis: Analysis) -> str:
+    for mode, kept in _KEPT.items():
+        curves = [curve for curve in analysis.curves if curve.mode == mode and len(curve.points) > 1]
+        if curves:
+            return f"Scaling: {_ends(curves)} ({mode} scaling: {kept} fixed; 100 % is ideal)."
+    return "Scaling: all runs have the same size; run another --ranks to see an efficiency."
+
+
+def _ends(curves: Sequence[Curve]) -> str:
+    """The best curve first, as the one thing to remember; then the others in a few words."""
+    named = zip(curves, curve_names(curves), strict=True)
+    ordered = sorted(named, key=lambda pair: -pair[0].points[-1].efficiency.value)
+    curve, name = ordered[0]
+    others = [f"{name} {_efficiency(curve)} at {curve.points[-1].n}" for curve, name in ordered[1:]]
+    told = (
+        f"{name} keeps {_efficiency(curve)} efficiency at {curve.points[-1].n} {curve.axis}, from {base_words(curve)}"
+    )
+    return f"{told}; {listed(others, 3)}" if others else told
+
+
+def _efficiency(curve: Curve) -> str:
+    ratio = curve.points[-1].efficiency
+    if ratio.is_wide:
+        return f"about {percent(ratio.value)} ({TOO_FEW})"
+    return cell_text(_PERCENT, Bounds(value=ratio.value, low=ratio.low, high=ratio.high))
+
+
+def _time(analysis: Analysis) -> str:
+    measured = [(item.point, item.parts) for own in analysis.breakdowns for item in own]
+    if not measured:
+        return "Time: these runs do not say where the time of a step goes."
+    point, parts = max(measured, key=lambda pair: (pair[0].n, pair[0].throughput.mean))
+    total = sum(parts.values())
+    ordered = sorted(parts.items(), key=lambda item: -item[1])
+    largest = [(name, value) for name, value in ordered if value > 0]
+    told = [f"{percent(value / total)} {_DOING.get(name, name)}" for name, value in largest[:3]]
+    rest = sum(value for _, value in largest[3:])
+    told += [f"{percent(rest / total)} the rest"] if rest > 0 else []
+    run = point.first
+    where = f"{run.strategy} with {counted(run.workers, 'worker')}"
+    return f"Time: a training step ({where}) takes {format_seconds(total)}: {', '.join(told)}."
+
+
+def _accuracy(analysis: Analysis) -> str:
+    best = _best(analysis)
+    if best is None:
+        return "Accuracy: not evaluated in these runs."
+    value, kind, run = best
+    epochs = f" after {run.history[-1].epoch:.3g} epochs" if run.history else ""
+    seconds = f" and {format_seconds(run.seconds_total)}" if run.seconds_total else ""
+    told = f"{run.model} by {run.strategy} with {counted(run.workers, 'worker')}{epochs}{seconds}"
+    return f"Accuracy: at best {percent(value)} {kind} ({told})."
+
+
+def accuracy_line(analysis: Analysis) -> str:
+    """The best accuracy alone, as the command ends with it."""
+    best = _best(analysis)
+    if best is None:
+        return "test accuracy: not evaluated"
+    value, kind, run = best
+    word = "test accuracy" if kind == HELD_OUT else "training accuracy"
+    return f"{word}: {100 * value:.2f} % ({run.model}, {run.strategy}, {counted(run.workers, 'worker')})"
+
+
+def _best(analysis: Analysis) -> tuple[float, str, Run] | None:
+    """The highest final accuracy with its kind and run; held-out samples count before training's own."""
+    found = [(*final, run) for run in analysis.runs if run.usable and (final := final_accuracy(run)) is not None]
+    held_out = [item for item in found if item[1] == HELD_OUT]
+    return max(held_out or found, key=lambda item: item[0], default=None)

@@ -1,0 +1,1 @@
+"""What a report is before it is drawn: sections, tables, cells."""

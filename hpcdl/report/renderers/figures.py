@@ -1,0 +1,317 @@
+"""Figures drawn by matplotlib: SVG for pages, PNG and PDF for papers. No window system, no global state kept."""
+
+from __future__ import annotations
+
+import dataclasses
+import importlib
+import io
+import math
+import re
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from hpcdl.core.disk import writing_output
+from hpcdl.core.files import write_output
+from hpcdl.report.document.cells import number, percent, plain, shortened
+from hpcdl.report.document.document import Figure, Series
+
+_COLORS = ("#0072b2", "#b84f00", "#007d5a", "#b0487f", "#8c6400", "#27789f", "#8457aa", "#6b6b6b")
+"""Okabe and Ito's palette, darkened to a contrast of 4.5 on white; page.css has what takes its place on a dark page."""
+_CURVE = re.compile("|".join(_COLORS))
+_PLACE = re.compile(r"var\(--curve-\d, (#\w+)\)")
+_MARKERS = "osD^vP*X"
+_LONGEST_NAME = 34
+"""Characters of the names beside bars."""
+_SHORT_LABEL = 32
+"""Characters up to which two labels stand side by side in a legend."""
+_LONGEST_LABEL = 60
+_END_LABEL, _MOST_END_LABELS, _END_GAP = 18, 8, 0.065
+"""Characters of a name at a curve's end, curves up to which they have one, and the gap in shares of the height."""
+_INK = "#123456"
+"""Stands for the page's text colour: in SVG it becomes currentColor, so that a dark page gets light axes."""
+
+
+def load() -> None:
+    """Load what draws, before two processes would each do so."""
+    for name in ("matplotlib.figure", "matplotlib.backends.backend_svg"):
+        importlib.import_module(name)
+
+
+def svg(figure: Figure) -> str:
+    """The figure as SVG text whose ids carry the figure's name, so that several fit on one page."""
+    with _style():
+        text = _written(_draw(figure, _INK))
+    text = text[text.index("<svg") :]
+    text = re.sub(r'id="([^"]+)"', lambda match: f'id="{figure.name}-{match[1]}"', text)
+    text = re.sub(r'(href="#|url\(#)', lambda match: f"{match[1]}{figure.name}-", text)
+    text = re.sub(r"<metadata>.*?</metadata>\s*", "", text, flags=re.DOTALL)
+    text = _CURVE.sub(lambda match: f"var(--curve-{_COLORS.index(match[0])}, {match[0]})", text)
+    return text.replace(_INK, "currentColor")
+
+
+def _written(canvas: Any) -> str:
+    """`canvas` as SVG on a transparent ground, laid out and drawn once: `savefig` would do both twice."""
+    from matplotlib.backends.backend_svg import FigureCanvasSVG
+
+    canvas.dpi = 72  # SVG's
+    sheet: Any = FigureCanvasSVG(canvas)
+    for patch in (canvas.patch, *(axes.patch for axes in canvas.axes)):
+        patch.set_facecolor("none")
+        patch.set_edgecolor("none")
+    canvas.get_layout_engine().execute(canvas)
+    canvas.set_layout_engine("none")
+    buffer = io.StringIO()
+    sheet.print_svg(buffer, metadata={"Date": None, "Creator": None})
+    return buffer.getvalue()
+
+
+def save(figure: Figure, drawing: str, folder: Path, formats: Sequence[str]) -> list[Path]:
+    """Write the figure, whose SVG is `drawing`, as `folder/NAME.FORMAT` in each of `formats` (svg, png, pdf)."""
+    paths = []
+    for form in formats:
+        path = folder / f"{figure.name}.{form}"
+        if form == "svg":
+            # Alone, outside a page, there are no colours to take.
+            write_output(path, _PLACE.sub(r"\1", drawing.replace("currentColor", "#222222")))
+        else:
+            with _style(), writing_output(path) as temporary:
+                metadata = {"CreationDate": None} if form == "pdf" else {"Software": None}
+                _draw(figure, "#222222").savefig(temporary, format=form, dpi=200, metadata=metadata)
+        paths.append(path)
+    return paths
+
+
+@contextmanager
+def _style() -> Iterator[None]:
+    """The settings under which figures are drawn, and not an instant longer."""
+    import matplotlib
+
+    settings: Any = {
+        "svg.fonttype": "none",
+        "svg.hashsalt": "hpcdl",
+        "pdf.fonttype": 42,
+        "font.family": "sans-serif",
+        "font.size": 10,
+        "axes.spines.top": False,
+        "axes.spines.right": False,
+        "text.parse_math": False,
+    }
+    with matplotlib.rc_context(settings):
+        yield
+
+
+def _draw(figure: Figure, ink: str) -> Any:
+    from matplotlib.figure import Figure as Canvas
+
+    figure = _with_short_labels(figure)
+    stacked = any(series.style == "stack" for series in figure.series)
+    coordinates = any(series.style == "coordinates" for series in figure.series)
+    # A plot keeps its height however many lines its legend has; text stays readable on a phone's width.
+    columns = 2 if max(len(series.label) for series in figure.series) <= _SHORT_LABEL else 1
+    legend_rows = 0 if coordinates else math.ceil(len(figure.series) / columns)
+    height = 0.9 + 0.3 * len(figure.series[0].x) if stacked else 3.0
+    canvas = Canvas(figsize=(5.8, height + 0.22 * legend_rows), layout="constrained")
+    axes = canvas.add_subplot()
+    if stacked:
+        _draw_stack(axes, figure)
+    else:
+        for series in figure.series:
+            _DRAWERS[series.style](axes, series)
+        if not coordinates:
+            _scale_axes(axes, figure)
+    axes.set_xlabel(plain(figure.x_label), color=ink)
+    axes.set_ylabel(plain(figure.y_label), color=ink)
+    axes.tick_params(colors=ink, which="both")
+    for spine in axes.spines.values():
+        spine.set_color(ink)
+    axes.grid(visible=True, axis="y", alpha=0.25, color="#888888", linewidth=0.6)
+    if figure.square:
+        axes.set_box_aspect(1)
+    handles, labels = axes.get_legend_handles_labels()
+    if coordinates:
+        return canvas
+    canvas.legend(
+        handles, labels, frameon=False, fontsize=9, labelcolor=ink, loc="outside lower center", ncols=columns
+    )  # fmt: skip
+    if not stacked:
+        _label_ends(axes, figure)
+    return canvas
+
+
+def _label_ends(axes: Any, figure: Figure) -> None:
+    """The names of measured curves at their right ends, moved apart where they would overlap; the legend has all."""
+    curves = [series for series in figure.series if series.style in ("measured", "line") and series.x]
+    if not 1 < len(curves) <= _MOST_END_LABELS:
+        return
+    axes.get_xlim(), axes.get_ylim()  # settles what is still to be scaled
+    to_axes = axes.transData + axes.transAxes.inverted()
+    ends = sorted((float(to_axes.transform((item.x[-1], item.y[-1]))[1]), place) for place, item in enumerate(curves))
+    heights: list[float] = []
+    for height, _ in ends:
+        heights.append(max(height, heights[-1] + _END_GAP) if heights else max(height, 0.0))
+    drop = max(0.0, heights[-1] - 1.0)
+    names = shortened([series.label for series in curves], _END_LABEL)
+    for (_, place), height in zip(ends, heights, strict=True):
+        axes.annotate(
+            names[place], xy=(1.0, height - drop), xycoords="axes fraction", xytext=(4, 0),
+            textcoords="offset points", color=_COLORS[curves[place].color % len(_COLORS)], fontsize=8, va="center",
+        )  # fmt: skip
+
+
+def _with_short_labels(figure: Figure) -> Figure:
+    """Names that leave room for the plot; the table behind a figure has them in full."""
+    labels = shortened([series.label for series in figure.series], _LONGEST_LABEL)
+    return dataclasses.replace(
+        figure,
+        series=[dataclasses.replace(series, label=label) for series, label in zip(figure.series, labels, strict=True)],
+    )
+
+
+def _scale_axes(axes: Any, figure: Figure) -> None:
+    from matplotlib.ticker import FixedLocator, FuncFormatter, NullFormatter, NullLocator
+
+    ticks = sorted({float(x) for series in figure.series if series.style != "fit" for x in series.x})
+    if figure.x_log and ticks and ticks[0] > 0:
+        axes.set_xscale("log", base=2)
+        kept = _thinned(ticks)
+        axes.xaxis.set_major_locator(FixedLocator(kept))
+        axes.xaxis.set_minor_locator(NullLocator())
+        axes.xaxis.set_major_formatter(FuncFormatter(lambda value, _: number(value) if value % 1 else f"{value:,.0f}"))
+    if figure.square:
+        axes.set_yscale("log", base=2)
+        ends = [*axes.get_xlim(), *axes.get_ylim()]
+        axes.set_xlim(min(ends), max(ends))
+        axes.set_ylim(min(ends), max(ends))
+        axes.yaxis.set_major_formatter(FuncFormatter(lambda value, _: number(value)))
+    elif figure.y_log:
+        axes.set_yscale("log")
+        axes.yaxis.set_major_formatter(FuncFormatter(lambda value, _: _tick(value)))
+        low, high = axes.get_ylim()
+        if high / low < 30:
+            axes.yaxis.set_minor_formatter(FuncFormatter(lambda value, _: _tick(value)))
+        else:
+            axes.yaxis.set_minor_formatter(NullFormatter())
+    else:
+        low, high = axes.get_ylim()
+        lines = all(series.style == "line" for series in figure.series)
+        # Lines over time need no zero: where they end is what one looks for.
+        below = any(value < 0 for series in figure.series for value in series.y if value is not None)
+        bottom = low if below or (lines and low > high / 2) else 0.0
+        axes.set_ylim(bottom, _percent_top(figure) if figure.y_percent and not lines else high)
+    if figure.y_percent:
+        axes.yaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{100 * value:.4g} %"))
+
+
+def _percent_top(figure: Figure) -> float:
+    """Enough for what was measured with its intervals, and for 100 %; a fitted law may leave the figure."""
+    drawn = [series for series in figure.series if series.style != "fit"]
+    ends = [1.0, *(value for series in drawn for value in (*series.y, *series.high) if value is not None)]
+    return 1.05 * max(ends)
+
+
+def _thinned(ticks: Sequence[float]) -> list[float]:
+    """At most a dozen ticks, none closer than a fifth of an octave to the one before."""
+    kept: list[float] = []
+    room = max(1.15, (ticks[-1] / ticks[0]) ** (1 / 12))
+    for tick in ticks:
+        if not kept or tick / kept[-1] >= room:
+            kept.append(tick)
+    return kept
+
+
+def _tick(value: float) -> str:
+    first = f"{value:e}"[0]
+    return f"{value:,g}" if first in "1235" else ""
+
+
+def _draw_measured(axes: Any, series: Series) -> None:
+    _draw_points(axes, series, linewidth=1.5)
+
+
+def _draw_dots(axes: Any, series: Series) -> None:
+    _draw_points(axes, series, linewidth=0)
+
+
+def _draw_points(axes: Any, series: Series, linewidth: float) -> None:
+    """Markers with error bars; a ring around points without one: measured once, or too few times."""
+    color = _COLORS[series.color % len(_COLORS)]
+    style = {"color": color, "marker": _MARKERS[series.color % len(_MARKERS)], "markersize": 6, "linewidth": linewidth}
+    axes.plot(series.x, series.y, label=plain(series.label), **style)
+    bars = [
+        (x, y, low, high)
+        for x, y, low, high in zip(series.x, series.y, series.low, series.high, strict=True)
+        if low is not None and high is not None
+    ]
+    if bars:
+        x, y, low, high = zip(*bars, strict=True)
+        reach = [
+            [max(0.0, a - b) for a, b in zip(y, low, strict=True)],
+            [max(0.0, b - a) for a, b in zip(y, high, strict=True)],
+        ]
+        axes.errorbar(x, y, yerr=reach, fmt="none", ecolor=color, elinewidth=1.2, capsize=3)
+    once = [(x, y) for x, y, low in zip(series.x, series.y, series.low, strict=True) if low is None]
+    if once:
+        axes.plot(*zip(*once, strict=True), linestyle="none", marker="o", markersize=11, fillstyle="none", color=color)
+
+
+def _draw_plain(axes: Any, series: Series) -> None:
+    color = _COLORS[series.color % len(_COLORS)]
+    marker = "." if len(series.x) <= 60 else ""
+    axes.plot(series.x, series.y, label=plain(series.label), color=color, linewidth=1.5, marker=marker)
+
+
+def _draw_ideal(axes: Any, series: Series) -> None:
+    axes.plot(series.x, series.y, label=plain(series.label), color="#888888", linestyle="--", linewidth=1.2)
+
+
+def _draw_fit(axes: Any, series: Series) -> None:
+    color = _COLORS[series.color % len(_COLORS)]
+    axes.plot(series.x, series.y, label=plain(series.label), color=color, linewidth=1.0, linestyle=":")
+
+
+def _draw_published(axes: Any, series: Series) -> None:
+    color = _COLORS[series.color % len(_COLORS)]
+    axes.plot(
+        series.x, series.y, label=plain(series.label), color=color, linestyle="none", marker="*", markersize=11,
+        fillstyle="none",
+    )  # fmt: skip
+
+
+def _draw_coordinates(axes: Any, series: Series) -> None:
+    """A trial over all settings: the best, `color` 0, dark and in front."""
+    strength = max(0.08, 0.9 * 0.93**series.color)
+    axes.plot(
+        range(len(series.x)), series.y, color=_COLORS[0], alpha=strength, linewidth=1.4, zorder=100 - series.color
+    )
+    axes.set_xticks(range(len(series.x)), [plain(str(name).partition("\n")[0]) for name in series.x], rotation=20)
+
+
+_DRAWERS = {
+    "coordinates": _draw_coordinates,
+    "measured": _draw_measured,
+    "dots": _draw_dots,
+    "line": _draw_plain,
+    "ideal": _draw_ideal,
+    "fit": _draw_fit,
+    "published": _draw_published,
+}
+
+
+def _draw_stack(axes: Any, figure: Figure) -> None:
+    """Horizontal bars, one for each x of the series, piled up over the series."""
+    from matplotlib.ticker import FuncFormatter
+
+    labels = shortened([str(x) for x in figure.series[0].x], _LONGEST_NAME)
+    left = [0.0] * len(labels)
+    rows = list(range(len(labels)))[::-1]
+    for series in figure.series:
+        color = _COLORS[series.color % len(_COLORS)]
+        axes.barh(rows, series.y, left=left, label=plain(series.label), color=color, height=0.65)
+        left = [start + width for start, width in zip(left, series.y, strict=True)]
+    axes.set_yticks(rows, labels)
+    axes.grid(visible=True, axis="x", alpha=0.25, color="#888888", linewidth=0.6)
+    if figure.y_percent:
+        axes.xaxis.set_major_formatter(FuncFormatter(lambda value, _: percent(value).replace(".0 %", " %")))
+    axes.axvline(0, color="#888888", linewidth=0.8)

@@ -1,0 +1,1 @@
+"""What a run is before it starts: its plan, its directory, its journal."""

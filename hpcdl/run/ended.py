@@ -1,0 +1,112 @@
+"""How a run ended, in its record: whoever starts the ranks says so at its end, or the rank on its way out.
+
+A rank that is killed, or whose run is ended by another one, cannot write; who has started the ranks knows why they
+ended. Where that is somebody else's launcher, the rank that found the cause writes before it ends the job.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+from hpcdl.checkpoint.folders import FOLDER, list_checkpoints
+from hpcdl.core.errors import CorruptError, HpcdlError, Interrupted, StoppedEarly, UsageError, original, printable
+from hpcdl.core.records import FILE_NAME, RunRecord, read_record, write_record
+from hpcdl.core.run_state import FAILED, FINISHED, LOST, RUNNING, STOPPED
+from hpcdl.core.signals import caught
+from hpcdl.run.journal import events_since_start
+
+Stamp = tuple[int, int] | None
+"""Which file a record was, None for no record."""
+_BEFORE_IT_BEGAN = (UsageError, Interrupted, KeyboardInterrupt)
+"""What a run that goes on can be refused or stopped by before its ranks have written anything."""
+
+
+@contextlib.contextmanager
+def end_noted(run_dir: Path, blank: Callable[[], RunRecord]) -> Iterator[None]:
+    """Inside, a run goes on; an error that ends it stands in its record, `blank` where the ranks wrote none."""
+    before = stamp_of(run_dir)
+    try:
+        yield
+    except BaseException as error:
+        note_end(run_dir, error, before=before, blank=blank)
+        raise
+
+
+def stamp_of(run_dir: Path) -> Stamp:
+    """The record's file, to tell later whether it was written anew."""
+    with contextlib.suppress(OSError):
+        found = (run_dir / FILE_NAME).stat()
+        return found.st_ino, found.st_mtime_ns
+    return None
+
+
+def note_end(
+    run_dir: Path,
+    error: BaseException,
+    *,
+    before: Stamp = None,
+    blank: Callable[[], RunRecord] | None = None,
+    message: str = "",
+) -> None:
+    """Write into the record in `run_dir` that `error` has ended the run, unless another rank has said why before.
+
+    What a run before this one has left, `before`, stays where this one was refused, or where it was finished.
+    """
+    error = original(error)
+    refused = getattr(error, "exit_code", 1) == UsageError.exit_code  # by ranks too, before anything is trained
+    with caught(lambda _: None):  # a second signal must not break it off
+        try:
+            record = read_record(run_dir)
+        except CorruptError:
+            if blank is None or refused:
+                return
+            record = blank()
+        untouched = before is not None and before == stamp_of(run_dir)
+        if untouched and (refused or isinstance(error, _BEFORE_IT_BEGAN) or record.status == FINISHED):
+            return
+        if blank is None and record.status != RUNNING:
+            return
+        state = STOPPED if isinstance(error, StoppedEarly) else FAILED
+        _write(run_dir, record, state, message or message_of(error))
+
+
+def note_lost(run_dir: Path, message: str) -> None:
+    """Write into the record in `run_dir`, where there is one, that all of the run's processes are gone."""
+    with contextlib.suppress(CorruptError):
+        _write(run_dir, read_record(run_dir), LOST, message)
+
+
+def _write(run_dir: Path, record: RunRecord, status: str, message: str) -> None:
+    ended = dataclasses.replace(
+        record,
+        status=status,
+        message=message,
+        finished_at=time.strftime("%Y-%m-%dT%H:%M:%S%z"),
+        steps=max(record.steps, _steps_done(run_dir)),
+    )
+    try:
+        write_record(run_dir, ended)
+    except OSError as problem:  # readers find that nobody writes it any more
+        sys.stderr.write(f"hpcdl: warning: cannot write {run_dir / FILE_NAME}: {problem.strerror or problem}\n")
+
+
+def message_of(error: BaseException) -> str:
+    """One line about what has ended a run."""
+    if isinstance(error, KeyboardInterrupt):
+        return "stopped by Ctrl-C"
+    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+    if isinstance(error, HpcdlError):
+        return printable("; ".join(lines))
+    return printable(": ".join([type(error).__name__, *lines[:1]]))
+
+
+def _steps_done(run_dir: Path) -> int:
+    """The last step that the run is known to have done: of its journal, or of its newest checkpoint."""
+    told = [event.get("step", 0) for event in events_since_start(run_dir) if event.get("kind") in ("step", "epoch")]
+    saved = list_checkpoints(run_dir / FOLDER)
+    return max(*(step for step in told if isinstance(step, int)), *saved, 0, 0)

@@ -1,0 +1,306 @@
+"""Faults on purpose, `--inject`: what a run, or an installation, survives can be tried before it happens.
+
+`kill:rank=1@step=50` and the like, several separated by commas:
+
+    KIND:rank=R[:VALUE][@step=N|@time=T][+DURATION]
+    KIND:rank=random[:VALUE]@every=T[:seed=N][+DURATION]
+    eio:shard=N
+    full:checkpoint[@step=N]
+    flip:bucket=N@step=N
+    partition:host=N[@step=N|@time=T|@every=T][+DURATION]
+    link:host=N:100mbit
+    skew:host=N:+2s
+
+Of the last three `host` counts the run's nodes from rank 0's, which is 0; `rank=R` is possible for the first two. A
+fault strikes once in a run, also where the run goes on by itself, but for `@every`, which comes again and again at
+random ranks or nodes and times; a node that is cut off for good stays so for new ranks. The journal tells of each.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from hpcdl.cluster.environment import placement
+from hpcdl.cluster.launchers import find_launcher
+from hpcdl.cluster.launchers.base import num_nodes
+from hpcdl.config.load import Effective
+from hpcdl.config.tracing import OFF, UNASKED
+from hpcdl.core.errors import ConfigError, UsageError, shown
+from hpcdl.core.units import format_seconds, parse_seconds
+from hpcdl.data.format.dataset import Dataset
+
+STRUCK_FROM_BESIDE = ("kill", "term", "stop", "slow", "exit")
+"""What strikes a process, at any moment of a step: workers, servers and scripts."""
+PLANTED = ("error", "nan")
+"""What happens in a worker's step: an exception; NaN in its batch."""
+UNREADABLE, FULL = "eio", "full"
+"""What the system does to files: a shard that cannot be read; no room while rank 0 writes a checkpoint."""
+FLIPPED = "flip"
+"""What memory or the network does: a bit of a bucket is another one on one rank than it is on the others."""
+FLIPPED_RANK = 1
+"""Not rank 0: of two ranks that differ the other one is told to be odd."""
+_WHERE = {UNREADABLE: "shard", FULL: "checkpoint", FLIPPED: "bucket"}
+PARTITION, LINK, SKEW = "partition", "link", "skew"
+"""What lies between nodes: messages that stand still, a slow link, clocks that differ (faults/network.py)."""
+NETWORK = (PARTITION, LINK, SKEW)
+KINDS = (*STRUCK_FROM_BESIDE, *PLANTED, *_WHERE, *NETWORK)
+BUCKETS_OF = ("all-reduce", "parameter servers")
+"""Families of strategies that exchange gradients in buckets."""
+AGAIN = ("kill", "term", "stop", "exit", PARTITION)
+"""What may come again and again."""
+
+_SPEC = re.compile(
+    r"(?P<kind>[a-z]+):(?:(?P<of>rank|host)=(?P<rank>\d+|random)|shard=(?P<shard>\d+)|(?P<checkpoint>checkpoint)|bucket=(?P<bucket>\d+))"
+    r"(?::x?(?P<value>\d+(?:\.\d+)?)(?P<rate>[kmg]bit)?|:(?P<shift>[+-][0-9.]+[a-z]*))?"
+    r"(?:@(?:step=(?P<step>\d+)|time=(?P<time>[^+@:]+)|every=(?P<every>[^+@:]+)))?(?::seed=(?P<seed>\d+))?"
+    r"(?:\+(?P<duration>[^+@:]+))?"
+)
+_BITS = {"kbit": 1e3, "mbit": 1e6, "gbit": 1e9}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Fault:
+    """One fault: `step` of the rank, or `time_s` seconds after its start; `duration_s` for a stop that ends.
+
+    `rank` is None where any may be struck, or what they read: then `every_s` is the mean time between two, by `seed`.
+    """
+
+    kind: str
+    rank: int | None
+    of_host: bool = False
+    """`rank` is the number of a node then."""
+    shard: int | None = None
+    bucket: int | None = None
+    every_s: float | None = None
+    seed: int = 0
+    value: float | None = None
+    step: int | None = None
+    time_s: float | None = None
+    duration_s: float | None = None
+    text: str
+
+    @property
+    def stays(self) -> bool:
+        """Whether it holds for new ranks too, where the run goes on by itself: a node stays cut off."""
+        return self.kind == PARTITION and self.of_host and self.rank is not None and self.duration_s is None
+
+    @property
+    def place(self) -> str:
+        """What it strikes, for people."""
+        if self.shard is not None:
+            return f"shard {self.shard}"
+        if self.kind == FULL:
+            return "a checkpoint"
+        if self.bucket is not None:
+            return f"bucket {self.bucket} on rank {self.rank}"
+        what = "host" if self.of_host else "rank"
+        return f"a random {what}" if self.rank is None else f"{what} {self.rank}"
+
+    @property
+    def moment(self) -> str:
+        """When it strikes, for people."""
+        if self.every_s is not None:
+            return f"every {format_seconds(self.every_s)} in the mean"
+        if self.step is None and self.time_s is None:
+            return "from the start"
+        return f"at step {self.step}" if self.step is not None else f"after {format_seconds(self.time_s or 0.0)}"
+
+
+def parse_faults(text: str, num_ranks: int, num_hosts: int | None = None) -> list[Fault]:
+    """The faults that `--inject` names; ConfigError with a line for each that cannot be.
+
+    Numbers of nodes are held against `num_hosts` where that is known.
+    """
+    faults, problems = [], []
+    for part in filter(None, (part.strip() for part in text.split(","))):
+        try:
+            faults.append(_parse(part, num_ranks, num_hosts))
+        except ValueError as error:
+            problems.append(f"--inject {part}: {error}")
+    if problems:
+        raise ConfigError(problems)
+    return faults
+
+
+def _parse(text: str, num_ranks: int, num_hosts: int | None) -> Fault:
+    found = _SPEC.fullmatch(text)
+    if found is None:
+        raise ValueError("give KIND:rank=R@step=N or @time=T, for example kill:rank=1@step=50")
+    kind = found["kind"]
+    if kind not in KINDS:
+        raise ValueError(f"unknown fault {shown(kind)}; known: {', '.join(KINDS)}")
+    if not found[_WHERE.get(kind, "rank")] or (found["of"] == "host" and kind not in NETWORK):
+        raise ValueError(
+            "a fault strikes rank=R; partition, link and skew strike host=N, eio strikes shard=N, flip bucket=N, "
+            "and full strikes checkpoint"
+        )
+    if kind in _WHERE:
+        return _parse_of_file(found, text)
+    if (found["rate"] and kind != LINK) or (found["shift"] and kind != SKEW):
+        raise ValueError(f"{kind} takes no {'rate' if found['rate'] else 'shift of a clock'}")
+    _check_number(found, num_ranks, num_hosts)
+    if found["rank"] == "random":
+        return _parse_random(found, text)
+    rank = int(found["rank"])
+    if kind in NETWORK:
+        return _parse_of_network(found, text)
+    if found["every"] or found["seed"]:
+        raise ValueError("@every and seed belong to rank=random, for example kill:rank=random@every=60s:seed=3")
+    if kind == "slow" and float(found["value"] or 0) <= 1:
+        raise ValueError("say how many times slower, for example slow:rank=1:x3")
+    if kind not in ("slow", "exit") and found["value"]:
+        raise ValueError(f"{kind} takes no value")
+    if found["duration"] and kind != "stop":
+        raise ValueError("only stop and partition have a duration")
+    if not found["step"] and not found["time"] and kind != "slow":
+        raise ValueError("say when: @step=N or @time=T")
+    if kind in PLANTED and not found["step"]:
+        raise ValueError(f"{kind} strikes in a step: give @step=N")
+    return Fault(
+        kind=kind,
+        rank=rank,
+        value=float(found["value"]) if found["value"] else None,
+        step=int(found["step"]) if found["step"] else None,
+        time_s=parse_seconds(found["time"]) if found["time"] else None,
+        duration_s=parse_seconds(found["duration"]) if found["duration"] else None,
+        text=text,
+    )
+
+
+def _check_number(found: re.Match[str], num_ranks: int, num_hosts: int | None) -> None:
+    """ValueError where there is no such rank or node, or nobody else that a network would lie between."""
+    on_host, number = found["of"] == "host", found["rank"]
+    if on_host and num_hosts == 1:
+        raise ValueError("this run is on one node" + ("; rank=R is possible there" if found["kind"] != SKEW else ""))
+    if found["kind"] in NETWORK and num_ranks == 1:
+        raise ValueError("a run of one rank has no messages")
+    num = num_hosts if on_host else num_ranks
+    if number != "random" and num is not None and int(number) >= num:
+        raise ValueError(f"there are {'hosts' if on_host else 'ranks'} 0 to {num - 1}")
+
+
+def _parse_of_network(found: re.Match[str], text: str) -> Fault:
+    kind, when = found["kind"], found["step"] or found["time"]
+    if found["every"] or found["seed"]:
+        raise ValueError("@every and seed belong to random ones, for example partition:host=random@every=60s:seed=3+5s")
+    if kind == PARTITION and (found["value"] or not when):
+        raise ValueError("say when: partition:host=3@step=50, with +20s where it heals after that time")
+    if kind != PARTITION and (when or found["duration"]):
+        raise ValueError(f"{kind} holds from the start on: give no time")
+    if kind == LINK and not (found["rate"] and float(found["value"])):
+        raise ValueError("say how fast, for example link:host=1:100mbit")
+    if kind == SKEW and (found["of"] == "rank" or not found["shift"]):
+        raise ValueError("say which node's clock, and how far it is ahead or behind, for example skew:host=2:+2s")
+    value = None
+    if kind == LINK:
+        value = float(found["value"]) * _BITS[found["rate"]] / 8
+    elif kind == SKEW:
+        value = parse_seconds(found["shift"][1:]) * (-1 if found["shift"][0] == "-" else 1)
+    return Fault(
+        kind=kind,
+        rank=int(found["rank"]),
+        of_host=found["of"] == "host",
+        value=value,
+        step=int(found["step"]) if found["step"] else None,
+        time_s=parse_seconds(found["time"]) if found["time"] else None,
+        duration_s=parse_seconds(found["duration"]) if found["duration"] else None,
+        text=text,
+    )
+
+
+def _parse_of_file(found: re.Match[str], text: str) -> Fault:
+    kind = found["kind"]
+    if found["value"] or found["duration"] or found["time"] or found["every"] or found["seed"]:
+        raise ValueError(f"{kind} takes no value and no time" + ("; @step=N is possible" if kind != UNREADABLE else ""))
+    if kind == UNREADABLE and found["step"]:
+        raise ValueError("a shard is unreadable from the start: give no step")
+    if kind == FLIPPED and not found["step"]:
+        raise ValueError("flip strikes in a step: give @step=N")
+    return Fault(
+        kind=kind,
+        rank={FULL: 0, FLIPPED: FLIPPED_RANK}.get(kind),
+        bucket=int(found["bucket"]) if found["bucket"] else None,
+        shard=int(found["shard"]) if found["shard"] else None,
+        step=int(found["step"]) if found["step"] else None,
+        text=text,
+    )
+
+
+def _parse_random(found: re.Match[str], text: str) -> Fault:
+    kind = found["kind"]
+    if kind not in AGAIN:
+        raise ValueError(f"{kind} does not come at random; {', '.join(AGAIN)} do")
+    if not found["every"] or found["step"] or found["time"]:
+        raise ValueError("say how often in the mean: rank=random@every=60s")
+    if found["duration"] and kind not in ("stop", PARTITION):
+        raise ValueError("only stop and partition have a duration")
+    if found["value"] and kind != "exit":
+        raise ValueError(f"{kind} takes no value")
+    every_s = parse_seconds(found["every"])
+    if every_s <= 0:
+        raise ValueError("the time between two must be above 0")
+    return Fault(
+        kind=kind,
+        rank=None,
+        of_host=found["of"] == "host",
+        value=float(found["value"]) if found["value"] else None,
+        every_s=every_s,
+        seed=int(found["seed"] or 0),
+        duration_s=parse_seconds(found["duration"]) if found["duration"] else None,
+        text=text,
+    )
+
+
+def check_possible(
+    text: str, num_ranks: int, dataset: Dataset, *, family: str, num_workers: int, sees_messages: bool
+) -> None:
+    """UsageError where a shard is to be unreadable that the training split has not got, or that nobody looks at.
+
+    Also where a bit of a bucket is to flip of a strategy of a `family` that has none, or of one worker alone, and where
+    messages are to stand still that hpcdl does not see.
+    """
+    for fault in parse_faults(text, num_ranks):
+        if fault.kind in (PARTITION, LINK) and not sees_messages:
+            raise UsageError(
+                f"--inject {fault.text}: TensorFlow's own gRPC carries the messages of grpc-*, and hpcdl does not "
+                "see them; take another --strategy"
+            )
+        if fault.bucket is not None and (family not in BUCKETS_OF or num_workers < 2):
+            raise UsageError(
+                f"--inject {fault.text}: only two workers or more of {' or '.join(BUCKETS_OF)} have buckets"
+            )
+        if fault.shard is None:
+            continue
+        entry = dataset.train_split.entry
+        if entry is None:
+            raise UsageError(f"--inject {fault.text}: this data has no shards; give a folder that `hpcdl shard` made")
+        if fault.shard >= len(entry.shards):
+            raise UsageError(f"--inject {fault.text}: the training split has shards 0 to {len(entry.shards) - 1}")
+        if not dataset.verified:
+            raise UsageError(f"--inject {fault.text} needs --verify-data, which reads a shard from its first byte on")
+
+
+def check_injected(effective: Effective[Any], kinds: Sequence[str] = KINDS) -> None:
+    """UsageError where faults are asked for elsewhere than on the command line, cannot be, or are not of `kinds`."""
+    if effective.config.run.trace not in (OFF, UNASKED) and f"{FLIPPED}:" in effective.config.safety.inject:
+        raise UsageError(f"--inject {FLIPPED}:... takes the place of the recorder of --trace; leave one of them out")
+    text, origin = effective.config.safety.inject, effective.origins["inject"]
+    if text and origin != "flag":
+        raise UsageError(f"{origin}: inject breaks runs on purpose; it is taken from the command line alone (--inject)")
+    ranks = effective.config.run.ranks
+    here = None if not text or placement() is not None else num_nodes(find_launcher().hosts(os.environ), ranks)
+    for fault in parse_faults(text, ranks, here):
+        if fault.kind not in kinds:
+            raise UsageError(
+                f"--inject {fault.text}: not in a script, which can do that itself; {', '.join(kinds)} are"
+            )
+
+
+def spoken_of(faults: Sequence[Fault]) -> Iterator[str]:
+    """A warning for each fault, which the run's record keeps."""
+    for fault in faults:
+        yield f"a fault was injected: {fault.kind} of {fault.place} {fault.moment}"

@@ -1,0 +1,101 @@
+"""Which way a run under --elastic goes on without a rank that is lost: in place, or with new ranks.
+
+In place the others stay: they make a smaller group and repeat the step that was under way (rank/mend.py).
+That needs an MPI that outlives its ranks, and a strategy of whose state no rank alone knows a part.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from hpcdl.checkpoint.redundancy import NONE
+from hpcdl.cluster.launchers.base import Launcher
+from hpcdl.cluster.launchers.mpiexec import find_mpiexec
+from hpcdl.config.load import Effective, replace
+from hpcdl.config.schema import TrainConfig
+from hpcdl.config.settings import AUTO
+from hpcdl.core.errors import UsageError
+from hpcdl.run.fewer import num_workers, with_fewer
+from hpcdl.run.prepare import Prepared, prepare
+from hpcdl.strategies.table import STRATEGIES, find_strategy
+
+VARIABLE = "HPCDL_IN_PLACE"
+"""Tells the ranks that they were started so that they can go on without one that dies."""
+_FLAVOUR, _SINCE = "openmpi", 5
+"""The MPI that has ULFM, and from which version on."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Fewer:
+    """What a run becomes when ranks are lost in place: `effective` as it stands, and with how few it still goes on."""
+
+    effective: Effective[TrainConfig]
+    least: int
+
+    def on(self, num_ranks: int, num_servers: int = 0) -> Fewer:
+        """The same run on so many ranks; its faults, which go by the ranks of the start, are not its settings'."""
+        fewer = with_fewer(self.effective, num_ranks, num_servers)
+        config = replace(fewer.config, inject="", resume=True)
+        return Fewer(effective=Effective(config=config, origins=fewer.origins), least=self.least)
+
+    def prepared(self) -> Prepared:
+        """All that follows from the settings."""
+        return prepare(self.effective)
+
+
+def fewer_of(effective: Effective[TrainConfig]) -> Fewer:
+    """The run of `effective`, none of whose ranks is lost."""
+    least = effective.config.checkpoint.min_workers
+    return Fewer(effective=effective, least=least or num_workers(effective))
+
+
+def way_of(prepared: Prepared, launcher: Launcher) -> tuple[bool, str]:
+    """Whether this run, one under --elastic, goes on in place, and what to say of it."""
+    why = next(_against(prepared, launcher), "")
+    if why:
+        return False, f"where a rank is lost, all are started again from the newest state that is kept ({why})"
+    return True, (
+        f"where a rank is lost, the others go on in place (ULFM), down to {prepared.config.checkpoint.min_workers} "
+        "workers; weights move once a step's exchange is over"
+    )
+
+
+def _against_apart(config: TrainConfig) -> Iterator[str]:
+    """What lets workers be more than one step apart, or one of them alone hold the center."""
+    if config.exchange.backup_workers:
+        yield "--backup-workers lets workers be several steps apart"
+    if config.elastic.variant == "1":
+        yield "--variant 1 keeps the center on rank 0 alone, 2 and 3 on every rank"
+    if config.elastic.period > 1 and find_strategy(config.exchange.strategy).features.synchronous:
+        yield f"--period {config.elastic.period} has workers take several steps by themselves"
+    if config.elastic.groups > 1:
+        yield f"--groups {config.elastic.groups} takes whole chips"
+
+
+def _against(prepared: Prepared, launcher: Launcher) -> Iterator[str]:
+    """Why this run cannot go on in place, what is known at once first."""
+    config, least = prepared.config, prepared.config.checkpoint.min_workers
+    if least is None or least >= prepared.num_workers:
+        yield "no worker may be missing: --min-workers N says how few may go on"
+    if not prepared.info.features.in_place:
+        able = ", ".join(info.name for info in STRATEGIES.values() if info.features.in_place)
+        yield f"{prepared.info.name} does not go on in place; these do: {able}"
+    yield from _against_apart(config)
+    if config.data.stage is not None:
+        yield "--stage shares the data out among all ranks"
+    if config.run.steps_per_call not in (1, AUTO):
+        yield "--steps-per-call has several steps move before anybody counts them"
+    if config.checkpoint.evict_slow is not None:
+        yield "--evict-slow starts ranks anew without a slow one"
+    if config.checkpoint.local_checkpoint_redundancy != NONE:
+        yield "--local-checkpoint-redundancy keeps parity over all nodes, for new ranks"
+    if not launcher.goes_on:
+        yield f"the launcher {launcher.name} ends all ranks with the first"
+    try:
+        mpi = find_mpiexec()
+    except UsageError:  # the start says it better
+        yield "no MPI is found"
+        return
+    if mpi.flavour != _FLAVOUR or int(mpi.version.partition(".")[0]) < _SINCE:
+        yield f"{mpi.flavour} {mpi.version} has no ULFM, Open MPI 5 has"

@@ -1,0 +1,284 @@
+"""Everything about a run that can be checked before ranks start and before anything is written."""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+from dataclasses import dataclass
+from pathlib import Path
+
+from hpcdl.checkpoint.redundancy import NONE
+from hpcdl.cluster.batch.systems import has_own_nodes
+from hpcdl.config.load import Effective, flatten, site_rules
+from hpcdl.config.schema import CheckpointConfig, DataConfig, StepBenchConfig, TrainConfig
+from hpcdl.core.errors import UsageError
+from hpcdl.core.files import open_regular
+from hpcdl.data.format.dataset import Dataset, open_dataset
+from hpcdl.data.format.order import NO_SHIFT, Shift, pass_slice, steps_per_epoch
+from hpcdl.data.read.windows import open_stream
+from hpcdl.models.spec import check_function, check_model_spec, parse_function
+from hpcdl.run.chips import check_groups
+from hpcdl.run.faults import check_injected, check_possible
+from hpcdl.run.outputs import check_objective
+from hpcdl.run.schedules import Schedule, build_schedule
+from hpcdl.strategies.base.strategy import StrategyInfo, check_ranks
+from hpcdl.strategies.refusals import (
+    check_allowed,
+    check_elastic,
+    check_exchange,
+    check_optimizer,
+    check_steps_per_call,
+)
+from hpcdl.strategies.table import find_strategy
+
+
+@dataclass(frozen=True, kw_only=True)
+class Prepared:
+    """A run that can start. Steps are optimizer steps; `global_batch` is samples per step over all workers."""
+
+    config: TrainConfig
+    info: StrategyInfo
+    dataset: Dataset
+    num_workers: int
+    num_servers: int
+    steps_per_epoch: int
+    num_steps: int
+    schedule: Schedule
+    notes: tuple[str, ...] = ()
+    """What the start says beside the rule that updates the weights."""
+
+    @property
+    def worker_batch(self) -> int:
+        """Samples per optimizer step on the worker that has most of them."""
+        return -(-self.global_batch // self.num_workers)
+
+    @property
+    def global_batch(self) -> int:
+        """Samples per optimizer step over all workers."""
+        return global_batch_of(self.config, self.num_workers)
+
+    def samples_of(self, worker: int) -> int:
+        """Samples per optimizer step on `worker`."""
+        return len(pass_slice(self.global_batch, worker, self.num_workers))
+
+    def slices_of(self, worker: int) -> tuple[int, ...]:
+        """The samples of each part of its batch that a worker computes at once."""
+        samples, parts = self.samples_of(worker), self.config.exchange.accumulate
+        if self.config.data.keep_batch is not None and self.info.features.accumulation:
+            parts = min(max(parts, -(-samples // self.config.data.batch_size)), samples)
+        return tuple(len(pass_slice(samples, part, parts)) for part in range(parts))
+
+    def weight_of(self, worker: int) -> float:
+        """What a worker's mean over its own samples counts in the mean over the workers."""
+        return self.samples_of(worker) * self.num_workers / self.global_batch
+
+    def sample_ids(self, step: int, worker: int, shift: Shift = NO_SHIFT) -> list[int]:
+        """Ids, within the training split, of the samples that `worker` takes at `step`."""
+        stream = open_stream(
+            self.dataset,
+            batch_size=self.worker_batch,
+            worker=worker,
+            num_workers=self.num_workers,
+            seed=self.config.run.seed,
+            global_batch=self.config.data.keep_batch,
+            shift=shift,
+        )
+        try:
+            return [int(sample) for sample in stream.ids(step)]
+        finally:
+            stream.close()
+
+
+def check_redundancy(checkpoint: CheckpointConfig, info: StrategyInfo) -> None:
+    """UsageError where copies of copies are asked for and there are none, or nobody to keep them."""
+    if checkpoint.local_checkpoint_redundancy == NONE:
+        return
+    given = f"--local-checkpoint-redundancy {checkpoint.local_checkpoint_redundancy}"
+    if not checkpoint.local_checkpoint_every:
+        raise UsageError(f"{given} is for copies in the nodes' memory: add --local-checkpoint-every N, or leave it out")
+    if not info.features.synchronous or not info.features.mpi:
+        raise UsageError(
+            f"{given}: {info.name} has no steps at which all ranks can exchange copies over MPI; leave it out, and "
+            "save to the file system more often (--checkpoint-every)"
+        )
+
+
+def prepare(effective: Effective[TrainConfig]) -> Prepared:
+    """Check names, data and arithmetic of a run; raises what the user should read."""
+    config = effective.config
+    info, num_workers, num_servers = check_strategy(config)
+    check_steps_per_call(info, config.run.steps_per_call)
+    if config.data.preprocess:
+        check_function(parse_function(config.data.preprocess, "preprocess"))
+    if config.model.init_weights is not None:
+        check_saved_model(config.model.init_weights)
+    check_injected(effective)
+    if config.run.epochs is not None and config.run.steps is not None:
+        raise UsageError("--epochs and --steps exclude each other; give one of them")
+    if config.checkpoint.local_checkpoint_every and not config.checkpoint.elastic:
+        raise UsageError("--local-checkpoint-every keeps what new ranks go on from: add --elastic, or leave it out")
+    check_redundancy(config.checkpoint, info)
+    if config.run.tensorboard is not None and importlib.util.find_spec("tensorboard") is None:
+        raise UsageError("--tensorboard needs the package tensorboard; pip install 'hpcdl[tensorboard]'")
+    dataset = open_dataset(config.data.data, seed=config.run.seed, verified=config.data.verify_data)
+    check_possible(
+        config.safety.inject,
+        config.run.ranks,
+        dataset,
+        family=info.family,
+        num_workers=num_workers,
+        sees_messages=info.features.mpi,
+    )
+    if config.model.classes is not None and config.model.classes < (dataset.num_classes or 0):
+        raise UsageError(
+            f"--classes {config.model.classes}, but {config.data.data} has labels of {dataset.num_classes} classes; "
+            f"leave --classes out, or give {dataset.num_classes} or more"
+        )
+    check_objective(config.objective, dataset)
+    check_changes(config.data, dataset)
+    num_samples = dataset.train_split.num_samples
+    global_batch = global_batch_of(config, num_workers)
+    check_keep_batch(info, config, num_workers)
+    if global_batch > num_samples:
+        per_worker = config.data.batch_size * config.exchange.accumulate
+        each = f"{num_workers} workers x {per_worker} samples (--batch-size x --accumulate) = {global_batch} a step"
+        kept = config.data.keep_batch
+        raise UsageError(
+            f"{each if kept is None else f'--keep-batch {kept}'}, "
+            f"but {config.data.data} has {num_samples} to train on; use fewer ranks or a smaller batch"
+        )
+    per_epoch = steps_per_epoch(num_samples, global_batch)
+    num_steps = config.run.steps or per_epoch * (config.run.epochs or 1)
+    schedule = build_schedule(
+        config.optimizer, global_batch=global_batch, num_steps=num_steps, steps_per_epoch=per_epoch
+    )
+    check_averaging(info, effective, num_workers, schedule.peak)
+    return Prepared(
+        config=config,
+        info=info,
+        dataset=dataset,
+        num_workers=num_workers,
+        num_servers=num_servers,
+        steps_per_epoch=per_epoch,
+        num_steps=num_steps,
+        schedule=schedule,
+    )
+
+
+def check_strategy(config: TrainConfig | StepBenchConfig) -> tuple[StrategyInfo, int, int]:
+    """The strategy with its numbers of workers and servers, after all checks of names that need no data."""
+    info = find_strategy(config.exchange.strategy)
+    num_servers = config.exchange.servers if info.features.servers else 0
+    num_workers = check_ranks(info, ranks=config.run.ranks, servers=num_servers)
+    check_exchange(info, config.exchange, num_workers=num_workers)
+    check_optimizer(info, config.optimizer, config.model.precision)
+    rules = site_rules()
+    check_allowed(info, rules.forbid_strategies, rules.origin)
+    check_model_spec(config.model.model)
+    return info, num_workers, num_servers
+
+
+def check_averaging(
+    info: StrategyInfo,
+    effective: Effective[TrainConfig] | Effective[StepBenchConfig],
+    num_workers: int,
+    peak_rate: float,
+) -> None:
+    """ConfigError where groups or the rates of an elastic strategy do not fit its workers."""
+    config = effective.config
+    check_groups(info, config)
+    num_averaged = num_workers // config.elastic.groups if info.features.groups else num_workers
+    check_elastic(info, config, effective.origins, num_workers=num_averaged, peak_rate=peak_rate)
+
+
+def global_batch_of(config: TrainConfig, num_workers: int) -> int:
+    """Samples per optimizer step over all workers."""
+    return config.data.keep_batch or config.data.batch_size * config.exchange.accumulate * num_workers
+
+
+def check_keep_batch(info: StrategyInfo, config: TrainConfig, num_workers: int) -> None:
+    """UsageError where --keep-batch has no meaning, or leaves a worker without a sample."""
+    kept = config.data.keep_batch
+    if kept is None:
+        return
+    given = f"--keep-batch {kept}"
+    if not info.features.equals_single:
+        raise UsageError(
+            f"{given}: the workers of {info.name} take steps of their own, of --batch-size samples each; leave it out"
+        )
+    if kept < num_workers:
+        raise UsageError(
+            f"{given}: {num_workers} workers share that; give each at least one sample, or use fewer ranks"
+        )
+    if config.data.shuffle != "global":
+        raise UsageError(
+            f"{given} --shuffle {config.data.shuffle}: each node takes its own part of a step; leave one out"
+        )
+
+
+def check_changes(config: DataConfig, dataset: Dataset) -> None:
+    """UsageError where images cannot be changed at random as asked for."""
+    if config.crop_padding and config.random_resized_crop:
+        raise UsageError("--crop-padding and --random-resized-crop both cut a window out; give one of them")
+    if dataset.fields and (config.flip or config.crop_padding or config.random_resized_crop):
+        flags = "--flip, --crop-padding and --random-resized-crop"
+        raise UsageError(f"{flags} are for images with a class; {config.data} has named fields: use --preprocess")
+
+
+_SAVED_MODELS = {".keras": b"PK", ".h5": b"\x89HDF", ".hdf5": b"\x89HDF"}
+"""How files begin that Keras loads a model from, by the suffix that it goes by."""
+
+
+def check_saved_model(path: Path) -> None:
+    """UsageError where --init-weights names no model that may be loaded: a pipe would keep every rank waiting."""
+    begins_with = _SAVED_MODELS.get(path.suffix)
+    try:
+        with open_regular(path) as file:
+            holds_model = begins_with is not None and file.read(len(begins_with)) == begins_with
+    except (OSError, ValueError) as error:
+        raise UsageError(f"--init-weights {path}: {getattr(error, 'strerror', None) or error}") from error
+    if not holds_model:
+        raise UsageError(f"--init-weights {path}: this is no saved model; give a .keras file, as a run's model.keras")
+    from hpcdl.models.saved import check_saved  # loads h5py, of which most runs need nothing here
+
+    try:
+        check_saved(path)
+    except ValueError as error:
+        raise UsageError(f"--init-weights {path}: {error}") from error
+
+
+def check_open_servers(info: StrategyInfo, *, allowed: bool) -> None:
+    """UsageError where other users of the nodes could reach servers that authenticate nobody.
+
+    Asks the batch system: for whoever starts ranks, once, not for every rank nor for a plan of runs.
+    """
+    if info.features.open_servers and not allowed:
+        check_own_nodes(f"--strategy {info.name}", "use ring or ps")
+
+
+def check_own_nodes(what: str, instead: str) -> None:
+    """UsageError where `what` would open servers of TensorFlow's on nodes that other users may be on."""
+    if has_own_nodes(os.environ):
+        return
+    raise UsageError(
+        f"{what}: TensorFlow's gRPC servers authenticate nobody, and no batch system says "
+        "that these nodes are yours alone; take such nodes (sbatch --exclusive, qsub -l place=excl), add --allow-grpc, "
+        f"or {instead}"
+    )
+
+
+def rule_in_force(prepared: Prepared) -> str:
+    """One line that says how this run will update its weights."""
+    values = flatten(prepared.config)
+    rule = next(iter(prepared.info.features.optimizers), values["optimizer"])
+    if rule in ("momentum", "nesterov"):
+        rule += f" {values['momentum']:g}"
+    each = f"{prepared.num_workers} workers x batch {values['batch-size']} ="
+    if prepared.config.data.keep_batch is not None:
+        fewest = prepared.samples_of(0)
+        most = prepared.worker_batch
+        each = f"{prepared.num_workers} workers share" + (f" ({fewest} or {most} each)" if fewest < most else "")
+    return (
+        f"{prepared.info.name}: {each} {prepared.global_batch} samples a step; {rule}, {prepared.schedule.describe()}; "
+        f"{prepared.num_steps} steps, {prepared.steps_per_epoch} an epoch"
+    )

@@ -1,0 +1,284 @@
+"""A run directory: run.toml says what was asked and where each value came from."""
+
+from __future__ import annotations
+
+import errno
+import os
+import sys
+import time
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, TypeVar
+
+from hpcdl.checkpoint.folders import FOLDER as CHECKPOINTS
+from hpcdl.checkpoint.folders import HOLDS as CHECKPOINT_HOLDS
+from hpcdl.checkpoint.folders import (
+    SAVED,
+    list_checkpoints,
+    remove,
+    set_aside,
+    sweep_unfinished,
+    what_is_missing,
+)
+from hpcdl.cluster.status import FOLDER
+from hpcdl.config.load import Effective, Layer, as_toml_values, flatten, load, settings_by_key
+from hpcdl.config.schema import InterruptionConfig, ScriptConfig, TrainConfig
+from hpcdl.config.settings import Matters
+from hpcdl.core.disk import (
+    Made,
+    PlaceError,
+    make_folder,
+    move,
+    open_folder,
+    others_in,
+    remove_content,
+    remove_file,
+    remove_folder,
+    sweep,
+    user_name,
+)
+from hpcdl.core.errors import ConfigError, CorruptError, HpcdlError, UnknownNameError, UsageError
+from hpcdl.core.files import read_bytes, read_toml, toml_text, write_bytes, write_text
+from hpcdl.core.lock import FILE_NAME as LOCK_NAME
+from hpcdl.core.lock import writing
+
+Config = TypeVar("Config")
+CONFIG_FILE = "run.toml"
+MODEL_FILE = "model.keras"
+PARTING_S = 15.0
+"""Ranks end within 10 s of the process that started them."""
+REPORT_FOLDER = "report"
+HOLDS = (
+    r"(run\.toml|record\.json|metrics\.jsonl|model\.keras|\.hpcdl-(lock|saved)|\.[\w.-]+\.tmp(/.*)?|(ranks|trace)(/.*)?"
+    rf"|{CHECKPOINTS}(/step-\d{{10}}(/({CHECKPOINT_HOLDS}))?|/\..+\.tmp(/.*)?)?)"
+)
+"""All that hpcdl writes into a run directory, as a pattern of paths below it."""
+_UNTRAINED = r"run\.toml|record\.json|metrics\.jsonl|\.hpcdl-lock|\.[\w.-]+\.tmp(/.*)?|(ranks|trace)(/.*)?"
+"""The same before anything is trained."""
+_LEFT_BY_KILLED = r"run\.toml|record\.json|metrics\.jsonl|model\.keras|\.hpcdl-saved"
+_OF_ONE_CALL = ("run-dir", "allow", "inject", "from-scratch", "from-step")
+"""Settings that a resumed run does not take over."""
+STRUCK = "injected-"
+"""Begins the names of files, beside the ranks' own, for the faults that have struck since the user started the run."""
+CHECKSUM, SCRIPT = "data-checksum", "script"
+"""Facts of a run's start: of its data, or which script it runs."""
+
+
+def default_run_dir(name: str, kind: str, now: float | None = None) -> Path:
+    """`runs/<time>-<name>-<kind>`; of a name that is a path or names a function, the file's stem."""
+    stamp = time.strftime("%Y%m%d-%H%M%S", time.localtime(now))
+    base = Path("runs") / f"{stamp}-{Path(name.partition(':')[0]).stem}-{kind}"
+    candidate, number = base, 2
+    while candidate.exists():
+        candidate, number = base.with_name(f"{base.name}-{number}"), number + 1
+    return candidate
+
+
+def resume_layer(run_dir: Path, kind: type[Any] = TrainConfig) -> list[Layer]:
+    """The settings that the run in `run_dir` began with, as a layer below the flags; none where there is no run yet."""
+    if not (run_dir / CONFIG_FILE).exists():
+        return []
+    effective, _ = read_as(kind, run_dir)
+    values = as_toml_values(effective.config)
+    given = {
+        key: value for key, value in values.items() if effective.origins[key] != "default" and key not in _OF_ONE_CALL
+    }
+    return [Layer(origin=f"run ({run_dir})", values=given)]
+
+
+def check_trusted(run_dir: Path, trust: bool) -> None:
+    """UsageError where `run_dir` is another user's, root's too, and the user did not say to run the code it names.
+
+    Its run.toml may name a file with a model, its model.keras classes of any module.
+    """
+    for path in (run_dir, run_dir / CONFIG_FILE, run_dir / MODEL_FILE):
+        owner = path.stat().st_uid if path.exists() else os.geteuid()
+        if owner != os.geteuid() and not trust:
+            raise UsageError(
+                f"{path} belongs to {user_name(owner)}, and the code that it names would run as you; add --trust if "
+                "you trust them, or take a copy that you have looked into"
+            )
+
+
+@dataclass(frozen=True)
+class Place:
+    """What a call has found in place of its run directory: the folder that it `made`, or the run.toml `there`."""
+
+    run_dir: Path
+    made: Made | None
+    there: bytes | None
+
+    @contextmanager
+    def restored_if_refused(self) -> Iterator[None]:
+        """Leave things as they were found where the ranks refuse what the user handed in, before anything is trained.
+
+        What only TensorFlow can tell (a model's outputs, a loss's name) the ranks find, so that it is loaded once.
+        """
+        try:
+            yield
+        except HpcdlError as error:
+            if error.exit_code == UsageError.exit_code and self._restore():
+                error.args = (f"{error} ({self.run_dir}, which this call had made, is removed)",)
+            raise
+
+    def _restore(self) -> bool:
+        """Whether the run directory is gone."""
+        if self.there is not None:
+            write_bytes(self.run_dir / CONFIG_FILE, self.there)
+        elif self.made is None:
+            remove_content(self.run_dir, _UNTRAINED)
+        elif not others_in(self.run_dir, _UNTRAINED):
+            self.made.remove()
+            return True
+        return False
+
+
+@contextmanager
+def written(run_dir: Path, checkpoint: InterruptionConfig) -> Iterator[Place]:
+    """Hold `run_dir`, which is made where it is missing, as its only writer; UsageError names another one.
+
+    Ranks whose starting process was killed have PARTING_S to end; what they had begun to write is removed then.
+    """
+    try:
+        made = next((item for item in make_folder(run_dir) if item.path == run_dir), None)
+    except PlaceError:
+        raise
+    except OSError as error:
+        raise HpcdlError(f"cannot write run directory {run_dir}: {error.strerror}; choose another --run-dir") from error
+    with writing(run_dir):
+        check_place(run_dir, checkpoint)
+        _check_links(run_dir)
+        there = read_bytes(run_dir / CONFIG_FILE) if (run_dir / CONFIG_FILE).exists() else None
+        if (run_dir / FOLDER).is_dir():
+            with writing(run_dir / FOLDER, PARTING_S):
+                pass
+        for struck in (run_dir / FOLDER).glob(f"{STRUCK}*"):
+            remove_file(struck)
+        if there is not None:
+            swept = [*sweep(run_dir, _LEFT_BY_KILLED), *sweep_unfinished(run_dir)]
+            if swept:
+                _tell(f"removed what killed ranks had not finished: {', '.join(swept)}")
+            if checkpoint.from_scratch and (aside := set_aside(run_dir)):
+                _tell(f"the run starts again at step 0; its earlier checkpoints are in {aside}")
+        yield Place(run_dir, made, there)
+
+
+def _check_links(run_dir: Path) -> None:
+    """PlaceError where a link keeps the run from writing: known before ranks start."""
+    for name in ("metrics.jsonl", f"{FOLDER}/launcher.log"):
+        if (run_dir / name).is_symlink():
+            raise PlaceError(errno.ELOOP, "it is a link, which is not followed; move it away", run_dir / name)
+    for name in (FOLDER, "trace", CHECKPOINTS):
+        with suppress(FileNotFoundError):
+            os.close(open_folder(run_dir / name))
+
+
+def _tell(text: str) -> None:
+    sys.stderr.write(f"hpcdl: {text}\n")
+
+
+def check_place(run_dir: Path, checkpoint: InterruptionConfig) -> None:
+    """UsageError unless `run_dir` is new or empty, or is to be resumed and holds a run with all that it has saved."""
+    if checkpoint.from_scratch and not checkpoint.resume:
+        raise UsageError("--from-scratch starts a run again that --resume names; add --resume")
+    if not run_dir.exists():
+        return
+    if not run_dir.is_dir():
+        raise UsageError(f"run directory {run_dir} is a file; choose another --run-dir")
+    if checkpoint.resume and (run_dir / CONFIG_FILE).exists():
+        missing = "" if checkpoint.from_scratch else what_is_missing(run_dir)
+        if missing:
+            raise UsageError(f"{missing}; put it back, or start again at step 0 with --resume --from-scratch")
+        return
+    others = others_in(run_dir, rf"\{LOCK_NAME}|\.run\.toml\.\w+\.tmp(/.*)?")
+    if others and checkpoint.resume:
+        raise UsageError(
+            f"{run_dir} holds no run to resume (no {CONFIG_FILE}), and is not empty ({others[0]}); "
+            "choose a new or an empty --run-dir"
+        )
+    if others:
+        raise UsageError(f"run directory {run_dir} exists; choose another --run-dir, or go on with --resume")
+
+
+def discard(run_dir: Path, aside: Path) -> None:
+    """Remove a run that is to be made again, all that hpcdl has written; one with anything else is moved to `aside`."""
+    if remove_folder(run_dir, HOLDS):
+        make_folder(aside.parent)
+        move(run_dir, aside)
+
+
+def drop_heavy_results(run_dir: Path) -> None:
+    """Remove the model and the checkpoints of a run that was measured."""
+    remove_file(run_dir / MODEL_FILE)
+    remove_file(run_dir / SAVED)
+    for step in list_checkpoints(run_dir / CHECKPOINTS):
+        remove(run_dir / CHECKPOINTS, step)
+    remove_folder(run_dir / CHECKPOINTS, r"\..+\.tmp(/.*)?")
+
+
+def check_resumed(run_dir: Path, config: TrainConfig, data_checksum: str) -> None:
+    """ConfigError with a line for each setting that changes results and differs from those of the run in `run_dir`.
+
+    Of the data the content counts, not the place. What --allow names is taken as it is.
+    """
+    known = settings_by_key(TrainConfig)
+    for key in config.checkpoint.allow:
+        if key not in known:
+            raise UnknownNameError("setting of --allow", key, known)
+    if not (run_dir / CONFIG_FILE).exists():
+        return
+    begun, facts = read(run_dir)
+    before, now = flatten(begun.config), flatten(config)
+    differing = {
+        key: (item.show(before[key]), item.show(now[key]))
+        for key, item in known.items()
+        if item.matters and Matters.RESULT in item.matters and before[key] != now[key] and key != "data"
+    }
+    checksum = facts.get(CHECKSUM, data_checksum if before["data"] == now["data"] else "unknown")
+    if checksum != data_checksum:
+        differing["data"] = (f"{before['data']} (checksum {checksum})", f"{now['data']} (checksum {data_checksum})")
+    problems = [
+        f"--{key}: {run_dir} began with {then}, now it is {given}; give what it began with, or --allow {key}"
+        for key, (then, given) in differing.items()
+        if key not in config.checkpoint.allow
+    ]
+    if problems:
+        raise ConfigError(problems)
+
+
+def create(run_dir: Path, effective: Effective[Any], facts: Mapping[str, Any]) -> None:
+    """Make the folder and write run.toml; `facts` are what the run begins with beside its settings."""
+    text = toml_text({**as_toml_values(effective.config), "facts": dict(facts), "origins": effective.origins})
+    try:
+        make_folder(run_dir)
+        write_text(run_dir / CONFIG_FILE, text)
+    except PlaceError:
+        raise
+    except OSError as error:
+        raise HpcdlError(f"cannot write run directory {run_dir}: {error.strerror}; choose another --run-dir") from error
+
+
+def read(run_dir: Path) -> tuple[Effective[TrainConfig], dict[str, Any]]:
+    """The config of a training and the facts of its start; CorruptError where run.toml is missing or damaged."""
+    return read_as(TrainConfig, run_dir)
+
+
+def read_as(kind: type[Config], run_dir: Path) -> tuple[Effective[Config], dict[str, Any]]:
+    """The same of a run whose settings are a `kind`; UsageError where they are another one's."""
+    path = run_dir / CONFIG_FILE
+    if not path.exists():
+        raise CorruptError(f"{run_dir} holds no {CONFIG_FILE}; name a folder that `hpcdl train` made")
+    document = read_toml(path, CorruptError)
+    facts, origins = document.pop("facts", {}), document.pop("origins", {})
+    if not isinstance(facts, dict) or not isinstance(origins, dict):
+        raise CorruptError(f"{path} is damaged: facts and origins must be tables")
+    if (SCRIPT in facts) != (kind is ScriptConfig):
+        command = f"the script {facts[SCRIPT]}; go on with `hpcdl run`" if SCRIPT in facts else "`hpcdl train`"
+        raise UsageError(f"{run_dir} is a run of {command}")
+    try:
+        loaded = load(kind, [Layer(origin=str(path), values=document)])
+    except ConfigError as error:
+        raise CorruptError(f"{path} is damaged: {'; '.join(error.problems)}") from None
+    return Effective(config=loaded.config, origins={**loaded.origins, **origins}), facts

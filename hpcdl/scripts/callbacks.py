@@ -1,0 +1,239 @@
+"""The Keras callback of a distributed `fit`, and what becomes of the others beside it."""
+
+from __future__ import annotations
+
+import functools
+import inspect
+import sys
+import time
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+import keras
+import tensorflow as tf
+
+from hpcdl.checkpoint.state import average_moving_statistics
+from hpcdl.core.errors import UsageError
+from hpcdl.core.records import history_point
+from hpcdl.scripts.exchange import OWN_CHANGES
+from hpcdl.scripts.fit.deferred import with_deferred
+from hpcdl.scripts.fit.files import written_on_rank_0
+from hpcdl.scripts.fit.learning_rate import rates_of, set_rates
+from hpcdl.scripts.fit.metrics import MetricsOverRanks
+from hpcdl.scripts.fit.model import LATE_SCALE, center_of, group_of_fit, optimizers_of, prepare_model
+from hpcdl.scripts.fit.normalization import synchronize_normalization
+from hpcdl.scripts.process.session import Session, is_initialized, session
+from hpcdl.strategies.allreduce.worker import broadcast_variables
+from hpcdl.supervision.safety import check_same_weights
+
+if TYPE_CHECKING:
+    from hpcdl.scripts.process.group import ScriptGroup
+    from hpcdl.scripts.state import State
+
+_OF_RECORD = {
+    **{
+        prefix + name: f"{prefix}accuracy"
+        for prefix in ("", "val_")
+        for name in ("sparse_categorical_accuracy", "acc", "accuracy")
+    },
+    **{name: name for name in ("loss", "val_loss")},
+}
+"""Keras's names of what a record's history has."""
+
+
+class AgreeOverRanks(keras.callbacks.Callback):
+    """Starts alike, evaluates alike, ends epochs together: see docs/how-to/scripts.md.
+
+    It stands last in the list, wherever it is put: stop_training that any callback sets on one rank then counts on all.
+    """
+
+    def __init__(self, here: Session, group: ScriptGroup, state: State | None = None) -> None:
+        super().__init__()
+        own = group is not here.group  # a process set's, which talks beside its exchange
+        self._communicator = group.keep("callbacks", group.messages.duplicate) if own else here.communicator
+        self.group, self._run, self._seen = group, here.run, here.communicator.observation
+        self._state = state
+        self._metrics: MetricsOverRanks | None = None
+        self._shown: list[Any] = []
+        self._steps = self._epoch = 0
+        self._began_s = self._mark_s = 0.0
+
+    def set_model(self, model: Any) -> None:
+        """Before the step is traced: see prepare_model."""
+        super().set_model(model)
+        prepare_model(model)
+
+    def on_train_begin(self, logs: dict[str, Any] | None = None) -> None:
+        """Start alike. UsageError where each rank would decide for itself whether to take a step, or update alone."""
+        optimizer = self.model.optimizer
+        if hasattr(getattr(optimizer, "inner_optimizer", None), "exchanges"):
+            raise UsageError(LATE_SCALE)
+        if self.group.size > 1 and not self._is_distributed():
+            raise UsageError(
+                f"hpcdl.callbacks() with {type(optimizer).__name__}, which is not distributed: each rank would train a "
+                f"model of its own; write optimizer=hpcdl.DistributedOptimizer({type(optimizer).__name__}(...))"
+            )
+        self.group.agree("the start of model.fit")
+        if self._state is not None:
+            self._state.restore()
+        for one in self._centers():
+            one.to_center()
+        broadcast_variables(self._communicator, self._variables())
+        self._metrics = MetricsOverRanks(self.model, self._communicator, self.group)
+        self._metrics.install(self._end_steps)
+        self._began_s = time.monotonic()
+
+    def _is_distributed(self) -> bool:
+        """By its own optimizer, or by those that a model with a train_step of its own holds."""
+        own_step = type(self.model).train_step is not keras.Model.train_step
+        return own_step or any(hasattr(one, "exchanges") for one in optimizers_of(self.model))
+
+    def _centers(self) -> list[Any]:
+        return [center for center in map(center_of, optimizers_of(self.model)) if center is not None]
+
+    def _variables(self) -> list[Any]:
+        """Weights and the variables of all optimizers, each once."""
+        of_optimizers = [one.variables for one in optimizers_of(self.model)]
+        found = {id(one): one for group in [self.model.weights, *of_optimizers] for one in group}
+        return list(found.values())
+
+    def on_epoch_begin(self, epoch: int, logs: dict[str, Any] | None = None) -> None:
+        """Steps are counted from here on."""
+        self._epoch, self._steps = epoch, 0
+        self._seen.doing(f"epoch {epoch + 1}", 0)
+        self._mark_s = time.monotonic()
+        if self._metrics is not None:
+            self._metrics.in_epoch = True
+        for one in self._centers():
+            one.begin_epoch(self._communicator)
+
+    def on_train_batch_end(self, batch: int, logs: dict[str, Any] | None = None) -> None:
+        """Count the step; save and leave where that is asked for."""
+        taken, self._steps = batch + 1 - self._steps, batch + 1
+        now_s = time.monotonic()
+        self._seen.doing(f"epoch {self._epoch + 1}", self._steps)
+        if self._run is not None:
+            self._run.meter.add(now_s - self._mark_s, max(taken, 1))
+        self._mark_s = now_s
+        if self._state is not None:
+            self._state.commit()
+
+    def _end_steps(self) -> None:
+        """The steps of an epoch are over on this rank: take part in those of the others, then stop where any has.
+
+        A rank that had fewer steps takes over the weights of the one that had the most.
+        """
+        last = self.group.join()
+        for one in self._centers():
+            one.to_center()
+        told = self._communicator.allgather_json([self._steps, bool(self.model.stop_training)])
+        differ = len({steps for steps, _ in told}) > 1
+        if self.group.unequal or differ:  # Keras rounds the numbers of steps up to those of steps_per_execution
+            self.group.agree("the weights of the rank with the most steps")
+            broadcast_variables(self._communicator, self._variables(), last)
+            set_rates([self.model.optimizer], self._communicator.allgather_json(rates_of([self.model.optimizer]))[last])
+            if self._communicator.rank == 0:
+                counts = ", ".join(f"rank {rank} {steps}" for rank, (steps, _) in enumerate(told))
+                counts = counts if differ else "by less than one steps_per_execution"
+                sys.stderr.write(
+                    f"hpcdl: unequal steps in epoch {self._epoch + 1} ({counts}): those with fewer have followed the "
+                    "others; hpcdl.dataset() gives all as many\n"
+                )
+        if any(stop for _, stop in told):
+            self.model.stop_training = True
+
+    def on_test_begin(self, logs: dict[str, Any] | None = None) -> None:
+        """Evaluate alike: batch normalisation's moving statistics become the mean over the ranks."""
+        self.group.agree("the start of an evaluation")
+        self._shown = [one for one in self._centers() if one.to_center()]
+        average_moving_statistics(self.model, self._communicator)
+        if self._metrics is None:
+            self._metrics = MetricsOverRanks(self.model, self._communicator, self.group)
+            self._metrics.install(lambda: None)
+        self._metrics.in_evaluation = True
+
+    def on_test_end(self, logs: dict[str, Any] | None = None) -> None:
+        """Outside a fit each rank goes on with its own weights."""
+        for one in self._shown:
+            one.to_own()
+
+    def on_epoch_end(self, epoch: int, logs: dict[str, Any] | None = None) -> None:
+        """Moving statistics are averaged and all variables compared; a stop on one rank is one on all."""
+        self.group.agree("the end of an epoch")
+        average_moving_statistics(self.model, self._communicator)
+        named = {getattr(one, "path", str(index)): one for index, one in enumerate(self._variables())}
+        check_same_weights(named, self._communicator, f"after epoch {epoch + 1}", OWN_CHANGES)
+        if any(self._communicator.allgather_json(bool(self.model.stop_training))):
+            self.model.stop_training = True
+        if self._run is not None and logs is not None:
+            self._note(epoch, logs)
+        if self._state is not None:
+            self._state.epoch = epoch + 1
+            self._state.commit(stepped=False)
+
+    def _note(self, epoch: int, logs: dict[str, Any]) -> None:
+        """Put the epoch into the run's record."""
+        assert self._run is not None and self._metrics is not None
+        self._run.meter.count(self._metrics.own_samples, self._steps)
+        known: dict[str, Any] = {field: float(logs[name]) for name, field in _OF_RECORD.items() if name in logs}
+        seconds, step = time.monotonic() - self._began_s, self._run.meter.num_steps
+        self._run.history.append(history_point(epoch=epoch + 1, step=step, seconds=seconds, **known))
+
+    def on_train_end(self, logs: dict[str, Any] | None = None) -> None:
+        """Give the model its own metrics back."""
+        self._seen.doing("running the script")
+        if self._metrics is not None:
+            self._metrics.uninstall()
+            self._metrics = None
+
+
+def callbacks(state: State | None = None) -> Any:
+    """One Keras callback: all start with rank 0's weights, metrics are those of all samples, epochs end together.
+
+    `fit` with a distributed optimizer has it anyway. With `state` (hpcdl.State) it also saves now and then, at the
+    time limit and at a signal; given to `evaluate` it makes that one over all ranks.
+    """
+    here = session()
+    follow_fits()
+    return AgreeOverRanks(here, here.group, state)
+
+
+def follow_fits() -> None:
+    """From now on every `fit` with a distributed optimizer has the callback, in the last place, whoever forgot it."""
+    if hasattr(keras.Model.fit, "over_ranks"):
+        return
+    plain, set_plain_model = keras.Model.fit, keras.callbacks.CallbackList.set_model
+    signature = inspect.signature(plain)
+    if session().communicator.size > 1:
+        synchronize_normalization()
+
+    @functools.wraps(plain)
+    def fit(self: Any, *args: Any, **kwargs: Any) -> Any:
+        bound = signature.bind(self, *args, **kwargs)
+        group = group_of_fit(self)
+        given = bound.arguments.get("callbacks")
+        if group is not None and is_initialized() and not isinstance(given, keras.callbacks.CallbackList):
+            listed = tf.nest.flatten(given) if given else []
+            if not any(isinstance(one, AgreeOverRanks) for one in listed):
+                bound.arguments["callbacks"] = [*listed, AgreeOverRanks(session(), group)]
+        return plain(*bound.args, **bound.kwargs)
+
+    def set_model(self: Any, model: Any) -> None:
+        if model:
+            self.callbacks[:] = _arranged(self.callbacks)
+        set_plain_model(self, model)
+
+    vars(fit)["over_ranks"] = True
+    keras.Model.fit = fit
+    keras.callbacks.CallbackList.set_model = set_model
+
+
+def _arranged(given: Sequence[Any]) -> list[Any]:
+    """hpcdl's own callback last; without it (a fit of one rank alone, say) the list stays as it is."""
+    own = [one for one in given if isinstance(one, AgreeOverRanks)]
+    if not own:
+        return list(given)
+    others = [one for one in given if not isinstance(one, AgreeOverRanks)]
+    others = others if own[0].group.size == 1 else written_on_rank_0(others, own[0].group)
+    run = session().run
+    return [*with_deferred(others, None if run is None else run.work), *own[:1]]

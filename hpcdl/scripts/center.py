@@ -1,0 +1,240 @@
+"""Strategies with a center in scripts: each rank moves weights of its own, and what users see and keep is the center.
+
+In `fit` the variables hold this rank's weights while an epoch's steps go on, and the center from their end on:
+validation, callbacks, files and the weights after `fit` are the center's. The equations are strategies/elastic's.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+import keras
+import numpy
+import tensorflow as tf
+
+from hpcdl.comm.observed import for_exchange
+from hpcdl.config.schema import ElasticConfig, ExchangeConfig, OptimizerConfig
+from hpcdl.core.errors import NotFiniteError, UsageError
+from hpcdl.scripts.collectives.tensors import refuse_xla, turn_begins, turn_ends
+from hpcdl.scripts.exchange import (
+    OWN_CHANGES,
+    ExchangeSettings,
+    compares_after,
+    held,
+    key_of,
+    name_in,
+    name_of,
+    note_updates,
+)
+from hpcdl.scripts.fit.files import save_once
+from hpcdl.scripts.fit.model import scales
+from hpcdl.scripts.process.ending import after_updates
+from hpcdl.scripts.process.session import note_strategy
+from hpcdl.strategies.allreduce.worker import broadcast_variables
+from hpcdl.strategies.base.finite import all_finite
+from hpcdl.strategies.base.graph import call_python
+from hpcdl.strategies.base.strategy import Context, StrategyInfo
+from hpcdl.strategies.elastic.equations import moving_rate
+from hpcdl.strategies.elastic.flat import assign_pieces, one_buffer
+from hpcdl.strategies.refusals import unstable_rate
+from hpcdl.strategies.table import load_strategy
+from hpcdl.supervision.safety import check_same_weights
+
+if TYPE_CHECKING:
+    from hpcdl.core.protocols import Array, Communicator
+    from hpcdl.scripts.process.group import ScriptGroup
+
+
+class CenterExchange:
+    """Moves what one optimizer trains by a strategy's own equations. Making one is collective over the group.
+
+    `update` is the optimizer's update. The layout of all flat buffers is that of the variables it was built with.
+    """
+
+    def __init__(self, group: ScriptGroup, settings: ExchangeSettings, optimizer: Any) -> None:
+        self.group = group
+        self._info = info = settings.checked()
+        elastic = ElasticConfig(
+            elasticity=settings.elasticity, moving_rate=settings.moving_rate, period=settings.period
+        )
+        _check(info, elastic, optimizer, group.size)
+        group.agree("an exchange with a center that begins", [repr(settings)])
+        context = Context(
+            info=info,
+            communicator=for_exchange(group.messages),
+            num_workers=group.size,
+            num_servers=0,
+            exchange=ExchangeConfig(strategy=info.name, compress=settings.compress),
+            optimizer=OptimizerConfig(optimizer="sgd"),
+            elastic=elastic,
+        )
+        self._replica: Any = load_strategy(info).replica(context)  # type: ignore[attr-defined]
+        self._optimizer = optimizer
+        self._name = name_in(group)
+        self._began = False
+        self._own: Array | None = None
+        """This rank's weights while the variables hold the center."""
+        self._num_updates = 0
+        note_strategy(info.name)
+        save_once()
+
+    def update(self, gradients: Sequence[Any], variables: Sequence[Any], learning_rate: Any) -> None:
+        """Equations (1) and (2) on all variables; traced into the graph. Those without a gradient have one of zeros."""
+        refuse_xla()
+        known = {
+            key_of(one): tf.convert_to_tensor(gradient) for one, gradient in zip(variables, gradients, strict=True)
+        }
+        moved = [held(one) for one in self._optimizer._trainable_variables]
+        odd = sorted({one.dtype.name for one in moved} - {"float32"})
+        if odd:
+            raise UsageError(
+                f"strategy={self._info.name!r} keeps its weights in float32, the model has {', '.join(odd)} ones; "
+                "use strategy='ring'"
+            )
+        # The gradient that comes first: a step whose data has ended must not begin what it cannot take part in.
+        first = next(reversed(known.values()))
+        mine = [known.get(key_of(one), tf.zeros(one.shape, one.dtype)) for one in moved]
+        with tf.control_dependencies([*turn_begins(), first]):
+            begun = call_python(self._begin, [one_buffer([one.read_value() for one in moved])], tf.bool)
+        with tf.control_dependencies([begun]):
+            weights = call_python(self._move, [one_buffer(mine), tf.cast(learning_rate, tf.float64)], tf.float32)
+        assign_pieces(moved, weights)
+        turn_ends([weights])
+
+    def _begin(self, weights: Array) -> bool:
+        """Begin this update's exchange, where it has one; at the first one the center is rank 0's weights."""
+        if self._own is not None:  # a loop of its own goes on from the center that `fit` has left
+            self._own, self._began = None, False
+        if not self._began or self._replica.exchanges_at(self._num_updates):
+            forms = [self._name, *(str(tuple(one.shape)) for one in self._variables)]
+            names = ["", *(name_of(one) for one in self._variables)]
+            anew = self.group.agree("an exchange with the center", forms, names=names, weight=float(not self._began))
+            self.group.when_joined(self._follow)
+            if anew:
+                first = weights.copy()
+                self.group.messages.broadcast(first, 0)
+                self._replica.start(first, self._lengths)
+                self._began, self._num_updates = True, 0
+            elif compares_after(self._num_updates, self.group):
+                self._compare()
+        self._replica.weights[:] = weights
+        self._replica.before_step(self._num_updates)
+        return True
+
+    def _move(self, gradient: Array, learning_rate: Array) -> Array:
+        self._replica.learning_rate = float(learning_rate)
+        try:
+            weights, _ = self._replica.step(gradient)
+        except NotFiniteError as error:
+            paths = [name_of(one) for one in self._variables]
+            bad = [path for path, part in zip(paths, self._parts(gradient), strict=True) if not all_finite(part)]
+            more = f" and {len(bad) - 1} more" if len(bad) > 1 else ""
+            raise NotFiniteError(
+                f"the gradient of {bad[0]}{more} is not finite on rank {self.group.rank}, {self._after()}"
+            ) from error
+        self._num_updates += 1
+        note_updates(self._num_updates)
+        moved: Array = weights
+        return moved
+
+    def _follow(self) -> None:
+        """An exchange of the others after this rank has joined: its weights take part, without a gradient."""
+        self._replica.weights[:] = self._flat()
+        self._replica.before_step(0)
+        rate = numpy.array(self._replica.learning_rate)
+        self._assign(self._move(numpy.zeros_like(self._replica.weights), rate))
+
+    def _compare(self) -> None:
+        parts = self._parts(self._replica.center())
+        named = {f"{index}: the center of {name_of(one)}": part for index, (one, part) in
+                 enumerate(zip(self._variables, parts, strict=True))}  # fmt: skip
+        check_same_weights(named, self.group.messages, self._after(), OWN_CHANGES)
+
+    def _after(self) -> str:
+        return after_updates(self._num_updates)
+
+    def to_center(self) -> bool:
+        """Put the center into the variables, and this rank's weights aside; whether that was to be done."""
+        if not self._began or self._own is not None:
+            return False
+        self._own = self._flat()
+        self._assign(self._replica.center())
+        return True
+
+    def to_own(self) -> None:
+        """Put this rank's weights back."""
+        if self._own is not None:
+            own, self._own = self._own, None
+            self._assign(own)
+
+    def begin_epoch(self, communicator: Communicator) -> None:
+        """Go on with each rank's weights; where somebody has set others since, they count for all; collective."""
+        changed = self._own is not None and not numpy.array_equal(self._flat(), self._replica.center())
+        told = communicator.allgather_json([changed, self._num_updates])
+        self._num_updates = max(number for _, number in told)
+        if any(new for new, _ in told):
+            self._own, self._began = None, False
+            broadcast_variables(communicator, self._variables)
+        self.to_own()
+
+    def state(self) -> dict[str, Array]:
+        """What a checkpoint keeps of this rank beside the center."""
+        if not self._began:
+            return {}
+        own = self._flat() if self._own is None else self._own
+        return {"weights": own.copy(), "updates": numpy.array(self._num_updates)}
+
+    def restore(self, arrays: Mapping[str, Array]) -> None:
+        """Take back what `state` gave; the variables hold the center, and afterwards this rank's weights."""
+        self._own, self._began = None, bool(arrays and self._variables)
+        if self._began:
+            center = self._flat()
+            self._replica.restore({"replica/weights": arrays["weights"]})
+            self._replica.start(center, self._lengths)
+            self._replica.restore({})
+            self._num_updates = int(arrays["updates"])
+            self._assign(self._replica.weights)
+            self.group.started.update(map(key_of, self._variables))  # not to be made alike again
+
+    @property
+    def _variables(self) -> list[Any]:
+        return list(self._optimizer._trainable_variables)
+
+    @property
+    def _lengths(self) -> list[int]:
+        return [int(numpy.prod(one.shape)) for one in self._variables]
+
+    def _flat(self) -> Array:
+        return numpy.concatenate([numpy.asarray(one.numpy()).reshape(-1) for one in self._variables])
+
+    def _parts(self, flat: Array) -> list[Array]:
+        return list(numpy.split(flat, numpy.cumsum(self._lengths)[:-1]))
+
+    def _assign(self, flat: Array) -> None:
+        for variable, part in zip(self._variables, self._parts(flat), strict=True):
+            variable.assign(part.reshape(variable.shape))
+
+
+def _check(info: StrategyInfo, elastic: ElasticConfig, optimizer: Any, num_ranks: int) -> None:
+    """UsageError for an optimizer whose rule is not the strategy's own, and for a moving rate that diverges."""
+    equations = f"strategy={info.name!r} moves weights by its own equations"
+    if type(optimizer) is not keras.optimizers.SGD or optimizer.momentum or scales(optimizer):
+        raise UsageError(f"{equations} (sgd), not by {type(optimizer).__name__}'s: give it keras.optimizers.SGD(rate) "
+                         "without momentum")  # fmt: skip
+    refused = {
+        "weight_decay": optimizer.weight_decay,
+        "use_ema": optimizer.use_ema,
+        "loss_scale_factor": optimizer.loss_scale_factor,
+    }
+    names = [name for name, given in refused.items() if given]
+    if names:
+        raise UsageError(f"{equations}, without {' and '.join(names)}; leave it out")
+    if keras.mixed_precision.global_policy().name == "mixed_float16":
+        raise UsageError(f"{equations}, without loss scaling; use the policy mixed_bfloat16")
+    rate = float(tf.convert_to_tensor(optimizer.learning_rate))
+    alpha = moving_rate(elastic, num_ranks)(rate)
+    problem = unstable_rate(info, alpha, num_ranks) if num_ranks > 1 else ""
+    if problem:
+        source = "moving_rate" if elastic.elasticity is None else f"elasticity={elastic.elasticity:g} x {rate:g}"
+        raise UsageError(f"{source} = {alpha:g}: {problem}")

@@ -1,0 +1,216 @@
+"""Collectives for scripts, on numpy arrays and on TensorFlow's tensors, in a `tf.function` too.
+
+Tensors go through `tensors.py`, which puts these into graphs and gives them gradients. Every rank of the group makes
+the same calls in the same order; where one does not, all end with a line that says so.
+"""
+
+from __future__ import annotations
+
+import importlib
+import json
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any, Final, Literal, TypeVar, overload
+
+import numpy
+
+from hpcdl.collectives.pieces import gather_pieces
+from hpcdl.core.errors import UsageError
+from hpcdl.scripts.collectives import arrays
+from hpcdl.scripts.collectives.process_set import ProcessSet, group_of
+
+if TYPE_CHECKING:
+    from hpcdl.core.protocols import Array
+    from hpcdl.scripts.process.group import ScriptGroup
+
+Value = TypeVar("Value")
+Operation = Literal["sum", "mean", "min", "max", "product"]
+Sum: Final = "sum"
+Mean: Final = "mean"
+Average: Final = "mean"
+Min: Final = "min"
+Max: Final = "max"
+Product: Final = "product"
+
+
+@arrays.unconverted
+def allreduce(
+    value: Value,
+    op: Operation = Mean,
+    *,
+    process_set: ProcessSet | None = None,
+    prescale_factor: float = 1.0,
+    postscale_factor: float = 1.0,
+) -> Value:
+    """`value` reduced element by element over the ranks, on every rank; shapes and types are the same on all.
+
+    The factors are multiplied with before and after the reduction. NaN wins in every operation.
+    """
+    return grouped_allreduce(
+        [value], op, process_set=process_set, prescale_factor=prescale_factor, postscale_factor=postscale_factor
+    )[0]
+
+
+@arrays.unconverted
+def grouped_allreduce(
+    values: Sequence[Value],
+    op: Operation = Mean,
+    *,
+    process_set: ProcessSet | None = None,
+    prescale_factor: float = 1.0,
+    postscale_factor: float = 1.0,
+) -> list[Value]:
+    """`allreduce` of several values at once: those of one type travel as one message."""
+    if op not in arrays.ADDS:
+        raise UsageError(f"op={op!r}: a reduction is one of {', '.join(arrays.ADDS)}")
+    group = group_of(process_set)
+
+    def scaled(given: Sequence[Any], factor: float) -> list[Any]:
+        return list(given) if factor == 1.0 else [one * numpy.asarray(factor, _dtype_of(one)) for one in given]
+
+    if _are_tensors(values):
+        tensors = _tensors()
+        plain = [tensors.as_tensor(value) for value in values]
+        reduced = tensors.allreduce(group, scaled(plain, prescale_factor), op)
+    else:
+        reduced = arrays.reduce_arrays(group, scaled([numpy.asarray(value) for value in values], prescale_factor), op)
+        reduced = [_as_given(array) for array in reduced]
+    return scaled(reduced, postscale_factor)
+
+
+@arrays.unconverted
+def allgather(value: Value, *, process_set: ProcessSet | None = None) -> Value:
+    """All ranks' values one after the other along the first dimension, which alone may differ; scalars make a vector.
+
+    Strings, lists and the like: `allgather_object`.
+    """
+    group = group_of(process_set)
+    if _are_tensors([value]):
+        gathered: Value = _tensors().allgather(group, value)
+        return gathered
+    (result,) = arrays.gather_arrays(group, [numpy.asarray(value)])
+    joined: Any = result
+    return joined  # type: ignore[no-any-return]
+
+
+@arrays.unconverted
+def broadcast(value: Value, root_rank: int = 0, *, process_set: ProcessSet | None = None) -> Value:
+    """The root's value on every rank; shapes and types are the same on all."""
+    group = group_of(process_set)
+    _check_root(group, root_rank)
+    if _are_tensors([value]):
+        sent: Value = _tensors().broadcast(group, value, root_rank)
+        return sent
+    (result,) = arrays.broadcast_arrays(group, [numpy.asarray(value)], root_rank)
+    same: Value = _as_given(result)
+    return same
+
+
+@overload
+def alltoall(value: Value, splits: None = None, *, process_set: ProcessSet | None = None) -> Value: ...
+@overload
+def alltoall(value: Value, splits: Any, *, process_set: ProcessSet | None = None) -> tuple[Value, Any]: ...
+@arrays.unconverted
+def alltoall(value: Any, splits: Any = None, *, process_set: ProcessSet | None = None) -> Any:
+    """Rows of `value` to each rank: `splits[r]` of them to rank r, equally many where it is not given.
+
+    Returns what has come, in rank order, and where `splits` are given also how many rows came from each rank.
+    """
+    group = group_of(process_set)
+    if _are_tensors([value]):
+        received, counts = _tensors().alltoall(group, value, splits)
+    else:
+        array = numpy.asarray(value)
+        received, counts = arrays.swap_rows(
+            group, array, arrays.equal_splits(group, array.shape) if splits is None else splits
+        )
+    return received if splits is None else (received, counts)
+
+
+@arrays.unconverted
+def reducescatter(value: Value, op: Operation = Mean, *, process_set: ProcessSet | None = None) -> Value:
+    """This rank's share of the reduced value: its rows along the first dimension, dealt out evenly in rank order.
+
+    Where the rows do not divide by the ranks the first ones have one more.
+    """
+    reduced: Any = allreduce(value, op, process_set=process_set)
+    if not numpy.ndim(reduced):
+        raise UsageError("reducescatter of a scalar: give an array, whose rows are dealt out")
+    group = group_of(process_set)
+    rows, more = divmod(int(reduced.shape[0]), group.size)
+    start = group.rank * rows + min(group.rank, more)
+    share: Value = reduced[start : start + rows + (group.rank < more)]
+    return share
+
+
+@arrays.unconverted
+def barrier(*, process_set: ProcessSet | None = None) -> None:
+    """Return when every rank has called."""
+    group_of(process_set).agree("hpcdl.barrier")
+
+
+def join() -> int:
+    """Call it when this rank has no more data: it takes part in the others' sums with zeros until all have joined.
+
+    Returns the last rank that has joined, whose weights are as far as any. A mean still divides by all ranks.
+    """
+    return group_of(None).join()
+
+
+def broadcast_object(value: Value, root_rank: int = 0, *, process_set: ProcessSet | None = None) -> Value:
+    """The root's `value`, anything JSON can hold, on every rank; the others may give None. Tuples come as lists."""
+    group = group_of(process_set)
+    _check_root(group, root_rank)
+    text = numpy.frombuffer(_as_json(value if group.rank == root_rank else None), numpy.uint8)
+    (length,) = arrays.broadcast_arrays(group, [numpy.array([text.size])], root_rank)
+    padded = text.copy() if group.rank == root_rank else numpy.zeros(int(length[0]), numpy.uint8)
+    (sent,) = arrays.broadcast_arrays(group, [padded], root_rank)
+    answer: Value = json.loads(sent.tobytes())
+    return answer
+
+
+def allgather_object(value: Value, *, process_set: ProcessSet | None = None) -> list[Value]:
+    """Every rank's `value`, anything JSON can hold, in rank order."""
+    group = group_of(process_set)
+    group.agree("hpcdl.allgather_object")
+    texts = gather_pieces(group.messages, [numpy.frombuffer(_as_json(value), numpy.uint8)])[0]
+    return [json.loads(text.tobytes()) for text in texts]
+
+
+@arrays.unconverted
+def broadcast_variables(variables: Any, root_rank: int = 0, *, process_set: ProcessSet | None = None) -> None:
+    """Give all ranks the root's values of Keras's or TensorFlow's variables, in a `tf.function` too."""
+    group = group_of(process_set)
+    _check_root(group, root_rank)
+    given = list(variables() if callable(variables) else variables)
+    if given and group.size > 1:
+        _tensors().broadcast_variables(group, given, root_rank)
+
+
+def _check_root(group: ScriptGroup, root_rank: int) -> None:
+    if not 0 <= root_rank < group.size:
+        raise UsageError(f"root_rank={root_rank}: the ranks are 0 to {group.size - 1}")
+
+
+def _dtype_of(value: Any) -> Any:
+    return getattr(value.dtype, "as_numpy_dtype", value.dtype)
+
+
+def _as_given(array: Array) -> Any:
+    """Scalars stay scalars."""
+    return array[()] if array.ndim == 0 else array
+
+
+def _as_json(value: Any) -> bytes:
+    try:
+        return json.dumps(value).encode()
+    except (TypeError, ValueError) as error:
+        raise UsageError(f"only what JSON can hold travels as an object ({error}); arrays: hpcdl.broadcast") from error
+
+
+def _are_tensors(values: Sequence[Any]) -> bool:
+    """Whether one is TensorFlow's or Keras's; neither is imported to find out."""
+    return any(type(value).__module__.split(".")[0] in ("tensorflow", "keras") for value in values)
+
+
+def _tensors() -> Any:
+    return importlib.import_module("hpcdl.scripts.collectives.tensors")

@@ -1,0 +1,196 @@
+"""A script's collectives on TensorFlow's tensors: in graphs, one after the other, with gradients.
+
+TensorFlow runs what does not depend on each other in any order, on each rank another one; collectives must keep their
+order. So each reads and then changes one variable, which a `tf.function` does in the order of the program.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any
+
+import numpy
+import tensorflow as tf
+
+from hpcdl.core.errors import UsageError
+from hpcdl.scripts.collectives.arrays import (
+    broadcast_arrays,
+    equal_splits,
+    gather_arrays,
+    reduce_arrays,
+    swap_rows,
+)
+from hpcdl.strategies.base.graph import call_python
+
+if TYPE_CHECKING:
+    from hpcdl.core.protocols import Array
+    from hpcdl.scripts.process.group import ScriptGroup
+
+
+@functools.cache
+def _turn() -> Any:
+    """Counts the process's collectives."""
+    with tf.init_scope():
+        return tf.Variable(0, dtype=tf.int64, trainable=False, name="hpcdl_turn")
+
+
+def turn_begins() -> list[Any]:
+    """What a collective must wait for (control dependencies): the end of the one before."""
+    return [] if tf.executing_eagerly() else [_turn().read_value()]
+
+
+def turn_ends(outputs: Sequence[Any]) -> list[Any]:
+    """`outputs` of a collective, after which the next one may begin."""
+    if tf.executing_eagerly():
+        return list(outputs)
+    with tf.control_dependencies(outputs):
+        _turn().assign_add(1)
+    return list(outputs)
+
+
+def refuse_xla() -> None:
+    """UsageError where a function is traced for XLA, which cannot compile what leaves TensorFlow."""
+    graph = None if tf.executing_eagerly() else tf.compat.v1.get_default_graph()
+    while graph is not None:
+        context = graph._get_control_flow_context()
+        if context is not None and context.IsXLAContext():
+            raise UsageError(
+                "XLA cannot compile what goes over ranks: leave jit_compile=True out of tf.function or model.compile"
+            )
+        graph = getattr(graph, "outer_graph", None)
+
+
+def as_tensor(value: Any) -> Any:
+    """A tensor of a tensor, array, TensorFlow's or Keras's variable."""
+    return tf.convert_to_tensor(value)
+
+
+def _in_turn(function: Callable[..., Any], inputs: Sequence[Any], types: Sequence[Any]) -> list[Any]:
+    """`function` of the inputs as numpy arrays; as many results as there are types."""
+    if tf.executing_eagerly():
+        results = function(*[tensor.numpy() for tensor in inputs])
+        return [tf.convert_to_tensor(result, dtype) for result, dtype in zip(results, types, strict=True)]
+    refuse_xla()
+    with tf.control_dependencies(turn_begins()):
+        return turn_ends(call_python(function, list(inputs), list(types)))
+
+
+def _like(results: Sequence[Any], tensors: Sequence[Any]) -> list[Any]:
+    return [tf.ensure_shape(result, tensor.shape) for result, tensor in zip(results, tensors, strict=True)]
+
+
+def allreduce(group: ScriptGroup, tensors: Sequence[Any], op: str) -> list[Any]:
+    """Reduced tensors. The gradient of a minimum or maximum goes to the elements that are it, shared where several."""
+    plain = [tensor.dtype for tensor in tensors]
+
+    def forward(given: Sequence[Any], kind: str) -> list[Any]:
+        results = _in_turn(
+            lambda *arrays: reduce_arrays(group, arrays, kind), given, [tensor.dtype for tensor in given]
+        )
+        return _like(results, given)
+
+    @tf.custom_gradient
+    def call(*given: Any) -> Any:
+        reduced = forward(given, op)
+
+        def gradient(*upstream: Any) -> Any:
+            total = forward(upstream, "mean" if op == "mean" else "sum")
+            if op in ("sum", "mean"):
+                return total
+            if op == "product":
+                return [sum_ * _of_others(group, own) for sum_, own in zip(total, given, strict=True)]
+            hit = [tf.cast(tf.equal(*pair), dtype) for *pair, dtype in zip(given, reduced, plain, strict=True)]
+            return [sum_ * one / many for sum_, one, many in zip(total, hit, forward(hit, "sum"), strict=True)]
+
+        return reduced, gradient
+
+    results = call(*[tf.identity(tensor) for tensor in tensors])
+    return list(results) if isinstance(results, list | tuple) else [results]
+
+
+def _of_others(group: ScriptGroup, own: Any) -> Any:
+    """The product of all other ranks' elements, which zeros of this rank's own do not hide."""
+
+    def product(mine: Array) -> list[Array]:
+        rows = numpy.zeros((group.size, *mine.shape), mine.dtype)
+        rows[group.rank] = mine
+        (everybody,) = reduce_arrays(group, [rows], "sum")
+        return [numpy.prod(numpy.delete(everybody, group.rank, 0), 0)]
+
+    return _like(_in_turn(product, [own], [own.dtype]), [own])[0]
+
+
+def allgather(group: ScriptGroup, value: Any) -> Any:
+    """Rows of all ranks; the gradient is the sum over the ranks of what belongs to this one's rows."""
+    given = as_tensor(value)
+    given = tf.reshape(given, [1]) if given.shape.rank == 0 else given
+
+    @tf.custom_gradient
+    def call(rows: Any) -> Any:
+        (gathered,) = _in_turn(lambda array: gather_arrays(group, [array]), [rows], [rows.dtype])
+        gathered = tf.ensure_shape(gathered, [None, *rows.shape[1:]])
+
+        def gradient(upstream: Any) -> Any:
+            (counts,) = _in_turn(lambda n: gather_arrays(group, [n]), [tf.shape(rows, tf.int64)[:1]], [tf.int64])
+            (total,) = allreduce(group, [upstream], "sum")
+            start = tf.reduce_sum(counts[: group.rank])
+            return tf.ensure_shape(total[start : start + counts[group.rank]], rows.shape)
+
+        return gathered, gradient
+
+    return call(given)
+
+
+def broadcast(group: ScriptGroup, value: Any, root: int) -> Any:
+    """The root's tensor; all ranks' gradients sum up on the root, the others' values have none."""
+
+    @tf.custom_gradient
+    def call(given: Any) -> Any:
+        (sent,) = _like(_in_turn(lambda array: broadcast_arrays(group, [array], root), [given], [given.dtype]), [given])
+
+        def gradient(upstream: Any) -> Any:
+            (total,) = allreduce(group, [upstream], "sum")
+            return total if group.rank == root else tf.zeros_like(total)
+
+        return sent, gradient
+
+    return call(as_tensor(value))
+
+
+def alltoall(group: ScriptGroup, value: Any, splits: Any) -> tuple[Any, Any]:
+    """Rows to and from each rank; the gradient's rows go back the way they came."""
+    given = as_tensor(value)
+    if splits is None:
+        rows = tf.shape(given, tf.int64)[0]
+        if given.shape.rank is not None and (not given.shape.rank or given.shape[0] is not None):
+            equal_splits(group, given.shape)
+        splits = tf.fill([group.size], rows // group.size)
+    given_splits = tf.cast(as_tensor(splits), tf.int64)
+
+    @tf.custom_gradient
+    def call(rows: Any, counts: Any) -> Any:
+        types = [rows.dtype, tf.int64]
+        received, theirs = _in_turn(lambda array, n: swap_rows(group, array, n), [rows, counts], types)
+        received = tf.ensure_shape(received, [None, *rows.shape[1:]])
+
+        def gradient(upstream: Any, _: Any) -> Any:
+            back, _ = _in_turn(lambda array, n: swap_rows(group, array, n), [upstream, theirs], types)
+            return tf.ensure_shape(back, rows.shape), None
+
+        return (received, tf.ensure_shape(theirs, [group.size])), gradient
+
+    received, theirs = call(given, given_splits)
+    return received, theirs
+
+
+def broadcast_variables(group: ScriptGroup, variables: Sequence[Any], root: int) -> None:
+    """Assign the root's values."""
+    handles = [getattr(variable, "value", variable) for variable in variables]
+    handles = [
+        handle if isinstance(handle, tf.Variable) else one for handle, one in zip(handles, variables, strict=True)
+    ]
+    values = [tf.convert_to_tensor(handle) for handle in handles]
+    sent = _in_turn(lambda *arrays: broadcast_arrays(group, arrays, root), values, [value.dtype for value in values])
+    for handle, value in zip(handles, sent, strict=True):
+        handle.assign(tf.ensure_shape(value, handle.shape))

@@ -1,0 +1,429 @@
+"""The gradients of a script's step, combined over the ranks: dense ones in buckets, sparse ones gathered and sparse.
+
+The exchange itself is the strategy's own (strategies/allreduce). Added here is what scripts need: ranks agree on the
+step's gradients first, None stays None, and weights become alike before the first step and are compared from then on.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any, Literal, get_args
+
+import numpy
+import tensorflow as tf
+
+from hpcdl.collectives.pieces import gather_pieces
+from hpcdl.comm.observed import for_exchange, recorder_of
+from hpcdl.config.schema import ExchangeConfig, OptimizerConfig
+from hpcdl.config.settings import AUTO
+from hpcdl.core.errors import UsageError
+from hpcdl.core.units import parse_bytes
+from hpcdl.scripts.collectives.tensors import refuse_xla, turn_begins, turn_ends
+from hpcdl.scripts.fit.files import save_once
+from hpcdl.scripts.process.ending import after_updates
+from hpcdl.scripts.process.session import note_strategy, session
+from hpcdl.step.layers import layers_of
+from hpcdl.strategies.allreduce.worker import AllReduceWorker, broadcast_variables
+from hpcdl.strategies.base.finite import all_finite
+from hpcdl.strategies.base.graph import behind, call_python
+from hpcdl.strategies.base.strategy import Context, StrategyInfo
+from hpcdl.strategies.parameter_server.among_workers import ServersAmongWorkers
+from hpcdl.strategies.table import find_strategy
+from hpcdl.supervision.safety import check_same_weights
+
+if TYPE_CHECKING:
+    from hpcdl.core.protocols import Array
+    from hpcdl.scripts.process.group import ScriptGroup
+
+_TOGETHER = 1 << 62
+"""Bytes of a bucket that holds whatever there is."""
+OWN_CHANGES = (
+    "use hpcdl.DistributedOptimizer or hpcdl.DistributedGradientTape for every update, and hpcdl.broadcast_variables "
+    "for what the script sets itself"
+)
+"""What to do where a script's weights are not the same on all ranks."""
+Choices = Literal["none", "fp16", "bf16"], Literal["mean", "sum"], Literal["ranks", "samples"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class ExchangeSettings:
+    """How gradients are combined: what DistributedOptimizer and DistributedGradientTape take.
+
+    `average_over="samples"` weighs each rank's gradient by the samples in its batch, which is exact for unequal
+    batches. `gradient_predivide_factor` f: gradients are divided by f before the sum, and by size / f after it.
+    `groups`: how many messages there are, or lists of variables that travel together. `servers`: how many of the ranks
+    are parameter servers beside their work (`ps`), the highest ones. `elasticity`, `moving_rate` and `period` are those
+    of `sync-easgd` (ElasticConfig).
+    """
+
+    strategy: str = "ring"
+    op: str = "mean"
+    compress: str = "none"
+    bucket_size: int | str = "25MiB"
+    gradient_predivide_factor: float = 1.0
+    sparse_as_dense: bool = False
+    average_over: str = "ranks"
+    groups: int | Sequence[Sequence[Any]] | None = None
+    servers: int | None = None
+    elasticity: float | None = None
+    moving_rate: float | None = None
+    period: int = 1
+
+    def checked(self) -> StrategyInfo:
+        """The strategy's entry; UsageError for what is no choice, or does not go together."""
+        chosen = {"compress": self.compress, "op": self.op, "average_over": self.average_over}
+        for (name, value), kind in zip(chosen.items(), Choices, strict=True):
+            if value not in get_args(kind):
+                raise UsageError(f"{name}={value!r}: choose one of {', '.join(get_args(kind))}")
+        if self.op == "sum" and (self.average_over == "samples" or self.gradient_predivide_factor != 1.0):
+            raise UsageError("op='sum' is no mean: leave average_over and gradient_predivide_factor out, or use 'mean'")
+        if not self.gradient_predivide_factor > 0 or (isinstance(self.groups, int) and self.groups < 1):
+            raise UsageError("gradient_predivide_factor and groups are larger than 0")
+        info = check_scriptable(self.strategy)
+        if self.compress != "none" and not info.features.compression:
+            raise UsageError(f"compress={self.compress!r}: strategy {info.name!r} does not have it; leave it out")
+        if self.servers is not None and not info.features.servers:
+            raise UsageError(f"servers={self.servers}: strategy {info.name!r} has none; leave it out, or use 'ps'")
+        if self.bucket_size == AUTO:
+            raise UsageError(
+                "bucket_size='auto': it is found by steps on trial, which a script's own are not; give a size: "
+                f"`hpcdl bench step --model FILE.py:build --strategy {info.name} --bucket-size auto` measures some"
+            )
+        self._check_center(info)
+        return info
+
+    def _check_center(self, info: StrategyInfo) -> None:
+        """UsageError for settings that only a strategy with a center has, or only one without."""
+        with_it, plain = ("elasticity", "moving_rate", "period"), ("op", "average_over", "groups", "bucket_size")
+        names = (*plain, "gradient_predivide_factor", "sparse_as_dense") if info.features.elastic else with_it
+        unused = [f"{name}={getattr(self, name)!r}" for name in names if getattr(self, name) != getattr(_PLAIN, name)]
+        if unused:
+            what = "exchanges weights, not gradients" if info.features.elastic else "has no elastic exchange"
+            raise UsageError(f"{', '.join(unused)}: strategy {info.name!r} {what}; leave it out")
+        if self.elasticity is not None and self.moving_rate is not None:
+            raise UsageError("elasticity and moving_rate exclude each other: alpha is rate x elasticity, or constant")
+        given = [self.period, 1 if self.elasticity is None else self.elasticity]
+        if min(given) <= 0 or (self.moving_rate or 0) < 0:
+            raise UsageError("period and elasticity are larger than 0, moving_rate is not below 0")
+
+    def num_servers(self, num_ranks: int) -> int:
+        """Of `num_ranks`; UsageError where there are not so many."""
+        if not check_scriptable(self.strategy).features.servers:
+            return 0
+        servers = 1 if self.servers is None else self.servers
+        if not 1 <= servers <= num_ranks:
+            raise UsageError(
+                f"servers={servers}: give 1 to {num_ranks}, the number of ranks, all of which work as well"
+            )
+        return servers
+
+
+_PLAIN = ExchangeSettings()
+
+
+def check_scriptable(strategy: str) -> StrategyInfo:
+    """The entry of a strategy that scripts may use; UsageError with the reason where they may not."""
+    info = find_strategy(strategy)
+    features = info.features
+    if features.keras_fit:
+        return info
+    reasons = {
+        "is one process without an exchange; a script on one rank needs no strategy": info.family == "sequential",
+        "runs on TensorFlow's own servers, which must be started before the script": features.open_servers,
+        "has its center on servers, ranks that do not run the script": features.servers,
+        "lets every rank change the center at any time, so that no two end with the same model": features.lock_free,
+    }
+    reason = next(text for text, holds in reasons.items() if holds)
+    raise UsageError(
+        f"strategy={strategy!r} is not for scripts: it {reason}; use sync-easgd, ps or an all-reduce (ring, auto, ...: "
+        "`hpcdl strategies`), or `hpcdl train`"
+    )
+
+
+class ScriptWorker(AllReduceWorker):
+    """The worker of an all-reduce whose sums ranks that have joined take part in, and which gathers rows too."""
+
+    def __init__(self, context: Context, group: ScriptGroup) -> None:
+        super().__init__(context)
+        self._group = group
+
+    def _collective_of(self, context: Context) -> Any:
+        servers = context.num_servers
+        return ServersAmongWorkers(servers) if servers else super()._collective_of(context)
+
+    def gather(self, slices: Sequence[Any], names: Sequence[str]) -> list[Any]:
+        """All ranks' rows of sparse gradients, in rank order, as sparse gradients."""
+        if self._group.size == 1:
+            values = self.sum_up([one.values for one in slices], names)
+            return [
+                tf.IndexedSlices(mine, one.indices, one.dense_shape) for mine, one in zip(values, slices, strict=True)
+            ]
+        flat = [part for one in slices for part in (one.values, one.indices)]
+        types = [*(part.dtype for part in flat), tf.bool]
+        *gathered, suspicious = call_python(self._group.summing(self._gather, empty=True), flat, types)
+        values = gathered[::2]
+        if self.checks_finite:
+            values = behind([self._guard.verdict(suspicious, flat[::2], names)], values)
+        for mine, all_ in zip(flat[::2], values, strict=True):
+            all_.set_shape([None, *mine.shape[1:]])
+        return [
+            tf.IndexedSlices(all_, tf.ensure_shape(rows, [None]), one.dense_shape)
+            for all_, rows, one in zip(values, gathered[1::2], slices, strict=True)
+        ]
+
+    def _gather(self, *arrays: Array) -> list[Any]:
+        everything = [numpy.concatenate(pieces) for pieces in gather_pieces(self._communicator, arrays)]
+        return [*everything, not all(all_finite(values.reshape(-1)) for values in everything[::2])]
+
+    def _reducer(self, *args: Any, **options: Any) -> Callable[[Array], tuple[Array, bool]]:
+        exchange: Callable[[Array], tuple[Array, bool]] = self._group.summing(super()._reducer(*args, **options))
+        return exchange
+
+
+class GradientExchange:
+    """Combines the gradients of one optimizer or tape over a group; `compared` are variables that it keeps alike.
+
+    Making one is collective over the group.
+    """
+
+    def __init__(
+        self, group: ScriptGroup, settings: ExchangeSettings, compared: Callable[[], Iterable[Any]] | None = None
+    ) -> None:
+        self.group, self.settings = group, settings
+        info = settings.checked()
+        if info.features.elastic:
+            raise UsageError(
+                f"strategy={info.name!r} is not for tapes: it moves weights by its own equations; use "
+                "hpcdl.DistributedOptimizer"
+            )
+        bucket_bytes = settings.bucket_size
+        bucket_bytes = parse_bytes(bucket_bytes) if isinstance(bucket_bytes, str) else int(bucket_bytes)
+        config = ExchangeConfig(strategy=info.name, bucket_size=bucket_bytes, compress=settings.compress)
+        group.agree("an exchange of gradients that begins", [repr(replace(settings, groups=None))])
+        context = Context(
+            info=info,
+            communicator=for_exchange(group.messages),
+            num_workers=group.size,
+            num_servers=settings.num_servers(group.size),
+            exchange=config,
+            optimizer=OptimizerConfig(),
+        )
+        self._worker = group.keep((config, context.num_servers), lambda: ScriptWorker(context, group))
+        self._compared = compared
+        self._num_exchanges = 0
+        self._name = name_in(group)
+        note_strategy(info.name)
+        save_once()
+
+    @property
+    def loss_share(self) -> float | None:
+        """What a loss may be multiplied with so that the gradients' sum is what is asked for; None: it is no such."""
+        settings = self.settings
+        plain = settings.op == "mean" and settings.average_over == "ranks" and settings.gradient_predivide_factor == 1.0
+        return 1 / self.group.size if plain and self.group.size > 1 else None
+
+    def combine(
+        self, gradients: Sequence[Any], variables: Sequence[Any], num_samples: Any = None, *, shared: bool = False
+    ) -> list[Any]:
+        """The ranks' gradients combined, in the order given: tensors, IndexedSlices or None. Traced into the graph.
+
+        `num_samples`: of this rank's batch, a number or scalar tensor, for `average_over="samples"`. `shared`: their
+        loss has been multiplied with `loss_share`.
+        """
+        if self.settings.average_over == "samples" and num_samples is None:
+            raise UsageError(
+                "average_over='samples' needs to know this rank's number of samples, which fit counts; in a loop of "
+                "your own call optimizer.count_samples(n) before apply, or give tape.gradient(..., num_samples=n)"
+            )
+        refuse_xla()
+        given = [tf.convert_to_tensor(one) if self._is_dense(one) else one for one in gradients]
+        names = [name_of(variable) for variable in variables]
+        details = [_form_of(one, variable) for one, variable in zip(given, variables, strict=True)]
+        weight = tf.cast(0 if num_samples is None else num_samples, tf.float64)
+        # The gradient that comes first: a step whose data has ended must not begin what it cannot take part in.
+        first = next((getattr(one, "values", one) for one in reversed(given) if one is not None), weight)
+        with tf.control_dependencies([*turn_begins(), first]):
+            total, begun = self._begin(details, names, weight)
+        before, after = (None, None) if shared else self._factors(weight, total)
+        with tf.control_dependencies([begun]):
+            dense = {index: one for index, one in enumerate(given) if isinstance(one, tf.Tensor)}
+            dense = self._sum_up({index: scaled_by(before, one) for index, one in dense.items()}, names, variables)
+        with tf.control_dependencies([begun, *dense.values()]):
+            sparse = {index: one for index, one in enumerate(given) if isinstance(one, tf.IndexedSlices)}
+            sparse = self._gather({index: scaled_by(before, one) for index, one in sparse.items()}, names)
+        found: Mapping[int, Any] = dense | sparse
+        done = [getattr(one, "values", one) for one in found.values()]
+        turn_ends([begun, *done])
+        told = {names[index]: getattr(one, "values", one) for index, one in enumerate(given) if one is not None}
+        layers_of(recorder_of(self.group.messages), [*told]).gradients_recorded([*told.values()], [begun, *done])
+        combined = [found.get(index) for index in range(len(given))]
+        return [_as_dtype(scaled_by(after, one), like) for one, like in zip(combined, given, strict=True)]
+
+    def _is_dense(self, gradient: Any) -> bool:
+        return gradient is not None and (self.settings.sparse_as_dense or not isinstance(gradient, tf.IndexedSlices))
+
+    def _begin(self, details: Sequence[str], names: Sequence[str], weight: Any) -> tuple[Any, Any]:
+        """All ranks' number of samples, once they have agreed on the step's gradients; and what to wait for."""
+        if self.group.size == 1:
+            return weight, weight
+
+        count = self.group.summing(self._count)  # one that has joined counts with the others
+
+        def begin(mine: Array) -> Any:
+            forms = [*details, self._name]
+            total = self.group.agree("an exchange of gradients", forms, names=names, weight=float(mine))
+            count()
+            return numpy.float64(total), self._is_due()
+
+        total, due = call_python(begin, [weight], [tf.float64, tf.bool])
+        total, due = tf.ensure_shape(total, []), tf.ensure_shape(due, [])
+        if self._compared is None:
+            return total, total
+        with tf.control_dependencies([total]):
+            # Inside a graph only reads keep their place before the writes of this step.
+            return total, tf.cond(due, self._compare, lambda: tf.constant(True))
+
+    def _count(self) -> None:
+        self._num_exchanges += 1
+        note_updates(self._num_exchanges)
+
+    def _is_due(self) -> bool:
+        return compares_after(self._num_exchanges - 1, self.group)
+
+    def _compare(self) -> Any:
+        variables = [] if self._compared is None else list(self._compared())
+        names = [f"{index}: {name_of(variable)}" for index, variable in enumerate(variables)]
+
+        def compare(*values: Array) -> bool:
+            done = self._num_exchanges - 1
+            check_same_weights(
+                dict(zip(names, values, strict=True)), self.group.messages, after_updates(done), OWN_CHANGES
+            )
+            return True
+
+        return tf.ensure_shape(call_python(compare, [held(one).read_value() for one in variables], tf.bool), [])
+
+    def _factors(self, weight: Any, total: Any) -> tuple[Any, Any]:
+        """What gradients are multiplied with before and after the sum; None for one."""
+        size, settings = self.group.size, self.settings
+        if size == 1 or settings.op == "sum":
+            return None, None
+        share = tf.math.divide_no_nan(weight, total) if settings.average_over == "samples" else 1 / size
+        factor = settings.gradient_predivide_factor
+        return (share, None) if factor == 1.0 else (share * size / factor, factor / size)
+
+    def _sum_up(self, dense: Mapping[int, Any], names: Sequence[str], variables: Sequence[Any]) -> dict[int, Any]:
+        """Sums over the ranks, those of one group in one message."""
+        wide = {index: tf.cast(one, tf.float32) if one.dtype.size < 4 else one for index, one in dense.items()}
+        summed: dict[int, Any] = {}
+        for indices, bucket_bytes in self._groups(wide, variables):
+            with tf.control_dependencies(list(summed.values())):
+                mine = [tf.identity(wide[index]) if summed else wide[index] for index in indices]
+                sums = self._worker.sum_up(mine, [names[index] for index in indices], bucket_bytes)
+            summed |= dict(zip(indices, sums, strict=True))
+        return summed
+
+    def _groups(self, dense: Mapping[int, Any], variables: Sequence[Any]) -> Iterable[tuple[Sequence[int], int | None]]:
+        """What is summed one after the other, with the bytes of its buckets."""
+        if not dense:
+            return []
+        groups = self.settings.groups
+        if groups is None:
+            return [(list(dense), None)]
+        if isinstance(groups, int):
+            num_bytes = sum(one.dtype.size * (one.shape.num_elements() or 1) for one in dense.values())
+            return [(list(dense), -(-num_bytes // groups))]
+        place = {key_of(variable): number for number, group in enumerate(groups) for variable in group}
+        alone = itertools.count(len(groups))
+        numbers = {index: place.get(key_of(variables[index]), next(alone)) for index in dense}
+        return [
+            ([index for index in dense if numbers[index] == number], _TOGETHER)
+            for number in dict.fromkeys(numbers.values())
+        ]
+
+    def _gather(self, sparse: Mapping[int, Any], names: Sequence[str]) -> dict[int, Any]:
+        if not sparse:
+            return {}
+        gathered = self._worker.gather(list(sparse.values()), [names[index] for index in sparse])
+        return dict(zip(sparse, gathered, strict=True))
+
+
+def make_alike(group: ScriptGroup, variables: Iterable[Any]) -> None:
+    """Give every rank rank 0's values of those that have not been made alike before; when a graph is traced.
+
+    What a function's first tracing has made has no value before its second one, which comes before any step.
+    """
+    if group.size == 1:
+        return
+    found = {key_of(variable): variable for variable in variables}
+    with tf.init_scope():
+        new = {key: one for key, one in found.items() if key not in group.started and _has_value(one)}
+        group.started.update(new)
+        if new:
+            forms = [f"{one.dtype} {tuple(one.shape)}" for one in new.values()]
+            names = [name_of(one) for one in new.values()]
+            group.agree("a start with rank 0's weights", forms, names=names)
+            broadcast_variables(group.messages, list(new.values()))
+
+
+def name_in(group: ScriptGroup) -> str:
+    """What tells an optimizer's or tape's exchange from the others of the group.
+
+    Two with gradients of the same shapes are two: who has joined takes part in the one that the others are in.
+    """
+    return f"optimizer or tape {next(group.keep('exchanges', lambda: itertools.count(1)))}"
+
+
+def note_updates(number: int) -> None:
+    """This rank has come to so many updates, for what is said of it."""
+    seen = session().communicator.observation
+    seen.num_updates = max(seen.num_updates, number)
+
+
+def compares_after(done: int, group: ScriptGroup) -> bool:
+    """After 1, 2, 4, 8, ... updates the variables are compared; not with ranks that have joined."""
+    return not group.num_joined and done > 0 and done & (done - 1) == 0
+
+
+def held(variable: Any) -> Any:
+    """TensorFlow's variable of Keras's."""
+    inner = getattr(variable, "value", None)
+    return inner if isinstance(inner, tf.Variable) else variable
+
+
+def key_of(variable: Any) -> str:
+    """What tells a variable from all others of the process, Keras's from TensorFlow's that it holds as little."""
+    inner = held(variable)
+    return str(getattr(inner, "_unique_id", id(inner)))
+
+
+def _has_value(variable: Any) -> bool:
+    return bool(held(variable).is_initialized())
+
+
+def name_of(variable: Any) -> str:
+    """A variable's path in its model."""
+    return str(getattr(variable, "path", None) or getattr(variable, "name", "a tensor"))
+
+
+def _form_of(gradient: Any, variable: Any) -> str:
+    """A gradient as ranks compare it."""
+    if gradient is None:
+        return "no gradient"
+    kind = "sparse" if isinstance(gradient, tf.IndexedSlices) else "dense"
+    return f"a {kind} {gradient.dtype.name} gradient of shape {tuple(variable.shape)}"
+
+
+def scaled_by(factor: Any, gradient: Any) -> Any:
+    """A gradient, dense, sparse or none, multiplied with a number or scalar tensor; None and 1 leave it as it is."""
+    if gradient is None or factor is None or (isinstance(factor, float) and factor == 1.0):
+        return gradient
+    if isinstance(gradient, tf.IndexedSlices):
+        return tf.IndexedSlices(scaled_by(factor, gradient.values), gradient.indices, gradient.dense_shape)
+    return gradient * tf.cast(factor, gradient.dtype)
+
+
+def _as_dtype(gradient: Any, like: Any) -> Any:
+    return gradient if gradient is None or gradient.dtype == like.dtype else tf.cast(gradient, like.dtype)

@@ -1,0 +1,1 @@
+"""A distributed `fit`: its metrics, learning rates and files."""

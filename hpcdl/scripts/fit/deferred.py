@@ -1,0 +1,92 @@
+"""Callbacks that have time: those that `hpcdl.background` marks are called in gaps of the steps, or beside them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any
+
+import keras
+
+from hpcdl.checkpoint.background import MOST_PATIENCE_S, BackgroundJob, BackgroundWork, Turn
+
+
+def background(callback: Any) -> Any:
+    """Mark a Keras callback: what it does at the end of a batch, an epoch or an evaluation has time.
+
+    Under `hpcdl run --background gaps|thread` a thread does that, in order, and at the latest before its next call
+    and before the fit ends; elsewhere at once. It gets a copy of `logs`. The model goes on meanwhile: who needs weights
+    copies them before. A method that is a generator is done piece by piece, so that a piece fits into a gap.
+    """
+    callback.background = True
+    return callback
+
+
+def with_deferred(callbacks: Sequence[Any], work: BackgroundWork | None) -> list[Any]:
+    """`callbacks`, those that are marked in the hands of `work`, where there is any."""
+    if work is None:
+        return list(callbacks)
+    return [Deferred(one, work) if getattr(one, "background", False) else one for one in callbacks]
+
+
+class Deferred(keras.callbacks.Callback):
+    """Hands a marked callback what it has to know, and the ends of things to the background."""
+
+    def __init__(self, callback: Any, work: BackgroundWork) -> None:
+        super().__init__()
+        self._callback, self._work = callback, work
+        self._job: BackgroundJob | None = None
+
+    def set_params(self, params: Mapping[str, Any]) -> None:
+        """At once."""
+        self._callback.set_params(params)
+
+    def set_model(self, model: Any) -> None:
+        """At once."""
+        super().set_model(model)
+        self._callback.set_model(model)
+
+    def on_train_begin(self, logs: dict[str, Any] | None = None) -> None:
+        """At once."""
+        self._callback.on_train_begin(logs)
+
+    def on_train_end(self, logs: dict[str, Any] | None = None) -> None:
+        """At once, after all that was to be done."""
+        self._finish()
+        self._callback.on_train_end(logs)
+
+    def on_epoch_begin(self, epoch: int, logs: dict[str, Any] | None = None) -> None:
+        """At once, after all that was to be done."""
+        self._finish()
+        self._callback.on_epoch_begin(epoch, logs)
+
+    def on_epoch_end(self, epoch: int, logs: dict[str, Any] | None = None) -> None:
+        """When there is time."""
+        self._later(self._callback.on_epoch_end, epoch, logs)
+
+    def on_train_batch_end(self, batch: int, logs: dict[str, Any] | None = None) -> None:
+        """When there is time."""
+        self._later(self._callback.on_train_batch_end, batch, logs)
+
+    def on_test_end(self, logs: dict[str, Any] | None = None) -> None:
+        """When there is time."""
+        self._later(self._callback.on_test_end, None, logs)
+
+    def _later(self, method: Callable[..., Any], number: int | None, logs: dict[str, Any] | None) -> None:
+        self._finish()
+        if getattr(method, "__func__", None) is getattr(keras.callbacks.Callback, method.__name__):
+            return  # it has nothing to do there
+        words = ([] if number is None else [number]) + [dict(logs or {})]
+
+        def work(turn: Turn) -> None:
+            turn()
+            made = method(*words)
+            for _ in made if isinstance(made, Iterator) else ():
+                turn()
+
+        self._job = self._work.start("callback", work, MOST_PATIENCE_S)
+
+    def _finish(self) -> None:
+        """Return when what was begun is done; raises what went wrong in it."""
+        job, self._job = self._job, None
+        if job is not None:
+            job.wait()

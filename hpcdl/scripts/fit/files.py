@@ -1,0 +1,182 @@
+"""Files of a script on many ranks: callbacks that write them do so on rank 0, and one rank saves a model for all."""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import hashlib
+import os
+import sys
+import time
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import keras
+
+from hpcdl.core.disk import create, make_folder, remove_file, replacing, touch
+from hpcdl.scripts.fit.model import center_in_place, optimizers_of
+from hpcdl.scripts.process.session import is_initialized, session
+from hpcdl.supervision.safety import digest_of
+
+if TYPE_CHECKING:
+    from hpcdl.scripts.process.group import ScriptGroup
+
+_WRITERS: dict[str, tuple[str, ...]] = {
+    "ModelCheckpoint": (),
+    "BackupAndRestore": ("set_model", "on_train_begin"),
+    "CSVLogger": (),
+    "TensorBoard": (),
+}
+"""Keras's callbacks that write files, with what they do on ranks other than 0 all the same (to restore, that is)."""
+_SAVES = ("save", "save_weights", "export")
+"""Methods of a model that write a file, whose path comes first."""
+_LOOK_S = 0.05
+
+
+class Kept(keras.callbacks.Callback):
+    """Of a callback that writes files what is done on ranks other than 0 too."""
+
+    def __init__(self, callback: Any, methods: Sequence[str]) -> None:
+        super().__init__()
+        self._callback, self._methods = callback, methods
+
+    def set_model(self, model: Any) -> None:
+        """Hand on the model."""
+        super().set_model(model)
+        if "set_model" in self._methods:
+            self._callback.set_model(model)
+
+    def on_train_begin(self, logs: dict[str, Any] | None = None) -> None:
+        """Restore, where that is what it does."""
+        if "on_train_begin" in self._methods:
+            self._callback.on_train_begin(logs)
+
+
+def on_rank_0(callbacks: Iterable[Any]) -> list[Any]:
+    """`callbacks` on rank 0, none on the others; but what BackupAndRestore restores is restored on all."""
+    given = list(callbacks)
+    return given if session().communicator.rank == 0 else [Kept(one, _kept(one) or ()) for one in given]
+
+
+def written_on_rank_0(callbacks: Sequence[Any], group: ScriptGroup) -> list[Any]:
+    """The same for those callbacks of a fit that write files, and a line about it, once."""
+    if group.rank > 0:
+        return [one if (kept := _kept(one)) is None else Kept(one, kept) for one in callbacks]
+    if any(_kept(one) is not None for one in callbacks):
+        group.keep("said that files are rank 0's", _say_who_writes)
+    return list(callbacks)
+
+
+def _kept(callback: Any) -> tuple[str, ...] | None:
+    """What a callback that writes files does on ranks other than 0; None for one that writes none."""
+    kinds = [getattr(keras.callbacks, name) for name in _WRITERS]
+    return next((_WRITERS[kind.__name__] for kind in kinds if isinstance(callback, kind)), None)
+
+
+def _say_who_writes() -> bool:
+    sys.stderr.write("hpcdl: callbacks that write files do so on rank 0 alone (hpcdl.on_rank_0)\n")
+    return True
+
+
+def save_once() -> None:
+    """From now on what several ranks save to one path is written by one of them, and whole at every moment."""
+    for name in _SAVES:
+        plain = getattr(keras.Model, name)
+        if not hasattr(plain, "once_for_all"):
+            setattr(keras.Model, name, _saved_once(name, plain))
+
+
+def _saved_once(name: str, plain: Callable[..., Any]) -> Callable[..., Any]:
+    @functools.wraps(plain)
+    def save(model: Any, filepath: Any, *args: Any, **kwargs: Any) -> Any:
+        folder = session().folder if is_initialized() else None
+        with center_in_place(*optimizers_of(model)):
+            if folder is None or not isinstance(filepath, str | os.PathLike) or "://" in str(filepath):
+                return plain(model, filepath, *args, **kwargs)
+            path = Path(filepath).resolve()
+            saving = _Saving(folder, path, _content(model, name))
+            if not saving.begins():
+                return None
+            with saving.noted():
+                if name == "export" or args or kwargs.keys() - {"overwrite", "include_optimizer"} or path.is_dir():
+                    return plain(model, filepath, *args, **kwargs)  # a folder, or several files
+                return _replacing(path, lambda other: plain(model, other, **kwargs))
+
+    vars(save)["once_for_all"] = True
+    return save
+
+
+class _NotWritten(Exception):
+    """Keras has asked whether to overwrite a file, and was told not to."""
+
+
+def _replacing(path: Path, write: Callable[[Path], Any]) -> Any:
+    """Call `write` with a name beside `path`, of the same ending, and then give the file its own."""
+    with contextlib.suppress(_NotWritten), replacing(path) as beside:
+        result = write(beside)
+        if not beside.exists():  # somebody was asked whether to overwrite, and said no
+            raise _NotWritten
+    return result
+
+
+def _content(model: Any, name: str) -> str:
+    """A digest of what a file would hold: two ranks whose models are alike need not both write it."""
+    digest = hashlib.blake2b(name.encode(), digest_size=8)
+    of_optimizers = [one for optimizer in optimizers_of(model) for one in optimizer.variables]
+    for variable in [*model.weights, *of_optimizers]:
+        digest.update(digest_of(variable).encode())
+    return digest.hexdigest()
+
+
+class _Saving:
+    """One content on its way to one path, as the ranks note it in a folder that all of them see."""
+
+    def __init__(self, folder: Path, path: Path, content: str) -> None:
+        self._path, self._name = path, f"save-{hashlib.blake2b(str(path).encode(), digest_size=8).hexdigest()}"
+        self._note = folder / f"{self._name}-{content}"
+
+    def begins(self) -> bool:
+        """Whether this rank is to write; False once another one has written the same, and it is still there."""
+        make_folder(self._note.parent)
+        while True:
+            with contextlib.suppress(FileExistsError):
+                create(self._note, f"{session().communicator.rank} ".encode())
+                return True
+            writer, written = self._read()
+            if writer is not None:
+                with session().communicator.observation.waiting_for(f"a file, {self._path.name}", (writer,)):
+                    while self._read()[0] == writer:
+                        time.sleep(_LOOK_S)
+            elif written and written == self._facts():
+                return False
+            elif written:
+                remove_file(self._note)  # somebody has changed or removed the file since
+
+    @contextlib.contextmanager
+    def noted(self) -> Iterator[None]:
+        """Inside, the file is written; afterwards the others may go on. An error leaves it to the next one."""
+        try:
+            yield
+        except BaseException:
+            remove_file(self._note)
+            raise
+        touch(self._note, f"written {self._facts()}".encode())
+        for other in self._note.parent.glob(f"{self._name}-*"):
+            if other != self._note:
+                remove_file(other)
+
+    def _read(self) -> tuple[int | None, str]:
+        """The rank that writes, and what is known of the file that was written; None and nothing for no note yet."""
+        try:
+            word, _, facts = self._note.read_text().partition(" ")
+        except FileNotFoundError:
+            return None, ""
+        return (int(word), "") if word.isdigit() else (None, facts)
+
+    def _facts(self) -> str:
+        try:
+            found = self._path.stat()
+        except OSError:
+            return "nothing"
+        return f"{found.st_ino} {found.st_size} {found.st_mtime_ns}"

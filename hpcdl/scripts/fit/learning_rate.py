@@ -1,0 +1,144 @@
+"""Learning rates of a distributed fit: warm-up to a rate that was multiplied with size(), and schedules."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field
+from typing import Any
+
+import keras
+import numpy
+import tensorflow as tf
+
+from hpcdl.core.errors import UsageError
+from hpcdl.scripts.process.session import session, size
+
+
+@dataclass(kw_only=True)
+class Rate:
+    """What an optimizer's learning rate is made of: `initial` times every callback's factor.
+
+    `applied` is what these callbacks have set last: where the optimizer has another one, somebody else has changed it
+    (ReduceLROnPlateau, say), and that stays. hpcdl.State keeps both.
+    """
+
+    initial: float
+    applied: float
+    factors: dict[int, float] = field(default_factory=dict)
+
+    def adopt(self, current: float) -> None:
+        """Take over a change by somebody else."""
+        if current != self.applied:
+            self.initial = self.initial * current / self.applied if self.applied else current
+            self.applied = current
+
+
+def rate_of(optimizer: Any) -> Rate | None:
+    """What an optimizer's learning rate is made of, where a callback or a checkpoint has said so."""
+    return getattr(optimizer, "rate_over_ranks", None)
+
+
+def set_rate(optimizer: Any, rate: Rate) -> None:
+    """Give an optimizer what its learning rate is made of, past Keras's tracking of attributes."""
+    object.__setattr__(optimizer, "rate_over_ranks", rate)
+
+
+def rates_of(optimizers: Iterable[Any]) -> list[Any]:
+    """As JSON, what the optimizers' learning rates are made of; None for one that no callback has set."""
+    rates = [rate_of(optimizer) for optimizer in optimizers]
+    return [None if rate is None else [rate.initial, rate.applied] for rate in rates]
+
+
+def set_rates(optimizers: Iterable[Any], told: Iterable[Any]) -> None:
+    """Put back what `rates_of` has told; factors are the callbacks' own."""
+    for optimizer, one in zip(optimizers, told, strict=False):
+        if one is not None:
+            rate = rate_of(optimizer)
+            factors = {} if rate is None else rate.factors
+            set_rate(optimizer, Rate(initial=one[0], applied=one[1], factors=factors))
+
+
+def _current(optimizer: Any) -> float:
+    return float(tf.convert_to_tensor(optimizer.learning_rate))
+
+
+class LearningRate(keras.callbacks.Callback):
+    """Before each step: the initial learning rate times `factor` of the epochs that have passed (2.25, say).
+
+    The rate of several such callbacks is the initial one times all of their factors.
+    """
+
+    def __init__(self, factor: Callable[[float], float], initial_rate: float | None) -> None:
+        super().__init__()
+        self._factor, self._given = factor, initial_rate
+        self._epoch = 0
+        self._steps: int | None = None
+        self._fit_begins = self._epoch_begins = False
+
+    def on_train_begin(self, logs: dict[str, Any] | None = None) -> None:
+        """Agree on the number of steps of an epoch, the largest: the rate must be the same on all ranks."""
+        optimizer = self.model.optimizer
+        inner = getattr(optimizer, "inner_optimizer", optimizer)
+        if hasattr(inner, "optimizers") or not isinstance(inner._learning_rate, keras.Variable):
+            raise UsageError(
+                f"{type(inner).__name__} has a schedule of its own, or optimizers of its own: no callback sets its "
+                "learning rate; give it a number, or leave hpcdl.learning_rate_warmup and learning_rate_schedule out"
+            )
+        here = session()
+        here.group.agree("the steps of an epoch, for the learning rate")
+        told = here.communicator.allgather_json(self.params.get("steps"))
+        self._steps = None if None in told else max(told)
+        self._fit_begins = True
+        if (rate := rate_of(optimizer)) is not None:
+            rate.factors.clear()  # those of an earlier fit's callbacks
+
+    def on_epoch_begin(self, epoch: int, logs: dict[str, Any] | None = None) -> None:
+        """Count from this epoch's first step."""
+        self._epoch, self._epoch_begins = epoch, True
+
+    def on_train_batch_begin(self, batch: int, logs: dict[str, Any] | None = None) -> None:
+        """Set this step's rate; where nobody knows the number of steps of an epoch, the epoch's."""
+        optimizer = self.model.optimizer
+        rate = self._rate(optimizer)
+        rate.factors[id(self)] = float(self._factor(self._epoch + (batch / self._steps if self._steps else 0.0)))
+        wanted = math.prod([rate.initial, *rate.factors.values()])
+        if numpy.float32(wanted) != numpy.float32(rate.applied):
+            optimizer.learning_rate = wanted
+            rate.applied = _current(optimizer)
+
+    def _rate(self, optimizer: Any) -> Rate:
+        """What the rate is made of now; looked up only now at a fit's first step: a checkpoint may have put it back."""
+        rate = rate_of(optimizer)
+        if rate is None:
+            current = _current(optimizer)
+            rate = Rate(initial=current, applied=current)
+            set_rate(optimizer, rate)
+        if self._fit_begins and self._given is not None:
+            rate.initial, rate.applied = self._given, _current(optimizer)
+        elif self._epoch_begins:
+            rate.adopt(_current(optimizer))
+        self._fit_begins = self._epoch_begins = False
+        return rate
+
+
+def learning_rate_schedule(factor: Callable[[float], float], *, initial_rate: float | None = None) -> Any:
+    """A callback that multiplies the learning rate with `factor(epochs)`, alike on all ranks; epochs have fractions.
+
+    `initial_rate` is what is multiplied; without it the optimizer's own before such a callback set it first, which
+    hpcdl.State keeps. Beside learning_rate_warmup both factors count. What other callbacks change between epochs
+    (ReduceLROnPlateau) stays, except that an `initial_rate` counts anew when a fit begins.
+    """
+    return LearningRate(factor, initial_rate)
+
+
+def learning_rate_warmup(epochs: float, *, initial_rate: float | None = None) -> Any:
+    """A callback that raises the learning rate from 1 / size() of the initial one to all of it over `epochs`.
+
+    For a rate that was multiplied with size() (Goyal et al., Accurate, Large Minibatch SGD, section 2.2).
+    `initial_rate` as in learning_rate_schedule.
+    """
+    if not epochs > 0:
+        raise UsageError(f"learning_rate_warmup({epochs}): give a number of epochs above 0")
+    first = 1 / size()
+    return LearningRate(lambda passed: first + (1 - first) * min(passed / epochs, 1.0), initial_rate)

@@ -1,0 +1,114 @@
+"""Metrics of all ranks' samples, from the summed state of Keras's metrics: exact for AUC, precision and counts too."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING, Any
+
+import numpy
+
+from hpcdl.core.errors import UsageError
+
+if TYPE_CHECKING:
+    from hpcdl.core.protocols import Array, Communicator
+    from hpcdl.scripts.process.group import ScriptGroup
+
+_METHOD = "_get_metrics_result_or_logs"
+"""What Keras's fit and evaluate ask for their logs when the last batch is done."""
+
+
+class MetricsOverRanks:
+    """Stands before a model's own results while a distributed fit or evaluation is under way.
+
+    The states of metrics add up: each of Keras's is made of sums and counts. The mean loss is one over samples.
+    """
+
+    def __init__(self, model: Any, communicator: Communicator, group: ScriptGroup) -> None:
+        self._model, self._communicator, self._group = model, communicator, group
+        self.in_epoch = self.in_evaluation = False
+        self.own_samples = 0.0
+        """Samples of this rank in the epoch that ended last; 0 where the model does not count them."""
+        self._end_steps: Callable[[], None] = lambda: None
+
+    def install(self, end_steps: Callable[[], None]) -> None:
+        """Have Keras ask here; `end_steps` is called when the last step of an epoch is done."""
+        if not hasattr(self._model, _METHOD):
+            raise UsageError("this Keras has no end of an epoch that hpcdl knows; use Keras 3.5 or newer")
+        self._end_steps = end_steps
+        vars(self._model)[_METHOD] = self._results
+
+    def uninstall(self) -> None:
+        """Let the model answer for itself again."""
+        vars(self._model).pop(_METHOD, None)
+
+    def _results(self, logs: Any) -> Any:
+        """The results over all ranks at the end of an epoch or evaluation; the model's own at any other time."""
+        plain = getattr(type(self._model), _METHOD)
+        if self.in_evaluation:
+            self.in_evaluation = False
+        elif self.in_epoch:
+            self.in_epoch = False
+            self.own_samples = self._samples()
+            self._end_steps()
+        else:
+            return plain(self._model, logs)
+        if self._communicator.size == 1:
+            return plain(self._model, logs)
+        own = _flat(logs)
+        told = self._communicator.allgather_json(
+            [{name: value.tolist() for name, value in own.items()}, [one.name for one in self._metrics_in(own)]]
+        )
+        told = [row for row in told if row[0]]  # a rank without a step has none
+        self._sum_up()
+        found = plain(self._model, logs)
+        if found is not logs or not told:
+            return found
+        # What a train_step of the user's own returns: results of metrics, and beside them what is averaged.
+        results = {name: numpy.mean([row[name] for row, _ in told], axis=0) for name in told[0][0]}
+        for metric in self._model.metrics:
+            if all(metric.name in names for _, names in told):
+                results |= _flat({metric.name: metric.result()})
+        return {name: float(value) if value.ndim == 0 else value for name, value in results.items()}
+
+    def _metrics_in(self, logs: Mapping[str, Array]) -> list[Any]:
+        """The metrics whose results the logs hold: not those that have something else by their name."""
+        said = [(metric, _flat({metric.name: metric.result()})) for metric in self._model.metrics if logs]
+        return [
+            metric
+            for metric, results in said
+            if all(name in logs and numpy.array_equal(one, logs[name], equal_nan=True) for name, one in results.items())
+        ]
+
+    def _samples(self) -> float:
+        """What the mean loss has counted since the epoch began."""
+        trackers = (one for one in self._model.metrics if one.name == "loss" and hasattr(one, "count"))
+        return next((float(one.count) for one in trackers), 0.0)
+
+    def _sum_up(self) -> None:
+        """Every metric's state becomes the sum over the ranks; those with `over_ranks = "max"` or "min" that."""
+        states: dict[int, tuple[Any, str]] = {}
+        for metric in self._model.metrics:
+            how = getattr(metric, "over_ranks", "sum")
+            states |= {id(variable): (variable, how) for variable in metric.variables}
+        forms = [f"{how} of {tuple(variable.shape)}" for variable, how in states.values()]
+        self._group.agree("metrics over the ranks", forms)
+        values = [numpy.asarray(variable.numpy(), numpy.float64) for variable, _ in states.values()]
+        if not values:
+            return
+        total = numpy.concatenate([value.reshape(-1) for value in values])
+        self._communicator.allreduce(total)
+        parts = numpy.split(total, numpy.cumsum([value.size for value in values])[:-1])
+        for (variable, how), part, own in zip(states.values(), parts, values, strict=True):
+            found = part.reshape(own.shape)
+            if how in ("max", "min"):
+                gathered = numpy.array(self._communicator.allgather_json(own.tolist()))
+                found = getattr(gathered, how)(axis=0)
+            variable.assign(found.astype(variable.dtype))
+
+
+def _flat(logs: Any) -> dict[str, Array]:
+    """Logs by name as arrays; those of a metric that has several (compile_metrics) by their own names."""
+    found: dict[str, Array] = {}
+    for name, value in (logs or {}).items():
+        found |= _flat(value) if isinstance(value, Mapping) else {name: numpy.asarray(value, numpy.float64)}
+    return found

@@ -1,0 +1,116 @@
+"""What a distributed fit asks of a model and of the optimizers that it has."""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from typing import TYPE_CHECKING, Any
+
+import keras
+import tensorflow as tf
+
+if TYPE_CHECKING:
+    from hpcdl.scripts.process.group import ScriptGroup
+
+LATE_SCALE = (
+    "Keras has put a loss scale around hpcdl.DistributedOptimizer, so that ranks would skip different steps; set the "
+    "policy mixed_float16 before it is made, or write "
+    "hpcdl.DistributedOptimizer(keras.optimizers.LossScaleOptimizer(...))"
+)
+
+
+def scales(optimizer: Any) -> bool:
+    """Whether it is a loss scale around another optimizer."""
+    return isinstance(optimizer, keras.optimizers.LossScaleOptimizer)
+
+
+def leaves_of(optimizer: Any) -> list[Any]:
+    """The optimizers that move weights themselves: one, or those that a MultiOptimizer has."""
+    if scales(optimizer):
+        return leaves_of(optimizer.inner_optimizer)
+    inner = getattr(optimizer, "optimizers", None)
+    return [optimizer] if inner is None else list(inner)
+
+
+def set_own(thing: Any, name: str, value: Any) -> None:
+    """Give one object an attribute of its own, past Keras's tracking of attributes."""
+    object.__setattr__(thing, name, value)
+
+
+def optimizers_of(model: Any) -> list[Any]:
+    """The optimizer that a model was compiled with, and those that it holds for a train_step of its own."""
+    held = [getattr(model, "optimizer", None), *vars(model).values()]
+    return list({id(one): one for one in held if isinstance(one, keras.optimizers.Optimizer)}.values())
+
+
+def group_of_fit(model: Any) -> ScriptGroup | None:
+    """The ranks that a model's optimizers exchange gradients with; None where none of them does."""
+    groups: list[ScriptGroup] = [one.exchanges() for one in optimizers_of(model) if hasattr(one, "exchanges")]
+    return groups[0] if groups else None
+
+
+def center_of(optimizer: Any) -> Any:
+    """What moves an optimizer's weights beside a center (CenterExchange), where it has one; else None."""
+    return getattr(optimizer, "center_exchange", None)
+
+
+@contextlib.contextmanager
+def center_in_place(*optimizers: Any) -> Iterator[None]:
+    """Inside, the weights that `optimizers` move are the center of a strategy that has one (`sync-easgd`).
+
+    Afterwards they are this rank's own again. Others are left as they are. Every rank has the center: one of them alone
+    may look at it. `fit`, and a model's `save`, `save_weights` and `export`, do it by themselves.
+    """
+    exchanges = [exchange for exchange in map(center_of, optimizers) if exchange is not None]
+    changed = [exchange for exchange in exchanges if exchange.to_center()]
+    try:
+        yield
+    finally:
+        for exchange in changed:
+            exchange.to_own()
+
+
+def prepare_model(model: Any) -> None:
+    """What a distributed fit needs of `model`, before its step is traced: no XLA, and what its optimizer counts on."""
+    group = group_of_fit(model)
+    if group is None:
+        return
+    if model.jit_compile:
+        model.jit_compile = False
+        model.train_function = None
+        if group.rank == 0:
+            sys.stderr.write("hpcdl: XLA cannot compile the exchange of gradients: jit_compile is off\n")
+    leaves = leaves_of(model.optimizer) if hasattr(model.optimizer, "exchanges") else []
+    counters = [leaf for leaf in leaves if leaf.counts_samples]
+    if counters and not getattr(model.train_step, "counts_samples", False):
+        set_own(model, "train_step", _counting(model.train_step, counters))
+        model.train_function = None
+    own_step = type(model).train_step is not keras.Model.train_step
+    if group.size > 1 and not own_step and not getattr(model.train_step, "shares_loss", False):
+        set_own(model, "train_step", _sharing(model, model.train_step))
+        model.train_function = None
+
+
+def _sharing(model: Any, train_step: Callable[[Any], Any]) -> Callable[[Any], Any]:
+    @functools.wraps(train_step)
+    def sharing(data: Any) -> Any:
+        with getattr(model.optimizer, "sharing_loss", contextlib.nullcontext)():
+            return train_step(data)
+
+    vars(sharing)["shares_loss"] = True
+    return sharing
+
+
+def _counting(train_step: Callable[[Any], Any], counters: Sequence[Any]) -> Callable[[Any], Any]:
+    @functools.wraps(train_step)
+    def counting(data: Any) -> Any:
+        inputs, _, _ = keras.utils.unpack_x_y_sample_weight(data)
+        first = next(one for one in tf.nest.flatten(inputs) if one is not None)
+        for counter in counters:
+            counter.count_samples(tf.shape(first)[0])
+        return train_step(data)
+
+    vars(counting)["counts_samples"] = True
+    return counting

@@ -1,0 +1,270 @@
+"""`hpcdl.DistributedOptimizer`: any Keras optimizer, with gradients combined over the ranks before it uses them.
+
+The optimizer itself is changed, not copied: its class, state, schedules and config stay what they are, and it is saved
+as plain Keras. Gradients are exchanged where Keras is about to clip them: after a loss scale has been taken off, and
+once for each update where batches are accumulated.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import keras
+import tensorflow as tf
+
+from hpcdl.core.errors import UsageError
+from hpcdl.models.saved import check_saved
+from hpcdl.scripts.callbacks import follow_fits
+from hpcdl.scripts.center import CenterExchange
+from hpcdl.scripts.collectives.arrays import unconverted
+from hpcdl.scripts.collectives.process_set import ProcessSet, group_of
+from hpcdl.scripts.collectives.tensors import turn_begins, turn_ends
+from hpcdl.scripts.exchange import ExchangeSettings, GradientExchange, make_alike, scaled_by
+from hpcdl.scripts.fit.model import LATE_SCALE, leaves_of, scales, set_own
+from hpcdl.scripts.process.group import ScriptGroup
+from hpcdl.strategies.base.graph import call_python
+
+
+def DistributedOptimizer(  # noqa: N802  as Keras names
+    optimizer: Any,
+    name: str | None = None,
+    *,
+    strategy: str = "ring",
+    op: str = "mean",
+    compress: str = "none",
+    bucket_size: int | str = "25MiB",
+    process_set: ProcessSet | None = None,
+    gradient_predivide_factor: float = 1.0,
+    sparse_as_dense: bool = False,
+    average_over: str = "ranks",
+    groups: int | Sequence[Sequence[Any]] | None = None,
+    servers: int | None = None,
+    elasticity: float | None = None,
+    moving_rate: float | None = None,
+    period: int = 1,
+    backward_passes_per_step: int = 1,
+    average_aggregated_gradients: bool = False,
+) -> Any:
+    """`optimizer`, a Keras optimizer, its name or its config, made to combine gradients over the ranks. Collective.
+
+    `exchange.ExchangeSettings` says what the settings mean. `backward_passes_per_step` is Horovod's word for Keras's
+    `gradient_accumulation_steps`, summed up unless `average_aggregated_gradients`. Under the policy mixed_float16 the
+    result scales the loss, on all ranks alike. Before its first update all ranks get rank 0's weights and state.
+    """
+    chosen = _optimizer_of(optimizer)
+    if getattr(chosen, "exchanges", False):
+        raise UsageError("this optimizer is distributed already: make it so once, and use it for one model")
+    settings = ExchangeSettings(
+        strategy=strategy,
+        op=op,
+        compress=compress,
+        bucket_size=bucket_size,
+        gradient_predivide_factor=gradient_predivide_factor,
+        sparse_as_dense=sparse_as_dense,
+        average_over=average_over,
+        groups=groups,
+        servers=servers,
+        elasticity=elasticity,
+        moving_rate=moving_rate,
+        period=period,
+    )
+    has_center = settings.checked().features.elastic
+    if name is not None:
+        chosen.name = name
+    if has_center:
+        return _with_center(chosen, settings, group_of(process_set), backward_passes_per_step)
+    factor = _accumulate(chosen, backward_passes_per_step, average_aggregated_gradients)
+    return _combining(chosen, settings, group_of(process_set), factor)
+
+
+def _combining(chosen: Any, settings: ExchangeSettings, group: ScriptGroup, factor: float) -> Any:
+    """`chosen`, which combines gradients before it uses them; under mixed_float16 in a loss scale."""
+    if keras.mixed_precision.global_policy().name == "mixed_float16" and not scales(chosen):
+        chosen = keras.optimizers.LossScaleOptimizer(chosen)
+    exchange = GradientExchange(group, settings, lambda: shared_variables(chosen))
+    for leaf in leaves_of(chosen):
+        _exchange_in(leaf, exchange, factor, scaled=scales(chosen))
+    _start_alike(chosen, group)
+    if scales(chosen):
+        _agree_on_finite(chosen, exchange)
+    elif not hasattr(chosen, "optimizers"):
+        _share_loss(chosen, exchange)
+    set_own(chosen, "exchanges", lambda: exchange.group)
+    follow_fits()
+    return chosen
+
+
+def _with_center(optimizer: Any, settings: ExchangeSettings, group: ScriptGroup, passes: int) -> Any:
+    """`optimizer`, whose update is a strategy's own; on one rank it stays what it is."""
+    if passes != 1:
+        raise UsageError(
+            f"backward_passes_per_step={passes}: strategy {settings.strategy!r} does not have it; set "
+            "gradient_accumulation_steps on the Keras optimizer instead"
+        )
+    exchange = CenterExchange(group, settings, optimizer)
+    _start_alike(optimizer, group)
+    if group.size > 1:
+        set_own(optimizer, "_backend_update_step", unconverted(exchange.update))
+        set_own(optimizer, "center_exchange", exchange)
+    set_own(optimizer, "counts_samples", False)
+    set_own(optimizer, "exchanges", lambda: group)
+    follow_fits()
+    return optimizer
+
+
+def load_model(path: Any, custom_objects: Any = None, **settings: Any) -> Any:
+    """A saved Keras model, compiled as it was, its optimizer made distributed with its state; every rank reads it.
+
+    `settings` are DistributedOptimizer's. UsageError where the file would unpack to more than it may.
+    """
+    if Path(path).is_file():
+        try:
+            check_saved(Path(path), code=False)  # whether code of the file may run is between the script and Keras
+        except ValueError as error:
+            raise UsageError(f"{path}: {error}") from error
+    model = keras.saving.load_model(path, custom_objects=custom_objects)
+    if getattr(model, "optimizer", None) is None:
+        raise UsageError(f"{path} holds no optimizer; compile the loaded model with hpcdl.DistributedOptimizer(...)")
+    model.optimizer = DistributedOptimizer(model.optimizer, **settings)
+    return model
+
+
+def shared_variables(optimizer: Any) -> list[Any]:
+    """The weights that an optimizer moves and its own variables, as far as they are the same on all ranks.
+
+    What gradient accumulation has summed up before its exchange is each rank's own.
+    """
+    own = {id(one) for leaf in leaves_of(optimizer) for one in getattr(leaf, "_accumulated_gradients", None) or ()}
+    return [*optimizer._trainable_variables, *(one for one in optimizer.variables if id(one) not in own)]
+
+
+def _optimizer_of(given: Any) -> Any:
+    try:
+        return keras.optimizers.get(given)
+    except (ValueError, TypeError) as error:
+        raise UsageError(
+            f"DistributedOptimizer({given!r}): give a Keras 3 optimizer, its name or its config "
+            f"({str(error).splitlines()[0]})"
+        ) from error
+
+
+def _accumulate(optimizer: Any, passes: int, average: bool) -> float:
+    """Set up accumulation in Horovod's words; what Keras's mean over the passes is multiplied with."""
+    if passes < 1:
+        raise UsageError(f"backward_passes_per_step={passes}: give 1 or more")
+    if passes == 1:
+        return 1.0
+    (leaf, *more) = leaves_of(optimizer)
+    if more or leaf.built or leaf.gradient_accumulation_steps:
+        raise UsageError("backward_passes_per_step: set gradient_accumulation_steps on the Keras optimizer instead")
+    leaf.gradient_accumulation_steps = passes
+    return 1.0 if average else float(passes)
+
+
+def _start_alike(optimizer: Any, group: ScriptGroup) -> None:
+    """Before the first update all ranks get rank 0's weights and optimizer variables; when the step is traced."""
+    plain, build = optimizer.apply, optimizer.build
+
+    @unconverted
+    def apply(grads: Any, trainable_variables: Any = None) -> Any:
+        variables = None if trainable_variables is None else list(trainable_variables)
+        if variables is not None and not optimizer.built:
+            with keras.name_scope(optimizer.name, caller=optimizer):
+                optimizer.build(variables)
+                optimizer.built = True
+        make_alike(group, [*(variables or ()), *optimizer.variables])
+        return plain(grads, variables)
+
+    def build_all(variables: Any) -> None:
+        build(variables)
+        for leaf in leaves_of(optimizer):  # a MultiOptimizer may make its own only now
+            if not hasattr(leaf, "counts_samples"):
+                raise UsageError(
+                    "MultiOptimizer with a function: give it a keras.optimizers.OptimizerMap, whose optimizers are "
+                    "known before the first step"
+                )
+
+    set_own(optimizer, "apply", apply)
+    if hasattr(optimizer, "optimizers"):
+        set_own(optimizer, "build", build_all)
+
+
+def _exchange_in(optimizer: Any, exchange: GradientExchange, factor: float, *, scaled: bool) -> None:
+    """Let one optimizer combine its gradients where Keras clips them."""
+    plain, clip = optimizer.apply, optimizer._clip_gradients
+    step: dict[str, Any] = {"variables": (), "there": (), "num_samples": None}
+    counts = exchange.settings.average_over == "samples"
+    if counts and optimizer.gradient_accumulation_steps:
+        raise UsageError("average_over='samples' does not go with gradient_accumulation_steps; leave one of them out")
+
+    def apply(grads: Any, trainable_variables: Any = None) -> Any:
+        if keras.mixed_precision.global_policy().name == "mixed_float16" and not scaled:
+            raise UsageError(LATE_SCALE)
+        gradients = list(grads)
+        variables = list(optimizer._trainable_variables if trainable_variables is None else trainable_variables)
+        if any(getattr(variable, "overwrite_with_gradient", False) for variable in variables):
+            raise UsageError("float8 variables take gradients for values, which are not exchanged; use another policy")
+        step["variables"] = variables
+        step["there"] = [gradient is not None for gradient in gradients]
+        return plain(gradients, trainable_variables)
+
+    def clip_gradients(grads: Any) -> Any:
+        remaining = iter(grads)  # Keras has left out what was None
+        gradients = [next(remaining) if there else None for there in step["there"]]
+        shared = getattr(optimizer, "shares_loss", bool)()
+        combined = exchange.combine(gradients, step["variables"], step["num_samples"], shared=shared)
+        step["num_samples"] = None
+        return clip([scaled_by(factor, one) for one in combined if one is not None])
+
+    def count_samples(num_samples: Any) -> None:
+        step["num_samples"] = num_samples
+
+    for name, value in (("apply", apply), ("_clip_gradients", clip_gradients), ("count_samples", count_samples)):
+        set_own(optimizer, name, value)
+    set_own(optimizer, "counts_samples", counts)
+
+
+def _share_loss(optimizer: Any, exchange: GradientExchange) -> None:
+    """In Keras's own training step the loss is divided by the ranks: no pass over all gradients is needed for it."""
+    plain, share = optimizer.scale_loss, exchange.loss_share
+    step = {"begun": False, "shared": False}
+
+    @contextlib.contextmanager
+    def sharing() -> Iterator[None]:
+        step.update(begun=share is not None, shared=False)
+        try:
+            yield
+        finally:
+            step.update(begun=False, shared=False)
+
+    def scale_loss(loss: Any) -> Any:
+        scaled = plain(loss)
+        step["shared"] = step["begun"]
+        return scaled * tf.cast(share, scaled.dtype) if step["begun"] else scaled
+
+    def shares() -> bool:
+        return step["shared"]
+
+    for name, value in (("sharing_loss", sharing), ("scale_loss", scale_loss), ("shares_loss", shares)):
+        set_own(optimizer, name, value)
+
+
+def _agree_on_finite(optimizer: Any, exchange: GradientExchange) -> None:
+    """A loss scale skips a step on all ranks where gradients of one of them are not finite."""
+    check = optimizer.check_finite
+
+    def check_finite(grads: Any) -> Any:
+        finite = check(grads)
+        if exchange.group.size == 1:
+            return finite
+
+        def agree(mine: Any) -> bool:
+            return exchange.group.agree("a look for overflowing gradients", weight=float(not mine)) == 0
+
+        with tf.control_dependencies(turn_begins()):
+            return turn_ends([tf.ensure_shape(call_python(agree, [finite], tf.bool), [])])[0]
+
+    set_own(optimizer, "check_finite", check_finite)

@@ -1,0 +1,153 @@
+"""What is known of a script's run under `hpcdl run`: its steps and their times, and the record that tells of them."""
+
+from __future__ import annotations
+
+import itertools
+import os
+import statistics
+import time
+from array import array
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from hpcdl.checkpoint.background import BackgroundWork
+from hpcdl.config.load import as_toml_values
+from hpcdl.config.schema import ScriptConfig
+from hpcdl.core.protocols import Communicator
+from hpcdl.core.records import ALL_STEPS_UP_TO, HistoryPoint, RankRecord, RunRecord, write_record
+from hpcdl.core.statistics import Sample, mean_of_known
+from hpcdl.core.units import SAMPLES
+from hpcdl.rank import results
+from hpcdl.supervision import runtime
+
+if TYPE_CHECKING:
+    from hpcdl.comm.observed import Observed
+
+
+class StepMeter:
+    """Counts a script's steps, their seconds and their samples, the first ones apart."""
+
+    def __init__(self, warmup_steps: int) -> None:
+        self._warmup_steps = warmup_steps
+        self.num_steps = 0
+        self.num_counted = 0
+        """Steps whose samples are known."""
+        self.samples = 0.0
+        """Of this rank, over those steps."""
+        self.first_steps = array("d")
+        self._cold, self._warm = Sample(ALL_STEPS_UP_TO), Sample(ALL_STEPS_UP_TO)
+
+    @property
+    def steps(self) -> Sample:
+        """Seconds of the steps after the warm-up; of all where there was nothing else."""
+        return self._warm if self._warm.count else self._cold
+
+    def add(self, seconds: float, num_steps: int = 1) -> None:
+        """Count `num_steps` steps that have taken `seconds` together."""
+        for _ in range(num_steps):
+            if self.num_steps < ALL_STEPS_UP_TO:
+                self.first_steps.append(seconds / num_steps)
+            (self._cold if self.num_steps < self._warmup_steps else self._warm).add(seconds / num_steps)
+            self.num_steps += 1
+
+    def count(self, samples: float, num_steps: int) -> None:
+        """The last `num_steps` steps had `samples` samples on this rank."""
+        self.samples += samples
+        self.num_counted += num_steps
+
+
+@dataclass(kw_only=True)
+class ScriptRun:
+    """The run that a script is part of; State and the callback fill it in."""
+
+    run_dir: Path
+    config: ScriptConfig
+    script: str
+    meter: StepMeter
+    strategies: list[str] = field(default_factory=list)
+    """Names of the strategies that its optimizers and tapes exchange by."""
+    history: list[HistoryPoint] = field(default_factory=list)
+    warnings: list[str] = field(default_factory=list)
+    resumed_from: list[int] = field(default_factory=list)
+    checkpoint_interval: Mapping[str, float] = field(default_factory=dict)
+    work: BackgroundWork
+    unfinished: list[Callable[[], None]] = field(default_factory=list)
+    """What waits for background work that the script has begun."""
+    began_s: float = field(default_factory=time.monotonic)
+    started: RunRecord | None = None
+
+    def begin(self, communicator: Communicator) -> None:
+        """Write the record as it stands before the script's first line; collective."""
+        hosts = communicator.allgather_json(communicator.host)
+        software = runtime.software_versions(communicator.library)
+        self.started = RunRecord(
+            **results.facts_of_place(hosts, software, os.environ.get("HPCDL_PROFILE", "")),
+            strategy="script",
+            model=Path(self.script).stem,
+            data="",
+            counted=SAMPLES,
+            workers=len(hosts),
+            batch_per_rank=None,
+            global_batch=None,
+            intra_op_threads=int(os.environ.get(runtime.INTRA_OP_VARIABLE, 0)) or None,
+            inter_op_threads=int(os.environ.get(runtime.INTER_OP_VARIABLE, 0)) or None,
+            warmup_steps=self.config.run.warmup_steps,
+            config={**as_toml_values(self.config), "script": self.script},
+        )
+        if communicator.rank == 0:
+            write_record(self.run_dir, self.started)
+
+    def finish_work(self) -> None:
+        """Wait for what the script has begun in the background, after its last line; collective where that is."""
+        while self.unfinished:
+            self.unfinished.pop(0)()
+
+    def finish(self, communicator: Observed) -> None:
+        """Write the record as it stands after the script's last line; collective."""
+        assert self.started is not None
+        meter = self.meter
+        traffic = communicator.observation.traffic()
+        own = RankRecord(
+            rank=communicator.rank,
+            host=communicator.host,
+            **traffic.per_step(meter.num_steps, countable=meter.num_steps > 0),
+            peak_memory_bytes=results.peak_memory_bytes(),
+            background=vars(self.work.spent),
+            clock_set_s=results.clock_set_s(),
+            details={"samples": meter.samples, "steps": meter.num_steps, "counted_steps": meter.num_counted},
+        )
+        ranks = results.gather_ranks(communicator, own)
+        self.strategies = list(itertools.chain(*communicator.allgather_json(self.strategies)))
+        if communicator.rank == 0:
+            write_record(self.run_dir, self._finished(self.started, ranks))
+
+    def _finished(self, started: RunRecord, ranks: list[RankRecord]) -> RunRecord:
+        meter = self.meter
+        mean_s = meter.steps.mean if meter.num_steps else None
+        counted = [rank.details["samples"] / rank.details["counted_steps"] for rank in ranks if rank.details["samples"]]
+        batch = statistics.fmean(counted) if len(counted) == len(ranks) else None
+        last = self.history[-1] if self.history else HistoryPoint(epoch=0, step=0, seconds=0)
+        return replace(
+            started,
+            status="finished",
+            finished_at=results.now_text(),
+            strategy="+".join(dict.fromkeys(self.strategies)) or started.strategy,
+            batch_per_rank=None if batch is None else max(1, round(batch)),
+            global_batch=None if batch is None else max(1, round(batch * len(ranks))),
+            steps=meter.num_steps,
+            **results.facts_of_steps(meter.num_steps, meter.first_steps.tolist(), meter.steps),
+            images_per_second=batch * len(ranks) / mean_s if batch and mean_s else None,
+            seconds_total=time.monotonic() - self.began_s,
+            resumed_from_steps=self.resumed_from,
+            checkpoint_interval=self.checkpoint_interval,
+            background=results.summed([rank.background for rank in ranks]),
+            bytes_sent_per_step=mean_of_known([rank.bytes_sent_per_step for rank in ranks]),
+            bytes_received_per_step=mean_of_known([rank.bytes_received_per_step for rank in ranks]),
+            loss=last.loss if last.val_loss is None else last.val_loss,
+            accuracy=last.accuracy if last.val_accuracy is None else last.val_accuracy,
+            history=self.history,
+            rank_records=ranks,
+            warnings=[*self.warnings, *results.warnings_of_clocks(ranks)],
+        )

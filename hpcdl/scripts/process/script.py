@@ -1,0 +1,154 @@
+"""A user's own script on one rank of `hpcdl run`: `python -m ...keras.process.script RUN_DIR SCRIPT ARGS...`."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import runpy
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import NoReturn
+
+from hpcdl.checkpoint import folders as checkpoints
+from hpcdl.checkpoint.background import BackgroundWork, way_in_script
+from hpcdl.cluster.environment import placement
+from hpcdl.cluster.status import FOLDER
+from hpcdl.comm.observed import Observed
+from hpcdl.config.schema import ScriptConfig
+from hpcdl.core.errors import HpcdlError, Interrupted, NotFiniteError, StoppedEarly, original
+from hpcdl.core.lock import writing
+from hpcdl.core.signals import caught
+from hpcdl.faults.inject import Injection
+from hpcdl.rank.main import ALONE, leave, supervised, verdict
+from hpcdl.run import rundir
+from hpcdl.run.faults import parse_faults, spoken_of
+from hpcdl.run.going_back import script_way_back
+from hpcdl.scripts.process import session
+from hpcdl.scripts.process.ending import (
+    called_in,
+    exit_code_of,
+    exited,
+    leave_together,
+    leaving_in_order,
+    show,
+    speaks_first,
+)
+from hpcdl.scripts.process.group import ScriptGroup
+from hpcdl.scripts.process.measure import ScriptRun, StepMeter
+from hpcdl.supervision import runtime
+from hpcdl.supervision.output import print_into
+from hpcdl.supervision.watch import Limits, Watch
+from hpcdl.trace.recorder import recording
+
+
+def main() -> None:
+    """Entry of a script's rank."""
+    run_dir, script, arguments = Path(sys.argv[1]), sys.argv[2], sys.argv[3:]
+    log = print_into(run_dir / FOLDER, (placement() or ALONE).rank)
+
+    folder: list[Path] = []
+
+    def body(communicator: Observed, watch: Watch) -> None:
+        folder.append(watch.folder)
+        effective, _ = rundir.read_as(ScriptConfig, run_dir)
+        with writing(run_dir / FOLDER) if communicator.rank == 0 else contextlib.nullcontext():
+            execute(script, arguments, effective.config, run_dir, communicator, watch)
+
+    def told(error: BaseException) -> None:
+        if not folder or speaks_first(folder[0], verdict(error)[0]):
+            show(error, script)
+            sys.stderr.flush()
+        os.dup2(log, 2)  # what the MPI library has to say about the end of its job is no word of the script's
+
+    try:
+        stall_s = rundir.read_as(ScriptConfig, run_dir)[0].config.safety.stall_timeout
+        with caught(lambda _: interrupt(run_dir)):
+            exit_code = supervised(body, stall_s, told)
+    except HpcdlError as error:  # before there is a rank to report it
+        sys.stderr.write(f"hpcdl: {error}\n")
+        exit_code = error.exit_code
+    leave(exit_code)
+
+
+def interrupt(run_dir: Path) -> NoReturn:
+    """A signal that comes where no hpcdl.State can save."""
+    if checkpoints.list_checkpoints(run_dir / checkpoints.FOLDER):
+        raise StoppedEarly("stopped by a signal before anything new could be saved; go on with --resume")
+    raise Interrupted("stopped by a signal; with hpcdl.State in the script it would have saved what to resume")
+
+
+def execute(
+    script: str, arguments: list[str], config: ScriptConfig, run_dir: Path, communicator: Observed, watch: Watch
+) -> None:
+    """Run `script` as Python itself does, with its own folder first on the path; collective over all ranks."""
+    watch.limits = Limits(stall_s=config.safety.stall_timeout, busy_s=config.safety.busy_timeout)
+    watch.hosts = dict(enumerate(communicator.allgather_json(communicator.host)))
+    watch.actions.tell = lambda text: print(f"hpcdl: {text}", file=sys.stderr)
+    communicator.observation.role = "script"
+    injection = Injection(config.safety.inject, communicator.observation, run_dir)
+    communicator = injection.impaired(communicator)
+    for name, variable in (("INTRAOP", runtime.INTRA_OP_VARIABLE), ("INTEROP", runtime.INTER_OP_VARIABLE)):
+        if variable in os.environ:
+            os.environ.setdefault(f"TF_NUM_{name}_THREADS", os.environ[variable])
+    way, told = way_in_script(config.checkpoint.background, communicator.size)
+    work = BackgroundWork(way, communicator.observation, watch.actions.tell)
+    run = ScriptRun(run_dir=run_dir, config=config, script=script, meter=StepMeter(config.run.warmup_steps), work=work)
+    run.warnings += told
+    run.warnings += spoken_of(parse_faults(config.safety.inject, communicator.size))
+    hosts = list(watch.hosts.values())
+    group = ScriptGroup(communicator)
+    folder = watch.folder if communicator.size > 1 else None
+    session.adopt(session.Session(communicator=communicator, group=group, hosts=hosts, folder=folder, run=run))
+    last = communicator.duplicate()
+    run.begin(last)
+    with recording(injection.trace_beside(config.run.trace), last, run_dir):
+        communicator.observation.doing("running the script")
+        with injection:
+            with _naming_way_back(run_dir, script, arguments):
+                called = _execute(script, arguments)
+            run.finish_work()
+        if communicator.size > 1:
+            leave_together(last, watch, called=called)
+        last.observation.recorder.at_rest(last, last=True)
+    run.finish(last)
+
+
+def _execute(script: str, arguments: list[str]) -> str:
+    """Run it to its end; what it has called with 0 to leave, where it has not come to its last line."""
+    sys.argv = [script, *arguments]
+    sys.path.insert(0, str(Path(script).resolve().parent))
+    try:
+        with leaving_in_order():
+            runpy.run_path(script, run_name="__main__")
+    except SystemExit as leaving:
+        if exit_code_of(leaving.code):
+            raise _failure(leaving) from leaving
+        return called_in(leaving)
+    return ""
+
+
+@contextlib.contextmanager
+def _naming_way_back(run_dir: Path, script: str, arguments: list[str]) -> Iterator[None]:
+    """Inside, an error of numbers that are not finite also says how to go on from before it."""
+    try:
+        yield
+    except Exception as error:
+        found = original(error)
+        if not isinstance(found, NotFiniteError):
+            raise
+        raise NotFiniteError(f"{found}; {script_way_back(run_dir, [script, *arguments])}") from error
+
+
+def _failure(leaving: SystemExit) -> HpcdlError:
+    """The error of a script that ends itself with a code; what it says with it is printed as Python would."""
+    code = exit_code_of(leaving.code)
+    if not isinstance(leaving.code, int):
+        sys.stderr.write(f"{leaving.code}\n")
+    error = HpcdlError(exited(code, called_in(leaving)))
+    error.exit_code = code
+    return error
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,159 @@
+"""This process among the ranks of a user's own script: `init`, `shutdown`, who and where it is.
+
+This module keeps one communicator for the process, as MPI itself does; everything else in hpcdl is handed its own.
+"""
+
+from __future__ import annotations
+
+import atexit
+import uuid
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from hpcdl.core.disk import remove_folder
+from hpcdl.core.errors import UsageError
+from hpcdl.scripts.process.ending import Ending
+
+if TYPE_CHECKING:
+    from hpcdl.comm.observed import Observed
+    from hpcdl.scripts.process.group import ScriptGroup
+    from hpcdl.scripts.process.measure import ScriptRun
+    from hpcdl.supervision.watch import Watch
+
+
+@dataclass(frozen=True, kw_only=True)
+class Session:
+    """What `init` has made. `hosts`: the name of every rank's node, in rank order.
+
+    `folder`: where ranks leave notes for each other; None for a rank alone.
+    `ending` is None for a rank alone and under `hpcdl run`, which sees to the end itself; `run` is None without it.
+    """
+
+    communicator: Observed
+    group: ScriptGroup
+    hosts: Sequence[str]
+    folder: Path | None = None
+    ending: Ending | None = None
+    run: ScriptRun | None = None
+
+
+_sessions: list[Session] = []
+_launched: list[Session] = []
+"""What `hpcdl run` has made before the script began."""
+
+
+def init(stall_timeout_s: float = 300.0) -> None:
+    """Join the ranks of the launcher, or be the only rank where there is none; call it at the top of the script.
+
+    From then on a rank that waits for `stall_timeout_s` seconds for one that is gone, stopped or in another operation
+    ends the job with one line that says so (under `hpcdl run`: --stall-timeout). A second call changes nothing.
+    """
+    from hpcdl.cluster.environment import placement
+    from hpcdl.comm.observed import observe
+    from hpcdl.rank.main import ALONE, communicator_for, set_up_process
+    from hpcdl.scripts.process.group import ScriptGroup
+
+    if _sessions:
+        return
+    if _launched:
+        _sessions.append(_launched[0])
+        return
+    place = placement() or ALONE
+    set_up_process(place.local_rank)
+    joined = observe(communicator_for(place))
+    ending = folder = None
+    if place.size > 1:
+        ending = Ending(communicator=joined, last=joined.duplicate(), watch=_watched(joined, stall_timeout_s))
+        folder = ending.watch.folder
+        ending.install()
+    hosts = joined.allgather_json(joined.host)
+    group = ScriptGroup(joined)
+    _sessions.append(Session(communicator=joined, group=group, hosts=hosts, folder=folder, ending=ending))
+
+
+def adopt(session: Session) -> None:
+    """Have `init` take this session, which `hpcdl run` has made."""
+    _launched.append(session)
+
+
+def shutdown() -> None:
+    """Leave together: returns when every rank has called. `init` may be called again; without it nothing is done."""
+    if not _sessions:
+        return
+    ended = _sessions[0]
+    ended.group.agree("hpcdl.shutdown")
+    _sessions.clear()
+    if ended.ending is not None:
+        ended.ending.uninstall()
+        ended.ending.watch.stop()
+
+
+def is_initialized() -> bool:
+    """Whether `init` has been called, and no `shutdown` since."""
+    return bool(_sessions)
+
+
+def _watched(joined: Observed, stall_timeout_s: float) -> Watch:
+    """Watch this rank until the script is over; the ranks leave their notes in a folder of the user's cache."""
+    from hpcdl.comm.agree import decided
+    from hpcdl.core.paths import user_cache_folder
+    from hpcdl.supervision.watch import FOLDER, Limits, watch_of
+
+    folder = Path(decided(joined, lambda: str(user_cache_folder() / FOLDER / uuid.uuid4().hex)))
+    joined.observation.role = "script"
+    joined.observation.doing("running the script")
+    watch = watch_of(joined, folder)
+    watch.limits = Limits(stall_s=stall_timeout_s)
+    watch.hosts = dict(enumerate(joined.allgather_json(joined.host)))
+    watch.start()
+    atexit.register(remove_folder, folder, ".+")  # under a name that this start has drawn
+    return watch
+
+
+def session() -> Session:
+    """What `init` has made; UsageError before it."""
+    if not _sessions:
+        raise UsageError("hpcdl.init() has not been called; call it at the top of the script")
+    return _sessions[0]
+
+
+def note_strategy(name: str) -> None:
+    """Something of the script exchanges by the strategy `name`: for the run's record, where there is one."""
+    run = session().run
+    if run is not None and name not in run.strategies:
+        run.strategies.append(name)
+
+
+def communicator() -> Observed:
+    """The communicator of all ranks; UsageError before `init`."""
+    return session().communicator
+
+
+def rank() -> int:
+    """This process's number, 0 to size() - 1."""
+    return communicator().rank
+
+
+def size() -> int:
+    """Number of processes."""
+    return communicator().size
+
+
+def local_rank() -> int:
+    """This process's number among those on its node, in the order of their ranks: 0 to local_size() - 1."""
+    here = session()
+    return here.hosts[: here.communicator.rank].count(here.communicator.host)
+
+
+def local_size() -> int:
+    """Number of processes on this node."""
+    here = session()
+    return here.hosts.count(here.communicator.host)
+
+
+def node_rank() -> int:
+    """This node's number, 0 for the one of rank 0: nodes are counted in the order of their first ranks."""
+    here = session()
+    return list(dict.fromkeys(here.hosts)).index(here.communicator.host)

@@ -1,0 +1,269 @@
+"""`hpcdl.State`: what a script must not lose, saved now and then and when its time is over, and put back."""
+
+from __future__ import annotations
+
+import contextlib
+import math
+import sys
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from hpcdl.checkpoint import folders as checkpoints
+from hpcdl.checkpoint import state as arrays
+from hpcdl.checkpoint.background import OFF, most_patience_s
+from hpcdl.checkpoint.facts import ScriptFacts
+from hpcdl.checkpoint.interval import CheckpointInterval
+from hpcdl.cluster.status import FOLDER
+from hpcdl.core.disk import make_folder
+from hpcdl.core.errors import CorruptError, StoppedEarly, UsageError
+from hpcdl.core.signals import StopRequest
+from hpcdl.run.going_back import step_to_resume
+from hpcdl.run.journal import FileJournal
+from hpcdl.scripts.fit.learning_rate import rates_of, set_rates
+from hpcdl.scripts.fit.model import center_in_place, center_of, optimizers_of
+from hpcdl.scripts.process.measure import ScriptRun
+from hpcdl.scripts.process.session import session
+from hpcdl.strategies.allreduce.worker import broadcast_variables
+from hpcdl.strategies.base.strategy import Worker
+from hpcdl.supervision.control import FOR_MORE, Control, Room, Wishes, time_allowed
+from hpcdl.supervision.safety import check_kept
+
+
+class State:
+    """Weights, optimizers, random states and `values` of a script (epoch=0, best=0.0), as attributes to read and set.
+
+    Under `hpcdl run --resume` it begins as the last part of the run has left it; elsewhere with `folder`, where there
+    is one to begin from. `model` and `optimizer` may be lists; optimizers that models were compiled with, or hold, are
+    known. A model without weights yet gets them back in `fit`; in a loop of one's own build it, or call it, before.
+    """
+
+    epoch: int = 0
+
+    def __init__(self, model: Any, optimizer: Any = None, *, folder: str | Path | None = None, **values: Any) -> None:
+        here = session()
+        if here.run is None and folder is None:
+            raise UsageError("hpcdl.State outside `hpcdl run` needs a place: hpcdl.State(model, folder='checkpoints')")
+        self._communicator, self._run = here.communicator, here.run
+        self._folder = here.run.run_dir if here.run is not None else Path(folder or "")
+        if here.communicator.rank == 0:
+            make_folder(self._folder)
+        self._models = list(model) if isinstance(model, Sequence) else [model]
+        self._given = [] if optimizer is None else list(optimizer) if isinstance(optimizer, Sequence) else [optimizer]
+        self._names = list({"epoch": 0, **values})
+        vars(self).update(values)
+        limits = here.run.config.checkpoint if here.run is not None else None
+        self._keep = limits.keep_checkpoints if limits else 3
+        self._interval = _interval_of(here.run)
+        self._stop = StopRequest()
+        self._stop.install()
+        self._room = Room(self._folder / FOLDER if limits and limits.elastic else None)
+        self._control = Control(
+            here.communicator,
+            self._stop,
+            Worker(),
+            interval=self._interval,
+            time_limit_s=time_allowed(limits.time_limit if limits else None),
+            room=self._room,
+        )
+        self._writer: checkpoints.CheckpointWriter | None = None
+        self._pending: tuple[dict[str, Any], dict[str, Any], dict[str, Any]] | None = None
+        self.step = 0
+        """Steps that were committed."""
+        self._mark_s = time.monotonic()
+        self._read()
+        if all(one.built for one in self._models):
+            self.restore()
+
+    def commit(self, samples: int | None = None, *, stepped: bool = True) -> None:
+        """After each step: save when it is time to; at a signal or the time limit save and leave with 75; collective.
+
+        `samples` of this rank's batch make a rate of the record. In `fit` hpcdl.callbacks(state) calls it.
+        """
+        self.step += stepped
+        if samples is not None and self._run is not None:
+            now_s = time.monotonic()
+            self._run.meter.add(now_s - self._mark_s)
+            self._run.meter.count(samples, 1)
+            self._mark_s = now_s
+            self._communicator.observation.doing("running the script", self.step)
+        wishes = self._control.after_steps() if stepped else Wishes()
+        if wishes.save or wishes.stop:
+            self._begin_to_save()
+        if wishes.stop or (wishes.save and (self._run is None or self._run.work.way == OFF)):
+            self._finish_saving()
+        if wishes.stop:
+            raise StoppedEarly(f"stopped by {wishes.reason} after step {self.step}, and saved; go on with --resume")
+        if wishes.grow:
+            self._leave_for_more()
+
+    def _leave_for_more(self) -> None:
+        """Save, and leave so that more workers can start; where there is no room to save in, these go on."""
+        self.save()
+        if self._writer is not None and self._writer.newest == self.step:
+            text = f"stopped by {FOR_MORE} after step {self.step}, and saved; go on with --resume"
+            raise StoppedEarly(text, grows=True)
+        if self._communicator.rank == 0:
+            self._room.refuse()
+
+    def save(self) -> None:
+        """Write a checkpoint, and return when it is durable; collective."""
+        self._begin_to_save()
+        self._finish_saving()
+
+    def _begin_to_save(self) -> None:
+        """Begin a checkpoint, in the way of `--background`, once the one before is durable."""
+        began = time.monotonic()
+        if self._writer is None:
+            work = None if self._run is None else self._run.work
+            self._writer = checkpoints.CheckpointWriter(self._folder, self._communicator, self._keep, work=work)
+            if self._run is not None:
+                self._run.unfinished.append(self._finish_saving)
+        seeds = [one for model in self._models for one in arrays.seed_variables(model)]
+        values = {name: _plain(getattr(self, name)) for name in self._names}
+        facts = {
+            "ranks": self._communicator.size,
+            "values": values,
+            "rates": rates_of(self._optimizers()),
+            "moves": self._moves(),
+        }
+        with center_in_place(*self._optimizers()):
+            shared = [one.numpy() for one in self._weights()]
+        of_optimizers = [one.numpy() for one in self._of_optimizers()]
+        of_weights = [(weight.path, value) for weight, value in zip(self._weights(), shared, strict=True)]
+        check_kept(of_weights, self.step, self._communicator.rank)
+        self._writer.start(
+            checkpoints.Snapshot(
+                step=self.step,
+                shared={**arrays.copy_of(shared, "weights"), **arrays.copy_of(of_optimizers, "optimizer")},
+                own={**arrays.copy_of([one.numpy() for one in seeds], "seeds"), **self._of_centers()},
+                facts=facts,
+            ),
+            self._interval.patience_s,
+        )
+        self._note_cost(time.monotonic() - began)
+
+    def _finish_saving(self) -> None:
+        """Return when what was begun is durable, or has left a warning."""
+        if self._writer is not None:
+            self._writer.wait()
+            self._tell(self._writer.warnings)
+            self._writer.warnings.clear()
+
+    def _note_cost(self, stall_s: float) -> None:
+        told = self._interval.saved(stall_s)
+        if self._run is None:
+            return
+        self._run.checkpoint_interval = self._interval.choice
+        if told and self._communicator.rank == 0:
+            with contextlib.closing(FileJournal(self._run.run_dir)) as journal:
+                journal.write("message", text=told)
+
+    def restore(self) -> None:
+        """Put back what was read, once the models are built, and make all ranks alike; `fit` calls it for late ones."""
+        if self._pending is None:
+            return
+        (shared, own, facts), self._pending = self._pending, None
+        weights = self._weights()
+        for optimizer, moved in zip(self._optimizers(), facts.get("moves", []), strict=False):
+            if not optimizer.built and moved is not None and all(index < len(weights) for index in moved):
+                optimizer.build([weights[index] for index in moved])
+        if self._communicator.rank == 0:
+            arrays.assign(self._weights(), shared, "weights")
+            arrays.assign(self._of_optimizers(), shared, "optimizer")
+        broadcast_variables(self._communicator, [*self._weights(), *self._of_optimizers()])
+        set_rates(self._optimizers(), facts.get("rates", []))
+        seeds = [one for model in self._models for one in arrays.seed_variables(model)]
+        if own:
+            arrays.assign(seeds, own, "seeds")
+        for index, center in self._centers():
+            mine = f"center/{index}/"
+            center.restore({name.removeprefix(mine): one for name, one in own.items() if name.startswith(mine)})
+
+    def _read(self) -> None:
+        """Take the newest checkpoint that is whole; its values count at once, its arrays wait for `restore`."""
+        said: list[str] = []
+        rank = self._communicator.rank
+        from_step = None if self._run is None else self._run.config.checkpoint.from_step
+        found = step_to_resume(self._folder, from_step, said, ScriptFacts) if rank == 0 else None
+        missing = checkpoints.what_is_missing(self._folder) if rank == 0 and found is None else ""
+        shared: dict[str, Any] = {}
+        facts: dict[str, Any] = {}
+        if found is not None:
+            shared, facts = checkpoints.read_shared(self._folder, found)
+        cause = said[0].partition("; going back")[0] if said and found is None else ""
+        step, facts, damaged, missing = self._communicator.allgather_json([found, facts, cause, missing])[0]
+        if missing:
+            raise UsageError(f"{missing}; put it back, or name another folder")
+        if damaged:
+            raise CorruptError(
+                f"every checkpoint in {self._folder} is damaged ({damaged}); start again in another folder"
+            )
+        if step is None:
+            return
+        self.step = step
+        vars(self).update({name: value for name, value in facts["values"].items() if name in self._names})
+        own = checkpoints.read_own(self._folder, step, rank) if facts["ranks"] == self._communicator.size else {}
+        self._pending = shared, own, facts
+        if self._run is not None:
+            self._run.resumed_from.append(step)
+        self._tell(said)
+
+    def _tell(self, warnings: Sequence[str]) -> None:
+        """Warnings go into the run's record, or onto stderr where there is none."""
+        if self._run is not None:
+            self._run.warnings += [text for text in warnings if text not in self._run.warnings]
+        else:
+            sys.stderr.writelines(f"hpcdl: {text}\n" for text in warnings)
+
+    def _weights(self) -> list[Any]:
+        return [one for model in self._models for one in model.weights]
+
+    def _optimizers(self) -> list[Any]:
+        found = [*self._given, *(one for model in self._models for one in optimizers_of(model))]
+        return list({id(one): one for one in found}.values())
+
+    def _centers(self) -> list[tuple[int, Any]]:
+        """What moves weights beside a center, with the number of its optimizer."""
+        numbered = enumerate(map(center_of, self._optimizers()))
+        return [(index, center) for index, center in numbered if center is not None]
+
+    def _of_centers(self) -> dict[str, Any]:
+        return {
+            f"center/{index}/{name}": value
+            for index, center in self._centers()
+            for name, value in center.state().items()
+        }
+
+    def _moves(self) -> list[Any]:
+        """Which of the weights each optimizer moves, by number; None for one that has not been built."""
+        number = {id(weight): index for index, weight in enumerate(self._weights())}
+        return [
+            [number[id(weight)] for weight in optimizer._trainable_variables if id(weight) in number]
+            if optimizer.built
+            else None
+            for optimizer in self._optimizers()
+        ]
+
+    def _of_optimizers(self) -> list[Any]:
+        return [one for optimizer in self._optimizers() for one in optimizer.variables]
+
+
+def _interval_of(run: ScriptRun | None) -> CheckpointInterval:
+    """As the run's settings have it; outside a run ten minutes."""
+    if run is None or run.started is None:
+        return CheckpointInterval(600.0, node_mtbf_s=math.inf, num_nodes=1)
+    limits = run.config.checkpoint
+    return CheckpointInterval(
+        limits.checkpoint_every,
+        node_mtbf_s=limits.mtbf,
+        num_nodes=run.started.nodes,
+        most_patience_s=most_patience_s(run.work.way, run.config.safety.stall_timeout),
+    )
+
+
+def _plain(value: Any) -> Any:
+    """A value of a script as JSON has it: arrays' and tensors' numbers become Python's."""
+    value = value.numpy() if hasattr(value, "numpy") else value
+    return value.tolist() if hasattr(value, "tolist") else value

@@ -1,0 +1,153 @@
+"""`--bucket-size auto`: before the first step some are taken on trial, with buckets of several sizes in turn.
+
+They are the run's own steps, on its first batch, at a learning rate of zero; what they have moved all the same (random
+states, moving statistics) is put back, so that no number depends on them but through the order of sums. What was
+measured is kept for runs of the same steps on as many ranks of such nodes.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import gc
+import hashlib
+import os
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass, field
+from typing import Any
+
+import keras
+import tensorflow as tf
+
+from hpcdl.checkpoint import state
+from hpcdl.collectives.measure import host_family
+from hpcdl.comm.agree import decided
+from hpcdl.comm.observed import NOTHING, observe
+from hpcdl.config.schema import BUCKET_BYTES, ExchangeConfig, ModelConfig, OptimizerConfig
+from hpcdl.core.protocols import Communicator
+from hpcdl.core.records import from_json
+from hpcdl.core.units import format_bytes, format_seconds
+from hpcdl.step.bucket_times import BucketTimes, load_times, save_times, sizes_worth_a_try
+from hpcdl.step.optimizers import build_optimizer
+from hpcdl.strategies.allreduce.worker import AllReduceWorker
+
+WARMUP, FEWEST, MOST = 2, 3, 30
+"""Steps with each size that do not count, the first of which is traced; and fewest and most that do."""
+TIME_LIMIT_S = 4.0
+"""After this many seconds of them no more than the fewest are taken."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class BucketChoice:
+    """The bytes of a bucket that a run has chosen by itself, and the seconds of a step by bytes that it was chosen by.
+
+    `why` says where those come from.
+    """
+
+    bucket_bytes: int
+    seconds: Mapping[str, float] = field(default_factory=dict)
+    why: str = ""
+
+    def __str__(self) -> str:
+        times = (f"{format_bytes(int(size))} {format_seconds(took)}" for size, took in self.seconds.items())
+        return f"--bucket-size auto: {format_bytes(self.bucket_bytes)} ({', '.join([self.why, *times])})"
+
+
+@dataclass(frozen=True)
+class TrialStep:
+    """A model's step as it is to be timed: `build` makes it, compiled, for an optimizer; `batch` is what it takes."""
+
+    model: keras.Model
+    settings: tuple[ModelConfig, ExchangeConfig, OptimizerConfig]
+    build: Callable[[Any], Callable[..., Any]]
+    batch: Callable[[], tuple[Any, Any]]
+    samples: Sequence[int]
+    """Samples of each part of the batch, on the worker that has most."""
+
+
+def choose_buckets(
+    worker: AllReduceWorker, group: Communicator, step: TrialStep, *, deterministic: bool
+) -> BucketChoice:
+    """The size for `worker`, the same on every rank; collective over `group`, whose weights are alike.
+
+    A deterministic run measures nothing: it would not be the same each time.
+    """
+    gradients = [variable.value for variable in step.model.trainable_variables]
+    total_bytes = sum(one.shape.num_elements() * one.dtype.size for one in gradients)
+    sizes = sizes_worth_a_try(total_bytes, lambda size: worker.buckets(gradients, size))
+    if group.size == 1 or len(sizes) == 1:
+        return BucketChoice(bucket_bytes=BUCKET_BYTES, why="there is nothing to choose")
+    if deterministic:
+        return BucketChoice(bucket_bytes=BUCKET_BYTES, why="not measured, because of --deterministic")
+    facts = _facts(group, step, gradients)
+    kept = decided(group, lambda: asdict(found) if (found := load_times(facts, sizes)) else None)
+    if kept is not None:
+        times = from_json(BucketTimes, kept)
+        return BucketChoice(bucket_bytes=times.best, seconds=times.seconds, why="as an earlier run has measured")
+    times = BucketTimes(facts=facts, seconds=_timed(worker, group, step, sizes))
+    if group.rank == 0:
+        with contextlib.suppress(OSError):  # a full or read-only home costs the next run some seconds, no more
+            save_times(times)
+    return BucketChoice(bucket_bytes=times.best, seconds=times.seconds, why="as measured")
+
+
+def _facts(group: Communicator, step: TrialStep, gradients: Sequence[Any]) -> dict[str, str]:
+    """All that a step's time goes by, as far as it is known."""
+    hosts = group.allgather_json(group.host)
+    model, exchange, optimizer = step.settings
+    forms = [(one.dtype.name, *one.shape) for one in gradients]
+    return {
+        "model": model.model,
+        "gradients": hashlib.blake2b(repr(forms).encode(), digest_size=10).hexdigest(),
+        "precision": model.precision,
+        "optimizer": optimizer.optimizer,
+        "strategy": exchange.strategy,
+        "compress": exchange.compress,
+        "samples": ",".join(map(str, step.samples)),
+        "library": group.library,
+        "hosts": host_family(hosts[0]),
+        "ranks": str(group.size),
+        "nodes": str(len(set(hosts))),
+        "cores": str(len(os.sched_getaffinity(0))),
+        "threads": str(tf.config.threading.get_intra_op_parallelism_threads()),
+    }
+
+
+def _timed(worker: AllReduceWorker, group: Communicator, step: TrialStep, sizes: Sequence[int]) -> dict[str, float]:
+    """Seconds of the quickest step with each of `sizes`, the slowest rank's: the same numbers on every rank."""
+    model, _, optimizer_settings = step.settings
+    optimizer = build_optimizer(
+        optimizer_settings, step.model.trainable_variables, loss_scaling=model.precision == "mixed_float16"
+    )
+    optimizer.learning_rate = 0.0
+    variables, begun_with = step.model.variables, worker.bucket_bytes
+    before = state.copy_of(state.reader(variables)(), "trial")
+    seen = observe(group).observation
+    recorder, seen.recorder = seen.recorder, NOTHING  # what is traced begins with the first step
+    try:
+        return _in_turn(worker, group, {size: step.build(optimizer) for size in sizes}, step.batch())
+    finally:
+        seen.recorder, worker.bucket_bytes = recorder, begun_with
+        state.assign(variables, before, "trial")
+        del optimizer
+        gc.collect()  # graphs and optimizers refer to themselves, and would keep their memory
+
+
+def _in_turn(
+    worker: AllReduceWorker, group: Communicator, steps: Mapping[int, Callable[..., Any]], batch: tuple[Any, Any]
+) -> dict[str, float]:
+    seconds: dict[int, list[float]] = {size: [] for size in steps}
+    spent_s = 0.0  # the same on every rank, as each time is
+    for number in range(WARMUP + MOST):
+        if number >= WARMUP + FEWEST and spent_s > TIME_LIMIT_S:
+            break
+        for size, take in steps.items():
+            worker.bucket_bytes = size
+            group.barrier()
+            began_s = time.perf_counter()
+            float(take(*batch)[0])
+            took_s = max(group.allgather_json(time.perf_counter() - began_s))
+            if number >= WARMUP:
+                seconds[size].append(took_s)
+                spent_s += took_s
+    return {str(size): min(times) for size, times in seconds.items()}

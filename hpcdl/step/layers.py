@@ -1,0 +1,255 @@
+"""When each layer's input, gradients and new weights were there, for traces at level `full`.
+
+A moment is one operation of TensorFlow's, about half a microsecond. The step returns all of them, and Python keeps them
+behind it: a Python function in the graph costs a quarter of a millisecond, whatever it does. Nothing in the step waits
+for any, and they are made after everything else, so that they change no number.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import tensorflow as tf
+
+from hpcdl.comm.observed import BACKWARD, FORWARD, LAYER_UPDATE, Recorder
+from hpcdl.core.errors import carried
+from hpcdl.core.wall import WALL
+from hpcdl.strategies.base.graph import call_python, has_own_clock, timestamp_beside
+
+if TYPE_CHECKING:
+    from hpcdl.core.protocols import Array
+
+
+def layer_of(path: str) -> str:
+    """The layer that a variable of that path belongs to."""
+    return path.rpartition("/")[0] or path
+
+
+class NoLayers:
+    """Notes nothing: no trace asks for layers."""
+
+    def called(self, model: Any) -> AbstractContextManager[None]:
+        """Inside, the layers of `model` are called."""
+        return nullcontext()
+
+    def recorded(
+        self,
+        exchanged: Any,
+        loss: Any,
+        gradients: Sequence[Any],
+        averaged: Sequence[Any],
+        variables: Sequence[Any],
+    ) -> Sequence[Any]:
+        """What the step returns beside its results, for `keeping`.
+
+        `exchanged` (scalar float64) is when the exchange was over, `loss` a scalar; `averaged` are what the weights
+        move by, where each moves as soon as its own is there.
+        """
+        return ()
+
+    def keeping(self, step: Callable[..., Any]) -> Callable[..., Any]:
+        """`step` without its last results, those that `recorded` gave."""
+        return step
+
+    def gradients_recorded(self, gradients: Sequence[Any], after: Sequence[Any]) -> None:
+        """The same for the `gradients` alone, of a step that somebody else makes; kept when `after` are there."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Call:
+    """A layer with weights that was called, with the tensors that went in and came out."""
+
+    layer: str
+    inputs: Sequence[Any]
+    outputs: Sequence[Any]
+
+    @property
+    def made_by(self) -> set[str]:
+        """The names of the operations that made the outputs."""
+        return {tensor.op.name for tensor in self.outputs}
+
+
+class Layers(NoLayers):
+    """Notes the layers that the variables of these paths belong to.
+
+    Forward, a layer lasts from when its input is there until that of the next one is, which must be made of its output:
+    of layers beside one another, and of those that are called several times, nothing is told. Backward it lasts from
+    the gradients that came before until its own have come.
+    """
+
+    def __init__(self, recorder: Recorder, paths: Sequence[str]) -> None:
+        self._recorder = recorder
+        self._members: dict[str, list[int]] = {}
+        for index, path in enumerate(paths):
+            self._members.setdefault(layer_of(path), []).append(index)
+        self._calls: list[_Call] = []
+        self._told: list[bool] = []
+        self._kept_s = WALL.now_s()
+
+    @contextmanager
+    def called(self, model: Any) -> Iterator[None]:
+        """Inside, calls of layers are noted; the last time counts, where a batch goes through in slices."""
+        self._calls = []
+        layers = [layer for layer in model._flatten_layers(include_self=False) if layer.trainable_variables]
+        noted = [layer for layer in layers if "call" not in vars(layer)]
+        for layer in noted:
+            object.__setattr__(layer, "call", self._noted(layer, layer.call))
+        try:
+            yield
+        finally:
+            for layer in noted:
+                object.__delattr__(layer, "call")
+
+    def recorded(
+        self,
+        exchanged: Any,
+        loss: Any,
+        gradients: Sequence[Any],
+        averaged: Sequence[Any],
+        variables: Sequence[Any],
+    ) -> Sequence[Any]:
+        """The moments (float64, of `timestamp`), and what they wait for in place of layers' tensors."""
+        calls = self._calls
+        way = [*(call.inputs for call in calls), *(call.outputs for call in calls[-1:])]
+        marks = [[_mark(tensor) for tensor in tensors] for tensors in way]
+        followed = [_follows(call, tensors, calls) for call, tensors in zip(calls, way[1:], strict=True)]
+        self._told = [ahead and self._is_alone(call) for call, ahead in zip(calls, followed, strict=True)]
+        value = tf.cast(loss, tf.float32)
+        ready = self._each(value, gradients)
+        begins = self._each(value, averaged) if averaged else [exchanged] * len(self._members)
+        # A weight has moved when it is read after its update.
+        ends = self._each(value, [variable.value.read_value() for variable in variables])
+        moments = tf.stack([*(_moment(mark[0], mark) for mark in marks), *ready, *begins, *ends])
+        return moments, *itertools.chain(*marks)
+
+    def keeping(self, step: Callable[..., Any]) -> Callable[..., Any]:
+        """`step` without its moments, which are kept: behind it, or in a graph of several by a Python function."""
+
+        def keep(moments: Array, *_: Array) -> Array:
+            self._keep(self._settled(moments))
+            return moments[:1] * 0
+
+        def kept(*batch: Any) -> tuple[Any, ...]:
+            loss, sums, had_gradients, exchanged, *noted = step(*batch)
+            if tf.executing_eagerly():
+                self._keep(self._settled(noted[0].numpy()))
+            else:
+                nothing = tf.numpy_function(carried(keep), noted, tf.float64, stateful=False)
+                exchanged += tf.reshape(nothing, [])
+            return loss, sums, had_gradients, exchanged
+
+        return kept
+
+    def _settled(self, stamps: Array) -> list[float]:
+        """Times by the run's clock, of a step that has begun since the last one was kept."""
+        settled = [WALL.settled(stamp, self._kept_s) for stamp in stamps.tolist()]
+        self._kept_s = WALL.now_s()
+        return settled
+
+    def _keep(self, at: Sequence[float]) -> None:
+        calls, num = self._calls, len(self._members)
+        passed, ready, begins, ends = at[: -3 * num], at[-3 * num : -2 * num], at[-2 * num : -num], at[-num:]
+        spans = [
+            (FORWARD, call.layer, begin, end)
+            for call, (begin, end), known in zip(calls, itertools.pairwise(passed), self._told, strict=True)
+            if known
+        ]
+        spans += self._backward(ready, passed[-1] if passed else None)
+        spans += zip(itertools.repeat(LAYER_UPDATE), self._members, begins, ends, strict=False)
+        self._recorder.layers(spans)
+
+    def gradients_recorded(self, gradients: Sequence[Any], after: Sequence[Any]) -> None:
+        """Of a step that somebody else makes: what came before the first gradient is not known."""
+        if tf.executing_eagerly():
+            return  # all of them are there
+        ready = tf.stack(self._each(tf.zeros([]), gradients))
+
+        def keep(moments: Array) -> bool:
+            self._recorder.layers(self._backward(self._settled(moments), None))
+            return True
+
+        with tf.control_dependencies(after):
+            call_python(keep, [ready], tf.bool)
+
+    def _noted(self, layer: Any, call: Any) -> Any:
+        own = list(dict.fromkeys(layer_of(variable.path) for variable in layer.trainable_variables))
+        name = own[0] if len(own) == 1 else layer.path
+
+        def noted(*args: Any, **kwargs: Any) -> Any:
+            before = len(self._calls)
+            outputs = call(*args, **kwargs)
+            found = _Call(layer=name, inputs=_tensors((args, kwargs)), outputs=_tensors(outputs))
+            # What is made of layers is told by them; but not where they are called inside of a loop.
+            inside = [one for one in self._calls[before:] if found.outputs and _in_graph(one, found.outputs[0].graph)]
+            self._calls[before:] = inside or [found] * bool(found.inputs and found.outputs)
+            return outputs
+
+        return noted
+
+    def _is_alone(self, call: _Call) -> bool:
+        """Whether this layer was called once."""
+        return [one.layer for one in self._calls].count(call.layer) == 1
+
+    def _each(self, value: Any, tensors: Sequence[Any]) -> list[Any]:
+        """For each layer the moment when all of its `tensors` are there."""
+        return [_moment(value, [tensors[index] for index in own]) for own in self._members.values()]
+
+    def _backward(self, ready: Sequence[float], begin: float | None) -> Iterable[tuple[str, str, float, float]]:
+        """The layers in the order in which their gradients came; from `begin` for the first, if it is known."""
+        for layer, end in sorted(zip(self._members, ready, strict=True), key=lambda one: one[1]):
+            if begin is not None:
+                yield BACKWARD, layer, min(begin, end), end
+            begin = end
+
+
+def layers_of(recorder: Recorder, paths: Sequence[str]) -> NoLayers:
+    """What notes the layers of variables of these paths, if `recorder` wants to hear of them."""
+    return Layers(recorder, paths) if recorder.wants_layers else NoLayers()
+
+
+def _in_graph(call: _Call, graph: Any) -> bool:
+    return all(tensor.graph is graph for tensor in (*call.inputs, *call.outputs))
+
+
+def _tensors(values: Any) -> list[Any]:
+    """The tensors of a graph among `values`."""
+    return [one for one in tf.nest.flatten(values) if isinstance(one, tf.Tensor) and hasattr(one, "graph")]
+
+
+def _mark(tensor: Any) -> Any:
+    """The first number of `tensor`, if it has one, to wait for in its place: what waits for that may not be fused."""
+    rank = tensor.shape.rank
+    return tf.reshape(tensor, [-1])[:1] if rank is None else tensor[(slice(0, 1),) * rank]
+
+
+def _moment(value: Any, after: Sequence[Any]) -> Any:
+    """A `timestamp` (scalar float64) of when `after` are there; `value` is a scalar that comes before or with them.
+
+    TensorFlow's own clock is told to wait for nothing else: it would come after every Python function before it.
+    """
+    order = getattr(tf.compat.v1.get_default_graph(), "experimental_acd_manager", None)
+    if order is None or not has_own_clock():
+        return timestamp_beside(value, after)
+    with tf.control_dependencies(after):
+        moment = tf.timestamp()
+    order.run_independently(moment.op)
+    return -moment  # as `timestamp` has it
+
+
+def _follows(call: _Call, tensors: Sequence[Any], calls: Sequence[_Call]) -> bool:
+    """Whether `tensors` are made of the outputs of `call`, with no other of `calls` between."""
+    own = call.made_by
+    others = set[str]().union(*(one.made_by for one in calls)) - own
+    seen, ahead = set[str](), [tensor.op for tensor in tensors]
+    while ahead:
+        operation = ahead.pop()
+        if operation.name in own:
+            return True
+        if operation.name not in seen and operation.name not in others:
+            seen.add(operation.name)
+            ahead += [tensor.op for tensor in operation.inputs]
+    return False

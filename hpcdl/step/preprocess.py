@@ -1,0 +1,80 @@
+"""What batches go through on their way to the model: changes at random, and a function of the user's own."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any
+
+import tensorflow as tf
+
+from hpcdl.config.schema import DataConfig
+from hpcdl.core.errors import UsageError
+from hpcdl.data.format.dataset import Dataset
+from hpcdl.data.read.pipeline import Augmentation, batch_spec
+from hpcdl.models.functions import ASKED, call, kind_of, user_function
+from hpcdl.models.spec import UserFunction, parse_function
+from hpcdl.run.outputs import shapes_of
+
+Shape = tuple[int, ...]
+
+
+def augmentation_of(config: DataConfig) -> Augmentation:
+    """The random changes that a run asks for."""
+    return Augmentation(flip=config.flip, crop_padding=config.crop_padding, min_area=config.random_resized_crop)
+
+
+def preprocessed(dataset: Dataset, spec: str) -> Dataset:
+    """`dataset`, its batches changed by the function that `spec` names; runs the user's file. UsageError for a bad one.
+
+    The function gets inputs and targets, by name also `training` and `seed`, an int64 tensor of two numbers that no
+    other worker and step has, for tf.random.stateless_*. It is traced without AutoGraph: `if` cannot ask a tensor.
+    """
+    if not spec:
+        return dataset
+    builder = parse_function(spec, "preprocess")
+    function = user_function(builder)
+
+    def apply(inputs: Any, targets: Any, *, training: bool, seed: Any) -> tuple[Any, Any]:
+        given = {"inputs": inputs, "targets": targets, "training": training, "seed": seed}
+        return _checked(builder, call(builder, function, given), inputs, targets)
+
+    return replace(dataset, preprocess=apply)
+
+
+def _checked(builder: UserFunction, made: Any, inputs: Any, targets: Any) -> tuple[Any, Any]:
+    """What the function has made, as tensors; UsageError where a model could not be trained on it."""
+
+    def refused(text: str) -> UsageError:
+        return UsageError(f"preprocess {str(builder)!r} {text}; {ASKED['preprocess']}")
+
+    if not isinstance(made, tuple | list) or len(made) != 2:
+        raise refused(f"returned {kind_of(made)}, not inputs and targets")
+    try:
+        new_inputs, new_targets = (tf.nest.map_structure(tf.convert_to_tensor, part) for part in made)
+    except (TypeError, ValueError) as error:
+        raise refused(f"returned what is no tensor ({str(error).splitlines()[0]})") from error
+    if isinstance(targets, Mapping) != isinstance(new_targets, Mapping) or (
+        isinstance(targets, Mapping) and set(targets) != set(new_targets)
+    ):
+        raise refused("returned other targets than it was given")
+    if not isinstance(targets, Mapping) and targets.dtype.is_integer:
+        if not new_targets.dtype.is_integer:
+            raise refused(f"returned classes as {new_targets.dtype.name}")
+        new_targets = tf.cast(new_targets, targets.dtype)
+    samples = tf.nest.flatten(targets)[0].shape[0]
+    for tensor in tf.nest.flatten((new_inputs, new_targets)):
+        if tensor.shape.rank in (None, 0) or None in tensor.shape[1:]:
+            raise refused(f"returned a tensor of shape {tensor.shape}: only the number of samples may be open")
+        if samples is not None and tensor.shape[0] not in (samples, None):
+            raise refused(f"was given {samples} samples and returned {tensor.shape[0]}")
+    return new_inputs, new_targets
+
+
+def model_shapes(dataset: Dataset) -> tuple[Shape | Mapping[str, Shape], Mapping[str, Shape]]:
+    """Shapes of a sample's inputs, as a model is given them (of one input its shape alone), and of named targets."""
+    if dataset.preprocess is None:
+        inputs = dataset.sample_shape if len(dataset.inputs) < 2 else shapes_of(dataset.inputs)
+        return inputs, shapes_of(dataset.targets)
+    inputs, targets = tf.nest.map_structure(lambda item: tuple(item.shape[1:]), batch_spec(dataset))
+    return inputs, targets if isinstance(targets, Mapping) else {item.name: targets for item in dataset.targets}

@@ -1,0 +1,148 @@
+"""One training step as a graph: forward, backward, the strategy's exchange, the update, with time stamps between."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from typing import Any
+
+import keras
+import tensorflow as tf
+
+from hpcdl.comm.observed import NOTHING, Observation, Recorder
+from hpcdl.core.errors import originals
+from hpcdl.step.layers import layers_of
+from hpcdl.step.objective import Objective
+from hpcdl.strategies.base.graph import connected, timestamp, timestamp_beside
+from hpcdl.strategies.base.strategy import Worker
+
+
+def as_model_input(images: Any) -> Any:
+    """Images as the networks take them: float32, and stored bytes scaled from 0..255 to 0..1; several by name too."""
+    return tf.nest.map_structure(_as_float, images)
+
+
+def num_samples(batch: Any) -> int:
+    """Samples in a batch of labels, of which there may be several by name."""
+    return int(tf.nest.flatten(batch)[0].shape[0])
+
+
+def _as_float(images: Any) -> Any:
+    if images.dtype == tf.uint8:
+        return tf.cast(images, tf.float32) * (1 / 255)
+    return tf.cast(images, tf.float32)
+
+
+def build_step(
+    model: keras.Model,
+    optimizer: Any,
+    worker: Worker,
+    objective: Objective,
+    accumulate: int = 1,
+    tell: Callable[[str], None] = lambda _: None,
+    *,
+    slices: Sequence[int] = (),
+    weight: float = 1.0,
+    recorder: Recorder = NOTHING,
+) -> Callable[..., Any]:
+    """A compiled function of (images, labels), the batch of one optimizer step on this worker.
+
+    It returns the loss (mean over the local batch), the objective's sums, and the times (`timestamp` of
+    base/graph.py) at which the last local gradient was there and the exchange was over. With `accumulate` the
+    batch goes through in that many slices, of `slices` samples where that says more. `weight` is what this worker's
+    mean counts in the mean over the workers. `tell` hears of variables that no gradient moves, `recorder` of layers, if
+    it wants to.
+    """
+    variables = model.trainable_variables
+    names = [variable.path for variable in variables]
+    worker.checks_finite = not isinstance(optimizer, keras.optimizers.LossScaleOptimizer)
+    layers = layers_of(recorder, names)
+    scale_loss = getattr(optimizer, "scale_loss", lambda loss: loss)
+
+    def slice_gradients(images: Any, labels: Any) -> tuple[Any, Any, list[Any]]:
+        with tf.GradientTape() as tape:
+            with layers.called(model):
+                outputs = model(as_model_input(images), training=True)
+            loss = objective.loss(labels, outputs)
+            total = tf.add_n([loss, *model.losses]) if model.losses else loss
+            scaled = scale_loss(total * (worker.loss_share * weight))
+        gradients = connected(tape.gradient(scaled, variables), variables, names, tell)
+        return loss, objective.sums(labels, outputs), gradients
+
+    @tf.function(autograph=False, reduce_retracing=True)
+    def step(images: Any, labels: Any) -> tuple[Any, ...]:
+        if accumulate == 1:
+            loss, sums, gradients = slice_gradients(images, labels)
+        else:
+            parts = list(slices) or accumulate
+            loss, sums, gradients = _accumulated(slice_gradients, images, labels, parts, objective, variables)
+        if worker.leaves_early(gradients):
+            had_gradients = timestamp_beside(loss, gradients)
+        else:
+            with tf.control_dependencies([loss, *gradients]):
+                had_gradients = timestamp()
+        with tf.control_dependencies([had_gradients]):  # what ends the exchange must not get ahead of it
+            gradients = [tf.identity(gradients[0]), *gradients[1:]]
+        exchanged = worker.apply(gradients, variables, optimizer)
+        noted = layers.recorded(exchanged, loss, gradients, worker.averaged, variables)
+        return loss, sums, had_gradients, exchanged, *noted
+
+    compiled: Callable[..., Any] = originals()(step)
+    return layers.keeping(compiled)
+
+
+def inside_engine(seen: Observation, *, mpi: bool, num_workers: int) -> AbstractContextManager[None]:
+    """What a step runs in: TensorFlow's own engines exchange inside it, where nobody sees them wait."""
+    if mpi or num_workers == 1:
+        return nullcontext()
+    return seen.waiting_for("a step of TensorFlow's engine", hidden=True)
+
+
+def build_follow(model: keras.Model, optimizer: Any, worker: Worker) -> Callable[[], Any]:
+    """A compiled function that takes a step without a gradient of this worker's own; traced when it is first needed.
+
+    It returns the time at which the exchange was over, of `timestamp`.
+    """
+    variables = model.trainable_variables
+
+    @tf.function(autograph=False)
+    def follow() -> Any:
+        return worker.apply([tf.zeros(variable.shape, variable.dtype) for variable in variables], variables, optimizer)
+
+    compiled: Callable[[], Any] = originals()(follow)
+    return compiled
+
+
+def _accumulated(
+    slice_gradients: Callable[..., Any],
+    images: Any,
+    labels: Any,
+    parts: int | list[int],
+    objective: Objective,
+    variables: Any,
+) -> tuple[Any, Any, list[Any]]:
+    """Means over slices of the batch, `parts` alike or of so many samples each.
+
+    Only the last one's back-propagation overlaps the exchange.
+    """
+    num_slices = parts if isinstance(parts, int) else len(parts)
+    shares = [1 / num_slices] * num_slices if isinstance(parts, int) else [part / sum(parts) for part in parts]
+    image_slices, label_slices = _split(images, parts), _split(labels, parts)
+    loss = tf.zeros([])
+    sums = tf.zeros([len(objective.names)], tf.float64)
+    gradients = [tf.zeros(variable.shape, variable.dtype) for variable in variables]
+    previous: list[Any] = []
+    for image_slice, label_slice, share in zip(image_slices, label_slices, shares, strict=True):
+        # One slice after the other, or the memory that accumulation is meant to save would be needed after all.
+        with tf.control_dependencies(previous):
+            part_loss, part_sums, part = slice_gradients(tf.nest.map_structure(tf.identity, image_slice), label_slice)
+        gradients = [total + gradient * share for total, gradient in zip(gradients, part, strict=True)]
+        loss, sums = loss + part_loss * share, sums + part_sums
+        previous = gradients
+    return loss, sums, gradients
+
+
+def _split(batch: Any, parts: int | list[int]) -> list[Any]:
+    """Slices of a tensor, or of several by name."""
+    slices = [tf.split(tensor, parts) for tensor in tf.nest.flatten(batch)]
+    return [tf.nest.pack_sequence_as(batch, list(own)) for own in zip(*slices, strict=True)]

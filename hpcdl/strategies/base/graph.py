@@ -1,0 +1,286 @@
+"""What a strategy puts into a step's graph beside its exchange: Python functions, the time of day, a look for NaN."""
+
+from __future__ import annotations
+
+import ctypes
+import threading
+import time
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any
+
+import numpy
+import tensorflow as tf
+
+from hpcdl.comm.observed import BUCKET, UPDATING, Recorder
+from hpcdl.core.errors import NotFiniteError, RankError, UsageError, carried
+from hpcdl.core.protocols import Communicator
+from hpcdl.core.wall import WALL
+from hpcdl.strategies.base.finite import all_finite, not_finite
+
+if TYPE_CHECKING:
+    from hpcdl.core.protocols import Array, Finished
+
+    Exchange = Callable[[Array, Finished], Array]
+    """Makes a buffer its sum over the ranks, in place, and tells of the parts that are finished."""
+
+FIRST_WORD_S = 5.0
+"""Who has bad gradients gets this long to say so, with what it alone knows, before the other ranks end the job."""
+SAMPLED = 509
+"""One in so many elements of a gradient is kept to tell whether it was finite, where the exchange overwrites it."""
+LARGEST_SUM = float(numpy.finfo(numpy.float32).max) / 2
+"""Sums of float32 that cannot exceed this stay finite, however their partial sums are rounded."""
+SQUARED_BOUND = 2.7e19
+"""Beyond the square root of twice the largest float32: half the sum of squares is infinite where any |x| is larger."""
+
+
+def call_python(function: Callable[..., Any], inputs: Sequence[Any], types: Any) -> Any:
+    """`function` of numpy arrays as an operation; `errors.original` has its errors back from TensorFlow's."""
+    return tf.numpy_function(carried(_on_kept_thread(function)), inputs, types)
+
+
+def _on_kept_thread(function: Callable[..., Any]) -> Callable[..., Any]:
+    """`function`, with what Python knows of the calling thread kept from call to call.
+
+    TensorFlow's threads are not Python's: at the end of each call Python would forget them, to set up another state
+    and stack for the next one. That made a fifth to a half of what a call costs in the middle of a step. They live as
+    long as the process, so nothing has to be given back.
+    """
+
+    def call(*inputs: Any) -> Any:
+        if not hasattr(_KEPT, "counted"):
+            _KEPT.counted = ctypes.pythonapi.PyGILState_Ensure()  # one more than TensorFlow will release
+        return function(*inputs)
+
+    return call
+
+
+_KEPT = threading.local()
+
+
+def bucket_recorded(exchange: Exchange, recorder: Recorder, bucket: int) -> Exchange:
+    """`exchange` of one bucket, with a span for each time it is called."""
+
+    def call(buffer: Array, finished: Finished) -> Array:
+        began_s = time.monotonic()
+        result = exchange(buffer, finished)
+        recorder.span(BUCKET, began_s, time.monotonic(), num_bytes=buffer.nbytes, bucket=bucket)
+        recorder.exchanged(bucket, result)
+        return result
+
+    return call
+
+
+def timestamp() -> Any:
+    """A scalar float64 tensor: Unix time in seconds when the graph gets there; order it by control dependencies.
+
+    Negative where TensorFlow tells it, by the system's clock, which may be set: `WALL.settled` knows what it means.
+    """
+    if has_own_clock():
+        return -tf.timestamp()
+    return tf.ensure_shape(call_python(WALL.now_s, [], tf.float64), [])
+
+
+def has_own_clock() -> bool:
+    """Whether TensorFlow tells the time itself, at a quarter of the price: not where op determinism is on.
+
+    A graph of TensorFlow 1 is not asked: what it refuses shows when it runs.
+    """
+    with tf.init_scope():
+        if not tf.executing_eagerly():
+            return False
+        try:
+            tf.timestamp()
+        except tf.errors.FailedPreconditionError:
+            return False
+    return True
+
+
+def timestamp_beside(value: Any, after: Sequence[Any]) -> Any:
+    """`timestamp` once `after` are there, for which nothing else waits; `value` is a scalar tensor of the step.
+
+    TensorFlow runs the Python functions of a graph one after the other, as they were traced. One that only tells the
+    time must not hold up those that follow: buckets leave while back-propagation goes on. So this one says that it has
+    no side effects; without an input it would then be called once for all steps.
+    """
+    with tf.control_dependencies(after):
+        stamp = tf.numpy_function(carried(lambda _: WALL.now_s()), [tf.identity(value)], tf.float64, stateful=False)
+    return tf.ensure_shape(stamp, [])
+
+
+def behind(ready: Sequence[Any], tensors: Sequence[Any]) -> list[Any]:
+    """`tensors`, once what is `ready` has been done."""
+    with tf.control_dependencies(ready):
+        return [tf.identity(tensor) for tensor in tensors]
+
+
+def update_recorded(recorder: Recorder, bucket: int, began: Any, variables: Sequence[Any]) -> Any:
+    """Zero (scalar float64), when the last value given to each of `variables` is there; `recorder` gets the span.
+
+    `began`: a `timestamp_beside`. The zero must be added to what the step returns: an operation without side effects
+    that is only waited for is left out of the graph.
+    """
+
+    def keep(began: Array) -> Array:
+        now_s = time.monotonic()
+        recorder.span(UPDATING, now_s - max(WALL.now_s() - float(began), 0.0), now_s, bucket=bucket)
+        return numpy.zeros_like(began)
+
+    with tf.control_dependencies([variable.value.read_value() for variable in variables]):
+        kept = tf.numpy_function(carried(keep), [tf.identity(began)], tf.float64, stateful=False)
+    return tf.ensure_shape(kept, [])
+
+
+def bounds_of(gradients: Sequence[Any]) -> Any:
+    """A bound of each float32 gradient's |x|, shape (number of gradients,); infinite where one is not finite.
+
+    The sum of squares is the cheapest reading there is: where it is finite, no |x| is beyond SQUARED_BOUND. The exact
+    bounds are looked for only where it is not.
+    """
+    squares = tf.stack([tf.nn.l2_loss(gradient) for gradient in gradients])
+
+    def exactly() -> Any:
+        sizes = [tf.where(tf.math.is_finite(gradient), tf.abs(gradient), float("inf")) for gradient in gradients]
+        return tf.stack([tf.reduce_max(size) for size in sizes])
+
+    finite = tf.reduce_all(tf.math.is_finite(squares))
+    return tf.cond(finite, lambda: tf.fill([len(gradients)], SQUARED_BOUND), exactly)
+
+
+def connected(
+    gradients: Sequence[Any], variables: Sequence[Any], names: Sequence[str], tell: Callable[[str], None]
+) -> list[Any]:
+    """`gradients` as dense tensors, with zeros for variables that the loss does not depend on: `tell` hears of those.
+
+    UsageError where it depends on none of them.
+    """
+    idle = [name for name, gradient in zip(names, gradients, strict=True) if gradient is None]
+    if len(idle) == len(names):
+        raise UsageError("the loss depends on none of the model's trainable variables; there is nothing to train")
+    if idle:
+        more = f" and {len(idle) - _TOLD} more" if len(idle) > _TOLD else ""
+        tell(f"the loss does not depend on {', '.join(idle[:_TOLD])}{more}: no gradient moves that")
+    return [
+        tf.zeros(variable.shape, variable.dtype) if gradient is None else tf.convert_to_tensor(gradient)
+        for gradient, variable in zip(gradients, variables, strict=True)
+    ]
+
+
+_TOLD = 5
+"""Variables that are named, of many."""
+
+
+class FiniteGuard:
+    """Ends a step before the weights move, where gradients hold NaN or infinity, and says whose and in which variable.
+
+    `group`: the ranks that get the same sums; None where each looks at its own gradients, before they leave. What is
+    looked at first is read once; the gradients themselves only where that found something.
+    """
+
+    def __init__(self, rank: int, group: Communicator | None = None) -> None:
+        self.step: int | None = None
+        self._rank, self._group = rank, group
+        self._suspicious = False
+        self._overwritten: dict[str, bool] = {}
+
+    def watched(
+        self, exchange: Exchange, *, first: bool, alone: str = "", exponent: int | None = None
+    ) -> Callable[[Array], tuple[Array, bool]]:
+        """`exchange` with a look at what it leaves, part by part while that is in the cache.
+
+        What is returned beside the buffer: whether this one, or one since the `first` of a step, has to be looked at
+        again. `alone`: the variable whose gradient is that buffer itself, and is overwritten with it.
+        """
+
+        def call(buffer: Array) -> tuple[Array, bool]:
+            kept = buffer[::SAMPLED].copy() if alone else buffer[:0]
+            if first:
+                self._suspicious = False
+                self._overwritten.clear()
+            finite = True
+
+            def look(part: Array) -> None:
+                nonlocal finite
+                finite = finite and all_finite(part, exponent)
+
+            exchange(buffer, look)
+            if not finite:
+                self._suspicious = True
+                if alone:
+                    self._overwritten[alone] = all_finite(kept, exponent)
+            return buffer, self._suspicious
+
+        return call
+
+    def before_exchange(self, gradients: Sequence[Any], names: Sequence[str]) -> Any:
+        """An operation to wait for before this rank's own `gradients` go anywhere; `names` are their variables'."""
+        squares = tf.add_n([tf.cast(tf.nn.l2_loss(gradient), tf.float32) for gradient in gradients])
+        return self.verdict(tf.logical_not(tf.math.is_finite(squares)), gradients, names)
+
+    def agreed(self, bounds: Any, names: Sequence[str], total: Callable[[Array], None]) -> Any:
+        """An operation to wait for before the weights move, which may come before the exchange is over.
+
+        `bounds` are `bounds_of` this rank's own gradients, `names` their variables'; `total` sums over the group in
+        place. Sums of gradients whose bounds add up to a number are numbers.
+        """
+
+        def agree(mine: Array) -> bool:
+            largest = numpy.max(mine, keepdims=True).astype(numpy.float64)
+            total(largest)
+            if not largest[0] <= LARGEST_SUM:
+                self._judge([name for name, bound in zip(names, mine, strict=True) if not numpy.isfinite(bound)])
+            return True
+
+        return tf.ensure_shape(call_python(agree, [bounds], tf.bool), [])
+
+    def verdict(self, suspicious: Any, gradients: Sequence[Any], names: Sequence[str]) -> Any:
+        """An operation to wait for before the weights move; `gradients` are this rank's own, `names` their variables'.
+
+        `suspicious`, bool: whether what has come from the exchange has to be looked at; the same on every rank.
+        """
+
+        def judge(finite: Array) -> bool:
+            flags = dict(zip(names, finite, strict=True)) | self._overwritten
+            self._judge([name for name, fine in flags.items() if not fine])
+            return True
+
+        def look_again() -> Any:
+            finite = tf.stack([tf.reduce_all(tf.math.is_finite(gradient)) for gradient in gradients])
+            return tf.ensure_shape(call_python(judge, [finite], tf.bool), [])
+
+        return tf.cond(tf.ensure_shape(suspicious, []), look_again, lambda: tf.constant(True))
+
+    def unspoilt(self, suspicious: Any) -> Any:
+        """An operation to wait for at the end of a step whose gradients were `agreed` to be finite before they left.
+
+        `suspicious` as in `verdict`: then the sums were spoilt on their way.
+        """
+
+        def judge() -> bool:
+            self._judge([])
+            return True
+
+        return tf.cond(
+            tf.ensure_shape(suspicious, []),
+            lambda: tf.ensure_shape(call_python(judge, [], tf.bool), []),
+            lambda: tf.constant(True),
+        )
+
+    def _judge(self, mine: list[str]) -> None:
+        """Raise what is to be said; collective over the group."""
+        where = "" if self.step is None else f" at step {self.step}"
+        if mine:
+            found = not_finite(mine, "the gradient", self.step, self._rank)
+        if self._group is None:
+            if mine:
+                raise found
+            return  # large, but finite: their squares overflowed
+        words = self._group.allgather_json(str(found) if mine else "")
+        if mine:
+            raise found
+        bad = next((rank for rank, word in enumerate(words) if word), None)
+        if bad is None:
+            raise NotFiniteError(
+                f"the sum of all ranks' gradients is not finite{where}, though none of them seems to be"
+            )
+        time.sleep(FIRST_WORD_S)
+        raise RankError(words[bad], rank=bad)

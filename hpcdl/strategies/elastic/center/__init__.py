@@ -1,1 +1,0 @@
-"""The center's side: a server, its rules, its messages."""

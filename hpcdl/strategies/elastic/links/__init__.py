@@ -1,1 +1,0 @@
-"""A worker's ways to the center: messages, shared memory, one-sided updates."""

@@ -1,0 +1,208 @@
+"""A server that holds the center, or its part of it, and lets workers exchange with it one at a time.
+
+Either first come, first served (`async-*`), or in rank order, round after round (`easgd`). A request is served whole
+before the next: that is the lock of the methods that have one. Nobody spins: the server sleeps in `wait_any`.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Any
+
+import numpy
+
+from hpcdl.core.errors import BrokenGroup, RankError, StoppedEarly
+from hpcdl.core.protocols import Request
+from hpcdl.strategies.base.salvage import CenterPart
+from hpcdl.strategies.base.strategy import Context
+from hpcdl.strategies.elastic import message as center_message
+from hpcdl.strategies.elastic.message import Endpoint, Message, Sending, server_spans, sizes_within
+from hpcdl.strategies.elastic.rules import Rule, Staleness
+
+if TYPE_CHECKING:
+    from hpcdl.core.protocols import Array
+
+
+class CenterServer:
+    """One server. `in_rank_order`: round robin over the workers instead of first come, first served."""
+
+    def __init__(
+        self, context: Context, rule: Rule, *, in_rank_order: bool = False, channel: Endpoint | None = None
+    ) -> None:
+        self._channel: Endpoint = channel or context.communicator.duplicate()
+        if channel is None:
+            context.communicator.split(1)  # the workers' group is collective over all
+        self._context = context
+        self._rule = rule
+        self._in_rank_order = in_rank_order
+        self._left: set[int] = set()
+        self._lost: set[int] = set()
+        self._stopped = self._has_center = False
+        self._count = self._begun = self._version = self._total = self._first = 0
+        self._busy_s = 0.0
+        self._staleness = Staleness()
+
+    def serve(self) -> dict[str, Any]:
+        """Serve until every worker has left. StoppedEarly where the workers say that the run is to be resumed."""
+        self._begin()
+        for worker, message in self._arrivals():
+            began = time.perf_counter()
+            if self._handle(worker, message):
+                message.header[3] = took = time.perf_counter() - began
+                self._busy_s += took
+                self._reply(worker, message)
+        self._answer_leavers()
+        verdict = numpy.zeros(2, numpy.int64)
+        self._channel.irecv(verdict, 0, center_message.VERDICT_TAG).wait()
+        if verdict[0]:
+            raise StoppedEarly("the workers stopped; go on with --resume")
+        # Worker 0's word, so that all servers say the same.
+        return self._details() | ({"lost_workers": int(verdict[1])} if verdict[1] else {})
+
+    def part(self) -> CenterPart | None:
+        """What it holds: whole, because a request is served between two messages."""
+        if not self._has_center:
+            return None
+        velocity = self._rule.velocity
+        return CenterPart(start=self._first, values=self._center, velocity=velocity, count=self._count, held=True)
+
+    def _begin(self) -> None:
+        """Learn the sizes from worker 0, and take its weights, and its velocity where it has one, as the center's."""
+        start = self._channel.allgather_json(None)[0]
+        self._total, self._count = start["total"], start["count"]
+        self._begun = self._count
+        index = self._channel.rank - self._context.num_workers
+        part = server_spans(sum(start["sizes"]), self._context.num_servers)[index]
+        self._first = part.start
+        sizes = sizes_within(start["sizes"], part)
+        packed = not self._context.elastic.unpacked
+        self._messages = [Message(sizes, packed=packed) for _ in range(self._context.num_workers)]
+        self._center: Array = numpy.zeros(sum(sizes), numpy.float32)
+        self._rule.begin(sum(sizes))
+        targets = [self._center]
+        if start["velocity"] and self._rule.velocity is not None:
+            targets.append(self._rule.velocity)
+        for target in targets:
+            self._messages[0].receive(self._channel, 0)
+            target[:] = self._messages[0].payload
+        self._stopped = 0 < self._total <= self._count
+        self._has_center = True
+
+    def _arrivals(self) -> Iterator[tuple[int, Message]]:
+        """Requests as they are to be served, until every worker has left."""
+        self._sending: dict[int, Sending] = {}
+        self._pending: dict[int, Request] = {}
+        order = self._round_robin() if self._in_rank_order else self._first_come()
+        for worker in order:
+            message = self._messages[worker]
+            try:
+                message.receive_rest(self._channel, worker, self._pending.pop(worker))
+            except RankError as error:
+                self._go_on_without(error)
+                continue
+            yield worker, message
+
+    def _post(self, worker: int) -> None:
+        self._pending[worker] = self._channel.irecv(self._messages[worker].parts[0], worker, center_message.TAG)
+
+    def _round_robin(self) -> Iterator[int]:
+        """One after the other, each request and reply whole before the next: P (2 alpha + 2 n beta) a round."""
+        while len(self._left) < self._context.num_workers:
+            for worker in sorted(set(range(self._context.num_workers)) - self._left):
+                self._post(worker)
+                yield worker
+                if worker in self._sending:
+                    self._sending.pop(worker).wait()
+
+    def _first_come(self) -> Iterator[int]:
+        """Who has come; of several, who was served longest ago. A reply's buffer is read into again once it is out."""
+        queue = list(range(self._context.num_workers))
+        for worker in queue:
+            self._post(worker)
+        while queue:
+            waits = [
+                self._sending[worker].requests[-1] if worker in self._sending else self._pending[worker]
+                for worker in queue
+            ]
+            try:
+                worker = queue[self._channel.wait_any(waits)]
+                if worker in self._sending:
+                    self._sending.pop(worker).wait()
+                    self._post(worker)
+                    continue
+            except RankError as error:
+                self._go_on_without(error)
+                queue = [worker for worker in queue if worker not in self._lost]
+                continue
+            queue.remove(worker)
+            yield worker
+            if worker not in self._left:
+                queue.append(worker)
+
+    def _go_on_without(self, error: RankError) -> None:
+        """Take the dead workers out where the library can tell (ULFM); raise `error` where it cannot.
+
+        Worker 0 cannot be done without: it evaluates and saves the center. Where those that are left go on in place,
+        the dead break the group, and only workers that gave no sign of life are done without.
+        """
+        if self._context.in_place and isinstance(error, BrokenGroup):
+            raise error
+        lost = (self._channel.failed() & set(range(self._context.num_workers))) - self._lost
+        if not lost or 0 in lost or self._in_rank_order:
+            raise error
+        self._lost |= lost
+        self._left |= lost
+        for worker in lost:
+            self._sending.pop(worker, None)
+            self._pending.pop(worker, None)
+
+    def _handle(self, worker: int, message: Message) -> bool:
+        """Serve one request; False where the answer has to wait until everybody has left."""
+        kind, rate, version, steps = message.header.tolist()
+        if kind in (center_message.LEAVE, center_message.STOP):
+            self._left.add(worker)
+            self._stopped = self._stopped or kind == center_message.STOP
+            return False
+        if kind == center_message.FETCH:
+            message.payload[:] = self._center
+        elif kind == center_message.FETCH_VELOCITY:
+            message.payload[:] = 0 if self._rule.velocity is None else self._rule.velocity
+        elif self._stopped:
+            message.payload[:] = self._center
+        else:
+            self._staleness.add(self._version - int(version))
+            self._rule.serve(self._center, message.payload, message.payload, rate)
+            self._version += 1
+            self._count += int(steps)
+            # A total of 0 means that the workers stop by themselves.
+            self._stopped = 0 < self._total <= self._count
+        return True
+
+    def _reply(self, worker: int, message: Message) -> None:
+        message.header[:3] = (self._count, self._version, self._stopped)
+        self._sending[worker] = message.send(self._channel, worker)
+
+    def _answer_leavers(self) -> None:
+        """Everybody who is alive gets the last center, and learns how many are not."""
+        if not self._context.in_place:  # there the dead break the group
+            self._lost |= self._channel.failed() & self._left
+        for worker, message in enumerate(self._messages):
+            if worker in self._lost:
+                continue
+            message.payload[:] = self._center
+            message.header[3] = len(self._lost)
+            self._reply(worker, message)
+        for sending in self._sending.values():
+            sending.wait()
+
+    def _details(self) -> dict[str, Any]:
+        served = self._count - self._begun  # of a run that goes on others have served the rest
+        per_step = self._context.num_workers / max(served, 1)
+        return {
+            "steps": served / self._context.num_workers,
+            "busy_seconds_per_step": self._busy_s * per_step,
+            "exchanges": self._version,
+            "updates": self._count,
+            "staleness_counts": self._staleness.as_json(),
+        }

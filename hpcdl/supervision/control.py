@@ -1,0 +1,160 @@
+"""What the workers of a synchronous run agree on between steps: stop, save, make room for more, go on.
+
+Every rank may want to stop (a signal, the time limit), rank 0 wants to save now and then, and to leave where the
+process that started the ranks can start more of them. They add up their wishes in
+one tiny all-reduce about ten times a second, at steps that all of them compute alike.
+"""
+
+from __future__ import annotations
+
+import math
+import os
+import sys
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import numpy
+
+from hpcdl.checkpoint.interval import CheckpointInterval
+from hpcdl.cluster.launchers.base import seconds_left
+from hpcdl.core.disk import remove_file
+from hpcdl.core.protocols import Communicator
+from hpcdl.core.signals import StopRequest
+from hpcdl.strategies.base.strategy import Worker
+
+if TYPE_CHECKING:
+    from hpcdl.core.protocols import Array
+
+AGREE_EVERY_S = 0.1
+CALIBRATION_STEPS = (5, 50)
+"""After so many steps the workers measure how many make up the interval; the first steps are slow."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Wishes:
+    """What the group has agreed on after a step."""
+
+    stop: bool = False
+    save: bool = False
+    grow: bool = False
+    reason: str = ""
+
+
+_NOTHING = Wishes()
+_REASONS = ("", "a signal", "the time limit")
+LEAVE = "leave"
+"""A file beside the ranks' words: the process that started them asks them to save and leave, so that more can start."""
+LOOK_S = 1.0
+"""How often one of them looks for it."""
+FOR_MORE = "the start of more workers"
+"""Why they left then."""
+
+
+SPENT_VARIABLE = "HPCDL_SPENT_S"
+"""Tells ranks that take the place of others how many seconds of --time-limit had gone by when they were started."""
+
+
+def time_allowed(asked_s: float | None, environment: Mapping[str, str] = os.environ) -> float | None:
+    """Seconds until a run must save and leave: the tighter of --time-limit and the job's own; None for neither.
+
+    Where the run has gone on by itself --time-limit counts from its first start; it may be over.
+    """
+    own_s = None if asked_s is None else asked_s - float(environment.get(SPENT_VARIABLE, "0"))
+    limits = [limit for limit in (own_s, seconds_left(environment)) if limit is not None]
+    return min(limits, default=None)
+
+
+class Room:
+    """Whether room is wanted for more workers: by the file LEAVE in `folder`; without a folder it never is."""
+
+    def __init__(self, folder: Path | None) -> None:
+        self._path = None if folder is None else folder / LEAVE
+        self._looked_s = -math.inf
+
+    def wanted(self) -> bool:
+        """Looks once in LOOK_S at most, and says no in between; for one rank to ask."""
+        now_s = time.monotonic()
+        if self._path is None or now_s - self._looked_s < LOOK_S:
+            return False
+        self._looked_s = now_s
+        return self._path.exists()
+
+    def refuse(self) -> None:
+        """The ranks stay: what they have done cannot be kept."""
+        if self._path is not None:
+            remove_file(self._path)
+
+
+class Control:
+    """Agrees with the other workers; call `after_steps` on every rank at the latest after `free_steps` steps."""
+
+    def __init__(
+        self,
+        group: Communicator,
+        stop: StopRequest,
+        worker: Worker,
+        *,
+        interval: CheckpointInterval,
+        time_limit_s: float | None,
+        room: Room,
+    ) -> None:
+        self._group, self._room = group, room
+        self._worker = worker
+        self._stop = stop
+        self._every = interval
+        self._began = self._saved = time.monotonic()
+        self._deadline = self._began + time_limit_s if time_limit_s is not None else math.inf
+        self._steps = 0
+        self._interval = 1
+        self._calibrated, self._calibrated_at_s = 0, self._began
+
+    def free_steps(self) -> int:
+        """Steps until the group agrees again, the same on every rank; a worker alone may always be asked."""
+        if self._group.size == 1:
+            return sys.maxsize
+        calibrations = [steps - self._steps for steps in CALIBRATION_STEPS if steps > self._steps]
+        return min([self._interval - self._steps % self._interval, *calibrations])
+
+    def after_steps(self, num_steps: int = 1) -> Wishes:
+        """The group's wishes, on every rank the same; some strategies carry them along with every step."""
+        carried = self._worker.agreed()
+        if carried is not None:
+            wishes = self._granted(carried)
+            self._worker.wish(self._own())
+            return wishes
+        if self._group.size == 1:
+            return self._granted(self._own())
+        self._steps += num_steps
+        if self._steps in CALIBRATION_STEPS:
+            self._calibrate()
+        if self._steps % self._interval:
+            return _NOTHING
+        wish = self._own()
+        self._group.allreduce(wish)
+        return self._granted(wish)
+
+    def _own(self) -> Array:
+        now = time.monotonic()
+        room = self._group.rank == 0 and self._room.wanted()
+        return numpy.array([self._stop.asked, now >= self._deadline, self._saves(now), room], numpy.float64)
+
+    def _granted(self, wish: Array) -> Wishes:
+        if wish[2]:
+            self._saved = time.monotonic()
+        by_signal, by_time, save, room = (bool(value) for value in wish)
+        reason = _REASONS[1 if by_signal else 2 if by_time else 0]
+        return Wishes(stop=by_signal or by_time, save=save, grow=room, reason=reason)
+
+    def _saves(self, now: float) -> bool:
+        return self._group.rank == 0 and now - self._saved >= self._every.due_s
+
+    def _calibrate(self) -> None:
+        """Agree on how many steps make up the interval, by those since the last time; this errs to the short side."""
+        now_s = time.monotonic()
+        step_s = (now_s - self._calibrated_at_s) / (self._steps - self._calibrated)
+        self._calibrated, self._calibrated_at_s = self._steps, now_s
+        slowest = max(self._group.allgather_json(step_s))
+        self._interval = max(1, math.floor(AGREE_EVERY_S / slowest))

@@ -1,0 +1,145 @@
+"""What a run does now, from its journal and the notes that its ranks leave while somebody looks on."""
+
+from __future__ import annotations
+
+import contextlib
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from hpcdl.cluster.status import FOLDER as RANKS_FOLDER
+from hpcdl.core.disk import is_own, make_folder, remove_file, touch
+from hpcdl.core.errors import CorruptError, UsageError
+from hpcdl.core.files import read_json
+from hpcdl.core.records import FILE_NAME, from_json, read_record
+from hpcdl.core.run_state import goes_on, state_of
+from hpcdl.core.units import IMAGES
+from hpcdl.run.journal import JournalReader, seconds_between
+from hpcdl.supervision.watch import FOLDER, VIEWED, Note
+
+MOST_ROWS = 20
+
+
+@dataclass(frozen=True, kw_only=True)
+class RankNow:
+    """One rank: what it does, whom it waits for, its steps in a second.
+
+    `shares` are those of the parts of a step (PARTS of comm/observed.py) in its last ones.
+    """
+
+    note: Note
+    steps_per_second: float | None
+    shares: Sequence[float]
+
+
+@dataclass(frozen=True, kw_only=True)
+class RunNow:
+    """`ranks`: the slowest first, at most MOST_ROWS of `num_ranks`; `seconds_left` None where nobody can tell.
+
+    `counted` is what `images_per_second` counts.
+    """
+
+    status: str
+    step: int
+    num_steps: int | None
+    loss: float | None
+    images_per_second: float | None
+    counted: str
+    seconds_left: float | None
+    ranks: Sequence[RankNow]
+    num_ranks: int
+
+    def goes_on(self) -> bool:
+        """Whether there will be more to see."""
+        return goes_on(self.status)
+
+
+class LiveView:
+    """Looks at a run again and again; its ranks leave notes as long as `look` is called."""
+
+    def __init__(self, run_dir: Path) -> None:
+        if not run_dir.is_dir():
+            raise UsageError(f"{run_dir} is no run directory")
+        self._run_dir = run_dir
+        self._folder = run_dir / RANKS_FOLDER / FOLDER
+        self._journal = JournalReader(run_dir, from_begin=True, strict=True)
+        self._events: dict[str, dict[str, Any]] = {}
+        self._before: dict[int, tuple[float, Sequence[float]]] = {}
+        self._rates: dict[int, tuple[float | None, Sequence[float]]] = {}
+        self._stamps: dict[Path, int] = {}
+        self._start: Path | None = None
+
+    def look(self) -> RunNow:
+        """How things stand; CorruptError where the journal is damaged."""
+        if is_own(self._run_dir):  # another's run may be looked at, but answers to its owner alone
+            with contextlib.suppress(OSError, UsageError):
+                make_folder(self._folder)
+                touch(self._folder / VIEWED)
+        for event in self._journal.read():
+            self._events[event.get("kind", "")] = event
+        recorded = (self._run_dir / FILE_NAME).exists()  # one that is damaged is said to be
+        status = state_of(self._run_dir, read_record(self._run_dir).status if recorded else None)
+        ranks = [self._rank_now(note) for note in self._notes()] if goes_on(status) else []
+        ranks.sort(key=lambda one: (one.steps_per_second is None, one.steps_per_second or 0.0, one.note.rank))
+        step, start = self._events.get("step", {}), self._events.get("start", {})
+        done, total, first = step.get("step") or 0, start.get("steps"), start.get("done") or 0
+        took_s = seconds_between(start, step)
+        left_s = None
+        if total and took_s is not None and done > first:
+            left_s = (total - done) * took_s / (done - first)
+        return RunNow(
+            status=status,
+            step=done,
+            num_steps=total,
+            loss=step.get("loss"),
+            images_per_second=step.get("images_per_second"),
+            counted=start.get("counted", IMAGES),
+            seconds_left=left_s,
+            ranks=ranks[:MOST_ROWS],
+            num_ranks=len(ranks),
+        )
+
+    def close(self) -> None:
+        """Ranks need leave no more notes."""
+        if is_own(self._run_dir):
+            with contextlib.suppress(OSError, UsageError):
+                remove_file(self._folder / VIEWED)
+
+    def _notes(self) -> list[Note]:
+        """Of the newest start; those of others are of the past."""
+        try:
+            newest = self._newest_start()
+        except OSError:
+            return []
+        found = []
+        for path in sorted(newest.glob("note-*")) if newest else []:
+            with contextlib.suppress(CorruptError, TypeError, ValueError, OSError):
+                found.append(from_json(Note, read_json(path)))
+        return found
+
+    def _newest_start(self) -> Path | None:
+        """The folder in which ranks write now; as long as none does, the one with the newest stamp.
+
+        Where the clock was set back meanwhile a start of the past has the newest one.
+        """
+        before = self._stamps
+        self._stamps = {path: path.stat().st_mtime_ns for path in self._folder.iterdir() if path.is_dir()}
+        moved = [path for path, stamp in self._stamps.items() if before and before.get(path) != stamp]
+        if moved or self._start not in self._stamps:
+            self._start = max(moved or self._stamps, key=self._stamps.__getitem__, default=None)
+        return self._start
+
+    def _rank_now(self, note: Note) -> RankNow:
+        now_s = time.monotonic()
+        before_s, before = self._before.get(note.rank, (now_s, note.spent))
+        if note.rank not in self._before or tuple(before) != tuple(note.spent):
+            self._before[note.rank] = (now_s, note.spent)
+            steps, *seconds = (b - a for a, b in zip(before, note.spent, strict=False)) if note.spent else (0,)
+            total_s = sum(seconds)
+            if steps > 0 and total_s > 0:
+                rate = steps / max(now_s - before_s, 1e-9)
+                self._rates[note.rank] = (rate, [one / total_s for one in seconds])
+        rate_now, shares = self._rates.get(note.rank, (None, ()))
+        return RankNow(note=note, steps_per_second=rate_now, shares=shares)

@@ -1,1 +1,0 @@
-"""The step, the loop, and what a run leaves behind."""

@@ -1,1 +1,0 @@
-"""A distributed `fit`: its callbacks, metrics, learning rates and files."""

@@ -1,1 +1,0 @@
-"""From settings to ranks: checks, the run directory, the start."""

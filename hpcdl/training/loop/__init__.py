@@ -1,1 +1,0 @@
-"""A worker's steps, from the first batch to the record."""

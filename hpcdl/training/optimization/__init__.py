@@ -1,1 +1,0 @@
-"""Loss, metrics, optimizers and learning-rate schedules."""

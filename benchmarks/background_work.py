@@ -52,7 +52,7 @@ def measure(options: argparse.Namespace) -> None:
     from hpcdl.checkpoint.folders import CheckpointWriter
     from hpcdl.checkpoint.interval import CheckpointInterval
 
-    works = {way: BackgroundWork(way, communicator.observation, print) for way in WAYS}
+    works = {way: BackgroundWork(way, communicator.monitor, print) for way in WAYS}
     writers = {way: CheckpointWriter(run_dir, parts.together, 1, work=work) for way, work in works.items()}
     # Whatever a row lasts, a checkpoint may wait for gaps to its end.
     parts.interval = CheckpointInterval(1e6, node_mtbf_s=1.0, num_nodes=1, most_patience_s=1e5)

@@ -24,7 +24,7 @@ from hpcdl.core.protocols import Communicator  # noqa: E402
 from hpcdl.core.records import read_record  # noqa: E402
 from hpcdl.rank.job import run_rank  # noqa: E402
 from hpcdl.run import rundir  # noqa: E402
-from hpcdl.run.prepare import prepare  # noqa: E402
+from hpcdl.run.plan import prepare  # noqa: E402
 from hpcdl.strategies.elastic.flat import FlatWorker  # noqa: E402
 
 SLOW_RANK, SLOW_FACTOR = 1, 3
@@ -74,16 +74,16 @@ def gather_quietly(everybody: Communicator) -> None:
 def train(case: dict[str, Any], everybody: Communicator, timing: Timing, results: Path) -> dict[str, Any] | None:
     """One case; on rank 0 what it took."""
     run_dir = Path(case["run-dir"])
-    effective = load(TrainConfig, [Layer(origin="flag", values=case)])
+    resolved = load(TrainConfig, [Layer(origin="flag", values=case)])
     timing.first_step_at = 0.0
     takes_part = everybody.rank < case["ranks"]
     group = everybody.split(0 if takes_part else 1)
     if takes_part:
         if group.rank == 0:
-            rundir.create(run_dir, effective, {})
+            rundir.create(run_dir, resolved, {})
         group.barrier()
         try:
-            run_rank(prepare(effective), group, run_dir)
+            run_rank(prepare(resolved), group, run_dir)
         except HpcdlError as error:  # diverged: servers still wait for the end
             print(f"{case['strategy']} {case['learning-rate']:g} {case['seed']}: {error}", flush=True)
             if "not finite" in str(error) or "is nan" in str(error) or "is inf" in str(error):

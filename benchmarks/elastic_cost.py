@@ -38,10 +38,10 @@ def measure(num_pairs: int, model: str) -> None:
     """The part of one rank; rank 0 prints what it has measured."""
     settings = {"model": model, "data": DATA[model], "batch-size": 8, "optimizer": "momentum"}
     parts, communicator, _ = build(settings)
-    context = context_of(parts.prepared, communicator)
+    context = context_of(parts.run_plan, communicator)
     plain, step = parts.worker, parts._step
-    again = load_strategy(parts.prepared.info).worker(dataclasses.replace(context, in_place=True))
-    parts.join(parts.prepared, again, communicator, parts.journal, parts.copies)
+    again = load_strategy(parts.run_plan.info).worker(dataclasses.replace(context, in_place=True))
+    parts.join(parts.run_plan, again, communicator, parts.journal, parts.copies)
     parts.may_repeat_steps()
     copy = parts._read_moved_by_forward
     kinds = {"as ever": (plain, step, None), "can be repeated": (again, parts._step, copy)}

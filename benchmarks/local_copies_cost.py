@@ -18,7 +18,7 @@ import time
 
 from trainer_on_rank import DATA, build, run_on_ranks
 
-from hpcdl.checkpoint.local import LocalCopies, place
+from hpcdl.checkpoint.memory import LocalCopies, place
 from hpcdl.core.lifeline import SHARED_MEMORY
 from hpcdl.core.lock import writing
 from hpcdl.core.units import format_bytes

@@ -21,11 +21,11 @@ from typing import Any
 
 from trainer_on_rank import DATA, build, run_on_ranks
 
-from hpcdl.comm.observed import Observation
+from hpcdl.comm.observed import RankMonitor
 from hpcdl.strategies.base.strategy import graph
 from hpcdl.supervision import safety
 from hpcdl.supervision.control import Control
-from hpcdl.supervision.watch import Actions, Watch
+from hpcdl.supervision.watchdog import Actions, Watchdog
 
 PARTS = ("loss", "gradients", "agreement", "notes", "watch", "weights")
 
@@ -49,7 +49,7 @@ class Stopwatch:
         return timed
 
 
-class TimedWatch(Watch):
+class TimedWatch(Watchdog):
     """Knows the processor time that its thread has taken."""
 
     cpu_s = 0.0
@@ -81,10 +81,10 @@ def measure(num_steps: int, model: str) -> None:
     parts.start()
     graph.all_finite = stopwatch.wrap("gradients", graph.all_finite)  # what the exchange calls
     safety.check_loss = stopwatch.wrap("loss", safety.check_loss)  # what the loop calls
-    Observation.doing = stopwatch.wrap("notes", Observation.doing)  # type: ignore[method-assign]
+    RankMonitor.doing = stopwatch.wrap("notes", RankMonitor.doing)  # type: ignore[method-assign]
     control = Control(communicator, parts.stop, parts.worker, interval=parts.interval, time_limit_s=3600)
     agree = stopwatch.wrap("agreement", control.after_step)
-    watch = TimedWatch(observation=parts.seen, folder=folder / "watch", actions=Actions(end=print))
+    watch = TimedWatch(monitor=parts.seen, folder=folder / "watch", actions=Actions(end=print))
     watch.start()
     batches, began = parts.batches(), time.monotonic()
     for _ in range(2):

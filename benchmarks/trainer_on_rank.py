@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from hpcdl.checkpoint.background import THREAD, BackgroundWork
 from hpcdl.checkpoint.interval import CheckpointInterval
-from hpcdl.checkpoint.local import LocalCopies
+from hpcdl.checkpoint.memory import LocalCopies
 from hpcdl.cluster.environment import placement
 from hpcdl.cluster.launchers.mpiexec import environment_for, find_mpiexec, launch_flags
 from hpcdl.comm.observed import observe
@@ -23,7 +23,7 @@ from hpcdl.faults.inject import Injection
 from hpcdl.rank.job import context_of
 from hpcdl.rank.main import ALONE, communicator_for
 from hpcdl.run.journal import NullJournal
-from hpcdl.run.prepare import prepare
+from hpcdl.run.plan import prepare
 from hpcdl.strategies.table import load_strategy
 from hpcdl.supervision import runtime
 
@@ -56,15 +56,15 @@ def build(settings: Mapping[str, Any]) -> tuple[Parts, Communicator, Path]:
     from hpcdl.rank.parts import Parts
 
     values = {"strategy": "ring", "ranks": place.size, **settings}
-    prepared = prepare(load(TrainConfig, [Layer(origin="benchmark", values=values)]))
+    run_plan = prepare(load(TrainConfig, [Layer(origin="benchmark", values=values)]))
     runtime.configure(deterministic=False, seed=communicator.rank)
-    worker = load_strategy(prepared.info).worker(context_of(prepared, communicator))
-    dataset = prepared.dataset
-    model = load_model(prepared.config.model.model, classes=dataset.num_classes, input_shape=dataset.sample_shape)
+    worker = load_strategy(run_plan.info).worker(context_of(run_plan, communicator))
+    dataset = run_plan.dataset
+    model = load_model(run_plan.config.model.model, classes=dataset.num_classes, input_shape=dataset.sample_shape)
     run_dir = Path(os.environ[FOLDER_VARIABLE])
-    faults = Injection("", communicator.observation, run_dir)
+    faults = Injection("", communicator.monitor, run_dir)
     interval = CheckpointInterval(600.0, node_mtbf_s=1.0, num_nodes=1)
     copies = LocalCopies(run_dir, run_dir, place.rank, 0, print)
-    work = BackgroundWork(THREAD, communicator.observation)
-    parts = Parts(prepared, model, worker, communicator, NullJournal(), run_dir, faults, interval, copies, work)
+    work = BackgroundWork(THREAD, communicator.monitor)
+    parts = Parts(run_plan, model, worker, communicator, NullJournal(), run_dir, faults, interval, copies, work)
     return parts, communicator, run_dir

@@ -43,7 +43,7 @@ TOGETHER = {
     "undisturbed": (
         "tests/launch/test_full_disk.py",
         "tests/faults/test_inject.py",
-        "tests/checkpoint/test_local_copies.py",
+        "tests/checkpoint/test_memory_copies.py",
         "tests/launch/test_resume_command.py",
     ),
 }

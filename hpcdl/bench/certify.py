@@ -145,12 +145,12 @@ class Plan:
         features = find_strategy(strategy).features
         least = "2" if features.optimizers and not features.servers else "1"  # a mean over one worker is refused
         may_be_fewer = fault in GO_ON or (fault in LEAVES_NODES_OUT and self.num_nodes > 1)
-        fewer = ("--min-workers", least) if may_be_fewer else ()
+        shrunk = ("--min-workers", least) if may_be_fewer else ()
         place = "host" if self.num_nodes > 1 else "rank"
         # Of an asynchronous run's steps one rank takes as many as it can, on a busy machine few.
         at = STRIKE_AT if features.synchronous else STRIKE_AT // 3
         injected = FAULTS[fault].format(last=self.num_ranks - 1, place=place, at=at, half=at // 2)
-        return [*SAVING.get(fault, BY_CHECKPOINTS), *fewer, "--inject", injected]
+        return [*SAVING.get(fault, BY_CHECKPOINTS), *shrunk, "--inject", injected]
 
 
 def try_out(plan: Plan, earlier: Sequence[Trial], told: Callable[[str], None]) -> list[Trial]:

@@ -21,7 +21,7 @@ from hpcdl.bench.ranks import REQUEST_FILE, Told, as_started, on_fresh_ranks, ra
 from hpcdl.cluster.environment import placement
 from hpcdl.comm.observed import Observed, observe
 from hpcdl.comm.threads.communicator import alone
-from hpcdl.config.load import Effective, Layer, as_toml_values, load
+from hpcdl.config.load import Layer, ResolvedConfig, as_toml_values, load
 from hpcdl.config.schema import InputBenchConfig, InputBenchRun
 from hpcdl.core.from_json import from_json
 from hpcdl.core.progress import progress
@@ -144,7 +144,7 @@ class RankReading:
     operations: Sequence[FileOperations]
 
 
-def run(effective: Effective[InputBenchConfig], data: str) -> InputResult | None:
+def run(resolved: ResolvedConfig[InputBenchConfig], data: str) -> InputResult | None:
     """Measure in this process, on ranks of our own, or on those of a launcher; None on all of these but rank 0.
 
     UsageError where the training split has fewer samples than all ranks read at once.
@@ -153,18 +153,18 @@ def run(effective: Effective[InputBenchConfig], data: str) -> InputResult | None
     if place is not None:
         from hpcdl.launch.train import with_ranks
 
-        effective = with_ranks(effective, place)
+        resolved = with_ranks(resolved, place)
         if place.size > 1:
-            wanted = effective.config.run
+            wanted = resolved.config.run
             result = as_started(
                 place,
                 lambda: _checked(data, wanted),
                 lambda group: measure_on_rank(wanted, data, group, lambda done, what: None),
             )
             return result if place.rank == 0 else None
-    if effective.config.run.ranks > 1:
-        return _on_fresh_ranks(effective.config, data)
-    wanted = effective.config.run
+    if resolved.config.run.ranks > 1:
+        return _on_fresh_ranks(resolved.config, data)
+    wanted = resolved.config.run
     dataset = _checked(data, wanted)
     from hpcdl.supervision import runtime
 
@@ -196,7 +196,7 @@ def measure_on_rank(wanted: InputBenchRun, data: str, group: Observed, told: Tol
     """One rank's part, set up as for training; every rank gets the result. Collective."""
     from hpcdl.supervision import runtime
 
-    group.observation.doing("importing TensorFlow")
+    group.monitor.doing("importing TensorFlow")
     runtime.import_tensorflow()
     runtime.configure(deterministic=False, seed=wanted.seed)
     return measure_input(open_dataset(data), wanted, group, told)
@@ -228,8 +228,8 @@ def measure_input(dataset: Dataset, wanted: InputBenchRun, group: Observed, told
         rank=group.rank, host=group.host, stored=_sketched(stored, group), delivered=_sketched(delivered, group),
         utilisation=utilisation, operations=operations,
     )  # fmt: skip
-    group.observation.doing("waiting for the others")
-    with group.observation.patiently():
+    group.monitor.doing("waiting for the others")
+    with group.monitor.patiently():
         every = [from_json(RankReading, found) for found in group.allgather_json(dataclasses.asdict(own))]
     return combined(dataset.name, wanted, every, num_epochs)
 
@@ -240,7 +240,7 @@ def _near(dataset: Dataset, stage: Path | None, group: Observed) -> Iterator[Dat
     if stage is None:
         yield dataset
         return
-    group.observation.doing("staging data")
+    group.monitor.doing("staging data")
     with staged(dataset, stage, group if group.size > 1 else None) as near:
         yield near if near.folder == dataset.folder else dataclasses.replace(near, operations=FileOperationsCounter())
 
@@ -292,7 +292,7 @@ def _timed(
     sizes: Iterator[int], steps: int, step_seconds: float, group: Observed, told: Callable[[int], None]
 ) -> Reading:
     """Take `steps` batches, with a sleep of a step behind each, from the moment on when all ranks are warm."""
-    seen = group.observation
+    seen = group.monitor
     for _ in range(_WARM_UP):
         seen.doing("reading the first batches")
         next(sizes)

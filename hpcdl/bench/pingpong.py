@@ -24,7 +24,7 @@ from hpcdl.core.progress import progress
 from hpcdl.core.protocols import Communicator
 from hpcdl.core.units import format_bytes
 from hpcdl.report.analysis.laws import AlphaBeta, alpha_beta
-from hpcdl.run.prepare import check_own_nodes
+from hpcdl.run.plan import check_own_nodes
 from hpcdl.strategies.refusals import check_allowed
 from hpcdl.strategies.table import GRPC_WARNING, find_strategy
 
@@ -117,8 +117,8 @@ def measure_on_rank(config: PingpongBenchConfig, world: Observed, told: Told) ->
             if world.rank == 0:
                 rows.append(_row(size, seconds))
                 told(len(rows), format_bytes(size))
-    world.observation.doing("waiting for the others")
-    with world.observation.patiently():
+    world.monitor.doing("waiting for the others")
+    with world.monitor.patiently():
         world.barrier()
     fit = alpha_beta([row.bytes for row in rows], [row.seconds for row in rows])
     grpc = config.run.transport == "grpc"
@@ -172,7 +172,7 @@ def _by_grpc(world: Observed, pair: Communicator) -> Trips:
     """Tensors between TensorFlow's servers: the first rank asks for them, the second one's server answers by itself."""
     from hpcdl.supervision import runtime
 
-    seen = world.observation
+    seen = world.monitor
     seen.doing("importing TensorFlow")
     runtime.import_tensorflow()
     from hpcdl.strategies.tensorflow_grpc.link import GrpcLink

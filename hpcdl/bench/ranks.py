@@ -88,8 +88,8 @@ def as_started(
     place: Placement, check: Callable[[], object], body: Callable[[Observed], Result], *, mpi: bool = True
 ) -> Result:
     """`body` as one of the ranks that a launcher has started, once rank 0's `check` has found nothing wrong."""
-    from hpcdl.rank.main import communicator_for, leave_meeting, leaving_together, set_up_process
-    from hpcdl.supervision.watch import watch_of, watching
+    from hpcdl.rank.main import close_rendezvous, communicator_for, leaving_together, set_up_process
+    from hpcdl.supervision.watchdog import watchdog_of, watching
 
     set_up_process(place.local_rank)
     group = observe(communicator_for(place, mpi=mpi))
@@ -98,13 +98,13 @@ def as_started(
         check()
         return uuid.uuid4().hex
 
-    watch = watch_of(group, user_cache_folder() / "steps" / decided(group, decide))
+    watch = watchdog_of(group, user_cache_folder() / "steps" / decided(group, decide))
     with leaving_together(group), watching(watch):
         result = body(group)
     if place.rank == 0:
         remove_folder(watch.folder, ".+")  # under a name that this start has drawn
     if not mpi:
-        leave_meeting(place)
+        close_rendezvous(place)
     return result
 
 

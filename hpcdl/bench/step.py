@@ -13,7 +13,7 @@ from hpcdl.bench.ranks import REQUEST_FILE, Told, as_started, launched, on_fresh
 from hpcdl.cluster.launchers import find_launcher
 from hpcdl.cluster.launchers.base import ranks_per_node
 from hpcdl.comm.observed import EXCHANGE, Observed
-from hpcdl.config.load import Effective, Layer, as_toml_values, load
+from hpcdl.config.load import Layer, ResolvedConfig, as_toml_values, load
 from hpcdl.config.schema import StepBenchConfig
 from hpcdl.config.settings import AUTO
 from hpcdl.core.from_json import from_json
@@ -27,8 +27,8 @@ from hpcdl.models.spec import model_name
 from hpcdl.node.machines import read_topology
 from hpcdl.node.profile import find_profile
 from hpcdl.node.settings import Settings
-from hpcdl.run.chips import near_memory
-from hpcdl.run.prepare import check_averaging, check_open_servers, check_strategy
+from hpcdl.run.groups import near_memory
+from hpcdl.run.plan import check_averaging, check_open_servers, check_strategy
 from hpcdl.strategies.base.strategy import Context, Strategy
 from hpcdl.strategies.table import find_strategy, load_strategy
 
@@ -65,17 +65,17 @@ class StepResult:
     warnings: Sequence[str]
 
 
-def run(effective: Effective[StepBenchConfig]) -> StepResult | None:
+def run(resolved: ResolvedConfig[StepBenchConfig]) -> StepResult | None:
     """Measure on fresh ranks of this node or of the job's, or on a launcher's; None on all of these but rank 0."""
-    mpi = find_strategy(effective.config.exchange.strategy).features.mpi
+    mpi = find_strategy(resolved.config.exchange.strategy).features.mpi
     if (place := launched()) is not None:
-        given = with_ranks(effective, place)
+        given = with_ranks(resolved, place)
         result = as_started(
             place, lambda: _check(given), lambda group: measure_on_rank(given.config, group), mpi=mpi
         )  # fmt: skip
         return result if place.rank == 0 else None
-    _check(effective)
-    config = effective.config
+    _check(resolved)
+    config = resolved.config
     request, settings = as_toml_values(config), _settings(config)
     found = on_fresh_ranks(
         "hpcdl.bench.step", request, config.run.ranks, NullProgress(), settings=settings, mpi=mpi
@@ -83,10 +83,10 @@ def run(effective: Effective[StepBenchConfig]) -> StepResult | None:
     return from_json(StepResult, found)
 
 
-def _check(effective: Effective[StepBenchConfig]) -> None:
-    config = effective.config
+def _check(resolved: ResolvedConfig[StepBenchConfig]) -> None:
+    config = resolved.config
     info, num_workers, _ = check_strategy(config)
-    check_averaging(info, effective, num_workers, config.optimizer.learning_rate)
+    check_averaging(info, resolved, num_workers, config.optimizer.learning_rate)
     check_open_servers(info, allowed=config.run.allow_grpc)
     if config.run.data is not None:
         open_dataset(str(config.run.data))
@@ -103,7 +103,7 @@ def _settings(config: StepBenchConfig) -> Settings | None:
 def measure_on_rank(config: StepBenchConfig, communicator: Observed) -> StepResult:
     """One rank's part; every rank gets the result. Collective."""
     info, num_workers, num_servers = check_strategy(config)
-    communicator.observation.role = "worker" if communicator.rank < num_workers else "server"
+    communicator.monitor.role = "worker" if communicator.rank < num_workers else "server"
     hosts = communicator.allgather_json(communicator.host)
     context = Context(
         info=info,
@@ -121,8 +121,8 @@ def measure_on_rank(config: StepBenchConfig, communicator: Observed) -> StepResu
         own = _work(config, context, strategy, group, communicator)
     else:
         server = strategy.server(context)
-        communicator.observation.doing("serving")
-        with communicator.observation.patiently():
+        communicator.monitor.doing("serving")
+        with communicator.monitor.patiently():
             server.serve()
         own = {}
     return _summary(config, num_workers, len(set(hosts)), communicator.allgather_json(own))
@@ -133,7 +133,7 @@ def _work(
 ) -> dict[str, Any]:
     from hpcdl.supervision import runtime
 
-    seen = world.observation
+    seen = world.monitor
     seen.doing("importing TensorFlow")
     runtime.import_tensorflow()
     from hpcdl.rank.results import peak_memory_bytes

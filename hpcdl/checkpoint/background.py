@@ -13,7 +13,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from hpcdl.comm.gaps import IdleCore
-from hpcdl.comm.observed import Observation
+from hpcdl.comm.observed import RankMonitor
 from hpcdl.strategies.base.strategy import Features
 
 GAPS, THREAD, OFF = "gaps", "thread", "off"
@@ -130,7 +130,7 @@ class BackgroundJob:
         self.thread = threading.Thread(target=self.run, name=name)
 
     @property
-    def goes_on(self) -> bool:
+    def continues(self) -> bool:
         """Whether a thread is at it."""
         return self.thread.is_alive()
 
@@ -158,7 +158,7 @@ class BackgroundJob:
 class BackgroundWork:
     """The background work of one rank, in one of the three ways. `say` hears, once, of a rank without gaps."""
 
-    def __init__(self, way: str, seen: Observation, say: Callable[[str], None] = lambda text: None) -> None:
+    def __init__(self, way: str, seen: RankMonitor, say: Callable[[str], None] = lambda text: None) -> None:
         self.way, self.seen, self._say = way, seen, say
         self.spent = Spent()
         self._lock = threading.Lock()

@@ -87,7 +87,7 @@ class CheckpointWriter:
         self._folder = run_dir / FOLDER
         self._communicator = communicator.duplicate()
         self._keep, self._before = keep, before
-        self._work = work or BackgroundWork(THREAD, observe(communicator).observation)
+        self._work = work or BackgroundWork(THREAD, observe(communicator).monitor)
         self._job: BackgroundJob | None = None
         self.warnings: list[str] = []
         self.newest: int | None = None
@@ -96,7 +96,7 @@ class CheckpointWriter:
     @property
     def is_writing(self) -> bool:
         """Whether what was started is still on its way."""
-        return self._job is not None and self._job.goes_on
+        return self._job is not None and self._job.continues
 
     def start(self, snapshot: Snapshot, patience_s: float = 0.0) -> None:
         """Begin to write `snapshot`, whose arrays nobody changes any more; waits for the one before.

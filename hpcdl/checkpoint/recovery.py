@@ -13,8 +13,8 @@ from typing import Any
 
 import numpy
 
-from hpcdl.checkpoint.local import check_copy, copies_in, names_of, steps_in_folder
-from hpcdl.checkpoint.redundancy import (
+from hpcdl.checkpoint.memory import check_copy, copies_in, names_of, steps_in_folder
+from hpcdl.checkpoint.parity import (
     Files,
     Parity,
     check_parity,

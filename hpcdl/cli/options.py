@@ -11,8 +11,8 @@ import typer
 
 from hpcdl.cli.groups import ALIASES, completer, heading
 from hpcdl.config.load import (
-    Effective,
     Layer,
+    ResolvedConfig,
     all_settings,
     file_layer,
     flag_layer,
@@ -97,14 +97,14 @@ def takes_settings(cls: type) -> Callable[[Callable[..., Any]], Callable[..., An
     return decorate
 
 
-def effective(
+def resolved(
     cls: type[Any],
     command: str,
     flags: Mapping[str, Any],
     config: Path | None,
     pairs: list[str] | None,
     below: Sequence[Layer] = (),
-) -> Effective[Any]:
+) -> ResolvedConfig[Any]:
     """The config of a command from all its layers, weakest first; `below` come under file and flags."""
     return load(cls, _layers(command, flags, config, pairs, below))
 

@@ -82,8 +82,8 @@ class DeathWatch:
         for descriptor, _ in self._ready.poll(timeout_s):
             if descriptor == self._door.fileno():
                 # Who is gone by now has hardly begun: that is a cause, and who is told of next may be killed for it.
-                ended += [pid for line in self._let_in() if not self._goes_on(line) for pid in self._over(line)]
-            elif not (descriptor in self._lines and self._goes_on(descriptor)):
+                ended += [pid for line in self._let_in() if not self._continues(line) for pid in self._over(line)]
+            elif not (descriptor in self._lines and self._continues(descriptor)):
                 ended += self._over(descriptor)
         return ended
 
@@ -121,7 +121,7 @@ class DeathWatch:
         self._told.add(pid)
         return [pid]
 
-    def _goes_on(self, line: int) -> bool:
+    def _continues(self, line: int) -> bool:
         """Take in what has been said; False once the line is cut."""
         try:
             while word := os.read(line, MOST_BYTES):

@@ -29,7 +29,7 @@ TABLE = "all.json"
 """In it, the table of all ranks."""
 
 WATCH_FOLDER = "watch"
-"""In it, what ranks leave for each other, in a folder by launch (supervision/watch.py)."""
+"""In it, what ranks leave for each other, in a folder by launch (supervision/watchdog.py)."""
 ALONE = "alone.json"
 """There, the sign of life of a rank that no other one waits for: which rank it is, and how long it may be silent."""
 

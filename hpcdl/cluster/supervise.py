@@ -86,7 +86,7 @@ def start(
         deaths = DeathWatch(launch)
         processes = _start_processes(launcher, marked, command, folder, output.fileno(), mpi=mpi)
         chatter = _Chatter(launcher, log, said_before)
-        watcher = _Watcher(processes, folder, launch, deaths, tick, chatter, goes_on=marked.goes_on)
+        watcher = _Watcher(processes, folder, launch, deaths, tick, chatter, continues=marked.continues)
         with caught(watcher.hear):
             watcher.wait()
     if watcher.silent is not None:
@@ -227,9 +227,9 @@ class _Watcher:
         tick: Callable[[], None],
         chatter: _Chatter,
         *,
-        goes_on: bool = False,
+        continues: bool = False,
     ) -> None:
-        self._goes_on = goes_on
+        self._continues = continues
         self._ended: set[int] = set()
         self._processes = processes
         self._folder, self._launch = folder, launch
@@ -313,11 +313,11 @@ class _Watcher:
             return GRACE_S
         own = {status.pid for status in self._of_this_host(statuses)}
         elsewhere = {status.state for status in statuses if status.host != self._host}
-        if self._goes_on and own and own <= self._ended and elsewhere <= {"done", "left behind"}:
+        if self._continues and own and own <= self._ended and elsewhere <= {"done", "left behind"}:
             return LAUNCHER_S
         if self.first_dead_pid is None:
             return math.inf
-        return GOING_ON_S if self._goes_on else GRACE_S
+        return GOING_ON_S if self._continues else GRACE_S
 
     def statuses(self) -> list[RankStatus]:
         """The newest status of each rank that is known: from its own file, or by its line, or from the table of all."""

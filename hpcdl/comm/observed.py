@@ -1,8 +1,8 @@
 """Every message of a run goes through here: what a rank waits for, what it has sent, and when, whatever the strategy.
 
 `Observed` wraps any Communicator. Each operation leaves a heartbeat (what, with whom, since when), counts of messages
-and bytes, and a span for a recorder. All groups that come from one `Observed` write into one `Observation`, which is
-what the watch of a rank (supervision/watch.py), the record's `bytes_*` and trace/ read.
+and bytes, and a span for a recorder. All groups that come from one `Observed` write into one `RankMonitor`, which is
+what the watch of a rank (supervision/watchdog.py), the record's `bytes_*` and trace/ read.
 
 Counts are of what this rank has handed to the library and has got from it. What the library moves inside a collective
 of its own nobody can count: `Traffic.unknown` says so, and the record then holds null.
@@ -80,7 +80,7 @@ class Recorder(Protocol):
     def background(self, begin_s: float, end_s: float, *, in_gap: bool) -> None:
         """Work that had time, done by a thread of its own: while the rank waited, or beside its step."""
 
-    def at_rest(self, group: Communicator, *, last: bool = False) -> None:
+    def quiesced(self, group: Communicator, *, last: bool = False) -> None:
         """Every rank of `group`, which begins with rank 0 of the world, is here between steps. Collective."""
 
 
@@ -113,7 +113,7 @@ class NoRecorder:
     def background(self, begin_s: float, end_s: float, *, in_gap: bool) -> None:
         """Off."""
 
-    def at_rest(self, group: Communicator, *, last: bool = False) -> None:
+    def quiesced(self, group: Communicator, *, last: bool = False) -> None:
         """Off."""
 
 
@@ -165,7 +165,7 @@ class Wait(NamedTuple):
     hidden: bool = False
 
 
-class Observation:
+class RankMonitor:
     """What one rank does and has done, over all groups that it talks in. `rank` is its number in the world."""
 
     def __init__(self, rank: int, size: int, host: str) -> None:
@@ -313,8 +313,8 @@ class Lane:
         "members",
         "messages_received",
         "messages_sent",
+        "monitor",
         "moved_s",
-        "observation",
         "pending",
         "purpose",
         "received_in",
@@ -322,8 +322,8 @@ class Lane:
         "unknown",
     )
 
-    def __init__(self, observation: Observation, purpose: str, members: tuple[int, ...]) -> None:
-        self.observation, self.purpose, self.members = observation, purpose, members
+    def __init__(self, monitor: RankMonitor, purpose: str, members: tuple[int, ...]) -> None:
+        self.monitor, self.purpose, self.members = monitor, purpose, members
         self.messages_sent = self.bytes_sent = self.messages_received = self.bytes_received = self.unknown = 0
         self.hidden = False
         self.sent_in, self.received_in = (0, 0), (0, 0)
@@ -369,7 +369,7 @@ class Lane:
         """It is over, however it ended."""
         self.moved_s = now_s = time.monotonic()
         operation, self._operation = self._operation, None
-        recorder = self.observation.recorder
+        recorder = self.monitor.recorder
         if recorder is not NOTHING and operation is not None:
             recorder.operation(self.purpose, operation, peer, self._num_bytes, self._since_s, now_s)
 
@@ -400,7 +400,7 @@ class ObservedRequest:
 
     def wait(self) -> None:
         """Return when the buffer may be used again (send) or is filled (receive)."""
-        gaps = self._lane.observation.gaps
+        gaps = self._lane.monitor.gaps
         if gaps.wanted:
             gaps.wait_until(self.inner.test)
         self.inner.wait()
@@ -419,7 +419,7 @@ class ObservedRequest:
         lane.moved_s = time.monotonic()
         if self.operation is RECEIVING:
             lane.receives(self._buffer.nbytes)
-        recorder = lane.observation.recorder
+        recorder = lane.monitor.recorder
         if recorder is not NOTHING:
             num_bytes = self._buffer.nbytes
             recorder.operation(lane.purpose, self.operation, self.peer, num_bytes, self.since_s, lane.moved_s)
@@ -435,8 +435,8 @@ class ObservedReceive(ObservedRequest):
 class Observed:
     """A Communicator that leaves a trace of every operation; core/protocols.py says what each does."""
 
-    def __init__(self, inner: Communicator, observation: Observation, lane: Lane) -> None:
-        self._inner, self.observation, self.lane = inner, observation, lane
+    def __init__(self, inner: Communicator, monitor: RankMonitor, lane: Lane) -> None:
+        self._inner, self.monitor, self.lane = inner, monitor, lane
         self.rank, self.size = inner.rank, inner.size
         self.host, self.library = inner.host, inner.library
         self._others = (*lane.members[: self.rank], *lane.members[self.rank + 1 :])
@@ -460,14 +460,14 @@ class Observed:
     def wait_any(self, requests: Sequence[Any], look: Callable[[], None] = lambda: None) -> int:
         """Index of the first of `requests` (its own) that is done; RankError where one's rank was left behind."""
 
-        gaps, began_s = self.observation.gaps, time.monotonic()
+        gaps, began_s = self.monitor.gaps, time.monotonic()
 
         def check() -> None:
             look()
             if gaps.wanted:
                 gaps.enter(began_s)
             for request in requests:
-                if request.peer in self.observation.lost:
+                if request.peer in self.monitor.lost:
                     raise RankError(f"rank {request.peer} was left behind", rank=request.peer)
 
         try:
@@ -529,15 +529,15 @@ class Observed:
         if not isinstance(self._inner, Revocable):
             raise RankError(f"{self.library} cannot revoke a group")
         self._inner.revoke()
-        self.observation.abandon(self.lane)
+        self.monitor.abandon(self.lane)
 
     def over(self, other: Callable[[Communicator], Communicator]) -> Observed:
         """The same group and heartbeat, with what `other` makes of the wrapped communicator in its place."""
-        return Observed(other(self._inner), self.observation, self.lane)
+        return Observed(other(self._inner), self.monitor, self.lane)
 
     def for_purpose(self, purpose: str) -> Observed:
         """The same group and message space; what goes through this one counts for `purpose`."""
-        return Observed(self._inner, self.observation, self.observation.lane(purpose, self.lane.members))
+        return Observed(self._inner, self.monitor, self.monitor.lane(purpose, self.lane.members))
 
     def shared_array(self, shape: Sequence[int], dtype: Any) -> Array:
         """Memory is not sent: nothing is counted."""
@@ -550,7 +550,7 @@ class Observed:
 
     def failed(self) -> set[int]:
         """Ranks of the group that the library or the watch knows to be gone."""
-        lost = self.observation.lost
+        lost = self.monitor.lost
         return self._inner.failed() | {index for index, rank in enumerate(self.lane.members) if rank in lost}
 
     def dead(self) -> set[int]:
@@ -559,12 +559,12 @@ class Observed:
 
     def check_alive(self) -> None:
         """BrokenGroup where a rank of the group is dead: for who is at work and talks to nobody meanwhile."""
-        if dead := sorted(self.dead() - self.observation.lost):
+        if dead := sorted(self.dead() - self.monitor.lost):
             raise BrokenGroup(f"rank {dead[0]} is dead", rank=dead[0])
 
     def free(self) -> None:
         """Give the group back; its counts stay."""
-        self.observation.forget(self.lane)
+        self.monitor.forget(self.lane)
         self._inner.free()
 
     def abort(self, exit_code: int) -> None:
@@ -572,10 +572,10 @@ class Observed:
         self._inner.abort(exit_code)
 
     def _of_part(self, part: Communicator) -> Observed:
-        return self._like(part, part.allgather_json(self.observation.rank))
+        return self._like(part, part.allgather_json(self.monitor.rank))
 
     def _like(self, inner: Communicator, members: Sequence[int]) -> Observed:
-        return Observed(inner, self.observation, self.observation.lane(self.lane.purpose, members))
+        return Observed(inner, self.monitor, self.monitor.lane(self.lane.purpose, members))
 
     def _collective(self, operation: str, num_bytes: int, call: Callable[..., Result], *args: Any) -> Result:
         """Call the library, under a heartbeat that names everybody else. Bytes that it moves are unknown."""
@@ -625,11 +625,11 @@ class ObservedRemoteArray:
         self._group._collective("giving remote memory back", 0, self._inner.free)
 
 
-def observe(communicator: Communicator, observation: Observation | None = None) -> Observed:
+def observe(communicator: Communicator, monitor: RankMonitor | None = None) -> Observed:
     """`communicator`, the world's or one that stands for it, under observation; as it is where it is already."""
     if isinstance(communicator, Observed):
         return communicator
-    seen = observation or Observation(communicator.rank, communicator.size, communicator.host)
+    seen = monitor or RankMonitor(communicator.rank, communicator.size, communicator.host)
     return Observed(communicator, seen, seen.lane(CONTROL, range(communicator.size)))
 
 
@@ -638,7 +638,7 @@ def waiting_for(communicator: Communicator, operation: str, peers: Iterable[int]
     if not isinstance(communicator, Observed):
         return contextlib.nullcontext()
     members = communicator.lane.members
-    return communicator.observation.waiting_for(operation, [members[peer] for peer in peers])
+    return communicator.monitor.waiting_for(operation, [members[peer] for peer in peers])
 
 
 def for_control(communicator: Communicator) -> Communicator:
@@ -653,4 +653,4 @@ def for_exchange(communicator: Communicator) -> Communicator:
 
 def recorder_of(communicator: Communicator) -> Recorder:
     """Where spans of this rank go; nowhere, for a communicator that nobody observes."""
-    return communicator.observation.recorder if isinstance(communicator, Observed) else NOTHING
+    return communicator.monitor.recorder if isinstance(communicator, Observed) else NOTHING

@@ -29,7 +29,7 @@ class Layer:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Effective(Generic[Config]):
+class ResolvedConfig(Generic[Config]):
     """A config, and where each of its keys came from."""
 
     config: Config
@@ -84,7 +84,7 @@ def set_layer(pairs: list[str]) -> Layer:
     return Layer(origin="--set", values=plain_keys(values))
 
 
-def load(cls: type[Config], layers: list[Layer]) -> Effective[Config]:
+def load(cls: type[Config], layers: list[Layer]) -> ResolvedConfig[Config]:
     """Merge `layers` (weakest first) over the defaults into a `cls`. ConfigError holds every problem found."""
     known = {item.key: item for item in all_settings(cls)}
     problems: list[str] = []
@@ -110,7 +110,7 @@ def load(cls: type[Config], layers: list[Layer]) -> Effective[Config]:
             values[key], origins[key] = item.default, "default"
     if problems:
         raise ConfigError(problems)
-    return Effective(config=_build(cls, values), origins=origins)
+    return ResolvedConfig(config=_build(cls, values), origins=origins)
 
 
 def flatten(config: Any) -> dict[str, Any]:

@@ -9,8 +9,8 @@ from pathlib import Path
 from typing import Any
 
 from hpcdl.config.load import (
-    Effective,
     Layer,
+    ResolvedConfig,
     flag_layer,
     load,
     plain_keys,
@@ -130,13 +130,13 @@ def load_study(
         problems += reader.problems
         own = Layer(origin=tables.origin, values={**tables.keys, **reader.rest})
         try:
-            effective = load(StudyConfig, [*standard_layers("sweep"), own, flag_layer(flags)])
+            resolved = load(StudyConfig, [*standard_layers("sweep"), own, flag_layer(flags)])
         except ConfigError as error:
             problems += error.problems
             continue
-        configs.append(effective.config)
-        matrices.append(dataclasses.replace(reader.matrix, shape=effective.config.matrix))
-        problems += [*_contradictions(effective), *_unequal(matrices[-1])]
+        configs.append(resolved.config)
+        matrices.append(dataclasses.replace(reader.matrix, shape=resolved.config.matrix))
+        problems += [*_contradictions(resolved), *_unequal(matrices[-1])]
     if problems:
         raise ConfigError(dict.fromkeys(problems))
     plan = configs[0].plan
@@ -288,9 +288,9 @@ def _labels(table: Mapping[str, Any]) -> Iterable[tuple[str, str]]:
             yield key, str(value)
 
 
-def _contradictions(effective: Effective[StudyConfig]) -> list[str]:
+def _contradictions(resolved: ResolvedConfig[StudyConfig]) -> list[str]:
     """Settings that exclude each other, and lists that must not be empty."""
-    matrix, mode = effective.config.matrix, effective.config.plan.mode
+    matrix, mode = resolved.config.matrix, resolved.config.plan.mode
     found = [
         f"--{key} is needed: list at least one in [matrix], such as {key} = [{example!r}]"
         for key, values, example in (
@@ -305,7 +305,7 @@ def _contradictions(effective: Effective[StudyConfig]) -> list[str]:
         found.append("nodes and workers exclude each other: nodes count servers' ranks too, workers do not; give one")
     if mode == "strong" and not matrix.global_batch:
         found.append("mode strong keeps the samples of a step: list global-batch, such as global-batch = [256]")
-    if mode == "strong" and effective.origins["batch-size"] != "default":
+    if mode == "strong" and resolved.origins["batch-size"] != "default":
         found.append("mode strong divides global-batch by the workers: leave batch-size out")
     if mode != "strong" and matrix.global_batch:
         found.append(f"mode {mode} keeps the samples per worker: write batch-size in place of global-batch")

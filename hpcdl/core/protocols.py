@@ -151,4 +151,4 @@ class LaunchPlan:
     cpus_by_local_rank: Sequence[Sequence[int]] = ()
     memory_nodes_by_local_rank: Sequence[Sequence[int]] = ()
     memory_policy: str = "default"
-    goes_on: bool = False
+    continues: bool = False

@@ -59,7 +59,7 @@ def is_measured(state: str) -> bool:
     return state.partition(" (")[0] not in NOT_MEASURED
 
 
-def goes_on(state: str) -> bool:
+def continues(state: str) -> bool:
     """Whether more is to come of a run in this state, as far as can be known."""
     return state.partition(" (")[0] in (STARTING, RUNNING)
 

@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from hpcdl.cluster.status import FOLDER
-from hpcdl.comm.observed import NOTHING, NoRecorder, Observation, Observed
+from hpcdl.comm.observed import NOTHING, NoRecorder, Observed, RankMonitor
 from hpcdl.config.tracing import OFF
 from hpcdl.core.disk import publish, touch
 from hpcdl.data.format.dataset import Dataset
@@ -93,17 +93,17 @@ class _FlipsBits(NoRecorder):
 class Injection:
     """A run's faults on this rank. Context: inside, they strike."""
 
-    def __init__(self, text: str, observation: Observation, run_dir: Path) -> None:
-        self._seen, self._run_dir = observation, run_dir
-        self._all = parse_faults(text, observation.size)
+    def __init__(self, text: str, monitor: RankMonitor, run_dir: Path) -> None:
+        self._seen, self._run_dir = monitor, run_dir
+        self._all = parse_faults(text, monitor.size)
         left = {number: fault for number, fault in enumerate(self._all) if not self._has_struck(number)}
         between = {number: fault for number, fault in left.items() if fault.kind in NETWORK}
         self._mine = {
-            number: fault for number, fault in left.items() if fault.rank == observation.rank and number not in between
+            number: fault for number, fault in left.items() if fault.rank == monitor.rank and number not in between
         }
         stay = [number for number, fault in enumerate(self._all) if fault.stays and self._has_struck(number)]
         cut_off = [self._marker(number).read_text() for number in stay]
-        self._network = NetworkFaults(between, observation, cut_off)
+        self._network = NetworkFaults(between, monitor, cut_off)
         self._over = threading.Event()
         self._steps = JournalReader(run_dir)
         self._told_step, self._looked_s = 0, 0.0

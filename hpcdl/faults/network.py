@@ -12,7 +12,7 @@ import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 
 from hpcdl.cluster.shaping import shape
-from hpcdl.comm.observed import Observation, Observed
+from hpcdl.comm.observed import Observed, RankMonitor
 from hpcdl.core.wall import WALL
 from hpcdl.faults.impaired import Impaired, Impairment
 from hpcdl.run.faults import PARTITION, SKEW, Fault
@@ -27,12 +27,12 @@ class NetworkFaults:
     Nodes that are `cut_off` are so for good, since earlier ranks.
     """
 
-    def __init__(self, faults: Mapping[int, Fault], observation: Observation, cut_off: Iterable[str] = ()) -> None:
+    def __init__(self, faults: Mapping[int, Fault], monitor: RankMonitor, cut_off: Iterable[str] = ()) -> None:
         self.faults = dict(faults)
         self._cut_off = [*cut_off]
-        self._seen = observation
-        self._network = Impairment(observation.rank)
-        self._hosts: Sequence[str] = [observation.host] * observation.size
+        self._seen = monitor
+        self._network = Impairment(monitor.rank)
+        self._hosts: Sequence[str] = [monitor.host] * monitor.size
         self._cuts: list[tuple[frozenset[int], float]] = []
 
     def impair(self, communicator: Observed, told: Callable[[int, str], None]) -> Observed:

@@ -15,12 +15,12 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 from hpcdl.cluster.status import FOLDER, read_statuses
-from hpcdl.config.load import Effective
+from hpcdl.config.load import ResolvedConfig
 from hpcdl.config.schema import ScriptConfig, TrainConfig
 from hpcdl.core.disk import is_own_file, make_folder, remove_file, touch
 from hpcdl.core.errors import UsageError
 from hpcdl.core.lock import check_free
-from hpcdl.launch.places import Places
+from hpcdl.launch.slots import RankSlots
 from hpcdl.run import rundir
 from hpcdl.run.journal import FileJournal
 from hpcdl.supervision.control import LEAVE
@@ -37,7 +37,7 @@ class Growth:
     `back` and `asked` say what there is room on once the ranks have left, `num_left` how many were still at work.
     """
 
-    def __init__(self, run_dir: Path, places: Places, num_ranks: int, num_workers: Callable[[int], int]) -> None:
+    def __init__(self, run_dir: Path, places: RankSlots, num_ranks: int, num_workers: Callable[[int], int]) -> None:
         self._run_dir, self._places, self._num_ranks, self._num_workers = run_dir, places, num_ranks, num_workers
         self._leave, self._request = run_dir / FOLDER / LEAVE, run_dir / FOLDER / REQUEST
         self._over = threading.Event()
@@ -109,7 +109,7 @@ def ask_to_grow(run_dir: Path) -> None:
         raise UsageError(f"{run_dir} is no run directory: it holds no {rundir.CONFIG_FILE}")
     if run_dir.stat().st_uid != os.geteuid():
         raise UsageError(f"{run_dir} belongs to another user, who alone may ask that run for more workers")
-    if not _effective(run_dir).config.checkpoint.elastic:
+    if not _resolved(run_dir).config.checkpoint.elastic:
         raise UsageError(f"{run_dir} goes on without --elastic, and keeps its workers; resume it with --elastic")
     try:
         check_free(run_dir)
@@ -120,7 +120,7 @@ def ask_to_grow(run_dir: Path) -> None:
     raise UsageError(f"{run_dir} does not go on now; start it again with --resume, on as many --ranks as there are")
 
 
-def _effective(run_dir: Path) -> Effective[TrainConfig] | Effective[ScriptConfig]:
+def _resolved(run_dir: Path) -> ResolvedConfig[TrainConfig] | ResolvedConfig[ScriptConfig]:
     with contextlib.suppress(UsageError):
         return rundir.read(run_dir)[0]
     return rundir.read_as(ScriptConfig, run_dir)[0]

@@ -14,7 +14,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from hpcdl.core.paths import own_program
-from hpcdl.core.run_state import LOST, goes_on, state_of
+from hpcdl.core.run_state import LOST, continues, state_of
 from hpcdl.run.ended import note_lost, stamp_of
 from hpcdl.trace.recorder import collect, is_written, places_in
 
@@ -47,7 +47,7 @@ def clear_up(run_dir: Path) -> None:
     places, before = places_in(run_dir), stamp_of(run_dir)
     ends_at = time.monotonic() + MOST_S
     while time.monotonic() < ends_at and (
-        any(is_written(path) for _, path in places.values()) or goes_on(state_of(run_dir))
+        any(is_written(path) for _, path in places.values()) or continues(state_of(run_dir))
     ):
         time.sleep(TICK_S)
         places = {**places_in(run_dir), **places}  # ranks that were just starting

@@ -13,18 +13,18 @@ from pathlib import Path
 from typing import Any
 
 from hpcdl.checkpoint.folders import FOLDER, list_checkpoints
-from hpcdl.checkpoint.local import newest_copy
+from hpcdl.checkpoint.memory import newest_copy
 from hpcdl.cluster.launchers import find_launcher
 from hpcdl.cluster.status import FOLDER as STATUS_FOLDER
-from hpcdl.config.load import Effective, replace
+from hpcdl.config.load import ResolvedConfig, replace
 from hpcdl.core.disk import move_over, remove_file
 from hpcdl.core.errors import RankError, StoppedEarly, UsageError
 from hpcdl.launch.grow import REQUEST, Growth
-from hpcdl.launch.places import Places
+from hpcdl.launch.slots import RankSlots
 from hpcdl.run import rundir
 from hpcdl.run.faults import NETWORK, parse_faults
-from hpcdl.run.fewer import num_workers, told, with_fewer
 from hpcdl.run.journal import FileJournal
+from hpcdl.run.shrink import num_workers, shrink_config, told
 from hpcdl.supervision.control import SPENT_VARIABLE
 
 TRIES = 3
@@ -41,9 +41,9 @@ def check_starts_ranks(elastic: bool, launcher: str) -> None:
 
 
 def until_done(
-    launch: Callable[[Effective[Any], Mapping[str, str]], None],
+    launch: Callable[[ResolvedConfig[Any], Mapping[str, str]], None],
     run_dir: Path,
-    effective: Effective[Any],
+    resolved: ResolvedConfig[Any],
     facts: Mapping[str, Any],
     say: Callable[[str], None],
 ) -> None:
@@ -53,14 +53,14 @@ def until_done(
     and `say` are told, and run.toml says that the run is resumed, on how many ranks. StoppedEarly where fewer workers
     are left than --min-workers. Without --elastic `launch` is called once.
     """
-    checkpoint, now = effective.config.checkpoint, effective
-    places = Places(find_launcher(), effective.config.run.ranks)
+    checkpoint, now = resolved.config.checkpoint, resolved
+    places = RankSlots(find_launcher(), resolved.config.run.ranks)
     began_s = time.monotonic()
     spent: dict[str, str] = {}
     lost_at: list[int] = []
     remove_file(run_dir / STATUS_FOLDER / REQUEST)
     while True:
-        growth = Growth(run_dir, places, now.config.run.ranks, lambda ranks: num_workers(effective, ranks))
+        growth = Growth(run_dir, places, now.config.run.ranks, lambda ranks: num_workers(resolved, ranks))
         try:
             with growth.looked_for() if checkpoint.elastic else contextlib.nullcontext():
                 return launch(now, {**places.environment, **spent})
@@ -74,12 +74,12 @@ def until_done(
                 error = _loss_in(stopped)
                 if not checkpoint.elastic or error is None or not (error.lost or places.gone()):
                     raise
-                left_out, num_before = _left_out(places, error, newest, effective), now.config.run.ranks
+                left_out, num_before = _left_out(places, error, newest, resolved), now.config.run.ranks
                 lost_at = [] if left_out else [*(step for step in lost_at if step == newest), newest]
                 text = _lost(error, left_out, len(lost_at), newest)
-                if num_workers(effective, places.num_ranks) < _least(effective):
-                    raise _too_few(text, effective, places, saved, error) from error
-            before, now = with_fewer(now, num_before), _on(places, effective, now, run_dir)
+                if num_workers(resolved, places.num_ranks) < _least(resolved):
+                    raise _too_few(text, resolved, places, saved, error) from error
+            before, now = shrink_config(now, num_before), _on(places, resolved, now, run_dir)
             where = f"after step {newest}" if newest else "from the start"
             same = before.config.run.ranks == now.config.run.ranks
             text += f"; {'new ranks' if same else told(before, now)} go on {where}"
@@ -91,14 +91,14 @@ def until_done(
             spent = {SPENT_VARIABLE: f"{time.monotonic() - began_s:.3f}"}
 
 
-def _least(effective: Effective[Any]) -> int:
+def _least(resolved: ResolvedConfig[Any]) -> int:
     """With how few workers the run goes on."""
-    return effective.config.checkpoint.min_workers or num_workers(effective)
+    return resolved.config.checkpoint.min_workers or num_workers(resolved)
 
 
-def _left_out(places: Places, error: RankError, newest: int, effective: Effective[Any]) -> str:
+def _left_out(places: RankSlots, error: RankError, newest: int, resolved: ResolvedConfig[Any]) -> str:
     """What is left out after a loss, in words."""
-    return places.leave_out(error, newest, lambda ranks: num_workers(effective, ranks) >= _least(effective))
+    return places.leave_out(error, newest, lambda ranks: num_workers(resolved, ranks) >= _least(resolved))
 
 
 def _lost(error: RankError, left_out: str, times: int, newest: int) -> str:
@@ -120,17 +120,19 @@ def _loss_in(error: RankError | StoppedEarly) -> RankError | None:
     return RankError(str(error), host=error.node, lost=True, node=error.node) if error.node else None
 
 
-def _too_few(text: str, effective: Effective[Any], places: Places, saved: int, error: RankError) -> Exception:
+def _too_few(text: str, resolved: ResolvedConfig[Any], places: RankSlots, saved: int, error: RankError) -> Exception:
     """What ends a run that has not got enough workers: 75 where there is something to resume."""
-    least, asked = _least(effective), effective.config.checkpoint.min_workers is not None
-    few = f"{num_workers(effective, places.num_ranks) or 'no'} workers are left"
+    least, asked = _least(resolved), resolved.config.checkpoint.min_workers is not None
+    few = f"{num_workers(resolved, places.num_ranks) or 'no'} workers are left"
     text += f"; {few}, {f'--min-workers is {least}' if asked else f'without --min-workers all {least} are needed'}"
     if saved:
         return StoppedEarly(f"{text}; what is saved, up to step {saved}, is kept: go on with --resume")
     return RankError(f"{text}; nothing is saved yet", rank=error.rank, host=error.host)
 
 
-def _on(places: Places, planned: Effective[Any], now: Effective[Any], run_dir: Path) -> Effective[Any]:
+def _on(
+    places: RankSlots, planned: ResolvedConfig[Any], now: ResolvedConfig[Any], run_dir: Path
+) -> ResolvedConfig[Any]:
     """The settings with which a run that was `planned` goes on on as many ranks as there are places.
 
     Faults of what is no more there are left out, and do not come back.
@@ -138,7 +140,7 @@ def _on(places: Places, planned: Effective[Any], now: Effective[Any], run_dir: P
     num_ranks = min(places.num_ranks, planned.config.run.ranks)
     if num_ranks == now.config.run.ranks:
         return now
-    resized = planned if num_ranks == planned.config.run.ranks else with_fewer(planned, num_ranks)
+    resized = planned if num_ranks == planned.config.run.ranks else shrink_config(planned, num_ranks)
     left: list[str] = []
     for number, fault in enumerate(parse_faults(now.config.safety.inject, planned.config.run.ranks)):
         struck = run_dir / STATUS_FOLDER / f"{rundir.STRUCK}{number}"
@@ -150,8 +152,8 @@ def _on(places: Places, planned: Effective[Any], now: Effective[Any], run_dir: P
         if struck.exists():  # it counts faults from the first
             move_over(struck, struck.with_name(f"{rundir.STRUCK}{len(left)}"))
         left.append(fault.text)
-    return Effective(config=replace(resized.config, inject=",".join(left)), origins=resized.origins)
+    return ResolvedConfig(config=replace(resized.config, inject=",".join(left)), origins=resized.origins)
 
 
-def _resumed(effective: Effective[Any]) -> Effective[Any]:
-    return Effective(config=replace(effective.config, resume=True), origins=effective.origins)
+def _resumed(resolved: ResolvedConfig[Any]) -> ResolvedConfig[Any]:
+    return ResolvedConfig(config=replace(resolved.config, resume=True), origins=resolved.origins)

@@ -17,7 +17,7 @@ from hpcdl.cluster.limits import check_node
 from hpcdl.cluster.status import FOLDER
 from hpcdl.comm.agree import decided
 from hpcdl.comm.observed import observe
-from hpcdl.config.load import Effective, as_toml_values
+from hpcdl.config.load import ResolvedConfig, as_toml_values
 from hpcdl.config.schema import ScriptConfig
 from hpcdl.core.errors import UsageError
 from hpcdl.core.paths import own_program
@@ -37,8 +37,8 @@ from hpcdl.node.machines import read_topology
 from hpcdl.run import rundir
 from hpcdl.run.ended import end_noted, note_end
 from hpcdl.run.faults import NETWORK, STRUCK_FROM_BESIDE, check_injected
-from hpcdl.run.fewer import check_fewer, check_least
 from hpcdl.run.going_back import check_going_back
+from hpcdl.run.shrink import check_least, check_shrunk
 from hpcdl.supervision.output import PREFIXED_VARIABLE, Output
 from hpcdl.trace.recorder import collected
 
@@ -74,7 +74,7 @@ def _check_words(script: Script) -> None:
 
 
 def run_script(
-    effective: Effective[ScriptConfig], script: Script, *, prefixed: bool, say: Callable[[str], None]
+    resolved: ResolvedConfig[ScriptConfig], script: Script, *, prefixed: bool, say: Callable[[str], None]
 ) -> tuple[Path, RunRecord]:
     """Run `script` on the ranks of this node, or of this job's nodes; returns its directory and record.
 
@@ -82,37 +82,37 @@ def run_script(
     """
     check_script(script.path)
     _check_words(script)
-    config = effective.config
+    config = resolved.config
     with interruptible(config.checkpoint.resume or config.checkpoint.elastic):
-        check_fewer(effective, find_launcher())
-        check_node(ranks_on_node(effective))
-        run_dir = _choose_run_dir(effective, script)
+        check_shrunk(resolved, find_launcher())
+        check_node(ranks_on_node(resolved))
+        run_dir = _choose_run_dir(resolved, script)
         own = {PREFIXED_VARIABLE: "1"} if prefixed else {}
         name, topology = script.path.stem, read_topology()
         said = plan_under_profile(config.run, name, topology)[1]
         with rundir.written(run_dir, config.checkpoint):
             facts = _facts(script)
-            rundir.create(run_dir, effective, facts)
+            rundir.create(run_dir, resolved, facts)
             for text in said:
                 say(text)
             output = Output(run_dir / FOLDER, prefixed=prefixed)
             words = [str(run_dir), str(script.path), *script.arguments]
 
-            def launch(now: Effective[ScriptConfig], environment: Mapping[str, str]) -> None:
+            def launch(now: ResolvedConfig[ScriptConfig], environment: Mapping[str, str]) -> None:
                 plan = plan_under_profile(now.config.run, name, topology, environment={**own, **environment})[0]
                 with python_of_ranks(now.config.run, plan) as python:
                     command = own_program("hpcdl.scripts.process.script", *words, python=python)
                     local.start(plan, command, folder=run_dir / FOLDER, tick=output.forward)
 
-            unstarted = functools.partial(_unstarted, effective, script)
+            unstarted = functools.partial(_unstarted, resolved, script)
             with end_noted(run_dir, unstarted), guarded(run_dir), collected(run_dir), contextlib.closing(output):
-                until_done(launch, run_dir, effective, facts, say)
+                until_done(launch, run_dir, resolved, facts, say)
     return run_dir, read_record(run_dir)
 
 
-def _choose_run_dir(effective: Effective[ScriptConfig], script: Script) -> Path:
-    config = effective.config
-    check_injected(effective, [*STRUCK_FROM_BESIDE, *NETWORK])
+def _choose_run_dir(resolved: ResolvedConfig[ScriptConfig], script: Script) -> Path:
+    config = resolved.config
+    check_injected(resolved, [*STRUCK_FROM_BESIDE, *NETWORK])
     run_dir = free_run_dir(config.run.run_dir or rundir.default_run_dir(script.path.name, "script"))
     rundir.check_place(run_dir, config.checkpoint)
     check_going_back(run_dir, config.checkpoint)
@@ -125,9 +125,9 @@ def _choose_run_dir(effective: Effective[ScriptConfig], script: Script) -> Path:
     return run_dir
 
 
-def _unstarted(effective: Effective[ScriptConfig], script: Script) -> RunRecord:
+def _unstarted(resolved: ResolvedConfig[ScriptConfig], script: Script) -> RunRecord:
     """The record of a run that ended before its ranks had written one."""
-    ranks = effective.config.run.ranks
+    ranks = resolved.config.run.ranks
     return RunRecord(
         strategy="script",
         model=script.path.stem,
@@ -137,7 +137,7 @@ def _unstarted(effective: Effective[ScriptConfig], script: Script) -> RunRecord:
         workers=ranks,
         batch_per_rank=None,
         global_batch=None,
-        config={**as_toml_values(effective.config), "script": str(script.path)},
+        config={**as_toml_values(resolved.config), "script": str(script.path)},
     )
 
 
@@ -145,18 +145,18 @@ def _facts(script: Script) -> dict[str, object]:
     return {rundir.SCRIPT: str(script.path), "arguments": list(script.arguments)}
 
 
-def run_inside(effective: Effective[ScriptConfig], script: Script, place: Placement) -> None:
+def run_inside(resolved: ResolvedConfig[ScriptConfig], script: Script, place: Placement) -> None:
     """Run `script` as one rank of the launcher that started this process; collective over its ranks."""
     from hpcdl.core.signals import caught
     from hpcdl.rank.main import communicator_for, leaving_together, set_up_process
-    from hpcdl.scripts.process.ending import speaks_first
+    from hpcdl.scripts.process.exit import speaks_first
     from hpcdl.scripts.process.script import execute, interrupt
-    from hpcdl.supervision.watch import FOLDER as WATCH_FOLDER
-    from hpcdl.supervision.watch import watch_of, watching
+    from hpcdl.supervision.watchdog import FOLDER as WATCH_FOLDER
+    from hpcdl.supervision.watchdog import watchdog_of, watching
 
-    effective = with_ranks(effective, place)
-    config = effective.config
-    check_least(effective)
+    resolved = with_ranks(resolved, place)
+    config = resolved.config
+    check_least(resolved)
     check_starts_ranks(config.checkpoint.elastic, place.launcher)
     set_up_process(place.local_rank)
     communicator = observe(communicator_for(place))
@@ -165,14 +165,16 @@ def run_inside(effective: Effective[ScriptConfig], script: Script, place: Placem
         def decide() -> tuple[str, str]:
             check_script(script.path)
             _check_words(script)
-            run_dir = _choose_run_dir(effective, script)
+            run_dir = _choose_run_dir(resolved, script)
             held.enter_context(rundir.written(run_dir, config.checkpoint))
-            rundir.create(run_dir, effective, _facts(script))
+            rundir.create(run_dir, resolved, _facts(script))
             return str(run_dir), uuid.uuid4().hex
 
         folder, word = decided(communicator, decide)
         run_dir = Path(folder)
-        watch = watch_of(communicator, run_dir / FOLDER / WATCH_FOLDER / word, lambda error: note_end(run_dir, error))
+        watch = watchdog_of(
+            communicator, run_dir / FOLDER / WATCH_FOLDER / word, lambda error: note_end(run_dir, error)
+        )
         speaks = functools.partial(speaks_first, watch.folder)
         with leaving_together(communicator, run_dir, speaks), watching(watch), caught(lambda _: interrupt(run_dir)):
             execute(str(script.path), list(script.arguments), config, run_dir, communicator, watch)

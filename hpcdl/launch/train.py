@@ -13,8 +13,8 @@ from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 from typing import Any
 
-from hpcdl.checkpoint.local import guarded as copies_guarded
-from hpcdl.checkpoint.local import place
+from hpcdl.checkpoint.memory import guarded as copies_guarded
+from hpcdl.checkpoint.memory import place
 from hpcdl.cluster import supervise as local
 from hpcdl.cluster.environment import WITHOUT_MPI_VARIABLE, Placement
 from hpcdl.cluster.launchers import find_launcher
@@ -24,7 +24,7 @@ from hpcdl.cluster.status import FOLDER
 from hpcdl.comm.agree import decided
 from hpcdl.comm.observed import observe
 from hpcdl.comm.tcp.communicator import make_secret
-from hpcdl.config.load import Config, Effective, as_toml_values, flatten, replace
+from hpcdl.config.load import Config, ResolvedConfig, as_toml_values, flatten, replace
 from hpcdl.config.schema import LaunchConfig, TrainConfig
 from hpcdl.core.errors import Interrupted, StoppedEarly, UsageError
 from hpcdl.core.lifeline import identity
@@ -41,25 +41,26 @@ from hpcdl.node.plan import launch_plan
 from hpcdl.node.profile import find_profile
 from hpcdl.node.settings import Settings
 from hpcdl.node.topology import Topology
-from hpcdl.run import chips, in_place, rundir
+from hpcdl.run import groups as chips
+from hpcdl.run import in_place, rundir
 from hpcdl.run.ended import end_noted, note_end
-from hpcdl.run.fewer import check_fewer, check_least, with_least
 from hpcdl.run.going_back import check_going_back
 from hpcdl.run.journal import EventHandler, JournalReader
-from hpcdl.run.prepare import Prepared, check_open_servers, prepare
+from hpcdl.run.plan import RunPlan, check_open_servers, prepare
+from hpcdl.run.shrink import check_least, check_shrunk, with_least
 from hpcdl.strategies.table import find_strategy
 from hpcdl.trace.recorder import collected
 
 NOTHING: Mapping[str, str] = {}
 
 
-def train(effective: Effective[TrainConfig], on_event: EventHandler) -> tuple[Path, RunRecord]:
+def train(resolved: ResolvedConfig[TrainConfig], on_event: EventHandler) -> tuple[Path, RunRecord]:
     """Run a training on the ranks of this node, or of this job's nodes, and return its directory and record.
 
     `on_event` gets the journal's events while the ranks run.
     """
-    with interruptible(effective.config.checkpoint.resume or effective.config.checkpoint.elastic):
-        return _train(effective, on_event)
+    with interruptible(resolved.config.checkpoint.resume or resolved.config.checkpoint.elastic):
+        return _train(resolved, on_event)
 
 
 def interruptible(resumes: bool) -> AbstractContextManager[None]:
@@ -73,71 +74,71 @@ def interruptible(resumes: bool) -> AbstractContextManager[None]:
     return caught(stop, (signal.SIGTERM, signal.SIGUSR1, signal.SIGHUP))
 
 
-def _train(effective: Effective[TrainConfig], on_event: EventHandler) -> tuple[Path, RunRecord]:
-    check_least(effective)
-    effective = with_least(effective, find_launcher())
-    prepared = prepare(effective)
-    check_open_servers(prepared.info, allowed=prepared.config.safety.allow_grpc)
-    check_fewer(effective, find_launcher())
-    check_node(ranks_on_node(effective), mpi=prepared.info.features.mpi)
-    run_dir = choose_run_dir(prepared)
-    plan, said = _plan(prepared)
-    facts = {rundir.CHECKSUM: prepared.dataset.checksum}
+def _train(resolved: ResolvedConfig[TrainConfig], on_event: EventHandler) -> tuple[Path, RunRecord]:
+    check_least(resolved)
+    resolved = with_least(resolved, find_launcher())
+    run_plan = prepare(resolved)
+    check_open_servers(run_plan.info, allowed=run_plan.config.safety.allow_grpc)
+    check_shrunk(resolved, find_launcher())
+    check_node(ranks_on_node(resolved), mpi=run_plan.info.features.mpi)
+    run_dir = choose_run_dir(run_plan)
+    plan, said = _plan(run_plan)
+    facts = {rundir.CHECKSUM: run_plan.dataset.checksum}
 
-    def launch(now: Effective[TrainConfig], environment: Mapping[str, str]) -> None:
-        if now is effective and not environment:
-            _run(prepared, plan, run_dir, on_event)
+    def launch(now: ResolvedConfig[TrainConfig], environment: Mapping[str, str]) -> None:
+        if now is resolved and not environment:
+            _run(run_plan, plan, run_dir, on_event)
             return
-        fewer = prepare(now)
-        _run(fewer, _plan(fewer, environment)[0], run_dir, on_event)
+        shrunk = prepare(now)
+        _run(shrunk, _plan(shrunk, environment)[0], run_dir, on_event)
 
-    with rundir.written(run_dir, prepared.config.checkpoint) as place_of_run:
-        rundir.create(run_dir, effective, facts)
+    with rundir.written(run_dir, run_plan.config.checkpoint) as place_of_run:
+        rundir.create(run_dir, resolved, facts)
         for text in said:
             on_event({"kind": "message", "text": text})
         with (
-            end_noted(run_dir, lambda: _unstarted(prepared, plan)),
+            end_noted(run_dir, lambda: _unstarted(run_plan, plan)),
             place_of_run.restored_if_refused(),
             guarded(run_dir),
             collected(run_dir),
-            _copies_kept(prepared.config, run_dir),
+            _copies_kept(run_plan.config, run_dir),
         ):
             until_done(
                 launch,
                 run_dir,
-                effective,
+                resolved,
                 facts,
                 lambda text: on_event({"kind": "message", "text": text}),
             )
     return run_dir, read_record(run_dir)
 
 
-def _plan(prepared: Prepared, environment: Mapping[str, str] = NOTHING) -> tuple[LaunchPlan, list[str]]:
+def _plan(run_plan: RunPlan, environment: Mapping[str, str] = NOTHING) -> tuple[LaunchPlan, list[str]]:
     """`plan_for` this run; where it goes on by itself, also in which way it does."""
-    plan, said = plan_for(prepared, environment)
-    if not prepared.config.checkpoint.elastic:
+    plan, said = plan_for(run_plan, environment)
+    if not run_plan.config.checkpoint.elastic:
         return plan, said
-    goes_on, way = in_place.way_of(prepared, find_launcher())
-    if goes_on:
-        plan = dataclasses.replace(plan, goes_on=True, environment={**plan.environment, in_place.VARIABLE: "1"})
+    continues, way = in_place.way_of(run_plan, find_launcher())
+    if continues:
+        plan = dataclasses.replace(plan, continues=True, environment={**plan.environment, in_place.VARIABLE: "1"})
     return plan, [*said, way]
 
 
-def _unstarted(prepared: Prepared, plan: LaunchPlan) -> RunRecord:
+def _unstarted(run_plan: RunPlan, plan: LaunchPlan) -> RunRecord:
     """The record of a run that ended before its ranks had written one."""
     return RunRecord(
-        strategy=prepared.info.name,
-        model=prepared.config.model.model,
-        data=prepared.dataset.name,
-        data_checksum=prepared.dataset.checksum,
+        strategy=run_plan.info.name,
+        model=run_plan.config.model.model,
+        data=run_plan.dataset.name,
+        data_checksum=run_plan.dataset.checksum,
         ranks=plan.num_ranks,
-        workers=prepared.num_workers,
-        servers=prepared.num_servers,
+        workers=run_plan.num_workers,
+        servers=run_plan.num_servers,
         nodes=-(-plan.num_ranks // plan.ranks_per_node),
         ranks_per_node=plan.ranks_per_node,
-        batch_per_rank=prepared.config.data.batch_size,
-        global_batch=prepared.global_batch,
-        config=as_toml_values(prepared.config),
+        batch_per_rank=run_plan.config.data.batch_size,
+        global_batch=run_plan.global_batch,
+        config=as_toml_values(run_plan.config),
     )
 
 
@@ -148,7 +149,7 @@ def _copies_kept(config: TrainConfig, run_dir: Path) -> AbstractContextManager[N
     return copies_guarded(place(config.checkpoint.local_checkpoint_folder, run_dir, identity(os.getpid())), run_dir)
 
 
-def _run(prepared: Prepared, plan: LaunchPlan, run_dir: Path, on_event: EventHandler) -> None:
+def _run(run_plan: RunPlan, plan: LaunchPlan, run_dir: Path, on_event: EventHandler) -> None:
     reader = JournalReader(run_dir)
 
     def tick() -> None:
@@ -156,10 +157,10 @@ def _run(prepared: Prepared, plan: LaunchPlan, run_dir: Path, on_event: EventHan
             for event in reader.read():
                 on_event(event)
 
-    plan = able_to_meet(plan, run_dir / FOLDER, mpi=prepared.info.features.mpi)
-    with python_of_ranks(prepared.config.run, plan) as python:
+    plan = able_to_meet(plan, run_dir / FOLDER, mpi=run_plan.info.features.mpi)
+    with python_of_ranks(run_plan.config.run, plan) as python:
         command = own_program("hpcdl.rank.main", str(run_dir), python=python)
-        local.start(plan, command, folder=run_dir / FOLDER, mpi=prepared.info.features.mpi, tick=tick)
+        local.start(plan, command, folder=run_dir / FOLDER, mpi=run_plan.info.features.mpi, tick=tick)
 
 
 def able_to_meet(plan: LaunchPlan, folder: Path, *, mpi: bool) -> LaunchPlan:
@@ -181,20 +182,20 @@ def python_of_ranks(run: LaunchConfig, plan: LaunchPlan) -> AbstractContextManag
     return stage_env.staged(find_launcher(), num_nodes, {**os.environ, **left_out})
 
 
-def choose_run_dir(prepared: Prepared) -> Path:
+def choose_run_dir(run_plan: RunPlan) -> Path:
     """The folder of this run; UsageError where it holds another one, which is not to be resumed as asked."""
-    config = prepared.config
+    config = run_plan.config
     run_dir = free_run_dir(config.run.run_dir or rundir.default_run_dir(config.model.model, config.exchange.strategy))
     rundir.check_place(run_dir, config.checkpoint)
     check_going_back(run_dir, config.checkpoint)
     if config.checkpoint.resume:
-        rundir.check_resumed(run_dir, config, prepared.dataset.checksum)
+        rundir.check_resumed(run_dir, config, run_plan.dataset.checksum)
     return run_dir
 
 
-def ranks_on_node(effective: Effective[Any]) -> int:
+def ranks_on_node(resolved: ResolvedConfig[Any]) -> int:
     """Ranks that a node of the job will have."""
-    return ranks_per_node(find_launcher().hosts(os.environ), effective.config.run.ranks)
+    return ranks_per_node(find_launcher().hosts(os.environ), resolved.config.run.ranks)
 
 
 def free_run_dir(run_dir: Path) -> Path:
@@ -204,17 +205,17 @@ def free_run_dir(run_dir: Path) -> Path:
     return run_dir
 
 
-def plan_for(prepared: Prepared, environment: Mapping[str, str] = NOTHING) -> tuple[LaunchPlan, list[str]]:
+def plan_for(run_plan: RunPlan, environment: Mapping[str, str] = NOTHING) -> tuple[LaunchPlan, list[str]]:
     """How this run's ranks are to be started, and what to say about the node profile that was picked.
 
     `environment`: what the launcher needs besides, to leave nodes out.
     """
-    config, topology = prepared.config, read_topology()
+    config, topology = run_plan.config, read_topology()
     groups = config.elastic.groups
     share = ranks_per_node(find_launcher().hosts({**os.environ, **environment}), config.run.ranks)
     if groups > 1:
         weights = chips.weights_bytes(config.model.model)
-        chips.check_memory(share, weights, chips.data_bytes(prepared.dataset), topology)
+        chips.check_memory(share, weights, chips.data_bytes(run_plan.dataset), topology)
     unprofiled = chips.near_memory(groups, share, topology)
     return plan_under_profile(config.run, model_name(config.model.model), topology, unprofiled, environment)
 
@@ -235,66 +236,66 @@ def plan_under_profile(
     return plan, [profile.sentence] if profile else []
 
 
-def train_inside(effective: Effective[TrainConfig], place: Placement, on_event: EventHandler) -> Path:
+def train_inside(resolved: ResolvedConfig[TrainConfig], place: Placement, on_event: EventHandler) -> Path:
     """Train as one rank of the launcher that started this process; collective over its ranks.
 
     On rank 0 `on_event` gets the journal's events.
     """
     from hpcdl.rank.job import run_rank
-    from hpcdl.rank.main import communicator_for, leave_meeting, leaving_together, set_up_process
-    from hpcdl.supervision.watch import FOLDER as WATCH_FOLDER
-    from hpcdl.supervision.watch import leave_without_lost, watch_of, watching
+    from hpcdl.rank.main import close_rendezvous, communicator_for, leaving_together, set_up_process
+    from hpcdl.supervision.watchdog import FOLDER as WATCH_FOLDER
+    from hpcdl.supervision.watchdog import leave_without_lost, watchdog_of, watching
 
-    effective = with_ranks(effective, place)
-    check_least(effective)
-    check_starts_ranks(effective.config.checkpoint.elastic, place.launcher)
+    resolved = with_ranks(resolved, place)
+    check_least(resolved)
+    check_starts_ranks(resolved.config.checkpoint.elastic, place.launcher)
     StopRequest().install()
     set_up_process(place.local_rank)
-    mpi = find_strategy(effective.config.exchange.strategy).features.mpi
+    mpi = find_strategy(resolved.config.exchange.strategy).features.mpi
     communicator = observe(communicator_for(place, mpi=mpi))
     held, places = contextlib.ExitStack(), list[rundir.Place]()
-    prepared, run_dir, word = _agreed_run_dir(effective, communicator, held, places)
-    watch = watch_of(communicator, run_dir / FOLDER / WATCH_FOLDER / word, lambda error: note_end(run_dir, error))
+    run_plan, run_dir, word = _agreed_run_dir(resolved, communicator, held, places)
+    watch = watchdog_of(communicator, run_dir / FOLDER / WATCH_FOLDER / word, lambda error: note_end(run_dir, error))
     # Before rank 0 ends the others: their launcher may end it with them.
     as_found = places[0].restored_if_refused() if places else nullcontext()
     with held, leaving_together(communicator, run_dir), as_found, watching(watch):
         # Each rank looks for itself: what rank 0 found whole may be damaged on another node.
-        run_rank(prepared or prepare(effective), communicator, run_dir, on_event, watch)
+        run_rank(run_plan or prepare(resolved), communicator, run_dir, on_event, watch)
     leave_without_lost(communicator)
     if not mpi:
-        leave_meeting(place)
+        close_rendezvous(place)
     return run_dir
 
 
-def with_ranks(effective: Effective[Config], place: Placement) -> Effective[Config]:
+def with_ranks(resolved: ResolvedConfig[Config], place: Placement) -> ResolvedConfig[Config]:
     """The config with as many ranks as the launcher has started; UsageError where --ranks says otherwise."""
-    asked = flatten(effective.config)["ranks"]
-    if effective.origins["ranks"] != "default" and asked != place.size:
+    asked = flatten(resolved.config)["ranks"]
+    if resolved.origins["ranks"] != "default" and asked != place.size:
         raise UsageError(
             f"--ranks {asked}, but {place.launcher} started {place.size}; leave --ranks out under a launcher"
         )
-    origins = {**effective.origins, "ranks": f"launcher ({place.launcher})"}
-    return Effective(config=replace(effective.config, ranks=place.size), origins=origins)
+    origins = {**resolved.origins, "ranks": f"launcher ({place.launcher})"}
+    return ResolvedConfig(config=replace(resolved.config, ranks=place.size), origins=origins)
 
 
 def _agreed_run_dir(
-    effective: Effective[TrainConfig],
+    resolved: ResolvedConfig[TrainConfig],
     communicator: Communicator,
     held: contextlib.ExitStack,
     places: list[rundir.Place],
-) -> tuple[Prepared | None, Path, str]:
+) -> tuple[RunPlan | None, Path, str]:
     """Rank 0 checks, makes and holds the run directory; what it prepared (elsewhere None), a word for this start.
 
     On rank 0 what was found in place of the directory is added to `places`.
     """
-    found: list[Prepared] = []
+    found: list[RunPlan] = []
 
     def decide() -> tuple[str, str]:
-        found.append(prepare(effective))
+        found.append(prepare(resolved))
         check_open_servers(found[0].info, allowed=found[0].config.safety.allow_grpc)
         run_dir = choose_run_dir(found[0])
         places.append(held.enter_context(rundir.written(run_dir, found[0].config.checkpoint)))
-        rundir.create(run_dir, effective, {rundir.CHECKSUM: found[0].dataset.checksum})
+        rundir.create(run_dir, resolved, {rundir.CHECKSUM: found[0].dataset.checksum})
         return str(run_dir), uuid.uuid4().hex
 
     run_dir, word = decided(communicator, decide)

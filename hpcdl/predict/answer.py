@@ -153,7 +153,7 @@ def _unmeasured(question: Question, network: Network | None) -> Evidence:
 def _of_network(question: Question, evidence: Evidence, network: Network | None) -> Answer:
     strategies = [ALIASES.get(name, name) for name in question.strategies] or _usual(evidence)
     cores = None
-    if question.machine is not None and evidence.observations:
+    if question.machine is not None and evidence.monitors:
         cores = len(read_machine(question.machine).topology.cores)
     forecast = Forecast(evidence, network, strategies, cores)
     nodes = question.nodes or _usual_nodes(evidence)
@@ -185,7 +185,7 @@ def _usual(evidence: Evidence) -> list[str]:
 
 
 def _usual_nodes(evidence: Evidence) -> tuple[int, ...]:
-    reach = evidence.largest_nodes * DEFAULT_REACH if evidence.observations else 1024
+    reach = evidence.largest_nodes * DEFAULT_REACH if evidence.monitors else 1024
     return tuple(1 << power for power in range(reach.bit_length()))
 
 

@@ -89,7 +89,7 @@ class Calibration:
 
 
 def calibrate(
-    observations: Sequence[MeasuredStep], items: Sequence[Belief], network: Network, *, draws: bool = True
+    monitors: Sequence[MeasuredStep], items: Sequence[Belief], network: Network, *, draws: bool = True
 ) -> Calibration:
     """The posterior of `items` by all observations, and by the all-reduces that were timed on the network.
 
@@ -100,12 +100,12 @@ def calibrate(
     noise, freedom = USUAL_NOISE, USUAL_FREEDOM
     point, covariance = center.copy(), numpy.diag(spread**2)
     for _ in range(_ROUNDS):
-        residuals = functools.partial(_residuals, observations, tuple(items), network, center, spread, noise)
+        residuals = functools.partial(_residuals, monitors, tuple(items), network, center, spread, noise)
         point = _minimise(residuals, point)
         jacobian = _slopes(residuals, point)
         covariance = numpy.linalg.inv(jacobian.T @ jacobian)
         used = float(len(items) - (numpy.diag(covariance) / spread**2).sum())
-        noise, freedom = _noise(observations, items, network, point, used)
+        noise, freedom = _noise(monitors, items, network, point, used)
     return Calibration(
         items=tuple(items), network=network, point=point, covariance=covariance,
         points=_drawn(residuals, point, covariance, numpy.minimum(spread, 2.0)) if draws else point[None, :],
@@ -153,13 +153,13 @@ def _costs(residuals: Callable[[Array], Array], points: Array) -> Array:
 
 
 def _residuals(
-    observations: Sequence[MeasuredStep], items: Sequence[Belief], network: Network, center: Array, spread: Array,
+    monitors: Sequence[MeasuredStep], items: Sequence[Belief], network: Network, center: Array, spread: Array,
     noise: float, points: Array,
 ) -> Array:  # fmt: skip
     """What is to become small: (sets, observations and beliefs), each in its own standard deviations."""
     values = natural_values(items, points)
     columns = []
-    for seen in observations:
+    for seen in monitors:
         found = simulate(seen.job, values, network)
         error = math.sqrt(noise**2 / len(seen.seconds) + LEAST_ERROR**2)
         columns.append((numpy.log(found.seconds) - seen.log_mean) / error)
@@ -178,18 +178,18 @@ def _residuals(
 
 
 def _noise(
-    observations: Sequence[MeasuredStep], items: Sequence[Belief], network: Network, point: Array, used: float
+    monitors: Sequence[MeasuredStep], items: Sequence[Belief], network: Network, point: Array, used: float
 ) -> tuple[float, float]:
     """Relative standard deviation of runs and its degrees of freedom."""
     values = natural_values(items, point[None, :])
     squares, freedom = USUAL_FREEDOM * USUAL_NOISE**2, USUAL_FREEDOM
     missed = 0.0
-    for seen in observations:
+    for seen in monitors:
         squares += sum((math.log(seconds) - seen.log_mean) ** 2 for seconds in seen.seconds)
         freedom += len(seen.seconds) - 1
         off = math.log(float(simulate(seen.job, values, network).seconds[0])) - seen.log_mean
         missed += len(seen.seconds) * max(0.0, off**2 - LEAST_ERROR**2)
-    left = max(0.0, len(observations) - used)
+    left = max(0.0, len(monitors) - used)
     return math.sqrt((squares + missed) / (freedom + left)), freedom + left
 
 

@@ -48,7 +48,7 @@ class Evidence:
     """
 
     model: str
-    observations: tuple[MeasuredStep, ...]
+    monitors: tuple[MeasuredStep, ...]
     stated: Mapping[str, tuple[float, float]]
     layouts: Mapping[str, RankLayout]
     mode: str = "weak"
@@ -67,17 +67,17 @@ class Evidence:
     @property
     def largest_nodes(self) -> int:
         """The most nodes that were measured; 1 where nothing was."""
-        return max((seen.job.nodes for seen in self.observations), default=1)
+        return max((seen.job.nodes for seen in self.monitors), default=1)
 
     @property
     def sizes(self) -> list[int]:
         """Numbers of workers that were measured."""
-        return sorted({seen.job.workers for seen in self.observations})
+        return sorted({seen.job.workers for seen in self.monitors})
 
     @property
     def strategies(self) -> list[str]:
         """Those that were measured, by name."""
-        return sorted({seen.job.strategy for seen in self.observations})
+        return sorted({seen.job.strategy for seen in self.monitors})
 
     def layout(self, strategy: str) -> RankLayout:
         """That of its own runs, else that of others."""
@@ -154,7 +154,7 @@ def _check_enough(item: Evidence, network: Network | None) -> None:
     if network is not None or len(item.sizes) > 1:
         return
     size = item.sizes[0]
-    strategy = item.observations[0].job.strategy
+    strategy = item.monitors[0].job.strategy
     other = 2 * size if size == 1 else 1
     words = ["train", "--model", item.model, "--strategy", "ring" if strategy == "single" else strategy]
     words += ["--ranks", str(other + (1 if has_servers(strategy) else 0))]
@@ -173,8 +173,8 @@ def _of_model(runs: Sequence[Run], accuracy: float | None, traced: Sequence[Trac
     groups: dict[StepJob, list[Run]] = defaultdict(list)
     for run in runs:
         groups[dataclasses.replace(_job_of(run, gradient_bytes, several, remarks), ready=ready)].append(run)
-    observations = tuple(_observed(job, members) for job, members in groups.items())
-    largest = max(observations, key=lambda seen: (seen.job.nodes, seen.job.workers)).job
+    monitors = tuple(_observed(job, members) for job, members in groups.items())
+    largest = max(monitors, key=lambda seen: (seen.job.nodes, seen.job.workers)).job
     mode, batch = _fixed(runs)
     samples = [run.seconds_per_epoch * (run.images_per_second or 0) for run in runs if positive(run.seconds_per_epoch)
                and run.seconds_per_epoch]  # fmt: skip
@@ -183,8 +183,8 @@ def _of_model(runs: Sequence[Run], accuracy: float | None, traced: Sequence[Trac
         templates[job.strategy] = job
     return Evidence(
         model=runs[0].model,
-        observations=observations,
-        stated=_stated(runs, observations),
+        monitors=monitors,
+        stated=_stated(runs, monitors),
         layouts={name: RankLayout(workers_per_node=job.workers_per_node, shared=_is_shared(job))
                  for name, job in templates.items()},
         mode=mode,
@@ -281,9 +281,9 @@ def _fixed(runs: Sequence[Run]) -> tuple[str, int]:
     return "weak", per_worker.most_common(1)[0][0]
 
 
-def _stated(runs: Sequence[Run], observations: Sequence[MeasuredStep]) -> dict[str, tuple[float, float]]:
+def _stated(runs: Sequence[Run], monitors: Sequence[MeasuredStep]) -> dict[str, tuple[float, float]]:
     """Where the search for the unknowns begins, and what parts of steps say outright."""
-    first = min(observations, key=lambda seen: seen.job.workers)
+    first = min(monitors, key=lambda seen: seen.job.workers)
     step = statistics.geometric_mean(first.seconds)
     threads = max(1, first.job.threads)
     found = {"image_s": (step / (first.job.batch + 1) * threads**0.9, 3.0)}
@@ -350,7 +350,7 @@ def guessed_evidence(model: str, batch: int, machine: str | None) -> Evidence:
     seconds = FLOP_PER_MAC * info.macs / (cores / per_node * FLOP_PER_CORE_AND_SECOND)
     return Evidence(
         model=model,
-        observations=(),
+        monitors=(),
         stated={"image_s": (seconds, _GUESS_SPREAD), "update_s": (info.gradient_bytes / 5e9, 1.0)},
         layouts={"ring": RankLayout(workers_per_node=per_node)},
         batch=batch,

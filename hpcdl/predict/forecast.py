@@ -119,7 +119,7 @@ class Forecast:
         self.held_out = self._hold_out()
         surprise = sum(item.deviations**2 for item in self.held_out) + _TRUST_IN_INTERVALS
         self.widening = math.sqrt(surprise / (len(self.held_out) + _TRUST_IN_INTERVALS))
-        self.other_machine = bool(evidence.observations) and cores_per_node is not None
+        self.other_machine = bool(evidence.monitors) and cores_per_node is not None
         if self.other_machine and cores_per_node is not None:
             self._change_machine(cores_per_node)
         self._points = self.posterior.points
@@ -135,22 +135,20 @@ class Forecast:
         size = sample_bytes(evidence.model)
         if self.network.file_system_bytes_per_second and size:
             stated["file_system_images_s"] = (self.network.file_system_bytes_per_second / size, 0.2)
-        return calibrate(evidence.observations, beliefs(self._names, self.network, stated), self.network, draws=draws)
+        return calibrate(evidence.monitors, beliefs(self._names, self.network, stated), self.network, draws=draws)
 
     def _hold_out(self) -> tuple[HeldOut, ...]:
         """The largest size of every strategy that has smaller ones, predicted without any of these."""
         largest: dict[str, int] = {}
-        for seen in self.evidence.observations:
-            sizes = {
-                other.job.workers for other in self.evidence.observations if other.job.strategy == seen.job.strategy
-            }
+        for seen in self.evidence.monitors:
+            sizes = {other.job.workers for other in self.evidence.monitors if other.job.strategy == seen.job.strategy}
             if len(sizes) > 1 or (min(self.evidence.sizes) < seen.job.workers):
                 largest[seen.job.strategy] = max(sizes)
-        held = [seen for seen in self.evidence.observations if largest.get(seen.job.strategy) == seen.job.workers]
-        kept = tuple(seen for seen in self.evidence.observations if seen not in held)
+        held = [seen for seen in self.evidence.monitors if largest.get(seen.job.strategy) == seen.job.workers]
+        kept = tuple(seen for seen in self.evidence.monitors if seen not in held)
         if not held or not kept:
             return ()
-        smaller = dataclasses.replace(self.evidence, observations=kept)
+        smaller = dataclasses.replace(self.evidence, monitors=kept)
         posterior = self._calibrate(smaller, draws=False)
         found = []
         for seen in held:
@@ -182,7 +180,7 @@ class Forecast:
         workers of its own, with as many servers where there were; one worker where nothing was. The same batch.
         """
         workers, nodes, servers, strategy = 1, 1, 0, job.strategy
-        known = [item.job for item in self.evidence.observations]
+        known = [item.job for item in self.evidence.monitors]
         own = [item for item in known if item.strategy == job.strategy]
         like = [item for item in own if item.servers == job.servers]
         seen = [item for item in known if item.alone] or like or own or known
@@ -241,7 +239,7 @@ class Forecast:
     def _doubt_of(self, job: StepJob, found: StepTime) -> float:
         own = UNKNOWN_EXCHANGE_DOUBT.get(job.strategy, 0.0)
         exchange = sum(float(numpy.median(found.losses.get(name, 0.0) / found.seconds)) for name in EXCHANGE)
-        largest = self.evidence.largest_nodes if self.evidence.observations else 1
+        largest = self.evidence.largest_nodes if self.evidence.monitors else 1
         return _doubt_of(job.nodes, largest) * math.hypot(1.0, own * exchange / DOUBT)
 
     def _per_epoch(self, images_per_second: Range) -> Range | None:
@@ -274,20 +272,15 @@ class Forecast:
 
     def _marks(self, job: StepJob) -> tuple[str, ...]:
         marks = []
-        if not self.evidence.observations:
+        if not self.evidence.monitors:
             marks.append("nothing measured")
         elif job.nodes > FAR * self.evidence.largest_nodes:
             marks.append(f"beyond {FAR} x the largest size")
-        if (
-            self.evidence.observations
-            and self.evidence.largest_nodes == 1
-            and job.nodes > 1
-            and self.network is UNKNOWN
-        ):
+        if self.evidence.monitors and self.evidence.largest_nodes == 1 and job.nodes > 1 and self.network is UNKNOWN:
             marks.append("no run between nodes")
         if self.other_machine:
             marks.append("another node type")
-        if self.evidence.observations and job.strategy not in self.evidence.strategies and not job.alone:
+        if self.evidence.monitors and job.strategy not in self.evidence.strategies and not job.alone:
             marks.append("strategy not measured")
         return tuple(marks)
 

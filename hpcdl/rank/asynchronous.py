@@ -25,7 +25,7 @@ from hpcdl.strategies.base.strategy import Worker
 from hpcdl.strategies.elastic.flat import FlatWorker
 from hpcdl.strategies.elastic.replica import Replica
 from hpcdl.supervision.control import FOR_MORE, time_allowed
-from hpcdl.supervision.watch import survivors
+from hpcdl.supervision.watchdog import survivors
 
 if TYPE_CHECKING:
     from hpcdl.core.protocols import Array
@@ -71,11 +71,11 @@ class AsynchronousTrainer:
 
     def join(self) -> None:
         """The parts have joined a group: count by its workers."""
-        prepared = self.parts.prepared
+        run_plan = self.parts.run_plan
         self._replica = replica_of(self.parts.worker)
-        self._num_workers = prepared.num_workers
-        self._per_epoch = prepared.steps_per_epoch * self._num_workers
-        self._replica.total = prepared.num_steps * self._num_workers
+        self._num_workers = run_plan.num_workers
+        self._per_epoch = run_plan.steps_per_epoch * self._num_workers
+        self._replica.total = run_plan.num_steps * self._num_workers
 
     def _steps_done(self) -> int:
         return self._replica.count // self._num_workers
@@ -103,7 +103,7 @@ class AsynchronousTrainer:
 
     def position_at(self, step: int, facts: Mapping[str, Any], own: Mapping[str, Array]) -> Position:
         """The center's count, in samples, decides where everybody goes on."""
-        global_batch = self.parts.prepared.global_batch
+        global_batch = self.parts.run_plan.global_batch
         samples = facts["count"] * facts["global_batch"] // facts["ranks"]
         position = Position(num_metrics=len(self.parts.objective.names))
         position.step = samples // global_batch

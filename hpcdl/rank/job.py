@@ -19,91 +19,91 @@ from hpcdl.faults.inject import Injection
 from hpcdl.rank import results
 from hpcdl.rank.serve import serve
 from hpcdl.run.faults import parse_faults, spoken_of
-from hpcdl.run.fewer import workers_and_servers
-from hpcdl.run.in_place import Fewer
+from hpcdl.run.in_place import ShrunkRun
 from hpcdl.run.journal import EventHandler
-from hpcdl.run.prepare import Prepared
+from hpcdl.run.plan import RunPlan
+from hpcdl.run.shrink import workers_and_servers
 from hpcdl.strategies.base.strategy import Context
 from hpcdl.supervision import runtime, safety
 from hpcdl.supervision.pace import WINDOWS, Eviction, PaceKeeper
-from hpcdl.supervision.watch import Actions, Limits, Watch
+from hpcdl.supervision.watchdog import Actions, Limits, Watchdog
 from hpcdl.trace.recorder import recording
 
 
 def run_rank(
-    prepared: Prepared,
+    run_plan: RunPlan,
     communicator: Communicator,
     run_dir: Path,
     on_event: EventHandler | None = None,
-    watch: Watch | None = None,
-    fewer: Fewer | None = None,
+    watch: Watchdog | None = None,
+    shrunk: ShrunkRun | None = None,
 ) -> None:
     """Work or serve, by rank. Collective over all ranks; on rank 0 `on_event` gets the journal's events.
 
     `watch`, where there is one, watches this rank and gets the run's own limits. `fewer`: those that are left go on in
     place when others are lost.
     """
-    if communicator.size != prepared.config.run.ranks:
-        raise UsageError(f"--ranks {prepared.config.run.ranks}, but {communicator.size} were started")
+    if communicator.size != run_plan.config.run.ranks:
+        raise UsageError(f"--ranks {run_plan.config.run.ranks}, but {communicator.size} were started")
     communicator = observe(communicator)
-    communicator.observation.role = "worker" if communicator.rank < prepared.num_workers else "server"
+    communicator.monitor.role = "worker" if communicator.rank < run_plan.num_workers else "server"
     software = runtime.software_versions(communicator.library)
-    _check_same_start(prepared, communicator, software)
-    injection = Injection(prepared.config.safety.inject, communicator.observation, run_dir)
+    _check_same_start(run_plan, communicator, software)
+    injection = Injection(run_plan.config.safety.inject, communicator.monitor, run_dir)
     communicator = injection.impaired(communicator)
-    with recording(injection.trace_beside(prepared.config.run.trace), communicator, run_dir):
-        _run_rank(prepared, communicator, run_dir, on_event, watch, software, injection, fewer)
+    with recording(injection.trace_beside(run_plan.config.run.trace), communicator, run_dir):
+        _run_rank(run_plan, communicator, run_dir, on_event, watch, software, injection, shrunk)
 
 
 def _run_rank(
-    prepared: Prepared,
+    run_plan: RunPlan,
     communicator: Observed,
     run_dir: Path,
     on_event: EventHandler | None,
-    watch: Watch | None,
+    watch: Watchdog | None,
     software: dict[str, str],
     injection: Injection,
-    fewer: Fewer | None,
+    shrunk: ShrunkRun | None,
 ) -> None:
     hosts = communicator.allgather_json(communicator.host)
-    prepared = _shared_out(prepared, hosts)
-    watch = watch or Watch(observation=communicator.observation, folder=run_dir, actions=Actions(end=_never))
-    watch.limits = Limits(stall_s=prepared.config.safety.stall_timeout, busy_s=prepared.config.safety.busy_timeout)
+    run_plan = _shared_out(run_plan, hosts)
+    watch = watch or Watchdog(monitor=communicator.monitor, folder=run_dir, actions=Actions(end=_never))
+    watch.limits = Limits(stall_s=run_plan.config.safety.stall_timeout, busy_s=run_plan.config.safety.busy_timeout)
     watch.hosts = dict(enumerate(hosts))
-    if not prepared.info.features.synchronous:  # worker 0 evaluates and keeps the center
-        seen = communicator.observation
-        watch.actions.can_lose = lambda rank: rank != seen.first_left and rank < prepared.num_workers
-    watch.besides = _pace_keeper(prepared, hosts, watch).look
-    started = results.first_record(prepared, hosts, software, os.environ.get("HPCDL_PROFILE", ""))
+    if not run_plan.info.features.synchronous:  # worker 0 evaluates and keeps the center
+        seen = communicator.monitor
+        watch.actions.is_optional = lambda rank: rank != seen.first_left and rank < run_plan.num_workers
+    watch.besides = _pace_keeper(run_plan, hosts, watch).look
+    started = results.first_record(run_plan, hosts, software, os.environ.get("HPCDL_PROFILE", ""))
     unbound = communicator.allgather_json(runtime.binding_warning())
     warnings = [f"rank {rank}: {warning}" for rank, warning in enumerate(unbound) if warning]
-    warnings += spoken_of(parse_faults(prepared.config.safety.inject, communicator.size))
+    warnings += spoken_of(parse_faults(run_plan.config.safety.inject, communicator.size))
     started = dataclasses.replace(started, warnings=[*started.warnings, *warnings])
-    context = dataclasses.replace(context_of(prepared, communicator), in_place=fewer is not None)
-    if communicator.rank < prepared.num_workers:
-        communicator.observation.doing("importing TensorFlow")
+    context = dataclasses.replace(context_of(run_plan, communicator), in_place=shrunk is not None)
+    if communicator.rank < run_plan.num_workers:
+        communicator.monitor.doing("importing TensorFlow")
         runtime.import_tensorflow()
         from hpcdl.rank.worker import run_worker
 
-        with injection, _staged(prepared, communicator) as near:
-            if prepared.config.elastic.groups > 1:  # from the node's own storage, where there is a copy on it
+        with injection, _staged(run_plan, communicator) as near:
+            if run_plan.config.elastic.groups > 1:  # from the node's own storage, where there is a copy on it
                 near = dataclasses.replace(near, dataset=resident(near.dataset, communicator.rank))
             near = dataclasses.replace(near, dataset=injection.readable(near.dataset))
-            communicator = run_worker(near, communicator, context, run_dir, started, on_event, watch, injection, fewer)
+            communicator = run_worker(near, communicator, context, run_dir, started, on_event, watch, injection, shrunk)
     else:
         with injection:
-            least = None if fewer is None else fewer.least
-            communicator = serve(prepared, context, communicator, watch, least)
-    communicator.observation.recorder.at_rest(communicator, last=True)
+            least = None if shrunk is None else shrunk.least
+            communicator = serve(run_plan, context, communicator, watch, least)
+    communicator.monitor.recorder.quiesced(communicator, last=True)
     communicator.barrier()
 
 
-def _pace_keeper(prepared: Prepared, hosts: Sequence[str], watch: Watch) -> PaceKeeper:
+def _pace_keeper(run_plan: RunPlan, hosts: Sequence[str], watch: Watchdog) -> PaceKeeper:
     """Finds workers that are slow for as long as one may be silent; of TensorFlow's own servers nobody can tell."""
-    config, num_workers = prepared.config, prepared.num_workers if prepared.info.features.mpi else 0
+    config, num_workers = run_plan.config, run_plan.num_workers if run_plan.info.features.mpi else 0
     evict_slow, least = config.checkpoint.evict_slow, config.checkpoint.min_workers or num_workers
     # An asynchronous worker can leave; without worker 0, which evaluates and keeps the center, new ranks go on.
-    in_place = [rank > 0 and not prepared.info.features.synchronous for rank in range(num_workers)]
+    in_place = [rank > 0 and not run_plan.info.features.synchronous for rank in range(num_workers)]
 
     def enough(rank: int, others: Sequence[int]) -> bool:
         if in_place[rank]:
@@ -115,10 +115,10 @@ def _pace_keeper(prepared: Prepared, hosts: Sequence[str], watch: Watch) -> Pace
         watch.evict(rank, text, in_place=in_place[rank])
 
     return PaceKeeper(
-        observation=watch.observation,
+        monitor=watch.monitor,
         folder=watch.folder,
         window_s=config.safety.stall_timeout / WINDOWS,
-        shares=[prepared.weight_of(rank) for rank in range(num_workers)],
+        shares=[run_plan.weight_of(rank) for rank in range(num_workers)],
         tell=lambda text: watch.actions.tell(text),
         eviction=None if evict_slow is None else Eviction(factor=evict_slow, enough=enough, leave=leave),
     )
@@ -130,63 +130,63 @@ def _never(error: RankError) -> None:
 
 
 @contextlib.contextmanager
-def _staged(prepared: Prepared, communicator: Communicator) -> Iterator[Prepared]:
+def _staged(run_plan: RunPlan, communicator: Communicator) -> Iterator[RunPlan]:
     """The run on a copy of its data on each node's own storage, where --stage asks for that; collective over all."""
-    folder = prepared.config.data.stage
+    folder = run_plan.config.data.stage
     if folder is None:
-        yield prepared
+        yield run_plan
         return
-    group = communicator.split(0) if prepared.num_servers else communicator
-    observe(communicator).observation.doing("staging data")
-    features, said = prepared.info.features, list(prepared.notes)
+    group = communicator.split(0) if run_plan.num_servers else communicator
+    observe(communicator).monitor.doing("staging data")
+    features, said = run_plan.info.features, list(run_plan.notes)
     # TensorFlow's own engines come without MPI, and what carries their control messages is too slow for data.
     with staged(
-        prepared.dataset,
+        run_plan.dataset,
         folder,
         group,
-        held_out=_held_out(prepared, group.rank),
+        held_out=_held_out(run_plan, group.rank),
         passed_on=features.mpi,
         say=said.append,
     ) as dataset:
-        yield dataclasses.replace(prepared, dataset=dataset, notes=tuple(said))
+        yield dataclasses.replace(run_plan, dataset=dataset, notes=tuple(said))
 
 
-def _held_out(prepared: Prepared, worker: int) -> range:
+def _held_out(run_plan: RunPlan, worker: int) -> range:
     """The samples of the held-out split that `worker` evaluates."""
-    split = prepared.dataset.evaluation_split
+    split = run_plan.dataset.evaluation_split
     num_samples = split.num_samples if split else 0
-    if prepared.info.features.synchronous:
-        return pass_slice(num_samples, worker, prepared.num_workers)
+    if run_plan.info.features.synchronous:
+        return pass_slice(num_samples, worker, run_plan.num_workers)
     return range(num_samples if worker == 0 else 0)
 
 
-def _shared_out(prepared: Prepared, hosts: Sequence[str]) -> Prepared:
+def _shared_out(run_plan: RunPlan, hosts: Sequence[str]) -> RunPlan:
     """The run with a share of the training split for each node, where --shuffle asks for that."""
-    if prepared.config.data.shuffle != "local":
-        return prepared
-    dataset = shared_out(prepared.dataset, hosts[: prepared.num_workers], prepared.worker_batch)
+    if run_plan.config.data.shuffle != "local":
+        return run_plan
+    dataset = shared_out(run_plan.dataset, hosts[: run_plan.num_workers], run_plan.worker_batch)
     note = f"each of {len(set(dataset.nodes))} nodes shuffles and reads its own share of the training samples"
-    return dataclasses.replace(prepared, dataset=dataset, notes=(*prepared.notes, note))
+    return dataclasses.replace(run_plan, dataset=dataset, notes=(*run_plan.notes, note))
 
 
-def context_of(prepared: Prepared, communicator: Observed) -> Context:
+def context_of(run_plan: RunPlan, communicator: Observed) -> Context:
     """What a strategy may know of the job; what it sends counts as the exchange's."""
     return Context(
-        info=prepared.info,
+        info=run_plan.info,
         communicator=communicator.for_purpose(EXCHANGE),
-        num_workers=prepared.num_workers,
-        num_servers=prepared.num_servers,
-        exchange=prepared.config.exchange,
-        optimizer=prepared.config.optimizer,
-        elastic=prepared.config.elastic,
-        deterministic=prepared.config.run.deterministic,
-        weight=prepared.weight_of(communicator.rank) if communicator.rank < prepared.num_workers else 1.0,
+        num_workers=run_plan.num_workers,
+        num_servers=run_plan.num_servers,
+        exchange=run_plan.config.exchange,
+        optimizer=run_plan.config.optimizer,
+        elastic=run_plan.config.elastic,
+        deterministic=run_plan.config.run.deterministic,
+        weight=run_plan.weight_of(communicator.rank) if communicator.rank < run_plan.num_workers else 1.0,
     )
 
 
-def _check_same_start(prepared: Prepared, communicator: Communicator, software: dict[str, str]) -> None:
-    config = prepared.config
+def _check_same_start(run_plan: RunPlan, communicator: Communicator, software: dict[str, str]) -> None:
+    config = run_plan.config
     facts = {f"version of {name}": version for name, version in software.items()}
-    facts["data manifest"] = prepared.dataset.checksum
+    facts["data manifest"] = run_plan.dataset.checksum
     facts |= {f"--{key}": str(value) for key, value in flatten(config).items() if key != "run-dir"}
     safety.check_same_start(facts, communicator)

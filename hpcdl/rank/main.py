@@ -20,7 +20,7 @@ from hpcdl.cluster.limits import check_own_node
 from hpcdl.cluster.status import FOLDER, StatusReport, failed_of, report_all, report_left
 from hpcdl.cluster.supervise import LAUNCH_VARIABLE, LAUNCHED_BY_VARIABLE, STATUS_VARIABLE
 from hpcdl.comm.agree import SilentExit
-from hpcdl.comm.observed import Observation, Observed, observe
+from hpcdl.comm.observed import Observed, RankMonitor, observe
 from hpcdl.core import lifeline
 from hpcdl.core.disk import remove_folder
 from hpcdl.core.errors import HpcdlError, Interrupted, RankError, StoppedEarly, UsageError, original, printable
@@ -32,11 +32,11 @@ from hpcdl.core.streams import outlive
 from hpcdl.rank.job import run_rank
 from hpcdl.run import rundir
 from hpcdl.run.ended import note_end
-from hpcdl.run.in_place import VARIABLE, fewer_of
-from hpcdl.run.prepare import prepare
+from hpcdl.run.in_place import VARIABLE, shrunk_of
+from hpcdl.run.plan import prepare
 from hpcdl.supervision import runtime
-from hpcdl.supervision.watch import FOLDER as WATCH_FOLDER
-from hpcdl.supervision.watch import STALL_TIMEOUT_S, Actions, Limits, Watch, leave_without_lost, watching
+from hpcdl.supervision.watchdog import FOLDER as WATCH_FOLDER
+from hpcdl.supervision.watchdog import STALL_TIMEOUT_S, Actions, Limits, Watchdog, leave_without_lost, watching
 
 ALONE = Placement(launcher="none", rank=0, size=1, local_rank=0, local_size=1)
 
@@ -53,11 +53,11 @@ def main() -> None:
     StopRequest().install()
     run_dir = Path(sys.argv[1])
 
-    def body(communicator: Observed, watch: Watch) -> None:
-        effective, _ = rundir.read(run_dir)
+    def body(communicator: Observed, watch: Watchdog) -> None:
+        resolved, _ = rundir.read(run_dir)
         with writing(run_dir / FOLDER) if communicator.rank == 0 else contextlib.nullcontext():
-            fewer = fewer_of(effective) if VARIABLE in os.environ else None
-            run_rank(prepare(effective), communicator, run_dir, watch=watch, fewer=fewer)
+            shrunk = shrunk_of(resolved) if VARIABLE in os.environ else None
+            run_rank(prepare(resolved), communicator, run_dir, watch=watch, shrunk=shrunk)
 
     leave(supervised(body, _stall_timeout_s(run_dir)))
 
@@ -99,7 +99,7 @@ def _show(error: BaseException) -> None:
 
 
 def supervised(
-    body: Callable[[Observed, Watch], None],
+    body: Callable[[Observed, Watchdog], None],
     stall_s: float = STALL_TIMEOUT_S,
     show: Callable[[BaseException], None] = _show,
 ) -> int:
@@ -128,14 +128,14 @@ def supervised(
             communicator.abort(error.exit_code)
         os._exit(error.exit_code)
 
-    observation = Observation(place.rank, place.size, os.uname().nodename)
-    actions = Actions(end=end, leave_behind=partial(report_left, folder), failed=partial(failed_of, folder))
-    watch = Watch(observation=observation, folder=folder / WATCH_FOLDER / launch, actions=actions)
+    monitor = RankMonitor(place.rank, place.size, os.uname().nodename)
+    actions = Actions(end=end, on_lost=partial(report_left, folder), failed=partial(failed_of, folder))
+    watch = Watchdog(monitor=monitor, folder=folder / WATCH_FOLDER / launch, actions=actions)
     watch.limits = Limits(stall_s=max(stall_s, START_S))
     with watching(watch):
         try:
-            with observation.waiting_for("starting MPI", hidden=True):
-                communicator = observe(communicator_for(place), observation)
+            with monitor.waiting_for("starting MPI", hidden=True):
+                communicator = observe(communicator_for(place), monitor)
             processes = _met(communicator, watch, folder)
             body(communicator, watch)
             watch.accuses = False
@@ -143,7 +143,7 @@ def supervised(
         except BaseException as error:  # noqa: BLE001  whatever it is, the other ranks must not wait for this one
             state, exit_code = verdict(error)
             tell = partial(report.tell, state, exit_code=exit_code, message=one_line(error), grows=_grows(error))
-            tell(filed=None if state != "stopped" else observation.leads)
+            tell(filed=None if state != "stopped" else monitor.leads)
             if state == "stopped":
                 if not wait_for_the_others(communicator):
                     tell(filed=True)
@@ -165,7 +165,7 @@ def _grows(error: BaseException) -> bool:
     return isinstance(found, StoppedEarly) and found.grows
 
 
-def _met(communicator: Observed, watch: Watch, folder: Path) -> list[tuple[str, int]]:
+def _met(communicator: Observed, watch: Watchdog, folder: Path) -> list[tuple[str, int]]:
     """Host and process of each rank: the watch names hosts from now on, and rank 0 notes that all run."""
     processes: list[tuple[str, int]] = communicator.allgather_json((communicator.host, os.getpid()))
     watch.hosts = {rank: host for rank, (host, _) in enumerate(processes)}
@@ -290,14 +290,14 @@ def communicator_for(place: Placement, *, mpi: bool = True) -> Communicator:
         from hpcdl.comm.tcp.communicator import control_world, make_secret
 
         if place.rank == 0 and STATUS_VARIABLE not in os.environ:
-            make_secret(meeting_folder(place))
-        return control_world(place.rank, place.size, job_address(place), meeting_folder(place))
+            make_secret(rendezvous_dir(place))
+        return control_world(place.rank, place.size, job_address(place), rendezvous_dir(place))
     from hpcdl.comm.mpi.communicator import world
 
     return world(expected_size=place.size)
 
 
-def meeting_folder(place: Placement) -> Path:
+def rendezvous_dir(place: Placement) -> Path:
     """Where ranks without MPI find each other: a folder of the run, or of the scheduler's step in the user's cache."""
     if STATUS_VARIABLE in os.environ:
         return Path(os.environ[STATUS_VARIABLE])
@@ -305,12 +305,12 @@ def meeting_folder(place: Placement) -> Path:
     return user_cache_folder() / "steps" / f"{place.launcher}-{step}"
 
 
-def leave_meeting(place: Placement) -> None:
+def close_rendezvous(place: Placement) -> None:
     """Remove the folder in the user's cache in which this step's ranks have met, where there is one."""
     if place.rank == 0 and place.size > 1 and STATUS_VARIABLE not in os.environ:
-        from hpcdl.comm.tcp.communicator import MEETING_NAMES
+        from hpcdl.comm.tcp.communicator import RENDEZVOUS_NAMES
 
-        remove_folder(meeting_folder(place), MEETING_NAMES)
+        remove_folder(rendezvous_dir(place), RENDEZVOUS_NAMES)
 
 
 if __name__ == "__main__":

@@ -21,7 +21,7 @@ from hpcdl.checkpoint import state
 from hpcdl.checkpoint.background import BackgroundWork
 from hpcdl.checkpoint.folders import CheckpointWriter, Snapshot
 from hpcdl.checkpoint.interval import CheckpointInterval
-from hpcdl.checkpoint.local import LocalCopies
+from hpcdl.checkpoint.memory import LocalCopies
 from hpcdl.cluster.status import FOLDER
 from hpcdl.comm.observed import Traffic, observe, recorder_of
 from hpcdl.comm.threads.communicator import alone
@@ -36,7 +36,7 @@ from hpcdl.data.read.pipeline import Batches, GraphBatches, evaluation_batches, 
 from hpcdl.faults.inject import Injection
 from hpcdl.run.going_back import way_back
 from hpcdl.run.journal import Journal
-from hpcdl.run.prepare import Prepared
+from hpcdl.run.plan import RunPlan
 from hpcdl.step.bucket_trials import BucketChoice, TrialStep, choose_buckets
 from hpcdl.step.clock import Outcome, StepClock, StepTimes
 from hpcdl.step.evaluate import Evaluation, Evaluator
@@ -144,7 +144,7 @@ class Parts:
 
     def __init__(
         self,
-        prepared: Prepared,
+        run_plan: RunPlan,
         model: keras.Model,
         worker: Worker,
         group: Communicator,
@@ -155,21 +155,21 @@ class Parts:
         copies: LocalCopies,
         work: BackgroundWork,
     ) -> None:
-        config = prepared.config
+        config = run_plan.config
         self.model = model
         self._run_dir, self._injection, self.interval, self.work = run_dir, injection, interval, work
-        self.objective: Objective = objective_of(config.objective, prepared.dataset.targets)
+        self.objective: Objective = objective_of(config.objective, run_plan.dataset.targets)
         self.optimizer = build_optimizer(
             config.optimizer, model.trainable_variables, loss_scaling=config.model.precision == "mixed_float16"
         )
         self.trainable = model.trainable_variables
         self.stop = StopRequest()
         self.room = Room(run_dir / FOLDER if config.checkpoint.elastic else None)
-        self.seen = observe(group).observation
+        self.seen = observe(group).monitor
         self.seen.at_other_work = lambda: self.writer.is_writing or self.copies.is_writing
-        synchronous = prepared.info.features.synchronous
+        synchronous = run_plan.info.features.synchronous
         self.outcome = Outcome(clock=StepClock(group, synchronous=synchronous, warmup_steps=config.run.warmup_steps))
-        self.join(prepared, worker, group, journal, copies)
+        self.join(run_plan, worker, group, journal, copies)
         self._evaluate = Evaluator(model, self.objective)
         self.position = Position(num_metrics=len(self.objective.names))
         self.steps_done: Callable[[], int] = lambda: self.position.step
@@ -193,7 +193,7 @@ class Parts:
 
     def join(
         self,
-        prepared: Prepared,
+        run_plan: RunPlan,
         worker: Worker,
         group: Communicator,
         journal: Journal,
@@ -203,14 +203,14 @@ class Parts:
 
         Model, optimizer, position and what was measured stay as they are. Collective over the group.
         """
-        self.prepared, self.config = prepared, prepared.config
+        self.run_plan, self.config = run_plan, run_plan.config
         self.worker, self.group, self.journal, self.copies = worker, group, journal, copies
-        self.together = group if prepared.info.features.synchronous else alone()
+        self.together = group if run_plan.info.features.synchronous else alone()
         self.buckets: BucketChoice | None = None
         self._step = worker.build_step(self.model, self.objective, as_model_input) or self._build_step(self.optimizer)
         self._follow = build_follow(self.model, self.optimizer, worker)
         self._most_steps = self._most_steps_of(self.config.run.steps_per_call)
-        self._several = build_several(self._step, self.optimizer, self._got_batch, self._goes_on)
+        self._several = build_several(self._step, self.optimizer, self._got_batch, self._continues)
         self._call = _Call()
         keep, before = self.config.checkpoint.keep_checkpoints, self._injection.writing
         self.writer = CheckpointWriter(self._run_dir, self.together, keep, before=before, work=self.work)
@@ -218,10 +218,10 @@ class Parts:
         self.outcome.clock.join(group)
 
     def _build_step(self, optimizer: Any) -> Callable[..., Any]:
-        slices = self.prepared.slices_of(self.group.rank)
+        slices = self.run_plan.slices_of(self.group.rank)
         return build_step(
             self.model, optimizer, self.worker, self.objective, len(slices), self._warn, slices=slices,
-            weight=self.prepared.weight_of(self.group.rank), recorder=recorder_of(self.group),
+            weight=self.run_plan.weight_of(self.group.rank), recorder=recorder_of(self.group),
         )  # fmt: skip
 
     def abandon_group(self) -> None:
@@ -260,15 +260,15 @@ class Parts:
         state.assign_own_statistics(self.model, self._own)
         if self.config.exchange.bucket_size == AUTO and isinstance(self.worker, AllReduceWorker):
             self._choose_buckets(self.worker)
-        counted = self.prepared.dataset.counted
-        self.journal.write("start", steps=self.prepared.num_steps, done=self.position.step, counted=counted)
+        counted = self.run_plan.dataset.counted
+        self.journal.write("start", steps=self.run_plan.num_steps, done=self.position.step, counted=counted)
         return time.monotonic() - self.position.seconds
 
     def _choose_buckets(self, worker: AllReduceWorker) -> None:
         """Let the run find the size of its buckets, unless it goes on with one."""
         if self.buckets is None:
             self.seen.doing("trying sizes of buckets")
-            config, slices = self.config, self.prepared.slices_of(self.group.size - 1)
+            config, slices = self.config, self.run_plan.slices_of(self.group.size - 1)
             settings = config.model, config.exchange, config.optimizer
             step = TrialStep(self.model, settings, self._build_step, self._first_batch, slices)
             self.buckets = choose_buckets(worker, self.group, step, deterministic=config.run.deterministic)
@@ -291,8 +291,8 @@ class Parts:
     def batches(self) -> Batches | GraphBatches:
         """This worker's batches, from where it stands."""
         return training_batches(
-            self.prepared.dataset,
-            batch_size=self.prepared.worker_batch,
+            self.run_plan.dataset,
+            batch_size=self.run_plan.worker_batch,
             global_batch=self.config.data.keep_batch,
             shift=self.position.shift,
             worker=self.group.rank,
@@ -308,7 +308,7 @@ class Parts:
         """How many steps a call may take; by itself several where nothing is exchanged between them."""
         if asked != AUTO:
             return int(asked)
-        return sys.maxsize if self.prepared.info.features.several_steps and self.group.size == 1 else 1
+        return sys.maxsize if self.run_plan.info.features.several_steps and self.group.size == 1 else 1
 
     def take_steps(self, batches: Iterator[Any], run_began: float, most: int) -> None:
         """`most` steps, or fewer: as many as one call of the graph takes."""
@@ -331,7 +331,7 @@ class Parts:
         self.seen.doing("computing")
         return now
 
-    def _goes_on(self, facts: Array, sums: Array) -> tuple[bool, float]:
+    def _continues(self, facts: Array, sums: Array) -> tuple[bool, float]:
         """A step in the graph is over; whether another one follows, and at which learning rate."""
         updated = WALL.now_s()
         loss, samples, *stamps = facts.tolist()
@@ -345,7 +345,7 @@ class Parts:
     def _announce(self) -> Array:
         """A step begins; its learning rate."""
         self.seen.doing("reading a batch", self.position.step)
-        self.worker.learning_rate = rate = self.prepared.schedule(self.steps_done())
+        self.worker.learning_rate = rate = self.run_plan.schedule(self.steps_done())
         self._began = WALL.now_s()
         # TensorFlow keeps a tensor of every Python number that it has ever been given, about 0.8 KB each.
         return numpy.array(rate, numpy.float32)
@@ -368,7 +368,7 @@ class Parts:
             self._follow_step(self._began, got_batch, run_began, traffic)
             return
         with safety.naming_samples(lambda: self._sample_ids(step), self._way_back):
-            with inside_engine(self.seen, mpi=self.prepared.info.features.mpi, num_workers=self.group.size):
+            with inside_engine(self.seen, mpi=self.run_plan.info.features.mpi, num_workers=self.group.size):
                 loss, sums, had_gradients, exchanged = self._step(images, labels)
                 loss = float(loss)
             self._is_in_step = False
@@ -389,7 +389,7 @@ class Parts:
         self.worker.after_step(self.position.step)
         self.position.add(loss, sums, samples)
         self.position.seconds = time.monotonic() - run_began
-        images_per_second = round(self.prepared.global_batch / max(WALL.now_s() - self._began, 1e-9), 2)
+        images_per_second = round(self.run_plan.global_batch / max(WALL.now_s() - self._began, 1e-9), 2)
         seconds = round(self.position.seconds, 3)
         self.journal.step(self.steps_done(), loss=loss, images_per_second=images_per_second, seconds=seconds)
         self.outcome.clock.add(
@@ -436,11 +436,11 @@ class Parts:
 
     def evaluate_split(self) -> Evaluation | None:
         """Loss and metrics over the held-out split, where there is one; of the center, where there is one."""
-        split = self.prepared.dataset.evaluation_split
+        split = self.run_plan.dataset.evaluation_split
         if split is None:
             return None
         batches = evaluation_batches(
-            self.prepared.dataset,
+            self.run_plan.dataset,
             split,
             batch_size=self.config.data.batch_size,
             worker=self.together.rank,
@@ -577,9 +577,9 @@ class Parts:
     def facts(self) -> dict[str, Any]:
         """Where the run stands, as a checkpoint says it."""
         return {
-            "steps_per_epoch": self.prepared.steps_per_epoch,
-            "global_batch": self.prepared.global_batch,
-            "shift": self.position.shift.of(self.position.step // self.prepared.steps_per_epoch),
+            "steps_per_epoch": self.run_plan.steps_per_epoch,
+            "global_batch": self.run_plan.global_batch,
+            "shift": self.position.shift.of(self.position.step // self.run_plan.steps_per_epoch),
             "seconds": self.position.seconds,
             "ranks": self.group.size,
             "history": [vars(point) for point in self.outcome.history],
@@ -597,7 +597,7 @@ class Parts:
         self.writer.wait()
         self.tell_warnings()
         self.worker.finish(early=True)
-        stopped = f"stopped by {reason} after step {step} of {self.prepared.num_steps}"
+        stopped = f"stopped by {reason} after step {step} of {self.run_plan.num_steps}"
         saved = self.writer.newest
         if saved is None:
             raise Interrupted(f"{stopped}; no checkpoint could be written, so --resume begins again")
@@ -620,7 +620,7 @@ class Parts:
             self._told += 1
 
     def _sample_ids(self, step: int) -> list[int]:
-        return self.prepared.sample_ids(step, self.group.rank, self.position.shift)
+        return self.run_plan.sample_ids(step, self.group.rank, self.position.shift)
 
     def close(self, began: float) -> None:
         """The last thing: nothing is trained after it."""

@@ -28,7 +28,7 @@ from hpcdl.core.records import (
 from hpcdl.core.statistics import Sample, mean_of_known
 from hpcdl.core.wall import NOTICED_S, WALL
 from hpcdl.run.journal import clock_was_set
-from hpcdl.run.prepare import Prepared
+from hpcdl.run.plan import RunPlan
 from hpcdl.step.clock import Outcome
 from hpcdl.strategies.base.strategy import Worker
 from hpcdl.strategies.elastic.rules import summary_of
@@ -36,24 +36,24 @@ from hpcdl.strategies.elastic.rules import summary_of
 _QUANTILES = (0.0, 0.01, 0.05, 0.25, 0.5, 0.75, 0.95, 0.99, 1.0)
 
 
-def first_record(prepared: Prepared, hosts: Sequence[str], software: Mapping[str, str], profile: str) -> RunRecord:
+def first_record(run_plan: RunPlan, hosts: Sequence[str], software: Mapping[str, str], profile: str) -> RunRecord:
     """The record as it stands when training starts; `hosts` are the ranks' hosts in rank order."""
     return RunRecord(
         **facts_of_place(hosts, software, profile),
-        strategy=prepared.info.name,
-        model=prepared.config.model.model,
-        data=prepared.dataset.name,
-        num_samples=prepared.dataset.train_split.num_samples,
-        counted=prepared.dataset.counted,
-        data_checksum=prepared.dataset.checksum,
-        workers=prepared.num_workers,
-        servers=prepared.num_servers,
-        batch_per_rank=prepared.slices_of(prepared.num_workers - 1)[-1],
-        accumulate=len(prepared.slices_of(prepared.num_workers - 1)),
-        global_batch=prepared.global_batch,
-        target_accuracy=prepared.config.objective.target_accuracy,
-        warmup_steps=prepared.config.run.warmup_steps,
-        config=as_toml_values(prepared.config),
+        strategy=run_plan.info.name,
+        model=run_plan.config.model.model,
+        data=run_plan.dataset.name,
+        num_samples=run_plan.dataset.train_split.num_samples,
+        counted=run_plan.dataset.counted,
+        data_checksum=run_plan.dataset.checksum,
+        workers=run_plan.num_workers,
+        servers=run_plan.num_servers,
+        batch_per_rank=run_plan.slices_of(run_plan.num_workers - 1)[-1],
+        accumulate=len(run_plan.slices_of(run_plan.num_workers - 1)),
+        global_batch=run_plan.global_batch,
+        target_accuracy=run_plan.config.objective.target_accuracy,
+        warmup_steps=run_plan.config.run.warmup_steps,
+        config=as_toml_values(run_plan.config),
     )
 
 
@@ -90,7 +90,7 @@ def continued_record(record: RunRecord, run_dir: Path, step: int) -> RunRecord:
 
 
 def finished_record(
-    record: RunRecord, prepared: Prepared, outcome: Outcome, ranks: Sequence[RankRecord], parameters: tuple[int, int]
+    record: RunRecord, run_plan: RunPlan, outcome: Outcome, ranks: Sequence[RankRecord], parameters: tuple[int, int]
 ) -> RunRecord:
     """`record` with what the run measured; `parameters` are their number and their gradients' bytes."""
     clock = outcome.clock
@@ -99,7 +99,7 @@ def finished_record(
         warnings.append(f"only {clock.num_steps} steps: throughput includes the warm-up")
     workers = [rank for rank in ranks if rank.role == "worker"]
     last = outcome.history[-1] if outcome.history else None
-    throughput = _throughput(workers, prepared)
+    throughput = _throughput(workers, run_plan)
     counts = [rank.details["staleness_counts"] for rank in ranks if "staleness_counts" in rank.details]
     staleness_mean, staleness_max, staleness_histogram = summary_of(counts)
     return replace(
@@ -111,7 +111,7 @@ def finished_record(
         steps=outcome.center_steps or max(outcome.steps_done, last.step if last else 0),
         **facts_of_steps(clock.num_steps, clock.first_steps.tolist(), clock.steps),
         images_per_second=throughput,
-        seconds_per_epoch=prepared.global_batch * prepared.steps_per_epoch / throughput if throughput else None,
+        seconds_per_epoch=run_plan.global_batch * run_plan.steps_per_epoch / throughput if throughput else None,
         seconds_total=outcome.seconds,
         parts={part: statistics.fmean(rank.parts.get(part, 0.0) for rank in workers) for part in PARTS},
         imbalance_seconds=_imbalance(workers),
@@ -147,9 +147,9 @@ def gather_ranks(communicator: Communicator, own: RankRecord) -> list[RankRecord
     return [from_json(RankRecord, document) for document in communicator.allgather_json(vars(own))]
 
 
-def worker_record(communicator: Communicator, outcome: Outcome, worker: Worker, prepared: Prepared) -> RankRecord:
+def worker_record(communicator: Communicator, outcome: Outcome, worker: Worker, run_plan: RunPlan) -> RankRecord:
     """This worker's own part of the record; what an engine of TensorFlow's sends nobody can count."""
-    countable = prepared.info.features.mpi or prepared.num_workers == 1
+    countable = run_plan.info.features.mpi or run_plan.num_workers == 1
     return RankRecord(
         rank=communicator.rank,
         host=communicator.host,
@@ -194,12 +194,12 @@ def warnings_of_clocks(ranks: Sequence[RankRecord]) -> list[str]:
     return [clock_was_set(host, seconds) for host, seconds in by_host.items()]
 
 
-def _throughput(workers: Sequence[RankRecord], prepared: Prepared) -> float | None:
+def _throughput(workers: Sequence[RankRecord], run_plan: RunPlan) -> float | None:
     """Samples that all workers train on in a second: of each its batch over its mean step (docs/metrics.md).
 
     Steps alone count: evaluation, checkpoints and the way out are between them, whatever the strategy.
     """
-    steps_s = [(prepared.samples_of(rank.rank), sum(rank.parts.values())) for rank in workers]
+    steps_s = [(run_plan.samples_of(rank.rank), sum(rank.parts.values())) for rank in workers]
     return sum(samples / seconds for samples, seconds in steps_s if seconds > 0) or None
 
 

@@ -34,14 +34,14 @@ def load_run(run_dir: Path) -> tuple[keras.Model, list[str]]:
             return load_saved(path, LAYERS), []
         except ValueError as error:
             raise CorruptError(f"{path} cannot be loaded: {error}") from error
-    effective, _ = rundir.read(run_dir)
+    resolved, _ = rundir.read(run_dir)
     warnings: list[str] = []
     step = checkpoints.newest_valid(run_dir, warnings)
     if step is None:
         raise CorruptError(f"{run_dir} holds neither {MODEL_FILE} nor a checkpoint; let the run go on with --resume")
-    dataset = open_dataset(effective.config.data.data, seed=effective.config.run.seed)
-    dataset = preprocessed(dataset, effective.config.data.preprocess)
-    model = build_model(effective.config, dataset)
+    dataset = open_dataset(resolved.config.data.data, seed=resolved.config.run.seed)
+    dataset = preprocessed(dataset, resolved.config.data.preprocess)
+    model = build_model(resolved.config, dataset)
     shared, _ = checkpoints.read_shared(run_dir, step)
     state.assign(model.weights, shared, "weights")
     return model, [*warnings, f"the run is not finished: this is its checkpoint after step {step}"]
@@ -49,9 +49,9 @@ def load_run(run_dir: Path) -> tuple[keras.Model, list[str]]:
 
 def evaluate_run(run_dir: Path, data: str, split_name: str | None) -> tuple[Evaluation, str, list[str]]:
     """Loss and metrics of a run's model on `data`, the split that was used, and what to say about it."""
-    effective, _ = rundir.read(run_dir)
-    dataset = open_dataset(data, seed=effective.config.run.seed)
-    dataset = preprocessed(dataset, effective.config.data.preprocess)
+    resolved, _ = rundir.read(run_dir)
+    dataset = open_dataset(data, seed=resolved.config.run.seed)
+    dataset = preprocessed(dataset, resolved.config.data.preprocess)
     name = split_name or next(
         (name for name in ("test", "val", "train") if name in dataset.splits), next(iter(dataset.splits))
     )
@@ -62,10 +62,10 @@ def evaluate_run(run_dir: Path, data: str, split_name: str | None) -> tuple[Eval
         taken, given = tuple(model.input_shape[1:]), model_shapes(dataset)[0]
         if taken != given:
             raise UsageError(f"the model of {run_dir} takes samples of {taken}, {data} has {given}")
-    config = dataclasses.replace(effective.config.objective, label_smoothing=0.0)
+    config = dataclasses.replace(resolved.config.objective, label_smoothing=0.0)
     check_objective(config, dataset)
     evaluate = Evaluator(model, objective_of(config, dataset.targets))
-    batches = evaluation_batches(dataset, dataset.splits[name], batch_size=effective.config.data.batch_size)
+    batches = evaluation_batches(dataset, dataset.splits[name], batch_size=resolved.config.data.batch_size)
     return evaluate(batches, alone()), name, said
 
 

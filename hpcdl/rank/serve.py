@@ -10,36 +10,36 @@ from hpcdl.core.errors import BrokenGroup
 from hpcdl.core.records import RankRecord
 from hpcdl.core.signals import StopRequest
 from hpcdl.rank import results
-from hpcdl.run.prepare import Prepared
+from hpcdl.run.plan import RunPlan
 from hpcdl.strategies.base.salvage import gather_center
 from hpcdl.strategies.base.strategy import Context, HoldsCenter, Server
 from hpcdl.strategies.table import load_strategy
-from hpcdl.supervision.regroup import in_time, roles_left, those_left
-from hpcdl.supervision.watch import Watch, survivors
+from hpcdl.supervision.regroup import in_time, surviving_ranks, surviving_roles
+from hpcdl.supervision.watchdog import Watchdog, survivors
 
 
 def serve(
-    prepared: Prepared, context: Context, communicator: Observed, watch: Watch, least: int | None = None
+    run_plan: RunPlan, context: Context, communicator: Observed, watch: Watchdog, least: int | None = None
 ) -> Observed:
     """Serve until the workers have left; returns the group of those that are left at the end.
 
     `least`, where it is given, are the workers with which the run goes on in place when others are lost.
     """
-    for _ in range(1 if prepared.config.data.stage is None else 2):  # the workers' splits are collective over all
+    for _ in range(1 if run_plan.config.data.stage is None else 2):  # the workers' splits are collective over all
         communicator.split(1)
     # Signals go to every rank: the workers agree on the step at which all stop, and tell this server.
     StopRequest().install()
-    server = load_strategy(prepared.info).server(context)
+    server = load_strategy(run_plan.info).server(context)
     if least is None:
-        return _to_the_end(server, prepared, communicator)
-    return ServeInPlace(prepared=prepared, world=communicator, context=context, watch=watch, least=least).to_the_end(
+        return _to_the_end(server, run_plan, communicator)
+    return ServeInPlace(run_plan=run_plan, world=communicator, context=context, watch=watch, least=least).to_the_end(
         server
     )
 
 
-def _to_the_end(server: Server, prepared: Prepared, communicator: Observed) -> Observed:
+def _to_the_end(server: Server, run_plan: RunPlan, communicator: Observed) -> Observed:
     """Serve, and leave this rank's record with the others."""
-    seen = communicator.observation
+    seen = communicator.monitor
     before = seen.traffic()
     seen.doing("serving")
     with seen.patiently():
@@ -50,7 +50,7 @@ def _to_the_end(server: Server, prepared: Prepared, communicator: Observed) -> O
         rank=communicator.rank,
         host=communicator.host,
         role="server",
-        **(seen.traffic() - before).per_step(steps, countable=prepared.info.features.mpi),
+        **(seen.traffic() - before).per_step(steps, countable=run_plan.info.features.mpi),
         busy_seconds_per_step=details.pop("busy_seconds_per_step", None),
         peak_memory_bytes=results.peak_memory_bytes(),
         clock_set_s=results.clock_set_s(),
@@ -63,12 +63,12 @@ def _to_the_end(server: Server, prepared: Prepared, communicator: Observed) -> O
 
 @dataclass(frozen=True, kw_only=True)
 class ServeInPlace:
-    """A server of `world` that serves whoever is left; the server's half of `InPlace` in rank/mend.py."""
+    """A server of `world` that serves whoever is left; the server's half of `InPlace` in rank/shrink.py."""
 
-    prepared: Prepared
+    run_plan: RunPlan
     world: Observed
     context: Context
-    watch: Watch
+    watch: Watchdog
     least: int
 
     def to_the_end(self, server: Server) -> Observed:
@@ -76,7 +76,7 @@ class ServeInPlace:
         left = self.world
         while True:
             try:
-                left = _to_the_end(server, self.prepared, left)
+                left = _to_the_end(server, self.run_plan, left)
                 left.barrier()
                 return left
             except BrokenGroup:
@@ -89,13 +89,13 @@ class ServeInPlace:
 
         What the server `before` holds of the center goes to the first worker, who gives each its new part.
         """
-        left, lost = those_left(self.world, self.watch)
-        workers, servers = roles_left(left, self.context.num_workers, self.least, lost)
+        left, lost = surviving_ranks(self.world, self.watch)
+        workers, servers = surviving_roles(left, self.context.num_workers, self.least, lost)
         gather_center(left, before.part() if isinstance(before, HoldsCenter) else None)
         left.split(1)
         exchange = left.for_purpose(EXCHANGE)
         context = dataclasses.replace(self.context, communicator=exchange, num_workers=workers, num_servers=servers)
-        server = load_strategy(self.prepared.info).server(context)
+        server = load_strategy(self.run_plan.info).server(context)
         left.allgather_json(left.host)
         left.barrier()
         return left, server

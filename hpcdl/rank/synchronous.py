@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 from hpcdl.checkpoint import state
-from hpcdl.data.format.order import Shift, goes_on_at
+from hpcdl.data.format.order import Shift, continues_at
 from hpcdl.rank.parts import Parts, Position, center_in_place, move_to_center
 from hpcdl.step.clock import Outcome
 from hpcdl.supervision import safety
@@ -34,31 +34,31 @@ class Trainer:
 
     def position_at(self, step: int, facts: Mapping[str, Any], own: Mapping[str, Array]) -> Position:
         """Where a checkpoint stands in this run; with another global batch the epoch goes on at the next sample."""
-        prepared, epoch = self.parts.prepared, step // facts["steps_per_epoch"]
+        run_plan, epoch = self.parts.run_plan, step // facts["steps_per_epoch"]
         position = Position(num_metrics=len(self.parts.objective.names))
         position.shift = Shift(epoch=epoch, samples=facts.get("shift", 0))
-        if facts["ranks"] == self.parts.group.size and facts["global_batch"] == prepared.global_batch:
+        if facts["ranks"] == self.parts.group.size and facts["global_batch"] == run_plan.global_batch:
             position.restore(own)
             return position
         position.seconds = facts["seconds"]
         position.step = step
-        if facts["global_batch"] == prepared.global_batch:
+        if facts["global_batch"] == run_plan.global_batch:
             return position
         samples = step % facts["steps_per_epoch"] * facts["global_batch"] + position.shift.samples
-        if prepared.dataset.nodes:  # each has a sequence of its own: the next whole step is what all of them have
-            position.step = epoch * prepared.steps_per_epoch + -(-samples // prepared.global_batch)
+        if run_plan.dataset.nodes:  # each has a sequence of its own: the next whole step is what all of them have
+            position.step = epoch * run_plan.steps_per_epoch + -(-samples // run_plan.global_batch)
             return position
-        position.step, position.shift = goes_on_at(
+        position.step, position.shift = continues_at(
             epoch,
             samples,
-            num_samples=prepared.dataset.train_split.num_samples,
-            global_batch=prepared.global_batch,
+            num_samples=run_plan.dataset.train_split.num_samples,
+            global_batch=run_plan.global_batch,
         )
         return position
 
     def run(self) -> Outcome:
         """Train to the end, or to a stop that everybody agrees on (StoppedEarly, after a checkpoint)."""
-        parts, prepared, config = self.parts, self.parts.prepared, self.parts.config
+        parts, run_plan, config = self.parts, self.parts.run_plan, self.parts.config
         began = parts.start()
         safety_every = config.safety.divergence_check_steps
         control = Control(
@@ -73,7 +73,7 @@ class Trainer:
         if self.owes_epoch_end:
             self._end_epoch(began)
         reached = parts.outcome.seconds_to_target is not None
-        while not reached and parts.position.step < prepared.num_steps:
+        while not reached and parts.position.step < run_plan.num_steps:
             before = parts.position.step
             parts.take_steps(batches, began, self._free_steps(control))
             done = parts.position.step
@@ -81,18 +81,18 @@ class Trainer:
                 with center_in_place(parts.worker, parts.trainable):
                     named = {variable.path: variable for variable in parts.trainable}
                     safety.check_same_weights(named, parts.group, f"after step {done}", DAMAGE)
-            ends_epoch = done % prepared.steps_per_epoch == 0 or done == prepared.num_steps
+            ends_epoch = done % run_plan.steps_per_epoch == 0 or done == run_plan.num_steps
             if ends_epoch and self._end_epoch(began):
                 break
             parts.tell_warnings()
             if done % FLUSH_STEPS == 0:
                 parts.outcome.clock.flush()
             wishes = control.after_steps(done - before)
-            if wishes.stop and done < prepared.num_steps:
+            if wishes.stop and done < run_plan.num_steps:
                 parts.outcome.clock.flush()
                 parts.save()
                 parts.leave_early(wishes.reason, done)
-            if wishes.grow and done < prepared.num_steps:
+            if wishes.grow and done < run_plan.num_steps:
                 parts.outcome.clock.flush()
                 if parts.saved_to_grow():
                     parts.leave_early(FOR_MORE, done)
@@ -107,17 +107,17 @@ class Trainer:
 
     def _free_steps(self, control: Control) -> int:
         """Steps until there is something to do between two of them, the same on every rank."""
-        parts, prepared, config = self.parts, self.parts.prepared, self.parts.config
+        parts, run_plan, config = self.parts, self.parts.run_plan, self.parts.config
         done = parts.position.step
         limits = config.safety.divergence_check_steps, config.checkpoint.local_checkpoint_every
-        every = [each for each in (prepared.steps_per_epoch, FLUSH_STEPS, *limits) if each]
-        return min(control.free_steps(), prepared.num_steps - done, *(each - done % each for each in every))
+        every = [each for each in (run_plan.steps_per_epoch, FLUSH_STEPS, *limits) if each]
+        return min(control.free_steps(), run_plan.num_steps - done, *(each - done % each for each in every))
 
     def _end_epoch(self, began: float) -> bool:
         """Sum up over the workers and evaluate; True where the target accuracy is reached."""
         parts = self.parts
         parts.seen.doing("evaluating")
-        parts.seen.recorder.at_rest(parts.group)
+        parts.seen.recorder.quiesced(parts.group)
         parts.outcome.clock.flush()
         state.average_moving_statistics(parts.model, parts.group)
         seconds = time.monotonic() - began
@@ -125,7 +125,7 @@ class Trainer:
         if parts.group.size > 1:
             parts.group.allreduce(totals)
         step = parts.position.step
-        epoch = step / parts.prepared.steps_per_epoch
+        epoch = step / parts.run_plan.steps_per_epoch
         reached = parts.end_epoch(epoch, step, seconds, (totals[1:] / totals[0]).tolist())
         parts.position.take_totals()  # behind all that may fail: the group that is left comes to this end again
         self.owes_epoch_end = False

@@ -17,9 +17,9 @@ from hpcdl.checkpoint import state
 from hpcdl.checkpoint.background import BackgroundWork, most_patience_s, way_for
 from hpcdl.checkpoint.facts import Facts, check_facts, kind_for
 from hpcdl.checkpoint.interval import CheckpointInterval
-from hpcdl.checkpoint.local import LocalCopies, newest_common, place
+from hpcdl.checkpoint.memory import LocalCopies, newest_common, place
+from hpcdl.checkpoint.parity import NO_REDUNDANCY, NONE, GroupParity, Redundancy
 from hpcdl.checkpoint.recovery import recover
-from hpcdl.checkpoint.redundancy import NO_REDUNDANCY, NONE, GroupParity, Redundancy
 from hpcdl.cluster.supervise import LAUNCHED_BY_VARIABLE
 from hpcdl.comm.agree import decided
 from hpcdl.comm.observed import Observed
@@ -33,33 +33,33 @@ from hpcdl.faults.inject import Injection
 from hpcdl.models.load import load_model
 from hpcdl.rank import results
 from hpcdl.rank.asynchronous import AsynchronousTrainer
-from hpcdl.rank.mend import InPlace
 from hpcdl.rank.parts import Parts
+from hpcdl.rank.shrink import InPlaceRecovery
 from hpcdl.rank.synchronous import Trainer
 from hpcdl.run.going_back import step_to_resume
-from hpcdl.run.in_place import Fewer
+from hpcdl.run.in_place import ShrunkRun
 from hpcdl.run.journal import EchoJournal, EventHandler, FileJournal, Journal, NullJournal
 from hpcdl.run.outputs import losses_of
-from hpcdl.run.prepare import Prepared, rule_in_force
+from hpcdl.run.plan import RunPlan, rule_in_force
 from hpcdl.run.rundir import MODEL_FILE
 from hpcdl.step.bucket_trials import BucketChoice
 from hpcdl.step.preprocess import model_shapes, preprocessed
 from hpcdl.strategies.base.strategy import Context
 from hpcdl.strategies.table import load_strategy
 from hpcdl.supervision import runtime
-from hpcdl.supervision.watch import Watch, survivors
+from hpcdl.supervision.watchdog import Watchdog, survivors
 
 
 def run_worker(
-    prepared: Prepared,
+    run_plan: RunPlan,
     communicator: Observed,
     context: Context,
     run_dir: Path,
     started: RunRecord,
     on_event: EventHandler | None,
-    watch: Watch,
+    watch: Watchdog,
     injection: Injection,
-    fewer: Fewer | None = None,
+    shrunk: ShrunkRun | None = None,
 ) -> Observed:
     """Train on this rank; rank 0 writes the run directory, and tells `on_event` what it writes into the journal.
 
@@ -69,24 +69,24 @@ def run_worker(
     with contextlib.ExitStack() as resting:  # a fifth of what building and tracing take is the collector's
         resting.enter_context(runtime.no_collection())
         return _run_worker(
-            prepared, communicator, context, run_dir, started, on_event, watch, injection, fewer, resting.close
+            run_plan, communicator, context, run_dir, started, on_event, watch, injection, shrunk, resting.close
         )
 
 
 def _run_worker(
-    prepared: Prepared,
+    run_plan: RunPlan,
     communicator: Observed,
     context: Context,
     run_dir: Path,
     started: RunRecord,
     on_event: EventHandler | None,
-    watch: Watch,
+    watch: Watchdog,
     injection: Injection,
-    fewer: Fewer | None,
+    shrunk: ShrunkRun | None,
     after_first_step: Callable[[], None],
 ) -> Observed:
-    communicator.observation.doing("building the model")
-    config = prepared.config
+    communicator.monitor.doing("building the model")
+    config = run_plan.config
     leads = communicator.rank == 0
     threads = runtime.configure(
         deterministic=config.run.deterministic,
@@ -94,27 +94,27 @@ def _run_worker(
         precision=config.model.precision,
     )
     record = dataclasses.replace(started, intra_op_threads=threads[0], inter_op_threads=threads[1])
-    group = communicator.split(0) if prepared.num_servers else communicator
+    group = communicator.split(0) if run_plan.num_servers else communicator
     journal: Journal = _journal(run_dir, config.run.tensorboard, on_event) if leads else NullJournal()
     # Before the model: some engines must be set up before TensorFlow makes its first tensor.
-    worker = load_strategy(prepared.info).worker(context)
-    prepared = dataclasses.replace(prepared, dataset=preprocessed(prepared.dataset, config.data.preprocess))
-    model = build_model(config, prepared.dataset)
+    worker = load_strategy(run_plan.info).worker(context)
+    run_plan = dataclasses.replace(run_plan, dataset=preprocessed(run_plan.dataset, config.data.preprocess))
+    model = build_model(config, run_plan.dataset)
     if config.model.init_weights is not None:
         journal.write("message", text=state.load_weights(model, config.model.init_weights))
-    interval, copies_in, work = _kept(prepared, run_dir, group, record.nodes)
+    interval, copies_in, work = _kept(run_plan, run_dir, group, record.nodes)
     kept = (interval, copies_in(group), work)
-    parts = functools.partial(Parts, prepared, model, worker, group, journal, run_dir, injection, *kept)
-    trainer = Trainer(parts()) if prepared.info.features.synchronous else AsynchronousTrainer(parts())
+    parts = functools.partial(Parts, run_plan, model, worker, group, journal, run_dir, injection, *kept)
+    trainer = Trainer(parts()) if run_plan.info.features.synchronous else AsynchronousTrainer(parts())
     trainer.parts.once_after_step = after_first_step
     record = _begun(trainer, group, record, run_dir)
     watch.actions.tell = lambda text: trainer.parts.journal.write("message", text=f"warning: {text}")
-    if fewer is None:
+    if shrunk is None:
         communicator = _to_the_end(trainer, communicator, record, run_dir)
     else:
-        communicator = InPlace(
+        communicator = InPlaceRecovery(
             trainer=trainer, world=communicator, context=context, record=record, run_dir=run_dir, watch=watch,
-            fewer=fewer, train=_to_the_end, copies_in=copies_in,
+            shrunk=shrunk, train=_to_the_end, copies_in=copies_in,
             open_journal=lambda: _journal(run_dir, config.run.tensorboard, None),
         ).to_the_end()  # fmt: skip
     trainer.parts.journal.close()
@@ -124,18 +124,18 @@ def _run_worker(
 def _begun(trainer: Trainer | AsynchronousTrainer, group: Communicator, record: RunRecord, run_dir: Path) -> RunRecord:
     """Put the trainer where the run stands, say what is in force, and return its record as it begins. Collective."""
     parts = trainer.parts
-    prepared, journal, limits = parts.prepared, parts.journal, parts.config.checkpoint
-    warnings = [*([prepared.info.warning] if prepared.info.warning else []), *parts.worker.warnings]
+    run_plan, journal, limits = parts.run_plan, parts.journal, parts.config.checkpoint
+    warnings = [*([run_plan.info.warning] if run_plan.info.warning else []), *parts.worker.warnings]
     resumed_from = _resume(trainer, run_dir, group, warnings) if limits.resume else None
     if resumed_from is not None:
         record = results.continued_record(record, run_dir, resumed_from)
         if limits.allow:
             warnings.append(f"resumed with --allow {','.join(limits.allow)}: part of it ran with other settings")
-        journal.write("message", text=f"going on after step {resumed_from} of {prepared.num_steps}")
+        journal.write("message", text=f"going on after step {resumed_from} of {run_plan.num_steps}")
     record = dataclasses.replace(record, warnings=list(dict.fromkeys([*record.warnings, *warnings])))
     if group.rank == 0:
         write_record(run_dir, record)
-    for text in (rule_in_force(prepared), *prepared.notes, *(f"warning: {warning}" for warning in record.warnings)):
+    for text in (rule_in_force(run_plan), *run_plan.notes, *(f"warning: {warning}" for warning in record.warnings)):
         journal.write("message", text=text)
     return record
 
@@ -147,24 +147,24 @@ def _to_the_end(
     parts = trainer.parts
     with parts.copies.until_over():
         outcome = trainer.run()
-    prepared, model, leads = parts.prepared, parts.model, communicator.rank == 0
-    own = results.worker_record(communicator, outcome, parts.worker, prepared)
+    run_plan, model, leads = parts.run_plan, parts.model, communicator.rank == 0
+    own = results.worker_record(communicator, outcome, parts.worker, run_plan)
     communicator = survivors(communicator, outcome.num_lost)
     ranks = results.gather_ranks(communicator, own)
-    communicator.observation.doing("leaving")
+    communicator.monitor.doing("leaving")
     if leads:
         parts.check_weights()
         outcome.warnings += _save_finished(model, run_dir)
-        write_record(run_dir, results.finished_record(record, prepared, outcome, ranks, _parameters(model)))
+        write_record(run_dir, results.finished_record(record, run_plan, outcome, ranks, _parameters(model)))
     return communicator
 
 
 def _kept(
-    prepared: Prepared, run_dir: Path, group: Observed, num_nodes: int
+    run_plan: RunPlan, run_dir: Path, group: Observed, num_nodes: int
 ) -> tuple[CheckpointInterval, Callable[[Communicator], LocalCopies], BackgroundWork]:
     """When checkpoints are made, what keeps a group's copies in its nodes' memory, and how both are written."""
-    limits = prepared.config.checkpoint
-    way, told = way_for(limits.background, prepared.info.features, prepared.num_workers)
+    limits = run_plan.config.checkpoint
+    way, told = way_for(limits.background, run_plan.info.features, run_plan.num_workers)
 
     def say(text: str) -> None:
         with contextlib.closing(FileJournal(run_dir)) as journal:
@@ -172,9 +172,9 @@ def _kept(
 
     if told and group.rank == 0:
         say(told)
-    work = BackgroundWork(way, group.observation, lambda text: say(f"rank {group.rank}: {text}"))
+    work = BackgroundWork(way, group.monitor, lambda text: say(f"rank {group.rank}: {text}"))
     folder = place(limits.local_checkpoint_folder, run_dir, os.environ.get(LAUNCHED_BY_VARIABLE, ""))
-    most_s = most_patience_s(way, prepared.config.safety.stall_timeout)
+    most_s = most_patience_s(way, run_plan.config.safety.stall_timeout)
     interval = CheckpointInterval(
         limits.checkpoint_every, node_mtbf_s=limits.mtbf, num_nodes=num_nodes, most_patience_s=most_s
     )
@@ -249,7 +249,7 @@ def _resume(
     CorruptError where there is something, and all of it is damaged.
     """
     parts = trainer.parts
-    kind = kind_for(synchronous=parts.prepared.info.features.synchronous)
+    kind = kind_for(synchronous=parts.run_plan.info.features.synchronous)
     from_step = parts.config.checkpoint.from_step
     saved = decided(communicator, lambda: step_to_resume(run_dir, from_step, warnings, kind))
     if parts.config.checkpoint.local_checkpoint_redundancy != NONE:
@@ -348,7 +348,7 @@ def _newest_copied(
     Asynchronous strategies keep worker 0's copies alone.
     """
     answers = communicator.allgather_json((trainer.parts.copies.whole(), communicator.host))
-    needed = answers if trainer.parts.prepared.info.features.synchronous else answers[:1]
+    needed = answers if trainer.parts.run_plan.info.features.synchronous else answers[:1]
     step, told = newest_common(needed, saved)
     warnings += [told] if told else []
     return step

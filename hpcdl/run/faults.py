@@ -27,7 +27,7 @@ from typing import Any
 from hpcdl.cluster.environment import placement
 from hpcdl.cluster.launchers import find_launcher
 from hpcdl.cluster.launchers.base import num_nodes
-from hpcdl.config.load import Effective
+from hpcdl.config.load import ResolvedConfig
 from hpcdl.config.tracing import OFF, UNASKED
 from hpcdl.core.errors import ConfigError, UsageError, shown
 from hpcdl.core.units import format_seconds, parse_seconds
@@ -284,14 +284,14 @@ def check_possible(
             raise UsageError(f"--inject {fault.text} needs --verify-data, which reads a shard from its first byte on")
 
 
-def check_injected(effective: Effective[Any], kinds: Sequence[str] = KINDS) -> None:
+def check_injected(resolved: ResolvedConfig[Any], kinds: Sequence[str] = KINDS) -> None:
     """UsageError where faults are asked for elsewhere than on the command line, cannot be, or are not of `kinds`."""
-    if effective.config.run.trace not in (OFF, UNASKED) and f"{FLIPPED}:" in effective.config.safety.inject:
+    if resolved.config.run.trace not in (OFF, UNASKED) and f"{FLIPPED}:" in resolved.config.safety.inject:
         raise UsageError(f"--inject {FLIPPED}:... takes the place of the recorder of --trace; leave one of them out")
-    text, origin = effective.config.safety.inject, effective.origins["inject"]
+    text, origin = resolved.config.safety.inject, resolved.origins["inject"]
     if text and origin != "flag":
         raise UsageError(f"{origin}: inject breaks runs on purpose; it is taken from the command line alone (--inject)")
-    ranks = effective.config.run.ranks
+    ranks = resolved.config.run.ranks
     here = None if not text or placement() is not None else num_nodes(find_launcher().hosts(os.environ), ranks)
     for fault in parse_faults(text, ranks, here):
         if fault.kind not in kinds:

@@ -1,6 +1,6 @@
 """Which way a run under --elastic goes on without a rank that is lost: in place, or with new ranks.
 
-In place the others stay: they make a smaller group and repeat the step that was under way (rank/mend.py).
+In place the others stay: they make a smaller group and repeat the step that was under way (rank/shrink.py).
 That needs an MPI that outlives its ranks, and a strategy of whose state no rank alone knows a part.
 """
 
@@ -9,15 +9,15 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from hpcdl.checkpoint.redundancy import NONE
+from hpcdl.checkpoint.parity import NONE
 from hpcdl.cluster.launchers.base import Launcher
 from hpcdl.cluster.launchers.mpiexec import find_mpiexec
-from hpcdl.config.load import Effective, replace
+from hpcdl.config.load import ResolvedConfig, replace
 from hpcdl.config.schema import TrainConfig
 from hpcdl.config.settings import AUTO
 from hpcdl.core.errors import UsageError
-from hpcdl.run.fewer import num_workers, with_fewer
-from hpcdl.run.prepare import Prepared, prepare
+from hpcdl.run.plan import RunPlan, prepare
+from hpcdl.run.shrink import num_workers, shrink_config
 from hpcdl.strategies.table import STRATEGIES, find_strategy
 
 VARIABLE = "HPCDL_IN_PLACE"
@@ -27,36 +27,36 @@ _FLAVOUR, _SINCE = "openmpi", 5
 
 
 @dataclass(frozen=True, kw_only=True)
-class Fewer:
-    """What a run becomes when ranks are lost in place: `effective` as it stands, and with how few it still goes on."""
+class ShrunkRun:
+    """What a run becomes when ranks are lost in place: `resolved` as it stands, and with how few it still goes on."""
 
-    effective: Effective[TrainConfig]
+    resolved: ResolvedConfig[TrainConfig]
     least: int
 
-    def on(self, num_ranks: int, num_servers: int = 0) -> Fewer:
+    def on(self, num_ranks: int, num_servers: int = 0) -> ShrunkRun:
         """The same run on so many ranks; its faults, which go by the ranks of the start, are not its settings'."""
-        fewer = with_fewer(self.effective, num_ranks, num_servers)
-        config = replace(fewer.config, inject="", resume=True)
-        return Fewer(effective=Effective(config=config, origins=fewer.origins), least=self.least)
+        shrunk = shrink_config(self.resolved, num_ranks, num_servers)
+        config = replace(shrunk.config, inject="", resume=True)
+        return ShrunkRun(resolved=ResolvedConfig(config=config, origins=shrunk.origins), least=self.least)
 
-    def prepared(self) -> Prepared:
+    def run_plan(self) -> RunPlan:
         """All that follows from the settings."""
-        return prepare(self.effective)
+        return prepare(self.resolved)
 
 
-def fewer_of(effective: Effective[TrainConfig]) -> Fewer:
-    """The run of `effective`, none of whose ranks is lost."""
-    least = effective.config.checkpoint.min_workers
-    return Fewer(effective=effective, least=least or num_workers(effective))
+def shrunk_of(resolved: ResolvedConfig[TrainConfig]) -> ShrunkRun:
+    """The run of `resolved`, none of whose ranks is lost."""
+    least = resolved.config.checkpoint.min_workers
+    return ShrunkRun(resolved=resolved, least=least or num_workers(resolved))
 
 
-def way_of(prepared: Prepared, launcher: Launcher) -> tuple[bool, str]:
+def way_of(run_plan: RunPlan, launcher: Launcher) -> tuple[bool, str]:
     """Whether this run, one under --elastic, goes on in place, and what to say of it."""
-    why = next(_against(prepared, launcher), "")
+    why = next(_against(run_plan, launcher), "")
     if why:
         return False, f"where a rank is lost, all are started again from the newest state that is kept ({why})"
     return True, (
-        f"where a rank is lost, the others go on in place (ULFM), down to {prepared.config.checkpoint.min_workers} "
+        f"where a rank is lost, the others go on in place (ULFM), down to {run_plan.config.checkpoint.min_workers} "
         "workers; weights move once a step's exchange is over"
     )
 
@@ -73,14 +73,14 @@ def _against_apart(config: TrainConfig) -> Iterator[str]:
         yield f"--groups {config.elastic.groups} takes whole chips"
 
 
-def _against(prepared: Prepared, launcher: Launcher) -> Iterator[str]:
+def _against(run_plan: RunPlan, launcher: Launcher) -> Iterator[str]:
     """Why this run cannot go on in place, what is known at once first."""
-    config, least = prepared.config, prepared.config.checkpoint.min_workers
-    if least is None or least >= prepared.num_workers:
+    config, least = run_plan.config, run_plan.config.checkpoint.min_workers
+    if least is None or least >= run_plan.num_workers:
         yield "no worker may be missing: --min-workers N says how few may go on"
-    if not prepared.info.features.in_place:
+    if not run_plan.info.features.in_place:
         able = ", ".join(info.name for info in STRATEGIES.values() if info.features.in_place)
-        yield f"{prepared.info.name} does not go on in place; these do: {able}"
+        yield f"{run_plan.info.name} does not go on in place; these do: {able}"
     yield from _against_apart(config)
     if config.data.stage is not None:
         yield "--stage shares the data out among all ranks"
@@ -90,7 +90,7 @@ def _against(prepared: Prepared, launcher: Launcher) -> Iterator[str]:
         yield "--evict-slow starts ranks anew without a slow one"
     if config.checkpoint.local_checkpoint_redundancy != NONE:
         yield "--local-checkpoint-redundancy keeps parity over all nodes, for new ranks"
-    if not launcher.goes_on:
+    if not launcher.continues:
         yield f"the launcher {launcher.name} ends all ranks with the first"
     try:
         mpi = find_mpiexec()

@@ -10,8 +10,8 @@ from typing import Any
 
 from hpcdl.checkpoint.facts import Facts, ScriptFacts, kind_for
 from hpcdl.checkpoint.folders import FOLDER, MANIFEST, folder_of, list_checkpoints, verify
-from hpcdl.checkpoint.local import LEVEL, check_copy, copies_in, folder_of_copies, names_of, steps_in_folder
-from hpcdl.checkpoint.redundancy import check_parity
+from hpcdl.checkpoint.memory import LEVEL, check_copy, copies_in, folder_of_copies, names_of, steps_in_folder
+from hpcdl.checkpoint.parity import check_parity
 from hpcdl.core.errors import CorruptError, UsageError
 from hpcdl.core.files import read_json
 from hpcdl.run.rundir import CONFIG_FILE, read

@@ -23,7 +23,7 @@ from hpcdl.checkpoint.folders import (
     what_is_missing,
 )
 from hpcdl.cluster.status import FOLDER
-from hpcdl.config.load import Effective, Layer, as_toml_values, flatten, load, settings_by_key
+from hpcdl.config.load import Layer, ResolvedConfig, as_toml_values, flatten, load, settings_by_key
 from hpcdl.config.schema import InterruptionConfig, ScriptConfig, TrainConfig
 from hpcdl.config.settings import Matters
 from hpcdl.core.disk import (
@@ -80,10 +80,10 @@ def resume_layer(run_dir: Path, kind: type[Any] = TrainConfig) -> list[Layer]:
     """The settings that the run in `run_dir` began with, as a layer below the flags; none where there is no run yet."""
     if not (run_dir / CONFIG_FILE).exists():
         return []
-    effective, _ = read_as(kind, run_dir)
-    values = as_toml_values(effective.config)
+    resolved, _ = read_as(kind, run_dir)
+    values = as_toml_values(resolved.config)
     given = {
-        key: value for key, value in values.items() if effective.origins[key] != "default" and key not in _OF_ONE_CALL
+        key: value for key, value in values.items() if resolved.origins[key] != "default" and key not in _OF_ONE_CALL
     }
     return [Layer(origin=f"run ({run_dir})", values=given)]
 
@@ -248,9 +248,9 @@ def check_resumed(run_dir: Path, config: TrainConfig, data_checksum: str) -> Non
         raise ConfigError(problems)
 
 
-def create(run_dir: Path, effective: Effective[Any], facts: Mapping[str, Any]) -> None:
+def create(run_dir: Path, resolved: ResolvedConfig[Any], facts: Mapping[str, Any]) -> None:
     """Make the folder and write run.toml; `facts` are what the run begins with beside its settings."""
-    text = toml_text({**as_toml_values(effective.config), "facts": dict(facts), "origins": effective.origins})
+    text = toml_text({**as_toml_values(resolved.config), "facts": dict(facts), "origins": resolved.origins})
     try:
         make_folder(run_dir)
         write_text(run_dir / CONFIG_FILE, text)
@@ -260,12 +260,12 @@ def create(run_dir: Path, effective: Effective[Any], facts: Mapping[str, Any]) -
         raise HpcdlError(f"cannot write run directory {run_dir}: {error.strerror}; choose another --run-dir") from error
 
 
-def read(run_dir: Path) -> tuple[Effective[TrainConfig], dict[str, Any]]:
+def read(run_dir: Path) -> tuple[ResolvedConfig[TrainConfig], dict[str, Any]]:
     """The config of a training and the facts of its start; CorruptError where run.toml is missing or damaged."""
     return read_as(TrainConfig, run_dir)
 
 
-def read_as(kind: type[Config], run_dir: Path) -> tuple[Effective[Config], dict[str, Any]]:
+def read_as(kind: type[Config], run_dir: Path) -> tuple[ResolvedConfig[Config], dict[str, Any]]:
     """The same of a run whose settings are a `kind`; UsageError where they are another one's."""
     path = run_dir / CONFIG_FILE
     if not path.exists():
@@ -281,4 +281,4 @@ def read_as(kind: type[Config], run_dir: Path) -> tuple[Effective[Config], dict[
         loaded = load(kind, [Layer(origin=str(path), values=document)])
     except ConfigError as error:
         raise CorruptError(f"{path} is damaged: {'; '.join(error.problems)}") from None
-    return Effective(config=loaded.config, origins={**loaded.origins, **origins}), facts
+    return ResolvedConfig(config=loaded.config, origins={**loaded.origins, **origins}), facts

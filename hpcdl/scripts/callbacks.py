@@ -51,7 +51,7 @@ class AgreeOverRanks(keras.callbacks.Callback):
         super().__init__()
         own = group is not here.group  # a process set's, which talks beside its exchange
         self._communicator = group.keep("callbacks", group.messages.duplicate) if own else here.communicator
-        self.group, self._run, self._seen = group, here.run, here.communicator.observation
+        self.group, self._run, self._seen = group, here.run, here.communicator.monitor
         self._state = state
         self._metrics: MetricsOverRanks | None = None
         self._shown: list[Any] = []

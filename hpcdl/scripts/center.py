@@ -29,7 +29,7 @@ from hpcdl.scripts.exchange import (
 )
 from hpcdl.scripts.fit.files import save_once
 from hpcdl.scripts.fit.model import scales
-from hpcdl.scripts.process.ending import after_updates
+from hpcdl.scripts.process.exit import after_updates
 from hpcdl.scripts.process.session import note_strategy
 from hpcdl.strategies.allreduce.worker import broadcast_variables
 from hpcdl.strategies.base.finite import all_finite

@@ -22,7 +22,7 @@ from hpcdl.core.errors import UsageError
 from hpcdl.core.units import parse_bytes
 from hpcdl.scripts.collectives.tensors import refuse_xla, turn_begins, turn_ends
 from hpcdl.scripts.fit.files import save_once
-from hpcdl.scripts.process.ending import after_updates
+from hpcdl.scripts.process.exit import after_updates
 from hpcdl.scripts.process.session import note_strategy, session
 from hpcdl.step.layers import layers_of
 from hpcdl.strategies.allreduce.worker import AllReduceWorker, broadcast_variables
@@ -378,7 +378,7 @@ def name_in(group: ScriptGroup) -> str:
 
 def note_updates(number: int) -> None:
     """This rank has come to so many updates, for what is said of it."""
-    seen = session().communicator.observation
+    seen = session().communicator.monitor
     seen.num_updates = max(seen.num_updates, number)
 
 

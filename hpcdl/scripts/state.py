@@ -27,7 +27,7 @@ from hpcdl.scripts.process.measure import ScriptRun
 from hpcdl.scripts.process.session import session
 from hpcdl.strategies.allreduce.worker import broadcast_variables
 from hpcdl.strategies.base.strategy import Worker
-from hpcdl.supervision.control import FOR_MORE, Control, Room, Wishes, time_allowed
+from hpcdl.supervision.control import FOR_MORE, Control, ControlFlags, Room, time_allowed
 from hpcdl.supervision.safety import check_kept
 
 
@@ -87,8 +87,8 @@ class State:
             self._run.meter.add(now_s - self._mark_s)
             self._run.meter.count(samples, 1)
             self._mark_s = now_s
-            self._communicator.observation.doing("running the script", self.step)
-        wishes = self._control.after_steps() if stepped else Wishes()
+            self._communicator.monitor.doing("running the script", self.step)
+        wishes = self._control.after_steps() if stepped else ControlFlags()
         if wishes.save or wishes.stop:
             self._begin_to_save()
         if wishes.stop or (wishes.save and (self._run is None or self._run.work.way == OFF)):

@@ -122,7 +122,7 @@ def _timed(worker: AllReduceWorker, group: Communicator, step: TrialStep, sizes:
     optimizer.learning_rate = 0.0
     variables, begun_with = step.model.variables, worker.bucket_bytes
     before = state.copy_of(state.reader(variables)(), "trial")
-    seen = observe(group).observation
+    seen = observe(group).monitor
     recorder, seen.recorder = seen.recorder, NOTHING  # what is traced begins with the first step
     try:
         return _in_turn(worker, group, {size: step.build(optimizer) for size in sizes}, step.batch())

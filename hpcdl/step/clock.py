@@ -55,7 +55,7 @@ class StepClock:
 
     def __init__(self, communicator: Communicator, *, synchronous: bool, warmup_steps: int = 0) -> None:
         self._steps_together = synchronous
-        self._seen = observe(communicator).observation
+        self._seen = observe(communicator).monitor
         self.join(communicator)
         self._warmup_steps = warmup_steps
         self.num_steps = 0

@@ -33,8 +33,8 @@ def build_several(
     """
 
     def asked(facts: Array, sums: Array) -> tuple[Any, Any]:
-        goes_on, rate = step_over(facts, sums)
-        return numpy.bool_(goes_on), numpy.float32(rate)
+        continues, rate = step_over(facts, sums)
+        return numpy.bool_(continues), numpy.float32(rate)
 
     @tf.function(autograph=False, reduce_retracing=True)
     def several(iterator: Any, rate: Any) -> Any:
@@ -48,11 +48,13 @@ def build_several(
                 loss, sums, had_gradients, exchanged = step(images, labels)
             samples = tf.shape(tf.nest.flatten(labels)[0])[0]
             facts = tf.stack([tf.cast(value, tf.float64) for value in (loss, samples, began, had_gradients, exchanged)])
-            goes_on, next_rate = call_python(asked, [facts, sums], [tf.bool, tf.float32])
-            return tf.ensure_shape(goes_on, []), tf.ensure_shape(next_rate, [])
+            continues, next_rate = call_python(asked, [facts, sums], [tf.bool, tf.float32])
+            return tf.ensure_shape(continues, []), tf.ensure_shape(next_rate, [])
 
-        goes_on, _ = tf.while_loop(lambda goes_on, _: goes_on, body, (tf.constant(True), rate), parallel_iterations=1)
-        return goes_on
+        continues, _ = tf.while_loop(
+            lambda continues, _: continues, body, (tf.constant(True), rate), parallel_iterations=1
+        )
+        return continues
 
     compiled: Callable[[Any, Any], Any] = originals()(several)
     return compiled

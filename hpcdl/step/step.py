@@ -9,7 +9,7 @@ from typing import Any
 import keras
 import tensorflow as tf
 
-from hpcdl.comm.observed import NOTHING, Observation, Recorder
+from hpcdl.comm.observed import NOTHING, RankMonitor, Recorder
 from hpcdl.core.errors import originals
 from hpcdl.step.layers import layers_of
 from hpcdl.step.objective import Objective
@@ -91,7 +91,7 @@ def build_step(
     return layers.keeping(compiled)
 
 
-def inside_engine(seen: Observation, *, mpi: bool, num_workers: int) -> AbstractContextManager[None]:
+def inside_engine(seen: RankMonitor, *, mpi: bool, num_workers: int) -> AbstractContextManager[None]:
     """What a step runs in: TensorFlow's own engines exchange inside it, where nobody sees them wait."""
     if mpi or num_workers == 1:
         return nullcontext()

@@ -10,7 +10,7 @@ from hpcdl.cluster.environment import placement
 from hpcdl.cluster.launchers import LAUNCHER_VARIABLE, find_launcher
 from hpcdl.core.errors import UsageError
 from hpcdl.core.paths import own_program
-from hpcdl.study.plan import RunPlan
+from hpcdl.study.plan import StudyRuns
 
 NODES_VARIABLE = "SLURM_JOB_NODELIST"
 SETTLE_S = 10.0
@@ -67,7 +67,7 @@ def find_allocation(environment: Mapping[str, str], sizes: Collection[int] = ())
     return Allocation(nodes=nodes, nodes_variable=NODES_VARIABLE)
 
 
-def check_room(plan: RunPlan, allocation: Allocation) -> None:
+def check_room(plan: StudyRuns, allocation: Allocation) -> None:
     """UsageError where a run needs more nodes than there are."""
     most = max(point.nodes for point in plan.points)
     if most > len(allocation.nodes):

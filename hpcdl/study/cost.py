@@ -21,10 +21,10 @@ from hpcdl.predict.jobs import StepJob, kind_of
 from hpcdl.predict.network import Network
 from hpcdl.report.runs.run import Run
 from hpcdl.report.runs.traces import TracedRun
-from hpcdl.run.prepare import Prepared
+from hpcdl.run.plan import RunPlan
 from hpcdl.strategies.table import ALIASES
 from hpcdl.study.estimate import START_S
-from hpcdl.study.plan import RunPlan, StudyPoint
+from hpcdl.study.plan import StudyPoint, StudyRuns
 from hpcdl.study.state import StudyState
 
 START = Range(mean=START_S, low=START_S / 2, high=2 * START_S)
@@ -107,8 +107,8 @@ def _sum(ranges: Sequence[Range]) -> Range:
 
 def predict_cost(
     study: Study,
-    plan: RunPlan,
-    prepared: Mapping[int, Prepared],
+    plan: StudyRuns,
+    run_plan: Mapping[int, RunPlan],
     state: StudyState,
     known: Known,
 ) -> StudyCost:
@@ -117,7 +117,7 @@ def predict_cost(
     problems: list[str] = []
     for model in dict.fromkeys(point.model for point in plan.points):
         try:
-            found[model] = _evidence(model, plan, prepared, known)
+            found[model] = _evidence(model, plan, run_plan, known)
         except UsageError as error:
             problems.append(str(error))
     if problems:
@@ -127,11 +127,11 @@ def predict_cost(
         for model, evidence in found.items()
     }
     left = [run.point.number for run in plan.runs if state.run(run.name).status != "finished"]
-    steps = {point.number: _step(forecasts[point.model], point, prepared[point.number]) for point in plan.points}
-    start = _start(state, {number: prepared[number].num_steps * step.mean for number, (step, _) in steps.items()})
+    steps = {point.number: _step(forecasts[point.model], point, run_plan[point.number]) for point in plan.points}
+    start = _start(state, {number: run_plan[number].num_steps * step.mean for number, (step, _) in steps.items()})
     return StudyCost(
         points=[
-            _cost(point, left.count(point.number), prepared[point.number].num_steps, steps[point.number], start)
+            _cost(point, left.count(point.number), run_plan[point.number].num_steps, steps[point.number], start)
             for point in plan.points
         ],
         evidence=[_told(model, evidence) for model, evidence in found.items()],
@@ -142,12 +142,12 @@ def predict_cost(
     )  # fmt: skip
 
 
-def _evidence(model: str, plan: RunPlan, prepared: Mapping[int, Prepared], known: Known) -> Evidence:
+def _evidence(model: str, plan: StudyRuns, run_plan: Mapping[int, RunPlan], known: Known) -> Evidence:
     own = [run for run in known.runs if run.model == model]
     if own:
         return gather_evidence(own, known.network, traced=known.traced)[0]
     points = [point for point in plan.points if point.model == model]
-    batch = prepared[points[0].number].worker_batch
+    batch = run_plan[points[0].number].worker_batch
     alone = all(point.ranks == 1 for point in points)
     if known.network is None and not alone:
         raise UsageError(
@@ -171,10 +171,10 @@ def _strategy(point: StudyPoint) -> str:
     return ALIASES.get(point.strategy, point.strategy)
 
 
-def job_of_point(point: StudyPoint, prepared: Prepared, evidence: Evidence) -> StepJob:
+def job_of_point(point: StudyPoint, run_plan: RunPlan, evidence: Evidence) -> StepJob:
     """The step that a run of `point` makes again and again, with the settings of this study."""
-    exchange, elastic, strategy = prepared.config.exchange, prepared.config.elastic, _strategy(point)
-    job = evidence.at(strategy, point.nodes, point.workers, point.servers, prepared.worker_batch)
+    exchange, elastic, strategy = run_plan.config.exchange, run_plan.config.elastic, _strategy(point)
+    job = evidence.at(strategy, point.nodes, point.workers, point.servers, run_plan.worker_batch)
     per_node = -(-point.workers // point.nodes)
     return dataclasses.replace(
         job,
@@ -183,19 +183,19 @@ def job_of_point(point: StudyPoint, prepared: Prepared, evidence: Evidence) -> S
         compressed=exchange.compress != "none",
         bucket_bytes=exchange.bucket_bytes,
         placement=(exchange.placement or "") if point.servers else "",
-        period=elastic.period if prepared.info.features.elastic else 1,
+        period=elastic.period if run_plan.info.features.elastic else 1,
         variant=elastic.variant if strategy == "sync-easgd" else job.variant,
     )
 
 
 def _threads(job: StepJob, per_node: int, evidence: Evidence) -> int:
     """Those of runs with as many workers on a node; else the node's cores divided among them, as a run does it."""
-    alike = [seen.job.threads for seen in evidence.observations if seen.job.workers_per_node == per_node]
+    alike = [seen.job.threads for seen in evidence.monitors if seen.job.workers_per_node == per_node]
     return alike[0] if alike else max(1, (evidence.cores_per_node or job.threads * per_node) // per_node)
 
 
-def _step(forecast: Forecast, point: StudyPoint, prepared: Prepared) -> tuple[Range, tuple[str, ...]]:
-    found = forecast.predict(job_of_point(point, prepared, forecast.evidence))
+def _step(forecast: Forecast, point: StudyPoint, run_plan: RunPlan) -> tuple[Range, tuple[str, ...]]:
+    found = forecast.predict(job_of_point(point, run_plan, forecast.evidence))
     return found.step_seconds, found.marks
 
 
@@ -220,15 +220,15 @@ def _cost(
 
 
 def _told(model: str, evidence: Evidence) -> str:
-    if not evidence.observations:
+    if not evidence.monitors:
         return f"{model}: nothing measured"
-    runs = sum(len(seen.seconds) for seen in evidence.observations)
+    runs = sum(len(seen.seconds) for seen in evidence.monitors)
     sizes = ", ".join(map(str, evidence.sizes))
     return f"{model}: {runs} runs on {sizes} workers by {', '.join(evidence.strategies)}"
 
 
 def _doubts(point: StudyPoint, evidence: Evidence) -> list[str]:
     """What of the study's points the evidence does not know."""
-    if point.threads and evidence.observations and not evidence.threads:
+    if point.threads and evidence.monitors and not evidence.threads:
         return [f"threads vary in the study, but not in the runs of {point.model}: all are taken to be as fast"]
     return []

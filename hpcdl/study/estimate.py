@@ -10,8 +10,8 @@ from dataclasses import dataclass
 from hpcdl.config.study import Study
 from hpcdl.models.spec import parse_emulation
 from hpcdl.models.table import MODELS
-from hpcdl.run.prepare import Prepared
-from hpcdl.study.plan import PlannedRun, RunPlan, StudyPoint
+from hpcdl.run.plan import RunPlan
+from hpcdl.study.plan import PlannedRun, StudyPoint, StudyRuns
 from hpcdl.study.state import StudyState
 
 FLOP_PER_CORE_AND_SECOND = 50e9
@@ -35,8 +35,8 @@ class StudyEstimate:
 
 def estimate_study(
     study: Study,
-    plan: RunPlan,
-    prepared: Mapping[int, Prepared],
+    plan: StudyRuns,
+    run_plan: Mapping[int, RunPlan],
     cores_per_node: int,
     num_nodes: int,
     state: StudyState | None = None,
@@ -52,7 +52,7 @@ def estimate_study(
     todo = [run for run in plan.runs if run.name not in done]
     for run in todo:
         guess = known.get(run.point.number) or study.plan.run_estimate
-        guess = guess or _computed(run.point, prepared[run.point.number], cores_per_node)
+        guess = guess or _computed(run.point, run_plan[run.point.number], cores_per_node)
         if guess is not None:
             seconds[run.name] = guess
     return StudyEstimate(
@@ -73,22 +73,22 @@ def _measured(state: StudyState | None) -> dict[int, float]:
     return {point: statistics.fmean(values) for point, values in found.items()}
 
 
-def _computed(point: StudyPoint, prepared: Prepared, cores_per_node: int) -> float | None:
+def _computed(point: StudyPoint, run_plan: RunPlan, cores_per_node: int) -> float | None:
     """Start and computing; communication is what a study is to find out. None for a network that is not in the table.
 
     MACs are the table's, scaled by the area of the samples; emulated computing says how long it takes.
     """
     if emulation := parse_emulation(point.model):
-        return START_S + prepared.num_steps * emulation.seconds
+        return START_S + run_plan.num_steps * emulation.seconds
     info = MODELS.get(point.model)
-    if info is None or len(prepared.dataset.sample_shape) != 3:
+    if info is None or len(run_plan.dataset.sample_shape) != 3:
         return None
-    height, width, _ = prepared.dataset.sample_shape
+    height, width, _ = run_plan.dataset.sample_shape
     macs = info.macs * height * width / math.prod(info.input_shape[:2])
     cores = max(cores_per_node / point.ranks_per_node, 1 / point.ranks_per_node)
     if point.threads is not None:
         cores = min(cores, point.threads)
-    flop = prepared.num_steps * prepared.worker_batch * macs * FLOP_PER_MAC
+    flop = run_plan.num_steps * run_plan.worker_batch * macs * FLOP_PER_MAC
     return START_S + flop / (cores * FLOP_PER_CORE_AND_SECOND)
 
 

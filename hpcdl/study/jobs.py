@@ -16,7 +16,7 @@ from hpcdl.core.disk import make_folder
 from hpcdl.core.errors import UsageError
 from hpcdl.core.files import write_json, write_toml
 from hpcdl.core.from_json import read_as
-from hpcdl.study.plan import RunPlan
+from hpcdl.study.plan import StudyRuns
 from hpcdl.study.state import FILE_NAME as STATE_FILE
 from hpcdl.study.state import StudyState, digest_of, new_state, read_state
 
@@ -69,7 +69,7 @@ class Part:
     submitted: bool = False
 
 
-def submit_parts(folder: Path, study: Study, plan: RunPlan, limits: JobLimits, *, resume: bool) -> list[Part]:
+def submit_parts(folder: Path, study: Study, plan: StudyRuns, limits: JobLimits, *, resume: bool) -> list[Part]:
     """Submit a job for each part that has runs to do and no job in the queue; every part as it then stands.
 
     UsageError where `folder` holds something else, or another study, or where there is no batch system.
@@ -100,7 +100,7 @@ def part_folder(folder: Path, nodes: int) -> Path:
     return folder / (f"{nodes}-nodes" if nodes > 1 else "1-node")
 
 
-def _opened(folder: Path, study: Study, plan: RunPlan, *, resume: bool) -> JobsState:
+def _opened(folder: Path, study: Study, plan: StudyRuns, *, resume: bool) -> JobsState:
     path, digest = folder / FILE_NAME, digest_of(study, plan)
     if not path.exists():
         if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
@@ -117,7 +117,7 @@ def _opened(folder: Path, study: Study, plan: RunPlan, *, resume: bool) -> JobsS
     return state
 
 
-def _look(folder: Path, study: Study, plan: RunPlan, nodes: int, job: PartJob | None) -> Part:
+def _look(folder: Path, study: Study, plan: StudyRuns, nodes: int, job: PartJob | None) -> Part:
     own = part_folder(folder, nodes)
     state: StudyState = read_state(own) if (own / STATE_FILE).exists() else new_state(study, plan)
     done = state.count("finished") == len(state.runs)
@@ -128,7 +128,7 @@ def _look(folder: Path, study: Study, plan: RunPlan, nodes: int, job: PartJob | 
     )  # fmt: skip
 
 
-def _submit(folder: Path, study: Study, plan: RunPlan, nodes: int, limits: JobLimits, system: str) -> PartJob:
+def _submit(folder: Path, study: Study, plan: StudyRuns, nodes: int, limits: JobLimits, system: str) -> PartJob:
     own = part_folder(folder, nodes)
     command = ["sweep", str(folder / STUDY_FILE), "--only-nodes", str(nodes), "--out", str(own), "--resume"]
     wanted = Wanted(

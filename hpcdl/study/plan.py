@@ -64,7 +64,7 @@ class PlannedRun:
 
 
 @dataclass(frozen=True, kw_only=True)
-class RunPlan:
+class StudyRuns:
     """The runs in the order in which they start, and a line for each kind of combination that cannot be."""
 
     points: Sequence[StudyPoint]
@@ -76,24 +76,24 @@ class RunPlan:
         """Every number of nodes that a point needs, ascending."""
         return sorted({point.nodes for point in self.points})
 
-    def only_nodes(self, nodes: int) -> RunPlan:
+    def only_nodes(self, nodes: int) -> StudyRuns:
         """The points of that many nodes, under their names in the whole plan; UsageError where there are none."""
         points = [point for point in self.points if point.nodes == nodes]
         if not points:
             known = ", ".join(map(str, self.node_counts))
             raise UsageError(f"no point of the study needs {nodes} nodes; its points need {known}")
-        return RunPlan(points=points, runs=[run for run in self.runs if run.point.nodes == nodes], left_out=())
+        return StudyRuns(points=points, runs=[run for run in self.runs if run.point.nodes == nodes], left_out=())
 
-    def without(self, refused: Mapping[int, str]) -> RunPlan:
+    def without(self, refused: Mapping[int, str]) -> StudyRuns:
         """The plan without some points, by number, and with the reasons why."""
-        return RunPlan(
+        return StudyRuns(
             points=[point for point in self.points if point.number not in refused],
             runs=[run for run in self.runs if run.point.number not in refused],
             left_out=[*self.left_out, *_told(Counter(refused.values()))],
         )
 
 
-def make_plan(study: Study) -> RunPlan:
+def make_plan(study: Study) -> StudyRuns:
     """The runs of `study`. UnknownNameError for a strategy; UsageError where no combination of the matrix can be."""
     points: list[StudyPoint] = []
     seen: set[StudyPoint] = set()
@@ -109,7 +109,7 @@ def make_plan(study: Study) -> RunPlan:
     told = _told(left_out)
     if not points:
         raise UsageError(f"{study.origin}: nothing of the matrix can run; {'; '.join(told)}")
-    return RunPlan(points=points, runs=_in_order(points, study.plan.repeats, study.plan.order_seed), left_out=told)
+    return StudyRuns(points=points, runs=_in_order(points, study.plan.repeats, study.plan.order_seed), left_out=told)
 
 
 def _told(reasons: Mapping[str, int]) -> list[str]:

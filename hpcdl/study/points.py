@@ -14,8 +14,8 @@ from hpcdl.node.machines import read_topology
 from hpcdl.node.profile import Profile, write_profile
 from hpcdl.node.settings import Settings
 from hpcdl.node.topology import Topology
-from hpcdl.run.prepare import Prepared, prepare
-from hpcdl.study.plan import RunPlan, StudyPoint
+from hpcdl.run.plan import RunPlan, prepare
+from hpcdl.study.plan import StudyPoint, StudyRuns
 
 OWN = {
     **dict.fromkeys(("model", "data", "strategy", "servers", "batch-size"), "list it in [matrix]"),
@@ -24,7 +24,7 @@ OWN = {
 """Settings of a run that a study chooses, and where to say it."""
 
 
-def prepare_points(study: Study, plan: RunPlan) -> tuple[RunPlan, dict[int, Prepared]]:
+def prepare_points(study: Study, plan: StudyRuns) -> tuple[StudyRuns, dict[int, RunPlan]]:
     """Every point as `hpcdl train` would prepare it, by number, and the plan without those that it would refuse.
 
     ConfigError tells all that is wrong. A strategy that takes some points of a network and data set and refuses others
@@ -36,17 +36,17 @@ def prepare_points(study: Study, plan: RunPlan) -> tuple[RunPlan, dict[int, Prep
         problems.append(f"{study.origin}: profile: threads in [matrix] make profiles of their own; drop one")
     shared = {key: value for key, value in study.train.items() if key not in OWN}
     layers = [*standard_layers("train"), Layer(origin=f"{study.origin}: [train]", values=shared)]
-    found: dict[int, Prepared] = {}
+    found: dict[int, RunPlan] = {}
     refused: dict[int, str] = {}
     for point in plan.points:
         own = Layer(origin=f"point {point.number}", values=settings_of_point(point))
         try:
-            effective = load(TrainConfig, [*layers, own])
+            resolved = load(TrainConfig, [*layers, own])
         except ConfigError as error:
             problems += error.problems
             continue
         try:
-            found[point.number] = prepare(effective)
+            found[point.number] = prepare(resolved)
         except (UsageError, CorruptError) as error:
             refused[point.number] = str(error)
     able = {_job(point) for point in plan.points if point.number in found}

@@ -15,7 +15,7 @@ from hpcdl.config.study import Study
 from hpcdl.core.errors import UsageError
 from hpcdl.core.files import write_json
 from hpcdl.core.from_json import read_as
-from hpcdl.study.plan import RunPlan
+from hpcdl.study.plan import StudyRuns
 
 SCHEMA = "hpcdl.study/1"
 FILE_NAME = "study.json"
@@ -62,7 +62,7 @@ class StudyState:
         return dataclasses.replace(self, runs=runs)
 
 
-def open_study(folder: Path, study: Study, plan: RunPlan, *, resume: bool) -> StudyState:
+def open_study(folder: Path, study: Study, plan: StudyRuns, *, resume: bool) -> StudyState:
     """The state to begin with; nothing is written. UsageError where `folder` holds a study and `resume` is not set."""
     if (folder / FILE_NAME).exists():
         if resume:
@@ -73,7 +73,7 @@ def open_study(folder: Path, study: Study, plan: RunPlan, *, resume: bool) -> St
     return new_state(study, plan)
 
 
-def new_state(study: Study, plan: RunPlan) -> StudyState:
+def new_state(study: Study, plan: StudyRuns) -> StudyState:
     """The state of a study before its first run."""
     return StudyState(
         name=study.name,
@@ -97,7 +97,7 @@ def read_state(folder: Path) -> StudyState:
     return read_as(StudyState, folder / FILE_NAME, SCHEMA, "; choose another --out DIR")
 
 
-def _resumed_state(folder: Path, study: Study, plan: RunPlan) -> StudyState:
+def _resumed_state(folder: Path, study: Study, plan: StudyRuns) -> StudyState:
     """The state to go on with. UsageError where the study in `folder` is another one: points would mix settings."""
     state = read_state(folder)
     if state.digest != digest_of(study, plan):
@@ -108,7 +108,7 @@ def _resumed_state(folder: Path, study: Study, plan: RunPlan) -> StudyState:
     return state
 
 
-def digest_of(study: Study, plan: RunPlan) -> str:
+def digest_of(study: Study, plan: StudyRuns) -> str:
     """What two calls must agree in to be of one study: its points, their order and the settings of its runs."""
     # What a point does not have is left out, so that studies of older versions go on.
     runs = [

@@ -29,7 +29,7 @@ from hpcdl.study.attempt import (
     wait_until_still,
     why_failed,
 )
-from hpcdl.study.plan import PlannedRun, RunPlan
+from hpcdl.study.plan import PlannedRun, StudyRuns
 from hpcdl.study.points import profile_of_point, settings_of_point
 from hpcdl.study.state import StudyState, write_state
 from hpcdl.tuning.trials import MARK
@@ -60,7 +60,7 @@ class Sweep:
         self,
         folder: Path,
         study: Study,
-        plan: RunPlan,
+        plan: StudyRuns,
         state: StudyState,
         allocation: Allocation,
         notify: Callable[[News], None] = lambda news: None,

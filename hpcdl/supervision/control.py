@@ -34,7 +34,7 @@ CALIBRATION_STEPS = (5, 50)
 
 
 @dataclass(frozen=True, kw_only=True)
-class Wishes:
+class ControlFlags:
     """What the group has agreed on after a step."""
 
     stop: bool = False
@@ -43,7 +43,7 @@ class Wishes:
     reason: str = ""
 
 
-_NOTHING = Wishes()
+_NOTHING = ControlFlags()
 _REASONS = ("", "a signal", "the time limit")
 LEAVE = "leave"
 """A file beside the ranks' words: the process that started them asks them to save and leave, so that more can start."""
@@ -118,7 +118,7 @@ class Control:
         calibrations = [steps - self._steps for steps in CALIBRATION_STEPS if steps > self._steps]
         return min([self._interval - self._steps % self._interval, *calibrations])
 
-    def after_steps(self, num_steps: int = 1) -> Wishes:
+    def after_steps(self, num_steps: int = 1) -> ControlFlags:
         """The group's wishes, on every rank the same; some strategies carry them along with every step."""
         carried = self._worker.agreed()
         if carried is not None:
@@ -141,12 +141,12 @@ class Control:
         room = self._group.rank == 0 and self._room.wanted()
         return numpy.array([self._stop.asked, now >= self._deadline, self._saves(now), room], numpy.float64)
 
-    def _granted(self, wish: Array) -> Wishes:
+    def _granted(self, wish: Array) -> ControlFlags:
         if wish[2]:
             self._saved = time.monotonic()
         by_signal, by_time, save, room = (bool(value) for value in wish)
         reason = _REASONS[1 if by_signal else 2 if by_time else 0]
-        return Wishes(stop=by_signal or by_time, save=save, grow=room, reason=reason)
+        return ControlFlags(stop=by_signal or by_time, save=save, grow=room, reason=reason)
 
     def _saves(self, now: float) -> bool:
         return self._group.rank == 0 and now - self._saved >= self._every.due_s

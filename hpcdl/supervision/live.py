@@ -14,10 +14,10 @@ from hpcdl.core.disk import is_own, make_folder, remove_file, touch
 from hpcdl.core.errors import CorruptError, UsageError
 from hpcdl.core.files import read_json
 from hpcdl.core.records import FILE_NAME, from_json, read_record
-from hpcdl.core.run_state import goes_on, state_of
+from hpcdl.core.run_state import continues, state_of
 from hpcdl.core.units import IMAGES
 from hpcdl.run.journal import JournalReader, seconds_between
-from hpcdl.supervision.watch import FOLDER, VIEWED, Note
+from hpcdl.supervision.watchdog import FOLDER, VIEWED, Note
 
 MOST_ROWS = 20
 
@@ -51,9 +51,9 @@ class RunNow:
     ranks: Sequence[RankNow]
     num_ranks: int
 
-    def goes_on(self) -> bool:
+    def continues(self) -> bool:
         """Whether there will be more to see."""
-        return goes_on(self.status)
+        return continues(self.status)
 
 
 class LiveView:
@@ -81,7 +81,7 @@ class LiveView:
             self._events[event.get("kind", "")] = event
         recorded = (self._run_dir / FILE_NAME).exists()  # one that is damaged is said to be
         status = state_of(self._run_dir, read_record(self._run_dir).status if recorded else None)
-        ranks = [self._rank_now(note) for note in self._notes()] if goes_on(status) else []
+        ranks = [self._rank_now(note) for note in self._notes()] if continues(status) else []
         ranks.sort(key=lambda one: (one.steps_per_second is None, one.steps_per_second or 0.0, one.note.rank))
         step, start = self._events.get("step", {}), self._events.get("start", {})
         done, total, first = step.get("step") or 0, start.get("steps"), start.get("done") or 0

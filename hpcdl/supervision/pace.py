@@ -4,7 +4,7 @@ Each worker writes down from time to time what it has spent in the parts of its 
 known of every strategy (comm/observed.py); worker 0 compares. The measure is the one by which trace/ finds stragglers:
 what a worker's own work takes beyond the median of the others', against the spread of that. Slow is who is so in window
 after window: a slow start, a slow step, a moment in which the node had other work fill none or one of them. Evaluations
-and checkpoints lie between steps; steps beside which a checkpoint is written are left out (`Observation.own_work`).
+and checkpoints lie between steps; steps beside which a checkpoint is written are left out (`RankMonitor.own_work`).
 """
 
 from __future__ import annotations
@@ -22,13 +22,13 @@ from typing import TYPE_CHECKING, Any
 
 import numpy
 
-from hpcdl.comm.observed import PARTS, Observation
+from hpcdl.comm.observed import PARTS, RankMonitor
 from hpcdl.core.disk import make_folder
 from hpcdl.core.errors import CorruptError
 from hpcdl.core.files import read_json
 from hpcdl.core.records import from_json
 from hpcdl.core.units import format_seconds
-from hpcdl.supervision.watch import write_note
+from hpcdl.supervision.watchdog import write_note
 from hpcdl.trace.counters import LEVELS, sample
 from hpcdl.trace.stragglers import (
     BETWEEN,
@@ -184,7 +184,7 @@ class PaceKeeper:
     `folder` is one that all ranks of the run see; a window takes `window_s`.
     """
 
-    observation: Observation
+    monitor: RankMonitor
     folder: Path
     window_s: float
     shares: Sequence[float]
@@ -204,7 +204,7 @@ class PaceKeeper:
         if len(self.shares) < 2 or now_s - self._looked_s < self.window_s:
             return
         self._looked_s = now_s
-        seen = self.observation
+        seen = self.monitor
         if seen.own_work[0] > self._written:
             self._written = seen.own_work[0]
             self._write(Pace(rank=seen.rank, host=seen.host, at_s=now_s, spent=seen.own_work, counters=sample()))
@@ -243,7 +243,7 @@ class PaceKeeper:
         """Of the workers that the run still goes on with."""
         found = {}
         for rank in range(len(self.shares)):
-            if rank in self._gone or rank in self.observation.lost:
+            if rank in self._gone or rank in self.monitor.lost:
                 continue
             with contextlib.suppress(CorruptError, TypeError, ValueError, FileNotFoundError):
                 found[rank] = from_json(Pace, read_json(self.folder / f"{PACE}{rank}"))

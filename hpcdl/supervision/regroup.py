@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterator, Mapping
 
 from hpcdl.comm.observed import Observed
 from hpcdl.core.errors import BrokenGroup, RankError
-from hpcdl.supervision.watch import Watch
+from hpcdl.supervision.watchdog import Watchdog
 
 MOST_S = 10.0
 """It takes a second or so; a file system that is slow, a step that is long, and a machine that is full, may make more
@@ -23,9 +23,9 @@ of it. From the loss of a rank to new ranks no more than 15 s may pass (GOING_ON
 
 
 @contextlib.contextmanager
-def in_time(watch: Watch) -> Iterator[None]:
+def in_time(watch: Watchdog) -> Iterator[None]:
     """Inside, a group is mended. RankError where it breaks again; where it takes too long, the watch ends the rank."""
-    host, rank = watch.observation.host, watch.observation.rank
+    host, rank = watch.monitor.host, watch.monitor.rank
 
     def give_up() -> None:
         text = f"rank {rank} on {host}: those that are left have not found together in {MOST_S:g} s"
@@ -43,8 +43,8 @@ def in_time(watch: Watch) -> Iterator[None]:
         timer.cancel()
 
 
-def those_left(
-    world: Observed, watch: Watch, let_go: Callable[[], None] = lambda: None
+def surviving_ranks(
+    world: Observed, watch: Watchdog, let_go: Callable[[], None] = lambda: None
 ) -> tuple[Observed, dict[int, str]]:
     """The group of the ranks of `world`, the whole one, that are left, and the hosts of those lost since the last time.
 
@@ -52,7 +52,7 @@ def those_left(
     where a rank is gone because it ends the job: a launcher may take a while to end those that are left, and what that
     rank said of it must stay.
     """
-    seen = world.observation
+    seen = world.monitor
     if alive := sorted(seen.lost - world.dead()):
         text = f"rank {alive[0]} was left behind alive: no smaller group can be made without it"
         raise RankError(text, rank=alive[0], lost=True)
@@ -74,7 +74,7 @@ def who_was_lost(lost: Mapping[int, str]) -> str:
     return f"{' and '.join(names)} {'was' if len(names) == 1 else 'were'} lost"
 
 
-def roles_left(left: Observed, num_workers: int, least: int, lost: Mapping[int, str]) -> tuple[int, int]:
+def surviving_roles(left: Observed, num_workers: int, least: int, lost: Mapping[int, str]) -> tuple[int, int]:
     """Workers and servers in the group that is `left` of a world whose first `num_workers` ranks were workers.
 
     RankError where there are fewer than `least` workers, or nobody serves any more where somebody did.
@@ -84,6 +84,6 @@ def roles_left(left: Observed, num_workers: int, least: int, lost: Mapping[int, 
     who, first = who_was_lost(lost), min(lost, default=None)
     if workers < least:
         raise RankError(f"{who}: {workers} workers are left, --min-workers is {least}", rank=first, lost=True)
-    if not servers and any(rank >= num_workers for rank in left.observation.lost):
+    if not servers and any(rank >= num_workers for rank in left.monitor.lost):
         raise RankError(f"{who}: no server is left", rank=first, lost=True)
     return workers, servers

@@ -73,7 +73,7 @@ class Clocks:
         self._clock, self._identity = clock, identity
         self._measured_s = clock()
 
-    def at_rest(self, group: Communicator, *, last: bool = False) -> ClockPoint | None:
+    def quiesced(self, group: Communicator, *, last: bool = False) -> ClockPoint | None:
         """This rank's point, where it was some time ago by rank 0's clock that they were measured, or the `last` time.
 
         Where ranks are lost, and the group's numbers are not the world's any more, the clocks stay as they were.
@@ -93,9 +93,9 @@ class Untraced(NoRecorder):
     def __init__(self) -> None:
         self._clocks = Clocks()
 
-    def at_rest(self, group: Communicator, *, last: bool = False) -> None:
+    def quiesced(self, group: Communicator, *, last: bool = False) -> None:
         """Answer the others."""
-        self._clocks.at_rest(group, last=last)
+        self._clocks.quiesced(group, last=last)
 
 
 class TraceRecorder:
@@ -164,15 +164,15 @@ class TraceRecorder:
 
         Reading is part of their computing, and so is what comes before the last bucket leaves.
         """
-        now_s, goes_on = self._clock(), self._began_s > 0 and number == self._told + 1
+        now_s, continues = self._clock(), self._began_s > 0 and number == self._told + 1
         self._told = number
-        if goes_on:
+        if continues:
             left_s, came_s = self._last_span if self._last_span[0] >= self._began_s else (now_s, now_s)
             if self._on:
                 borders = (self._began_s, self._began_s, left_s, came_s, now_s, now_s)
                 self._write_parts(borders, 0.0)
         self._began_s = now_s
-        return self._step + 1 if goes_on or self._step == OUTSIDE else self._step
+        return self._step + 1 if continues or self._step == OUTSIDE else self._step
 
     def parts(self, borders: Sequence[float], waited_s: float = 0.0) -> None:
         """Keep the five parts of the step that is over; that of the exchange holds `waited_s` in ns."""
@@ -210,9 +210,9 @@ class TraceRecorder:
         if self._traced:
             self._write(IN_GAPS if in_gap else OUTSIDE_GAPS, begin_s, end_s, 0, OUTSIDE, -1, -1)
 
-    def at_rest(self, group: Communicator, *, last: bool = False) -> None:
+    def quiesced(self, group: Communicator, *, last: bool = False) -> None:
         """Keep how far this clock lies from others, if it was measured."""
-        point = self._clocks.at_rest(group, last=last)
+        point = self._clocks.quiesced(group, last=last)
         if point is not None:
             self.file.add_point(point)
 
@@ -296,16 +296,16 @@ def _kept(recorder: TraceRecorder, communicator: Observed, place: Path) -> Itera
 @contextlib.contextmanager
 def _heard(recorder: Recorder, communicator: Observed, begin: Callable[[], None] = lambda: None) -> Iterator[None]:
     """Inside, `recorder` hears of what this rank does; it is at rest when that begins, and when all stop early."""
-    seen = communicator.observation
+    seen = communicator.monitor
     try:
-        recorder.at_rest(communicator, last=True)
+        recorder.quiesced(communicator, last=True)
         seen.recorder = recorder
         begin()
         try:
             yield
         except StoppedEarly:
             if not seen.lost:
-                recorder.at_rest(communicator, last=True)
+                recorder.quiesced(communicator, last=True)
             raise
     finally:
         seen.recorder = NOTHING
@@ -320,7 +320,7 @@ def _opened(text: str, communicator: Observed, place: Path) -> TraceRecorder:
         touch(place, f"{communicator.host}\n{named / file_name(communicator.rank)}\n".encode())
         named.mkdir(0o700)
         local = named
-        role = communicator.observation.role
+        role = communicator.monitor.role
         recorder = TraceRecorder(
             text, local, rank=communicator.rank, size=communicator.size, host=communicator.host, role=role
         )

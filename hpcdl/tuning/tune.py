@@ -100,7 +100,7 @@ def _node(choice: str | None, *, planning: bool) -> tuple[Topology, dict[str, Se
 
 
 def tune(
-    prepared: PreparedSearch,
+    run_plan: PreparedSearch,
     *,
     resume: bool = False,
     notify: Callable[[SearchProgress], None] = lambda _: None,
@@ -108,21 +108,21 @@ def tune(
     """Search, and store the profile of the best. StoppedEarly after a signal (what was found is stored all the same);
     HpcdlError where every trial failed.
     """
-    config = prepared.config
-    base = _base_profile(prepared)
+    config = run_plan.config
+    base = _base_profile(run_plan)
     path = _profile_path(config, base)
     check_outputs([path])
-    log = TrialLog(config.output.log or path.with_suffix(".trials.jsonl"), _header(prepared, base), resume=resume)
+    log = TrialLog(config.output.log or path.with_suffix(".trials.jsonl"), _header(run_plan, base), resume=resume)
     prefixes, begun_s = trial_prefixes(os.environ), time.monotonic()
-    reserved = reserved_samples(config.search.max_samples) if prepared.engine.bfloat16 else 0
+    reserved = reserved_samples(config.search.max_samples) if run_plan.engine.bfloat16 else 0
     folder = log.path.parent if len(prefixes) > 1 else None  # a node's own /tmp is not seen by the others
-    measurer = Measurer(workload=_workload(config), topology=prepared.topology, folder=folder)
+    measurer = Measurer(workload=_workload(config), topology=run_plan.topology, folder=folder)
     found = Tuning(
-        space=prepared.space,
+        space=run_plan.space,
         measure=measurer,
         log=log,
         limits=SearchLimits(
-            budget_s=config.search.budget * (1 - SHARE_OF_BUDGET if prepared.engine.bfloat16 else 1),
+            budget_s=config.search.budget * (1 - SHARE_OF_BUDGET if run_plan.engine.bfloat16 else 1),
             trial_timeout_s=config.search.trial_timeout,
             max_samples=None if config.search.max_samples is None else config.search.max_samples - reserved,
             precision=config.search.precision,
@@ -131,7 +131,7 @@ def tune(
         prefixes=prefixes,
         notify=notify,
     ).run()
-    profile = _told(as_profile(found, base), prepared)
+    profile = _told(as_profile(found, base), run_plan)
     if found.choice is not None:
         write_profile(profile, path)
     if found.stopped:
@@ -147,14 +147,14 @@ def tune(
         trial_timeout_s=config.search.trial_timeout,
         usual_s=found.seconds / max(found.num_samples, 1),
     )
-    lower = _lower(prepared, found.choice.index, measurer, left, prefixes[0])
+    lower = _lower(run_plan, found.choice.index, measurer, left, prefixes[0])
     profile = dataclasses.replace(profile, lower_precision=lower.as_document())
     write_profile(profile, path)
     return Tuned(profile=profile, found=found, path=path, log=log.path, lower=lower)
 
 
 def _lower(
-    prepared: PreparedSearch, index: int, measurer: Measurer, left: Allowance, prefix: Sequence[str]
+    run_plan: PreparedSearch, index: int, measurer: Measurer, left: Allowance, prefix: Sequence[str]
 ) -> LowerPrecision:
     """What the winner's settings bring in bfloat16. StoppedEarly after a signal: the winner is stored by then."""
     stopped = []
@@ -163,9 +163,9 @@ def _lower(
         stopped.append(number)
         measurer.stop()
 
-    candidate = prepared.space.candidates[index]
+    candidate = run_plan.space.candidates[index]
     with caught(stop):
-        found = measure_lower(candidate, measurer.workload, measurer, prepared.engine.bfloat16, left, prefix)
+        found = measure_lower(candidate, measurer.workload, measurer, run_plan.engine.bfloat16, left, prefix)
     if stopped:
         raise StoppedEarly(
             f"stopped by a signal; the search was done, {LOWER} was not measured; "
@@ -191,8 +191,8 @@ def _workload(config: TuneConfig) -> Workload:
     return Workload(model=own.model or "", batch_size=own.batch_size, data=own.data, steps=own.steps)
 
 
-def _base_profile(prepared: PreparedSearch) -> Profile:
-    topology, own = prepared.topology, prepared.config.workload
+def _base_profile(run_plan: PreparedSearch) -> Profile:
+    topology, own = run_plan.topology, run_plan.config.workload
     versions = {}
     for name in SOFTWARE:
         try:
@@ -208,21 +208,21 @@ def _base_profile(prepared: PreparedSearch) -> Profile:
         model=model_name(own.model or ""),
         batch_size=own.batch_size,
         created_at=time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
-        engine=prepared.engine.summary,
+        engine=run_plan.engine.summary,
         software={"hpcdl": __version__, **versions},
     )
 
 
-def _told(profile: Profile, prepared: PreparedSearch) -> Profile:
+def _told(profile: Profile, run_plan: PreparedSearch) -> Profile:
     """`profile` with whose advice its trials are, and with a drawing of the node as the winner uses it."""
-    origins = {repr(chosen(item.settings)): item.origin for item in prepared.space.candidates if item.origin}
+    origins = {repr(chosen(item.settings)): item.origin for item in run_plan.space.candidates if item.origin}
     trials = [
         dataclasses.replace(trial, origin=origins.get(repr(dict(trial.settings)), "")) for trial in profile.trials
     ]
     ranks = profile.settings.ranks_per_node or 1
-    plan = launch_plan(prepared.topology, profile.settings, ranks, ranks, openmp=prepared.engine.openmp)
+    plan = launch_plan(run_plan.topology, profile.settings, ranks, ranks, openmp=run_plan.engine.openmp)
     return dataclasses.replace(
-        profile, trials=tuple(trials), picture=tuple(draw(prepared.topology, plan.cpus_by_local_rank))
+        profile, trials=tuple(trials), picture=tuple(draw(run_plan.topology, plan.cpus_by_local_rank))
     )
 
 
@@ -231,6 +231,6 @@ def _profile_path(config: TuneConfig, base: Profile) -> Path:
     return config.output.out or folder / file_name(base)
 
 
-def _header(prepared: PreparedSearch, base: Profile) -> dict[str, object]:
-    own = dataclasses.asdict(_workload(prepared.config))
+def _header(run_plan: PreparedSearch, base: Profile) -> dict[str, object]:
+    own = dataclasses.asdict(_workload(run_plan.config))
     return {"fingerprint": base.fingerprint, "engine": base.engine, "workload": own}

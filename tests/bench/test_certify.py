@@ -79,8 +79,8 @@ def test_a_node_that_is_gone_for_good_leaves_a_run_with_fewer_workers() -> None:
 def test_who_goes_on_without_a_rank_may_have_fewer_workers(strategy: str, least: str) -> None:
     assert len(GO_ON) == 3
     for fault in GO_ON:
-        kept, fewer = (plan().words(one, strategy) for one in (fault.partition(",")[0], fault))
-        assert fewer == [*kept[:2], "--min-workers", least, *kept[2:]]
+        kept, shrunk = (plan().words(one, strategy) for one in (fault.partition(",")[0], fault))
+        assert shrunk == [*kept[:2], "--min-workers", least, *kept[2:]]
 
 
 def test_a_rank_that_takes_few_of_the_steps_comes_to_the_one_that_is_struck() -> None:

@@ -19,9 +19,9 @@ import numpy
 
 from hpcdl.checkpoint.background import GAPS, OFF, THREAD, BackgroundWork
 from hpcdl.checkpoint.folders import Snapshot
-from hpcdl.checkpoint.local import LocalCopies, names_of
+from hpcdl.checkpoint.memory import LocalCopies, names_of
+from hpcdl.checkpoint.parity import PARTNER, XOR, GroupParity
 from hpcdl.checkpoint.recovery import recover
-from hpcdl.checkpoint.redundancy import PARTNER, XOR, GroupParity
 from hpcdl.comm.mpi.communicator import world
 from hpcdl.comm.observed import Observed, observe
 
@@ -56,7 +56,7 @@ def case(group: Observed, folder: Path, redundancy: str, way: str) -> dict[str, 
     rank, said = group.rank, []
     place = folder / f"{redundancy}-{way}" / group.host
     place.parent.mkdir(exist_ok=True)
-    work = BackgroundWork(way, group.observation, said.append)
+    work = BackgroundWork(way, group.monitor, said.append)
 
     def copies() -> LocalCopies:
         keeps = GroupParity(group, redundancy, said.append, most_patience_s=0.5)
@@ -84,7 +84,7 @@ def case(group: Observed, folder: Path, redundancy: str, way: str) -> dict[str, 
         "whole": whole,
         "said": said,
         "spent": vars(work.spent),
-        "under_way": len(group.observation.waits()),
+        "under_way": len(group.monitor.waits()),
     }
 
 

@@ -23,7 +23,7 @@ from hpcdl.checkpoint.folders import CheckpointWriter, Snapshot
 from hpcdl.checkpoint.interval import CheckpointInterval
 from hpcdl.cluster.launchers.mpiexec import environment_for, find_mpiexec
 from hpcdl.comm.gaps import IdleCore
-from hpcdl.comm.observed import NoRecorder, Observation
+from hpcdl.comm.observed import NoRecorder, RankMonitor
 from hpcdl.comm.threads.communicator import alone
 from hpcdl.core.records import read_record
 from hpcdl.strategies.base.strategy import Features
@@ -37,7 +37,7 @@ LONG_S = 1000.0
 
 
 def work_of(way: str, said: list[str] | None = None) -> BackgroundWork:
-    return BackgroundWork(way, Observation(0, 2, "here"), (said if said is not None else []).append)
+    return BackgroundWork(way, RankMonitor(0, 2, "here"), (said if said is not None else []).append)
 
 
 def slices(done: list[int], number: int) -> Callable[[Turn], None]:

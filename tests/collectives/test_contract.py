@@ -93,7 +93,7 @@ def test_a_record_s_rounds_are_what_cost_says(name: str, num_ranks: int) -> None
     def body(communicator: ThreadCommunicator) -> Traffic:
         seen = observe(communicator).for_purpose(EXCHANGE)
         COLLECTIVES.load(name)(seen, numpy.ones(1000, numpy.float32), Workspace(measure=False))
-        return seen.observation.traffic()
+        return seen.monitor.traffic()
 
     counted = run(num_ranks, body)
     cost = module(name).cost(num_ranks, 4000, 4)

@@ -85,7 +85,7 @@ def test_who_waits_for_a_message_leaves_its_core_where_somebody_wants_it() -> No
 
     def rank(communicator: threads.ThreadCommunicator) -> bool:
         mine = observe(communicator)
-        gaps, buffer, opened = mine.observation.gaps, numpy.zeros(3), []
+        gaps, buffer, opened = mine.monitor.gaps, numpy.zeros(3), []
         for wanted in (0, 1):
             gaps.wanted = wanted
             mine.barrier()

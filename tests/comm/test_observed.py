@@ -12,7 +12,7 @@ import pytest
 
 from hpcdl.collectives.table import COLLECTIVES
 from hpcdl.collectives.workspace import Workspace
-from hpcdl.comm.observed import CONTROL, EXCHANGE, NoRecorder, Observation, Observed, Traffic, for_control, observe
+from hpcdl.comm.observed import CONTROL, EXCHANGE, NoRecorder, Observed, RankMonitor, Traffic, for_control, observe
 from hpcdl.comm.threads.communicator import ThreadCommunicator, run
 from hpcdl.core.errors import RankError
 from tests.conftest import patience
@@ -42,16 +42,16 @@ def watched(body: Callable[[Observed], Any], num_ranks: int, hosts: tuple[str, .
 
 def test_a_message_is_counted_on_both_sides() -> None:
     def body(group: Observed) -> Traffic:
-        spans = group.observation.recorder = Spans()
+        spans = group.monitor.recorder = Spans()
         buffer = numpy.zeros(10)
         requests = [group.isend(buffer, 1 - group.rank), group.irecv(buffer.copy(), 1 - group.rank)]
-        assert len(group.observation.waits()) == 2
+        assert len(group.monitor.waits()) == 2
         for request in requests:
             request.wait()
             request.wait()
-        assert group.observation.waits() == []
+        assert group.monitor.waits() == []
         assert sorted(spans.found) == [("receiving", 1 - group.rank, 80), ("sending", 1 - group.rank, 80)]
-        return group.observation.traffic()
+        return group.monitor.traffic()
 
     for traffic in watched(body, 2):
         counts = Traffic(
@@ -66,9 +66,9 @@ def test_what_the_library_moves_is_unknown_and_never_nothing() -> None:
     def body(group: Observed) -> Traffic:
         group.barrier()
         group.allgather_json({"rank": group.rank})
-        assert group.observation.traffic() == Traffic()
+        assert group.monitor.traffic() == Traffic()
         group.allreduce(numpy.zeros(10))
-        return group.observation.traffic()
+        return group.monitor.traffic()
 
     for traffic in watched(body, 3):
         assert traffic.unknown == 1
@@ -80,15 +80,15 @@ def test_groups_have_names_of_the_world_and_their_counts_stay() -> None:
         part = group.split(group.rank % 2, -group.rank)
         assert part.lane.members == ((2, 0) if group.rank % 2 == 0 else (3, 1))
         request = part.irecv(numpy.zeros(4), 1 - part.rank)
-        assert group.observation.waits()[0].peers == (part.lane.members[1 - part.rank],)
+        assert group.monitor.waits()[0].peers == (part.lane.members[1 - part.rank],)
         part.isend(numpy.zeros(4), 1 - part.rank).wait()
         request.wait()
         aside = for_control(part)
         aside.isend(numpy.zeros(4), 1 - part.rank, 7)
         aside.irecv(numpy.zeros(4), 1 - part.rank, 7).wait()
         part.free()
-        assert group.observation.traffic(CONTROL).bytes_received == 32
-        return group.observation.traffic()
+        assert group.monitor.traffic(CONTROL).bytes_received == 32
+        return group.monitor.traffic()
 
     for traffic in watched(body, 4):
         assert (traffic.bytes_sent, traffic.bytes_received) == (32, 32)
@@ -102,14 +102,14 @@ def test_a_collective_says_for_whom_it_waits() -> None:
         if group.rank == 2:
             late.wait(20)
         elif group.rank == 0:
-            threading.Thread(target=look, args=(group.observation,), daemon=True).start()
+            threading.Thread(target=look, args=(group.monitor,), daemon=True).start()
         group.barrier()
 
-    def look(observation: Observation) -> None:
+    def look(monitor: RankMonitor) -> None:
         deadline = time.monotonic() + patience(20)
-        while not observation.waits() and time.monotonic() < deadline:
+        while not monitor.waits() and time.monotonic() < deadline:
             time.sleep(0.001)
-        seen.extend((wait.operation, wait.peers) for wait in observation.waits())
+        seen.extend((wait.operation, wait.peers) for wait in monitor.waits())
         late.set()
 
     watched(body, 3)
@@ -120,7 +120,7 @@ def test_a_rank_that_is_left_behind_ends_a_wait_for_it() -> None:
     def body(group: Observed) -> str:
         if group.rank == 1:
             return ""
-        group.observation.lost = frozenset({1})
+        group.monitor.lost = frozenset({1})
         assert group.failed() == {1}
         with pytest.raises(RankError, match="rank 1 was left behind"):
             group.wait_any([group.irecv(numpy.zeros(1), 1)])
@@ -168,7 +168,7 @@ def reduced_by(name: str, *, measure: bool = False) -> Callable[[Observed], Traf
         workspace = Workspace(measure=measure)
         COLLECTIVES.load(name)(group, buffer, workspace)
         assert (buffer == group.size).all()
-        traffic = group.observation.traffic()
+        traffic = group.monitor.traffic()
         workspace.close()
         return traffic
 

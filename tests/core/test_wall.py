@@ -50,7 +50,7 @@ PLACES = {
     "hpcdl/faults/inject.py:_origin time.time": "the run's first start, for ranks of all hosts and starts",
     "hpcdl/faults/inject.py:_schedule time.time": "that start by this process's monotonic clock",
     "hpcdl/supervision/live.py:_newest_start st_mtime_ns": "which start is the newest, until ranks write there",
-    "hpcdl/supervision/watch.py:_is_viewed st_mtime": "equal or not; since when is by the monotonic clock",
+    "hpcdl/supervision/watchdog.py:_is_viewed st_mtime": "equal or not; since when is by the monotonic clock",
     "hpcdl/tuning/tune.py:_base_profile time.gmtime": "a stamp",
     "benchmarks/node_winner.py:sample time.time": "a stamp",
     "benchmarks/peers/__main__.py:head time.strftime": "a stamp",

@@ -244,7 +244,7 @@ def tensor(dtype: str, *shape: int, name: str = "Tensor") -> dict[str, Any]:
     return feature(name, tensor={"dtype": dtype, "encoding": "none", "shape": dimensions})
 
 
-def prepared(
+def run_plan(
     folder: Path, features: dict[str, Any], splits: dict[str, list[list[bytes]]], keys: tuple[str, str] | None = None
 ) -> Path:
     """A data set as TensorFlow Datasets prepares it: the records of each file of each split."""
@@ -269,7 +269,7 @@ def test_tfds_of_images_from_the_root_of_the_data_set(tmp_path: Path) -> None:
     images = pixels(9, (5, 4, 3))
     made = [example(image=png(one), label=n % 2, id=b"x") for n, one in enumerate(images)]
     features = {"image": IMAGE, "label": LABEL, "id": feature("text_feature.Text")}
-    folder = prepared(tmp_path / "d" / "1.0.0", features, {"train": [made[:4], made[4:6]], "test": [made[6:]]})
+    folder = run_plan(tmp_path / "d" / "1.0.0", features, {"train": [made[:4], made[4:6]], "test": [made[6:]]})
     (folder / "label.labels.txt").write_text("cat\ndog\nowl\n")
     assert recognise(str(tmp_path)) == recognise(str(tmp_path / "d")) == recognise(str(folder)) == "tfds"
     manifest = make(tmp_path / "d", tmp_path / "out", workers=2)
@@ -291,7 +291,7 @@ def test_tfds_of_tensors_sequences_and_text(tmp_path: Path) -> None:
             "features_dict.FeaturesDict", featuresDict={"features": {"t": tensor("int64", name="Scalar")}})}),
         "y": tensor("float32"),
     }  # fmt: skip
-    source = prepared(tmp_path / "d" / "v" / "2.1.0", features, {"train": [made]}, ("x", "y"))
+    source = run_plan(tmp_path / "d" / "v" / "2.1.0", features, {"train": [made]}, ("x", "y"))
     assert [item.name for item in make(source, tmp_path / "guessed").fields] == ["x", "y"]
     options = {"input": "x=x,hits/t=hits,note=note", "target": "flag=flag,y=y", "target_kind": "regression"}
     manifest = make(tmp_path, tmp_path / "out", **options)
@@ -319,7 +319,7 @@ def test_damaged_shards_are_made_again_from_every_format(name: str, tmp_path: Pa
     source = {
         "webdataset": tar(tmp_path / "s.tar", members),
         "parquet": parquet(tmp_path / "s.parquet", image=picture, label=[0, 1, 0, 1]),
-        "tfds": prepared(tmp_path / "s", {"image": IMAGE, "label": LABEL}, {"train": [made]}),
+        "tfds": run_plan(tmp_path / "s", {"image": IMAGE, "label": LABEL}, {"train": [made]}),
         "text": tmp_path / "s.txt",
     }[name]
     make(source, tmp_path / "out", shards=2)

@@ -9,8 +9,8 @@ from hpcdl.core.errors import UsageError
 from hpcdl.data.format.order import (
     Epoch,
     Layout,
+    continues_at,
     global_batch_indices,
-    goes_on_at,
     mixed,
     pass_slice,
     permuted,
@@ -91,7 +91,7 @@ def test_an_epoch_that_goes_on_with_other_global_batches_takes_every_sample_once
     epoch, samples, taken = 3, 0, []
     for number, batch in enumerate(batches):
         per_epoch = num // batch
-        step, shift = goes_on_at(epoch, samples, num_samples=num, global_batch=batch)
+        step, shift = continues_at(epoch, samples, num_samples=num, global_batch=batch)
         share = Share(steps_per_epoch=per_epoch, global_batch=batch, rows=range(batch), shift=shift)
         left = (epoch + 1) * per_epoch - step
         lost_after = left if number == len(batches) - 1 else data.draw(st.integers(0, left - 1))

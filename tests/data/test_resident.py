@@ -15,7 +15,7 @@ from hpcdl.core.errors import HpcdlError
 from hpcdl.data.format.dataset import open_dataset
 from hpcdl.data.read.reader import open_reader
 from hpcdl.data.read.staging import resident, staged
-from hpcdl.run.chips import data_bytes
+from hpcdl.run.groups import data_bytes
 from tests.data.sharding import make
 
 

@@ -17,7 +17,7 @@ from PIL import Image
 
 from hpcdl.core.errors import HpcdlError
 from tests.data.sharding import image_folder, make
-from tests.data.test_formats import IMAGE, LABEL, example, feature, framed, npy, png, prepared, tar, tensor
+from tests.data.test_formats import IMAGE, LABEL, example, feature, framed, npy, png, run_plan, tar, tensor
 
 Save = Callable[[Path], Path]
 COUNT = 12
@@ -81,7 +81,7 @@ def tfds(
     features: dict[str, Any], *made: bytes, spoil: Callable[[Path], object] = lambda _: None, count: int | None = None
 ) -> Save:
     def save(folder: Path) -> Path:
-        source = prepared(folder / "d" / "1.0.0", features, {"train": [list(made)]})
+        source = run_plan(folder / "d" / "1.0.0", features, {"train": [list(made)]})
         if count is not None:
             info = json.loads((source / "dataset_info.json").read_text())
             info["splits"][0]["shardLengths"] = [count]
@@ -94,7 +94,7 @@ def tfds(
 
 def twice(folder: Path) -> Path:
     for version in ("1.0.0", "2.0.0"):
-        prepared(folder / "d" / version, {"image": IMAGE, "label": LABEL}, {"train": [[PICTURE]]})
+        run_plan(folder / "d" / version, {"image": IMAGE, "label": LABEL}, {"train": [[PICTURE]]})
     return folder / "d"
 
 

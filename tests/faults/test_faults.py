@@ -80,15 +80,15 @@ def roles(fault: str, features: Features) -> list[str]:
 
 def expected(fault: str, role: str, features: Features) -> Expected:
     """What is promised (docs/safety.md)."""
-    goes_on = not features.synchronous and role in ("worker", "rank 0")
+    continues = not features.synchronous and role in ("worker", "rank 0")
     if role == "launcher":
         return Expected(codes=(-signal.SIGKILL,) if fault == "SIGKILL" else (75,))
     if fault == "SIGTERM":
         # A server leaves the stop to the workers; an asynchronous worker leaves alone.
-        return Expected(codes=(0,) if goes_on or role == "server" else (75,))
-    if fault == "SIGSTOP" and goes_on and role == "worker":
+        return Expected(codes=(0,) if continues or role == "server" else (75,))
+    if fault == "SIGSTOP" and continues and role == "worker":
         return Expected(codes=(0,), word="goes on without rank 1")
-    if fault in ("exception", "NaN") and goes_on:
+    if fault in ("exception", "NaN") and continues:
         return Expected(codes=(0,))
     return Expected(codes=(1,), word=f"rank {number_of(role)}")
 

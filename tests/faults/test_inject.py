@@ -10,8 +10,8 @@ from types import SimpleNamespace
 import numpy
 import pytest
 
-from hpcdl.comm.observed import Observation
-from hpcdl.config.load import Effective, Layer, flag_layer, load
+from hpcdl.comm.observed import RankMonitor
+from hpcdl.config.load import Layer, ResolvedConfig, flag_layer, load
 from hpcdl.config.schema import TrainConfig
 from hpcdl.core.errors import ConfigError, RankError, UsageError
 from hpcdl.faults import inject
@@ -25,14 +25,14 @@ from hpcdl.run.faults import (
     parse_faults,
     spoken_of,
 )
-from hpcdl.run.prepare import prepare
+from hpcdl.run.plan import prepare
 from hpcdl.strategies.table import STRATEGIES
 from hpcdl.supervision.control import time_allowed
 from tests.conftest import CommandLine, Undisturbed
 from tests.training_runs import NOTED, SHORT, events, images_of, record_of, same_run
 
 
-def config(**flags: object) -> Effective[TrainConfig]:
+def config(**flags: object) -> ResolvedConfig[TrainConfig]:
     return load(TrainConfig, [flag_layer({"model": "lenet", "data": "synthetic:hep", "ranks": 4, **flags})])
 
 
@@ -112,7 +112,7 @@ def test_every_kind_strikes_once(kind: str, tmp_path: Path, monkeypatch: pytest.
     monkeypatch.setattr(inject, "STRIKES", {name: lambda fault: struck.release() for name in inject.STRIKES})
     images = numpy.zeros((2, 4, 4, 1), numpy.uint8)
     for start in range(2):
-        seen = Observation(1, 2, "here")
+        seen = RankMonitor(1, 2, "here")
         with Injection(text, seen, tmp_path) as injection:
             seen.doing("reading a batch", 6)
             assert injection.batch(6, images) is images
@@ -146,7 +146,7 @@ def test_random_ones_are_the_same_on_every_rank_and_go_on_after_a_start(
         monkeypatch.setattr(
             inject, "STRIKES", {**inject.STRIKES, "kill": lambda fault: struck.append((rank[0], now_s[0]))}
         )
-        injections = [Injection(text, Observation(number, 3, "here"), tmp_path) for number in range(3)]
+        injections = [Injection(text, RankMonitor(number, 3, "here"), tmp_path) for number in range(3)]
         schedules = [one._schedule(0, one._all[0]) for one in injections]
         while now_s[0] < end_s:
             for rank[0], schedule in enumerate(schedules):
@@ -182,7 +182,7 @@ def test_the_time_limit_of_a_run_that_goes_on_counts_from_its_first_start(
     now_s, allowed = [1000.0], []
     monkeypatch.setattr(relaunch, "time", SimpleNamespace(monotonic=lambda: now_s[0]))
 
-    def launch(now: Effective[TrainConfig], environment: Mapping[str, str]) -> None:
+    def launch(now: ResolvedConfig[TrainConfig], environment: Mapping[str, str]) -> None:
         allowed.append(time_allowed(now.config.checkpoint.time_limit, environment))
         now_s[0] += 40.0
         if len(allowed) < TRIES:

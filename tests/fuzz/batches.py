@@ -160,7 +160,7 @@ def problem_of(kind: Kind, name: str, case: int | str, folder: Path, *, raises: 
     finally:
         signal.setitimer(signal.ITIMER_REAL, 0)
     changed = sorted(set(before.items()) - set(_files_below(folder).items()))
-    if kind.goes_on:
+    if kind.continues:
         changed = [(name, told) for name, told in changed if folder / name != path]
     if changed and not problem:
         problem = f"{', '.join(name for name, _ in changed)[:300]} changed or gone"

@@ -61,7 +61,7 @@ from hpcdl.report.runs.searches import SearchRecord, SearchTrial, find_searches,
 from hpcdl.report.runs.sources import Gathered, gather, link_of, walk
 from hpcdl.run import rundir
 from hpcdl.run.journal import JournalReader
-from hpcdl.run.prepare import prepare
+from hpcdl.run.plan import prepare
 from hpcdl.study import state
 from hpcdl.study.jobs import SCHEMA as JOBS_SCHEMA
 from hpcdl.study.jobs import JobsState
@@ -106,7 +106,7 @@ class Kind:
     sealed: Callable[[bytes], bytes] = _as_is
     codes: tuple[int, ...] = (2, 3)
     needs_keras: bool = False
-    goes_on: bool = False
+    continues: bool = False
 
 
 def copy_of(source: Path, name: str = "") -> Callable[[Path], Path]:
@@ -168,10 +168,10 @@ def read_study(path: Path) -> object:
 
 
 def make_run(folder: Path) -> Path:
-    effective = load(
+    resolved = load(
         TrainConfig, [Layer(origin="test", values={"model": "lenet", "data": "synthetic:mnist", "ranks": 2})]
     )
-    rundir.create(folder / "run", effective, {"nodes": 1, "hosts": ["a", "b"], "place": {"0": [0, 1]}})
+    rundir.create(folder / "run", resolved, {"nodes": 1, "hosts": ["a", "b"], "place": {"0": [0, 1]}})
     return folder / "run" / rundir.CONFIG_FILE
 
 
@@ -759,7 +759,7 @@ KINDS: dict[str, Kind] = {
         make=copy_of(SHARE / "examples" / "search-digits.toml"), read=read_search_file, mutations=TEXT, codes=(2,)
     ),
     "record of a search": Kind(make=make_search_record, read=read_search_record, mutations=JSON),
-    "journal of a search": Kind(make=make_proposals, read=read_proposals, mutations=TEXT, goes_on=True),
+    "journal of a search": Kind(make=make_proposals, read=read_proposals, mutations=TEXT, continues=True),
     "trace": Kind(make=make_trace, read=read_traces, mutations=BINARY),
     "saved model": Kind(make=make_model, read=read_model, mutations=BINARY, needs_keras=True),
     "config of a saved model": Kind(

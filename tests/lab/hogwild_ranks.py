@@ -39,11 +39,11 @@ def train(name: str, everybody: Communicator) -> dict[str, Any]:
     start = np.linspace(-1, 1, LENGTH).astype(np.float32)
     gradient = np.full(LENGTH, communicator.rank + 1, np.float32)
     replica.start(start, [LENGTH])
-    before = observed.observation.traffic()
+    before = observed.monitor.traffic()
     for step in range(STEPS):
         replica.before_step(step)
         replica.step(gradient if step == 0 or name == "hogwild-sgd" else np.zeros_like(gradient))
-    sent = (observed.observation.traffic() - before).bytes_sent
+    sent = (observed.monitor.traffic() - before).bytes_sent
     replica.leave()
     center, weights = replica.center().copy(), replica.weights.copy()
     replica.finish()

@@ -12,19 +12,19 @@ import pytest
 from hpcdl.cluster.launchers.base import LEFT_OUT_VARIABLE
 from hpcdl.cluster.launchers.single import LAUNCHER as LOCAL
 from hpcdl.cluster.status import RankStatus, raise_for
-from hpcdl.config.load import Effective
+from hpcdl.config.load import ResolvedConfig
 from hpcdl.core.errors import StoppedEarly, UsageError
 from hpcdl.core.lock import writing
 from hpcdl.launch import grow, relaunch
 from hpcdl.launch.grow import REQUEST, ask_to_grow, is_own_file
-from hpcdl.launch.places import Places
 from hpcdl.launch.relaunch import until_done
+from hpcdl.launch.slots import RankSlots
 from hpcdl.run import rundir
 from hpcdl.strategies.table import STRATEGIES
 from hpcdl.supervision.control import LEAVE, Room
 from tests.conftest import CommandLine, Finished, finish
 from tests.launch.test_in_place import library, recoveries
-from tests.run.test_fewer import Nodes, config, lost, notes
+from tests.run.test_shrink import Nodes, config, lost, notes
 from tests.training_runs import NOTED, SHORT, events, record_of, start, steps_done, wait_for
 
 Launch = Callable[[Path], None]
@@ -53,16 +53,16 @@ def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., Starts
     monkeypatch.setattr(grow, "TICK_S", 0.01)
     monkeypatch.setattr(grow, "LOOK_S", 0.05)
 
-    def go(effective: Effective[Any], launches: list[Launch], nodes: Any = LOCAL) -> Starts:
+    def go(resolved: ResolvedConfig[Any], launches: list[Launch], nodes: Any = LOCAL) -> Starts:
         starts: Starts = []
 
-        def launch(now: Effective[Any], environment: Mapping[str, str]) -> None:
+        def launch(now: ResolvedConfig[Any], environment: Mapping[str, str]) -> None:
             starts.append((now.config, environment.get(LEFT_OUT_VARIABLE, "")))
             if len(starts) <= len(launches):
                 launches[len(starts) - 1](tmp_path / "ranks")
 
         monkeypatch.setattr(relaunch, "find_launcher", lambda: nodes)
-        until_done(launch, tmp_path, effective, {}, lambda text: None)
+        until_done(launch, tmp_path, resolved, {}, lambda text: None)
         return starts
 
     return go
@@ -73,16 +73,16 @@ def told(run_dir: Path) -> list[str]:
 
 
 def test_a_node_that_answers_again_is_used_again(run: Callable[..., Starts], tmp_path: Path) -> None:
-    effective, nodes = config(**{"ranks": 8, "min-workers": 4, "steps": 100}), Nodes("n1", "n2", "n3", "n4")
+    resolved, nodes = config(**{"ranks": 8, "min-workers": 4, "steps": 100}), Nodes("n1", "n2", "n3", "n4")
     nodes.down = {"n2"}
 
     def comes_back(folder: Path) -> None:
         nodes.down = set()
         makes_room(folder)
 
-    starts = run(effective, [ends_with(lost("n2", node="n2")), comes_back], nodes)
+    starts = run(resolved, [ends_with(lost("n2", node="n2")), comes_back], nodes)
     assert [(now.run.ranks, left_out) for now, left_out in starts] == [(8, ""), (6, "n2"), (8, "")]
-    assert starts[-1][0].data == effective.config.data and starts[-1][0].optimizer == effective.config.optimizer
+    assert starts[-1][0].data == resolved.config.data and starts[-1][0].optimizer == resolved.config.optimizer
     assert told(tmp_path)[1:] == [
         "n2 can be used again: the ranks save and leave, to go on with 8 workers in place of 6",
         "n2 is back; 8 workers in place of 6, 128 samples a step as before go on after step 7",
@@ -107,7 +107,7 @@ def test_a_node_that_fails_twice_is_left_out_for_good_and_named(run: Callable[..
 
 def test_the_launcher_hears_of_a_node_that_was_left_out_also_when_it_is_back() -> None:
     """Slurm has a step there that never ended, and the new one must not wait for it."""
-    places = Places(Nodes("n1", "n2"), 2)
+    places = RankSlots(Nodes("n1", "n2"), 2)
     assert places.environment == {}
     places.leave_out(lost("n2", node="n2"), 0, lambda ranks: True)
     assert places.environment == {LEFT_OUT_VARIABLE: "n2"}

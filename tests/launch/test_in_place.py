@@ -21,20 +21,20 @@ from hpcdl.cluster.launchers.slurm import LAUNCHER as SLURM
 from hpcdl.cluster.status import RankStatus, StatusReport, failed_of, raise_for, read_statuses
 from hpcdl.collectives.table import COLLECTIVES
 from hpcdl.comm.mpi.communicator import MpiCommunicator
-from hpcdl.comm.observed import Observation
-from hpcdl.config.load import Effective, flag_layer, load
+from hpcdl.comm.observed import RankMonitor
+from hpcdl.config.load import ResolvedConfig, flag_layer, load
 from hpcdl.config.schema import TrainConfig
 from hpcdl.core.errors import BrokenGroup, RankError, carried, original
 from hpcdl.core.protocols import LaunchPlan
-from hpcdl.rank.mend import Recovery, Standing
+from hpcdl.rank.shrink import Recovery, SurvivorState
 from hpcdl.run import in_place
-from hpcdl.run.fewer import told
-from hpcdl.run.in_place import fewer_of, way_of
-from hpcdl.run.prepare import prepare
+from hpcdl.run.in_place import shrunk_of, way_of
+from hpcdl.run.plan import prepare
+from hpcdl.run.shrink import told
 from hpcdl.strategies.elastic.methods import METHODS
 from hpcdl.strategies.table import STRATEGIES
-from hpcdl.supervision.regroup import roles_left, those_left
-from hpcdl.supervision.watch import Actions, Watch
+from hpcdl.supervision.regroup import surviving_ranks, surviving_roles
+from hpcdl.supervision.watchdog import Actions, Watchdog
 from tests.conftest import CommandLine, finish
 from tests.training_runs import (
     NOTED,
@@ -49,7 +49,7 @@ from tests.training_runs import (
 )
 
 
-def config(**flags: object) -> Effective[TrainConfig]:
+def config(**flags: object) -> ResolvedConfig[TrainConfig]:
     fixed = {"model": "lenet", "data": "synthetic:mnist", "ranks": 4, "batch-size": 16, "elastic": True}
     return load(TrainConfig, [flag_layer({**fixed, "min-workers": 2, **flags})])
 
@@ -69,10 +69,10 @@ def test_strategies_whose_state_no_rank_knows_alone_go_on_in_place(
     strategy: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     mpi(monkeypatch)
-    goes_on, said = way_of(prepare(config(strategy=strategy, **{"allow-grpc": True})), LOCAL)
+    continues, said = way_of(prepare(config(strategy=strategy, **{"allow-grpc": True})), LOCAL)
     able = {*COLLECTIVES, "ps", "sync-easgd", *SERVED}
-    assert goes_on == (strategy in IN_PLACE) == (strategy in able)
-    assert ("in place (ULFM), down to 2 workers" if goes_on else f"{strategy} does not go on in place") in said
+    assert continues == (strategy in IN_PLACE) == (strategy in able)
+    assert ("in place (ULFM), down to 2 workers" if continues else f"{strategy} does not go on in place") in said
 
 
 @pytest.mark.parametrize(
@@ -103,8 +103,8 @@ def test_where_it_cannot_new_ranks_go_on_and_the_start_says_why(
     flags: dict[str, Any], launcher: Any, library: tuple[str, str], why: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     mpi(monkeypatch, *library)
-    goes_on, said = way_of(prepare(config(**flags)), launcher)
-    assert not goes_on and said.startswith("where a rank is lost, all are started again") and why in said
+    continues, said = way_of(prepare(config(**flags)), launcher)
+    assert not continues and said.startswith("where a rank is lost, all are started again") and why in said
 
 
 def test_workers_that_do_not_step_together_may_exchange_now_and_then(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -115,8 +115,8 @@ def test_workers_that_do_not_step_together_may_exchange_now_and_then(monkeypatch
 def test_the_launcher_hears_that_ranks_may_die(monkeypatch: pytest.MonkeyPatch) -> None:
     found = Mpiexec(path=Path("mpiexec"), flavour="openmpi", library=Path("libmpi.so"), version="5.0.11")
     monkeypatch.setattr(single, "find_mpiexec", lambda: found)
-    for goes_on, words in ((True, ["--with-ft", "ulfm"]), (False, [])):
-        plan = LaunchPlan(num_ranks=3, ranks_per_node=3, goes_on=goes_on)
+    for continues, words in ((True, ["--with-ft", "ulfm"]), (False, [])):
+        plan = LaunchPlan(num_ranks=3, ranks_per_node=3, continues=continues)
         assert LOCAL.line(plan, ["rank"], mpi=True, environment={})[0] == ["mpiexec", *words, "-n", "3", "rank"]
 
 
@@ -124,8 +124,8 @@ def test_mpiexec_over_hosts_hears_it_too(monkeypatch: pytest.MonkeyPatch, tmp_pa
     found = Mpiexec(path=Path("mpiexec"), flavour="openmpi", library=Path("libmpi.so"), version="5.0.11")
     monkeypatch.setattr(hostfile, "find_mpiexec", lambda: found)
     (tmp_path / "hosts").write_text("a\nb\n")
-    for goes_on, words in ((True, ["--with-ft", "ulfm"]), (False, [])):
-        plan = LaunchPlan(num_ranks=2, ranks_per_node=1, goes_on=goes_on)
+    for continues, words in ((True, ["--with-ft", "ulfm"]), (False, [])):
+        plan = LaunchPlan(num_ranks=2, ranks_per_node=1, continues=continues)
         line, _ = HOSTFILE.line(plan, ["rank"], mpi=True, environment={"HPCDL_HOSTFILE": str(tmp_path / "hosts")})
         assert line[: 1 + len(words)] == ["mpiexec", *words]
 
@@ -144,76 +144,76 @@ def test_what_the_launcher_says_of_ranks_that_the_others_did_without_counts_for_
 
 
 def test_fewer_ranks_have_the_settings_of_a_run_that_is_resumed_on_them() -> None:
-    fewer = fewer_of(config(inject="kill:rank=3@step=5")).on(3).on(2)
-    config_now = fewer.effective.config
-    assert (config_now.run.ranks, config_now.data.keep_batch, fewer.least) == (2, 64, 2)
+    shrunk = shrunk_of(config(inject="kill:rank=3@step=5")).on(3).on(2)
+    config_now = shrunk.resolved.config
+    assert (config_now.run.ranks, config_now.data.keep_batch, shrunk.least) == (2, 64, 2)
     assert config_now.checkpoint.resume and not config_now.safety.inject
-    assert fewer.prepared().global_batch == 64
+    assert shrunk.run_plan().global_batch == 64
 
 
 def test_those_that_are_left_keep_their_roles() -> None:
     """In place nobody becomes a server; new ranks are workers and servers in the proportion of the start."""
-    before = fewer_of(config(strategy="ps", ranks=8, servers=4))
+    before = shrunk_of(config(strategy="ps", ranks=8, servers=4))
     for ranks, servers in ((7, 3), (6, 4), (5, 1)):
         now = before.on(ranks, servers)
-        assert (now.effective.config.run.ranks, now.effective.config.exchange.servers) == (ranks, servers)
-        assert now.prepared().num_workers == ranks - servers and now.prepared().global_batch == 64
-    assert told(before.effective, before.on(7, 3).effective).startswith(
+        assert (now.resolved.config.run.ranks, now.resolved.config.exchange.servers) == (ranks, servers)
+        assert now.run_plan().num_workers == ranks - servers and now.run_plan().global_batch == 64
+    assert told(before.resolved, before.on(7, 3).resolved).startswith(
         "4 workers and 3 servers in place of 4 and 4, 64 samples"
     )
-    assert told(before.effective, before.on(6, 4).effective).startswith("2 workers in place of 4, 64 samples")
+    assert told(before.resolved, before.on(6, 4).resolved).startswith("2 workers in place of 4, 64 samples")
 
 
 def test_a_rank_that_was_left_behind_alive_cannot_be_shrunk_away(tmp_path: Path) -> None:
     """A worker that gave no sign of life, and whose process is there still: a smaller group would wait for it."""
-    observation = Observation(0, 3, "a")
-    watch = Watch(observation=observation, folder=tmp_path, actions=Actions(end=lambda error: None))
-    observation.lost = frozenset({2})
+    monitor = RankMonitor(0, 3, "a")
+    watch = Watchdog(monitor=monitor, folder=tmp_path, actions=Actions(end=lambda error: None))
+    monitor.lost = frozenset({2})
     left = SimpleNamespace(lane=SimpleNamespace(members=(0,)))
     dead = {1}
     played: Any = SimpleNamespace(
-        observation=observation, size=3, revoke=lambda: None, survivors=lambda: left, dead=lambda: dead
+        monitor=monitor, size=3, revoke=lambda: None, survivors=lambda: left, dead=lambda: dead
     )
     with pytest.raises(RankError, match="rank 2 was left behind alive") as caught:
-        those_left(played, watch)
+        surviving_ranks(played, watch)
     assert caught.value.lost
     dead.add(2)
-    assert those_left(played, watch) == (left, {1: "a host unknown yet"})
+    assert surviving_ranks(played, watch) == (left, {1: "a host unknown yet"})
 
 
 def left_of(lost: dict[int, str], size: int) -> Any:
     """The group that is left of a world without `lost`."""
     members = tuple(rank for rank in range(size) if rank not in lost)
     seen = SimpleNamespace(lost=frozenset(lost))
-    return SimpleNamespace(lane=SimpleNamespace(members=members), size=len(members), observation=seen)
+    return SimpleNamespace(lane=SimpleNamespace(members=members), size=len(members), monitor=seen)
 
 
 def test_too_few_workers_and_no_server_end_the_launch() -> None:
-    assert roles_left(left_of({1: "a", 4: "b"}, 6), 4, 2, {1: "a"}) == (3, 1)
-    assert roles_left(left_of({1: "a"}, 4), 4, 2, {1: "a"}) == (3, 0)
+    assert surviving_roles(left_of({1: "a", 4: "b"}, 6), 4, 2, {1: "a"}) == (3, 1)
+    assert surviving_roles(left_of({1: "a"}, 4), 4, 2, {1: "a"}) == (3, 0)
     with pytest.raises(RankError, match="rank 0 on a and rank 1 on a were lost: 2 workers are left, --min"):
-        roles_left(left_of({0: "a", 1: "a"}, 6), 4, 3, {0: "a", 1: "a"})
+        surviving_roles(left_of({0: "a", 1: "a"}, 6), 4, 3, {0: "a", 1: "a"})
     with pytest.raises(RankError, match="rank 5 on b was lost: no server is left") as caught:
-        roles_left(left_of({4: "b", 5: "b"}, 6), 4, 2, {5: "b"})
+        surviving_roles(left_of({4: "b", 5: "b"}, 6), 4, 2, {5: "b"})
     assert caught.value.lost
 
 
 def test_a_rank_that_has_failed_ends_the_run_and_is_not_lost_to_it(tmp_path: Path) -> None:
     """Open MPI takes a while to end the others: by then they had gone on, and its words were gone."""
     StatusReport(folder=tmp_path, rank=2).tell("failed", message="no luck")
-    observation = Observation(0, 3, "a")
+    monitor = RankMonitor(0, 3, "a")
     actions = Actions(end=lambda error: None, failed=lambda ranks: failed_of(tmp_path, ranks))
-    watch = Watch(observation=observation, folder=tmp_path / "watch", actions=actions, hosts={1: "b", 2: "c"})
+    watch = Watchdog(monitor=monitor, folder=tmp_path / "watch", actions=actions, hosts={1: "b", 2: "c"})
     for members, expected in ((frozenset({0, 2}), {1: "b"}), (frozenset({0}), None)):
         left = SimpleNamespace(lane=SimpleNamespace(members=members))
         played: Any = SimpleNamespace(
-            observation=observation, size=3, revoke=lambda: None, survivors=lambda left=left: left, dead=lambda: {1, 2}
+            monitor=monitor, size=3, revoke=lambda: None, survivors=lambda left=left: left, dead=lambda: {1, 2}
         )
         if expected is not None:
-            assert those_left(played, watch) == (left, expected)
+            assert surviving_ranks(played, watch) == (left, expected)
             continue
         with pytest.raises(RankError, match="rank 2 on c has failed"):
-            those_left(played, watch)
+            surviving_ranks(played, watch)
     (status,) = read_statuses(tmp_path)
     assert (status.state, status.message) == ("failed", "no luck")
 
@@ -224,12 +224,12 @@ def test_a_rank_that_has_failed_ends_the_run_and_is_not_lost_to_it(tmp_path: Pat
 )
 def test_an_epoch_that_nobody_has_evaluated_is_owed(step: int, evaluated: list[int], owes: bool) -> None:
     facts = {"steps_per_epoch": 10, "num_steps": 25, "history": [{"step": at} for at in evaluated]}
-    standing = Standing(leader=0, step=step, facts=facts, saved=None, seconds_to_target=None, apart=False)
+    standing = SurvivorState(leader=0, step=step, facts=facts, saved=None, seconds_to_target=None, apart=False)
     assert standing.owes_epoch_end == owes
 
 
 def test_what_is_told_of_a_recovery_is_who_was_lost_and_each_part() -> None:
-    recovery = Recovery(began_s=0.0, lost={2: "b", 1: "a"}, goes_on="2 workers in place of 4", step=7)
+    recovery = Recovery(began_s=0.0, lost={2: "b", 1: "a"}, continues="2 workers in place of 4", step=7)
     recovery.seconds = {"detect": 0.25, "shrink": 0.5}
     heard: list[dict[str, Any]] = []
 

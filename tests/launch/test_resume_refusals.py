@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from hpcdl.config.load import Effective, Layer, all_settings, load
+from hpcdl.config.load import Layer, ResolvedConfig, all_settings, load
 from hpcdl.config.schema import TrainConfig
 from hpcdl.config.settings import Matters, Setting
 from hpcdl.core.errors import ConfigError, UnknownNameError
@@ -24,7 +24,7 @@ OTHER: dict[str, Any] = {
 }  # fmt: skip
 
 
-def config(**values: Any) -> Effective[TrainConfig]:
+def config(**values: Any) -> ResolvedConfig[TrainConfig]:
     return load(TrainConfig, [Layer(origin="test", values={**GIVEN, **values})])
 
 

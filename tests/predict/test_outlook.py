@@ -113,9 +113,9 @@ def test_a_report_of_many_settings_stays_quick(monkeypatch: pytest.MonkeyPatch) 
     sizes: list[int] = []
     calibrate = calibration.calibrate
 
-    def counting(observations, *others, **options):  # type: ignore[no-untyped-def]
-        sizes.append(len(observations))
-        return calibrate(observations, *others, **options)
+    def counting(monitors, *others, **options):  # type: ignore[no-untyped-def]
+        sizes.append(len(monitors))
+        return calibrate(monitors, *others, **options)
 
     monkeypatch.setattr("hpcdl.predict.forecast.calibrate", counting)
     found = outlooks(many)

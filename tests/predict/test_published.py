@@ -40,7 +40,7 @@ def knl_node(model: str, batch: int, macs: float, flop_per_second: float = KNL_F
     """One-node facts: computing from MACs; nothing that many nodes did."""
     seconds = 6 * macs / flop_per_second
     return Evidence(
-        model=model, observations=(), stated={"image_s": (seconds, 0.4), "update_s": (0.02 * seconds * batch, 1.0)},
+        model=model, monitors=(), stated={"image_s": (seconds, 0.4), "update_s": (0.02 * seconds * batch, 1.0)},
         layouts={"grpc-ps": RankLayout(workers_per_node=1)}, batch=batch,
     )  # fmt: skip
 

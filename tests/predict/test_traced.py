@@ -62,7 +62,7 @@ def test_the_trace_with_most_buckets_is_the_evidence_of_its_network() -> None:
     known = [traced("run4", LATE), traced("run5", EARLY), traced("elsewhere", (*EARLY[:1], *EARLY))]
     (found,) = gather_evidence(runs, None, traced=known)
     assert found.ready == EARLY and any("trace of run5" in line for line in found.remarks)
-    assert {seen.job.ready for seen in found.observations} == {EARLY}
+    assert {seen.job.ready for seen in found.monitors} == {EARLY}
     assert found.at("ring", 8, 8, 0).ready == EARLY
     (without,) = gather_evidence(runs, None, traced=known[2:])
     assert without.ready == () and not any("trace" in line for line in without.remarks)

@@ -10,7 +10,7 @@ import pytest
 from hpcdl.config.load import Layer, load
 from hpcdl.config.schema import TrainConfig
 from hpcdl.data.format.hdf5 import shard_map
-from hpcdl.run.prepare import prepare
+from hpcdl.run.plan import prepare
 from hpcdl.strategies.table import STRATEGIES
 from tests.conftest import CommandLine
 

@@ -498,7 +498,7 @@ def sent() -> int:
     from hpcdl.comm.observed import CONTROL, EXCHANGE
     from hpcdl.scripts.process.session import communicator
 
-    seen = communicator().observation
+    seen = communicator().monitor
     return seen.traffic(EXCHANGE).bytes_sent + seen.traffic(CONTROL).bytes_sent
 
 

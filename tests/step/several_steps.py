@@ -20,7 +20,7 @@ import keras  # noqa: E402  TensorFlow must find its environment set
 
 from hpcdl.checkpoint.background import THREAD, BackgroundWork  # noqa: E402
 from hpcdl.checkpoint.interval import CheckpointInterval  # noqa: E402
-from hpcdl.checkpoint.local import LocalCopies  # noqa: E402
+from hpcdl.checkpoint.memory import LocalCopies  # noqa: E402
 from hpcdl.comm.observed import observe  # noqa: E402
 from hpcdl.comm.threads.communicator import alone  # noqa: E402
 from hpcdl.config.load import Layer, load  # noqa: E402
@@ -30,7 +30,7 @@ from hpcdl.rank import parts as parts_module  # noqa: E402
 from hpcdl.rank.job import context_of  # noqa: E402
 from hpcdl.rank.parts import Parts  # noqa: E402
 from hpcdl.run.journal import NullJournal  # noqa: E402
-from hpcdl.run.prepare import prepare  # noqa: E402
+from hpcdl.run.plan import prepare  # noqa: E402
 from hpcdl.strategies.table import load_strategy  # noqa: E402
 
 STEPS = 12
@@ -75,21 +75,21 @@ def trained(case: str, settings: dict[str, Any], most: int | str, folder: Path) 
         "model": "lenet", "data": "synthetic:28x28x1:10@256", "strategy": "single", "steps": STEPS,
         "learning-rate": 0.02, "batch-size": 16, "deterministic": True, "steps-per-call": most, **settings,
     }  # fmt: skip
-    prepared = prepare(load(TrainConfig, [Layer(origin="test", values=values)]))
+    run_plan = prepare(load(TrainConfig, [Layer(origin="test", values=values)]))
     keras.utils.set_random_seed(3)
-    keras.mixed_precision.set_global_policy(prepared.config.model.precision)
+    keras.mixed_precision.set_global_policy(run_plan.config.model.precision)
     group, journal = observe(alone()), EveryStep()
-    worker = load_strategy(prepared.info).worker(context_of(prepared, group))
-    faults, copies = Injection("", group.observation, folder), LocalCopies(folder, folder, 0, 0, print)
+    worker = load_strategy(run_plan.info).worker(context_of(run_plan, group))
+    faults, copies = Injection("", group.monitor, folder), LocalCopies(folder, folder, 0, 0, print)
     interval = CheckpointInterval(600.0, node_mtbf_s=1.0, num_nodes=1)
     model = stateful()
-    work = BackgroundWork(THREAD, group.observation)
-    parts = Parts(prepared, model, worker, group, journal, folder, faults, interval, copies, work)
+    work = BackgroundWork(THREAD, group.monitor)
+    parts = Parts(run_plan, model, worker, group, journal, folder, faults, interval, copies, work)
     began, batches, told, rates, calls = parts.start(), parts.batches(), [], [], []
     before = worker.before_step
 
     def noted(step: int) -> None:
-        assert group.observation.step == step
+        assert group.monitor.step == step
         told.append(step)
         rates.append(worker.learning_rate)
         before(step)

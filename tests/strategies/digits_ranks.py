@@ -31,7 +31,7 @@ from hpcdl.core.protocols import Communicator  # noqa: E402
 from hpcdl.core.signals import STOPS  # noqa: E402
 from hpcdl.rank.job import run_rank  # noqa: E402
 from hpcdl.run import rundir  # noqa: E402
-from hpcdl.run.prepare import prepare  # noqa: E402
+from hpcdl.run.plan import prepare  # noqa: E402
 from hpcdl.strategies.elastic.flat import FlatWorker  # noqa: E402
 
 
@@ -80,17 +80,17 @@ def run_case(case: dict[str, Any], everybody: Communicator) -> None:
 
 def train(case: dict[str, Any], everybody: Communicator) -> None:
     """The case's ranks train, the others return."""
-    effective = load(TrainConfig, [Layer(origin="flag", values=case)])
+    resolved = load(TrainConfig, [Layer(origin="flag", values=case)])
     run_dir = Path(case["run-dir"])
     takes_part = everybody.rank < case["ranks"]
     group = everybody.split(0 if takes_part else 1)
     if not takes_part:
         return
     if group.rank == 0 and not run_dir.exists():
-        rundir.create(run_dir, effective, "")
+        rundir.create(run_dir, resolved, "")
     group.barrier()
     try:
-        run_rank(prepare(effective), group, run_dir)
+        run_rank(prepare(resolved), group, run_dir)
     except StoppedEarly as error:  # all of the case's ranks, servers too, have agreed on it: the next case may come
         (run_dir / f"stopped-{group.rank}.txt").write_text(str(error))
     except BaseException:  # noqa: BLE001  whatever it is, the other ranks must not wait for this one

@@ -82,7 +82,7 @@ def run(
 
     def rank(inner: threads.ThreadCommunicator) -> Any:
         communicator = observe(TracingCommunicator(inner, counts[inner.rank]))
-        seen = communicator.observation
+        seen = communicator.monitor
         context = Context(
             info=info,
             communicator=communicator,

@@ -14,8 +14,8 @@ from hpcdl.config.study import load_study
 from hpcdl.core.errors import UsageError
 from hpcdl.node.machines import read_topology
 from hpcdl.node.topology import FAST_KINDS, NumaNode, Topology
-from hpcdl.run import chips
-from hpcdl.run.prepare import prepare
+from hpcdl.run import groups as chips
+from hpcdl.run.plan import prepare
 from hpcdl.strategies.table import STRATEGIES
 from hpcdl.study.plan import make_plan
 from tests.conftest import ROOT, CommandLine
@@ -80,8 +80,8 @@ def test_what_makes_no_sense_is_refused(settings: dict[str, Any], words: list[st
 def test_what_makes_sense_is_not(name: str) -> None:
     rule = STRATEGIES[name].features.optimizers[0]
     values = {"model": "lenet", "data": "synthetic:28x28x1:10", "ranks": 5, "strategy": name, "optimizer": rule}
-    prepared = prepare(load(TrainConfig, [Layer(origin="flag", values=values)]))
-    assert prepared.num_workers == 5 - prepared.num_servers
+    run_plan = prepare(load(TrainConfig, [Layer(origin="flag", values=values)]))
+    assert run_plan.num_workers == 5 - run_plan.num_servers
 
 
 def node_with_fast_memory(gigabytes: float) -> Topology:

@@ -14,7 +14,7 @@ from hpcdl.collectives.workspace import Workspace
 from hpcdl.comm.threads import communicator as threads
 from hpcdl.core.errors import RankError, StoppedEarly
 from hpcdl.core.protocols import Communicator
-from hpcdl.strategies.parameter_server.agreement import NUM_WISHES
+from hpcdl.strategies.parameter_server.agreement import NUM_FLAGS
 from hpcdl.strategies.parameter_server.among_workers import ServersAmongWorkers
 from hpcdl.strategies.parameter_server.averaging import AveragingServer
 from hpcdl.strategies.parameter_server.client import ServerClient
@@ -114,7 +114,7 @@ def test_bytes_are_gradients_headers_and_answers(placement: str) -> None:
         return train(client, worker)
 
     results = run(num_workers, num_servers, body, placement=placement, wrap=wrap)
-    header_bytes, answer_bytes = 8 * (2 + NUM_WISHES), 8 * (1 + NUM_WISHES)
+    header_bytes, answer_bytes = 8 * (2 + NUM_FLAGS), 8 * (1 + NUM_FLAGS)
     gradient_bytes = 4 * sum(LENGTHS)
     for worker in (1, 2):  # worker 0 also tells the layout
         beside = (STEPS + 1) * num_servers * header_bytes

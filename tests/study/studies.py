@@ -10,7 +10,7 @@ from typing import Any
 from hpcdl.config.study import Study, load_study
 from hpcdl.core.errors import HpcdlError
 from hpcdl.study.allocation import Allocation
-from hpcdl.study.plan import RunPlan, make_plan
+from hpcdl.study.plan import StudyRuns, make_plan
 from hpcdl.study.state import StudyState, open_study
 from hpcdl.study.sweep import Sweep, raise_for
 
@@ -18,7 +18,7 @@ FAKE = Path(__file__).with_name("fake_train.py")
 MATRIX = {"model": "lenet", "data": "synthetic:mnist", "batch-size": 8}
 
 
-def small_study(**flags: Any) -> tuple[Study, RunPlan]:
+def small_study(**flags: Any) -> tuple[Study, StudyRuns]:
     """A study of the fake; keys with underscores. Two points, twice, unless said otherwise."""
     given = {"workers": "1,2", "repeats": 2, **flags}
     study = load_study(None, {**MATRIX, **{key.replace("_", "-"): value for key, value in given.items()}})
@@ -40,7 +40,7 @@ def _fake(folder: Path) -> Allocation:
     return Allocation(nodes=("here",), settle_s=0.0, command=(sys.executable, str(FAKE), str(folder)))
 
 
-def sweep(folder: Path, allocation: Allocation, study: Study, plan: RunPlan, *, resume: bool = False) -> StudyState:
+def sweep(folder: Path, allocation: Allocation, study: Study, plan: StudyRuns, *, resume: bool = False) -> StudyState:
     """Carry the study out in this process."""
     state = open_study(folder, study, plan, resume=resume)
     return Sweep(folder, study, plan, state, allocation).run()

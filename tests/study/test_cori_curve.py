@@ -34,7 +34,7 @@ def efficiency(point: StudyPoint) -> float:
 def analysis(tmp_path_factory: pytest.TempPathFactory) -> Analysis:
     folder = tmp_path_factory.mktemp("cori")
     study = load_study(ROOT / "share" / "hpcdl" / "studies" / "cori-resnet50.toml", {"repeats": 3})
-    plan, prepared = prepare_points(study, make_plan(study))
+    plan, run_plan = prepare_points(study, make_plan(study))
     chance = random.Random(0)
     for run in plan.runs:
         point = run.point
@@ -43,7 +43,7 @@ def analysis(tmp_path_factory: pytest.TempPathFactory) -> Analysis:
             1, 10.0, images_per_second=rate, strategy=point.strategy, model=point.model, data=point.data,
             servers=point.servers, ranks=point.ranks, nodes=point.nodes, batch_per_rank=point.batch_size,
             global_batch=point.batch_size * point.workers, mode=study.plan.mode, repeat=run.repeat,
-            config=as_toml_values(prepared[point.number].config),
+            config=as_toml_values(run_plan[point.number].config),
         )  # fmt: skip
         record = dataclasses.replace(record, workers=point.workers)
         write_run(Path(folder) / run.name, record)

@@ -28,9 +28,9 @@ def predicted(
 ) -> StudyCost:
     wanted, plan = small_study(**{**ASKED, **changes})
     wanted = dataclasses.replace(wanted, train={"steps": 100, "compress": compress})
-    checked, prepared = prepare_points(wanted, plan)
+    checked, run_plan = prepare_points(wanted, plan)
     known = Known(runs=earlier, network=read_network(network) if network else None)
-    return predict_cost(wanted, checked, prepared, state or new_state(wanted, checked), known)
+    return predict_cost(wanted, checked, run_plan, state or new_state(wanted, checked), known)
 
 
 def test_points_cost_what_the_cluster_takes() -> None:

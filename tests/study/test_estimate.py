@@ -14,8 +14,8 @@ from tests.study.studies import small_study
 def estimated(cores: int = 4, nodes: int = 1, state: StudyState | None = None, **flags: Any) -> StudyEstimate:
     study, plan = small_study(repeats=1, **flags)
     study = dataclasses.replace(study, train={"steps": 10})
-    checked, prepared = prepare_points(study, plan)
-    return estimate_study(study, checked, prepared, cores, nodes, state)
+    checked, run_plan = prepare_points(study, plan)
+    return estimate_study(study, checked, run_plan, cores, nodes, state)
 
 
 def test_a_guess_counts_what_a_network_computes() -> None:
@@ -25,8 +25,8 @@ def test_a_guess_counts_what_a_network_computes() -> None:
     assert found.node_hours == pytest.approx(found.seconds / 3600)
     halved = estimated(workers="1", model="hepcnn", data="synthetic:112x112x3:2", batch_size="8")
     assert halved.seconds - START_S == pytest.approx((found.seconds - START_S) / 4)
-    fewer = estimated(workers="1", model="hepcnn", data="synthetic:hep", batch_size="8", threads="1")
-    assert fewer.seconds - START_S == pytest.approx(4 * (found.seconds - START_S))
+    shrunk = estimated(workers="1", model="hepcnn", data="synthetic:hep", batch_size="8", threads="1")
+    assert shrunk.seconds - START_S == pytest.approx(4 * (found.seconds - START_S))
 
 
 def test_emulated_computing_takes_what_it_says() -> None:
@@ -46,8 +46,8 @@ def test_what_was_measured_counts_and_what_is_finished_does_not() -> None:
     state = new_state(study, plan)
     for name, seconds in zip((run.name for run in plan.runs), (10.0, 30.0), strict=False):
         state = state.changed(name, status="finished", seconds=seconds)
-    _, prepared = prepare_points(study, plan)
-    found = estimate_study(study, plan, prepared, 4, 1, state)
+    _, run_plan = prepare_points(study, plan)
+    found = estimate_study(study, plan, run_plan, 4, 1, state)
     assert found.seconds == 20 and found.measured == 1 and len(found.seconds_by_run) == 1
 
 

@@ -13,7 +13,7 @@ from hpcdl.config.settings import Setting
 from hpcdl.config.study import Study, load_study, study_tables
 from hpcdl.core.errors import ConfigError, UsageError
 from hpcdl.core.files import write_toml
-from hpcdl.study.plan import RunPlan, make_plan
+from hpcdl.study.plan import StudyRuns, make_plan
 from hpcdl.study.points import OWN, prepare_points
 from tests.conftest import ROOT
 from tests.study.studies import small_study
@@ -106,11 +106,11 @@ def test_wrong_settings_of_runs_are_found_before_any_runs(tmp_path: Path) -> Non
 
 def test_points_that_train_refuses_are_left_out_and_told() -> None:
     study, plan = small_study(strategy="sync-easgd", workers="1,2,4")
-    checked, prepared = prepare_points(study, plan)
+    checked, run_plan = prepare_points(study, plan)
     assert (
         [point.workers for point in checked.points]
         == [2, 4]
-        == [prepared[p.number].num_workers for p in checked.points]
+        == [run_plan[p.number].num_workers for p in checked.points]
     )
     assert len(checked.runs) == 4
     assert any("averages over workers" in line for line in checked.left_out)
@@ -156,7 +156,7 @@ def test_several_matrices_are_one_study(tmp_path: Path) -> None:
         load_study(path, {})
 
 
-def plan_of(text: str, tmp_path: Path) -> tuple[Study, RunPlan]:
+def plan_of(text: str, tmp_path: Path) -> tuple[Study, StudyRuns]:
     path = tmp_path / "study.toml"
     path.write_text(f'[matrix]\nmodel = ["lenet"]\ndata = ["synthetic:mnist"]\n{text}')
     study = load_study(path, {})
@@ -266,8 +266,8 @@ def test_the_gallery_is_ready_to_run(name: str) -> None:
     assert len({point.strategy for point in plan.points}) == len({s for m in study.matrices for s in m.shape.strategy})
     flags = {"data": "synthetic:mnist"} if name in ("bnl-accuracy", "sc17-methods") else {}
     small = load_study(STUDIES / f"{name}.toml", flags, small=True)
-    plan, prepared = prepare_points(small, make_plan(small))
+    plan, run_plan = prepare_points(small, make_plan(small))
     assert {point.nodes for point in plan.points} == {1}
     assert max(point.ranks for point in plan.points) <= 4
-    assert name in ("bnl-accuracy", "sc17-methods") or max(item.num_steps for item in prepared.values()) <= 20
+    assert name in ("bnl-accuracy", "sc17-methods") or max(item.num_steps for item in run_plan.values()) <= 20
     assert small.plan.mode == study.plan.mode

@@ -11,8 +11,8 @@ from hpcdl.comm.threads import communicator as threads
 from hpcdl.core.protocols import Communicator
 from hpcdl.core.signals import StopRequest
 from hpcdl.strategies.base.strategy import Worker
-from hpcdl.strategies.parameter_server.agreement import NUM_WISHES
-from hpcdl.supervision.control import Control, Room, Wishes
+from hpcdl.strategies.parameter_server.agreement import NUM_FLAGS
+from hpcdl.supervision.control import Control, ControlFlags, Room
 
 
 def control_of(
@@ -24,7 +24,7 @@ def control_of(
 
 def steps_until(
     communicator: Communicator, *, asks: int | None = None, time_limit_s: float | None = None, save_every_s: float = 1e9
-) -> tuple[int, Wishes]:
+) -> tuple[int, ControlFlags]:
     """Steps of 5 ms until the group agrees on something; rank 1 asks to stop at step `asks`."""
     stop = StopRequest()
     control = control_of(communicator, stop, time_limit_s, save_every_s)
@@ -73,4 +73,4 @@ def test_signals_are_remembered_instead_of_died_of() -> None:
 def test_parameter_servers_have_room_for_every_wish() -> None:
     """They add up what `Control` wishes in headers of a length of their own."""
     (wishes,) = threads.run(1, lambda alone: control_of(alone, StopRequest(), None, 1e9)._own())
-    assert len(wishes) == NUM_WISHES
+    assert len(wishes) == NUM_FLAGS

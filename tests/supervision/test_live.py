@@ -10,11 +10,11 @@ from pathlib import Path
 import pytest
 
 from hpcdl.cli.training.watch import BAR, bar, lines
-from hpcdl.comm.observed import Observation
+from hpcdl.comm.observed import RankMonitor
 from hpcdl.core.errors import UsageError
 from hpcdl.core.lock import writing
 from hpcdl.supervision.live import LiveView, RunNow
-from hpcdl.supervision.watch import Actions, Limits, Watch, watching
+from hpcdl.supervision.watchdog import Actions, Limits, Watchdog, watching
 from tests.conftest import CommandLine, patience
 
 
@@ -32,11 +32,11 @@ def journal(run: Path, *events: dict[str, object]) -> None:
 
 
 def test_ranks_answer_while_somebody_looks_on(tmp_path: Path) -> None:
-    seen = [Observation(rank, 2, f"host{rank}") for rank in range(2)]
+    seen = [RankMonitor(rank, 2, f"host{rank}") for rank in range(2)]
     folder = tmp_path / "ranks" / "watch" / "word"
     actions = Actions(end=lambda error: pytest.fail(str(error)))
     watches = [
-        Watch(observation=one, folder=folder, actions=actions, limits=Limits(stall_s=patience(2))) for one in seen
+        Watchdog(monitor=one, folder=folder, actions=actions, limits=Limits(stall_s=patience(2))) for one in seen
     ]
     with writing(tmp_path), watching(watches[0]), watching(watches[1]):
         journal(tmp_path, {"kind": "start", "steps": 100, "done": 0, "counted": "samples", "at": 10.0})

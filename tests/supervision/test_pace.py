@@ -11,14 +11,14 @@ from pathlib import Path
 import pytest
 
 from hpcdl.cluster.launchers import find_launcher
-from hpcdl.comm.observed import PARTS, Observation
-from hpcdl.config.load import Effective, flag_layer, load
+from hpcdl.comm.observed import PARTS, RankMonitor
+from hpcdl.config.load import ResolvedConfig, flag_layer, load
 from hpcdl.config.schema import TrainConfig
 from hpcdl.core.errors import RankError, UsageError
-from hpcdl.launch.places import Places
-from hpcdl.run.fewer import check_least, with_least
+from hpcdl.launch.slots import RankSlots
+from hpcdl.run.shrink import check_least, with_least
 from hpcdl.supervision.pace import WINDOWS, WINDOWS_UNTIL_TOLD, Eviction, Pace, PaceKeeper, Paces
-from hpcdl.supervision.watch import Actions, Watch
+from hpcdl.supervision.watchdog import Actions, Watchdog
 from tests.conftest import CommandLine, patience
 from tests.training_runs import PLANTED, SHORT, events, finish, record_of, start, steps_done, wait_for
 
@@ -111,7 +111,7 @@ def test_waiting_for_input_is_named() -> None:
 
 
 def test_steps_beside_a_checkpoint_and_steps_of_the_others_are_not_compared() -> None:
-    seen = Observation(0, 2, "here")
+    seen = RankMonitor(0, 2, "here")
     borders = [0.0, 1.0, 3.0, 3.5, 3.5, 3.5]
     seen.step_over(borders)
     seen.step_over(borders, follows=True)
@@ -126,7 +126,7 @@ class Keepers:
     def __init__(self, folder: Path, least: int) -> None:
         self.said: list[str] = []
         self.left: list[int] = []
-        self.seen = [Observation(rank, 3, "here") for rank in range(3)]
+        self.seen = [RankMonitor(rank, 3, "here") for rank in range(3)]
         eviction = Eviction(
             factor=2.0,
             enough=lambda rank, others: len(others) >= least,
@@ -134,7 +134,7 @@ class Keepers:
         )
         self._keepers = [
             PaceKeeper(
-                observation=seen,
+                monitor=seen,
                 folder=folder,
                 window_s=0.0,
                 shares=[1.0] * 3,
@@ -174,19 +174,19 @@ def test_it_stays_where_the_others_would_be_too_few(tmp_path: Path) -> None:
 
 
 def test_one_rank_of_a_run_writes_nothing(tmp_path: Path) -> None:
-    seen = Observation(0, 1, "here")
+    seen = RankMonitor(0, 1, "here")
     seen.step_over([0.0] * 6)
-    PaceKeeper(observation=seen, folder=tmp_path / "watch", window_s=0.0, shares=[1.0]).look()
+    PaceKeeper(monitor=seen, folder=tmp_path / "watch", window_s=0.0, shares=[1.0]).look()
     assert not (tmp_path / "watch").exists()
 
 
 def test_the_watch_hands_it_on_to_the_rank_itself_or_ends_the_start(tmp_path: Path) -> None:
     ended: list[RankError] = []
     told: list[str] = []
-    seen = [Observation(rank, 2, "here") for rank in range(2)]
+    seen = [RankMonitor(rank, 2, "here") for rank in range(2)]
     actions = Actions(end=ended.append, tell=told.append)
     (tmp_path / "watch").mkdir()
-    watches = [Watch(observation=one, folder=tmp_path / "watch", actions=actions) for one in seen]
+    watches = [Watchdog(monitor=one, folder=tmp_path / "watch", actions=actions) for one in seen]
     watches[0].evict(1, "it is slow", in_place=True)
     for watch in watches:
         watch._look()
@@ -196,7 +196,7 @@ def test_the_watch_hands_it_on_to_the_rank_itself_or_ends_the_start(tmp_path: Pa
     assert [(error.rank, error.lost, error.evicted) for error in ended] == [(1, True, True)]
 
 
-def config(**flags: object) -> Effective[TrainConfig]:
+def config(**flags: object) -> ResolvedConfig[TrainConfig]:
     return load(TrainConfig, [flag_layer({"model": "lenet", "data": "synthetic:hep", "ranks": 4, **flags})])
 
 
@@ -229,11 +229,11 @@ def test_the_place_of_a_slow_rank_is_left_out_at_once_where_enough_are_left(monk
     launcher = find_launcher()
     error = RankError("rank 1 is slow", rank=1, host="n2", lost=True, evicted=True)
     monkeypatch.setattr(type(launcher), "hosts", lambda self, environment: [])
-    alone = Places(launcher, 3)
+    alone = RankSlots(launcher, 3)
     assert alone.leave_out(error, 5, lambda ranks: ranks >= 2) and alone.num_ranks == 2
     assert not alone.leave_out(error, 5, lambda ranks: ranks >= 2) and alone.num_ranks == 2
     monkeypatch.setattr(type(launcher), "hosts", lambda self, environment: ["n1", "n2", "n3"])
-    nodes = Places(launcher, 6)
+    nodes = RankSlots(launcher, 6)
     assert nodes.leave_out(error, 5, lambda ranks: ranks >= 4) == "n2 is left out" and nodes.num_ranks == 4
 
 

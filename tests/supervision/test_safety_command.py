@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from hpcdl.run import rundir
-from hpcdl.run.prepare import prepare
+from hpcdl.run.plan import prepare
 from tests.conftest import DIGITS, CommandLine, Mpi, patience
 from tests.training_runs import PLANTED, SHORT, finish, kill_rank, record_of, start, steps_done, wait_for
 

@@ -34,7 +34,7 @@ def passed_around(group: Communicator, folder: Path, began_s: float, *, same: tu
     facts = {"rank": group.rank, "size": group.size, "host": group.host, "role": "worker"}
     recorder = TraceRecorder("steps", folder, clock=clock, identity=identity, **facts)
     observed = observe(group)
-    recorder.at_rest(observed, last=True)
+    recorder.quiesced(observed, last=True)
     word, true_s = numpy.zeros(1), []
     for turn in range(TURNS):
         if group.rank or turn % 20:
@@ -47,7 +47,7 @@ def passed_around(group: Communicator, folder: Path, began_s: float, *, same: tu
         if turn % 20 < 19 or group.rank < group.size - 1:
             group.isend(word, (group.rank + 1) % group.size, 1).wait()
         if turn % 20 == 19:
-            recorder.at_rest(observed, last=True)
+            recorder.quiesced(observed, last=True)
     recorder.close()
     return true_s
 

@@ -111,7 +111,7 @@ def network() -> keras.Model:
     return keras.Sequential([keras.Input((28, 28, 1)), *layers])
 
 
-def prepared(inputs: Any, targets: Any, training: bool) -> tuple[Any, Any]:
+def run_plan(inputs: Any, targets: Any, training: bool) -> tuple[Any, Any]:
     """The batch as it is, when the plan has it."""
     if not training:
         return inputs, targets

@@ -71,7 +71,7 @@ def test_ranks_of_one_kernel_need_no_messages() -> None:
     def body(group: ThreadCommunicator) -> Any:
         observed = observe(group)
         point = measure(observed)
-        return point.parent, point.own_s - point.parent_s, point.error_s, observed.observation.traffic("control")
+        return point.parent, point.own_s - point.parent_s, point.error_s, observed.monitor.traffic("control")
 
     assert clock_identity() == clock_identity()
     for parent, offset_s, error_s, traffic in run(4, body, ["a", "a", "b", "b"]):

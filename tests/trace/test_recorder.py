@@ -90,7 +90,7 @@ def local(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 def steps_taken(group: Observed, num_steps: int = 6) -> None:
     """Steps with an exchange by messages, and what lies between steps."""
-    seen, exchange = group.observation, group.for_purpose(EXCHANGE)
+    seen, exchange = group.monitor, group.for_purpose(EXCHANGE)
     for number in range(num_steps):
         seen.doing("reading a batch", number)
         borders = [time.time()] * 3
@@ -110,11 +110,11 @@ def steps_taken(group: Observed, num_steps: int = 6) -> None:
 def traced(text: str, run_dir: Path, body: Any = steps_taken, role: str = "worker") -> list[RankTrace]:
     def on_rank(communicator: ThreadCommunicator) -> None:
         group = observe(communicator)
-        group.observation.role = role
+        group.monitor.role = role
         with recording(text, group, run_dir):
             body(group)
-            group.observation.recorder.at_rest(group, last=True)
-        assert isinstance(group.observation.recorder, NoRecorder)
+            group.monitor.recorder.quiesced(group, last=True)
+        assert isinstance(group.monitor.recorder, NoRecorder)
 
     run_dir.mkdir(exist_ok=True)
     run(2, on_rank)
@@ -244,7 +244,7 @@ def test_a_node_without_room_says_so(tmp_path: Path, local: Path, monkeypatch: p
 
 def test_the_collector_is_seen(tmp_path: Path, local: Path) -> None:
     def body(group: Observed) -> None:
-        group.observation.doing("reading a batch", 3)
+        group.monitor.doing("reading a batch", 3)
         kept = [[number] for number in range(200_000)]
         gc.collect()
         assert kept
@@ -258,7 +258,7 @@ def test_steps_of_a_script_go_on_over_epochs(tmp_path: Path, local: Path, number
     """Keras's loop counts from 0 in each epoch; a loop that commits counts from 1, or goes on where it was resumed."""
 
     def body(group: Observed) -> None:
-        seen = group.observation
+        seen = group.monitor
         for number in numbers:
             began_s = time.monotonic()
             seen.recorder.span("bucket", began_s, began_s + 0.001, bucket=0)

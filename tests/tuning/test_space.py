@@ -41,14 +41,14 @@ def test_a_live_search_tries_what_is_published_for_its_node(
     half = restricted(node, node.cpus[:34])
     for here, known in ((node, 2), (half, 0)):
         monkeypatch.setattr("hpcdl.tuning.tune.read_topology", lambda here=here: here)
-        prepared = prepare(tuning())
-        origins = [candidate.origin for candidate in prepared.space.candidates if candidate.origin]
+        run_plan = prepare(tuning())
+        origins = [candidate.origin for candidate in run_plan.space.candidates if candidate.origin]
         assert sum(origin.startswith("published for") for origin in origins) == known, origins
     own = tmp_path / "own.toml"
     topology = share_folder() / "machines" / "knl-7250-quadrant-cache.xml"
     own.write_text(f'name = "own"\nsummary = "ours"\ntopology = "{topology}"\n[settings]\nintra_op_threads = 7\n')
-    prepared = prepare(tuning(str(own)))
-    anchors = [prepared.space.candidates[index] for index in prepared.space.anchors]
+    run_plan = prepare(tuning(str(own)))
+    anchors = [run_plan.space.candidates[index] for index in run_plan.space.anchors]
     assert [item.settings.intra_op_threads for item in anchors if item.origin == "published for this machine"] == [7]
     with pytest.raises(UsageError, match="add --plan"):
         prepare(tuning("theta-knl"))

@@ -9,7 +9,7 @@ from typing import Annotated, Any
 
 import typer
 
-from hpcdl.cli.options import ConfigFlag, JsonFlag, SetFlag, effective, takes_settings
+from hpcdl.cli.options import ConfigFlag, JsonFlag, SetFlag, resolved, takes_settings
 from hpcdl.cli.output import print_json, say
 from hpcdl.core.paths import typed
 from hpcdl.core.protocols import Communicator
@@ -37,7 +37,7 @@ def shard(
     json: JsonFlag = False,
 ) -> None:
     """Pack images, or samples of any fields, from any source into HDF5 shards."""
-    settings = effective(ShardConfig, "shard", flags, config, pairs)
+    settings = resolved(ShardConfig, "shard", flags, config, pairs)
     request = ShardRequest(source=source, target=folder, config=settings.config, resume=resume)
     from hpcdl.data.write import writing
 

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from hpcdl.cli.groups import GroupedCommand
-from hpcdl.cli.options import ConfigFlag, JsonFlag, SetFlag, effective, takes_settings
+from hpcdl.cli.options import ConfigFlag, JsonFlag, SetFlag, resolved, takes_settings
 from hpcdl.cli.output import print_json, print_table, put, say
 from hpcdl.config.schema import TuneConfig
 from hpcdl.core.paths import typed
@@ -53,22 +53,22 @@ def tune_threads(
     """
     # The search's matrices are small: on a node of many cores BLAS threads would only get in its way.
     os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
-    settings = effective(TuneConfig, "tune-threads", flags, config, set_).config
+    settings = resolved(TuneConfig, "tune-threads", flags, config, set_).config
     if replay is not None:
         _replay(replay, settings.search.seed, json)
         return
     from hpcdl.tuning.tune import prepare, tune
 
-    prepared = prepare(settings, planning=plan)
+    run_plan = prepare(settings, planning=plan)
     if plan:
-        _show_plan(prepared, json)
+        _show_plan(run_plan, json)
         return
-    say(f"{prepared.topology.summary}; {prepared.engine.summary}")
+    say(f"{run_plan.topology.summary}; {run_plan.engine.summary}")
     most = settings.search.max_samples
     limit = format_seconds(settings.search.budget) + (f" or {most} samples" if most else "")
-    say(f"{len(prepared.space.candidates)} candidates, {limit} to search")
+    say(f"{len(run_plan.space.candidates)} candidates, {limit} to search")
     with progress("tuning", settings.search.budget) as bar:
-        tuned = tune(prepared, resume=resume, notify=lambda state: bar.update(state.seconds, _note(state)))
+        tuned = tune(run_plan, resume=resume, notify=lambda state: bar.update(state.seconds, _note(state)))
     _show_result(tuned, json)
 
 
@@ -85,15 +85,15 @@ def _replay(path: Path, seed: int, json: bool) -> None:
     put(f"regret   {100 * result.regret:.2f} % below the best mean in the table")
 
 
-def _show_plan(prepared: PreparedSearch, json: bool) -> None:
+def _show_plan(run_plan: PreparedSearch, json: bool) -> None:
     from hpcdl.node.plan import command_line
     from hpcdl.node.settings import chosen, describe
     from hpcdl.tuning.trials import Workload, bench_step_command
 
-    own = prepared.config.workload
+    own = run_plan.config.workload
     workload = Workload(model=own.model or "MODEL", batch_size=own.batch_size, data=own.data, steps=own.steps)
     rows = []
-    for candidate in prepared.space.candidates:
+    for candidate in run_plan.space.candidates:
         words = bench_step_command(workload, candidate.settings, Path("PROFILE.toml"))
         trial = shlex.join(["hpcdl", *words[words.index("bench") :]])
         # What the trial then starts: each local rank with its own environment, cores and memory.
@@ -101,8 +101,8 @@ def _show_plan(prepared: PreparedSearch, json: bool) -> None:
         rows.append((candidate, trial, [command_line(candidate.plan, rank, RANK_COMMAND) for rank in ranks]))
     if json:
         print_json({
-            "machine": prepared.topology.summary,
-            "engine": prepared.engine.summary,
+            "machine": run_plan.topology.summary,
+            "engine": run_plan.engine.summary,
             "candidates": [
                 {"settings": chosen(item.settings), "origin": item.origin, "environment": dict(item.plan.environment),
                  "cpus_by_local_rank": [list(cpus) for cpus in item.plan.cpus_by_local_rank],
@@ -111,16 +111,16 @@ def _show_plan(prepared: PreparedSearch, json: bool) -> None:
                  "command": trial, "commands": lines}
                 for item, trial, lines in rows
             ],
-            "left_out": dict(prepared.space.dropped),
+            "left_out": dict(run_plan.space.dropped),
         })  # fmt: skip
         return
-    put(f"{prepared.topology.summary}\n{prepared.engine.summary}\n{len(rows)} candidates")
+    put(f"{run_plan.topology.summary}\n{run_plan.engine.summary}\n{len(rows)} candidates")
     for number, (candidate, trial, lines) in enumerate(rows, start=1):
         put(f"\n{number}. {describe(candidate.settings)}" + (f"  ({candidate.origin})" if candidate.origin else ""))
         put(f"   trial: {trial}")
         for rank, line in enumerate(lines):
             put(f"   local rank {rank}: {line}")
-    for reason, count in prepared.space.dropped.items():
+    for reason, count in run_plan.space.dropped.items():
         say(f"left out {count}: {reason}")
     say("next: hpcdl tune-threads --model M --batch-size B --budget 10m")
 

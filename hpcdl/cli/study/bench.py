@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from hpcdl.cli.groups import GroupedCommand
-from hpcdl.cli.options import ConfigFlag, JsonFlag, SetFlag, effective, takes_settings
+from hpcdl.cli.options import ConfigFlag, JsonFlag, SetFlag, resolved, takes_settings
 from hpcdl.cli.output import print_json, print_table, put, say
 from hpcdl.config.schema import (
     AllreduceBenchConfig,
@@ -41,7 +41,7 @@ def step(flags: dict[str, Any], config: ConfigFlag = None, set_: SetFlag = None,
     """Time a model's step with and without the exchange of gradients."""
     from hpcdl.bench.step import run
 
-    result = run(effective(StepBenchConfig, "bench-step", flags, config, set_))
+    result = run(resolved(StepBenchConfig, "bench-step", flags, config, set_))
     if result is None:  # one of the ranks that a launcher started; rank 0 speaks
         return
     for warning in result.warnings:
@@ -70,7 +70,7 @@ def allreduce(flags: dict[str, Any], config: ConfigFlag = None, set_: SetFlag = 
     """Time and check every all-reduce at several sizes, and every link between two ranks."""
     from hpcdl.bench.allreduce import run
 
-    result = run(effective(AllreduceBenchConfig, "bench-allreduce", flags, config, set_).config)
+    result = run(resolved(AllreduceBenchConfig, "bench-allreduce", flags, config, set_).config)
     if result is None:  # one of the ranks that a launcher started; rank 0 speaks
         return
     if json:
@@ -120,7 +120,7 @@ def pingpong(flags: dict[str, Any], config: ConfigFlag = None, set_: SetFlag = N
     """Time messages between two ranks, by MPI or by TensorFlow's gRPC, to see what each costs on the same link."""
     from hpcdl.bench.pingpong import run
 
-    result = run(effective(PingpongBenchConfig, "bench-pingpong", flags, config, set_).config)
+    result = run(resolved(PingpongBenchConfig, "bench-pingpong", flags, config, set_).config)
     if result is None:  # one of the ranks that a launcher started; rank 0 speaks
         return
     for warning in result.warnings:
@@ -161,7 +161,7 @@ def precision(flags: dict[str, Any], config: ConfigFlag = None, set_: SetFlag = 
     """Compare a network in bfloat16 with itself in float32: results of one batch, accuracy on the bundled digits."""
     from hpcdl.bench.precision import num_parts, run
 
-    settings = effective(PrecisionBenchConfig, "bench-precision", flags, config, set_).config
+    settings = resolved(PrecisionBenchConfig, "bench-precision", flags, config, set_).config
     with progress("comparing", num_parts(settings)) as bar:
         result = run(settings, bar.update)
     if json:
@@ -191,7 +191,7 @@ def input_command(
     """Time the input of one rank or of many at once, and say what part of a training step would wait for it."""
     from hpcdl.bench.input import run
 
-    result = run(effective(InputBenchConfig, "bench-input", flags, config, set_), data)
+    result = run(resolved(InputBenchConfig, "bench-input", flags, config, set_), data)
     if result is None:  # one of the ranks that a launcher started; rank 0 speaks
         return
     if json:

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from hpcdl.report.runs.sources import Gathered
     from hpcdl.study.cost import PointCost, StudyCost
     from hpcdl.study.estimate import StudyEstimate
-    from hpcdl.study.plan import RunPlan
+    from hpcdl.study.plan import StudyRuns
     from hpcdl.study.state import StudyState
     from hpcdl.study.sweep import News
 
@@ -95,11 +95,11 @@ def sweep(
     from hpcdl.study.state import new_state, open_study
 
     wanted = load_study(study, flags, set_, small=small, axes=axis or (), zipped=zip_ or ())
-    plan, prepared = prepare_points(wanted, make_plan(wanted))
+    plan, run_plan = prepare_points(wanted, make_plan(wanted))
     plan = plan if only_nodes is None else plan.only_nodes(only_nodes)
     folder = out or Path("studies") / wanted.name
     if predict:
-        _tell_cost(folder, wanted, plan, prepared, {"evidence": evidence, "network": network, "machine": machine}, json)
+        _tell_cost(folder, wanted, plan, run_plan, {"evidence": evidence, "network": network, "machine": machine}, json)
         return
     for flag, value in (("--evidence", evidence), ("--network", network), ("--machine", machine)):
         if value:
@@ -109,14 +109,14 @@ def sweep(
         return
     state = new_state(wanted, plan) if jobs else open_study(folder, wanted, plan, resume=resume)
     if dry_run:
-        _show_plan(wanted, plan, state, prepared, json)
+        _show_plan(wanted, plan, state, run_plan, json)
         return
     for line in plan.left_out:
         say(line)
     _run(folder, wanted, plan, state, json)
 
 
-def _run(folder: Path, study: Study, plan: RunPlan, state: StudyState, json: bool) -> None:
+def _run(folder: Path, study: Study, plan: StudyRuns, state: StudyState, json: bool) -> None:
     from hpcdl.cluster.launchers.base import seconds_left
     from hpcdl.study.allocation import find_allocation
     from hpcdl.study.sweep import Sweep, raise_for
@@ -133,7 +133,7 @@ def _run(folder: Path, study: Study, plan: RunPlan, state: StudyState, json: boo
     raise_for(state, folder)
 
 
-def _submit(folder: Path, study: Study, plan: RunPlan, given: dict[str, str], resume: bool, json: bool) -> None:
+def _submit(folder: Path, study: Study, plan: StudyRuns, given: dict[str, str], resume: bool, json: bool) -> None:
     from hpcdl.study.jobs import JobLimits, submit_parts
 
     try:
@@ -164,13 +164,13 @@ def _follow(bar: Any, news: News) -> None:
         say(f"[{done}/{len(news.state.runs)}] {news.line}")
 
 
-def _show_plan(study: Study, plan: RunPlan, state: StudyState, prepared: Any, json: bool) -> None:
+def _show_plan(study: Study, plan: StudyRuns, state: StudyState, run_plan: Any, json: bool) -> None:
     from hpcdl.node.machines import read_topology
     from hpcdl.study.allocation import find_allocation
     from hpcdl.study.estimate import estimate_study
 
     cores, nodes = len(read_topology().usable_cores), _num_nodes(find_allocation, plan)
-    estimate = estimate_study(study, plan, prepared, cores, nodes, state)
+    estimate = estimate_study(study, plan, run_plan, cores, nodes, state)
     if json:
         print_json(_plan_document(study, plan, state, estimate))
         return
@@ -190,7 +190,9 @@ def _show_plan(study: Study, plan: RunPlan, state: StudyState, prepared: Any, js
     say("next: the same command without --dry-run")
 
 
-def _tell_cost(folder: Path, study: Study, plan: RunPlan, prepared: Any, given: Mapping[str, Any], json: bool) -> None:
+def _tell_cost(
+    folder: Path, study: Study, plan: StudyRuns, run_plan: Any, given: Mapping[str, Any], json: bool
+) -> None:
     """Nothing is written; a study that has begun counts with what is left of it."""
     from hpcdl.launch.traced import traced_runs
     from hpcdl.predict.network import read_network
@@ -206,7 +208,7 @@ def _tell_cost(folder: Path, study: Study, plan: RunPlan, prepared: Any, given: 
         network=None if given["network"] is None else read_network(given["network"]),
         machine=given["machine"],
     )
-    cost = predict_cost(study, plan, prepared, state, known)
+    cost = predict_cost(study, plan, run_plan, state, known)
     if json:
         print_json({"study": study.name, **cost.as_json()})
         return
@@ -258,7 +260,7 @@ def _tell_total(cost: StudyCost) -> None:
         put(line)
 
 
-def _num_nodes(find_allocation: Any, plan: RunPlan) -> int:
+def _num_nodes(find_allocation: Any, plan: StudyRuns) -> int:
     """The nodes at hand, or as many as the largest run needs where the study is only being planned."""
     try:
         here = len(find_allocation(os.environ).nodes)
@@ -267,7 +269,7 @@ def _num_nodes(find_allocation: Any, plan: RunPlan) -> int:
     return max(here, *(point.nodes for point in plan.points))
 
 
-def _sentences(study: Study, plan: RunPlan, estimate: StudyEstimate, cores: int, nodes: int) -> list[str]:
+def _sentences(study: Study, plan: StudyRuns, estimate: StudyEstimate, cores: int, nodes: int) -> list[str]:
     where = f" on {nodes} nodes" if nodes > 1 else ""
     total = f"about {format_seconds(estimate.seconds)}{where}, {estimate.node_hours:.3g} node-hours"
     per_job = [f"{nodes} x {len(plan.only_nodes(nodes).runs)} runs" for nodes in plan.node_counts]
@@ -289,7 +291,7 @@ def _time(seconds: float | None) -> str:
     return "" if seconds is None else format_seconds(seconds)
 
 
-def _plan_document(study: Study, plan: RunPlan, state: StudyState, estimate: StudyEstimate) -> dict[str, Any]:
+def _plan_document(study: Study, plan: StudyRuns, state: StudyState, estimate: StudyEstimate) -> dict[str, Any]:
     return {
         "study": study.name,
         "mode": study.plan.mode,

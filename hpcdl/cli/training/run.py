@@ -9,7 +9,7 @@ from typing import Annotated, Any
 import typer
 
 from hpcdl.cli.groups import GroupedCommand
-from hpcdl.cli.options import ConfigFlag, SetFlag, TrustFlag, effective, takes_settings
+from hpcdl.cli.options import ConfigFlag, SetFlag, TrustFlag, resolved, takes_settings
 from hpcdl.cli.output import say
 from hpcdl.config.load import Layer
 from hpcdl.config.schema import ScriptConfig
@@ -44,7 +44,7 @@ def run(
     from hpcdl.cluster.modules import go_on_with
     from hpcdl.launch import script as launch
 
-    settings = effective(ScriptConfig, "run", flags, config, set_, below=_resumed(flags, trust))
+    settings = resolved(ScriptConfig, "run", flags, config, set_, below=_resumed(flags, trust))
     if settings.config.run.module is not None:
         go_on_with(settings.config.run.module, sys.argv[1:])
     words = launch.Script(path=script, arguments=arguments or [])

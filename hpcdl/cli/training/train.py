@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, Self
 import typer
 
 from hpcdl.cli.groups import GroupedCommand
-from hpcdl.cli.options import ConfigFlag, JsonFlag, SetFlag, TrustFlag, effective, takes_settings
+from hpcdl.cli.options import ConfigFlag, JsonFlag, SetFlag, TrustFlag, resolved, takes_settings
 from hpcdl.cli.output import print_json, put, say
 from hpcdl.config.load import Layer
 from hpcdl.config.schema import TrainConfig
@@ -47,7 +47,7 @@ def train(
     from hpcdl.core.records import read_record
     from hpcdl.launch import train as launch
 
-    settings = effective(TrainConfig, "train", flags, config, set_, below=_resumed(flags, trust))
+    settings = resolved(TrainConfig, "train", flags, config, set_, below=_resumed(flags, trust))
     if settings.config.run.module is not None:
         go_on_with(settings.config.run.module, sys.argv[1:])
     place = placement()

@@ -45,7 +45,7 @@ def watch(run: Run, once: Once = False) -> None:
     try:
         while True:
             now = view.look()
-            over = not now.goes_on()
+            over = not now.continues()
             answered = bool(now.ranks) and any(one.shares for one in now.ranks)
             if not once or over or answered or time.monotonic() - began_s > ANSWER_S:
                 sys.stdout.write(clear)

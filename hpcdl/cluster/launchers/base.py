@@ -47,7 +47,7 @@ class Launcher(Protocol):
     """The batch system that takes this launcher's scripts (hpcdl/cluster/batch/script.py); empty for none."""
     leaves_nodes_out: bool
     """Whether ranks can be started on some of a job's nodes without the first ones."""
-    goes_on: bool
+    continues: bool
     """Whether it can leave the other ranks alone when one ends, where MPI can go on without it."""
     leaves_others: bool
     """Whether it leaves them alone in any case, and tells of the one in its log: then hpcdl has it end them."""

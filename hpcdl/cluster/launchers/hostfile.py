@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from hpcdl.cluster.launchers.base import Casualty, expand_hosts, refuse_without_mpi, remaining
-from hpcdl.cluster.launchers.mpiexec import GOES_ON, environment_for, find_mpiexec
+from hpcdl.cluster.launchers.mpiexec import CONTINUES, environment_for, find_mpiexec
 from hpcdl.core.errors import UsageError
 from hpcdl.core.files import read_bytes
 from hpcdl.core.protocols import LaunchPlan
@@ -80,7 +80,7 @@ def mpiexec_line(
     mpiexec = find_mpiexec()
     chosen = list(hosts)[: -(-plan.num_ranks // plan.ranks_per_node)]
     own = environment_for(mpiexec.flavour)
-    words = [str(mpiexec.path), *(GOES_ON if plan.goes_on else ()), "-n", str(plan.num_ranks)]
+    words = [str(mpiexec.path), *(CONTINUES if plan.continues else ()), "-n", str(plan.num_ranks)]
     if mpiexec.flavour == "openmpi":
         names = sorted(name for name in environment if _HANDED_ON.fullmatch(name))
         words += ["--host", ",".join(f"{host}:{plan.ranks_per_node}" for host in chosen)]
@@ -96,7 +96,7 @@ class MpiexecOverHosts(ABC):
 
     name: str
     leaves_nodes_out = True
-    goes_on = True
+    continues = True
     leaves_others = False
 
     @abstractmethod

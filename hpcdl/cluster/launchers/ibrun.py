@@ -19,7 +19,7 @@ class Ibrun:
     name = "ibrun"
     batch = "slurm"
     leaves_nodes_out = False
-    goes_on = False
+    continues = False
     leaves_others = False
 
     def present(self, environment: Mapping[str, str]) -> bool:

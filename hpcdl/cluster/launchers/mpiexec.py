@@ -47,7 +47,7 @@ _NAMES = {
 _SPEAKS = {"mvapich": "mpich", "cray": "mpich"}
 """Flavours whose mpiexec calls itself by another's name."""
 
-GOES_ON = ("--with-ft", "ulfm")
+CONTINUES = ("--with-ft", "ulfm")
 """What Open MPI's mpiexec, from version 5 on, has to hear so that ranks may go on without one that dies."""
 
 _LOCAL = {

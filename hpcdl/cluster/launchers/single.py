@@ -6,7 +6,7 @@ import os
 from collections.abc import Mapping, Sequence
 
 from hpcdl.cluster.launchers.base import Casualty
-from hpcdl.cluster.launchers.mpiexec import GOES_ON, environment_for, find_mpiexec, kept_on_node
+from hpcdl.cluster.launchers.mpiexec import CONTINUES, environment_for, find_mpiexec, kept_on_node
 from hpcdl.core.protocols import LaunchPlan
 
 
@@ -16,7 +16,7 @@ class Local:
     name = "local"
     batch = ""
     leaves_nodes_out = True
-    goes_on = True
+    continues = True
     leaves_others = False
 
     def present(self, environment: Mapping[str, str]) -> bool:
@@ -42,10 +42,10 @@ class Local:
         if not mpi or plan.num_ranks == 1:
             return list(command), {}
         mpiexec = find_mpiexec()
-        words = [*(GOES_ON if plan.goes_on else ()), "-n", str(plan.num_ranks)]
+        words = [*(CONTINUES if plan.continues else ()), "-n", str(plan.num_ranks)]
         flavour = mpiexec.flavour
         # What --elastic needs of Open MPI may have to tell of the dead by its own connections.
-        kept = {} if plan.goes_on else kept_on_node(flavour, plan.num_ranks, {**os.environ, **environment})
+        kept = {} if plan.continues else kept_on_node(flavour, plan.num_ranks, {**os.environ, **environment})
         return [str(mpiexec.path), *words, *command], {**environment_for(flavour), **kept}
 
     def first_casualty(self, log: str) -> Casualty | None:

@@ -48,7 +48,7 @@ class Slurm:
     name = "slurm"
     batch = "slurm"
     leaves_nodes_out = True
-    goes_on = False
+    continues = False
     leaves_others = True
 
     def present(self, environment: Mapping[str, str]) -> bool:

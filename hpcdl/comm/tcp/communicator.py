@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from hpcdl.core.protocols import Add, Array, Communicator, RemoteArray, Request
 
 SECRET_FILE = "secret"
-MEETING_NAMES = r"secret(\.address|\.\d+-\d+)*|\..+\.tmp"
+RENDEZVOUS_NAMES = r"secret(\.address|\.\d+-\d+)*|\..+\.tmp"
 """What lies in a folder in which ranks without MPI find each other."""
 APPEAR_S = 120.0
 """How long ranks wait for the file that the first of them makes."""

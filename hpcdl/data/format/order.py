@@ -96,7 +96,7 @@ class Shift:
 NO_SHIFT = Shift(epoch=0, samples=0)
 
 
-def goes_on_at(epoch: int, samples: int, *, num_samples: int, global_batch: int) -> tuple[int, Shift]:
+def continues_at(epoch: int, samples: int, *, num_samples: int, global_batch: int) -> tuple[int, Shift]:
     """The step, and its epoch's shift, at which a run goes on after `samples` of `epoch` in steps of `global_batch`.
 
     No sample comes twice; as ever, those that are left out at the epoch's end are fewer than one global batch.

@@ -53,11 +53,11 @@ class TfdsSource(FieldSource):
     @staticmethod
     def recognises(location: Path) -> bool:
         """A folder with dataset_info.json and features.json, or with a version's folder that has them."""
-        return location.is_dir() and bool(_prepared(location))
+        return location.is_dir() and bool(_run_plan(location))
 
     def scan(self, index: IndexWriter) -> SourceFacts:
         """Read every record for what is wanted of it."""
-        folders = _prepared(self._location) if self._location.is_dir() else []
+        folders = _run_plan(self._location) if self._location.is_dir() else []
         if len(folders) != 1:
             found = ", ".join(str(folder.relative_to(self._location)) for folder in folders[:10])
             raise SourceError(
@@ -300,7 +300,7 @@ def _document(path: Path) -> dict[str, Any]:
     return found
 
 
-def _prepared(location: Path) -> list[Path]:
+def _run_plan(location: Path) -> list[Path]:
     """The folders of prepared versions at, or up to three levels below, `location`."""
     if _is_prepared(location):
         return [location]

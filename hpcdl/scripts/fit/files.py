@@ -145,7 +145,7 @@ class _Saving:
                 return True
             writer, written = self._read()
             if writer is not None:
-                with session().communicator.observation.waiting_for(f"a file, {self._path.name}", (writer,)):
+                with session().communicator.monitor.waiting_for(f"a file, {self._path.name}", (writer,)):
                     while self._read()[0] == writer:
                         time.sleep(_LOOK_S)
             elif written and written == self._facts():

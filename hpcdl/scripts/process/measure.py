@@ -108,7 +108,7 @@ class ScriptRun:
         """Write the record as it stands after the script's last line; collective."""
         assert self.started is not None
         meter = self.meter
-        traffic = communicator.observation.traffic()
+        traffic = communicator.monitor.traffic()
         own = RankRecord(
             rank=communicator.rank,
             host=communicator.host,

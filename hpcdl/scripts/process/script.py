@@ -25,7 +25,7 @@ from hpcdl.run import rundir
 from hpcdl.run.faults import parse_faults, spoken_of
 from hpcdl.run.going_back import script_way_back
 from hpcdl.scripts.process import session
-from hpcdl.scripts.process.ending import (
+from hpcdl.scripts.process.exit import (
     called_in,
     exit_code_of,
     exited,
@@ -38,7 +38,7 @@ from hpcdl.scripts.process.group import ScriptGroup
 from hpcdl.scripts.process.measure import ScriptRun, StepMeter
 from hpcdl.supervision import runtime
 from hpcdl.supervision.output import print_into
-from hpcdl.supervision.watch import Limits, Watch
+from hpcdl.supervision.watchdog import Limits, Watchdog
 from hpcdl.trace.recorder import recording
 
 
@@ -49,11 +49,11 @@ def main() -> None:
 
     folder: list[Path] = []
 
-    def body(communicator: Observed, watch: Watch) -> None:
+    def body(communicator: Observed, watch: Watchdog) -> None:
         folder.append(watch.folder)
-        effective, _ = rundir.read_as(ScriptConfig, run_dir)
+        resolved, _ = rundir.read_as(ScriptConfig, run_dir)
         with writing(run_dir / FOLDER) if communicator.rank == 0 else contextlib.nullcontext():
-            execute(script, arguments, effective.config, run_dir, communicator, watch)
+            execute(script, arguments, resolved.config, run_dir, communicator, watch)
 
     def told(error: BaseException) -> None:
         if not folder or speaks_first(folder[0], verdict(error)[0]):
@@ -79,20 +79,20 @@ def interrupt(run_dir: Path) -> NoReturn:
 
 
 def execute(
-    script: str, arguments: list[str], config: ScriptConfig, run_dir: Path, communicator: Observed, watch: Watch
+    script: str, arguments: list[str], config: ScriptConfig, run_dir: Path, communicator: Observed, watch: Watchdog
 ) -> None:
     """Run `script` as Python itself does, with its own folder first on the path; collective over all ranks."""
     watch.limits = Limits(stall_s=config.safety.stall_timeout, busy_s=config.safety.busy_timeout)
     watch.hosts = dict(enumerate(communicator.allgather_json(communicator.host)))
     watch.actions.tell = lambda text: print(f"hpcdl: {text}", file=sys.stderr)
-    communicator.observation.role = "script"
-    injection = Injection(config.safety.inject, communicator.observation, run_dir)
+    communicator.monitor.role = "script"
+    injection = Injection(config.safety.inject, communicator.monitor, run_dir)
     communicator = injection.impaired(communicator)
     for name, variable in (("INTRAOP", runtime.INTRA_OP_VARIABLE), ("INTEROP", runtime.INTER_OP_VARIABLE)):
         if variable in os.environ:
             os.environ.setdefault(f"TF_NUM_{name}_THREADS", os.environ[variable])
     way, told = way_in_script(config.checkpoint.background, communicator.size)
-    work = BackgroundWork(way, communicator.observation, watch.actions.tell)
+    work = BackgroundWork(way, communicator.monitor, watch.actions.tell)
     run = ScriptRun(run_dir=run_dir, config=config, script=script, meter=StepMeter(config.run.warmup_steps), work=work)
     run.warnings += told
     run.warnings += spoken_of(parse_faults(config.safety.inject, communicator.size))
@@ -103,14 +103,14 @@ def execute(
     last = communicator.duplicate()
     run.begin(last)
     with recording(injection.trace_beside(config.run.trace), last, run_dir):
-        communicator.observation.doing("running the script")
+        communicator.monitor.doing("running the script")
         with injection:
             with _naming_way_back(run_dir, script, arguments):
                 called = _execute(script, arguments)
             run.finish_work()
         if communicator.size > 1:
             leave_together(last, watch, called=called)
-        last.observation.recorder.at_rest(last, last=True)
+        last.monitor.recorder.quiesced(last, last=True)
     run.finish(last)
 
 

@@ -14,13 +14,13 @@ from typing import TYPE_CHECKING
 
 from hpcdl.core.disk import remove_folder
 from hpcdl.core.errors import UsageError
-from hpcdl.scripts.process.ending import Ending
+from hpcdl.scripts.process.exit import Ending
 
 if TYPE_CHECKING:
     from hpcdl.comm.observed import Observed
     from hpcdl.scripts.process.group import ScriptGroup
     from hpcdl.scripts.process.measure import ScriptRun
-    from hpcdl.supervision.watch import Watch
+    from hpcdl.supervision.watchdog import Watchdog
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -95,16 +95,16 @@ def is_initialized() -> bool:
     return bool(_sessions)
 
 
-def _watched(joined: Observed, stall_timeout_s: float) -> Watch:
+def _watched(joined: Observed, stall_timeout_s: float) -> Watchdog:
     """Watch this rank until the script is over; the ranks leave their notes in a folder of the user's cache."""
     from hpcdl.comm.agree import decided
     from hpcdl.core.paths import user_cache_folder
-    from hpcdl.supervision.watch import FOLDER, Limits, watch_of
+    from hpcdl.supervision.watchdog import FOLDER, Limits, watchdog_of
 
     folder = Path(decided(joined, lambda: str(user_cache_folder() / FOLDER / uuid.uuid4().hex)))
-    joined.observation.role = "script"
-    joined.observation.doing("running the script")
-    watch = watch_of(joined, folder)
+    joined.monitor.role = "script"
+    joined.monitor.doing("running the script")
+    watch = watchdog_of(joined, folder)
     watch.limits = Limits(stall_s=stall_timeout_s)
     watch.hosts = dict(enumerate(joined.allgather_json(joined.host)))
     watch.start()

@@ -18,13 +18,13 @@ LAYOUT_TAG, HEADER_TAG, DATA_TAG, ANSWER_TAG = 1, 2, 3, 4
 
 STEP, FOLLOW, FINISH, STOP = range(4)
 """Kinds of headers: a step with a gradient; one whose gradient nobody waits for any more; the end; an early end."""
-NUM_WISHES = 4
+NUM_FLAGS = 4
 """As many as supervision/control.py adds up: a signal, the time limit, a checkpoint, room for more workers."""
 
 
 def header(kind: int, step: int, wishes: Array | None = None) -> Array:
     """What a worker sends to each server before a step: kind, step, wishes; float64."""
-    message = numpy.zeros(2 + NUM_WISHES)
+    message = numpy.zeros(2 + NUM_FLAGS)
     message[:2] = kind, step
     if wishes is not None:
         message[2:] = wishes
@@ -38,7 +38,7 @@ def answer(wishes: Array, newest_step: int) -> Array:
 
 def no_answer() -> Array:
     """What holds before the first answer: no wishes, no step finished."""
-    return answer(numpy.zeros(NUM_WISHES), -1)
+    return answer(numpy.zeros(NUM_FLAGS), -1)
 
 
 def send_layout(communicator: Communicator, server_rank: int, lengths: list[int]) -> None:

@@ -35,7 +35,7 @@ class ServerClient:
         self._placement, self._bucket_bytes, self._message_bytes = placement, bucket_bytes, message_bytes
         self._messages: list[tuple[Piece, ...]] = []
         self._answer = agreement.no_answer()
-        self._wishes = numpy.zeros(agreement.NUM_WISHES)
+        self._wishes = numpy.zeros(agreement.NUM_FLAGS)
         self._num_followed = 0
         self.buckets: tuple[Bucket, ...] = ()
         self.follows = False

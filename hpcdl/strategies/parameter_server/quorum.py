@@ -123,7 +123,7 @@ class QuorumServer:
         self._rounds: Rounds | None = None
         self._leaving: list[tuple[Request, tuple[int, int] | None]] = []
         self._asking: dict[int, list[int]] = {}
-        self._wishes = numpy.zeros(agreement.NUM_WISHES)
+        self._wishes = numpy.zeros(agreement.NUM_FLAGS)
         self._agreed: dict[int, Array] = {}
         self._newest = -1
         self._stopped = False
@@ -207,7 +207,7 @@ class QuorumServer:
             self._ledger.steps += 1
             self._agreed = {kept: wishes for kept, wishes in self._agreed.items() if kept >= step - MAX_LAG - 1}
             self._agreed[step] = self._wishes
-            self._wishes = numpy.zeros(agreement.NUM_WISHES)
+            self._wishes = numpy.zeros(agreement.NUM_FLAGS)
             self._answer(step)
         client.number += 1
         self._expect_next(client)

@@ -45,7 +45,7 @@ class Cluster:
 
 
 @contextmanager
-def meeting(communicator: Communicator) -> Iterator[Cluster]:
+def rendezvous(communicator: Communicator) -> Iterator[Cluster]:
     """Agree on a place for every rank; start TensorFlow's server inside the block. Collective.
 
     While the block runs the port is this rank's, and the server is fenced in as soon as it listens. HpcdlError where

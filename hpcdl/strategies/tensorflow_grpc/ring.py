@@ -13,7 +13,7 @@ import tensorflow as tf
 
 from hpcdl.strategies.base.graph import FiniteGuard, timestamp
 from hpcdl.strategies.base.strategy import Context, Server, Worker
-from hpcdl.strategies.tensorflow_grpc.cluster import meeting
+from hpcdl.strategies.tensorflow_grpc.cluster import rendezvous
 
 
 class GrpcRing:
@@ -38,7 +38,7 @@ class GrpcRingWorker(Worker):
             bytes_per_pack=context.exchange.bucket_bytes, implementation=_implementation()
         )
         # TensorFlow sets collectives up before its first tensor, and for good.
-        with meeting(context.communicator) as cluster:
+        with rendezvous(context.communicator) as cluster:
             self._strategy = tf.distribute.MultiWorkerMirroredStrategy(
                 cluster_resolver=tf.distribute.cluster_resolver.SimpleClusterResolver(
                     tf.train.ClusterSpec({"worker": list(cluster.places)}),

@@ -7,12 +7,12 @@ from typing import Any
 import tensorflow as tf
 
 from hpcdl.core.protocols import Communicator
-from hpcdl.strategies.tensorflow_grpc.cluster import meeting
+from hpcdl.strategies.tensorflow_grpc.cluster import rendezvous
 
 
 def start_server(communicator: Communicator, num_workers: int) -> Any:
     """This rank's server: a `worker` on the first `num_workers` ranks, a `ps` on the others; collective over all."""
-    with meeting(communicator) as cluster:
+    with rendezvous(communicator) as cluster:
         jobs = {"worker": list(cluster.places[:num_workers]), "ps": list(cluster.places[num_workers:])}
         serves = cluster.rank >= num_workers
         config = tf.compat.v1.ConfigProto(

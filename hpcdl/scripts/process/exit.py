@@ -21,20 +21,20 @@ from hpcdl.core.errors import HpcdlError, original
 
 if TYPE_CHECKING:
     from hpcdl.comm.observed import Observed
-    from hpcdl.supervision.watch import Watch
+    from hpcdl.supervision.watchdog import Watchdog
 
 QUITTERS = ("exit", "quit")
 """Names that Python gives to sys.exit, where it was not started with -S."""
 FIRST_WORD_S = 3.0
 
 
-def leave_together(communicator: Observed, watch: Watch, *, called: str = "") -> None:
+def leave_together(communicator: Observed, watch: Watchdog, *, called: str = "") -> None:
     """Return when every rank's script is over; a rank that waits for this one before it gets there ends the job.
 
     `communicator` is one for this alone: what the script itself waits in must not fit. Others may take as long as
     they like, and do what they like: this rank answers, and accuses nobody. `called`: what the script left by.
     """
-    seen = communicator.observation
+    seen = communicator.monitor
     how = f"its script has called {called}(0)" if called else "its script has come to its end"
     watch.leaves(f"{how} {after_updates(seen.num_updates)}")
     seen.doing("leaving: its script is over")
@@ -90,7 +90,7 @@ class Ending:
     communicator: Observed
     last: Observed
     """The same ranks, for leaving together alone."""
-    watch: Watch
+    watch: Watchdog
     exit_called: tuple[int, float] | None = None
     """The code of the last SystemExit, and when it was made."""
 
@@ -165,7 +165,7 @@ class Ending:
         """The script is over, by its last line or by sys.exit; with another code than 0 no rank need go on."""
         mine = self.communicator
         code, called_s = self.exit_called or (0, 0.0)
-        called = mine.observation.moved_s() < called_s  # else somebody caught it, and the script went on
+        called = mine.monitor.moved_s() < called_s  # else somebody caught it, and the script went on
         if code and called:
             self._say_and_abort(code, "sys.exit")
         leave_together(self.last, self.watch, called="sys.exit" if called else "")

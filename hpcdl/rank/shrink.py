@@ -1,7 +1,7 @@
 """Going on in place: where a rank is lost, those that are left make a smaller group and repeat the step under way.
 
 How they come to a smaller group says session/regroup.py, what servers do meanwhile session/serve.py. All else is a
-resumed run on fewer workers (run/fewer.py), but for the state, which is in memory: a step's weights move on
+resumed run on fewer workers (run/shrink.py), but for the state, which is in memory: a step's weights move on
 a rank at once or not at all, so survivors are at most one step apart, and those behind take the weights of one that is
 not. Of a strategy with a center that is the center's; each worker keeps its own weights, which of one that was behind
 lack a gradient then. A center that servers hold is put together of what those that are left have of it
@@ -21,7 +21,7 @@ from typing import Any
 
 import numpy
 
-from hpcdl.checkpoint.local import LocalCopies
+from hpcdl.checkpoint.memory import LocalCopies
 from hpcdl.cluster.status import FOLDER, report_left
 from hpcdl.comm.observed import EXCHANGE, Observed
 from hpcdl.core.errors import BrokenGroup
@@ -33,17 +33,17 @@ from hpcdl.rank.asynchronous import AsynchronousTrainer
 from hpcdl.rank.parts import assign_all, move_to_center
 from hpcdl.rank.synchronous import Trainer
 from hpcdl.run import rundir
-from hpcdl.run.fewer import told
-from hpcdl.run.in_place import Fewer
+from hpcdl.run.in_place import ShrunkRun
 from hpcdl.run.journal import Journal, events_since_start
-from hpcdl.run.prepare import Prepared
+from hpcdl.run.plan import RunPlan
+from hpcdl.run.shrink import told
 from hpcdl.strategies.allreduce.worker import broadcast_variables
 from hpcdl.strategies.base.salvage import Center, gather_center
 from hpcdl.strategies.base.strategy import Context
 from hpcdl.strategies.elastic.flat import unpacked
 from hpcdl.strategies.table import load_strategy
-from hpcdl.supervision.regroup import in_time, roles_left, those_left, who_was_lost
-from hpcdl.supervision.watch import Watch
+from hpcdl.supervision.regroup import in_time, surviving_ranks, surviving_roles, who_was_lost
+from hpcdl.supervision.watchdog import Watchdog
 
 LOCK_S = 5.0
 """How long a dead rank may hold what it has locked: as long as its process takes to go."""
@@ -57,7 +57,7 @@ class Recovery:
     lost: dict[int, str] = field(default_factory=dict)
     """Hosts of the ranks that were lost this time, by their numbers in the world."""
     seconds: dict[str, float] = field(default_factory=dict)
-    goes_on: str = ""
+    continues: str = ""
     """With how many workers."""
     step: int = 0
     """The step after which they go on."""
@@ -73,14 +73,14 @@ class Recovery:
         total_s = sum(self.seconds.values())
         parts = ", ".join(f"{part} {seconds:.2f}" for part, seconds in self.seconds.items())
         who = who_was_lost(self.lost)
-        text = f"{who}; {self.goes_on}; in place, after step {self.step}, in {total_s:.2f} s ({parts})"
+        text = f"{who}; {self.continues}; in place, after step {self.step}, in {total_s:.2f} s ({parts})"
         journal.write(
             "message", text=text, recovery={"lost": sorted(self.lost), "step": self.step, "seconds": self.seconds}
         )
 
 
 @dataclass(frozen=True, kw_only=True)
-class Standing:
+class SurvivorState:
     """Where the run stands by the survivor that has come furthest, `leader` of the group that is left."""
 
     leader: int
@@ -100,13 +100,13 @@ class Standing:
         return ends and not (history and history[-1]["step"] == self.step)
 
 
-def _agree(group: Observed, trainer: Trainer | AsynchronousTrainer, center: Center | None) -> Standing:
+def _agree(group: Observed, trainer: Trainer | AsynchronousTrainer, center: Center | None) -> SurvivorState:
     """What the workers of `group` go on from; afterwards all have its weights in their models, or its center.
 
     That is `center` where servers hold it.
     """
     parts = trainer.parts
-    facts = {**parts.facts(), "num_steps": parts.prepared.num_steps}
+    facts = {**parts.facts(), "num_steps": parts.run_plan.num_steps}
     if isinstance(trainer, AsynchronousTrainer):
         trainer.catch_up(trainer.facts()["count"] if center is None else center.count)
         facts |= trainer.facts()
@@ -129,10 +129,10 @@ def _agree(group: Observed, trainer: Trainer | AsynchronousTrainer, center: Cent
         assign_all(parts.trainable, unpacked(center.values, [tuple(one.shape) for one in parts.trainable]))
     if apart:
         broadcast_variables(group, [*parts.model.weights, *parts.optimizer.variables], leader)
-    return Standing(**{**answers[leader], "saved": saved}, leader=leader, apart=apart)
+    return SurvivorState(**{**answers[leader], "saved": saved}, leader=leader, apart=apart)
 
 
-def _go_on(trainer: Trainer | AsynchronousTrainer, standing: Standing) -> None:
+def _go_on(trainer: Trainer | AsynchronousTrainer, standing: SurvivorState) -> None:
     """Put the trainer, whose parts have joined the group that is left, where the run stands."""
     parts, before = trainer.parts, trainer.parts.position
     here = numpy.array([standing.step, standing.facts["seconds"]])
@@ -150,7 +150,7 @@ def _go_on(trainer: Trainer | AsynchronousTrainer, standing: Standing) -> None:
 
 
 @dataclass(kw_only=True)
-class InPlace:
+class InPlaceRecovery:
     """A training on the ranks of `world` that goes on with those that are left when some are lost.
 
     `fewer` is the run as it stands and `record` what it will leave. `train` trains to the end with the ranks of a
@@ -162,8 +162,8 @@ class InPlace:
     context: Context
     record: RunRecord
     run_dir: Path
-    watch: Watch
-    fewer: Fewer
+    watch: Watchdog
+    shrunk: ShrunkRun
     train: Callable[[Trainer | AsynchronousTrainer, Observed, RunRecord, Path], Observed]
     open_journal: Callable[[], Journal]
     copies_in: Callable[[Communicator], LocalCopies]
@@ -182,19 +182,19 @@ class InPlace:
                     left.barrier()  # who is lost up to here is lost before all is written
                     return left
                 except BrokenGroup:
-                    recovery = Recovery(began_s=self.world.observation.moved_s())
+                    recovery = Recovery(began_s=self.world.monitor.moved_s())
                 # Outside: the error holds what the step has used, and the batches with their threads.
                 with in_time(self.watch):
                     left = self._mended(recovery, held)
 
     def _mended(self, recovery: Recovery, held: contextlib.ExitStack) -> Observed:
         """The group of those that are left, once each of them stands where the run goes on."""
-        trainer, parts, before = self.trainer, self.trainer.parts, self.fewer
+        trainer, parts, before = self.trainer, self.trainer.parts, self.shrunk
         untold, led = parts.once_after_step is not None, parts.group.rank == 0
         parts.told_of_step()
         recovery.over("detect")
-        left, recovery.lost = those_left(self.world, self.watch, parts.abandon_group)
-        workers, servers = roles_left(left, self.context.num_workers, before.least, recovery.lost)
+        left, recovery.lost = surviving_ranks(self.world, self.watch, parts.abandon_group)
+        workers, servers = surviving_roles(left, self.context.num_workers, before.least, recovery.lost)
         recovery.over("shrink")
         center = gather_center(left, parts.worker.part()) if servers else None
         group = left.split(0) if servers else left
@@ -204,8 +204,8 @@ class InPlace:
         if isinstance(trainer, AsynchronousTrainer) and leads and not led:
             trainer.take_over(events_since_start(self.run_dir))
         standing = _agree(group, trainer, center)
-        self.fewer = before.on(left.size, servers)
-        prepared = dataclasses.replace(self.fewer.prepared(), dataset=parts.prepared.dataset)
+        self.shrunk = before.on(left.size, servers)
+        run_plan = dataclasses.replace(self.shrunk.run_plan(), dataset=parts.run_plan.dataset)
         if leads:
             self._lead(recovery, held, new=not led)
             if untold and not led and self.last is not None:  # who was to tell of the one before is lost
@@ -216,21 +216,21 @@ class InPlace:
             communicator=left.for_purpose(EXCHANGE),
             num_workers=workers,
             num_servers=servers,
-            weight=prepared.weight_of(group.rank),
+            weight=run_plan.weight_of(group.rank),
         )
-        worker = load_strategy(prepared.info).worker(context)
+        worker = load_strategy(run_plan.info).worker(context)
         worker.restore(own)
         if center is not None:
             worker.take_center(center)
-        parts.join(prepared, worker, group, parts.journal, self.copies_in(group))
+        parts.join(run_plan, worker, group, parts.journal, self.copies_in(group))
         if isinstance(trainer, AsynchronousTrainer):
             trainer.join()
         _go_on(trainer, standing)
-        self._note(left, prepared)
+        self._note(left, run_plan)
         left.barrier()  # without a rank that is lost meanwhile what came of the state may lack a part
         recovery.over("state")
         lost = "" if center is None else center.told()
-        recovery.goes_on, recovery.step = told(before.effective, self.fewer.effective) + lost, parts.steps_done()
+        recovery.continues, recovery.step = told(before.resolved, self.shrunk.resolved) + lost, parts.steps_done()
         parts.once_after_step = lambda: self._tell(recovery)
         return left
 
@@ -242,10 +242,10 @@ class InPlace:
             held.enter_context(writing(self.run_dir / FOLDER, LOCK_S))
             self.trainer.parts.journal = self.open_journal()
 
-    def _note(self, left: Observed, prepared: Prepared) -> None:
+    def _note(self, left: Observed, run_plan: RunPlan) -> None:
         """The record and the settings, as of a run that is resumed on fewer workers. Collective."""
         hosts = left.allgather_json(left.host)
-        fresh = results.first_record(prepared, hosts, self.record.software, self.record.profile)
+        fresh = results.first_record(run_plan, hosts, self.record.software, self.record.profile)
         self.record = dataclasses.replace(
             fresh,
             warnings=self.record.warnings,
@@ -255,7 +255,7 @@ class InPlace:
         if left.rank == 0:
             self.record = results.continued_record(self.record, self.run_dir, self.trainer.parts.steps_done())
             write_record(self.run_dir, self.record)
-            rundir.create(self.run_dir, self.fewer.effective, {rundir.CHECKSUM: prepared.dataset.checksum})
+            rundir.create(self.run_dir, self.shrunk.resolved, {rundir.CHECKSUM: run_plan.dataset.checksum})
 
     def _tell(self, recovery: Recovery) -> None:
         recovery.over("trace")

@@ -11,33 +11,33 @@ from __future__ import annotations
 import os
 from typing import Any
 
-from hpcdl.checkpoint.redundancy import NONE
+from hpcdl.checkpoint.parity import NONE
 from hpcdl.cluster.launchers.base import Launcher, num_nodes, ranks_per_node
-from hpcdl.config.load import Effective, replace
+from hpcdl.config.load import ResolvedConfig, replace
 from hpcdl.config.schema import KEEP_BATCH, CheckpointConfig, ScriptConfig, TrainConfig
 from hpcdl.core.errors import UsageError
-from hpcdl.run.prepare import global_batch_of, prepare
+from hpcdl.run.plan import global_batch_of, prepare
 from hpcdl.strategies.table import find_strategy
 
 ORIGIN = "fewer workers"
 """Where run.toml says that the settings of a run on fewer workers come from."""
 
 
-def check_least(effective: Effective[Any]) -> None:
+def check_least(resolved: ResolvedConfig[Any]) -> None:
     """UsageError where --min-workers or --on-fewer-workers goes without what it belongs to."""
-    checkpoint = effective.config.checkpoint
+    checkpoint = resolved.config.checkpoint
     if isinstance(checkpoint, CheckpointConfig) and checkpoint.evict_slow is not None:
-        _check_evicts(effective, f"--evict-slow {checkpoint.evict_slow:g}")
+        _check_evicts(resolved, f"--evict-slow {checkpoint.evict_slow:g}")
     if checkpoint.min_workers is not None and not checkpoint.elastic:
         raise UsageError(f"--min-workers {checkpoint.min_workers} is for runs that go on by themselves: add --elastic")
-    chosen = effective.origins.get("on-fewer-workers", "default")
+    chosen = resolved.origins.get("on-fewer-workers", "default")
     if checkpoint.min_workers is None and chosen in ("flag", "--set"):
         raise UsageError("--on-fewer-workers says what --min-workers N keeps: add that, and --elastic")
 
 
-def _check_evicts(effective: Effective[TrainConfig], given: str) -> None:
+def _check_evicts(resolved: ResolvedConfig[TrainConfig], given: str) -> None:
     """UsageError where no worker could be found slow, or none could be spared."""
-    config = effective.config
+    config = resolved.config
     info = find_strategy(config.exchange.strategy)
     if not config.checkpoint.elastic:
         raise UsageError(f"{given} is for runs that go on by themselves: add --elastic")
@@ -46,31 +46,31 @@ def _check_evicts(effective: Effective[TrainConfig], given: str) -> None:
             f"{given}: {info.name} runs on TensorFlow's own servers, where nobody can tell a slow worker from those "
             "that wait for it; leave it out"
         )
-    if num_workers(effective) < 2:
+    if num_workers(resolved) < 2:
         raise UsageError(f"{given}: this run has one worker, and nobody to compare it with; give more --ranks")
 
 
-def with_least(effective: Effective[TrainConfig], launcher: Launcher) -> Effective[TrainConfig]:
+def with_least(resolved: ResolvedConfig[TrainConfig], launcher: Launcher) -> ResolvedConfig[TrainConfig]:
     """With --evict-slow and without --min-workers one node may be spared: on one machine, one rank."""
-    checkpoint, ranks = effective.config.checkpoint, effective.config.run.ranks
+    checkpoint, ranks = resolved.config.checkpoint, resolved.config.run.ranks
     if checkpoint.evict_slow is None or not checkpoint.elastic or checkpoint.min_workers is not None or ranks < 2:
-        return effective
+        return resolved
     hosts = launcher.hosts(os.environ)
     spared = ranks_per_node(hosts, ranks) if len(hosts) > 1 else 1
-    least = max(1, workers_and_servers(effective.config, ranks - spared)[0])
-    origins = {**effective.origins, "min-workers": "--evict-slow"}
-    return Effective(config=replace(effective.config, min_workers=least), origins=origins)
+    least = max(1, workers_and_servers(resolved.config, ranks - spared)[0])
+    origins = {**resolved.origins, "min-workers": "--evict-slow"}
+    return ResolvedConfig(config=replace(resolved.config, min_workers=least), origins=origins)
 
 
-def check_fewer(effective: Effective[Any], launcher: Launcher) -> None:
+def check_shrunk(resolved: ResolvedConfig[Any], launcher: Launcher) -> None:
     """UsageError where this run could not go on with as few workers as --min-workers says."""
-    check_least(effective)
-    _check_several_nodes(effective, launcher)
-    config = effective.config
+    check_least(resolved)
+    _check_several_nodes(resolved, launcher)
+    config = resolved.config
     least = config.checkpoint.min_workers
     if least is None:
         return
-    given, all_workers = f"--min-workers {least}", num_workers(effective)
+    given, all_workers = f"--min-workers {least}", num_workers(resolved)
     if least > all_workers:
         raise UsageError(f"{given}: this run has {all_workers}; give {all_workers} or fewer, or more --ranks")
     if not launcher.leaves_nodes_out:
@@ -86,7 +86,7 @@ def check_fewer(effective: Effective[Any], launcher: Launcher) -> None:
             "use --shuffle global, or leave --min-workers out"
         )
     info = find_strategy(config.exchange.strategy)
-    if not info.features.equals_single and effective.origins["on-fewer-workers"] in ("flag", "--set"):
+    if not info.features.equals_single and resolved.origins["on-fewer-workers"] in ("flag", "--set"):
         raise UsageError(
             f"--on-fewer-workers: the workers of {info.name} take steps of their own and keep batch and rate; "
             "leave it out"
@@ -95,35 +95,35 @@ def check_fewer(effective: Effective[Any], launcher: Launcher) -> None:
         ranks = next(
             ranks for ranks in range(1, config.run.ranks + 1) if workers_and_servers(config, ranks)[0] >= least
         )
-        fewer = with_fewer(effective, ranks)
+        shrunk = shrink_config(resolved, ranks)
         try:
-            prepare(Effective(config=replace(fewer.config, inject=""), origins=fewer.origins))
+            prepare(ResolvedConfig(config=replace(shrunk.config, inject=""), origins=shrunk.origins))
         except UsageError as error:
             raise UsageError(f"{given}: {error}") from None
 
 
-def _check_several_nodes(effective: Effective[Any], launcher: Launcher) -> None:
+def _check_several_nodes(resolved: ResolvedConfig[Any], launcher: Launcher) -> None:
     """UsageError where no other node could make good what one has lost."""
-    kept = getattr(effective.config.checkpoint, "local_checkpoint_redundancy", NONE)
-    if kept != NONE and num_nodes(launcher.hosts(os.environ), effective.config.run.ranks) < 2:
+    kept = getattr(resolved.config.checkpoint, "local_checkpoint_redundancy", NONE)
+    if kept != NONE and num_nodes(launcher.hosts(os.environ), resolved.config.run.ranks) < 2:
         raise UsageError(
             f"--local-checkpoint-redundancy {kept}: this run is on one node, all is lost with it; leave that out"
         )
 
 
-def num_workers(effective: Effective[Any], num_ranks: int | None = None) -> int:
+def num_workers(resolved: ResolvedConfig[Any], num_ranks: int | None = None) -> int:
     """Workers of a run; on `num_ranks` ranks in place of its own, where that is given."""
-    config = effective.config
+    config = resolved.config
     ranks = config.run.ranks if num_ranks is None else num_ranks
     return ranks if isinstance(config, ScriptConfig) else workers_and_servers(config, ranks)[0]
 
 
-def with_fewer(effective: Effective[Any], num_ranks: int, num_servers: int | None = None) -> Effective[Any]:
+def shrink_config(resolved: ResolvedConfig[Any], num_ranks: int, num_servers: int | None = None) -> ResolvedConfig[Any]:
     """The settings with which a run goes on on at most `num_ranks` ranks.
 
     `num_servers` of them serve, where that is given: all ranks then go on in the roles that they have.
     """
-    config = effective.config
+    config = resolved.config
     changes: dict[str, Any] = {"ranks": num_ranks}
     if not isinstance(config, ScriptConfig):
         workers, servers = workers_and_servers(config, num_ranks)
@@ -133,11 +133,11 @@ def with_fewer(effective: Effective[Any], num_ranks: int, num_servers: int | Non
         if find_strategy(config.exchange.strategy).features.servers:
             changes["servers"] = servers
         changes |= _kept(config, workers)
-    origins = {**effective.origins, **{name.replace("_", "-"): ORIGIN for name in changes}}
-    return Effective(config=replace(config, **changes), origins=origins)
+    origins = {**resolved.origins, **{name.replace("_", "-"): ORIGIN for name in changes}}
+    return ResolvedConfig(config=replace(config, **changes), origins=origins)
 
 
-def told(before: Effective[Any], now: Effective[Any]) -> str:
+def told(before: ResolvedConfig[Any], now: ResolvedConfig[Any]) -> str:
     """What has changed, as the end of a sentence."""
     counts = _counted(before, now)
     if isinstance(now.config, ScriptConfig):
@@ -151,7 +151,7 @@ def told(before: Effective[Any], now: Effective[Any]) -> str:
     return f"{counts}, {samples} samples a step and the rate in proportion"
 
 
-def _counted(before: Effective[Any], now: Effective[Any]) -> str:
+def _counted(before: ResolvedConfig[Any], now: ResolvedConfig[Any]) -> str:
     """Workers, and servers where there are others than before."""
     workers, workers_before = num_workers(now), num_workers(before)
     servers, servers_before = now.config.run.ranks - workers, before.config.run.ranks - workers_before

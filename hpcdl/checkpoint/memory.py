@@ -25,9 +25,9 @@ from hpcdl.checkpoint.background import THREAD, BackgroundJob, BackgroundWork, T
 from hpcdl.checkpoint.facts import check_facts
 from hpcdl.checkpoint.folders import Snapshot, check_room, digest_of, own_digest, read_arrays, write_arrays
 from hpcdl.checkpoint.interval import PATIENCE
-from hpcdl.checkpoint.redundancy import NO_REDUNDANCY, Redundancy
+from hpcdl.checkpoint.parity import NO_REDUNDANCY, Redundancy
 from hpcdl.cluster.status import FOLDER
-from hpcdl.comm.observed import Observation
+from hpcdl.comm.observed import RankMonitor
 from hpcdl.core.disk import make_folder, remove_file, remove_folder, remove_private
 from hpcdl.core.errors import CorruptError, Interrupted, StoppedEarly, UsageError
 from hpcdl.core.files import read_json, write_json, write_text
@@ -121,7 +121,7 @@ class LocalCopies:
         redundancy: Redundancy = NO_REDUNDANCY,
     ) -> None:
         self.folder, self._rank, self._every, self.say = folder, rank, every, say
-        self._work = work or BackgroundWork(THREAD, Observation(rank, rank + 1, ""))
+        self._work = work or BackgroundWork(THREAD, RankMonitor(rank, rank + 1, ""))
         self._redundancy = redundancy
         self._job: BackgroundJob | None = None
         self._copied = 0
@@ -136,7 +136,7 @@ class LocalCopies:
     @property
     def is_writing(self) -> bool:
         """Whether what was started is still on its way."""
-        return self._job is not None and self._job.goes_on
+        return self._job is not None and self._job.continues
 
     def start(self, snapshot: Snapshot, step_s: float = 0.0) -> None:
         """Begin to write `snapshot`, whose arrays nobody changes until `wait` has returned.

@@ -13,14 +13,14 @@ from pathlib import Path
 
 import pytest
 
-from hpcdl.comm.observed import Observation
+from hpcdl.comm.observed import RankMonitor
 from hpcdl.core.errors import RankError
-from hpcdl.supervision.watch import (
+from hpcdl.supervision.watchdog import (
     Actions,
     Limits,
     Note,
     WaitNote,
-    Watch,
+    Watchdog,
     diagnose,
     processor_wanted_s,
 )
@@ -95,19 +95,19 @@ def test_nothing_is_wrong_yet(mine: Note, others: list[Note]) -> None:
 class Rank:
     """One rank under a watch with short times; what the watch says is kept."""
 
-    def __init__(self, rank: int, folder: Path, *, can_lose: Callable[[int], bool] = lambda rank: False) -> None:
-        self.seen = Observation(rank, 3, HOSTS[rank])
+    def __init__(self, rank: int, folder: Path, *, is_optional: Callable[[int], bool] = lambda rank: False) -> None:
+        self.seen = RankMonitor(rank, 3, HOSTS[rank])
         self.ended: list[RankError] = []
         self.told: list[str] = []
         self.left: list[int] = []
         actions = Actions(
             end=self.ended.append,
             tell=self.told.append,
-            can_lose=can_lose,
-            leave_behind=lambda gone, text: self.left.append(gone),
+            is_optional=is_optional,
+            on_lost=lambda gone, text: self.left.append(gone),
         )
         limits = Limits(stall_s=0.6, busy_s=60)
-        self.watch = Watch(observation=self.seen, folder=folder, actions=actions, limits=limits, hosts=dict(HOSTS))
+        self.watch = Watchdog(monitor=self.seen, folder=folder, actions=actions, limits=limits, hosts=dict(HOSTS))
 
 
 def until(condition: Callable[[], bool]) -> None:
@@ -154,7 +154,7 @@ def test_a_rank_that_computes_is_told_of_once(tmp_path: Path) -> None:
 
 
 def test_a_run_that_can_goes_on_without_a_rank(tmp_path: Path) -> None:
-    ranks = [Rank(rank, tmp_path, can_lose=lambda gone: gone == 1) for rank in (0, 2)]
+    ranks = [Rank(rank, tmp_path, is_optional=lambda gone: gone == 1) for rank in (0, 2)]
     with ranks[1].seen.waiting_for("receiving", [1]):
         run(ranks, lambda: all(rank.seen.lost == {1} for rank in ranks) and bool(ranks[0].told))
     assert [rank.left for rank in ranks if rank.left] == [[1]]
@@ -217,7 +217,7 @@ def test_who_stands_in_line_for_a_core_computes() -> None:
     spin = f"import os; os.sched_setaffinity(0, {{{core}}})\nwhile True: pass"
     others = [subprocess.Popen([sys.executable, "-c", spin]) for _ in range(4)]
     asks = (
-        "import os, threading, time; from hpcdl.supervision.watch import processor_wanted_s as wanted_s\n"
+        "import os, threading, time; from hpcdl.supervision.watchdog import processor_wanted_s as wanted_s\n"
         f"os.sched_setaffinity(0, {{{core}}}); os.nice(10)\n"
         "threading.Thread(target=lambda: [None for _ in iter(int, 1)], daemon=True).start()\n"
         "before, begun = wanted_s(), time.monotonic(); time.sleep(3)\n"
@@ -239,11 +239,11 @@ def test_who_stands_in_line_for_a_core_computes() -> None:
 STANDS_STILL = """
 import sys, time
 from pathlib import Path
-from hpcdl.comm.observed import Observation
-from hpcdl.supervision.watch import Actions, Limits, Watch
-seen = Observation(0, 2, "a")
+from hpcdl.comm.observed import RankMonitor
+from hpcdl.supervision.watchdog import Actions, Limits, Watch
+seen = RankMonitor(0, 2, "a")
 actions = Actions(end=lambda error: print(error, flush=True))
-watch = Watch(observation=seen, folder=Path(sys.argv[1]), actions=actions, limits=Limits(stall_s=float(sys.argv[2])))
+watch = Watchdog(monitor=seen, folder=Path(sys.argv[1]), actions=actions, limits=Limits(stall_s=float(sys.argv[2])))
 with seen.waiting_for("an all-reduce", [1]):
     watch.start()
     print("waits", flush=True)

@@ -7,9 +7,9 @@ import os
 from dataclasses import dataclass
 from pathlib import Path
 
-from hpcdl.checkpoint.redundancy import NONE
+from hpcdl.checkpoint.parity import NONE
 from hpcdl.cluster.batch.systems import has_own_nodes
-from hpcdl.config.load import Effective, flatten, site_rules
+from hpcdl.config.load import ResolvedConfig, flatten, site_rules
 from hpcdl.config.schema import CheckpointConfig, DataConfig, StepBenchConfig, TrainConfig
 from hpcdl.core.errors import UsageError
 from hpcdl.core.files import open_regular
@@ -17,8 +17,8 @@ from hpcdl.data.format.dataset import Dataset, open_dataset
 from hpcdl.data.format.order import NO_SHIFT, Shift, pass_slice, steps_per_epoch
 from hpcdl.data.read.windows import open_stream
 from hpcdl.models.spec import check_function, check_model_spec, parse_function
-from hpcdl.run.chips import check_groups
 from hpcdl.run.faults import check_injected, check_possible
+from hpcdl.run.groups import check_groups
 from hpcdl.run.outputs import check_objective
 from hpcdl.run.schedules import Schedule, build_schedule
 from hpcdl.strategies.base.strategy import StrategyInfo, check_ranks
@@ -33,7 +33,7 @@ from hpcdl.strategies.table import find_strategy
 
 
 @dataclass(frozen=True, kw_only=True)
-class Prepared:
+class RunPlan:
     """A run that can start. Steps are optimizer steps; `global_batch` is samples per step over all workers."""
 
     config: TrainConfig
@@ -103,16 +103,16 @@ def check_redundancy(checkpoint: CheckpointConfig, info: StrategyInfo) -> None:
         )
 
 
-def prepare(effective: Effective[TrainConfig]) -> Prepared:
+def prepare(resolved: ResolvedConfig[TrainConfig]) -> RunPlan:
     """Check names, data and arithmetic of a run; raises what the user should read."""
-    config = effective.config
+    config = resolved.config
     info, num_workers, num_servers = check_strategy(config)
     check_steps_per_call(info, config.run.steps_per_call)
     if config.data.preprocess:
         check_function(parse_function(config.data.preprocess, "preprocess"))
     if config.model.init_weights is not None:
         check_saved_model(config.model.init_weights)
-    check_injected(effective)
+    check_injected(resolved)
     if config.run.epochs is not None and config.run.steps is not None:
         raise UsageError("--epochs and --steps exclude each other; give one of them")
     if config.checkpoint.local_checkpoint_every and not config.checkpoint.elastic:
@@ -152,8 +152,8 @@ def prepare(effective: Effective[TrainConfig]) -> Prepared:
     schedule = build_schedule(
         config.optimizer, global_batch=global_batch, num_steps=num_steps, steps_per_epoch=per_epoch
     )
-    check_averaging(info, effective, num_workers, schedule.peak)
-    return Prepared(
+    check_averaging(info, resolved, num_workers, schedule.peak)
+    return RunPlan(
         config=config,
         info=info,
         dataset=dataset,
@@ -180,15 +180,15 @@ def check_strategy(config: TrainConfig | StepBenchConfig) -> tuple[StrategyInfo,
 
 def check_averaging(
     info: StrategyInfo,
-    effective: Effective[TrainConfig] | Effective[StepBenchConfig],
+    resolved: ResolvedConfig[TrainConfig] | ResolvedConfig[StepBenchConfig],
     num_workers: int,
     peak_rate: float,
 ) -> None:
     """ConfigError where groups or the rates of an elastic strategy do not fit its workers."""
-    config = effective.config
+    config = resolved.config
     check_groups(info, config)
     num_averaged = num_workers // config.elastic.groups if info.features.groups else num_workers
-    check_elastic(info, config, effective.origins, num_workers=num_averaged, peak_rate=peak_rate)
+    check_elastic(info, config, resolved.origins, num_workers=num_averaged, peak_rate=peak_rate)
 
 
 def global_batch_of(config: TrainConfig, num_workers: int) -> int:
@@ -267,18 +267,18 @@ def check_own_nodes(what: str, instead: str) -> None:
     )
 
 
-def rule_in_force(prepared: Prepared) -> str:
+def rule_in_force(run_plan: RunPlan) -> str:
     """One line that says how this run will update its weights."""
-    values = flatten(prepared.config)
-    rule = next(iter(prepared.info.features.optimizers), values["optimizer"])
+    values = flatten(run_plan.config)
+    rule = next(iter(run_plan.info.features.optimizers), values["optimizer"])
     if rule in ("momentum", "nesterov"):
         rule += f" {values['momentum']:g}"
-    each = f"{prepared.num_workers} workers x batch {values['batch-size']} ="
-    if prepared.config.data.keep_batch is not None:
-        fewest = prepared.samples_of(0)
-        most = prepared.worker_batch
-        each = f"{prepared.num_workers} workers share" + (f" ({fewest} or {most} each)" if fewest < most else "")
+    each = f"{run_plan.num_workers} workers x batch {values['batch-size']} ="
+    if run_plan.config.data.keep_batch is not None:
+        fewest = run_plan.samples_of(0)
+        most = run_plan.worker_batch
+        each = f"{run_plan.num_workers} workers share" + (f" ({fewest} or {most} each)" if fewest < most else "")
     return (
-        f"{prepared.info.name}: {each} {prepared.global_batch} samples a step; {rule}, {prepared.schedule.describe()}; "
-        f"{prepared.num_steps} steps, {prepared.steps_per_epoch} an epoch"
+        f"{run_plan.info.name}: {each} {run_plan.global_batch} samples a step; {rule}, {run_plan.schedule.describe()}; "
+        f"{run_plan.num_steps} steps, {run_plan.steps_per_epoch} an epoch"
     )

@@ -14,7 +14,7 @@ MOST_FAILURES = 2
 """A node that has failed so often in a run is not used by it any more."""
 
 
-class Places:
+class RankSlots:
     """Where a run's ranks may be started: the nodes of its job but for those left out, as many on each as at first.
 
     Without nodes (this one alone): as many as there were, but for those that were lost again and again.

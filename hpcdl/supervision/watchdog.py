@@ -27,7 +27,7 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
 from hpcdl.cluster.status import ALONE, WATCH_FOLDER
-from hpcdl.comm.observed import Observation, Observed
+from hpcdl.comm.observed import Observed, RankMonitor
 from hpcdl.core.disk import create, make_folder, remove_file, touch
 from hpcdl.core.errors import CorruptError, RankError
 from hpcdl.core.files import read_json
@@ -82,7 +82,7 @@ class Note:
     waits: Sequence[WaitNote] = ()
     answers: Sequence[str] = ()
     spent: Sequence[float] = ()
-    """As Observation has it."""
+    """As RankMonitor has it."""
 
     @property
     def name(self) -> str:
@@ -201,26 +201,26 @@ def _deadlock(
 class Actions:
     """What a watch does about what it finds.
 
-    `end` gets the error that ends the job. `tell` gets a line for the user. `can_lose` says which ranks the run can go
-    on without; `leave_behind` is told of each one that it does. `failed` finds those of some ranks that have ended the
+    `end` gets the error that ends the job. `tell` gets a line for the user. `is_optional` says which ranks the run can go
+    on without; `on_lost` is told of each one that it does. `failed` finds those of some ranks that have ended the
     job themselves.
     """
 
     end: Callable[[RankError], None]
     tell: Callable[[str], None] = lambda text: None
-    can_lose: Callable[[int], bool] = lambda rank: False
-    leave_behind: Callable[[int, str], None] = lambda rank, text: None
+    is_optional: Callable[[int], bool] = lambda rank: False
+    on_lost: Callable[[int, str], None] = lambda rank, text: None
     failed: Callable[[Collection[int]], list[int]] = lambda ranks: []
 
 
 @dataclass(kw_only=True)
-class Watch:
-    """Watches one rank's Observation from a thread of its own. `folder` is one that all ranks of the run see.
+class Watchdog:
+    """Watches one rank's RankMonitor from a thread of its own. `folder` is one that all ranks of the run see.
 
     `accuses`: whether it raises alarms; without that it answers those of others.
     """
 
-    observation: Observation
+    monitor: RankMonitor
     folder: Path
     actions: Actions
     limits: Limits = field(default_factory=Limits)
@@ -285,7 +285,7 @@ class Watch:
     def _run(self) -> None:
         looked_s = time.monotonic()
         while not self._rested():
-            if self.observation.cut_off:
+            if self.monitor.cut_off:
                 continue
             with contextlib.suppress(OSError):  # a disk that fails is no reason to end a run that may be well
                 self._glance()
@@ -316,7 +316,7 @@ class Watch:
 
     def _give_sign(self) -> None:
         """Where no other rank is left to notice that this one is stopped, who has started it does."""
-        seen = self.observation
+        seen = self.monitor
         if seen.size - len(seen.lost) == 1:
             self.folder.mkdir(parents=True, exist_ok=True)
             write_note(
@@ -335,10 +335,10 @@ class Watch:
             if now_s - since_s > self.left_s / 2:
                 self._leaving = None
                 make_folder(self.folder)
-                write_note(self.folder / f"{LEFT}{self.observation.rank}", how)
+                write_note(self.folder / f"{LEFT}{self.monitor.rank}", how)
         if not self.accuses or now_s - self._looked_s < self.left_s:
             return
-        waits = [wait for wait in self.observation.waits() if self._age_s(wait.since_s) > self.left_s]
+        waits = [wait for wait in self.monitor.waits() if self._age_s(wait.since_s) > self.left_s]
         if not waits:
             return
         self._looked_s = now_s
@@ -394,7 +394,7 @@ class Watch:
 
     def _own_note(self) -> Note:
         now_s = time.monotonic()
-        seen = self.observation
+        seen = self.monitor
         lost = seen.lost
         waits = [
             WaitNote(
@@ -435,8 +435,8 @@ class Watch:
             return
         if not verdict.fatal:
             self._tell_once(verdict)
-        elif self.actions.can_lose(verdict.cause) and verdict.kind in ("gone", "stuck", "busy"):
-            self._leave_behind(verdict)
+        elif self.actions.is_optional(verdict.cause) and verdict.kind in ("gone", "stuck", "busy"):
+            self._on_lost(verdict)
         elif self._speaks(verdict):
             lost = verdict.kind in ("gone", "stuck")
             self.actions.end(RankError(verdict.text, rank=verdict.cause, host=verdict.host, lost=lost))
@@ -446,15 +446,15 @@ class Watch:
             with contextlib.suppress(FileExistsError):
                 self._create(f"busy-{verdict.cause}", verdict.text)
 
-    def _leave_behind(self, verdict: Verdict) -> None:
+    def _on_lost(self, verdict: Verdict) -> None:
         with contextlib.suppress(FileExistsError):
             self._create(f"lost-{verdict.cause}", verdict.text)
-            self.actions.leave_behind(verdict.cause, verdict.text)
+            self.actions.on_lost(verdict.cause, verdict.text)
         self._learn_of_lost(self._names())
 
     def _learn_of_lost(self, names: Sequence[str]) -> None:
         """Take over what any rank has found out; rank 0 tells the user."""
-        seen = self.observation
+        seen = self.monitor
         for name in names:
             kind, _, number = name.partition("-")
             if kind not in ("lost", "busy", EVICTED) or name in self._read:
@@ -496,7 +496,7 @@ class Watch:
             return []
 
     def _raise_alarm(self) -> None:
-        name = f"{self.observation.rank}.{uuid.uuid4().hex[:12]}"
+        name = f"{self.monitor.rank}.{uuid.uuid4().hex[:12]}"
         make_folder(self.folder)
         self._create(f"alarm-{name}", "")
         self._alarm = (name, time.monotonic())
@@ -524,9 +524,9 @@ def _with_whom(operation: str, peers: Sequence[int], size: int) -> str:
     return f"{join} rank {peers[0]}"
 
 
-def watch_of(
+def watchdog_of(
     communicator: Observed, folder: Path, note: Callable[[RankError], None] = lambda error: None
-) -> Watch:  # fmt: skip
+) -> Watchdog:  # fmt: skip
     """A watch for a rank that somebody else's launcher has started: what it finds goes to stderr, and ends the job.
 
     `note` hears of it before that.
@@ -537,14 +537,14 @@ def watch_of(
         sys.stderr.write(f"hpcdl: {error}\n")
         communicator.abort(error.exit_code)
 
-    return Watch(observation=communicator.observation, folder=folder, actions=Actions(end=end))
+    return Watchdog(monitor=communicator.monitor, folder=folder, actions=Actions(end=end))
 
 
 def leave_without_lost(communicator: Observed) -> None:
     """Where others are gone: return once all that are left are done. Those left behind end here, without MPI."""
     if communicator.failed():
         communicator.survivors().barrier()
-    if communicator.observation.lost:
+    if communicator.monitor.lost:
         sys.stdout.flush()
         sys.stderr.flush()
         os._exit(0)
@@ -561,7 +561,7 @@ def survivors(communicator: Observed, num_lost: int) -> Observed:
 
 
 @contextlib.contextmanager
-def watching(watch: Watch) -> Iterator[Watch]:
+def watching(watch: Watchdog) -> Iterator[Watchdog]:
     """Inside, `watch` is on."""
     watch.start()
     try:

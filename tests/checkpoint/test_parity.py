@@ -14,21 +14,21 @@ from typing import Any
 import numpy
 import pytest
 
-from hpcdl.checkpoint import redundancy as parity
+from hpcdl.checkpoint import parity as parity
 from hpcdl.checkpoint.background import GAPS, OFF, THREAD, BackgroundWork
 from hpcdl.checkpoint.folders import Snapshot
-from hpcdl.checkpoint.local import LocalCopies, names_of, newest_common, steps_in_folder
+from hpcdl.checkpoint.memory import LocalCopies, names_of, newest_common, steps_in_folder
+from hpcdl.checkpoint.parity import PARTNER, XOR, GroupParity, check_parity, groups_of
 from hpcdl.checkpoint.recovery import recover
-from hpcdl.checkpoint.redundancy import PARTNER, XOR, GroupParity, check_parity, groups_of
 from hpcdl.cluster.launchers import load_launcher
 from hpcdl.cluster.launchers.mpiexec import environment_for, find_mpiexec
-from hpcdl.comm.observed import Observation
+from hpcdl.comm.observed import RankMonitor
 from hpcdl.comm.threads.communicator import ThreadCommunicator, run
-from hpcdl.config.load import Effective, flag_layer, load
+from hpcdl.config.load import ResolvedConfig, flag_layer, load
 from hpcdl.config.schema import TrainConfig
 from hpcdl.core.errors import CorruptError, UsageError
-from hpcdl.run.fewer import check_fewer
-from hpcdl.run.prepare import prepare
+from hpcdl.run.plan import prepare
+from hpcdl.run.shrink import check_shrunk
 from tests.checkpoint.test_checkpoints import damage_bit
 
 STEPS = (10, 20, 30)
@@ -53,7 +53,7 @@ def copies_of(
     folder = tmp_path / communicator.host
     for rank in range(communicator.size):  # temporary names are of processes, and these ranks are threads
         if rank == communicator.rank:
-            work = BackgroundWork(way, Observation(rank, communicator.size, communicator.host))
+            work = BackgroundWork(way, RankMonitor(rank, communicator.size, communicator.host))
             copies = LocalCopies(folder, tmp_path / "run", rank, 10, said.append, work, keeps)
         communicator.barrier()
     return copies
@@ -276,16 +276,16 @@ def test_memory_holds_two_steps_and_parity_is_small(tmp_path: Path) -> None:
 def test_what_cannot_be_is_refused() -> None:
     usual = {"model": "lenet", "data": "synthetic:hep", "epochs": "1", "ranks": 4, "elastic": True}
 
-    def effective(**flags: object) -> Effective[TrainConfig]:
+    def resolved(**flags: object) -> ResolvedConfig[TrainConfig]:
         return load(TrainConfig, [flag_layer({**usual, **flags})])
 
     with pytest.raises(UsageError, match="add --local-checkpoint-every"):
-        prepare(effective(local_checkpoint_redundancy=XOR))
-    asked = effective(local_checkpoint_redundancy=XOR, local_checkpoint_every="5", strategy="async-easgd")
+        prepare(resolved(local_checkpoint_redundancy=XOR))
+    asked = resolved(local_checkpoint_redundancy=XOR, local_checkpoint_every="5", strategy="async-easgd")
     with pytest.raises(UsageError, match="no steps at which all ranks"):
         prepare(asked)
     with pytest.raises(UsageError, match="this run is on one node"):
-        check_fewer(
-            effective(local_checkpoint_redundancy=XOR, local_checkpoint_every="5"),
+        check_shrunk(
+            resolved(local_checkpoint_redundancy=XOR, local_checkpoint_every="5"),
             load_launcher("local"),
         )

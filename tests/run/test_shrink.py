@@ -13,18 +13,18 @@ import pytest
 from hpcdl.cluster.launchers.base import LEFT_OUT_VARIABLE, Launcher, remaining
 from hpcdl.cluster.launchers.ibrun import LAUNCHER as IBRUN
 from hpcdl.cluster.launchers.single import LAUNCHER as LOCAL
-from hpcdl.config.load import Effective, flag_layer, load
+from hpcdl.config.load import ResolvedConfig, flag_layer, load
 from hpcdl.config.schema import ScriptConfig, TrainConfig
 from hpcdl.core.errors import RankError, StoppedEarly, UsageError
 from hpcdl.launch import relaunch
 from hpcdl.launch.relaunch import TRIES, until_done
-from hpcdl.run.fewer import check_fewer, num_workers, with_fewer
+from hpcdl.run.shrink import check_shrunk, num_workers, shrink_config
 from hpcdl.strategies.table import STRATEGIES
 from tests.conftest import CommandLine
 from tests.training_runs import NOTED, SHORT, events, model_weights, record_of
 
 
-def config(**flags: object) -> Effective[TrainConfig]:
+def config(**flags: object) -> ResolvedConfig[TrainConfig]:
     fixed = {"model": "lenet", "data": "synthetic:mnist", "ranks": 4, "batch-size": 16, "elastic": True}
     return load(TrainConfig, [flag_layer({**fixed, **flags})])
 
@@ -32,7 +32,7 @@ def config(**flags: object) -> Effective[TrainConfig]:
 class Nodes:
     """A launcher over nodes that are not there."""
 
-    name, leaves_nodes_out, goes_on, leaves_others = "played", True, False, False
+    name, leaves_nodes_out, continues, leaves_others = "played", True, False, False
 
     def __init__(self, *hosts: str) -> None:
         self._hosts = hosts
@@ -56,18 +56,18 @@ def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., Starts
     """Starts a run on played nodes that ends in each of `ends` in turn, then well; its settings at each start."""
     (tmp_path / "ranks").mkdir()
 
-    def go(effective: Effective[Any], ends: list[Exception], nodes: Any = LOCAL, step: int = 7) -> Starts:
+    def go(resolved: ResolvedConfig[Any], ends: list[Exception], nodes: Any = LOCAL, step: int = 7) -> Starts:
         starts: Starts = []
         if step:
             (tmp_path / "checkpoints" / f"step-{step:010d}").mkdir(parents=True, exist_ok=True)
 
-        def launch(now: Effective[Any], environment: Mapping[str, str]) -> None:
+        def launch(now: ResolvedConfig[Any], environment: Mapping[str, str]) -> None:
             starts.append((now.config, environment.get(LEFT_OUT_VARIABLE, "")))
             if len(starts) <= len(ends):
                 raise ends[len(starts) - 1]
 
         monkeypatch.setattr(relaunch, "find_launcher", lambda: nodes)
-        until_done(launch, tmp_path, effective, {}, lambda text: None)
+        until_done(launch, tmp_path, resolved, {}, lambda text: None)
         return starts
 
     return go
@@ -80,12 +80,12 @@ def lost(host: str = "", rank: int = 1, **more: Any) -> RankError:
 def test_a_node_that_is_gone_is_left_out_and_the_others_go_on_with_the_same_batch(
     run: Callable[..., Starts], tmp_path: Path
 ) -> None:
-    effective = config(**{"ranks": 8, "min-workers": 4, "steps": 100})
-    starts = run(effective, [lost("n2.site", node="n2.site"), lost("n4", node="n4")], Nodes("n1", "n2", "n3", "n4"))
+    resolved = config(**{"ranks": 8, "min-workers": 4, "steps": 100})
+    starts = run(resolved, [lost("n2.site", node="n2.site"), lost("n4", node="n4")], Nodes("n1", "n2", "n3", "n4"))
     assert [left_out for _, left_out in starts] == ["", "n2", "n2,n4"]
     assert [now.run.ranks for now, _ in starts] == [8, 6, 4]
     assert starts[-1][0].data.keep_batch == 128 and starts[-1][0].run.steps == 100
-    assert starts[-1][0].optimizer == effective.config.optimizer
+    assert starts[-1][0].optimizer == resolved.config.optimizer
     told = [event["text"] for event in events(tmp_path, "message")]
     assert told[0].startswith(
         "node n2.site went down or cannot be reached; n2 is left out; 6 workers in place of 8, 128"
@@ -126,20 +126,20 @@ def test_without_nodes_a_place_is_left_out_that_was_lost_twice_after_the_same_ch
 def test_ranks_that_the_scheduler_has_told_of_a_lost_node_go_on_and_those_that_were_to_stop_do_not(
     run: Callable[..., Starts],
 ) -> None:
-    effective, nodes = config(**{"min-workers": 3}), Nodes("n1", "n2", "n3", "n4")
-    starts = run(effective, [StoppedEarly("saved", node="n2")], nodes)
+    resolved, nodes = config(**{"min-workers": 3}), Nodes("n1", "n2", "n3", "n4")
+    starts = run(resolved, [StoppedEarly("saved", node="n2")], nodes)
     assert [(now.run.ranks, left_out) for now, left_out in starts] == [(4, ""), (3, "n2")]
     with pytest.raises(StoppedEarly, match=r"^saved$"):
-        run(effective, [StoppedEarly("saved")], nodes)
+        run(resolved, [StoppedEarly("saved")], nodes)
 
 
 def test_below_the_least_it_ends_with_what_is_saved(run: Callable[..., Starts], tmp_path: Path) -> None:
-    effective, nodes = config(**{"min-workers": 3}), Nodes("n1", "n2", "n3", "n4")
+    resolved, nodes = config(**{"min-workers": 3}), Nodes("n1", "n2", "n3", "n4")
     ends = [lost(node=name) for name in ("n1", "n2")]
     with pytest.raises(RankError, match="2 workers are left, --min-workers is 3; nothing is saved yet"):
-        run(effective, ends, nodes, step=0)
+        run(resolved, ends, nodes, step=0)
     with pytest.raises(StoppedEarly, match=r"2 workers are left, --min-workers is 3; what is saved, up to step 7"):
-        run(effective, ends, nodes)
+        run(resolved, ends, nodes)
     with pytest.raises(StoppedEarly, match="3 workers are left, without --min-workers all 4 are needed"):
         run(config(), ends, nodes)
 
@@ -155,18 +155,18 @@ def test_faults_of_ranks_that_are_no_more_are_left_out_and_none_strikes_twice(
 
 
 def test_what_is_kept_is_the_users_choice() -> None:
-    scaled = with_fewer(config(**{"on-fewer-workers": "scale-rate", "steps": 100}), 3).config
+    scaled = shrink_config(config(**{"on-fewer-workers": "scale-rate", "steps": 100}), 3).config
     assert (scaled.optimizer.base_batch, scaled.data.keep_batch, scaled.run.steps) == (64, None, 134)
-    own = with_fewer(config(**{"strategy": "easgd", "ranks": 5, "epochs": 2}), 4).config
+    own = shrink_config(config(**{"strategy": "easgd", "ranks": 5, "epochs": 2}), 4).config
     assert own.data.keep_batch is None and own.optimizer.base_batch is None and own.run.steps is None
     script = load(ScriptConfig, [flag_layer({"ranks": 4, "elastic": True, "min-workers": 2})])
-    assert with_fewer(script, 3).config.run.ranks == 3 and num_workers(script) == 4
+    assert shrink_config(script, 3).config.run.ranks == 3 and num_workers(script) == 4
 
 
 def test_servers_become_fewer_in_proportion_and_chips_stay_whole() -> None:
-    found = [with_fewer(config(strategy="ps", ranks=8, servers=2), ranks).config for ranks in (7, 4, 3)]
+    found = [shrink_config(config(strategy="ps", ranks=8, servers=2), ranks).config for ranks in (7, 4, 3)]
     assert [(one.run.ranks - one.exchange.servers, one.exchange.servers) for one in found] == [(6, 1), (3, 1), (2, 1)]
-    assert with_fewer(config(strategy="ring", ranks=8, groups=4), 7).config.run.ranks == 4
+    assert shrink_config(config(strategy="ring", ranks=8, groups=4), 7).config.run.ranks == 4
 
 
 @pytest.mark.parametrize(
@@ -183,16 +183,16 @@ def test_servers_become_fewer_in_proportion_and_chips_stay_whole() -> None:
 )
 def test_what_could_not_go_on_is_refused_before_the_start(flags: dict[str, Any], said: str) -> None:
     with pytest.raises(UsageError, match=said):
-        check_fewer(config(**flags), LOCAL)
+        check_shrunk(config(**flags), LOCAL)
 
 
 def test_every_strategy_goes_on_with_two_workers_or_is_refused() -> None:
     launcher: Launcher = IBRUN
     with pytest.raises(UsageError, match="the launcher ibrun takes all nodes of a job or none"):
-        check_fewer(config(**{"min-workers": 2}), launcher)
+        check_shrunk(config(**{"min-workers": 2}), launcher)
     for name in STRATEGIES:
         if name != "single":
-            check_fewer(config(**{"min-workers": 2, "strategy": name, "allow-grpc": True}), LOCAL)
+            check_shrunk(config(**{"min-workers": 2, "strategy": name, "allow-grpc": True}), LOCAL)
 
 
 def notes(folder: Path, ranks: int) -> dict[int, list[tuple[int, list[int]]]]:

@@ -9,14 +9,14 @@ from pathlib import Path
 import numpy
 import pytest
 
-from hpcdl.checkpoint import local
+from hpcdl.checkpoint import memory as local
 from hpcdl.checkpoint.folders import Snapshot
-from hpcdl.checkpoint.local import LocalCopies, newest_common, place, steps_in
+from hpcdl.checkpoint.memory import LocalCopies, newest_common, place, steps_in
 from hpcdl.config.load import flag_layer, load
 from hpcdl.config.schema import TrainConfig
 from hpcdl.core.errors import StoppedEarly, UsageError
 from hpcdl.core.lock import writing
-from hpcdl.run.prepare import prepare
+from hpcdl.run.plan import prepare
 from hpcdl.strategies.table import STRATEGIES
 from tests.checkpoint.test_checkpoints import damage_bit, damage_truncate
 from tests.conftest import CommandLine, Undisturbed

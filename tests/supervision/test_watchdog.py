@@ -240,7 +240,7 @@ STANDS_STILL = """
 import sys, time
 from pathlib import Path
 from hpcdl.comm.observed import RankMonitor
-from hpcdl.supervision.watchdog import Actions, Limits, Watch
+from hpcdl.supervision.watchdog import Actions, Limits, Watchdog
 seen = RankMonitor(0, 2, "a")
 actions = Actions(end=lambda error: print(error, flush=True))
 watch = Watchdog(monitor=seen, folder=Path(sys.argv[1]), actions=actions, limits=Limits(stall_s=float(sys.argv[2])))

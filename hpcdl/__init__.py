@@ -5,6 +5,8 @@ In a Keras script: `hpcdl.init()`, `hpcdl.DistributedOptimizer(...)`, `hpcdl.cal
 """
 
 import importlib
+import sys
+from types import ModuleType
 from typing import Any
 
 from hpcdl.core.streams import open_closed
@@ -42,3 +44,15 @@ def __getattr__(name: str) -> Any:
     if name in _PUBLIC:
         return getattr(importlib.import_module(f"hpcdl.scripts.{_PUBLIC[name]}"), name)
     raise AttributeError(f"module 'hpcdl' has no attribute {name!r}")
+
+
+class _Package(ModuleType):
+    """This package: a public name stays what it is, whatever room of the same name is imported (rank/, say)."""
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        # Python binds a submodule to its package as it imports it, which would hide `hpcdl.rank()`.
+        if not (name in _PUBLIC and isinstance(value, ModuleType)):
+            super().__setattr__(name, value)
+
+
+sys.modules[__name__].__class__ = _Package

@@ -21,7 +21,7 @@ from hpcdl.config.schema import TrainConfig
 from hpcdl.core.protocols import Communicator
 from hpcdl.faults.inject import Injection
 from hpcdl.rank.job import context_of
-from hpcdl.rank.main import ALONE, communicator_for
+from hpcdl.rank.start import ALONE, communicator_for
 from hpcdl.run.journal import NullJournal
 from hpcdl.run.plan import prepare
 from hpcdl.strategies.table import load_strategy

@@ -20,7 +20,7 @@ from hpcdl.cluster.launchers import find_launcher
 from hpcdl.cluster.launchers.base import ranks_per_node
 from hpcdl.cluster.status import FOLDER
 from hpcdl.comm.agree import decided
-from hpcdl.comm.observed import Observed, observe
+from hpcdl.comm.observed import Observed
 from hpcdl.core.disk import make_folder, make_private_folder, remove_folder, touch
 from hpcdl.core.errors import CorruptError, Interrupted, RankError
 from hpcdl.core.files import read_json, write_json
@@ -88,29 +88,26 @@ def as_started(
     place: Placement, check: Callable[[], object], body: Callable[[Observed], Result], *, mpi: bool = True
 ) -> Result:
     """`body` as one of the ranks that a launcher has started, once rank 0's `check` has found nothing wrong."""
-    from hpcdl.rank.main import close_rendezvous, communicator_for, leaving_together, set_up_process
-    from hpcdl.supervision.watchdog import watchdog_of, watching
-
-    set_up_process(place.local_rank)
-    group = observe(communicator_for(place, mpi=mpi))
+    from hpcdl.rank.start import Joined, as_rank
 
     def decide() -> str:
         check()
         return uuid.uuid4().hex
 
-    watch = watchdog_of(group, user_cache_folder() / "steps" / decided(group, decide))
-    with leaving_together(group), watching(watch):
+    def agree(group: Observed) -> Joined:
+        return Joined(watch_folder=user_cache_folder() / "steps" / decided(group, decide))
+
+    with as_rank(place, agree, mpi=mpi) as (group, watchdog, _):
         result = body(group)
     if place.rank == 0:
-        remove_folder(watch.folder, ".+")  # under a name that this start has drawn
-    if not mpi:
-        close_rendezvous(place)
+        remove_folder(watchdog.folder, ".+")  # under a name that this start has drawn
     return result
 
 
 def rank_program(body: Callable[[Any, Observed, Told], Any]) -> NoReturn:
     """The whole of a rank process: `body` gets the request; what it returns on rank 0, as JSON, is the result."""
-    from hpcdl.rank.main import leave, supervised
+    from hpcdl.rank.main import supervised
+    from hpcdl.rank.start import leave
 
     folder = Path(sys.argv[1])
     request = read_json(folder / REQUEST_FILE)

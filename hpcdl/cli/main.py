@@ -25,7 +25,7 @@ def main() -> None:
     exit_code = run(sys.argv[1:])
     exit_code = _exit_code_of(exit_code, sys.argv[1:], printed)
     if not sys.modules.keys().isdisjoint(_LEAVE_BADLY):
-        from hpcdl.rank.main import leave
+        from hpcdl.rank.start import leave
 
         leave(exit_code)
     sys.exit(exit_code)

@@ -16,7 +16,7 @@ from hpcdl.cluster.launchers import find_launcher
 from hpcdl.cluster.limits import check_node
 from hpcdl.cluster.status import FOLDER
 from hpcdl.comm.agree import decided
-from hpcdl.comm.observed import observe
+from hpcdl.comm.observed import Observed
 from hpcdl.config.load import ResolvedConfig, as_toml_values
 from hpcdl.config.schema import ScriptConfig
 from hpcdl.core.errors import UsageError
@@ -35,7 +35,7 @@ from hpcdl.launch.train import (
 )
 from hpcdl.node.machines import read_topology
 from hpcdl.run import rundir
-from hpcdl.run.ended import end_noted, note_end
+from hpcdl.run.ended import end_noted
 from hpcdl.run.faults import NETWORK, STRUCK_FROM_BESIDE, check_injected
 from hpcdl.run.going_back import check_going_back
 from hpcdl.run.shrink import check_least, check_shrunk
@@ -148,18 +148,15 @@ def _facts(script: Script) -> dict[str, object]:
 def run_inside(resolved: ResolvedConfig[ScriptConfig], script: Script, place: Placement) -> None:
     """Run `script` as one rank of the launcher that started this process; collective over its ranks."""
     from hpcdl.core.signals import caught
-    from hpcdl.rank.main import communicator_for, leaving_together, set_up_process
+    from hpcdl.rank.start import Joined, as_rank
     from hpcdl.scripts.process.exit import speaks_first
     from hpcdl.scripts.process.script import execute, interrupt
     from hpcdl.supervision.watchdog import FOLDER as WATCH_FOLDER
-    from hpcdl.supervision.watchdog import watchdog_of, watching
 
     resolved = with_ranks(resolved, place)
     config = resolved.config
     check_least(resolved)
     check_starts_ranks(config.checkpoint.elastic, place.launcher)
-    set_up_process(place.local_rank)
-    communicator = observe(communicator_for(place))
     with contextlib.ExitStack() as held:
 
         def decide() -> tuple[str, str]:
@@ -170,11 +167,14 @@ def run_inside(resolved: ResolvedConfig[ScriptConfig], script: Script, place: Pl
             rundir.create(run_dir, resolved, _facts(script))
             return str(run_dir), uuid.uuid4().hex
 
-        folder, word = decided(communicator, decide)
-        run_dir = Path(folder)
-        watch = watchdog_of(
-            communicator, run_dir / FOLDER / WATCH_FOLDER / word, lambda error: note_end(run_dir, error)
-        )
-        speaks = functools.partial(speaks_first, watch.folder)
-        with leaving_together(communicator, run_dir, speaks), watching(watch), caught(lambda _: interrupt(run_dir)):
-            execute(str(script.path), list(script.arguments), config, run_dir, communicator, watch)
+        def agree(communicator: Observed) -> Joined:
+            folder, word = decided(communicator, decide)
+            watch_folder = Path(folder) / FOLDER / WATCH_FOLDER / word
+            may_speak = functools.partial(speaks_first, watch_folder)
+            return Joined(watch_folder=watch_folder, run_dir=Path(folder), may_speak=may_speak)
+
+        with as_rank(place, agree) as (communicator, watchdog, joined):
+            run_dir = joined.run_dir
+            assert run_dir is not None
+            with caught(lambda _: interrupt(run_dir)):
+                execute(str(script.path), list(script.arguments), config, run_dir, communicator, watchdog)

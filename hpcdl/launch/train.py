@@ -22,7 +22,7 @@ from hpcdl.cluster.launchers.base import LEFT_OUT_VARIABLE, ranks_per_node
 from hpcdl.cluster.limits import check_node
 from hpcdl.cluster.status import FOLDER
 from hpcdl.comm.agree import decided
-from hpcdl.comm.observed import observe
+from hpcdl.comm.observed import Observed
 from hpcdl.comm.tcp.communicator import make_secret
 from hpcdl.config.load import Config, ResolvedConfig, as_toml_values, flatten, replace
 from hpcdl.config.schema import LaunchConfig, TrainConfig
@@ -43,7 +43,7 @@ from hpcdl.node.settings import Settings
 from hpcdl.node.topology import Topology
 from hpcdl.run import groups as chips
 from hpcdl.run import in_place, rundir
-from hpcdl.run.ended import end_noted, note_end
+from hpcdl.run.ended import end_noted
 from hpcdl.run.going_back import check_going_back
 from hpcdl.run.journal import EventHandler, JournalReader
 from hpcdl.run.plan import RunPlan, check_open_servers, prepare
@@ -242,28 +242,30 @@ def train_inside(resolved: ResolvedConfig[TrainConfig], place: Placement, on_eve
     On rank 0 `on_event` gets the journal's events.
     """
     from hpcdl.rank.job import run_rank
-    from hpcdl.rank.main import close_rendezvous, communicator_for, leaving_together, set_up_process
+    from hpcdl.rank.start import Joined, as_rank
     from hpcdl.supervision.watchdog import FOLDER as WATCH_FOLDER
-    from hpcdl.supervision.watchdog import leave_without_lost, watchdog_of, watching
+    from hpcdl.supervision.watchdog import leave_without_lost
 
     resolved = with_ranks(resolved, place)
     check_least(resolved)
     check_starts_ranks(resolved.config.checkpoint.elastic, place.launcher)
     StopRequest().install()
-    set_up_process(place.local_rank)
     mpi = find_strategy(resolved.config.exchange.strategy).features.mpi
-    communicator = observe(communicator_for(place, mpi=mpi))
-    held, places = contextlib.ExitStack(), list[rundir.Place]()
-    run_plan, run_dir, word = _agreed_run_dir(resolved, communicator, held, places)
-    watch = watchdog_of(communicator, run_dir / FOLDER / WATCH_FOLDER / word, lambda error: note_end(run_dir, error))
-    # Before rank 0 ends the others: their launcher may end it with them.
-    as_found = places[0].restored_if_refused() if places else nullcontext()
-    with held, leaving_together(communicator, run_dir), as_found, watching(watch):
-        # Each rank looks for itself: what rank 0 found whole may be damaged on another node.
-        run_rank(run_plan or prepare(resolved), communicator, run_dir, on_event, watch)
+    held, places, run_plans = contextlib.ExitStack(), list[rundir.Place](), list[RunPlan]()
+
+    def agree(communicator: Observed) -> Joined:
+        run_dir, word = _agreed_run_dir(resolved, communicator, held, places, run_plans)
+        return Joined(watch_folder=run_dir / FOLDER / WATCH_FOLDER / word, run_dir=run_dir)
+
+    with held, as_rank(place, agree, mpi=mpi) as (communicator, watchdog, joined):
+        run_dir = joined.run_dir
+        assert run_dir is not None
+        # Restored before rank 0 ends the others: their launcher may end it with them.
+        with places[0].restored_if_refused() if places else nullcontext():
+            # Each rank checks for itself: what rank 0 found whole may be damaged on another node.
+            run_plan = run_plans[0] if run_plans else prepare(resolved)
+            run_rank(run_plan, communicator, run_dir, on_event, watchdog)
     leave_without_lost(communicator)
-    if not mpi:
-        close_rendezvous(place)
     return run_dir
 
 
@@ -283,20 +285,21 @@ def _agreed_run_dir(
     communicator: Communicator,
     held: contextlib.ExitStack,
     places: list[rundir.Place],
-) -> tuple[RunPlan | None, Path, str]:
-    """Rank 0 checks, makes and holds the run directory; what it prepared (elsewhere None), a word for this start.
+    run_plans: list[RunPlan],
+) -> tuple[Path, str]:
+    """Rank 0 checks, makes and holds the run directory; all get it, with a random word for this start.
 
-    On rank 0 what was found in place of the directory is added to `places`.
+    On rank 0 its plan is added to `run_plans`, and what stood in place of the directory to `places`.
     """
-    found: list[RunPlan] = []
 
     def decide() -> tuple[str, str]:
-        found.append(prepare(resolved))
-        check_open_servers(found[0].info, allowed=found[0].config.safety.allow_grpc)
-        run_dir = choose_run_dir(found[0])
-        places.append(held.enter_context(rundir.written(run_dir, found[0].config.checkpoint)))
-        rundir.create(run_dir, resolved, {rundir.CHECKSUM: found[0].dataset.checksum})
+        run_plan = prepare(resolved)
+        check_open_servers(run_plan.info, allowed=run_plan.config.safety.allow_grpc)
+        run_dir = choose_run_dir(run_plan)
+        run_plans.append(run_plan)
+        places.append(held.enter_context(rundir.written(run_dir, run_plan.config.checkpoint)))
+        rundir.create(run_dir, resolved, {rundir.CHECKSUM: run_plan.dataset.checksum})
         return str(run_dir), uuid.uuid4().hex
 
     run_dir, word = decided(communicator, decide)
-    return found[0] if found else None, Path(run_dir), word
+    return Path(run_dir), word

@@ -2,50 +2,41 @@
 
 from __future__ import annotations
 
-import atexit
 import contextlib
 import os
-import re
 import sys
 import time
 import traceback
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from functools import partial
 from pathlib import Path
-from typing import NoReturn
 
 from hpcdl.cluster.deaths import hold_line
-from hpcdl.cluster.environment import OWN_LAUNCHER, WITHOUT_MPI_VARIABLE, Placement, job_address, placement
-from hpcdl.cluster.limits import check_own_node
+from hpcdl.cluster.environment import placement
 from hpcdl.cluster.status import FOLDER, StatusReport, failed_of, report_all, report_left
-from hpcdl.cluster.supervise import LAUNCH_VARIABLE, LAUNCHED_BY_VARIABLE, STATUS_VARIABLE
+from hpcdl.cluster.supervise import LAUNCH_VARIABLE, STATUS_VARIABLE
 from hpcdl.comm.agree import SilentExit
 from hpcdl.comm.observed import Observed, RankMonitor, observe
-from hpcdl.core import lifeline
-from hpcdl.core.disk import remove_folder
-from hpcdl.core.errors import HpcdlError, Interrupted, RankError, StoppedEarly, UsageError, original, printable
+from hpcdl.core.errors import HpcdlError, RankError, StoppedEarly, original
 from hpcdl.core.lock import writing
-from hpcdl.core.paths import user_cache_folder
-from hpcdl.core.protocols import Communicator
 from hpcdl.core.signals import StopRequest
 from hpcdl.core.streams import outlive
 from hpcdl.rank.job import run_rank
+from hpcdl.rank.start import (
+    ALONE,
+    FIRST_WORD_S,
+    communicator_for,
+    leave,
+    set_up_process,
+    surviving,
+    wait_for_the_others,
+)
 from hpcdl.run import rundir
-from hpcdl.run.ended import note_end
 from hpcdl.run.in_place import VARIABLE, shrunk_of
 from hpcdl.run.plan import prepare
-from hpcdl.supervision import runtime
+from hpcdl.supervision.verdict import one_line, verdict
 from hpcdl.supervision.watchdog import FOLDER as WATCH_FOLDER
 from hpcdl.supervision.watchdog import STALL_TIMEOUT_S, Actions, Limits, Watchdog, leave_without_lost, watching
-
-ALONE = Placement(launcher="none", rank=0, size=1, local_rank=0, local_size=1)
-
-_LOST_PEER = ("UnavailableError", "AbortedError", "CancelledError")
-"""What TensorFlow's own engines raise when another rank is gone, by name: servers run without TensorFlow."""
-
-
-_RAISED = re.compile(r"\w*(Error|Exception): ")
-"""How Python names an error in a traceback."""
 
 
 def main() -> None:
@@ -70,27 +61,8 @@ def _stall_timeout_s(run_dir: Path) -> float:
         return STALL_TIMEOUT_S
 
 
-def leave(exit_code: int) -> NoReturn:
-    """End this process without the interpreter's own way to take itself apart.
-
-    That may never end: it destroys TensorFlow's thread pools, which wait for threads that wait for the interpreter's
-    lock, and the other ranks wait in MPI_Finalize (docs/decisions/0100).
-    """
-    atexit._run_exitfuncs()
-    for stream in (sys.stdout, sys.stderr):
-        with contextlib.suppress(OSError):
-            stream.flush()
-    if "mpi4py.MPI" in sys.modules:
-        from hpcdl.comm.mpi.communicator import finalize
-
-        finalize()
-    os._exit(exit_code)
-
-
 START_S = 60.0
 """Ranks may come up so far apart, however short the time allowed is later."""
-FIRST_WORD_S = 10.0
-"""What the user handed in is wrong on every rank alike: rank 0 gets this long to say so and to end the job."""
 
 
 def _show(error: BaseException) -> None:
@@ -174,143 +146,14 @@ def _met(communicator: Observed, watch: Watchdog, folder: Path) -> list[tuple[st
     return processes
 
 
-def _left(communicator: Observed) -> Observed:
-    """The ranks that are not left behind."""
-    return communicator.survivors() if communicator.failed() else communicator
-
-
 def _done_together(communicator: Observed, note: Callable[[], None]) -> None:
     """Return once all are done and rank 0 has noted it: whatever becomes of a process then is no failure."""
-    left = _left(communicator)
+    left = surviving(communicator)
     left.barrier()
     if left.rank == 0:
         note()
     with contextlib.suppress(HpcdlError):
         left.barrier()
-
-
-def wait_for_the_others(communicator: Observed | None) -> bool:
-    """Every rank stops at the same step; a launcher that kills the job at the first exit must find all of them done.
-
-    Returns whether it does.
-    """
-    if communicator is None:
-        return False
-    with contextlib.suppress(HpcdlError):
-        _left(communicator).barrier()
-        return True
-    return False
-
-
-@contextlib.contextmanager
-def leaving_together(
-    communicator: Observed, run_dir: Path | None = None, speaks: Callable[[str], bool] = lambda state: True
-) -> Iterator[None]:
-    """Inside, an error of this rank ends the whole job, and no rank leaves a run that stops early before the others.
-
-    For ranks that somebody else's launcher has started: the rank that failed first says so on stderr, and in the record
-    of `run_dir`. `speaks` says, by the state that it is in, whether this one may.
-    """
-    try:
-        yield
-    except StoppedEarly as error:
-        wait_for_the_others(communicator)
-        if communicator.rank == 0:
-            if run_dir is not None:
-                note_end(run_dir, error)
-            raise
-        raise StoppedEarly("") from error
-    except BaseException as error:
-        state, exit_code = verdict(error)
-        if run_dir is not None:
-            note_end(run_dir, error, message=one_line(error))
-        if communicator.size > 1:
-            if isinstance(error, UsageError) and communicator.rank > 0:
-                time.sleep(FIRST_WORD_S)
-            trace = "" if isinstance(error, HpcdlError) else traceback.format_exc()
-            if speaks(state):
-                sys.stderr.write(f"{trace}hpcdl: rank {communicator.rank} on {communicator.host}: {one_line(error)}\n")
-                sys.stderr.flush()
-            communicator.abort(exit_code)
-        raise
-
-
-LEAVE_S = 4.0
-"""How long a launcher's own way to end its ranks may take when hpcdl's starting process is gone."""
-
-
-def set_up_process(local_rank: int) -> None:
-    """What must come before TensorFlow: affinity, GPU, silence; from here on this rank ends with those who started it.
-
-    That is its parent, on this node, and the supervising process, where that is on this node.
-    """
-    launched_by = os.environ.get(LAUNCHED_BY_VARIABLE, "")
-    if launched_by or placement() is not None:  # a script that a user started alone may outlive its shell
-        lifeline.end_with_parent()
-    lifeline.after_end_of(launched_by, lambda: lifeline.end_in(LEAVE_S))
-    runtime.bind(local_rank)
-    runtime.claim_gpu(local_rank)
-    runtime.silence()
-
-
-def verdict(error: BaseException) -> tuple[str, int]:
-    """A rank's state and exit code after `error`."""
-    error = original(error)
-    if isinstance(error, StoppedEarly):
-        return "stopped", error.exit_code
-    if isinstance(error, (RankError, SilentExit)):
-        return "bereaved", error.exit_code
-    # TensorFlow makes an error of its own of a lost peer that the exchange has met: it keeps the class in its text.
-    if type(error).__name__ in _LOST_PEER or f"{RankError.__name__}: " in str(error):
-        return "bereaved", 1
-    interrupted = Interrupted.exit_code if isinstance(error, KeyboardInterrupt) else 1
-    return "failed", error.exit_code if isinstance(error, HpcdlError) else interrupted
-
-
-def one_line(error: BaseException) -> str:
-    """The line of an error that says most: the first, of TensorFlow's graphs what went wrong inside; with its class."""
-    error = original(error)
-    lines = [line.strip() for line in str(error).splitlines() if line.strip()] or [""]
-    text = lines[0]
-    if text.startswith("Graph execution error"):
-        before_node = [line for line in lines if "{{node" not in line]
-        text = next((line for line in lines if _RAISED.match(line)), before_node[-1])
-    return printable(text if isinstance(error, HpcdlError) else f"{type(error).__name__}: {text}".rstrip(": "))
-
-
-def communicator_for(place: Placement, *, mpi: bool = True) -> Communicator:
-    """MPI's world; for one rank a communicator that needs no MPI; without `mpi` one for control messages alone."""
-    mpi = mpi and place.launcher != OWN_LAUNCHER and WITHOUT_MPI_VARIABLE not in os.environ
-    check_own_node(mpi=mpi and place.size > 1)
-    if place.size == 1:
-        from hpcdl.comm.threads.communicator import alone
-
-        return alone()
-    if not mpi:
-        from hpcdl.comm.tcp.communicator import control_world, make_secret
-
-        if place.rank == 0 and STATUS_VARIABLE not in os.environ:
-            make_secret(rendezvous_dir(place))
-        return control_world(place.rank, place.size, job_address(place), rendezvous_dir(place))
-    from hpcdl.comm.mpi.communicator import world
-
-    return world(expected_size=place.size)
-
-
-def rendezvous_dir(place: Placement) -> Path:
-    """Where ranks without MPI find each other: a folder of the run, or of the scheduler's step in the user's cache."""
-    if STATUS_VARIABLE in os.environ:
-        return Path(os.environ[STATUS_VARIABLE])
-    step = "-".join(os.environ.get(name, "0") for name in ("SLURM_JOB_ID", "SLURM_STEP_ID"))
-    return user_cache_folder() / "steps" / f"{place.launcher}-{step}"
-
-
-def close_rendezvous(place: Placement) -> None:
-    """Remove the folder in the user's cache in which this step's ranks have met, where there is one."""
-    if place.rank == 0 and place.size > 1 and STATUS_VARIABLE not in os.environ:
-        from hpcdl.comm.tcp.communicator import RENDEZVOUS_NAMES
-
-        remove_folder(rendezvous_dir(place), RENDEZVOUS_NAMES)
 
 
 if __name__ == "__main__":

@@ -199,11 +199,11 @@ def _deadlock(
 
 @dataclass(kw_only=True)
 class Actions:
-    """What a watch does about what it finds.
+    """What a watchdog does about what it finds.
 
-    `end` gets the error that ends the job. `tell` gets a line for the user. `is_optional` says which ranks the run can go
-    on without; `on_lost` is told of each one that it does. `failed` finds those of some ranks that have ended the
-    job themselves.
+    `end` gets the error that ends the job. `tell` gets a line for the user. `is_optional` says which ranks the run can
+    continue without; `on_lost` is called for each one that it loses. `failed` returns those of some ranks that have
+    ended the job themselves.
     """
 
     end: Callable[[RankError], None]

@@ -20,7 +20,8 @@ from hpcdl.core.errors import HpcdlError, Interrupted, NotFiniteError, StoppedEa
 from hpcdl.core.lock import writing
 from hpcdl.core.signals import caught
 from hpcdl.faults.inject import Injection
-from hpcdl.rank.main import ALONE, leave, supervised, verdict
+from hpcdl.rank.main import supervised
+from hpcdl.rank.start import ALONE, leave
 from hpcdl.run import rundir
 from hpcdl.run.faults import parse_faults, spoken_of
 from hpcdl.run.going_back import script_way_back
@@ -38,6 +39,7 @@ from hpcdl.scripts.process.group import ScriptGroup
 from hpcdl.scripts.process.measure import ScriptRun, StepMeter
 from hpcdl.supervision import runtime
 from hpcdl.supervision.output import print_into
+from hpcdl.supervision.verdict import verdict
 from hpcdl.supervision.watchdog import Limits, Watchdog
 from hpcdl.trace.recorder import recording
 

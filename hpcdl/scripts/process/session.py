@@ -51,8 +51,7 @@ def init(stall_timeout_s: float = 300.0) -> None:
     ends the job with one line that says so (under `hpcdl run`: --stall-timeout). A second call changes nothing.
     """
     from hpcdl.cluster.environment import placement
-    from hpcdl.comm.observed import observe
-    from hpcdl.rank.main import ALONE, communicator_for, set_up_process
+    from hpcdl.rank.start import ALONE, join
     from hpcdl.scripts.process.group import ScriptGroup
 
     if _sessions:
@@ -61,8 +60,7 @@ def init(stall_timeout_s: float = 300.0) -> None:
         _sessions.append(_launched[0])
         return
     place = placement() or ALONE
-    set_up_process(place.local_rank)
-    joined = observe(communicator_for(place))
+    joined = join(place)
     ending = folder = None
     if place.size > 1:
         ending = Ending(communicator=joined, last=joined.duplicate(), watch=_watched(joined, stall_timeout_s))

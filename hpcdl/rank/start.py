@@ -1,0 +1,190 @@
+"""One way to become a rank: bind the process, join the others, be watched, leave together."""
+
+from __future__ import annotations
+
+import atexit
+import contextlib
+import os
+import sys
+import time
+import traceback
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import NoReturn
+
+from hpcdl.cluster.environment import OWN_LAUNCHER, WITHOUT_MPI_VARIABLE, Placement, job_address, placement
+from hpcdl.cluster.limits import check_own_node
+from hpcdl.cluster.supervise import LAUNCHED_BY_VARIABLE, STATUS_VARIABLE
+from hpcdl.comm.observed import Observed, RankMonitor, observe
+from hpcdl.core import lifeline
+from hpcdl.core.disk import remove_folder
+from hpcdl.core.errors import HpcdlError, StoppedEarly, UsageError
+from hpcdl.core.paths import user_cache_folder
+from hpcdl.core.protocols import Communicator
+from hpcdl.run.ended import note_end
+from hpcdl.supervision import runtime
+from hpcdl.supervision.verdict import one_line, verdict
+from hpcdl.supervision.watchdog import Watchdog, watchdog_of, watching
+
+ALONE = Placement(launcher="none", rank=0, size=1, local_rank=0, local_size=1)
+FIRST_WORD_S = 10.0
+"""What the user handed in is wrong on every rank alike: rank 0 gets this long to say so and to end the job."""
+LEAVE_S = 4.0
+"""How long a launcher's own way to end its ranks may take when hpcdl's starting process is gone."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Joined:
+    """Where the ranks of a launcher work: the watchdog's folder, and the run directory if there is one."""
+
+    watch_folder: Path
+    run_dir: Path | None = None
+    may_speak: Callable[[str], bool] = lambda state: True
+    """Whether this rank may print its error, by the state that it ends in."""
+
+
+def join(place: Placement, *, mpi: bool = True, monitor: RankMonitor | None = None) -> Observed:
+    """Prepare this process (before TensorFlow is imported) and join the other ranks of its launcher; collective."""
+    set_up_process(place.local_rank)
+    return observe(communicator_for(place, mpi=mpi), monitor)
+
+
+@contextlib.contextmanager
+def as_rank(
+    place: Placement, agree: Callable[[Observed], Joined], *, mpi: bool = True
+) -> Iterator[tuple[Observed, Watchdog, Joined]]:
+    """Inside, this process is one of the ranks that somebody else's launcher has started; collective.
+
+    `agree` decides with all ranks where they work. An error of one rank ends them all; all of them leave together.
+    """
+    communicator = join(place, mpi=mpi)
+    joined = agree(communicator)
+    run_dir = joined.run_dir
+
+    def note(error: BaseException) -> None:
+        if run_dir is not None:
+            note_end(run_dir, error)
+
+    watchdog = watchdog_of(communicator, joined.watch_folder, note)
+    with leaving_together(communicator, run_dir, joined.may_speak), watching(watchdog):
+        yield communicator, watchdog, joined
+    if not mpi:
+        close_rendezvous(place)
+
+
+def set_up_process(local_rank: int) -> None:
+    """What must come before TensorFlow: affinity, GPU, silence; from here on this rank ends with those who started it.
+
+    That is its parent, on this node, and the supervising process, where that is on this node.
+    """
+    launched_by = os.environ.get(LAUNCHED_BY_VARIABLE, "")
+    if launched_by or placement() is not None:  # a script that a user started alone may outlive its shell
+        lifeline.end_with_parent()
+    lifeline.after_end_of(launched_by, lambda: lifeline.end_in(LEAVE_S))
+    runtime.bind(local_rank)
+    runtime.claim_gpu(local_rank)
+    runtime.silence()
+
+
+def communicator_for(place: Placement, *, mpi: bool = True) -> Communicator:
+    """MPI's world; for one rank a communicator that needs no MPI; without `mpi` one for control messages alone."""
+    mpi = mpi and place.launcher != OWN_LAUNCHER and WITHOUT_MPI_VARIABLE not in os.environ
+    check_own_node(mpi=mpi and place.size > 1)
+    if place.size == 1:
+        from hpcdl.comm.threads.communicator import alone
+
+        return alone()
+    if not mpi:
+        from hpcdl.comm.tcp.communicator import control_world, make_secret
+
+        if place.rank == 0 and STATUS_VARIABLE not in os.environ:
+            make_secret(rendezvous_dir(place))
+        return control_world(place.rank, place.size, job_address(place), rendezvous_dir(place))
+    from hpcdl.comm.mpi.communicator import world
+
+    return world(expected_size=place.size)
+
+
+def rendezvous_dir(place: Placement) -> Path:
+    """Where ranks without MPI find each other: a folder of the run, or of the scheduler's step in the user's cache."""
+    if STATUS_VARIABLE in os.environ:
+        return Path(os.environ[STATUS_VARIABLE])
+    step = "-".join(os.environ.get(name, "0") for name in ("SLURM_JOB_ID", "SLURM_STEP_ID"))
+    return user_cache_folder() / "steps" / f"{place.launcher}-{step}"
+
+
+def close_rendezvous(place: Placement) -> None:
+    """Remove the folder in the user's cache in which this step's ranks have met, where there is one."""
+    if place.rank == 0 and place.size > 1 and STATUS_VARIABLE not in os.environ:
+        from hpcdl.comm.tcp.communicator import RENDEZVOUS_NAMES
+
+        remove_folder(rendezvous_dir(place), RENDEZVOUS_NAMES)
+
+
+@contextlib.contextmanager
+def leaving_together(
+    communicator: Observed, run_dir: Path | None = None, speaks: Callable[[str], bool] = lambda state: True
+) -> Iterator[None]:
+    """Inside, an error of this rank ends the whole job, and no rank leaves a run that stops early before the others.
+
+    For ranks that somebody else's launcher has started: the rank that failed first says so on stderr, and in the record
+    of `run_dir`. `speaks` says, by the state that it is in, whether this one may.
+    """
+    try:
+        yield
+    except StoppedEarly as error:
+        wait_for_the_others(communicator)
+        if communicator.rank == 0:
+            if run_dir is not None:
+                note_end(run_dir, error)
+            raise
+        raise StoppedEarly("") from error
+    except BaseException as error:
+        state, exit_code = verdict(error)
+        if run_dir is not None:
+            note_end(run_dir, error, message=one_line(error))
+        if communicator.size > 1:
+            if isinstance(error, UsageError) and communicator.rank > 0:
+                time.sleep(FIRST_WORD_S)
+            trace = "" if isinstance(error, HpcdlError) else traceback.format_exc()
+            if speaks(state):
+                sys.stderr.write(f"{trace}hpcdl: rank {communicator.rank} on {communicator.host}: {one_line(error)}\n")
+                sys.stderr.flush()
+            communicator.abort(exit_code)
+        raise
+
+
+def wait_for_the_others(communicator: Observed | None) -> bool:
+    """Every rank stops at the same step; a launcher that kills the job at the first exit must find all of them done.
+
+    Returns whether it does.
+    """
+    if communicator is None:
+        return False
+    with contextlib.suppress(HpcdlError):
+        surviving(communicator).barrier()
+        return True
+    return False
+
+
+def surviving(communicator: Observed) -> Observed:
+    """The ranks that are not left behind."""
+    return communicator.survivors() if communicator.failed() else communicator
+
+
+def leave(exit_code: int) -> NoReturn:
+    """End this process without the interpreter's own way to take itself apart.
+
+    That may never end: it destroys TensorFlow's thread pools, which wait for threads that wait for the interpreter's
+    lock, and the other ranks wait in MPI_Finalize (docs/decisions/0100).
+    """
+    atexit._run_exitfuncs()
+    for stream in (sys.stdout, sys.stderr):
+        with contextlib.suppress(OSError):
+            stream.flush()
+    if "mpi4py.MPI" in sys.modules:
+        from hpcdl.comm.mpi.communicator import finalize
+
+        finalize()
+    os._exit(exit_code)

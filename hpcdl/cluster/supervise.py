@@ -311,13 +311,27 @@ class _Watcher:
             return ENDING_S
         if any(status.state == "failed" for status in statuses):
             return GRACE_S
-        own = {status.pid for status in self._of_this_host(statuses)}
-        elsewhere = {status.state for status in statuses if status.host != self._host}
-        if self._continues and own and own <= self._ended and elsewhere <= {"done", "left behind"}:
-            return LAUNCHER_S
+        if (patience_s := self._until_lost_ranks_are_killed_s(statuses)) < math.inf:
+            return patience_s
         if self.first_dead_pid is None:
             return math.inf
         return GOING_ON_S if self._continues else GRACE_S
+
+    def _until_lost_ranks_are_killed_s(self, statuses: Sequence[RankStatus]) -> float:
+        """How long the launcher may take once all ranks are over but those that the run has continued without.
+
+        Such a rank may be stopped, and a launcher would wait for it for ever.
+        """
+        lost = {status.rank for status in statuses if status.state == "left behind"}
+        others = [status for status in statuses if status.rank not in lost]
+        if not others or not (lost or self._continues):
+            return math.inf
+        own = {status.pid for status in self._of_this_host(others)}
+        elsewhere = {status.state for status in others if status.host != self._host}
+        if own <= self._ended and elsewhere <= {"done"}:
+            return LAUNCHER_S
+        # Who is asked to stop says so on rank 0 alone, when all have saved.
+        return GRACE_S if lost and any(status.state == "stopped" for status in others) else math.inf
 
     def statuses(self) -> list[RankStatus]:
         """The newest status of each rank that is known: from its own file, or by its line, or from the table of all."""
@@ -342,7 +356,7 @@ class _Watcher:
 
     def _kill(self) -> None:
         for status in self._own():
-            if status.state == "running":
+            if status.state in ("running", "left behind") and status.pid not in self._ended:
                 _send(status.pid, signal.SIGKILL)
         for process in self._processes:
             if process.poll() is None and self._chatter.ending == signal.SIGTERM:

@@ -131,6 +131,27 @@ def under_ulfm(
         yield job
 
 
+@pytest.mark.parametrize("asked_to_stop", [False, True])
+def test_a_run_that_continued_without_a_stopped_worker_ends(
+    asked_to_stop: bool, session_hpcdl: CommandLine, shards: Path, tmp_path: Path
+) -> None:
+    """The stopped process would keep the launcher waiting for ever: it is killed when all others are done."""
+    run_dir, log = tmp_path / "run", tmp_path / "log"
+    steps = "100000" if asked_to_stop else "60"
+    more = ["--ranks", "3", "--steps", steps, "--stall-timeout", "4", "--inject", "stop:rank=1@step=5"]
+    with started(training(shards, run_dir, *more), session_hpcdl.environment, log) as job:
+        if asked_to_stop:
+            wait_for(lambda: "without rank 1" in log.read_text(), job, log)
+            job.send_signal(signal.SIGTERM)
+        assert exit_code(job, log, patience(60)) == (75 if asked_to_stop else 0), log.read_text()
+    statuses = {status.rank: status for status in read_statuses(run_dir / RANKS)}
+    assert statuses[1].state == "left behind"
+    deadline_s = time.monotonic() + patience(10)
+    while Path(f"/proc/{statuses[1].pid}").exists():  # killed, and nobody has collected it yet
+        assert time.monotonic() < deadline_s, "the stopped rank is still there"
+        time.sleep(0.1)
+
+
 @pytest.mark.lab
 @pytest.mark.soak
 def test_with_ulfm_too_the_run_ends_without_worker_0(

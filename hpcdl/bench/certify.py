@@ -168,7 +168,7 @@ def try_out(plan: Plan, earlier: Sequence[Trial], told: Callable[[str], None]) -
             trial = _try(strategy, fault, plan, run_dir, lambda: bool(asked))
             if asked:
                 still = len(earlier) + len(waiting) - len(trials)
-                raise StoppedEarly(f"stopped with {len(trials)} runs done, {still} to do; go on with --resume")
+                raise StoppedEarly(f"stopped with {len(trials)} runs done, {still} to do; continue with --resume")
             trials.append(trial)
             write_card(plan, trials)
     return trials
@@ -293,11 +293,11 @@ def earlier_trials(plan: Plan, nodes: int | None, *, resume: bool) -> list[Trial
         return []
     card = plan.out / JSON_CARD
     if not resume:
-        raise UsageError(f"{plan.out} exists; choose another folder with --out, or go on with its card: --resume")
+        raise UsageError(f"{plan.out} exists; choose another folder with --out, or continue its card with --resume")
     if not card.exists() and all(path.name == "runs" for path in plan.out.iterdir()):
         return []  # stopped in its first run
     if not card.exists():
-        raise UsageError(f"{plan.out} has no {JSON_CARD} to go on with; choose another folder with --out")
+        raise UsageError(f"{plan.out} has no {JSON_CARD} to continue; choose another folder with --out")
     facts, trials = read_card(card)
     for name, now in _size(plan).items():
         if facts.get(name) != now:
@@ -314,7 +314,7 @@ def read_card(path: Path) -> tuple[dict[str, str], list[Trial]]:
         facts = {str(name): str(value) for name, value in document["facts"].items()}
         return facts, [from_json(Trial, one) for one in document["trials"]]
     except (AttributeError, FileNotFoundError, KeyError, TypeError, ValueError) as error:
-        raise CorruptError(f"{path} is no card of hpcdl certify: {error}; choose another folder with --out") from error
+        raise CorruptError(f"{path} is not a certify card: {error}; choose another folder with --out") from error
 
 
 def _size(plan: Plan) -> dict[str, str]:

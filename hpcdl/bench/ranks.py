@@ -76,7 +76,7 @@ def _folder_of_ranks(hosts: Sequence[str]) -> Iterator[Path]:
         yield made.path
     except RankError as error:
         if error.exit_code == Interrupted.exit_code:
-            raise Interrupted("stopped by Ctrl-C or a signal; nothing is left to go on with") from error
+            raise Interrupted("stopped by Ctrl-C or a signal; nothing is left to continue with") from error
         pointed_at = str(made.path) in str(error)
         raise
     finally:

@@ -80,7 +80,7 @@ class Turn(AtOnce):
         self._began = time.monotonic(), time.thread_time()
 
     def pause(self) -> None:
-        """The slice is over; what follows is no work but waiting, for a disk or for other ranks."""
+        """The slice is over; what follows is not work but waiting, for a disk or for other ranks."""
         if self._began is None:
             return
         (began_s, began_processor_s), self._began = self._began, None

@@ -348,7 +348,7 @@ def write_arrays(path: Path, arrays: Mapping[str, Array], turn: AtOnce | None = 
         with zipfile.ZipFile(hashed, "w") as archive:
             for name, array in arrays.items():
                 _write_array(archive, name, numpy.asarray(array, order="C"), turn)
-        turn.pause()  # what the disk takes until it is there is no work
+        turn.pause()  # what the disk takes until it is there is not work
     return hashed.size, hashed.digest.hexdigest()
 
 

@@ -49,7 +49,7 @@ def with_bare_trace(arguments: Sequence[str], takes_value: Callable[[str], bool]
     """`arguments` with a level behind each `--trace` that stands alone, so that it needs none on the command line.
 
     `takes_value` says of an option whether the next word belongs to it. Without `interspersed` what follows the first
-    word that is no option is somebody else's.
+    word that is not an option is somebody else's.
     """
     found: list[str] = []
     waiting = list(arguments)

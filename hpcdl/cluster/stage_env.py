@@ -47,10 +47,10 @@ def fingerprint(prefix: Path) -> str:
 def pack(prefix: Path, folder: Path | None = None) -> Path:
     """One uncompressed tar of the virtual environment at `prefix`; made once, taken from `folder` later.
 
-    UsageError where `prefix` is no virtual environment: only those know their Python from any place.
+    UsageError where `prefix` is not a virtual environment: only those know their Python from any place.
     """
     if not (prefix / "pyvenv.cfg").is_file():
-        raise UsageError(f"--stage-env: {prefix} is no virtual environment; install hpcdl into one")
+        raise UsageError(f"--stage-env: {prefix} is not a virtual environment; install hpcdl into one")
     folder = folder or user_cache_folder() / "environments"
     archive = folder / f"{fingerprint(prefix)}.tar"
     if archive.is_file():

@@ -43,7 +43,7 @@ _FILED = ("failed", "bereaved")
 class RankStatus:
     """A rank's last word: `state` is one of STATES; `at` is Unix time in seconds.
 
-    `lost`: what it has failed of is that another one is gone or gives no sign of life: `cause`, on `cause_host`.
+    `lost`: what it has failed of is that another one is gone or is not responding: `cause`, on `cause_host`.
     `evicted`: that one is too slow. `grows`: it has stopped so that more ranks can start.
     """
 
@@ -208,7 +208,7 @@ def _lost_node(statuses: Sequence[RankStatus], host: str, log: Path) -> RankErro
     """The error for a whole node that went away, and every rank on it."""
     ranks = [status.rank for status in statuses if same_host(status.host, host)]
     told = f" with rank {', '.join(map(str, ranks))}" if ranks else ""
-    message = f"node {host}{told} went down or cannot be reached; go on with --resume, without it (see {log})"
+    message = f"node {host}{told} went down or cannot be reached; continue with --resume, without it (see {log})"
     return RankError(message, rank=ranks[0] if ranks else None, host=host, lost=True, node=host)
 
 

@@ -209,7 +209,7 @@ def _silent(said: dict[str, Any], seconds: float) -> RankError:
     """The error of the only rank of a run, by its last sign of life."""
     rank, host = said["rank"], said["host"]
     text = (
-        f"rank {rank} on {host}, the only one left, gives no sign of life (stopped, swapped out, or its node is gone "
+        f"rank {rank} on {host}, the only one left, is not responding (stopped, swapped out, or its node is gone "
         f"or cut off) for {format_seconds(seconds)}; it was last {said['doing']}"
     )
     return RankError(text, rank=rank, host=host, lost=True)

@@ -78,7 +78,7 @@ class IdleGaps:
 
     @contextlib.contextmanager
     def waiting(self) -> Iterator[None]:
-        """Inside, the thread waits for what is no message: a batch, say."""
+        """Inside, the thread waits for what is not a message: a batch, say."""
         if not self.wanted:
             yield
             return

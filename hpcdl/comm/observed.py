@@ -175,7 +175,7 @@ class RankMonitor:
         self.gaps = IdleGaps()
         self.patient = False
         self.cut_off = False
-        """Whether a partition made on purpose lies round this rank: then it gives no sign of life either."""
+        """Whether a partition made on purpose lies round this rank: then it is not responding either."""
         self.lost: frozenset[int] = frozenset()
         """Ranks of the world that the run goes on without, by the watch's word."""
         self.activity: tuple[str, int | None, float] = ("starting", None, time.monotonic())

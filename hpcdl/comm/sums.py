@@ -52,7 +52,7 @@ def float16_scale(bound: Array) -> Array:
     """The power of two that brings sums of at most `bound` to 2^14..2^15, where float16 is as precise as it gets.
 
     `bound` (1,): the sum over ranks of each one's largest magnitude, which no partial sum exceeds in any order of
-    adding. Where it is no number, or nothing is to be sent, the scale is 1: an overflow travels on as it is.
+    adding. Where it is not a number, or nothing is to be sent, the scale is 1: an overflow travels on as it is.
     """
     if not numpy.isfinite(bound[0]) or bound[0] == 0:
         return numpy.ones_like(bound)

@@ -65,7 +65,7 @@ class DataConfig:
         "", "Your function of each batch, inputs and targets: file.py:function or package.module:function.",
         matters=RESULT | TIME,
     )  # fmt: skip
-    verify_data: bool = setting(True, "Hold what is read of shards against its checksums.", matters=TIME)
+    verify_data: bool = setting(True, "Verify shard checksums while reading.", matters=TIME)
     shuffle: str = setting(
         "global",
         "Shuffle over the whole data set, or over each node's share of it, which is then all that the node reads.",
@@ -295,7 +295,7 @@ class InterruptionConfig:
     )
     min_workers: int | None = setting(
         None,
-        "With --elastic: where nodes are lost, go on with the workers that the others hold, down to this many.",
+        "With --elastic: continue with fewer workers after losing nodes, down to this many.",
         at_least=1,
         matters=NOTHING,
     )
@@ -323,7 +323,7 @@ class CheckpointConfig(InterruptionConfig):
     )
     evict_slow: float | None = setting(
         None,
-        "With --elastic: go on without a worker that takes more than this many times as long as the others, for long.",
+        "With --elastic: drop a worker that stays slower than the median by this factor.",
         above=1,
         matters=NOTHING,
     )
@@ -334,7 +334,7 @@ class CheckpointConfig(InterruptionConfig):
         matters=NOTHING,
     )
     allow: Sequence[str] = setting(
-        (), "With --resume: go on although this setting differs; may be repeated.", kind="names", matters=NOTHING
+        (), "With --resume: continue although this setting differs; may be repeated.", kind="names", matters=NOTHING
     )
 
 

@@ -182,13 +182,15 @@ class _SpaceReader:
 
     def _range(self, item: Setting, table: Mapping[str, Any], when: Mapping[str, tuple[str, ...]]) -> Dimension:
         if item.kind not in ("int", "float", "bytes", "amount", "seconds") or item.choices:
-            raise ValueError("is no number; list its values")
+            raise ValueError("is not a number; list its values")
         if AUTO in (table["low"], table["high"]):
-            raise ValueError(f"{AUTO} is no end of a range; list the values")
+            raise ValueError(f"{AUTO} is not an end of a range; list the values")
         low, high = (float(item.parse(table[end])) for end in ("low", "high"))
         log, step = bool(table.get("log", False)), table.get("step")
         if not low < high or (log and low <= 0) or (log and step is not None):
-            raise ValueError(f"{shown(dict(table))} is no range; low must be below high, above 0 with log, log or step")
+            raise ValueError(
+                f"{shown(dict(table))} is not a range; low must be below high (above 0 with log); log or step"
+            )
         if step is not None and not (math.isfinite(float(step)) and float(step) > 0):
             raise ValueError(f"step {step} must be above 0")
         whole = item.kind in ("int", "bytes", "amount")

@@ -165,7 +165,7 @@ def _integer(value: Any) -> int:
         if isinstance(value, bool) or (isinstance(value, float) and value != number):
             raise ValueError
     except (TypeError, ValueError, OverflowError):
-        raise ValueError(f"{shown(value)} is no whole number") from None
+        raise ValueError(f"{shown(value)} is not a whole number") from None
     return _within(number)
 
 
@@ -179,9 +179,9 @@ def _real(value: Any) -> float:
     try:
         number = float(value)
     except (TypeError, ValueError, OverflowError):
-        raise ValueError(f"{shown(value)} is no number") from None
+        raise ValueError(f"{shown(value)} is not a number") from None
     if isinstance(value, bool) or not math.isfinite(number):
-        raise ValueError(f"{value!r} is no finite number")
+        raise ValueError(f"{value!r} is not a finite number")
     return number
 
 
@@ -214,7 +214,7 @@ def _boolean(value: Any) -> bool:
 
 def _text(value: Any) -> str:
     if not isinstance(value, str | int | float) or isinstance(value, bool):
-        raise ValueError(f"{shown(value)} is no text")
+        raise ValueError(f"{shown(value)} is not text")
     text = str(value)
     if "\0" in text or max(map(len, text.split("/"))) > LONGEST_NAME:
         raise ValueError(f"{shown(text)} holds a zero byte, or a name of more than {LONGEST_NAME} letters")
@@ -233,7 +233,7 @@ def image_size(value: Any) -> tuple[int, int]:
     except ValueError:
         sides = []
     if len(sides) not in (1, 2) or not 1 <= min(sides) <= max(sides) <= LONGEST_SIDE:
-        raise ValueError(f"{shown(value)} is no size; write for example 28 or 224x192, up to {LONGEST_SIDE}")
+        raise ValueError(f"{shown(value)} is not a size; write for example 28 or 224x192, up to {LONGEST_SIDE}")
     return sides[0], sides[-1]
 
 
@@ -242,7 +242,7 @@ def _items(value: Any) -> list[Any]:
     items = list(value) if isinstance(value, list | tuple) else str(value).split(",")
     items = [item.strip() if isinstance(item, str) else item for item in items]
     if not items or "" in items or any(isinstance(item, list | dict) for item in items):
-        raise ValueError(f"{shown(value)} is no list; write one or more values, separated by commas")
+        raise ValueError(f"{shown(value)} is not a list; write one or more values, separated by commas")
     return items
 
 

@@ -254,7 +254,7 @@ def _as_toml(value: Any) -> Any:
 
 
 class _Tables:
-    """The parts of a study's file; what is no table where one must be becomes a problem."""
+    """The parts of a study's file; what is not a table where one must be becomes a problem."""
 
     def __init__(self, path: Path | None, *, small: bool) -> None:
         self.origin = str(path) if path else "flags"

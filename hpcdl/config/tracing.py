@@ -83,7 +83,7 @@ def parse_trace(value: Any) -> TraceSpec:
             found |= _READERS[name](rest)
         else:
             raise ValueError(
-                f"{shown(item.strip())} is no part of a trace; write a level ({', '.join(LEVELS)}), steps=100:110, "
+                f"{shown(item.strip())} is not part of a trace; write a level ({', '.join(LEVELS)}), steps=100:110, "
                 "every=50, ranks=0-7 or size=64MiB, with commas between"
             )
     return TraceSpec(**found)
@@ -92,13 +92,13 @@ def parse_trace(value: Any) -> TraceSpec:
 def _steps(text: str) -> dict[str, Any]:
     match = _STEPS.fullmatch(text)
     if match is None or (match[2] is not None and int(match[2]) <= int(match[1])):
-        raise ValueError(f"steps={text} is no range; write steps=100:110 (100 to 109) or steps=100 (and all after)")
+        raise ValueError(f"steps={text} is not a range; write steps=100:110 (100 to 109) or steps=100 (and all after)")
     return {"first": int(match[1]), "end": int(match[2]) if match[2] is not None else None}
 
 
 def _every(text: str) -> dict[str, Any]:
     if not re.fullmatch(r"\d{1,15}", text) or int(text) < 1:
-        raise ValueError(f"every={text} is no number of steps; write every=50")
+        raise ValueError(f"every={text} is not a number of steps; write every=50")
     return {"every": int(text)}
 
 
@@ -106,7 +106,7 @@ def _ranks(text: str) -> dict[str, Any]:
     matches = [_RANGE.fullmatch(part) for part in text.split("+")]
     pairs = [(int(match[1]), int(match[2] or match[1])) for match in matches if match is not None]
     if len(pairs) < len(matches) or any(last < first for first, last in pairs):
-        raise ValueError(f"ranks={text} is no list of ranks; write ranks=0-7 or ranks=0+8+16-23")
+        raise ValueError(f"ranks={text} is not a list of ranks; write ranks=0-7 or ranks=0+8+16-23")
     return {"ranks": tuple(pairs)}
 
 

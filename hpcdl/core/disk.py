@@ -46,7 +46,7 @@ OUTPUTS = ".hpcdl-outputs.json"
 
 
 class PlaceError(UsageError, OSError):
-    """Somebody has put a link, or what is no plain file, where hpcdl is to write."""
+    """Somebody has put a link, or what is not a plain file, where hpcdl is to write."""
 
     def __init__(self, number: int, what: str, path: Path) -> None:
         OSError.__init__(self, number, what, str(path))

@@ -45,7 +45,7 @@ class HpcdlError(Exception):
 class RankError(HpcdlError):
     """A rank failed; `rank` and `host` say which one, `exit_code` is the rank's own.
 
-    `lost`: it is gone or gives no sign of life, by no doing of its own; new ranks might go on in its place. `node`: the
+    `lost`: it is gone or is not responding, by no doing of its own; new ranks might go on in its place. `node`: the
     one that went down as a whole, where it did. `evicted`: it is alive, but too slow to go on with.
     """
 

@@ -75,7 +75,7 @@ def without_infinities(document: Any) -> Any:
 
 
 def open_regular(path: Path | str) -> BinaryIO:
-    """`path`, open for reading; OSError where it is no plain file: a pipe would keep its reader waiting for ever."""
+    """`path`, open for reading; OSError where it is not a plain file: a pipe would keep its reader waiting for ever."""
     return os.fdopen(open_descriptor(path), "rb")
 
 
@@ -152,7 +152,7 @@ def read_toml(path: Path, wrong: type[HpcdlError] = UsageError) -> dict[str, Any
     except OSError as error:
         raise wrong(f"cannot read config file {path}: {error.strerror}") from None
     except ValueError as error:
-        raise wrong(f"{path} is no valid TOML: {error}") from None
+        raise wrong(f"{path} is not valid TOML: {error}") from None
 
 
 _CONTAINERS = frozenset((dict, list))

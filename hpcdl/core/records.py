@@ -54,7 +54,7 @@ class HistoryPoint:
 
 
 def history_point(*, val_metrics: Mapping[str, float] = MappingProxyType({}), **values: Any) -> HistoryPoint:
-    """A point of what was measured; what is no finite number counts as not measured: JSON has no word for it."""
+    """A point of what was measured; what is not a finite number counts as not measured: JSON has no word for it."""
     metrics = {name: value for name, value in val_metrics.items() if math.isfinite(value)}
     return HistoryPoint(**without_infinities(values), val_metrics=metrics)
 
@@ -183,7 +183,7 @@ def event_of(line: bytes) -> dict[str, Any]:
     """The event in a line of a journal; ValueError where it is none, or has text in place of a number."""
     event = parse_json(line)
     if not isinstance(event, dict):
-        raise ValueError("it is no object")
+        raise ValueError("it is not an object")
     try:
         check_fields(JournalEvent, event)
     except TypeError as error:

@@ -25,7 +25,7 @@ def parse_bytes(text: str) -> int:
     """Bytes in `text`: `256MiB`, `1.5GB`, `4096`. Raises ValueError otherwise."""
     match = re.fullmatch(_NUMBER, text.strip().lower())
     if not match or match[2] not in _BYTES:
-        raise ValueError(f"{text!r} is no size; write for example 256MiB or 1.5GB")
+        raise ValueError(f"{text!r} is not a size; write for example 256MiB or 1.5GB")
     return int(Decimal(match[1]) * _BYTES[match[2]])
 
 
@@ -39,7 +39,7 @@ def parse_seconds(text: str) -> float:
     parts = re.findall(_NUMBER, stripped)
     rebuilt = re.sub(_NUMBER, "", stripped).strip()
     if not parts or rebuilt or any(unit not in _SECONDS for _, unit in parts):
-        raise ValueError(f"{text!r} is no time; write for example 90s, 10m, 1h30m or 01:30:00")
+        raise ValueError(f"{text!r} is not a time; write for example 90s, 10m, 1h30m or 01:30:00")
     return float(sum(Decimal(number) * _SECONDS[unit] for number, unit in parts))
 
 

@@ -68,7 +68,7 @@ def check_scratch(subject: Subject) -> list[Finding]:
     folder = subject.scratch
     other = "set TMPDIR to a folder of this node with space"
     if not folder.is_dir() or not os.access(folder, os.W_OK | os.X_OK):
-        return [failure(f"{folder} is no folder that you may write to", other)]
+        return [failure(f"{folder} is not a folder that you may write to", other)]
     free = shutil.disk_usage(folder).free
     text = f"{folder} has {format_bytes(free)} free"
     if free < SCRATCH_NEEDED_BYTES:

@@ -1,7 +1,7 @@
 """A network that is not what it should be: messages that stand still, or come at the rate of a slow link.
 
 `Impaired` wraps any Communicator below `Observed`, so every group of a run that is made from it is impaired too, and
-what a rank waits for is seen as ever. Only a run that asks for it has one. Memory that ranks share is no message.
+what a rank waits for is seen as ever. Only a run that asks for it has one. Memory that ranks share is not a message.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """What `--inject` puts between nodes: partitions, slow links and clocks that differ, on one rank of a run.
 
 A partition begins where the first rank of its place says so, by a mark on the disk; every rank keeps its own messages
-across it back, and ranks inside give no sign of life either, as if their node could not reach the file system. The mark
+across it back, and ranks inside are not responding either, as if their node could not reach the file system. The mark
 names the node: one that is cut off for good is so from the start for new ranks on it, whatever its number is by then.
 """
 

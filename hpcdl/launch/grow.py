@@ -106,18 +106,18 @@ class Growth:
 def ask_to_grow(run_dir: Path) -> None:
     """Leave the request for more workers with the run in `run_dir`; UsageError where it could not be heard."""
     if not (run_dir / rundir.CONFIG_FILE).is_file():
-        raise UsageError(f"{run_dir} is no run directory: it holds no {rundir.CONFIG_FILE}")
+        raise UsageError(f"{run_dir} is not a run directory: it holds no {rundir.CONFIG_FILE}")
     if run_dir.stat().st_uid != os.geteuid():
         raise UsageError(f"{run_dir} belongs to another user, who alone may ask that run for more workers")
     if not _resolved(run_dir).config.checkpoint.elastic:
-        raise UsageError(f"{run_dir} goes on without --elastic, and keeps its workers; resume it with --elastic")
+        raise UsageError(f"{run_dir} runs without --elastic, and keeps its workers; resume it with --elastic")
     try:
         check_free(run_dir)
     except UsageError:  # its process holds it: it is there
         make_folder(run_dir / FOLDER)
         touch(run_dir / FOLDER / REQUEST)
         return
-    raise UsageError(f"{run_dir} does not go on now; start it again with --resume, on as many --ranks as there are")
+    raise UsageError(f"{run_dir} is not running; restart it with --resume, on as many --ranks as there are")
 
 
 def _resolved(run_dir: Path) -> ResolvedConfig[TrainConfig] | ResolvedConfig[ScriptConfig]:

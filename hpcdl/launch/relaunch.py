@@ -104,7 +104,7 @@ def _left_out(places: RankSlots, error: RankError, newest: int, resolved: Resolv
 def _lost(error: RankError, left_out: str, times: int, newest: int) -> str:
     """What was lost, in words; RankError where that came TRIES times in a row."""
     if times == TRIES:
-        text = f"{error}; lost {TRIES} times after step {newest}, the run does not go on by itself"
+        text = f"{error}; lost {TRIES} times after step {newest}, the run does not restart by itself"
         raise RankError(text, rank=error.rank, host=error.host, exit_code=error.exit_code) from error
     what = f"node {error.node} went down or cannot be reached" if error.node else str(error)
     return "; ".join(filter(None, [what, left_out]))
@@ -126,7 +126,7 @@ def _too_few(text: str, resolved: ResolvedConfig[Any], places: RankSlots, saved:
     few = f"{num_workers(resolved, places.num_ranks) or 'no'} workers are left"
     text += f"; {few}, {f'--min-workers is {least}' if asked else f'without --min-workers all {least} are needed'}"
     if saved:
-        return StoppedEarly(f"{text}; what is saved, up to step {saved}, is kept: go on with --resume")
+        return StoppedEarly(f"{text}; what is saved, up to step {saved}, is kept: continue with --resume")
     return RankError(f"{text}; nothing is saved yet", rank=error.rank, host=error.host)
 
 

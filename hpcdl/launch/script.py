@@ -52,7 +52,7 @@ class Script:
 
 
 def check_script(path: Path) -> None:
-    """UsageError where `path` is no file with Python in it."""
+    """UsageError where `path` is not a file with Python in it."""
     if not path.is_file():
         raise UsageError(f"{path} is {'a folder' if path.is_dir() else 'not there'}; name a file with a Python script")
     try:

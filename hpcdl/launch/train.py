@@ -68,7 +68,7 @@ def interruptible(resumes: bool) -> AbstractContextManager[None]:
 
     def stop(number: int) -> None:
         if resumes:
-            raise StoppedEarly("stopped by a signal before the ranks had started; go on with --resume")
+            raise StoppedEarly("stopped by a signal before the ranks had started; continue with --resume")
         raise Interrupted("stopped by a signal before the ranks had started")
 
     return caught(stop, (signal.SIGTERM, signal.SIGUSR1, signal.SIGHUP))

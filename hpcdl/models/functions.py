@@ -33,7 +33,7 @@ def user_function(builder: UserFunction) -> Callable[..., Any]:
         raise function_missing(builder, known)
     if not callable(function):
         raise UsageError(
-            f"{builder.what} {str(builder)!r} is no function but {type(function).__name__}; {ASKED[builder.what]}"
+            f"{builder.what} {str(builder)!r} is not a function but {type(function).__name__}; {ASKED[builder.what]}"
         )
     return function  # type: ignore[no-any-return]  # getattr of a module: its signature is looked at before the call
 

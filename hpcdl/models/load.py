@@ -69,7 +69,7 @@ def _check(
 
 
 def _built(builder: UserFunction, model: Any, input_shape: tuple[int, ...] | Shapes | None) -> keras.Model:
-    """What the user's function returned, with its weights; UsageError where it is no model, or has none."""
+    """What the user's function returned, with its weights; UsageError where it is not a model, or has none."""
     import keras
 
     if not isinstance(model, keras.Model):

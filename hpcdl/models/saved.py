@@ -317,6 +317,6 @@ def _check_module(module: str, name: str) -> None:
     package = module.partition(".")[0]
     if package not in _TRUSTED or (package == "keras" and not _MODELING.match(module)):
         raise ValueError(
-            f"it names {shown(f'{module}.{name}')}, which is no layer of Keras and not registered here; register the "
-            "class with keras.saving.register_keras_serializable, in the file that --model names"
+            f"it names {shown(f'{module}.{name}')}, which is neither a layer of Keras nor registered here; register "
+            "the class with keras.saving.register_keras_serializable, in the file that --model names"
         )

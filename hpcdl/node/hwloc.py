@@ -60,7 +60,7 @@ def read_file(path: Path) -> Topology:
             f"cannot read topology {path}: {error.strerror}; make one with `lstopo --of xml {path}`"
         ) from None
     except UnicodeDecodeError:
-        raise UsageError(f"{path} is no hwloc XML; make one with `lstopo --of xml {path}`") from None
+        raise UsageError(f"{path} is not hwloc XML; make one with `lstopo --of xml {path}`") from None
 
 
 def parse(text: str, *, source: str) -> Topology:
@@ -70,10 +70,10 @@ def parse(text: str, *, source: str) -> Topology:
             raise ValueError("it declares entities")
         root = ElementTree.fromstring(text, ElementTree.XMLParser(target=_ShallowTree()))
     except (ElementTree.ParseError, ValueError) as error:
-        raise UsageError(f"{source} is no hwloc XML ({error}); make one with `lstopo --of xml FILE`") from None
+        raise UsageError(f"{source} is not hwloc XML ({error}); make one with `lstopo --of xml FILE`") from None
     machine = root.find("object[@type='Machine']")
     if root.tag != "topology" or machine is None:
-        raise UsageError(f"{source} is no hwloc XML of format 2; make one with `lstopo --of xml FILE` of hwloc >= 2.0")
+        raise UsageError(f"{source} is not hwloc XML of format 2; make one with `lstopo --of xml FILE` of hwloc >= 2.0")
     found = _Found()
     try:
         _walk(machine, found, package=0)

@@ -142,7 +142,7 @@ def read_profile(path: Path) -> Profile:
 def _check_finite(document: Any) -> None:
     """ValueError for a number that TOML has and JSON, in which a report holds profiles, has not."""
     if isinstance(document, float) and not math.isfinite(document):
-        raise ValueError(f"{document} is no number that was measured")
+        raise ValueError(f"{document} is not a number that was measured")
     for item in document.values() if isinstance(document, dict) else document if isinstance(document, list) else ():
         _check_finite(item)
 

@@ -233,7 +233,7 @@ def replica_of(worker: Worker) -> Replica:
 def _warnings(departures: list[Departure]) -> list[str]:
     return [
         f"worker {one.worker} left before the end ({': '.join(filter(None, [one.reason, one.text]))}); "
-        "the others went on"
+        "the others continued"
         for one in departures
         if one.reason in (SIGNAL, ERROR, LOST, EVICTED)
     ]

@@ -603,9 +603,9 @@ class Parts:
             raise Interrupted(f"{stopped}; no checkpoint could be written, so --resume begins again")
         if saved < step:
             raise StoppedEarly(
-                f"{stopped}; its checkpoint could not be written: --resume goes on after step {saved}", grows=grows
+                f"{stopped}; its checkpoint could not be written: --resume continues after step {saved}", grows=grows
             )
-        raise StoppedEarly(f"{stopped}; a checkpoint is saved: go on with --resume", grows=grows)
+        raise StoppedEarly(f"{stopped}; a checkpoint is saved: continue with --resume", grows=grows)
 
     def _warn(self, text: str) -> None:
         """Say at once, and keep for the record, what is found while a step is traced; once, of however many traces."""

@@ -38,7 +38,7 @@ def load_run(run_dir: Path) -> tuple[keras.Model, list[str]]:
     warnings: list[str] = []
     step = checkpoints.newest_valid(run_dir, warnings)
     if step is None:
-        raise CorruptError(f"{run_dir} holds neither {MODEL_FILE} nor a checkpoint; let the run go on with --resume")
+        raise CorruptError(f"{run_dir} holds neither {MODEL_FILE} nor a checkpoint; let the run continue with --resume")
     dataset = open_dataset(resolved.config.data.data, seed=resolved.config.run.seed)
     dataset = preprocessed(dataset, resolved.config.data.preprocess)
     model = build_model(resolved.config, dataset)

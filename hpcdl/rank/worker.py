@@ -236,7 +236,7 @@ def _save_finished(model: keras.Model, run_dir: Path) -> list[str]:
     except (OSError, RuntimeError) as error:
         raise HpcdlError(
             f"cannot write {run_dir / MODEL_FILE}: {getattr(error, 'strerror', None) or error}; the newest checkpoint "
-            "stays: make room and go on with --resume"
+            "stays: make room and continue with --resume"
         ) from error
     return [f"{MODEL_FILE} found no room ({getattr(first, 'strerror', None) or first}); older checkpoints were removed"]
 

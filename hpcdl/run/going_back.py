@@ -25,7 +25,7 @@ def check_going_back(run_dir: Path, limits: InterruptionConfig) -> None:
         raise UsageError(f"--from-step {step}: it says from which step --resume resumes; add --resume")
     if limits.elastic:
         raise UsageError(
-            f"--from-step {step}: not with --elastic, which always goes on from the newest checkpoint; go back with "
+            f"--from-step {step}: not with --elastic, which always continues from the newest checkpoint; go back with "
             "--no-elastic, and on with --elastic once it has saved"
         )
     kept = list_checkpoints(run_dir / FOLDER)
@@ -68,6 +68,6 @@ def script_way_back(run_dir: Path, words: Sequence[str]) -> str:
         return "lower the learning rate in the script"
     line = ["hpcdl", "run", "--resume", "--run-dir", str(run_dir), *_from(kept[1] if len(kept) > 1 else 0)]
     return (
-        f"--resume goes on from step {kept[0]}; lower the learning rate in the script, and where it fails again go "
+        f"--resume continues from step {kept[0]}; lower the learning rate in the script, and where it fails again go "
         f"back with {shlex.join([*line, *words])}"
     )

@@ -56,7 +56,7 @@ def way_of(run_plan: RunPlan, launcher: Launcher) -> tuple[bool, str]:
     if why:
         return False, f"where a rank is lost, all are started again from the newest state that is kept ({why})"
     return True, (
-        f"where a rank is lost, the others go on in place (ULFM), down to {run_plan.config.checkpoint.min_workers} "
+        f"where a rank is lost, the others continue in place (ULFM), down to {run_plan.config.checkpoint.min_workers} "
         "workers; weights move once a step's exchange is over"
     )
 
@@ -77,10 +77,10 @@ def _against(run_plan: RunPlan, launcher: Launcher) -> Iterator[str]:
     """Why this run cannot go on in place, what is known at once first."""
     config, least = run_plan.config, run_plan.config.checkpoint.min_workers
     if least is None or least >= run_plan.num_workers:
-        yield "no worker may be missing: --min-workers N says how few may go on"
+        yield "no worker may be missing: --min-workers N says how few may continue"
     if not run_plan.info.features.in_place:
         able = ", ".join(info.name for info in STRATEGIES.values() if info.features.in_place)
-        yield f"{run_plan.info.name} does not go on in place; these do: {able}"
+        yield f"{run_plan.info.name} cannot continue in place; these do: {able}"
     yield from _against_apart(config)
     if config.data.stage is not None:
         yield "--stage shares the data out among all ranks"

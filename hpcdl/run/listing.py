@@ -42,12 +42,12 @@ class ListedCheckpoint:
 def listed(run_dir: Path) -> list[ListedCheckpoint]:
     """The checkpoints in `run_dir`, newest first, every file read and held against its digest.
 
-    UsageError where `run_dir` is no run.
+    UsageError where `run_dir` is not a run.
     """
     folder = run_dir / FOLDER
     if not folder.is_dir() and not (run_dir / CONFIG_FILE).is_file():
         raise UsageError(
-            f"{run_dir} is no run: it holds neither {CONFIG_FILE} nor {FOLDER}/; `hpcdl runs` lists what there is"
+            f"{run_dir} is not a run: it holds neither {CONFIG_FILE} nor {FOLDER}/; `hpcdl runs` lists what there is"
         )
     kind = _kind_of(run_dir)
     found = [_look_at(folder_of(folder, step), step, kind) for step in list_checkpoints(folder)]
@@ -135,5 +135,5 @@ def require_whole(found: list[ListedCheckpoint]) -> None:
     if not damaged:
         return
     rest = [item.step for item in found if item.whole]
-    remedy = f"--resume goes on after step {rest[0]}" if rest else "none is left to go on from"
+    remedy = f"--resume continues after step {rest[0]}" if rest else "none is left to continue from"
     raise CorruptError(f"{'; '.join(item.problem for item in damaged)}; {remedy}")

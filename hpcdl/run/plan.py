@@ -116,7 +116,7 @@ def prepare(resolved: ResolvedConfig[TrainConfig]) -> RunPlan:
     if config.run.epochs is not None and config.run.steps is not None:
         raise UsageError("--epochs and --steps exclude each other; give one of them")
     if config.checkpoint.local_checkpoint_every and not config.checkpoint.elastic:
-        raise UsageError("--local-checkpoint-every keeps what new ranks go on from: add --elastic, or leave it out")
+        raise UsageError("--local-checkpoint-every keeps what new ranks continue from: add --elastic, or leave it out")
     check_redundancy(config.checkpoint, info)
     if config.run.tensorboard is not None and importlib.util.find_spec("tensorboard") is None:
         raise UsageError("--tensorboard needs the package tensorboard; pip install 'hpcdl[tensorboard]'")
@@ -238,7 +238,7 @@ def check_saved_model(path: Path) -> None:
     except (OSError, ValueError) as error:
         raise UsageError(f"--init-weights {path}: {getattr(error, 'strerror', None) or error}") from error
     if not holds_model:
-        raise UsageError(f"--init-weights {path}: this is no saved model; give a .keras file, as a run's model.keras")
+        raise UsageError(f"--init-weights {path}: not a saved model; give a .keras file, as a run's model.keras")
     from hpcdl.models.saved import check_saved  # loads h5py, of which most runs need nothing here
 
     try:

@@ -199,7 +199,7 @@ def check_place(run_dir: Path, checkpoint: InterruptionConfig) -> None:
             "choose a new or an empty --run-dir"
         )
     if others:
-        raise UsageError(f"run directory {run_dir} exists; choose another --run-dir, or go on with --resume")
+        raise UsageError(f"run directory {run_dir} exists; choose another --run-dir, or continue with --resume")
 
 
 def discard(run_dir: Path, aside: Path) -> None:

@@ -29,7 +29,9 @@ def check_least(resolved: ResolvedConfig[Any]) -> None:
     if isinstance(checkpoint, CheckpointConfig) and checkpoint.evict_slow is not None:
         _check_evicts(resolved, f"--evict-slow {checkpoint.evict_slow:g}")
     if checkpoint.min_workers is not None and not checkpoint.elastic:
-        raise UsageError(f"--min-workers {checkpoint.min_workers} is for runs that go on by themselves: add --elastic")
+        raise UsageError(
+            f"--min-workers {checkpoint.min_workers} is for runs that restart by themselves: add --elastic"
+        )
     chosen = resolved.origins.get("on-fewer-workers", "default")
     if checkpoint.min_workers is None and chosen in ("flag", "--set"):
         raise UsageError("--on-fewer-workers says what --min-workers N keeps: add that, and --elastic")
@@ -40,7 +42,7 @@ def _check_evicts(resolved: ResolvedConfig[TrainConfig], given: str) -> None:
     config = resolved.config
     info = find_strategy(config.exchange.strategy)
     if not config.checkpoint.elastic:
-        raise UsageError(f"{given} is for runs that go on by themselves: add --elastic")
+        raise UsageError(f"{given} is for runs that restart by themselves: add --elastic")
     if not info.features.mpi:
         raise UsageError(
             f"{given}: {info.name} runs on TensorFlow's own servers, where nobody can tell a slow worker from those "

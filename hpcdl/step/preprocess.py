@@ -53,7 +53,7 @@ def _checked(builder: UserFunction, made: Any, inputs: Any, targets: Any) -> tup
     try:
         new_inputs, new_targets = (tf.nest.map_structure(tf.convert_to_tensor, part) for part in made)
     except (TypeError, ValueError) as error:
-        raise refused(f"returned what is no tensor ({str(error).splitlines()[0]})") from error
+        raise refused(f"returned what is not a tensor ({str(error).splitlines()[0]})") from error
     if isinstance(targets, Mapping) != isinstance(new_targets, Mapping) or (
         isinstance(targets, Mapping) and set(targets) != set(new_targets)
     ):

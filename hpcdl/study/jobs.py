@@ -107,7 +107,7 @@ def _opened(folder: Path, study: Study, plan: StudyRuns, *, resume: bool) -> Job
             raise UsageError(f"{folder} exists and holds no study of jobs; choose another --out DIR")
         return JobsState(name=study.name, digest=digest)
     if not resume:
-        raise UsageError(f"{folder} holds a study; go on with --resume, or choose another --out DIR")
+        raise UsageError(f"{folder} holds a study; continue with --resume, or choose another --out DIR")
     state = read_as(JobsState, path, SCHEMA, "; choose another --out DIR")
     if state.digest != digest:
         raise UsageError(

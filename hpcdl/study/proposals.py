@@ -171,7 +171,7 @@ def _check(trial: Any) -> None:
     if not isinstance(trial.user_attrs.get("settings", {}), dict):
         raise ValueError(f"the settings of trial {trial.number} are no table")
     if any(isinstance(value, int) and abs(value) >= 2**63 for value in trial.params.values()):
-        raise ValueError(f"a setting of trial {trial.number} is no number of 64 bits")
+        raise ValueError(f"a setting of trial {trial.number} is not a number of 64 bits")
 
 
 @contextmanager
@@ -182,7 +182,7 @@ def _whole(path: Path) -> Iterator[None]:
         with open_regular(path) as file:
             size = os.fstat(file.fileno()).st_size
         if size > _MOST_BYTES:
-            raise CorruptError(f"{path} is no journal of a search: it has {size} bytes{remedy}")
+            raise CorruptError(f"{path} is not a journal of a search: it has {size} bytes{remedy}")
     except FileNotFoundError:
         if path.is_symlink():
             raise CorruptError(f"{path} is a link to nowhere{remedy}") from None

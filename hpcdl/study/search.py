@@ -120,7 +120,7 @@ def open_search(folder: Path, search: SearchStudy, *, resume: bool) -> SearchRec
     )  # fmt: skip
     if (folder / FILE_NAME).exists():
         if not resume:
-            raise UsageError(f"{folder} holds a search; go on with --resume, or choose another --out DIR")
+            raise UsageError(f"{folder} holds a search; continue with --resume, or choose another --out DIR")
         before = read_search(folder / FILE_NAME)
         if (before.name, list(before.objectives)) != (search.name, list(plan.objective)):
             raise UsageError(f"{folder} holds a search of another name or objective; choose another --out DIR")
@@ -215,7 +215,7 @@ class HyperparameterSearch:
             time.sleep(POLL_S)
             self._stopping = self._stopping or time.monotonic() >= self._stop_at
         done = sum(item.state != RUNNING for item in self.record.trials)
-        raise StoppedEarly(f"stopped with {done} of {self._search.plan.trials} trials done; go on with --resume")
+        raise StoppedEarly(f"stopped with {done} of {self._search.plan.trials} trials done; continue with --resume")
 
     def _next(self) -> Proposal | None:
         """The next trial, None where there is none left, or no time for it."""

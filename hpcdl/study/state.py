@@ -67,7 +67,7 @@ def open_study(folder: Path, study: Study, plan: StudyRuns, *, resume: bool) -> 
     if (folder / FILE_NAME).exists():
         if resume:
             return _resumed_state(folder, study, plan)
-        raise UsageError(f"{folder} holds a study; go on with --resume, or choose another --out DIR")
+        raise UsageError(f"{folder} holds a study; continue with --resume, or choose another --out DIR")
     if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
         raise UsageError(f"{folder} exists and holds no study; choose another --out DIR")
     return new_state(study, plan)

@@ -109,7 +109,7 @@ class Sweep:
             self._stopping = self._stopping or time.monotonic() >= self._stop_at
         if self._stopping and (waiting or self._active):
             left = len(waiting) + len(self._active)
-            raise StoppedEarly(f"stopped with {left} of {len(self._plan.runs)} runs to go; go on with --resume")
+            raise StoppedEarly(f"stopped with {left} of {len(self._plan.runs)} runs to go; continue with --resume")
 
     def _take_stock(self) -> None:
         """Settle what an earlier call left: runs that it did not see end, and failed ones, which get another chance."""

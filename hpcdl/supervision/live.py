@@ -61,7 +61,7 @@ class LiveView:
 
     def __init__(self, run_dir: Path) -> None:
         if not run_dir.is_dir():
-            raise UsageError(f"{run_dir} is no run directory")
+            raise UsageError(f"{run_dir} is not a run directory")
         self._run_dir = run_dir
         self._folder = run_dir / RANKS_FOLDER / FOLDER
         self._journal = JournalReader(run_dir, from_begin=True, strict=True)

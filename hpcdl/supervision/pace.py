@@ -155,7 +155,7 @@ class Paces:
         excess = {
             INPUT_CAUSE: float(beyond_others(input_s)[row]),
             CONTENTION: float(beyond_others(own_s - input_s)[row]),
-            BETWEEN: -math.inf,  # what lies between steps is no part of them
+            BETWEEN: -math.inf,  # what lies between steps is not part of them
             COLLECTOR_CAUSE: 0.0,
         }
         names = set.intersection(*(set(work.rates) for work in works))

@@ -17,7 +17,7 @@ from hpcdl.strategies.base.finite import all_finite
 
 
 def check_loss(loss: float, step: int, rank: int) -> None:
-    """NotFiniteError where the loss is no finite number though its gradients were."""
+    """NotFiniteError where the loss is not a finite number though its gradients were."""
     if not math.isfinite(loss):
         raise NotFiniteError(f"loss is {loss} at step {step} on rank {rank}")
 

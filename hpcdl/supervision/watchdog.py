@@ -128,7 +128,7 @@ def diagnose(asker: Note, notes: Mapping[int, Note], hosts: Mapping[int, str], l
     if silent:
         rank, host = silent[0], hosts.get(silent[0], "a host unknown yet")
         why = "stopped, swapped out, or its node is gone or cut off"
-        text = f"rank {rank} on {host} gives no sign of life ({why}); {told}"
+        text = f"rank {rank} on {host} is not responding ({why}); {told}"
         return Verdict(kind="gone", cause=rank, host=host, text=text, fatal=True)
     free = [notes[rank] for rank in reached if _is_free(notes[rank], limits.stall_s / 2)]
     still = [note for note in free if note.idle_s > limits.stall_s]
@@ -468,7 +468,7 @@ class Watchdog:
             if kind == "lost":
                 seen.lost |= {int(number)}
             if seen.leads:
-                self.actions.tell(text if kind == "busy" else f"the run goes on without rank {number}: {text}")
+                self.actions.tell(text if kind == "busy" else f"the run continues without rank {number}: {text}")
 
     def _speaks(self, verdict: Verdict) -> bool:
         """Whether this rank is the one that ends the job; where who should have cannot, the next look says yes."""

@@ -215,7 +215,7 @@ def read_trace(path: Path) -> RankTrace:
         with open_regular(path) as file:
             page = file.read(PAGE_BYTES)
             if len(page) < PAGE_BYTES or page[:8] != MAGIC:
-                raise CorruptError(f"{path} is no trace of a rank, or damaged")
+                raise CorruptError(f"{path} is not a trace of a rank, or damaged")
             records = numpy.fromfile(file, RECORD)
     except OSError as error:
         raise CorruptError(f"cannot read {path}: {error.strerror}") from error

@@ -111,7 +111,7 @@ class Merged:
 def read_run(run_dir: Path) -> list[RankTrace]:
     """The traces of a run, also of one that was killed; UsageError where it has none."""
     if not run_dir.is_dir():
-        raise UsageError(f"{run_dir} is no run directory")
+        raise UsageError(f"{run_dir} is not a run directory")
     left = collect(run_dir)
     paths = sorted(path for path in (run_dir / FOLDER).glob("*") if _FILE.fullmatch(path.name))
     if left:

@@ -196,7 +196,7 @@ class TraceRecorder:
         """Its span says it all."""
 
     def activity(self, name: str, begin_s: float, end_s: float) -> None:
-        """Keep what is no part of a step."""
+        """Keep what is not part of a step."""
         if self._traced and name not in _TOLD_BETTER:
             self._write(name, begin_s, end_s, 0, OUTSIDE, -1, -1)
 

@@ -240,7 +240,7 @@ def _rate(merged: Merged, steps: Steps, row: int, name: str) -> float | None:
 def _behind_slow_links(merged: Merged, steps: Steps, parts: Array) -> list[Straggler]:
     """Ranks whose messages take longer for a byte than those between the others; needs the level `full`.
 
-    A message travels from when both sides were ready until it has come: who waits for a late sender is no slow link.
+    A message travels from when both sides were ready until it has come: who waits for a late sender is not a slow link.
     """
     ranks = steps.ranks.tolist()
     links = {(a, b): link for a in ranks for b in ranks if a != b and (link := _link(merged, steps, a, b)) is not None}

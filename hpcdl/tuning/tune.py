@@ -136,7 +136,7 @@ def tune(
         write_profile(profile, path)
     if found.stopped:
         kept = f"the best of {found.num_samples} samples is in {path}" if found.choice else "no trial had ended"
-        raise StoppedEarly(f"stopped by a signal; {kept}; go on with the same command and --resume")
+        raise StoppedEarly(f"stopped by a signal; {kept}; continue with the same command and --resume")
     if found.choice is None:
         if found.trials:
             raise HpcdlError(f"no trial succeeded; {found.warnings[0]}; the log is {log.path}")
@@ -169,7 +169,7 @@ def _lower(
     if stopped:
         raise StoppedEarly(
             f"stopped by a signal; the search was done, {LOWER} was not measured; "
-            "go on with the same command and --resume"
+            "continue with the same command and --resume"
         )
     return found
 
@@ -182,7 +182,7 @@ def _batch_sizes(text: str | None) -> list[int]:
     except ValueError:
         sizes = [0]
     if min(sizes) < 1:
-        raise UsageError(f"--batch-sizes {text!r} is no list of whole numbers above 0; write for example 32,64,128")
+        raise UsageError(f"--batch-sizes {text!r} is not a list of whole numbers above 0; write for example 32,64,128")
     return sizes
 
 

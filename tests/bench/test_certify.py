@@ -150,7 +150,7 @@ def test_a_card_goes_on_with_what_it_lacks(tmp_path: Path) -> None:
     assert earlier_trials(plan(out=tmp_path), None, resume=True) == [trial()]
     more = document_of(plan(out=tmp_path, strategies=["ps"], faults=["server killed"]), [trial()])
     assert told_left_out(more) == ["server killed (ring): ring has no servers"]
-    with pytest.raises(UsageError, match="go on with its card: --resume"):
+    with pytest.raises(UsageError, match="continue its card with --resume"):
         earlier_trials(plan(out=tmp_path), None, resume=False)
     with pytest.raises(UsageError, match="was made with 3 ranks, this would be 4"):
         earlier_trials(plan(out=tmp_path, num_ranks=4), None, resume=True)
@@ -169,7 +169,7 @@ def test_one_fault_for_real(run_hpcdl: CommandLine, tmp_path: Path) -> None:
     wait_for(lambda: (card / "runs").is_dir() and any((card / "runs").iterdir()))
     process.terminate()
     stopped = finish(process)
-    assert stopped.code == 75 and "stopped with 0 runs done, 1 to do; go on with --resume" in stopped.err
+    assert stopped.code == 75 and "stopped with 0 runs done, 1 to do; continue with --resume" in stopped.err
     finished = run_hpcdl([*line, "--resume"], timeout_s=300)
     assert finished.code == 0, finished.err
     (row,) = json.loads(finished.out)["faults"]

@@ -126,7 +126,7 @@ def test_every_network_of_the_plan_is_one_of_hpcdls() -> None:
         ("--tries 0", "--tries and --steps are 1 or more"),
         ("--tries five", "invalid int value"),
         ("--steps -1", "--tries and --steps are 1 or more"),
-        ("--out no-such-page.md", "no-such-page.md is no file"),
+        ("--out no-such-page.md", "no-such-page.md is not a file"),
         ("--tables no-such-journal", "no journal of tries"),
         ("--priority high", "invalid choice"),
         ("--colour", "unrecognized arguments"),

@@ -90,7 +90,7 @@ def test_other_bytes_than_were_sent_are_an_error() -> None:
         (("--transport", "grpc"), "--transport grpc: TensorFlow's gRPC servers authenticate nobody"),
         (("--transport", "tcp"), "--transport: 'tcp'"),
         (("--sizes", "0"), "a size is at least 1 byte;"),
-        (("--sizes", "many"), "'many' is no size"),
+        (("--sizes", "many"), "'many' is not a size"),
     ],
     ids=lambda value: " ".join(value) if isinstance(value, tuple) else "",
 )

@@ -62,4 +62,4 @@ def test_a_run_without_any_and_no_run(ask_hpcdl: CommandLine, tmp_path: Path) ->
     for missing in (tmp_path, tmp_path / "nowhere"):
         refused = ask_hpcdl(["checkpoints", missing, "--json"])
         assert refused.code == 2 and refused.out == "" and len(refused.err.splitlines()) == 1
-        assert str(missing) in refused.err and "is no run" in refused.err
+        assert str(missing) in refused.err and "is not a run" in refused.err

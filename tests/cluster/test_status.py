@@ -68,7 +68,7 @@ def test_the_rank_that_died_first_is_named(casualty: Casualty) -> None:
 
 def test_a_lost_node_is_named_with_its_ranks() -> None:
     with pytest.raises(
-        RankError, match=r"node node2 with rank 1 went down .* go on with --resume, without it"
+        RankError, match=r"node node2 with rank 1 went down .* continue with --resume, without it"
     ) as caught:
         raise_for([status(0), status(1)], 2, casualty=Casualty(lost_host="node2"), log=LOG)
     assert caught.value.host == "node2"

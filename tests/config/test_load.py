@@ -52,7 +52,7 @@ def test_all_mistakes_at_once_each_with_its_remedy() -> None:
     text = "\n".join(caught.value.problems)
     assert "file (x): unknown key 'epoch'; did you mean 'epochs'?" in text
     assert "--ranks: 0 is out of range; it must be at least 1" in text
-    assert "--batch-size: 'many' is no whole number" in text
+    assert "--batch-size: 'many' is not a whole number" in text
     assert "--optimizer: 'adamw' is not one of sgd, momentum, nesterov, adam, lars" in text
     assert "--model is needed" in text
     assert "--data is needed" in text

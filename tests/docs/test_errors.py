@@ -19,7 +19,7 @@ MESSAGES = {
     "--ranks 2: strategy 'single' is one process; use --ranks 1, or --strategy ring": "what-a-strategy-does-not-have",
     "no such data folder: nowhere; make one with `hpcdl shard SOURCE nowhere`": "no-data-folder",
     "cannot tell the format of x; give --format, one of: idx": "sources-that-cannot-be-read",
-    "run directory runs/x exists; choose another --run-dir, or go on with --resume": "a-folder-that-exists",
+    "run directory runs/x exists; choose another --run-dir, or continue with --resume": "a-folder-that-exists",
     "another hpcdl writes to runs/x (host a, process 3); wait for it, or remove it": "somebody-else-writes-there",
     "x/model.keras belongs to eve, and the code that it names would run as you; add --trust": "another-users-run",
     "--seed: runs/x began with 0, now it is 1; give what it began with, or --allow seed": "resumed-with-other-settings",
@@ -29,7 +29,7 @@ MESSAGES = {
     "model 'a.py:build' failed at a.py:4: ZeroDivisionError: division by zero": "a-model-function-that-fails",
     "the gradient of conv1/kernel is not finite on rank 1": "numbers-that-are-not-finite",
     "rank 1 on node2 ended without a word (killed, out of memory or crashed); see log": "ranks-that-do-not-start",
-    "node node2 with rank 1 went down or cannot be reached; go on with --resume": "a-node-that-is-gone",
+    "node node2 with rank 1 went down or cannot be reached; continue with --resume": "a-node-that-is-gone",
     "ranks differ in --seed: rank 0 has 0, rank 1 has 1; start every rank with the same command": "ranks-that-differ",
     "checkpoint file runs/x/1/a.h5 is damaged or missing": "damaged-files",
     "CorruptError": "corrupterror",
@@ -69,7 +69,7 @@ def test_codes_and_what_nobody_says(ask_hpcdl: CommandLine) -> None:
     assert "something to resume" in manual.explain("75").text
     told = ask_hpcdl(["explain", "unknown", "strategy", "'rign'"])
     assert told.code == 0 and told.out.startswith("Unknown names\n") and "errors.md#unknown-names" in told.err
-    assert manual.explain("no sign of life").anchor == "ranks-that-wait-for-another", "a part of a message does"
+    assert manual.explain("is not responding").anchor == "ranks-that-wait-for-another", "a part of a message does"
     section = manual.explain("numbers-that-are-not-finite").text
     assert section in manual.explain("NotFiniteError").text, "what it refers to is told with it"
     refused = ask_hpcdl(["explain", "the dog ate it"])

@@ -87,7 +87,7 @@ def expected(fault: str, role: str, features: Features) -> Expected:
         # A server leaves the stop to the workers; an asynchronous worker leaves alone.
         return Expected(codes=(0,) if continues or role == "server" else (75,))
     if fault == "SIGSTOP" and continues and role == "worker":
-        return Expected(codes=(0,), word="goes on without rank 1")
+        return Expected(codes=(0,), word="continues without rank 1")
     if fault in ("exception", "NaN") and continues:
         return Expected(codes=(0,))
     return Expected(codes=(1,), word=f"rank {number_of(role)}")

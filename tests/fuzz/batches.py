@@ -214,7 +214,7 @@ def _bad_message(error: HpcdlError, kind: Kind) -> str:
     if error.exit_code not in (*kind.codes, *while_working):
         return f"exit code {error.exit_code}: {error}"
     if any(not line.strip() or len(line) > LONGEST_LINE for line in str(error).split("\n")):
-        return f"{type(error).__name__} is no message of short lines: {str(error)[:300]!r}"
+        return f"{type(error).__name__} is not a message of short lines: {str(error)[:300]!r}"
     return ""
 
 

@@ -53,7 +53,7 @@ def test_who_is_asked_to_stop_has_them_save(frail_lab: SlurmLab, by_ssh: bool, l
     desk, process = started(frail_lab, by_ssh, library)
     os.kill(_hpcdl(process), signal.SIGTERM)
     finished: Finished = finish(process, 60)
-    assert finished.code == 75 and "a checkpoint is saved: go on with --resume" in finished.err, finished
+    assert finished.code == 75 and "a checkpoint is saved: continue with --resume" in finished.err, finished
     assert desk.checkpoints("run")
 
 

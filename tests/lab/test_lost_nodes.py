@@ -22,7 +22,7 @@ TRAIN = ("--model", "lenet", "--data", "synthetic:cifar10", "--batch-size", "8",
 SLOW = ("--model", "emulated:lenet:0.2s", *TRAIN[2:])
 """Steps that leave time, and the cores to others."""
 FOR_EVER = (*TRAIN, "--steps", "100000")
-GONE = "hpcdl: node node2 with rank 1 went down or cannot be reached; go on with --resume"
+GONE = "hpcdl: node node2 with rank 1 went down or cannot be reached; continue with --resume"
 BOUND_S = 90.0
 """Slurm's SlurmdTimeout is 10 s in the lab, and it looks at each node three times; then it kills the job."""
 
@@ -57,7 +57,7 @@ def lose(lab: SlurmLab, node: str, how: str) -> None:
     [
         ("power", GONE),
         ("link", GONE),
-        ("drained", "a checkpoint is saved: go on with --resume (node node2 went down)"),
+        ("drained", "a checkpoint is saved: continue with --resume (node node2 went down)"),
     ],
     ids=["power", "link", "drained"],
 )
@@ -227,7 +227,7 @@ def test_the_node_of_the_batch_script_goes_down(frail_lab: SlurmLab) -> None:
 @pytest.mark.parametrize(
     ("how", "expected"),
     [
-        ("power", "hpcdl: rank 1 on node2 gives no sign of life"),
+        ("power", "hpcdl: rank 1 on node2 is not responding"),
         ("shutdown", GONE),
     ],
     ids=["power", "shutdown"],
@@ -270,7 +270,7 @@ def test_ranks_on_other_nodes_go_on_in_place(frail_lab: SlurmLab, open_mpi_5: Pa
     env = desk.environment | environment
     finished = frail_lab.run(line, host="node1", cwd=desk.folder, env=env, timeout_s=patience(200))
     assert finished.code == 0, finished.err
-    assert "where a rank is lost, the others go on in place (ULFM)" in finished.err
+    assert "where a rank is lost, the others continue in place (ULFM)" in finished.err
     (recovery,) = [event["recovery"] for event in desk.events("lost", "message") if "recovery" in event]
     assert recovery["lost"] == [victim]
     record = desk.record("lost")

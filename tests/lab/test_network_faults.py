@@ -47,7 +47,7 @@ def test_a_node_that_stays_cut_off_is_named(lab_slurm: SlurmLab) -> None:
     number = desk.submit("--nodes", "3", "--time", "10m", "--", *words, run="parted")
     job = lab_slurm.wait_for_job(number)
     assert job["ExitCode"] == "1:0", desk.log(number)
-    assert "hpcdl: rank 1 on node2 gives no sign of life" in desk.log(number), desk.log(number)
+    assert "hpcdl: rank 1 on node2 is not responding" in desk.log(number), desk.log(number)
 
 
 def test_a_run_goes_on_without_a_node_that_stays_cut_off(lab_slurm: SlurmLab) -> None:
@@ -64,7 +64,7 @@ def test_a_run_goes_on_without_a_node_that_stays_cut_off(lab_slurm: SlurmLab) ->
     assert (record["status"], record["steps"], record["hosts"]) == ("finished", 80, ["node1", "node3"])
     told = [event["text"] for event in desk.events("left-out", "message")]
     assert told.count("injected: partition:host=1@step=50") == 1
-    assert sum("rank 1 on node2 gives no sign of life" in text for text in told) == 2, told
+    assert sum("rank 1 on node2 is not responding" in text for text in told) == 2, told
 
 
 def test_hosts_that_the_job_has_not_got_are_refused(lab_slurm: SlurmLab) -> None:

@@ -153,7 +153,7 @@ def test_ranks_that_the_user_starts_leave_together(desk: Desk) -> None:
     said = (desk.folder / "own.txt").read_text()
     first, _, second = said.partition("\nfirst ")
     assert second.startswith("75\n"), said
-    assert first.count("go on with --resume") == 1 and list((desk.folder / "own-stop" / "checkpoints").iterdir())
+    assert first.count("continue with --resume") == 1 and list((desk.folder / "own-stop" / "checkpoints").iterdir())
     # srun counts ranks that it has killed as 137, whatever the one that failed has said.
     assert ("\nsecond 1\n" in said or "\nsecond 137\n" in said) and "Traceback" not in second, said
     assert "hpcdl: rank " in second and "at step" in second

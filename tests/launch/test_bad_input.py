@@ -20,7 +20,7 @@ BASE = ["train", "--model", "lenet", "--strategy", "ring"]
         (["--strategy", "rign"], 2, "unknown strategy 'rign'; did you mean 'ring'?"),
         (["--model", "lennet"], 2, "did you mean 'lenet'?"),
         (["--ranks", "0"], 2, "--ranks: 0 is out of range; it must be at least 1"),
-        (["--ranks", "two"], 2, "--ranks: 'two' is no whole number"),
+        (["--ranks", "two"], 2, "--ranks: 'two' is not a whole number"),
         (["--ranks", "2000"], 2, "use fewer ranks or a smaller batch"),
         (["--strategy", "single", "--ranks", "2"], 2, "use --ranks 1, or --strategy ring"),
         (["--epochs", "1", "--steps", "1"], 2, "exclude each other"),

@@ -160,7 +160,7 @@ def test_ranks_look_for_the_file_and_take_it_away_where_they_cannot_leave(tmp_pa
 
 
 def test_only_the_user_whose_run_goes_on_may_ask(tmp_path: Path) -> None:
-    with pytest.raises(UsageError, match="is no run directory"):
+    with pytest.raises(UsageError, match="is not a run directory"):
         ask_to_grow(tmp_path)
     rundir.create(tmp_path, config(elastic=False), {})
     with pytest.raises(UsageError, match="resume it with --elastic"):

@@ -72,13 +72,13 @@ def test_strategies_whose_state_no_rank_knows_alone_go_on_in_place(
     continues, said = way_of(prepare(config(strategy=strategy, **{"allow-grpc": True})), LOCAL)
     able = {*COLLECTIVES, "ps", "sync-easgd", *SERVED}
     assert continues == (strategy in IN_PLACE) == (strategy in able)
-    assert ("in place (ULFM), down to 2 workers" if continues else f"{strategy} does not go on in place") in said
+    assert ("in place (ULFM), down to 2 workers" if continues else f"{strategy} cannot continue in place") in said
 
 
 @pytest.mark.parametrize(
     ("flags", "launcher", "library", "why"),
     [
-        ({"min-workers": None}, LOCAL, ("openmpi", "5.0.11"), "--min-workers N says how few may go on"),
+        ({"min-workers": None}, LOCAL, ("openmpi", "5.0.11"), "--min-workers N says how few may continue"),
         ({"min-workers": 4}, LOCAL, ("openmpi", "5.0.11"), "no worker may be missing"),
         ({"stage": "/tmp"}, LOCAL, ("openmpi", "5.0.11"), "--stage shares the data out"),
         ({"evict-slow": 2.0}, LOCAL, ("openmpi", "5.0.11"), "--evict-slow starts ranks anew"),
@@ -92,7 +92,7 @@ def test_strategies_whose_state_no_rank_knows_alone_go_on_in_place(
         ({"strategy": "sync-easgd", "variant": "1"}, LOCAL, ("openmpi", "5.0.11"), "--variant 1 keeps the center on"),
         ({"strategy": "sync-easgd", "period": 4}, LOCAL, ("openmpi", "5.0.11"), "--period 4 has workers take several"),
         ({"strategy": "easgd", "period": 4}, LOCAL, ("openmpi", "5.0.11"), "--period 4 has workers take several"),
-        ({"strategy": "hogwild-easgd"}, LOCAL, ("openmpi", "5.0.11"), "hogwild-easgd does not go on in place"),
+        ({"strategy": "hogwild-easgd"}, LOCAL, ("openmpi", "5.0.11"), "hogwild-easgd cannot continue in place"),
         ({}, SLURM, ("openmpi", "5.0.11"), "the launcher slurm ends all ranks"),
         ({}, HOSTFILE, ("mpich", "5.0.2"), "mpich 5.0.2 has no ULFM"),
         ({}, LOCAL, ("openmpi", "4.1.6"), "openmpi 4.1.6 has no ULFM"),
@@ -592,5 +592,5 @@ def test_the_only_rank_left_is_missed_when_it_is_stopped(
     kill_rank(run_dir, 0, signal.SIGSTOP)
     finished = finish(process)
     assert finished.code == 0, finished.err
-    assert "rank 0 on " in finished.err and "the only one left, gives no sign of life" in finished.err
+    assert "rank 0 on " in finished.err and "the only one left, is not responding" in finished.err
     assert record_of(run_dir)["status"] == "finished"

@@ -69,7 +69,7 @@ def interrupt(hpcdl: CommandLine, shards: Path, folder: Path, moments: int, seed
         assert finished.code == (1 if kind == "SIGKILL" else 75), finished.err
         if kind == "time":
             assert "stopped by the time limit after step" in finished.err
-            assert "go on with --resume" in finished.err
+            assert "continue with --resume" in finished.err
     to_the_end = ["train", "--resume", "--run-dir", run_dir, "--time-limit", "1h"]
     finished = finish(start(hpcdl, to_the_end, {"RECORD_DIR": str(folder)}))
     assert finished.code == 0, finished.err
@@ -116,7 +116,7 @@ def test_a_warning_stops_and_the_run_goes_on_under_either_mpi(
     process.send_signal(signal.SIGUSR1)
     finished = finish(process)
     assert finished.code == 75, finished.err
-    assert f"of {EPOCHS * STEPS_PER_EPOCH}; a checkpoint is saved: go on with --resume" in finished.err
+    assert f"of {EPOCHS * STEPS_PER_EPOCH}; a checkpoint is saved: continue with --resume" in finished.err
     finished = mpi.hpcdl(["train", "--resume", "--run-dir", run_dir], timeout_s=200)
     assert finished.code == 0, finished.err
     assert record_of(run_dir)["software"]["mpi"].startswith(

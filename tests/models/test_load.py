@@ -68,7 +68,7 @@ def test_a_model_of_another_size_than_the_data_is_refused(file: Path) -> None:
     [
         ("def build():\n    keras.Input((3,))\n", "returned None (is there a `return`?)"),
         ("def build():\n    return 3\n", "an object of type int, not a Keras model"),
-        ("build = 3\n", "is no function but int"),
+        ("build = 3\n", "is not a function but int"),
         ("def build(depth):\n    return depth\n", "needs the argument 'depth'"),
         ("def build(num_classes):\n    return 1\n", "needs num_classes"),
         ("def build():\n    return 1 / 0\n", "net.py:4: ZeroDivisionError: division by zero"),

@@ -62,5 +62,5 @@ def test_a_rank_that_is_stopped_before_mpi_has_started_is_named(
     if library:
         monkeypatch.setenv("MPI4PY_LIBMPI", library)
     plan = LaunchPlan(num_ranks=3, ranks_per_node=3)
-    with pytest.raises(RankError, match=r"rank 1 .* gives no sign of life .* in starting MPI"):
+    with pytest.raises(RankError, match=r"rank 1 .* is not responding .* in starting MPI"):
         supervise.start(plan, [sys.executable, "-c", STOPPED], folder=tmp_path / "ranks")

@@ -116,7 +116,7 @@ def test_several_inputs_by_name(source: Path, data: Dataset) -> None:
         ("fails", r"failed at .*own.py:\d+"),
         ("asks", r"failed at .*own.py:\d+: OperatorNotAllowedInGraphError"),
         ("more", "needs the argument 'weather'"),
-        ("number", "is no function but int"),
+        ("number", "is not a function but int"),
         ("halve", "did you mean .?halved"),
     ],
 )

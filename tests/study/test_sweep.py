@@ -169,7 +169,7 @@ def test_a_signal_stops_with_75_and_leaves_nothing_running(tmp_path: Path, numbe
     os.kill(process.pid, number)
     _, err = process.communicate(timeout=300)
     assert process.returncode == StoppedEarly.exit_code
-    assert "go on with --resume" in err
+    assert "continue with --resume" in err
     assert not any(alive(item["pid"]) for item in told(tmp_path))
     assert read_state(tmp_path / "study").count("finished") == 0
 

@@ -69,7 +69,7 @@ def test_a_bar_is_always_as_long() -> None:
 
 
 def test_the_command_ends_with_the_run(run_hpcdl: CommandLine, tmp_path: Path) -> None:
-    with pytest.raises(UsageError, match="is no run directory"):
+    with pytest.raises(UsageError, match="is not a run directory"):
         LiveView(tmp_path / "nowhere")
     (tmp_path / "run").mkdir()
     journal(

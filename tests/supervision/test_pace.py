@@ -191,7 +191,7 @@ def test_the_watch_hands_it_on_to_the_rank_itself_or_ends_the_start(tmp_path: Pa
     for watch in watches:
         watch._look()
     assert (seen[0].evicted, seen[1].evicted) == ("", "it is slow")
-    assert (ended, told) == ([], ["the run goes on without rank 1: it is slow"])
+    assert (ended, told) == ([], ["the run continues without rank 1: it is slow"])
     watches[0].evict(1, "it is slow", in_place=False)
     assert [(error.rank, error.lost, error.evicted) for error in ended] == [(1, True, True)]
 
@@ -267,7 +267,7 @@ def check_goes_on_without_rank_1(process: subprocess.Popen[str], run_dir: Path, 
     assert said.count("; --evict-slow 1.5 leaves it out") == 1
     assert "rank 1 (worker) on" in said and "times as long as the others" in said
     in_place = strategy.startswith(("async", "hogwild"))
-    assert ("goes on without rank 1" in said) == in_place
+    assert ("continues without rank 1" in said) == in_place
     assert ("2 workers in place of 3" in said) != in_place
     assert record_of(run_dir)["workers"] == (3 if in_place else 2)
 

@@ -48,7 +48,7 @@ def hidden(rank: int, share: float) -> Note:
 
 
 CASES: dict[str, tuple[list[Note], str, int, bool, str]] = {
-    "no note: gone": ([waiting(0, 1, 2), waiting(2, 0, 1)], "gone", 1, True, "rank 1 on b gives no sign of life"),
+    "no note: gone": ([waiting(0, 1, 2), waiting(2, 0, 1)], "gone", 1, True, "rank 1 on b is not responding"),
     "gone behind another": ([waiting(0, 1), waiting(1, 2)], "gone", 2, True, "rank 2 on c"),
     "gone before stuck": ([waiting(0, 1, 2), note(1)], "gone", 2, True, "rank 2"),
     "stuck": ([waiting(0, 1), note(1), note(2, share=1)], "stuck", 1, True, "stuck outside any communication"),
@@ -133,7 +133,7 @@ def test_a_rank_without_a_sign_of_life_ends_the_run(tmp_path: Path) -> None:
         run(ranks, lambda: any(rank.ended for rank in ranks))
     (error,) = next(rank.ended for rank in ranks if rank.ended)[:1]
     assert (error.rank, error.host) == (1, "b")
-    assert "gives no sign of life" in str(error)
+    assert "is not responding" in str(error)
 
 
 def test_a_rank_that_computes_is_told_of_once(tmp_path: Path) -> None:
@@ -158,7 +158,7 @@ def test_a_run_that_can_goes_on_without_a_rank(tmp_path: Path) -> None:
     with ranks[1].seen.waiting_for("receiving", [1]):
         run(ranks, lambda: all(rank.seen.lost == {1} for rank in ranks) and bool(ranks[0].told))
     assert [rank.left for rank in ranks if rank.left] == [[1]]
-    assert "goes on without rank 1" in ranks[0].told[0]
+    assert "continues without rank 1" in ranks[0].told[0]
     assert not any(rank.ended for rank in ranks)
 
 

@@ -139,7 +139,7 @@ def test_the_command_tells_of_it(runs: Path, ask_hpcdl: CommandLine, tmp_path: P
         ((runs / "ring", "--to", "otf3", tmp_path / "x"), "did you mean 'otf2'"),
         ((runs / "ring", runs / "async-easgd", "--html", tmp_path / "x"), "take one run"),
         ((tmp_path,), "holds no trace: it was trained with --trace off"),
-        ((tmp_path / "nowhere",), "is no run directory"),
+        ((tmp_path / "nowhere",), "is not a run directory"),
     ):
         refused = ask_hpcdl(["trace", *arguments])
         assert refused.code == 2 and word in refused.err and len(refused.err.splitlines()) == 1, refused.err

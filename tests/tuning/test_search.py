@@ -155,7 +155,7 @@ def test_factors_order_numbers_and_multiply_ranks_with_threads() -> None:
     ]
     factors = {factor.name: factor for factor in factors_of(candidates)}
     assert factors["intra_op_threads"].ordered
-    assert not factors["note"].ordered  # one value is no number
+    assert not factors["note"].ordered  # one value is not a number
     assert not factors["flat"].ordered  # two spellings of one number have no order
     product = factors["ranks_per_node*intra_op_threads"]
     assert product.levels[0] == product.levels[1] != product.levels[2]

@@ -89,7 +89,7 @@ def cancel(number: Annotated[str, typer.Argument(metavar="JOB", help="Number of 
     submitted.cancel(job)
     put(f"cancelled job {job.number}")
     if job.run_dir:
-        say(f"next, to go on: hpcdl submit ... -- train --run-dir {quoted(Path(job.run_dir))} --resume ...")
+        say(f"next, to continue: hpcdl submit ... -- train --run-dir {quoted(Path(job.run_dir))} --resume ...")
 
 
 def _row(view: JobView) -> tuple[str, ...]:

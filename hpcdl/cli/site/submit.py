@@ -46,7 +46,7 @@ def submit(
     account: Annotated[str, typer.Option("--account", metavar="NAME", help="Account that pays.")] = "",
     name: Annotated[str, typer.Option("--name", metavar="NAME", help="Name of the job. [hpcdl-COMMAND]")] = "",
     until_done: Annotated[
-        bool, typer.Option("--until-done", help="Checkpoint before the limit, requeue and go on, until it is done.")
+        bool, typer.Option("--until-done", help="Checkpoint before the time limit, requeue and continue until done.")
     ] = False,
     max_requeues: Annotated[
         int, typer.Option("--max-requeues", min=0, metavar="N", help="At most so many requeues.")

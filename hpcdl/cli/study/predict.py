@@ -106,7 +106,7 @@ def _counts(text: str) -> tuple[int, ...]:
     counts = []
     for word in _words(text):
         if not word.isdecimal() or not 1 <= int(word) <= MOST_NODES:
-            raise UsageError(f"--nodes {text}: {word!r} is no number of nodes; write for example 8,16,64")
+            raise UsageError(f"--nodes {text}: {word!r} is not a number of nodes; write for example 8,16,64")
         counts.append(int(word))
     return tuple(sorted(set(counts)))
 

@@ -48,4 +48,4 @@ def checkpoints(
         )
     require_whole(found)
     if found and not json:
-        say(f"next: go on with --resume --run-dir {quoted(run)}, or {typed('evaluate', run, '--data', 'DIR')}")
+        say(f"next: continue with --resume --run-dir {quoted(run)}, or {typed('evaluate', run, '--data', 'DIR')}")

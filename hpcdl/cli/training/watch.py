@@ -17,7 +17,7 @@ from hpcdl.core.units import format_rate, format_seconds
 if TYPE_CHECKING:
     from hpcdl.supervision.live import RankNow, RunNow
 
-Run = Annotated[Path, typer.Argument(metavar="RUN", help="Run directory of a run that goes on.")]
+Run = Annotated[Path, typer.Argument(metavar="RUN", help="Run directory of a running run.")]
 Once = Annotated[bool, typer.Option("--once", help="Look for as long as ranks take to answer, print, and leave.")]
 LOOK_EVERY_S = 1.0
 ANSWER_S = 20.0

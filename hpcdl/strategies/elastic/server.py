@@ -56,7 +56,7 @@ class CenterServer:
         verdict = numpy.zeros(2, numpy.int64)
         self._channel.irecv(verdict, 0, center_message.VERDICT_TAG).wait()
         if verdict[0]:
-            raise StoppedEarly("the workers stopped; go on with --resume")
+            raise StoppedEarly("the workers stopped; continue with --resume")
         # Worker 0's word, so that all servers say the same.
         return self._details() | ({"lost_workers": int(verdict[1])} if verdict[1] else {})
 

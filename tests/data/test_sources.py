@@ -107,9 +107,8 @@ def test_csv_by_name_by_number_and_with_splits(tmp_path: Path) -> None:
     assert everything(tmp_path / "out", manifest, "val")[1].tolist() == [1]
     (tmp_path / "numbers.csv").write_text("pictures/x/0000.png,0\npictures/x/0001.png,3\n")
     assert make(tmp_path / "numbers.csv", tmp_path / "out2").num_classes == 4
-    (tmp_path / "bad.csv").write_text("pictures/x/0000.png,-1\n")
-    with pytest.raises(SourceError, match="label -1, out of range"):
-        make(tmp_path / "bad.csv", tmp_path / "out3")
+    (tmp_path / "signs.csv").write_text("pictures/x/0000.png,-1\npictures/x/0001.png,1\n")
+    assert list(make(tmp_path / "signs.csv", tmp_path / "signs").class_names) == ["-1", "1"]
     (tmp_path / "gone.csv").write_text("nothing.png,1\n")
     with pytest.raises(SourceError, match=r"nothing\.png"):
         make(tmp_path / "gone.csv", tmp_path / "out3")
@@ -130,15 +129,16 @@ def test_resizing_keeps_the_middle_and_grey_stays_grey(tmp_path: Path) -> None:
         make(tmp_path / "s", tmp_path / "out2")
 
 
-def test_16_bit_and_palette_and_alpha_images(tmp_path: Path) -> None:
+def test_palette_and_alpha_images(tmp_path: Path) -> None:
     (tmp_path / "s" / "a").mkdir(parents=True)
-    Image.fromarray(np.full((4, 4), 0x8000, np.uint16)).save(tmp_path / "s" / "a" / "deep.png")
     Image.new("P", (4, 4), 3).save(tmp_path / "s" / "a" / "palette.png")
     Image.new("RGBA", (4, 4), (10, 20, 30, 0)).save(tmp_path / "s" / "a" / "alpha.png")
-    manifest = make(tmp_path / "s", tmp_path / "out")
-    images, _ = everything(tmp_path / "out", manifest, "all")
-    assert images.shape == (3, 4, 4, 3)
-    assert {tuple(image[0, 0].tolist()) for image in images} >= {(128, 128, 128), (10, 20, 30)}
+    with pytest.raises(SourceError, match=r"alpha\.png has 4 bands.*--channels 3 leaves it out, --channels 4 keeps it"):
+        make(tmp_path / "s", tmp_path / "asked")
+    for channels, wanted in ((3, (10, 20, 30)), (4, (10, 20, 30, 0))):
+        manifest = make(tmp_path / "s", tmp_path / f"out{channels}", channels=channels)
+        images, _ = everything(tmp_path / f"out{channels}", manifest, "all")
+        assert images.shape == (2, 4, 4, channels) and wanted in {tuple(image[0, 0].tolist()) for image in images}
 
 
 def test_synthetic_is_made_from_the_seed(tmp_path: Path) -> None:
@@ -195,7 +195,7 @@ def broken_cases(tmp_path: Path) -> dict[str, tuple[Path, str]]:
         "no such source": (folder / "nothing", "no such source"),
         "empty folder": (folder / "empty", "is empty"),
         "no files in the classes": (folder / "noclass", "no files"),
-        "no image": (folder / "text", r"notes\.png is no image"),
+        "no image": (folder / "text", r"notes\.png is not an image"),
         "IDX magic": (magic, "magic number 0x00000804"),
         "IDX cut short": (short, "cut short"),
         "gzip cut short": (torn, "cannot be unpacked"),

@@ -332,7 +332,7 @@ WRONG: dict[str, dict[str, Case]] = {
     "images": {
         "a list of what is not there": (listed("file,label\nq.png,1\n"), {}, r"cannot read 'q.png'"),
         "a list without labels": (listed("file,label\np.png\n"), {}, "write file,label or file,label,split"),
-        "a list with an odd split": (listed("file,label,split\np.png,1,a b\n"), {}, "no split is called 'a b'"),
+        "a list with an odd split": (listed("file,label,split\np.png,1,a b\n"), {}, "a split cannot be called 'a b'"),
         "sizes differ": (two_sizes, {}, "--image-size"),
         "split in two": (
             listed("file,label,split\np.png,1,train\n"),

@@ -267,7 +267,7 @@ def resealed(content: bytes) -> bytes:
 
 
 def make_partial(folder: Path) -> Path:
-    entries = journal.PartialManifest(folder, 0, "identity")
+    entries = journal.PartialManifest(folder, 0, "identity", "source")
     for number in range(3):
         entry = manifest.ShardEntry(file="shard-00000.h5", num_samples=4, num_bytes=10, frame_checksum="abc")
         entries.enter(ShardResult(split="all", number=number, entry=entry, skipped=["a", "b"]))
@@ -689,7 +689,7 @@ KINDS: dict[str, Kind] = {
     ),
     "compressed shard": Kind(make=make_packed, read=lambda path: read_data(path.parent), mutations=BINARY),
     "partial manifest": Kind(
-        make=make_partial, read=lambda path: journal.entered(path.parent, "identity"), mutations=TEXT
+        make=make_partial, read=lambda path: journal.entered(path.parent, "identity", "source"), mutations=TEXT
     ),
     "job of writing": Kind(make=make_job_file, read=lambda path: read_job(path.parent), mutations=JSON),
     "list of files": Kind(make=make_list, read=as_source, mutations=TEXT, codes=(2,)),

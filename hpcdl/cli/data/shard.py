@@ -86,10 +86,10 @@ def _show_plan(job: Any) -> None:
         say(f"plan: {job.spec.format} -> {len(job.fields)} fields, {size}")
         for item in job.fields:
             say(f"  {item.describe()}")
-        for line in job.facts.told:
-            say(f"  {line}")
     else:
         say(f"plan: {job.spec.format} -> {job.encoding} {shape} {job.dtype}, {classes} classes, {size}")
+    for line in job.facts.told:
+        say(f"  {line}")
     for name, count in plan.shards.items():
         say(f"  {name}: {format_count(plan.num_samples[name])} samples in {count} shards")
     for reason in plan.reasons:
@@ -116,6 +116,7 @@ def _plan_document(job: Any) -> dict[str, Any]:
         "sample_shape": list(job.sample_shape),
         "dtype": job.dtype,
         "num_classes": len(job.facts.class_names),
+        "understood": list(job.facts.told),
         **({"fields": [dataclasses.asdict(item) for item in job.fields]} if job.fields else {}),
         "plan": dataclasses.asdict(job.plan),
     }

@@ -84,6 +84,8 @@ class Manifest:
     skipped: Sequence[str] = field(default=())
     recipe: Recipe
     fields: Sequence[Field] = field(default=())
+    understood: Sequence[str] = field(default=())
+    """How the source was read, and what of it was left out, as the plan said it."""
 
     def shards(self) -> list[ShardEntry]:
         """Every shard, split by split."""
@@ -99,8 +101,9 @@ def checksum_of(document: Mapping[str, Any]) -> str:
 def write_manifest(folder: Path, manifest: Manifest) -> None:
     """Write the manifest into `folder`, atomically; what follows from the content follows byte by byte."""
     document = dataclasses.asdict(manifest)
-    if not manifest.fields:
-        del document["fields"]
+    for name in ("fields", "understood"):
+        if not document[name]:
+            del document[name]
     document["checksum"] = checksum_of(json.loads(json.dumps(document)))
     write_text(folder / FILE_NAME, json.dumps(document, indent=1) + "\n")
 

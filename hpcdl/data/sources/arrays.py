@@ -19,17 +19,13 @@ from hpcdl.core.errors import SourceError, shown
 from hpcdl.data.format.dataset import UNSPLIT
 from hpcdl.data.format.fields import DTYPES, RESERVED, Field, is_name
 from hpcdl.data.sources.base import Array, ArrayPlace, Content, SourceFacts, SourceSpec
-from hpcdl.data.sources.flat import MOST_CLASSES, FlatFiles, add_numbered, numbered, plausible, stamp_of
+from hpcdl.data.sources.flat import MOST_CLASSES, FlatFiles, add_numbered, is_id, numbered, plausible, stamp_of
 from hpcdl.data.sources.index import Index, IndexWriter
+from hpcdl.data.sources.splits import AUTO, IGNORE, left_out, some, split_in
 
 INPUT_NAMES = ("x", "images", "image", "data", "inputs", "input", "features", "samples", "text")
 TARGET_NAMES = ("y", "labels", "label", "targets", "target", "classes", "class", "masks", "mask")
 """What arrays are usually called, the most usual first."""
-_SPLIT_WORDS = {
-    "train": "train", "training": "train", "val": "val", "valid": "val", "validation": "val", "dev": "val",
-    "test": "test", "testing": "test",
-}  # fmt: skip
-_SPLIT = re.compile(rf"(?:^|(?<=[/_.-]))({'|'.join(_SPLIT_WORDS)})(?=$|[/_.-])", re.IGNORECASE)
 _ROWS_BYTES = 64 << 20
 
 
@@ -114,11 +110,14 @@ class FieldSource:
     def list_parts(self, parts: Sequence[ArrayGroup], index: IndexWriter) -> SourceFacts:
         """List the samples of `parts`; SourceError says what is wrong with them, and which flag helps."""
         where = self._location
-        parts = divided(parts)
+        told: list[str] = []
+        parts = divided(parts, self._spec, [*self.inputs, *self.targets], told)
         if not parts or not parts[0].arrays:
             raise SourceError(f"{where} holds no arrays of numbers or text; check it, or --format")
         chosen = choose(parts[0].arrays, self.inputs, self.targets, str(where))
-        told: list[str] = []
+        used = {*chosen.inputs.values(), *chosen.targets.values()}
+        unused = [path for path in parts[0].arrays if path not in used]
+        told += [f"arrays not used: {some(unused)}"] if unused else []
         wanted = [("input", *item) for item in chosen.inputs.items()]
         wanted += [("target", *item) for item in chosen.targets.items()]
         placed = []
@@ -382,19 +381,48 @@ def _remedy(dtype: np.dtype[Any]) -> str:
     return remedies.get(dtype.kind, f"fields are text or one of {', '.join(DTYPES)}")
 
 
-def divided(parts: Sequence[ArrayGroup]) -> list[ArrayGroup]:
-    """`parts` by the splits that the paths of their arrays tell of: x_train beside x_test, groups train and test."""
-    if len(parts) != 1:
+def divided(parts: Sequence[ArrayGroup], spec: SourceSpec, wishes: Sequence[str], told: list[str]) -> list[ArrayGroup]:
+    """`parts` by the splits that the paths of their arrays say: x_train beside x_test, groups train and test.
+
+    Not where the user names arrays by their whole paths; SourceError where that leaves no input or no target.
+    """
+    if len(parts) != 1 or parts[0].split != UNSPLIT or spec.split_names == IGNORE:
         return list(parts)
-    words = {path: _SPLIT.search(path) for path in parts[0].arrays}
-    splits = {path: _SPLIT_WORDS[word[1].lower()] for path, word in words.items() if word}
-    if parts[0].split != UNSPLIT or len(splits) < 2 or len(set(splits.values())) < 2:
-        return list(parts)
+    arrays = {path: own for path, own in parts[0].arrays.items() if not left_out(path, spec.leave_out)}
+    whole = [ArrayGroup(split=UNSPLIT, arrays=arrays)]
+    splits = {path: split for path in arrays if (split := path_split(path))}
+    asked = [(wish.rpartition("=")[0] or wish).strip("/") for wish in wishes]
+    if len(set(splits.values())) < 2 or (asked and all(path in arrays for path in asked)):
+        return whole
     made: dict[str, dict[str, FoundArray]] = {}
     for path, split in splits.items():
-        rest = re.sub(r"[/_.-]+", lambda found: found[0][0], _SPLIT.sub("", path)).strip("/_.-") or path
-        made.setdefault(split, {})[rest] = parts[0].arrays[path]
+        made.setdefault(split, {})[_rest(path)] = arrays[path]
+    others = [path for path in arrays if path not in splits]
+    if any(len(own) < 2 for own in made.values()) and others and spec.split_names == AUTO:
+        raise SourceError(
+            f"{spec.location}: {some(splits)} are called by splits, {some(others)} are not: give --input PATH=NAME and "
+            "--target PATH=NAME by whole paths to take these undivided, or --split-names keep for the others alone"
+        )
+    told += [f"arrays of no split, not used: {some(others)}"] if others else []
     return [ArrayGroup(split=split, arrays=made[split]) for split in ("train", "val", "test") if split in made]
+
+
+def path_split(path: str) -> str | None:
+    """The split that the parts of an array's path say, the last ones first."""
+    return next((split for part in reversed(path.split("/")) if (split := split_in(part))), None)
+
+
+def _rest(path: str) -> str:
+    """A path without the word that says the split."""
+    parts = [_without_split(part) for part in path.split("/")]
+    return "/".join(part for part in parts if part) or path
+
+
+def _without_split(part: str) -> str:
+    if split_in(part) is None:
+        return part
+    kept = [piece for piece in re.split(r"([_.-]+)", part) if not split_in(piece)]
+    return re.sub(r"[_.-]+", lambda found: found[0][0], "".join(kept)).strip("_.-")
 
 
 def choose(arrays: Mapping[str, FoundArray], inputs: Sequence[str], targets: Sequence[str], where: str) -> _Chosen:
@@ -408,7 +436,7 @@ def choose(arrays: Mapping[str, FoundArray], inputs: Sequence[str], targets: Seq
         chosen.targets = {field_name(found): found}
     if not chosen.inputs:
         left = [path for path in arrays if path not in chosen.targets.values()]
-        found = _usual(INPUT_NAMES, left) or (left[0] if len(left) == 1 else None)
+        found = _usual(INPUT_NAMES, left) or (left[0] if len(left) == 1 and not is_id(left[0]) else None)
         if found is None:
             raise SourceError(f"{where}: which array is the input? Give --input PATH=NAME, of {known}")
         chosen.inputs = {field_name(found): found}

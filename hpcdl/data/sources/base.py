@@ -23,6 +23,11 @@ MOST_SAMPLE_BYTES = 256 << 20
 """An image file or record of more is no sample."""
 
 
+CHANGED_ADVICE = (
+    "shards of before and after would be mixed; let the source rest, and shard it anew into an empty folder"
+)
+
+
 class UnreadableSample(HpcdlError):
     """One sample cannot be read; `--on-error skip` leaves it out."""
 
@@ -48,6 +53,11 @@ class SourceSpec:
     targets: Sequence[str] = ()
     target_kind: str = ""
     nan: str = "stop"
+    split_names: str = "auto"
+    leave_out: Sequence[str] = ()
+    sample_is: str = ""
+    image_size: Sequence[int] | None = None
+    channels: int | None = None
     seed: int = 0
     checks: bool = True
     work: str = ""
@@ -87,6 +97,8 @@ class SourceFacts:
     arrays: Sequence[ArrayPlace] = ()
     told: Sequence[str] = ()
     num_samples: int = 0
+    decodes: bool = False
+    """Image files become a field: --image-size and --channels are obeyed."""
 
 
 class Source(Protocol):

@@ -20,7 +20,9 @@ from hpcdl.data.sources.arrays import (
     shape_text,
 )
 from hpcdl.data.sources.base import Array, SourceFacts
+from hpcdl.data.sources.flat import is_id
 from hpcdl.data.sources.index import IndexWriter
+from hpcdl.data.sources.splits import left_out
 
 _PACKED = "x"
 """The field that all columns of numbers are put together in, unless --input says otherwise."""
@@ -45,6 +47,11 @@ class ColumnSource(FieldSource):
 
     def list_columns(self, tables: Mapping[str, Mapping[str, TableColumn]], index: IndexWriter) -> SourceFacts:
         """List the rows of a table for each split; all tables have the same columns."""
+        patterns = self._spec.leave_out
+        tables = {
+            split: {own: column for own, column in columns.items() if not left_out(own, patterns)}
+            for split, columns in tables.items()
+        }
         packed, name = self._packed(next(iter(tables.values())))
         groups = []
         for split, columns in tables.items():
@@ -90,5 +97,11 @@ class ColumnSource(FieldSource):
             raise SourceError(
                 f"{self._location}: the column {shown(odd)} holds {columns[odd].shown}; name the columns that are "
                 "inputs, each with --input COLUMN=NAME, or leave it out of the table"
+            )
+        number = next((own for own in left if is_id(own)), None)
+        if number is not None:
+            raise SourceError(
+                f"{self._location}: is the column {shown(number)} a feature, or a number of the rows? Give --leave-out "
+                f"{number}, or name the inputs, each with --input COLUMN=NAME"
             )
         return left, _PACKED if _PACKED not in targets else f"{_PACKED}_{INPUT_NAMES[-2]}"

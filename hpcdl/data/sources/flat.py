@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import os
+import re
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -13,21 +14,29 @@ import numpy as np
 from hpcdl.core.errors import SourceError, shown
 from hpcdl.core.files import open_descriptor
 from hpcdl.data.format.dataset import UNSPLIT
-from hpcdl.data.sources.base import MOST_SAMPLE_BYTES, Array, SourceChanged, SourceFacts, UnreadableSample
+from hpcdl.data.sources.base import (
+    CHANGED_ADVICE,
+    MOST_SAMPLE_BYTES,
+    Array,
+    SourceChanged,
+    SourceFacts,
+    SourceSpec,
+    UnreadableSample,
+)
+from hpcdl.data.sources.foreign import IMAGE_ENDINGS
 from hpcdl.data.sources.index import ROW, IndexWriter
+from hpcdl.data.sources.splits import by_names, is_clutter, split_in
 
 _BATCH = 1 << 14
 _MOST_CHANNELS = 16
 _MAPPED_SHOWN = 5
 _LOOKED_INTO = 16
-_IMAGE_ENDINGS = (".jpg", ".jpeg", ".png", ".gif", ".bmp", ".tif", ".tiff", ".webp")
 FEW_CLASSES = 50
 _LEAST_SAMPLES = 4
 """More classes than a few, of fewer samples each than this, are asked about."""
 _STORED = {"uint8": "uint8", "float16": "float16", "float32": "float32", "float64": "float32"}
 """What pixels of a type are stored as."""
 MOST_CLASSES = 1_000_000
-SPLIT_PREFIXES = (("train", "train"), ("val", "val"), ("test", "test"))
 
 
 class FlatFiles:
@@ -62,7 +71,7 @@ class FlatFiles:
 
 def changed(path: str) -> SourceChanged:
     """The error for a file that is not what it was when it was listed."""
-    return SourceChanged(f"{path} changed after it was listed; leave the source alone and run again with --resume")
+    return SourceChanged(f"{path} changed after it was listed; {CHANGED_ADVICE}")
 
 
 def stamp_of(path: str | Path) -> int:
@@ -126,8 +135,8 @@ class ArrayFiles:
 class EncodedFiles:
     """Image files that lie within others (archives, tables, records), listed with a class each, a number or a name."""
 
-    def __init__(self, index: IndexWriter, location: str) -> None:
-        self._index, self._location = index, location
+    def __init__(self, index: IndexWriter, spec: SourceSpec) -> None:
+        self._index, self._location, self._target_kind = index, spec.location, spec.target_kind
         self._files: list[tuple[str, Path, list[tuple[int, int, Any]]]] = []
 
     def add_file(self, split: str, path: Path, samples: list[tuple[int, int, Any]]) -> None:
@@ -142,9 +151,14 @@ class EncodedFiles:
         if odd or len(kinds) > 1:
             raise SourceError(
                 f"{self._location}: a label is a whole number or a name, alike for all images; found "
-                f"{' and '.join(map(shown, odd[:1] or kinds.values()))}"
+                f"{' and '.join(map(shown, odd[:1] or kinds.values()))}; for quantities give --target-kind regression"
             )
         labels = set(found)
+        if not class_names and not self._target_kind and not plausible(len(labels), len(found)):
+            raise SourceError(
+                f"{self._location}: the labels are {len(labels)} different ones of {len(found)} images: are these "
+                "classes? Give --target-kind class, or --target-kind regression for quantities"
+            )
         names, told = _named(labels, class_names, self._location)
         known = {own: number for number, own in enumerate(sorted(labels))} if told or labels & set(names) else {}
         for number, (split, _, samples) in enumerate(self._files):
@@ -172,29 +186,33 @@ def _named(labels: set[Any], names: Sequence[str], where: str) -> tuple[Sequence
     return names, []
 
 
-def files_by_split(location: Path, endings: Sequence[str]) -> dict[str, list[Path]]:
-    """The files with these endings by split: those called train*, val*, test* if all are, or in folders so called."""
+def files_by_split(location: Path, endings: Sequence[str], spec: SourceSpec) -> dict[str, list[Path]]:
+    """The files with these endings by split, as their names or folders say; SourceError where only some of them do."""
+    found = _found(location, endings)
+    if not found:
+        return {}
+    return {UNSPLIT: found} if location.is_file() else by_names(found, spec, location)
+
+
+def _found(location: Path, endings: Sequence[str]) -> list[Path]:
+    """The files with these endings: in a folder, in `data` below it, or in folders of which some are splits'."""
     if location.is_file():
-        return {UNSPLIT: [location]} if location.name.lower().endswith(tuple(endings)) else {}
+        return [location] if location.name.lower().endswith(tuple(endings)) else []
     own = _ending(location, endings)
     if not own and (location / "data").is_dir():
         own = _ending(location / "data", endings)
     if own:
-        splits = [split_of(path.name) for path in own]
-        divided = all(splits) and len(set(splits)) > 1
-        found: dict[str, list[Path]] = {}
-        for path, split in zip(own, splits, strict=True):
-            found.setdefault(split if divided and split else UNSPLIT, []).append(path)
-        return found
-    below = {folder: _ending(folder, endings) for folder in sorted(location.iterdir()) if folder.is_dir()}
-    inside = {split_of(folder.name): paths for folder, paths in below.items() if paths}
-    return {split: paths for split, paths in inside.items() if split} if None not in inside else {}
+        return own
+    folders = [path for path in sorted(location.iterdir()) if path.is_dir() and not is_clutter(path.name)]
+    if not any(split_in(folder.name) for folder in folders):
+        return []
+    return [path for folder in folders for path in _ending(folder, endings)]
 
 
 def is_made_of(location: Path, endings: Sequence[str]) -> bool:
     """Whether files with these endings are what `location` holds, and do not just lie beside folders of images."""
-    found = files_by_split(location, endings)
-    folders = {path.parent for paths in found.values() for path in paths}
+    found = _found(location, endings)
+    folders = {path.parent for path in found}
     return bool(found) and (location.is_file() or not any(map(has_folders_of_images, folders)))
 
 
@@ -205,7 +223,7 @@ def has_folders_of_images(folder: Path, levels: int = 2) -> bool:
     for entry in first:
         with os.scandir(entry.path) as entries:
             inside = list(itertools.islice(entries, _LOOKED_INTO))
-        if any(own.is_file() and own.name.lower().endswith(_IMAGE_ENDINGS) for own in inside):
+        if any(own.is_file() and own.name.lower().endswith(IMAGE_ENDINGS) for own in inside):
             return True
         if levels > 1 and has_folders_of_images(Path(entry.path), levels - 1):
             return True
@@ -213,7 +231,7 @@ def has_folders_of_images(folder: Path, levels: int = 2) -> bool:
 
 
 def _ending(folder: Path, endings: Sequence[str]) -> list[Path]:
-    found = (path for path in folder.iterdir() if path.is_file() and path.name[0] != ".")
+    found = (path for path in folder.iterdir() if path.is_file() and not is_clutter(path.name))
     return sorted(path for path in found if path.name.lower().endswith(tuple(endings)))
 
 
@@ -251,6 +269,35 @@ def name_classes(labels: Array, num_samples: int) -> bool:
 def plausible(num_classes: int, num_samples: int) -> bool:
     """Whether so many different labels can be classes without asking."""
     return num_classes <= FEW_CLASSES or num_classes * _LEAST_SAMPLES <= num_samples
+
+
+def is_id(name: str) -> bool:
+    """Whether a column or array is called as numbers of samples, patients or events are, and not as classes."""
+    plain = name.rsplit("/", 1)[-1]
+    word = re.sub(r"(?<=[a-z])(?=[A-Z])", "_", plain).lower()
+    if re.fullmatch(r"(?:class|label|category|target|species|type)_?ids?", word):
+        return False
+    parts = re.split(r"[\W_]+", word)
+    return parts[-1] in ("id", "ids", "uid", "uuid", "idx", "index", "number", "nr", "key", "serial", "timestamp")
+
+
+def ask_of_labels(name: str, labels: Array, target_kind: str, where: str) -> None:
+    """SourceError where `labels` (N,) of images may be quantities or numbers of samples, and it was not said."""
+    if target_kind == "class":
+        return
+    found = np.unique(labels)
+    if is_id(name):
+        why = "is called as numbers of samples are"
+    elif not plausible(len(found), len(labels)):
+        why = f"holds {len(found)} different whole numbers in {len(labels)} samples"
+    elif labels.dtype.kind == "f" and not np.array_equal(found, np.arange(len(found))):
+        why = f"is {labels.dtype.name}, and holds whole numbers only ({found[0]:g} to {found[-1]:g})"
+    else:
+        return
+    raise SourceError(
+        f"{where} {why}: classes or quantities? Give --target-kind class or --target-kind regression, or name another "
+        "array with --label-field"
+    )
 
 
 def class_numbers(count: int) -> list[str]:
@@ -299,8 +346,3 @@ def stored_dtype(dtype: np.dtype[Any], where: str) -> str:
             "PATH=NAME and --target PATH=NAME to keep them as they are"
         )
     return _STORED[dtype.name]
-
-
-def split_of(name: str) -> str | None:
-    """The split that a file's name begins with, if it does."""
-    return next((split for prefix, split in SPLIT_PREFIXES if name.lower().startswith(prefix)), None)

@@ -11,20 +11,21 @@ import numpy as np
 from hpcdl.core.errors import SourceError
 from hpcdl.data.format.dataset import UNSPLIT
 from hpcdl.data.format.hdf5 import ArrayFile
-from hpcdl.data.sources.arrays import ArrayGroup, FieldSource, FoundArray, PlacedArray, shape_text
+from hpcdl.data.sources.arrays import TARGET_NAMES, ArrayGroup, FieldSource, FoundArray, PlacedArray, shape_text
 from hpcdl.data.sources.base import Array, SourceFacts, SourceSpec, UnreadableSample
 from hpcdl.data.sources.flat import (
     ArrayFiles,
+    ask_of_labels,
     changed,
     channels_last,
     checked_labels,
     is_image,
     name_classes,
-    split_of,
     stamp_of,
     stored_dtype,
 )
 from hpcdl.data.sources.index import Index, IndexWriter
+from hpcdl.data.sources.splits import by_names
 
 _ENDINGS = (".h5", ".hdf5", ".hdf", ".he5", ".nc", ".nc4")
 
@@ -51,9 +52,7 @@ class Hdf5Source(FieldSource):
         if not self._holds_images(paths):
             return self.list_parts(self._parts(paths), index)
         listed = ArrayFiles(index)
-        splits = [split_of(path.name) for path in paths]
-        divided = all(splits) and len(set(splits)) > 1
-        for path, split in zip(paths, splits, strict=True):
+        for split, path in self._by_split(paths):
             file = self._file(str(path))
             image_name, label_name = self._names(path, file)
             shape, dtype = file.kind(image_name)
@@ -65,12 +64,14 @@ class Hdf5Source(FieldSource):
                     f"{where} is packed (scale_factor, add_offset or _Unsigned), which images are not; take its values "
                     f"as a field: --input {image_name}=NAME --target {label_name}=NAME"
                 )
-            labels = checked_labels(file.whole(label_name), shape[0], f"{path}: {label_name}")
+            found = file.whole(label_name)
+            labels = checked_labels(found, shape[0], f"{path}: {label_name}")
+            ask_of_labels(label_name, found.reshape(-1), self._spec.target_kind, f"{path}: {label_name}")
             sample_shape, first = channels_last(shape[1:], self._axes, where)
             stored = file.unpacked(image_name, self._work / f"{len(listed)}.npy")
             kept = f"{'nchw' if first else 'nhwc'}:{image_name}:{stored}"
             kind = (sample_shape, stored_dtype(dtype, where))
-            listed.add(split if divided and split else UNSPLIT, labels, kind, kept, stored)
+            listed.add(split, labels, kind, kept, stored)
         return listed.facts(self._location)
 
     def read(self, row: Any, facts: SourceFacts, index: Index) -> Array:
@@ -96,6 +97,10 @@ class Hdf5Source(FieldSource):
 
     def _holds_images(self, paths: list[Path]) -> bool:
         """Whether these are images with a class each, and not samples of named fields."""
+        if self._spec.target_kind == "regression" and any(self._fields):
+            images, labels = self._names(paths[0], self._file(str(paths[0])))
+            self.inputs, self.targets = (images,), (labels,)
+            return False
         if self._spec.inputs or self._spec.targets or any(self._fields):
             return not (self._spec.inputs or self._spec.targets)
         for path in paths:
@@ -113,16 +118,18 @@ class Hdf5Source(FieldSource):
         return True
 
     def _parts(self, paths: list[Path]) -> list[ArrayGroup]:
-        splits = [split_of(path.name) for path in paths]
-        named = all(splits) and len(set(splits)) > 1
         parts = []
-        for path, split in zip(paths, splits, strict=True):
+        for split, path in self._by_split(paths):
             arrays = {
                 name: FoundArray(shape_text(shape, dtype), functools.partial(self._placed_at, path, name))
                 for name, (shape, dtype) in self._file(str(path)).arrays().items()
             }
-            parts.append(ArrayGroup(split=split if named and split else UNSPLIT, arrays=arrays))
+            parts.append(ArrayGroup(split=split, arrays=arrays))
         return parts
+
+    def _by_split(self, paths: list[Path]) -> list[tuple[str, Path]]:
+        found = by_names(paths, self._spec) if self._location.is_dir() else {UNSPLIT: paths}
+        return [(split, path) for split, own in found.items() for path in own]
 
     def _placed_at(self, path: Path, name: str) -> PlacedArray:
         file = self._file(str(path))
@@ -157,7 +164,8 @@ class Hdf5Source(FieldSource):
         if images is not None:
             length = shapes[images.strip("/")][0]
             numbers = [name for name, shape in shapes.items() if shape in ((length,), (length, 1)) and name != images]
-            labels = labels or ("labels" if "labels" in numbers else numbers[0] if len(numbers) == 1 else None)
+            usual = [name for name in numbers if name.rsplit("/", 1)[-1].lower() in TARGET_NAMES]
+            labels = labels or ("labels" if "labels" in numbers else usual[0] if len(usual) == 1 else None)
         if images is None or labels is None:
             raise SourceError(
                 f"{path}: which data sets? Give --image-field and --label-field of {', '.join(shapes) or 'none'}"

@@ -8,7 +8,9 @@ import math
 import re
 import struct
 import warnings
+import zlib
 from collections.abc import Iterator
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -20,9 +22,14 @@ try:
 except ImportError:  # without hpcdl[jpeg] Pillow decodes everything: the same pixels, more slowly
     simplejpeg = None
 
+from hpcdl.core.errors import SourceError, UsageError
 from hpcdl.data.sources.base import Content, UnreadableSample
 
-_MODES = {1: "L", 3: "RGB"}
+_MODES = {1: "L", 3: "RGB", 4: "RGBA"}
+_PAGED = ("TIFF", "GIF", "WEBP", "PNG")
+"""Formats whose files may hold several images; of a stereo JPEG (MPO) the first is the picture."""
+_DEEP = frozenset({"I", "I;16", "I;16B", "I;16L", "I;16N", "F"})
+"""Modes of more than 8 bits a pixel."""
 _PLAIN = {("YCbCr", 3): "RGB", ("Gray", 1): "GRAY"}
 """What a JPEG file holds, and the channels wanted, for which Pillow converts nothing afterwards."""
 _DAMAGED = (
@@ -32,27 +39,177 @@ _DAMAGED = (
 """What Pillow raises for files that are not as they should be."""
 _ADDRESS = re.compile(r" <_io\.BytesIO object at \w+>")
 """What Pillow calls a file that it was handed the bytes of."""
-_GREY = frozenset({"1", "L", "LA", "I", "I;16", "I;16B", "F"})
+_GREY = _DEEP | {"1", "L", "LA"}
 
 
-def image_header(content: Content) -> tuple[int, int, int]:
-    """Height, width and channels (1 for greyscale, else 3) of an image file; UnreadableSample where it is none."""
+@dataclass(frozen=True, kw_only=True)
+class ImageHead:
+    """What an image file's header says; `dtype` is what its pixels are kept as, `bands` those of the file."""
+
+    height: int
+    width: int
+    bands: int
+    grey: bool
+    dtype: str
+    odd: str = ""
+    """Why its values cannot be kept; empty where they can."""
+
+
+def image_head(content: Content) -> ImageHead:
+    """The header of an image file; UnreadableSample where it is not one."""
     with _opened(content) as image:
-        return image.height, image.width, 1 if image.mode in _GREY else 3
+        return _head(image)
 
 
-def decode(content: Content, *, size: tuple[int, int] | None, channels: int) -> npt.NDArray[np.uint8]:
-    """Pixels (H, W, channels) of an image file, scaled to cover `size` (height, width) and cut at the centre."""
-    array = _plain_jpeg(content, size, channels)
+def _head(image: Any) -> ImageHead:
+    pages = getattr(image, "n_frames", 1) if image.format in _PAGED else 1
+    odd = ""
+    if pages > 1:
+        odd = f"has {pages} pages; one image a file is taken: save each page as a file, or all as an array (.npy)"
+    elif image.mode not in _DEEP and any("16" in str(part[3]) for part in getattr(image, "tile", [])):
+        odd = "has 16 bits in each of several bands, of which Pillow reads 8; save it as an array (.npy or HDF5)"
+    return ImageHead(
+        height=image.height,
+        width=image.width,
+        bands=len(image.getbands()),
+        grey=image.mode in _GREY,
+        dtype="float32" if image.mode in _DEEP else "uint8",
+        odd=odd,
+    )
+
+
+class ImageKinds:
+    """Size, bands and depth of the images of a source, taken one by one; SourceError where they leave two readings."""
+
+    def __init__(self, *, size: tuple[int, int] | None, channels: int | None, mask: bool = False) -> None:
+        self._size, self._channels, self._mask = size, channels, mask
+        self._sizes: dict[tuple[int, int], str] = {}
+        self._depths: dict[str, str] = {}
+        self._masks: dict[tuple[tuple[int, ...], str], str] = {}
+        self._grey = True
+
+    def add(self, content: Content, name: str) -> None:
+        """Take an image's header; UnreadableSample where it is not an image."""
+        head = image_head(content)
+        if head.odd:
+            raise SourceError(f"{name} {head.odd}")
+        if self._mask:
+            pixels = decode_mask(content, size=self._size)
+            self._masks.setdefault((pixels.shape, pixels.dtype.name), name)
+        elif head.bands in (2, 4) and not self._channels and not _is_cmyk(content):
+            less = head.bands - 1
+            more = ", --channels 4 keeps it" if less == 3 else ""
+            raise SourceError(
+                f"{name} has {head.bands} bands, the last is transparency or a band of its own: --channels {less} "
+                f"leaves it out{more}"
+            )
+        self._grey = self._grey and head.grey
+        self._depths.setdefault(head.dtype, name)
+        if not self._size:
+            self._sizes.setdefault((head.height, head.width), name)
+        self._check()
+
+    def _check(self) -> None:
+        if len(self._depths) > 1 and not self._mask:
+            (kind, one), (_, two) = self._depths.items()
+            deep, plain = (one, two) if kind == "float32" else (two, one)
+            raise SourceError(
+                f"{deep} has more than 8 bits a pixel, {plain} has 8: one scale for both is not known; save all alike"
+            )
+        if len(self._sizes) > 1:
+            (first, one), (second, two) = self._sizes.items()
+            raise UsageError(
+                f"images differ in size ({one}: {first[0]}x{first[1]}, {two}: {second[0]}x{second[1]}); "
+                "give --image-size, for example --image-size 224"
+            )
+        if len(self._masks) > 1:
+            (first_kind, one), (second_kind, two) = list(self._masks.items())[:2]
+            raise SourceError(
+                f"masks differ: {one} is {_shape_text(*first_kind)}, {two} is {_shape_text(*second_kind)}; "
+                "save all alike"
+            )
+
+    def settled(self) -> tuple[tuple[int, ...], str]:
+        """Shape and type of what all images become."""
+        if self._masks:
+            return next(iter(self._masks))
+        size = self._size or next(iter(self._sizes), None)
+        if size is None or not self._depths:
+            raise SourceError("not one image of the source can be read; check the files")
+        return (*size, self._channels or (1 if self._grey else 3)), next(iter(self._depths))
+
+    def lines(self) -> list[str]:
+        """What to tell of the values."""
+        if "float32" not in self._depths:
+            return []
+        return [
+            "images of more than 8 bits are kept as float32 with the values of the files; training does not scale them"
+        ]
+
+
+def _shape_text(shape: tuple[int, ...], dtype: str) -> str:
+    return f"{'x'.join(map(str, shape))} {dtype}"
+
+
+def _is_cmyk(content: Content) -> bool:
+    with _opened(content) as image:
+        return bool(image.mode == "CMYK")
+
+
+def decode(
+    content: Content, *, size: tuple[int, int] | None, channels: int, dtype: str = "uint8", asked: bool = True
+) -> npt.NDArray[Any]:
+    """Pixels (H, W, channels) of an image file, scaled to cover `size` (height, width) and cut at the centre.
+
+    UnreadableSample where values would be lost: pages, more bits than `dtype` has, a band that nobody `asked` to drop.
+    """
+    array: npt.NDArray[Any] | None = _plain_jpeg(content, size, channels) if dtype == "uint8" else None
     if array is None or (size is not None and array.shape[:2] != size):
         with _opened(content, array) as image:
-            if size is not None:
+            _check_kept(_head(image), dtype, asked or image.mode == "CMYK")
+            if size is not None and dtype == "uint8":
                 image.draft(_MODES[channels], (size[1], size[0]))
-            pixels = _converted(image, channels)
+            pixels = _converted(image, channels) if dtype == "uint8" else _wide(image)
             if size is not None and (pixels.height, pixels.width) != size:
                 pixels = ImageOps.fit(pixels, (size[1], size[0]), method=Image.Resampling.BILINEAR)
-            array = np.asarray(pixels, np.uint8)
+            array = np.asarray(pixels, dtype)
+    if array.ndim == 2 and dtype != "uint8":
+        array = np.repeat(array[:, :, np.newaxis], channels, 2)
     return array.reshape(array.shape[0], array.shape[1], channels)
+
+
+def decode_mask(content: Content, *, size: tuple[int, int] | None) -> npt.NDArray[Any]:
+    """The numbers of a mask as the file has them: palette indices, grey values, colours; never mixed when scaled."""
+    with _opened(content) as image:
+        head = _head(image)
+        if head.odd:
+            raise UnreadableSample(head.odd)
+        found = image
+        if size is not None and (image.height, image.width) != size:
+            found = ImageOps.fit(image, (size[1], size[0]), method=Image.Resampling.NEAREST)
+        array = np.asarray(found)
+    return array.astype(np.uint8) if array.dtype == np.bool_ else array.astype(array.dtype.newbyteorder("="))
+
+
+def _check_kept(head: ImageHead, dtype: str, asked: bool) -> None:
+    if head.odd:
+        raise UnreadableSample(head.odd)
+    if head.dtype != dtype:
+        raise UnreadableSample(f"its depth is that of {head.dtype}, the others' that of {dtype}; save all alike")
+    if head.bands in (2, 4) and not asked:
+        raise UnreadableSample(
+            f"it has {head.bands} bands: --channels {head.bands - 1} leaves the last one (transparency) out"
+        )
+
+
+def _wide(image: Any) -> Any:
+    """A deep image as float32, value by value; UnreadableSample for whole numbers that float32 does not hold."""
+    values = np.asarray(image)
+    if values.dtype.kind in "iu" and max(abs(int(values.max(initial=0))), abs(int(values.min(initial=0)))) > 1 << 24:
+        raise UnreadableSample(
+            "it holds whole numbers over 2^24, which float32 rounds; save the images as arrays (.npy)"
+        )
+    return Image.fromarray(values.astype(np.float32))
 
 
 def _plain_jpeg(content: Content, size: tuple[int, int] | None, channels: int) -> npt.NDArray[np.uint8] | None:
@@ -75,16 +232,36 @@ def _plain_jpeg(content: Content, size: tuple[int, int] | None, channels: int) -
 
 
 def check_encoded(content: Content) -> None:
-    """UnreadableSample where a JPEG or PNG file is damaged or cut short, or is of another kind.
+    """UnreadableSample where a JPEG or PNG file is damaged or cut short, is of another kind, or has over 8 bits.
 
-    The marks at both ends are looked at; a file without its end mark is decoded to be sure.
+    Of PNG every checksum is looked at, of JPEG the marks at both ends; one without its end mark is decoded to be sure.
     """
     head, tail = bytes(content[:8]), bytes(content[-64:]).rstrip(b"\0")
     jpeg = head.startswith(b"\xff\xd8\xff")
     if not jpeg and not head.startswith(b"\x89PNG\r\n\x1a\n"):
         raise UnreadableSample("neither JPEG nor PNG; encoded shards take no other files, use --encoding raw")
-    if not (tail.endswith(b"\xff\xd9") if jpeg else b"IEND" in tail):
+    if not jpeg:
+        _check_png(memoryview(content))
+    elif not tail.endswith(b"\xff\xd9"):
         decode(content, size=None, channels=3)
+
+
+def _check_png(content: memoryview) -> None:
+    """UnreadableSample unless every chunk up to the end has its CRC (PNG specification, section 5.3)."""
+    at = 8
+    while at + 12 <= len(content):
+        length = int.from_bytes(content[at : at + 4])
+        kind, end = bytes(content[at + 4 : at + 8]), at + 8 + length
+        if end + 4 > len(content):
+            break
+        if zlib.crc32(content[at + 4 : end]) != int.from_bytes(content[end : end + 4]):
+            raise UnreadableSample(f"damaged image: the checksum of its part {kind.decode('latin-1')} is wrong")
+        if kind == b"IHDR" and length == 13 and content[at + 16] == 16:
+            raise UnreadableSample("it has 16 bits a pixel, of which training would read 8; use --encoding raw")
+        if kind == b"IEND":
+            return
+        at = end + 4
+    raise UnreadableSample("damaged image: it is cut short")
 
 
 @contextlib.contextmanager
@@ -108,10 +285,9 @@ def _image(pixels: npt.NDArray[np.uint8]) -> Any:
 
 
 def _converted(image: Any, channels: int) -> Any:
-    """`image` in the mode of `channels`; 16-bit greyscale keeps its upper eight bits."""
-    if image.mode in ("I;16", "I;16B", "I"):
-        wide = np.asarray(image)
-        image = Image.fromarray((wide >> 8 if wide.max(initial=0) > 255 else wide).astype(np.uint8))
-    elif image.mode == "P":
+    """`image` of 8 bits in the mode of `channels`."""
+    if image.mode == "P":
         image = image.convert("RGBA" if "transparency" in image.info else "RGB")
+    elif image.mode == "CMYK" and channels == 4:
+        image = image.convert("RGB")
     return image if image.mode == _MODES[channels] else image.convert(_MODES[channels])

@@ -6,7 +6,7 @@ Folder of files: `rows.SPLIT` holds one fixed-size row per sample, `names` the f
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from types import TracebackType
 from typing import Any, BinaryIO, Self
@@ -29,7 +29,7 @@ class IndexWriter:
         self._folder = folder
         self._names = (folder / "names").open("wb")
         self._files: dict[str, BinaryIO] = {}
-        self._digest = xxhash.xxh3_64()
+        self._digest, self._state = xxhash.xxh3_64(), xxhash.xxh3_64()
         self.counts: dict[str, int] = {}
 
     def __enter__(self) -> Self:
@@ -54,18 +54,33 @@ class IndexWriter:
         stable["stamp"] = 0
         self._digest.update(split.encode() + b"\0" + stable.tobytes())
 
-    def add_files(self, split: str, file: int, label: int | list[int], entries: list[tuple[bytes, int, int]]) -> None:
-        """Append samples that are files, (name, size, modification time in ns) each, of one label or one each."""
+    def add_files(
+        self,
+        split: str,
+        file: int | list[int],
+        label: int | list[int],
+        entries: Sequence[tuple[bytes, os.stat_result]],
+    ) -> None:
+        """Append samples that are files, name and state each, of one `file` and label or one each."""
         rows = np.zeros(len(entries), ROW)
         place = self._names.tell()
-        for row, (name, size, stamp) in zip(rows, entries, strict=True):
-            row["place"], row["size"], row["stamp"] = place, size, stamp
+        for row, (name, stat) in zip(rows, entries, strict=True):
+            row["place"], row["size"], row["stamp"] = place, stat.st_size, stat.st_mtime_ns
             place += len(name) + 1
+            self.note(stat)
         rows["label"], rows["file"] = label, file
-        content = b"".join(name + b"\0" for name, _, _ in entries)
+        content = b"".join(name + b"\0" for name, _ in entries)
         self._names.write(content)
         self._digest.update(content)
         self.add(split, rows)
+
+    def note(self, stat: os.stat_result) -> None:
+        """Have the state of one more file count in `state`."""
+        self._state.update(b"%d %d %d\0" % (stat.st_size, stat.st_mtime_ns, stat.st_ino))
+
+    def state(self) -> str:
+        """A checksum of the files' sizes, times and inodes."""
+        return self._state.hexdigest()
 
     def fingerprint(self) -> str:
         """A checksum of the list: names, sizes and labels."""

@@ -25,6 +25,7 @@ from hpcdl.data.sources.base import Array, SourceFacts, SourceSpec
 from hpcdl.data.sources.flat import (
     ArrayFiles,
     FlatFiles,
+    ask_of_labels,
     channels_last,
     checked_labels,
     is_image,
@@ -72,6 +73,8 @@ class NumpySource(FieldSource):
             if not labels.shape or not labels.shape[0]:
                 raise SourceError(f"{self._location}: {label_name} has the shape {labels.shape}; labels are (N)")
             numbers = checked_labels(np.asarray(labels.values()), images.shape[0], f"{self._location}: {label_name}")
+            values = np.asarray(labels.values()).reshape(-1)
+            ask_of_labels(label_name, values, self._spec.target_kind, f"{self._location}: {label_name}")
             shape, first = channels_last(images.shape[1:], self._axes, where)
             kept = f"{images.offset}:{images.dtype.str}:{'nchw' if first else 'nhwc'}:{images.path}"
             listed.add(split, numbers, (shape, stored_dtype(images.dtype, where)), kept, images.path)
@@ -101,6 +104,9 @@ class NumpySource(FieldSource):
 
     def _holds_images(self) -> bool:
         """Whether these are images with a class each, and not samples of named fields."""
+        if self._spec.target_kind == "regression" and all(self._fields):
+            self.inputs, self.targets = ((name or "",) for name in self._fields)
+            return False
         if self._spec.inputs or self._spec.targets or any(self._fields):
             return not (self._spec.inputs or self._spec.targets)
         try:

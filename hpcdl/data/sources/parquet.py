@@ -18,8 +18,9 @@ from hpcdl.data.sources.arrays import INPUT_NAMES, TARGET_NAMES, PlacedArray
 from hpcdl.data.sources.base import Array, SourceFacts
 from hpcdl.data.sources.columns import ColumnSource, TableColumn
 from hpcdl.data.sources.flat import EncodedFiles, files_by_split, is_made_of
-from hpcdl.data.sources.image_folder import MAGIC, SPLIT_NAMES
+from hpcdl.data.sources.foreign import is_image_head
 from hpcdl.data.sources.index import IndexWriter
+from hpcdl.data.sources.splits import SPLIT_WORDS
 
 _ENDINGS = (".parquet", ".pq")
 _PANDAS_INDEX = re.compile(r"__index_level_\d+__")
@@ -36,7 +37,9 @@ class ParquetSource(ColumnSource):
 
     def scan(self, index: IndexWriter) -> SourceFacts:
         """Read what is asked for, column by column."""
-        tables = {split: self._opened(paths) for split, paths in files_by_split(self._location, _ENDINGS).items()}
+        tables = {
+            split: self._opened(paths) for split, paths in files_by_split(self._location, _ENDINGS, self._spec).items()
+        }
         if not tables:
             raise SourceError(f"{self._location} holds no Parquet files ({', '.join(_ENDINGS)})")
         first = next(iter(tables.values()))
@@ -78,7 +81,7 @@ class ParquetSource(ColumnSource):
 
     def _by_column(self, table: Any) -> dict[str, Any]:
         words = [str(word).strip().lower() for word in table.column("split").to_pylist()]
-        splits = [SPLIT_NAMES.get(word, word) for word in words]
+        splits = [SPLIT_WORDS.get(word, word) for word in words]
         if not set(splits) <= {"train", "val", "test"}:
             raise SourceError(
                 f"{self._location}: the column split holds {shown(min(set(splits)))}; write train, val or test"
@@ -147,13 +150,13 @@ class ParquetSource(ColumnSource):
     def _image_column(self, table: Any) -> str | None:
         """The column of image files, where samples are images with a class."""
         spec = self._spec
-        if spec.inputs or spec.targets:
+        if spec.inputs or spec.targets or spec.target_kind == "regression":
             return None
         names = [spec.image_field] if spec.image_field else [*INPUT_NAMES, "img", *table.schema.names]
         for name in names:
             if name in table.schema.names and _holds_bytes(table.schema.field(name).type):
                 first = next((one for one in _contents(table.slice(0, _ROWS), name) if one), b"")
-                if any(first.startswith(magic) for magic in MAGIC):
+                if is_image_head(first[:16]):
                     return name
         if spec.image_field:
             raise SourceError(
@@ -173,7 +176,7 @@ class ParquetSource(ColumnSource):
                 f"{self._location}: which column is the label? Give --label-field, one of "
                 f"{', '.join(map(shown, schema.names[:20]))}"
             )
-        listed = EncodedFiles(index, str(self._location))
+        listed = EncodedFiles(index, self._spec)
         for split, table in tables.items():
             labels = table.column(label).to_pylist()
             path = self._work / f"images.{split}"

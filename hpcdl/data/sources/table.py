@@ -15,11 +15,11 @@ from hpcdl.core.files import open_regular
 from hpcdl.data.format.dataset import UNSPLIT
 from hpcdl.data.sources.base import Array, SourceFacts
 from hpcdl.data.sources.columns import ColumnSource, TableColumn
-from hpcdl.data.sources.csv_list import LONGEST_LINE, is_list_of_files, text_lines
-from hpcdl.data.sources.image_folder import SPLIT_NAMES
+from hpcdl.data.sources.csv_list import delimiter, is_list_of_files, text_lines
 from hpcdl.data.sources.index import IndexWriter
+from hpcdl.data.sources.splits import SPLIT_WORDS
 
-_ENDINGS = {".csv": ",", ".tsv": "\t"}
+_ENDINGS = (".csv", ".tsv")
 _MISSING = frozenset({"", "na", "n/a", "nan", "null", "none", "?"})
 _WHOLE = re.compile(r"[+-]?[0-9]{1,18}")
 
@@ -32,12 +32,12 @@ class TableSource(ColumnSource):
         """A table that is no list of files."""
         if not location.is_file() or location.suffix.lower() not in _ENDINGS:
             return False
-        return location.suffix.lower() != ".csv" or not is_list_of_files(location)
+        return not is_list_of_files(location)
 
     def scan(self, index: IndexWriter) -> SourceFacts:
         """Read the table into columns; missing values are NaN."""
         columns = self._columns()
-        splits = [SPLIT_NAMES.get(value.lower(), value.lower()) for value in columns.pop("split", [])]
+        splits = [SPLIT_WORDS.get(value.lower(), value.lower()) for value in columns.pop("split", [])]
         if splits and not set(splits) <= {"train", "val", "test"}:
             raise SourceError(
                 f"{self._location}: the column split holds {shown(min(set(splits)))}; write train, val or test"
@@ -91,7 +91,7 @@ class TableSource(ColumnSource):
         number = 0
         with open_regular(self._location) as file:
             try:
-                for number, fields in enumerate(csv.reader(text_lines(file), delimiter=_delimiter(self._location)), 1):
+                for number, fields in enumerate(csv.reader(text_lines(file), delimiter=delimiter(self._location)), 1):
                     for field in fields:
                         field.encode()
                     if fields:
@@ -102,16 +102,6 @@ class TableSource(ColumnSource):
                 ) from error
             except (csv.Error, ValueError) as error:
                 raise SourceError(f"{self._location} line {number + 1}: {error}") from error
-
-
-def _delimiter(path: Path) -> str:
-    """What stands between the values: by the file's ending, or in a .csv without commas what its first line has."""
-    usual = _ENDINGS.get(path.suffix.lower(), ",")
-    with open_regular(path) as file:
-        head = file.readline(LONGEST_LINE)
-    if usual.encode() in head:
-        return usual
-    return next((other for other in ";\t" if other.encode() in head), usual)
 
 
 def _is_sample(head: list[str]) -> bool:

@@ -14,14 +14,15 @@ from hpcdl.core.files import open_regular
 from hpcdl.data.format.dataset import UNSPLIT
 from hpcdl.data.sources.arrays import ArrayGroup, FieldSource, FoundArray, PlacedArray
 from hpcdl.data.sources.base import MOST_SAMPLE_BYTES, SourceFacts
-from hpcdl.data.sources.flat import has_folders_of_images, split_of
-from hpcdl.data.sources.image_folder import SPLIT_NAMES
+from hpcdl.data.sources.flat import has_folders_of_images
 from hpcdl.data.sources.index import IndexWriter
+from hpcdl.data.sources.splits import by_names, folder_splits, is_clutter, left_out, some
 
 _ENDING = ".txt"
 _LABELS = ("{stem}.labels.txt", "{stem}_labels.txt", "{stem}.labels", "labels.txt")
 """Where labels of the lines of STEM.txt usually are."""
 _BESIDE = re.compile(r"readme|license|licence|copying|citation|notice", re.IGNORECASE)
+_UNLABELLED = re.compile(r"unsup|unsupervised|unlabel+ed", re.IGNORECASE)
 _WHOLE = re.compile(r"[+-]?[0-9]{1,18}")
 _Samples = tuple[list[bytes], list[bytes]]
 """Texts and labels."""
@@ -37,7 +38,9 @@ class TextSource(FieldSource):
             return location.suffix.lower() == _ENDING
         if _only_texts(location):
             return True
-        roots = list(_split_folders(location).values())
+        below = _content(location, Path.is_dir)
+        splits = folder_splits([folder.name for folder in below])
+        roots = [folder for folder in below if folder.name in splits]
         if roots and all(map(_only_texts, roots)):
             return True
         classes = [folder for root in roots or [location] for folder in _content(root, Path.is_dir)]
@@ -46,7 +49,7 @@ class TextSource(FieldSource):
 
     def scan(self, index: IndexWriter) -> SourceFacts:
         """Read texts and labels, split by split."""
-        roots = _split_folders(self._location) or {UNSPLIT: self._location}
+        roots = self._roots()
         found: dict[str, _Samples] = {}
         for split, root in roots.items():
             for name, (texts, labels) in self._samples(split, root).items():
@@ -61,6 +64,23 @@ class TextSource(FieldSource):
             parts.append(ArrayGroup(split=split, arrays=arrays))
         return self.list_parts(parts, index)
 
+    def _roots(self) -> dict[str, Path]:
+        """The folder of each split; SourceError where only some folders are called by one."""
+        if self._location.is_file() or self._spec.split_names == "ignore":
+            return {UNSPLIT: self._location}
+        folders = _content(self._location, Path.is_dir)
+        folders = [folder for folder in folders if not left_out(folder.name, self._spec.leave_out)]
+        splits = folder_splits([folder.name for folder in folders])
+        others = [folder.name for folder in folders if folder.name not in splits]
+        twice = [name for name in splits if list(splits.values()).count(splits[name]) > 1]
+        if splits and (others or twice):
+            raise SourceError(
+                f"{self._location}: {some(splits)} are called by splits, {some(others or twice)} "
+                f"{'not' if others else 'by the same one'}: a split or a class? Give --leave-out "
+                f"{(others or twice)[0]}, or --split-names ignore (all of these folders are classes)"
+            )
+        return {splits[folder.name]: folder for folder in folders if splits} or {UNSPLIT: self._location}
+
     def _placing(self, values: Sequence[bytes], name: str) -> Callable[[], PlacedArray]:
         return functools.partial(self.placed_text, values, name)
 
@@ -73,12 +93,27 @@ class TextSource(FieldSource):
             return {split: self._beside(root)}
         files = _texts(root)
         folders = [folder for folder in _content(root, Path.is_dir) if _texts(folder)]
+        folders = [folder for folder in folders if not left_out(folder.name, self._spec.leave_out)]
+        unlabelled = next((folder.name for folder in folders if _UNLABELLED.fullmatch(folder.name)), None)
+        if unlabelled is not None and self._spec.target_kind != "class":
+            raise SourceError(
+                f"{root / unlabelled}: texts without a class, or a class called so? Give --leave-out {unlabelled}, or "
+                "--target-kind class"
+            )
         if folders:
             return {split: _by_class({folder.name: map(_whole, _texts(folder)) for folder in folders})}
         lines = [path for path in files if not re.search(r"(?:^|[._])labels$", path.stem)]
-        splits = {path: split_of(path.name) for path in lines}
-        if split == UNSPLIT and all(splits.values()) and len(set(splits.values())) == len(lines) > 1:
-            return {name: self._beside(path) for path, name in splits.items() if name}
+        if split == UNSPLIT and len(lines) > 1:
+            divided = by_names(lines, self._spec)
+            several = next((own for own in divided.values() if len(own) > 1), None)
+            if len(divided) > 1 and several is None:
+                return {name: self._beside(own[0]) for name, own in divided.items()}
+            if len(divided) > 1 and several is not None:
+                raise SourceError(
+                    f"{root}: {some(path.name for path in several)} are of one split; put each split's CLASS.txt files "
+                    "into a folder train, val or test, or give --split-names ignore (each file is a class)"
+                )
+            lines = divided[UNSPLIT]
         if len(lines) == 1:
             return {split: self._beside(lines[0])}
         if not lines:
@@ -134,7 +169,7 @@ def _lines(path: Path) -> list[bytes]:
 
 def _content(folder: Path, kind: Callable[[Path], bool]) -> list[Path]:
     return sorted(
-        path for path in folder.iterdir() if kind(path) and path.name[0] != "." and not _BESIDE.match(path.name)
+        path for path in folder.iterdir() if kind(path) and not is_clutter(path.name) and not _BESIDE.match(path.name)
     )
 
 
@@ -145,11 +180,3 @@ def _texts(folder: Path) -> list[Path]:
 def _only_texts(folder: Path) -> bool:
     own = _texts(folder)
     return bool(own) and own == _content(folder, Path.is_file) and not has_folders_of_images(folder)
-
-
-def _split_folders(location: Path) -> dict[str, Path]:
-    if not location.is_dir():
-        return {}
-    found = {SPLIT_NAMES[path.name.lower()]: path for path in _content(location, Path.is_dir)
-             if path.name.lower() in SPLIT_NAMES}  # fmt: skip
-    return found if len(found) > 1 or "train" in found else {}

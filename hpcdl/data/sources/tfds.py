@@ -20,9 +20,10 @@ from hpcdl.data.format.fields import DTYPES
 from hpcdl.data.sources.arrays import ArrayGroup, FieldSource, FoundArray, PlacedArray
 from hpcdl.data.sources.base import Array, SourceFacts
 from hpcdl.data.sources.flat import EncodedFiles
+from hpcdl.data.sources.foreign import is_image_head
 from hpcdl.data.sources.gathered import GatheredArray
-from hpcdl.data.sources.image_folder import MAGIC, SPLIT_NAMES
 from hpcdl.data.sources.index import IndexWriter
+from hpcdl.data.sources.splits import SPLIT_WORDS
 from hpcdl.data.sources.tfrecord import example_features, records
 
 _VERSION = re.compile(r"\d+\.\d+\.\d+")
@@ -110,7 +111,7 @@ class TfdsSource(FieldSource):
                     "prepare it again"
                 )
             if sum(lengths):
-                found.setdefault(SPLIT_NAMES.get(name, name), []).extend(zip(paths, lengths, strict=True))
+                found.setdefault(SPLIT_WORDS.get(name, name), []).extend(zip(paths, lengths, strict=True))
         if not found:
             raise SourceError(f"{folder} holds no samples; prepare it again")
         return found
@@ -141,12 +142,12 @@ class TfdsSource(FieldSource):
         index: IndexWriter,
     ) -> SourceFacts:
         """Images are read where they lie within the records."""
-        listed = EncodedFiles(index, str(self._location))
+        listed = EncodedFiles(index, self._spec)
         for split, file in ((split, file) for split, files in splits.items() for file in files):
             found = []
             for where, offset, content, values in _examples(file):
                 (picture,) = _values(values, image, "bytes_list", where, 1)
-                if not any(picture.startswith(magic) for magic in MAGIC):
+                if not is_image_head(bytes(picture[:16])):
                     raise SourceError(f"{where}: {image} is no image file")
                 (own,) = _values(values, label, "int64_list", where, 1)
                 found.append((offset + _HEAD_BYTES + content.index(picture), len(picture), int(own)))

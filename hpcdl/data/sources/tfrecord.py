@@ -19,8 +19,9 @@ from hpcdl.core.errors import SourceError, shown
 from hpcdl.core.files import open_regular
 from hpcdl.data.format.dataset import UNSPLIT
 from hpcdl.data.sources.base import MOST_SAMPLE_BYTES, Array, SourceFacts, SourceSpec, UnreadableSample
-from hpcdl.data.sources.flat import MOST_CLASSES, FlatFiles, class_numbers, split_of, stamp_of
+from hpcdl.data.sources.flat import MOST_CLASSES, FlatFiles, class_numbers, stamp_of
 from hpcdl.data.sources.index import ROW, Index, IndexWriter
+from hpcdl.data.sources.splits import by_names
 
 _HEAD = struct.Struct("<QI")
 _FRAME = _HEAD.size + 4
@@ -39,7 +40,7 @@ class TFRecordSource:
     """One TFRecord file, or a folder of them; files called train*, val*, test* make splits if all are called so."""
 
     def __init__(self, spec: SourceSpec) -> None:
-        self._location = Path(spec.location)
+        self._spec, self._location = spec, Path(spec.location)
         self._image_field, self._label_field = spec.image_field, spec.label_field
         self._files = FlatFiles()
 
@@ -55,8 +56,9 @@ class TFRecordSource:
             raise SourceError(
                 f"{self._location} holds no TFRecord files; their names contain .tfrecord, or -00000-of-00001"
             )
-        splits = [split_of(path.name) for path in paths]
-        divided = all(splits) and len(set(splits)) > 1
+        split_of = {UNSPLIT: paths} if self._location.is_file() else by_names(paths, self._spec)
+        paths = [path for own in split_of.values() for path in own]
+        splits = [split for split, own in split_of.items() for _ in own]
         kinds, most = set(), 0
         for number, (path, split) in enumerate(zip(paths, splits, strict=True)):
             batch: list[tuple[int, int, int, int, int]] = []
@@ -68,9 +70,9 @@ class TFRecordSource:
                     most = max(most, label)
                 batch.append((offset, size, label, 0, number))
                 if len(batch) == _BATCH:
-                    index.add(split if divided and split else UNSPLIT, np.array(batch, ROW))
+                    index.add(split, np.array(batch, ROW))
                     batch = []
-            index.add(split if divided and split else UNSPLIT, np.array(batch, ROW))
+            index.add(split, np.array(batch, ROW))
         if len(kinds) > 1:
             raise SourceError(f"{self._location}: records hold images of different kinds: {sorted(map(str, kinds))}")
         shape = kinds.pop() if kinds else None

@@ -14,11 +14,13 @@ from typing import Any
 import numpy as np
 
 from hpcdl.core.errors import SourceError, shown
-from hpcdl.data.sources.arrays import TARGET_NAMES, ArrayGroup, FieldSource, FoundArray, PlacedArray
+from hpcdl.data.format.dataset import UNSPLIT
+from hpcdl.data.sources.arrays import TARGET_NAMES, ArrayGroup, FieldSource, FoundArray, PlacedArray, field_name
 from hpcdl.data.sources.base import Array, SourceFacts, SourceSpec
 from hpcdl.data.sources.flat import EncodedFiles, FlatFiles, files_by_split, is_made_of, stamp_of
 from hpcdl.data.sources.gathered import GatheredArray
 from hpcdl.data.sources.index import IndexWriter
+from hpcdl.data.sources.splits import is_clutter, member_splits
 
 _PACKED = (".tar.gz", ".tgz", ".tar.bz2", ".tar.xz", ".tar.zst")
 _IMAGES = ("jpg", "jpeg", "png", "gif", "bmp", "tif", "tiff", "webp")
@@ -59,13 +61,16 @@ class WebDatasetSource(FieldSource):
 
     def scan(self, index: IndexWriter) -> SourceFacts:
         """List the members of every archive; JSON and labels are read."""
-        archives = files_by_split(self._location, (".tar", *_PACKED))
+        archives = files_by_split(self._location, (".tar", *_PACKED), self._spec)
         if not archives:
             raise SourceError(f"{self._location} holds no .tar archives")
         parts = {split: [one for path in paths for one in _samples(path)] for split, paths in archives.items()}
+        parts = self._divided(parts)
         if not any(parts.values()):
             raise SourceError(f"{self._location}: the archives hold no samples; members are called NAME.jpg, NAME.cls")
-        if not (self._spec.inputs or self._spec.targets):
+        if self._spec.target_kind == "regression" and self._spec.label_field and not self.targets:
+            self.targets = (f"{self._spec.label_field}={field_name(self._spec.label_field)}",)
+        elif not (self._spec.inputs or self._spec.targets or self._spec.target_kind == "regression"):
             images = [_image_of(one, self._spec) for own in parts.values() for one in own]
             if all(images):
                 return self._list_images(parts, index)
@@ -76,8 +81,18 @@ class WebDatasetSource(FieldSource):
                 )
         return self.list_parts(self._groups(parts), index)
 
+    def _divided(self, parts: dict[str, list[_Sample]]) -> dict[str, list[_Sample]]:
+        """`parts` by the folders train, test, ... in their members' names, where archives are not divided."""
+        if list(parts) != [UNSPLIT]:
+            return parts
+        found: dict[str, list[_Sample]] = {}
+        samples = parts[UNSPLIT]
+        for one, split in zip(samples, member_splits([one.name for one in samples], self._spec), strict=True):
+            found.setdefault(split or UNSPLIT, []).append(one)
+        return found
+
     def _list_images(self, parts: Mapping[str, Sequence[_Sample]], index: IndexWriter) -> SourceFacts:
-        listed = EncodedFiles(index, str(self._location))
+        listed = EncodedFiles(index, self._spec)
         for split, samples in parts.items():
             by_path: dict[Path, list[tuple[int, int, Any]]] = {}
             for one in samples:
@@ -224,7 +239,7 @@ def _samples(path: Path) -> list[_Sample]:
             for member in archive:
                 folder, _, base = member.name.rpartition("/")
                 stem, _, ending = base.partition(".")
-                if not member.isfile() or not stem or not ending:
+                if not member.isfile() or not stem or not ending or _is_clutter(folder):
                     continue
                 if member.issparse() or member.offset_data + member.size > size:
                     raise SourceError(f"{path}: {shown(member.name)} is cut short, or a file with holes")
@@ -241,6 +256,10 @@ def _samples(path: Path) -> list[_Sample]:
     except tarfile.TarError as error:
         raise SourceError(f"{path} is no .tar archive, or cut short: {error}") from error
     return list(found.values())
+
+
+def _is_clutter(folder: str) -> bool:
+    return any(is_clutter(part) for part in folder.split("/") if part not in ("", ".", ".."))
 
 
 def _image_of(sample: _Sample, spec: SourceSpec) -> _Member | None:

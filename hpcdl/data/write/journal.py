@@ -22,14 +22,14 @@ from hpcdl.data.write.shards import ShardResult
 class PartialManifest:
     """Appends to the partial manifest of one rank."""
 
-    def __init__(self, folder: Path, rank: int, identity: str) -> None:
+    def __init__(self, folder: Path, rank: int, identity: str, state: str) -> None:
         path = folder / f"{PARTIAL_PREFIX}.{rank:05d}"
         self._descriptor = open_to_append(path)
         content = path.read_bytes()
         whole = content.rfind(b"\n") + 1
         cut(self._descriptor, whole)
         if whole == 0:
-            self._append({"identity": identity})
+            self._append({"identity": identity, "source": state})
             sync_folder(folder)
 
     def enter(self, result: ShardResult) -> None:
@@ -47,10 +47,10 @@ class PartialManifest:
         os.fsync(self._descriptor)
 
 
-def entered(folder: Path, identity: str) -> dict[tuple[str, int], ShardResult]:
+def entered(folder: Path, identity: str, state: str) -> dict[tuple[str, int], ShardResult]:
     """The shards that all partial manifests of `folder` hold and that are there in full size.
 
-    UsageError where they belong to another job: another source or other options.
+    UsageError where they belong to another job: another source or other options, or the same source before a change.
     """
     found = {}
     for path in sorted(folder.glob(f"{PARTIAL_PREFIX}.*")):
@@ -59,6 +59,11 @@ def entered(folder: Path, identity: str) -> dict[tuple[str, int], ShardResult]:
             raise UsageError(
                 f"{folder} was begun with other options, another source or another hpcdl; "
                 "give the same as then, or another target folder"
+            )
+        if documents and documents[0].get("source") != state:
+            raise UsageError(
+                f"{folder} was begun from this source before its files changed (size, time or inode): its shards would "
+                "be half old, half new. Remove the folder and shard anew, or put the files back as they were"
             )
         for document in documents[1:]:
             try:

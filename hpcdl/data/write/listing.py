@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
-import itertools
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -29,11 +29,13 @@ from hpcdl.data.sources.base import (
     open_source,
     recognise,
 )
-from hpcdl.data.sources.images import image_header
+from hpcdl.data.sources.flags import check_flags
+from hpcdl.data.sources.images import ImageKinds
 from hpcdl.data.sources.index import Index, IndexWriter
 from hpcdl.data.write.lustre import file_system_of
 from hpcdl.data.write.plan import ShardJob, make_plan
 from hpcdl.data.write.request import LayoutConfig, ShardConfig, ShardRequest, SourceConfig, parse_split
+from hpcdl.data.write.state import source_state
 
 Counts = npt.NDArray[np.int64]
 _SMALL_CLASS = 16
@@ -52,16 +54,17 @@ def make_job(request: ShardRequest, work: Path) -> ShardJob:
     with examining(request.source), IndexWriter(work) as writer:
         facts = source.scan(writer)
         counts, fingerprint = dict(writer.counts), writer.fingerprint()
+        state = source_state(spec, facts, writer.state())
         facts = dataclasses.replace(facts, num_samples=sum(counts.values()))
     counts = {name: count for name, count in counts.items() if count}
     if not counts:
         raise SourceError(f"{request.source} holds no samples; there is nothing to shard")
     _check_names(facts, request.source)
-    _check_kind(layout, facts)
+    _check_kind(request.config, facts)
     index = Index(work)
     try:
         class_counts, total_size = _tally(index, counts, len(facts.class_names), request.source)
-        shape = _shape(layout, source, facts, index, counts)
+        shape, facts = _shape(layout, source, facts, index, counts)
         if fractions:
             if list(counts) != [UNSPLIT]:
                 raise UsageError(f"{request.source} is already divided into {', '.join(counts)}; leave out --split")
@@ -69,7 +72,7 @@ def make_job(request: ShardRequest, work: Path) -> ShardJob:
     finally:
         index.close()
     encoded = layout.encoding == "encoded"
-    dtype = "uint8" if facts.samples_are == "files" else facts.dtype
+    dtype = facts.dtype
     fields = _stored(facts.fields, layout)
     pixel_bytes = _field_bytes(fields, facts) or sum(counts.values()) * int(np.prod(shape)) * np.dtype(dtype).itemsize
     job = ShardJob(
@@ -88,6 +91,7 @@ def make_job(request: ShardRequest, work: Path) -> ShardJob:
         seed=layout.seed,
         on_error=request.config.writing.on_error,
         options=recipe_options(request.config),
+        state=state,
         fields=fields,
     )
     job.write(work)
@@ -139,6 +143,7 @@ def _spec(request: ShardRequest, work: Path) -> SourceSpec:
         check_location(request.source)
         if chosen.samples is not None:
             raise UsageError("--samples is for synthetic sources; leave it out")
+    check_flags(name, chosen)
     location = request.source if name == "synthetic" else str(Path(request.source).expanduser().absolute())
     return SourceSpec(
         format=name,
@@ -151,6 +156,11 @@ def _spec(request: ShardRequest, work: Path) -> SourceSpec:
         targets=chosen.target or (),
         target_kind=chosen.target_kind or "",
         nan=chosen.nan or "stop",
+        split_names=chosen.split_names,
+        leave_out=chosen.leave_out or (),
+        sample_is=chosen.sample_is or "",
+        image_size=layout.image_size,
+        channels=layout.channels,
         seed=layout.seed,
         checks=request.config.writing.on_error == "stop",
         work=str(work),
@@ -164,15 +174,27 @@ def _check_names(facts: SourceFacts, source: str) -> None:
         except UnicodeEncodeError:
             raise SourceError(f"{source}: the class {shown(name)} has a name that is not UTF-8; rename it") from None
         if not fits or "\0" in name:
-            raise SourceError(f"{source}: {shown(name)} is no name of a class; rename it")
+            raise SourceError(f"{source}: {shown(name)} cannot be the name of a class; rename it")
 
 
-def _check_kind(layout: LayoutConfig, facts: SourceFacts) -> None:
+def _check_kind(config: ShardConfig, facts: SourceFacts) -> None:
+    """UsageError for a flag that means nothing for samples of this kind."""
+    layout, source = config.layout, config.source
     if layout.compression and facts.fields:
         raise UsageError("--compression is for images with a class; leave it out for samples of named fields")
     if layout.normalise and not facts.fields:
         raise UsageError("--normalise is for samples of named fields; images come from 0 to 1 as they are")
-    if facts.samples_are == "files":
+    if source.axes != "auto" and facts.samples_are != "pixels":
+        raise UsageError(f"--axes {source.axes} is for arrays of images with a class; leave it out here")
+    if source.nan and (not facts.fields or facts.decodes):
+        raise UsageError(f"--nan {source.nan} is for samples of named fields; leave it out for images with a class")
+    if source.target_kind == "regression" and not any(
+        item.role == "target" and item.kind == "numbers" for item in facts.fields
+    ):
+        raise UsageError("--target-kind regression needs targets that are numbers, and the labels here name classes")
+    if layout.channels == 2:
+        raise UsageError("--channels 2: images have 1, 3 or 4 channels")
+    if facts.samples_are == "files" or facts.decodes:
         return
     for name, wish in (("--image-size", layout.image_size), ("--channels", layout.channels)):
         if wish is not None:
@@ -202,37 +224,23 @@ def _tally(index: Index, counts: dict[str, int], num_classes: int, source: str) 
 
 def _shape(
     layout: LayoutConfig, source: Source, facts: SourceFacts, index: Index, counts: dict[str, int]
-) -> tuple[int, ...]:
-    """(height, width, channels) of the samples to come, or the shape of their first field."""
+) -> tuple[tuple[int, ...], SourceFacts]:
+    """(height, width, channels) of the samples to come, or the shape of their first field; facts with their type."""
     if facts.sample_shape is not None:
-        return tuple(facts.sample_shape)
+        return tuple(facts.sample_shape), facts
     if layout.compression and layout.encoding == "encoded":
         raise UsageError("--compression is for raw data; JPEG and PNG are compressed already")
-    found: dict[tuple[int, int], str] = {}
-    grey = True
+    kinds = ImageKinds(size=layout.image_size, channels=layout.channels)
     for split, count in counts.items():
         step = max(1, count // _HEADERS)
-        for number in itertools.takewhile(lambda at: at < count, itertools.count(0, step)):  # noqa: B023  used at once
+        for number in range(0, count, step):
             row = index.rows(split, np.array([number], np.int64))[0]
-            try:
-                height, width, channels = image_header(_content(source, row, facts, index))
-            except UnreadableSample:
-                continue  # the writing will meet it again and do what --on-error says
-            grey = grey and channels == 1
-            if not layout.image_size:
-                found.setdefault((height, width), source.describe(row, facts, index))
-                if len(found) > 1:
-                    (first, one), (second, other) = found.items()
-                    raise UsageError(
-                        f"images differ in size ({one}: {first[0]}x{first[1]}, {other}: {second[0]}x{second[1]}); "
-                        "give --image-size, for example --image-size 224"
-                    )
-            elif not grey:
-                break
-    size = layout.image_size or next(iter(found), None)
-    if size is None:
-        raise SourceError("not one image of the source can be read; check the files")
-    return size[0], size[1], layout.channels or (1 if grey else 3)
+            with contextlib.suppress(UnreadableSample):  # the writing meets it again and does what --on-error says
+                kinds.add(_content(source, row, facts, index), source.describe(row, facts, index))
+    shape, dtype = kinds.settled()
+    if dtype != "uint8" and layout.encoding == "encoded":
+        raise UsageError("--encoding encoded is for images of 8 bits, and these have more; use --encoding raw")
+    return shape, dataclasses.replace(facts, dtype=dtype, told=[*facts.told, *kinds.lines()])
 
 
 def _content(source: Source, row: Any, facts: SourceFacts, index: Index) -> Content:

@@ -167,6 +167,8 @@ class ShardJob:
     on_error: str
     options: Mapping[str, Any]
     sample_checksums: bool = True
+    state: str = ""
+    """Of the source's files when they were listed."""
     fields: Sequence[Field] = ()
     version: str = field(default=__version__)
 
@@ -175,7 +177,7 @@ class ShardJob:
         wanted = dataclasses.asdict(
             dataclasses.replace(self, spec=dataclasses.replace(self.spec, work="", location=""))
         )
-        del wanted["plan"]["reasons"], wanted["on_error"], wanted["facts"]["stamps"]
+        del wanted["plan"]["reasons"], wanted["on_error"], wanted["facts"]["stamps"], wanted["state"]
         del wanted["spec"]["checks"], wanted["options"]
         return xxhash.xxh3_64_hexdigest(json.dumps(wanted, sort_keys=True).encode())
 

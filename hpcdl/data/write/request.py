@@ -30,6 +30,19 @@ class SourceConfig:
     )
     image_field: str | None = setting(None, "Where images are: an Example's field, an HDF5 path, a .npz array.")
     label_field: str | None = setting(None, "Where labels are: likewise; for .npy the file with the labels.")
+    split_names: str = setting(
+        "auto",
+        "Names such as train and test in the source: ask where they are doubtful, keep them as splits, or ignore them.",
+        choices=("auto", "keep", "ignore"),
+    )
+    leave_out: tuple[str, ...] | None = setting(
+        None,
+        "Files or folders of the source, by name or pattern, that are no part of the data; may be repeated.",
+        kind="names",
+    )
+    sample_is: str | None = setting(
+        None, "What one sample is, of several HDF5 files: a row of their arrays, or a file.", choices=("row", "file")
+    )
     axes: str = setting("auto", "Order of the axes of array sources.", choices=("auto", "nhwc", "nchw"))
 
 
@@ -40,7 +53,7 @@ class LayoutConfig:
     encoding: str = setting("raw", "Pixels, or the JPEG and PNG files as they are.", choices=("raw", "encoded"))
     image_size: tuple[int, int] | None = setting(None, "Scale and centre-crop images to this size.", kind="size")
     channels: int | None = setting(
-        None, "Convert images to 1 or 3 channels; by default as found.", at_least=1, at_most=3
+        None, "Convert images to 1, 3 or 4 channels; by default as found.", at_least=1, at_most=4
     )
     compression: str | None = setting(
         None, "Lossless compression of raw blocks; slower to read.", choices=("gzip", "zstd", "blosc2")

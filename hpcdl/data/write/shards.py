@@ -253,7 +253,8 @@ class ShardWriter:
         content = self._source.read(row, job.facts, self._index)
         if not isinstance(content, np.ndarray):
             size = (job.image_size[0], job.image_size[1]) if job.image_size else None
-            content = decode(content, size=size, channels=job.sample_shape[2])
+            asked = job.options.get("channels") is not None
+            content = decode(content, size=size, channels=job.sample_shape[2], dtype=job.dtype, asked=asked)
         if content.shape != out.shape:
             raise UnreadableSample(
                 f"its size is {content.shape[0]}x{content.shape[1]}, the first one's {out.shape[0]}x{out.shape[1]}; "

@@ -129,7 +129,7 @@ def preparing(request: ShardRequest) -> Iterator[tuple[ShardJob, Results]]:
         work = new_work_folder(target)
         try:
             job = make_job(request, work)
-            done = journal.entered(target, job.identity())
+            done = journal.entered(target, job.identity(), job.state)
             check_space(target, job, len(job.tasks()) - len(done))
         except BaseException:
             remove_work_folder(target)
@@ -143,7 +143,7 @@ def write_part(
     request: ShardRequest, job: ShardJob, tasks: list[Task], *, rank: int, alone: bool, told: Callable[[int], None]
 ) -> Results:
     """Write these shards, entering each in this rank's partial manifest; `alone`: no other ranks share the cores."""
-    entries = journal.PartialManifest(request.target, rank, job.identity())
+    entries = journal.PartialManifest(request.target, rank, job.identity(), job.state)
     workers = request.config.writing.workers or _default_workers(job, len(tasks), alone)
     results = {}
     try:
@@ -195,6 +195,7 @@ def finish(request: ShardRequest, job: ShardJob, results: Results) -> Manifest:
             sample_checksums=job.sample_checksums,
         ),
         fields=fields,
+        understood=list(job.facts.told),
     )
     write_manifest(request.target, manifest)
     journal.remove(request.target)

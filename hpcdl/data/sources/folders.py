@@ -1,0 +1,219 @@
+"""What the folders of a source of image files are: splits, classes, masks beside images; a question where in doubt."""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from hpcdl.core.errors import SourceError, shown
+from hpcdl.data.format.dataset import UNSPLIT
+from hpcdl.data.sources.base import SourceSpec
+from hpcdl.data.sources.splits import AUTO, IGNORE, folder_splits, is_clutter, left_out, some, split_called
+
+_PICTURES = re.compile(r"(?:jpeg|png)?(?:images?|imgs?|photos?|pictures?|frames?)|inputs?|rgb|scans?|raws?")
+_MASKS = re.compile(
+    r"(?:semantic|instance|binary|image)?(?:masks?|labels?|annotations?|annots?|segmentations?|segmentationclass"
+    r"|segmentationobject|trimaps?)|gts?|groundtruths?|targets?|depths?|mattes?|edges?|contours?"
+)
+_LOOKED_INTO = 64
+
+
+@dataclass(frozen=True, kw_only=True)
+class ClassFolder:
+    """A folder whose files are of one class; `path` is below the source."""
+
+    split: str
+    name: str
+    path: str
+
+
+@dataclass(kw_only=True)
+class LeftOut:
+    """What is not taken, to be shown: folders by name, and files with the first few of their names."""
+
+    folders: list[str] = field(default_factory=list)
+    files: list[str] = field(default_factory=list)
+    num_files: int = 0
+
+    def add_file(self, name: str) -> None:
+        """Count a file."""
+        self.num_files += 1
+        if len(self.files) < _LOOKED_INTO:
+            self.files.append(name)
+
+    def lines(self) -> list[str]:
+        """For the plan and the manifest."""
+        found = [f"left out: the folders {some(self.folders)}"] if self.folders else []
+        if self.num_files:
+            found.append(f"left out: {self.num_files} files, such as {some(self.files[:3])}")
+        return found
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Content:
+    """What lies in a folder: names in order."""
+
+    folders: Sequence[str]
+    files: Sequence[str]
+
+
+def class_folders(root: Path, spec: SourceSpec, out: LeftOut) -> list[ClassFolder]:
+    """The class folders of every split; SourceError where names leave two readings, or no folder is left."""
+    top = listed(root, spec, out)
+    for name in top.files:
+        out.add_file(name)
+    if not top.folders:
+        raise SourceError(f"{root} holds no class folders; put each class's images into a folder of its own")
+    splits = {} if spec.split_names == IGNORE else folder_splits(top.folders)
+    if not splits:
+        _ask_of_masks(root, top.folders, spec)
+        if len(top.folders) == 1 and spec.target_kind != "class":
+            _ask_of_one(root, top.folders[0], spec, out)
+        return [ClassFolder(split=UNSPLIT, name=name, path=name) for name in top.folders]
+    within = {name: listed(root / name, spec, out) for name in top.folders}
+    _ask_of_splits(root, splits, within, spec)
+    found = []
+    for name, inside in within.items():
+        split = splits.get(name) or re.sub(r"\W+", "-", name).strip("-").lower()
+        _ask_of_masks(root / name, inside.folders, spec)
+        for file in inside.files:
+            out.add_file(f"{name}/{file}")
+        found += [ClassFolder(split=split, name=own, path=f"{name}/{own}") for own in inside.folders]
+    return found
+
+
+def listed(folder: Path, spec: SourceSpec, out: LeftOut) -> _Content:
+    """Folders and files of a folder, in order; what a system left there, and what is to be left out, goes to `out`."""
+    folders: list[str] = []
+    files: list[str] = []
+    with os.scandir(folder) as entries:
+        for entry in entries:
+            clutter = is_clutter(entry.name) or left_out(entry.name, spec.leave_out)
+            if entry.is_dir():
+                (out.folders if clutter else folders).append(entry.name)
+            elif clutter:
+                out.add_file(entry.name)
+            else:
+                files.append(entry.name)
+    return _Content(folders=sorted(folders, key=os.fsencode), files=sorted(files, key=os.fsencode))
+
+
+def _ask_of_splits(root: Path, splits: dict[str, str], within: dict[str, _Content], spec: SourceSpec) -> None:
+    """SourceError unless every folder is a split that has class folders, each of another name."""
+    flat = [name for name in splits if not within[name].folders]
+    others = [name for name in within if name not in splits]
+    if len(flat) == len(splits):
+        _ask_of_flat(root, flat, others)
+    if flat:
+        count = len(within[flat[0]].files)
+        raise SourceError(
+            f"{root}: {shown(flat[0])} is called by a split, and holds {count} files without class folders: their "
+            f"classes are not known. Give --leave-out {flat[0]} to take the other splits alone, put each class's "
+            "images into a folder of its own, or list files and labels in a .csv"
+        )
+    twice = next(((a, b) for a in splits for b in splits if a < b and splits[a] == splits[b]), None)
+    if twice and spec.split_names == AUTO:
+        raise SourceError(
+            f"{root}: {shown(twice[0])} and {shown(twice[1])} both say {splits[twice[0]]}; give --leave-out with one "
+            "of them, or --split-names keep to put both into that split"
+        )
+    if not others:
+        return
+    if spec.split_names == AUTO:
+        raise SourceError(
+            f"{root}: {some(splits)} are called by splits, {some(others)} {'is' if len(others) == 1 else 'are'} not: a "
+            f"split or a class? Give --leave-out {others[0]}, or --split-names keep (a split of its own), or "
+            "--split-names ignore (all of these folders are classes)"
+        )
+    empty = next((name for name in others if not within[name].folders), None)
+    if empty:
+        raise SourceError(f"{root}: {shown(empty)} holds no class folders; give --leave-out {empty}")
+
+
+def _ask_of_flat(root: Path, flat: Sequence[str], others: Sequence[str]) -> None:
+    beside = f" beside {some(others)}" if others else ""
+    raise SourceError(
+        f"{root}: {some(flat)}{beside}: a split or a class? Folders of splits need a folder for each class inside (or "
+        f"a .csv of file,label,split). Give --split-names ignore to take them for classes, or --leave-out {flat[0]}"
+    )
+
+
+def _ask_of_masks(root: Path, names: Sequence[str], spec: SourceSpec) -> None:
+    """SourceError where folders are called as images and their masks are."""
+    if spec.target_kind == "class":
+        return
+    pair = pictures_and_masks(names)
+    if pair is not None:
+        raise SourceError(
+            f"{root}: {shown(pair[0])} and {shown(pair[1])}: images and their masks, or two classes? Give --input "
+            f"{pair[0]}=image --target {pair[1]}=mask, or --target-kind class (folders are classes), or --leave-out "
+            f"{pair[1]}"
+        )
+
+
+def pictures_and_masks(names: Sequence[str]) -> tuple[str, str] | None:
+    """The folders that are called as images and as their masks are, if both are there."""
+    plain = {name: re.sub(r"[\W_0-9]+", "", name).lower() for name in names}
+    pictures = [name for name, word in plain.items() if _PICTURES.fullmatch(word)]
+    masks = [name for name, word in plain.items() if _MASKS.fullmatch(word)]
+    return (pictures[0], masks[0]) if pictures and masks else None
+
+
+def _ask_of_one(root: Path, name: str, spec: SourceSpec, out: LeftOut) -> None:
+    """SourceError for a single folder that holds folders, and no files: the classes, or splits, are one level below."""
+    inside = listed(root / name, spec, LeftOut())
+    if len(inside.folders) > 1 and not inside.files:
+        raise SourceError(
+            f"{root} holds one folder, {shown(name)}, and that holds {some(inside.folders)}: are these the classes or "
+            f"splits? Then give {root / name}; for one class called {shown(name)} give --target-kind class"
+        )
+
+
+class FolderWalk:
+    """The files of a class folder, folder by folder; nothing is left out unless `out` says so."""
+
+    def __init__(self, root: Path, spec: SourceSpec, out: LeftOut) -> None:
+        self._root, self._spec, self._out = root, spec, out
+
+    def files(self, chosen: ClassFolder) -> list[tuple[str, list[str]]]:
+        """Names of files below the class folder by the folder (below it) that they are in, with the split of each."""
+        found: dict[str, list[str]] = {}
+        self._walk(chosen, "", chosen.split, found, ())
+        return list(found.items())
+
+    def _walk(
+        self,
+        chosen: ClassFolder,
+        below: str,
+        split: str,
+        found: dict[str, list[str]],
+        above: tuple[tuple[int, int], ...],
+    ) -> None:
+        folder = self._root / chosen.path / below
+        here = folder.stat()
+        if (here.st_dev, here.st_ino) in above:
+            raise SourceError(
+                f"{folder} is a link to a folder above it; take it away, or give --leave-out {folder.name}"
+            )
+        inside = listed(folder, self._spec, self._out)
+        prefix = f"{below}/" if below else ""
+        found.setdefault(split, []).extend(prefix + name for name in inside.files)
+        _ask_of_masks(folder, inside.folders, self._spec)
+        for name in inside.folders:
+            own = self._split_of(chosen, folder / name, split)
+            self._walk(chosen, prefix + name, own, found, (*above, (here.st_dev, here.st_ino)))
+
+    def _split_of(self, chosen: ClassFolder, folder: Path, split: str) -> str:
+        """The split of a folder within a class: that of the class, unless it is called by one."""
+        word = split_called(folder.name)
+        if word is None or self._spec.split_names == IGNORE:
+            return split
+        if self._spec.split_names == AUTO or split not in (UNSPLIT, word):
+            raise SourceError(
+                f"{folder} is called by a split, and lies in the class {shown(chosen.name)}: give --split-names keep "
+                f"for a split, --split-names ignore for a part of the class, or --leave-out {folder.name}"
+            )
+        return word

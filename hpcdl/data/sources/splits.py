@@ -1,0 +1,148 @@
+"""Names that say which split a part of a source belongs to, and names that belong to no data at all.
+
+Where the names of a source leave two readings, the question names both and the flag that chooses.
+"""
+
+from __future__ import annotations
+
+import fnmatch
+import re
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from hpcdl.core.errors import SourceError, shown
+from hpcdl.data.format.dataset import UNSPLIT
+
+if TYPE_CHECKING:
+    from hpcdl.data.sources.base import SourceSpec
+
+AUTO, KEEP, IGNORE = "auto", "keep", "ignore"
+SPLIT_WORDS = {
+    "train": "train", "training": "train", "trn": "train", "trainval": "train",
+    "val": "val", "valid": "val", "validation": "val", "validate": "val", "dev": "val", "holdout": "val",
+    "heldout": "val", "eval": "val", "evaluation": "val",
+    "test": "test", "testing": "test", "tst": "test",
+}  # fmt: skip
+"""What people call the three splits, in lower case."""
+_PLAIN = r"(?:set|sets|data|dataset|images?|imgs?|split|files?|samples?|new|full|final|folder|dir)"
+"""Words beside a split's that say nothing more."""
+_WORD = re.compile(rf"({'|'.join(sorted(SPLIT_WORDS, key=len, reverse=True))}){_PLAIN}?")
+_PARTS = re.compile(r"[A-Z]+(?![a-z])|[A-Z]?[a-z]+|[0-9]+")
+_CLUTTER = re.compile(
+    r"\..*|__MACOSX|@eaDir|\$RECYCLE\.BIN|System Volume Information|lost\+found|Thumbs\.db|desktop\.ini"
+)
+_MOST_SHOWN = 5
+
+
+def is_clutter(name: str) -> bool:
+    """Whether a file or folder was left by a system or program: hidden, __MACOSX, @eaDir, Thumbs.db."""
+    return bool(_CLUTTER.fullmatch(name))
+
+
+def splits_in(name: str) -> set[str]:
+    """The splits that words within a file's or array's name say."""
+    return {SPLIT_WORDS[word[1]] for part in _PARTS.findall(name) if (word := _WORD.fullmatch(part.lower()))}
+
+
+def split_in(name: str) -> str | None:
+    """The split that a name says; None for no such word, or for several splits."""
+    found = splits_in(name)
+    return found.pop() if len(found) == 1 else None
+
+
+def split_called(name: str) -> str | None:
+    """The split that a folder is called by as a whole: train, Testing, val_set, train2017; not test_tubes."""
+    left = [part.lower() for part in _PARTS.findall(name)]
+    words = [part for part in left if _WORD.fullmatch(part)]
+    others = [part for part in left if part not in words and not part.isdigit() and not re.fullmatch(_PLAIN, part)]
+    return split_in(name) if len(words) == 1 and not others else None
+
+
+def folder_splits(names: Sequence[str]) -> dict[str, str]:
+    """Split by name, of the folders that are called by one; seg_train beside seg_test too: the rest is the same."""
+    found = {name: split for name in names if (split := split_called(name))}
+    if found:
+        return found
+    rests: dict[str, dict[str, str]] = {}
+    for name in names:
+        if split := split_in(name):
+            parts = [part.lower() for part in _PARTS.findall(name)]
+            rest = " ".join(part for part in parts if not _WORD.fullmatch(part))
+            rests.setdefault(rest, {})[name] = split
+    alike = [own for own in rests.values() if len(set(own.values())) == len(own) > 1]
+    return alike[0] if len(alike) == 1 else {}
+
+
+def left_out(name: str, patterns: Iterable[str]) -> bool:
+    """Whether `--leave-out` names a file or folder, as a whole or by a pattern with *."""
+    return any(fnmatch.fnmatchcase(name, pattern.strip("/")) for pattern in patterns)
+
+
+def some(names: Iterable[str]) -> str:
+    """The first few names, for a message."""
+    listed = list(names)
+    more = f" and {len(listed) - _MOST_SHOWN} more" if len(listed) > _MOST_SHOWN else ""
+    return ", ".join(map(shown, listed[:_MOST_SHOWN])) + more
+
+
+def by_names(paths: Sequence[Path], spec: SourceSpec, root: Path | None = None) -> dict[str, list[Path]]:
+    """Files by the split that their names (below `root`, with its folders) say; all in one where no name says any.
+
+    SourceError where some names say a split and others do not: files held out would join the training.
+    """
+    kept = [path for path in paths if not left_out(path.name, spec.leave_out)]
+    if not kept:
+        raise SourceError(f"{spec.location}: --leave-out {' '.join(spec.leave_out)} leaves no file; give fewer names")
+    labels = _labels([_said(path, root) for path in kept])
+    if spec.split_names == IGNORE or not any(labels):
+        return {UNSPLIT: kept}
+    if not all(labels) and spec.split_names == AUTO:
+        odd = [path.name for path, label in zip(kept, labels, strict=True) if not label]
+        named = [path.name for path, label in zip(kept, labels, strict=True) if label]
+        raise SourceError(
+            f"{spec.location}: {some(named)} are called by a split, {some(odd)} not: which split are these? Rename "
+            f"them, or give --leave-out {odd[0]}, or --split-names keep (a split of their own, other), or "
+            "--split-names ignore (all files are one whole)"
+        )
+    found: dict[str, list[Path]] = {}
+    for path, label in zip(kept, labels, strict=True):
+        found.setdefault(label or "other", []).append(path)
+    return found
+
+
+def _said(path: Path, root: Path | None) -> set[str]:
+    """The splits that a file's own name says, else the folders above it below `root`."""
+    above = path.relative_to(root).parts[:-1] if root is not None else ()
+    names = [path.name.partition(".")[0], *reversed(above)]
+    return next((found for name in names if (found := splits_in(name))), set())
+
+
+def _labels(said: Sequence[set[str]]) -> list[str | None]:
+    """One split each, by the words that not all have; None where that leaves none or several."""
+    common = set.intersection(*said)
+    own = [found - common for found in said]
+    return [next(iter(found)) if len(found) == 1 else None for found in own]
+
+
+def member_splits(names: Sequence[str], spec: SourceSpec) -> list[str | None]:
+    """The split of each sample of an archive, by the folders in its name; all None where these say none."""
+    folders = [name.split("/")[:-1] for name in names]
+    labels = [next((split for part in own if (split := split_called(part))), None) for own in folders]
+    words = {label for label in labels if label}
+    if spec.split_names == IGNORE or len(words) < 2:
+        if words and None in labels and spec.split_names == AUTO:
+            _ask_of_members(names, labels, spec)
+        return [None] * len(labels)
+    if None in labels and spec.split_names == AUTO:
+        _ask_of_members(names, labels, spec)
+    return [label or "other" for label in labels]
+
+
+def _ask_of_members(names: Sequence[str], labels: Sequence[str | None], spec: SourceSpec) -> None:
+    named = next(name for name, label in zip(names, labels, strict=True) if label)
+    odd = next(name for name, label in zip(names, labels, strict=True) if not label)
+    raise SourceError(
+        f"{spec.location}: {shown(named)} lies in a folder that is called by a split, {shown(odd)} does not: which "
+        "split is it? Give --split-names keep (a split of its own, other) or --split-names ignore (all are one whole)"
+    )

@@ -386,7 +386,7 @@ class ArrayFile:
         found: dict[str, tuple[tuple[int, ...], str]] = {}
 
         def keep(name: str, item: Any) -> None:
-            if not isinstance(item, h5py.Dataset) or not item.shape or _is_axis(item):
+            if not isinstance(item, h5py.Dataset) or item.shape is None or _is_axis(item):
                 return
             if h5py.check_string_dtype(item.dtype):
                 found[name] = (item.shape, "text")
@@ -403,6 +403,8 @@ class ArrayFile:
             data = self._file[name]
             if h5py.check_string_dtype(data.dtype) is None:
                 return None
+            if not data.shape:
+                return [bytes(data[()])]
             if len(data.shape) != 1:
                 raise ValueError(f"{name} holds strings in the shape {data.shape}; one a sample is needed")
             return [bytes(value) for value in data[()]]
@@ -425,7 +427,7 @@ class ArrayFile:
         """
         with self._reading():
             data = self._array(name)
-            if data.dtype.kind not in "fiu":
+            if data.dtype.kind not in "fiu" or not data.shape:
                 return None
             packing = _Packing.of(data)
             if packing is None:
@@ -456,6 +458,9 @@ class ArrayFile:
                 return self._path, int(data.id.get_offset())
             with copy.open("wb") as out:
                 rows = max(1, _COPY_BYTES // max(1, data.dtype.itemsize * math.prod(data.shape[1:])))
+                if not data.shape:
+                    np.asarray(data[()]).tofile(out)
+                    return copy, 0
                 for first in range(0, len(data), rows):
                     np.ascontiguousarray(data[first : first + rows]).tofile(out)
         return copy, 0

@@ -5,6 +5,7 @@ A format finds its arrays (`ArrayGroup`), everything else is the same for all of
 
 from __future__ import annotations
 
+import dataclasses
 import itertools
 import re
 from collections.abc import Callable, Mapping, Sequence
@@ -48,7 +49,7 @@ class PlacedArray:
     @property
     def num_samples(self) -> int:
         """Samples in the array."""
-        return len(self.starts) - 1 if self.offsets else self.shape[0]
+        return len(self.starts) - 1 if self.offsets else self.shape[0] if self.shape else 1
 
     @property
     def starts(self) -> npt.NDArray[np.int64]:
@@ -127,6 +128,7 @@ class FieldSource:
                 raise SourceError(f"{where}: the split {missing.split} has no {path}; every split needs every field")
             placed.append((path, [part.arrays[path].place() for part in parts]))
             told += dict.fromkeys(array.told for array in placed[-1][1] if array.told)
+        placed = self._samples_of(parts, placed, told)
         self._check_counts(parts, placed)
         settled = [
             self._settled(name, role, path, own, told)
@@ -225,6 +227,50 @@ class FieldSource:
         if name not in self._starts:
             self._starts[name] = np.fromfile(name, np.int64)
         return self._starts[name]
+
+    def _samples_of(
+        self, parts: Sequence[ArrayGroup], placed: list[tuple[str, list[PlacedArray]]], told: list[str]
+    ) -> list[tuple[str, list[PlacedArray]]]:
+        """`placed`, one sample a file where that was said, or cannot be otherwise; SourceError where it may be."""
+        wish, files = self._spec.sample_is, f"{len(parts)} files"
+        arrays = [array for _, own in placed for array in own]
+        if wish == "row" or not any(array.path.is_file() for array in arrays):
+            return placed
+        scalars = any(not array.shape for array in arrays)
+        if not wish and not (scalars and len(parts) > 1):
+            if len(parts) < 2 or not self._may_be_samples(placed):
+                return placed
+            what = ", ".join(f"{path} {shape_text(own[0].shape, own[0].dtype.name)}" for path, own in placed)
+            raise SourceError(
+                f"{self._location}: is each of its {files} one sample, or is each row of their arrays one ({what})? "
+                "Give --sample-is file or --sample-is row"
+            )
+        told.append(f"each of the {files} is one sample")
+        return [(path, self._one_a_file(own)) for path, own in placed]
+
+    def _may_be_samples(self, placed: Sequence[tuple[str, list[PlacedArray]]]) -> bool:
+        """Whether each part may be one sample: its arrays differ in length, or target and input are alike in two axes."""
+        if any(array.offsets is not None or array.text for _, own in placed for array in own):
+            return False
+        firsts = [own[0] for _, own in placed]
+        if len({array.num_samples for array in firsts}) > 1:
+            return True
+        return all(len(array.shape) > 1 for array in firsts) and len({array.shape[:2] for array in firsts}) == 1
+
+    def _one_a_file(self, arrays: Sequence[PlacedArray]) -> list[PlacedArray]:
+        """The whole of each array as one sample; of any length along the first axis where they differ in it alone."""
+        if all(array.text and array.num_samples == 1 for array in arrays):
+            return list(arrays)
+        if any(array.offsets is not None or array.text for array in arrays):
+            raise SourceError(f"{self._location}: --sample-is file is for arrays of numbers of one length")
+        if len({array.shape for array in arrays}) == 1:
+            return [dataclasses.replace(array, shape=(1, *array.shape)) for array in arrays]
+        found = []
+        for array in arrays:
+            starts = self._work / f"array{len(list(self._work.glob('array*')))}.offsets"
+            np.array([0, array.shape[0]], np.int64).tofile(starts)
+            found.append(dataclasses.replace(array, offsets=starts))
+        return found
 
     def _check_counts(self, parts: Sequence[ArrayGroup], arrays: Sequence[tuple[str, list[PlacedArray]]]) -> None:
         for number, part in enumerate(parts):

@@ -37,6 +37,8 @@ _LEAST_SAMPLES = 4
 _STORED = {"uint8": "uint8", "float16": "float16", "float32": "float32", "float64": "float32"}
 """What pixels of a type are stored as."""
 MOST_CLASSES = 1_000_000
+_MOST_OPEN = 64
+"""Files that one reader holds open: a source may have a file for each sample."""
 
 
 class FlatFiles:
@@ -50,6 +52,8 @@ class FlatFiles:
         """`num_bytes` of `path` from `offset` on; SourceChanged unless its modification time still is `stamp`."""
         try:
             if path not in self._open:
+                if len(self._open) >= _MOST_OPEN:
+                    os.close(self._open.pop(next(iter(self._open))))
                 self._open[path] = open_descriptor(path)
             found = os.fstat(self._open[path])
             if found.st_mtime_ns != stamp:

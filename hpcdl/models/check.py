@@ -22,6 +22,8 @@ FROM_PROBABILITIES = (
 ONE_OUTPUT_PER_CLASS = (CROSS_ENTROPY, "sparse_categorical_crossentropy")
 """Losses that compare a label, the number of a class, with one output for each class."""
 _NUM_PROBES = 4
+_LEAST_SCALE = 1 / 16
+"""A first layer that makes values smaller than that is meant for bytes: 1/255, 1/127.5."""
 _PROBABILITY_TOLERANCE = 1e-2
 """Half precision sums a thousand probabilities to one within this."""
 
@@ -67,6 +69,22 @@ def check_model(
         else:
             _check_units(output.shape[1:], spec, loss, classes)
         _check_head(model, output, spec, loss)
+
+
+def check_scaling(model: keras.Model, spec: str) -> None:
+    """UsageError where the model's first layers scale down what hpcdl has scaled from 0..255 to 0..1 already."""
+    factor = 1.0
+    for layer in _flat(model):
+        if isinstance(layer, keras.layers.Rescaling):
+            scale = np.asarray(layer.scale, np.float64)
+            factor *= float(np.abs(scale).max())
+        elif layer.trainable_weights:
+            break
+    if factor < _LEAST_SCALE:
+        raise UsageError(
+            f"model {spec!r} begins with Rescaling by {factor:.3g}, but stored bytes come from 0 to 1 already; leave it "
+            "out, or put keras.layers.Rescaling(255) before it where a network of keras.applications holds it"
+        )
 
 
 def _check_target(shape: Shape, spec: str, loss: str, wanted: Shape) -> None:

@@ -24,11 +24,12 @@ def load_model(
     input_shape: Sequence[int] | Shapes | None = None,
     loss: str = CROSS_ENTROPY,
     output_shapes: Shapes | None = None,
+    scaled: bool = False,
 ) -> keras.Model:
     """Build the model that `spec` names for `classes` and samples of `input_shape` (H, W, C).
 
     None means the network's own default. Samples of named fields have any shape, several inputs one by name; their
-    targets have `output_shapes`. `loss` says what outputs have to be. Raises UsageError for everything that is
+    targets have `output_shapes`. `loss` says what outputs have to be; `scaled`, that inputs come from 0 to 1. Raises UsageError for everything that is
     wrong with the spec, the arguments or the user's function, naming the function's file and line.
     """
     builder = parse_spec(spec)
@@ -51,6 +52,10 @@ def load_model(
     given = {"num_classes": classes, "input_shape": shape}
     made = call(builder, user_function(builder), {name: value for name, value in given.items() if value is not None})
     model = _built(builder, made, shape)
+    if scaled:
+        from hpcdl.models.check import check_scaling
+
+        check_scaling(model, str(builder))
     _check(model, str(builder), loss, classes, shape, output_shapes)
     return model
 

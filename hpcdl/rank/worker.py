@@ -209,7 +209,15 @@ def build_model(config: TrainConfig, dataset: Dataset) -> keras.Model:
         input_shape=inputs,
         loss=config.objective.loss if not dataset.fields else ",".join(_losses(config, dataset).values()),
         output_shapes=targets if dataset.fields else None,
+        scaled=_comes_scaled(dataset),
     )
+
+
+def _comes_scaled(dataset: Dataset) -> bool:
+    """Whether the only input of a model comes from 0 to 1, unless the user's own function has changed it."""
+    if dataset.preprocess is not None or len(dataset.inputs) > 1:
+        return False
+    return dataset.dtype == "uint8" or any(item.normalise != "none" for item in dataset.inputs)
 
 
 def _losses(config: TrainConfig, dataset: Dataset) -> dict[str, str]:

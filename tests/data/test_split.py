@@ -48,7 +48,7 @@ def test_split_is_stratified_seeded_and_disjoint(tmp_path: Path) -> None:
 
 def test_classes_of_one_sample_still_reach_every_split(tmp_path: Path) -> None:
     np.savez(tmp_path / "a.npz", images=pixels(100, (4, 4)), labels=np.arange(100))
-    manifest = make(tmp_path / "a.npz", tmp_path / "out", split="train=0.8,val=0.2")
+    manifest = make(tmp_path / "a.npz", tmp_path / "out", split="train=0.8,val=0.2", target_kind="class")
     assert (manifest.splits["train"].num_samples, manifest.splits["val"].num_samples) == (80, 20)
 
 

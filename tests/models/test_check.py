@@ -94,10 +94,31 @@ TAKEN = {
 }
 
 
-def built(folder: Path, body: str, loss: str) -> Any:
+def built(folder: Path, body: str, loss: str, *, scaled: bool = False) -> Any:
     file = folder / "net.py"
     file.write_text(f"{START}\n\ndef build():\n    return {body}\n")
-    return load_model(f"{file}:build", classes=4, input_shape=SHAPE, loss=loss)
+    return load_model(f"{file}:build", classes=4, input_shape=SHAPE, loss=loss, scaled=scaled)
+
+
+RESCALED = {
+    "bytes": ("layers.Rescaling(1 / 255)", True),
+    "bytes to -1..1": ("layers.Rescaling(1 / 127.5, offset=-1)", True),
+    "within a model": ("keras.Sequential([layers.RandomFlip(), layers.Rescaling(1 / 255)])", True),
+    "0..1 to -1..1": ("layers.Rescaling(2, offset=-1)", False),
+    "back to bytes first": ("keras.Sequential([layers.Rescaling(255), layers.Rescaling(1 / 255)])", False),
+}
+
+
+@pytest.mark.parametrize("name", RESCALED)
+def test_a_second_rescaling_is_found(name: str, tmp_path: Path) -> None:
+    layer, wrong = RESCALED[name]
+    body = f"keras.Sequential([keras.Input((6, 5, 1)), {layer}, classifier()])"
+    assert isinstance(built(tmp_path, body, CROSS), keras.Model)  # of values that are not scaled it is right
+    if not wrong:
+        assert isinstance(built(tmp_path, body, CROSS, scaled=True), keras.Model)
+        return
+    with pytest.raises(UsageError, match="begins with Rescaling by .*from 0 to 1 already; leave it out"):
+        built(tmp_path, body, CROSS, scaled=True)
 
 
 @pytest.mark.parametrize("name", REFUSED)

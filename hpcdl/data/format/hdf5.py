@@ -416,6 +416,11 @@ class ArrayFile:
             kind = h5py.check_vlen_dtype(data.dtype)
             if kind is None:
                 return None
+            if len(data.shape) > 1:
+                raise SourceError(
+                    f"{self._path}: {name} holds lists of any length in the shape {data.shape}; one list a sample is "
+                    "needed: save each column as an array of its own"
+                )
             samples = [np.asarray(value, kind) for value in data[()].reshape(-1)]
             return np.concatenate(samples), np.concatenate([[0], np.cumsum([len(sample) for sample in samples])])
 

@@ -249,7 +249,7 @@ class FieldSource:
         return [(path, self._one_a_file(own)) for path, own in placed]
 
     def _may_be_samples(self, placed: Sequence[tuple[str, list[PlacedArray]]]) -> bool:
-        """Whether each part may be one sample: its arrays differ in length, or target and input are alike in two axes."""
+        """Whether each part may be one sample: arrays of unequal length, or input and target alike in two axes."""
         if any(array.offsets is not None or array.text for _, own in placed for array in own):
             return False
         firsts = [own[0] for _, own in placed]
@@ -417,6 +417,9 @@ def _place(array: PlacedArray) -> ArrayPlace:
 
 
 def _remedy(dtype: np.dtype[Any]) -> str:
+    if dtype.kind == "V" and dtype.names is None:
+        what = f"opaque values of {dtype.itemsize} bytes are not taken"
+        return f"{what}: save them as a type with a name" + (", bfloat16 as float32" if dtype.itemsize == 2 else "")
     remedies = {
         "c": "complex numbers are not taken: save real and imaginary part as two channels",
         "M": "dates are not taken: save them as numbers",

@@ -162,6 +162,17 @@ def check_location(location: str) -> Path:
     raise SourceError(f"no such source: {location}; give a folder or file, or synthetic:NAME")
 
 
+def _ask_of_images_beside(path: Path, name: str) -> None:
+    """SourceError where array files lie beside folders of images: a model, a mean, or the data?"""
+    from hpcdl.data.sources.flat import has_folders_of_images
+
+    if name in ("hdf5", "numpy", "tfrecord") and path.is_dir() and has_folders_of_images(path):
+        raise SourceError(
+            f"{path} holds files of {name} and folders of images: give --format {name}, or --format image-folder for a "
+            "class per folder"
+        )
+
+
 def recognise(location: str) -> str:
     """The format of what lies at `location`; SourceError where none fits."""
     from hpcdl.data.format.synthetic import PREFIX
@@ -174,5 +185,6 @@ def recognise(location: str) -> str:
             raise SourceError(f"the source folder {location} is empty; it needs a folder of images for each class")
         for name in SOURCES:
             if SOURCES.load(name).recognises(path):
+                _ask_of_images_beside(path, name)
                 return name
     raise SourceError(f"cannot tell the format of {location}; give --format, one of: {', '.join(SOURCES)}")

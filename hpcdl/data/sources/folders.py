@@ -91,6 +91,10 @@ def listed(folder: Path, spec: SourceSpec, out: LeftOut) -> _Content:
     files: list[str] = []
     with os.scandir(folder) as entries:
         for entry in entries:
+            if entry.name in (".zarray", ".zgroup", "zarr.json"):
+                raise SourceError(
+                    f"{folder} is zarr, which is not built in; give a reader of your own: --reader FILE.py:NAME"
+                )
             clutter = is_clutter(entry.name) or left_out(entry.name, spec.leave_out)
             if entry.is_dir():
                 (out.folders if clutter else folders).append(entry.name)

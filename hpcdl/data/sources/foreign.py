@@ -44,9 +44,6 @@ _ENDINGS = {
     ".jp2": "a JPEG 2000 image",
     ".exr": "an OpenEXR image",
     ".svg": "an SVG drawing",
-    ".zarray": "a part of a zarr array",
-    ".zgroup": "a part of a zarr group",
-    "zarr.json": "a part of a zarr array",
 }
 _NOTES = {
     ".txt": "text: of each image's boxes or labels (as YOLO has them)?",
@@ -81,7 +78,7 @@ def what_it_is(name: str, head: bytes) -> str:
     if kind is not None:
         return (
             f"{kind}, which folders per class are not read of (images: {', '.join(_KINDS)}). If it is the data, give a "
-            f"reader of your own (--reader FILE.py:FUNCTION); if not, --leave-out {pattern}"
+            f"reader of your own (--reader FILE.py:NAME); if not, --leave-out {pattern}"
         )
     note = _NOTES.get(path.suffix.lower())
     if note is not None:

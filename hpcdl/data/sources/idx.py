@@ -89,7 +89,16 @@ class IdxSource:
 def _find(folder: Path, prefix: str, what: str) -> Path | None:
     kind = "idx3" if what == "images" else "idx1"
     names = [f"{prefix}-{what}{mark}{kind}-ubyte{ending}" for mark in ("-", ".") for ending in ("", ".gz")]
-    return next((folder / name for name in names if (folder / name).is_file()), None)
+    plain = next((folder / name for name in names if (folder / name).is_file()), None)
+    if plain is not None or not folder.is_dir():
+        return plain
+    found = sorted(path for path in folder.iterdir() if path.name.endswith(tuple(f"-{name}" for name in names)))
+    sets = {path.name.partition(f"-{prefix}-")[0] for path in found}
+    if len(sets) > 1:
+        raise SourceError(
+            f"{folder} holds the data sets {', '.join(sorted(sets))}; put one of them into a folder alone"
+        )
+    return found[0] if found else None
 
 
 def _header(path: Path, magic: int, told: Path) -> tuple[int, ...]:

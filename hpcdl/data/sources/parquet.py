@@ -15,10 +15,11 @@ import numpy as np
 from hpcdl.core.errors import SourceError, UsageError, shown
 from hpcdl.data.format.dataset import UNSPLIT
 from hpcdl.data.sources.arrays import INPUT_NAMES, TARGET_NAMES, PlacedArray
-from hpcdl.data.sources.base import Array, SourceFacts
+from hpcdl.data.sources.base import Array, SourceFacts, UnreadableSample
 from hpcdl.data.sources.columns import ColumnSource, TableColumn
 from hpcdl.data.sources.flat import EncodedFiles, files_by_split, is_made_of
 from hpcdl.data.sources.foreign import is_image_head
+from hpcdl.data.sources.gathered import GatheredArray
 from hpcdl.data.sources.index import IndexWriter
 from hpcdl.data.sources.splits import SPLIT_WORDS
 
@@ -120,6 +121,8 @@ class ParquetSource(ColumnSource):
         if types.is_string(column.type) or types.is_large_string(column.type):
             return self.placed_text(column.cast("large_binary").to_pylist(), name)
         lengths: list[Array] = []
+        if _holds_bytes(column.type):
+            return self._pictures(table, name)
         while types.is_list(column.type) or types.is_large_list(column.type) or types.is_fixed_size_list(column.type):
             lengths.append(column.value_lengths().to_numpy(zero_copy_only=False).astype(np.int64))
             column = column.flatten()
@@ -132,6 +135,19 @@ class ParquetSource(ColumnSource):
         if column.null_count:
             raise SourceError(f"{self._location}: lists in {name} have holes (null); fill them, or save NaN")
         return self._lists(column.to_numpy(zero_copy_only=False), lengths, name)
+
+    def _pictures(self, table: Any, name: str) -> PlacedArray:
+        """A column of image files as pixels, as the files have them: masks keep their numbers."""
+        from hpcdl.data.sources.images import decode_mask
+
+        path = self._work / f"gathered{len(list(self._work.glob('gathered*')))}"
+        with GatheredArray(path, f"{self._location}: {name}", fixed=True) as gathered:
+            for number, content in enumerate(_contents(table, name)):
+                try:
+                    gathered.add(decode_mask(content or b"", size=None), f"row {number}")
+                except UnreadableSample as error:
+                    raise SourceError(f"{self._location}: {name} of row {number}: {error}") from error
+            return gathered.placed()
 
     def _lists(self, values: Array, lengths: list[Array], name: str) -> PlacedArray:
         """Flat values as samples: all of one shape, or of any length along the first axis."""

@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import functools
 import io
+import itertools
 import json
+import lzma
 import tarfile
+import zlib
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -20,12 +23,14 @@ from hpcdl.data.sources.base import Array, SourceFacts, SourceSpec
 from hpcdl.data.sources.flat import EncodedFiles, FlatFiles, files_by_split, is_made_of, stamp_of
 from hpcdl.data.sources.gathered import GatheredArray
 from hpcdl.data.sources.index import IndexWriter
-from hpcdl.data.sources.splits import is_clutter, member_splits
+from hpcdl.data.sources.splits import is_clutter, member_splits, some
 
+_LOOKED_INTO = 50
 _PACKED = (".tar.gz", ".tgz", ".tar.bz2", ".tar.xz", ".tar.zst")
 _IMAGES = ("jpg", "jpeg", "png", "gif", "bmp", "tif", "tiff", "webp")
 _NUMBERS = ("cls", "cls2", "index", "inx", "id")
 _TEXTS = ("txt", "text", "transcript")
+_KNOWN = (*_IMAGES, *_TEXTS, *_NUMBERS, "npy", "json")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -66,8 +71,11 @@ class WebDatasetSource(FieldSource):
             raise SourceError(f"{self._location} holds no .tar archives")
         parts = {split: [one for path in paths for one in _samples(path)] for split, paths in archives.items()}
         parts = self._divided(parts)
-        if not any(parts.values()):
-            raise SourceError(f"{self._location}: the archives hold no samples; members are called NAME.jpg, NAME.cls")
+        if not any(_ending(name) in _KNOWN for own in parts.values() for one in own for name in one.members):
+            raise SourceError(
+                f"{self._location}: the archives hold no samples; members are called NAME.jpg, NAME.cls. Of another "
+                f"data set unpack them (tar -xf) and give the folder{_inside(next(iter(archives.values()))[0])}"
+            )
         if self._spec.target_kind == "regression" and self._spec.label_field and not self.targets:
             self.targets = (f"{self._spec.label_field}={field_name(self._spec.label_field)}",)
         elif not (self._spec.inputs or self._spec.targets or self._spec.target_kind == "regression"):
@@ -110,7 +118,7 @@ class WebDatasetSource(FieldSource):
         if ending not in sample.members:
             raise SourceError(
                 f"{_shown(sample)} has no .{ending} with its class; give --label-field, one of {_endings(parts)} "
-                "or json/KEY"
+                "or json/KEY; where folders are the classes, unpack it (tar -xf) and give the folder"
             )
         if ending.rpartition(".")[2] != "json":
             text = self._text(sample, ending).strip()
@@ -231,7 +239,7 @@ class WebDatasetSource(FieldSource):
 def _samples(path: Path) -> list[_Sample]:
     """The samples of an archive, in its order."""
     if path.name.lower().endswith(_PACKED):
-        raise SourceError(f"{path} is compressed; unpack it (gzip -d), so that samples can be read where they lie")
+        _refuse_packed(path)
     found: dict[str, _Sample] = {}
     stamp, size = stamp_of(path), path.stat().st_size
     try:
@@ -260,6 +268,26 @@ def _samples(path: Path) -> list[_Sample]:
 
 def _is_clutter(folder: str) -> bool:
     return any(is_clutter(part) for part in folder.split("/") if part not in ("", ".", ".."))
+
+
+def _refuse_packed(path: Path) -> None:
+    """SourceError for a compressed archive: by what lies in it, how to unpack it."""
+    try:
+        with tarfile.open(path, "r:*") as archive:
+            names = [member.name for member in itertools.islice(archive, _LOOKED_INTO)]
+    except (tarfile.TarError, OSError, EOFError, zlib.error, lzma.LZMAError):
+        names = ["?.cls"]
+    if any(_ending(name).lower() in _KNOWN for name in names):
+        raise SourceError(f"{path} is compressed; unpack it (gzip -d), so that samples can be read where they lie")
+    raise SourceError(
+        f"{path} holds {some(names[:3])}, no samples of WebDataset: unpack it (tar -xf) and give the folder"
+    )
+
+
+def _inside(path: Path) -> str:
+    with tarfile.open(path, "r:") as archive:
+        names = [member.name for member in itertools.islice(archive, 3)]
+    return f" (it holds {some(names)})" if names else ""
 
 
 def _image_of(sample: _Sample, spec: SourceSpec) -> _Member | None:

@@ -63,7 +63,7 @@ def entered(folder: Path, identity: str, state: str) -> dict[tuple[str, int], Sh
         if documents and documents[0].get("source") != state:
             raise UsageError(
                 f"{folder} was begun from this source before its files changed (size, time or inode): its shards would "
-                "be half old, half new. Remove the folder and shard anew, or put the files back as they were"
+                "be half old, half new. Remove that folder, or name another one, and shard anew"
             )
         for document in documents[1:]:
             try:

@@ -82,8 +82,8 @@ def check_scaling(model: keras.Model, spec: str) -> None:
             break
     if factor < _LEAST_SCALE:
         raise UsageError(
-            f"model {spec!r} begins with Rescaling by {factor:.3g}, but stored bytes come from 0 to 1 already; leave it "
-            "out, or put keras.layers.Rescaling(255) before it where a network of keras.applications holds it"
+            f"model {spec!r} begins with Rescaling by {factor:.3g}, but stored bytes come from 0 to 1 already; leave "
+            "it out, or put keras.layers.Rescaling(255) before it where a network of keras.applications holds it"
         )
 
 

@@ -29,8 +29,9 @@ def load_model(
     """Build the model that `spec` names for `classes` and samples of `input_shape` (H, W, C).
 
     None means the network's own default. Samples of named fields have any shape, several inputs one by name; their
-    targets have `output_shapes`. `loss` says what outputs have to be; `scaled`, that inputs come from 0 to 1. Raises UsageError for everything that is
-    wrong with the spec, the arguments or the user's function, naming the function's file and line.
+    targets have `output_shapes`. `loss` says what outputs have to be; `scaled`, that inputs come from 0 to 1. Raises
+    UsageError for everything that is wrong with the spec, the arguments or the user's function, naming the function's
+    file and line.
     """
     builder = parse_spec(spec)
     shape = input_shape if input_shape is None or isinstance(input_shape, Mapping) else tuple(input_shape)

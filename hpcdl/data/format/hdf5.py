@@ -428,7 +428,7 @@ class ArrayFile:
         """Write what an array stands for into `copy`; its type, and what was done. None where it stands for itself.
 
         By netCDF's conventions (CF 1.11, sections 2.5.1 and 8.1): value = stored x scale_factor + add_offset, and
-        _FillValue or missing_value where there is none, which becomes NaN.
+        _FillValue or missing_value where there is none, or one that is not valid (valid_range), which becomes NaN.
         """
         with self._reading():
             data = self._array(name)
@@ -530,6 +530,8 @@ class _Packing:
     offset: float | None
     absent: Array
     unsigned: bool
+    least: float | None
+    most: float | None
     dtype: np.dtype[Any]
 
     @staticmethod
@@ -545,7 +547,8 @@ class _Packing:
         ]
         numbers = np.concatenate(absent) if absent else np.empty(0, stored)
         numbers = numbers[numbers == numbers]  # NaN stands for itself
-        if scale is None and offset is None and not len(numbers) and not unsigned:
+        least, most = _valid(data)
+        if (scale, offset, least, most) == (None,) * 4 and not len(numbers) and not unsigned:
             return None
         exact = np.dtype(np.float32 if stored.itemsize <= 2 else np.float64)
         return _Packing(
@@ -553,6 +556,8 @@ class _Packing:
             offset=offset,
             absent=numbers,
             unsigned=unsigned,
+            least=least,
+            most=most,
             dtype=data.dtype if data.dtype.kind == "f" and scale is None and offset is None else exact,
         )
 
@@ -566,6 +571,10 @@ class _Packing:
         raw = np.ascontiguousarray(stored)
         raw = raw.view(f"u{raw.dtype.itemsize}") if self.unsigned else raw
         nothing = np.isin(raw, self.absent)
+        if self.least is not None:
+            nothing |= raw < self.least
+        if self.most is not None:
+            nothing |= raw > self.most
         values = raw.astype(np.float64) * (1.0 if self.scale is None else self.scale) + (self.offset or 0.0)
         values[nothing] = np.nan
         return values.astype(self.dtype), int(nothing.sum())
@@ -575,8 +584,18 @@ class _Packing:
         rules = {"scale_factor": self.scale, "add_offset": self.offset}
         done = [f"{name} {value:g}" for name, value in rules.items() if value is not None]
         done += ["_Unsigned"] if self.unsigned else []
+        limits = (self.least, self.most)
+        done += ["valid from {} to {}".format(*limits)] if limits != (None, None) and missing else []
         done += [f"{missing} missing values as NaN"] if missing else []
         return f"read as {self.dtype.name} by its attributes: {', '.join(done)}"
+
+
+def _valid(data: Any) -> tuple[float | None, float | None]:
+    """The least and most stored value that is valid: valid_range, or valid_min and valid_max."""
+    both = np.ravel(np.asarray(data.attrs.get("valid_range", ())))
+    if len(both) == 2 and both.dtype.kind in "fiu":
+        return float(both[0]), float(both[1])
+    return _number(data.attrs.get("valid_min")), _number(data.attrs.get("valid_max"))
 
 
 def _number(value: Any) -> float | None:

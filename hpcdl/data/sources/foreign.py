@@ -14,6 +14,8 @@ MAGIC = {
 }
 """First bytes of the image files that are taken; WebP has a mark further on."""
 IMAGE_ENDINGS = (".jpg", ".jpeg", ".png", ".gif", ".bmp", ".tif", ".tiff", ".webp")
+HEAD_BYTES = 132
+"""So many tell all formats here apart; DICOM's mark lies the furthest."""
 _KINDS = (*dict.fromkeys(MAGIC.values()), "WebP")
 _HEADS = {
     b"RIFF": "a WAV or AVI file",

@@ -19,7 +19,7 @@ from hpcdl.data.sources.base import (
     UnreadableSample,
 )
 from hpcdl.data.sources.folders import ClassFolder, FolderWalk, LeftOut, class_folders
-from hpcdl.data.sources.foreign import is_image_head, what_it_is
+from hpcdl.data.sources.foreign import HEAD_BYTES, is_image_head, what_it_is
 from hpcdl.data.sources.index import Index, IndexWriter
 from hpcdl.data.sources.pairs import PicturePairs
 from hpcdl.data.sources.splits import is_clutter
@@ -112,7 +112,7 @@ def check_magic(path: str | Path, text: str) -> None:
     """SourceError unless the file starts as an image does; it says what the file is where that is known."""
     try:
         with open_regular(path) as file:
-            head = file.read(16)
+            head = file.read(HEAD_BYTES)
     except OSError as error:
         raise SourceError(f"cannot read {text}: {error.strerror}") from error
     if not is_image_head(head):

@@ -1,0 +1,534 @@
+"""Sources that could be read in two ways: asked about, with the flag that chooses; what was understood is kept.
+
+Each builds what people publish: the layouts are those of public data sets and of reports about them.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+import shutil
+from collections.abc import Callable, Iterable
+from pathlib import Path
+from typing import Any
+
+import h5py
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+from PIL import Image
+
+from hpcdl.core.errors import HpcdlError, UsageError
+from hpcdl.data.write.writing import dry_run
+from tests.data.sharding import make, request
+from tests.data.test_formats import example, framed, npy, png, tar, values
+
+Save = Callable[[Path], Path]
+PICTURE = png(np.full((6, 6, 3), 7, np.uint8))
+RANDOM = np.random.default_rng(5)
+
+
+def pictures(*folders: str, count: int = 2) -> Save:
+    """A source with some pictures in each of these folders."""
+
+    def save(root: Path) -> Path:
+        for folder in folders:
+            for number in range(count):
+                path = root / "s" / folder / f"{number}.png"
+                path.parent.mkdir(parents=True, exist_ok=True)
+                path.write_bytes(PICTURE)
+        return root / "s"
+
+    return save
+
+
+def product(*levels: Iterable[str]) -> list[str]:
+    paths = [""]
+    for level in levels:
+        paths = [f"{path}/{name}" if path else name for path in paths for name in level]
+    return paths
+
+
+def arrays(**files: dict[str, Any]) -> Save:
+    """A folder of HDF5 files, or one such file if it is called `only`."""
+
+    def save(root: Path) -> Path:
+        (root / "s").mkdir()
+        for name, content in files.items():
+            with h5py.File(root / "s" / f"{name}.h5", "w") as file:
+                for path, value in content.items():
+                    file[path] = value
+        return root / "s" / "only.h5" if list(files) == ["only"] else root / "s"
+
+    return save
+
+
+def members(*names: str) -> Save:
+    """An archive of pictures with a class."""
+
+    def save(root: Path) -> Path:
+        made = {f"{name}.{ending}": own for name in names for ending, own in (("png", PICTURE), ("cls", b"1"))}
+        return tar(root / "a.tar", made)
+
+    return save
+
+
+def archives(*names: str) -> Save:
+    def save(root: Path) -> Path:
+        (root / "s").mkdir()
+        for name in names:
+            tar(root / "s" / f"{name}.tar", {"0.png": PICTURE, "0.cls": b"0"})
+        return root / "s"
+
+    return save
+
+
+def records(*names: str) -> Save:
+    def save(root: Path) -> Path:
+        (root / "s").mkdir()
+        for name in names:
+            (root / "s" / name).write_bytes(framed([example(image=PICTURE, label=0)]))
+        return root / "s"
+
+    return save
+
+
+def table(text: str, name: str = "list.csv") -> Save:
+    def save(root: Path) -> Path:
+        for number in range(100):
+            (root / f"{number}.png").write_bytes(PICTURE)
+        (root / name).write_text(text)
+        return root / name
+
+    return save
+
+
+def lines(labels: Iterable[object], head: str = "image,label\n", mark: str = ",") -> str:
+    return head + "".join(f"{number}.png{mark}{label}\n" for number, label in enumerate(labels))
+
+
+def both(*saves: Save) -> Save:
+    def save(root: Path) -> Path:
+        found = [one(root) for one in saves]
+        return found[0]
+
+    return save
+
+
+def file(path: str, content: bytes = b"x") -> Save:
+    def save(root: Path) -> Path:
+        (root / "s" / path).parent.mkdir(parents=True, exist_ok=True)
+        (root / "s" / path).write_bytes(content)
+        return root / "s"
+
+    return save
+
+
+X, Y = np.zeros((8, 3), np.float32), np.arange(8) % 2
+PIXELS = RANDOM.integers(0, 256, (64, 6, 6, 3), dtype=np.uint8)
+PART = {"x": X, "y": Y}
+AB = ("cats", "dogs")
+SLICE = {"image": np.zeros((6, 6, 4), np.float32), "mask": np.zeros((6, 6, 1), np.uint8)}
+
+ASKED: dict[str, tuple[Save, dict[str, Any], str]] = {
+    "a test without classes": (
+        both(pictures(*product(["train"], AB)), pictures("test")),
+        {},
+        "'test' is called by a split, and holds 2 files without class folders.*--leave-out test",
+    ),
+    "extra beside train and test": (
+        pictures(*product(["train", "test", "extra"], AB)),
+        {},
+        "'extra' is not: a split or a class.*--leave-out extra, or --split-names keep .*--split-names ignore",
+    ),
+    "a class called train": (
+        pictures("bus", "train", "plane"),
+        {},
+        "'train' beside 'bus', 'plane': a split or a class.*--split-names ignore",
+    ),
+    "only train and test": (pictures("train", "test"), {}, "'test', 'train': a split or a class"),
+    "splits below classes": (
+        pictures(*product(AB, ["train", "test"])),
+        {},
+        "cats/(train|test) is called by a split, and lies in the class 'cats': give --split-names keep",
+    ),
+    "val and dev": (pictures(*product(["train", "val", "dev"], AB)), {}, "'dev' and 'val' both say val"),
+    "a folder in a folder": (pictures(*product(["data"], AB)), {}, "holds one folder, 'data', .*'cats', 'dogs'"),
+    "masks": (pictures("images", "masks"), {}, "images and their masks, or two classes.*--target masks=mask.*class"),
+    "VOC": (pictures("JPEGImages", "SegmentationClass"), {}, "--input JPEGImages=image --target Seg.*Class=mask"),
+    "masks within splits": (pictures(*product(["train", "val"], ["imgs", "labels"])), {}, "'imgs' and 'labels'"),
+    "masks within classes": (
+        pictures(*product(["COVID", "Normal"], ["images", "masks"])),
+        {},
+        "COVID: 'images' and 'masks': .*--leave-out masks",
+    ),
+    "files of one split and others": (
+        arrays(train=PART, test=PART, more=PART),
+        {},
+        "'test.h5', 'train.h5' are called by a split, 'more.h5' not: which split .*--leave-out more.h5",
+    ),
+    "archives of one split and others": (archives("train-0", "train-1", "shard"), {}, "'shard.tar' not: which split"),
+    "records of one split and others": (
+        records("a-test.tfrecord", "b.tfrecord"),
+        {},
+        "'a-test.tfrecord' are called by a split, 'b.tfrecord' not",
+    ),
+    "members of one split and others": (
+        members("train/0", "test/1", "2"),
+        {},
+        "'train/0' lies in a folder that is called by a split, '2' does not",
+    ),
+    "arrays of one split and others": (
+        arrays(only={"x": X, "y": Y, "train_mask": Y > 0, "test_mask": Y < 1}),
+        {},
+        "'test_mask', 'train_mask' are called by splits, 'x', 'y' are not: give --input",
+    ),
+    "a file a slice": (arrays(a=SLICE, b=SLICE, c=SLICE), {}, "3 files one sample, .*--sample-is file or .*row"),
+    "energies": (
+        arrays(only={"images": PIXELS, "label": RANDOM.integers(0, 5000, 64)}),
+        {},
+        "label holds 6[0-4] different whole numbers in 64 samples: classes or quantities",
+    ),
+    "an array of another name": (
+        arrays(only={"images": PIXELS, "energy": RANDOM.integers(0, 50, 64)}),
+        {},
+        "which array is the target.*'energy'",
+    ),
+    "event numbers": (
+        arrays(only={"images": PIXELS, "event_id": np.arange(64) // 4}),
+        {"label_field": "event_id"},
+        "event_id is called as numbers of samples are.*--target-kind",
+    ),
+    "ages in whole years": (table(lines(RANDOM.permutation(100))), {}, "100 different values in 100 lines.*regression"),
+    "ages as 1.0 and 2.0": (table(lines(["1.0", "2.0"] * 3)), {}, "classes or quantities.*--target-kind"),
+    "patients": (table(lines([0, 1] * 4, "image,patient_id\n")), {}, "'patient_id' holds .*are these classes"),
+    "two columns left": (
+        table("image,age,sex\n0.png,3,m\n1.png,4,f\n"),
+        {},
+        "which column is the label.*--label-field, one of 'age', 'sex'",
+    ),
+    "two columns of files": (
+        table("image,mask\n0.png,1.png\n2.png,3.png\n"),
+        {},
+        "'image', 'mask' name files: which are the images",
+    ),
+    "row numbers among features": (
+        table("id,a,label\n1,0.5,0\n2,0.75,1\n", "t.csv"),
+        {},
+        "is the column 'id' a feature.*--leave-out id",
+    ),
+    "texts without a class": (
+        both(*(file(f"train/{name}/1.txt", b"a") for name in ("neg", "pos", "unsup"))),
+        {"format": "text"},
+        "unsup: texts without a class, or a class called so",
+    ),
+    "a model beside class folders": (both(pictures(*AB), file("m.h5")), {}, "--format hdf5, or --format image-folder"),
+    "four bands": (file("a/1.png", png(np.zeros((4, 4, 4), np.uint8))), {}, "4 bands.*--channels 3 .*--channels 4"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", ASKED)
+def test_two_readings_are_a_question(name: str, tmp_path: Path) -> None:
+    save, options, message = ASKED[name]
+    source = save(tmp_path)
+    with pytest.raises(UsageError, match=message) as caught:
+        make(source, tmp_path / "out", **options)
+    assert caught.value.exit_code == 2 and "\n" not in str(caught.value)
+    assert not (tmp_path / "out").exists()
+
+
+Result = tuple[set[str], dict[str, int]]
+"""Names of classes, samples by split."""
+CATS = set(AB)
+UNDERSTOOD: dict[str, tuple[Save, dict[str, Any], Result]] = {
+    "Training, Testing": (pictures(*product(["Training", "Testing"], AB)), {}, (CATS, {"train": 4, "test": 4})),
+    "TRN, TST, DEV": (pictures(*product(["TRN", "TST", "DEV"], AB)), {}, (CATS, {"train": 4, "test": 4, "val": 4})),
+    "train2017, val2017": (pictures(*product(["train2017", "val2017"], AB)), {}, (CATS, {"train": 4, "val": 4})),
+    "seg_train, seg_test": (pictures(*product(["seg_train", "seg_test"], AB)), {}, (CATS, {"train": 4, "test": 4})),
+    "__MACOSX and hidden folders": (
+        both(pictures(*product(["train", "val"], AB)), file("__MACOSX/train/._1.png"), file(".git/config")),
+        {},
+        (CATS, {"train": 4, "val": 4}),
+    ),
+    "words within names of classes": (
+        pictures("test_tubes", "train_station"),
+        {},
+        ({"test_tubes", "train_station"}, {"all": 4}),
+    ),
+    "extra left out": (
+        pictures(*product(["train", "test", "extra"], AB)),
+        {"leave_out": "extra"},
+        (CATS, {"train": 4, "test": 4}),
+    ),
+    "extra as a split": (
+        pictures(*product(["train", "test", "extra"], AB)),
+        {"split_names": "keep"},
+        (CATS, {"train": 4, "test": 4, "extra": 4}),
+    ),
+    "a test without classes left out": (
+        both(pictures(*product(["train"], AB)), pictures("test")),
+        {"leave_out": "test"},
+        (CATS, {"train": 4}),
+    ),
+    "a class called train": (
+        pictures("bus", "train"),
+        {"split_names": "ignore"},
+        ({"bus", "train"}, {"all": 4}),
+    ),
+    "splits below classes": (
+        pictures(*product(AB, ["train", "test"])),
+        {"split_names": "keep"},
+        (CATS, {"train": 4, "test": 4}),
+    ),
+    "masks are a class": (
+        pictures("images", "masks"),
+        {"target_kind": "class"},
+        ({"images", "masks"}, {"all": 4}),
+    ),
+    "archives": (archives("imagenet-train-0", "imagenet-val-0"), {}, ({"0"}, {"train": 1, "val": 1})),
+    "members": (members("train/0", "train/1", "test/0"), {}, ({"1"}, {"train": 2, "test": 1})),
+    "records": (records("d-train.tfrecord", "d-testing.tfrecord"), {}, ({"0"}, {"train": 1, "test": 1})),
+    "HDF5 files": (arrays(jets_trn=PART, jets_tst=PART), {}, ({"0", "1"}, {"train": 8, "test": 8})),
+    "labels -1 and 1": (table(lines([-1, 1] * 3)), {}, ({"-1", "1"}, {"all": 6})),
+    "semicolons": (table(lines(["a", "b"] * 3, "image;class\n", ";"), "l.csv"), {}, ({"a", "b"}, {"all": 6})),
+    "tabs": (table(lines(["a", "b"] * 3, "path\tcategory\n", "\t"), "l.tsv"), {}, ({"a", "b"}, {"all": 6})),
+    "a list with more columns": (
+        table("label,image,split,age\na,0.png,training,3\nb,1.png,holdout,4\n"),
+        {},
+        ({"a", "b"}, {"train": 1, "val": 1}),
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", UNDERSTOOD)
+def test_one_reading_is_taken(name: str, tmp_path: Path) -> None:
+    save, options, (classes, splits) = UNDERSTOOD[name]
+    manifest = make(save(tmp_path), tmp_path / "out", **options)
+    assert set(manifest.class_names) == classes
+    assert {split: entry.num_samples for split, entry in manifest.splits.items()} == splits
+
+
+def test_what_is_left_out_is_shown_and_kept(tmp_path: Path) -> None:
+    source = both(pictures(*AB), file("__MACOSX/1"), file("list.csv"), file("cats/Thumbs.db"))(tmp_path)
+    told = dry_run(request(source, tmp_path / "out")).facts.told
+    assert list(told) == ["left out: the folders '__MACOSX'", "left out: 2 files, such as 'list.csv', 'Thumbs.db'"]
+    assert list(make(source, tmp_path / "out").understood) == list(told)
+
+
+def test_images_and_masks_are_pairs(tmp_path: Path) -> None:
+    for split, first in (("train", 0), ("val", 10)):
+        for number in range(first, first + 5):
+            for folder, ending, value in (("images", "jpg.png", number), ("masks", "jpg_mask.png", 100 + number)):
+                path = tmp_path / "s" / split / folder / f"{number}.{ending}"
+                path.parent.mkdir(parents=True, exist_ok=True)
+                shape = (6, 6, 3) if folder == "images" else (6, 6)
+                path.write_bytes(png(np.full(shape, value, np.uint8)))
+    manifest = make(tmp_path / "s", tmp_path / "out", input="images=image", target="masks=mask")
+    assert [(item.name, tuple(item.shape)) for item in manifest.fields] == [("image", (6, 6, 3)), ("mask", (6, 6))]
+    for split, first in (("train", 0), ("val", 10)):
+        found = [values(tmp_path / "out", manifest, name, split) for name in ("image", "mask")]
+        pairs = {(int(np.max(image)), int(np.max(mask))) for image, mask in zip(*found, strict=True)}
+        assert pairs == {(number, 100 + number) for number in range(first, first + 5)}
+    (tmp_path / "s" / "val" / "masks" / "10.jpg_mask.png").unlink()
+    with pytest.raises(UsageError, match=r"1 files of .* have no partner of the same name, such as .*10\.jpg\.png"):
+        make(tmp_path / "s", tmp_path / "lost", input="images=image", target="masks=mask")
+
+
+@pytest.mark.parametrize("kind", ["csv", "hdf5"])
+def test_quantities_of_images_stay_quantities(kind: str, tmp_path: Path) -> None:
+    wanted = {number: number * 0.25 + 0.125 for number in range(12)}
+    pixels = np.stack([np.full((4, 4, 3), number, np.uint8) for number in wanted])
+    if kind == "csv":
+        for number, own in enumerate(pixels):
+            Image.fromarray(own).save(tmp_path / f"{number}.png")
+        (tmp_path / "l.csv").write_text(lines(wanted.values(), "file,redshift\n"))
+        manifest = make(tmp_path / "l.csv", tmp_path / "out")
+    else:
+        with h5py.File(tmp_path / "a.h5", "w") as made:
+            made["images"], made["redshift"] = pixels, np.array(list(wanted.values()), np.float32)
+        options = {"label_field": "redshift", "target_kind": "regression"}
+        manifest = make(tmp_path / "a.h5", tmp_path / "out", **options)
+    target = manifest.fields[1]
+    assert (target.name, target.dtype, target.kind) == ("redshift", "float32", "numbers")
+    images, found = (values(tmp_path / "out", manifest, item.name) for item in manifest.fields)
+    assert {int(np.max(image)): value for image, value in zip(images, found, strict=True)} == wanted
+
+
+def test_a_file_a_sample_with_a_label_is_understood(tmp_path: Path) -> None:
+    made = {f"v{n}": {"volume": np.full((3, 4, 4), n, np.float32), "label": n % 2} for n in range(6)}
+    manifest = make(arrays(**made)(tmp_path), tmp_path / "out", input="volume=volume", target="label=label")
+    volumes, labels = (values(tmp_path / "out", manifest, name) for name in ("volume", "label"))
+    assert {int(np.max(own)): label for own, label in zip(volumes, labels, strict=True)} == {
+        n: str(n % 2) for n in range(6)
+    }
+    assert "each of the 6 files is one sample" in manifest.understood
+
+
+def test_flags_that_a_source_does_not_know_are_refused_by_name(tmp_path: Path) -> None:
+    source = pictures(*AB)(tmp_path)
+    options = {"label_field": "a", "image_field": "a", "axes": "nchw", "nan": "skip", "sample_is": "file"}
+    for flag, value in options.items():
+        with pytest.raises(UsageError, match=f"--{flag.replace('_', '-')} is not for --format image-folder"):
+            make(source, tmp_path / "out", **{flag: value})
+    with pytest.raises(UsageError, match="--target-kind regression needs targets that are numbers"):
+        make(source, tmp_path / "out", target_kind="regression")
+    with pytest.raises(UsageError, match="has no folder nonsense"):
+        make(source, tmp_path / "out", input="nonsense=x", target="foo=y")
+
+
+@pytest.mark.parametrize("kind", ["files", "array"])
+def test_a_source_that_changed_is_not_mixed_by_resume(
+    kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from hpcdl.data.write import shards
+
+    def save(value: int) -> Path:
+        if kind == "array":
+            (tmp_path / "s").mkdir(exist_ok=True)
+            np.save(tmp_path / "s" / "images.npy", np.full((40, 4, 4, 3), value, np.uint8))
+            np.save(tmp_path / "s" / "labels.npy", np.arange(40) % 2)
+            return tmp_path / "s"
+        for number in range(40):
+            path = tmp_path / "s" / "ab"[number % 2] / f"{number}.bmp"
+            path.parent.mkdir(parents=True, exist_ok=True)
+            Image.fromarray(np.full((4, 4, 3), value, np.uint8)).save(path)
+        return tmp_path / "s"
+
+    source, calls = save(1), []
+    begin = shards.ShardWriter.begin
+
+    def stopped(self: Any, *args: Any) -> Any:
+        calls.append(args)
+        if len(calls) > 2:
+            raise KeyboardInterrupt
+        return begin(self, *args)
+
+    monkeypatch.setattr(shards.ShardWriter, "begin", stopped)
+    with pytest.raises(HpcdlError, match="--resume"):
+        make(source, tmp_path / "out", shards=8)
+    monkeypatch.setattr(shards.ShardWriter, "begin", begin)
+    assert list((tmp_path / "out").glob("shard-*.h5"))
+    shutil.copytree(tmp_path / "out", tmp_path / "same")
+    make(source, tmp_path / "same", shards=8, resume=True)  # nothing has changed
+    save(2)
+    with pytest.raises(UsageError, match=r"begun from this source before its files changed .*half old, half new"):
+        make(source, tmp_path / "out", shards=8, resume=True)
+
+
+@pytest.mark.parametrize("number", [errno.EIO, errno.EACCES, errno.ESTALE])
+def test_an_error_while_listing_is_an_error(number: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    source = pictures(*product(["train", "val"], AB), count=3)(tmp_path)
+    real = os.scandir
+
+    def broken(path: Any) -> Any:
+        if str(path).endswith("train/dogs"):
+            raise OSError(number, os.strerror(number), str(path))
+        return real(path)
+
+    monkeypatch.setattr(os, "scandir", broken)
+    with pytest.raises(UsageError, match=rf"cannot read .*train/dogs: {os.strerror(number)}"):
+        make(source, tmp_path / "out", format="image-folder")
+
+
+def test_linked_folders_are_followed_and_circles_refused(tmp_path: Path) -> None:
+    source = pictures(*AB)(tmp_path)
+    pictures("more")(tmp_path / "elsewhere")
+    (source / "cats" / "linked").symlink_to(tmp_path / "elsewhere" / "s" / "more")
+    assert make(source, tmp_path / "out").splits["all"].num_samples == 6
+    (source / "cats" / "round").symlink_to(source / "cats")
+    with pytest.raises(UsageError, match="is a link to a folder above it"):
+        make(source, tmp_path / "round")
+
+
+DEEP = {
+    "float": np.linspace(0, 1, 48, dtype=np.float32).reshape(6, 8),
+    "12 bits": (np.arange(48, dtype=np.uint16) * 85).reshape(6, 8),
+    "32 bits": (np.arange(48, dtype=np.int32) * 70 - 100).reshape(6, 8),
+}
+
+
+@pytest.mark.parametrize("kind", DEEP)
+def test_deep_images_keep_their_values(kind: str, tmp_path: Path) -> None:
+    for name, dim in (("bright", 1), ("dim", 50)):
+        (tmp_path / "s" / name).mkdir(parents=True)
+        Image.fromarray(DEEP[kind] // dim if kind != "float" else DEEP[kind] / dim).save(
+            tmp_path / "s" / name / "1.tif"
+        )
+    manifest = make(tmp_path / "s", tmp_path / "out")
+    with h5py.File(tmp_path / "out" / manifest.shards()[0].file) as shard:
+        found = {int(label): image for image, label in zip(shard["images"][:], shard["labels"][:], strict=True)}
+    assert manifest.dtype == "float32" and "more than 8 bits" in manifest.understood[0]
+    assert np.array_equal(found[0][:, :, 0], DEEP[kind].astype(np.float32))
+    dim = DEEP[kind] // 50 if kind != "float" else DEEP[kind] / 50
+    assert np.array_equal(found[1][:, :, 0], dim.astype(np.float32))
+
+
+def test_values_that_would_be_lost_are_refused(tmp_path: Path) -> None:
+    pages = [Image.fromarray(np.full((4, 4), value, np.uint8)) for value in (1, 2, 3)]
+    cases: dict[str, tuple[Callable[[Path], object], str]] = {
+        "pages": (lambda path: pages[0].save(path, save_all=True, append_images=pages[1:]), "has 3 pages"),
+        "large": (lambda path: Image.fromarray(np.full((4, 4), 1 << 25, np.int32)).save(path), "over 2\\^24"),
+    }
+    for name, (save, message) in cases.items():
+        (tmp_path / name / "a").mkdir(parents=True)
+        save(tmp_path / name / "a" / "1.tif")
+        with pytest.raises(HpcdlError, match=message):
+            make(tmp_path / name, tmp_path / f"{name}-out")
+    (tmp_path / "two" / "a").mkdir(parents=True)
+    pages[0].save(tmp_path / "two" / "a" / "1.tif")
+    Image.fromarray(DEEP["12 bits"][:4, :4]).save(tmp_path / "two" / "a" / "2.tif")
+    with pytest.raises(UsageError, match=r"2\.tif has more than 8 bits a pixel, .*1\.tif has 8"):
+        make(tmp_path / "two", tmp_path / "two-out")
+
+
+def test_a_damaged_png_is_not_packed_as_it_is(tmp_path: Path) -> None:
+    good = png(RANDOM.integers(0, 256, (40, 40, 3), dtype=np.uint8))
+    bad = bytearray(good)
+    bad[len(bad) // 2 : len(bad) // 2 + 50] = bytes(50)
+    source = both(file("a/1.png", good), file("a/2.png", bytes(bad)))(tmp_path)
+    with pytest.raises(HpcdlError, match=r"a/2\.png: damaged image: the checksum of its part IDAT is wrong"):
+        make(source, tmp_path / "out", encoding="encoded")
+
+
+REASONS: dict[str, tuple[Save, str]] = {
+    "WAV": (both(pictures("b"), file("a/1.wav", b"RIFF\0\0\0\0WAVE")), r"1\.wav is a WAV or AVI file.*--reader"),
+    "NIfTI": (both(pictures("b"), file("a/1.nii.gz", b"\x1f\x8b")), "is a NIfTI file.*--reader"),
+    "DICOM": (both(pictures("b"), file("a/1", bytes(128) + b"DICM")), "is a DICOM file.*--reader"),
+    "FITS": (both(pictures("b"), file("a/1.fits", b"SIMPLE  =  T")), "is a FITS file"),
+    "arrays in folders": (both(pictures("b"), file("a/1.npy", npy(X))), "is a numpy array, .*--format numpy"),
+    "YOLO": (both(pictures("b"), file("a/1.txt", b"0 1 1 1 1")), "not an image but text: .*YOLO.*--leave-out"),
+    "zarr": (both(pictures("b"), file("a/.zarray", b"{}")), "a is zarr"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", REASONS)
+def test_the_reason_is_what_the_file_is(name: str, tmp_path: Path) -> None:
+    save, message = REASONS[name]
+    with pytest.raises(UsageError, match=message) as caught:
+        make(save(tmp_path), tmp_path / "out", format="image-folder")
+    assert "--on-error skip" not in str(caught.value)  # that would train on what is left
+
+
+def test_parquet_of_images_and_masks(tmp_path: Path) -> None:
+    images = [{"bytes": png(np.full((4, 4, 3), n, np.uint8)), "path": None} for n in range(6)]
+    masks = [{"bytes": png(np.full((4, 4), 10 + n, np.uint8)), "path": None} for n in range(6)]
+    pq.write_table(pa.table({"image": images, "mask": masks}), tmp_path / "a.parquet")
+    manifest = make(tmp_path / "a.parquet", tmp_path / "out", input="image=image", target="mask=mask")
+    found, wanted = (values(tmp_path / "out", manifest, name) for name in ("image", "mask"))
+    assert {(int(np.max(a)), int(np.max(b))) for a, b in zip(found, wanted, strict=True)} == {
+        (n, 10 + n) for n in range(6)
+    }
+
+
+def test_values_that_are_not_valid_are_missing(tmp_path: Path) -> None:
+    with h5py.File(tmp_path / "a.nc", "w") as made:
+        made["t"], made["y"] = np.array([[1, 2], [3, 9999], [5, 6]], np.int16), np.array([0.5, 0.25, 0.75])
+        made["t"].attrs["valid_range"] = np.array([0, 100], np.int16)
+    with pytest.raises(UsageError, match="t of sample 1 is not finite"):
+        make(tmp_path / "a.nc", tmp_path / "out", input="t=t", target="y=y")
+    manifest = make(tmp_path / "a.nc", tmp_path / "out", input="t=t", target="y=y", nan="keep")
+    found = sorted(values(tmp_path / "out", manifest, "t"), key=str)
+    assert np.array_equal(
+        np.array(found, np.float32), np.array([[1, 2], [3, np.nan], [5, 6]], np.float32), equal_nan=True
+    )

@@ -15,6 +15,7 @@ import numpy.typing as npt
 from hpcdl.core.errors import HpcdlError, SourceError
 from hpcdl.data.format.fields import Field
 from hpcdl.data.sources import SOURCES
+from hpcdl.data.sources.glance import has_folders_of_images
 from hpcdl.data.sources.index import Index, IndexWriter
 
 Array = npt.NDArray[Any]
@@ -164,8 +165,6 @@ def check_location(location: str) -> Path:
 
 def _ask_of_images_beside(path: Path, name: str) -> None:
     """SourceError where array files lie beside folders of images: a model, a mean, or the data?"""
-    from hpcdl.data.sources.flat import has_folders_of_images
-
     if name in ("hdf5", "numpy", "tfrecord") and path.is_dir() and has_folders_of_images(path):
         raise SourceError(
             f"{path} holds files of {name} and folders of images: give --format {name}, or --format image-folder for a "

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 import os
 import re
 from collections.abc import Sequence
@@ -23,14 +22,13 @@ from hpcdl.data.sources.base import (
     SourceSpec,
     UnreadableSample,
 )
-from hpcdl.data.sources.foreign import IMAGE_ENDINGS
+from hpcdl.data.sources.glance import has_folders_of_images
 from hpcdl.data.sources.index import ROW, IndexWriter
 from hpcdl.data.sources.splits import by_names, is_clutter, split_in
 
 _BATCH = 1 << 14
 _MOST_CHANNELS = 16
 _MAPPED_SHOWN = 5
-_LOOKED_INTO = 16
 FEW_CLASSES = 50
 _LEAST_SAMPLES = 4
 """More classes than a few, of fewer samples each than this, are asked about."""
@@ -218,20 +216,6 @@ def is_made_of(location: Path, endings: Sequence[str]) -> bool:
     found = _found(location, endings)
     folders = {path.parent for path in found}
     return bool(found) and (location.is_file() or not any(map(has_folders_of_images, folders)))
-
-
-def has_folders_of_images(folder: Path, levels: int = 2) -> bool:
-    """Whether a folder below (or one below that) holds image files, as far as its first entries tell."""
-    with os.scandir(folder) as entries:
-        first = list(itertools.islice((entry for entry in entries if entry.is_dir()), _LOOKED_INTO))
-    for entry in first:
-        with os.scandir(entry.path) as entries:
-            inside = list(itertools.islice(entries, _LOOKED_INTO))
-        if any(own.is_file() and own.name.lower().endswith(IMAGE_ENDINGS) for own in inside):
-            return True
-        if levels > 1 and has_folders_of_images(Path(entry.path), levels - 1):
-            return True
-    return False
 
 
 def _ending(folder: Path, endings: Sequence[str]) -> list[Path]:

@@ -14,7 +14,7 @@ from hpcdl.core.files import open_regular
 from hpcdl.data.format.dataset import UNSPLIT
 from hpcdl.data.sources.arrays import ArrayGroup, FieldSource, FoundArray, PlacedArray
 from hpcdl.data.sources.base import MOST_SAMPLE_BYTES, SourceFacts
-from hpcdl.data.sources.flat import has_folders_of_images
+from hpcdl.data.sources.glance import has_folders_of_images
 from hpcdl.data.sources.index import IndexWriter
 from hpcdl.data.sources.splits import by_names, folder_splits, is_clutter, left_out, some
 

@@ -1,0 +1,25 @@
+"""A first look into folders, a few entries of each: are images below?"""
+
+from __future__ import annotations
+
+import itertools
+import os
+from pathlib import Path
+
+from hpcdl.data.sources.foreign import IMAGE_ENDINGS
+
+_LOOKED_INTO = 16
+
+
+def has_folders_of_images(folder: Path, levels: int = 2) -> bool:
+    """Whether a folder below (or one below that) holds image files, as far as its first entries tell."""
+    with os.scandir(folder) as entries:
+        first = list(itertools.islice((entry for entry in entries if entry.is_dir()), _LOOKED_INTO))
+    for entry in first:
+        with os.scandir(entry.path) as entries:
+            inside = list(itertools.islice(entries, _LOOKED_INTO))
+        if any(own.is_file() and own.name.lower().endswith(IMAGE_ENDINGS) for own in inside):
+            return True
+        if levels > 1 and has_folders_of_images(Path(entry.path), levels - 1):
+            return True
+    return False

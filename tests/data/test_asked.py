@@ -218,6 +218,11 @@ ASKED: dict[str, tuple[Save, dict[str, Any], str]] = {
         {},
         "is the column 'id' a feature.*--leave-out id",
     ),
+    "time stamps among features": (
+        table("time,a,label\n1700000001,0.5,0\n1700000002,0.75,1\n", "t.csv"),
+        {},
+        "'time' holds whole numbers up to 1700000002, which float32 rounds: give --leave-out time",
+    ),
     "texts without a class": (
         both(*(file(f"train/{name}/1.txt", b"a") for name in ("neg", "pos", "unsup"))),
         {"format": "text"},
@@ -519,6 +524,17 @@ def test_parquet_of_images_and_masks(tmp_path: Path) -> None:
     assert {(int(np.max(a)), int(np.max(b))) for a, b in zip(found, wanted, strict=True)} == {
         (n, 10 + n) for n in range(6)
     }
+
+
+@pytest.mark.parametrize(
+    "dtype, line", [("u1", "divides bytes by 255"), ("i4", "over 16777216 to float32"), ("i2", "")]
+)
+def test_what_training_makes_of_numbers_is_shown(dtype: str, line: str, tmp_path: Path) -> None:
+    np.savez(
+        tmp_path / "a.npz", x=np.full((6, 2), (1 << 24) + 1 if dtype == "i4" else 7, dtype), y=np.linspace(0, 1, 6)
+    )
+    told = make(tmp_path / "a.npz", tmp_path / "out", input="x=x", target="y=y").understood
+    assert [line in one for one in told] == ([True] if line else [])
 
 
 def test_values_that_are_not_valid_are_missing(tmp_path: Path) -> None:

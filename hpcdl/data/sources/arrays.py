@@ -28,6 +28,8 @@ INPUT_NAMES = ("x", "images", "image", "data", "inputs", "input", "features", "s
 TARGET_NAMES = ("y", "labels", "label", "targets", "target", "classes", "class", "masks", "mask")
 """What arrays are usually called, the most usual first."""
 _ROWS_BYTES = 64 << 20
+EXACT = 1 << 24
+"""Up to here float32 holds every whole number."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -135,6 +137,7 @@ class FieldSource:
             for (role, name, path), (_, own) in zip(wanted, placed, strict=True)
         ]
         fields, arrays = [made for made, _ in settled], [own for _, own in settled]
+        told += [line for item, own in zip(fields, arrays, strict=True) if (line := _as_fed(item, own))]
         columns = list(zip(*arrays, strict=True))
         labels = [number for number, item in enumerate(fields) if item.role == "target" and item.kind == "class"]
         kept = [self._finite(part, fields, column, told) for part, column in zip(parts, columns, strict=True)]
@@ -237,6 +240,9 @@ class FieldSource:
         if wish == "row" or not any(array.path.is_file() for array in arrays):
             return placed
         scalars = any(not array.shape for array in arrays)
+        if scalars and len(parts) < 2 and not wish:
+            single = next(path for path, own in placed if not own[0].shape)
+            raise SourceError(f"{self._location}: {single} is a single value; a field has one for each sample")
         if not wish and not (scalars and len(parts) > 1):
             if len(parts) < 2 or not self._may_be_samples(placed):
                 return placed
@@ -394,6 +400,28 @@ class FieldSource:
 
 def _whole(values: Array) -> bool:
     return bool((np.isfinite(values) & (np.trunc(values) == values) & (np.abs(values) < 2**53)).all())
+
+
+def _as_fed(item: Field, arrays: Sequence[PlacedArray]) -> str:
+    """What training makes of an input's numbers, where that is not the numbers as they are."""
+    if item.role != "input" or item.kind != "numbers":
+        return ""
+    if item.dtype == "uint8":
+        return f"{item.name}: training divides bytes by 255, as of pictures; store another type to keep them"
+    if item.dtype in ("int32", "int64", "uint32", "uint64"):
+        most = max(largest(array.values()) for array in arrays)
+        if most > EXACT:
+            return f"{item.name}: whole numbers up to {most}, and training rounds those over {EXACT} to float32"
+    return ""
+
+
+def largest(values: Array) -> int:
+    """The greatest absolute value of whole numbers, some at a time; 0 of others."""
+    if values.dtype.kind not in "iu" or not len(values):
+        return 0
+    rows = max(1, _ROWS_BYTES // max(1, values[:1].nbytes))
+    chunks = (values[first : first + rows] for first in range(0, len(values), rows))
+    return max(max(abs(int(chunk.max(initial=0))), abs(int(chunk.min(initial=0)))) for chunk in chunks)
 
 
 def _list(index: IndexWriter, split: str, number: int, count: int, classes: Array | None, rows: Array | None) -> None:

@@ -10,6 +10,7 @@ import numpy as np
 
 from hpcdl.core.errors import SourceError, shown
 from hpcdl.data.sources.arrays import (
+    EXACT,
     INPUT_NAMES,
     TARGET_NAMES,
     ArrayGroup,
@@ -17,6 +18,7 @@ from hpcdl.data.sources.arrays import (
     FoundArray,
     PlacedArray,
     field_name,
+    largest,
     shape_text,
 )
 from hpcdl.data.sources.base import Array, SourceFacts
@@ -61,15 +63,22 @@ class ColumnSource(FieldSource):
             if packed:
                 numbers = [columns[own].numbers for own in packed]
                 arrays[name] = FoundArray(
-                    shape_text((len(packed),), "float32"), functools.partial(self._together, numbers)
+                    shape_text((len(packed),), "float32"), functools.partial(self._together, packed, numbers)
                 )
             groups.append(ArrayGroup(split=split, arrays=arrays))
         if packed:
             self.inputs = (f"{name}={field_name(name)}",)
         return self.list_parts(groups, index)
 
-    def _together(self, numbers: list[Callable[[], Array]]) -> PlacedArray:
-        return self.placed(np.stack([own() for own in numbers], 1).astype(np.float32))
+    def _together(self, names: list[str], numbers: list[Callable[[], Array]]) -> PlacedArray:
+        columns = [own() for own in numbers]
+        for name, values in zip(names, columns, strict=True):
+            if (most := largest(values)) > EXACT:
+                raise SourceError(
+                    f"{self._location}: the column {shown(name)} holds whole numbers up to {most}, which float32 "
+                    f"rounds: give --leave-out {name}, or name the inputs to keep their types, each with --input COLUMN=NAME"
+                )
+        return self.placed(np.stack(columns, 1).astype(np.float32))
 
     def _packed(self, columns: Mapping[str, TableColumn]) -> tuple[list[str], str]:
         """The columns of numbers that become one input where none is named, and its path; SourceError for questions."""

@@ -26,6 +26,7 @@ from hpcdl.scripts.exchange import (
     name_in,
     name_of,
     note_updates,
+    with_shape_of,
 )
 from hpcdl.scripts.fit.files import save_once
 from hpcdl.scripts.fit.model import scales
@@ -83,7 +84,8 @@ class CenterExchange:
         """Equations (1) and (2) on all variables; traced into the graph. Those without a gradient have one of zeros."""
         refuse_xla()
         known = {
-            key_of(one): tf.convert_to_tensor(gradient) for one, gradient in zip(variables, gradients, strict=True)
+            key_of(one): with_shape_of(one, tf.convert_to_tensor(gradient))
+            for one, gradient in zip(variables, gradients, strict=True)
         }
         moved = [held(one) for one in self._optimizer._trainable_variables]
         odd = sorted({one.dtype.name for one in moved} - {"float32"})

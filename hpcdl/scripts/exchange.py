@@ -238,8 +238,9 @@ class GradientExchange:
                 "your own call optimizer.count_samples(n) before apply, or give tape.gradient(..., num_samples=n)"
             )
         refuse_xla()
-        given = [tf.convert_to_tensor(one) if self._is_dense(one) else one for one in gradients]
         names = [name_of(variable) for variable in variables]
+        given = [tf.convert_to_tensor(one) if self._is_dense(one) else one for one in gradients]
+        given = [with_shape_of(variable, one) for variable, one in zip(variables, given, strict=True)]
         details = [_form_of(one, variable) for one, variable in zip(given, variables, strict=True)]
         weight = tf.cast(0 if num_samples is None else num_samples, tf.float64)
         # The gradient that comes first: a step whose data has ended must not begin what it cannot take part in.
@@ -414,6 +415,26 @@ def _form_of(gradient: Any, variable: Any) -> str:
         return "no gradient"
     kind = "sparse" if isinstance(gradient, tf.IndexedSlices) else "dense"
     return f"a {kind} {gradient.dtype.name} gradient of shape {tuple(variable.shape)}"
+
+
+def with_shape_of(variable: Any, gradient: Any) -> Any:
+    """`gradient` with the static shape of its variable, which back-propagation loses where the batch size is open.
+
+    UsageError where neither has one: buckets are planned when the step is traced.
+    """
+    shape = tf.TensorShape(variable.shape)
+    if not shape.is_fully_defined():
+        # A gradient for a tensor, not a variable; or a variable whose shape may change.
+        raise UsageError(
+            f"{name_of(variable)} has the open shape {shape}: gradients over the ranks are those of variables of a "
+            "fixed shape; take this one with a plain tf.GradientTape"
+        )
+    if isinstance(gradient, tf.IndexedSlices):
+        gradient.values.set_shape([None, *shape[1:]])
+        gradient.indices.set_shape([None])
+    elif gradient is not None and not gradient.shape.is_fully_defined():
+        gradient = tf.ensure_shape(gradient, shape)
+    return gradient
 
 
 def scaled_by(factor: Any, gradient: Any) -> Any:

@@ -897,10 +897,10 @@ def together() -> None:
             return
 
 
-def main() -> None:
+def main(cases: dict[str, Callable[[], None]]) -> None:
     folder, wanted = Path(sys.argv[1]), sys.argv[2:]
     results = {}
-    for name, run in CASES.items():
+    for name, run in cases.items():
         if wanted and name not in wanted:
             continue
         try:
@@ -915,4 +915,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    main(CASES)

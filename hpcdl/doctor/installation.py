@@ -11,6 +11,7 @@ from pathlib import Path
 
 from hpcdl.config.load import Layer, load, site_rules, standard_layers
 from hpcdl.config.schema import TrainConfig
+from hpcdl.core.backend import other_backend
 from hpcdl.core.errors import CorruptError, UsageError
 from hpcdl.core.files import read_json, read_toml
 from hpcdl.core.paths import site_config_file, user_config_folder
@@ -43,6 +44,10 @@ def check_python(subject: Subject) -> list[Finding]:
     if subject.environment.get("TF_USE_LEGACY_KERAS", "0").lower() in ("1", "true"):
         text = "TF_USE_LEGACY_KERAS is set: TensorFlow would use Keras 2"
         found.append(failure(text, "unset TF_USE_LEGACY_KERAS"))
+    other = other_backend(subject.environment)
+    if other:
+        problem, _, remedy = other.rpartition("; ")
+        found.append(failure(problem, remedy))
     if all(finding.level == "ok" for finding in found):
         found.append(ok(", ".join(f"{name} {version}" for name, version in versions.items())))
     return found

@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import contextlib
 import functools
+import os
 import uuid
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -19,6 +20,7 @@ from hpcdl.comm.agree import decided
 from hpcdl.comm.observed import Observed
 from hpcdl.config.load import ResolvedConfig, as_toml_values
 from hpcdl.config.schema import ScriptConfig
+from hpcdl.core.backend import check_backend
 from hpcdl.core.errors import UsageError
 from hpcdl.core.paths import own_program
 from hpcdl.core.records import RunRecord, read_record
@@ -39,6 +41,7 @@ from hpcdl.run.ended import end_noted
 from hpcdl.run.faults import NETWORK, STRUCK_FROM_BESIDE, check_injected
 from hpcdl.run.going_back import check_going_back
 from hpcdl.run.shrink import check_least, check_shrunk
+from hpcdl.scripts.process.undistributed import ALLOWED_VARIABLE
 from hpcdl.supervision.output import PREFIXED_VARIABLE, Output
 from hpcdl.trace.recorder import collected
 
@@ -74,12 +77,19 @@ def _check_words(script: Script) -> None:
 
 
 def run_script(
-    resolved: ResolvedConfig[ScriptConfig], script: Script, *, prefixed: bool, say: Callable[[str], None]
+    resolved: ResolvedConfig[ScriptConfig],
+    script: Script,
+    *,
+    prefixed: bool,
+    undistributed: bool,
+    say: Callable[[str], None],
 ) -> tuple[Path, RunRecord]:
     """Run `script` on the ranks of this node, or of this job's nodes; returns its directory and record.
 
-    What ranks print comes out here, line by line, `prefixed` with their numbers.
+    What ranks print comes out here, line by line, `prefixed` with their numbers. `undistributed`: each rank may train
+    a model of its own.
     """
+    check_backend()
     check_script(script.path)
     _check_words(script)
     config = resolved.config
@@ -87,7 +97,8 @@ def run_script(
         check_shrunk(resolved, find_launcher())
         check_node(ranks_on_node(resolved))
         run_dir = _choose_run_dir(resolved, script)
-        own = {PREFIXED_VARIABLE: "1"} if prefixed else {}
+        flags = {PREFIXED_VARIABLE: prefixed, ALLOWED_VARIABLE: undistributed}
+        own = {name: "1" for name, given in flags.items() if given}
         name, topology = script.path.stem, read_topology()
         said = plan_under_profile(config.run, name, topology)[1]
         with rundir.written(run_dir, config.checkpoint):
@@ -145,8 +156,13 @@ def _facts(script: Script) -> dict[str, object]:
     return {rundir.SCRIPT: str(script.path), "arguments": list(script.arguments)}
 
 
-def run_inside(resolved: ResolvedConfig[ScriptConfig], script: Script, place: Placement) -> None:
+def run_inside(
+    resolved: ResolvedConfig[ScriptConfig], script: Script, place: Placement, *, undistributed: bool
+) -> None:
     """Run `script` as one rank of the launcher that started this process; collective over its ranks."""
+    check_backend()
+    if undistributed:
+        os.environ[ALLOWED_VARIABLE] = "1"
     from hpcdl.core.signals import caught
     from hpcdl.rank.start import Joined, as_rank
     from hpcdl.scripts.process.exit import speaks_first

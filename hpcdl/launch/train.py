@@ -26,6 +26,7 @@ from hpcdl.comm.observed import Observed
 from hpcdl.comm.tcp.communicator import make_secret
 from hpcdl.config.load import Config, ResolvedConfig, as_toml_values, flatten, replace
 from hpcdl.config.schema import LaunchConfig, TrainConfig
+from hpcdl.core.backend import check_backend
 from hpcdl.core.errors import Interrupted, StoppedEarly, UsageError
 from hpcdl.core.lifeline import identity
 from hpcdl.core.lock import check_free
@@ -75,6 +76,7 @@ def interruptible(resumes: bool) -> AbstractContextManager[None]:
 
 
 def _train(resolved: ResolvedConfig[TrainConfig], on_event: EventHandler) -> tuple[Path, RunRecord]:
+    check_backend()
     check_least(resolved)
     resolved = with_least(resolved, find_launcher())
     run_plan = prepare(resolved)
@@ -246,6 +248,7 @@ def train_inside(resolved: ResolvedConfig[TrainConfig], place: Placement, on_eve
     from hpcdl.supervision.watchdog import FOLDER as WATCH_FOLDER
     from hpcdl.supervision.watchdog import leave_without_lost
 
+    check_backend()
     resolved = with_ranks(resolved, place)
     check_least(resolved)
     check_starts_ranks(resolved.config.checkpoint.elastic, place.launcher)

@@ -58,6 +58,10 @@ class AgreeOverRanks(keras.callbacks.Callback):
         self._steps = self._epoch = 0
         self._began_s = self._mark_s = 0.0
 
+    def __deepcopy__(self, memo: dict[int, Any]) -> AgreeOverRanks:
+        """One like it for another fit: KerasTuner copies its callbacks. What talks to the other ranks is one."""
+        return AgreeOverRanks(session(), self.group, self._state)
+
     def set_model(self, model: Any) -> None:
         """Before the step is traced: see prepare_model."""
         super().set_model(model)
@@ -212,10 +216,8 @@ def follow_fits() -> None:
         bound = signature.bind(self, *args, **kwargs)
         group = group_of_fit(self)
         given = bound.arguments.get("callbacks")
-        if group is not None and is_initialized() and not isinstance(given, keras.callbacks.CallbackList):
-            listed = tf.nest.flatten(given) if given else []
-            if not any(isinstance(one, AgreeOverRanks) for one in listed):
-                bound.arguments["callbacks"] = [*listed, AgreeOverRanks(session(), group)]
+        if group is not None and is_initialized():
+            bound.arguments["callbacks"] = _with_own(given, self, group)
         return plain(*bound.args, **bound.kwargs)
 
     def set_model(self: Any, model: Any) -> None:
@@ -226,6 +228,21 @@ def follow_fits() -> None:
     vars(fit)["over_ranks"] = True
     keras.Model.fit = fit
     keras.callbacks.CallbackList.set_model = set_model
+
+
+def _with_own(given: Any, model: Any, group: ScriptGroup) -> Any:
+    """The callbacks of a fit, a list or a CallbackList made by hand, with hpcdl's own among them."""
+    by_hand = isinstance(given, keras.callbacks.CallbackList)
+    listed = given.callbacks if by_hand else tf.nest.flatten(given) if given else []
+    if any(isinstance(one, AgreeOverRanks) for one in listed):
+        return given
+    own = AgreeOverRanks(session(), group)
+    if not by_hand:
+        return [*listed, own]
+    own.set_params(given.params)
+    given.callbacks.append(own)
+    given.set_model(model)  # which arranges them
+    return given
 
 
 def _arranged(given: Sequence[Any]) -> list[Any]:

@@ -24,6 +24,7 @@ from hpcdl.scripts.collectives.tensors import refuse_xla, turn_begins, turn_ends
 from hpcdl.scripts.fit.files import save_once
 from hpcdl.scripts.process.exit import after_updates
 from hpcdl.scripts.process.session import note_strategy, session
+from hpcdl.scripts.process.undistributed import note_exchange
 from hpcdl.step.layers import layers_of
 from hpcdl.strategies.allreduce.worker import AllReduceWorker, broadcast_variables
 from hpcdl.strategies.base.finite import all_finite
@@ -238,6 +239,7 @@ class GradientExchange:
                 "your own call optimizer.count_samples(n) before apply, or give tape.gradient(..., num_samples=n)"
             )
         refuse_xla()
+        note_exchange()
         names = [name_of(variable) for variable in variables]
         given = [tf.convert_to_tensor(one) if self._is_dense(one) else one for one in gradients]
         given = [with_shape_of(variable, one) for variable, one in zip(variables, given, strict=True)]

@@ -16,6 +16,7 @@ from pathlib import Path
 from hpcdl import __version__
 from hpcdl.cluster.environment import placement
 from hpcdl.cluster.supervise import BINDING_VARIABLE
+from hpcdl.core.backend import check_backend
 from hpcdl.node.binding import apply_planned
 from hpcdl.node.plan import verify_binding
 
@@ -69,6 +70,7 @@ def import_tensorflow() -> None:
     `-v` lets them speak. Keras brings matplotlib along where it finds it, for drawings that no rank makes: it does not
     find it here, which together with a collector that rests saves a third of the time.
     """
+    check_backend()
     with _without("matplotlib"), no_collection(), _silent():
         importlib.import_module("tensorflow")
         importlib.import_module("keras")

@@ -33,6 +33,8 @@ QUICK: dict[int, set[str]] = {
         "exchange_samples",
         "accumulated_gradients_are_exchanged_once",
         "sample_weights",
+        "twenty_steps_of_sgd_and_momentum_equal_one_process",
+        "twenty_steps_of_adam_equal_plain_tensorflow_on_the_same_parts",
         "a_loaded_model_with_its_state",
         "a_dynamic_loss_scale_skips_on_all_ranks",
         "what_differs_between_ranks_is_told",

@@ -32,6 +32,9 @@ def run(
     script: Annotated[Path, typer.Argument(metavar="SCRIPT", help="Python script that calls hpcdl.init().")],
     arguments: Annotated[list[str] | None, typer.Argument(metavar="ARGS...", help="The script's own.")] = None,
     prefix: Annotated[bool, typer.Option("--prefix", help="Begin each line with the number of its rank.")] = False,
+    undistributed: Annotated[
+        bool, typer.Option("--allow-undistributed", help="Let each rank train a model of its own.")
+    ] = False,
     config: ConfigFlag = None,
     set_: SetFlag = None,
     trust: TrustFlag = False,
@@ -52,9 +55,9 @@ def run(
     if place is not None:
         if prefix:
             raise UsageError(f"--prefix: {place.launcher} prints what ranks say; use its own (srun -l, mpiexec -l)")
-        launch.run_inside(settings, words, place)
+        launch.run_inside(settings, words, place, undistributed=undistributed)
         return
-    run_dir, record = launch.run_script(settings, words, prefixed=prefix, say=say)
+    run_dir, record = launch.run_script(settings, words, prefixed=prefix, undistributed=undistributed, say=say)
     rate = f"; {format_rate(record.images_per_second, record.counted)}" if record.images_per_second else ""
     for warning in record.warnings:
         say(f"warning: {warning}")

@@ -17,6 +17,7 @@ from hpcdl.collectives.pieces import gather_pieces
 from hpcdl.core.errors import UsageError
 from hpcdl.scripts.collectives import arrays
 from hpcdl.scripts.collectives.process_set import ProcessSet, group_of
+from hpcdl.scripts.process.undistributed import note_exchange
 
 if TYPE_CHECKING:
     from hpcdl.core.protocols import Array
@@ -63,6 +64,8 @@ def grouped_allreduce(
     if op not in arrays.ADDS:
         raise UsageError(f"op={op!r}: a reduction is one of {', '.join(arrays.ADDS)}")
     group = group_of(process_set)
+    if not all(_is_number(value) for value in values):  # a count of samples, say, makes no training distributed
+        note_exchange()
 
     def scaled(given: Sequence[Any], factor: float) -> list[Any]:
         return list(given) if factor == 1.0 else [one * numpy.asarray(factor, _dtype_of(one)) for one in given]
@@ -214,3 +217,13 @@ def _are_tensors(values: Sequence[Any]) -> bool:
 
 def _tensors() -> Any:
     return importlib.import_module("hpcdl.scripts.collectives.tensors")
+
+
+def _is_number(value: Any) -> bool:
+    """Whether it has one element by its form; a tensor of an open rank has not."""
+    shape = getattr(value, "shape", None)
+    return (
+        not isinstance(value, Sequence)
+        if shape is None
+        else (shape.rank if hasattr(shape, "rank") else len(shape)) == 0
+    )

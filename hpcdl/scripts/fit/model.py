@@ -5,7 +5,8 @@ from __future__ import annotations
 import contextlib
 import functools
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
 import keras
@@ -19,6 +20,11 @@ LATE_SCALE = (
     "policy mixed_float16 before it is made, or write "
     "hpcdl.DistributedOptimizer(keras.optimizers.LossScaleOptimizer(...))"
 )
+
+
+_DEEPEST, _LONGEST = 5, 1000
+"""How deep optimizers are looked for in what a model holds, and in how many members of one container."""
+_LIBRARIES = {"builtins", "functools", "hpcdl", "keras", "numpy", "tensorflow", "threading", "types", "weakref"}
 
 
 def scales(optimizer: Any) -> bool:
@@ -40,9 +46,44 @@ def set_own(thing: Any, name: str, value: Any) -> None:
 
 
 def optimizers_of(model: Any) -> list[Any]:
-    """The optimizer that a model was compiled with, and those that it holds for a train_step of its own."""
-    held = [getattr(model, "optimizer", None), *vars(model).values()]
-    return list({id(one): one for one in held if isinstance(one, keras.optimizers.Optimizer)}.values())
+    """The optimizer that a model was compiled with, and all that it holds for a train_step of its own.
+
+    They may lie in dicts, lists, inner models and plain objects of the script's, which are looked through.
+    """
+    found: dict[int, Any] = {}
+    seen: set[int] = set()
+    # What was found last is looked at next; the model's own optimizer comes first.
+    waiting = [(one, 0) for one in (*reversed(vars(model).values()), getattr(model, "optimizer", None))]
+    while waiting:
+        thing, depth = waiting.pop()
+        if id(thing) in seen:
+            continue
+        seen.add(id(thing))
+        if isinstance(thing, keras.optimizers.Optimizer):
+            found[id(thing)] = thing
+        elif depth < _DEEPEST:
+            waiting += [(one, depth + 1) for one in reversed(_held_by(thing))]
+    return list(found.values())
+
+
+def _held_by(thing: Any) -> list[Any]:
+    """What a container, a layer or an object of the script's own holds; nothing for what is data."""
+    if isinstance(thing, Mapping):
+        held = list(thing.values())
+    elif isinstance(thing, list | tuple | set | frozenset):
+        held = list(thing)
+    elif isinstance(thing, keras.layers.Layer) or _is_of_script(thing):
+        held = list(vars(thing).values())
+    else:
+        return []
+    # Long ones hold samples, not optimizers.
+    return held if len(held) <= _LONGEST else []
+
+
+def _is_of_script(thing: Any) -> bool:
+    """Whether it is an object with attributes whose class no library of the stack has made."""
+    package = type(thing).__module__.partition(".")[0]
+    return hasattr(thing, "__dict__") and not isinstance(thing, type | ModuleType) and package not in _LIBRARIES
 
 
 def group_of_fit(model: Any) -> ScriptGroup | None:

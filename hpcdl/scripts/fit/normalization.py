@@ -8,7 +8,8 @@ import keras
 import tensorflow as tf
 
 from hpcdl.core.errors import UsageError
-from hpcdl.scripts.collectives.primitives import Sum, allreduce
+from hpcdl.scripts.collectives import tensors
+from hpcdl.scripts.collectives.process_set import group_of
 
 
 def synchronize_normalization() -> None:
@@ -34,8 +35,13 @@ def moments_over_ranks(inputs: Any, axes: Any) -> tuple[Any, Any]:
     values = tf.cast(inputs, tf.float32) if inputs.dtype.size < 4 else inputs
     count = tf.cast(tf.size(values) / tf.size(tf.reduce_sum(values, axes)), values.dtype)
     sums = tf.concat([tf.reduce_sum(values, axes), [count]], 0)
-    total = allreduce(sums, op=Sum)
+    total = _total(sums)
     mean = total[:-1] / total[-1]
     shape = [1 if axis in axes else values.shape[axis] for axis in range(len(values.shape))]
-    squares = allreduce(tf.reduce_sum(tf.math.squared_difference(values, tf.reshape(mean, shape)), axes), op=Sum)
+    squares = _total(tf.reduce_sum(tf.math.squared_difference(values, tf.reshape(mean, shape)), axes))
     return tf.cast(mean, inputs.dtype), tf.cast(squares / total[-1], inputs.dtype)
+
+
+def _total(values: Any) -> Any:
+    """The sum over the ranks; not hpcdl.allreduce, which makes a step count as distributed."""
+    return tensors.allreduce(group_of(None), [values], "sum")[0]

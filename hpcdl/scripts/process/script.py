@@ -37,6 +37,7 @@ from hpcdl.scripts.process.exit import (
 )
 from hpcdl.scripts.process.group import ScriptGroup
 from hpcdl.scripts.process.measure import ScriptRun, StepMeter
+from hpcdl.scripts.process.undistributed import check_end
 from hpcdl.supervision import runtime
 from hpcdl.supervision.output import print_into
 from hpcdl.supervision.verdict import verdict
@@ -112,6 +113,7 @@ def execute(
             run.finish_work()
         if communicator.size > 1:
             leave_together(last, watch, called=called)
+        check_end()
         last.monitor.recorder.quiesced(last, last=True)
     run.finish(last)
 

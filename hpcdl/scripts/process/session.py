@@ -6,15 +6,19 @@ This module keeps one communicator for the process, as MPI itself does; everythi
 from __future__ import annotations
 
 import atexit
+import functools
+import sys
 import uuid
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from hpcdl.core.backend import check_backend
 from hpcdl.core.disk import remove_folder
 from hpcdl.core.errors import UsageError
 from hpcdl.scripts.process.exit import Ending
+from hpcdl.scripts.process.undistributed import watch_training
 
 if TYPE_CHECKING:
     from hpcdl.comm.observed import Observed
@@ -56,6 +60,7 @@ def init(stall_timeout_s: float = 300.0) -> None:
 
     if _sessions:
         return
+    check_backend()
     if _launched:
         _sessions.append(_launched[0])
         return
@@ -68,12 +73,27 @@ def init(stall_timeout_s: float = 300.0) -> None:
         ending.install()
     hosts = joined.allgather_json(joined.host)
     group = ScriptGroup(joined)
+    watch_training(place.size, functools.partial(_warn, joined.rank), is_initialized, under_run=False)
     _sessions.append(Session(communicator=joined, group=group, hosts=hosts, folder=folder, ending=ending))
 
 
 def adopt(session: Session) -> None:
     """Have `init` take this session, which `hpcdl run` has made."""
     _launched.append(session)
+    mine = session.communicator
+
+    def warn(text: str) -> None:
+        _warn(mine.rank, text)
+        if session.run is not None:
+            session.run.warnings.append(text)
+
+    watch_training(mine.size, warn, is_initialized, under_run=True)
+
+
+def _warn(rank: int, text: str) -> None:
+    """One line of rank 0."""
+    if rank == 0:
+        sys.stderr.write(f"hpcdl: warning: {text}\n")
 
 
 def shutdown() -> None:

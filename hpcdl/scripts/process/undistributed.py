@@ -1,0 +1,163 @@
+"""Training on several ranks in which nothing is distributed: each rank would train a model of its own, unnoticed.
+
+Keras is watched from its import on, wherever the script imports it. What counts as distributed is an exchange of
+gradients (or any sum of arrays over the ranks) since the fit began; in a loop of one's own, since the last fit ended.
+"""
+
+from __future__ import annotations
+
+import functools
+import importlib.abc
+import importlib.util
+import os
+import sys
+from collections.abc import Callable, Sequence
+from types import ModuleType
+from typing import Any
+
+from hpcdl.core.backend import BACKEND_VARIABLE, TENSORFLOW
+from hpcdl.core.errors import UsageError
+
+ALLOWED_VARIABLE = "HPCDL_ALLOW_UNDISTRIBUTED"
+"""Set in the ranks of `hpcdl run --allow-undistributed`."""
+_REMEDY = "write optimizer=hpcdl.DistributedOptimizer({name}(...)), or use hpcdl.DistributedGradientTape"
+_MEANT = "where that is meant, add --allow-undistributed before the script"
+
+
+class TrainingWatch:
+    """Judges the updates of optimizers that are not distributed. `refuses`: a script with nothing else fails.
+
+    `initialized`: whether the script has called hpcdl.init(), without which nothing of it can be distributed.
+    """
+
+    def __init__(
+        self, num_ranks: int, warn: Callable[[str], None], initialized: Callable[[], bool], *, refuses: bool
+    ) -> None:
+        self._num_ranks, self._warn = num_ranks, warn
+        self._initialized, self._refuses = initialized, refuses
+        self._exchanges = self._before = 0
+        self._loop = "a loop of its own"
+        self._warned: dict[str, str] = {}
+
+    def exchanged(self) -> None:
+        """Gradients, or other arrays, are summed up over the ranks; called when a step is traced."""
+        self._exchanges += 1
+
+    def judge(self, optimizer: Any) -> None:
+        """A warning, once for each kind of loop, where `optimizer` moves weights that no other rank has a part in.
+
+        UsageError at once where nothing of the script can be distributed.
+        """
+        if hasattr(optimizer, "counts_samples") or self._exchanges > self._before:
+            return
+        name = type(optimizer).__name__
+        text = f"{self._loop} with {name} on {self._num_ranks} ranks, in which nothing is distributed"
+        text = f"{text}: each rank trains a model of its own; {_REMEDY.format(name=name)}"
+        if self._refuses and not self._initialized():
+            raise UsageError(f"{text}, after hpcdl.init(); {_MEANT}")
+        if text not in self._warned:
+            self._warned[text] = text
+            self._warn(text)
+
+    def check_end(self) -> None:
+        """UsageError at the end of a script that has trained, and has distributed nothing at all."""
+        if self._refuses and self._warned and not self._exchanges:
+            raise UsageError(f"{next(iter(self._warned))}; {_MEANT}")
+
+    def inside(self, name: str, plain: Callable[..., Any]) -> Callable[..., Any]:
+        """`plain`, a training method of a model: what was exchanged before it does not count for it."""
+
+        @functools.wraps(plain)
+        def training(*args: Any, **kwargs: Any) -> Any:
+            outer, self._loop, self._before = self._loop, name, self._exchanges
+            try:
+                return plain(*args, **kwargs)
+            finally:
+                self._loop, self._before = outer, self._exchanges
+
+        return training
+
+
+_watches: list[TrainingWatch] = []
+
+
+def note_exchange() -> None:
+    """Something of the script is combined over the ranks."""
+    for watch in _watches:
+        watch.exchanged()
+
+
+def check_end() -> None:
+    """UsageError where a script under `hpcdl run` has trained one model per rank, which nobody has asked for."""
+    for watch in _watches:
+        watch.check_end()
+
+
+def watch_training(
+    num_ranks: int, warn: Callable[[str], None], initialized: Callable[[], bool], *, under_run: bool
+) -> None:
+    """From now on judge what trains on this rank; once, whoever begins."""
+    _after_import("keras.src.backend.config", _check_backend_of)
+    if num_ranks == 1 or _watches:
+        return
+    watch = TrainingWatch(num_ranks, warn, initialized, refuses=under_run and not os.environ.get(ALLOWED_VARIABLE))
+    _watches.append(watch)
+
+    def of_optimizer(module: ModuleType) -> None:
+        plain = module.BaseOptimizer.apply
+
+        @functools.wraps(plain)
+        def apply(self: Any, *args: Any, **kwargs: Any) -> Any:
+            watch.judge(self)
+            return plain(self, *args, **kwargs)
+
+        vars(apply)["autograph_info__"] = {}  # TensorFlow's mark of what it does not convert
+        module.BaseOptimizer.apply = apply
+
+    def of_trainer(module: ModuleType) -> None:
+        trainer = module.TensorFlowTrainer
+        for name in ("fit", "train_on_batch"):
+            setattr(trainer, name, watch.inside(f"model.{name}", getattr(trainer, name)))
+
+    _after_import("keras.src.optimizers.base_optimizer", of_optimizer)
+    _after_import("keras.src.backend.tensorflow.trainer", of_trainer)
+
+
+def _check_backend_of(module: ModuleType) -> None:
+    """UsageError where the script itself has chosen another backend, before Keras imports it."""
+    if module.backend() != TENSORFLOW:
+        raise UsageError(
+            f"this script has Keras compute with {module.backend()}: hpcdl trains with Keras on TensorFlow alone; set "
+            f"{BACKEND_VARIABLE}={TENSORFLOW}"
+        )
+
+
+def _after_import(name: str, change: Callable[[ModuleType], None]) -> None:
+    """Call `change` with a module: now where it has been imported, else right after its import."""
+    if name in sys.modules:
+        change(sys.modules[name])
+    else:
+        sys.meta_path.insert(0, _AfterImport(name, change))
+
+
+class _AfterImport(importlib.abc.MetaPathFinder):
+    """Finds one module as Python does, and has a word after it was loaded."""
+
+    def __init__(self, name: str, change: Callable[[ModuleType], None]) -> None:
+        self._name, self._change = name, change
+
+    def find_spec(self, fullname: str, path: Sequence[str] | None, target: ModuleType | None = None) -> Any:
+        """The module's own spec, with a loader that calls `change` at its end; once."""
+        if fullname != self._name:
+            return None
+        sys.meta_path.remove(self)
+        spec = importlib.util.find_spec(fullname)
+        if spec is not None and spec.loader is not None:
+            load = spec.loader.exec_module
+
+            def exec_module(module: ModuleType) -> None:
+                load(module)
+                self._change(module)
+
+            vars(spec.loader)["exec_module"] = exec_module
+        return spec

@@ -1,0 +1,141 @@
+# ruff: noqa: B905
+"""Runs on both ranks of `hpcdl run`: where a distributed optimizer may be, and what has none; a line for each case."""
+
+import copy
+import sys
+
+import hpcdl
+
+hpcdl.init(120)
+import keras
+import numpy as np
+import tensorflow as tf
+
+
+RANK = hpcdl.rank()
+X, Y = np.random.default_rng(RANK).normal(RANK, 1, (16, 3)), np.random.default_rng(9 + RANK).normal(size=(16, 1))
+
+
+class Trainers:
+    def __init__(self, optimizer):
+        self.main = optimizer
+
+
+class Net(keras.Model):
+    """Its optimizer is in `place` of an attribute."""
+
+    def __init__(self, place):
+        super().__init__()
+        self.bn, self.d = keras.layers.BatchNormalization(), keras.layers.Dense(1)
+        self.loss_of = keras.metrics.Mean(name="loss")
+        optimizer = hpcdl.DistributedOptimizer(keras.optimizers.SGD(0.1))
+        self.held = {"dict": {"d": optimizer}, "list": [1, [optimizer]], "object": Trainers(optimizer)}[place]
+        self.one = lambda: optimizer
+
+    @property
+    def metrics(self):
+        return [self.loss_of]
+
+    def call(self, x, training=False):
+        return self.d(self.bn(x, training=training))
+
+    def train_step(self, data):
+        x, y = data
+        with tf.GradientTape() as tape:
+            loss = tf.reduce_mean((self(x, training=True) - y) ** 2)
+        self.one().apply_gradients(zip(tape.gradient(loss, self.trainable_weights), self.trainable_weights))
+        self.loss_of.update_state(loss)
+        return {"loss": self.loss_of.result()}
+
+
+def held_in(place):
+    model = Net(place)
+    model.compile()
+    history = model.fit(X, Y, batch_size=8, verbose=0).history
+    return [history["loss"], model.bn.moving_mean.numpy().tolist()]
+
+
+def network(optimizer):
+    model = keras.Sequential([keras.Input((3,)), keras.layers.Dense(1)])
+    model.compile(optimizer=optimizer, loss="mse")
+    return model
+
+
+def a_list_by_hand():
+    model = network(hpcdl.DistributedOptimizer("sgd"))
+    callbacks = keras.callbacks.CallbackList([keras.callbacks.EarlyStopping("loss")], add_history=True)
+    return model.fit(X, Y, batch_size=8, epochs=2, verbose=0, callbacks=callbacks).history["loss"]
+
+
+def copied_callbacks():
+    model = network(hpcdl.DistributedOptimizer("sgd"))
+    return model.fit(X, Y, verbose=0, callbacks=copy.deepcopy([hpcdl.callbacks()])).history["loss"]
+
+
+def a_clone():
+    model = network(hpcdl.DistributedOptimizer("adam"))
+    clone = keras.models.clone_model(model)
+    clone.compile_from_config(model.get_compile_config())
+    clone.fit(X, Y, verbose=0)
+
+
+def a_clone_after_a_fit_of_the_other():
+    model = network(hpcdl.DistributedOptimizer("rmsprop"))
+    model.fit(X, Y, verbose=0)
+    copy.deepcopy(model).fit(X, Y, verbose=0)
+
+
+def an_optimizer_from_its_config():
+    model = network(keras.optimizers.SGD.from_config(hpcdl.DistributedOptimizer("sgd").get_config()))
+    model.train_on_batch(X, Y)
+
+
+def a_sum_of_numbers_before():
+    hpcdl.allreduce(float(len(X)), hpcdl.Sum)
+    network("nadam").fit(X, Y, verbose=0)
+
+
+def a_loop():
+    model, optimizer = network("sgd"), keras.optimizers.SGD()
+    with tf.GradientTape() as tape:
+        loss = tf.reduce_mean(model(X) ** 2)
+    optimizer.apply_gradients(zip(tape.gradient(loss, model.trainable_weights), model.trainable_weights))
+
+
+def a_tape():
+    model, optimizer = network("sgd"), keras.optimizers.SGD()
+    hpcdl.broadcast_variables(model.weights)
+    with hpcdl.DistributedGradientTape() as tape:
+        loss = tf.reduce_mean(model(X) ** 2)
+    optimizer.apply_gradients(zip(tape.gradient(loss, model.trainable_weights), model.trainable_weights))
+    return model.get_weights()[0].tolist()
+
+
+def gradients_summed_by_hand():
+    model, optimizer = network("sgd"), keras.optimizers.SGD()
+    hpcdl.broadcast_variables(model.weights)
+    with tf.GradientTape() as tape:
+        loss = tf.reduce_mean(model(X) ** 2)
+    gradients = hpcdl.grouped_allreduce(tape.gradient(loss, model.trainable_weights))
+    optimizer.apply_gradients(zip(gradients, model.trainable_weights))
+    return model.get_weights()[0].tolist()
+
+
+ALIKE = {
+    "dict": lambda: held_in("dict"),
+    "list": lambda: held_in("list"),
+    "object": lambda: held_in("object"),
+    "a list by hand": a_list_by_hand,
+    "copied callbacks": copied_callbacks,
+    "a tape": a_tape,
+    "by hand": gradients_summed_by_hand,
+}
+WARNED = [a_loop, a_clone, a_clone_after_a_fit_of_the_other, an_optimizer_from_its_config, a_sum_of_numbers_before]
+# A loop counts as distributed by what has been exchanged since the last fit: what is warned of comes first.
+for case in WARNED:
+    print(f"begins {case.__name__}", file=sys.stderr, flush=True)
+    case()
+    print(f"ends {case.__name__}", file=sys.stderr, flush=True)
+for name, case in ALIKE.items():
+    rows = hpcdl.allgather_object(case())
+    print(f"CASE {RANK} {name}: {'alike' if rows[0] == rows[1] else rows}", flush=True)

@@ -1,0 +1,77 @@
+"""Training on two ranks with nothing distributed is refused, and a distributed optimizer is found wherever it is."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+
+from tests.conftest import CommandLine, Finished
+from tests.scripts.scripts import HERE, succeed
+from tests.training_runs import record_of
+
+pytestmark = pytest.mark.mpi
+
+PLAIN = """
+import keras, numpy as np
+model = keras.Sequential([keras.Input((2,)), keras.layers.Dense(1)])
+model.compile("sgd", "mse")
+model.fit(np.ones((8, 2)), np.ones((8, 1)), verbose=0)
+print("trained")
+"""
+WITH_INIT = """
+import hpcdl; hpcdl.init()
+"""
+WARNED = {
+    "a_loop": "a loop of its own with SGD",
+    "a_clone": "model.fit with Adam",
+    "a_clone_after_a_fit_of_the_other": "model.fit with RMSprop",
+    "an_optimizer_from_its_config": "model.train_on_batch with SGD",
+    "a_sum_of_numbers_before": "model.fit with Nadam",
+}
+ALIKE = ("dict", "list", "object", "a list by hand", "copied callbacks", "a tape", "by hand")
+
+
+def test_without_anything_of_hpcdl_it_ends_with_2_unless_that_is_allowed(
+    session_hpcdl: CommandLine, tmp_path: Path
+) -> None:
+    (tmp_path / "plain.py").write_text(PLAIN)
+    refused = session_hpcdl(["run", "--ranks", "2", "--run-dir", tmp_path / "refused", tmp_path / "plain.py"])
+    assert refused.code == 2, refused.err
+    (line,) = [line for line in refused.err.splitlines() if line.startswith("hpcdl: ")]
+    assert "model.fit with SGD on 2 ranks" in line and "hpcdl.DistributedOptimizer(SGD(...))" in line
+    assert "trained" not in refused.out
+    words = ["run", "--ranks", "2", "--allow-undistributed", "--run-dir", tmp_path / "run", tmp_path / "plain.py"]
+    allowed = succeed(session_hpcdl(words))
+    assert allowed.out.count("trained") == 2
+    assert len([text for text in record_of(tmp_path / "run")["warnings"] if "model of its own" in text]) == 1
+
+
+def test_a_script_that_has_called_init_is_warned_at_its_first_step_and_ends_with_2(
+    session_hpcdl: CommandLine, tmp_path: Path
+) -> None:
+    (tmp_path / "begun.py").write_text(WITH_INIT + PLAIN)
+    ended = session_hpcdl(["run", "--ranks", "2", "--run-dir", tmp_path / "run", tmp_path / "begun.py"])
+    assert ended.code == 2 and ended.out.count("trained") == 2
+    first, last = (line for line in ended.err.splitlines() if line.startswith("hpcdl: "))
+    assert first.startswith("hpcdl: warning: model.fit with SGD") and "--allow-undistributed" in last
+
+
+@pytest.fixture(scope="module")
+def held(session_hpcdl: CommandLine, tmp_path_factory: pytest.TempPathFactory) -> Finished:
+    """What the ranks say of each case; it ends with 0, for other parts of it are distributed."""
+    folder = tmp_path_factory.mktemp("held")
+    words = ["run", "--ranks", "2", "--run-dir", folder / "run", HERE / "held_script.py"]
+    return succeed(session_hpcdl(words))
+
+
+@pytest.mark.parametrize("case", ALIKE)
+def test_a_distributed_optimizer_is_found_wherever_it_is(held: Finished, case: str) -> None:
+    assert sorted(re.findall(rf"^CASE (\d) {case}: (.*)$", held.out, re.MULTILINE)) == [("0", "alike"), ("1", "alike")]
+
+
+@pytest.mark.parametrize("case", WARNED)
+def test_what_is_not_distributed_has_its_warning_once(held: Finished, case: str) -> None:
+    lines = [line for line in held.err.splitlines() if line.startswith(f"hpcdl: warning: {WARNED[case]} on 2 ranks")]
+    assert len(lines) == 1, held.err[-3000:]

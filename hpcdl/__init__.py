@@ -27,6 +27,8 @@ _MODULES = {
     "tape": ("DistributedGradientTape",),
     "callbacks": ("callbacks",),
     "fit.model": ("center_in_place",),
+    "fit.variables": ("combine",),
+    "fit.adapted": ("adapt",),
     "fit.files": ("on_rank_0",),
     "fit.deferred": ("background",),
     "fit.learning_rate": ("learning_rate_schedule", "learning_rate_warmup"),

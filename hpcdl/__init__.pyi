@@ -19,11 +19,13 @@ from hpcdl.scripts.collectives.primitives import join as join
 from hpcdl.scripts.collectives.primitives import reducescatter as reducescatter
 from hpcdl.scripts.collectives.process_set import ProcessSet as ProcessSet
 from hpcdl.scripts.dataset import dataset as dataset
+from hpcdl.scripts.fit.adapted import adapt as adapt
 from hpcdl.scripts.fit.deferred import background as background
 from hpcdl.scripts.fit.files import on_rank_0 as on_rank_0
 from hpcdl.scripts.fit.learning_rate import learning_rate_schedule as learning_rate_schedule
 from hpcdl.scripts.fit.learning_rate import learning_rate_warmup as learning_rate_warmup
 from hpcdl.scripts.fit.model import center_in_place as center_in_place
+from hpcdl.scripts.fit.variables import combine as combine
 from hpcdl.scripts.optimizer import DistributedOptimizer as DistributedOptimizer
 from hpcdl.scripts.optimizer import load_model as load_model
 from hpcdl.scripts.process.session import init as init

@@ -6,22 +6,23 @@ import functools
 import inspect
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
 import keras
 import tensorflow as tf
 
-from hpcdl.checkpoint.state import average_moving_statistics
 from hpcdl.core.errors import UsageError
 from hpcdl.core.records import history_point
-from hpcdl.scripts.exchange import OWN_CHANGES
+from hpcdl.scripts.exchange import OWN_CHANGES, key_of
+from hpcdl.scripts.fit.adapted import check_adapted
 from hpcdl.scripts.fit.deferred import with_deferred
 from hpcdl.scripts.fit.files import written_on_rank_0
 from hpcdl.scripts.fit.learning_rate import rates_of, set_rates
-from hpcdl.scripts.fit.metrics import MetricsOverRanks
+from hpcdl.scripts.fit.metrics import MetricsOverRanks, apart_from_fit
 from hpcdl.scripts.fit.model import LATE_SCALE, center_of, group_of_fit, optimizers_of, prepare_model
 from hpcdl.scripts.fit.normalization import synchronize_normalization
+from hpcdl.scripts.fit.variables import CombinedVariables, fixed_and_own, say_what_is_own, shared_variables_of
 from hpcdl.scripts.process.session import Session, is_initialized, session
 from hpcdl.strategies.allreduce.worker import broadcast_variables
 from hpcdl.supervision.safety import check_same_weights
@@ -54,8 +55,10 @@ class AgreeOverRanks(keras.callbacks.Callback):
         self.group, self._run, self._seen = group, here.run, here.communicator.monitor
         self._state = state
         self._metrics: MetricsOverRanks | None = None
+        self._combined: CombinedVariables | None = None
         self._shown: list[Any] = []
         self._steps = self._epoch = 0
+        self._alone = False  # in an evaluation outside a fit of its own
         self._began_s = self._mark_s = 0.0
 
     def __deepcopy__(self, memo: dict[int, Any]) -> AgreeOverRanks:
@@ -78,11 +81,13 @@ class AgreeOverRanks(keras.callbacks.Callback):
                 f"model of its own; write optimizer=hpcdl.DistributedOptimizer({type(optimizer).__name__}(...))"
             )
         self.group.agree("the start of model.fit")
+        if self.group.size > 1:
+            check_adapted(self.model, self.group)
         if self._state is not None:
             self._state.restore()
         for one in self._centers():
             one.to_center()
-        broadcast_variables(self._communicator, self._variables())
+        self._start_alike()
         self._metrics = MetricsOverRanks(self.model, self._communicator, self.group)
         self._metrics.install(self._end_steps)
         self._began_s = time.monotonic()
@@ -95,11 +100,13 @@ class AgreeOverRanks(keras.callbacks.Callback):
     def _centers(self) -> list[Any]:
         return [center for center in map(center_of, optimizers_of(self.model)) if center is not None]
 
-    def _variables(self) -> list[Any]:
-        """Weights and the variables of all optimizers, each once."""
-        of_optimizers = [one.variables for one in optimizers_of(self.model)]
-        found = {id(one): one for group in [self.model.weights, *of_optimizers] for one in group}
-        return list(found.values())
+    def _start_alike(self) -> None:
+        """Shared variables become rank 0's at each fit; what is a rank's own only once, where it begins."""
+        begun = self.group.keep("own variables that have begun", set[str])
+        new = [one for one in fixed_and_own(self.model) if key_of(one) not in begun]
+        broadcast_variables(self._communicator, [*shared_variables_of(self.model), *new])
+        self._combined = CombinedVariables(self.model, self._communicator)
+        self._combined.begin()
 
     def on_epoch_begin(self, epoch: int, logs: dict[str, Any] | None = None) -> None:
         """Steps are counted from here on."""
@@ -134,7 +141,7 @@ class AgreeOverRanks(keras.callbacks.Callback):
         differ = len({steps for steps, _ in told}) > 1
         if self.group.unequal or differ:  # Keras rounds the numbers of steps up to those of steps_per_execution
             self.group.agree("the weights of the rank with the most steps")
-            broadcast_variables(self._communicator, self._variables(), last)
+            broadcast_variables(self._communicator, shared_variables_of(self.model), last)
             set_rates([self.model.optimizer], self._communicator.allgather_json(rates_of([self.model.optimizer]))[last])
             if self._communicator.rank == 0:
                 counts = ", ".join(f"rank {rank} {steps}" for rank, (steps, _) in enumerate(told))
@@ -150,22 +157,37 @@ class AgreeOverRanks(keras.callbacks.Callback):
         """Evaluate alike: batch normalisation's moving statistics become the mean over the ranks."""
         self.group.agree("the start of an evaluation")
         self._shown = [one for one in self._centers() if one.to_center()]
-        average_moving_statistics(self.model, self._communicator)
+        self._combine()
         if self._metrics is None:
             self._metrics = MetricsOverRanks(self.model, self._communicator, self.group)
             self._metrics.install(lambda: None)
+            self._alone = True
         self._metrics.in_evaluation = True
 
+    def _combine(self) -> None:
+        """Moving statistics are averaged, and others as the script has chosen (hpcdl.combine)."""
+        if self._combined is None:
+            self._combined = CombinedVariables(self.model, self._communicator)
+            self._combined.begin()
+        self._combined.combine()
+
     def on_test_end(self, logs: dict[str, Any] | None = None) -> None:
-        """Outside a fit each rank goes on with its own weights."""
+        """Outside a fit each rank continues with its own weights, and the model has its own metrics back."""
         for one in self._shown:
             one.to_own()
+        if self._alone and self._metrics is not None:
+            self._metrics.uninstall()
+            self._metrics, self._alone = None, False
 
     def on_epoch_end(self, epoch: int, logs: dict[str, Any] | None = None) -> None:
         """Moving statistics are averaged and all variables compared; a stop on one rank is one on all."""
         self.group.agree("the end of an epoch")
-        average_moving_statistics(self.model, self._communicator)
-        named = {getattr(one, "path", str(index)): one for index, one in enumerate(self._variables())}
+        self._combine()
+        own = self._combined.differing_own() if self._combined else []
+        if own and self.group.rank == 0:
+            self.group.keep("said what is a rank's own", lambda: say_what_is_own(own))
+        shared = shared_variables_of(self.model)
+        named = {f"{index}: {getattr(one, 'path', '')}": one for index, one in enumerate(shared)}
         check_same_weights(named, self._communicator, f"after epoch {epoch + 1}", OWN_CHANGES)
         if any(self._communicator.allgather_json(bool(self.model.stop_training))):
             self.model.stop_training = True
@@ -186,6 +208,8 @@ class AgreeOverRanks(keras.callbacks.Callback):
     def on_train_end(self, logs: dict[str, Any] | None = None) -> None:
         """Give the model its own metrics back."""
         self._seen.doing("running the script")
+        begun = self.group.keep("own variables that have begun", set[str])
+        begun.update(key_of(one) for one in fixed_and_own(self.model))
         if self._metrics is not None:
             self._metrics.uninstall()
             self._metrics = None
@@ -206,10 +230,22 @@ def follow_fits() -> None:
     """From now on every `fit` with a distributed optimizer has the callback, in the last place, whoever forgot it."""
     if hasattr(keras.Model.fit, "over_ranks"):
         return
-    plain, set_plain_model = keras.Model.fit, keras.callbacks.CallbackList.set_model
-    signature = inspect.signature(plain)
     if session().communicator.size > 1:
         synchronize_normalization()
+    keras.Model.fit = _fit_over_ranks(keras.Model.fit)
+    keras.Model.evaluate = _evaluation_apart(keras.Model.evaluate)
+    set_plain_model = keras.callbacks.CallbackList.set_model
+
+    def set_model(self: Any, model: Any) -> None:
+        if model:
+            self.callbacks[:] = _arranged(self.callbacks)
+        set_plain_model(self, model)
+
+    keras.callbacks.CallbackList.set_model = set_model
+
+
+def _fit_over_ranks(plain: Callable[..., Any]) -> Callable[..., Any]:
+    signature = inspect.signature(plain)
 
     @functools.wraps(plain)
     def fit(self: Any, *args: Any, **kwargs: Any) -> Any:
@@ -218,16 +254,25 @@ def follow_fits() -> None:
         given = bound.arguments.get("callbacks")
         if group is not None and is_initialized():
             bound.arguments["callbacks"] = _with_own(given, self, group)
-        return plain(*bound.args, **bound.kwargs)
-
-    def set_model(self: Any, model: Any) -> None:
-        if model:
-            self.callbacks[:] = _arranged(self.callbacks)
-        set_plain_model(self, model)
+        with apart_from_fit(self):
+            return plain(*bound.args, **bound.kwargs)
 
     vars(fit)["over_ranks"] = True
-    keras.Model.fit = fit
-    keras.callbacks.CallbackList.set_model = set_model
+    return fit
+
+
+def _evaluation_apart(plain: Callable[..., Any]) -> Callable[..., Any]:
+    signature = inspect.signature(plain)
+
+    @functools.wraps(plain)
+    def evaluate(self: Any, *args: Any, **kwargs: Any) -> Any:
+        given = signature.bind(self, *args, **kwargs).arguments.get("callbacks")
+        if isinstance(given, keras.callbacks.CallbackList):  # the validation of a fit
+            return plain(self, *args, **kwargs)
+        with apart_from_fit(self):
+            return plain(self, *args, **kwargs)
+
+    return evaluate
 
 
 def _with_own(given: Any, model: Any, group: ScriptGroup) -> Any:

@@ -30,6 +30,7 @@ from hpcdl.scripts.exchange import (
 )
 from hpcdl.scripts.fit.files import save_once
 from hpcdl.scripts.fit.model import scales
+from hpcdl.scripts.keras_internals import trained_by
 from hpcdl.scripts.process.exit import after_updates
 from hpcdl.scripts.process.session import note_strategy
 from hpcdl.strategies.allreduce.worker import broadcast_variables
@@ -87,7 +88,7 @@ class CenterExchange:
             key_of(one): with_shape_of(one, tf.convert_to_tensor(gradient))
             for one, gradient in zip(variables, gradients, strict=True)
         }
-        moved = [held(one) for one in self._optimizer._trainable_variables]
+        moved = [held(one) for one in trained_by(self._optimizer)]
         odd = sorted({one.dtype.name for one in moved} - {"float32"})
         if odd:
             raise UsageError(
@@ -201,7 +202,7 @@ class CenterExchange:
 
     @property
     def _variables(self) -> list[Any]:
-        return list(self._optimizer._trainable_variables)
+        return trained_by(self._optimizer)
 
     @property
     def _lengths(self) -> list[int]:

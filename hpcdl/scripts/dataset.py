@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
+import numpy
 import tensorflow as tf
 
 from hpcdl.core.errors import UsageError
 from hpcdl.scripts.process.session import session
+
+if TYPE_CHECKING:
+    from hpcdl.scripts.process.group import ScriptGroup
 
 _AHEAD = 2
 """Elements; a fixed number, so that the script decides whether tf.data tunes itself."""
@@ -23,6 +27,7 @@ def dataset(whole: Any, *, batch_size: int | None = None, steps: int | None = No
     rank, size = here.communicator.rank, here.communicator.size
     if not isinstance(whole, tf.data.Dataset):
         raise UsageError(f"hpcdl.dataset takes a tf.data.Dataset, not {type(whole).__name__}; see from_tensor_slices")
+    whole = _shuffled_alike(whole, here.group)
     number = int(whole.cardinality())
     own = whole.shard(size, rank)
     if number == tf.data.INFINITE_CARDINALITY or number == tf.data.UNKNOWN_CARDINALITY:
@@ -40,3 +45,34 @@ def dataset(whole: Any, *, batch_size: int | None = None, steps: int | None = No
     # Where the number was unknown, one that has fewer begins again: all ranks take as many.
     own = own.take(steps) if number >= 0 else own.repeat().take(steps)
     return own.apply(tf.data.experimental.assert_cardinality(steps)).prefetch(_AHEAD)
+
+
+def _shuffled_alike(whole: Any, group: ScriptGroup) -> Any:
+    """`whole`, which every rank shuffles in the same order; UsageError where that cannot be.
+
+    A part of an order that only this rank has would leave samples out, and take others twice.
+    """
+    shuffles = _shuffles_in(whole)
+    if not shuffles or group.size == 1:
+        return whole
+    seeds = [[int(one._seed), int(one._seed2)] for one in shuffles]
+    group.agree("hpcdl.dataset of a shuffled data set")
+    told = group.messages.allgather_json([seeds, int(numpy.random.SeedSequence().generate_state(1)[0])])
+    if all(one != [0, 0] for one in seeds) and all(other == seeds for other, _ in told):
+        return whole
+    if shuffles == [whole]:  # nothing comes after it: the same shuffle with a seed that rank 0 has drawn
+        return whole._input_dataset.shuffle(
+            whole._buffer_size, seed=told[0][1], reshuffle_each_iteration=whole._reshuffle_each_iteration
+        )
+    raise UsageError(
+        "hpcdl.dataset: the ranks would shuffle in different orders, and some samples would be in no rank's part; give"
+        " shuffle(..., seed=1) or list_files(..., seed=1) the same seed on all ranks, or shuffle its result"
+    )
+
+
+def _shuffles_in(whole: Any) -> list[Any]:
+    """Every shuffle that a data set is made of, the last one first."""
+    found = [whole] if hasattr(whole, "_seed2") and hasattr(whole, "_buffer_size") else []
+    for one in whole._inputs():
+        found += _shuffles_in(one)
+    return found

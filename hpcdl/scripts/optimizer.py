@@ -24,6 +24,7 @@ from hpcdl.scripts.collectives.process_set import ProcessSet, group_of
 from hpcdl.scripts.collectives.tensors import turn_begins, turn_ends
 from hpcdl.scripts.exchange import ExchangeSettings, GradientExchange, make_alike, scaled_by
 from hpcdl.scripts.fit.model import LATE_SCALE, leaves_of, scales, set_own
+from hpcdl.scripts.keras_internals import CLIP, UPDATE, accumulators_of, trained_by
 from hpcdl.scripts.process.group import ScriptGroup
 from hpcdl.strategies.base.graph import call_python
 
@@ -107,7 +108,7 @@ def _with_center(optimizer: Any, settings: ExchangeSettings, group: ScriptGroup,
     exchange = CenterExchange(group, settings, optimizer)
     _start_alike(optimizer, group)
     if group.size > 1:
-        set_own(optimizer, "_backend_update_step", unconverted(exchange.update))
+        set_own(optimizer, UPDATE, unconverted(exchange.update))
         set_own(optimizer, "center_exchange", exchange)
     set_own(optimizer, "counts_samples", False)
     set_own(optimizer, "exchanges", lambda: group)
@@ -137,8 +138,8 @@ def shared_variables(optimizer: Any) -> list[Any]:
 
     What gradient accumulation has summed up before its exchange is each rank's own.
     """
-    own = {id(one) for leaf in leaves_of(optimizer) for one in getattr(leaf, "_accumulated_gradients", None) or ()}
-    return [*optimizer._trainable_variables, *(one for one in optimizer.variables if id(one) not in own)]
+    own = {id(one) for leaf in leaves_of(optimizer) for one in accumulators_of(leaf)}
+    return [*trained_by(optimizer), *(one for one in optimizer.variables if id(one) not in own)]
 
 
 def _optimizer_of(given: Any) -> Any:
@@ -194,7 +195,7 @@ def _start_alike(optimizer: Any, group: ScriptGroup) -> None:
 
 def _exchange_in(optimizer: Any, exchange: GradientExchange, factor: float, *, scaled: bool) -> None:
     """Let one optimizer combine its gradients where Keras clips them."""
-    plain, clip = optimizer.apply, optimizer._clip_gradients
+    plain, clip = optimizer.apply, getattr(optimizer, CLIP)
     step: dict[str, Any] = {"variables": (), "there": (), "num_samples": None}
     counts = exchange.settings.average_over == "samples"
     if counts and optimizer.gradient_accumulation_steps:
@@ -204,7 +205,7 @@ def _exchange_in(optimizer: Any, exchange: GradientExchange, factor: float, *, s
         if keras.mixed_precision.global_policy().name == "mixed_float16" and not scaled:
             raise UsageError(LATE_SCALE)
         gradients = list(grads)
-        variables = list(optimizer._trainable_variables if trainable_variables is None else trainable_variables)
+        variables = trained_by(optimizer) if trainable_variables is None else list(trainable_variables)
         if any(getattr(variable, "overwrite_with_gradient", False) for variable in variables):
             raise UsageError("float8 variables take gradients for values, which are not exchanged; use another policy")
         step["variables"] = variables
@@ -222,7 +223,7 @@ def _exchange_in(optimizer: Any, exchange: GradientExchange, factor: float, *, s
     def count_samples(num_samples: Any) -> None:
         step["num_samples"] = num_samples
 
-    for name, value in (("apply", apply), ("_clip_gradients", clip_gradients), ("count_samples", count_samples)):
+    for name, value in (("apply", apply), (CLIP, clip_gradients), ("count_samples", count_samples)):
         set_own(optimizer, name, value)
     set_own(optimizer, "counts_samples", counts)
 

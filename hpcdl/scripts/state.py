@@ -23,6 +23,8 @@ from hpcdl.run.going_back import step_to_resume
 from hpcdl.run.journal import FileJournal
 from hpcdl.scripts.fit.learning_rate import rates_of, set_rates
 from hpcdl.scripts.fit.model import center_in_place, center_of, optimizers_of
+from hpcdl.scripts.fit.variables import accumulated_in, own_variables
+from hpcdl.scripts.keras_internals import trained_by
 from hpcdl.scripts.process.measure import ScriptRun
 from hpcdl.scripts.process.session import session
 from hpcdl.strategies.allreduce.worker import broadcast_variables
@@ -137,7 +139,11 @@ class State:
             checkpoints.Snapshot(
                 step=self.step,
                 shared={**arrays.copy_of(shared, "weights"), **arrays.copy_of(of_optimizers, "optimizer")},
-                own={**arrays.copy_of([one.numpy() for one in seeds], "seeds"), **self._of_centers()},
+                own={
+                    **arrays.copy_of([one.numpy() for one in seeds], "seeds"),
+                    **arrays.copy_of([one.numpy() for one in self._own_variables()], "variables"),
+                    **self._of_centers(),
+                },
                 facts=facts,
             ),
             self._interval.patience_s,
@@ -177,6 +183,8 @@ class State:
         seeds = [one for model in self._models for one in arrays.seed_variables(model)]
         if own:
             arrays.assign(seeds, own, "seeds")
+        if any(name.startswith("variables/") for name in own):
+            arrays.assign(self._own_variables(), own, "variables")
         for index, center in self._centers():
             mine = f"center/{index}/"
             center.restore({name.removeprefix(mine): one for name, one in own.items() if name.startswith(mine)})
@@ -220,6 +228,11 @@ class State:
     def _weights(self) -> list[Any]:
         return [one for model in self._models for one in model.weights]
 
+    def _own_variables(self) -> list[Any]:
+        """What each rank keeps for itself: queues, counters, gradients that are summed up before an update."""
+        found = [*(one for model in self._models for one in own_variables(model)), *accumulated_in(self._given)]
+        return list({id(one): one for one in found}.values())
+
     def _optimizers(self) -> list[Any]:
         found = [*self._given, *(one for model in self._models for one in optimizers_of(model))]
         return list({id(one): one for one in found}.values())
@@ -240,7 +253,7 @@ class State:
         """Which of the weights each optimizer moves, by number; None for one that has not been built."""
         number = {id(weight): index for index, weight in enumerate(self._weights())}
         return [
-            [number[id(weight)] for weight in optimizer._trainable_variables if id(weight) in number]
+            [number[id(weight)] for weight in trained_by(optimizer) if id(weight) in number]
             if optimizer.built
             else None
             for optimizer in self._optimizers()

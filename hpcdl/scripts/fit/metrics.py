@@ -2,19 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+import contextlib
+from collections.abc import Callable, Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
 import numpy
 
-from hpcdl.core.errors import UsageError
+from hpcdl.scripts.keras_internals import RESULTS, check_internals
 
 if TYPE_CHECKING:
     from hpcdl.core.protocols import Array, Communicator
     from hpcdl.scripts.process.group import ScriptGroup
-
-_METHOD = "_get_metrics_result_or_logs"
-"""What Keras's fit and evaluate ask for their logs when the last batch is done."""
 
 
 class MetricsOverRanks:
@@ -29,21 +27,25 @@ class MetricsOverRanks:
         self.own_samples = 0.0
         """Samples of this rank in the epoch that ended last; 0 where the model does not count them."""
         self._end_steps: Callable[[], None] = lambda: None
+        self._outer: Any = None
 
     def install(self, end_steps: Callable[[], None]) -> None:
         """Have Keras ask here; `end_steps` is called when the last step of an epoch is done."""
-        if not hasattr(self._model, _METHOD):
-            raise UsageError("this Keras has no end of an epoch that hpcdl knows; use Keras 3.5 or newer")
+        check_internals()
         self._end_steps = end_steps
-        vars(self._model)[_METHOD] = self._results
+        self._outer = vars(self._model).get(RESULTS)
+        vars(self._model)[RESULTS] = self._results
 
     def uninstall(self) -> None:
-        """Let the model answer for itself again."""
-        vars(self._model).pop(_METHOD, None)
+        """Let whoever answered before do so again: the model itself, or the fit whose callback this was for."""
+        if self._outer is None:
+            vars(self._model).pop(RESULTS, None)
+        else:
+            vars(self._model)[RESULTS] = self._outer
 
     def _results(self, logs: Any) -> Any:
         """The results over all ranks at the end of an epoch or evaluation; the model's own at any other time."""
-        plain = getattr(type(self._model), _METHOD)
+        plain = getattr(type(self._model), RESULTS)
         if self.in_evaluation:
             self.in_evaluation = False
         elif self.in_epoch:
@@ -104,6 +106,30 @@ class MetricsOverRanks:
                 gathered = numpy.array(self._communicator.allgather_json(own.tolist()))
                 found = getattr(gathered, how)(axis=0)
             variable.assign(found.astype(variable.dtype))
+
+
+@contextlib.contextmanager
+def apart_from_fit(model: Any) -> Iterator[None]:
+    """Inside, an evaluation or another fit within a callback of a distributed fit: afterwards that one is as it was.
+
+    Keras resets the model's metrics, and leaves what the inner one has counted to the epoch that is under way.
+    """
+    hook = vars(model).get(RESULTS)
+    if hook is None:
+        yield
+        return
+    outer: MetricsOverRanks = hook.__self__
+    flags = outer.in_epoch, outer.in_evaluation
+    values = [(one, one.numpy()) for metric in model.metrics for one in metric.variables]
+    history = getattr(model, "history", None)
+    outer.in_epoch = outer.in_evaluation = False
+    try:
+        yield
+    finally:
+        outer.in_epoch, outer.in_evaluation = flags
+        for variable, value in values:
+            variable.assign(value)
+        model.history = history
 
 
 def _flat(logs: Any) -> dict[str, Array]:

@@ -2,32 +2,31 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
-import keras
 import tensorflow as tf
 
 from hpcdl.core.errors import UsageError
 from hpcdl.scripts.collectives import tensors
 from hpcdl.scripts.collectives.process_set import group_of
+from hpcdl.scripts.keras_internals import replace_moments
 
 
 def synchronize_normalization() -> None:
     """Have Keras's layer do over the ranks what it says; before any step is traced, and once."""
-    layer = keras.layers.BatchNormalization
-    plain = layer._moments
-    if hasattr(plain, "over_ranks"):
-        return
 
-    def moments(self: Any, inputs: Any, mask: Any) -> Any:
-        if not self.synchronized:
-            return plain(self, inputs, mask)
-        if mask is not None:
-            raise UsageError(f"{self.name}: synchronized=True with a mask is not supported; leave one of them out")
-        return moments_over_ranks(inputs, self._reduction_axes)
+    def over_ranks(plain: Callable[..., Any]) -> Callable[..., Any]:
+        def moments(self: Any, inputs: Any, mask: Any) -> Any:
+            if not self.synchronized:
+                return plain(self, inputs, mask)
+            if mask is not None:
+                raise UsageError(f"{self.name}: synchronized=True with a mask is not supported; leave one of them out")
+            return moments_over_ranks(inputs, self._reduction_axes)
 
-    vars(moments)["over_ranks"] = True
-    layer._moments = moments
+        return moments
+
+    replace_moments(over_ranks)
 
 
 def moments_over_ranks(inputs: Any, axes: Any) -> tuple[Any, Any]:

@@ -1,0 +1,125 @@
+"""Layers that learn from data before a fit, vocabularies and normalisation: over all ranks, and held alike."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Iterator
+from typing import TYPE_CHECKING, Any
+
+import keras
+import numpy
+import tensorflow as tf
+
+from hpcdl.core.errors import UsageError
+from hpcdl.scripts.collectives.arrays import gather_arrays
+from hpcdl.scripts.keras_internals import layers_in
+from hpcdl.scripts.process.session import session
+from hpcdl.supervision.safety import digest_of
+
+if TYPE_CHECKING:
+    from hpcdl.core.protocols import Array
+    from hpcdl.scripts.process.group import ScriptGroup
+
+_ROWS = 4096
+"""Of an array that ranks give each other at once."""
+
+
+def adapt(layer: Any, data: Any) -> None:
+    """`layer.adapt(data)` over the data of all ranks: each gives its own part, and all end with the same layer.
+
+    `data`: an array, or a tf.data.Dataset of batches. Normalization sends its moments alone; layers with vocabularies
+    and Discretization look at the rows of every rank. Collective.
+    """
+    group = session().group
+    if not callable(getattr(layer, "adapt", None)):
+        raise UsageError(f"hpcdl.adapt takes a layer with an adapt method, not {type(layer).__name__}")
+    group.agree("hpcdl.adapt", [type(layer).__name__])
+    if group.size == 1:
+        layer.adapt(data)
+    elif isinstance(layer, keras.layers.Normalization):
+        _adapt_moments(layer, data, group)
+    elif all(callable(getattr(layer, name, None)) for name in ("reset_state", "update_state", "finalize_state")):
+        layer.reset_state()
+        for rows in _of_all_ranks(_batches(data), group):
+            layer.update_state(rows)
+        layer.finalize_state()
+    else:
+        raise UsageError(f"{type(layer).__name__} has no update_state: hpcdl.adapt does not know how it learns")
+
+
+def _adapt_moments(layer: Any, data: Any, group: ScriptGroup) -> None:
+    """Mean and variance of all rows, from those of each rank's and their number (Chan et al., 1979)."""
+    layer.adapt(data)
+    mean, variance = (numpy.asarray(one, numpy.float64) for one in (layer.adapt_mean, layer.adapt_variance))
+    count = sum(rows.size for rows in _batches(data)) / mean.size
+    told = group.messages.allgather_json([count, mean.tolist(), variance.tolist()])
+    counts = numpy.array([row[0] for row in told])
+    means, variances = (numpy.array([row[place] for row in told]) for place in (1, 2))
+    if not counts.sum():
+        raise UsageError("hpcdl.adapt: no rank has a row of data")
+    weights = (counts / counts.sum()).reshape(-1, *[1] * mean.ndim)
+    total = (weights * means).sum(0)
+    layer.adapt_mean.assign(total)
+    layer.adapt_variance.assign((weights * (variances + (means - total) ** 2)).sum(0))
+    layer.finalize_state()
+
+
+def _batches(data: Any) -> Iterator[Array]:
+    """Arrays of rows, as layers' own adapt cuts them."""
+    if isinstance(data, tf.data.Dataset):
+        for batch in data:
+            yield numpy.asarray(batch[0] if isinstance(batch, tuple) else batch)
+        return
+    if isinstance(data, Iterable) and not (hasattr(data, "shape") or isinstance(data, list | tuple)):
+        raise UsageError(f"hpcdl.adapt takes an array or a tf.data.Dataset, not {type(data).__name__}")
+    rows = numpy.asarray(data)
+    rows = rows.reshape(-1, 1) if rows.ndim == 1 else rows
+    for start in range(0, len(rows), _ROWS):
+        yield rows[start : start + _ROWS]
+
+
+def _of_all_ranks(batches: Iterator[Array], group: ScriptGroup) -> Iterator[Any]:
+    """Every rank's rows, batch by batch in rank order, until no rank has any."""
+    while True:
+        mine = next(batches, None)
+        text = mine is not None and mine.dtype.kind in "OSU"
+        form = None if mine is None else ["text" if text else mine.dtype.name, list(mine.shape[1:])]
+        forms = [one for one in group.messages.allgather_json(form) if one is not None]
+        if not forms:
+            return
+        if any(one != forms[0] for one in forms):
+            raise UsageError(f"hpcdl.adapt: ranks give rows of different kinds, {json.dumps(forms)}")
+        kind, shape = forms[0]
+        if kind == "text":
+            rows = [] if mine is None else [_as_text(one) for one in mine.reshape(-1)]
+            told = [row for part in group.messages.allgather_json(rows) for row in part]
+            yield tf.reshape(tf.constant([row.encode("utf-8", "surrogateescape") for row in told]), [-1, *shape])
+        else:
+            yield gather_arrays(group, [numpy.zeros((0, *shape), kind) if mine is None else mine])[0]
+
+
+def _as_text(value: Any) -> str:
+    return value.decode("utf-8", "surrogateescape") if isinstance(value, bytes) else str(value)
+
+
+def check_adapted(model: Any, group: ScriptGroup) -> None:
+    """UsageError on every rank where a layer of `model` has learned something else on another rank; collective."""
+    known = [(layer.name, digest) for layer in layers_in(model) if (digest := _digest(layer))]
+    rows = group.messages.allgather_json([digest for _, digest in known])
+    for (name, _), *digests in zip(known, *rows, strict=False):
+        if len(set(digests)) > 1:
+            raise UsageError(
+                f"layer {name} was adapted to other data on each rank; write hpcdl.adapt(layer, data) in the place of "
+                "layer.adapt(data), or adapt it to the same data on every rank"
+            )
+
+
+def _digest(layer: Any) -> str:
+    """Of what a layer has learned by adapt; empty for all others."""
+    if isinstance(layer, keras.layers.Normalization):
+        return "".join(map(digest_of, layer.weights))
+    if isinstance(layer, keras.layers.Discretization):
+        return repr(layer.bin_boundaries)
+    if callable(getattr(layer, "get_vocabulary", None)):
+        return digest_of(numpy.array(json.dumps([str(one) for one in layer.get_vocabulary()])))
+    return ""

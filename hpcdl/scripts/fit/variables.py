@@ -1,0 +1,168 @@
+"""What becomes of a model's variables over the ranks, by their kind: compared, averaged, or a rank's own.
+
+Weights that gradients move are compared, also in frozen layers. Moving statistics of normalisation layers are averaged.
+Other variables that no gradient moves (queues, counters, memories) are a rank's own until `combine` says otherwise.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterable
+from typing import TYPE_CHECKING, Any, Literal, get_args
+
+import keras
+import numpy
+
+from hpcdl.core.errors import UsageError
+from hpcdl.scripts.fit.model import leaves_of, optimizers_of, set_own
+from hpcdl.scripts.keras_internals import accumulators_of, declared_fixed
+from hpcdl.strategies.allreduce.worker import broadcast_variables
+from hpcdl.supervision.safety import digest_of
+
+if TYPE_CHECKING:
+    from hpcdl.core.protocols import Array, Communicator
+
+Combination = Literal["mean", "sum", "rank 0", "own", "same"]
+_CHOSEN = "over_ranks"
+"""The attribute of a variable that holds what `combine` was given."""
+_STATISTICS = ("moving_", "running_")
+"""How the names of statistics begin that normalisation layers of scripts keep."""
+
+
+def combine(variables: Any, how: Combination) -> None:
+    """Choose what a fit makes of `variables` (one, a list, or a layer's) at the end of an epoch and before evaluations.
+
+    "mean": their mean over the ranks. "sum": what all ranks have added since the last time. "rank 0": rank 0's value.
+    "own": each rank's own. "same": compared, and a difference ends the script. Moving statistics of normalisation
+    layers are "mean", other variables that no gradient moves "own". Call it on every rank, before the fit.
+    """
+    if how not in get_args(Combination):
+        raise UsageError(f"hpcdl.combine(..., {how!r}): choose one of {', '.join(map(repr, get_args(Combination)))}")
+    for one in variables if isinstance(variables, Iterable) else [variables]:
+        if not hasattr(one, "assign"):
+            raise UsageError(f"hpcdl.combine takes Keras variables, not {type(one).__name__}; give layer.variables")
+        if how == "mean" and not _is_float(one):
+            raise UsageError(f"{one.path} holds {one.dtype} numbers, which have no mean; use 'sum', 'rank 0' or 'own'")
+        set_own(one, _CHOSEN, how)
+
+
+def _is_float(variable: Any) -> bool:
+    return bool(keras.backend.is_float_dtype(keras.backend.standardize_dtype(variable.dtype)))
+
+
+def fixed_variables(model: Any) -> list[tuple[Any, str, bool]]:
+    """The weights that no gradient moves, each with its combination and whether the script has chosen that."""
+    found: dict[int, tuple[Any, str, bool]] = {}
+    known = {id(one) for one in model.weights}
+    for layer, variable in declared_fixed(model):
+        if id(variable) in known:
+            chosen = getattr(variable, _CHOSEN, None)
+            normal = isinstance(layer, keras.layers.BatchNormalization) or variable.name.startswith(_STATISTICS)
+            usual = "mean" if normal and _is_float(variable) else "own"
+            found[id(variable)] = variable, chosen or usual, chosen is not None
+    for variable in model.weights:  # one that gradients move may have been chosen too
+        chosen = getattr(variable, _CHOSEN, None)
+        if chosen is not None:
+            found[id(variable)] = variable, chosen, True
+    return list(found.values())
+
+
+def own_variables(model: Any) -> list[Any]:
+    """What each rank keeps for itself: own variables of the model, and gradients that its optimizers sum up."""
+    return [*fixed_and_own(model), *accumulated_in(optimizers_of(model))]
+
+
+def fixed_and_own(model: Any) -> list[Any]:
+    """The variables of the model that each rank moves by itself."""
+    return [one for one, how, _ in fixed_variables(model) if how in ("own", "sum")]
+
+
+def accumulated_in(optimizers: Iterable[Any]) -> list[Any]:
+    """The gradients that optimizers sum up before their updates."""
+    return [one for optimizer in optimizers for leaf in leaves_of(optimizer) for one in accumulators_of(leaf)]
+
+
+def variables_of(model: Any) -> list[Any]:
+    """Weights and the variables of all optimizers, each once."""
+    of_optimizers = [one.variables for one in optimizers_of(model)]
+    found = {id(one): one for group in [model.weights, *of_optimizers] for one in group}
+    return list(found.values())
+
+
+def shared_variables_of(model: Any) -> list[Any]:
+    """Those of them that are to be the same on all ranks."""
+    own = {id(one) for one in own_variables(model)}
+    return [one for one in variables_of(model) if id(one) not in own]
+
+
+class CombinedVariables:
+    """Combines a model's variables that no gradient moves; `begin` when all ranks hold what they begin a fit with."""
+
+    def __init__(self, model: Any, communicator: Communicator) -> None:
+        self._model, self._communicator = model, communicator
+        self._bases: dict[int, Array] = {}
+
+    def begin(self) -> None:
+        """Remember what sums begin with."""
+        self._bases = {
+            id(one): numpy.array(one.numpy()) for one, how, _ in fixed_variables(self._model) if how == "sum"
+        }
+
+    def combine(self) -> None:
+        """Put combined values into the variables; collective."""
+        if self._communicator.size == 1:
+            return
+        kinds = fixed_variables(self._model)
+        means = [one for one, how, _ in kinds if how == "mean"]
+        values = [numpy.asarray(one.numpy(), numpy.float64) for one in means]
+        for variable, value in zip(means, self._summed(values), strict=True):
+            variable.assign((value / self._communicator.size).astype(_dtype(variable)))
+        for variable, how, _ in kinds:
+            if how == "sum":
+                self._add_up(variable)
+        broadcast_variables(self._communicator, [one for one, how, _ in kinds if how == "rank 0"])
+
+    def _summed(self, values: list[Array]) -> list[Array]:
+        """Sums over the ranks, in one message."""
+        if not values:
+            return []
+        total = numpy.concatenate([value.reshape(-1) for value in values])
+        self._communicator.allreduce(total)
+        parts = numpy.split(total, numpy.cumsum([value.size for value in values])[:-1])
+        return [part.reshape(value.shape) for part, value in zip(parts, values, strict=True)]
+
+    def _add_up(self, variable: Any) -> None:
+        own = numpy.asarray(variable.numpy())
+        base = self._bases.get(id(variable), numpy.zeros_like(own))
+        if _is_float(variable):
+            (change,) = self._summed([own.astype(numpy.float64) - base])
+            total = base + change
+        else:  # whole numbers are exact as such; in floating point they are not above 2**53
+            rows = self._communicator.allgather_json([own.reshape(-1).tolist(), base.reshape(-1).tolist()])
+            bases = base.reshape(-1).tolist()
+            changes = [[now - then for now, then in zip(*row, strict=True)] for row in rows]
+            exact = [then + sum(column) for then, *column in zip(bases, *changes, strict=True)]
+            total = numpy.array(exact, own.dtype)
+        total = total.astype(own.dtype).reshape(own.shape)
+        variable.assign(total)
+        self._bases[id(variable)] = total
+
+    def differing_own(self) -> list[str]:
+        """Paths of variables that differ over the ranks, and that nobody has chosen to be a rank's own; collective."""
+        unasked = [one for one, how, chosen in fixed_variables(self._model) if how == "own" and not chosen]
+        rows = self._communicator.allgather_json([digest_of(one) for one in unasked])
+        return [one.path for one, *digests in zip(unasked, *rows, strict=False) if len(set(digests)) > 1]
+
+
+def say_what_is_own(paths: list[str]) -> bool:
+    """The line about variables that ranks keep for themselves."""
+    more = f" and {len(paths) - 3} more" if len(paths) > 3 else ""
+    sys.stderr.write(
+        f"hpcdl: {', '.join(paths[:3])}{more}: no gradient moves them, and each rank keeps its own values; "
+        "hpcdl.combine(variable, 'mean' | 'sum' | 'rank 0' | 'own' | 'same') chooses\n"
+    )
+    return True
+
+
+def _dtype(variable: Any) -> Any:
+    return numpy.asarray(variable.numpy()).dtype

@@ -1,0 +1,73 @@
+"""Runs on two ranks: shuffled data sets, and layers that learn from data before a fit."""
+
+import hpcdl
+
+hpcdl.init(60)
+import keras
+import numpy as np
+import tensorflow as tf
+
+from hpcdl.core.errors import UsageError
+
+RANK = hpcdl.rank()
+whole = tf.data.Dataset.range(96)
+
+
+def taken(data, epochs=2):
+    """How often each sample was taken over all ranks, and whether the epochs had different orders."""
+    mine = [[int(one) for batch in data for one in np.ravel(batch)] for _ in range(epochs)]
+    rows = hpcdl.allgather_object(mine)
+    alike = [sorted(one for row in rows for one in row[epoch]) == list(range(96)) for epoch in range(epochs)]
+    return all(alike), mine[0] != mine[1]
+
+
+def refusal(call):
+    try:
+        call()
+    except UsageError as error:
+        return str(error)
+    return "nobody noticed"
+
+
+assert taken(hpcdl.dataset(whole.shuffle(96), batch_size=8)) == (True, True), "a common seed"
+assert taken(hpcdl.dataset(whole.shuffle(96, reshuffle_each_iteration=False), batch_size=8)) == (True, False)
+assert taken(hpcdl.dataset(whole.shuffle(96, seed=3).batch(8))) == (True, True), "a seed of the script's"
+assert taken(hpcdl.dataset(whole, batch_size=8)) == (True, False)
+assert "different orders" in refusal(lambda: hpcdl.dataset(whole.shuffle(96).batch(8)))
+assert taken(hpcdl.dataset(whole.shuffle(96, seed=1 + RANK), batch_size=8)) == (True, True), "other seeds on ranks"
+
+values = np.random.default_rng(1).normal(3, 2, (101, 3)).astype("float32")
+parts = [values[:61], values[61:]]
+L = keras.layers
+for data in (parts[RANK], tf.data.Dataset.from_tensor_slices(parts[RANK]).batch(16)):
+    layer, other = L.Normalization(), L.Normalization()
+    hpcdl.adapt(layer, data)
+    other.adapt(values)
+    assert np.allclose(layer(values), other(values), atol=1e-4)
+
+texts = ["the cat sat", "a cat and a dog", "the end", "dog eat dog", "größer als die Katze"]
+mine = texts[:3] if RANK == 0 else texts[3:]
+for make, all_, own in (
+    (lambda: L.TextVectorization(), texts, mine),
+    (lambda: L.TextVectorization(), texts, tf.data.Dataset.from_tensor_slices(mine).batch(2)),
+    (lambda: L.StringLookup(), np.array(texts), np.array(mine)),
+    (lambda: L.IntegerLookup(), np.array([5, 5, 7, 9, 9, 9]), np.array([[5, 7], [9, 9, 9, 5]][RANK])),
+):
+    layer, other = make(), make()
+    hpcdl.adapt(layer, own)
+    other.adapt(all_)
+    assert layer.get_vocabulary() == other.get_vocabulary(), (layer.get_vocabulary(), other.get_vocabulary())
+layer = L.Discretization(num_bins=4)
+hpcdl.adapt(layer, parts[RANK][:, :1])
+assert len({repr(row) for row in hpcdl.allgather_object([float(one) for one in layer.bin_boundaries])}) == 1
+
+alone = L.Normalization(name="scale")
+alone.adapt(parts[RANK])
+model = keras.Sequential([keras.Input((3,)), alone, L.Dense(1)])
+model.compile(optimizer=hpcdl.DistributedOptimizer("sgd"), loss="mse")
+text = refusal(lambda: model.fit(values[:8], np.ones((8, 1)), verbose=0))
+assert "layer scale was adapted to other data" in text and "hpcdl.adapt(layer, data)" in text, text
+hpcdl.adapt(alone, parts[RANK])
+model.fit(values[:8], np.ones((8, 1)), verbose=0)
+print("as it should be", flush=True)
+hpcdl.shutdown()

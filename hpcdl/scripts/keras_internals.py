@@ -5,7 +5,12 @@
 
 from __future__ import annotations
 
+import contextlib
+import functools
+import importlib
+import sys
 from collections.abc import Callable, Iterator
+from types import ModuleType
 from typing import Any
 
 import keras
@@ -26,13 +31,17 @@ INTERNALS: dict[str, tuple[Any, str]] = {
     "all layers of a model": (keras.layers.Layer, "_flatten_layers"),
 }
 """What for, with the class and the name."""
+REDUCTION = "keras.src.losses.loss.reduce_weighted_values"
+"""Where a loss is summed up and divided."""
 RESULTS, CLIP, UPDATE = "_get_metrics_result_or_logs", "_clip_gradients", "_backend_update_step"
 """What Keras's fit and evaluate ask for their logs when the last batch is done; steps of an optimizer."""
 
 
 def check_internals() -> None:
     """UsageError where this Keras lacks one of them."""
-    missing = [f"{owner.__name__}.{name}" for owner, name in INTERNALS.values() if not hasattr(owner, name)]
+    module, _, name = REDUCTION.rpartition(".")
+    reduction = [] if hasattr(sys.modules.get(module), name) else [REDUCTION]
+    missing = reduction + [f"{owner.__name__}.{name}" for owner, name in INTERNALS.values() if not hasattr(owner, name)]
     if missing:
         raise UsageError(
             f"Keras {keras.__version__} has no {', '.join(missing)}; use Keras {TESTED[0]} to {TESTED[1]} with hpcdl"
@@ -54,6 +63,55 @@ def declared_fixed(model: Any) -> Iterator[tuple[Any, Any]]:
     for layer in layers_in(model):
         for variable in layer._non_trainable_variables:
             yield layer, variable
+
+
+_SAVING = ("saving.saving_lib", "legacy.saving.legacy_h5_format")
+_weighing: list[Callable[[Any, Any], Any]] = []
+"""What losses go through while a training step is traced; the last one counts."""
+
+
+@contextlib.contextmanager
+def losses_weighed(weigh: Callable[[Any, Any], Any]) -> Iterator[None]:
+    """Inside, Keras's losses that are means over weights or unmasked values are `weigh(loss, denominator)`."""
+    module = sys.modules[REDUCTION.rpartition(".")[0]]
+    if not hasattr(module.reduce_weighted_values, "weighed"):
+        plain = module.reduce_weighted_values
+
+        @functools.wraps(plain)
+        def reduce_weighted_values(
+            values: Any,
+            sample_weight: Any = None,
+            mask: Any = None,
+            reduction: Any = "sum_over_batch_size",
+            **rest: Any,
+        ) -> Any:
+            loss = plain(values, sample_weight=sample_weight, mask=mask, reduction=reduction, **rest)
+            denominator = _denominator(module, sample_weight, mask, reduction) if _weighing else None
+            return loss if denominator is None else _weighing[-1](loss, denominator)
+
+        vars(reduce_weighted_values)["weighed"] = True
+        vars(module)["reduce_weighted_values"] = reduce_weighted_values
+    _weighing.append(weigh)
+    try:
+        yield
+    finally:
+        _weighing.pop()
+
+
+def _denominator(module: ModuleType, sample_weight: Any, mask: Any, reduction: Any) -> Any:
+    """What Keras divides a sum of losses by; None where that is the number of values, or nothing."""
+    reduction = module.standardize_reduction(reduction)
+    if reduction == "mean_with_sample_weight" and (sample_weight is not None or mask is not None):
+        return keras.ops.sum(module.apply_mask(sample_weight, mask, dtype="float32", reduction=reduction))
+    if reduction in ("mean", "sum_over_batch_size") and mask is not None:
+        return keras.ops.sum(keras.ops.cast(mask, "float32"))
+    return None
+
+
+def saving_functions() -> list[tuple[ModuleType, str]]:
+    """The functions that every way of Keras to save a model comes to, whoever has imported which of its names."""
+    lib, legacy = (importlib.import_module(f"keras.src.{name}") for name in _SAVING)
+    return [(lib, "save_model"), (lib, "save_weights_only"), (legacy, "save_model_to_hdf5")]
 
 
 def layers_in(model: Any) -> list[Any]:

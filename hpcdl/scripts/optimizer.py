@@ -93,6 +93,7 @@ def _combining(chosen: Any, settings: ExchangeSettings, group: ScriptGroup, fact
         _agree_on_finite(chosen, exchange)
     elif not hasattr(chosen, "optimizers"):
         _share_loss(chosen, exchange)
+    set_own(chosen, "averages_ranks", exchange.loss_share is not None)
     set_own(chosen, "exchanges", lambda: exchange.group)
     follow_fits()
     return chosen

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.conftest import EITHER, Mpi, patience
+from tests.conftest import EITHER, CommandLine, Mpi, patience
 
 pytestmark = pytest.mark.mpi
 
@@ -43,6 +43,20 @@ scale = float(model.optimizer.dynamic_scale)
 digest = float(numpy.abs(numpy.concatenate([w.reshape(-1) for w in model.get_weights()])).sum())
 assert numpy.isfinite(digest)
 print(f"[{hpcdl.rank()} scale {scale:g} weights {digest.hex()}]", flush=True)
+"""
+
+
+IN_FUNCTION = """
+import hpcdl; hpcdl.init()
+import tensorflow as tf
+
+@tf.function
+def step(rows):
+    if rows.shape[0] != 3:
+        raise ValueError("three rows are needed")
+    return rows
+
+step(tf.ones(2))
 """
 
 
@@ -81,3 +95,20 @@ def test_a_policy_that_comes_late_is_refused(mpi: Mpi, tmp_path: Path) -> None:
     refused = run(mpi, OVERFLOWING, tmp_path, POLICY="late")
     assert refused.returncode != 0
     assert "set the policy mixed_float16 before it is made" in refused.stderr
+
+
+@pytest.mark.parametrize("mpi", ["default"], indirect=True)
+def test_an_error_in_a_function_ends_with_the_scripts_own_line(mpi: Mpi, tmp_path: Path) -> None:
+    finished = run(mpi, IN_FUNCTION, tmp_path)
+    assert finished.returncode == 1, finished.stderr
+    (line,) = [line for line in finished.stderr.splitlines() if line.startswith("hpcdl: ")]
+    assert line.endswith(": ValueError: three rows are needed (script.py, line 8, in step)")
+
+
+def test_the_same_under_hpcdl_run(session_hpcdl: CommandLine, tmp_path: Path) -> None:
+    (tmp_path / "script.py").write_text(IN_FUNCTION)
+    finished = session_hpcdl(["run", "--ranks", "2", "--run-dir", tmp_path / "run", tmp_path / "script.py"])
+    assert finished.code == 1
+    (line,) = [line for line in finished.err.splitlines() if line.startswith("hpcdl: ")]
+    assert line.endswith(": ValueError: three rows are needed (script.py, line 8, in step)")
+    assert "Traceback" in finished.err, "and what led to it"

@@ -12,6 +12,8 @@ from typing import TYPE_CHECKING, Any
 import keras
 import tensorflow as tf
 
+from hpcdl.scripts.fit.denominators import weighed_over_ranks
+
 if TYPE_CHECKING:
     from hpcdl.scripts.process.group import ScriptGroup
 
@@ -130,14 +132,18 @@ def prepare_model(model: Any) -> None:
         model.train_function = None
     own_step = type(model).train_step is not keras.Model.train_step
     if group.size > 1 and not own_step and not getattr(model.train_step, "shares_loss", False):
-        set_own(model, "train_step", _sharing(model, model.train_step))
+        set_own(model, "train_step", _sharing(model, model.train_step, group))
         model.train_function = None
 
 
-def _sharing(model: Any, train_step: Callable[[Any], Any]) -> Callable[[Any], Any]:
+def _sharing(model: Any, train_step: Callable[[Any], Any], group: ScriptGroup) -> Callable[[Any], Any]:
     @functools.wraps(train_step)
     def sharing(data: Any) -> Any:
-        with getattr(model.optimizer, "sharing_loss", contextlib.nullcontext)():
+        averages = getattr(model.optimizer, "averages_ranks", False)
+        with (
+            weighed_over_ranks(group) if averages else contextlib.nullcontext(),
+            getattr(model.optimizer, "sharing_loss", contextlib.nullcontext)(),
+        ):
             return train_step(data)
 
     vars(sharing)["shares_loss"] = True

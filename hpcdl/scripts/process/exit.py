@@ -6,6 +6,7 @@ import atexit
 import builtins
 import contextlib
 import os
+import re
 import sys
 import threading
 import time
@@ -26,6 +27,7 @@ if TYPE_CHECKING:
 QUITTERS = ("exit", "quit")
 """Names that Python gives to sys.exit, where it was not started with -S."""
 FIRST_WORD_S = 3.0
+_PLACE = re.compile(r'File "(?P<path>[^"]+)", line (?P<line>\d+), in (?P<name>\S+)')
 
 
 def leave_together(communicator: Observed, watch: Watchdog, *, called: str = "") -> None:
@@ -46,12 +48,36 @@ def show(error: BaseException, script: str = "") -> None:
 
     What stands above the first line of `script` is left out.
     """
+    error = error.__cause__ or error if isinstance(error, InFunction) else error
     if isinstance(original(error), HpcdlError) and not os.environ.get("HPCDL_VERBOSE"):
         return
     trace = first = error.__traceback__
     while trace is not None and trace.tb_frame.f_code.co_filename != script:
         trace = trace.tb_next
     sys.stderr.write("".join(traceback.format_exception(type(error), error, trace or first)))
+
+
+class InFunction(HpcdlError):
+    """An error in a `tf.function` of the script: its class, its text, and the script's own line that raised it."""
+
+
+def users_own(error: BaseException) -> BaseException:
+    """`error`, or where AutoGraph has made "in user code: ..." of it, what the script itself has raised, and where.
+
+    The cause of the new one is `error`, for its traceback.
+    """
+    found = original(error)
+    if isinstance(found, HpcdlError) or not str(found).lstrip().startswith("in user code:"):
+        return error
+    lines = [line.strip() for line in str(found).splitlines() if line.strip()]
+    places = [match for line in lines if (match := _PLACE.match(line)) and "site-packages" not in match["path"]]
+    name = type(found).__name__
+    # A text of several lines begins where its class is named.
+    text = next((line for line in reversed(lines) if line.startswith(f"{name}: ")), lines[-1])
+    where = f" ({Path(places[-1]['path']).name}, line {places[-1]['line']}, in {places[-1]['name']})" if places else ""
+    own = InFunction(f"{text}{where}")
+    own.__cause__ = error
+    return own
 
 
 def speaks_first(folder: Path, state: str) -> bool:
@@ -126,7 +152,7 @@ class Ending:
         """An error that nobody catches ends the job: the other ranks would wait for this one for ever."""
         from hpcdl.supervision.verdict import one_line, verdict
 
-        mine, found = self.communicator, original(error)
+        mine, found = self.communicator, original(users_own(error))
         state, exit_code = verdict(found)
         if speaks_first(self.watch.folder, state):
             show(error)

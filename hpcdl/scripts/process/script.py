@@ -34,6 +34,7 @@ from hpcdl.scripts.process.exit import (
     leaving_in_order,
     show,
     speaks_first,
+    users_own,
 )
 from hpcdl.scripts.process.group import ScriptGroup
 from hpcdl.scripts.process.measure import ScriptRun, StepMeter
@@ -108,7 +109,7 @@ def execute(
     with recording(injection.trace_beside(config.run.trace), last, run_dir):
         communicator.monitor.doing("running the script")
         with injection:
-            with _naming_way_back(run_dir, script, arguments):
+            with _in_users_words(), _naming_way_back(run_dir, script, arguments):
                 called = _execute(script, arguments)
             run.finish_work()
         if communicator.size > 1:
@@ -130,6 +131,18 @@ def _execute(script: str, arguments: list[str]) -> str:
             raise _failure(leaving) from leaving
         return called_in(leaving)
     return ""
+
+
+@contextlib.contextmanager
+def _in_users_words() -> Iterator[None]:
+    """Inside, an error in a `tf.function` becomes one with the script's own line and text."""
+    try:
+        yield
+    except Exception as error:
+        own = users_own(error)
+        if own is error:
+            raise
+        raise own from error
 
 
 @contextlib.contextmanager

@@ -7,6 +7,7 @@ step's gradients first, None stays None, and weights become alike before the fir
 from __future__ import annotations
 
 import itertools
+import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Literal, get_args
@@ -32,7 +33,7 @@ from hpcdl.strategies.base.graph import behind, call_python
 from hpcdl.strategies.base.strategy import Context, StrategyInfo
 from hpcdl.strategies.parameter_server.among_workers import ServersAmongWorkers
 from hpcdl.strategies.table import find_strategy
-from hpcdl.supervision.safety import check_same_weights
+from hpcdl.supervision.safety import check_same_weights, digest_of
 
 if TYPE_CHECKING:
     from hpcdl.core.protocols import Array
@@ -361,6 +362,7 @@ def make_alike(group: ScriptGroup, variables: Iterable[Any]) -> None:
     if group.size == 1:
         return
     found = {key_of(variable): variable for variable in variables}
+    too_late = tf.executing_eagerly()  # the gradient has been computed; when a graph is traced, nothing has yet
     with tf.init_scope():
         new = {key: one for key, one in found.items() if key not in group.started and _has_value(one)}
         group.started.update(new)
@@ -368,7 +370,21 @@ def make_alike(group: ScriptGroup, variables: Iterable[Any]) -> None:
             forms = [f"{one.dtype} {tuple(one.shape)}" for one in new.values()]
             names = [name_of(one) for one in new.values()]
             group.agree("a start with rank 0's weights", forms, names=names)
+            if too_late:
+                _tell_of_own_weights(group, names, list(new.values()))
             broadcast_variables(group.messages, list(new.values()))
+
+
+def _tell_of_own_weights(group: ScriptGroup, names: Sequence[str], variables: Sequence[Any]) -> None:
+    """One line where the first forward pass has used each rank's own weights: the gradient is not one of any model."""
+    rows = group.messages.allgather_json([digest_of(one) for one in variables])
+    odd = [name for name, *digests in zip(names, *rows, strict=True) if len(set(digests)) > 1]
+    if odd and group.rank == 0:
+        more = f" and {len(odd) - 1} more" if len(odd) > 1 else ""
+        sys.stderr.write(
+            f"hpcdl: warning: the first forward pass used each rank's own {odd[0]}{more}, and its gradient is not "
+            "one of any model; call hpcdl.broadcast_variables(model.variables) before the loop\n"
+        )
 
 
 def name_in(group: ScriptGroup) -> str:

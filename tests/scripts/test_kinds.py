@@ -47,3 +47,15 @@ def test_what_a_callback_does_inside_an_epoch_leaves_the_fit_as_it_is(inside: st
 def test_data_are_shuffled_alike_and_layers_adapted_over_all_ranks(session_hpcdl: CommandLine, tmp_path: Path) -> None:
     finished = succeed(run_script(session_hpcdl, HERE / "data_script.py", ranks=2, cwd=tmp_path))
     assert finished.out.count("as it should be") == 2
+
+
+def test_every_way_to_save_is_one_ranks_and_whole(session_hpcdl: CommandLine, tmp_path: Path) -> None:
+    finished = succeed(run_script(session_hpcdl, HERE / "saving_script.py", ranks=2, cwd=tmp_path))
+    assert finished.out.count("as it should be []") == 2
+
+
+def test_a_first_pass_with_a_ranks_own_weights_is_warned_of(session_hpcdl: CommandLine, tmp_path: Path) -> None:
+    finished = succeed(run_script(session_hpcdl, HERE / "first_pass_script.py", ranks=2, cwd=tmp_path))
+    (line,) = [line for line in finished.err.splitlines() if line.startswith("hpcdl: ")]
+    assert "first forward pass used each rank's own" in line and "hpcdl.broadcast_variables" in line
+    assert finished.err.index(line) < finished.err.index("broadcast True")

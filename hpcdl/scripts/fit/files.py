@@ -7,15 +7,18 @@ import functools
 import hashlib
 import os
 import sys
+import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import keras
+import tensorflow as tf
 
 from hpcdl.core.disk import create, make_folder, remove_file, replacing, touch
 from hpcdl.scripts.fit.model import center_in_place, optimizers_of
+from hpcdl.scripts.keras_internals import saving_functions
 from hpcdl.scripts.process.session import is_initialized, session
 from hpcdl.supervision.safety import digest_of
 
@@ -32,6 +35,11 @@ _WRITERS: dict[str, tuple[str, ...]] = {
 _SAVES = ("save", "save_weights", "export")
 """Methods of a model that write a file, whose path comes first."""
 _LOOK_S = 0.05
+_inside = threading.local()
+"""`saving`: this thread is inside a guarded write."""
+_num_writes: dict[Path, int] = {}
+_begun: dict[Path, _Saving] = {}
+"""TensorFlow's files: how often this rank has come to write each, and what it is about to write."""
 
 
 class Kept(keras.callbacks.Callback):
@@ -85,12 +93,21 @@ def save_once() -> None:
         plain = getattr(keras.Model, name)
         if not hasattr(plain, "once_for_all"):
             setattr(keras.Model, name, _saved_once(name, plain))
+    for module, name in saving_functions():
+        plain = getattr(module, name)
+        if not hasattr(plain, "once_for_all"):
+            vars(module)[name] = _saved_once(name, plain)
+    if not hasattr(tf.train.Checkpoint._write, "once_for_all"):
+        tf.train.Checkpoint._write = _checkpoint_once(tf.train.Checkpoint._write)
+        tf.saved_model.save = _saved_model_once(tf.saved_model.save)
 
 
 def _saved_once(name: str, plain: Callable[..., Any]) -> Callable[..., Any]:
     @functools.wraps(plain)
     def save(model: Any, filepath: Any, *args: Any, **kwargs: Any) -> Any:
         folder = session().folder if is_initialized() else None
+        if getattr(_inside, "saving", False):  # a method of a model that has come to the function below it
+            return plain(model, filepath, *args, **kwargs)
         with center_in_place(*optimizers_of(model)):
             if folder is None or not isinstance(filepath, str | os.PathLike) or "://" in str(filepath):
                 return plain(model, filepath, *args, **kwargs)
@@ -98,13 +115,77 @@ def _saved_once(name: str, plain: Callable[..., Any]) -> Callable[..., Any]:
             saving = _Saving(folder, path, _content(model, name))
             if not saving.begins():
                 return None
-            with saving.noted():
-                if name == "export" or args or kwargs.keys() - {"overwrite", "include_optimizer"} or path.is_dir():
+            with saving.noted(), _saving_begun():
+                if name == "export" or any(args) or kwargs.keys() - {"overwrite", "include_optimizer"} or path.is_dir():
                     return plain(model, filepath, *args, **kwargs)  # a folder, or several files
                 return _replacing(path, lambda other: plain(model, other, **kwargs))
 
     vars(save)["once_for_all"] = True
     return save
+
+
+@contextlib.contextmanager
+def _saving_begun() -> Iterator[None]:
+    """Inside, what is written is a part of a file that is guarded as a whole."""
+    _inside.saving = True
+    try:
+        yield
+    finally:
+        _inside.saving = False
+
+
+def _checkpoint_once(plain: Callable[..., Any]) -> Callable[..., Any]:
+    """Writes of tf.train.Checkpoint, also those of its manager: the same one of each rank to a path is one."""
+
+    @functools.wraps(plain)
+    def write(checkpoint: Any, file_prefix: Any, *args: Any, **kwargs: Any) -> Any:
+        index = Path(f"{os.fspath(file_prefix)}.index")
+        if not _writes_now(index):
+            return str(file_prefix)
+        with _noted_saving(index):
+            return plain(checkpoint, file_prefix, *args, **kwargs)
+
+    vars(write)["once_for_all"] = True
+    return write
+
+
+def _saved_model_once(plain: Callable[..., Any]) -> Callable[..., Any]:
+    @functools.wraps(plain)
+    def save(thing: Any, export_dir: Any, *args: Any, **kwargs: Any) -> Any:
+        marker = Path(os.fspath(export_dir)) / "saved_model.pb"
+        if getattr(_inside, "saving", False):
+            return plain(thing, export_dir, *args, **kwargs)
+        if not _writes_now(marker):
+            return None
+        with _noted_saving(marker):
+            return plain(thing, export_dir, *args, **kwargs)
+
+    vars(save)["once_for_all"] = True
+    return save
+
+
+def _writes_now(path: Path) -> bool:
+    """Whether this rank is to write TensorFlow's `path` now; False once another one has.
+
+    What it would hold is not looked at: the first write of each rank to a path is the same one, and so on.
+    """
+    folder = session().folder if is_initialized() else None
+    if folder is None or "://" in str(path):
+        return True
+    number = _num_writes.get(path, 0) + 1
+    _num_writes[path] = number
+    saving = _Saving(folder, path.resolve(), f"write-{number}")
+    if not saving.begins():
+        return False
+    _begun[path] = saving
+    return True
+
+
+@contextlib.contextmanager
+def _noted_saving(path: Path) -> Iterator[None]:
+    saving = _begun.pop(path, None)
+    with contextlib.nullcontext() if saving is None else saving.noted(), _saving_begun():
+        yield
 
 
 class _NotWritten(Exception):

@@ -29,8 +29,8 @@ from hpcdl.scripts.exchange import (
     with_shape_of,
 )
 from hpcdl.scripts.fit.files import save_once
+from hpcdl.scripts.fit.keras_internals import trained_by
 from hpcdl.scripts.fit.model import scales
-from hpcdl.scripts.keras_internals import trained_by
 from hpcdl.scripts.process.exit import after_updates
 from hpcdl.scripts.process.session import note_strategy
 from hpcdl.strategies.allreduce.worker import broadcast_variables

@@ -23,8 +23,8 @@ from hpcdl.scripts.collectives.arrays import unconverted
 from hpcdl.scripts.collectives.process_set import ProcessSet, group_of
 from hpcdl.scripts.collectives.tensors import turn_begins, turn_ends
 from hpcdl.scripts.exchange import ExchangeSettings, GradientExchange, make_alike, scaled_by
+from hpcdl.scripts.fit.keras_internals import CLIP, UPDATE, accumulators_of, trained_by
 from hpcdl.scripts.fit.model import LATE_SCALE, leaves_of, scales, set_own
-from hpcdl.scripts.keras_internals import CLIP, UPDATE, accumulators_of, trained_by
 from hpcdl.scripts.process.group import ScriptGroup
 from hpcdl.strategies.base.graph import call_python
 

@@ -10,7 +10,7 @@ from tests.conftest import ROOT
 
 FOUND = """
 import keras
-from hpcdl.scripts import keras_internals as internals
+from hpcdl.scripts.fit import keras_internals as internals
 internals.check_internals()
 oldest, newest = (tuple(map(int, one.split("."))) for one in internals.TESTED)
 installed = tuple(map(int, keras.__version__.split(".")[:2]))

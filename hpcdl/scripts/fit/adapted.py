@@ -12,7 +12,7 @@ import tensorflow as tf
 
 from hpcdl.core.errors import UsageError
 from hpcdl.scripts.collectives.arrays import gather_arrays
-from hpcdl.scripts.keras_internals import layers_in
+from hpcdl.scripts.fit.keras_internals import layers_in
 from hpcdl.scripts.process.session import session
 from hpcdl.supervision.safety import digest_of
 

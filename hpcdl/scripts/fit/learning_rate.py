@@ -12,7 +12,7 @@ import numpy
 import tensorflow as tf
 
 from hpcdl.core.errors import UsageError
-from hpcdl.scripts.keras_internals import rate_variable
+from hpcdl.scripts.fit.keras_internals import rate_variable
 from hpcdl.scripts.process.session import session, size
 
 

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy
 
-from hpcdl.scripts.keras_internals import RESULTS, check_internals
+from hpcdl.scripts.fit.keras_internals import RESULTS, check_internals
 
 if TYPE_CHECKING:
     from hpcdl.core.protocols import Array, Communicator

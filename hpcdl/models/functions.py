@@ -6,13 +6,13 @@ import importlib
 import importlib.util
 import inspect
 import sys
-import traceback
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from types import ModuleType
 from typing import Any
 
 from hpcdl.core.errors import UsageError
+from hpcdl.core.user_code import failure
 from hpcdl.models.spec import UserFunction, existing_file, function_missing, module_missing
 
 ASKED = {
@@ -93,15 +93,7 @@ def call(builder: UserFunction, function: Callable[..., Any], given: Mapping[str
 
 def failed(builder: UserFunction, error: BaseException, file: str = "") -> UsageError:
     """One line for an exception in the user's code: its innermost line in `file`, or else the innermost of all."""
-    if isinstance(error, SyntaxError):
-        where: str | None = f"{error.filename}:{error.lineno}"
-    else:
-        frames = traceback.extract_tb(error.__traceback__)
-        own = [frame for frame in frames if frame.filename == file] or frames[-1:]
-        where = f"{own[-1].filename}:{own[-1].lineno}" if own else None
-    detail = next(iter(str(error).strip().splitlines()), "no details")
-    remedy = "; install it, or add its folder to PYTHONPATH" if isinstance(error, ModuleNotFoundError) else ""
-    return UsageError(f"{builder.what} {str(builder)!r} failed at {where}: {type(error).__name__}: {detail}{remedy}")
+    return UsageError(f"{builder.what} {str(builder)!r} {failure(error, file)}")
 
 
 def kind_of(value: Any) -> str:

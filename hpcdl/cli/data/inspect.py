@@ -27,6 +27,9 @@ def inspect(
     verify: Annotated[bool, typer.Option("--verify", help="Read everything and check every checksum.")] = False,
     repair: Annotated[bool, typer.Option("--repair", help="Verify, and write damaged shards again.")] = False,
     source: Annotated[str | None, typer.Option("--from", metavar="SOURCE", help="What the data was made from.")] = None,
+    reader: Annotated[
+        str, typer.Option("--reader", metavar="FILE.py:NAME", help="Your own reader that made the data, to mend it.")
+    ] = "",
     samples: Annotated[int, typer.Option("--samples", metavar="N", min=0, help="Save N sample pictures as PNG.")] = 0,
     show: Annotated[bool, typer.Option("--show", help="Write a page: samples drawn, classes, ranges, twins.")] = False,
     out: Annotated[
@@ -39,11 +42,13 @@ def inspect(
 
     if repair != (source is not None):
         raise UsageError("--repair and --from belong together: hpcdl inspect DIR --repair --from SOURCE")
+    if reader and not repair:
+        raise UsageError("--reader is for --repair: hpcdl inspect DIR --repair --from SOURCE --reader FILE.py:NAME")
     document: dict[str, Any] = {}
     if show:
         check_outputs([_page_path(folder, out)])
     if verify or repair:
-        document.update(_check(folder, source, keep=json))
+        document.update(_check(folder, source, reader, keep=json))
     from hpcdl.data.show import inspection
 
     found = inspection.inspect(folder)
@@ -66,7 +71,7 @@ def _page_path(folder: Path, out: Path | None) -> Path:
     return (out or Path()) / f"{folder.resolve().name}-data.html"
 
 
-def _check(folder: Path, source: str | None, *, keep: bool) -> dict[str, Any]:
+def _check(folder: Path, source: str | None, reader: str, *, keep: bool) -> dict[str, Any]:
     """Verify, and with a source mend; CorruptError where damage remains."""
     from hpcdl.core.progress import progress
     from hpcdl.data.show import inspection
@@ -84,7 +89,7 @@ def _check(folder: Path, source: str | None, *, keep: bool) -> dict[str, Any]:
     if source is not None and checked.bad_shards:
         from hpcdl.data.write.repair import repair
 
-        repaired = repair(folder, source, checked.bad_shards)
+        repaired = repair(folder, source, checked.bad_shards, reader)
         for name in repaired:
             say(f"written again: {name}")
         checked = inspection.verify(folder)
@@ -125,6 +130,7 @@ def _show(found: Any) -> None:
     rows = [
         ("name", found.name),
         ("source", found.source_format),
+        *([("reader", f"{found.reader}, SHA-256 {found.reader_sha256}")] if found.reader else []),
         *(
             [("field", item.describe() + _scaling(item)) for item in found.fields]
             or [("samples", f"{shape} {found.dtype}, {found.encoding}{packed}")]

@@ -30,7 +30,13 @@ def shard(
     flags: dict[str, Any],
     source: Annotated[str, typer.Argument(metavar="SOURCE", help="Folder or file of samples, or synthetic:NAME.")],
     folder: Annotated[Path, typer.Argument(metavar="DIR", help="Folder to make.")],
-    resume: Annotated[bool, typer.Option("--resume", help="Go on where an earlier call stopped.")] = False,
+    reader: Annotated[
+        str,
+        typer.Option(
+            "--reader", metavar="FILE.py:NAME", help="Your own function or class that reads SOURCE; its code is run."
+        ),
+    ] = "",
+    resume: Annotated[bool, typer.Option("--resume", help="Resume where an earlier call stopped.")] = False,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Print the plan and stop.")] = False,
     config: ConfigFlag = None,
     pairs: SetFlag = None,
@@ -38,7 +44,7 @@ def shard(
 ) -> None:
     """Pack images, or samples of any fields, from any source into HDF5 shards."""
     settings = resolved(ShardConfig, "shard", flags, config, pairs)
-    request = ShardRequest(source=source, target=folder, config=settings.config, resume=resume)
+    request = ShardRequest(source=source, target=folder, config=settings.config, resume=resume, reader=reader)
     from hpcdl.data.write import writing
 
     if dry_run:
@@ -82,6 +88,8 @@ def _show_plan(job: Any) -> None:
     plan = job.plan
     shape = "x".join(str(side) for side in job.sample_shape)
     classes, size = format_count(len(job.facts.class_names)), format_bytes(plan.total_bytes)
+    if job.spec.reader:
+        say(f"reader: {job.spec.reader}, SHA-256 {job.spec.reader_digest}")
     if job.fields:
         say(f"plan: {job.spec.format} -> {len(job.fields)} fields, {size}")
         for item in job.fields:

@@ -59,6 +59,9 @@ class Inspection:
     num_skipped: int
     splits: Sequence[SplitInspection]
     fields: Sequence[Field] = ()
+    reader: str = ""
+    """The user's own reader that made the data, and the SHA-256 of its file."""
+    reader_sha256: str = ""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -97,6 +100,8 @@ def inspect(folder: Path, mounts: Path | None = None) -> Inspection:
         num_skipped=len(manifest.skipped),
         splits=[_split(dataset, manifest, name) for name in manifest.splits],
         fields=manifest.fields,
+        reader=manifest.source.get("reader", ""),
+        reader_sha256=manifest.source.get("reader_sha256", ""),
     )
 
 

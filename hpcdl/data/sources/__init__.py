@@ -8,6 +8,9 @@ SOURCES = Registry(
     "source format",
     {
         "synthetic": Entry(target="hpcdl.data.sources.synthetic:SyntheticSource", summary="samples made from a seed"),
+        "reader": Entry(
+            target="hpcdl.data.sources.reader:ReaderSource", summary="what your own --reader FILE.py:NAME returns"
+        ),
         "csv": Entry(target="hpcdl.data.sources.csv_list:CsvSource", summary="a CSV of file,label"),
         "table": Entry(target="hpcdl.data.sources.table:TableSource", summary="a CSV of columns of numbers and text"),
         "cifar10": Entry(target="hpcdl.data.sources.cifar:Cifar10Source", summary="CIFAR-10, binary or python version"),

@@ -114,7 +114,7 @@ class FieldSource:
         """List the samples of `parts`; SourceError says what is wrong with them, and which flag helps."""
         where = self._location
         told: list[str] = []
-        parts = divided(parts, self._spec, [*self.inputs, *self.targets], told)
+        parts = self.divided(parts, told)
         if not parts or not parts[0].arrays:
             raise SourceError(f"{where} holds no arrays of numbers or text; check it, or --format")
         chosen = choose(parts[0].arrays, self.inputs, self.targets, str(where))
@@ -225,6 +225,25 @@ class FieldSource:
     def _placed_strings(self, strings: Sequence[bytes]) -> PlacedArray:
         offsets = np.concatenate([[0], np.cumsum([len(string) for string in strings], dtype=np.int64)])
         return self.placed(np.frombuffer(b"".join(strings), np.uint8), offsets, text=True)
+
+    def divided(self, parts: Sequence[ArrayGroup], told: list[str]) -> list[ArrayGroup]:
+        """`parts` by the splits that their arrays' names say; what is not used goes to `told`."""
+        return divided(parts, self._spec, [*self.inputs, *self.targets], told)
+
+    def not_finite(self, item: Field, array: PlacedArray) -> Array:
+        """Whether a value of each sample is NaN or infinity."""
+        values = array.values()
+        rows = max(1, _ROWS_BYTES // max(1, item.row_bytes))
+        lines = np.zeros(len(values), np.bool_)
+        for first in range(0, len(values), rows):
+            chunk = np.asarray(values[first : first + rows])
+            lines[first : first + rows] = ~np.isfinite(chunk).reshape(len(chunk), -1).all(1)
+        if array.offsets is None:
+            return lines
+        starts = array.starts
+        before = np.concatenate([[0], np.cumsum(lines)])
+        found: Array = before[starts[1:]] > before[starts[:-1]]
+        return found
 
     def _starts_of(self, name: str) -> npt.NDArray[np.int64]:
         if name not in self._starts:
@@ -376,16 +395,7 @@ class FieldSource:
         for item, array in zip(fields, column, strict=True):
             if array.dtype.kind != "f":
                 continue
-            values = array.values()
-            rows = max(1, _ROWS_BYTES // max(1, item.row_bytes))
-            lines = np.zeros(len(values), np.bool_)
-            for first in range(0, len(values), rows):
-                chunk = np.asarray(values[first : first + rows])
-                lines[first : first + rows] = ~np.isfinite(chunk).reshape(len(chunk), -1).all(1)
-            if array.offsets is not None:
-                starts = array.starts
-                before = np.concatenate([[0], np.cumsum(lines)])
-                lines = before[starts[1:]] > before[starts[:-1]]
+            lines = self.not_finite(item, array)
             if lines.any() and self._spec.nan != "skip":
                 raise SourceError(
                     f"{self._location}: {item.name} of sample {int(np.argmax(lines))} is not finite (NaN or infinity), "

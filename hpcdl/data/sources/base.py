@@ -63,6 +63,9 @@ class SourceSpec:
     checks: bool = True
     work: str = ""
     """Folder for what a source unpacks; lives as long as the writing."""
+    reader: str = ""
+    """FILE.py:NAME of the user's own reader, and the SHA-256 of its file: no other content is ever run."""
+    reader_digest: str = ""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -85,7 +88,8 @@ class SourceFacts:
 
     `samples_are` says what samples come as: `pixels` (arrays), `files` (JPEG, PNG, ... bytes) or `fields`. Then rows
     count parts of the source: the `arrays` of part p are those from p x len(fields) on, one for each of the `fields`;
-    `stamps` are theirs. `told` is what was decided about them, for the user to read.
+    `stamps` are theirs. `told` is what was decided about them, for the user to read; `skipped` names the samples that
+    listing has left out because they cannot be read.
     """
 
     class_names: Sequence[str]
@@ -97,6 +101,7 @@ class SourceFacts:
     fields: Sequence[Field] = ()
     arrays: Sequence[ArrayPlace] = ()
     told: Sequence[str] = ()
+    skipped: Sequence[str] = ()
     num_samples: int = 0
     decodes: bool = False
     """Image files become a field: --image-size and --channels are obeyed."""

@@ -82,6 +82,10 @@ class IndexWriter:
         """A checksum of the files' sizes, times and inodes."""
         return self._state.hexdigest()
 
+    def include(self, content: bytes) -> None:
+        """Let the fingerprint stand for this, too."""
+        self._digest.update(content)
+
     def fingerprint(self) -> str:
         """A checksum of the list: names, sizes and labels."""
         return self._digest.hexdigest()

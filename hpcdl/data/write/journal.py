@@ -56,6 +56,12 @@ def entered(folder: Path, identity: str, state: str) -> dict[tuple[str, int], Sh
     for path in sorted(folder.glob(f"{PARTIAL_PREFIX}.*")):
         documents = list(_documents(path))
         if documents and documents[0].get("identity") != identity:
+            began = str(documents[0].get("identity")).partition("-")[2]
+            if began != identity.partition("-")[2]:
+                raise UsageError(
+                    f"{folder} was begun with another reader, or before its file changed; "
+                    "give the reader as it was then, or another target folder"
+                )
             raise UsageError(
                 f"{folder} was begun with other options, another source or another hpcdl; "
                 "give the same as then, or another target folder"

@@ -32,6 +32,7 @@ from hpcdl.data.sources.base import (
 from hpcdl.data.sources.flags import check_flags
 from hpcdl.data.sources.images import ImageKinds
 from hpcdl.data.sources.index import Index, IndexWriter
+from hpcdl.data.sources.reader_code import user_reader
 from hpcdl.data.write.lustre import file_system_of
 from hpcdl.data.write.plan import ShardJob, make_plan
 from hpcdl.data.write.request import LayoutConfig, ShardConfig, ShardRequest, SourceConfig, parse_split
@@ -136,7 +137,11 @@ def recipe_options(config: ShardConfig) -> dict[str, Any]:
 
 def _spec(request: ShardRequest, work: Path) -> SourceSpec:
     chosen, layout = request.config.source, request.config.layout
-    name = recognise(request.source) if chosen.format == "auto" else chosen.format
+    name = recognise(request.source) if chosen.format == "auto" and not request.reader else chosen.format
+    if request.reader:
+        if chosen.format not in ("auto", "reader"):
+            raise UsageError(f"--reader reads the source, so that --format {chosen.format} has no meaning; give one")
+        name = "reader"
     if not request.source.startswith("synthetic:"):
         if name == "synthetic":
             raise SourceError(f"--format synthetic needs a source such as synthetic:imagenet, not {request.source}")
@@ -164,6 +169,8 @@ def _spec(request: ShardRequest, work: Path) -> SourceSpec:
         seed=layout.seed,
         checks=request.config.writing.on_error == "stop",
         work=str(work),
+        reader=request.reader,
+        reader_digest=user_reader(request.reader).digest if request.reader else "",
     )
 
 

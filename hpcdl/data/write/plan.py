@@ -175,11 +175,12 @@ class ShardJob:
     def identity(self) -> str:
         """A checksum of everything that the shards' bytes follow from."""
         wanted = dataclasses.asdict(
-            dataclasses.replace(self, spec=dataclasses.replace(self.spec, work="", location=""))
+            dataclasses.replace(self, spec=dataclasses.replace(self.spec, work="", location="", reader=""))
         )
         del wanted["plan"]["reasons"], wanted["on_error"], wanted["facts"]["stamps"], wanted["state"]
         del wanted["spec"]["checks"], wanted["options"]
-        return xxhash.xxh3_64_hexdigest(json.dumps(wanted, sort_keys=True).encode())
+        checksum = xxhash.xxh3_64_hexdigest(json.dumps(wanted, sort_keys=True).encode())
+        return f"{checksum}-{self.spec.reader_digest}" if self.spec.reader_digest else checksum
 
     def attributes(self, split: str, number: int) -> Mapping[str, str | int]:
         """The attributes of a shard; of samples of named fields all but the number of samples."""

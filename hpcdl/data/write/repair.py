@@ -18,33 +18,35 @@ from hpcdl.data.write.listing import make_job
 from hpcdl.data.write.plan import REPAIRED, WORK_NAME, ShardJob, shard_file
 from hpcdl.data.write.request import ShardConfig, ShardRequest
 from hpcdl.data.write.shards import ShardWriter
-from hpcdl.data.write.target import new_work_folder, remove_work_folder
+from hpcdl.data.write.target import check_reader, new_work_folder, remove_work_folder
 
 
-def repair(folder: Path, source: str, bad_shards: Sequence[str]) -> list[str]:
+def repair(folder: Path, source: str, bad_shards: Sequence[str], reader: str = "") -> list[str]:
     """Write the shards `bad_shards` again from `source`; the files written.
 
-    UsageError where the source is not what the data was made from; nothing is replaced then.
+    UsageError where the source, or the user's own `reader`, is not what the data was made from; nothing is replaced
+    then. The reader that the manifest names is never run on its word.
     """
     manifest, _ = read_manifest(folder)
+    check_reader(folder, manifest, reader)
     if not bad_shards:
         return []
     with writing(folder):
         work = new_work_folder(folder)
         try:
-            return list(_rewritten(folder, manifest, _job(folder, source, manifest, work), set(bad_shards)))
+            return list(_rewritten(folder, manifest, _job(folder, source, manifest, work, reader), set(bad_shards)))
         finally:
             remove_work_folder(folder)
 
 
-def _job(folder: Path, source: str, manifest: Manifest, work: Path) -> ShardJob:
+def _job(folder: Path, source: str, manifest: Manifest, work: Path, reader: str) -> ShardJob:
     """The job that made the folder, with the source where it is now."""
     recipe = manifest.recipe
     layers = [
         Layer(origin="manifest", values=recipe.options),
         Layer(origin="manifest", values={"on-error": "skip" if manifest.skipped else "stop"}),
     ]
-    request = ShardRequest(source=source, target=folder, config=load(ShardConfig, layers).config)
+    request = ShardRequest(source=source, target=folder, config=load(ShardConfig, layers).config, reader=reader)
     job = make_job(request, work)
     if job.fingerprint != recipe.fingerprint:
         raise UsageError(f"{source} is not what {folder} was made from: names, sizes or labels of its samples differ")

@@ -93,12 +93,16 @@ class ShardConfig:
 
 @dataclass(frozen=True, kw_only=True)
 class ShardRequest:
-    """One call of `hpcdl shard`: from `source` (a path or synthetic:NAME) into the folder `target`."""
+    """One call of `hpcdl shard`: from `source` (a path or synthetic:NAME) into the folder `target`.
+
+    `reader` is FILE.py:NAME, code of the user's own. It is not a setting: no file of settings may name code to run.
+    """
 
     source: str
     target: Path
     config: ShardConfig
     resume: bool = False
+    reader: str = ""
 
 
 def parse_split(text: str) -> dict[str, float]:

@@ -14,6 +14,8 @@ from hpcdl.core.lock import check_free
 from hpcdl.core.units import format_bytes
 from hpcdl.data.format.dataset import PARTIAL_PREFIX, UNSPLIT
 from hpcdl.data.format.manifest import FILE_NAME as MANIFEST_NAME
+from hpcdl.data.format.manifest import Manifest
+from hpcdl.data.sources.reader_code import user_reader
 from hpcdl.data.write.lustre import set_stripes
 from hpcdl.data.write.plan import REPAIRED, WORK_NAME, ShardJob, shard_file
 from hpcdl.data.write.request import ShardRequest
@@ -42,6 +44,20 @@ def check_target(request: ShardRequest) -> None:
         raise UsageError(f"{target} holds an unfinished data set; go on with --resume, or remove it")
     if names and not partial and MANIFEST_NAME not in names:
         raise UsageError(f"{target} is not empty and no data folder; name a new or an empty folder")
+
+
+def check_reader(folder: Path, manifest: Manifest, reader: str) -> None:
+    """UsageError unless the data in `folder` was made by this reader, with the content that it has now."""
+    made_by = manifest.source.get("reader_sha256", "")
+    if made_by == (user_reader(reader).digest if reader else ""):
+        return
+    if made_by and not reader:
+        raise UsageError(
+            f"{folder} was made by the reader {manifest.source.get('reader', '')} (SHA-256 {made_by[:16]}...); "
+            "if you trust its code, give --reader FILE.py:NAME"
+        )
+    was = f"the reader {manifest.source.get('reader', '')} as it was then" if made_by else "no reader"
+    raise UsageError(f"{folder} was made by {was}, and {reader} is not the same; give that one, or another folder")
 
 
 def make_folders(target: Path) -> list[Made]:

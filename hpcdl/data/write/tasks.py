@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Any
 
 from hpcdl.core import signals
-from hpcdl.core.errors import HpcdlError
+from hpcdl.core.errors import CorruptError, HpcdlError
 from hpcdl.core.lifeline import end_with_parent
 from hpcdl.core.paths import own_program
 from hpcdl.core.records import from_json
@@ -34,17 +34,20 @@ Told = Callable[[int], None]
 _ERRORS = {error.__name__: error for error in (HpcdlError, UnreadableSample, SourceChanged)}
 
 
-def write_all(target: Path, tasks: Sequence[Task], workers: int, told: Told) -> Iterator[ShardResult]:
-    """Write the shards `tasks` of the job in `target` with so many processes; `told` hears of samples when done."""
+def write_all(target: Path, tasks: Sequence[Task], workers: int, told: Told, code: str = "") -> Iterator[ShardResult]:
+    """Write the shards `tasks` of the job in `target` with so many processes; `told` hears of samples when done.
+
+    `code` is the SHA-256 of the reader that the user has named: the job's own word for it is not taken.
+    """
     if workers > 1 and len(tasks) > 1:
-        return _in_processes(target, tasks, min(workers, len(tasks)), told)
-    return _here(target, tasks, told)
+        return _in_processes(target, tasks, min(workers, len(tasks)), told, code)
+    return _here(target, tasks, told, code)
 
 
-def _here(target: Path, tasks: Sequence[Task], told: Told) -> Iterator[ShardResult]:
+def _here(target: Path, tasks: Sequence[Task], told: Told, code: str) -> Iterator[ShardResult]:
     if not tasks:
         return
-    writer = open_writer(target)
+    writer = open_writer(target, code)
     try:
         with ThreadPoolExecutor(max_workers=1) as settler:  # the device takes a shard in while the next is written
             before: tuple[ShardResult, Future[None]] | None = None
@@ -69,10 +72,10 @@ def _settled(result: ShardResult, durable: Future[None]) -> ShardResult:
     return result
 
 
-def _in_processes(target: Path, tasks: Sequence[Task], workers: int, told: Told) -> Iterator[ShardResult]:
+def _in_processes(target: Path, tasks: Sequence[Task], workers: int, told: Told, code: str) -> Iterator[ShardResult]:
     waiting = list(reversed(tasks))
     with selectors.DefaultSelector() as ready:
-        processes = [_Process(target) for _ in range(workers)]
+        processes = [_Process(target, code) for _ in range(workers)]
         try:
             for process in processes:
                 ready.register(process.output, selectors.EVENT_READ, process)
@@ -110,8 +113,8 @@ def _result(document: dict[str, Any]) -> ShardResult:
 class _Process:
     """One writing process and the shard it is at."""
 
-    def __init__(self, target: Path) -> None:
-        command = own_program("hpcdl.data.write.tasks", str(target), str(os.getpid()))
+    def __init__(self, target: Path, code: str) -> None:
+        command = own_program("hpcdl.data.write.tasks", str(target), str(os.getpid()), code)
         # stderr stays the parent's: what a dying interpreter says should be read.
         self._process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE)
         assert self._process.stdin is not None
@@ -157,29 +160,33 @@ def main() -> None:
     end_with_parent(parent)
     signals.ignore(signal.SIGINT, signal.SIGHUP)  # they reach the whole group; the parent decides
     target = Path(sys.argv[1])
-    writer = open_writer(target)
+    answers = os.fdopen(os.dup(1), "w")
+    os.dup2(2, 1)  # what a user's reader prints, be it from C, must not come between the answers
+    writer = open_writer(target, sys.argv[3])
+
+    def say(document: dict[str, Any]) -> None:
+        answers.write(json.dumps(document) + "\n")
+        answers.flush()
+
     for line in sys.stdin:
         split, _, number = line.strip().rpartition(" ")
         try:
-            result = writer.write(split, int(number), lambda count: _say({"samples": count}))
+            result = writer.write(split, int(number), lambda count: say({"samples": count}))
         except HpcdlError as error:
-            _say({"error": str(error), "exit_code": error.exit_code, "type": type(error).__name__})
+            say({"error": str(error), "exit_code": error.exit_code, "type": type(error).__name__})
         except OSError as error:
-            _say({"errno": error.errno, "error": error.strerror or str(error)})
+            say({"errno": error.errno, "error": error.strerror or str(error)})
         else:
-            _say({"done": dataclasses.asdict(result)})
+            say({"done": dataclasses.asdict(result)})
 
 
-def open_writer(target: Path) -> ShardWriter:
-    """The writer of the job that is kept in the target's work folder."""
+def open_writer(target: Path, code: str = "") -> ShardWriter:
+    """The writer of the job that is kept in the target's work folder; `code` is the SHA-256 of its reader."""
     work = target / WORK_NAME
     job = read_job(work)
+    if job.spec.reader_digest != code:
+        raise CorruptError(f"the job in {work} names another reader than the command line; run the same command again")
     return ShardWriter(target, job, open_source(job.spec), Index(work))
-
-
-def _say(document: dict[str, Any]) -> None:
-    sys.stdout.write(json.dumps(document) + "\n")
-    sys.stdout.flush()
 
 
 if __name__ == "__main__":

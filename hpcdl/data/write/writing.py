@@ -29,6 +29,7 @@ from hpcdl.data.format.manifest import (
     write_manifest,
 )
 from hpcdl.data.format.manifest import FILE_NAME as MANIFEST_NAME
+from hpcdl.data.sources.reader_code import user_reader
 from hpcdl.data.write import journal
 from hpcdl.data.write.listing import make_job
 from hpcdl.data.write.moments import scaled
@@ -36,6 +37,7 @@ from hpcdl.data.write.plan import WORK_NAME, ShardJob, read_job
 from hpcdl.data.write.request import ShardRequest
 from hpcdl.data.write.shards import ShardResult
 from hpcdl.data.write.target import (
+    check_reader,
     check_space,
     check_target,
     make_folders,
@@ -117,7 +119,10 @@ def _shard_solo(request: ShardRequest, planned: Callable[[ShardJob], None], *, b
 def complete(request: ShardRequest) -> bool:
     """Whether `--resume` finds the work done already. UsageError where the target is not to be written to."""
     check_target(request)
-    return request.resume and (request.target / MANIFEST_NAME).is_file()
+    done = request.resume and (request.target / MANIFEST_NAME).is_file()
+    if done and request.reader:
+        check_reader(request.target, read_manifest(request.target)[0], request.reader)
+    return done
 
 
 @contextmanager
@@ -147,7 +152,8 @@ def write_part(
     workers = request.config.writing.workers or _default_workers(job, len(tasks), alone)
     results = {}
     try:
-        for result in write_all(request.target, tasks, workers, told):
+        code = user_reader(request.reader).digest if request.reader else ""
+        for result in write_all(request.target, tasks, workers, told, code):
             entries.enter(result)
             results[result.split, result.number] = result
     except OSError as error:
@@ -161,7 +167,7 @@ def write_part(
 
 def finish(request: ShardRequest, job: ShardJob, results: Results) -> Manifest:
     """Write the manifest and remove what only the writing needed."""
-    splits, skipped = {}, []
+    splits, skipped = {}, list(job.facts.skipped)
     for split, count in job.plan.shards.items():
         found = [results[split, number] for number in range(count)]
         shards = [result.entry for result in found if result.entry is not None]
@@ -175,7 +181,7 @@ def finish(request: ShardRequest, job: ShardJob, results: Results) -> Manifest:
         schema=FIELDS_SCHEMA if fields else SCHEMA,
         hpcdl_version=job.version,
         name=job.name,
-        source={"format": job.spec.format, "name": job.source_name},
+        source={"format": job.spec.format, "name": job.source_name, **_reader_record(job)},
         seed=job.seed,
         encoding=job.encoding,
         compression=job.compression,
@@ -201,6 +207,13 @@ def finish(request: ShardRequest, job: ShardJob, results: Results) -> Manifest:
     journal.remove(request.target)
     remove_work_folder(request.target)
     return manifest
+
+
+def _reader_record(job: ShardJob) -> dict[str, str]:
+    """The user's reader, as the manifest names it: by the last part of its path."""
+    if not job.spec.reader:
+        return {}
+    return {"reader": job.spec.reader.rpartition("/")[2], "reader_sha256": job.spec.reader_digest}
 
 
 def _training_split(job: ShardJob) -> str:

@@ -1,0 +1,286 @@
+"""What a reader of the user's own gives: samples one after the other, or items that any process can read again.
+
+Listing takes every sample once. A generator's samples are kept in the work folder until the shards are written. Of
+items the small values alone are kept: each is read again when its shard is written, and must be what it was.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from hpcdl.core.errors import SourceError, UsageError, shown
+from hpcdl.core.progress import progress
+from hpcdl.data.format.dataset import UNSPLIT
+from hpcdl.data.format.fields import Field
+from hpcdl.data.sources.arrays import ArrayGroup, FieldSource, FoundArray, PlacedArray, field_name, shape_text
+from hpcdl.data.sources.base import Array, SourceChanged, SourceFacts, SourceSpec, UnreadableSample
+from hpcdl.data.sources.index import Index, IndexWriter
+from hpcdl.data.sources.reader_code import FORM, UserReader, user_reader
+from hpcdl.data.sources.reader_samples import (
+    RETURNS,
+    SampleStream,
+    UnfitSample,
+    UserSample,
+    Value,
+    sample_of,
+    streams_of,
+)
+from hpcdl.data.sources.spool import DIRECT, SampleSpool, SpooledItems, digest_of, fitting
+
+_END = object()
+_SPLIT_ORDER = ("train", "val", "test")
+
+
+class ReaderSource(FieldSource):
+    """Runs the reader that the command line names on SOURCE."""
+
+    def __init__(self, spec: SourceSpec) -> None:
+        super().__init__(spec)
+        self._streams: dict[str, SampleStream] = {}
+        self._spools: dict[str, SampleSpool] = {}
+        self._roles: tuple[tuple[str, ...], tuple[str, ...]] | None = None
+        self._order: list[str] = []
+        self._skipped: list[str] = []
+        self._items: dict[str, SpooledItems] = {}
+
+    @staticmethod
+    def recognises(location: Path) -> bool:
+        """Never: a reader is run where --reader names it, and nowhere else."""
+        return False
+
+    def scan(self, index: IndexWriter) -> SourceFacts:
+        """Take every sample of the reader, and list them."""
+        self._check_flags()
+        self._run()
+        again = {stream.items is not None for stream in self._streams.values()}
+        if len(again) > 1:
+            raise SourceError(f"reader {self._spec.reader}: some of its splits have items, others not; make them alike")
+        try:
+            for name, stream in self._streams.items():
+                for sample, origin, where in self._taken(name, stream):
+                    self._keep(sample, origin, where, again=again == {True})
+        finally:
+            for spool in self._spools.values():
+                spool.close()
+        if not self._spools:
+            raise SourceError(f"reader {self._spec.reader} gives no samples of {self._location}; {RETURNS}")
+        self._name_roles()
+        names = [*(own for own in _SPLIT_ORDER if own in self._spools), *self._spools]
+        spools = {name: self._spools[name] for name in names}
+        facts = self.list_parts([self._group(name, spool) for name, spool in spools.items()], index)
+        for spool in spools.values():
+            index.include(spool.checksum())
+        keys = self._order[:: len(spools)]
+        left_out = [key for key in next(iter(spools.values())).names if key not in keys]
+        told = [f"left out, neither input nor target: {', '.join(left_out)}"] if left_out else []
+        return dataclasses.replace(
+            _with_class_names(facts, keys, next(iter(self._streams.values())).class_names),
+            files=[*keys, *(str(spool.path) for spool in spools.values())],
+            skipped=self._skipped,
+            told=[*facts.told, *told],
+        )
+
+    def read_fields(self, row: Any, facts: SourceFacts) -> Sequence[Array]:
+        """The fields of a sample: the small ones as they were kept, the others read again."""
+        count, part = len(facts.fields), int(row["file"])
+        places = facts.arrays[part * count : (part + 1) * count]
+        direct = [place.file.endswith(DIRECT) for place in places]
+        if not any(direct):
+            return super().read_fields(row, facts)
+        values = self._again(facts.files[count + part], int(row["place"]))
+        # Classes are kept as numbers: what the reader gives may be their names.
+        kept = self._kept_fields(row, facts, direct)
+        return [
+            fitting(values[key], tuple(item.shape)) if again else own
+            for key, item, again, own in zip(facts.files, facts.fields, direct, kept, strict=False)
+        ]
+
+    def describe(self, row: Any, facts: SourceFacts, index: Index) -> str:
+        """The item of a sample, or its number."""
+        path = facts.files[len(facts.fields) + int(row["file"])]
+        if Path(path).stat().st_size:
+            return _item_name(self._listed(path).origin(int(row["place"]))[1])
+        return f"sample {int(row['place'])}"
+
+    def divided(self, parts: Sequence[ArrayGroup], told: list[str]) -> list[ArrayGroup]:
+        """The parts as they are: names of a sample's values say nothing about splits."""
+        return list(parts)
+
+    def not_finite(self, item: Field, array: PlacedArray) -> Array:
+        """Whether a value of each sample is NaN or infinity, as was noted where it is not kept."""
+        if array.path.name.endswith(DIRECT):
+            return np.fromfile(array.path, np.bool_)
+        return super().not_finite(item, array)
+
+    @functools.cached_property
+    def _reader(self) -> UserReader:
+        if not self._spec.reader:
+            raise UsageError(f"--format reader needs {FORM}")
+        found = user_reader(self._spec.reader)
+        if found.digest != self._spec.reader_digest:
+            raise SourceChanged(f"the reader {found.path} changed while it was used; run the same command again")
+        return found
+
+    def _check_flags(self) -> None:
+        spec = self._spec
+        given = {"--image-field": spec.image_field, "--label-field": spec.label_field}
+        wrong = next((flag for flag, value in given.items() if value is not None), "")
+        if wrong or spec.axes != "auto":
+            raise UsageError(
+                f"{wrong or '--axes'} is not supported with --reader; the reader gives arrays as they shall be"
+            )
+
+    def _run(self) -> None:
+        """Call the reader, and understand what it returns."""
+        returned = self._reader.called(self._location)
+        try:
+            with self._reader.running():
+                self._streams = streams_of(returned)
+        except SourceError as error:
+            raise self._unfit(error) from error
+
+    def _taken(self, name: str, stream: SampleStream) -> Iterator[tuple[UserSample, tuple[str, Any], str]]:
+        """The samples of a stream, where they come from, and what a message calls them."""
+        if stream.items is None:
+            samples = iter(stream.samples)
+            number = 0
+            while True:
+                with self._reader.running(f"sample {number}"):
+                    thing = next(samples, _END)
+                if thing is _END:
+                    return
+                yield self._understood(thing, f"sample {number}"), (name, number), f"sample {number}"
+                number += 1
+        with self._reader.running("items()"):
+            items = list(stream.items)
+        with progress("reading with the reader", len(items)) as bar:
+            for number, item in enumerate(items):
+                bar.update(number)
+                try:
+                    sample = self._understood(self._read(stream, item), _item_name(item))
+                except SourceError as error:
+                    if self._spec.checks:
+                        raise SourceError(f"{error} (--on-error skip leaves such items out)") from error
+                    self._skipped.append(_item_name(item))
+                    continue
+                yield sample, (name, item), _item_name(item)
+
+    def _read(self, stream: SampleStream, item: Any) -> Any:
+        assert stream.read is not None
+        with self._reader.running(_item_name(item)):
+            return stream.read(item)
+
+    def _understood(self, thing: Any, where: str) -> UserSample:
+        try:
+            return sample_of(thing)
+        except UnfitSample as error:
+            raise SourceError(f"reader {self._spec.reader}, {where}: {error}") from error
+
+    def _unfit(self, error: SourceError) -> SourceError:
+        """An UnfitSample as it stands; other errors with the line in which they arose."""
+        cause = error.__cause__
+        return SourceError(f"reader {self._spec.reader}: {cause}") if isinstance(cause, UnfitSample) else error
+
+    def _keep(self, sample: UserSample, origin: tuple[str, Any], where: str, *, again: bool) -> None:
+        split = origin[0] if origin[0] != UNSPLIT else sample.split
+        if not self._spools:
+            self._roles = sample.roles
+        try:
+            if origin[0] != UNSPLIT != sample.split:
+                raise UnfitSample("it has a split of its own, and the reader has returned splits; keep one of them")
+            if self._spools and (split == UNSPLIT) != (UNSPLIT in self._spools):
+                raise UnfitSample("some samples have a split, others not; give all of them one, or none")
+            if sample.roles != self._roles:
+                raise UnfitSample("its inputs and targets have other names than those of the samples before")
+            if split not in self._spools:
+                self._spools[split] = SampleSpool(Path(self._spec.work), again=again)
+            self._spools[split].add(sample, origin)
+        except UnfitSample as error:
+            raise SourceError(f"reader {self._spec.reader}, {where}: {error}") from error
+
+    def _name_roles(self) -> None:
+        """Inputs and targets as the reader says them, where no flag does."""
+        if self._roles is None:
+            return
+        self.inputs = self.inputs or [f"{name}={field_name(name)}" for name in self._roles[0]]
+        self.targets = self.targets or [f"{name}={field_name(name)}" for name in self._roles[1]]
+
+    def _group(self, split: str, spool: SampleSpool) -> ArrayGroup:
+        def found(name: str, array: PlacedArray) -> PlacedArray:
+            self._order.append(name)
+            return array
+
+        return ArrayGroup(
+            split=split,
+            arrays={
+                name: FoundArray(
+                    "text" if array.text else shape_text(array.shape, array.dtype.name),
+                    functools.partial(found, name, array),
+                )
+                for name, array in spool.placed().items()
+            },
+        )
+
+    def _listed(self, path: str) -> SpooledItems:
+        if path not in self._items:
+            self._items[path] = SpooledItems(path)
+        return self._items[path]
+
+    def _again(self, path: str, number: int) -> Mapping[str, Value]:
+        """Read the item of a sample again; SourceChanged where it is not what it was."""
+        if not self._streams:
+            self._run()
+        listed = self._listed(path)
+        name, item = listed.origin(number)
+        try:
+            values = self._understood(self._read(self._streams[name], item), _item_name(item)).values
+        except SourceError as error:
+            raise UnreadableSample(str(error)) from error
+        if digest_of(values) != listed.digest(number):
+            raise SourceChanged(
+                f"reader {self._spec.reader}, {_item_name(item)}: its values are not those of a moment ago; a reader "
+                "gives the same for an item each time (no random numbers), and its files must not change"
+            )
+        return values
+
+    def _kept_fields(self, row: Any, facts: SourceFacts, direct: Sequence[bool]) -> Sequence[Array]:
+        """The fields that are kept; of the others nothing is read, and an empty array stands in their place."""
+        count, part = len(facts.fields), int(row["file"])
+        wanted = [number for number in range(count) if not direct[number]]
+        chosen = dataclasses.replace(
+            facts,
+            fields=[facts.fields[number] for number in wanted],
+            arrays=[facts.arrays[part * count + number] for number in wanted],
+            stamps=[facts.stamps[part * count + number] for number in wanted],
+        )
+        own = row.copy()
+        own["file"] = 0
+        found = iter(super().read_fields(own, chosen) if wanted else [])
+        return [np.empty(0) if again else next(found) for again in direct]
+
+
+def _item_name(item: Any) -> str:
+    return f"item {shown(str(item) if isinstance(item, Path) else item)}"
+
+
+def _with_class_names(facts: SourceFacts, keys: Sequence[str], known: Mapping[str, Sequence[str]]) -> SourceFacts:
+    """The classes by the names that the data set keeps of them."""
+    fields = list(facts.fields)
+    for number, (key, item) in enumerate(zip(keys, facts.fields, strict=True)):
+        names = known.get(key, ())
+        if item.kind != "class" or not names or len(item.class_names) > len(names):
+            continue
+        if item.class_names == [str(own) for own in range(len(item.class_names))]:
+            fields[number] = dataclasses.replace(item, class_names=list(names))
+        elif all(own.isdigit() and int(own) < len(names) for own in item.class_names):
+            fields[number] = dataclasses.replace(item, class_names=[names[int(own)] for own in item.class_names])
+    labels = [item for item in fields if item.role == "target" and item.kind == "class"]
+    return dataclasses.replace(
+        facts, fields=fields, class_names=labels[0].class_names if len(labels) == 1 else facts.class_names
+    )

@@ -1,0 +1,263 @@
+"""What a reader of the user's own may return, as streams of samples; and a sample as named arrays and text."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from hpcdl.core.errors import shown
+from hpcdl.data.format.dataset import UNSPLIT
+from hpcdl.data.format.fields import DTYPES
+from hpcdl.data.sources.base import Array
+
+Value = Array | bytes
+"""Numbers, or the UTF-8 bytes of text."""
+SPLITS = {
+    "train": "train", "training": "train", "val": "val", "valid": "val", "validation": "val", "dev": "val",
+    "test": "test", "testing": "test",
+}  # fmt: skip
+_SPLIT = re.compile(r"\w[\w-]{0,63}", re.ASCII)
+"""It names a folder."""
+RETURNS = (
+    "a reader returns a generator of samples, an object with items() and read(item), a tf.data.Dataset, a Keras "
+    "PyDataset, a Hugging Face or xarray Dataset, anything with len() and [number], or a dict of these by split"
+)
+_SAMPLES = "a sample is a dict of arrays, numbers and strings, or a tuple (inputs, targets)"
+
+
+class UnfitSample(ValueError):
+    """What a reader has returned is not a sample, or nothing that holds samples; the text says what to do."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class UserSample:
+    """A sample: values by name; `roles` are the names of inputs and of targets, where the reader says them."""
+
+    values: Mapping[str, Value]
+    split: str
+    roles: tuple[tuple[str, ...], tuple[str, ...]] | None
+
+
+@dataclass(frozen=True, kw_only=True)
+class SampleStream:
+    """Samples one after the other, or `items` of which `read` gives the sample: any of them, in any process."""
+
+    samples: Iterable[Any] = ()
+    items: Iterable[Any] | None = None
+    read: Callable[[Any], Any] | None = None
+    class_names: Mapping[str, Sequence[str]] = field(default_factory=dict)
+
+
+def streams_of(returned: Any) -> dict[str, SampleStream]:
+    """What a reader has returned, by split; UnfitSample where it is none of what a reader may return."""
+    if not isinstance(returned, Mapping) or hasattr(returned, "data_vars"):
+        return {UNSPLIT: _stream(returned)}
+    if returned and all(hasattr(own, "dtype") for own in returned.values()):  # tables have a shape, too
+        return {UNSPLIT: _rows(returned)}
+    return {split_name(name): _stream(own) for name, own in returned.items()}
+
+
+def split_name(name: Any) -> str:
+    """The split that `name` means; UnfitSample where it cannot be one."""
+    text = name.decode("utf-8", "replace") if isinstance(name, bytes) else name
+    if not isinstance(text, str) or not _SPLIT.fullmatch(text):
+        raise UnfitSample(f"{shown(name)} is not the name of a split; give train, val or test")
+    return SPLITS.get(text.lower(), text.lower())
+
+
+def _stream(own: Any) -> SampleStream:
+    if callable(getattr(own, "items", None)) and callable(getattr(own, "read", None)):
+        return SampleStream(items=own.items(), read=own.read)
+    if hasattr(own, "as_numpy_iterator"):
+        if int(own.cardinality()) == -1:  # tf.data.INFINITE_CARDINALITY
+            raise UnfitSample("the tf.data.Dataset never ends; leave out repeat()")
+        return SampleStream(samples=own.as_numpy_iterator())
+    if hasattr(own, "data_vars"):
+        return _rows(_variables(own))
+    if hasattr(own, "to_dataset") and hasattr(own, "dims"):
+        return _rows(_variables(own.to_dataset(name=own.name or "x")))
+    if hasattr(own, "iloc") and hasattr(own, "columns"):
+        return _rows({str(name): own[name].to_numpy() for name in own.columns})
+    if any(kind.__name__ == "PyDataset" for kind in type(own).__mro__):
+        return SampleStream(samples=_from_batches(own))
+    names = _class_names(own)
+    if hasattr(own, "__getitem__") and hasattr(own, "__len__") and not isinstance(own, str | bytes | Mapping):
+        return SampleStream(items=range(len(own)), read=own.__getitem__, class_names=names)
+    if isinstance(own, Iterable) and not isinstance(own, str | bytes | Mapping):
+        return SampleStream(samples=own, class_names=names)
+    raise UnfitSample(f"it returned {_kind(own)}; {RETURNS}")
+
+
+def _rows(arrays: Mapping[Any, Any]) -> SampleStream:
+    """Arrays whose first axis counts samples."""
+    counts = {str(name): int(own.shape[0]) if own.shape else 0 for name, own in arrays.items()}
+    if len(set(counts.values())) != 1:
+        told = ", ".join(f"{name} {count}" for name, count in counts.items())
+        raise UnfitSample(f"the arrays hold unequal numbers of samples along their first axis ({told})")
+    return SampleStream(
+        items=range(next(iter(counts.values()))),
+        read=lambda number: {str(name): own[number] for name, own in arrays.items()},
+    )
+
+
+def _variables(dataset: Any) -> dict[str, Any]:
+    """The variables of an xarray Dataset; the dimension that all of them begin with counts samples."""
+    own = {str(name): variable for name, variable in dataset.data_vars.items()}
+    first = {str(variable.dims[0]) if variable.dims else "none" for variable in own.values()}
+    if len(first) != 1 or "none" in first:
+        raise UnfitSample(
+            f"the variables of the xarray Dataset begin with different dimensions ({', '.join(sorted(first))}); return "
+            'those that have one value a sample, that dimension first: dataset[["a", "b"]].transpose("time", ...)'
+        )
+    return own
+
+
+def _class_names(own: Any) -> dict[str, list[str]]:
+    """The names of classes that a Hugging Face data set keeps of its columns."""
+    features = getattr(own, "features", None)
+    if not isinstance(features, Mapping):
+        return {}
+    return {str(name): list(kind.names) for name, kind in features.items() if hasattr(kind, "str2int")}
+
+
+def _from_batches(dataset: Any) -> Iterator[Any]:
+    """The samples of a Keras PyDataset, in the order of its batches."""
+    if getattr(dataset, "num_batches", 0) is None:
+        raise UnfitSample("the PyDataset never ends (num_batches is None); give it a __len__")
+    for number in range(len(dataset)):
+        batch = dataset[number]
+        lengths = {len(leaf) for leaf in _leaves(batch)}
+        if len(lengths) != 1:
+            raise UnfitSample(f"batch {number} of the PyDataset holds arrays of different lengths {sorted(lengths)}")
+        for at in range(lengths.pop()):
+            yield _cut(batch, at)
+
+
+def _leaves(tree: Any) -> list[Any]:
+    if isinstance(tree, Mapping):
+        return [leaf for own in tree.values() for leaf in _leaves(own)]
+    if isinstance(tree, tuple):
+        return [leaf for own in tree for leaf in _leaves(own)]
+    return [tree]
+
+
+def _cut(tree: Any, at: int) -> Any:
+    if isinstance(tree, Mapping):
+        return {name: _cut(own, at) for name, own in tree.items()}
+    return tuple(_cut(own, at) for own in tree) if isinstance(tree, tuple) else tree[at]
+
+
+def sample_of(thing: Any) -> UserSample:
+    """A sample as a reader gives it; UnfitSample says what cannot be taken."""
+    roles = None
+    if isinstance(thing, Mapping):
+        found = dict(_named(thing, ""))
+    elif isinstance(thing, tuple) and len(thing) == 2:
+        inputs, targets = dict(_named(thing[0], "x")), dict(_named(thing[1], "y"))
+        twice = sorted(inputs.keys() & targets.keys())
+        if twice:
+            raise UnfitSample(f"{shown(twice[0])} names an input and a target; give them different names")
+        roles, found = (tuple(inputs), tuple(targets)), {**inputs, **targets}
+    elif isinstance(thing, tuple) and len(thing) == 3:
+        raise UnfitSample("weights of samples are not supported; give (inputs, targets), or a dict with the weights")
+    else:
+        raise UnfitSample(f"it is {_kind(thing)}; {_SAMPLES}")
+    split = split_name(found.pop("split")) if "split" in found and roles is None else UNSPLIT
+    return UserSample(values={name: value_of(name, own) for name, own in found.items()}, split=split, roles=roles)
+
+
+def _named(thing: Any, name: str, *, top: bool = True) -> Iterator[tuple[str, Any]]:
+    """The arrays of a tree by path; those of a tuple are numbered, and `name` is that of an array alone."""
+    if isinstance(thing, Mapping):
+        for key, own in thing.items():
+            if not isinstance(key, str):
+                raise UnfitSample(f"the key {shown(key)} is not a string; {_SAMPLES}")
+            yield from _named(own, key if top else f"{name}/{key}", top=False)
+    elif isinstance(thing, tuple):
+        for number, own in enumerate(thing):
+            yield from _named(own, f"{name}{number}", top=False)
+    else:
+        yield name, thing
+
+
+def value_of(name: str, value: Any) -> Value:
+    """A value of a sample as numbers or text; UnfitSample where it is neither."""
+    if isinstance(value, str | bytes):
+        try:
+            text = value.encode() if isinstance(value, str) else bytes(value)
+            text.decode()
+        except UnicodeError as error:
+            raise UnfitSample(
+                f"{name} is bytes that are not text in UTF-8; decode them: numpy.frombuffer(...), PIL.Image.open(...)"
+            ) from error
+        return text
+    if np.ma.is_masked(value):
+        raise UnfitSample(f"{name} has masked values; say what they become: {name}.filled(numpy.nan)")
+    if getattr(value, "mode", "") == "P" and hasattr(value, "getpalette"):
+        raise UnfitSample(
+            f"{name} is a picture with a palette; give numpy.asarray(picture.convert('RGB')) for its colours, or "
+            "numpy.asarray(picture) for the numbers of its classes"
+        )
+    try:
+        found = np.asarray(value)
+    except Exception as error:  # any library's object may be asked to become an array
+        raise UnfitSample(f"{name} is {_kind(value)}, which does not become an array: {error}") from error
+    only: Any = None if found.shape else found.item()
+    if isinstance(only, str | bytes):
+        return value_of(name, only)
+    if found.dtype.newbyteorder("=").name not in DTYPES:
+        what = _kind(value) if found.dtype.kind == "O" else f"an array of {found.dtype}"
+        raise UnfitSample(f"{name} is {what}; a value is text or numbers, one of {', '.join(DTYPES)}")
+    if min(found.shape[1:], default=1) < 1:
+        raise UnfitSample(f"{name} has the shape {found.shape}; only the first axis may be empty")
+    return np.asarray(found, found.dtype.newbyteorder("<"), order="C")
+
+
+def item_text(item: Any) -> str:
+    """An item in one line, of which `item_of` makes it again; UnfitSample for what could not be handed on."""
+    return json.dumps(_plain(item))
+
+
+def item_of(text: str) -> Any:
+    """The item that `item_text` has written."""
+    return _item(json.loads(text))
+
+
+def _plain(item: Any) -> Any:
+    if item is None or isinstance(item, bool | int | float | str):
+        return item
+    if isinstance(item, np.generic):
+        return _plain(item.item())
+    if isinstance(item, os.PathLike):
+        return {"path": os.fspath(item)}
+    if isinstance(item, list):
+        return [_plain(own) for own in item]
+    if isinstance(item, tuple):
+        return {"tuple": [_plain(own) for own in item]}
+    if isinstance(item, Mapping) and all(isinstance(key, str) for key in item):
+        return {"dict": {key: _plain(own) for key, own in item.items()}}
+    raise UnfitSample(
+        f"items() gives {_kind(item)}; an item is a path, text, a number, or a tuple, list or dict of these"
+    )
+
+
+def _item(plain: Any) -> Any:
+    if isinstance(plain, list):
+        return [_item(own) for own in plain]
+    if not isinstance(plain, dict):
+        return plain
+    ((kind, own),) = plain.items()
+    if kind == "path":
+        return Path(own)
+    return tuple(map(_item, own)) if kind == "tuple" else {key: _item(one) for key, one in own.items()}
+
+
+def _kind(value: Any) -> str:
+    return "None (is there a `return`?)" if value is None else f"an object of type {type(value).__name__}"

@@ -1,0 +1,164 @@
+"""Samples that come one by one, kept in the work folder as arrays: their values, or what listing must know of them."""
+
+from __future__ import annotations
+
+import math
+from array import array
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import xxhash
+
+from hpcdl.data.sources.arrays import PlacedArray, shape_text
+from hpcdl.data.sources.base import Array
+from hpcdl.data.sources.reader_samples import UnfitSample, UserSample, Value, item_of, item_text
+
+DIRECT = ".direct"
+"""How the file of a field is called whose values are not kept, but read again from the source."""
+
+
+def digest_of(values: Mapping[str, Value]) -> int:
+    """A checksum of a sample's values, names, types and shapes."""
+    found = xxhash.xxh3_64()
+    for name in sorted(values):
+        own = values[name]
+        kind = "text" if isinstance(own, bytes) else shape_text(own.shape, own.dtype.str)
+        found.update(f"{name}\0{kind}\0".encode())
+        found.update(own if isinstance(own, bytes) else own.reshape(-1).view(np.uint8).data)
+    return found.intdigest()
+
+
+class SampleSpool:
+    """The samples of one split, in the order in which they come."""
+
+    def __init__(self, work: Path, *, again: bool) -> None:
+        """`again`: large values are not kept, because the sample's item can be read again."""
+        self._work, self._again = work, again
+        self._columns: dict[str, _Column] = {}
+        self._digests = array("Q")
+        self._items = array("q", [0])
+        self.path = _new(work, ".items")
+        self._file = self.path.open("wb")
+
+    @property
+    def names(self) -> list[str]:
+        """What the values of a sample are called."""
+        return [*self._columns]
+
+    def add(self, sample: UserSample, origin: tuple[str, Any]) -> None:
+        """Take a sample; `origin` is the stream that it comes from, and its item. UnfitSample: unlike those before."""
+        values = dict(sample.values)
+        if not self._columns:
+            self._columns = {name: _Column(name, own, self._work, again=self._again) for name, own in values.items()}
+        if values.keys() != self._columns.keys():
+            odd = sorted(values.keys() ^ self._columns.keys())[0]
+            where = "this one" if odd in values else "those before"
+            raise UnfitSample(f"only {where} has {odd}; every sample needs the same names")
+        for name, own in values.items():
+            self._columns[name].add(own)
+        self._digests.append(digest_of(values))
+        if self._again:
+            self._items.append(self._items[-1] + self._file.write(item_text(origin).encode()))
+
+    def close(self) -> None:
+        """Close the files: nothing is added any more."""
+        self._file.close()
+        for column in self._columns.values():
+            column.close()
+
+    def placed(self) -> dict[str, PlacedArray]:
+        """The arrays by name, of a spool that is closed."""
+        self.path.with_suffix(".offsets").write_bytes(self._items.tobytes())
+        self.path.with_suffix(".digests").write_bytes(self._digests.tobytes())
+        return {name: column.placed() for name, column in self._columns.items()}
+
+    def checksum(self) -> bytes:
+        """One checksum of all samples."""
+        return xxhash.xxh3_64_digest(self._digests.tobytes())
+
+
+class SpooledItems:
+    """What a spool has kept of its samples' items."""
+
+    def __init__(self, path: str) -> None:
+        self._path = Path(path)
+        self._starts = np.fromfile(self._path.with_suffix(".offsets"), np.int64)
+        self._digests = np.fromfile(self._path.with_suffix(".digests"), np.uint64)
+
+    def digest(self, number: int) -> int:
+        """The checksum of sample `number` when it was listed."""
+        return int(self._digests[number])
+
+    def origin(self, number: int) -> tuple[str, Any]:
+        """The stream that sample `number` comes from, and its item."""
+        first, stop = self._starts[number : number + 2].tolist()
+        with self._path.open("rb") as file:
+            file.seek(first)
+            stream, item = item_of(file.read(stop - first).decode())
+        return stream, item
+
+
+class _Column:
+    """One field of all samples."""
+
+    def __init__(self, name: str, first: Value, work: Path, *, again: bool) -> None:
+        self._name = name
+        self._text = isinstance(first, bytes)
+        # Text and single values may name classes, which takes all of them; they are small.
+        self._kept = not again or isinstance(first, bytes) or math.prod(first.shape) == 1
+        self._kind: tuple[np.dtype[Any], int, tuple[int, ...]] | None = None
+        self._lengths = array("q")
+        self._path = _new(work, "" if self._kept else DIRECT)
+        self._file = self._path.open("wb")
+
+    def add(self, value: Value) -> None:
+        """Take the value of a sample."""
+        if isinstance(value, bytes) != self._text:
+            raise UnfitSample(f"{self._name} is text in some samples, but not in all of them")
+        own = np.frombuffer(value, np.uint8) if isinstance(value, bytes) else value
+        self._lengths.append(len(own) if own.ndim else 1)
+        if own.shape != (0,):  # an empty list fits arrays of every type
+            kind = (own.dtype, own.ndim, own.shape[1:])
+            self._kind = self._kind or kind
+            if kind != self._kind:
+                dtype, axes, rest = self._kind
+                before = "x".join(["N"] * bool(axes) + list(map(str, rest))) or "one"
+                raise UnfitSample(
+                    f"{self._name} is {shape_text(own.shape, own.dtype.name)}, and was {before} {dtype.name} in the "
+                    "samples before; only the length of the first axis may vary, and the type stays: "
+                    "use numpy.float32(...) or the like"
+                )
+        if self._kept:
+            self._file.write(own.tobytes() if not own.ndim else own.reshape(-1).view(np.uint8).data)
+        elif own.dtype.kind == "f":
+            self._file.write(bytes([not np.isfinite(own).all()]))
+
+    def close(self) -> None:
+        """Close the file."""
+        self._file.close()
+
+    def placed(self) -> PlacedArray:
+        """The values of all samples; those not kept have a byte each that says whether they are not finite."""
+        dtype, axes, rest = self._kind or (np.dtype(np.float64), 1, ())
+        lengths = np.frombuffer(self._lengths, np.int64)
+        if not axes:
+            return PlacedArray(path=self._path, shape=(len(lengths),), dtype=dtype)
+        if not self._text and (lengths == lengths[0]).all() and lengths[0]:
+            return PlacedArray(path=self._path, shape=(len(lengths), int(lengths[0]), *rest), dtype=dtype)
+        offsets = self._path.with_name(f"{self._path.name}.offsets")
+        np.concatenate([[0], np.cumsum(lengths)]).astype(np.int64).tofile(offsets)
+        return PlacedArray(
+            path=self._path, shape=(int(lengths.sum()), *rest), dtype=dtype, offsets=offsets, text=self._text
+        )
+
+
+def fitting(value: Value, shape: tuple[int, ...]) -> Array:
+    """A value as a field of samples of `shape` takes it: an empty list has the shape of an empty array."""
+    own = np.frombuffer(value, np.uint8) if isinstance(value, bytes) else value
+    return np.empty((0, *shape[1:])) if own.shape == (0,) else own
+
+
+def _new(work: Path, ending: str) -> Path:
+    return work / f"array{len(list(work.glob('array*')))}{ending}"

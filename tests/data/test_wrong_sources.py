@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gzip
 import json
+import zlib
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -309,16 +310,20 @@ WRONG: dict[str, dict[str, Case]] = {
         ),
     },
     "tfrecord": {
-        "no image": (only("a.tfrecord", framed([example(a=1, label=0)])), {}, "no image in None; give --image-field"),
+        "no image": (
+            only("a.tfrecord", framed([example(a=1, b=2, label=0)])),
+            {},
+            r"which array is the input\? Give --input",
+        ),
         "no label": (only("a.tfrecord", framed([example(image=IMAGE_BYTES)])), {}, "a label is one whole number"),
         "a label is negative": (
             only("a.tfrecord", framed([example(image=IMAGE_BYTES, label=-1)])),
             {},
             r"found \[-1\] in 'label'",
         ),
-        "no Example": (only("a.tfrecord", framed([b"\xff\xff"])), {}, "the record is no tf.train.Example"),
+        "no Example": (only("a.tfrecord", framed([b"\xff\xff"])), {}, "the record is not a tf.train.Example"),
         "cut short": (only("a.tfrecord", RECORDS[:-5]), {}, "damaged or cut short at byte"),
-        "compressed": (only("a.tfrecord", gzip.compress(RECORDS)), {}, "or compressed"),
+        "compressed": (only("a.tfrecord", zlib.compress(RECORDS)), {}, "or compressed by other than gzip"),
     },
     "hdf5": {
         "cut short": (lambda folder: [path := hdf5(x=X, y=Y)(folder), cut(path, 900)][0], {}, "no HDF5 file"),

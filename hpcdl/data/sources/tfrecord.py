@@ -5,10 +5,14 @@ A record is: length (uint64), masked CRC of the length (uint32), data, masked CR
 
 from __future__ import annotations
 
+import functools
+import gzip
 import math
 import os
+import shutil
 import struct
-from collections.abc import Iterator
+import zlib
+from collections.abc import Iterator, Sequence
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -18,10 +22,12 @@ import numpy as np
 from hpcdl.core.errors import SourceError, shown
 from hpcdl.core.files import open_regular
 from hpcdl.data.format.dataset import UNSPLIT
+from hpcdl.data.sources.arrays import ArrayGroup, FieldSource, FoundArray, PlacedArray
 from hpcdl.data.sources.base import MOST_SAMPLE_BYTES, Array, SourceFacts, SourceSpec, UnreadableSample
 from hpcdl.data.sources.flat import MOST_CLASSES, FlatFiles, class_numbers, stamp_of
 from hpcdl.data.sources.index import ROW, Index, IndexWriter
 from hpcdl.data.sources.splits import by_names
+from hpcdl.data.sources.tfrecord_fields import StatedType, described, gather, kind_of, stated, value_of_feature
 
 _HEAD = struct.Struct("<QI")
 _FRAME = _HEAD.size + 4
@@ -34,15 +40,19 @@ _SIDES = (
 )
 _MAGIC = (b"\xff\xd8\xff", b"\x89PNG", b"GIF8", b"BM")
 _BATCH = 4096
+_NOTHING: Any = {}
+_PACKED_WRONG = (EOFError, zlib.error, gzip.BadGzipFile)
 
 
-class TFRecordSource:
+class TFRecordSource(FieldSource):
     """One TFRecord file, or a folder of them; files called train*, val*, test* make splits if all are called so."""
 
     def __init__(self, spec: SourceSpec) -> None:
-        self._spec, self._location = spec, Path(spec.location)
+        super().__init__(spec)
         self._image_field, self._label_field = spec.image_field, spec.label_field
         self._files = FlatFiles()
+        self._class_names: list[str] = []
+        self._gathered: dict[tuple[str, str], PlacedArray] = {}
 
     @staticmethod
     def recognises(location: Path) -> bool:
@@ -58,7 +68,10 @@ class TFRecordSource:
             )
         split_of = {UNSPLIT: paths} if self._location.is_file() else by_names(paths, self._spec)
         paths = [path for own in split_of.values() for path in own]
+        if not self._holds_images(paths):
+            return self._list_fields(split_of, index)
         splits = [split for split, own in split_of.items() for _ in own]
+        paths = [self._plain(path) for path in paths]  # an image is read at its place in the file
         kinds, most = set(), 0
         for number, (path, split) in enumerate(zip(paths, splits, strict=True)):
             batch: list[tuple[int, int, int, int, int]] = []
@@ -77,7 +90,7 @@ class TFRecordSource:
             raise SourceError(f"{self._location}: records hold images of different kinds: {sorted(map(str, kinds))}")
         shape = kinds.pop() if kinds else None
         return SourceFacts(
-            class_names=class_numbers(most + 1),
+            class_names=self._class_names or class_numbers(most + 1),
             samples_are="pixels" if shape else "files",
             sample_shape=shape,
             files=[str(path) for path in paths],
@@ -100,7 +113,88 @@ class TFRecordSource:
 
     def describe(self, row: Any, facts: SourceFacts, index: Index) -> str:
         """File and place of the record."""
+        if facts.fields:
+            return super().describe(row, facts, index)
         return f"record at byte {int(row['place'])} of {Path(facts.files[int(row['file'])]).name}"
+
+    def _holds_images(self, paths: list[Path]) -> bool:
+        """Whether records are images with a class each, by flags and the first record; text labels are numbered."""
+        spec = self._spec
+        if spec.inputs or spec.targets or self._image_field or self._label_field:
+            if not (spec.inputs or spec.targets):
+                self._name_labels(paths)
+            return not (spec.inputs or spec.targets)
+        features: Any = next(_examples(paths, damaged=False), ("", {}))[1]
+        if not any(name in features for name in _IMAGE_FIELDS):
+            return not features or any(all(name in features for name in sides) for sides in _SIDES)
+        label = next((name for name in _LABEL_FIELDS if name in features), None)
+        if label and kind_of(features[label]) == "float_list":
+            image = next(name for name in _IMAGE_FIELDS if name in features)
+            raise SourceError(
+                f"{self._location}: the label {shown(label)} is {described(features[label])}: classes or quantities? "
+                f"Give --input {image}=image --target {label}=label and --target-kind class or --target-kind regression"
+            )
+        self._name_labels(paths)
+        return True
+
+    def _name_labels(self, paths: list[Path]) -> None:
+        """Number the classes where labels are their names."""
+        names: set[str] = set()
+        for where, features in _examples(paths, damaged=False):
+            field = self._label_field or next((name for name in _LABEL_FIELDS if name in features), None)
+            if field is None or field not in features or kind_of(features[field]) != "bytes_list":
+                return
+            own = value_of_feature(features, field, StatedType(), where)
+            if not isinstance(own, bytes):
+                raise SourceError(f"{where}: {shown(field)} is a picture, not the name of a class; give --label-field")
+            names.add(own.decode())
+        self._class_names = sorted(names)
+
+    def _list_fields(self, parts: dict[str, list[Path]], index: IndexWriter) -> SourceFacts:
+        """Records as samples of named fields, whose types and shapes --input and --target state where bytes are."""
+        types: dict[str, StatedType] = {}
+        self.inputs = stated("--input", self._spec.inputs, types)
+        self.targets = stated("--target", self._spec.targets, types)
+        wanted = [own.rpartition("=")[0] for own in (*self.inputs, *self.targets)]
+        groups = []
+        for split, paths in parts.items():
+            where, features = next(_examples(paths), ("", _NOTHING))
+            if not where:
+                raise SourceError(f"{self._location}: the files of {split} hold no records; there is nothing to shard")
+            arrays = {
+                key: FoundArray(
+                    described(features[key]), functools.partial(self._placed_feature, split, paths, key, wanted, types)
+                )
+                for key in sorted(features)
+            }
+            groups.append(ArrayGroup(split=split, arrays=arrays))
+        return self.list_parts(groups, index)
+
+    def _placed_feature(
+        self, split: str, paths: list[Path], key: str, wanted: list[str], types: dict[str, StatedType]
+    ) -> PlacedArray:
+        if (split, key) not in self._gathered:  # all that is wanted, in one reading
+            keys = dict.fromkeys([*wanted, key])
+            own = {name: types.get(name, StatedType()) for name in keys if (split, name) not in self._gathered}
+            found = gather(_examples(paths), own, self._work, str(self._location))
+            self._gathered.update({(split, name): array for name, array in found.items()})
+        return self._gathered[split, key]
+
+    def divided(self, parts: Sequence[ArrayGroup]) -> list[ArrayGroup]:
+        """The parts as they are: names of features say nothing about splits."""
+        return list(parts)
+
+    def _plain(self, path: Path) -> Path:
+        """The file itself, or what it unpacks to, in the work folder."""
+        if not _is_packed(path):
+            return path
+        plain = self._work / f"{len(list(self._work.glob('*.plain')))}-{path.name}.plain"
+        with open_regular(path) as file, gzip.open(file) as packed, plain.open("wb") as out:
+            try:
+                shutil.copyfileobj(packed, out, 1 << 20)
+            except _PACKED_WRONG as error:
+                raise SourceError(f"{path} cannot be unpacked (gzip): {error}") from error
+        return plain
 
     def _look(self, content: bytes, where: str) -> tuple[int, int, tuple[int, int, int] | None]:
         """Label, size of the image in bytes, and its shape where it is raw pixels."""
@@ -108,6 +202,8 @@ class TFRecordSource:
         image = self._image(features, where)
         field = self._label_field or next((name for name in _LABEL_FIELDS if name in features), None)
         values: Any = features[field].int64_list.value if field and field in features else ()
+        if field and field in features and self._class_names and kind_of(features[field]) == "bytes_list":
+            values = [self._class_names.index(bytes(one).decode()) for one in features[field].bytes_list.value]
         if len(values) != 1 or not 0 <= values[0] < MOST_CLASSES:
             found = (
                 f"{list(values)[:3]} in {field!r}" if field and field in features else f"the fields {_names(features)}"
@@ -188,23 +284,45 @@ def example_features(content: bytes, where: str) -> Any:
     try:
         return _example_class().FromString(content).features.feature
     except DecodeError as error:
-        raise SourceError(f"{where}: the record is no tf.train.Example ({error})") from error
+        raise SourceError(f"{where}: the record is not a tf.train.Example ({error})") from error
 
 
 def records(path: Path) -> Iterator[tuple[int, bytes, bool]]:
     """Offset and data of every record, and whether its checksum is right; SourceError where a length is wrong."""
     with open_regular(path) as file:
-        offset, size = 0, os.fstat(file.fileno()).st_size
-        while head := file.read(_HEAD.size):
-            length = _length(head)
-            content = file.read(length) if length is not None and length < size - offset else b""
-            checksum = file.read(4)
-            if length is None or len(content) != length or len(checksum) != 4:
-                raise SourceError(
-                    f"{path}: damaged or cut short at byte {offset}, or compressed (then gunzip it first)"
-                )
-            yield offset, content, _sound(content, checksum)
-            offset += _FRAME + length
+        packed = _is_packed(path)
+        offset, size = 0, math.inf if packed else os.fstat(file.fileno()).st_size
+        stream: Any = gzip.open(file) if packed else file  # noqa: SIM115  closing it closes nothing
+        try:
+            while head := stream.read(_HEAD.size):
+                length = _length(head)
+                content = stream.read(length) if length is not None and length < size - offset else b""
+                checksum = stream.read(4)
+                if length is None or len(content) != length or len(checksum) != 4:
+                    raise SourceError(
+                        f"{path}: damaged or cut short at byte {offset}, or compressed by other than gzip"
+                    )
+                yield offset, content, _sound(content, checksum)
+                offset += _FRAME + length
+        except _PACKED_WRONG as error:
+            raise SourceError(f"{path}: cannot be unpacked (gzip) at byte {offset}: {error}") from error
+
+
+def _examples(paths: Sequence[Path], *, damaged: bool = True) -> Iterator[tuple[str, Any]]:
+    """How a message names each record, and its features; SourceError for a `damaged` one, or it is passed over."""
+    for path in paths:
+        for number, (_, content, sound) in enumerate(records(path)):
+            where = f"record {number} of {path.name}"
+            if not sound and damaged:
+                raise SourceError(f"{where}: its checksum is wrong; write the file again")
+            if not sound:
+                continue
+            yield where, example_features(content, where)
+
+
+def _is_packed(path: Path) -> bool:
+    with open_regular(path) as file:
+        return file.read(2) == b"\x1f\x8b"
 
 
 def _sound(content: bytes, checksum: bytes) -> bool:
@@ -220,7 +338,11 @@ def _length(head: bytes) -> int | None:
 
 def _starts_right(path: Path) -> bool:
     with open_regular(path) as file:
-        return _length(file.read(_HEAD.size)) is not None
+        try:
+            stream: Any = gzip.open(file) if _is_packed(path) else file  # noqa: SIM115  closing it closes nothing
+            return _length(stream.read(_HEAD.size)) is not None
+        except _PACKED_WRONG:
+            return False
 
 
 def _files(location: Path) -> list[Path]:

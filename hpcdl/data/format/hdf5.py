@@ -375,6 +375,8 @@ class ArrayFile:
 
         def keep(name: str, item: Any) -> None:
             if isinstance(item, h5py.Dataset) and item.shape and item.dtype.kind in "fiub" and not _is_axis(item):
+                if _MATLAB in item.attrs:
+                    return  # MATLAB keeps pictures in another order of axes
                 found[name] = item.shape
 
         with self._reading():
@@ -388,10 +390,17 @@ class ArrayFile:
         def keep(name: str, item: Any) -> None:
             if not isinstance(item, h5py.Dataset) or item.shape is None or _is_axis(item):
                 return
-            if h5py.check_string_dtype(item.dtype):
+            if item.dtype.names:
+                for part in item.dtype.names:
+                    own = item.dtype[part]
+                    kind = "text" if h5py.check_string_dtype(own) else own.base.name
+                    found[f"{name}/{part}"] = ((*item.shape, *own.shape), kind)
+            elif h5py.check_string_dtype(item.dtype):
                 found[name] = (item.shape, "text")
+            elif _text(item.attrs.get(_MATLAB)) == "char":
+                return  # numbers of letters, as many rows as there are letters
             elif item.dtype.kind in "fiubcV" or h5py.check_vlen_dtype(item.dtype):
-                found[name] = (item.shape, item.dtype.name)
+                found[name] = (_shape(item), _dtype(item).name)
 
         with self._reading():
             self._file.visititems(keep)
@@ -400,20 +409,20 @@ class ArrayFile:
     def strings(self, name: str) -> list[bytes] | None:
         """The strings of an array of one axis; None where it holds something else."""
         with self._reading():
-            data = self._file[name]
-            if h5py.check_string_dtype(data.dtype) is None:
+            data, part = self._found(name)
+            if h5py.check_string_dtype(data.dtype[part] if part else data.dtype) is None:
                 return None
             if not data.shape:
                 return [bytes(data[()])]
             if len(data.shape) != 1:
                 raise ValueError(f"{name} holds strings in the shape {data.shape}; one a sample is needed")
-            return [bytes(value) for value in data[()]]
+            return [bytes(value) for value in (data[part] if part else data[()])]
 
     def lengths_vary(self, name: str) -> tuple[Array, Array] | None:
         """The values of an array of samples of any length, and where each sample starts; None for others."""
         with self._reading():
-            data = self._file[name]
-            kind = h5py.check_vlen_dtype(data.dtype)
+            data, part = self._found(name)
+            kind = None if part else h5py.check_vlen_dtype(data.dtype)
             if kind is None:
                 return None
             if len(data.shape) > 1:
@@ -432,7 +441,7 @@ class ArrayFile:
         """
         with self._reading():
             data = self._array(name)
-            if data.dtype.kind not in "fiu" or not data.shape:
+            if data.dtype.kind not in "fiu" or not data.shape or _MATLAB in data.attrs:
                 return None
             packing = _Packing.of(data)
             if packing is None:
@@ -458,7 +467,10 @@ class ArrayFile:
     def place(self, name: str, copy: Path) -> tuple[Path, int]:
         """A file in which the values of an array lie one behind the other, and where: this one, or a `copy` made."""
         with self._reading():
-            data = self._array(name)
+            data, part = self._array(name), self._found(name)[1]
+            if part or _MATLAB in data.attrs:
+                _copied(data, part, copy)
+                return copy, 0
             if data.chunks is None and data.id.get_offset() is not None and data.size:
                 return self._path, int(data.id.get_offset())
             with copy.open("wb") as out:
@@ -473,7 +485,11 @@ class ArrayFile:
     def kind(self, name: str) -> tuple[tuple[int, ...], np.dtype[Any]]:
         """Shape and type of an array."""
         with self._reading():
-            return self._array(name).shape, self._array(name).dtype
+            data, part = self._array(name), self._found(name)[1]
+            if part:
+                own = data.dtype[part]
+                return (*data.shape, *own.shape), own.base
+            return _shape(data), _dtype(data)
 
     def whole(self, name: str) -> Array:
         """All of an array."""
@@ -503,15 +519,52 @@ class ArrayFile:
                     out[first : first + rows] = data[first : first + rows]
         return copy
 
+    def _found(self, name: str) -> tuple[Any, str]:
+        """The data set at a path; where that goes on into the records of one, the part of a record that it names."""
+        folder, _, part = name.rpartition("/")
+        if folder and isinstance(self._file.get(folder), h5py.Dataset):
+            return self._file[folder], part
+        return self._file[name], ""
+
     def _array(self, name: str) -> Any:
         """A data set whose announced size fits what is stored: checked once, before room is made for it."""
         if name not in self._arrays:
-            data = self._file[name]
+            data = self._found(name)[0]
             most = max(_MOST_CHUNK_BYTES, _MOST_RATIO * data.id.get_storage_size())
             if data.nbytes > most or math.prod(data.chunks or ()) * data.dtype.itemsize > _MOST_CHUNK_BYTES:
                 raise ValueError(f"{name} tells of the shape {data.shape}, and is not there")
             self._arrays[name] = data
         return self._arrays[name]
+
+
+_MATLAB = "MATLAB_class"
+"""The attribute by which MATLAB says what an array is; its axes are stored in the opposite order."""
+
+
+def _shape(data: Any) -> tuple[int, ...]:
+    """The shape of an array as its user knows it: of MATLAB's the axes in its own order, and vectors with one axis."""
+    if _MATLAB not in data.attrs:
+        return tuple(data.shape)
+    sides = tuple(data.shape[::-1])
+    return (max(sides),) if math.prod(sides) == max(sides) else sides
+
+
+def _dtype(data: Any) -> np.dtype[Any]:
+    logical = _text(data.attrs.get(_MATLAB, "")) == "logical"
+    return np.dtype(np.bool_) if logical else data.dtype
+
+
+def _copied(data: Any, part: str, copy: Path) -> None:
+    """Write the values of one part of records, or of MATLAB's array in its own order of axes, into `copy`."""
+    count = data.shape[0] if part else data.shape[-1]
+    rows = max(1, _COPY_BYTES // max(1, data.nbytes // max(1, count)))
+    with copy.open("wb") as out:
+        for first in range(0, count, rows):
+            if part:
+                values = data[first : first + rows][part]
+            else:
+                values = data[..., first : first + rows].transpose().astype(_dtype(data))
+            np.ascontiguousarray(values).tofile(out)
 
 
 def _is_axis(data: Any) -> bool:

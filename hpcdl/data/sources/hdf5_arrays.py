@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 
 from hpcdl.core.errors import SourceError
+from hpcdl.core.files import open_regular
 from hpcdl.data.format.dataset import UNSPLIT
 from hpcdl.data.format.hdf5 import ArrayFile
 from hpcdl.data.sources.arrays import TARGET_NAMES, ArrayGroup, FieldSource, FoundArray, PlacedArray, shape_text
@@ -28,6 +29,10 @@ from hpcdl.data.sources.index import Index, IndexWriter
 from hpcdl.data.sources.splits import by_names
 
 _ENDINGS = (".h5", ".hdf5", ".hdf", ".he5", ".nc", ".nc4")
+_OTHERS = (".mat", ".nxs", ".h5ad", ".cxi", ".loom", ".dat", ".data", "")
+"""Endings of files that may be HDF5, which their first bytes tell."""
+_SIGNATURE = b"\x89HDF\r\n\x1a\n"
+_PLACES = (0, 512, 1024, 2048)
 
 
 class Hdf5Source(FieldSource):
@@ -41,14 +46,17 @@ class Hdf5Source(FieldSource):
 
     @staticmethod
     def recognises(location: Path) -> bool:
-        """Files with one of HDF5's usual endings."""
+        """Files with one of HDF5's usual endings, or with its signature."""
         return bool(_files(location))
 
     def scan(self, index: IndexWriter) -> SourceFacts:
         """Find the arrays of each file and list their samples."""
         paths = _files(self._location)
         if not paths:
-            raise SourceError(f"{self._location} holds no HDF5 files ({', '.join(_ENDINGS)})")
+            raise SourceError(
+                f"{self._location} holds no HDF5 files: neither endings ({', '.join(_ENDINGS)}) nor HDF5's signature; "
+                "MATLAB saves HDF5 with -v7.3"
+            )
         if not self._holds_images(paths):
             return self.list_parts(self._parts(paths), index)
         listed = ArrayFiles(index)
@@ -174,6 +182,19 @@ class Hdf5Source(FieldSource):
 
 
 def _files(location: Path) -> list[Path]:
+    """The HDF5 files at `location`: by their endings, or by HDF5's signature."""
     if location.is_file():
-        return [location] if location.suffix.lower() in _ENDINGS else []
-    return sorted(path for path in location.iterdir() if path.is_file() and path.suffix.lower() in _ENDINGS)
+        usual = location.suffix.lower() in _ENDINGS
+        return [location] if usual or _is_hdf5(location) else []
+    paths = sorted(path for path in location.iterdir() if path.is_file() and path.name[0] != ".")
+    found = [path for path in paths if path.suffix.lower() in _ENDINGS]
+    others = [path for path in paths if path.suffix.lower() in _OTHERS]
+    if found or not others or not _is_hdf5(others[0]):  # one look: of a folder of many files it is asked, too
+        return found
+    return [path for path in others if _is_hdf5(path)]
+
+
+def _is_hdf5(path: Path) -> bool:
+    """Whether HDF5's signature stands at one of the places where it may stand; MATLAB's is behind 512 bytes."""
+    with open_regular(path) as file:
+        return any(file.seek(place) == place and file.read(8) == _SIGNATURE for place in _PLACES)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 import lzma
 import math
@@ -36,6 +37,7 @@ from hpcdl.data.sources.index import Index, IndexWriter
 
 _PAIRS = (("images", "labels"), ("x", "y"), ("data", "labels"))
 _MOST_HEADER_BYTES = 16_384
+_COPY_BYTES = 64 << 20
 _DAMAGED = (zipfile.BadZipFile, ValueError, KeyError, EOFError, OverflowError, NotImplementedError, struct.error)
 """What Python's and numpy's readers raise for archives and headers that are wrong."""
 _DIVIDED = {"train": ("x_train", "y_train"), "val": ("x_val", "y_val"), "test": ("x_test", "y_test")}
@@ -193,7 +195,19 @@ class NumpySource(FieldSource):
         path = folder / (name if name.endswith(".npy") else f"{name}.npy")
         if not path.is_file():
             raise SourceError(f"no such file: {path}; give --label-field")
-        return _stored(path, 0, str(path))
+        return self._rows_first(*_stored(path, 0, str(path)))
+
+    def _rows_first(self, array: PlacedArray, column_first: bool) -> PlacedArray:
+        """An array whose samples lie one behind the other: itself, or of one in Fortran order a copy in C order."""
+        if not column_first or len(array.shape) < 2:
+            return array
+        values = np.memmap(array.path, array.dtype, "r", array.offset, array.shape, order="F")
+        copy = self._work / f"array{len(list(self._work.glob('array*')))}"
+        rows = max(1, _COPY_BYTES // max(1, array.dtype.itemsize * math.prod(array.shape[1:])))
+        with copy.open("wb") as out:
+            for first in range(0, array.shape[0], rows):
+                out.write(np.ascontiguousarray(values[first : first + rows]).data)
+        return dataclasses.replace(array, path=copy, offset=0, told="saved in Fortran order, read as numpy reads it")
 
     def _member(self, name: str) -> PlacedArray:
         """A member of the archive where it lies, or unpacked."""
@@ -206,7 +220,9 @@ class NumpySource(FieldSource):
                 with self._location.open("rb") as file:
                     file.seek(max(0, member.header_offset) + 26)
                     lengths = struct.unpack("<HH", file.read(4).ljust(4, b"\0"))
-                return _stored(self._location, max(0, member.header_offset) + 30 + sum(lengths), shown)
+                return self._rows_first(
+                    *_stored(self._location, max(0, member.header_offset) + 30 + sum(lengths), shown)
+                )
             if member.compress_type != zipfile.ZIP_DEFLATED:  # Python would unpack a piece of others whole
                 raise SourceError(f"{shown} is packed in another way than numpy does; use numpy.savez_compressed")
             unpacked = self._work / f"{self._num_unpacked}.npy"
@@ -215,7 +231,7 @@ class NumpySource(FieldSource):
                 with archive.open(member) as packed, unpacked.open("wb") as out:
                     out.write(packed.read(_MOST_HEADER_BYTES))
                     out.flush()
-                    left = _end_of(_placed(unpacked, 0, shown)) - out.tell() + 1  # no more than its header tells of
+                    left = _end_of(_placed(unpacked, 0, shown)[0]) - out.tell() + 1  # no more than its header tells of
                     free = shutil.disk_usage(self._work).free
                     if left > free:
                         raise SourceError(
@@ -225,26 +241,26 @@ class NumpySource(FieldSource):
                         left -= out.write(piece)
             except (OSError, EOFError, zlib.error, lzma.LZMAError, RuntimeError, *_DAMAGED) as error:
                 raise SourceError(f"{shown} cannot be unpacked: {_one_line(error)}") from error
-        return _stored(unpacked, 0, shown)
+        return self._rows_first(*_stored(unpacked, 0, shown))
 
 
 def _opened(path: Path) -> zipfile.ZipFile:
     try:
         return zipfile.ZipFile(path)
     except (OSError, *_DAMAGED) as error:
-        raise SourceError(f"{path} is no .npz archive: {_one_line(error)}") from error
+        raise SourceError(f"{path} is not a .npz archive: {_one_line(error)}") from error
 
 
 def _one_line(error: Exception) -> str:
     return " ".join(str(error).split())[:200]
 
 
-def _stored(path: Path, offset: int, shown: str) -> PlacedArray:
-    """The array whose .npy header stands at `offset` of `path`, all of whose values are there."""
-    found = _placed(path, offset, shown)
+def _stored(path: Path, offset: int, shown: str) -> tuple[PlacedArray, bool]:
+    """The array whose .npy header stands at `offset` of `path`, all of whose values are there; if in Fortran order."""
+    found, column_first = _placed(path, offset, shown)
     if path.stat().st_size < _end_of(found):
-        raise SourceError(f"{shown} is cut short: its header tells of the shape {found.shape}")
-    return found
+        raise SourceError(f"{shown} is cut short: its header says that its shape is {found.shape}")
+    return found, column_first
 
 
 def _end_of(array: PlacedArray) -> int:
@@ -252,8 +268,8 @@ def _end_of(array: PlacedArray) -> int:
     return array.offset + math.prod(array.shape) * array.dtype.itemsize
 
 
-def _placed(path: Path, offset: int, shown: str) -> PlacedArray:
-    """What the .npy header at `offset` of `path` tells of; objects (pickles) are refused."""
+def _placed(path: Path, offset: int, shown: str) -> tuple[PlacedArray, bool]:
+    """What the .npy header at `offset` of `path` says, and whether the order is Fortran's; objects are refused."""
     with open_regular(path) as file:
         file.seek(offset)
         try:
@@ -263,12 +279,10 @@ def _placed(path: Path, offset: int, shown: str) -> PlacedArray:
                 warnings.simplefilter("ignore")  # of arrays saved by Python 2
                 shape, column_first, dtype = read(file)
         except (TypeError, SyntaxError, tokenize.TokenError, RecursionError, *_DAMAGED) as error:
-            raise SourceError(f"{shown} is no numpy array: {_one_line(error)}") from error
+            raise SourceError(f"{shown} is not a numpy array: {_one_line(error)}") from error
         position = file.tell()
     if dtype.hasobject:
         raise SourceError(f"{shown} holds Python objects; save plain numbers")
-    if column_first:
-        raise SourceError(f"{shown} is in Fortran order; save numpy.ascontiguousarray of it")
     if min(shape, default=0) < 0 or not dtype.itemsize:
-        raise SourceError(f"{shown} is no numpy array: it has the shape {shape} of {dtype}")
-    return PlacedArray(path=path, offset=position, shape=tuple(shape), dtype=dtype)
+        raise SourceError(f"{shown} is not a numpy array: it has the shape {shape} of {dtype}")
+    return PlacedArray(path=path, offset=position, shape=tuple(shape), dtype=dtype), bool(column_first)

@@ -115,6 +115,8 @@ class FieldSource:
         where = self._location
         told: list[str] = []
         parts = self.divided(parts, told)
+        left_out = [part.split for part in parts if part.split in self._spec.leave_out]
+        parts = [part for part in parts if part.split not in left_out]
         if not parts or not parts[0].arrays:
             raise SourceError(f"{where} holds no arrays of numbers or text; check it, or --format")
         chosen = choose(parts[0].arrays, self.inputs, self.targets, str(where))
@@ -153,7 +155,8 @@ class FieldSource:
             stamps=[stamp_of(array.path) for array in flat],
             fields=fields,
             arrays=[_place(array) for array in flat],
-            told=told,
+            told=[*told, *(f"left out: the split {name}" for name in left_out)],
+            left_out=left_out,
         )
 
     def read(self, row: Any, facts: SourceFacts, index: Index) -> Content | Array:

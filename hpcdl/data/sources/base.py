@@ -50,6 +50,7 @@ class SourceSpec:
     image_field: str | None = None
     label_field: str | None = None
     axes: str = "auto"
+    head: str = "names"
     inputs: Sequence[str] = ()
     targets: Sequence[str] = ()
     target_kind: str = ""
@@ -102,6 +103,8 @@ class SourceFacts:
     arrays: Sequence[ArrayPlace] = ()
     told: Sequence[str] = ()
     skipped: Sequence[str] = ()
+    left_out: Sequence[str] = ()
+    """Splits that were not looked at, as --leave-out asks."""
     num_samples: int = 0
     decodes: bool = False
     """Image files become a field: --image-size and --channels are obeyed."""

@@ -12,7 +12,7 @@ _NAMES = ("split_names", "leave_out")
 _TAKEN: dict[str, tuple[str, ...]] = {
     "synthetic": ("samples",),
     "csv": ("image_field", "label_field", "target_kind"),
-    "table": (*_FIELDS, "leave_out"),
+    "table": (*_FIELDS, "leave_out", "head"),
     "cifar10": (),
     "cifar100": (),
     "mnist": (),
@@ -24,10 +24,11 @@ _TAKEN: dict[str, tuple[str, ...]] = {
     "parquet": (*_FIELDS, "image_field", "label_field", *_NAMES),
     "text": (*_FIELDS, "label_field", *_NAMES),
     "memmap": _FIELDS,
+    "reader": (*_FIELDS, "leave_out"),
     "image-folder": ("input", "target", "target_kind", *_NAMES),
 }
 """By format; one that a site has added gets every flag."""
-_UNSET = (None, "auto", ())
+_UNSET = (None, "auto", (), "names")
 _REMEDIES = {
     "image_field": "images are the files of the folders",
     "label_field": "a folder's name is the class of its images; a .csv of file,label lists others",

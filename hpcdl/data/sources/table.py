@@ -29,7 +29,7 @@ class TableSource(ColumnSource):
 
     @staticmethod
     def recognises(location: Path) -> bool:
-        """A table that is no list of files."""
+        """A table that is not a list of files."""
         if not location.is_file() or location.suffix.lower() not in _ENDINGS:
             return False
         return not is_list_of_files(location)
@@ -63,16 +63,20 @@ class TableSource(ColumnSource):
         names: list[str] = []
         rows: list[list[str]] = []
         for number, fields in self._lines():
-            if not names:
+            if not names and self._spec.head == "none":
+                names = [f"c{place}" for place in range(1, len(fields) + 1)]
+            elif not names:
                 names = [field.strip() for field in fields]
                 if _is_sample(names):
                     raise SourceError(
-                        f"{self._location} line 1 holds numbers only; the first line names the columns: add such a line"
+                        f"{self._location} line 1 holds numbers only; the first line names the columns: add such a "
+                        "line, or give --head none, which calls them c1, c2, ..."
                     )
                 twice = next((name for name in names if names.count(name) > 1 or not name), None)
                 if twice is not None:
                     raise SourceError(
-                        f"{self._location} line 1: the column {shown(twice)} is named twice, or not at all"
+                        f"{self._location} line 1: the column {shown(twice)} is named twice, or not at all; "
+                        "is this line a sample? Then give --head none"
                     )
                 continue
             if len(fields) != len(names):

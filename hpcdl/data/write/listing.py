@@ -33,6 +33,7 @@ from hpcdl.data.sources.flags import check_flags
 from hpcdl.data.sources.images import ImageKinds
 from hpcdl.data.sources.index import Index, IndexWriter
 from hpcdl.data.sources.reader_code import user_reader
+from hpcdl.data.sources.reader_samples import SPLITS
 from hpcdl.data.write.lustre import file_system_of
 from hpcdl.data.write.plan import ShardJob, make_plan
 from hpcdl.data.write.request import LayoutConfig, ShardConfig, ShardRequest, SourceConfig, parse_split
@@ -57,7 +58,9 @@ def make_job(request: ShardRequest, work: Path) -> ShardJob:
         counts, fingerprint = dict(writer.counts), writer.fingerprint()
         state = source_state(spec, facts, writer.state())
         facts = dataclasses.replace(facts, num_samples=sum(counts.values()))
-    counts = {name: count for name, count in counts.items() if count}
+    # A split is left out by any of its words, too: test by `testing`.
+    splits = {SPLITS.get(word.lower(), word) for word in spec.leave_out}
+    counts = {name: count for name, count in counts.items() if count and name not in splits}
     if not counts:
         raise SourceError(f"{request.source} holds no samples; there is nothing to shard")
     _check_names(facts, request.source)
@@ -157,6 +160,7 @@ def _spec(request: ShardRequest, work: Path) -> SourceSpec:
         image_field=chosen.image_field,
         label_field=chosen.label_field,
         axes=chosen.axes,
+        head=chosen.head,
         inputs=chosen.input or (),
         targets=chosen.target or (),
         target_kind=chosen.target_kind or "",

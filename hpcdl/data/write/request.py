@@ -37,8 +37,13 @@ class SourceConfig:
     )
     leave_out: tuple[str, ...] | None = setting(
         None,
-        "Files or folders of the source, by name or pattern, that are no part of the data; may be repeated.",
+        "Leave out files, folders, columns or splits of the source, by name or pattern; may be repeated.",
         kind="names",
+    )
+    head: str = setting(
+        "names",
+        "First line of a table: names of the columns, or none: they are called c1, c2, ...",
+        choices=("names", "none"),
     )
     sample_is: str | None = setting(
         None, "What one sample is, of several HDF5 files: a row of their arrays, or a file.", choices=("row", "file")

@@ -1,0 +1,243 @@
+"""Kinds of files that fields use every day: TFRecord of fields, HDF5 by other names, records, MATLAB's, CSV heads."""
+
+from __future__ import annotations
+
+import gzip
+from pathlib import Path
+from typing import Any
+
+import h5py
+import numpy as np
+import pytest
+from PIL import Image
+
+from hpcdl.core.errors import SourceError, UsageError
+from hpcdl.data.format.manifest import Manifest
+from hpcdl.data.sources.base import recognise
+from hpcdl.data.sources.tfrecord import _example_class
+from tests.data.sharding import everything, make, numbers, pixels, same_samples
+from tests.data.test_fields import stored
+from tests.data.test_formats import framed, png
+
+
+def record(**values: Any) -> bytes:
+    """A tf.train.Example: bytes, floats or whole numbers by name."""
+    made = _example_class()()
+    for name, value in values.items():
+        own = made.features.feature[name]
+        value = value if isinstance(value, list) else [value]
+        kind = {bytes: own.bytes_list, float: own.float_list}.get(type(value[0]), own.int64_list)
+        kind.value.extend(value)
+    content: bytes = made.SerializeToString()
+    return content
+
+
+def found(folder: Path, manifest: Manifest, split: str = "all") -> list[str]:
+    samples = stored(folder, manifest, split).values()
+    return sorted(repr([np.asarray(own[item.name]).tolist() for item in manifest.fields]) for own in samples)
+
+
+@pytest.mark.parametrize("packed", [False, True], ids=["plain", "gzip"])
+def test_tfrecord_of_volumes_as_cosmoflow_has_them(packed: bool, tmp_path: Path) -> None:
+    rng = np.random.default_rng(0)
+    volumes, targets = rng.integers(-9, 9999, (6, 4, 4, 4, 2)).astype("<i2"), rng.random((6, 4)).astype("<f4")
+    content = framed([record(x=x.tobytes(), y=y.tobytes()) for x, y in zip(volumes, targets, strict=True)])
+    source = tmp_path / ("a.tfrecord.gz" if packed else "a.tfrecord")
+    source.write_bytes(gzip.compress(content) if packed else content)
+    assert recognise(str(source)) == "tfrecord"
+    manifest = make(source, tmp_path / "out", input="x=x:int16:4x4x4x2", target="y=y:float32:4")
+    assert {item.name: (item.dtype, item.shape) for item in manifest.fields} == {
+        "x": ("int16", (4, 4, 4, 2)), "y": ("float32", (4,)),
+    }  # fmt: skip
+    assert found(tmp_path / "out", manifest) == sorted(
+        repr([x.tolist(), y.tolist()]) for x, y in zip(volumes, targets, strict=True)
+    )
+
+
+def test_tfrecord_of_tables_lists_and_text(tmp_path: Path) -> None:
+    made = [
+        record(features=[float(n), 2.0, 3.0], ids=list(range(1 + n % 3)), note=f"é{n}".encode(), label=n % 2)
+        for n in range(7)
+    ]
+    folder = tmp_path / "s"
+    folder.mkdir()
+    (folder / "train-0.tfrecord").write_bytes(framed(made[:4]))
+    (folder / "test-0.tfrecord").write_bytes(framed(made[4:]))
+    manifest = make(folder, tmp_path / "usual", input="features=x", target="label=y")
+    expected = sorted(repr([[float(n), 2.0, 3.0], n % 2]) for n in (4, 5, 6))
+    assert found(tmp_path / "usual", manifest, "test") == expected
+    manifest = make(folder, tmp_path / "all", input="ids=ids,note=note,features=f::3x1", target="label=y")
+    kinds = {item.name: (item.kind, item.dtype, item.variable) for item in manifest.fields}
+    assert kinds["ids"] == ("numbers", "int64", True) and kinds["note"][0] == "text" and kinds["f"][1] == "float32"
+    rows = {bytes(own["note"]).decode(): own for own in stored(tmp_path / "all", manifest, "train").values()}
+    for n in range(4):
+        assert rows[f"é{n}"]["ids"].tolist() == list(range(1 + n % 3))
+        assert rows[f"é{n}"]["f"].tolist() == [[n], [2], [3]] and rows[f"é{n}"]["y"] == n % 2
+
+
+@pytest.mark.parametrize("packed", [False, True], ids=["plain", "gzip"])
+def test_tfrecord_of_pictures_with_names_of_classes(packed: bool, tmp_path: Path) -> None:
+    pictures, labels = pixels(6, (4, 5, 3)), np.array([0, 1, 0, 2, 1, 0])
+    names = [b"cat", b"dog", b"eel"]
+    content = framed([record(image=png(one), label=names[own]) for one, own in zip(pictures, labels, strict=True)])
+    source = tmp_path / "a.tfrecord"
+    source.write_bytes(gzip.compress(content) if packed else content)
+    manifest = make(source, tmp_path / "out")
+    assert manifest.class_names == ("cat", "dog", "eel")
+    assert same_samples(everything(tmp_path / "out", manifest, "all"), pictures, labels)
+
+
+PICTURE = png(pixels(1, (4, 4, 3))[0])
+TFRECORDS: dict[str, tuple[list[bytes], dict[str, Any], str]] = {
+    "bytes of no type": ([record(x=b"\xff\x00", y=1)], {"input": "x=x"}, "give their type and shape: FEATURE=NAME"),
+    "other shape": ([record(x=b"\0" * 8, y=1)], {"input": "x=x:int16:3"}, "has 4 values, and the shape 3 has 3"),
+    "part of a number": ([record(x=b"\0" * 7, y=1)], {"input": "x=x:int16"}, "7 bytes, not a whole number of int16"),
+    "type of a list": ([record(x=[1.0, 2.0], y=1)], {"input": "x=x:int16"}, "is a list of float32, not of int16"),
+    "odd type": ([record(x=b"\0", y=1)], {"input": "x=x:int33"}, "there is no type 'int33'"),
+    "no such feature": ([record(x=1.0, y=1)], {"input": "z=z"}, "has no array 'z'; it has 'x' .1 float32., 'y'"),
+    "a record without": ([record(x=1.0, y=1), record(y=1)], {"input": "x=x"}, "record 1 of a.* has no value of 'x'"),
+    "float label of a picture": ([record(image=PICTURE, label=1.0)], {}, "classes or quantities. Give --input"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", TFRECORDS)
+def test_tfrecords_that_are_asked_about(name: str, tmp_path: Path) -> None:
+    made, options, reason = TFRECORDS[name]
+    (tmp_path / "a.tfrecord").write_bytes(framed(made))
+    with pytest.raises(UsageError, match=reason):
+        make(tmp_path / "a.tfrecord", tmp_path / "out", **options)
+    assert not (tmp_path / "out").exists()
+
+
+def test_damaged_gzip_is_named(tmp_path: Path) -> None:
+    content = gzip.compress(framed([record(x=[float(n)] * 500, y=n % 2) for n in range(50)]))
+    (tmp_path / "a.tfrecord").write_bytes(content[:-40])
+    with pytest.raises(
+        SourceError, match=r"a\.tfrecord: cannot be unpacked \(gzip\)|a\.tfrecord: damaged or cut short"
+    ):
+        make(tmp_path / "a.tfrecord", tmp_path / "out", input="x=x", target="y=y")
+
+
+@pytest.mark.parametrize("name", ["scan.nxs", "x.h5ad", "noending", "data.dat"])
+def test_hdf5_by_any_name_is_known_by_its_signature(name: str, tmp_path: Path) -> None:
+    images, labels = pixels(8, (6, 6, 3)), numbers(8, 3)
+    for source in (tmp_path / name, tmp_path / "folder" / name):
+        source.parent.mkdir(exist_ok=True)
+        with h5py.File(source, "w", userblock_size=512) as file:
+            file["images"], file["labels"] = images, labels
+    for number, source in enumerate((tmp_path / name, tmp_path / "folder")):
+        assert recognise(str(source)) == "hdf5"
+        manifest = make(source, tmp_path / f"out{number}")
+        assert same_samples(everything(tmp_path / f"out{number}", manifest, "all"), images, labels)
+
+
+def test_what_is_not_hdf5_says_so(tmp_path: Path) -> None:
+    (tmp_path / "old.mat").write_bytes(b"MATLAB 5.0 MAT-file" + b"\0" * 600)
+    with pytest.raises(SourceError, match=r"nor HDF5's signature; MATLAB saves HDF5 with -v7\.3"):
+        make(tmp_path / "old.mat", tmp_path / "out", format="hdf5")
+
+
+def test_matlab_arrays_have_their_own_order_of_axes(tmp_path: Path) -> None:
+    """As MATLAB 7.3 writes an N x d matrix and an N x 1 vector: axes reversed, the class in an attribute."""
+    rng = np.random.default_rng(0)
+    spectra, ok = rng.random((9, 5)), rng.random(9) > 0.5
+    with h5py.File(tmp_path / "a.mat", "w", userblock_size=512) as file:
+        for name, values, kind in (("x", spectra, "double"), ("y", ok[:, None].astype(np.uint8), "logical")):
+            file[name] = values.T
+            file[name].attrs["MATLAB_class"] = np.bytes_(kind)
+        file["title"] = np.frombuffer("spectra".encode("utf-16-le"), np.uint16)[:, None]
+        file["title"].attrs["MATLAB_class"] = np.bytes_("char")
+    manifest = make(tmp_path / "a.mat", tmp_path / "out")
+    assert {item.name: (item.shape, item.dtype) for item in manifest.fields}["x"] == ((5,), "float64")
+    expected = sorted(repr([x.tolist(), int(y)]) for x, y in zip(spectra, ok, strict=True))
+    assert found(tmp_path / "out", manifest) == expected
+
+
+@pytest.mark.parametrize("chunks", [None, (4,)], ids=["contiguous", "chunked"])
+def test_parts_of_records_in_hdf5_are_arrays(chunks: tuple[int, ...] | None, tmp_path: Path) -> None:
+    kind = np.dtype([("pt", "<f4"), ("hits", "<i2", (3,)), ("name", "S6"), ("label", "<i8")])
+    rows = np.zeros(10, kind)
+    rows["pt"], rows["hits"], rows["label"] = np.arange(10) / 7, np.arange(30).reshape(10, 3), np.arange(10) % 2
+    rows["name"] = [f"n{number}" for number in range(10)]
+    with h5py.File(tmp_path / "a.h5", "w") as file:
+        file.create_dataset("run/events", data=rows, chunks=chunks)
+    options = {"input": "run/events/pt=pt,run/events/hits=hits,run/events/name=name", "target": "run/events/label=y"}
+    manifest = make(tmp_path / "a.h5", tmp_path / "out", **options)
+    expected = sorted(
+        repr([row["pt"].tolist(), row["hits"].tolist(), list(row["name"]), int(row["label"])]) for row in rows
+    )
+    assert found(tmp_path / "out", manifest) == expected
+    with pytest.raises(SourceError, match=r"'run/events/pt' \(10 float32\), 'run/events/hits' \(10x3 int16\)"):
+        make(tmp_path / "a.h5", tmp_path / "out2", input="run/events/no=x")
+
+
+@pytest.mark.parametrize("kind", ["npy", "npz", "npz compressed"])
+def test_arrays_in_fortran_order(kind: str, tmp_path: Path) -> None:
+    x, y = np.asfortranarray(np.random.default_rng(0).random((7, 3, 4))), np.arange(7) % 2
+    if kind == "npy":
+        source = tmp_path / "s"
+        source.mkdir()
+        np.save(source / "x.npy", x)
+        np.save(source / "y.npy", y)
+    else:
+        source = tmp_path / "s.npz"
+        (np.savez if kind == "npz" else np.savez_compressed)(source, x=x, y=y)
+    manifest = make(source, tmp_path / "out", input="x=x", target="y=y")
+    expected = sorted(repr([a.tolist(), int(b)]) for a, b in zip(x, y, strict=True))
+    assert found(tmp_path / "out", manifest) == expected
+
+
+def test_pictures_in_fortran_order(tmp_path: Path) -> None:
+    images, labels = pixels(9, (6, 5, 3)), numbers(9, 3)
+    np.savez(tmp_path / "s.npz", images=np.asfortranarray(images), labels=labels)
+    manifest = make(tmp_path / "s.npz", tmp_path / "out")
+    assert same_samples(everything(tmp_path / "out", manifest, "all"), images, labels)
+
+
+def test_tables_without_names_of_columns(tmp_path: Path) -> None:
+    (tmp_path / "iris.csv").write_text("5.1,3.5,1.4,setosa\n4.9,3.0,1.4,other\n6.1,2.5,0.4,setosa\n")
+    (tmp_path / "rising.csv").write_text("1,2,3\n4,5,6\n9,1,0\n")
+    manifest = make(tmp_path / "iris.csv", tmp_path / "out", head="none", target="c4=kind")
+    assert manifest.splits["all"].num_samples == 3 and manifest.class_names == ("other", "setosa")
+    manifest = make(tmp_path / "rising.csv", tmp_path / "rise", head="none", target="c3=y", target_kind="regression")
+    assert found(tmp_path / "rise", manifest) == sorted(
+        repr([[a, b], y]) for a, b, y in ((1.0, 2.0, 3), (4.0, 5.0, 6), (9.0, 1.0, 0))
+    )
+    (tmp_path / "plain.csv").write_text("5.1,3.5,0\n4.9,3.0,1\n")
+    with pytest.raises(SourceError, match="or give --head none, which calls them c1"):
+        make(tmp_path / "plain.csv", tmp_path / "no", target="c3=y")
+
+
+@pytest.mark.parametrize(
+    "head", ["file,label", "image,label", "id,class", "image_path,class", "Image Name,Category", ""]
+)
+def test_lists_of_images_with_heads_and_labels_of_minus_one(head: str, tmp_path: Path) -> None:
+    pictures, labels = pixels(6, (4, 4, 3)), np.array([-1, 1, 1, -1, 1, -1])
+    for number, one in enumerate(pictures):
+        Image.fromarray(one).save(tmp_path / f"{number}.png")
+    lines = [f"{number}.png,{label}" for number, label in enumerate(labels)]
+    (tmp_path / "list.csv").write_text("\n".join([head, *lines] if head else lines))
+    assert recognise(str(tmp_path / "list.csv")) == "csv"
+    manifest = make(tmp_path / "list.csv", tmp_path / "out")
+    assert manifest.class_names == ("-1", "1")
+    assert same_samples(everything(tmp_path / "out", manifest, "all"), pictures, (labels > 0).astype(np.int64))
+
+
+def test_a_table_of_ids_is_not_a_list_of_files(tmp_path: Path) -> None:
+    (tmp_path / "t.csv").write_text("id,label\n17,0\n18,1\n")
+    assert recognise(str(tmp_path / "t.csv")) == "table"
+
+
+def test_a_test_split_without_labels_is_left_out_by_a_flag(tmp_path: Path) -> None:
+    with h5py.File(tmp_path / "a.h5", "w") as file:
+        for split, count in (("train", 6), ("test", 4)):
+            file[f"{split}/x"] = np.random.default_rng(0).random((count, 3))
+        file["train/y"] = np.arange(6) % 2
+    with pytest.raises(SourceError, match=r"the split test has no y"):
+        make(tmp_path / "a.h5", tmp_path / "no", input="x=x", target="y=y")
+    manifest = make(tmp_path / "a.h5", tmp_path / "out", input="x=x", target="y=y", leave_out="test")
+    assert {name: own.num_samples for name, own in manifest.splits.items()} == {"train": 6}
+    y = np.array([0, 1])
+    np.savez(tmp_path / "b.npz", x_train=np.zeros((2, 3)), y_train=y, x_test=np.zeros((2, 3)), y_test=y)
+    with pytest.raises(UsageError, match=r"--leave-out holdout: .* has no such split; it has train, test"):
+        make(tmp_path / "b.npz", tmp_path / "no2", leave_out="holdout")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gzip
+import zipfile
 from pathlib import Path
 from typing import Any
 
@@ -241,3 +242,57 @@ def test_a_test_split_without_labels_is_left_out_by_a_flag(tmp_path: Path) -> No
     np.savez(tmp_path / "b.npz", x_train=np.zeros((2, 3)), y_train=y, x_test=np.zeros((2, 3)), y_test=y)
     with pytest.raises(UsageError, match=r"--leave-out holdout: .* has no such split; it has train, test"):
         make(tmp_path / "b.npz", tmp_path / "no2", leave_out="holdout")
+
+
+def archive(path: Path, members: dict[str, bytes]) -> Path:
+    with zipfile.ZipFile(path, "w", zipfile.ZIP_DEFLATED) as file:
+        for name, content in members.items():
+            file.writestr(name, content)
+    return path
+
+
+@pytest.mark.parametrize("above", ["", "dataset/", "a/b/"])
+def test_zip_archives_of_pictures(above: str, tmp_path: Path) -> None:
+    pictures, names = pixels(6, (4, 5, 3)), ["cat", "dog"]
+    members = {f"{above}{names[n % 2]}/{n}.png": png(one) for n, one in enumerate(pictures)}
+    extra = {f"__MACOSX/{above}cat/._0.png": b"x", f"{above}cat/.hidden.png": b"x", f"{above}README.txt": b"x"}
+    source = archive(tmp_path / "a.zip", members | extra)
+    assert recognise(str(source)) == "zip"
+    manifest = make(source, tmp_path / "out", shards=2, workers=2)
+    assert manifest.class_names == ("cat", "dog")
+    assert same_samples(everything(tmp_path / "out", manifest, "all"), pictures, np.arange(6) % 2)
+
+
+def test_zip_archives_keep_their_splits(tmp_path: Path) -> None:
+    pictures = pixels(4, (4, 4, 3))
+    paths = ["Train/cat/0.png", "Train/dog/1.png", "validation/cat/2.png", "validation/dog/3.png"]
+    source = archive(tmp_path / "a.zip", dict(zip(paths, map(png, pictures), strict=True)))
+    manifest = make(source, tmp_path / "out")
+    assert {name: own.num_samples for name, own in manifest.splits.items()} == {"train": 2, "val": 2}
+    assert same_samples(everything(tmp_path / "out", manifest, "val"), pictures[2:], np.array([0, 1]))
+
+
+ZIPS: dict[str, tuple[dict[str, bytes], str]] = {
+    "splits beside classes": ({"train/a/0.png": PICTURE, "extra/0.png": PICTURE}, "splits, or classes"),
+    "no class": ({"a/0.png": PICTURE, "1.png": PICTURE}, "'1.png' lies in no folder of a class"),
+    "splits without classes": ({"train/0.png": PICTURE, "test/1.png": PICTURE}, "lies in no folder of a class"),
+    "masks": ({"images/0.png": PICTURE, "masks/0.png": PICTURE}, "holds pictures and masks, not classes"),
+    "not a picture": ({"a/0.png": b"text", "b/1.png": PICTURE}, "'a/0.png' is not an image"),
+}
+
+
+@pytest.mark.parametrize("name", ZIPS)
+def test_zip_archives_that_are_refused(name: str, tmp_path: Path) -> None:
+    members, reason = ZIPS[name]
+    with pytest.raises(SourceError, match=reason):
+        make(archive(tmp_path / "a.zip", members), tmp_path / "out")
+    assert not (tmp_path / "out").exists()
+
+
+def test_a_damaged_zip_archive_is_named(tmp_path: Path) -> None:
+    source = archive(tmp_path / "a.zip", {"a/0.png": PICTURE, "b/1.png": PICTURE})
+    content = bytearray(source.read_bytes())
+    content[60] ^= 255
+    source.write_bytes(content)
+    with pytest.raises(SourceError, match=r"a\.zip cannot be unpacked"):
+        make(source, tmp_path / "out")

@@ -247,5 +247,5 @@ def test_a_source_that_changes_while_it_is_read(tmp_path: Path, monkeypatch: pyt
 
 
 def test_all_formats_are_tested() -> None:
-    elsewhere = {"reader", "image-folder", "csv", "table", "synthetic", "tfrecord", *FORMATS}
+    elsewhere = {"reader", "zip", "image-folder", "csv", "table", "synthetic", "tfrecord", *FORMATS}
     assert {kind for kind, _ in ARRAYS.values()} | elsewhere == set(SOURCES)

@@ -117,7 +117,7 @@ def test_a_second_rescaling_is_found(name: str, tmp_path: Path) -> None:
     if not wrong:
         assert isinstance(built(tmp_path, body, CROSS, scaled=True), keras.Model)
         return
-    with pytest.raises(UsageError, match="begins with Rescaling by .*from 0 to 1 already; leave it out"):
+    with pytest.raises(UsageError, match=r"begins with Rescaling by .*from 0 to 1 already; leave it out"):
         built(tmp_path, body, CROSS, scaled=True)
 
 

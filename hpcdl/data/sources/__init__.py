@@ -23,6 +23,9 @@ SOURCES = Registry(
         "webdataset": Entry(
             target="hpcdl.data.sources.webdataset:WebDatasetSource", summary="WebDataset's .tar archives"
         ),
+        "zip": Entry(
+            target="hpcdl.data.sources.zip_images:ZipSource", summary="pictures in a .zip, a folder per class"
+        ),
         "parquet": Entry(target="hpcdl.data.sources.parquet:ParquetSource", summary="Parquet files (needs pyarrow)"),
         "text": Entry(target="hpcdl.data.sources.text:TextSource", summary="lines or files of text with a class"),
         "memmap": Entry(target="hpcdl.data.sources.memmap:MemmapSource", summary="plain numbers of a type you state"),

@@ -241,7 +241,7 @@ WRONG: dict[str, dict[str, Case]] = {
         "no target": (files(x__dat=X.tobytes()), {"input": RAW["input"]}, "give --target FILE=NAME:DTYPE:SHAPE"),
         "no type": (files(x__dat=X.tobytes()), {**RAW, "input": "x.dat=x"}, "--input 'x.dat=x': write FILE=NAME"),
         "no such type": (files(x__dat=b""), {**RAW, "input": "x.dat=x:real:5"}, "there is no type 'real'"),
-        "complex": (files(x__dat=b""), {**RAW, "input": "x.dat=x:complex64:5"}, "complex64 is no type of plain"),
+        "complex": (files(x__dat=b""), {**RAW, "input": "x.dat=x:complex64:5"}, "complex64 is not a type of plain"),
         "no such file": (files(x__dat=X.tobytes()), RAW, "has no file 'y.dat'"),
         "cut short": (
             files(x__dat=X.tobytes()[:-1], y__dat=Y.tobytes()),

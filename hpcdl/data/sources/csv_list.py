@@ -331,7 +331,7 @@ def delimiter(path: Path) -> str:
 
 
 def text_lines(file: BinaryIO) -> Iterator[str]:
-    """The lines of `file`, whose names need not be UTF-8; ValueError for one that is no line of names."""
+    """The lines of `file`, whose names need not be UTF-8; ValueError for one that is not a line of names."""
     start = b"\xef\xbb\xbf"
     while line := file.readline(LONGEST_LINE):
         if len(line) == LONGEST_LINE:

@@ -65,9 +65,11 @@ class MemmapSource(FieldSource):
         try:
             dtype = np.dtype(wish["dtype"])
         except (TypeError, ValueError) as error:
-            raise SourceError(f"{flag}: there is no type {shown(wish['dtype'])}; give one as float32 or >i2") from error
+            raise SourceError(
+                f"{flag}: there is no type {shown(wish['dtype'])}; give one such as float32 or >i2"
+            ) from error
         if dtype.kind not in "biuf":
-            raise SourceError(f"{flag}: {dtype} is no type of plain numbers; give one as float32 or >i2")
+            raise SourceError(f"{flag}: {dtype} is not a type of plain numbers; give one such as float32 or >i2")
         shape = tuple(int(side) for side in (wish["shape"] or "").split("x") if side)
         sample_bytes, skip = math.prod(shape) * dtype.itemsize, int(wish["skip"] or 0)
         size = path.stat().st_size - skip

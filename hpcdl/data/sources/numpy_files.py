@@ -214,7 +214,7 @@ class NumpySource(FieldSource):
         shown = f"{self._location}: {name}"
         with _opened(self._location) as archive:
             if name not in archive.namelist():
-                raise SourceError(f"{shown} is no array: members of an archive end in .npy")
+                raise SourceError(f"{shown} is not an array: members of an archive end in .npy")
             member = archive.getinfo(name)
             if member.compress_type == zipfile.ZIP_STORED:
                 with self._location.open("rb") as file:
@@ -231,7 +231,7 @@ class NumpySource(FieldSource):
                 with archive.open(member) as packed, unpacked.open("wb") as out:
                     out.write(packed.read(_MOST_HEADER_BYTES))
                     out.flush()
-                    left = _end_of(_placed(unpacked, 0, shown)[0]) - out.tell() + 1  # no more than its header tells of
+                    left = _end_of(_placed(unpacked, 0, shown)[0]) - out.tell() + 1  # no more than its header says
                     free = shutil.disk_usage(self._work).free
                     if left > free:
                         raise SourceError(

@@ -278,7 +278,7 @@ def _example_class() -> Any:
 
 
 def example_features(content: bytes, where: str) -> Any:
-    """The features of a record by name; SourceError where it is no tf.train.Example."""
+    """The features of a record by name; SourceError where it is not a tf.train.Example."""
     from google.protobuf.message import DecodeError
 
     try:

@@ -121,7 +121,7 @@ def parse_split(text: str) -> dict[str, float]:
             fraction = -1.0
         if not (equals and name.isidentifier() and 0 < fraction <= 1) or name in fractions:
             raise UsageError(
-                f"--split {text}: {part.strip()!r} is no NAME=FRACTION; write for example train=0.8,val=0.2"
+                f"--split {text}: {part.strip()!r} is not NAME=FRACTION; write for example train=0.8,val=0.2"
             )
         fractions[name] = fraction
     if abs(sum(fractions.values()) - 1) > 1e-6:

@@ -76,7 +76,7 @@ class ColumnSource(FieldSource):
             if (most := largest(values)) > EXACT:
                 raise SourceError(
                     f"{self._location}: the column {shown(name)} holds whole numbers up to {most}, which float32 "
-                    f"rounds: give --leave-out {name}, or name each input to keep its type (--input COLUMN=NAME)"
+                    f"rounds: give --leave-out {name}, or keep types by naming inputs, each with --input COLUMN=NAME"
                 )
         return self.placed(np.stack(columns, 1).astype(np.float32))
 

@@ -116,7 +116,7 @@ class ZipSource(FieldSource):
         words = {label.lower() for _, label in found}
         if words & _PICTURE_WORDS and words & _MASK_WORDS:
             raise SourceError(
-                f"{self._location} holds pictures and masks, not classes; unpack it, and give pairs by a reader of your "
-                "own (docs/how-to/own-format.md)"
+                f"{self._location} holds pictures and masks, not classes; unpack it, and give pairs by a reader of "
+                "your own (docs/how-to/own-format.md)"
             )
         return found

@@ -15,7 +15,7 @@ from hpcdl.data.format.dataset import UNSPLIT
 from hpcdl.data.sources.arrays import FieldSource
 from hpcdl.data.sources.base import MOST_SAMPLE_BYTES, SourceFacts
 from hpcdl.data.sources.flat import EncodedFiles
-from hpcdl.data.sources.image_folder import MAGIC
+from hpcdl.data.sources.foreign import MAGIC
 from hpcdl.data.sources.index import IndexWriter
 from hpcdl.data.sources.reader_samples import SPLITS
 
@@ -61,7 +61,7 @@ class ZipSource(FieldSource):
                 pictures.append((member, parts))
             else:
                 others += 1
-        listed = EncodedFiles(index, str(self._location))
+        listed = EncodedFiles(index, self._spec)
         members: dict[str, list[tuple[zipfile.ZipInfo, str]]] = {}
         for (member, _), (split, label) in zip(pictures, self._by_folders([own for _, own in pictures]), strict=True):
             members.setdefault(split, []).append((member, label))

@@ -106,8 +106,9 @@ class Sample:
 class Ratio:
     """A ratio of two means with Welch's 95 % interval on logarithms.
 
-    `value` is the ratio of the arithmetic means, so that it can be recomputed from a table of means; `low`, `high`
-    and `p_value` (two-sided, of ratio 1) come from the logarithms and are None where a side has fewer than two runs.
+    `low`, `high` and `p_value` (two-sided, of ratio 1) come from the logarithms and are None where a side has fewer than
+    two runs. `value` is the ratio of the arithmetic means, so that it can be recomputed from a table of means; where one
+    run is so far off that this lies outside the interval, it is that of the geometric means, which the interval is of.
     `std` is that of the ratio of one run to one run.
     """
 
@@ -142,20 +143,21 @@ def welch_log_ratio(values: Sequence[float], base: Sequence[float], *, confidenc
     """
     if min(*values, *base) <= 0:
         raise ValueError("a ratio on logarithms needs positive values")
-    value = statistics.fmean(values) / statistics.fmean(base)
     sizes = (len(values), len(base))
-    if min(sizes) < 2:
-        return Ratio(value=value, low=None, high=None, p_value=None, std=None, n=sizes[0], n_base=sizes[1])
     logs = ([math.log(item) for item in values], [math.log(item) for item in base])
     difference = statistics.fmean(logs[0]) - statistics.fmean(logs[1])
+    value = statistics.fmean(values) / statistics.fmean(base)
+    if min(sizes) < 2:
+        return Ratio(value=value, low=None, high=None, p_value=None, std=None, n=sizes[0], n_base=sizes[1])
     variances = (variance(logs[0]), variance(logs[1]))
     error = math.sqrt(variances[0] / sizes[0] + variances[1] / sizes[1])
     freedom = _welch_freedom(variances, sizes)
     reach = t_quantile(0.5 + confidence / 2, freedom) * error if error > 0 else 0.0
+    low, high = math.exp(difference - reach), math.exp(difference + reach)
     return Ratio(
-        value=value,
-        low=math.exp(difference - reach),
-        high=math.exp(difference + reach),
+        value=value if low <= value <= high or reach == 0 else math.exp(difference),
+        low=low,
+        high=high,
         p_value=_two_sided(difference, error, freedom),
         std=value * math.sqrt(variances[0] + variances[1]),
         n=sizes[0],
@@ -188,6 +190,24 @@ def _two_sided(difference: float, error: float, freedom: float) -> float:
     if error <= 0:
         return 1.0 if difference == 0 else 0.0
     return 2 * tail(abs(difference) / error, freedom)
+
+
+_FAR_OFF = 5.0
+_LEAST_OFF = math.log(1.2)
+
+
+def outliers(values: Sequence[float]) -> list[int]:
+    """Places of positive values that lie far off the others: by the median and its deviations, which one cannot move.
+
+    Five robust standard deviations (1.4826 x the median absolute deviation) and a fifth of the value; three values or
+    more are needed.
+    """
+    if len(values) < 3:
+        return []
+    logs = [math.log(value) for value in values]
+    middle = statistics.median(logs)
+    spread = 1.4826 * statistics.median(abs(item - middle) for item in logs)
+    return [place for place, item in enumerate(logs) if abs(item - middle) > max(_FAR_OFF * spread, _LEAST_OFF)]
 
 
 def mean_of_known(values: Sequence[float | None]) -> float | None:

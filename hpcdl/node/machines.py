@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -13,7 +14,19 @@ from hpcdl.node import hwloc, sysfs
 from hpcdl.node.settings import Settings, settings_from
 from hpcdl.node.topology import Topology
 
-KEYS = {"name", "summary", "site", "scheduler", "topology", "sources", "settings", "published", "launcher", "network"}
+KEYS = {
+    "name",
+    "summary",
+    "site",
+    "scheduler",
+    "topology",
+    "sources",
+    "settings",
+    "published",
+    "launcher",
+    "network",
+    "compute",
+}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -25,6 +38,9 @@ class Machine:
     topology: Topology
     settings: Settings | None
     sources: tuple[str, ...]
+    flop_per_second: float | None = None
+    """What training reached on one whole node, as was published for it; `flop_spread` is that of its logarithm."""
+    flop_spread: float = 0.5
 
 
 def machine_names(folder: Path | None = None) -> list[str]:
@@ -70,10 +86,22 @@ def _from_table(table: dict[str, Any], path: Path) -> Machine:
     if missing:
         raise UsageError(f"{path}: the key {missing[0]!r} is missing")
     raw = table.get("settings")
+    compute = _compute(table.get("compute", {}), path)
     return Machine(
         name=str(table["name"]),
         summary=str(table["summary"]),
         topology=hwloc.read_file(path.parent / str(table["topology"])),
         settings=settings_from(raw, origin=str(path)) if raw else None,
         sources=tuple(str(item) for item in table.get("sources", ())),
+        **compute,
     )
+
+
+def _compute(table: Any, path: Path) -> dict[str, float]:
+    known = {"flop_per_second", "flop_spread"}
+    if not isinstance(table, dict) or not set(table) <= known:
+        raise UsageError(f"{path}: [compute] has {' and '.join(sorted(known))}, numbers above 0")
+    for key, value in table.items():
+        if isinstance(value, bool) or not isinstance(value, int | float) or not 0 < value < math.inf:
+            raise UsageError(f"{path}: {key} is {value!r}; give a number above 0")
+    return {key: float(value) for key, value in table.items()}

@@ -293,18 +293,16 @@ def _powers(most: int) -> list[int]:
 def _next_run(forecast: Forecast, target: StepJob) -> NextRun | None:
     """The cheapest run that halves the interval of `target`, else the one that narrows it most."""
     now = forecast.deviation(target)
-    choices = []
-    for job in _candidates(forecast, target):
-        after = forecast.deviation(target, forecast.after(job), largest_nodes=job.nodes)
-        choices.append((job, after))
+    choices = [(job, forecast.deviation_after(target, job)) for job in _candidates(forecast, target)]
     if not choices:
         return None
     halving = [item for item in choices if item[1] <= 0.5 * now]
     job, after = min(halving, key=lambda item: item[0].nodes) if halving else min(choices, key=lambda item: item[1])
-    reach = 1.645 * forecast.widening
+    command = command_of(job, forecast.evidence.data)
+    reach = 1.645
     return NextRun(
         model=job.model, strategy=job.strategy, nodes=job.nodes, workers=job.workers, servers=job.servers,
-        width=math.expm1(reach * now), width_after=math.expm1(reach * after), command=command_of(job),
+        width=math.expm1(reach * now), width_after=math.expm1(reach * after), command=command,
     )  # fmt: skip
 
 
@@ -321,16 +319,16 @@ def _candidates(forecast: Forecast, target: StepJob) -> list[StepJob]:
     return found
 
 
-def command_of(job: StepJob) -> str:
-    """How to make this run."""
+def command_of(job: StepJob, data: str) -> str:
+    """How to make this run on the data of the runs."""
     words = ["train", "--model", job.model, "--strategy", job.strategy, "--ranks", job.workers + job.servers]
     servers = ["--servers", job.servers] if job.servers else []
-    words += [*servers, "--batch-size", round(job.batch), "--steps", 100, "--data", "DIR"]
+    words += [*servers, "--batch-size", round(job.batch), "--steps", 100, "--data", data or "DIR"]
     if job.nodes == 1:
         return typed(*words)
     per_node = -(-(job.workers + job.servers) // job.nodes)
     where = ["--nodes", job.nodes, "--ranks-per-node", per_node, "--time", "20m"]
-    return typed("submit", *where, "--", "hpcdl", *words)
+    return typed("submit", *where, "--", *words)
 
 
 def _warnings(forecast: Forecast, predictions: Sequence[Prediction]) -> list[str]:
@@ -365,5 +363,5 @@ def _row(item: Prediction) -> dict[str, Any]:
         "images_per_second": told(item.images_per_second), "efficiency": told(item.efficiency),
         "limited_by": item.limited_by, "losses": item.losses, "faster": item.faster,
         "epoch_seconds": told(item.epoch_seconds), "epoch_node_hours": told(item.epoch_node_hours),
-        "target_seconds": told(item.target_seconds), "marks": list(item.marks),
+        "target_seconds": told(item.target_seconds), "models": dict(item.models), "marks": list(item.marks),
     }  # fmt: skip

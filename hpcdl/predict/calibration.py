@@ -1,6 +1,6 @@
 """From measured steps to what is known of the unknowns: the most probable point, and how far it may be off.
 
-Least squares of logarithms with the beliefs as further observations (maximum a posteriori), linearised there (Laplace).
+Least squares of logarithms with the priors as further observations (maximum a posteriori), linearised there (Laplace).
 The noise between runs is estimated with it: from repeats, and from what the timeline leaves unexplained.
 """
 
@@ -16,7 +16,7 @@ import numpy
 
 from hpcdl.predict.jobs import StepJob
 from hpcdl.predict.network import Network
-from hpcdl.predict.parameters import Belief, natural_values
+from hpcdl.predict.parameters import Prior, natural_values
 from hpcdl.predict.timeline import StepTime, exchange_seconds, simulate
 
 if TYPE_CHECKING:
@@ -24,17 +24,12 @@ if TYPE_CHECKING:
 
 USUAL_NOISE = 0.012
 USUAL_FREEDOM = 2.0
-"""Relative standard deviation of a run's mean step, and how many runs that belief weighs as."""
+"""Relative standard deviation of a run's mean step, and how many runs that prior weighs as."""
 LEAST_ERROR = 0.005
 """No timeline is better than this."""
 NUM_DRAWS = 400
-NUM_CHAINS = 200
-_GENERATIONS = 120
-_APART = 30
-_MOVED_SHARE = 0.3
-_CROSSOVER = 0.5
-_FARTHEST = 2.3
-"""Sum of squares per unknown beyond the least that one point of a thousand has (chi-square with twenty of them)."""
+NUM_TRIED = 1000
+"""Points of which as many are chosen."""
 _BENCH_ERROR = 0.15
 _WAIT_ERROR = 0.4
 _STEP = 1e-4
@@ -65,7 +60,7 @@ class Calibration:
     timeline, judged with so much `freedom`.
     """
 
-    items: tuple[Belief, ...]
+    items: tuple[Prior, ...]
     network: Network
     point: Array
     covariance: Array
@@ -89,7 +84,7 @@ class Calibration:
 
 
 def calibrate(
-    monitors: Sequence[MeasuredStep], items: Sequence[Belief], network: Network, *, draws: bool = True
+    monitors: Sequence[MeasuredStep], items: Sequence[Prior], network: Network, *, draws: bool = True
 ) -> Calibration:
     """The posterior of `items` by all observations, and by the all-reduces that were timed on the network.
 
@@ -108,42 +103,24 @@ def calibrate(
         noise, freedom = _noise(monitors, items, network, point, used)
     return Calibration(
         items=tuple(items), network=network, point=point, covariance=covariance,
-        points=_drawn(residuals, point, covariance, numpy.minimum(spread, 2.0)) if draws else point[None, :],
+        points=_drawn(residuals, point, covariance) if draws else point[None, :],
         run_noise=noise, freedom=freedom,
     )  # fmt: skip
 
 
-def _drawn(residuals: Callable[[Array], Array], point: Array, covariance: Array, spread: Array) -> Array:
-    """Equally probable points, the same in every call: differential evolution Markov chains that end together.
+def _drawn(residuals: Callable[[Array], Array], point: Array, covariance: Array) -> Array:
+    """Equally probable points, the same in every call: of the linearisation, those chosen by what they really cost.
 
-    ter Braak, Statistics and Computing 16, 2006: a chain moves by the difference of two others, here of the other half.
-    They begin around the linearisation, some of them as far along each unknown as is believed possible: costs that
-    computing hides leave long flat valleys, of which the most probable point may be one end.
+    Costs that computing hides leave long flat valleys, where the linearisation alone would be far off.
     """
     random = numpy.random.default_rng(7)
     values, vectors = numpy.linalg.eigh(covariance)
-    size = (NUM_CHAINS, len(point))
-    around = random.standard_normal(size) @ (vectors * numpy.sqrt(numpy.maximum(values, 0.0))).T
-    wide = numpy.where(random.random(size) < _MOVED_SHARE, spread * random.standard_normal(size), around)
-    chains = point + numpy.where(numpy.arange(NUM_CHAINS)[:, None] % 2, around, wide)
-    costs = _costs(residuals, chains)
-    halves = (numpy.arange(NUM_CHAINS // 2), numpy.arange(NUM_CHAINS // 2, NUM_CHAINS))
-    kept = []
-    for number in range(_GENERATIONS):
-        reach = 1.0 if number % 10 == 9 else 2.38 / math.sqrt(2 * len(point))
-        for own, others in (halves, halves[::-1]):
-            first, second = random.choice(others, len(own)), random.choice(others, len(own))
-            moves = reach * (chains[first] - chains[second]) * (random.random((len(own), len(point))) < _CROSSOVER)
-            proposed = chains[own] + moves + 1e-3 * spread * random.standard_normal(moves.shape)
-            found = _costs(residuals, proposed)
-            taken = numpy.log(random.random(len(own))) < (costs[own] - found) / 2
-            chains[own[taken]], costs[own[taken]] = proposed[taken], found[taken]
-        if number >= _GENERATIONS - 1 - _APART and (_GENERATIONS - 1 - number) % _APART == 0:
-            kept.append(numpy.column_stack([costs, chains]))
-    points = numpy.concatenate(kept)
-    # Far below what any of so many points would be is a chain that has not arrived.
-    arrived = points[points[:, 0] <= points[:, 0].min() + _FARTHEST * len(point)]
-    result: Array = arrived[numpy.arange(NUM_DRAWS) % len(arrived), 1:]
+    normal = random.standard_normal((NUM_TRIED, len(point)))
+    points = point + normal @ (vectors * numpy.sqrt(numpy.maximum(values, 0.0))).T
+    off = (normal**2).sum(axis=1) - _costs(residuals, points)
+    # Few points must not outweigh all others: weights are the fourth root of what they should be.
+    weights = numpy.exp((off - off.max()) / 8)
+    result: Array = points[random.choice(NUM_TRIED, NUM_DRAWS, p=weights / weights.sum())]
     return result
 
 
@@ -153,10 +130,10 @@ def _costs(residuals: Callable[[Array], Array], points: Array) -> Array:
 
 
 def _residuals(
-    monitors: Sequence[MeasuredStep], items: Sequence[Belief], network: Network, center: Array, spread: Array,
+    monitors: Sequence[MeasuredStep], items: Sequence[Prior], network: Network, center: Array, spread: Array,
     noise: float, points: Array,
 ) -> Array:  # fmt: skip
-    """What is to become small: (sets, observations and beliefs), each in its own standard deviations."""
+    """What is to become small: (sets, observations and priors), each in its own standard deviations."""
     values = natural_values(items, points)
     columns = []
     for seen in monitors:
@@ -178,7 +155,7 @@ def _residuals(
 
 
 def _noise(
-    monitors: Sequence[MeasuredStep], items: Sequence[Belief], network: Network, point: Array, used: float
+    monitors: Sequence[MeasuredStep], items: Sequence[Prior], network: Network, point: Array, used: float
 ) -> tuple[float, float]:
     """Relative standard deviation of runs and its degrees of freedom."""
     values = natural_values(items, point[None, :])

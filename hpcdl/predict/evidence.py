@@ -17,7 +17,7 @@ from hpcdl.core.run_state import is_measured
 from hpcdl.models.table import MODELS
 from hpcdl.node.machines import read_machine
 from hpcdl.predict.calibration import MeasuredStep
-from hpcdl.predict.jobs import RankLayout, StepJob, has_servers, lengths_of
+from hpcdl.predict.jobs import RankLayout, StepJob, has_servers, layers_known, lengths_of
 from hpcdl.predict.network import Network
 from hpcdl.report.runs.run import Run, positive
 from hpcdl.report.runs.traces import TracedRun
@@ -42,7 +42,7 @@ class Learning:
 
 @dataclass(frozen=True, kw_only=True)
 class Evidence:
-    """All that is known of one network's training. `stated` are beliefs about unknowns: value, spread of its logarithm.
+    """All that is known of one network's training. `stated` are priors about unknowns: value, spread of its logarithm.
 
     `mode` is weak or strong; `batch` the samples per worker, or in strong mode of all workers.
     """
@@ -61,13 +61,25 @@ class Evidence:
     remarks: tuple[str, ...] = ()
     templates: Mapping[str, StepJob] = field(default_factory=dict)
     """The largest measured job of each strategy: later ones have its settings."""
+    data: str = ""
+    """What was trained on, as `--data` takes it; empty where no record says so."""
     ready: tuple[tuple[float, float], ...] = ()
     """When gradients are there, where a trace has it (StepJob)."""
+
+    @property
+    def layers_known(self) -> bool:
+        """Whether the network's layers are, and not only the sum of their bytes."""
+        return layers_known(self.model)
 
     @property
     def largest_nodes(self) -> int:
         """The most nodes that were measured; 1 where nothing was."""
         return max((seen.job.nodes for seen in self.monitors), default=1)
+
+    @property
+    def largest_workers(self) -> int:
+        """The most workers that were measured; 1 where nothing was."""
+        return max(self.sizes, default=1)
 
     @property
     def sizes(self) -> list[int]:
@@ -166,6 +178,11 @@ def _check_enough(item: Evidence, network: Network | None) -> None:
 
 def _of_model(runs: Sequence[Run], accuracy: float | None, traced: Sequence[TracedRun]) -> Evidence:
     remarks: list[str] = []
+    if not layers_known(runs[0].model):
+        remarks.append(
+            f"the layers of {runs[0].model} are not known, only their bytes: how they lie on servers and in buckets is"
+            " a guess, and intervals are wider for it"
+        )
     ready = _ready(runs, traced, remarks)
     threads = sorted({run.threads for run in runs if run.threads})
     several = len(threads) > 1 and all(run.threads for run in runs)
@@ -196,6 +213,7 @@ def _of_model(runs: Sequence[Run], accuracy: float | None, traced: Sequence[Trac
         learning=_learning(runs, accuracy) if accuracy is not None else (),
         remarks=tuple(dict.fromkeys(remarks)),
         templates=templates,
+        data=Counter(run.config.get("data", "") for run in runs).most_common(1)[0][0],
         ready=ready,
     )  # fmt: skip
 
@@ -347,17 +365,20 @@ def guessed_evidence(model: str, batch: int, machine: str | None) -> Evidence:
     found = read_machine(machine or "generic")
     cores = len(found.topology.cores)
     per_node = (found.settings.ranks_per_node if found.settings else None) or 1
-    seconds = FLOP_PER_MAC * info.macs / (cores / per_node * FLOP_PER_CORE_AND_SECOND)
+    rate = found.flop_per_second or cores * FLOP_PER_CORE_AND_SECOND
+    spread = found.flop_spread if found.flop_per_second else _GUESS_SPREAD
+    source = f"what was published for {found.name}" if found.flop_per_second else f"{cores} cores of {found.name}"
+    seconds = FLOP_PER_MAC * info.macs * per_node / rate
     return Evidence(
         model=model,
         monitors=(),
-        stated={"image_s": (seconds, _GUESS_SPREAD), "update_s": (info.gradient_bytes / 5e9, 1.0)},
+        stated={"image_s": (seconds, spread), "update_s": (info.gradient_bytes / 5e9, 1.0)},
         layouts={"ring": RankLayout(workers_per_node=per_node)},
         batch=batch,
         cores_per_node=cores,
         remarks=(
-            f"nothing is measured: computing is guessed from {info.macs / 1e6:,.0f} million MACs and {cores} cores of"
-            f" {found.name}, so every number may be off by a factor of two; one run on one node mends most of it",
+            f"nothing is measured: computing is guessed from {info.macs / 1e6:,.0f} million MACs and {source}, so every"
+            " number may be off by a factor of two; one run on one node mends most of it",
         ),
     )
 

@@ -1,7 +1,8 @@
-"""Predictions with their intervals, and the hold-out test that widens or narrows them.
+"""Predictions with their intervals, and the test on held-out sizes that weighs models and widens intervals.
 
-An interval is of one more run: what is not known of the unknowns, the noise between runs, and for each doubling of
-nodes beyond those measured a growing doubt of the timeline itself; all of it times what the hold-out says was missed.
+An interval is of one more run: what the runs leave open of each model, how far the models differ, the noise between
+runs, and the model error, which grows with each doubling beyond what was measured; all of it times what the held-out
+sizes were missed by.
 """
 
 from __future__ import annotations
@@ -9,32 +10,33 @@ from __future__ import annotations
 import dataclasses
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 import numpy
 
 from hpcdl.predict.calibration import NUM_DRAWS, Calibration, calibrate
+from hpcdl.predict.ensemble import TIMELINE, error_of, mixed, prior_weights, series_of, weigh
 from hpcdl.predict.evidence import Evidence, Learning, sample_bytes
 from hpcdl.predict.jobs import StepJob
+from hpcdl.predict.models import Foreseen, Series
 from hpcdl.predict.network import UNKNOWN, Network
-from hpcdl.predict.parameters import beliefs
+from hpcdl.predict.parameters import priors
 from hpcdl.predict.timeline import StepTime, simulate
 
 if TYPE_CHECKING:
     Array = numpy.ndarray[Any, Any]
 
 INTERVAL = (0.05, 0.95)
-DOUBT = 0.003
-"""Relative standard deviation of the timeline's own error for one doubling of nodes; its square grows with each."""
-UNKNOWN_EXCHANGE_DOUBT = {"mpi": 0.22}
-"""That of exchanges of which nobody knows the messages, for one doubling: a library changes its algorithm by size."""
 FAR = 16
 """Beyond this many times the largest measured number of nodes a prediction is marked."""
+_INTERVAL_DEVIATIONS = 3.29
+"""As many standard deviations is a 90 % interval of a normal distribution wide."""
 _TRUST_IN_INTERVALS = 3.0
 """As many held-out points as would have been just as expected."""
 _MACHINE_SPREAD = 0.35
 _WORTH_TELLING = 0.02
+_UNLIKELY = 0.05
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -65,7 +67,8 @@ def range_of(values: Array) -> Range:
 class Prediction:
     """One job's step. `losses` are shares of the step beyond computing; `faster` what halving one cost would save.
 
-    `marks` say why to trust it less. Node-hours and seconds are per epoch, and up to the accuracy aimed at.
+    `models` are the probabilities of the models that it mixes. `marks` say why to trust it less. Node-hours and seconds
+    are per epoch, and up to the accuracy aimed at.
     """
 
     job: StepJob
@@ -78,6 +81,7 @@ class Prediction:
     epoch_seconds: Range | None = None
     epoch_node_hours: Range | None = None
     target_seconds: Range | None = None
+    models: Mapping[str, float] = field(default_factory=dict)
     marks: tuple[str, ...] = ()
 
 
@@ -101,8 +105,8 @@ class HeldOut:
 class Forecast:
     """One network's predictions.
 
-    All intervals are `widening` times what the posterior says: the root mean square of the held-out sizes' deviations,
-    with as many just as expected as `_TRUST_IN_INTERVALS`. Were it never below 1, intervals would cover too often.
+    All intervals are `widening` times what the models say, never less: the root mean square of the held-out sizes'
+    deviations, with as many just as expected as `_TRUST_IN_INTERVALS`. `weights` are those of the models by strategy.
     """
 
     def __init__(
@@ -116,9 +120,10 @@ class Forecast:
         self.network = network or UNKNOWN
         self._names = sorted({*evidence.strategies, *strategies})
         self.posterior = self._calibrate(evidence)
+        self.weights: dict[str, Mapping[str, float]] = {}
         self.held_out = self._hold_out()
-        surprise = sum(item.deviations**2 for item in self.held_out) + _TRUST_IN_INTERVALS
-        self.widening = math.sqrt(surprise / (len(self.held_out) + _TRUST_IN_INTERVALS))
+        chi_square = sum(item.deviations**2 for item in self.held_out) + _TRUST_IN_INTERVALS
+        self.widening = max(1.0, math.sqrt(chi_square / (len(self.held_out) + _TRUST_IN_INTERVALS)))
         self.other_machine = bool(evidence.monitors) and cores_per_node is not None
         if self.other_machine and cores_per_node is not None:
             self._change_machine(cores_per_node)
@@ -127,7 +132,7 @@ class Forecast:
         freedom = self.posterior.freedom
         student = random.standard_normal(NUM_DRAWS) / numpy.sqrt(random.chisquare(freedom, NUM_DRAWS) / freedom)
         self._run_noise = self.posterior.run_noise * student
-        self._doubts = random.standard_normal(NUM_DRAWS)
+        self._unexplained = random.standard_normal(NUM_DRAWS)
         self._bases: dict[StepJob, Array] = {}
 
     def _calibrate(self, evidence: Evidence, *, draws: bool = True) -> Calibration:
@@ -135,7 +140,12 @@ class Forecast:
         size = sample_bytes(evidence.model)
         if self.network.file_system_bytes_per_second and size:
             stated["file_system_images_s"] = (self.network.file_system_bytes_per_second / size, 0.2)
-        return calibrate(evidence.monitors, beliefs(self._names, self.network, stated), self.network, draws=draws)
+        return calibrate(
+            evidence.monitors,
+            priors(self._names, self.network, stated, layers_known=evidence.layers_known),
+            self.network,
+            draws=draws,
+        )
 
     def _hold_out(self) -> tuple[HeldOut, ...]:
         """The largest size of every strategy that has smaller ones, predicted without any of these."""
@@ -153,14 +163,17 @@ class Forecast:
         found = []
         for seen in held:
             slopes = posterior.slopes(seen.job)
-            doubt = _doubt_of(seen.job.nodes, smaller.largest_nodes)
-            variance = float(slopes @ posterior.covariance @ slopes) + doubt**2
-            variance += posterior.run_noise**2 / len(seen.seconds)
-            predicted = math.log(float(posterior.step(seen.job).seconds[0]))
-            off = (predicted - seen.log_mean) / math.sqrt(variance)
+            step = posterior.step(seen.job)
+            predicted, computing = math.log(float(step.seconds[0])), math.log(float(step.compute[0]))
+            spread = math.sqrt(max(float(slopes @ posterior.covariance @ slopes), 0.0))
+            timeline = Foreseen(weights=numpy.ones(1), centers=numpy.array([predicted]), spreads=numpy.array([spread]))
+            series = series_of(seen.job, smaller, posterior.run_noise)
+            weighing = weigh(seen, timeline, computing, series, posterior.run_noise)
+            self.weights[seen.job.strategy] = weighing.weights
             found.append(
                 HeldOut(strategy=seen.job.strategy, workers=seen.job.workers, measured=math.exp(seen.log_mean),
-                        predicted=math.exp(predicted), deviations=off, covered=abs(off) < 1.645)
+                        predicted=math.exp(weighing.center), covered=weighing.covered,
+                        deviations=(weighing.center - seen.log_mean) / weighing.spread)
             )  # fmt: skip
         return tuple(found)
 
@@ -195,10 +208,7 @@ class Forecast:
     def predict(self, job: StepJob) -> Prediction:
         """The step of `job`, with everything that is told of it."""
         found = self.posterior.step(job, self._points)
-        log_steps = numpy.log(found.seconds)
-        doubt = self._doubt_of(job, found)
-        off = log_steps - numpy.median(log_steps) + doubt * self._doubts
-        seconds = numpy.exp(numpy.median(log_steps) + self.widening * (off + self._run_noise))
+        seconds = numpy.exp(self._log_steps(job, found))
         rate = job.workers * job.batch
         step = range_of(seconds)
         exact = self.posterior.step(job)
@@ -217,6 +227,7 @@ class Forecast:
             epoch_seconds=epoch,
             epoch_node_hours=epoch.scaled(job.nodes / 3600) if epoch else None,
             target_seconds=self._to_target(job, epoch),
+            models=self._models(job, self._series(job)),
             marks=self._marks(job),
         )
 
@@ -230,17 +241,28 @@ class Forecast:
             return Range(mean=1.0, low=1.0, high=1.0)
         if base not in self._bases:
             self._bases[base] = numpy.log(self.posterior.step(base, self._points).seconds)
-        relative = self._bases[base] - numpy.log(found.seconds)
-        middle = numpy.median(relative)
-        doubt = self._doubt_of(job, found)
-        off = relative - middle - doubt * self._doubts - self._run_noise
-        return range_of(numpy.exp(middle + self.widening * off) * job.batch / base.batch)
+        relative = self._bases[base] - self._log_steps(job, found)
+        return range_of(numpy.exp(relative) * job.batch / base.batch)
 
-    def _doubt_of(self, job: StepJob, found: StepTime) -> float:
-        own = UNKNOWN_EXCHANGE_DOUBT.get(job.strategy, 0.0)
-        exchange = sum(float(numpy.median(found.losses.get(name, 0.0) / found.seconds)) for name in EXCHANGE)
-        largest = self.evidence.largest_nodes if self.evidence.monitors else 1
-        return _doubt_of(job.nodes, largest) * math.hypot(1.0, own * exchange / DOUBT)
+    def _log_steps(self, job: StepJob, found: StepTime) -> Array:
+        """One more run of `job` by all models, with what none of them explains; `found` is the timeline's."""
+        random = numpy.random.default_rng(19)
+        timeline = numpy.log(found.seconds)
+        series = self._series(job)
+        logs = mixed(self._models(job, series), timeline, series, job, random)
+        computing = numpy.minimum(logs, numpy.log(found.compute))
+        largest = self.evidence.largest_workers if series is None else max(series.workers)
+        error = error_of(job, logs, computing, largest, known=series is not None or job.alone)
+        middle = numpy.median(logs)
+        off = logs - middle + error * self._unexplained + self._run_noise
+        result: Array = middle + self.widening * off
+        return result
+
+    def _models(self, job: StepJob, series: Series | None) -> Mapping[str, float]:
+        return {TIMELINE: 1.0} if series is None else self.weights.get(job.strategy) or prior_weights(job)
+
+    def _series(self, job: StepJob) -> Series | None:
+        return None if self.other_machine else series_of(job, self.evidence, self.posterior.run_noise)
 
     def _per_epoch(self, images_per_second: Range) -> Range | None:
         samples = self.evidence.num_samples
@@ -282,17 +304,29 @@ class Forecast:
             marks.append("another node type")
         if self.evidence.monitors and job.strategy not in self.evidence.strategies and not job.alone:
             marks.append("strategy not measured")
+        if self._models(job, self._series(job))[TIMELINE] < _UNLIKELY:
+            marks.append("the timeline does not explain these runs, so what limits a step is a guess")
         return tuple(marks)
 
-    def deviation(self, job: StepJob, covariance: Array | None = None, largest_nodes: int = 1) -> float:
-        """Standard deviation of the logarithm of the step, for one more run of `job`, before widening.
+    def deviation(self, job: StepJob) -> float:
+        """Standard deviation of the logarithm of the step, for one more run of `job`."""
+        found = range_of(self._log_steps(job, self.posterior.step(job, self._points)))
+        return (found.high - found.low) / _INTERVAL_DEVIATIONS
 
-        With another `covariance`, and more nodes measured, than now.
+    def deviation_after(self, job: StepJob, run: StepJob) -> float:
+        """What `deviation` would be once `run` were measured.
+
+        The timeline's part by its linearisation; the other models' and the model error in proportion to the distance.
         """
         slopes = self.posterior.slopes(job)
-        spread = float(slopes @ (self.posterior.covariance if covariance is None else covariance) @ slopes)
-        doubt = _doubt_of(job.nodes, max(largest_nodes, self.evidence.largest_nodes))
-        return math.sqrt(spread + self.posterior.run_noise**2 + doubt**2)
+        now, then = (
+            self.widening * math.sqrt(max(float(slopes @ covariance @ slopes), 0.0) + self.posterior.run_noise**2)
+            for covariance in (self.posterior.covariance, self.after(run))
+        )
+        rest = math.sqrt(max(0.0, self.deviation(job) ** 2 - now**2))
+        largest = max(1, self.evidence.largest_workers if self.evidence.monitors else 1)
+        far, near = (math.log2(max(1.0, job.workers / n)) for n in (largest, max(largest, run.workers)))
+        return math.hypot(min(now, then), rest * near / far if far else rest)
 
     def after(self, job: StepJob) -> Array:
         """The covariance that is left once `job` has been run."""
@@ -314,11 +348,6 @@ HALVED: Mapping[str, tuple[str, ...]] = {
     "input": ("input_s",),
 }
 """What could be made twice as fast, and the unknowns that it halves."""
-
-
-def _doubt_of(nodes: int, largest: int) -> float:
-    """Relative standard deviation of the timeline's own error."""
-    return DOUBT * math.sqrt(math.log2(max(1.0, nodes / largest)))
 
 
 def epochs_at(learning: Sequence[Learning], global_batch: float) -> tuple[float, float]:

@@ -111,22 +111,46 @@ def is_synchronous(strategy: str) -> bool:
 
 @functools.lru_cache(maxsize=64)
 def lengths_of(model: str, gradient_bytes: int | None) -> tuple[int, ...]:
-    """The elements of a network's gradients in creation order; in one piece where only their bytes are known.
+    """The elements of a network's gradients in creation order; usual ones where only their bytes are known.
 
     UsageError where not even these are. A network that was given other classes keeps its layers: the last ones take
     up the difference.
     """
-    known: Mapping[str, list[int]] = read_json(share_folder() / "models" / "variables.json")
-    emulation = parse_emulation(model)
-    lengths = known.get(model if emulation is None else emulation.network)
+    lengths = _known_lengths(model)
     if lengths is None and not gradient_bytes:
         raise UsageError(
             f"nothing is known of the gradients of {model}: give runs of it, a column gradient_bytes, or a model of"
-            f" {', '.join(known)}"
+            f" {', '.join(_table_of_lengths())}"
         )
     if lengths is None:
-        return (max(1, (gradient_bytes or 0) // ITEM_BYTES),)
+        return _usual_lengths(max(1, (gradient_bytes or 0) // ITEM_BYTES))
     missing = (gradient_bytes or ITEM_BYTES * sum(lengths)) // ITEM_BYTES - sum(lengths)
     if missing and lengths[-2] + missing > 0:
         return (*lengths[:-2], lengths[-2] + missing, lengths[-1])
     return tuple(lengths) if not missing else (max(1, sum(lengths) + missing),)
+
+
+def layers_known(model: str) -> bool:
+    """Whether the lengths of a network's variables are known, and not only their sum."""
+    return _known_lengths(model) is not None
+
+
+def _known_lengths(model: str) -> list[int] | None:
+    emulation = parse_emulation(model)
+    return _table_of_lengths().get(model if emulation is None else emulation.network)
+
+
+def _table_of_lengths() -> Mapping[str, list[int]]:
+    table: Mapping[str, list[int]] = read_json(share_folder() / "models" / "variables.json")
+    return table
+
+
+_USUAL_LAYERS = 32
+
+
+def _usual_lengths(total: int) -> tuple[int, ...]:
+    """So many elements as a network without a dominant layer has them: later layers are larger, weights have biases."""
+    shares = [1.08**number for number in range(_USUAL_LAYERS)]
+    weights = [int(total * share / sum(shares)) for share in shares]
+    weights[-1] += total - sum(weights)
+    return tuple(length for length in weights if length)

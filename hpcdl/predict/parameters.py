@@ -1,4 +1,4 @@
-"""The unknowns of the timeline, and what is believed of them before anything is measured.
+"""The unknowns of the timeline, and and their priors: what they usually are.
 
 Each is estimated on a scale where it is unbounded: positive ones as logarithms, shares as log odds.
 """
@@ -34,7 +34,7 @@ def _positive(value: Array) -> Array:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Belief:
+class Prior:
     """One unknown: `center` and `spread` (mean and standard deviation) on the scale that `natural` leads back from.
 
     `words` say what it is, to a person.
@@ -47,11 +47,11 @@ class Belief:
     words: str = ""
 
 
-def _log(name: str, value: float, spread: float, words: str) -> Belief:
-    return Belief(name=name, center=math.log(value), spread=spread, words=words)
+def _log(name: str, value: float, spread: float, words: str) -> Prior:
+    return Prior(name=name, center=math.log(value), spread=spread, words=words)
 
 
-USUAL: tuple[Belief, ...] = (
+USUAL: tuple[Prior, ...] = (
     _log("image_s", 0.01, 4.0, "seconds of computing per sample and worker"),
     _log("batch_overhead", 1.0, 1.0, "samples' worth of computing that a batch of any size costs"),
     _log("update_s", 1e-3, 1.5, "the update and what else is done once a step"),
@@ -61,25 +61,34 @@ USUAL: tuple[Belief, ...] = (
     _log("memory_latency_s", 10e-6, 1.0, "a message's latency inside a node"),
     _log("memory_byte_s", 1 / 3e9, 0.8, "a byte's way inside a node"),
     _log("sum_byte_s", 1 / 6e9, 0.5, "adding up a byte"),
-    Belief(name="overlap", center=0.8, spread=1.0, natural=_share, words="share of an exchange that computing hides"),
-    Belief(name="early", center=2.5, spread=1.2, natural=_share, words="how early gradients leave, of what they could"),
+    Prior(name="overlap", center=0.8, spread=1.0, natural=_share, words="share of an exchange that computing hides"),
+    Prior(name="early", center=2.5, spread=1.2, natural=_share, words="how early gradients leave, of what they could"),
     _log("noise", 0.04, 0.8, "variation of a worker's computing from step to step"),
-    Belief(name="contention", center=0.04, spread=0.06, natural=_same, words="growth of a byte's cost with nodes"),
+    Prior(name="contention", center=0.04, spread=0.06, natural=_same, words="growth of a byte's cost with nodes"),
     _log("server_factor", 1.2, 0.4, "a byte's cost at a server over that of the link"),
     _log("server_latency_s", 20e-6, 1.0, "a server's work for one request, whatever its size"),
     _log("grpc_byte_s", 1 / 0.8e9, 0.4, "a byte's cost at a gRPC server"),
-    Belief(name="thread_power", center=0.9, spread=0.12, natural=_same, words="gain by threads, as a power"),
+    Prior(name="thread_power", center=0.9, spread=0.12, natural=_same, words="gain by threads, as a power"),
     _log("file_system_images_s", 1e12, 0.01, "samples per second that the file system gives all nodes"),
 )
 EFFICACY = "efficacy "
 EFFICACY_SPREAD = 0.15
 """How much a strategy's exchange may differ from what its messages would take (logarithm)."""
+UNKNOWN_LAYERS_SPREAD = 0.6
+"""The same where only the sum of all layers is known."""
 
 
-def beliefs(strategies: Iterable[str], network: Network, stated: Mapping[str, tuple[float, float]]) -> list[Belief]:
-    """What is believed at first: usual values, in place of them what the network states, then `stated`.
+def priors(
+    strategies: Iterable[str],
+    network: Network,
+    stated: Mapping[str, tuple[float, float]],
+    *,
+    layers_known: bool = True,
+) -> list[Prior]:
+    """The priors: usual values, in place of them what the network states, then `stated`.
 
-    `stated` holds values with the spreads of their logarithms.
+    `stated` holds values with the spreads of their logarithms. Where layers are not known, buckets and the busiest
+    server's share are guesses, and every strategy's own speed is wide.
     """
     known: dict[str, tuple[float, float]] = {}
     for prefix, latency, bandwidth in (
@@ -98,8 +107,9 @@ def beliefs(strategies: Iterable[str], network: Network, stated: Mapping[str, tu
         else item
         for item in USUAL
     ]
+    spread = EFFICACY_SPREAD if layers_known else UNKNOWN_LAYERS_SPREAD
     own = (
-        Belief(name=EFFICACY + name, center=0.0, spread=EFFICACY_SPREAD, natural=_same, words=f"{name}'s own speed")
+        Prior(name=EFFICACY + name, center=0.0, spread=spread, natural=_same, words=f"{name}'s own speed")
         for name in sorted(set(strategies))
     )
     return [*found, *own]
@@ -108,6 +118,6 @@ def beliefs(strategies: Iterable[str], network: Network, stated: Mapping[str, tu
 _SOFTWARE_S = 5e-6
 
 
-def natural_values(items: Sequence[Belief], points: Array) -> dict[str, Array]:
+def natural_values(items: Sequence[Prior], points: Array) -> dict[str, Array]:
     """Points (sets, unknowns) as values by name, (sets,) each."""
     return {item.name: item.natural(points[:, place]) for place, item in enumerate(items)}

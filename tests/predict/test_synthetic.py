@@ -1,4 +1,7 @@
-"""Clusters whose truth is known: intervals cover as often as they say, and the recommended strategy is a good one."""
+"""Clusters that follow the timeline: intervals cover at least as often as they say, and recommendations are good ones.
+
+They cover more often: nobody knows beforehand that the timeline is right, and other laws have their share of them.
+"""
 
 from __future__ import annotations
 
@@ -57,11 +60,11 @@ def check(outcomes: list[Outcome], least: float, most: float) -> None:
     assert sum(good) >= 0.95 * len(good), told
 
 
-def test_intervals_of_thirty_clusters_hold() -> None:
-    """Thirty clusters leave the share uncertain by a few percent: points of one cluster stand and fall together."""
-    check([judge(seed) for seed in range(1000, 1030)], 0.82, 0.98)
+def test_intervals_of_twenty_clusters_hold() -> None:
+    """Twenty clusters leave the share uncertain by a few percent: points of one cluster stand and fall together."""
+    check([judge(seed) for seed in range(1000, 1020)], 0.85, 1.0)
 
 
 @pytest.mark.soak
 def test_intervals_of_five_hundred_clusters_hold() -> None:
-    check([judge(seed) for seed in range(500)], 0.85, 0.95)
+    check([judge(seed) for seed in range(500)], 0.85, 1.0)

@@ -11,7 +11,7 @@ import pytest
 
 from hpcdl.predict.jobs import StepJob, kind_of, lengths_of
 from hpcdl.predict.network import UNKNOWN, read_network
-from hpcdl.predict.parameters import beliefs, natural_values
+from hpcdl.predict.parameters import natural_values, priors
 from hpcdl.predict.timeline import simulate, slowest_of
 from hpcdl.strategies.table import STRATEGIES
 from tests.conftest import patience
@@ -29,7 +29,7 @@ def job_of(strategy: str, workers: int, model: str = "resnet50", batch: float = 
 
 
 def usual(sets: int = 1) -> dict[str, Any]:
-    items = beliefs((), read_network("omni-path"), {"image_s": (0.02, 0.1)})
+    items = priors((), read_network("omni-path"), {"image_s": (0.02, 0.1)})
     centers = numpy.array([[item.center for item in items]])
     spread = numpy.array([0.3 * item.spread for item in items])
     noise = numpy.random.default_rng(0).standard_normal((sets, len(items))) if sets > 1 else 0.0

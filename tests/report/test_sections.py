@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from pathlib import Path
 
 import pytest
@@ -20,6 +21,7 @@ from hpcdl.report.runs.sources import Gathered
 from hpcdl.report.runs.traces import TracedRun
 from hpcdl.trace.counters import NETWORK
 from hpcdl.trace.findings import findings
+from tests.conftest import ROOT
 from tests.report.synthetic import as_run, make_record, make_run
 from tests.trace.test_findings import CALM_S, RANKS, planted, synchronous
 
@@ -116,6 +118,24 @@ def test_servers_balance_is_shown() -> None:
     assert texts(balance)[0][1:] == ["2", "1.91 MiB", "2.86 MiB", "1.50", "300 ms", "1.50"]
 
 
+def test_servers_that_count_nothing_show_what_lies_on_them() -> None:
+    """TensorFlow's servers: hpcdl's own few words are not what they move, and zero would say that they are balanced."""
+    sizes = [30_000_000, 100, 200, 16]
+    ranks = [
+        RankRecord(rank=0, host="a", bytes_sent_per_step=0.0, details={"server_bytes": sizes, "placement": "greedy"}),
+        *(RankRecord(rank=1 + i, host="s", role="server", bytes_sent_per_step=0.0) for i in range(4)),
+    ]
+    record = make_record(2, 90.0, strategy="grpc-ps", ranks=6, servers=4, rank_records=ranks, bytes_sent_per_step=0.0)
+    run = as_run(record, "r")
+    assert run.bytes_per_step is None and run.rounds_per_step is None
+    found = section([run], "network")
+    balance = next(item for item in found.items if isinstance(item, Table) and "Balance" in item.title)
+    assert float(texts(balance)[0][4]) == pytest.approx(max(sizes) / (sum(sizes) / 4), rel=0.01)
+    assert any("theirs are computed" in line for line in found.lines)
+    bare = dataclasses.replace(record, rank_records=[dataclasses.replace(ranks[0], details={}), *ranks[1:]])
+    assert as_run(bare, "r").server_loads == ()
+
+
 def test_published_points_are_labelled_and_as_published() -> None:
     published = {(item.source, item.workers, item.model): item for item in load_references().points}
     assert published["Cori", 512, "resnet50"].told_efficiency == "23 %"
@@ -134,9 +154,32 @@ def test_every_published_fact_has_its_sentence() -> None:
     for item in facts:
         assert len(item.sentence.split()) > 8
         assert item.sentence.startswith("(in our words)") == ("other words" in item.confidence)
+        assert (ROOT / "share" / "hpcdl" / "studies" / f"{item.study}.toml").is_file(), item
     cori = [item for item in found.points if (item.source, item.model) == ("Cori", "resnet50")]
     assert {item.mode for item in cori} == {"unstated"}, "its abstract does not say what is kept fixed"
     assert all("does not say" in item.note for item in found.points if item.named)
+
+
+def test_published_facts_stand_beside_the_study_that_repeats_them() -> None:
+    """Threads too, where no point can be drawn; a point without a network beside those of the same network."""
+    threads = [make_run(1, 100.0 * n, threads=n, mode="scale-up", strategy="single") for n in (1, 2, 4)]
+    (table,) = [item for item in section(threads, "references").items if isinstance(item, Table)]
+    rows = [" ".join(row) for row in texts(table)]
+    for words in ("64 threads are best", "3.7 x and 1.4 x", "K40", "P100"):
+        assert any(words in row and "stampede2-threads" in row for row in rows), words
+    assert any("1605 s in one group" in row and "sc17-groups" in row for row in rows)
+    assert any("87 % to 14 %" in row and "sc17-variants" in row for row in rows)
+    weak = [make_run(n, 90.0 * n, model="googlenet", strategy="sync-easgd") for n in (1, 2)]
+    tables = [item for item in section(weak, "references").items if isinstance(item, Table)]
+    assert any("91.5 %" in text and "sc17-weak" in text for row in texts(tables[0]) for text in (" ".join(row),))
+
+
+def test_quotes_are_those_of_their_documents() -> None:
+    """To the letter, or marked as a summary."""
+    quotes = (ROOT / "tests" / "report" / "published-quotes.md").read_text()
+    found = load_references()
+    for item in (*found.points, *found.statements):
+        assert item.sentence.startswith("(in our words)") or f"> {item.sentence}\n" in quotes, item.sentence
 
 
 def test_a_damaged_reference_is_named(tmp_path: Path) -> None:

@@ -158,6 +158,8 @@ def _print(found: Answer) -> None:
             inside = "inside" if item.covered else "outside"
             guess = f"{format_seconds(item.predicted)} ({100 * item.error:+.1f} %, {inside} its interval)"
             put(f"  predicted from smaller sizes: {guess}")
+    for line in _reasons(found.predictions):
+        put(textwrap.fill(line, 79, subsequent_indent="  ", break_on_hyphens=False))
     for line in _crossings(found):
         put(line)
     for warning in found.warnings:
@@ -198,6 +200,16 @@ def _print_best(rows: Sequence[Prediction]) -> None:
     put("the best of them: an epoch, node-hours, and what halving one cost would save")
     target_title = ("to target",) if aimed else ()
     print_table(("nodes", "best", "epoch", "90 %", "node-h", *target_title, "halved"), cells)
+
+
+def _reasons(rows: Sequence[Prediction]) -> list[str]:
+    """What each strategy's intervals are made of: how probable the held-out sizes leave each model."""
+    lines = []
+    for item in {item.job.strategy: item for item in rows if len(item.models) > 1}.values():
+        shares = sorted(item.models.items(), key=lambda pair: -pair[1])
+        text = ", ".join(f"{name} {100 * share:.0f} %" for name, share in shares)
+        lines.append(f"{item.job.strategy}: models by held-out sizes: {text}; beyond them the model error grows")
+    return lines
 
 
 def _crossings(found: Answer) -> list[str]:

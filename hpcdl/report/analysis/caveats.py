@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
+from statistics import median
 
 from hpcdl.core.run_state import FAILED, LOST, STOPPED, is_measured
+from hpcdl.core.statistics import outliers
 from hpcdl.core.units import counted, listed
 from hpcdl.report.analysis.names import point_name
 from hpcdl.report.analysis.scaling import Curve
 from hpcdl.report.analysis.settings import trifling_differences
+from hpcdl.report.document.cells import number
 from hpcdl.report.runs.run import EMULATED, Run
 
 UNFINISHED = "did not finish"
@@ -20,6 +23,8 @@ def caveats(runs: Sequence[Run], unreadable: Sequence[str], curves: Sequence[Cur
         lambda: _unreadable(unreadable),
         lambda: _not_finished(runs),
         lambda: _impossible(runs),
+        lambda: _outliers(curves),
+        lambda: _above_ideal(curves),
         lambda: _emulated(runs),
         lambda: _mixed(runs, "machine", "machines"),
         lambda: _mixed(runs, "processor", "machines by processor"),
@@ -65,6 +70,37 @@ def _impossible(runs: Sequence[Run]) -> Iterable[str]:
     if parts:
         told = counted(len(parts), "run")
         yield f"negative part of a step in {told}, left out of the time breakdown: {listed(parts)}"
+
+
+def _outliers(curves: Sequence[Curve]) -> Iterable[str]:
+    """One run far off its repeats moves a mean, and no interval of means says so."""
+    found = {}
+    for point in (point for curve in curves for point in curve.points):
+        rates = [run.images_per_second or 0.0 for run in point.runs]
+        for place in outliers(rates):
+            told = f"{point.runs[place].name} {number(rates[place])}, median of its repeats {number(median(rates))}"
+            found[point.runs[place].name] = told
+    if found:
+        yield (
+            f"{counted(len(found), 'run')} far off the repeats of the same setting, kept in every mean; look at them"
+            f" before believing it: {listed(list(found.values()), 3)}"
+        )
+
+
+_ROUNDING = 1.02
+
+
+def _above_ideal(curves: Sequence[Curve]) -> Iterable[str]:
+    found = [
+        point_name(curve, point) for curve in curves for point in curve.points
+        if (point.efficiency.low or point.efficiency.value) > 1 and point.efficiency.value > _ROUNDING
+    ]  # fmt: skip
+    if found:
+        yield (
+            "efficiency above 100 %: the base is slow for its size, most often because it had fewer servers or cores,"
+            " because more workers' caches and memory hold what one's did not, or because its runs were disturbed:"
+            f" {listed(found)}"
+        )
 
 
 def _emulated(runs: Sequence[Run]) -> Iterable[str]:

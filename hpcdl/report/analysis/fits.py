@@ -1,8 +1,8 @@
 """Laws fitted to the curves, the size at which efficiency falls below 80 %, and alpha and beta of communication.
 
-Exposed communication: seconds = alpha x rounds + beta x bytes, both as comm/observed counted them on the busiest rank,
-with whatever variant, period, packing or number of ranks a run had. What computing hides is not in the seconds, so that
-alpha and beta are those that training feels, at most the network's own.
+Exposed communication: seconds = alpha x rounds + beta x bytes + constant, none below 0, as comm/observed counted them
+on the busiest rank, with whatever variant, period, packing or number of ranks a run had. What computing hides is not in
+the seconds, so that alpha and beta are those that training feels, at most the network's own.
 """
 
 from __future__ import annotations
@@ -12,7 +12,16 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from hpcdl.report.analysis.laws import LAWS, Crossing, LinearFit, ScalingFit, crossing, fit_relative, fit_scaling
+from hpcdl.report.analysis.laws import (
+    LAWS,
+    Crossing,
+    LinearFit,
+    Parameter,
+    ScalingFit,
+    crossing,
+    fit_relative,
+    fit_scaling,
+)
 from hpcdl.report.analysis.scaling import Curve
 from hpcdl.report.runs.run import Run, positive
 
@@ -81,33 +90,52 @@ def fit_curves(curves: Sequence[Curve]) -> list[CurveFit]:
     return found
 
 
+CANNOT_TELL = (
+    "rounds and bytes rise together in these runs, so that α and β cannot be told apart; runs with another"
+    " --bucket-size, --variant or model change one without the other"
+)
+
+
 @dataclass(frozen=True, kw_only=True)
 class CommunicationFit:
-    """Alpha (seconds per round) and beta (seconds per byte) of one strategy on one machine."""
+    """Alpha (seconds per round), beta (seconds per byte) and a constant of one strategy on one machine.
+
+    The constant is None where the runs are too few to have one. `fit` is None where `left_out` says why there is none.
+    """
 
     strategy: str
     machine: str
-    fit: LinearFit
+    fit: LinearFit | None
+    left_out: str = ""
+
+    @property
+    def parameters(self) -> Mapping[str, Parameter]:
+        """The coefficients by name."""
+        return {} if self.fit is None else dict(zip(_COEFFICIENTS, self.fit.coefficients, strict=False))
 
     def as_json(self) -> dict[str, Any]:
         """One entry of `fits` in report.json."""
-        alpha, beta = self.fit.coefficients
+        assert self.fit is not None
         return {
             "law": "alpha-beta",
             "strategy": self.strategy,
             "machine": self.machine,
-            "parameters": {
-                "alpha_seconds": dataclasses.asdict(alpha),
-                "beta_seconds_per_byte": dataclasses.asdict(beta),
-            },
+            "parameters": {name: dataclasses.asdict(value) for name, value in self.parameters.items()},
             "r2": self.fit.r2,
             "spread": self.fit.spread,
             "runs": self.fit.num_runs,
         }
 
 
+_COEFFICIENTS = ("alpha_seconds", "beta_seconds_per_byte", "constant_seconds")
+_ENOUGH_FOR_A_CONSTANT = 4
+
+
 def fit_communication(runs: Sequence[Run]) -> list[CommunicationFit]:
-    """A fit for each strategy and machine whose runs differ enough in rounds or bytes to tell alpha from beta."""
+    """A fit for each strategy and machine whose runs differ in rounds or bytes, or why they tell no alpha and beta.
+
+    None is negative. With a constant where four different exchanges or more allow it: what every exchange costs.
+    """
     groups: dict[tuple[str, str, str], list[Run]] = {}
     for run in runs:
         if _measured(run):
@@ -115,9 +143,15 @@ def fit_communication(runs: Sequence[Run]) -> list[CommunicationFit]:
     found = []
     for (strategy, machine, processor), members in sorted(groups.items()):
         design = [(run.rounds_per_step or 0.0, run.round_bytes_per_step or 0.0) for run in members]
-        fit = fit_relative(design, [run.parts["exposed_communication"] for run in members])
-        if fit is not None and len(set(design)) > 1:
-            found.append(CommunicationFit(strategy=strategy, machine=machine or processor, fit=fit))
+        if len(set(design)) < 2:
+            continue
+        seconds = [run.parts["exposed_communication"] for run in members]
+        fit = None
+        if len(set(design)) >= _ENOUGH_FOR_A_CONSTANT:
+            fit = fit_relative([(*row, 1.0) for row in design], seconds)
+        fit = fit or fit_relative(design, seconds)
+        left_out = "" if fit else CANNOT_TELL
+        found.append(CommunicationFit(strategy=strategy, machine=machine or processor, fit=fit, left_out=left_out))
     return found
 
 

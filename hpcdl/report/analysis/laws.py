@@ -145,24 +145,28 @@ def _fit(law: Law, n: Sequence[float], throughput: Sequence[float]) -> ScalingFi
 
     columns = numpy.array([law.columns(item) for item in n])
     log_u = numpy.log(numpy.asarray(throughput, dtype=float) / numpy.asarray(n, dtype=float))
-    solution = _solve(law.sign, columns, log_u)
-    if solution is None:
+    free = solution = _solve(law.sign, columns, log_u)
+    if free is None or solution is None:
         return None
-    jacobian, residual = solution.jacobian, solution.residual
-    spare = len(n) - jacobian.shape[1]
+    while (below := numpy.array(solution.point[1:]) < 0).any():
+        # No law has less than no contention: the best fit without it, and how much of it the runs leave possible.
+        columns = numpy.where(below, 0.0, columns)
+        solution = _solve(law.sign, columns, log_u)
+        if solution is None:
+            return None
+    residual, spare = solution.residual, len(n) - len(solution.point)
     total = float(((log_u - log_u.mean()) ** 2).sum())
-    covariance = None
-    reach = numpy.full(jacobian.shape[1], numpy.nan)
-    if spare > 0:
-        covariance = numpy.linalg.pinv(jacobian.T @ jacobian) * float(residual @ residual) / spare
-        reach = t_quantile(0.975, spare) * numpy.sqrt(numpy.maximum(numpy.diag(covariance), 0.0))
-    values = dict(zip(("x1", *law.own), solution.point, strict=True))
+    covariance = solution.covariance(spare)
+    reach, free_reach = solution.reach(spare), free.reach(spare)
+    x1, *own = solution.point
+    parameters = {"x1": _parameter(x1, reach[0], on_logarithm=True)}
+    for place, name in enumerate(law.own, start=1):
+        bound = own[place - 1] == 0
+        half = free_reach[place] if bound else reach[place]
+        parameters[name] = _not_negative(own[place - 1], free.point[place] if bound else 0.0, half)
     return ScalingFit(
         law=law,
-        parameters={
-            name: _parameter(float(value), float(half), name == "x1")
-            for (name, value), half in zip(values.items(), reach, strict=True)
-        },
+        parameters=parameters,
         covariance=None if covariance is None else tuple(tuple(map(float, row)) for row in covariance),
         r2=1 - float(residual @ residual) / total if total > 0 else None,
         spread=math.sqrt(float(residual @ residual) / spare) if spare > 0 else None,
@@ -226,6 +230,23 @@ class _Solution:
     point: tuple[float, ...]
     jacobian: Array
     residual: Array
+
+    def covariance(self, spare: int) -> Array | None:
+        """That of (log u0, own parameters); None without a run to spare."""
+        import numpy
+
+        if spare <= 0:
+            return None
+        found: Array = numpy.linalg.pinv(self.jacobian.T @ self.jacobian)
+        return found * float(self.residual @ self.residual) / spare
+
+    def reach(self, spare: int) -> list[float]:
+        """Half widths of their 95 % intervals; not numbers without a run to spare."""
+        covariance = self.covariance(spare)
+        if covariance is None:
+            return [math.nan] * len(self.point)
+        quantile = t_quantile(0.975, spare)
+        return [quantile * math.sqrt(max(float(covariance[place, place]), 0.0)) for place in range(len(self.point))]
 
 
 def _solve(sign: int, columns: Array, log_u: Array) -> _Solution | None:
@@ -304,47 +325,68 @@ class LinearFit:
     num_runs: int
 
 
+MOST_CONDITION = 30.0
+"""Of a design with columns of unit length: beyond it (Belsley 1980) the runs do not tell its coefficients apart."""
+
+
 def fit_relative(design: Sequence[Sequence[float]], measured: Sequence[float]) -> LinearFit | None:
-    """Fit measured = design . coefficients, errors proportional to the model (iteratively reweighted least squares).
+    """Fit measured = design . coefficients >= 0, errors proportional to the model (iteratively reweighted).
 
     `design` is (runs, coefficients). None where the runs cannot tell the coefficients apart, or where the model is not
     positive at a run. The weights follow the model, not the measurement, which would bias the fit downwards.
     """
     import numpy
+    from scipy.optimize import nnls
 
     matrix, values = numpy.asarray(design, dtype=float), numpy.asarray(measured, dtype=float)
-    scale = numpy.abs(matrix).max(axis=0)
-    scale[scale == 0] = 1.0
+    scale = numpy.linalg.norm(matrix / values[:, None], axis=0)
+    if (scale == 0).any() or len(values) < matrix.shape[1]:
+        return None
     scaled = matrix / scale
-    if numpy.linalg.matrix_rank(scaled / numpy.abs(scaled).max(axis=1, keepdims=True)) < matrix.shape[1]:
+    if not numpy.linalg.cond(scaled / values[:, None]) < MOST_CONDITION:
         return None
     model = values
     for _ in range(_ITERATIONS):
-        weighted = scaled / model[:, None]
-        solution = numpy.linalg.lstsq(weighted, values / model, rcond=None)[0]
+        solution, _ = nnls(scaled / model[:, None], values / model)
         previous, model = model, scaled @ solution
         if model.min() <= 0:
             return None
         if numpy.abs(model / previous - 1).max() < 1e-12:
             break
+    return _with_intervals(scaled, values, scale, solution)
+
+
+def _with_intervals(scaled: Array, values: Array, scale: Array, solution: Array) -> LinearFit:
+    """A coefficient at its bound of 0 has the interval that least squares without bounds leaves above it."""
+    import numpy
+
+    model = scaled @ solution
     weighted, residual = scaled / model[:, None], values / model - 1
-    spare = len(values) - matrix.shape[1]
+    spare = len(values) - len(solution)
     squares = float(residual @ residual)
     spread = math.sqrt(squares / spare) if spare > 0 else None
     centred = values / model - numpy.average(values, weights=1 / model**2) / model
     total = float(centred @ centred)
-    reach = numpy.full(matrix.shape[1], numpy.nan)
+    reach = numpy.full(len(solution), numpy.nan)
     if spread is not None:
         covariance = numpy.linalg.inv(weighted.T @ weighted) * spread**2
         reach = t_quantile(0.975, spare) * numpy.sqrt(numpy.diag(covariance))
+    unbound = numpy.linalg.lstsq(weighted, values / model, rcond=None)[0]
     return LinearFit(
         coefficients=tuple(
-            _parameter(float(value), float(half)) for value, half in zip(solution / scale, reach / scale, strict=True)
+            _not_negative(float(value), float(free), float(half))
+            for value, free, half in zip(solution / scale, unbound / scale, reach / scale, strict=True)
         ),
         r2=1 - squares / total if total > 0 else None,
         spread=spread,
         num_runs=len(values),
     )
+
+
+def _not_negative(value: float, free: float, half: float) -> Parameter:
+    if math.isnan(half):
+        return Parameter(value=value)
+    return Parameter(value=value, low=max(0.0, value - half), high=max(value, (value or free) + half))
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -123,7 +123,10 @@ def _data(analysis: Analysis, lines: Sequence[str], rows: Sequence[Mapping[str, 
         "summary": list(lines),
         "warnings": list(analysis.warnings),
         "scaling": list(rows),
-        "fits": [*(item.as_json() for item in analysis.fits), *(item.as_json() for item in analysis.communication)],
+        "fits": [
+            *(item.as_json() for item in analysis.fits),
+            *(item.as_json() for item in analysis.communication if item.fit),
+        ],
         "verdicts": [item.as_json() for item in analysis.comparisons],
         "parts": [
             _parts(curve, item) for curve, own in zip(analysis.curves, analysis.breakdowns, strict=True) for item in own

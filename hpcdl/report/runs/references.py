@@ -17,7 +17,7 @@ class Reference:
 
     `workers` are what the publication counts along its axis; `unit` names them (workers, nodes, KNL nodes). `mode` is
     `unstated` where it does not say what is kept fixed. `sentence` is where it stands; `named` the network's name
-    there, where taking it for `model` is our reading.
+    there, where taking it for `model` is our reading. `study` is that of share/hpcdl/studies which repeats it.
     """
 
     source: str
@@ -35,6 +35,7 @@ class Reference:
     confidence: str
     named: str = ""
     note: str = ""
+    study: str = ""
 
     @property
     def told_efficiency(self) -> str:
@@ -45,7 +46,10 @@ class Reference:
 
 @dataclass(frozen=True, kw_only=True)
 class Statement:
-    """What a publication states without a point that could be drawn."""
+    """What a publication states without a point that could be drawn.
+
+    Where it has a `mode`, it is of this kind of scaling alone.
+    """
 
     source: str
     citation: str
@@ -53,6 +57,8 @@ class Statement:
     claim: str
     sentence: str
     confidence: str
+    study: str = ""
+    mode: str = ""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -22,11 +22,16 @@ MODES = ("weak", "strong", "scale-up")
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ServerLoad:
-    """What one server moved and worked per step; None where it was not measured."""
+    """What one server moved and worked per step; None where it was not measured.
+
+    `computed`: its bytes are those of the variables that lie on it, times workers, there and back: TensorFlow's gRPC
+    servers count none.
+    """
 
     rank: int
     bytes_per_step: float
     busy_seconds: float | None
+    computed: bool = False
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -143,7 +148,7 @@ def from_document(document: Mapping[str, Any], name: str) -> Run:
     software = record.software
     return Run(
         **known,
-        **_of_ranks(document.get("rank_records", [])),
+        **_of_ranks(document.get("rank_records", []), record),
         name=name,
         mode=record.mode if record.mode in MODES else "",
         threads=record.intra_op_threads,
@@ -154,7 +159,7 @@ def from_document(document: Mapping[str, Any], name: str) -> Run:
         step_seconds=_step_seconds(record),
         step_seconds_p95=_step_seconds_p95(record),
         parts={part: value for part in PARTS if isfinite(value := record.parts.get(part, math.nan))},
-        bytes_per_step=finite(record.bytes_sent_per_step),
+        bytes_per_step=None if record.strategy in _UNCOUNTED else finite(record.bytes_sent_per_step),
         profile=record.profile.rpartition("/")[2],
         config={key: str(value) for key, value in record.config.items()},
     )
@@ -178,7 +183,7 @@ _point: Callable[[dict[str, Any]], HistoryPoint] = maker(HistoryPoint)
 
 def packed(run: Run) -> Any:
     """A run as JSON holds it, for another process."""
-    loads = [(load.rank, load.bytes_per_step, load.busy_seconds) for load in run.server_loads]
+    loads = [(load.rank, load.bytes_per_step, load.busy_seconds, load.computed) for load in run.server_loads]
     return _flat(run), list(map(vars, run.history)), loads
 
 
@@ -189,16 +194,21 @@ def unpacked(found: Any) -> Run:
     known["hosts"], known["warnings"] = tuple(known["hosts"]), tuple(known["warnings"])
     known["history"] = tuple(map(_point, history))
     known["server_loads"] = tuple(
-        [ServerLoad(rank=rank, bytes_per_step=size, busy_seconds=busy) for rank, size, busy in loads]
+        [
+            ServerLoad(rank=rank, bytes_per_step=size, busy_seconds=busy, computed=computed)
+            for rank, size, busy, computed in loads
+        ]
     )
     return Run(**known)
 
 
-def _of_ranks(ranks: Any) -> dict[str, Any]:
+def _of_ranks(ranks: Any, record: RunRecord) -> dict[str, Any]:
     """What the servers moved, and the exchange of the rank that has most to do, where all ranks counted theirs."""
     if not isinstance(ranks, list) or not {dict}.issuperset(map(type, ranks)):
         raise TypeError("rank_records is no list of objects")
     servers = [from_json(RankRecord, item) for item in ranks if item.get("role") == "server"]
+    if record.strategy in _UNCOUNTED:
+        return {"server_loads": _placed(ranks, servers, record.workers)}
     loads = (
         ServerLoad(
             rank=item.rank,
@@ -212,6 +222,22 @@ def _of_ranks(ranks: Any) -> dict[str, Any]:
     pairs = [(size, count) for size, count in zip(sizes, rounds, strict=True) if size is not None and count is not None]
     size, most = max(pairs) if len(pairs) == len(ranks) > 0 else (None, None)
     return {"server_loads": tuple(loads), "rounds_per_step": most, "round_bytes_per_step": size}
+
+
+_UNCOUNTED = frozenset(("grpc-ps", "grpc-ring"))
+"""Strategies whose messages TensorFlow sends by itself: what hpcdl counted of them is only its own few words."""
+
+
+def _placed(ranks: Sequence[Mapping[str, Any]], servers: Sequence[RankRecord], workers: int) -> tuple[ServerLoad, ...]:
+    """What lies on each server goes to every worker in each step, and gradients come back; nothing where it is unknown."""
+    told = [item.get("details", {}).get("server_bytes") for item in ranks if isinstance(item.get("details"), dict)]
+    sizes = next((sizes for sizes in told if isinstance(sizes, list) and len(sizes) == len(servers)), None)
+    if sizes is None or not all(isinstance(size, int | float) and size >= 0 for size in sizes):
+        return ()
+    return tuple(
+        ServerLoad(rank=item.rank, bytes_per_step=2.0 * workers * size, busy_seconds=None, computed=True)
+        for item, size in zip(servers, sizes, strict=True)
+    )
 
 
 def _counts(ranks: Sequence[Mapping[str, Any]], key: str) -> Sequence[float | None]:

@@ -28,8 +28,9 @@ def build(analysis: Analysis) -> Section | None:
     names = dict(zip(map(id, analysis.curves), curve_names(analysis.curves), strict=True))
     table = _table(analysis.fits, names)
     tables = [table] if analysis.fits else []
-    if analysis.communication:
-        tables.append(_communication(analysis.communication))
+    fitted = [item for item in analysis.communication if item.fit]
+    if fitted:
+        tables.append(_communication(fitted))
     drawn = [item for item in analysis.fits if item.fit.law.name == "usl"][:MOST_CURVES]
     figures = [_figure(drawn, names, table)] if drawn else []
     lines = [
@@ -38,8 +39,11 @@ def build(analysis: Analysis) -> Section | None:
     ]
     if any(item.fit.saturated for item in analysis.fits):
         lines.append("‡ marks fits with as many parameters as different n: these runs could not contradict the law.")
-    if any(item.fit.parameters["kappa"].value < 0 for item in analysis.fits if "kappa" in item.fit.parameters):
-        lines.append("A κ below 0 means that the curve flattens more than the law can: do not extrapolate such a fit.")
+    if any(item.fit.parameters[name].value == 0 for item in analysis.fits for name in item.fit.law.own):
+        lines.append(
+            "A parameter of 0 is at its bound: the curve is flatter than the law, or rises. No law goes below 0."
+        )
+    lines += [f"α and β of {item.strategy}: {item.left_out}." for item in analysis.communication if item.left_out]
     return Section(name="fits", title="Laws of scaling", lines=lines, items=(*figures, *tables))
 
 
@@ -72,21 +76,32 @@ def _table(fits: Sequence[CurveFit], names: dict[int, str]) -> Table:
 def _communication(fits: Sequence[CommunicationFit]) -> Table:
     columns = (
         Column(name="strategy"), Column(name="machine"), Column(name="α per round", kind="seconds"),
-        Column(name="β: seconds per GB", kind="number"), Column(name="R²", kind="number"),
-        Column(name="spread", kind="percent"), Column(name="runs", kind="count"),
+        Column(name="β: seconds per GB", kind="number"), Column(name="constant", kind="seconds"),
+        Column(name="R²", kind="number"), Column(name="spread", kind="percent"), Column(name="runs", kind="count"),
     )  # fmt: skip
-    rows: list[tuple[Cell, ...]] = [
-        (
-            item.strategy, item.machine, _bounds(item.fit.coefficients[0]), _bounds(item.fit.coefficients[1], 1e9),
-            item.fit.r2, item.fit.spread, item.fit.num_runs,
-        )
-        for item in fits
-    ]  # fmt: skip
-    note = "Exposed communication = α x rounds + β x bytes, as counted on the busiest rank: hidden parts are not in it."
+    rows: list[tuple[Cell, ...]] = []
+    for item in fits:
+        assert item.fit is not None
+        alpha, beta, constant = (item.parameters.get(name) for name in _COEFFICIENTS)
+        rows.append(
+            (
+                item.strategy, item.machine, _bounds(alpha), _bounds(beta, 1e9), _bounds(constant), item.fit.r2,
+                item.fit.spread, item.fit.num_runs,
+            )
+        )  # fmt: skip
+    note = (
+        "Exposed communication = α x rounds + β x bytes + constant, as counted on the busiest rank, without hidden"
+        " parts. None is below 0; the constant needs four different exchanges."
+    )
     return Table(title="Alpha-beta of the exposed communication", columns=columns, rows=rows, note=note)
 
 
-def _bounds(parameter: Parameter, factor: float = 1.0) -> Bounds:
+_COEFFICIENTS = ("alpha_seconds", "beta_seconds_per_byte", "constant_seconds")
+
+
+def _bounds(parameter: Parameter | None, factor: float = 1.0) -> Bounds | None:
+    if parameter is None:
+        return None
     low, high = (None if end is None else end * factor for end in (parameter.low, parameter.high))
     return Bounds(value=parameter.value * factor, low=low, high=high)
 

@@ -33,6 +33,11 @@ def build(analysis: Analysis) -> Section | None:
         loads = [(name, _mean_loads(point)) for name, point in served]
         items += [_figure(*loads[-1]), _balance(loads)]
         lines.append("Imbalance is the busiest server over the mean: the others wait while it works.")
+        if any(load.computed for _, servers in loads for load in servers):
+            lines.append(
+                "TensorFlow's gRPC servers count no bytes: theirs are computed, the variables that lie on a server"
+                " times the workers, there and back."
+            )
     if not items:
         return None
     return Section(name="network", title="Network and servers", lines=lines, items=items)
@@ -94,6 +99,7 @@ def _mean_loads(point: Point) -> list[ServerLoad]:
             rank=rank,
             bytes_per_step=statistics.fmean(load.bytes_per_step for load in found),
             busy_seconds=_mean([load.busy_seconds for load in found]),
+            computed=found[0].computed,
         )
         for rank, found in sorted(loads.items())
     ]

@@ -19,21 +19,28 @@ def build(analysis: Analysis) -> Section | None:
     """A figure for each mode in which both the study and a publication have points, and what else is published."""
     items: list[Figure | Table] = []
     models = {run.model for run in analysis.runs}
+    shown = {curve.mode for curve in analysis.curves if len(curve.points) > 1}
     for mode in ("weak", "strong"):
         curves = [curve for curve in analysis.curves if curve.mode == mode and len(curve.points) > 1]
         published = [point for point in analysis.references.points if point.mode in (mode, "unstated")]
         # Of the same networks where there are any: another network's efficiency says little.
-        published = [point for point in published if point.model in models] or published
+        alike = [point for point in published if point.model in models]
+        published = [point for point in published if point.model in (*models, _UNSPECIFIED)] if alike else published
         if curves and published:
             items += _beside(mode, curves, published)
-    if not items:
+    stated = [item for item in analysis.references.statements if not item.mode or item.mode in shown]
+    if not items and not any(item.mode for item in stated):
         return None
     lines = [
         "Published points are of other people on other machines: they say what was reached there, not what is due here."
+        " The study beside each is the one of `hpcdl sweep` that repeats it."
     ]
-    if analysis.references.statements:
-        items.append(_statements(analysis.references.statements))
+    if stated:
+        items.append(_statements(stated))
     return Section(name="references", title="Beside published results", lines=lines, items=items)
+
+
+_UNSPECIFIED = "unspecified"
 
 
 def _statements(statements: Sequence[Statement]) -> Table:
@@ -42,9 +49,11 @@ def _statements(statements: Sequence[Statement]) -> Table:
         Column(name="states"),
         Column(name="its sentence"),
         Column(name="confidence"),
+        Column(name="study"),
     )
     rows: list[tuple[Cell, ...]] = [
-        (f"{item.source}: {item.citation}", item.claim, item.sentence, item.confidence) for item in statements
+        (f"{item.source}: {item.citation}", item.claim, item.sentence, item.confidence, item.study)
+        for item in statements
     ]
     return Table(title="Published without a number to draw", columns=columns, rows=rows)
 
@@ -98,12 +107,13 @@ def _table(mode: str, published: Sequence[Reference]) -> Table:
     columns = (
         Column(name="published by"), Column(name="network"), Column(name="strategy"), Column(name="n", kind="count"),
         Column(name="counts"), Column(name="servers", kind="count"), Column(name="efficiency"),
-        Column(name="its sentence"), Column(name="confidence"), Column(name="note"),
+        Column(name="its sentence"), Column(name="confidence"), Column(name="note"), Column(name="study"),
     )  # fmt: skip
     rows: list[tuple[Cell, ...]] = [
         (
             f"{point.source}: {point.citation}", point.named or point.model, point.strategy, point.workers, point.unit,
             point.servers or None, point.told_efficiency, point.sentence, point.confidence, point.note,
+            point.study,
         )
         for point in published
     ]  # fmt: skip

@@ -10,7 +10,8 @@ from hpcdl.core.units import counted, listed
 from hpcdl.report.analysis.analyse import Analysis
 from hpcdl.report.analysis.names import curve_names
 from hpcdl.report.analysis.scaling import Curve, Point
-from hpcdl.report.document.document import Bounds, Column, Figure, Interval, Section, Series, Table
+from hpcdl.report.document.cells import number
+from hpcdl.report.document.document import Bounds, Cell, Column, Figure, Interval, Section, Series, Table
 
 MOST_CURVES = 8
 """Curves in one figure; more could not be told apart. Tables hold all."""
@@ -130,7 +131,7 @@ def _table(mode: str, curves: Sequence[Curve], names: Sequence[str], rate: Colum
     rows = [
         (
             name, curve.batch, point.n, point.first.nodes, point.first.servers, len(point.runs),
-            Interval(value=point.throughput.mean, half=point.throughput.ci95, n=point.throughput.n),
+            _rate(point),
             point.throughput.std, _cell(point.speedup), _cell(point.efficiency), _cell(point.efficiency_per_node),
         )
         for curve, name in zip(curves, names, strict=True)
@@ -138,12 +139,24 @@ def _table(mode: str, curves: Sequence[Curve], names: Sequence[str], rate: Colum
     ]  # fmt: skip
     note = (
         "± is the half width of the 95 % interval, [low, high] its ends where it is one of logarithms; † measured once,"
-        " no interval; per node counts servers' nodes too."
+        " no interval; of two runs both values stand there; per node counts servers' nodes too."
     )
     return Table(title=f"{_TITLES[mode]}: all points", columns=columns, rows=rows, note=note)
 
 
+def _rate(point: Point) -> Cell:
+    """The mean with its interval; two repeats as they are, since an interval of two says nothing."""
+    if len(point.runs) == _TWO:
+        return " and ".join(number(run.images_per_second or 0.0) for run in point.runs)
+    return Interval(value=point.throughput.mean, half=point.throughput.ci95, n=point.throughput.n)
+
+
+_TWO = 2
+
+
 def _cell(ratio: Ratio) -> Bounds:
+    if ratio.is_wide and min(ratio.n, ratio.n_base) == _TWO:
+        return Bounds(value=ratio.value, low=None, high=None)
     return Bounds(value=ratio.value, low=ratio.low, high=ratio.high, n=min(ratio.n, ratio.n_base))
 
 

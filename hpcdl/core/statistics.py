@@ -106,9 +106,9 @@ class Sample:
 class Ratio:
     """A ratio of two means with Welch's 95 % interval on logarithms.
 
-    `low`, `high` and `p_value` (two-sided, of ratio 1) come from the logarithms and are None where a side has fewer than
-    two runs. `value` is the ratio of the arithmetic means, so that it can be recomputed from a table of means; where one
-    run is so far off that this lies outside the interval, it is that of the geometric means, which the interval is of.
+    `low`, `high` and `p_value` (two-sided, of ratio 1) come from the logarithms and are None where a side has fewer
+    than two runs. `value` is the ratio of the arithmetic means, so that it can be recomputed from a table of means.
+    Where one run far off moves it out of the interval, it is that of the geometric means, which the interval is of.
     `std` is that of the ratio of one run to one run.
     """
 

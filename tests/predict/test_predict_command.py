@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shlex
 from pathlib import Path
 
 import pytest
@@ -59,6 +60,21 @@ def test_the_table_fits_a_terminal(ask_hpcdl: CommandLine, study: Path, tmp_path
     assert {path.suffix for path in (tmp_path / "out").iterdir()} == {".svg", ".json"}
     (drawn,) = (tmp_path / "out").glob("*-throughput.svg")
     assert "samples/s" in drawn.read_text() and "images/s" not in drawn.read_text()
+
+
+@pytest.mark.parametrize("strategy", ["ring", "ps", "sync-easgd", "grpc-ps"])
+def test_the_next_run_that_it_advises_is_accepted(
+    ask_hpcdl: CommandLine, study: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, strategy: str
+) -> None:
+    """Every word of it, through --dry-run; a run on one node as the job that it would be."""
+    monkeypatch.chdir(tmp_path)
+    line = ["predict", study, "--nodes", "8,64", "--strategy", strategy, "--json"]
+    command = shlex.split(ask_hpcdl(line).json()["next_run"]["command"])
+    assert command[0] == "hpcdl"
+    words = command[1:] if command[1] == "submit" else ["submit", "--", *command[1:]]
+    finished = ask_hpcdl([words[0], "--dry-run", *words[1:]])
+    assert finished.code == 0, finished.err
+    assert "train --model" in finished.out and f"--strategy {strategy}" in finished.out
 
 
 def test_one_node_and_a_network_are_enough(ask_hpcdl: CommandLine, tmp_path: Path) -> None:

@@ -17,8 +17,9 @@ from hpcdl.predict.forecast import Forecast, Range
 from hpcdl.predict.jobs import RankLayout, StepJob, lengths_of
 from hpcdl.predict.network import Network, read_network
 from hpcdl.predict.timeline import exchange_seconds
-from hpcdl.report.runs.references import load_references
+from hpcdl.report.runs.references import Reference, load_references
 from hpcdl.report.runs.run import Run
+from tests.conftest import CommandLine
 from tests.report.synthetic import make_run
 
 KNL_FLOP_PER_SECOND = 0.6e12
@@ -53,24 +54,18 @@ CORI = {
 
 
 @pytest.mark.parametrize("point", CORI.values(), ids=[f"{model}-{workers}" for model, workers in CORI])
-def test_cori_s_servers_from_one_node(point: object) -> None:
-    """0.8 and more at 128 with 32 servers, 0.23 at 512 with 64; HEP-CNN 0.8 and more at 256 with one.
-
-    How many samples a worker took is not known to us: 32 is an assumption.
-    """
-    published = next(item for item in CORI.values() if item is point)
-    macs = {"resnet50": 3.858e9, "hepcnn": 2.630e9}[published.model]
-    evidence = knl_node(published.model, 32, macs)
-    forecast = Forecast(evidence, read_network("aries"), ["grpc-ps"])
-    nodes = published.workers + published.servers
-    found = forecast.predict(evidence.at("grpc-ps", nodes, published.workers, published.servers))
-    if published.bound == "above":
-        assert found.efficiency.high >= published.efficiency, found.efficiency
-        assert found.efficiency.mean >= 0.9 * published.efficiency, found.efficiency
+def test_cori_s_servers_from_facts_alone(ask_hpcdl: CommandLine, point: Reference) -> None:
+    """As a user types it: the network's, the machine's and the model's names, and nothing set by hand."""
+    nodes = str(point.workers + point.servers)
+    line = ["predict", "--model", point.model, "--machine", "cori-knl", "--network", "aries", "--strategy", "grpc-ps"]
+    (row,) = ask_hpcdl([*line, "--servers", str(point.servers), "--nodes", nodes, "--json"]).json()["predictions"]
+    found = row["efficiency"]
+    assert row["workers"] == point.workers and "nothing measured" in row["marks"]
+    if point.bound == "above":
+        assert found["high"] > point.efficiency and found["mean"] >= 0.9 * point.efficiency, found
     else:
-        assert near(found.efficiency, published.efficiency), found.efficiency
-        assert found.limited_by == "server"
-    assert "nothing measured" in found.marks
+        assert found["low"] <= point.efficiency <= found["high"], found
+        assert row["limited_by"] == "server"
 
 
 WEAK: Mapping[str, tuple[float, ...]] = {
@@ -107,6 +102,15 @@ def deepbench_run(num_bytes: int, ranks: int, milliseconds: float) -> Run:
         ranks, ranks / (1e-3 * milliseconds + 1e-5), model=f"sum-{num_bytes}", strategy="mpi", batch_per_rank=1,
         gradient_bytes=num_bytes, global_batch=ranks,
     )  # fmt: skip
+
+
+@pytest.mark.parametrize("num_bytes", sampled(DEEPBENCH))
+def test_a_third_size_does_not_make_an_interval_miss(num_bytes: int) -> None:
+    """From 2, 4 and 8 nodes to 16: the curve bends there, and three points that lie well are no certainty."""
+    times = DEEPBENCH[num_bytes]
+    runs = [deepbench_run(num_bytes, 2 << place, times[place]) for place in range(3)]
+    found = answer(Question(nodes=(16,), strategies=("mpi",)), runs).predictions[0]
+    assert found.step_seconds.low <= 1e-3 * times[3] <= found.step_seconds.high, (found.step_seconds, times[3])
 
 
 @pytest.mark.parametrize("num_bytes", sampled(DEEPBENCH))

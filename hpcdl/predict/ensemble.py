@@ -18,7 +18,7 @@ import numpy
 from hpcdl.predict.calibration import LEAST_ERROR, MeasuredStep
 from hpcdl.predict.evidence import Evidence
 from hpcdl.predict.jobs import StepJob
-from hpcdl.predict.models import MODELS, Foreseen, Series, foresee
+from hpcdl.predict.models import MODELS, Foreseen, MeasuredSizes, foresee
 
 if TYPE_CHECKING:
     Array = numpy.ndarray[Any, Any]
@@ -30,7 +30,7 @@ SERVERS_PRIOR = 4.0
 """That of saturation where workers queue at servers."""
 MODEL_ERROR = 0.01
 """Relative standard deviation of what no model explains, for one doubling of workers beyond those measured."""
-EXCHANGE_ERROR = 0.08
+EXCHANGE_ERROR = 0.07
 """The same of the seconds that are not computing: a switch is full, a link is slower."""
 UNKNOWN_EXCHANGE_ERROR = {"mpi": 0.25}
 """In its place where nobody knows the messages: a library changes its algorithm by the number of ranks."""
@@ -39,7 +39,7 @@ OWN_SPEED_ERROR = 0.1
 """That of the seconds that are not computing where the strategy itself was never measured."""
 
 
-def series_of(job: StepJob, evidence: Evidence, run_noise: float) -> Series | None:
+def series_of(job: StepJob, evidence: Evidence, run_noise: float) -> MeasuredSizes | None:
     """What was measured of `job` on other numbers of workers; None where that is fewer than two, or none on its way."""
     like = [seen for seen in evidence.monitors if _alike(seen.job, job, evidence.mode)]
     if job.nodes > 1 and not any(seen.job.nodes > 1 for seen in like):
@@ -50,7 +50,7 @@ def series_of(job: StepJob, evidence: Evidence, run_noise: float) -> Series | No
     if len(sizes) < 2:
         return None
     workers = tuple(sorted(sizes))
-    return Series(
+    return MeasuredSizes(
         workers=workers,
         logs=tuple(statistics.fmean([seen.log_mean - math.log(seen.job.batch) for seen in sizes[n]]) for n in workers),
         errors=tuple(
@@ -90,7 +90,7 @@ def prior_weights(job: StepJob) -> dict[str, float]:
 
 
 def weigh(
-    seen: MeasuredStep, timeline: Foreseen, computing: float, series: Series | None, run_noise: float
+    seen: MeasuredStep, timeline: Foreseen, computing: float, series: MeasuredSizes | None, run_noise: float
 ) -> Weighing:
     """Hold `seen` out: `timeline` is what its calibration without it foresaw, `series` are the smaller sizes.
 
@@ -135,7 +135,9 @@ def error_of(job: StepJob, logs: Array, computing: Array, largest: float, *, kno
     return result
 
 
-def mixed(weights: Mapping[str, float], timeline: Array, series: Series | None, job: StepJob, random: Any) -> Array:
+def mixed(
+    weights: Mapping[str, float], timeline: Array, series: MeasuredSizes | None, job: StepJob, random: Any
+) -> Array:
     """Logarithms of a step, of each model as many as it is probable: as many as `timeline` has."""
     result: Array = timeline.copy()
     if series is None:

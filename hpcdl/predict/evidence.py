@@ -169,7 +169,7 @@ def _check_enough(item: Evidence, network: Network | None) -> None:
     strategy = item.monitors[0].job.strategy
     other = 2 * size if size == 1 else 1
     words = ["train", "--model", item.model, "--strategy", "ring" if strategy == "single" else strategy]
-    words += ["--ranks", str(other + (1 if has_servers(strategy) else 0))]
+    words += ["--ranks", str(other + (1 if has_servers(strategy) else 0)), "--data", item.data or "DIR"]
     raise UsageError(
         f"all runs of {item.model} have {size} worker{'s' if size > 1 else ''}, so nothing tells what an exchange"
         f" costs: run {typed(*words)} too, or name the network with --network"
@@ -360,7 +360,7 @@ def guessed_evidence(model: str, batch: int, machine: str | None) -> Evidence:
     if info is None:
         raise UsageError(
             f"--model {model}: its operations are not known, so one node has to be measured: run "
-            f"{typed('train', '--model', model, '--ranks', 1)} and name the run; or give one of {', '.join(MODELS)}"
+            f"{typed('train', '--model', model, '--ranks', 1, '--data', 'DIR')} and name the run; or give one of {', '.join(MODELS)}"
         )
     found = read_machine(machine or "generic")
     cores = len(found.topology.cores)

@@ -19,7 +19,7 @@ from hpcdl.predict.calibration import NUM_DRAWS, Calibration, calibrate
 from hpcdl.predict.ensemble import TIMELINE, error_of, mixed, prior_weights, series_of, weigh
 from hpcdl.predict.evidence import Evidence, Learning, sample_bytes
 from hpcdl.predict.jobs import StepJob
-from hpcdl.predict.models import Foreseen, Series
+from hpcdl.predict.models import Foreseen, MeasuredSizes
 from hpcdl.predict.network import UNKNOWN, Network
 from hpcdl.predict.parameters import priors
 from hpcdl.predict.timeline import StepTime, simulate
@@ -258,10 +258,10 @@ class Forecast:
         result: Array = middle + self.widening * off
         return result
 
-    def _models(self, job: StepJob, series: Series | None) -> Mapping[str, float]:
+    def _models(self, job: StepJob, series: MeasuredSizes | None) -> Mapping[str, float]:
         return {TIMELINE: 1.0} if series is None else self.weights.get(job.strategy) or prior_weights(job)
 
-    def _series(self, job: StepJob) -> Series | None:
+    def _series(self, job: StepJob) -> MeasuredSizes | None:
         return None if self.other_machine else series_of(job, self.evidence, self.posterior.run_noise)
 
     def _per_epoch(self, images_per_second: Range) -> Range | None:

@@ -30,7 +30,7 @@ WANDERING = 0.025
 
 
 @dataclass(frozen=True, kw_only=True)
-class Series:
+class MeasuredSizes:
     """Workers, mean logarithms of seconds per sample, and their standard deviations; by rising workers."""
 
     workers: tuple[int, ...]
@@ -60,13 +60,13 @@ class Foreseen:
         return most + math.log(float(self.weights @ numpy.exp(parts - most)) + 1e-300)
 
 
-def foresee(name: str, series: Series, workers: int, batch: float) -> Foreseen:
+def foresee(name: str, series: MeasuredSizes, workers: int, batch: float) -> Foreseen:
     """What the model `name` says of a step of so many workers, `batch` samples each, with all sizes of `series`."""
     found = _wandering(series, workers) if name == NONE else _weighed(name, series, workers)
     return dataclasses.replace(found, centers=found.centers + math.log(batch))
 
 
-def _weighed(name: str, series: Series, workers: int) -> Foreseen:
+def _weighed(name: str, series: MeasuredSizes, workers: int) -> Foreseen:
     """A law's curves as probable as the series makes them."""
     curves = _curves(name, (*series.workers, workers))
     errors = numpy.array(series.errors)
@@ -129,7 +129,7 @@ def _curves(name: str, workers: tuple[int, ...]) -> Array:
     return found
 
 
-def _wandering(series: Series, workers: int) -> Foreseen:
+def _wandering(series: MeasuredSizes, workers: int) -> Foreseen:
     """An integrated Wiener process, given what is measured."""
     x = numpy.log2(numpy.array([*series.workers, workers], dtype=float) / series.workers[0])
     short, long = numpy.minimum(x[:, None], x), numpy.maximum(x[:, None], x)

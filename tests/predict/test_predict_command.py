@@ -77,6 +77,16 @@ def test_the_next_run_that_it_advises_is_accepted(
     assert "train --model" in finished.out and f"--strategy {strategy}" in finished.out
 
 
+def test_the_run_that_is_missing_is_accepted(ask_hpcdl: CommandLine, tmp_path: Path) -> None:
+    """What the error asks for, typed as the job that it would be."""
+    write_run(tmp_path / "one", make_record(4))
+    refused = ask_hpcdl(["predict", tmp_path / "one"])
+    command = refused.err.partition("run hpcdl ")[2].partition(" too, or")[0]
+    finished = ask_hpcdl(["submit", "--dry-run", "--", *shlex.split(command)])
+    assert refused.code == 2 and command.startswith("train ") and "--data" in command
+    assert finished.code == 0, finished.err
+
+
 def test_one_node_and_a_network_are_enough(ask_hpcdl: CommandLine, tmp_path: Path) -> None:
     write_study(tmp_path / "one", sizes=(1,))
     finished = ask_hpcdl(["predict", tmp_path / "one", "--network", "omni-path", "--nodes", "4", "--json"])

@@ -358,9 +358,10 @@ def guessed_evidence(model: str, batch: int, machine: str | None) -> Evidence:
     """Nothing measured: computing from the network's MACs and the machine's cores, a guess within a factor of two."""
     info = MODELS.get(model)
     if info is None:
+        run = typed("train", "--model", model, "--ranks", 1, "--data", "DIR")
         raise UsageError(
-            f"--model {model}: its operations are not known, so one node has to be measured: run "
-            f"{typed('train', '--model', model, '--ranks', 1, '--data', 'DIR')} and name the run; or give one of {', '.join(MODELS)}"
+            f"--model {model}: its operations are not known, so one node has to be measured: run {run} and name it;"
+            f" or give one of {', '.join(MODELS)}"
         )
     found = read_machine(machine or "generic")
     cores = len(found.topology.cores)

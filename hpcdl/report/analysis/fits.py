@@ -95,6 +95,8 @@ CANNOT_TELL = (
     " --bucket-size, --variant or model change one without the other"
 )
 
+EXPLAINS_NOTHING = "seconds do not follow rounds and bytes in these runs: the fit is worse than their mean"
+
 
 @dataclass(frozen=True, kw_only=True)
 class CommunicationFit:
@@ -151,6 +153,8 @@ def fit_communication(runs: Sequence[Run]) -> list[CommunicationFit]:
             fit = fit_relative([(*row, 1.0) for row in design], seconds)
         fit = fit or fit_relative(design, seconds)
         left_out = "" if fit else CANNOT_TELL
+        if fit is not None and (fit.r2 or 0.0) < 0:
+            fit, left_out = None, EXPLAINS_NOTHING
         found.append(CommunicationFit(strategy=strategy, machine=machine or processor, fit=fit, left_out=left_out))
     return found
 

@@ -17,8 +17,8 @@ import numpy as np
 from hpcdl.core.errors import SourceError, shown
 from hpcdl.data.sources.arrays import PlacedArray, field_name
 from hpcdl.data.sources.base import Array
-from hpcdl.data.sources.gathered import GatheredArray
 from hpcdl.data.sources.foreign import MAGIC
+from hpcdl.data.sources.gathered import GatheredArray
 
 FORM = "FEATURE=NAME:DTYPE:SHAPE, the shape that of one sample (x=x:int16:128x128x128x4; y::3 for a list of numbers)"
 _WISH = re.compile(r"(?P<key>[^=]+)=(?P<name>[^:=]+)(?::(?P<dtype>[^:]*)(?::(?P<shape>\d+(?:x\d+)*)?)?)?")

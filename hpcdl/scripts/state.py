@@ -96,7 +96,7 @@ class State:
         if wishes.stop or (wishes.save and (self._run is None or self._run.work.way == OFF)):
             self._finish_saving()
         if wishes.stop:
-            raise StoppedEarly(f"stopped by {wishes.reason} after step {self.step}, and saved; go on with --resume")
+            raise StoppedEarly(f"stopped by {wishes.reason} after step {self.step}, and saved; continue with --resume")
         if wishes.grow:
             self._leave_for_more()
 
@@ -104,7 +104,7 @@ class State:
         """Save, and leave so that more workers can start; where there is no room to save in, these go on."""
         self.save()
         if self._writer is not None and self._writer.newest == self.step:
-            text = f"stopped by {FOR_MORE} after step {self.step}, and saved; go on with --resume"
+            text = f"stopped by {FOR_MORE} after step {self.step}, and saved; continue with --resume"
             raise StoppedEarly(text, grows=True)
         if self._communicator.rank == 0:
             self._room.refuse()

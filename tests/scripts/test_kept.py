@@ -23,7 +23,7 @@ def test_a_script_saves_at_a_signal_and_goes_on(session_hpcdl: CommandLine, tmp_
     assert stopped.code == 75, stopped.err
     assert said(stopped, "begins") == ["begins at epoch 0"] * 2
     assert any("a checkpoint every" in event["text"] for event in events(tmp_path / "run", "message"))
-    assert "go on with --resume" in stopped.err
+    assert "continue with --resume" in stopped.err
     ended = session_hpcdl([*words, "--resume", HERE / "kept_script.py"])
     assert ended.code == 0, ended.err
     assert said(ended, "begins") == ["begins at epoch 3"] * 2 and said(ended, "ends") == ["ends at epoch 6"] * 2

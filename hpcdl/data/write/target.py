@@ -41,7 +41,7 @@ def check_target(request: ShardRequest) -> None:
     if MANIFEST_NAME in names and not request.resume:
         raise UsageError(f"{target} holds a finished data set; name another folder")
     if partial and not request.resume:
-        raise UsageError(f"{target} holds an unfinished data set; go on with --resume, or remove it")
+        raise UsageError(f"{target} holds an unfinished data set; continue with --resume, or remove it")
     if names and not partial and MANIFEST_NAME not in names:
         raise UsageError(f"{target} is not empty and no data folder; name a new or an empty folder")
 

@@ -111,7 +111,9 @@ def _shard_solo(request: ShardRequest, planned: Callable[[ShardJob], None], *, b
             try:
                 results = write_part(request, job, todo, rank=0, alone=True, told=told)
             except KeyboardInterrupt:
-                raise StoppedEarly("stopped; whole shards are kept, go on with the same command and --resume") from None
+                raise StoppedEarly(
+                    "stopped; whole shards are kept, continue with the same command and --resume"
+                ) from None
         manifest = finish(request, job, {**done, **results})
     return ShardReport(manifest=manifest, written=len(results), kept=len(done), seconds=time.monotonic() - started)
 
@@ -321,7 +323,7 @@ def _answer(problem: BaseException | None, results: Results) -> dict[str, Any]:
     if problem is None:
         return {"exit_code": 0, "message": "", "results": [dataclasses.asdict(result) for result in results.values()]}
     if isinstance(problem, KeyboardInterrupt):
-        problem = StoppedEarly("stopped; go on with the same command and --resume")
+        problem = StoppedEarly("stopped; continue with the same command and --resume")
     return {"exit_code": getattr(problem, "exit_code", 1), "message": str(problem), "results": []}
 
 

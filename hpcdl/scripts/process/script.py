@@ -78,7 +78,7 @@ def main() -> None:
 def interrupt(run_dir: Path) -> NoReturn:
     """A signal that comes where no hpcdl.State can save."""
     if checkpoints.list_checkpoints(run_dir / checkpoints.FOLDER):
-        raise StoppedEarly("stopped by a signal before anything new could be saved; go on with --resume")
+        raise StoppedEarly("stopped by a signal before anything new could be saved; continue with --resume")
     raise Interrupted("stopped by a signal; with hpcdl.State in the script it would have saved what to resume")
 
 

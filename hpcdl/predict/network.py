@@ -139,7 +139,7 @@ def _from_bench(path: Path) -> Network:
             for row in rows
         )  # fmt: skip
         latency, per_byte = float(link["latency_s"]), float(link["seconds_per_byte"])
-    except (CorruptError, KeyError, TypeError, ValueError, AttributeError):
+    except (CorruptError, KeyError, TypeError, ValueError, AttributeError, OverflowError):
         raise UsageError(
             f"--network {path} is neither a network's TOML file nor what hpcdl bench allreduce --json prints"
         ) from None

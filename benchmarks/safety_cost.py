@@ -22,7 +22,7 @@ from typing import Any
 from trainer_on_rank import DATA, build, run_on_ranks
 
 from hpcdl.comm.observed import RankMonitor
-from hpcdl.strategies.base.strategy import graph
+from hpcdl.strategies.base import graph
 from hpcdl.supervision import safety
 from hpcdl.supervision.control import Control
 from hpcdl.supervision.watchdog import Actions, Watchdog

@@ -61,7 +61,7 @@ def test_a_place_that_is_taken_is_refused(small: Path, tmp_path: Path) -> None:
 
 
 def test_only_a_virtual_environment_can_be_staged(tmp_path: Path) -> None:
-    with pytest.raises(UsageError, match="no virtual environment"):
+    with pytest.raises(UsageError, match="not a virtual environment"):
         stage_env.pack(tmp_path)
 
 

@@ -25,7 +25,7 @@ def test_bytes_are_read_with_their_unit(text: str, expected: int) -> None:
 
 @pytest.mark.parametrize("text", ["", "MiB", "-5MiB", "5 miles", "1e3", "nan"])
 def test_no_size_is_refused(text: str) -> None:
-    with pytest.raises(ValueError, match="no size"):
+    with pytest.raises(ValueError, match="not a size"):
         parse_bytes(text)
 
 
@@ -39,7 +39,7 @@ def test_times_are_read_with_their_unit(text: str, expected: float) -> None:
 
 @pytest.mark.parametrize("text", ["", "soon", "5 parsecs", "-3s", "1:2", "10m late"])
 def test_no_time_is_refused(text: str) -> None:
-    with pytest.raises(ValueError, match="no time"):
+    with pytest.raises(ValueError, match="not a time"):
         parse_seconds(text)
 
 

@@ -29,8 +29,8 @@ BASE = ["train", "--model", "lenet", "--strategy", "ring"]
         (["--resume"], 2, "add --run-dir DIR"),
         (["--init-weights", "/dev/zero"], 2, "it is a device, not a file"),
         (["--init-weights", "gone.keras"], 2, "No such file"),
-        (["--init-weights", __file__], 2, "no saved model"),
-        (["--learning-rate", "nan"], 2, "no finite number"),
+        (["--init-weights", __file__], 2, "not a saved model"),
+        (["--learning-rate", "nan"], 2, "not a finite number"),
         (["--time-limit", "soon"], 2, "write for example 90s"),
     ],
 )

@@ -126,7 +126,7 @@ CODE = {
     "lambda": (layer("Lambda"), "Lambda.*runs Python code"),
     "foreign model": (layer("TFSMLayer"), "TFSMLayer.*SavedModel"),
     "jax": (layer("JaxLayer"), "JaxLayer"),
-    "by module": (layer("system", module="os"), "os.system.*no layer of Keras"),
+    "by module": (layer("system", module="os"), "os.system.*neither a layer of Keras"),
     "fetches": (
         layer("Dense", config={"activation": layer("function", module="keras.utils", config="get_file")}),
         "keras.utils.get_file",

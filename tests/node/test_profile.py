@@ -82,7 +82,7 @@ def test_a_named_profile_of_another_machine_is_used_and_told(machine: Machine, t
     [
         ("schema = 1", "has schema 1"),
         ('schema = "hpcdl.profile/1"', "no table [settings]"),
-        ("= broken", "no valid TOML"),
+        ("= broken", "not valid TOML"),
         ('schema = "hpcdl.profile/1"\nmachine = "m"\n[settings]\nbinding = "none"', "is missing"),
     ],
 )

@@ -109,7 +109,7 @@ def test_several_inputs_by_name(source: Path, data: Dataset) -> None:
     ("name", "word"),
     [
         ("one_of_two", "not inputs and targets"),
-        ("no_tensor", "no tensor"),
+        ("no_tensor", "not a tensor"),
         ("fewer", "was given 8 samples and returned 3"),
         ("real_classes", "classes as float32"),
         ("open_width", "only the number of samples may be open"),

@@ -140,7 +140,7 @@ def test_ranks_agree_on_what_their_sums_will_be(mine: float, text: str, monkeypa
     """Two ranks that bring 1.6e38 each may make a sum that is none; one alone may not."""
     tf = pytest.importorskip("tensorflow")
     from hpcdl.collectives import recursive_doubling
-    from hpcdl.strategies.base.strategy import graph
+    from hpcdl.strategies.base import graph
 
     monkeypatch.setattr(graph, "FIRST_WORD_S", 0.0)
 

@@ -235,7 +235,7 @@ def test_what_is_excluded_is_left_out(tmp_path: Path) -> None:
         ('zip = ["workers", "sevrers"]\n', "did you mean 'servers'"),
         ('zip = "workers"\n', "axes that advance together"),
         ("exclude = [1]\n", "exclude must list tables"),
-        ('period = [1, "x"]\n', "no whole number"),
+        ('period = [1, "x"]\n', "not a whole number"),
         ("learning_rte = [1]\n", "did you mean"),
         ("ranks = [1]\n", "list nodes or workers"),
     ],

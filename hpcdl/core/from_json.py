@@ -181,7 +181,8 @@ def _of_scalar(hint: type) -> _Converter:
 
 def _checked(value: Any, kind: type, name: str, word: str) -> Any:
     if not isinstance(value, kind):
-        raise TypeError(f"{name} is no {word}")
+        article = "an" if word[0] in "aeiou" else "a"
+        raise TypeError(f"{name} is not {article} {word}")
     return value
 
 

@@ -102,7 +102,7 @@ class Plan:
             while not existing.exists():
                 existing = existing.parent
             if not existing.is_dir():
-                raise InstallError(f"{name}={folder}: {existing} is no folder; choose another {name}")
+                raise InstallError(f"{name}={folder}: {existing} is not a folder; choose another {name}")
             if not os.access(existing, os.W_OK | os.X_OK):
                 raise InstallError(
                     f"{name}={folder} cannot be written by this user ({existing} is not writable); "

@@ -47,7 +47,7 @@ def test_one_flipped_bit_is_found_and_named(ask_hpcdl: CommandLine, tmp_path: Pa
     path.write_bytes(content)
     found = ask_hpcdl(["checkpoints", run_dir, "--json"])
     assert found.code == 3 and len(found.err.splitlines()) == 1
-    assert name in found.err and "goes on after step 8" in found.err
+    assert name in found.err and "continues after step 8" in found.err
     rows = found.json()["checkpoints"]
     assert [row["whole"] for row in rows] == [False, True] and name in rows[0]["problem"]
     shown = ask_hpcdl(["checkpoints", run_dir])

@@ -193,7 +193,7 @@ def test_sigterm_leaves_something_to_resume(run_hpcdl: CommandLine, tmp_path: Pa
 def test_many_tiny_classes(tmp_path: Path) -> None:
     """100,000 classes of one sample: names no longer fit into an attribute."""
     np.savez(tmp_path / "a.npz", images=np.zeros((100_000, 2, 2), np.uint8), labels=np.arange(100_000))
-    manifest = make(tmp_path / "a.npz", tmp_path / "out", split="train=0.9,val=0.1", max_ranks=4)
+    manifest = make(tmp_path / "a.npz", tmp_path / "out", split="train=0.9,val=0.1", max_ranks=4, target_kind="class")
     assert manifest.num_classes == 100_000
     assert {name: split.num_samples for name, split in manifest.splits.items()} == {"train": 90_000, "val": 10_000}
     with h5py.File(tmp_path / "out" / "val" / "shard-00000.h5") as file:

@@ -166,7 +166,7 @@ def test_only_the_user_whose_run_goes_on_may_ask(tmp_path: Path) -> None:
     with pytest.raises(UsageError, match="resume it with --elastic"):
         ask_to_grow(tmp_path)
     rundir.create(tmp_path, config(), {})
-    with pytest.raises(UsageError, match="does not go on now"):
+    with pytest.raises(UsageError, match="is not running"):
         ask_to_grow(tmp_path)
     with writing(tmp_path):
         ask_to_grow(tmp_path)

@@ -31,7 +31,7 @@ def signatures() -> str:
     """Each public name with its signature and docstring, read from the source: TensorFlow is not imported."""
     parts = []
     for module in hpcdl._MODULES:
-        file = ROOT.joinpath("hpcdl", "training", "keras", *module.split(".")).with_suffix(".py")
+        file = ROOT.joinpath("hpcdl", "scripts", *module.split(".")).with_suffix(".py")
         tree = ast.parse(file.read_text())
         for node in tree.body:
             if getattr(node, "name", None) not in hpcdl._PUBLIC:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gzip
+import io
 import zipfile
 from pathlib import Path
 from typing import Any
@@ -236,8 +237,38 @@ def test_a_test_split_without_labels_is_left_out_by_a_flag(tmp_path: Path) -> No
         file["train/y"] = np.arange(6) % 2
     with pytest.raises(SourceError, match=r"the split test has no y"):
         make(tmp_path / "a.h5", tmp_path / "no", input="x=x", target="y=y")
-    manifest = make(tmp_path / "a.h5", tmp_path / "out", input="x=x", target="y=y", leave_out="test")
+    manifest = make(tmp_path / "a.h5", tmp_path / "out", input="x=x", target="y=y", leave_out="testing")
     assert {name: own.num_samples for name, own in manifest.splits.items()} == {"train": 6}
+
+
+def test_what_leave_out_does_not_find_is_refused(tmp_path: Path) -> None:
+    """Of arrays, of folders and of an archive: mistyped, it would leave the data in."""
+    y = np.array([0, 1])
+    np.savez(tmp_path / "b.npz", x_train=np.zeros((2, 3)), y_train=y, x_test=np.zeros((2, 3)), y_test=y)
+    members = {"cat/0.png": PICTURE, "dog/1.png": PICTURE, "odd/2.png": PICTURE}
+    archive(tmp_path / "a.zip", members)
+    for name, content in members.items():
+        (tmp_path / "folder" / name).parent.mkdir(parents=True)
+        (tmp_path / "folder" / name).write_bytes(content)
+    for number, source in enumerate(("b.npz", "a.zip", "folder")):
+        with pytest.raises(UsageError, match=r"--leave-out holdout: .* has no file, folder, array, column or split"):
+            make(tmp_path / source, tmp_path / f"no{number}", leave_out="holdout")
+    for number, source in enumerate(("a.zip", "folder")):
+        manifest = make(tmp_path / source, tmp_path / f"out{number}", leave_out="odd")
+        assert manifest.class_names == ("cat", "dog")
+
+
+def test_a_zip_archive_of_webp_pictures_with_odd_splits(tmp_path: Path) -> None:
+    buffer = io.BytesIO()
+    Image.new("RGB", (4, 4)).save(buffer, "WEBP", lossless=True)
+    content = buffer.getvalue()
+    source = archive(tmp_path / "a.zip", {"train/cat/0.webp": content, "holdout/cat/1.webp": content})
+    manifest = make(source, tmp_path / "out")
+    assert {name: own.num_samples for name, own in manifest.splits.items()} == {"train": 1, "val": 1}
+    inside = archive(tmp_path / "b.zip", {"cat/train/0.webp": content, "dog/train/1.webp": content})
+    with pytest.raises(SourceError, match="'train' is called by a split, and lies in the class 'cat'"):
+        make(inside, tmp_path / "no")
+    assert make(inside, tmp_path / "whole", split_names="ignore").class_names == ("cat", "dog")
 
 
 def archive(path: Path, members: dict[str, bytes]) -> Path:

@@ -22,7 +22,7 @@ from hpcdl.data.format.fields import DTYPES, RESERVED, Field, is_name
 from hpcdl.data.sources.base import Array, ArrayPlace, Content, SourceFacts, SourceSpec
 from hpcdl.data.sources.flat import MOST_CLASSES, FlatFiles, add_numbered, is_id, numbered, plausible, stamp_of
 from hpcdl.data.sources.index import Index, IndexWriter
-from hpcdl.data.sources.splits import AUTO, IGNORE, left_out, some, split_in
+from hpcdl.data.sources.splits import AUTO, IGNORE, leaves_out_split, left_out, some, split_in
 
 INPUT_NAMES = ("x", "images", "image", "data", "inputs", "input", "features", "samples", "text")
 TARGET_NAMES = ("y", "labels", "label", "targets", "target", "classes", "class", "masks", "mask")
@@ -107,6 +107,8 @@ class FieldSource:
         self._spec = spec
         self._location, self._work = Path(spec.location), Path(spec.work)
         self.inputs, self.targets = spec.inputs, spec.targets
+        self.named: set[str] = set()
+        """Arrays, columns and splits of the source, those that are left out included."""
         self._readers: list[FlatFiles] = []
         self._starts: dict[str, npt.NDArray[np.int64]] = {}
 
@@ -114,8 +116,9 @@ class FieldSource:
         """List the samples of `parts`; SourceError says what is wrong with them, and which flag helps."""
         where = self._location
         told: list[str] = []
+        self.named.update(path for part in parts for path in part.arrays)
         parts = self.divided(parts, told)
-        left_out = [part.split for part in parts if part.split in self._spec.leave_out]
+        left_out = [part.split for part in parts if leaves_out_split(part.split, self._spec.leave_out)]
         parts = [part for part in parts if part.split not in left_out]
         if not parts or not parts[0].arrays:
             raise SourceError(f"{where} holds no arrays of numbers or text; check it, or --format")

@@ -50,6 +50,7 @@ class ColumnSource(FieldSource):
     def list_columns(self, tables: Mapping[str, Mapping[str, TableColumn]], index: IndexWriter) -> SourceFacts:
         """List the rows of a table for each split; all tables have the same columns."""
         patterns = self._spec.leave_out
+        self.named.update(own for columns in tables.values() for own in columns)
         tables = {
             split: {own: column for own, column in columns.items() if not left_out(own, patterns)}
             for split, columns in tables.items()

@@ -25,7 +25,7 @@ _TAKEN: dict[str, tuple[str, ...]] = {
     "text": (*_FIELDS, "label_field", *_NAMES),
     "memmap": _FIELDS,
     "reader": (*_FIELDS, "leave_out"),
-    "zip": ("target_kind", "leave_out"),
+    "zip": ("target_kind", *_NAMES),
     "image-folder": ("input", "target", "target_kind", *_NAMES),
 }
 """By format; one that a site has added gets every flag."""

@@ -16,13 +16,10 @@ from hpcdl.core.errors import shown
 from hpcdl.data.format.dataset import UNSPLIT
 from hpcdl.data.format.fields import DTYPES
 from hpcdl.data.sources.base import Array
+from hpcdl.data.sources.splits import SPLIT_WORDS
 
 Value = Array | bytes
 """Numbers, or the UTF-8 bytes of text."""
-SPLITS = {
-    "train": "train", "training": "train", "val": "val", "valid": "val", "validation": "val", "dev": "val",
-    "test": "test", "testing": "test",
-}  # fmt: skip
 _SPLIT = re.compile(r"\w[\w-]{0,63}", re.ASCII)
 """It names a folder."""
 RETURNS = (
@@ -69,7 +66,7 @@ def split_name(name: Any) -> str:
     text = name.decode("utf-8", "replace") if isinstance(name, bytes) else name
     if not isinstance(text, str) or not _SPLIT.fullmatch(text):
         raise UnfitSample(f"{shown(name)} is not the name of a split; give train, val or test")
-    return SPLITS.get(text.lower(), text.lower())
+    return SPLIT_WORDS.get(text.lower(), text.lower())
 
 
 def _stream(own: Any) -> SampleStream:

@@ -79,6 +79,11 @@ def left_out(name: str, patterns: Iterable[str]) -> bool:
     return any(fnmatch.fnmatchcase(name, pattern.strip("/")) for pattern in patterns)
 
 
+def leaves_out_split(split: str, patterns: Iterable[str]) -> bool:
+    """Whether `--leave-out` names a split, by its own name or by any word for it: testing is test."""
+    return any(left_out(split, [pattern]) or SPLIT_WORDS.get(pattern.lower()) == split for pattern in patterns)
+
+
 def some(names: Iterable[str]) -> str:
     """The first few names, for a message."""
     listed = list(names)

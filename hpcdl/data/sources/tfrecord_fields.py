@@ -17,7 +17,7 @@ import numpy as np
 from hpcdl.core.errors import SourceError, shown
 from hpcdl.data.sources.arrays import PlacedArray, field_name
 from hpcdl.data.sources.base import Array
-from hpcdl.data.sources.foreign import MAGIC
+from hpcdl.data.sources.foreign import is_image_head
 from hpcdl.data.sources.gathered import GatheredArray
 
 FORM = "FEATURE=NAME:DTYPE:SHAPE, the shape that of one sample (x=x:int16:128x128x128x4; y::3 for a list of numbers)"
@@ -101,7 +101,7 @@ def value_of_feature(features: Any, key: str, own: StatedType, where: str) -> Ar
         if len(values[0]) % own.dtype.itemsize:
             raise SourceError(f"{where}: {shown(key)} has {len(values[0])} bytes, not a whole number of {own.dtype}")
         return _shaped(np.frombuffer(values[0], own.dtype), own.shape, key, where)
-    if any(values[0].startswith(magic) for magic in MAGIC):
+    if is_image_head(values[0][:12]):
         return _picture(values[0], key, where)
     try:
         values[0].decode()

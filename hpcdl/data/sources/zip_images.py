@@ -6,7 +6,6 @@ import dataclasses
 import struct
 import zipfile
 import zlib
-from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path, PurePosixPath
 
@@ -15,13 +14,11 @@ from hpcdl.data.format.dataset import UNSPLIT
 from hpcdl.data.sources.arrays import FieldSource
 from hpcdl.data.sources.base import MOST_SAMPLE_BYTES, SourceFacts
 from hpcdl.data.sources.flat import EncodedFiles
-from hpcdl.data.sources.foreign import MAGIC
+from hpcdl.data.sources.folders import pictures_and_masks
+from hpcdl.data.sources.foreign import IMAGE_ENDINGS, is_image_head
 from hpcdl.data.sources.index import IndexWriter
-from hpcdl.data.sources.reader_samples import SPLITS
+from hpcdl.data.sources.splits import AUTO, IGNORE, folder_splits, is_clutter, left_out, split_called
 
-_PICTURES = (".jpg", ".jpeg", ".png", ".gif", ".bmp", ".tif", ".tiff", ".webp")
-_PICTURE_WORDS = frozenset({"image", "images", "img", "imgs", "jpegimages", "pictures"})
-_MASK_WORDS = frozenset({"mask", "masks", "label", "labels", "segmentation", "segmentationclass", "annotations"})
 _DAMAGED = (zipfile.BadZipFile, zlib.error, EOFError, RuntimeError, NotImplementedError, ValueError, struct.error)
 """What Python raises for archives that are wrong; RuntimeError: encrypted."""
 
@@ -36,7 +33,7 @@ class ZipSource(FieldSource):
             return False
         try:
             with zipfile.ZipFile(location) as archive:
-                return any(name.lower().endswith(_PICTURES) for name in archive.namelist())
+                return any(name.lower().endswith(IMAGE_ENDINGS) for name in archive.namelist())
         except _DAMAGED:
             return True  # reading it says what is wrong
 
@@ -54,10 +51,10 @@ class ZipSource(FieldSource):
         pictures, others = [], 0
         for member in archive.infolist():
             parts = PurePosixPath(member.filename).parts
-            hidden = any(part.startswith(".") or part == "__MACOSX" for part in parts)  # what systems leave behind
-            if member.is_dir() or hidden:
+            self.named.update(parts)
+            if member.is_dir() or any(is_clutter(part) or left_out(part, self._spec.leave_out) for part in parts):
                 continue
-            if member.filename.lower().endswith(_PICTURES):
+            if member.filename.lower().endswith(IMAGE_ENDINGS):
                 pictures.append((member, parts))
             else:
                 others += 1
@@ -85,38 +82,42 @@ class ZipSource(FieldSource):
                 f"{self._location}: {shown(member.filename)} has {member.file_size} bytes; no picture has"
             )
         content = archive.read(member)
-        if not any(content.startswith(magic) for magic in MAGIC):
+        if not is_image_head(content[:12]):
             raise SourceError(f"{self._location}: {shown(member.filename)} is not an image; repair the archive")
         return content
 
     def _by_folders(self, paths: Sequence[tuple[str, ...]]) -> list[tuple[str, str]]:
         """Split and class of each picture, by its folders below those that all have in common."""
         if not paths:
-            raise SourceError(f"{self._location} holds no pictures ({', '.join(_PICTURES)})")
+            raise SourceError(f"{self._location} holds no pictures ({', '.join(IMAGE_ENDINGS)})")
         folders = [list(own[:-1]) for own in paths]
         while all(own and own[0] == folders[0][0] for own in folders) and any(len(own) > 1 for own in folders):
             folders = [own[1:] for own in folders]
-        tops = Counter(own[0] if own else "" for own in folders)
-        splits = [top for top in tops if top.lower() in SPLITS]
-        if splits and len(splits) < len(tops):
-            odd = next(top for top in tops if top not in splits)
+        tops = list(dict.fromkeys(own[0] for own in folders if own))
+        splits = {} if self._spec.split_names == IGNORE else folder_splits(tops)
+        odd = next((top for top in tops if top not in splits), None)
+        if splits and odd is not None and self._spec.split_names == AUTO:
             raise SourceError(
-                f"{self._location} holds the folders {shown(splits[0])} and {shown(odd)} side by side: splits, or "
-                "classes? Put pictures into train/CLASS and test/CLASS, or rename the class"
+                f"{self._location} holds the folders {shown(next(iter(splits)))} and {shown(odd)} side by side: "
+                f"splits, or classes? Give --leave-out {odd}, or --split-names keep (a split of its own), or "
+                "--split-names ignore (all are classes)"
             )
-        if splits:
-            found = [(SPLITS[own[0].lower()], own[1] if len(own) > 1 else "") for own in folders]
-        else:
-            found = [(UNSPLIT, own[0] if own else "") for own in folders]
-        bare = next((path for path, (_, label) in zip(paths, found, strict=True) if not label), None)
-        if bare is not None:
+        found = []
+        for path, own in zip(paths, folders, strict=True):
+            split, classes = (splits.get(own[0], own[0].lower()), own[1:]) if splits and own else (UNSPLIT, own)
+            if not classes:
+                raise SourceError(
+                    f"{self._location}: {shown('/'.join(path))} lies in no folder of a class; put each into one"
+                )
+            if self._spec.split_names == AUTO and (word := next(filter(split_called, classes[1:]), None)):
+                raise SourceError(
+                    f"{self._location}: {shown(word)} is called by a split, and lies in the class {shown(classes[0])}; "
+                    "put splits above classes, or give --split-names ignore (a part of the class)"
+                )
+            found.append((split, classes[0]))
+        if self._spec.target_kind != "class" and pictures_and_masks([label for _, label in found]):
             raise SourceError(
-                f"{self._location}: {shown('/'.join(bare))} lies in no folder of a class; put every picture into one"
-            )
-        words = {label.lower() for _, label in found}
-        if words & _PICTURE_WORDS and words & _MASK_WORDS:
-            raise SourceError(
-                f"{self._location} holds pictures and masks, not classes; unpack it, and give pairs by a reader of "
-                "your own (docs/how-to/own-format.md)"
+                f"{self._location} holds pictures and masks, not classes; unpack it and shard the folder, or give "
+                "--target-kind class"
             )
         return found

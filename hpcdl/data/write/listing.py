@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-from collections.abc import Mapping, Sequence
+import os
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -33,7 +34,7 @@ from hpcdl.data.sources.flags import check_flags
 from hpcdl.data.sources.images import ImageKinds
 from hpcdl.data.sources.index import Index, IndexWriter
 from hpcdl.data.sources.reader_code import user_reader
-from hpcdl.data.sources.reader_samples import SPLITS
+from hpcdl.data.sources.splits import leaves_out_split, left_out
 from hpcdl.data.write.lustre import file_system_of
 from hpcdl.data.write.plan import ShardJob, make_plan
 from hpcdl.data.write.request import LayoutConfig, ShardConfig, ShardRequest, SourceConfig, parse_split
@@ -58,9 +59,8 @@ def make_job(request: ShardRequest, work: Path) -> ShardJob:
         counts, fingerprint = dict(writer.counts), writer.fingerprint()
         state = source_state(spec, facts, writer.state())
         facts = dataclasses.replace(facts, num_samples=sum(counts.values()))
-    # A split is left out by any of its words, too: test by `testing`.
-    splits = {SPLITS.get(word.lower(), word) for word in spec.leave_out}
-    counts = {name: count for name, count in counts.items() if count and name not in splits}
+    _check_left_out(spec, {*counts, *facts.left_out, *getattr(source, "named", ())}, request.source)
+    counts = {name: count for name, count in counts.items() if count and not leaves_out_split(name, spec.leave_out)}
     if not counts:
         raise SourceError(f"{request.source} holds no samples; there is nothing to shard")
     _check_names(facts, request.source)
@@ -136,6 +136,26 @@ def recipe_options(config: ShardConfig) -> dict[str, Any]:
     kept = {item.key for group in (SourceConfig, LayoutConfig) for item in settings_of(group)}
     plain = {key: list(value) if isinstance(value, tuple) else value for key, value in flatten(config).items()}
     return {key: value for key, value in plain.items() if key in kept and value is not None}
+
+
+def _check_left_out(spec: SourceSpec, names: Iterable[str], source: str) -> None:
+    """UsageError for a `--leave-out` that names nothing of the source: mistyped, it would leave the data in."""
+    open_ones = [pattern for pattern in spec.leave_out if not any(leaves_out_split(name, [pattern]) for name in names)]
+    seen: set[tuple[int, int]] = set()
+    for folder, folders, files in os.walk(spec.location, followlinks=True) if open_ones else ():
+        here = Path(folder).stat()
+        if (here.st_dev, here.st_ino) in seen:  # a link to a folder above it would be walked for ever
+            folders.clear()
+            continue
+        seen.add((here.st_dev, here.st_ino))
+        open_ones = [one for one in open_ones if not any(left_out(name, [one]) for name in (*folders, *files))]
+        if not open_ones:
+            return
+    if open_ones:
+        raise UsageError(
+            f"--leave-out {open_ones[0]}: {source} has no file, folder, array, column or split of that name; "
+            "correct it, or leave it out"
+        )
 
 
 def _spec(request: ShardRequest, work: Path) -> SourceSpec:

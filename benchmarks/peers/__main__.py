@@ -221,7 +221,7 @@ def arguments(words: Sequence[str]) -> argparse.Namespace:
     if asked.tries < 1 or (asked.steps is not None and asked.steps < 1):
         raise UsageError("--tries and --steps are 1 or more")
     if asked.out and not asked.out.is_file():
-        raise UsageError(f"--out {asked.out} is no file; its tables stand between {tables.BEGIN} and {tables.END}")
+        raise UsageError(f"--out {asked.out} is not a file; its tables stand between {tables.BEGIN} and {tables.END}")
     return asked
 
 

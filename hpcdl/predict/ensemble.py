@@ -10,7 +10,7 @@ import dataclasses
 import math
 import statistics
 from collections import defaultdict
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy
@@ -28,6 +28,9 @@ TIMELINE_PRIOR = 2.0
 """How much more probable the timeline is than each other model before anything is held out."""
 SERVERS_PRIOR = 4.0
 """That of saturation where workers queue at servers."""
+MOST_FROM_OTHERS = 1.0
+"""The most that another strategy's held-out size says for or against the timeline, as a logarithm of odds: it may be
+wrong about that strategy alone."""
 MODEL_ERROR = 0.01
 """Relative standard deviation of what no model explains, for one doubling of workers beyond those measured."""
 EXCHANGE_ERROR = 0.07
@@ -76,6 +79,9 @@ class Weighing:
     """The probability of each model, and how well a size that was held out was foreseen."""
 
     weights: Mapping[str, float]
+    prior: float = 0.0
+    evidence: float = 0.0
+    """Logarithms of odds of the timeline against all others: before, and by what was held out."""
     center: float = 0.0
     spread: float = 1.0
     covered: bool = True
@@ -87,6 +93,25 @@ def prior_weights(job: StepJob) -> dict[str, float]:
     if job.servers:
         known["saturation"] = SERVERS_PRIOR
     return {name: value / sum(known.values()) for name, value in known.items()}
+
+
+def pooled(weighings: Mapping[str, Sequence[Weighing]]) -> dict[str, dict[str, float]]:
+    """The probability of each model, by strategy, with what all held-out sizes say of the timeline.
+
+    The timeline describes the cluster, with all strategies on it: what it foresees of one speaks for it in the others.
+    The laws describe one strategy each, and share what is left by its own held-out sizes.
+    """
+    said = {name: min(max(own[-1].evidence, -MOST_FROM_OTHERS), MOST_FROM_OTHERS) for name, own in weighings.items()}
+    result = {}
+    for strategy, own in weighings.items():
+        last = own[-1]
+        odds = last.prior + last.evidence + sum(value for name, value in said.items() if name != strategy)
+        share = 1 / (1 + math.exp(-min(max(odds, -50.0), 50.0)))
+        laws = {name: value for name, value in last.weights.items() if name != TIMELINE}
+        rest = sum(laws.values())
+        scaled = {name: (1 - share) * value / rest for name, value in laws.items()} if rest else {}
+        result[strategy] = {TIMELINE: share if scaled else 1.0, **scaled}
+    return result
 
 
 def weigh(
@@ -114,12 +139,21 @@ def weigh(
     }
     likely = {name: math.exp(score - max(scores.values())) for name, score in scores.items()}
     low, middle, high = (float(value) for value in numpy.quantile(draws, [0.05, 0.5, 0.95]))
+    after = {name: value / sum(likely.values()) for name, value in likely.items()}
     return Weighing(
-        weights={name: value / sum(likely.values()) for name, value in likely.items()},
+        weights=after,
+        prior=_log_odds(before),
+        evidence=_log_odds(after) - _log_odds(before),
         center=middle,
         spread=(high - low) / 3.29,
         covered=low <= seen.log_mean <= high,
     )
+
+
+def _log_odds(weights: Mapping[str, float]) -> float:
+    """Of the timeline against all others; without others nothing is known of it."""
+    others = sum(value for name, value in weights.items() if name != TIMELINE)
+    return math.log(max(weights[TIMELINE], 1e-12) / max(others, 1e-12)) if len(weights) > 1 else 0.0
 
 
 def error_of(job: StepJob, logs: Array, computing: Array, largest: float, *, known: bool = True) -> Array:

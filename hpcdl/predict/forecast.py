@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 import numpy
 
 from hpcdl.predict.calibration import NUM_DRAWS, Calibration, calibrate
-from hpcdl.predict.ensemble import TIMELINE, error_of, mixed, prior_weights, series_of, weigh
+from hpcdl.predict.ensemble import TIMELINE, Weighing, error_of, mixed, pooled, prior_weights, series_of, weigh
 from hpcdl.predict.evidence import Evidence, Learning, sample_bytes
 from hpcdl.predict.jobs import StepJob
 from hpcdl.predict.models import Foreseen, MeasuredSizes
@@ -160,7 +160,7 @@ class Forecast:
             return ()
         smaller = dataclasses.replace(self.evidence, monitors=kept)
         posterior = self._calibrate(smaller, draws=False)
-        found = []
+        found, weighings = [], dict[str, list[Weighing]]()
         for seen in held:
             slopes = posterior.slopes(seen.job)
             step = posterior.step(seen.job)
@@ -169,12 +169,13 @@ class Forecast:
             timeline = Foreseen(weights=numpy.ones(1), centers=numpy.array([predicted]), spreads=numpy.array([spread]))
             series = series_of(seen.job, smaller, posterior.run_noise)
             weighing = weigh(seen, timeline, computing, series, posterior.run_noise)
-            self.weights[seen.job.strategy] = weighing.weights
+            weighings.setdefault(seen.job.strategy, []).append(weighing)
             found.append(
                 HeldOut(strategy=seen.job.strategy, workers=seen.job.workers, measured=math.exp(seen.log_mean),
                         predicted=math.exp(weighing.center), covered=weighing.covered,
                         deviations=(weighing.center - seen.log_mean) / weighing.spread)
             )  # fmt: skip
+        self.weights.update(pooled(weighings))
         return tuple(found)
 
     def _change_machine(self, cores: int) -> None:

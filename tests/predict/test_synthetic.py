@@ -1,7 +1,4 @@
-"""Clusters that follow the timeline: intervals cover at least as often as they say, and recommendations are good ones.
-
-They cover more often: nobody knows beforehand that the timeline is right, and other laws have their share of them.
-"""
+"""Clusters whose truth is known: intervals cover as often as they say, and the recommended strategy is a good one."""
 
 from __future__ import annotations
 
@@ -57,14 +54,14 @@ def check(outcomes: list[Outcome], least: float, most: float) -> None:
     print(f"{len(outcomes)} clusters: {told}")
     assert least <= sum(covered) / len(covered) <= most, told
     assert errors[len(errors) // 2] < 0.05, told
-    assert sum(good) >= 0.8 * len(good), told
+    assert sum(good) >= 0.95 * len(good), told
 
 
-def test_intervals_of_twenty_clusters_hold() -> None:
-    """Twenty clusters leave the share uncertain by a few percent: points of one cluster stand and fall together."""
-    check([judge(seed) for seed in range(1000, 1020)], 0.85, 1.0)
+def test_intervals_of_thirty_clusters_hold() -> None:
+    """Thirty clusters leave the share uncertain by a few percent: points of one cluster stand and fall together."""
+    check([judge(seed) for seed in range(1000, 1030)], 0.82, 0.98)
 
 
 @pytest.mark.soak
 def test_intervals_of_five_hundred_clusters_hold() -> None:
-    check([judge(seed) for seed in range(500)], 0.85, 1.0)
+    check([judge(seed) for seed in range(500)], 0.85, 0.95)

@@ -187,7 +187,7 @@ class CsvSource:
         head = _is_head(lines)
         names = [field.strip() for field in lines[0]] if head else []
         sample = lines[-1]
-        if names and len(sample) != len(names):
+        if names and len(sample) > 1 and len(sample) != len(names):
             raise SourceError(f"{self._table} line 2: {len(sample)} fields; {len(names)} as in the head")
         files = [number for number, field in enumerate(sample) if _is_file(field)] or [0]
         wish = self._spec.image_field

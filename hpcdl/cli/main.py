@@ -7,6 +7,7 @@ import sys
 
 from hpcdl.cli.output import VERBOSE, command_in, put, say
 from hpcdl.core.errors import HpcdlError, Interrupted, UsageError
+from hpcdl.core.signals import keep_interrupts
 from hpcdl.core.streams import Printed, outlive, use_utf8
 
 _LEAVE_BADLY = {"tensorflow", "mpi4py.MPI"}
@@ -19,6 +20,7 @@ _PRINT_ALONE = {"--json", "--help", "-h"}
 
 def main() -> None:
     """Run the command line and exit with the codes that the errors carry."""
+    keep_interrupts()
     use_utf8()
     outlive("stderr")
     printed = outlive("stdout")
@@ -48,8 +50,6 @@ def run(arguments: list[str]) -> int:
         from hpcdl.cli.app import app_for  # takes its time, in which Ctrl-C may come
 
         result = app_for(arguments)(arguments, prog_name="hpcdl", standalone_mode=False)
-        if result == Interrupted.exit_code:  # typer's own answer to Ctrl-C, without a word
-            raise KeyboardInterrupt
         if result == Interrupted.exit_code:  # typer's own answer to Ctrl-C, without a word
             raise KeyboardInterrupt
     except HpcdlError as error:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import signal
 import stat
+import sys
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -32,6 +33,27 @@ def caught(action: Callable[[int], None], numbers: tuple[int, ...] = STOPS, *, y
     finally:
         for number, handler in before.items():
             signal.signal(number, handler)
+
+
+_AGAIN_S = 0.05
+
+
+def keep_interrupts() -> None:
+    """Send Ctrl-C again where Python has dropped it: an error inside a callback or a finalizer goes no further.
+
+    Imports have such callbacks, so that a command that has just begun would run to its end.
+    """
+
+    def hook(dropped: sys.UnraisableHookArgs) -> None:
+        if not issubclass(dropped.exc_type, KeyboardInterrupt):
+            sys.__unraisablehook__(dropped)
+            return
+        # Not from here: this, too, is inside the callback.
+        again = threading.Timer(_AGAIN_S, os.kill, (os.getpid(), signal.SIGINT))
+        again.daemon = True
+        again.start()
+
+    sys.unraisablehook = hook
 
 
 def ignore(*numbers: int) -> None:

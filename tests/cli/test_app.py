@@ -39,6 +39,35 @@ def test_a_command_is_loaded_without_the_others() -> None:
     assert finished.stdout.splitlines()[-1] == "['hpcdl.cli.training.train']"
 
 
+DROPPED = """
+import sys, time, weakref
+sys.argv = ["hpcdl", "runs"]
+import hpcdl.cli.main as command, hpcdl.core.signals
+class Thing: pass
+def app_for(arguments):
+    def app(*args, **options):
+        thing = Thing()
+        watched = weakref.ref(thing, lambda _: interrupted())
+        del thing
+        for _ in range(100):
+            time.sleep(0.05)
+        return 0
+    return app
+def interrupted():
+    raise KeyboardInterrupt
+import hpcdl.cli.app
+hpcdl.cli.app.app_for = app_for
+command.main()
+"""
+
+
+def test_ctrl_c_that_python_drops_in_a_callback_ends_the_command(tmp_path: Path) -> None:
+    """As in those of imports: the command would run to its end."""
+    finished = subprocess.run([sys.executable, "-c", DROPPED], capture_output=True, text=True, timeout=60, cwd=tmp_path)
+    assert finished.returncode == 130
+    assert finished.stderr.splitlines() == ["hpcdl: stopped by Ctrl-C"]
+
+
 def test_ctrl_c_in_the_middle_of_a_command_is_told_in_one_line(run_hpcdl: CommandLine) -> None:
     process = run_hpcdl.start(["report", ROOT / "docs" / "example-report" / "study", "--out", run_hpcdl.home / "out"])
     while process.poll() is None and "numpy" not in Path(f"/proc/{process.pid}/maps").read_text():

@@ -15,7 +15,7 @@ from PIL import Image
 
 from hpcdl.core.errors import SourceError, UsageError
 from hpcdl.data.format.manifest import Manifest
-from hpcdl.data.sources.base import recognise
+from hpcdl.data.sources.base.source import recognise
 from hpcdl.data.sources.tfrecord import _example_class
 from tests.data.sharding import everything, make, numbers, pixels, same_samples
 from tests.data.test_fields import stored

@@ -10,8 +10,8 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from hpcdl.data.sources import images
-from hpcdl.data.sources.base import UnreadableSample
+from hpcdl.data.sources.base import images
+from hpcdl.data.sources.base.source import UnreadableSample
 
 LIBRARY = images.simplejpeg
 KINDS: dict[str, tuple[str, dict[str, Any]]] = {

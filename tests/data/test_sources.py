@@ -13,7 +13,7 @@ from PIL import Image
 
 from hpcdl.core.errors import HpcdlError, SourceError, UsageError
 from hpcdl.data.sources import SOURCES
-from hpcdl.data.sources.base import recognise
+from hpcdl.data.sources.base.source import recognise
 from tests.data.sharding import cifar_folder, everything, idx_folder, image_folder, make, numbers, pixels, same_samples
 from tests.data.test_formats import FORMATS
 

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from hpcdl.core.errors import SourceError
-from hpcdl.data.sources.base import recognise
+from hpcdl.data.sources.base.source import recognise
 from tests.data.sharding import make
 
 HEAD = "mass,charge,energy,particle,split\n"

@@ -26,7 +26,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from hpcdl.core.errors import HpcdlError
-from hpcdl.data.sources.base import UnreadableSample
+from hpcdl.data.sources.base.source import UnreadableSample
 from tests.conftest import patience
 from tests.fuzz.kinds import KINDS, Kind
 from tests.fuzz.mutations import SPECIAL, mutated

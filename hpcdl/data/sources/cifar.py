@@ -14,9 +14,9 @@ import numpy.typing as npt
 
 from hpcdl.core.errors import SourceError
 from hpcdl.core.files import read_bytes
-from hpcdl.data.sources.base import Array, SourceFacts, SourceSpec
-from hpcdl.data.sources.flat import FlatFiles, add_numbered, class_numbers, stamp_of
-from hpcdl.data.sources.index import Index, IndexWriter
+from hpcdl.data.sources.base.flat import FlatFiles, add_numbered, class_numbers, stamp_of
+from hpcdl.data.sources.base.index import Index, IndexWriter
+from hpcdl.data.sources.base.source import Array, SourceFacts, SourceSpec
 
 _PIXELS = 3 * 32 * 32
 _MOST_BYTES = 256 << 20

@@ -20,12 +20,12 @@ import numpy as np
 from hpcdl.core.errors import SourceError, shown
 from hpcdl.core.files import open_regular
 from hpcdl.data.format.dataset import UNSPLIT
-from hpcdl.data.sources.base import Array, SourceFacts, SourceSpec
-from hpcdl.data.sources.flat import is_id, numbered, plausible
+from hpcdl.data.sources.base.flat import is_id, numbered, plausible
+from hpcdl.data.sources.base.index import Index, IndexWriter
+from hpcdl.data.sources.base.pictures import PictureField, quantity_field
+from hpcdl.data.sources.base.source import Array, SourceFacts, SourceSpec
+from hpcdl.data.sources.base.splits import SPLIT_WORDS, some
 from hpcdl.data.sources.image_folder import CHECKED_AT_ONCE, WholeFiles, check_magic
-from hpcdl.data.sources.index import Index, IndexWriter
-from hpcdl.data.sources.pictures import PictureField, quantity_field
-from hpcdl.data.sources.splits import SPLIT_WORDS, some
 
 LONGEST_LINE = 1 << 20
 _LABELS = (

@@ -12,9 +12,8 @@ from hpcdl.core.errors import SourceError
 from hpcdl.core.files import open_regular
 from hpcdl.data.format.dataset import UNSPLIT
 from hpcdl.data.format.hdf5 import ArrayFile
-from hpcdl.data.sources.arrays import TARGET_NAMES, ArrayGroup, FieldSource, FoundArray, PlacedArray, shape_text
-from hpcdl.data.sources.base import Array, SourceFacts, SourceSpec, UnreadableSample
-from hpcdl.data.sources.flat import (
+from hpcdl.data.sources.base.arrays import TARGET_NAMES, ArrayGroup, FieldSource, FoundArray, PlacedArray, shape_text
+from hpcdl.data.sources.base.flat import (
     ArrayFiles,
     ask_of_labels,
     changed,
@@ -25,8 +24,9 @@ from hpcdl.data.sources.flat import (
     stamp_of,
     stored_dtype,
 )
-from hpcdl.data.sources.index import Index, IndexWriter
-from hpcdl.data.sources.splits import by_names
+from hpcdl.data.sources.base.index import Index, IndexWriter
+from hpcdl.data.sources.base.source import Array, SourceFacts, SourceSpec, UnreadableSample
+from hpcdl.data.sources.base.splits import by_names
 
 _ENDINGS = (".h5", ".hdf5", ".hdf", ".he5", ".nc", ".nc4")
 _OTHERS = (".mat", ".nxs", ".h5ad", ".cxi", ".loom", ".dat", ".data", "")

@@ -13,9 +13,9 @@ import numpy as np
 
 from hpcdl.core.errors import SourceError
 from hpcdl.core.files import open_regular
-from hpcdl.data.sources.base import Array, SourceFacts, SourceSpec
-from hpcdl.data.sources.flat import ArrayFiles, FlatFiles, checked_labels
-from hpcdl.data.sources.index import Index, IndexWriter
+from hpcdl.data.sources.base.flat import ArrayFiles, FlatFiles, checked_labels
+from hpcdl.data.sources.base.index import Index, IndexWriter
+from hpcdl.data.sources.base.source import Array, SourceFacts, SourceSpec
 
 _PREFIXES = {"train": "train", "t10k": "test", "test": "test"}
 _IMAGES, _LABELS = 0x0803, 0x0801

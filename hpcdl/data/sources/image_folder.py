@@ -9,7 +9,11 @@ from typing import Any
 
 from hpcdl.core.errors import SourceError
 from hpcdl.core.files import open_regular
-from hpcdl.data.sources.base import (
+from hpcdl.data.sources.base.folders import ClassFolder, FolderWalk, LeftOut, class_folders
+from hpcdl.data.sources.base.foreign import HEAD_BYTES, is_image_head, what_it_is
+from hpcdl.data.sources.base.index import Index, IndexWriter
+from hpcdl.data.sources.base.pairs import PicturePairs
+from hpcdl.data.sources.base.source import (
     CHANGED_ADVICE,
     MOST_SAMPLE_BYTES,
     Array,
@@ -18,11 +22,7 @@ from hpcdl.data.sources.base import (
     SourceSpec,
     UnreadableSample,
 )
-from hpcdl.data.sources.folders import ClassFolder, FolderWalk, LeftOut, class_folders
-from hpcdl.data.sources.foreign import HEAD_BYTES, is_image_head, what_it_is
-from hpcdl.data.sources.index import Index, IndexWriter
-from hpcdl.data.sources.pairs import PicturePairs
-from hpcdl.data.sources.splits import is_clutter
+from hpcdl.data.sources.base.splits import is_clutter
 
 CHECKED_AT_ONCE = 20_000
 """Up to so many files are opened while listing, so that a file that is not an image is refused before anything is

@@ -12,10 +12,10 @@ import numpy as np
 
 from hpcdl.core.errors import SourceError, shown
 from hpcdl.data.format.dataset import UNSPLIT
-from hpcdl.data.sources.arrays import ArrayGroup, FieldSource, FoundArray, PlacedArray, shape_text
-from hpcdl.data.sources.base import SourceFacts
-from hpcdl.data.sources.flat import is_made_of
-from hpcdl.data.sources.index import IndexWriter
+from hpcdl.data.sources.base.arrays import ArrayGroup, FieldSource, FoundArray, PlacedArray, shape_text
+from hpcdl.data.sources.base.flat import is_made_of
+from hpcdl.data.sources.base.index import IndexWriter
+from hpcdl.data.sources.base.source import SourceFacts
 
 _ENDINGS = (".bin", ".dat", ".raw", ".mmap", ".memmap")
 _WISH = re.compile(

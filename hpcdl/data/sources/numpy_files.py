@@ -21,9 +21,8 @@ from hpcdl.core.errors import SourceError
 from hpcdl.core.files import open_regular
 from hpcdl.core.units import format_bytes
 from hpcdl.data.format.dataset import UNSPLIT
-from hpcdl.data.sources.arrays import ArrayGroup, FieldSource, FoundArray, PlacedArray, shape_text
-from hpcdl.data.sources.base import Array, SourceFacts, SourceSpec
-from hpcdl.data.sources.flat import (
+from hpcdl.data.sources.base.arrays import ArrayGroup, FieldSource, FoundArray, PlacedArray, shape_text
+from hpcdl.data.sources.base.flat import (
     ArrayFiles,
     FlatFiles,
     ask_of_labels,
@@ -33,7 +32,8 @@ from hpcdl.data.sources.flat import (
     name_classes,
     stored_dtype,
 )
-from hpcdl.data.sources.index import Index, IndexWriter
+from hpcdl.data.sources.base.index import Index, IndexWriter
+from hpcdl.data.sources.base.source import Array, SourceFacts, SourceSpec
 
 _PAIRS = (("images", "labels"), ("x", "y"), ("data", "labels"))
 _MOST_HEADER_BYTES = 16_384

@@ -14,14 +14,14 @@ import numpy as np
 
 from hpcdl.core.errors import SourceError, UsageError, shown
 from hpcdl.data.format.dataset import UNSPLIT
-from hpcdl.data.sources.arrays import INPUT_NAMES, TARGET_NAMES, PlacedArray
-from hpcdl.data.sources.base import Array, SourceFacts, UnreadableSample
-from hpcdl.data.sources.columns import ColumnSource, TableColumn
-from hpcdl.data.sources.flat import EncodedFiles, files_by_split, is_made_of
-from hpcdl.data.sources.foreign import is_image_head
-from hpcdl.data.sources.gathered import GatheredArray
-from hpcdl.data.sources.index import IndexWriter
-from hpcdl.data.sources.splits import SPLIT_WORDS
+from hpcdl.data.sources.base.arrays import INPUT_NAMES, TARGET_NAMES, PlacedArray
+from hpcdl.data.sources.base.columns import ColumnSource, TableColumn
+from hpcdl.data.sources.base.flat import EncodedFiles, files_by_split, is_made_of
+from hpcdl.data.sources.base.foreign import is_image_head
+from hpcdl.data.sources.base.gathered import GatheredArray
+from hpcdl.data.sources.base.index import IndexWriter
+from hpcdl.data.sources.base.source import Array, SourceFacts, UnreadableSample
+from hpcdl.data.sources.base.splits import SPLIT_WORDS
 
 _ENDINGS = (".parquet", ".pq")
 _PANDAS_INDEX = re.compile(r"__index_level_\d+__")
@@ -138,7 +138,7 @@ class ParquetSource(ColumnSource):
 
     def _pictures(self, table: Any, name: str) -> PlacedArray:
         """A column of image files as pixels, as the files have them: masks keep their numbers."""
-        from hpcdl.data.sources.images import decode_mask
+        from hpcdl.data.sources.base.images import decode_mask
 
         path = self._work / f"gathered{len(list(self._work.glob('gathered*')))}"
         with GatheredArray(path, f"{self._location}: {name}", fixed=True) as gathered:

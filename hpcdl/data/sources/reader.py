@@ -18,9 +18,9 @@ from hpcdl.core.errors import SourceError, UsageError, shown
 from hpcdl.core.progress import progress
 from hpcdl.data.format.dataset import UNSPLIT
 from hpcdl.data.format.fields import Field
-from hpcdl.data.sources.arrays import ArrayGroup, FieldSource, FoundArray, PlacedArray, field_name, shape_text
-from hpcdl.data.sources.base import Array, SourceChanged, SourceFacts, SourceSpec, UnreadableSample
-from hpcdl.data.sources.index import Index, IndexWriter
+from hpcdl.data.sources.base.arrays import ArrayGroup, FieldSource, FoundArray, PlacedArray, field_name, shape_text
+from hpcdl.data.sources.base.index import Index, IndexWriter
+from hpcdl.data.sources.base.source import Array, SourceChanged, SourceFacts, SourceSpec, UnreadableSample
 from hpcdl.data.sources.reader_code import FORM, UserReader, user_reader
 from hpcdl.data.sources.reader_samples import (
     RETURNS,

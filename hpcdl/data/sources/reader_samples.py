@@ -15,8 +15,8 @@ import numpy as np
 from hpcdl.core.errors import shown
 from hpcdl.data.format.dataset import UNSPLIT
 from hpcdl.data.format.fields import DTYPES
-from hpcdl.data.sources.base import Array
-from hpcdl.data.sources.splits import SPLIT_WORDS
+from hpcdl.data.sources.base.source import Array
+from hpcdl.data.sources.base.splits import SPLIT_WORDS
 
 Value = Array | bytes
 """Numbers, or the UTF-8 bytes of text."""

@@ -11,8 +11,8 @@ from typing import Any
 import numpy as np
 import xxhash
 
-from hpcdl.data.sources.arrays import PlacedArray, shape_text
-from hpcdl.data.sources.base import Array
+from hpcdl.data.sources.base.arrays import PlacedArray, shape_text
+from hpcdl.data.sources.base.source import Array
 from hpcdl.data.sources.reader_samples import UnfitSample, UserSample, Value, item_of, item_text
 
 DIRECT = ".direct"

@@ -9,8 +9,8 @@ import numpy as np
 
 from hpcdl.data.format.dataset import UNSPLIT
 from hpcdl.data.format.synthetic import SyntheticImages, parse_spec
-from hpcdl.data.sources.base import Array, SourceFacts, SourceSpec
-from hpcdl.data.sources.index import ROW, Index, IndexWriter
+from hpcdl.data.sources.base.index import ROW, Index, IndexWriter
+from hpcdl.data.sources.base.source import Array, SourceFacts, SourceSpec
 
 _BATCH = 1 << 14
 

@@ -13,11 +13,11 @@ import numpy as np
 from hpcdl.core.errors import SourceError, shown
 from hpcdl.core.files import open_regular
 from hpcdl.data.format.dataset import UNSPLIT
-from hpcdl.data.sources.base import Array, SourceFacts
-from hpcdl.data.sources.columns import ColumnSource, TableColumn
+from hpcdl.data.sources.base.columns import ColumnSource, TableColumn
+from hpcdl.data.sources.base.index import IndexWriter
+from hpcdl.data.sources.base.source import Array, SourceFacts
+from hpcdl.data.sources.base.splits import SPLIT_WORDS
 from hpcdl.data.sources.csv_list import delimiter, is_list_of_files, text_lines
-from hpcdl.data.sources.index import IndexWriter
-from hpcdl.data.sources.splits import SPLIT_WORDS
 
 _ENDINGS = (".csv", ".tsv")
 _MISSING = frozenset({"", "na", "n/a", "nan", "null", "none", "?"})

@@ -12,11 +12,11 @@ import numpy as np
 from hpcdl.core.errors import SourceError
 from hpcdl.core.files import open_regular
 from hpcdl.data.format.dataset import UNSPLIT
-from hpcdl.data.sources.arrays import ArrayGroup, FieldSource, FoundArray, PlacedArray
-from hpcdl.data.sources.base import MOST_SAMPLE_BYTES, SourceFacts
-from hpcdl.data.sources.glance import has_folders_of_images
-from hpcdl.data.sources.index import IndexWriter
-from hpcdl.data.sources.splits import by_names, folder_splits, is_clutter, left_out, some
+from hpcdl.data.sources.base.arrays import ArrayGroup, FieldSource, FoundArray, PlacedArray
+from hpcdl.data.sources.base.glance import has_folders_of_images
+from hpcdl.data.sources.base.index import IndexWriter
+from hpcdl.data.sources.base.source import MOST_SAMPLE_BYTES, SourceFacts
+from hpcdl.data.sources.base.splits import by_names, folder_splits, is_clutter, left_out, some
 
 _ENDING = ".txt"
 _LABELS = ("{stem}.labels.txt", "{stem}_labels.txt", "{stem}.labels", "labels.txt")

@@ -17,13 +17,13 @@ import numpy as np
 
 from hpcdl.core.errors import SourceError, shown
 from hpcdl.data.format.fields import DTYPES
-from hpcdl.data.sources.arrays import ArrayGroup, FieldSource, FoundArray, PlacedArray
-from hpcdl.data.sources.base import Array, SourceFacts
-from hpcdl.data.sources.flat import EncodedFiles
-from hpcdl.data.sources.foreign import is_image_head
-from hpcdl.data.sources.gathered import GatheredArray
-from hpcdl.data.sources.index import IndexWriter
-from hpcdl.data.sources.splits import SPLIT_WORDS
+from hpcdl.data.sources.base.arrays import ArrayGroup, FieldSource, FoundArray, PlacedArray
+from hpcdl.data.sources.base.flat import EncodedFiles
+from hpcdl.data.sources.base.foreign import is_image_head
+from hpcdl.data.sources.base.gathered import GatheredArray
+from hpcdl.data.sources.base.index import IndexWriter
+from hpcdl.data.sources.base.source import Array, SourceFacts
+from hpcdl.data.sources.base.splits import SPLIT_WORDS
 from hpcdl.data.sources.tfrecord import example_features, records
 
 _VERSION = re.compile(r"\d+\.\d+\.\d+")

@@ -22,11 +22,11 @@ import numpy as np
 from hpcdl.core.errors import SourceError, shown
 from hpcdl.core.files import open_regular
 from hpcdl.data.format.dataset import UNSPLIT
-from hpcdl.data.sources.arrays import ArrayGroup, FieldSource, FoundArray, PlacedArray
-from hpcdl.data.sources.base import MOST_SAMPLE_BYTES, Array, SourceFacts, SourceSpec, UnreadableSample
-from hpcdl.data.sources.flat import MOST_CLASSES, FlatFiles, class_numbers, stamp_of
-from hpcdl.data.sources.index import ROW, Index, IndexWriter
-from hpcdl.data.sources.splits import by_names
+from hpcdl.data.sources.base.arrays import ArrayGroup, FieldSource, FoundArray, PlacedArray
+from hpcdl.data.sources.base.flat import MOST_CLASSES, FlatFiles, class_numbers, stamp_of
+from hpcdl.data.sources.base.index import ROW, Index, IndexWriter
+from hpcdl.data.sources.base.source import MOST_SAMPLE_BYTES, Array, SourceFacts, SourceSpec, UnreadableSample
+from hpcdl.data.sources.base.splits import by_names
 from hpcdl.data.sources.tfrecord_fields import StatedType, described, gather, kind_of, stated, value_of_feature
 
 _HEAD = struct.Struct("<QI")

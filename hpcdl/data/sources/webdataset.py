@@ -18,12 +18,12 @@ import numpy as np
 
 from hpcdl.core.errors import SourceError, shown
 from hpcdl.data.format.dataset import UNSPLIT
-from hpcdl.data.sources.arrays import TARGET_NAMES, ArrayGroup, FieldSource, FoundArray, PlacedArray, field_name
-from hpcdl.data.sources.base import Array, SourceFacts, SourceSpec
-from hpcdl.data.sources.flat import EncodedFiles, FlatFiles, files_by_split, is_made_of, stamp_of
-from hpcdl.data.sources.gathered import GatheredArray
-from hpcdl.data.sources.index import IndexWriter
-from hpcdl.data.sources.splits import is_clutter, member_splits, some
+from hpcdl.data.sources.base.arrays import TARGET_NAMES, ArrayGroup, FieldSource, FoundArray, PlacedArray, field_name
+from hpcdl.data.sources.base.flat import EncodedFiles, FlatFiles, files_by_split, is_made_of, stamp_of
+from hpcdl.data.sources.base.gathered import GatheredArray
+from hpcdl.data.sources.base.index import IndexWriter
+from hpcdl.data.sources.base.source import Array, SourceFacts, SourceSpec
+from hpcdl.data.sources.base.splits import is_clutter, member_splits, some
 
 _LOOKED_INTO = 50
 _PACKED = (".tar.gz", ".tgz", ".tar.bz2", ".tar.xz", ".tar.zst")

@@ -11,13 +11,13 @@ from pathlib import Path, PurePosixPath
 
 from hpcdl.core.errors import SourceError, shown
 from hpcdl.data.format.dataset import UNSPLIT
-from hpcdl.data.sources.arrays import FieldSource
-from hpcdl.data.sources.base import MOST_SAMPLE_BYTES, SourceFacts
-from hpcdl.data.sources.flat import EncodedFiles
-from hpcdl.data.sources.folders import pictures_and_masks
-from hpcdl.data.sources.foreign import IMAGE_ENDINGS, is_image_head
-from hpcdl.data.sources.index import IndexWriter
-from hpcdl.data.sources.splits import AUTO, IGNORE, folder_splits, is_clutter, left_out, split_called
+from hpcdl.data.sources.base.arrays import FieldSource
+from hpcdl.data.sources.base.flat import EncodedFiles
+from hpcdl.data.sources.base.folders import pictures_and_masks
+from hpcdl.data.sources.base.foreign import IMAGE_ENDINGS, is_image_head
+from hpcdl.data.sources.base.index import IndexWriter
+from hpcdl.data.sources.base.source import MOST_SAMPLE_BYTES, SourceFacts
+from hpcdl.data.sources.base.splits import AUTO, IGNORE, folder_splits, is_clutter, left_out, split_called
 
 _DAMAGED = (zipfile.BadZipFile, zlib.error, EOFError, RuntimeError, NotImplementedError, ValueError, struct.error)
 """What Python raises for archives that are wrong; RuntimeError: encrypted."""

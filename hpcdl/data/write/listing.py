@@ -19,7 +19,10 @@ from hpcdl.data.format.dataset import UNSPLIT
 from hpcdl.data.format.fields import Field, may_be_resident
 from hpcdl.data.format.hdf5 import filters
 from hpcdl.data.format.order import mixed, permuted
-from hpcdl.data.sources.base import (
+from hpcdl.data.sources.base.flags import check_flags
+from hpcdl.data.sources.base.images import ImageKinds
+from hpcdl.data.sources.base.index import Index, IndexWriter
+from hpcdl.data.sources.base.source import (
     Content,
     Source,
     SourceFacts,
@@ -30,11 +33,8 @@ from hpcdl.data.sources.base import (
     open_source,
     recognise,
 )
-from hpcdl.data.sources.flags import check_flags
-from hpcdl.data.sources.images import ImageKinds
-from hpcdl.data.sources.index import Index, IndexWriter
+from hpcdl.data.sources.base.splits import leaves_out_split, left_out
 from hpcdl.data.sources.reader_code import user_reader
-from hpcdl.data.sources.splits import leaves_out_split, left_out
 from hpcdl.data.write.lustre import file_system_of
 from hpcdl.data.write.plan import ShardJob, make_plan
 from hpcdl.data.write.request import LayoutConfig, ShardConfig, ShardRequest, SourceConfig, parse_split

@@ -21,7 +21,7 @@ from hpcdl.core.records import from_json
 from hpcdl.core.units import format_bytes, format_count
 from hpcdl.data.format.fields import ROLES, Field
 from hpcdl.data.format.hdf5 import FIELDS_SCHEMA
-from hpcdl.data.sources.base import SourceFacts, SourceSpec
+from hpcdl.data.sources.base.source import SourceFacts, SourceSpec
 from hpcdl.data.write.lustre import FileSystem, Stripes, striping
 from hpcdl.data.write.request import LayoutConfig
 

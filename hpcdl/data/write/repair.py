@@ -12,8 +12,8 @@ from hpcdl.core.errors import HpcdlError, UsageError
 from hpcdl.core.lock import writing
 from hpcdl.data.format.dataset import UNSPLIT
 from hpcdl.data.format.manifest import Manifest, read_manifest
-from hpcdl.data.sources.base import open_source
-from hpcdl.data.sources.index import Index
+from hpcdl.data.sources.base.index import Index
+from hpcdl.data.sources.base.source import open_source
 from hpcdl.data.write.listing import make_job
 from hpcdl.data.write.plan import REPAIRED, WORK_NAME, ShardJob, shard_file
 from hpcdl.data.write.request import ShardConfig, ShardRequest

@@ -20,9 +20,9 @@ from hpcdl.data.format.manifest import ShardEntry
 from hpcdl.data.format.order import mixed, permuted
 from hpcdl.data.format.prefetch import aligned_empty
 from hpcdl.data.format.shard_file import NewShard
-from hpcdl.data.sources.base import FieldsReader, Source, SourceChanged, UnreadableSample
-from hpcdl.data.sources.images import check_encoded, decode
-from hpcdl.data.sources.index import Index, Rows
+from hpcdl.data.sources.base.images import check_encoded, decode
+from hpcdl.data.sources.base.index import Index, Rows
+from hpcdl.data.sources.base.source import FieldsReader, Source, SourceChanged, UnreadableSample
 from hpcdl.data.write.moments import Moments
 from hpcdl.data.write.plan import ShardJob, shard_file
 

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import xxhash
 
-from hpcdl.data.sources.base import SourceFacts, SourceSpec
+from hpcdl.data.sources.base.source import SourceFacts, SourceSpec
 
 _BESIDE = {".npy": (".npy",), ".txt": (".txt", ".labels"), ".csv": (), ".tsv": ()}
 """Endings of files that may belong to a single file of this ending, and lie beside it."""

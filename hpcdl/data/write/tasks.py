@@ -24,8 +24,8 @@ from hpcdl.core.errors import CorruptError, HpcdlError
 from hpcdl.core.lifeline import end_with_parent
 from hpcdl.core.paths import own_program
 from hpcdl.core.records import from_json
-from hpcdl.data.sources.base import SourceChanged, UnreadableSample, open_source
-from hpcdl.data.sources.index import Index
+from hpcdl.data.sources.base.index import Index
+from hpcdl.data.sources.base.source import SourceChanged, UnreadableSample, open_source
 from hpcdl.data.write.plan import WORK_NAME, read_job
 from hpcdl.data.write.shards import ShardResult, ShardWriter
 

@@ -13,13 +13,13 @@ from hpcdl.core.errors import SourceError, shown
 from hpcdl.core.files import open_regular, read_json
 from hpcdl.data.format.dataset import UNSPLIT
 from hpcdl.data.format.fields import RESERVED, is_name
-from hpcdl.data.sources.arrays import field_name
-from hpcdl.data.sources.base import Array, SourceChanged, SourceFacts, SourceSpec, UnreadableSample
-from hpcdl.data.sources.folders import LeftOut, listed
-from hpcdl.data.sources.foreign import IMAGE_ENDINGS
-from hpcdl.data.sources.index import IndexWriter
-from hpcdl.data.sources.pictures import PictureField
-from hpcdl.data.sources.splits import IGNORE, folder_splits, some
+from hpcdl.data.sources.base.arrays import field_name
+from hpcdl.data.sources.base.folders import LeftOut, listed
+from hpcdl.data.sources.base.foreign import IMAGE_ENDINGS
+from hpcdl.data.sources.base.index import IndexWriter
+from hpcdl.data.sources.base.pictures import PictureField
+from hpcdl.data.sources.base.source import Array, SourceChanged, SourceFacts, SourceSpec, UnreadableSample
+from hpcdl.data.sources.base.splits import IGNORE, folder_splits, some
 
 _KEPT = "images.pairs"
 """In the work folder: the target file of each pair, with its size and time."""

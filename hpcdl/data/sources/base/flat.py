@@ -13,7 +13,9 @@ import numpy as np
 from hpcdl.core.errors import SourceError, shown
 from hpcdl.core.files import open_descriptor
 from hpcdl.data.format.dataset import UNSPLIT
-from hpcdl.data.sources.base import (
+from hpcdl.data.sources.base.glance import has_folders_of_images
+from hpcdl.data.sources.base.index import ROW, IndexWriter
+from hpcdl.data.sources.base.source import (
     CHANGED_ADVICE,
     MOST_SAMPLE_BYTES,
     Array,
@@ -22,9 +24,7 @@ from hpcdl.data.sources.base import (
     SourceSpec,
     UnreadableSample,
 )
-from hpcdl.data.sources.glance import has_folders_of_images
-from hpcdl.data.sources.index import ROW, IndexWriter
-from hpcdl.data.sources.splits import by_names, is_clutter, split_in
+from hpcdl.data.sources.base.splits import by_names, is_clutter, split_in
 
 _BATCH = 1 << 14
 _MOST_CHANNELS = 16

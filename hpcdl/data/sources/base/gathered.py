@@ -9,8 +9,8 @@ from typing import Self
 import numpy as np
 
 from hpcdl.core.errors import SourceError
-from hpcdl.data.sources.arrays import PlacedArray, shape_text
-from hpcdl.data.sources.base import Array
+from hpcdl.data.sources.base.arrays import PlacedArray, shape_text
+from hpcdl.data.sources.base.source import Array
 
 
 class GatheredArray:

@@ -6,7 +6,7 @@ import itertools
 import os
 from pathlib import Path
 
-from hpcdl.data.sources.foreign import IMAGE_ENDINGS
+from hpcdl.data.sources.base.foreign import IMAGE_ENDINGS
 
 _LOOKED_INTO = 16
 

@@ -15,7 +15,7 @@ from hpcdl.core.errors import SourceError, shown
 from hpcdl.data.format.dataset import UNSPLIT
 
 if TYPE_CHECKING:
-    from hpcdl.data.sources.base import SourceSpec
+    from hpcdl.data.sources.base.source import SourceSpec
 
 AUTO, KEEP, IGNORE = "auto", "keep", "ignore"
 SPLIT_WORDS = {

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from hpcdl.core.errors import SourceError, shown
-from hpcdl.data.sources.arrays import (
+from hpcdl.data.sources.base.arrays import (
     EXACT,
     INPUT_NAMES,
     TARGET_NAMES,
@@ -21,10 +21,10 @@ from hpcdl.data.sources.arrays import (
     largest,
     shape_text,
 )
-from hpcdl.data.sources.base import Array, SourceFacts
-from hpcdl.data.sources.flat import is_id
-from hpcdl.data.sources.index import IndexWriter
-from hpcdl.data.sources.splits import left_out
+from hpcdl.data.sources.base.flat import is_id
+from hpcdl.data.sources.base.index import IndexWriter
+from hpcdl.data.sources.base.source import Array, SourceFacts
+from hpcdl.data.sources.base.splits import left_out
 
 _PACKED = "x"
 """The field that all columns of numbers are put together in, unless --input says otherwise."""

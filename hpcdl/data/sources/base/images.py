@@ -23,7 +23,7 @@ except ImportError:  # without hpcdl[jpeg] Pillow decodes everything: the same p
     simplejpeg = None
 
 from hpcdl.core.errors import SourceError, UsageError
-from hpcdl.data.sources.base import Content, UnreadableSample
+from hpcdl.data.sources.base.source import Content, UnreadableSample
 
 _MODES = {1: "L", 3: "RGB", 4: "RGBA"}
 _PAGED = ("TIFF", "GIF", "WEBP", "PNG")

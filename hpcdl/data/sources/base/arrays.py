@@ -19,10 +19,10 @@ import numpy.typing as npt
 from hpcdl.core.errors import SourceError, shown
 from hpcdl.data.format.dataset import UNSPLIT
 from hpcdl.data.format.fields import DTYPES, RESERVED, Field, is_name
-from hpcdl.data.sources.base import Array, ArrayPlace, Content, SourceFacts, SourceSpec
-from hpcdl.data.sources.flat import MOST_CLASSES, FlatFiles, add_numbered, is_id, numbered, plausible, stamp_of
-from hpcdl.data.sources.index import Index, IndexWriter
-from hpcdl.data.sources.splits import AUTO, IGNORE, leaves_out_split, left_out, some, split_in
+from hpcdl.data.sources.base.flat import MOST_CLASSES, FlatFiles, add_numbered, is_id, numbered, plausible, stamp_of
+from hpcdl.data.sources.base.index import Index, IndexWriter
+from hpcdl.data.sources.base.source import Array, ArrayPlace, Content, SourceFacts, SourceSpec
+from hpcdl.data.sources.base.splits import AUTO, IGNORE, leaves_out_split, left_out, some, split_in
 
 INPUT_NAMES = ("x", "images", "image", "data", "inputs", "input", "features", "samples", "text")
 TARGET_NAMES = ("y", "labels", "label", "targets", "target", "classes", "class", "masks", "mask")

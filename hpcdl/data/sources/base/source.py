@@ -15,8 +15,8 @@ import numpy.typing as npt
 from hpcdl.core.errors import HpcdlError, SourceError
 from hpcdl.data.format.fields import Field
 from hpcdl.data.sources import SOURCES
-from hpcdl.data.sources.glance import has_folders_of_images
-from hpcdl.data.sources.index import Index, IndexWriter
+from hpcdl.data.sources.base.glance import has_folders_of_images
+from hpcdl.data.sources.base.index import Index, IndexWriter
 
 Array = npt.NDArray[Any]
 Content = bytes | memoryview

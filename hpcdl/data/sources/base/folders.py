@@ -10,8 +10,8 @@ from pathlib import Path
 
 from hpcdl.core.errors import SourceError, shown
 from hpcdl.data.format.dataset import UNSPLIT
-from hpcdl.data.sources.base import SourceSpec
-from hpcdl.data.sources.splits import AUTO, IGNORE, folder_splits, is_clutter, left_out, some, split_called
+from hpcdl.data.sources.base.source import SourceSpec
+from hpcdl.data.sources.base.splits import AUTO, IGNORE, folder_splits, is_clutter, left_out, some, split_called
 
 _PICTURES = re.compile(r"(?:jpeg|png)?(?:images?|imgs?|photos?|pictures?|frames?)|inputs?|rgb|scans?|raws?")
 _MASKS = re.compile(

@@ -8,8 +8,8 @@ from collections.abc import Iterable
 import numpy as np
 
 from hpcdl.data.format.fields import Field
-from hpcdl.data.sources.arrays import field_name
-from hpcdl.data.sources.base import Array, Content, SourceSpec, UnreadableSample
+from hpcdl.data.sources.base.arrays import field_name
+from hpcdl.data.sources.base.source import Array, Content, SourceSpec, UnreadableSample
 
 _HEADERS = 1000
 
@@ -23,7 +23,7 @@ class PictureField:
 
     def field(self, name: str, files: Iterable[tuple[str, bytes]]) -> Field:
         """The field that these files make: their size and channels, by the headers of the first thousand."""
-        from hpcdl.data.sources.images import ImageKinds
+        from hpcdl.data.sources.base.images import ImageKinds
 
         kinds = ImageKinds(size=self._size, channels=None if self._mask else self._channels, mask=self._mask)
         for path, content in itertools.islice(files, _HEADERS):
@@ -37,7 +37,7 @@ class PictureField:
 
     def read(self, content: Content, item: Field) -> Array:
         """The pixels of a file."""
-        from hpcdl.data.sources.images import decode, decode_mask
+        from hpcdl.data.sources.base.images import decode, decode_mask
 
         if self._mask:
             found = decode_mask(content, size=self._size)

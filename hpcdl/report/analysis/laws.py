@@ -148,9 +148,12 @@ def _fit(law: Law, n: Sequence[float], throughput: Sequence[float]) -> ScalingFi
     free = solution = _solve(law.sign, columns, log_u)
     if free is None or solution is None:
         return None
-    while (below := numpy.array(solution.point[1:]) < 0).any():
+    at_bound = numpy.zeros(len(law.own), dtype=bool)
+    # A parameter whose column is gone comes back as 0 or a rounding error of either sign: it is not looked at again.
+    while (below := (numpy.array(solution.point[1:]) < 0) & ~at_bound).any():
         # No law has less than no contention: the best fit without it, and how much of it the runs leave possible.
-        columns = numpy.where(below, 0.0, columns)
+        at_bound |= below
+        columns = numpy.where(at_bound, 0.0, columns)
         solution = _solve(law.sign, columns, log_u)
         if solution is None:
             return None
@@ -160,10 +163,9 @@ def _fit(law: Law, n: Sequence[float], throughput: Sequence[float]) -> ScalingFi
     reach, free_reach = solution.reach(spare), free.reach(spare)
     x1, *own = solution.point
     parameters = {"x1": _parameter(x1, reach[0], on_logarithm=True)}
-    for place, name in enumerate(law.own, start=1):
-        bound = own[place - 1] == 0
-        half = free_reach[place] if bound else reach[place]
-        parameters[name] = _not_negative(own[place - 1], free.point[place] if bound else 0.0, half)
+    for place, (name, bound) in enumerate(zip(law.own, at_bound, strict=True), start=1):
+        value, half = (0.0, free_reach[place]) if bound else (own[place - 1], reach[place])
+        parameters[name] = _not_negative(value, free.point[place] if bound else 0.0, half)
     return ScalingFit(
         law=law,
         parameters=parameters,

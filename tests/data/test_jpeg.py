@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import io
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -12,6 +11,7 @@ from PIL import Image
 
 from hpcdl.data.sources.base import images
 from hpcdl.data.sources.base.source import UnreadableSample
+from tests.conftest import DIGITS
 
 LIBRARY = images.simplejpeg
 KINDS: dict[str, tuple[str, dict[str, Any]]] = {
@@ -83,5 +83,5 @@ def test_most_jpegs_are_decoded_quickly() -> None:
         assert images._plain_jpeg(content, size, 3) is not None
     for size, channels in (((20, 20), 3), (None, 1)):
         assert images._plain_jpeg(content, size, channels) is None
-    digits = next(Path(images.__file__).parents[3].glob("share/hpcdl/examples/digits/**/*.png"))
+    digits = next(DIGITS.glob("**/*.png"))
     assert images._plain_jpeg(digits.read_bytes(), None, 1) is None

@@ -28,7 +28,8 @@ from hpcdl.core import errors  # noqa: E402
 from hpcdl.step.objective import Classification  # noqa: E402
 from hpcdl.step.optimizers import build_optimizer  # noqa: E402
 from hpcdl.step.step import build_step  # noqa: E402
-from hpcdl.strategies.base.strategy import Context, Worker, graph  # noqa: E402
+from hpcdl.strategies.base import graph  # noqa: E402
+from hpcdl.strategies.base.strategy import Context, Worker  # noqa: E402
 from hpcdl.strategies.table import find_strategy, load_strategy  # noqa: E402
 
 TEXT = "planted on 3 {ranks}: 50 % \u00fc of them"

@@ -18,6 +18,8 @@ from hpcdl.core.run_state import LOST, continues, state_of
 from hpcdl.run.ended import note_lost, stamp_of
 from hpcdl.trace.recorder import collect, is_written, places_in
 
+Places = dict[Path, tuple[str, Path]]
+"""Of `places_in`."""
 _WAIT = "import os, sys\nif not sys.stdin.buffer.read(): os.execv(sys.argv[1], sys.argv[1:])\n"
 """Waits until the process that has started it says that all is over, or is gone without a word; imports nothing."""
 MOST_S = 20.0
@@ -27,7 +29,11 @@ TICK_S = 0.2
 
 @contextlib.contextmanager
 def guarded(run_dir: Path) -> Iterator[None]:
-    """Inside, ranks may be started; if this process is killed meanwhile, nothing of them stays on this node."""
+    """Inside, ranks may be started; if this process is killed meanwhile, nothing of them stays on this node.
+
+    Where the guard of an earlier call was killed too, this one fetches first what that call's ranks have left here.
+    """
+    collect(run_dir, _abandoned(places_in(run_dir)))
     line = [sys.executable, "-P", "-S", "-c", _WAIT, *own_program(__name__, str(run_dir))]
     nowhere = subprocess.DEVNULL
     with subprocess.Popen(
@@ -51,9 +57,14 @@ def clear_up(run_dir: Path) -> None:
     ):
         time.sleep(TICK_S)
         places = {**places_in(run_dir), **places}  # ranks that were just starting
-    collect(run_dir, {place: left for place, left in places.items() if not is_written(left[1])})
+    collect(run_dir, _abandoned(places))
     if state_of(run_dir) == LOST and stamp_of(run_dir) == before:
         note_lost(run_dir, "the process that started the run was killed")
+
+
+def _abandoned(places: Places) -> Places:
+    """Those of ranks that live no more."""
+    return {place: left for place, left in places.items() if not is_written(left[1])}
 
 
 if __name__ == "__main__":

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
+import os
 import shlex
 import signal
 import subprocess
@@ -69,6 +71,25 @@ def test_nothing_is_left_of_a_run_whose_launcher_is_killed(run_hpcdl: CommandLin
         time.sleep(0.2)
     assert ended(run_hpcdl, run_dir)[0] == "lost"
     assert sorted(path.name for path in (run_dir / "trace").iterdir()) == [f"rank-{rank}.trace" for rank in range(3)]
+
+
+def test_a_run_that_was_killed_whole_leaves_nothing_once_it_is_taken_up(run_hpcdl: CommandLine, tmp_path: Path) -> None:
+    """Also the process that clears up is killed: the next call does its work."""
+    run_dir, temporary = tmp_path / "run", tmp_path / "tmp"
+    temporary.mkdir()
+    arguments, own = [*RING, "--run-dir", run_dir], {"TMPDIR": str(temporary)}
+    process = start(run_hpcdl, [*arguments, "--steps", "100000"], env=own)
+    wait_for(lambda: steps_done(run_dir) > 1 or process.poll() is not None)
+    mark, before = f"TMPDIR={temporary}".encode(), [*temporary.glob("hpcdl-trace-*")]
+    for environ in Path("/proc").glob("[0-9]*/environ"):
+        with contextlib.suppress(OSError):  # of others, or over
+            if mark in environ.read_bytes().split(b"\0"):
+                os.kill(int(environ.parent.name), signal.SIGKILL)
+    process.communicate()
+    assert len(before) == 2 and before == [*temporary.glob("hpcdl-trace-*")]
+    again = run_hpcdl([*arguments, "--steps", "4", "--resume"], env=own)
+    assert again.code == 0, again.err
+    assert not [*temporary.glob("hpcdl-trace-*")]
 
 
 @pytest.mark.parametrize(("how", "code", "words"), [("raise", 1, "ValueError: of mine"), ("exit", 3, "sys.exit(3)")])

@@ -12,6 +12,8 @@ from pathlib import Path
 
 import pytest
 
+import hpcdl
+
 ROOT = Path(__file__).resolve().parents[1]
 PACKAGE = ROOT / "hpcdl"
 MODULES = sorted(path for path in PACKAGE.rglob("*.py"))
@@ -148,6 +150,35 @@ def imported_files(path: Path, names: dict[str, Path]) -> set[Path]:
     """The house's own files that `path` imports, late or for types only."""
     wanted = (name if name in names else name.rpartition(".")[0] for name, _ in imported(path))
     return {names[name] for name in wanted if name in names} - {path}
+
+
+def test_every_name_that_tests_import_is_there() -> None:
+    """Also in programs that a test starts as ranks: a name that has moved would end them, or a whole file's tests."""
+    missing = []
+    for path in (*(ROOT / "tests").rglob("*.py"), *(ROOT / "benchmarks").rglob("*.py")):
+        for node in ast.walk(ast.parse(path.read_text())):
+            if isinstance(node, ast.ImportFrom) and (node.module or "").split(".")[0] in ("hpcdl", "tests"):
+                known, place = _names_of(str(node.module)), path.relative_to(ROOT)
+                missing += [f"{place}: {node.module}.{one.name}" for one in node.names if one.name not in known]
+    assert not missing
+
+
+@functools.cache
+def _names_of(module: str) -> set[str]:
+    """What can be imported from a module or folder: what it assigns, defines and imports, and its files."""
+    folder = ROOT.joinpath(*module.split("."))
+    source = folder / "__init__.py" if folder.is_dir() else folder.with_suffix(".py")
+    names = {path.stem for path in folder.iterdir()} if folder.is_dir() else set()
+    for node in ast.walk(ast.parse(source.read_text())) if source.exists() else ():
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
+            names.add(node.name)
+        elif isinstance(node, ast.Import | ast.ImportFrom):
+            names |= {(one.asname or one.name).split(".")[0] for one in node.names}
+        elif isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store):
+            names.add(node.id)
+    if module == "hpcdl":
+        names |= set(hpcdl.__all__)
+    return names
 
 
 def test_no_two_files_import_each_other() -> None:

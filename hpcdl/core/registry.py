@@ -1,46 +1,94 @@
-"""Names that stand for code: a registry holds strings and imports what is chosen, when it is chosen."""
+"""Names that stand for code: a registry holds strings and imports what is chosen, when it is chosen.
+
+Other packages add members by entry points (docs/how-to/extend.md). They never replace one of hpcdl's own.
+"""
 
 from __future__ import annotations
 
+import functools
 import importlib
+import importlib.metadata
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from hpcdl.core.errors import UnknownNameError
+from hpcdl.core.errors import UnknownNameError, UsageError
 
 
 @dataclass(frozen=True, kw_only=True)
 class Entry:
-    """What a name stands for: `target` is "package.module:attribute", `summary` one line for people."""
+    """What a name stands for: `target` is "package.module:attribute", `summary` one line for people.
+
+    `package` is the other package that has added it; empty for hpcdl's own.
+    """
 
     target: str
     summary: str
+    package: str = ""
 
 
 class Registry:
-    """A table of names. `kind` is the word that error messages use for its members."""
+    """A table of names. `kind` is the word that error messages use for its members.
 
-    def __init__(self, kind: str, entries: Mapping[str, Entry]) -> None:
+    `group` names the entry points by which other packages add members, which come behind hpcdl's own.
+    """
+
+    def __init__(self, kind: str, entries: Mapping[str, Entry], group: str = "") -> None:
         self.kind = kind
-        self._entries = dict(entries)
+        self._own, self._group = dict(entries), group
 
     def __iter__(self) -> Iterator[str]:
-        return iter(self._entries)
+        return iter({**self._own, **added(self._group)})
 
     def __contains__(self, name: object) -> bool:
-        return name in self._entries
+        return name in self._own or name in added(self._group)
 
     def __len__(self) -> int:
-        return len(self._entries)
+        return len({**self._own, **added(self._group)})
 
     def entry(self, name: str) -> Entry:
-        """The entry of `name`; UnknownNameError lists the known names."""
-        if name not in self._entries:
-            raise UnknownNameError(self.kind, name, self._entries)
-        return self._entries[name]
+        """The entry of `name`; UnknownNameError lists the known names, UsageError where two packages have it."""
+        others = added(self._group)
+        if name in self._own:
+            refuse_two(self.kind, name, ["hpcdl", *(entry.package for entry in others.get(name, ()))])
+            return self._own[name]
+        if name not in others:
+            raise UnknownNameError(self.kind, name, list(self))
+        refuse_two(self.kind, name, [entry.package for entry in others[name]])
+        return others[name][0]
 
     def load(self, name: str) -> Any:
-        """Import what `name` stands for."""
-        module, _, attribute = self.entry(name).target.partition(":")
+        """Import what `name` stands for; UsageError where another package's does not load."""
+        return load(self.kind, name, self.entry(name))
+
+
+@functools.cache
+def added(group: str) -> dict[str, list[Entry]]:
+    """What other packages have added under the entry points of `group`, by name; read once, nothing is imported."""
+    found: dict[str, list[Entry]] = {}
+    for point in sorted(importlib.metadata.entry_points(group=group)) if group else ():
+        package = f"{point.dist.name} {point.dist.version}" if point.dist else "a package without a name"
+        entry = Entry(target=point.value, summary=f"added by {package}", package=package)
+        if entry not in found.setdefault(point.name, []):  # the same folder may stand twice on Python's path
+            found[point.name].append(entry)
+    return found
+
+
+def refuse_two(kind: str, name: str, packages: list[str]) -> None:
+    """UsageError where more than one of `packages` has a member called `name`: which one is meant is not guessed."""
+    if len(packages) > 1:
+        raise UsageError(
+            f"{kind} {name!r} is in {' and in '.join(packages)}; remove one of these packages, or rename its {kind}"
+        )
+
+
+def load(kind: str, name: str, entry: Entry) -> Any:
+    """Import what `entry` stands for; UsageError names the package of one that does not load."""
+    module, _, attribute = entry.target.partition(":")
+    try:
         return getattr(importlib.import_module(module), attribute)
+    except Exception as error:
+        if not entry.package:
+            raise
+        cause = f"{type(error).__name__}: {error}"
+        raise UsageError(f"{kind} {name!r} of {entry.package} does not load: {cause}") from error

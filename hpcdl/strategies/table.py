@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-import importlib
+import functools
+from collections.abc import Iterator, Mapping
 from dataclasses import replace
 
 from hpcdl.collectives.table import COLLECTIVES
-from hpcdl.core.errors import UnknownNameError
-from hpcdl.core.registry import Registry
+from hpcdl.core.errors import UnknownNameError, UsageError
+from hpcdl.core.registry import Entry, Registry, added, load, refuse_two
 from hpcdl.strategies.base.strategy import Features, Strategy, StrategyInfo
 from hpcdl.strategies.elastic.methods import ELASTIC_FAMILY
 
@@ -112,9 +113,46 @@ def _from_collective(collectives: Registry, name: str) -> StrategyInfo:
     )
 
 
-STRATEGIES: dict[str, StrategyInfo] = {
+_BY_NAME = {
     info.name: info for info in (*_OWN, *(_from_collective(COLLECTIVES, name) for name in COLLECTIVES), *ELASTIC_FAMILY)
 }
+GROUP = "hpcdl.strategies"
+"""The entry points by which other packages add strategies; each is a StrategyInfo."""
+
+
+class _Strategies(Mapping[str, StrategyInfo]):
+    """hpcdl's own, and behind them those of other packages, whose StrategyInfo is imported when it is asked for."""
+
+    def __getitem__(self, name: str) -> StrategyInfo:
+        others = added(GROUP).get(name, [])
+        if name in _BY_NAME:
+            refuse_two("strategy", name, ["hpcdl", *(entry.package for entry in others)])
+            return _BY_NAME[name]
+        if not others:
+            raise KeyError(name)
+        return _added(name)
+
+    def __iter__(self) -> Iterator[str]:
+        return iter({**_BY_NAME, **added(GROUP)})
+
+    def __len__(self) -> int:
+        return len({**_BY_NAME, **added(GROUP)})
+
+
+@functools.cache
+def _added(name: str) -> StrategyInfo:
+    """Another package's; UsageError where it does not load, or is no strategy of this name."""
+    entries = added(GROUP)[name]
+    refuse_two("strategy", name, [entry.package for entry in entries])
+    info = load("strategy", name, entries[0])
+    if not isinstance(info, StrategyInfo) or info.name != name:
+        raise UsageError(
+            f"strategy {name!r} of {entries[0].package}: {entries[0].target} must be a StrategyInfo with this name"
+        )
+    return info
+
+
+STRATEGIES: Mapping[str, StrategyInfo] = _Strategies()
 
 ALIASES = {"sync-sgd": "auto"}
 
@@ -129,9 +167,9 @@ def listed_strategies() -> list[StrategyInfo]:
 
 
 def load_strategy(info: StrategyInfo) -> Strategy:
-    """The strategy behind a table entry."""
-    module, _, attribute = info.target.partition(":")
-    strategy: Strategy = getattr(importlib.import_module(module), attribute)()
+    """The strategy behind a table entry; UsageError where another package's does not load."""
+    package = "" if info.name in _BY_NAME else info.target.partition(".")[0]
+    strategy: Strategy = load("strategy", info.name, Entry(target=info.target, summary="", package=package))()
     return strategy
 
 

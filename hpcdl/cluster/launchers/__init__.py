@@ -27,8 +27,10 @@ LAUNCHERS = Registry(
         ),
         "local": Entry(target="hpcdl.cluster.launchers.single:LAUNCHER", summary="mpiexec on this node alone"),
     },
+    group="hpcdl.launchers",
 )
-"""In the order in which they are tried."""
+"""In the order in which they are tried, but for `local`, which fits everywhere: it comes behind other packages'."""
+_LAST = "local"
 
 
 def find_launcher(environment: Mapping[str, str] = os.environ) -> Launcher:
@@ -39,7 +41,8 @@ def find_launcher(environment: Mapping[str, str] = os.environ) -> Launcher:
     named = environment.get(LAUNCHER_VARIABLE)
     if named:
         return load_launcher(named)
-    return next(launcher for name in LAUNCHERS if (launcher := load_launcher(name)).present(environment))
+    names = [*(name for name in LAUNCHERS if name != _LAST), _LAST]
+    return next(launcher for name in names if (launcher := load_launcher(name)).present(environment))
 
 
 def load_launcher(name: str) -> Launcher:

@@ -33,5 +33,6 @@ SOURCES = Registry(
             target="hpcdl.data.sources.image_folder:ImageFolderSource", summary="JPEG or PNG files, a folder per class"
         ),
     },
+    group="hpcdl.sources",
 )
-"""In the order in which `auto` asks them; the most particular first."""
+"""In the order in which `auto` asks them; the most particular first, those of other packages last."""

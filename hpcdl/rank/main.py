@@ -88,8 +88,13 @@ def supervised(
     folder = Path(os.environ[STATUS_VARIABLE])
     launch = os.environ.get(LAUNCH_VARIABLE, "")
     report = StatusReport(folder=folder, rank=place.rank, line=hold_line(launch))
-    report.tell("running")
-    set_up_process(place.local_rank)
+    try:
+        report.tell("running")  # from here on signals are handed on: those that came before at once
+        set_up_process(place.local_rank)
+    except HpcdlError as error:
+        state, exit_code = verdict(error)
+        report.tell(state, exit_code=exit_code, message=one_line(error))
+        return exit_code
     communicator: Observed | None = None
 
     def end(error: RankError) -> None:

@@ -92,6 +92,32 @@ def test_a_run_that_was_killed_whole_leaves_nothing_once_it_is_taken_up(run_hpcd
     assert not [*temporary.glob("hpcdl-trace-*")]
 
 
+def _rank_programs(run_dir: Path) -> int:
+    """Processes that were started as ranks of the run's script."""
+    found = 0
+    for path in Path("/proc").glob("[0-9]*/cmdline"):
+        with contextlib.suppress(OSError):  # it is over
+            words = path.read_bytes().decode(errors="replace").split("\0")
+            found += "python" in words[0] and "hpcdl.scripts.process.script" in words and str(run_dir) in words
+    return found
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_a_script_that_is_stopped_before_its_ranks_have_reported(
+    run_hpcdl: CommandLine, tmp_path: Path, number: signal.Signals
+) -> None:
+    """They hear of it as soon as they have: what they are doing then must not look like a crash."""
+    script, run_dir = tmp_path / "mine.py", tmp_path / "run"
+    script.write_text(FAILING)
+    process = start(run_hpcdl, ["run", "--ranks", "2", "--profile", "none", "--run-dir", run_dir, script, "none"])
+    wait_for(lambda: _rank_programs(run_dir) > 1 or process.poll() is not None)
+    process.send_signal(number)
+    ended_so = finish(process)
+    assert ended_so.code == 130
+    assert ended_so.err.splitlines()[-1].startswith("hpcdl: ") and "stopped by a signal" in ended_so.err
+    assert "without a word" not in ended_so.err
+
+
 @pytest.mark.parametrize(("how", "code", "words"), [("raise", 1, "ValueError: of mine"), ("exit", 3, "sys.exit(3)")])
 def test_a_script_that_fails(run_hpcdl: CommandLine, tmp_path: Path, how: str, code: int, words: str) -> None:
     script, run_dir = tmp_path / "mine.py", tmp_path / "run"

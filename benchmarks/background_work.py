@@ -55,7 +55,7 @@ def measure(options: argparse.Namespace) -> None:
     works = {way: BackgroundWork(way, communicator.monitor, print) for way in WAYS}
     writers = {way: CheckpointWriter(run_dir, parts.together, 1, work=work) for way, work in works.items()}
     # Whatever a row lasts, a checkpoint may wait for gaps to its end.
-    parts.interval = CheckpointInterval(1e6, node_mtbf_s=1.0, num_nodes=1, most_patience_s=1e5)
+    parts.saver.interval = CheckpointInterval(1e6, node_mtbf_s=1.0, num_nodes=1, most_patience_s=1e5)
     parts.start()
     batches, began = parts.batches(), time.monotonic()
     found = {way: Rows() for way in WAYS}
@@ -65,19 +65,19 @@ def measure(options: argparse.Namespace) -> None:
         communicator.barrier()
         start_s = time.perf_counter()
         if way:
-            parts.writer = writers[way]
-            parts.save()
+            parts.saver.writer = writers[way]
+            parts.saver.save()
             found[way].stalls_s.append(time.perf_counter() - start_s)
         for _ in range(options.every):
-            parts.one_step(batches, began)
-        parts.writer.wait()
+            parts.host.run_one(batches, began)
+        parts.saver.writer.wait()
         return float(max(communicator.allgather_json(time.perf_counter() - start_s)))
 
     row()
     for way in WAYS:  # touches the memory
-        parts.writer = writers[way]
-        parts.save()
-        parts.writer.wait()
+        parts.saver.writer = writers[way]
+        parts.saver.save()
+        parts.saver.writer.wait()
         found[way].stalls_s.clear()
         works[way].spent.in_gaps_s = works[way].spent.outside_s = 0.0
     before_s, plain = row(), []

@@ -44,7 +44,7 @@ def measure(repeats: int, model: str) -> None:
 
     def step() -> float:
         start_s = time.perf_counter()
-        parts.one_step(batches, began)
+        parts.host.run_one(batches, began)
         return time.perf_counter() - start_s
 
     weights = parts.model.get_weights()
@@ -55,10 +55,10 @@ def measure(repeats: int, model: str) -> None:
         seconds["before"] += [step() for _ in range(STEPS)]
         communicator.barrier()
         start_s = time.perf_counter()
-        parts.save()
+        parts.saver.save()
         seconds["stall"].append(time.perf_counter() - start_s)
         seconds["writing"] += [step() for _ in range(STEPS)]
-        parts.writer.wait()
+        parts.saver.writer.wait()
         start_s = time.perf_counter()
         fresh = [weight.copy() for weight in weights]
         seconds["fresh copy"].append(time.perf_counter() - start_s)
@@ -68,7 +68,7 @@ def measure(repeats: int, model: str) -> None:
             numpy.copyto(target, weight)
         seconds["warm copy"].append(time.perf_counter() - start_s)
     if communicator.rank == 0:
-        show(seconds, sum(weight.nbytes for weight in weights), parts.writer.warnings)
+        show(seconds, sum(weight.nbytes for weight in weights), parts.saver.writer.warnings)
     communicator.barrier()
 
 

@@ -39,20 +39,21 @@ def measure(num_pairs: int, model: str) -> None:
     settings = {"model": model, "data": DATA[model], "batch-size": 8, "optimizer": "momentum"}
     parts, communicator, _ = build(settings)
     context = context_of(parts.run_plan, communicator)
-    plain, step = parts.worker, parts._step
+    plain, step = parts.worker, parts.host._step
     again = load_strategy(parts.run_plan.info).worker(dataclasses.replace(context, in_place=True))
-    parts.join(parts.run_plan, again, communicator, parts.journal, parts.copies)
-    parts.may_repeat_steps()
-    copy = parts._read_moved_by_forward
-    kinds = {"as ever": (plain, step, None), "can be repeated": (again, parts._step, copy)}
+    parts.join(parts.run_plan, again, communicator, parts.journal, parts.saver.copies)
+    parts.host.may_repeat()
+    copy = parts.host._read_moved_by_forward
+    kinds = {"as ever": (plain, step, None), "can be repeated": (again, parts.host._step, copy)}
     parts.start()
     batches, began = parts.batches(), time.monotonic()
 
     def one_step(kind: str) -> float:
-        parts.worker, parts._step, parts._read_moved_by_forward = kinds[kind]
+        host = parts.host
+        host.worker, host._step, host._read_moved_by_forward = kinds[kind]
         communicator.barrier()
         start_s = time.perf_counter()
-        parts.one_step(batches, began)
+        parts.host.run_one(batches, began)
         return max(communicator.allgather_json(time.perf_counter() - start_s))
 
     for kind in kinds:

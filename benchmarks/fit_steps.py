@@ -84,9 +84,9 @@ def of_train(parts: Any) -> Callable[[int], None]:
     began, batches = parts.start(), parts.batches()
 
     def steps(num_steps: int) -> None:
-        end = parts.position.step + num_steps
-        while parts.position.step < end:
-            parts.take_steps(batches, began, end - parts.position.step)
+        end = parts.host.position.step + num_steps
+        while parts.host.position.step < end:
+            parts.host.run(batches, began, end - parts.host.position.step)
         parts.outcome.clock.flush()
 
     return steps
@@ -98,7 +98,7 @@ def bare(parts: Any, most: int) -> Callable[[int], None]:
 
     from hpcdl.step.step import as_model_input
 
-    model, objective, optimizer, batches = parts.model, parts.objective, parts.optimizer, parts.batches()
+    model, objective, optimizer, batches = parts.model, parts.host.objective, parts.host.optimizer, parts.batches()
 
     def body(number: Any, iterator: Any, totals: Any) -> tuple[Any, Any]:
         images, labels = iterator.get_next()

@@ -43,34 +43,34 @@ def measure(every: int, num_pairs: int, model: str) -> None:
     settings = {"model": model, "data": DATA[model], "batch-size": 8, "optimizer": "momentum"}
     parts, communicator, run_dir = build(settings)
     folder = place(SHARED_MEMORY, run_dir, "benchmark")
-    parts.copies = LocalCopies(folder, run_dir, communicator.rank, every, print)
+    parts.saver.copies = LocalCopies(folder, run_dir, communicator.rank, every, print)
     parts.start()
     batches, began = parts.batches(), time.monotonic()
     stalls = []
 
     def row(copied: bool) -> float:
         """Seconds of `every` steps, the first of which comes behind the beginning of a copy where `copied`."""
-        parts.copies.wait()
+        parts.saver.copies.wait()
         communicator.barrier()
         start_s = time.perf_counter()
         if copied:
-            parts.copies.resume(0)  # one is due whatever came before
-            parts.keep_copy()
+            parts.saver.copies.resume(0)  # one is due whatever came before
+            parts.saver.copy()
             stalls.append(time.perf_counter() - start_s)
         for _ in range(every):
-            parts.one_step(batches, began)
+            parts.host.run_one(batches, began)
         return time.perf_counter() - start_s
 
     # Held as a run's folder is: other runs on this node remove copies that nobody writes any more.
     held = writing(run_dir) if communicator.rank == 0 else contextlib.nullcontext()
-    with held, parts.copies.until_over():
+    with held, parts.saver.copies.until_over():
         for _ in range(every):
-            parts.one_step(batches, began)
+            parts.host.run_one(batches, began)
         row(True)  # touches the memory
         stalls.clear()
         pairs = [(row(True), row(False)) for _ in range(num_pairs)]
         size = sum(path.stat().st_size for path in folder.glob("*.npz")) if communicator.rank == 0 else 0
-        parts.copies.wait()
+        parts.saver.copies.wait()
     communicator.barrier()
     if communicator.rank == 0:
         shutil.rmtree(folder, ignore_errors=True)

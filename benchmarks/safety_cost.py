@@ -22,6 +22,7 @@ from typing import Any
 from trainer_on_rank import DATA, build, run_on_ranks
 
 from hpcdl.comm.observed import RankMonitor
+from hpcdl.step import host
 from hpcdl.strategies.base import graph
 from hpcdl.supervision import safety
 from hpcdl.supervision.control import Control
@@ -80,20 +81,20 @@ def measure(num_steps: int, model: str) -> None:
     stopwatch = Stopwatch()
     parts.start()
     graph.all_finite = stopwatch.wrap("gradients", graph.all_finite)  # what the exchange calls
-    safety.check_loss = stopwatch.wrap("loss", safety.check_loss)  # what the loop calls
+    host.check_loss = stopwatch.wrap("loss", host.check_loss)  # what the loop calls
     RankMonitor.doing = stopwatch.wrap("notes", RankMonitor.doing)  # type: ignore[method-assign]
-    control = Control(communicator, parts.stop, parts.worker, interval=parts.interval, time_limit_s=3600)
+    control = Control(communicator, parts.stop, parts.worker, interval=parts.saver.interval, time_limit_s=3600)
     agree = stopwatch.wrap("agreement", control.after_step)
     watch = TimedWatch(monitor=parts.seen, folder=folder / "watch", actions=Actions(end=print))
     watch.start()
     batches, began = parts.batches(), time.monotonic()
     for _ in range(2):
-        parts.one_step(batches, began)
+        parts.host.run_one(batches, began)
     stopwatch.seconds.clear()
     steps = []
     for _ in range(num_steps):
         start_s = time.perf_counter()
-        parts.one_step(batches, began)
+        parts.host.run_one(batches, began)
         agree()
         steps.append(time.perf_counter() - start_s)
     watch.stop()

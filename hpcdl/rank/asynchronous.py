@@ -17,10 +17,14 @@ from hpcdl.checkpoint.state import moving_statistics
 from hpcdl.comm.observed import observe
 from hpcdl.core.errors import CorruptError, HpcdlError, RankError, StoppedEarly, UsageError
 from hpcdl.core.records import HistoryPoint, from_json
-from hpcdl.rank.parts import Parts, Position, move_to_center
+from hpcdl.rank.center import move_to_center
+from hpcdl.rank.parts import Parts
 from hpcdl.rank.synchronous import FLUSH_STEPS
+from hpcdl.rank.trainer import Trainer
 from hpcdl.step.clock import Outcome
+from hpcdl.step.host import Position
 from hpcdl.strategies.allreduce.worker import broadcast_variables
+from hpcdl.strategies.base.salvage import Center
 from hpcdl.strategies.base.strategy import Worker
 from hpcdl.strategies.elastic.flat import FlatWorker
 from hpcdl.strategies.elastic.replica import Replica
@@ -51,26 +55,26 @@ class Departure:
         return self.reason in (TARGET, TIME, FOR_MORE)
 
 
-class AsynchronousTrainer:
+class AsynchronousTrainer(Trainer):
     """Trains with `parts` on one worker of a strategy whose workers do not step together.
 
     Worker 0's moving statistics go with the center, while it works: a mean of all would need a collective.
     """
 
     def __init__(self, parts: Parts) -> None:
-        self.parts = parts
-        self.join()
-        parts.steps_done = self._steps_done
+        super().__init__(parts)
+        self.rejoin()
+        parts.host.steps_done = self._steps_done
         self._evaluated = 0
         self._evaluated_count = -1
-        self._means: list[float | None] = [None] * (1 + len(parts.objective.names))
+        self._means: list[float | None] = [None] * (1 + len(parts.host.objective.names))
         self._departure: Departure | None = None
         """Of a worker that does not come back, whoever else is lost before all have left."""
         limit_s = time_allowed(parts.config.checkpoint.time_limit)
         self._leaves_at = float("inf") if limit_s is None else time.monotonic() + limit_s
 
-    def join(self) -> None:
-        """The parts have joined a group: count by its workers."""
+    def rejoin(self) -> None:
+        """Count by the workers of the parts' group."""
         run_plan = self.parts.run_plan
         self._replica = replica_of(self.parts.worker)
         self._num_workers = run_plan.num_workers
@@ -79,10 +83,6 @@ class AsynchronousTrainer:
 
     def _steps_done(self) -> int:
         return self._replica.count // self._num_workers
-
-    def catch_up(self, count: int) -> None:
-        """The center has seen `count` updates, however many this worker knows of."""
-        self._replica.count = count
 
     def take_over(self, events: Sequence[Mapping[str, Any]]) -> None:
         """Worker 0 is lost and this one takes its place: what it has evaluated stands in the journal's `events` alone.
@@ -95,17 +95,19 @@ class AsynchronousTrainer:
         parts.outcome.history += fresh
         if fresh:
             self._evaluated_count = round(fresh[-1].epoch * self._per_epoch)
-        parts.position.take_totals()
+        parts.host.position.take_totals()
 
-    def facts(self) -> dict[str, Any]:
-        """What `position_at` takes beside what the parts know."""
+    def progress(self, center: Center | None) -> dict[str, Any]:
+        """Updates of the center: as many as it has seen itself, however many this worker knows of."""
+        if center is not None:
+            self._replica.count = center.count
         return {"count": self._replica.count, "evaluated_count": self._evaluated_count}
 
     def position_at(self, step: int, facts: Mapping[str, Any], own: Mapping[str, Array]) -> Position:
         """The center's count, in samples, decides where everybody goes on."""
         global_batch = self.parts.run_plan.global_batch
         samples = facts["count"] * facts["global_batch"] // facts["ranks"]
-        position = Position(num_metrics=len(self.parts.objective.names))
+        position = Position(num_metrics=len(self.parts.host.objective.names))
         position.step = samples // global_batch
         position.seconds = facts["seconds"]
         self._replica.count = samples * self._num_workers // global_batch
@@ -138,7 +140,7 @@ class AsynchronousTrainer:
         if parts.group.rank == 0 and self._replica.count != self._evaluated_count:
             self._end_epoch(began)
         parts.outcome.center_steps = self._replica.count // self._num_workers
-        parts.writer.wait()
+        parts.saver.writer.wait()
         parts.outcome.warnings += _warnings(departures)
         parts.close(began)
         return parts.outcome
@@ -148,7 +150,7 @@ class AsynchronousTrainer:
         parts = self.parts
         departure = replace(own, worker=parts.group.rank, steps=parts.outcome.steps_done)
         parts.outcome.num_lost = self._replica.num_lost
-        parts.group = survivors(observe(parts.group), self._replica.num_lost)
+        parts.host.group = survivors(observe(parts.group), self._replica.num_lost)
         found = [Departure(**one) for one in parts.group.allgather_json(vars(departure))]
         lost = set(range(self._num_workers)) - {one.worker for one in found}
         return [*found, *(Departure(reason=LOST, worker=worker) for worker in sorted(lost))]
@@ -170,7 +172,7 @@ class AsynchronousTrainer:
         saved = time.monotonic()
         try:
             while not self._replica.stopped:
-                parts.one_step(batches, began)
+                parts.host.run_one(batches, began)
                 if parts.stop.asked:
                     return Departure(reason=SIGNAL)
                 if parts.seen.evicted:
@@ -181,14 +183,14 @@ class AsynchronousTrainer:
                     continue
                 if time.monotonic() >= self._leaves_at:
                     return Departure(reason=TIME)
-                if parts.room.wanted() and parts.saved_to_grow(count=self._replica.count):
+                if parts.room.wanted() and parts.saver.saved_to_grow(parts.room, count=self._replica.count):
                     return Departure(reason=FOR_MORE)
                 if self._replica.count // self._per_epoch > self._evaluated and self._end_epoch(began):
                     return Departure(reason=TARGET)
-                if time.monotonic() - saved >= parts.interval.due_s:
+                if time.monotonic() - saved >= parts.saver.interval.due_s:
                     saved = time.monotonic()
-                    parts.save(count=self._replica.count)
-                parts.keep_copy(count=self._replica.count)
+                    parts.saver.save(count=self._replica.count)
+                parts.saver.copy(count=self._replica.count)
         except (RankError, CorruptError, UsageError):
             # A lost server, a torn network, damaged data, settings that no worker can train with: nothing goes on.
             raise
@@ -201,7 +203,7 @@ class AsynchronousTrainer:
         """Worker 0 evaluates the center; True where the target accuracy is reached."""
         count = self._replica.count
         seconds = time.monotonic() - began
-        totals = self.parts.position.take_totals()
+        totals = self.parts.host.position.take_totals()
         if totals[0]:  # else no step since the last time: its means stand
             self._means = (totals[1:] / totals[0]).tolist()
         reached = self.parts.end_epoch(count / self._per_epoch, count // self._num_workers, seconds, self._means)
@@ -217,9 +219,9 @@ class AsynchronousTrainer:
             first = next(one for one in departures if one.reason == ERROR)
             raise HpcdlError(f"every worker has left; worker {first.worker}: {first.text}")
         if parts.group.rank == 0:
-            parts.position.step = parts.steps_done()
-            parts.save(count=self._replica.count)
-            parts.leave_early(reason, parts.position.step)
+            parts.host.position.step = parts.host.steps_done()
+            parts.saver.save(count=self._replica.count)
+            parts.leave_early(reason, parts.host.position.step)
         parts.worker.finish(early=True)
         raise StoppedEarly(f"stopped by {reason}", grows=reason == FOR_MORE)
 

@@ -29,9 +29,8 @@ from hpcdl.core.lock import writing
 from hpcdl.core.protocols import Communicator
 from hpcdl.core.records import HistoryPoint, RunRecord, from_json, write_record
 from hpcdl.rank import results
-from hpcdl.rank.asynchronous import AsynchronousTrainer
-from hpcdl.rank.parts import assign_all, move_to_center
-from hpcdl.rank.synchronous import Trainer
+from hpcdl.rank.center import assign_all, move_to_center
+from hpcdl.rank.trainer import Trainer
 from hpcdl.run import rundir
 from hpcdl.run.in_place import ShrunkRun
 from hpcdl.run.journal import Journal, events_since_start
@@ -100,20 +99,17 @@ class SurvivorState:
         return ends and not (history and history[-1]["step"] == self.step)
 
 
-def _agree(group: Observed, trainer: Trainer | AsynchronousTrainer, center: Center | None) -> SurvivorState:
+def _agree(group: Observed, trainer: Trainer, center: Center | None) -> SurvivorState:
     """What the workers of `group` go on from; afterwards all have its weights in their models, or its center.
 
     That is `center` where servers hold it.
     """
     parts = trainer.parts
-    facts = {**parts.facts(), "num_steps": parts.run_plan.num_steps}
-    if isinstance(trainer, AsynchronousTrainer):
-        trainer.catch_up(trainer.facts()["count"] if center is None else center.count)
-        facts |= trainer.facts()
+    facts = {**parts.host.facts(), "num_steps": parts.run_plan.num_steps, **trainer.progress(center)}
     own = {
-        "step": parts.steps_done(),
+        "step": parts.host.steps_done(),
         "facts": facts,
-        "saved": parts.writer.newest,
+        "saved": parts.saver.writer.newest,
         "seconds_to_target": parts.outcome.seconds_to_target,
     }
     answers = group.allgather_json(own)
@@ -121,20 +117,20 @@ def _agree(group: Observed, trainer: Trainer | AsynchronousTrainer, center: Cent
     leader = progress.index(max(progress))
     apart = len({one["step"] for one in answers}) > 1
     saved = max((one["saved"] for one in answers if one["saved"] is not None), default=None)
-    parts.leave_step(undone=own["step"] == answers[leader]["step"])  # else its part of the leader's step counts
+    parts.host.leave(undone=own["step"] == answers[leader]["step"])  # else its part of the leader's step counts
     parts.keep_own_statistics()
     if center is None:
         move_to_center(parts.worker, parts.trainable)
     else:
         assign_all(parts.trainable, unpacked(center.values, [tuple(one.shape) for one in parts.trainable]))
     if apart:
-        broadcast_variables(group, [*parts.model.weights, *parts.optimizer.variables], leader)
+        broadcast_variables(group, [*parts.model.weights, *parts.host.optimizer.variables], leader)
     return SurvivorState(**{**answers[leader], "saved": saved}, leader=leader, apart=apart)
 
 
-def _go_on(trainer: Trainer | AsynchronousTrainer, standing: SurvivorState) -> None:
+def _go_on(trainer: Trainer, standing: SurvivorState) -> None:
     """Put the trainer, whose parts have joined the group that is left, where the run stands."""
-    parts, before = trainer.parts, trainer.parts.position
+    parts, before = trainer.parts, trainer.parts.host.position
     here = numpy.array([standing.step, standing.facts["seconds"]])
     position = trainer.position_at(
         standing.step, standing.facts, {"position": here, "totals": numpy.zeros_like(before.totals)}
@@ -142,11 +138,10 @@ def _go_on(trainer: Trainer | AsynchronousTrainer, standing: SurvivorState) -> N
     if len(parts.outcome.history) == len(standing.facts["history"]):  # else its sums are of an epoch that is over
         position.totals += before.totals
     parts.resume(position, [from_json(HistoryPoint, point) for point in standing.facts["history"]])
-    parts.writer.newest = standing.saved
+    parts.saver.writer.newest = standing.saved
     parts.outcome.seconds_to_target = standing.seconds_to_target
-    parts.copies.resume(position.step)
-    if isinstance(trainer, Trainer):
-        trainer.owes_epoch_end = standing.owes_epoch_end
+    parts.saver.copies.resume(position.step)
+    trainer.owe_epoch_end(standing.owes_epoch_end)
 
 
 @dataclass(kw_only=True)
@@ -157,14 +152,14 @@ class InPlaceRecovery:
     group. For the first of those that are left there is `open_journal`; `copies_in` a group keeps a rank's copies.
     """
 
-    trainer: Trainer | AsynchronousTrainer
+    trainer: Trainer
     world: Observed
     context: Context
     record: RunRecord
     run_dir: Path
     watch: Watchdog
     shrunk: ShrunkRun
-    train: Callable[[Trainer | AsynchronousTrainer, Observed, RunRecord, Path], Observed]
+    train: Callable[[Trainer, Observed, RunRecord, Path], Observed]
     open_journal: Callable[[], Journal]
     copies_in: Callable[[Communicator], LocalCopies]
     last: Recovery | None = None
@@ -172,7 +167,7 @@ class InPlaceRecovery:
 
     def to_the_end(self) -> Observed:
         """Train with whoever is left; returns their group."""
-        self.trainer.parts.may_repeat_steps()
+        self.trainer.parts.host.may_repeat()
         left = self.world
         with contextlib.ExitStack() as held:
             while True:
@@ -190,8 +185,8 @@ class InPlaceRecovery:
     def _mended(self, recovery: Recovery, held: contextlib.ExitStack) -> Observed:
         """The group of those that are left, once each of them stands where the run goes on."""
         trainer, parts, before = self.trainer, self.trainer.parts, self.shrunk
-        untold, led = parts.once_after_step is not None, parts.group.rank == 0
-        parts.told_of_step()
+        untold, led = parts.host.once_after is not None, parts.group.rank == 0
+        parts.host.after_last()
         recovery.over("detect")
         left, recovery.lost = surviving_ranks(self.world, self.watch, parts.abandon_group)
         workers, servers = surviving_roles(left, self.context.num_workers, before.least, recovery.lost)
@@ -201,7 +196,7 @@ class InPlaceRecovery:
         if center is not None:
             center.share(group)
         own, leads = parts.worker.kept(), group.rank == 0
-        if isinstance(trainer, AsynchronousTrainer) and leads and not led:
+        if leads and not led:
             trainer.take_over(events_since_start(self.run_dir))
         standing = _agree(group, trainer, center)
         self.shrunk = before.on(left.size, servers)
@@ -223,15 +218,14 @@ class InPlaceRecovery:
         if center is not None:
             worker.take_center(center)
         parts.join(run_plan, worker, group, parts.journal, self.copies_in(group))
-        if isinstance(trainer, AsynchronousTrainer):
-            trainer.join()
+        trainer.rejoin()
         _go_on(trainer, standing)
         self._note(left, run_plan)
         left.barrier()  # without a rank that is lost meanwhile what came of the state may lack a part
         recovery.over("state")
         lost = "" if center is None else center.told()
-        recovery.continues, recovery.step = told(before.resolved, self.shrunk.resolved) + lost, parts.steps_done()
-        parts.once_after_step = lambda: self._tell(recovery)
+        recovery.continues, recovery.step = told(before.resolved, self.shrunk.resolved) + lost, parts.host.steps_done()
+        parts.host.once_after = lambda: self._tell(recovery)
         return left
 
     def _lead(self, recovery: Recovery, held: contextlib.ExitStack, *, new: bool) -> None:
@@ -240,7 +234,7 @@ class InPlaceRecovery:
             report_left(self.run_dir / FOLDER, rank, who_was_lost(recovery.lost))
         if new:
             held.enter_context(writing(self.run_dir / FOLDER, LOCK_S))
-            self.trainer.parts.journal = self.open_journal()
+            self.trainer.parts.host.journal = self.open_journal()
 
     def _note(self, left: Observed, run_plan: RunPlan) -> None:
         """The record and the settings, as of a run that is resumed on fewer workers. Collective."""
@@ -253,7 +247,7 @@ class InPlaceRecovery:
             inter_op_threads=self.record.inter_op_threads,
         )
         if left.rank == 0:
-            self.record = results.continued_record(self.record, self.run_dir, self.trainer.parts.steps_done())
+            self.record = results.continued_record(self.record, self.run_dir, self.trainer.parts.host.steps_done())
             write_record(self.run_dir, self.record)
             rundir.create(self.run_dir, self.shrunk.resolved, {rundir.CHECKSUM: run_plan.dataset.checksum})
 

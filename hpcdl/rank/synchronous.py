@@ -8,8 +8,11 @@ from typing import TYPE_CHECKING, Any
 
 from hpcdl.checkpoint import state
 from hpcdl.data.format.order import Shift, continues_at
-from hpcdl.rank.parts import Parts, Position, center_in_place, move_to_center
+from hpcdl.rank.center import center_in_place, move_to_center
+from hpcdl.rank.parts import Parts
+from hpcdl.rank.trainer import Trainer
 from hpcdl.step.clock import Outcome
+from hpcdl.step.host import Position
 from hpcdl.supervision import safety
 from hpcdl.supervision.control import FOR_MORE, Control, time_allowed
 
@@ -22,20 +25,19 @@ DAMAGE = "memory or network damage, or an exchange that is not deterministic; go
 """What it is where weights that only hpcdl has moved are not the same on all ranks."""
 
 
-class Trainer:
+class SynchronousTrainer(Trainer):
     """Trains with `parts` on one worker; every method is collective over the workers."""
 
     def __init__(self, parts: Parts) -> None:
-        self.parts = parts
-        self.owes_epoch_end = False
-        """Whether an epoch was over when the group broke, and nobody has come to its end."""
+        super().__init__(parts)
+        self._owes_epoch_end = False
         allowed_s = time_allowed(parts.config.checkpoint.time_limit)
         self._leaves_at = None if allowed_s is None else time.monotonic() + allowed_s
 
     def position_at(self, step: int, facts: Mapping[str, Any], own: Mapping[str, Array]) -> Position:
         """Where a checkpoint stands in this run; with another global batch the epoch goes on at the next sample."""
         run_plan, epoch = self.parts.run_plan, step // facts["steps_per_epoch"]
-        position = Position(num_metrics=len(self.parts.objective.names))
+        position = Position(num_metrics=len(self.parts.host.objective.names))
         position.shift = Shift(epoch=epoch, samples=facts.get("shift", 0))
         if facts["ranks"] == self.parts.group.size and facts["global_batch"] == run_plan.global_batch:
             position.restore(own)
@@ -56,6 +58,10 @@ class Trainer:
         )
         return position
 
+    def owe_epoch_end(self, owes: bool) -> None:
+        """Come to the epoch's end first, if `owes`."""
+        self._owes_epoch_end = owes
+
     def run(self) -> Outcome:
         """Train to the end, or to a stop that everybody agrees on (StoppedEarly, after a checkpoint)."""
         parts, run_plan, config = self.parts, self.parts.run_plan, self.parts.config
@@ -65,18 +71,18 @@ class Trainer:
             parts.group,
             parts.stop,
             parts.worker,
-            interval=parts.interval,
+            interval=parts.saver.interval,
             time_limit_s=None if self._leaves_at is None else self._leaves_at - time.monotonic(),
             room=parts.room,
         )
         batches = parts.batches()
-        if self.owes_epoch_end:
+        if self._owes_epoch_end:
             self._end_epoch(began)
         reached = parts.outcome.seconds_to_target is not None
-        while not reached and parts.position.step < run_plan.num_steps:
-            before = parts.position.step
-            parts.take_steps(batches, began, self._free_steps(control))
-            done = parts.position.step
+        while not reached and parts.host.position.step < run_plan.num_steps:
+            before = parts.host.position.step
+            parts.host.run(batches, began, self._free_steps(control))
+            done = parts.host.position.step
             if safety_every and done % safety_every == 0:
                 with center_in_place(parts.worker, parts.trainable):
                     named = {variable.path: variable for variable in parts.trainable}
@@ -84,23 +90,23 @@ class Trainer:
             ends_epoch = done % run_plan.steps_per_epoch == 0 or done == run_plan.num_steps
             if ends_epoch and self._end_epoch(began):
                 break
-            parts.tell_warnings()
+            parts.saver.tell_warnings()
             if done % FLUSH_STEPS == 0:
                 parts.outcome.clock.flush()
             wishes = control.after_steps(done - before)
             if wishes.stop and done < run_plan.num_steps:
                 parts.outcome.clock.flush()
-                parts.save()
+                parts.saver.save()
                 parts.leave_early(wishes.reason, done)
             if wishes.grow and done < run_plan.num_steps:
                 parts.outcome.clock.flush()
-                if parts.saved_to_grow():
+                if parts.saver.saved_to_grow(parts.room):
                     parts.leave_early(FOR_MORE, done)
             elif wishes.save:
-                parts.save()
-            parts.keep_copy()
+                parts.saver.save()
+            parts.saver.copy()
         parts.outcome.clock.flush()
-        parts.writer.wait()
+        parts.saver.writer.wait()
         move_to_center(parts.worker, parts.trainable)
         parts.close(began)
         return parts.outcome
@@ -108,7 +114,9 @@ class Trainer:
     def _free_steps(self, control: Control) -> int:
         """Steps until there is something to do between two of them, the same on every rank."""
         parts, run_plan, config = self.parts, self.parts.run_plan, self.parts.config
-        done = parts.position.step
+        if parts.stop.asked:
+            return 1
+        done = parts.host.position.step
         limits = config.safety.divergence_check_steps, config.checkpoint.local_checkpoint_every
         every = [each for each in (run_plan.steps_per_epoch, FLUSH_STEPS, *limits) if each]
         return min(control.free_steps(), run_plan.num_steps - done, *(each - done % each for each in every))
@@ -121,12 +129,12 @@ class Trainer:
         parts.outcome.clock.flush()
         state.average_moving_statistics(parts.model, parts.group)
         seconds = time.monotonic() - began
-        totals = parts.position.totals.copy()
+        totals = parts.host.position.totals.copy()
         if parts.group.size > 1:
             parts.group.allreduce(totals)
-        step = parts.position.step
+        step = parts.host.position.step
         epoch = step / parts.run_plan.steps_per_epoch
         reached = parts.end_epoch(epoch, step, seconds, (totals[1:] / totals[0]).tolist())
-        parts.position.take_totals()  # behind all that may fail: the group that is left comes to this end again
-        self.owes_epoch_end = False
+        parts.host.position.take_totals()  # behind all that may fail: the group that is left comes to this end again
+        self._owes_epoch_end = False
         return reached

@@ -35,7 +35,8 @@ from hpcdl.rank import results
 from hpcdl.rank.asynchronous import AsynchronousTrainer
 from hpcdl.rank.parts import Parts
 from hpcdl.rank.shrink import InPlaceRecovery
-from hpcdl.rank.synchronous import Trainer
+from hpcdl.rank.synchronous import SynchronousTrainer
+from hpcdl.rank.trainer import Trainer
 from hpcdl.run.going_back import step_to_resume
 from hpcdl.run.in_place import ShrunkRun
 from hpcdl.run.journal import EchoJournal, EventHandler, FileJournal, Journal, NullJournal
@@ -105,8 +106,9 @@ def _run_worker(
     interval, copies_in, work = _kept(run_plan, run_dir, group, record.nodes)
     kept = (interval, copies_in(group), work)
     parts = functools.partial(Parts, run_plan, model, worker, group, journal, run_dir, injection, *kept)
-    trainer = Trainer(parts()) if run_plan.info.features.synchronous else AsynchronousTrainer(parts())
-    trainer.parts.once_after_step = after_first_step
+    kind = SynchronousTrainer if run_plan.info.features.synchronous else AsynchronousTrainer
+    trainer: Trainer = kind(parts())
+    trainer.parts.host.once_after = after_first_step
     record = _begun(trainer, group, record, run_dir)
     watch.actions.tell = lambda text: trainer.parts.journal.write("message", text=f"warning: {text}")
     if shrunk is None:
@@ -121,7 +123,7 @@ def _run_worker(
     return communicator
 
 
-def _begun(trainer: Trainer | AsynchronousTrainer, group: Communicator, record: RunRecord, run_dir: Path) -> RunRecord:
+def _begun(trainer: Trainer, group: Communicator, record: RunRecord, run_dir: Path) -> RunRecord:
     """Put the trainer where the run stands, say what is in force, and return its record as it begins. Collective."""
     parts = trainer.parts
     run_plan, journal, limits = parts.run_plan, parts.journal, parts.config.checkpoint
@@ -140,12 +142,10 @@ def _begun(trainer: Trainer | AsynchronousTrainer, group: Communicator, record: 
     return record
 
 
-def _to_the_end(
-    trainer: Trainer | AsynchronousTrainer, communicator: Observed, record: RunRecord, run_dir: Path
-) -> Observed:
+def _to_the_end(trainer: Trainer, communicator: Observed, record: RunRecord, run_dir: Path) -> Observed:
     """Train, and leave record and model; returns the group of the ranks that are left. Collective."""
     parts = trainer.parts
-    with parts.copies.until_over():
+    with parts.saver.copies.until_over():
         outcome = trainer.run()
     run_plan, model, leads = parts.run_plan, parts.model, communicator.rank == 0
     own = results.worker_record(communicator, outcome, parts.worker, run_plan)
@@ -153,7 +153,7 @@ def _to_the_end(
     ranks = results.gather_ranks(communicator, own)
     communicator.monitor.doing("leaving")
     if leads:
-        parts.check_weights()
+        parts.saver.check_weights()
         outcome.warnings += _save_finished(model, run_dir)
         write_record(run_dir, results.finished_record(record, run_plan, outcome, ranks, _parameters(model)))
     return communicator
@@ -249,9 +249,7 @@ def _save_finished(model: keras.Model, run_dir: Path) -> list[str]:
     return [f"{MODEL_FILE} found no room ({getattr(first, 'strerror', None) or first}); older checkpoints were removed"]
 
 
-def _resume(
-    trainer: Trainer | AsynchronousTrainer, run_dir: Path, communicator: Communicator, warnings: list[str]
-) -> int | None:
+def _resume(trainer: Trainer, run_dir: Path, communicator: Communicator, warnings: list[str]) -> int | None:
     """Put the newest state that is whole back into `trainer`; its step, or None where nothing was ever kept.
 
     CorruptError where there is something, and all of it is damaged.
@@ -261,41 +259,42 @@ def _resume(
     from_step = parts.config.checkpoint.from_step
     saved = decided(communicator, lambda: step_to_resume(run_dir, from_step, warnings, kind))
     if parts.config.checkpoint.local_checkpoint_redundancy != NONE:
-        recover(parts.copies.folder, communicator, saved or 0, parts.copies.say)
+        recover(parts.saver.copies.folder, communicator, saved or 0, parts.saver.copies.say)
     copied = _newest_copied(trainer, communicator, saved or 0, warnings) if from_step is None else None
     step = copied or saved
     if step is None:
         decided(communicator, lambda: _refuse_damaged(run_dir, kind))
         return None
-    copy = None if copied is None else parts.copies.read_own(copied)
+    copy = None if copied is None else parts.saver.copies.read_own(copied)
 
     def take_shared() -> dict[str, Any]:
-        shared, facts = checkpoints.read_shared(run_dir, step) if copied is None else parts.copies.read_shared(copied)
+        copies = parts.saver.copies
+        shared, facts = checkpoints.read_shared(run_dir, step) if copied is None else copies.read_shared(copied)
         with _damaged_where(run_dir, step):
             check_facts(facts, kind)
             state.assign(parts.model.weights, shared, "weights")
-            state.assign(parts.optimizer.variables, shared, "optimizer")
+            state.assign(parts.host.optimizer.variables, shared, "optimizer")
         return facts
 
     def read_other(rank: int) -> dict[str, Any]:
         if copied is None:
             return checkpoints.read_own(run_dir, step, rank)
         try:
-            return parts.copies.read_own(copied, rank)
+            return parts.saver.copies.read_own(copied, rank)
         except CorruptError as error:  # nothing else of it is needed
-            parts.copies.say(f"{error}; what it holds of the epoch's training loss is left out")
+            parts.saver.copies.say(f"{error}; what it holds of the epoch's training loss is left out")
             return {}
 
     facts = decided(communicator, take_shared)
     own = checkpoints.read_own(run_dir, step, communicator.rank) if copy is None else copy
     with _damaged_where(run_dir, step):
         _go_on(trainer, communicator, (step, facts, own), read_other, warnings)
-    parts.copies.resume(step)
+    parts.saver.copies.resume(step)
     return step
 
 
 def _go_on(
-    trainer: Trainer | AsynchronousTrainer,
+    trainer: Trainer,
     communicator: Communicator,
     kept: tuple[int, dict[str, Any], dict[str, Any]],
     read_other: Callable[[int], dict[str, Any]],
@@ -320,7 +319,7 @@ def _go_on(
     history = [from_json(HistoryPoint, point) for point in facts["history"]]
     parts.resume(position, history, facts.get("best_loss"))
     if same_layout and facts.get("buckets"):
-        parts.buckets = from_json(BucketChoice, facts["buckets"])
+        parts.host.buckets = from_json(BucketChoice, facts["buckets"])
 
 
 @contextlib.contextmanager
@@ -348,14 +347,12 @@ def _refuse_damaged(run_dir: Path, kind: type[Facts]) -> None:
     raise CorruptError(f"every checkpoint in {run_dir} is damaged ({cause}); start again in another --run-dir")
 
 
-def _newest_copied(
-    trainer: Trainer | AsynchronousTrainer, communicator: Communicator, saved: int, warnings: list[str]
-) -> int | None:
+def _newest_copied(trainer: Trainer, communicator: Communicator, saved: int, warnings: list[str]) -> int | None:
     """The newest step behind `saved` that the nodes' memory holds whole, or None; collective.
 
     Asynchronous strategies keep worker 0's copies alone.
     """
-    answers = communicator.allgather_json((trainer.parts.copies.whole(), communicator.host))
+    answers = communicator.allgather_json((trainer.parts.saver.copies.whole(), communicator.host))
     needed = answers if trainer.parts.run_plan.info.features.synchronous else answers[:1]
     step, told = newest_common(needed, saved)
     warnings += [told] if told else []

@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import contextlib
 import hashlib
 import itertools
-import math
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 import numpy
@@ -14,27 +12,6 @@ import numpy
 from hpcdl.core.errors import HpcdlError, NotFiniteError, UsageError
 from hpcdl.core.protocols import Communicator
 from hpcdl.strategies.base.finite import all_finite
-
-
-def check_loss(loss: float, step: int, rank: int) -> None:
-    """NotFiniteError where the loss is not a finite number though its gradients were."""
-    if not math.isfinite(loss):
-        raise NotFiniteError(f"loss is {loss} at step {step} on rank {rank}")
-
-
-@contextlib.contextmanager
-def naming_samples(ids_of_batch: Callable[[], Sequence[int]], way_back: Callable[[], str]) -> Iterator[None]:
-    """Inside, an error of numbers that are not finite also names the samples of the batch, and how to go on."""
-    try:
-        yield
-    except NotFiniteError as error:
-        ids = ids_of_batch()
-        shown = ", ".join(str(sample) for sample in ids[:16])
-        more = f" and {len(ids) - 16} more" if len(ids) > 16 else ""
-        raise NotFiniteError(
-            f"{error}; samples of the batch: {shown}{more}; "
-            f"lower --learning-rate, add --warmup-epochs, or look at these samples; {way_back()}"
-        ) from error
 
 
 def check_kept(arrays: Iterable[tuple[str, Any]], step: int, rank: int) -> None:

@@ -26,11 +26,11 @@ from hpcdl.comm.threads.communicator import alone  # noqa: E402
 from hpcdl.config.load import Layer, load  # noqa: E402
 from hpcdl.config.schema import TrainConfig  # noqa: E402
 from hpcdl.faults.inject import Injection  # noqa: E402
-from hpcdl.rank import parts as parts_module  # noqa: E402
 from hpcdl.rank.job import context_of  # noqa: E402
 from hpcdl.rank.parts import Parts  # noqa: E402
 from hpcdl.run.journal import NullJournal  # noqa: E402
 from hpcdl.run.plan import prepare  # noqa: E402
+from hpcdl.step import host as host_module  # noqa: E402
 from hpcdl.strategies.table import load_strategy  # noqa: E402
 
 STEPS = 12
@@ -95,10 +95,9 @@ def trained(case: str, settings: dict[str, Any], most: int | str, folder: Path) 
         before(step)
 
     vars(worker)["before_step"] = noted
-    while parts.position.step < STEPS:
-        done = parts.position.step
-        parts.take_steps(batches, began, min(5, STEPS - done))
-        calls.append(parts.position.step - done)
+    while (done := parts.host.position.step) < STEPS:
+        parts.host.run(batches, began, min(5, STEPS - done))
+        calls.append(parts.host.position.step - done)
     worker.finish()
     digests = [hashlib.sha256(weight.numpy().tobytes()).hexdigest() for weight in model.weights]
     found = {"losses": journal.losses, "weights": digests, "told": told, "rates": rates, "longest_call": max(calls)}
@@ -109,7 +108,7 @@ def trained(case: str, settings: dict[str, Any], most: int | str, folder: Path) 
 def main() -> None:
     """Every case with one step a call, with up to three, and by itself."""
     runtime.configure(deterministic=True, seed=3)
-    parts_module.CALL_S = 600.0  # on a busy machine a call has time for one step
+    host_module.CALL_S = 600.0  # on a busy machine a call has time for one step
     folder, out = Path(sys.argv[1]), Path(sys.argv[2])
     found = {
         case: {str(most): trained(case, settings, most, folder) for most in (1, 3, "auto")}

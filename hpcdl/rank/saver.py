@@ -1,0 +1,161 @@
+"""A worker's state on its way into checkpoints and into copies in its node's memory."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from hpcdl.checkpoint import state
+from hpcdl.checkpoint.background import BackgroundWork
+from hpcdl.checkpoint.folders import CheckpointWriter, Snapshot
+from hpcdl.checkpoint.interval import CheckpointInterval
+from hpcdl.checkpoint.memory import LocalCopies
+from hpcdl.comm.observed import RankMonitor
+from hpcdl.core.errors import NotFiniteError
+from hpcdl.core.protocols import Communicator
+from hpcdl.faults.inject import Injection
+from hpcdl.rank.center import center_in_place
+from hpcdl.step.host import HostStep
+from hpcdl.supervision.control import Room
+from hpcdl.supervision.safety import check_kept
+
+if TYPE_CHECKING:
+    from hpcdl.core.protocols import Array
+
+
+class Saver:
+    """Saves what `host` trains. Of a strategy whose workers differ that is its center, beside each worker's own part.
+
+    The model stays as it is, or a run would depend on when its checkpoints are made.
+    """
+
+    def __init__(
+        self,
+        host: HostStep,
+        monitor: RankMonitor,
+        run_dir: Path,
+        injection: Injection,
+        interval: CheckpointInterval,
+        work: BackgroundWork,
+    ) -> None:
+        self._host, self._seen, self._run_dir, self._injection = host, monitor, run_dir, injection
+        self.interval, self.work = interval, work
+        self._memory: dict[str, Array] = {}
+        self._memory_of_copies: dict[str, Array] = {}
+        self._statistics = [*state.moving_statistics(host.model)]
+        self._read_weights = state.reader(host.model.weights)
+        self._read_optimizer = state.reader(host.optimizer.variables)
+        self._read_seeds = state.reader(state.seed_variables(host.model))
+        monitor.at_other_work = lambda: self.writer.is_writing or self.copies.is_writing
+
+    def join(self, together: Communicator, copies: LocalCopies, keep: int) -> None:
+        """Save with the workers of `together` from now on; `keep` is how many checkpoints stay."""
+        self._together, self.copies = together, copies
+        self.writer = CheckpointWriter(
+            self._run_dir, together, keep, before=self._injection.writing, work=self.work
+        )  # fmt: skip
+        self._num_told = 0
+
+    def abandon(self) -> None:
+        """The group is revoked: what is being saved in it does not become whole."""
+        self.writer.abandon()
+        self.copies.wait()
+        self.tell_warnings()
+        self._host.outcome.warnings += self.writer.warnings
+
+    def own_statistics(self) -> Mapping[str, Array]:
+        """The moving statistics that this worker has, as a checkpoint holds them."""
+        values = self._read_weights()
+        return state.own_statistics({index: values[index] for index in self._statistics}, {})
+
+    def save(self, **facts: Any) -> None:
+        """Begin a checkpoint, which keeps `facts` too."""
+        began = time.monotonic()
+        self._seen.doing("saving a checkpoint")
+        self.writer.wait()  # what it wrote has given its memory back then
+        self.tell_warnings()
+        statistics, shared = self._read_state(self._memory)
+        self._check(shared)
+        means = state.mean_statistics(statistics, self._together)
+        if shared:
+            shared |= {f"weights/{index}": mean for index, mean in means.items()}
+        snapshot = self._snapshot(shared, state.own_statistics(statistics, means), facts)
+        self.writer.start(snapshot, self.interval.patience_s)
+        if told := self.interval.saved(time.monotonic() - began):
+            self._host.journal.write("message", text=told)
+
+    def saved_to_grow(self, room: Room, **facts: Any) -> bool:
+        """Whether what has been done is kept for more workers; where there is no room for it these go on. Collective.
+
+        As for `save`, which it begins with.
+        """
+        self.save(**facts)
+        self.writer.wait()
+        self.tell_warnings()
+        if self.writer.newest == self._host.position.step:
+            return True
+        if self._host.group.rank == 0:
+            room.refuse()
+            text = "warning: the workers stay as few: no checkpoint could be written"
+            self._host.journal.write("message", text=text)
+        return False
+
+    def copy(self, **facts: Any) -> None:
+        """Begin a copy of the state in the node's memory where one is due, which keeps `facts` too.
+
+        Nobody waits for another rank's statistics: each keeps its own, all of them.
+        """
+        if not self.copies.due(self._host.position.step):
+            return
+        self._seen.doing("copying the state")
+        self.copies.wait()
+        statistics, shared = self._read_state(self._memory_of_copies)
+        self._check(shared)
+        snapshot = self._snapshot(shared, state.own_statistics(statistics, {}), facts)
+        self.copies.start(snapshot, self._host.outcome.clock.last_s)
+
+    def check_weights(self) -> None:
+        """NotFiniteError where this worker's weights, which are about to be kept, hold NaN or infinity."""
+        self._check({f"weights/{index}": value for index, value in enumerate(self._read_weights())})
+
+    def tell_warnings(self) -> None:
+        """Say what went wrong with checkpoints, when it has happened; the record keeps it too."""
+        for warning in self.writer.warnings[self._num_told :]:
+            self._host.journal.write("message", text=f"warning: {warning}")
+            self._num_told += 1
+
+    def _read_state(self, memory: dict[str, Array]) -> tuple[dict[int, Array], dict[str, Array]]:
+        """The moving statistics as they stand, and on rank 0 copies in `memory` of what all ranks have in common."""
+        host, shared = self._host, dict[str, "Array"]()
+        with center_in_place(host.worker, host.model.trainable_variables):
+            values = self._read_weights()
+            if host.group.rank == 0:
+                shared |= state.copy_of(values, "weights", memory)
+        statistics = {index: values[index] for index in self._statistics}
+        del values  # or TensorFlow copies what it wants to change
+        if host.group.rank == 0:
+            shared |= state.copy_of(self._read_optimizer(), "optimizer", memory)
+        return statistics, shared
+
+    def _check(self, shared: Mapping[str, Array]) -> None:
+        host = self._host
+        kinds = {"weights": host.model.weights, "optimizer": host.optimizer.variables}
+        paths = {f"{kind}/{index}": one.path for kind, those in kinds.items() for index, one in enumerate(those)}
+        try:
+            check_kept([(paths[name], value) for name, value in shared.items()], host.steps_done(), host.group.rank)
+        except NotFiniteError as error:
+            raise NotFiniteError(
+                f"{error}; lower --learning-rate, or add --warmup-epochs; {host.way_back()}"
+            ) from error  # fmt: skip
+
+    def _snapshot(self, shared: dict[str, Array], statistics: dict[str, Array], facts: dict[str, Any]) -> Snapshot:
+        host = self._host
+        own = {**state.copy_of(self._read_seeds(), "seeds"), **host.position.arrays(), **host.worker.state()}
+        return Snapshot(
+            step=host.position.step,
+            shared=shared,
+            own={**own, **statistics},
+            facts={**host.facts(), **facts},
+        )

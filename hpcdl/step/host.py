@@ -1,0 +1,330 @@
+"""A step as the host sees it: read a batch, set the rate, call the graph, count, note. The one place for all loops."""
+
+from __future__ import annotations
+
+import math
+import sys
+import time
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import asdict
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
+
+import keras
+import numpy
+
+from hpcdl.checkpoint import state
+from hpcdl.comm.observed import RankMonitor, recorder_of
+from hpcdl.config.settings import AUTO
+from hpcdl.core.protocols import Communicator
+from hpcdl.core.wall import WALL
+from hpcdl.data.format.order import NO_SHIFT
+from hpcdl.data.read.pipeline import GraphBatches
+from hpcdl.run.going_back import way_back
+from hpcdl.run.journal import Journal
+from hpcdl.run.plan import RunPlan
+from hpcdl.step.bucket_trials import BucketChoice, TrialStep, choose_buckets
+from hpcdl.step.clock import Outcome, StepTimes
+from hpcdl.step.finite import check_loss, naming_samples
+from hpcdl.step.objective import Objective
+from hpcdl.step.several import CALL_S, build_several
+from hpcdl.step.step import as_model_input, build_follow, build_step, inside_engine, num_samples
+from hpcdl.strategies.allreduce.worker import AllReduceWorker
+from hpcdl.strategies.base.strategy import Worker
+
+if TYPE_CHECKING:
+    from hpcdl.core.protocols import Array
+
+EXPLODED = 10.0
+"""A loss that is so many times the best one (or 1) above it tells that the run goes wrong."""
+
+
+class BatchFaults(Protocol):
+    """What a fault injection does to steps (faults/inject.py)."""
+
+    def batch(self, step: int, images: Any) -> Any:
+        """The images of this step's batch, as a fault leaves them."""
+
+    def free_steps(self, step: int) -> int:
+        """Steps from `step` on that no fault needs to see."""
+
+
+class Position:
+    """Steps done, training seconds so far, and this rank's sums since the epoch began.
+
+    `shift` tells of an epoch that began with another global batch. `totals` (float64) holds samples, summed loss and
+    the summed metrics.
+    """
+
+    def __init__(self, num_metrics: int) -> None:
+        self.step = 0
+        self.shift = NO_SHIFT
+        self.seconds = 0.0
+        self.totals = numpy.zeros(2 + num_metrics)
+
+    def add(self, loss: float, sums: Array, num_samples: int) -> None:
+        """Count one step: `loss` is the mean over its `num_samples` samples."""
+        self.step += 1
+        self.totals += (num_samples, loss * num_samples, *sums)
+
+    def take_totals(self) -> Array:
+        """The sums so far; they begin anew."""
+        totals, self.totals = self.totals, numpy.zeros_like(self.totals)
+        return totals
+
+    def arrays(self) -> dict[str, Array]:
+        """The position as arrays, for a checkpoint."""
+        return {"position": numpy.array([self.step, self.seconds]), "totals": self.totals.copy()}
+
+    def restore(self, arrays: Mapping[str, Array]) -> None:
+        """Take the position that `arrays` wrote down."""
+        step, self.seconds = arrays["position"].tolist()
+        self.step = int(step)
+        self.totals = arrays["totals"].copy()
+
+
+class _Call(NamedTuple):
+    """One call of the graph that may take several steps: `ends_at` is the step that it must not begin.
+
+    `run_began` and `until_s`, after which it begins no step, are of `time.monotonic`.
+    """
+
+    run_began: float = 0.0
+    ends_at: int = 0
+    until_s: float = 0.0
+
+
+class HostStep:
+    """Takes the steps of one worker; `position` says where it stands, `outcome` what came of them.
+
+    `steps_done` counts the steps of the run, which the learning rate follows: of asynchronous strategies these are not
+    the steps of this worker.
+    """
+
+    def __init__(
+        self,
+        model: keras.Model,
+        optimizer: Any,
+        objective: Objective,
+        outcome: Outcome,
+        monitor: RankMonitor,
+        faults: BatchFaults,
+        run_dir: Path,
+    ) -> None:
+        self.model, self.optimizer, self.objective, self.outcome = model, optimizer, objective, outcome
+        self._seen, self._faults, self._run_dir = monitor, faults, run_dir
+        self.position = Position(num_metrics=len(objective.names))
+        self.steps_done: Callable[[], int] = lambda: self.position.step
+        self.once_after: Callable[[], None] | None = None
+        """Called when the next step is over, or the last one was."""
+        self.best_loss, self.sound_step = math.inf, -1
+        """The weights after `sound_step` steps still had a loss that was near the best."""
+        self._moved_by_forward: list[Any] = []
+        self._read_moved_by_forward: state.Reader | None = None
+        self._before_step: dict[str, Array] = {}
+        self._is_in_step = False
+        self._began = 0.0
+
+    def join(self, run_plan: RunPlan, worker: Worker, group: Communicator, journal: Journal) -> None:
+        """Step with the workers of `group` from now on. Collective over the group."""
+        self._run_plan, self.worker, self.group, self.journal = run_plan, worker, group, journal
+        self.buckets: BucketChoice | None = None
+        self._step = worker.build_step(self.model, self.objective, as_model_input) or self.build(self.optimizer)
+        self._follow = build_follow(self.model, self.optimizer, worker)
+        self.most_steps = self._most_steps_of(run_plan.config.run.steps_per_call)
+        self._several = build_several(self._step, self.optimizer, self._got_batch, self._continues)
+        self._call = _Call()
+        self.outcome.clock.join(group)
+
+    def build(self, optimizer: Any) -> Callable[..., Any]:
+        """The compiled step with another optimizer, as trials of bucket sizes need it."""
+        slices = self._run_plan.slices_of(self.group.rank)
+        return build_step(
+            self.model, optimizer, self.worker, self.objective, len(slices), self.warn, slices=slices,
+            weight=self._run_plan.weight_of(self.group.rank), recorder=recorder_of(self.group),
+        )  # fmt: skip
+
+    def choose_buckets(self, first_batch: Callable[[], Any]) -> None:
+        """Find the size of the buckets where it is left to the run, unless it goes on with one. Collective."""
+        config, worker = self._run_plan.config, self.worker
+        if config.exchange.bucket_size != AUTO or not isinstance(worker, AllReduceWorker):
+            return
+        if self.buckets is None:
+            self._seen.doing("trying sizes of buckets")
+            slices = self._run_plan.slices_of(self.group.size - 1)
+            settings = config.model, config.exchange, config.optimizer
+            step = TrialStep(self.model, settings, self.build, first_batch, slices)
+            self.buckets = choose_buckets(worker, self.group, step, deterministic=config.run.deterministic)
+            self.journal.write("message", text=str(self.buckets))
+        worker.bucket_bytes = self.buckets.bucket_bytes
+
+    def resume(self, position: Position, best_loss: float | None = None) -> None:
+        """Go on from `position`."""
+        self.position = position
+        self.best_loss = math.inf if best_loss is None else best_loss
+        self.sound_step = position.step - 1  # what it goes on from shows with its first step
+
+    def run(self, batches: Iterator[Any], run_began: float, most: int) -> None:
+        """Take `most` steps, or fewer: as many as one call of the graph takes. The rate is set before each."""
+        most = min(most, self._faults.free_steps(self.position.step))
+        if not isinstance(batches, GraphBatches) or most == 0:
+            self.run_one(batches, run_began)
+            return
+        first = self.position.step
+        self._call = _Call(run_began, first + min(most, self.most_steps), time.monotonic() + CALL_S)
+        traffic = self._seen.traffic()
+        rate = self._announce()
+        self.worker.before_step(first)
+        with naming_samples(lambda: self._sample_ids(self.position.step), self.way_back):
+            self._several(batches.iterator, rate)
+        self.outcome.traffic += self._seen.traffic() - traffic
+
+    def run_one(self, batches: Iterator[Any], run_began: float) -> None:
+        """Read a batch, compute, exchange, update; and note when each was over."""
+        step = self.position.step
+        self.optimizer.learning_rate = self._announce()
+        with self._seen.gaps.waiting():
+            images, labels = next(batches)
+        images = self._faults.batch(step, images)
+        got_batch = WALL.now_s()
+        self._seen.doing("computing")
+        traffic = self._seen.traffic()
+        self.worker.before_step(step)
+        if self._read_moved_by_forward is not None:
+            self._before_step = state.copy_of(self._read_moved_by_forward(), "before", self._before_step)
+            self._is_in_step = True
+        if self.worker.follows:
+            self._run_without_gradient(got_batch, run_began)
+        else:
+            with naming_samples(lambda: self._sample_ids(step), self.way_back):
+                mpi = self._run_plan.info.features.mpi
+                with inside_engine(self._seen, mpi=mpi, num_workers=self.group.size):
+                    loss, sums, had_gradients, exchanged = self._step(images, labels)
+                    loss = float(loss)
+                self._is_in_step = False
+                stamps = (got_batch, float(had_gradients), float(exchanged), WALL.now_s())
+                self._note(loss, numpy.asarray(sums), num_samples(labels), stamps, run_began)
+        self.outcome.traffic += self._seen.traffic() - traffic
+
+    def _run_without_gradient(self, got_batch: float, run_began: float) -> None:
+        """A step that the others finished while this worker was late: their mean without a gradient of its own."""
+        exchanged = WALL.settled(float(self._follow()), got_batch)
+        updated = WALL.now_s()
+        self.worker.after_step(self.position.step)
+        self.position.step += 1
+        self.position.seconds = time.monotonic() - run_began
+        self._add_times(got_batch, got_batch, exchanged, updated, follows=True)
+
+    def _announce(self) -> Array:
+        """A step begins; its learning rate."""
+        self._seen.doing("reading a batch", self.position.step)
+        self.worker.learning_rate = rate = self._run_plan.schedule(self.steps_done())
+        self._began = WALL.now_s()
+        # TensorFlow keeps a tensor of every Python number that it has ever been given, about 0.8 KB each.
+        return numpy.array(rate, numpy.float32)
+
+    def _got_batch(self) -> float:
+        """A step in the graph has its batch."""
+        now = WALL.now_s()
+        self._seen.doing("computing")
+        return now
+
+    def _continues(self, facts: Array, sums: Array) -> tuple[bool, float]:
+        """A step in the graph is over; whether another one follows, and at which learning rate."""
+        updated = WALL.now_s()
+        loss, samples, *stamps = facts.tolist()
+        self._note(loss, sums, int(samples), (*stamps, updated), self._call.run_began)
+        if self.position.step >= self._call.ends_at or time.monotonic() >= self._call.until_s:
+            return False, 0.0
+        rate = self._announce()
+        self.worker.before_step(self.position.step)
+        return True, float(rate)
+
+    def _note(
+        self, loss: float, sums: Array, samples: int, stamps: tuple[float, float, float, float], run_began: float
+    ) -> None:
+        """Count the step that began last. `stamps`: it had its batch, its gradients, had exchanged and updated."""
+        got_batch, had_gradients, exchanged, updated = stamps
+        had_gradients = WALL.settled(had_gradients, got_batch)
+        check_loss(loss, self.position.step, self.group.rank)
+        if loss - self.best_loss <= EXPLODED * max(1.0, abs(self.best_loss)):
+            self.sound_step = self.steps_done()
+        self.best_loss = min(self.best_loss, loss)
+        self.worker.after_step(self.position.step)
+        self.position.add(loss, sums, samples)
+        self.position.seconds = time.monotonic() - run_began
+        images_per_second = round(self._run_plan.global_batch / max(WALL.now_s() - self._began, 1e-9), 2)
+        seconds = round(self.position.seconds, 3)
+        self.journal.step(self.steps_done(), loss=loss, images_per_second=images_per_second, seconds=seconds)
+        exchanged = WALL.settled(exchanged, had_gradients)
+        self._add_times(got_batch, had_gradients, exchanged, updated, waited_s=self.worker.waited_s)
+        if self.once_after is not None:
+            self.after_last()
+
+    def _add_times(
+        self, got_batch: float, had_gradients: float, exchanged: float, updated: float,
+        *, waited_s: float = 0.0, follows: bool = False,
+    ) -> None:  # fmt: skip
+        self.outcome.clock.add(
+            StepTimes(
+                began=self._began,
+                got_batch=got_batch,
+                had_gradients=had_gradients,
+                exchanged=exchanged,
+                updated=updated,
+                ended=WALL.now_s(),
+                waited_s=waited_s,
+                follows=follows,
+            )
+        )
+        self.outcome.steps_done += 1
+
+    def after_last(self) -> None:
+        """Call what waits for the end of a step."""
+        call, self.once_after = self.once_after, None
+        if call is not None:
+            call()
+
+    def may_repeat(self) -> None:
+        """From now on a step that does not come to its end can be taken again, after `leave`."""
+        self._moved_by_forward = [*state.moving_statistics(self.model).values(), *state.seed_variables(self.model)]
+        self._read_moved_by_forward = state.reader(self._moved_by_forward)
+
+    def leave(self, *, undone: bool) -> None:
+        """Of a step that did not come to its end: statistics and random states stand as before it, where `undone`."""
+        if self._is_in_step and undone:
+            state.assign(self._moved_by_forward, self._before_step, "before")
+        self._is_in_step = False
+
+    def facts(self) -> dict[str, Any]:
+        """Where the run stands, as a checkpoint says it."""
+        steps_per_epoch = self._run_plan.steps_per_epoch
+        return {
+            "steps_per_epoch": steps_per_epoch,
+            "global_batch": self._run_plan.global_batch,
+            "shift": self.position.shift.of(self.position.step // steps_per_epoch),
+            "seconds": self.position.seconds,
+            "ranks": self.group.size,
+            "history": [vars(point) for point in self.outcome.history],
+            "buckets": None if self.buckets is None else asdict(self.buckets),
+            "best_loss": self.best_loss if math.isfinite(self.best_loss) else None,
+        }
+
+    def way_back(self) -> str:
+        """What to type to go back to weights that were sound."""
+        return way_back(self._run_dir, self._run_plan.config, self.sound_step)
+
+    def warn(self, text: str) -> None:
+        """Say at once, and keep for the record, what is found while a step is traced; once, of however many traces."""
+        if text not in self.outcome.warnings:
+            self.outcome.warnings.append(text)
+            self.journal.write("message", text=f"warning: {text}")
+
+    def _most_steps_of(self, asked: int | str) -> int:
+        """How many steps a call may take; by itself several where nothing is exchanged between them."""
+        if asked != AUTO:
+            return int(asked)
+        return sys.maxsize if self._run_plan.info.features.several_steps and self.group.size == 1 else 1
+
+    def _sample_ids(self, step: int) -> list[int]:
+        return self._run_plan.sample_ids(step, self.group.rank, self.position.shift)

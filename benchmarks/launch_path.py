@@ -36,7 +36,7 @@ class Walk:
         self.jumps = 0
 
     def __call__(self, frame: FrameType, event: str, argument: object) -> None:
-        """Of a profiler: note a call into hpcdl; bodies of modules and classes, and comprehensions, are no functions."""
+        """Of a profiler: note a call into hpcdl; bodies of modules and classes, and comprehensions, do not count."""
         code = frame.f_code
         is_function = code.co_flags & inspect.CO_OPTIMIZED and not code.co_name.startswith("<")  # not a class body
         if event != "call" or not is_function or not code.co_filename.startswith(PACKAGE):
@@ -83,9 +83,8 @@ def main() -> None:
     if options.files:
         for name, calls in sorted(walk.files.items()):
             print(f"{calls:6d}  {name}")
-    print(
-        f"files {len(walk.files)}, functions {len(walk.functions)}, calls {sum(walk.files.values())}, jumps {walk.jumps}"
-    )
+    calls = sum(walk.files.values())
+    print(f"files {len(walk.files)}, functions {len(walk.functions)}, calls {calls}, jumps {walk.jumps}")
 
 
 if __name__ == "__main__":

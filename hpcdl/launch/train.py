@@ -64,6 +64,13 @@ def train(resolved: ResolvedConfig[TrainConfig], on_event: EventHandler) -> tupl
         return _train(resolved, on_event)
 
 
+def check(resolved: ResolvedConfig[TrainConfig]) -> RunPlan:
+    """What `train` checks before it makes a run directory, but for this node's own; UsageError, ConfigError."""
+    check_backend()
+    check_least(resolved)
+    return prepare(resolved)
+
+
 def interruptible(resumes: bool) -> AbstractContextManager[None]:
     """Inside, a signal that comes before there are ranks to tell is an error like others, with its exit code."""
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import os
 import shlex
 import subprocess
@@ -14,13 +15,13 @@ from hypothesis import strategies as st
 from hpcdl.cluster.batch import jobs
 from hpcdl.cluster.batch.script import render
 from hpcdl.cluster.batch.submission import Wanted, plan_job
-from hpcdl.cluster.batch.systems import JobRequest, find_system, has_own_nodes
+from hpcdl.cluster.batch.systems import JobRequest, NodeWishes, find_system, has_own_nodes
 from hpcdl.cluster.launchers import LAUNCHERS
 from hpcdl.core.errors import HpcdlError, UnknownNameError, UsageError
 from tests.conftest import CommandLine
 
 NASTY = "a b;$(touch /tmp/hpcdl-was-here)'\"`x`#%j\\"
-TRAIN = ("train", "--model", "lenet", "--data", "shards")
+TRAIN = ("train", "--model", "lenet", "--data", "synthetic:mnist@400")
 
 
 def request(**changes: object) -> JobRequest:
@@ -92,6 +93,68 @@ def test_pbs_has_its_own_directives() -> None:
         render(request(launcher="pbs", until_done=True), {})
     with pytest.raises(UsageError, match="--account"):
         render(request(launcher="pbs", account="x; rm"), {})
+
+
+WISHES = NodeWishes(cpus_per_task=4, exclusive=True, mem="8G", options=("--nice=3", "-l ngpus=1"))
+
+
+def test_nodes_are_asked_for_in_each_systems_words() -> None:
+    slurm = render(request(nodes_wanted=dataclasses.replace(WISHES, qos="long", gres="gpu:2", exclude="n1,n2")), {})
+    for option in ("--cpus-per-task=4", "--exclusive", "--mem=8G", "--qos=long", "--gres=gpu:2", "--exclude=n1,n2"):
+        assert f"#SBATCH {option}\n" in slurm
+    assert "#SBATCH --nice=3\n" in slurm
+    pbs = render(request(launcher="pbs", nodes_wanted=WISHES), {})
+    assert "#PBS -l select=2:ncpus=12:mpiprocs=3:mem=8G\n#PBS -l walltime" in pbs
+    assert "#PBS -l place=scatter:excl\n" in pbs and "#PBS -l ngpus=1\n" in pbs
+
+
+@pytest.mark.parametrize(
+    ("launcher", "wishes", "said"),
+    [
+        ("slurm", NodeWishes(options=("nice",)), "--batch-option 'nice'"),
+        ("slurm", NodeWishes(options=("--nice\n#SBATCH --exclusive",)), "--batch-option"),
+        ("slurm", NodeWishes(qos="a\nb"), "line break"),
+        ("pbs", NodeWishes(qos="long"), "--qos is Slurm's"),
+        ("pbs", NodeWishes(mem="8 G:x"), "--mem '8 G:x'"),
+    ],
+)
+def test_wishes_that_a_system_cannot_take_are_refused(launcher: str, wishes: NodeWishes, said: str) -> None:
+    with pytest.raises(UsageError, match=said):
+        render(request(launcher=launcher, nodes_wanted=wishes), {})
+
+
+def test_ranks_get_all_cpus_of_the_smallest_node(ask_hpcdl: CommandLine, tmp_path: Path) -> None:
+    tools = tmp_path / "bin"
+    program(tools, "sbatch", "exit 1")
+    program(tools, "sinfo", 'case "$*" in *--partition=big*) echo "big 64";; *) printf "big 64\\nmain* 12+\\n";; esac')
+    env = {"PATH": f"{tools}:{os.environ['PATH']}"}
+    for flags, cpus in (([], 12), (["--ranks-per-node", "4"], 3), (["--partition", "big"], 64)):
+        made = ask_hpcdl(["submit", "--dry-run", *flags, "--", *TRAIN], env=env)
+        assert f"#SBATCH --cpus-per-task={cpus}\n" in made.out, made.err
+    assert "--cpus-per-task" not in ask_hpcdl(["submit", "--dry-run", "--", "report", "runs"], env=env).out
+
+
+@pytest.mark.parametrize(
+    ("command", "said"),
+    [
+        ([*TRAIN, "--strategy", "rong"], "unknown strategy 'rong'"),
+        ([*TRAIN[:4], "shards"], "shards"),
+        ([*TRAIN, "--learning-rate", "-1"], "learning-rate"),
+        ([*TRAIN, "--strategy", "grpc-ring"], "add --exclusive"),
+        (["run", "gone.py"], "the script gone.py is not there"),
+    ],
+)
+def test_what_would_end_at_once_is_not_queued(
+    ask_hpcdl: CommandLine, tmp_path: Path, command: list[str], said: str
+) -> None:
+    tools = tmp_path / "bin"
+    program(tools, "sbatch", f"touch {tmp_path}/queued; echo 4711")
+    env = {"PATH": f"{tools}:{os.environ['PATH']}"}
+    refused = ask_hpcdl(["submit", "--", *command], env=env)
+    assert refused.code == 2 and said in refused.err and not (tmp_path / "queued").exists()
+    assert len(refused.err.splitlines()) == 1
+    shown = ask_hpcdl(["submit", "--dry-run", "--", *command], env=env)
+    assert shown.code == 0 and said in shown.err and "warning: the job would be refused" in shown.err
 
 
 def test_a_site_has_templates_of_its_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -9,7 +9,7 @@ import typer
 
 from hpcdl.cli.options import JsonFlag
 from hpcdl.cli.output import print_json, put, say
-from hpcdl.core.errors import UnknownNameError, UsageError
+from hpcdl.core.errors import HpcdlError, UnknownNameError, UsageError
 from hpcdl.core.units import parse_seconds
 
 COMMANDS = (
@@ -44,6 +44,24 @@ def submit(
     time: Annotated[str, typer.Option("--time", metavar="TIME", help="Time limit, such as 2h or 1-00:00:00.")] = "1h",
     partition: Annotated[str, typer.Option("--partition", metavar="NAME", help="Partition or queue.")] = "",
     account: Annotated[str, typer.Option("--account", metavar="NAME", help="Account that pays.")] = "",
+    cpus_per_task: Annotated[
+        int | None,
+        typer.Option("--cpus-per-task", min=1, metavar="N", help="CPUs of each rank. [all of a node, by its ranks]"),
+    ] = None,
+    exclusive: Annotated[bool, typer.Option("--exclusive", help="Nodes without other jobs; grpc-* need it.")] = False,
+    mem: Annotated[str, typer.Option("--mem", metavar="SIZE", help="Memory of each node, such as 64G.")] = "",
+    qos: Annotated[str, typer.Option("--qos", metavar="NAME", help="Quality of service (Slurm).")] = "",
+    constraint: Annotated[
+        str, typer.Option("--constraint", metavar="FEATURES", help="Features that nodes must have (Slurm).")
+    ] = "",
+    gres: Annotated[str, typer.Option("--gres", metavar="LIST", help="Devices of each node, as gpu:4 (Slurm).")] = "",
+    exclude: Annotated[str, typer.Option("--exclude", metavar="NODES", help="Nodes to leave out (Slurm).")] = "",
+    batch_option: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--batch-option", metavar="OPTION", help="Any option of the batch system, as --nice=100; may be repeated."
+        ),
+    ] = None,
     name: Annotated[str, typer.Option("--name", metavar="NAME", help="Name of the job. [hpcdl-COMMAND]")] = "",
     until_done: Annotated[
         bool, typer.Option("--until-done", help="Checkpoint before the time limit, requeue and continue until done.")
@@ -66,6 +84,7 @@ def submit(
     Its ranks start on all nodes of the job.
     """
     from hpcdl.cluster.batch import submission
+    from hpcdl.cluster.batch.systems import NodeWishes
 
     if command[0] not in COMMANDS:
         raise UnknownNameError("command for a job", command[0], COMMANDS)
@@ -73,11 +92,20 @@ def submit(
         command=command, nodes=nodes, ranks_per_node=ranks_per_node, time_s=_seconds("--time", time),
         warning_s=None if warning is None else _seconds("--warning", warning), partition=partition, account=account,
         name=name, until_done=until_done, max_requeues=max_requeues, stage_env=stage_env,
+        nodes_wanted=NodeWishes(
+            cpus_per_task=cpus_per_task, exclusive=exclusive, mem=mem, qos=qos, constraint=constraint, gres=gres,
+            exclude=exclude, options=tuple(batch_option or ()),
+        ),
     )  # fmt: skip
     if dry_run:
         script = submission.script_of(wanted)
+        try:
+            submission.check_command(wanted)
+        except HpcdlError as error:
+            say(f"warning: the job would be refused: {error}")
         print_json({"script": script}) if json else print(script, end="")
         return
+    submission.check_command(wanted)
     job = submission.submit_job(wanted)
     if json:
         print_json(dataclasses.asdict(job))

@@ -6,7 +6,7 @@ import dataclasses
 import sys
 from pathlib import Path
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, Self
+from typing import TYPE_CHECKING, Annotated, Any, Self
 
 import typer
 
@@ -24,6 +24,11 @@ if TYPE_CHECKING:
     from hpcdl.core.records import RunRecord
 
 
+DryRun = Annotated[
+    bool, typer.Option("--dry-run", help="Check settings, model and data, and print the plan; start nothing.")
+]
+
+
 def register(app: typer.Typer) -> None:
     """Add the command."""
     epilog = "Example: hpcdl train --model lenet --data shards --strategy ring --ranks 2 --epochs 5"
@@ -35,6 +40,7 @@ def train(
     flags: dict[str, Any],
     config: ConfigFlag = None,
     set_: SetFlag = None,
+    dry_run: DryRun = False,
     json: JsonFlag = False,
     trust: TrustFlag = False,
 ) -> None:
@@ -46,8 +52,14 @@ def train(
     from hpcdl.cluster.modules import go_on_with
     from hpcdl.core.records import read_record
     from hpcdl.launch import train as launch
+    from hpcdl.run.plan import rule_in_force
 
     settings = resolved(TrainConfig, "train", flags, config, set_, below=_resumed(flags, trust))
+    if dry_run:
+        run_plan = launch.check(settings)
+        steps = {"workers": run_plan.num_workers, "steps": run_plan.num_steps, "global_batch": run_plan.global_batch}
+        print_json(steps) if json else put(rule_in_force(run_plan))
+        return
     if settings.config.run.module is not None:
         go_on_with(settings.config.run.module, sys.argv[1:])
     place = placement()

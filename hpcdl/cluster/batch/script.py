@@ -26,7 +26,11 @@ _PLACE = re.compile(r"@([A-Z_]+)@")
 
 def render(request: JobRequest, environment: Mapping[str, str] = os.environ) -> str:
     """The whole job script; every value in it is quoted for the shell, and for the batch system's own reader."""
-    for value in (request.name, request.partition, request.account, str(request.folder), *request.command):
+    wanted = request.nodes_wanted
+    words_of_nodes = (wanted.mem, wanted.qos, wanted.constraint, wanted.gres, wanted.exclude)
+    for value in (
+        request.name, request.partition, request.account, *words_of_nodes, str(request.folder), *request.command
+    ):  # fmt: skip
         if "\n" in value or "\0" in value:
             raise UsageError(f"{value!r} has a line break in it; a job script cannot hold that")
     name = request.launcher or batch_launcher(environment)

@@ -2,22 +2,28 @@
 
 from __future__ import annotations
 
+import dataclasses
 import re
+import subprocess
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from hpcdl.cluster.batch import jobs
-from hpcdl.cluster.batch.script import render, submit
-from hpcdl.cluster.batch.systems import JobRequest
-from hpcdl.core.errors import UsageError
+from hpcdl.cluster.batch.script import batch_launcher, render, submit
+from hpcdl.cluster.batch.systems import SYSTEMS, JobRequest, NodeWishes
+from hpcdl.cluster.launchers import load_launcher
+from hpcdl.core.errors import HpcdlError, UsageError
 from hpcdl.core.files import read_toml
+from hpcdl.core.paths import own_program
 
 LONGEST_WARNING_S = 300.0
 """A checkpoint takes seconds to minutes; the batch system may also warn up to a minute early."""
 _WITH_RANKS = {"train", "run"}
 _RESUMABLE = {"train", "run", "sweep"}
+_COMPUTES = {"bench", "certify", "evaluate", "run", "shard", "sweep", "train", "tune-threads"}
+"""What gets all CPUs of a node where nothing is said."""
 _SWITCHES = {"--resume", "--elastic", "--stage-env", "--prefix", "--trust", "-h", "--help", "--"}
 """Flags of `run` that no value follows."""
 
@@ -38,6 +44,7 @@ class Wanted:
     max_requeues: int = 20
     stage_env: bool = False
     folder: Path | None = None
+    nodes_wanted: NodeWishes = NodeWishes()
 
 
 def plan_job(wanted: Wanted, now: float | None = None) -> tuple[JobRequest, Path | None]:
@@ -79,8 +86,19 @@ def plan_job(wanted: Wanted, now: float | None = None) -> tuple[JobRequest, Path
         until_done=wanted.until_done,
         max_requeues=wanted.max_requeues,
         outlives_nodes="--elastic" in words,
+        nodes_wanted=_with_cpus(wanted, kind),
     )
     return request, run_dir
+
+
+def _with_cpus(wanted: Wanted, kind: str) -> NodeWishes:
+    """With all CPUs of a node for its ranks, where the user does not say: a rank with one core of many is a slip."""
+    nodes = wanted.nodes_wanted
+    system = SYSTEMS.get(load_launcher(batch_launcher()).batch)
+    if nodes.cpus_per_task or kind not in _COMPUTES or system is None:
+        return nodes
+    cpus = system.cpus_of_node(wanted.partition)
+    return dataclasses.replace(nodes, cpus_per_task=max(cpus // wanted.ranks_per_node, 1)) if cpus else nodes
 
 
 def submit_job(wanted: Wanted) -> jobs.Job:
@@ -100,6 +118,30 @@ def submit_job(wanted: Wanted) -> jobs.Job:
     )
     jobs.remember(job)
     return job
+
+
+def check_command(wanted: Wanted) -> None:
+    """What the job would end with at its start, found before it waits; UsageError and the like in the command's words.
+
+    `train` checks its settings, model and data with --dry-run. Of `run` the script must be there.
+    """
+    request, _ = plan_job(wanted)
+    words, of_script = divided(request.command)
+    if words[0] == "run" and of_script and not Path(of_script[0]).is_file():
+        raise UsageError(f"the script {of_script[0]} is not there; it is run in {Path.cwd()}, where the job starts")
+    if words[0] != "train":
+        return
+    strategy, allowed = _value(words, "--strategy") or "", "--allow-grpc" in words or wanted.nodes_wanted.exclusive
+    if strategy.startswith("grpc-") and not allowed:
+        raise UsageError(f"--strategy {strategy} needs nodes without other users: add --exclusive")
+    answer = subprocess.run(
+        own_program("hpcdl", *words, "--dry-run"), stdin=subprocess.DEVNULL, capture_output=True, text=True, check=False
+    )
+    if answer.returncode:
+        last = (answer.stderr.strip().splitlines() or [f"exit code {answer.returncode}"])[-1]
+        refused = HpcdlError(last.removeprefix("hpcdl: "))
+        refused.exit_code = answer.returncode
+        raise refused
 
 
 def script_of(wanted: Wanted) -> str:

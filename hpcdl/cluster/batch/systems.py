@@ -17,6 +17,23 @@ TIMEOUT_S = 60.0
 
 
 @dataclass(frozen=True, kw_only=True)
+class NodeWishes:
+    """What a job asks of its nodes, in the batch system's own words; empty: its default.
+
+    `cpus_per_task` are the CPUs of each rank. `options` are handed through as they are, one to a line.
+    """
+
+    cpus_per_task: int | None = None
+    exclusive: bool = False
+    mem: str = ""
+    qos: str = ""
+    constraint: str = ""
+    gres: str = ""
+    exclude: str = ""
+    options: Sequence[str] = ()
+
+
+@dataclass(frozen=True, kw_only=True)
 class JobRequest:
     """A job to be: `command` are words behind `hpcdl`; `folder` (absolute) takes script and log.
 
@@ -38,6 +55,7 @@ class JobRequest:
     max_requeues: int = 20
     launcher: str = ""
     outlives_nodes: bool = False
+    nodes_wanted: NodeWishes = NodeWishes()
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -54,6 +72,8 @@ class System:
     """What a job's processes find their job's number in."""
     is_exclusive: Callable[[str], bool]
     """Whether no other user's job can be on the nodes of a running job."""
+    cpus_of_node: Callable[[str], int | None]
+    """CPUs of the smallest node of a partition, or of the default one; None where it does not say."""
 
 
 def call(line: Sequence[str]) -> str:
@@ -84,7 +104,23 @@ def _slurm_directives(request: JobRequest) -> list[str]:
     options += ["--no-kill"] if request.outlives_nodes else []
     options += [f"--partition={_quoted(request.partition)}"] if request.partition else []
     options += [f"--account={_quoted(request.account)}"] if request.account else []
-    return [f"#SBATCH {option}" for option in options]
+    wanted = request.nodes_wanted
+    options += [f"--cpus-per-task={wanted.cpus_per_task}"] if wanted.cpus_per_task else []
+    options += ["--exclusive"] if wanted.exclusive else []
+    options += [f"--{name}={_quoted(value)}" for name in _SLURM_WISHES if (value := getattr(wanted, name))]
+    return [f"#SBATCH {option}" for option in (*options, *map(_handed_through, wanted.options))]
+
+
+_SLURM_WISHES = ("mem", "qos", "constraint", "gres", "exclude")
+
+
+def _handed_through(option: str) -> str:
+    """An option of the batch system itself; UsageError for what is none, or would be a second line."""
+    if not option.startswith("-") or not option.isprintable():
+        raise UsageError(
+            f"--batch-option {option!r}: give one option of the batch system, as --batch-option=--nice=100"
+        )
+    return option
 
 
 def _quoted(text: str) -> str:
@@ -97,20 +133,34 @@ def _pbs_directives(request: JobRequest) -> list[str]:
         raise UsageError(
             "--until-done: a PBS job cannot requeue itself; submit again with the same --run-dir and --resume"
         )
+    wanted = request.nodes_wanted
+    for what in ("qos", "constraint", "gres", "exclude"):
+        if getattr(wanted, what):
+            raise UsageError(f"--{what} is Slurm's; PBS takes --batch-option, such as --batch-option='-l ngpus=1'")
+    if wanted.mem and not re.fullmatch(r"[0-9]+(\.[0-9]+)?[kmgtKMGT]?[bB]?", wanted.mem):
+        raise UsageError(f"--mem {wanted.mem!r}: PBS takes a number with a unit, such as 64gb")
     for what, value in (("partition", request.partition), ("account", request.account)):
         if re.search(r"[^\w.@+-]", value):
             raise UsageError(f"--{what} {value!r}: PBS takes letters, digits and . _ - + @ there")
     hours, rest = divmod(int(request.time_s), 3600)
     options = [
         f"-N {re.sub(r'[^A-Za-z0-9_.-]', '_', request.name)[:15]}",
-        f"-l select={request.nodes}:mpiprocs={request.ranks_per_node}",
+        f"-l select={request.nodes}:{_pbs_chunk(request)}",
         f"-l walltime={hours:02d}:{rest // 60:02d}:{rest % 60:02d}",
         "-j oe",
         "-r n",
     ]
     options += [f"-q {request.partition}"] if request.partition else []
     options += [f"-A {request.account}"] if request.account else []
-    return [f"#PBS {option}" for option in options]
+    options += ["-l place=scatter:excl"] if wanted.exclusive else []
+    return [f"#PBS {option}" for option in (*options, *map(_handed_through, wanted.options))]
+
+
+def _pbs_chunk(request: JobRequest) -> str:
+    """What each node gives."""
+    wanted, ranks = request.nodes_wanted, request.ranks_per_node
+    cpus = [f"ncpus={wanted.cpus_per_task * ranks}"] if wanted.cpus_per_task else []
+    return ":".join([*cpus, f"mpiprocs={ranks}", *([f"mem={wanted.mem}"] if wanted.mem else [])])
 
 
 def _slurm_state(number: str) -> str:
@@ -145,16 +195,31 @@ def _pbs_is_exclusive(number: str) -> bool:
     return re.search(r"Resource_List\.place = (\S*:)?excl(host)?\b", call(["qstat", "-f", number])) is not None
 
 
+def _slurm_cpus(partition: str) -> int | None:
+    """Of `sinfo`'s `%c`, which writes `4+` where nodes have 4 and more; the default partition's name ends with `*`."""
+    with contextlib.suppress(HpcdlError):
+        chosen = [f"--partition={partition}"] if partition else []
+        lines = [
+            words
+            for line in call(["sinfo", "--noheader", *chosen, "--format=%P %c"]).splitlines()
+            if len(words := line.split()) == 2
+        ]
+        own = lines if partition else [words for words in lines if words[0].endswith("*")] or lines
+        counts = [int(count.rstrip("+")) for _, count in own if count.rstrip("+").isdigit()]
+        return min(counts, default=None)
+    return None
+
+
 SYSTEMS: Mapping[str, System] = {
     "slurm": System(
         name="slurm", submit=("sbatch", "--parsable"), number=re.compile(r"^(\d+)"), directives=_slurm_directives,
         state=_slurm_state, cancel=lambda number: ["scancel", number],
-        job_variable="SLURM_JOB_ID", is_exclusive=_slurm_is_exclusive,
+        job_variable="SLURM_JOB_ID", is_exclusive=_slurm_is_exclusive, cpus_of_node=_slurm_cpus,
     ),
     "pbs": System(
         name="pbs", submit=("qsub",), number=re.compile(r"^(\d+\S*)"), directives=_pbs_directives,
         state=_pbs_state, cancel=lambda number: ["qdel", number],
-        job_variable="PBS_JOBID", is_exclusive=_pbs_is_exclusive,
+        job_variable="PBS_JOBID", is_exclusive=_pbs_is_exclusive, cpus_of_node=lambda _: None,
     ),
 }  # fmt: skip
 

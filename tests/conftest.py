@@ -9,7 +9,6 @@ import os
 import signal
 import subprocess
 import sys
-import threading
 import time
 from collections import deque
 from collections.abc import Generator, Iterator, Mapping, Sequence
@@ -341,22 +340,6 @@ def ask_hpcdl(run_hpcdl: CommandLine, capfd: pytest.CaptureFixture[str]) -> Comm
     and words is for the tests that use `run_hpcdl` to show.
     """
     return CommandLineHere(run_hpcdl.home, capfd)
-
-
-@pytest.fixture
-def second_processes(monkeypatch: pytest.MonkeyPatch) -> list[int]:
-    """Every process that hpcdl/core/side_by_side.py forks, on a machine of two cores."""
-    found: list[int] = []
-    fork = os.fork
-
-    def forked() -> int:
-        found.append(fork())
-        return found[-1]
-
-    monkeypatch.setattr(os, "sched_getaffinity", lambda _: {0, 1})
-    monkeypatch.setattr(threading, "active_count", lambda: 1)
-    monkeypatch.setattr(os, "fork", forked)
-    return found
 
 
 @pytest.fixture(scope="session")

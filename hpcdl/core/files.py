@@ -117,17 +117,25 @@ def parse_json(content: bytes | str) -> Any:
         raise ValueError(f"it is nested more than {MOST_DEPTH} deep") from None
 
 
-def read_json(path: Path | str, *, parse: Callable[[bytes], Any] = parse_json) -> Any:
-    """The document in `path`; CorruptError where it is no JSON, FileNotFoundError where there is nothing.
+def read_json(path: Path | str) -> Any:
+    """The document in `path`; CorruptError where it is no JSON, FileNotFoundError where there is nothing."""
+    return in_json(parse_json, read_content(path), path)
 
-    `parse` is `json.loads` for a caller that looks at the depth itself.
-    """
+
+def read_content(path: Path | str) -> bytes:
+    """The content of a plain file; CorruptError where it cannot be read, FileNotFoundError where there is nothing."""
     try:
-        return parse(read_bytes(path))
+        return read_bytes(path)
     except FileNotFoundError:
         raise
     except OSError as error:
         raise CorruptError(f"cannot read {path}: {error.strerror}") from error
+
+
+def in_json(parse: Callable[[bytes], Any], content: bytes, path: Path | str) -> Any:
+    """The document that `parse` finds in the content of `path`; CorruptError where it is no JSON."""
+    try:
+        return parse(content)
     except (ValueError, RecursionError) as error:
         raise CorruptError(f"{path} is not valid JSON ({error})") from error
 

@@ -8,23 +8,22 @@ fields that an older writer left out take their defaults.
 from __future__ import annotations
 
 import dataclasses
-import functools
 import json
 import math
 import os
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import MappingProxyType
-from typing import Any, TypeVar
+from typing import Any
 
 from hpcdl.core.errors import CorruptError
 from hpcdl.core.files import parse_json, without_infinities, write_json
-from hpcdl.core.from_json import check_fields, read_with, schema_of
+from hpcdl.core.from_json import check_fields, read_as, read_with, schema_of
 from hpcdl.core.from_json import from_json as from_json  # rooms that read records take it from here
 from hpcdl.core.units import IMAGES
 
-Found = TypeVar("Found")
 SCHEMA = "hpcdl.run/1"
 FILE_NAME = "record.json"
 PARTS = ("input", "compute", "wait", "exposed_communication", "update", "other")
@@ -184,10 +183,7 @@ def event_of(line: bytes) -> dict[str, Any]:
     event = parse_json(line)
     if not isinstance(event, dict):
         raise ValueError("it is not an object")
-    try:
-        check_fields(JournalEvent, event)
-    except TypeError as error:
-        raise ValueError(str(error)) from error
+    check_fields(JournalEvent, event)
     odd = next((key for key, value in event.items() if isinstance(value, float) and not math.isfinite(value)), None)
     if odd is not None:
         raise ValueError(f"{odd} is {event[odd]}, no finite number")
@@ -201,15 +197,21 @@ def write_record(run_dir: Path, record: RunRecord) -> None:
 
 def read_record(run_dir: Path) -> RunRecord:
     """The record in `run_dir`; CorruptError where it is missing, no JSON, of another schema or of wrong types."""
-    return read_record_with(functools.partial(from_json, RunRecord), run_dir)
+    with _named(run_dir):
+        return read_as(RunRecord, f"{run_dir}{os.sep}{FILE_NAME}", SCHEMA)
 
 
-def read_record_with(
-    reader: Callable[[dict[str, Any]], Found], run_dir: Path | str, *, parse: Callable[[bytes], Any] = json.loads
-) -> Found:
-    """What `reader` makes of the record's JSON, as `parse` gives it: for who reads thousands, and needs little."""
+def recorded_status(run_dir: Path) -> str:
+    """The status in the record in `run_dir`, whatever else is in it; CorruptError where it is none."""
+    with _named(run_dir):
+        path = f"{run_dir}{os.sep}{FILE_NAME}"
+        return read_with(lambda document: str(document.get("status", "running")), path, SCHEMA)
+
+
+@contextmanager
+def _named(run_dir: Path) -> Iterator[None]:
     try:
-        return read_with(reader, f"{run_dir}{os.sep}{FILE_NAME}", SCHEMA, parse=parse)
+        yield
     except (FileNotFoundError, NotADirectoryError):
         raise CorruptError(f"{run_dir} holds no {FILE_NAME}; name a folder that `hpcdl train` made") from None
 
@@ -217,7 +219,7 @@ def read_record_with(
 def record_schema() -> dict[str, Any]:
     """The JSON Schema of record.json, made from the dataclass, so that the two cannot part. /1 only grows."""
     dialect = "https://json-schema.org/draft/2020-12/schema"
-    schema = {"$schema": dialect, "title": f"A run of hpcdl ({SCHEMA})", **schema_of(RunRecord)}
+    schema = {"$schema": dialect, **schema_of(RunRecord), "title": f"A run of hpcdl ({SCHEMA})"}
     schema["properties"]["schema"] = {"const": SCHEMA}
     schema["required"] = ["schema", *schema["required"]]
     return schema

@@ -18,7 +18,7 @@ from typing import Any
 from hpcdl.core.errors import CorruptError
 from hpcdl.core.files import parse_json
 from hpcdl.core.lock import FILE_NAME as LOCK_NAME
-from hpcdl.core.records import FILE_NAME, read_record_with
+from hpcdl.core.records import FILE_NAME, recorded_status
 from hpcdl.core.wall import WALL
 
 RANKS = "ranks"
@@ -66,7 +66,7 @@ def continues(state: str) -> bool:
 
 def _recorded(run_dir: Path) -> str:
     with contextlib.suppress(CorruptError):
-        return read_record_with(lambda document: str(document.get("status", RUNNING)), run_dir)
+        return recorded_status(run_dir)
     return STARTING
 
 

@@ -6,19 +6,14 @@ thousands of runs and has to be quick: of many settings some are taken, and it i
 
 from __future__ import annotations
 
-import dataclasses
-import functools
 import re
 from collections import Counter, defaultdict
-from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from hpcdl.core.disk import check_outputs, make_output_folder
 from hpcdl.core.errors import UsageError
-from hpcdl.core.from_json import from_json
-from hpcdl.core.side_by_side import side_by_side
 from hpcdl.core.units import common_unit
 from hpcdl.predict.answer import DEFAULT_REACH, Question, answer
 from hpcdl.report.analysis.settings import COSTLY
@@ -45,15 +40,6 @@ def outlooks(runs: Sequence[Run], traced: Sequence[TracedRun] = ()) -> list[Outl
 
     `runs` know what sets them apart (report/analysis/settings.py); `traced` are those of them that have traces.
     """
-    with forecasting(runs, traced) as found:
-        return found()
-
-
-@contextmanager
-def forecasting(
-    runs: Sequence[Run], traced: Sequence[TracedRun] = (), *, beside: bool = False
-) -> Iterator[Callable[[], list[Outlook]]]:
-    """What is yielded gives the `outlooks`; with `beside` a second process begins with them at once."""
     groups: dict[Hashable, list[Run]] = defaultdict(list)
     for run in runs:
         if run.usable and run.global_batch > 0:
@@ -63,13 +49,8 @@ def forecasting(
     reason = f"a report predicts {MOST_SUBJECTS} kinds of runs, those with most runs; hpcdl predict RUN... takes others"
     rest = [Outlook(subject=name, left_out=reason) for name in names[MOST_SUBJECTS:]]
 
-    def outlook(place: int) -> Outlook:
-        return _outlook(names[place], kinds[place], traced)
-
-    places = range(min(len(kinds), MOST_SUBJECTS))
-    as_object = functools.partial(from_json, Outlook)
-    with side_by_side(outlook, places, worth=beside, pack=dataclasses.asdict, unpack=as_object) as found:
-        yield lambda: [*found(), *rest]
+    asked = list(zip(names, kinds, strict=True))[:MOST_SUBJECTS]
+    return [*(_outlook(name, members, traced) for name, members in asked), *rest]
 
 
 def _kind(run: Run) -> tuple[Any, ...]:

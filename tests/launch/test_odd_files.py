@@ -75,7 +75,7 @@ def with_facts(run_dir: Path, change: Callable[[dict[str, Any]], dict[str, Any]]
         ({"history": None}, "no history"),
         ({"global_batch": "8"}, "global_batch is '8'"),
         ({"shift": []}, "shift is []"),
-        ({"buckets": 3}, "buckets is not an object"),
+        ({"buckets": 3}, "buckets is 3, expected object"),
     ],
 )
 def test_facts_that_are_missing_or_wrong_are_damage(

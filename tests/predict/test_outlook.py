@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import dataclasses
 import json
-import os
 from pathlib import Path
 
 import pytest
 
 from hpcdl.predict import calibration
-from hpcdl.predict.outlook import MOST_SIZES, MOST_STRATEGIES, MOST_SUBJECTS, forecasting, outlooks
+from hpcdl.predict.outlook import MOST_SIZES, MOST_STRATEGIES, MOST_SUBJECTS, outlooks
 from hpcdl.report.analysis.analyse import analyse
 from hpcdl.report.analysis.settings import told_apart
 from hpcdl.report.compose.build import compose
@@ -24,7 +23,7 @@ from tests.report.synthetic import make_run
 
 def section(runs: list[Run]) -> Section:
     analysis = analyse(Gathered(runs=tuple(runs)))
-    document = compose(dataclasses.replace(analysis, forecasts=lambda: outlooks(analysis.runs)))
+    document = compose(dataclasses.replace(analysis, outlooks=outlooks(analysis.runs)))
     return next(item for item in document.sections if item.name == "prediction")
 
 
@@ -65,17 +64,6 @@ def test_records_of_real_runs_are_predicted_from() -> None:
     assert [row["nodes"] for row in rows] == [10, 20, 40, 80] and {row["limited_by"] for row in rows} == {"server"}
     efficiency = [row["efficiency"]["mean"] for row in rows]
     assert efficiency == sorted(efficiency, reverse=True) and efficiency[-1] < 0.2
-
-
-def test_a_second_process_forecasts_the_same(runs: list[Run], second_processes: list[int]) -> None:
-    with forecasting(runs, beside=True) as found:
-        (child,) = second_processes
-        end = os.waitid(os.P_PID, child, os.WEXITED | os.WNOWAIT)
-        assert end is not None and end.si_status == 0
-        (there,) = found()
-    (here,) = outlooks(runs)
-    assert there.document and there.as_json() == here.as_json()
-    assert (list(there.measured), there.counted, there.left_out) == (here.measured, here.counted, here.left_out)
 
 
 def test_too_little_evidence_is_said(runs: list[Run]) -> None:

@@ -7,8 +7,8 @@ import json
 from pathlib import Path
 from typing import Any
 
-from hpcdl.core.records import HistoryPoint, RankRecord, RunRecord, write_record
-from hpcdl.report.runs.run import Run, from_document
+from hpcdl.core.records import HistoryPoint, RankRecord, RunRecord, from_json, write_record
+from hpcdl.report.runs.run import Run, from_record
 
 
 def make_run(workers: int = 1, rate: float | None = 100.0, **changes: Any) -> Run:
@@ -58,7 +58,7 @@ def make_record(workers: int = 1, rate: float | None = 100.0, **changes: Any) ->
 
 def as_run(record: RunRecord, name: str) -> Run:
     """`record` as the report sees it."""
-    return from_document(json.loads(json.dumps(dataclasses.asdict(record))), name)
+    return from_record(from_json(RunRecord, json.loads(json.dumps(dataclasses.asdict(record)))), name)
 
 
 def write_run(folder: Path, record: RunRecord) -> Path:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import csv
 import io
 import json
-import os
 import re
 import xml.etree.ElementTree as ElementTree
 from html.parser import HTMLParser
@@ -64,18 +63,6 @@ def test_a_form_has_no_control_codes_and_is_the_same_twice(
         texts.append(capsys.readouterr().out.replace(str(place), "") + "".join(written))
     assert "ring" in texts[0] and texts[0] == texts[1]
     assert not re.search(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\u202e]", texts[0].replace("\r\n", "\n"))
-
-
-def test_two_processes_draw_what_one_draws(
-    document: Document, tmp_path: Path, second_processes: list[int], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    forms = ["html", "md", "csv", "json"]
-    told = render(document, tmp_path / "shared", forms)
-    monkeypatch.setattr(os, "sched_getaffinity", lambda _: {0})
-    assert [path.name for path in render(document, tmp_path / "alone", forms)] == [path.name for path in told]
-    assert len(second_processes) == 1 and told[-1].name == "report.html"
-    for path in told:
-        assert path.read_bytes() == (tmp_path / "alone" / path.relative_to(tmp_path / "shared")).read_bytes()
 
 
 class Page(HTMLParser):

@@ -80,11 +80,11 @@ def report(
 
     A page, tables and figures, with intervals and caveats.
     """
-    from hpcdl.predict.outlook import forecasting
+    from hpcdl.predict.outlook import outlooks
     from hpcdl.report.analysis.analyse import analyse, kept_apart
     from hpcdl.report.compose.build import compose, render
     from hpcdl.report.runs.references import load_references
-    from hpcdl.report.runs.sources import MANY, left_to_the_end, link_of, uncollected, walk
+    from hpcdl.report.runs.sources import link_of, uncollected, walk
 
     chosen = _formats(formats, as_json)
     walks = {path: walk(path) for path in runs or []}
@@ -100,24 +100,21 @@ def report(
         before = None if baseline is None else _gather([baseline], None, anonymous, {})
         gathered, before = kept_apart(gathered, before)
         traced = _traced(gathered, anonymous)
-        with forecasting(gathered.runs, traced, beside=len(gathered.runs) >= MANY) as forecasts:
-            analysis = analyse(
-                gathered,
-                baseline=before,
-                baseline_name="" if baseline is None else "baseline" if anonymous else str(baseline),
-                references=load_references(),
-                tunings=tunings,
-                searches=searches,
-                traced=traced,
-                link_bytes_per_second=None if link is None else link_of(link),
-                base=base,
-                compare=compare,
-                forecasts=forecasts,
-            )
-            document = compose(analysis)
+        analysis = analyse(
+            gathered,
+            baseline=before,
+            baseline_name="" if baseline is None else "baseline" if anonymous else str(baseline),
+            references=load_references(),
+            tunings=tunings,
+            searches=searches,
+            traced=traced,
+            link_bytes_per_second=None if link is None else link_of(link),
+            base=base,
+            compare=compare,
+            outlooks=outlooks(gathered.runs, traced),
+        )
+        document = compose(analysis)
         written = render(document, folder, chosen, paper_figures=figures, bar=progress("drawing", 1))
-        if len(analysis.runs) >= MANY:
-            left_to_the_end((gathered, analysis, document))
     if as_json:
         print_json(document.data)
     _tell(analysis, [path for path in written if path.parent == folder], say if as_json else put)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from hpcdl.core.errors import UsageError
@@ -37,8 +37,7 @@ class Analysis:
 
     `comparisons` are those of strategies, of what --compare named (`compared`) and with the baseline together, because
     they share one correction. `varying` are the keys of `hpcdl train` in which the runs differ. `breakdowns` are those
-    of each curve. `forecasts` gives the outlooks, which who knows how (hpcdl/predict) computes from the runs; it may
-    still be at work.
+    of each curve. `outlooks` say what sizes that were not run would take, for each network (hpcdl/predict).
     """
 
     runs: Sequence[Run]
@@ -58,12 +57,7 @@ class Analysis:
     traced: Sequence[TracedRun] = ()
     link_bytes_per_second: float | None = None
     baseline_name: str = ""
-    forecasts: Callable[[], Sequence[Outlook]] = tuple
-
-    @property
-    def outlooks(self) -> Sequence[Outlook]:
-        """For each network what sizes that were not run would take."""
-        return self.forecasts()
+    outlooks: Sequence[Outlook] = ()
 
     @property
     def counted(self) -> str:
@@ -84,7 +78,7 @@ def analyse(
     link_bytes_per_second: float | None = None,
     base: str = "",
     compare: str = "",
-    forecasts: Callable[[], Sequence[Outlook]] = tuple,
+    outlooks: Sequence[Outlook] = (),
 ) -> Analysis:
     """Compute what a report shows; UsageError where there are no runs, or none that `base` or `compare` ask for.
 
@@ -121,7 +115,7 @@ def analyse(
         traced=traced,
         link_bytes_per_second=link_bytes_per_second,
         baseline_name=baseline_name,
-        forecasts=forecasts,
+        outlooks=outlooks,
     )
 
 

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +12,6 @@ from hpcdl.core.disk import check_outputs, make_output_folder
 from hpcdl.core.errors import UsageError
 from hpcdl.core.files import without_infinities
 from hpcdl.core.progress import NullProgress, Progress
-from hpcdl.core.side_by_side import side_by_side
 from hpcdl.core.units import listed
 from hpcdl.report.analysis.analyse import Analysis
 from hpcdl.report.analysis.parts import Breakdown
@@ -21,15 +19,13 @@ from hpcdl.report.analysis.scaling import Curve, scaling_rows
 from hpcdl.report.compose.summary import summary
 from hpcdl.report.document.document import Document, Figure
 from hpcdl.report.renderers import RENDERERS
-from hpcdl.report.renderers.figures import load, save, svg
+from hpcdl.report.renderers.figures import save, svg
 from hpcdl.report.sections import SECTIONS
 
 SCHEMA = "hpcdl.report/1"
 _LATE = ("html", "terminal")
 PAGES = {"html": "report.html", "md": "report.md", "csv": "scaling.csv", "json": "report.json"}
 """Form -> its file; figures come beside them."""
-_SEVERAL = 4
-"""Figures from which on two processes draw them."""
 
 
 def compose(analysis: Analysis) -> Document:
@@ -63,7 +59,7 @@ def render(
     paper_figures: bool = False,
     bar: Progress | None = None,
 ) -> list[Path]:
-    """Write the document into `folder` in each of `formats` (names in RENDERERS), while another process draws.
+    """Write the document into `folder` in each of `formats` (names in RENDERERS).
 
     The page comes after the other files, because the drawings are in it; the terminal's is printed last.
     Returns the files, in the order in which they were written.
@@ -77,10 +73,9 @@ def render(
     if figures or {*formats} != {"terminal"}:
         make_output_folder(folder)
     paths: list[Path] = []
-    with _drawing(figures, bar or NullProgress()) as drawn:
-        for name in ordered:
-            paths += RENDERERS.load(name)(document, folder, {})
-        drawings = drawn()
+    for name in ordered:
+        paths += RENDERERS.load(name)(document, folder, {})
+    drawings = _drawn(figures, bar or NullProgress())
     if kept and figures:
         make_output_folder(folder / "figures")
         paths += [path for item in figures for path in save(item, drawings[item.name], folder / "figures", kept)]
@@ -96,23 +91,14 @@ def check_place(folder: Path, formats: Sequence[str]) -> None:
     check_outputs(folder / name for form, name in PAGES.items() if form in formats)
 
 
-@contextmanager
-def _drawing(figures: Sequence[Figure], bar: Progress) -> Iterator[Callable[[], dict[str, str]]]:
-    """What is yielded gives the SVG of each figure by its name; a second process begins to draw at once."""
-
-    def draw(place: int) -> str:
-        bar.update(place / len(figures), figures[place].name)
-        return svg(figures[place])
-
-    if figures:
-        load()
-    with side_by_side(draw, range(len(figures)), worth=len(figures) >= _SEVERAL) as drawn:
-
-        def drawings() -> dict[str, str]:
-            with bar:
-                return dict(zip([figure.name for figure in figures], drawn(), strict=True))
-
-        yield drawings
+def _drawn(figures: Sequence[Figure], bar: Progress) -> dict[str, str]:
+    """The SVG of each figure, by its name."""
+    found = {}
+    with bar:
+        for place, figure in enumerate(figures):
+            bar.update(place / len(figures), figure.name)
+            found[figure.name] = svg(figure)
+    return found
 
 
 def _data(analysis: Analysis, lines: Sequence[str], rows: Sequence[Mapping[str, Any]]) -> dict[str, Any]:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import importlib
 import io
 import math
 import re
@@ -31,12 +30,6 @@ _END_LABEL, _MOST_END_LABELS, _END_GAP = 18, 8, 0.065
 """Characters of a name at a curve's end, curves up to which they have one, and the gap in shares of the height."""
 _INK = "#123456"
 """Stands for the page's text colour: in SVG it becomes currentColor, so that a dark page gets light axes."""
-
-
-def load() -> None:
-    """Load what draws, before two processes would each do so."""
-    for name in ("matplotlib.figure", "matplotlib.backends.backend_svg"):
-        importlib.import_module(name)
 
 
 def svg(figure: Figure) -> str:

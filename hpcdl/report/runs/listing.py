@@ -13,10 +13,8 @@ from hpcdl.config.load import all_settings
 from hpcdl.config.schema import TrainConfig
 from hpcdl.config.settings import NOTHING
 from hpcdl.core.errors import CorruptError, UsageError, suggestion
-from hpcdl.core.files import parse_json, read_bytes
-from hpcdl.core.from_json import check_fields
+from hpcdl.core.from_json import partly, read_as
 from hpcdl.core.records import FILE_NAME, SCHEMA, RunRecord
-from hpcdl.core.records import FILE_NAME, SCHEMA
 from hpcdl.core.run_state import RUNNING, state_of
 from hpcdl.core.units import IMAGES
 from hpcdl.report.runs.sources import find_run_dirs, run_name, uncollected
@@ -31,15 +29,8 @@ RESULTS = (
     "steps", "accuracy", "loss", "images_per_second", "seconds_per_epoch", "seconds_total", "seconds_to_target",
     "bytes_sent_per_step", "imbalance_seconds", "staleness_mean",
 )  # fmt: skip
-_SERIES = (
-    (b'"step_seconds": [', b"]", b"]"),
-    (b'"history": [', b"\n ]", b'], "rank_records": '),
-    (b'"rank_records": [', b"\n ]", b'], "machine": '),
-)
-"""How the long lists of a record begin and end: as they are written, by their indent, and on one line.
-
-Who cuts too early leaves what is no JSON, and reads all of it.
-"""
+_SERIES = ("step_seconds", "history", "rank_records")
+"""The long lists of a record."""
 _CONDITION = re.compile(r"([A-Za-z0-9_-]+)\s*(>=|<=|!=|=|>|<)\s*(.*)")
 _ORDERS: dict[str, Callable[[Any, Any], bool]] = {
     ">=": operator.ge, "<=": operator.le, ">": operator.gt, "<": operator.lt,
@@ -82,45 +73,16 @@ def list_runs(folder: Path) -> tuple[list[ListedRun], list[str]]:
 def read_flat(run_dir: Path) -> dict[str, Any]:
     """A run's record without its long lists (steps' times, history, ranks); CorruptError where it is none.
 
-    Where these are not found, all of it is parsed. Its `status` is the state that the run is in.
+    What is missing is None. Its `status` is the state that the run is in.
     """
     path = run_dir / FILE_NAME
     try:
-        content = read_bytes(path)
-    except OSError as error:
-        raise CorruptError(f"cannot read {path}: {error.strerror}") from error
-    try:
-        record = parse_json(_without_series(content))
-    except ValueError:
-        try:
-            record = parse_json(content)
-        except ValueError as error:
-            raise CorruptError(f"{path} is not valid JSON ({error})") from error
-    schema = record.get("schema") if isinstance(record, dict) else None
-    if schema != SCHEMA:
-        raise CorruptError(f"{path} has schema {schema!r}, this hpcdl reads {SCHEMA!r}")
-    record["status"] = state_of(run_dir, str(record.get("status", RUNNING)))
-    record.setdefault("counted", IMAGES)
-    try:
-        check_fields(RunRecord, record)
-    except (TypeError, ValueError) as error:
-        raise CorruptError(f"{path} is damaged: {error}") from error
-    for key in ("config", "software"):
-        if not isinstance(record.setdefault(key, {}), dict):
-            raise CorruptError(f"{path} is damaged: {key} is no object")
-    return dict(record)
-
-
-def _without_series(content: bytes) -> bytes:
-    parts, at = [], 0
-    for beginning, indented, plain in _SERIES:
-        start = content.find(beginning, at) + len(beginning)
-        ending = indented if content[start : start + 1] == b"\n" else plain
-        end = content.find(ending, start) if start >= len(beginning) else -1
-        if end >= 0:
-            parts.append(content[at:start])
-            at = end
-    return b"".join([*parts, content[at:]])
+        record = dict(vars(read_as(partly(RunRecord, _SERIES), path, SCHEMA)))
+    except FileNotFoundError:
+        raise CorruptError(f"cannot read {path}: it is gone") from None
+    record["status"] = state_of(run_dir, record["status"] or RUNNING)
+    defaults = {"counted": IMAGES, "config": {}, "software": {}}
+    return record | {key: value for key, value in defaults.items() if record[key] is None}
 
 
 def known_keys(runs: Sequence[ListedRun]) -> list[str]:

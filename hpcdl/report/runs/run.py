@@ -2,17 +2,15 @@
 
 from __future__ import annotations
 
-import json
 import math
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
 from math import isfinite
 from operator import attrgetter
 from typing import Any
 
-from hpcdl.core.from_json import maker
-from hpcdl.core.records import PARTS, HistoryPoint, RankRecord, RunRecord, from_json
+from hpcdl.core.records import PARTS, HistoryPoint, RankRecord, RunRecord
 from hpcdl.core.run_state import is_measured
 from hpcdl.core.statistics import quantiles
 from hpcdl.core.units import IMAGES
@@ -113,11 +111,7 @@ _alike = attrgetter(*_ALIKE)
 """What a run takes from its record as it is; a report does it thousands of times."""
 _REAL = tuple(item.name for item in fields(Run) if item.name in _ALIKE and item.type == "float | None")
 _VERSIONS = ("hpcdl", "tensorflow")
-_COUNTS = frozenset((int, float, type(None)))
 _P95 = "95%"
-_STEPS, _NO_STEPS = b'"step_seconds": [', b'"step_seconds": null'
-_OF_NUMBERS = b"0123456789+-.eE, \n\r\t"
-"""What lists of finite numbers are written with."""
 
 EMULATED = "emulated:"
 """How models begin whose computing is a wait (hpcdl.models.spec): they learn nothing, and their accuracy is chance."""
@@ -133,12 +127,8 @@ def finite(value: float | None) -> float | None:
     return value if value is not None and isfinite(value) else None
 
 
-def from_document(document: Mapping[str, Any], name: str) -> Run:
-    """The report's view of a record's JSON object; `name` is what the report calls it.
-
-    TypeError and ValueError name a bad field. Of the ranks, which are most of a record, only what is shown is looked at.
-    """
-    record = from_json(RunRecord, {**document, "rank_records": []})
+def from_record(record: RunRecord, name: str) -> Run:
+    """The report's view of a record; `name` is what the report calls it."""
     known: dict[str, Any] = dict(zip(_ALIKE, _alike(record), strict=True))
     for key in _REAL:
         known[key] = finite(known[key])
@@ -148,7 +138,7 @@ def from_document(document: Mapping[str, Any], name: str) -> Run:
     software = record.software
     return Run(
         **known,
-        **_of_ranks(document.get("rank_records", []), record),
+        **_of_ranks(record),
         name=name,
         mode=record.mode if record.mode in MODES else "",
         threads=record.intra_op_threads,
@@ -176,37 +166,10 @@ def with_settings(run: Run, settings: Mapping[str, str]) -> Run:
     return Run(**known)
 
 
-_FLAT = tuple(name for name in _NAMES if name not in ("history", "server_loads"))
-_flat = attrgetter(*_FLAT)
-_point: Callable[[dict[str, Any]], HistoryPoint] = maker(HistoryPoint)
-
-
-def packed(run: Run) -> Any:
-    """A run as JSON holds it, for another process."""
-    loads = [(load.rank, load.bytes_per_step, load.busy_seconds, load.computed) for load in run.server_loads]
-    return _flat(run), list(map(vars, run.history)), loads
-
-
-def unpacked(found: Any) -> Run:
-    """What was packed, and JSON since."""
-    values, history, loads = found
-    known = dict(zip(_FLAT, values, strict=True))
-    known["hosts"], known["warnings"] = tuple(known["hosts"]), tuple(known["warnings"])
-    known["history"] = tuple(map(_point, history))
-    known["server_loads"] = tuple(
-        [
-            ServerLoad(rank=rank, bytes_per_step=size, busy_seconds=busy, computed=computed)
-            for rank, size, busy, computed in loads
-        ]
-    )
-    return Run(**known)
-
-
-def _of_ranks(ranks: Any, record: RunRecord) -> dict[str, Any]:
+def _of_ranks(record: RunRecord) -> dict[str, Any]:
     """What the servers moved, and the exchange of the rank that has most to do, where all ranks counted theirs."""
-    if not isinstance(ranks, list) or not {dict}.issuperset(map(type, ranks)):
-        raise TypeError("rank_records is no list of objects")
-    servers = [from_json(RankRecord, item) for item in ranks if item.get("role") == "server"]
+    ranks = record.rank_records
+    servers = [item for item in ranks if item.role == "server"]
     if record.strategy in _UNCOUNTED:
         return {"server_loads": _placed(ranks, servers, record.workers)}
     loads = (
@@ -217,9 +180,11 @@ def _of_ranks(ranks: Any, record: RunRecord) -> dict[str, Any]:
         )
         for item in servers
     )
-    sizes = _counts(ranks, "round_bytes_per_step")
-    rounds = _counts(ranks, "rounds_per_step")
-    pairs = [(size, count) for size, count in zip(sizes, rounds, strict=True) if size is not None and count is not None]
+    pairs = [
+        (item.round_bytes_per_step, item.rounds_per_step)
+        for item in ranks
+        if item.round_bytes_per_step is not None and item.rounds_per_step is not None
+    ]
     size, most = max(pairs) if len(pairs) == len(ranks) > 0 else (None, None)
     return {"server_loads": tuple(loads), "rounds_per_step": most, "round_bytes_per_step": size}
 
@@ -228,27 +193,16 @@ _UNCOUNTED = frozenset(("grpc-ps", "grpc-ring"))
 """Strategies whose messages TensorFlow sends by itself: what hpcdl counted of them is only its own few words."""
 
 
-def _placed(ranks: Sequence[Mapping[str, Any]], servers: Sequence[RankRecord], workers: int) -> tuple[ServerLoad, ...]:
+def _placed(ranks: Sequence[RankRecord], servers: Sequence[RankRecord], workers: int) -> tuple[ServerLoad, ...]:
     """What lies on each server goes to every worker in each step, and gradients come back; nothing where it is unknown."""
-    told = [item.get("details", {}).get("server_bytes") for item in ranks if isinstance(item.get("details"), dict)]
-    sizes = next((sizes for sizes in told if isinstance(sizes, list) and len(sizes) == len(servers)), None)
+    known = [item.details.get("server_bytes") for item in ranks]
+    sizes = next((sizes for sizes in known if isinstance(sizes, list) and len(sizes) == len(servers)), None)
     if sizes is None or not all(isinstance(size, int | float) and size >= 0 for size in sizes):
         return ()
     return tuple(
         ServerLoad(rank=item.rank, bytes_per_step=2.0 * workers * size, busy_seconds=None, computed=True)
         for item, size in zip(servers, sizes, strict=True)
     )
-
-
-def _counts(ranks: Sequence[Mapping[str, Any]], key: str) -> Sequence[float | None]:
-    """A number, or None, of each rank."""
-    found = [item.get(key) for item in ranks]
-    if not _COUNTS.issuperset(map(type, found)):
-        raise TypeError(f"{key} of a rank is no number")
-    try:
-        return [value if value is None else float(value) for value in found]
-    except OverflowError:
-        raise ValueError(f"{key} of a rank is a whole number of more than 64 bits") from None
 
 
 def machine_name(machine: str, hosts: Sequence[str]) -> str:
@@ -278,30 +232,3 @@ def _step_seconds_p95(record: RunRecord) -> float | None:
 
 def _warm_steps(record: RunRecord) -> list[float]:
     return [value for value in record.step_seconds[record.warmup_steps :] if isfinite(value)]
-
-
-def parse_record(content: bytes) -> Any:
-    """The JSON of a record; ValueError where it is none. Its steps' times, which may be most of it, are left out.
-
-    They stay where the record does not tell their mean and their quantile by itself, or where they are no plain list.
-    """
-    start = content.find(_STEPS)
-    end = content.find(b"]", start)
-    between = content[start + len(_STEPS) : end]
-    if 0 <= start < end and content.find(_STEPS, end) < 0 and not between.translate(None, _OF_NUMBERS):
-        try:
-            document = json.loads(b"".join((content[:start], _NO_STEPS, content[end + 1 :])))
-        except ValueError:  # told as it stands in the file
-            return json.loads(content)
-        if type(document) is dict and document.get("step_seconds", ()) is None and _tells_steps(document):
-            document["step_seconds"] = []
-            return document
-    return json.loads(content)
-
-
-def _tells_steps(document: Mapping[str, Any]) -> bool:
-    """Whether nothing of a run has to be computed from its steps' times."""
-    parts, told = document.get("parts"), document.get("step_seconds_quantiles")
-    if type(parts) is not dict or type(told) is not dict or type(told.get(_P95)) is not float:
-        return False
-    return {float}.issuperset(map(type, parts.values())) and positive(sum(parts.values()))

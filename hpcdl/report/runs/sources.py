@@ -5,26 +5,21 @@ And what the network carries, as the user says it or `hpcdl bench allreduce --js
 
 from __future__ import annotations
 
-import ctypes
 import gc
-import itertools
 import os
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
-from functools import partial
 from pathlib import Path
 from types import MappingProxyType
-from typing import Any
 
 from hpcdl.core.errors import CorruptError, UsageError
 from hpcdl.core.files import read_json
 from hpcdl.core.progress import NullProgress, Progress
-from hpcdl.core.records import FILE_NAME, read_record_with
+from hpcdl.core.records import FILE_NAME, read_record
 from hpcdl.core.run_state import state_of
-from hpcdl.core.side_by_side import side_by_side
 from hpcdl.core.units import parse_bytes
-from hpcdl.report.runs.run import Run, from_document, packed, parse_record, unpacked
+from hpcdl.report.runs.run import Run, from_record
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -51,11 +46,8 @@ class Gathered:
         )
 
 
-MANY = 1000
-"""Runs from which on two processes share what a report does with them."""
-_BLOCK = 100
-"""Records between two looks at the bar, and at who reads the next ones."""
-_MOST_BLOCKS = 500
+_BETWEEN_LOOKS = 100
+"""Records between two looks at the bar."""
 Walk = Sequence[tuple[str, Sequence[str]]]
 """Folders, each with the names of its files."""
 
@@ -114,35 +106,24 @@ def gather(
 
 def _read_all(named: Sequence[tuple[Path, Path]], bar: Progress) -> list[Run | str]:
     """Each run, or what is wrong with its record; CorruptError for one that was named itself."""
-    size = max(_BLOCK, len(named) // _MOST_BLOCKS)
-
-    def read(start: int) -> list[Run | str]:
-        bar.update(start / len(named))
-        return [_read(path, run_dir) for path, run_dir in named[start : start + size]]
-
-    starts = range(0, len(named), size)
-    two = side_by_side(read, starts, worth=len(named) >= MANY, pack=_packed, unpack=_unpacked)
-    with two as blocks, bar:
-        return list(itertools.chain.from_iterable(blocks()))
+    found = []
+    with bar:
+        for number, (path, run_dir) in enumerate(named):
+            if number % _BETWEEN_LOOKS == 0:
+                bar.update(number / len(named))
+            found.append(_read(path, run_dir))
+    return found
 
 
 def _read(path: Path, run_dir: Path) -> Run | str:
     try:
-        run = read_record_with(partial(from_document, name=run_name(path, run_dir)), run_dir, parse=parse_record)
+        run = from_record(read_record(run_dir), run_name(path, run_dir))
     except CorruptError as error:
         if run_dir == path:
             raise
         return str(error)
     state = state_of(run_dir, run.status)
     return run if state == run.status else replace(run, status=state)
-
-
-def _packed(found: Sequence[Run | str]) -> list[Any]:
-    return [item if isinstance(item, str) else packed(item) for item in found]
-
-
-def _unpacked(found: Sequence[Any]) -> list[Run | str]:
-    return [item if isinstance(item, str) else unpacked(item) for item in found]
 
 
 @contextmanager
@@ -155,12 +136,6 @@ def uncollected() -> Iterator[None]:
     finally:
         if was_on:
             gc.enable()
-
-
-def left_to_the_end(many: Any) -> None:
-    """Never free `many`: the process ends soon, and taking thousands of runs apart takes a tenth of a report's time."""
-    ctypes.pythonapi.Py_IncRef(ctypes.py_object(many))
-    gc.freeze()  # nor is it looked through for cycles on the way out
 
 
 def run_name(path: Path, run_dir: Path) -> str:

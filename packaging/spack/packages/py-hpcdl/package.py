@@ -24,6 +24,7 @@ class PyHpcdl(PythonPackage):
         depends_on("py-h5py@3.11:3")
         depends_on("py-matplotlib@3.9:3")
         depends_on("py-mpi4py@4.1:4")
+        depends_on("py-msgspec@0.19:0")
         depends_on("py-numpy@1.26:2")
         depends_on("py-pillow@10.3:13")
         depends_on("py-protobuf@4.25:8")

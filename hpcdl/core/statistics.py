@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 import math
 import random
 import statistics
 from array import array
 from collections.abc import Sequence
 from dataclasses import dataclass
-
-from hpcdl.core.student_t import t_quantile, tail
 
 WIDE = 0.25
 """Half an interval's width, as a share of the value, beyond which it decorates noise."""
@@ -163,6 +162,23 @@ def welch_log_ratio(values: Sequence[float], base: Sequence[float], *, confidenc
         n=sizes[0],
         n_base=sizes[1],
     )
+
+
+@functools.lru_cache(maxsize=4096)
+def t_quantile(probability: float, freedom: float) -> float:
+    """What a t of `freedom` degrees stays below with `probability`; ValueError unless that lies between 0 and 1."""
+    from scipy.special import stdtrit
+
+    if not 0 < probability < 1 or not freedom > 0:
+        raise ValueError(f"no quantile of {probability} with {freedom} degrees of freedom")
+    return float(stdtrit(freedom, probability))
+
+
+def tail(value: float, freedom: float) -> float:
+    """The probability that a t of `freedom` degrees is above `value`, which is not negative."""
+    from scipy.special import stdtr
+
+    return float(stdtr(freedom, -value))
 
 
 def holm(p_values: Sequence[float]) -> list[float]:

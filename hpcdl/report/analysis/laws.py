@@ -19,7 +19,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from hpcdl.core.student_t import t_quantile
+from hpcdl.core.statistics import t_quantile
 
 if TYPE_CHECKING:
     import numpy

@@ -19,7 +19,6 @@ LIBRARY_FOLDERS = (
     "/usr/local/lib",
 )
 PRELOADS = {"jemalloc": ("libjemalloc.so.2",), "tcmalloc": ("libtcmalloc_minimal.so.4", "libtcmalloc.so.4")}
-BFLOAT16_INSTRUCTIONS = ("avx512_bf16", "amx_bf16")
 _DYNAMIC, _NEEDED, _STRTAB, _LOAD = 2, 1, 5, 1
 
 
@@ -32,8 +31,6 @@ class Engine:
     threading: str
     isa_caps: tuple[str, ...]
     allocators: tuple[str, ...]
-    bfloat16: tuple[str, ...] = ()
-    """The processor's instructions for bfloat16, as /proc/cpuinfo has them."""
 
     @property
     def openmp(self) -> bool:
@@ -58,7 +55,6 @@ def find_engine(cpuinfo: Path = Path("/proc/cpuinfo")) -> Engine:
         version=version,
         threading="OpenMP" if links_openmp() else "own pool",
         isa_caps=_isa_caps(flags),
-        bfloat16=tuple(name for name in BFLOAT16_INSTRUCTIONS if name in flags),
         allocators=("default", *_glibc(), *(name for name in PRELOADS if preload_path(name) is not None)),
     )
 

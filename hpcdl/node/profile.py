@@ -44,8 +44,6 @@ class TrialSummary:
 class Profile:
     """What was found; `counted` is what its rates count, `picture` draws the node with its ranks on it.
 
-    `lower_precision` says what mixed_bfloat16 would bring and cost, where it was measured; nothing obeys it.
-
     `sentence` says aloud why it was picked; it and `path` are not stored.
     """
 
@@ -66,7 +64,6 @@ class Profile:
     software: Mapping[str, str] = field(default_factory=dict)
     trials: Sequence[TrialSummary] = ()
     picture: Sequence[str] = ()
-    lower_precision: Mapping[str, Any] | None = None
     path: Path | None = None
     sentence: str = ""
 

@@ -16,12 +16,11 @@ from hpcdl.core.records import FILE_NAME as RECORD
 from hpcdl.node.profile import SCHEMA, Profile, TrialSummary, read_profile
 from hpcdl.node.settings import Settings, chosen, settings_from, show, spelt
 from hpcdl.report.runs.sources import Walk
-from hpcdl.report.runs.tunings import OtherPrecision, SettingEffect, ThreadCurve, ThreadPoint, TunedNode, TunedTrial
+from hpcdl.report.runs.tunings import SettingEffect, ThreadCurve, ThreadPoint, TunedNode, TunedTrial
 from hpcdl.tuning.factors import number_of
 from hpcdl.tuning.findings import Found, as_profile, summaries, unit_of, warnings_of
 from hpcdl.tuning.log import SCHEMA as LOG_SCHEMA
 from hpcdl.tuning.log import read_log
-from hpcdl.tuning.lower_precision import LowerPrecision
 from hpcdl.tuning.trials import TrialOutcome
 
 LOG_SUFFIX = ".trials.jsonl"
@@ -62,24 +61,7 @@ def as_tuned(profile: Profile, name: str) -> TunedNode:
         "attempts": tuple(TunedTrial(**vars(item) | {"settings": spelt(item.settings)}) for item in profile.trials),
         "effects": tuple(main_effects(profile.trials)),
         "curves": tuple(_curves(profile.trials)),
-        "lower_precision": _other_precision(profile),
     })  # fmt: skip
-
-
-def _other_precision(profile: Profile) -> OtherPrecision | None:
-    """What the profile keeps of a lower precision. CorruptError where that is damaged."""
-    if profile.lower_precision is None:
-        return None
-    try:
-        found = LowerPrecision.from_document(profile.lower_precision, profile.counted)
-        sentences = dataclasses.replace(found, problem="").sentences() if found.instructions else []
-    except (TypeError, ValueError, KeyError, AttributeError) as error:
-        remedy = "make the profile anew with `hpcdl tune-threads`"
-        raise CorruptError(f"{profile.path}: its lower_precision is damaged: {error}; {remedy}") from error
-    return OtherPrecision(
-        precision=found.precision, float32=found.float32, lower=found.lower, problem=found.problem,
-        sentences=[f"{one[0].upper()}{one[1:]}." for one in sentences],
-    )  # fmt: skip
 
 
 def main_effects(trials: Sequence[TrialSummary], *, ridge: float = 0.5) -> list[SettingEffect]:

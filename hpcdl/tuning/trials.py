@@ -39,7 +39,6 @@ SHED = ("SLURM_", "PMI_", "PMIX_", "OMPI_", "MPI_LOCAL")
 """Variables by which a process takes itself for one rank of the job step; a trial starts ranks of its own."""
 SOFT_STOP_S = 3.0
 MAX_OUTPUT_BYTES = 1 << 20
-FLOAT32 = "float32"
 MAX_MESSAGE = 300
 TAIL_BYTES = 8192
 
@@ -104,32 +103,16 @@ class Measurer:
         """End the trials under way; they are reported as stopped."""
         self._stopped.set()
 
-    def measure(
-        self, candidate: Candidate, time_limit_s: float, prefix: Sequence[str] = (), precision: str = FLOAT32
-    ) -> TrialOutcome:
+    def measure(self, candidate: Candidate, time_limit_s: float, prefix: Sequence[str] = ()) -> TrialOutcome:
         """One sample of `candidate`, at most `time_limit_s` long, its command behind `prefix` (a node's launcher)."""
         begin = time.monotonic()
         with private_folder(".hpcdl-trial-", self.folder) as folder:
             profile = folder / "profile.toml"
             write_profile(_as_profile(candidate.settings, self.topology, self.workload), profile)
             command = [*prefix, *self.command_of(self.workload, candidate.settings, profile)]
-            command += ["--precision", precision] if precision != FLOAT32 else []
             code, why = self._run(command, folder, time_limit_s)
             outcome = _read(folder, code, why, candidate.settings, self.workload)
         return dataclasses.replace(outcome, seconds=time.monotonic() - begin, node=node_of(prefix))
-
-    def document(
-        self, words: Sequence[str], time_limit_s: float, prefix: Sequence[str] = ()
-    ) -> tuple[Mapping[str, Any] | None, str]:
-        """What the command `words` prints as JSON, run as a trial is; or None, and why there is nothing."""
-        with private_folder(".hpcdl-trial-", self.folder) as folder:
-            code, why = self._run([*prefix, *words], folder, time_limit_s)
-            if why or code:
-                return None, why or last_words(folder / "stderr", code)
-            try:
-                return dict(json.loads((folder / "stdout").read_bytes())), ""
-            except (ValueError, TypeError) as error:
-                return None, f"no JSON in its output ({type(error).__name__})"
 
     def _run(self, command: Sequence[str], folder: Path, time_limit_s: float) -> tuple[int, str]:
         """Exit code, and why the process was ended (`timeout`, `stopped`, or empty)."""

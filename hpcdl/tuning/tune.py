@@ -7,7 +7,7 @@ import importlib.metadata
 import os
 import socket
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -15,7 +15,6 @@ from hpcdl import __version__
 from hpcdl.config.schema import TuneConfig
 from hpcdl.core.disk import check_outputs
 from hpcdl.core.errors import HpcdlError, StoppedEarly, UsageError
-from hpcdl.core.signals import caught
 from hpcdl.models.spec import check_model_spec, model_name
 from hpcdl.node.drawing import draw
 from hpcdl.node.engine import Engine, find_engine
@@ -27,14 +26,6 @@ from hpcdl.node.topology import Topology
 from hpcdl.tuning.findings import Found, as_profile
 from hpcdl.tuning.log import TrialLog
 from hpcdl.tuning.loop import SearchLimits, SearchProgress, Tuning
-from hpcdl.tuning.lower_precision import (
-    LOWER,
-    SHARE_OF_BUDGET,
-    Allowance,
-    LowerPrecision,
-    measure_lower,
-    reserved_samples,
-)
 from hpcdl.tuning.space import Space, build_space, read_space
 from hpcdl.tuning.trials import Measurer, Workload, trial_prefixes
 
@@ -59,7 +50,6 @@ class Tuned:
     found: Found
     path: Path | None
     log: Path
-    lower: LowerPrecision | None = None
 
 
 def prepare(config: TuneConfig, *, planning: bool = False) -> PreparedSearch:
@@ -113,8 +103,7 @@ def tune(
     path = _profile_path(config, base)
     check_outputs([path])
     log = TrialLog(config.output.log or path.with_suffix(".trials.jsonl"), _header(run_plan, base), resume=resume)
-    prefixes, begun_s = trial_prefixes(os.environ), time.monotonic()
-    reserved = reserved_samples(config.search.max_samples) if run_plan.engine.bfloat16 else 0
+    prefixes = trial_prefixes(os.environ)
     folder = log.path.parent if len(prefixes) > 1 else None  # a node's own /tmp is not seen by the others
     measurer = Measurer(workload=_workload(config), topology=run_plan.topology, folder=folder)
     found = Tuning(
@@ -122,9 +111,9 @@ def tune(
         measure=measurer,
         log=log,
         limits=SearchLimits(
-            budget_s=config.search.budget * (1 - SHARE_OF_BUDGET if run_plan.engine.bfloat16 else 1),
+            budget_s=config.search.budget,
             trial_timeout_s=config.search.trial_timeout,
-            max_samples=None if config.search.max_samples is None else config.search.max_samples - reserved,
+            max_samples=config.search.max_samples,
             precision=config.search.precision,
             seed=config.search.seed,
         ),
@@ -141,37 +130,7 @@ def tune(
         if found.trials:
             raise HpcdlError(f"no trial succeeded; {found.warnings[0]}; the log is {log.path}")
         return Tuned(profile=profile, found=found, path=None, log=log.path)
-    left = Allowance(
-        deadline_s=begun_s + config.search.budget,
-        samples=None if config.search.max_samples is None else reserved,
-        trial_timeout_s=config.search.trial_timeout,
-        usual_s=found.seconds / max(found.num_samples, 1),
-    )
-    lower = _lower(run_plan, found.choice.index, measurer, left, prefixes[0])
-    profile = dataclasses.replace(profile, lower_precision=lower.as_document())
-    write_profile(profile, path)
-    return Tuned(profile=profile, found=found, path=path, log=log.path, lower=lower)
-
-
-def _lower(
-    run_plan: PreparedSearch, index: int, measurer: Measurer, left: Allowance, prefix: Sequence[str]
-) -> LowerPrecision:
-    """What the winner's settings bring in bfloat16. StoppedEarly after a signal: the winner is stored by then."""
-    stopped = []
-
-    def stop(number: int) -> None:
-        stopped.append(number)
-        measurer.stop()
-
-    candidate = run_plan.space.candidates[index]
-    with caught(stop):
-        found = measure_lower(candidate, measurer.workload, measurer, run_plan.engine.bfloat16, left, prefix)
-    if stopped:
-        raise StoppedEarly(
-            f"stopped by a signal; the search was done, {LOWER} was not measured; "
-            "continue with the same command and --resume"
-        )
-    return found
+    return Tuned(profile=profile, found=found, path=path, log=log.path)
 
 
 def _batch_sizes(text: str | None) -> list[int]:

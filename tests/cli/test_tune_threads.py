@@ -86,7 +86,6 @@ def test_a_real_search_stores_a_profile_that_is_found_again(run_hpcdl: Run, tmp_
     assert document["settings"]["intra_op_threads"] == 1
     assert document["images_per_second"] > 0
     assert "not checked against" not in done.err
-    assert "mixed_bfloat16" in done.err and "lower_precision" in document, "told, whatever the processor has"
     assert "precision" not in document["settings"]
     entries = [json.loads(line) for line in Path(document["log"]).read_text().splitlines()]
     assert len(entries) == 1 + document["num_samples"]

@@ -20,20 +20,6 @@ def test_the_installed_build_is_recognised_without_importing_it() -> None:
     assert "OMP_*/KMP_* do not" in found.summary
 
 
-@pytest.mark.parametrize(
-    ("flags", "known"),
-    [
-        ("fpu avx2 avx512bw", ()),
-        ("avx512_bf16 fpu", ("avx512_bf16",)),
-        ("amx_bf16 avx512_bf16", ("avx512_bf16", "amx_bf16")),
-    ],
-)
-def test_instructions_for_bfloat16(flags: str, known: tuple[str, ...], tmp_path: Path) -> None:
-    (tmp_path / "cpuinfo").write_text(f"processor\t: 0\nflags\t\t: {flags}\n")
-    assert find_engine(tmp_path / "cpuinfo").bfloat16 == known
-    assert find_engine(tmp_path / "missing").bfloat16 == ()
-
-
 def test_needed_libraries_of_real_files() -> None:
     spec = importlib.util.find_spec("tensorflow")
     assert spec is not None

@@ -153,42 +153,6 @@ def test_runs_and_searches_of_one_folder_are_reported_together(ask_hpcdl: Comman
     assert document["summary"][-1].startswith("Tuning: lenet: ranks_per_node=2")
 
 
-DIGITS = {
-    "network": "lenet", "epochs": 4, "seeds": [1, 2],
-    "accuracy": {"float32": [0.97, 0.98], "mixed_bfloat16": [0.96, 0.98]},
-}  # fmt: skip
-LOWER = {
-    "precision": "mixed_bfloat16", "instructions": ["amx_bf16"], "float32": [10.0, 12.0],
-    "mixed_bfloat16": [16.0, 17.0],
-    "ratio": 1.5, "check": {"precision": "mixed_bfloat16", "outputs": 0.006, "gradients": 0.04, "digits": DIGITS},
-    "problem": "a sample in /home/ada: killed",
-}  # fmt: skip
-
-
-@pytest.mark.parametrize("anonymous", [(), ("--anonymous",)])
-def test_the_report_tells_what_a_lower_precision_would_bring(
-    ask_hpcdl: CommandLine, tmp_path: Path, anonymous: tuple[str, ...]
-) -> None:
-    path = make_profile(tmp_path / "p.toml", lower_precision=LOWER)
-    finished = ask_hpcdl(["report", path, "--out", tmp_path / "out", "--format", "md,json,html", *anonymous])
-    assert finished.code == 0, finished.err
-    page = (tmp_path / "out" / "report.md").read_text()
-    assert "would bring 16.5 images/s against 11 images/s in float32: 1.50 x, n = 2 each, in turn; not chosen" in page
-    assert "6.0e-03 of the largest output" in page and "accuracy 0.970 against 0.975" in page
-    assert "What a lower precision would bring" in page and ("/home/ada" in page) == (not anonymous)
-    [tuning] = json.loads((tmp_path / "out" / "report.json").read_text())["tuning"]
-    assert tuning["lower_precision"]["lower"] == [16.0, 17.0]
-
-
-@pytest.mark.parametrize(
-    "change", [{"float32": ["fast"]}, {"float32": [0.0]}, {"check": {"outputs": 1.0}}, {"check": 3}]
-)
-def test_a_damaged_lower_precision_is_refused(tmp_path: Path, change: dict[str, object]) -> None:
-    path = make_profile(tmp_path / "p.toml", lower_precision={**LOWER, **change})
-    with pytest.raises(CorruptError, match="lower_precision is damaged"):
-        read_tuning(path)
-
-
 def test_an_anonymous_report_names_no_host(ask_hpcdl: CommandLine, tmp_path: Path) -> None:
     path = make_profile(tmp_path / "ada-profile.toml", model="/home/ada/net.py:build")
     finished = ask_hpcdl(["report", path, "--out", tmp_path / "out", "--anonymous"])

@@ -238,11 +238,7 @@ def test_a_trial_does_not_take_itself_for_a_rank() -> None:
 @pytest.mark.mpi
 @pytest.mark.soak
 def test_trials_run_on_every_node_of_a_real_allocation(lab_slurm: SlurmLab) -> None:
-    """Two nodes, two ranks a trial: srun takes the trial to its node, where it starts ranks of its own.
-
-    So few samples leave no room for a lower precision, of which cli/test_tune_threads.py has a real search in every
-    test; over a job's nodes lab/test_session.py has one.
-    """
+    """Two nodes, two ranks a trial: srun takes the trial to its node, where it starts ranks of its own."""
     folder = lab_slurm.shared / "tuning"
     folder.mkdir(mode=0o777)
     (folder / "s.toml").write_text("only = true\nranks_per_node = [2]\nintra_op_threads = [1]\nbinding = ['none']\n")

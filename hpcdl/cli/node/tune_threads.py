@@ -144,8 +144,6 @@ def _show_result(tuned: Tuned, json: bool) -> None:
         _print_tables(tuned)
     else:
         put(f"defaults: {describe(tuned.profile.settings)}")
-    for sentence in tuned.lower.sentences() if tuned.lower is not None else ():
-        say(sentence)
     for warning in tuned.found.warnings:
         say(f"warning: {warning}")
     if tuned.path is None:

@@ -64,10 +64,8 @@ def anonymised_tunings(tunings: Sequence[TunedNode]) -> list[TunedNode]:
             machine="",
             software={name: value for name, value in tuning.software.items() if _VERSION.fullmatch(value)},
             attempts=[dataclasses.replace(item, message=WITHHELD if item.message else "") for item in tuning.attempts],
-            lower_precision=lower and dataclasses.replace(lower, problem=WITHHELD if lower.problem else ""),
         )
         for number, tuning in enumerate(tunings, start=1)
-        for lower in (tuning.lower_precision,)
     ]
 
 

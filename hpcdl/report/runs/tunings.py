@@ -54,20 +54,6 @@ class ThreadCurve:
 
 
 @dataclass(frozen=True, kw_only=True)
-class OtherPrecision:
-    """What the winner's settings bring in a lower precision: rates in both, in turn, and what was found, in words.
-
-    `problem`: why something of it was not measured.
-    """
-
-    precision: str
-    float32: Sequence[float]
-    lower: Sequence[float]
-    sentences: Sequence[str]
-    problem: str = ""
-
-
-@dataclass(frozen=True, kw_only=True)
 class TunedNode:
     """One search: where, for what, the winner with how sure it is, and everything that was tried, the fastest first.
 
@@ -93,7 +79,6 @@ class TunedNode:
     effects: Sequence[SettingEffect] = ()
     curves: Sequence[ThreadCurve] = ()
     picture: Sequence[str] = ()
-    lower_precision: OtherPrecision | None = None
 
     def as_json(self) -> dict[str, Any]:
         """What report.json holds."""

@@ -28,7 +28,6 @@ def build(analysis: Analysis) -> Section | None:
             *_figures(tuning, order, which, rate),
             _attempts(tuning, which, rate),
             *_effects(tuning, which),
-            *_precisions(tuning, which, rate),
             *_drawing(tuning, which),
         ]
     return Section(name="tuning", title="Tuning of the node", lines=lines, items=items)
@@ -59,9 +58,6 @@ def _sentences(tuning: TunedNode, rate: Column) -> list[str]:
     if failed:
         told = listed([f"{words(item.settings)} ({item.status})" for item in failed], 2)
         lines.append(f"{counted(len(failed), 'candidate')} failed: {told}.")
-    if lower := tuning.lower_precision:
-        lines += lower.sentences
-        lines += [f"Not all of {lower.precision} was measured: {lower.problem}."] * bool(lower.problem)
     return lines
 
 
@@ -147,22 +143,6 @@ def _effects(tuning: TunedNode, which: str) -> list[Table]:
             for item in tuning.effects]  # fmt: skip
     note = "Speed against the mean of the setting's values, all settings fitted together; the strongest setting first."
     return [Table(title=f"{which}What each setting is worth", columns=columns, rows=rows, note=note)]
-
-
-def _precisions(tuning: TunedNode, which: str, rate: Column) -> list[Table]:
-    found = tuning.lower_precision
-    if found is None or not found.float32 or not found.lower:
-        return []
-    columns = (Column(name="precision"), rate, Column(name="of float32", kind="percent"))
-    usual = statistics.median(found.float32)
-    rows = [
-        (name, Interval.of(rates), statistics.median(rates) / usual)
-        for name, rates in (("float32", found.float32), (found.precision, found.lower))
-    ]
-    note = (
-        "The winner's settings, in turn; the share is of medians. It changes results, so nothing chooses it by itself."
-    )
-    return [Table(title=f"{which}What a lower precision would bring", columns=columns, rows=rows, note=note)]
 
 
 def _drawing(tuning: TunedNode, which: str) -> list[Listing]:

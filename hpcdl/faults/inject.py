@@ -34,18 +34,58 @@ TOLD = "injected: "
 LOOK_S, FOLLOW_S = 0.005, 0.05
 """Time between two looks at a rank's step: a fault strikes at its step or the next ones. And at others' marks."""
 PERIOD_S = 0.01
-"""A slow rank stands still for its share of each period: short beside its part of a step, which else may fall between
-two pauses, step after step."""
+"""On an idle core a slow rank stands still once in each period: short beside its part of a step, which else may fall
+between two pauses, step after step."""
 _NEVER_READABLE = Path("/proc/self/mem")
 """Its first bytes are of no process: the kernel answers with EIO."""
-_PAUSES = (
-    "import os, signal, sys, time\n"
-    "pid, still_s, going_s, times = int(sys.argv[1]), float(sys.argv[2]), float(sys.argv[3]), int(sys.argv[4])\n"
-    "while times and os.path.exists(f'/proc/{pid}/fd'):\n"
-    "    os.kill(pid, signal.SIGSTOP); time.sleep(still_s); os.kill(pid, signal.SIGCONT); time.sleep(going_s)\n"
-    "    times -= 1\n"
-)
-"""A process of its own that stops another one and lets it go on, `times` times (-1: until it is gone)."""
+_PAUSES = """
+import os, signal, sys, time
+
+pid, still_s = int(sys.argv[1]), float(sys.argv[2])
+os.kill(pid, signal.SIGSTOP)
+time.sleep(still_s)
+os.kill(pid, signal.SIGCONT)
+"""
+"""A process of its own that stops another one for a time."""
+_SLOWS = """
+import contextlib, os, signal, sys, time
+
+pid, factor, going_s = int(sys.argv[1]), float(sys.argv[2]), float(sys.argv[3])
+signal.signal(signal.SIGINT, signal.SIG_IGN)  # meant for the rank, which must not stay stopped
+
+def used_ns():
+    found = {}
+    for thread in os.listdir(f"/proc/{pid}/task"):
+        try:
+            with open(f"/proc/{pid}/task/{thread}/schedstat") as file:
+                found[thread] = int(file.read().split()[0])
+        except OSError:  # it has ended, or this kernel counts for the whole process alone
+            pass
+    return found or {"": time.clock_gettime_ns((~pid << 3) | 2)}
+
+def slow_down():
+    before, owed_ns = used_ns(), 0
+    while os.path.exists(f"/proc/{pid}/fd"):
+        time.sleep(going_s)
+        os.kill(pid, signal.SIGSTOP)
+        try:
+            began_ns, now = time.process_time_ns(), used_ns()
+            owed_ns += (factor - 1) * max(value - before.get(thread, 0) for thread, value in now.items())
+            while time.process_time_ns() - began_ns < owed_ns:
+                pass
+            owed_ns -= time.process_time_ns() - began_ns
+            before = now
+        finally:
+            os.kill(pid, signal.SIGCONT)
+
+with contextlib.suppress(FileNotFoundError, ProcessLookupError):  # it has ended
+    slow_down()
+"""
+"""A process of its own that makes another one `factor` times slower: it stops it, and works in its place meanwhile.
+
+It works as long as that one's busiest thread has, times `factor` - 1, by processor time: on a core that others use too
+a pause by the clock would cost a rank nothing that it had not waited for anyway.
+"""
 
 
 def _send(number: signal.Signals) -> Callable[[Fault], None]:
@@ -56,16 +96,16 @@ def _stop(fault: Fault) -> None:
     if fault.duration_s is None:
         os.kill(os.getpid(), signal.SIGSTOP)
     else:
-        _pause(fault.duration_s, 0.0, 1)
+        _beside(_PAUSES, os.getpid(), fault.duration_s)
 
 
 def _slow(fault: Fault) -> None:
     assert fault.value is not None
-    _pause(PERIOD_S * (1 - 1 / fault.value), PERIOD_S / fault.value, -1)
+    _beside(_SLOWS, os.getpid(), fault.value, PERIOD_S / fault.value)
 
 
-def _pause(still_s: float, going_s: float, times: int) -> None:
-    line = [sys.executable, "-P", "-S", "-c", _PAUSES, *map(str, (os.getpid(), still_s, going_s, times))]
+def _beside(program: str, *values: float) -> None:
+    line = [sys.executable, "-P", "-S", "-c", program, *map(str, values)]
     subprocess.Popen(line, stdin=subprocess.DEVNULL)
 
 

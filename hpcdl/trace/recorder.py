@@ -44,7 +44,7 @@ from hpcdl.core.disk import (
 )
 from hpcdl.core.errors import HpcdlError, StoppedEarly
 from hpcdl.core.wall import WALL
-from hpcdl.trace.counters import sample
+from hpcdl.trace.counters import CPU_US, cpu_us, sample
 from hpcdl.trace.file import COUNTER, TraceFile
 
 if TYPE_CHECKING:
@@ -58,6 +58,8 @@ OUTSIDE = -1
 CLOCK_EVERY_S = 5.0
 """Clocks are measured between steps at most this often."""
 COUNT_EVERY_S = 1.0
+CPU_EVERY_S = 0.02
+"""A step has parts: how busy the processors are in which of them takes more looks than one a second."""
 PREFIX, PLACE = "hpcdl-trace-", ".place"
 """Folders on a node's own storage begin so; files that say where a rank's own lies end so."""
 KEPT_S = 24 * 3600.0
@@ -236,11 +238,18 @@ class TraceRecorder:
             self._collections.append((self._collection_s, now_s, self._step))
 
     def _count(self) -> None:
-        """Each second, and once more at the end."""
+        """Each second, and once more at the end; processor time much more often, while steps are kept."""
         names: dict[str, str] = {}
+        used, next_s = COUNTER + CPU_US, self._clock()
         while True:
             ended = self._closed.is_set()
             now_s = self._clock()
+            if now_s < next_s and not ended:
+                if self._on:
+                    self._write(used, now_s, now_s, cpu_us(), OUTSIDE, -1, -1)
+                self._closed.wait(CPU_EVERY_S)
+                continue
+            next_s = now_s + COUNT_EVERY_S
             for name, value in sample().items():
                 self._write(names.setdefault(name, COUNTER + name), now_s, now_s, value, OUTSIDE, -1, -1)
             while self._collections:
@@ -248,7 +257,7 @@ class TraceRecorder:
                 self._write(COLLECTOR, begin_s, end_s, 0, step, -1, -1)
             if ended:
                 return
-            self._closed.wait(COUNT_EVERY_S)
+            self._closed.wait(CPU_EVERY_S)
 
 
 @contextlib.contextmanager

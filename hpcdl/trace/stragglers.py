@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy
 
-from hpcdl.comm.observed import RECEIVING, SENDING
+from hpcdl.comm.observed import PARTS, RECEIVING, SENDING
 from hpcdl.trace import counters
 from hpcdl.trace.file import COUNTER
 from hpcdl.trace.merge import Merged
@@ -40,6 +40,20 @@ SLOWER_LINK = 2.0
 LEAST_MESSAGE_BYTES = 1024
 CONTENTION, INPUT_CAUSE, NETWORK = "processor contention", "input", "network"
 CLOCK, COLLECTOR_CAUSE, BETWEEN = "clock frequency", "collector", "work between steps"
+IDLE, UNKNOWN = "waiting or sleeping", "unknown"
+COMPUTED, USUALLY_COMPUTED = "computed longer", "computed by the others"
+"""Of `cause_of`'s `excess`, beside the causes: seconds of a step in the part `compute` alone."""
+LEAST_LEFT = 0.05
+"""Of what its processors may give: who has taken all but this may be held by a quota."""
+BUSY = "processors busy while computing"
+"""Of `_rates`: processor seconds in a second of the part `compute`."""
+LEAST_LOOKS = 10
+BUSY_ERROR = 0.1
+"""Of BUSY: a standard error above this share of it, or of one processor, tells nothing."""
+LEAST_BUSY = 0.2
+"""Processors: ranks that use less while they compute, and wait for none, have something else that computes for them."""
+WORKED_SHARE = 0.5
+"""Of the time that a rank computes longer: what its processors have worked more, at the others' rate."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -91,6 +105,8 @@ def _late(merged: Merged, steps: Steps, parts: Array, rates: Mapping[str, Array]
     excess = {
         INPUT_CAUSE: beyond_others(parts[:, :, INPUT]).mean(axis=1),
         CONTENTION: beyond_others(parts[:, :, COMPUTE]).mean(axis=1) + behind_s,
+        COMPUTED: beyond_others(parts[:, :, COMPUTE]).mean(axis=1),
+        USUALLY_COMPUTED: parts[:, :, COMPUTE].mean(axis=1) - beyond_others(parts[:, :, COMPUTE]).mean(axis=1),
         BETWEEN: beyond_others(steps.borders[:, :, BEGAN]).mean(axis=1) - heard_s - behind_s,
         COLLECTOR_CAUSE: beyond_others(_collector_s(merged, steps)),
     }
@@ -154,7 +170,31 @@ def cause_of(
             return CLOCK, f"{works}, and its clock rate is {share:.0%} of the others'"
     if contended := _contention(row, rates, excess[CONTENTION], step_s):
         return CONTENTION, f"{works}, and {contended}"
-    return CLOCK, f"{works}, though nobody takes its processors: they are slower than the others'"
+    cause, evidence = _idle(row, rates, excess)
+    return cause, f"{works}, {evidence}"
+
+
+def _idle(row: int, rates: Mapping[str, Array], excess: Mapping[str, float]) -> tuple[str, str]:
+    """Whether the processors of the rank in `row` work while it computes longer: IDLE where not, else UNKNOWN."""
+    if BUSY not in rates or excess[COMPUTED] <= 0:
+        return UNKNOWN, "and the trace does not tell whether its processors work in that time"
+    busy, longer_s = float(rates[BUSY][row]), excess[COMPUTED]
+    usual = float(numpy.median(numpy.delete(rates[BUSY], row)))
+    waited = rates.get(counters.WAITED_US, numpy.zeros(len(rates[BUSY])))
+    if usual + float(numpy.median(numpy.delete(waited, row))) / 1e6 < LEAST_BUSY:
+        return UNKNOWN, f"but the others use {usual:.2g} of a processor too while they compute: something else computes"
+    worked_s = busy * longer_s + (busy - usual) * excess[USUALLY_COMPUTED]
+    if worked_s >= WORKED_SHARE * usual * longer_s:
+        return UNKNOWN, "and its processors work for it: more to compute, or slower processors that tell no clock rate"
+    if counters.WAITED_US not in rates:
+        return (
+            UNKNOWN,
+            "but its processors do not: it waits or sleeps, or waits for a processor, which this kernel does not tell",
+        )
+    if _left(rates, row) < LEAST_LEFT:
+        return UNKNOWN, "and it uses all the processor time that it may: a quota, or more to compute"
+    worked = f"but its processors work {max(worked_s, 0) * 1e3:.3g} ms of that"
+    return IDLE, f"{worked}: in a layer or below it waits, sleeps or is stopped"
 
 
 def _contention(row: int, rates: Mapping[str, Array], late_s: float, step_s: float) -> str:
@@ -218,6 +258,7 @@ def _rates(merged: Merged, steps: Steps) -> dict[str, Array]:
     """(R) for each counter that every rank has: what it grows by in a second of these steps; of a level its mean."""
     names = (counters.CPU_US, counters.WAITED_US, counters.SWITCHES, counters.CLOCK_KHZ, counters.PROCESSORS)
     found = {name: [_rate(merged, steps, row, name) for row in range(len(steps.ranks))] for name in names}
+    found[BUSY] = [_busy(merged, steps, row) for row in range(len(steps.ranks))]
     return {name: numpy.array(rates) for name, rates in found.items() if all(rate is not None for rate in rates)}
 
 
@@ -235,6 +276,37 @@ def _rate(merged: Merged, steps: Steps, row: int, name: str) -> float | None:
     grown = numpy.append(0, numpy.maximum(numpy.diff(samples["value"].astype(numpy.float64)), 0).cumsum())
     first, last = numpy.interp([begin_s, end_s], samples["begin_s"], grown)
     return float(last - first) / max(end_s - begin_s, 1e-9)
+
+
+def _busy(merged: Merged, steps: Steps, row: int) -> float | None:
+    """Processors that work while this rank computes; None where looks were too few or too far apart to tell.
+
+    Between two looks lies so much of computing and so much of all else: what each takes of the processors is the fit
+    of least squares through the looks, whose standard error says whether they tell.
+    """
+    trace = merged.traces[int(steps.ranks[row])]
+    spans = trace.records[trace.records["name"] == trace.code(PARTS[COMPUTE])]
+    spans = spans[numpy.isin(spans["step"], steps.numbers)]
+    looks = trace.counters[trace.counters["name"] == trace.code(COUNTER + counters.CPU_US)]
+    if len(spans):
+        within = looks["begin_s"] >= spans["begin_s"].min()
+        looks = looks[within & (looks["begin_s"] <= spans["end_s"].max())]
+    if not len(spans) or len(looks) < LEAST_LOOKS:
+        return None
+    borders_s = numpy.stack([spans["begin_s"], spans["end_s"]], axis=1).reshape(-1)
+    long_s = numpy.stack([numpy.zeros(len(spans)), spans["end_s"] - spans["begin_s"]], axis=1).reshape(-1)
+    computed_s = numpy.diff(numpy.interp(looks["begin_s"], borders_s, long_s.cumsum()))
+    other_s = numpy.diff(looks["begin_s"]) - computed_s
+    used_s = numpy.diff(looks["value"]) / 1e6
+    design = numpy.stack([computed_s, other_s], axis=1)
+    products = design.T @ design
+    if numpy.linalg.det(products) <= 0:
+        return None
+    inverse = numpy.linalg.inv(products)
+    rates = inverse @ design.T @ used_s
+    variance = ((used_s - design @ rates) ** 2).sum() / (len(used_s) - 2)
+    busy, error = float(rates[0]), float(numpy.sqrt(variance * inverse[0, 0]))
+    return max(busy, 0.0) if error <= BUSY_ERROR * max(busy, 1.0) else None
 
 
 def _behind_slow_links(merged: Merged, steps: Steps, parts: Array) -> list[Straggler]:

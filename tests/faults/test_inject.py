@@ -2,7 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
+import os
+import subprocess
+import sys
 import threading
+import time
 from collections.abc import Mapping
 from pathlib import Path
 from types import SimpleNamespace
@@ -380,3 +385,45 @@ def test_partitions_at_random_are_the_same_on_every_rank(
 def test_messages_that_hpcdl_does_not_see_cannot_stand_still(fault: str) -> None:
     with pytest.raises(UsageError, match="does not see them"):
         prepare(config(inject=fault, epochs="1", data="synthetic:hep", strategy="grpc-ring", allow_grpc=True))
+
+
+SPIN, SLEEP = "while True: pass", "import time\nwhile True: time.sleep(0.01)"
+
+
+def used_s(pid: int) -> float:
+    """Processor time of a process, by its clock (clock_getcpuclockid)."""
+    return time.clock_gettime((~pid << 3) | 2)
+
+
+def slowed(program: str, neighbours: int) -> tuple[float, float]:
+    """Processor time of what `slow:rank=R:x3` has struck, and of what takes it its share away, on one core."""
+    core = sorted(os.sched_getaffinity(0))[0]
+    python = ["taskset", "-c", str(core), sys.executable, "-S", "-c"]
+    with contextlib.ExitStack() as stack:
+
+        def begin(text: str, *values: object) -> subprocess.Popen[bytes]:
+            process = subprocess.Popen([*python, text, *map(str, values)])
+            stack.callback(process.wait)
+            stack.callback(process.kill)
+            return process
+
+        for _ in range(neighbours):
+            begin(SPIN)
+        struck = begin(program)
+        time.sleep(0.3)
+        before_s = used_s(struck.pid)
+        slower = begin(inject._SLOWS, struck.pid, 3, inject.PERIOD_S / 3)
+        time.sleep(2.5)
+        return used_s(struck.pid) - before_s, used_s(slower.pid)
+
+
+@pytest.mark.parametrize("neighbours", [0, 1])
+def test_a_slow_rank_is_slow_on_a_busy_core_too(neighbours: int) -> None:
+    """Of all that both get, it gets a third: as if its processor had a third of its speed, whoever else is there."""
+    own_s, taken_s = slowed(SPIN, neighbours)
+    assert own_s > 0.05 and own_s / (own_s + taken_s) == pytest.approx(1 / 3, rel=0.2)
+
+
+def test_who_only_sleeps_is_not_slowed() -> None:
+    own_s, taken_s = slowed(SLEEP, 0)
+    assert own_s < 0.2 and taken_s < 1.0

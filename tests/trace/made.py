@@ -34,9 +34,18 @@ def records(name: str, begin_s: Array, end_s: Array, steps: Array, **columns: An
 
 
 def trace(
-    rank: int, size: int, spans: Sequence[Array], *, ahead_s: float = 0.0, rates: Mapping[str, float] = {}
+    rank: int,
+    size: int,
+    spans: Sequence[Array],
+    *,
+    ahead_s: float = 0.0,
+    rates: Mapping[str, float] = {},
+    busy: tuple[float, float] | None = None,
 ) -> RankTrace:
-    """A rank on a host of its own whose clock is ahead, known to a microsecond."""
+    """A rank on a host of its own whose clock is ahead, known to a microsecond.
+
+    `busy`: processors that work while it computes, and else, as looks tell that are 20 ms apart.
+    """
     together = numpy.concatenate(spans)
     together = together[numpy.argsort(together["begin_s"], kind="stable")]
     last_s = float(together["end_s"].max())
@@ -53,6 +62,18 @@ def trace(
             counts.append(made)
     error_s = 1e-6 if rank else 0.0
     points = [(when + ahead_s, when, error_s) for when in (0.0, last_s)]
+    if busy is not None:
+        looks_s = numpy.arange(0.0, last_s, 0.02)
+        computes = next(one for one in spans if one["name"][0] == NAMES.index("compute"))
+        begin_s, end_s = computes["begin_s"], computes["end_s"]
+        fine_s = numpy.arange(0.0, last_s, 1e-3)
+        place = numpy.searchsorted(begin_s, fine_s, side="right") - 1
+        computing = (place >= 0) & (fine_s < end_s[place.clip(0)])
+        used_us = numpy.where(computing, *busy).cumsum() * 1e3
+        value = numpy.interp(looks_s, fine_s, used_us)
+        made = records("", looks_s + ahead_s, looks_s + ahead_s, numpy.full(len(looks_s), -1), value=value)
+        made["name"] = names.index(COUNTER + counters.CPU_US)
+        counts.append(made)
     return RankTrace(
         path=Path(f"rank-{rank}.trace"),
         rank=rank,
@@ -82,6 +103,7 @@ def synchronous(
     exchange_s: float = EXCHANGE_S,
     hears_late_s: Mapping[int, float] = {},
     updates_longer_s: Mapping[int, float] = {},
+    busy: Sequence[tuple[float, float]] = (),
 ) -> tuple[Merged, Steps]:
     """Steps that take each rank (R, S) seconds to read and compute, on one clock again.
 
@@ -107,6 +129,7 @@ def synchronous(
             spans.append(records("bucket", had_s - hidden_s, had_s, numbers, bucket=0, value=1 << 20))
         spans += more.get(rank, ())
         own_rates = rates[rank] if rates else {}
-        traces.append(trace(rank, num_ranks, spans, ahead_s=ahead_s * rank, rates=own_rates))
+        own_busy = busy[rank] if busy else None
+        traces.append(trace(rank, num_ranks, spans, ahead_s=ahead_s * rank, rates=own_rates, busy=own_busy))
     merged = merge(traces)
     return merged, steps_of(merged, synchronous=True)

@@ -200,18 +200,20 @@ def test_a_planted_straggler_is_named_with_its_cause(cause: str) -> None:
     named = 0
     for seed in range(TRIES):
         found = findings(*planted(cause, seed)).stragglers
-        named += [(one.rank, one.host, one.cause) for one in found] == [(2, "host2", cause)]
+        told = "unknown" if cause == "clock frequency" and not seed % 2 else cause
+        named += [(one.rank, one.host, one.cause) for one in found] == [(2, "host2", told)]
         if found:
             assert found[0].seconds_per_step == pytest.approx(0.03, rel=0.4)
             assert found[0].evidence
     assert named >= TRIES - 1
 
 
-@pytest.mark.parametrize(("work", "cause"), [(2, "clock frequency"), (1, "processor contention")])
+@pytest.mark.parametrize(("work", "cause"), [(2, "unknown"), (1, "processor contention")])
 def test_where_all_stand_in_line_who_computes_for_longer_does_so_for_longer(work: int, cause: str) -> None:
     """Each has a quarter of a core, so it waits thrice as long as it computes. Rank 2 waits twice as long as others.
 
-    With twice the processor time that is as they do: its processor is slower. With theirs it has a neighbour.
+    With twice the processor time that is as they do: it has more to do, or does it more slowly. With theirs it has a
+    neighbour.
     """
     compute_s = even(0.1)
     compute_s[2] *= 2
@@ -222,16 +224,51 @@ def test_where_all_stand_in_line_who_computes_for_longer_does_so_for_longer(work
     assert (found.rank, found.cause) == (2, cause)
 
 
+IDLES, WORKS = "waiting or sleeping", "unknown"
+
+
+@pytest.mark.parametrize(
+    ("others", "slow", "waits", "cause", "evidence"),
+    [
+        (1.0, 0.55, True, IDLES, "waits, sleeps or is stopped"),
+        (3.5, 1.95, True, IDLES, "waits, sleeps or is stopped"),
+        (0.45, 0.25, True, IDLES, "waits, sleeps or is stopped"),
+        (1.0, 1.0, True, WORKS, "its processors work for it"),
+        (3.5, 3.5, True, WORKS, "its processors work for it"),
+        (0.1, 0.06, True, WORKS, "something else computes"),
+        (1.0, 0.55, False, WORKS, "which this kernel does not tell"),
+    ],
+)
+def test_processor_time_tells_sleep_from_work(
+    others: float, slow: float, waits: bool, cause: str, evidence: str
+) -> None:
+    """Rank 2 computes for 0.18 s where others take 0.1; all of them poll while they wait, with one processor."""
+    compute_s = even(0.1)
+    compute_s[2] += 0.08
+    busy = [(slow if rank == 2 else others, 1.0) for rank in range(RANKS)]
+    rates = [{counters.WAITED_US: 1e4} if waits else {} for _ in range(RANKS)]
+    (found,) = findings(*synchronous(even(0.01, 1), compute_s, rates=rates, busy=busy)).stragglers
+    assert (found.rank, found.cause) == (2, cause) and evidence in found.evidence
+
+
+def test_where_nobody_counted_the_cause_is_unknown() -> None:
+    compute_s = even(0.1)
+    compute_s[2] += 0.08
+    rates = [without(counters.CPU_US, CALM) for _ in range(RANKS)]
+    (found,) = findings(*synchronous(even(0.01, 1), compute_s, rates=rates)).stragglers
+    assert (found.cause, "does not tell" in found.evidence) == ("unknown", True)
+
+
 def test_what_the_others_wait_differently_too_is_no_contention() -> None:
     """Rank 2 waits 60 ms of a second more than the median of the others, which are up to 50 ms off that themselves."""
     compute_s = even(0.1)
     compute_s[2] += 0.03
     rates = [{counters.CPU_US: 1e5, counters.WAITED_US: 3e5 + more} for more in (5e4, 0.0, 6e4, -4e4)]
     (found,) = findings(*synchronous(even(0.01, 1), compute_s, rates=rates)).stragglers
-    assert (found.rank, found.cause) == (2, "clock frequency")
+    assert (found.rank, found.cause) == (2, "unknown")
 
 
-@pytest.mark.parametrize(("used", "cause"), [(0.49, "clock frequency"), (0.2, "processor contention")])
+@pytest.mark.parametrize(("used", "cause"), [(0.49, "unknown"), (0.2, "processor contention")])
 def test_who_uses_all_that_it_may_has_no_neighbours(used: float, cause: str) -> None:
     """Rank 2 may use half a processor. Its threads stand in line, behind each other where it has used nearly all."""
     compute_s = even(0.1)
@@ -261,7 +298,7 @@ def test_switches_tell_only_where_nobody_counts_waits() -> None:
     rates = [CALM | {counters.SWITCHES: 4e4 if rank == 2 else 500.0} for rank in range(RANKS)]
     rates = [without(counters.CLOCK_KHZ, one) for one in rates]
     (found,) = findings(*synchronous(even(0.01, 1), compute_s, rates=rates)).stragglers
-    assert (found.rank, found.cause) == (2, "clock frequency")
+    assert (found.rank, found.cause) == (2, "unknown")
     rates = [without(counters.WAITED_US, one) for one in rates]
     (found,) = findings(*synchronous(even(0.01, 1), compute_s, rates=rates)).stragglers
     assert (found.rank, found.cause) == (2, "processor contention")
@@ -282,7 +319,7 @@ def test_who_hears_late_of_the_others_is_late_through_no_fault_of_its_own() -> N
     assert findings(*synchronous(even(0.01, 1), compute_s, hears_late_s={3: 0.015})).stragglers == []
     compute_s[3] += 0.02
     (found,) = findings(*synchronous(even(0.01, 1), compute_s, hears_late_s={3: 0.015})).stragglers
-    assert (found.rank, found.cause, found.seconds_per_step) == (3, "clock frequency", pytest.approx(0.02, rel=0.2))
+    assert (found.rank, found.cause, found.seconds_per_step) == (3, "unknown", pytest.approx(0.02, rel=0.2))
 
 
 def test_a_rank_that_waits_for_its_processor_hears_late_because_of_that() -> None:
@@ -300,7 +337,7 @@ def test_a_step_that_stood_still_does_not_hide_a_rank_that_is_late_in_each() -> 
     compute_s[2] += 0.03
     compute_s[2, 7] += 2.0
     (found,) = findings(*synchronous(even(0.01, 1), compute_s)).stragglers
-    assert (found.rank, found.cause) == (2, "clock frequency")
+    assert (found.rank, found.cause) == (2, "unknown")
     compute_s[2] -= 0.03
     assert findings(*synchronous(even(0.01, 1), compute_s)).stragglers == [], "it alone is none"
 

@@ -1,0 +1,32 @@
+"""A rank that sleeps in a layer, and one that is stopped again and again, in real runs: told as what they are."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from hpcdl.trace.stragglers import CONTENTION, IDLE
+from tests.conftest import ROOT, CommandLine
+
+MODEL = f"{ROOT / 'tests' / 'planted.py'}:build_lenet"
+TRAIN = (
+    "train", "--model", MODEL, "--data", "synthetic:mnist", "--batch-size", "64", "--strategy", "ring", "--ranks", "2",
+    "--profile", "none", "--warmup-steps", "4",
+)  # fmt: skip
+
+
+@pytest.mark.mpi
+@pytest.mark.parametrize("how", ["sleeps", "stopped"])
+def test_a_rank_that_sleeps_in_a_layer_has_no_slow_clock(session_hpcdl: CommandLine, tmp_path: Path, how: str) -> None:
+    (tmp_path / "slow").touch()
+    faults = [] if how == "sleeps" else ["--inject", "slow:rank=1:x8"]
+    environment = {"SLOW_WHILE": str(tmp_path / "slow"), "SLOW_S": "0.3"} if how == "sleeps" else {}
+    steps = ["--steps", "30", "--run-dir", tmp_path / "run"]
+    finished = session_hpcdl([*TRAIN, *steps, *faults], env=environment, timeout_s=300)
+    assert finished.code == 0, finished.err
+    told = session_hpcdl(["trace", tmp_path / "run"])
+    first, *_ = json.loads(session_hpcdl(["trace", tmp_path / "run", "--json"]).out)["stragglers"]
+    known = {"sleeps": [IDLE], "stopped": [IDLE, CONTENTION]}  # who is let go on stands in line on a busy core
+    assert first["rank"] == 1 and first["cause"] in known[how], told.out

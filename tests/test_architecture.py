@@ -353,7 +353,7 @@ def test_every_library_is_a_declared_dependency() -> None:
     extras = project["optional-dependencies"]
     wanted = [
         *project["dependencies"],
-        *(line for extra in ("compression", "jpeg", "parquet", "search") for line in extras[extra]),
+        *(line for extra in ("compression", "jpeg", "otf2", "parquet", "search") for line in extras[extra]),
     ]
     declared = {re.match(r"[\w-]+", line)[0].lower() for line in wanted}  # type: ignore[index]
     distribution = {"PIL": "pillow", "keras": "tensorflow", "google": "protobuf", "google_crc32c": "google-crc32c"}

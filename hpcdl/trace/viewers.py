@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import gzip
-import importlib.util
 import json
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -13,9 +12,9 @@ import numpy
 
 from hpcdl.comm.observed import BACKWARD, BUCKET, FORWARD, LAYER_UPDATE, PARTS, RECEIVING, SENDING, UPDATING
 from hpcdl.core.disk import writing_output
-from hpcdl.core.errors import UsageError
 from hpcdl.trace.file import COUNTER
 from hpcdl.trace.merge import Merged
+from hpcdl.trace.otf2 import write_otf2
 from hpcdl.trace.recorder import COLLECTOR
 
 if TYPE_CHECKING:
@@ -92,14 +91,9 @@ def write_chrome(merged: Merged, path: Path) -> None:
         file.write("\n]}\n")
 
 
-def _write_otf2(merged: Merged, path: Path) -> None:
-    missing = "" if importlib.util.find_spec("otf2") else "its library (python module otf2) is not installed, and "
-    raise UsageError(f"--to otf2: {missing}hpcdl does not write this format; use --to perfetto or --to chrome")
-
-
 VIEWERS: dict[str, Callable[[Merged, Path], None]] = {
     "perfetto": write_chrome,
     "chrome": write_chrome,
-    "otf2": _write_otf2,
+    "otf2": write_otf2,
 }
 """What `--to` may say."""

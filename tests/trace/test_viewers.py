@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gzip
+import importlib.util
 import json
 import shutil
 import subprocess
@@ -48,9 +49,10 @@ def test_chromes_json_is_as_documented(tmp_path: Path, viewer: str) -> None:
     assert [clock["host"] for clock in clocks] == ["host0", "host1", "host2"]
 
 
-def test_otf2_is_refused_with_what_is_possible(tmp_path: Path) -> None:
+def test_otf2_without_its_library_says_what_to_install(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     merged, _ = synchronous(INPUT_S, COMPUTE_S)
-    with pytest.raises(UsageError, match="--to perfetto"):
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
+    with pytest.raises(UsageError, match=r"pip install 'hpcdl\[otf2\]'"):
         VIEWERS["otf2"](merged, tmp_path / "x")
     assert not (tmp_path / "x").exists()
 

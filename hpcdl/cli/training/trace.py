@@ -15,7 +15,7 @@ Runs = Annotated[list[Path], typer.Argument(metavar="RUN...", help="Run director
 Html = Annotated[Path | None, typer.Option("--html", metavar="FILE", help="Draw timelines into a page.")]
 To = Annotated[
     tuple[str, Path] | None,
-    typer.Option("--to", metavar="FORMAT FILE", help="Write for another viewer: perfetto, chrome or otf2."),
+    typer.Option("--to", metavar="FORMAT FILE", help="Write for another viewer: perfetto, chrome or otf2 (a folder)."),
 ]
 
 
@@ -42,7 +42,7 @@ def trace(runs: Runs, html: Html = None, to: To = None, as_json: JsonFlag = Fals
         raise UnknownNameError("format of --to", to[0], VIEWERS)
     for target in filter(None, (html, to and to[1])):
         if target.is_dir() or not target.absolute().parent.is_dir():
-            raise UsageError(f"cannot write {target}: name a file in a folder that exists")
+            raise UsageError(f"cannot write {target}: name what is not there yet, in a folder that exists")
         check_output(target)
     documents = []
     for run in runs:

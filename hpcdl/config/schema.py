@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from hpcdl.config.settings import AUTO, EXTENT, NOTHING, REPEAT, REQUIRED, RESULT, TIME, setting
+from hpcdl.config.settings import ALLOCATORS, AUTO, EXTENT, NOTHING, REPEAT, REQUIRED, RESULT, TIME, setting
 from hpcdl.config.tracing import UNASKED
 
 CROSS_ENTROPY = "cross-entropy"
@@ -207,6 +207,25 @@ class LaunchConfig:
     ranks: int = setting(1, "Number of processes in all.", at_least=1, matters=EXTENT)
     profile: str = setting(
         "auto", "Node profile of `hpcdl tune-threads`: a file, `none`, or `auto`, the best that fits.", matters=TIME
+    )
+    onednn: str = setting(
+        AUTO,
+        "Whether TensorFlow computes with oneDNN; auto: as the node profile says, else as TensorFlow does.",
+        choices=(AUTO, "on", "off"),
+        matters=RESULT | TIME,
+    )
+    allocator: str = setting(
+        AUTO,
+        "Memory allocator of the ranks; auto: the node profile's, else the system's, which is `default`.",
+        choices=(AUTO, *ALLOCATORS),
+        matters=TIME,
+    )
+    inter_op_threads: int | str = setting(
+        AUTO,
+        "Operations that a rank runs at a time; auto: as the node profile says, else 2.",
+        kind="count",
+        at_least=1,
+        matters=TIME,
     )
     run_dir: Path | None = setting(None, "Folder of the run; default runs/<time>-<model>-<strategy>.", matters=NOTHING)
     stage_env: bool = setting(

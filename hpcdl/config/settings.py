@@ -19,6 +19,8 @@ from hpcdl.core.units import format_bytes, format_seconds, parse_bytes, parse_se
 REQUIRED = dataclasses.MISSING
 LARGEST = 2**63 - 1
 LONGEST_S = 1e9
+ALLOCATORS = ("default", "glibc-tuned", "glibc-huge", "jemalloc", "tcmalloc")
+"""Of memory: the system's, the same with huge blocks or pages, and libraries that take its place."""
 AUTO = "auto"
 """The value of an `interval`, a `count` or an `amount` that the run itself finds."""
 LONGEST_NAME = 255

@@ -33,7 +33,7 @@ ENVIRONMENT_PREFIXES = (
     "OMP_", "KMP_", "MKL_NUM_", "TF_ENABLE_ONEDNN", "TF_NUM_", "TF_XLA_FLAGS", "GLIBC_TUNABLES", "ONEDNN_", "DNNL_",
     "SLURM_JOB_ID", "SLURM_JOB_NUM_NODES", "SLURM_NTASKS", "SLURM_CPUS_PER_TASK", "OMPI_MCA_", "MPICH_", "MPIR_CVAR_",
     "UCX_", "HPCDL_INTRA_OP_THREADS", "HPCDL_INTER_OP_THREADS", "HPCDL_MEMORY_POLICY", "HPCDL_VERSION",
-    "CUDA_VISIBLE_DEVICES",
+    "HPCDL_ALLOCATOR", "CUDA_VISIBLE_DEVICES",
 )  # fmt: skip
 """The only environment variables that a record may hold; none of them carries a secret."""
 
@@ -88,6 +88,8 @@ class RankRecord:
 class RunRecord:
     """One run. Times in seconds, sizes in bytes; None means not measured (yet).
 
+    `gradient_elements` are of each trainable variable, in the order in which they were made. `evaluated_on` is the
+    split of which held-out loss and accuracy are, empty where there was none, as in records of earlier versions.
     `counted` says what `images_per_second` counts: IMAGES, as the field was named for, or SAMPLES (core/units.py).
     `staleness_*` count updates of the center between a worker's read and its write. `study`, `mode` (`weak`, `strong`
     or `scale-up`), `repeat` and `labels` (what reports call a setting, or a `key=value`) are set by the run's study.
@@ -102,10 +104,12 @@ class RunRecord:
     model: str
     parameters: int | None = None
     gradient_bytes: int | None = None
+    gradient_elements: Sequence[int] = ()
     data: str
     num_samples: int | None = None
     counted: str = IMAGES
     data_checksum: str = ""
+    evaluated_on: str = ""
     ranks: int
     workers: int
     servers: int = 0

@@ -28,6 +28,7 @@ from hpcdl.core.units import SAMPLES
 from hpcdl.launch.guard import guarded
 from hpcdl.launch.relaunch import check_starts_ranks, until_done
 from hpcdl.launch.train import (
+    check_started_with,
     free_run_dir,
     interruptible,
     plan_under_profile,
@@ -173,6 +174,7 @@ def run_inside(
     config = resolved.config
     check_least(resolved)
     check_starts_ranks(config.checkpoint.elastic, place.launcher)
+    check_started_with(config.run, place.launcher)
     with contextlib.ExitStack() as held:
 
         def decide() -> tuple[str, str]:

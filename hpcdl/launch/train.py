@@ -26,6 +26,7 @@ from hpcdl.comm.observed import Observed
 from hpcdl.comm.tcp.communicator import make_secret
 from hpcdl.config.load import Config, ResolvedConfig, as_toml_values, flatten, replace
 from hpcdl.config.schema import LaunchConfig, TrainConfig
+from hpcdl.config.settings import AUTO
 from hpcdl.core.backend import check_backend
 from hpcdl.core.errors import Interrupted, StoppedEarly, UsageError
 from hpcdl.core.lifeline import identity
@@ -37,6 +38,8 @@ from hpcdl.core.signals import StopRequest, caught
 from hpcdl.launch.guard import guarded
 from hpcdl.launch.relaunch import check_starts_ranks, until_done
 from hpcdl.models.spec import model_name
+from hpcdl.node.engine import check_library, is_preloaded
+from hpcdl.node.environment import ALLOCATOR, environment_of
 from hpcdl.node.machines import read_topology
 from hpcdl.node.plan import launch_plan
 from hpcdl.node.profile import find_profile
@@ -229,6 +232,34 @@ def plan_for(run_plan: RunPlan, environment: Mapping[str, str] = NOTHING) -> tup
     return plan_under_profile(config.run, model_name(config.model.model), topology, unprofiled, environment)
 
 
+def chosen_settings(run: LaunchConfig) -> dict[str, Any]:
+    """What `run` says of a rank's engine itself, as settings of a node by name (node/settings.py)."""
+    found: dict[str, Any] = {}
+    if run.onednn != AUTO:
+        found["onednn"] = run.onednn == "on"
+    if run.allocator != AUTO:
+        check_library(run.allocator)
+        found["allocator"] = run.allocator
+    if run.inter_op_threads != AUTO:
+        found["inter_op_threads"] = run.inter_op_threads
+    return found
+
+
+def check_started_with(run: LaunchConfig, launcher: str) -> None:
+    """UsageError where a launcher has started this rank without what `run` wants: it is too late to change that."""
+    wanted = environment_of(Settings(**chosen_settings(run)), openmp=False)
+    preloads = wanted.pop("LD_PRELOAD", "").split(":")[0]
+    if wanted.pop(ALLOCATOR, "") and is_preloaded(run.allocator):
+        preloads = ""
+    missing = [f"{name}={value}" for name, value in wanted.items() if os.environ.get(name) != value]
+    missing += [f"LD_PRELOAD={preloads}"] if preloads else []
+    if missing:
+        raise UsageError(
+            f"--onednn, --allocator and --inter-op-threads are for ranks that hpcdl starts; this one was started by "
+            f"{launcher}: leave them out, or export {' '.join(missing)} before it"
+        )
+
+
 def plan_under_profile(
     run: LaunchConfig,
     model: str,
@@ -239,7 +270,8 @@ def plan_under_profile(
     """The plan of `run` under the profile that fits `model` best, else `unprofiled`; and what to say about it."""
     profile = find_profile(run.profile, model, topology)
     share = ranks_per_node(find_launcher().hosts({**os.environ, **environment}), run.ranks)
-    plan = launch_plan(topology, profile.settings if profile else unprofiled, run.ranks, share)
+    settings = profile.settings if profile else unprofiled
+    plan = launch_plan(topology, settings, run.ranks, share, chosen=chosen_settings(run))
     named = {"HPCDL_PROFILE": str(profile.path)} if profile else {}
     plan = dataclasses.replace(plan, environment={**plan.environment, **named, **environment})
     return plan, [profile.sentence] if profile else []
@@ -259,6 +291,7 @@ def train_inside(resolved: ResolvedConfig[TrainConfig], place: Placement, on_eve
     resolved = with_ranks(resolved, place)
     check_least(resolved)
     check_starts_ranks(resolved.config.checkpoint.elastic, place.launcher)
+    check_started_with(resolved.config.run, place.launcher)
     StopRequest().install()
     mpi = find_strategy(resolved.config.exchange.strategy).features.mpi
     held, places, run_plans = contextlib.ExitStack(), list[rundir.Place](), list[RunPlan]()

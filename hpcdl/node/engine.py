@@ -9,6 +9,9 @@ import struct
 from dataclasses import dataclass
 from pathlib import Path
 
+from hpcdl.config.settings import AUTO
+from hpcdl.core.errors import UsageError
+
 PACKAGES = ("tensorflow", "tensorflow-cpu", "intel-tensorflow", "tensorflow-intel", "tensorflow-rocm")
 OPENMP_LIBRARIES = ("libiomp5", "libgomp", "libomp")
 LIBRARY_FOLDERS = (
@@ -55,8 +58,34 @@ def find_engine(cpuinfo: Path = Path("/proc/cpuinfo")) -> Engine:
         version=version,
         threading="OpenMP" if links_openmp() else "own pool",
         isa_caps=_isa_caps(flags),
-        allocators=("default", *_glibc(), *(name for name in PRELOADS if preload_path(name) is not None)),
+        allocators=allocators(),
     )
+
+
+def allocators() -> tuple[str, ...]:
+    """Those that this node has."""
+    return ("default", *_glibc(), *(name for name in PRELOADS if preload_path(name) is not None))
+
+
+def check_library(name: str) -> None:
+    """UsageError where this node lacks what the allocator `name` needs; AUTO needs nothing."""
+    if name in (AUTO, *allocators()):
+        return
+    needs = " or ".join(PRELOADS.get(name, ("glibc 2.35",)))
+    more = "; a site names more folders in HPCDL_PRELOAD_PATH" if name in PRELOADS else ""
+    raise UsageError(
+        f"--allocator {name}: this node has no {needs}; possible here: {', '.join(allocators())} (install it{more})"
+    )
+
+
+def is_preloaded(allocator: str) -> bool:
+    """Whether the library of `allocator` is part of this process; True for those that need none."""
+    names = PRELOADS.get(allocator, ())
+    try:
+        mapped = Path("/proc/self/maps").read_text(encoding="utf-8", errors="replace")
+    except OSError:
+        return True  # this kernel does not tell
+    return not names or any(name.partition(".so")[0] in mapped for name in names)
 
 
 def preload_path(allocator: str) -> Path | None:

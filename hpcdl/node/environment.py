@@ -14,6 +14,10 @@ INTRA_OP, INTER_OP = "HPCDL_INTRA_OP_THREADS", "HPCDL_INTER_OP_THREADS"
 GLIBC_TUNED = "glibc.malloc.mmap_threshold=4294967296:glibc.malloc.trim_threshold=17179869184"
 """Freed buffers stay with the process: no page faults at every step."""
 
+ALLOCATOR = "HPCDL_ALLOCATOR"
+"""The name of what is preloaded: for records, which hold no paths, and for the check that it was."""
+ONEDNN = "TF_ENABLE_ONEDNN_OPTS"
+
 Rule = Callable[[Settings], Mapping[str, str]]
 
 
@@ -35,7 +39,7 @@ def _threads(settings: Settings) -> Mapping[str, str]:
 def _engine(settings: Settings) -> Mapping[str, str]:
     found = {}
     if settings.onednn is not None:
-        found["TF_ENABLE_ONEDNN_OPTS"] = "1" if settings.onednn else "0"
+        found[ONEDNN] = "1" if settings.onednn else "0"
     if settings.onednn_isa != "default":
         found["ONEDNN_MAX_CPU_ISA"] = settings.onednn_isa
     if settings.onednn_fpmath != "default":
@@ -52,7 +56,10 @@ def _allocator(settings: Settings) -> Mapping[str, str]:
     library = preload_path(settings.allocator)
     if library is None:
         return {}
-    return {"LD_PRELOAD": ":".join(filter(None, (str(library), os.environ.get("LD_PRELOAD", ""))))}
+    return {
+        ALLOCATOR: settings.allocator,
+        "LD_PRELOAD": ":".join(filter(None, (str(library), os.environ.get("LD_PRELOAD", "")))),
+    }
 
 
 def _graph(settings: Settings) -> Mapping[str, str]:

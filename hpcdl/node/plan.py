@@ -5,8 +5,10 @@ from __future__ import annotations
 import dataclasses
 import json
 import shlex
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from types import MappingProxyType
+from typing import Any
 
 from hpcdl.core.errors import UsageError
 from hpcdl.core.protocols import LaunchPlan
@@ -33,14 +35,15 @@ def launch_plan(
     ranks_per_node: int,
     *,
     openmp: bool | None = None,
+    chosen: Mapping[str, Any] = MappingProxyType({}),
 ) -> LaunchPlan:
     """How `num_ranks` ranks, `ranks_per_node` of them on each node, start on nodes like `topology`.
 
     `cpus_by_local_rank` never overlap. Without settings every rank gets an equal share of the cores and as many
     intra-op threads; where ranks outnumber the cores nothing is bound. `openmp`: whether the engine honours OMP_*;
-    by default the installed TensorFlow is looked at.
+    by default the installed TensorFlow is looked at. `chosen` are settings that stand in place of those, by name.
     """
-    filled = fill(topology, settings, ranks_per_node)
+    filled = dataclasses.replace(fill(topology, settings, ranks_per_node), **chosen)
     placed = _placed(topology, filled, ranks_per_node)
     environment = environment_of(filled, openmp=links_openmp() if openmp is None else openmp)
     nodes = memory_nodes(topology, filled.memory_policy, placed, ranks_per_node)

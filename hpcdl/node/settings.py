@@ -7,12 +7,11 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from hpcdl.config.settings import Setting, setting, settings_of
+from hpcdl.config.settings import ALLOCATORS, Setting, setting, settings_of
 from hpcdl.core.errors import ConfigError, suggestion
 
 BINDINGS = ("compact", "scatter", "balanced", "numa", "none")
 MEMORY_POLICIES = ("default", "membind", "membind-fast", "preferred-fast", "interleave")
-ALLOCATORS = ("default", "glibc-tuned", "glibc-huge", "jemalloc", "tcmalloc")
 ISA_CAPS = ("default", "AVX2", "AVX512_CORE", "AVX512_CORE_BF16", "AVX512_CORE_AMX")
 FPMATH_MODES = ("default", "BF16")
 

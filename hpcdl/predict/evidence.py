@@ -55,6 +55,8 @@ class Evidence:
     batch: int
     threads: int = 0
     gradient_bytes: int | None = None
+    recorded: tuple[int, ...] = ()
+    """Elements of each variable's gradient as a run's record has them; empty where none does."""
     num_samples: float | None = None
     cores_per_node: int | None = None
     learning: tuple[Learning, ...] = ()
@@ -69,7 +71,7 @@ class Evidence:
     @property
     def layers_known(self) -> bool:
         """Whether the network's layers are, and not only the sum of their bytes."""
-        return layers_known(self.model)
+        return bool(self.recorded) or layers_known(self.model)
 
     @property
     def largest_nodes(self) -> int:
@@ -116,7 +118,7 @@ class Evidence:
             strategy=strategy, model=self.model, nodes=nodes, workers=workers, servers=servers,
             workers_per_node=self.layout(strategy).workers_per_node, threads=self.threads,
             batch=whole / workers if self.mode == "strong" and batch is None else whole,
-            lengths=lengths_of(self.model, self.gradient_bytes), ready=self.ready, **settings,
+            lengths=lengths_of(self.model, self.gradient_bytes, self.recorded), ready=self.ready, **settings,
         )  # fmt: skip
 
 
@@ -178,7 +180,8 @@ def _check_enough(item: Evidence, network: Network | None) -> None:
 
 def _of_model(runs: Sequence[Run], accuracy: float | None, traced: Sequence[TracedRun]) -> Evidence:
     remarks: list[str] = []
-    if not layers_known(runs[0].model):
+    recorded = _recorded(runs, remarks)
+    if not recorded and not layers_known(runs[0].model):
         remarks.append(
             f"the layers of {runs[0].model} are not known, only their bytes: how they lie on servers and in buckets is"
             " a guess, and intervals are wider for it"
@@ -189,7 +192,7 @@ def _of_model(runs: Sequence[Run], accuracy: float | None, traced: Sequence[Trac
     gradient_bytes = next((run.gradient_bytes for run in runs if run.gradient_bytes), None)
     groups: dict[StepJob, list[Run]] = defaultdict(list)
     for run in runs:
-        groups[dataclasses.replace(_job_of(run, gradient_bytes, several, remarks), ready=ready)].append(run)
+        groups[dataclasses.replace(_job_of(run, gradient_bytes, several, remarks, recorded), ready=ready)].append(run)
     monitors = tuple(_observed(job, members) for job, members in groups.items())
     largest = max(monitors, key=lambda seen: (seen.job.nodes, seen.job.workers)).job
     mode, batch = _fixed(runs)
@@ -208,6 +211,7 @@ def _of_model(runs: Sequence[Run], accuracy: float | None, traced: Sequence[Trac
         batch=batch,
         threads=largest.threads,
         gradient_bytes=gradient_bytes,
+        recorded=recorded,
         num_samples=statistics.median(samples) if samples else None,
         cores_per_node=next((run.cores_per_node for run in runs if run.cores_per_node), None),
         learning=_learning(runs, accuracy) if accuracy is not None else (),
@@ -234,7 +238,22 @@ def _ready(
     return tuple(best.ready)
 
 
-def _job_of(run: Run, gradient_bytes: int | None, several_threads: bool, remarks: list[str]) -> StepJob:
+def _recorded(runs: Sequence[Run], remarks: list[str]) -> tuple[int, ...]:
+    """The elements of each variable as most runs have them; runs of one network's name may be of several networks."""
+    counted = Counter(tuple(run.gradient_elements) for run in runs if sum(run.gradient_elements) > 0)
+    if not counted:
+        return ()
+    if len(counted) > 1:
+        sums = ", ".join(f"{sum(lengths):,}" for lengths in counted)
+        remarks.append(
+            f"runs of {runs[0].model} have different variables ({sums} elements): those of most runs are taken"
+        )
+    return counted.most_common(1)[0][0]
+
+
+def _job_of(
+    run: Run, gradient_bytes: int | None, several_threads: bool, remarks: list[str], recorded: tuple[int, ...] = ()
+) -> StepJob:
     strategy = ALIASES.get(run.strategy, run.strategy)
     if strategy not in STRATEGIES:
         taken = "ps" if run.servers else "mpi"
@@ -255,7 +274,7 @@ def _job_of(run: Run, gradient_bytes: int | None, several_threads: bool, remarks
         workers_per_node=max(1, per_node),
         batch=run.global_batch / run.workers,
         threads=(run.threads or 0) if several_threads else 0,
-        lengths=lengths_of(run.model, gradient_bytes),
+        lengths=lengths_of(run.model, gradient_bytes, recorded),
         compressed=settings.get("compress", "none") != "none",
         bucket_bytes=run.bucket_bytes or _bytes_of(settings.get("bucket-size", AUTO), run),
         placement=settings.get("placement", "") if has_servers(strategy) else "",

@@ -110,12 +110,14 @@ def is_synchronous(strategy: str) -> bool:
 
 
 @functools.lru_cache(maxsize=64)
-def lengths_of(model: str, gradient_bytes: int | None) -> tuple[int, ...]:
+def lengths_of(model: str, gradient_bytes: int | None, recorded: tuple[int, ...] = ()) -> tuple[int, ...]:
     """The elements of a network's gradients in creation order; usual ones where only their bytes are known.
 
-    UsageError where not even these are. A network that was given other classes keeps its layers: the last ones take
-    up the difference.
+    `recorded`: as a run of it had them, which is the truth. UsageError where not even their bytes are known. A network
+    that was given other classes keeps its layers: the last ones take up the difference.
     """
+    if recorded:
+        return recorded
     lengths = _known_lengths(model)
     if lengths is None and not gradient_bytes:
         raise UsageError(

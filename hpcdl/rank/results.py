@@ -46,6 +46,7 @@ def first_record(run_plan: RunPlan, hosts: Sequence[str], software: Mapping[str,
         num_samples=run_plan.dataset.train_split.num_samples,
         counted=run_plan.dataset.counted,
         data_checksum=run_plan.dataset.checksum,
+        evaluated_on=split.name if (split := run_plan.dataset.evaluation_split) else "",
         workers=run_plan.num_workers,
         servers=run_plan.num_servers,
         batch_per_rank=run_plan.slices_of(run_plan.num_workers - 1)[-1],
@@ -90,9 +91,13 @@ def continued_record(record: RunRecord, run_dir: Path, step: int) -> RunRecord:
 
 
 def finished_record(
-    record: RunRecord, run_plan: RunPlan, outcome: Outcome, ranks: Sequence[RankRecord], parameters: tuple[int, int]
+    record: RunRecord,
+    run_plan: RunPlan,
+    outcome: Outcome,
+    ranks: Sequence[RankRecord],
+    parameters: tuple[Sequence[int], int],
 ) -> RunRecord:
-    """`record` with what the run measured; `parameters` are their number and their gradients' bytes."""
+    """`record` with what the run measured; `parameters`: elements of each trainable variable, bytes of all."""
     clock = outcome.clock
     warnings = []
     if clock.num_steps and not clock.is_warm:
@@ -106,8 +111,9 @@ def finished_record(
         record,
         status="finished",
         finished_at=now_text(),
-        parameters=parameters[0],
+        parameters=sum(parameters[0]),
         gradient_bytes=parameters[1],
+        gradient_elements=tuple(parameters[0]),
         steps=outcome.center_steps or max(outcome.steps_done, last.step if last else 0),
         **facts_of_steps(clock.num_steps, clock.first_steps.tolist(), clock.steps),
         images_per_second=throughput,

@@ -359,9 +359,9 @@ def _newest_copied(trainer: Trainer, communicator: Communicator, saved: int, war
     return step
 
 
-def _parameters(model: keras.Model) -> tuple[int, int]:
-    """Number of trainable parameters and bytes of their gradients."""
+def _parameters(model: keras.Model) -> tuple[list[int], int]:
+    """Elements of each trainable variable, and the bytes of all their gradients."""
     counts = [int(variable.value.shape.num_elements()) for variable in model.trainable_variables]
-    return sum(counts), sum(
+    return counts, sum(
         count * variable.value.dtype.size for count, variable in zip(counts, model.trainable_variables, strict=True)
     )

@@ -17,6 +17,7 @@ from hpcdl.data.format.dataset import Dataset, open_dataset
 from hpcdl.data.format.order import NO_SHIFT, Shift, pass_slice, steps_per_epoch
 from hpcdl.data.read.windows import open_stream
 from hpcdl.models.spec import check_function, check_model_spec, parse_function
+from hpcdl.node.engine import check_library
 from hpcdl.run.faults import check_injected, check_possible
 from hpcdl.run.groups import check_groups
 from hpcdl.run.outputs import check_objective
@@ -120,6 +121,7 @@ def prepare(resolved: ResolvedConfig[TrainConfig]) -> RunPlan:
     check_redundancy(config.checkpoint, info)
     if config.run.tensorboard is not None and importlib.util.find_spec("tensorboard") is None:
         raise UsageError("--tensorboard needs the package tensorboard; pip install 'hpcdl[tensorboard]'")
+    check_library(config.run.allocator)
     dataset = open_dataset(config.data.data, seed=config.run.seed, verified=config.data.verify_data)
     check_possible(
         config.safety.inject,

@@ -10,6 +10,7 @@ from hpcdl.config.load import Layer, load, standard_layers
 from hpcdl.config.schema import TrainConfig
 from hpcdl.config.study import OF_A_STUDY, Study
 from hpcdl.core.errors import ConfigError, CorruptError, UsageError
+from hpcdl.node.engine import check_library
 from hpcdl.node.machines import read_topology
 from hpcdl.node.profile import Profile, write_profile
 from hpcdl.node.settings import Settings
@@ -44,6 +45,11 @@ def prepare_points(study: Study, plan: StudyRuns) -> tuple[StudyRuns, dict[int, 
             resolved = load(TrainConfig, [*layers, own])
         except ConfigError as error:
             problems += error.problems
+            continue
+        try:
+            check_library(resolved.config.run.allocator)
+        except UsageError as error:  # what this node lacks is no combination that cannot be
+            problems.append(f"{study.origin}: {error}")
             continue
         try:
             found[point.number] = prepare(resolved)

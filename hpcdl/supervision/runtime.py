@@ -18,6 +18,8 @@ from hpcdl.cluster.environment import placement
 from hpcdl.cluster.supervise import BINDING_VARIABLE
 from hpcdl.core.backend import check_backend
 from hpcdl.node.binding import apply_planned
+from hpcdl.node.engine import is_preloaded
+from hpcdl.node.environment import ALLOCATOR
 from hpcdl.node.plan import verify_binding
 
 INTRA_OP_VARIABLE = "HPCDL_INTRA_OP_THREADS"
@@ -39,8 +41,11 @@ def planned_cpus(local_rank: int) -> list[int]:
 
 
 def binding_warning() -> str | None:
-    """What to say where this rank does not run on the CPUs that were planned for it."""
+    """What to say where this rank does not run on the CPUs, or with the allocator, that were planned for it."""
     place = placement()
+    allocator = os.environ.get(ALLOCATOR, "default")
+    if not is_preloaded(allocator):
+        return f"the allocator {allocator} was asked for, but its library was not loaded: the default is in use"
     return verify_binding(planned_cpus(place.local_rank if place else 0))
 
 

@@ -33,7 +33,7 @@ def test_a_study_becomes_all_files(ask_hpcdl: CommandLine, study: Path, tmp_path
     assert {path.suffix for path in (out / "figures").iterdir()} == {".svg", ".png", ".pdf"}
     *_, page, accuracy = finished.out.splitlines()
     assert page == f"report: {out / 'report.html'}"
-    assert accuracy == "test accuracy: 88.00 % (lenet, ring, 1 worker)"
+    assert accuracy == "held-out accuracy: 88.00 % (lenet, ring, 1 worker, median of 3 runs)"
     document = json.loads((out / "report.json").read_text())
     assert [row["efficiency"]["mean"] for row in document["scaling"]] == pytest.approx([1.0, 0.9, 0.81])
     assert len(document["summary"]) == 5
@@ -46,7 +46,7 @@ def test_json_is_one_document_on_stdout(ask_hpcdl: CommandLine, study: Path, tmp
     finished = ask_hpcdl(["report", study, "--out", tmp_path / "out", "--format", "json,terminal", "--json"])
     assert finished.code == 0
     assert finished.json() == json.loads((tmp_path / "out" / "report.json").read_text())
-    assert "test accuracy" in finished.err
+    assert "held-out accuracy" in finished.err
 
 
 def test_terminal_alone_writes_nothing(ask_hpcdl: CommandLine, study: Path, tmp_path: Path) -> None:

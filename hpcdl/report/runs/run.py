@@ -71,6 +71,8 @@ class Run:
     bytes_per_step: float | None = None
     link_bytes_per_second: float | None = None
     gradient_bytes: int | None = None
+    gradient_elements: tuple[int, ...] = ()
+    evaluated_on: str = ""
     bucket_bytes: int | None = None
     server_loads: tuple[ServerLoad, ...] = ()
     staleness_mean: float | None = None

@@ -34,15 +34,13 @@ _SHOWN = ("model", "strategy", "variant", "workers", "servers", "batch_per_rank"
 
 def build(analysis: Analysis) -> Section | None:
     """The three measures of each setting; figures where runs kept a history."""
-    groups = _settings(analysis.runs)
+    groups = settings_of_runs(analysis.runs)
     if not groups:
         return None
     table = _measures(groups, Column.rate(analysis.counted))
     curves = [(name, run) for name, run in _representatives(groups) if len(run.history) > 1]
     figures = [figure for kind in _KINDS for figure in _figures(kind, curves[:MOST_LINES])]
-    lines = [
-        "Latency is seconds per epoch. Accuracy is that of held-out samples where a run evaluated, else of training."
-    ]
+    lines = [f"Latency is seconds per epoch. {_measured_on(groups)}"]
     if len(curves) > MOST_LINES:
         lines.append(f"The figures show {MOST_LINES} of {len(curves)} settings, the largest first, one run of each.")
     elif curves:
@@ -69,6 +67,7 @@ _AXES = (("epochs", "epoch"), ("time", "seconds"))
 
 
 HELD_OUT = "on held-out samples"
+SPLITS = {"val": "on the split val", "test": "on the split test"}
 TRAINING = "on training samples"
 
 
@@ -78,8 +77,16 @@ def final_accuracy(run: Run) -> tuple[float, str] | None:
         for point in reversed(run.history):
             value = getattr(point, field)
             if value is not None and 0 <= value <= 1:
-                return value, kind
+                return value, SPLITS.get(run.evaluated_on, kind) if kind == HELD_OUT else kind
     return None if run.accuracy is None else (run.accuracy, TRAINING)
+
+
+def _measured_on(groups: Sequence[Sequence[Run]]) -> str:
+    """Which samples the table's accuracies are of, in a sentence."""
+    found = (final_accuracy(run) for group in groups for run in group)
+    kinds = sorted({final[1] for final in found if final is not None})
+    told = "Accuracy is at a run's end, the mean over the repeats of a setting, never the best of them"
+    return f"{told}; measured {' or '.join(kinds)}." if kinds else f"{told}."
 
 
 def _accuracy(run: Run) -> float | None:
@@ -87,7 +94,8 @@ def _accuracy(run: Run) -> float | None:
     return None if final is None else final[0]
 
 
-def _settings(runs: Sequence[Run]) -> list[list[Run]]:
+def settings_of_runs(runs: Sequence[Run]) -> list[list[Run]]:
+    """The usable runs, those of one setting together."""
     groups: dict[tuple[object, ...], list[Run]] = {}
     for run in runs:
         if run.usable:

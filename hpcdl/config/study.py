@@ -24,7 +24,7 @@ from hpcdl.core.errors import ConfigError, UsageError, suggestion
 from hpcdl.core.files import read_toml
 
 MODES = ("weak", "strong", "scale-up")
-TABLES = ("matrix", "train", "small", "labels")
+TABLES = ("matrix", "train", "small", "labels", "choose")
 OF_A_STUDY = {
     "ranks": "list nodes or workers in [matrix]",
     "run-dir": "the study names the folders; choose theirs with --out",
@@ -92,6 +92,17 @@ class Matrix:
 
 
 @dataclass(frozen=True, kw_only=True)
+class TriedSettings:
+    """[choose]: what each point first tries, once each, to run with what held-out accuracy finds best.
+
+    `axes` are keys of `hpcdl train` with the values that are tried; `train` are settings of the tries alone.
+    """
+
+    axes: Mapping[str, Sequence[Any]]
+    train: Mapping[str, Any]
+
+
+@dataclass(frozen=True, kw_only=True)
 class Study:
     """A study as it will run: its points are those of all `matrices`; `train` holds what all runs share, by key.
 
@@ -104,6 +115,7 @@ class Study:
     origin: str
     train: Mapping[str, Any]
     labels: Mapping[str, str]
+    choice: TriedSettings | None = None
 
 
 def load_study(
@@ -139,6 +151,9 @@ def load_study(
         problems += [*_contradictions(resolved), *_unequal(matrices[-1])]
     if problems:
         raise ConfigError(dict.fromkeys(problems))
+    choice = _choice(tables.origin, tables.choose, {key for matrix in matrices for key in axes_of(matrix)}, problems)
+    if problems:
+        raise ConfigError(dict.fromkeys(problems))
     plan = configs[0].plan
     name = plan.name or (path.stem if path else "sweep")
     train = {**tables.train, **set_layer(pairs or []).values}
@@ -149,7 +164,36 @@ def load_study(
         origin=tables.origin,
         train=plain_keys(train),
         labels=tables.labels,
+        choice=choice,
     )
+
+
+def _choice(origin: str, table: Mapping[str, Any], axes: Collection[str], problems: list[str]) -> TriedSettings | None:
+    """What the table [choose] says; None without one. What is wrong goes to `problems`."""
+    if not table:
+        return None
+    known = settings_by_key(TrainConfig)
+    tried: dict[str, Sequence[Any]] = {}
+    settings: dict[str, Any] = {}
+    for key, given in plain_keys(table).items():
+        if key not in known:
+            problems.append(f"{origin}: [choose]: unknown key {key!r}{suggestion(key, known)}")
+            continue
+        if key in axes or key in OF_A_STUDY:
+            problems.append(f"{origin}: [choose] {key}: {OF_A_STUDY.get(key, 'it stands in [matrix]; drop one')}")
+            continue
+        try:
+            values = tuple(known[key].parse(value) for value in (given if isinstance(given, list) else [given]))
+        except ValueError as error:
+            problems.append(f"{origin}: [choose] {key}: {error}")
+            continue
+        if isinstance(given, list):
+            tried[key] = values
+        else:
+            settings[key] = values[0]
+    if not any(len(values) > 1 for values in tried.values()):
+        problems.append(f"{origin}: [choose] needs a list of values to try, such as learning-rate = [0.01, 0.03, 0.1]")
+    return TriedSettings(axes=tried, train=settings)
 
 
 class _MatrixReader:
@@ -245,8 +289,11 @@ def study_tables(study: Study) -> dict[str, Any]:
         table |= {"exclude": [{key: list(values) for key, values in item.items()} for item in matrix.exclude]}
         matrices.append({key: value for key, value in table.items() if value})
     keys = {key: value for key, value in {**plan, "name": study.name}.items() if value is not None}
-    labels = {"labels": dict(study.labels)} if study.labels else {}
-    return {**plain_keys(keys), "train": dict(study.train), **labels, "matrix": matrices}
+    more: dict[str, Any] = {"labels": dict(study.labels)} if study.labels else {}
+    if study.choice is not None:
+        tried = {key: [_as_toml(value) for value in values] for key, values in study.choice.axes.items()}
+        more["choose"] = tried | {key: _as_toml(value) for key, value in study.choice.train.items()}
+    return {**plain_keys(keys), "train": dict(study.train), **more, "matrix": matrices}
 
 
 def _as_toml(value: Any) -> Any:
@@ -265,6 +312,7 @@ class _Tables:
             raise UsageError(f"{self.origin} has no table [small]; leave --small out, or write one")
         self.keys = {key: value for key, value in {**document, **over}.items() if key not in TABLES}
         self.train = {**self._tables(document, "train")[0], **self._tables(over, "train")[0]}
+        self.choose = self._tables(over if "choose" in over else document, "choose")[0]
         self.matrices = self._tables(over if "matrix" in over else document, "matrix", several=True)
         self.labels = dict(_labels(self._tables(document, "labels")[0]))
 

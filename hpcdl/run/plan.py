@@ -10,7 +10,7 @@ from pathlib import Path
 from hpcdl.checkpoint.parity import NONE
 from hpcdl.cluster.batch.systems import has_own_nodes
 from hpcdl.config.load import ResolvedConfig, flatten, site_rules
-from hpcdl.config.schema import CheckpointConfig, DataConfig, StepBenchConfig, TrainConfig
+from hpcdl.config.schema import CheckpointConfig, DataConfig, RunConfig, StepBenchConfig, TrainConfig
 from hpcdl.core.errors import UsageError
 from hpcdl.core.files import open_regular
 from hpcdl.data.format.dataset import Dataset, open_dataset
@@ -104,6 +104,13 @@ def check_redundancy(checkpoint: CheckpointConfig, info: StrategyInfo) -> None:
         )
 
 
+def _check_installed(run: RunConfig) -> None:
+    """UsageError where what these settings need is not there."""
+    if run.tensorboard is not None and importlib.util.find_spec("tensorboard") is None:
+        raise UsageError("--tensorboard needs the package tensorboard; pip install 'hpcdl[tensorboard]'")
+    check_library(run.allocator)
+
+
 def prepare(resolved: ResolvedConfig[TrainConfig]) -> RunPlan:
     """Check names, data and arithmetic of a run; raises what the user should read."""
     config = resolved.config
@@ -119,9 +126,7 @@ def prepare(resolved: ResolvedConfig[TrainConfig]) -> RunPlan:
     if config.checkpoint.local_checkpoint_every and not config.checkpoint.elastic:
         raise UsageError("--local-checkpoint-every keeps what new ranks continue from: add --elastic, or leave it out")
     check_redundancy(config.checkpoint, info)
-    if config.run.tensorboard is not None and importlib.util.find_spec("tensorboard") is None:
-        raise UsageError("--tensorboard needs the package tensorboard; pip install 'hpcdl[tensorboard]'")
-    check_library(config.run.allocator)
+    _check_installed(config.run)
     dataset = open_dataset(config.data.data, seed=config.run.seed, verified=config.data.verify_data)
     check_possible(
         config.safety.inject,

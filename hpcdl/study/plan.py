@@ -10,12 +10,13 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from hpcdl.config.study import Matrix, Study, StudyMatrix, axes_of
+from hpcdl.config.study import Matrix, Study, StudyMatrix, TriedSettings, axes_of
 from hpcdl.core.errors import UsageError
 from hpcdl.strategies.base.strategy import check_ranks
 from hpcdl.strategies.table import find_strategy
 
 MOST_RUNS = 100_000
+_TRY = "try"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -37,6 +38,10 @@ class StudyPoint:
     batch_size: int
     threads: int | None = None
     settings: tuple[tuple[str, Any], ...] = ()
+    shared_threads: int | None = None
+    """Threads of a rank that are the same at every size of a weak study whose ranks share a node (study/points.py)."""
+    tried_for: int = 0
+    """The number of the point that this one is a try for (config/study.py); 0 of those that are measured."""
 
     @property
     def label(self) -> str:
@@ -70,11 +75,18 @@ class StudyRuns:
     points: Sequence[StudyPoint]
     runs: Sequence[PlannedRun]
     left_out: Sequence[str]
+    told: Sequence[str] = ()
+    """What else to say of the plan."""
 
     @property
     def node_counts(self) -> list[int]:
         """Every number of nodes that a point needs, ascending."""
         return sorted({point.nodes for point in self.points})
+
+    @property
+    def measured(self) -> list[StudyPoint]:
+        """The points without those that are only tried."""
+        return [point for point in self.points if not point.tried_for]
 
     def only_nodes(self, nodes: int) -> StudyRuns:
         """The points of that many nodes, under their names in the whole plan; UsageError where there are none."""
@@ -82,14 +94,25 @@ class StudyRuns:
         if not points:
             known = ", ".join(map(str, self.node_counts))
             raise UsageError(f"no point of the study needs {nodes} nodes; its points need {known}")
-        return StudyRuns(points=points, runs=[run for run in self.runs if run.point.nodes == nodes], left_out=())
+        return StudyRuns(
+            points=points, runs=[run for run in self.runs if run.point.nodes == nodes], left_out=(), told=self.told
+        )
+
+    def with_threads(self, threads: int, told: Sequence[str]) -> StudyRuns:
+        """The plan whose ranks all have so many threads, and what to say of it."""
+        points = {point.number: dataclasses.replace(point, shared_threads=threads) for point in self.points}
+        runs = [dataclasses.replace(run, point=points[run.point.number]) for run in self.runs]
+        return dataclasses.replace(self, points=[*points.values()], runs=runs, told=[*self.told, *told])
 
     def without(self, refused: Mapping[int, str]) -> StudyRuns:
-        """The plan without some points, by number, and with the reasons why."""
+        """The plan without some points, by number, and what they would try; with the reasons why."""
+        kept = [point for point in self.points if not {point.number, point.tried_for} & refused.keys()]
+        numbers = {point.number for point in kept}
         return StudyRuns(
-            points=[point for point in self.points if point.number not in refused],
-            runs=[run for run in self.runs if run.point.number not in refused],
+            points=kept,
+            runs=[run for run in self.runs if run.point.number in numbers],
             left_out=[*self.left_out, *_told(Counter(refused.values()))],
+            told=self.told,
         )
 
 
@@ -109,7 +132,27 @@ def make_plan(study: Study) -> StudyRuns:
     told = _told(left_out)
     if not points:
         raise UsageError(f"{study.origin}: nothing of the matrix can run; {'; '.join(told)}")
-    return StudyRuns(points=points, runs=_in_order(points, study.plan.repeats, study.plan.order_seed), left_out=told)
+    tries = _tries(points, study.choice) if study.choice else []
+    if len(points) * study.plan.repeats + len(tries) > MOST_RUNS:
+        raise UsageError(
+            f"{study.origin}: the matrix, its repeats and tries are more than {MOST_RUNS} runs; shorten them"
+        )
+    runs = [*_in_order(tries, 1, study.plan.order_seed), *_in_order(points, study.plan.repeats, study.plan.order_seed)]
+    return StudyRuns(points=[*tries, *points], runs=runs, left_out=told)
+
+
+def _tries(points: Sequence[StudyPoint], choice: TriedSettings) -> list[StudyPoint]:
+    """What each point tries; the whole length of a try is trained, or one that stopped early would look worse."""
+    fixed = {"target-accuracy": None, **choice.train}
+    tries: list[StudyPoint] = []
+    for point in points:
+        for values in itertools.product(*choice.axes.values()):
+            settings = {**dict(point.settings), **fixed, **dict(zip(choice.axes, values, strict=True))}
+            number = len(points) + len(tries) + 1
+            tries.append(
+                dataclasses.replace(point, number=number, settings=tuple(settings.items()), tried_for=point.number)
+            )
+    return tries
 
 
 def _told(reasons: Mapping[str, int]) -> list[str]:
@@ -127,8 +170,14 @@ def _in_order(points: Sequence[StudyPoint], repeats: int, seed: int) -> list[Pla
     return runs
 
 
+def is_try(name: str) -> bool:
+    """Whether the run of that name is one to choose settings by."""
+    return name.endswith(f"-{_TRY}")
+
+
 def _run_name(point: StudyPoint, repeat: int) -> str:
-    return f"{point.number:03d}-{point.strategy}-{point.workers}w-{point.batch_size}b-r{repeat}"
+    last = _TRY if point.tried_for else f"r{repeat}"
+    return f"{point.number:03d}-{point.strategy}-{point.workers}w-{point.batch_size}b-{last}"
 
 
 def _combinations(study: Study) -> Iterator[StudyPoint | str]:

@@ -60,7 +60,27 @@ def prepare_points(study: Study, plan: StudyRuns) -> tuple[StudyRuns, dict[int, 
     problems += [f"{study.origin}: {line}" for point in wrong for line in refused[point.number].splitlines()]
     if problems:
         raise ConfigError(dict.fromkeys(problems))
-    return plan.without(refused), found
+    plan = plan.without(refused)
+    return (plan if profiled or study.plan.mode != "weak" else _with_equal_threads(plan, read_topology())), found
+
+
+def _with_equal_threads(plan: StudyRuns, topology: Topology) -> StudyRuns:
+    """`plan` with the same threads for each rank at every size, where sizes would share a node's cores differently.
+
+    A worker alone with all cores, against which two have half of them each, is no weak scaling.
+    """
+    shares = {point.ranks_per_node for point in plan.points}
+    if len(shares) == 1 or any(point.threads for point in plan.points):
+        return plan
+    cores, most = len(topology.usable_cores), max(shares)
+    threads = max(cores // most, 1)
+    told = [f"weak scaling on a node: each rank has {threads} threads at every size, its share where {most} are on one"]
+    if most > cores:
+        told.append(
+            f"{most} ranks on a node of {cores} cores share them: what that costs is part of every efficiency at that"
+            " size; leave it out, or run it on more nodes"
+        )
+    return plan.with_threads(threads, told)
 
 
 def _job(point: StudyPoint) -> tuple[str, str, str]:
@@ -81,13 +101,14 @@ def settings_of_point(point: StudyPoint) -> dict[str, Any]:
 
 def profile_of_point(point: StudyPoint, folder: Path) -> Path | None:
     """The file in `folder` of a profile with the point's threads, made where it is missing; None without threads."""
-    if point.threads is None:
+    threads = point.threads or point.shared_threads
+    if threads is None:
         return None
-    path = folder / f"{point.ranks_per_node}-ranks-{point.threads}-threads.toml"
+    path = folder / f"{point.ranks_per_node}-ranks-{threads}-threads.toml"
     if not path.exists():
         topology = read_topology()
         profile = Profile(
-            settings=thread_settings(point.threads, point.ranks_per_node, topology),
+            settings=thread_settings(threads, point.ranks_per_node, topology),
             machine="study",
             processor=topology.processor,
             fingerprint=topology.fingerprint,

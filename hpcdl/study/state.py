@@ -15,7 +15,7 @@ from hpcdl.config.study import Study
 from hpcdl.core.errors import UsageError
 from hpcdl.core.files import write_json
 from hpcdl.core.from_json import read_as
-from hpcdl.study.plan import StudyRuns
+from hpcdl.study.plan import StudyPoint, StudyRuns
 
 SCHEMA = "hpcdl.study/1"
 FILE_NAME = "study.json"
@@ -110,10 +110,13 @@ def _resumed_state(folder: Path, study: Study, plan: StudyRuns) -> StudyState:
 
 def digest_of(study: Study, plan: StudyRuns) -> str:
     """What two calls must agree in to be of one study: its points, their order and the settings of its runs."""
-    # What a point does not have is left out, so that studies of older versions go on.
-    runs = [
-        [run.name, {key: value for key, value in dataclasses.asdict(run.point).items() if key != "settings" or value}]
-        for run in plan.runs
-    ]
+    runs = [[run.name, _identity(run.point)] for run in plan.runs]
     text = json.dumps([study.plan.mode, runs, dict(study.train)], sort_keys=True, default=str)
     return hashlib.sha256(text.encode()).hexdigest()
+
+
+def _identity(point: StudyPoint) -> dict[str, Any]:
+    """Without what the point does not have, so that studies of older versions go on, and what its node makes of it."""
+    found = dataclasses.asdict(point)
+    del found["shared_threads"]
+    return {key: value for key, value in found.items() if value or key not in ("settings", "tried_for")}

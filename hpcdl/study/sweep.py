@@ -15,8 +15,9 @@ from hpcdl.config.schema import TrainConfig
 from hpcdl.config.study import Study
 from hpcdl.core.disk import free_name, make_folder, move
 from hpcdl.core.errors import HpcdlError, StoppedEarly, UsageError
-from hpcdl.core.files import write_toml
+from hpcdl.core.files import read_json, write_json, write_toml
 from hpcdl.core.lock import writing
+from hpcdl.core.records import read_record
 from hpcdl.core.signals import caught
 from hpcdl.run.rundir import discard, drop_heavy_results
 from hpcdl.study.allocation import Allocation, check_room
@@ -29,12 +30,15 @@ from hpcdl.study.attempt import (
     wait_until_still,
     why_failed,
 )
-from hpcdl.study.plan import PlannedRun, StudyRuns
+from hpcdl.study.choice import TRIES, choose
+from hpcdl.study.plan import PlannedRun, StudyPoint, StudyRuns, is_try
 from hpcdl.study.points import profile_of_point, settings_of_point
 from hpcdl.study.state import StudyState, write_state
 from hpcdl.tuning.trials import MARK
 
 RUNS, FAILED, LOGS, SETTINGS = "runs", "failed", "logs", "train.toml"
+CHOSEN = "chosen.json"
+"""By point's number: what it runs with, on which accuracies (config/study.py, TriedSettings)."""
 POLL_S = 0.1
 WARNED_EARLY_S = 90.0
 """Slurm may warn ranks up to a minute before the time that was asked for."""
@@ -97,7 +101,10 @@ class Sweep:
 
     def _loop(self, waiting: list[PlannedRun]) -> None:
         while (waiting or self._active) and not self._stopping:
-            for run, nodes in _fitting(waiting, self._free()):
+            ready = [run for run in waiting if self._is_ready(run)]
+            if waiting and not ready and not self._active:
+                break  # all tries of what is left have failed; raise_for tells why
+            for run, nodes in _fitting(ready, self._free()):
                 waiting.remove(run)
                 self._begin(run, nodes)
             for attempt in [item for item in self._active if self._over(item)]:
@@ -113,7 +120,7 @@ class Sweep:
 
     def _take_stock(self) -> None:
         """Settle what an earlier call left: runs that it did not see end, and failed ones, which get another chance."""
-        for name in (RUNS, LOGS, FAILED):
+        for name in (RUNS, LOGS, FAILED, *([TRIES] if self._study.choice else [])):
             make_folder(self._folder / name)
         write_toml(self._folder / SETTINGS, self._study.train)
         end_marked(MARK, self.state.mark)  # a killed sweep could not end its runs
@@ -142,6 +149,11 @@ class Sweep:
         first = wanted.get("seed", self._study.train.get("seed", 0))
         wanted["seed"] = int(first) + run.repeat - 1  # repeats that learn alike would be one run
         own = {key for key, _ in run.point.settings} - {"seed"}
+        if run.point.tried_for:
+            wanted["seed"] += self._study.plan.repeats  # of no repeat: who is chosen on a run is not measured by it
+        elif self._study.choice is not None:
+            chosen = self._chosen(run.point)
+            wanted, own = {**wanted, **chosen}, own | set(chosen)
         for key, value in wanted.items():
             words += ["--set", f"{key}={_SETTINGS[key].show(value)}"] if key in own else [f"--{key}", str(value)]
         profile = profile_of_point(run.point, self._folder / "profiles")
@@ -150,6 +162,27 @@ class Sweep:
         environment = {**self._allocation.environment(nodes), MARK: self.state.mark}
         log = self._folder / LOGS / f"{run.name}.log"
         self._active.append(begin(run, [*self._allocation.command, *words], environment, nodes, log))
+
+    def _is_ready(self, run: PlannedRun) -> bool:
+        """Whether all that `run` chooses from has been tried, and one of it has ended well."""
+        names = self._tries_of(run.point.number)
+        states = [self.state.run(name).status for name in names]
+        return not names or ("finished" in states and not {"waiting", "running"} & {*states})
+
+    def _tries_of(self, number: int) -> dict[str, PlannedRun]:
+        return {run.name: run for run in self._plan.runs if run.point.tried_for == number}
+
+    def _chosen(self, point: StudyPoint) -> dict[str, Any]:
+        """The values with which the point's tries were best, by key; what was chosen is told and written down."""
+        assert self._study.choice is not None
+        tries = [run for name, run in self._tries_of(point.number).items() if self.state.run(name).status == "finished"]
+        found = choose([(read_record(self._run_dir(run)), run.point) for run in tries], self._study.choice)
+        path = self._folder / CHOSEN
+        known = read_json(path) if path.exists() else {}
+        if str(point.number) not in known:
+            write_json(path, {**known, str(point.number): found.as_json()})
+            self._tell(f"{point.label}: {found.sentence}")
+        return dict(found.values)
 
     def _over(self, attempt: Attempt[PlannedRun]) -> bool:
         limit = self._study.plan.run_timeout
@@ -202,13 +235,14 @@ class Sweep:
         return [node for node in self._allocation.nodes if node not in taken]
 
     def _run_dir(self, run: PlannedRun) -> Path:
-        return self._folder / RUNS / run.name
+        return self._folder / (TRIES if run.point.tried_for else RUNS) / run.name
 
 
 def raise_for(state: StudyState, folder: Path) -> None:
-    """HpcdlError where runs have failed for good: the first one's last words."""
+    """HpcdlError where runs have failed for good: the first one's last words. A try may, if another one has not."""
     failed = [run for run in state.runs if run.status == "failed"]
-    if failed:
+    left = any(run.status == "waiting" for run in state.runs)
+    if failed and (left or not all(is_try(run.name) for run in failed)):
         raise HpcdlError(
             f"{len(failed)} of {len(state.runs)} runs failed; {failed[0].name}: {failed[0].message}; "
             f"see {folder / LOGS}, and try them again with --resume"

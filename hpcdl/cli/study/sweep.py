@@ -111,7 +111,7 @@ def sweep(
     if dry_run:
         _show_plan(wanted, plan, state, run_plan, json)
         return
-    for line in plan.left_out:
+    for line in (*plan.told, *plan.left_out):
         say(line)
     _run(folder, wanted, plan, state, json)
 
@@ -141,7 +141,7 @@ def _submit(folder: Path, study: Study, plan: StudyRuns, given: dict[str, str], 
     except ValueError as error:
         raise UsageError(f"--time: {error}") from None
     limits = JobLimits(time_s=time_s, partition=given["partition"], account=given["account"])
-    for line in plan.left_out:
+    for line in (*plan.told, *plan.left_out):
         say(line)
     parts = submit_parts(folder, study, plan, limits, resume=resume)
     if json:
@@ -183,7 +183,7 @@ def _show_plan(study: Study, plan: StudyRuns, state: StudyState, run_plan: Any, 
             for run in plan.runs
         ],
     )  # fmt: skip
-    for line in plan.left_out:
+    for line in (*plan.told, *plan.left_out):
         say(line)
     for line in _sentences(study, plan, estimate, cores, nodes):
         put(line)
@@ -212,7 +212,7 @@ def _tell_cost(
     if json:
         print_json({"study": study.name, **cost.as_json()})
         return
-    for line in plan.left_out:
+    for line in (*plan.told, *plan.left_out):
         say(line)
     print_table(
         ("runs", "strategy", "nodes", "workers", "batch", "step", "90 %", "a run", "90 %", "node-h", "model"),
@@ -273,7 +273,12 @@ def _sentences(study: Study, plan: StudyRuns, estimate: StudyEstimate, cores: in
     where = f" on {nodes} nodes" if nodes > 1 else ""
     total = f"about {format_seconds(estimate.seconds)}{where}, {estimate.node_hours:.3g} node-hours"
     per_job = [f"{nodes} x {len(plan.only_nodes(nodes).runs)} runs" for nodes in plan.node_counts]
-    lines = [f"{len(plan.points)} points x {study.plan.repeats} repeats = {len(plan.runs)} runs: {total} to go"]
+    measured, tries = len(plan.measured), len(plan.points) - len(plan.measured)
+    tried = f", after {tries} tries to choose {', '.join(study.choice.axes)}" if study.choice else ""
+    lines = [f"{measured} points x {study.plan.repeats} repeats{tried} = {len(plan.runs)} runs: {total} to go"]
+    if study.choice:
+        seconds = sum(estimate.seconds_by_run.get(run.name, 0.0) for run in plan.runs if run.point.tried_for)
+        lines.append(f"of that time the tries take about {format_seconds(seconds)}, one after the other")
     if len(per_job) > 1:
         lines.append(f"as jobs (--jobs), one for each number of nodes: {', '.join(per_job)}")
     if estimate.unknown:
@@ -301,6 +306,7 @@ def _plan_document(study: Study, plan: StudyRuns, state: StudyState, estimate: S
             for run in plan.runs
         ],
         "left_out": list(plan.left_out),
+        "told": list(plan.told),
         "seconds": estimate.seconds,
         "node_hours": estimate.node_hours,
         "unknown": estimate.unknown,

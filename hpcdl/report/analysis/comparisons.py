@@ -122,18 +122,32 @@ def _pairs(contest: Contest) -> Iterator[tuple[Contender, Contender]]:
     else:
         pairs = list(itertools.combinations(several, 2))
     for a, b in pairs:
-        if contest.kind == STRATEGIES and not _one_difference(a.first, b.first):
+        if contest.kind == STRATEGIES and not _one_difference(a.first, b.first, _own_keys(several)):
             continue
         if _kind(a.first, contest.kind) != _kind(b.first, contest.kind):
             yield a, b
 
 
-def _one_difference(a: Run, b: Run) -> bool:
+OWN_RATE = ("learning-rate", "momentum")
+"""What a study may choose for each strategy by itself."""
+
+
+def _own_keys(contenders: Sequence[Contender]) -> set[str]:
+    """Those of OWN_RATE of which each strategy has one value: then it belongs to the strategy, as its period does."""
+    found = set()
+    for key in OWN_RATE:
+        pairs = {(item.first.strategy, item.first.settings.get(key)) for item in contenders}
+        if len(pairs) == len({strategy for strategy, _ in pairs}):
+            found.add(key)
+    return found
+
+
+def _one_difference(a: Run, b: Run, own_keys: set[str]) -> bool:
     """Whether two runs differ in one thing: a strategy with what belongs to it, or one setting."""
     if a.nodes != b.nodes and a.ranks_per_node != b.ranks_per_node:
         return False
     differing = {key for key, value in a.settings.items() if b.settings.get(key) != value}
-    return differing <= OF_STRATEGY if a.strategy != b.strategy else len(differing) == 1
+    return differing <= OF_STRATEGY | own_keys if a.strategy != b.strategy else len(differing) == 1
 
 
 def _kind(run: Run, by: str) -> Hashable:

@@ -52,12 +52,18 @@ Walk = Sequence[tuple[str, Sequence[str]]]
 """Folders, each with the names of its files."""
 
 
+STUDY_FILE, TRIES = "study.json", "tries"
+"""A study's own file, and the folder beside it of what it has tried (study/choice.py)."""
+
+
 def walk(path: Path) -> Walk:
     """`path` and the folders below it, but none below a run's: thousands of runs are looked at once. No links."""
     found = []
     for folder, below, files in os.walk(path):
         if FILE_NAME in files:
             below.clear()
+        if STUDY_FILE in files and TRIES in below:
+            below.remove(TRIES)  # a study's, to choose settings by: no measurement
         below.sort()
         found.append((folder, files))
     return found

@@ -10,7 +10,7 @@ import typer
 
 from hpcdl.cli.groups import GroupedCommand
 from hpcdl.cli.options import ConfigFlag, SetFlag, TrustFlag, resolved, takes_settings
-from hpcdl.cli.output import say
+from hpcdl.cli.output import put, say
 from hpcdl.config.load import Layer
 from hpcdl.config.schema import ScriptConfig
 from hpcdl.core.errors import UsageError
@@ -35,6 +35,10 @@ def run(
     undistributed: Annotated[
         bool, typer.Option("--allow-undistributed", help="Let each rank train a model of its own.")
     ] = False,
+    from_horovod: Annotated[
+        bool, typer.Option("--from-horovod", help="With --check: list what must change in a script for Horovod.")
+    ] = False,
+    check: Annotated[bool, typer.Option("--check", help="Read SCRIPT and run nothing.")] = False,
     config: ConfigFlag = None,
     set_: SetFlag = None,
     trust: TrustFlag = False,
@@ -43,6 +47,9 @@ def run(
 
     On this node with --ranks N, or as one rank under mpiexec or srun. What follows SCRIPT is the script's.
     """
+    if from_horovod or check:
+        _check_horovod(script, arguments or [], from_horovod=from_horovod, check=check)
+        return
     from hpcdl.cluster.environment import placement
     from hpcdl.cluster.modules import go_on_with
     from hpcdl.launch import script as launch
@@ -62,6 +69,30 @@ def run(
     for warning in record.warnings:
         say(f"warning: {warning}")
     say(f"{run_dir}: {record.steps} steps on {record.ranks} ranks{rate}")
+
+
+def _check_horovod(script: Path, arguments: list[str], *, from_horovod: bool, check: bool) -> None:
+    """List what is left to change in a script for Horovod; exit code 2 where anything is."""
+    from hpcdl.launch.script import check_script
+    from hpcdl.scripts.horovod.changes import changes_in
+
+    others = [one for one in arguments if one != "--check"]  # it may stand behind SCRIPT, where nothing is run
+    if not from_horovod:
+        raise UsageError(
+            "--check: only with --from-horovod, and before SCRIPT; type hpcdl run --from-horovod --check SCRIPT"
+        )
+    if others or not (check or "--check" in arguments):
+        why = f"nothing is run, so leave {' '.join(others)} out" if others else "it changes nothing, so add --check"
+        raise UsageError(f"--from-horovod: {why}; type hpcdl run --from-horovod {script} --check")
+    check_script(script)
+    changes = changes_in(script)
+    for change in changes:
+        put(f"{script}:{change}")
+    if changes:
+        many = "place" if len(changes) == 1 else "places"
+        put(f"{script}: {len(changes)} {many} to change; then: hpcdl run --ranks 2 {script}")
+        raise typer.Exit(2)
+    put(f"{script}: nothing is left to change; hpcdl run --ranks 2 {script}")
 
 
 def _resumed(flags: dict[str, Any], trust: bool) -> list[Layer]:

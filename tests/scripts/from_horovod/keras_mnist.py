@@ -22,7 +22,7 @@ model = keras.Sequential(
 )
 optimizer = hvd.DistributedOptimizer(keras.optimizers.Adadelta(1.0 * hvd.size()))
 model.compile(loss="categorical_crossentropy", optimizer=optimizer, metrics=["accuracy"])
-callbacks = [hvd.callbacks()]
+callbacks = []
 if hvd.rank() == 0:
     callbacks.append(keras.callbacks.ModelCheckpoint(os.environ["OUT"] + "/keras-{epoch}.keras"))
 model.fit(

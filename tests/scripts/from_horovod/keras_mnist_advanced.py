@@ -40,10 +40,7 @@ scaled_rate = arguments.lr * hvd.size()
 optimizer = hvd.DistributedOptimizer(keras.optimizers.Adadelta(learning_rate=scaled_rate))
 model.compile(loss=keras.losses.CategoricalCrossentropy(), optimizer=optimizer, metrics=["accuracy"])
 callbacks = [
-    hvd.callbacks(),
-    keras.callbacks.LearningRateScheduler(
-        lambda epoch, rate: scaled_rate * min(1, (epoch + 1) / 2) if epoch < 2 else rate
-    ),
+    hvd.learning_rate_warmup(2, initial_rate=scaled_rate),
     keras.callbacks.ReduceLROnPlateau(monitor="loss", patience=1),
 ]
 if hvd.rank() == 0:

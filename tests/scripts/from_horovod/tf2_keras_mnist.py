@@ -24,6 +24,12 @@ scaled_rate = 0.001 * hvd.size()
 optimizer = hvd.DistributedOptimizer(
     tf.keras.optimizers.Adam(scaled_rate), backward_passes_per_step=1, average_aggregated_gradients=True
 )
-model.compile(loss=tf.keras.losses.SparseCategoricalCrossentropy(), optimizer=optimizer, metrics=["accuracy"])
-warm_up = tf.keras.callbacks.LearningRateScheduler(lambda epoch: scaled_rate * min(1, (epoch + 1) / 3))
-model.fit(dataset, steps_per_epoch=8 // hvd.size(), callbacks=[hvd.callbacks(), warm_up], epochs=3, verbose=0)
+model.compile(
+    loss=tf.keras.losses.SparseCategoricalCrossentropy(),
+    optimizer=optimizer,
+    metrics=["accuracy"],
+)
+callbacks = [
+    hvd.learning_rate_warmup(3, initial_rate=scaled_rate),
+]
+model.fit(dataset, steps_per_epoch=8 // hvd.size(), callbacks=callbacks, epochs=3, verbose=0)

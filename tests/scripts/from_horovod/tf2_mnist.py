@@ -6,6 +6,8 @@ import tensorflow as tf
 import hpcdl as hvd
 
 hvd.init()
+for gpu in tf.config.list_physical_devices("GPU"):
+    tf.config.experimental.set_memory_growth(gpu, True)
 digits = numpy.random.default_rng(hvd.rank())
 images, labels = digits.normal(size=(64, 8, 8, 1)).astype("float32"), digits.integers(0, 10, 64)
 dataset = tf.data.Dataset.from_tensor_slices((images, labels)).repeat().shuffle(100).batch(16)

@@ -1,0 +1,530 @@
+"""What must change in a script for Horovod, line by line: its syntax tree is read, and nothing of it is run."""
+
+from __future__ import annotations
+
+import ast
+import functools
+import importlib.util
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import hpcdl
+from hpcdl.core.errors import UsageError
+from hpcdl.scripts.horovod import names
+
+_OPTIMIZER = re.compile(r"(^|_)opt(imizer)?s?\d*$")
+"""How scripts call their optimizers, where nothing else tells."""
+_LONGEST = 100
+_TF1 = "tensorflow.compat.v1"
+_NO_ARGUMENT = "leave it out: hpcdl's has no such argument"
+
+
+@dataclass(frozen=True, kw_only=True, order=True)
+class Change:
+    """One place of a script, its first and last line, and what to type instead."""
+
+    line: int
+    last: int
+    found: str
+    instead: str
+
+    def __str__(self) -> str:
+        lines = f"{self.line}" if self.line == self.last else f"{self.line}-{self.last}"
+        return f"{lines}: {self.found}\n    -> {self.instead}"
+
+
+def changes_in(path: Path) -> list[Change]:
+    """What is left to change in the script `path`, in the order of its lines.
+
+    UsageError where it is not Python, or imports neither Horovod nor hpcdl.
+    """
+    tree = ast.parse(path.read_bytes(), str(path))
+    script = _Script(tree, path.parent)
+    script.visit(tree)
+    if not script.moves:
+        raise UsageError(f"{path} imports neither horovod nor hpcdl; name the file that does")
+    return sorted(script.changes)
+
+
+class _Script(ast.NodeVisitor):
+    """Looks at every name, call and import once; what is to be left out as a whole is not looked into."""
+
+    def __init__(self, tree: ast.Module, folder: Path) -> None:
+        self.changes: set[Change] = set()
+        self.moves = False
+        """Whether anything of Horovod or hpcdl is imported."""
+        self._folder = folder
+        self._origins: dict[str, str] = {}
+        self._kinds: dict[str, str] = {}
+        self._alias = "hvd"
+        for node in ast.walk(tree):
+            self._note(node)
+        self._schedules = [
+            node for node in ast.walk(tree) if isinstance(node, ast.Call) and self._called(node.func) == names.SCHEDULE
+        ]
+
+    def _note(self, node: ast.AST) -> None:
+        """Remember what a name stands for: imports, optimizers, elastic states, configurations of sessions."""
+        if isinstance(node, ast.Import):
+            for one in node.names:
+                root = one.name if one.asname else one.name.partition(".")[0]
+                self._origins[one.asname or root] = root
+                if one.asname and (one.name == "hpcdl" or one.name in names.MODULES):
+                    self._alias = one.asname
+        elif isinstance(node, ast.ImportFrom) and node.module and not node.level:
+            for one in node.names:
+                self._origins[one.asname or one.name] = f"{node.module}.{one.name}"
+                if f"{node.module}.{one.name}" in names.MODULES:
+                    self._alias = one.asname or one.name
+        elif isinstance(node, ast.Assign) and isinstance(node.value, ast.Call):
+            called = self._called(node.value.func)
+            for target in node.targets:
+                self._kinds[ast.unparse(target)] = called
+
+    def _origin(self, node: ast.AST) -> str:
+        """The whole name of what an expression of names and dots stands for; empty where it is something else."""
+        if isinstance(node, ast.Name):
+            return self._origins.get(node.id, "")
+        if isinstance(node, ast.Attribute):
+            inner = self._origin(node.value)
+            return f"{inner}.{node.attr}" if inner else ""
+        return ""
+
+    def _called(self, node: ast.AST) -> str:
+        return _common(self._origin(node))
+
+    def _add(self, node: ast.AST, instead: str, found: str = "") -> None:
+        first: int = getattr(node, "lineno", 1)
+        last: int = getattr(node, "end_lineno", None) or first
+        text = found or " ".join(ast.unparse(node).split())
+        text = text if len(text) <= _LONGEST else f"{text[: _LONGEST - 3]}..."
+        words = re.sub(r"\bhvd\b", self._alias, instead)
+        self.changes.add(Change(line=first, last=last, found=text, instead=words))
+
+    # Imports
+
+    def visit_Import(self, node: ast.Import) -> None:
+        """`import a.b as c`."""
+        for one in node.names:
+            self._import(node, one.name, f"import {one.name}" + (f" as {one.asname}" if one.asname else ""), one.asname)
+
+    def visit_ImportFrom(self, node: ast.ImportFrom) -> None:
+        """`from a.b import c, d`."""
+        module = node.module or ""
+        if node.level or not module:
+            self._beside(node, [module or one.name for one in node.names])
+            return
+        for one in node.names:
+            whole = f"{module}.{one.name}"
+            text = f"from {module} import {one.name}"
+            if module in names.MODULES and whole not in names.MODULES:
+                self.moves = True
+                self._imported(node, one.name, text)
+            else:
+                self._import(node, whole, text, one.asname or one.name, module)
+
+    def _import(self, node: ast.stmt, name: str, text: str, alias: str | None, module: str = "") -> None:
+        package = name.partition(".")[0]
+        self.moves = self.moves or package in ("horovod", "hpcdl")
+        if name in names.MODULES:
+            known = "" if (alias or "hpcdl") == "hpcdl" else f" as {alias}"
+            self._add(node, f"import hpcdl{known}", text)
+        elif package == "horovod":
+            self._add(node, _longest(names.REFUSED, name)[1], text)
+        elif package == "hpcdl" and module == "hpcdl":
+            self._imported(node, name.removeprefix("hpcdl."), text)
+        elif name == _TF1:
+            self._origins[alias or "tensorflow"] = "tensorflow"
+            self._add(node, f"import tensorflow as {alias or 'tf'}", text)
+        elif (gone := _gone(name)) is not None:
+            self._add(node, _import_of(_typed(gone, name), alias if module else None), text)
+        else:
+            self._beside(node, [module or name])
+
+    def _imported(self, node: ast.stmt, name: str, text: str) -> None:
+        """A name that is imported from one of Horovod's modules, or from hpcdl."""
+        found = _longest(names.HOROVOD, f"hvd.{name}")[1]
+        if name in hpcdl.__all__ and name != "callbacks":
+            if not text.startswith("from hpcdl "):
+                self._add(node, f"from hpcdl import {name}", text)
+        elif name in ("callbacks", "elastic", "*"):
+            if not text.startswith("from hpcdl "):
+                self._add(node, "import hpcdl as hvd", text)
+        else:
+            self._add(node, found or "leave it out: hpcdl has no such name", text)
+
+    def _beside(self, node: ast.stmt, modules: Sequence[str]) -> None:
+        """Modules of the script's own that import Horovod as well are to be read too."""
+        for name in modules:
+            path = self._folder / f"{name.replace('.', '/')}.py"
+            if path.is_file() and re.search(rb"^\s*(import|from)\s+horovod\b", path.read_bytes(), re.MULTILINE):
+                self._add(node, f"{path.name} imports Horovod too: hpcdl run --from-horovod {path} --check")
+
+    # Statements
+
+    def visit_If(self, node: ast.If) -> None:
+        """An `if` that holds nothing but a GPU's choice is to be left out with it."""
+        calls = [one.value for one in node.body if isinstance(one, ast.Expr) and isinstance(one.value, ast.Call)]
+        if len(calls) == len(node.body) and all(self._called(one.func) in names.PINNING for one in calls):
+            text = " ".join(ast.unparse(node).split())
+            self._add(node, names.NO_PINNING, text)
+            for one in node.orelse:
+                self.visit(one)
+        else:
+            self.generic_visit(node)
+
+    def visit_Assign(self, node: ast.Assign) -> None:
+        """Attributes of a session's configuration, and environment variables."""
+        target = node.targets[0]
+        base = target
+        while isinstance(base, ast.Attribute):
+            base = base.value
+        if isinstance(target, ast.Attribute) and self._kinds.get(ast.unparse(base), "").endswith(".ConfigProto"):
+            self._add(node, names.REMOVED["tensorflow.ConfigProto"])
+            return
+        if isinstance(target, ast.Subscript) and ast.unparse(target.value).endswith("environ"):
+            variable = target.slice.value if isinstance(target.slice, ast.Constant) else None
+            if variable in names.VARIABLES:
+                self._add(node, names.VARIABLES[str(variable)])
+                return
+        self.generic_visit(node)
+
+    # Expressions
+
+    def visit_Attribute(self, node: ast.Attribute) -> None:
+        """`a.b.c`, the longest chain first."""
+        if self._name(node, self._origin(node)):
+            return
+        if self._is_optimizer(node.value) and node.attr in names.OPTIMIZER_MEMBERS:
+            instead = names.OPTIMIZER_MEMBERS[node.attr]
+            base = ast.unparse(node.value)
+            self._add(node, f"{base}.{instead}" if instead.isidentifier() else instead)
+        elif node.attr in names.METHODS:
+            self._add(node, f"{ast.unparse(node.value)}.{names.METHODS[node.attr]}")
+            self.visit(node.value)
+        else:
+            self.visit(node.value)
+
+    def visit_Name(self, node: ast.Name) -> None:
+        """A name that was imported by itself."""
+        if "." in self._origins.get(node.id, ""):
+            self._name(node, self._origin(node), told_at_import=True)
+
+    def _name(self, node: ast.expr, origin: str, *, told_at_import: bool = False) -> bool:
+        """Look at a whole name; whether there is nothing more to see in it."""
+        if not origin:
+            return False
+        whole = _common(origin)
+        if whole.startswith("hvd."):
+            if not told_at_import:
+                self._of_horovod(node, whole)
+            return True
+        if whole.startswith("horovod"):
+            if not whole.startswith(names.NOT_MOVED):  # told where they are imported
+                self._add(node, _longest(names.REFUSED, whole)[1])
+            return True
+        gone = _gone(origin)
+        if gone is not None and not told_at_import:
+            self._add(node, _typed(gone, origin))
+        return gone is not None
+
+    def _of_horovod(self, node: ast.expr, whole: str) -> None:
+        """A name of Horovod's that hpcdl lacks."""
+        _, instead = _longest(names.HOROVOD, whole)
+        first = whole.split(".")[1]
+        if instead:
+            self._add(node, instead)
+        elif first not in hpcdl.__all__ or whole.startswith("hvd.callbacks."):
+            self._add(node, "leave it out: hpcdl has no such name (docs/how-to/from-horovod.md)")
+
+    def _is_optimizer(self, node: ast.expr) -> bool:
+        """Whether an expression is an optimizer, by what it was made of or by its name."""
+        text = ast.unparse(node)
+        kind = self._kinds.get(text, "")
+        made = kind.startswith("keras.optimizers.") or kind == "hvd.DistributedOptimizer"
+        named = isinstance(node, ast.Name | ast.Attribute) and _OPTIMIZER.search(text.rpartition(".")[2]) is not None
+        return made or (named and not self._origin(node))
+
+    def visit_Subscript(self, node: ast.Subscript) -> None:
+        """The GPU of this rank is the only one that it sees."""
+        if self._is_local_rank(node.slice) and "gpu" in ast.unparse(node.value).lower():
+            self._add(node, f"{ast.unparse(node.value)}[0]: hvd.init() shows each rank its own GPU alone")
+        else:
+            self.generic_visit(node)
+
+    def _is_local_rank(self, node: ast.AST) -> bool:
+        return isinstance(node, ast.Call) and self._called(node.func) == "hvd.local_rank"
+
+    def visit_Call(self, node: ast.Call) -> None:
+        """What is called, and with which arguments."""
+        called = self._called(node.func)
+        on_device = called == "tensorflow.device" and any(map(self._is_local_rank, ast.walk(node)))
+        if called in names.PINNING or on_device:
+            self._add(node, names.NO_PINNING)
+            return
+        gone = _gone(self._origin(node.func)) if called else None
+        if gone is not None and gone[1].startswith("leave it out"):
+            self._add(node, gone[1])
+            return
+        if self._whole_call(node, called):
+            return
+        done = self._arguments(node, called)
+        self.visit(node.func)
+        for one in (*node.args, *(word.value for word in node.keywords if word not in done)):
+            self.visit(one)
+
+    def _whole_call(self, node: ast.Call, called: str) -> bool:
+        """Calls in whose place something else stands as a whole."""
+        given = {one.arg: ast.unparse(one.value) for one in node.keywords if one.arg}
+        words = [ast.unparse(one) for one in node.args]
+        if called == names.WARM_UP:
+            self._add(node, _warm_up(words, given))
+        elif called == names.SCHEDULE:
+            self._add(node, self._schedule(node))
+        elif (instead := names.HOROVOD.get(called)) is not None:
+            if not (called.startswith(("hvd.callbacks.", "hvd.elastic.")) or "(" in instead or " " in instead):
+                return False
+            text = f"{instead}({', '.join([*words, *(f'{key}={one}' for key, one in given.items())])})"
+            state = f"({words[0] if words else 'state'})"
+            self._add(node, text if called in names.STATES else instead.replace("(state)", state))
+        elif called in ("keras.backend.set_value", "keras.backend.get_value"):
+            return self._backend_value(node, called)
+        elif (
+            isinstance(node.func, ast.Attribute)
+            and self._is_optimizer(node.func.value)
+            and node.func.attr == "variables"
+        ):
+            self._add(node, f"{ast.unparse(node.func)}: it is no function in Keras 3")
+        elif (
+            isinstance(node.func, ast.Attribute)
+            and node.func.attr in names.STATE_METHODS
+            and self._is_state(node.func.value)
+        ):
+            self._add(node, names.STATE_METHODS[node.func.attr])
+        else:
+            return False
+        return True
+
+    def _is_state(self, node: ast.expr) -> bool:
+        return self._kinds.get(ast.unparse(node), "").startswith(("hvd.elastic.", "hvd.State"))
+
+    def _backend_value(self, node: ast.Call, called: str) -> bool:
+        """K.set_value and K.get_value, of a learning rate or of another variable."""
+        variable = node.args[0] if node.args else node
+        for one in node.args[1:]:
+            self.visit(one)
+        of_rate = isinstance(variable, ast.Attribute) and variable.attr in ("lr", "learning_rate")
+        if of_rate and isinstance(variable, ast.Attribute):
+            rate = f"{ast.unparse(variable.value)}.learning_rate"
+            setting = called.endswith("set_value") and len(node.args) == 2
+            self._add(node, f"{rate} = {ast.unparse(node.args[1])}" if setting else f"float({rate})")
+            return True
+        if self._origin(node.func).startswith("tensorflow."):
+            return False
+        text = ast.unparse(variable)
+        setting = called.endswith("set_value") and len(node.args) == 2
+        self._add(
+            node, f"{text}.assign({ast.unparse(node.args[1])})" if setting else f"keras.ops.convert_to_numpy({text})"
+        )
+        return True
+
+    def _schedule(self, node: ast.Call) -> str:
+        """All LearningRateScheduleCallbacks of a script are one callback of hpcdl's."""
+        if node is not self._schedules[0]:
+            return f"leave it out: the one on line {self._schedules[0].lineno} holds it"
+        rows = [_stage(one) for one in self._schedules]
+        initial = next((rate for *_, rate in rows if rate), "")
+        stages = " else ".join(f"{factor} if {when}" for when, factor, _ in rows)
+        rate = f", initial_rate={initial}" if initial else ""
+        return f"hvd.learning_rate_schedule(lambda epochs: {stages} else 1.0{rate})"
+
+    def _arguments(self, node: ast.Call, called: str) -> list[ast.keyword]:
+        """Tell of arguments that are gone; those in which there is nothing more to see."""
+        method = node.func.attr if isinstance(node.func, ast.Attribute) else ""
+        gone: Mapping[str, str] = names.CALLBACK_ARGUMENTS.get(called, {})
+        if called.startswith("keras.optimizers."):
+            gone = names.OPTIMIZER_ARGUMENTS
+        elif called.startswith("keras.layers."):
+            gone = names.LAYER_ARGUMENTS
+        elif not called.startswith(("hvd.", "keras.", "tensorflow.")) and method in names.METHOD_ARGUMENTS:
+            gone = names.METHOD_ARGUMENTS[method]
+        done = []
+        for one in node.keywords:
+            instead = gone.get(one.arg or "")
+            if instead is not None:
+                self._argument(one, instead)
+                done += [one] if instead.startswith("leave") else []
+        if called.startswith("hvd."):
+            done += self._arguments_of_horovod(node, called)
+        elif called == "keras.callbacks.ModelCheckpoint":
+            self._file_name(node)
+        elif method in ("save", "save_weights") and called == "":
+            self._saved_name(node, method)
+        return done
+
+    def _argument(self, one: ast.keyword, instead: str) -> None:
+        value = ast.unparse(one.value)
+        self._add(one, f"{instead}{value}" if instead.endswith("=") else instead, f"{one.arg}={value}")
+
+    def _arguments_of_horovod(self, node: ast.Call, called: str) -> list[ast.keyword]:
+        """Arguments that hpcdl's function of the same name has not."""
+        name = called.removeprefix("hvd.")
+        if name not in hpcdl.__all__ or name in ("callbacks", "data"):
+            return []
+        known, most, open_ended = _signature(name)
+        if name == "init":
+            if node.args or not {one.arg for one in node.keywords} <= known:
+                self._add(node, "hvd.init(): it takes all ranks of the launcher")
+            return []
+        done = []
+        for one in node.keywords:
+            instead = names.ARGUMENTS.get((called, one.arg or ""), "" if open_ended else _NO_ARGUMENT)
+            if one.arg is None or one.arg in known or not instead:
+                continue
+            if one.arg == "average":
+                averages = not (isinstance(one.value, ast.Constant) and one.value.value is False)
+                instead = "op=hvd.Average" if averages else "op=hvd.Sum"
+            elif one.arg == "compression":
+                value = self._called(one.value)
+                instead = {"hvd.Compression.fp16": 'compress="fp16"', "hvd.Compression.none": "leave it out"}.get(
+                    value, instead
+                )
+            self._argument(one, instead)
+            done += [one] if instead != "compress=" else []
+        for index, word in enumerate(node.args):
+            if index >= most or (index == 1 and name == "allreduce" and isinstance(word, ast.Constant)):
+                self._add(word, "name the argument, or leave it out: hpcdl's takes no such one by its place")
+        return done
+
+    def _file_name(self, node: ast.Call) -> None:
+        """ModelCheckpoint's file, where the script names it."""
+        words = {one.arg: one.value for one in node.keywords}
+        path = node.args[0] if node.args else words.get("filepath")
+        weights = words.get("save_weights_only")
+        only = isinstance(weights, ast.Constant) and weights.value is True
+        endings = (".weights.h5",) if only else (".keras", ".h5")
+        if isinstance(path, ast.Constant) and isinstance(path.value, str) and not path.value.endswith(endings):
+            self._add(path, f"a name that ends in {' or '.join(endings)}")
+
+    def _saved_name(self, node: ast.Call, method: str) -> None:
+        """model.save and model.save_weights, where the script names the file."""
+        endings = (".weights.h5",) if method == "save_weights" else (".keras", ".h5")
+        path = node.args[0] if node.args else None
+        model = ast.unparse(node.func).rpartition(".")[0]
+        if not isinstance(path, ast.Constant) or not isinstance(path.value, str) or path.value.endswith(endings):
+            return
+        if method == "save_weights" or "model" in model.lower():
+            self._add(path, f"a name that ends in {' or '.join(endings)}")
+
+
+def _common(origin: str) -> str:
+    """A whole name as the tables have it."""
+    origin = origin.replace(_TF1, "tensorflow", 1)
+    for module in (*names.MODULES, "hpcdl"):
+        if origin.startswith(f"{module}."):
+            return f"hvd{origin.removeprefix(module)}"
+    for module, own in (("tensorflow.keras", "keras"), ("tensorflow.optimizers", "keras.optimizers")):
+        if origin == module or origin.startswith(f"{module}."):
+            return own + origin.removeprefix(module)
+    return origin
+
+
+def _gone(origin: str) -> tuple[str, str] | None:
+    """The part of a whole name that TensorFlow 2 and Keras 3 lack, and what to type; None where they have it."""
+    whole = _common(origin)
+    if origin.startswith(f"{_TF1}.") and whole.split(".")[1] in names.LEFT_IN_VERSION_1:
+        return None
+    found, instead = _longest(names.REMOVED, whole)
+    if found:
+        return found, instead
+    if not origin.startswith("tensorflow."):
+        found, instead = _longest(names.STILL_IN_TF_KERAS, whole)
+        if found:
+            return found, instead
+        if whole.startswith(f"{names.BACKEND}."):
+            name = whole.split(".")[2]
+            return None if name in names.LEFT_IN_BACKEND else (f"{names.BACKEND}.{name}", f"keras.ops.{name}")
+    if origin.startswith(f"{_TF1}.") and not whole.startswith("keras"):
+        return whole, names.VERSION_1
+    return None
+
+
+def _typed(gone: tuple[str, str], origin: str) -> str:
+    """What to type for the whole of a name whose beginning is gone."""
+    found, instead = gone
+    rest = _common(origin).removeprefix(found)
+    dotted = all(part.isidentifier() for part in instead.split("."))
+    text = f"{instead}{rest}" if dotted else instead
+    return f"tf.{text}" if text.startswith("keras.") and origin.startswith("tensorflow.") else text
+
+
+def _import_of(text: str, alias: str | None) -> str:
+    """The import of a whole name; any other text as it is."""
+    parts = text.split(".")
+    if not all(part.isidentifier() for part in parts):
+        return text
+    if parts[0] == "tf":
+        parts[0] = "tensorflow"
+    if len(parts) == 1 or alias is None:
+        return f"import {'.'.join(parts)}"
+    known = "" if parts[-1] == alias else f" as {alias}"
+    return f"from {'.'.join(parts[:-1])} import {parts[-1]}{known}"
+
+
+def _longest(table: Mapping[str, str], name: str) -> tuple[str, str]:
+    """The entry whose name is `name` or the longest beginning of it; empty texts where there is none."""
+    parts = name.split(".")
+    heads = (".".join(parts[:number]) for number in range(len(parts), 0, -1))
+    found = next((head for head in heads if head in table), "")
+    return found, table.get(found, "")
+
+
+def _warm_up(words: Sequence[str], given: Mapping[str, str]) -> str:
+    """In Horovod's place: `(initial_lr, warmup_epochs=5, ...)`."""
+    rate = given.get("initial_lr", words[0] if words else "")
+    epochs = given.get("warmup_epochs", words[1] if len(words) > 1 else "5")
+    return f"hvd.learning_rate_warmup({epochs}{f', initial_rate={rate}' if rate else ''})"
+
+
+def _stage(node: ast.Call) -> tuple[str, str, str]:
+    """When a schedule counts, what the rate is multiplied with, and the initial rate."""
+    places = ("initial_lr", "multiplier", "start_epoch", "end_epoch", "staircase")
+    given = dict(zip(places, map(ast.unparse, node.args), strict=False))
+    given |= {one.arg: ast.unparse(one.value) for one in node.keywords if one.arg}
+    factor, start, end = given.get("multiplier", "1.0"), given.get("start_epoch", "0"), given.get("end_epoch", "None")
+    try:
+        factor = str(float(ast.literal_eval(factor)))
+    except (ValueError, SyntaxError):
+        called = f"({factor})" if "lambda" in factor else factor
+        factor = f"{called}({'epochs' if given.get('staircase') == 'False' else 'int(epochs)'})"
+    when = f"epochs >= {start}" if end == "None" else f"{start} <= epochs < {end}"
+    return when, factor, given.get("initial_lr", "")
+
+
+@functools.cache
+def _signature(name: str) -> tuple[frozenset[str], int, bool]:
+    """The arguments of a public name of hpcdl, how many may stand without a name, and whether it takes any others.
+
+    Its source is read; nothing is loaded.
+    """
+    module = importlib.util.find_spec(f"hpcdl.scripts.{vars(hpcdl)['_PUBLIC'][name]}")
+    assert module is not None and module.origin is not None
+    for node in ast.parse(Path(module.origin).read_bytes()).body:
+        if isinstance(node, ast.FunctionDef | ast.ClassDef) and node.name == name:
+            function, own = _function(node)
+            words = [one.arg for one in function.args.args][own:]
+            named = frozenset([*words, *(one.arg for one in function.args.kwonlyargs)])
+            return named, len(words), function.args.kwarg is not None
+    return frozenset(), 0, True  # a constant: it is not called
+
+
+def _function(node: ast.FunctionDef | ast.ClassDef) -> tuple[ast.FunctionDef, int]:
+    """What is called, and how many of its arguments Python gives."""
+    if isinstance(node, ast.FunctionDef):
+        return node, 0
+    made: Iterator[ast.FunctionDef] = (
+        one for one in node.body if isinstance(one, ast.FunctionDef) and one.name == "__init__"
+    )
+    return next(made), 1

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterator, Mapping
+import sys
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy
 
+from hpcdl.scripts.fit.gathered import Gathered
 from hpcdl.scripts.fit.keras_internals import RESULTS, check_internals
 
 if TYPE_CHECKING:
@@ -89,12 +91,18 @@ class MetricsOverRanks:
     def _sum_up(self) -> None:
         """Every metric's state becomes the sum over the ranks; those with `over_ranks = "max"` or "min" that."""
         states: dict[int, tuple[Any, str]] = {}
-        for metric in self._model.metrics:
+        metrics = leaves_of_metrics(self._model.metrics)
+        for metric in metrics:
+            if isinstance(metric, Gathered):
+                metric.gather_in(self._group)
+                continue
             how = getattr(metric, "over_ranks", "sum")
             states |= {id(variable): (variable, how) for variable in metric.variables}
         forms = [f"{how} of {tuple(variable.shape)}" for variable, how in states.values()]
         self._group.agree("metrics over the ranks", forms)
         values = [numpy.asarray(variable.numpy(), numpy.float64) for variable, _ in states.values()]
+        if self._group.rank == 0 and (odd := [one for one in metrics if _may_be_no_sum(one)]):
+            self._group.keep("said which states may be no sums", lambda: _say_what_may_be_no_sum(odd))
         if not values:
             return
         total = numpy.concatenate([value.reshape(-1) for value in values])
@@ -106,6 +114,32 @@ class MetricsOverRanks:
                 gathered = numpy.array(self._communicator.allgather_json(own.tolist()))
                 found = getattr(gathered, how)(axis=0)
             variable.assign(found.astype(variable.dtype))
+
+
+def leaves_of_metrics(metrics: Iterable[Any]) -> list[Any]:
+    """Metrics, and those that Keras holds together in one for `compile`, each once."""
+    found: dict[int, Any] = {}
+    for one in metrics:
+        inner = getattr(one, "metrics", None)
+        found |= {id(leaf): leaf for leaf in (leaves_of_metrics(inner) if inner else [one])}
+    return list(found.values())
+
+
+def _may_be_no_sum(metric: Any) -> bool:
+    """Whether a metric of the script's own says nothing of its state, which has slots, or which Keras does not know."""
+    own = type(metric).__module__.partition(".")[0] not in ("keras", "hpcdl")
+    said = hasattr(metric, "over_ranks")
+    return own and not said and (not metric.variables or any(one.shape for one in metric.variables))
+
+
+def _say_what_may_be_no_sum(metrics: Sequence[Any]) -> bool:
+    names = ", ".join(metric.name for metric in metrics)
+    sys.stderr.write(
+        f"hpcdl: warning: {names}: the states of metrics are summed over the ranks, slot by slot, and one without "
+        "variables stays each rank's own; where that is wrong write hpcdl.Gathered(metric), where it is right "
+        'over_ranks = "sum" in its class\n'
+    )
+    return True
 
 
 @contextlib.contextmanager
@@ -121,6 +155,8 @@ def apart_from_fit(model: Any) -> Iterator[None]:
     outer: MetricsOverRanks = hook.__self__
     flags = outer.in_epoch, outer.in_evaluation
     values = [(one, one.numpy()) for metric in model.metrics for one in metric.variables]
+    gathered = [one for one in leaves_of_metrics(model.metrics) if isinstance(one, Gathered)]
+    batches = [list(one.batches) for one in gathered]
     history = getattr(model, "history", None)
     outer.in_epoch = outer.in_evaluation = False
     try:
@@ -129,6 +165,8 @@ def apart_from_fit(model: Any) -> Iterator[None]:
         outer.in_epoch, outer.in_evaluation = flags
         for variable, value in values:
             variable.assign(value)
+        for metric, kept in zip(gathered, batches, strict=True):
+            metric.batches[:] = kept
         model.history = history
 
 

@@ -15,6 +15,7 @@ import tensorflow as tf
 from hpcdl.core.errors import UsageError
 from hpcdl.core.records import history_point
 from hpcdl.scripts.exchange import OWN_CHANGES, key_of
+from hpcdl.scripts.existing import existing_alike
 from hpcdl.scripts.fit.adapted import check_adapted
 from hpcdl.scripts.fit.deferred import with_deferred
 from hpcdl.scripts.fit.files import written_on_rank_0
@@ -104,6 +105,7 @@ class AgreeOverRanks(keras.callbacks.Callback):
         """Shared variables become rank 0's at each fit; what is a rank's own only once, where it begins."""
         begun = self.group.keep("own variables that have begun", set[str])
         new = [one for one in fixed_and_own(self.model) if key_of(one) not in begun]
+        existing_alike(self.group, {key_of(one) for one in self.model.weights})
         broadcast_variables(self._communicator, [*shared_variables_of(self.model), *new])
         self._combined = CombinedVariables(self.model, self._communicator)
         self._combined.begin()

@@ -22,6 +22,7 @@ from hpcdl.config.settings import AUTO
 from hpcdl.core.errors import UsageError
 from hpcdl.core.units import parse_bytes
 from hpcdl.scripts.collectives.tensors import refuse_xla, turn_begins, turn_ends
+from hpcdl.scripts.existing import existing_alike, unique
 from hpcdl.scripts.fit.files import save_once
 from hpcdl.scripts.process.exit import after_updates
 from hpcdl.scripts.process.session import note_strategy, session
@@ -365,13 +366,14 @@ def make_alike(group: ScriptGroup, variables: Iterable[Any]) -> None:
     too_late = tf.executing_eagerly()  # the gradient has been computed; when a graph is traced, nothing has yet
     with tf.init_scope():
         new = {key: one for key, one in found.items() if key not in group.started and _has_value(one)}
-        group.started.update(new)
         if new:
             forms = [f"{one.dtype} {tuple(one.shape)}" for one in new.values()]
             names = [name_of(one) for one in new.values()]
             group.agree("a start with rank 0's weights", forms, names=names)
             if too_late:
                 _tell_of_own_weights(group, names, list(new.values()))
+            existing_alike(group, new.keys(), too_late=too_late)
+            group.started.update(new)
             broadcast_variables(group.messages, list(new.values()))
 
 
@@ -414,8 +416,7 @@ def held(variable: Any) -> Any:
 
 def key_of(variable: Any) -> str:
     """What tells a variable from all others of the process, Keras's from TensorFlow's that it holds as little."""
-    inner = held(variable)
-    return str(getattr(inner, "_unique_id", id(inner)))
+    return unique(held(variable))
 
 
 def _has_value(variable: Any) -> bool:

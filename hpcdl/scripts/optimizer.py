@@ -23,6 +23,7 @@ from hpcdl.scripts.collectives.arrays import unconverted
 from hpcdl.scripts.collectives.process_set import ProcessSet, group_of
 from hpcdl.scripts.collectives.tensors import turn_begins, turn_ends
 from hpcdl.scripts.exchange import ExchangeSettings, GradientExchange, make_alike, scaled_by
+from hpcdl.scripts.existing import existing_alike
 from hpcdl.scripts.fit.keras_internals import CLIP, UPDATE, accumulators_of, trained_by
 from hpcdl.scripts.fit.model import LATE_SCALE, leaves_of, scales, set_own
 from hpcdl.scripts.process.group import ScriptGroup
@@ -75,6 +76,7 @@ def DistributedOptimizer(  # noqa: N802  as Keras names
     has_center = settings.checked().features.elastic
     if name is not None:
         chosen.name = name
+    existing_alike(group_of(process_set))
     if has_center:
         return _with_center(chosen, settings, group_of(process_set), backward_passes_per_step)
     factor = _accumulate(chosen, backward_passes_per_step, average_aggregated_gradients)

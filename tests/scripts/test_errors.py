@@ -112,3 +112,64 @@ def test_the_same_under_hpcdl_run(session_hpcdl: CommandLine, tmp_path: Path) ->
     (line,) = [line for line in finished.err.splitlines() if line.startswith("hpcdl: ")]
     assert line.endswith(": ValueError: three rows are needed (script.py, line 8, in step)")
     assert "Traceback" in finished.err, "and what led to it"
+
+
+WRAPPED = """
+import sys
+import hpcdl
+import keras, numpy, tensorflow as tf
+from hpcdl.scripts.process.exit import users_own
+
+
+@tf.function
+def gathered(rows):
+    return tf.gather(rows, 7)
+
+
+class Net(keras.Model):
+    def __init__(self, how):
+        super().__init__()
+        self.how, self.last = how, keras.layers.Dense(1)
+
+    def call(self, x):
+        if self.how == "layer":
+            raise KeyError("no such column: age")
+        return tf.debugging.check_numerics(self.last(x) / 0.0, "bad")
+
+
+def fitted(how):
+    model = Net(how)
+    model.compile("sgd", "mse")
+    model.fit(numpy.ones((4, 2)), numpy.ones((4, 1)), verbose=0)
+
+
+def bad_row(row):
+    raise ValueError("bad row")
+
+
+def mapped():
+    for _ in tf.data.Dataset.range(4).map(lambda row: tf.py_function(bad_row, [row], tf.int64)):
+        pass
+
+
+for how in (lambda: gathered(tf.ones(3)), lambda: fitted("layer"), lambda: fitted("step"), mapped, lambda: 1 / 0):
+    try:
+        how()
+    except Exception as error:
+        print(users_own(error))
+"""
+
+
+def test_errors_that_libraries_have_wrapped_say_what_the_script_said_and_where(tmp_path: Path) -> None:
+    (tmp_path / "script.py").write_text(WRAPPED)
+    finished = subprocess.run(
+        [sys.executable, "script.py"], cwd=tmp_path, capture_output=True, text=True, timeout=patience(120)
+    )
+    assert finished.returncode == 0, finished.stderr
+    assert finished.stdout.splitlines() == [
+        "InvalidArgumentError: indices = 7 is not in [0, 3) (script.py, line 10, in gathered)",
+        "KeyError: no such column: age (script.py, line 20, in call)",
+        "InvalidArgumentError: bad : Tensor had Inf values (script.py, line 21, in call)",
+        "ValueError: bad row (script.py, line 31, in bad_row)",
+        "division by zero",
+    ]

@@ -56,6 +56,23 @@ def test_every_way_to_save_is_one_ranks_and_whole(session_hpcdl: CommandLine, tm
 
 def test_a_first_pass_with_a_ranks_own_weights_is_warned_of(session_hpcdl: CommandLine, tmp_path: Path) -> None:
     finished = succeed(run_script(session_hpcdl, HERE / "first_pass_script.py", ranks=2, cwd=tmp_path))
-    (line,) = [line for line in finished.err.splitlines() if line.startswith("hpcdl: ")]
-    assert "first forward pass used each rank's own" in line and "hpcdl.broadcast_variables" in line
-    assert finished.err.index(line) < finished.err.index("broadcast True")
+    said: dict[str, list[str]] = {}
+    for line in finished.err.splitlines():
+        if line.startswith("begin "):
+            begun = said.setdefault(line.removeprefix("begin "), [])
+        elif line.startswith("hpcdl: ") and line not in begun:
+            begun.append(line)
+    lines = {name: " ".join(found) for name, found in said.items()}
+    too_late = "the first forward pass used each rank's own"
+    for name in ("a model made after the optimizer", "a target copied after it"):
+        assert too_late in lines[name] and "hpcdl.broadcast_variables" in lines[name], name
+    assert "begin as rank 0's" in lines["a target in a function"]
+    for name in (
+        "a model that was broadcast",
+        "a model made before the optimizer",
+        "a target copied before the optimizer was made",
+        "a model that this rank keeps",
+        "alike True",
+        "kept True",
+    ):
+        assert lines[name] == "", name

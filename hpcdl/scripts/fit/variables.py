@@ -46,6 +46,11 @@ def combine(variables: Any, how: Combination) -> None:
         set_own(one, _CHOSEN, how)
 
 
+def chosen_for(variable: Any) -> str | None:
+    """What `combine` was given for a variable; None where the script has not chosen."""
+    return getattr(variable, _CHOSEN, None)
+
+
 def _is_float(variable: Any) -> bool:
     return bool(keras.backend.is_float_dtype(keras.backend.standardize_dtype(variable.dtype)))
 

@@ -11,7 +11,7 @@ import sys
 import threading
 import time
 import traceback
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from types import FrameType, ModuleType, TracebackType
@@ -27,7 +27,17 @@ if TYPE_CHECKING:
 QUITTERS = ("exit", "quit")
 """Names that Python gives to sys.exit, where it was not started with -S."""
 FIRST_WORD_S = 3.0
-_PLACE = re.compile(r'File "(?P<path>[^"]+)", line (?P<line>\d+), in (?P<name>\S+)')
+_PLACE = re.compile(r'File "([^"]+)", line (\d+), in (\S+)')
+_CLASS = re.compile(r"(\w+\.)*[A-Z]\w*(Error|Exception|Interrupt|Iteration)\b")
+_BOLD = re.compile(r"\x1b\[\d*m")
+_WRAPPED = (
+    "in user code:",
+    "Graph execution error:",
+    "Exception encountered when calling",
+    "Traceback (most recent call last):",
+)
+"""What texts of errors hold that AutoGraph, a graph, a layer of Keras's or a function in a graph has wrapped."""
+_PACKAGE = Path(__file__).parents[2]
 
 
 def leave_together(communicator: Observed, watch: Watchdog, *, called: str = "") -> None:
@@ -62,22 +72,39 @@ class InFunction(HpcdlError):
 
 
 def users_own(error: BaseException) -> BaseException:
-    """`error`, or where AutoGraph has made "in user code: ..." of it, what the script itself has raised, and where.
+    """`error`, or where AutoGraph, TensorFlow or Keras has wrapped it, what the script itself has raised, and where.
 
     The cause of the new one is `error`, for its traceback.
     """
     found = original(error)
-    if isinstance(found, HpcdlError) or not str(found).lstrip().startswith("in user code:"):
+    said = str(found.args[0]) if isinstance(found, KeyError) and found.args else str(found)
+    if isinstance(found, HpcdlError) or not any(mark in said for mark in _WRAPPED):
         return error
-    lines = [line.strip() for line in str(found).splitlines() if line.strip()]
-    places = [match for line in lines if (match := _PLACE.match(line)) and "site-packages" not in match["path"]]
-    name = type(found).__name__
-    # A text of several lines begins where its class is named.
-    text = next((line for line in reversed(lines) if line.startswith(f"{name}: ")), lines[-1])
-    where = f" ({Path(places[-1]['path']).name}, line {places[-1]['line']}, in {places[-1]['name']})" if places else ""
-    own = InFunction(f"{text}{where}")
+    lines = [line.strip() for line in _BOLD.sub("", said).splitlines() if line.strip()]
+    places = [place for line in lines if (match := _PLACE.match(line)) and (place := _place(*match.groups()))]
+    places = places or [place for frame in traceback.extract_tb(found.__traceback__) if (place := _place(*frame[:3]))]
+    own = InFunction(f"{_text_in(lines, type(found).__name__)}{f' ({places[-1]})' if places else ''}")
     own.__cause__ = error
     return own
+
+
+def _place(path: str, line: Any, name: str) -> str:
+    """A line of the script's own code; empty for one of a library, of hpcdl or of Python itself."""
+    library = path.startswith("<") or "site-packages" in path or Path(path).is_relative_to(_PACKAGE)
+    return "" if library else f"{Path(path).name}, line {line}, in {name}"
+
+
+def _text_in(lines: Sequence[str], name: str) -> str:
+    """What an error of class `name` says, of lines that tell in what it has been wrapped."""
+    if lines[0].startswith("Exception encountered when calling"):  # Keras
+        return f"{name}: {lines[1]}"
+    lines = [line for line in lines if not line.startswith("[[{{node")]
+    last = max((index for index, line in enumerate(lines) if _PLACE.match(line)), default=-1)
+    # A text of several lines begins where its class is named; a function called from a graph has another one.
+    classes = [line for line in lines if _CLASS.match(line)]
+    if lines[0].startswith("in user code:") or "Traceback (most recent call last):" in lines:
+        return next((line for line in reversed(lines) if line.startswith(f"{name}: ")), (classes or lines)[-1])
+    return f"{name}: {lines[last + 1] if last + 1 < len(lines) else lines[-1]}"
 
 
 def speaks_first(folder: Path, state: str) -> bool:

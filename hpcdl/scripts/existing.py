@@ -1,0 +1,124 @@
+"""Weights that exist when training begins start alike, whether an optimizer is to move them or not.
+
+A target network that was copied before the first update, a discriminator that is trained later: no gradient names them
+yet, and every rank would begin with its own.
+"""
+
+from __future__ import annotations
+
+import gc
+import sys
+from collections.abc import Collection, Iterator
+from typing import TYPE_CHECKING, Any
+
+import keras
+import tensorflow as tf
+
+from hpcdl.scripts.fit.keras_internals import trained_by
+from hpcdl.scripts.fit.variables import chosen_for
+from hpcdl.scripts.process.session import session
+from hpcdl.strategies.allreduce.worker import broadcast_variables
+from hpcdl.supervision.safety import digest_of
+
+if TYPE_CHECKING:
+    from hpcdl.scripts.process.group import ScriptGroup
+
+
+def existing_alike(group: ScriptGroup, trained: Collection[str] | None = None, *, too_late: bool = False) -> None:
+    """Give every rank rank 0's values of all weights that exist and no optimizer has moved yet; collective.
+
+    What the script keeps (`hpcdl.combine(variable, "own")`) and what a plain optimizer of this rank has moved stays.
+    `trained`: names of those that training begins with; of others that differ a line tells, where it has begun.
+    `too_late`: a forward pass has used them. A process set's ranks begin with what these are given alone.
+    """
+    if group.size == 1 or group is not session().group:
+        return
+    with tf.init_scope():
+        found = _listed(group)
+        rows = _forms(group, found)
+        if any(row != rows[0] for row in rows):  # garbage of one rank, which another has swept up
+            gc.collect()
+            found = _listed(group)
+            rows = _forms(group, found)
+        if any(row != rows[0] for row in rows):
+            group.keep("said that weights differ in number", lambda: _say_different(group))
+            return
+        digests = group.messages.allgather_json([digest_of(one) for one in found])
+        odd = [one for one, *row in zip(found, *digests, strict=True) if len(set(row)) > 1]
+        if not odd:
+            return
+        told = [] if trained is None else [one for one in odd if unique(one) not in trained]
+        if group.rank == 0 and told:
+            _say_different_values(told, too_late=too_late)
+        broadcast_variables(group.messages, odd)
+
+
+def unique(variable: Any) -> str:
+    """What tells a variable of TensorFlow's from all others of the process."""
+    return str(getattr(variable, "_unique_id", id(variable)))
+
+
+def _listed(group: ScriptGroup) -> list[Any]:
+    """Weights that have not begun, in the order in which they were made."""
+    objects = gc.get_objects()
+    optimizers = [one for one in objects if issubclass(type(one), keras.optimizers.Optimizer)]
+    kept = {unique(one.value) for optimizer in optimizers for one in _trained_alone(optimizer)}
+    chosen = {
+        unique(one.value) for one in objects if issubclass(type(one), keras.Variable) and chosen_for(one) is not None
+    }
+    found = {
+        unique(one): one
+        for one in objects
+        if issubclass(type(one), tf.Variable) and _is_weight(one) and chosen_for(one) is None
+    }
+    others = kept | chosen | group.started
+    names = [name for name in found if name not in others]
+    return [found[name] for name in sorted(names, key=_number)]
+
+
+def _trained_alone(optimizer: Any) -> Iterator[Any]:
+    """The weights that a plain optimizer has moved on this rank alone."""
+    if not hasattr(optimizer, "exchanges") and optimizer.built and int(optimizer.iterations) > 0:
+        yield from trained_by(optimizer)
+
+
+def _is_weight(variable: Any) -> bool:
+    fixed = variable.shape.is_fully_defined() and variable.dtype.is_floating
+    return bool(variable.trainable and fixed and variable.is_initialized())
+
+
+def _number(name: str) -> int:
+    """TensorFlow numbers all that it makes: the order of making, the same on all ranks."""
+    digits = name.rpartition("_")[2]
+    return int(digits) if digits.isdigit() else 0
+
+
+def _forms(group: ScriptGroup, found: list[Any]) -> list[Any]:
+    group.agree("the weights that exist")
+    rows: list[Any] = group.messages.allgather_json([f"{one.dtype.name} {tuple(one.shape)}" for one in found])
+    return rows
+
+
+def _say_different(group: ScriptGroup) -> bool:
+    if group.rank == 0:
+        sys.stderr.write(
+            "hpcdl: warning: the ranks have made different weights, so only those that are trained begin alike; make "
+            "the same models on every rank, or call hpcdl.broadcast_variables(model.variables)\n"
+        )
+    return True
+
+
+def _say_different_values(odd: list[Any], *, too_late: bool) -> None:
+    more = f" and {len(odd) - 1} more" if len(odd) > 1 else ""
+    first = odd[0].name.removesuffix(":0")
+    if too_late:
+        text = (
+            f"warning: the first forward pass used each rank's own {first}{more}, and its gradient is not one of "
+            "any model; call hpcdl.broadcast_variables(model.variables) before the loop"
+        )
+    else:
+        text = (
+            f"{first}{more} differed between the ranks and begin as rank 0's; hpcdl.combine(variable, 'own') "
+            "before the first update keeps each rank's own"
+        )
+    sys.stderr.write(f"hpcdl: {text}\n")

@@ -60,20 +60,21 @@ def unique(variable: Any) -> str:
 
 def _listed(group: ScriptGroup) -> list[Any]:
     """Weights that have not begun, in the order in which they were made."""
-    objects = gc.get_objects()
-    optimizers = [one for one in objects if issubclass(type(one), keras.optimizers.Optimizer)]
+    optimizers, of_keras, variables = _living(keras.optimizers.Optimizer, keras.Variable, tf.Variable)
     kept = {unique(one.value) for optimizer in optimizers for one in _trained_alone(optimizer)}
-    chosen = {
-        unique(one.value) for one in objects if issubclass(type(one), keras.Variable) and chosen_for(one) is not None
-    }
-    found = {
-        unique(one): one
-        for one in objects
-        if issubclass(type(one), tf.Variable) and _is_weight(one) and chosen_for(one) is None
-    }
+    chosen = {unique(one.value) for one in of_keras if chosen_for(one) is not None}
+    found = {unique(one): one for one in variables if _is_weight(one) and chosen_for(one) is None}
     others = kept | chosen | group.started
     names = [name for name in found if name not in others]
     return [found[name] for name in sorted(names, key=_number)]
+
+
+def _living(*classes: type) -> list[list[Any]]:
+    """All objects of each class; types are looked at, since asking each of a million objects takes longer."""
+    objects = gc.get_objects()
+    types = {type(one) for one in objects}
+    wanted = [{kind for kind in types if issubclass(kind, one)} for one in classes]
+    return [[one for one in objects if type(one) in kinds] for kinds in wanted]
 
 
 def _trained_alone(optimizer: Any) -> Iterator[Any]:

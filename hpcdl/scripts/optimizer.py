@@ -29,6 +29,9 @@ from hpcdl.scripts.fit.model import LATE_SCALE, leaves_of, scales, set_own
 from hpcdl.scripts.process.group import ScriptGroup
 from hpcdl.strategies.base.graph import call_python
 
+_OLD_KERAS = ("tf_keras.", "tensorflow.python.keras.", "keras.src.legacy.optimizers")
+"""Where optimizers of Keras 2 come from."""
+
 
 def DistributedOptimizer(  # noqa: N802  as Keras names
     optimizer: Any,
@@ -146,6 +149,13 @@ def shared_variables(optimizer: Any) -> list[Any]:
 
 
 def _optimizer_of(given: Any) -> Any:
+    if type(given).__module__.startswith(_OLD_KERAS):
+        name = type(given).__name__
+        raise UsageError(
+            f"DistributedOptimizer({name}(...)) of {type(given).__module__.partition('.')[0]}, which is Keras 2: hpcdl "
+            f"trains with Keras 3; write keras.optimizers.{name}, make the model with keras too, and leave "
+            "TF_USE_LEGACY_KERAS unset"
+        )
     try:
         return keras.optimizers.get(given)
     except (ValueError, TypeError) as error:

@@ -50,6 +50,10 @@ class ScriptGroup:
         kept: Kept = self._kept[key]
         return kept
 
+    def forget(self, key: Any) -> None:
+        """Make anew what `key` names when it is asked for again."""
+        self._kept.pop(key, None)
+
     def agree(
         self, collective: str, details: Sequence[str] = (), *, names: Sequence[str] = (), weight: float = 0.0
     ) -> float:

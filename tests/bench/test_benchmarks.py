@@ -57,6 +57,7 @@ SMALLEST = {
     "report_many": ("--runs 40 --repeats 1 --steps 20 --folder FOLDER", (pytest.mark.soak,)),
     "start_up": ("--rounds 1 --ranks 1", LONG),
     "script_overhead": ("--rounds 1 --layers 1 --width 8", LONG),
+    "shard_metadata": ("--files 40 --classes 2 --folder FOLDER", (pytest.mark.lab("strace"),)),
     "startup_metadata": ("--imports json --folder FOLDER", (pytest.mark.soak,)),
 }
 PARTS = {"easgd_pairs_ranks", "shaped_hosts", "trainer_on_rank"}

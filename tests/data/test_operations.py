@@ -81,3 +81,14 @@ def test_what_is_counted_is_what_the_kernel_sees(case: str, tmp_path: Path) -> N
         line = [sys.executable, "-c", READ, folder, "1024"]
         done = subprocess.run(line, capture_output=True, text=True, timeout=300, check=True)
         assert after["opens"] > json.loads(done.stdout)[1]["opens"], "files were closed, and opened again"
+
+
+@pytest.mark.lab("strace")
+@pytest.mark.parametrize("kind", [[], ["--links"]], ids=["files", "links"])
+def test_a_file_costs_one_stat_and_one_open_when_it_is_sharded(kind: list[str], tmp_path: Path) -> None:
+    line = [sys.executable, "benchmarks/shard_metadata.py", "--files", "3000", "--classes", "20", "--folder", tmp_path]
+    done = subprocess.run([*line, *kind], capture_output=True, text=True, timeout=300, check=True)
+    found = json.loads(done.stdout)
+    assert 1 <= found["stats_a_file"] <= 1.2
+    assert 1 <= found["opens_a_file"] <= 1 + 500 / 3000 + 0.01, "each file once, and 500 of them for the plan"
+    assert found["listings_a_class"] <= 4

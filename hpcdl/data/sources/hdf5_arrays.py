@@ -24,6 +24,7 @@ from hpcdl.data.sources.base.flat import (
     stamp_of,
     stored_dtype,
 )
+from hpcdl.data.sources.base.glance import files_of
 from hpcdl.data.sources.base.index import Index, IndexWriter
 from hpcdl.data.sources.base.source import Array, SourceFacts, SourceSpec, UnreadableSample
 from hpcdl.data.sources.base.splits import by_names
@@ -186,7 +187,7 @@ def _files(location: Path) -> list[Path]:
     if location.is_file():
         usual = location.suffix.lower() in _ENDINGS
         return [location] if usual or _is_hdf5(location) else []
-    paths = sorted(path for path in location.iterdir() if path.is_file() and path.name[0] != ".")
+    paths = [path for path in files_of(location) if path.name[0] != "."]
     found = [path for path in paths if path.suffix.lower() in _ENDINGS]
     others = [path for path in paths if path.suffix.lower() in _OTHERS]
     if found or not others or not _is_hdf5(others[0]):  # one look: of a folder of many files it is asked, too

@@ -10,7 +10,7 @@ from typing import Any
 from hpcdl.core.errors import SourceError
 from hpcdl.core.files import open_regular
 from hpcdl.data.sources.base.folders import ClassFolder, FolderWalk, LeftOut, class_folders
-from hpcdl.data.sources.base.foreign import HEAD_BYTES, is_image_head, what_it_is
+from hpcdl.data.sources.base.foreign import HEAD_BYTES, IMAGE_ENDINGS, check_is_image
 from hpcdl.data.sources.base.index import Index, IndexWriter
 from hpcdl.data.sources.base.pairs import PicturePairs
 from hpcdl.data.sources.base.source import (
@@ -24,9 +24,9 @@ from hpcdl.data.sources.base.source import (
 )
 from hpcdl.data.sources.base.splits import is_clutter
 
-CHECKED_AT_ONCE = 20_000
-"""Up to so many files are opened while listing, so that a file that is not an image is refused before anything is
-written; of larger sources one file per class."""
+MOST_ODD = 500
+"""Up to so many files that are not called as images are opened while listing; the plan looks into some of the others,
+the writing into all. Each look costs the file system's metadata server an open."""
 _BATCH = 4096
 
 
@@ -91,21 +91,22 @@ class ImageFolderSource:
         return os.path.join(folder, index.name(int(row["place"])))  # noqa: PTH118  bytes: names need not be UTF-8
 
     def _add_class(self, index: IndexWriter, number: int, label: int, folder: ClassFolder, walk: FolderWalk) -> None:
-        checks = self._spec.checks
-        for split, names in walk.files(folder):
+        for split, files in walk.files(folder):
             batch: list[tuple[bytes, os.stat_result]] = []
-            for name in names:
-                path = self._root / folder.path / name
-                stat = path.stat()
-                if checks:
-                    check_magic(path, str(path))
+            for name, entry in files:
+                if self._spec.checks and not is_called_image(name) and self._checked < MOST_ODD:
+                    check_magic(entry.path, entry.path)
                     self._checked += 1
-                    checks = self._checked < CHECKED_AT_ONCE
-                batch.append((os.fsencode(name), stat))
+                batch.append((os.fsencode(name), entry.stat()))
                 if len(batch) == _BATCH:
                     index.add_files(split, number, label, batch)
                     batch = []
             index.add_files(split, number, label, batch)
+
+
+def is_called_image(name: str) -> bool:
+    """Whether a file's name ends as those of images do."""
+    return name.lower().endswith(IMAGE_ENDINGS)
 
 
 def check_magic(path: str | Path, text: str) -> None:
@@ -115,8 +116,7 @@ def check_magic(path: str | Path, text: str) -> None:
             head = file.read(HEAD_BYTES)
     except OSError as error:
         raise SourceError(f"cannot read {text}: {error.strerror}") from error
-    if not is_image_head(head):
-        raise SourceError(f"{text.encode('utf-8', 'replace').decode()} is {what_it_is(str(path), head)}")
+    check_is_image(head, text)
 
 
 class WholeFiles:

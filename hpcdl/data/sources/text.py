@@ -13,7 +13,7 @@ from hpcdl.core.errors import SourceError
 from hpcdl.core.files import open_regular
 from hpcdl.data.format.dataset import UNSPLIT
 from hpcdl.data.sources.base.arrays import ArrayGroup, FieldSource, FoundArray, PlacedArray
-from hpcdl.data.sources.base.glance import has_folders_of_images
+from hpcdl.data.sources.base.glance import files_of, folders_of, has_folders_of_images
 from hpcdl.data.sources.base.index import IndexWriter
 from hpcdl.data.sources.base.source import MOST_SAMPLE_BYTES, SourceFacts
 from hpcdl.data.sources.base.splits import by_names, folder_splits, is_clutter, left_out, some
@@ -38,13 +38,13 @@ class TextSource(FieldSource):
             return location.suffix.lower() == _ENDING
         if _only_texts(location):
             return True
-        below = _content(location, Path.is_dir)
+        below = _content(location, folders_of)
         splits = folder_splits([folder.name for folder in below])
         roots = [folder for folder in below if folder.name in splits]
         if roots and all(map(_only_texts, roots)):
             return True
-        classes = [folder for root in roots or [location] for folder in _content(root, Path.is_dir)]
-        filled = next((folder for folder in classes if _content(folder, Path.is_file)), None)
+        classes = [folder for root in roots or [location] for folder in _content(root, folders_of)]
+        filled = next((folder for folder in classes if _content(folder, files_of)), None)
         return filled is not None and _only_texts(filled)
 
     def scan(self, index: IndexWriter) -> SourceFacts:
@@ -68,7 +68,7 @@ class TextSource(FieldSource):
         """The folder of each split; SourceError where only some folders are called by one."""
         if self._location.is_file() or self._spec.split_names == "ignore":
             return {UNSPLIT: self._location}
-        folders = _content(self._location, Path.is_dir)
+        folders = _content(self._location, folders_of)
         folders = [folder for folder in folders if not left_out(folder.name, self._spec.leave_out)]
         splits = folder_splits([folder.name for folder in folders])
         others = [folder.name for folder in folders if folder.name not in splits]
@@ -92,7 +92,7 @@ class TextSource(FieldSource):
         if root.is_file():
             return {split: self._beside(root)}
         files = _texts(root)
-        folders = [folder for folder in _content(root, Path.is_dir) if _texts(folder)]
+        folders = [folder for folder in _content(root, folders_of) if _texts(folder)]
         folders = [folder for folder in folders if not left_out(folder.name, self._spec.leave_out)]
         unlabelled = next((folder.name for folder in folders if _UNLABELLED.fullmatch(folder.name)), None)
         if unlabelled is not None and self._spec.target_kind != "class":
@@ -167,16 +167,15 @@ def _lines(path: Path) -> list[bytes]:
     return [line.removesuffix(b"\r") for line in lines]
 
 
-def _content(folder: Path, kind: Callable[[Path], bool]) -> list[Path]:
-    return sorted(
-        path for path in folder.iterdir() if kind(path) and not is_clutter(path.name) and not _BESIDE.match(path.name)
-    )
+def _content(folder: Path, kind: Callable[[Path], list[Path]]) -> list[Path]:
+    """What `kind` finds in a folder, but for what a system or an author has put beside the data."""
+    return [path for path in kind(folder) if not is_clutter(path.name) and not _BESIDE.match(path.name)]
 
 
 def _texts(folder: Path) -> list[Path]:
-    return [path for path in _content(folder, Path.is_file) if path.suffix.lower() == _ENDING]
+    return [path for path in _content(folder, files_of) if path.suffix.lower() == _ENDING]
 
 
 def _only_texts(folder: Path) -> bool:
     own = _texts(folder)
-    return bool(own) and own == _content(folder, Path.is_file) and not has_folders_of_images(folder)
+    return bool(own) and own == _content(folder, files_of) and not has_folders_of_images(folder)

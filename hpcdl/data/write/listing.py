@@ -20,9 +20,11 @@ from hpcdl.data.format.fields import Field, may_be_resident
 from hpcdl.data.format.hdf5 import filters
 from hpcdl.data.format.order import mixed, permuted
 from hpcdl.data.sources.base.flags import check_flags
+from hpcdl.data.sources.base.foreign import HEAD_BYTES, check_is_image
 from hpcdl.data.sources.base.images import ImageKinds
 from hpcdl.data.sources.base.index import Index, IndexWriter
 from hpcdl.data.sources.base.source import (
+    FILES_LISTED,
     Content,
     Source,
     SourceFacts,
@@ -43,7 +45,7 @@ from hpcdl.data.write.state import source_state
 Counts = npt.NDArray[np.int64]
 _SMALL_CLASS = 16
 _LONGEST_NAME = 1000
-_HEADERS = 1000
+_HEADERS = 500
 """So many image files of a split, spread evenly, are looked into for size and colours; the writing checks the rest."""
 
 
@@ -68,7 +70,7 @@ def make_job(request: ShardRequest, work: Path) -> ShardJob:
     index = Index(work)
     try:
         class_counts, total_size = _tally(index, counts, len(facts.class_names), request.source)
-        shape, facts = _shape(layout, source, facts, index, counts)
+        shape, facts = _shape(layout, spec, source, facts, index, counts)
         if fractions:
             if list(counts) != [UNSPLIT]:
                 raise UsageError(f"{request.source} is already divided into {', '.join(counts)}; leave out --split")
@@ -254,20 +256,24 @@ def _tally(index: Index, counts: dict[str, int], num_classes: int, source: str) 
 
 
 def _shape(
-    layout: LayoutConfig, source: Source, facts: SourceFacts, index: Index, counts: dict[str, int]
+    layout: LayoutConfig, spec: SourceSpec, source: Source, facts: SourceFacts, index: Index, counts: dict[str, int]
 ) -> tuple[tuple[int, ...], SourceFacts]:
     """(height, width, channels) of the samples to come, or the shape of their first field; facts with their type."""
     if facts.sample_shape is not None:
         return tuple(facts.sample_shape), facts
     if layout.compression and layout.encoding == "encoded":
         raise UsageError("--compression is for raw data; JPEG and PNG are compressed already")
+    checks = spec.checks and spec.format in FILES_LISTED
     kinds = ImageKinds(size=layout.image_size, channels=layout.channels)
     for split, count in counts.items():
-        step = max(1, count // _HEADERS)
+        step = -(-count // _HEADERS)
         for number in range(0, count, step):
             row = index.rows(split, np.array([number], np.int64))[0]
             with contextlib.suppress(UnreadableSample):  # the writing meets it again and does what --on-error says
-                kinds.add(_content(source, row, facts, index), source.describe(row, facts, index))
+                content, name = _content(source, row, facts, index), source.describe(row, facts, index)
+                if checks:
+                    check_is_image(bytes(content[:HEAD_BYTES]), name)
+                kinds.add(content, name)
     shape, dtype = kinds.settled()
     if dtype != "uint8" and layout.encoding == "encoded":
         raise UsageError("--encoding encoded is for images of 8 bits, and these have more; use --encoding raw")

@@ -8,12 +8,10 @@ from pathlib import Path
 
 import xxhash
 
-from hpcdl.data.sources.base.source import SourceFacts, SourceSpec
+from hpcdl.data.sources.base.source import FILES_LISTED, SourceFacts, SourceSpec
 
 _BESIDE = {".npy": (".npy",), ".txt": (".txt", ".labels"), ".csv": (), ".tsv": ()}
 """Endings of files that may belong to a single file of this ending, and lie beside it."""
-_LISTED = ("image-folder", "csv")
-"""Formats whose files have a row each, with size, time and inode: they are not looked at twice."""
 
 
 def source_state(spec: SourceSpec, facts: SourceFacts, listed: str) -> str:
@@ -34,7 +32,7 @@ def _own(location: Path, name: str) -> Iterator[Path]:
         yield location
         for ending in _BESIDE.get(location.suffix.lower(), ()):
             yield from (path for path in location.parent.glob(f"*{ending}") if path.is_file())
-    elif name not in _LISTED:
+    elif name not in FILES_LISTED:
         for base, _, names in os.walk(location, followlinks=True):
             yield from (path for one in names if (path := Path(base) / one).is_file())
 

@@ -13,7 +13,7 @@ import numpy as np
 from hpcdl.core.errors import SourceError, shown
 from hpcdl.core.files import open_descriptor
 from hpcdl.data.format.dataset import UNSPLIT
-from hpcdl.data.sources.base.glance import has_folders_of_images
+from hpcdl.data.sources.base.glance import files_of, folders_of, has_folders_of_images
 from hpcdl.data.sources.base.index import ROW, IndexWriter
 from hpcdl.data.sources.base.source import (
     CHANGED_ADVICE,
@@ -205,7 +205,7 @@ def _found(location: Path, endings: Sequence[str]) -> list[Path]:
         own = _ending(location / "data", endings)
     if own:
         return own
-    folders = [path for path in sorted(location.iterdir()) if path.is_dir() and not is_clutter(path.name)]
+    folders = [path for path in folders_of(location) if not is_clutter(path.name)]
     if not any(split_in(folder.name) for folder in folders):
         return []
     return [path for folder in folders for path in _ending(folder, endings)]
@@ -219,8 +219,8 @@ def is_made_of(location: Path, endings: Sequence[str]) -> bool:
 
 
 def _ending(folder: Path, endings: Sequence[str]) -> list[Path]:
-    found = (path for path in folder.iterdir() if path.is_file() and not is_clutter(path.name))
-    return sorted(path for path in found if path.name.lower().endswith(tuple(endings)))
+    found = [path for path in files_of(folder) if not is_clutter(path.name)]
+    return [path for path in found if path.name.lower().endswith(tuple(endings))]
 
 
 def numbered(found: Array) -> tuple[list[str], list[str]]:

@@ -19,6 +19,8 @@ _MASKS = re.compile(
     r"|segmentationobject|trimaps?)|gts?|groundtruths?|targets?|depths?|mattes?|edges?|contours?"
 )
 _LOOKED_INTO = 64
+FoundFile = tuple[str, "os.DirEntry[str]"]
+"""The name of a file below its class folder, and its entry there, which knows a link's state without asking twice."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -54,17 +56,17 @@ class LeftOut:
 
 @dataclass(frozen=True, kw_only=True)
 class _Content:
-    """What lies in a folder: names in order."""
+    """What lies in a folder, in the order of names; `entries` are its files."""
 
     folders: Sequence[str]
-    files: Sequence[str]
+    entries: Sequence[os.DirEntry[str]]
 
 
 def class_folders(root: Path, spec: SourceSpec, out: LeftOut) -> list[ClassFolder]:
     """The class folders of every split; SourceError where names leave two readings, or no folder is left."""
     top = listed(root, spec, out)
-    for name in top.files:
-        out.add_file(name)
+    for entry in top.entries:
+        out.add_file(entry.name)
     if not top.folders:
         raise SourceError(f"{root} holds no class folders; put each class's images into a folder of its own")
     splits = {} if spec.split_names == IGNORE else folder_splits(top.folders)
@@ -79,8 +81,8 @@ def class_folders(root: Path, spec: SourceSpec, out: LeftOut) -> list[ClassFolde
     for name, inside in within.items():
         split = splits.get(name) or re.sub(r"\W+", "-", name).strip("-").lower()
         _ask_of_masks(root / name, inside.folders, spec)
-        for file in inside.files:
-            out.add_file(f"{name}/{file}")
+        for entry in inside.entries:
+            out.add_file(f"{name}/{entry.name}")
         found += [ClassFolder(split=split, name=own, path=f"{name}/{own}") for own in inside.folders]
     return found
 
@@ -88,7 +90,7 @@ def class_folders(root: Path, spec: SourceSpec, out: LeftOut) -> list[ClassFolde
 def listed(folder: Path, spec: SourceSpec, out: LeftOut) -> _Content:
     """Folders and files of a folder, in order; what a system left there, and what is to be left out, goes to `out`."""
     folders: list[str] = []
-    files: list[str] = []
+    files: list[os.DirEntry[str]] = []
     with os.scandir(folder) as entries:
         for entry in entries:
             if entry.name in (".zarray", ".zgroup", "zarr.json"):
@@ -101,8 +103,9 @@ def listed(folder: Path, spec: SourceSpec, out: LeftOut) -> _Content:
             elif clutter:
                 out.add_file(entry.name)
             else:
-                files.append(entry.name)
-    return _Content(folders=sorted(folders, key=os.fsencode), files=sorted(files, key=os.fsencode))
+                files.append(entry)
+    files.sort(key=lambda entry: os.fsencode(entry.name))
+    return _Content(folders=sorted(folders, key=os.fsencode), entries=files)
 
 
 def _ask_of_splits(root: Path, splits: dict[str, str], within: dict[str, _Content], spec: SourceSpec) -> None:
@@ -112,7 +115,7 @@ def _ask_of_splits(root: Path, splits: dict[str, str], within: dict[str, _Conten
     if len(flat) == len(splits):
         _ask_of_flat(root, flat, others)
     if flat:
-        count = len(within[flat[0]].files)
+        count = len(within[flat[0]].entries)
         raise SourceError(
             f"{root}: {shown(flat[0])} is called by a split, and holds {count} files without class folders: their "
             f"classes are not known. Give --leave-out {flat[0]} to take the other splits alone, put each class's "
@@ -169,7 +172,7 @@ def pictures_and_masks(names: Sequence[str]) -> tuple[str, str] | None:
 def _ask_of_one(root: Path, name: str, spec: SourceSpec, out: LeftOut) -> None:
     """SourceError for a single folder that holds folders, and no files: the classes, or splits, are one level below."""
     inside = listed(root / name, spec, LeftOut())
-    if len(inside.folders) > 1 and not inside.files:
+    if len(inside.folders) > 1 and not inside.entries:
         raise SourceError(
             f"{root} holds one folder, {shown(name)}, and that holds {some(inside.folders)}: are these the classes or "
             f"splits? Then give {root / name}; for one class called {shown(name)} give --target-kind class"
@@ -182,9 +185,9 @@ class FolderWalk:
     def __init__(self, root: Path, spec: SourceSpec, out: LeftOut) -> None:
         self._root, self._spec, self._out = root, spec, out
 
-    def files(self, chosen: ClassFolder) -> list[tuple[str, list[str]]]:
-        """Names of files below the class folder by the folder (below it) that they are in, with the split of each."""
-        found: dict[str, list[str]] = {}
+    def files(self, chosen: ClassFolder) -> list[tuple[str, list[FoundFile]]]:
+        """The files below the class folder, by split."""
+        found: dict[str, list[FoundFile]] = {}
         self._walk(chosen, "", chosen.split, found, ())
         return list(found.items())
 
@@ -193,7 +196,7 @@ class FolderWalk:
         chosen: ClassFolder,
         below: str,
         split: str,
-        found: dict[str, list[str]],
+        found: dict[str, list[FoundFile]],
         above: tuple[tuple[int, int], ...],
     ) -> None:
         folder = self._root / chosen.path / below
@@ -204,7 +207,7 @@ class FolderWalk:
             )
         inside = listed(folder, self._spec, self._out)
         prefix = f"{below}/" if below else ""
-        found.setdefault(split, []).extend(prefix + name for name in inside.files)
+        found.setdefault(split, []).extend((prefix + entry.name, entry) for entry in inside.entries)
         _ask_of_masks(folder, inside.folders, self._spec)
         for name in inside.folders:
             own = self._split_of(chosen, folder / name, split)

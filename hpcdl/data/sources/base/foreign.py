@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from pathlib import PurePath
 
+from hpcdl.core.errors import SourceError
+
 MAGIC = {
     b"\xff\xd8\xff": "JPEG",
     b"\x89PNG\r\n\x1a\n": "PNG",
@@ -61,6 +63,12 @@ _OWN = {"a numpy array": "numpy", "an HDF5 file": "hdf5", "a Parquet file": "par
 def is_image_head(head: bytes) -> bool:
     """Whether a file whose first 12 bytes or more these are is an image of a kind that is taken."""
     return any(head.startswith(magic) for magic in MAGIC) or (head[:4] == b"RIFF" and head[8:12] == b"WEBP")
+
+
+def check_is_image(head: bytes, name: str) -> None:
+    """SourceError unless a file starts as an image does; it says what the file is where that is known."""
+    if not is_image_head(head):
+        raise SourceError(f"{name.encode('utf-8', 'replace').decode()} is {what_it_is(name, head)}")
 
 
 def what_it_is(name: str, head: bytes) -> str:

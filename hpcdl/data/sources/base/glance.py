@@ -1,4 +1,4 @@
-"""A first look into folders, a few entries of each: are images below?"""
+"""Looks into folders that cost one listing, and no stat for each file: what is there, and are images below?"""
 
 from __future__ import annotations
 
@@ -9,6 +9,18 @@ from pathlib import Path
 from hpcdl.data.sources.base.foreign import IMAGE_ENDINGS
 
 _LOOKED_INTO = 16
+
+
+def files_of(folder: Path) -> list[Path]:
+    """The files in a folder, sorted."""
+    with os.scandir(folder) as entries:
+        return sorted(folder / entry.name for entry in entries if entry.is_file())
+
+
+def folders_of(folder: Path) -> list[Path]:
+    """The folders in a folder, sorted."""
+    with os.scandir(folder) as entries:
+        return sorted(folder / entry.name for entry in entries if entry.is_dir())
 
 
 def has_folders_of_images(folder: Path, levels: int = 2) -> bool:

@@ -153,8 +153,8 @@ class PicturePairs:
             here = waiting.pop()
             inside = listed(here, self._spec, out)
             waiting += [here / name for name in inside.folders if not (here / name).is_symlink()]
-            for name in inside.files:
-                path = here / name
+            for entry in inside.entries:
+                path = here / entry.name
                 if path.suffix.lower() not in IMAGE_ENDINGS:
                     raise SourceError(f"{path} is not an image by its name; give --leave-out '*{path.suffix}'")
                 stem = f"{here.relative_to(folder)}/{extra.sub('', path.stem) or path.stem}"

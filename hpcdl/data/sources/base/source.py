@@ -24,6 +24,8 @@ MOST_SAMPLE_BYTES = 256 << 20
 """An image file or record of more is no sample."""
 
 
+FILES_LISTED = ("image-folder", "csv")
+"""Formats whose samples are files with a row each, that says size, time and inode."""
 CHANGED_ADVICE = (
     "shards of before and after would be mixed; let the source rest, and shard it anew into an empty folder"
 )

@@ -12,6 +12,7 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from hpcdl.core.errors import CorruptError, HpcdlError
@@ -181,6 +182,27 @@ def test_a_full_disk_is_told_and_resumed(
     other.unlink()
     assert run_hpcdl([*line, "--resume"]).code == 0
     make("synthetic:imagenet", tmp_path / "whole", samples=130, shards=10)
+    assert contents(small_disk / "out") == contents(tmp_path / "whole")
+
+
+@pytest.mark.parametrize("workers", [1, 2])
+def test_a_disk_that_fills_up_with_compressed_shards_is_told_and_resumed(
+    small_disk: Path, run_hpcdl: CommandLine, tmp_path: Path, workers: int
+) -> None:
+    images = np.random.default_rng(0).integers(0, 256, (1200, 64, 64, 3), dtype=np.uint8)
+    np.savez(tmp_path / "a.npz", images=images, labels=np.arange(1200) % 10)  # 14 MiB that nothing packs
+    line: list[str | Path] = ["shard", tmp_path / "a.npz", small_disk / "out", "--shards", "12"]
+    line += ["--compression", "gzip", "--workers", str(workers)]
+    (small_disk / "other").write_bytes(bytes(15 * 1024**2))
+    full = run_hpcdl(line)
+    assert full.code == 1 and "no space left" in full.err and "at most" in full.err and "--resume" in full.err
+    assert "Traceback" not in full.err and "HDF5" not in full.err and "died" not in full.err, full.err
+    kept = {path.name: path.read_bytes() for path in (small_disk / "out").glob("shard-*.h5")}
+    assert 0 < len(kept) < 12
+    (small_disk / "other").unlink()
+    done = run_hpcdl([*line, "--resume", "--json"])
+    assert done.code == 0 and done.json()["kept"] >= len(kept) - workers, "entered, but for those just renamed"
+    make(tmp_path / "a.npz", tmp_path / "whole", shards=12, compression="gzip")
     assert contents(small_disk / "out") == contents(tmp_path / "whole")
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import math
+import os
 import weakref
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
@@ -14,7 +15,7 @@ import h5py
 import numpy as np
 import numpy.typing as npt
 
-from hpcdl.core.disk import remove_file
+from hpcdl.core.disk import cut, remove_file
 from hpcdl.core.errors import CorruptError, SourceError, UsageError
 
 Array = npt.NDArray[Any]
@@ -327,19 +328,80 @@ class ChunkReader:
 
 
 class ChunkWriter:
-    """Writes compressed blocks through HDF5's filters into a shard made by `create_shard`."""
+    """Writes compressed blocks through HDF5's filters into a shard made by `create_shard`, open as `descriptor`."""
 
-    def __init__(self, path: Path) -> None:
-        self._file = h5py.File(path, "r+", locking=False)
+    def __init__(self, descriptor: int) -> None:
+        self._sink = _Sink(descriptor)
+        self._file = h5py.File(self._sink, "r+", locking=False)
         self._data = self._file["images"]
 
     def write(self, first: int, block: Array) -> None:
-        """Write one whole block whose first sample is `first`."""
+        """Write one whole block whose first sample is `first`; OSError where the disk does not take it."""
         self._data[first : first + len(block)] = block
+        self._check()
 
     def close(self) -> None:
-        """Flush and close the file."""
+        """Flush and close the file; OSError as `write`."""
         self._file.close()
+        self._check()
+
+    def abandon(self) -> None:
+        """Close a file that is of no use."""
+        self._file.close()
+
+    def _check(self) -> None:
+        if self._sink.problem is not None:
+            raise self._sink.problem
+
+
+class _Sink:
+    """A file for h5py that seems to take everything; `problem` is what the disk has not taken.
+
+    Where a write fails HDF5 keeps the file open, tries again when the process ends, and crashes it.
+    """
+
+    def __init__(self, descriptor: int) -> None:
+        self._descriptor, self._place = descriptor, 0
+        self.problem: OSError | None = None
+
+    def seek(self, offset: int, whence: int = os.SEEK_SET) -> int:
+        """Go to a byte, counted from the start or the end."""
+        self._place = offset + (os.fstat(self._descriptor).st_size if whence == os.SEEK_END else 0)
+        return self._place
+
+    def tell(self) -> int:
+        """The byte where it is."""
+        return self._place
+
+    def readinto(self, buffer: Any) -> int:
+        """Fill `buffer`; how many bytes there were."""
+        return os.preadv(self._descriptor, [buffer], self._place)
+
+    def read(self, size: int = -1) -> bytes:
+        """So many bytes."""
+        return os.pread(self._descriptor, size, self._place)
+
+    def write(self, content: Any) -> int:
+        """Write, unless the disk has failed before."""
+        left, place = memoryview(content).cast("B"), self._place
+        try:
+            while left and self.problem is None:
+                done = os.pwrite(self._descriptor, left, place)
+                left, place = left[done:], place + done
+        except OSError as error:
+            self.problem = error
+        return len(content)
+
+    def truncate(self, size: int) -> None:
+        """Give the file this length."""
+        try:
+            if self.problem is None:
+                cut(self._descriptor, size)
+        except OSError as error:
+            self.problem = error
+
+    def flush(self) -> None:
+        """Nothing is held back."""
 
 
 def load_filters() -> None:

@@ -52,8 +52,8 @@ class NewShard:
         self._block_samples = frame.block_samples
         self._places = create_shard(path, frame)
         self._columns = {name: _Column(frame, places) for name, places in self._places.columns.items()}
-        self._chunks = ChunkWriter(path) if frame.filters else None
         self._descriptor = os.open(path, os.O_RDWR | os.O_CLOEXEC)
+        self._chunks = ChunkWriter(self._descriptor) if frame.filters else None
 
     def __enter__(self) -> Self:
         return self
@@ -61,9 +61,9 @@ class NewShard:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        os.close(self._descriptor)
         if self._chunks:
-            self._chunks.close()
+            self._chunks.abandon()
+        os.close(self._descriptor)
 
     def write_block(self, name: str, first: int, block: Array, sizes: Sequence[int]) -> None:
         """Write a column's block whose first sample is `first`, behind the one before; `sizes` of samples in bytes."""

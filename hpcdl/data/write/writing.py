@@ -160,7 +160,8 @@ def write_part(
             results[result.split, result.number] = result
     except OSError as error:
         if error.errno in (errno.ENOSPC, errno.EDQUOT):
-            raise no_space(request.target, missing_bytes(job, len(tasks) - len(results))) from error
+            missing = missing_bytes(job, len(tasks) - len(results))
+            raise no_space(request.target, missing, at_most=job.compression is not None) from error
         raise
     finally:
         entries.close()

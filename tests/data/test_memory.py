@@ -5,7 +5,12 @@ from __future__ import annotations
 import subprocess
 import sys
 import time
+from collections.abc import Callable
 from pathlib import Path
+
+import pytest
+
+from benchmarks.shard_memory import csv, parquet_images, parquet_numbers
 
 
 def peak_bytes(pid: int) -> int:
@@ -55,3 +60,18 @@ def test_a_long_list_of_samples_is_not_held_in_memory(tmp_path: Path) -> None:
         done = subprocess.run([*line, samples], capture_output=True, text=True, check=True)
         peaks.append(int(done.stderr.splitlines()[-1]) * 1024)
     assert peaks[1] - peaks[0] < 20e6  # the list is 12 MB on disk; a list of Python objects would be 100 MB
+
+
+@pytest.mark.parametrize(("make", "ending", "sizes"), [
+    (parquet_numbers, ".parquet", (64, 192)), (parquet_images, ".parquet", (64, 192)), (csv, ".csv", (4, 16)),
+])  # fmt: skip
+def test_memory_does_not_grow_with_a_table(
+    make: Callable[[Path, int], list[str]], ending: str, sizes: tuple[int, int], tmp_path: Path
+) -> None:
+    peaks = []
+    for mib in sizes:
+        flags = make(tmp_path / f"{mib}{ending}", mib << 20)
+        line = [sys.executable, "-c", PEAK, "shard", str(tmp_path / f"{mib}{ending}"), str(tmp_path / f"out{mib}")]
+        done = subprocess.run([*line, "--workers", "1", *flags], capture_output=True, text=True, check=True)
+        peaks.append(int(done.stderr.splitlines()[-1]) * 1024)
+    assert peaks[1] - peaks[0] < 24e6 and peaks[1] < 400e6

@@ -57,6 +57,25 @@ def test_columns_may_be_called_by_numbers_that_rise(head: str, tmp_path: Path) -
     assert {item.name: item.shape for item in manifest.fields} == {"x": (3,), "y": ()}
 
 
+def test_a_column_is_what_all_of_its_rows_are(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("hpcdl.data.sources.table._VALUES", 10)
+    rows = [
+        ",".join(map(str, (n, n if n < 20 else 0.5, "" if n % 7 else n, n if n < 30 else "x", n % 2, split)))
+        for n, split in enumerate(["train"] * 31 + ["test"] * 9)
+    ]
+    source = table(tmp_path, "a,b,c,d,y,split\n" + "\n".join(rows) + "\n")
+    options = {"input": "a=a,b=b,c=c,d=d", "target": "y=y", "nan": "keep"}
+    manifest = make(source, tmp_path / "out", **options)
+    kinds = {item.name: (item.kind, item.dtype) for item in manifest.fields}
+    assert kinds["a"] == ("numbers", "int64") and kinds["b"] == kinds["c"] == ("numbers", "float64")
+    assert kinds["d"] == ("text", "uint8")
+    assert {name: split.num_samples for name, split in manifest.splits.items()} == {"train": 31, "test": 9}
+    with h5py.File(tmp_path / "out" / manifest.splits["test"].shards[0].file) as file:
+        assert sorted(file["a"]) == list(range(31, 40)) and set(file["b"]) == {0.5}
+        assert sorted(np.array(file["c"])[np.isfinite(file["c"])]) == [35]
+        assert bytes(file["d"][:]) == b"x" * 9
+
+
 WRONG: dict[str, tuple[str | bytes, dict[str, Any], str]] = {
     "no rows": ("a,b,y\n", {}, "holds no rows"),
     "a line too short": ("a,b,y\n1,2,3\n1,2\n", {}, "line 3: 2 values for 3 columns"),

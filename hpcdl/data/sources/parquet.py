@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import dataclasses
 import functools
+import itertools
 import json
 import re
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 import numpy as np
 
@@ -25,11 +27,84 @@ from hpcdl.data.sources.base.splits import SPLIT_WORDS
 
 _ENDINGS = (".parquet", ".pq")
 _PANDAS_INDEX = re.compile(r"__index_level_\d+__")
-_ROWS = 256
+_LOOKED_INTO = 256
+_CHUNK_BYTES, _MOST_ROWS = 8 << 20, 1 << 16
+_BUFFER_BYTES = 1 << 20
+"""With a buffer pyarrow reads page by page; without one a row group's column whole."""
+
+
+class _Table:
+    """The rows of Parquet files with the same columns, read some at a time; with `words` those of one split alone.
+
+    `words` are what the column `split` holds for it.
+    """
+
+    def __init__(self, source: ParquetSource, paths: Sequence[Path], words: frozenset[str] = frozenset()) -> None:
+        self._source, self._paths, self._words = source, paths, words
+        with source.understood(paths[0]):
+            schema = self._file(paths[0]).schema_arrow
+        for path in paths[1:]:
+            with source.understood(path):
+                other = self._file(path).schema_arrow
+            if not other.equals(schema):
+                odd = next((field.name for field in other if field not in schema), "their order")
+                raise SourceError(f"{path} has other columns, or types, than {paths[0].name} ({shown(odd)})")
+        self.schema = schema.remove(schema.get_field_index("split")) if words else schema
+
+    @property
+    def names(self) -> list[str]:
+        """The columns."""
+        return list(self.schema.names)
+
+    def of_split(self, words: Iterable[str]) -> _Table:
+        """The rows of one split, by what the column `split` says."""
+        return _Table(self._source, self._paths, frozenset(words))
+
+    def chunks(self, name: str) -> Iterator[Any]:
+        """The values of a column as pyarrow arrays of some MiB."""
+        wanted = [name, "split"] if self._words and name != "split" else [name]
+        for path in self._paths:
+            with self._source.understood(path):
+                file = self._file(path)
+                rows = max(1, min(_MOST_ROWS, _CHUNK_BYTES // _row_bytes(file.metadata, name)))
+                for batch in file.iter_batches(rows, columns=wanted, use_threads=False):
+                    column = batch.column(batch.schema.get_field_index(name))
+                    if self._words:
+                        words = batch.column(batch.schema.get_field_index("split")).to_pylist()
+                        column = column.filter(_pyarrow()[0].array([_word(own) in self._words for own in words]))
+                    if _pyarrow()[0].types.is_dictionary(column.type):
+                        column = column.cast(column.type.value_type)
+                    yield column
+
+    def contents(self, name: str) -> Iterator[bytes | None]:
+        """The image files of a column; None where there is none."""
+        for chunk in self.chunks(name):
+            for value in chunk.to_pylist():
+                yield value["bytes"] if isinstance(value, dict) else value
+
+    def _file(self, path: Path) -> Any:
+        return _pyarrow()[1].ParquetFile(path, buffer_size=_BUFFER_BYTES, pre_buffer=False)
+
+
+def _row_bytes(metadata: Any, name: str) -> int:
+    """About how many bytes a column's values have in each row of a file, unpacked."""
+    found = 0
+    for number in range(metadata.num_row_groups):
+        group = metadata.row_group(number)
+        columns = (group.column(at) for at in range(group.num_columns))
+        found += sum(own.total_uncompressed_size for own in columns if f"{own.path_in_schema}.".startswith(f"{name}."))
+    return max(1, int(found // max(1, metadata.num_rows)))
+
+
+def _word(value: Any) -> str:
+    return str(value).strip().lower()
 
 
 class ParquetSource(ColumnSource):
-    """One Parquet file, or a folder of them; files called train*, val*, test* or a column `split` make splits."""
+    """One Parquet file, or a folder of them; files called train*, val*, test* or a column `split` make splits.
+
+    Row groups are read some rows at a time, column by column: memory does not grow with the files.
+    """
 
     @staticmethod
     def recognises(location: Path) -> bool:
@@ -39,58 +114,50 @@ class ParquetSource(ColumnSource):
     def scan(self, index: IndexWriter) -> SourceFacts:
         """Read what is asked for, column by column."""
         tables = {
-            split: self._opened(paths) for split, paths in files_by_split(self._location, _ENDINGS, self._spec).items()
+            split: _Table(self, paths) for split, paths in files_by_split(self._location, _ENDINGS, self._spec).items()
         }
         if not tables:
             raise SourceError(f"{self._location} holds no Parquet files ({', '.join(_ENDINGS)})")
         first = next(iter(tables.values()))
         for split, table in tables.items():
-            if table.schema.names != first.schema.names:
-                odd = sorted({*table.schema.names} ^ {*first.schema.names}) or table.schema.names
+            if table.names != first.names:
+                odd = sorted({*table.names} ^ {*first.names}) or table.names
                 raise SourceError(f"{self._location}: the files of {split} have other columns ({shown(odd[0])})")
-        if list(tables) == [UNSPLIT] and "split" in first.schema.names:
+        if list(tables) == [UNSPLIT] and "split" in first.names:
             tables = self._by_column(first)
         image = self._image_column(first)
         if image is not None:
             return self._list_images(tables, image, index)
         return self.list_columns(
             {
-                split: {name: self._column(table, name) for name in table.schema.names
-                        if not _PANDAS_INDEX.fullmatch(name)}
+                split: {name: self._column(table, name) for name in table.names if not _PANDAS_INDEX.fullmatch(name)}
                 for split, table in tables.items()
             },
             index,
-        )  # fmt: skip
-
-    def _opened(self, paths: list[Path]) -> Any:
-        """The rows of all files as one pyarrow table, mapped where that goes."""
-        arrow, parquet = _pyarrow()
-        found = []
-        for path in paths:
-            with self._understood(path):
-                found.append(parquet.read_table(path, partitioning=None))
-        with self._understood(self._location):
-            return arrow.concat_tables(found)
+        )
 
     @contextmanager
-    def _understood(self, path: Path) -> Iterator[None]:
+    def understood(self, path: Path) -> Iterator[None]:
+        """SourceError for what pyarrow cannot read."""
         arrow, _ = _pyarrow()
         try:
             yield
         except (arrow.ArrowException, OSError) as error:
             raise SourceError(f"{path} cannot be read as Parquet: {' '.join(str(error).split())[:200]}") from error
 
-    def _by_column(self, table: Any) -> dict[str, Any]:
-        words = [str(word).strip().lower() for word in table.column("split").to_pylist()]
-        splits = [SPLIT_WORDS.get(word, word) for word in words]
-        if not set(splits) <= {"train", "val", "test"}:
-            raise SourceError(
-                f"{self._location}: the column split holds {shown(min(set(splits)))}; write train, val or test"
-            )
-        table = table.drop_columns(["split"])
-        return {name: table.filter([own == name for own in splits]) for name in dict.fromkeys(splits)}
+    def _by_column(self, table: _Table) -> dict[str, _Table]:
+        words: dict[str, str] = {}
+        for chunk in table.chunks("split"):
+            words |= {word: SPLIT_WORDS.get(word, word) for word in map(_word, chunk.unique().to_pylist())}
+        odd = min({*words.values()} - {"train", "val", "test"}, default=None)
+        if odd is not None:
+            raise SourceError(f"{self._location}: the column split holds {shown(odd)}; write train, val or test")
+        return {
+            split: table.of_split(word for word, own in words.items() if own == split)
+            for split in dict.fromkeys(words.values())
+        }
 
-    def _column(self, table: Any, name: str) -> TableColumn:
+    def _column(self, table: _Table, name: str) -> TableColumn:
         types = _pyarrow()[0].types
         kind = table.schema.field(name).type
         if types.is_dictionary(kind):
@@ -98,90 +165,114 @@ class ParquetSource(ColumnSource):
         place = functools.partial(self._placed_column, table, name)
         if types.is_boolean(kind) or types.is_integer(kind) or types.is_floating(kind):
             numbers = functools.partial(self._numbers, table, name)
-            return TableColumn(shown=str(kind), kind="number", place=lambda: self.placed(numbers()), numbers=numbers)
+            return TableColumn(shown=str(kind), kind="number", place=numbers, numbers=numbers)
         text = types.is_string(kind) or types.is_large_string(kind)
         return TableColumn(shown="text" if text else str(kind), kind="text" if text else "other", place=place)
 
-    def _numbers(self, table: Any, name: str) -> Array:
-        column = table.column(name)
-        if column.null_count and not _pyarrow()[0].types.is_floating(column.type):
-            column = column.cast("float64")
-        found: Array = column.to_numpy()
-        return found
+    def _numbers(self, table: _Table, name: str) -> PlacedArray:
+        """A column of numbers; of whole ones with holes (null) float64, and NaN for these."""
+        floats = _pyarrow()[0].types.is_floating(table.schema.field(name).type)
+        holes = not floats and any(chunk.null_count for chunk in table.chunks(name))
 
-    def _placed_column(self, table: Any, name: str) -> PlacedArray:
+        def values() -> Iterator[Array]:
+            for chunk in table.chunks(name):
+                with self.understood(self._location):
+                    own = chunk.cast("float64") if holes else chunk
+                yield own.to_numpy(zero_copy_only=False)
+
+        return self.written(values())
+
+    def _placed_column(self, table: _Table, name: str) -> PlacedArray:
         """Text, or lists of numbers; SourceError for other types and for missing values."""
-        types, column = _pyarrow()[0].types, table.column(name).combine_chunks()
-        if column.null_count:
-            raise SourceError(
-                f"{self._location}: {name} has no value in {column.null_count} rows (null); fill or drop them"
-            )
-        if types.is_dictionary(column.type):
-            column = column.cast(column.type.value_type)
-        if types.is_string(column.type) or types.is_large_string(column.type):
-            return self.placed_text(column.cast("large_binary").to_pylist(), name)
-        lengths: list[Array] = []
-        if _holds_bytes(column.type):
+        types, kind = _pyarrow()[0].types, table.schema.field(name).type
+        missing = sum(chunk.null_count for chunk in table.chunks(name))
+        if missing:
+            raise SourceError(f"{self._location}: {name} has no value in {missing} rows (null); fill or drop them")
+        kind = kind.value_type if types.is_dictionary(kind) else kind
+        if types.is_string(kind) or types.is_large_string(kind):
+            with self._gathered(name) as gathered:
+                for chunk in table.chunks(name):
+                    for value in chunk.cast("large_binary").to_pylist():
+                        gathered.add(value, "a row")
+                return gathered.placed()
+        if _holds_bytes(kind):
             return self._pictures(table, name)
-        while types.is_list(column.type) or types.is_large_list(column.type) or types.is_fixed_size_list(column.type):
-            lengths.append(column.value_lengths().to_numpy(zero_copy_only=False).astype(np.int64))
-            column = column.flatten()
-        number = types.is_boolean(column.type) or types.is_integer(column.type) or types.is_floating(column.type)
-        if not lengths or not number:
+        levels = 0
+        while types.is_list(kind) or types.is_large_list(kind) or types.is_fixed_size_list(kind):
+            levels, kind = levels + 1, kind.value_type
+        number = types.is_boolean(kind) or types.is_integer(kind) or types.is_floating(kind)
+        if not levels or not number:
             raise SourceError(
                 f"{self._location}: {name} is {table.schema.field(name).type}; fields are numbers, text or lists of "
                 "numbers: save dates and decimals as numbers, and each part of a struct as a column"
             )
-        if column.null_count:
-            raise SourceError(f"{self._location}: lists in {name} have holes (null); fill them, or save NaN")
-        return self._lists(column.to_numpy(zero_copy_only=False), lengths, name)
+        return self._lists(table, name, levels)
 
-    def _pictures(self, table: Any, name: str) -> PlacedArray:
+    def _gathered(self, name: str, *, fixed: bool = False) -> GatheredArray:
+        path = self._work / f"gathered{len(list(self._work.glob('gathered*')))}"
+        return GatheredArray(path, f"{self._location}: {name}", fixed=fixed)
+
+    def _pictures(self, table: _Table, name: str) -> PlacedArray:
         """A column of image files as pixels, as the files have them: masks keep their numbers."""
         from hpcdl.data.sources.base.images import decode_mask
 
-        path = self._work / f"gathered{len(list(self._work.glob('gathered*')))}"
-        with GatheredArray(path, f"{self._location}: {name}", fixed=True) as gathered:
-            for number, content in enumerate(_contents(table, name)):
+        with self._gathered(name, fixed=True) as gathered:
+            for number, content in enumerate(table.contents(name)):
                 try:
                     gathered.add(decode_mask(content or b"", size=None), f"row {number}")
                 except UnreadableSample as error:
                     raise SourceError(f"{self._location}: {name} of row {number}: {error}") from error
             return gathered.placed()
 
-    def _lists(self, values: Array, lengths: list[Array], name: str) -> PlacedArray:
-        """Flat values as samples: all of one shape, or of any length along the first axis."""
-        inner = []
-        for level in lengths[1:]:
-            if len(level) and not (level == level[0]).all():
-                raise SourceError(
-                    f"{self._location}: lists in {name} differ in length within a sample; only the first axis may vary"
-                )
-            inner.append(int(level[0]) if len(level) else 0)
-        outer = lengths[0]
-        if len(outer) and (outer == outer[0]).all():
-            return self.placed(values.reshape(len(outer), int(outer[0]), *inner))
-        return self.placed(values.reshape(-1, *inner), np.concatenate([[0], np.cumsum(outer)]))
+    def _lists(self, table: _Table, name: str, levels: int) -> PlacedArray:
+        """Lists of lists of numbers as samples: all of one shape, or of any length along the first axis."""
+        inner: list[set[int]] = [set() for _ in range(levels - 1)]
+        outer: list[Array] = []
 
-    def _image_column(self, table: Any) -> str | None:
+        def values() -> Iterator[Array]:
+            for chunk in table.chunks(name):
+                outer.append(chunk.value_lengths().to_numpy(zero_copy_only=False).astype(np.int64))
+                flat = chunk.flatten()
+                for lengths in inner:
+                    lengths |= set(np.unique(flat.value_lengths().to_numpy(zero_copy_only=False)).tolist())
+                    flat = flat.flatten()
+                if any(len(lengths) > 1 for lengths in inner):
+                    raise SourceError(
+                        f"{self._location}: lists in {name} differ in length within a sample; only the first axis may "
+                        "vary"
+                    )
+                if flat.null_count:
+                    raise SourceError(f"{self._location}: lists in {name} have holes (null); fill them, or save NaN")
+                yield flat.to_numpy(zero_copy_only=False)
+
+        placed = self.written(values())
+        sides = [int(next(iter(lengths), 0)) for lengths in inner]
+        lengths = np.concatenate(outer) if outer else np.zeros(0, np.int64)
+        if len(lengths) and (lengths == lengths[0]).all():
+            return dataclasses.replace(placed, shape=(len(lengths), int(lengths[0]), *sides))
+        starts = placed.path.with_name(f"{placed.path.name}.offsets")
+        np.concatenate([[0], np.cumsum(lengths)]).astype(np.int64).tofile(starts)
+        return dataclasses.replace(placed, shape=(int(lengths.sum()), *sides), offsets=starts)
+
+    def _image_column(self, table: _Table) -> str | None:
         """The column of image files, where samples are images with a class."""
         spec = self._spec
         if spec.inputs or spec.targets or spec.target_kind == "regression":
             return None
-        names = [spec.image_field] if spec.image_field else [*INPUT_NAMES, "img", *table.schema.names]
+        names = [spec.image_field] if spec.image_field else [*INPUT_NAMES, "img", *table.names]
         for name in names:
-            if name in table.schema.names and _holds_bytes(table.schema.field(name).type):
-                first = next((one for one in _contents(table.slice(0, _ROWS), name) if one), b"")
+            if name in table.names and _holds_bytes(table.schema.field(name).type):
+                first = next((one for one in itertools.islice(table.contents(name), _LOOKED_INTO) if one), b"")
                 if is_image_head(first[:16]):
                     return name
         if spec.image_field:
             raise SourceError(
                 f"{self._location}: the column {shown(spec.image_field)} holds no image files; "
-                f"it has {', '.join(map(shown, table.schema.names[:20]))}"
+                f"it has {', '.join(map(shown, table.names[:20]))}"
             )
         return None
 
-    def _list_images(self, tables: dict[str, Any], image: str, index: IndexWriter) -> SourceFacts:
+    def _list_images(self, tables: dict[str, _Table], image: str, index: IndexWriter) -> SourceFacts:
         """Unpack the image files into the work folder, and list them with their labels."""
         schema = next(iter(tables.values())).schema
         label = self._spec.label_field or next(
@@ -194,17 +285,21 @@ class ParquetSource(ColumnSource):
             )
         listed = EncodedFiles(index, self._spec)
         for split, table in tables.items():
-            labels = table.column(label).to_pylist()
             path = self._work / f"images.{split}"
-            places = []
             with path.open("wb") as file:
-                for number, content in enumerate(_contents(table, image)):
-                    if content is None:
-                        raise SourceError(f"{self._location}: {image} of row {number} has no bytes (null)")
-                    places.append((file.tell(), len(content)))
-                    file.write(content)
-            listed.add_file(split, path, [(*place, own) for place, own in zip(places, labels, strict=True)])
+                listed.add_file(split, path, self._unpacked(table, image, label, file))
         return listed.facts(_class_names(schema, label))
+
+    def _unpacked(self, table: _Table, image: str, label: str, file: BinaryIO) -> Iterator[tuple[int, int, Any]]:
+        """Write the image files of a table one behind the other; first byte, bytes and label of each."""
+        place = 0
+        labels = (value for chunk in table.chunks(label) for value in chunk.to_pylist())
+        for number, (content, own) in enumerate(zip(table.contents(image), labels, strict=True)):
+            if content is None:
+                raise SourceError(f"{self._location}: {image} of row {number} has no bytes (null)")
+            file.write(content)
+            yield place, len(content), own
+            place += len(content)
 
 
 def _holds_bytes(kind: Any) -> bool:
@@ -212,12 +307,6 @@ def _holds_bytes(kind: Any) -> bool:
     if types.is_struct(kind):
         return "bytes" in [kind.field(number).name for number in range(kind.num_fields)]
     return bool(types.is_binary(kind) or types.is_large_binary(kind))
-
-
-def _contents(table: Any, name: str) -> Iterator[bytes | None]:
-    for batch in table.select([name]).to_batches(max_chunksize=_ROWS):
-        for value in batch.column(0).to_pylist():
-            yield value["bytes"] if isinstance(value, dict) else value
 
 
 def _class_names(schema: Any, label: str) -> list[str]:

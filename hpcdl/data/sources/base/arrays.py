@@ -8,7 +8,7 @@ from __future__ import annotations
 import dataclasses
 import itertools
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -27,7 +27,8 @@ from hpcdl.data.sources.base.splits import AUTO, IGNORE, leaves_out_split, left_
 INPUT_NAMES = ("x", "images", "image", "data", "inputs", "input", "features", "samples", "text")
 TARGET_NAMES = ("y", "labels", "label", "targets", "target", "classes", "class", "masks", "mask")
 """What arrays are usually called, the most usual first."""
-_ROWS_BYTES = 64 << 20
+_ROWS_BYTES = 16 << 20
+_STRINGS = 1 << 14
 EXACT = 1 << 24
 """Up to here float32 holds every whole number."""
 
@@ -65,10 +66,33 @@ class PlacedArray:
             return np.empty(self.shape, self.dtype)
         return np.memmap(self.path, self.dtype, "r", self.offset, self.shape)
 
-    def strings(self) -> list[str]:
-        """The samples of text."""
-        content, starts = self.values(), self.starts.tolist()
-        return [bytes(content[i:j]).decode() for i, j in itertools.pairwise(starts)]
+    def chunks(self) -> Iterator[Array]:
+        """All of it, some rows at a time: read, not mapped, because mapped pages count as memory in use."""
+        if not self.shape:
+            yield self.values()
+        if not self.shape or not int(np.prod(self.shape)):
+            return
+        per_row = int(np.prod(self.shape[1:]))
+        rows = max(1, _ROWS_BYTES // (per_row * self.dtype.itemsize))
+        with self.path.open("rb") as file:
+            file.seek(self.offset)
+            for first in range(0, self.shape[0], rows):
+                count = min(rows, self.shape[0] - first)
+                values = np.fromfile(file, self.dtype, count * per_row)
+                if len(values) != count * per_row:
+                    raise SourceError(f"{self.path} is cut short: {self.shape[0]} rows were announced")
+                yield values.reshape(count, *self.shape[1:])
+
+    def string_chunks(self) -> Iterator[Array]:
+        """The samples of text, some at a time."""
+        starts = self.starts
+        with self.path.open("rb") as file:
+            for first in range(0, len(starts) - 1, _STRINGS):
+                own = starts[first : first + _STRINGS + 1]
+                file.seek(self.offset + int(own[0]))
+                content = file.read(int(own[-1] - own[0]))
+                ends = (own - own[0]).tolist()
+                yield np.array([content[i:j].decode() for i, j in itertools.pairwise(ends)], object)
 
 
 @dataclass(frozen=True)
@@ -147,8 +171,8 @@ class FieldSource:
         labels = [number for number, item in enumerate(fields) if item.role == "target" and item.kind == "class"]
         kept = [self._finite(part, fields, column, told) for part, column in zip(parts, columns, strict=True)]
         for number, (part, column, rows) in enumerate(zip(parts, columns, kept, strict=True)):
-            classes = np.asarray(column[labels[0]].values()) if len(labels) == 1 else None
-            _list(index, part.split, number, column[0].num_samples, classes, rows)
+            classes = column[labels[0]].chunks() if len(labels) == 1 else _zeros(column[0].num_samples)
+            _list(index, part.split, number, classes, rows)
         flat = [array for column in columns for array in column]
         return SourceFacts(
             class_names=fields[labels[0]].class_names if len(labels) == 1 else ["all"],
@@ -215,6 +239,16 @@ class FieldSource:
             offsets.astype(np.int64).tofile(starts)
         return PlacedArray(path=path, shape=values.shape, dtype=values.dtype, offsets=starts, text=text)
 
+    def written(self, chunks: Iterable[Array]) -> PlacedArray:
+        """Chunks of one type and row shape, one behind the other in a file of the work folder."""
+        path = self._work / f"array{len(list(self._work.glob('array*')))}"
+        count, shape, dtype = 0, tuple[int, ...](), np.dtype(np.float32)
+        with path.open("wb") as file:
+            for chunk in chunks:
+                count, shape, dtype = count + len(chunk), chunk.shape[1:], chunk.dtype
+                file.write(np.ascontiguousarray(chunk).reshape(-1).view(np.uint8).data)
+        return PlacedArray(path=path, shape=(count, *shape), dtype=dtype)
+
     def placed_text(self, strings: Sequence[bytes | str], path: str) -> PlacedArray:
         """The strings of the array at `path`, kept in the work folder; SourceError for those that are not UTF-8."""
         found: list[bytes] = []
@@ -238,18 +272,14 @@ class FieldSource:
 
     def not_finite(self, item: Field, array: PlacedArray) -> Array:
         """Whether a value of each sample is NaN or infinity."""
-        values = array.values()
-        rows = max(1, _ROWS_BYTES // max(1, item.row_bytes))
-        lines = np.zeros(len(values), np.bool_)
-        for first in range(0, len(values), rows):
-            chunk = np.asarray(values[first : first + rows])
-            lines[first : first + rows] = ~np.isfinite(chunk).reshape(len(chunk), -1).all(1)
+        found = [~np.isfinite(chunk).reshape(len(chunk), -1).all(1) for chunk in array.chunks()]
+        lines = np.concatenate([np.zeros(0, np.bool_), *found])
         if array.offsets is None:
             return lines
         starts = array.starts
         before = np.concatenate([[0], np.cumsum(lines)])
-        found: Array = before[starts[1:]] > before[starts[:-1]]
-        return found
+        holds: Array = before[starts[1:]] > before[starts[:-1]]
+        return holds
 
     def _starts_of(self, name: str) -> npt.NDArray[np.int64]:
         if name not in self._starts:
@@ -353,25 +383,18 @@ class FieldSource:
         one = first.text or (not first.offsets and int(np.prod(first.shape[1:])) == 1)
         if not one or (wish == "regression" and not first.text):
             return None
-        if first.text:
-            values = [np.array(array.strings(), np.str_) for array in arrays]
-        else:
-            values = [np.asarray(array.values()).reshape(-1) for array in arrays]
-        if not first.text and first.dtype.kind == "f":
-            if not all(_whole(own) for own in values):
-                if wish == "class":
-                    raise SourceError(
-                        f"{where}: values that are not whole name no classes; give --target-kind regression"
-                    )
-                return None
-            values = [own.astype(np.int64) for own in values]
-        found = np.unique(np.concatenate([np.unique(own) for own in values]))
-        count = sum(map(len, values))
+        if not first.text and first.dtype.kind == "f" and not all(_whole(own) for own in _flat(arrays)):
+            if wish == "class":
+                raise SourceError(f"{where}: values that are not whole name no classes; give --target-kind regression")
+            return None
+        found, over = _different(arrays)
+        count = sum(array.num_samples for array in arrays)
         if not wish and not plausible(len(found), count):
             what = "strings" if first.text else "whole numbers"
             remedy = "--target-kind class" + ("" if first.text else ", or --target-kind regression for quantities")
             raise SourceError(
-                f"{where} holds {len(found)} different {what} in {count} samples: are these classes? Give {remedy}"
+                f"{where} holds {over}{len(found)} different {what} in {count} samples: are these classes? Give "
+                f"{remedy}"
             )
         if not wish and first.dtype.kind == "f":
             raise SourceError(
@@ -380,16 +403,18 @@ class FieldSource:
             )
         if len(found) > MOST_CLASSES:
             raise SourceError(
-                f"{where} holds {len(found)} different values; no data set has over {MOST_CLASSES} classes"
+                f"{where} holds {over}{len(found)} different values; no data set has over {MOST_CLASSES} classes"
             )
         if first.text:
             names, lines = [str(value) for value in found.tolist()], ["-"]
         else:
             names, lines = numbered(found)
             told += [f"{name}: {line}" for line in lines]
-        codes = [(np.searchsorted(found, own) if lines else own).astype(np.int64) for own in values]
         made = Field(name=name, role="target", dtype="int64", kind="class", class_names=names)
-        return made, [self.placed(own) for own in codes]
+        return made, [
+            self.written((np.searchsorted(found, own) if lines else own).astype(np.int64) for own in _flat([array]))
+            for array in arrays
+        ]
 
     def _finite(
         self, part: ArrayGroup, fields: list[Field], column: Sequence[PlacedArray], told: list[str]
@@ -425,29 +450,58 @@ def _as_fed(item: Field, arrays: Sequence[PlacedArray]) -> str:
     if item.dtype == "uint8":
         return f"{item.name}: training divides bytes by 255, as of pictures; store another type to keep them"
     if item.dtype in ("int32", "int64", "uint32", "uint64"):
-        most = max(largest(array.values()) for array in arrays)
+        most = max(largest(chunk) for array in arrays for chunk in array.chunks())
         if most > EXACT:
             return f"{item.name}: whole numbers up to {most}, and training rounds those over {EXACT} to float32"
     return ""
 
 
 def largest(values: Array) -> int:
-    """The greatest absolute value of whole numbers, some at a time; 0 of others."""
-    if values.dtype.kind not in "iu" or not len(values):
+    """The greatest absolute value of whole numbers; 0 of others."""
+    if values.dtype.kind not in "iu":
         return 0
-    rows = max(1, _ROWS_BYTES // max(1, values[:1].nbytes))
-    chunks = (values[first : first + rows] for first in range(0, len(values), rows))
-    return max(max(abs(int(chunk.max(initial=0))), abs(int(chunk.min(initial=0)))) for chunk in chunks)
+    return max(abs(int(values.max(initial=0))), abs(int(values.min(initial=0))))
 
 
-def _list(index: IndexWriter, split: str, number: int, count: int, classes: Array | None, rows: Array | None) -> None:
-    labels = np.zeros(count, np.int64) if classes is None else classes
-    if rows is None:
-        add_numbered(index, split, number, labels)
-        return
-    for place in np.split(rows, np.flatnonzero(np.diff(rows) != 1) + 1):
-        if len(place):
-            add_numbered(index, split, number, labels[place], first=int(place[0]))
+def _flat(arrays: Sequence[PlacedArray]) -> Iterator[Array]:
+    """The values of arrays of one value a sample, some at a time: whole numbers as int64, text as strings."""
+    for array in arrays:
+        if array.text:
+            yield from array.string_chunks()
+            continue
+        for chunk in array.chunks():
+            own = chunk.reshape(-1)
+            yield own.astype(np.int64) if own.dtype.kind == "f" and _whole(own) else own
+
+
+def _different(arrays: Sequence[PlacedArray]) -> tuple[Array, str]:
+    """The different values, sorted; of more than any data set has classes not all, and the word that says so."""
+    found: Array = np.empty(0, object if arrays[0].text else np.int64)
+    for own in _flat(arrays):
+        new = np.unique(own)
+        found = np.union1d(found, new) if len(found) else new
+        if len(found) > MOST_CLASSES:
+            return found, "over "
+    return found, ""
+
+
+def _zeros(count: int) -> Iterator[Array]:
+    for first in range(0, count, _STRINGS):
+        yield np.zeros(min(_STRINGS, count - first), np.int64)
+
+
+def _list(index: IndexWriter, split: str, number: int, classes: Iterable[Array], rows: Array | None) -> None:
+    """List the samples of a part, whose labels are `classes`; `rows` are those to be taken, None for all."""
+    first = 0
+    for labels in classes:
+        if rows is None:
+            add_numbered(index, split, number, labels, first=first)
+        else:
+            own = rows[np.searchsorted(rows, first) : np.searchsorted(rows, first + len(labels))]
+            for place in np.split(own, np.flatnonzero(np.diff(own) != 1) + 1):
+                if len(place):
+                    add_numbered(index, split, number, labels[place - first], first=int(place[0]))
+        first += len(labels)
 
 
 def _place(array: PlacedArray) -> ArrayPlace:

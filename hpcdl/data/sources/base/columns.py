@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -26,11 +26,13 @@ from hpcdl.data.sources.base.index import IndexWriter
 from hpcdl.data.sources.base.source import Array, SourceFacts
 from hpcdl.data.sources.base.splits import left_out
 
+_STACKED = 1 << 21
+"""Values that are put together at once."""
 _PACKED = "x"
 """The field that all columns of numbers are put together in, unless --input says otherwise."""
 
 
-def _no_numbers() -> Array:
+def _no_numbers() -> PlacedArray:
     raise AssertionError("only columns of kind number are asked for their numbers")
 
 
@@ -41,7 +43,7 @@ class TableColumn:
     shown: str
     kind: str
     place: Callable[[], PlacedArray]
-    numbers: Callable[[], Array] = _no_numbers
+    numbers: Callable[[], PlacedArray] = _no_numbers
 
 
 class ColumnSource(FieldSource):
@@ -71,15 +73,27 @@ class ColumnSource(FieldSource):
             self.inputs = (f"{name}={field_name(name)}",)
         return self.list_parts(groups, index)
 
-    def _together(self, names: list[str], numbers: list[Callable[[], Array]]) -> PlacedArray:
+    def _together(self, names: list[str], numbers: list[Callable[[], PlacedArray]]) -> PlacedArray:
+        """Columns of numbers as one array of float32, some rows at a time."""
         columns = [own() for own in numbers]
-        for name, values in zip(names, columns, strict=True):
-            if (most := largest(values)) > EXACT:
+        for name, column in zip(names, columns, strict=True):
+            if (most := max(map(largest, column.chunks()), default=0)) > EXACT:
                 raise SourceError(
                     f"{self._location}: the column {shown(name)} holds whole numbers up to {most}, which float32 "
                     f"rounds: give --leave-out {name}, or keep types by naming inputs, each with --input COLUMN=NAME"
                 )
-        return self.placed(np.stack(columns, 1).astype(np.float32))
+        return self.written(self._stacked(columns))
+
+    def _stacked(self, columns: Sequence[PlacedArray]) -> Iterator[Array]:
+        """The rows of columns that lie in files of their own."""
+        num_rows = columns[0].num_samples
+        step = max(1, _STACKED // len(columns))
+        for first in range(0, num_rows, step):
+            rows = np.empty((min(step, num_rows - first), len(columns)), np.float32)
+            for place, column in enumerate(columns):
+                at = column.offset + first * column.dtype.itemsize
+                rows[:, place] = np.fromfile(column.path, column.dtype, len(rows), offset=at)
+            yield rows
 
     def _packed(self, columns: Mapping[str, TableColumn]) -> tuple[list[str], str]:
         """The columns of numbers that become one input where none is named, and its path; SourceError for questions."""

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Sequence
+from array import array
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +15,7 @@ from hpcdl.core.errors import SourceError, shown
 from hpcdl.core.files import open_descriptor
 from hpcdl.data.format.dataset import UNSPLIT
 from hpcdl.data.sources.base.glance import files_of, folders_of, has_folders_of_images
-from hpcdl.data.sources.base.index import ROW, IndexWriter
+from hpcdl.data.sources.base.index import ROW, IndexWriter, Rows
 from hpcdl.data.sources.base.source import (
     CHANGED_ADVICE,
     MOST_SAMPLE_BYTES,
@@ -139,15 +140,23 @@ class EncodedFiles:
 
     def __init__(self, index: IndexWriter, spec: SourceSpec) -> None:
         self._index, self._location, self._target_kind = index, spec.location, spec.target_kind
-        self._files: list[tuple[str, Path, list[tuple[int, int, Any]]]] = []
+        self._files: list[tuple[str, Path, Rows, list[Any]]] = []
 
-    def add_file(self, split: str, path: Path, samples: list[tuple[int, int, Any]]) -> None:
+    def add_file(self, split: str, path: Path, samples: Iterable[tuple[int, int, Any]]) -> None:
         """Take the images of a file: (first byte, bytes, label) each."""
-        self._files.append((split, path, samples))
+        places, sizes, labels = array("q"), array("q"), []
+        known: dict[Any, Any] = {}
+        for place, size, label in samples:
+            places.append(place)
+            sizes.append(size)
+            labels.append(known.setdefault(label, label) if type(label) in (int, str) else label)
+        rows = np.zeros(len(labels), ROW)
+        rows["place"], rows["size"] = places, sizes
+        self._files.append((split, path, rows, labels))
 
     def facts(self, class_names: Sequence[str] = ()) -> SourceFacts:
         """List what was taken; SourceError for labels that are no classes."""
-        found = [label for _, _, samples in self._files for *_, label in samples]
+        found = [label for *_, labels in self._files for label in labels]
         kinds = {str if isinstance(one, str) else int: one for one in found}
         odd = [one for one in found if not isinstance(one, int | str) or isinstance(one, bool)]
         if odd or len(kinds) > 1:
@@ -163,16 +172,14 @@ class EncodedFiles:
             )
         names, told = _named(labels, class_names, self._location)
         known = {own: number for number, own in enumerate(sorted(labels))} if told or labels & set(names) else {}
-        for number, (split, _, samples) in enumerate(self._files):
-            rows = np.zeros(len(samples), ROW)
-            rows["place"], rows["size"] = [item[0] for item in samples], [item[1] for item in samples]
-            rows["label"], rows["file"] = [known.get(item[2], item[2]) for item in samples], number
+        for number, (split, _, rows, own) in enumerate(self._files):
+            rows["label"], rows["file"] = [known.get(label, label) for label in own], number
             self._index.add(split, rows)
         return SourceFacts(
             class_names=names,
             samples_are="files",
-            files=[str(path) for _, path, _ in self._files],
-            stamps=[stamp_of(path) for _, path, _ in self._files],
+            files=[str(path) for _, path, *_ in self._files],
+            stamps=[stamp_of(path) for _, path, *_ in self._files],
             told=told,
         )
 

@@ -65,6 +65,13 @@ class DataConfig:
         "", "Your function of each batch, inputs and targets: file.py:function or package.module:function.",
         matters=RESULT | TIME,
     )  # fmt: skip
+    scale: str = setting(
+        "auto",
+        "What becomes of an input's bytes (uint8): 0..1 divides by 255, none keeps them, auto does so by whether they "
+        "are pictures.",
+        choices=("auto", "0..1", "none"),
+        matters=RESULT,
+    )
     verify_data: bool = setting(True, "Verify shard checksums while reading.", matters=TIME)
     shuffle: str = setting(
         "global",

@@ -40,7 +40,7 @@ def load_run(run_dir: Path) -> tuple[keras.Model, list[str]]:
     if step is None:
         raise CorruptError(f"{run_dir} holds neither {MODEL_FILE} nor a checkpoint; let the run continue with --resume")
     dataset = open_dataset(resolved.config.data.data, seed=resolved.config.run.seed)
-    dataset = preprocessed(dataset, resolved.config.data.preprocess)
+    dataset = preprocessed(dataset, resolved.config.data)
     model = build_model(resolved.config, dataset)
     shared, _ = checkpoints.read_shared(run_dir, step)
     state.assign(model.weights, shared, "weights")
@@ -51,7 +51,7 @@ def evaluate_run(run_dir: Path, data: str, split_name: str | None) -> tuple[Eval
     """Loss and metrics of a run's model on `data`, the split that was used, and what to say about it."""
     resolved, _ = rundir.read(run_dir)
     dataset = open_dataset(data, seed=resolved.config.run.seed)
-    dataset = preprocessed(dataset, resolved.config.data.preprocess)
+    dataset = preprocessed(dataset, resolved.config.data)
     name = split_name or next(
         (name for name in ("test", "val", "train") if name in dataset.splits), next(iter(dataset.splits))
     )

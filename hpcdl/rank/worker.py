@@ -44,7 +44,7 @@ from hpcdl.run.outputs import losses_of
 from hpcdl.run.plan import RunPlan, rule_in_force
 from hpcdl.run.rundir import MODEL_FILE
 from hpcdl.step.bucket_trials import BucketChoice
-from hpcdl.step.preprocess import model_shapes, preprocessed
+from hpcdl.step.preprocess import fed, model_shapes, preprocessed
 from hpcdl.strategies.base.strategy import Context
 from hpcdl.strategies.table import load_strategy
 from hpcdl.supervision import runtime
@@ -99,7 +99,9 @@ def _run_worker(
     journal: Journal = _journal(run_dir, config.run.tensorboard, on_event) if leads else NullJournal()
     # Before the model: some engines must be set up before TensorFlow makes its first tensor.
     worker = load_strategy(run_plan.info).worker(context)
-    run_plan = dataclasses.replace(run_plan, dataset=preprocessed(run_plan.dataset, config.data.preprocess))
+    run_plan = dataclasses.replace(run_plan, dataset=preprocessed(run_plan.dataset, config.data))
+    if line := fed(run_plan.dataset):
+        journal.write("message", text=line)
     model = build_model(config, run_plan.dataset)
     if config.model.init_weights is not None:
         journal.write("message", text=state.load_weights(model, config.model.init_weights))
@@ -217,7 +219,9 @@ def _comes_scaled(dataset: Dataset) -> bool:
     """Whether the only input of a model comes from 0 to 1, unless the user's own function has changed it."""
     if dataset.preprocess is not None or len(dataset.inputs) > 1:
         return False
-    return dataset.dtype == "uint8" or any(item.normalise != "none" for item in dataset.inputs)
+    if dataset.dtype == "uint8" and dataset.scales(dataset.sample_shape):
+        return True
+    return any(item.normalise != "none" for item in dataset.inputs)
 
 
 def _losses(config: TrainConfig, dataset: Dataset) -> dict[str, str]:

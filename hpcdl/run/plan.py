@@ -14,6 +14,7 @@ from hpcdl.config.schema import CheckpointConfig, DataConfig, RunConfig, StepBen
 from hpcdl.core.errors import UsageError
 from hpcdl.core.files import open_regular
 from hpcdl.data.format.dataset import Dataset, open_dataset
+from hpcdl.data.format.fields import may_be_picture
 from hpcdl.data.format.order import NO_SHIFT, Shift, pass_slice, steps_per_epoch
 from hpcdl.data.read.windows import open_stream
 from hpcdl.models.spec import check_function, check_model_spec, parse_function
@@ -111,6 +112,22 @@ def _check_installed(run: RunConfig) -> None:
     check_library(run.allocator)
 
 
+def check_scale(dataset: Dataset, config: DataConfig) -> None:
+    """UsageError where bytes of an input may be a grey picture or numbers, and it was not said."""
+    if config.scale != "auto":
+        none = all(item.dtype != "uint8" for item in dataset.inputs or (dataset,))
+        if config.scale == "none" and none and not config.preprocess:
+            raise UsageError("--scale none keeps bytes (uint8) as they are, and no input has such; leave it out")
+        return
+    for item in dataset.inputs:
+        if item.dtype == "uint8" and item.kind == "numbers" and item.normalise == "none" and may_be_picture(item.shape):
+            shape = "x".join(map(str, item.shape))
+            raise UsageError(
+                f"{config.data}: is the input {item.name} ({shape} uint8) a picture or a table of numbers? Give "
+                "--scale 0..1 (bytes divided by 255) or --scale none (bytes as they are)"
+            )
+
+
 def prepare(resolved: ResolvedConfig[TrainConfig]) -> RunPlan:
     """Check names, data and arithmetic of a run; raises what the user should read."""
     config = resolved.config
@@ -128,6 +145,7 @@ def prepare(resolved: ResolvedConfig[TrainConfig]) -> RunPlan:
     check_redundancy(config.checkpoint, info)
     _check_installed(config.run)
     dataset = open_dataset(config.data.data, seed=config.run.seed, verified=config.data.verify_data)
+    check_scale(dataset, config.data)
     check_possible(
         config.safety.inject,
         config.run.ranks,

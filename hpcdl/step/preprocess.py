@@ -11,6 +11,7 @@ import tensorflow as tf
 from hpcdl.config.schema import DataConfig
 from hpcdl.core.errors import UsageError
 from hpcdl.data.format.dataset import Dataset
+from hpcdl.data.format.fields import Field
 from hpcdl.data.read.pipeline import Augmentation, batch_spec
 from hpcdl.models.functions import ASKED, call, kind_of, user_function
 from hpcdl.models.spec import UserFunction, parse_function
@@ -24,15 +25,18 @@ def augmentation_of(config: DataConfig) -> Augmentation:
     return Augmentation(flip=config.flip, crop_padding=config.crop_padding, min_area=config.random_resized_crop)
 
 
-def preprocessed(dataset: Dataset, spec: str) -> Dataset:
-    """`dataset`, its batches changed by the function that `spec` names; runs the user's file. UsageError for a bad one.
+def preprocessed(dataset: Dataset, config: DataConfig) -> Dataset:
+    """`dataset` with what `config` has done to batches: scaling, and the user's function, whose file is run.
+
+    UsageError for a bad function.
 
     The function gets inputs and targets, by name also `training` and `seed`, an int64 tensor of two numbers that no
     other worker and step has, for tf.random.stateless_*. It is traced without AutoGraph: `if` cannot ask a tensor.
     """
-    if not spec:
+    dataset = replace(dataset, scale=config.scale)
+    if not config.preprocess:
         return dataset
-    builder = parse_function(spec, "preprocess")
+    builder = parse_function(config.preprocess, "preprocess")
     function = user_function(builder)
 
     def apply(inputs: Any, targets: Any, *, training: bool, seed: Any) -> tuple[Any, Any]:
@@ -69,6 +73,26 @@ def _checked(builder: UserFunction, made: Any, inputs: Any, targets: Any) -> tup
         if samples is not None and tensor.shape[0] not in (samples, None):
             raise refused(f"was given {samples} samples and returned {tensor.shape[0]}")
     return new_inputs, new_targets
+
+
+def fed(dataset: Dataset) -> str:
+    """What a model is fed, in a sentence; empty where a function of the user's own makes that."""
+    if dataset.preprocess is not None:
+        return ""
+    items = dataset.inputs or (Field(name="images", role="input", dtype=dataset.dtype, shape=dataset.sample_shape),)
+    found = []
+    for item in items:
+        shape = "x".join(map(str, item.shape)) or "one number"
+        what = "as float32"
+        if item.kind == "text":
+            what = "as numbers of bytes, 1 to 256"
+        elif item.normalise != "none":
+            what = f"as float32 by {item.normalise}"
+        elif item.dtype == "uint8":
+            what = "as float32 from 0 to 1" if dataset.scales(item.shape) else "as float32 from 0 to 255"
+        found.append(f"{item.name} ({shape} {item.dtype}) {what}")
+    bytes_there = any(item.dtype == "uint8" and item.kind != "text" and item.normalise == "none" for item in items)
+    return f"the model is fed {', '.join(found)}" + ("; --scale chooses" if bytes_there else "")
 
 
 def model_shapes(dataset: Dataset) -> tuple[Shape | Mapping[str, Shape], Mapping[str, Shape]]:

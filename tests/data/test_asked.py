@@ -527,7 +527,7 @@ def test_parquet_of_images_and_masks(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    "dtype, line", [("u1", "divides bytes by 255"), ("i4", "over 16777216 to float32"), ("i2", "")]
+    "dtype, line", [("u1", "bytes, fed as they are in training"), ("i4", "over 16777216 to float32"), ("i2", "")]
 )
 def test_what_training_makes_of_numbers_is_shown(dtype: str, line: str, tmp_path: Path) -> None:
     np.savez(

@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from hpcdl.config.schema import DataConfig
 from hpcdl.core.errors import UsageError
 from hpcdl.data.format.dataset import Dataset, open_dataset
 from tests.conftest import CommandLine
@@ -61,6 +62,10 @@ def data(tmp_path_factory: pytest.TempPathFactory) -> Dataset:
     return open_dataset(str(folder / "out"))
 
 
+def own(preprocess: str = "", scale: str = "auto") -> DataConfig:
+    return DataConfig(data="data", preprocess=preprocess, scale=scale)
+
+
 def batches_of(dataset: Dataset, count: int, **more: Any) -> list[Any]:
     from hpcdl.data.read.pipeline import training_batches
 
@@ -74,7 +79,7 @@ def test_shapes_values_and_seeds(source: Path, data: Dataset) -> None:
     from hpcdl.data.read.pipeline import evaluation_batches
     from hpcdl.step.preprocess import model_shapes, preprocessed
 
-    changed = preprocessed(data, f"{source}:halved")
+    changed = preprocessed(data, own(f"{source}:halved"))
     assert model_shapes(data)[0] == (12, 10, 1) and model_shapes(changed)[0] == (6, 5, 1)
     (plain,), (one,), (again,) = (batches_of(dataset, 1) for dataset in (data, changed, changed))
     small = plain[0].numpy().astype(np.float32).reshape(8, 6, 2, 5, 2, 1).mean((2, 4)) / 255
@@ -86,7 +91,7 @@ def test_shapes_values_and_seeds(source: Path, data: Dataset) -> None:
     ):
         small = exact[0].numpy().astype(np.float32).reshape(-1, 6, 2, 5, 2, 1).mean((2, 4)) / 255
         np.testing.assert_allclose(other[0], small, atol=1e-6)
-    noted = preprocessed(data, f"{source}:seen")
+    noted = preprocessed(data, own(f"{source}:seen"))
     seeds = [
         int(labels[0])
         for seed in range(2)
@@ -96,10 +101,58 @@ def test_shapes_values_and_seeds(source: Path, data: Dataset) -> None:
     assert len(set(seeds)) == 8, "each worker, step and run has its own"
 
 
+@pytest.mark.parametrize(
+    ("shape", "scale", "highest"),
+    [
+        ((9, 9, 3), "auto", 1), ((9, 9, 3), "none", 255), ((40, 4), "auto", 255), ((5,), "auto", 255),
+        ((5,), "0..1", 1), ((9, 9), "none", 255), ((9, 9), "0..1", 1),
+    ],
+)  # fmt: skip
+def test_bytes_are_scaled_where_they_are_pictures_or_as_it_is_asked(
+    shape: tuple[int, ...], scale: str, highest: int, tmp_path: Path
+) -> None:
+    from hpcdl.run.plan import check_scale
+    from hpcdl.step.preprocess import fed, preprocessed
+    from hpcdl.step.step import as_model_input
+
+    np.savez(tmp_path / "a.npz", x=np.full((16, *shape), 255, np.uint8), y=np.linspace(0, 1, 16))
+    make(tmp_path / "a.npz", tmp_path / "out", input="x=x", target="y=y")
+    opened = open_dataset(str(tmp_path / "out"))
+    check_scale(opened, own(scale=scale))
+    dataset = preprocessed(opened, own(scale=scale))
+    ((inputs, _),) = batches_of(dataset, 1)
+    fed_values = as_model_input(inputs).numpy()
+    assert fed_values.dtype == np.float32 and fed_values.max() == pytest.approx(highest)
+    assert f"from 0 to {highest}; --scale chooses" in fed(dataset)
+    assert batches_of(opened, 1)[0][0].dtype == "uint8", "the public API gives bytes as they are stored"
+
+
+def test_bytes_of_two_axes_are_asked_about_and_scale_none_needs_bytes(tmp_path: Path) -> None:
+    from hpcdl.run.plan import check_scale
+
+    for name, kind in (("bytes", np.uint8), ("floats", np.float32)):
+        np.savez(tmp_path / f"{name}.npz", x=np.full((16, 9, 9), 2, kind), y=np.linspace(0, 1, 16))
+        make(tmp_path / f"{name}.npz", tmp_path / name, input="x=x", target="y=y")
+    with pytest.raises(UsageError, match=r"a picture or a table of numbers\? Give --scale 0\.\.1"):
+        check_scale(open_dataset(str(tmp_path / "bytes")), own())
+    with pytest.raises(UsageError, match="no input has such; leave it out"):
+        check_scale(open_dataset(str(tmp_path / "floats")), own(scale="none"))
+
+
+@pytest.mark.parametrize(("scale", "highest"), [("auto", 1), ("none", 255)])
+def test_images_with_a_class_can_be_fed_as_they_are(data: Dataset, scale: str, highest: int) -> None:
+    from hpcdl.step.preprocess import preprocessed
+    from hpcdl.step.step import as_model_input
+
+    ((plain, _),) = batches_of(data, 1)
+    ((images, _),) = batches_of(preprocessed(data, own(scale=scale)), 1)
+    np.testing.assert_allclose(as_model_input(images), plain.numpy() * (highest / 255), rtol=1e-6)
+
+
 def test_several_inputs_by_name(source: Path, data: Dataset) -> None:
     from hpcdl.step.preprocess import model_shapes, preprocessed
 
-    changed = preprocessed(data, f"{source}:two")
+    changed = preprocessed(data, own(f"{source}:two"))
     assert model_shapes(changed)[0] == {"picture": (12, 10, 1), "mean": (1,)}
     (inputs, _), *_ = batches_of(changed, 1)
     np.testing.assert_allclose(inputs["mean"][:, 0], inputs["picture"].numpy().mean((1, 2, 3)), rtol=1e-6)
@@ -124,7 +177,7 @@ def test_what_is_wrong_is_one_line(source: Path, data: Dataset, name: str, word:
     from hpcdl.step.preprocess import preprocessed
 
     with pytest.raises(UsageError, match=word) as caught:
-        batches_of(preprocessed(data, f"{source}:{name}"), 1)
+        batches_of(preprocessed(data, own(f"{source}:{name}")), 1)
     assert str(caught.value).startswith("preprocess ") or "preprocess function" in str(caught.value)
     assert "\n" not in str(caught.value)
 

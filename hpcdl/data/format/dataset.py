@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -11,7 +11,7 @@ from typing import Any
 from hpcdl.core.errors import CorruptError, UsageError
 from hpcdl.core.paths import typed
 from hpcdl.core.units import IMAGES, SAMPLES
-from hpcdl.data.format.fields import Field
+from hpcdl.data.format.fields import Field, is_picture
 from hpcdl.data.format.manifest import FILE_NAME, Manifest, SplitEntry, read_manifest
 from hpcdl.data.format.synthetic import PREFIX, SyntheticSpec, parse_spec
 
@@ -94,8 +94,14 @@ class Dataset:
     """The number of each worker's node where every node shuffles and reads a share of its own; else empty."""
     preprocess: Callable[..., Any] | None = None
     """What each batch goes through at last: (inputs, targets, training=, seed=) to (inputs, targets), tensors."""
+    scale: str = "0..1"
+    """What training makes of an input's bytes: 0..1 leaves the scaling to the step, auto does so for pictures alone."""
     operations: FileOperationsCounter = field(default_factory=FileOperationsCounter, repr=False, compare=False)
     """What the folder's files have been asked for: by opening it, and by who reads from it since."""
+
+    def scales(self, shape: Sequence[int]) -> bool:
+        """Whether bytes of samples of `shape`, an input's, are scaled to 0..1."""
+        return self.scale == "0..1" or (self.scale == "auto" and (not self.fields or is_picture(shape)))
 
     @property
     def train_split(self) -> Split:

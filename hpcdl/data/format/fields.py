@@ -19,6 +19,7 @@ RESERVED = ("block_checksums", "sample_checksums", "offsets", "class_names")
 """Names that parts of a shard have."""
 _NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]{0,63}")
 _RESIDENT_BYTES = 16
+_LEAST_SIDE = 8
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -80,6 +81,16 @@ class Field:
 def is_name(name: str) -> bool:
     """Whether a field may be called so."""
     return bool(_NAME.fullmatch(name)) and name not in RESERVED
+
+
+def is_picture(shape: Sequence[int]) -> bool:
+    """Whether bytes of this shape are pixels: height, width, and 1, 3 or 4 channels."""
+    return len(shape) == 3 and shape[2] in (1, 3, 4)
+
+
+def may_be_picture(shape: Sequence[int]) -> bool:
+    """Whether bytes of this shape are a grey picture or a table of numbers: nobody can tell."""
+    return len(shape) == 2 and min(shape) >= _LEAST_SIDE
 
 
 def may_be_resident(shape: Sequence[int], dtype: str) -> bool:

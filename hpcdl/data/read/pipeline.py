@@ -224,7 +224,7 @@ def _dataset(
     steps = tf.data.Dataset.range(start_step, np.iinfo(np.int64).max)
     share = stream.share
     together = min(_TOGETHER_BYTES // _num_bytes(dataset, share.batch_size), _MOST_TOGETHER)
-    if together > 1 and augment.changes_nothing and dataset.preprocess is None:
+    if together > 1 and augment.changes_nothing and dataset.preprocess is None and dataset.scale != "none":
         return _read_together(dataset, stream, steps, together).with_options(_options(deterministic))
     if dataset.fields:
         batches = _field_batches(
@@ -270,13 +270,26 @@ def _read_together(dataset: Dataset, stream: TrainingStream, steps: Any, num_bat
 def _preprocessed(batches: Any, dataset: Dataset, numbers: Any, key: int, *, training: bool) -> Any:
     """`batches` after the function of the user's own, which gets a seed of two numbers: `key` and the batch's."""
     apply = dataset.preprocess
-    if apply is None:
-        return batches
 
     def one(number: Any, batch: Any) -> Any:
+        assert apply is not None
         return apply(*batch, training=training, seed=tf.stack([tf.constant(key, tf.int64), number]))
 
-    return tf.data.Dataset.zip(numbers, batches).map(_as_written(one))
+    if apply is not None:
+        batches = tf.data.Dataset.zip(numbers, batches).map(_as_written(one))
+    if dataset.scale == "0..1":
+        return batches
+    return batches.map(_as_written(lambda inputs, targets: (_unscaled(inputs, dataset), targets)))
+
+
+def _unscaled(inputs: Any, dataset: Dataset) -> Any:
+    """Inputs, as float32 those bytes that the step is not to scale."""
+
+    def one(value: Any) -> Any:
+        kept = value.dtype == tf.uint8 and not dataset.scales(value.shape[1:].as_list())
+        return tf.cast(value, tf.float32) if kept else value
+
+    return tf.nest.map_structure(one, inputs)
 
 
 def batch_spec(dataset: Dataset) -> tuple[Any, Any]:

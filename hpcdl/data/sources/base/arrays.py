@@ -18,7 +18,7 @@ import numpy.typing as npt
 
 from hpcdl.core.errors import SourceError, shown
 from hpcdl.data.format.dataset import UNSPLIT
-from hpcdl.data.format.fields import DTYPES, RESERVED, Field, is_name
+from hpcdl.data.format.fields import DTYPES, RESERVED, Field, is_name, is_picture
 from hpcdl.data.sources.base.flat import MOST_CLASSES, FlatFiles, add_numbered, is_id, numbered, plausible, stamp_of
 from hpcdl.data.sources.base.index import Index, IndexWriter
 from hpcdl.data.sources.base.source import Array, ArrayPlace, Content, SourceFacts, SourceSpec
@@ -448,7 +448,8 @@ def _as_fed(item: Field, arrays: Sequence[PlacedArray]) -> str:
     if item.role != "input" or item.kind != "numbers":
         return ""
     if item.dtype == "uint8":
-        return f"{item.name}: training divides bytes by 255, as of pictures; store another type to keep them"
+        what = "scaled to 0..1, as pictures are" if is_picture(item.shape) else "fed as they are"
+        return f"{item.name}: bytes, {what} in training; train --scale chooses"
     if item.dtype in ("int32", "int64", "uint32", "uint64"):
         most = max(largest(chunk) for array in arrays for chunk in array.chunks())
         if most > EXACT:

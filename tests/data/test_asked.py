@@ -19,7 +19,7 @@ import pyarrow.parquet as pq
 import pytest
 from PIL import Image
 
-from hpcdl.core.errors import HpcdlError, UsageError
+from hpcdl.core.errors import HpcdlError, SourceError, UsageError
 from hpcdl.data.write.writing import dry_run
 from tests.data.sharding import make, request
 from tests.data.test_formats import example, framed, npy, png, tar, values
@@ -372,7 +372,7 @@ def test_a_file_a_sample_with_a_label_is_understood(tmp_path: Path) -> None:
 
 def test_flags_that_a_source_does_not_know_are_refused_by_name(tmp_path: Path) -> None:
     source = pictures(*AB)(tmp_path)
-    options = {"label_field": "a", "image_field": "a", "axes": "nchw", "nan": "skip", "sample_is": "file"}
+    options = {"label_field": "a", "image_field": "a", "axes": "nchw", "sample_is": "file"}
     for flag, value in options.items():
         with pytest.raises(UsageError, match=f"--{flag.replace('_', '-')} is not for --format image-folder"):
             make(source, tmp_path / "out", **{flag: value})
@@ -548,3 +548,24 @@ def test_values_that_are_not_valid_are_missing(tmp_path: Path) -> None:
     assert np.array_equal(
         np.array(found, np.float32), np.array([[1, 2], [3, np.nan], [5, 6]], np.float32), equal_nan=True
     )
+
+
+def test_pictures_with_nan_are_asked_about(tmp_path: Path) -> None:
+    pictures = np.random.default_rng(0).random((12, 8, 8, 1)).astype(np.float32)
+    pictures[7, 3, 3] = np.nan
+    np.savez(tmp_path / "a.npz", images=pictures, labels=np.arange(12) % 3)
+    for number, pixels in enumerate(pictures[..., 0]):
+        (tmp_path / "deep" / f"c{number % 2}").mkdir(parents=True, exist_ok=True)
+        Image.fromarray(pixels).save(tmp_path / "deep" / f"c{number % 2}" / f"{number}.tif")
+    with pytest.raises(SourceError, match=r"image 7 of .*NaN or infinity.*, 1 samples in all; --nan skip"):
+        make(tmp_path / "a.npz", tmp_path / "out")
+    with pytest.raises(HpcdlError, match=r"c1/7\.tif: it holds values that are not finite .*--nan skip"):
+        make(tmp_path / "deep", tmp_path / "out")
+    for source in ("a.npz", "deep"):
+        kept = make(tmp_path / source, tmp_path / f"{source}-kept", nan="keep")
+        left = make(tmp_path / source, tmp_path / f"{source}-left", nan="skip")
+        assert (kept.splits["all"].num_samples, left.splits["all"].num_samples) == (12, 11)
+        assert len(left.skipped) == 1 and "7" in left.skipped[0]
+    np.savez(tmp_path / "b.npz", images=np.zeros((12, 8, 8, 1), np.uint8), labels=np.arange(12) % 3)
+    with pytest.raises(UsageError, match="--nan keep is for numbers that may be NaN or infinity, and these are uint8"):
+        make(tmp_path / "b.npz", tmp_path / "b", nan="keep")

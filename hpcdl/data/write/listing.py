@@ -26,6 +26,7 @@ from hpcdl.data.sources.base.index import Index, IndexWriter
 from hpcdl.data.sources.base.source import (
     FILES_LISTED,
     Content,
+    NotFinite,
     Source,
     SourceFacts,
     SourceSpec,
@@ -71,6 +72,7 @@ def make_job(request: ShardRequest, work: Path) -> ShardJob:
     try:
         class_counts, total_size = _tally(index, counts, len(facts.class_names), request.source)
         shape, facts = _shape(layout, spec, source, facts, index, counts)
+        _check_finite(spec, source, facts, index, counts)
         if fractions:
             if list(counts) != [UNSPLIT]:
                 raise UsageError(f"{request.source} is already divided into {', '.join(counts)}; leave out --split")
@@ -219,8 +221,6 @@ def _check_kind(config: ShardConfig, facts: SourceFacts) -> None:
         raise UsageError("--normalise is for samples of named fields; images come from 0 to 1 as they are")
     if source.axes != "auto" and facts.samples_are != "pixels":
         raise UsageError(f"--axes {source.axes} is for arrays of images with a class; leave it out here")
-    if source.nan and (not facts.fields or facts.decodes):
-        raise UsageError(f"--nan {source.nan} is for samples of named fields; leave it out for images with a class")
     if source.target_kind == "regression" and not any(
         item.role == "target" and item.kind == "numbers" for item in facts.fields
     ):
@@ -278,6 +278,29 @@ def _shape(
     if dtype != "uint8" and layout.encoding == "encoded":
         raise UsageError("--encoding encoded is for images of 8 bits, and these have more; use --encoding raw")
     return shape, dataclasses.replace(facts, dtype=dtype, told=[*facts.told, *kinds.lines()])
+
+
+def _check_finite(
+    spec: SourceSpec, source: Source, facts: SourceFacts, index: Index, counts: Mapping[str, int]
+) -> None:
+    """SourceError where arrays of pixels hold NaN or infinity, and it was not said what becomes of these.
+
+    Image files are looked at when they are decoded, for the writing. UsageError for a `--nan` that means nothing here.
+    """
+    pictures = facts.decodes or not facts.fields
+    if pictures and spec.nan != "stop" and not facts.dtype.startswith("float"):
+        raise UsageError(f"--nan {spec.nan} is for numbers that may be NaN or infinity, and these are {facts.dtype}")
+    if facts.samples_are != "pixels" or spec.nan != "stop" or not facts.dtype.startswith("float"):
+        return
+    first, bad = "", 0
+    for split in counts:
+        for rows in index.chunks(split):
+            for row in rows:
+                with contextlib.suppress(UnreadableSample):
+                    if not np.isfinite(source.read(row, facts, index)).all():
+                        first, bad = first or source.describe(row, facts, index), bad + 1
+    if bad:
+        raise SourceError(f"{first}: {NotFinite(bad)}")
 
 
 def _content(source: Source, row: Any, facts: SourceFacts, index: Index) -> Content:

@@ -22,7 +22,7 @@ from hpcdl.data.format.prefetch import aligned_empty
 from hpcdl.data.format.shard_file import NewShard
 from hpcdl.data.sources.base.images import check_encoded, decode
 from hpcdl.data.sources.base.index import Index, Rows
-from hpcdl.data.sources.base.source import FieldsReader, Source, SourceChanged, UnreadableSample
+from hpcdl.data.sources.base.source import FieldsReader, NotFinite, Source, SourceChanged, UnreadableSample
 from hpcdl.data.write.moments import Moments
 from hpcdl.data.write.plan import ShardJob, shard_file
 
@@ -206,6 +206,8 @@ class ShardWriter:
         for at, row in enumerate(chosen):
             try:
                 sample = self._fields_reader.read_fields(row, job.facts)
+                if job.facts.decodes:
+                    self._check_finite(sample)
             except UnreadableSample as error:
                 self._refuse(error, row, first + at, bad)
                 continue
@@ -261,10 +263,17 @@ class ShardWriter:
                 f"give --image-size {out.shape[0]}x{out.shape[1]}"
             )
         out[...] = content
+        self._check_finite([out])
+
+    def _check_finite(self, values: Sequence[Array]) -> None:
+        """NotFinite for pictures with NaN or infinity, unless they are to be kept; of other fields listing knows."""
+        if self._job.spec.nan != "keep" and any(own.dtype.kind == "f" and not np.isfinite(own).all() for own in values):
+            raise NotFinite
 
     def _refuse(self, error: UnreadableSample, row: Any, at: int, bad: list[int]) -> None:
-        if self._job.on_error == "stop":
+        if self._job.on_error == "stop" and not (isinstance(error, NotFinite) and self._job.spec.nan == "skip"):
             name = self._source.describe(row, self._job.facts, self._index)
             text = str(error) if name in str(error) else f"{name}: {error}"
-            raise UnreadableSample(f"{text} (--on-error skip leaves such samples out)") from error
+            advice = "" if isinstance(error, NotFinite) else " (--on-error skip leaves such samples out)"
+            raise UnreadableSample(f"{text}{advice}") from error
         bad.append(at)

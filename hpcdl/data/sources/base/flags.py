@@ -11,7 +11,7 @@ _ARRAYS = (*_FIELDS, "image_field", "label_field", "axes")
 _NAMES = ("split_names", "leave_out")
 _TAKEN: dict[str, tuple[str, ...]] = {
     "synthetic": ("samples",),
-    "csv": ("image_field", "label_field", "target_kind"),
+    "csv": ("image_field", "label_field", "target_kind", "nan"),
     "table": (*_FIELDS, "leave_out", "head"),
     "cifar10": (),
     "cifar100": (),
@@ -25,8 +25,8 @@ _TAKEN: dict[str, tuple[str, ...]] = {
     "text": (*_FIELDS, "label_field", *_NAMES),
     "memmap": _FIELDS,
     "reader": (*_FIELDS, "leave_out"),
-    "zip": ("target_kind", *_NAMES),
-    "image-folder": ("input", "target", "target_kind", *_NAMES),
+    "zip": ("target_kind", "nan", *_NAMES),
+    "image-folder": ("input", "target", "target_kind", "nan", *_NAMES),
 }
 """By format; one that a site has added gets every flag."""
 _UNSET = (None, "auto", (), "names")

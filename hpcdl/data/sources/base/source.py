@@ -35,6 +35,17 @@ class UnreadableSample(HpcdlError):
     """One sample cannot be read; `--on-error skip` leaves it out."""
 
 
+class NotFinite(UnreadableSample):
+    """A picture holds NaN or infinity; `--nan` says what becomes of it."""
+
+    def __init__(self, count: int = 0) -> None:
+        more = f", {count} samples in all" if count else ""
+        super().__init__(
+            f"it holds values that are not finite (NaN or infinity){more}; --nan skip leaves such samples out, --nan "
+            "keep takes them"
+        )
+
+
 class SourceChanged(HpcdlError):
     """The source is no longer what it was when its samples were listed."""
 

@@ -52,21 +52,31 @@ def _write(merged: Merged, folder: Path) -> None:
         number = known.attribute(STEP, "number of the step", otf2.Type.INT64)
         machine = known.system_tree_node("machine", class_name="machine", parent=None)
         hosts: dict[str, Any] = {}
+        first_ticks: list[int] = []
         for rank in sorted(merged.traces):
             trace = merged.traces[rank]
             if trace.host not in hosts:
                 hosts[trace.host] = known.system_tree_node(trace.host, class_name="node", parent=machine)
             group = known.location_group(f"rank {rank} ({trace.role})", system_tree_parent=hosts[trace.host])
             writer = archive.event_writer(f"rank {rank}", group=group)
-            for ticks, name, enters, step in _events(merged, rank, start_s):
+            events = _events(merged, rank, start_s)
+            first_ticks += [ticks for ticks, *_ in events[:1]]
+            for ticks, name, enters, step in events:
                 if enters:
                     writer.enter(ticks, regions[name], attributes={number: step} if name == STEP else None)
                 else:
                     writer.leave(ticks, regions[name])
-        if ranks:
+        if first_ticks:
             # The library takes the time of writing for the time of the first event.
-            first = merged.traces[ranks[0]]
-            archive._realtime_timestamp = first.wall_s + float(first.records["begin_s"].min()) - first.begin_s
+            archive._realtime_timestamp = _wall_s(merged, start_s + min(first_ticks) / TICKS)
+
+
+def _wall_s(merged: Merged, time_s: float) -> float:
+    """The wall clock, in Unix seconds, at `time_s` of rank 0's clock, as the first rank that has spans knows it."""
+    rank = merged.ranks[0]
+    trace = merged.traces[rank]
+    own_s, common_s = float(trace.records["begin_s"].min()), float(merged.records[rank]["begin_s"].min())
+    return trace.wall_s + own_s - trace.begin_s + time_s - common_s
 
 
 def _events(merged: Merged, rank: int, start_s: float) -> list[tuple[int, str, bool, int]]:

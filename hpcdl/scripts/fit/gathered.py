@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 
 @keras.saving.register_keras_serializable(package="hpcdl")
-class Gathered(keras.metrics.Metric):
+class GatheredMetric(keras.metrics.Metric):
     """`metric`, one that buffers predictions or whose state is no sum, over all ranks' samples; also a function's mean.
 
     What `update_state` is given is kept, in the host's memory. At the end of an epoch or evaluation the inputs of all
@@ -35,7 +35,7 @@ class Gathered(keras.metrics.Metric):
             inner = None
         if callable(inner) and not isinstance(inner, keras.metrics.Metric):
             inner = keras.metrics.MeanMetricWrapper(inner, name=getattr(inner, "__name__", "mean"))
-        if not isinstance(inner, keras.metrics.Metric) or isinstance(inner, Gathered):
+        if not isinstance(inner, keras.metrics.Metric) or isinstance(inner, GatheredMetric):
             raise UsageError(f"hpcdl.Gathered takes a Keras metric or a function, not {type(metric).__name__}")
         super().__init__(name=name or inner.name)
         # Past Keras's tracking: its variables are no part of what is summed over the ranks.
@@ -91,9 +91,13 @@ class Gathered(keras.metrics.Metric):
         return {"metric": keras.saving.serialize_keras_object(self.metric), "name": self.name}
 
     @classmethod
-    def from_config(cls, config: dict[str, Any]) -> Gathered:
+    def from_config(cls, config: dict[str, Any]) -> GatheredMetric:
         """Of what `get_config` has returned."""
         return cls(keras.saving.deserialize_keras_object(config["metric"]), config["name"])
+
+
+Gathered = GatheredMetric
+"""Its public name."""
 
 
 def _of_all_ranks(batches: Sequence[Sequence[Array]], group: ScriptGroup, name: str) -> Iterator[list[Array]]:

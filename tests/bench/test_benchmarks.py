@@ -57,6 +57,8 @@ SMALLEST = {
     "report_many": ("--runs 40 --repeats 1 --steps 20 --folder FOLDER", (pytest.mark.soak,)),
     "start_up": ("--rounds 1 --ranks 1", LONG),
     "script_overhead": ("--rounds 1 --layers 1 --width 8", LONG),
+    "shard_memory": ("--mib 1 --kinds csv --folder FOLDER", (pytest.mark.soak,)),
+    "array_writing": ("--mib 4 --repeats 1 --folder FOLDER", LONG),
     "shard_metadata": ("--files 40 --classes 2 --folder FOLDER", (pytest.mark.lab("strace"),)),
     "startup_metadata": ("--imports json --folder FOLDER", (pytest.mark.soak,)),
 }

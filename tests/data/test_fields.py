@@ -280,3 +280,17 @@ def test_samples_with_nan_are_left_out_or_kept(tmp_path: Path) -> None:
     source = saved(x=X, y=HOLED)(tmp_path)
     assert make(source, tmp_path / "skip", nan="skip").splits["all"].num_samples == 79
     assert make(source, tmp_path / "keep", nan="keep").splits["all"].num_samples == 80
+
+
+@pytest.mark.parametrize("mib", [300, pytest.param(1024, marks=pytest.mark.soak)])
+def test_a_sample_may_be_large(mib: int, tmp_path: Path) -> None:
+    volumes = np.lib.format.open_memmap(tmp_path / "x.npy", "w+", "uint8", (2, mib, 1024, 1024))
+    volumes[0, -1, -1, -1], volumes[1, 0, 0, 0] = 7, 9
+    np.save(tmp_path / "y.npy", np.array([0.5, 1.5], np.float32))
+    make(tmp_path, tmp_path / "out", shards=1, max_ranks=1)
+    dataset = open_dataset(str(tmp_path / "out"))
+    with h5py.File(next((tmp_path / "out").glob("*.h5"))) as file:
+        ends = {(int(file["x"][n, 0, 0, 0]), int(file["x"][n, -1, -1, -1])): float(file["y"][n]) for n in range(2)}
+    assert ends == {(0, 7): 0.5, (9, 0): 1.5}
+    assert [tuple(item.shape) for item in dataset.inputs] == [(mib, 1024, 1024)]
+    assert not verify(tmp_path / "out").faults

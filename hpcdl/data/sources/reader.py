@@ -86,6 +86,10 @@ class ReaderSource(FieldSource):
             told=[*facts.told, *told],
         )
 
+    def read_fields_block(self, rows: Any, facts: SourceFacts, dtypes: Sequence[str]) -> list[Array] | None:
+        """None: each sample is held against its checksum."""
+        return None
+
     def read_fields(self, row: Any, facts: SourceFacts) -> Sequence[Array]:
         """The fields of a sample: the small ones as they were kept, the others read again."""
         count, part = len(facts.fields), int(row["file"])

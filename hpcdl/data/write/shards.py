@@ -202,6 +202,10 @@ class ShardWriter:
         """The fields of a block's samples; those of varying length one behind the other."""
         job = self._job
         chosen = rows[first : first + job.plan.block_samples]
+        read = getattr(self._source, "read_fields_block", None)
+        at_once = read and not job.facts.decodes and read(chosen, job.facts, list(map(stored_type, job.fields)))
+        if at_once:
+            return list(at_once)
         found: list[list[Array]] = [[] for _ in job.fields]
         for at, row in enumerate(chosen):
             try:
@@ -226,12 +230,21 @@ class ShardWriter:
         buffer = aligned_empty((min(step, len(rows)), *job.sample_shape), job.dtype)
         for first in range(0, len(rows), step):
             chosen = rows[first : first + step]
-            for at, row in enumerate(chosen):
-                try:
-                    self._read_pixels(row, buffer[at])
-                except UnreadableSample as error:
-                    self._refuse(error, row, first + at, bad)
+            if not self._read_at_once(chosen, buffer[: len(chosen)]):
+                for at, row in enumerate(chosen):
+                    try:
+                        self._read_pixels(row, buffer[at])
+                    except UnreadableSample as error:
+                        self._refuse(error, row, first + at, bad)
             yield first, buffer[: len(chosen)]
+
+    def _read_at_once(self, rows: Rows, out: Array) -> bool:
+        """Fill a block with arrays, where the source can; then a sample costs one system call, and one copy."""
+        read = getattr(self._source, "read_block", None)
+        if self._job.facts.samples_are != "pixels" or read is None or not read(rows, self._job.facts, out):
+            return False
+        # Where some are not finite they are read one by one, to find out which.
+        return out.dtype.kind != "f" or self._job.spec.nan == "keep" or bool(np.isfinite(out).all())
 
     def _encoded_blocks(self, rows: Rows, bad: list[int]) -> Iterator[tuple[int, Array]]:
         step = self._job.plan.block_samples

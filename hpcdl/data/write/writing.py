@@ -51,7 +51,8 @@ from hpcdl.data.write.target import (
 from hpcdl.data.write.tasks import Task, write_all
 
 Results = dict[tuple[str, int], ShardResult]
-_WORTH_A_PROCESS = 32 * 1024**2
+_WORTH_A_PROCESS, _WORTH_OF_ARRAYS = 32 * 1024**2, 256 * 1024**2
+"""Bytes that one process writes in about the time that another takes to start; arrays need no decoding."""
 
 
 class OtherRankFailed(HpcdlError):
@@ -232,7 +233,9 @@ def _gives_classes(fields: Sequence[Field]) -> bool:
 def _default_workers(job: ShardJob, num_tasks: int, alone: bool) -> int:
     """One process per core; fewer where starting one takes longer than its part of the work."""
     work = job.plan.total_bytes * num_tasks // len(job.tasks())
-    return min(len(os.sched_getaffinity(0)), max(1, work // _WORTH_A_PROCESS)) if alone else 1
+    made = job.facts.samples_are == "files" or job.facts.decodes or job.compression or job.spec.reader
+    worth = _WORTH_A_PROCESS if made or job.spec.format == "synthetic" else _WORTH_OF_ARRAYS
+    return min(len(os.sched_getaffinity(0)), max(1, work // worth)) if alone else 1
 
 
 def left(job: ShardJob, tasks: list[Task]) -> int:

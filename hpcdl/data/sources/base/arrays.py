@@ -19,7 +19,16 @@ import numpy.typing as npt
 from hpcdl.core.errors import SourceError, shown
 from hpcdl.data.format.dataset import UNSPLIT
 from hpcdl.data.format.fields import DTYPES, RESERVED, Field, is_name, is_picture
-from hpcdl.data.sources.base.flat import MOST_CLASSES, FlatFiles, add_numbered, is_id, numbered, plausible, stamp_of
+from hpcdl.data.sources.base.flat import (
+    MOST_ARRAY_BYTES,
+    MOST_CLASSES,
+    FlatFiles,
+    add_numbered,
+    is_id,
+    numbered,
+    plausible,
+    stamp_of,
+)
 from hpcdl.data.sources.base.index import Index, IndexWriter
 from hpcdl.data.sources.base.source import Array, ArrayPlace, Content, SourceFacts, SourceSpec
 from hpcdl.data.sources.base.splits import AUTO, IGNORE, leaves_out_split, left_out, some, split_in
@@ -213,6 +222,22 @@ class FieldSource:
             )
         return found
 
+    def read_fields_block(self, rows: Any, facts: SourceFacts, dtypes: Sequence[str]) -> list[Array] | None:
+        """The fields of all samples of `rows` at once, as `dtypes`; None where they must be read one by one."""
+        count, part = len(facts.fields), int(rows[0]["file"])
+        places = facts.arrays[part * count : (part + 1) * count]
+        alike = all(np.dtype(place.dtype) == np.dtype(dtype) for place, dtype in zip(places, dtypes, strict=False))
+        if len(places) != count or not alike or any(place.offsets for place in places) or (rows["file"] != part).any():
+            return None
+        self._readers = self._readers or [FlatFiles() for _ in range(count)]
+        found = []
+        for number, (place, reader) in enumerate(zip(places, self._readers, strict=True)):
+            out = np.empty((len(rows), *place.shape), place.dtype)
+            if not reader.read_rows(place.file, facts.stamps[part * count + number], place.offset, rows["place"], out):
+                return None
+            found.append(out)
+        return found
+
     def lengths(self, rows: Any, number: int, facts: SourceFacts) -> Array:
         """How long field `number` of each row's sample is along its first axis."""
         result = np.empty(len(rows), np.int64)
@@ -368,6 +393,9 @@ class FieldSource:
             if classes is not None:
                 return classes
         shape, variable = first.shape[1:], first.offsets is not None
+        num_bytes = int(np.prod(shape)) * first.dtype.itemsize
+        if num_bytes > MOST_ARRAY_BYTES:
+            raise SourceError(f"{where}: a sample has {num_bytes} bytes, of at most {MOST_ARRAY_BYTES}; divide samples")
         if variable:
             longest = max(int(np.diff(array.starts).max(initial=1)) for array in arrays)
             shape = (max(1, longest), *shape)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import re
 from array import array
@@ -18,7 +19,6 @@ from hpcdl.data.sources.base.glance import files_of, folders_of, has_folders_of_
 from hpcdl.data.sources.base.index import ROW, IndexWriter, Rows
 from hpcdl.data.sources.base.source import (
     CHANGED_ADVICE,
-    MOST_SAMPLE_BYTES,
     Array,
     SourceChanged,
     SourceFacts,
@@ -36,6 +36,8 @@ _LEAST_SAMPLES = 4
 _STORED = {"uint8": "uint8", "float16": "float16", "float32": "float32", "float64": "float32"}
 """What pixels of a type are stored as."""
 MOST_CLASSES = 1_000_000
+MOST_ARRAY_BYTES = 0x7FFFF000
+"""Of a sample: Linux reads no more by one call."""
 _MOST_OPEN = 64
 """Files that one reader holds open: a source may have a file for each sample."""
 
@@ -57,7 +59,7 @@ class FlatFiles:
             found = os.fstat(self._open[path])
             if found.st_mtime_ns != stamp:
                 raise changed(path)
-            if num_bytes > min(found.st_size - offset, MOST_SAMPLE_BYTES):  # before room is made for it
+            if num_bytes > min(found.st_size - offset, MOST_ARRAY_BYTES):  # before room is made for it
                 raise UnreadableSample(f"{path} at byte {offset}: {num_bytes} bytes are told of; cut short or damaged")
             if len(self._buffer) < num_bytes:
                 self._buffer = memoryview(bytearray(num_bytes))
@@ -70,6 +72,25 @@ class FlatFiles:
         if count != num_bytes:
             raise UnreadableSample(f"{path} ends at byte {offset + count}")
         return wanted
+
+    def read_rows(self, path: str, stamp: int, offset: int, places: Array, out: Array) -> bool:
+        """Fill `out` with rows of its own size that start at `offset`, those numbered `places`, by one copy each.
+
+        False where that is not possible: `read` says why.
+        """
+        view = out.reshape(-1).view(np.uint8).data
+        size = len(view) // max(1, len(places))
+        if not size:
+            return False
+        with contextlib.suppress(UnreadableSample, SourceChanged, OSError):
+            self.read(path, stamp, offset, 0)
+            file, preadv = self._open[path], os.preadv
+            starts = (offset + places * size).tolist()
+            return all(
+                preadv(file, [view[at : at + size]], start) == size
+                for at, start in zip(range(0, len(view), size), starts, strict=True)
+            )
+        return False
 
 
 def changed(path: str) -> SourceChanged:

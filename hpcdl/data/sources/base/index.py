@@ -20,6 +20,8 @@ ROW = np.dtype([("place", "<i8"), ("size", "<i8"), ("label", "<i8"), ("stamp", "
 stamp: modification time in ns of a file of its own, or 0."""
 Rows = npt.NDArray[Any]
 _CHUNK = 1 << 16
+_AT_ONCE, _FEW = 32 << 20, 64
+"""A list of up to so many bytes is read whole where more than one row in so many is wanted."""
 
 
 class IndexWriter:
@@ -106,6 +108,9 @@ class Index:
     def rows(self, split: str, numbers: npt.NDArray[np.int64]) -> Rows:
         """The rows with these numbers."""
         descriptor, size = self._descriptor(f"rows.{split}"), ROW.itemsize
+        num_bytes = os.fstat(descriptor).st_size
+        if num_bytes <= _AT_ONCE and len(numbers) * _FEW >= num_bytes // size:
+            return np.frombuffer(os.pread(descriptor, num_bytes, 0), ROW)[numbers]
         content = b"".join(os.pread(descriptor, size, number * size) for number in numbers.tolist())
         return np.frombuffer(content, ROW)
 

@@ -1,0 +1,135 @@
+"""Scripts of many families on 2 and 3 ranks, and the table of docs/reference/scripts.md.
+
+`python -m tests.scripts.families` runs all of them, which takes some minutes, and writes the table anew where every one
+ended as it should.
+"""
+
+from __future__ import annotations
+
+import ast
+import json
+import os
+import subprocess
+import sys
+import tempfile
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+from hpcdl.cluster.launchers.mpiexec import environment_for, find_mpiexec, launch_flags
+from tests.conftest import ROOT
+from tests.scripts.scripts import HERE
+
+SCRIPT = HERE / "families_script.py"
+PAGE = ROOT / "docs" / "reference" / "scripts.md"
+BEGIN, END = "<!-- begin: families -->", "<!-- end: families -->"
+RANKS = (2, 3)
+EQUAL, ALIKE = "equal", "alike"
+
+
+def _table(name: str) -> ast.Dict:
+    """A dict at the top level of the script, which imports TensorFlow and is not imported itself."""
+    for node in ast.parse(SCRIPT.read_text()).body:
+        if isinstance(node, ast.Assign | ast.AnnAssign) and isinstance(node.value, ast.Dict):
+            target = node.target if isinstance(node, ast.AnnAssign) else node.targets[0]
+            if ast.unparse(target) == name:
+                return node.value
+    raise AssertionError(f"{SCRIPT.name} has no table {name}")
+
+
+def families() -> dict[str, list[str]]:
+    """The variations of each family."""
+    table = _table("FAMILIES")
+    return {
+        ast.literal_eval(key): [ast.literal_eval(one) for one in value.keys if one is not None]
+        for key, value in zip(table.keys, table.values, strict=True)
+        if key is not None and isinstance(value, ast.Dict)
+    }
+
+
+def reasons() -> dict[str, str]:
+    """Why a script does not end where one process does, by `family: variation`."""
+    known: dict[str, str] = {}
+    for node in ast.parse(SCRIPT.read_text()).body:
+        if isinstance(node, ast.Assign) and isinstance(node.value, ast.Constant) and isinstance(node.value.value, str):
+            known[ast.unparse(node.targets[0])] = node.value.value
+    table = _table("NOT_EXACT")
+    return {
+        ast.literal_eval(key): known[value.id] if isinstance(value, ast.Name) else ast.literal_eval(value)
+        for key, value in zip(table.keys, table.values, strict=True)
+        if key is not None
+    }
+
+
+def names() -> list[str]:
+    """All scripts, as `family: variation`."""
+    return [f"{family}: {one}" for family, variations in families().items() for one in variations]
+
+
+def as_promised(name: str, said: str) -> bool:
+    """Whether a script has ended as the table says: as one process, or alike with a reason."""
+    return said in ((EQUAL, ALIKE) if name in reasons() else (EQUAL,))
+
+
+def rows() -> list[str]:
+    """The table: a line for each family, what equals one process, and what is alike on all ranks alone, and why."""
+    lines = ["| Family | Equal to one process | Alike on all ranks, not exact |", "|---|---|---|"]
+    why = reasons()
+    for family, variations in families().items():
+        exact = [one for one in variations if f"{family}: {one}" not in why]
+        others = [f"{one} ({why[f'{family}: {one}']})" for one in variations if one not in exact]
+        lines.append(f"| {family} | {', '.join(exact)} | {'; '.join(others)} |")
+    return lines
+
+
+def counted(results: Mapping[int, Mapping[str, str]]) -> str:
+    """How many ended in which way, by number of ranks."""
+    parts = []
+    for ranks, said in results.items():
+        equal = list(said.values()).count(EQUAL)
+        parts.append(f"on {ranks} ranks {equal} ended where one process does, {len(said) - equal} alike")
+    return f"{len(names())} scripts: {'; '.join(parts)}."
+
+
+def with_table(page: str, lines: Sequence[str]) -> str:
+    """The page with these lines between its marks."""
+    head, _, rest = page.partition(BEGIN)
+    _, _, tail = rest.partition(END)
+    return "\n".join([f"{head}{BEGIN}", *lines, f"{END}{tail}"])
+
+
+def run(ranks: int, folder: Path) -> dict[str, str]:
+    """All scripts on so many ranks; what rank 0 says of each."""
+    mpiexec = find_mpiexec()
+    launcher = [str(mpiexec.path), *launch_flags(mpiexec.flavour), "-n", str(ranks)]
+    environment = {
+        **os.environ,
+        **environment_for(mpiexec.flavour),
+        "PYTHONPATH": str(ROOT),
+        "TF_CPP_MIN_LOG_LEVEL": "3",
+    }
+    subprocess.run([*launcher, sys.executable, str(SCRIPT), str(folder)], env=environment, check=True, cwd=folder)
+    results: dict[str, str] = json.loads((folder / "0.json").read_text())
+    return results
+
+
+def main() -> None:
+    """Run, say what is wrong, and write the table where nothing is."""
+    results = {}
+    for ranks in RANKS:
+        with tempfile.TemporaryDirectory() as folder:
+            results[ranks] = run(ranks, Path(folder))
+    write(results)
+
+
+def write(results: Mapping[int, Mapping[str, str]]) -> None:
+    """Write the table; SystemExit where a script has not ended as it should."""
+    wrong = [
+        f"{name}: {said[name]}" for said in results.values() for name in names() if not as_promised(name, said[name])
+    ]
+    if wrong:
+        sys.exit("\n".join(wrong))
+    PAGE.write_text(with_table(PAGE.read_text(), [counted(results), "", *rows()]))
+
+
+if __name__ == "__main__":
+    main()

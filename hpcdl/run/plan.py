@@ -145,7 +145,6 @@ def prepare(resolved: ResolvedConfig[TrainConfig]) -> RunPlan:
     check_redundancy(config.checkpoint, info)
     _check_installed(config.run)
     dataset = open_dataset(config.data.data, seed=config.run.seed, verified=config.data.verify_data)
-    check_scale(dataset, config.data)
     check_possible(
         config.safety.inject,
         config.run.ranks,
@@ -242,7 +241,8 @@ def check_keep_batch(info: StrategyInfo, config: TrainConfig, num_workers: int) 
 
 
 def check_changes(config: DataConfig, dataset: Dataset) -> None:
-    """UsageError where images cannot be changed at random as asked for."""
+    """UsageError where inputs cannot be scaled, or images changed at random, as asked for."""
+    check_scale(dataset, config)
     if config.crop_padding and config.random_resized_crop:
         raise UsageError("--crop-padding and --random-resized-crop both cut a window out; give one of them")
     if dataset.fields and (config.flip or config.crop_padding or config.random_resized_crop):

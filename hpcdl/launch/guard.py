@@ -16,10 +16,8 @@ from pathlib import Path
 from hpcdl.core.paths import own_program
 from hpcdl.core.run_state import LOST, continues, state_of
 from hpcdl.run.ended import note_lost, stamp_of
-from hpcdl.trace.recorder import collect, is_written, places_in
+from hpcdl.trace.recorder import collect, collect_abandoned, is_written, places_in
 
-Places = dict[Path, tuple[str, Path]]
-"""Of `places_in`."""
 _WAIT = "import os, sys\nif not sys.stdin.buffer.read(): os.execv(sys.argv[1], sys.argv[1:])\n"
 """Waits until the process that has started it says that all is over, or is gone without a word; imports nothing."""
 MOST_S = 20.0
@@ -33,7 +31,7 @@ def guarded(run_dir: Path) -> Iterator[None]:
 
     Where the guard of an earlier call was killed too, this one fetches first what that call's ranks have left here.
     """
-    collect(run_dir, _abandoned(places_in(run_dir)))
+    collect_abandoned(run_dir)
     line = [sys.executable, "-P", "-S", "-c", _WAIT, *own_program(__name__, str(run_dir))]
     nowhere = subprocess.DEVNULL
     with subprocess.Popen(
@@ -57,14 +55,9 @@ def clear_up(run_dir: Path) -> None:
     ):
         time.sleep(TICK_S)
         places = {**places_in(run_dir), **places}  # ranks that were just starting
-    collect(run_dir, _abandoned(places))
+    collect(run_dir, {place: left for place, left in places.items() if not is_written(left[1])})
     if state_of(run_dir) == LOST and stamp_of(run_dir) == before:
         note_lost(run_dir, "the process that started the run was killed")
-
-
-def _abandoned(places: Places) -> Places:
-    """Those of ranks that live no more."""
-    return {place: left for place, left in places.items() if not is_written(left[1])}
 
 
 if __name__ == "__main__":

@@ -36,6 +36,7 @@ from hpcdl.run.rundir import discard, drop_heavy_results
 from hpcdl.study.allocation import Allocation
 from hpcdl.study.attempt import Attempt, begin, finished_record, stop, why_failed
 from hpcdl.study.proposals import FAILED, FINISHED, RUNNING, STOPPED, Proposal, Proposals
+from hpcdl.trace.recorder import collect_abandoned
 from hpcdl.tuning.trials import MARK
 
 TRIALS, LOGS, ASIDE, SETTINGS = "trials", "logs", "aside", "train.toml"
@@ -233,6 +234,7 @@ class HyperparameterSearch:
     def _begin(self, proposal: Proposal, slot: Slot) -> None:
         run_dir = self._run_dir(proposal.number)
         if run_dir.exists():
+            collect_abandoned(run_dir)
             discard(run_dir, free_name(self._folder / ASIDE / run_dir.name))  # a part of a run is not a trial
         words = [*self._allocation.command, "--config", str(self._folder / SETTINGS), "--run-dir", str(run_dir)]
         words += ["--ranks", str(self._search.plan.ranks)]

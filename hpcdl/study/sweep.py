@@ -34,6 +34,7 @@ from hpcdl.study.choice import TRIES, choose
 from hpcdl.study.plan import PlannedRun, StudyPoint, StudyRuns, is_try
 from hpcdl.study.points import profile_of_point, settings_of_point
 from hpcdl.study.state import StudyState, write_state
+from hpcdl.trace.recorder import collect_abandoned
 from hpcdl.tuning.trials import MARK
 
 RUNS, FAILED, LOGS, SETTINGS = "runs", "failed", "logs", "train.toml"
@@ -142,6 +143,7 @@ class Sweep:
     def _begin(self, run: PlannedRun, nodes: Sequence[str]) -> None:
         run_dir = self._run_dir(run)
         if run_dir.exists():
+            collect_abandoned(run_dir)
             discard(run_dir, self._aside(run))  # a part of a run is not a measurement
         self._set(run, status="running")
         words = ["--config", str(self._folder / SETTINGS), "--run-dir", str(run_dir)]

@@ -425,6 +425,11 @@ def is_written(path: Path) -> bool:
     return False
 
 
+def collect_abandoned(run_dir: Path) -> None:
+    """Fetch what ranks that live no more have left on this node: nobody did where all of a run's processes died."""
+    collect(run_dir, {place: left for place, left in places_in(run_dir).items() if not is_written(left[1])})
+
+
 def collect(run_dir: Path, places: Mapping[Path, tuple[str, Path]] | None = None) -> list[str]:
     """Fetch what killed ranks have left on this node; returns a line for each file that lies elsewhere, or nowhere.
 

@@ -135,6 +135,24 @@ def test_a_run_that_ended_while_nobody_looked_is_kept(tmp_path: Path) -> None:
     assert record.study == study.name
 
 
+def test_what_killed_ranks_have_recorded_does_not_stay_on_the_node(tmp_path: Path) -> None:
+    """Where nobody was left to fetch it: the run begins anew, and what there is of the old one goes."""
+    behave(tmp_path, seconds=30)
+    process = started(tmp_path)
+    wait_for_starts(tmp_path, 1)
+    process.kill()
+    process.communicate()
+    study, plan = small_study(repeats=3)
+    trace = tmp_path / "study" / "runs" / plan.runs[0].name / "trace"
+    recorded = tmp_path / f"hpcdl-trace-{os.geteuid()}-0123456789abcdef" / "rank-0.trace"
+    for folder in (trace, recorded.parent):
+        folder.mkdir(mode=0o700, parents=True)
+    recorded.write_bytes(b"of a rank that is gone")
+    (trace / "rank-0.place").write_text(f"{os.uname().nodename}\n{recorded}\n")
+    sweep(tmp_path / "study", behave(tmp_path, seconds=0.05), study, plan, resume=True)
+    assert not recorded.parent.exists()
+
+
 def test_ranks_that_still_save_on_another_node_are_waited_for(tmp_path: Path) -> None:
     behave(tmp_path, seconds=30)
     process = started(tmp_path)

@@ -31,10 +31,10 @@ from typing import Any
 from benchmarks.shaped_hosts import run_ranks
 from hpcdl.cluster.launchers.mpiexec import find_mpiexec
 from hpcdl.core.files import read_json
-from hpcdl.core.records import FILE_NAME
+from hpcdl.core.records import FILE_NAME, RunRecord, from_json
 from hpcdl.predict.evidence import gather_evidence
 from hpcdl.predict.forecast import Forecast
-from hpcdl.report.runs.run import Run, from_document
+from hpcdl.report.runs.run import Run, from_record
 
 STOPPED_EARLY = 75
 TRUTH, EVIDENCE = 8, (2, 4)
@@ -169,7 +169,8 @@ def _text(key: dict[str, Any]) -> str:
 
 
 def _as_run(record: dict[str, Any], wanted: Wanted) -> Run:
-    return from_document(record, f"{wanted.strategy}-{wanted.servers}-{wanted.workers}")
+    name = f"{wanted.strategy}-{wanted.servers}-{wanted.workers}"
+    return from_record(from_json(RunRecord, record), name)
 
 
 def read_journal(path: Path) -> dict[str, dict[str, Any]]:

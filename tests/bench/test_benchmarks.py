@@ -60,6 +60,7 @@ SMALLEST = {
     "shard_memory": ("--mib 1 --kinds csv --folder FOLDER", (pytest.mark.soak,)),
     "array_writing": ("--mib 4 --repeats 1 --folder FOLDER", LONG),
     "shard_metadata": ("--files 40 --classes 2 --folder FOLDER", (pytest.mark.lab("strace"),)),
+    "launch_path": ("", ()),
     "startup_metadata": ("--imports json --folder FOLDER", (pytest.mark.soak,)),
 }
 PARTS = {"easgd_pairs_ranks", "shaped_hosts", "trainer_on_rank"}

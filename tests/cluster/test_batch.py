@@ -157,6 +157,13 @@ def test_what_would_end_at_once_is_not_queued(
     assert shown.code == 0 and said in shown.err and "warning: the job would be refused" in shown.err
 
 
+def test_faults_of_hosts_are_left_to_the_job(ask_hpcdl: CommandLine) -> None:
+    command = [*TRAIN, "--inject", "partition:host=1@step=20+2s", "--steps", "40"]
+    shown = ask_hpcdl(["submit", "--nodes", "2", "--dry-run", "--", *command])
+    assert shown.code == 0 and "warning" not in shown.err
+    assert "partition:host=1@step=20+2s" in shown.out
+
+
 def test_a_site_has_templates_of_its_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("HPCDL_SITE_CONFIG", str(tmp_path / "site.toml"))
     (tmp_path / "jobs").mkdir()

@@ -134,9 +134,8 @@ def check_command(wanted: Wanted) -> None:
     strategy, allowed = _value(words, "--strategy") or "", "--allow-grpc" in words or wanted.nodes_wanted.exclusive
     if strategy.startswith("grpc-") and not allowed:
         raise UsageError(f"--strategy {strategy} needs nodes without other users: add --exclusive")
-    answer = subprocess.run(
-        own_program("hpcdl", *words, "--dry-run"), stdin=subprocess.DEVNULL, capture_output=True, text=True, check=False
-    )
+    line = own_program("hpcdl", *_without(words, "--inject"), "--dry-run")  # hosts of faults are the job's
+    answer = subprocess.run(line, stdin=subprocess.DEVNULL, capture_output=True, text=True, check=False)
     if answer.returncode:
         last = (answer.stderr.strip().splitlines() or [f"exit code {answer.returncode}"])[-1]
         refused = HpcdlError(last.removeprefix("hpcdl: "))
@@ -191,6 +190,16 @@ def _label(words: Sequence[str]) -> str:
     model = Path((_value(words, "--model") or "train").partition(":")[0]).stem
     strategy = _value(words, "--strategy") or "ring"
     return f"{model}-{strategy}"
+
+
+def _without(words: Sequence[str], flag: str) -> list[str]:
+    """A command line without `flag` and its value."""
+    kept, skips = [], False
+    for word in words:
+        if not skips and word != flag and not word.startswith(f"{flag}="):
+            kept.append(word)
+        skips = word == flag and not skips
+    return kept
 
 
 def _value(words: Sequence[str], flag: str) -> str | None:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
+import io
 from typing import Annotated
 
 import typer
@@ -100,12 +102,12 @@ def submit(
     if dry_run:
         script = submission.script_of(wanted)
         try:
-            submission.check_command(wanted)
+            _check(submission.trial_of(wanted))
         except HpcdlError as error:
             say(f"warning: the job would be refused: {error}")
         print_json({"script": script}) if json else print(script, end="")
         return
-    submission.check_command(wanted)
+    _check(submission.trial_of(wanted))
     job = submission.submit_job(wanted)
     if json:
         print_json(dataclasses.asdict(job))
@@ -113,6 +115,20 @@ def submit(
     put(str(job.number))
     say(f"log and script: {job.folder}" + (f"; run: {job.run_dir}" if job.run_dir else ""))
     say(f"next: hpcdl jobs {job.number}")
+
+
+def _check(trial: list[str]) -> None:
+    """Raise what the command `trial` ends with."""
+    from hpcdl.cli.main import run
+
+    with contextlib.redirect_stdout(io.StringIO()), contextlib.redirect_stderr(io.StringIO()) as said:
+        code = run(trial) if trial else 0
+    if code:
+        refused = HpcdlError(
+            (said.getvalue().strip().splitlines() or [f"exit code {code}"])[-1].removeprefix("hpcdl: ")
+        )
+        refused.exit_code = code
+        raise refused
 
 
 def _seconds(flag: str, text: str) -> float:

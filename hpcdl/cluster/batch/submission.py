@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import re
-import subprocess
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -14,9 +13,8 @@ from hpcdl.cluster.batch import jobs
 from hpcdl.cluster.batch.script import batch_launcher, render, submit
 from hpcdl.cluster.batch.systems import SYSTEMS, JobRequest, NodeWishes
 from hpcdl.cluster.launchers import load_launcher
-from hpcdl.core.errors import HpcdlError, UsageError
+from hpcdl.core.errors import UsageError
 from hpcdl.core.files import read_toml
-from hpcdl.core.paths import own_program
 
 LONGEST_WARNING_S = 300.0
 """A checkpoint takes seconds to minutes; the batch system may also warn up to a minute early."""
@@ -120,27 +118,20 @@ def submit_job(wanted: Wanted) -> jobs.Job:
     return job
 
 
-def check_command(wanted: Wanted) -> None:
-    """What the job would end with at its start, found before it waits; UsageError and the like in the command's words.
+def trial_of(wanted: Wanted) -> list[str]:
+    """The command that says before a job waits what it would end with at its start; empty where there is none.
 
-    `train` checks its settings, model and data with --dry-run. Of `run` the script must be there.
+    UsageError for what is known without it: a script that is not there, servers of gRPC on nodes that others may be on.
     """
-    request, _ = plan_job(wanted)
-    words, of_script = divided(request.command)
+    words, of_script = divided(plan_job(wanted)[0].command)
     if words[0] == "run" and of_script and not Path(of_script[0]).is_file():
         raise UsageError(f"the script {of_script[0]} is not there; it is run in {Path.cwd()}, where the job starts")
     if words[0] != "train":
-        return
+        return []
     strategy, allowed = _value(words, "--strategy") or "", "--allow-grpc" in words or wanted.nodes_wanted.exclusive
     if strategy.startswith("grpc-") and not allowed:
         raise UsageError(f"--strategy {strategy} needs nodes without other users: add --exclusive")
-    line = own_program("hpcdl", *_without(words, "--inject"), "--dry-run")  # hosts of faults are the job's
-    answer = subprocess.run(line, stdin=subprocess.DEVNULL, capture_output=True, text=True, check=False)
-    if answer.returncode:
-        last = (answer.stderr.strip().splitlines() or [f"exit code {answer.returncode}"])[-1]
-        refused = HpcdlError(last.removeprefix("hpcdl: "))
-        refused.exit_code = answer.returncode
-        raise refused
+    return [*_without(words, "--inject"), "--dry-run"]  # hosts of faults are the job's
 
 
 def script_of(wanted: Wanted) -> str:

@@ -850,7 +850,7 @@ def what_does_not_go_is_refused() -> None:
         hpcdl.DistributedOptimizer("sgd", compress="fp8")
     with refused("distributed already"):
         hpcdl.DistributedOptimizer(hpcdl.DistributedOptimizer("sgd"))
-    with refused("SGD(...) of tf_keras, which is Keras 2", "write keras.optimizers.SGD"):
+    with refused("(SGD(...)) of tf_keras, which is Keras 2", "write keras.optimizers.SGD"):
         hpcdl.DistributedOptimizer(type("SGD", (), {"__module__": "tf_keras.src.optimizers.sgd"})())
     with refused("needs to know this rank's number of samples"):
         model = mlp()

@@ -88,12 +88,7 @@ def supervised(
     folder = Path(os.environ[STATUS_VARIABLE])
     launch = os.environ.get(LAUNCH_VARIABLE, "")
     report = StatusReport(folder=folder, rank=place.rank, line=hold_line(launch))
-    try:
-        report.tell("running")  # from here on signals are handed on: those that came before at once
-        set_up_process(place.local_rank)
-    except HpcdlError as error:
-        state, exit_code = verdict(error)
-        report.tell(state, exit_code=exit_code, message=one_line(error))
+    if exit_code := _begun(report, place.local_rank):
         return exit_code
     communicator: Observed | None = None
 
@@ -133,6 +128,18 @@ def supervised(
             return exit_code
     report.tell("done")
     leave_without_lost(communicator)
+    return 0
+
+
+def _begun(report: StatusReport, local_rank: int) -> int:
+    """Say that this rank runs, and set its process up; 0, or the exit code where a signal came meanwhile."""
+    try:
+        report.tell("running")  # from here on signals are handed on: those that came before at once
+        set_up_process(local_rank)
+    except HpcdlError as error:
+        state, exit_code = verdict(error)
+        report.tell(state, exit_code=exit_code, message=one_line(error))
+        return exit_code
     return 0
 
 

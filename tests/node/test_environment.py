@@ -42,7 +42,8 @@ def test_preloads_come_from_known_folders_only(tmp_path: Path, monkeypatch: pyte
     library.write_bytes(b"")
     monkeypatch.delenv("LD_PRELOAD", raising=False)
     monkeypatch.setenv("HPCDL_PRELOAD_PATH", str(tmp_path))
-    assert environment_of(Settings(allocator="jemalloc"), openmp=False) == {"LD_PRELOAD": str(library)}
+    environment = environment_of(Settings(allocator="jemalloc"), openmp=False)
+    assert environment == {"LD_PRELOAD": str(library), "HPCDL_ALLOCATOR": "jemalloc"}, "ranks look whether it is loaded"
 
 
 def test_glibc_knows_the_tunables() -> None:

@@ -28,7 +28,7 @@ from pathlib import Path
 
 from hpcdl.cluster.status import ALONE, WATCH_FOLDER
 from hpcdl.comm.observed import Observed, RankMonitor
-from hpcdl.core.disk import create, make_folder, remove_empty, remove_file, touch
+from hpcdl.core.disk import create, make_folder, remove_file, touch
 from hpcdl.core.errors import CorruptError, RankError
 from hpcdl.core.files import read_json
 from hpcdl.core.records import from_json
@@ -254,8 +254,7 @@ class Watchdog:
             self._thread.join(timeout=5)
         with contextlib.suppress(OSError):
             self._withdraw()
-            if remove_file(self.folder / ALONE):
-                remove_empty(self.folder)  # of a run on one rank, nobody else's
+            remove_file(self.folder / ALONE)
 
     @property
     def tick_s(self) -> float:

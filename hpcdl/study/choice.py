@@ -20,16 +20,21 @@ _SETTINGS = settings_by_key(TrainConfig)
 
 @dataclass(frozen=True, kw_only=True)
 class Chosen:
-    """`values` by key; `accuracies` are those of every try, in words of its values; `samples` says of which."""
+    """`values` by key; `accuracies` are those of every try, in words of its values; `samples` says of which.
+
+    An accuracy is None where a try has reached none: its loss was no number, or nothing has classes.
+    """
 
     values: Mapping[str, Any]
-    accuracies: Mapping[str, float]
+    accuracies: Mapping[str, float | None]
     samples: str
 
     @property
     def sentence(self) -> str:
         """For people."""
-        told = ", ".join(f"{name}: {accuracy:.4g}" for name, accuracy in self.accuracies.items())
+        told = ", ".join(f"{name}: {_shown(accuracy)}" for name, accuracy in self.accuracies.items())
+        if all(accuracy is None for accuracy in self.accuracies.values()):
+            return f"runs with {_words(self.values)}, by the loss of its tries on {self.samples}; none has an accuracy"
         return f"runs with {_words(self.values)}, by the accuracy of its tries on {self.samples} ({told})"
 
     def as_json(self) -> dict[str, Any]:
@@ -41,9 +46,10 @@ class Chosen:
 def choose(tries: Sequence[tuple[RunRecord, StudyPoint]], choice: TriedSettings) -> Chosen:
     """The best of `tries` (one at least) at their end; at equal accuracy that of the smaller loss.
 
-    Training's accuracy counts only where no try was evaluated.
+    Training's accuracy counts only where no try was evaluated. All have the same data: a try without held-out accuracy
+    beside others with one has diverged, and is not chosen.
     """
-    held_out = all(_last(record, "val_accuracy") is not None for record, _ in tries)
+    held_out = any(_last(record, "val_accuracy") is not None for record, _ in tries)
     accuracy, loss = ("val_accuracy", "val_loss") if held_out else ("accuracy", "loss")
 
     def merit(item: tuple[RunRecord, StudyPoint]) -> tuple[float, float]:
@@ -54,9 +60,7 @@ def choose(tries: Sequence[tuple[RunRecord, StudyPoint]], choice: TriedSettings)
     values = [{key: dict(point.settings)[key] for key in choice.axes} for _, point in tries]
     return Chosen(
         values={key: dict(best[1].settings)[key] for key in choice.axes},
-        accuracies={
-            _words(own): _last(record, accuracy) or 0.0 for own, (record, _) in zip(values, tries, strict=True)
-        },
+        accuracies={_words(own): _last(record, accuracy) for own, (record, _) in zip(values, tries, strict=True)},
         samples="held-out samples" if held_out else "training samples, there being no others",
     )
 
@@ -65,6 +69,10 @@ def _last(record: RunRecord, name: str) -> float | None:
     """The newest value in the record's history; None where there is none, as after a loss that was no number."""
     values = [getattr(point, name) for point in record.history]
     return next((float(value) for value in reversed(values) if value is not None), None)
+
+
+def _shown(accuracy: float | None) -> str:
+    return "none" if accuracy is None else f"{accuracy:.4g}"
 
 
 def _words(values: Mapping[str, Any]) -> str:

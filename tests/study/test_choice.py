@@ -58,8 +58,11 @@ def test_the_best_on_held_out_samples_is_chosen_and_all_are_told(tmp_path: Path)
     found = choose(tries[:3], choice)
     assert found.values == {"learning-rate": 0.3} and found.samples == "held-out samples"
     assert "learning-rate 0.1: 0.7, learning-rate 0.2: 0.9, learning-rate 0.3: 0.9" in found.sentence
-    assert choose(tries, choice).samples == "training samples, there being no others"
-    assert choose(tries, choice).values == {"learning-rate": 0.4}
+    diverged = choose(tries, choice)
+    assert diverged.values == {"learning-rate": 0.3} and diverged.samples == "held-out samples"
+    assert "learning-rate 0.4: none" in diverged.sentence, "the others are not judged by training for its sake"
+    alone = choose(tries[3:], choice)
+    assert alone.values == {"learning-rate": 0.4} and alone.samples == "training samples, there being no others"
 
 
 def test_tries_come_first_and_are_of_no_repeat(tmp_path: Path) -> None:

@@ -148,9 +148,8 @@ def _check(trial: list[str]) -> None:
     with contextlib.redirect_stdout(io.StringIO()), contextlib.redirect_stderr(io.StringIO()) as said:
         code = run(trial) if trial else 0
     if code:
-        refused = HpcdlError(
-            (said.getvalue().strip().splitlines() or [f"exit code {code}"])[-1].removeprefix("hpcdl: ")
-        )
+        lines = said.getvalue().strip().splitlines() or [f"the command ends with exit code {code}"]
+        refused = HpcdlError(lines[-1].removeprefix("hpcdl: "))
         refused.exit_code = code
         raise refused
 

@@ -84,25 +84,27 @@ def plan_job(wanted: Wanted, now: float | None = None) -> tuple[JobRequest, Path
         until_done=wanted.until_done,
         max_requeues=wanted.max_requeues,
         outlives_nodes="--elastic" in words,
-        nodes_wanted=_with_cpus(wanted, kind),
+        nodes_wanted=wanted.nodes_wanted,
     )
     return request, run_dir
 
 
-def _with_cpus(wanted: Wanted, kind: str) -> NodeWishes:
+def _with_cpus(request: JobRequest) -> JobRequest:
     """With all CPUs of a node for its ranks, where the user does not say: a rank with one core of many is a slip."""
-    nodes = wanted.nodes_wanted
-    system = SYSTEMS.get(load_launcher(batch_launcher()).batch)
-    if nodes.cpus_per_task or kind not in _COMPUTES or system is None:
-        return nodes
-    cpus = system.cpus_of_node(wanted.partition)
-    return dataclasses.replace(nodes, cpus_per_task=max(cpus // wanted.ranks_per_node, 1)) if cpus else nodes
+    nodes, system = request.nodes_wanted, SYSTEMS.get(load_launcher(batch_launcher()).batch)
+    if nodes.cpus_per_task or request.command[0] not in _COMPUTES or system is None:
+        return request
+    cpus = system.cpus_of_node(request.partition)
+    if not cpus:
+        return request
+    own = max(cpus // request.ranks_per_node, 1)
+    return dataclasses.replace(request, nodes_wanted=dataclasses.replace(nodes, cpus_per_task=own))
 
 
 def submit_job(wanted: Wanted) -> jobs.Job:
     """Hand the job over and remember it."""
     request, run_dir = plan_job(wanted)
-    system, number, _ = submit(request)
+    system, number, _ = submit(_with_cpus(request))
     job = jobs.Job(
         number=number,
         system=system,
@@ -136,7 +138,7 @@ def trial_of(wanted: Wanted) -> list[str]:
 
 def script_of(wanted: Wanted) -> str:
     """The job's script, for --dry-run; nothing is written."""
-    return render(plan_job(wanted)[0])
+    return render(_with_cpus(plan_job(wanted)[0]))
 
 
 def divided(command: Sequence[str]) -> tuple[list[str], list[str]]:

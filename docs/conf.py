@@ -15,8 +15,7 @@ import hpcdl  # noqa: E402  the checkout is put on the path first
 project, author, copyright = "hpcdl", "the hpcdl developers", "the hpcdl developers"
 version = release = hpcdl.__version__
 extensions = ["myst_parser"]
-EXAMPLES = ("example-report", "example-report-two-cores")
-exclude_patterns = [f"{page}/{part}" for page in EXAMPLES for part in ("study", "report")]
+exclude_patterns = ["example-report/study", "example-report/report"]
 html_theme = "furo"
 html_title = f"hpcdl {release}"
 html_extra_path = ["example-report/report"]

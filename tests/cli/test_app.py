@@ -69,7 +69,7 @@ def test_ctrl_c_that_python_drops_in_a_callback_ends_the_command(tmp_path: Path)
 
 
 def test_ctrl_c_in_the_middle_of_a_command_is_told_in_one_line(run_hpcdl: CommandLine) -> None:
-    process = run_hpcdl.start(["report", ROOT / "docs" / "example-report" / "study", "--out", run_hpcdl.home / "out"])
+    process = run_hpcdl.start(["report", ROOT / "tests" / "studies" / "five-hosts", "--out", run_hpcdl.home / "out"])
     while process.poll() is None and "numpy" not in Path(f"/proc/{process.pid}/maps").read_text():
         time.sleep(0.001)
     process.send_signal(signal.SIGINT)

@@ -9,7 +9,7 @@ import pytest
 
 from tests.conftest import ROOT, CommandLine
 
-STUDY = ROOT / "docs" / "example-report" / "study"
+STUDY = ROOT / "tests" / "studies" / "five-hosts"
 RING = "2-nodes/runs/002-ring-2w-64b-r1"
 SERVERS = "2-nodes/runs/004-ps-1w-64b-r2"
 

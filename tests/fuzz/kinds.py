@@ -80,7 +80,7 @@ from tests.data.sharding import cifar_folder, idx_folder, image_folder, make, nu
 from tests.fuzz.mutations import BINARY, JSON, TEXT, Mutation
 
 SHARE = ROOT / "share" / "hpcdl"
-EXAMPLE = ROOT / "docs" / "example-report" / "study"
+EXAMPLE = ROOT / "tests" / "studies" / "five-hosts"
 ENGINE = Engine(
     package="tensorflow", version="2.21.0", threading="own pool", isa_caps=("default",), allocators=("default",)
 )

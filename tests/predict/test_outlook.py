@@ -56,8 +56,8 @@ def test_the_section_has_forecasts_beyond_what_was_measured(runs: list[Run]) -> 
 
 
 def test_records_of_real_runs_are_predicted_from() -> None:
-    """Those of the lab's jobs in docs/example-report: servers that share one link are what limits `ps` there."""
-    analysis = analyse(gather([ROOT / "docs" / "example-report" / "study"]))
+    """Those of the lab's jobs in tests/studies: servers that share one link are what limits `ps` there."""
+    analysis = analyse(gather([ROOT / "tests" / "studies" / "five-hosts"]))
     (found,) = outlooks(analysis.runs)
     assert {row["strategy"] for row in found.document["backtest"]} == {"ring", "ps", "sync-easgd"}
     rows = [row for row in found.document["predictions"] if row["strategy"] == "ps"]

@@ -6,7 +6,7 @@ import pytest
 
 from tests.conftest import ROOT, CommandLine
 
-STUDY = ROOT / "docs" / "example-report" / "study"
+STUDY = ROOT / "tests" / "studies" / "five-hosts"
 WHOLE = ("127.44 ± 0.95", "4-nodes/failed/003-ring-4w-64b-r1.1", "sync-easgd", "exposed communication")
 
 

@@ -19,11 +19,11 @@ from tests.security.conftest import TRAIN
 from tests.security.users import CALLERS, ONLY_ROOT, PLANTER, Caller, environment_of, facts_below, give, refused
 
 pytestmark = [ONLY_ROOT, pytest.mark.mpi]
-STUDY = ROOT / "docs" / "example-report"
+STUDIES = ROOT / "tests" / "studies"
 TUNE = ["tune-threads", "--model", "lenet", "--budget", "1s", "--max-samples", "1"]
 SUBMIT = ["submit", "--", "train", "--model", "lenet", "--data", "synthetic:mnist@200", "--run-dir", "{shared}/run"]
 SHARD = ["shard", "synthetic:mnist@40", "{shared}", "--split", "train=0.5,val=0.5"]
-SWEEP = ["sweep", str(STUDY / "study.toml"), "--only-nodes", "1", "--out", "{shared}"]
+SWEEP = ["sweep", str(STUDIES / "five-hosts.toml"), "--only-nodes", "1", "--out", "{shared}"]
 SEARCH = ["search", "{here}/search.toml", "--out", "{shared}"]
 SEARCHED = 'trials = 1\n[space]\nlearning-rate = {low = 1e-3, high = 0.3}\n[train]\nmodel = "lenet"\nsteps = 2\n'
 
@@ -99,7 +99,7 @@ def theirs(public: Path, trained: Path, data: Path) -> Path:
     folder = public / PLANTER
     shutil.copytree(trained, folder / "run")
     shutil.copytree(data, folder / "data")
-    shutil.copytree(STUDY / "study" / "1-node", folder / "study")
+    shutil.copytree(STUDIES / "five-hosts" / "1-node", folder / "study")
     give(folder, PLANTER)
     for path in (folder, *folder.rglob("*")):
         path.chmod(0o777 if path.is_dir() else 0o666)

@@ -15,7 +15,7 @@ from tests.security.users import facts_below, refused
 from tests.training_runs import wait_for
 
 pytestmark = pytest.mark.mpi
-STUDY = ROOT / "docs" / "example-report" / "study" / "1-node"
+STUDY = ROOT / "tests" / "studies" / "five-hosts" / "1-node"
 OWN = "years of work\n"
 SHARD = ["shard", "--split", "train=0.5,val=0.5", "--shards", "40"]
 

@@ -1,20 +1,22 @@
-"""Makes docs/example-report-two-cores anew: LeNet trained on one core and on two of this machine, and its report.
+"""Makes docs/example-report anew: LeNet trained on one core and on two of this machine, and its report.
 
-`python -m tests.study.two_cores FOLDER`; FOLDER takes data and study. Called again after an interruption it goes on.
+`python -m tests.study.example FOLDER`; FOLDER takes data and study. Called again after an interruption it goes on.
 """
 
 from __future__ import annotations
 
 import os
+import shutil
 import subprocess
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 
 from tests.conftest import DIGITS, ROOT
-from tests.study.kept import keep
 
-PAGE = ROOT / "docs" / "example-report-two-cores"
+PAGE = ROOT / "docs" / "example-report"
 MACHINE = "two cores of a virtual machine"
+RAW = ("study.json", "record.json", "run.toml", "train.toml", "metrics.jsonl")
 
 
 def hpcdl(folder: Path, *words: str | Path) -> None:
@@ -22,6 +24,20 @@ def hpcdl(folder: Path, *words: str | Path) -> None:
     own = {"PYTHONPATH": str(ROOT), "HPCDL_MACHINE": MACHINE, "HPCDL_SITE_CONFIG": str(folder / "site.toml")}
     own |= {"XDG_CACHE_HOME": str(folder / "cache"), "XDG_CONFIG_HOME": str(folder / "config")}
     subprocess.run([sys.executable, "-m", "hpcdl", *words], cwd=folder, env={**os.environ, **own}, check=True)
+
+
+def keep(study: Path, page: Path, hidden: Sequence[Path]) -> None:
+    """Put the records of `study` into `page`/study in place of what is there; `hidden` folders become a dot."""
+    for name in ("study", "report"):
+        shutil.rmtree(page / name, ignore_errors=True)
+    for path in study.rglob("*"):
+        if path.name in RAW:
+            target = page / "study" / path.relative_to(study)
+            target.parent.mkdir(parents=True, exist_ok=True)
+            text = path.read_text()
+            for folder in hidden:
+                text = text.replace(str(folder), ".")
+            target.write_text(text)
 
 
 def main() -> None:

@@ -8,9 +8,13 @@ import pytest
 
 from hpcdl.core.errors import UnknownNameError, UsageError
 from hpcdl.core.records import HistoryPoint
+from hpcdl.report.analysis.analyse import analyse
 from hpcdl.report.analysis.comparisons import build_contests, check_comparable, compare, comparisons, corrected
 from hpcdl.report.analysis.settings import told_apart
+from hpcdl.report.compose.build import compose
+from hpcdl.report.document.document import Interval, Table
 from hpcdl.report.runs.run import Run
+from hpcdl.report.runs.sources import Gathered
 from tests.report.synthetic import make_run
 
 
@@ -116,6 +120,25 @@ def test_values_of_a_setting_are_compared_with_all_else_equal() -> None:
         check_comparable("period", runs)
     with pytest.raises(UnknownNameError, match="did you mean 'machine'"):
         check_comparable("machin", runs)
+
+
+def test_the_communication_share_is_the_same_in_every_table() -> None:
+    """That of the means, not the mean of the runs' shares: the two differ where runs do."""
+    runs = [
+        make_run(workers, 100.0 * workers, strategy=strategy,
+                 parts={"compute": 0.5 + 0.3 * repeat, "exposed_communication": 0.1 * workers, "wait": 0.02 * repeat})
+        for strategy in ("ring", "tree") for workers in (1, 2) for repeat in (0, 1, 2)
+    ]  # fmt: skip
+    tables = {table.title: table for section in compose(analyse(Gathered(runs=tuple(runs)))).sections
+              for table in section.items if isinstance(table, Table)}  # fmt: skip
+    by_point = tables["Seconds of a step"]
+    at = [column.name for column in by_point.columns].index("communication share")
+    shares = sorted(row[at] for row in by_point.rows if isinstance(row[at], float))
+    contenders = tables["Each contender at each shared setting"]
+    at = [column.name for column in contenders.columns].index("communication share")
+    cells = [row[at] for row in contenders.rows]
+    assert shares and sorted(cell.value for cell in cells if isinstance(cell, Interval)) == pytest.approx(shares)
+    assert all(isinstance(cell, Interval) and cell.half and cell.n == 3 for cell in cells)
 
 
 def test_many_contenders_are_compared_with_the_fastest_only() -> None:

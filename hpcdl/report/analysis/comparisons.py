@@ -106,12 +106,12 @@ def seconds_to(run: Run, target: float) -> float | None:
     return None
 
 
-def communication_share(run: Run) -> float | None:
-    """Exposed communication and waiting for the slowest rank, as a share of the step."""
+def communication_and_step(run: Run) -> tuple[float, float] | None:
+    """Seconds of exposed communication and waiting for the slowest rank, and those of the step."""
     total = sum(run.parts.values())
     if "exposed_communication" not in run.parts or total <= 0 or min(run.parts.values()) < 0:
         return None
-    return (run.parts["exposed_communication"] + run.parts.get("wait", 0.0)) / total
+    return run.parts["exposed_communication"] + run.parts.get("wait", 0.0), total
 
 
 def _pairs(contest: Contest) -> Iterator[tuple[Contender, Contender]]:

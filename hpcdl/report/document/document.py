@@ -27,6 +27,20 @@ class Interval:
         found = estimate(known)
         return cls(value=found.mean, half=found.ci95, n=found.n)
 
+    @classmethod
+    def of_ratio(cls, pairs: Iterable[tuple[float, float] | None]) -> Interval | None:
+        """The ratio of two means, with the half width of a ratio estimator (Cochran, Sampling Techniques, chapter 6).
+
+        It is the share that the means themselves have, which the mean of the pairs' ratios is not.
+        """
+        known = [pair for pair in pairs if pair is not None]
+        total = sum(whole for _, whole in known)
+        if total <= 0:
+            return None
+        ratio = sum(part for part, _ in known) / total
+        found = estimate([(part - ratio * whole) * len(known) / total for part, whole in known])
+        return cls(value=ratio, half=found.ci95, n=found.n)
+
 
 @dataclass(frozen=True, kw_only=True)
 class Bounds:

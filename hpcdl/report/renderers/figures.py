@@ -180,10 +180,11 @@ def _scale_axes(axes: Any, figure: Figure) -> None:
         axes.yaxis.set_major_formatter(FuncFormatter(lambda value, _: number(value)))
     elif figure.y_log:
         axes.set_yscale("log")
-        axes.yaxis.set_major_formatter(FuncFormatter(lambda value, _: _tick(value)))
         low, high = axes.get_ylim()
+        labelled = "123456789" if high / low < 4 else "1235"
+        axes.yaxis.set_major_formatter(FuncFormatter(lambda value, _: _tick(value, labelled)))
         if high / low < 30:
-            axes.yaxis.set_minor_formatter(FuncFormatter(lambda value, _: _tick(value)))
+            axes.yaxis.set_minor_formatter(FuncFormatter(lambda value, _: _tick(value, labelled)))
         else:
             axes.yaxis.set_minor_formatter(NullFormatter())
     else:
@@ -214,9 +215,10 @@ def _thinned(ticks: Sequence[float]) -> list[float]:
     return kept
 
 
-def _tick(value: float) -> str:
+def _tick(value: float, labelled: str) -> str:
+    """The label of a logarithmic tick whose first digit is among `labelled`; else none, so that labels do not touch."""
     first = f"{value:e}"[0]
-    return f"{value:,g}" if first in "1235" else ""
+    return f"{value:,g}" if first in labelled else ""
 
 
 def _draw_measured(axes: Any, series: Series) -> None:

@@ -1,4 +1,7 @@
-"""The sections of a report, in order; each `build(analysis)` gives a Section, or None where its data is missing."""
+"""The sections of a report, in order: how it scales and where the time goes come first, after the summary.
+
+Each `build(analysis)` gives a Section, or None where its data is missing.
+"""
 
 from __future__ import annotations
 
@@ -10,20 +13,20 @@ SECTIONS = Registry(
     "section",
     {
         "baseline": Entry(target=f"{_HERE}.baseline:build", summary="What changed against a baseline."),
-        "setup": Entry(target=f"{_HERE}.setup:build", summary="Machine, software, what ran, what failed."),
-        "tuning": Entry(target=f"{_HERE}.tuning:build", summary="Search for a node's best settings."),
-        "search": Entry(target=f"{_HERE}.search:build", summary="Search for hyper-parameters."),
-        "learning": Entry(target=f"{_HERE}.learning:build", summary="Throughput, latency, loss and accuracy."),
-        "scale-up": Entry(target=f"{_HERE}.scaling:build_scale_up", summary="Speed-up by threads."),
         "strong": Entry(target=f"{_HERE}.scaling:build_strong", summary="Fixed global batch."),
         "weak": Entry(target=f"{_HERE}.scaling:build_weak", summary="Fixed batch per worker."),
+        "scale-up": Entry(target=f"{_HERE}.scaling:build_scale_up", summary="Speed-up by threads."),
         "time": Entry(target=f"{_HERE}.time:build", summary="Parts of a step, lost efficiency."),
-        "trace": Entry(target=f"{_HERE}.trace:build", summary="Inside the steps of traced runs."),
-        "network": Entry(target=f"{_HERE}.network:build", summary="Bytes, bandwidth, balance of servers."),
+        "setup": Entry(target=f"{_HERE}.setup:build", summary="Machine, software, what ran, what failed."),
+        "learning": Entry(target=f"{_HERE}.learning:build", summary="Throughput, latency, loss and accuracy."),
         "strategies": Entry(target=f"{_HERE}.strategies:build", summary="Strategies side by side, verdicts."),
         "compared": Entry(target=f"{_HERE}.strategies:build_compared", summary="What --compare names, side by side."),
+        "network": Entry(target=f"{_HERE}.network:build", summary="Bytes, bandwidth, balance of servers."),
+        "trace": Entry(target=f"{_HERE}.trace:build", summary="Inside the steps of traced runs."),
         "fits": Entry(target=f"{_HERE}.fits:build", summary="Amdahl, Gustafson, USL, alpha-beta."),
         "prediction": Entry(target=f"{_HERE}.prediction:build", summary="Sizes that were not run."),
+        "tuning": Entry(target=f"{_HERE}.tuning:build", summary="Search for a node's best settings."),
+        "search": Entry(target=f"{_HERE}.search:build", summary="Search for hyper-parameters."),
         "references": Entry(target=f"{_HERE}.references:build", summary="Beside published points."),
         "cost": Entry(target=f"{_HERE}.cost:build", summary="Node-hours."),
     },

@@ -10,7 +10,7 @@ from hpcdl.report.analysis.comparisons import (
     Comparison,
     Contender,
     Contest,
-    communication_share,
+    communication_and_step,
     seconds_to,
 )
 from hpcdl.report.document.document import Bounds, Cell, Column, Interval, Section, Table
@@ -82,7 +82,7 @@ def _row(contest: Contest, contender: Contender) -> tuple[Cell, ...]:
         contender.name,
         len(runs),
         Interval.of([run.images_per_second for run in runs]),
-        Interval.of([communication_share(run) for run in runs]),
+        Interval.of_ratio([communication_and_step(run) for run in runs]),
         Interval.of([run.staleness_mean for run in runs]),
         max((run.staleness_max for run in runs if run.staleness_max is not None), default=None),
         contest.target,

@@ -37,6 +37,7 @@ COMMANDS: Mapping[str, tuple[str, ...]] = {
     "site.doctor": ("doctor",),
     "site.certify": ("certify",),
     "site.docs": ("docs", "explain"),
+    "site.examples": ("examples",),
 }
 """The commands of each file."""
 

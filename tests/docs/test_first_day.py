@@ -45,7 +45,7 @@ def study(folder: Path) -> None:
 
 
 def runs(folder: Path) -> None:
-    shutil.copytree(ROOT / "docs" / "example-report" / "study" / "1-node" / "runs", folder / "runs")
+    shutil.copytree(ROOT / "tests" / "studies" / "five-hosts" / "1-node" / "runs", folder / "runs")
 
 
 TASKS: dict[str, tuple[Callable[[Path], None], str]] = {
@@ -111,17 +111,15 @@ def nobody_runs_python() -> bool:
 
 
 def as_user(text: str, home: Path, run_hpcdl: CommandLine) -> subprocess.Popen[str]:
-    """A shell in `home` with hpcdl on its path, of an ordinary user where root runs the tests and that can be."""
-    programs = home / "bin"
-    programs.mkdir()
-    (programs / "hpcdl").write_text(f'#!/bin/sh\nexec {sys.executable} -m hpcdl "$@"\n')
-    (programs / "hpcdl").chmod(0o755)
-    environment = run_hpcdl.environment | {
-        "HOME": str(home), "PATH": f"{programs}:{Path(sys.executable).parent}:{os.environ['PATH']}",
-        "HPCDL_SHARE": str(ROOT / "share" / "hpcdl"), "HPCDL_DOCS": str(ROOT / "docs"), "PYTHONPATH": str(ROOT),
-        "XDG_CONFIG_HOME": str(home / "config"), "XDG_CACHE_HOME": str(home / "cache"),
-        "HPCDL_SITE_CONFIG": str(home / "site.toml"),
-    }  # fmt: skip
+    """A shell in `home` as after `source .venv/bin/activate`, of an ordinary user where root runs the tests.
+
+    No variable of hpcdl's is set: a reader has none either.
+    """
+    environment = {
+        name: value for name, value in run_hpcdl.environment.items() if not name.startswith(("HPCDL_", "XDG_"))
+    }
+    environment |= {"HOME": str(home), "PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}"}
+    environment.pop("PYTHONPATH", None)
     lowered = {}
     if os.geteuid() == 0 and nobody_runs_python():
         for path in (home, *home.rglob("*")):

@@ -17,7 +17,7 @@ from tests.conftest import ROOT
 from tests.training_runs import weights_in
 
 pytestmark = pytest.mark.mpi
-TUTORIALS = ROOT / "docs" / "tutorials"
+EXAMPLES = ROOT / "share" / "hpcdl" / "examples"
 
 
 HELD_OUT = re.compile(r"held out:\s*([01]\.\d+)")
@@ -27,7 +27,7 @@ def run(script: str, folder: Path, num_ranks: int, model: str, epochs: int) -> s
     mpiexec = find_mpiexec()
     launcher = [str(mpiexec.path), "-n", str(num_ranks)] if num_ranks > 1 else []
     answer = subprocess.run(
-        [*launcher, sys.executable, str(TUTORIALS / script)],
+        [*launcher, sys.executable, str(EXAMPLES / script)],
         cwd=folder, capture_output=True, text=True,
         # Unbuffered, a line is written in pieces, which those of another rank come between.
         env={
@@ -47,7 +47,7 @@ def folder(shards: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def test_at_most_five_lines_differ() -> None:
-    before, after = ((TUTORIALS / f"keras_fit_{name}.py").read_text().splitlines() for name in ("before", "after"))
+    before, after = ((EXAMPLES / f"keras_fit_{name}.py").read_text().splitlines() for name in ("before", "after"))
     changed = [
         line for line in difflib.unified_diff(before, after, lineterm="", n=0) if line[:1] == "+" and line[:3] != "+++"
     ]

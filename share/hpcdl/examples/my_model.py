@@ -1,4 +1,4 @@
-"""A network of your own: hpcdl train --model my_model.py:build --data DIR ..."""
+"""A network of your own, in a function: hpcdl train --model my_model.py:build --data DIR ..."""
 
 import keras
 from keras import layers

@@ -1,0 +1,42 @@
+"""`hpcdl examples`: each example is listed and copied whole; nothing that is there is replaced."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from tests.conftest import ROOT, CommandLine
+
+EXAMPLES = ROOT / "share" / "hpcdl" / "examples"
+NAMES = sorted(path.name for path in EXAMPLES.iterdir() if path.suffix != ".md")
+
+
+def test_each_is_listed_with_what_it_is(ask_hpcdl: CommandLine) -> None:
+    told = ask_hpcdl(["examples", "--json"])
+    assert told.code == 0, told.err
+    listed = told.json()["examples"]
+    assert [item["name"] for item in listed] == NAMES and all(len(item["summary"]) > 20 for item in listed)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_a_copy_is_whole(ask_hpcdl: CommandLine, tmp_path: Path, name: str) -> None:
+    for _ in range(2):  # a second time nothing changes
+        told = ask_hpcdl(["examples", name, "--to", tmp_path / "here"])
+        assert told.code == 0, told.err
+    source, copy = EXAMPLES / name, tmp_path / "here" / name
+    files = [path.relative_to(source) for path in source.rglob("*") if path.is_file()] if source.is_dir() else [Path()]
+    assert files and all((copy / path).read_bytes() == (source / path).read_bytes() for path in files)
+
+
+def test_what_is_there_is_not_replaced(ask_hpcdl: CommandLine, tmp_path: Path) -> None:
+    own = tmp_path / "my_model.py"
+    own.write_text("mine")
+    refused = ask_hpcdl(["examples", "digits", "my_model.py", "--to", tmp_path])
+    assert refused.code == 2 and f"{own} exists and differs" in refused.err and own.read_text() == "mine"
+    assert not (tmp_path / "digits").exists(), "nothing else is copied either"
+
+
+def test_an_unknown_one_is_named(ask_hpcdl: CommandLine, tmp_path: Path) -> None:
+    refused = ask_hpcdl(["examples", "my_modl.py", "--to", tmp_path])
+    assert refused.code == 2 and "did you mean 'my_model.py'" in refused.err

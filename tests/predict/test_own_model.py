@@ -33,7 +33,7 @@ def test_predictions_take_the_layers_from_the_record(session_hpcdl: CommandLine,
     assert sum(record["gradient_elements"]) == record["parameters"] and record["evaluated_on"] == ""
 
     def predicted() -> tuple[str, float]:
-        # On a slow network the exchange is most of a step: on a fast one the noise of eight steps hides what is unknown.
+        # On a slow network the exchange is most of a step; on a fast one the noise of eight steps hides the rest.
         told = session_hpcdl(["predict", run, "--nodes", "1,64", "--strategy", "ring", "--network", "1gbe", "--json"])
         assert told.code == 0, told.err
         far = told.json()["predictions"][-1]["step_seconds"]

@@ -2,7 +2,7 @@
 
 `checkpoints/step-0000001200/` holds `shared.npz` (what all ranks have in common, by rank 0), `rank-R.npz` (what is a
 rank's own) and `checkpoint.json`, which is written last and lists every file with its size and BLAKE2b digest. The
-folder has a temporary name until then. See docs/how-to/checkpoints.md.
+folder has a temporary name until then. See docs/reference/checkpoints.md.
 """
 
 from __future__ import annotations

@@ -62,7 +62,7 @@ TASKS: dict[str, tuple[Callable[[Path], None], str]] = {
 }
 """What stands ready for each page, and what its last command leaves."""
 QUICK = ("own-table", "batch-job", "paper-report", "install-for-all")
-STARTS_RANKS = ("own-table", "own-model", "own-script", "compare-strategies", "slow-node")
+STARTS_RANKS = ("own-table", "own-model", "own-script", "compare-strategies", "killed-and-resumed", "slow-node")
 
 
 @pytest.fixture

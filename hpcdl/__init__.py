@@ -13,7 +13,7 @@ from hpcdl.core.streams import open_closed
 
 open_closed()  # before anything else is opened, here or in a script; where nothing is closed it does nothing
 
-__version__ = "0.2.0"
+__version__ = "0.3.0"
 
 _MODULES = {
     "process.session": ("init", "shutdown", "is_initialized", "rank", "size", "local_rank", "local_size", "node_rank"),

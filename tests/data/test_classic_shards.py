@@ -12,7 +12,7 @@ from hpcdl.data.format.manifest import SCHEMA, read_manifest
 from tests.data.sharding import cifar_folder, contents, idx_folder, make, numbers, pixels
 
 WRITTEN = json.loads((Path(__file__).parent / "classic_shards.json").read_text())
-"""SHA-256 of every shard, by case; of files written by version 0.2.0 before samples could be named fields."""
+"""SHA-256 of every shard, by case; of files as version 0.2.0 wrote them before samples could be named fields, but for the version in them."""
 
 
 def npz(folder: Path) -> Path:
@@ -36,7 +36,7 @@ def test_shards_are_what_they_were(case: str, tmp_path: Path) -> None:
     manifest, _ = read_manifest(tmp_path / "out")
     assert manifest.schema == SCHEMA and "fields" not in (tmp_path / "out" / "manifest.json").read_text()
     found = {name: digest for name, digest in contents(tmp_path / "out").items() if name.endswith(".h5")}
-    if manifest.hpcdl_version == "0.2.0":  # it stands in every shard
+    if manifest.hpcdl_version == "0.3.0":  # it stands in every shard
         assert found == WRITTEN[case]
 
 
@@ -44,4 +44,4 @@ def test_the_version_of_the_digests_is_this_one() -> None:
     """With another version write `classic_shards.json` anew, from the commit before: the digests hold its number."""
     import hpcdl
 
-    assert hpcdl.__version__ == "0.2.0"
+    assert hpcdl.__version__ == "0.3.0"

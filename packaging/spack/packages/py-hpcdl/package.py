@@ -8,7 +8,7 @@ class PyHpcdl(PythonPackage):
 
     # A checkout is the source: `spack develop` names it, until a release is on a server.
     version("main")
-    version("0.2.0")
+    version("0.3.0")
 
     maintainers("hpcdl")
     license("Apache-2.0", checked_by="hpcdl")

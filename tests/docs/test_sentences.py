@@ -1,0 +1,45 @@
+"""README and how-tos are read without a stumble: short sentences, and the field's words."""
+
+from __future__ import annotations
+
+import re
+import statistics
+from pathlib import Path
+
+import pytest
+
+from tests.docs.pages import relative
+from tests.docs.sentences import PAGES, num_words, sentences
+
+LONGEST, LONGEST_MEAN = 35, 17
+LONGEST_README = 120
+_FOREIGN = re.compile(r"\b(told|tells|goes on|go on|belief|anew|likewise)\b", re.IGNORECASE)
+"""Words that this project once used in place of the field's: warned, says, continues, again."""
+
+
+@pytest.mark.parametrize("page", PAGES, ids=relative)
+def test_no_sentence_is_long(page: Path) -> None:
+    assert not [sentence for sentence in sentences(page) if num_words(sentence) > LONGEST]
+
+
+def test_sentences_are_short_on_the_mean() -> None:
+    lengths = [num_words(sentence) for page in PAGES for sentence in sentences(page)]
+    assert len(lengths) > 500 and statistics.fmean(lengths) <= LONGEST_MEAN
+
+
+@pytest.mark.parametrize("page", PAGES, ids=relative)
+def test_words_are_the_fields(page: Path) -> None:
+    assert not [sentence for sentence in sentences(page) if _FOREIGN.search(sentence)]
+
+
+def test_the_readme_is_a_page() -> None:
+    assert len(PAGES[0].read_text().splitlines()) <= LONGEST_README
+
+
+def test_code_tables_and_headings_are_no_sentences(tmp_path: Path) -> None:
+    page = tmp_path / "page.md"
+    page.write_text(
+        "# A heading of four words\n\nOne two `three four five` six. Seven eight\nnine [ten](x.md).\n\n"
+        "| a table | of words |\n\n    code of four words\n\n- item one here\n- item two here\n\n```\nmore code here\n```\n"
+    )
+    assert [num_words(sentence) for sentence in sentences(page)] == [4, 4, 3, 3]

@@ -12,7 +12,7 @@ from hpcdl.data.format.manifest import SCHEMA, read_manifest
 from tests.data.sharding import cifar_folder, contents, idx_folder, make, numbers, pixels
 
 WRITTEN = json.loads((Path(__file__).parent / "classic_shards.json").read_text())
-"""SHA-256 of every shard, by case; of files as version 0.2.0 wrote them before samples could be named fields, but for the version in them."""
+"""SHA-256 of every shard, by case: of files as version 0.2.0 wrote them, but for the version that stands in them."""
 
 
 def npz(folder: Path) -> Path:

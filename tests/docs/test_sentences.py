@@ -40,6 +40,7 @@ def test_code_tables_and_headings_are_no_sentences(tmp_path: Path) -> None:
     page = tmp_path / "page.md"
     page.write_text(
         "# A heading of four words\n\nOne two `three four five` six. Seven eight\nnine [ten](x.md).\n\n"
-        "| a table | of words |\n\n    code of four words\n\n- item one here\n- item two here\n\n```\nmore code here\n```\n"
+        "| a table | of words |\n\n    code of four words\n\n- item one here\n- item two here\n\n"
+        "```\nmore code here\n```\n"
     )
     assert [num_words(sentence) for sentence in sentences(page)] == [4, 4, 3, 3]

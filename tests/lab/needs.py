@@ -100,6 +100,7 @@ NEEDS = {
         programs=("python3.11", "g++", "make", "cmake", "mpicxx", "mpiexec"),
     ),
     "hdf5-tools": Need(packages="hdf5-tools", programs=("h5dump",)),
+    "latex": Need(packages="texlive-latex-base texlive-latex-recommended", programs=("pdflatex",)),
 }
 FIXTURES = {
     "lab_slurm": ("hosts", "slurm"),
@@ -108,6 +109,7 @@ FIXTURES = {
     "patient_lab": ("hosts", "slurm"),
     "site": ("lmod", "open-mpi", "python-venv"),
     "browser": ("chromium",),
+    "latex": ("latex",),
     "open_mpi_5": ("open-mpi-5",),
     "small_disk": ("mounts",),
 }

@@ -28,6 +28,7 @@ def test_a_study_becomes_all_files(ask_hpcdl: CommandLine, study: Path, tmp_path
         "report.md",
         "report.json",
         "scaling.csv",
+        "tables",
         "figures",
     }
     assert {path.suffix for path in (out / "figures").iterdir()} == {".svg", ".png", ".pdf"}

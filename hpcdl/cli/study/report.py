@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import math
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -47,6 +48,12 @@ Compare = Annotated[
 ]
 Anonymous = Annotated[bool, typer.Option("--anonymous", help="Leave out hosts, users and paths.")]
 Figures = Annotated[bool, typer.Option("--figures", help="Also write each figure as PNG and PDF.")]
+FigureWidth = Annotated[
+    str | None,
+    typer.Option(
+        "--figure-width", metavar="one|two|MM", help="With --figures: a paper's column, two columns, or millimetres."
+    ),
+]
 Link = Annotated[
     str | None,
     typer.Option(
@@ -73,6 +80,7 @@ def report(
     compare: Compare = "",
     anonymous: Anonymous = False,
     figures: Figures = False,
+    figure_width: FigureWidth = None,
     link: Link = None,
     as_json: JsonFlag = False,
 ) -> None:
@@ -92,8 +100,8 @@ def report(
     tunings, runs = _tunings(runs, anonymous, walks)
     if not runs and not tunings and not searches and imported is None:
         raise UsageError("no runs named; type hpcdl report RUN... or hpcdl report --import csv FILE")
-    if fail_on_regression is not None and (baseline is None or not 0 <= fail_on_regression < 100):
-        raise UsageError("--fail-on-regression takes a percentage from 0 to 100, and needs --baseline DIR")
+    _check_regression(fail_on_regression, baseline)
+    inches = _inches(figure_width, figures)
     folder = _folder(out, runs, chosen)
     with uncollected():
         gathered = _gather(runs, imported, anonymous, walks)
@@ -114,11 +122,35 @@ def report(
             outlooks=outlooks(gathered.runs, traced),
         )
         document = compose(analysis)
-        written = render(document, folder, chosen, paper_figures=figures, bar=progress("drawing", 1))
+        written = render(
+            document, folder, chosen, paper_figures=figures, figure_inches=inches, bar=progress("drawing", 1)
+        )
     if as_json:
         print_json(document.data)
     _tell(analysis, [path for path in written if path.parent == folder], say if as_json else put)
     _fail_on(analysis, fail_on_regression)
+
+
+_COLUMNS_MM = {"one": 89.0, "two": 183.0}
+"""Widths of a column, and of two, in the journals of Nature; those of IEEE and ACM are within 5 mm."""
+_LEAST_MM, _MOST_MM = 50.0, 400.0
+
+
+def _inches(width: str | None, figures: bool) -> float | None:
+    """The width of figures that are written as PNG and PDF; UsageError for what is not one."""
+    if width is None:
+        return None
+    if not figures:
+        raise UsageError("--figure-width is for PNG and PDF; add --figures")
+    try:
+        millimetres = _COLUMNS_MM.get(width) or float(width.removesuffix("mm"))
+    except ValueError:
+        millimetres = math.nan
+    if not _LEAST_MM <= millimetres <= _MOST_MM:
+        raise UsageError(
+            f"--figure-width is {width!r}; type one, two, or {_LEAST_MM:g} to {_MOST_MM:g} millimetres, such as 120"
+        )
+    return millimetres / 25.4
 
 
 def _folder(out: Path | None, runs: list[Path], formats: list[str]) -> Path:
@@ -138,6 +170,11 @@ def _tell(analysis: Analysis, pages: list[Path], tell: Callable[[str], None]) ->
         tell(f"report: {path.resolve()}")
     if analysis.runs:
         tell(accuracy_line(analysis))
+
+
+def _check_regression(percent: float | None, baseline: Path | None) -> None:
+    if percent is not None and (baseline is None or not 0 <= percent < 100):
+        raise UsageError("--fail-on-regression takes a percentage from 0 to 100, and needs --baseline DIR")
 
 
 def _fail_on(analysis: Analysis, percent: float | None) -> None:

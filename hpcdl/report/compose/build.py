@@ -25,7 +25,9 @@ from hpcdl.report.sections import SECTIONS
 SCHEMA = "hpcdl.report/1"
 _LATE = ("html", "terminal")
 PAGES = {"html": "report.html", "md": "report.md", "csv": "scaling.csv", "json": "report.json"}
-"""Form -> its file; figures come beside them."""
+"""Form -> its file; figures and tables come beside them."""
+_TABLES = (("csv", "csv"), ("latex", "tex"))
+"""Form and ending of the files in tables/."""
 
 
 def compose(analysis: Analysis) -> Document:
@@ -57,11 +59,13 @@ def render(
     formats: Sequence[str],
     *,
     paper_figures: bool = False,
+    figure_inches: float | None = None,
     bar: Progress | None = None,
 ) -> list[Path]:
     """Write the document into `folder` in each of `formats` (names in RENDERERS).
 
-    The page comes after the other files, because the drawings are in it; the terminal's is printed last.
+    `figure_inches` is the width of PNG and PDF. The page comes after the other files, because the drawings are in it;
+    the terminal's is printed last.
     Returns the files, in the order in which they were written.
     """
     check_place(folder, formats)
@@ -70,15 +74,23 @@ def render(
     kept = (("svg",) if "md" in formats else ()) + (("png", "pdf") if paper_figures else ())
     figures = document.figures() if kept or "html" in formats else []
     check_outputs(folder / "figures" / f"{item.name}.{form}" for item in figures for form in kept)
+    names = document.tables()
+    tables = [folder / "tables" / f"{name}.{end}" for form, end in _TABLES if form in formats for name in names]
+    check_outputs(tables)
     if figures or {*formats} != {"terminal"}:
         make_output_folder(folder)
+    if tables:
+        make_output_folder(folder / "tables")
     paths: list[Path] = []
     for name in ordered:
         paths += RENDERERS.load(name)(document, folder, {})
     drawings = _drawn(figures, bar or NullProgress())
     if kept and figures:
         make_output_folder(folder / "figures")
-        paths += [path for item in figures for path in save(item, drawings[item.name], folder / "figures", kept)]
+        width = {} if figure_inches is None else {"width_inches": figure_inches}
+        paths += [
+            path for item in figures for path in save(item, drawings[item.name], folder / "figures", kept, **width)
+        ]
     for name in late:
         paths += RENDERERS.load(name)(document, folder, drawings)
     return paths

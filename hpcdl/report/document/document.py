@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -149,3 +150,15 @@ class Document:
     def figures(self) -> list[Figure]:
         """Every figure, in order."""
         return [item for section in self.sections for item in section.items if isinstance(item, Figure)]
+
+    def tables(self) -> dict[str, Table]:
+        """Every table by a name for its file: that of its section, and its title in small letters and dashes."""
+        found: dict[str, Table] = {}
+        for section in self.sections:
+            for item in section.items:
+                if isinstance(item, Table):
+                    words = re.findall(r"[a-z0-9]+", item.title.lower())
+                    name = "-".join([section.name, *words])[:80].rstrip("-")
+                    again = sum(own == name or own.startswith(f"{name}--") for own in found)
+                    found[f"{name}--{again + 1}" if again else name] = item
+        return found

@@ -13,7 +13,10 @@ RENDERERS = Registry(
         "terminal": Entry(target="hpcdl.report.renderers.terminal:render", summary="Summary and tables, printed."),
         "html": Entry(target="hpcdl.report.renderers.html:render", summary="One self-contained page: report.html."),
         "md": Entry(target="hpcdl.report.renderers.markdown:render", summary="report.md for a wiki, with figures/."),
-        "csv": Entry(target="hpcdl.report.renderers.csv:render", summary="scaling.csv: one row for each point."),
+        "csv": Entry(target="hpcdl.report.renderers.csv:render", summary="scaling.csv, and each table in tables/."),
+        "latex": Entry(
+            target="hpcdl.report.renderers.latex:render", summary="Each table for a paper: tables/NAME.tex."
+        ),
         "json": Entry(target="hpcdl.report.renderers.json:render", summary="report.json: everything, for programs."),
     },
 )

@@ -1,31 +1,70 @@
-"""scaling.csv: one row for each point, in columns that report.json's rows have."""
+"""scaling.csv, one row for each point in columns that report.json's rows have; and each table of the report."""
 
 from __future__ import annotations
 
 import csv
 import io
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from hpcdl.core.files import write_output
 from hpcdl.report.analysis.scaling import COLUMNS, flat_row
 from hpcdl.report.document.cells import plain
-from hpcdl.report.document.document import Document
+from hpcdl.report.document.document import Bounds, Cell, Column, Document, Interval, Table
 
 _FORMULA = ("=", "+", "-", "@", "\t", "\r")
+_UNITS = {"seconds": "s", "bytes": "B"}
+"""Of columns whose cells are written without their unit; shares are from 0 to 1."""
 
 
 def render(document: Document, folder: Path, drawings: Mapping[str, str]) -> list[Path]:
-    """Write scaling.csv into `folder`; without points it has its header alone."""
-    text = io.StringIO()
-    writer = csv.DictWriter(text, COLUMNS, lineterminator="\n")
-    writer.writeheader()
-    for row in document.rows:
-        writer.writerow({name: neutral(value) for name, value in flat_row(row).items()})
+    """Write scaling.csv (without points its header alone) and tables/NAME.csv into `folder`."""
     path = folder / "scaling.csv"
-    write_output(path, text.getvalue())
-    return [path]
+    write_output(path, _text(COLUMNS, ([flat_row(row).get(name) for name in COLUMNS] for row in document.rows)))
+    paths = [path]
+    for name, table in document.tables().items():
+        path = folder / "tables" / f"{name}.csv"
+        write_output(path, _table(table))
+        paths.append(path)
+    return paths
+
+
+def _text(header: Sequence[str], rows: Iterable[Sequence[Any]]) -> str:
+    text = io.StringIO()
+    writer = csv.writer(text, lineterminator="\n")
+    writer.writerow([neutral(name) for name in header])
+    writer.writerows([neutral(value) for value in row] for row in rows)
+    return text.getvalue()
+
+
+def _table(table: Table) -> str:
+    """A column for each value, and further ones for half widths or ends of intervals where a table has them."""
+    header: list[str] = []
+    columns: list[list[Any]] = []
+    for place, column in enumerate(table.columns):
+        cells = [row[place] for row in table.rows]
+        for suffix, values in _parts(cells):
+            header.append(f"{_named(column)}{suffix}")
+            columns.append(values)
+    return _text(header, zip(*columns, strict=True))
+
+
+def _named(column: Column) -> str:
+    unit = _UNITS.get(column.kind)
+    return f"{column.name} ({unit})" if unit else column.name
+
+
+def _parts(cells: Sequence[Cell]) -> list[tuple[str, list[Any]]]:
+    parts: list[tuple[str, list[Any]]] = [
+        ("", [cell.value if isinstance(cell, Interval | Bounds) else cell for cell in cells])
+    ]
+    if any(isinstance(cell, Interval) for cell in cells):
+        parts.append((" ±", [cell.half if isinstance(cell, Interval) else None for cell in cells]))
+    if any(isinstance(cell, Bounds) for cell in cells):
+        parts.append((" low", [cell.low if isinstance(cell, Bounds) else None for cell in cells]))
+        parts.append((" high", [cell.high if isinstance(cell, Bounds) else None for cell in cells]))
+    return parts
 
 
 def neutral(value: Any) -> Any:

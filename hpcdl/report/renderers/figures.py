@@ -28,6 +28,8 @@ _SHORT_LABEL = 32
 _LONGEST_LABEL = 60
 _END_LABEL, _MOST_END_LABELS, _END_GAP = 18, 8, 0.065
 """Characters of a name at a curve's end, curves up to which they have one, and the gap in shares of the height."""
+_WIDTH, _NARROW = 5.8, 4.0
+"""Inches of a figure on a page, and those below which its letters are smaller."""
 _INK = "#123456"
 """Stands for the page's text colour: in SVG it becomes currentColor, so that a dark page gets light axes."""
 
@@ -60,8 +62,13 @@ def _written(canvas: Any) -> str:
     return buffer.getvalue()
 
 
-def save(figure: Figure, drawing: str, folder: Path, formats: Sequence[str]) -> list[Path]:
-    """Write the figure, whose SVG is `drawing`, as `folder/NAME.FORMAT` in each of `formats` (svg, png, pdf)."""
+def save(
+    figure: Figure, drawing: str, folder: Path, formats: Sequence[str], width_inches: float = _WIDTH
+) -> list[Path]:
+    """Write the figure, whose SVG is `drawing`, as `folder/NAME.FORMAT` in each of `formats` (svg, png, pdf).
+
+    PNG and PDF have the width; below 4 inches their letters are smaller, as a column of a paper needs them.
+    """
     paths = []
     for form in formats:
         path = folder / f"{figure.name}.{form}"
@@ -69,15 +76,15 @@ def save(figure: Figure, drawing: str, folder: Path, formats: Sequence[str]) -> 
             # Alone, outside a page, there are no colours to take.
             write_output(path, _PLACE.sub(r"\1", drawing.replace("currentColor", "#222222")))
         else:
-            with _style(), writing_output(path) as temporary:
+            with _style(width_inches), writing_output(path) as temporary:
                 metadata = {"CreationDate": None} if form == "pdf" else {"Software": None}
-                _draw(figure, "#222222").savefig(temporary, format=form, dpi=200, metadata=metadata)
+                _draw(figure, "#222222", width_inches).savefig(temporary, format=form, dpi=200, metadata=metadata)
         paths.append(path)
     return paths
 
 
 @contextmanager
-def _style() -> Iterator[None]:
+def _style(width_inches: float = _WIDTH) -> Iterator[None]:
     """The settings under which figures are drawn, and not an instant longer."""
     import matplotlib
 
@@ -86,7 +93,7 @@ def _style() -> Iterator[None]:
         "svg.hashsalt": "hpcdl",
         "pdf.fonttype": 42,
         "font.family": "sans-serif",
-        "font.size": 10,
+        "font.size": 10 * _letters(width_inches),
         "axes.spines.top": False,
         "axes.spines.right": False,
         "text.parse_math": False,
@@ -95,17 +102,25 @@ def _style() -> Iterator[None]:
         yield
 
 
-def _draw(figure: Figure, ink: str) -> Any:
+def _letters(width_inches: float) -> float:
+    """The size of letters against those of a page on a screen."""
+    return 0.75 if width_inches < _NARROW else 1.0
+
+
+def _draw(figure: Figure, ink: str, width_inches: float = _WIDTH) -> Any:
     from matplotlib.figure import Figure as Canvas
 
     figure = _with_short_labels(figure)
     stacked = any(series.style == "stack" for series in figure.series)
     coordinates = any(series.style == "coordinates" for series in figure.series)
     # A plot keeps its height however many lines its legend has; text stays readable on a phone's width.
-    columns = 2 if max(len(series.label) for series in figure.series) <= _SHORT_LABEL else 1
+    columns = 2 if max(len(series.label) for series in figure.series) <= _SHORT_LABEL * width_inches / _WIDTH else 1
     legend_rows = 0 if coordinates else math.ceil(len(figure.series) / columns)
-    height = 0.9 + 0.3 * len(figure.series[0].x) if stacked else 3.0
-    canvas = Canvas(figsize=(5.8, height + 0.22 * legend_rows), layout="constrained")
+    letters = _letters(width_inches)
+    height = (
+        letters * (0.9 + 0.3 * len(figure.series[0].x)) if stacked else max(2.0, 3.0 * min(1.0, width_inches / _WIDTH))
+    )
+    canvas = Canvas(figsize=(width_inches, height + 0.22 * letters * legend_rows), layout="constrained")
     axes = canvas.add_subplot()
     if stacked:
         _draw_stack(axes, figure)
@@ -126,14 +141,14 @@ def _draw(figure: Figure, ink: str) -> Any:
     if coordinates:
         return canvas
     canvas.legend(
-        handles, labels, frameon=False, fontsize=9, labelcolor=ink, loc="outside lower center", ncols=columns
+        handles, labels, frameon=False, fontsize=9 * letters, labelcolor=ink, loc="outside lower center", ncols=columns
     )  # fmt: skip
     if not stacked:
-        _label_ends(axes, figure)
+        _label_ends(axes, figure, 8 * letters)
     return canvas
 
 
-def _label_ends(axes: Any, figure: Figure) -> None:
+def _label_ends(axes: Any, figure: Figure, points: float) -> None:
     """The names of measured curves at their right ends, moved apart where they would overlap; the legend has all."""
     curves = [series for series in figure.series if series.style in ("measured", "line") and series.x]
     if not 1 < len(curves) <= _MOST_END_LABELS:
@@ -149,7 +164,7 @@ def _label_ends(axes: Any, figure: Figure) -> None:
     for (_, place), height in zip(ends, heights, strict=True):
         axes.annotate(
             names[place], xy=(1.0, height - drop), xycoords="axes fraction", xytext=(4, 0),
-            textcoords="offset points", color=_COLORS[curves[place].color % len(_COLORS)], fontsize=8, va="center",
+            textcoords="offset points", color=_COLORS[curves[place].color % len(_COLORS)], fontsize=points, va="center",
         )  # fmt: skip
 
 

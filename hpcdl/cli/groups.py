@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+import shlex
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 from typer.core import TyperCommand
 
 from hpcdl.config.tracing import STEPS, is_trace_spec
+from hpcdl.core.errors import UsageError
 
 FIRST = "First of all"
 MOST_USED = (
@@ -102,6 +104,40 @@ class GroupedCommand(TyperCommand):
             if records:
                 with formatter.section(title):
                     formatter.write_dl(records)
+
+
+class WordsBehindDashes(TyperCommand):
+    """A command that takes another one behind `--`, and refuses options behind that one's name without a `--`."""
+
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        """Parse. UsageError where an option follows the other command, and nothing says whose it is."""
+        options = [item for item in self.get_params(ctx) if hasattr(item, "is_flag")]
+        alone = {name: item.is_flag for item in options for name in (*item.opts, *item.secondary_opts)}
+        own, others, mixed = divided_by_owner(args, alone)
+        if mixed and not {"--", *ctx.help_option_names} & {*args}:
+            line = shlex.join([*ctx.command_path.split(), *own, "--", *others])
+            raise UsageError(f"options of `{others[0]}` stand behind --, those of {ctx.info_name} before it: {line}")
+        return super().parse_args(ctx, args)
+
+
+def divided_by_owner(words: Sequence[str], alone: Mapping[str, bool]) -> tuple[list[str], list[str], bool]:
+    """The options in `alone`, with their values; the other words; whether an option stands behind the first of those.
+
+    `alone` says of an option whether no value follows it.
+    """
+    own: list[str] = []
+    others: list[str] = []
+    mixed = False
+    waiting = list(words)
+    while waiting:
+        word = waiting.pop(0)
+        name, equals, _ = word.partition("=")
+        is_option = word.startswith("-") and len(word) > 1
+        mixed = mixed or (is_option and bool(others))
+        (own if name in alone or (is_option and not others) else others).append(word)
+        if name in alone and not equals and not alone[name] and waiting:
+            own.append(waiting.pop(0))
+    return own, others, mixed
 
 
 def _place(item: Any) -> int:

@@ -10,6 +10,7 @@ from typing import Annotated, Any
 import typer
 
 from hpcdl.cli.groups import ALIASES, completer, heading
+from hpcdl.cli.output import say
 from hpcdl.config.load import (
     Layer,
     ResolvedConfig,
@@ -59,6 +60,7 @@ _METAVARS = {
     "counts": "N,N",
     "shares": "N,N",
     "names": "NAME,NAME",
+    "words": "OPTION",
     "trace": "[SPEC]",
 }
 _WIDEST_CHOICES = 60
@@ -85,7 +87,7 @@ def takes_settings(cls: type) -> Callable[[Callable[..., Any]], Callable[..., An
         generated = [_parameter(item, titles[item.key]) for item in settings]
 
         def wrapper(**values: Any) -> Any:
-            flags = {item.key: _as_one(values.pop(item.name)) for item in settings}
+            flags = {item.key: _as_one(item, values.pop(item.name)) for item in settings}
             return command(flags=flags, **values)
 
         wrapper.__doc__ = command.__doc__
@@ -122,9 +124,11 @@ def _layers(
     return [*layers, set_layer(pairs or []), flag_layer(flags)]
 
 
-def _as_one(value: Any) -> Any:
-    """The value of a flag; one that was repeated as a list with commas."""
-    return ",".join(value) if isinstance(value, list) else value
+def _as_one(item: Setting, value: Any) -> Any:
+    """The value of a flag; one that was repeated as a list with commas, unless commas are part of its words."""
+    if isinstance(value, list):
+        return (value or None) if item.kind == "words" else ",".join(value)
+    return value
 
 
 def _parameter(item: Setting, title: str) -> inspect.Parameter:
@@ -136,7 +140,7 @@ def _parameter(item: Setting, title: str) -> inspect.Parameter:
         names = (f"--{item.key}", *ALIASES.get(item.key, ()))
         offered = completer(item.key, item.choices)
         option = typer.Option(*names, metavar=metavar, autocompletion=offered, **told)
-        kind = list[str] if item.kind == "names" else str
+        kind = list[str] if item.kind in ("names", "words") else str
         annotation = Annotated[kind | None, option]
     return inspect.Parameter(item.name, inspect.Parameter.KEYWORD_ONLY, default=None, annotation=annotation)
 
@@ -151,6 +155,23 @@ def _help(item: Setting) -> str:
 def _many(item: Setting) -> bool:
     """Whether the choices are too many for the line of the flag."""
     return len("|".join(item.choices)) > _WIDEST_CHOICES
+
+
+def settings_of_files(cls: type[Any], settings: ResolvedConfig[Any]) -> list[tuple[str, str, str]]:
+    """Key, value as typed, and file of each setting that a file gives and no flag."""
+    values = flatten(settings.config)
+    return [
+        (item.key, item.show(values[item.key]), settings.origins[item.key])
+        for item in all_settings(cls)
+        if settings.origins[item.key] not in ("default", "flag")
+    ]
+
+
+def say_settings_of_files(cls: type[Any], settings: ResolvedConfig[Any], keys: Sequence[str] = ()) -> None:
+    """Say what files give, of `keys` alone where there are some: a user who did not write them must see it."""
+    for key, value, origin in settings_of_files(cls, settings):
+        if not keys or key in keys:
+            say(f"--{key} {value}: {origin}")
 
 
 def settings_for_show(

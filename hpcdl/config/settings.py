@@ -61,7 +61,8 @@ def setting(
     """A dataclass field: `help` is one sentence, `kind` overrides the type's own. Those of a run say what `matters`.
 
     Kinds beside types: `bytes`, `amount` (bytes, or AUTO), `seconds`, `interval` (seconds, or AUTO), `count` (a whole
-    number, or AUTO), `size`, `trace`, and the lists `counts` (whole numbers from 1 on) and `names`.
+    number, or AUTO), `size`, `trace`, and the lists `counts` (whole numbers from 1 on), `names`, and `words`
+    (each as it is, commas included).
     """
     limits = {"at_least": at_least, "above": above, "at_most": at_most}
     metadata = {"help": help, "kind": kind, "limits": limits, "choices": tuple(choices), "matters": matters}
@@ -127,6 +128,7 @@ class Setting:
             "counts": lambda numbers: ",".join(map(str, numbers)),
             "shares": lambda shares: ",".join(map(str, shares)),
             "names": ",".join,
+            "words": " ".join,
         }
         return writers.get(self.kind, str)(value)
 
@@ -282,5 +284,6 @@ PARSERS: dict[str, Callable[[Any], Any]] = {
     "counts": _counts,
     "shares": _shares,
     "names": lambda value: tuple(_text(item) for item in _items(value)),
+    "words": lambda value: tuple(_text(item) for item in (value if isinstance(value, list | tuple) else [value])),
     "trace": lambda value: parse_trace(value if isinstance(value, bool) else _text(value)).text,
 }

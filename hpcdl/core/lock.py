@@ -108,9 +108,15 @@ def _take(descriptor: int, path: Path, kind: int = fcntl.LOCK_EX) -> None:
             raise _held(path, descriptor) from None
 
 
+def job_here() -> tuple[str, str]:
+    """The batch job that this process is of: the variable that says so, and its number; both empty outside any."""
+    name = next((name for name in _JOB_VARIABLES if name in os.environ), "")
+    return name, os.environ.get(name, "")
+
+
 def _record() -> dict[str, str | int]:
-    job = next((f"{name}={os.environ[name]}" for name in _JOB_VARIABLES if name in os.environ), "")
-    return {"host": socket.gethostname(), "pid": os.getpid(), "job": job}
+    name, number = job_here()
+    return {"host": socket.gethostname(), "pid": os.getpid(), "job": f"{name}={number}" if name else ""}
 
 
 def _read(descriptor: int) -> dict[str, object]:

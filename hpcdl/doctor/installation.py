@@ -11,6 +11,7 @@ from pathlib import Path
 
 from hpcdl.config.load import Layer, load, site_rules, standard_layers
 from hpcdl.config.schema import TrainConfig
+from hpcdl.config.submit import load_submit
 from hpcdl.core.backend import other_backend
 from hpcdl.core.errors import CorruptError, UsageError
 from hpcdl.core.files import read_json, read_toml
@@ -114,6 +115,7 @@ def _readable() -> list[Finding]:
     try:
         site_rules()
         load(TrainConfig, [Layer(origin="doctor", values=_NEEDED), *standard_layers("train")])
+        load_submit({})
     except UsageError as error:
         remedy = "correct the file that the message names"
         found += [failure(line, remedy) for line in str(error).splitlines()]

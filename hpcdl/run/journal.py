@@ -17,6 +17,7 @@ from hpcdl.comm.clocks import clock_identity
 from hpcdl.core.disk import cut, open_to_append
 from hpcdl.core.errors import CorruptError
 from hpcdl.core.files import MOST_JSON_BYTES, open_regular, without_infinities
+from hpcdl.core.lock import job_here
 from hpcdl.core.records import event_of
 from hpcdl.core.units import format_seconds
 from hpcdl.core.wall import NOTICED_S, WALL
@@ -116,6 +117,8 @@ class FileJournal:
 
 def _line(kind: str, **values: Any) -> bytes:
     times = {"at": round(WALL.now_s(), 3), "monotonic_s": round(time.monotonic(), 3), "clock": _own_clock()}
+    if kind == "start":
+        values["job"] = job_here()[1]  # several jobs may go on with one run: `hpcdl jobs` tells them apart by it
     event = without_infinities({"kind": kind, **times, **values})
     return (json.dumps(event, allow_nan=False) + "\n").encode()
 

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from hpcdl.cluster.batch.script import batch_launcher
 from hpcdl.cluster.batch.submission import Wanted, submit_job
-from hpcdl.cluster.batch.systems import find_system
+from hpcdl.cluster.batch.systems import NodeWishes, find_system
 from hpcdl.cluster.launchers import load_launcher
 from hpcdl.config.study import Study, study_tables
 from hpcdl.core.disk import make_folder
@@ -53,6 +53,7 @@ class JobLimits:
     time_s: float
     partition: str = ""
     account: str = ""
+    nodes_wanted: NodeWishes = NodeWishes()
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -138,6 +139,7 @@ def _submit(folder: Path, study: Study, plan: StudyRuns, nodes: int, limits: Job
         time_s=limits.time_s,
         partition=limits.partition,
         account=limits.account,
+        nodes_wanted=limits.nodes_wanted,
         name=f"{study.name}-{nodes}n",
         folder=folder / "jobs" / own.name,
         until_done=system == "slurm",

@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import dataclasses
+import json
 import os
+import re
 import shlex
 import subprocess
 from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import given, settings
@@ -95,7 +98,7 @@ def test_pbs_has_its_own_directives() -> None:
         render(request(launcher="pbs", account="x; rm"), {})
 
 
-WISHES = NodeWishes(cpus_per_task=4, exclusive=True, mem="8G", options=("--nice=3", "-l ngpus=1"))
+WISHES = NodeWishes(cpus_per_task=4, exclusive=True, mem="8G", options=("--nice=3", "-W group_list=x"))
 
 
 def test_nodes_are_asked_for_in_each_systems_words() -> None:
@@ -103,9 +106,34 @@ def test_nodes_are_asked_for_in_each_systems_words() -> None:
     for option in ("--cpus-per-task=4", "--exclusive", "--mem=8G", "--qos=long", "--gres=gpu:2", "--exclude=n1,n2"):
         assert f"#SBATCH {option}\n" in slurm
     assert "#SBATCH --nice=3\n" in slurm
-    pbs = render(request(launcher="pbs", nodes_wanted=WISHES), {})
-    assert "#PBS -l select=2:ncpus=12:mpiprocs=3:mem=8G\n#PBS -l walltime" in pbs
-    assert "#PBS -l place=scatter:excl\n" in pbs and "#PBS -l ngpus=1\n" in pbs
+    of_pbs = dataclasses.replace(WISHES, gres="ngpus=4", constraint="cpu_type=rome")
+    options = read_pbs(render(request(launcher="pbs", nodes_wanted=of_pbs), {}))
+    assert options["-l"]["select"] == (
+        2, {"ncpus": "12", "mpiprocs": "3", "mem": "8G", "ngpus": "4", "cpu_type": "rome"}
+    )  # fmt: skip
+    assert options["-l"]["place"] == "scatter:excl" and options["-W"] == "group_list=x"
+    assert read_pbs(render(request(launcher="pbs"), {}))["-l"]["place"] == "scatter"
+
+
+def read_pbs(script: str) -> dict[str, Any]:
+    """The directives of a PBS script as qsub reads them: `-l` by resource, the select as number and one chunk."""
+    found: dict[str, Any] = {"-l": {}}
+    for line in script.splitlines():
+        if not line.startswith("#PBS "):
+            continue
+        name, _, value = line.removeprefix("#PBS ").partition(" ")
+        assert re.fullmatch(r"-[a-zA-Z]|--\w+(=\S+)?", name), line
+        if name != "-l":
+            assert name not in found, f"{name} is said twice"
+            found[name] = value
+            continue
+        resource, equals, wanted = value.partition("=")
+        assert equals and resource not in found["-l"], line
+        if resource == "select":
+            number, *parts = wanted.split(":")
+            wanted = (int(number), dict(part.split("=") for part in parts))
+        found["-l"][resource] = wanted
+    return found
 
 
 @pytest.mark.parametrize(
@@ -114,6 +142,15 @@ def test_nodes_are_asked_for_in_each_systems_words() -> None:
         ("slurm", NodeWishes(options=("nice",)), "--batch-option 'nice'"),
         ("slurm", NodeWishes(options=("--nice\n#SBATCH --exclusive",)), "--batch-option"),
         ("slurm", NodeWishes(qos="a\nb"), "line break"),
+        ("slurm", NodeWishes(options=("--time=2h",)), "type --time"),
+        ("slurm", NodeWishes(options=("--part normal",)), "type --partition"),
+        ("slurm", NodeWishes(options=("-pnormal",)), "type --partition"),
+        ("slurm", NodeWishes(options=("--signal=USR2",)), "submit sets it itself"),
+        ("slurm", NodeWishes(options=("--array=1-4",)), "sweep STUDY.toml --jobs"),
+        ("pbs", NodeWishes(options=("-l mem=8gb,walltime=10",)), "type --time"),
+        ("pbs", NodeWishes(options=("-lselect=2",)), "type --nodes"),
+        ("pbs", NodeWishes(options=("-J 1-4",)), "sweep STUDY.toml --jobs"),
+        ("pbs", NodeWishes(gres="gpu:4"), "such as ngpus=4"),
         ("pbs", NodeWishes(qos="long"), "--qos is Slurm's"),
         ("pbs", NodeWishes(mem="8 G:x"), "--mem '8 G:x'"),
     ],
@@ -132,6 +169,47 @@ def test_ranks_get_all_cpus_of_the_smallest_node(ask_hpcdl: CommandLine, tmp_pat
         made = ask_hpcdl(["submit", "--dry-run", *flags, "--", *TRAIN], env=env)
         assert f"#SBATCH --cpus-per-task={cpus}\n" in made.out, made.err
     assert "--cpus-per-task" not in ask_hpcdl(["submit", "--dry-run", "--", "report", "runs"], env=env).out
+
+
+SITE = """[submit]
+partition = "normal"
+account = "TG-1"
+exclusive = true
+time = "2h"
+batch-option = ["--licenses=a,b"]
+"""
+
+
+def test_a_site_has_defaults_that_flags_overrule(ask_hpcdl: CommandLine, tmp_path: Path) -> None:
+    (tmp_path / "site.toml").write_text(SITE)
+    env = {"HPCDL_SITE_CONFIG": str(tmp_path / "site.toml"), "HPCDL_LAUNCHER": "slurm"}
+    made = ask_hpcdl(["submit", "--dry-run", "--", *TRAIN], env=env)
+    for option in ("--partition=normal", "--account=TG-1", "--exclusive", "--time=120", "--licenses=a,b"):
+        assert f"#SBATCH {option}\n" in made.out, made.out
+    assert f"--partition normal: site ({tmp_path}/site.toml)" in made.err.splitlines()
+    flags = ["--partition", "big", "--no-exclusive", "--batch-option=--nice=3", "--batch-option=--comment=a"]
+    made = ask_hpcdl(["submit", "--dry-run", *flags, "--", *TRAIN], env=env)
+    assert "--partition=big\n" in made.out and "--partition" not in made.err and "--exclusive" not in made.out
+    assert "#SBATCH --licenses=a,b\n#SBATCH --nice=3\n#SBATCH --comment=a\n" in made.out
+    told = ask_hpcdl(["submit", "--dry-run", "--json", "--", *TRAIN], env=env).json()["defaults"]
+    assert {"key": "account", "value": "TG-1", "origin": f"site ({tmp_path}/site.toml)"} in told
+    (tmp_path / "site.toml").write_text('[submit]\nqeue = "normal"\nnodes = 0\n')
+    refused = ask_hpcdl(["submit", "--dry-run", "--", *TRAIN], env=env)
+    assert refused.code == 2 and "'qeue'" in refused.err and "nodes: 0 is out of range" in refused.err
+
+
+@pytest.mark.parametrize(
+    ("line", "advised"),
+    [
+        (["train", "--model", "lenet", "--nodes", "2"], "submit --nodes 2 -- train --model lenet"),
+        (["--nodes=2", "report", "runs", "--dry-run"], "submit --nodes=2 --dry-run -- report runs"),
+    ],
+)
+def test_who_forgets_the_dashes_is_shown_where_they_belong(
+    ask_hpcdl: CommandLine, line: list[str], advised: str
+) -> None:
+    refused = ask_hpcdl(["submit", *line])
+    assert refused.code == 2 and refused.err.endswith(f"before it: hpcdl {advised}\n"), refused.err
 
 
 @pytest.mark.parametrize(
@@ -199,7 +277,8 @@ def test_what_does_not_fit_is_refused(wanted: Wanted, said: str) -> None:
 def test_submit_jobs_and_cancel_with_a_played_slurm(ask_hpcdl: CommandLine, tmp_path: Path) -> None:
     tools = tmp_path / "bin"
     program(tools, "sbatch", f'cp "${{@: -1}}" {tmp_path}/taken.sh; echo "4711;cluster"')
-    program(tools, "squeue", "echo RUNNING")
+    program(tools, "squeue", f"cat {tmp_path}/state")
+    (tmp_path / "state").write_text("RUNNING None\n")
     program(tools, "scancel", f"echo $* > {tmp_path}/cancelled")
     env = {"PATH": f"{tools}:{os.environ['PATH']}"}
     line = ["submit", "--nodes", "2", "--", *TRAIN, "--run-dir", "my run"]
@@ -223,10 +302,68 @@ def test_submit_jobs_and_cancel_with_a_played_slurm(ask_hpcdl: CommandLine, tmp_
     assert "12.5 samples/s" in ask_hpcdl(["jobs", "4711"], env=env).out
     view = ask_hpcdl(["jobs", "4711", "--json"], env=env).json()["jobs"][0]
     assert (view["step"], view["loss"], view["images_per_second"]) == (9, 0.5, 12.5)
-    assert ask_hpcdl(["cancel", "4711"], env=env).code == 0
+    (tmp_path / "state").write_text("PENDING QOSMaxNodePerUserLimit\n")
+    assert "pending: QOSMaxNodePerUserLimit" in ask_hpcdl(["jobs"], env=env).out
+    (tmp_path / "state").write_text("TIMEOUT TimeLimit\n")
+    ended = ask_hpcdl(["cancel", "4711"], env=env)
+    assert (ended.code, ended.out) == (0, "job 4711 had ended before: timeout\n") and not (
+        tmp_path / "cancelled"
+    ).exists()
+    (tmp_path / "state").write_text("RUNNING None\n")
+    assert ask_hpcdl(["cancel", "4711"], env=env).out == "cancelled job 4711\n"
     assert (tmp_path / "cancelled").read_text() == "4711\n" and (ask_hpcdl.home / "my run.job" / "cancelled").exists()
     unknown = ask_hpcdl(["cancel", "1"], env=env)
     assert unknown.code == 2 and "4711" in unknown.err
+
+
+def test_a_job_shows_its_own_progress(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    program(tmp_path / "bin", "squeue", "echo COMPLETED None")
+    monkeypatch.setenv("PATH", str(tmp_path / "bin"), prepend=os.pathsep)
+    run = tmp_path / "run"
+    run.mkdir()
+    first, second = (
+        jobs.Job(
+            number=number, system="slurm", name="n", folder=str(tmp_path), command=("train",), nodes=1, ranks=1,
+            run_dir=str(run), submitted_at=at,
+        )
+        for number, at in (("1", 100.0), ("2", 200.0))
+    )  # fmt: skip
+    record = {"schema": "hpcdl.run/1", "status": "finished", "environment": {"SLURM_JOB_ID": "2"}}
+    (run / "record.json").write_text(json.dumps(record))
+    early = [{"kind": "start", "steps": 44, "at": 110.0, "job": "1"}, {"kind": "step", "step": 3}]
+    late = [{"kind": "start", "steps": 44, "at": 210.0, "job": "2"}, {"kind": "epoch", "step": 44}]
+    (run / "metrics.jsonl").write_text("".join(json.dumps(event) + "\n" for event in early + late))
+    assert [(view.step, view.run_state) for view in map(jobs.look, (first, second))] == [(3, ""), (44, "finished")]
+    for event in early + late:
+        event.pop("job", None)
+    (run / "metrics.jsonl").write_text("".join(json.dumps(event) + "\n" for event in early + late))
+    assert jobs.look(second).step == 44
+
+
+PENDING_PBS = """Job Id: 7.pbs
+    job_state = Q
+    comment = Not Running: Insufficient amount of resource: ncpus (R: 64 A: 12
+\t T: 128)
+    Variable_List = A=b
+"""
+
+
+@pytest.mark.parametrize(
+    ("answer", "state", "reason"),
+    [
+        (PENDING_PBS, "pending", "Not Running: Insufficient amount of resource: ncpus (R: 64 A: 12 T: 128)"),
+        ("    job_state = R\n    comment = Job run at Mon\n", "running", ""),
+        ("    job_state = F\n", "completed", ""),
+    ],
+)
+def test_pbs_says_why_a_job_waits(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, answer: str, state: str, reason: str
+) -> None:
+    (tmp_path / "answer").write_text(answer)
+    program(tmp_path / "bin", "qstat", f"cat {tmp_path}/answer")
+    monkeypatch.setenv("PATH", str(tmp_path / "bin"), prepend=os.pathsep)
+    found = find_system("pbs").look("7.pbs")
+    assert (found.state, found.reason) == (state, reason)
 
 
 def test_a_batch_system_that_says_no(ask_hpcdl: CommandLine, tmp_path: Path) -> None:

@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 
+from hpcdl.cluster.batch.systems import NodeWishes
 from hpcdl.config.study import load_study, study_tables
 from hpcdl.core.errors import HpcdlError, StoppedEarly, UsageError
 from hpcdl.core.files import write_toml
@@ -21,7 +22,7 @@ from hpcdl.study.sweep import Sweep
 from tests.conftest import ROOT, patience
 from tests.study.studies import behave, small_study, sweep, told
 
-LIMITS = JobLimits(time_s=1800.0, partition="normal")
+LIMITS = JobLimits(time_s=1800.0, partition="normal", nodes_wanted=NodeWishes(qos="long"))
 
 
 class Queue:
@@ -76,7 +77,12 @@ def test_one_job_for_each_number_of_nodes(queue: Queue, tmp_path: Path) -> None:
     assert [(part.nodes, part.runs, part.job) for part in parts] == [(1, 6, "101"), (2, 4, "102"), (3, 2, "103")]
     for part, script in zip(parts, queue.scripts, strict=True):
         assert f"#SBATCH --nodes={part.nodes}\n#SBATCH --ntasks-per-node=2" in script
-        assert "--partition=normal" in script and "--time=30" in script and "until_done=yes" in script
+        assert (
+            "--partition=normal" in script
+            and "--qos=long" in script
+            and "--time=30" in script
+            and "until_done=yes" in script
+        )
         assert f"sweep {tmp_path}/out/study.toml --only-nodes {part.nodes} --out {part.folder} --resume" in script
 
 

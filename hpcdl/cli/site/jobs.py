@@ -86,8 +86,8 @@ def cancel(number: Annotated[str, typer.Argument(metavar="JOB", help="Number of 
     from hpcdl.cluster.batch import jobs as submitted
 
     job = submitted.find_job(number)
-    submitted.cancel(job)
-    put(f"cancelled job {job.number}")
+    ended = submitted.cancel(job)
+    put(f"job {job.number} had ended before: {ended}" if ended else f"cancelled job {job.number}")
     if job.run_dir:
         say(f"next, to continue: hpcdl submit ... -- train --run-dir {quoted(Path(job.run_dir))} --resume ...")
 
@@ -97,4 +97,5 @@ def _row(view: JobView) -> tuple[str, ...]:
     speed = "" if view.images_per_second is None else format_rate(view.images_per_second, view.counted)
     loss = "" if view.loss is None else f"{view.loss:.4f}"
     tail = view.log_tail if len(view.log_tail) <= 70 else view.log_tail[:67] + "..."
-    return view.job.number, view.job.name, view.state, view.run_state, str(view.job.nodes), step, speed, loss, tail
+    state = f"{view.state}: {view.reason}" if view.reason else view.state
+    return view.job.number, view.job.name, state, view.run_state, str(view.job.nodes), step, speed, loss, tail

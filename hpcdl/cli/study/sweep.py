@@ -10,13 +10,13 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from hpcdl.cli.options import JsonFlag, MachineFlag, NetworkFlag, SetFlag, takes_settings
+from hpcdl.cli.options import JsonFlag, MachineFlag, NetworkFlag, SetFlag, say_settings_of_files, takes_settings
 from hpcdl.cli.output import print_json, print_table, put, say
 from hpcdl.config.study import Study, StudyConfig, load_study
 from hpcdl.core.errors import HpcdlError, UsageError
 from hpcdl.core.paths import typed
 from hpcdl.core.progress import progress
-from hpcdl.core.units import format_seconds, format_seconds_interval, parse_seconds
+from hpcdl.core.units import format_seconds, format_seconds_interval
 
 if TYPE_CHECKING:
     from hpcdl.predict.forecast import Range
@@ -50,9 +50,9 @@ Earlier = Annotated[
     typer.Option("--evidence", metavar="RUN", help="With --predict: earlier runs; may be repeated. [the study's own]"),
 ]
 Jobs = Annotated[bool, typer.Option("--jobs", help="Submit a batch job for each number of nodes, and return.")]
-Time = Annotated[str, typer.Option("--time", metavar="TIME", help="With --jobs: the time limit of each.")]
-Partition = Annotated[str, typer.Option("--partition", metavar="NAME", help="With --jobs: partition or queue.")]
-Account = Annotated[str, typer.Option("--account", metavar="NAME", help="With --jobs: account that pays.")]
+Time = Annotated[str | None, typer.Option("--time", metavar="TIME", help="With --jobs: the time limit of each. [1h]")]
+Partition = Annotated[str | None, typer.Option("--partition", metavar="NAME", help="With --jobs: partition or queue.")]
+Account = Annotated[str | None, typer.Option("--account", metavar="NAME", help="With --jobs: account that pays.")]
 OnlyNodes = Annotated[
     int | None, typer.Option("--only-nodes", min=1, metavar="N", help="Only the points that need N nodes.")
 ]
@@ -76,9 +76,9 @@ def sweep(
     machine: MachineFlag = None,
     resume: Resume = False,
     jobs: Jobs = False,
-    time: Time = "1h",
-    partition: Partition = "",
-    account: Account = "",
+    time: Time = None,
+    partition: Partition = None,
+    account: Account = None,
     only_nodes: OnlyNodes = None,
     out: Out = None,
     axis: Axis = None,
@@ -133,14 +133,22 @@ def _run(folder: Path, study: Study, plan: StudyRuns, state: StudyState, json: b
     raise_for(state, folder)
 
 
-def _submit(folder: Path, study: Study, plan: StudyRuns, given: dict[str, str], resume: bool, json: bool) -> None:
+def _submit(
+    folder: Path, study: Study, plan: StudyRuns, given: dict[str, str | None], resume: bool, json: bool
+) -> None:
+    from hpcdl.cluster.batch.submission import wishes_of
+    from hpcdl.config.submit import BATCH_KEYS, SubmitConfig, load_submit
     from hpcdl.study.jobs import JobLimits, submit_parts
 
-    try:
-        time_s = parse_seconds(given["time"])
-    except ValueError as error:
-        raise UsageError(f"--time: {error}") from None
-    limits = JobLimits(time_s=time_s, partition=given["partition"], account=given["account"])
+    settings = load_submit(given)
+    say_settings_of_files(SubmitConfig, settings, BATCH_KEYS)
+    asked = settings.config
+    limits = JobLimits(
+        time_s=asked.job.time,
+        partition=asked.batch.partition,
+        account=asked.batch.account,
+        nodes_wanted=wishes_of(asked.batch),
+    )
     for line in (*plan.told, *plan.left_out):
         say(line)
     parts = submit_parts(folder, study, plan, limits, resume=resume)

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from hpcdl.cluster.batch.script import CANCELLED
-from hpcdl.cluster.batch.systems import call, find_system
+from hpcdl.cluster.batch.systems import ENDED, InQueue, call, find_system
 from hpcdl.core.disk import touch
 from hpcdl.core.errors import CorruptError, HpcdlError, UsageError
 from hpcdl.core.files import MOST_JSON_BYTES, open_regular, read_json, write_json
@@ -38,7 +38,7 @@ class JobView:
     """A job as it stands: the batch system's state, the run's last step, and the end of the log.
 
     `counted` is what `images_per_second` counts. `run_state` is what has become of its run, empty before it has a
-    record (core/run_state.py).
+    record (core/run_state.py). `reason`: why it waits, in the batch system's own words.
     """
 
     job: Job
@@ -50,6 +50,7 @@ class JobView:
     loss: float | None = None
     log_tail: str = ""
     run_state: str = ""
+    reason: str = ""
 
 
 def folder() -> Path:
@@ -85,40 +86,68 @@ def find_job(number: str) -> Job:
 def look(job: Job) -> JobView:
     """State, progress and log end of `job`."""
     try:
-        state = find_system(job.system).state(job.number)
+        queued = find_system(job.system).look(job.number)
     except HpcdlError:
-        state = "unknown"
+        queued = InQueue(state="unknown")
     run_dir = Path(job.run_dir) if job.run_dir else None
-    events = _last_events(run_dir) if run_dir else {}
+    events = _last_events(run_dir, job) if run_dir else {}
     # Step events come twice a second at most: a run's last steps are told by the end of its epoch alone.
     newest, start = events.get("newest", {}), events.get("start", {})
     return JobView(
         job=job,
-        state=state,
+        state=queued.state,
+        reason=queued.reason,
         step=newest.get("step"),
         steps=start.get("steps"),
         images_per_second=events.get("step", {}).get("images_per_second"),
         counted=start.get("counted", IMAGES),
         loss=newest.get("loss"),
         log_tail=_log_tail(job),
-        run_state=state_of(run_dir) if run_dir and (run_dir / FILE_NAME).exists() else "",
+        run_state=state_of(run_dir) if run_dir and _has_record(run_dir, job) else "",
     )
 
 
-def cancel(job: Job) -> None:
-    """Ask the batch system to end `job`; it does not requeue itself any more."""
+def cancel(job: Job) -> str:
+    """Ask the batch system to end `job`; it does not requeue itself any more. The state of one that had ended."""
+    system = find_system(job.system)
+    with contextlib.suppress(HpcdlError):
+        if (state := system.state(job.number)) in ENDED:
+            return state
     with contextlib.suppress(OSError):
         touch(Path(job.folder) / CANCELLED)
-    call(find_system(job.system).cancel(job.number))
+    call(system.cancel(job.number))
+    return ""
 
 
-def _last_events(run_dir: Path) -> dict[str, Any]:
-    """The last event of each kind in a run's journal, and the `newest` that tells a step; without one, nothing."""
+def _has_record(run_dir: Path, job: Job) -> bool:
+    """Whether the record in `run_dir` is of `job`, not of another one that has gone on with the run."""
+    with contextlib.suppress(CorruptError, OSError, AttributeError):
+        variables = read_json(run_dir / FILE_NAME).get("environment", {})
+        return bool(_is_number(job, variables.get(find_system(job.system).job_variable, "")))
+    return False
+
+
+def _is_number(job: Job, number: object) -> bool:
+    """Whether `number` is the job's, with or without the name of its server."""
+    return str(number).partition(".")[0] == job.number.partition(".")[0]
+
+
+def _last_events(run_dir: Path, job: Job) -> dict[str, Any]:
+    """The last event of each kind that `job` has left in a run's journal, and the `newest` that tells a step.
+
+    A start names its job; what older versions wrote does not, and counts for who was submitted before it.
+    """
     found: dict[str, Any] = {}
+    own = False
     with contextlib.suppress(OSError), open_regular(run_dir / "metrics.jsonl") as file:
         while (line := file.readline(MOST_JSON_BYTES)).endswith(b"\n"):
             with contextlib.suppress(ValueError, TypeError, KeyError):
                 event = event_of(line)
+                if event["kind"] == "start":
+                    later = event.get("at", job.submitted_at) >= job.submitted_at
+                    own = _is_number(job, event["job"]) if "job" in event else later
+                if not own:
+                    continue
                 found[event["kind"]] = event
                 if event["kind"] in ("step", "epoch"):
                     found["newest"] = event

@@ -13,6 +13,7 @@ from hpcdl.cluster.batch import jobs
 from hpcdl.cluster.batch.script import batch_launcher, render, submit
 from hpcdl.cluster.batch.systems import SYSTEMS, JobRequest, NodeWishes
 from hpcdl.cluster.launchers import load_launcher
+from hpcdl.config.submit import BatchConfig, SubmitConfig
 from hpcdl.core.errors import UsageError
 from hpcdl.core.files import read_toml
 
@@ -43,6 +44,24 @@ class Wanted:
     stage_env: bool = False
     folder: Path | None = None
     nodes_wanted: NodeWishes = NodeWishes()
+
+
+def wanted_by(config: SubmitConfig, command: Sequence[str], *, name: str = "") -> Wanted:
+    """What the settings of `submit` ask for."""
+    job, batch = config.job, config.batch
+    return Wanted(
+        command=command, nodes=job.nodes, ranks_per_node=job.ranks_per_node, time_s=job.time, warning_s=job.warning,
+        partition=batch.partition, account=batch.account, name=name, until_done=job.until_done,
+        max_requeues=job.max_requeues, stage_env=job.stage_env, nodes_wanted=wishes_of(batch),
+    )  # fmt: skip
+
+
+def wishes_of(batch: BatchConfig) -> NodeWishes:
+    """What a job asks of its nodes."""
+    return NodeWishes(
+        cpus_per_task=batch.cpus_per_task, exclusive=batch.exclusive, mem=batch.mem, qos=batch.qos,
+        constraint=batch.constraint, gres=batch.gres, exclude=batch.exclude, options=tuple(batch.batch_option),
+    )  # fmt: skip
 
 
 def plan_job(wanted: Wanted, now: float | None = None) -> tuple[JobRequest, Path | None]:

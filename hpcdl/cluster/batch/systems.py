@@ -59,6 +59,23 @@ class JobRequest:
 
 
 @dataclass(frozen=True, kw_only=True)
+class InQueue:
+    """A job as the batch system has it: its state in one word, and why it waits, in the system's own words."""
+
+    state: str
+    reason: str = ""
+
+
+WAITING = ("pending", "held", "configuring", "suspended", "requeued", "requeue_hold")
+"""States for which a reason is told."""
+ENDED = (
+    "completed", "failed", "cancelled", "timeout", "node_fail", "preempted", "boot_fail", "deadline", "out_of_memory",
+    "revoked",
+)  # fmt: skip
+"""States of a job that does nothing more."""
+
+
+@dataclass(frozen=True, kw_only=True)
 class System:
     """A batch system: its commands, and how its script begins."""
 
@@ -66,7 +83,7 @@ class System:
     submit: Sequence[str]
     number: re.Pattern[str]
     directives: Callable[[JobRequest], list[str]]
-    state: Callable[[str], str]
+    look: Callable[[str], InQueue]
     cancel: Callable[[str], Sequence[str]]
     job_variable: str
     """What a job's processes find their job's number in."""
@@ -74,6 +91,10 @@ class System:
     """Whether no other user's job can be on the nodes of a running job."""
     cpus_of_node: Callable[[str], int | None]
     """CPUs of the smallest node of a partition, or of the default one; None where it does not say."""
+
+    def state(self, number: str) -> str:
+        """The job's state in one word, `unknown` where the system does not know the job."""
+        return self.look(number).state
 
 
 def call(line: Sequence[str]) -> str:
@@ -108,19 +129,52 @@ def _slurm_directives(request: JobRequest) -> list[str]:
     options += [f"--cpus-per-task={wanted.cpus_per_task}"] if wanted.cpus_per_task else []
     options += ["--exclusive"] if wanted.exclusive else []
     options += [f"--{name}={_quoted(value)}" for name in _SLURM_WISHES if (value := getattr(wanted, name))]
-    return [f"#SBATCH {option}" for option in (*options, *map(_handed_through, wanted.options))]
+    handed = [_handed_through(option, _SLURM_OWN) for option in wanted.options]
+    return [f"#SBATCH {option}" for option in (*options, *handed)]
 
 
 _SLURM_WISHES = ("mem", "qos", "constraint", "gres", "exclude")
+_OWN = "submit sets it itself; leave it out"
+_ARRAY = (
+    "each job of an array would write the same run directory; `hpcdl sweep STUDY.toml --jobs` submits a job for each "
+    "number of nodes"
+)
+_SLURM_OWN = {
+    **{f"--{name}": f"type --{name}" for name in (*_SLURM_WISHES, "nodes", "time", "partition", "account")},
+    "--cpus-per-task": "type --cpus-per-task", "--exclusive": "type --exclusive",
+    "-N": "type --nodes", "-t": "type --time", "-p": "type --partition", "-A": "type --account",
+    "-c": "type --cpus-per-task", "-q": "type --qos", "-C": "type --constraint", "-x": "type --exclude",
+    "-J": "type --name", "--job-name": "type --name", "--ntasks-per-node": "type --ranks-per-node",
+    "--requeue": "type --until-done", "--no-requeue": "type --until-done", "-n": _OWN, "--ntasks": _OWN,
+    "-o": _OWN, "--output": _OWN, "--signal": _OWN, "--open-mode": _OWN, "-a": _ARRAY, "--array": _ARRAY,
+}  # fmt: skip
+"""What says the same as a flag here, by option of sbatch: behind the flag's it would overrule it without a word."""
+_PBS_OWN = {
+    "-N": "type --name", "-q": "type --partition", "-A": "type --account", "-l walltime": "type --time",
+    "-l select": "type --nodes, --ranks-per-node, --cpus-per-task, --mem or --gres", "-l nodes": "type --nodes",
+    "-l place": "type --exclusive", "-j": _OWN, "-r": _OWN, "-J": _ARRAY,
+}  # fmt: skip
 
 
-def _handed_through(option: str) -> str:
-    """An option of the batch system itself; UsageError for what is none, or would be a second line."""
+def _handed_through(option: str, own: Mapping[str, str]) -> str:
+    """An option of the batch system itself; UsageError for what is none, would be a second line, or is one of `own`."""
+    given = f"--batch-option {option!r}"
     if not option.startswith("-") or not option.isprintable():
-        raise UsageError(
-            f"--batch-option {option!r}: give one option of the batch system, as --batch-option=--nice=100"
-        )
+        raise UsageError(f"{given}: give one option of the batch system, as --batch-option=--nice=100")
+    for name in _names_in(option):
+        # sbatch takes a long option by its beginning too.
+        meant = [key for key in own if key == name or (name.startswith("--") and key.startswith(name))]
+        if meant:
+            raise UsageError(f"{given}: {own[meant[0]]}")
     return option
+
+
+def _names_in(option: str) -> list[str]:
+    """What an option is called; for PBS's `-l a=1,b=2` each resource."""
+    if option.startswith("--"):
+        return [re.split(r"[= ]", option)[0]]
+    name, rest = option[:2], option[2:].strip()
+    return [f"-l {part.partition('=')[0].strip()}" for part in rest.split(",")] if name == "-l" else [name]
 
 
 def _quoted(text: str) -> str:
@@ -134,9 +188,12 @@ def _pbs_directives(request: JobRequest) -> list[str]:
             "--until-done: a PBS job cannot requeue itself; submit again with the same --run-dir and --resume"
         )
     wanted = request.nodes_wanted
-    for what in ("qos", "constraint", "gres", "exclude"):
+    for what in ("qos", "exclude"):
         if getattr(wanted, what):
-            raise UsageError(f"--{what} is Slurm's; PBS takes --batch-option, such as --batch-option='-l ngpus=1'")
+            raise UsageError(f"--{what} is Slurm's; leave it out, or say it in PBS's words with --batch-option")
+    for what in ("constraint", "gres"):
+        if not re.fullmatch(r"([A-Za-z]\w*=[\w.@+-]+(:(?=.))?)*", value := getattr(wanted, what)):
+            raise UsageError(f"--{what} {value!r}: PBS takes resources of a node there, such as ngpus=4")
     if wanted.mem and not re.fullmatch(r"[0-9]+(\.[0-9]+)?[kmgtKMGT]?[bB]?", wanted.mem):
         raise UsageError(f"--mem {wanted.mem!r}: PBS takes a number with a unit, such as 64gb")
     for what, value in (("partition", request.partition), ("account", request.account)):
@@ -152,36 +209,46 @@ def _pbs_directives(request: JobRequest) -> list[str]:
     ]
     options += [f"-q {request.partition}"] if request.partition else []
     options += [f"-A {request.account}"] if request.account else []
-    options += ["-l place=scatter:excl"] if wanted.exclusive else []
-    return [f"#PBS {option}" for option in (*options, *map(_handed_through, wanted.options))]
+    # Each chunk on a node of its own: without it PBS may pack all of them on one.
+    options += ["-l place=scatter:excl" if wanted.exclusive else "-l place=scatter"]
+    handed = [_handed_through(option, _PBS_OWN) for option in wanted.options]
+    return [f"#PBS {option}" for option in (*options, *handed)]
 
 
 def _pbs_chunk(request: JobRequest) -> str:
     """What each node gives."""
     wanted, ranks = request.nodes_wanted, request.ranks_per_node
     cpus = [f"ncpus={wanted.cpus_per_task * ranks}"] if wanted.cpus_per_task else []
-    return ":".join([*cpus, f"mpiprocs={ranks}", *([f"mem={wanted.mem}"] if wanted.mem else [])])
+    resources = [part for part in (wanted.mem and f"mem={wanted.mem}", wanted.gres, wanted.constraint) if part]
+    return ":".join([*cpus, f"mpiprocs={ranks}", *resources])
 
 
-def _slurm_state(number: str) -> str:
-    """One word of squeue, of sacct where squeue has forgotten the job, or `unknown`."""
+def _in_slurm(number: str) -> InQueue:
+    """What squeue says, or sacct where squeue has forgotten the job; `unknown` where neither knows it."""
     for line in (
-        ["squeue", "--noheader", "--states=all", "--jobs", number, "--format=%T"],
+        ["squeue", "--noheader", "--states=all", "--jobs", number, "--format=%T %r"],
         ["sacct", "--noheader", "--parsable2", "--allocations", "--jobs", number, "--format=State"],
     ):
         try:
-            words = call(line).split()
+            words = call(line).splitlines()[:1]
         except HpcdlError:
             continue
-        if words:
-            return words[0].lower()
-    return "unknown"
+        if words and words[0].strip():
+            state, _, reason = words[0].strip().partition(" ")
+            waits = state.lower() in WAITING and reason != "None"
+            return InQueue(state=state.lower(), reason=reason if waits else "")
+    return InQueue(state="unknown")
 
 
-def _pbs_state(number: str) -> str:
+def _in_pbs(number: str) -> InQueue:
+    """What qstat says; a comment goes on in lines that begin with a tab."""
     words = {"Q": "pending", "R": "running", "E": "completing", "F": "completed", "H": "held", "X": "completed"}
-    found = re.search(r"job_state = (\w)", call(["qstat", "-x", "-f", number]))
-    return words.get(found[1], found[1]) if found else "unknown"
+    answer = re.sub(r"\n\t", "", call(["qstat", "-x", "-f", number]))
+    found = re.search(r"job_state = (\w)", answer)
+    if not found:
+        return InQueue(state="unknown")
+    state, comment = words.get(found[1], found[1]), re.search(r"^\s*comment = (.*)$", answer, re.MULTILINE)
+    return InQueue(state=state, reason=comment[1].strip() if comment and state in WAITING else "")
 
 
 def _slurm_is_exclusive(number: str) -> bool:
@@ -213,12 +280,12 @@ def _slurm_cpus(partition: str) -> int | None:
 SYSTEMS: Mapping[str, System] = {
     "slurm": System(
         name="slurm", submit=("sbatch", "--parsable"), number=re.compile(r"^(\d+)"), directives=_slurm_directives,
-        state=_slurm_state, cancel=lambda number: ["scancel", number],
+        look=_in_slurm, cancel=lambda number: ["scancel", number],
         job_variable="SLURM_JOB_ID", is_exclusive=_slurm_is_exclusive, cpus_of_node=_slurm_cpus,
     ),
     "pbs": System(
         name="pbs", submit=("qsub",), number=re.compile(r"^(\d+\S*)"), directives=_pbs_directives,
-        state=_pbs_state, cancel=lambda number: ["qdel", number],
+        look=_in_pbs, cancel=lambda number: ["qdel", number],
         job_variable="PBS_JOBID", is_exclusive=_pbs_is_exclusive, cpus_of_node=lambda _: None,
     ),
 }  # fmt: skip

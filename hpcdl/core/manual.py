@@ -111,7 +111,11 @@ def _of_exit_code(code: str, paragraphs: list[Paragraph]) -> Paragraph:
     if row is None:
         raise UsageError(f"hpcdl never exits with {code}; its codes are 0, 1, 2, 3, 75 and 130")
     means, classes = (cell.strip() for cell in row.strip("|").split("|")[1:3])
-    return Paragraph(title=f"Exit code {code}", says=(), text=means + (f": {classes}" if classes else ""))
+    told = [means + (f": {classes}" if classes else "")]
+    names = re.findall(r"\w+", classes)
+    own = [_with_sections(paragraph, paragraphs).text for paragraph in paragraphs if paragraph.title in names]
+    told += own if len(own) == 1 else [f"`hpcdl explain {name}` says what to do." for name in names]
+    return Paragraph(title=f"Exit code {code}", says=(), text="\n\n".join(told))
 
 
 def find_words(words: str) -> Iterator[tuple[Path, int, str]]:

@@ -18,6 +18,8 @@ MESSAGES = {
     "hpcdl: --ranks: 0 is out of range; it must be at least 1": "settings-out-of-range",
     "--ranks 2: strategy 'single' is one process; use --ranks 1, or --strategy ring": "what-a-strategy-does-not-have",
     "no such data folder: nowhere; make one with `hpcdl shard SOURCE nowhere`": "no-data-folder",
+    "gone holds no run of `hpcdl train`; `hpcdl runs` lists what there is": "no-run",
+    "options of `train` stand behind --, those of submit before it: ...": "a-job-that-cannot-be-submitted",
     "cannot tell the format of x; give --format, one of: idx": "sources-that-cannot-be-read",
     "run directory runs/x exists; choose another --run-dir, or continue with --resume": "a-folder-that-exists",
     "another hpcdl writes to runs/x (host a, process 3); wait for it, or remove it": "somebody-else-writes-there",
@@ -66,7 +68,9 @@ def test_patterns_are_words_of_the_program(paragraph: manual.Paragraph) -> None:
 
 
 def test_codes_and_what_nobody_says(ask_hpcdl: CommandLine) -> None:
-    assert "something to resume" in manual.explain("75").text
+    stopped = manual.explain("75").text
+    assert "something to resume" in stopped and "hpcdl train --resume --run-dir RUN" in stopped
+    assert "`hpcdl explain ConfigError`" in manual.explain("2").text
     told = ask_hpcdl(["explain", "unknown", "strategy", "'rign'"])
     assert told.code == 0 and told.out.startswith("Unknown names\n") and "errors.md#unknown-names" in told.err
     assert manual.explain("is not responding").anchor == "ranks-that-wait-for-another", "a part of a message does"

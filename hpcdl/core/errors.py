@@ -97,6 +97,31 @@ class ConfigError(UsageError):
         super().__init__(*self.problems)
 
 
+class Refusals:
+    """Gathers what several checks refuse, so that who has made three mistakes reads of three."""
+
+    def __init__(self) -> None:
+        self._found: list[UsageError] = []
+
+    @contextlib.contextmanager
+    def gathered(self) -> Iterator[None]:
+        """Keep a refusal for later; every other error is raised, unless there is a refusal to tell first."""
+        try:
+            yield
+        except UsageError as error:
+            self._found.append(error)
+        except HpcdlError:
+            self.raise_all()
+            raise
+
+    def raise_all(self) -> None:
+        """Raise the one refusal as it is, or several as one ConfigError, each line once."""
+        if len(self._found) == 1:
+            raise self._found[0]
+        if self._found:
+            raise ConfigError(dict.fromkeys(line for error in self._found for line in str(error).splitlines()))
+
+
 class SourceError(UsageError):
     """A data source is missing, empty or not of the expected format."""
 

@@ -12,7 +12,7 @@ import keras
 import numpy as np
 
 from hpcdl.config.schema import CROSS_ENTROPY
-from hpcdl.core.errors import UsageError
+from hpcdl.core.errors import Refusals, UsageError
 
 FROM_PROBABILITIES = (
     "binary_crossentropy", "binary_focal_crossentropy", "categorical_crossentropy", "categorical_focal_crossentropy",
@@ -40,35 +40,67 @@ def check_model(
     classes: int | None,
     input_shape: Sequence[int] | Shapes | None,
     output_shapes: Shapes | None = None,
+    scaled: bool = False,
 ) -> None:
-    """UsageError for the first thing that is wrong with `model`; classes and shape are the data's, None: unknown.
+    """UsageError for all that is wrong with `model`; classes and shape are the data's, None: unknown.
 
     With `output_shapes` the data has named targets of these shapes, and `loss` holds one for each, with commas.
+    `scaled`: inputs come from 0 to 1.
     """
     shape = input_shape if input_shape is None or isinstance(input_shape, Mapping) else tuple(input_shape)
     losses = loss.split(",") if output_shapes else [loss]
-    _check_own_compile(model, spec)
-    _check_inputs(model, spec, shape, any_type=output_shapes is not None)
+    refusals = Refusals()
+    if scaled:
+        with refusals.gathered():
+            check_scaling(model, spec)
+    with refusals.gathered():
+        _check_own_compile(model, spec)
+    with refusals.gathered():
+        _check_trainable(model, spec)
+    with refusals.gathered():
+        _check_can_be_written(model, spec)
+    with refusals.gathered():
+        _check_inputs(model, spec, shape, any_type=output_shapes is not None)
+        if all(name == CROSS_ENTROPY or hasattr(keras.losses, name) for name in losses):  # the objective names others
+            outputs = _probed(model, spec, shape, output_shapes)
+            _check_outputs(model, outputs, refusals, spec=spec, losses=losses, classes=classes, shapes=output_shapes)
+    refusals.raise_all()
+
+
+def _check_outputs(
+    model: keras.Model,
+    outputs: list[np.ndarray[Any, Any]],
+    refusals: Refusals,
+    *,
+    spec: str,
+    losses: Sequence[str],
+    classes: int | None,
+    shapes: Shapes | None,
+) -> None:
+    """Gather what the outputs for a few samples do not fit: the targets' `shapes`, the classes, the losses."""
+    if shapes and len(shapes) > 1:
+        for output, name, wanted in zip(outputs, losses, shapes.values(), strict=True):
+            if name != CROSS_ENTROPY:
+                with refusals.gathered():
+                    _check_target(output.shape[1:], spec, name, wanted)
+        return
+    (loss,) = losses
+    wanted = next(iter(shapes.values())) if shapes else ()
+    for output in outputs if loss == CROSS_ENTROPY else outputs[:1]:  # other losses take the main output alone
+        with refusals.gathered():
+            if wanted and loss == CROSS_ENTROPY:
+                _check_target(output.shape[1:-1], spec, loss, wanted)
+            elif wanted and loss not in ONE_OUTPUT_PER_CLASS:
+                _check_target(output.shape[1:], spec, loss, wanted)
+            else:
+                _check_units(output.shape[1:], spec, loss, classes)
+        with refusals.gathered():
+            _check_head(model, output, spec, loss)
+
+
+def _check_trainable(model: keras.Model, spec: str) -> None:
     if not model.trainable_variables:
         raise UsageError(f"model {spec!r} has nothing to train: every layer has trainable=False, or no weights")
-    _check_can_be_written(model, spec)
-    if any(name != CROSS_ENTROPY and not hasattr(keras.losses, name) for name in losses):
-        return  # the objective names those that there are
-    outputs = _probed(model, spec, shape, output_shapes)
-    if output_shapes and len(output_shapes) > 1:
-        for output, name, wanted in zip(outputs, losses, output_shapes.values(), strict=True):
-            if name != CROSS_ENTROPY:
-                _check_target(output.shape[1:], spec, name, wanted)
-        return
-    for output in outputs if loss == CROSS_ENTROPY else outputs[:1]:  # other losses take the main output alone
-        wanted = next(iter(output_shapes.values())) if output_shapes else ()
-        if wanted and loss == CROSS_ENTROPY:
-            _check_target(output.shape[1:-1], spec, loss, wanted)
-        elif wanted and loss not in ONE_OUTPUT_PER_CLASS:
-            _check_target(output.shape[1:], spec, loss, wanted)
-        else:
-            _check_units(output.shape[1:], spec, loss, classes)
-        _check_head(model, output, spec, loss)
 
 
 def check_scaling(model: keras.Model, spec: str) -> None:

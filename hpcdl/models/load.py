@@ -53,11 +53,7 @@ def load_model(
     given = {"num_classes": classes, "input_shape": shape}
     made = call(builder, user_function(builder), {name: value for name, value in given.items() if value is not None})
     model = _built(builder, made, shape)
-    if scaled:
-        from hpcdl.models.check import check_scaling
-
-        check_scaling(model, str(builder))
-    _check(model, str(builder), loss, classes, shape, output_shapes)
+    _check(model, str(builder), loss, classes, shape, output_shapes, scaled=scaled)
     return model
 
 
@@ -68,10 +64,14 @@ def _check(
     classes: int | None,
     shape: tuple[int, ...] | Shapes | None,
     output_shapes: Shapes | None,
+    *,
+    scaled: bool = False,
 ) -> None:
     from hpcdl.models.check import check_model
 
-    check_model(model, spec=spec, loss=loss, classes=classes, input_shape=shape, output_shapes=output_shapes)
+    check_model(
+        model, spec=spec, loss=loss, classes=classes, input_shape=shape, output_shapes=output_shapes, scaled=scaled
+    )
 
 
 def _built(builder: UserFunction, model: Any, input_shape: tuple[int, ...] | Shapes | None) -> keras.Model:

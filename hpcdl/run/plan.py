@@ -11,7 +11,7 @@ from hpcdl.checkpoint.parity import NONE
 from hpcdl.cluster.batch.systems import has_own_nodes
 from hpcdl.config.load import ResolvedConfig, flatten, site_rules
 from hpcdl.config.schema import CheckpointConfig, DataConfig, RunConfig, StepBenchConfig, TrainConfig
-from hpcdl.core.errors import UsageError
+from hpcdl.core.errors import Refusals, UsageError
 from hpcdl.core.files import open_regular
 from hpcdl.data.format.dataset import Dataset, open_dataset
 from hpcdl.data.format.fields import may_be_picture
@@ -131,12 +131,9 @@ def check_scale(dataset: Dataset, config: DataConfig) -> None:
 def prepare(resolved: ResolvedConfig[TrainConfig]) -> RunPlan:
     """Check names, data and arithmetic of a run; raises what the user should read."""
     config = resolved.config
+    dataset = _named(config)
     info, num_workers, num_servers = check_strategy(config)
     check_steps_per_call(info, config.run.steps_per_call)
-    if config.data.preprocess:
-        check_function(parse_function(config.data.preprocess, "preprocess"))
-    if config.model.init_weights is not None:
-        check_saved_model(config.model.init_weights)
     check_injected(resolved)
     if config.run.epochs is not None and config.run.steps is not None:
         raise UsageError("--epochs and --steps exclude each other; give one of them")
@@ -144,7 +141,6 @@ def prepare(resolved: ResolvedConfig[TrainConfig]) -> RunPlan:
         raise UsageError("--local-checkpoint-every keeps what new ranks continue from: add --elastic, or leave it out")
     check_redundancy(config.checkpoint, info)
     _check_installed(config.run)
-    dataset = open_dataset(config.data.data, seed=config.run.seed, verified=config.data.verify_data)
     check_possible(
         config.safety.inject,
         config.run.ranks,
@@ -187,6 +183,27 @@ def prepare(resolved: ResolvedConfig[TrainConfig]) -> RunPlan:
         num_steps=num_steps,
         schedule=schedule,
     )
+
+
+def _named(config: TrainConfig) -> Dataset:
+    """The data set; UsageError for each strategy, model, function, file and data set that is not there, all at once."""
+    refusals = Refusals()
+    with refusals.gathered():
+        find_strategy(config.exchange.strategy)
+    with refusals.gathered():
+        check_model_spec(config.model.model)
+    if config.data.preprocess:
+        with refusals.gathered():
+            check_function(parse_function(config.data.preprocess, "preprocess"))
+    if config.model.init_weights is not None:
+        with refusals.gathered():
+            check_saved_model(config.model.init_weights)
+    dataset: Dataset | None = None
+    with refusals.gathered():
+        dataset = open_dataset(config.data.data, seed=config.run.seed, verified=config.data.verify_data)
+    refusals.raise_all()
+    assert dataset is not None  # or a refusal was raised
+    return dataset
 
 
 def check_strategy(config: TrainConfig | StepBenchConfig) -> tuple[StrategyInfo, int, int]:

@@ -43,6 +43,7 @@ from hpcdl.core.errors import ConfigError, CorruptError, HpcdlError, UnknownName
 from hpcdl.core.files import read_bytes, read_toml, toml_text, write_bytes, write_text
 from hpcdl.core.lock import FILE_NAME as LOCK_NAME
 from hpcdl.core.lock import writing
+from hpcdl.core.records import FILE_NAME as RECORD_FILE
 
 Config = TypeVar("Config")
 CONFIG_FILE = "run.toml"
@@ -266,9 +267,11 @@ def read(run_dir: Path) -> tuple[ResolvedConfig[TrainConfig], dict[str, Any]]:
 
 
 def read_as(kind: type[Config], run_dir: Path) -> tuple[ResolvedConfig[Config], dict[str, Any]]:
-    """The same of a run whose settings are a `kind`; UsageError where they are another one's."""
+    """The same of a run whose settings are a `kind`; UsageError where they are another one's, or there is no run."""
     path = run_dir / CONFIG_FILE
     if not path.exists():
+        if not (run_dir / RECORD_FILE).exists():
+            raise UsageError(f"{run_dir} holds no run of `hpcdl train`; `hpcdl runs` lists what there is")
         raise CorruptError(f"{run_dir} holds no {CONFIG_FILE}; name a folder that `hpcdl train` made")
     document = read_toml(path, CorruptError)
     facts, origins = document.pop("facts", {}), document.pop("origins", {})

@@ -62,7 +62,7 @@ def check_elastic(
     """ConfigError with every problem at once. `peak_rate` is the largest learning rate of the run."""
     # What a site or user sets for all runs is no wish of this one.
     given = {key for key, origin in origins.items() if not origin.startswith(("default", "site", "user"))}
-    problems = [*_unused(info, config, given)]
+    problems = [*_unused(info, config, given, origins)]
     if info.features.optimizers:
         problems += [*_rule_problems(info, config, given, origins)]
     if info.features.elastic:
@@ -92,9 +92,13 @@ def _refuse(info: StrategyInfo, settings: list[str]) -> None:
         )
 
 
-def _unused(info: StrategyInfo, config: TrainConfig | StepBenchConfig, given: set[str]) -> Iterator[str]:
+def _unused(
+    info: StrategyInfo, config: TrainConfig | StepBenchConfig, given: set[str], origins: Mapping[str, str]
+) -> Iterator[str]:
     """Settings of the family with a strategy that has no use for them."""
     name = info.name
+    if not info.features.servers and origins["servers"] in ("flag", "--set"):  # a file may serve several strategies
+        yield f"--servers: strategy {name!r} has no servers; leave it out, or use one that has, such as ps"
     if not info.features.elastic:
         for key in ("elasticity", "moving-rate", "period"):
             if key in given:

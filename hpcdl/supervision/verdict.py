@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 
 from hpcdl.comm.agree import SilentExit
-from hpcdl.core.errors import HpcdlError, Interrupted, RankError, StoppedEarly, original, printable
+from hpcdl.core.errors import ConfigError, HpcdlError, Interrupted, RankError, StoppedEarly, original, printable
 
 _LOST_PEER = ("UnavailableError", "AbortedError", "CancelledError")
 """What TensorFlow's own engines raise when another rank is gone, by name: servers run without TensorFlow."""
@@ -28,8 +28,13 @@ def verdict(error: BaseException) -> tuple[str, int]:
 
 
 def one_line(error: BaseException) -> str:
-    """The line of an error that says most: the first, of TensorFlow's graphs what went wrong inside; with its class."""
+    """The line of an error that says most: the first, of TensorFlow's graphs what went wrong inside; with its class.
+
+    Of several refusals at once all, behind each other.
+    """
     error = original(error)
+    if isinstance(error, ConfigError):
+        return printable("; also: ".join(error.problems))
     lines = [line.strip() for line in str(error).splitlines() if line.strip()] or [""]
     text = lines[0]
     if text.startswith("Graph execution error"):

@@ -151,6 +151,9 @@ def test_bad_site_settings(ask_hpcdl: CommandLine) -> None:
     assert finished.code == 1
     finding = finished.json()["findings"][0]
     assert finding["level"] == "failure" and "batch-sise" in finding["text"] and "batch-size" in finding["text"]
+    (ask_hpcdl.home / "site.toml").write_text('[submit]\npartitoin = "normal"\n')
+    told = ask_hpcdl(["doctor", "--only", "config"])
+    assert told.code == 1 and "did you mean 'partition'" in told.out
     (ask_hpcdl.home / "site.toml").write_text("[train\n")
     finished = ask_hpcdl(["doctor", "--only", "config"])
     assert finished.code == 1 and "site.toml" in finished.out and "FAILURE" in finished.out

@@ -27,6 +27,7 @@ BASE = ["train", "--model", "lenet", "--strategy", "ring"]
         (["--config", "missing.toml"], 2, "no such config file"),
         (["--set", "epohcs=1"], 2, "did you mean 'epochs'?"),
         (["--resume"], 2, "add --run-dir DIR"),
+        (["--servers", "1"], 2, "strategy 'ring' has no servers"),
         (["--init-weights", "/dev/zero"], 2, "it is a device, not a file"),
         (["--init-weights", "gone.keras"], 2, "No such file"),
         (["--init-weights", __file__], 2, "not a saved model"),
@@ -45,6 +46,23 @@ def test_one_line_and_nothing_written(
     assert len(finished.err.strip().splitlines()) == 1
     assert "Traceback" not in finished.err
     assert sorted(tmp_path.rglob("*")) == before
+
+
+def test_all_that_is_not_there_is_told_at_once(ask_hpcdl: CommandLine) -> None:
+    line = ["train", "--strategy", "rign", "--model", "lennet", "--data", "nowhere", "--preprocess", "gone.py:map"]
+    finished = ask_hpcdl(line)
+    told = finished.err.splitlines()
+    assert finished.code == 2 and len(told) == 4, finished.err
+    for words, said in zip(("'rign'", "'lennet'", "gone.py", "nowhere"), told, strict=True):
+        assert words in said
+
+
+@pytest.mark.parametrize("command", ["evaluate gone --data synthetic:mnist@40", "export gone x", "train --resume"])
+def test_no_run_is_a_mistake_and_no_damage(ask_hpcdl: CommandLine, command: str) -> None:
+    line = [*command.split(), *(["--run-dir", "gone"] if "--resume" in command else [])]
+    finished = ask_hpcdl(line)
+    assert (finished.code, finished.out) == (2, "")
+    assert finished.err == "hpcdl: gone holds no run of `hpcdl train`; `hpcdl runs` lists what there is\n"
 
 
 def test_an_unknown_key_in_a_config_file(ask_hpcdl: CommandLine, shards: Path, tmp_path: Path) -> None:

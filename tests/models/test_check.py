@@ -8,9 +8,10 @@ from typing import Any
 import keras
 import pytest
 
-from hpcdl.core.errors import UsageError
+from hpcdl.core.errors import ConfigError, UsageError
 from hpcdl.models.load import load_model
 from hpcdl.models.table import MODELS
+from hpcdl.supervision.verdict import one_line
 
 SHAPE = (6, 5, 1)
 START = """
@@ -129,6 +130,19 @@ def test_refused_with_a_remedy(name: str, tmp_path: Path) -> None:
     message = str(caught.value)
     assert said in message and ("; " in message or ": every layer" in message), message
     assert "\n" not in message and len(message) < 400
+
+
+def test_all_that_is_wrong_is_told_at_once(tmp_path: Path) -> None:
+    layers_of = (
+        "[keras.Input((6, 5, 1)), layers.Rescaling(1 / 255), layers.Flatten(), layers.Dense(3), layers.Softmax()]"
+    )
+    with pytest.raises(ConfigError) as caught:
+        built(tmp_path, f"keras.Sequential({layers_of})", CROSS, scaled=True)
+    told = caught.value.problems
+    assert [words in line for words, line in zip(("Rescaling", "4 classes", "softmax"), told, strict=True)] == [
+        True
+    ] * 3
+    assert one_line(caught.value).count("; also: ") == 2
 
 
 @pytest.mark.parametrize("name", TAKEN)

@@ -60,6 +60,7 @@ def test_the_family_is_complete() -> None:
     ({"strategy": "easgd", "compress": "bf16"}, ["--compress bf16: strategy 'easgd' does not have it"]),
     ({"strategy": "easgd", "variant": 2}, ["only sync-easgd has variants"]),
     ({"strategy": "async-sgd", "period": 2}, ["--period", "no elastic exchange"]),
+    ({"strategy": "ring", "servers": 1}, ["--servers", "'ring' has no servers", "such as ps"]),
     ({"strategy": "ring", "moving_rate": 0.1}, ["--moving-rate", "no elastic exchange"]),
     ({"strategy": "hogwild-easgd", "unpacked": True}, ["--unpacked", "in place"]),
     ({"strategy": "ring", "groups": 2}, ["--groups 2 --ranks 5", "multiple"]),

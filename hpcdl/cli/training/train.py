@@ -54,7 +54,14 @@ def train(
     from hpcdl.launch import train as launch
     from hpcdl.run.plan import rule_in_force
 
-    settings = resolved(TrainConfig, "train", flags, config, set_, below=_resumed(flags, trust))
+    settings = resolved(
+        TrainConfig,
+        "train",
+        flags,
+        config,
+        set_,
+        below=_resumed(flags, trust, from_file=config is not None or bool(set_)),
+    )
     if dry_run:
         run_plan = launch.check(settings)
         steps = {"workers": run_plan.num_workers, "steps": run_plan.num_steps, "global_batch": run_plan.global_batch}
@@ -78,8 +85,12 @@ def train(
         print_summary(run_dir, record)
 
 
-def _resumed(flags: dict[str, Any], trust: bool) -> list[Layer]:
-    """With --resume, the settings of the run that goes on; UsageError without a folder to resume from."""
+def _resumed(flags: dict[str, Any], trust: bool, *, from_file: bool) -> list[Layer]:
+    """With --resume, the settings of the run that goes on; UsageError without a folder to resume from.
+
+    A folder that is not there yet is no mistake where a run can begin: a job that requeues itself says --resume always.
+    `from_file`: settings may come from a --config file.
+    """
     if not flags["resume"]:
         return []
     if flags["run-dir"] is None:
@@ -87,7 +98,10 @@ def _resumed(flags: dict[str, Any], trust: bool) -> list[Layer]:
     from hpcdl.run.rundir import check_trusted, resume_layer
 
     check_trusted(Path(flags["run-dir"]), trust)
-    return resume_layer(Path(flags["run-dir"]))
+    found = resume_layer(Path(flags["run-dir"]))
+    if not found and flags["model"] is None and not from_file:
+        raise UsageError(f"{flags['run-dir']} holds no run of `hpcdl train`; `hpcdl runs` lists what there is")
+    return found
 
 
 def print_summary(run_dir: Path, record: RunRecord) -> None:

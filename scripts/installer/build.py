@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import json
 import os
@@ -9,12 +10,14 @@ import shutil
 import signal
 import subprocess
 import sys
+import tempfile
 import time
+import tomllib
 from collections.abc import Callable, Mapping
 from pathlib import Path
 
 from kept import RECEIPT, SCRATCH, write_list
-from modulefile import write_modulefile
+from modulefile import warn_of_default, write_modulefile
 from plan import CHECKOUT, InstallError, Plan
 from processes import ignore_stops
 from tree import (
@@ -32,6 +35,8 @@ from tree import (
 from hpcdl.core.disk import create, creating, make_folder, make_link, make_private_folder, private_folder
 
 _PR_SET_PDEATHSIG = 1
+NEWS_S = 15.0
+"""A step that takes longer says after each such time that it goes on."""
 SOURCES = ("hpcdl", "pyproject.toml", "setup.py", "README.md", "LICENSE")
 """What the package is built from, in a copy: the checkout may be read-only and stays as it is."""
 
@@ -53,7 +58,10 @@ def install(plan: Plan) -> None:
         fill(plan)
         write_list(plan)
         write_modulefile(plan)
-    print(f"hpcdl: installed in {time.monotonic() - started:.0f} s; `module use {plan.moduledir}; module load hpcdl`")
+    seconds, (num_files, num_bytes) = time.monotonic() - started, size_of(plan.tree)
+    print(f"hpcdl: installed in {seconds:.0f} s: {num_bytes / 1e9:.1f} GB in {num_files:,} files")
+    print(f"hpcdl: next: module use {plan.moduledir}; module load hpcdl")
+    warn_of_default(plan)
 
 
 def uninstall(plan: Plan) -> None:
@@ -69,6 +77,7 @@ def uninstall(plan: Plan) -> None:
     discard(plan)
     sweep_left(plan)
     print(f"hpcdl: removed hpcdl {plan.version} from {plan.prefix}")
+    warn_of_default(plan)
 
 
 def wheelhouse(plan: Plan) -> None:
@@ -77,7 +86,7 @@ def wheelhouse(plan: Plan) -> None:
     with private_folder("hpcdl-wheelhouse-") as work:
         copy_sources(work / "source")
         run([sys.executable, "-m", "venv", str(work / "venv")], "making a virtual environment")
-        wanted = [f"{work / 'source'}[mpich,compression]", "setuptools>=77", *plan.requirements]
+        wanted = [f"{work / 'source'}[mpich,compression,docs]", "setuptools>=77", *plan.requirements]
         line = [
             str(work / "venv/bin/python"),
             "-m",
@@ -121,13 +130,15 @@ def fill(plan: Plan) -> None:
     run([sys.executable, "-m", "venv", str(tree / "venv")], "making the virtual environment")
     python = tree / "venv" / "bin" / "python"
     environment = pip_environment(plan, scratch)
-    wanted = [f"{scratch / 'source'}[{plan.extras}]", *plan.requirements]
-    run([str(python), "-m", "pip", "install", "-qq", *pip_options(plan), *wanted], "pip install", environment)
-    shutil.copytree(CHECKOUT / "share" / "hpcdl", tree / "share" / "hpcdl")
     copy_pages(tree / "share" / "hpcdl" / "docs")
+    build_pages(plan, scratch, environment)
+    wanted = [f"{scratch / 'source'}[{plan.extras}]", *plan.requirements]
+    line = [str(python), "-m", "pip", "install", "-qq", *pip_options(plan), *wanted]
+    run(line, "pip install", environment, growing=tree)
+    shutil.copytree(CHECKOUT / "share" / "hpcdl", tree / "share" / "hpcdl", dirs_exist_ok=True)
     (tree / "venv" / "share").mkdir(exist_ok=True)
     make_link(tree / "venv" / "share" / "hpcdl", "../../share/hpcdl")
-    write_programs(tree)
+    write_programs(tree, own_mpi=plan.mpi == "mpich")
     run(
         [str(python), str(CHECKOUT / "scripts" / "make_manual.py"), str(tree / "share")],
         "writing the manual",
@@ -152,21 +163,51 @@ def fill(plan: Plan) -> None:
 
 
 def copy_pages(folder: Path) -> None:
-    """The documentation for `hpcdl docs`, with the site that `make docs` built where it did."""
+    """The documentation for `hpcdl docs`."""
     left_out = shutil.ignore_patterns("study", "conf.py", "__pycache__")
     if (CHECKOUT / "docs").is_dir():
         shutil.copytree(CHECKOUT / "docs", folder, ignore=left_out)
-        if (CHECKOUT / "build" / "site").is_dir():
-            shutil.copytree(CHECKOUT / "build" / "site", folder / "html")
 
 
-def write_programs(tree: Path) -> None:
-    """bin/ holds what the module puts on PATH: hpcdl, and the Python that can import it; never pip or mpiexec."""
+def build_pages(plan: Plan, scratch: Path, environment: Mapping[str, str]) -> None:
+    """The same pages as a site that can be searched, in docs/html: of this checkout, whatever `make docs` built when.
+
+    A wheelhouse of an earlier version has no wheels for that: then one line says so, and the pages are text alone.
+    """
+    if not (CHECKOUT / "docs" / "conf.py").is_file():
+        return
+    python = scratch / "pages" / "bin" / "python"
+    run([sys.executable, "-m", "venv", str(python.parents[1])], "making an environment for the pages")
+    project = tomllib.loads((CHECKOUT / "pyproject.toml").read_text())["project"]
+    line = [str(python), "-m", "pip", "install", "-qq", *pip_options(plan), *project["optional-dependencies"]["docs"]]
+    try:
+        run(line, "fetching Sphinx for the pages", environment)
+    except InstallError:
+        print(
+            "hpcdl: warning: no Sphinx to be had: the pages are installed as text; `make wheelhouse` adds it",
+            file=sys.stderr,
+        )
+        return
+    target, work = plan.tree / "share" / "hpcdl" / "docs" / "html", scratch / "doctrees"
+    line = [str(python), "-B", "-m", "sphinx", "-q", "-b", "html", "-d", str(work), str(CHECKOUT / "docs"), str(target)]
+    run(line, "building the pages", environment)
+
+
+def write_programs(tree: Path, *, own_mpi: bool) -> None:
+    """bin/ holds what the module puts on PATH: hpcdl, the Python that can import it, and the mpiexec of its own MPI.
+
+    Never pip and python3: other programs of a user find their own.
+    """
     programs = tree / "bin"
     programs.mkdir()
     make_link(programs / "hpcdl", "../venv/bin/hpcdl")
-    wrapper = f"#!/bin/sh\n# Python with hpcdl, Keras and TensorFlow\nexec '{tree}/venv/bin/python' \"$@\"\n"
-    create(programs / "hpcdl-python", wrapper.encode(), mode=0o755)
+    for name, program in (
+        ("hpcdl-python", "python"),
+        ("python", "python"),
+        *([("mpiexec", "mpiexec")] if own_mpi else []),
+    ):
+        wrapper = f"#!/bin/sh\n# {program} of hpcdl's environment\nexec '{tree}/venv/bin/{program}' \"$@\"\n"
+        create(programs / name, wrapper.encode(), mode=0o755)
 
 
 def check_mpi(plan: Plan, python: Path, environment: Mapping[str, str]) -> None:
@@ -234,15 +275,51 @@ def open_to_everybody(tree: Path) -> None:
                 path.chmod((mode | 0o444 | executable) & 0o7777)
 
 
-def run(line: list[str], what: str, environment: Mapping[str, str] | None = None) -> None:
-    """Run a step, which ends when this process is killed; its output is shown only when it fails."""
-    finished = subprocess.run(
-        line, env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, check=False,
-        preexec_fn=_end_with_parent(),
-    )  # fmt: skip
-    if finished.returncode:
-        sys.stderr.write(finished.stdout)
-        raise InstallError(f"{what} failed (see above); nothing was left behind", exit_code=1)
+def size_of(tree: Path) -> tuple[int, int]:
+    """Number of files below `tree`, and their bytes; what goes meanwhile does not count."""
+    num_files = num_bytes = 0
+    for folder, _, files in os.walk(tree):
+        for name in files:
+            with contextlib.suppress(OSError):
+                num_bytes += os.lstat(os.path.join(folder, name)).st_size  # noqa: PTH118  tens of thousands of files
+                num_files += 1
+    return num_files, num_bytes
+
+
+def run(
+    line: list[str], what: str, environment: Mapping[str, str] | None = None, *, growing: Path | None = None
+) -> None:
+    """Run a step, which ends when this process is killed; its output is shown only when it fails.
+
+    One line says what is done, and further ones how long it takes, and how large the folder `growing` is by then.
+    """
+    print(f"hpcdl: {what} ...", flush=True)
+    started = time.monotonic()
+    with tempfile.TemporaryFile() as output:
+        process = subprocess.Popen(
+            line, env=environment, stdout=output, stderr=subprocess.STDOUT, preexec_fn=_end_with_parent()
+        )
+        try:
+            while _runs_on(process):
+                size = f", {size_of(growing)[1] / 1e6:,.0f} MB so far" if growing else ""
+                print(f"hpcdl: {what}: {time.monotonic() - started:.0f} s{size}", flush=True)
+        except BaseException:
+            process.kill()
+            process.wait()
+            raise
+        output.seek(0)
+        if process.returncode:
+            sys.stderr.write(output.read().decode(errors="replace"))
+            raise InstallError(f"{what} failed (see above); nothing was left behind", exit_code=1)
+
+
+def _runs_on(process: subprocess.Popen[bytes]) -> bool:
+    """Whether the process still runs after a while."""
+    try:
+        process.wait(NEWS_S)
+    except subprocess.TimeoutExpired:
+        return True
+    return False
 
 
 def _end_with_parent() -> Callable[[], None]:

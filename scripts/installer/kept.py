@@ -24,10 +24,9 @@ SCRATCH = ".scratch-"
 """Begins the name of the folder in an unfinished tree that temporary files lie in; earlier versions: .scratch."""
 _ALWAYS = re.compile(rf"{re.escape(MARKER)}|{RECEIPT}|{LIST}|(?:.*/)?__pycache__/[^/]+\.pyc(?:\.\d+)?")
 _MADE = re.compile(
-    r"bin/hpcdl(?:-python)?|share/man/man1/hpcdl[\w-]*\.1|share/completions/(?:hpcdl\.bash|_hpcdl|hpcdl\.fish)|venv/.+"
+    r"bin/(?:hpcdl(?:-python)?|python|mpiexec)|share/hpcdl/docs/html/.+|share/man/man1/hpcdl[\w-]*\.1|share/completions/(?:hpcdl\.bash|_hpcdl|hpcdl\.fish)|venv/.+"
 )
 _COPIED = {
-    "share/hpcdl/docs/html/": CHECKOUT / "build" / "site",
     "share/hpcdl/docs/": CHECKOUT / "docs",
     "share/hpcdl/": CHECKOUT / "share" / "hpcdl",
 }
@@ -69,10 +68,12 @@ def _known_in(tree: Path, files: dict[str, str] | None) -> Callable[[str], bool]
 
 def _would_put(name: str) -> bool:
     """Whether an installation of this checkout has a file of this path: all that is known of one without a list."""
+    if _MADE.fullmatch(name):
+        return True
     for beginning, source in _COPIED.items():
         if name.startswith(beginning):
             return os.path.lexists(source / name.removeprefix(beginning))
-    return _MADE.fullmatch(name) is not None
+    return False
 
 
 def _listed(tree: Path) -> tuple[dict[str, str] | None, str]:

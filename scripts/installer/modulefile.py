@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import re
+import sys
 from pathlib import Path
 
 from plan import CHECKOUT, InstallError, Plan
@@ -32,6 +33,16 @@ def write_modulefile(plan: Plan) -> None:
     make_folder(plan.modulefile.parent)
     with creating(plan.modulefile) as file:
         file.write(modulefile_text(plan).encode())
+
+
+def warn_of_default(plan: Plan) -> None:
+    """Say where the link `default`, which staff make, names a version that is not there: loading would go wrong."""
+    link = plan.modulefile.with_name("default")
+    if not link.is_symlink() or link.exists():
+        return
+    versions = sorted(path.name for path in link.parent.glob("[!.]*.lua"))
+    there = f"`ln -sfn {versions[-1]} {link}` points it at one that is" if versions else f"`rm {link}` removes it"
+    print(f"hpcdl: warning: {link} points at {link.readlink()}, which is not there; {there}", file=sys.stderr)
 
 
 def is_of_this_prefix(plan: Plan, path: Path) -> bool:

@@ -18,7 +18,7 @@ def filled(plan: Any) -> None:
     build.copy_sources(scratch / "source")
     build.run([sys.executable, "-m", "venv", "--without-pip", str(plan.tree / "venv")], "making the environment")
     shutil.copytree(build.CHECKOUT / "share" / "hpcdl", plan.tree / "share" / "hpcdl")
-    build.write_programs(plan.tree)
+    build.write_programs(plan.tree, own_mpi=False)
     (plan.tree / build.RECEIPT).write_text(json.dumps({"version": plan.version}))
     shutil.rmtree(scratch)
     build.open_to_everybody(plan.tree)

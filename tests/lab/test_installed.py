@@ -88,7 +88,9 @@ def test_a_user_loads_it_on_any_host(site: Site, lab_slurm: SlurmLab, version: s
     commands = (
         "hpcdl --version",
         "test $(command -v python3) = /usr/bin/python3",
-        'test -z "$(command -v mpiexec | grep "$HPCDL_ROOT")"',
+        'test "$(command -v python)" = "$HPCDL_ROOT/bin/python"',
+        "python -c 'import hpcdl, keras'" if version == "1.0" else "python -c 'import hpcdl'",
+        f'test {"-n" if version == "1.0" else "-z"} "$(command -v mpiexec | grep "$HPCDL_ROOT/bin")"',
         'test -d "$HPCDL_SHARE/examples/digits/0"',
         "hpcdl models --json >/dev/null",
         "hpcdl-python -c 'import hpcdl; print(hpcdl.__version__)'",

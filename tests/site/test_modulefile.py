@@ -116,7 +116,7 @@ def test_unload_restores_everything(modules: Modules, manpath: str) -> None:
     assert loaded["OMP_NUM_THREADS"] == "7"
     changed = {name for name in before.keys() | loaded.keys() if before.get(name) != loaded.get(name)}
     functions = {"declare -f _hpcdl_completion", "complete -o default -F _hpcdl_completion hpcdl"}
-    variables = {"HPCDL_ROOT", "HPCDL_SHARE", "HPCDL_SITE_CONFIG", "HPCDL_VERSION"}
+    variables = {"HPCDL_DOCS", "HPCDL_ROOT", "HPCDL_SHARE", "HPCDL_SITE_CONFIG", "HPCDL_VERSION"}
     manual = {"MANPATH"} if manpath == "/home/user/man" else set()
     assert changed == functions | variables | manual | {"PATH", "LMOD_FAMILY_HPCDL", "LMOD_FAMILY_HPCDL_VERSION"}
 

@@ -16,8 +16,8 @@ hpcdl ]] .. version .. [[: distributed deep learning with Keras and TensorFlow o
     hpcdl train --strategy ring ...    train over MPI
     hpcdl report RUN...                how fast, how accurate, how it scales
 
-`hpcdl --help` and `man hpcdl` list the commands, each with an example. `hpcdl-python` is the Python that can
-import hpcdl and Keras. Files for trying things out lie in $HPCDL_SHARE/examples.
+`hpcdl --help` and `man hpcdl` list the commands, each with an example. `python` is the one that can import hpcdl
+and Keras, as is `hpcdl-python`. Files for trying things out lie in $HPCDL_SHARE/examples, the pages in $HPCDL_DOCS.
 ]])
 
 whatis("Name: hpcdl")
@@ -49,6 +49,7 @@ end
 setenv("HPCDL_ROOT", root)
 setenv("HPCDL_VERSION", version)
 setenv("HPCDL_SHARE", pathJoin(root, "share/hpcdl"))
+setenv("HPCDL_DOCS", pathJoin(root, "share/hpcdl/docs"))
 setenv("HPCDL_SITE_CONFIG", pathJoin(prefix, "site.toml"))
 
 -- Older versions of Lmod have no `complete`: then there is no completion, and nothing else is missing.

@@ -1,3 +1,5 @@
+HPCDL_DOCS=/apps/hpcdl/1.0/share/hpcdl/docs;
+export HPCDL_DOCS;
 HPCDL_ROOT=/apps/hpcdl/1.0;
 export HPCDL_ROOT;
 HPCDL_SHARE=/apps/hpcdl/1.0/share/hpcdl;

@@ -153,8 +153,12 @@ class Plan:
         return [*SAVING.get(fault, BY_CHECKPOINTS), *shrunk, "--inject", injected]
 
 
-def try_out(plan: Plan, earlier: Sequence[Trial], told: Callable[[str], None]) -> list[Trial]:
+def try_out(
+    plan: Plan, earlier: Sequence[Trial], told: Callable[[str], None], ended: Callable[[Trial], None]
+) -> list[Trial]:
     """Run all cases behind the `earlier` ones, one after another; `told` hears of each before it begins.
+
+    `ended` gets each as it ends.
 
     The card is written after each. StoppedEarly after a signal: the run that was under way does not count.
     """
@@ -171,6 +175,7 @@ def try_out(plan: Plan, earlier: Sequence[Trial], told: Callable[[str], None]) -
                 raise StoppedEarly(f"stopped with {len(trials)} runs done, {still} to do; continue with --resume")
             trials.append(trial)
             write_card(plan, trials)
+            ended(trial)
     return trials
 
 

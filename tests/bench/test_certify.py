@@ -172,6 +172,8 @@ def test_one_fault_for_real(run_hpcdl: CommandLine, tmp_path: Path) -> None:
     assert stopped.code == 75 and "stopped with 0 runs done, 1 to do; continue with --resume" in stopped.err
     finished = run_hpcdl([*line, "--resume"], timeout_s=300)
     assert finished.code == 0, finished.err
+    said = "ring, rank 0 killed, state in memory: survived, went on after "
+    assert any(one.startswith(said) and one.endswith("steps lost") for one in finished.err.splitlines()), finished.err
     (row,) = json.loads(finished.out)["faults"]
     assert (row["survived"], row["tries"]) == (1, 1) and row["recover_seconds"]["median"] > 0
     assert row["steps_lost"] <= 10, "a copy every five steps, and the one before where that was under way"

@@ -11,6 +11,7 @@ import typer
 from hpcdl.cli.groups import completer
 from hpcdl.cli.options import JsonFlag
 from hpcdl.cli.output import print_json, put, say
+from hpcdl.core.units import format_seconds
 
 if TYPE_CHECKING:
     from hpcdl.bench.certify import Trial
@@ -69,7 +70,7 @@ def certify(
             bar.update(done, what)
             done += 1
 
-        trials = try_out(plan, earlier, told)
+        trials = try_out(plan, earlier, told, _say_ended)
     document = document_of(plan, trials)
     card = write_card(plan, trials)
     if json:
@@ -77,6 +78,13 @@ def certify(
     else:
         _show(document, trials)
         say(f"next: look at {card}, and keep it beside {card.with_name('card.json')}")
+
+
+def _say_ended(trial: Trial) -> None:
+    """One line for a trial that has ended: whoever waits for hours sees what came of each."""
+    lasted = "" if trial.recover_s is None else f", went on after {format_seconds(trial.recover_s)}"
+    cost = f"{lasted}, {trial.steps_lost} steps lost" if trial.struck else ""
+    say(f"{trial.strategy}, {trial.fault}: {f'survived{cost}' if trial.survived else 'did not survive'}")
 
 
 def _show(document: Mapping[str, Any], trials: Sequence[Trial]) -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -118,10 +117,37 @@ def _of_exit_code(code: str, paragraphs: list[Paragraph]) -> Paragraph:
     return Paragraph(title=f"Exit code {code}", says=(), text="\n\n".join(told))
 
 
-def find_words(words: str) -> Iterator[tuple[Path, int, str]]:
-    """Page, line number and line of everything in the pages that holds `words`, in any case."""
+KINDS = ("how-to", "tutorials", "reference", "", "explanation", "example-report", "decisions")
+"""Folders of pages, those that say what to type first; the empty name: pages in none. Others come last."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class FoundPage:
+    """A page that holds the words searched for: number and text of each such line."""
+
+    path: Path
+    lines: tuple[tuple[int, str], ...]
+
+    @property
+    def best(self) -> tuple[int, str]:
+        """The line that says most of what the page is about: a heading where one holds the words."""
+        return next((line for line in self.lines if line[1].startswith("#")), self.lines[0])
+
+
+def find_words(words: str) -> list[FoundPage]:
+    """The pages that hold `words`, in any case: how-tos first, of a kind those with the words in title or headings."""
     folder = manual_folder()
-    for page in sorted(folder.rglob("*.md")):
-        for number, line in enumerate(page.read_text(encoding="utf-8").splitlines(), start=1):
-            if words.lower() in line.lower():
-                yield page, number, line.strip()
+    found = []
+    for path in sorted(folder.rglob("*.md")):
+        numbered = enumerate(path.read_text(encoding="utf-8").splitlines(), start=1)
+        lines = tuple((number, line.strip()) for number, line in numbered if words.lower() in line.lower())
+        if lines:
+            found.append(FoundPage(path=path, lines=lines))
+
+    def rank(page: FoundPage) -> tuple[int, bool, bool, int]:
+        kind = page.path.relative_to(folder).parts[0] if page.path.parent != folder else ""
+        titled = words.lower() in page.path.stem.replace("-", " ").lower() or page.best[1].startswith("# ")
+        place = KINDS.index(kind) if kind in KINDS else len(KINDS)
+        return place, not titled, not page.best[1].startswith("#"), -len(page.lines)
+
+    return sorted(found, key=rank)

@@ -84,3 +84,9 @@ def test_the_pages_are_found_and_searched(ask_hpcdl: CommandLine) -> None:
     assert Path(ask_hpcdl(["docs"]).out.strip()) in (ROOT / "docs" / "index.md", ROOT / "build" / "site" / "index.html")
     found = ask_hpcdl(["docs", "moving", "rate"])
     assert found.code == 0 and "explanation/easgd.md:" in found.out
+    pages = [line.partition(":")[0] for line in ask_hpcdl(["docs", "checkpoint"]).out.splitlines()]
+    kinds = [page.rpartition("/")[0].partition("/")[0] for page in pages]
+    assert pages[0] == "how-to/checkpoints.md" and len(set(pages)) == len(pages)
+    assert kinds == sorted(kinds, key=[*manual.KINDS, *kinds].index), "pages that say what to type come first"
+    rows = ask_hpcdl(["docs", "checkpoint", "--json"]).json()["found"]
+    assert len(rows) > len(pages) and rows[0]["page"].endswith("how-to/checkpoints.md")

@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from hpcdl.cli.options import JsonFlag
 from hpcdl.cli.output import print_json, put, say
+
+if TYPE_CHECKING:
+    from hpcdl.core.manual import FoundPage
 
 LONGEST_LINE = 110
 """Of a line that holds the words searched for; pages have tables."""
@@ -32,13 +36,7 @@ def docs(
     folder = manual_folder()
     start = start_page()
     if words:
-        found = list(find_words(" ".join(words)))
-        if json:
-            print_json({"found": [{"page": str(page), "line": number, "text": text} for page, number, text in found]})
-            return
-        for page, number, text in found:
-            put(f"{os.path.relpath(page, folder)}:{number}: {text[:LONGEST_LINE]}")
-        say(f"{len(found)} lines; the pages lie in {folder}")
+        _show_found(folder, find_words(" ".join(words)), json=json)
         return
     if json:
         print_json({"folder": str(folder), "start": str(start)})
@@ -46,6 +44,19 @@ def docs(
     put(str(start))
     if open_:
         _open(start)
+
+
+def _show_found(folder: Path, found: Sequence[FoundPage], *, json: bool) -> None:
+    """A line for each page; of the rest of its lines their number."""
+    if json:
+        rows = [(page.path, number, text) for page in found for number, text in page.lines]
+        print_json({"found": [{"page": str(path), "line": number, "text": text} for path, number, text in rows]})
+        return
+    for page in found:
+        number, text = page.best
+        more = f"  (and {len(page.lines) - 1} more)" if len(page.lines) > 1 else ""
+        put(f"{os.path.relpath(page.path, folder)}:{number}: {text[:LONGEST_LINE]}{more}")
+    say(f"{len(found)} pages; they lie in {folder}")
 
 
 def _open(page: Path) -> None:

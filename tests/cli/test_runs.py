@@ -31,8 +31,35 @@ def test_the_table_fits_and_no_name_is_broken(ask_hpcdl: CommandLine, columns: i
     lines = found.out.splitlines()
     assert max(map(len, lines)) <= columns and sum(RING in line for line in lines) == 1
     assert lines[0].startswith("all: ") and "model emulated:lenet:2s:3%" in lines[0]
-    assert columns < 80 or "images/s" in found.out
-    assert ("too narrow for" in found.err) == (columns == 60)
+    assert "images/s" in found.out and "status" in found.out + lines[0]
+
+
+@pytest.mark.parametrize("columns", [80, 200])
+def test_a_narrow_terminal_keeps_what_matters_and_stacks_the_rest(
+    ask_hpcdl: CommandLine, tmp_path: Path, columns: int
+) -> None:
+    record = json.loads((STUDY / RING / "record.json").read_text())
+    for number, name in enumerate(("first", "a-second-run-with-a-long-name")):
+        (tmp_path / name).mkdir()
+        own = record | {
+            "workers": 2 + number,
+            "images_per_second": 10.5 + number,
+            "accuracy": 0.5,
+            "status": "finished",
+        }
+        own["steps"] = 40 + number
+        own["config"] = record["config"] | {
+            f"{key}": f"{key}-of-{name}" for key in ("data", "shuffle", "schedule", "loss")
+        }
+        (tmp_path / name / "record.json").write_text(json.dumps(own))
+    lines = ask_hpcdl(["runs", tmp_path], env={"COLUMNS": str(columns)}).out.splitlines()
+    header = next(line for line in lines if "workers" in line)
+    assert max(map(len, lines)) <= columns and "images/s" in header
+    if columns == 80:
+        assert "steps" not in header and any(line.startswith("    ") and "steps 41" in line for line in lines)
+        assert any("a-second-run-with-a-long-name" in line and "11.5" in line for line in lines)
+    else:
+        assert "steps" in header and len(lines) <= 4
 
 
 @pytest.mark.parametrize(

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import dataclasses
 import shutil
-from collections.abc import Sequence
+import textwrap
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -29,6 +30,9 @@ COLUMNS = {
     "status": "status",
 }
 """The facts that the table shows, and their headings; what all runs have in common stands above it."""
+FIRST = ("status", "strategy", "workers", "images_per_second", "accuracy")
+"""What a narrow terminal has room for; the rest stands below, in at most MOST_LINES lines."""
+MOST_LINES = 3
 LONGEST_VALUE = 22
 FOLLOW_FROM_FACTS = ("strategy", "model", "ranks", "batch-size", "steps", "data")
 """Settings that stand in the table as facts."""
@@ -77,33 +81,48 @@ def runs(
 def _print_runs(shown: Sequence[ListedRun], settings: Sequence[str]) -> None:
     from hpcdl.report.runs.listing import as_text
 
+    screen = shutil.get_terminal_size().columns
     unit = common_unit(run.value("counted") for run in shown if run.value("images_per_second") is not None)
     titles = {key: title.format(counted=unit) for key, title in COLUMNS.items()}
     columns = {title: [as_text(run.value(key)) for run in shown] for key, title in titles.items()}
     columns |= {key: [as_text(run.settings.get(key)) for run in shown] for key in settings}
     common = {title: cells[0] for title, cells in columns.items() if len(shown) > 1 and len(set(cells)) == 1}
     if told := ", ".join(f"{title} {cell}" for title, cell in common.items() if cell):
-        put(f"all: {told}")
-    widths = {title: 2 + max(map(len, [title, *cells])) for title, cells in columns.items() if title not in common}
+        put(textwrap.fill(f"all: {told}", screen, subsequent_indent="    ", break_on_hyphens=False))
+    varying = {title: cells for title, cells in columns.items() if title not in common}
     names = [run.name for run in shown]
-    screen = shutil.get_terminal_size().columns
-    name_width = max(map(len, ["run", *names]))
-    stacked = name_width + sum(widths.values()) > screen
-    free = screen - (0 if stacked else name_width)
-    kept, left_out = {}, []
-    for title, width in widths.items():
-        if width <= free:
-            kept[title] = columns[title]
-            free -= width
-        else:
-            left_out.append(title)
-    if stacked:
-        rows = table_lines(["", *kept], list(zip([""] * len(shown), *kept.values(), strict=True)))
-        put("\n".join([rows[0], *(line for pair in zip(names, rows[1:], strict=True) for line in pair)]))
-    else:
-        print_table(["run", *kept], list(zip(names, *kept.values(), strict=True)))
-    if left_out:
-        say(f"too narrow for {', '.join(left_out)}: widen the terminal (or COLUMNS=200), or add --json")
+    if max(map(len, table_lines(["run", *varying], _rows(names, varying)))) <= screen:
+        print_table(["run", *varying], _rows(names, varying))
+        return
+    first = {titles[key]: varying[titles[key]] for key in FIRST if titles[key] in varying}
+    rest = {title: cells for title, cells in varying.items() if title not in first}
+    put("\n".join(_stacked(names, first, rest, screen)))
+
+
+def _rows(names: Sequence[str], columns: Mapping[str, Sequence[str]]) -> list[tuple[str, ...]]:
+    return list(zip(names, *columns.values(), strict=True))
+
+
+def _stacked(
+    names: Sequence[str], first: Mapping[str, Sequence[str]], rest: Mapping[str, Sequence[str]], screen: int
+) -> list[str]:
+    """Lines of `screen` characters: a row of what matters first for each run, what else it has below.
+
+    A name that leaves no room for its row stands above it.
+    """
+    header, *rows = table_lines(["run", *first], _rows(names, first))
+    above = max(map(len, [header, *rows])) > screen
+    if above:
+        header, *rows = table_lines(["", *first], _rows([""] * len(names), first))
+    lines = [header]
+    for number, (name, row) in enumerate(zip(names, rows, strict=True)):
+        lines += [name, row] if above else [row]
+        told = ", ".join(f"{title} {cells[number]}" for title, cells in rest.items() if cells[number])
+        lines += textwrap.wrap(
+            told, screen, initial_indent="    ", subsequent_indent="    ", max_lines=MOST_LINES, placeholder=" ...",
+            break_on_hyphens=False,
+        )  # fmt: skip
+    return lines
 
 
 def diff(first: RunArgument, second: RunArgument, json: JsonFlag = False) -> None:

@@ -1,12 +1,17 @@
-"""Progress on stderr for people: a bar on a terminal, nothing elsewhere."""
+"""Progress on stderr for people: a bar on a terminal, elsewhere a line a minute."""
 
 from __future__ import annotations
 
 import sys
+import time
 from types import TracebackType
 from typing import Any, Protocol, Self
 
 from hpcdl.core.errors import printable
+from hpcdl.core.units import format_seconds
+
+LINE_EVERY_S = 60.0
+"""A log of a day has some 1,400 such lines."""
 
 
 class Progress(Protocol):
@@ -66,8 +71,38 @@ class BarProgress:
         self._bar.update(self._task, completed=done, note=printable(note))
 
 
+class LineProgress:
+    """A line on stderr each minute, for logs: share done, note, time left at the pace since the first update."""
+
+    def __init__(self, description: str, total: float) -> None:
+        self._description, self._total = printable(description), total
+        self._first: tuple[float, float] | None = None
+        self._told_s = time.monotonic()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        return None
+
+    def update(self, done: float, note: str = "") -> None:
+        """Say how far the work is, if the last line is a minute old."""
+        now_s = time.monotonic()
+        self._first = self._first or (done, now_s)
+        if now_s - self._told_s < LINE_EVERY_S:
+            return
+        self._told_s = now_s
+        share = f"{100 * done / self._total:.0f} %" if self._total else ""
+        begun, begun_s = self._first
+        left = ""
+        if done > begun:  # a resumed run begins in the middle
+            left = f"{format_seconds((self._total - done) * (now_s - begun_s) / (done - begun))} left"
+        parts = ", ".join(part for part in (share, printable(note), left) if part)
+        print(f"{self._description}: {parts}", file=sys.stderr, flush=True)
+
+
 def progress(description: str, total: float, *, enabled: bool = True) -> Progress:
-    """A bar if stderr is a terminal and `enabled`, else nothing."""
-    if enabled and sys.stderr.isatty():
-        return BarProgress(description, total)
-    return NullProgress()
+    """A bar where stderr is a terminal, lines where it is not; nothing unless `enabled`."""
+    if not enabled:
+        return NullProgress()
+    return BarProgress(description, total) if sys.stderr.isatty() else LineProgress(description, total)

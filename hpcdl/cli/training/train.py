@@ -24,6 +24,9 @@ if TYPE_CHECKING:
     from hpcdl.core.records import RunRecord
 
 
+Quiet = Annotated[
+    bool, typer.Option("--quiet", "-q", help="Print the result, warnings and errors; no progress, no epochs.")
+]
 DryRun = Annotated[
     bool, typer.Option("--dry-run", help="Check settings, model and data, and print the plan; start nothing.")
 ]
@@ -43,6 +46,7 @@ def train(
     dry_run: DryRun = False,
     json: JsonFlag = False,
     trust: TrustFlag = False,
+    quiet: Quiet = False,
 ) -> None:
     """Train a network on one rank or on many.
 
@@ -71,10 +75,10 @@ def train(
         go_on_with(settings.config.run.module, sys.argv[1:])
     place = placement()
     if place is None:
-        with Follower() as follower:
+        with Follower(quiet=quiet) as follower:
             run_dir, record = launch.train(settings, follower.show)
     else:
-        with Follower() as follower:
+        with Follower(quiet=quiet) as follower:
             run_dir = launch.train_inside(settings, place, follower.show)
         if place.rank != 0:
             return
@@ -82,7 +86,7 @@ def train(
     if json:
         print_json({"run_dir": str(run_dir), "record": dataclasses.asdict(record)})
     else:
-        print_summary(run_dir, record)
+        print_summary(run_dir, record, advise=not quiet)
 
 
 def _resumed(flags: dict[str, Any], trust: bool, *, from_file: bool) -> list[Layer]:
@@ -104,8 +108,8 @@ def _resumed(flags: dict[str, Any], trust: bool, *, from_file: bool) -> list[Lay
     return found
 
 
-def print_summary(run_dir: Path, record: RunRecord) -> None:
-    """The result in a few lines, and what to do next."""
+def print_summary(run_dir: Path, record: RunRecord, *, advise: bool = True) -> None:
+    """The result in a few lines, and, to `advise`, what to do next."""
     facts = []
     if record.images_per_second:
         facts.append(format_rate(record.images_per_second, record.counted))
@@ -116,13 +120,15 @@ def print_summary(run_dir: Path, record: RunRecord) -> None:
     put(f"{run_dir}: {record.steps} steps on {record.workers} workers; {', '.join(facts)}")
     for warning in record.warnings:
         say(f"warning: {warning}")
-    say(f"next: {typed('report', run_dir, '--out', run_dir / 'report')}")
+    if advise:
+        say(f"next: {typed('report', run_dir, '--out', run_dir / 'report')}")
 
 
 class Follower:
-    """Shows a run's journal: a bar for steps, a line for messages and epochs."""
+    """Shows a run's journal: a bar for steps, a line for messages and epochs; of a `quiet` run warnings alone."""
 
-    def __init__(self) -> None:
+    def __init__(self, *, quiet: bool = False) -> None:
+        self._quiet = quiet
         self._bar: Progress | None = None
         self._counted = ""
 
@@ -141,7 +147,7 @@ class Follower:
 
     def _start(self, event: dict[str, Any]) -> None:
         self._counted = event["counted"]
-        self._bar = progress("training", event["steps"])
+        self._bar = progress("training", event["steps"], enabled=not self._quiet)
         self._bar.__enter__()
 
     def _step(self, event: dict[str, Any]) -> None:
@@ -151,6 +157,8 @@ class Follower:
             self._bar.update(event["step"], f"step {event['step']}  {rate}  loss {loss}")
 
     def _epoch(self, event: dict[str, Any]) -> None:
+        if self._quiet:
+            return
         classifies = event["val_accuracy"] is not None
         shown = {
             "loss": event["loss"],
@@ -162,4 +170,5 @@ class Follower:
         say(f"epoch {event['epoch']:.3g}  step {event['step']}  {format_seconds(event['seconds'])}  {numbers}")
 
     def _message(self, event: dict[str, Any]) -> None:
-        say(event["text"])
+        if not self._quiet or event["text"].startswith("warning"):
+            say(event["text"])

@@ -5,13 +5,16 @@ from __future__ import annotations
 import contextlib
 import gc
 import importlib
+import importlib.abc
+import importlib.machinery
 import importlib.metadata
 import json
 import os
 import platform
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
+from types import ModuleType
 
 from hpcdl import __version__
 from hpcdl.cluster.environment import placement
@@ -66,6 +69,29 @@ def silence() -> None:
     if not os.environ.get("HPCDL_VERBOSE"):
         os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
         os.environ.setdefault("GRPC_VERBOSITY", "NONE")
+        sys.meta_path.insert(0, _QuietTensorflow())
+
+
+class _QuietTensorflow(importlib.abc.MetaPathFinder):
+    """Finds TensorFlow as Python does; what its libraries print while a script imports it is dropped.
+
+    They print before a log level counts, so that no variable keeps them quiet.
+    """
+
+    def find_spec(
+        self, name: str, path: Sequence[str] | None = None, target: ModuleType | None = None
+    ) -> importlib.machinery.ModuleSpec | None:
+        """The module's place; of every other module none, which leaves it to the finders behind."""
+        spec = importlib.machinery.PathFinder.find_spec(name, path, target) if name == "tensorflow" else None
+        if spec is not None and spec.loader is not None:
+            execute = spec.loader.exec_module
+
+            def quietly(module: ModuleType) -> None:
+                with _silent():
+                    execute(module)
+
+            spec.loader.exec_module = quietly  # type: ignore[method-assign]
+        return spec
 
 
 def import_tensorflow() -> None:

@@ -1,0 +1,37 @@
+"""What TensorFlow's libraries print while a script imports it stays away; everything else of the script is heard."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+FAKE = "import os\nos.write(2, b'I0000 noise\\n')\nVERSION = 'fake'\n"
+SCRIPT = """
+import sys
+from hpcdl.supervision.runtime import silence
+silence()
+print("before", file=sys.stderr, flush=True)
+import tensorflow
+print("after", tensorflow.VERSION, file=sys.stderr, flush=True)
+"""
+
+
+@pytest.mark.parametrize(
+    ("body", "verbose", "said"),
+    [
+        (FAKE, False, ["before", "after fake"]),
+        (FAKE, True, ["before", "I0000 noise", "after fake"]),
+        (f"{FAKE}raise ImportError('no libcuda')\n", False, ["before", "ImportError: no libcuda"]),
+    ],
+)
+def test_only_the_import_is_quiet(tmp_path: Path, body: str, verbose: bool, said: list[str]) -> None:
+    (tmp_path / "tensorflow").mkdir()
+    (tmp_path / "tensorflow" / "__init__.py").write_text(body)
+    start = f"import sys; sys.path.insert(0, {str(tmp_path)!r})\n"
+    env = {"HPCDL_VERBOSE": "1"} if verbose else {}
+    done = subprocess.run([sys.executable, "-c", start + SCRIPT], env=env, capture_output=True, text=True, check=False)
+    lines = done.stderr.splitlines()
+    assert [line for line in lines if not line.startswith((" ", "Traceback"))] == said, done.stderr

@@ -110,11 +110,11 @@ def look(job: Job) -> JobView:
 def cancel(job: Job) -> str:
     """Ask the batch system to end `job`; it does not requeue itself any more. The state of one that had ended."""
     system = find_system(job.system)
+    with contextlib.suppress(OSError):
+        touch(Path(job.folder) / CANCELLED)
     with contextlib.suppress(HpcdlError):
         if (state := system.state(job.number)) in ENDED:
             return state
-    with contextlib.suppress(OSError):
-        touch(Path(job.folder) / CANCELLED)
     call(system.cancel(job.number))
     return ""
 

@@ -68,11 +68,8 @@ class InQueue:
 
 WAITING = ("pending", "held", "configuring", "suspended", "requeued", "requeue_hold")
 """States for which a reason is told."""
-ENDED = (
-    "completed", "failed", "cancelled", "timeout", "node_fail", "preempted", "boot_fail", "deadline", "out_of_memory",
-    "revoked",
-)  # fmt: skip
-"""States of a job that does nothing more."""
+ENDED = ("completed", "failed", "cancelled", "timeout", "deadline", "out_of_memory", "revoked")
+"""States of a job that does nothing more. One that lost its node or was preempted may come again by itself."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -220,6 +220,9 @@ def test_who_forgets_the_dashes_is_shown_where_they_belong(
         ([*TRAIN, "--learning-rate", "-1"], "learning-rate"),
         ([*TRAIN, "--strategy", "grpc-ring"], "add --exclusive"),
         (["run", "gone.py"], "the script gone.py is not there"),
+        (["report", "runs", "--fromat", "html"], "No such option: --fromat"),
+        (["bench", "allredcue"], "No such command 'allredcue'"),
+        (["shard", "images"], "Missing argument 'DIR'; see `hpcdl shard --help`"),
     ],
 )
 def test_what_would_end_at_once_is_not_queued(

@@ -8,13 +8,14 @@ import io
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
+import typer.main
 
 from hpcdl.cli.groups import WordsBehindDashes
 from hpcdl.cli.options import JsonFlag, say_settings_of_files, settings_of_files, takes_settings
 from hpcdl.cli.output import print_json, put, say
 from hpcdl.config.load import ResolvedConfig
 from hpcdl.config.submit import SubmitConfig, load_submit
-from hpcdl.core.errors import HpcdlError, UnknownNameError
+from hpcdl.core.errors import HpcdlError, UnknownNameError, UsageError
 
 if TYPE_CHECKING:
     from hpcdl.cluster.batch import submission
@@ -67,6 +68,7 @@ def submit(
     if dry_run:
         _show_script(wanted, settings, json=json)
         return
+    _check_words(command)
     _check(submission.trial_of(wanted))
     job = submission.submit_job(wanted)
     if json:
@@ -83,6 +85,7 @@ def _show_script(wanted: submission.Wanted, settings: ResolvedConfig[SubmitConfi
 
     script = submission.script_of(wanted)
     try:
+        _check_words(list(wanted.command))
         _check(submission.trial_of(wanted))
     except HpcdlError as error:
         say(f"warning: the job would be refused: {error}")
@@ -93,6 +96,27 @@ def _show_script(wanted: submission.Wanted, settings: ResolvedConfig[SubmitConfi
         print_json({"script": script, "defaults": rows})
     else:
         print(script, end="")
+
+
+def _check_words(command: list[str]) -> None:
+    """UsageError for words that the command's own parser refuses: a job would end with them as soon as it starts."""
+    from hpcdl.cli.app import app_for
+
+    if not {"-h", "--help", "--version"}.isdisjoint(command):
+        return
+    parser: Any = typer.main.get_command(app_for(command))
+    name, words, context = "hpcdl", command, None
+    try:
+        while True:
+            context = parser.make_context(name, list(words), parent=context)
+            if not getattr(parser, "commands", None):
+                return
+            name, parser, words = parser.resolve_command(context, [*context._protected_args, *context.args])
+    except Exception as error:
+        said = getattr(error, "format_message", None)  # typer's own errors
+        if said is None:
+            raise
+        raise UsageError(f"{said().rstrip('.')}; see `hpcdl {command[0]} --help`") from None
 
 
 def _check(trial: list[str]) -> None:

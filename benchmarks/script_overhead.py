@@ -47,7 +47,8 @@ def main() -> None:
     models = {name: made(chosen.layers, chosen.width, distributed=name == "hpcdl") for name in ("plain", "hpcdl")}
     taken: dict[str, list[tuple[float, float]]] = {name: [] for name in models}
     for round_number in range(rounds + 1):
-        for name, (model, callbacks) in models.items():
+        pairs = list(models.items())
+        for name, (model, callbacks) in pairs if round_number % 2 else reversed(pairs):  # neither is always the second
             began, worked = time.perf_counter(), time.process_time()
             model.fit(inputs, labels, batch_size=BATCH, verbose=0, shuffle=False, callbacks=callbacks)
             if round_number:  # the first one traces

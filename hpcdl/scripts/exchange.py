@@ -249,7 +249,8 @@ class GradientExchange:
         weight = tf.cast(0 if num_samples is None else num_samples, tf.float64)
         # The gradient that comes first: a step whose data has ended must not begin what it cannot take part in.
         first = next((getattr(one, "values", one) for one in reversed(given) if one is not None), weight)
-        with tf.control_dependencies([*turn_begins(), first]):
+        alone = self.group.size == 1  # nobody who could take another order
+        with tf.control_dependencies([*([] if alone else turn_begins()), first]):
             total, begun = self._begin(details, names, weight)
         before, after = (None, None) if shared else self._factors(weight, total)
         with tf.control_dependencies([begun]):
@@ -260,7 +261,8 @@ class GradientExchange:
             sparse = self._gather({index: scaled_by(before, one) for index, one in sparse.items()}, names)
         found: Mapping[int, Any] = dense | sparse
         done = [getattr(one, "values", one) for one in found.values()]
-        turn_ends([begun, *done])
+        if not alone:
+            turn_ends([begun, *done])
         told = {names[index]: getattr(one, "values", one) for index, one in enumerate(given) if one is not None}
         layers_of(recorder_of(self.group.messages), [*told]).gradients_recorded([*told.values()], [begun, *done])
         combined = [found.get(index) for index in range(len(given))]

@@ -7,7 +7,7 @@ import functools
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from types import ModuleType
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 import keras
 import tensorflow as tf
@@ -61,20 +61,23 @@ def optimizers_of(model: Any) -> list[Any]:
         if id(thing) in seen:
             continue
         seen.add(id(thing))
-        if isinstance(thing, keras.optimizers.Optimizer):
+        role = _role_of(thing.__class__)
+        if role == "optimizer":
             found[id(thing)] = thing
         elif depth < _DEEPEST:
-            waiting += [(one, depth + 1) for one in reversed(_held_by(thing))]
+            held = _held_by(thing, role)
+            # Most members are numbers and names: every fit looks through hundreds, several times.
+            waiting += [(one, depth + 1) for one in reversed(held) if _role_of(one.__class__) != "data"]
     return list(found.values())
 
 
-def _held_by(thing: Any) -> list[Any]:
+def _held_by(thing: Any, role: str) -> list[Any]:
     """What a container, a layer or an object of the script's own holds; nothing for what is data."""
-    if isinstance(thing, Mapping):
+    if role == "mapping":
         held = list(thing.values())
-    elif isinstance(thing, list | tuple | set | frozenset):
+    elif role == "sequence":
         held = list(thing)
-    elif isinstance(thing, keras.layers.Layer) or _is_of_script(thing):
+    elif role == "object" and hasattr(thing, "__dict__"):
         held = list(vars(thing).values())
     else:
         return []
@@ -82,10 +85,17 @@ def _held_by(thing: Any) -> list[Any]:
     return held if len(held) <= _LONGEST else []
 
 
-def _is_of_script(thing: Any) -> bool:
-    """Whether it is an object with attributes whose class no library of the stack has made."""
-    package = type(thing).__module__.partition(".")[0]
-    return hasattr(thing, "__dict__") and not isinstance(thing, type | ModuleType) and package not in _LIBRARIES
+@functools.lru_cache(maxsize=1024)
+def _role_of(kind: type) -> Literal["optimizer", "mapping", "sequence", "object", "data"]:
+    """What objects of a class are in the search for optimizers; those of the stack's libraries are data."""
+    if issubclass(kind, keras.optimizers.Optimizer):
+        return "optimizer"
+    if issubclass(kind, Mapping):
+        return "mapping"
+    if issubclass(kind, list | tuple | set | frozenset):
+        return "sequence"
+    own = not issubclass(kind, type | ModuleType) and kind.__module__.partition(".")[0] not in _LIBRARIES
+    return "object" if own or issubclass(kind, keras.layers.Layer) else "data"
 
 
 def group_of_fit(model: Any) -> ScriptGroup | None:

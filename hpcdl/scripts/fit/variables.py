@@ -72,9 +72,12 @@ def fixed_variables(model: Any) -> list[tuple[Any, str, bool]]:
     return list(found.values())
 
 
-def own_variables(model: Any) -> list[Any]:
-    """What each rank keeps for itself: own variables of the model, and gradients that its optimizers sum up."""
-    return [*fixed_and_own(model), *accumulated_in(optimizers_of(model))]
+def own_variables(model: Any, optimizers: Iterable[Any] | None = None) -> list[Any]:
+    """What each rank keeps for itself: own variables of the model, and gradients that its optimizers sum up.
+
+    `optimizers`: those of the model, where they have been looked for.
+    """
+    return [*fixed_and_own(model), *accumulated_in(optimizers_of(model) if optimizers is None else optimizers)]
 
 
 def fixed_and_own(model: Any) -> list[Any]:
@@ -87,17 +90,12 @@ def accumulated_in(optimizers: Iterable[Any]) -> list[Any]:
     return [one for optimizer in optimizers for leaf in leaves_of(optimizer) for one in accumulators_of(leaf)]
 
 
-def variables_of(model: Any) -> list[Any]:
-    """Weights and the variables of all optimizers, each once."""
-    of_optimizers = [one.variables for one in optimizers_of(model)]
-    found = {id(one): one for group in [model.weights, *of_optimizers] for one in group}
-    return list(found.values())
-
-
 def shared_variables_of(model: Any) -> list[Any]:
-    """Those of them that are to be the same on all ranks."""
-    own = {id(one) for one in own_variables(model)}
-    return [one for one in variables_of(model) if id(one) not in own]
+    """Weights and the variables of all optimizers, each once, as far as they are to be the same on all ranks."""
+    optimizers = optimizers_of(model)
+    own = {id(one) for one in own_variables(model, optimizers)}
+    found = {id(one): one for group in [model.weights, *(one.variables for one in optimizers)] for one in group}
+    return [one for one in found.values() if id(one) not in own]
 
 
 class CombinedVariables:

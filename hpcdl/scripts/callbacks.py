@@ -17,6 +17,7 @@ from hpcdl.core.records import history_point
 from hpcdl.scripts.exchange import OWN_CHANGES, key_of
 from hpcdl.scripts.existing import existing_alike
 from hpcdl.scripts.fit.adapted import check_adapted
+from hpcdl.scripts.fit.building import build_for
 from hpcdl.scripts.fit.deferred import with_deferred
 from hpcdl.scripts.fit.files import written_on_rank_0
 from hpcdl.scripts.fit.learning_rate import rates_of, set_rates
@@ -59,12 +60,21 @@ class AgreeOverRanks(keras.callbacks.Callback):
         self._combined: CombinedVariables | None = None
         self._shown: list[Any] = []
         self._steps = self._epoch = 0
+        self._epochs_before = 0
+        """Of a state, when the fit began."""
+        self._counts_on: bool | None = None
+        """Whether the epochs of this fit come on top of those; None before its first one."""
         self._alone = False  # in an evaluation outside a fit of its own
         self._began_s = self._mark_s = 0.0
 
     def __deepcopy__(self, memo: dict[int, Any]) -> AgreeOverRanks:
         """One like it for another fit: KerasTuner copies its callbacks. What talks to the other ranks is one."""
         return AgreeOverRanks(session(), self.group, self._state)
+
+    @property
+    def waits_to_restore(self) -> bool:
+        """Whether its state has read weights that are not in the model yet."""
+        return self._state is not None and self._state.waits
 
     def set_model(self, model: Any) -> None:
         """Before the step is traced: see prepare_model."""
@@ -86,6 +96,8 @@ class AgreeOverRanks(keras.callbacks.Callback):
             check_adapted(self.model, self.group)
         if self._state is not None:
             self._state.restore()
+            self._epochs_before = self._state.epoch
+        self._counts_on = None
         for one in self._centers():
             one.to_center()
         self._start_alike()
@@ -113,6 +125,8 @@ class AgreeOverRanks(keras.callbacks.Callback):
     def on_epoch_begin(self, epoch: int, logs: dict[str, Any] | None = None) -> None:
         """Steps are counted from here on."""
         self._epoch, self._steps = epoch, 0
+        if self._counts_on is None:  # fit(epochs=n - state.epoch) begins at 0; with initial_epoch= Keras counts itself
+            self._counts_on = epoch == 0
         self._seen.doing(f"epoch {epoch + 1}", 0)
         self._mark_s = time.monotonic()
         if self._metrics is not None:
@@ -196,7 +210,7 @@ class AgreeOverRanks(keras.callbacks.Callback):
         if self._run is not None and logs is not None:
             self._note(epoch, logs)
         if self._state is not None:
-            self._state.epoch = epoch + 1
+            self._state.epoch = epoch + 1 + (self._epochs_before if self._counts_on else 0)
             self._state.commit(stepped=False)
 
     def _note(self, epoch: int, logs: dict[str, Any]) -> None:
@@ -255,7 +269,7 @@ def _fit_over_ranks(plain: Callable[..., Any]) -> Callable[..., Any]:
         group = group_of_fit(self)
         given = bound.arguments.get("callbacks")
         if group is not None and is_initialized():
-            bound.arguments["callbacks"] = _with_own(given, self, group)
+            bound.arguments["callbacks"] = _with_own(given, self, group, bound.arguments.get("x"))
         with apart_from_fit(self):
             return plain(*bound.args, **bound.kwargs)
 
@@ -277,11 +291,14 @@ def _evaluation_apart(plain: Callable[..., Any]) -> Callable[..., Any]:
     return evaluate
 
 
-def _with_own(given: Any, model: Any, group: ScriptGroup) -> Any:
-    """The callbacks of a fit, a list or a CallbackList made by hand, with hpcdl's own among them."""
+def _with_own(given: Any, model: Any, group: ScriptGroup, data: Any) -> Any:
+    """The callbacks of a fit to `data`, a list or a CallbackList made by hand, with hpcdl's own among them."""
     by_hand = isinstance(given, keras.callbacks.CallbackList)
     listed = given.callbacks if by_hand else tf.nest.flatten(given) if given else []
-    if any(isinstance(one, AgreeOverRanks) for one in listed):
+    there = [one for one in listed if isinstance(one, AgreeOverRanks)]
+    if any(one.waits_to_restore for one in there):
+        build_for(model, data)
+    if there:
         return given
     own = AgreeOverRanks(session(), group)
     if not by_hand:

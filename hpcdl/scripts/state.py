@@ -30,7 +30,7 @@ from hpcdl.scripts.process.session import session
 from hpcdl.strategies.allreduce.worker import broadcast_variables
 from hpcdl.strategies.base.strategy import Worker
 from hpcdl.supervision.control import FOR_MORE, Control, ControlFlags, Room, time_allowed
-from hpcdl.supervision.safety import check_kept
+from hpcdl.supervision.safety import check_kept, digest_of
 
 
 class State:
@@ -39,6 +39,7 @@ class State:
     Under `hpcdl run --resume` it begins as the last part of the run has left it; elsewhere with `folder`, where there
     is one to begin from. `model` and `optimizer` may be lists; optimizers that models were compiled with, or hold, are
     known. A model without weights yet gets them back in `fit`; in a loop of one's own build it, or call it, before.
+    What an optimizer of `model` or `optimizer` has moved on each rank alone before begins as rank 0's. Collective.
     """
 
     epoch: int = 0
@@ -75,8 +76,28 @@ class State:
         """Steps that were committed."""
         self._mark_s = time.monotonic()
         self._read()
+        self._begin_alike()
         if all(one.built for one in self._models):
             self.restore()
+
+    def _begin_alike(self) -> None:
+        """What plain optimizers have moved on each rank alone, to make their variables, begins as rank 0's.
+
+        Their own variables with it, which no gradient names later. A loop with a distributed tape has them alike.
+        """
+        plain = [one for one in self._optimizers() if not hasattr(one, "exchanges") and one.built]
+        own = {id(one) for one in self._own_variables()}
+        listed = {id(one): one for optimizer in plain for one in (*trained_by(optimizer), *optimizer.variables)}
+        found = [one for key, one in listed.items() if key not in own]
+        rows = self._communicator.allgather_json([[str(one.dtype), list(one.shape), digest_of(one)] for one in found])
+        if any([form[:2] for form in row] != [form[:2] for form in rows[0]] for row in rows):
+            return  # other variables on each rank: the first exchange compares what it moves
+        odd = [one for one, *forms in zip(found, *rows, strict=True) if any(form != forms[0] for form in forms)]
+        broadcast_variables(self._communicator, odd)
+        if odd and self._communicator.rank == 0:
+            more = f" and {len(odd) - 1} more" if len(odd) > 1 else ""
+            text = "were moved on each rank alone, and begin as rank 0's"
+            sys.stderr.write(f"hpcdl: {odd[0].path}{more} {text} (hpcdl.State)\n")
 
     def commit(self, samples: int | None = None, *, stepped: bool = True) -> None:
         """After each step: save when it is time to; at a signal or the time limit save and leave with 75; collective.
@@ -165,6 +186,11 @@ class State:
         if told and self._communicator.rank == 0:
             with contextlib.closing(FileJournal(self._run.run_dir)) as journal:
                 journal.write("message", text=told)
+
+    @property
+    def waits(self) -> bool:
+        """Whether something was read that `restore` has not put back yet."""
+        return self._pending is not None
 
     def restore(self) -> None:
         """Put back what was read, once the models are built, and make all ranks alike; `fit` calls it for late ones."""

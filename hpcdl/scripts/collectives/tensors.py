@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING, Any
 
 import numpy
@@ -30,9 +31,13 @@ if TYPE_CHECKING:
 
 @functools.cache
 def _turn() -> Any:
-    """Counts the process's collectives."""
-    with tf.init_scope():
-        return tf.Variable(0, dtype=tf.int64, trainable=False, name="hpcdl_turn")
+    """Counts the process's collectives.
+
+    A thread of its own makes it. A function that has run before without a collective may make no variable any more,
+    not even in an init_scope.
+    """
+    with ThreadPoolExecutor(1) as maker:
+        return maker.submit(tf.Variable, 0, dtype=tf.int64, trainable=False, name="hpcdl_turn").result()
 
 
 def turn_begins() -> list[Any]:

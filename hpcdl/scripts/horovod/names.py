@@ -54,7 +54,9 @@ HOROVOD = {
     "hvd.run": REFUSED["horovod.run"],
     "hvd.elastic.run": "leave it out, and call the function: `hpcdl run --elastic` goes on with new ranks by itself",
     "hvd.elastic.CommitStateCallback": _BY_STATE,
-    "hvd.elastic.UpdateBatchStateCallback": f"leave it out: {_BY_STATE} does that",
+    "hvd.elastic.UpdateBatchStateCallback": (
+        "leave it out: state.batch stays what it was, and an epoch that was cut off begins anew with the saved weights"
+    ),
     "hvd.elastic.UpdateEpochStateCallback": f"leave it out: {_BY_STATE} does that",
     "hvd.elastic.KerasState": "hvd.State",
     "hvd.elastic.TensorFlowKerasState": "hvd.State",

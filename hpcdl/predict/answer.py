@@ -118,7 +118,11 @@ def answer(question: Question, runs: Sequence[Run], traced: Sequence[TracedRun] 
     network = None if question.network is None else read_network(question.network)
     for name in question.strategies:
         kind_of(name)
-    found = gather_evidence(runs, network, question.target, traced) if runs else [_unmeasured(question, network)]
+    found = (
+        gather_evidence(runs, network, question.target, traced, question.model)
+        if runs
+        else [_unmeasured(question, network)]
+    )
     answers = [_of_network(question, item, network) for item in found]
     largest = max((item.next_run for item in answers if item.next_run), key=lambda run: run.width, default=None)
     return Answer(
@@ -137,7 +141,7 @@ def _unmeasured(question: Question, network: Network | None) -> Evidence:
     missing = [
         words
         for words, given in (
-            ("the model (--model NAME)", question.model),
+            ("the model (--model NAME, FILE.keras or FILE.py:FUNCTION)", question.model),
             ("the network (--network NAME or latency,bandwidth)", network),
         )
         if given is None
@@ -298,7 +302,7 @@ def _next_run(forecast: Forecast, target: StepJob) -> NextRun | None:
         return None
     halving = [item for item in choices if item[1] <= 0.5 * now]
     job, after = min(halving, key=lambda item: item[0].nodes) if halving else min(choices, key=lambda item: item[1])
-    command = command_of(job, forecast.evidence.data)
+    command = command_of(dataclasses.replace(job, model=forecast.evidence.spec), forecast.evidence.data)
     reach = 1.645
     return NextRun(
         model=job.model, strategy=job.strategy, nodes=job.nodes, workers=job.workers, servers=job.servers,

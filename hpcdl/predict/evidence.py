@@ -14,20 +14,24 @@ from hpcdl.config.settings import AUTO
 from hpcdl.core.errors import CorruptError, UsageError, shown
 from hpcdl.core.paths import typed
 from hpcdl.core.run_state import is_measured
+from hpcdl.models.facts import SAVED, OwnModel, facts_of, is_own
+from hpcdl.models.spec import EMULATED
 from hpcdl.models.table import MODELS
 from hpcdl.node.machines import read_machine
 from hpcdl.predict.calibration import MeasuredStep
-from hpcdl.predict.jobs import RankLayout, StepJob, has_servers, layers_known, lengths_of
+from hpcdl.predict.jobs import ITEM_BYTES, RankLayout, StepJob, has_servers, layers_known, lengths_of
 from hpcdl.predict.network import Network
 from hpcdl.report.runs.run import Run, positive
 from hpcdl.report.runs.traces import TracedRun
 from hpcdl.strategies.table import ALIASES, STRATEGIES
+from hpcdl.supervision import runtime
 
 FLOP_PER_CORE_AND_SECOND = 50e9
 """Single precision, in training: between a many-core and a server core; a guess, and told as one."""
 FLOP_PER_MAC = 6
 """A multiply and an add, forward and twice backward."""
 _GUESS_SPREAD = 0.7
+_FUNCTION = "FILE.py:FUNCTION"
 _STARVED = 0.3
 """Share of a step that waits for input beyond which the file system is what gives the pace."""
 
@@ -65,6 +69,8 @@ class Evidence:
     """The largest measured job of each strategy: later ones have its settings."""
     data: str = ""
     """What was trained on, as `--data` takes it; empty where no record says so."""
+    trained: str = ""
+    """What `--model` names as the network of the runs, where they do not tell their layers."""
     ready: tuple[tuple[float, float], ...] = ()
     """When gradients are there, where a trace has it (StepJob)."""
 
@@ -72,6 +78,12 @@ class Evidence:
     def layers_known(self) -> bool:
         """Whether the network's layers are, and not only the sum of their bytes."""
         return bool(self.recorded) or layers_known(self.model)
+
+    @property
+    def spec(self) -> str:
+        """The network as `hpcdl train --model` takes it; a placeholder where no function is known that builds it."""
+        names = (name for name in (self.trained, self.model) if not name.endswith(SAVED))
+        return next((name for name in names if name in MODELS or name.startswith(EMULATED) or is_own(name)), _FUNCTION)
 
     @property
     def largest_nodes(self) -> int:
@@ -130,10 +142,12 @@ def gather_evidence(
     network: Network | None,
     accuracy: float | None = None,
     traced: Sequence[TracedRun] = (),
+    trained: str | None = None,
 ) -> list[Evidence]:
     """The evidence of each network among `runs`; `traced` are those that have traces, by name.
 
-    UsageError says what is missing where it is too little.
+    `trained`, as `--model` takes it, is the network of runs that do not tell its layers. UsageError says what is
+    missing where it is too little.
     """
     usable = [run for run in runs if run.usable and run.global_batch > 0]
     if not usable:
@@ -144,7 +158,10 @@ def gather_evidence(
         )
     _check_machines(usable)
     models = sorted({run.model for run in usable})
-    found = [_of_model([run for run in usable if run.model == model], accuracy, traced) for model in models]
+    stated = () if trained is None else _stated_lengths(usable, trained)
+    found = [_of_model([run for run in usable if run.model == model], accuracy, traced, stated) for model in models]
+    if trained is not None:
+        found = [dataclasses.replace(item, trained=trained) for item in found]
     for item in found:
         _check_enough(item, network)
     left_out = len(runs) - len(usable)
@@ -170,7 +187,7 @@ def _check_enough(item: Evidence, network: Network | None) -> None:
     size = item.sizes[0]
     strategy = item.monitors[0].job.strategy
     other = 2 * size if size == 1 else 1
-    words = ["train", "--model", item.model, "--strategy", "ring" if strategy == "single" else strategy]
+    words = ["train", "--model", item.spec, "--strategy", "ring" if strategy == "single" else strategy]
     words += ["--ranks", str(other + (1 if has_servers(strategy) else 0)), "--data", item.data or "DIR"]
     raise UsageError(
         f"all runs of {item.model} have {size} worker{'s' if size > 1 else ''}, so nothing tells what an exchange"
@@ -178,13 +195,33 @@ def _check_enough(item: Evidence, network: Network | None) -> None:
     )
 
 
-def _of_model(runs: Sequence[Run], accuracy: float | None, traced: Sequence[TracedRun]) -> Evidence:
+def _stated_lengths(runs: Sequence[Run], trained: str) -> tuple[int, ...]:
+    """Those of `trained`, the network of `runs`; UsageError where they tell their layers, or have other bytes."""
+    models = sorted({run.model for run in runs})
+    told = [run.name for run in runs if sum(run.gradient_elements) > 0]
+    if told or layers_known(models[0]):
+        raise UsageError(f"--model {trained}: runs say what they trained; leave --model out, or the runs")
+    if len(models) > 1:
+        raise UsageError(f"--model {trained}: the runs are of {', '.join(models[:4])}; name those of one network")
+    lengths = _facts_of(trained).lengths if is_own(trained) else lengths_of(trained, None)
+    num_bytes = next((run.gradient_bytes for run in runs if run.gradient_bytes), None)
+    if num_bytes is not None and num_bytes != ITEM_BYTES * sum(lengths):
+        raise UsageError(
+            f"--model {trained} has {ITEM_BYTES * sum(lengths):,} bytes of gradients, the runs of {models[0]} have"
+            f" {num_bytes:,}: give the network that they trained, or leave --model out"
+        )
+    return lengths
+
+
+def _of_model(
+    runs: Sequence[Run], accuracy: float | None, traced: Sequence[TracedRun], stated: tuple[int, ...] = ()
+) -> Evidence:
     remarks: list[str] = []
-    recorded = _recorded(runs, remarks)
+    recorded = _recorded(runs, remarks) or stated
     if not recorded and not layers_known(runs[0].model):
         remarks.append(
             f"the layers of {runs[0].model} are not known, only their bytes: how they lie on servers and in buckets is"
-            " a guess, and intervals are wider for it"
+            " a guess, and intervals are wider for it; --model FILE.keras or FILE.py:FUNCTION tells them"
         )
     ready = _ready(runs, traced, remarks)
     threads = sorted({run.threads for run in runs if run.threads})
@@ -375,32 +412,54 @@ def _learning(runs: Sequence[Run], accuracy: float) -> tuple[Learning, ...]:
 
 def guessed_evidence(model: str, batch: int, machine: str | None) -> Evidence:
     """Nothing measured: computing from the network's MACs and the machine's cores, a guess within a factor of two."""
-    info = MODELS.get(model)
-    if info is None:
-        run = typed("train", "--model", model, "--ranks", 1, "--data", "DIR")
-        raise UsageError(
-            f"--model {model}: its operations are not known, so one node has to be measured: run {run} and name it;"
-            f" or give one of {', '.join(MODELS)}"
-        )
+    macs, lengths = _operations_of(model)
     found = read_machine(machine or "generic")
     cores = len(found.topology.cores)
     per_node = (found.settings.ranks_per_node if found.settings else None) or 1
     rate = found.flop_per_second or cores * FLOP_PER_CORE_AND_SECOND
     spread = found.flop_spread if found.flop_per_second else _GUESS_SPREAD
     source = f"what was published for {found.name}" if found.flop_per_second else f"{cores} cores of {found.name}"
-    seconds = FLOP_PER_MAC * info.macs * per_node / rate
+    seconds = FLOP_PER_MAC * macs * per_node / rate
     return Evidence(
         model=model,
         monitors=(),
-        stated={"image_s": (seconds, spread), "update_s": (info.gradient_bytes / 5e9, 1.0)},
+        stated={"image_s": (seconds, spread), "update_s": (ITEM_BYTES * sum(lengths) / 5e9, 1.0)},
         layouts={"ring": RankLayout(workers_per_node=per_node)},
         batch=batch,
+        gradient_bytes=ITEM_BYTES * sum(lengths),
+        recorded=lengths if is_own(model) else (),
         cores_per_node=cores,
         remarks=(
-            f"nothing is measured: computing is guessed from {info.macs / 1e6:,.0f} million MACs and {source}, so every"
+            f"nothing is measured: computing is guessed from {macs / 1e6:,.3g} million MACs and {source}, so every"
             " number may be off by a factor of two; one run on one node mends most of it",
         ),
     )
+
+
+def _operations_of(model: str) -> tuple[int, tuple[int, ...]]:
+    """Multiply-accumulates of one sample, forward, and the lengths of the gradients; UsageError where unknown."""
+    if model in MODELS:
+        return MODELS[model].macs, lengths_of(model, None)
+    if not is_own(model):
+        raise UsageError(
+            f"--model {model}: its operations are not known; give FILE.keras, FILE.py:FUNCTION, or one of"
+            f" {', '.join(MODELS)}"
+        )
+    own = _facts_of(model)
+    if own.macs is None:
+        run = typed("train", "--model", _FUNCTION if model.endswith(SAVED) else model, "--ranks", 1)
+        raise UsageError(
+            f"--model {model}: its graph does not tell its operations (a loop, or an input of open shape), so one node"
+            f" has to be measured: {run} --data DIR, and name that run"
+        )
+    return own.macs, own.lengths
+
+
+def _facts_of(spec: str) -> OwnModel:
+    """What a network of the user's own says of itself, which takes TensorFlow some seconds to import."""
+    runtime.silence()
+    runtime.import_tensorflow()
+    return facts_of(spec)
 
 
 def sample_bytes(model: str) -> int | None:

@@ -121,8 +121,8 @@ def lengths_of(model: str, gradient_bytes: int | None, recorded: tuple[int, ...]
     lengths = _known_lengths(model)
     if lengths is None and not gradient_bytes:
         raise UsageError(
-            f"nothing is known of the gradients of {model}: give runs of it, a column gradient_bytes, or a model of"
-            f" {', '.join(_table_of_lengths())}"
+            f"nothing is known of the gradients of {model}: give runs of it, a column gradient_bytes, or --model with"
+            f" FILE.keras, FILE.py:FUNCTION or one of {', '.join(_table_of_lengths())}"
         )
     if lengths is None:
         return _usual_lengths(max(1, (gradient_bytes or 0) // ITEM_BYTES))

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -44,3 +46,113 @@ def test_predictions_take_the_layers_from_the_record(session_hpcdl: CommandLine,
     unknown, wide = predicted()
     assert "are not known, only their bytes" not in known and "are not known, only their bytes" in unknown
     assert wide > narrow
+
+
+OWN = """
+import keras
+
+def build(num_classes=10):
+    return keras.Sequential([
+        keras.Input((28, 28, 1)), keras.layers.Conv2D(8, 5), keras.layers.Flatten(), keras.layers.Dense(num_classes)
+    ])
+
+def needs(num_classes):
+    return build(num_classes)
+
+def loops():
+    return keras.Sequential([keras.Input((9, 4)), keras.layers.LSTM(8), keras.layers.Dense(2)])
+
+def empty():
+    return keras.Sequential([keras.Input((9,)), keras.layers.Flatten()])
+"""
+LENGTHS = (5 * 5 * 8, 8, 24 * 24 * 8 * 10, 10)
+MACS = 24 * 24 * 5 * 5 * 8 + 24 * 24 * 8 * 10
+FACTS = ["--network", "1gbe", "--strategy", "ring,ps", "--nodes", "4"]
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    place = tmp_path_factory.mktemp("own")
+    (place / "net.py").write_text(OWN)
+    lines = (
+        f"import sys; sys.path.insert(0, {str(place)!r}); import net; net.build().save({str(place / 'net.keras')!r})"
+    )
+    subprocess.run([sys.executable, "-c", lines], check=True, capture_output=True, timeout=300)
+    return place
+
+
+@pytest.mark.parametrize("spec", ["net.py:build", "net.keras"])
+def test_a_network_of_one_s_own_from_facts_alone(session_hpcdl: CommandLine, folder: Path, spec: str) -> None:
+    """Its lengths and operations are its own: as those of a network of the table are."""
+    told = session_hpcdl(["predict", "--model", folder / spec, *FACTS, "--json"])
+    assert told.code == 0, told.err
+    document = told.json()
+    assert {row["strategy"] for row in document["predictions"]} == {"ring", "ps"}
+    assert f"{MACS / 1e6:.3g} million MACs" in told.out and "only their bytes" not in told.out
+    assert all(row["step_seconds"]["low"] > 0 for row in document["predictions"])
+    wanted = "FILE.py:FUNCTION" if spec.endswith(".keras") else str(folder / spec)
+    assert f"--model {wanted} " in document["next_run"]["command"]
+
+
+def test_it_has_the_numbers_of_the_same_network_in_the_table(session_hpcdl: CommandLine, tmp_path: Path) -> None:
+    (tmp_path / "again.py").write_text("from hpcdl.models.lenet import build as lenet\n\n"
+                                       "def build():\n    return lenet(10, (28, 28, 1))\n")  # fmt: skip
+    ours, table = (
+        session_hpcdl(["predict", "--model", model, *FACTS, "--json"]).json()["predictions"]
+        for model in (tmp_path / "again.py:build", "lenet")
+    )
+    for one, other in zip(ours, table, strict=True):
+        assert one["step_seconds"] == pytest.approx(other["step_seconds"])
+
+
+TABLE = "strategy,model,nodes,ranks,batch_per_rank,gradient_bytes,step_seconds\n"
+
+
+def imported(folder: Path, num_bytes: int) -> list[str | Path]:
+    path = folder / "runs.csv"
+    seconds = {1: 0.02, 2: 0.0216, 4: 0.0224}  # a link of 1 Gbit/s
+    rows = [f"ring,mine,{nodes},{nodes},16,{num_bytes},{one}\n" for nodes, one in seconds.items()]
+    path.write_text(TABLE + "".join(rows))
+    return ["predict", "--import", "csv", path, "--network", "1gbe", "--nodes", "64", "--strategy", "ring", "--json"]
+
+
+def test_runs_that_do_not_tell_their_layers_are_told_by_the_model_file(
+    session_hpcdl: CommandLine, folder: Path, tmp_path: Path
+) -> None:
+    words = imported(tmp_path, 4 * sum(LENGTHS))
+    without = session_hpcdl(words)
+    assert without.code == 0, without.err
+    assert "--model FILE.keras or FILE.py:FUNCTION tells them" in without.out
+    assert "--model FILE.py:FUNCTION " in without.json()["next_run"]["command"], "mine is no network that train knows"
+    given = session_hpcdl([*words, "--model", folder / "net.keras"])
+    assert given.code == 0, given.err
+    assert "only their bytes" not in given.out
+    unknown, known = (told.json()["predictions"][0]["step_seconds"] for told in (without, given))
+    assert known != unknown, "the file is not only looked at"
+
+
+REFUSED = {
+    "net.py:needs": ("needs num_classes, which only data tells", "give the argument a default"),
+    "net.py:loops": ("its graph does not tell its operations", "one node has to be measured: hpcdl train --model"),
+    "net.py:empty": ("has nothing to train",),
+    "net.py:other": ("'other'", "build"),
+    "gone.keras": ("there is no such file",),
+    "net.py": ("give FILE.keras, FILE.py:FUNCTION",),
+}
+
+
+@pytest.mark.parametrize("spec", REFUSED)
+def test_what_it_cannot_tell_is_refused(session_hpcdl: CommandLine, folder: Path, spec: str) -> None:
+    told = session_hpcdl(["predict", "--model", folder / spec, *FACTS])
+    assert (told.code, told.out) == (2, "")
+    assert told.err.count("\n") == 1
+    for text in REFUSED[spec]:
+        assert text in told.err
+
+
+def test_a_network_that_the_runs_did_not_train_is_refused(
+    session_hpcdl: CommandLine, folder: Path, tmp_path: Path
+) -> None:
+    told = session_hpcdl([*imported(tmp_path, 4_000), "--model", folder / "net.keras"])
+    assert told.code == 2
+    assert f"has {4 * sum(LENGTHS):,} bytes of gradients, the runs of mine have 4,000" in told.err

@@ -130,7 +130,7 @@ def test_another_node_type_is_marked(ask_hpcdl: CommandLine, study: Path) -> Non
         ([], "nothing to predict from"),
         (["--model", "resnet50"], "the network"),
         (["--network", "aries"], "the model"),
-        (["--model", "mine", "--network", "aries"], "one node has to be measured"),
+        (["--model", "mine", "--network", "aries"], "its operations are not known; give FILE.keras"),
         (["STUDY", "--model", "lenet"], "runs say what they trained"),
         (["STUDY", "--nodes", "0"], "not a number of nodes"),
         (["STUDY", "--nodes", "1,x"], "not a number of nodes"),

@@ -35,7 +35,10 @@ Placement = Annotated[
     str | None,
     typer.Option("--placement", metavar="NAME", help="How variables lie on servers: round-robin, greedy or split."),
 ]
-Model = Annotated[str | None, typer.Option("--model", metavar="NAME", help="Network, where no runs are named.")]
+Model = Annotated[
+    str | None,
+    typer.Option("--model", metavar="NAME|FILE", help="Network, where no run tells it: FILE.keras, FILE.py:FUNCTION."),
+]
 Target = Annotated[str | None, typer.Option("--target", metavar="PCT", help="Also the time to this accuracy: 97%.")]
 Out = Annotated[Path | None, typer.Option("--out", metavar="DIR", help="Also write predict.json and figures here.")]
 
@@ -69,8 +72,6 @@ def predict(
     from hpcdl.predict.answer import Question, answer
 
     check_outputs([out / "predict.json"] if out else [])
-    if model is not None and (runs or imported):
-        raise UsageError(f"--model {model}: runs say what they trained; leave --model out, or the runs")
     for flag, value in (("--batch-size", batch_size), ("--servers", servers)):
         if value is not None and not 1 <= value <= MOST_NODES:
             raise UsageError(f"{flag} {value}: give a whole number from 1 to {MOST_NODES}")

@@ -10,6 +10,7 @@ import statistics
 import subprocess
 import sys
 import tempfile
+import threading
 import time
 from collections.abc import Sequence
 from pathlib import Path
@@ -25,10 +26,11 @@ from hpcdl.strategies.base.strategy import Context
 from hpcdl.strategies.table import find_strategy, load_strategy
 from hpcdl.supervision import runtime
 from hpcdl.trace.counters import sample
-from hpcdl.trace.recorder import TraceRecorder
+from hpcdl.trace.recorder import CPU_EVERY_S, TraceRecorder
 
 WARM = 100
 """First steps that are left out."""
+LOOKED_S = 10.0
 EVERY, BLOCK = 3, 150
 """Steps of which one is traced, an odd number because batches come by twos and fours; and steps whose medians are
 compared."""
@@ -73,6 +75,27 @@ def recording_us(level: str, folder: Path, buckets: int = 4, messages: int = 12)
         recorder.parts(borders)
         recorder.operation(CONTROL, "an all-reduce", -1, 8, now_s, now_s)
     return (time.thread_time() - began) / steps * 1e6
+
+
+def looks_ms(folder: Path, *, num_threads: int) -> float:
+    """Processor time a second of the thread that looks at processor time and at counters, in a process that sleeps.
+
+    `num_threads` others sleep beside it: the kernel adds up the time of all of them at each look.
+    """
+    over = threading.Event()
+    others = [threading.Thread(target=over.wait) for _ in range(num_threads)]
+    for one in others:
+        one.start()
+    recorder = TraceRecorder(STEPS, folder, rank=0, size=2, host="here", role="worker")
+    recorder.start()
+    recorder.step(0)
+    began_s, began = time.monotonic(), time.process_time()
+    time.sleep(LOOKED_S)
+    used = time.process_time() - began
+    seconds = time.monotonic() - began_s
+    over.set()
+    recorder.close()
+    return 1e3 * used / seconds
 
 
 class TakesLayers(NoRecorder):
@@ -136,6 +159,10 @@ def main() -> None:
     for _ in range(100):
         sample()
     print(f"counters, once a second in a thread of their own: {(time.thread_time() - began) * 1e4:.0f} us")
+    with tempfile.TemporaryDirectory(prefix="hpcdl-bench-") as name:
+        for num_threads in (0, 64):
+            took_ms = looks_ms(Path(name), num_threads=num_threads)
+            print(f"looks, {1 / CPU_EVERY_S:.0f} a second, and the counters, {num_threads} threads: {took_ms:.2f} ms/s")
     print(layers(given), flush=True)
 
 

@@ -1,0 +1,157 @@
+"""Published series of throughputs, foreseen from their smaller sizes as a user types it; the table of performance.md.
+
+`python -m tests.predict.published_series` asks for all points, which takes some minutes, and writes the table anew,
+whatever it says. Which strategy stands for which exchange was fixed before anything was predicted.
+"""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+import tempfile
+import tomllib
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from hpcdl.core.paths import share_folder
+from tests.conftest import ROOT
+
+FILES = ("tensorflow-benchmarks.toml", "dlperf.toml")
+PAGE = ROOT / "docs" / "performance.md"
+BEGIN, END = "<!-- begin: published series -->", "<!-- end: published series -->"
+HEADER = "strategy,model,nodes,ranks,workers,servers,batch_per_rank,gradient_bytes,images_per_second\n"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Series:
+    """Throughputs of one network on one machine by size; a prediction sees the first `known` of them."""
+
+    source: str
+    table: str
+    machine: str
+    model: str
+    parameters: int
+    strategy: str
+    batch_per_rank: int
+    workers: Sequence[int]
+    nodes: Sequence[int]
+    servers: Sequence[int]
+    images_per_second: Sequence[float]
+    known: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class Point:
+    """One size of a series that was not shown, by its place in it."""
+
+    series: Series
+    place: int
+
+    @property
+    def published(self) -> float:
+        """Samples a second of all workers."""
+        return self.series.images_per_second[self.place]
+
+    @property
+    def name(self) -> str:
+        """What tells it from the others."""
+        one = self.series
+        return f"{one.source}, {one.table}, {one.model}, batch {one.batch_per_rank}, {one.workers[self.place]} GPUs"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Foreseen:
+    """A prediction of a point's throughput: the value, and the ends of the 90 % interval."""
+
+    mean: float
+    low: float
+    high: float
+
+    def near(self, published: float) -> bool:
+        """Within 10 %."""
+        return abs(self.mean / published - 1) <= 0.10
+
+    def holds(self, published: float) -> bool:
+        """Inside the interval."""
+        return self.low <= published <= self.high
+
+
+def all_series() -> list[Series]:
+    """Those of share/hpcdl/references."""
+    found = []
+    for name in FILES:
+        document = tomllib.loads((share_folder() / "references" / name).read_text())
+        assert document["source"]["citation"] and document["source"]["url"].startswith("https://")
+        found += [Series(source=document["source"]["name"], **item) for item in document["series"]]
+    return found
+
+
+def all_points() -> list[Point]:
+    """What no prediction has seen."""
+    return [Point(series=one, place=place) for one in all_series() for place in range(one.known, len(one.workers))]
+
+
+def words_for(point: Point, folder: Path) -> list[str]:
+    """The command line that asks for a point, its smaller sizes in a table of `folder`."""
+    one = point.series
+    rows = [
+        f"{one.strategy},{one.model},{one.nodes[place]},{one.workers[place] + one.servers[place]},{one.workers[place]},"
+        f"{one.servers[place]},{one.batch_per_rank},{4 * one.parameters},{one.images_per_second[place]}\n"
+        for place in range(one.known)
+    ]
+    path = folder / "known.csv"
+    path.write_text(HEADER + "".join(rows))
+    servers = ["--servers", str(one.servers[point.place])] if one.servers[point.place] else []
+    size = ["--nodes", str(one.nodes[point.place])]
+    return ["predict", "--import", "csv", str(path), *size, *servers, "--strategy", one.strategy, "--json"]
+
+
+def foreseen(document: dict[str, Any], point: Point) -> Foreseen:
+    """The prediction in what `hpcdl predict --json` prints."""
+    (row,) = document["predictions"]
+    assert row["workers"] == point.series.workers[point.place], "another size than was published"
+    return Foreseen(**row["images_per_second"])
+
+
+def _lines(told: Sequence[tuple[Point, Foreseen]]) -> Iterator[str]:
+    near = sum(found.near(point.published) for point, found in told)
+    inside = sum(found.holds(point.published) for point, found in told)
+    shares = [f"{100 * count / len(told):.0f} %" for count in (near, inside)]
+    first = f"Of {len(told)} points {near} are within 10 % ({shares[0]})"
+    yield f"{first}, and {inside} inside the 90 % interval ({shares[1]})."
+    yield ""
+    yield "| source | network, batch | exchange | GPUs seen | GPUs | published | predicted | off | inside |"
+    yield "|---|---|---|---|---|---|---|---|---|"
+    for point, found in told:
+        one = point.series
+        framework = one.table.rpartition(", ")[2] if one.source == "DLPerf" else one.machine.rpartition(" x ")[2]
+        off = 100 * (found.mean / point.published - 1)
+        yield (
+            f"| {one.source}, {framework} | {one.model}, {one.batch_per_rank} | `{one.strategy}` | "
+            f"{', '.join(map(str, one.workers[: one.known]))} | {one.workers[point.place]} | {point.published:,.5g} | "
+            f"{found.mean:,.5g} [{found.low:,.5g}, {found.high:,.5g}] | {off:+.1f} % | "
+            f"{'yes' if found.holds(point.published) else 'no'} |"
+        )
+
+
+def main() -> None:
+    """Ask for every point and write the table."""
+    told = []
+    for point in all_points():
+        with tempfile.TemporaryDirectory() as folder:
+            line = [sys.executable, "-m", "hpcdl", *words_for(point, Path(folder))]
+            finished = subprocess.run(line, cwd=ROOT, capture_output=True, text=True, check=False)
+        if finished.returncode:
+            sys.exit(f"{point.name}: {finished.stderr}")
+        told.append((point, foreseen(json.loads(finished.stdout), point)))
+        print(point.name, told[-1][1], point.published, flush=True)
+    before, _, rest = PAGE.read_text().partition(BEGIN)
+    after = rest.partition(END)[2]
+    PAGE.write_text("\n".join([f"{before}{BEGIN}", *_lines(told), f"{END}{after}"]))
+
+
+if __name__ == "__main__":
+    main()

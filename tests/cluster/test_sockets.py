@@ -35,7 +35,7 @@ def listening(pid: int) -> Iterator[tuple[str, str]]:
 @pytest.mark.mpi
 @EITHER
 def test_ranks_on_one_node_listen_on_the_loopback_alone(mpi: Mpi, tmp_path: Path) -> None:
-    """But for the control port of mpiexec itself, which its library cannot be told (docs/site-guide.md)."""
+    """But for the control port of mpiexec itself, which its library cannot be told (docs/reference/site.md)."""
     run_dir = tmp_path / "run"
     data = ["--data", "synthetic:mnist@200", "--epochs", "500", "--run-dir", run_dir]
     process = mpi.hpcdl.start([*SHORT, *data])

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import functools
+import re
+import zlib
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -17,9 +19,14 @@ from hpcdl.data.format.hdf5 import shard_map
 from hpcdl.data.read.reader import SplitReader, open_reader
 from hpcdl.data.read.staging import resident, staged
 from hpcdl.data.read.windows import TrainingStream
+from hpcdl.data.show.inspection import write_pictures
+from hpcdl.data.show.overview import look
+from hpcdl.data.sources.base.images import decode
+from hpcdl.data.sources.base.source import UnreadableSample
 from hpcdl.data.write import listing
 from hpcdl.data.write.plan import ShardJob
 from hpcdl.data.write.repair import repair
+from tests.conftest import CommandLine
 from tests.data.sharding import contents, image_folder, make, numbers, pixels
 
 SHARD = "shard-00001.h5"
@@ -184,3 +191,95 @@ def test_the_error_comes_through_tensorflow_as_it_was(damaged: Dataset) -> None:
     with pytest.raises(Exception, match=r"CorruptError: shard .*train/shard-\d+\.h5: block"):
         next(iter(as_tf_dataset(str(damaged.folder), batch_size=8)))
     assert len(next(iter(as_tf_dataset(str(damaged.folder), batch_size=8, verify_data=False)))[0]) == 8
+
+
+def undecodable(folder: Path, kind: str, **options: object) -> Path:
+    """Encoded shards whose checksums fit, of pictures of which b/0003 and b/0007 do not decode."""
+    source = image_folder(folder / "s", {"a": 30, "b": 30}, size=20, kind=kind)
+    for name in ("0003", "0007"):
+        path = source / "b" / f"{name}.{kind}"
+        content = bytearray(path.read_bytes())
+        # The first marker behind SOI, and the start of the packed pixels: neither is looked at when sharding.
+        if kind == "jpg":
+            content[2:4] = b"\xff\xc4"
+        else:
+            end = 41 + int.from_bytes(content[33:37])
+            content[41:43] = b"\0\0"
+            content[end : end + 4] = zlib.crc32(content[37:end]).to_bytes(4)
+        path.write_bytes(content)
+    make(source, folder / "out", shards=3, encoding="encoded", split="train=0.5,val=0.5", **options)
+    return folder / "out"
+
+
+@pytest.mark.parametrize("kind", ["jpg", "png"])
+def test_pictures_that_do_not_decode_are_named_by_verify(kind: str, tmp_path: Path, ask_hpcdl: CommandLine) -> None:
+    folder = undecodable(tmp_path, kind)
+    checked = ask_hpcdl(["inspect", folder, "--verify", "--json"])
+    found = checked.json()
+    assert checked.code == 3 and found["faults"] == [] and found["bad_shards"] == []
+    assert len(found["undecodable"]) == 2
+    for line in found["undecodable"]:
+        name, place = re.fullmatch(r"(\S+\.h5): sample (\d+) \(class b\): .+", line).groups()  # type: ignore[union-attr]
+        with h5py.File(folder / name) as file:
+            begin, end = file["offsets"][int(place) : int(place) + 2]
+            with pytest.raises(UnreadableSample):
+                decode(file["bytes"][begin:end].tobytes(), size=None, channels=3)
+        assert line in checked.err
+    assert "2 of 60 pictures" in checked.err and "--on-error skip" in checked.err
+    mended = ask_hpcdl(["shard", tmp_path / "s", tmp_path / "again", "--encoding", "encoded", "--on-error", "skip"])
+    assert mended.code == 0 and all(f"skipped: b/{name}.{kind}" in mended.err for name in ("0003", "0007"))
+    sound = ask_hpcdl(["inspect", tmp_path / "again", "--verify"])
+    assert sound.code == 0 and "every picture of 58 decodes" in sound.err
+
+
+@pytest.mark.parametrize("in_graph", [False, True])
+def test_a_picture_that_does_not_decode_is_named_by_training(in_graph: bool, tmp_path: Path) -> None:
+    pytest.importorskip("tensorflow")
+    from hpcdl.data.read.pipeline import as_tf_dataset, evaluation_batches, training_batches
+
+    dataset = open_dataset(str(undecodable(tmp_path, "jpg")))
+    words = r"(train|val)/shard-\d+\.h5: sample \d+ is damaged: its picture does not decode \(.+\);"
+    split = dataset.evaluation_split
+    assert split is not None
+    met = 0
+    for batch_size in (4, 7, 30):
+        try:
+            batches = training_batches(dataset, batch_size=batch_size, in_graph=in_graph)
+            for _ in range(30 // batch_size):
+                next(batches)
+            batches.close()
+        except CorruptError as error:
+            assert re.search(words, str(error)), error
+            met += 1
+        try:
+            assert sum(len(labels) for _, labels in evaluation_batches(dataset, split, batch_size=batch_size)) == 30
+        except CorruptError as error:
+            assert re.search(words, str(error)), error
+            met += 1
+        with pytest.raises(Exception, match=rf"CorruptError: shard .*{words}"):
+            for name in dataset.splits:
+                for _ in as_tf_dataset(dataset, split=name, batch_size=batch_size, epochs=1):
+                    pass
+    assert met >= 3
+
+
+def test_nothing_but_damaged_pictures_ends_in_an_error(tmp_path: Path) -> None:
+    """Dropped pictures are missed at once: the pipeline does not look for whole ones for ever."""
+    pytest.importorskip("tensorflow")
+    from hpcdl.data.read.pipeline import evaluation_batches, training_batches
+
+    source = image_folder(tmp_path / "s", {"a": 12, "b": 12}, kind="jpg")
+    for path in source.rglob("*.jpg"):
+        content = bytearray(path.read_bytes())
+        content[2:4] = b"\xff\xc4"
+        path.write_bytes(content)
+    make(source, tmp_path / "out", encoding="encoded")
+    dataset = open_dataset(str(tmp_path / "out"))
+    with pytest.raises(CorruptError, match="does not decode"):
+        next(training_batches(dataset, batch_size=5))
+    with pytest.raises(CorruptError, match="does not decode"):
+        next(evaluation_batches(dataset, dataset.train_split, batch_size=5))
+    with pytest.raises(CorruptError, match=r"shard-00000\.h5: sample \d+ is damaged"):
+        write_pictures(dataset, dataset.train_split, 1, tmp_path / "pictures")
+    with pytest.raises(CorruptError, match=r"shard-00000\.h5: sample \d+ is damaged"):
+        look(tmp_path / "out")

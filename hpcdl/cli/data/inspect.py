@@ -24,7 +24,7 @@ def register(app: typer.Typer) -> None:
 
 def inspect(
     folder: Annotated[Path, typer.Argument(metavar="DIR", help="Folder that `hpcdl shard` made.")],
-    verify: Annotated[bool, typer.Option("--verify", help="Read everything and check every checksum.")] = False,
+    verify: Annotated[bool, typer.Option("--verify", help="Read everything: checksums fit, pictures decode.")] = False,
     repair: Annotated[bool, typer.Option("--repair", help="Verify, and write damaged shards again.")] = False,
     source: Annotated[str | None, typer.Option("--from", metavar="SOURCE", help="What the data was made from.")] = None,
     reader: Annotated[
@@ -77,7 +77,7 @@ def _check(folder: Path, source: str | None, reader: str, *, keep: bool) -> dict
     from hpcdl.data.show import inspection
 
     done = 0
-    with progress("verifying", inspection.total_bytes(folder)) as bar:
+    with progress("verifying", inspection.bytes_to_verify(folder)) as bar:
 
         def told(count: int) -> None:
             nonlocal done
@@ -93,11 +93,15 @@ def _check(folder: Path, source: str | None, reader: str, *, keep: bool) -> dict
         for name in repaired:
             say(f"written again: {name}")
         checked = inspection.verify(folder)
-    if keep and checked.faults:
-        print_json({"folder": str(folder), "faults": list(checked.faults), "bad_shards": list(checked.bad_shards)})
+    found = {
+        "faults": list(checked.faults), "bad_shards": list(checked.bad_shards), "undecodable": list(checked.undecodable)
+    }  # fmt: skip
+    if keep and (checked.faults or checked.undecodable):
+        print_json({"folder": str(folder), **found})
     inspection.require_sound(folder, checked)
-    say(f"sound: every checksum of {checked.num_shards} shards ({format_bytes(checked.num_bytes)}) fits")
-    return {"verified": True, "faults": [], "bad_shards": [], "repaired": repaired}
+    decoded = f", and every picture of {format_count(checked.num_decoded)} decodes" if checked.num_decoded else ""
+    say(f"sound: every checksum of {checked.num_shards} shards ({format_bytes(checked.num_bytes)}) fits{decoded}")
+    return {"verified": True, **found, "repaired": repaired}
 
 
 def _page(folder: Path, out: Path | None) -> str:

@@ -11,7 +11,7 @@ from typing import Any, NamedTuple, Self
 import numpy as np
 import tensorflow as tf
 
-from hpcdl.core.errors import UsageError, carried, originals
+from hpcdl.core.errors import CorruptError, HpcdlError, UsageError, carried, originals
 from hpcdl.data.format.dataset import Dataset, Split, open_dataset
 from hpcdl.data.format.fields import Field
 from hpcdl.data.format.order import NO_SHIFT, Ids, Shift, mixed, pass_slice
@@ -149,14 +149,14 @@ def evaluation_batches(
     own = pass_slice(split.num_samples, worker, num_workers)
     fixed = Augmentation(mean=augment.mean, std=augment.std) if augment else _NO_CHANGE
 
+    def ids_from(start: int) -> Ids:
+        return np.arange(start, min(start + batch_size, own.stop), dtype=np.int64)
+
     def read_from(start: int) -> Any:
-        ids = np.arange(start, min(start + batch_size, own.stop), dtype=np.int64)
+        ids = ids_from(start)
         if dataset.fields:
             assert isinstance(reader, SplitReader)
             return [_dense(field_of(reader, item, ids), item) for item in dataset.fields]
-        if dataset.encoded:
-            assert isinstance(reader, SplitReader)
-            return np.array(reader.read_encoded(ids), object), reader.labels(ids)
         array = aligned_empty((len(ids), *reader.sample_shape), reader.dtype)
         reader.read_samples(ids, array)
         return array, reader.labels(ids)
@@ -166,7 +166,10 @@ def evaluation_batches(
         if dataset.fields:
             batches = _field_batches(dataset, read_from, starts, None)
         else:
-            batches = _batches(dataset, read_from, starts, batch_size, None)
+            if isinstance(reader, SplitReader) and dataset.encoded:
+                batches = _decoded(dataset, _Files(reader, ids_from), starts, batch_size, None)
+            else:
+                batches = _batches(dataset, read_from, starts, None)
             if not fixed.changes_nothing:
                 batches = batches.map(
                     _as_written(lambda images, labels: (_augmented(images, fixed, 0, _Rows(0, 0, 0)), labels))
@@ -231,8 +234,11 @@ def _dataset(
             dataset, lambda step: _dense_fields(stream, step, dataset.fields), steps, share.batch_size
         )
     else:
-        read = stream.files if dataset.encoded else stream.images
-        batches = _batches(dataset, read, steps, share.batch_size, share.batch_size)
+        if isinstance(stream.reader, SplitReader) and dataset.encoded:
+            files = _Files(stream.reader, stream.ids)
+            batches = _decoded(dataset, files, steps, share.batch_size, share.batch_size)
+        else:
+            batches = _batches(dataset, stream.images, steps, share.batch_size)
         if not augment.changes_nothing:
             rows = _Rows(mixed(seed, 7) >> 1, stream.rows.start, stream.global_batch)
             batches = tf.data.Dataset.zip(steps, batches).map(
@@ -302,7 +308,7 @@ def batch_spec(dataset: Dataset) -> tuple[Any, Any]:
     if dataset.fields:
         batches = _field_batches(dataset, nothing, numbers, None)
     else:
-        batches = _batches(dataset, nothing, numbers, 1, None)
+        batches = _batches(dataset, nothing, numbers, None)  # decoded pictures are what arrays of pixels are
     inputs, targets = _preprocessed(batches, dataset, numbers, 0, training=True).element_spec
     return inputs, targets
 
@@ -315,29 +321,96 @@ def _options(deterministic: bool) -> tf.data.Options:
     return options
 
 
-def _batches(dataset: Dataset, read: Callable[[int], Any], steps: Any, batch_size: int, length: int | None) -> Any:
-    """Batches (images, labels) that `read` gives for each element of `steps`; `length` is None where it may vary.
+def _batches(dataset: Dataset, read: Callable[[int], Any], steps: Any, length: int | None) -> Any:
+    """Batches (images, labels) that `read` gives for each element of `steps`, handed over without a copy.
 
-    Arrays are handed over without a copy. Encoded images are decoded one by one, in parallel, by TensorFlow.
+    `length` is None where it may vary.
     """
-    kind = tf.string if dataset.encoded else tf.as_dtype(dataset.dtype)
-    shape = () if dataset.encoded else dataset.sample_shape
 
     def load(step: Any) -> tuple[Any, Any]:
-        images, labels = tf.numpy_function(carried(lambda number: read(int(number))), [step], [kind, tf.int64])
-        images.set_shape((length, *shape))
+        kinds = [tf.as_dtype(dataset.dtype), tf.int64]
+        images, labels = tf.numpy_function(carried(lambda number: read(int(number))), [step], kinds)
+        images.set_shape((length, *dataset.sample_shape))
         labels.set_shape((length,))
         return images, labels
 
-    batches = steps.map(_as_written(load))
-    if not dataset.encoded:
-        return batches
+    return steps.map(_as_written(load))
+
+
+class _Files:
+    """The encoded pictures of each element of a dataset of steps; `ids` says which samples a step's are."""
+
+    def __init__(self, reader: SplitReader, ids: Callable[[int], Ids]) -> None:
+        self._reader, self._ids = reader, ids
+        self._failed: list[Exception] = []
+
+    def read(self, step: int, batch_size: int) -> tuple[Any, Any, Any]:
+        """Files, labels and rows of a step, and behind them an empty file with the row -1.
+
+        Where they cannot be read there are as many of those as make a batch, and `refuse` raises why.
+        """
+        try:
+            ids = self._ids(step)
+            files, labels = self._reader.read_encoded(ids), self._reader.labels(ids)
+        except Exception as error:  # noqa: BLE001  what is raised here would be dropped as a damaged picture is
+            self._failed.append(error)
+            count = batch_size + 1
+            return np.array([b""] * count, object), np.zeros(count, np.int64), np.full(count, -1)
+        rows = np.append(np.arange(len(files)), -1)
+        return np.array([*files, b""], object), np.append(labels, 0), rows
+
+    def refuse(self, steps: Any, decode: Callable[[Any], Any]) -> Any:
+        """Raise why the pictures of `steps` are not all there: CorruptError with shard and sample of the first."""
+        if self._failed:
+            raise self._failed[0]
+        for sample in np.concatenate([self._ids(step) for step in np.unique(steps).tolist()]).tolist():
+            try:
+                decode(tf.constant(self._reader.read_encoded(np.array([sample]))[0]))
+            except tf.errors.OpError as error:
+                name, why = self._reader.describe(sample), (error.message or "").partition(" [")[0].rpartition("}} ")[2]
+                raise CorruptError(
+                    f"{name} is damaged: its picture does not decode ({why}); "
+                    "`hpcdl inspect DIR --verify` names all such samples"
+                ) from error
+        raise HpcdlError("a picture could not be decoded a moment ago, and now it can; is memory short? Try again")
+
+
+def _decoded(dataset: Dataset, files: _Files, steps: Any, batch_size: int, length: int | None) -> Any:
+    """Batches (images, labels) of encoded pictures, decoded one by one, in parallel, by TensorFlow.
+
+    A graph cannot catch what an operation raises, and TensorFlow's words name no sample. So a picture that does not
+    decode is dropped, and then missed: the rows of a batch count from 0 up, and end with the -1 of the empty file
+    that each step ends with. That one always comes through, so a batch is over after `batch_size` + 1 steps at most,
+    however many pictures are damaged.
+    """
     decode = _decoder(dataset)
+    nothing = tf.zeros(dataset.sample_shape, tf.as_dtype(dataset.dtype))
+
+    def load(step: Any) -> Any:
+        kinds = [tf.string, tf.int64, tf.int64]
+        content, labels, rows = tf.numpy_function(lambda number: files.read(int(number), batch_size), [step], kinds)
+        for tensor in (content, labels, rows):
+            tensor.set_shape((None,))
+        return content, labels, rows, tf.fill(tf.shape(rows), step)
+
+    def one(content: Any, label: Any, row: Any, step: Any) -> Any:
+        return tf.cond(row < 0, lambda: nothing, lambda: decode(content)), label, row, step
+
+    def whole(images: Any, labels: Any, rows: Any, of_steps: Any) -> Any:
+        wanted = tf.concat([tf.range(tf.size(rows, tf.int64) - 1), [-1]], 0)
+        refuse = carried(lambda numbers: files.refuse(numbers, decode))
+        labels = tf.cond(
+            tf.reduce_all(rows == wanted),
+            lambda: labels[:-1],
+            lambda: tf.numpy_function(refuse, [of_steps], tf.int64),
+        )
+        labels.set_shape((length,))
+        return images[:-1], labels
+
     cpus = len(os.sched_getaffinity(0))
-    samples = batches.unbatch().map(
-        _as_written(lambda content, label: (decode(content), label)), num_parallel_calls=cpus, deterministic=True
-    )
-    return samples.batch(batch_size, drop_remainder=length is not None)
+    samples = steps.map(_as_written(load)).unbatch()
+    samples = samples.map(_as_written(one), num_parallel_calls=cpus, deterministic=True).ignore_errors()
+    return samples.batch(batch_size + 1, drop_remainder=length is not None).map(_as_written(whole))
 
 
 def _dense_fields(stream: TrainingStream, step: int, fields: Sequence[Field]) -> list[Any]:

@@ -323,6 +323,11 @@ class SplitReader:
         number = bisect.bisect_right(self._firsts, sample) - 1
         return number, sample - self._firsts[number]
 
+    def describe(self, sample: int) -> str:
+        """How a message names a sample: its shard, and its place there, from 0."""
+        number, place = self.place(sample)
+        return f"shard {self._folder / self._entries[number].file}: sample {place}"
+
     def labels(self, ids: Ids) -> Ids:
         """The labels of samples."""
         return self.resident("labels", ids, np.empty(len(ids), np.int64))

@@ -19,13 +19,17 @@ from hpcdl.core.disk import check_outputs, make_output_folder
 from hpcdl.core.errors import CorruptError, UsageError
 from hpcdl.core.files import write_output
 from hpcdl.core.paths import typed
-from hpcdl.data.format.dataset import Dataset, Split, open_dataset
+from hpcdl.data.format.dataset import Dataset, FileOperationsCounter, Split, open_dataset
 from hpcdl.data.format.fields import Field
-from hpcdl.data.format.manifest import FILE_NAME, Manifest, read_manifest
+from hpcdl.data.format.manifest import FILE_NAME, Manifest, ShardEntry, read_manifest
 from hpcdl.data.format.order import mixed, permuted
 from hpcdl.data.format.shard_file import faults
-from hpcdl.data.read.reader import SplitReader
+from hpcdl.data.read.reader import OpenShard, SplitReader
+from hpcdl.data.sources.base.images import check_encoded, decode
+from hpcdl.data.sources.base.source import UnreadableSample
 from hpcdl.data.write.lustre import Stripes, file_system_of, stripes_of
+
+_MOST_NAMED = 100
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -66,12 +70,18 @@ class Inspection:
 
 @dataclass(frozen=True, kw_only=True)
 class Verification:
-    """What reading every byte found; `faults` name shard and block, `bad_shards` are files below the folder."""
+    """What reading every byte found; `faults` name shard and block, `bad_shards` are files below the folder.
+
+    `undecodable` names shard and sample of encoded pictures that do not decode although their checksums fit: they
+    were damaged when they were sharded. `num_decoded` counts those that do.
+    """
 
     num_shards: int
     num_bytes: int
     faults: Sequence[str]
     bad_shards: Sequence[str]
+    undecodable: Sequence[str] = ()
+    num_decoded: int = 0
 
 
 def inspect(folder: Path, mounts: Path | None = None) -> Inspection:
@@ -106,7 +116,10 @@ def inspect(folder: Path, mounts: Path | None = None) -> Inspection:
 
 
 def verify(folder: Path, *, told: Callable[[int], None] = lambda _: None, threads: int | None = None) -> Verification:
-    """Read every byte of every shard in parallel and compare checksums; `told` hears of bytes as they are checked."""
+    """Read every byte of every shard in parallel and compare checksums; `told` hears of bytes as they are checked.
+
+    Encoded pictures of shards whose checksums fit are decoded as well.
+    """
     manifest = _manifest(folder)
     shards = manifest.shards()
     lock = threading.Lock()
@@ -117,29 +130,62 @@ def verify(folder: Path, *, told: Callable[[int], None] = lambda _: None, thread
 
     with ThreadPoolExecutor(threads or len(os.sched_getaffinity(0))) as pool:
         found = list(pool.map(lambda entry: faults(folder, entry, told_safely), shards))
+        sound = [entry for entry, several in zip(shards, found, strict=True) if not several]
+        decoded = sound if manifest.encoding == "encoded" else []
+        of_shards = pool.map(lambda entry: _undecodable(folder, entry, manifest.class_names, told_safely), decoded)
+        undecodable = [one for several in of_shards for one in several]
     return Verification(
         num_shards=len(shards),
         num_bytes=sum(entry.num_bytes for entry in shards),
         faults=[fault for several in found for fault in several],
         bad_shards=[entry.file for entry, several in zip(shards, found, strict=True) if several],
+        undecodable=undecodable,
+        num_decoded=sum(entry.num_samples for entry in decoded) - len(undecodable),
     )
+
+
+def _undecodable(folder: Path, entry: ShardEntry, class_names: Sequence[str], told: Callable[[int], None]) -> list[str]:
+    """The samples of a shard of encoded pictures that do not decode, and why; `told` hears of bytes."""
+    found = []
+    shard = OpenShard(folder / entry.file, entry, operations=FileOperationsCounter(), verified=False)
+    try:
+        labels = shard.residents["labels"]
+        for place in range(entry.num_samples):
+            content = bytes(shard.read_variable("bytes", place))
+            try:
+                check_encoded(content, decodes=True)
+            except UnreadableSample as error:
+                found.append(f"{entry.file}: sample {place} (class {class_names[labels[place]]}): {error}")
+            told(len(content))
+    finally:
+        shard.close()
+    return found
 
 
 def require_sound(folder: Path, verification: Verification) -> None:
-    """CorruptError with a line for each bad block unless all is well."""
-    if not verification.faults:
-        return
-    bad, all_of_them = len(verification.bad_shards), verification.num_shards
-    raise CorruptError(
-        *(f"damaged: {fault}" for fault in verification.faults),
-        f"{bad} of {all_of_them} shards in {folder} are damaged; "
-        f"write them again with `{typed('inspect', folder, '--repair', '--from', 'SOURCE')}`",
-    )
+    """CorruptError with a line for each bad block and each picture that does not decode, unless all is well."""
+    lines = [f"damaged: {fault}" for fault in verification.faults]
+    lines += [f"does not decode: {one}" for one in verification.undecodable[:_MOST_NAMED]]
+    if (more := len(verification.undecodable) - _MOST_NAMED) > 0:
+        lines.append(f"... and {more} more that do not decode; --json names all")
+    if verification.faults:
+        bad, all_of_them = len(verification.bad_shards), verification.num_shards
+        repair = typed("inspect", folder, "--repair", "--from", "SOURCE")
+        lines.append(f"{bad} of {all_of_them} shards in {folder} are damaged; write them again with `{repair}`")
+    if count := len(verification.undecodable):
+        lines.append(
+            f"{count} of {count + verification.num_decoded} pictures in {folder} do not decode, and were so when they "
+            "were sharded (their checksums fit); shard the source again with --on-error skip, which names them and "
+            "leaves them out"
+        )
+    if lines:
+        raise CorruptError(*lines)
 
 
-def total_bytes(folder: Path) -> int:
-    """Bytes in all shards, by the manifest."""
-    return sum(entry.num_bytes for entry in _manifest(folder).shards())
+def bytes_to_verify(folder: Path) -> int:
+    """About as many bytes as `verify` tells of: encoded pictures are read a second time to be decoded."""
+    manifest = _manifest(folder)
+    return sum(entry.num_bytes for entry in manifest.shards()) * (2 if manifest.encoding == "encoded" else 1)
 
 
 def _manifest(folder: Path) -> Manifest:
@@ -204,11 +250,9 @@ def write_pictures(dataset: Dataset, split: Split, count: int, folder: Path) -> 
 
 def _pixels(reader: SplitReader, dataset: Dataset, sample: int) -> Any:
     """An image as PIL takes it: uint8, one or three channels."""
-    from PIL import Image  # imported late: only pictures need it
-
     one = np.array([sample], np.int64)
     if dataset.encoded:
-        return np.asarray(Image.open(io.BytesIO(reader.read_encoded(one)[0])).convert("RGB"))
+        return decoded(reader, sample)
     pixels = np.empty((1, *dataset.sample_shape), dataset.dtype)
     reader.read_samples(one, pixels)
     image = pixels[0]
@@ -216,6 +260,16 @@ def _pixels(reader: SplitReader, dataset: Dataset, sample: int) -> Any:
         low, high = float(image.min()), float(image.max())
         image = ((image.astype(np.float32) - low) / max(high - low, 1e-12) * 255).astype(np.uint8)
     return image if image.shape[2] == 3 else image[:, :, 0]
+
+
+def decoded(reader: SplitReader, sample: int) -> Any:
+    """The pixels (H, W, 3) of an encoded picture; CorruptError with shard and sample where it does not decode."""
+    try:
+        return decode(reader.read_encoded(np.array([sample], np.int64))[0], size=None, channels=3)
+    except UnreadableSample as error:
+        raise CorruptError(
+            f"{reader.describe(sample)} is damaged: {error}; `hpcdl inspect DIR --verify` names all such samples"
+        ) from error
 
 
 def _png(pixels: Any) -> bytes:

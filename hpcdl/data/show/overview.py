@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import io
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -15,7 +14,7 @@ from hpcdl.data.format.dataset import Dataset, open_dataset
 from hpcdl.data.format.fields import Field
 from hpcdl.data.format.order import mixed, permuted
 from hpcdl.data.read.reader import SplitReader
-from hpcdl.data.show.inspection import Inspection, inspect
+from hpcdl.data.show.inspection import Inspection, decoded, inspect
 
 Array = npt.NDArray[Any]
 MOST_MEASURED = 256
@@ -119,7 +118,7 @@ def _read(reader: SplitReader, dataset: Dataset, item: Field, ids: npt.NDArray[n
         names = item.class_names
         return [names[number] if 0 <= number < len(names) else str(number) for number in found.tolist()]
     if dataset.encoded:
-        return [_decoded(content) for content in reader.read_encoded(ids)]
+        return [decoded(reader, sample) for sample in ids.tolist()]
     if item.variable:
         own = reader.read_variable(item.name, ids)
         return [bytes(value).decode("utf-8", "replace") for value in own] if item.kind == "text" else list(own)
@@ -128,12 +127,6 @@ def _read(reader: SplitReader, dataset: Dataset, item: Field, ids: npt.NDArray[n
     if item.kind == "class":
         return [item.class_names[number] for number in values.tolist()]
     return list(values)
-
-
-def _decoded(content: bytes) -> Array:
-    from PIL import Image
-
-    return np.asarray(Image.open(io.BytesIO(content)).convert("RGB"))
 
 
 def _range(item: Field, split: str, values: Sequence[Array]) -> ValueRange:

@@ -256,7 +256,8 @@ class ShardWriter:
                 try:
                     content = self._source.read(row, self._job.facts, self._index)
                     assert not isinstance(content, np.ndarray)
-                    check_encoded(content)
+                    # Who asked for bad samples to be left out gets pictures of which every one decodes.
+                    check_encoded(content, decodes=self._job.on_error == "skip")
                     buffer.data[end : end + len(content)] = content
                     end += len(content)
                 except UnreadableSample as error:

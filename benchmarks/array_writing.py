@@ -3,7 +3,8 @@
     python benchmarks/array_writing.py [--mib 166] [--repeats 5] [--folder DIR]
 
 64 x 64 x 3 uint8 in a .npy file, in the page cache; every variant reads it, writes 4 files, and waits until the device
-has them. `hpcdl` shuffles, sums every block and sample, and starts its two processes within the time. The h5py script
+has them. `hpcdl` shuffles, sums every block and sample, and starts a second process within the time where it finds
+that it pays. The h5py script
 writes the rows in order, a data set a file, and sums nothing.
 """
 

@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+import errno
+import itertools
 import os
 import random
 import shutil
 import signal
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -20,8 +24,10 @@ from hpcdl.data.format.dataset import open_dataset
 from hpcdl.data.format.manifest import read_manifest
 from hpcdl.data.format.shard_file import faults
 from hpcdl.data.show.inspection import require_sound, verify
+from hpcdl.data.write import journal, tasks, writing
+from hpcdl.data.write.shards import ShardWriter
 from tests.conftest import CommandLine
-from tests.data.sharding import contents, image_folder, make, report
+from tests.data.sharding import contents, image_folder, make, report, request
 
 
 def killed_at(seconds: float, arguments: list[str | Path], home: Path) -> bool:
@@ -36,7 +42,8 @@ def killed_at(seconds: float, arguments: list[str | Path], home: Path) -> bool:
 
 
 def kill_and_resume(command: CommandLine, folder: Path, times: int, seed: int) -> None:
-    line: list[str | Path] = ["shard", "synthetic:imagenet", "--samples", "2000", "--shards", "20", "--workers", "2"]
+    line: list[str | Path] = ["shard", "synthetic:imagenet", "--samples", "1000", "--shards", "20", "--workers", "2"]
+    line += ["--compression", "gzip"]  # seconds of work, for which another process is started
     undisturbed, disturbed = folder / "undisturbed", folder / "disturbed"
     started = time.monotonic()
     assert command([*line, undisturbed]).code == 0
@@ -69,8 +76,6 @@ def test_killed_twenty_times(run_hpcdl: CommandLine, tmp_path: Path) -> None:
 
 
 def test_resume_redoes_only_what_is_missing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    from hpcdl.data.write.shards import ShardWriter
-
     make("synthetic:mnist", tmp_path / "whole", samples=600, shards=6)
     real, count = ShardWriter.begin, 0
 
@@ -206,18 +211,113 @@ def test_a_disk_that_fills_up_with_compressed_shards_is_told_and_resumed(
     assert contents(small_disk / "out") == contents(tmp_path / "whole")
 
 
-def test_a_writing_process_that_dies_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    from hpcdl.data.write import tasks
+LARGE: tuple[str, dict[str, Any]] = ("synthetic:imagenet", {"samples": 600, "shards": 12, "workers": 2})
+"""86 MiB, slow with `late`."""
 
-    real = tasks._Process.give
+
+@pytest.fixture
+def late(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """This process takes a second longer for each shard, so that the other one is there before all is written."""
+    begin = ShardWriter.begin
+
+    def begin_late(self: ShardWriter, *args: Any) -> Any:
+        time.sleep(1)
+        return begin(self, *args)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(ShardWriter, "begin", begin_late)
+        yield
+
+
+@pytest.mark.usefixtures("late")
+def test_a_writing_process_that_dies_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    given, real = [], tasks._Process.give
 
     def give_and_kill(self: tasks._Process, task: tasks.Task) -> None:
         real(self, task)
-        if task[1] == 2:
+        given.append(task)
+        if len(given) == 2:
             os.kill(self._process.pid, signal.SIGKILL)
 
     monkeypatch.setattr(tasks._Process, "give", give_and_kill)
+    source, options = LARGE
     with pytest.raises(HpcdlError, match=r"a writing process died \(signal 9\)"):
-        make("synthetic:imagenet", tmp_path / "out", samples=60, shards=6, workers=2)
-    monkeypatch.setattr(tasks._Process, "give", real)
-    assert report("synthetic:imagenet", tmp_path / "out", samples=60, shards=6, resume=True).kept >= 1
+        make(source, tmp_path / "out", **options)
+    assert not [thread for thread in threading.enumerate() if thread.name == "hpcdl-writing"]
+    monkeypatch.undo()
+    assert report(source, tmp_path / "out", **{**options, "workers": 1}, resume=True).kept >= 1
+
+
+@pytest.mark.usefixtures("late")
+def test_a_disk_that_is_full_for_another_process_is_told(small_disk: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(writing, "check_space", lambda *_: None)
+    own = tasks._OwnPart._taken
+    # Of the two the other one fills the disk.
+    monkeypatch.setattr(tasks._OwnPart, "_taken", lambda self: itertools.islice(own(self), 3))
+    with pytest.raises(HpcdlError, match="no space left"):
+        make(LARGE[0], small_disk / "out", **LARGE[1])
+    assert list((small_disk / "out").glob("shard-*.h5"))
+
+
+def test_an_error_in_the_own_part_ends_the_other_process_too(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    begin, started = ShardWriter.begin, []
+
+    def fail_at_third(self: ShardWriter, *args: Any) -> Any:
+        started.append(args)
+        if len(started) == 3:
+            raise HpcdlError("the power goes")
+        return begin(self, *args)
+
+    monkeypatch.setattr(ShardWriter, "begin", fail_at_third)
+    source, options = LARGE
+    with pytest.raises(HpcdlError, match="the power goes"):
+        make(source, tmp_path / "out", **options)
+    assert not [thread for thread in threading.enumerate() if thread.name == "hpcdl-writing"]
+    assert len(started) == 3 and not list((tmp_path / "out").glob(".*.tmp*"))
+    monkeypatch.undo()
+    assert report(source, tmp_path / "out", **options, resume=True).kept >= 2
+    make(source, tmp_path / "whole", **{**options, "workers": 1})
+    assert contents(tmp_path / "out") == contents(tmp_path / "whole")
+
+
+def test_who_stops_taking_shards_stops_the_writing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(self: journal.PartialManifest, result: object) -> None:
+        raise OSError(errno.EIO, "the journal is gone")
+
+    monkeypatch.setattr(journal.PartialManifest, "enter", fail)
+    with pytest.raises(OSError, match="the journal is gone"):
+        make(LARGE[0], tmp_path / "out", **{**LARGE[1], "shards": 60})
+    assert not [thread for thread in threading.enumerate() if thread.name == "hpcdl-writing"]
+    assert len(list((tmp_path / "out").glob("shard-*.h5"))) < 20
+
+
+@pytest.mark.usefixtures("late")
+def test_both_parts_write(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The shards of a source that takes longer than a start come from both processes, byte by byte as from one."""
+    given: list[tasks.Task] = []
+    real = tasks._Process.give
+
+    def give(self: tasks._Process, task: tasks.Task) -> None:
+        given.append(task)
+        real(self, task)
+
+    monkeypatch.setattr(tasks._Process, "give", give)
+    source, options = LARGE
+    make(source, tmp_path / "two", **options)
+    assert 0 < len(given) < options["shards"]
+    monkeypatch.undo()
+    make(source, tmp_path / "one", **{**options, "workers": 1})
+    assert contents(tmp_path / "two") == contents(tmp_path / "one")
+
+
+def test_little_data_is_written_by_one_process(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def start(self: tasks._Process, *_: object) -> None:
+        raise AssertionError("another process was started")
+
+    monkeypatch.setattr(tasks._Process, "__init__", start)
+    wanted = {"samples": 60, "shards": 6, "workers": 2}
+    make("synthetic:imagenet", tmp_path / "out", **wanted)
+    reasons = writing.dry_run(request("synthetic:imagenet", tmp_path / "other", **wanted)).plan.reasons
+    assert reasons[-1] == "one process writes, and up to 2 as soon as the rest would take it more than 3 s"
+    reasons = writing.dry_run(request("synthetic:imagenet", tmp_path / "other", **{**wanted, "shards": 1})).plan.reasons
+    assert reasons[-1] == "one process writes"

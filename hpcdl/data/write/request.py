@@ -83,7 +83,9 @@ class LayoutConfig:
 class WritingConfig:
     """How the work is done; none of it changes a byte of the result."""
 
-    workers: int | None = setting(None, "Writing processes; default: the cores, or 1 a rank.", at_least=1)
+    workers: int | None = setting(
+        None, "Most writing processes, started where that pays. Default: the cores, or 1 a rank.", at_least=1
+    )
     on_error: str = setting("stop", "What to do about a sample that cannot be read.", choices=("stop", "skip"))
 
 

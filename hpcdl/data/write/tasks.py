@@ -1,7 +1,11 @@
-"""Writes many shards, here or in processes of their own, and hands over each one as it is finished.
+"""Writes many shards, here and in processes beside this one, and hands over each one as it is finished.
 
-Such a process, `python -m hpcdl.data.write.tasks TARGET PARENT`, takes `SPLIT NUMBER` lines and answers in JSON lines.
-It dies with the process that started it, and ends when its input does.
+Such a process, `python -m hpcdl.data.write.tasks TARGET PARENT`, says `ready`, takes `SPLIT NUMBER` lines and answers
+in JSON lines. It dies with the process that started it, and ends when its input does.
+
+Python takes a second or so to start, and a core while it does. So this process begins to write at once. The others are
+started when the rest would keep it busy for longer than that is worth, take shards once they are ready, and are let go
+if they are not by the last shard. So two workers are not slower than one.
 """
 
 from __future__ import annotations
@@ -9,13 +13,17 @@ from __future__ import annotations
 import dataclasses
 import json
 import os
+import queue
 import selectors
 import signal
 import subprocess
 import sys
-from collections.abc import Callable, Iterator, Sequence
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import suppress
+from contextlib import ExitStack, suppress
 from pathlib import Path
 from typing import Any
 
@@ -31,22 +39,27 @@ from hpcdl.data.write.shards import ShardResult, ShardWriter
 
 Task = tuple[str, int]
 Told = Callable[[int], None]
+OTHERS_FROM_S = 3.0
+"""Writing that is left when others are started: their start takes up to a second, and a core meanwhile."""
+_TELLING_S = 0.2
 _ERRORS = {error.__name__: error for error in (HpcdlError, UnreadableSample, SourceChanged)}
 
 
-def write_all(target: Path, tasks: Sequence[Task], workers: int, told: Told, code: str = "") -> Iterator[ShardResult]:
-    """Write the shards `tasks` of the job in `target` with so many processes; `told` hears of samples when done.
+def write_all(
+    target: Path, tasks: Sequence[Task], num_samples: int, workers: int, told: Told, code: str = ""
+) -> Generator[ShardResult]:
+    """Write the shards `tasks` of the job in `target`, `num_samples` in all, with up to so many processes.
 
-    `code` is the SHA-256 of the reader that the user has named: the job's own word for it is not taken.
+    `told` hears of samples when done. `code` is the SHA-256 of the reader that the user has named: the job's own word
+    for it is not taken. Whoever does not take all of it must close it, or the writing goes on.
     """
     if workers > 1 and len(tasks) > 1:
-        return _in_processes(target, tasks, min(workers, len(tasks)), told, code)
-    return _here(target, tasks, told, code)
+        yield from _with_others(target, tasks, num_samples, min(workers, len(tasks)) - 1, told, code)
+    elif tasks:
+        yield from _here(target, tasks, told, code)
 
 
-def _here(target: Path, tasks: Sequence[Task], told: Told, code: str) -> Iterator[ShardResult]:
-    if not tasks:
-        return
+def _here(target: Path, tasks: Iterable[Task], told: Told, code: str) -> Iterator[ShardResult]:
     writer = open_writer(target, code)
     try:
         with ThreadPoolExecutor(max_workers=1) as settler:  # the device takes a shard in while the next is written
@@ -72,35 +85,73 @@ def _settled(result: ShardResult, durable: Future[None]) -> ShardResult:
     return result
 
 
-def _in_processes(target: Path, tasks: Sequence[Task], workers: int, told: Told, code: str) -> Iterator[ShardResult]:
-    waiting = list(reversed(tasks))
-    with selectors.DefaultSelector() as ready:
-        processes = [_Process(target, code) for _ in range(workers)]
-        try:
-            for process in processes:
-                ready.register(process.output, selectors.EVENT_READ, process)
-                process.give(waiting.pop())
-            while any(process.task for process in processes):
-                for key, _ in ready.select():
-                    process = key.data
-                    for document in process.hear():
-                        if "samples" in document:
-                            told(document["samples"])
-                            continue
+def _with_others(
+    target: Path, tasks: Sequence[Task], num_samples: int, others: int, told: Told, code: str
+) -> Iterator[ShardResult]:
+    """Write in a thread of this process and, where it pays, in `others` more."""
+    waiting = deque(tasks)
+    pace = _Pace(num_samples)
+    processes: list[_Process] = []
+    with ExitStack() as stack:
+        ready = stack.enter_context(selectors.DefaultSelector())
+        own = _OwnPart(target, waiting, code)
+        stack.callback(own.stop)
+        ready.register(own.output, selectors.EVENT_READ, own)
+        while not own.over or any(process.task for process in processes):
+            for key, _ in ready.select():
+                for document in key.data.hear():
+                    if "samples" in document:
+                        told(document["samples"])
+                        pace.count(document["samples"])
+                        continue
+                    if "ready" not in document:
                         yield _result(document)
-                        process.task = None
-                        if waiting:
-                            process.give(waiting.pop())
-                        else:
-                            process.end()
-                            ready.unregister(process.output)
-                            break
-        finally:
-            for process in processes:
-                process.kill()
+                    if key.data is not own and not _give_next(key.data, waiting):
+                        ready.unregister(key.fileobj)
+                        break
+            while waiting and len(processes) < others and pace.seconds_left() > OTHERS_FROM_S:
+                processes.append(_Process(target, code))
+                stack.callback(processes[-1].kill)
+                ready.register(processes[-1].output, selectors.EVENT_READ, processes[-1])
+
+
+class _Pace:
+    """How long this process alone would still write, by what it has written so far."""
+
+    def __init__(self, num_samples: int) -> None:
+        self._left, self._written, self._began = num_samples, 0, 0.0
+
+    def count(self, samples: int) -> None:
+        """So many samples are done."""
+        self._left -= samples
+        if not self._began:  # the first ones tell of the opening of files
+            self._began = time.monotonic()
+            return
+        self._written += samples
+
+    def seconds_left(self) -> float:
+        """0 until it can be told."""
+        taken = time.monotonic() - self._began
+        return self._left * taken / self._written if self._written and taken > _TELLING_S else 0.0
+
+
+def _give_next(process: _Process, waiting: deque[Task]) -> bool:
+    """Have a process write the next shard; False where none is left, and its input has ended."""
+    process.task = None
+    try:
+        process.give(waiting.popleft())
+    except IndexError:
+        process.end()
+        return False
+    return True
 
 
 def _result(document: dict[str, Any]) -> ShardResult:
+    if "result" in document:
+        found: ShardResult = document["result"]
+        return found
+    if "raised" in document:
+        raise document["raised"]
     if "done" in document:
         return from_json(ShardResult, document["done"])
     if "errno" in document:
@@ -108,6 +159,67 @@ def _result(document: dict[str, Any]) -> ShardResult:
     error = _ERRORS.get(document["type"], HpcdlError)(document["error"])
     error.exit_code = document["exit_code"]
     raise error
+
+
+class _Stopped(Exception):
+    """The thread that writes is to end."""
+
+
+class _OwnPart:
+    """The shards that this process writes, in a thread: the main one hears of the others, and of Ctrl-C."""
+
+    def __init__(self, target: Path, waiting: deque[Task], code: str) -> None:
+        self._target, self._waiting, self._code = target, waiting, code
+        self._said: queue.SimpleQueue[dict[str, Any]] = queue.SimpleQueue()
+        self.output, self._wake = os.pipe()
+        os.set_blocking(self._wake, False)  # a byte too many wakes nobody, and must not keep the thread
+        self._stop = threading.Event()
+        self._thread = threading.Thread(target=self._write, name="hpcdl-writing")
+        self.over = False
+        self._thread.start()
+
+    def hear(self) -> Iterator[dict[str, Any]]:
+        """What it said since."""
+        os.read(self.output, 65536)
+        with suppress(queue.Empty):
+            while True:
+                document = self._said.get_nowait()
+                if "over" in document:
+                    self.over = True
+                    return
+                yield document
+
+    def stop(self) -> None:
+        """End the thread, within a block; a shard that is not whole is removed."""
+        self._stop.set()
+        self._thread.join()
+        os.close(self.output)
+        os.close(self._wake)
+
+    def _write(self) -> None:
+        try:
+            for result in _here(self._target, self._taken(), self._told, self._code):
+                self._say({"result": result})
+        except _Stopped:
+            return
+        except BaseException as error:  # noqa: BLE001  the main thread raises it
+            self._say({"raised": error})
+        self._say({"over": True})
+
+    def _taken(self) -> Iterator[Task]:
+        with suppress(IndexError):
+            while not self._stop.is_set():
+                yield self._waiting.popleft()
+
+    def _told(self, samples: int) -> None:
+        if self._stop.is_set():
+            raise _Stopped
+        self._say({"samples": samples})
+
+    def _say(self, document: dict[str, Any]) -> None:
+        self._said.put(document)
+        with suppress(BlockingIOError):
+            os.write(self._wake, b".")
 
 
 class _Process:
@@ -121,6 +233,7 @@ class _Process:
         assert self._process.stdout is not None
         self._input, self.output = self._process.stdin, self._process.stdout
         self._rest = b""
+        self._ended = False
         self.task: Task | None = None
 
     def give(self, task: Task) -> None:
@@ -142,12 +255,13 @@ class _Process:
 
     def end(self) -> None:
         """Let it go: its input ends."""
+        self._ended = True
         with suppress(BrokenPipeError):
             self._input.close()
 
     def kill(self) -> None:
         """End it now, if it still runs."""
-        if self._process.poll() is None and self.task is not None:
+        if self._process.poll() is None and not self._ended:
             self._process.kill()
         self.end()
         self.output.close()
@@ -168,6 +282,7 @@ def main() -> None:
         answers.write(json.dumps(document) + "\n")
         answers.flush()
 
+    say({"ready": True})
     for line in sys.stdin:
         split, _, number = line.strip().rpartition(" ")
         try:

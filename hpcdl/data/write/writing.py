@@ -7,7 +7,7 @@ import errno
 import os
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, closing, contextmanager
 from dataclasses import dataclass
 from typing import Any
 
@@ -48,11 +48,9 @@ from hpcdl.data.write.target import (
     remove_work_folder,
     undoing,
 )
-from hpcdl.data.write.tasks import Task, write_all
+from hpcdl.data.write.tasks import OTHERS_FROM_S, Task, write_all
 
 Results = dict[tuple[str, int], ShardResult]
-_WORTH_A_PROCESS, _WORTH_OF_ARRAYS = 32 * 1024**2, 256 * 1024**2
-"""Bytes that one process writes in about the time that another takes to start; arrays need no decoding."""
 
 
 class OtherRankFailed(HpcdlError):
@@ -77,7 +75,8 @@ def dry_run(request: ShardRequest) -> ShardJob:
     """List the source and plan; nothing is written into the target."""
     check_target(request)
     with private_folder("hpcdl-") as work:
-        return make_job(request, work)
+        job = make_job(request, work)
+        return _with_writers(job, request, len(job.tasks()), alone=True)
 
 
 def shard(
@@ -104,7 +103,7 @@ def _shard_solo(request: ShardRequest, planned: Callable[[ShardJob], None], *, b
         manifest, _ = read_manifest(request.target)
         return ShardReport(manifest=manifest, written=0, kept=len(manifest.shards()), seconds=0.0)
     with preparing(request) as (job, done):
-        planned(job)
+        planned(_with_writers(job, request, len(job.tasks()) - len(done), alone=True))
         todo = [task for task in job.tasks() if task not in done]
         total = sum(job.plan.num_samples.values())
         with progress("sharding", total, enabled=bar) as shown:
@@ -152,13 +151,14 @@ def write_part(
 ) -> Results:
     """Write these shards, entering each in this rank's partial manifest; `alone`: no other ranks share the cores."""
     entries = journal.PartialManifest(request.target, rank, job.identity(), job.state)
-    workers = request.config.writing.workers or _default_workers(job, len(tasks), alone)
+    workers = _most_writers(request, len(tasks), alone=alone)
     results = {}
     try:
         code = user_reader(request.reader).digest if request.reader else ""
-        for result in write_all(request.target, tasks, workers, told, code):
-            entries.enter(result)
-            results[result.split, result.number] = result
+        with closing(write_all(request.target, tasks, left(job, tasks), workers, told, code)) as written:
+            for result in written:
+                entries.enter(result)
+                results[result.split, result.number] = result
     except OSError as error:
         if error.errno in (errno.ENOSPC, errno.EDQUOT):
             missing = missing_bytes(job, len(tasks) - len(results))
@@ -230,12 +230,20 @@ def _gives_classes(fields: Sequence[Field]) -> bool:
     return sum(item.role == "target" and item.kind == "class" for item in fields) == 1
 
 
-def _default_workers(job: ShardJob, num_tasks: int, alone: bool) -> int:
-    """One process per core; fewer where starting one takes longer than its part of the work."""
-    work = job.plan.total_bytes * num_tasks // len(job.tasks())
-    made = job.facts.samples_are == "files" or job.facts.decodes or job.compression or job.spec.reader
-    worth = _WORTH_A_PROCESS if made or job.spec.format == "synthetic" else _WORTH_OF_ARRAYS
-    return min(len(os.sched_getaffinity(0)), max(1, work // worth)) if alone else 1
+def _most_writers(request: ShardRequest, num_tasks: int, *, alone: bool) -> int:
+    """Most processes that write so many shards: by default one per core, or one a rank where ranks share the cores."""
+    wanted = request.config.writing.workers or (len(os.sched_getaffinity(0)) if alone else 1)
+    return max(1, min(wanted, num_tasks))
+
+
+def _with_writers(job: ShardJob, request: ShardRequest, num_tasks: int, *, alone: bool) -> ShardJob:
+    """The job, whose plan also tells how many processes write `num_tasks` shards; `alone`: not as one of many ranks."""
+    most = _most_writers(request, num_tasks, alone=alone)
+    line = "one process writes"
+    if most > 1:
+        line += f", and up to {most} as soon as the rest would take it more than {OTHERS_FROM_S:g} s"
+    plan = dataclasses.replace(job.plan, reasons=[*job.plan.reasons, ("" if alone else "in each rank ") + line])
+    return dataclasses.replace(job, plan=plan)
 
 
 def left(job: ShardJob, tasks: list[Task]) -> int:
@@ -304,7 +312,8 @@ def _begin(
                 answer["complete"] = True
             else:
                 job, done = stack.enter_context(preparing(request))
-                planned(job)
+                of_a_rank = -(-(len(job.tasks()) - len(done)) // communicator.size)
+                planned(_with_writers(job, request, of_a_rank, alone=False))
                 answer["done"] = [dataclasses.asdict(result) for result in done.values()]
         except HpcdlError as error:
             problem = error

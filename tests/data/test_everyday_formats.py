@@ -5,6 +5,8 @@ from __future__ import annotations
 import gzip
 import io
 import zipfile
+import zlib
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -39,13 +41,19 @@ def found(folder: Path, manifest: Manifest, split: str = "all") -> list[str]:
     return sorted(repr([np.asarray(own[item.name]).tolist() for item in manifest.fields]) for own in samples)
 
 
-@pytest.mark.parametrize("packed", [False, True], ids=["plain", "gzip"])
-def test_tfrecord_of_volumes_as_cosmoflow_has_them(packed: bool, tmp_path: Path) -> None:
+PACKINGS: dict[str, Callable[[bytes], bytes]] = {
+    "plain": lambda content: content, "gzip": gzip.compress, "zlib": zlib.compress,
+    "zlib, best": lambda content: zlib.compress(content, 9),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("packed", PACKINGS)
+def test_tfrecord_of_volumes_as_cosmoflow_has_them(packed: str, tmp_path: Path) -> None:
     rng = np.random.default_rng(0)
     volumes, targets = rng.integers(-9, 9999, (6, 4, 4, 4, 2)).astype("<i2"), rng.random((6, 4)).astype("<f4")
     content = framed([record(x=x.tobytes(), y=y.tobytes()) for x, y in zip(volumes, targets, strict=True)])
-    source = tmp_path / ("a.tfrecord.gz" if packed else "a.tfrecord")
-    source.write_bytes(gzip.compress(content) if packed else content)
+    source = tmp_path / ("a.tfrecord.gz" if packed == "gzip" else "a.tfrecord")
+    source.write_bytes(PACKINGS[packed](content))
     assert recognise(str(source)) == "tfrecord"
     manifest = make(source, tmp_path / "out", input="x=x:int16:4x4x4x2", target="y=y:float32:4")
     assert {item.name: (item.dtype, item.shape) for item in manifest.fields} == {
@@ -77,13 +85,13 @@ def test_tfrecord_of_tables_lists_and_text(tmp_path: Path) -> None:
         assert rows[f"é{n}"]["f"].tolist() == [[n], [2], [3]] and rows[f"é{n}"]["y"] == n % 2
 
 
-@pytest.mark.parametrize("packed", [False, True], ids=["plain", "gzip"])
-def test_tfrecord_of_pictures_with_names_of_classes(packed: bool, tmp_path: Path) -> None:
+@pytest.mark.parametrize("packed", PACKINGS)
+def test_tfrecord_of_pictures_with_names_of_classes(packed: str, tmp_path: Path) -> None:
     pictures, labels = pixels(6, (4, 5, 3)), np.array([0, 1, 0, 2, 1, 0])
     names = [b"cat", b"dog", b"eel"]
     content = framed([record(image=png(one), label=names[own]) for one, own in zip(pictures, labels, strict=True)])
     source = tmp_path / "a.tfrecord"
-    source.write_bytes(gzip.compress(content) if packed else content)
+    source.write_bytes(PACKINGS[packed](content))
     manifest = make(source, tmp_path / "out")
     assert manifest.class_names == ("cat", "dog", "eel")
     assert same_samples(everything(tmp_path / "out", manifest, "all"), pictures, labels)
@@ -111,13 +119,26 @@ def test_tfrecords_that_are_asked_about(name: str, tmp_path: Path) -> None:
     assert not (tmp_path / "out").exists()
 
 
-def test_damaged_gzip_is_named(tmp_path: Path) -> None:
-    content = gzip.compress(framed([record(x=[float(n)] * 500, y=n % 2) for n in range(50)]))
-    (tmp_path / "a.tfrecord").write_bytes(content[:-40])
-    with pytest.raises(
-        SourceError, match=r"a\.tfrecord: cannot be unpacked \(gzip\)|a\.tfrecord: damaged or cut short"
-    ):
-        make(tmp_path / "a.tfrecord", tmp_path / "out", input="x=x", target="y=y")
+@pytest.mark.parametrize("packing", ["gzip", "zlib"])
+def test_a_damaged_packing_is_named(packing: str, tmp_path: Path) -> None:
+    content = bytearray(PACKINGS[packing](framed([record(x=[float(n)] * 500, y=n % 2) for n in range(50)])))
+    words = rf"a\.tfrecord: cannot be unpacked \({packing}\)|a\.tfrecord: damaged or cut short"
+    for damaged in (content[:-40], content[:200] + bytes(40) + content[240:]):
+        (tmp_path / "a.tfrecord").write_bytes(damaged)
+        with pytest.raises(SourceError, match=words):
+            make(tmp_path / "a.tfrecord", tmp_path / "out", input="x=x", target="y=y")
+
+
+def test_a_length_that_begins_like_zlib_is_no_packing(tmp_path: Path) -> None:
+    """0x9c78 bytes: the first two of a plain file are those of a zlib stream."""
+    content = record(x=b"\0" * 40_000, y=1)
+    content = record(x=b"\0" * (40_000 + 0x9C78 - len(content)), y=1)
+    assert len(content) == 0x9C78
+    (tmp_path / "a.tfrecord").write_bytes(framed([content, content]))
+    manifest = make(
+        tmp_path / "a.tfrecord", tmp_path / "out", input="x=x:uint8", target="y=y", target_kind="regression"
+    )
+    assert manifest.splits["all"].num_samples == 2
 
 
 @pytest.mark.parametrize("name", ["scan.nxs", "x.h5ad", "noending", "data.dat"])

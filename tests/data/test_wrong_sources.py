@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
+import bz2
 import gzip
 import json
-import zlib
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -323,7 +323,7 @@ WRONG: dict[str, dict[str, Case]] = {
         ),
         "no Example": (only("a.tfrecord", framed([b"\xff\xff"])), {}, "the record is not a tf.train.Example"),
         "cut short": (only("a.tfrecord", RECORDS[:-5]), {}, "damaged or cut short at byte"),
-        "compressed": (only("a.tfrecord", zlib.compress(RECORDS)), {}, "or compressed by other than gzip"),
+        "compressed": (only("a.tfrecord", bz2.compress(RECORDS)), {}, "or compressed by other than gzip or zlib"),
     },
     "hdf5": {
         "cut short": (lambda folder: [path := hdf5(x=X, y=Y)(folder), cut(path, 900)][0], {}, "no HDF5 file"),

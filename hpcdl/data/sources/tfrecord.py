@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import functools
 import gzip
+import io
 import math
 import os
 import shutil
@@ -186,14 +187,15 @@ class TFRecordSource(FieldSource):
 
     def _plain(self, path: Path) -> Path:
         """The file itself, or what it unpacks to, in the work folder."""
-        if not _is_packed(path):
+        packing = _packing(path)
+        if not packing:
             return path
         plain = self._work / f"{len(list(self._work.glob('*.plain')))}-{path.name}.plain"
-        with open_regular(path) as file, gzip.open(file) as packed, plain.open("wb") as out:
+        with open_regular(path) as file, plain.open("wb") as out:
             try:
-                shutil.copyfileobj(packed, out, 1 << 20)
+                shutil.copyfileobj(_unpacked(file, packing), out, 1 << 20)
             except _PACKED_WRONG as error:
-                raise SourceError(f"{path} cannot be unpacked (gzip): {error}") from error
+                raise SourceError(f"{path} cannot be unpacked ({packing}): {error}") from error
         return plain
 
     def _look(self, content: bytes, where: str) -> tuple[int, int, tuple[int, int, int] | None]:
@@ -290,9 +292,9 @@ def example_features(content: bytes, where: str) -> Any:
 def records(path: Path) -> Iterator[tuple[int, bytes, bool]]:
     """Offset and data of every record, and whether its checksum is right; SourceError where a length is wrong."""
     with open_regular(path) as file:
-        packed = _is_packed(path)
-        offset, size = 0, math.inf if packed else os.fstat(file.fileno()).st_size
-        stream: Any = gzip.open(file) if packed else file  # noqa: SIM115  closing it closes nothing
+        packing = _packing(path)
+        offset, size = 0, math.inf if packing else os.fstat(file.fileno()).st_size
+        stream = _unpacked(file, packing)
         try:
             while head := stream.read(_HEAD.size):
                 length = _length(head)
@@ -300,12 +302,12 @@ def records(path: Path) -> Iterator[tuple[int, bytes, bool]]:
                 checksum = stream.read(4)
                 if length is None or len(content) != length or len(checksum) != 4:
                     raise SourceError(
-                        f"{path}: damaged or cut short at byte {offset}, or compressed by other than gzip"
+                        f"{path}: damaged or cut short at byte {offset}, or compressed by other than gzip or zlib"
                     )
                 yield offset, content, _sound(content, checksum)
                 offset += _FRAME + length
         except _PACKED_WRONG as error:
-            raise SourceError(f"{path}: cannot be unpacked (gzip) at byte {offset}: {error}") from error
+            raise SourceError(f"{path}: cannot be unpacked ({packing}) at byte {offset}: {error}") from error
 
 
 def _examples(paths: Sequence[Path], *, damaged: bool = True) -> Iterator[tuple[str, Any]]:
@@ -320,9 +322,44 @@ def _examples(paths: Sequence[Path], *, damaged: bool = True) -> Iterator[tuple[
             yield where, example_features(content, where)
 
 
-def _is_packed(path: Path) -> bool:
+def _packing(path: Path) -> str:
+    """How the file is compressed, gzip or zlib (TFRecordOptions knows both); empty where it is not."""
     with open_regular(path) as file:
-        return file.read(2) == b"\x1f\x8b"
+        head = file.read(_HEAD.size)
+    if head[:2] == b"\x1f\x8b":
+        return "gzip"
+    # RFC 1950: deflate with a window of 32 KiB, and a checksum of these two bytes. A length may look so; it has a CRC.
+    is_zlib = head[:1] == b"\x78" and int.from_bytes(head[:2]) % 31 == 0
+    return "zlib" if is_zlib and _length(head) is None else ""
+
+
+def _unpacked(file: Any, packing: str) -> Any:
+    """What the open `file` unpacks to, as a stream; closing it closes nothing."""
+    if packing == "zlib":
+        return io.BufferedReader(_Inflated(file), 1 << 20)
+    return gzip.open(file) if packing else file
+
+
+class _Inflated(io.RawIOBase):
+    """A zlib stream, unpacked; EOFError where it is cut short, zlib.error where it is damaged."""
+
+    def __init__(self, file: Any) -> None:
+        self._file, self._inflate = file, zlib.decompressobj()
+
+    def readable(self) -> bool:
+        """It is to be read."""
+        return True
+
+    def readinto(self, out: Any) -> int:
+        """Fill the head of `out`; the number of bytes, 0 at the end."""
+        found = b""
+        while not found and not self._inflate.eof:
+            packed = self._inflate.unconsumed_tail or self._file.read(1 << 16)
+            if not packed:
+                raise EOFError("the stream is cut short")
+            found = self._inflate.decompress(packed, len(out))
+        out[: len(found)] = found
+        return len(found)
 
 
 def _sound(content: bytes, checksum: bytes) -> bool:
@@ -339,8 +376,7 @@ def _length(head: bytes) -> int | None:
 def _starts_right(path: Path) -> bool:
     with open_regular(path) as file:
         try:
-            stream: Any = gzip.open(file) if _is_packed(path) else file  # noqa: SIM115  closing it closes nothing
-            return _length(stream.read(_HEAD.size)) is not None
+            return _length(_unpacked(file, _packing(path)).read(_HEAD.size)) is not None
         except _PACKED_WRONG:
             return False
 

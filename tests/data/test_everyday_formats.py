@@ -160,6 +160,25 @@ def test_what_is_not_hdf5_says_so(tmp_path: Path) -> None:
         make(tmp_path / "old.mat", tmp_path / "out", format="hdf5")
 
 
+def test_matlab_pictures_with_the_samples_last_are_refused_with_the_way_to_turn_them(tmp_path: Path) -> None:
+    """H x W x C x N, as MATLAB's own tools keep pictures: 6 x 5 x 3 x 20 beside 20 labels."""
+    pictures, labels = pixels(20, (6, 5, 3)), numbers(20, 3)
+    for name, stored_as in (("last", (0, 3, 2, 1)), ("first", (3, 2, 1, 0))):
+        with h5py.File(tmp_path / f"{name}.mat", "w", userblock_size=512) as file:
+            file["X"], file["y"] = pictures.transpose(stored_as), labels[None].astype(float)
+            for array, kind in (("X", "uint8"), ("y", "double")):
+                file[array].attrs["MATLAB_class"] = np.bytes_(kind)
+    flags = {"input": "X=image", "target": "y=y", "target_kind": "class"}
+    with pytest.raises(SourceError, match=r"X seems .* the last: .* in MATLAB permute\(X, \[4 1 2 3\]\)"):
+        make(tmp_path / "last.mat", tmp_path / "out", **flags)
+    with pytest.raises(SourceError, match=r"none that --image-field can name, as MATLAB's.* --input NAME=image"):
+        make(tmp_path / "last.mat", tmp_path / "out", image_field="X", label_field="y")
+    manifest = make(tmp_path / "first.mat", tmp_path / "out", **flags)  # what permute makes of it
+    assert found(tmp_path / "out", manifest) == sorted(
+        repr([one.tolist(), int(own)]) for one, own in zip(pictures, labels, strict=True)
+    )
+
+
 def test_matlab_arrays_have_their_own_order_of_axes(tmp_path: Path) -> None:
     """As MATLAB 7.3 writes an N x d matrix and an N x 1 vector: axes reversed, the class in an attribute."""
     rng = np.random.default_rng(0)

@@ -167,7 +167,11 @@ class Hdf5Source(FieldSource):
         images, labels = self._fields
         for name in (images, labels):
             if name is not None and name.strip("/") not in shapes:
-                raise SourceError(f"{path} has no data set {name!r}; it has {', '.join(shapes) or 'none'}")
+                known = f"it has {', '.join(shapes)}" if shapes else (
+                    "it has none that --image-field can name, as MATLAB's, whose axes have another order; give --input "
+                    "NAME=image --target NAME=label"
+                )  # fmt: skip
+                raise SourceError(f"{path} has no data set {name!r}; {known}")
         fitting = [name for name, shape in shapes.items() if len(shape) >= 3]
         images = images or ("images" if "images" in fitting else fitting[0] if len(fitting) == 1 else None)
         if images is not None:

@@ -366,7 +366,7 @@ class FieldSource:
                 told = ", ".join(f"{path} {count}" for path, count in counts.items())
                 raise SourceError(
                     f"{self._location}: the arrays{what} hold unequal numbers of samples ({told}); every field needs "
-                    "one value a sample, along its first axis"
+                    f"one value a sample, along its first axis{_samples_last({p: o[number] for p, o in arrays})}"
                 )
             if not next(iter(counts.values())):
                 raise SourceError(
@@ -658,3 +658,16 @@ def field_name(path: str) -> str:
     name = re.sub(r"\W", "_", path.rsplit("/", 1)[-1].removesuffix(".npy"), flags=re.ASCII)[:64]
     name = name if name[:1].isalpha() or name[:1] == "_" else f"_{name}"[:64]
     return f"{name[:58]}_field" if name in RESERVED else name
+
+
+def _samples_last(arrays: Mapping[str, PlacedArray]) -> str:
+    """What to do about an array whose last axis has as many elements as the others have samples; empty for others."""
+    for path, array in arrays.items():
+        others = {other.num_samples for name, other in arrays.items() if name != path}
+        if len(array.shape) > 1 and others == {array.shape[-1]}:
+            order = " ".join(map(str, [len(array.shape), *range(1, len(array.shape))]))
+            return (
+                f"; {path} seems to have its samples along the last: save it as np.moveaxis({path}, -1, 0), in MATLAB "
+                f"permute({path}, [{order}])"
+            )
+    return ""

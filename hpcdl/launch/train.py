@@ -50,7 +50,7 @@ from hpcdl.run import in_place, rundir
 from hpcdl.run.ended import end_noted
 from hpcdl.run.going_back import check_going_back
 from hpcdl.run.journal import EventHandler, JournalReader
-from hpcdl.run.plan import RunPlan, check_open_servers, prepare
+from hpcdl.run.plan import RunPlan, check_open_servers, keeps_bytes, prepare
 from hpcdl.run.shrink import check_least, check_shrunk, with_least
 from hpcdl.strategies.table import find_strategy
 from hpcdl.trace.recorder import collected
@@ -201,7 +201,8 @@ def choose_run_dir(run_plan: RunPlan) -> Path:
     rundir.check_place(run_dir, config.checkpoint)
     check_going_back(run_dir, config.checkpoint)
     if config.checkpoint.resume:
-        rundir.check_resumed(run_dir, config, run_plan.dataset.checksum)
+        kept = keeps_bytes(run_plan.dataset)
+        rundir.check_resumed(run_dir, config, run_plan.dataset.checksum, keeps_bytes=kept)
     return run_dir
 
 

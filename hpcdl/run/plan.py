@@ -14,7 +14,7 @@ from hpcdl.config.schema import CheckpointConfig, DataConfig, RunConfig, StepBen
 from hpcdl.core.errors import Refusals, UsageError
 from hpcdl.core.files import open_regular
 from hpcdl.data.format.dataset import Dataset, open_dataset
-from hpcdl.data.format.fields import may_be_picture
+from hpcdl.data.format.fields import is_picture, may_be_picture
 from hpcdl.data.format.order import NO_SHIFT, Shift, pass_slice, steps_per_epoch
 from hpcdl.data.read.windows import open_stream
 from hpcdl.models.spec import check_function, check_model_spec, parse_function
@@ -110,6 +110,12 @@ def _check_installed(run: RunConfig) -> None:
     if run.tensorboard is not None and importlib.util.find_spec("tensorboard") is None:
         raise UsageError("--tensorboard needs the package tensorboard; pip install 'hpcdl[tensorboard]'")
     check_library(run.allocator)
+
+
+def keeps_bytes(dataset: Dataset) -> bool:
+    """Whether --scale auto leaves bytes of an input as they are: they are no pictures."""
+    of_bytes = [item for item in dataset.inputs if item.dtype == "uint8" and item.kind == "numbers"]
+    return any(item.normalise == "none" and not is_picture(item.shape) for item in of_bytes)
 
 
 def check_scale(dataset: Dataset, config: DataConfig) -> None:

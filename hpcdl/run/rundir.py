@@ -219,10 +219,11 @@ def drop_heavy_results(run_dir: Path) -> None:
     remove_folder(run_dir / CHECKPOINTS, r"\..+\.tmp(/.*)?")
 
 
-def check_resumed(run_dir: Path, config: TrainConfig, data_checksum: str) -> None:
+def check_resumed(run_dir: Path, config: TrainConfig, data_checksum: str, *, keeps_bytes: bool = False) -> None:
     """ConfigError with a line for each setting that changes results and differs from those of the run in `run_dir`.
 
-    Of the data the content counts, not the place. What --allow names is taken as it is.
+    Of the data the content counts, not the place. What --allow names is taken as it is. `keeps_bytes`: --scale auto
+    leaves bytes of the data as they are, which hpcdl divided by 255 before it had --scale.
     """
     known = settings_by_key(TrainConfig)
     for key in config.checkpoint.allow:
@@ -232,6 +233,8 @@ def check_resumed(run_dir: Path, config: TrainConfig, data_checksum: str) -> Non
         return
     begun, facts = read(run_dir)
     before, now = flatten(begun.config), flatten(config)
+    if keeps_bytes and "scale" not in read_toml(run_dir / CONFIG_FILE, CorruptError):
+        before["scale"] = "0..1"
     differing = {
         key: (item.show(before[key]), item.show(now[key]))
         for key, item in known.items()

@@ -13,7 +13,10 @@ from hpcdl.config.load import Layer, ResolvedConfig, all_settings, load
 from hpcdl.config.schema import TrainConfig
 from hpcdl.config.settings import Matters, Setting
 from hpcdl.core.errors import ConfigError, UnknownNameError
+from hpcdl.data.format.dataset import open_dataset
+from hpcdl.data.format.fields import Field
 from hpcdl.run import rundir
+from hpcdl.run.plan import keeps_bytes
 from tests.conftest import CommandLine
 from tests.training_runs import record_of
 
@@ -69,6 +72,28 @@ def test_of_the_data_the_content_counts(tmp_path: Path) -> None:
         ):
             rundir.check_resumed(tmp_path, config(data=data).config, "c2")
         rundir.check_resumed(tmp_path, config(data=data, allow="data").config, "c2")
+
+
+def test_a_run_from_before_scale_goes_on_with_bytes_divided_by_255_or_is_refused(tmp_path: Path) -> None:
+    rundir.create(tmp_path, config(), {rundir.CHECKSUM: "c1"})
+    rundir.check_resumed(tmp_path, config().config, "c1", keeps_bytes=True)
+    path = tmp_path / rundir.CONFIG_FILE
+    path.write_text("\n".join(line for line in path.read_text().splitlines() if not line.startswith("scale =")))
+    with pytest.raises(ConfigError, match=r"--scale: .* began with 0\.\.1, now it is auto; give what it began with"):
+        rundir.check_resumed(tmp_path, config().config, "c1", keeps_bytes=True)
+    rundir.check_resumed(tmp_path, config(scale="0..1").config, "c1", keeps_bytes=True)
+    rundir.check_resumed(tmp_path, config(allow="scale").config, "c1", keeps_bytes=True)
+    rundir.check_resumed(tmp_path, config().config, "c1")  # of pictures auto does the same
+
+
+@pytest.mark.parametrize(("dtype", "shape", "kept"), [
+    ("uint8", (5,), True), ("uint8", (9, 9, 3), False), ("float32", (5,), False), ("uint8", (9, 9, 2), True),
+])  # fmt: skip
+def test_auto_keeps_bytes_that_are_no_pictures(dtype: str, shape: tuple[int, ...], kept: bool) -> None:
+    item = Field(name="x", role="input", dtype=dtype, shape=shape)
+    dataset = dataclasses.replace(open_dataset("synthetic:mnist"), fields=(item,), scale="auto")
+    assert keeps_bytes(dataset) is kept
+    assert dtype != "uint8" or dataset.scales(shape) is not kept
 
 
 def test_what_is_allowed_is_a_setting(tmp_path: Path) -> None:

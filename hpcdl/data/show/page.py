@@ -66,7 +66,7 @@ def _page(overview: Overview) -> Iterator[str]:
     yield from _balance(overview.inspection.splits)
     yield from _ranges(overview)
     yield from _samples(overview)
-    yield f"</main>\n<footer><p>hpcdl {_text(__version__)}; docs/how-to/data.md</p></footer>\n</body>\n</html>"
+    yield f"</main>\n<footer><p>hpcdl {_text(__version__)}; docs/reference/data.md</p></footer>\n</body>\n</html>"
 
 
 def _contents(overview: Overview) -> Iterator[str]:

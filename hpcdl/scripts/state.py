@@ -87,7 +87,9 @@ class State:
         """
         plain = [one for one in self._optimizers() if not hasattr(one, "exchanges") and one.built]
         own = {id(one) for one in self._own_variables()}
-        listed = {id(one): one for optimizer in plain for one in (*trained_by(optimizer), *optimizer.variables)}
+        # Who moves what is a rank's own (hpcdl.combine) is its own too.
+        shared = [one for one in plain if not own & {id(weight) for weight in trained_by(one)}]
+        listed = {id(one): one for optimizer in shared for one in (*trained_by(optimizer), *optimizer.variables)}
         found = [one for key, one in listed.items() if key not in own]
         rows = self._communicator.allgather_json([[str(one.dtype), list(one.shape), digest_of(one)] for one in found])
         if any([form[:2] for form in row] != [form[:2] for form in rows[0]] for row in rows):

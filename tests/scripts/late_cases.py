@@ -124,6 +124,23 @@ def a_step_alone_begins_as_rank_0s() -> None:
     assert all(row == rows[0] for row in rows)
 
 
+def an_own_network_stays_a_rank_s_own() -> None:
+    folder = str(hpcdl.broadcast_object(tempfile.mkdtemp()))
+    keras.utils.set_random_seed(RANK)
+    model = keras.Sequential([keras.Input((4,)), keras.layers.Dense(1)])
+    optimizer = keras.optimizers.Adam(0.01)
+    hpcdl.combine(model.weights, "own")
+    with tf.GradientTape() as tape:
+        loss = tf.reduce_mean((model(x) - y) ** 2)
+    optimizer.apply_gradients(
+        zip(tape.gradient(loss, model.trainable_variables), model.trainable_variables, strict=True)
+    )
+    before = [numpy.array(one) for one in (*model.weights, *optimizer.variables)]
+    hpcdl.State(model, optimizer, folder=folder)
+    after = [numpy.array(one) for one in (*model.weights, *optimizer.variables)]
+    assert all(numpy.array_equal(one, other) for one, other in zip(before, after, strict=True))
+
+
 CASES: dict[str, Callable[[], None]] = {
     "arrays": lambda: goes_on(plain, {"x": x, "y": y}),
     "a data set": lambda: goes_on(plain, {"x": tf.data.Dataset.from_tensor_slices((x, y)).batch(BATCH)}),
@@ -132,6 +149,7 @@ CASES: dict[str, Callable[[], None]] = {
     "an iterator": refused_where_nobody_can_tell,
     "absolute epochs": absolute_epochs_are_kept,
     "a step alone": a_step_alone_begins_as_rank_0s,
+    "a network of a rank's own": an_own_network_stays_a_rank_s_own,
 }
 
 if __name__ == "__main__":

@@ -252,8 +252,13 @@ def test_a_writing_process_that_dies_is_told(tmp_path: Path, monkeypatch: pytest
 def test_a_disk_that_is_full_for_another_process_is_told(small_disk: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(writing, "check_space", lambda *_: None)
     own = tasks._OwnPart._taken
-    # Of the two the other one fills the disk.
-    monkeypatch.setattr(tasks._OwnPart, "_taken", lambda self: itertools.islice(own(self), 3))
+
+    def few(self: tasks._OwnPart) -> Iterator[tasks.Task]:
+        """Three, so that of the two the other one fills the disk, however long it takes to start."""
+        yield from itertools.islice(own(self), 3)
+        self._stop.wait(120)
+
+    monkeypatch.setattr(tasks._OwnPart, "_taken", few)
     with pytest.raises(HpcdlError, match="no space left"):
         make(LARGE[0], small_disk / "out", **LARGE[1])
     assert list((small_disk / "out").glob("shard-*.h5"))

@@ -58,6 +58,8 @@ def listed(run_dir: Path) -> list[ListedCheckpoint]:
 
 def _kind_of(run_dir: Path) -> type[Facts] | None:
     """What a run needs to go on, by its run.toml; None where that is missing or damaged, which others tell of."""
+    if not (run_dir / CONFIG_FILE).is_file():
+        return None
     try:
         strategy = read(run_dir)[0].config.exchange.strategy
     except UsageError:

@@ -45,7 +45,7 @@ def test_the_end_of_a_training_and_its_bar(
     counted: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     bar = Bar()
-    monkeypatch.setattr(train, "progress", lambda title, total: bar)
+    monkeypatch.setattr(train, "progress", lambda title, total, *, enabled: bar)
     with train.Follower() as follower:
         follower.show({"kind": "start", "steps": 9, "done": 0, "counted": counted})
         follower.show({"kind": "step", "step": 1, "loss": 0.5, "images_per_second": 1234.5})

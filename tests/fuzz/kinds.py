@@ -219,7 +219,8 @@ def read_journal(path: Path) -> object:
     path.rename(away)
     reader = JournalReader(path.parent)
     away.rename(path)
-    return reader.read(), jobs._last_events(path.parent)
+    job = jobs.Job(number="1", system="slurm", name="", folder="", command=(), nodes=1, ranks=1)
+    return reader.read(), jobs._last_events(path.parent, job)
 
 
 def make_checkpoint(folder: Path) -> Path:

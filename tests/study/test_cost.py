@@ -14,7 +14,7 @@ from hpcdl.report.runs.run import Run
 from hpcdl.study.cost import START, Known, StudyCost, predict_cost
 from hpcdl.study.points import prepare_points
 from hpcdl.study.state import StudyState, new_state
-from tests.conftest import CommandLine
+from tests.conftest import ROOT, CommandLine
 from tests.predict.clusters import SEED, make_cluster, study, true_step, write_study
 from tests.study.studies import small_study
 
@@ -87,8 +87,12 @@ def test_without_evidence_all_that_is_missing_is_told() -> None:
         predicted([])
     with pytest.raises(UsageError, match="nothing tells what an exchange costs"):
         predicted(study(CLUSTER, sizes=(1,)))
-    with pytest.raises(UsageError, match="one node has to be measured"):
-        predicted([], network="omni-path", model="share/hpcdl/examples/my_model.py:build", data="synthetic:mnist")
+
+
+def test_a_network_of_ones_own_is_counted_and_the_guess_marked() -> None:
+    own = f"{ROOT / 'share' / 'hpcdl' / 'examples' / 'my_model.py'}:build"
+    cost = predicted([], network="omni-path", model=own, data="synthetic:mnist")
+    assert "nothing measured" in cost.points[0].marks and "guessed" in cost.warnings[0]
 
 
 MATRIX = ["--model", CLUSTER.model, "--data", "synthetic:cifar10", "--workers", "8", "--ranks-per-node", "1",

@@ -386,9 +386,12 @@ def _decoded(dataset: Dataset, files: _Files, steps: Any, batch_size: int, lengt
     decode = _decoder(dataset)
     nothing = tf.zeros(dataset.sample_shape, tf.as_dtype(dataset.dtype))
 
+    def read(step: Any) -> Any:
+        return files.read(int(step), batch_size)
+
     def load(step: Any) -> Any:
         kinds = [tf.string, tf.int64, tf.int64]
-        content, labels, rows = tf.numpy_function(lambda number: files.read(int(number), batch_size), [step], kinds)
+        content, labels, rows = tf.numpy_function(carried(read), [step], kinds)
         for tensor in (content, labels, rows):
             tensor.set_shape((None,))
         return content, labels, rows, tf.fill(tf.shape(rows), step)
@@ -398,11 +401,14 @@ def _decoded(dataset: Dataset, files: _Files, steps: Any, batch_size: int, lengt
 
     def whole(images: Any, labels: Any, rows: Any, of_steps: Any) -> Any:
         wanted = tf.concat([tf.range(tf.size(rows, tf.int64) - 1), [-1]], 0)
-        refuse = carried(lambda numbers: files.refuse(numbers, decode))
+
+        def refuse(numbers: Any) -> Any:
+            return files.refuse(numbers, decode)
+
         labels = tf.cond(
             tf.reduce_all(rows == wanted),
             lambda: labels[:-1],
-            lambda: tf.numpy_function(refuse, [of_steps], tf.int64),
+            lambda: tf.numpy_function(carried(refuse), [of_steps], tf.int64),
         )
         labels.set_shape((length,))
         return images[:-1], labels

@@ -10,6 +10,7 @@ import contextlib
 import hashlib
 import importlib
 import json
+import multiprocessing
 import os
 import random
 import resource
@@ -23,6 +24,7 @@ import traceback
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
+from multiprocessing.connection import Connection
 from pathlib import Path
 
 from hpcdl.core.errors import HpcdlError
@@ -40,6 +42,8 @@ AS_IT_IS = "as it is"
 """The case in which nothing is wrong."""
 OWN = "of my own.txt"
 """Lies beside it, and is nothing of hpcdl's."""
+SERVER = multiprocessing.get_context("forkserver")
+SERVER.set_forkserver_preload(["tests.fuzz.batches"])
 MEMORY = "/dev/shm" if os.access("/dev/shm", os.W_OK) else None
 """Thousands of small files are made and synced; a disk would take its time."""
 
@@ -86,30 +90,33 @@ def outcome(name: str, cases: Sequence[int | str]) -> Outcome:
 
 
 def _of_child(name: str, cases: list[int | str], folder: Path) -> Iterator[tuple[int, str, str]]:
-    """Exit code, problem and content of each case in turn; after one that the child died of there are no more."""
-    reading, writing = os.pipe()
-    child = os.fork()
-    if not child:
-        _child(name, cases, folder, writing)
-    os.close(writing)
+    """Exit code, problem and content of each case in turn; after one that the child died of there are no more.
+
+    A process that has no threads forks the child: of one with TensorFlow's, locks would be held in it for ever.
+    """
+    reading, writing = SERVER.Pipe(duplex=False)
+    child = SERVER.Process(target=_child, args=(name, cases, folder, writing), daemon=True)
+    child.start()
+    writing.close()
     told = 0
     try:
-        with os.fdopen(reading, "rb", buffering=0) as pipe:
+        with reading, os.fdopen(os.dup(reading.fileno()), "rb", buffering=0) as pipe:
             while select.select([pipe], [], [], patience(6 * MOST_S))[0] and (line := pipe.readline()):
                 told += 1
                 yield json.loads(line)
     finally:
         if told < len(cases):
-            os.kill(child, signal.SIGKILL)
-        _, status = os.waitpid(child, 0)
+            child.kill()
+        child.join()
     if told < len(cases):
-        how = f"exit code {status >> 8}" if status >> 8 else f"signal {status & 127}; 9 is for one that hung"
+        status = child.exitcode or 0
+        how = f"exit code {status}" if status >= 0 else f"signal {-status}; 9 is for one that hung"
         made = (folder / "damaged").exists()
         shown = _shown(_content(KINDS[name], name, cases[told], folder / "again") if made else None)
         yield DIED, f"the process died ({how})", shown
 
 
-def _child(name: str, cases: list[int | str], folder: Path, writing: int) -> None:
+def _child(name: str, cases: list[int | str], folder: Path, writing: Connection) -> None:
     try:
         nowhere = os.open(os.devnull, os.O_RDWR)
         for descriptor in (0, 1):
@@ -123,7 +130,7 @@ def _child(name: str, cases: list[int | str], folder: Path, writing: int) -> Non
         resource.setrlimit(resource.RLIMIT_AS, (size + MOST_BYTES, size + MOST_BYTES))
         for case in cases:
             problem = problem_of(KINDS[name], name, case, Path(tempfile.mkdtemp(dir=folder)))
-            os.write(writing, (json.dumps(problem) + "\n").encode())
+            os.write(writing.fileno(), (json.dumps(problem) + "\n").encode())
         assert KINDS[name].needs_keras or "tensorflow" not in sys.modules
         os._exit(0)
     finally:

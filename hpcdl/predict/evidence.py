@@ -446,11 +446,11 @@ def _operations_of(model: str) -> tuple[int, tuple[int, ...]]:
             f" {', '.join(MODELS)}"
         )
     own = _facts_of(model)
-    if own.macs is None:
+    if not own.macs:  # 0: its operations are of kinds that are not counted
         run = typed("train", "--model", _FUNCTION if model.endswith(SAVED) else model, "--ranks", 1)
         raise UsageError(
-            f"--model {model}: its graph does not tell its operations (a loop, or an input of open shape), so one node"
-            f" has to be measured: {run} --data DIR, and name that run"
+            f"--model {model}: its graph does not tell its operations (a loop, an input of open shape, or none that are"
+            f" products), so one node has to be measured: {run} --data DIR, and name that run"
         )
     return own.macs, own.lengths
 

@@ -128,7 +128,7 @@ class AsynchronousTrainer(Trainer):
         if departure.reason != DONE:
             self._departure = departure
         if departure.reason == ERROR:
-            parts.journal.write("message", text=f"worker 0 leaves: {departure.text}")
+            parts.journal.write("message", text=f"warning: worker 0 leaves: {departure.text}")
         with parts.seen.patiently():
             self._replica.leave(stop=departure.stops_everybody)
         move_to_center(parts.worker, parts.trainable)

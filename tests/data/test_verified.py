@@ -283,3 +283,24 @@ def test_nothing_but_damaged_pictures_ends_in_an_error(tmp_path: Path) -> None:
         write_pictures(dataset, dataset.train_split, 1, tmp_path / "pictures")
     with pytest.raises(CorruptError, match=r"shard-00000\.h5: sample \d+ is damaged"):
         look(tmp_path / "out")
+
+
+@pytest.mark.parametrize("number", range(6))
+def test_no_place_of_a_damaged_picture_hides_it(number: int, tmp_path: Path) -> None:
+    """Not that of the last sample of the last batch either, behind which nothing comes."""
+    pytest.importorskip("tensorflow")
+    from hpcdl.data.read.pipeline import as_tf_dataset, evaluation_batches
+
+    source = image_folder(tmp_path / "s", {"a": 3, "b": 3}, kind="jpg")
+    path = sorted(source.rglob("*.jpg"))[number]
+    content = bytearray(path.read_bytes())
+    content[2:4] = b"\xff\xc4"
+    path.write_bytes(content)
+    make(source, tmp_path / "out", encoding="encoded")
+    dataset = open_dataset(str(tmp_path / "out"))
+    for batch_size in (1, 4, 6, 7):
+        with pytest.raises(CorruptError, match="does not decode"):
+            list(evaluation_batches(dataset, dataset.train_split, batch_size=batch_size))
+    for batch_size in (1, 3, 6):
+        with pytest.raises(Exception, match="does not decode"):
+            list(as_tf_dataset(dataset, split="all", batch_size=batch_size, epochs=1))

@@ -8,7 +8,7 @@ from typing import Annotated
 import typer
 
 from hpcdl.cli.options import JsonFlag
-from hpcdl.cli.output import print_json, print_table, say
+from hpcdl.cli.output import print_json, print_table, put, say
 
 
 def register(app: typer.Typer) -> None:
@@ -42,4 +42,4 @@ def examples(
         print_json({"copied": [str(path) for path in copied]})
         return
     for path in copied:
-        say(f"copied: {path}")
+        put(f"copied: {path}")

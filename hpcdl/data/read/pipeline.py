@@ -345,9 +345,9 @@ class _Files:
         self._failed: list[Exception] = []
 
     def read(self, step: int, batch_size: int) -> tuple[Any, Any, Any]:
-        """Files, labels and rows of a step, and behind them an empty file with the row -1.
+        """Files, labels and rows of a step, and behind them an empty file, whose row is -1 less their number.
 
-        Where they cannot be read there are as many of those as make a batch, and `refuse` raises why.
+        Where they cannot be read there are as many empty ones as make a batch, and `refuse` raises why.
         """
         try:
             ids = self._ids(step)
@@ -356,7 +356,7 @@ class _Files:
             self._failed.append(error)
             count = batch_size + 1
             return np.array([b""] * count, object), np.zeros(count, np.int64), np.full(count, -1)
-        rows = np.append(np.arange(len(files)), -1)
+        rows = np.append(np.arange(len(files)), -1 - len(files))
         return np.array([*files, b""], object), np.append(labels, 0), rows
 
     def refuse(self, steps: Any, decode: Callable[[Any], Any]) -> Any:
@@ -379,9 +379,9 @@ def _decoded(dataset: Dataset, files: _Files, steps: Any, batch_size: int, lengt
     """Batches (images, labels) of encoded pictures, decoded one by one, in parallel, by TensorFlow.
 
     A graph cannot catch what an operation raises, and TensorFlow's words name no sample. So a picture that does not
-    decode is dropped, and then missed: the rows of a batch count from 0 up, and end with the -1 of the empty file
-    that each step ends with. That one always comes through, so a batch is over after `batch_size` + 1 steps at most,
-    however many pictures are damaged.
+    decode is dropped, and then missed: the rows of a batch count from 0 up, and end with the empty file that each
+    step ends with, whose row says how many were before it. That one always comes through, so a batch is over after
+    `batch_size` + 1 steps at most, however many pictures are damaged.
     """
     decode = _decoder(dataset)
     nothing = tf.zeros(dataset.sample_shape, tf.as_dtype(dataset.dtype))
@@ -400,7 +400,8 @@ def _decoded(dataset: Dataset, files: _Files, steps: Any, batch_size: int, lengt
         return tf.cond(row < 0, lambda: nothing, lambda: decode(content)), label, row, step
 
     def whole(images: Any, labels: Any, rows: Any, of_steps: Any) -> Any:
-        wanted = tf.concat([tf.range(tf.size(rows, tf.int64) - 1), [-1]], 0)
+        size = tf.size(rows, tf.int64)
+        wanted = tf.concat([tf.range(size - 1), [-size]], 0)
 
         def refuse(numbers: Any) -> Any:
             return files.refuse(numbers, decode)

@@ -52,7 +52,7 @@ _TENSORFLOW = (
 )
 HEAVY: dict[str, tuple[str, ...]] = {
     "mpi4py": ("comm/mpi/*",),
-    "h5py": ("data/format/hdf5.py", "models/saved.py"),
+    "h5py": ("data/format/hdf5*.py", "models/saved.py"),
     "optuna": ("study/proposals.py",),
     "pyarrow": ("data/sources/parquet.py",),
     "rich": ("core/progress.py", "report/terminal.py", "report/*/terminal.py"),

@@ -446,6 +446,21 @@ def test_linked_folders_are_followed_and_circles_refused(tmp_path: Path) -> None
         make(source, tmp_path / "round")
 
 
+def test_linked_folders_of_images_and_masks_are_followed(tmp_path: Path) -> None:
+    """They were left out without a word."""
+    source, options = tmp_path / "s", {"input": "images=image", "target": "masks=mask"}
+    for folder in ("images", "masks"):
+        for path in (source / folder / "0.png", tmp_path / "more" / folder / "1.png"):
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.write_bytes(png(np.zeros((6, 6, 3) if folder == "images" else (6, 6), np.uint8)))
+        (source / folder / "more").symlink_to(tmp_path / "more" / folder)
+    assert make(source, tmp_path / "out", **options).splits["all"].num_samples == 2
+    for folder in ("images", "masks"):
+        (source / folder / "round").symlink_to(source / folder)
+    with pytest.raises(UsageError, match="images/round is a link to a folder above it"):
+        make(source, tmp_path / "round", **options)
+
+
 DEEP = {
     "float": np.linspace(0, 1, 48, dtype=np.float32).reshape(6, 8),
     "12 bits": (np.arange(48, dtype=np.uint16) * 85).reshape(6, 8),

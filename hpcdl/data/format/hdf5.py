@@ -17,6 +17,7 @@ import numpy.typing as npt
 
 from hpcdl.core.disk import cut, remove_file
 from hpcdl.core.errors import CorruptError, SourceError, UsageError
+from hpcdl.data.format.hdf5_links import LiesOutside, arrays_inside, arrays_linked, files_behind
 
 Array = npt.NDArray[Any]
 ATTRIBUTE_LIMIT = 60_000
@@ -223,30 +224,8 @@ def shard_map(path: Path) -> ShardMap:
         raise CorruptError(f"shard {path} is damaged: {error}") from error
 
 
-def _arrays_inside(file: h5py.File) -> dict[str, h5py.Dataset]:
-    """The data sets of a file by path; ValueError where a part of it lies in another one.
-
-    HDF5 would open whatever path stands there. That is external links, external storage and virtual data sets; soft
-    links alone cannot leave the file.
-    """
-
-    links: dict[str, Any] = {}
-    file.visititems_links(links.__setitem__)  # h5py takes no error from what it calls: look afterwards
-    arrays = {}
-    for name, link in links.items():
-        if isinstance(link, h5py.ExternalLink):
-            raise ValueError(f"{name} is a link to another file, {link.filename}: a file must be self-contained")
-        found = file[name] if isinstance(link, h5py.HardLink) else None
-        if isinstance(found, h5py.Dataset):
-            made = found.id.get_create_plist()
-            if made.get_layout() == h5py.h5d.VIRTUAL or made.get_external_count():
-                raise ValueError(f"the data of {name} lie in other files: a file must be self-contained")
-            arrays[name] = found
-    return arrays
-
-
 def _map(path: Path, file: h5py.File) -> ShardMap:
-    arrays = _arrays_inside(file)
+    arrays = arrays_inside(file)
     attributes = {key: file.attrs[key] for key in ("schema", "block_samples", "num_samples") if key in file.attrs}
     classic = attributes.get("schema") != FIELDS_SCHEMA
     if classic:
@@ -413,20 +392,29 @@ def load_filters() -> None:
 
 
 class ArrayFile:
-    """A user's HDF5 file, open for reading; SourceError for whatever is wrong with it."""
+    """A user's HDF5 file, open for reading; SourceError for whatever is wrong with it.
 
-    def __init__(self, path: Path) -> None:
+    With `follow` its links to other files are followed, and its virtual data sets read; without, both are refused.
+    """
+
+    def __init__(self, path: Path, *, follow: bool = False) -> None:
         load_filters()
         self._path = path
         self._arrays: dict[str, Any] = {}
+        self._linked: dict[str, Any] = {}
         with self._reading():
             self._file = h5py.File(path, "r", locking=False)
-            _arrays_inside(self._file)
+            if follow:
+                self._linked = arrays_linked(self._file)
+            else:
+                arrays_inside(self._file)
 
     @contextlib.contextmanager
     def _reading(self) -> Iterator[None]:
         try:
             yield
+        except LiesOutside as error:
+            raise SourceError(f"{self._path}: {error}; {error.remedy}") from error
         except _DAMAGED as error:
             told = " ".join(str(error).split())[:200]
             raise SourceError(f"{self._path} is no HDF5 file that can be read: {told}") from error
@@ -442,7 +430,7 @@ class ArrayFile:
                 found[name] = item.shape
 
         with self._reading():
-            self._file.visititems(keep)
+            self._visit(keep)
         return found
 
     def arrays(self) -> dict[str, tuple[tuple[int, ...], str]]:
@@ -465,7 +453,7 @@ class ArrayFile:
                 found[name] = (_shape(item), _dtype(item).name)
 
         with self._reading():
-            self._file.visititems(keep)
+            self._visit(keep)
         return found
 
     def strings(self, name: str) -> list[bytes] | None:
@@ -534,7 +522,7 @@ class ArrayFile:
                 _copied(data, part, copy)
                 return copy, 0
             if data.chunks is None and data.id.get_offset() is not None and data.size:
-                return self._path, int(data.id.get_offset())
+                return Path(data.file.filename), int(data.id.get_offset())
             with copy.open("wb") as out:
                 rows = max(1, _COPY_BYTES // max(1, data.dtype.itemsize * math.prod(data.shape[1:])))
                 if not data.shape:
@@ -570,16 +558,25 @@ class ArrayFile:
         """
         with self._reading():
             data = self._array(name)
-            if data.chunks is None or data.chunks[0] == 1:
+            if (data.chunks is None or data.chunks[0] == 1) and not files_behind(data, self._path):
                 return self._path
             with h5py.File(copy, "w", locking=False) as file:
                 out = file.create_dataset(name, data.shape, data.dtype)
-                rows = max(
-                    1, min(data.chunks[0], _COPY_BYTES // max(1, data.dtype.itemsize * int(np.prod(data.shape[1:]))))
-                )
+                rows = max(1, _COPY_BYTES // max(1, data.dtype.itemsize * math.prod(data.shape[1:])))
+                rows = min(rows, data.chunks[0]) if data.chunks else rows
                 for first in range(0, len(data), rows):
                     out[first : first + rows] = data[first : first + rows]
         return copy
+
+    def _visit(self, keep: Callable[[str, Any], None]) -> None:
+        self._file.visititems(keep)
+        for name, item in self._linked.items():
+            keep(name, item)
+
+    def files_behind(self, name: str) -> list[Path]:
+        """The other files in which values of an array lie."""
+        with self._reading():
+            return files_behind(self._found(name)[0], self._path)
 
     def _found(self, name: str) -> tuple[Any, str]:
         """The data set at a path; where that goes on into the records of one, the part of a record that it names."""
@@ -592,7 +589,8 @@ class ArrayFile:
         """A data set whose announced size fits what is stored: checked once, before room is made for it."""
         if name not in self._arrays:
             data = self._found(name)[0]
-            most = max(_MOST_CHUNK_BYTES, _MOST_RATIO * data.id.get_storage_size())
+            stored = data.nbytes if data.is_virtual else data.id.get_storage_size()  # its sources were looked at
+            most = max(_MOST_CHUNK_BYTES, _MOST_RATIO * stored)
             if data.nbytes > most or math.prod(data.chunks or ()) * data.dtype.itemsize > _MOST_CHUNK_BYTES:
                 raise ValueError(f"{name} tells of the shape {data.shape}, and is not there")
             self._arrays[name] = data

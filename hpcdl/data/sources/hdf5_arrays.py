@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from hpcdl.core.errors import SourceError
+from hpcdl.core.errors import SourceError, shown
 from hpcdl.core.files import open_regular
 from hpcdl.data.format.dataset import UNSPLIT
 from hpcdl.data.format.hdf5 import ArrayFile
@@ -33,6 +34,7 @@ _ENDINGS = (".h5", ".hdf5", ".hdf", ".he5", ".nc", ".nc4")
 _OTHERS = (".mat", ".nxs", ".h5ad", ".cxi", ".loom", ".dat", ".data", "")
 """Endings of files that may be HDF5, which their first bytes tell."""
 _SIGNATURE = b"\x89HDF\r\n\x1a\n"
+_LINKS_SHOWN = 3
 _PLACES = (0, 512, 1024, 2048)
 
 
@@ -44,6 +46,8 @@ class Hdf5Source(FieldSource):
         self._fields = (spec.image_field, spec.label_field)
         self._axes = spec.axes
         self._open: dict[str, ArrayFile] = {}
+        self._linked: dict[str, None] = {}
+        """Other files that were read, in order."""
 
     @staticmethod
     def recognises(location: Path) -> bool:
@@ -58,8 +62,10 @@ class Hdf5Source(FieldSource):
                 f"{self._location} holds no HDF5 files: neither endings ({', '.join(_ENDINGS)}) nor HDF5's signature; "
                 "MATLAB saves HDF5 with -v7.3"
             )
-        if not self._holds_images(paths):
-            return self.list_parts(self._parts(paths), index)
+        facts = self._images(paths, index) if self._holds_images(paths) else self.list_parts(self._parts(paths), index)
+        return dataclasses.replace(facts, linked=[*self._linked], told=[*facts.told, *self._told_links()])
+
+    def _images(self, paths: list[Path], index: IndexWriter) -> SourceFacts:
         listed = ArrayFiles(index)
         for split, path in self._by_split(paths):
             file = self._file(str(path))
@@ -77,6 +83,8 @@ class Hdf5Source(FieldSource):
             labels = checked_labels(found, shape[0], f"{path}: {label_name}")
             ask_of_labels(label_name, found.reshape(-1), self._spec.target_kind, f"{path}: {label_name}")
             sample_shape, first = channels_last(shape[1:], self._axes, where)
+            self._note_links(path, image_name)
+            self._note_links(path, label_name)
             stored = file.unpacked(image_name, self._work / f"{len(listed)}.npy")
             kept = f"{'nchw' if first else 'nhwc'}:{image_name}:{stored}"
             kind = (sample_shape, stored_dtype(dtype, where))
@@ -140,8 +148,22 @@ class Hdf5Source(FieldSource):
         found = by_names(paths, self._spec) if self._location.is_dir() else {UNSPLIT: paths}
         return [(split, path) for split, own in found.items() for path in own]
 
+    def _note_links(self, path: Path, name: str) -> None:
+        """Keep the other files that an array's values lie in: a change of theirs is one of the source."""
+        for other in self._file(str(path)).files_behind(name) if self._spec.follow_links else ():
+            self._linked[str(other.absolute())] = None
+
+    def _told_links(self) -> list[str]:
+        """What links were followed, for the user to read."""
+        base = (self._location if self._location.is_dir() else self._location.parent).absolute()
+        paths = map(Path, self._linked)
+        names = [str(path.relative_to(base) if path.is_relative_to(base) else path) for path in paths]
+        more = f" and {len(names) - _LINKS_SHOWN} more" if len(names) > _LINKS_SHOWN else ""
+        return [f"links followed to {', '.join(map(shown, names[:_LINKS_SHOWN]))}{more}"] if names else []
+
     def _placed_at(self, path: Path, name: str) -> PlacedArray:
         file = self._file(str(path))
+        self._note_links(path, name)
         strings = file.strings(name)
         if strings is not None:
             return self.placed_text(strings, name)
@@ -158,7 +180,7 @@ class Hdf5Source(FieldSource):
 
     def _file(self, path: str) -> ArrayFile:
         if path not in self._open:
-            self._open[path] = ArrayFile(Path(path))
+            self._open[path] = ArrayFile(Path(path), follow=self._spec.follow_links)
         return self._open[path]
 
     def _names(self, path: Path, file: ArrayFile) -> tuple[str, str]:

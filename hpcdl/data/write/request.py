@@ -48,6 +48,9 @@ class SourceConfig:
     sample_is: str | None = setting(
         None, "What one sample is, of several HDF5 files: a row of their arrays, or a file.", choices=("row", "file")
     )
+    follow_links: bool = setting(
+        False, "Read the other files that an HDF5 file's external links and virtual data sets name."
+    )
     axes: str = setting("auto", "Order of the axes of array sources.", choices=("auto", "nhwc", "nchw"))
 
 

@@ -39,7 +39,8 @@ def _own(location: Path, name: str) -> Iterator[Path]:
 
 def _named(facts: SourceFacts, work: Path) -> Iterator[Path]:
     """Files that samples are read from, but those that were unpacked for the writing."""
-    for name in (*(place.file for place in facts.arrays), *(kept.rpartition(":")[2] for kept in facts.files)):
+    kept = (*(place.file for place in facts.arrays), *(kept.rpartition(":")[2] for kept in facts.files), *facts.linked)
+    for name in kept:
         path = Path(name)
         if path.is_absolute() and work not in path.parents and path.is_file():
             yield path

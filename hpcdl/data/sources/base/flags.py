@@ -19,7 +19,7 @@ _TAKEN: dict[str, tuple[str, ...]] = {
     "numpy": (*_ARRAYS, *_NAMES),
     "tfds": (*_FIELDS, "image_field", "label_field"),
     "tfrecord": (*_FIELDS, "image_field", "label_field", *_NAMES),
-    "hdf5": (*_ARRAYS, *_NAMES, "sample_is"),
+    "hdf5": (*_ARRAYS, *_NAMES, "sample_is", "follow_links"),
     "webdataset": (*_FIELDS, "image_field", "label_field", *_NAMES),
     "parquet": (*_FIELDS, "image_field", "label_field", *_NAMES),
     "text": (*_FIELDS, "label_field", *_NAMES),
@@ -29,12 +29,13 @@ _TAKEN: dict[str, tuple[str, ...]] = {
     "image-folder": ("input", "target", "target_kind", "nan", *_NAMES),
 }
 """By format; one that a site has added gets every flag."""
-_UNSET = (None, "auto", (), "names")
+_UNSET = (None, False, "auto", (), "names")
 _REMEDIES = {
     "image_field": "images are the files of the folders",
     "label_field": "a folder's name is the class of its images; a .csv of file,label lists others",
     "axes": "the axes of its images are known",
     "sample_is": "it is for several HDF5 files",
+    "follow_links": "links in folders are followed",
 }
 
 

@@ -108,6 +108,14 @@ def listed(folder: Path, spec: SourceSpec, out: LeftOut) -> _Content:
     return _Content(folders=sorted(folders, key=os.fsencode), entries=files)
 
 
+def not_above(folder: Path, above: Sequence[tuple[int, int]]) -> tuple[int, int]:
+    """Device and inode of a folder; SourceError where it is a link to one of those `above` it."""
+    found = folder.stat()
+    if (found.st_dev, found.st_ino) in above:
+        raise SourceError(f"{folder} is a link to a folder above it; take it away, or give --leave-out {folder.name}")
+    return found.st_dev, found.st_ino
+
+
 def _ask_of_splits(root: Path, splits: dict[str, str], within: dict[str, _Content], spec: SourceSpec) -> None:
     """SourceError unless every folder is a split that has class folders, each of another name."""
     flat = [name for name in splits if not within[name].folders]
@@ -200,18 +208,14 @@ class FolderWalk:
         above: tuple[tuple[int, int], ...],
     ) -> None:
         folder = self._root / chosen.path / below
-        here = folder.stat()
-        if (here.st_dev, here.st_ino) in above:
-            raise SourceError(
-                f"{folder} is a link to a folder above it; take it away, or give --leave-out {folder.name}"
-            )
+        seen = (*above, not_above(folder, above))
         inside = listed(folder, self._spec, self._out)
         prefix = f"{below}/" if below else ""
         found.setdefault(split, []).extend((prefix + entry.name, entry) for entry in inside.entries)
         _ask_of_masks(folder, inside.folders, self._spec)
         for name in inside.folders:
             own = self._split_of(chosen, folder / name, split)
-            self._walk(chosen, prefix + name, own, found, (*above, (here.st_dev, here.st_ino)))
+            self._walk(chosen, prefix + name, own, found, seen)
 
     def _split_of(self, chosen: ClassFolder, folder: Path, split: str) -> str:
         """The split of a folder within a class: that of the class, unless it is called by one."""

@@ -14,7 +14,7 @@ from hpcdl.core.files import open_regular, read_json
 from hpcdl.data.format.dataset import UNSPLIT
 from hpcdl.data.format.fields import RESERVED, is_name
 from hpcdl.data.sources.base.arrays import field_name
-from hpcdl.data.sources.base.folders import LeftOut, listed
+from hpcdl.data.sources.base.folders import LeftOut, listed, not_above
 from hpcdl.data.sources.base.foreign import IMAGE_ENDINGS
 from hpcdl.data.sources.base.index import IndexWriter
 from hpcdl.data.sources.base.pictures import PictureField
@@ -148,11 +148,12 @@ class PicturePairs:
     def _by_stem(self, folder: Path, extra: re.Pattern[str], out: LeftOut) -> dict[str, Path]:
         """The image files below `folder` by what their names share with their partners'."""
         found: dict[str, Path] = {}
-        waiting = [folder]
+        waiting: list[tuple[Path, tuple[tuple[int, int], ...]]] = [(folder, ())]
         while waiting:
-            here = waiting.pop()
+            here, above = waiting.pop()
             inside = listed(here, self._spec, out)
-            waiting += [here / name for name in inside.folders if not (here / name).is_symlink()]
+            seen = (*above, not_above(here, above))
+            waiting += [(here / name, seen) for name in inside.folders]
             for entry in inside.entries:
                 path = here / entry.name
                 if path.suffix.lower() not in IMAGE_ENDINGS:

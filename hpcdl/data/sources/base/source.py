@@ -71,6 +71,7 @@ class SourceSpec:
     split_names: str = "auto"
     leave_out: Sequence[str] = ()
     sample_is: str = ""
+    follow_links: bool = False
     image_size: Sequence[int] | None = None
     channels: int | None = None
     seed: int = 0
@@ -118,6 +119,8 @@ class SourceFacts:
     skipped: Sequence[str] = ()
     left_out: Sequence[str] = ()
     """Splits that were not looked at, as --leave-out asks."""
+    linked: Sequence[str] = ()
+    """Files outside the source that links in it lead to."""
     num_samples: int = 0
     decodes: bool = False
     """Image files become a field: --image-size and --channels are obeyed."""

@@ -1,0 +1,158 @@
+"""Parts of an HDF5 file that lie in other files: refused, or followed where the user says so."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import h5py
+import numpy as np
+
+_MOST_LINKS = 8
+"""So many links may lead from file to file, one behind the other."""
+
+
+class LiesOutside(ValueError):
+    """A part of a file lies in another one, and nobody has said that this may be opened; `remedy` is what to type."""
+
+    def __init__(self, found: str, remedy: str = "give --follow-links to read it there") -> None:
+        super().__init__(found)
+        self.remedy = remedy
+
+
+def arrays_inside(file: h5py.File) -> dict[str, h5py.Dataset]:
+    """The data sets of a file by path; LiesOutside where a part of it lies in another one.
+
+    HDF5 would open whatever path stands there. That is external links, external storage and virtual data sets; soft
+    links alone cannot leave the file.
+    """
+    links: dict[str, Any] = {}
+    file.visititems_links(links.__setitem__)  # h5py takes no error from what it calls: look afterwards
+    arrays = {}
+    for name, link in links.items():
+        if isinstance(link, h5py.ExternalLink):
+            raise LiesOutside(f"{name} is a link to {link.path} in another file, {link.filename}")
+        found = file[name] if isinstance(link, h5py.HardLink) else None
+        if isinstance(found, h5py.Dataset):
+            _check_storage(name, found)
+            if found.is_virtual:
+                others = sorted({source.file_name for source in found.virtual_sources()})
+                raise LiesOutside(f"{name} is a virtual data set, whose values lie in other files ({_some(others)})")
+            arrays[name] = found
+    return arrays
+
+
+def arrays_linked(file: h5py.File) -> dict[str, h5py.Dataset]:
+    """The data sets that external links of a file lead to, by the path of the link and what lies below it.
+
+    ValueError for a link that leads nowhere or in a circle, and for virtual data sets of which a part is not there.
+    """
+    return dict(_followed(file, "", (_identity(file),)))
+
+
+def _followed(group: Any, above: str, seen: tuple[Any, ...]) -> Iterator[tuple[str, h5py.Dataset]]:
+    links: dict[str, Any] = {}
+    group.visititems_links(links.__setitem__)
+    for name, link in links.items():
+        path = f"{above}{name}"
+        if isinstance(link, h5py.HardLink):
+            own = group[name]
+            if isinstance(own, h5py.Dataset):
+                _check_storage(path, own)
+                _check_sources(path, own)
+                if above:
+                    yield path, own
+        elif isinstance(link, h5py.ExternalLink):
+            try:
+                found = group[name]
+            except (KeyError, OSError) as error:
+                raise ValueError(f"{path} is a link to {link.path} in {link.filename}, which is not there") from error
+            if isinstance(found, h5py.Dataset):
+                _check_storage(path, found)
+                _check_sources(path, found)
+                yield path, found
+            elif isinstance(found, h5py.Group):
+                if _identity(found) in seen or len(seen) > _MOST_LINKS:
+                    raise ValueError(f"{path} is a link to {link.path} in {link.filename}, in a circle or too far")
+                yield from _followed(found, f"{path}/", (*seen, _identity(found)))
+
+
+def files_behind(data: h5py.Dataset, path: Path) -> list[Path]:
+    """The files other than `path` in which the values of a data set lie."""
+    own = Path(data.file.filename)
+    found = [] if own == path else [own]
+    if data.is_virtual:
+        for source in data.virtual_sources():
+            if source.file_name != ".":
+                other = _source_file(data, source.file_name)
+                with h5py.File(other, "r", locking=False) as opened:
+                    found += [other, *files_behind(opened[source.dset_name], other)]
+    return list(dict.fromkeys(found))
+
+
+def _check_sources(name: str, data: h5py.Dataset, depth: int = 0) -> None:
+    """ValueError unless every value of a virtual data set is there: HDF5 fills in a number for what is missing."""
+    if not data.is_virtual:
+        return
+    count = 0
+    for source in data.virtual_sources():
+        where = f"{name} is a virtual data set of {source.dset_name} in {source.file_name}"
+        if "%" in source.file_name + source.dset_name:
+            raise ValueError(f"{where}, a pattern of names; save it with the names of its files, or copy its values")
+        if depth > _MOST_LINKS:
+            raise ValueError(f"{where}, in a circle or too far")
+        if source.file_name == ".":
+            count += _check_source(where, source, data.file, depth)
+            continue
+        other = _source_file(data, source.file_name)
+        if not other.is_file():
+            raise ValueError(f"{where}, which is not there")
+        with h5py.File(other, "r", locking=False) as file:
+            count += _check_source(where, source, file, depth)
+    if count < data.size:
+        raise ValueError(f"{name} is a virtual data set of which {data.size - count} of {data.size} values lie nowhere")
+
+
+def _check_source(where: str, source: Any, file: h5py.File, depth: int) -> int:
+    """How many values a file gives to a virtual data set; ValueError unless it has them."""
+    found = file.get(source.dset_name)
+    if not isinstance(found, h5py.Dataset):
+        raise ValueError(f"{where}, which is not there")
+    wanted, count = source.src_space, int(source.vspace.get_select_npoints())
+    fits = found.size >= count
+    if wanted.get_select_type() != h5py.h5s.SEL_ALL:
+        last = wanted.get_select_bounds()[1]
+        fits = len(last) == found.ndim and all(at < side for at, side in zip(last, found.shape, strict=True))
+    if not fits:
+        raise ValueError(f"{where}, which has the shape {found.shape}: some of its values are not there")
+    _check_storage(where, found)
+    _check_sources(where, found, depth + 1)
+    return count
+
+
+def _check_storage(name: str, data: h5py.Dataset) -> None:
+    """LiesOutside for values in a file that is no HDF5: h5repack brings them in, and no flag does."""
+    made = data.id.get_create_plist()
+    if made.get_external_count():
+        file = np.bytes_(made.get_external(0)[0]).decode(errors="replace")
+        raise LiesOutside(
+            f"the data of {name} lie in another file, {file} (external storage)", "bring them into this one: h5repack"
+        )
+
+
+def _source_file(data: h5py.Dataset, name: str) -> Path:
+    """The file that HDF5 takes for a name in a virtual data set: beside that data set's file, else as it stands."""
+    folder = Path(data.file.filename).parent
+    beside = folder / name if not Path(name).is_absolute() else folder / Path(name).name
+    first, second = (Path(name), beside) if Path(name).is_absolute() else (beside, Path(name))
+    return second if second.is_file() and not first.is_file() else first
+
+
+def _identity(group: Any) -> tuple[int, int]:
+    told = h5py.h5o.get_info(group.id)
+    return int(told.fileno), int(told.addr)
+
+
+def _some(names: list[str]) -> str:
+    return ", ".join(names[:3]) + (", ..." if len(names) > 3 else "")

@@ -199,7 +199,7 @@ WRONG: dict[str, dict[str, Case]] = {
         "text among the inputs": (
             columns(a=Y, b=["u"] * COUNT, y=Y),
             {},
-            "the column 'b' holds text; .*--input COLUMN=NAME",
+            r"the column 'b' holds text\. .*--input COLUMN=NAME",
         ),
         "a date": (
             columns(t=pa.array([1] * COUNT, pa.timestamp("s")), y=Y),

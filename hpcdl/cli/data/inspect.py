@@ -139,6 +139,7 @@ def _show(found: Any) -> None:
             [("field", item.describe() + _scaling(item)) for item in found.fields]
             or [("samples", f"{shape} {found.dtype}, {found.encoding}{packed}")]
         ),
+        *[("words", _words(item.name, own)) for item in found.fields for own in item.categories],
         ("classes", format_count(found.num_classes)),
         ("block", f"{found.block_samples} samples"),
         ("file system", found.file_system),
@@ -170,3 +171,9 @@ def _scaling(item: Any) -> str:
         return ""
     low, high = min(item.statistics.low), max(item.statistics.high)
     return f", {low:.4g} to {high:.4g}, scaled by {item.normalise}"
+
+
+def _words(name: str, own: Any) -> str:
+    more = ", ..." if len(own.words) > _CLASSES_SHOWN else ""
+    listed = ", ".join(own.words[:_CLASSES_SHOWN])
+    return f"{own.column} as {own.coding}, from place {own.place} of {name} on: {listed}{more}"

@@ -11,6 +11,7 @@ import numpy as np
 
 ROLES = ("input", "target")
 KINDS = ("numbers", "class", "text")
+CODINGS = ("one-hot", "codes")
 DTYPES = (
     "bool", "uint8", "uint16", "uint32", "uint64", "int8", "int16", "int32", "int64", "float16", "float32", "float64",
 )  # fmt: skip
@@ -33,6 +34,24 @@ class Statistics:
 
 
 @dataclass(frozen=True, kw_only=True)
+class Categories:
+    """A column of words as numbers: the number of a word is its place in `words`.
+
+    `coding` is `one-hot` (for each word a 0 or 1, from element `place` of the field on) or `codes` (the number itself,
+    at `place`).
+    """
+
+    column: str
+    coding: str
+    words: Sequence[str]
+    place: int = 0
+
+    def __post_init__(self) -> None:
+        if self.coding not in CODINGS or self.place < 0 or len(set(self.words)) != len(self.words):
+            raise ValueError(f"the words of {self.column!r} cannot be {self.coding!r} at {self.place}")
+
+
+@dataclass(frozen=True, kw_only=True)
 class Field:
     """One input or target: `shape` is that of a sample, of the longest one where the first axis is `variable`.
 
@@ -50,6 +69,8 @@ class Field:
     class_names: Sequence[str] = ()
     normalise: str = "none"
     statistics: Statistics | None = field(default=None)
+    categories: Sequence[Categories] = ()
+    """The columns of words among what a table's columns were put together to."""
 
     def __post_init__(self) -> None:
         if not is_name(self.name) or self.role not in ROLES or self.kind not in KINDS or self.dtype not in DTYPES:

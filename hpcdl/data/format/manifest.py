@@ -104,6 +104,9 @@ def write_manifest(folder: Path, manifest: Manifest) -> None:
     for name in ("fields", "understood"):
         if not document[name]:
             del document[name]
+    for own in document.get("fields", ()):
+        if not own["categories"]:
+            del own["categories"]
     document["checksum"] = checksum_of(json.loads(json.dumps(document)))
     write_text(folder / FILE_NAME, json.dumps(document, indent=1) + "\n")
 

@@ -274,6 +274,11 @@ class ParquetSource(ColumnSource):
 
     def _list_images(self, tables: dict[str, _Table], image: str, index: IndexWriter) -> SourceFacts:
         """Unpack the image files into the work folder, and list them with their labels."""
+        if self._spec.categories:
+            raise UsageError(
+                f"--categories {self._spec.categories[0]} is for columns beside the images: name all with --input and "
+                "--target"
+            )
         schema = next(iter(tables.values())).schema
         label = self._spec.label_field or next(
             (name for name in (*TARGET_NAMES, "fine_label") if name in schema.names), None

@@ -18,6 +18,7 @@ from hpcdl.core.errors import SourceError, UsageError, shown
 from hpcdl.data.format.dataset import UNSPLIT
 from hpcdl.data.format.fields import Field, may_be_resident
 from hpcdl.data.format.hdf5 import filters
+from hpcdl.data.format.manifest import FILE_NAME, read_manifest
 from hpcdl.data.format.order import mixed, permuted
 from hpcdl.data.sources.base.flags import check_flags
 from hpcdl.data.sources.base.foreign import HEAD_BYTES, check_is_image
@@ -36,7 +37,7 @@ from hpcdl.data.sources.base.source import (
     open_source,
     recognise,
 )
-from hpcdl.data.sources.base.splits import leaves_out_split, left_out
+from hpcdl.data.sources.base.splits import leaves_out_split, left_out, some
 from hpcdl.data.sources.reader_code import user_reader
 from hpcdl.data.write.lustre import file_system_of
 from hpcdl.data.write.plan import ShardJob, make_plan
@@ -112,16 +113,24 @@ def _stored(fields: Sequence[Field], layout: LayoutConfig) -> list[Field]:
     if all(small) and fields:
         small[0] = False  # something lies in blocks
     wish = layout.normalise or "none"
-    if wish != "none" and fields and not any(item.role == "input" and item.kind == "numbers" for item in fields):
+    if wish != "none" and fields and not any(map(_is_quantity, fields)):
         raise UsageError(f"--normalise {wish} scales numbers, and no input has any; leave it out")
     return [
         dataclasses.replace(
             item,
             resident=resident,
-            normalise=wish if item.role == "input" and item.kind == "numbers" and item.dtype != "bool" else "none",
+            normalise=wish if _is_quantity(item) else "none",
         )
         for item, resident in zip(fields, small, strict=True)
     ]
+
+
+def _is_quantity(item: Field) -> bool:
+    """Whether a field holds numbers to be scaled: neither truth values nor the numbers of words alone."""
+    one_hot = sum(len(own.words) for own in item.categories if own.coding == "one-hot")
+    words = one_hot + sum(own.coding == "codes" for own in item.categories)
+    size = int(np.prod(item.shape))
+    return item.role == "input" and item.kind == "numbers" and item.dtype != "bool" and words < size
 
 
 def _field_bytes(fields: Sequence[Field], facts: SourceFacts) -> int:
@@ -137,7 +146,7 @@ def _field_bytes(fields: Sequence[Field], facts: SourceFacts) -> int:
 
 def recipe_options(config: ShardConfig) -> dict[str, Any]:
     """The settings that shards follow from, by key, in types that JSON has; those left unset are left out."""
-    kept = {item.key for group in (SourceConfig, LayoutConfig) for item in settings_of(group)}
+    kept = {item.key for group in (SourceConfig, LayoutConfig) for item in settings_of(group)} - {"categories-of"}
     plain = {key: list(value) if isinstance(value, tuple) else value for key, value in flatten(config).items()}
     return {key: value for key, value in plain.items() if key in kept and value is not None}
 
@@ -188,6 +197,8 @@ def _spec(request: ShardRequest, work: Path) -> SourceSpec:
         inputs=chosen.input or (),
         targets=chosen.target or (),
         target_kind=chosen.target_kind or "",
+        categories=chosen.categories or (),
+        known_words=_known_words(chosen),
         nan=chosen.nan or "stop",
         split_names=chosen.split_names,
         leave_out=chosen.leave_out or (),
@@ -201,6 +212,22 @@ def _spec(request: ShardRequest, work: Path) -> SourceSpec:
         reader=request.reader,
         reader_digest=user_reader(request.reader).digest if request.reader else "",
     )
+
+
+def _known_words(chosen: SourceConfig) -> dict[str, Sequence[str]]:
+    """The words by column of the folder that --categories-of names; UsageError for columns and codings not there."""
+    if chosen.categories_of is None:
+        return {}
+    if not (chosen.categories_of / FILE_NAME).is_file():
+        raise UsageError(f"--categories-of {chosen.categories_of} is no finished data folder: it has no {FILE_NAME}")
+    manifest, _ = read_manifest(chosen.categories_of)  # not its shards: of a folder to be mended some are damaged
+    kept = {own.column: own for item in manifest.fields for own in item.categories}
+    for wish in chosen.categories or ():
+        column, _, coding = wish.rpartition("=")
+        if column not in kept or kept[column].coding != coding:
+            there = some([f"{own.column}={own.coding}" for own in kept.values()]) if kept else "no words"
+            raise UsageError(f"--categories {wish}: {chosen.categories_of} has {there}")
+    return {column: list(own.words) for column, own in kept.items()}
 
 
 def _check_names(facts: SourceFacts, source: str) -> None:

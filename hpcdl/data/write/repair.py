@@ -45,6 +45,8 @@ def _job(folder: Path, source: str, manifest: Manifest, work: Path, reader: str)
     layers = [
         Layer(origin="manifest", values=recipe.options),
         Layer(origin="manifest", values={"on-error": "skip" if manifest.skipped else "stop"}),
+        # Its own words: the folder that gave them may be gone.
+        Layer(origin="manifest", values={"categories-of": str(folder)} if recipe.options.get("categories") else {}),
     ]
     request = ShardRequest(source=source, target=folder, config=load(ShardConfig, layers).config, reader=reader)
     job = make_job(request, work)

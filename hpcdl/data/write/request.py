@@ -25,6 +25,10 @@ class SourceConfig:
     target_kind: str | None = setting(
         None, "Whether whole numbers in targets name classes or are quantities.", choices=("class", "regression")
     )
+    categories: tuple[str, ...] | None = setting(
+        None, "Words of a table's column as numbers: COLUMN=one-hot or COLUMN=codes; may be repeated.", kind="names"
+    )
+    categories_of: Path | None = setting(None, "Data folder whose words keep the numbers that they have there.")
     nan: str | None = setting(
         None, "Samples with NaN or infinity: refuse (by default), skip or keep them.", choices=("stop", "skip", "keep")
     )

@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import dataclasses
 import functools
+import itertools
+import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 
-from hpcdl.core.errors import SourceError, shown
+from hpcdl.core.errors import SourceError, UsageError, shown
+from hpcdl.data.format.fields import Categories
 from hpcdl.data.sources.base.arrays import (
     EXACT,
     INPUT_NAMES,
@@ -21,10 +25,11 @@ from hpcdl.data.sources.base.arrays import (
     largest,
     shape_text,
 )
+from hpcdl.data.sources.base.categories import WordColumn, asked_codings, told_of
 from hpcdl.data.sources.base.flat import is_id
 from hpcdl.data.sources.base.index import IndexWriter
 from hpcdl.data.sources.base.source import Array, SourceFacts
-from hpcdl.data.sources.base.splits import left_out
+from hpcdl.data.sources.base.splits import left_out, some
 
 _STACKED = 1 << 21
 """Values that are put together at once."""
@@ -44,6 +49,8 @@ class TableColumn:
     kind: str
     place: Callable[[], PlacedArray]
     numbers: Callable[[], PlacedArray] = _no_numbers
+    width: int = 1
+    """Numbers of a row."""
 
 
 class ColumnSource(FieldSource):
@@ -57,6 +64,7 @@ class ColumnSource(FieldSource):
             split: {own: column for own, column in columns.items() if not left_out(own, patterns)}
             for split, columns in tables.items()
         }
+        tables, words = self._as_numbers(tables)
         packed, name = self._packed(next(iter(tables.values())))
         groups = []
         for split, columns in tables.items():
@@ -65,13 +73,76 @@ class ColumnSource(FieldSource):
             }
             if packed:
                 numbers = [columns[own].numbers for own in packed]
+                width = sum(columns[own].width for own in packed)
                 arrays[name] = FoundArray(
-                    shape_text((len(packed),), "float32"), functools.partial(self._together, packed, numbers)
+                    shape_text((width,), "float32"), functools.partial(self._together, packed, numbers)
                 )
             groups.append(ArrayGroup(split=split, arrays=arrays))
         if packed:
             self.inputs = (f"{name}={field_name(name)}",)
-        return self.list_parts(groups, index)
+        facts = self.list_parts(groups, index)
+        return self._with_words(facts, words, packed, next(iter(tables.values()))) if words else facts
+
+    def _as_numbers(
+        self, tables: Mapping[str, Mapping[str, TableColumn]]
+    ) -> tuple[Mapping[str, Mapping[str, TableColumn]], dict[str, Categories]]:
+        """`tables` with numbers in place of the words that --categories names, and which word is which, by column."""
+        first = next(iter(tables.values()))
+        codings = asked_codings(self._spec.categories, list(first))
+        targets = {wish.rpartition("=")[0] or wish for wish in self._spec.targets}
+        words: dict[str, Categories] = {}
+        made = {split: dict(columns) for split, columns in tables.items()}
+        for name, coding in codings.items():
+            if name in targets:
+                raise UsageError(
+                    f"--categories {name}={coding}: words of a target are its classes already; leave it out"
+                )
+            if first[name].kind == "other" or first[name].shown.startswith(("float", "double", "half")):
+                raise SourceError(
+                    f"{self._location}: the column {shown(name)} holds {first[name].shown}: no words, "
+                    "and no whole numbers"
+                )
+            column = WordColumn(
+                where=str(self._location),
+                name=name,
+                coding=coding,
+                places={split: functools.cache(columns[name].place) for split, columns in tables.items()},
+                words=self._spec.known_words.get(name),
+            )
+            words[name] = column.settled()
+            for split in made:
+                place = functools.partial(self._coded, column, split, words[name])
+                width = len(words[name].words) if coding == "one-hot" else 1
+                made[split][name] = TableColumn(shown=coding, kind="number", place=place, numbers=place, width=width)
+        return made, words
+
+    def _coded(self, column: WordColumn, split: str, kept: Categories) -> PlacedArray:
+        return self.written(column.coded(split, kept))
+
+    def _with_words(
+        self,
+        facts: SourceFacts,
+        words: Mapping[str, Categories],
+        packed: Sequence[str],
+        columns: Mapping[str, TableColumn],
+    ) -> SourceFacts:
+        """`facts` whose fields say which of their numbers stand for which words."""
+        paths = {field_name(name): name for name in words}
+        paths |= {wish.rpartition("=")[2]: wish.rpartition("=")[0] for wish in self.inputs if "=" in wish}
+        places = list(itertools.accumulate((columns[own].width for own in packed), initial=0))
+        together = [
+            dataclasses.replace(words[own], place=place)
+            for own, place in zip(packed, places, strict=False)
+            if own in words
+        ]
+        fields = []
+        told = list(facts.told)
+        for item in facts.fields:
+            alone = [words[paths[item.name]]] if paths.get(item.name) in words else []
+            own = [] if item.role != "input" else together if packed else alone
+            fields.append(dataclasses.replace(item, categories=own))
+            told += [told_of(kept, item.name) for kept in own]
+        return dataclasses.replace(facts, fields=fields, told=told)
 
     def _together(self, names: list[str], numbers: list[Callable[[], PlacedArray]]) -> PlacedArray:
         """Columns of numbers as one array of float32, some rows at a time."""
@@ -87,12 +158,15 @@ class ColumnSource(FieldSource):
     def _stacked(self, columns: Sequence[PlacedArray]) -> Iterator[Array]:
         """The rows of columns that lie in files of their own."""
         num_rows = columns[0].num_samples
-        step = max(1, _STACKED // len(columns))
+        widths = [math.prod(column.shape[1:]) for column in columns]
+        places = list(itertools.accumulate(widths, initial=0))
+        step = max(1, _STACKED // sum(widths))
         for first in range(0, num_rows, step):
-            rows = np.empty((min(step, num_rows - first), len(columns)), np.float32)
-            for place, column in enumerate(columns):
-                at = column.offset + first * column.dtype.itemsize
-                rows[:, place] = np.fromfile(column.path, column.dtype, len(rows), offset=at)
+            rows = np.empty((min(step, num_rows - first), sum(widths)), np.float32)
+            for place, width, column in zip(places, widths, columns, strict=False):
+                at = column.offset + first * width * column.dtype.itemsize
+                values = np.fromfile(column.path, column.dtype, len(rows) * width, offset=at)
+                rows[:, place : place + width] = values.reshape(len(rows), width)
             yield rows
 
     def _packed(self, columns: Mapping[str, TableColumn]) -> tuple[list[str], str]:
@@ -116,12 +190,7 @@ class ColumnSource(FieldSource):
         if len(left) == 1 and columns[left[0]].kind != "number":
             self.inputs = (f"{left[0]}={field_name(left[0])}",)
             return [], ""
-        odd = next((name for name in left if columns[name].kind != "number"), None)
-        if odd is not None:
-            raise SourceError(
-                f"{self._location}: the column {shown(odd)} holds {columns[odd].shown}; name the columns that are "
-                "inputs, each with --input COLUMN=NAME, or leave it out of the table"
-            )
+        self._ask_of_words(columns, [name for name in left if columns[name].kind != "number"])
         number = next((own for own in left if is_id(own)), None)
         if number is not None:
             raise SourceError(
@@ -129,3 +198,22 @@ class ColumnSource(FieldSource):
                 f"{number}, or name the inputs, each with --input COLUMN=NAME"
             )
         return left, _PACKED if _PACKED not in targets else f"{_PACKED}_{INPUT_NAMES[-2]}"
+
+    def _ask_of_words(self, columns: Mapping[str, TableColumn], odd: Sequence[str]) -> None:
+        """SourceError for the columns `odd`, which hold no numbers: what is to become of them?"""
+        if not odd:
+            return
+        text = [name for name in odd if columns[name].kind == "text"]
+        if len(text) < len(odd):
+            name = next(name for name in odd if name not in text)
+            raise SourceError(
+                f"{self._location}: the column {shown(name)} holds {columns[name].shown}; name the columns that are "
+                f"inputs, each with --input COLUMN=NAME, or give --leave-out {name}"
+            )
+        many = len(text) > 1
+        raise SourceError(
+            f"{self._location}: the column{'s' * many} {some(text)} hold{'' if many else 's'} text. As numbers? Give "
+            f"--categories {text[0]}=one-hot (a 0 or 1 for each word) or --categories {text[0]}=codes (0, 1, 2, ...)"
+            f"{', and so for each' if many else ''}. Or name the inputs, each with --input COLUMN=NAME, or give "
+            f"--leave-out {text[0]}"
+        )

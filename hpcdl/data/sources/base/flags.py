@@ -9,10 +9,11 @@ from hpcdl.core.errors import UsageError
 _FIELDS = ("input", "target", "target_kind", "nan")
 _ARRAYS = (*_FIELDS, "image_field", "label_field", "axes")
 _NAMES = ("split_names", "leave_out")
+_WORDS = ("categories", "categories_of")
 _TAKEN: dict[str, tuple[str, ...]] = {
     "synthetic": ("samples",),
     "csv": ("image_field", "label_field", "target_kind", "nan"),
-    "table": (*_FIELDS, "leave_out", "head"),
+    "table": (*_FIELDS, *_WORDS, "leave_out", "head"),
     "cifar10": (),
     "cifar100": (),
     "mnist": (),
@@ -21,7 +22,7 @@ _TAKEN: dict[str, tuple[str, ...]] = {
     "tfrecord": (*_FIELDS, "image_field", "label_field", *_NAMES),
     "hdf5": (*_ARRAYS, *_NAMES, "sample_is", "follow_links"),
     "webdataset": (*_FIELDS, "image_field", "label_field", *_NAMES),
-    "parquet": (*_FIELDS, "image_field", "label_field", *_NAMES),
+    "parquet": (*_FIELDS, *_WORDS, "image_field", "label_field", *_NAMES),
     "text": (*_FIELDS, "label_field", *_NAMES),
     "memmap": _FIELDS,
     "reader": (*_FIELDS, "leave_out"),
@@ -51,6 +52,10 @@ def check_flags(name: str, chosen: Any) -> None:
         own = ", ".join(_typed(taken) for taken in _TAKEN[name]) or "none of the flags about a source"
         remedy = f" ({_REMEDIES[flag]})" if flag in _REMEDIES and name == "image-folder" else ""
         raise UsageError(f"{_typed(flag)} is not for --format {name}{remedy}; leave it out. It takes {own}")
+    if chosen.categories_of and not chosen.categories:
+        raise UsageError(
+            "--categories-of keeps the numbers of words, and no words are asked for; give --categories too"
+        )
     named = chosen.input or chosen.target
     if named and (chosen.image_field or (chosen.label_field and name != "text")):
         flag = "image_field" if chosen.image_field else "label_field"

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import errno
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -67,6 +67,9 @@ class SourceSpec:
     inputs: Sequence[str] = ()
     targets: Sequence[str] = ()
     target_kind: str = ""
+    categories: Sequence[str] = ()
+    known_words: Mapping[str, Sequence[str]] = field(default_factory=dict)
+    """By column, in the order of their codes: what another data folder has."""
     nan: str = "stop"
     split_names: str = "auto"
     leave_out: Sequence[str] = ()

@@ -19,7 +19,7 @@ from hpcdl.core.errors import SourceError, UsageError
 from hpcdl.data.format.manifest import Manifest
 from hpcdl.data.sources.base.source import recognise
 from hpcdl.data.sources.tfrecord import _example_class
-from tests.data.sharding import everything, make, numbers, pixels, same_samples
+from tests.data.sharding import contents, everything, make, numbers, pixels, same_samples
 from tests.data.test_fields import stored
 from tests.data.test_formats import framed, png
 
@@ -160,7 +160,7 @@ def test_what_is_not_hdf5_says_so(tmp_path: Path) -> None:
         make(tmp_path / "old.mat", tmp_path / "out", format="hdf5")
 
 
-def test_matlab_pictures_with_the_samples_last_are_refused_with_the_way_to_turn_them(tmp_path: Path) -> None:
+def test_matlab_pictures_with_the_samples_last(tmp_path: Path) -> None:
     """H x W x C x N, as MATLAB's own tools keep pictures: 6 x 5 x 3 x 20 beside 20 labels."""
     pictures, labels = pixels(20, (6, 5, 3)), numbers(20, 3)
     for name, stored_as in (("last", (0, 3, 2, 1)), ("first", (3, 2, 1, 0))):
@@ -169,14 +169,57 @@ def test_matlab_pictures_with_the_samples_last_are_refused_with_the_way_to_turn_
             for array, kind in (("X", "uint8"), ("y", "double")):
                 file[array].attrs["MATLAB_class"] = np.bytes_(kind)
     flags = {"input": "X=image", "target": "y=y", "target_kind": "class"}
-    with pytest.raises(SourceError, match=r"X seems .* the last: .* in MATLAB permute\(X, \[4 1 2 3\]\)"):
+    with pytest.raises(SourceError, match=r"X seems .* the last: give --sample-axis last"):
         make(tmp_path / "last.mat", tmp_path / "out", **flags)
     with pytest.raises(SourceError, match=r"none that --image-field can name, as MATLAB's.* --input NAME=image"):
         make(tmp_path / "last.mat", tmp_path / "out", image_field="X", label_field="y")
-    manifest = make(tmp_path / "first.mat", tmp_path / "out", **flags)  # what permute makes of it
-    assert found(tmp_path / "out", manifest) == sorted(
-        repr([one.tolist(), int(own)]) for one, own in zip(pictures, labels, strict=True)
-    )
+    expected = sorted(repr([one.tolist(), int(own)]) for one, own in zip(pictures, labels, strict=True))
+    for name, axis in (("first", {}), ("last", {"sample_axis": "last"})):
+        manifest = make(tmp_path / f"{name}.mat", tmp_path / name, **flags, **axis)
+        assert found(tmp_path / name, manifest) == expected
+    assert "X: its samples lie along its last axis" in manifest.understood
+
+
+@pytest.mark.parametrize("names", [("images", "labels"), ("x", "y")], ids=["images", "fields"])
+@pytest.mark.parametrize("kind", ["h5", "chunked.h5", "npz", "packed.npz", "fortran.npz", "npy", "packed.nc"])
+def test_samples_along_the_last_axis_are_those_of_the_turned_array(
+    kind: str, names: tuple[str, str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """H x W x C x N beside N: the same shards as of np.moveaxis, read some samples at a time."""
+    from hpcdl.data.format import hdf5
+    from hpcdl.data.sources import numpy_files
+
+    for module in (hdf5, numpy_files):
+        monkeypatch.setattr(module, "_COPY_BYTES", 6 * 5 * 3 * 4)
+    pictures, labels = pixels(21, (6, 5, 3)), numbers(21, 3)
+    made = {}
+    for order, values in (("first", pictures), ("last", np.moveaxis(pictures, 0, -1))):
+        source = tmp_path / order / f"s.{kind}"
+        source.parent.mkdir()
+        values = np.asfortranarray(values) if kind == "fortran.npz" else np.ascontiguousarray(values)
+        if kind.endswith("npz"):
+            (np.savez_compressed if kind == "packed.npz" else np.savez)(
+                source, **dict(zip(names, (values, labels), strict=True))
+            )
+        elif kind == "npy":
+            source.mkdir()
+            np.save(source / f"{names[0]}.npy", values)
+            np.save(source / f"{names[1]}.npy", labels)
+        else:
+            with h5py.File(source, "w") as file:
+                file.create_dataset(names[0], data=values, chunks=kind == "chunked.h5" or None)
+                file[names[1]] = labels
+                if kind == "packed.nc":
+                    file[names[0]].attrs["scale_factor"] = 0.5
+        flags = {} if kind != "packed.nc" else {"input": f"{names[0]}=x", "target": f"{names[1]}=y"}
+        manifest = make(source, tmp_path / f"out-{order}", sample_axis=order, **flags)
+        made[order] = {
+            name: own for name, own in contents(tmp_path / f"out-{order}").items() if name != "manifest.json"
+        }
+        if not manifest.fields:
+            assert same_samples(everything(tmp_path / "out-first", manifest, "all"), pictures, labels)
+    assert made["first"] == made["last"]
+    assert f"{names[0]}: its samples lie along its last axis" in "; ".join(manifest.understood)
 
 
 def test_matlab_arrays_have_their_own_order_of_axes(tmp_path: Path) -> None:

@@ -394,12 +394,13 @@ def load_filters() -> None:
 class ArrayFile:
     """A user's HDF5 file, open for reading; SourceError for whatever is wrong with it.
 
-    With `follow` its links to other files are followed, and its virtual data sets read; without, both are refused.
+    With `follow` its links to other files are followed, and its virtual data sets read; without, both are refused. With
+    `last` the samples lie along the last axis of arrays of several axes, and are given along the first.
     """
 
-    def __init__(self, path: Path, *, follow: bool = False) -> None:
+    def __init__(self, path: Path, *, follow: bool = False, last: bool = False) -> None:
         load_filters()
-        self._path = path
+        self._path, self._last = path, last
         self._arrays: dict[str, Any] = {}
         self._linked: dict[str, Any] = {}
         with self._reading():
@@ -427,7 +428,7 @@ class ArrayFile:
             if isinstance(item, h5py.Dataset) and item.shape and item.dtype.kind in "fiub" and not _is_axis(item):
                 if _MATLAB in item.attrs:
                     return  # MATLAB keeps pictures in another order of axes
-                found[name] = item.shape
+                found[name] = self._shape(item)
 
         with self._reading():
             self._visit(keep)
@@ -450,7 +451,7 @@ class ArrayFile:
             elif _text(item.attrs.get(_MATLAB)) == "char":
                 return  # numbers of letters, as many rows as there are letters
             elif item.dtype.kind in "fiubcV" or h5py.check_vlen_dtype(item.dtype):
-                found[name] = (_shape(item), _dtype(item).name)
+                found[name] = (self._shape(item), _dtype(item).name)
 
         with self._reading():
             self._visit(keep)
@@ -498,9 +499,8 @@ class ArrayFile:
                 return None
             missing = 0
             with copy.open("wb") as out:
-                rows = max(1, _COPY_BYTES // max(1, 8 * math.prod(data.shape[1:])))
-                for first in range(0, len(data), rows):
-                    values, absent = packing.decoded(data[first : first + rows])
+                for chunk in self._chunks(data, item_bytes=8):
+                    values, absent = packing.decoded(chunk)
                     missing += absent
                     values.tofile(out)
             if not missing and not packing.scales:
@@ -518,19 +518,19 @@ class ArrayFile:
         """A file in which the values of an array lie one behind the other, and where: this one, or a `copy` made."""
         with self._reading():
             data, part = self._array(name), self._found(name)[1]
-            if part or _MATLAB in data.attrs:
-                _copied(data, part, copy)
-                return copy, 0
-            if data.chunks is None and data.id.get_offset() is not None and data.size:
+            whole = not part and _MATLAB not in data.attrs and not self._turns(data)
+            if whole and data.chunks is None and data.id.get_offset() is not None and data.size:
                 return Path(data.file.filename), int(data.id.get_offset())
             with copy.open("wb") as out:
-                rows = max(1, _COPY_BYTES // max(1, data.dtype.itemsize * math.prod(data.shape[1:])))
-                if not data.shape:
-                    np.asarray(data[()]).tofile(out)
-                    return copy, 0
-                for first in range(0, len(data), rows):
-                    np.ascontiguousarray(data[first : first + rows]).tofile(out)
+                for chunk in self._chunks(data, part):
+                    np.ascontiguousarray(chunk).tofile(out)
         return copy, 0
+
+    def turns(self, name: str) -> bool:
+        """Whether the samples of an array lie along the last of its axes."""
+        with self._reading():
+            data, part = self._found(name)
+            return not part and self._turns(data)
 
     def kind(self, name: str) -> tuple[tuple[int, ...], np.dtype[Any]]:
         """Shape and type of an array."""
@@ -539,12 +539,14 @@ class ArrayFile:
             if part:
                 own = data.dtype[part]
                 return (*data.shape, *own.shape), own.base
-            return _shape(data), _dtype(data)
+            return self._shape(data), _dtype(data)
 
     def whole(self, name: str) -> Array:
         """All of an array."""
         with self._reading():
-            return np.asarray(self._array(name)[()])
+            data = self._array(name)
+            values = np.asarray(data[()])
+            return np.moveaxis(values, -1, 0) if self._turns(data) else values
 
     def sample(self, name: str, number: int) -> Array:
         """Element `number` along the first axis."""
@@ -558,15 +560,49 @@ class ArrayFile:
         """
         with self._reading():
             data = self._array(name)
-            if (data.chunks is None or data.chunks[0] == 1) and not files_behind(data, self._path):
+            own = not self._turns(data) and not files_behind(data, self._path)
+            if own and (data.chunks is None or data.chunks[0] == 1):
                 return self._path
             with h5py.File(copy, "w", locking=False) as file:
-                out = file.create_dataset(name, data.shape, data.dtype)
-                rows = max(1, _COPY_BYTES // max(1, data.dtype.itemsize * math.prod(data.shape[1:])))
-                rows = min(rows, data.chunks[0]) if data.chunks else rows
-                for first in range(0, len(data), rows):
-                    out[first : first + rows] = data[first : first + rows]
+                out, first = file.create_dataset(name, self._shape(data), data.dtype), 0
+                for chunk in self._chunks(data):
+                    out[first : first + len(chunk)] = chunk
+                    first += len(chunk)
         return copy
+
+    def _turns(self, data: Any) -> bool:
+        """Whether the samples of an array lie along the last of its axes: not of N x 1, which is a list."""
+        sides = _shape(data) if self._last and not data.dtype.names else ()
+        return len(sides) > 1 and sides[-1] != 1
+
+    def _shape(self, data: Any) -> tuple[int, ...]:
+        """The shape of an array, samples first."""
+        sides = _shape(data)
+        return (sides[-1], *sides[:-1]) if self._turns(data) else sides
+
+    def _chunks(self, data: Any, part: str = "", *, item_bytes: int = 1) -> Iterator[Array]:
+        """The values of an array, or of a part of its records, samples first, some of them at a time.
+
+        `item_bytes` are those of a value when the caller is done with it, if more than it has in the file.
+        """
+        if not data.shape:
+            yield np.asarray(data[part] if part else data[()])
+            return
+        matlab, turns = _MATLAB in data.attrs and not part, self._turns(data)
+        axis = -1 if matlab != turns else 0  # MATLAB's arrays are stored with their axes in the opposite order
+        count, chunk = data.shape[axis], data.chunks[axis] if data.chunks else 1
+        row_bytes = data.size // max(1, count) * max(data.dtype.itemsize, item_bytes)
+        rows = max(1, _COPY_BYTES // max(1, row_bytes))
+        rows = rows // chunk * chunk or rows  # whole chunks: HDF5 unpacks all of one for a piece of it
+        for first in range(0, count, rows):
+            values = data[first : first + rows] if axis == 0 else data[..., first : first + rows]
+            if part:
+                values = values[part]
+            elif matlab:
+                values = (np.moveaxis(values, 0, -1) if turns else values).transpose().astype(_dtype(data))
+            elif turns:
+                values = np.moveaxis(values, -1, 0)
+            yield values
 
     def _visit(self, keep: Callable[[str, Any], None]) -> None:
         self._file.visititems(keep)
@@ -612,19 +648,6 @@ def _shape(data: Any) -> tuple[int, ...]:
 def _dtype(data: Any) -> np.dtype[Any]:
     logical = _text(data.attrs.get(_MATLAB, "")) == "logical"
     return np.dtype(np.bool_) if logical else data.dtype
-
-
-def _copied(data: Any, part: str, copy: Path) -> None:
-    """Write the values of one part of records, or of MATLAB's array in its own order of axes, into `copy`."""
-    count = data.shape[0] if part else data.shape[-1]
-    rows = max(1, _COPY_BYTES // max(1, data.nbytes // max(1, count)))
-    with copy.open("wb") as out:
-        for first in range(0, count, rows):
-            if part:
-                values = data[first : first + rows][part]
-            else:
-                values = data[..., first : first + rows].transpose().astype(_dtype(data))
-            np.ascontiguousarray(values).tofile(out)
 
 
 def _is_axis(data: Any) -> bool:

@@ -15,6 +15,7 @@ from hpcdl.data.format.dataset import UNSPLIT
 from hpcdl.data.format.hdf5 import ArrayFile
 from hpcdl.data.sources.base.arrays import TARGET_NAMES, ArrayGroup, FieldSource, FoundArray, PlacedArray, shape_text
 from hpcdl.data.sources.base.flat import (
+    LAST,
     ArrayFiles,
     ask_of_labels,
     changed,
@@ -24,6 +25,7 @@ from hpcdl.data.sources.base.flat import (
     name_classes,
     stamp_of,
     stored_dtype,
+    told_turned,
 )
 from hpcdl.data.sources.base.glance import files_of
 from hpcdl.data.sources.base.index import Index, IndexWriter
@@ -66,7 +68,7 @@ class Hdf5Source(FieldSource):
         return dataclasses.replace(facts, linked=[*self._linked], told=[*facts.told, *self._told_links()])
 
     def _images(self, paths: list[Path], index: IndexWriter) -> SourceFacts:
-        listed = ArrayFiles(index)
+        listed, told = ArrayFiles(index), dict[str, None]()
         for split, path in self._by_split(paths):
             file = self._file(str(path))
             image_name, label_name = self._names(path, file)
@@ -89,7 +91,10 @@ class Hdf5Source(FieldSource):
             kept = f"{'nchw' if first else 'nhwc'}:{image_name}:{stored}"
             kind = (sample_shape, stored_dtype(dtype, where))
             listed.add(split, labels, kind, kept, stored)
-        return listed.facts(self._location)
+            if file.turns(image_name):
+                told[told_turned(image_name)] = None
+        facts = listed.facts(self._location)
+        return dataclasses.replace(facts, told=[*facts.told, *told])
 
     def read(self, row: Any, facts: SourceFacts, index: Index) -> Array:
         """One image."""
@@ -172,15 +177,18 @@ class Hdf5Source(FieldSource):
             return self.placed(*varying)
         shape, dtype = file.kind(name)
         copy = self._work / f"copy{len(list(self._work.glob('copy*')))}"
+        turned = [told_turned(name)] if file.turns(name) else []
         decoded = file.decoded(name, copy)
         if decoded is not None:
-            return PlacedArray(path=copy, shape=shape, dtype=decoded[0], told=f"{name}: {decoded[1]}")
+            told = "; ".join([f"{name}: {decoded[1]}", *turned])
+            return PlacedArray(path=copy, shape=shape, dtype=decoded[0], told=told)
         where, offset = file.place(name, copy)
-        return PlacedArray(path=where, offset=offset, shape=shape, dtype=dtype)
+        return PlacedArray(path=where, offset=offset, shape=shape, dtype=dtype, told="".join(turned))
 
     def _file(self, path: str) -> ArrayFile:
         if path not in self._open:
-            self._open[path] = ArrayFile(Path(path), follow=self._spec.follow_links)
+            last = self._spec.sample_axis == LAST and self._work not in Path(path).parents  # copies have them first
+            self._open[path] = ArrayFile(Path(path), follow=self._spec.follow_links, last=last)
         return self._open[path]
 
     def _names(self, path: Path, file: ArrayFile) -> tuple[str, str]:

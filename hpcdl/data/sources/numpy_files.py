@@ -13,7 +13,7 @@ import warnings
 import zipfile
 import zlib
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 
@@ -23,6 +23,7 @@ from hpcdl.core.units import format_bytes
 from hpcdl.data.format.dataset import UNSPLIT
 from hpcdl.data.sources.base.arrays import ArrayGroup, FieldSource, FoundArray, PlacedArray, shape_text
 from hpcdl.data.sources.base.flat import (
+    LAST,
     ArrayFiles,
     FlatFiles,
     ask_of_labels,
@@ -31,6 +32,7 @@ from hpcdl.data.sources.base.flat import (
     is_image,
     name_classes,
     stored_dtype,
+    told_turned,
 )
 from hpcdl.data.sources.base.index import Index, IndexWriter
 from hpcdl.data.sources.base.source import Array, SourceFacts, SourceSpec
@@ -66,7 +68,7 @@ class NumpySource(FieldSource):
         """Find the arrays and list their samples; compressed members are unpacked into the work folder."""
         if not self._holds_images():
             return self.list_parts([ArrayGroup(split=UNSPLIT, arrays=self._arrays())], index)
-        listed = ArrayFiles(index)
+        listed, told = ArrayFiles(index), list[str]()
         for split, (image_name, label_name) in self._pairs().items():
             images, labels = self._array(image_name), self._array(label_name)
             where = f"{self._location}: {image_name}"
@@ -80,7 +82,9 @@ class NumpySource(FieldSource):
             shape, first = channels_last(images.shape[1:], self._axes, where)
             kept = f"{images.offset}:{images.dtype.str}:{'nchw' if first else 'nhwc'}:{images.path}"
             listed.add(split, numbers, (shape, stored_dtype(images.dtype, where)), kept, images.path)
-        return listed.facts(self._location)
+            told += [images.told] if images.told and images.told not in told else []
+        facts = listed.facts(self._location)
+        return dataclasses.replace(facts, told=[*facts.told, *told])
 
     def read(self, row: Any, facts: SourceFacts, index: Index) -> Array:
         """One image."""
@@ -203,19 +207,24 @@ class NumpySource(FieldSource):
         path = folder / (name if name.endswith(".npy") else f"{name}.npy")
         if not path.is_file():
             raise SourceError(f"no such file: {path}; give --label-field")
-        return self._rows_first(*_stored(path, 0, str(path)))
+        return self._rows_first(name, *_stored(path, 0, str(path)))
 
-    def _rows_first(self, array: PlacedArray, column_first: bool) -> PlacedArray:
-        """An array whose samples lie one behind the other: itself, or of one in Fortran order a copy in C order."""
-        if not column_first or len(array.shape) < 2:
+    def _rows_first(self, name: str, array: PlacedArray, column_first: bool) -> PlacedArray:
+        """An array whose samples lie one behind the other: itself, or a copy in C order with the samples first."""
+        turns = self._spec.sample_axis == LAST and len(array.shape) > 1 and array.shape[-1] != 1
+        if not turns and (not column_first or len(array.shape) < 2):
             return array
-        values = np.memmap(array.path, array.dtype, "r", array.offset, array.shape, order="F")
+        shape = (array.shape[-1], *array.shape[:-1]) if turns else array.shape
         copy = self._work / f"array{len(list(self._work.glob('array*')))}"
-        rows = max(1, _COPY_BYTES // max(1, array.dtype.itemsize * math.prod(array.shape[1:])))
+        rows = max(1, _COPY_BYTES // max(1, array.dtype.itemsize * math.prod(shape[1:])))
+        order: Literal["F", "C"] = "F" if column_first else "C"
         with copy.open("wb") as out:
-            for first in range(0, array.shape[0], rows):
+            for first in range(0, shape[0], rows):  # mapped anew each time: what was read no longer counts as memory
+                values = np.memmap(array.path, array.dtype, "r", array.offset, array.shape, order)
+                values = np.moveaxis(values, -1, 0) if turns else values
                 out.write(np.ascontiguousarray(values[first : first + rows]).data)
-        return dataclasses.replace(array, path=copy, offset=0, told="saved in Fortran order, read as numpy reads it")
+        told = ["saved in Fortran order, read as numpy reads it"] * column_first + [told_turned(name)] * turns
+        return dataclasses.replace(array, path=copy, offset=0, shape=shape, told="; ".join(told))
 
     def _member(self, name: str) -> PlacedArray:
         """A member of the archive where it lies, or unpacked."""
@@ -229,7 +238,8 @@ class NumpySource(FieldSource):
                     file.seek(max(0, member.header_offset) + 26)
                     lengths = struct.unpack("<HH", file.read(4).ljust(4, b"\0"))
                 return self._rows_first(
-                    *_stored(self._location, max(0, member.header_offset) + 30 + sum(lengths), shown)
+                    name.removesuffix(".npy"),
+                    *_stored(self._location, max(0, member.header_offset) + 30 + sum(lengths), shown),
                 )
             if member.compress_type != zipfile.ZIP_DEFLATED:  # Python would unpack a piece of others whole
                 raise SourceError(f"{shown} is packed in another way than numpy does; use numpy.savez_compressed")
@@ -249,7 +259,7 @@ class NumpySource(FieldSource):
                         left -= out.write(piece)
             except (OSError, EOFError, zlib.error, lzma.LZMAError, RuntimeError, *_DAMAGED) as error:
                 raise SourceError(f"{shown} cannot be unpacked: {_one_line(error)}") from error
-        return self._rows_first(*_stored(unpacked, 0, shown))
+        return self._rows_first(name.removesuffix(".npy"), *_stored(unpacked, 0, shown))
 
 
 def _opened(path: Path) -> zipfile.ZipFile:

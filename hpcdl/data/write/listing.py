@@ -203,6 +203,7 @@ def _spec(request: ShardRequest, work: Path) -> SourceSpec:
         split_names=chosen.split_names,
         leave_out=chosen.leave_out or (),
         sample_is=chosen.sample_is or "",
+        sample_axis=chosen.sample_axis,
         follow_links=chosen.follow_links,
         image_size=layout.image_size,
         channels=layout.channels,

@@ -52,6 +52,11 @@ class SourceConfig:
     sample_is: str | None = setting(
         None, "What one sample is, of several HDF5 files: a row of their arrays, or a file.", choices=("row", "file")
     )
+    sample_axis: str = setting(
+        "first",
+        "Axis of arrays along which samples lie; last: pictures of height x width x channels x N, as MATLAB has them.",
+        choices=("first", "last"),
+    )
     follow_links: bool = setting(
         False, "Read the other files that an HDF5 file's external links and virtual data sets name."
     )

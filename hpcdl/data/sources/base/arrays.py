@@ -20,6 +20,7 @@ from hpcdl.core.errors import SourceError, shown
 from hpcdl.data.format.dataset import UNSPLIT
 from hpcdl.data.format.fields import DTYPES, RESERVED, Field, is_name, is_picture
 from hpcdl.data.sources.base.flat import (
+    LAST,
     MOST_ARRAY_BYTES,
     MOST_CLASSES,
     FlatFiles,
@@ -364,9 +365,10 @@ class FieldSource:
             what = "" if part.split == UNSPLIT else f" of the split {part.split}"
             if len(set(counts.values())) != 1:
                 told = ", ".join(f"{path} {count}" for path, count in counts.items())
+                remedy = _samples_last({path: own[number] for path, own in arrays}, self._spec)
                 raise SourceError(
                     f"{self._location}: the arrays{what} hold unequal numbers of samples ({told}); every field needs "
-                    f"one value a sample, along its first axis{_samples_last({p: o[number] for p, o in arrays})}"
+                    f"one value a sample, along its first axis{remedy}"
                 )
             if not next(iter(counts.values())):
                 raise SourceError(
@@ -660,14 +662,13 @@ def field_name(path: str) -> str:
     return f"{name[:58]}_field" if name in RESERVED else name
 
 
-def _samples_last(arrays: Mapping[str, PlacedArray]) -> str:
+def _samples_last(arrays: Mapping[str, PlacedArray], spec: SourceSpec) -> str:
     """What to do about an array whose last axis has as many elements as the others have samples; empty for others."""
     for path, array in arrays.items():
         others = {other.num_samples for name, other in arrays.items() if name != path}
         if len(array.shape) > 1 and others == {array.shape[-1]}:
-            order = " ".join(map(str, [len(array.shape), *range(1, len(array.shape))]))
-            return (
-                f"; {path} seems to have its samples along the last: save it as np.moveaxis({path}, -1, 0), in MATLAB "
-                f"permute({path}, [{order}])"
-            )
+            found = f"; {path} seems to have its samples along the last"
+            if spec.format in ("hdf5", "numpy") and spec.sample_axis != LAST:
+                return f"{found}: give --sample-axis last"
+            return f"{found}: save it as np.moveaxis({path}, -1, 0)"
     return ""

@@ -17,10 +17,10 @@ _TAKEN: dict[str, tuple[str, ...]] = {
     "cifar10": (),
     "cifar100": (),
     "mnist": (),
-    "numpy": (*_ARRAYS, *_NAMES),
+    "numpy": (*_ARRAYS, *_NAMES, "sample_axis"),
     "tfds": (*_FIELDS, "image_field", "label_field"),
     "tfrecord": (*_FIELDS, "image_field", "label_field", *_NAMES),
-    "hdf5": (*_ARRAYS, *_NAMES, "sample_is", "follow_links"),
+    "hdf5": (*_ARRAYS, *_NAMES, "sample_is", "sample_axis", "follow_links"),
     "webdataset": (*_FIELDS, "image_field", "label_field", *_NAMES),
     "parquet": (*_FIELDS, *_WORDS, "image_field", "label_field", *_NAMES),
     "text": (*_FIELDS, "label_field", *_NAMES),
@@ -30,7 +30,7 @@ _TAKEN: dict[str, tuple[str, ...]] = {
     "image-folder": ("input", "target", "target_kind", "nan", *_NAMES),
 }
 """By format; one that a site has added gets every flag."""
-_UNSET = (None, False, "auto", (), "names")
+_UNSET = (None, False, "auto", (), "names", "first")
 _REMEDIES = {
     "image_field": "images are the files of the folders",
     "label_field": "a folder's name is the class of its images; a .csv of file,label lists others",

@@ -42,6 +42,15 @@ _MOST_OPEN = 64
 """Files that one reader holds open: a source may have a file for each sample."""
 
 
+LAST = "last"
+"""The value of --sample-axis for samples along the last axis of arrays."""
+
+
+def told_turned(name: str) -> str:
+    """That an array was turned, for the user to read."""
+    return f"{name}: its samples lie along its last axis"
+
+
 class FlatFiles:
     """Byte ranges of files that must not change; what is read lies in one buffer, valid until the next read."""
 

@@ -74,6 +74,7 @@ class SourceSpec:
     split_names: str = "auto"
     leave_out: Sequence[str] = ()
     sample_is: str = ""
+    sample_axis: str = "first"
     follow_links: bool = False
     image_size: Sequence[int] | None = None
     channels: int | None = None

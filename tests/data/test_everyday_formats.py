@@ -202,6 +202,7 @@ def test_samples_along_the_last_axis_are_those_of_the_turned_array(
                 source, **dict(zip(names, (values, labels), strict=True))
             )
         elif kind == "npy":
+            source = source.with_suffix("")
             source.mkdir()
             np.save(source / f"{names[0]}.npy", values)
             np.save(source / f"{names[1]}.npy", labels)

@@ -17,6 +17,7 @@ import numpy.typing as npt
 
 from hpcdl.core.disk import cut, remove_file
 from hpcdl.core.errors import CorruptError, SourceError, UsageError
+from hpcdl.core.units import format_bytes
 from hpcdl.data.format.hdf5_links import LiesOutside, arrays_inside, arrays_linked, files_behind
 
 Array = npt.NDArray[Any]
@@ -25,7 +26,7 @@ ATTRIBUTE_LIMIT = 60_000
 _METADATA_BYTES = 65_536
 _MOST_CHUNK_BYTES = 256 * 1024**2
 _MOST_RATIO = 2000
-"""No filter packs better."""
+"""Of what is packed better it is asked whether all of it is there."""
 _DAMAGED = (
     OSError, RuntimeError, LookupError, ValueError, TypeError, AttributeError, MemoryError, SystemError,
     ArithmeticError,
@@ -625,12 +626,31 @@ class ArrayFile:
         """A data set whose announced size fits what is stored: checked once, before room is made for it."""
         if name not in self._arrays:
             data = self._found(name)[0]
-            stored = data.nbytes if data.is_virtual else data.id.get_storage_size()  # its sources were looked at
-            most = max(_MOST_CHUNK_BYTES, _MOST_RATIO * stored)
-            if data.nbytes > most or math.prod(data.chunks or ()) * data.dtype.itemsize > _MOST_CHUNK_BYTES:
-                raise ValueError(f"{name} tells of the shape {data.shape}, and is not there")
+            self._check_stored(name, data)
             self._arrays[name] = data
         return self._arrays[name]
+
+    def _check_stored(self, name: str, data: Any) -> None:
+        """SourceError for chunks too large to unpack, and for an array most of which nobody has written."""
+        chunk_bytes = math.prod(data.chunks or ()) * data.dtype.itemsize
+        if chunk_bytes > _MOST_CHUNK_BYTES:
+            raise SourceError(
+                f"{self._path}: {name} is stored in chunks of {format_bytes(chunk_bytes)}, and one of at most "
+                f"{format_bytes(_MOST_CHUNK_BYTES)} is unpacked at once; store it anew in smaller ones: h5repack -l "
+                f"{name}:CHUNK=..."
+            )
+        most = max(_MOST_CHUNK_BYTES, _MOST_RATIO * data.id.get_storage_size())
+        if data.nbytes <= most or data.is_virtual:  # a virtual array's sources were looked at
+            return
+        there, wanted = 0, 1
+        if data.chunks:
+            there = data.id.get_num_chunks()
+            wanted = math.prod(-(-side // of_chunk) for side, of_chunk in zip(data.shape, data.chunks, strict=True))
+        if there < wanted:
+            raise SourceError(
+                f"{self._path}: {name} tells of the shape {data.shape}, and {there} of its {wanted} chunks are there; "
+                "the file was not written to its end, or is damaged"
+            )
 
 
 _MATLAB = "MATLAB_class"

@@ -1,0 +1,35 @@
+"""docs/reference/sources.md says what hpcdl does, and what it does to published kinds of data is right."""
+
+from __future__ import annotations
+
+import ast
+import re
+from pathlib import Path
+
+import pytest
+
+from hpcdl.data.sources import SOURCES
+from tests.data import source_page
+from tests.data.published import PUBLISHED
+from tests.data.source_page import BEHAVIOUR, FORMS, PAGE, look, page
+
+CASES = [(kind, name) for kind, found in PUBLISHED.items() for name in found]
+
+
+@pytest.mark.parametrize(("kind", "name"), CASES)
+def test_published_kinds_are_read_asked_about_or_refused(kind: str, name: str) -> None:
+    save, options, outcome, words = PUBLISHED[kind][name]
+    found = look(kind, name, save, options, outcome)
+    assert found.outcome == outcome and re.search(words, found.said), f"{found.outcome}: {found.said}"
+
+
+def test_the_page_is_as_its_cases_are() -> None:
+    assert page() == PAGE.read_text(), f"run python -m {source_page.__name__}"
+
+
+def test_every_format_has_a_row_and_every_behaviour_a_test() -> None:
+    assert list(FORMS) and set(FORMS) == set(SOURCES)
+    for place in BEHAVIOUR.values():
+        name, _, test = place.partition("::")
+        tree = ast.parse((Path(__file__).parent / name).read_text())
+        assert test in {node.name for node in tree.body if isinstance(node, ast.FunctionDef)}, place

@@ -68,14 +68,15 @@ def parquet_images(path: Path, num_bytes: int) -> list[str]:
 
 
 def csv(path: Path, num_bytes: int) -> list[str]:
-    """Columns of decimal numbers, and a class in words."""
+    """Columns of decimal numbers, and a class in words; the same 4096 rows again and again."""
     rng = np.random.default_rng(0)
     names = ",".join(f"a{place}" for place in range(_COLUMNS))
     with path.open("w") as file:
         file.write(f"{names},label\n")
-        while file.tell() < num_bytes:
-            for row in rng.random((4096, _COLUMNS)).round(6).tolist():
-                file.write(f"{','.join(map(str, row))},class {int(row[0] * 10)}\n")
+        rows = rng.random((4096, _COLUMNS)).round(6).tolist()
+        text = "".join(f"{','.join(map(str, row))},class {int(row[0] * 10)}\n" for row in rows)
+        for _ in range(-(-num_bytes // len(text))):
+            file.write(text)
     return []
 
 

@@ -8,9 +8,13 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from benchmarks.shard_memory import csv, parquet_images, parquet_numbers
+from hpcdl.core.units import format_bytes
+from hpcdl.data.format.manifest import read_manifest
+from hpcdl.data.sources.base import index
 
 
 def peak_bytes(pid: int) -> int:
@@ -76,3 +80,39 @@ def test_memory_does_not_grow_with_a_table(
         done = subprocess.run([*line, "--workers", "1", *flags], capture_output=True, text=True, check=True)
         peaks.append(int(done.stderr.splitlines()[-1]) * 1024)
     assert peaks[1] - peaks[0] < 24e6 and peaks[1] < 400e6
+
+
+@pytest.mark.parametrize("kind", ["many small samples", "a large sample", "text"])
+def test_a_process_takes_no_more_than_the_plan_says(kind: str, tmp_path: Path) -> None:
+    source = tmp_path / "source"
+    source.mkdir()
+    if kind == "text":
+        (source / "a.csv").write_text("t,y\n" + f"{'word ' * 40},1\n" * 40_000)
+    elif kind == "a large sample":  # 96 MiB each, in files with holes
+        values = np.lib.format.open_memmap(source / "x.npy", "w+", np.float32, (3, 24, 1024, 1024))
+        values[:, 0, 0, 0] = 1
+        np.save(source / "y.npy", np.array([0.5, 1.5, 2.5], np.float32))
+    else:
+        np.save(source / "x.npy", np.zeros((1_000_000, 4), np.float32))
+        np.save(source / "y.npy", np.arange(1_000_000) % 2)
+    line = [sys.executable, "-c", PEAK, "shard", str(source / "a.csv" if kind == "text" else source)]
+    done = subprocess.run([*line, str(tmp_path / "out"), "--workers", "1"], capture_output=True, text=True, check=True)
+    peak = int(done.stderr.splitlines()[-1]) * 1024
+    bound = read_manifest(tmp_path / "out")[0].recipe.memory_bytes
+    assert f"memory: at most about {format_bytes(bound)} a process" in done.stderr
+    assert peak < bound < 320 * 2**20 + 5 * peak, (peak, bound)
+
+
+@pytest.mark.parametrize("count", [3, 900])
+def test_rows_of_a_long_list_are_those_of_a_short_one(
+    count: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Few of them are read one by one, many in one pass over the list."""
+    rows = np.zeros(1000, index.ROW)
+    rows["place"], rows["label"] = np.arange(1000), np.arange(1000) % 7
+    with index.IndexWriter(tmp_path) as writer:
+        writer.add("all", rows)
+    monkeypatch.setattr(index, "_AT_ONCE", 0)
+    monkeypatch.setattr(index, "_CHUNK", 64)
+    numbers = np.random.default_rng(0).permutation(1000)[:count].astype(np.int64)
+    assert (index.Index(tmp_path).rows("all", numbers) == rows[numbers]).all()

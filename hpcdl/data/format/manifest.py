@@ -59,6 +59,8 @@ class Recipe:
     alignment: int
     fingerprint: str
     sample_checksums: bool = False
+    memory_bytes: int = 0
+    """Most that the plan had a writing process take; 0 in earlier versions."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -71,7 +71,7 @@ def make_job(request: ShardRequest, work: Path) -> ShardJob:
     _check_kind(request.config, facts)
     index = Index(work)
     try:
-        class_counts, total_size = _tally(index, counts, len(facts.class_names), request.source)
+        class_counts, total_size, largest = _tally(index, counts, len(facts.class_names), request.source)
         shape, facts = _shape(layout, spec, source, facts, index, counts)
         _check_finite(spec, source, facts, index, counts)
         if fractions:
@@ -89,7 +89,13 @@ def make_job(request: ShardRequest, work: Path) -> ShardJob:
         source_name=Path(spec.location).name,
         spec=spec,
         facts=facts,
-        plan=make_plan(counts, total_size if encoded else pixel_bytes, layout, file_system_of(request.target)),
+        plan=make_plan(
+            counts,
+            total_size if encoded else pixel_bytes,
+            layout,
+            file_system_of(request.target),
+            max(largest, sum(item.longest_bytes for item in fields)),
+        ),
         fingerprint=fingerprint,
         encoding=layout.encoding,
         compression=layout.compression,
@@ -265,9 +271,9 @@ def _check_kind(config: ShardConfig, facts: SourceFacts) -> None:
         raise UsageError("--encoding encoded packs JPEG and PNG files; this source holds pixels, use --encoding raw")
 
 
-def _tally(index: Index, counts: dict[str, int], num_classes: int, source: str) -> tuple[Any, int]:
-    """Samples by class over all splits, and encoded bytes in all; SourceError for a label out of range."""
-    class_counts, total = np.zeros(num_classes, np.int64), 0
+def _tally(index: Index, counts: dict[str, int], num_classes: int, source: str) -> tuple[Any, int, int]:
+    """Samples by class over all splits, encoded bytes in all, and of the largest; SourceError for odd labels."""
+    class_counts, total, largest = np.zeros(num_classes, np.int64), 0, 0
     for split in counts:
         position = 0
         for rows in index.chunks(split):
@@ -280,8 +286,9 @@ def _tally(index: Index, counts: dict[str, int], num_classes: int, source: str) 
                 )
             class_counts += np.bincount(rows["label"], minlength=num_classes)
             total += int(rows["size"].sum())
+            largest = max(largest, int(rows["size"].max(initial=0)))
             position += len(rows)
-    return class_counts, total
+    return class_counts, total, largest
 
 
 def _shape(

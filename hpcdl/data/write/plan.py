@@ -35,7 +35,15 @@ FEWEST_SHARDS = 8
 BLOCK_BYTES = 1024**2
 MOST_BLOCK_BYTES = 32 * 1024**2
 MOST_SHARDS = 10_000
+MOST_SHARD_SAMPLES = 1 << 22
+"""What a writer must know of each sample of a shard takes memory, however small the samples are."""
 MAX_RANKS = 64
+_OWN_BYTES = 320 * 1024**2
+"""Of a process before the first sample: Python with its libraries, and what listing reads of a source at once."""
+_SAMPLE_BYTES = 128
+"""A row of the list, its place in the permutation, checksum, and the fields that are held until a shard ends."""
+_LISTED_BYTES = 16
+_BLOCK_COPIES = 4
 PAGE = 4096
 
 
@@ -51,6 +59,8 @@ class ShardPlan:
     alignment: int
     stripes: Stripes | None
     reasons: Sequence[str] = field(default=())
+    memory_bytes: int = 0
+    """Most that a writing process takes, but for a picture that it decodes and a reader of the user's own."""
 
     def shard_samples(self, split: str, number: int) -> tuple[int, int]:
         """First position of a shard in its split's shuffled sequence, and the one behind its last."""
@@ -59,9 +69,16 @@ class ShardPlan:
 
 
 def make_plan(
-    num_samples: Mapping[str, int], total_bytes: int, layout: LayoutConfig, file_system: FileSystem
+    num_samples: Mapping[str, int],
+    total_bytes: int,
+    layout: LayoutConfig,
+    file_system: FileSystem,
+    largest_bytes: int = 0,
 ) -> ShardPlan:
-    """The plan for `total_bytes` of samples in splits of `num_samples`. UsageError where the wishes do not fit."""
+    """The plan for `total_bytes` of samples in splits of `num_samples`, of which the largest has `largest_bytes`.
+
+    UsageError where the wishes do not fit.
+    """
     everything = sum(num_samples.values())
     sample_bytes = total_bytes / everything
     reasons: list[str] = []
@@ -82,6 +99,8 @@ def make_plan(
     reasons.append(steps_rule(train, max_ranks))
     if layout.compression:
         reasons.append(f"blocks are compressed ({layout.compression}): smaller, but every read decompresses")
+    memory = _memory_bytes(num_samples, shards, max(block * sample_bytes, largest_bytes))
+    reasons.append(f"memory: at most about {format_bytes(memory)} a process, besides a picture that is decoded")
     return ShardPlan(
         num_samples=dict(num_samples),
         shards=shards,
@@ -91,7 +110,15 @@ def make_plan(
         alignment=alignment,
         stripes=stripes,
         reasons=reasons,
+        memory_bytes=memory,
     )
+
+
+def _memory_bytes(num_samples: Mapping[str, int], shards: Mapping[str, int], block_bytes: float) -> int:
+    """Most that a writing process takes: of its own, for the samples of a shard, for the list, and for a block."""
+    of_shard = max(-(-count // shards[name]) for name, count in num_samples.items())
+    listed = _LISTED_BYTES * sum(num_samples.values())
+    return int(_OWN_BYTES + _SAMPLE_BYTES * of_shard + listed + _BLOCK_COPIES * block_bytes)
 
 
 def steps_rule(num_samples: int, max_ranks: int) -> str:
@@ -144,7 +171,7 @@ def _shard_bytes(total_bytes: int, layout: LayoutConfig, file_system: FileSystem
 def _num_shards(count: int, sample_bytes: float, shard_bytes: int, layout: LayoutConfig) -> int:
     if layout.shards:
         return min(layout.shards, count)
-    return min(count, max(1, round(count * sample_bytes / shard_bytes)))
+    return min(count, max(1, round(count * sample_bytes / shard_bytes), -(-count // MOST_SHARD_SAMPLES)))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -177,7 +204,13 @@ class ShardJob:
         wanted = dataclasses.asdict(
             dataclasses.replace(self, spec=dataclasses.replace(self.spec, work="", location="", reader=""))
         )
-        del wanted["plan"]["reasons"], wanted["on_error"], wanted["facts"]["stamps"], wanted["state"]
+        del (
+            wanted["plan"]["reasons"],
+            wanted["plan"]["memory_bytes"],
+            wanted["on_error"],
+            wanted["facts"]["stamps"],
+            wanted["state"],
+        )
         del wanted["spec"]["checks"], wanted["options"]
         checksum = xxhash.xxh3_64_hexdigest(json.dumps(wanted, sort_keys=True).encode())
         return f"{checksum}-{self.spec.reader_digest}" if self.spec.reader_digest else checksum

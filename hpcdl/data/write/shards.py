@@ -27,6 +27,7 @@ from hpcdl.data.write.moments import Moments
 from hpcdl.data.write.plan import ShardJob, shard_file
 
 Array = npt.NDArray[Any]
+_AT_ONCE = 1 << 16
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -111,7 +112,10 @@ class ShardWriter:
         job = self._job
         first, stop = job.plan.shard_samples(split, number)
         key = mixed(job.seed, 21, xxhash.xxh3_64_intdigest(split.encode()))
-        places = permuted(np.arange(first, stop, dtype=np.int64), job.plan.num_samples[split], key)
+        places = np.arange(first, stop, dtype=np.int64)
+        for begin in range(0, len(places), _AT_ONCE):  # the permutation takes ten times the memory of its result
+            own = slice(begin, begin + _AT_ONCE)
+            places[own] = permuted(places[own], job.plan.num_samples[split], key)
         if not job.members:
             return self._index.rows(split, places)
         return self._index.rows(UNSPLIT, self._index.numbers(split, places))

@@ -203,6 +203,7 @@ def finish(request: ShardRequest, job: ShardJob, results: Results) -> Manifest:
             alignment=job.plan.alignment,
             fingerprint=job.fingerprint,
             sample_checksums=job.sample_checksums,
+            memory_bytes=job.plan.memory_bytes,
         ),
         fields=fields,
         understood=list(job.facts.told),

@@ -165,6 +165,39 @@ class Wait(NamedTuple):
     hidden: bool = False
 
 
+class ScriptSteps:
+    """The steps of a script since its run began, over all its fits and loops.
+
+    A fit and `hpcdl.State.commit` say when a step is over. In a loop that says nothing one is over when an optimizer
+    or tape that has exchanged in it exchanges again; several of them are one step.
+    """
+
+    def __init__(self) -> None:
+        self.done = 0
+        self.counted = False
+        """Whether somebody says when a step is over, as a fit does while it lasts."""
+        self._known = 0
+        self._exchanged: set[str] = set()
+
+    def over(self, num: int = 1) -> None:
+        """So many steps are over; it replaces what exchanges since the last one have told."""
+        self.done = self._known = self._known + num
+        self._exchanged.clear()
+
+    def reached(self, step: int) -> None:
+        """A run that is resumed stands there."""
+        self.done = self._known = max(self.done, step)
+
+    def exchange(self, name: str) -> None:
+        """The optimizer or tape of that name has exchanged."""
+        if self.counted:
+            return
+        if name in self._exchanged:
+            self.done += 1
+            self._exchanged.clear()
+        self._exchanged.add(name)
+
+
 class RankMonitor:
     """What one rank does and has done, over all groups that it talks in. `rank` is its number in the world."""
 
@@ -190,6 +223,7 @@ class RankMonitor:
         """Why the run goes on without this rank, which is alive; its main thread leaves when it sees that."""
         self.num_updates = 0
         """Times that a script has exchanged gradients."""
+        self.script_steps = ScriptSteps()
         self._at_it_since_s = self.activity[2]
         self._lanes: list[Lane] = []
         self._past: dict[str, Traffic] = {}
@@ -199,6 +233,11 @@ class RankMonitor:
         """The step that it is in; of a script whose steps nobody counts the last one that has exchanged gradients."""
         told = self.activity[1]
         return self.num_updates or None if told is None else told
+
+    @property
+    def step_of_run(self) -> int | None:
+        """Steps since the run began, whatever epoch or fit they are in: what faults on purpose go by."""
+        return self.script_steps.done if self.role == "script" else self.step
 
     @property
     def leads(self) -> bool:

@@ -12,19 +12,17 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from hpcdl.cluster.status import FOLDER
 from hpcdl.comm.observed import NOTHING, NoRecorder, Observed, RankMonitor
 from hpcdl.config.tracing import OFF
 from hpcdl.core.disk import publish, touch
 from hpcdl.data.format.dataset import Dataset
 from hpcdl.faults.network import NetworkFaults
-from hpcdl.run.faults import FULL, NETWORK, PARTITION, PLANTED, Fault, parse_faults
+from hpcdl.run.faults import FULL, NETWORK, PARTITION, PLANTED, Fault, marker_of, parse_faults, settled, told_of
 from hpcdl.run.journal import FileJournal, JournalReader
-from hpcdl.run.rundir import STRUCK
 
 if TYPE_CHECKING:
     from hpcdl.core.protocols import Array
@@ -163,6 +161,10 @@ class Injection:
             return None
         return len({*communicator.allgather_json(communicator.host)})
 
+    def told(self) -> list[str]:
+        """A line for each fault, which the run's record keeps."""
+        return told_of(self._all, self._run_dir)
+
     def __enter__(self) -> Injection:
         again = any(fault.every_s is not None for fault in self._all)
         if again or self._network.faults or any(fault.kind in STRIKES for fault in self._mine.values()):
@@ -204,6 +206,10 @@ class Injection:
                 touch(self._marker(number))
                 self._say(fault.text)
         return dataclasses.replace(dataset, copies=copies) if copies != dataset.copies else dataset
+
+    def settled(self, warnings: Sequence[str]) -> list[str]:
+        """The warnings of a run that is over, with what has become of the faults that were asked for."""
+        return settled(warnings, self._all, self._run_dir)
 
     def writing(self, step: int) -> None:
         """Called where a checkpoint is about to be written; OSError where there is to be no room."""
@@ -288,7 +294,7 @@ class Injection:
 
     def _step(self) -> int:
         """This rank's own step; a server has none and goes by what worker 0 has told."""
-        own = self._seen.step
+        own = self._seen.step_of_run
         if own is not None:
             return own
         for event in self._steps.read():
@@ -313,7 +319,7 @@ class Injection:
             journal.write("message", text=f"{TOLD}{text}", step=self._step())
 
     def _marker(self, number: int) -> Path:
-        return self._run_dir / FOLDER / f"{STRUCK}{number}"
+        return marker_of(self._run_dir, number)
 
 
 def _not_a_number(images: Any) -> Array:

@@ -18,7 +18,6 @@ from hpcdl.data.read.windows import shared_out
 from hpcdl.faults.inject import Injection
 from hpcdl.rank import results
 from hpcdl.rank.serve import serve
-from hpcdl.run.faults import parse_faults, spoken_of
 from hpcdl.run.in_place import ShrunkRun
 from hpcdl.run.journal import EventHandler
 from hpcdl.run.plan import RunPlan
@@ -77,7 +76,7 @@ def _run_rank(
     started = results.first_record(run_plan, hosts, software, os.environ.get("HPCDL_PROFILE", ""))
     unbound = communicator.allgather_json(runtime.binding_warning())
     warnings = [f"rank {rank}: {warning}" for rank, warning in enumerate(unbound) if warning]
-    warnings += spoken_of(parse_faults(run_plan.config.safety.inject, communicator.size))
+    warnings += injection.told()
     started = dataclasses.replace(started, warnings=[*started.warnings, *warnings])
     context = dataclasses.replace(context_of(run_plan, communicator), in_place=shrunk is not None)
     if communicator.rank < run_plan.num_workers:

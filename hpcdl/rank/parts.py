@@ -72,6 +72,7 @@ class Parts:
         self.seen = observe(group).monitor
         synchronous = run_plan.info.features.synchronous
         self.outcome = Outcome(clock=StepClock(group, synchronous=synchronous, warmup_steps=config.run.warmup_steps))
+        self.injection = injection
         self.host = HostStep(model, optimizer, objective, self.outcome, self.seen, injection, run_dir)
         self.saver = Saver(self.host, self.seen, run_dir, injection, interval, work)
         self.join(run_plan, worker, group, journal, copies)

@@ -157,6 +157,7 @@ def _to_the_end(trainer: Trainer, communicator: Observed, record: RunRecord, run
     if leads:
         parts.saver.check_weights()
         outcome.warnings += _save_finished(model, run_dir)
+        record = dataclasses.replace(record, warnings=parts.injection.settled(record.warnings))
         write_record(run_dir, results.finished_record(record, run_plan, outcome, ranks, _parameters(model)))
     return communicator
 

@@ -14,10 +14,20 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 from hpcdl.checkpoint.folders import FOLDER, list_checkpoints
-from hpcdl.core.errors import CorruptError, HpcdlError, Interrupted, StoppedEarly, UsageError, original, printable
+from hpcdl.core.errors import (
+    ConfigError,
+    CorruptError,
+    HpcdlError,
+    Interrupted,
+    StoppedEarly,
+    UsageError,
+    original,
+    printable,
+)
 from hpcdl.core.records import FILE_NAME, RunRecord, read_record, write_record
 from hpcdl.core.run_state import FAILED, FINISHED, LOST, RUNNING, STOPPED
 from hpcdl.core.signals import caught
+from hpcdl.run.faults import parse_faults, settled
 from hpcdl.run.journal import events_since_start
 
 Stamp = tuple[int, int] | None
@@ -82,8 +92,13 @@ def note_lost(run_dir: Path, message: str) -> None:
 
 
 def _write(run_dir: Path, record: RunRecord, status: str, message: str) -> None:
+    warnings = record.warnings
+    with contextlib.suppress(ConfigError):  # of a damaged record
+        faults = parse_faults(str(record.config.get("inject", "")), record.ranks)
+        warnings = settled(warnings, faults, run_dir)
     ended = dataclasses.replace(
         record,
+        warnings=warnings,
         status=status,
         message=message,
         finished_at=time.strftime("%Y-%m-%dT%H:%M:%S%z"),

@@ -20,18 +20,21 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 from hpcdl.cluster.environment import placement
 from hpcdl.cluster.launchers import find_launcher
 from hpcdl.cluster.launchers.base import num_nodes
+from hpcdl.cluster.status import FOLDER
 from hpcdl.config.load import ResolvedConfig
 from hpcdl.config.tracing import OFF, UNASKED
 from hpcdl.core.errors import ConfigError, UsageError, shown
 from hpcdl.core.units import format_seconds, parse_seconds
 from hpcdl.data.format.dataset import Dataset
+from hpcdl.run.rundir import STRUCK
 
 STRUCK_FROM_BESIDE = ("kill", "term", "stop", "slow", "exit")
 """What strikes a process, at any moment of a step: workers, servers and scripts."""
@@ -44,6 +47,7 @@ FLIPPED = "flip"
 FLIPPED_RANK = 1
 """Not rank 0: of two ranks that differ the other one is told to be odd."""
 _WHERE = {UNREADABLE: "shard", FULL: "checkpoint", FLIPPED: "bucket"}
+_ASKED = "a fault is asked for: "
 PARTITION, LINK, SKEW = "partition", "link", "skew"
 """What lies between nodes: messages that stand still, a slow link, clocks that differ (faults/network.py)."""
 NETWORK = (PARTITION, LINK, SKEW)
@@ -300,7 +304,28 @@ def check_injected(resolved: ResolvedConfig[Any], kinds: Sequence[str] = KINDS) 
             )
 
 
-def spoken_of(faults: Sequence[Fault]) -> Iterator[str]:
-    """A warning for each fault, which the run's record keeps."""
-    for fault in faults:
-        yield f"a fault was injected: {fault.kind} of {fault.place} {fault.moment}"
+def marker_of(run_dir: Path, number: int) -> Path:
+    """The file that says that the fault of this number has struck."""
+    return run_dir / FOLDER / f"{STRUCK}{number}"
+
+
+def told_of(faults: Sequence[Fault], run_dir: Path, *, over: bool = False) -> list[str]:
+    """A line for each fault: asked for, injected or, once the run is `over`, not reached."""
+    found = []
+    for number, fault in enumerate(faults):
+        what = f"{fault.kind} of {fault.place} {fault.moment}"
+        if fault.every_s is not None:
+            found.append(f"faults are injected again and again: {what}")
+        elif marker_of(run_dir, number).exists():
+            found.append(f"a fault was injected: {what}")
+        elif over:
+            found.append(f"a fault was not reached: {what}; --inject {fault.text} has done nothing")
+        else:
+            found.append(f"{_ASKED}{what}")
+    return found
+
+
+def settled(warnings: Sequence[str], faults: Sequence[Fault], run_dir: Path) -> list[str]:
+    """The warnings of a run that is over: in place of the faults that were asked for, what has become of them."""
+    kept = [line for line in warnings if not line.startswith(_ASKED)]
+    return list(dict.fromkeys([*kept, *told_of(faults, run_dir, over=True)]))

@@ -98,6 +98,7 @@ class AgreeOverRanks(keras.callbacks.Callback):
             self._state.restore()
             self._epochs_before = self._state.epoch
         self._counts_on = None
+        self._seen.script_steps.counted = True
         for one in self._centers():
             one.to_center()
         self._start_alike()
@@ -139,6 +140,7 @@ class AgreeOverRanks(keras.callbacks.Callback):
         taken, self._steps = batch + 1 - self._steps, batch + 1
         now_s = time.monotonic()
         self._seen.doing(f"epoch {self._epoch + 1}", self._steps)
+        self._seen.script_steps.over(max(taken, 1))
         if self._run is not None:
             self._run.meter.add(now_s - self._mark_s, max(taken, 1))
         self._mark_s = now_s
@@ -224,6 +226,7 @@ class AgreeOverRanks(keras.callbacks.Callback):
     def on_train_end(self, logs: dict[str, Any] | None = None) -> None:
         """Give the model its own metrics back."""
         self._seen.doing("running the script")
+        self._seen.script_steps.counted = False
         begun = self.group.keep("own variables that have begun", set[str])
         begun.update(key_of(one) for one in fixed_and_own(self.model))
         if self._metrics is not None:

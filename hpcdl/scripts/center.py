@@ -137,7 +137,7 @@ class CenterExchange:
                 f"the gradient of {bad[0]}{more} is not finite on rank {self.group.rank}, {self._after()}"
             ) from error
         self._num_updates += 1
-        note_updates(self._num_updates)
+        note_updates(self._num_updates, self._name)
         moved: Array = weights
         return moved
 

@@ -294,7 +294,7 @@ class GradientExchange:
 
     def _count(self) -> None:
         self._num_exchanges += 1
-        note_updates(self._num_exchanges)
+        note_updates(self._num_exchanges, self._name)
 
     def _is_due(self) -> bool:
         return compares_after(self._num_exchanges - 1, self.group)
@@ -399,10 +399,11 @@ def name_in(group: ScriptGroup) -> str:
     return f"optimizer or tape {next(group.keep('exchanges', lambda: itertools.count(1)))}"
 
 
-def note_updates(number: int) -> None:
-    """This rank has come to so many updates, for what is said of it."""
+def note_updates(number: int, name: str) -> None:
+    """This rank has come to so many updates of the optimizer or tape `name`, for what is said of it."""
     seen = session().communicator.monitor
     seen.num_updates = max(seen.num_updates, number)
+    seen.script_steps.exchange(name)
 
 
 def compares_after(done: int, group: ScriptGroup) -> bool:

@@ -107,6 +107,9 @@ class State:
         `samples` of this rank's batch make a rate of the record. In `fit` hpcdl.callbacks(state) calls it.
         """
         self.step += stepped
+        steps = self._communicator.monitor.script_steps
+        if stepped and not steps.counted:  # a fit counts its own
+            steps.over()
         if samples is not None and self._run is not None:
             now_s = time.monotonic()
             self._run.meter.add(now_s - self._mark_s)
@@ -239,6 +242,7 @@ class State:
         if step is None:
             return
         self.step = step
+        self._communicator.monitor.script_steps.reached(step)
         vars(self).update({name: value for name, value in facts["values"].items() if name in self._names})
         own = checkpoints.read_own(self._folder, step, rank) if facts["ranks"] == self._communicator.size else {}
         self._pending = shared, own, facts

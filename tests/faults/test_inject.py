@@ -28,7 +28,6 @@ from hpcdl.run.faults import (
     STRUCK_FROM_BESIDE,
     check_injected,
     parse_faults,
-    spoken_of,
 )
 from hpcdl.run.plan import prepare
 from hpcdl.strategies.table import STRATEGIES
@@ -48,7 +47,6 @@ def test_what_is_asked_for_is_understood() -> None:
     assert (stop.time_s, stop.duration_s, stop.step) == (30.0, 20.0, None)
     assert (slow.value, leave.value) == (3.0, 7.0)
     assert parse_faults("", 4) == []
-    assert [*spoken_of([kill])] == ["a fault was injected: kill of rank 3 at step 50"]
 
 
 @pytest.mark.parametrize(
@@ -133,6 +131,48 @@ def test_every_kind_strikes_once(kind: str, tmp_path: Path, monkeypatch: pytest.
                 with pytest.raises(ValueError, match="injected"):
                     injection.batch(7, images)
     assert [event["text"] for event in events(tmp_path, "message")] == [f"injected: {text}"]
+
+
+def test_a_fault_is_asked_for_then_injected_or_not_reached(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "ranks").mkdir()
+    struck = threading.Semaphore(0)
+    monkeypatch.setattr(inject, "STRIKES", {**inject.STRIKES, "term": lambda fault: struck.release()})
+    seen = RankMonitor(0, 2, "here")
+    with Injection("term:rank=0@step=3,kill:rank=1@step=9,stop:rank=random@every=9h+1s", seen, tmp_path) as injection:
+        again = "faults are injected again and again: stop of a random rank every 9h 00m in the mean"
+        kill = "kill of rank 1 at step 9"
+        asked = ["a fault is asked for: term of rank 0 at step 3", f"a fault is asked for: {kill}", again]
+        assert injection.told() == asked
+        seen.doing("reading a batch", 3)
+        assert struck.acquire(timeout=20)
+    assert injection.settled(["something else", *asked]) == [
+        "something else",
+        again,
+        "a fault was injected: term of rank 0 at step 3",
+        f"a fault was not reached: {kill}; --inject kill:rank=1@step=9 has done nothing",
+    ]
+
+
+def test_a_fault_goes_by_the_steps_of_a_whole_script() -> None:
+    """Over fits, loops with a commit, and loops in which only exchanges tell of steps."""
+    seen = RankMonitor(0, 2, "here")
+    seen.role, steps = "script", seen.script_steps
+    steps.reached(40)
+    for _ in range(2):  # fits of three batches, in one of which an optimizer exchanges five times
+        steps.counted = True
+        for batch in range(3):
+            for _ in range(5 if batch == 1 else 1):
+                steps.exchange("first")
+            steps.over()
+            seen.doing("epoch 1", batch + 1)
+        steps.counted = False
+    assert seen.step == 3 and seen.step_of_run == 46
+    for _ in range(4):  # a loop of two optimizers: the last of its steps has begun, and is not over
+        steps.exchange("generator")
+        steps.exchange("discriminator")
+    assert seen.step_of_run == 49
+    seen.role = "worker"
+    assert seen.step_of_run == 3
 
 
 def test_random_ones_are_the_same_on_every_rank_and_go_on_after_a_start(

@@ -38,9 +38,12 @@ def test_a_script_saves_at_a_signal_and_goes_on(session_hpcdl: CommandLine, tmp_
 
 @pytest.mark.mpi
 def test_a_script_that_loses_a_rank_goes_on_with_new_ones(session_hpcdl: CommandLine, tmp_path: Path) -> None:
-    """After a partition that heals, too: where a rank has only been cut off for a while, no new ones start."""
+    """After a partition that heals, too: where a rank has only been cut off for a while, no new ones start.
+
+    Faults go by the steps of the whole run: an epoch has four.
+    """
     words = ["run", "--ranks", "2", "--run-dir", tmp_path / "run", "--elastic", "--checkpoint-every", "0.1s"]
-    words += ["--stall-timeout", "10s", "--inject", "partition:rank=1@step=1+1s,kill:rank=1@step=3"]
+    words += ["--stall-timeout", "10s", "--inject", "partition:rank=1@step=1+1s,kill:rank=1@step=6,kill:rank=0@step=90"]
     ended = session_hpcdl([*words, HERE / "kept_script.py"])
     assert ended.code == 0, ended.err
     told = [event["text"] for event in events(tmp_path / "run", "message")]
@@ -50,7 +53,12 @@ def test_a_script_that_loses_a_rank_goes_on_with_new_ones(session_hpcdl: Command
     assert len(said(ended, "begins")) == 4, "each of two ranks begins twice"
     record = record_of(tmp_path / "run")
     assert record["status"] == "finished" and record["resumed_from_steps"]
-    assert any(text.startswith("a fault was injected: kill of rank 1") for text in record["warnings"])
+    assert "a fault was injected: kill of rank 1 at step 6" in record["warnings"]
+    assert "a fault was not reached: kill of rank 0 at step 90; --inject kill:rank=0@step=90 has done nothing" in [
+        *record["warnings"]
+    ]
+    assert not any("asked for" in text for text in record["warnings"])
+    assert "warning: a fault was not reached" in ended.err
 
 
 @pytest.mark.mpi

@@ -23,7 +23,6 @@ from hpcdl.faults.inject import Injection
 from hpcdl.rank.main import supervised
 from hpcdl.rank.start import ALONE, leave
 from hpcdl.run import rundir
-from hpcdl.run.faults import parse_faults, spoken_of
 from hpcdl.run.going_back import script_way_back
 from hpcdl.scripts.process import session
 from hpcdl.scripts.process.exit import (
@@ -99,7 +98,7 @@ def execute(
     work = BackgroundWork(way, communicator.monitor, watch.actions.tell)
     run = ScriptRun(run_dir=run_dir, config=config, script=script, meter=StepMeter(config.run.warmup_steps), work=work)
     run.warnings += told
-    run.warnings += spoken_of(parse_faults(config.safety.inject, communicator.size))
+    run.warnings += injection.told()
     hosts = list(watch.hosts.values())
     group = ScriptGroup(communicator)
     folder = watch.folder if communicator.size > 1 else None
@@ -116,6 +115,7 @@ def execute(
             leave_together(last, watch, called=called)
         check_end()
         last.monitor.recorder.quiesced(last, last=True)
+    run.warnings = injection.settled(run.warnings)
     run.finish(last)
 
 

@@ -6,13 +6,14 @@ import dataclasses
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 from hpcdl.core.errors import UsageError
 from hpcdl.core.paths import typed
 from hpcdl.core.units import IMAGES, common_unit
 from hpcdl.node.machines import read_machine
-from hpcdl.predict.evidence import Evidence, gather_evidence, guessed_evidence
+from hpcdl.predict.evidence import NO_RUN_DIRS, Evidence, gather_evidence, guessed_evidence
 from hpcdl.predict.forecast import Forecast, HeldOut, Prediction, Range
 from hpcdl.predict.jobs import StepJob, has_servers, kind_of
 from hpcdl.predict.network import Network, read_network
@@ -110,16 +111,21 @@ class Answer:
         }  # fmt: skip
 
 
-def answer(question: Question, runs: Sequence[Run], traced: Sequence[TracedRun] = ()) -> Answer:
+def answer(
+    question: Question,
+    runs: Sequence[Run],
+    traced: Sequence[TracedRun] = (),
+    run_dirs: Mapping[str, Path] = NO_RUN_DIRS,
+) -> Answer:
     """Predict from `runs`, or where there are none from the machine, the network and the model that are named.
 
-    `traced` are those of the runs that have traces.
+    `traced` are those of the runs that have traces, `run_dirs` where runs lie, by name.
     """
     network = None if question.network is None else read_network(question.network)
     for name in question.strategies:
         kind_of(name)
     found = (
-        gather_evidence(runs, network, question.target, traced, question.model)
+        gather_evidence(runs, network, question.target, traced, question.model, run_dirs)
         if runs
         else [_unmeasured(question, network)]
     )

@@ -8,6 +8,7 @@ import statistics
 from collections import Counter, defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 
 from hpcdl.config.schema import BUCKET_BYTES
 from hpcdl.config.settings import AUTO
@@ -23,6 +24,7 @@ from hpcdl.predict.jobs import ITEM_BYTES, RankLayout, StepJob, has_servers, lay
 from hpcdl.predict.network import Network
 from hpcdl.report.runs.run import Run, positive
 from hpcdl.report.runs.traces import TracedRun
+from hpcdl.run.rundir import MODEL_FILE
 from hpcdl.strategies.table import ALIASES, STRATEGIES
 from hpcdl.supervision import runtime
 
@@ -32,6 +34,7 @@ FLOP_PER_MAC = 6
 """A multiply and an add, forward and twice backward."""
 _GUESS_SPREAD = 0.7
 _FUNCTION = "FILE.py:FUNCTION"
+NO_RUN_DIRS: Mapping[str, Path] = {}
 _STARVED = 0.3
 """Share of a step that waits for input beyond which the file system is what gives the pace."""
 
@@ -143,10 +146,12 @@ def gather_evidence(
     accuracy: float | None = None,
     traced: Sequence[TracedRun] = (),
     trained: str | None = None,
+    run_dirs: Mapping[str, Path] = NO_RUN_DIRS,
 ) -> list[Evidence]:
     """The evidence of each network among `runs`; `traced` are those that have traces, by name.
 
-    `trained`, as `--model` takes it, is the network of runs that do not tell its layers. UsageError says what is
+    `trained`, as `--model` takes it, is the network of runs that do not tell its layers; where it is None either, the
+    model file of a run tells them, if one of `run_dirs` has it. UsageError says what is
     missing where it is too little.
     """
     usable = [run for run in runs if run.usable and run.global_batch > 0]
@@ -159,7 +164,9 @@ def gather_evidence(
     _check_machines(usable)
     models = sorted({run.model for run in usable})
     stated = () if trained is None else _stated_lengths(usable, trained)
-    found = [_of_model([run for run in usable if run.model == model], accuracy, traced, stated) for model in models]
+    found = [
+        _of_model([run for run in usable if run.model == model], accuracy, traced, stated, run_dirs) for model in models
+    ]
     if trained is not None:
         found = [dataclasses.replace(item, trained=trained) for item in found]
     for item in found:
@@ -214,10 +221,16 @@ def _stated_lengths(runs: Sequence[Run], trained: str) -> tuple[int, ...]:
 
 
 def _of_model(
-    runs: Sequence[Run], accuracy: float | None, traced: Sequence[TracedRun], stated: tuple[int, ...] = ()
+    runs: Sequence[Run],
+    accuracy: float | None,
+    traced: Sequence[TracedRun],
+    stated: tuple[int, ...],
+    run_dirs: Mapping[str, Path],
 ) -> Evidence:
     remarks: list[str] = []
     recorded = _recorded(runs, remarks) or stated
+    if not recorded and not layers_known(runs[0].model):
+        recorded = _saved_lengths(runs, run_dirs, remarks)
     if not recorded and not layers_known(runs[0].model):
         remarks.append(
             f"the layers of {runs[0].model} are not known, only their bytes: how they lie on servers and in buckets is"
@@ -257,6 +270,34 @@ def _of_model(
         data=Counter(run.config.get("data", "") for run in runs).most_common(1)[0][0],
         ready=ready,
     )  # fmt: skip
+
+
+def _saved_lengths(runs: Sequence[Run], run_dirs: Mapping[str, Path], remarks: list[str]) -> tuple[int, ...]:
+    """Those of the model file that one of the runs has left, or has trained; empty where none can be read.
+
+    Code of a model is not run: neither a function that a run names nor what a file brings along.
+    """
+    named = [
+        (run_dirs[run.name] / MODEL_FILE, Path(run.config.get("model", ""))) for run in runs if run.name in run_dirs
+    ]
+    path = next((one for pair in named for one in pair if one.suffix in SAVED and one.is_file()), None)
+    if path is None:
+        return ()
+    try:
+        lengths = _facts_of(str(path)).lengths
+    except UsageError as error:
+        why = str(error).removeprefix(f"--model {path}").lstrip(": ")
+        remarks.append(f"{path} does not tell the layers of {runs[0].model}: {why}")
+        return ()
+    num_bytes = next((run.gradient_bytes for run in runs if run.gradient_bytes), None)
+    if num_bytes is not None and num_bytes != ITEM_BYTES * sum(lengths):
+        remarks.append(
+            f"{path} does not tell the layers of {runs[0].model}: it has {ITEM_BYTES * sum(lengths):,} bytes of"
+            f" gradients, the runs have {num_bytes:,}"
+        )
+        return ()
+    remarks.append(f"the layers of {runs[0].model} are those of {path}")
+    return lengths
 
 
 def _ready(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -11,6 +12,7 @@ import pytest
 
 from hpcdl.predict.jobs import lengths_of
 from tests.conftest import ROOT, CommandLine
+from tests.report.synthetic import make_record, write_run
 
 MODEL = f"{ROOT / 'tests' / 'planted.py'}:build"
 
@@ -45,6 +47,8 @@ def test_predictions_take_the_layers_from_the_record(session_hpcdl: CommandLine,
     path.write_text(json.dumps({**record, "gradient_elements": []}))
     unknown, wide = predicted()
     assert "are not known, only their bytes" not in known and "are not known, only their bytes" in unknown
+    told = f"{run / 'model.keras'} does not tell the layers of {record['model']}: it names "
+    assert told in unknown, "a layer of the user's own is no reason to run the user's own code"
     assert wide > narrow
 
 
@@ -129,6 +133,34 @@ def test_runs_that_do_not_tell_their_layers_are_told_by_the_model_file(
     assert "only their bytes" not in given.out
     unknown, known = (told.json()["predictions"][0]["step_seconds"] for told in (without, given))
     assert known != unknown, "the file is not only looked at"
+
+
+def test_the_model_file_of_a_run_tells_what_its_record_does_not(
+    session_hpcdl: CommandLine, folder: Path, tmp_path: Path
+) -> None:
+    """That which the run has left, or which it was begun from, if its bytes are the run's and nothing in it is code."""
+    num_bytes = 4 * sum(LENGTHS)
+    for workers, seconds in ((1, 0.02), (2, 0.0216), (4, 0.0224)):
+        record = make_record(workers, workers * 32 / seconds, model="mine", gradient_bytes=num_bytes, repeat=0)
+        write_run(tmp_path / "runs" / str(workers), record)
+    words = ["predict", tmp_path / "runs", "--network", "1gbe", "--nodes", "64", "--strategy", "ring", "--json"]
+
+    def predicted() -> tuple[str, float]:
+        told = session_hpcdl(words)
+        assert told.code == 0, told.err
+        return " ".join(told.json()["warnings"]), told.json()["predictions"][0]["step_seconds"]["mean"]
+
+    without, guessed = predicted()
+    assert "the layers of mine are not known, only their bytes" in without
+    left = tmp_path / "runs" / "2" / "model.keras"
+    shutil.copy(folder / "net.keras", left)
+    told, known = predicted()
+    assert f"the layers of mine are those of {left}" in told and "only their bytes" not in told
+    assert known != guessed
+    left.write_bytes(b"PK and nothing else")
+    damaged, again = predicted()
+    assert f"{left} does not tell the layers of mine: " in damaged and "only their bytes" in damaged
+    assert again == guessed
 
 
 REFUSED = {

@@ -80,7 +80,7 @@ def predict(
         placement=_placement(placement), network=network, machine=machine, model=model, target=_share(target),
     )  # fmt: skip
     gathered = _gather(runs or [], imported)
-    found = answer(question, gathered.runs, traced_runs(gathered.run_dirs, say))
+    found = answer(question, gathered.runs, traced_runs(gathered.run_dirs, say), dict(gathered.run_dirs))
     if out is not None:
         _write(found, out)
     if json:

@@ -28,6 +28,8 @@ USUAL_STRATEGIES = ("ring", "halving-doubling", "ps", "sync-easgd")
 """Told of beside those that were run, where nobody asks for others."""
 DEFAULT_BATCH = 32
 DEFAULT_REACH = 16
+_WORTH_RUNNING = 0.95
+"""A run that leaves more of an interval than this is not advised."""
 """By default up to so many times the largest measured number of nodes."""
 
 
@@ -301,7 +303,7 @@ def _powers(most: int) -> list[int]:
 
 
 def _next_run(forecast: Forecast, target: StepJob) -> NextRun | None:
-    """The cheapest run that halves the interval of `target`, else the one that narrows it most."""
+    """The cheapest run that halves the interval of `target`, else the one that narrows it most; None if none does."""
     now = forecast.deviation(target)
     choices = [(job, forecast.deviation_after(target, job)) for job in _candidates(forecast, target)]
     if not choices:
@@ -309,6 +311,8 @@ def _next_run(forecast: Forecast, target: StepJob) -> NextRun | None:
     halving = [item for item in choices if item[1] <= 0.5 * now]
     job, after = min(halving, key=lambda item: item[0].nodes) if halving else min(choices, key=lambda item: item[1])
     command = command_of(dataclasses.replace(job, model=forecast.evidence.spec), forecast.evidence.data)
+    if after > _WORTH_RUNNING * now:
+        return None
     reach = 1.645
     return NextRun(
         model=job.model, strategy=job.strategy, nodes=job.nodes, workers=job.workers, servers=job.servers,

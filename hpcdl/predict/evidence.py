@@ -15,6 +15,7 @@ from hpcdl.config.settings import AUTO
 from hpcdl.core.errors import CorruptError, UsageError, shown
 from hpcdl.core.paths import typed
 from hpcdl.core.run_state import is_measured
+from hpcdl.core.statistics import outliers
 from hpcdl.models.facts import SAVED, OwnModel, facts_of, is_own
 from hpcdl.models.spec import EMULATED
 from hpcdl.models.table import MODELS
@@ -35,6 +36,8 @@ FLOP_PER_MAC = 6
 _GUESS_SPREAD = 0.7
 _FUNCTION = "FILE.py:FUNCTION"
 NO_RUN_DIRS: Mapping[str, Path] = {}
+_ENOUGH_TO_JUDGE = 5
+"""So many repeats show that one of them is an outlier."""
 _STARVED = 0.3
 """Share of a step that waits for input beyond which the file system is what gives the pace."""
 
@@ -243,7 +246,7 @@ def _of_model(
     groups: dict[StepJob, list[Run]] = defaultdict(list)
     for run in runs:
         groups[dataclasses.replace(_job_of(run, gradient_bytes, several, remarks, recorded), ready=ready)].append(run)
-    monitors = tuple(_observed(job, members) for job, members in groups.items())
+    monitors = tuple(_observed(job, _without_outliers(members, remarks)) for job, members in groups.items())
     largest = max(monitors, key=lambda seen: (seen.job.nodes, seen.job.workers)).job
     mode, batch = _fixed(runs)
     samples = [run.seconds_per_epoch * (run.images_per_second or 0) for run in runs if positive(run.seconds_per_epoch)
@@ -373,6 +376,17 @@ def _bytes_of(size: str, run: Run) -> int:
 
 def _is_shared(job: StepJob) -> bool:
     return job.servers > 0 and job.nodes > 1 and job.workers % job.nodes == 0
+
+
+def _without_outliers(runs: Sequence[Run], remarks: list[str]) -> list[Run]:
+    """The repeats of a job but those far off the others: of few repeats nobody can tell which is the odd one."""
+    rates = [run.images_per_second or 0.0 for run in runs]
+    off = outliers(rates) if len(runs) >= _ENOUGH_TO_JUDGE else []
+    middle = f"{statistics.median(rates):,.4g} of its {len(runs)} repeats in the median"
+    remarks += [
+        f"{runs[place].name} is left out: its {rates[place]:,.4g} a second are far off the {middle}" for place in off
+    ]
+    return [run for place, run in enumerate(runs) if place not in off]
 
 
 def _observed(job: StepJob, runs: Sequence[Run]) -> MeasuredStep:

@@ -116,6 +116,40 @@ def test_a_narrow_interval_far_away_has_its_reason_printed(ask_hpcdl: CommandLin
     assert max(map(len, finished.out.splitlines())) <= 80
 
 
+def test_a_run_far_off_its_repeats_does_not_decide_a_prediction(ask_hpcdl: CommandLine, tmp_path: Path) -> None:
+    """With it an efficiency of 70 % had an interval up to 2,200 %. Of three repeats none is called the odd one."""
+
+    def asked(repeats: int) -> tuple[dict[str, float], str]:
+        rows = ["strategy,model,nodes,ranks,workers,batch_per_rank,repeat,images_per_second"]
+        for n in (1, 2):
+            rates = [50.0 * n * (1 + 0.001 * (repeat % 5)) for repeat in range(repeats)]
+            rates[-1] *= 30 if n == 2 else 1
+            rows += [f"ring,resnet50,{n},{n},{n},64,{repeat},{rate}" for repeat, rate in enumerate(rates)]
+        table = tmp_path / "table.csv"
+        table.write_text("\n".join(rows))
+        told = ask_hpcdl(["predict", "--import", "csv", table, "--strategy", "ring", "--nodes", "4", "--json"]).json()
+        return told["predictions"][0]["efficiency"], " ".join(told["warnings"])
+
+    found, warnings = asked(8)
+    assert 0.9 < found["low"] <= found["mean"] <= found["high"] < 1.1
+    assert "is left out: its 3,0" in warnings and "of its 8 repeats in the median" in warnings
+    found, warnings = asked(3)
+    assert found["high"] / found["low"] > 2 and "left out" not in warnings
+
+
+def test_a_run_that_would_tell_nothing_is_not_advised(ask_hpcdl: CommandLine, tmp_path: Path) -> None:
+    """One worker beside 16 servers says nothing of 16 workers that measured sizes do not say: "from 5 % to 5 %"."""
+    rows = ["strategy,model,nodes,ranks,workers,servers,batch_per_rank,repeat,images_per_second"]
+    for n, rate in ((1, 20.0), (2, 38.8), (4, 76.8), (8, 152.0)):
+        rows += [f"grpc-ps,resnet50,{2 * n},{2 * n},{n},{n},32,{k},{rate * (1 + 0.004 * k)}" for k in (0, 1)]
+    table = tmp_path / "table.csv"
+    table.write_text("\n".join(rows))
+    line = ["predict", "--import", "csv", table, "--strategy", "grpc-ps", "--servers", "16", "--nodes", "32"]
+    told = ask_hpcdl(line)
+    assert told.code == 0 and "next:" not in told.out + told.err
+    assert ask_hpcdl([*line, "--json"]).json()["next_run"] is None
+
+
 def test_a_network_whose_layers_are_not_known_is_not_one_variable(ask_hpcdl: CommandLine, tmp_path: Path) -> None:
     """Its name alone must not make it scale worse: one variable that TensorFlow never splits lies on one server."""
     columns = "strategy,model,nodes,ranks,workers,servers,batch_per_rank,repeat,images_per_second,gradient_bytes"

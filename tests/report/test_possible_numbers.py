@@ -9,6 +9,7 @@ import pytest
 from hpcdl.core.statistics import outliers, welch_log_ratio
 from hpcdl.report.analysis.analyse import Analysis, analyse
 from hpcdl.report.analysis.laws import LAWS, fit_relative, fit_scaling
+from hpcdl.report.analysis.parts import mean_parts
 from hpcdl.report.compose.build import compose
 from hpcdl.report.document.cells import cell_text
 from hpcdl.report.document.document import Table
@@ -90,3 +91,52 @@ def test_two_repeats_are_printed_as_they_are() -> None:
     table = next(item for item in section.items if isinstance(item, Table))
     cells = [[cell_text(column, cell) for column, cell in zip(table.columns, row, strict=True)] for row in table.rows]
     assert cells[0][6] == "100 and 2,400" and "\N{PLUS-MINUS SIGN}" not in "".join(cells[0])
+
+
+def texts(analysis: Analysis, name: str, title: str) -> list[list[str]]:
+    sections = [section for section in compose(analysis).sections if section.name == name]
+    table = next(item for one in sections for item in one.items if isinstance(item, Table) and item.title == title)
+    return [[cell_text(column, cell) for column, cell in zip(table.columns, row, strict=True)] for row in table.rows]
+
+
+def test_two_repeats_are_printed_as_they_are_in_every_table() -> None:
+    runs = [make_run(n, n * rate, step_seconds=32 / rate) for n in (1, 2) for rate in (100.0, 160.0)]
+    for row in texts(analysis_of(runs), "learning", "Three measures of each setting"):
+        assert row[6:7] == ["200 ms and 320 ms"] and " and " in row[5], row
+
+
+def test_repeats_too_far_apart_show_their_ends_and_why() -> None:
+    """Student's interval of them would reach below no images at all."""
+    runs = [make_run(1, 50.0 + 0.1 * k, name=f"one-{k}") for k in range(20)]
+    runs += [make_run(2, 100.0, name=f"two-{k}") for k in range(19)] + [make_run(2, 3000.0, name="far")]
+    found = analysis_of(runs)
+    assert texts(found, "weak", "Weak scaling: all points")[1][6] == "245, of 100 to 3,000"
+    lines = " ".join(compose(found).summary)
+    assert lines.count("its runs are too far apart for an interval") == 2 and "too few" not in lines
+    assert any("may be chance, since its interval holds 100 % too" in line for line in found.warnings)
+
+
+def test_threads_of_one_node_have_no_efficiency_per_node() -> None:
+    runs = [
+        make_run(1, rate, threads=threads, mode="scale-up", strategy="single")
+        for threads, rate in ((1, 40.0), (16, 480.0))
+    ]
+    assert [row[-1] for row in texts(analysis_of(runs), "scale-up", "Scale-up by threads: all points")] == ["–", "–"]
+
+
+def test_a_rounding_error_is_no_part_of_a_step() -> None:
+    parts = {"compute": 2.0, "exposed_communication": 3.2, "other": 3e-16}
+    runs = [make_run(n, 12.0 * n, parts=parts) for n in (1, 2)]
+    assert mean_parts(runs) == {"compute": 2.0, "exposed_communication": 3.2, "other": 0.0}
+
+
+def test_a_parameter_at_its_bound_is_not_certain() -> None:
+    """Efficiency that falls ever more slowly has a kappa below 0 by the free fit: 0 it is, but not 0 for sure."""
+    n = [float(k) for k in (2, 4, 8, 16, 32, 64) for _ in range(3)]
+    efficiencies = {2: 1.0, 4: 0.98, 8: 0.97, 16: 0.96, 32: 0.94, 64: 0.92}
+    rates = [k * efficiencies[int(k)] * (1 + 0.003 * (place % 3)) for place, k in enumerate(n)]
+    fit = fit_scaling(LAWS["usl"], n, rates)
+    assert fit is not None and fit.parameters["kappa"].value == 0
+    assert fit.parameters["kappa"].high is not None and fit.parameters["kappa"].high > 0
+    few = fit_scaling(LAWS["gustafson"], [1.0, 1.0, 2.0, 2.0], [50.0, 51.0, 90.0, 120.0])
+    assert few is not None and few.parameters["serial_fraction"].high == 1

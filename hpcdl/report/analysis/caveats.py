@@ -101,6 +101,15 @@ def _above_ideal(curves: Sequence[Curve]) -> Iterable[str]:
             " because more workers' caches and memory hold what one's did not, or because its runs were disturbed:"
             f" {listed(found)}"
         )
+    chance = [
+        point_name(curve, point) for curve in curves for point in curve.points
+        if point.efficiency.value > _ROUNDING and point.efficiency.low is not None and point.efficiency.low <= 1
+    ]  # fmt: skip
+    if chance:
+        yield (
+            "efficiency above 100 % that may be chance, since its interval holds 100 % too; repeat these runs and"
+            f" their base: {listed(chance)}"
+        )
 
 
 def _emulated(runs: Sequence[Run]) -> Iterable[str]:

@@ -31,6 +31,8 @@ MOST_WORKERS = 2**24
 """How far a crossing is looked for: beyond any machine."""
 _LARGEST_LOG = 700.0
 _ITERATIONS = 50
+_SHARE = "serial_fraction"
+"""A parameter that is 1 at most."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -59,8 +61,8 @@ class Law:
 LAWS: Mapping[str, Law] = {
     law.name: law
     for law in (
-        Law(name="amdahl", own=("serial_fraction",), sign=-1, columns=lambda n: (n - 1,)),
-        Law(name="gustafson", own=("serial_fraction",), sign=1, columns=lambda n: ((1 - n) / n,)),
+        Law(name="amdahl", own=(_SHARE,), sign=-1, columns=lambda n: (n - 1,)),
+        Law(name="gustafson", own=(_SHARE,), sign=1, columns=lambda n: ((1 - n) / n,)),
         Law(name="usl", own=("sigma", "kappa"), sign=-1, columns=lambda n: (n - 1, n * (n - 1))),
     )
 }
@@ -165,7 +167,7 @@ def _fit(law: Law, n: Sequence[float], throughput: Sequence[float]) -> ScalingFi
     parameters = {"x1": _parameter(x1, reach[0], on_logarithm=True)}
     for place, (name, bound) in enumerate(zip(law.own, at_bound, strict=True), start=1):
         value, half = (0.0, free_reach[place]) if bound else (own[place - 1], reach[place])
-        parameters[name] = _not_negative(value, free.point[place] if bound else 0.0, half)
+        parameters[name] = _not_negative(value, half, most=1.0 if name == _SHARE else math.inf)
     return ScalingFit(
         law=law,
         parameters=parameters,
@@ -373,11 +375,10 @@ def _with_intervals(scaled: Array, values: Array, scale: Array, solution: Array)
     if spread is not None:
         covariance = numpy.linalg.inv(weighted.T @ weighted) * spread**2
         reach = t_quantile(0.975, spare) * numpy.sqrt(numpy.diag(covariance))
-    unbound = numpy.linalg.lstsq(weighted, values / model, rcond=None)[0]
     return LinearFit(
         coefficients=tuple(
-            _not_negative(float(value), float(free), float(half))
-            for value, free, half in zip(solution / scale, unbound / scale, reach / scale, strict=True)
+            _not_negative(float(value), float(half))
+            for value, half in zip(solution / scale, reach / scale, strict=True)
         ),
         r2=1 - squares / total if total > 0 else None,
         spread=spread,
@@ -385,10 +386,14 @@ def _with_intervals(scaled: Array, values: Array, scale: Array, solution: Array)
     )
 
 
-def _not_negative(value: float, free: float, half: float) -> Parameter:
+def _not_negative(value: float, half: float, most: float = math.inf) -> Parameter:
+    """The interval of a parameter at its bound reaches as far up as that of one that was found there.
+
+    The best fit without bounds lies below 0; counted from it an interval could end at 0, as if that were certain.
+    """
     if math.isnan(half):
         return Parameter(value=value)
-    return Parameter(value=value, low=max(0.0, value - half), high=max(value, (value or free) + half))
+    return Parameter(value=value, low=max(0.0, value - half), high=max(value, min(value + half, most)))
 
 
 @dataclass(frozen=True, kw_only=True)

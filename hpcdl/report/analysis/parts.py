@@ -10,6 +10,8 @@ from hpcdl.core.records import PARTS
 from hpcdl.report.analysis.scaling import Curve, Point
 from hpcdl.report.runs.run import Run
 
+_ROUNDING = 1e-9
+
 
 @dataclass(frozen=True, kw_only=True)
 class Breakdown:
@@ -71,4 +73,7 @@ def mean_parts(runs: Sequence[Run]) -> dict[str, float] | None:
     if not measured:
         return None
     names = [name for name in PARTS if any(name in run.parts for run in measured)]
-    return {name: statistics.fmean([run.parts.get(name, 0.0) for run in measured]) for name in names}
+    found = {name: statistics.fmean([run.parts.get(name, 0.0) for run in measured]) for name in names}
+    # What is left of a step when its other parts are taken off is a rounding error where there was nothing else.
+    least = _ROUNDING * sum(found.values())
+    return {name: value if value > least else 0.0 for name, value in found.items()}

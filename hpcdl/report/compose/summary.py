@@ -18,6 +18,9 @@ from hpcdl.report.sections.search import winner_line as search_line
 from hpcdl.report.sections.tuning import winner_line
 
 TOO_FEW = "too few runs for an interval"
+TOO_FAR = "its runs are too far apart for an interval"
+_FEW = 3
+"""Runs of which an interval is wide by their number alone."""
 _PERCENT = Column(name="efficiency", kind="percent")
 _KEPT = {"weak": "batch per worker", "strong": "global batch", "scale-up": "batch and workers"}
 """What each mode of scaling keeps."""
@@ -67,7 +70,7 @@ def _throughput(analysis: Analysis) -> str:
     run, runs = point.first, point.throughput.n
     setting = f"{run.model} by {run.strategy} with {counted(run.workers, 'worker')} x batch {run.batch_per_rank:g}"
     told = f"mean of {counted(runs, 'run')}, ± the 95 % interval" if runs > 1 else "one run"
-    told = f"mean of {runs} runs: {TOO_FEW}" if wide else told
+    told = f"mean of {runs} runs: {TOO_FEW if runs <= _FEW else TOO_FAR}" if wide else told
     rate = Column.rate(analysis.counted)
     return f"Throughput: at best {cell_text(rate, value)} {rate.name} ({setting}; {told})."
 
@@ -95,7 +98,7 @@ def _ends(curves: Sequence[Curve]) -> str:
 def _efficiency(curve: Curve) -> str:
     ratio = curve.points[-1].efficiency
     if ratio.is_wide:
-        return f"about {percent(ratio.value)} ({TOO_FEW})"
+        return f"about {percent(ratio.value)} ({TOO_FEW if min(ratio.n, ratio.n_base) <= _FEW else TOO_FAR})"
     return cell_text(_PERCENT, Bounds(value=ratio.value, low=ratio.low, high=ratio.high))
 
 

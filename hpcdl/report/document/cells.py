@@ -10,6 +10,7 @@ from hpcdl.core.units import format_bytes, format_count, format_seconds
 from hpcdl.report.document.document import Bounds, Cell, Column, Interval
 
 MISSING = "–"
+_TWO = 2
 plain = printable
 
 
@@ -87,6 +88,10 @@ def _bounds(write: Callable[[float], str], cell: Bounds) -> str:
 def _interval(kind: str, write: Callable[[float], str], cell: Interval) -> str:
     if cell.half is None:
         return f"{write(cell.value)} †" if cell.n == 1 else write(cell.value)
+    if cell.seen is not None and cell.n == _TWO and cell.half > 0:
+        return " and ".join(map(write, cell.seen))
+    if cell.seen is not None and cell.half >= cell.value > 0:
+        return f"{write(cell.value)}, of {' to '.join(map(write, cell.seen))}"
     if kind == "percent":
         return f"{100 * cell.value:.1f} ± {100 * cell.half:.1f} %"
     if kind in ("rate", "number"):

@@ -13,11 +13,16 @@ from hpcdl.core.statistics import estimate
 
 @dataclass(frozen=True, kw_only=True)
 class Interval:
-    """A value with the half width of its 95 % interval, None where it was measured once; `n` runs."""
+    """A value with the half width of its 95 % interval, None where it was measured once; `n` runs.
+
+    `seen`: the smallest and the largest value, where they are known. They stand in a table where the interval says
+    nothing: of two runs, and of runs so far apart that it would reach below 0.
+    """
 
     value: float
     half: float | None = None
     n: int | None = None
+    seen: tuple[float, float] | None = None
 
     @classmethod
     def of(cls, values: Iterable[float | None]) -> Interval | None:
@@ -26,7 +31,7 @@ class Interval:
         if not known:
             return None
         found = estimate(known)
-        return cls(value=found.mean, half=found.ci95, n=found.n)
+        return cls(value=found.mean, half=found.ci95, n=found.n, seen=(min(known), max(known)))
 
     @classmethod
     def of_ratio(cls, pairs: Iterable[tuple[float, float] | None]) -> Interval | None:

@@ -10,6 +10,7 @@ from hpcdl.core.units import counted, listed
 from hpcdl.report.analysis.analyse import Analysis
 from hpcdl.report.document.document import Column, Figure, Interval, Section, Series, Table
 from hpcdl.report.runs.run import Run, positive
+from hpcdl.report.sections.scaling import SEEN
 
 MOST_LINES = 8
 """Runs in one figure."""
@@ -128,7 +129,7 @@ def _measures(groups: Sequence[Sequence[Run]], rate: Column) -> Table:
         title="Three measures of each setting",
         columns=columns,
         rows=rows,
-        note="± is the half width of the 95 % interval (Student's t); † measured once.",
+        note=f"± is the half width of the 95 % interval (Student's t); † measured once; {SEEN}.",
     )
 
 

@@ -10,11 +10,13 @@ from hpcdl.core.units import counted, listed
 from hpcdl.report.analysis.analyse import Analysis
 from hpcdl.report.analysis.names import curve_names
 from hpcdl.report.analysis.scaling import Curve, Point
-from hpcdl.report.document.cells import number
 from hpcdl.report.document.document import Bounds, Cell, Column, Figure, Interval, Section, Series, Table
 
 MOST_CURVES = 8
 """Curves in one figure; more could not be told apart. Tables hold all."""
+SEEN = "of two runs both values stand there; of runs too far apart for an interval the smallest and the largest"
+"""What a table's note says of its intervals (cells.py)."""
+_TWO = 2
 _TITLES = {"weak": "Weak scaling", "strong": "Strong scaling", "scale-up": "Scale-up by threads"}
 _MEANING = {
     "weak": "The batch per worker is fixed, so the work grows with the workers; ideal efficiency is 100 %.",
@@ -121,7 +123,8 @@ def base_words(curve: Curve) -> str:
 
 
 def _table(mode: str, curves: Sequence[Curve], names: Sequence[str], rate: Column) -> Table:
-    axis = "threads" if mode == "scale-up" else "workers"
+    threads = mode == "scale-up"  # on one node, however many there are
+    axis = "threads" if threads else "workers"
     columns = (
         Column(name="curve"), Column(name="batch"), Column(name=axis, kind="count"), Column(name="nodes", kind="count"),
         Column(name="servers", kind="count"), Column(name="runs", kind="count"), rate,
@@ -132,26 +135,23 @@ def _table(mode: str, curves: Sequence[Curve], names: Sequence[str], rate: Colum
         (
             name, curve.batch, point.n, point.first.nodes, point.first.servers, len(point.runs),
             _rate(point),
-            point.throughput.std, _cell(point.speedup), _cell(point.efficiency), _cell(point.efficiency_per_node),
+            point.throughput.std, _cell(point.speedup), _cell(point.efficiency),
+            None if threads else _cell(point.efficiency_per_node),
         )
         for curve, name in zip(curves, names, strict=True)
         for point in curve.points
     ]  # fmt: skip
+    nodes = "" if threads else "; per node counts servers' nodes too"
     note = (
         "± is the half width of the 95 % interval, [low, high] its ends where it is one of logarithms; † measured once,"
-        " no interval; of two runs both values stand there; per node counts servers' nodes too."
+        f" no interval; {SEEN}{nodes}."
     )
     return Table(title=f"{_TITLES[mode]}: all points", columns=columns, rows=rows, note=note)
 
 
 def _rate(point: Point) -> Cell:
-    """The mean with its interval; two repeats as they are, since an interval of two says nothing."""
-    if len(point.runs) == _TWO:
-        return " and ".join(number(run.images_per_second or 0.0) for run in point.runs)
-    return Interval(value=point.throughput.mean, half=point.throughput.ci95, n=point.throughput.n)
-
-
-_TWO = 2
+    """The mean with its interval; of repeats whose interval says nothing what they were."""
+    return Interval.of([run.images_per_second for run in point.runs])
 
 
 def _cell(ratio: Ratio) -> Bounds:

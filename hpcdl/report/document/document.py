@@ -45,7 +45,8 @@ class Interval:
             return None
         ratio = sum(part for part, _ in known) / total
         found = estimate([(part - ratio * whole) * len(known) / total for part, whole in known])
-        return cls(value=ratio, half=found.ci95, n=found.n)
+        ratios = [part / whole for part, whole in known if whole > 0]
+        return cls(value=ratio, half=found.ci95, n=found.n, seen=(min(ratios), max(ratios)))
 
 
 @dataclass(frozen=True, kw_only=True)

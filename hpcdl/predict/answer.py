@@ -28,6 +28,8 @@ USUAL_STRATEGIES = ("ring", "halving-doubling", "ps", "sync-easgd")
 """Told of beside those that were run, where nobody asks for others."""
 DEFAULT_BATCH = 32
 DEFAULT_REACH = 16
+_WORTH_TELLING = 1.05
+"""Intervals that are wider by less are as wide to a reader."""
 _WORTH_RUNNING = 0.95
 """A run that leaves more of an interval than this is not advised."""
 """By default up to so many times the largest measured number of nodes."""
@@ -352,7 +354,7 @@ def _warnings(forecast: Forecast, predictions: Sequence[Prediction]) -> list[str
         lines.append(f"{count} of {len(predictions)} predictions are marked: {mark}")
     if not forecast.held_out:
         lines.append("nothing could be held out: intervals are not tested against a measured size")
-    elif forecast.widening > 1:
+    elif forecast.widening >= _WORTH_TELLING:
         lines.append(
             f"the held-out size was missed by more than expected: intervals are {forecast.widening:.2g} x wider"
         )

@@ -109,8 +109,8 @@ def pooled(weighings: Mapping[str, Sequence[Weighing]]) -> dict[str, dict[str, f
         share = 1 / (1 + math.exp(-min(max(odds, -50.0), 50.0)))
         laws = {name: value for name, value in last.weights.items() if name != TIMELINE}
         rest = sum(laws.values())
-        scaled = {name: (1 - share) * value / rest for name, value in laws.items()} if rest else {}
-        result[strategy] = {TIMELINE: share if scaled else 1.0, **scaled}
+        if rest:  # of two sizes the smaller one alone gave the laws nothing to be weighed by: they stay as probable
+            result[strategy] = {TIMELINE: share, **{name: (1 - share) * value / rest for name, value in laws.items()}}
     return result
 
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
@@ -134,6 +134,7 @@ class Forecast:
         self._run_noise = self.posterior.run_noise * student
         self._unexplained = random.standard_normal(NUM_DRAWS)
         self._bases: dict[StepJob, Array] = {}
+        self._missed: dict[tuple[int, int], Array] = {}
 
     def _calibrate(self, evidence: Evidence, *, draws: bool = True) -> Calibration:
         stated = dict(evidence.stated)
@@ -251,6 +252,8 @@ class Forecast:
         timeline = numpy.log(found.seconds)
         series = self._series(job)
         logs = mixed(self._models(job, series), timeline, series, job, random)
+        if self.evidence.monitors and not job.alone and job.strategy not in self.evidence.strategies:
+            logs = logs + self._missed_elsewhere(job.nodes, job.workers)
         computing = numpy.minimum(logs, numpy.log(found.compute))
         largest = self.evidence.largest_workers if series is None else max(series.workers)
         error = error_of(job, logs, computing, largest, known=series is not None or job.alone)
@@ -258,6 +261,28 @@ class Forecast:
         off = logs - middle + error * self._unexplained + self._run_noise
         result: Array = middle + self.widening * off
         return result
+
+    def _missed_elsewhere(self, nodes: int, workers: int) -> Array:
+        """How far all models of a measured strategy lie from the timeline at this size; of the one where it is most.
+
+        What the timeline misses there it may miss of a strategy that was never run, which has no other model.
+        """
+        if (nodes, workers) not in self._missed:
+            found = [self._beside_timeline(job) for job in self._measured_at(nodes, workers)]
+            far = max(found, key=lambda off: float(numpy.abs(off).mean()), default=numpy.zeros(len(self._points)))
+            self._missed[nodes, workers] = far
+        return self._missed[nodes, workers]
+
+    def _measured_at(self, nodes: int, workers: int) -> Iterator[StepJob]:
+        for name, like in self.evidence.templates.items():
+            if name != "single":
+                yield self.evidence.at(name, nodes, workers, like.servers)
+
+    def _beside_timeline(self, job: StepJob) -> Array:
+        timeline, series = numpy.log(self.posterior.step(job, self._points).seconds), self._series(job)
+        random = numpy.random.default_rng(23)
+        off: Array = mixed(self._models(job, series), timeline, series, job, random) - timeline
+        return off
 
     def _models(self, job: StepJob, series: MeasuredSizes | None) -> Mapping[str, float]:
         return {TIMELINE: 1.0} if series is None else self.weights.get(job.strategy) or prior_weights(job)

@@ -137,6 +137,34 @@ def test_a_run_far_off_its_repeats_does_not_decide_a_prediction(ask_hpcdl: Comma
     assert found["high"] / found["low"] > 2 and "left out" not in warnings
 
 
+def test_what_was_never_run_is_not_surer_than_what_was(ask_hpcdl: CommandLine, tmp_path: Path) -> None:
+    """Other models than the timeline know measured strategies alone: the others looked the surest, and so the best."""
+    rates = {2: 80.0, 4: 156.8, 8: 310.4, 16: 614.4, 32: 1203.2, 64: 2355.2}
+    rows = ["strategy,model,nodes,ranks,workers,batch_per_rank,repeat,images_per_second"]
+    rows += [
+        f"sync-easgd,googlenet,{n},{n},{n},32,{k},{x * (1 + 0.003 * k)}" for n, x in rates.items() for k in (0, 1, 2)
+    ]
+    table = tmp_path / "table.csv"
+    table.write_text("\n".join(rows))
+    line = ["predict", "--import", "csv", table, "--strategy", "sync-easgd,ring,halving-doubling", "--nodes", "512"]
+    steps = [row["step_seconds"] for row in ask_hpcdl([*line, "--json"]).json()["predictions"]]
+    measured, *others = (step["high"] / step["low"] for step in steps)
+    assert all(width >= 0.9 * measured for width in others), (measured, others)
+
+
+def test_two_sizes_leave_every_law_possible(ask_hpcdl: CommandLine, tmp_path: Path) -> None:
+    """Nothing can be weighed by them, so the timeline is not the only model."""
+    table = tmp_path / "table.csv"
+    table.write_text(
+        "strategy,model,nodes,ranks,workers,batch_per_rank,repeat,step_seconds\n"
+        + "".join(f"ring,resnet50,{n},{n},{n},32,{k},{1 + 0.001 * (n + k)}\n" for n in (1, 2) for k in (0, 1))
+    )
+    line = ["predict", "--import", "csv", table, "--strategy", "ring", "--nodes", "16", "--json"]
+    (row,) = ask_hpcdl(line).json()["predictions"]
+    assert row["models"]["timeline"] < 0.5 and row["models"]["usl"] > 0.1
+    assert row["step_seconds"]["high"] / row["step_seconds"]["low"] > 1.2
+
+
 def test_a_run_that_would_tell_nothing_is_not_advised(ask_hpcdl: CommandLine, tmp_path: Path) -> None:
     """One worker beside 16 servers says nothing of 16 workers that measured sizes do not say: "from 5 % to 5 %"."""
     rows = ["strategy,model,nodes,ranks,workers,servers,batch_per_rank,repeat,images_per_second"]

@@ -14,7 +14,7 @@ import statistics
 import subprocess
 import time
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
@@ -24,6 +24,7 @@ from hpcdl.core.disk import make_output_folder
 from hpcdl.core.errors import CorruptError, StoppedEarly, UnknownNameError, UsageError
 from hpcdl.core.files import json_text, read_json, write_output
 from hpcdl.core.from_json import from_json
+from hpcdl.core.page import escaped, page
 from hpcdl.core.paths import own_program
 from hpcdl.core.records import read_record
 from hpcdl.core.signals import caught
@@ -385,17 +386,27 @@ def write_card(plan: Plan, trials: Sequence[Trial]) -> Path:
     whole = {**document, "facts": facts, "trials": [asdict(trial) for trial in trials]}
     write_output(plan.out / JSON_CARD, json_text(whole))
     write_output(plan.out / TEXT, card_text(document, facts))
-    cells = "".join(
-        "<tr>" + "".join(f"<td>{html.escape(cell)}</td>" for cell in row) + "</tr>\n" for row in rows_of(document)
-    )
-    heads = "".join(f'<th scope="col">{heading}</th>' for heading in HEADINGS)
-    told = "".join(f"<dt>{html.escape(key)}</dt><dd>{html.escape(value)}</dd>" for key, value in facts.items())
-    not_tried = "".join(f"<li>{html.escape(line)}</li>\n" for line in told_left_out(document))
-    if not_tried:
-        not_tried = f"<h2>Not tried here</h2>\n<ul>\n{not_tried}</ul>\n"
     path = plan.out / PAGE
-    write_output(path, _PAGE.format(facts=told, heads=heads, rows=cells, not_tried=not_tried))
+    body = _card_body(document, facts)
+    write_output(path, page("What this installation survives", body, see="docs/reference/certify.md"))
     return path
+
+
+def _card_body(document: Mapping[str, Any], facts: Mapping[str, str]) -> Iterator[str]:
+    yield "<main>\n<dl>"
+    yield from (f"<dt>{escaped(key)}</dt><dd>{escaped(value)}</dd>" for key, value in facts.items())
+    heads = "".join(f'<th scope="col">{heading}</th>' for heading in HEADINGS)
+    yield f'</dl>\n<div class="wide" tabindex="0"><table><thead><tr>{heads}</tr></thead><tbody>'
+    for row in rows_of(document):
+        yield "<tr>" + "".join(f"<td>{escaped(cell)}</td>" for cell in row) + "</tr>"
+    yield "</tbody></table></div>\n<p>A run survives where it takes all of its steps and ends with 0, with new ranks"
+    yield "where some are lost (--elastic). Time is counted from the fault to the next step that was heard of; what"
+    yield "holds from the start on has no such time.</p>"
+    if not_tried := told_left_out(document):
+        yield "<h2>Not tried here</h2>\n<ul>"
+        yield from (f"<li>{escaped(line)}</li>" for line in not_tried)
+        yield "</ul>"
+    yield "</main>"
 
 
 def card_text(document: Mapping[str, Any], facts: Mapping[str, str]) -> str:
@@ -413,24 +424,3 @@ def _row(cells: Iterable[str]) -> str:
 def _plain(text: str) -> str:
     """Words that mean nothing to Markdown or HTML."""
     return " ".join(html.escape(text, quote=False).replace("|", "\\|").split())
-
-
-_PAGE = """<!DOCTYPE html>
-<html lang="en"><head><meta charset="utf-8"><title>hpcdl: what this installation survives</title>
-<meta name="viewport" content="width=device-width, initial-scale=1">
-<style>
-:root {{ color-scheme: light dark; }}
-body {{ font: 16px/1.5 system-ui, sans-serif; max-width: 50rem; margin: 2rem auto; padding: 0 1rem; }}
-table {{ border-collapse: collapse; width: 100%; }}
-th, td {{ text-align: left; padding: 0.3rem 0.6rem; border-bottom: 1px solid #8888; }}
-.wide {{ overflow-x: auto; }}
-dt {{ font-weight: bold; }}
-</style></head><body>
-<h1>What this installation survives</h1>
-<dl>{facts}</dl>
-<div class="wide" tabindex="0"><table><thead><tr>{heads}</tr></thead><tbody>
-{rows}</tbody></table></div>
-<p>A run survives where it takes all of its steps and ends with 0, with new ranks where some are lost (--elastic).
-Time is counted from the fault to the next step that was heard of; what holds from the start on has no such time.</p>
-{not_tried}</body></html>
-"""

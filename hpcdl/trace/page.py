@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from html import escape
 from typing import TYPE_CHECKING, Any
 
 import numpy
 
-from hpcdl import __version__
 from hpcdl.comm.observed import BACKWARD, BUCKET, FORWARD
-from hpcdl.core.errors import printable
+from hpcdl.core.page import escaped, patterns
+from hpcdl.core.page import page as shell
 from hpcdl.core.records import PARTS as RECORD_PARTS
 from hpcdl.core.units import format_bytes, format_seconds
 from hpcdl.trace.findings import Findings
@@ -25,40 +24,25 @@ if TYPE_CHECKING:
 MOST_RANKS = 64
 """Ranks of one timeline; of more those that were slowest in that step."""
 _LEFT, _WIDTH, _ROW, _BAR = 90, 760, 26, 12
-_STYLE = """
-:root { color-scheme: light dark; --ink: #1c2530; --soft: #5b6673; --line: #d5dbe1; --paper: #fff;
-  --input: #8e6bbf; --compute: #2f7fc1; --wait: #c9ced4; --exposed_communication: #d9782b; --update: #3b9a5b;
-  --other: #8a8f98; --bucket: #b0501a; --forward: #4aa3a2; --backward: #1d5f8f; }
-@media (prefers-color-scheme: dark) { :root { --ink: #e6eaee; --soft: #9aa5b1; --line: #39424c; --paper: #14181d;
-  --input: #b596e0; --compute: #5aa5e6; --wait: #4a525b; --exposed_communication: #f09a55; --update: #62c184;
-  --other: #767d87; --bucket: #ffb37a; --forward: #6cc7c5; --backward: #8fc1ea; } }
-body { font: 15px/1.5 system-ui, sans-serif; color: var(--ink); background: var(--paper); margin: 0 auto;
-  max-width: 60rem; padding: 1rem; }
-h1 { font-size: 1.5rem; } h2 { font-size: 1.15rem; margin-top: 2rem; }
-table { border-collapse: collapse; } th, td { padding: .15rem .8rem .15rem 0; border-bottom: 1px solid var(--line);
-  text-align: left; } td + td { font-variant-numeric: tabular-nums; }
-.wide { overflow-x: auto; } figure { margin: 1rem 0; overflow-x: auto; } figcaption, footer { color: var(--soft); }
-svg { max-width: 100%; height: auto; } svg text { font: 11px system-ui, sans-serif; fill: var(--ink); }
-.key span { display: inline-block; margin-right: 1rem; } .key i { display: inline-block; width: .8em; height: .8em;
-  margin-right: .3em; }
+_STYLE = """figure{overflow-x:auto}figcaption{color:var(--soft)}
+figure svg{max-width:100%;min-width:34rem;height:auto;display:block}
+svg text{font:11px system-ui,sans-serif;fill:var(--ink)}
+.key span{display:inline-block;margin-right:1rem}
+.key svg{width:1.2em;height:.9em;margin-right:.3em;vertical-align:-.1em}
 """
 
 
 def page(title: str, merged: Merged, steps: Steps, found: Findings) -> str:
     """The whole page as text."""
-    return "\n".join(_page(title, merged, steps, found)) + "\n"
+    body = _body(merged, steps, found)
+    return shell(f"Trace of {title}", body, style=_STYLE, see="docs/how-to/trace.md")
 
 
-def _page(title: str, merged: Merged, steps: Steps, found: Findings) -> Iterator[str]:
-    policy = "default-src 'none'; style-src 'unsafe-inline'; img-src data:; base-uri 'none'; form-action 'none'"
-    yield '<!DOCTYPE html>\n<html lang="en">\n<head>\n<meta charset="utf-8">'
-    yield f'<meta http-equiv="Content-Security-Policy" content="{policy}">'
-    yield '<meta name="viewport" content="width=device-width, initial-scale=1">\n<link rel="icon" href="data:,">'
-    yield f"<title>Trace of {_text(title)}</title>\n<style>{_STYLE}</style>\n</head>\n<body>"
-    yield f"<h1>Trace of {_text(title)}</h1>\n<main>"
-    yield '<p class="key">'
+def _body(merged: Merged, steps: Steps, found: Findings) -> Iterator[str]:
+    yield f'<main>\n{patterns()}\n<p class="key">'
     yield "".join(
-        f'<span><i style="background:var(--{name})"></i>{name.replace("_", " ")}</span>'
+        f'<span><svg viewBox="0 0 16 12" aria-hidden="true"><rect width="16" height="12" {_fill(name)}/></svg>'
+        f"{name.replace('_', ' ')}</span>"
         for name in (*RECORD_PARTS, BUCKET, *([FORWARD, BACKWARD] if found.layers else []))
     )
     yield "</p>"
@@ -68,12 +52,12 @@ def _page(title: str, merged: Merged, steps: Steps, found: Findings) -> Iterator
     if found.network:
         yield from _network(found.network)
     for heading, header, rows in tables(found):
-        yield f'<section><h2>{_text(heading)}</h2>\n<div class="wide" tabindex="0"><table><thead><tr>'
-        yield "".join(f"<th>{_text(cell)}</th>" for cell in header) + "</tr></thead><tbody>"
+        yield f'<section><h2>{escaped(heading)}</h2>\n<div class="wide" tabindex="0"><table><thead><tr>'
+        yield "".join(f"<th>{escaped(cell)}</th>" for cell in header) + "</tr></thead><tbody>"
         for row in rows:
-            yield "<tr>" + "".join(f"<td>{_text(cell)}</td>" for cell in row) + "</tr>"
+            yield "<tr>" + "".join(f"<td>{escaped(cell)}</td>" for cell in row) + "</tr>"
         yield "</tbody></table></div></section>"
-    yield f"</main>\n<footer><p>hpcdl {_text(__version__)}; docs/how-to/trace.md</p></footer>\n</body>\n</html>"
+    yield "</main>"
 
 
 def chosen_steps(steps: Steps) -> dict[str, int]:
@@ -104,8 +88,8 @@ def _timeline(words: str, place: int, parts: Array, merged: Merged, steps: Steps
     scale = _WIDTH / max(end_s - start_s, 1e-9)
     number, took = int(steps.numbers[place]), format_seconds(end_s - start_s)
     height = len(rows) * _ROW + 26
-    yield f"<figure><figcaption>{_text(words)}: step {number}, {_text(took)}</figcaption>"
-    yield f'<svg viewBox="0 0 {_LEFT + _WIDTH + 10} {height}" role="img" aria-label="{_text(words)}, step {number}">'
+    yield f"<figure><figcaption>{escaped(words)}: step {number}, {escaped(took)}</figcaption>"
+    yield f'<svg viewBox="0 0 {_LEFT + _WIDTH + 10} {height}" role="img" aria-label="{escaped(words)}, step {number}">'
     for line, row in enumerate(rows.tolist()):
         rank, top = int(steps.ranks[row]), line * _ROW
         yield f'<text x="0" y="{top + 11}">rank {rank}</text>'
@@ -123,7 +107,7 @@ def _bars(widths: Array, begin_s: float, top: int, scale: float) -> Iterator[str
         if width * scale >= 0.2:
             yield (
                 f'<rect x="{_LEFT + begin_s * scale:.2f}" y="{top}" width="{width * scale:.2f}" height="{_BAR}" '
-                f'style="fill:var(--{name})"><title>{_text(told)}</title></rect>'
+                f"{_fill(name)}><title>{escaped(told)}</title></rect>"
             )
         begin_s += width
 
@@ -137,7 +121,7 @@ def _buckets(
         told = f"bucket {span['bucket']}, {span['value']} bytes, {format_seconds(max(width, 0.0))}"
         yield (
             f'<rect x="{_LEFT + begin * scale:.2f}" y="{top + _BAR + 2}" width="{max(width * scale, 0.5):.2f}" '
-            f'height="5" style="fill:var(--bucket)"><title>{_text(told)}</title></rect>'
+            f'height="5" {_fill(BUCKET)}><title>{escaped(told)}</title></rect>'
         )
 
 
@@ -153,7 +137,7 @@ def _layers(
             drawn = max(width * scale - 0.3, 0.3)  # a seam between two
             yield (
                 f'<rect x="{_LEFT + begin * scale:.2f}" y="{top + _BAR + 8}" width="{drawn:.2f}" height="4" '
-                f'style="fill:var(--{kind})"><title>{_text(told)}</title></rect>'
+                f"{_fill(kind)}><title>{escaped(told)}</title></rect>"
             )
 
 
@@ -164,17 +148,17 @@ def _network(hosts: Sequence[HostTraffic]) -> Iterator[str]:
     shown, most = hosts[:MOST_RANKS], largest(hosts)
     scale = _WIDTH / max(last_s - first_s, 1e-9)
     told = f"Network, in and out: at most {format_bytes(round(most))} in a second"
-    yield f"<figure><figcaption>{_text(told)}</figcaption>"
+    yield f"<figure><figcaption>{escaped(told)}</figcaption>"
     height = len(shown) * _ROW + 26
-    yield f'<svg viewBox="0 0 {_LEFT + _WIDTH + 10} {height}" role="img" aria-label="{_text(told)}">'
+    yield f'<svg viewBox="0 0 {_LEFT + _WIDTH + 10} {height}" role="img" aria-label="{escaped(told)}">'
     for line, one in enumerate(shown):
         bottom = line * _ROW + _ROW - 4
-        yield f'<text x="0" y="{bottom - 4}">{_text(one.host[:14])}</text>'
+        yield f'<text x="0" y="{bottom - 4}">{escaped(one.host[:14])}</text>'
         for begin_s, end_s, rate in zip(one.times_s, one.times_s[1:], one.rates, strict=False):
             tall, wide = float(rate) / most * (_ROW - 6), float(end_s - begin_s) * scale
             yield (
                 f'<rect x="{_LEFT + float(begin_s - first_s) * scale:.2f}" y="{bottom - tall:.2f}" width="{wide:.2f}" '
-                f'height="{tall:.2f}" style="fill:var(--bucket)"/>'
+                f'height="{tall:.2f}" {_fill(BUCKET)}/>'
             )
     yield from _axis(last_s - first_s, len(shown) * _ROW, scale)
     yield "</svg></figure>"
@@ -185,9 +169,10 @@ def _axis(seconds: float, top: int, scale: float) -> Iterator[str]:
         place = _LEFT + share * seconds * scale
         anchor = "end" if share == 1 else "start" if share == 0 else "middle"
         yield f'<line x1="{place:.1f}" x2="{place:.1f}" y1="0" y2="{top}" style="stroke:var(--line);stroke-width:.5"/>'
-        told = _text(format_seconds(share * seconds))
+        told = escaped(format_seconds(share * seconds))
         yield f'<text x="{place:.1f}" y="{top + 16}" text-anchor="{anchor}">{told}</text>'
 
 
-def _text(text: str) -> str:
-    return escape(printable(text), quote=True)
+def _fill(name: str) -> str:
+    """The attribute that fills a bar as the part of this name is filled everywhere."""
+    return f'fill="url(#fill-{name.replace("_", "-")})"'

@@ -8,18 +8,18 @@ import json
 import re
 import xml.etree.ElementTree as ElementTree
 from html.parser import HTMLParser
-from importlib import resources
 from pathlib import Path
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from hpcdl.core.records import PARTS as RECORD_PARTS
 from hpcdl.report.analysis.analyse import analyse
-from hpcdl.report.compose.build import compose, render
+from hpcdl.report.compose.build import compose, render, with_own_colors
 from hpcdl.report.document.cells import cell_text, number, plain, shortened
-from hpcdl.report.document.document import Bounds, Column, Document, Interval
-from hpcdl.report.renderers import RENDERERS, figures
+from hpcdl.report.document.document import Bounds, Column, Document, Figure, Interval, Section, Series, Table
+from hpcdl.report.renderers import RENDERERS
 from hpcdl.report.renderers.csv import neutral
 from hpcdl.report.renderers.figures import svg
 from hpcdl.report.renderers.markdown import escaped as markdown_escaped
@@ -203,21 +203,44 @@ def test_shortened_labels_still_differ(labels: list[str], most: int) -> None:
     assert all(len(text) <= most + 4 for text in short)
 
 
-def luminance(color: str) -> float:
-    parts = [int(color[at : at + 2], 16) / 255 for at in (1, 3, 5)]
-    linear = [part / 12.92 if part <= 0.03928 else ((part + 0.055) / 1.055) ** 2.4 for part in parts]
-    return sum(weight * part for weight, part in zip((0.2126, 0.7152, 0.0722), linear, strict=True))
+def curve(strategy: str, color: int, style: str = "measured") -> Series:
+    return Series(label=f"{strategy} {color}", x=[1, 2], y=[1.0, 0.9], color=color, strategy=strategy, style=style)
 
 
-def test_words_and_curves_stand_out_on_light_and_dark_pages() -> None:
-    """WCAG's contrast of 4.5: words, caveats and links of page.css, curves and their names."""
-    style = resources.files("hpcdl.report.renderers").joinpath("page.css").read_text("utf-8")
-    light, dark, *_ = (dict(re.findall(r"--([\w-]+):(#\w+)", block)) for block in re.findall(r":root\{(.*?)\}", style))
-    light |= {f"curve-{place}": color for place, color in enumerate(figures._COLORS)}
-    assert light.keys() == dark.keys()
-    for colors in (light, dark):
-        for name in colors.keys() - {"paper", "panel", "line"}:
-            for ground in ("paper",) if name.startswith("curve") else ("paper", "panel"):
-                pair = [colors[key] if len(colors[key]) == 7 else "#ffffff" for key in (name, ground)]
-                high, low = sorted(map(luminance, pair), reverse=True)
-                assert (high + 0.05) / (low + 0.05) >= 4.5, (name, ground, pair)
+def test_a_strategy_has_one_colour_in_all_figures() -> None:
+    """Its second curve in a figure, and published points, have colours that no other curve there has."""
+    table = Table(title="t", columns=(), rows=())
+
+    def section(*series: Series) -> Section:
+        figure = Figure(name="f", title="t", alt="a", x_label="x", y_label="y", series=series, table=table)
+        return Section(name="s", title="t", items=[figure, table])
+
+    sections = with_own_colors([
+        section(curve("ring", 0), curve("ps", 1), curve("", 0, "ideal")),
+        section(curve("ps", 0), curve("ps", 0, "fit"), curve("ps", 1), curve("", 4, "published"), curve("ring", 2)),
+    ])  # fmt: skip
+    first, second = (item for section in sections for item in section.items if isinstance(item, Figure))
+    assert [one.color for one in first.series] == [0, 1, 0]
+    assert [one.color for one in second.series] == [1, 1, 2, 3, 0]
+
+
+@pytest.mark.parametrize("style", ["measured", "dots", "published", "line"])
+def test_curves_differ_in_more_than_colour(style: str) -> None:
+    """Without its colours a figure of eight curves still has eight: by marker, and by dash where there is none."""
+    series = [
+        Series(label="a", x=[1.0], y=[1.0], low=[0.5], high=[1.5], color=color, style=style) for color in range(8)
+    ]
+    table = Table(title="t", columns=(), rows=())
+    drawn = svg(Figure(name="f", title="t", alt="a", x_label="x", y_label="y", series=series, table=table))
+    marks = set(re.findall(r'<path id="f-m[^"]+" d="([^"]+)"', drawn))
+    assert len(marks) >= (1 if style == "published" else 8)
+    assert len(set(re.findall(r"var\(--curve-\d", drawn))) == 8
+
+
+def test_parts_of_a_bar_differ_in_more_than_colour() -> None:
+    names = (*RECORD_PARTS, "late start")
+    series = [Series(label=part, x=["a"], y=[0.2], style="stack", part=part) for part in names]
+    table = Table(title="t", columns=(), rows=())
+    drawn = svg(Figure(name="f", title="t", alt="a", x_label="x", y_label="y", series=series, table=table))
+    assert drawn.count("<pattern") == len(names) - 1, "one is plain"
+    assert all(f"var(--{part.replace('_', '-').replace(' ', '-')}, " in drawn for part in names)

@@ -6,14 +6,14 @@ import base64
 import io
 import math
 from collections.abc import Iterator, Sequence
-from html import escape
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
-from hpcdl import __version__
-from hpcdl.core.errors import printable
+from hpcdl.core.page import escaped
+from hpcdl.core.page import page as shell
+from hpcdl.core.palette import CURVES, channels
 from hpcdl.core.units import format_bytes, format_count
 from hpcdl.data.format.fields import Field
 from hpcdl.data.show.inspection import SplitInspection
@@ -27,46 +27,29 @@ _MOST_POINTS = 1024
 _FEW_VALUES = 8
 _LONGEST_TEXT = 400
 _CURVE_WIDTH, _CURVE_HEIGHT = 220, 90
-_MASK_COLORS = ((230, 75, 53), (60, 160, 230), (70, 180, 90), (240, 190, 40), (160, 100, 220), (90, 200, 200))
-_STYLE = """
-:root { color-scheme: light dark; --ink: #1c2530; --soft: #5b6673; --line: #d5dbe1; --paper: #fff; --bar: #2f7fc1;
-  --warn: #8a5300; }
-@media (prefers-color-scheme: dark) { :root { --ink: #e6eaee; --soft: #9aa5b1; --line: #39424c; --paper: #14181d;
-  --bar: #5aa5e6; --warn: #f0b45c; } }
-* { box-sizing: border-box; }
-body { font: 15px/1.5 system-ui, sans-serif; color: var(--ink); background: var(--paper); margin: 0 auto;
-  max-width: 70rem; padding: 1rem; overflow-wrap: anywhere; }
-h1 { font-size: 1.5rem; } h2 { font-size: 1.15rem; margin-top: 2rem; }
-.wide { overflow-x: auto; } table { border-collapse: collapse; font-variant-numeric: tabular-nums; }
-th, td { padding: .15rem .8rem .15rem 0; border-bottom: 1px solid var(--line); text-align: left; vertical-align: top; }
-.bar { display: inline-block; height: .7em; background: var(--bar); margin-right: .4em; }
-.warn { color: var(--warn); font-weight: 600; } .soft, figcaption, footer { color: var(--soft); font-size: .9rem; }
-.samples { display: flex; flex-wrap: wrap; gap: 1rem; }
-.sample { border: 1px solid var(--line); border-radius: 6px; padding: .6rem; width: 15rem; margin: 0; }
-.sample img { width: 100%; max-height: 14rem; object-fit: contain; image-rendering: pixelated; display: block; }
-.sample svg { width: 100%; height: auto; display: block; } .sample p { margin: .3rem 0; }
-.sample polyline { fill: none; stroke: var(--bar); stroke-width: 1.2; }
+_STYLE = """.bar{display:inline-block;height:.7em;background:var(--curve-0);margin-right:.4em}
+.samples{display:flex;flex-wrap:wrap;gap:1rem}figcaption{color:var(--soft);font-size:.9rem}
+.sample{border:1px solid var(--line);border-radius:6px;padding:.6rem;width:15rem;margin:0}
+.sample img{width:100%;max-height:14rem;object-fit:contain;image-rendering:pixelated;display:block}
+.sample svg{width:100%;height:auto;display:block}.sample p{margin:.3rem 0}
+.sample polyline{fill:none;stroke:var(--curve-0);stroke-width:1.2}
 """
 
 
 def page(overview: Overview) -> str:
     """The whole page as text."""
-    return "\n".join(_page(overview)) + "\n"
+    name = f"Data: {overview.inspection.name}"
+    return shell(name, _body(overview), style=_STYLE, see="docs/reference/data.md")
 
 
-def _page(overview: Overview) -> Iterator[str]:
-    policy = "default-src 'none'; style-src 'unsafe-inline'; img-src data:; base-uri 'none'; form-action 'none'"
-    name = _text(overview.inspection.name)
-    yield '<!DOCTYPE html>\n<html lang="en">\n<head>\n<meta charset="utf-8">'
-    yield f'<meta http-equiv="Content-Security-Policy" content="{policy}">'
-    yield '<meta name="viewport" content="width=device-width, initial-scale=1">\n<link rel="icon" href="data:,">'
-    yield f"<title>Data: {name}</title>\n<style>{_STYLE}</style>\n</head>\n<body>\n<h1>Data: {name}</h1>\n<main>"
+def _body(overview: Overview) -> Iterator[str]:
+    yield "<main>"
     yield from _contents(overview)
     yield from _repeats(overview)
     yield from _balance(overview.inspection.splits)
     yield from _ranges(overview)
     yield from _samples(overview)
-    yield f"</main>\n<footer><p>hpcdl {_text(__version__)}; docs/reference/data.md</p></footer>\n</body>\n</html>"
+    yield "</main>"
 
 
 def _contents(overview: Overview) -> Iterator[str]:
@@ -92,8 +75,8 @@ def _repeats(overview: Overview) -> Iterator[str]:
         for item in overview.repeats:
             where = "another sample of it" if item.split == item.other else f"a sample of {item.other}"
             yield (
-                f'<p class="warn">{format_count(item.num_samples)} samples of {_text(item.split)} have the inputs of '
-                f"{_text(where)}, bit by bit; the first is sample {item.example}.</p>"
+                f'<p class="warn">{format_count(item.num_samples)} samples of {escaped(item.split)} have the inputs of '
+                f"{escaped(where)}, bit by bit; the first is sample {item.example}.</p>"
             )
         if any(item.split != item.other for item in overview.repeats):
             yield "<p>What is in two splits is learnt by heart, and evaluated as if it were new.</p>"
@@ -108,16 +91,16 @@ def _balance(splits: Sequence[SplitInspection]) -> Iterator[str]:
     yield "<section><h2>Classes</h2>"
     empty = [name for name in names if not any(split.histogram[name] for split in splits)]
     if empty:
-        yield f'<p class="warn">{len(empty)} classes have no sample: {_text(", ".join(empty[:10]))}</p>'
+        yield f'<p class="warn">{len(empty)} classes have no sample: {escaped(", ".join(empty[:10]))}</p>'
     yield '<div class="wide"><table><thead><tr><th>class</th>'
-    yield "".join(f"<th>{_text(split.name)}</th>" for split in splits) + "</tr></thead><tbody>"
+    yield "".join(f"<th>{escaped(split.name)}</th>" for split in splits) + "</tr></thead><tbody>"
     for name in names[:_MOST_CLASSES]:
         cells = (
             f'<td><span class="bar" style="width:{8 * split.histogram[name] / most:.3f}rem"></span>'
             f"{format_count(split.histogram[name])}</td>"
             for split in splits
         )
-        yield f"<tr><th>{_text(name)}</th>{''.join(cells)}</tr>"
+        yield f"<tr><th>{escaped(name)}</th>{''.join(cells)}</tr>"
     yield "</tbody></table></div>"
     if len(names) > _MOST_CLASSES:
         yield f'<p class="soft">And {format_count(len(names) - _MOST_CLASSES)} more classes.</p>'
@@ -148,7 +131,7 @@ def _ranges(overview: Overview) -> Iterator[str]:
 def _samples(overview: Overview) -> Iterator[str]:
     if not overview.samples:
         return
-    split = _text(overview.samples[0].split)
+    split = escaped(overview.samples[0].split)
     yield f'<section><h2>{len(overview.samples)} samples of {split}, drawn by the seed</h2>\n<div class="samples">'
     for sample in overview.samples:
         yield f'<figure class="sample"><figcaption>sample {sample.number}</figcaption>'
@@ -160,10 +143,10 @@ def _samples(overview: Overview) -> Iterator[str]:
 
 def _drawn(item: Field, sample: DrawnSample, fields: Sequence[Field]) -> Iterator[str]:
     """A value as what it is: a picture, a mask over its picture, a curve, numbers or words."""
-    value, name = sample.values[item.name], _text(item.name)
+    value, name = sample.values[item.name], escaped(item.name)
     if isinstance(value, str):
         text = value if len(value) <= _LONGEST_TEXT else f"{value[: _LONGEST_TEXT - 3]}..."
-        yield f"<p><b>{name}</b> {_text(' '.join(text.split()))}</p>"
+        yield f"<p><b>{name}</b> {escaped(' '.join(text.split()))}</p>"
         return
     array = np.asarray(value)
     label = f"{item.name} of sample {sample.number}"
@@ -226,8 +209,8 @@ def _masked(picture: Array, mask: Array) -> Array:
     grey = grey.mean(2).astype(np.uint8) if grey.ndim == 3 else grey
     found = np.repeat(grey[:, :, np.newaxis], 3, 2).astype(np.float64)
     numbers = mask.reshape(mask.shape[:2]).astype(np.int64)
-    colors = np.array(_MASK_COLORS)[(numbers - 1) % len(_MASK_COLORS)]
-    return np.where((numbers != 0)[:, :, np.newaxis], 0.5 * found + 0.5 * colors, found).astype(np.uint8)
+    colors = np.array([channels(color.dark) for color in CURVES])[(numbers - 1) % len(CURVES)]
+    return np.where((numbers != 0)[:, :, np.newaxis], 0.4 * found + 0.6 * colors, found).astype(np.uint8)
 
 
 def _image(pixels: Array, label: str) -> str:
@@ -236,7 +219,7 @@ def _image(pixels: Array, label: str) -> str:
     out, image = io.BytesIO(), Image.fromarray(np.ascontiguousarray(pixels))
     image.thumbnail((_MOST_SIDE, _MOST_SIDE))
     image.save(out, format="PNG")
-    return f'<img alt="{_text(label)}" src="data:image/png;base64,{base64.b64encode(out.getvalue()).decode()}">'
+    return f'<img alt="{escaped(label)}" src="data:image/png;base64,{base64.b64encode(out.getvalue()).decode()}">'
 
 
 def _curves(array: Array, label: str) -> str:
@@ -254,7 +237,7 @@ def _curves(array: Array, label: str) -> str:
         points = " ".join(f"{a:.1f},{b:.1f}" for a, b in zip(x, y, strict=True) if math.isfinite(b))
         lines.append(f'<polyline points="{points}"/>')
     box = f"0 0 {_CURVE_WIDTH} {_CURVE_HEIGHT}"
-    return f'<svg role="img" aria-label="{_text(label)}" viewBox="{box}">{"".join(lines)}</svg>'
+    return f'<svg role="img" aria-label="{escaped(label)}" viewBox="{box}">{"".join(lines)}</svg>'
 
 
 def _between(array: Array) -> str:
@@ -263,12 +246,8 @@ def _between(array: Array) -> str:
 
 
 def _table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> Iterator[str]:
-    yield '<div class="wide"><table><thead><tr>' + "".join(f"<th>{_text(cell)}</th>" for cell in header)
+    yield '<div class="wide"><table><thead><tr>' + "".join(f"<th>{escaped(cell)}</th>" for cell in header)
     yield "</tr></thead><tbody>"
     for row in rows:
-        yield "<tr>" + "".join(f"<td>{_text(cell)}</td>" for cell in row) + "</tr>"
+        yield "<tr>" + "".join(f"<td>{escaped(cell)}</td>" for cell in row) + "</tr>"
     yield "</tbody></table></div>"
-
-
-def _text(text: str) -> str:
-    return escape(printable(text), quote=True)

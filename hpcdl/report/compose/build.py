@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import itertools
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -11,13 +12,14 @@ from hpcdl import __version__
 from hpcdl.core.disk import check_outputs, make_output_folder
 from hpcdl.core.errors import UsageError
 from hpcdl.core.files import without_infinities
+from hpcdl.core.palette import CURVES
 from hpcdl.core.progress import NullProgress, Progress
 from hpcdl.core.units import listed
 from hpcdl.report.analysis.analyse import Analysis
 from hpcdl.report.analysis.parts import Breakdown
 from hpcdl.report.analysis.scaling import Curve, scaling_rows
 from hpcdl.report.compose.summary import summary
-from hpcdl.report.document.document import Document, Figure
+from hpcdl.report.document.document import Document, Figure, Section
 from hpcdl.report.renderers import RENDERERS
 from hpcdl.report.renderers.figures import save, svg
 from hpcdl.report.sections import SECTIONS
@@ -41,10 +43,45 @@ def compose(analysis: Analysis) -> Document:
         title=f"{_subject(analysis)} report: {listed(sorted(models), 3)}",
         summary=lines,
         warnings=analysis.warnings,
-        sections=[section for section in found if section is not None],
+        sections=with_own_colors([section for section in found if section is not None]),
         data=without_infinities(_data(analysis, lines, rows)),
         rows=rows,
     )
+
+
+def with_own_colors(sections: Sequence[Section]) -> list[Section]:
+    """The sections with one colour for each strategy in all their figures.
+
+    A strategy's second curve in a figure has the next free colour, and so has what is no strategy's.
+    """
+    figures = [item for section in sections for item in section.items if isinstance(item, Figure)]
+    order = list(dict.fromkeys(one.strategy for figure in figures for one in figure.series if one.strategy))
+    return [
+        dataclasses.replace(
+            section,
+            items=[_colored(item, order) if isinstance(item, Figure) else item for item in section.items],
+        )
+        for section in sections
+    ]
+
+
+def _colored(figure: Figure, order: Sequence[str]) -> Figure:
+    owners = {one.color: one.strategy for one in figure.series if one.style not in _WITHOUT_COLOR}
+    if not any(owners.values()):
+        return figure
+    chosen: dict[int, int] = {}
+    for color, strategy in owners.items():
+        if strategy and (place := order.index(strategy) % len(CURVES)) not in chosen.values():
+            chosen[color] = place
+    free = (place for place in itertools.count() if place not in chosen.values())
+    for color in owners:
+        if color not in chosen:
+            chosen[color] = next(free)
+    series = [dataclasses.replace(one, color=chosen.get(one.color, one.color)) for one in figure.series]
+    return dataclasses.replace(figure, series=series)
+
+
+_WITHOUT_COLOR = ("ideal", "stack", "coordinates")
 
 
 def _subject(analysis: Analysis) -> str:

@@ -103,6 +103,11 @@ class Series:
     high: Sequence[float | None] = ()
     style: str = "measured"
     color: int = 0
+    """Of a curve: its place in the palette's CURVES. Series of one figure that belong together have the same."""
+    strategy: str = ""
+    """Whose curve it is: a strategy has one colour in all figures of a document."""
+    part: str = ""
+    """Of a stack: its name in the palette's PARTS."""
 
 
 @dataclass(frozen=True, kw_only=True)

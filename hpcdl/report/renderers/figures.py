@@ -13,14 +13,22 @@ from typing import Any
 
 from hpcdl.core.disk import writing_output
 from hpcdl.core.files import write_output
+from hpcdl.core.palette import CURVES, GROUND, PARTS
 from hpcdl.report.document.cells import number, percent, plain, shortened
 from hpcdl.report.document.document import Figure, Series
 
-_COLORS = ("#0072b2", "#b84f00", "#007d5a", "#b0487f", "#8c6400", "#27789f", "#8457aa", "#6b6b6b")
-"""Okabe and Ito's palette, darkened to a contrast of 4.5 on white; page.css has what takes its place on a dark page."""
-_CURVE = re.compile("|".join(_COLORS))
-_PLACE = re.compile(r"var\(--curve-\d, (#\w+)\)")
-_MARKERS = "osD^vP*X"
+_VARIABLES = {
+    **{color.light: f"curve-{place}" for place, color in enumerate(CURVES)},
+    **{color.light: name.replace("_", "-").replace(" ", "-") for name, color in PARTS.items()},
+}
+"""The name on a page of each colour of a figure, which has another value on a dark page."""
+_COLORED = re.compile("|".join(_VARIABLES))
+_PLACE = re.compile(r"var\(--[\w-]+, (#\w+)\)")
+_MARKERS = "osD^vPpX"
+_STARS = "*h8d"
+"""Markers of published points: each eighth source has the next."""
+_DASHES = ("-", (0, (5, 1.5)), (0, (1.5, 1)), (0, (6, 1.5, 1.5, 1.5)))
+"""Lines over time, whose markers are small."""
 _LONGEST_NAME = 34
 """Characters of the names beside bars."""
 _SHORT_LABEL = 32
@@ -32,6 +40,9 @@ _WIDTH, _NARROW = 5.8, 4.0
 """Inches of a figure on a page, and those below which its letters are smaller."""
 _INK = "#123456"
 """Stands for the page's text colour: in SVG it becomes currentColor, so that a dark page gets light axes."""
+_PAPER = "#fedcba"
+"""Stands for the page's paper, which the lines of a pattern have."""
+_AXIS = "#888888"
 
 
 def svg(figure: Figure) -> str:
@@ -42,8 +53,9 @@ def svg(figure: Figure) -> str:
     text = re.sub(r'id="([^"]+)"', lambda match: f'id="{figure.name}-{match[1]}"', text)
     text = re.sub(r'(href="#|url\(#)', lambda match: f"{match[1]}{figure.name}-", text)
     text = re.sub(r"<metadata>.*?</metadata>\s*", "", text, flags=re.DOTALL)
-    text = _CURVE.sub(lambda match: f"var(--curve-{_COLORS.index(match[0])}, {match[0]})", text)
-    return text.replace(_INK, "currentColor")
+    text = re.sub(r'fill="(#\w{6})"', r'style="fill: \1"', text)  # only a style may have a page's variables
+    text = _COLORED.sub(lambda match: f"var(--{_VARIABLES[match[0]]}, {match[0]})", text)
+    return text.replace(_PAPER, "var(--paper, #ffffff)").replace(_INK, "currentColor")
 
 
 def _written(canvas: Any) -> str:
@@ -74,11 +86,13 @@ def save(
         path = folder / f"{figure.name}.{form}"
         if form == "svg":
             # Alone, outside a page, there are no colours to take.
-            write_output(path, _PLACE.sub(r"\1", drawing.replace("currentColor", "#222222")))
+            write_output(path, _PLACE.sub(r"\1", drawing.replace("currentColor", GROUND["ink"].light)))
         else:
             with _style(width_inches), writing_output(path) as temporary:
                 metadata = {"CreationDate": None} if form == "pdf" else {"Software": None}
-                _draw(figure, "#222222", width_inches).savefig(temporary, format=form, dpi=200, metadata=metadata)
+                _draw(figure, GROUND["ink"].light, width_inches, paper=GROUND["paper"].light).savefig(
+                    temporary, format=form, dpi=200, metadata=metadata
+                )
         paths.append(path)
     return paths
 
@@ -107,7 +121,7 @@ def _letters(width_inches: float) -> float:
     return 0.75 if width_inches < _NARROW else 1.0
 
 
-def _draw(figure: Figure, ink: str, width_inches: float = _WIDTH) -> Any:
+def _draw(figure: Figure, ink: str, width_inches: float = _WIDTH, paper: str = _PAPER) -> Any:
     from matplotlib.figure import Figure as Canvas
 
     figure = _with_short_labels(figure)
@@ -123,10 +137,13 @@ def _draw(figure: Figure, ink: str, width_inches: float = _WIDTH) -> Any:
     canvas = Canvas(figsize=(width_inches, height + 0.22 * letters * legend_rows), layout="constrained")
     axes = canvas.add_subplot()
     if stacked:
-        _draw_stack(axes, figure)
+        _draw_stack(axes, figure, paper)
     else:
         for series in figure.series:
-            _DRAWERS[series.style](axes, series)
+            if series.style == "ideal":
+                axes.plot(series.x, series.y, label=plain(series.label), color=ink, linestyle="--", linewidth=1.2)
+            else:
+                _DRAWERS[series.style](axes, series)
         if not coordinates:
             _scale_axes(axes, figure)
     axes.set_xlabel(plain(figure.x_label), color=ink)
@@ -134,7 +151,7 @@ def _draw(figure: Figure, ink: str, width_inches: float = _WIDTH) -> Any:
     axes.tick_params(colors=ink, which="both")
     for spine in axes.spines.values():
         spine.set_color(ink)
-    axes.grid(visible=True, axis="y", alpha=0.25, color="#888888", linewidth=0.6)
+    axes.grid(visible=True, axis="y", alpha=0.25, color=_AXIS, linewidth=0.6)
     if figure.square:
         axes.set_box_aspect(1)
     handles, labels = axes.get_legend_handles_labels()
@@ -164,7 +181,7 @@ def _label_ends(axes: Any, figure: Figure, points: float) -> None:
     for (_, place), height in zip(ends, heights, strict=True):
         axes.annotate(
             names[place], xy=(1.0, height - drop), xycoords="axes fraction", xytext=(4, 0),
-            textcoords="offset points", color=_COLORS[curves[place].color % len(_COLORS)], fontsize=points, va="center",
+            textcoords="offset points", color=_color(curves[place]), fontsize=points, va="center",
         )  # fmt: skip
 
 
@@ -246,7 +263,7 @@ def _draw_dots(axes: Any, series: Series) -> None:
 
 def _draw_points(axes: Any, series: Series, linewidth: float) -> None:
     """Markers with error bars; a ring around points without one: measured once, or too few times."""
-    color = _COLORS[series.color % len(_COLORS)]
+    color = _color(series)
     style = {"color": color, "marker": _MARKERS[series.color % len(_MARKERS)], "markersize": 6, "linewidth": linewidth}
     axes.plot(series.x, series.y, label=plain(series.label), **style)
     bars = [
@@ -267,25 +284,22 @@ def _draw_points(axes: Any, series: Series, linewidth: float) -> None:
 
 
 def _draw_plain(axes: Any, series: Series) -> None:
-    color = _COLORS[series.color % len(_COLORS)]
-    marker = "." if len(series.x) <= 60 else ""
-    axes.plot(series.x, series.y, label=plain(series.label), color=color, linewidth=1.5, marker=marker)
-
-
-def _draw_ideal(axes: Any, series: Series) -> None:
-    axes.plot(series.x, series.y, label=plain(series.label), color="#888888", linestyle="--", linewidth=1.2)
+    dashes = _DASHES[(series.color + series.color // len(CURVES)) % len(_DASHES)]
+    axes.plot(
+        series.x, series.y, label=plain(series.label), color=_color(series), linewidth=1.5, linestyle=dashes,
+        marker=_MARKERS[series.color % len(_MARKERS)], markersize=4, markevery=max(1, len(series.x) // 12),
+    )  # fmt: skip
 
 
 def _draw_fit(axes: Any, series: Series) -> None:
-    color = _COLORS[series.color % len(_COLORS)]
-    axes.plot(series.x, series.y, label=plain(series.label), color=color, linewidth=1.0, linestyle=":")
+    axes.plot(series.x, series.y, label=plain(series.label), color=_color(series), linewidth=1.0, linestyle=":")
 
 
 def _draw_published(axes: Any, series: Series) -> None:
-    color = _COLORS[series.color % len(_COLORS)]
+    star = _STARS[series.color // len(CURVES) % len(_STARS)]
     axes.plot(
-        series.x, series.y, label=plain(series.label), color=color, linestyle="none", marker="*", markersize=11,
-        fillstyle="none",
+        series.x, series.y, label=plain(series.label), color=_color(series), linestyle="none", marker=star,
+        markersize=11, fillstyle="none",
     )  # fmt: skip
 
 
@@ -293,7 +307,7 @@ def _draw_coordinates(axes: Any, series: Series) -> None:
     """A trial over all settings: the best, `color` 0, dark and in front."""
     strength = max(0.08, 0.9 * 0.93**series.color)
     axes.plot(
-        range(len(series.x)), series.y, color=_COLORS[0], alpha=strength, linewidth=1.4, zorder=100 - series.color
+        range(len(series.x)), series.y, color=CURVES[0].light, alpha=strength, linewidth=1.4, zorder=100 - series.color
     )
     axes.set_xticks(range(len(series.x)), [plain(str(name).partition("\n")[0]) for name in series.x], rotation=20)
 
@@ -303,13 +317,16 @@ _DRAWERS = {
     "measured": _draw_measured,
     "dots": _draw_dots,
     "line": _draw_plain,
-    "ideal": _draw_ideal,
     "fit": _draw_fit,
     "published": _draw_published,
 }
 
 
-def _draw_stack(axes: Any, figure: Figure) -> None:
+def _color(series: Series) -> str:
+    return CURVES[series.color % len(CURVES)].light
+
+
+def _draw_stack(axes: Any, figure: Figure, paper: str) -> None:
     """Horizontal bars, one for each x of the series, piled up over the series."""
     from matplotlib.ticker import FuncFormatter
 
@@ -317,11 +334,14 @@ def _draw_stack(axes: Any, figure: Figure) -> None:
     left = [0.0] * len(labels)
     rows = list(range(len(labels)))[::-1]
     for series in figure.series:
-        color = _COLORS[series.color % len(_COLORS)]
-        axes.barh(rows, series.y, left=left, label=plain(series.label), color=color, height=0.65)
+        part = PARTS[series.part]
+        axes.barh(
+            rows, series.y, left=left, label=plain(series.label), color=part.light, height=0.65,
+            hatch=part.hatch * 3, edgecolor=paper, linewidth=0,
+        )  # fmt: skip
         left = [start + width for start, width in zip(left, series.y, strict=True)]
     axes.set_yticks(rows, labels)
-    axes.grid(visible=True, axis="x", alpha=0.25, color="#888888", linewidth=0.6)
+    axes.grid(visible=True, axis="x", alpha=0.25, color=_AXIS, linewidth=0.6)
     if figure.y_percent:
         axes.xaxis.set_major_formatter(FuncFormatter(lambda value, _: percent(value).replace(".0 %", " %")))
-    axes.axvline(0, color="#888888", linewidth=0.8)
+    axes.axvline(0, color=_AXIS, linewidth=0.8)

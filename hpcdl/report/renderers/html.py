@@ -3,44 +3,33 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from html import escape
-from importlib import resources
 from pathlib import Path
 
-from hpcdl import __version__
 from hpcdl.core.files import write_output
-from hpcdl.report.document.cells import cell_text, is_numeric, plain
+from hpcdl.core.page import escaped, page
+from hpcdl.report.document.cells import cell_text, is_numeric
 from hpcdl.report.document.document import Cell, Column, Document, Figure, Listing, Section, Table
 
 MOST_ROWS = 500
 """Rows of one table; scaling.csv and report.json hold all."""
 _SHORT = 64
 """Text up to this length stays on one line of its cell."""
+_STYLE = """figure svg{width:100%;height:auto;max-width:40rem;display:block}
+@media (min-width:64rem){figure{display:inline-block;vertical-align:top;width:calc(50% - .9rem);margin-right:.5rem}}
+td:not(.number){min-width:6rem;max-width:30rem}
+"""
 
 
 def render(document: Document, folder: Path, drawings: Mapping[str, str]) -> list[Path]:
     """Write report.html into `folder`."""
     path = folder / "report.html"
-    write_output(path, "\n".join(_page(document, drawings)) + "\n")
+    text = page(document.title, _body(document, drawings), style=_STYLE, see="definitions: docs/metrics.md.")
+    write_output(path, text)
     return [path]
 
 
-def escaped(text: str) -> str:
-    """`text` as a page shows it: no markup, no control codes."""
-    return escape(plain(text), quote=True)
-
-
-def _page(document: Document, drawings: Mapping[str, str]) -> Iterator[str]:
-    style = resources.files("hpcdl.report.renderers").joinpath("page.css").read_text("utf-8")
-    # No script and nothing from elsewhere: the policy makes a browser enforce it.
-    policy = "default-src 'none'; style-src 'unsafe-inline'; img-src data:; base-uri 'none'; form-action 'none'"
-    yield '<!DOCTYPE html>\n<html lang="en">\n<head>\n<meta charset="utf-8">'
-    yield f'<meta http-equiv="Content-Security-Policy" content="{policy}">'
-    yield '<meta name="viewport" content="width=device-width, initial-scale=1">'
-    yield '<meta name="referrer" content="no-referrer">\n<link rel="icon" href="data:,">'
-    yield f"<title>{escaped(document.title)}</title>\n<style>\n{style}</style>\n</head>\n<body>"
-    yield '<a class="skip" href="#summary">Skip to the summary</a>'
-    yield f'<header>\n<h1>{escaped(document.title)}</h1>\n</header>\n<nav aria-label="Sections"><ul>'
+def _body(document: Document, drawings: Mapping[str, str]) -> Iterator[str]:
+    yield '<a class="skip" href="#summary">Skip to the summary</a>\n<nav aria-label="Sections"><ul>'
     yield from (f'<li><a href="#{section.name}">{escaped(section.title)}</a></li>' for section in document.sections)
     yield '</ul></nav>\n<main>\n<ol class="summary" id="summary">'
     yield from (f"<li>{escaped(line)}</li>" for line in document.summary)
@@ -52,8 +41,7 @@ def _page(document: Document, drawings: Mapping[str, str]) -> Iterator[str]:
         yield "</ul>\n</section>"
     for section in document.sections:
         yield from _section(section, drawings)
-    yield f"</main>\n<footer>\n<p>hpcdl {escaped(__version__)}; definitions: docs/metrics.md.</p>\n</footer>"
-    yield "</body>\n</html>"
+    yield "</main>"
 
 
 def _section(section: Section, drawings: Mapping[str, str]) -> Iterator[str]:

@@ -161,6 +161,7 @@ def _measured(curve: Curve, name: str, color: int) -> Series:
         high=[None if ratio.is_wide else ratio.high for ratio in own],
         style="dots",
         color=color,
+        strategy=curve.first.strategy,
     )
 
 
@@ -171,4 +172,6 @@ def _fitted(item: CurveFit, name: str, color: int) -> Series:
     largest = item.curve.points[-1].n
     # Beyond the runs a law that turns upwards says nothing: it is not drawn there.
     end = next((i for i in range(1, len(x)) if x[i] > largest and y[i] > y[i - 1]), len(x))
-    return Series(label=f"fit: {name}", x=x[:end], y=y[:end], style="fit", color=color)
+    return Series(
+        label=f"fit: {name}", x=x[:end], y=y[:end], style="fit", color=color, strategy=item.curve.first.strategy
+    )

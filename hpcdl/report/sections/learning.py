@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from hpcdl.core.records import HistoryPoint
 from hpcdl.core.units import counted, listed
 from hpcdl.report.analysis.analyse import Analysis
 from hpcdl.report.document.document import Column, Figure, Interval, Section, Series, Table
@@ -171,22 +170,20 @@ def _figures(kind: _Kind, curves: Sequence[tuple[str, Run]]) -> list[Figure]:
     figures = []
     for word, attribute in _AXES:
         series = [
-            found
-            for color, (name, run) in enumerate(curves)
-            for found in _series(kind, attribute, name, run.history, color)
+            found for color, (name, run) in enumerate(curves) for found in _series(kind, attribute, name, run, color)
         ]
         if series:
             figures.append(_figure(kind, word, series))
     return figures
 
 
-def _series(kind: _Kind, attribute: str, name: str, history: Sequence[HistoryPoint], color: int) -> list[Series]:
+def _series(kind: _Kind, attribute: str, name: str, run: Run, color: int) -> list[Series]:
     for field, told in ((kind.held_out, ""), (kind.training, " (on training samples)")):
-        points = [(getattr(point, attribute), getattr(point, field)) for point in history]
+        points = [(getattr(point, attribute), getattr(point, field)) for point in run.history]
         known = [(x, y) for x, y in points if y is not None and (positive(y) or y == 0)]
         if len(known) > 1:
             x, y = zip(*known, strict=True)
-            return [Series(label=f"{name}{told}", x=x, y=y, style="line", color=color)]
+            return [Series(label=f"{name}{told}", x=x, y=y, style="line", color=color, strategy=run.strategy)]
     return []
 
 

@@ -144,6 +144,6 @@ def _figure(name: str, servers: Sequence[ServerLoad]) -> Figure:
         alt=f"Megabytes that each parameter server moves in a step: {listed(told, 8)}.",
         x_label="MB per step",
         y_label="",
-        series=[Series(label="received and sent", x=labels, y=megabytes, style="stack")],
+        series=[Series(label="received and sent", x=labels, y=megabytes, style="stack", part="bucket")],
         table=Table(title=f"Each server: {name}", columns=columns, rows=rows),
     )

@@ -144,6 +144,7 @@ def forecast_figure(
                 low=[row[key]["low"] for row in own],
                 high=[row[key]["high"] for row in own],
                 color=color,
+                strategy=strategy,
             )
         )
         seen = [item for item in measured if item.strategy == strategy and not percent]
@@ -151,7 +152,7 @@ def forecast_figure(
             nodes, rates = [item.nodes for item in seen], [item.images_per_second for item in seen]
             open_ends = [None] * len(seen)
             series.append(Series(label=f"{strategy}, measured", x=nodes, y=rates, low=open_ends, high=open_ends,
-                                 style="dots", color=color))  # fmt: skip
+                                 style="dots", color=color, strategy=strategy))  # fmt: skip
     table = Table(
         title=f"{of}predicted {column.name}",
         columns=(Column(name="strategy"), Column(name="nodes", kind="count"), column),

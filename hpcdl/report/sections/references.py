@@ -68,6 +68,7 @@ def _beside(mode: str, curves: Sequence[Curve], published: Sequence[Reference]) 
             low=[None if point.efficiency.is_wide else point.efficiency.low for point in curve.points],
             high=[None if point.efficiency.is_wide else point.efficiency.high for point in curve.points],
             color=color,
+            strategy=curve.first.strategy,
         )
         for color, (curve, name) in enumerate(list(zip(curves, curve_names(curves), strict=True))[:MOST_CURVES])
     ]

@@ -196,6 +196,7 @@ def _series(measure: _Measure, curve: Curve, name: str, color: int) -> Series:
         high=[high for _, _, high in values],
         style="measured",
         color=color,
+        strategy=curve.first.strategy,
     )
 
 

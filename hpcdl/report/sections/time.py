@@ -117,7 +117,7 @@ def _lost_figure(losing: Sequence[tuple[str, Breakdown]], table: Table) -> Figur
 def _stack(found: Sequence[tuple[str, Breakdown]], shares: Mapping[str, Sequence[float]]) -> list[Series]:
     labels = [label for label, _ in found]
     return [
-        Series(label=name.replace("_", " "), x=labels, y=shares[name], style="stack", color=color)
-        for color, name in enumerate(PARTS)
+        Series(label=name.replace("_", " "), x=labels, y=shares[name], style="stack", part=name)
+        for name in PARTS
         if any(shares[name])
     ]

@@ -80,9 +80,9 @@ def _path_figure(traced: Sequence[TracedRun], table: Table) -> Figure:
             x=labels,
             y=[run.critical_path.get(part, 0.0) / run.step_s for run in traced],
             style="stack",
-            color=color,
+            part=part,
         )
-        for color, part in enumerate(parts)
+        for part in parts
     ]
     longest = [f"{run.name} {max(run.critical_path, key=lambda part: run.critical_path[part])}" for run in traced]
     return Figure(

@@ -26,6 +26,9 @@ from hpcdl.config.load import (
 from hpcdl.config.settings import Setting, settings_of
 
 JsonFlag = Annotated[bool, typer.Option("--json", help="Print one JSON document on stdout.")]
+QuietFlag = Annotated[
+    bool, typer.Option("--quiet", "-q", help="Print the result, warnings and errors; no progress, no advice.")
+]
 ConfigFlag = Annotated[
     Path | None, typer.Option("--config", metavar="FILE", help="TOML file whose keys are the flags.")
 ]

@@ -10,6 +10,7 @@ from typing import Any, TextIO
 
 from hpcdl.core.errors import printable
 from hpcdl.core.files import without_infinities
+from hpcdl.core.progress import Progress, progress
 
 VERBOSE = "HPCDL_VERBOSE"
 """Set by `-v`: tracebacks and TensorFlow's own log; ranks inherit it."""
@@ -33,6 +34,22 @@ def say(text: str) -> None:
 def put(text: str = "", stream: TextIO | None = None) -> None:
     """Print lines on stdout, or on `stream`, likewise."""
     print("\n".join(map(printable, text.split("\n"))), file=stream)
+
+
+class Commentary:
+    """What a command tells beside its result: progress, plans, what to type next. After -q, warnings alone."""
+
+    def __init__(self, *, quiet: bool) -> None:
+        self.quiet = quiet
+
+    def say(self, text: str) -> None:
+        """Print lines on stderr."""
+        if not self.quiet or text.startswith("warning"):
+            say(text)
+
+    def progress(self, description: str, total: float) -> Progress:
+        """A bar on a terminal, a line a minute elsewhere."""
+        return progress(description, total, enabled=not self.quiet)
 
 
 def print_table(header: Sequence[str], rows: Iterable[Sequence[str]]) -> None:

@@ -8,9 +8,13 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import typer.main
 from PIL import Image
 
+from hpcdl.cli.app import app_for
+from hpcdl.cli.output import Commentary
 from hpcdl.core.errors import ConfigError, HpcdlError, printable
+from hpcdl.core.progress import NullProgress
 from tests.conftest import ROOT, CommandLine
 
 HOSTILE = "a\x1b]0;owned\x07b\x9b31mc\u202ed\u2066e\nf\rg"
@@ -64,3 +68,33 @@ def test_commands_print_through_one_place(path: Path) -> None:
     ]
     scripts = 1 if path.name == "submit.py" else 0  # a batch script is a file's content, not words
     assert len(calls) <= scripts, f"{path.name}: use put() or say() in lines {calls}"
+
+
+QUIET = ("shard", "inspect", "tune-threads", "train", "sweep", "search", "run", "evaluate", "certify")
+
+
+@pytest.mark.parametrize("command", QUIET)
+def test_what_shows_progress_can_be_told_to_be_quiet(command: str) -> None:
+    parser = typer.main.get_command(app_for([command])).commands[command]  # type: ignore[attr-defined]
+    assert {"-q", "--quiet"} in [{*option.opts} for option in parser.params]
+
+
+@pytest.mark.parametrize(("quiet", "told"), [(True, ["warning: b"]), (False, ["a", "warning: b"])])
+def test_a_quiet_commentary_has_warnings_and_no_bar(
+    quiet: bool, told: list[str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    commentary = Commentary(quiet=quiet)
+    commentary.say("a")
+    commentary.say("warning: b")
+    assert capsys.readouterr().err.splitlines() == told
+    assert isinstance(commentary.progress("c", 1), NullProgress) == quiet
+
+
+def test_quiet_leaves_the_result(ask_hpcdl: CommandLine, tmp_path: Path) -> None:
+    folder = tmp_path / "shards"
+    plain, quiet = ["shard", "synthetic:mnist", str(folder), "--samples", "4"], ["inspect", str(folder), "--verify"]
+    (line,) = ask_hpcdl([*plain, "-q"]).err.splitlines()
+    assert line.startswith("1 shards written in ")
+    loud, silent = ask_hpcdl(quiet), ask_hpcdl([*quiet, "-q"])
+    assert silent.out == loud.out and "name" in silent.out
+    assert [line for line in loud.err.splitlines() if line not in silent.err] == [loud.err.splitlines()[-1]]

@@ -8,8 +8,8 @@ from typing import Annotated, Any
 
 import typer
 
-from hpcdl.cli.options import JsonFlag
-from hpcdl.cli.output import print_json, print_table, put, say
+from hpcdl.cli.options import JsonFlag, QuietFlag
+from hpcdl.cli.output import Commentary, print_json, print_table, put, say
 from hpcdl.core.errors import UsageError
 from hpcdl.core.paths import typed
 from hpcdl.core.units import format_bytes, format_count
@@ -35,6 +35,7 @@ def inspect(
     out: Annotated[
         Path | None, typer.Option("--out", metavar="DIR", help="Where pictures and page go [DIR-samples, here].")
     ] = None,
+    quiet: QuietFlag = False,
     json: JsonFlag = False,
 ) -> None:
     """Show what a data folder holds; check and mend it."""
@@ -44,11 +45,12 @@ def inspect(
         raise UsageError("--repair and --from belong together: hpcdl inspect DIR --repair --from SOURCE")
     if reader and not repair:
         raise UsageError("--reader is for --repair: hpcdl inspect DIR --repair --from SOURCE --reader FILE.py:NAME")
+    commentary = Commentary(quiet=quiet)
     document: dict[str, Any] = {}
     if show:
         check_outputs([_page_path(folder, out)])
     if verify or repair:
-        document.update(_check(folder, source, reader, keep=json))
+        document.update(_check(folder, source, reader, commentary, keep=json))
     from hpcdl.data.show import inspection
 
     found = inspection.inspect(folder)
@@ -64,20 +66,19 @@ def inspect(
     _show(found)
     model = "FILE.py:build" if found.fields else "lenet"
     words = ("train", "--model", model, "--data", folder) if verify else ("inspect", folder, "--verify")
-    say(f"next: {typed(*words)}")
+    commentary.say(f"next: {typed(*words)}")
 
 
 def _page_path(folder: Path, out: Path | None) -> Path:
     return (out or Path()) / f"{folder.resolve().name}-data.html"
 
 
-def _check(folder: Path, source: str | None, reader: str, *, keep: bool) -> dict[str, Any]:
+def _check(folder: Path, source: str | None, reader: str, commentary: Commentary, *, keep: bool) -> dict[str, Any]:
     """Verify, and with a source mend; CorruptError where damage remains."""
-    from hpcdl.core.progress import progress
     from hpcdl.data.show import inspection
 
     done = 0
-    with progress("verifying", inspection.bytes_to_verify(folder)) as bar:
+    with commentary.progress("verifying", inspection.bytes_to_verify(folder)) as bar:
 
         def told(count: int) -> None:
             nonlocal done

@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 import signal
+from collections.abc import Callable
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 
-from hpcdl.cli.options import ConfigFlag, JsonFlag, SetFlag, resolved, takes_settings
-from hpcdl.cli.output import print_json, say
+from hpcdl.cli.options import ConfigFlag, JsonFlag, QuietFlag, SetFlag, resolved, takes_settings
+from hpcdl.cli.output import Commentary, print_json, say
 from hpcdl.core.paths import typed
 from hpcdl.core.protocols import Communicator
 from hpcdl.core.signals import caught
@@ -40,6 +42,7 @@ def shard(
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Print the plan and stop.")] = False,
     config: ConfigFlag = None,
     pairs: SetFlag = None,
+    quiet: QuietFlag = False,
     json: JsonFlag = False,
 ) -> None:
     """Pack images, or samples of any fields, from any source into HDF5 shards."""
@@ -47,16 +50,18 @@ def shard(
     request = ShardRequest(source=source, target=folder, config=settings.config, resume=resume, reader=reader)
     from hpcdl.data.write import writing
 
+    commentary = Commentary(quiet=quiet)
+    planned = functools.partial(_show_plan, tell=commentary.say)
     if dry_run:
         job = writing.dry_run(request)
-        _show_plan(job)
+        _show_plan(job, tell=say)
         if json:
             print_json(_plan_document(job))
         return
     communicator = _ranks()
     with caught(_as_ctrl_c, (signal.SIGTERM, signal.SIGHUP)):
         try:
-            report = writing.shard(request, communicator=communicator, planned=_show_plan)
+            report = writing.shard(request, communicator=communicator, planned=planned)
         except writing.OtherRankFailed as error:
             raise typer.Exit(error.exit_code) from None
     if communicator is not None and communicator.rank:
@@ -64,7 +69,7 @@ def shard(
     if json:
         print_json(_report_document(report, folder))
         return
-    _show_report(report, folder)
+    _show_report(report, folder, commentary)
 
 
 def _ranks() -> Communicator | None:
@@ -84,27 +89,27 @@ def _as_ctrl_c(number: int) -> None:
     raise KeyboardInterrupt
 
 
-def _show_plan(job: Any) -> None:
+def _show_plan(job: Any, *, tell: Callable[[str], None]) -> None:
     plan = job.plan
     shape = "x".join(str(side) for side in job.sample_shape)
     classes, size = format_count(len(job.facts.class_names)), format_bytes(plan.total_bytes)
     if job.spec.reader:
-        say(f"reader: {job.spec.reader}, SHA-256 {job.spec.reader_digest}")
+        tell(f"reader: {job.spec.reader}, SHA-256 {job.spec.reader_digest}")
     if job.fields:
-        say(f"plan: {job.spec.format} -> {len(job.fields)} fields, {size}")
+        tell(f"plan: {job.spec.format} -> {len(job.fields)} fields, {size}")
         for item in job.fields:
-            say(f"  {item.describe()}")
+            tell(f"  {item.describe()}")
     else:
-        say(f"plan: {job.spec.format} -> {job.encoding} {shape} {job.dtype}, {classes} classes, {size}")
+        tell(f"plan: {job.spec.format} -> {job.encoding} {shape} {job.dtype}, {classes} classes, {size}")
     for line in job.facts.told:
-        say(f"  {line}")
+        tell(f"  {line}")
     for name, count in plan.shards.items():
-        say(f"  {name}: {format_count(plan.num_samples[name])} samples in {count} shards")
+        tell(f"  {name}: {format_count(plan.num_samples[name])} samples in {count} shards")
     for reason in plan.reasons:
-        say(f"  {reason}")
+        tell(f"  {reason}")
 
 
-def _show_report(report: Any, target: Path) -> None:
+def _show_report(report: Any, target: Path, commentary: Commentary) -> None:
     manifest = report.manifest
     skipped = manifest.skipped
     for name in skipped[:10]:
@@ -114,7 +119,8 @@ def _show_report(report: Any, target: Path) -> None:
     kept = f", {report.kept} kept from before" if report.kept else ""
     say(f"{report.written} shards written in {format_seconds(report.seconds)}{kept}: {target}")
     model = "FILE.py:build" if manifest.fields else "lenet"
-    say(f"next: {typed('inspect', target, '--verify')}, or {typed('train', '--model', model, '--data', target)}")
+    checked, trained = typed("inspect", target, "--verify"), typed("train", "--model", model, "--data", target)
+    commentary.say(f"next: {checked}, or {trained}")
 
 
 def _plan_document(job: Any) -> dict[str, Any]:

@@ -11,11 +11,10 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from hpcdl.cli.groups import GroupedCommand
-from hpcdl.cli.options import ConfigFlag, JsonFlag, SetFlag, resolved, takes_settings
-from hpcdl.cli.output import print_json, print_table, put, say
+from hpcdl.cli.options import ConfigFlag, JsonFlag, QuietFlag, SetFlag, resolved, takes_settings
+from hpcdl.cli.output import Commentary, print_json, print_table, put, say
 from hpcdl.config.schema import TuneConfig
 from hpcdl.core.paths import typed
-from hpcdl.core.progress import progress
 from hpcdl.core.units import format_bytes, format_rate, format_seconds
 
 if TYPE_CHECKING:
@@ -45,6 +44,7 @@ def tune_threads(
     resume: ResumeFlag = False,
     config: ConfigFlag = None,
     set_: SetFlag = None,
+    quiet: QuietFlag = False,
     json: JsonFlag = False,
 ) -> None:
     """Find this node's fastest settings by measuring.
@@ -63,13 +63,14 @@ def tune_threads(
     if plan:
         _show_plan(run_plan, json)
         return
-    say(f"{run_plan.topology.summary}; {run_plan.engine.summary}")
+    commentary = Commentary(quiet=quiet)
+    commentary.say(f"{run_plan.topology.summary}; {run_plan.engine.summary}")
     most = settings.search.max_samples
     limit = format_seconds(settings.search.budget) + (f" or {most} samples" if most else "")
-    say(f"{len(run_plan.space.candidates)} candidates, {limit} to search")
-    with progress("tuning", settings.search.budget) as bar:
+    commentary.say(f"{len(run_plan.space.candidates)} candidates, {limit} to search")
+    with commentary.progress("tuning", settings.search.budget) as bar:
         tuned = tune(run_plan, resume=resume, notify=lambda state: bar.update(state.seconds, _note(state)))
-    _show_result(tuned, json)
+    _show_result(tuned, json, commentary)
 
 
 def _replay(path: Path, seed: int, json: bool) -> None:
@@ -133,7 +134,7 @@ def _note(state: Any) -> str:
     return f"best {format_rate(state.best.images_per_second, state.counted)}: {describe(state.settings)}"
 
 
-def _show_result(tuned: Tuned, json: bool) -> None:
+def _show_result(tuned: Tuned, json: bool, commentary: Commentary) -> None:
     from hpcdl.node.profile import as_document
     from hpcdl.node.settings import describe
 
@@ -151,7 +152,7 @@ def _show_result(tuned: Tuned, json: bool) -> None:
         return
     say(f"profile: {tuned.path}")
     command = typed("train", "--model", tuned.profile.model, "--data", "DIR", "--strategy", "ring", "--ranks", "N")
-    say(f"next: {command}   (it uses the profile)")
+    commentary.say(f"next: {command}   (it uses the profile)")
 
 
 def _print_tables(tuned: Tuned) -> None:

@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from hpcdl.cli.groups import completer
-from hpcdl.cli.options import JsonFlag
-from hpcdl.cli.output import print_json, put, say
+from hpcdl.cli.options import JsonFlag, QuietFlag
+from hpcdl.cli.output import Commentary, print_json, put, say
 from hpcdl.core.units import format_seconds
 
 if TYPE_CHECKING:
@@ -44,6 +44,7 @@ def certify(
     tries: Annotated[int, typer.Option("--tries", min=1, help="Runs of each fault.")] = 1,
     out: Annotated[Path, typer.Option("--out", metavar="DIR", help="Folder for the card and its runs.")] = Path("card"),
     resume: Annotated[bool, typer.Option("--resume", help="Go on with the card in --out: try what it lacks.")] = False,
+    quiet: QuietFlag = False,
     json: JsonFlag = False,
 ) -> None:
     """Find out what this installation survives.
@@ -51,8 +52,8 @@ def certify(
     Small trainings are struck by faults, one after another; a card tells which of them went on, and what it cost.
     """
     from hpcdl.bench.certify import FAULTS, Plan, document_of, earlier_trials, try_out, write_card
-    from hpcdl.core.progress import progress
 
+    commentary = Commentary(quiet=quiet)
     plan = Plan(
         strategies=strategy or ["ring", "ps", "async-easgd"],
         faults=fault or [*FAULTS],
@@ -63,28 +64,28 @@ def certify(
     num_cases = len(plan.cases())
     earlier = earlier_trials(plan, nodes, resume=resume)
     done = 0
-    with progress("certifying", num_cases) as bar:
+    with commentary.progress("certifying", num_cases) as bar:
 
         def told(what: str) -> None:
             nonlocal done
             bar.update(done, what)
             done += 1
 
-        trials = try_out(plan, earlier, told, _say_ended)
+        trials = try_out(plan, earlier, told, lambda trial: commentary.say(_ended(trial)))
     document = document_of(plan, trials)
     card = write_card(plan, trials)
     if json:
         print_json(document)
     else:
         _show(document, trials)
-        say(f"next: look at {card}, and keep it beside {card.with_name('card.json')}")
+        commentary.say(f"next: look at {card}, and keep it beside {card.with_name('card.json')}")
 
 
-def _say_ended(trial: Trial) -> None:
+def _ended(trial: Trial) -> str:
     """One line for a trial that has ended: whoever waits for hours sees what came of each."""
     lasted = "" if trial.recover_s is None else f", went on after {format_seconds(trial.recover_s)}"
     cost = f"{lasted}, {trial.steps_lost} steps lost" if trial.struck else ""
-    say(f"{trial.strategy}, {trial.fault}: {f'survived{cost}' if trial.survived else 'did not survive'}")
+    return f"{trial.strategy}, {trial.fault}: {f'survived{cost}' if trial.survived else 'did not survive'}"
 
 
 def _show(document: Mapping[str, Any], trials: Sequence[Trial]) -> None:

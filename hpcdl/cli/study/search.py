@@ -8,12 +8,11 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from hpcdl.cli.options import JsonFlag, SetFlag, takes_settings
-from hpcdl.cli.output import print_json, put, say
+from hpcdl.cli.options import JsonFlag, QuietFlag, SetFlag, takes_settings
+from hpcdl.cli.output import Commentary, print_json, put
 from hpcdl.config.search import SearchConfig, load_search
 from hpcdl.core.errors import HpcdlError
 from hpcdl.core.paths import typed
-from hpcdl.core.progress import progress
 
 if TYPE_CHECKING:
     from hpcdl.report.runs.searches import SearchRecord
@@ -37,6 +36,7 @@ def search(
     resume: Resume = False,
     out: Out = None,
     set_: SetFlag = None,
+    quiet: QuietFlag = False,
     json: JsonFlag = False,
 ) -> None:
     """Find good hyper-parameters.
@@ -52,12 +52,13 @@ def search(
     folder = out or Path("searches") / wanted.name
     record = open_search(folder, wanted, resume=resume)
     allocation = find_allocation(os.environ)
-    with progress(wanted.name, wanted.plan.trials) as bar:
+    commentary = Commentary(quiet=quiet)
+    with commentary.progress(wanted.name, wanted.plan.trials) as bar:
 
         def follow(state: SearchRecord, line: str) -> None:
             done = sum(trial.state != "running" for trial in state.trials)
             bar.update(done, line)
-            say(f"[{done}/{wanted.plan.trials}] {line}")
+            commentary.say(f"[{done}/{wanted.plan.trials}] {line}")
 
         record = HyperparameterSearch(folder, wanted, record, allocation, follow, seconds_left(os.environ)).run()
     if json:
@@ -69,7 +70,7 @@ def search(
                 for name, value in zip(record.objectives, record.trial(number).values, strict=True)
             )
             put(f"{told}: {command}")
-    say(f"next: {typed('report', folder, '--out', folder / 'report')}")
+    commentary.say(f"next: {typed('report', folder, '--out', folder / 'report')}")
     if not record.front:
         failed = [trial for trial in record.trials if trial.message]
         why = f"; trial {failed[0].number}: {failed[0].message}" if failed else ""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 import os
 from collections.abc import Mapping
 from pathlib import Path
@@ -10,12 +11,19 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from hpcdl.cli.options import JsonFlag, MachineFlag, NetworkFlag, SetFlag, say_settings_of_files, takes_settings
-from hpcdl.cli.output import print_json, print_table, put, say
+from hpcdl.cli.options import (
+    JsonFlag,
+    MachineFlag,
+    NetworkFlag,
+    QuietFlag,
+    SetFlag,
+    say_settings_of_files,
+    takes_settings,
+)
+from hpcdl.cli.output import Commentary, print_json, print_table, put, say
 from hpcdl.config.study import Study, StudyConfig, load_study
 from hpcdl.core.errors import HpcdlError, UsageError
 from hpcdl.core.paths import typed
-from hpcdl.core.progress import progress
 from hpcdl.core.units import format_seconds, format_seconds_interval
 
 if TYPE_CHECKING:
@@ -84,6 +92,7 @@ def sweep(
     axis: Axis = None,
     zip_: Zip = None,
     set_: SetFlag = None,
+    quiet: QuietFlag = False,
     json: JsonFlag = False,
 ) -> None:
     """Run a study: a matrix of repeated runs.
@@ -111,25 +120,27 @@ def sweep(
     if dry_run:
         _show_plan(wanted, plan, state, run_plan, json)
         return
+    commentary = Commentary(quiet=quiet)
     for line in (*plan.told, *plan.left_out):
-        say(line)
-    _run(folder, wanted, plan, state, json)
+        commentary.say(line)
+    _run(folder, wanted, plan, state, commentary, json)
 
 
-def _run(folder: Path, study: Study, plan: StudyRuns, state: StudyState, json: bool) -> None:
+def _run(folder: Path, study: Study, plan: StudyRuns, state: StudyState, commentary: Commentary, json: bool) -> None:
     from hpcdl.cluster.launchers.base import seconds_left
     from hpcdl.study.allocation import find_allocation
     from hpcdl.study.sweep import Sweep, raise_for
 
     allocation = find_allocation(os.environ, plan.node_counts)
-    with progress(study.name, len(plan.runs)) as bar:
-        sweep = Sweep(folder, study, plan, state, allocation, lambda news: _follow(bar, news), seconds_left(os.environ))
+    with commentary.progress(study.name, len(plan.runs)) as bar:
+        follow = functools.partial(_follow, bar, commentary)
+        sweep = Sweep(folder, study, plan, state, allocation, follow, seconds_left(os.environ))
         state = sweep.run()
     if json:
         print_json({"folder": str(folder), **dataclasses.asdict(state)})
     else:
         put(f"{folder}: {state.count('finished')} of {len(state.runs)} runs finished")
-    say(f"next: {typed('report', folder, '--out', folder / 'report')}")
+    commentary.say(f"next: {typed('report', folder, '--out', folder / 'report')}")
     raise_for(state, folder)
 
 
@@ -165,11 +176,11 @@ def _submit(
     say(f"next: hpcdl jobs; when they have ended, {report}" if left else f"next: {report}")
 
 
-def _follow(bar: Any, news: News) -> None:
+def _follow(bar: Any, commentary: Commentary, news: News) -> None:
     done = news.state.count("finished") + news.state.count("failed")
     bar.update(done, f"{done} of {len(news.state.runs)}  {' '.join(news.running)}")
     if news.line:
-        say(f"[{done}/{len(news.state.runs)}] {news.line}")
+        commentary.say(f"[{done}/{len(news.state.runs)}] {news.line}")
 
 
 def _show_plan(study: Study, plan: StudyRuns, state: StudyState, run_plan: Any, json: bool) -> None:

@@ -8,8 +8,8 @@ from typing import Annotated
 
 import typer
 
-from hpcdl.cli.options import JsonFlag, TrustFlag
-from hpcdl.cli.output import print_json, put, say
+from hpcdl.cli.options import JsonFlag, QuietFlag, TrustFlag
+from hpcdl.cli.output import Commentary, print_json, put, say
 from hpcdl.core.paths import typed
 
 RunArgument = Annotated[Path, typer.Argument(metavar="RUN", help="Folder of a run.")]
@@ -32,6 +32,7 @@ def evaluate(
     run: RunArgument,
     data: Annotated[str, typer.Option("--data", metavar="DIR", help="Folder made by `hpcdl shard`.")],
     split: Annotated[str | None, typer.Option("--split", help="Part of it: test, else val, else train.")] = None,
+    quiet: QuietFlag = False,
     json: JsonFlag = False,
     trust: TrustFlag = False,
 ) -> None:
@@ -52,7 +53,7 @@ def evaluate(
         return
     metrics = ", ".join(f"{metric} {value:.4f}" for metric, value in result.metrics.items())
     put(f"{name}: loss {result.loss:.4f}, {metrics} on {result.num_samples} samples")
-    say(f"next: {typed('export', run, '--to', 'keras', 'DIR')}")
+    Commentary(quiet=quiet).say(f"next: {typed('export', run, '--to', 'keras', 'DIR')}")
 
 
 def export(

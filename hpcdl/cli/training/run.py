@@ -9,8 +9,8 @@ from typing import Annotated, Any
 import typer
 
 from hpcdl.cli.groups import GroupedCommand
-from hpcdl.cli.options import ConfigFlag, SetFlag, TrustFlag, resolved, takes_settings
-from hpcdl.cli.output import put, say
+from hpcdl.cli.options import ConfigFlag, QuietFlag, SetFlag, TrustFlag, resolved, takes_settings
+from hpcdl.cli.output import Commentary, put, say
 from hpcdl.config.load import Layer
 from hpcdl.config.schema import ScriptConfig
 from hpcdl.core.errors import UsageError
@@ -41,6 +41,7 @@ def run(
     check: Annotated[bool, typer.Option("--check", help="Read SCRIPT and run nothing.")] = False,
     config: ConfigFlag = None,
     set_: SetFlag = None,
+    quiet: QuietFlag = False,
     trust: TrustFlag = False,
 ) -> None:
     """Run your own script on one rank or on many.
@@ -64,7 +65,10 @@ def run(
             raise UsageError(f"--prefix: {place.launcher} prints what ranks say; use its own (srun -l, mpiexec -l)")
         launch.run_inside(settings, words, place, undistributed=undistributed)
         return
-    run_dir, record = launch.run_script(settings, words, prefixed=prefix, undistributed=undistributed, say=say)
+    commentary = Commentary(quiet=quiet)
+    run_dir, record = launch.run_script(
+        settings, words, prefixed=prefix, undistributed=undistributed, say=commentary.say
+    )
     rate = f"; {format_rate(record.images_per_second, record.counted)}" if record.images_per_second else ""
     for warning in record.warnings:
         say(f"warning: {warning}")

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Self
 import typer
 
 from hpcdl.cli.groups import GroupedCommand
-from hpcdl.cli.options import ConfigFlag, JsonFlag, SetFlag, TrustFlag, resolved, takes_settings
+from hpcdl.cli.options import ConfigFlag, JsonFlag, QuietFlag, SetFlag, TrustFlag, resolved, takes_settings
 from hpcdl.cli.output import print_json, put, say
 from hpcdl.config.load import Layer
 from hpcdl.config.schema import TrainConfig
@@ -24,9 +24,6 @@ if TYPE_CHECKING:
     from hpcdl.core.records import RunRecord
 
 
-Quiet = Annotated[
-    bool, typer.Option("--quiet", "-q", help="Print the result, warnings and errors; no progress, no epochs.")
-]
 DryRun = Annotated[
     bool, typer.Option("--dry-run", help="Check settings, model and data, and print the plan; start nothing.")
 ]
@@ -46,7 +43,7 @@ def train(
     dry_run: DryRun = False,
     json: JsonFlag = False,
     trust: TrustFlag = False,
-    quiet: Quiet = False,
+    quiet: QuietFlag = False,
 ) -> None:
     """Train a network on one rank or on many.
 

@@ -22,6 +22,7 @@ GUARDS = (
     "remove_file", "remove_folder", "remove_content", "remove_private", "sweep", "move", "move_over", "cut",
     "rewrite", "creating", "replacing", "writing_output", "touch", "write_bytes", "write_text", "write_json",
     "write_toml", "write_output", "private_folder", "remove_marked", "sweep_marked", "remove_empty", "keep_others",
+    "remove_output",
 )  # fmt: skip
 """Functions of core/disk.py that remove or replace, and those of core/files.py that go through them."""
 _OS = {"remove", "unlink", "rename", "renames", "replace", "rmdir", "removedirs", "truncate", "ftruncate", "link",
@@ -147,14 +148,19 @@ def _guard(call: ast.Call, imported: set[str]) -> str:
 
 
 def table() -> str:
-    """The places by file, with the guard of each call in the words of its docstring."""
-    lines = ["| file | function | by | what guards it |", "|---|---|---|---|"]
+    """What guards each call, in the words of its docstring, and the places by file."""
+    places: dict[str, dict[str, set[str]]] = {}
     for path in sources():
         if str(path.relative_to(REPOSITORY)) not in (HOME, "hpcdl/core/files.py"):
-            lines += [
-                f"| {place.file} | `{place.function}` | `{place.call}` | {GUARD_WORDS[place.call]} |"
-                for place in sorted(set(guarded(path)))
-            ]
+            for place in guarded(path):
+                places.setdefault(place.call, {}).setdefault(place.file, set()).add(place.function)
+    lines = ["| by | what guards it | where |", "|---|---|---|"]
+    for call, files in sorted(places.items()):
+        where = "; ".join(
+            f"{file.removeprefix('hpcdl/')} {' '.join(f'`{name}`' for name in sorted(functions))}"
+            for file, functions in sorted(files.items())
+        )
+        lines.append(f"| `{call}` | {GUARD_WORDS[call]} | {where} |")
     return "\n".join(lines) + "\n"
 
 
@@ -171,6 +177,7 @@ GUARD_WORDS = {
     "remove_file": "a plain file of this user's under a name of hpcdl's, never a link",
     "remove_folder": "every path in it fits what hpcdl writes there, none is a link; else all stays",
     "remove_marked": "a folder with the installer's install.json or .hpcdl-unfinished in it, or empty; never a link",
+    "remove_output": "only as hpcdl wrote it there and nobody has changed it (by digest), named by an earlier report",
     "remove_private": "a folder that only this user can enter, under hpcdl's prefix, whose process is over",
     "replacing": "a new file in a private folder, renamed over the one that hpcdl keeps under this name",
     "rewrite": "a plain file that hpcdl keeps under this name, opened without following a link",
@@ -192,4 +199,4 @@ def page() -> str:
 if __name__ == "__main__":
     assert all(hasattr(disk, name.partition(".")[0]) or name.startswith("write_") for name in GUARD_WORDS)
     PAGE.write_text(page())
-    sys.stdout.write(f"{PAGE}: {table().count(chr(10)) - 2} places\n")
+    sys.stdout.write(f"{PAGE}: {table().count(chr(10)) - 2} calls\n")

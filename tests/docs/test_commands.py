@@ -76,7 +76,7 @@ def parse(arguments: list[str]) -> None:
             if name == "submit" and inner:
                 parse([word for word in inner if word != "hpcdl"])
             return
-        rest = [*context._protected_args, *context.args] if hasattr(context, "_protected_args") else context.args
+        _, rest, _ = command.make_parser(context).parse_args(list(arguments))
         name, command, arguments = command.resolve_command(context, rest)
 
 

@@ -111,7 +111,8 @@ def _check_words(command: list[str]) -> None:
             context = parser.make_context(name, list(words), parent=context)
             if not getattr(parser, "commands", None):
                 return
-            name, parser, words = parser.resolve_command(context, [*context._protected_args, *context.args])
+            _, rest, _ = parser.make_parser(context).parse_args(list(words))
+            name, parser, words = parser.resolve_command(context, rest)
     except Exception as error:
         said = getattr(error, "format_message", None)  # typer's own errors
         if said is None:

@@ -591,10 +591,23 @@ def check_output(path: Path) -> None:
         raise UsageError(f"cannot write {path}: {error.filename}: {error.strerror}; choose another place") from error
     if not path.is_symlink() and not path.exists():
         return
-    if not path.is_symlink() and path.is_file() and _digest(path) in _written_as(path):
+    if is_output(path):
         return
     what = "is a folder" if path.is_dir() else "exists, and is not a file that hpcdl wrote and nobody changed"
     raise UsageError(f"{path} {what}; move it away, or choose another name")
+
+
+def is_output(path: Path) -> bool:
+    """Whether `path` is a plain file as hpcdl has written it where the user said, and nobody has changed it."""
+    return not path.is_symlink() and path.is_file() and _digest(path) in _written_as(path)
+
+
+def remove_output(path: Path) -> bool:
+    """Remove a file where the user said, only as hpcdl wrote it there and nobody changed it (its digest is noted).
+
+    Anything else stays. Whether it is gone now.
+    """
+    return is_output(path) and remove_file(path)
 
 
 def check_outputs(paths: Iterable[Path]) -> None:

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import dataclasses
 from pathlib import Path
 
 import pytest
 
 from hpcdl.report.analysis.analyse import analyse
+from hpcdl.report.analysis.settings import default_of
 from hpcdl.report.compose.build import compose, render
 from hpcdl.report.runs.anonymous import anonymised
 from hpcdl.report.runs.run import machine_name
@@ -37,6 +39,19 @@ def test_nothing_that_names_people_or_places_is_left(tmp_path: Path, capsys: pyt
     for secret in SECRETS:
         assert not [text for text in texts if secret in text], secret
     assert any("machine 1" in text for text in texts)
+
+
+def test_settings_are_not_invented_and_a_data_set_keeps_its_name() -> None:
+    """What a run has by default, or leaves empty, stays so; a data set is hidden where that is asked for."""
+    records = [make_record(n, 100.0 * n, data="digits") for n in (1, 2)]
+    config = {"metrics": "", "trace": default_of("trace"), "schedule": "constant", "inject": "kill:rank=1@host=secret"}
+    runs = tuple(
+        dataclasses.replace(as_run(record, f"run{number}"), config=config) for number, record in enumerate(records)
+    )
+    plain = anonymised(Gathered(runs=runs)).runs[0]
+    assert plain.config == {**config, "inject": "(withheld) 1"}
+    assert plain.data == "digits"
+    assert anonymised(Gathered(runs=runs), hide_data=True).runs[0].data == "data 1"
 
 
 def test_hosts_of_one_machine_are_one_machine() -> None:

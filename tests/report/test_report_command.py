@@ -28,6 +28,7 @@ def test_a_study_becomes_all_files(ask_hpcdl: CommandLine, study: Path, tmp_path
         "report.md",
         "report.json",
         "scaling.csv",
+        ".hpcdl-report.json",
         "tables",
         "figures",
     }

@@ -112,3 +112,23 @@ def test_what_is_no_width_is_refused(ask_hpcdl: CommandLine, tmp_path: Path, wid
 def test_a_width_needs_figures(ask_hpcdl: CommandLine, tmp_path: Path) -> None:
     refused = ask_hpcdl(["report", STUDY, "--out", tmp_path / "out", "--figure-width", "one"])
     assert refused.code == 2 and "add --figures" in refused.err
+
+
+def test_a_report_written_again_leaves_nothing_of_the_earlier_one(ask_hpcdl: CommandLine, tmp_path: Path) -> None:
+    """Files that the earlier listing names go; what somebody changed or added stays, and so does what it does not."""
+    out, all_runs = tmp_path / "out", sorted((STUDY / "runs").iterdir())
+    ring = [str(path) for path in all_runs if "ring-1w" in path.name]
+    assert ask_hpcdl(["report", str(STUDY), "--out", str(out), "--format", "md,csv"]).code == 0
+    earlier = {str(path.relative_to(out)) for path in out.rglob("*") if path.is_file()}
+    assert {"report.md", "figures/time-lost.svg", "tables/strategies-verdicts.csv"} <= earlier
+    (out / "figures" / "mine.svg").write_text("mine")
+    (out / "tables" / "strategies-verdicts.csv").write_text("changed")
+    again = ask_hpcdl(["report", *ring, "--out", str(out), "--format", "csv"])
+    assert again.code == 0, again.err
+    left = {str(path.relative_to(out)) for path in out.rglob("*") if path.is_file()}
+    assert left & {"report.md", "figures/time-lost.svg"} == set()
+    assert {"figures/mine.svg", "tables/strategies-verdicts.csv"} <= left
+    assert "tables/time-seconds-of-a-step.csv" in left
+    (out / ".hpcdl-report.json").write_text('{"files": ["figures/mine.svg"]}')
+    refused = ask_hpcdl(["report", *ring, "--out", str(out), "--format", "csv"])
+    assert refused.code == 2 and ".hpcdl-report.json" in refused.err and (out / "figures" / "mine.svg").exists()

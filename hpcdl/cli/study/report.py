@@ -47,6 +47,7 @@ Compare = Annotated[
     str, typer.Option("--compare", metavar="KEY", help="Compare machine, processor, version or a setting's values.")
 ]
 Anonymous = Annotated[bool, typer.Option("--anonymous", help="Leave out hosts, users and paths.")]
+HideData = Annotated[bool, typer.Option("--anonymous-data", help="With --anonymous: leave out data sets' names too.")]
 Figures = Annotated[bool, typer.Option("--figures", help="Also write each figure as PNG and PDF.")]
 FigureWidth = Annotated[
     str | None,
@@ -79,6 +80,7 @@ def report(
     base: Base = "",
     compare: Compare = "",
     anonymous: Anonymous = False,
+    anonymous_data: HideData = False,
     figures: Figures = False,
     figure_width: FigureWidth = None,
     link: Link = None,
@@ -101,11 +103,15 @@ def report(
     if not runs and not tunings and not searches and imported is None:
         raise UsageError("no runs named; type hpcdl report RUN... or hpcdl report --import csv FILE")
     _check_regression(fail_on_regression, baseline)
+    if anonymous_data and not anonymous:
+        raise UsageError("--anonymous-data goes with --anonymous; give both")
     inches = _inches(figure_width, figures)
     folder = _folder(out, runs, chosen)
     with uncollected():
-        gathered = _gather(runs, imported, anonymous, walks)
-        before = None if baseline is None else _gather([baseline], None, anonymous, {})
+        gathered = _gather(runs, imported, walks, anonymous=anonymous, hide_data=anonymous_data)
+        before = (
+            None if baseline is None else _gather([baseline], None, {}, anonymous=anonymous, hide_data=anonymous_data)
+        )
         gathered, before = kept_apart(gathered, before)
         traced = _traced(gathered, anonymous)
         analysis = analyse(
@@ -212,13 +218,18 @@ def _formats(formats: str, as_json: bool) -> list[str]:
 
 
 def _gather(
-    runs: list[Path], imported: tuple[str, Path] | None, anonymous: bool, walks: Mapping[Path, Walk]
+    runs: list[Path],
+    imported: tuple[str, Path] | None,
+    walks: Mapping[Path, Walk],
+    *,
+    anonymous: bool,
+    hide_data: bool,
 ) -> Gathered:
     from hpcdl.report.runs.anonymous import anonymised
     from hpcdl.report.runs.csv_import import gather_with
 
     found = gather_with(runs, imported, progress("reading records", 1), walks)
-    return anonymised(found) if anonymous else found
+    return anonymised(found, hide_data=hide_data) if anonymous else found
 
 
 def _traced(gathered: Gathered, anonymous: bool) -> list[TracedRun]:

@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import dataclasses
 import itertools
+import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from hpcdl import __version__
-from hpcdl.core.disk import check_outputs, make_output_folder
+from hpcdl.core.disk import check_outputs, is_output, make_output_folder, remove_empty, remove_output
 from hpcdl.core.errors import UsageError
-from hpcdl.core.files import without_infinities
+from hpcdl.core.files import json_text, read_json, without_infinities, write_output
 from hpcdl.core.palette import CURVES
 from hpcdl.core.progress import NullProgress, Progress
 from hpcdl.core.units import listed
@@ -28,6 +29,8 @@ SCHEMA = "hpcdl.report/1"
 _LATE = ("html", "terminal")
 PAGES = {"html": "report.html", "md": "report.md", "csv": "scaling.csv", "json": "report.json"}
 """Form -> its file; figures and tables come beside them."""
+LISTING = ".hpcdl-report.json"
+"""Names the files of the report that a folder holds, for the next one that is written there."""
 _TABLES = (("csv", "csv"), ("latex", "tex"))
 """Form and ending of the files in tables/."""
 
@@ -102,7 +105,7 @@ def render(
     """Write the document into `folder` in each of `formats` (names in RENDERERS).
 
     `figure_inches` is the width of PNG and PDF. The page comes after the other files, because the drawings are in it;
-    the terminal's is printed last.
+    the terminal's is printed last. What an earlier report left in the folder goes, as far as its listing names it.
     Returns the files, in the order in which they were written.
     """
     check_place(folder, formats)
@@ -130,14 +133,35 @@ def render(
         ]
     for name in late:
         paths += RENDERERS.load(name)(document, folder, drawings)
+    if paths:
+        _replace_listing(folder, paths)
     return paths
+
+
+def _replace_listing(folder: Path, paths: Sequence[Path]) -> None:
+    """Remove the files that an earlier report listed and this one has not written, and list those of this one.
+
+    A file that somebody has changed stays, and so does everything where the listing itself is not as hpcdl wrote it.
+    """
+    written, listing = {str(path.relative_to(folder)) for path in paths}, folder / LISTING
+    earlier = read_json(listing).get("files", []) if is_output(listing) else []
+    for name in earlier:
+        if isinstance(name, str) and _OWN_NAME.fullmatch(name) and name not in written:
+            remove_output(folder / name)
+    for inner in {str(Path(name).parent) for name in earlier if isinstance(name, str)} & {"figures", "tables"}:
+        remove_empty(folder / inner)
+    write_output(listing, json_text({"files": sorted(written)}))
+
+
+_OWN_NAME = re.compile(r"report\.\w+|scaling\.csv|(?:figures|tables)/[\w.-]+\.(?:svg|png|pdf|csv|tex)")
 
 
 def check_place(folder: Path, formats: Sequence[str]) -> None:
     """UsageError where a report in these forms would write over what is not hpcdl's."""
     if folder.exists() and not folder.is_dir():
         raise UsageError(f"--out {folder} is a file; name a folder")
-    check_outputs(folder / name for form, name in PAGES.items() if form in formats)
+    pages = [name for form, name in PAGES.items() if form in formats]
+    check_outputs(folder / name for name in (*pages, *([LISTING] if pages else [])))
 
 
 def _drawn(figures: Sequence[Figure], bar: Progress) -> dict[str, str]:

@@ -6,6 +6,8 @@ import dataclasses
 import re
 from collections.abc import Callable, Mapping, Sequence
 
+from hpcdl.config.load import settings_by_key
+from hpcdl.config.schema import TrainConfig
 from hpcdl.report.runs.run import Run
 from hpcdl.report.runs.searches import SearchRecord
 from hpcdl.report.runs.sources import Gathered
@@ -15,15 +17,19 @@ from hpcdl.report.runs.tunings import TunedNode
 WITHHELD = "(withheld)"
 _VERSION = re.compile(r"[\w .+()-]{1,60}")
 _SYNTHETIC = "synthetic:"
+_DEFAULTS = {key: str(item.default) for key, item in settings_by_key(TrainConfig).items()}
 
 
-def anonymised(gathered: Gathered) -> Gathered:
-    """The same measurements under neutral names; free text is withheld, for it may name people and places."""
+def anonymised(gathered: Gathered, *, hide_data: bool = False) -> Gathered:
+    """The same measurements under neutral names; free text is withheld, for it may name people and places.
+
+    A data set keeps its name, which says what was learnt, unless it is a path or `hide_data`.
+    """
     machine = _numbered("machine", gathered.runs, lambda run: run.machine)
-    data = _numbered("data", gathered.runs, lambda run: "" if run.data.startswith(_SYNTHETIC) else run.data)
+    data = _numbered("data", gathered.runs, lambda run: run.data if hide_data or _is_place(run.data) else "")
     profile = _numbered("profile", gathered.runs, lambda run: run.profile)
-    told = {value for run in gathered.runs for value in run.config.values() if not _VERSION.fullmatch(value)}
-    values = {value: f"value {number}" for number, value in enumerate(sorted(told), start=1)}
+    told = {value for run in gathered.runs for name, value in run.config.items() if not _is_harmless(name, value)}
+    values = {value: f"{WITHHELD} {number}" for number, value in enumerate(sorted(told), start=1)}
     model = _numbered("model", gathered.runs, lambda run: run.model if _is_path(run.model) else "")
     return Gathered(
         runs=tuple(
@@ -100,6 +106,15 @@ def _numbered(word: str, runs: Sequence[Run], value: Callable[[Run], str]) -> di
     """A neutral name for each different value, in order of appearance."""
     found = [name for name in dict.fromkeys(value(run) for run in runs) if name]
     return {name: f"{word} {number}" for number, name in enumerate(found, start=1)}
+
+
+def _is_harmless(key: str, value: str) -> bool:
+    """Whether a setting says nothing of people and places: its default, nothing at all, or plain words."""
+    return value == "" or value == _DEFAULTS.get(key) or _VERSION.fullmatch(value) is not None
+
+
+def _is_place(data: str) -> bool:
+    return _is_path(data) and not data.startswith(_SYNTHETIC)
 
 
 def _is_path(model: str) -> bool:
